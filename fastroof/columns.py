@@ -1,0 +1,179 @@
+"""Names, units and dtypes of every table and result column, in one place.
+
+A measured table is tidy: one row a measured point. ``keys`` name the kernel (a table of one key is
+packed together), ``axes`` are the sizes that are interpolated along, ``latency_us`` is the truth.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+__all__ = [
+    "OPERATORS",
+    "ORIGINS",
+    "ORIGIN_BORROWED",
+    "ORIGIN_EXTRAPOLATED",
+    "ORIGIN_INTERPOLATED",
+    "ORIGIN_MEASURED",
+    "ORIGIN_MODELLED",
+    "SPREAD_COLUMNS",
+    "Column",
+    "OperatorSchema",
+]
+
+Kind = Literal["int", "float", "text"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its name, how it is stored, its unit and what it means."""
+
+    name: str
+    kind: Kind
+    unit: str
+    meaning: str
+    minimum: int = 1
+    """Least value of an int column; a float column must be above zero, or at least this if it is 0."""
+
+
+@dataclass(frozen=True)
+class OperatorSchema:
+    """The columns of one operator's table.
+
+    Attributes
+    ----------
+    operator : str
+        Name of the operator and of its file, ``<operator>.parquet`` or ``.csv``.
+    keys : tuple of Column
+        What names the kernel: dtype, head shape, number of GPUs.
+    axes : tuple of Column
+        The sizes a kernel was measured at, integers of at least 1.
+    """
+
+    operator: str
+    keys: tuple[Column, ...]
+    axes: tuple[Column, ...]
+
+    @property
+    def required(self) -> tuple[Column, ...]:
+        """Every column a table must have: keys, axes and the latency."""
+        return (*self.keys, *self.axes, LATENCY)
+
+
+LATENCY: Final = Column("latency_us", "float", "us", "measured latency of one call")
+GPU: Final = Column("gpu", "text", "", "GPU that the row was measured on")
+KERNEL: Final = Column("kernel", "text", "", "kernel or library that was measured")
+PROVIDER: Final = Column("provider", "text", "", "what launched the kernel")
+
+SPREAD_COLUMNS: Final = (
+    Column("p25_us", "float", "us", "first quartile of the replays"),
+    Column("p75_us", "float", "us", "third quartile of the replays"),
+    Column("min_us", "float", "us", "fastest replay"),
+    Column("num_replays", "int", "", "timed replays behind the latency"),
+)
+OPTIONAL_COLUMNS: Final = (GPU, KERNEL, PROVIDER, *SPREAD_COLUMNS)
+
+_DTYPE = Column("dtype", "text", "", "dtype of weights and activations: bf16, fp8, fp8_block")
+_KV_DTYPE = Column("kv_dtype", "text", "", "dtype of the KV cache; attention computes in bf16")
+_HEADS = (
+    Column("num_q_heads", "int", "", "query heads on one GPU"),
+    Column("num_kv_heads", "int", "", "KV heads on one GPU"),
+    Column("head_dim", "int", "", "width of one head"),
+    Column("window", "int", "tokens", "sliding window, 0 for full attention", 0),
+)
+_BATCH = Column("batch_size", "int", "sequences", "sequences in the call")
+_MESSAGE = Column("message_bytes", "int", "B", "bytes each GPU contributes")
+
+OPERATORS: Final[dict[str, OperatorSchema]] = {
+    s.operator: s
+    for s in (
+        OperatorSchema(
+            "gemm",
+            (_DTYPE,),
+            (
+                Column("m", "int", "tokens", "rows of the activations"),
+                Column("n", "int", "", "outputs"),
+                Column("k", "int", "", "inputs"),
+            ),
+        ),
+        OperatorSchema(
+            "attention_prefill",
+            (_KV_DTYPE, *_HEADS),
+            (
+                _BATCH,
+                Column("q_len", "int", "tokens", "new tokens of each sequence"),
+                Column("kv_len", "int", "tokens", "tokens attended to: prefix plus q_len"),
+            ),
+        ),
+        OperatorSchema(
+            "attention_decode",
+            (_KV_DTYPE, *_HEADS),
+            (_BATCH, Column("kv_len", "int", "tokens", "tokens attended to, the new one included")),
+        ),
+        OperatorSchema(
+            "moe",
+            (
+                _DTYPE,
+                Column("hidden", "int", "", "model width"),
+                Column("intermediate", "int", "", "width of one expert, before moe_tp"),
+                Column("topk", "int", "", "experts a token is routed to"),
+                Column("num_experts", "int", "", "experts of the layer, before moe_ep"),
+                Column("moe_tp", "int", "", "tensor-parallel size inside an expert"),
+                Column("moe_ep", "int", "", "expert-parallel size"),
+                Column("distribution", "text", "", "how tokens spread over experts"),
+            ),
+            (Column("num_tokens", "int", "tokens", "tokens entering the layer"),),
+        ),
+        OperatorSchema(
+            "allreduce",
+            (
+                _DTYPE,
+                Column("num_gpus", "int", "", "GPUs in the group"),
+                Column("mode", "text", "", "graph (CUDA graph replay), eager, or nccl"),
+            ),
+            (_MESSAGE,),
+        ),
+        OperatorSchema(
+            "collective",
+            (
+                _DTYPE,
+                Column("collective", "text", "", "all_gather, reduce_scatter or alltoall"),
+                Column("num_gpus", "int", "", "GPUs in the group"),
+            ),
+            (_MESSAGE,),
+        ),
+        OperatorSchema(
+            "elementwise",
+            (Column("kind", "text", "", "rmsnorm, rope, silu_and_mul, kv_write, fp8_quantise, copy"),),
+            (
+                Column("m", "int", "tokens", "rows"),
+                Column("width", "int", "", "elements a row"),
+                Column("io_bytes", "int", "B", "compulsory bytes read and written"),
+            ),
+        ),
+        OperatorSchema(
+            "mla_prefill",
+            (_DTYPE, Column("num_q_heads", "int", "", "query heads on one GPU"),
+             Column("nope_dim", "int", "", "head width without rotary part"),
+             Column("rope_dim", "int", "", "rotary head width")),
+            (Column("q_len", "int", "tokens", "new tokens of the sequence"),),
+        ),
+        OperatorSchema(
+            "mla_decode",
+            (_KV_DTYPE, Column("num_q_heads", "int", "", "query heads on one GPU"),
+             Column("kv_lora_rank", "int", "", "width of the compressed KV"),
+             Column("rope_dim", "int", "", "rotary head width")),
+            (_BATCH, Column("kv_len", "int", "tokens", "tokens attended to")),
+        ),
+    )
+}  # fmt: skip
+"""Schema of each operator's table, by operator name."""
+
+ORIGIN_MEASURED: Final = 0
+ORIGIN_INTERPOLATED: Final = 1
+ORIGIN_EXTRAPOLATED: Final = 2
+ORIGIN_BORROWED: Final = 3
+ORIGIN_MODELLED: Final = 4
+ORIGINS: Final = ("measured", "interpolated", "extrapolated", "borrowed", "modelled")
+"""Meaning of the origin codes 0 to 4; of several parts a result carries the largest."""

@@ -1,0 +1,61 @@
+"""The errors fastroof raises: each says what was given and what would do."""
+
+from __future__ import annotations
+
+__all__ = [
+    "BatchError",
+    "FastroofError",
+    "GpuError",
+    "LookupInputError",
+    "MissingTableError",
+    "ModelError",
+    "PlanError",
+    "PlanRangeError",
+    "SweepError",
+    "TableError",
+    "UnsupportedModelError",
+]
+
+
+class FastroofError(ValueError):
+    """Base of every error that fastroof raises on purpose."""
+
+
+class TableError(FastroofError):
+    """A measured table cannot be read or must not be used."""
+
+
+class MissingTableError(TableError):
+    """No measured table serves the operator, dtype or shape that was asked for."""
+
+
+class LookupInputError(FastroofError):
+    """An argument of a lookup is not a size that a kernel can have."""
+
+
+class GpuError(FastroofError):
+    """A GPU is unknown or its gpu.toml is wrong."""
+
+
+class ModelError(FastroofError):
+    """A model is unknown or its config.json is wrong."""
+
+
+class UnsupportedModelError(ModelError):
+    """The model's architecture needs operators that a plan does not have yet."""
+
+
+class PlanError(FastroofError):
+    """A model, a GPU and tables cannot be compiled into a plan."""
+
+
+class PlanRangeError(PlanError):
+    """A step is larger than the plan was compiled for."""
+
+
+class BatchError(FastroofError):
+    """A batch of steps is malformed."""
+
+
+class SweepError(FastroofError):
+    """A sweep's spec or output is wrong."""
