@@ -1,0 +1,273 @@
+"""GPUs: the facts of a card, read from ``bench_data/<gpu>/gpu.toml``.
+
+The file has ``title``, ``source``, ``num_sms``, optionally ``name`` (else the folder's), ``aliases`` and
+``l2_mib``, and three tables: ``[peak_tflops]``, dense, by dtype, ``bf16`` at least; ``[memory]`` with
+``hbm_tb_per_s`` and ``hbm_gib``; ``[links]`` with ``nvlink_gb_per_s`` or ``pcie_gb_per_s``, each way.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from fastroof.config.paths import bench_data_root
+from fastroof.errors import GpuError
+from fastroof.units import GB, GIB, MIB, PEAK_DTYPE, TB, TFLOP
+
+__all__ = ["GpuSpec", "gpu_names", "load_gpu"]
+
+GPU_FILE = "gpu.toml"
+
+
+@dataclass(frozen=True)
+class GpuSpec:
+    """The datasheet facts of one GPU.
+
+    Attributes
+    ----------
+    name : str
+        Folder name under bench_data: ``"h100"``.
+    title : str
+        Name a person reads: ``"NVIDIA H100 SXM"``.
+    aliases : tuple of str
+        Other names :func:`load_gpu` accepts.
+    peak_flops_per_s : mapping of str to float
+        Dense peak by dtype, FLOP/s; a dtype the card has no units for is absent.
+    hbm_bytes_per_s, hbm_bytes : float, int
+        Memory bandwidth (B/s) and capacity (B).
+    nvlink_bytes_per_s : float
+        Bandwidth to other GPUs each way, B/s; for cards without NVLink that of PCIe.
+    num_sms : int
+        Streaming multiprocessors.
+    l2_bytes : int
+        L2 cache, B; 0 where the source does not say.
+    source : str
+        Where the figures come from.
+    """
+
+    name: str
+    title: str
+    aliases: tuple[str, ...]
+    peak_flops_per_s: Mapping[str, float] = field(hash=False)
+    hbm_bytes_per_s: float
+    hbm_bytes: int
+    nvlink_bytes_per_s: float
+    num_sms: int
+    l2_bytes: int
+    source: str
+
+    def peak(self, dtype: str) -> float:
+        """Peak FLOP/s of the units that a kernel of ``dtype`` computes on.
+
+        Raises
+        ------
+        GpuError
+            If the card has no units for that dtype.
+        """
+        units = PEAK_DTYPE.get(dtype)
+        if units is None or units not in self.peak_flops_per_s:
+            have = ", ".join(sorted(self.peak_flops_per_s))
+            raise GpuError(f"{self.title} has no peak for dtype {dtype!r}; it has {have}")
+        return self.peak_flops_per_s[units]
+
+
+def gpu_names() -> list[str]:
+    """Return the GPUs that bench_data has a gpu.toml for, sorted.
+
+    Returns
+    -------
+    list of str
+        Folder names.
+
+    Examples
+    --------
+    >>> "h100" in gpu_names()
+    True
+    """
+    return sorted(path.parent.name for path in bench_data_root().glob(f"*/{GPU_FILE}"))
+
+
+def load_gpu(name_or_path: str | Path | Mapping[str, Any]) -> GpuSpec:
+    """Load the facts of one GPU.
+
+    Parameters
+    ----------
+    name_or_path : str, Path or mapping
+        A name out of :func:`gpu_names` or an alias of one, where case, spaces, hyphens and
+        underscores do not matter; the path of a gpu.toml or of the folder that holds it; or the
+        contents of a gpu.toml with the key ``name``. A name wins over a path of the same spelling.
+
+    Returns
+    -------
+    GpuSpec
+        In FLOP/s, B/s and B.
+
+    Raises
+    ------
+    GpuError
+        If the GPU is unknown, or its gpu.toml lacks a key, has one too many or a value that no
+        card can have.
+
+    Examples
+    --------
+    >>> load_gpu("H100-SXM").hbm_bytes_per_s
+    3350000000000.0
+    """
+    if isinstance(name_or_path, Mapping):
+        return _parse(name_or_path, "GPU description", None)
+    if not isinstance(name_or_path, str | Path):
+        raise GpuError(f"a GPU is a name, a path or a mapping, got {type(name_or_path).__name__}")
+    if isinstance(name_or_path, str) and (spec := _by_name(name_or_path)) is not None:
+        return spec
+    path = Path(name_or_path)
+    # os.path answers False where Path.is_dir raises: a name longer than a file name may be.
+    if name_or_path != "" and os.path.isdir(path):
+        path = path / GPU_FILE
+    if os.path.isfile(path):
+        return _read(path)
+    if isinstance(name_or_path, Path) or len(path.parts) > 1 or path.suffix == ".toml":
+        raise GpuError(f"{path} does not exist; give a {GPU_FILE}, its folder, or one of {_listed()}")
+    raise GpuError(_unknown(name_or_path))
+
+
+def _key(name: str) -> str:
+    """Spelling by which names are compared."""
+    return re.sub(r"[\s_-]+", "", name.casefold()).removeprefix("nvidia")
+
+
+def _listed() -> str:
+    return ", ".join(gpu_names())
+
+
+def _by_name(name: str) -> GpuSpec | None:
+    key = _key(name)
+    for folder in gpu_names():
+        if _key(folder) == key:
+            return _shipped(folder)
+    specs = [_shipped(folder) for folder in gpu_names()]
+    for spec in specs:
+        if key in {_key(alias) for alias in (spec.title, *spec.aliases)}:
+            return spec
+    for spec in specs:
+        rest = key.removeprefix(_key(spec.name))
+        if rest != key and re.search("pcie|nvl", rest):
+            raise GpuError(
+                f"unknown GPU {name!r}: {spec.name} is the SXM card ({spec.title}), no PCIe card is known; "
+                f"for one, give the path of its own {GPU_FILE}"
+            )
+    return None
+
+
+def _unknown(name: str) -> str:
+    specs = [_shipped(folder) for folder in gpu_names()]
+    spellings = {_key(alias): spec.name for spec in specs for alias in (spec.name, *spec.aliases)}
+    close = difflib.get_close_matches(_key(name), spellings, n=1, cutoff=0.5)
+    hint = f"; the closest is {spellings[close[0]]}" if close else ""
+    return f"unknown GPU {name!r}: bench_data has {_listed()}{hint}; or give the path of a {GPU_FILE}"
+
+
+def _shipped(folder: str) -> GpuSpec:
+    return _read(bench_data_root() / folder / GPU_FILE)
+
+
+def _read(path: Path) -> GpuSpec:
+    try:
+        with path.open("rb") as file:
+            data = tomllib.load(file)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise GpuError(f"{path} is not TOML: {error}") from error
+    except OSError as error:
+        raise GpuError(f"{path} cannot be read: {error.strerror}") from error
+    return _parse(data, str(path), path.resolve().parent.name)
+
+
+_TOP = ("title", "name", "aliases", "source", "num_sms", "l2_mib", "peak_tflops", "memory", "links")
+_MEMORY = ("hbm_tb_per_s", "hbm_gib")
+_LINKS = ("nvlink_gb_per_s", "pcie_gb_per_s")
+
+
+def _parse(data: Mapping[str, Any], where: str, folder: str | None) -> GpuSpec:
+    _known(data, _TOP, where, "")
+    peaks = _table(data, "peak_tflops", where)
+    memory = _table(data, "memory", where)
+    links = _table(data, "links", where)
+    _known(peaks, sorted(set(PEAK_DTYPE.values())), where, "peak_tflops.")
+    _known(memory, _MEMORY, where, "memory.")
+    _known(links, _LINKS, where, "links.")
+    if len(links) != 1:
+        got = ", ".join(links) or "none"
+        raise GpuError(f"{where}: links needs one of {' and '.join(_LINKS)}, got {got}")
+    if "bf16" not in peaks:
+        raise GpuError(f"{where}: key peak_tflops.bf16 is missing")
+    name = data.get("name", folder)
+    if name is None:
+        raise GpuError(f"{where}: key name is missing; a mapping has no folder to be named after")
+    num_sms = _amount(data, "num_sms", 1, where, "")
+    if not num_sms.is_integer():
+        raise GpuError(f"{where}: num_sms must be a whole number, got {data['num_sms']!r}")
+    return GpuSpec(
+        name=_text({"name": name}, "name", where),
+        title=_text(data, "title", where),
+        aliases=_aliases(data, where),
+        peak_flops_per_s={dtype: _amount(peaks, dtype, TFLOP, where, "peak_tflops.") for dtype in peaks},
+        hbm_bytes_per_s=_amount(memory, "hbm_tb_per_s", TB, where, "memory."),
+        hbm_bytes=round(_amount(memory, "hbm_gib", GIB, where, "memory.")),
+        nvlink_bytes_per_s=_amount(links, next(iter(links)), GB, where, "links."),
+        num_sms=int(num_sms),
+        l2_bytes=round(_amount(data, "l2_mib", MIB, where, "")) if "l2_mib" in data else 0,
+        source=_text(data, "source", where),
+    )
+
+
+def _known(table: Mapping[str, Any], known: tuple[str, ...] | list[str], where: str, prefix: str) -> None:
+    for key in table:
+        if key not in known:
+            close = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"; did you mean {prefix}{close[0]}?" if close else ""
+            raise GpuError(f"{where}: unknown key {prefix}{key}; known are {', '.join(known)}{hint}")
+
+
+def _value(table: Mapping[str, Any], key: str, where: str, prefix: str = "") -> Any:
+    if key not in table:
+        raise GpuError(f"{where}: key {prefix}{key} is missing")
+    return table[key]
+
+
+def _table(data: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
+    table = _value(data, key, where)
+    if not isinstance(table, Mapping):
+        raise GpuError(f"{where}: {key} must be a table, got {table!r}")
+    return table
+
+
+def _text(data: Mapping[str, Any], key: str, where: str) -> str:
+    text = _value(data, key, where)
+    if not isinstance(text, str) or not text.strip():
+        raise GpuError(f"{where}: {key} must be text, got {text!r}")
+    return text
+
+
+def _aliases(data: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    aliases = data.get("aliases", [])
+    if not isinstance(aliases, list | tuple) or not all(isinstance(a, str) and a.strip() for a in aliases):
+        raise GpuError(f"{where}: aliases must be a list of names, got {aliases!r}")
+    return tuple(aliases)
+
+
+def _amount(table: Mapping[str, Any], key: str, unit: float, where: str, prefix: str) -> float:
+    """Value of a key in base units, above zero."""
+    value = _value(table, key, where, prefix)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise GpuError(f"{where}: {prefix}{key} must be a number, got {value!r}")
+    if not (math.isfinite(value) and value > 0):
+        raise GpuError(f"{where}: {prefix}{key} must be above zero and finite, got {value!r}")
+    # In decimal, because 2.039 * 1e12 in float is not 2.039e12.
+    return float(Decimal(repr(value)) * Decimal(unit))

@@ -1,0 +1,261 @@
+"""GPU facts: the shipped gpu.toml files, how a GPU is named, and what a wrong gpu.toml is told."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastroof.config import GpuSpec, gpu_names, load_gpu
+from fastroof.config.paths import bench_data_root
+from fastroof.errors import GpuError
+
+SHARED = Path(__file__).resolve().parents[1] / ".." / "shared"
+
+VALID = """
+title = "Test card"
+aliases = ["test_sxm"]
+source = "made up"
+num_sms = 100
+l2_mib = 40
+
+[peak_tflops]
+bf16 = 100.5
+fp8 = 201
+
+[memory]
+hbm_tb_per_s = 2.039
+hbm_gib = 80
+
+[links]
+nvlink_gb_per_s = 450
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / "gpu.toml"
+    path.write_text(text)
+    return path
+
+
+def test_h100_has_the_figures_of_the_sxm_card() -> None:
+    h100 = load_gpu("h100")
+    assert h100.name == "h100"
+    assert h100.peak_flops_per_s == {"bf16": 989.5e12, "fp8": 1979e12, "int8": 1979e12}
+    assert h100.hbm_bytes_per_s == 3.35e12
+    assert h100.hbm_bytes == 80 * 2**30
+    assert h100.nvlink_bytes_per_s == 450e9
+    assert (h100.num_sms, h100.l2_bytes) == (132, 50 * 2**20)
+
+
+@pytest.mark.parametrize(
+    ("name", "bf16", "fp8", "bandwidth", "link", "sms"),
+    [
+        ("a100", 312e12, None, 2.039e12, 300e9, 108),
+        ("h200", 989.5e12, 1979e12, 4.8e12, 450e9, 132),
+        ("b200", 2250e12, 4500e12, 7.7e12, 900e9, 148),
+        ("l40s", 362.05e12, 733e12, 0.864e12, 32e9, 142),
+        ("gb200", 2500e12, 5000e12, 8e12, 900e9, 152),
+        ("h20", 148e12, 296e12, 4e12, 450e9, 78),
+        ("h800", 989.5e12, 1979e12, 3.35e12, 200e9, 132),
+    ],
+)
+def test_shipped_figures(
+    name: str, bf16: float, fp8: float | None, bandwidth: float, link: float, sms: int
+) -> None:
+    gpu = load_gpu(name)
+    assert gpu.peak_flops_per_s["bf16"] == bf16
+    assert gpu.peak_flops_per_s.get("fp8") == fp8
+    assert (gpu.hbm_bytes_per_s, gpu.nvlink_bytes_per_s, gpu.num_sms) == (bandwidth, link, sms)
+
+
+def test_memory_sizes_are_whole_mebibytes() -> None:
+    sizes = {name: load_gpu(name).hbm_bytes for name in gpu_names()}
+    assert sizes["h200"] == 141 * 2**30
+    assert sizes["gb200"] == 189471 * 2**20
+    assert sizes["l40s"] == 46068 * 2**20
+    assert all(isinstance(size, int) and size % 2**20 == 0 for size in sizes.values())
+
+
+def test_every_folder_is_named_as_its_file_says_and_no_spelling_is_taken_twice() -> None:
+    assert {"h100", "a100", "h200", "b200", "l40s", "gb200", "h20", "h800"} <= set(gpu_names())
+    assert gpu_names() == sorted(gpu_names())
+    taken: dict[str, str] = {}
+    for name in gpu_names():
+        gpu = load_gpu(name)
+        assert gpu.name == name
+        for alias in (name, *gpu.aliases):
+            spelling = alias.lower().replace("_", "").replace("-", "")
+            assert taken.setdefault(spelling, name) == name
+            assert load_gpu(alias) == gpu
+
+
+@pytest.mark.parametrize(
+    ("spelling", "name"),
+    [
+        ("h100_sxm", "h100"),
+        ("H100-SXM", "h100"),
+        ("h100-sxm5", "h100"),
+        ("H100", "h100"),
+        ("NVIDIA H100 SXM", "h100"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("A100-SXM", "a100"),
+        ("A100-80", "a100"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA L40S", "l40s"),
+        ("L40S-PCIe", "l40s"),
+        ("GB200 NVL72", "gb200"),
+        ("nvidia_h200", "h200"),
+    ],
+)
+def test_spelling_does_not_matter(spelling: str, name: str) -> None:
+    assert load_gpu(spelling).name == name
+
+
+@pytest.mark.parametrize("name", ["h100_pcie", "H100-PCIe", "NVIDIA H100 PCIe", "H100 NVL", "a100_pcie_80gb"])
+def test_a_pcie_card_is_not_the_sxm_card(name: str) -> None:
+    with pytest.raises(GpuError, match=r"(h100|a100) is the SXM card .*no PCIe card is known"):
+        load_gpu(name)
+
+
+def test_unknown_gpu_lists_what_exists_and_the_closest() -> None:
+    with pytest.raises(GpuError, match=r"unknown GPU 'h100x'.*a100, b200, gb200, h100.*closest is h100"):
+        load_gpu("h100x")
+    with pytest.raises(GpuError, match="unknown GPU 'mi300x'") as error:
+        load_gpu("mi300x")
+    assert "closest" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["", " ", "x" * 5000, "\0", "h100\n80"])
+def test_odd_names_are_gpu_errors(name: str) -> None:
+    with pytest.raises(GpuError, match="unknown GPU"):
+        load_gpu(name)
+
+
+@pytest.mark.parametrize("value", [None, 100, b"h100", ["h100"]])
+def test_what_is_no_name_is_a_gpu_error(value: Any) -> None:
+    with pytest.raises(GpuError, match="a name, a path or a mapping, got"):
+        load_gpu(value)
+
+
+def test_a_file_and_its_folder_load_alike(tmp_path: Path) -> None:
+    path = write(tmp_path / "mycard", VALID)
+    gpu = load_gpu(path)
+    assert gpu == load_gpu(path.parent) == load_gpu(str(path)) == load_gpu(str(path.parent))
+    assert gpu == GpuSpec(
+        name="mycard",
+        title="Test card",
+        aliases=("test_sxm",),
+        peak_flops_per_s={"bf16": 100.5e12, "fp8": 201e12},
+        hbm_bytes_per_s=2.039e12,
+        hbm_bytes=80 * 2**30,
+        nvlink_bytes_per_s=450e9,
+        num_sms=100,
+        l2_bytes=40 * 2**20,
+        source="made up",
+    )
+
+
+def test_a_mapping_needs_a_name() -> None:
+    data = tomllib.loads(VALID)
+    with pytest.raises(GpuError, match="key name is missing"):
+        load_gpu(data)
+    assert load_gpu({**data, "name": "mine"}).name == "mine"
+
+
+def test_the_contents_of_a_shipped_file_give_the_shipped_gpu() -> None:
+    with (bench_data_root() / "h100" / "gpu.toml").open("rb") as file:
+        assert load_gpu(tomllib.load(file)) == load_gpu("h100")
+
+
+def test_optional_keys(tmp_path: Path) -> None:
+    text = VALID.replace("l2_mib = 40\n", "").replace('aliases = ["test_sxm"]\n', "")
+    gpu = load_gpu(write(tmp_path / "a", text.replace("nvlink_gb", "pcie_gb")))
+    assert (gpu.l2_bytes, gpu.aliases, gpu.nvlink_bytes_per_s) == (0, (), 450e9)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ('title = "Test card"', "", "key title is missing"),
+        ('title = "Test card"', "title = 3", "title must be text, got 3"),
+        ('title = "Test card"', 'title = " "', "title must be text"),
+        ('source = "made up"', "", "key source is missing"),
+        ('["test_sxm"]', '"test_sxm"', "aliases must be a list of names"),
+        ('["test_sxm"]', "[1]", "aliases must be a list of names"),
+        ("num_sms = 100", "", "key num_sms is missing"),
+        ("num_sms = 100", "num_sms = 100.5", "num_sms must be a whole number, got 100.5"),
+        ("num_sms = 100", "num_sms = true", "num_sms must be a number, got True"),
+        ("num_sms = 100", "num_sms = 0", "num_sms must be above zero"),
+        ("l2_mib = 40", "l2_mib = -1", "l2_mib must be above zero"),
+        ("l2_mib = 40", "l2_mb = 40", "unknown key l2_mb.*did you mean l2_mib"),
+        ("bf16 = 100.5", 'bf16 = "fast"', "peak_tflops.bf16 must be a number, got 'fast'"),
+        ("bf16 = 100.5", "bf16 = inf", "peak_tflops.bf16 must be above zero and finite"),
+        ("bf16 = 100.5", "bf16 = nan", "peak_tflops.bf16 must be above zero and finite"),
+        ("bf16 = 100.5", "", "key peak_tflops.bf16 is missing"),
+        ("fp8 = 201", "fp9 = 201", "unknown key peak_tflops.fp9; known are bf16, fp8, int8"),
+        ("[peak_tflops]", "[peaks]", "unknown key peaks"),
+        ("hbm_tb_per_s = 2.039", "", "key memory.hbm_tb_per_s is missing"),
+        ("hbm_tb_per_s = 2.039", "hbm_tb_per_s = -3", "memory.hbm_tb_per_s must be above zero"),
+        ("hbm_gib = 80", "hbm_gb = 80", "unknown key memory.hbm_gb.*memory.hbm_gib"),
+        ("hbm_gib = 80", "hbm_gib = [80]", "memory.hbm_gib must be a number"),
+        ("nvlink_gb_per_s = 450", "", "links needs one of"),
+        ("nvlink_gb_per_s = 450", "nvlink_gb_per_s = 450\npcie_gb_per_s = 32", "links needs one of"),
+        ("nvlink_gb_per_s = 450", "nvlink_gb_per_s = 0", "links.nvlink_gb_per_s must be above zero"),
+        ('title = "Test card"', "title = ", "is not TOML"),
+        (VALID, "", "key peak_tflops is missing"),
+        (VALID, "peak_tflops = 3", "peak_tflops must be a table, got 3"),
+    ],
+)
+def test_a_wrong_file_is_told_which_key(tmp_path: Path, old: str, new: str, complaint: str) -> None:
+    assert old in VALID
+    path = write(tmp_path / "card", VALID.replace(old, new))
+    with pytest.raises(GpuError, match=complaint) as error:
+        load_gpu(path)
+    assert str(error.value).startswith(str(path))
+
+
+def test_missing_files_and_bytes_that_are_no_text(tmp_path: Path) -> None:
+    with pytest.raises(GpuError, match=r"does not exist; give a gpu\.toml"):
+        load_gpu(tmp_path / "nothing")
+    with pytest.raises(GpuError, match="does not exist"):
+        load_gpu(tmp_path)
+    with pytest.raises(GpuError, match="does not exist"):
+        load_gpu("some/where/gpu.toml")
+    path = tmp_path / "gpu.toml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(GpuError, match="is not TOML"):
+        load_gpu(path)
+
+
+def test_peak_goes_by_the_units_a_kernel_computes_on() -> None:
+    h100 = load_gpu("h100")
+    assert h100.peak("fp8_block") == h100.peak("fp8") == 1979e12
+    assert h100.peak("int4_wo") == h100.peak("bf16") == h100.peak("fp16") == 989.5e12
+    with pytest.raises(GpuError, match=r"A100.*no peak for dtype 'fp8'; it has bf16, int8"):
+        load_gpu("a100").peak("fp8")
+    with pytest.raises(GpuError, match="no peak for dtype 'fp7'"):
+        h100.peak("fp7")
+
+
+def test_a_gpu_pickles_and_hashes() -> None:
+    h100 = load_gpu("h100")
+    assert pickle.loads(pickle.dumps(h100)) == h100
+    assert len({h100, load_gpu("H100-SXM"), load_gpu("a100")}) == 2
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [("H100", "h100"), ("A100-SXM", "a100"), ("A100-80", "a100")])
+def test_agrees_with_the_hardware_file_of_the_published_tables(theirs: str, ours: str) -> None:
+    path = SHARED / "reference" / "h100_roofline_v2" / "hardware_config.json"
+    if not path.is_file():
+        pytest.skip("no shared reference data beside the checkout")
+    figures = json.loads(path.read_text())[theirs]
+    gpu = load_gpu(ours)
+    assert gpu.peak("bf16") / 1e12 == figures["TFlopsPeak"]
+    assert gpu.hbm_bytes_per_s / 1e12 == figures["BwPeakTBs"]
+    assert gpu.hbm_bytes / 2**30 == figures["MemoryGiB"]
