@@ -1,0 +1,335 @@
+"""Read the measured tables of NVIDIA's package aiconfigurator-core into fastroof's own schema.
+
+The package (Apache-2.0, https://github.com/ai-dynamo/aiconfigurator) holds one Parquet file a kernel
+family, system, backend and version. Only its data files are read: it is not imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof.columns import OPERATORS
+from fastroof.config.gpu import GpuSpec, load_gpu
+from fastroof.errors import TableError
+from fastroof.load.aiconfigurator_families import FAMILIES, Part, joined, point_codes, select
+from fastroof.load.measured import MeasuredTable, MeasuredTables
+from fastroof.load.rows import read_columns
+from fastroof.load.write import Format, write_source
+from fastroof.units import GB, US_PER_S
+
+__all__ = ["available", "convert_aiconfigurator", "import_aiconfigurator", "installed_root"]
+
+Array = npt.NDArray[Any]
+
+PACKAGE: Final = "aiconfigurator_core"
+INSTALL: Final = "pip install aiconfigurator-core==0.12.0"
+
+SYSTEMS: Final = {
+    "a100_sxm": "a100",
+    "b200_sxm": "b200",
+    "gb200": "gb200",
+    "h100_sxm": "h100",
+    "h200_sxm": "h200",
+    "l40s": "l40s",
+}
+"""The package's systems that fastroof has a gpu.toml for, and its name there."""
+
+_STREAMS_OVER_L2: Final = 8.0
+_STREAM_FRACTION: Final = 0.5
+
+
+def installed_root() -> Path:
+    """Return the folder of the installed package aiconfigurator_core, which is not imported.
+
+    Raises
+    ------
+    TableError
+        If it is not installed.
+    """
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise TableError(
+            f"the package {PACKAGE} is not installed; run `{INSTALL}`, or give root= a copy of it"
+        )
+    return Path(spec.submodule_search_locations[0])
+
+
+def available(root: Path | None = None) -> list[tuple[str, str, str]]:
+    """List what can be imported: every (system, backend, version) with a GEMM table.
+
+    Parameters
+    ----------
+    root : Path, optional
+        The package's folder; the installed one if not given.
+
+    Returns
+    -------
+    list of (str, str, str)
+        Sorted; systems without a gpu.toml are left out.
+
+    Raises
+    ------
+    TableError
+        If the package is not installed or the folder is not that package.
+    """
+    data = _data_folder(root)
+    files = data.glob("*/gemm/*/*/gemm_perf.parquet")
+    found = (path.relative_to(data).parts for path in files)
+    return sorted((parts[0], parts[2], parts[3]) for parts in found if parts[0] in SYSTEMS)
+
+
+def import_aiconfigurator(
+    system: str, backend: str, version: str, root: Path | None = None
+) -> MeasuredTables:
+    """Read the tables of one system, serving framework and version.
+
+    Parameters
+    ----------
+    system : str
+        A system of the package, as in ``"h100_sxm"``.
+    backend : str
+        ``"vllm"``, ``"sglang"`` or ``"trtllm"``.
+    version : str
+        Version of the backend, as in ``"0.24.0"``.
+    root : Path, optional
+        The package's folder; the installed one if not given.
+
+    Returns
+    -------
+    MeasuredTables
+        Rows in the order :func:`fastroof.load.write.write_source` writes them. Every table carries
+        the whole provenance; ``ignored`` says which families are absent and why.
+
+    Raises
+    ------
+    TableError
+        If the package, system, backend or version is absent (the error lists what there is), or a
+        file does not hold what its columns promise.
+
+    Notes
+    -----
+    ``latency_us = latency * 1e3``, one multiplication of the file's float64 milliseconds.
+    """
+    data = _data_folder(root)
+    _check_available(data, system, backend, version)
+    gpu = load_gpu(SYSTEMS[system])
+    nccl = _nccl_version(data.parent / f"{system}.yaml")
+    provenance = _package_provenance(data.parents[1], system, gpu.name, backend, version)
+    parts: dict[str, list[Part]] = {}
+    ignored: dict[str, str] = {}
+    for family in FAMILIES:
+        where = version if family.backend is None else nccl
+        folder = data / system / family.folder / (family.backend or backend)
+        path = folder / where / f"{family.file}.parquet"
+        name = path.relative_to(data).as_posix()
+        if not path.is_file() or not where:
+            versions = sorted(p.parent.name for p in folder.glob(f"*/{family.file}.parquet"))
+            ignored[name] = f"not in the package; versions there: {', '.join(versions) or 'none'}"
+            continue
+        raw = read_columns(path, family.columns, family.optional, label=name)
+        for operator, rows in family.convert(raw):
+            part = Part(path, name, raw, *select(operator, rows, gpu))
+            if len(part.columns["latency_us"]):
+                parts.setdefault(operator, []).append(part)
+            else:
+                ignored[f"{name} ({operator})"] = f"no row that fastroof knows: {part.left_out}"
+    provenance |= {"device": _one_word([p for ps in parts.values() for p in ps], "device")}
+    if ignored:
+        provenance["absent"] = ignored
+    notes = {op: _operator_provenance(op, ps) for op, ps in parts.items()}
+    provenance["operators"] = notes
+    columns = {op: joined(op, ps) for op, ps in parts.items()}
+    if "elementwise" in columns:
+        notes["elementwise"] |= _streaming(columns["elementwise"], gpu)
+    if "gemm" in columns and "fp8" in columns["gemm"]["dtype"]:
+        streams = "copy_bytes_per_s" in notes.get("elementwise", {})
+        notes["gemm"] |= _fp8_input(columns["gemm"], columns["elementwise"] if streams else None)
+    source = f"aiconfigurator-{backend}-{version}"
+    tables = {
+        op: MeasuredTable(op, columns[op], source, tuple(p.name for p in parts[op]), provenance)
+        for op in OPERATORS
+        if op in columns
+    }
+    return MeasuredTables(gpu.name, tables, data / system, ignored=ignored)
+
+
+def convert_aiconfigurator(
+    system: str,
+    backend: str,
+    version: str,
+    bench_data: Path,
+    root: Path | None = None,
+    format: Format = "parquet",
+    overwrite: bool = False,
+) -> Path:
+    """Import and write ``<bench_data>/<gpu>/aiconfigurator-<backend>-<version>/``.
+
+    Parameters
+    ----------
+    system, backend, version, root
+        As in :func:`import_aiconfigurator`.
+    bench_data : Path
+        The folder that holds one folder a GPU.
+    format, overwrite
+        As in :func:`fastroof.load.write.write_source`.
+
+    Returns
+    -------
+    Path
+        The folder that was written.
+
+    Raises
+    ------
+    TableError
+        As the two functions it joins.
+    """
+    imported = import_aiconfigurator(system, backend, version, root)
+    table = next(iter(imported.tables.values()))
+    columns = {name: t.columns for name, t in imported.tables.items()}
+    folder = Path(bench_data) / imported.gpu / table.source
+    return write_source(folder, columns, table.provenance, format, overwrite)
+
+
+# -- the package's folders -----------------------------------------------------------------------
+
+
+def _data_folder(root: Path | None) -> Path:
+    package = installed_root() if root is None else Path(root)
+    data = package / "systems" / "data"
+    if not data.is_dir():
+        raise TableError(f"{package} has no systems/data; need the folder {PACKAGE} of `{INSTALL}`")
+    return data
+
+
+def _check_available(data: Path, system: str, backend: str, version: str) -> None:
+    if system not in SYSTEMS:
+        raise TableError(f"unknown system {system!r}; fastroof has a GPU for {', '.join(SYSTEMS)}")
+    if (data / system / "gemm" / backend / version / "gemm_perf.parquet").is_file():
+        return
+    have = {}
+    for family in FAMILIES:
+        if family.backend is None:
+            files = (data / system / family.folder).glob(f"*/*/{family.file}.parquet")
+            have[family.file] = sorted(f"{f.parts[-3]} {f.parts[-2]}" for f in files)
+    listed = "; ".join(f"{name}: {', '.join(found) or 'none'}" for name, found in have.items())
+    raise TableError(f"no gemm_perf of {backend} {version} for {system}; there are {listed}")
+
+
+def _nccl_version(path: Path) -> str:
+    """Return the NCCL version that the package pairs a system with, in the system's YAML file."""
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    found = re.search(r"^\s*nccl_version:\s*['\"]?([\w.]+)", text, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def _package_provenance(package: Path, system: str, gpu: str, backend: str, version: str) -> dict[str, Any]:
+    infos = sorted(package.parent.glob(f"{PACKAGE}-*.dist-info"))
+    return {
+        "gpu": gpu,
+        "name": f"aiconfigurator-{backend}-{version}",
+        "package": "aiconfigurator-core",
+        "package_version": infos[-1].name.split("-")[1].removesuffix(".dist") if infos else "unknown",
+        "url": "https://github.com/ai-dynamo/aiconfigurator",
+        "licence": "Apache-2.0",
+        "copyright": "Copyright (c) NVIDIA CORPORATION & AFFILIATES. All rights reserved.",
+        "changes": "rows selected, columns renamed, latency multiplied by 1e3 from ms to us, element "
+        "counts turned into bytes, rows sorted",
+        "system": system,
+        "framework": backend,
+        "framework_version": version,
+    }
+
+
+# -- what the provenance says --------------------------------------------------------------------
+
+
+def _one_word(parts: list[Part], name: str) -> str:
+    return ", ".join(sorted({word for p in parts for word in set(p.raw.get(name, ()))}))
+
+
+def _operator_provenance(operator: str, parts: list[Part]) -> dict[str, Any]:
+    columns = joined(operator, parts)
+    repeats = np.bincount(point_codes(operator, columns))
+    found: dict[str, Any] = {"rows": len(columns["latency_us"]), "points": len(repeats)}
+    found["kernels"] = sorted(set(columns["kernel"]))
+    if repeats.max() > 1:
+        found["repeats"] = _repeats(operator, columns)
+    found["files"] = {part.name: _file_provenance(part) for part in parts}
+    return found
+
+
+def _repeats(operator: str, columns: Mapping[str, Array]) -> str:
+    codes, latency = point_codes(operator, columns), columns["latency_us"]
+    count = np.bincount(codes)
+    low, high = np.full(len(count), np.inf), np.zeros(len(count))
+    np.minimum.at(low, codes, latency)
+    np.maximum.at(high, codes, latency)
+    apart = float((high / low).max() - 1.0)
+    return (
+        f"{int((count > 1).sum())} points were measured more than once, the times of one up to "
+        f"{apart:.0%} apart; all rows are kept and a lookup takes the median"
+    )
+
+
+def _file_provenance(part: Part) -> dict[str, Any]:
+    meta = part.path.parent / "collection_meta.yaml"
+    text = meta.read_text(encoding="utf-8") if meta.is_file() else ""
+    legacy = re.search(r"^provenance:\s*legacy\b", text, re.MULTILINE)
+    found: dict[str, Any] = {"sha256": hashlib.sha256(part.path.read_bytes()).hexdigest()}
+    versions = _one_word([part], "version")
+    if versions and versions != part.path.parent.name:
+        found["version_in_rows"] = versions
+    if legacy:
+        found["timing"] = "the package marks it legacy: no record of the collector, clocks or replays"
+    if part.left_out:
+        found["left_out"] = part.left_out
+    return found
+
+
+def _streaming(columns: Mapping[str, Array], gpu: GpuSpec) -> dict[str, Any]:
+    """Derive the launch floor and the copy bandwidth, if the kernel streams at all."""
+    stream_bytes, bandwidth = _STREAMS_OVER_L2 * gpu.l2_bytes or GB, gpu.hbm_bytes_per_s
+    large = columns["io_bytes"] > stream_bytes
+    note = "computescale_perf is left out: it is a difference of two kernels, not a measured one"
+    if not large.any():
+        return {"note": note}
+    rates = columns["io_bytes"][large] / (columns["latency_us"][large] / US_PER_S)
+    copy = float(np.median(rates))
+    if copy < _STREAM_FRACTION * bandwidth:
+        return {
+            "note": f"{note}; no launch_us and copy_bytes_per_s: at {copy:.3g} B/s of {bandwidth:.3g} "
+            f"this kernel is not bound by memory"
+        }
+    return {
+        "launch_us": float(columns["latency_us"].min()),
+        "copy_bytes_per_s": copy,
+        "derived": f"launch_us is the smallest latency; copy_bytes_per_s the median of io_bytes / latency "
+        f"over the {int(large.sum())} rows of more than {stream_bytes:.3g} B, far beyond the L2 cache",
+        "note": note,
+    }
+
+
+def _fp8_input(gemm: Mapping[str, Array], quantise: Mapping[str, Array] | None) -> dict[str, Any]:
+    """Say that an fp8 GEMM row includes quantising its bf16 input, and what shows it."""
+    evidence = (
+        "the package's engine takes this row for fp8 with dynamic scales, subtracts computescale for static "
+        "scales, and scale_matrix as well where the input already is fp8"
+    )
+    if quantise is not None:
+        alone = {
+            (m, k): t
+            for m, k, t in zip(quantise["m"], quantise["width"], quantise["latency_us"], strict=True)
+        }
+        fp8 = gemm["dtype"] == "fp8"
+        times = zip(gemm["m"][fp8], gemm["k"][fp8], gemm["latency_us"][fp8], strict=True)
+        slower = [latency > alone[m, k] for m, k, latency in times if (m, k) in alone]
+        evidence += f"; {sum(slower)} of {len(slower)} rows take longer than quantising an m x k input alone"
+    return {"fp8_includes_input_quantisation": True, "evidence": evidence}

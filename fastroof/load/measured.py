@@ -1,0 +1,144 @@
+"""What every loader returns: measured rows as columns of NumPy arrays, with where they came from."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof.columns import OPERATORS, OperatorSchema
+
+__all__ = ["MeasuredTable", "MeasuredTables", "PeakFinding"]
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class PeakFinding:
+    """Which peak and FLOP convention a file's own ``mfu`` column used, inferred from its latency.
+
+    Attributes
+    ----------
+    file : str
+        The file, relative to the tree.
+    peak_flops_per_s : float
+        Median of ``flops / (latency * mfu)`` over the rows whose mfu is not rounded away, FLOP/s.
+    label : str
+        The peak it is, in words: ``"fp8 peak of h100"``, ``"148 TFLOP/s (h20 bf16)"``.
+    agrees : bool
+        Whether that is the GPU's peak of the table's own dtype.
+    rows : int
+        Rows the inference used.
+    """
+
+    file: str
+    peak_flops_per_s: float
+    label: str
+    agrees: bool
+    rows: int
+
+
+@dataclass(frozen=True)
+class MeasuredTable:
+    """All measured rows of one operator from one source.
+
+    Attributes
+    ----------
+    operator : str
+        A key of :data:`fastroof.columns.OPERATORS`.
+    columns : mapping of str to ndarray
+        The schema's required columns, each of shape (rows,): int64 for sizes, float64 for
+        latencies, str objects for text; optional columns where the file has them.
+    source : str
+        Name of the source.
+    files : tuple of str
+        The files that the rows came from, relative to the source's folder.
+    provenance : mapping
+        The source's provenance.toml as a dict; what applies to this operator alone is under
+        ``provenance["operators"][operator]``.
+    """
+
+    operator: str
+    columns: Mapping[str, Array]
+    source: str
+    files: tuple[str, ...] = ()
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def schema(self) -> OperatorSchema:
+        """The operator's schema."""
+        return OPERATORS[self.operator]
+
+    @property
+    def num_rows(self) -> int:
+        """Measured rows in the table."""
+        return len(self.columns["latency_us"])
+
+    def groups(self) -> dict[tuple[Any, ...], npt.NDArray[np.int64]]:
+        """Row indices by key: the values of ``schema.keys``, in the schema's order."""
+        if not self.num_rows:
+            return {}
+        codes = np.zeros(self.num_rows, np.int64)
+        for column in self.schema.keys:
+            _, code = np.unique(self.columns[column.name], return_inverse=True)
+            codes = codes * (int(code.max()) + 1) + code
+        order = np.argsort(codes, kind="stable")
+        starts = np.flatnonzero(np.r_[True, np.diff(codes[order]) != 0])
+        names = [c.name for c in self.schema.keys]
+        found = {}
+        for rows in np.split(order, starts[1:]):
+            key = tuple(
+                v if isinstance(v, str) else int(v) for v in (self.columns[n][rows[0]] for n in names)
+            )
+            found[key] = rows
+        return found
+
+
+@dataclass(frozen=True)
+class MeasuredTables:
+    """The measured tables of one GPU: for each operator the source that serves it.
+
+    Attributes
+    ----------
+    gpu : str
+        Name of the GPU, a folder of bench_data: ``"h100"``.
+    tables : mapping of str to MeasuredTable
+        One table an operator.
+    root : Path
+        The folder that was read.
+    findings : tuple of PeakFinding
+        What the files' own mfu columns were divided by, for trees that have such a column.
+    ignored : mapping of str to str
+        Files that were not read, and why.
+    """
+
+    gpu: str
+    tables: Mapping[str, MeasuredTable]
+    root: Path
+    findings: tuple[PeakFinding, ...] = ()
+    ignored: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Which source serves which operator."""
+        return {name: table.source for name, table in self.tables.items()}
+
+    @cached_property
+    def content_hash(self) -> str:
+        """SHA-256 over every required column of every table: the same rows give the same hash."""
+        digest = hashlib.sha256(self.gpu.encode())
+        for name in sorted(self.tables):
+            table = self.tables[name]
+            digest.update(name.encode())
+            for column in table.schema.required:
+                digest.update(column.name.encode())
+                values = table.columns[column.name]
+                data = "\0".join(values).encode() if column.kind == "text" else values.tobytes()
+                digest.update(data)
+        return digest.hexdigest()

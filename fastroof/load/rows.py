@@ -1,0 +1,268 @@
+"""Read the columns of one CSV or Parquet file, and refuse what no measurement can have produced."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+
+from fastroof.columns import Column
+from fastroof.errors import TableError
+
+__all__ = ["ENDINGS", "read_columns"]
+
+Array = npt.NDArray[Any]
+
+ENDINGS = (".parquet", ".csv")
+"""Endings of the files that :func:`read_columns` reads."""
+
+_PARQUET_MAGIC = b"PAR1"
+_EXACT_INT = 2.0**53
+
+
+def read_columns(
+    path: Path,
+    columns: Sequence[Column],
+    optional: Sequence[Column] = (),
+    names: Sequence[str] | None = None,
+    label: str | None = None,
+) -> dict[str, Array]:
+    """Read and check the named columns of one table.
+
+    Parameters
+    ----------
+    path : Path
+        A ``.csv`` or ``.parquet`` file.
+    columns : sequence of Column
+        Columns the file must have. A float column must be above 0, or at least 0 where its
+        ``minimum`` is 0; an int column at least its ``minimum``.
+    optional : sequence of Column
+        Columns that are read and checked where the file has them.
+    names : sequence of str, optional
+        Column names of a CSV without a header line.
+    label : str, optional
+        What errors call the file; its path if not given.
+
+    Returns
+    -------
+    dict of str to ndarray
+        One array of shape (rows,) a column: int64, float64 or str objects. Other columns of the
+        file are not read.
+
+    Raises
+    ------
+    TableError
+        If the file is missing, empty, cut short or no table, lacks a column or has it twice, or a
+        value is null, no number, not finite or below what it can be. Names file, row (from 1,
+        the header not counted), column, what was found and what would do.
+    """
+    reader = _Reader(Path(path), label or str(path), None if names is None else tuple(names))
+    return reader.read(columns, optional)
+
+
+class _Reader:
+    """One file: what it is called in errors, and how its cells become arrays."""
+
+    def __init__(self, path: Path, label: str, names: tuple[str, ...] | None) -> None:
+        self.path = path
+        self.label = label
+        self.names = names
+
+    def read(self, columns: Sequence[Column], optional: Sequence[Column]) -> dict[str, Array]:
+        if not self.path.is_file():
+            raise TableError(f"{self.label}: no such file")
+        if self.path.suffix not in ENDINGS:
+            raise TableError(f"{self.label}: cannot read {self.path.suffix!r} files, only .csv and .parquet")
+        if self.path.stat().st_size == 0:
+            raise TableError(f"{self.label}: the file is empty; need a header and at least one row")
+        table = (self._csv if self.path.suffix == ".csv" else self._parquet)(columns, optional)
+        if table.num_rows == 0:
+            raise self._no_rows()
+        wanted = [c for c in (*columns, *optional) if c.name in table.column_names]
+        return {c.name: self._array(c, table.column(c.name).combine_chunks()) for c in wanted}
+
+    # -- files to Arrow ------------------------------------------------------------------------
+
+    def _no_rows(self) -> TableError:
+        return TableError(f"{self.label}: the table has no rows; need at least one measured row")
+
+    def _positions(
+        self, header: Sequence[str], columns: Sequence[Column], optional: Sequence[Column]
+    ) -> dict[str, int]:
+        """Return where each wanted column lies; refuse a missing or repeated one."""
+        missing = [c.name for c in columns if c.name not in header]
+        if missing:
+            have = ", ".join(header) or "none"
+            raise TableError(f"{self.label}: missing column {', '.join(missing)}; the file has {have}")
+        found = {}
+        for column in (*columns, *optional):
+            count = header.count(column.name)
+            if count > 1:
+                raise TableError(f"{self.label}: column {column.name} is there {count} times; keep one")
+            if count:
+                found[column.name] = header.index(column.name)
+        return found
+
+    def _csv(self, columns: Sequence[Column], optional: Sequence[Column]) -> pa.Table:
+        header, skip = self._header()
+        positions = self._positions(header, columns, optional)
+        # Cells are read as text, so that a wrong one can be shown as it stands in the file.
+        labels = [str(i) for i in range(len(header))]
+        picked = [str(i) for i in positions.values()]
+        try:
+            table = pacsv.read_csv(
+                self.path,
+                read_options=pacsv.ReadOptions(column_names=labels, skip_rows=skip),
+                convert_options=pacsv.ConvertOptions(
+                    include_columns=picked,
+                    column_types=dict.fromkeys(picked, pa.string()),
+                    strings_can_be_null=False,
+                ),
+            )
+        except pa.ArrowInvalid as error:
+            if "Empty CSV file" in str(error):
+                raise self._no_rows() from None
+            self._raise_for_ragged_row(len(header))
+            raise TableError(f"{self.label}: not a CSV file of UTF-8 text: {error}") from error
+        return table.rename_columns(list(positions))
+
+    def _header(self) -> tuple[list[str], int]:
+        """Return the column names and how many lines come before the first row."""
+        if self.names is not None:
+            return list(self.names), 0
+        try:
+            with self.path.open(newline="", encoding="utf-8-sig") as file:
+                lines = csv.reader(file)
+                for cells in lines:
+                    if cells:
+                        return [cell.strip() for cell in cells], lines.line_num
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise TableError(f"{self.label}: not a CSV file of UTF-8 text: {error}") from error
+        raise TableError(f"{self.label}: the file is empty; need a header and at least one row")
+
+    def _raise_for_ragged_row(self, width: int) -> None:
+        with self.path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+            lines = csv.reader(file)
+            rows = (cells for cells in lines if cells)
+            if self.names is None:
+                next(rows)
+            for number, cells in enumerate(rows, 1):
+                if len(cells) != width:
+                    raise TableError(
+                        f"{self.label}, row {number} (line {lines.line_num}): "
+                        f"found {len(cells)} cells, need {width}, one a column"
+                    )
+
+    def _parquet(self, columns: Sequence[Column], optional: Sequence[Column]) -> pa.Table:
+        with self.path.open("rb") as raw:
+            starts_right = raw.read(4) == _PARQUET_MAGIC
+            raw.seek(max(0, self.path.stat().st_size - 4))
+            ends_right = raw.read(4) == _PARQUET_MAGIC
+        if not starts_right:
+            raise TableError(f"{self.label}: not a Parquet file; need one, or a .csv ending for a CSV file")
+        if not ends_right:
+            raise TableError(f"{self.label}: the Parquet file is cut short; copy or download it again")
+        try:
+            file = pq.ParquetFile(self.path)
+            positions = self._positions(file.schema_arrow.names, columns, optional)
+            return file.read(columns=list(positions))
+        except (pa.ArrowException, OSError) as error:
+            raise TableError(f"{self.label}: the Parquet file is damaged: {error}") from error
+
+    # -- Arrow to NumPy ------------------------------------------------------------------------
+
+    def _array(self, column: Column, cells: pa.Array) -> Array:
+        if pa.types.is_dictionary(cells.type):
+            cells = cells.cast(cells.type.value_type)
+        if cells.null_count:
+            self._refuse(column, cells, np.asarray(cells.is_null()))
+        text = pa.types.is_string(cells.type) or pa.types.is_large_string(cells.type)
+        if text:
+            cells = pc.utf8_trim_whitespace(cells)
+        if column.kind == "text":
+            if not text:
+                self._refuse(column, cells, np.ones(len(cells), bool))
+            encoded = cells.dictionary_encode()
+            words = np.array(encoded.dictionary.to_pylist(), dtype=object)
+            if "" in words:
+                self._refuse(column, cells, np.asarray(pc.equal(cells, "")))
+            texts: Array = words[np.asarray(encoded.indices)]
+            return texts
+        if text and self.path.suffix != ".csv":
+            self._refuse(column, cells, np.ones(len(cells), bool))
+        values = self._numbers(column, cells)
+        low = values < column.minimum if column.kind == "int" or column.minimum == 0 else values <= 0
+        if low.any():
+            self._refuse(column, cells, low)
+        return values
+
+    def _numbers(self, column: Column, cells: pa.Array) -> Array:
+        if column.kind == "int":
+            try:
+                if not pa.types.is_boolean(cells.type):
+                    return np.asarray(cells.cast(pa.int64()))
+            except pa.ArrowInvalid:
+                pass
+        number = pa.types.is_integer(cells.type) or pa.types.is_floating(cells.type)
+        try:
+            if not number and not pa.types.is_string(cells.type):
+                self._refuse(column, cells, np.ones(len(cells), bool))
+            values = np.asarray(cells.cast(pa.float64()))
+        except pa.ArrowInvalid:
+            self._refuse(column, cells, np.array([not _is_number(cell) for cell in cells.to_pylist()]))
+        wrong = ~np.isfinite(values)
+        if column.kind == "int":
+            wrong |= (values != np.floor(values)) | (np.abs(values) > _EXACT_INT)
+        if wrong.any():
+            self._refuse(column, cells, wrong)
+        return values.astype(np.int64) if column.kind == "int" else values
+
+    # -- refusals ------------------------------------------------------------------------------
+
+    def _refuse(self, column: Column, cells: pa.Array, wrong: npt.NDArray[np.bool_]) -> NoReturn:
+        """Raise for the first wrong cell."""
+        row = int(np.argmax(wrong))
+        cell = cells[row].as_py()
+        found = "nothing" if cell is None or cell == "" else repr(cell)
+        raise TableError(
+            f"{self.label}, row {row + 1}{self._line_of(row)}, column {column.name}: "
+            f"found {found}, need {_need(column)}"
+        )
+
+    def _line_of(self, row: int) -> str:
+        """Return where a row lies in a CSV file: empty lines are no rows."""
+        if self.path.suffix != ".csv":
+            return ""
+        with self.path.open(newline="", encoding="utf-8-sig") as file:
+            lines = csv.reader(file)
+            seen = -1 if self.names is None else 0
+            for cells in lines:
+                seen += bool(cells)
+                if seen == row + 1:
+                    break
+            return f" (line {lines.line_num})"
+
+
+def _is_number(cell: Any) -> bool:
+    try:
+        pa.scalar(cell).cast(pa.float64())
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _need(column: Column) -> str:
+    unit = f" in {column.unit}" if column.unit else ""
+    if column.kind == "text":
+        return f"text ({column.meaning})"
+    if column.kind == "int":
+        return f"a whole number of at least {column.minimum}{unit}"
+    return f"a finite number {'of at least' if column.minimum == 0 else 'above'} 0{unit}"

@@ -1,0 +1,188 @@
+"""Which peak, and which FLOP convention, a published table's own ``mfu`` column was divided by.
+
+``flops / (latency * mfu)`` is that peak. Published columns are rounded, often to 3 decimals, so a
+candidate is judged by how many rows it reproduces within the rounding, not by the value alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof import flops
+from fastroof.config.gpu import GpuSpec, gpu_names, load_gpu
+from fastroof.load.measured import PeakFinding
+from fastroof.load.row_work import Columns, row_flops
+from fastroof.units import PEAK_DTYPE, TFLOP, US_PER_S
+
+__all__ = ["PeakFit", "fit_peak", "rounding_unit"]
+
+Floats = npt.NDArray[np.float64]
+
+RELATIVE_SLACK = 0.01
+"""Latencies are rounded too, and peaks are quoted as 989 or 989.5: off by less is agreement."""
+ROUNDED_AWAY = 0.02
+"""A row whose mfu is rounded by more than this, relative, tells little of the peak."""
+ENOUGH_ROWS = 0.75
+"""Share of rows that a peak must reproduce to be named."""
+MOST_DECIMALS = 9
+
+
+@dataclass(frozen=True)
+class PeakFit:
+    """The peak a file used and which of its rows contradict it.
+
+    Attributes
+    ----------
+    finding : PeakFinding
+        The peak in figures and words.
+    units : str or None
+        Which of the GPU's own peaks it is (``"bf16"``, ``"fp8"``); None for any other.
+    expected_mfu : ndarray
+        Each row's mfu by its latency, with the file's peak and convention.
+    contradicts : ndarray of bool
+        Rows whose mfu differs from that beyond the rounding of the column.
+    """
+
+    finding: PeakFinding
+    units: str | None
+    expected_mfu: Floats
+    contradicts: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    peak_flops_per_s: float
+    gpu: str
+    units: str
+    convention: str
+    flops: Floats
+
+
+def rounding_unit(values: npt.NDArray[Any]) -> float:
+    """Return the step a column was rounded to: 0.001 for 3 decimals.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rounding_unit(np.array([0.011, 0.2, 0.0]))
+    0.001
+    """
+    for decimals in range(MOST_DECIMALS):
+        if np.abs(np.round(values, decimals) - values).max() < 0.1**MOST_DECIMALS:
+            return float(10.0**-decimals)
+    return float(10.0**-MOST_DECIMALS)
+
+
+def fit_peak(
+    operator: str, columns: Columns, gpu: GpuSpec, file: str, own_dtype: str | None
+) -> PeakFit | None:
+    """Find the peak and FLOP convention behind a file's mfu column.
+
+    Parameters
+    ----------
+    operator : str
+        A key of :data:`fastroof.columns.OPERATORS`.
+    columns : mapping of str to ndarray
+        Keys, axes, ``latency_us`` and ``mfu`` of the file's rows.
+    gpu : GpuSpec
+        The card the file was measured on.
+    file : str
+        What the finding calls the file.
+    own_dtype : str or None
+        The dtype the table claims; None if it claims none.
+
+    Returns
+    -------
+    PeakFit or None
+        None where there is no mfu column or it is all zeros.
+    """
+    mfu = columns.get("mfu")
+    if mfu is None or not mfu.any():
+        return None
+    half_unit = rounding_unit(mfu) / 2.0
+    seconds = columns["latency_us"] / US_PER_S
+    own_units = None if own_dtype is None else PEAK_DTYPE.get(own_dtype)
+    conventions = _flop_conventions(operator, columns)
+
+    def contradicts(work: Floats, peak_flops_per_s: float) -> npt.NDArray[np.bool_]:
+        expected = work / (seconds * peak_flops_per_s)
+        return np.asarray(np.abs(mfu - expected) > half_unit * (1 + 1e-6) + RELATIVE_SLACK * expected)
+
+    best: _Candidate | None = None
+    fewest_off = int(len(mfu) * (1.0 - ENOUGH_ROWS)) + 1
+    for candidate in _candidates(conventions, gpu, own_units):
+        if not fewest_off:
+            break
+        off = int(contradicts(candidate.flops, candidate.peak_flops_per_s).sum())
+        if off < fewest_off:
+            best, fewest_off = candidate, off
+    convention, work = (best.convention, best.flops) if best else next(iter(conventions.items()))
+
+    sharp = mfu * ROUNDED_AWAY > half_unit
+    if sharp.any():
+        peak = float(np.median(work[sharp] / (seconds[sharp] * mfu[sharp])))
+    else:
+        # Rounding errors cancel in a sum; the rows that read 0.0 belong to it.
+        sharp = np.ones(len(mfu), bool)
+        peak = float((work / seconds).sum() / mfu.sum())
+
+    used = best.peak_flops_per_s if best else peak
+    own = best is not None and best.gpu == gpu.name
+    finding = PeakFinding(
+        file=file,
+        peak_flops_per_s=peak,
+        label=_label(best, gpu, peak) + (f"; {convention}" if convention else ""),
+        agrees=own and (own_units is None or (best is not None and best.units == own_units)),
+        rows=int(sharp.sum()),
+    )
+    units = best.units if best is not None and own else None
+    return PeakFit(finding, units, work / (seconds * used), contradicts(work, used))
+
+
+def _flop_conventions(operator: str, columns: Columns) -> dict[str, Floats]:
+    """Return the file's FLOPs by every convention in use; "" where there is but one.
+
+    Published prefill tables halve S^2, an estimator divides it by 1.8; both differ from the exact
+    S (S + 1) / 2.
+    """
+    exact = row_flops(operator, columns)
+    if operator == "attention_prefill":
+        width = columns["head_dim"]
+    elif operator == "mla_prefill":
+        width = columns["nope_dim"] + columns["rope_dim"] / 2.0
+    else:
+        return {"": exact}
+    s = columns["q_len"]
+    square = flops.decode_attention_flops(columns["num_q_heads"], width, s, s)
+    return {
+        "FLOPs of S^2 / 2": square / 2.0,
+        "exact causal FLOPs": exact,
+        "FLOPs of S^2 / 1.8": square / 1.8,
+        "FLOPs of S^2, not halved": square,
+    }
+
+
+def _candidates(conventions: dict[str, Floats], gpu: GpuSpec, own_units: str | None) -> Iterator[_Candidate]:
+    """Yield candidates, likeliest first: of several that fit equally the first is taken."""
+    own = sorted(gpu.peak_flops_per_s.items(), key=lambda item: (item[0] != own_units, item[1], item[0]))
+    for convention, work in conventions.items():
+        for units, peak in own:
+            if own_units in (None, units):
+                yield _Candidate(peak, gpu.name, units, convention, work)
+    for card in (gpu, *(load_gpu(name) for name in gpu_names() if name != gpu.name)):
+        for units, peak in sorted(card.peak_flops_per_s.items()):
+            for convention, work in conventions.items():
+                yield _Candidate(peak, card.name, units, convention, work)
+
+
+def _label(best: _Candidate | None, gpu: GpuSpec, peak_flops_per_s: float) -> str:
+    if best is None:
+        return f"{peak_flops_per_s / TFLOP:.4g} TFLOP/s, no known peak"
+    if best.gpu == gpu.name:
+        return f"{best.units} peak of {gpu.name}"
+    return f"{best.peak_flops_per_s / TFLOP:.4g} TFLOP/s ({best.gpu} {best.units})"

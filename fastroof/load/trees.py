@@ -1,0 +1,376 @@
+"""Read published trees of kernel tables as they are: InferSim's, roofline V2's, and their kin.
+
+Two orders of folders are in use, and both are read::
+
+    gemm/<gpu>/data.csv           mha/<phase>/<gpu>/<heads>.csv
+    <gpu>/gemm/data.csv           <gpu>/mha/<phase>/<heads>.csv
+
+``<heads>`` is ``<nh>-<nkv>-<dh>``, or ``<nh>-<nkv>-<dh>-tp<T>`` for rows that one GPU of T measured.
+A file's latency is taken, its ``mfu`` column only checked (:mod:`fastroof.load.tree_peaks`).
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof.columns import LATENCY, OPERATORS, Column
+from fastroof.config.gpu import GpuSpec, load_gpu
+from fastroof.errors import GpuError, TableError
+from fastroof.load.measured import MeasuredTable, MeasuredTables, PeakFinding
+from fastroof.load.row_work import row_work
+from fastroof.load.rows import read_columns
+from fastroof.load.tree_peaks import PeakFit, fit_peak
+from fastroof.units import PEAK_DTYPE, TFLOP, US_PER_S
+
+__all__ = ["is_tree", "load_tree"]
+
+Array = npt.NDArray[Any]
+Columns = dict[str, Array]
+
+PHASES: Final = ("prefill", "decode")
+ATTENTION_KINDS: Final = ("mha", "mla")
+UNREAD_KINDS: Final = {
+    "grouped_gemm": "grouped GEMMs time up and down projections apart; fastroof has no such operator yet",
+    "dsa": "sparse attention (DSA) is no operator of fastroof yet",
+    "gdn": "linear attention (GDN) is no operator of fastroof yet",
+}
+MFU: Final = Column("mfu", "float", "", "the file's own MFU", 0)
+_DTYPE, _KV_DTYPE = OPERATORS["mla_prefill"].keys[0], OPERATORS["attention_decode"].keys[0]
+_SEQ_LEN = Column("seq_len", "int", "tokens", "tokens of the one sequence")
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """The columns of one kind of file, in the order a file without header has them."""
+
+    operator: str
+    required: tuple[Column, ...]
+    optional: tuple[Column, ...]
+    order: tuple[str, ...]
+
+
+_LAYOUTS: Final = {
+    ("gemm", ""): _Layout(
+        "gemm", (*OPERATORS["gemm"].axes, LATENCY), (_DTYPE, MFU), ("m", "k", "n", "latency_us", "mfu")
+    ),
+    **{
+        (kind, "prefill"): _Layout(
+            operator, (_DTYPE, _SEQ_LEN, LATENCY), (MFU,), ("dtype", "seq_len", "latency_us", "mfu")
+        )
+        for kind, operator in (("mha", "attention_prefill"), ("mla", "mla_prefill"))
+    },
+    **{
+        (kind, "decode"): _Layout(
+            operator,
+            (_DTYPE, _KV_DTYPE, *OPERATORS[operator].axes, LATENCY),
+            (MFU,),
+            ("dtype", "kv_dtype", "batch_size", "kv_len", "latency_us", "mfu"),
+        )
+        for kind, operator in (("mha", "attention_decode"), ("mla", "mla_decode"))
+    },
+}
+
+
+@dataclass(frozen=True)
+class _TreeFile:
+    path: Path
+    name: str
+    """Relative to the root, with forward slashes."""
+    folder: str
+    """The GPU's folder, as it is spelled."""
+    kind: str
+    phase: str
+
+
+def is_tree(root: Path) -> bool:
+    """Say whether a folder is such a tree, or holds one as ``bench_data``.
+
+    Parameters
+    ----------
+    root : Path
+        Any path.
+
+    Examples
+    --------
+    >>> is_tree(Path("no/such/folder"))
+    False
+    """
+    return bool(_tree_files(_tree_root(Path(root))))
+
+
+def load_tree(root: Path, gpu: str | None = None) -> MeasuredTables:
+    """Load every table of one GPU from a published tree.
+
+    Rows stay as they are: the same point in several files gives several rows. Beside the schema's
+    columns each table has ``file`` and, where its files do, ``mfu``.
+
+    Parameters
+    ----------
+    root : Path
+        The tree, or the folder that holds it as ``bench_data``.
+    gpu : str, optional
+        Name or alias of the GPU; needed where the tree holds several.
+
+    Returns
+    -------
+    MeasuredTables
+        ``findings`` says for each file with an mfu column which peak it was divided by, ``ignored``
+        which files were not read and why.
+
+    Raises
+    ------
+    TableError
+        If the folder is no tree, holds several GPUs or not the one asked for, if a file cannot be
+        read, or if its latency means an MFU above 1 of the peak of the dtype it ran in. Names the
+        file and the row.
+    GpuError
+        If the tree's GPU is none that fastroof knows.
+    """
+    root = _tree_root(Path(root))
+    files = _tree_files(root)
+    if not files:
+        raise TableError(
+            f"{root}: no tree of kernel tables; need gemm/<gpu>/data.csv, "
+            "mha/<phase>/<gpu>/<nh>-<nkv>-<dh>.csv or the same below <gpu>/"
+        )
+    spec, chosen = _of_one_gpu(root, files, gpu)
+    source = _source_name(root, spec)
+    ignored: dict[str, str] = {}
+    findings: list[PeakFinding] = []
+    parts: defaultdict[str, list[Columns]] = defaultdict(list)
+    for file in chosen:
+        if file.kind in UNREAD_KINDS:
+            ignored[file.name] = UNREAD_KINDS[file.kind]
+            continue
+        heads = _heads(file)
+        if isinstance(heads, str):
+            ignored[file.name] = heads
+            continue
+        operator, columns, finding = _read_file(file, heads, spec)
+        parts[operator].append(columns)
+        findings += [] if finding is None else [finding]
+    if not parts:
+        raise TableError(f"{root}: nothing to load for {spec.name}: " + _first(ignored))
+    provenance = {
+        "gpu": spec.name,
+        "source": source,
+        "layout": "<gpu>/<kind>" if chosen[0].name.startswith(chosen[0].folder + "/") else "<kind>/<gpu>",
+        "licence": "unknown",
+    }
+    return MeasuredTables(
+        gpu=spec.name,
+        tables={name: _table(name, parts[name], source, provenance) for name in OPERATORS if name in parts},
+        root=root,
+        findings=tuple(findings),
+        ignored=ignored,
+    )
+
+
+# -- folders -----------------------------------------------------------------------------------
+
+
+def _tree_root(root: Path) -> Path:
+    inner = root / "bench_data"
+    return inner if inner.is_dir() and not _tree_files(root) else root
+
+
+def _tree_files(root: Path) -> list[_TreeFile]:
+    """List the files of all GPUs in both orders of folders, sorted by name."""
+    found = []
+    for kind in ("gemm", *ATTENTION_KINDS, *UNREAD_KINDS):
+        phases = ("",) if kind == "gemm" else PHASES
+        for phase in phases:
+            file = "data.csv" if kind == "gemm" else "*.csv"
+            kind_first, gpu_first = f"{kind}/{phase}/*/{file}", f"*/{kind}/{phase}/{file}"
+            for pattern, place in ((kind_first, -2), (gpu_first, 0)):
+                for path in root.glob(pattern.replace("//", "/")):
+                    inside = path.relative_to(root)
+                    found.append(_TreeFile(path, inside.as_posix(), inside.parts[place], kind, phase))
+    return sorted(found, key=lambda f: f.name)
+
+
+def _of_one_gpu(root: Path, files: list[_TreeFile], gpu: str | None) -> tuple[GpuSpec, list[_TreeFile]]:
+    by_gpu: defaultdict[str, list[_TreeFile]] = defaultdict(list)
+    for file in files:
+        by_gpu[_canonical(file.folder)].append(file)
+    have = ", ".join(sorted(by_gpu))
+    if gpu is None and len(by_gpu) > 1:
+        raise TableError(f"{root} holds tables of {have}: say which with gpu=")
+    name = next(iter(by_gpu)) if gpu is None else _canonical(gpu)
+    if name not in by_gpu:
+        raise TableError(f"{root} has no tables of gpu {gpu!r}; it has {have}")
+    return load_gpu(name), by_gpu[name]
+
+
+def _canonical(name: str) -> str:
+    try:
+        return load_gpu(name).name
+    except GpuError:
+        return name.lower()
+
+
+def _source_name(root: Path, gpu: GpuSpec) -> str:
+    """Name the source after the root folder, less what every root folder is called."""
+    root = root.resolve()
+    folder = root.parent.name if root.name == "bench_data" else root.name
+    name = folder.lower().removesuffix("_bench_data").removeprefix(f"{gpu.name}_")
+    return name or "tree"
+
+
+# -- one file ----------------------------------------------------------------------------------
+
+
+def _heads(file: _TreeFile) -> tuple[int, int, int] | str:
+    """Return the three numbers of an attention file's name, on one GPU; or why it has none."""
+    if file.kind == "gemm":
+        return (0, 0, 0)
+    match = re.fullmatch(r"([1-9]\d*)-([1-9]\d*)-([1-9]\d*)(?:-tp([1-9]\d*))?", file.path.stem)
+    if match is None:
+        return "the name is not <nh>-<nkv>-<dh>.csv or <nh>-<nkv>-<dh>-tp<T>.csv"
+    first, second, third = (int(g) for g in match.groups()[:3])
+    tp = int(match[4] or 1)
+    if first % tp or (file.kind == "mha" and second % tp and tp % second):
+        raise TableError(f"{file.name}: {first} and {second} heads cannot be split over {tp} GPUs")
+    return (first // tp, max(1, second // tp) if file.kind == "mha" else second, third)
+
+
+def _read_file(
+    file: _TreeFile, heads: tuple[int, int, int], gpu: GpuSpec
+) -> tuple[str, Columns, PeakFinding | None]:
+    layout = _LAYOUTS[file.kind, file.phase]
+    names = layout.order if _lacks_header(file.path) else None
+    read = read_columns(file.path, layout.required, layout.optional, names=names, label=file.name)
+    rows = len(read["latency_us"])
+    columns = _with_keys(layout.operator, read, heads)
+    if layout.operator == "gemm":
+        fit = _fit_gemm(file, columns, gpu)
+    else:
+        _check_dtype(file, "dtype", read["dtype"], compute_only=layout.operator != "mla_prefill")
+        if "kv_dtype" in columns:
+            _check_dtype(file, "kv_dtype", columns["kv_dtype"], compute_only=False)
+        own = str(read["dtype"][0])
+        fit = fit_peak(layout.operator, columns, gpu, file.name, own)
+    _check_mfu(file, layout.operator, columns, gpu, None if fit is None else fit.finding)
+    columns["file"] = _repeat(file.name, rows)
+    return layout.operator, columns, None if fit is None else fit.finding
+
+
+def _lacks_header(path: Path) -> bool:
+    """Say whether the first line already is a row: a header has no cell that is a number."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            first = next(csv.reader(file), [])
+    except (OSError, UnicodeDecodeError, csv.Error):
+        return False
+    return any(re.fullmatch(r"\s*[-+]?\d+(\.\d*)?\s*", cell) for cell in first)
+
+
+def _with_keys(operator: str, read: Columns, heads: tuple[int, int, int]) -> Columns:
+    """Return the schema's columns of one file's rows."""
+    columns: Columns = {name: read[name] for name in ("latency_us", "mfu") if name in read}
+    rows = len(columns["latency_us"])
+    if operator == "gemm":
+        return columns | {name: read[name] for name in ("dtype", "m", "n", "k") if name in read}
+    names: tuple[str, ...]
+    if operator.startswith("attention"):
+        names = ("num_q_heads", "num_kv_heads", "head_dim")
+        columns["window"] = np.zeros(rows, np.int64)
+    else:
+        names = tuple(c.name for c in OPERATORS[operator].keys if c.kind == "int")
+    columns |= {name: np.full(rows, size, np.int64) for name, size in zip(names, heads, strict=True)}
+    if operator.endswith("decode"):
+        return columns | {name: read[name] for name in ("kv_dtype", "batch_size", "kv_len")}
+    columns["q_len"] = read["seq_len"]
+    if operator == "mla_prefill":
+        return columns | {"dtype": read["dtype"]}
+    return columns | {
+        "kv_dtype": read["dtype"],
+        "batch_size": np.ones(rows, np.int64),
+        "kv_len": read["seq_len"],
+    }
+
+
+def _fit_gemm(file: _TreeFile, columns: Columns, gpu: GpuSpec) -> PeakFit | None:
+    """Fit the peak; a file without a dtype column gets the dtype that its peak means."""
+    if "dtype" in columns:
+        _check_dtype(file, "dtype", columns["dtype"], compute_only=False)
+        dtypes = np.unique(columns["dtype"])
+        return fit_peak("gemm", columns, gpu, file.name, str(dtypes[0])) if len(dtypes) == 1 else None
+    fit = fit_peak("gemm", columns, gpu, file.name, None)
+    if fit is None or fit.units is None:
+        found = "no mfu column either" if fit is None else f"an mfu column divided by {fit.finding.label}"
+        peaks = ", ".join(f"{units} {p / TFLOP:.4g}" for units, p in sorted(gpu.peak_flops_per_s.items()))
+        raise TableError(
+            f"{file.name}: no dtype column, and {found}: what the kernels ran in is unknown; "
+            f"add a dtype column, or an mfu column of one of the peaks of {gpu.name} ({peaks} TFLOP/s)"
+        )
+    columns["dtype"] = _repeat(fit.units, len(columns["latency_us"]))
+    return fit
+
+
+def _check_dtype(file: _TreeFile, column: str, words: Array, compute_only: bool) -> None:
+    """Refuse an unknown dtype, and for attention one that does not compute in bf16."""
+    known = ("bf16", "fp16") if compute_only else tuple(PEAK_DTYPE)
+    wrong = ~np.isin(words.astype(str), known)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise TableError(
+            f"{file.name}, row {row + 1}, column {column}: found {words[row]!r}, need {' or '.join(known)}"
+        )
+
+
+def _check_mfu(
+    file: _TreeFile, operator: str, columns: Columns, gpu: GpuSpec, finding: PeakFinding | None
+) -> None:
+    """Refuse a table that no kernel of its dtype can have measured."""
+    work = row_work(operator, columns, gpu)
+    if np.isnan(work.peak_flops_per_s).any():
+        row = int(np.argmax(np.isnan(work.peak_flops_per_s)))
+        have = ", ".join(sorted(gpu.peak_flops_per_s))
+        raise TableError(
+            f"{file.name}, row {row + 1}: found dtype {columns['dtype'][row]!r}, "
+            f"but {gpu.name} computes in {have} only"
+        )
+    mfu = work.flops * US_PER_S / (columns["latency_us"] * work.limit_flops_per_s)
+    if (mfu > 1.0).any():
+        row = int(np.argmax(mfu))
+        sizes = ", ".join(f"{c.name} {columns[c.name][row]}" for c in OPERATORS[operator].axes)
+        dtype = str(columns["kv_dtype" if "kv_dtype" in columns else "dtype"][row])
+        claim = "" if finding is None else f" (its mfu column was divided by the {finding.label})"
+        raise TableError(
+            f"{file.name}, row {row + 1}: {columns['latency_us'][row]} us for {sizes} means an MFU of "
+            f"{mfu[row]:.3f} of the {work.limit_flops_per_s[row] / TFLOP:.4g} TFLOP/s that {gpu.name} has "
+            f"for {dtype}{claim}: a wrong unit, dtype or GPU; correct the table"
+        )
+
+
+# -- one table ---------------------------------------------------------------------------------
+
+
+def _table(operator: str, parts: list[Columns], source: str, provenance: dict[str, str]) -> MeasuredTable:
+    """Join the files of one operator; files without mfu count as NaN beside those that have it."""
+    schema = OPERATORS[operator]
+    names = [c.name for c in schema.required] + ["file"]
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in names}
+    if any("mfu" in part for part in parts):
+        columns["mfu"] = np.concatenate(
+            [part.get("mfu", np.full(len(part["latency_us"]), np.nan)) for part in parts]
+        )
+    files = tuple(str(part["file"][0]) for part in parts)
+    return MeasuredTable(operator, columns, source, files, provenance)
+
+
+def _repeat(word: str, rows: int) -> Array:
+    return np.array([word] * rows, dtype=object)
+
+
+def _first(ignored: dict[str, str]) -> str:
+    return "; ".join(f"{name}: {why}" for name, why in list(ignored.items())[:3])

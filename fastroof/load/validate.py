@@ -1,0 +1,231 @@
+"""Look measured tables over before they are used: what cannot be, and what will spoil a lookup.
+
+Nothing is changed or dropped here: a report says what was found, and how grave it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof.columns import OPERATORS
+from fastroof.config.gpu import GpuSpec
+from fastroof.load.file_report import SEVERITIES, AxisRange, FileReport, Finding, Severity, worst
+from fastroof.load.grid_checks import duplicates, example, grid_findings, grid_of
+from fastroof.load.measured import MeasuredTable, MeasuredTables
+from fastroof.load.row_work import RowWork, row_work
+from fastroof.load.tree_peaks import fit_peak
+from fastroof.units import GB, MIB, TFLOP, US_PER_S
+
+__all__ = ["AxisRange", "FileReport", "Finding", "Severity", "validate", "worst"]
+
+Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+Columns = Mapping[str, Array]
+
+IMPOSSIBLE_BANDWIDTH = 1.3
+"""Above the datasheet's bandwidth by this much, a figure is wrong rather than lucky."""
+IN_SWITCH_REDUCTION = 2.0
+"""NVLink switches that add halve what an all-reduce sends, so its ring figure can double."""
+UNKNOWN_L2_BYTES = 64 * MIB
+"""Taken where a gpu.toml does not say: more than Hopper's, so that the doubt favours the table."""
+
+
+def validate(tables: MeasuredTables, gpu: GpuSpec) -> list[FileReport]:
+    """Report on every file of some measured tables.
+
+    Parameters
+    ----------
+    tables : MeasuredTables
+        Of any loader; rows are told apart by their ``file`` column where there is one.
+    gpu : GpuSpec
+        The card they were measured on.
+
+    Returns
+    -------
+    list of FileReport
+        One a file, in the order of the tables.
+
+    Notes
+    -----
+    Kinds of findings: ``mfu_above_1``, ``above_own_peak``, ``unknown_dtype``, ``bandwidth``,
+    ``cached`` (above memory bandwidth, but small enough for the L2), ``few_experts`` (above it with the
+    experts that even routing reaches: the tokens shared some), ``in_switch`` (all-reduce above its ring
+    figure), ``mfu_column_peak``, ``mfu_column_flops``, ``mfu_column_rows``, ``duplicate``,
+    ``warm_up``, ``jump``, ``holes``, ``missing_pairs``.
+    """
+    return [report for table in tables.tables.values() for report in _reports(table, gpu)]
+
+
+def _reports(table: MeasuredTable, gpu: GpuSpec) -> list[FileReport]:
+    if not table.num_rows:
+        return []
+    columns = table.columns
+    if "file" in columns:
+        names, first, file = np.unique(columns["file"], return_index=True, return_inverse=True)
+        in_order = np.argsort(first)
+    else:
+        names = np.array([", ".join(table.files) or table.operator], dtype=object)
+        file, in_order = np.zeros(table.num_rows, np.int64), np.zeros(1, np.int64)
+    repeated = duplicates(table.operator, columns, file, len(names))
+    return [
+        _report(
+            table,
+            str(names[i]),
+            {name: values[file == i] for name, values in columns.items()},
+            [repeated[int(i)]] if int(i) in repeated else [],
+            gpu,
+        )
+        for i in in_order
+    ]
+
+
+def _report(
+    table: MeasuredTable, file: str, columns: Columns, repeated: list[Finding], gpu: GpuSpec
+) -> FileReport:
+    operator = table.operator
+    work = row_work(operator, columns, gpu)
+    seconds = columns["latency_us"] / US_PER_S
+    mfu = work.flops / (seconds * work.peak_flops_per_s)
+    bandwidth = work.moved_bytes / seconds
+    findings = [
+        *_check_peaks(operator, columns, work, gpu),
+        *_check_bandwidth(operator, columns, work, bandwidth, gpu),
+        *_check_mfu_column(operator, columns, file, gpu),
+        *repeated,
+        *grid_findings(grid_of(operator, columns)),
+    ]
+    axes = {c.name: columns[c.name] for c in OPERATORS[operator].axes}
+    return FileReport(
+        file=file,
+        operator=operator,
+        source=table.source,
+        rows=len(seconds),
+        axes=tuple(
+            AxisRange(name, len(np.unique(v)), int(v.min()), int(v.max())) for name, v in axes.items()
+        ),
+        mfu_min=_or_none(np.fmin.reduce(mfu)),
+        mfu_max=_or_none(np.fmax.reduce(mfu)),
+        bandwidth_max_bytes_per_s=_or_none(np.fmax.reduce(bandwidth)),
+        bandwidth_limit_bytes_per_s=work.bandwidth_bytes_per_s,
+        findings=tuple(sorted(findings, key=lambda f: -SEVERITIES.index(f.severity))),
+    )
+
+
+def _or_none(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)
+
+
+# -- against the GPU ---------------------------------------------------------------------------
+
+
+def _check_peaks(operator: str, columns: Columns, work: RowWork, gpu: GpuSpec) -> list[Finding]:
+    computes = ~np.isnan(work.flops)
+    unknown = computes & np.isnan(work.peak_flops_per_s)
+    flops_per_s = work.flops * US_PER_S / columns["latency_us"]
+    own, limit = flops_per_s / work.peak_flops_per_s, flops_per_s / work.limit_flops_per_s
+    impossible = limit > 1.0
+    found = []
+    if unknown.any():
+        row = int(np.argmax(unknown))
+        column = "dtype" if "dtype" in columns else "kv_dtype"
+        have = ", ".join(sorted(gpu.peak_flops_per_s))
+        dtype = columns[column][row]
+        message = f"{unknown.sum()} rows of dtype {dtype!r}: {gpu.name} computes in {have} only"
+        point = example(operator, columns, row)
+        found.append(Finding("unknown_dtype", "error", int(unknown.sum()), message, point))
+    slow_units = (own > 1.0) & ~impossible
+    cases: list[tuple[str, Severity, Bools, Floats, Floats, str]] = [
+        ("mfu_above_1", "error", impossible, limit, work.limit_flops_per_s, "wrong unit, dtype or GPU"),
+        ("above_own_peak", "warning", slow_units, own, work.peak_flops_per_s, "it computed in fp8, not bf16"),
+    ]
+    for kind, severity, rows, share, peak, why in cases:
+        if rows.any():
+            row = int(np.argmax(np.where(rows, share, -np.inf)))
+            message = (
+                f"{rows.sum()} rows above {peak[row] / TFLOP:.4g} TFLOP/s, up to MFU {share[row]:.3f}: {why}"
+            )
+            point = example(operator, columns, row) | {"mfu": float(share[row])}
+            found.append(Finding(kind, severity, int(rows.sum()), message, point))
+    return found
+
+
+def _check_bandwidth(
+    operator: str, columns: Columns, work: RowWork, bandwidth: Floats, gpu: GpuSpec
+) -> list[Finding]:
+    share = bandwidth / work.bandwidth_bytes_per_s
+    least_share = share * (work.least_bytes / work.moved_bytes)
+    above = least_share > 1.0
+    if work.over_link:
+        harmless = above & (share <= IN_SWITCH_REDUCTION) & (operator == "allreduce")
+        impossible = share > (IN_SWITCH_REDUCTION if operator == "allreduce" else IMPOSSIBLE_BANDWIDTH)
+        easy = ("in_switch", "as switches that reduce can do")
+        what = "link"
+    else:
+        cached = work.moved_bytes < 2 * (gpu.l2_bytes or UNKNOWN_L2_BYTES)
+        harmless = above & cached
+        impossible = (least_share > IMPOSSIBLE_BANDWIDTH) & ~cached
+        easy = ("cached", "with so few bytes that the L2 can hold them")
+        what = "memory"
+    cases: list[tuple[str, Severity, Bools, str]] = [
+        ("bandwidth", "error", impossible, "wrong unit, size or GPU"),
+        ("bandwidth", "warning", above & ~harmless & ~impossible, "more than the datasheet has"),
+        (easy[0], "note", harmless, easy[1]),
+        (
+            "few_experts",
+            "warning",
+            (share > 1.0) & ~above,
+            "its tokens shared experts more than even routing",
+        ),
+    ]
+    found = []
+    for kind, severity, rows, why in cases:
+        if rows.any():
+            row = int(np.argmax(np.where(rows, share, -np.inf)))
+            message = (
+                f"{rows.sum()} rows above the {work.bandwidth_bytes_per_s / GB:g} GB/s of the {what}, up to "
+                f"{bandwidth[row] / GB:.0f} GB/s: {why}"
+            )
+            point = example(operator, columns, row)
+            point |= {"bytes": float(work.moved_bytes[row]), "bandwidth_bytes_per_s": float(bandwidth[row])}
+            found.append(Finding(kind, severity, int(rows.sum()), message, point))
+    return found
+
+
+# -- against the file's own mfu column ---------------------------------------------------------
+
+
+def _check_mfu_column(operator: str, columns: Columns, file: str, gpu: GpuSpec) -> list[Finding]:
+    mfu = columns.get("mfu")
+    if mfu is None or np.isnan(mfu).any():
+        return []
+    dtypes = np.unique(columns["dtype"]) if "dtype" in columns else np.array(["bf16"], dtype=object)
+    fit = fit_peak(operator, columns, gpu, file, str(dtypes[0])) if len(dtypes) == 1 else None
+    if fit is None:
+        return []
+    found = []
+    peak, label = fit.finding.peak_flops_per_s, fit.finding.label
+    if not fit.finding.agrees:
+        message = f"the mfu column was divided by {peak / TFLOP:.4g} TFLOP/s: {label}; latency is used"
+        found.append(Finding("mfu_column_peak", "warning", len(mfu), message, {"peak_flops_per_s": peak}))
+    elif label.endswith(("1.8", "not halved")):
+        message = f"the mfu column counts other FLOPs than it should: {label}; latency is used"
+        found.append(Finding("mfu_column_flops", "note", len(mfu), message))
+    wrong = fit.contradicts
+    if wrong.any():
+        apart = np.abs(mfu - fit.expected_mfu) / fit.expected_mfu
+        row = int(np.argmax(np.where(wrong, apart, -np.inf)))
+        meant = columns["latency_us"][row] * fit.expected_mfu[row] / mfu[row] if mfu[row] else np.inf
+        message = (
+            f"latency and mfu contradict each other in {wrong.sum()} rows: "
+            f"{columns['latency_us'][row]:g} us means MFU {fit.expected_mfu[row]:.4f}, "
+            f"the file says {mfu[row]:g}" + (f" ({meant:.4g} us)" if mfu[row] else "") + "; latency is used"
+        )
+        point = example(operator, columns, row)
+        point |= {"mfu": float(mfu[row]), "mfu_by_latency": float(fit.expected_mfu[row])}
+        found.append(Finding("mfu_column_rows", "warning", int(wrong.sum()), message, point))
+    return found

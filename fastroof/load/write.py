@@ -1,0 +1,281 @@
+"""Write a source: measured tables and their provenance, as one folder, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+
+from fastroof.columns import OPERATORS, OPTIONAL_COLUMNS, OperatorSchema
+from fastroof.errors import TableError
+
+__all__ = ["sort_rows", "toml_text", "write_source"]
+
+Array = npt.NDArray[Any]
+Format = Literal["parquet", "csv"]
+
+PROVENANCE_FILE: Final = "provenance.toml"
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_ARROW_TYPES = {"int": pa.int64(), "float": pa.float64(), "text": pa.string()}
+
+
+def write_source(
+    folder: Path,
+    tables: Mapping[str, Mapping[str, Array]],
+    provenance: Mapping[str, Any],
+    format: Format = "parquet",
+    overwrite: bool = False,
+) -> Path:
+    """Write one source in fastroof's own schema.
+
+    Everything is written into a folder beside it first and then renamed, so that a reader sees
+    the old source or the new one and never half of one.
+
+    Parameters
+    ----------
+    folder : Path
+        Folder of the source; its parents are made.
+    tables : mapping of str to mapping of str to ndarray
+        For each operator its columns, each of shape (rows,); columns that the schema does not
+        know are an error.
+    provenance : mapping
+        Content of provenance.toml; must name ``gpu``.
+    format : {"parquet", "csv"}
+        Format of the tables. Both keep every bit of a float64.
+    overwrite : bool
+        Whether an existing folder is replaced.
+
+    Returns
+    -------
+    Path
+        The folder.
+
+    Raises
+    ------
+    TableError
+        If the folder exists and ``overwrite`` is False, a table does not fit its schema, or the
+        provenance holds what TOML cannot.
+
+    Notes
+    -----
+    Rows are sorted by keys, then axes, then latency, and nothing in the files depends on when or
+    where they are written: the same rows give the same bytes.
+    """
+    folder = Path(folder)
+    if folder.exists() and not overwrite:
+        raise TableError(f"{folder} exists; pass overwrite=True to replace it, or another folder")
+    if folder.exists() and any(folder.iterdir()) and not (folder / PROVENANCE_FILE).is_file():
+        raise TableError(f"{folder} holds no {PROVENANCE_FILE}, so it is no source; it is not replaced")
+    if not provenance.get("gpu"):
+        raise TableError("provenance names no gpu; need gpu = the folder name under bench_data")
+    if format not in ("parquet", "csv"):
+        raise TableError(f"format is {format!r}; need 'parquet' or 'csv'")
+    arrow = {operator: _arrow_table(operator, columns) for operator, columns in tables.items()}
+    text = toml_text(provenance)
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    building = _beside(folder)
+    building.mkdir()
+    try:
+        (building / PROVENANCE_FILE).write_text(text, encoding="utf-8", newline="\n")
+        for operator, table in arrow.items():
+            _write_table(building / f"{operator}.{format}", table, OPERATORS[operator])
+        _swap(building, folder)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return folder
+
+
+def sort_rows(operator: str, columns: Mapping[str, Array]) -> dict[str, Array]:
+    """Sort rows the way a written table holds them: by keys, then axes, then latency.
+
+    Parameters
+    ----------
+    operator : str
+        A key of :data:`fastroof.columns.OPERATORS`.
+    columns : mapping of str to ndarray
+        At least the schema's required columns, each of shape (rows,).
+
+    Returns
+    -------
+    dict of str to ndarray
+        The same columns in the new order; rows that are equal so far keep theirs.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rows = {"kind": np.array(["copy", "copy"], object), "m": np.array([2, 1]), "width": np.array([8, 8]),
+    ...         "io_bytes": np.array([64, 32]), "latency_us": np.array([2.5, 2.0])}
+    >>> sort_rows("elementwise", rows)["m"].tolist()
+    [1, 2]
+    """
+    order = np.lexsort([_sortable(columns[c.name]) for c in reversed(OPERATORS[operator].required)])
+    return {name: np.asarray(values)[order] for name, values in columns.items()}
+
+
+def _sortable(values: Array) -> Array:
+    if values.dtype != object:
+        return values
+    _, codes = np.unique(values, return_inverse=True)
+    return codes
+
+
+def _swap(building: Path, folder: Path) -> None:
+    """Put the finished folder in place; on failure put the old one back."""
+    if not folder.exists():
+        building.rename(folder)
+        return
+    old = _beside(folder)
+    folder.rename(old)
+    try:
+        building.rename(folder)
+    except OSError:
+        old.rename(folder)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _beside(folder: Path) -> Path:
+    """Return a new name on the same file system, so that renaming moves no bytes."""
+    return folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
+
+
+def _arrow_table(operator: str, columns: Mapping[str, Array]) -> pa.Table:
+    """Return the rows in schema order of columns, sorted."""
+    schema = OPERATORS.get(operator)
+    if schema is None:
+        raise TableError(f"unknown operator {operator!r}; the operators are {', '.join(OPERATORS)}")
+    known = (*schema.required, *OPTIONAL_COLUMNS)
+    missing = [c.name for c in schema.required if c.name not in columns]
+    if missing:
+        raise TableError(f"table {operator} lacks column {', '.join(missing)}")
+    unknown = sorted(set(columns) - {c.name for c in known})
+    if unknown:
+        have = ", ".join(c.name for c in known)
+        raise TableError(f"table {operator} has unknown column {', '.join(unknown)}; known are {have}")
+    lengths = {name: len(values) for name, values in columns.items()}
+    rows = lengths["latency_us"]
+    if rows == 0 or set(lengths.values()) != {rows}:
+        raise TableError(f"table {operator} needs columns of one length above 0, got {lengths}")
+    columns = sort_rows(operator, columns)
+    fields, arrays = [], []
+    for column in known:
+        if column.name in columns:
+            fields.append(pa.field(column.name, _ARROW_TYPES[column.kind], nullable=False))
+            try:
+                arrays.append(pa.array(columns[column.name], fields[-1].type))
+            except (pa.ArrowException, TypeError) as error:
+                raise TableError(
+                    f"table {operator}, column {column.name}: need {column.kind}: {error}"
+                ) from None
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def _write_table(path: Path, table: pa.Table, schema: OperatorSchema) -> None:
+    if path.suffix == ".csv":
+        pacsv.write_csv(table, path, pacsv.WriteOptions(quoting_style="needed"))
+        return
+    floats = [f.name for f in table.schema if pa.types.is_floating(f.type)]
+    # Latencies rarely repeat, so a dictionary would only add to them; sorted sizes are long runs.
+    pq.write_table(
+        table,
+        path,
+        compression="zstd",
+        compression_level=19,
+        use_dictionary=[f.name for f in table.schema if f.name not in floats],
+        column_encoding=dict.fromkeys(floats, "BYTE_STREAM_SPLIT"),
+        row_group_size=table.num_rows,
+        write_statistics=True,
+        store_schema=False,
+    )
+
+
+# -- TOML ----------------------------------------------------------------------------------------
+
+
+def toml_text(values: Mapping[str, Any]) -> str:
+    """Write a dict of str, int, float, bool, list and dict as TOML that tomllib reads back equal.
+
+    Parameters
+    ----------
+    values : mapping
+        Keys are strings; a list may hold scalars, lists and dicts.
+
+    Returns
+    -------
+    str
+        The TOML document.
+
+    Raises
+    ------
+    TableError
+        If a value is none of those types; TOML has no null.
+
+    Examples
+    --------
+    >>> print(toml_text({"gpu": "h100", "operators": {"gemm": {"rows": 2}}}), end="")
+    gpu = "h100"
+    <BLANKLINE>
+    [operators.gemm]
+    rows = 2
+    """
+    text = "\n".join(_toml_lines(values, ())).strip("\n") + "\n"
+    return text if values else ""
+
+
+def _toml_lines(values: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:
+    plain = {k: v for k, v in values.items() if not isinstance(v, Mapping)}
+    if path and (plain or not values):
+        yield f"\n[{'.'.join(map(_toml_key, path))}]"
+    for key, value in plain.items():
+        yield f"{_toml_key(key)} = {_toml_value(value, (*path, key))}"
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _toml_lines(value, (*path, key))
+
+
+def _toml_key(key: str) -> str:
+    return key if _BARE_KEY.fullmatch(key) else _toml_string(key)
+
+
+def _toml_string(text: str) -> str:
+    # JSON escapes what TOML wants escaped, except DEL; lone surrogates are no text at all.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _toml_value(value: Any, path: tuple[str, ...]) -> str:
+    if isinstance(value, str):
+        return _toml_string(value)
+    if isinstance(value, bool | np.bool_):
+        return "true" if value else "false"
+    if isinstance(value, int | np.integer):
+        return str(int(value))
+    if isinstance(value, float | np.floating):
+        return repr(float(value)) if math.isfinite(value) else str(float(value))
+    if isinstance(value, Mapping):
+        inside = (f"{_toml_key(k)} = {_toml_value(v, (*path, k))}" for k, v in value.items())
+        return "{ " + ", ".join(inside) + " }"
+    if isinstance(value, Sequence):
+        return _toml_list(value, path)
+    raise TableError(
+        f"provenance {'.'.join(path)} is {value!r}; TOML takes str, int, float, bool, list and dict"
+    )
+
+
+def _toml_list(values: Sequence[Any], path: tuple[str, ...]) -> str:
+    cells = [_toml_value(v, path) for v in values]
+    line = f"[{', '.join(cells)}]"
+    if len(line) <= 90:
+        return line
+    return "[\n" + "".join(f"  {cell},\n" for cell in cells) + "]"

@@ -1,0 +1,368 @@
+"""The importer of aiconfigurator-core: the mapping on small packages, and the shipped tables again."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from fastroof.columns import OPERATORS
+from fastroof.errors import TableError
+from fastroof.load import aiconfigurator
+from fastroof.load.aiconfigurator import (
+    available,
+    convert_aiconfigurator,
+    import_aiconfigurator,
+    installed_root,
+)
+from fastroof.load.own import load_own
+
+SHIPPED = Path(__file__).resolve().parents[1] / "bench_data" / "h100" / "aiconfigurator-vllm-0.24.0"
+SHIPPED_PACKAGE_VERSION = "0.12.0"
+
+RUN = {"framework": "VLLM", "version": "0.24.0", "device": "NVIDIA H100 80GB HBM3"}
+GEMM = RUN | {"kernel_source": "cublas", "gemm_dtype": "bfloat16", "m": 1, "n": 8, "k": 16, "latency": 0.0025}
+ATTENTION = RUN | {
+    "kernel_source": "fa3", "batch_size": 2, "isl": 1, "num_heads": 32, "num_key_value_heads": 8,
+    "head_dim": 128, "beam_width": 1, "attn_dtype": "bfloat16", "kv_cache_dtype": "bfloat16",
+    "step": 1023, "window_size": 0, "latency": 0.015,
+}  # fmt: skip
+MOE = RUN | {
+    "kernel_source": "triton", "moe_dtype": "bfloat16", "num_tokens": 4, "hidden_size": 4096,
+    "inter_size": 14336, "topk": 2, "num_experts": 8, "moe_tp_size": 2, "moe_ep_size": 4,
+    "distribution": "power_law_1.2", "latency": 0.5,
+}  # fmt: skip
+ALLREDUCE = RUN | {
+    "kernel_source": "vLLM_custom_graph", "allreduce_dtype": "bfloat16", "num_gpus": 2,
+    "message_size": 1024, "latency": 0.0045, "backend": "vllm_graph",
+}  # fmt: skip
+NCCL = {
+    "framework": "TRTLLM", "version": "2.29.2", "device": "NVIDIA H100 80GB HBM3", "kernel_source": "NCCL",
+    "op_name": "all_reduce", "nccl_dtype": "half", "num_gpus": 4, "message_size": 512, "latency": 0.0155,
+}  # fmt: skip
+QUANTISE = RUN | {"kernel_source": "static", "m": 2, "k": 4096, "quant_dtype": "fp8", "latency": 0.002}
+
+FILES = {
+    "gemm": "gemm/vllm/0.24.0/gemm_perf",
+    "context": "attention/vllm/0.24.0/context_attention_perf",
+    "generation": "attention/vllm/0.24.0/generation_attention_perf",
+    "moe": "moe/vllm/0.24.0/moe_perf",
+    "allreduce": "comm/vllm/0.24.0/custom_allreduce_perf",
+    "nccl": "comm/nccl/2.27.3/nccl_perf",
+    "quantise": "quantize/vllm/0.24.0/scale_matrix_perf",
+}
+
+
+def package(root: Path, system: str = "h100_sxm", **files: list[dict[str, Any]]) -> Path:
+    """Write a package that holds these rows, and a GEMM row where none is given."""
+    systems = root / "aiconfigurator_core" / "systems"
+    for family, rows in ({"gemm": [GEMM]} | files).items():
+        path = systems / "data" / system / f"{FILES[family]}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    (systems / f"{system}.yaml").write_text("gpu:\n  mem_bw: 1\nmisc:\n  nccl_version: '2.27.3'\n")
+    (root / "aiconfigurator_core-0.9.1.dist-info").mkdir(exist_ok=True)
+    return root / "aiconfigurator_core"
+
+
+def imported(
+    root: Path, operator: str, **files: list[dict[str, Any]]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Columns of one operator as lists, and what its provenance says."""
+    table = import_aiconfigurator("h100_sxm", "vllm", "0.24.0", package(root, **files)).tables[operator]
+    return {n: v.tolist() for n, v in table.columns.items()}, table.provenance["operators"][operator]
+
+
+def left_out(found: dict[str, Any]) -> dict[str, int]:
+    (file,) = found["files"].values()
+    return dict(file.get("left_out", {}))
+
+
+def test_gemm_rows_keep_every_bit_and_known_dtypes(tmp_path: Path) -> None:
+    odd = 0.1 + 0.2
+    rows = [GEMM | {"gemm_dtype": d} for d in ("fp8", "fp8_block", "nvfp4", "int8_wo", "nvfp4")]
+    columns, found = imported(tmp_path, "gemm", gemm=[GEMM | {"latency": odd}, *rows])
+    assert columns["dtype"] == ["bf16", "fp8", "fp8_block"]
+    assert columns["latency_us"] == [odd * 1e3, 0.0025 * 1e3, 0.0025 * 1e3]
+    assert (columns["m"], columns["n"], columns["k"]) == ([1] * 3, [8] * 3, [16] * 3)
+    assert columns["kernel"] == ["cublas"] * 3
+    assert left_out(found) == {"dtype int8_wo": 1, "dtype nvfp4": 2}
+    assert (found["rows"], found["points"], found["kernels"]) == (3, 3, ["cublas"])
+
+
+def test_prefill_attends_to_its_prefix_and_itself(tmp_path: Path) -> None:
+    row = ATTENTION | {"isl": 512, "step": 100, "latency": 0.2}
+    others = [
+        row | {"window_size": 128}, row | {"attn_dtype": "fp8"}, row | {"beam_width": 4},
+        row | {"kv_cache_dtype": "int4"}, row | {"kv_cache_dtype": "fp8"},
+    ]  # fmt: skip
+    columns, found = imported(tmp_path, "attention_prefill", context=[row, *others])
+    assert columns["kv_dtype"] == ["bf16", "fp8"]
+    assert (columns["batch_size"], columns["q_len"], columns["kv_len"]) == ([2, 2], [512, 512], [612, 612])
+    assert [columns[n][0] for n in ("num_q_heads", "num_kv_heads", "head_dim", "window")] == [32, 8, 128, 0]
+    assert left_out(found) == {"window 128": 1, "computes in fp8": 1, "beam search": 1, "dtype int4": 1}
+
+
+def test_decode_attends_to_the_past_and_the_new_token(tmp_path: Path) -> None:
+    columns, found = imported(tmp_path, "attention_decode", generation=[ATTENTION, ATTENTION | {"isl": 3}])
+    assert columns["kv_len"] == [1024]
+    assert "q_len" not in columns
+    assert left_out(found) == {"more than one new token": 1}
+
+
+def test_attention_files_without_a_window_column_have_none(tmp_path: Path) -> None:
+    row = {name: value for name, value in ATTENTION.items() if name != "window_size"}
+    columns, _ = imported(tmp_path, "attention_decode", generation=[row])
+    assert columns["window"] == [0]
+
+
+def test_moe_rows(tmp_path: Path) -> None:
+    rows = [MOE, MOE | {"moe_dtype": "w4a16_mxfp4"}, MOE | {"kernel_source": "moe_torch_flow_nongated"}]
+    columns, found = imported(tmp_path, "moe", moe=rows)
+    assert columns["dtype"] == ["bf16", "w4a16_mxfp4"]
+    names = (
+        "hidden",
+        "intermediate",
+        "topk",
+        "num_experts",
+        "moe_tp",
+        "moe_ep",
+        "distribution",
+        "num_tokens",
+    )
+    assert [columns[n][0] for n in names] == [4096, 14336, 2, 8, 2, 4, "power_law_1.2", 4]
+    assert left_out(found) == {"experts without a gate": 1}
+
+
+def test_of_two_kernels_at_one_point_the_faster_stays(tmp_path: Path) -> None:
+    rows = [
+        MOE | {"latency": 0.5}, MOE | {"latency": 0.7},
+        MOE | {"kernel_source": "min_latency", "latency": 0.6},
+        MOE | {"num_tokens": 8, "latency": 0.9},
+        MOE | {"num_tokens": 8, "kernel_source": "min_latency", "latency": 0.8},
+    ]  # fmt: skip
+    columns, found = imported(tmp_path, "moe", moe=rows)
+    assert columns["num_tokens"] == [4, 4, 8]
+    assert columns["kernel"] == ["triton", "triton", "min_latency"]
+    assert left_out(found) == {"slower of two kernels for the same sizes": 2}
+
+
+def test_custom_allreduce_counts_elements(tmp_path: Path) -> None:
+    eager = ALLREDUCE | {"kernel_source": "vLLM_custom_eager", "backend": "vllm_eager", "latency": 0.02}
+    columns, _ = imported(tmp_path, "allreduce", allreduce=[ALLREDUCE, eager])
+    assert columns["mode"] == ["eager", "graph"]
+    assert columns["message_bytes"] == [2048, 2048]
+    assert columns["latency_us"] == [0.02 * 1e3, 0.0045 * 1e3]
+    assert columns["kernel"] == ["vLLM_custom_eager", "vLLM_custom_graph"]
+
+
+def test_allreduce_rows_without_a_mode_are_graph_replays(tmp_path: Path) -> None:
+    row = {name: value for name, value in ALLREDUCE.items() if name != "backend"}
+    columns, _ = imported(tmp_path, "allreduce", allreduce=[row])
+    assert columns["mode"] == ["graph"]
+
+
+def test_nccl_rows_become_allreduce_and_collective(tmp_path: Path) -> None:
+    rows = [
+        NCCL, NCCL | {"latency": 0.0310}, NCCL | {"nccl_dtype": "int8"},
+        *(NCCL | {"op_name": name} for name in ("all_gather", "reduce_scatter", "alltoall")),
+    ]  # fmt: skip
+    columns, found = imported(tmp_path, "allreduce", nccl=rows)
+    assert columns["dtype"] == ["fp16", "fp16", "int8"]
+    assert columns["mode"] == ["nccl"] * 3
+    assert columns["message_bytes"] == [1024, 1024, 512]
+    assert "1 points were measured more than once, the times of one up to 100% apart" in found["repeats"]
+    (file,) = found["files"].values()
+    assert file["version_in_rows"] == "2.29.2"
+    columns, _ = imported(tmp_path, "collective", nccl=rows)
+    # What each GPU contributes: a quarter of what an all-gather over 4 ends with.
+    assert dict(zip(columns["collective"], columns["message_bytes"], strict=True)) == {
+        "all_gather": 256,
+        "reduce_scatter": 1024,
+        "alltoall": 1024,
+    }
+
+
+def test_quantising_is_the_streaming_kernel(tmp_path: Path) -> None:
+    rows = [QUANTISE | {"latency": 0.0019}]
+    sizes = [(20_000, 20_000), (40_000, 20_000), (80_000, 20_000)]
+    # 3.0, 2.8 and 2.9 TB/s.
+    for (m, k), rate in zip(sizes, (3.0e12, 2.8e12, 2.9e12), strict=True):
+        rows.append(QUANTISE | {"m": m, "k": k, "latency": 3 * m * k / rate * 1e3})
+    columns, found = imported(tmp_path, "elementwise", quantise=rows)
+    assert columns["kind"] == ["fp8_quantise"] * 4
+    assert columns["io_bytes"] == [3 * 2 * 4096, *(3 * m * k for m, k in sizes)]
+    assert columns["width"] == [4096, 20_000, 20_000, 20_000]
+    assert found["launch_us"] == 0.0019 * 1e3
+    assert found["copy_bytes_per_s"] == pytest.approx(2.9e12, rel=1e-12)
+
+
+def test_a_kernel_far_below_the_memory_bandwidth_gives_no_copy_bandwidth(tmp_path: Path) -> None:
+    slow = QUANTISE | {"m": 40_000, "k": 20_000, "latency": 3 * 40_000 * 20_000 / 0.3e12 * 1e3}
+    _, found = imported(tmp_path, "elementwise", quantise=[QUANTISE, slow])
+    assert not {"launch_us", "copy_bytes_per_s"} & set(found)
+    assert "not bound by memory" in found["note"]
+
+
+def test_fp8_gemm_says_that_it_quantises_its_input(tmp_path: Path) -> None:
+    stream = QUANTISE | {"m": 40_000, "k": 20_000, "latency": 0.8}
+    gemms = [GEMM | {"gemm_dtype": "fp8", "m": 2, "k": 4096, "latency": us} for us in (0.0021, 0.0019)]
+    _, found = imported(tmp_path, "gemm", gemm=gemms, quantise=[QUANTISE, stream])
+    assert found["fp8_includes_input_quantisation"] is True
+    assert found["evidence"].endswith("; 1 of 2 rows take longer than quantising an m x k input alone")
+    _, found = imported(tmp_path / "bf16", "gemm", quantise=[QUANTISE])
+    assert "fp8_includes_input_quantisation" not in found
+
+
+def test_a_few_rows_faster_than_the_peak_are_left_out(tmp_path: Path) -> None:
+    rows = [GEMM | {"m": m} for m in range(1, 2001)]
+    broken = GEMM | {"m": 4096, "n": 4096, "k": 4096, "latency": 0.1}
+    columns, found = imported(tmp_path, "gemm", gemm=[*rows, broken])
+    assert len(columns["m"]) == 2000
+    assert left_out(found) == {"faster than the peak of h100": 1}
+
+
+def test_many_rows_faster_than_the_peak_are_kept_for_the_loader_to_refuse(tmp_path: Path) -> None:
+    broken = GEMM | {"m": 4096, "n": 4096, "k": 4096, "latency": 0.1}
+    root = package(tmp_path, gemm=[GEMM, broken])
+    folder = convert_aiconfigurator("h100_sxm", "vllm", "0.24.0", tmp_path / "bench", root)
+    with pytest.raises(TableError, match=r"MFU of 1.389"):
+        load_own(folder)
+
+
+def test_provenance_names_source_licence_and_files(tmp_path: Path) -> None:
+    root = package(tmp_path)
+    path = root / "systems" / "data" / "h100_sxm" / f"{FILES['gemm']}.parquet"
+    (path.parent / "collection_meta.yaml").write_text("schema_version: 1\nprovenance: legacy\n")
+    tables = import_aiconfigurator("h100_sxm", "vllm", "0.24.0", root)
+    found = tables.tables["gemm"].provenance
+    assert (found["gpu"], found["licence"], found["package_version"]) == ("h100", "Apache-2.0", "0.9.1")
+    assert (found["framework"], found["framework_version"], found["device"]) == (
+        "vllm",
+        "0.24.0",
+        RUN["device"],
+    )
+    (file,) = found["operators"]["gemm"]["files"].values()
+    assert file["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert "legacy" in file["timing"]
+    assert tables.sources == {"gemm": "aiconfigurator-vllm-0.24.0"}
+    absent = "h100_sxm/moe/vllm/0.24.0/moe_perf.parquet"
+    assert tables.ignored[absent] == found["absent"][absent] == "not in the package; versions there: none"
+
+
+def test_what_is_converted_is_what_was_imported(tmp_path: Path) -> None:
+    root = package(tmp_path, generation=[ATTENTION], moe=[MOE], nccl=[NCCL], quantise=[QUANTISE])
+    tables = import_aiconfigurator("h100_sxm", "vllm", "0.24.0", root)
+    folder = convert_aiconfigurator("h100_sxm", "vllm", "0.24.0", tmp_path / "bench", root)
+    assert folder == tmp_path / "bench" / "h100" / "aiconfigurator-vllm-0.24.0"
+    read = load_own(folder)
+    assert read.content_hash == tables.content_hash
+    assert read.tables["gemm"].provenance == tables.tables["gemm"].provenance
+    with pytest.raises(TableError, match="exists; pass overwrite=True"):
+        convert_aiconfigurator("h100_sxm", "vllm", "0.24.0", tmp_path / "bench", root)
+
+
+def test_a_wrong_row_names_the_packages_file(tmp_path: Path) -> None:
+    root = package(tmp_path, gemm=[GEMM, GEMM | {"latency": -1.0}])
+    with pytest.raises(
+        TableError, match=r"h100_sxm/gemm/vllm/0.24.0/gemm_perf.parquet, row 2, column latency"
+    ):
+        import_aiconfigurator("h100_sxm", "vllm", "0.24.0", root)
+
+
+def test_lists_what_can_be_imported(tmp_path: Path) -> None:
+    package(tmp_path)
+    package(tmp_path, "l40s")
+    root = package(tmp_path, "b60")
+    assert available(root) == [("h100_sxm", "vllm", "0.24.0"), ("l40s", "vllm", "0.24.0")]
+
+
+def test_refuses_what_is_not_there(tmp_path: Path) -> None:
+    root = package(tmp_path, allreduce=[ALLREDUCE])
+    with pytest.raises(TableError, match="unknown system 'b60'; fastroof has a GPU for a100_sxm, b200_sxm"):
+        import_aiconfigurator("b60", "vllm", "0.24.0", root)
+    with pytest.raises(
+        TableError, match=r"no gemm_perf of vllm 0.9.0 for h100_sxm; .*gemm_perf: vllm 0.24.0; "
+    ):
+        import_aiconfigurator("h100_sxm", "vllm", "0.9.0", root)
+    with pytest.raises(TableError, match=r"no gemm_perf of sglang .*custom_allreduce_perf: vllm 0.24.0"):
+        import_aiconfigurator("h100_sxm", "sglang", "0.24.0", root)
+    with pytest.raises(TableError, match="has no systems/data"):
+        available(tmp_path)
+
+
+def test_an_absent_package_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aiconfigurator, "PACKAGE", "no_such_package_as_this")
+    with pytest.raises(TableError, match=r"pip install aiconfigurator-core==0.12.0"):
+        installed_root()
+
+
+# -- the tables that fastroof ships --------------------------------------------------------------
+
+
+def test_converting_h100_again_gives_the_shipped_tables(tmp_path: Path) -> None:
+    try:
+        root = installed_root()
+    except TableError as error:
+        pytest.skip(str(error))
+    shipped = load_own(SHIPPED)
+    version = shipped.tables["gemm"].provenance["package_version"]
+    assert version == SHIPPED_PACKAGE_VERSION
+    if not list(root.parent.glob(f"aiconfigurator_core-{version}.dist-info")):
+        pytest.skip(f"the installed aiconfigurator-core is not {version}")
+    again = load_own(convert_aiconfigurator("h100_sxm", "vllm", "0.24.0", tmp_path, root))
+    assert again.tables["gemm"].provenance == shipped.tables["gemm"].provenance
+    assert list(again.tables) == list(shipped.tables)
+    for operator, table in shipped.tables.items():
+        assert list(table.columns) == list(again.tables[operator].columns)
+        for name, values in table.columns.items():
+            np.testing.assert_array_equal(values, again.tables[operator].columns[name], strict=True)
+
+
+def test_the_shipped_tables_are_what_bench_data_readme_says() -> None:
+    tables = load_own(SHIPPED).tables
+    rows = {operator: table.num_rows for operator, table in tables.items()}
+    assert rows == {
+        "gemm": 107_188, "attention_prefill": 26_894, "attention_decode": 33_058, "moe": 49_862,
+        "allreduce": 390, "collective": 756, "elementwise": 1_628,
+    }  # fmt: skip
+    assert sum(path.stat().st_size for path in SHIPPED.iterdir()) < 4_000_000
+    gemm = tables["gemm"].columns
+    for dtype in ("bf16", "fp8", "fp8_block"):
+        of = gemm["dtype"] == dtype
+        counts: dict[tuple[int, int], int] = {}
+        for n, k in zip(gemm["n"][of].tolist(), gemm["k"][of].tolist(), strict=True):
+            counts[n, k] = counts.get((n, k), 0) + 1
+        sizes = np.unique(gemm["n"]).tolist()
+        assert {(n, k) for n in sizes for k in sizes} - set(counts) == {(65536, 65536)}
+        short = {pair: count for pair, count in counts.items() if count < 74}
+        expected = (
+            {(51200, 51200): 65, (51200, 65536): 55, (65536, 51200): 64} if dtype == "fp8_block" else {}
+        )
+        assert short == expected
+    assert gemm["latency_us"][gemm["dtype"] == "fp8_block"].min() == pytest.approx(55.088, abs=1e-3)
+    assert gemm["latency_us"][gemm["dtype"] == "bf16"].min() == pytest.approx(2.452, abs=1e-3)
+    # Stored at full precision, not rounded to a float32 or to decimals.
+    assert (gemm["latency_us"] != gemm["latency_us"].astype(np.float32)).mean() > 0.9
+
+
+def test_the_shipped_decode_grid_is_a_staircase() -> None:
+    table = load_own(SHIPPED).tables["attention_decode"]
+    group = table.groups()["bf16", 32, 8, 128, 0]
+    batch, kv = table.columns["batch_size"][group], table.columns["kv_len"][group]
+    longest = [int(kv[batch == b].max()) for b in np.unique(batch)]
+    assert longest == [65536] * 4 + [32768, 16384, 8192, 4096, 1024, 512, 256, 128]
+
+
+def test_every_shipped_table_fits_its_schema() -> None:
+    for operator, table in load_own(SHIPPED).tables.items():
+        for column in OPERATORS[operator].required:
+            values = table.columns[column.name]
+            assert len(values) == table.num_rows
+            if column.kind != "text":
+                assert np.isfinite(values).all()
