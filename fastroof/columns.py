@@ -18,6 +18,7 @@ __all__ = [
     "ORIGIN_MEASURED",
     "ORIGIN_MODELLED",
     "SPREAD_COLUMNS",
+    "SWEEP_COLUMNS",
     "Column",
     "OperatorSchema",
 ]
@@ -112,6 +113,15 @@ OPERATORS: Final[dict[str, OperatorSchema]] = {
             (_BATCH, Column("kv_len", "int", "tokens", "tokens attended to, the new one included")),
         ),
         OperatorSchema(
+            "attention_decode_unequal",
+            (
+                _KV_DTYPE,
+                *_HEADS,
+                Column("spread", "text", "", "how kv lengths differ: uniform, bimodal, one_long"),
+            ),
+            (_BATCH, Column("kv_len", "int", "tokens", "mean kv length over the batch")),
+        ),
+        OperatorSchema(
             "moe",
             (
                 _DTYPE,
@@ -177,3 +187,29 @@ ORIGIN_BORROWED: Final = 3
 ORIGIN_MODELLED: Final = 4
 ORIGINS: Final = ("measured", "interpolated", "extrapolated", "borrowed", "modelled")
 """Meaning of the origin codes 0 to 4; of several parts a result carries the largest."""
+
+SWEEP_COLUMNS: Final = (
+    Column("model", "text", "", "model"),
+    Column("gpu", "text", "", "GPU it runs on"),
+    Column("tp", "int", "GPUs", "tensor-parallel size"),
+    _DTYPE,
+    _KV_DTYPE,
+    Column("runtime", "text", "", "what an engine adds to the sum of its kernels"),
+    Column("kv_len", "int", "tokens", "tokens that each request attends to, the new one included"),
+    Column("batch_size", "int", "sequences", "decodes in the step; 0 where no batch is within the limits", 0),
+    Column("step_us", "float", "us", "time of one decode step, which is the time per output token"),
+    Column("tokens_per_s", "float", "tokens/s", "output tokens of all requests, on all tp GPUs"),
+    Column("tokens_per_s_per_gpu", "float", "tokens/s", "tokens_per_s / tp"),
+    Column(
+        "limited_by",
+        "text",
+        "",
+        "what stops the next larger batch (the smallest, where batch_size is 0): memory, tpot, throughput "
+        "(it fits and gives fewer tokens/s) or batch grid (there is none)",
+    ),
+    Column("exceeds", "text", "", "limit that the step breaks: memory or tpot; empty where it keeps both"),
+    Column("origin", "text", "", "how the step's latency was made: measured to modelled"),
+    Column("weight_bytes", "int", "B", "weights on one GPU"),
+    Column("max_kv_tokens", "int", "tokens", "KV tokens that fit on one GPU beside the weights"),
+)
+"""Columns of a sweep's results: ``limited_by`` where the best steps are kept, ``exceeds`` where all are."""

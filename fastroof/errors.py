@@ -7,6 +7,7 @@ __all__ = [
     "FastroofError",
     "GpuError",
     "LookupInputError",
+    "MeasureError",
     "MissingTableError",
     "ModelError",
     "PlanError",
@@ -23,6 +24,10 @@ class FastroofError(ValueError):
 
 class TableError(FastroofError):
     """A measured table cannot be read or must not be used."""
+
+
+class MeasureError(FastroofError):
+    """A kernel cannot be measured, or what was measured must not be used."""
 
 
 class MissingTableError(TableError):

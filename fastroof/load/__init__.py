@@ -40,14 +40,15 @@ def load_measured(name: str | Path, *, gpu: str | None = None, source: str | Non
         If the name is neither a known GPU nor a folder.
     """
     folder = Path(name)
-    if not folder.is_dir():
-        if isinstance(name, Path) or "/" in name:
-            raise TableError(f"{name} is not a folder: give a GPU's name or a folder of measured tables")
+    if isinstance(name, str) and "/" not in name:
+        # a GPU's name means its shipped tables; a folder of that name is ./name
         try:
-            spec = load_gpu(name)
+            return _load_shipped(load_gpu(name).name, source)
         except GpuError as error:
-            raise GpuError(f"{error}; a path of a folder of tables would do too") from None
-        return load_own(bench_data_root() / spec.name, source)
+            if not folder.is_dir():
+                raise GpuError(f"{error}; a path of a folder of tables would do too") from None
+    if not folder.is_dir():
+        raise TableError(f"{name} is not a folder: give a GPU's name or a folder of measured tables")
     if is_tree(folder):
         if source is not None:
             raise TableError(f"{folder} is one source; source={source!r} cannot be picked from it")
@@ -58,4 +59,14 @@ def load_measured(name: str | Path, *, gpu: str | None = None, source: str | Non
             return load_own(folder / str(gpu), source)
         if names:
             raise TableError(f"{folder} holds several GPUs: pass gpu= one of {', '.join(names)}")
+    return load_own(folder, source)
+
+
+def _load_shipped(gpu: str, source: str | None) -> MeasuredTables:
+    folder = bench_data_root() / gpu
+    if not any(folder.glob("*/provenance.toml")):
+        raise TableError(
+            f"{gpu} has no measured tables: import some (fastroof tables import --help), "
+            "give a folder of them, or compile plans with tables=None for the datasheet model"
+        )
     return load_own(folder, source)

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastroof.columns import OPERATORS, OperatorSchema
+from fastroof.config.gpu import GpuSpec, load_gpu
 
 __all__ = ["MeasuredTable", "MeasuredTables", "PeakFinding"]
 
@@ -116,6 +117,8 @@ class MeasuredTables:
         What the files' own mfu columns were divided by, for trees that have such a column.
     ignored : mapping of str to str
         Files that were not read, and why.
+    spec : GpuSpec, optional
+        The GPU's facts from the gpu.toml beside the tables; without one, those that ship.
     """
 
     gpu: str
@@ -123,6 +126,12 @@ class MeasuredTables:
     root: Path
     findings: tuple[PeakFinding, ...] = ()
     ignored: Mapping[str, str] = field(default_factory=dict)
+    spec: GpuSpec | None = None
+
+    @property
+    def gpu_spec(self) -> GpuSpec:
+        """The facts of the GPU that the rows were measured on."""
+        return load_gpu(self.gpu) if self.spec is None else self.spec
 
     @property
     def sources(self) -> dict[str, str]:

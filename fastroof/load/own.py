@@ -136,7 +136,7 @@ def load_own(folder: Path, source: str | None = None) -> MeasuredTables:
     if not tables:
         known = ", ".join(OPERATORS)
         raise TableError(f"{folder} holds no table; need <operator>.parquet or .csv, operators are {known}")
-    return MeasuredTables(gpu=gpu.name, tables=tables, root=folder, ignored=ignored)
+    return MeasuredTables(gpu=gpu.name, tables=tables, root=folder, ignored=ignored, spec=gpu)
 
 
 def _gpu_spec(source: Source, folder: Path) -> GpuSpec:

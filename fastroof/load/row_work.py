@@ -78,7 +78,7 @@ def row_work(operator: str, columns: Columns, gpu: GpuSpec) -> RowWork:
     peak = limit = np.full(len(columns["latency_us"]), np.nan)
     if operator in ("gemm", "moe", "mla_prefill"):
         peak = limit = _by_word(columns["dtype"], lambda d: _peak(gpu, d))
-    elif operator in ("attention_prefill", "attention_decode", "mla_decode"):
+    elif operator in ("attention_prefill", "attention_decode", "attention_decode_unequal", "mla_decode"):
         peak = np.full(len(peak), _peak(gpu, "bf16"))
         limit = np.fmax(peak, _by_word(columns["kv_dtype"], lambda d: _peak(gpu, d)))
     moved_bytes = _row_bytes(operator, columns)
@@ -100,7 +100,7 @@ def row_flops(operator: str, columns: Columns) -> Floats:
         return flops.gemm_flops(c["m"], c["n"], c["k"])
     if operator == "attention_prefill":
         return _windowed_flops(c, c["q_len"])
-    if operator == "attention_decode":
+    if operator in ("attention_decode", "attention_decode_unequal"):
         return _windowed_flops(c, np.ones_like(c["kv_len"]))
     if operator == "moe":
         return flops.moe_flops(
@@ -143,7 +143,7 @@ def _window(c: Columns) -> Array:
 def _row_bytes(operator: str, c: Columns) -> Floats:
     if operator == "gemm":
         return flops.gemm_bytes(c["m"], c["n"], c["k"], _element_bytes(c["dtype"]))
-    if operator in ("attention_prefill", "attention_decode"):
+    if operator in ("attention_prefill", "attention_decode", "attention_decode_unequal"):
         q_len = c["q_len"] if operator == "attention_prefill" else np.ones_like(c["kv_len"])
         seen = np.minimum(c["kv_len"], _window(c) + q_len - 1)
         return flops.attention_bytes(

@@ -1,0 +1,71 @@
+"""Finding the cell of a sorted axis, and reading a piecewise linear curve."""
+
+from __future__ import annotations
+
+from fastroof.compiled.jit import Flags, Floats, jit
+
+__all__ = ["bracket", "curve_point", "fill_curve", "nearest_node"]
+
+MEASURED = 0
+INTERPOLATED = 1
+
+
+@jit
+def bracket(axis: Floats, start: int, stop: int, x: float) -> int:
+    """Index i of the cell with ``axis[i] <= x < axis[i + 1]``, clamped to the outer cells.
+
+    ``axis[start:stop]`` is sorted and has at least two nodes; i is in [start, stop - 2].
+    """
+    low = start
+    high = stop - 1
+    while high - low > 1:
+        middle = (low + high) >> 1
+        if axis[middle] <= x:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@jit
+def nearest_node(axis: Floats, start: int, stop: int, x: float) -> int:
+    """Index of the node nearest to x in log2; a tie goes to the smaller node."""
+    if stop - start < 2 or x <= axis[start]:
+        return start
+    i = bracket(axis, start, stop, x)
+    # x / axis[i] <= axis[i + 1] / x, without the division
+    return i if x * x <= axis[i] * axis[i + 1] else i + 1
+
+
+@jit
+def curve_point(
+    axis: Floats, value: Floats, flag: Flags, start: int, stop: int, x: float
+) -> tuple[float, int]:
+    """Value at x of the curve through ``(axis, value)[start:stop]``, and how it was made.
+
+    A node comes back as it is, with its own flag; between nodes the flag is the larger of the two
+    ends', and at least "interpolated".
+    """
+    i = bracket(axis, start, stop, x)
+    x0 = axis[i]
+    y0 = value[i]
+    if x == x0:
+        return y0, flag[i]
+    w = (x - x0) / (axis[i + 1] - x0)
+    return y0 + (value[i + 1] - y0) * w, max(flag[i], flag[i + 1], INTERPOLATED)
+
+
+@jit
+def fill_curve(axis: Floats, value: Floats, flag: Flags, times: float, total: Floats, origin: Flags) -> None:
+    """Add ``times`` the curve at 0, 1, 2, ... to ``total``, and raise ``origin`` to the curve's.
+
+    Entry 0, no work, gets nothing.
+    """
+    last = len(axis) - 1
+    i = 0
+    for x in range(1, len(total)):
+        while i < last - 1 and axis[i + 1] <= x:
+            i += 1
+        point, made = curve_point(axis, value, flag, i, i + 2, float(x))
+        total[x] += times * point
+        origin[x] = max(origin[x], made)

@@ -1,0 +1,159 @@
+"""Attention tables by head shape: measured where there are rows, borrowed where there are none.
+
+The unit of work of attention is (sequence x KV head), so tables of one group size stand in for each
+other at equal batch x KV heads, and an unmeasured group size lies between its neighbours. What is
+borrowed is settled here once, as a packed grid of the wanted shape that loops read like any other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from fastroof.columns import ORIGIN_EXTRAPOLATED, ORIGIN_MEASURED
+from fastroof.compiled.lookups import grid_latency_us
+from fastroof.errors import MissingTableError
+from fastroof.pack import PackedGrid, grid_cells
+from fastroof.roofline import HeadShape, Roofline
+
+__all__ = ["AttentionGrid", "attention_grid", "donors"]
+
+GridOf = Callable[[HeadShape], PackedGrid]
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionGrid:
+    """A packed attention table of one head shape, and whose rows it was made from.
+
+    Attributes
+    ----------
+    grid : PackedGrid
+        Ready to look up, in this shape's own batch sizes.
+    longest_ratio : float
+        Latency / B of the longest measured sequence, at least 1: what a prefix is priced with.
+    lenders : tuple of HeadShape
+        The measured shapes behind it; the shape itself where it was measured.
+    borrowed : bool
+        Whether the rows are another shape's.
+    """
+
+    grid: PackedGrid
+    longest_ratio: float
+    lenders: tuple[HeadShape, ...]
+    borrowed: bool
+
+
+def donors(wanted: HeadShape, measured: Iterable[HeadShape]) -> tuple[HeadShape, ...]:
+    """Pick the measured shapes that stand in for one: itself, one of its group size, or two around it.
+
+    Raises
+    ------
+    MissingTableError
+        If nothing with this head_dim and kv_dtype was measured.
+    """
+    shapes = list(measured)
+    if wanted in shapes:
+        return (wanted,)
+    alike = [s for s in shapes if s.head_dim == wanted.head_dim and s.kv_dtype == wanted.kv_dtype]
+    if not alike:
+        have = sorted({(s.head_dim, s.kv_dtype) for s in shapes})
+        listed = ", ".join(f"head_dim {dim} with {kv} KV" for dim, kv in have) or "none"
+        raise MissingTableError(
+            f"no attention table has head_dim {wanted.head_dim} with {wanted.kv_dtype} KV; measured: {listed}"
+        )
+
+    def closest(group_size: float) -> HeadShape:
+        same = [s for s in alike if s.group_size == group_size]
+        ratio = [abs(math.log2(s.num_kv_heads / wanted.num_kv_heads)) for s in same]
+        return min(zip(ratio, same, strict=True))[1]
+
+    groups = sorted({s.group_size for s in alike})
+    if wanted.group_size in groups:
+        return (closest(wanted.group_size),)
+    below = [g for g in groups if g < wanted.group_size]
+    above = [g for g in groups if g > wanted.group_size]
+    return tuple(closest(g) for g in (*below[-1:], *above[:1]))
+
+
+def _on_nodes(grid: PackedGrid, y: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A grid's values and flags at every (y, x) of two axes."""
+    yy, xx = (a.ravel() for a in np.meshgrid(y, x, indexing="ij"))
+    value = np.empty(yy.shape)
+    made = np.empty(yy.shape, np.uint8)
+    grid_latency_us(grid.arena, yy, xx, value, made)
+    flag = np.where(made < ORIGIN_EXTRAPOLATED, ORIGIN_MEASURED, made).astype(np.uint8)
+    return value.reshape(len(y), len(x)), flag.reshape(len(y), len(x))
+
+
+def _per_kv_head(grid: PackedGrid, lender: HeadShape, wanted: HeadShape) -> PackedGrid:
+    """A lender's grid with its batch axis restated at equal batch x KV heads."""
+    y_axis = grid.y_axis * (lender.num_kv_heads / wanted.num_kv_heads)
+    cells = grid_cells(y_axis, grid.x_axis, grid.cells[..., 0], grid.roofline)
+    return PackedGrid.of(y_axis, grid.x_axis, cells, grid.flags, grid.roofline)
+
+
+def attention_grid(
+    wanted: HeadShape,
+    measured: Iterable[HeadShape],
+    grid_of: GridOf,
+    roofline_of: Callable[[HeadShape, float], Roofline],
+) -> AttentionGrid:
+    """Return the grid of a head shape, borrowed where it was not measured.
+
+    Parameters
+    ----------
+    wanted : HeadShape
+        The shape on one GPU.
+    measured : iterable of HeadShape
+        The shapes that have rows.
+    grid_of : callable
+        Packed grid of a measured shape.
+    roofline_of : callable
+        Roofline of a shape for a given t_launch in us.
+
+    Returns
+    -------
+    AttentionGrid
+        Same group size: the lender at equal batch x KV heads. Between two group sizes: linear in the
+        group size. Outside the measured group sizes: the nearest one's latency / B is held.
+
+    Raises
+    ------
+    MissingTableError
+        If nothing with this head_dim and kv_dtype was measured.
+    """
+    lenders = donors(wanted, measured)
+    if lenders == (wanted,):
+        grid = grid_of(wanted)
+        return AttentionGrid(grid, grid.longest_ratio, lenders, borrowed=False)
+    grids = [_per_kv_head(grid_of(lender), lender, wanted) for lender in lenders]
+    ratios = [grid_of(lender).longest_ratio for lender in lenders]
+    if len(lenders) == 2:
+        low, high = (lender.group_size for lender in lenders)
+        share = (wanted.group_size - low) / (high - low)
+        weights = [1.0 - share, share]
+    else:
+        weights = [1.0]
+    t_launch_us = sum(w * g.roofline.t_launch_us for w, g in zip(weights, grids, strict=True))
+    roofline = roofline_of(wanted, t_launch_us)
+    # the lenders' outer nodes differ after scaling: the nearest of them is the common edge
+    y_axis = np.unique(np.concatenate([g.y_axis for g in grids]))
+    y_axis = y_axis[y_axis <= min(g.y_axis[-1] for g in grids)]
+    x_axis = np.unique(np.concatenate([g.x_axis for g in grids]))
+    table = np.zeros((len(y_axis), len(x_axis)))
+    flags = np.zeros(table.shape, np.uint8)
+    for weight, lender, grid in zip(weights, lenders, grids, strict=True):
+        value, flag = _on_nodes(grid, y_axis, x_axis)
+        if len(lenders) == 1 and lender.group_size != wanted.group_size:
+            units = y_axis[:, None] * (wanted.num_kv_heads / lender.num_kv_heads)
+            value = value * roofline(y_axis[:, None], x_axis) / grid.roofline(units, x_axis)
+            flag = np.full_like(flag, ORIGIN_EXTRAPOLATED)
+        table += weight * value
+        flags = np.maximum(flags, flag)
+    cells = grid_cells(y_axis, x_axis, table, roofline)
+    ratio = sum(w * r for w, r in zip(weights, ratios, strict=True))
+    grid = PackedGrid.of(y_axis, x_axis, cells, flags, roofline)
+    return AttentionGrid(grid, ratio, lenders, borrowed=True)

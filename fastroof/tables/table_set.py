@@ -1,0 +1,352 @@
+"""Tables: measured rows with their packed form, made when first asked for; what ``load_tables`` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof import flops
+from fastroof.columns import OPERATORS
+from fastroof.config import GpuSpec
+from fastroof.errors import MissingTableError
+from fastroof.load import MeasuredTable, MeasuredTables, load_measured
+from fastroof.pack import PackedCurve, PackedGemm, PackedGrid, pack_curve, pack_gemm, pack_grid
+from fastroof.roofline import HeadShape, Roofline, decode_roofline, prefill_roofline, prefix_roofline_us
+from fastroof.tables.borrow import AttentionGrid, attention_grid
+from fastroof.units import DTYPE_BYTES, US_PER_S
+
+__all__ = ["Lookup", "Streaming", "Tables", "load_tables"]
+
+Key = tuple[Any, ...]
+L2_MULTIPLE = 8
+"""A kernel that moves this many times the L2 streams from memory."""
+
+
+class Lookup(NamedTuple):
+    """Answer of a lookup, arrays of the broadcast shape of its arguments.
+
+    Attributes
+    ----------
+    latency_us : ndarray of float64
+        Latency, us.
+    mfu : ndarray of float64
+        FLOPs / (latency x peak of the dtype the kernel computes in); NaN for communication.
+    origin : ndarray of uint8
+        0 measured, 1 interpolated, 2 extrapolated, 3 borrowed, 4 modelled.
+    """
+
+    latency_us: npt.NDArray[np.float64]
+    mfu: npt.NDArray[np.float64]
+    origin: npt.NDArray[np.uint8]
+
+
+class Streaming(NamedTuple):
+    """What the measured streaming kernels say of this GPU.
+
+    Attributes
+    ----------
+    launch_us : float
+        The smallest latency among them, us.
+    bytes_per_s : float
+        Median rate of those that move more than eight times the L2, B/s.
+    """
+
+    launch_us: float
+    bytes_per_s: float
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        """Launch floor, us, and bytes a us."""
+        return self.launch_us, self.bytes_per_s / US_PER_S
+
+
+class PackedMoe(NamedTuple):
+    """One MoE kernel: its curve against B in us, its measured token counts, and B of a token count."""
+
+    curve: PackedCurve
+    tokens: npt.NDArray[np.float64]
+    roofline_us: Callable[[Any], npt.NDArray[np.float64]]
+
+
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """The tables of one GPU: look kernels up, or compile them into plans.
+
+    Made by :func:`load_tables`. Packed forms are built when first used and kept; pickling drops them.
+
+    Attributes
+    ----------
+    measured : MeasuredTables
+        The rows.
+    gpu : GpuSpec
+        The GPU they were measured on.
+    """
+
+    measured: MeasuredTables
+    gpu: GpuSpec
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_packed", {})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"measured": self.measured, "gpu": self.gpu}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        for name, value in state.items():
+            object.__setattr__(self, name, value)
+        self.__post_init__()
+
+    def __repr__(self) -> str:
+        rows = ", ".join(f"{name} {t.num_rows:,}" for name, t in self.measured.tables.items())
+        return f"Tables({self.gpu.name}: {rows} rows)"
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Which source serves which operator."""
+        return self.measured.sources
+
+    @property
+    def content_hash(self) -> str:
+        """SHA-256 of the measured rows: results carry it."""
+        return self.measured.content_hash
+
+    def lookup(self, operator: str, *, method: str = "roofline", **sizes: Any) -> Lookup:
+        """Look up kernels by their sizes; arrays broadcast.
+
+        Parameters
+        ----------
+        operator : str
+            ``gemm`` (m, n, k, dtype), ``attention_prefill`` (num_q_heads, num_kv_heads, head_dim,
+            q_len, kv_len, batch_size=1, kv_dtype), ``attention_decode`` (num_q_heads, num_kv_heads,
+            head_dim, batch_size, kv_len, kv_dtype), ``allreduce`` (num_gpus, message_bytes, dtype,
+            mode="graph"), ``moe`` (num_tokens, hidden, intermediate, topk, num_experts, moe_tp=1,
+            moe_ep=1, distribution="balanced", dtype). dtype and kv_dtype default to bf16. Sizes are
+            integers or integer arrays of at least 1.
+        method : str
+            ``roofline`` interpolates latency in roofline coordinates; ``linear_mfu`` interpolates
+            MFU; ``nearest`` (in log2 of the axes) and ``floor`` take the MFU of one measured point.
+            A measured point comes back exactly, whatever the method; a prefix is priced the same way
+            in all of them.
+
+        Returns
+        -------
+        Lookup
+            latency_us, mfu and origin, of the broadcast shape.
+
+        Raises
+        ------
+        LookupInputError
+            For a size that no kernel can have, or an unknown operator or method.
+        MissingTableError
+            If no measured table serves the dtype or shape.
+
+        Notes
+        -----
+        Interpolation is linear in latency with weight (B(x) - B(x0)) / (B(x1) - B(x0)), where
+        B = t_launch + flops / peak + bytes / bandwidth: linear in m, n, k, batch and kv_len,
+        quadratic in q_len. Outside the measured range see :mod:`fastroof.pack`.
+
+        Examples
+        --------
+        >>> import fastroof
+        >>> tables = fastroof.load_tables("h100")
+        >>> float(tables.lookup("gemm", m=64, n=6144, k=4096).latency_us.round(2))
+        22.5
+        """
+        from fastroof.tables.lookup import run_lookup
+
+        return run_lookup(self, operator, method, sizes)
+
+    def holdout(self, **options: Any) -> Any:
+        """Thin every table, look the left-out points up, and report the errors.
+
+        See :func:`fastroof.tables.holdout.run_holdout` for the options and the returned rows.
+        """
+        from fastroof.tables.holdout import run_holdout
+
+        return run_holdout(self, **options)
+
+    def table(self, operator: str) -> MeasuredTable:
+        """Measured rows of one operator.
+
+        Raises
+        ------
+        MissingTableError
+            If this set has none.
+        """
+        if operator not in self.measured.tables:
+            have = ", ".join(sorted(self.measured.tables))
+            raise MissingTableError(f"{self.gpu.name} has no {operator} table; it has {have}")
+        return self.measured.tables[operator]
+
+    def gemm(self, dtype: str) -> PackedGemm:
+        """Packed GEMMs of one dtype."""
+
+        def pack(rows: Mapping[str, Any]) -> PackedGemm:
+            m, n, k = (rows[c].astype(np.float64) for c in ("m", "n", "k"))
+            flops_per_us = self.gpu.peak(dtype) / US_PER_S
+            bytes_per_us = self.gpu.hbm_bytes_per_s / US_PER_S
+            width = DTYPE_BYTES[dtype]
+            return pack_gemm(m, n, k, rows["latency_us"], flops_per_us, bytes_per_us, width)
+
+        return self._pack_once("gemm", (dtype,), pack)  # type: ignore[no-any-return]
+
+    def attention(self, operator: str, shape: HeadShape) -> AttentionGrid:
+        """Packed attention grid of a head shape, borrowed where it was not measured."""
+        cache: dict[Any, Any] = self._packed  # type: ignore[attr-defined]
+        if (operator, shape) not in cache:
+            is_decode = operator == "attention_decode"
+            roofline = decode_roofline if is_decode else prefill_roofline
+
+            def roofline_of(wanted: HeadShape, t_launch_us: float) -> Roofline:
+                return roofline(wanted, self.gpu, t_launch_us)
+
+            def grid_of(lender: HeadShape) -> PackedGrid:
+                def pack(rows: Mapping[str, Any]) -> PackedGrid:
+                    x = rows["kv_len"]
+                    keep = np.full(len(x), True) if is_decode else rows["q_len"] == x
+                    batch, x = (a[keep].astype(np.float64) for a in (rows["batch_size"], x))
+                    latency_us = rows["latency_us"][keep]
+                    bound = roofline(lender, self.gpu, float(latency_us.min()))
+                    return pack_grid(batch, x, latency_us, bound, is_decode=is_decode)
+
+                return self._pack_once(operator, (*lender, 0), pack)  # type: ignore[no-any-return]
+
+            shapes = [HeadShape(*key[:4]) for key in self.groups(operator) if key[4] == 0]
+            cache[operator, shape] = attention_grid(shape, shapes, grid_of, roofline_of)
+        return cache[operator, shape]  # type: ignore[no-any-return]
+
+    def prefix_us(self, shape: HeadShape) -> tuple[float, float]:
+        """Price of a prefix in prefill attention: us a (query, prefix token) pair, us a prefix token.
+
+        The roofline of the prefix alone, times latency / B of the longest measured sequence: never
+        under the roofline, nothing at an empty prefix, and growing with it.
+        """
+        ratio = self.attention("attention_prefill", shape).longest_ratio
+        pair_us, token_us = prefix_roofline_us(shape, self.gpu)
+        return ratio * pair_us, ratio * token_us
+
+    def allreduce(self, dtype: str, num_gpus: int, mode: str = "graph") -> PackedCurve:
+        """Packed all-reduce latency against message bytes."""
+
+        def pack(rows: Mapping[str, Any]) -> PackedCurve:
+            launch_us = float(rows["latency_us"].min())
+            link = self.gpu.nvlink_bytes_per_s / US_PER_S
+
+            def bound(message_bytes: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+                return launch_us + flops.allreduce_wire_bytes(message_bytes, num_gpus) / link
+
+            return pack_curve(rows["message_bytes"].astype(np.float64), rows["latency_us"], bound)
+
+        return self._pack_once("allreduce", (dtype, num_gpus, mode), pack)  # type: ignore[no-any-return]
+
+    def moe(self, key: Key) -> PackedMoe:
+        """Packed MoE latency of one kernel, against B of its tokens."""
+        dtype, hidden, intermediate, topk, num_experts, moe_tp, moe_ep, _ = key
+
+        def pack(rows: Mapping[str, Any]) -> PackedMoe:
+            width = DTYPE_BYTES[dtype]
+            launch_us = float(rows["latency_us"].min())
+
+            def bound(tokens: Any) -> npt.NDArray[np.float64]:
+                work = flops.moe_flops(tokens, hidden, intermediate, topk, moe_tp, moe_ep)
+                moved = flops.moe_bytes(
+                    tokens, hidden, intermediate, topk, num_experts, moe_tp, moe_ep, width
+                )
+                seconds = work / self.gpu.peak(dtype) + moved / self.gpu.hbm_bytes_per_s
+                return launch_us + seconds * US_PER_S
+
+            tokens = rows["num_tokens"].astype(np.float64)
+            return PackedMoe(
+                pack_curve(bound(tokens), rows["latency_us"], lambda b: b), np.unique(tokens), bound
+            )
+
+        return self._pack_once("moe", key, pack)  # type: ignore[no-any-return]
+
+    @property
+    def streaming(self) -> Streaming | None:
+        """Launch floor and copy bandwidth from the measured streaming kernels; None without them."""
+        if "elementwise" not in self.measured.tables:
+            return None
+        columns = self.measured.tables["elementwise"].columns
+        io_bytes, latency_us = columns["io_bytes"], columns["latency_us"]
+        large = io_bytes > L2_MULTIPLE * max(self.gpu.l2_bytes, 1)
+        if not large.any():
+            return None
+        rate = np.median(io_bytes[large] / latency_us[large]) * US_PER_S
+        return Streaming(float(latency_us.min()), float(rate))
+
+    def groups(self, operator: str) -> dict[Key, npt.NDArray[np.int64]]:
+        """Row indices by key of one operator's table."""
+        cache: dict[Any, Any] = self._packed  # type: ignore[attr-defined]
+        if ("groups", operator) not in cache:
+            cache["groups", operator] = self.table(operator).groups()
+        return cache["groups", operator]  # type: ignore[no-any-return]
+
+    def _pack_once(self, operator: str, key: Key, pack: Callable[[Mapping[str, Any]], Any]) -> Any:
+        cache: dict[Any, Any] = self._packed  # type: ignore[attr-defined]
+        where = ("packed", operator, key)
+        if where not in cache:
+            rows = self.groups(operator).get(key)
+            if rows is None:
+                raise MissingTableError(self._missing(operator, key))
+            columns = self.table(operator).columns
+            cache[where] = pack({name: values[rows] for name, values in columns.items()})
+        return cache[where]
+
+    def _missing(self, operator: str, key: Key) -> str:
+        """Say which key was asked for, and the measured keys that share most with it."""
+        names = [c.name for c in OPERATORS[operator].keys]
+
+        def shared(other: Key) -> int:
+            return sum(a == b for a, b in zip(key, other, strict=True))
+
+        def words(k: Key) -> str:
+            return " ".join(f"{name}={value}" for name, value in zip(names, k, strict=True))
+
+        keys = sorted(self.groups(operator), key=lambda k: (-shared(k), str(k)))
+        near = "; ".join(words(k) for k in keys[:3])
+        return (
+            f"no {operator} row of {self.gpu.name} has {words(key)}; "
+            f"{len(keys)} kernels were measured, the closest: {near}"
+        )
+
+
+def load_tables(name: str | Path, *, gpu: str | None = None, source: str | None = None) -> Tables:
+    """Load the measured tables of a GPU.
+
+    Parameters
+    ----------
+    name : str or Path
+        A GPU of bench_data (``"h100"``), or the path of a folder: one GPU's folder, one source's
+        folder, or a tree as InferSim or roofline V2 lay it out.
+    gpu : str, optional
+        Which GPU, where a tree holds several.
+    source : str, optional
+        Take only this source; by default each operator is served by its best-ranked one.
+
+    Returns
+    -------
+    Tables
+        With ``sources`` saying which source serves which operator.
+
+    Raises
+    ------
+    TableError
+        If a file is missing, malformed, or must not be used; the message names file, row and column.
+    GpuError
+        If the name is neither a known GPU nor a folder.
+
+    Examples
+    --------
+    >>> import fastroof
+    >>> fastroof.load_tables("h100").sources["gemm"]
+    'aiconfigurator-vllm-0.24.0'
+    """
+    measured = load_measured(name, gpu=gpu, source=source)
+    return Tables(measured, measured.gpu_spec)

@@ -1,0 +1,39 @@
+"""What tests share: the material beside the checkout, the H100 tables, and how hypothesis searches."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import settings
+
+if TYPE_CHECKING:
+    from fastroof import Tables
+
+os.environ["MPLBACKEND"] = "Agg"
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+
+# No deadline: the first example of a compiled loop pays for its compilation.
+settings.register_profile("quick", deadline=None, max_examples=40)
+settings.register_profile("ci", deadline=None, max_examples=40, derandomize=True, print_blob=True)
+settings.load_profile("ci" if os.environ.get("CI") else "quick")
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The reference material, which lies beside the checkout where it is available."""
+    folder = CHECKOUT.parent / "shared"
+    if not folder.is_dir():
+        pytest.skip("no folder `shared` beside the checkout")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def h100() -> Tables:
+    """The H100 tables that ship with fastroof."""
+    import fastroof
+
+    return fastroof.load_tables("h100")

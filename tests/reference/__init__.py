@@ -1,0 +1,1 @@
+"""Naive lookups and steps, written for reading: what the compiled loops are tested against."""

@@ -1,0 +1,51 @@
+"""Tables made by hand, small enough to check with pencil and paper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fastroof import Tables, load_gpu
+from fastroof.columns import OPERATORS
+from fastroof.load import MeasuredTable, MeasuredTables
+
+Row = tuple[Any, ...]
+
+
+def handmade_tables(gpu: str = "h100", **rows: Iterable[Row]) -> Tables:
+    """Tables of one GPU: for each operator its rows, as (*keys, *axes, latency_us)."""
+    tables = {operator: _table(operator, list(listed)) for operator, listed in rows.items()}
+    return Tables(MeasuredTables(gpu, tables, Path("by hand")), load_gpu(gpu))
+
+
+def _table(operator: str, rows: list[Row]) -> MeasuredTable:
+    columns = {}
+    kinds = {"int": np.int64, "float": np.float64, "text": object}
+    for i, column in enumerate(OPERATORS[operator].required):
+        columns[column.name] = np.array([row[i] for row in rows], dtype=kinds[column.kind])
+    return MeasuredTable(operator, columns, source="by hand")
+
+
+def gemm_rows(points: dict[tuple[int, int, int], float], dtype: str = "bf16") -> list[Row]:
+    """Rows of a GEMM table out of points (m, n, k)."""
+    return [(dtype, *point, us) for point, us in points.items()]
+
+
+HEADS = (32, 8, 128)
+
+
+def attention_rows(
+    points: dict[tuple[int, int], float],
+    heads: tuple[int, int, int] = HEADS,
+    kv_dtype: str = "bf16",
+    *,
+    is_decode: bool = True,
+) -> list[Row]:
+    """Rows of an attention table out of points (batch_size, kv_len), or (batch_size, q_len) for prefill."""
+    return [
+        (kv_dtype, *heads, 0, batch, *((x,) if is_decode else (x, x)), us)
+        for (batch, x), us in points.items()
+    ]

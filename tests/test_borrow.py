@@ -1,0 +1,178 @@
+"""Head shapes that were not measured: whose rows they borrow, and at which batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastroof.errors import LookupInputError, MissingTableError
+from fastroof.roofline import HeadShape
+from fastroof.tables.borrow import donors
+from tests.reference import lookups as naive
+from tests.reference.handmade import attention_rows, handmade_tables
+
+# hypothesis prints the tables that a failing test was given, and warns of their length instead of failing
+pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
+
+METHODS = ("roofline", "linear_mfu", "nearest", "floor")
+
+
+def decode(tables, nh, nkv, batch_size, kv_len, **options):
+    sizes = {"num_q_heads": nh, "num_kv_heads": nkv, "head_dim": 128}
+    return tables.lookup("attention_decode", **sizes, batch_size=batch_size, kv_len=kv_len, **options)
+
+
+def prefill(tables, nh, nkv, batch_size, q_len, **options):
+    sizes = {"num_q_heads": nh, "num_kv_heads": nkv, "head_dim": 128}
+    kv_len = options.pop("kv_len", q_len)
+    return tables.lookup(
+        "attention_prefill", **sizes, batch_size=batch_size, q_len=q_len, kv_len=kv_len, **options
+    )
+
+
+def measured(tables, operator, nh, nkv):
+    return ("bf16", nh, nkv, 128, 0) in tables.groups(operator)
+
+
+# One group size
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_decode_of_32_kv_heads_is_that_of_8_at_four_times_the_batch(h100, method):
+    assert measured(h100, "attention_prefill", 32, 32)
+    assert not measured(h100, "attention_decode", 32, 32)
+    assert measured(h100, "attention_decode", 8, 8)
+    batch, kv_len = np.meshgrid([1, 2, 3, 7, 64, 500, 4096], [1, 2, 100, 4096, 5000, 200_000])
+    got = decode(h100, 32, 32, batch, kv_len, method=method)
+    lent = decode(h100, 8, 8, 4 * batch, kv_len, method=method)
+    np.testing.assert_array_equal(got.latency_us, lent.latency_us)
+    assert (got.origin == 3).all()
+
+
+@given(batch=st.integers(1, 3000), kv_len=st.integers(1, 300_000))
+def test_shapes_of_one_group_size_share_a_table_whatever_their_ratio(h100, batch, kv_len):
+    got = decode(h100, 12, 3, 8 * batch, kv_len)
+    lender = h100.attention("attention_decode", HeadShape("bf16", 12, 3, 128)).lenders
+    (shape,) = lender
+    assert shape.num_q_heads == 4 * shape.num_kv_heads
+    units = 8 * batch * 3
+    lent = decode(h100, shape.num_q_heads, shape.num_kv_heads, units // shape.num_kv_heads, kv_len)
+    if units % shape.num_kv_heads == 0:
+        assert float(got.latency_us) == pytest.approx(float(lent.latency_us), rel=1e-12)
+    assert int(got.origin) == 3
+
+
+def test_prefill_is_borrowed_over_heads_too(h100):
+    nh, nkv = 20, 5
+    assert not measured(h100, "attention_prefill", nh, nkv)
+    (lender,) = h100.attention("attention_prefill", HeadShape("bf16", nh, nkv, 128)).lenders
+    assert lender.num_q_heads == 4 * lender.num_kv_heads
+    batch, q_len = np.meshgrid([1, 2, 5, 16], [1, 16, 1000, 1024, 16384, 40000])
+    got = prefill(h100, nh, nkv, lender.num_kv_heads * batch, q_len)
+    lent = prefill(h100, lender.num_q_heads, lender.num_kv_heads, nkv * batch, q_len)
+    np.testing.assert_allclose(got.latency_us, lent.latency_us, rtol=1e-12)
+    assert (got.origin == 3).all()
+    assert (prefill(h100, nh, nkv, batch, q_len, kv_len=q_len + 5).origin == 4).all()
+
+
+# Between two group sizes
+
+
+def test_group_size_7_lies_between_6_and_8(h100):
+    """Qwen2.5-7B: 28 query heads on 4 KV heads; no table has 7 query heads on one KV head."""
+    shape = HeadShape("bf16", 28, 4, 128)
+    low, high = h100.attention("attention_decode", shape).lenders
+    assert (low.group_size, high.group_size) == (6.0, 8.0)
+    columns = h100.table("attention_decode").columns
+    rows = h100.groups("attention_decode")[(*low, 0)]
+    kv_len = np.unique(columns["kv_len"][rows])
+    for units in (8, 32, 128, 512):
+        got = decode(h100, 28, 4, units // 4, kv_len)
+        below, above = (
+            decode(h100, s.num_q_heads, s.num_kv_heads, units // s.num_kv_heads, kv_len) for s in (low, high)
+        )
+        np.testing.assert_allclose(got.latency_us, (below.latency_us + above.latency_us) / 2, rtol=1e-12)
+        assert (got.origin == 3).all()
+
+
+@given(units=st.integers(1, 4096).map(lambda u: 8 * u), kv_len=st.integers(1, 300_000))
+def test_decode_between_group_sizes_is_their_weighted_mean_everywhere(h100, units, kv_len):
+    low, high = h100.attention("attention_decode", HeadShape("bf16", 28, 4, 128)).lenders
+    got = decode(h100, 28, 4, units // 4, kv_len)
+    ends = [decode(h100, s.num_q_heads, s.num_kv_heads, units // s.num_kv_heads, kv_len) for s in (low, high)]
+    mean = sum(float(end.latency_us) for end in ends) / 2
+    assert float(got.latency_us) == pytest.approx(mean, rel=1e-12)
+
+
+def test_the_weights_follow_the_group_size():
+    points = {(1, 64): 10.0, (1, 128): 14.0, (4, 64): 20.0, (4, 128): 30.0}
+    double = {at: 2 * us for at, us in points.items()}
+    tables = handmade_tables(
+        attention_decode=[*attention_rows(points, (2, 1, 128)), *attention_rows(double, (6, 1, 128))]
+    )
+    got = decode(tables, 3, 1, 4, np.array([64, 96, 128]))
+    np.testing.assert_allclose(got.latency_us, np.array([20.0, 25.0, 30.0]) * 1.25, rtol=1e-12)
+    assert got.origin.tolist() == [3, 3, 3]
+
+
+# Beyond every group size, and nothing to borrow from
+
+
+def test_beyond_the_measured_group_sizes_the_distance_to_the_roofline_is_held():
+    points = {(1, 64): 10.0, (1, 4096): 40.0}
+    tables = handmade_tables(attention_decode=attention_rows(points, (8, 1, 128)))
+    own, lent = (
+        naive.Attention(
+            {(1.0, 64.0): 10.0}, naive.decode_work(tables.gpu, ("bf16", nh, 1, 128)), is_decode=True
+        )
+        for nh in (16, 8)
+    )
+    got = decode(tables, 16, 1, 1, np.array([64, 4096]))
+    expected = [us * own.bound(1, x) / lent.bound(1, x) for (_, x), us in points.items()]
+    np.testing.assert_allclose(got.latency_us, expected, rtol=1e-12)
+    assert got.origin.tolist() == [3, 3]
+
+
+def test_the_nearest_measured_shape_lends():
+    shapes = [HeadShape("bf16", 4 * kv, kv, 128) for kv in (1, 2, 8)]
+    assert donors(HeadShape("bf16", 16, 4, 128), shapes)[0].num_kv_heads in (2, 8)
+    assert donors(HeadShape("bf16", 64, 16, 128), shapes) == (shapes[2],)
+    assert donors(shapes[1], shapes) == (shapes[1],)
+    other = [*shapes, HeadShape("bf16", 12, 3, 64), HeadShape("fp8", 12, 3, 128)]
+    assert donors(HeadShape("bf16", 12, 3, 128), other) == (shapes[1],)
+
+
+@pytest.mark.parametrize("operator", ["attention_decode", "attention_prefill"])
+def test_another_head_dim_or_kv_dtype_is_not_borrowed(h100, operator):
+    ask = decode if operator == "attention_decode" else prefill
+    with pytest.raises(MissingTableError, match=r"(?s)int3.*measured: .*head_dim 128 with fp8 KV"):
+        ask(h100, 8, 8, 1, 128, kv_dtype="int3")
+    sizes = {"num_q_heads": 32, "num_kv_heads": 8, "head_dim": 100, "batch_size": 1, "kv_len": 64}
+    if operator == "attention_prefill":
+        sizes["q_len"] = 64
+    with pytest.raises(MissingTableError, match=r"(?s)head_dim 100.*measured: .*head_dim 128"):
+        h100.lookup(operator, **sizes)
+
+
+@pytest.mark.parametrize(("nh", "nkv"), [(9, 8), (4, 8), (30, 4)])
+def test_query_heads_must_be_a_multiple_of_kv_heads(h100, nh, nkv):
+    with pytest.raises(LookupInputError, match=f"num_q_heads {nh} .* num_kv_heads {nkv}"):
+        decode(h100, nh, nkv, 1, 64)
+    with pytest.raises(LookupInputError, match=f"num_q_heads {nh} .* num_kv_heads {nkv}"):
+        prefill(h100, nh, nkv, 1, 64)
+
+
+@pytest.mark.parametrize("operator", ["attention_decode", "attention_prefill"])
+@given(data=st.data())
+def test_any_head_shape_has_a_finite_positive_latency(h100, operator, data):
+    nkv = data.draw(st.integers(1, 128))
+    nh = nkv * data.draw(st.integers(1, 64))
+    batch, x = data.draw(st.integers(1, 2**24)), data.draw(st.integers(1, 2**28))
+    ask = decode if operator == "attention_decode" else prefill
+    for method in METHODS:
+        got = ask(h100, nh, nkv, batch, x, method=method)
+        assert np.isfinite(got.latency_us)
+        assert got.latency_us > 0
+        assert got.origin >= 3 or measured(h100, operator, nh, nkv)

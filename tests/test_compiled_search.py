@@ -1,0 +1,249 @@
+"""The compiled loops called directly: right against bisect, and safe whatever they are given."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastroof import compile_plan
+from fastroof.compiled import lookups, search, steps
+from tests.reference.handmade import HEADS, attention_rows, gemm_rows, handmade_tables
+
+pytestmark = pytest.mark.loops
+
+AXIS = st.lists(st.integers(0, 2**20), min_size=2, max_size=12, unique=True).map(
+    lambda a: np.array(sorted(a), float)
+)
+REAL = st.floats(-1e30, 1e30) | st.sampled_from([np.inf, -np.inf, np.nan, 0.0, 5e-324])
+ANY_INT = st.integers(-(2**63), 2**63 - 1) | st.sampled_from(
+    [0, 1, 2, 2**28, 2**28 + 1, 2**31, 2**62, 2**63 - 1]
+)
+
+
+@given(axis=AXIS, x=st.floats(-10, 2**21) | st.integers(0, 2**20).map(float))
+def test_bracket_is_bisect_clamped_to_the_cells(axis, x):
+    expected = min(max(bisect.bisect_right(axis.tolist(), x) - 1, 0), len(axis) - 2)
+    assert search.bracket(axis, 0, len(axis), x) == expected
+    framed = np.concatenate([[np.nan, -1.0], axis, [np.nan]])
+    assert search.bracket(framed, 2, 2 + len(axis), x) == expected + 2
+
+
+@given(axis=AXIS, x=REAL)
+def test_bracket_stays_on_its_axis(axis, x):
+    assert 0 <= search.bracket(axis, 0, len(axis), x) <= len(axis) - 2
+
+
+@given(axis=AXIS, x=st.integers(1, 2**21).map(float))
+def test_nearest_node_is_nearest_in_log2_and_the_smaller_of_a_tie(axis, x):
+    axis = axis + 1.0
+    ratios = [max(x / a, a / x) for a in axis]
+    found = search.nearest_node(axis, 0, len(axis), x)
+    assert ratios[found] <= min(ratios) * (1 + 1e-15)
+    assert search.nearest_node(axis, 0, 1, x) == 0
+    assert search.nearest_node(np.array([2.0, 8.0]), 0, 2, 4.0) == 0
+
+
+@given(axis=AXIS, data=st.data())
+def test_a_curve_passes_through_its_nodes_and_stays_between_them(axis, data):
+    value = np.array(data.draw(st.lists(st.floats(0.1, 1e6), min_size=len(axis), max_size=len(axis))))
+    flag = np.array(
+        data.draw(st.lists(st.sampled_from([0, 2, 4]), min_size=len(axis), max_size=len(axis))), np.uint8
+    )
+    for i, x in enumerate(axis[:-1]):  # packed axes end beyond any size
+        assert search.curve_point(axis, value, flag, 0, len(axis), x) == (value[i], flag[i])
+    x = data.draw(st.floats(axis[0], axis[-1]))
+    us, made = search.curve_point(axis, value, flag, 0, len(axis), x)
+    i = min(int(np.searchsorted(axis, x, side="right")) - 1, len(axis) - 2)
+    ends = value[i : i + 2]
+    slack = 1e-15 * ends.max()
+    assert ends.min() - slack <= us <= ends.max() + slack
+    assert made in (flag[i], flag[i + 1], max(flag[i], flag[i + 1], 1))
+
+
+@given(axis=AXIS, times=st.integers(1, 80), length=st.integers(0, 50))
+def test_filling_a_curve_is_looking_every_row_up(axis, times, length):
+    axis = np.r_[0.0, axis[axis > 0] / 2**12, 2.0**40]
+    axis = np.unique(axis)
+    value, flag = np.sqrt(axis) + 1.0, (np.arange(len(axis)) % 3).astype(np.uint8)
+    total, origin = np.full(length, 5.0), np.ones(length, np.uint8)
+    search.fill_curve(axis, value, flag, float(times), total, origin)
+    for x in range(1, length):
+        us, made = search.curve_point(axis, value, flag, 0, len(axis), float(x))
+        assert total[x] == 5.0 + times * us
+        assert origin[x] == max(1, made)
+    assert total[:1].tolist() == [5.0] * min(length, 1)
+
+
+# Lookups
+
+
+@pytest.fixture(scope="module")
+def tables():
+    grid = {(b, x): 9.0 + b * x / 4096 for b in (1, 8, 64) for x in (64, 512, 4096) if b * x < 64 * 4096}
+    return handmade_tables(
+        gemm=gemm_rows({(1, 64, 64): 3.0, (16, 64, 64): 4.0, (8, 256, 64): 5.0, (16, 128, 512): 6.0}),
+        attention_decode=attention_rows(grid),
+        attention_prefill=attention_rows(grid, is_decode=False),
+        allreduce=[("bf16", 2, "graph", 256, 5.0), ("bf16", 2, "graph", 4096, 6.0)],
+        elementwise=[("copy", 1, 2**28, 2**30, 400.0)],
+    )
+
+
+@given(points=st.lists(st.tuples(REAL, REAL, REAL), max_size=5))
+def test_lookup_loops_survive_any_coordinates(tables, points):
+    m, n, k = np.array(points).reshape(-1, 3).T.copy()
+    out, origin = np.empty(len(m)), np.empty(len(m), np.uint8)
+    packed = tables.gemm("bf16")
+    with np.errstate(all="ignore"):
+        lookups.gemm_latency_us(*packed, m, n, k, out, origin)
+        lookups.gemm_linear_mfu_us(*packed, m, n, k, out, origin)
+        lookups.gemm_floor_us(*packed[:-1], m, n, k, out, origin)
+        axes = [np.log2(a) for a in (packed.k_axis, packed.n_axis, packed.m_axis)]
+        sizes = (m, n, k)
+        lookups.gemm_nearest_us(*packed[:-1], *axes, *sizes, *(np.log2(a) for a in sizes), out, origin)
+        lookups.curve_latency_us(*tables.allreduce("bf16", 2), m, out, origin)
+        (key,) = tables.groups("attention_decode")
+        grid = tables.attention("attention_decode", _shape(key)).grid
+        lookups.grid_latency_us(grid.arena, m, n, out, origin)
+        parts = (grid.y_axis, grid.x_axis, grid.cells)
+        work = np.ones(grid.flags.shape)
+        lookups.grid_linear_mfu_us(grid.arena, *parts, work, m, n, k, out, origin)
+        logs = [np.log2(a) for a in (grid.y_axis, grid.x_axis, m, n)]
+        for is_floor in (True, False):
+            lookups.grid_node_us(*parts, grid.flags, work, is_floor, m, n, k, *logs, out, origin)
+    assert origin.max(initial=0) <= 4
+
+
+def _shape(key):
+    from fastroof.roofline import HeadShape
+
+    return HeadShape(*key[:4])
+
+
+@pytest.mark.parametrize("method", ["roofline", "linear_mfu", "nearest", "floor"])
+def test_every_method_times_a_small_table(tables, method):
+    """Walks every branch of the lookups: on, between, beside a hole, below and above the nodes."""
+    sizes = np.array([1, 8, 12, 16, 64, 100, 128, 256, 512, 9999])
+    m, n, k = (a.ravel() for a in np.meshgrid(sizes, sizes, sizes))
+    found = [tables.lookup("gemm", method=method, m=m, n=n, k=k)]
+    heads = dict(zip(("num_q_heads", "num_kv_heads", "head_dim"), HEADS, strict=True))
+    found.append(tables.lookup("attention_decode", method=method, **heads, batch_size=m, kv_len=n))
+    found.append(
+        tables.lookup("attention_prefill", method=method, **heads, batch_size=m, q_len=n, kv_len=n + k)
+    )
+    found.append(tables.lookup("allreduce", method=method, num_gpus=2, message_bytes=m * n))
+    for got in found:
+        assert np.isfinite(got.latency_us).all()
+        assert (got.latency_us > 0).all()
+    plan = compile_plan("llama-3.1-8b", "h100", tables, method=method, tp=1, max_tokens=64)
+    batch, kv_len = np.meshgrid([1, 7, 8, 64], [1, 64, 500, 512, 4096, 9999])
+    times = plan.decode_us(batch, kv_len)
+    assert np.isfinite(times).all()
+    assert (plan.prefill_us([1, 8, 64], [[0], [9]]) > 0).all()
+
+
+# Steps
+
+
+@pytest.fixture(scope="module")
+def arena(tables):
+    return compile_plan("llama-3.1-8b", "h100", tables, max_tokens=128, max_seqs=16).arena
+
+
+@settings(max_examples=200)
+@given(
+    values=st.lists(st.tuples(ANY_INT, ANY_INT, ANY_INT), min_size=1, max_size=8),
+    kind=st.sampled_from([np.int64, np.int32]),
+)
+def test_step_loops_survive_any_sizes(arena, values, kind):
+    with np.errstate(all="ignore"):
+        a, b, c = np.array(values, np.int64).astype(kind).T.copy()
+    out = np.full(len(a), np.nan)
+    code = steps.decode_steps_us(arena, a, b, out)
+    assert np.isfinite(out).all()
+    assert (code == 0) == bool(((a >= 1) & (a <= 16) & (b >= 1) & (b <= 2**28)).all())
+    code = steps.prefill_steps_us(arena, a, b, c, out)
+    assert np.isfinite(out).all()
+    legal = [
+        new >= 1 and context >= 0 and 1 <= batch <= 16 and context + new <= 2**28 and batch * new <= 128
+        for new, context, batch in zip(a.tolist(), b.tolist(), c.tolist(), strict=True)
+    ]
+    assert (code == 0) == all(legal)
+
+
+@settings(max_examples=200)
+@given(
+    requests=st.lists(st.tuples(ANY_INT, ANY_INT), max_size=8),
+    offsets=st.lists(ANY_INT | st.integers(-1, 9), min_size=1, max_size=6),
+)
+def test_ragged_loops_survive_any_requests_and_offsets(arena, requests, offsets):
+    new, context = np.array(requests, np.int64).reshape(-1, 2).T.copy()
+    offsets = np.array(offsets, np.int64)
+    count = len(offsets) - 1
+    out, again, origin = np.full(count, np.nan), np.full(count, np.nan), np.full(count, 9, np.uint8)
+    parts = [np.full(count, np.nan) for _ in range(5)]
+    with np.errstate(all="ignore"):
+        code = steps.ragged_steps_us(arena, new, context, offsets, out)
+        other = steps.ragged_step_parts(arena, new, context, offsets, *parts, again, origin)
+    assert code == other
+    assert np.isfinite(out).all()
+    np.testing.assert_array_equal(out, again)
+    assert (origin <= 4).all()
+    fits = all(0 <= i <= j <= len(new) for i, j in itertools.pairwise(offsets.tolist()))
+    assert bool(code & steps.CODE_OFFSETS) == (not fits)
+
+
+def test_each_code_says_what_it_met(arena):
+    def ragged(new, context, offsets=None):
+        arrays = [np.array(a) for a in (new, context, offsets or [0, len(new)])]
+        out = np.empty(len(arrays[2]) - 1)
+        return steps.ragged_steps_us(arena, *arrays, out)
+
+    def decode(batch, kv_len):
+        return steps.decode_steps_us(arena, np.array([batch]), np.array([kv_len]), np.empty(1))
+
+    def prefill(new, context, batch):
+        arrays = [np.array([a]) for a in (new, context, batch)]
+        return steps.prefill_steps_us(arena, *arrays, np.empty(1))
+
+    assert ragged([5, 1], [0, 7]) == decode(16, 2**28) == prefill(8, 5, 16) == 0
+    assert ragged([0], [5]) == prefill(0, 5, 1) == steps.CODE_NEW_TOKENS
+    assert ragged([5], [-1]) == prefill(5, -1, 1) == steps.CODE_CONTEXT
+    assert ragged([5], [2**28]) == prefill(5, 2**28, 1) == decode(1, 2**28 + 1) == steps.CODE_KV_LEN
+    for context in (2**31, 2**62, 2**63 - 2, 2**63 - 1):
+        for new in (1, 2, 128):
+            assert ragged([new], [context]) == prefill(new, context, 1) == steps.CODE_KV_LEN
+    assert (
+        ragged([129], [0])
+        == ragged([64, 65], [0, 0])
+        == prefill(129, 0, 1)
+        == prefill(10, 0, 13)
+        == steps.CODE_TOKENS
+    )
+    assert ragged([1] * 17, [5] * 17) == prefill(1, 5, 17) == steps.CODE_SEQUENCES
+    assert decode(0, 5) == prefill(1, 5, 0) == steps.CODE_BATCH
+    assert (
+        ragged([5], [0], [0, 2])
+        == ragged([5], [0], [1, 0])
+        == ragged([5], [0], [-1, 1])
+        == steps.CODE_OFFSETS
+    )
+    assert ragged([0, 1], [-1, 2**28]) == steps.CODE_NEW_TOKENS | steps.CODE_CONTEXT | steps.CODE_KV_LEN
+
+
+def test_steps_without_requests_or_of_one_kind(arena):
+    new, context = np.array([1, 1, 5]), np.array([3, 4, 0])
+    for offsets in ([0, 0, 2, 3], [0, 3, 3, 3]):
+        out, origin = np.empty(3), np.empty(3, np.uint8)
+        parts = [np.empty(3) for _ in range(5)]
+        arrays = (arena, new, context, np.array(offsets))
+        assert steps.ragged_step_parts(*arrays, *parts, out, origin) == 0
+        again = np.empty(3)
+        assert steps.ragged_steps_us(*arrays, again) == 0
+        np.testing.assert_array_equal(out, again)
+        assert [us == 0 for us in out] == [a == b for a, b in itertools.pairwise(offsets)]

@@ -1,0 +1,240 @@
+"""What lies outside the measured points: small tables whose answers can be worked out on paper."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastroof.pack import SIZE_LIMIT, pack_curve
+from tests.reference import lookups as naive
+from tests.reference.handmade import HEADS, attention_rows, gemm_rows, handmade_tables
+
+# hypothesis prints the tables that a failing test was given, and warns of their length instead of failing
+pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
+
+NAMES = dict(zip(("num_q_heads", "num_kv_heads", "head_dim"), HEADS, strict=True))
+KEY = ("bf16", *HEADS)
+
+
+def decode(tables, batch_size, kv_len, **options):
+    return tables.lookup("attention_decode", **NAMES, batch_size=batch_size, kv_len=kv_len, **options)
+
+
+def prefill(tables, batch_size, q_len, **options):
+    sizes = {"batch_size": batch_size, "q_len": q_len, "kv_len": q_len}
+    return tables.lookup("attention_prefill", **NAMES, **sizes, **options)
+
+
+def naive_attention(tables, points, *, is_decode):
+    work = (naive.decode_work if is_decode else naive.prefill_work)(tables.gpu, KEY)
+    floats = {tuple(map(float, point)): us for point, us in points.items()}
+    return naive.Attention(floats, work, is_decode)
+
+
+STAIRCASE = {
+    (1, 64): 10.0, (1, 512): 11.0, (1, 4096): 16.0, (1, 65536): 90.0,
+    (8, 64): 11.0, (8, 512): 14.0, (8, 4096): 60.0,
+    (64, 64): 15.0, (64, 512): 70.0,
+    (512, 64): 60.0,
+}  # fmt: skip
+"""As published: no large batch with a long sequence."""
+MIDDLE_HOLE = {(b, x): 9.0 + b * x / 4096 for b in (1, 8, 64) for x in (64, 512, 4096) if (b, x) != (8, 512)}
+ONE_BATCH = {(4, 64): 10.0, (4, 512): 12.0, (4, 4096): 40.0}
+ONE_ROW = {(4, 512): 12.0}
+OPEN_CORNER = {(2, 512): 12.0, (2, 4096): 20.0, (16, 128): 11.0, (16, 512): 30.0, (16, 4096): 150.0}
+GRIDS = {
+    "staircase": STAIRCASE,
+    "middle": MIDDLE_HOLE,
+    "batch": ONE_BATCH,
+    "row": ONE_ROW,
+    "corner": OPEN_CORNER,
+}
+
+
+@pytest.mark.loops
+@pytest.mark.parametrize("is_decode", [True, False])
+@pytest.mark.parametrize("name", GRIDS)
+def test_small_grids_are_looked_up_as_the_naive_ones(name, is_decode):
+    points = GRIDS[name]
+    operator = "attention_decode" if is_decode else "attention_prefill"
+    tables = handmade_tables(**{operator: attention_rows(points, is_decode=is_decode)})
+    table = naive_attention(tables, points, is_decode=is_decode)
+    ask = decode if is_decode else prefill
+    nodes = [1, 2, 3, 4, 8, 11, 64, 100, 512, 4000], [1, 30, 64, 100, 512, 2000, 4096, 9000, 65536, 10**6]
+    batch, length = (a.ravel() for a in np.meshgrid(*nodes))
+    got = ask(tables, batch, length)
+    for i, (b, x) in enumerate(zip(batch.tolist(), length.tolist(), strict=True)):
+        expected, origin = table.latency(float(b), float(x))
+        assert got.latency_us[i] == pytest.approx(expected, rel=1e-12), (b, x)
+        assert got.origin[i] == origin, (b, x)
+    for method in ("linear_mfu", "nearest", "floor"):
+        b, x = np.array(list(points)).T
+        back = ask(tables, b, x, method=method)
+        assert back.latency_us.tolist() == list(points.values())
+        assert not back.origin.any()
+        assert np.isfinite(ask(tables, batch, length, method=method).latency_us).all()
+
+
+@pytest.mark.loops
+def test_decode_beyond_the_table_adds_what_the_roofline_adds():
+    tables = handmade_tables(attention_decode=attention_rows(ONE_BATCH))
+    a_token_us = 4 * (4 * 32 * 128 / 989.5e12 + 2 * 2 * 8 * 128 / 3.35e12) * 1e6
+    got = decode(tables, 4, np.array([4096, 4097, 14096]))
+    np.testing.assert_allclose(got.latency_us - 40.0, [0.0, a_token_us, 10_000 * a_token_us], rtol=1e-9)
+    assert got.origin.tolist() == [0, 2, 2]
+
+
+@pytest.mark.loops
+def test_prefill_beyond_the_table_keeps_its_distance_to_the_roofline():
+    tables = handmade_tables(attention_prefill=attention_rows(ONE_BATCH, is_decode=False))
+    bound = naive_attention(tables, ONE_BATCH, is_decode=False).bound
+    got = prefill(tables, np.array([4, 4, 8, 1]), np.array([8192, 32, 4096, 4096]))
+    edges = [(4, 4096), (4, 64), (4, 4096), (4, 4096)]
+    asked = [(4, 8192), (4, 32), (8, 4096), (1, 4096)]
+    expected = [ONE_BATCH[e] * bound(*a) / bound(*e) for e, a in zip(edges, asked, strict=True)]
+    np.testing.assert_allclose(got.latency_us, expected, rtol=1e-12)
+    assert got.origin.tolist() == [2, 2, 2, 2]
+
+
+@pytest.mark.loops
+def test_a_prefix_is_priced_at_its_roofline_at_least():
+    """The one row took less than B, which counts its launch twice: latency / B is below 1."""
+    tables = handmade_tables(attention_prefill=attention_rows(ONE_ROW, is_decode=False))
+    assert ONE_ROW[4, 512] < naive_attention(tables, ONE_ROW, is_decode=False).bound(4.0, 512.0)
+    got = tables.lookup("attention_prefill", **NAMES, batch_size=4, q_len=512, kv_len=512 + 1000)
+    price = naive.prefix_us(tables.gpu, KEY, 1.0, 4 * 512 * 1000, 4 * 1000)
+    assert float(got.latency_us) == pytest.approx(12.0 + price, rel=1e-12)
+    assert int(got.origin) == 4
+
+
+@pytest.mark.loops
+def test_a_hole_with_measured_neighbours_lies_between_them():
+    tables = handmade_tables(attention_decode=attention_rows(MIDDLE_HOLE))
+    got = decode(tables, 8, 512)
+    assert MIDDLE_HOLE[8, 64] < float(got.latency_us) < MIDDLE_HOLE[8, 4096]
+    assert int(got.origin) == 2
+
+
+@pytest.mark.loops
+def test_below_the_table_no_decode_is_faster_than_the_fastest_measured():
+    tables = handmade_tables(attention_decode=attention_rows({(64, 4096): 120.0, (64, 8192): 300.0}))
+    batch, kv_len = np.meshgrid([1, 2, 8, 63], [1, 16, 1024, 4095])
+    assert (decode(tables, batch, kv_len).latency_us >= 120.0).all()
+
+
+@pytest.mark.loops
+def test_of_duplicates_the_median_counts():
+    rows = attention_rows({(1, 64): 10.0, (1, 128): 20.0})
+    odd = handmade_tables(attention_decode=[*rows, (*rows[1][:-1], 90.0), (*rows[1][:-1], 30.0)])
+    assert float(decode(odd, 1, 128).latency_us) == 30.0
+    even = handmade_tables(attention_decode=[(*rows[1][:-1], 30.0), *rows])
+    assert float(decode(even, 1, 128).latency_us) == 25.0
+    points = gemm_rows({(1, 64, 64): 3.0, (8, 64, 64): 5.0})
+    gemm = handmade_tables(gemm=[*points, (*points[1][:-1], 8.0)])
+    got = gemm.lookup("gemm", m=8, n=64, k=64)
+    assert (float(got.latency_us), int(got.origin)) == (6.5, 0)
+    message = [("int8", 2, "nccl", size, us) for size, us in [(256, 5.0), (256, 9.0), (256, 6.0), (512, 7.0)]]
+    nccl = handmade_tables(allreduce=message).lookup(
+        "allreduce", dtype="int8", num_gpus=2, mode="nccl", message_bytes=256
+    )
+    assert (float(nccl.latency_us), int(nccl.origin)) == (6.0, 0)
+
+
+@pytest.mark.loops
+def test_a_table_of_one_gemm_serves_every_size():
+    tables = handmade_tables(gemm=gemm_rows({(16, 128, 512): 6.0}))
+    bound = naive.gemm_bound(tables.gpu, "bf16", 6.0)
+    asked = [(16, 128, 512), (1, 128, 512), (16, 1, 512), (16, 128, 1), (9999, 9999, 9999), (1, 1, 1)]
+    m, n, k = np.array(asked).T
+    got = tables.lookup("gemm", m=m, n=n, k=k)
+    expected = [6.0 * bound(*a) / bound(*asked[0]) for a in asked]
+    np.testing.assert_allclose(got.latency_us, expected, rtol=1e-12)
+    assert got.origin.tolist() == [0, 2, 2, 2, 2, 2]
+
+
+@pytest.mark.loops
+@given(
+    points=st.dictionaries(st.integers(1, 2**30), st.floats(0.5, 1e6), min_size=1, max_size=8),
+    order=st.randoms(),
+)
+def test_a_curve_does_not_depend_on_the_order_of_its_rows(points, order):
+    rows = list(points.items())
+    order.shuffle(rows)
+    x, us = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
+    curve = pack_curve(x, us, lambda a: 1.0 + a)
+    assert curve.axis.tolist() == [0.0, *sorted(points), SIZE_LIMIT]
+    assert curve.value[1:-1].tolist() == [points[int(a)] for a in curve.axis[1:-1]]
+    assert curve.flag.tolist() == [2, *[0] * len(points), 2]
+
+
+# Facts of the H100 tables
+
+
+def test_the_one_missing_gemm_is_a_hole(h100):
+    points = naive.points_of(h100, "gemm", ("bf16",))
+    n_nodes, k_nodes = (sorted({p[i] for p in points}) for i in (1, 2))
+    pairs = {p[1:] for p in points}
+    assert {(n, k) for n in n_nodes for k in k_nodes} - pairs == {(65536.0, 65536.0)}
+    before = int(n_nodes[-2])
+    smaller = h100.lookup("gemm", m=64, n=before, k=65536)
+    assert int(smaller.origin) == 0
+    hole = h100.lookup("gemm", m=64, n=65536, k=65536)
+    assert int(hole.origin) == 2
+    bound = naive.gemm_bound(h100.gpu, "bf16", min(points.values()))
+    held = float(smaller.latency_us) * bound(64, 65536, 65536) / bound(64, before, 65536)
+    assert float(hole.latency_us) == pytest.approx(held, rel=1e-12)
+
+
+def test_allreduce_is_the_graphs_unless_eager_is_asked_for(h100):
+    sizes = {"num_gpus": 2, "message_bytes": 256}
+    default = h100.lookup("allreduce", **sizes)
+    graph, eager = (h100.lookup("allreduce", **sizes, mode=mode) for mode in ("graph", "eager"))
+    assert default.latency_us == graph.latency_us
+    assert 4.0 < float(graph.latency_us) < 5.0
+    assert 18.0 < float(eager.latency_us) < 25.0
+
+
+def test_nccl_looks_up_the_median_of_its_two_rows(h100):
+    columns = h100.table("allreduce").columns
+    for (dtype, gpus, mode), rows in h100.groups("allreduce").items():
+        if mode != "nccl":
+            continue
+        message = columns["message_bytes"][rows]
+        got = h100.lookup("allreduce", dtype=dtype, num_gpus=gpus, mode=mode, message_bytes=message)
+        for size, us in zip(message.tolist(), got.latency_us.tolist(), strict=True):
+            pair = sorted(columns["latency_us"][rows][message == size].tolist())
+            assert len(pair) == 2
+            assert pair[0] <= us <= pair[1]
+            assert us == (pair[0] + pair[1]) / 2
+
+
+def log_sizes(limit: int) -> st.SearchStrategy[int]:
+    return st.floats(0.0, float(limit)).map(lambda e: max(1, int(2**e)))
+
+
+@given(
+    m=log_sizes(28),
+    n=log_sizes(24),
+    k=log_sizes(24),
+    method=st.sampled_from(["roofline", "linear_mfu", "nearest", "floor"]),
+)
+def test_any_gemm_has_a_finite_positive_latency(h100, m, n, k, method):
+    us = float(h100.lookup("gemm", m=m, n=n, k=k, method=method).latency_us)
+    assert np.isfinite(us)
+    assert us > 0
+
+
+@pytest.mark.parametrize("method", ["roofline", "linear_mfu", "nearest", "floor"])
+@pytest.mark.parametrize("operator", ["attention_decode", "attention_prefill"])
+def test_any_attention_has_a_finite_positive_latency(h100, operator, method):
+    batch, kv_len = (a.ravel() for a in np.meshgrid(2 ** np.arange(0, 25, 3), 2 ** np.arange(0, 29, 2)))
+    for kv_dtype, nh, nkv, dh, _ in h100.groups(operator):
+        sizes = {"num_q_heads": nh, "num_kv_heads": nkv, "head_dim": dh, "kv_dtype": kv_dtype}
+        lengths = {"batch_size": batch, "kv_len": kv_len}
+        if operator == "attention_prefill":
+            lengths["q_len"] = np.maximum(kv_len // 4, 1)
+        us = h100.lookup(operator, **sizes, **lengths, method=method).latency_us
+        assert np.isfinite(us).all()
+        assert (us > 0).all()
