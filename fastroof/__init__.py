@@ -1,0 +1,101 @@
+"""How long one LLM inference step takes on a GPU, from measured kernels.
+
+Every public name is here, and is imported when it is first used: ``import fastroof`` by itself loads
+neither numba nor torch.
+
+Examples
+--------
+>>> import fastroof
+>>> "compile_plan" in dir(fastroof)
+True
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastroof._version import __version__
+from fastroof.errors import (
+    BatchError,
+    FastroofError,
+    GpuError,
+    LookupInputError,
+    MeasureError,
+    MissingTableError,
+    ModelError,
+    PlanError,
+    PlanRangeError,
+    SweepError,
+    TableError,
+    UnsupportedModelError,
+)
+
+__all__ = [
+    "BatchError",
+    "FastroofError",
+    "GpuError",
+    "GpuSpec",
+    "Lookup",
+    "LookupInputError",
+    "MeasureError",
+    "MissingTableError",
+    "ModelError",
+    "ModelSpec",
+    "PlanError",
+    "PlanRangeError",
+    "StepBatch",
+    "StepPlan",
+    "StepTimes",
+    "SweepError",
+    "TableError",
+    "Tables",
+    "UnsupportedModelError",
+    "__version__",
+    "compile_plan",
+    "compile_plans",
+    "gpu_names",
+    "load_gpu",
+    "load_model",
+    "load_tables",
+    "model_names",
+    "run_sweep",
+]
+
+if TYPE_CHECKING:
+    from fastroof.config import GpuSpec, ModelSpec, gpu_names, load_gpu, load_model, model_names
+    from fastroof.plan import StepPlan, compile_plan, compile_plans
+    from fastroof.run import StepBatch, StepTimes
+    from fastroof.sweep import run_sweep
+    from fastroof.tables import Lookup, Tables, load_tables
+else:
+    # Hidden from type checkers, to which a module with __getattr__ has every name there is.
+    _MODULE_OF = {
+        "GpuSpec": "config",
+        "Lookup": "tables",
+        "ModelSpec": "config",
+        "StepBatch": "run",
+        "StepPlan": "plan",
+        "StepTimes": "run",
+        "Tables": "tables",
+        "compile_plan": "plan",
+        "compile_plans": "plan",
+        "gpu_names": "config",
+        "load_gpu": "config",
+        "load_model": "config",
+        "load_tables": "tables",
+        "model_names": "config",
+        "run_sweep": "sweep",
+    }
+
+    def __getattr__(name):
+        module = _MODULE_OF.get(name)
+        if module is None:
+            raise AttributeError(f"module 'fastroof' has no attribute {name!r}; it has {', '.join(__all__)}")
+        from importlib import import_module
+
+        value = getattr(import_module(f"fastroof.{module}"), name)
+        globals()[name] = value
+        return value
+
+    def __dir__():
+        return sorted({*globals(), *__all__})

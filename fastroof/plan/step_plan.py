@@ -1,0 +1,200 @@
+"""A plan: one model on one GPU configuration, ready to time steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof._version import __version__
+from fastroof.config import GpuSpec, ModelSpec
+from fastroof.config.parallel import ShardedShape
+from fastroof.plan.curves import RowCurve
+from fastroof.plan.memory import PlanMemory, plan_memory
+from fastroof.roofline import HeadShape
+
+if TYPE_CHECKING:
+    from fastroof.explain import Explanation
+    from fastroof.run import StepBatch, StepTimes
+
+__all__ = ["StepPlan"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class StepPlan:
+    """How long a step takes, for one model, GPU, tensor-parallel size and dtypes.
+
+    Made by :func:`compile_plan`. It holds everything it needs: it pickles, and outlives its tables.
+
+    Attributes
+    ----------
+    model, gpu : ModelSpec, GpuSpec
+        What runs where.
+    tp : int
+        GPUs the model is split over.
+    dtype, kv_dtype, runtime, method : str
+        As given to :func:`compile_plan`.
+    max_tokens, max_seqs : int
+        The largest step it can time.
+    tables_hash : str
+        SHA-256 of the measured rows it was compiled from; empty for the datasheet model.
+    version : str
+        fastroof's version.
+    arena : ndarray of float64
+        The plan as the compiled loops read it, see :mod:`fastroof.compiled.steps`.
+    row_curves : tuple of RowCurve
+        Each operator's latency against its rows, in the order in which they are summed.
+    """
+
+    model: ModelSpec
+    gpu: GpuSpec
+    share: ShardedShape
+    dtype: str
+    kv_dtype: str
+    runtime: str
+    method: str
+    max_tokens: int
+    max_seqs: int
+    tables_hash: str
+    arena: npt.NDArray[np.float64]
+    row_curves: tuple[RowCurve, ...]
+    version: str = field(default=__version__)
+
+    @property
+    def tp(self) -> int:
+        """GPUs the model is split over."""
+        return self.share.tp
+
+    @property
+    def heads(self) -> HeadShape:
+        """What one GPU's attention kernels are keyed by."""
+        return HeadShape(self.kv_dtype, self.share.num_q_heads, self.share.num_kv_heads, self.model.head_dim)
+
+    @property
+    def memory(self) -> PlanMemory:
+        """Weight bytes, KV bytes a token and the most KV tokens that fit, on one GPU."""
+        return plan_memory(self.model, self.share, self.gpu, self.dtype, self.kv_dtype, self.max_tokens)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            object.__setattr__(self, name, value)
+        self.arena.flags.writeable = False
+
+    def __repr__(self) -> str:
+        return (
+            f"StepPlan({self.model.name} on {self.tp} x {self.gpu.name}, {self.dtype} weights, "
+            f"{self.kv_dtype} KV, runtime {self.runtime!r}, up to {self.max_tokens} tokens)"
+        )
+
+    def decode_us(
+        self, batch_size: Any, kv_len: Any, *, out: npt.NDArray[np.float64] | None = None, threads: int = 1
+    ) -> Any:
+        """Time decode steps of ``batch_size`` requests that each attend to ``kv_len`` tokens.
+
+        Parameters
+        ----------
+        batch_size, kv_len : int or array_like of int
+            Broadcast; kv_len counts the new token.
+        out : ndarray of float64, optional
+            Where to put the answer; of the broadcast shape and C-contiguous.
+        threads : int
+            Threads to share the steps over; any number gives the same bits.
+
+        Returns
+        -------
+        float or ndarray of float64
+            Microseconds a step, of the broadcast shape.
+
+        Raises
+        ------
+        PlanRangeError
+            If a step is larger than the plan.
+        BatchError
+            If a size is not an integer of at least 1.
+
+        Examples
+        --------
+        >>> import fastroof
+        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+        >>> bool(plan.decode_us(64, 4096) > plan.decode_us(1, 4096))
+        True
+        """
+        from fastroof.run import decode_us
+
+        return decode_us(self, batch_size, kv_len, out, threads)
+
+    def prefill_us(
+        self,
+        new_tokens: Any,
+        context_len: Any = 0,
+        batch_size: Any = 1,
+        *,
+        out: npt.NDArray[np.float64] | None = None,
+        threads: int = 1,
+    ) -> Any:
+        """Time steps of ``batch_size`` equal chunks of ``new_tokens`` after ``context_len`` tokens.
+
+        Parameters
+        ----------
+        new_tokens, context_len, batch_size : int or array_like of int
+            Broadcast; new_tokens is a sequence's. One new token after a context is a decode.
+        out, threads
+            As in :meth:`decode_us`.
+
+        Returns
+        -------
+        float or ndarray of float64
+            Microseconds a step, of the broadcast shape.
+
+        Raises
+        ------
+        PlanRangeError, BatchError
+            As in :meth:`decode_us`.
+        """
+        from fastroof.run import prefill_us
+
+        return prefill_us(self, new_tokens, context_len, batch_size, out, threads)
+
+    def run(self, batch: StepBatch, *, threads: int = 1) -> StepTimes:
+        """Time ragged steps, with the origin and the parts of each.
+
+        Returns
+        -------
+        StepTimes
+            latency_us, origin and components, one entry a step.
+        """
+        from fastroof.run import run_batch
+
+        return run_batch(self, batch, threads)
+
+    def step_us(self, batch: StepBatch, *, threads: int = 1) -> npt.NDArray[np.float64]:
+        """Time ragged steps: ``run(batch).latency_us``, without the rest.
+
+        Returns
+        -------
+        ndarray of float64, shape (steps,)
+            Microseconds a step.
+        """
+        from fastroof.run import step_us
+
+        return step_us(self, batch, threads)
+
+    def explain(self, requests: Iterable[tuple[int, int]]) -> Explanation:
+        """Break one step down by operator: latency, FLOPs, bytes, MFU, what bounds it, origin.
+
+        Parameters
+        ----------
+        requests : iterable of (new_tokens, context_len)
+            The step's requests.
+
+        Returns
+        -------
+        Explanation
+            Its ``total_us`` is the step's time to the last bit.
+        """
+        from fastroof.explain import explain_step
+
+        return explain_step(self, requests)
