@@ -1,0 +1,87 @@
+"""What a sweep hands back: counts, times, what was left out, and the best step of each plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["BestStep", "SweepSummary"]
+
+
+@dataclass(frozen=True)
+class BestStep:
+    """The step of one plan and kv_len that gives the most tokens a second within the limits.
+
+    Attributes
+    ----------
+    model, dtype, kv_dtype : str
+        What runs.
+    tp : int
+        GPUs the model is split over.
+    kv_len : int
+        Tokens that each request attends to.
+    batch_size : int
+        Requests in the step; 0 where no batch is within the limits, and then the times are None.
+    step_us : float or None
+        Time of the step, us.
+    tokens_per_s, tokens_per_s_per_gpu : float or None
+        Output tokens, tokens/s.
+    limited_by : str
+        What stops the next larger batch: memory, tpot, throughput or batch grid.
+    origin : str or None
+        How the step's latency was made: measured to modelled.
+    """
+
+    model: str
+    tp: int
+    dtype: str
+    kv_dtype: str
+    kv_len: int
+    batch_size: int
+    step_us: float | None
+    tokens_per_s: float | None
+    tokens_per_s_per_gpu: float | None
+    limited_by: str
+    origin: str | None
+
+
+@dataclass(frozen=True)
+class SweepSummary:
+    """What a sweep did, and the best step of each plan.
+
+    Attributes
+    ----------
+    best : tuple of BestStep
+        One a plan, at the spec's report_kv_len or the evaluated length nearest to it.
+    plans : int
+        Plans that were evaluated.
+    evaluations : int
+        Steps that were timed.
+    rows : int
+        Rows written.
+    infeasible : dict of str to int
+        Of the evaluations, those beyond ``memory``, and of the others those beyond the ``tpot`` limit.
+    skipped : dict of str to tuple of str
+        What was not evaluated: for each reason, the names of the plans or models.
+    evaluate_s : float
+        Seconds spent timing steps, without loading, compiling and writing.
+    total_s : float
+        Seconds of the whole call.
+    output : Path
+        The results.
+    """
+
+    best: tuple[BestStep, ...]
+    plans: int
+    evaluations: int
+    rows: int
+    infeasible: dict[str, int]
+    skipped: dict[str, tuple[str, ...]]
+    evaluate_s: float
+    total_s: float
+    output: Path
+
+    @property
+    def evaluations_per_s(self) -> float:
+        """Steps timed a second of evaluating, over all threads."""
+        return self.evaluations / self.evaluate_s

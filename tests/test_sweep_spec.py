@@ -1,0 +1,278 @@
+"""A sweep's spec: what it expands to, and how everything wrong with one is said at once."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastroof.config import load_model, model_names
+from fastroof.errors import SweepError
+from fastroof.sweep import SweepSpec, load_spec
+from fastroof.sweep import spec as spec_module
+from fastroof.sweep.grids import MAX_SIZES, expand_sizes
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+SMALL: dict[str, Any] = {"models": ["llama-3.1-8b"], "batch_size": [1, 8], "kv_len": [128]}
+
+
+def refused(**changes: Any) -> str:
+    with pytest.raises(SweepError) as caught:
+        load_spec({**SMALL, **changes})
+    return str(caught.value)
+
+
+def test_the_packaged_spec_is_the_main_job() -> None:
+    spec = load_spec()
+    assert sorted(spec.models) == model_names()
+    assert spec.tp == (1, 2, 4, 8)
+    assert spec.dtype == ("bf16", "fp8")
+    assert spec.batch_size == tuple(range(1, 513))
+    assert len(spec.kv_len) > 512
+    assert spec.kv_len[-1] == 131072
+    # every power of two is met exactly, the summary's length too
+    assert {2**i for i in range(7, 18)} <= set(spec.kv_len)
+    assert spec.report_kv_len in spec.kv_len
+    assert spec.tpot_limit_ms == 50.0
+
+
+def test_defaults() -> None:
+    spec = load_spec(SMALL)
+    assert (spec.gpu, spec.tp, spec.dtype, spec.kv_dtype) == ("h100", (1,), ("bf16",), ("bf16",))
+    assert (spec.tpot_limit_ms, spec.keep, spec.report_kv_len) == (None, "best", 4096)
+    assert load_spec(spec) is spec
+
+
+def test_json_of_a_spec_loads_as_the_same_spec() -> None:
+    spec = load_spec({**SMALL, "kv_len": {"start": 100, "stop": 900, "factor": 1.5}, "tpot_limit_ms": 20})
+    assert load_spec(json.loads(spec.model_dump_json())) == spec
+
+
+@pytest.mark.parametrize(
+    ("given_", "expanded"),
+    [
+        (7, (7,)),
+        ([8, 1, 8], (1, 8)),
+        (range(1, 4), (1, 2, 3)),
+        (np.array([2, 1]), (1, 2)),
+        ({"start": 1, "stop": 10, "step": 4}, (1, 5, 9)),
+        ({"start": 5, "stop": 5, "step": 1}, (5,)),
+        ({"start": 1, "stop": 8, "factor": 2}, (1, 2, 4, 8)),
+        ({"start": 10, "stop": 40, "factor": 1.5}, (10, 15, 22, 34)),
+        ({"start": 1, "stop": 100, "factor": 1000}, (1,)),
+        ({"start": 10, "stop": 20, "num": 3}, (10, 15, 20)),
+        ({"start": 1, "stop": 3, "num": 9, "scale": "linear"}, (1, 2, 3)),
+        ({"start": 128, "stop": 2048, "num": 5, "scale": "log2"}, (128, 256, 512, 1024, 2048)),
+    ],
+)
+def test_sizes(given_: Any, expanded: tuple[int, ...]) -> None:
+    assert expand_sizes(given_, 4096) == expanded
+
+
+@given(st.integers(1, 5000), st.integers(0, 5000), st.integers(2, 300), st.sampled_from(["linear", "log2"]))
+def test_a_grid_keeps_its_ends_and_rises(start: int, more: int, num: int, scale: str) -> None:
+    sizes = expand_sizes({"start": start, "stop": start + more, "num": num, "scale": scale}, 10_000)
+    assert (sizes[0], sizes[-1]) == (start, start + more)
+    assert all(a < b for a, b in itertools.pairwise(sizes))
+    assert len(sizes) <= num
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([], "the list is empty"),
+        ("64", "got '64', need a whole number, a list"),
+        (None, "got None, need"),
+        ([1, 0, -3], "got 0 at position 1, -3 at position 2, need whole numbers from 1 to 65,536"),
+        ([1.0], "got 1.0 at position 0"),
+        ([True, 1], "got True at position 0"),
+        ([0] * 9, "and 6 more"),
+        (70_000, "got 70000 at position 0"),
+        ({"start": 9, "stop": 2, "step": 1}, "the range is empty: start 9 is above stop 2"),
+        ({"start": 0, "stop": 2, "step": 1}, "start must be a whole number from 1 to 65,536, got 0"),
+        ({"start": 1, "stop": 2, "step": 0}, "step must be a whole number of at least 1, got 0"),
+        ({"start": 1, "stop": 2, "num": 1}, "num must be a whole number of at least 2, got 1"),
+        ({"start": 1, "stop": 2, "factor": 1}, "factor must be a number above 1"),
+        ({"start": 1, "stop": 2, "factor": float("nan")}, "got nan"),
+        ({"start": 1, "stop": 2, "factor": 10**400}, "factor must be"),
+        ({"start": 1, "stop": 2}, "need one of step, factor, num, got none"),
+        ({"start": 1, "stop": 2, "num": 2, "step": 1}, "got step and num"),
+        ({"start": 1, "stop": 2, "step": 1, "scale": "log2"}, "scale goes with num"),
+        ({"start": 1, "stop": 2, "num": 2, "scale": "log"}, "scale must be linear or log2, got 'log'"),
+        ({"start": 1, "end": 2, "step": 1}, "no key 'end' in a range; stop is missing"),
+        ({"start": 1, "stop": 60_000, "num": 10**15}, "1,000,000,000,000,000 values are too many"),
+        ({"start": 1, "stop": 60_000, "factor": 1.0000001}, "are too many, at most 1,048,576"),
+    ],
+)
+def test_wrong_sizes_are_named(value: Any, message: str) -> None:
+    answer = refused(batch_size=value)
+    assert answer.startswith("sweep spec: batch_size: ")
+    assert message in answer
+
+
+def test_a_list_that_is_too_long_is_refused() -> None:
+    with pytest.raises(ValueError, match="1,048,577 values are too many"):
+        expand_sizes(range(1, MAX_SIZES + 2), 2**28)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tp": [1, 3]}, "tp: got 3, need some of 1, 2, 4, 8"),
+        ({"tp": [True]}, "tp: got True, need some of 1, 2, 4, 8"),
+        ({"tp": [1.0]}, "tp: got 1.0, need"),
+        ({"dtype": "fp16"}, "dtype: got 'fp16', need some of bf16, fp8, fp8_block"),
+        ({"kv_dtype": []}, "kv_dtype: the list is empty"),
+        ({"gpu": "h101"}, "gpu: unknown GPU 'h101'"),
+        ({"gpu": 100}, "gpu: got 100, need a GPU's name"),
+        ({"models": []}, "models: the list is empty"),
+        ({"models": [3]}, "models: got 3, need model names"),
+        ({"models": ["llama-3.1-8b", "meta-llama/Llama-3.1-8B"]}, "are both called llama-3.1-8b"),
+        ({"runtime": "vllm"}, "runtime: got 'vllm', need 'kernels'"),
+        ({"method": "cubic"}, "method: got 'cubic', need one of roofline"),
+        ({"tpot_limit_ms": 0}, "tpot_limit_ms: got 0, need a number of ms above 0"),
+        ({"tpot_limit_ms": float("inf")}, "tpot_limit_ms: got inf"),
+        ({"tpot_limit_ms": True}, "tpot_limit_ms: got True"),
+        ({"report_kv_len": 0}, "report_kv_len: got 0, need a whole number from 1"),
+        ({"keep": "some"}, "keep: got 'some', need 'best' or 'all'"),
+        ({"batchsize": 3}, "batchsize: no such key; did you mean batch_size? the keys are gpu, tables"),
+        ({1: 3}, "1: no such key; the keys are"),
+    ],
+)
+def test_wrong_values_are_named(changes: dict[Any, Any], message: str) -> None:
+    with pytest.raises(SweepError) as caught:
+        load_spec({**SMALL, **changes})
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_everything_wrong_is_said_at_once() -> None:
+    answer = refused(models=["llama-9", "llama-3.1-8b", "gpt-5"], tp=3, kv_len=[], tensor=1, keep="x")
+    assert answer.splitlines()[0] == "sweep spec:"
+    keys = [line.strip().partition(":")[0] for line in answer.splitlines()[1:]]
+    assert sorted(keys) == ["keep", "kv_len", "models", "tensor", "tp"]
+    assert "'llama-9'" in answer
+    assert "'gpt-5'" in answer
+    # the known ones are listed once for both
+    assert answer.count("presets are") == 1
+
+
+def test_many_wrong_models_are_cut_short() -> None:
+    answer = refused(models=[f"nobody-{i}" for i in range(15)])
+    assert "'nobody-9'" in answer
+    assert "'nobody-10'" not in answer
+    assert "and 5 more" in answer
+
+
+def test_what_is_missing_is_named() -> None:
+    with pytest.raises(SweepError) as caught:
+        load_spec({})
+    for key in ("models", "batch_size", "kv_len"):
+        assert f"{key}: missing, need a list" in str(caught.value)
+
+
+def test_absurd_counts_are_refused_before_anything_is_made() -> None:
+    wide = {"start": 1, "stop": 60_000, "step": 1}
+    long = {"start": 1, "stop": 1_000_000, "step": 1}
+    answer = refused(models=model_names(), tp=[1, 2, 4, 8], batch_size=wide, kv_len=long)
+    assert "3,600,000,000,000 evaluations are too many, at most 100,000,000,000" in answer
+    assert "15 models x 4 tp x 1 dtype x 1 kv_dtype x 60,000 batch_size x 1,000,000 kv_len" in answer
+    assert "cut kv_len to 27,777 values" in answer
+
+
+def test_too_many_rows_are_refused() -> None:
+    wide = {"start": 1, "stop": 50_000, "step": 1}
+    kv_len = {"start": 1, "stop": 1000, "step": 1}
+    assert load_spec({**SMALL, "batch_size": wide, "kv_len": kv_len}).keep == "best"
+    answer = refused(batch_size=wide, kv_len=kv_len, keep="all")
+    assert "50,000,000 rows are too many, at most 20,000,000" in answer
+    assert "cut batch_size to 20,000 values, or keep = 'best'" in answer
+    long = {"start": 1, "stop": 1_000_000, "step": 1}
+    answer = refused(models=model_names(), tp=[1, 2, 4, 8], kv_len=long)
+    assert "60,000,000 rows are too many" in answer
+
+
+def test_nothing_short_enough_is_suggested_where_one_key_is_not_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(spec_module, "MAX_EVALUATIONS", 3)
+    assert "cut batch_size and the next longest" in refused(batch_size=[1, 2, 3], kv_len=[1, 2], tp=[1, 2])
+
+
+def test_constants_are_the_plans() -> None:
+    from fastroof.compiled.steps import MAX_KV_LEN
+    from fastroof.plan import compile as plan
+    from fastroof.tables import lookup
+
+    assert spec_module.DTYPES == plan.DTYPES
+    assert spec_module.KV_DTYPES == plan.KV_DTYPES
+    assert spec_module.MAX_KV_LEN == MAX_KV_LEN
+    assert spec_module.MAX_BATCH_SIZE <= plan.LARGEST_PLAN
+    for key, allowed in (("runtime", plan.RUNTIMES), ("method", lookup.METHODS)):
+        assert SweepSpec.model_fields[key].annotation.__args__ == allowed  # type: ignore[union-attr]
+
+
+def test_a_file_is_read_and_its_relative_paths_lie_beside_it(tmp_path: Path) -> None:
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 1024,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "vocab_size": 1000,
+        "max_position_embeddings": 2048,
+    }
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text(json.dumps(config))
+    path = tmp_path / "my.toml"
+    path.write_text(
+        'models = ["./tiny", "llama-2-7b"]\nbatch_size = 4\nkv_len = [1, 2]\ntables = "../elsewhere"\n'
+    )
+    spec = load_spec(str(path))
+    assert load_model(spec.models[0]).name == "tiny"
+    assert spec.models[1] == "llama-2-7b"
+    assert Path(str(spec.tables)) == tmp_path / ".." / "elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"models = [", "is not TOML: "),
+        (b"\xff\xfe", "is not TOML: "),
+        (b"models = 3\n", "my.toml:\n  models: got 3"),
+    ],
+)
+def test_a_wrong_file_is_named(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "my.toml"
+    path.write_bytes(content)
+    with pytest.raises(SweepError) as caught:
+        load_spec(path)
+    assert message in str(caught.value)
+    assert "my.toml" in str(caught.value)
+
+
+def test_no_file_and_no_spec_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SweepError, match=r"none\.toml cannot be read \(No such file"):
+        load_spec(tmp_path / "none.toml")
+    with pytest.raises(SweepError, match="cannot be read"):
+        load_spec(tmp_path)
+    with pytest.raises(SweepError, match="a dict or the path of a TOML file, got int"):
+        load_spec(3)  # type: ignore[arg-type]
+
+
+def test_a_spec_is_checked_without_numba() -> None:
+    code = "import sys, fastroof.sweep as s; s.load_spec(); print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True, check=True
+    )
+    assert {"numba", "torch", "pyarrow"}.isdisjoint(done.stdout.split())
