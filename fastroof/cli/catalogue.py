@@ -1,0 +1,108 @@
+"""``fastroof models`` and ``fastroof gpus``: what there is to ask about."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Final
+
+import typer
+
+from fastroof.cli.output import print_json, print_table
+from fastroof.units import GB, GIB, TB, TFLOP
+
+__all__ = ["register"]
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+MODELS_EPILOG: Final = """\b
+JSON: a list with one object a model, the fields of fastroof.ModelSpec (name, architecture, num_layers,
+hidden, intermediate, num_q_heads, num_kv_heads, head_dim, vocab, tie_embeddings, qkv_bias, o_bias, mlp_bias,
+qk_norm, sliding_window, max_position, torch_dtype) and num_parameters.
+"""
+
+GPUS_EPILOG: Final = """\b
+JSON: a list with one object a GPU: name, title, aliases, peak_flops_per_s (by dtype), hbm_bytes_per_s,
+hbm_bytes, nvlink_bytes_per_s, num_sms, l2_bytes, source, has_tables, tables (names of the sources).
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("models", epilog=MODELS_EPILOG)(models)
+    app.command("gpus", epilog=GPUS_EPILOG)(gpus)
+
+
+def models(as_json: Json = False) -> None:
+    """List the models known by name.
+
+    --model also takes the Hugging Face id of one of them, or the path of any config.json of these families.
+    """
+    from fastroof import load_model, model_names
+
+    specs = [load_model(name) for name in model_names()]
+    if as_json:
+        print_json([{**asdict(spec), "num_parameters": spec.num_parameters} for spec in specs])
+        return
+    columns = (
+        "model", "parameters", "layers", "hidden", "MLP width", "heads (Q-KV-dim)", "vocabulary",
+        "max context",
+    )  # fmt: skip
+    rows = [
+        (
+            spec.name,
+            f"{spec.num_parameters / 1e9:.1f} B",
+            str(spec.num_layers),
+            str(spec.hidden),
+            str(spec.intermediate),
+            f"{spec.num_q_heads}-{spec.num_kv_heads}-{spec.head_dim}",
+            f"{spec.vocab:,}",
+            f"{spec.max_position:,}",
+        )
+        for spec in specs
+    ]
+    print_table(columns, rows, left=("model",))
+
+
+def gpus(as_json: Json = False) -> None:
+    """List the GPUs known by name, and their tables.
+
+    --gpu also takes the path of a gpu.toml or of the folder that holds one.
+    """
+    from fastroof import gpu_names, load_gpu
+    from fastroof.cli.inputs import gpu_folder
+
+    specs = [load_gpu(name) for name in gpu_names()]
+    sources = {
+        spec.name: sorted(path.parent.name for path in gpu_folder(spec.name).glob("*/provenance.toml"))
+        for spec in specs
+    }
+    if as_json:
+        print_json(
+            [
+                {**asdict(spec), "has_tables": bool(sources[spec.name]), "tables": sources[spec.name]}
+                for spec in specs
+            ]
+        )
+        return
+    dtypes = [dtype for dtype in ("bf16", "fp8", "int8") if any(dtype in s.peak_flops_per_s for s in specs)]
+    columns = (
+        "gpu", "name", *(f"{dtype} TFLOP/s" for dtype in dtypes), "HBM TB/s", "HBM GiB",
+        "link GB/s", "tables",
+    )  # fmt: skip
+    rows = [
+        (
+            spec.name,
+            spec.title,
+            *(_peak(spec.peak_flops_per_s.get(dtype)) for dtype in dtypes),
+            f"{spec.hbm_bytes_per_s / TB:.4g}",
+            f"{spec.hbm_bytes / GIB:.4g}",
+            f"{spec.nvlink_bytes_per_s / GB:.4g}",
+            ", ".join(sources[spec.name]) or "none: datasheet model",
+        )
+        for spec in specs
+    ]
+    print_table(columns, rows, left=("gpu", "name", "tables"))
+
+
+def _peak(flops_per_s: float | None) -> str:
+    return "-" if flops_per_s is None else f"{flops_per_s / TFLOP:,.5g}"

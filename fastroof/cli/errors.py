@@ -1,0 +1,114 @@
+"""How a command ends: one clear line on standard error and an exit code, never a traceback."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final
+
+import typer
+from typer.core import TyperGroup
+
+from fastroof.errors import FastroofError
+
+__all__ = ["CommandGroup", "help_if_alone", "warn"]
+
+EXIT_ERROR: Final = 2
+EXIT_BROKEN_PIPE: Final = 1
+EXIT_INTERRUPTED: Final = 130
+
+# Typer does not export the base of its usage errors, only one of them.
+UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+
+
+class CommandGroup(TyperGroup):
+    """The commands, with every error turned into one line and an exit code."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run a command line, and exit."""
+        run = partial(super().main, args, prog_name, complete_var, False, windows_expand_args, **extra)
+        if not standalone_mode:
+            return run()
+        try:
+            for stream in (sys.stdout, sys.stderr):
+                if isinstance(stream, io.TextIOWrapper):
+                    # A file name that the terminal cannot show is no reason to fail.
+                    stream.reconfigure(errors="backslashreplace")
+            with _warnings_as_lines():
+                code = run()
+            sys.stdout.flush()
+        except FastroofError as error:
+            sys.exit(_say_error(str(error)))
+        except UsageError as error:
+            sys.exit(_say_error(_usage_words(error)))
+        except KeyboardInterrupt:
+            sys.exit(EXIT_INTERRUPTED)
+        except BrokenPipeError:
+            # Whoever read the output has left: nothing more is written, not even at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(EXIT_BROKEN_PIPE)
+        except OSError as error:
+            named = f": {error.filename}" if error.filename else ""
+            sys.exit(_say_error(f"{error.strerror or error}{named}"))
+        if code == EXIT_INTERRUPTED:
+            typer.echo(err=True)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _usage_words(error: Any) -> str:
+    """Typer's message, and which help would explain it."""
+    message = error.format_message().strip().rstrip(".")
+    context = getattr(error, "ctx", None)
+    where = f"; see {context.command_path} --help" if context is not None else ""
+    return f"{message[:1].lower()}{message[1:]}{where}"
+
+
+def _say_error(message: str) -> int:
+    typer.echo(f"fastroof: error: {_one_line(message)}", err=True)
+    return EXIT_ERROR
+
+
+def warn(message: str) -> None:
+    """Write a warning that a person should see, without mixing it with the output."""
+    typer.echo(f"fastroof: warning: {_one_line(message)}", err=True)
+
+
+def _one_line(message: str) -> str:
+    return " ".join(line.strip() for line in message.splitlines() if line.strip())
+
+
+@contextmanager
+def _warnings_as_lines() -> Iterator[None]:
+    """Show warnings meant for users as one line each, whatever filters Python was started with."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", category=UserWarning, module="fastroof")
+        shown = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
+            if category is UserWarning:
+                warn(str(message))
+            else:
+                shown(message, category, *rest, **more)
+
+        warnings.showwarning = show
+        yield
+
+
+def help_if_alone(context: typer.Context) -> None:
+    """Print a group's help where it was called without one of its commands."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit

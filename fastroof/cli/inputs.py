@@ -1,0 +1,249 @@
+"""What commands are given: the GPU and its tables, requests, lists of sizes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from fastroof.cli.output import counted
+from fastroof.errors import BatchError, GpuError, LookupInputError, TableError
+
+if TYPE_CHECKING:
+    from fastroof import GpuSpec, Tables
+    from fastroof.load import MeasuredTables
+
+__all__ = [
+    "DEFAULT_GPU",
+    "Requests",
+    "TableSet",
+    "gpu_and_tables",
+    "gpu_folder",
+    "parse_requests",
+    "parse_sizes",
+    "table_sets",
+    "tables_of",
+]
+
+DEFAULT_GPU: Final = "h100"
+MOST_REQUESTS: Final = 2**22
+_DECODE = re.compile(r"([0-9]+)x([0-9]+)")
+_PREFILL = re.compile(r"(?:([0-9]+)x)?([0-9]+)@([0-9]+)")
+
+
+@dataclass(frozen=True)
+class Requests:
+    """``count`` equal requests of a step, as (new_tokens, context_len)."""
+
+    count: int
+    new_tokens: int
+    context_len: int
+
+    @property
+    def words(self) -> str:
+        """The requests as a person says them."""
+        if self.new_tokens == 1 and self.context_len > 0:
+            return f"{counted(self.count, 'decode')} at kv_len {self.context_len + 1}"
+        after = f" after {self.context_len}" if self.context_len else ""
+        return f"{counted(self.count, 'prefill')} of {counted(self.new_tokens, 'token')}{after}"
+
+
+def parse_requests(decode: Sequence[str], prefill: Sequence[str]) -> list[Requests]:
+    """Read ``64x4096`` (64 decodes at kv_len 4096) and ``2048@1024`` (2048 new tokens after 1024).
+
+    Raises
+    ------
+    BatchError
+        Naming what is written otherwise, or that there is nothing to time.
+
+    Examples
+    --------
+    >>> parse_requests(["64x4096"], ["4x2048@0"])
+    [Requests(count=64, new_tokens=1, context_len=4095), Requests(count=4, new_tokens=2048, context_len=0)]
+    """
+    found = []
+    for text in decode:
+        match = _DECODE.fullmatch(text)
+        if match is None:
+            raise BatchError(
+                f"--decode {text} is not BATCHxKV_LEN: 64x4096 is 64 decodes that attend to 4096 tokens each"
+            )
+        batch_size, kv_len = map(int, match.groups())
+        if kv_len < 2:
+            raise BatchError(
+                f"--decode {text}: a decode attends to itself and a context, so kv_len is at least 2; "
+                f"--prefill {batch_size}x1@0 is one token without a context"
+            )
+        found.append(Requests(batch_size, 1, kv_len - 1))
+    for text in prefill:
+        match = _PREFILL.fullmatch(text)
+        if match is None:
+            raise BatchError(
+                f"--prefill {text} is not [COUNTx]NEW@CONTEXT: 2048@1024 is 2048 new tokens after 1024, "
+                "4x2048@0 is four prompts of 2048"
+            )
+        found.append(Requests(int(match[1] or 1), int(match[2]), int(match[3])))
+    if not found:
+        raise BatchError("nothing to time: give --decode 64x4096, --prefill 2048@0, or both")
+    for requests, text in zip(found, (*decode, *prefill), strict=True):
+        if requests.count < 1 or requests.new_tokens < 1:
+            raise BatchError(f"{text}: a step needs at least 1 request of at least 1 new token")
+    total = sum(requests.count for requests in found)
+    if total > MOST_REQUESTS:
+        raise BatchError(f"{total} requests in one step are more than the {MOST_REQUESTS} it can hold")
+    return found
+
+
+def parse_sizes(option: str, text: str) -> int | list[int]:
+    """Read one whole number or a comma-separated list of them.
+
+    Raises
+    ------
+    LookupInputError
+        Naming the option.
+
+    Examples
+    --------
+    >>> parse_sizes("--m", "64,128")
+    [64, 128]
+    """
+    parts = [part.strip() for part in text.split(",")]
+    wrong = [part for part in parts if re.fullmatch(r"[+-]?[0-9]{1,18}", part) is None]
+    if wrong:
+        raise LookupInputError(f"{option} needs a whole number or a list such as 64,128, got {wrong[0]!r}")
+    sizes = [int(part) for part in parts]
+    return sizes if len(sizes) > 1 else sizes[0]
+
+
+def gpu_folder(gpu: str) -> Path:
+    """Return the folder that holds a GPU's gpu.toml and its sources."""
+    from fastroof import load_gpu
+    from fastroof.config.paths import bench_data_root
+
+    spec = load_gpu(gpu)
+    shipped = bench_data_root() / spec.name
+    path = Path(gpu)
+    # A name wins over a path of the same spelling, as in load_gpu.
+    if path.exists() and (not shipped.is_dir() or load_gpu(spec.name) != spec):
+        return path if path.is_dir() else path.parent
+    return shipped
+
+
+def gpu_and_tables(gpu: str | None, tables: str | None, source: str | None) -> tuple[GpuSpec, Tables | None]:
+    """Return the GPU and its measured tables; None where nothing was measured on it.
+
+    Parameters
+    ----------
+    gpu : str or None
+        What ``--gpu`` says; without it the GPU of the tables, else the default.
+    tables : str or None
+        A folder of measured tables instead of those that ship with fastroof.
+    source : str or None
+        Which source of them.
+    """
+    from fastroof import load_gpu, load_tables
+
+    spec = load_gpu(gpu or DEFAULT_GPU)
+    if tables is not None:
+        loaded = tables_of(tables, gpu and spec.name, source)
+        return (loaded.gpu if gpu is None else spec), loaded
+    folder = gpu_folder(gpu or DEFAULT_GPU)
+    if any(folder.glob("*/provenance.toml")):
+        return spec, load_tables(folder, source=source)
+    if source is not None:
+        raise TableError(f"{spec.name} has no measured tables, so no source {source!r}; leave out --source")
+    return spec, None
+
+
+def tables_of(name: str, gpu: str | None = None, source: str | None = None) -> Tables:
+    """Load tables by the name of a GPU that ships with fastroof, or from a folder."""
+    from fastroof import load_tables
+
+    return load_tables(_folder(name), gpu=gpu, source=source)
+
+
+def _folder(name: str) -> Path:
+    path = Path(name)
+    return path if path.is_dir() or path.name != name else gpu_folder(name)
+
+
+class TableSet(NamedTuple):
+    """Tables that are loaded together: one source, or one GPU of a published tree.
+
+    Attributes
+    ----------
+    folder : Path
+        Where they lie.
+    gpu : str or None
+        Which GPU, where the folder holds several.
+    source : str or None
+        Which source; None for a tree, which is one.
+    """
+
+    folder: Path
+    gpu: str | None
+    source: str | None
+
+    def load(self) -> MeasuredTables:
+        """Read them."""
+        from fastroof.load import load_measured
+
+        return load_measured(self.folder, gpu=self.gpu, source=self.source)
+
+    def place(self, operator: str) -> tuple[int, str]:
+        """Where the source stands among those that have an operator: the least serves it."""
+        from fastroof.load.own import list_sources
+
+        if self.source is None:
+            return (0, "")
+        rank = next(s.rank(operator) for s in list_sources(self.folder) if s.name == self.source)
+        return (rank, self.source)
+
+
+def table_sets(name: str, gpu: str | None = None, source: str | None = None) -> list[TableSet]:
+    """List everything that can be loaded from a GPU's name or a folder, one source at a time.
+
+    Raises
+    ------
+    TableError
+        If the folder does not exist, or does not hold the GPU or source that was asked for.
+    GpuError
+        If the name is neither a GPU's nor a folder.
+    """
+    from fastroof.load.own import list_sources
+    from fastroof.load.trees import is_tree
+
+    folder = _folder(name)
+    if not folder.is_dir():
+        raise TableError(f"{name} is not a folder: give a GPU's name or a folder of measured tables")
+    if is_tree(folder):
+        return [TableSet(folder, one, None) for one in ([gpu] if gpu else _gpus_of_tree(folder))]
+    several = sorted(path.parent for path in folder.glob("*/gpu.toml"))
+    if gpu is not None and several:
+        several = [path for path in several if path.name == gpu]
+        if not several:
+            raise TableError(f"{folder} has no folder of gpu {gpu!r}")
+    found = []
+    for place in several or [folder]:
+        if several and not any(place.glob("*/provenance.toml")):
+            continue
+        names = [s.name for s in list_sources(place)]
+        if source is not None and source not in names:
+            raise TableError(f"{place} has no source {source!r}; its sources are {', '.join(names)}")
+        found += [TableSet(place, None, one) for one in names if source in (None, one)]
+    return found
+
+
+def _gpus_of_tree(folder: Path) -> list[str | None]:
+    """GPUs that folders of a tree are named after; None, the tree's own GPU, where that is one or unknown."""
+    from fastroof import load_gpu
+
+    found = set()
+    for path in folder.rglob("*"):
+        if path.is_dir():
+            with suppress(GpuError):
+                found.add(load_gpu(path.name).name)
+    return [*sorted(found)] if len(found) > 1 else [None]

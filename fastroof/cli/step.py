@@ -1,0 +1,231 @@
+"""``fastroof step``: how long one step takes, and why."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from fastroof.cli.errors import warn
+from fastroof.cli.inputs import Requests, gpu_and_tables, parse_requests
+from fastroof.cli.output import (
+    ORIGIN_WORDS,
+    console,
+    percent,
+    print_facts,
+    print_json,
+    print_table,
+    scaled,
+    time_words,
+)
+from fastroof.columns import ORIGINS
+from fastroof.units import TB, US_PER_S
+
+if TYPE_CHECKING:
+    from fastroof import StepPlan
+    from fastroof.explain import Explanation
+
+__all__ = ["register"]
+
+DEFAULT_MAX_TOKENS: Final = 8192
+DEFAULT_MAX_SEQS: Final = 1024
+
+PARTS: Final = {
+    "tokens_us": "operators on all tokens",
+    "logits_us": "LM head",
+    "decode_attention_us": "decode attention",
+    "prefill_attention_us": "prefill attention",
+    "runtime_us": "runtime",
+}
+
+EPILOG: Final = """\b
+Examples:
+  fastroof step --model llama-3.1-8b --decode 64x4096
+  fastroof step --model llama-3.1-70b --tp 4 --dtype fp8 --decode 32x8192 --prefill 2048@1024 --explain
+
+\b
+JSON: version, model, gpu, tp, dtype, kv_dtype, runtime, method, tables_hash (empty for the datasheet
+model), requests [count, new_tokens, context_len], tokens, sequences, latency_us, tokens_per_s,
+tokens_per_s_per_gpu, origin (measured, interpolated, extrapolated, borrowed or modelled), components_us
+[tokens, logits, decode_attention, prefill_attention, runtime], kv_tokens, max_kv_tokens, and with
+--explain operators [name, calls, total_us, share, flops, moved_bytes, mfu, bytes_per_s, bound, origin].
+What does not apply is null.
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("step", epilog=EPILOG)(step)
+
+
+def step(
+    model: Annotated[str, typer.Option(help="Preset (see fastroof models) or path of a config.json.")],
+    gpu: Annotated[
+        str | None, typer.Option(help="GPU (see fastroof gpus) or path of a gpu.toml.  [default: h100]")
+    ] = None,
+    tp: Annotated[int, typer.Option(help="GPUs the model is split over: 1, 2, 4 or 8.")] = 1,
+    dtype: Annotated[str, typer.Option(help="Linear layers: bf16, fp8 or fp8_block.")] = "bf16",
+    kv_dtype: Annotated[str, typer.Option(help="KV cache: bf16 or fp8.")] = "bf16",
+    decode: Annotated[
+        list[str] | None,
+        typer.Option(metavar="BATCHxKV", help="64x4096: 64 decodes attending to 4096 tokens; repeatable."),
+    ] = None,
+    prefill: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NEW@CONTEXT",
+            help="2048@1024: 2048 new tokens after 1024; 4x2048@0: four prompts; repeatable.",
+        ),
+    ] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Break the step down by operator.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    tables: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="Folder of measured tables to use instead of the shipped."),
+    ] = None,
+    source: Annotated[str | None, typer.Option(help="Use only this source of the tables.")] = None,
+    method: Annotated[str, typer.Option(help="Lookup: roofline, linear_mfu, nearest or floor.")] = "roofline",
+    runtime: Annotated[str, typer.Option(help="What an engine adds to its kernels.")] = "kernels",
+) -> None:
+    """Time one step of a batch.
+
+    All --decode and --prefill requests run together, as one mixed batch.
+
+    A GPU without measured tables is timed by the datasheet model, with a warning.
+    """
+    from fastroof import StepBatch, compile_plan
+
+    requests = parse_requests(decode or (), prefill or ())
+    spec, measured = gpu_and_tables(gpu, tables, source)
+    num_tokens = sum(r.count * r.new_tokens for r in requests)
+    num_seqs = sum(r.count for r in requests)
+    plan = compile_plan(
+        model,
+        spec,
+        measured,
+        tp=tp,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        runtime=runtime,
+        method=method,
+        max_tokens=max(DEFAULT_MAX_TOKENS, num_tokens),
+        max_seqs=max(DEFAULT_MAX_SEQS, num_seqs),
+    )
+    every = [(r.new_tokens, r.context_len) for r in requests for _ in range(r.count)]
+    times = plan.run(StepBatch.from_requests([every]))
+    latency_us = float(times.latency_us[0])
+    components = {name: float(part[0]) for name, part in times.components._asdict().items()}
+    kv_tokens = sum(r.count * (r.new_tokens + r.context_len) for r in requests)
+    if kv_tokens > plan.memory.max_kv_tokens:
+        warn(
+            f"the step holds {kv_tokens:,} tokens of KV cache, one {spec.name} has room for "
+            f"{plan.memory.max_kv_tokens:,} beside the weights: the time is of a step that does not fit"
+        )
+    operators = plan.explain(every) if explain else None
+    facts = {
+        "latency_us": latency_us,
+        "tokens": num_tokens,
+        "sequences": num_seqs,
+        "tokens_per_s": num_tokens / latency_us * US_PER_S,
+        "origin": ORIGINS[times.origin[0]],
+        "kv_tokens": kv_tokens,
+    }
+    if as_json:
+        print_json(_document(plan, requests, facts, components, operators))
+    else:
+        _print(plan, requests, facts, components, operators)
+
+
+def _document(
+    plan: StepPlan,
+    requests: list[Requests],
+    facts: dict[str, Any],
+    components: dict[str, float],
+    explanation: Explanation | None,
+) -> dict[str, Any]:
+    document = {
+        "version": plan.version,
+        "model": plan.model.name,
+        "gpu": plan.gpu.name,
+        "tp": plan.tp,
+        "dtype": plan.dtype,
+        "kv_dtype": plan.kv_dtype,
+        "runtime": plan.runtime,
+        "method": plan.method,
+        "tables_hash": plan.tables_hash,
+        "requests": [asdict(r) for r in requests],
+        "tokens": facts["tokens"],
+        "sequences": facts["sequences"],
+        "latency_us": facts["latency_us"],
+        "tokens_per_s": facts["tokens_per_s"],
+        "tokens_per_s_per_gpu": facts["tokens_per_s"] / plan.tp,
+        "origin": facts["origin"],
+        "components_us": {name.removesuffix("_us"): us for name, us in components.items()},
+        "kv_tokens": facts["kv_tokens"],
+        "max_kv_tokens": plan.memory.max_kv_tokens,
+    }
+    if explanation is not None:
+        document["operators"] = [
+            {
+                "name": o.name,
+                "calls": o.calls,
+                "total_us": o.total_us,
+                "share": o.total_us / explanation.total_us,
+                "flops": o.flops,
+                "moved_bytes": o.moved_bytes,
+                "mfu": o.mfu,
+                "bytes_per_s": o.moved_bytes / o.total_us * US_PER_S,
+                "bound": o.bound,
+                "origin": ORIGINS[o.origin],
+            }
+            for o in explanation.operators
+        ]
+    return document
+
+
+def _print(
+    plan: StepPlan,
+    requests: list[Requests],
+    facts: dict[str, Any],
+    components: dict[str, float],
+    explanation: Explanation | None,
+) -> None:
+    total_us = facts["latency_us"]
+    per_gpu = f" ({facts['tokens_per_s'] / plan.tp:,.0f} a GPU)" if plan.tp > 1 else ""
+    out = console()
+    out.print(
+        f"{plan.model.name} on {plan.tp} x {plan.gpu.title}, {plan.dtype} weights, {plan.kv_dtype} KV cache",
+        soft_wrap=True,
+    )
+    out.print(f"one step of {', '.join(r.words for r in requests)}\n", soft_wrap=True)
+    print_facts(
+        [
+            ("step time", time_words(total_us)),
+            ("tokens/s", f"{facts['tokens_per_s']:,.0f}{per_gpu}"),
+            ("origin", ORIGIN_WORDS[facts["origin"]]),
+            ("KV cache", f"{facts['kv_tokens']:,} of {plan.memory.max_kv_tokens:,} tokens that fit"),
+        ]
+    )
+    out.print()
+    if explanation is None:
+        rows = [(PARTS[name], f"{us:,.1f}", percent(us / total_us)) for name, us in components.items() if us]
+        print_table(("part", "us", "share"), rows, left=("part",))
+        return
+    columns = ("operator", "calls", "us", "share", "FLOPs", "bytes", "MFU", "TB/s", "bound", "origin")
+    rows_by_operator = [
+        (
+            o.name,
+            str(o.calls),
+            f"{o.total_us:,.1f}",
+            percent(o.total_us / total_us),
+            scaled(o.flops, "FLOP"),
+            scaled(o.moved_bytes, "B"),
+            percent(o.mfu),
+            f"{o.moved_bytes / o.total_us * US_PER_S / TB:.2f}",
+            o.bound,
+            ORIGINS[o.origin],
+        )
+        for o in explanation.operators
+    ]
+    print_table(columns, rows_by_operator, left=("operator", "bound", "origin"))

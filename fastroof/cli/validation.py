@@ -1,0 +1,151 @@
+"""``fastroof tables validate``: what is wrong with measured tables, before they are used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+
+import typer
+
+from fastroof.cli.inputs import DEFAULT_GPU, table_sets
+from fastroof.cli.output import console, counted, percent, print_json, print_table
+from fastroof.errors import TableError
+from fastroof.units import TB
+
+if TYPE_CHECKING:
+    from fastroof.load.validate import FileReport
+
+__all__ = ["register"]
+
+EXIT_WRONG_TABLES: Final = 1
+
+EPILOG: Final = """\b
+Exit code 1 if a table must not be used or has an error finding, else 0.
+
+\b
+JSON: severity (note, warning or error: the gravest), reports: one object a file [gpu, file, operator,
+source, rows, axes, mfu_min, mfu_max, bandwidth_max_bytes_per_s, bandwidth_limit_bytes_per_s, severity,
+findings [kind, severity, count, message, worst]], refused: one object a set of tables that cannot be
+used [folder, gpu, source, error], ignored: one object a file that was not read [folder, file, reason].
+"""
+
+
+class _Checked(NamedTuple):
+    reports: list[tuple[str, FileReport]]
+    refused: list[dict[str, Any]]
+    ignored: list[dict[str, str]]
+
+    @property
+    def severity(self) -> str:
+        from fastroof.load.validate import worst
+
+        return "error" if self.refused else worst(report for _, report in self.reports)
+
+
+def register(group: typer.Typer) -> None:
+    """Add the command."""
+    group.command("validate", epilog=EPILOG)(validate)
+
+
+def validate(
+    where: Annotated[
+        str, typer.Argument(metavar="[GPU|PATH]", help="A GPU's name or a folder of measured tables.")
+    ] = DEFAULT_GPU,
+    gpu: Annotated[
+        str | None, typer.Option(help="Check only this GPU, where a folder holds several.")
+    ] = None,
+    source: Annotated[str | None, typer.Option(help="Check only this source.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check tables before they are used.
+
+    Looks in every source at the MFU and the bandwidth that latencies mean, duplicate keys, holes in grids,
+    latencies that fall as work grows, and slow first rows.
+    """
+    checked = _check(where, gpu, source)
+    if as_json:
+        print_json(
+            {
+                "severity": checked.severity,
+                "reports": [{"gpu": name, **report.as_dict()} for name, report in checked.reports],
+                "refused": checked.refused,
+                "ignored": checked.ignored,
+            }
+        )
+    else:
+        _print(checked)
+    if checked.severity == "error":
+        raise typer.Exit(EXIT_WRONG_TABLES)
+
+
+def _check(where: str, gpu: str | None, source: str | None) -> _Checked:
+    from fastroof import load_gpu
+    from fastroof.load.validate import validate
+
+    checked = _Checked([], [], [])
+    try:
+        sets = table_sets(where, gpu, source)
+    except TableError as error:
+        if gpu is not None or source is not None or not Path(where).is_dir():
+            raise
+        sets = []
+        checked.refused.append({"folder": where, "gpu": None, "source": None, "error": str(error)})
+    for found in sets:
+        try:
+            measured = found.load()
+            reports = validate(measured, load_gpu(measured.gpu))
+        except TableError as error:
+            place = {"folder": str(found.folder), "gpu": found.gpu, "source": found.source}
+            checked.refused.append({**place, "error": str(error)})
+            continue
+        checked.reports.extend((measured.gpu, report) for report in reports)
+        checked.ignored.extend(
+            {"folder": str(found.folder), "file": file, "reason": reason}
+            for file, reason in measured.ignored.items()
+        )
+    return checked
+
+
+def _print(checked: _Checked) -> None:
+    out = console()
+    if checked.reports:
+        columns = ("gpu", "source", "file", "operator", "rows", "sizes", "MFU", "max TB/s", "of", "worst")
+        rows = [
+            (
+                gpu,
+                report.source,
+                report.file,
+                report.operator,
+                f"{report.rows:,}",
+                " x ".join(f"{axis.count} {axis.name}" for axis in report.axes),
+                "-" if report.mfu_max is None else f"{percent(report.mfu_min)} to {percent(report.mfu_max)}",
+                _tb_per_s(report.bandwidth_max_bytes_per_s),
+                _tb_per_s(report.bandwidth_limit_bytes_per_s),
+                report.severity if report.findings else "-",
+            )
+            for gpu, report in checked.reports
+        ]
+        print_table(columns, rows, left=("gpu", "source", "file", "operator", "sizes", "worst"))
+        out.print()
+    for severity in ("error", "warning", "note"):
+        for gpu, report in checked.reports:
+            for finding in report.findings:
+                if finding.severity == severity:
+                    place = f"{gpu} {report.source} {report.file}"
+                    out.print(f"{severity}: {place}: {finding.kind}: {finding.message}", soft_wrap=True)
+    for entry in checked.ignored:
+        out.print(f"not read: {entry['folder']}: {entry['file']}: {entry['reason']}", soft_wrap=True)
+    for entry in checked.refused:
+        out.print(f"error: refused: {entry['error']}", soft_wrap=True)
+    counts = {
+        severity: sum(f.severity == severity for _, report in checked.reports for f in report.findings)
+        for severity in ("error", "warning", "note")
+    }
+    counts["error"] += len(checked.refused)
+    rows_read = sum(report.rows for _, report in checked.reports)
+    said = ", ".join(counted(count, name) for name, count in counts.items())
+    out.print(f"{counted(len(checked.reports), 'file')}, {rows_read:,} rows: {said}", soft_wrap=True)
+
+
+def _tb_per_s(bytes_per_s: float | None) -> str:
+    return "-" if bytes_per_s is None else f"{bytes_per_s / TB:.2f}"

@@ -1,0 +1,231 @@
+"""MFU of one model's kernels against the sizes that drive it, as small multiples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof import flops
+from fastroof.columns import ORIGIN_BORROWED, ORIGIN_EXTRAPOLATED
+from fastroof.config import shard
+from fastroof.plan.operators import Gemm, transformer_operators
+from fastroof.report.plots import COLOURS, QUIET, label_line_ends, new_figure, style, write_titles
+from fastroof.roofline import HeadShape
+from fastroof.units import DTYPE_BYTES, TFLOP
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from fastroof.config import GpuSpec, ModelSpec
+    from fastroof.tables import Lookup, Tables
+
+__all__ = ["MfuCurve", "draw_mfu"]
+
+Floats = npt.NDArray[np.float64]
+
+POINTS_PER_DOUBLING: Final = 12
+LARGEST_M: Final = 8192
+LINE_COLOURS: Final = tuple(COLOURS[c] for c in ("blue", "vermilion", "green", "purple", "sky", "orange"))
+
+
+class MfuCurve(NamedTuple):
+    """MFU of one kernel against one size.
+
+    Attributes
+    ----------
+    label : str
+        What the line is.
+    size : ndarray of int64, shape (points,)
+        The size that is varied.
+    mfu : ndarray of float64, shape (points,)
+        1 is the peak of the dtype the kernel computes in.
+    inside : ndarray of bool, shape (points,)
+        Whether the point lies between measured ones.
+    """
+
+    label: str
+    size: npt.NDArray[np.int64]
+    mfu: Floats
+    inside: npt.NDArray[np.bool_]
+
+
+def _sizes(low: int, high: int) -> npt.NDArray[np.int64]:
+    """Whole numbers, evenly spread over the doublings of a range."""
+    doublings = np.log2(high / low)
+    spread = low * 2.0 ** np.linspace(0.0, doublings, round(doublings * POINTS_PER_DOUBLING) + 1)
+    return np.unique(np.round(spread).astype(np.int64))
+
+
+def _measured_m(tables: Tables, dtype: str) -> npt.NDArray[np.int64]:
+    """Every measured m of the picture, so that no tooth of a jagged GEMM falls between two points."""
+    columns = tables.table("gemm").columns
+    m = np.unique(columns["m"][columns["dtype"] == dtype])
+    return np.asarray(m[m <= LARGEST_M], np.int64)
+
+
+def _curve(label: str, size: npt.NDArray[np.int64], found: Lookup, allowed: int) -> MfuCurve:
+    return MfuCurve(label, size, found.mfu, found.origin <= allowed)
+
+
+def draw_mfu(
+    model: ModelSpec,
+    tables: Tables,
+    *,
+    tp: int = 1,
+    dtype: str = "bf16",
+    kv_dtype: str = "bf16",
+    method: str = "roofline",
+) -> Figure:
+    """Draw the MFU of one model's kernels on one GPU of ``tp``.
+
+    Four panels: its GEMMs against m, decode attention against batch size and against kv_len, prefill
+    attention against the length of a prompt. Lines are dotted where nothing was measured around them;
+    panels of a head shape that was not measured say that their rows are borrowed.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        Whose shapes to look up.
+    tables : Tables
+        Measured kernels.
+    tp : int
+        Tensor-parallel size: 1, 2, 4 or 8.
+    dtype, kv_dtype : str
+        Of the linear layers and of the KV cache.
+    method : str
+        As in :meth:`fastroof.Tables.lookup`.
+
+    Returns
+    -------
+    Figure
+        For :func:`fastroof.report.save_figure`.
+
+    Raises
+    ------
+    FastroofError
+        If matplotlib is not installed, the model cannot be split, or no table serves a kernel.
+    """
+    share = shard(model, tp)
+    heads = {"num_q_heads": share.num_q_heads, "num_kv_heads": share.num_kv_heads, "head_dim": model.head_dim}
+    attention: dict[str, Any] = {**heads, "kv_dtype": kv_dtype, "method": method}
+    operators = transformer_operators(model, share, dtype, "bf16", quantise_inputs=False)
+    gemms = [o for o in operators if isinstance(o, Gemm) and o.rows == "tokens"]
+    m = np.union1d(_sizes(1, LARGEST_M), _measured_m(tables, dtype))
+    batch, length, q_len = _sizes(1, 1024), _sizes(128, 131072), _sizes(16, 32768)
+
+    shape = HeadShape(kv_dtype, *heads.values())
+    borrowed = {
+        phase: ", borrowed" if tables.attention(f"attention_{phase}", shape).borrowed else ""
+        for phase in ("prefill", "decode")
+    }
+
+    def gemm(o: Gemm) -> MfuCurve:
+        found = tables.lookup("gemm", m=m, n=o.n, k=o.k, dtype=o.dtype, method=method)
+        return _curve(f"{o.name}\n{o.n} x {o.k}", m, found, ORIGIN_EXTRAPOLATED - 1)
+
+    def decode(label: str, size: npt.NDArray[np.int64], b: Any, kv: Any) -> MfuCurve:
+        found = tables.lookup("attention_decode", batch_size=b, kv_len=kv, **attention)
+        return _curve(label, size, found, _inside(found))
+
+    def prefill(b: int) -> MfuCurve:
+        fits = q_len[q_len * b <= 131072]
+        found = tables.lookup("attention_prefill", batch_size=b, q_len=fits, kv_len=fits, **attention)
+        return _curve(f"batch {b}", fits, found, _inside(found))
+
+    panels = [
+        ("GEMMs against m", "m (tokens in the step)", [gemm(o) for o in gemms]),
+        (
+            f"Prefill attention against prompt length{borrowed['prefill']}",
+            "new tokens of each sequence",
+            [prefill(b) for b in (1, 4, 16)],
+        ),
+        (
+            f"Decode attention against batch size{borrowed['decode']}",
+            "batch size (sequences)",
+            [decode(f"kv_len {kv:,}", batch, batch, kv) for kv in (1024, 4096, 16384)],
+        ),
+        (
+            f"Decode attention against context{borrowed['decode']}",
+            "kv_len (tokens)",
+            [decode(f"batch {b}", length, b, length) for b in (1, 16, 128)],
+        ),
+    ]
+    gpu = tables.gpu
+    ceiling = _memory_ceiling(gpu, heads, kv_dtype)
+    with style():
+        figure = new_figure(11.5, 8.2)
+        grid = figure.subplots(2, 2)
+        for i, (axes, (title, size, curves)) in enumerate(zip(grid.flat, panels, strict=True)):
+            _draw_panel(axes, title, size, curves, ceiling if i > 1 else None)
+        # One scale for both decode panels, so that they can be compared.
+        high = max(axes.get_ylim()[1] for axes in grid[1])
+        for axes in grid[1]:
+            axes.set_ylim(0.0, high)
+        figure.draw_without_rendering()
+        for axes, (_, _, curves) in zip(grid.flat, panels, strict=True):
+            _label(axes, curves)
+        peak = f"peak {gpu.peak(dtype) / TFLOP:,.5g} TFLOP/s"
+        where = f"source {tables.sources['gemm']}, method {method}; dotted: beyond what was measured"
+        share_of = f", one GPU of tp={tp}" if tp > 1 else ""
+        write_titles(
+            figure,
+            f"{model.name} on {gpu.title}{share_of}: how much of the peak its kernels reach",
+            f"{dtype} weights ({peak}), {kv_dtype} KV cache; {where}",
+        )
+    return figure
+
+
+def _inside(found: Lookup) -> int:
+    """Largest origin that still lies between measured points; borrowed rows hide where theirs end."""
+    return ORIGIN_BORROWED if (found.origin >= ORIGIN_BORROWED).all() else ORIGIN_EXTRAPOLATED - 1
+
+
+def _memory_ceiling(gpu: GpuSpec, heads: dict[str, int], kv_dtype: str) -> float:
+    """MFU at which decode attention reads its KV cache at the GPU's full bandwidth."""
+    nh, nkv, dim = heads.values()
+    kv_len = 2**20
+    work = flops.decode_attention_flops(nh, dim, kv_len, 1)
+    moved = flops.decode_attention_bytes(nh, nkv, dim, kv_len, 1, DTYPE_BYTES[kv_dtype])
+    return float(work / moved * gpu.hbm_bytes_per_s / gpu.peak("bf16"))
+
+
+def _draw_panel(axes: Axes, title: str, size: str, curves: Sequence[MfuCurve], ceiling: float | None) -> None:
+    for curve, colour in zip(curves, LINE_COLOURS, strict=False):
+        percent = curve.mfu * 100.0
+        axes.plot(curve.size, percent, color=colour, linestyle=":", linewidth=1.6)
+        axes.plot(curve.size, np.where(curve.inside, percent, np.nan), color=colour)
+    axes.set_title(title)
+    axes.set_xlabel(size)
+    axes.set_ylabel("MFU (% of peak)")
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(min(c.size[0] for c in curves), max(c.size[-1] for c in curves))
+    ticks = [2**i for i in range(0, 18, 2) if axes.get_xlim()[0] <= 2**i <= axes.get_xlim()[1]]
+    axes.set_xticks(ticks, [f"{tick // 1024}k" if tick >= 1024 else str(tick) for tick in ticks])
+    axes.xaxis.set_minor_locator(_no_ticks())
+    highest = max(float(c.mfu.max()) for c in curves)
+    axes.set_ylim(0.0, 115.0 * max(ceiling, highest) if ceiling else 100.0)
+    if ceiling:
+        axes.axhline(100.0 * ceiling, color=QUIET, linewidth=1.2, linestyle="--")
+        axes.annotate(
+            f"HBM bandwidth allows {100.0 * ceiling:.2f} %", (0.0, 100.0 * ceiling), xytext=(6, 4),
+            xycoords=("axes fraction", "data"), textcoords="offset points", color=QUIET, size=9.5,
+        )  # fmt: skip
+
+
+def _no_ticks() -> Any:
+    from matplotlib.ticker import NullLocator
+
+    return NullLocator()
+
+
+def _label(axes: Axes, curves: Sequence[MfuCurve]) -> None:
+    ends = [
+        (float(curve.mfu[-1]) * 100.0, curve.label, colour)
+        for curve, colour in zip(curves, LINE_COLOURS, strict=False)
+    ]
+    gap = 0.11 if any("\n" in curve.label for curve in curves) else 0.06
+    label_line_ends(axes, ends, x=1.015, gap=gap, low=0.03)

@@ -1,0 +1,195 @@
+"""What every picture shares: matplotlib on demand, one look, titles, labels at line ends, saving."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from fastroof._version import __version__
+from fastroof.errors import FastroofError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["COLOURS", "INK", "QUIET", "label_line_ends", "new_figure", "save_figure", "style", "write_titles"]
+
+SUFFIXES: Final = (".png", ".svg")
+INK: Final = "#222222"
+QUIET: Final = "#6b6b6b"
+FAINT: Final = "#e4e4e4"
+COLOURS: Final = {
+    "blue": "#0072B2",
+    "vermilion": "#D55E00",
+    "green": "#009E73",
+    "purple": "#CC79A7",
+    "sky": "#56B4E9",
+    "orange": "#E69F00",
+}
+"""Okabe and Ito's colours, which people with any colour vision can tell apart."""
+
+_STYLE: Final[Any] = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": QUIET,
+    "axes.grid": True,
+    "axes.labelcolor": INK,
+    "axes.labelsize": 10.5,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 11.5,
+    "axes.titleweight": "bold",
+    "figure.facecolor": "white",
+    "font.family": ["DejaVu Sans"],
+    "font.size": 10.5,
+    "grid.color": FAINT,
+    "grid.linewidth": 0.8,
+    "lines.linewidth": 2.0,
+    "lines.solid_capstyle": "round",
+    "savefig.dpi": 160,
+    "savefig.facecolor": "white",
+    "svg.fonttype": "path",
+    # Without it matplotlib draws ids at random, and the same picture is another file each time.
+    "svg.hashsalt": "fastroof",
+    "text.color": INK,
+    "xtick.color": QUIET,
+    "xtick.labelcolor": INK,
+    "xtick.labelsize": 9.5,
+    "ytick.color": QUIET,
+    "ytick.labelcolor": INK,
+    "ytick.labelsize": 9.5,
+}
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Draw in fastroof's look, whatever the reader's own matplotlibrc says.
+
+    Raises
+    ------
+    FastroofError
+        If matplotlib is not installed.
+    """
+    try:
+        import matplotlib as mpl
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        raise FastroofError("plots need matplotlib: pip install fastroof[report]") from None
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(_STYLE)
+        yield
+
+
+def new_figure(width_in: float, height_in: float) -> Figure:
+    """Return an empty figure that no global state knows of, with room for titles on top.
+
+    Parameters
+    ----------
+    width_in, height_in : float
+        Size, inches.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width_in, height_in), layout="constrained")
+    engine: Any = figure.get_layout_engine()
+    top = 0.78 / height_in
+    room = (0.012, 0.012, 0.976, 1.0 - top - 0.012)
+    engine.set(rect=room, w_pad=0.08, h_pad=0.08, wspace=0.03, hspace=0.04)
+    return figure
+
+
+def write_titles(figure: Figure, title: str, subtitle: str) -> None:
+    """Write what is shown, and below it, quieter, where it comes from."""
+    height_in = figure.get_size_inches()[1]
+    figure.text(0.018, 1.0 - 0.2 / height_in, title, size=14.5, weight="bold", va="top")
+    quiet = f"{subtitle}; fastroof {__version__}"
+    figure.text(0.018, 1.0 - 0.5 / height_in, quiet, size=9.5, color=QUIET, va="top")
+
+
+def label_line_ends(
+    axes: Axes, ends: Sequence[tuple[float, str, str]], *, x: float, gap: float = 0.055, low: float = 0.0
+) -> None:
+    """Write each line's name beside its end, moved apart where two would overlap.
+
+    Parameters
+    ----------
+    axes : Axes
+        With its limits already final.
+    ends : sequence of (y, text, colour)
+        Height of each end in data coordinates.
+    x : float
+        Where the labels start, in axes coordinates.
+    gap : float
+        Least distance of two labels, as a share of the height of the axes.
+    low : float
+        Lowest place for a label, in axes coordinates.
+    """
+    to_axes = axes.transData + axes.transAxes.inverted()
+    x_data = axes.get_xlim()[0]
+    placed = sorted((float(to_axes.transform((x_data, y))[1]), text, colour) for y, text, colour in ends)
+    heights = _spread([height for height, _, _ in placed], gap, low, 0.96)
+    for height, (_, text, colour) in zip(heights, placed, strict=True):
+        axes.text(
+            x, height, text, color=colour, transform=axes.transAxes, va="center", size=9.5, weight="bold"
+        )
+
+
+def _spread(heights: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Move sorted heights apart to at least ``gap``, above ``low`` and, if they fit, below ``high``."""
+    apart: list[float] = []
+    for height in heights:
+        apart.append(max(height, apart[-1] + gap if apart else low))
+    ceiling = high
+    for i in range(len(apart) - 1, -1, -1):
+        if apart[i] <= ceiling:
+            break
+        apart[i] = ceiling
+        ceiling -= gap
+    return apart
+
+
+def save_figure(figure: Figure, path: str | Path) -> Path:
+    """Write a figure as PNG or SVG; the same figure gives the same bytes.
+
+    Parameters
+    ----------
+    figure : Figure
+        What a ``draw_`` function returned.
+    path : str or Path
+        Ending in .png or .svg.
+
+    Returns
+    -------
+    Path
+        The file.
+
+    Raises
+    ------
+    FastroofError
+        For another ending, or a folder that does not exist.
+    """
+    path = checked_path(path)
+    metadata = {"Date": None} if path.suffix.lower() == ".svg" else {"Software": f"fastroof {__version__}"}
+    with style():
+        figure.savefig(path, metadata=metadata)
+    return path
+
+
+def checked_path(path: str | Path) -> Path:
+    """Return the path a picture can be written to, before any time goes into drawing it.
+
+    Raises
+    ------
+    FastroofError
+        For an ending other than .png and .svg, or a folder that does not exist.
+    """
+    path = Path(path)
+    if path.suffix.lower() not in SUFFIXES:
+        raise FastroofError(f"{path} must end in {' or '.join(SUFFIXES)}")
+    if not path.parent.is_dir():
+        raise FastroofError(f"{path}: the folder {path.parent} does not exist")
+    return path

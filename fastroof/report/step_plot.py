@@ -1,0 +1,213 @@
+"""Step time by component, as stacked areas against the batch size or the context."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof.errors import FastroofError
+from fastroof.plan.operators import AllReduce, Gemm
+from fastroof.report.plots import COLOURS, INK, QUIET, label_line_ends, new_figure, style, write_titles
+from fastroof.units import US_PER_MS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from fastroof.plan import StepPlan
+
+__all__ = ["StepStack", "draw_step", "step_stack"]
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Against = Literal["batch_size", "kv_len"]
+
+GROUPS: Final = {
+    "linear layers": COLOURS["blue"],
+    "decode attention": COLOURS["vermilion"],
+    "norms, rope, activation": COLOURS["green"],
+    "all-reduce": COLOURS["purple"],
+    "LM head": COLOURS["sky"],
+}
+"""Components from the bottom of the stack to its top."""
+
+POINTS_PER_DOUBLING: Final = 8
+BEYOND_MEMORY: Final = 1.3
+
+
+class StepStack(NamedTuple):
+    """Decode steps by component.
+
+    Attributes
+    ----------
+    batch_size, kv_len : ndarray of int64, shape (steps,)
+        The steps.
+    parts_us : dict of str to ndarray of float64, shape (steps,)
+        Time of each component, us.
+    """
+
+    batch_size: Ints
+    kv_len: Ints
+    parts_us: dict[str, Floats]
+
+    @property
+    def total_us(self) -> Floats:
+        """Sum of the parts, us."""
+        return np.asarray(sum(self.parts_us.values()))
+
+
+def step_stack(plan: StepPlan, batch_size: Ints, kv_len: Ints) -> StepStack:
+    """Break decode steps down into the components that a picture shows.
+
+    Parameters
+    ----------
+    plan : StepPlan
+        What runs where.
+    batch_size, kv_len : ndarray of int64, shape (steps,)
+        The steps; kv_len counts the new token.
+
+    Returns
+    -------
+    StepStack
+        Components that take no time are left out.
+
+    Raises
+    ------
+    FastroofError
+        If a step is larger than the plan, or kv_len is below 2.
+    """
+    group_of = {curve.operator.name: _group(curve.operator) for curve in plan.row_curves}
+    parts = {name: np.zeros(len(batch_size)) for name in GROUPS}
+    for i, (batch, kv) in enumerate(zip(batch_size.tolist(), kv_len.tolist(), strict=True)):
+        for part in plan.explain([(1, kv - 1)] * batch).operators:
+            parts[group_of.get(part.name, "decode attention")][i] += part.total_us
+    return StepStack(batch_size, kv_len, {name: us for name, us in parts.items() if us.any()})
+
+
+def _group(operator: Any) -> str:
+    if isinstance(operator, Gemm):
+        return "LM head" if operator.rows == "sequences" else "linear layers"
+    return "all-reduce" if isinstance(operator, AllReduce) else "norms, rope, activation"
+
+
+def draw_step(
+    plan: StepPlan,
+    *,
+    against: Against = "batch_size",
+    batch_size: int = 64,
+    kv_len: int = 4096,
+    source: str = "",
+) -> Figure:
+    """Draw the time of decode steps by component, in ms and in shares.
+
+    Parameters
+    ----------
+    plan : StepPlan
+        What runs where; its ``max_seqs`` ends the axis of batch sizes.
+    against : {"batch_size", "kv_len"}
+        Which of the two varies; the other stays.
+    batch_size, kv_len : int
+        The one that stays.
+    source : str
+        Where the tables come from, for the line below the title.
+
+    Returns
+    -------
+    Figure
+        For :func:`fastroof.report.save_figure`.
+
+    Raises
+    ------
+    FastroofError
+        If matplotlib is not installed, a size is none of a decode, or a step is larger than the plan.
+    """
+    if against not in ("batch_size", "kv_len"):
+        raise FastroofError(f"against must be batch_size or kv_len, got {against!r}")
+    if batch_size < 1 or kv_len < 2:
+        raise FastroofError(f"a decode needs batch_size >= 1 and kv_len >= 2, got {batch_size} and {kv_len}")
+    low, high = (1, plan.max_seqs) if against == "batch_size" else (128, plan.model.max_position)
+    if high < 2 * low:
+        raise FastroofError(f"{against} has to vary from {low} to at least {2 * low}, got at most {high}")
+    full = plan.memory.max_kv_tokens / (kv_len if against == "batch_size" else batch_size)
+    if full >= low:
+        # The picture ends soon after the memory does: what lies beyond cannot run.
+        high = min(high, max(8 * low, int(full * BEYOND_MEMORY)))
+    doublings = np.log2(high / low)
+    spread = low * 2.0 ** np.linspace(0.0, doublings, max(2, round(doublings * POINTS_PER_DOUBLING) + 1))
+    doubled = 2 ** np.arange(np.ceil(np.log2(low)), np.floor(np.log2(high)) + 1)
+    size = np.union1d(np.round(spread), doubled).astype(np.int64)
+    fixed = np.full(len(size), kv_len if against == "batch_size" else batch_size, np.int64)
+    stack = step_stack(plan, *((size, fixed) if against == "batch_size" else (fixed, size)))
+    with style():
+        figure = new_figure(12.0, 5.6)
+        left, right = figure.subplots(1, 2, width_ratios=(1.0, 1.0))
+        total = stack.total_us
+        _draw_areas(left, size, [us / US_PER_MS for us in stack.parts_us.values()], stack)
+        left.plot(size, total / US_PER_MS, color=INK, linewidth=1.6)
+        left.set_ylabel("step time (ms)")
+        left.set_ylim(0.0, float(total.max()) / US_PER_MS * 1.06)
+        left.set_title("Step time")
+        shares = [us / total * 100.0 for us in stack.parts_us.values()]
+        _draw_areas(right, size, shares, stack)
+        right.set_ylabel("share of the step (%)")
+        right.set_ylim(0.0, 100.0)
+        right.set_title("Share of each component")
+        for axes in (left, right):
+            axes.set_xlabel("batch size (sequences)" if against == "batch_size" else "kv_len (tokens)")
+            _mark_memory(axes, full, size, write=axes is left)
+        figure.draw_without_rendering()
+        _label_shares(right, stack, shares)
+        what = f"{plan.model.name} on {f'{plan.tp} x ' if plan.tp > 1 else ''}{plan.gpu.title}"
+        which = f"kv_len {kv_len:,}" if against == "batch_size" else f"batch size {batch_size:,}"
+        where = f"source {source or 'measured tables'}, method {plan.method}"
+        if not plan.tables_hash:
+            where = "modelled from the datasheet, not measured"
+        write_titles(
+            figure,
+            f"{what}: what a decode step at {which} is made of",
+            f"{plan.dtype} weights, {plan.kv_dtype} KV cache, runtime {plan.runtime}; {where}",
+        )
+    return figure
+
+
+def _draw_areas(axes: Axes, size: Ints, layers: Sequence[Floats], stack: StepStack) -> None:
+    colours = [GROUPS[name] for name in stack.parts_us]
+    axes.stackplot(
+        size, *layers, colors=colours, edgecolor="white", linewidth=0.6, labels=list(stack.parts_us)
+    )
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(size[0], size[-1])
+    step = 1 if len(size) <= 11 * POINTS_PER_DOUBLING else 2
+    ticks = [2**i for i in range(0, 24, step) if size[0] <= 2**i <= size[-1]]
+    axes.set_xticks(ticks, [f"{tick // 1024}k" if tick >= 1024 else str(tick) for tick in ticks])
+    axes.minorticks_off()
+
+
+def _mark_memory(axes: Axes, full: float, size: Ints, *, write: bool) -> None:
+    """Mark from where on one GPU has no room for the KV cache."""
+    if full >= size[-1]:
+        return
+    start = max(full, float(size[0]))
+    axes.axvspan(start, float(size[-1]), facecolor="white", alpha=0.55, zorder=3)
+    axes.axvline(start, color=INK, linewidth=1.2, linestyle="--", zorder=4)
+    if write:
+        words = "the weights alone do not fit" if full <= 0 else f"KV cache full: {int(full):,}"
+        near_end = start > float(size[0] * size[-1]) ** 0.5
+        axes.annotate(
+            words, (start, 1.0), xytext=(-5 if near_end else 5, -4), xycoords=("data", "axes fraction"),
+            textcoords="offset points", ha="right" if near_end else "left", va="top", color=QUIET, size=9.5,
+            zorder=5,
+        )  # fmt: skip
+
+
+def _label_shares(axes: Axes, stack: StepStack, shares: Sequence[Floats]) -> None:
+    """Name each component where its band ends."""
+    tops = np.cumsum([share[-1] for share in shares])
+    ends = [
+        (float(top - share[-1] / 2.0), name, GROUPS[name])
+        for top, share, name in zip(tops, shares, stack.parts_us, strict=True)
+    ]
+    label_line_ends(axes, ends, x=1.015, gap=0.06, low=0.02)

@@ -1,0 +1,657 @@
+"""The command line: what it prints, how it fails, and that it gives the library's own numbers."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+import fastroof
+from fastroof.cli import app
+from fastroof.cli.inputs import Requests, parse_requests, parse_sizes
+from fastroof.cli.output import ORIGIN_WORDS, print_table, scaled, time_words
+from fastroof.columns import ORIGINS
+from fastroof.errors import BatchError, LookupInputError
+from fastroof.load.aiconfigurator import installed_root
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+H100 = CHECKOUT / "bench_data" / "h100"
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of one command."""
+    done = CliRunner().invoke(app, list(arguments), prog_name="fastroof")
+    return done.exit_code, done.stdout, done.stderr
+
+
+def good(*arguments: str) -> str:
+    code, out, err = run(*arguments)
+    assert (code, err) == (0, ""), err
+    return out
+
+
+def parsed(*arguments: str) -> Any:
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is not JSON")
+
+    return json.loads(good(*arguments, "--json"), parse_constant=refuse)
+
+
+def refused(*arguments: str) -> str:
+    """The one line that a wrong command says."""
+    code, out, err = run(*arguments)
+    assert code == 2
+    assert out == ""
+    assert err.startswith("fastroof: error: ")
+    assert err.endswith("\n")
+    assert err.count("\n") == 1
+    return err.removeprefix("fastroof: error: ").rstrip()
+
+
+def process(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "error", "-m", "fastroof", *arguments]
+    return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=False, **options)
+
+
+# -- help and start ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (), ("step",), ("lookup",), ("lookup", "gemm"), ("lookup", "moe"), ("models",), ("gpus",), ("sweep",),
+        ("tables",), ("tables", "list"), ("tables", "show"), ("tables", "validate"), ("tables", "import"),
+        ("tables", "import", "aiconfigurator"), ("tables", "holdout"), ("plot",), ("plot", "roofline"),
+        ("plot", "mfu"), ("plot", "step"),
+    ],
+)  # fmt: skip
+def test_every_command_has_help(arguments: tuple[str, ...]) -> None:
+    text = good(*arguments, "--help")
+    assert text.startswith(f"Usage: {' '.join(('fastroof', *arguments))} ")
+    listing, shown = text.partition("\nCommands:\n")[2], []
+    for line in listing.splitlines():
+        if not line.startswith("  "):
+            break
+        shown.append(line)
+    assert not any(line.endswith("...") for line in shown), "a short help does not fit its line"
+
+
+@pytest.mark.parametrize("group", [(), ("lookup",), ("tables",), ("tables", "import"), ("plot",)])
+def test_a_group_alone_says_its_help(group: tuple[str, ...]) -> None:
+    assert good(*group) == good(*group, "--help")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "document"),
+    [
+        (("step", "--model", "llama-3.1-8b", "--decode", "8x1024", "--explain"), "step"),
+        (("gpus",), "gpus"),
+        (("models",), "models"),
+        (("lookup", "gemm", "--m", "8", "--n", "4096", "--k", "4096"), "lookup gemm"),
+        (("tables", "list"), "tables list"),
+        (("tables", "show", "gemm"), "tables show"),
+        (("tables", "validate"), "tables validate"),
+        (("tables", "holdout", "--operator", "allreduce", "--method", "roofline"), "tables holdout"),
+    ],
+)
+def test_json_keys_are_documented(arguments: tuple[str, ...], document: str) -> None:
+    explained = good(*document.split(), "--help")
+    found = parsed(*arguments)
+    for entry in found if isinstance(found, list) else [found]:
+        for key in entry:
+            assert key in explained
+
+
+def test_help_is_quick_and_loads_nothing_heavy() -> None:
+    code = (
+        "import sys; from fastroof.cli import app\n"
+        "try: app(['--help'])\n"
+        "except SystemExit as end: print(end.code, *sorted(sys.modules))"
+    )
+    seconds = []
+    for _ in range(3):
+        started = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", code],
+            cwd=CHECKOUT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        seconds.append(time.perf_counter() - started)
+    assert min(seconds) < 0.5
+    last = done.stdout.splitlines()[-1].split()
+    assert last[0] == "0"
+    heavy = {"numba", "llvmlite", "numpy", "pyarrow", "pydantic", "matplotlib", "torch"}
+    assert heavy.isdisjoint(last)
+
+
+def test_version() -> None:
+    assert good("--version") == f"fastroof {fastroof.__version__}\n"
+
+
+# -- step ----------------------------------------------------------------------------------------
+
+
+def test_requests_are_read_as_design_says() -> None:
+    assert parse_requests(["64x4096"], []) == [Requests(64, 1, 4095)]
+    assert parse_requests([], ["2048@1024", "4x2048@0"]) == [Requests(1, 2048, 1024), Requests(4, 2048, 0)]
+
+
+@pytest.mark.parametrize(
+    ("decode", "prefill", "said"),
+    [
+        (["64"], [], "--decode 64 is not BATCHxKV_LEN"),
+        (["64x-1"], [], "not BATCHxKV_LEN"),
+        (["64x1"], [], "kv_len is at least 2"),
+        (["0x16"], [], "at least 1 request"),
+        ([], ["2048"], "--prefill 2048 is not"),
+        ([], ["0@16"], "at least 1 new token"),
+        ([], ["2048@1.5"], "is not"),
+        (["9999999x2"], [], "more than"),
+        ([], [], "nothing to time"),
+    ],
+)
+def test_wrong_requests_are_refused(decode: list[str], prefill: list[str], said: str) -> None:
+    with pytest.raises(BatchError, match=said):
+        parse_requests(decode, prefill)
+
+
+def test_step_gives_what_the_plan_gives(h100: fastroof.Tables) -> None:
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, tp=2, dtype="fp8", kv_dtype="fp8")
+    requests = [(1, 4095)] * 64 + [(2048, 1024)] + [(512, 0)] * 4
+    times = plan.run(fastroof.StepBatch.from_requests([requests]))
+    found = parsed(
+        "step", "--model", "llama-3.1-8b", "--gpu", "H100-SXM", "--tp", "2", "--dtype", "fp8", "--kv-dtype",
+        "fp8",
+        "--decode", "64x4096", "--prefill", "2048@1024", "--prefill", "4x512@0", "--explain",
+    )  # fmt: skip
+    assert found["latency_us"] == float(times.latency_us[0])
+    assert found["origin"] == ORIGINS[times.origin[0]] == "modelled"
+    assert (found["tokens"], found["sequences"]) == (64 + 2048 + 4 * 512, 69)
+    assert found["tokens_per_s"] == pytest.approx(found["tokens"] / found["latency_us"] * 1e6)
+    assert found["tokens_per_s_per_gpu"] == pytest.approx(found["tokens_per_s"] / 2)
+    assert sum(found["components_us"].values()) == pytest.approx(found["latency_us"], rel=1e-12)
+    assert found["requests"][1] == {"count": 1, "new_tokens": 2048, "context_len": 1024}
+    assert sum(o["share"] for o in found["operators"]) == pytest.approx(1.0)
+    assert {o["name"]: o["total_us"] for o in found["operators"]} == {
+        o.name: o.total_us for o in plan.explain(requests).operators
+    }
+    rmsnorm = next(o for o in found["operators"] if o["name"] == "mlp rmsnorm")
+    assert rmsnorm["mfu"] is None
+
+
+def test_step_in_words() -> None:
+    text = good("step", "--model", "llama-3.1-8b", "--decode", "64x4096")
+    document = parsed("step", "--model", "llama-3.1-8b", "--decode", "64x4096")
+    assert "llama-3.1-8b on 1 x NVIDIA H100 SXM, bf16 weights, bf16 KV cache" in text
+    assert "64 decodes at kv_len 4096" in text
+    assert time_words(document["latency_us"]) in text
+    assert f"{document['tokens_per_s']:,.0f}" in text
+    assert ORIGIN_WORDS[document["origin"]] in text
+    assert "decode attention" in text
+    assert "prefill attention" not in text
+
+
+def test_explain_lists_each_operator() -> None:
+    text = good("step", "--model", "llama-3.1-8b", "--decode", "64x4096", "--explain")
+    for word in ("operator", "share", "FLOPs", "bytes", "MFU", "TB/s", "bound", "origin"):
+        assert word in text
+    line = next(line for line in text.splitlines() if line.startswith("decode attention"))
+    assert "memory" in line
+    assert "34.4 GB" in line  # 64 x 4096 tokens of 128 KiB KV cache, and queries and outputs
+
+
+def test_plan_grows_with_the_step() -> None:
+    found = parsed("step", "--model", "llama-3.1-8b", "--decode", "1500x64", "--prefill", "2x8000@0")
+    assert found["sequences"] == 1502
+    assert found["tokens"] == 17500
+
+
+def test_gpu_without_tables_warns() -> None:
+    code, out, err = run("step", "--model", "llama-3.1-8b", "--gpu", "b200", "--decode", "8x1024")
+    assert code == 0
+    assert ORIGIN_WORDS["modelled"] in out
+    assert err.startswith("fastroof: warning: no measured tables of b200")
+    assert err.count("\n") == 1
+
+
+def test_step_that_does_not_fit_warns() -> None:
+    code, _, err = run("step", "--model", "llama-3.1-8b", "--decode", "512x4096")
+    assert code == 0
+    assert "fastroof: warning: the step holds 2,097,152 tokens of KV cache" in err
+
+
+def test_tree_of_several_gpus_needs_to_know_which(shared: Path) -> None:
+    folder = str(shared / "reference" / "infersim_bench_data")
+    said = refused("step", "--model", "llama-2-7b", "--decode", "8x4096", "--tables", folder)
+    assert "h20, h800" in said
+
+
+def test_tables_say_which_gpu(tmp_path: Path) -> None:
+    shutil.copytree(H100, tmp_path / "mine")
+    provenance = tmp_path / "mine" / "aiconfigurator-vllm-0.24.0" / "provenance.toml"
+    provenance.write_text(provenance.read_text().replace('gpu = "h100"', 'gpu = "h200"', 1))
+    text = (tmp_path / "mine" / "gpu.toml").read_text().replace('name = "h100"', 'name = "h200"')
+    (tmp_path / "mine" / "gpu.toml").write_text(text)
+    found = parsed(
+        "step", "--model", "llama-3.1-8b", "--decode", "8x1024", "--tables", str(tmp_path / "mine")
+    )
+    assert found["gpu"] == "h200"
+
+
+def test_tables_of_another_gpu_are_refused(tmp_path: Path) -> None:
+    shutil.copytree(H100, tmp_path / "h100")
+    said = refused(
+        "step", "--model", "llama-3.1-8b", "--decode", "8x1024", "--gpu", "a100", "--tables",
+        str(tmp_path / "h100"),
+    )  # fmt: skip
+    assert "h100" in said
+    assert "a100" in said
+
+
+def test_tables_path_gives_the_same_step(tmp_path: Path) -> None:
+    shutil.copytree(H100, tmp_path / "h100")
+    arguments = ("step", "--model", "llama-3.1-8b", "--decode", "8x1024")
+    assert parsed(*arguments, "--tables", str(tmp_path / "h100")) == parsed(*arguments)
+
+
+# -- lookup --------------------------------------------------------------------------------------
+
+
+def test_lookup_gives_what_tables_give(h100: fastroof.Tables) -> None:
+    found = parsed("lookup", "gemm", "--m", "1,64,100", "--n", "6144", "--k", "4096", "--dtype", "fp8")
+    truth = h100.lookup("gemm", m=[1, 64, 100], n=6144, k=4096, dtype="fp8")
+    assert [row["latency_us"] for row in found["rows"]] == truth.latency_us.tolist()
+    assert [row["mfu"] for row in found["rows"]] == truth.mfu.tolist()
+    assert [row["origin"] for row in found["rows"]] == [ORIGINS[o] for o in truth.origin]
+    assert [row["m"] for row in found["rows"]] == [1, 64, 100]
+    assert {row["n"] for row in found["rows"]} == {6144}
+
+
+@pytest.mark.parametrize("method", ["roofline", "linear_mfu", "nearest", "floor"])
+def test_lookup_of_each_operator(h100: fastroof.Tables, method: str) -> None:
+    heads = {"num_q_heads": 32, "num_kv_heads": 8, "head_dim": 128}
+    cases: dict[str, dict[str, Any]] = {
+        "attention_prefill": {**heads, "q_len": 1000, "kv_len": 1500},
+        "attention_decode": {**heads, "batch_size": 50, "kv_len": 3000},
+        "allreduce": {"num_gpus": 4, "message_bytes": 100_000, "mode": "eager"},
+    }
+    for operator, sizes in cases.items():
+        options = [
+            part for name, value in sizes.items() for part in (f"--{name.replace('_', '-')}", str(value))
+        ]
+        found = parsed("lookup", operator, *options, "--method", method)
+        assert found["method"] == method
+        (row,) = found["rows"]
+        assert row["latency_us"] == float(h100.lookup(operator, **sizes, method=method).latency_us)
+
+
+def test_lookup_of_moe(h100: fastroof.Tables) -> None:
+    columns = h100.table("moe").columns
+    row = int(np.flatnonzero((columns["dtype"] == "bf16") & (columns["moe_tp"] == 2))[0])
+    names = (
+        "num_tokens", "hidden", "intermediate", "topk", "num_experts", "moe_tp", "moe_ep", "distribution",
+    )  # fmt: skip
+    options = [part for name in names for part in (f"--{name.replace('_', '-')}", str(columns[name][row]))]
+    found = parsed("lookup", "moe", *options)
+    assert found["rows"][0]["latency_us"] == columns["latency_us"][row]
+    assert found["rows"][0]["origin"] == "measured"
+
+
+def test_lookup_of_communication_has_no_mfu() -> None:
+    assert (
+        parsed("lookup", "allreduce", "--num-gpus", "4", "--message-bytes", "65536")["rows"][0]["mfu"] is None
+    )
+
+
+@pytest.mark.parametrize(
+    ("m", "said"),
+    [("1e3", "--m needs a whole number"), ("0", "m must be at least 1"), ("-4", "m must be at least 1"),
+     ("1,,2", "--m needs"), ("1,2,3,4", "do not broadcast"), ("999999999999999999", "m must be at most")],
+)  # fmt: skip
+def test_wrong_sizes_are_refused_by_name(m: str, said: str) -> None:
+    assert said in refused("lookup", "gemm", "--m", m, "--n", "4096,8192", "--k", "4096")
+
+
+def test_sizes_are_ascii_digits() -> None:
+    with pytest.raises(LookupInputError, match="--m needs a whole number"):
+        parse_sizes("--m", "٣")
+
+
+# -- models and gpus -----------------------------------------------------------------------------
+
+
+def test_models_and_gpus() -> None:
+    assert [entry["name"] for entry in parsed("models")] == fastroof.model_names()
+    found = {entry["name"]: entry for entry in parsed("gpus")}
+    assert sorted(found) == fastroof.gpu_names()
+    assert found["h100"]["peak_flops_per_s"]["bf16"] == 989.5e12
+    assert found["h100"]["has_tables"] is True
+    assert found["b200"]["has_tables"] is False
+    assert "fp8" not in found["a100"]["peak_flops_per_s"]
+    text = good("gpus")
+    assert "NVIDIA H100 SXM" in text
+    assert "989.5" in text
+    assert all(name in good("models") for name in fastroof.model_names())
+
+
+# -- tables --------------------------------------------------------------------------------------
+
+
+def test_tables_list() -> None:
+    (entry,) = parsed("tables", "list")
+    rows = {one["operator"]: one["rows"] for one in entry["operators"]}
+    assert rows["gemm"] == 107_188
+    assert all(one["serves"] for one in entry["operators"])
+    assert "107,188" in good("tables", "list")
+
+
+def test_tables_list_says_which_source_serves(tmp_path: Path) -> None:
+    root = own_source(tmp_path, "z_second", [10.0, 20.0])
+    own_source(tmp_path, "a_first", [30.0, 40.0])
+    found = {
+        entry["source"]: entry["operators"][0]["serves"] for entry in parsed("tables", "list", str(root))
+    }
+    assert found == {"a_first": True, "z_second": False}
+    assert fastroof.load_tables(root).sources == {"allreduce": "a_first"}
+
+
+def test_tables_show(h100: fastroof.Tables) -> None:
+    found = parsed("tables", "show", "attention_decode")
+    assert found["rows"] == h100.table("attention_decode").num_rows
+    assert found["keys"]["kv_dtype"] == ["bf16", "fp8"]
+    assert found["axes"]["batch_size"][:3] == [1, 2, 4]
+    assert found["units"]["latency_us"] == "us"
+    assert "kv_len" in good("tables", "show", "attention_decode")
+    assert "it has allreduce" in refused("tables", "show", "conv2d")
+
+
+def own_source(root: Path, name: str, latencies_us: list[float]) -> Path:
+    """Write a small all-reduce table of the H100 in fastroof's own format."""
+    shutil.copy(H100 / "gpu.toml", root / "gpu.toml")
+    (root / name).mkdir()
+    (root / name / "provenance.toml").write_text('gpu = "h100"\n')
+    rows = [f"bf16,2,graph,{2**20 * (i + 1)},{us}" for i, us in enumerate(latencies_us)]
+    text = "\n".join(["dtype,num_gpus,mode,message_bytes,latency_us", *rows, ""])
+    (root / name / "allreduce.csv").write_text(text)
+    return root
+
+
+def test_validate_passes_the_shipped_tables() -> None:
+    found = parsed("tables", "validate", "h100")
+    assert found["severity"] != "error"
+    assert {report["operator"] for report in found["reports"]} >= {"gemm", "attention_decode", "moe"}
+    assert found["refused"] == []
+
+
+def test_validate_fails_on_an_error(tmp_path: Path) -> None:
+    root = own_source(tmp_path, "mine", [0.01, 20.0])  # 1 MiB in 10 ns is 100 TB/s
+    code, out, err = run("tables", "validate", str(root))
+    assert (code, err) == (1, "")
+    assert "error: h100 mine allreduce.csv: bandwidth: " in out
+    assert out.splitlines()[-1].startswith("1 file, 2 rows: 1 error")
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        lambda folder: (folder / "allreduce.csv").write_text("dtype,num_gpus\nbf16,2\n"),
+        lambda folder: (folder / "allreduce.parquet").write_bytes(b"PAR1"),
+        lambda folder: (folder / "provenance.toml").write_text("gpu = "),
+    ],
+)
+def test_validate_reports_refused_tables(tmp_path: Path, break_it: Callable[[Path], None]) -> None:
+    root = own_source(tmp_path, "mine", [10.0, 20.0])
+    break_it(root / "mine")
+    code, out, err = run("tables", "validate", str(root))
+    assert (code, err) == (1, "")
+    assert f"error: refused: {root}" in out
+    code, out, _ = run("tables", "validate", str(root), "--json")
+    assert code == 1
+    assert json.loads(out)["severity"] == "error"
+    assert len(json.loads(out)["refused"]) == 1
+
+
+def test_validate_goes_on_after_a_refused_source(tmp_path: Path) -> None:
+    root = own_source(tmp_path, "a_broken", [10.0, -1.0])
+    own_source(root, "b_good", [10.0, 20.0])
+    code, out, _ = run("tables", "validate", str(root), "--json")
+    found = json.loads(out)
+    assert code == 1
+    assert [entry["source"] for entry in found["refused"]] == ["a_broken"]
+    assert [report["source"] for report in found["reports"]] == ["b_good"]
+
+
+def test_validate_refuses_wrong_arguments(tmp_path: Path) -> None:
+    assert "not a folder" in refused("tables", "validate", str(tmp_path / "absent"))
+    assert "unknown GPU 'nope'" in refused("tables", "validate", "nope")
+    assert "no source 'nope'" in refused("tables", "validate", "h100", "--source", "nope")
+
+
+@pytest.mark.parametrize(
+    ("tree", "gpus"), [("infersim_bench_data", {"h20", "h800"}), ("h100_roofline_v2", {"h100"})]
+)
+def test_validate_reads_every_gpu_of_a_tree(shared: Path, tree: str, gpus: set[str]) -> None:
+    code, out, err = run("tables", "validate", str(shared / "reference" / tree), "--json")
+    found = json.loads(out)
+    assert err == ""
+    assert {report["gpu"] for report in found["reports"]} == gpus
+    assert code == (1 if found["severity"] == "error" else 0)
+    if len(gpus) > 1:
+        found = parsed("tables", "validate", str(shared / "reference" / tree), "--gpu", "h20")
+        assert {report["gpu"] for report in found["reports"]} == {"h20"}
+
+
+def test_holdout(h100: fastroof.Tables) -> None:
+    arguments = ("tables", "holdout", "--operator", "allreduce", "--method", "roofline")
+    truth = h100.holdout(operators=["allreduce"], methods=["roofline"])
+    assert parsed(*arguments) == [row._asdict() for row in truth]
+    code, out, err = run(*arguments)
+    assert code == 0
+    assert "holding out: allreduce" in err
+    assert f"{truth[0].mape * 100:.1f} %" in out
+    assert "unknown" in refused("tables", "holdout", "--operator", "conv2d")
+
+
+def test_import_aiconfigurator(tmp_path: Path) -> None:
+    try:
+        installed_root()
+    except fastroof.TableError as error:
+        pytest.skip(str(error))
+    arguments = (
+        "tables",
+        "import",
+        "aiconfigurator",
+        "--system",
+        "h100_sxm",
+        "--backend",
+        "vllm",
+        "-o",
+        str(tmp_path),
+    )
+    assert "107,188" in good(*arguments, "--version", "0.24.0")
+    assert fastroof.load_tables(tmp_path / "h100").content_hash == fastroof.load_tables("h100").content_hash
+    assert "exists" in refused(*arguments, "--version", "0.24.0")
+    good(*arguments, "--version", "0.24.0", "--overwrite")
+
+
+def test_import_without_the_package_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastroof.load.aiconfigurator.PACKAGE", "no_such_package")
+    said = refused(
+        "tables", "import", "aiconfigurator", "--system", "h100_sxm", "--backend", "vllm", "--version",
+        "0.24.0", "-o", str(tmp_path),
+    )  # fmt: skip
+    assert "pip install" in said
+
+
+# -- sweep ---------------------------------------------------------------------------------------
+
+SPEC = """
+models = ["llama-3.1-8b", "qwen3-8b"]
+tp = [1, 2]
+batch_size = [16, 64, 128]
+kv_len = [1024, 4096]
+"""
+
+
+def test_sweep_of_a_file(tmp_path: Path) -> None:
+    spec, output = tmp_path / "[my].toml", tmp_path / "[out].parquet"
+    spec.write_text(SPEC)
+    code, out, err = run("sweep", str(spec), "-o", str(output), "--threads", "2")
+    assert code == 0, err
+    assert f"rows in {output}" in out
+    assert "24 steps timed for 4 plans" in out
+    assert err.splitlines()[-1] == "sweep: 4 of 4 plans"
+    truth = fastroof.run_sweep(tomllib.loads(SPEC), tmp_path / "again.parquet")
+    assert pq.read_table(output).equals(pq.read_table(tmp_path / "again.parquet"))
+    for best in truth.best:
+        assert any(
+            line.split()[:4] == [best.model, str(best.tp), best.dtype, str(best.batch_size)]
+            for line in out.splitlines()
+        )
+
+
+def test_sweep_as_json(tmp_path: Path) -> None:
+    spec = tmp_path / "my.toml"
+    spec.write_text(SPEC)
+    found = parsed("sweep", str(spec), "-o", str(tmp_path / "out.parquet"))
+    assert found["evaluations"] == 24
+    assert len(found["best"]) == 4
+    explained = good("sweep", "--help")
+    assert all(key in explained for key in (*found, *found["best"][0]))
+
+
+def test_sweep_refuses_a_wrong_file(tmp_path: Path) -> None:
+    spec = tmp_path / "my.toml"
+    spec.write_text("models = [")
+    assert "my.toml" in refused("sweep", str(spec), "-o", str(tmp_path / "out.parquet"))
+    assert "absent.toml" in refused("sweep", str(tmp_path / "absent.toml"))
+    assert "threads" in refused("sweep", "-o", str(tmp_path / "out.parquet"), "--threads", "0")
+    assert list(tmp_path.iterdir()) == [spec]
+
+
+# -- how commands end ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("frobnicate",), "no such command 'frobnicate'"),
+        (("step", "--frob"), "no such option: --frob"),
+        (("step",), "missing option '--model'"),
+        (("step", "--model", "llama-3.1-8b", "--tp", "two"), "invalid value for '--tp'"),
+        (("step", "--model", "llama-9", "--decode", "1x16"), "unknown model 'llama-9'"),
+        (("step", "--model", "llama-3.1-8b", "--gpu", "h1000", "--decode", "1x16"), "unknown GPU 'h1000'"),
+        (("step", "--model", "llama-3.1-8b", "--tp", "3", "--decode", "1x16"), "tp must be one of"),
+        (("step", "--model", "llama-3.1-8b", "--dtype", "fp4", "--decode", "1x16"), "dtype must be one of"),
+        (("step", "--model", "llama-3.1-8b", "--runtime", "x", "--decode", "1x16"), "runtime must be one of"),
+        (("step", "--model", "llama-3.1-8b", "--source", "x", "--decode", "1x16"), "no source 'x'"),
+        (("step", "--model", "a/[bold]b/config.json", "--decode", "1x16"), "a/[bold]b/config.json"),
+        (("lookup", "gemm", "--m", "1", "--n", "2", "--k", "3", "--method", "x"), "unknown method 'x'"),
+        (("lookup", "gemm", "--gpu", "l40s", "--m", "1", "--n", "2", "--k", "3"), "l40s has no measured"),
+    ],
+)  # fmt: skip
+def test_errors_are_one_line(arguments: tuple[str, ...], said: str) -> None:
+    assert said in refused(*arguments)
+
+
+def test_error_in_a_process() -> None:
+    done = process("step", "--model", "llama-9", "--decode", "1x16")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("fastroof: error: unknown model 'llama-9'")
+    assert "Traceback" not in done.stderr
+
+
+def test_warning_in_a_process_where_warnings_are_errors() -> None:
+    done = process("step", "--model", "llama-3.1-8b", "--gpu", "a100", "--decode", "4x512", "--json")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("fastroof: warning: no measured tables of a100")
+    assert json.loads(done.stdout)["origin"] == "modelled"
+
+
+def test_output_into_a_pipe_is_not_cut() -> None:
+    done = process("models")
+    assert done.returncode == 0
+    assert "…" not in done.stdout
+    header, _, *rows = done.stdout.splitlines()
+    assert header.startswith("model")
+    assert len(rows) == len(fastroof.model_names())
+    assert max(map(len, done.stdout.splitlines())) < 150
+
+
+@pytest.mark.parametrize(
+    ("width", "lines"),
+    [
+        (80, ["alpha beta gamma   1,234,567", "delta                      8"]),
+        (22, ["alpha beta   1,234,567", "gamma", "delta                8"]),
+        (9, ["alpha beta gamma   1,234,567", "delta                      8"]),
+    ],
+)
+def test_tables_break_between_words_or_not_at_all(
+    capsys: pytest.CaptureFixture[str], width: int, lines: list[str]
+) -> None:
+    rows = [("alpha beta gamma", "1,234,567"), ("delta", "8")]
+    print_table(("name", "count"), rows, left=("name",), width=width)
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()[2:]] == lines
+
+
+def test_broken_pipe_is_quiet() -> None:
+    # Unbuffered, Python takes a write that was cut short for a whole one.
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    many = ",".join(map(str, range(1, 8000)))
+    command = [sys.executable, "-m", "fastroof", "lookup", "gemm", "--m", many, "--n", "4096", "--k", "4096"]
+    for more in ([], ["--json"]):
+        with subprocess.Popen(
+            [*command, *more],
+            cwd=CHECKOUT,
+            env=buffered,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as running:
+            assert running.stdout is not None
+            assert running.stderr is not None
+            running.stdout.readline()
+            running.stdout.close()
+            assert running.stderr.read() == ""
+        assert running.returncode == 1
+
+
+def test_interrupt_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fastroof, "model_names", interrupt)
+    code, out, err = run("models")
+    assert (code, out) == (130, "")
+    assert "Traceback" not in err
+
+
+def test_system_errors_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> None:
+        raise OSError(28, "No space left on device", "results.parquet")
+
+    monkeypatch.setattr(fastroof, "model_names", full)
+    assert refused("models") == "No space left on device: results.parquet"
+
+
+def test_amounts_in_words() -> None:
+    assert tuple(ORIGIN_WORDS) == ORIGINS
+    assert [scaled(v, "B") for v in (0, 12, 1536, 2.5e9, 3.4e12, 4.5e15)] == [
+        "", "12 B", "1.54 kB", "2.5 GB", "3.4 TB", "4,500 TB",
+    ]  # fmt: skip
+    assert [time_words(v) for v in (12.345, 18075.8, 2.5e6)] == ["12.35 us", "18.08 ms", "2.5 s"]

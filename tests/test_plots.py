@@ -1,0 +1,322 @@
+"""Pictures: what is on them, that the files are what they say, and that they are the same each time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import fastroof
+from fastroof.cli import app
+from fastroof.errors import FastroofError
+from fastroof.report import draw_mfu, draw_roofline, draw_step, save_figure
+from fastroof.report.plots import _spread
+from fastroof.report.roofline_plot import kernel_clouds
+from fastroof.report.step_plot import step_stack
+
+mpl = pytest.importorskip("matplotlib", reason="plots need matplotlib: pip install fastroof[report]")
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture(scope="module")
+def plan(h100: fastroof.Tables) -> fastroof.StepPlan:
+    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_seqs=512)
+
+
+def texts(figure: Any) -> str:
+    """Every word on a figure."""
+    found = [t.get_text() for t in figure.texts]
+    for axes in figure.axes:
+        found += [axes.get_xlabel(), axes.get_ylabel(), axes.get_title(loc="left")]
+        found += [t.get_text() for t in axes.texts]
+    return "\n".join(found)
+
+
+# -- roofline ------------------------------------------------------------------------------------
+
+
+def test_roofline_shows_roofs_and_kernels(h100: fastroof.Tables) -> None:
+    figure = draw_roofline(h100.gpu, h100)
+    (axes,) = figure.axes
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    assert "FLOP per compulsory byte" in axes.get_xlabel()
+    assert "TFLOP/s" in axes.get_ylabel()
+    words = texts(figure)
+    for word in (
+        "NVIDIA H100 SXM", "989.5 TFLOP/s", "3.35 TB/s", "2.95 TB/s", "aiconfigurator-vllm-0.24.0", "GEMM",
+        "prefill attention", "decode attention",
+    ):  # fmt: skip
+        assert word in words
+    assert "1,979" not in words
+    slope, streaming, peak = (line.get_xydata() for line in axes.lines)
+    assert np.allclose(slope[:, 1] / slope[:, 0], 3.35)
+    assert np.allclose(streaming[:, 1] / streaming[:, 0], h100.streaming.bytes_per_s / 1e12)
+    assert np.allclose(peak[:, 1], 989.5)
+    assert np.allclose(slope[-1], peak[0])
+
+
+def test_every_kernel_is_inside_the_picture(h100: fastroof.Tables) -> None:
+    figure = draw_roofline(h100.gpu, h100, dtypes=("bf16", "fp8"))
+    (axes,) = figure.axes
+    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+    shown = 0
+    for cloud in kernel_clouds(h100, ("bf16", "fp8")):
+        shown += len(cloud.intensity)
+        assert left < cloud.intensity.min()
+        assert cloud.intensity.max() < right
+        assert bottom < cloud.flops_per_s.min() / 1e12
+        assert cloud.flops_per_s.max() / 1e12 < top
+    assert f"{shown:,} measured kernels" in texts(figure)
+    assert "1,979 TFLOP/s" in texts(figure)
+
+
+def test_clouds_are_the_measured_rows(h100: fastroof.Tables) -> None:
+    gemm, prefill, decode = kernel_clouds(h100)
+    columns = h100.table("gemm").columns
+    assert len(gemm.intensity) == (columns["dtype"] == "bf16").sum()
+    row = int(np.flatnonzero((columns["dtype"] == "bf16") & (columns["m"] == 4096))[0])
+    m, n, k = (int(columns[name][row]) for name in ("m", "n", "k"))
+    found = np.flatnonzero(np.isclose(gemm.flops_per_s, 2 * m * n * k / columns["latency_us"][row] * 1e6))
+    assert np.isclose(gemm.intensity[found], m * n * k / (m * k + n * k + m * n)).any()
+    # decode attention of an MHA head does one FLOP a byte; of a group of g heads, g
+    assert decode.intensity.max() < 97
+    assert gemm.flops_per_s.max() < 989.5e12
+    assert prefill.flops_per_s.max() < 989.5e12
+
+
+def test_points_are_thinned_but_none_is_lost(h100: fastroof.Tables) -> None:
+    figure = draw_roofline(h100.gpu, h100)
+    (axes,) = figure.axes
+    for cloud in kernel_clouds(h100):
+        points = next(c for c in axes.collections if c.get_gid() == cloud.label).get_offsets()
+        assert 500 < len(points) < len(cloud.intensity)
+        # every kernel has a drawn point in its own cell of a fortieth of a decade
+        kernels = {tuple(c) for c in np.floor(40 * np.log10([cloud.intensity, cloud.flops_per_s])).T}
+        drawn = {tuple(c) for c in np.floor(40 * np.log10([points[:, 0], points[:, 1] * 1e12])).T}
+        assert len(kernels - drawn) <= 0.01 * len(kernels)  # rounding on the way moves a few
+
+
+def test_roofline_of_a_gpu_without_tables() -> None:
+    figure = draw_roofline(fastroof.load_gpu("b200"), None, dtypes=("bf16", "fp8"))
+    assert not figure.axes[0].collections
+    assert "no measured tables" in texts(figure)
+    assert "4,500 TFLOP/s" in texts(figure)
+
+
+def test_roofline_refuses_dtypes(h100: fastroof.Tables) -> None:
+    with pytest.raises(FastroofError, match="unknown dtype 'fp3'"):
+        draw_roofline(h100.gpu, h100, dtypes=("bf16", "fp3"))
+    with pytest.raises(FastroofError, match="no peak for dtype 'fp8'"):
+        draw_roofline(fastroof.load_gpu("a100"), None, dtypes=("fp8",))
+
+
+# -- MFU -----------------------------------------------------------------------------------------
+
+
+def test_mfu_shows_the_lookups(h100: fastroof.Tables) -> None:
+    figure = draw_mfu(fastroof.load_model("llama-3.1-8b"), h100)
+    assert len(figure.axes) == 4
+    assert [axes.get_xlabel().split(" (")[0] for axes in figure.axes] == [
+        "m", "new tokens of each sequence", "batch size", "kv_len",
+    ]  # fmt: skip
+    assert all(axes.get_ylabel() == "MFU (% of peak)" for axes in figure.axes)
+    assert all(axes.get_ylim()[0] == 0.0 for axes in figure.axes)
+    assert figure.axes[2].get_ylim() == figure.axes[3].get_ylim()
+    words = texts(figure)
+    for word in (
+        "qkv\n6144 x 4096",
+        "gate_up\n28672 x 4096",
+        "batch 16",
+        "kv_len 4,096",
+        "HBM bandwidth allows 1.35 %",
+    ):
+        assert word in words
+    line = figure.axes[0].lines[0].get_xydata()
+    truth = h100.lookup("gemm", m=line[:, 0].astype(int), n=6144, k=4096)
+    assert np.array_equal(line[:, 1], truth.mfu * 100.0)
+    measured = np.unique(h100.table("gemm").columns["m"])
+    assert set(measured[measured <= 8192]) <= set(line[:, 0].astype(int))
+
+
+def test_mfu_is_solid_only_between_measured_points(h100: fastroof.Tables) -> None:
+    figure = draw_mfu(fastroof.load_model("llama-3.1-8b"), h100)
+    dotted, solid = figure.axes[2].lines[:2]
+    batch = dotted.get_xdata().astype(int)
+    truth = h100.lookup(
+        "attention_decode", num_q_heads=32, num_kv_heads=8, head_dim=128, batch_size=batch, kv_len=1024
+    )
+    assert dotted.get_linestyle() == ":"
+    assert np.array_equal(np.isnan(solid.get_ydata()), truth.origin > 1)
+    assert not np.isnan(dotted.get_ydata()).any()
+
+
+def test_mfu_of_borrowed_heads_and_fp8(h100: fastroof.Tables) -> None:
+    figure = draw_mfu(fastroof.load_model("qwen2.5-7b"), h100, tp=4, dtype="fp8", kv_dtype="fp8")
+    assert "one GPU of tp=4" in texts(figure)
+    assert "1,979 TFLOP/s" in texts(figure)
+    assert "Decode attention against context, borrowed" in texts(figure)
+    assert "borrowed" not in texts(draw_mfu(fastroof.load_model("llama-3.1-8b"), h100))
+
+
+# -- step ----------------------------------------------------------------------------------------
+
+
+def test_step_stack_adds_up_to_the_step(plan: fastroof.StepPlan) -> None:
+    batch, kv_len = np.array([1, 7, 64, 512]), np.array([16, 4096, 4096, 1024])
+    stack = step_stack(plan, batch, kv_len)
+    assert np.allclose(stack.total_us, plan.decode_us(batch, kv_len), rtol=1e-12, atol=0.0)
+    assert "all-reduce" not in stack.parts_us
+    assert list(stack.parts_us) == ["linear layers", "decode attention", "norms, rope, activation", "LM head"]
+
+
+def test_step_picture(plan: fastroof.StepPlan) -> None:
+    figure = draw_step(plan, kv_len=4096, source="somewhere")
+    time_axes, share_axes = figure.axes
+    assert time_axes.get_ylabel() == "step time (ms)"
+    assert share_axes.get_ylabel() == "share of the step (%)"
+    assert share_axes.get_ylim() == (0.0, 100.0)
+    words = texts(figure)
+    full = plan.memory.max_kv_tokens // 4096
+    for word in (
+        "llama-3.1-8b",
+        "kv_len 4,096",
+        "somewhere",
+        "linear layers",
+        "LM head",
+        f"KV cache full: {full}",
+    ):
+        assert word in words
+    line = time_axes.lines[0].get_xydata()
+    assert np.allclose(line[:, 1] * 1e3, plan.decode_us(line[:, 0].astype(int), 4096), rtol=1e-12, atol=0.0)
+    assert {1, 2, 4, 8, 16, 32, 64} <= set(line[:, 0].astype(int))
+    assert full < line[-1, 0] <= (full + 1) * 1.3
+
+
+def test_step_against_context_and_all_reduce(h100: fastroof.Tables) -> None:
+    plan = fastroof.compile_plan("llama-3.1-70b", "h100", h100, tp=4)
+    figure = draw_step(plan, against="kv_len", batch_size=8)
+    assert figure.axes[0].get_xlabel() == "kv_len (tokens)"
+    assert "all-reduce" in texts(figure)
+    assert "4 x NVIDIA H100 SXM" in texts(figure)
+    assert "batch size 8" in texts(figure)
+
+
+def test_step_of_a_model_that_does_not_fit(h100: fastroof.Tables) -> None:
+    plan = fastroof.compile_plan("llama-3.1-70b", "h100", h100, max_seqs=64)
+    assert "the weights alone do not fit" in texts(draw_step(plan))
+    with pytest.raises(FastroofError, match="against must be"):
+        draw_step(plan, against="tp")  # type: ignore[arg-type]
+
+
+# -- files ---------------------------------------------------------------------------------------
+
+
+def test_files_are_what_their_names_say(plan: fastroof.StepPlan, tmp_path: Path) -> None:
+    figure = draw_step(plan)
+    png, svg = save_figure(figure, tmp_path / "a.png"), save_figure(figure, tmp_path / "a.svg")
+    assert png.read_bytes().startswith(PNG)
+    width, height = (int.from_bytes(png.read_bytes()[at : at + 4], "big") for at in (16, 20))
+    assert (width, height) == (1920, 896)
+    root = ET.parse(svg).getroot()
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert b"dc:date" not in svg.read_bytes()
+
+
+@pytest.mark.parametrize("suffix", ["svg", "png"])
+def test_same_picture_is_the_same_file(h100: fastroof.Tables, tmp_path: Path, suffix: str) -> None:
+    files = [tmp_path / f"{name}.{suffix}" for name in "ab"]
+    for file in files:
+        save_figure(draw_roofline(h100.gpu, h100), file)
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_readers_own_style_changes_nothing(plan: fastroof.StepPlan, tmp_path: Path) -> None:
+    save_figure(draw_step(plan), tmp_path / "a.svg")
+    with mpl.rc_context({"font.size": 30.0, "axes.facecolor": "black", "svg.hashsalt": "other"}):
+        save_figure(draw_step(plan), tmp_path / "b.svg")
+        assert mpl.rcParams["font.size"] == 30.0
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+def test_wrong_paths_are_refused(plan: fastroof.StepPlan, tmp_path: Path) -> None:
+    figure = draw_step(plan)
+    with pytest.raises(FastroofError, match=r"must end in \.png or \.svg"):
+        save_figure(figure, tmp_path / "a.pdf")
+    with pytest.raises(FastroofError, match="does not exist"):
+        save_figure(figure, tmp_path / "absent" / "a.png")
+
+
+def test_labels_do_not_overlap() -> None:
+    assert _spread([0.1, 0.5], 0.1, 0.0, 1.0) == [0.1, 0.5]
+    assert _spread([0.50, 0.51, 0.52], 0.1, 0.0, 1.0) == pytest.approx([0.50, 0.60, 0.70])
+    assert _spread([0.9, 0.95, 0.99], 0.1, 0.0, 1.0) == pytest.approx([0.8, 0.9, 1.0])
+    assert _spread([-0.2, 0.0], 0.1, 0.05, 1.0) == pytest.approx([0.05, 0.15])
+
+
+# -- the command ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("roofline", "--dtype", "bf16", "--dtype", "fp8"),
+        ("mfu", "--model", "qwen3-8b", "--tp", "2"),
+        ("step", "--against", "kv-len", "--batch", "16"),
+    ],
+)
+def test_plot_commands(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    file = tmp_path / "[a].png"
+    done = CliRunner().invoke(app, ["plot", *arguments, "-o", str(file)])
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.stdout == f"wrote {file}\n"
+    assert file.read_bytes().startswith(PNG)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("roofline", "-o", "a.pdf"), "must end in .png or .svg"),
+        (("mfu", "--gpu", "b200", "-o", "a.png"), "b200 has no measured tables"),
+        (("step", "--against", "tp", "-o", "a.png"), "--against is batch or kv-len"),
+        (("step", "--kv-len", "1", "-o", "a.png"), "kv_len >= 2"),
+        (("step", "--against", "kv-len", "--batch", "0", "-o", "a.png"), "batch_size >= 1"),
+        (("step", "--max-batch", "1", "-o", "a.png"), "at least 2"),
+        (("mfu", "--dtype", "fp4", "-o", "a.png"), "dtype=fp4"),
+        (("mfu", "--kv-dtype", "fp4", "-o", "a.png"), "fp4 KV"),
+        (("roofline",), "missing option"),
+    ],
+)
+def test_plot_errors(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+    done = CliRunner().invoke(app, ["plot", *arguments])
+    assert done.exit_code == 2
+    assert done.stderr.startswith("fastroof: error: ")
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_without_matplotlib_the_error_says_what_to_install(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['matplotlib'] = None; from fastroof.cli import app; "
+        f"app(['plot', 'step', '-o', {str(tmp_path / 'a.png')!r}])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr == "fastroof: error: plots need matplotlib: pip install fastroof[report]\n"
+
+
+def test_report_imports_no_matplotlib_by_itself() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys, fastroof.report; print('matplotlib' in sys.modules)"],
+        cwd=CHECKOUT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == "False\n"
