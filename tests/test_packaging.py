@@ -1,0 +1,111 @@
+"""bench_data is found from a clone, an editable install and an installed wheel alike."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import fastroof
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+FIND_BENCH_DATA = """
+from fastroof import load_gpu
+from fastroof.config.paths import bench_data_root
+assert load_gpu("h100").name == "h100"
+print(bench_data_root())
+"""
+
+
+def run(*command: str | Path, cwd: Path, pythonpath: Path | None = None) -> str:
+    """What the command prints; its own output is shown if it fails."""
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(cwd)}
+    if pythonpath is not None:
+        environment["PYTHONPATH"] = str(pythonpath)
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def shipped(folder: str, *, suffixes: tuple[str, ...] = ()) -> set[str]:
+    """Files of a folder of the checkout, relative to the checkout, without what Python or numba cached."""
+    files = (p for p in (CHECKOUT / folder).rglob("*") if p.is_file() and "__pycache__" not in p.parts)
+    return {p.relative_to(CHECKOUT).as_posix() for p in files if not suffixes or p.suffix in suffixes}
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Build a distribution, by the name of its hook, in a process of its own."""
+
+    def build(hook: str) -> Path:
+        folder = tmp_path_factory.mktemp(hook)
+        code = f"import sys; from hatchling.build import {hook}; print({hook}(sys.argv[1]))"
+        name = run(sys.executable, "-I", "-c", code, folder, cwd=CHECKOUT).split()[-1]
+        return folder / name
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def wheel(build: Callable[[str], Path]) -> Path:
+    return build("build_wheel")
+
+
+def install(wheel: Path, target: Path, cwd: Path) -> None:
+    """Install one file, asking no index."""
+    pip = [sys.executable, "-m", "pip", "--isolated", "--disable-pip-version-check", "install", "--quiet"]
+    run(*pip, "--no-deps", "--no-index", "--no-compile", "--target", target, wheel, cwd=cwd)
+
+
+def test_clone_finds_its_own_bench_data(tmp_path: Path) -> None:
+    found = run(sys.executable, "-c", FIND_BENCH_DATA, cwd=tmp_path, pythonpath=CHECKOUT)
+    assert Path(found.strip()) == CHECKOUT / "bench_data"
+
+
+def test_editable_install_finds_the_clones_bench_data(build: Callable[[str], Path], tmp_path: Path) -> None:
+    install(build("build_editable"), tmp_path / "site", tmp_path)
+    # A second copy would go stale.
+    assert not (tmp_path / "site" / "fastroof").exists()
+    # --target is no site folder, whose .pth files Python reads at its start: -S keeps the real one out.
+    code = f"import site; site.addsitedir({str(tmp_path / 'site')!r})\n{FIND_BENCH_DATA}"
+    found = run(sys.executable, "-I", "-S", "-c", code, cwd=tmp_path)
+    assert Path(found.strip()) == CHECKOUT / "bench_data"
+
+
+def test_installed_wheel_finds_the_bench_data_inside_it(wheel: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    install(wheel, site, tmp_path)
+    found = run(sys.executable, "-c", FIND_BENCH_DATA, cwd=tmp_path, pythonpath=site)
+    assert Path(found.strip()) == site.resolve() / "fastroof" / "bench_data"
+
+
+def test_wheel_holds_every_file_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    data = {f"fastroof/{name}" for name in shipped("bench_data")}
+    assert names == shipped("fastroof") | shipped("kernels_bench") | data
+    assert {"fastroof/py.typed", "fastroof/bench_data/h100/gpu.toml", "kernels_bench/cli.py"} <= names
+    presets = {name for name in names if name.startswith("fastroof/config/") and not name.endswith(".py")}
+    assert presets, "no model presets in the wheel"
+
+
+def test_wheel_metadata(wheel: Path) -> None:
+    info = f"fastroof-{fastroof.__version__}.dist-info"
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.read(f"{info}/licenses/LICENSE") == (CHECKOUT / "LICENSE").read_bytes()
+        metadata = archive.read(f"{info}/METADATA").decode()
+        entry_points = archive.read(f"{info}/entry_points.txt").decode()
+    assert "License-Expression: Apache-2.0\n" in metadata
+    assert "fastroof = fastroof.cli:main\n" in entry_points
+    assert "kernels-bench = kernels_bench.cli:main" in entry_points
+
+
+def test_base_install_needs_no_extra() -> None:
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    base = {requirement.partition(">")[0] for requirement in project["dependencies"]}
+    assert base == {"numba", "numpy", "platformdirs", "pyarrow", "pydantic", "rich", "typer"}
