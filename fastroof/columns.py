@@ -18,6 +18,7 @@ __all__ = [
     "ORIGIN_MEASURED",
     "ORIGIN_MODELLED",
     "SPREAD_COLUMNS",
+    "STEP_COLUMNS",
     "SWEEP_COLUMNS",
     "Column",
     "OperatorSchema",
@@ -73,7 +74,11 @@ SPREAD_COLUMNS: Final = (
     Column("min_us", "float", "us", "fastest replay"),
     Column("num_replays", "int", "", "timed replays behind the latency"),
 )
-OPTIONAL_COLUMNS: Final = (GPU, KERNEL, PROVIDER, *SPREAD_COLUMNS)
+RUN_COLUMNS: Final = (
+    Column("num_runs", "int", "", "runs whose median the latency is"),
+    Column("run_spread", "float", "", "slowest less fastest run, over the median", 0),
+)
+OPTIONAL_COLUMNS: Final = (GPU, KERNEL, PROVIDER, *SPREAD_COLUMNS, *RUN_COLUMNS)
 
 _DTYPE = Column("dtype", "text", "", "dtype of weights and activations: bf16, fp8, fp8_block")
 _KV_DTYPE = Column("kv_dtype", "text", "", "dtype of the KV cache; attention computes in bf16")
@@ -187,6 +192,20 @@ ORIGIN_BORROWED: Final = 3
 ORIGIN_MODELLED: Final = 4
 ORIGINS: Final = ("measured", "interpolated", "extrapolated", "borrowed", "modelled")
 """Meaning of the origin codes 0 to 4; of several parts a result carries the largest."""
+
+STEP_COLUMNS: Final = (
+    Column("step", "int", "", "position in the batch", 0),
+    Column("num_requests", "int", "", "requests in the step", 0),
+    Column("num_tokens", "int", "tokens", "new tokens of all its requests", 0),
+    Column("latency_us", "float", "us", "time of the step", 0),
+    Column("tokens_us", "float", "us", "per-token operators of all layers", 0),
+    Column("logits_us", "float", "us", "LM head over the step's requests", 0),
+    Column("decode_attention_us", "float", "us", "decode attention of all layers", 0),
+    Column("prefill_attention_us", "float", "us", "prefill attention of all layers", 0),
+    Column("runtime_us", "float", "us", "what the engine adds", 0),
+    Column("origin", "text", "", "how the latency was made: measured to modelled"),
+)
+"""Columns of a batch's step times, see :mod:`fastroof.results`."""
 
 SWEEP_COLUMNS: Final = (
     Column("model", "text", "", "model"),

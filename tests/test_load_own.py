@@ -406,23 +406,23 @@ def test_refuses_an_mfu_above_one_of_the_dtypes_own_peak(tmp_path: Path) -> None
             load_own(source(tmp_path / name, {"gemm": one_gemm(dtype, us)}))
 
 
-def test_attention_is_held_to_the_bf16_peak_and_its_window(tmp_path: Path) -> None:
+def test_attention_is_held_to_the_peak_of_its_kv_dtype_and_its_window(tmp_path: Path) -> None:
     def prefill(kv_dtype: str, window: int, us: float) -> dict[str, Any]:
         row = {"num_q_heads": 32, "num_kv_heads": 8, "head_dim": 128, "window": window}
         row |= {"batch_size": 2, "q_len": 6000, "kv_len": 8000, "latency_us": us}
         return {"kv_dtype": np.array([kv_dtype], object)} | {n: np.array([v]) for n, v in row.items()}
 
-    def shortest_us(window: int) -> float:
+    def shortest_us(window: int, kv_dtype: str) -> float:
         pairs = sum(min(window or 8000, position) for position in range(2001, 8001))
-        return 4 * 32 * 128 * 2 * pairs / 989.5e12 * 1e6
+        return 4 * 32 * 128 * 2 * pairs / {"bf16": 989.5e12, "fp8": 1979e12}[kv_dtype] * 1e6
 
     for window in (0, 1, 1024, 2001, 5000, 7999, 8000, 9000):
         for kv_dtype in ("bf16", "fp8"):
             name = f"{kv_dtype}-{window}"
-            fast = {"attention_prefill": prefill(kv_dtype, window, shortest_us(window) * 0.999)}
-            slow = {"attention_prefill": prefill(kv_dtype, window, shortest_us(window) * 1.001)}
+            fast = {"attention_prefill": prefill(kv_dtype, window, shortest_us(window, kv_dtype) * 0.999)}
+            slow = {"attention_prefill": prefill(kv_dtype, window, shortest_us(window, kv_dtype) * 1.001)}
             assert load_own(source(tmp_path / f"slow-{name}", slow)).gpu == "h100"
-            with pytest.raises(TableError, match=r"MFU of 1.001 of the bf16 peak"):
+            with pytest.raises(TableError, match=rf"MFU of 1.001 of the {kv_dtype} peak"):
                 load_own(source(tmp_path / f"fast-{name}", fast))
 
 

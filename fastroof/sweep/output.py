@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 
 from fastroof.columns import SWEEP_COLUMNS, Column
 from fastroof.errors import SweepError
+from fastroof.results import arrow_schema
 
 __all__ = ["ResultFile", "result_columns", "result_schema"]
 
-_ARROW_TYPES: Final = {"int": pa.int64(), "float": pa.float64(), "text": pa.string()}
 _FORMATS: Final = (".parquet", ".csv")
 
 
@@ -31,11 +31,7 @@ def result_columns(keep: Literal["best", "all"]) -> tuple[Column, ...]:
 
 def result_schema(keep: Literal["best", "all"], metadata: Mapping[str, str]) -> pa.Schema:
     """Arrow schema of a results file: every field has its unit and meaning, the file its metadata."""
-    fields = [
-        pa.field(c.name, _ARROW_TYPES[c.kind], metadata={"unit": c.unit, "meaning": c.meaning})
-        for c in result_columns(keep)
-    ]
-    return pa.schema(fields, metadata=dict(metadata))
+    return arrow_schema(result_columns(keep), dict(metadata))
 
 
 class ResultFile:
