@@ -1,0 +1,1 @@
+"""Measures kernels on a GPU and writes the tables that fastroof reads: not implemented yet."""

@@ -1,0 +1,1 @@
+"""The commands of ``kernels-bench``, one module a group; each has ``register(app)``."""

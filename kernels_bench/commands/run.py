@@ -1,0 +1,209 @@
+"""``kernels-bench run`` and ``resume``: measure a grid, or go on with what was begun."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from fastroof.errors import MeasureError
+
+if TYPE_CHECKING:
+    from kernels_bench.points import Point
+    from kernels_bench.run.run_options import Progress, RunReport
+    from kernels_bench.run.session import Request
+
+__all__ = ["Reporter", "register"]
+
+EXIT_UNFINISHED: Final = 1
+EXIT_INTERRUPTED: Final = 130
+PLAIN_EVERY_S: Final = 10.0
+
+Deadline = Annotated[
+    float | None, typer.Option(help="Seconds after which everything is done and the tables are written.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("run")(run)
+    app.command("resume")(resume)
+
+
+def run(
+    grid: Annotated[
+        str | None, typer.Argument(help="A grid's TOML file or name; the default grid without it.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder for the journal and the tables.")
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="Name of the GPU or its gpu.toml; what the driver says without it.")
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option(help="Seconds: drops the points of the lowest priority that exceed it.")
+    ] = None,
+    deadline: Deadline = None,
+    seed: Annotated[int, typer.Option(help="Seed of the order of points and of their inputs.")] = 0,
+    providers: Annotated[
+        str, typer.Option(help="Names in order of choice, with commas; cpu only when asked for.")
+    ] = "",
+    only: Annotated[str, typer.Option(help="Operators, with commas; all without it.")] = "",
+    resume_from: Annotated[
+        Path | None, typer.Option("--resume", metavar="JOURNAL", help="Go on with this journal.")
+    ] = None,
+) -> None:
+    """Measure the points of a grid, and write the tables that fastroof reads.
+
+    Each point is appended to OUTPUT/journal-<run>.jsonl as it finishes: a run that is killed goes on with
+    `kernels-bench resume OUTPUT`. OUTPUT is then a folder for fastroof.load_tables. Exit codes: 0 done or
+    at the deadline, 1 the device was lost or no provider is left (resume goes on), 2 an error,
+    130 interrupted.
+    """
+    from kernels_bench.run.session import Request
+
+    request = Request(grid, gpu, _names(providers), _names(only), seed, budget)
+    if resume_from is not None:
+        if request != Request() or output is not None:
+            raise MeasureError(
+                "--resume takes all options but --deadline from the journal; leave the others out"
+            )
+        _go_on(resume_from, deadline)
+    elif output is None:
+        raise MeasureError("give -o FOLDER, where the journal and the tables go")
+    else:
+        _measure(request, output, None, deadline)
+
+
+def resume(
+    output: Annotated[Path, typer.Argument(help="The folder that `run -o` was given, or its journal.")],
+    deadline: Deadline = None,
+) -> None:
+    """Go on with a run that was killed, interrupted or stopped at its deadline: the same grid and options."""
+    from kernels_bench.journal import find_journals
+
+    if output.is_file():
+        _go_on(output, deadline)
+        return
+    journals = find_journals(output)
+    if not journals:
+        raise MeasureError(f"{output} holds no journal-*.jsonl: nothing was begun there")
+    _go_on(journals[-1], deadline)
+
+
+def _names(given: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in given.split(",") if name.strip())
+
+
+def _go_on(journal: Path, deadline_s: float | None) -> None:
+    from kernels_bench.run.session import request_of
+
+    _measure(request_of(journal), journal.resolve().parent, journal, deadline_s)
+
+
+def _measure(request: Request, output: Path, journal: Path | None, deadline_s: float | None) -> None:
+    from kernels_bench.run.session import run_request
+
+    if deadline_s is not None and not deadline_s > 0:
+        raise MeasureError(f"a deadline is a number of seconds above zero, got {deadline_s:g}")
+    with _terminable(), Reporter() as reporter:
+        report, written = run_request(
+            request,
+            output,
+            resume=journal,
+            deadline_s=deadline_s,
+            on_start=reporter.start,
+            on_progress=reporter.progress,
+            say=reporter.say,
+        )
+    _print_report(report, written, output)
+    if report.reason == "interrupted":
+        raise typer.Exit(EXIT_INTERRUPTED)
+    if report.reason in ("device lost", "no provider"):
+        raise typer.Exit(EXIT_UNFINISHED)
+
+
+def _print_report(report: RunReport, journal: Path, output: Path) -> None:
+    skipped = ", ".join(f"{count} {kind}" for kind, count in sorted(report.skipped.items()) if count)
+    typer.echo(
+        f"{report.reason}: {report.measured:,} points measured in {report.elapsed_s:.1f} s "
+        f"({report.remeasured} of them twice), {report.before:,} before, "
+        f"skipped {skipped or 'none'}, {report.left:,} left"
+    )
+    for sentinel in report.sentinels:
+        typer.echo(
+            f"  sentinel {sentinel.key}: {sentinel.median_us:.2f} us over {sentinel.rounds} rounds, "
+            f"spread {sentinel.spread:.1%}, drift {sentinel.drift:+.1%}"
+        )
+    typer.echo(f"journal {journal}; tables {output}: fastroof.load_tables({str(output)!r})")
+    if report.left:
+        typer.echo(f"kernels-bench resume {output} measures what is left")
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Treat the signal by which a cluster ends a job as Ctrl-C: the tables are still written."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class Reporter:
+    """Shows how a run goes on standard error: a bar on a terminal, else a line every ten seconds."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+        self._task: Any = None
+        self._told_at = time.monotonic()
+
+    def __enter__(self) -> Reporter:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+            console = Console(stderr=True, markup=False, highlight=False)
+            words = TextColumn("{task.description}", markup=False)
+            self._bar = Progress(BarColumn(), MofNCompleteColumn(), words, console=console)
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def start(self, points: Sequence[Point], title: str) -> None:
+        """Say what begins."""
+        self.say(f"{len(points):,} points on {title}")
+        if self._bar is not None:
+            self._task = self._bar.add_task("", total=len(points))
+
+    def progress(self, progress: Progress) -> None:
+        """Show one point more."""
+        left = f"{progress.left_s:.0f} s left" if progress.left_s == progress.left_s else ""
+        took = "skipped" if progress.latency_us is None else f"{progress.latency_us:.2f} us"
+        if self._bar is not None:
+            words = f"{left}  {progress.point.operator} {took}"
+            self._bar.update(self._task, completed=progress.done, description=words)
+        elif time.monotonic() - self._told_at >= PLAIN_EVERY_S:
+            self._told_at = time.monotonic()
+            self.say(f"{progress.done:,} of {progress.total:,} points, {progress.skipped:,} skipped, {left}")
+
+    def say(self, sentence: str) -> None:
+        """Write one line."""
+        if self._bar is not None:
+            self._bar.console.print(sentence)
+        else:
+            typer.echo(sentence, err=True)

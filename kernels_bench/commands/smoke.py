@@ -1,0 +1,130 @@
+"""``kernels-bench smoke``: does measuring work on this host at all, within a minute."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from fastroof.errors import MeasureError
+
+if TYPE_CHECKING:
+    from kernels_bench.points import Point
+    from kernels_bench.protocol import Monitor, Provider, Timer
+
+__all__ = ["register"]
+
+EXIT_FAILED: Final = 1
+DEADLINE_S: Final = 60.0
+
+Record = Mapping[str, Any]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("smoke")(smoke)
+
+
+def smoke(
+    providers: Annotated[
+        str, typer.Option(help="Names, with commas; every one that works without it, but cpu.")
+    ] = "",
+    deadline: Annotated[float, typer.Option(help="Seconds after which no point begins.")] = DEADLINE_S,
+) -> None:
+    """Check and time one point an operator with every provider that works here; keep nothing.
+
+    Exit codes: 0 all agree with their references, 1 a check failed or a kernel did, 2 an error.
+    """
+    from kernels_bench.grid.grid import load_grid
+    from kernels_bench.run.card import CPU
+    from kernels_bench.run.monitor import HostMonitor, open_monitor
+    from kernels_bench.run.session import MonotonicClock, choose_providers
+    from kernels_bench.run.timing import CpuTimer, GraphTimer
+
+    if not deadline > 0:
+        raise MeasureError(f"a deadline is a number of seconds above zero, got {deadline:g}")
+    clock = MonotonicClock()
+    started_s = clock.seconds()
+    answers = choose_providers([name.strip() for name in providers.split(",") if name.strip()])
+    on_cpu = answers[0][0].name == CPU
+    points = _one_each(load_grid("cpu" if on_cpu else "smoke").points())
+    monitor: Monitor = HostMonitor() if on_cpu else open_monitor()
+    timer: Timer = CpuTimer() if on_cpu else GraphTimer()
+    records: list[Record] = []
+    for provider, _ in answers:
+        left_s = deadline - (clock.seconds() - started_s)
+        if left_s <= 0:
+            typer.echo(f"{provider.name}: not reached within {deadline:g} s", err=True)
+            continue
+        records += _smoke_one(provider, points, timer, monitor, left_s)
+    _print_table(records)
+    bad = [r for r in records if r["type"] == "skip" and r["kind"] in ("reference", "error")]
+    if bad or not any(r["type"] == "row" for r in records):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _one_each(points: list[Point]) -> list[Point]:
+    """Keep one point of each operator, kind and dtype."""
+    kept: dict[tuple[Any, ...], Point] = {}
+    for point in points:
+        words = tuple(value for value in point.values.values() if isinstance(value, str))
+        kept.setdefault((point.operator, *words), point)
+    return list(kept.values())
+
+
+def _smoke_one(
+    provider: Provider, points: list[Point], timer: Timer, monitor: Monitor, left_s: float
+) -> list[Record]:
+    """Measure with one provider alone, and return the rows and skips."""
+    from kernels_bench.journal import read_journal
+    from kernels_bench.run.run_options import RunOptions
+    from kernels_bench.run.runner import measure
+    from kernels_bench.run.session import MonotonicClock, usable_bytes
+
+    mine = [point for point in points if provider.refuses(point) is None]
+    if not mine:
+        return []
+    options = RunOptions(
+        gpu="smoke",
+        run_id=provider.name,
+        deadline_s=left_s,
+        max_bytes=usable_bytes(on_cpu=provider.name == "cpu"),
+        say=lambda sentence: typer.echo(sentence, err=True),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        journal = Path(folder) / "journal-smoke.jsonl"
+        report = measure(mine, [provider], timer, monitor, MonotonicClock(), journal, options)
+        if report.left:
+            typer.echo(f"{provider.name}: {report.left} points left: {report.reason}", err=True)
+        return [
+            {**r, "provider": provider.name} for r in read_journal(journal) if r["type"] in ("row", "skip")
+        ]
+
+
+def _print_table(records: list[Record]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for name in ("provider", "operator", "sizes", "kernel"):
+        table.add_column(name, overflow="fold")
+    for name in ("us", "p25", "p75", "replays"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("check", overflow="fold")
+    for record in sorted(records, key=lambda r: (r["operator"], str(r["values"]), r["provider"])):
+        sizes = " ".join(f"{name}={value}" for name, value in record["values"].items() if value)
+        start = (record["provider"], record["operator"], sizes)
+        if record["type"] == "row":
+            times = [f"{record[name]:.2f}" for name in ("latency_us", "p25_us", "p75_us")]
+            table.add_row(*start, record["kernel"], *times, str(record["num_replays"]), "ok")
+        else:
+            table.add_row(*start, "", "", "", "", "", f"{record['kind']}: {record['reason']}")
+    on_terminal = sys.stdout.isatty()
+    # Into a pipe a table is as wide as it needs to be.
+    console = Console(markup=False, emoji=False, highlight=False, width=None if on_terminal else 220)
+    console.print(table)

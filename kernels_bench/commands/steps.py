@@ -1,0 +1,201 @@
+"""``kernels-bench steps``: whole steps of a model as ground truth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from fastroof.errors import MeasureError
+
+if TYPE_CHECKING:
+    from fastroof.config import ModelSpec
+    from kernels_bench.protocol import Monitor, Timer, Timing
+    from kernels_bench.steps.step_points import StepPoint
+    from kernels_bench.steps.steps import StepSkip, StepsReport
+
+__all__ = ["register"]
+
+POINT_US: Final = 400_000.0
+"""Timed replays of one step take at most this: a prefill of 300 ms is replayed five times."""
+CPU_BYTES: Final = 2**30
+EXIT_UNFINISHED: Final = 1
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("steps")(steps)
+
+
+def steps(
+    model: Annotated[str, typer.Option(help="Preset, config.json or its folder; runs on one GPU.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder of steps.csv and steps.toml.")
+    ] = None,
+    grid: Annotated[
+        bool, typer.Option("--grid", help="Print the steps, their memory and seconds; measure nothing.")
+    ] = False,
+    gpu: Annotated[
+        str | None, typer.Option(help="Name of the GPU or its gpu.toml; what the driver says without it.")
+    ] = None,
+    providers: Annotated[
+        str, typer.Option(help="Attention in order of choice, with commas; cpu only when asked for.")
+    ] = "",
+    deadline: Annotated[
+        float | None, typer.Option(help="Seconds after which everything is done; run again to go on.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of weights, inputs and order.")] = 0,
+) -> None:
+    """Measure whole forward steps with random weights, each as one CUDA graph.
+
+    Decode, prefill, mixed and unequal batches. Steps that OUTPUT/steps.csv has already are not measured
+    again, so the same command goes on with what a deadline or a kill left. Exit codes: 0 done, 1 stopped at
+    the deadline, 2 an error.
+    """
+    from fastroof.config import load_model
+
+    spec = load_model(model)
+    if grid:
+        _print_grid(spec, gpu)
+        return
+    if output is None:
+        raise MeasureError("give -o FOLDER, where steps.csv goes, or --grid to see the steps")
+    if deadline is not None and not deadline > 0:
+        raise MeasureError(f"a deadline is a number of seconds above zero, got {deadline:g}")
+    report = _measure(spec, output, gpu, providers, deadline, seed)
+    typer.echo(
+        f"{report.measured} steps measured, {report.present} were there, {len(report.skips)} skipped: "
+        f"{output / 'steps.csv'}"
+    )
+    if report.stopped:
+        typer.echo(report.stopped)
+        raise typer.Exit(EXIT_UNFINISHED)
+
+
+def _measure(
+    spec: ModelSpec, output: Path, gpu: str | None, providers: str, deadline_s: float | None, seed: int
+) -> StepsReport:
+    from kernels_bench.providers.attention import Heads
+    from kernels_bench.run.card import measured_gpu
+    from kernels_bench.run.facts import checkout_commit, now_iso, software_versions
+    from kernels_bench.run.session import MonotonicClock, usable_bytes
+    from kernels_bench.steps.step_attention import choose_backend
+    from kernels_bench.steps.step_model import refuses_model
+    from kernels_bench.steps.step_points import default_steps
+    from kernels_bench.steps.steps import check_step, measure_steps, write_provenance
+
+    clock = MonotonicClock()
+    began_s, started = clock.seconds(), now_iso()
+    if reason := refuses_model(spec):
+        raise MeasureError(reason)
+    names = [name.strip() for name in providers.split(",") if name.strip()]
+    heads = Heads(spec.num_q_heads, spec.num_kv_heads, spec.head_dim)
+    backend = choose_backend(names, heads)
+    on_cpu = backend.device.name == "cpu"
+    monitor, timer = _monitor(on_cpu), _timer(on_cpu)
+    card = measured_gpu(gpu, monitor.facts(), on_cpu)
+    points = _tiny_steps() if on_cpu else default_steps()
+    if on_cpu and spec.num_parameters * 4 > CPU_BYTES:
+        raise MeasureError(f"{spec.name} is too large for a CPU; give a config.json of a tiny model")
+    error = check_step(spec, backend, seed)
+    report = measure_steps(
+        spec,
+        points,
+        backend,
+        timer,
+        monitor,
+        clock,
+        output,
+        gpu=card.name,
+        seed=seed,
+        deadline_s=None if deadline_s is None else deadline_s - (clock.seconds() - began_s),
+        usable_bytes=None if on_cpu else _usable(usable_bytes(on_cpu)),
+        on_step=_say,
+    )
+    facts = {
+        "device": dict(monitor.facts()),
+        "versions": {**software_versions(), **backend.versions},
+        "seed": seed,
+        "started": started,
+        "finished": now_iso(),
+        "commit": checkout_commit(),
+    }
+    if report.measured == 0 and not report.skips:
+        return report
+    write_provenance(output, report, spec, backend, gpu=card.name, error=error, facts=facts)
+    return report
+
+
+def _usable(for_points_bytes: int) -> int:
+    """Return what a step may take: nearly all, since nothing else is measured beside it."""
+    import torch
+
+    free_bytes, _ = torch.cuda.mem_get_info()
+    return max(for_points_bytes, int(free_bytes * 0.97))
+
+
+def _monitor(on_cpu: bool) -> Monitor:
+    from kernels_bench.run.monitor import HostMonitor, open_monitor
+
+    return HostMonitor() if on_cpu else open_monitor()
+
+
+def _timer(on_cpu: bool) -> Timer:
+    from kernels_bench.run.timing import CpuTimer, GraphTimer, ReplayRule
+
+    return CpuTimer(ReplayRule(point_us=POINT_US)) if on_cpu else GraphTimer(ReplayRule(point_us=POINT_US))
+
+
+def _tiny_steps() -> list[StepPoint]:
+    """Return one step of each phase, for a CPU."""
+    from kernels_bench.steps.step_points import StepPoint
+
+    return [
+        StepPoint("decode", (1, 1), (15, 15)),
+        StepPoint("prefill", (8,), (0,)),
+        StepPoint("mixed", (1, 1, 4), (15, 15, 0)),
+        StepPoint("unequal", (1, 1, 1), (3, 15, 40)),
+    ]
+
+
+def _say(point: StepPoint, outcome: Timing | StepSkip) -> None:
+    from kernels_bench.steps.steps import StepSkip
+
+    what = f"{point.phase} {point.new_text} after {point.context_text}"
+    what = what if len(what) <= 90 else f"{what[:87]}..."
+    if isinstance(outcome, StepSkip):
+        typer.echo(f"{what}: skipped ({outcome.kind}): {outcome.reason}")
+    else:
+        typer.echo(f"{what}: {outcome.latency_us:,.1f} us ({outcome.num_replays} replays)")
+
+
+def _print_grid(spec: ModelSpec, gpu: str | None) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from fastroof.config import load_gpu
+    from fastroof.units import GIB
+    from kernels_bench.steps.step_points import default_steps, expected_seconds, step_bytes
+
+    card = load_gpu(gpu or "h100")
+    usable_bytes = 0.97 * card.hbm_bytes
+    table = Table(title=f"{spec.name}, whole steps on {card.title}")
+    for name, justify in (("phase", "left"), ("new tokens", "left"), ("context", "left")):
+        table.add_column(name, justify=justify, max_width=22, overflow="ellipsis", no_wrap=True)  # type: ignore[arg-type]
+    for name in ("GiB", "seconds"):
+        table.add_column(name, justify="right", no_wrap=True)
+    fitting: list[Any] = []
+    for point in default_steps():
+        needed_bytes = step_bytes(point, spec)
+        fits = needed_bytes <= usable_bytes
+        if fits:
+            fitting.append(point)
+        seconds = f"{expected_seconds(point, spec):.2f}" if fits else "does not fit"
+        table.add_row(point.phase, point.new_text, point.context_text, f"{needed_bytes / GIB:.1f}", seconds)
+    console = Console()
+    console.print(table)
+    total_s = sum(expected_seconds(point, spec) for point in fitting)
+    console.print(
+        f"{len(fitting)} steps fit, about {total_s:.0f} s; weights {2 * spec.num_parameters / GIB:.1f} GiB"
+    )

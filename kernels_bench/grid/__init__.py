@@ -1,0 +1,1 @@
+"""What to measure: grids as data, their points, what they cost."""

@@ -1,0 +1,350 @@
+"""What measuring costs before anything runs: seconds and device memory, and what a budget leaves out.
+
+The rates are what kernels of the H100 were seen to reach, as shares of a card's datasheet peaks, so that
+another card's points get an estimate too. They plan a run; they never become a row of a table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof.columns import OPERATORS
+from fastroof.config.gpu import GpuSpec
+from fastroof.errors import MeasureError
+from fastroof.load.row_work import row_work
+from fastroof.units import DTYPE_BYTES, PEAK_DTYPE, US_PER_S
+from kernels_bench.points import Point
+from kernels_bench.run.sentinels import SENTINEL_EVERY
+from kernels_bench.run.timing import ReplayRule, pilot_calls, schedule
+
+__all__ = [
+    "SENTINEL_PRIORITY",
+    "Estimate",
+    "estimate",
+    "estimate_all",
+    "fit_budget",
+    "run_seconds",
+    "unfit",
+]
+
+Floats = npt.NDArray[np.float64]
+
+SETUP_S: Final = 6e-3
+"""Making one set of inputs and reading the device's state."""
+SET_S: Final = 20e-6
+"""Making each further set: a few small tensors."""
+CAPTURE_S: Final = 5e-6
+"""Capturing one call into a graph."""
+
+L2_MULTIPLE: Final = 2
+"""Inputs rotate over sets that together exceed this many L2 caches."""
+MAX_SETS: Final = ReplayRule().max_calls
+"""No more sets than a graph has calls."""
+USABLE_MEMORY: Final = 0.9
+"""Share of the memory that points may fill; the rest is for the CUDA context, libraries and workspaces."""
+
+SENTINEL_PRIORITY: Final = 0
+"""Points of this priority are sentinels: repeated through a run and never dropped."""
+
+
+class Estimate(NamedTuple):
+    """What one point is expected to take.
+
+    Attributes
+    ----------
+    latency_us : float
+        Of one call, from the roofline at rates that kernels reach.
+    seconds : float
+        Of measuring it, set-up and warm-up included.
+    device_bytes : int
+        Of device memory for its inputs and outputs.
+    """
+
+    latency_us: float
+    seconds: float
+    device_bytes: int
+
+
+class _Rate(NamedTuple):
+    """Shares of the datasheet's peaks that kernels reach, and what a call takes at least, us."""
+
+    flops: float
+    bandwidth: float
+    launch_us: float
+
+
+_STREAMING: Final = 0.776  # of 3.35 TB/s: 2.6 TB/s
+_RATES: Final[dict[str, _Rate]] = {
+    "gemm": _Rate(0.606, _STREAMING, 4.0),  # of 989.5 TFLOP/s: 600
+    "gemm_fp8": _Rate(0.556, _STREAMING, 4.0),  # of 1979 TFLOP/s: 1100
+    "attention_prefill": _Rate(0.505, _STREAMING, 8.0),  # 500 TFLOP/s
+    "attention_decode": _Rate(0.505, 0.8 * _STREAMING, 8.0),
+    "attention_decode_unequal": _Rate(0.505, 0.8 * _STREAMING, 8.0),
+    "moe": _Rate(0.404, _STREAMING, 25.0),  # 400 TFLOP/s
+    "mla_prefill": _Rate(0.455, _STREAMING, 10.0),  # 450 TFLOP/s
+    "mla_decode": _Rate(0.455, 0.8 * _STREAMING, 10.0),
+    "elementwise": _Rate(1.0, _STREAMING, 3.0),
+    "allreduce": _Rate(1.0, 0.7, 10.0),
+    "collective": _Rate(1.0, 0.7, 10.0),
+}
+
+
+def estimate(point: Point, gpu: GpuSpec) -> Estimate:
+    """Estimate what one point takes.
+
+    Parameters
+    ----------
+    point : Point
+        The point.
+    gpu : GpuSpec
+        The card it is measured on.
+
+    Returns
+    -------
+    Estimate
+        Latency, seconds and memory.
+
+    Examples
+    --------
+    >>> from fastroof.config import load_gpu
+    >>> point = Point("gemm", {"dtype": "bf16", "m": 4096, "n": 4096, "k": 4096})
+    >>> estimate(point, load_gpu("h100")).latency_us.__round__()
+    233
+    """
+    return estimate_all([point], gpu)[0]
+
+
+def estimate_all(points: Sequence[Point], gpu: GpuSpec) -> list[Estimate]:
+    """Estimate what each point takes.
+
+    Parameters
+    ----------
+    points : sequence of Point
+        The points, of any operators.
+    gpu : GpuSpec
+        The card they are measured on.
+
+    Returns
+    -------
+    list of Estimate
+        In the order of ``points``.
+
+    Notes
+    -----
+    Latency is the launch plus the larger of FLOPs and bytes over the rates that kernels reach. A point
+    takes a set-up of 6 ms, the capture of its graphs, and the replays of
+    :func:`kernels_bench.run.timing.schedule`: 3 ms of warm-up and about 12 ms of measuring for a short call.
+    Its memory is that of as many sets of its inputs and outputs as exceed twice the L2 together. Where
+    the card has no units for a dtype, the bytes alone count; :func:`unfit` names such points.
+    """
+    found: list[Estimate | None] = [None] * len(points)
+    rows_of: dict[str, list[int]] = {}
+    for i, point in enumerate(points):
+        rows_of.setdefault(point.operator, []).append(i)
+    for operator, rows in rows_of.items():
+        of_operator = _estimate_operator(operator, [points[i] for i in rows], gpu)
+        for i, one in zip(rows, of_operator, strict=True):
+            found[i] = one
+    return [one for one in found if one is not None]
+
+
+def _estimate_operator(operator: str, points: Sequence[Point], gpu: GpuSpec) -> list[Estimate]:
+    columns = _columns(operator, points)
+    work = row_work(operator, columns, gpu)
+    rate = _RATES[operator]
+    flops_share = np.full(len(points), rate.flops)
+    if operator == "gemm":
+        is_fp8 = np.array([PEAK_DTYPE.get(str(dtype)) == "fp8" for dtype in columns["dtype"]])
+        flops_share[is_fp8] = _RATES["gemm_fp8"].flops
+    compute_s = work.flops / (work.peak_flops_per_s * flops_share)
+    move_s = work.moved_bytes / (work.bandwidth_bytes_per_s * rate.bandwidth)
+    latency_us = (rate.launch_us + np.fmax(compute_s, move_s) * US_PER_S).tolist()
+    one_set = _set_bytes(operator, columns, work.moved_bytes)
+    sets = np.minimum(L2_MULTIPLE * gpu.l2_bytes // one_set + 1, MAX_SETS).astype(np.int64)
+    if operator == "elementwise":
+        sets[columns["kind"] == "launch"] = 1
+    held = (sets * one_set).tolist()
+    return [
+        Estimate(call_us, _seconds(call_us, num_sets), math.ceil(held_bytes))
+        for call_us, num_sets, held_bytes in zip(latency_us, sets.tolist(), held, strict=True)
+    ]
+
+
+def _seconds(call_us: float, num_sets: int) -> float:
+    """Seconds a point takes; a first graph is captured to find how long a call takes, then the timed one."""
+    timed = schedule(call_us, num_sets)
+    captured = pilot_calls(num_sets, ReplayRule()) + timed.calls
+    replays_us = (timed.warm_up + timed.replays) * timed.calls * call_us
+    return SETUP_S + SET_S * (num_sets - 1) + CAPTURE_S * captured + replays_us / US_PER_S
+
+
+def _columns(operator: str, points: Sequence[Point]) -> dict[str, npt.NDArray[Any]]:
+    schema = OPERATORS[operator]
+    columns = {c.name: np.array([p.values[c.name] for p in points]) for c in (*schema.keys, *schema.axes)}
+    return {**columns, "latency_us": np.ones(len(points))}
+
+
+def _set_bytes(operator: str, c: Mapping[str, npt.NDArray[Any]], moved_bytes: Floats) -> Floats:
+    """Bytes of one set of inputs and outputs: what is moved, but a MoE layer holds every expert."""
+    if operator == "moe":
+        element_bytes = np.array([DTYPE_BYTES[str(dtype)] for dtype in c["dtype"]])
+        experts = c["num_experts"] / c["moe_ep"]
+        weights = 3.0 * experts * c["hidden"] * c["intermediate"] / c["moe_tp"] * element_bytes
+        return np.asarray(weights + 4.0 * c["num_tokens"] * c["hidden"], np.float64)
+    if operator in ("allreduce", "collective"):
+        return np.asarray(2.0 * c["message_bytes"] * c["num_gpus"], np.float64)
+    return np.maximum(moved_bytes, 1.0)
+
+
+def run_seconds(points: Sequence[Point], gpu: GpuSpec) -> float:
+    """Seconds of measuring all points, with the sentinels again every 200 points.
+
+    Parameters
+    ----------
+    points : sequence of Point
+        The points; those of priority 0 are the sentinels.
+    gpu : GpuSpec
+        The card.
+
+    Returns
+    -------
+    float
+        Without start-up, reference checks and points that are measured again.
+    """
+    return _run_seconds(points, [one.seconds for one in estimate_all(points, gpu)])
+
+
+def _run_seconds(points: Sequence[Point], seconds: Sequence[float]) -> float:
+    sentinel_s = sum(s for p, s in zip(points, seconds, strict=True) if p.priority == SENTINEL_PRIORITY)
+    return sum(seconds) + _sentinel_rounds(len(points)) * sentinel_s
+
+
+def _sentinel_rounds(num_points: int) -> int:
+    """Rounds beyond the sentinels' own places in the grid."""
+    return math.ceil(num_points / SENTINEL_EVERY)
+
+
+def unfit(points: Sequence[Point], gpu: GpuSpec) -> list[tuple[Point, str]]:
+    """Name the points that a card cannot measure.
+
+    Parameters
+    ----------
+    points : sequence of Point
+        The points.
+    gpu : GpuSpec
+        The card.
+
+    Returns
+    -------
+    list of (Point, str)
+        Each with the reason: memory, or a dtype that the card has no units for.
+    """
+    usable_bytes = USABLE_MEMORY * gpu.hbm_bytes
+    found = []
+    for point, one in zip(points, estimate_all(points, gpu), strict=True):
+        dtype = point.values.get("dtype", "bf16")
+        computes = point.operator in ("gemm", "moe", "mla_prefill")
+        if computes and PEAK_DTYPE.get(dtype) not in gpu.peak_flops_per_s:
+            found.append((point, f"{gpu.title} has no units for {dtype}"))
+        elif one.device_bytes > usable_bytes:
+            reason = (
+                f"needs {one.device_bytes:,} B of device memory, "
+                f"{gpu.title} has {usable_bytes:,.0f} B for points ({USABLE_MEMORY:.0%} of its memory)"
+            )
+            found.append((point, reason))
+    return found
+
+
+def fit_budget(points: Sequence[Point], gpu: GpuSpec, budget_s: float) -> tuple[list[Point], list[Point]]:
+    """Drop whole points until the rest is estimated to fit a number of seconds.
+
+    Parameters
+    ----------
+    points : sequence of Point
+        The grid.
+    gpu : GpuSpec
+        The card.
+    budget_s : float
+        Seconds for the whole run, sentinels included.
+
+    Returns
+    -------
+    kept, dropped : list of Point
+        Both in the order of ``points``.
+
+    Raises
+    ------
+    MeasureError
+        If the budget is no time, or too short for the sentinels alone.
+
+    Notes
+    -----
+    The points of the highest priority number go first. The one level that fits in part is thinned
+    evenly: along each line of points (one kernel of one group, its sizes in the grid's order) the ends
+    rank first, then the points that halve the gaps, and so on; every line keeps the same share of its
+    points. The order does not depend on the budget, so a larger budget keeps what a smaller one kept.
+    """
+    if not (math.isfinite(budget_s) and budget_s > 0):
+        raise MeasureError(f"a budget is a number of seconds above zero, got {budget_s!r}")
+    seconds = [one.seconds for one in estimate_all(points, gpu)]
+    rank = _ranks(points)
+    order = sorted(range(len(points)), key=lambda i: (points[i].priority, rank[i], i))
+    sentinel_s = sum(s for p, s in zip(points, seconds, strict=True) if p.priority == SENTINEL_PRIORITY)
+    chosen: set[int] = set()
+    total_s = 0.0
+    for i in order:
+        total_s += seconds[i]
+        if total_s + _sentinel_rounds(len(chosen) + 1) * sentinel_s > budget_s:
+            if points[i].priority == SENTINEL_PRIORITY:
+                need_s = 2 * sentinel_s
+                raise MeasureError(
+                    f"a budget of {budget_s:g} s is too short for the sentinels alone, "
+                    f"which take {need_s:.2g} s"
+                )
+            break
+        chosen.add(i)
+    kept = [point for i, point in enumerate(points) if i in chosen]
+    return kept, [point for i, point in enumerate(points) if i not in chosen]
+
+
+def _ranks(points: Sequence[Point]) -> list[float]:
+    """Place of each point in its line, from 0 (kept to the end) towards 1 (dropped first)."""
+    lines: dict[tuple[Any, ...], list[int]] = {}
+    for i, point in enumerate(points):
+        lines.setdefault(_line(point), []).append(i)
+    rank = [0.0] * len(points)
+    for rows in lines.values():
+        for place, position in enumerate(_ends_then_halves(len(rows))):
+            rank[rows[position]] = place / len(rows)
+    return rank
+
+
+_LINE_COLUMNS: Final[dict[str, tuple[str, ...]]] = {"gemm": ("n", "k"), "elementwise": ("width",)}
+"""Axes that name a kernel's shape rather than how much of it is asked for."""
+
+
+def _line(point: Point) -> tuple[Any, ...]:
+    keys = tuple(point.values[c.name] for c in OPERATORS[point.operator].keys)
+    # Copies have one row each: their line is along the width.
+    shape = () if point.values.get("kind") == "copy" else _LINE_COLUMNS.get(point.operator, ())
+    return point.group, point.operator, *keys, *(point.values[name] for name in shape)
+
+
+def _ends_then_halves(count: int) -> list[int]:
+    """Order positions 0 to count - 1: both ends, the middle, the middles of the halves, ..."""
+    order = [0, count - 1] if count > 1 else [0]
+    gaps = [(0, count - 1)]
+    while gaps:
+        halves = []
+        for low, high in gaps:
+            middle = (low + high) // 2
+            if middle != low:
+                order.append(middle)
+                halves += [(low, middle), (middle, high)]
+        gaps = halves
+    return order

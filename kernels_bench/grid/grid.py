@@ -1,0 +1,342 @@
+"""Grids: which points are measured, as TOML data.
+
+A grid file has ``title``; ``tp`` and ``models``, where shapes are derived from models; and ``[[group]]``
+tables. A group has ``name``, ``operator`` and ``priority`` (0 for sentinels, the highest number is dropped
+first), and a value for every key and axis column of the operator: one, a list, or a range ``{start, stop,
+factor}`` or ``{start, stop, step}``. Its points are all combinations. ``shapes`` gives several columns
+together: a name (heads, linear, lm_head, experts; hidden, activations, rope, kv) derives them from the
+models at every tp, a list of lists spells them out. Limits (``max_kv_bytes``, ``max_kv_tokens``,
+``max_new_tokens``, ``max_io_bytes``) leave points out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from fastroof.columns import OPERATORS
+from fastroof.errors import MeasureError
+from fastroof.units import DTYPE_BYTES
+from kernels_bench.grid.checked_table import MAX_VALUES, CheckedTable
+from kernels_bench.grid.estimate import SENTINEL_PRIORITY, estimate, fit_budget
+from kernels_bench.grid.shapes import (
+    COLUMNS_OF_SHAPES,
+    MODEL_SHAPES,
+    Experts,
+    ModelShape,
+    elementwise_bytes,
+    impossible,
+    shapes_of,
+)
+from kernels_bench.points import Point
+
+__all__ = ["DEFAULT_GRID", "Grid", "Group", "estimate", "fit_budget", "grid_names", "load_grid"]
+
+GRIDS: Final = Path(__file__).parent / "grids"
+DEFAULT_GRID: Final = "h100"
+MAX_PRIORITY: Final = 99
+
+_DECODES: Final = ("attention_decode", "attention_decode_unequal", "mla_decode")
+_LIMITS: Final[dict[str, tuple[str, ...]]] = {
+    "max_kv_bytes": (*_DECODES, "attention_prefill"),
+    "max_kv_tokens": (*_DECODES, "attention_prefill"),
+    "max_new_tokens": ("attention_prefill",),
+    "max_io_bytes": ("elementwise",),
+}
+_DEFAULTS: Final[dict[str, int | str]] = {"window": 0, "moe_tp": 1, "moe_ep": 1, "distribution": "balanced"}
+_MODEL_KEYS: Final = ("name", "heads", "hidden", "intermediate", "experts", "vocab", "tp")
+
+
+@dataclass(frozen=True)
+class Group:
+    """One ``[[group]]`` of a grid: a line of ``kernels-bench plan``.
+
+    Attributes
+    ----------
+    name, operator : str
+        What it is called, and the operator of all its points.
+    priority : int
+        0 for sentinels; the points of the highest number are dropped first.
+    candidates : tuple of Point
+        Its points within its limits.
+    num_beyond_limits : int
+        Combinations that its limits left out.
+    """
+
+    name: str
+    operator: str
+    priority: int
+    candidates: tuple[Point, ...]
+    num_beyond_limits: int = 0
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The points of one grid file.
+
+    Attributes
+    ----------
+    name, title : str
+        Name of the file without its ending, and what it says of itself.
+    path : Path
+        The file.
+    sha256 : str
+        Of the file's bytes, for the provenance.
+    models : tuple of ModelShape
+        The models whose shapes it derives.
+    groups : tuple of Group
+        In the order of the file.
+    """
+
+    name: str
+    title: str
+    path: Path
+    sha256: str
+    models: tuple[ModelShape, ...]
+    groups: tuple[Group, ...]
+
+    def points(self) -> list[Point]:
+        """List every point once, in the order of the file.
+
+        Returns
+        -------
+        list of Point
+            A point of several groups belongs to the one with the lowest priority number, of equals to
+            the first.
+
+        Examples
+        --------
+        >>> load_grid("smoke").points()[0].values
+        {'dtype': 'bf16', 'm': 256, 'n': 4096, 'k': 4096}
+        """
+        owner: dict[str, Group] = {}
+        for group in sorted(self.groups, key=lambda g: g.priority):
+            for point in group.candidates:
+                owner.setdefault(point.key, group)
+        found: dict[str, Point] = {}
+        for group in self.groups:
+            for point in group.candidates:
+                if owner[point.key] is group:
+                    found.setdefault(point.key, point)
+        return list(found.values())
+
+    def sentinels(self) -> list[Point]:
+        """List the points that are measured again and again through a run, to show drift."""
+        return [point for point in self.points() if point.priority == SENTINEL_PRIORITY]
+
+
+def grid_names() -> list[str]:
+    """Return the grids that come with the package, sorted.
+
+    Returns
+    -------
+    list of str
+        Names that :func:`load_grid` takes.
+
+    Examples
+    --------
+    >>> grid_names()
+    ['cpu', 'h100', 'smoke']
+    """
+    return sorted(path.stem for path in GRIDS.glob("*.toml"))
+
+
+def load_grid(path: Path | str | None = None) -> Grid:
+    """Read a grid file and check every key of it.
+
+    Parameters
+    ----------
+    path : Path or str, optional
+        A TOML file, or a name out of :func:`grid_names`, which wins over a file of the same spelling; the
+        default grid without it.
+
+    Returns
+    -------
+    Grid
+        Its groups and points.
+
+    Raises
+    ------
+    MeasureError
+        If the file cannot be read, has an unknown key or a value that cannot be; the message names the
+        file, the group and the key.
+
+    Examples
+    --------
+    >>> load_grid().name
+    'h100'
+    """
+    given = DEFAULT_GRID if path is None else path
+    file = GRIDS / f"{given}.toml" if str(given) in grid_names() else Path(given)
+    try:
+        content = file.read_bytes()
+        data = tomllib.loads(content.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise MeasureError(f"grid {file} is not TOML: {error}") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        names = ", ".join(grid_names())
+        raise MeasureError(
+            f"grid {given} cannot be read: {reason}; give a TOML file or one of {names}"
+        ) from error
+    return _parse(file, data, hashlib.sha256(content).hexdigest())
+
+
+def _parse(file: Path, data: Mapping[str, Any], sha256: str) -> Grid:
+    top = CheckedTable(f"grid {file}", data)
+    top.refuse_unknown(("title", "tp", "models", "group"))
+    tp = top.sizes("tp") if "tp" in data else [1]
+    models = [_model(f"{top.where}, model {i + 1}", one, tp) for i, one in enumerate(top.tables("models"))]
+    _refuse_twice(top, "models", [model.name for model in models])
+    given = top.tables("group")
+    if not given:
+        raise MeasureError(f"{top.where}: has no [[group]], so nothing to measure")
+    groups = [_group(f"{top.where}, group {i + 1}", one, models) for i, one in enumerate(given)]
+    _refuse_twice(top, "group", [group.name for group in groups])
+    return Grid(file.stem, top.text("title"), file, sha256, tuple(models), tuple(groups))
+
+
+def _refuse_twice(table: CheckedTable, key: str, names: Sequence[str]) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise MeasureError(f"{table.where}: {key} has {', '.join(map(repr, twice))} more than once")
+
+
+def _model(where: str, data: Any, default_tp: Sequence[int]) -> ModelShape:
+    table = CheckedTable(where, data)
+    name = table.text("name")
+    table = CheckedTable(f"{where} ({name})", data)
+    table.refuse_unknown(_MODEL_KEYS)
+    heads = table.sizes_of("heads", data.get("heads"), ("num_q_heads", "num_kv_heads", "head_dim"))
+    experts = None
+    if "experts" in data:
+        num_experts, topk, intermediate = table.sizes_of(
+            "experts", data["experts"], ("num_experts", "topk", "intermediate")
+        )
+        experts = Experts(num_experts, topk, intermediate)
+    try:
+        return ModelShape(
+            name,
+            num_q_heads=heads[0],
+            num_kv_heads=heads[1],
+            head_dim=heads[2],
+            hidden=table.size("hidden"),
+            vocab=table.size("vocab"),
+            intermediate=table.size("intermediate") if "intermediate" in data else 0,
+            experts=experts,
+            tp=tuple(table.sizes("tp") if "tp" in data else default_tp),
+        )
+    except MeasureError:
+        raise
+    except ValueError as error:
+        raise MeasureError(f"{table.where}: {error}") from error
+
+
+def _group(where: str, data: Any, models: Sequence[ModelShape]) -> Group:
+    table = CheckedTable(where, data)
+    name = table.text("name")
+    table = CheckedTable(f"{where} ({name})", data)
+    operator = table.text("operator")
+    if operator not in OPERATORS:
+        raise MeasureError(f"{table.where}: operator {operator!r} is none of {', '.join(OPERATORS)}")
+    priority = table.size("priority", 0, MAX_PRIORITY)
+    limits = [limit for limit, operators in _LIMITS.items() if operator in operators]
+    columns = _given_columns(operator)
+    may_shape = ("shapes",) if operator in COLUMNS_OF_SHAPES else ()
+    table.refuse_unknown(("name", "operator", "priority", *may_shape, *columns, *limits))
+    limit_of = {limit: table.number(limit) for limit in limits if limit in data}
+
+    shaped, shapes = _shapes(table, operator, models) if "shapes" in data else ((), [()])
+    choices = {column: _values(table, column) for column in columns if column not in shaped}
+    total = len(shapes) * math.prod(len(values) for values in choices.values())
+    if total > MAX_VALUES:
+        raise MeasureError(f"{table.where}: its lists give {total:,} combinations, at most {MAX_VALUES:,}")
+    points: list[Point] = []
+    for shape, combination in itertools.product(shapes, itertools.product(*choices.values())):
+        values = dict(zip((*shaped, *choices), (*shape, *combination), strict=True))
+        point = _point(table, operator, values, priority, name)
+        if all(_amount(limit, point) <= most for limit, most in limit_of.items()):
+            points.append(point)
+    if not points:
+        raise MeasureError(f"{table.where}: {', '.join(limit_of)} leave none of its {total} points")
+    return Group(name, operator, priority, tuple(points), total - len(points))
+
+
+def _given_columns(operator: str) -> list[str]:
+    """Columns that a grid gives; the others follow from them."""
+    schema = OPERATORS[operator]
+    names = [column.name for column in (*schema.keys, *schema.axes)]
+    if operator == "attention_prefill":
+        return ["prefix" if name == "kv_len" else name for name in names]
+    return [name for name in names if name != "io_bytes"]
+
+
+def _point(table: CheckedTable, operator: str, values: dict[str, Any], priority: int, group: str) -> Point:
+    if operator == "attention_prefill":
+        values["kv_len"] = values.pop("prefix") + values["q_len"]
+    if reason := impossible(operator, values):
+        raise MeasureError(f"{table.where}: {reason}")
+    if operator == "elementwise":
+        values["io_bytes"] = elementwise_bytes(values["kind"], values["m"], values["width"])
+    schema = OPERATORS[operator]
+    ordered = {column.name: values[column.name] for column in (*schema.keys, *schema.axes)}
+    return Point(operator, ordered, priority, group)
+
+
+def _amount(limit: str, point: Point) -> float:
+    """What a limit bounds, of one point."""
+    v = point.values
+    if limit == "max_io_bytes":
+        return float(v["io_bytes"])
+    if limit == "max_new_tokens":
+        return float(v["batch_size"] * v["q_len"])
+    tokens = float(v["batch_size"] * v["kv_len"])
+    if limit == "max_kv_tokens":
+        return tokens
+    if point.operator == "mla_decode":
+        width = v["kv_lora_rank"] + v["rope_dim"]
+    else:
+        width = 2 * v["num_kv_heads"] * v["head_dim"]
+    return tokens * float(width * DTYPE_BYTES[v["kv_dtype"]])
+
+
+def _shapes(
+    table: CheckedTable, operator: str, models: Sequence[ModelShape]
+) -> tuple[tuple[str, ...], list[tuple[int, ...]]]:
+    columns = COLUMNS_OF_SHAPES[operator]
+    for column in columns:
+        if column in table.data:
+            raise MeasureError(f"{table.where}: {column} is given twice, by shapes too")
+    given = table.data["shapes"]
+    if isinstance(given, list):
+        names = ", ".join(columns)
+        if not given:
+            raise MeasureError(f"{table.where}: shapes is empty; need lists of {names}, or a name")
+        return columns, [table.sizes_of("shapes", one, columns) for one in given]
+    known = [name for name, operators in MODEL_SHAPES.items() if operator in operators]
+    if given not in known:
+        raise MeasureError(
+            f"{table.where}: shapes {given!r:.60} is none of {', '.join(known)}, "
+            f"nor lists of {', '.join(columns)}"
+        )
+    shapes = shapes_of(given, models)
+    if not shapes:
+        raise MeasureError(f"{table.where}: shapes {given!r} finds none in the grid's {len(models)} models")
+    return columns, shapes
+
+
+def _values(table: CheckedTable, column: str) -> list[Any]:
+    if column not in table.data and column in _DEFAULTS:
+        return [_DEFAULTS[column]]
+    schemas = OPERATORS[table.data["operator"]]
+    spec = {c.name: c for c in (*schemas.keys, *schemas.axes)}.get(column)
+    if spec is not None and spec.kind == "text":
+        known = tuple(DTYPE_BYTES) if column in ("dtype", "kv_dtype") else ()
+        return table.texts(column, known)
+    return table.sizes(column, 0 if spec is None else spec.minimum)

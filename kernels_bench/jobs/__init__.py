@@ -1,0 +1,1 @@
+"""Job files for clusters, and handing them over."""

@@ -1,0 +1,247 @@
+"""The journal of a run: one JSON object a line, appended as points finish.
+
+A line counts once its newline is written, so a kill at any moment leaves whole lines and at most one
+torn tail, which is cut off before anything is appended. No row is lost but the one in flight, and
+none is written twice.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from time import monotonic
+from types import TracebackType
+from typing import Any, Final
+
+from fastroof.errors import MeasureError
+
+__all__ = ["Journal", "done_keys", "find_journals", "read_journal", "starts"]
+
+FSYNC_EVERY_S: Final = 1.0
+"""A power cut loses at most this much; a killed process loses nothing that was appended."""
+MAX_ERRORS: Final = 2
+"""A point that failed is tried once more by a resumed run: a lost device fails innocent points too."""
+
+_TYPES: Final = ("start", "row", "sentinel", "skip", "end")
+_STATE: Final = ("sm_clock_mhz", "power_w", "temperature_c")
+
+
+def read_journal(path: Path) -> list[dict[str, Any]]:
+    """Read every whole line of a journal.
+
+    Parameters
+    ----------
+    path : Path
+        A ``journal-<run>.jsonl``.
+
+    Returns
+    -------
+    list of dict
+        In the order they were written, each with its ``type``: start, row, sentinel, skip or end.
+        Clock, power and temperature that the device did not tell are NaN. A last line without its
+        newline, which a kill leaves behind, is dropped.
+
+    Raises
+    ------
+    MeasureError
+        If the file cannot be read, or a line before the last is no record.
+    """
+    return [record for record, _ in _whole_lines(Path(path))]
+
+
+def starts(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the start lines: one for the run, one more for each time it was resumed.
+
+    Parameters
+    ----------
+    records : sequence of mapping
+        What :func:`read_journal` returned.
+    """
+    return [r for r in records if r["type"] == "start"]
+
+
+def done_keys(records: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Return the keys of points that a resumed run must not touch again.
+
+    Parameters
+    ----------
+    records : sequence of mapping
+        What :func:`read_journal` returned.
+
+    Returns
+    -------
+    set of str
+        Points with a row, and points that were skipped for good: out of memory, unsupported, a failed
+        check, or two errors.
+
+    Examples
+    --------
+    >>> sorted(done_keys([{"type": "row", "key": "a"}, {"type": "skip", "key": "b", "kind": "error"}]))
+    ['a']
+    """
+    done, errors = set(), dict[str, int]()
+    for record in records:
+        key = record.get("key", "")
+        if record["type"] == "row" or (record["type"] == "skip" and record["kind"] != "error"):
+            done.add(key)
+        elif record["type"] == "skip":
+            errors[key] = errors.get(key, 0) + 1
+    return done | {key for key, count in errors.items() if count >= MAX_ERRORS}
+
+
+def find_journals(folder: Path) -> list[Path]:
+    """Return the journals of an output folder, oldest run first.
+
+    Parameters
+    ----------
+    folder : Path
+        What ``kernels-bench run -o`` was given.
+    """
+    return sorted(Path(folder).glob("journal-*.jsonl"))
+
+
+class Journal:
+    """A journal that is open for appending, by one process at a time.
+
+    Parameters
+    ----------
+    path : Path
+        The file; made where it is not there yet, with its folder.
+    seconds : callable
+        A rising clock in seconds, for how often the disk is told to keep what was written.
+
+    Raises
+    ------
+    MeasureError
+        If another process has it open, it holds a broken line, or the disk refuses.
+    """
+
+    def __init__(self, path: Path, seconds: Callable[[], float] = monotonic) -> None:
+        self.path = Path(path)
+        self._seconds = seconds
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise MeasureError(f"{self.path} cannot be opened for writing: {error.strerror}") from None
+        try:
+            self._lock()
+            whole = list(_whole_lines(self.path))
+            self.records = [record for record, _ in whole]
+            self._end = sum(size for _, size in whole)
+            os.ftruncate(self._file, self._end)
+        except BaseException:
+            os.close(self._file)
+            raise
+        self._synced_at = seconds()
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Write one record as one line.
+
+        Parameters
+        ----------
+        record : mapping
+            With ``type``; NaN and infinities become null, which JSON has.
+
+        Raises
+        ------
+        MeasureError
+            If the disk is full or refuses; what was there before is intact.
+        """
+        line = json.dumps(_finite(record), ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        try:
+            os.ftruncate(self._file, self._end)  # what an interrupted append left
+            os.lseek(self._file, self._end, os.SEEK_SET)
+            left = line
+            while left:
+                left = left[os.write(self._file, left) :]
+            now = self._seconds()
+            if now - self._synced_at >= FSYNC_EVERY_S:
+                os.fsync(self._file)
+                self._synced_at = now
+        except OSError as error:
+            self._cut()
+            raise MeasureError(
+                f"{self.path} cannot be written: {error.strerror}; every row before is kept: "
+                f"make room, then `kernels-bench resume {self.path.parent}` goes on"
+            ) from None
+        self._end += len(line)
+        self.records.append(json.loads(line))
+
+    def close(self) -> None:
+        """Have the disk keep what was written, and let others open the journal."""
+        if self._file < 0:
+            return
+        try:
+            os.fsync(self._file)
+        except OSError as error:
+            raise MeasureError(f"{self.path} cannot be written: {error.strerror}") from None
+        finally:
+            os.close(self._file)
+            self._file = -1
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except MeasureError:
+            if error is None:  # else the first error says more
+                raise
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            # A file system without locks is no reason not to measure.
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                raise MeasureError(
+                    f"{self.path} is being written by another run; let it end, or give another -o"
+                ) from None
+
+    def _cut(self) -> None:
+        """Take a half-written line back; the reader would drop it too."""
+        try:
+            os.ftruncate(self._file, self._end)
+        except OSError:
+            return
+
+
+def _whole_lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
+    """Yield each record with the bytes its line takes, newline included."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise MeasureError(f"{path} cannot be read: {error.strerror}") from None
+    # What follows the last newline is torn, or nothing.
+    for number, line in enumerate(data.split(b"\n")[:-1], 1):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if not isinstance(record, dict) or record.get("type") not in _TYPES:
+            raise MeasureError(
+                f"{path}, line {number}: no record of a run, starts with {line[:40]!r}; "
+                f"need a JSON object of type {', '.join(_TYPES)}: delete the line to go on without it"
+            )
+        if record["type"] in ("row", "sentinel"):
+            record |= {name: math.nan for name in _STATE if record.get(name) is None}
+        yield record, len(line) + 1
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(k): _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return value

@@ -1,0 +1,1 @@
+"""Journals into tables; tables merged, checked, compared, exported."""

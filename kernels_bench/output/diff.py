@@ -1,0 +1,238 @@
+"""Two table sets point by point: how many points both have, and how their latencies compare."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof.columns import LATENCY, OPERATORS
+from fastroof.config.gpu import GpuSpec
+from fastroof.errors import MeasureError
+from fastroof.load import MeasuredTables
+from fastroof.load.row_work import row_work
+from kernels_bench.output.table_sets import codes_of, group_medians
+
+__all__ = ["Common", "Difference", "KeyDifference", "diff_tables", "sizes_of"]
+
+Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+WORST_EXAMPLES: Final = 3
+
+
+@dataclass(frozen=True)
+class KeyDifference:
+    """How two table sets compare for one operator, or for one key of it.
+
+    Attributes
+    ----------
+    operator : str
+        The operator.
+    key : mapping of str to int or str
+        Values of the schema's keys; empty for all of the operator.
+    common, only_a, only_b : int
+        Points in both sets, and in one of them.
+    median, p10, p90 : float or None
+        Of latency in B over latency in A at the common points; None without any.
+    worst : tuple of mapping
+        The points whose ratio is farthest from 1, with both latencies in us and the ratio B/A.
+    """
+
+    operator: str
+    key: Mapping[str, Any]
+    common: int
+    only_a: int
+    only_b: int
+    median: float | None
+    p10: float | None
+    p90: float | None
+    worst: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Common:
+    """The points of one operator that both sets have, as arrays of shape (points,).
+
+    Attributes
+    ----------
+    columns : mapping of str to ndarray
+        Keys and axes, and ``latency_us`` of A.
+    ratio : ndarray of float64
+        Latency in B over latency in A.
+    """
+
+    columns: Mapping[str, Array]
+    ratio: Floats
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What :func:`diff_tables` returns.
+
+    Attributes
+    ----------
+    a, b : str
+        The sets, in words.
+    operators : tuple of KeyDifference
+        One an operator that either set has.
+    keys : tuple of KeyDifference
+        One a key of those operators.
+    common : mapping of str to Common
+        The common points of each operator that has any.
+    """
+
+    a: str
+    b: str
+    operators: tuple[KeyDifference, ...]
+    keys: tuple[KeyDifference, ...]
+    common: Mapping[str, Common]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as plain values that JSON can hold, the single points left out."""
+        return {
+            "a": self.a,
+            "b": self.b,
+            "operators": [asdict(d) for d in self.operators],
+            "keys": [asdict(d) for d in self.keys],
+        }
+
+
+def diff_tables(
+    a: MeasuredTables,
+    b: MeasuredTables,
+    names: tuple[str, str] = ("A", "B"),
+    operators: Sequence[str] | None = None,
+) -> Difference:
+    """Compare two table sets at the points that both have.
+
+    Parameters
+    ----------
+    a, b : MeasuredTables
+        As :func:`kernels_bench.output.table_sets.load_table_set` returns them; they may be of different GPUs.
+    names : tuple of str
+        What to call them.
+    operators : sequence of str, optional
+        Compare only these.
+
+    Returns
+    -------
+    Difference
+        Ratios are latency in B over latency in A: above 1, B is slower. A point that a set has more than
+        once counts with its median, as in a lookup.
+
+    Raises
+    ------
+    MeasureError
+        If an operator is unknown, or neither set has any of those asked for.
+    """
+    unknown = [name for name in operators or () if name not in OPERATORS]
+    if unknown:
+        raise MeasureError(f"unknown operator {unknown[0]!r}; the operators are {', '.join(OPERATORS)}")
+    wanted = [
+        name
+        for name in OPERATORS
+        if (name in a.tables or name in b.tables) and (operators is None or name in operators)
+    ]
+    if not wanted:
+        asked = ", ".join(operators or ())
+        raise MeasureError(f"neither {names[0]} nor {names[1]} has a table of {asked or 'any operator'}")
+    totals, keys, common = [], [], {}
+    for operator in wanted:
+        points = _paired(operator, a, b)
+        totals.append(_compared(operator, {}, points, np.arange(len(points.in_both))))
+        schema = OPERATORS[operator]
+        key = codes_of(points.columns[c.name] for c in schema.keys)
+        order = np.argsort(key, kind="stable")
+        for rows in np.split(order, np.flatnonzero(np.diff(key[order])) + 1):
+            values = {c.name: _plain(points.columns[c.name][rows[0]]) for c in schema.keys}
+            keys.append(_compared(operator, values, points, rows))
+        both = points.in_both
+        if both.any():
+            columns = {name: values[both] for name, values in points.columns.items()}
+            columns[LATENCY.name] = points.a_us[both]
+            common[operator] = Common(columns, points.b_us[both] / points.a_us[both])
+    return Difference(*names, tuple(totals), tuple(keys), common)
+
+
+def sizes_of(operator: str, columns: Mapping[str, Array], gpu: GpuSpec) -> tuple[Floats, str]:
+    """Return what bounds each point most often, and its unit: bytes of decodes and copies, else FLOPs.
+
+    Parameters
+    ----------
+    operator : str
+        A key of :data:`fastroof.columns.OPERATORS`.
+    columns : mapping of str to ndarray
+        Keys, axes and ``latency_us``.
+    gpu : GpuSpec
+        Any card: sizes do not depend on it.
+    """
+    work = row_work(operator, columns, gpu)
+    if "decode" in operator or np.isnan(work.flops).all():
+        return work.moved_bytes, "B"
+    return work.flops, "FLOP"
+
+
+@dataclass(frozen=True)
+class _Paired:
+    """Every point of either set; latencies are NaN where a set lacks the point."""
+
+    columns: Mapping[str, Array]
+    a_us: Floats
+    b_us: Floats
+
+    @property
+    def in_both(self) -> npt.NDArray[np.bool_]:
+        return ~np.isnan(self.a_us) & ~np.isnan(self.b_us)
+
+
+def _paired(operator: str, a: MeasuredTables, b: MeasuredTables) -> _Paired:
+    tables = [s.tables[operator].columns if operator in s.tables else None for s in (a, b)]
+    present = [columns for columns in tables if columns is not None]
+    schema = OPERATORS[operator]
+    names = [c.name for c in (*schema.keys, *schema.axes)]
+    columns = {name: np.concatenate([part[name] for part in present]) for name in names}
+    codes = codes_of(columns.values())
+    first = np.unique(codes, return_index=True)[1]
+    latencies, start = [], 0
+    for table in tables:
+        latency_us = np.full(len(first), np.nan)
+        if table is not None:
+            mine = codes[start : start + len(table[LATENCY.name])]
+            start += len(mine)
+            points, dense = np.unique(mine, return_inverse=True)
+            latency_us[points] = group_medians(dense.reshape(-1), table[LATENCY.name])
+        latencies.append(latency_us)
+    return _Paired({name: values[first] for name, values in columns.items()}, *latencies)
+
+
+def _compared(operator: str, key: Mapping[str, Any], points: _Paired, rows: Ints) -> KeyDifference:
+    a_us, b_us = points.a_us[rows], points.b_us[rows]
+    both = rows[points.in_both[rows]]
+    ratio = points.b_us[both] / points.a_us[both]
+    p10, median, p90 = np.quantile(ratio, (0.1, 0.5, 0.9)).tolist() if len(both) else (None,) * 3
+    farthest = np.argsort(-np.abs(np.log(ratio)), kind="stable")[:WORST_EXAMPLES]
+    return KeyDifference(
+        operator=operator,
+        key=key,
+        common=len(both),
+        only_a=int((~np.isnan(a_us) & np.isnan(b_us)).sum()),
+        only_b=int((np.isnan(a_us) & ~np.isnan(b_us)).sum()),
+        median=median,
+        p10=p10,
+        p90=p90,
+        worst=tuple(_example(points, int(both[i]), float(ratio[i])) for i in farthest),
+    )
+
+
+def _example(points: _Paired, row: int, ratio: float) -> dict[str, Any]:
+    values = {name: _plain(column[row]) for name, column in points.columns.items()}
+    return values | {"a_us": float(points.a_us[row]), "b_us": float(points.b_us[row]), "ratio": ratio}
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value

@@ -1,0 +1,291 @@
+"""Write measured tables as the tree of CSV files that InferSim reads.
+
+The layout is that of ``bench_data`` in alibaba/InferSim (commit f2293da)::
+
+    gemm/<gpu>/data.csv                             m,k,n,latency_us,mfu
+    mha/prefill/<gpu>/<nh>-<nkv>-<dh>.csv           dtype,seq_len,latency_us,mfu
+    mha/decode/<gpu>/<nh>-<nkv>-<dh>.csv            dtype,kv_dtype,batch_size,kv_len,latency_us,mfu
+    mla/prefill/<gpu>/<nh>-<nope>-<rope>.csv        as mha/prefill
+    mla/decode/<gpu>/<nh>-<kv_lora>-<rope>.csv      as mha/decode
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import shutil
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof import flops
+from fastroof.config.gpu import GpuSpec
+from fastroof.errors import MeasureError
+from fastroof.load import MeasuredTable, MeasuredTables
+from fastroof.load.row_work import row_work
+from fastroof.load.write import toml_text
+from fastroof.units import US_PER_S
+from kernels_bench.output.table_sets import codes_of, gpu_of, group_medians
+
+__all__ = ["Export", "export_infersim"]
+
+Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+ROUNDS_TO_ZERO: Final = 0.0005
+"""InferSim rounds what it looks up to 3 decimals, and divides by it."""
+_DECODE: Final = ("dtype", "kv_dtype", "batch_size", "kv_len")
+_PREFILL: Final = ("dtype", "seq_len")
+_KINDS: Final = {
+    "attention_prefill": ("mha/prefill", ("num_q_heads", "num_kv_heads", "head_dim"), _PREFILL),
+    "attention_decode": ("mha/decode", ("num_q_heads", "num_kv_heads", "head_dim"), _DECODE),
+    "mla_prefill": ("mla/prefill", ("num_q_heads", "nope_dim", "rope_dim"), _PREFILL),
+    "mla_decode": ("mla/decode", ("num_q_heads", "kv_lora_rank", "rope_dim"), _DECODE),
+}
+
+
+@dataclass(frozen=True)
+class Export:
+    """What :func:`export_infersim` wrote.
+
+    Attributes
+    ----------
+    root : Path
+        The tree.
+    gpu : str
+        Name of the GPU's folders in it.
+    rows : mapping of str to int
+        Rows of each file, relative to the tree.
+    left_out : mapping of str to int
+        Rows that InferSim's files cannot hold, by reason.
+    rounds_to_zero : int
+        Rows whose MFU InferSim rounds to 0.0 and then divides by.
+    """
+
+    root: Path
+    gpu: str
+    rows: Mapping[str, int]
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    rounds_to_zero: int = 0
+
+
+def export_infersim(
+    tables: MeasuredTables,
+    root: Path,
+    *,
+    gemm_dtype: str | None = None,
+    overwrite: bool = False,
+) -> Export:
+    """Write a table set as the tree that InferSim reads.
+
+    Parameters
+    ----------
+    tables : MeasuredTables
+        As :func:`kernels_bench.output.table_sets.load_table_set` returns it.
+    root : Path
+        The tree; folders of other GPUs that it holds stay as they are.
+    gemm_dtype : str, optional
+        Which GEMMs to write: InferSim has one GEMM file a GPU and no dtype in it. By default bf16, or what
+        there is where there is only one.
+    overwrite : bool
+        Whether this GPU's folders in the tree are replaced.
+
+    Returns
+    -------
+    Export
+        Rows written and left out.
+
+    Raises
+    ------
+    MeasureError
+        If there is nothing that InferSim could read, ``gemm_dtype`` is not in the tables, or the tree has
+        this GPU already and ``overwrite`` is False.
+
+    Notes
+    -----
+    Latencies and MFUs have all their digits: InferSim rounds the MFU to 3 decimals itself. MFUs are of the
+    peak of the dtype that the kernel computes in; causal prefill counts ``4 nh dh S^2 / 2`` FLOPs, as the
+    published tables do. A point that was measured several times gets the median.
+    """
+    root, gpu = Path(root), gpu_of(tables)
+    left_out: dict[str, int] = {}
+    files: dict[str, str] = {}
+    rows: dict[str, int] = {}
+    zeros = 0
+    for operator, table in tables.tables.items():
+        parts: list[_Part] = []
+        if operator == "gemm":
+            parts = _gemm_parts(table, gpu, gemm_dtype, left_out)
+        elif operator in _KINDS:
+            parts = _attention_parts(table, gpu, left_out)
+        else:
+            _count(left_out, f"InferSim has no file for {operator}", table.num_rows)
+        for name, header, columns in parts:
+            distinct = _medians(columns)
+            mfu = distinct["mfu"]
+            files[name], rows[name] = _csv(header, distinct), len(mfu)
+            _count(left_out, "repeats of a point, of which the median is written", _rows(columns) - len(mfu))
+            zeros += int((mfu < ROUNDS_TO_ZERO).sum())
+    if not files:
+        reasons = "; ".join(f"{count} rows: {why}" for why, count in left_out.items())
+        raise MeasureError(f"nothing of {tables.root} fits InferSim's files: {reasons or 'no rows'}")
+    files[f"provenance-{gpu.name}.toml"] = _provenance(tables, gpu)
+    _write(root, gpu.name, files, overwrite)
+    return Export(root, gpu.name, rows, left_out, zeros)
+
+
+# -- rows ----------------------------------------------------------------------------------------
+
+_Part = tuple[str, Sequence[str], Mapping[str, Array]]
+
+
+def _gemm_parts(
+    table: MeasuredTable, gpu: GpuSpec, dtype: str | None, left_out: dict[str, int]
+) -> list[_Part]:
+    have = sorted(set(table.columns["dtype"].tolist()))
+    if dtype is None:
+        if len(have) > 1 and "bf16" not in have:
+            raise MeasureError(
+                f"the GEMMs are of {', '.join(have)} and InferSim's file holds one dtype: "
+                f"say which, as in --gemm-dtype {have[0]}"
+            )
+        dtype = "bf16" if "bf16" in have else have[0]
+    if dtype not in have:
+        raise MeasureError(f"no GEMM of dtype {dtype!r}; the tables have {', '.join(have)}")
+    kept = table.columns["dtype"] == dtype
+    for other in have:
+        if other != dtype:
+            count = int((table.columns["dtype"] == other).sum())
+            _count(left_out, f"gemm of {other}, the one GEMM file holds {dtype}", count)
+    columns = {name: values[kept] for name, values in table.columns.items()}
+    written = {name: columns[name] for name in ("k", "n", "m", "latency_us")}
+    written["mfu"] = _mfu("gemm", columns, gpu)
+    return [(f"gemm/{gpu.name}/data.csv", ("m", "k", "n", "latency_us", "mfu"), written)]
+
+
+def _attention_parts(table: MeasuredTable, gpu: GpuSpec, left_out: dict[str, int]) -> list[_Part]:
+    operator = table.operator
+    kind, heads, sizes = _KINDS[operator]
+    columns = dict(table.columns)
+    kept = np.ones(table.num_rows, bool)
+    for why, wrong in _unfit(operator, columns):
+        _count(left_out, f"{operator} {why}", int((kept & wrong).sum()))
+        kept &= ~wrong
+    columns = {name: values[kept] for name, values in columns.items()}
+    if not _rows(columns):
+        return []
+    columns["mfu"] = _mfu(operator, columns, gpu)
+    columns["seq_len"] = columns.get("q_len", columns["latency_us"])
+    # What attention computes in; the cache's dtype is in kv_dtype.
+    if operator != "mla_prefill":
+        columns["dtype"] = np.array(["bf16"] * _rows(columns), object)
+    header = (*sizes, "latency_us", "mfu")
+    of_file = codes_of(columns[name] for name in heads)
+    parts: list[_Part] = []
+    for code in range(int(of_file.max()) + 1):
+        mine = of_file == code
+        name = "-".join(str(columns[head][mine][0]) for head in heads)
+        parts.append(
+            (f"{kind}/{gpu.name}/{name}.csv", header, {column: columns[column][mine] for column in header})
+        )
+    return parts
+
+
+def _unfit(operator: str, columns: Mapping[str, Array]) -> list[tuple[str, Bools]]:
+    """Return why rows do not fit the files, and which."""
+    found: list[tuple[str, Bools]] = []
+    if "window" in columns:
+        found.append(("with a sliding window", columns["window"] > 0))
+    if operator == "attention_prefill":
+        found += [
+            ("of several sequences", columns["batch_size"] > 1),
+            ("after a prefix", columns["kv_len"] > columns["q_len"]),
+            ("over a KV cache other than bf16", columns["kv_dtype"] != "bf16"),
+        ]
+    return found
+
+
+def _mfu(operator: str, columns: Mapping[str, Array], gpu: GpuSpec) -> Floats:
+    work = row_work(operator, columns, gpu)
+    done = work.flops
+    if operator == "attention_prefill":
+        done = _halved_square(columns["num_q_heads"], columns["head_dim"], columns["q_len"])
+    elif operator == "mla_prefill":
+        width = columns["nope_dim"] + columns["rope_dim"] / 2.0
+        done = _halved_square(columns["num_q_heads"], width, columns["q_len"])
+    return np.asarray(done * US_PER_S / (columns["latency_us"] * work.peak_flops_per_s), np.float64)
+
+
+def _halved_square(num_q_heads: Array, head_dim: Array, seq_len: Array) -> Floats:
+    return flops.decode_attention_flops(num_q_heads, head_dim, seq_len, seq_len) / 2.0
+
+
+def _medians(columns: Mapping[str, Array]) -> dict[str, Array]:
+    """Return one row a point, sorted: InferSim scans files in order and stops at the first larger size."""
+    sizes = [name for name in columns if name not in ("latency_us", "mfu")]
+    codes = codes_of(columns[name] for name in sizes)
+    first = np.unique(codes, return_index=True)[1]
+    latency_us = group_medians(codes, columns["latency_us"])
+    # FLOPs do not change within a point, so its MFU goes by 1 / latency.
+    scale = columns["latency_us"][first] / latency_us
+    distinct = {name: columns[name][first] for name in sizes}
+    return distinct | {"latency_us": latency_us, "mfu": columns["mfu"][first] * scale}
+
+
+def _csv(header: Sequence[str], columns: Mapping[str, Array]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(header)
+    # Python writes the shortest digits that read back to the same float64.
+    writer.writerows(zip(*(columns[name].tolist() for name in header), strict=True))
+    return out.getvalue()
+
+
+def _rows(columns: Mapping[str, Array]) -> int:
+    return len(columns["latency_us"])
+
+
+def _count(counts: dict[str, int], why: str, rows: int) -> None:
+    if rows:
+        counts[why] = counts.get(why, 0) + rows
+
+
+# -- files ---------------------------------------------------------------------------------------
+
+
+def _provenance(tables: MeasuredTables, gpu: GpuSpec) -> str:
+    """Return where the rows came from: whose they are goes with them."""
+    sources = {table.source: dict(table.provenance) for table in tables.tables.values()}
+    return toml_text({"gpu": gpu.name, "layout": "InferSim bench_data", "sources": sources})
+
+
+def _write(root: Path, gpu: str, files: Mapping[str, str], overwrite: bool) -> None:
+    """Write all files beside the tree first, then move the GPU's folders into it."""
+    folders = sorted({PurePosixPath(name).parent for name in files if "/" in name})
+    stale = [p for kind in ("gemm", "mha/*", "mla/*") for p in root.glob(f"{kind}/{gpu}") if p.is_dir()]
+    if stale and not overwrite:
+        raise MeasureError(f"{stale[0]} exists; --overwrite replaces the folders of {gpu} in {root}")
+    building = root.parent / f".{root.name}.{uuid.uuid4().hex}"
+    try:
+        for name, text in files.items():
+            path = building / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8", newline="")
+        for old in stale:
+            shutil.rmtree(old)
+        for folder in folders:
+            (root / folder).parent.mkdir(parents=True, exist_ok=True)
+            (building / folder).rename(root / folder)
+        for name in files:
+            if "/" not in name:
+                (building / name).replace(root / name)
+    except OSError as error:
+        raise MeasureError(f"{root} cannot be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(building, ignore_errors=True)

@@ -1,0 +1,159 @@
+"""What stands beside the tables: where, when, with what and how steadily they were measured."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof._version import __version__
+from fastroof.config.gpu import load_gpu
+from fastroof.errors import GpuError, MeasureError
+from kernels_bench.output.recorded import Recorded, Run
+from kernels_bench.output.repeatability import repeatability
+
+__all__ = ["HARMLESS_THROTTLES", "THROTTLE_REASONS", "provenance_of", "recorded_gpu"]
+
+Columns = Mapping[str, npt.NDArray[Any]]
+
+THROTTLE_REASONS: Final = {
+    0x001: "gpu_idle",
+    0x002: "applications_clocks_setting",
+    0x004: "sw_power_cap",
+    0x008: "hw_slowdown",
+    0x010: "sync_boost",
+    0x020: "sw_thermal_slowdown",
+    0x040: "hw_thermal_slowdown",
+    0x080: "hw_power_brake_slowdown",
+    0x100: "display_clock_setting",
+}
+"""Bits of nvmlDeviceGetCurrentClocksEventReasons, as NVML's reference names them."""
+HARMLESS_THROTTLES: Final = ("gpu_idle", "applications_clocks_setting", "display_clock_setting")
+MOST_REASONS: Final = 20
+"""Reasons often hold sizes; beyond so many different ones of a kind the rest are counted together."""
+_DEVICE_STATE: Final = ("sm_clock_mhz", "power_w", "temperature_c")
+
+
+def recorded_gpu(recorded: Recorded) -> str:
+    """Return the one GPU that the runs measured, by fastroof's name where it has one.
+
+    Raises
+    ------
+    MeasureError
+        If they measured several.
+    """
+    names = list(dict.fromkeys(_canonical(gpu) for gpu in recorded.gpus))
+    if len(names) > 1:
+        raise MeasureError(f"the journals are of several GPUs, {', '.join(names)}: one table holds one GPU")
+    return names[0]
+
+
+def _canonical(gpu: str) -> str:
+    try:
+        return load_gpu(gpu).name
+    except GpuError:
+        return gpu
+
+
+def provenance_of(
+    recorded: Recorded, tables: Mapping[str, Columns], left_out: Mapping[str, str], rank: int | None = None
+) -> dict[str, Any]:
+    """Return the content of provenance.toml.
+
+    Parameters
+    ----------
+    recorded : Recorded
+        What the journals hold.
+    tables : mapping of str to mapping of str to ndarray
+        The tables that are written.
+    left_out : mapping of str to str
+        Keys of measured rows that are in no table, and why.
+    rank : int, optional
+        Place among the sources of the GPU.
+
+    Returns
+    -------
+    dict
+        ``runs`` holds what each start and end line says; ``sentinels`` how each repeated; ``device`` the
+        clocks, power, temperature and throttle reasons over all rows; ``skips`` counts by kind and reason;
+        ``operators`` rows, providers and kernels.
+    """
+    provenance: dict[str, Any] = {
+        "gpu": recorded_gpu(recorded),
+        "name": "kernels_bench",
+        "tool": f"kernels_bench {__version__}",
+    }
+    if rank is not None:
+        provenance["rank"] = rank
+    lines = recorded.rows.values()
+    provenance["rows"] = sum(len(columns["latency_us"]) for columns in tables.values())
+    provenance["measured_again"] = sum(bool(line.get("remeasured")) for line in lines)
+    repeats = [r for run in recorded.runs for r in repeatability(run.name, run.sentinels)]
+    provenance["sentinels"] = [asdict(repeat) for repeat in repeats]
+    if left_out:
+        provenance["left_out"] = dict(left_out)
+    provenance["device"] = _device(lines)
+    skipped = Counter(str(line.get("operator")) for line in recorded.skips.values())
+    provenance["operators"] = {
+        operator: {
+            "rows": len(columns["latency_us"]),
+            "skipped": skipped[operator],
+            "providers": sorted(set(columns["provider"].tolist())),
+            "kernels": sorted(set(columns["kernel"].tolist())),
+        }
+        for operator, columns in tables.items()
+    }
+    provenance["skips"] = _skips(recorded.skips.values())
+    provenance["runs"] = {run.name: _run(run) for run in recorded.runs}
+    plain: dict[str, Any] = _plain(provenance)
+    return plain
+
+
+def _run(run: Run) -> dict[str, Any]:
+    said = {name: value for name, value in run.start.items() if name != "type"}
+    ended = {name: v for name, v in run.end.items() if name != "type" and run.start.get(name) != v}
+    return {**said, "rows": run.rows, "finished": bool(run.end), **({"end": ended} if ended else {})}
+
+
+def _device(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    lines = list(lines)
+    found: dict[str, Any] = {}
+    for name in _DEVICE_STATE:
+        values = [v for line in lines if isinstance(v := line.get(name), int | float) and math.isfinite(v)]
+        if values:
+            found[name] = {"min": min(values), "median": float(np.median(values)), "max": max(values)}
+    throttled: Counter[str] = Counter()
+    for line in lines:
+        bits = int(line.get("throttle_reasons") or 0)
+        throttled.update(word for bit, word in THROTTLE_REASONS.items() if bits & bit)
+    return {**found, "throttled_rows": dict(sorted(throttled.items()))}
+
+
+def _skips(lines: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """Count points without a row by kind, then by reason."""
+    counts: dict[str, Counter[str]] = {}
+    for line in lines:
+        kind = str(line.get("kind", "error"))
+        counts.setdefault(kind, Counter())[str(line.get("reason", "no reason given"))] += 1
+    found = {}
+    for kind, reasons in sorted(counts.items()):
+        common = dict(reasons.most_common(MOST_REASONS))
+        rest = reasons.total() - sum(common.values())
+        found[kind] = common | ({"other reasons": rest} if rest else {})
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """Return what TOML can hold: None is left out, other objects become text."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items() if v is not None}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value if v is not None]
+    if isinstance(value, np.generic):
+        return value.item()
+    return value if isinstance(value, str | bool | int | float) else str(value)

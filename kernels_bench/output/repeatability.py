@@ -1,0 +1,87 @@
+"""How well the sentinels of a run repeat: their spread, and their drift over time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+__all__ = ["SentinelRepeat", "repeatability"]
+
+
+@dataclass(frozen=True)
+class SentinelRepeat:
+    """One sentinel of one run, over its rounds.
+
+    Attributes
+    ----------
+    run, key : str
+        Which run and which point.
+    rounds : int
+        Times it was measured.
+    median_us, min_us, max_us : float
+        Over the rounds, of each round's median, us.
+    spread : float
+        90th minus 10th percentile over the median: one disturbed round in ten does not count.
+    drift : float
+        Median of the last third of the rounds over that of the first, less 1; above 0 is slower.
+    """
+
+    run: str
+    key: str
+    rounds: int
+    median_us: float
+    min_us: float
+    max_us: float
+    spread: float
+    drift: float
+
+
+def repeatability(run: str, sentinels: Sequence[Mapping[str, Any]]) -> list[SentinelRepeat]:
+    """Summarise the sentinel lines of one run, by point.
+
+    Parameters
+    ----------
+    run : str
+        Name of the run.
+    sentinels : sequence of mapping
+        Lines of its journal with ``key``, ``round`` and ``latency_us``.
+
+    Returns
+    -------
+    list of SentinelRepeat
+        One a point, in the order they were first measured.
+
+    Examples
+    --------
+    >>> lines = [{"key": "copy", "round": i, "latency_us": 10.0 + i} for i in range(6)]
+    >>> repeat, = repeatability("a", lines)
+    >>> repeat.rounds, repeat.median_us, round(repeat.drift, 3)
+    (6, 12.5, 0.381)
+    """
+    by_key: dict[str, list[Mapping[str, Any]]] = {}
+    for line in sentinels:
+        if math.isfinite(line["latency_us"]):
+            by_key.setdefault(str(line["key"]), []).append(line)
+    return [_repeat(run, key, lines) for key, lines in by_key.items()]
+
+
+def _repeat(run: str, key: str, lines: Sequence[Mapping[str, Any]]) -> SentinelRepeat:
+    in_order = sorted(lines, key=lambda line: int(line.get("round", 0)))
+    latency_us = np.array([line["latency_us"] for line in in_order], np.float64)
+    low, median, high = np.quantile(latency_us, (0.1, 0.5, 0.9))
+    third = max(1, len(latency_us) // 3)
+    first, last = np.median(latency_us[:third]), np.median(latency_us[-third:])
+    return SentinelRepeat(
+        run=run,
+        key=key,
+        rounds=len(latency_us),
+        median_us=float(median),
+        min_us=float(latency_us.min()),
+        max_us=float(latency_us.max()),
+        spread=float((high - low) / median),
+        drift=float(last / first - 1.0),
+    )

@@ -1,0 +1,363 @@
+"""Look measured tables over before they are used: fastroof's checks, and what an own measurement adds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof.config.gpu import GpuSpec
+from fastroof.load import MeasuredTable, MeasuredTables
+from fastroof.load.file_report import SEVERITIES, FileReport, Finding, Severity, worst
+from fastroof.load.grid_checks import Grid, example, grid_of
+from fastroof.load.row_work import row_work
+from fastroof.load.validate import validate
+from fastroof.units import US_PER_S
+from kernels_bench.grid.coverage import Coverage, coverage, coverage_findings
+from kernels_bench.output.provenance import HARMLESS_THROTTLES
+from kernels_bench.points import Point
+
+__all__ = ["Ceiling", "Validation", "ceilings", "validate_tables"]
+
+Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float64]
+Columns = Mapping[str, Array]
+
+WIDE_QUARTILES: Final = 0.05
+"""The quartile range over the median at which a point is measured again."""
+SPREAD: Final = 0.05
+"""A sentinel should not vary more than a single point may."""
+GRAVE_SPREAD: Final = 0.25
+"""A sentinel that varies by this much ran on a GPU that others used or that was throttled."""
+DRIFT: Final = 0.03
+"""The difference of clocks at which a point is measured again: a drift of the same size is as bad."""
+NOTED_FALL: Final = 0.10
+"""Measured kernels are jagged (tiles, kernel switches): falls up to this are not worth a note."""
+GRAVE_FALL: Final = 0.30
+MOST_CELLS: Final = 30_000_000
+"""Cells of a dense grid of one kernel: about 250 MB; a table of more is not checked for falls."""
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """How near the fastest row of an operator and dtype comes to what the GPU can do.
+
+    Attributes
+    ----------
+    operator, dtype : str
+        Which rows; dtype of the KV cache for attention, kind for elementwise, empty where there is neither.
+    rows : int
+        How many there are.
+    flops_per_s, mfu : float or None
+        Most FLOP/s, and as a share of the peak; None for operators that only move bytes.
+    bytes_per_s, bandwidth_share : float or None
+        Most compulsory bytes a second, and as a share of memory's or the link's bandwidth. Above 1 where
+        the L2 holds the bytes.
+    """
+
+    operator: str
+    dtype: str
+    rows: int
+    flops_per_s: float | None
+    mfu: float | None
+    bytes_per_s: float | None
+    bandwidth_share: float | None
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Everything that was found out about a table set.
+
+    Attributes
+    ----------
+    gpu : str
+        GPU of the tables.
+    reports : tuple of FileReport
+        fastroof's checks, one a file, with the findings of :func:`validate_tables` added to them.
+    findings : tuple of Finding
+        What concerns the set as a whole: sentinels, device, skips, coverage.
+    ceilings : tuple of Ceiling
+        By operator and dtype.
+    coverage : tuple of Coverage
+        By group of the grid; empty where no grid was given.
+    """
+
+    gpu: str
+    reports: tuple[FileReport, ...]
+    findings: tuple[Finding, ...]
+    ceilings: tuple[Ceiling, ...]
+    coverage: tuple[Coverage, ...] = ()
+
+    @property
+    def severity(self) -> Severity:
+        """The gravest finding's severity, ``"note"`` if there is none."""
+        own = (f.severity for f in self.findings)
+        return max((worst(self.reports), *own), key=SEVERITIES.index)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as plain values that JSON can hold."""
+        return {
+            "gpu": self.gpu,
+            "severity": self.severity,
+            "files": [report.as_dict() for report in self.reports],
+            "findings": [asdict(finding) for finding in self.findings],
+            "ceilings": [asdict(ceiling) for ceiling in self.ceilings],
+            "coverage": [asdict(group) | {"missing": group.missing} for group in self.coverage],
+        }
+
+
+def validate_tables(
+    tables: MeasuredTables,
+    gpu: GpuSpec,
+    grid: Sequence[Point] | None = None,
+    skipped: Sequence[str] = (),
+    sentinels: Sequence[str] = (),
+) -> Validation:
+    """Check a table set.
+
+    Parameters
+    ----------
+    tables : MeasuredTables
+        As :func:`kernels_bench.output.table_sets.load_table_set` returns it.
+    gpu : GpuSpec
+        The card they were measured on.
+    grid : sequence of Point, optional
+        The points that should be there.
+    skipped : sequence of str
+        Keys of points that were tried and have no row; a journal has them, tables do not.
+    sentinels : sequence of str
+        Keys of points that were measured as sentinels only.
+
+    Returns
+    -------
+    Validation
+        Its ``severity`` is ``"error"`` where the tables must not be used.
+
+    Notes
+    -----
+    Beside the kinds of :func:`fastroof.load.validate.validate`: ``falls_with_work`` (less time for more
+    work on every axis, beyond the quartiles of both), ``quartiles`` (median outside its quartiles, an
+    error), ``wide_quartiles``, ``fastest_replay`` (a minimum no GPU of the kind can reach: the timer),
+    ``runs_apart``, ``no_sentinels``, ``sentinel_spread``, ``sentinel_drift``, ``throttled``, ``left_out``,
+    ``skips``, ``coverage``.
+    """
+    extra: dict[str, list[Finding]] = {
+        operator: list(_table_findings(table, gpu)) for operator, table in tables.tables.items()
+    }
+    reports = []
+    for report in validate(tables, gpu):
+        # A table of several files says what concerns all of them with its first.
+        findings = sorted([*report.findings, *extra.pop(report.operator, [])], key=_gravest_first)
+        reports.append(FileReport(**{**_fields(report), "findings": tuple(findings)}))
+    # Other sources say nothing of runs and sentinels.
+    own = (t.provenance for t in tables.tables.values() if {"runs", "merged_from"} & set(t.provenance))
+    covered = () if grid is None else coverage(tables, grid, skipped, sentinels)
+    findings = [*_set_findings(next(own, None)), *coverage_findings(covered)]
+    return Validation(
+        gpu=tables.gpu,
+        reports=tuple(reports),
+        findings=tuple(sorted(findings, key=_gravest_first)),
+        ceilings=tuple(c for t in tables.tables.values() for c in ceilings(t, gpu)),
+        coverage=covered,
+    )
+
+
+def _fields(report: FileReport) -> dict[str, Any]:
+    return {name: getattr(report, name) for name in FileReport.__dataclass_fields__}
+
+
+def _gravest_first(finding: Finding) -> int:
+    return -SEVERITIES.index(finding.severity)
+
+
+# -- one table -----------------------------------------------------------------------------------
+
+
+def ceilings(table: MeasuredTable, gpu: GpuSpec) -> list[Ceiling]:
+    """Return how near a table's fastest rows come to the GPU's peak and bandwidth, by dtype.
+
+    Parameters
+    ----------
+    table : MeasuredTable
+        One operator.
+    gpu : GpuSpec
+        The card.
+    """
+    columns = table.columns
+    work = row_work(table.operator, columns, gpu)
+    seconds = columns["latency_us"] / US_PER_S
+    name = next((n for n in ("dtype", "kv_dtype", "kind") if n in columns), None)
+    dtypes = columns[name] if name else np.full(len(seconds), "", object)
+    found = []
+    for dtype in sorted(set(dtypes.tolist())):
+        rows = dtypes == dtype
+        most = [
+            _most(values[rows])
+            for values in (
+                work.flops / seconds,
+                work.flops / (seconds * work.peak_flops_per_s),
+                work.moved_bytes / seconds,
+                work.moved_bytes / (seconds * work.bandwidth_bytes_per_s),
+            )
+        ]
+        found.append(Ceiling(table.operator, dtype, int(rows.sum()), *most))
+    return found
+
+
+def _most(values: Floats) -> float | None:
+    largest = np.fmax.reduce(values)
+    return None if np.isnan(largest) else float(largest)
+
+
+def _table_findings(table: MeasuredTable, gpu: GpuSpec) -> Iterator[Finding]:
+    if not table.num_rows:
+        return
+    columns = table.columns
+    yield from _quartiles(table.operator, columns)
+    yield from _fastest_replay(table.operator, columns, gpu)
+    yield from _falls(grid_of(table.operator, columns))
+    if "run_spread" in columns:
+        apart = columns["run_spread"] > WIDE_QUARTILES
+        if apart.any():
+            row = int(np.argmax(columns["run_spread"]))
+            share = float(columns["run_spread"][row])
+            message = (
+                f"runs are more than {WIDE_QUARTILES:.0%} apart in {apart.sum()} rows, up to {share:.1%}"
+            )
+            point = example(table.operator, columns, row) | {"run_spread": share}
+            yield Finding("runs_apart", "warning", int(apart.sum()), message, point)
+
+
+def _quartiles(operator: str, columns: Columns) -> Iterator[Finding]:
+    names = ("min_us", "p25_us", "latency_us", "p75_us")
+    if any(name not in columns for name in names):
+        return
+    low, first, median, third = (columns[name] for name in names)
+    wrong = (low > first) | (first > median) | (median > third)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        message = f"{wrong.sum()} rows have a median outside of their quartiles, or a larger minimum"
+        point = example(operator, columns, row) | {name: float(columns[name][row]) for name in names}
+        yield Finding("quartiles", "error", int(wrong.sum()), message, point)
+    width = (third - first) / median
+    wide = width > WIDE_QUARTILES
+    if wide.any():
+        row = int(np.argmax(width))
+        message = (
+            f"{wide.sum()} of {len(wide)} rows have quartiles more than {WIDE_QUARTILES:.0%} of the median "
+            f"apart, up to {width[row]:.1%}"
+        )
+        point = example(operator, columns, row) | {"p25_us": float(first[row]), "p75_us": float(third[row])}
+        # One in ten is what a busy host does to a run; above it the medians themselves are in doubt.
+        severity: Severity = "warning" if wide.mean() > 0.1 else "note"
+        yield Finding("wide_quartiles", severity, int(wide.sum()), message, point)
+
+
+def _fastest_replay(operator: str, columns: Columns, gpu: GpuSpec) -> Iterator[Finding]:
+    if "min_us" not in columns:
+        return
+    work = row_work(operator, columns, gpu)
+    share = work.flops * US_PER_S / (columns["min_us"] * work.limit_flops_per_s)
+    impossible = share > 1.0
+    if impossible.any():
+        row = int(np.argmax(np.where(impossible, share, -np.inf)))
+        message = (
+            f"the fastest replay of {impossible.sum()} rows is above the peak, up to MFU {share[row]:.3f}: "
+            f"the timer has glitches, or clocks rose above those of the datasheet"
+        )
+        point = example(operator, columns, row) | {"min_us": float(columns["min_us"][row])}
+        yield Finding("fastest_replay", "warning", int(impossible.sum()), message, point)
+
+
+def _falls(grid: Grid) -> Iterator[Finding]:
+    """Find points that take longer than one with at least as much work on every axis."""
+    slow_us = grid.columns.get("p25_us", grid.latency_us)
+    fast_us = grid.columns.get("p75_us", grid.latency_us)
+    count, most, pair = 0, 0.0, (0, 0)
+    for rows in grid.kernels():
+        sizes = [grid.axes[name][rows] for name in grid.axes]
+        found = _least_beyond(sizes, fast_us[rows])
+        if found is None:
+            continue
+        fall = 1.0 - found / slow_us[rows]
+        count += int((fall > NOTED_FALL).sum())
+        at = int(np.argmax(fall))
+        if fall[at] > most:
+            beyond = np.logical_and.reduce([size >= size[at] for size in sizes])
+            most = float(fall[at])
+            pair = (int(rows[at]), int(rows[np.argmin(np.where(beyond, fast_us[rows], np.inf))]))
+    if most <= NOTED_FALL:
+        return
+    first, second = (example(grid.operator, grid.columns, row) for row in pair)
+    sizes_of = {name: int(grid.axes[name][pair[1]]) for name in grid.axes}
+    message = (
+        f"{count} rows are slower than one with more work by more than {NOTED_FALL:.0%}, up to {most:.1%}: "
+        f"{first['latency_us']:.6g} us against {second['latency_us']:.6g} us at "
+        + ", ".join(f"{name} {size}" for name, size in sizes_of.items())
+    )
+    point = first | {"more_work": {**sizes_of, "latency_us": second["latency_us"]}, "fall": most}
+    yield Finding("falls_with_work", "warning" if most > GRAVE_FALL else "note", count, message, point)
+
+
+def _least_beyond(sizes: Sequence[Array], latency_us: Floats) -> Floats | None:
+    """Return for each row the least latency of all rows that are as large on every axis, its own included."""
+    places = [np.unique(size, return_inverse=True) for size in sizes]
+    shape = tuple(len(values) for values, _ in places)
+    if np.prod(shape, dtype=np.float64) > MOST_CELLS:
+        return None
+    at = tuple(index.reshape(-1) for _, index in places)
+    least = np.full(shape, np.inf)
+    np.minimum.at(least, at, latency_us)
+    for axis in range(len(shape)):
+        flipped = np.flip(least, axis)
+        np.minimum.accumulate(flipped, axis=axis, out=flipped)
+    return np.asarray(least[at], np.float64)
+
+
+# -- the set as a whole --------------------------------------------------------------------------
+
+
+def _set_findings(provenance: Mapping[str, Any] | None) -> Iterator[Finding]:
+    """Yield findings out of what kernels_bench wrote beside its own tables."""
+    if provenance is None:
+        return
+    sentinels = provenance.get("sentinels", [])
+    if not sentinels:
+        yield Finding("no_sentinels", "warning", 0, "no sentinel was measured: drift would not show")
+    for kind, name, limit, words in (
+        ("sentinel_spread", "spread", SPREAD, "varies"),
+        ("sentinel_drift", "drift", DRIFT, "drifts from first to last third"),
+    ):
+        moved = [s for s in sentinels if abs(s[name]) > limit]
+        if moved:
+            most = max(moved, key=lambda s: abs(s[name]))
+            grave = kind == "sentinel_spread" and abs(most[name]) > GRAVE_SPREAD
+            message = f"sentinel {most['key']} of {most['run']} {words} by {most[name]:.1%} of its median"
+            yield Finding(kind, "error" if grave else "warning", len(moved), message, dict(most))
+    for part in (provenance, *provenance.get("merged_from", [])):
+        yield from _device_findings(part)
+
+
+def _device_findings(provenance: Mapping[str, Any]) -> Iterator[Finding]:
+    throttled = {
+        name: count
+        for name, count in provenance.get("device", {}).get("throttled_rows", {}).items()
+        if name not in HARMLESS_THROTTLES
+    }
+    if throttled:
+        words = ", ".join(f"{name} in {count} rows" for name, count in throttled.items())
+        # Large GEMMs draw the full power budget of a healthy card; heat is another matter.
+        severity: Severity = "note" if set(throttled) == {"sw_power_cap"} else "warning"
+        yield Finding("throttled", severity, sum(throttled.values()), f"clocks were held back: {words}")
+    if left_out := provenance.get("left_out", {}):
+        key, why = next(iter(left_out.items()))
+        message = f"{len(left_out)} measured rows are in no table, as {key}: {why}"
+        yield Finding("left_out", "warning", len(left_out), message)
+    for kind, reasons in provenance.get("skips", {}).items():
+        common = max(reasons, key=lambda reason: reasons[reason])
+        count = sum(reasons.values())
+        grave_kind: Severity = "warning" if kind in ("reference", "error") else "note"
+        yield Finding("skips", grave_kind, count, f"{count} points skipped ({kind}), most of all: {common}")

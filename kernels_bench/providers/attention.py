@@ -1,0 +1,307 @@
+"""Attention inputs for every provider: heads, contiguous or paged KV, and what is checked of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof.flops import attention_bytes
+from kernels_bench.points import Point
+from kernels_bench.providers import references
+from kernels_bench.providers.device import Device, take
+from kernels_bench.providers.paging import PagedBatch, ragged_offsets, spread_kv_lens
+from kernels_bench.providers.random_inputs import InputMaker
+from kernels_bench.providers.rotating import RotatingCalls, count_sets, sample
+
+__all__ = [
+    "KV_BYTES",
+    "AttentionSets",
+    "Heads",
+    "batch_of",
+    "contiguous_sets",
+    "paged_sets",
+    "prepare_attention",
+]
+
+KV_BYTES: Final = {"bf16": 2, "fp8": 1}
+CHECKED_SEQUENCES: Final = 4
+CHECKED_HEADS: Final = 4
+CHECKED_QUERIES: Final = 32
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Head shape of one GPU.
+
+    Attributes
+    ----------
+    num_q_heads, num_kv_heads, head_dim : int
+        Query heads, KV heads, width of one.
+    """
+
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+    @classmethod
+    def of(cls, point: Point) -> Heads:
+        """Take the head shape from a point's columns."""
+        values = point.values
+        return cls(int(values["num_q_heads"]), int(values["num_kv_heads"]), int(values["head_dim"]))
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that share one KV head."""
+        return self.num_q_heads // self.num_kv_heads
+
+    @property
+    def scale(self) -> float:
+        """What scores are multiplied by."""
+        return float(self.head_dim**-0.5)
+
+
+@dataclass(frozen=True)
+class AttentionSets:
+    """Input sets of one attention point.
+
+    Attributes
+    ----------
+    heads : Heads
+        Head shape.
+    new_tokens, kv_lens : ndarray of int64
+        Of each sequence.
+    q, out : tensor
+        Shape (sets, tokens, num_q_heads, head_dim).
+    k, v : tensor
+        Contiguous: shape (sets, KV tokens, num_kv_heads, head_dim). Paged: shape (sets, pages, page_size,
+        num_kv_heads, head_dim), each set its own slice of one pool, so that all sets share one page table.
+    batch : PagedBatch or None
+        Pages of the sequences; None where K and V are contiguous.
+    rotated_bytes : int
+        Bytes of all sets.
+    """
+
+    heads: Heads
+    new_tokens: Ints
+    kv_lens: Ints
+    q: Any
+    out: Any
+    k: Any
+    v: Any
+    batch: PagedBatch | None
+    rotated_bytes: int
+
+    @property
+    def num_sets(self) -> int:
+        """Input sets."""
+        return int(self.q.shape[0])
+
+    def sequence_kv(self, index: int, sequence: int, kv_head: int) -> tuple[Any, Any]:
+        """Return K and V of one head of one sequence, each of shape (kv_len, head_dim)."""
+        kv_len = int(self.kv_lens[sequence])
+        if self.batch is None:
+            start = int(ragged_offsets(self.kv_lens)[sequence])
+            rows = slice(start, start + kv_len)
+            return self.k[index, rows, kv_head], self.v[index, rows, kv_head]
+        import torch
+
+        pages = torch.as_tensor(self.batch.pages_of(sequence), dtype=torch.int64, device=self.k.device)
+        k = take(self.k[index, :, :, kv_head], pages).flatten(0, 1)
+        v = take(self.v[index, :, :, kv_head], pages).flatten(0, 1)
+        return k[:kv_len], v[:kv_len]
+
+
+def batch_of(point: Point, seed: int) -> tuple[Ints, Ints]:
+    """Return new tokens and KV lengths of a point's sequences.
+
+    Parameters
+    ----------
+    point : Point
+        Operator attention_prefill, attention_decode, attention_decode_unequal or mla_decode.
+    seed : int
+        Seed of unequal lengths.
+
+    Returns
+    -------
+    new_tokens, kv_lens : ndarray of int64
+        Shape (batch_size,).
+    """
+    values = point.values
+    batch_size, kv_len = int(values["batch_size"]), int(values["kv_len"])
+    if "spread" in values:
+        kv_lens = spread_kv_lens(str(values["spread"]), batch_size, kv_len, seed)
+    else:
+        kv_lens = np.full(batch_size, kv_len, np.int64)
+    return np.full(batch_size, int(values.get("q_len", 1)), np.int64), kv_lens
+
+
+def _num_sets(
+    heads: Heads, new_tokens: Ints, kv_tokens: int, kv_dtype: str, device: Device, max_bytes: int
+) -> tuple[int, int]:
+    """Return how many sets, and the bytes of one: of ``kv_tokens`` in all, pages' ends included."""
+    kv_bytes = KV_BYTES.get(kv_dtype, 4)
+    set_bytes = int(
+        attention_bytes(
+            heads.num_q_heads, heads.num_kv_heads, heads.head_dim, new_tokens.sum(), kv_tokens, 1, kv_bytes
+        )
+    )
+    return count_sets(set_bytes, device.l2_bytes, max_bytes), set_bytes
+
+
+def contiguous_sets(
+    point: Point, device: Device, seed: int, max_bytes: int, dtype: str = "bf16"
+) -> AttentionSets:
+    """Make sets whose K and V lie contiguous, one sequence after the other.
+
+    Parameters
+    ----------
+    point : Point
+        An attention point.
+    device : Device
+        Where they live.
+    seed : int
+        Seed of inputs and lengths.
+    max_bytes : int
+        What they may take, B.
+    dtype : str
+        dtype of all tensors.
+
+    Returns
+    -------
+    AttentionSets
+        With outputs full of NaN.
+    """
+    heads = Heads.of(point)
+    new_tokens, kv_lens = batch_of(point, seed)
+    tokens, kv_tokens = int(new_tokens.sum()), int(kv_lens.sum())
+    sets, set_bytes = _num_sets(heads, new_tokens, kv_tokens, dtype, device, max_bytes)
+    make = InputMaker(device, seed)
+    q_shape = (sets, tokens, heads.num_q_heads, heads.head_dim)
+    kv_shape = (sets, kv_tokens, heads.num_kv_heads, heads.head_dim)
+    return AttentionSets(
+        heads=heads,
+        new_tokens=new_tokens,
+        kv_lens=kv_lens,
+        q=make.normal(*q_shape, dtype=dtype),
+        out=make.poisoned(*q_shape, dtype=dtype),
+        k=make.normal(*kv_shape, dtype=dtype),
+        v=make.normal(*kv_shape, dtype=dtype),
+        batch=None,
+        rotated_bytes=sets * set_bytes,
+    )
+
+
+def paged_sets(
+    point: Point, device: Device, seed: int, max_bytes: int, *, packed: bool, dtype: str = "bf16"
+) -> AttentionSets:
+    """Make sets whose K and V lie in pages of one pool.
+
+    Parameters
+    ----------
+    point : Point
+        An attention point; its ``kv_dtype`` is that of K and V.
+    device : Device
+        Where they live.
+    seed : int
+        Seed of inputs, lengths and pages.
+    max_bytes : int
+        What they may take, B.
+    packed : bool
+        Whether K and V share their last dimension, as vLLM has them; else each page holds its K, then V.
+    dtype : str
+        dtype of queries and outputs, and of K and V unless those are fp8.
+
+    Returns
+    -------
+    AttentionSets
+        With outputs full of NaN.
+    """
+    heads = Heads.of(point)
+    new_tokens, kv_lens = batch_of(point, seed)
+    batch = PagedBatch.make(new_tokens, kv_lens, seed)
+    kv_dtype = "fp8" if point.values["kv_dtype"] == "fp8" else dtype
+    page = batch.page_size
+    sets, set_bytes = _num_sets(heads, new_tokens, batch.num_pages * page, kv_dtype, device, max_bytes)
+    make = InputMaker(device, seed)
+    q_shape = (sets, batch.num_tokens, heads.num_q_heads, heads.head_dim)
+    if packed:
+        pool = make.normal(
+            sets, batch.num_pages, page, heads.num_kv_heads, 2 * heads.head_dim, dtype=kv_dtype
+        )
+        k, v = pool.split(heads.head_dim, dim=-1)
+    else:
+        pool = make.normal(sets, batch.num_pages, 2, page, heads.num_kv_heads, heads.head_dim, dtype=kv_dtype)
+        k, v = pool.unbind(dim=2)
+    return AttentionSets(
+        heads=heads,
+        new_tokens=new_tokens,
+        kv_lens=kv_lens,
+        q=make.normal(*q_shape, dtype=dtype),
+        out=make.poisoned(*q_shape, dtype=dtype),
+        k=k,
+        v=v,
+        batch=batch,
+        rotated_bytes=sets * set_bytes,
+    )
+
+
+def prepare_attention(
+    sets: AttentionSets, kernel: str, launch: Callable[[int], None], seed: int
+) -> RotatingCalls:
+    """Bind an attention launch to its sets and to what is checked of it.
+
+    Parameters
+    ----------
+    sets : AttentionSets
+        Inputs and outputs.
+    kernel : str
+        What ``launch`` runs.
+    launch : callable
+        Writes ``sets.out[index]``.
+    seed : int
+        Seed of the choice of what is checked.
+
+    Returns
+    -------
+    RotatingCalls
+        Checked at up to 4 sequences, 4 heads and 32 queries of each, first and last always among them.
+    """
+    starts = ragged_offsets(sets.new_tokens)
+    chosen = [
+        (int(sequence), int(head), sample(int(sets.new_tokens[sequence]), CHECKED_QUERIES, seed + 2))
+        for sequence in _checked_sequences(sets.kv_lens, seed)
+        for head in sample(sets.heads.num_q_heads, CHECKED_HEADS, seed + 1)
+    ]
+
+    def read(index: int) -> Any:
+        import torch
+
+        found = [sets.out[index, int(starts[s]) + torch.as_tensor(rows), head] for s, head, rows in chosen]
+        return torch.cat(found)
+
+    def expect(index: int) -> Any:
+        import torch
+
+        found = []
+        for sequence, head, rows in chosen:
+            k, v = sets.sequence_kv(index, sequence, head // sets.heads.group_size)
+            q = sets.q[index, int(starts[sequence]) + torch.as_tensor(rows), head]
+            before = int(sets.kv_lens[sequence] - sets.new_tokens[sequence])
+            positions = torch.as_tensor(rows + before, device=q.device)
+            found.append(references.attention_rows(q, k, v, positions, sets.heads.scale))
+        return torch.cat(found)
+
+    return RotatingCalls(kernel, sets.num_sets, sets.rotated_bytes, launch, read, expect)
+
+
+def _checked_sequences(kv_lens: Ints, seed: int) -> list[int]:
+    """First, last, shortest, longest, and a random one where there is room."""
+    count = len(kv_lens)
+    always = [0, count - 1, int(kv_lens.argmin()), int(kv_lens.argmax())]
+    return sorted({*always, *sample(count, 3, seed).tolist()})[: CHECKED_SEQUENCES + 1]

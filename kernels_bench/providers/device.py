@@ -1,0 +1,151 @@
+"""The device that torch computes on: whether there is one, how large its L2 is, when its memory ends."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kernels_bench.protocol import Availability
+
+__all__ = [
+    "CPU_DEVICE",
+    "DTYPE_NAMES",
+    "FP8_MAX",
+    "Device",
+    "cuda_availability",
+    "cuda_device",
+    "oom_as_memory_error",
+    "take",
+    "torch_dtype",
+]
+
+FP8_MAX: Final = 448.0
+"""Largest value of float8_e4m3fn."""
+
+DTYPE_NAMES: Final = {"bf16": "bfloat16", "fp8": "float8_e4m3fn", "fp32": "float32"}
+"""torch's names of the dtypes that kernels read and write."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where inputs live.
+
+    Attributes
+    ----------
+    name : str
+        torch's name: ``"cuda"``, ``"cpu"``, ``"meta"``.
+    l2_bytes : int
+        L2 cache that rotating inputs must exceed twice over, B.
+    capability : tuple of int
+        CUDA compute capability: ``(9, 0)`` for Hopper; ``(0, 0)`` without CUDA.
+    """
+
+    name: str
+    l2_bytes: int = 0
+    capability: tuple[int, int] = (0, 0)
+
+    @property
+    def is_hopper(self) -> bool:
+        """Whether it runs kernels built for sm_90a, which FA3 is."""
+        return self.capability == (9, 0)
+
+
+CPU_DEVICE: Final = Device("cpu")
+
+
+def cuda_availability() -> Availability:
+    """Say whether torch can use a CUDA GPU here, and why not.
+
+    Returns
+    -------
+    Availability
+        With the versions of torch, CUDA and cuDNN where it can.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        return Availability(False, f"torch cannot be imported ({error}): pip install 'torch>=2.11'")
+    if not torch.cuda.is_available():
+        built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build"
+        return Availability(
+            False, f"CUDA is not available to torch {torch.__version__} ({built}): see nvidia-smi"
+        )
+    versions = {"torch": str(torch.__version__), "cuda": str(torch.version.cuda)}
+    cudnn: Any = torch.backends.cudnn
+    if cudnn.is_available():
+        versions["cudnn"] = str(cudnn.version())
+    return Availability(True, versions=versions)
+
+
+def cuda_device() -> Device:
+    """Return the current CUDA device.
+
+    Returns
+    -------
+    Device
+        Its L2 size and compute capability as the driver states them.
+    """
+    import torch
+
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return Device("cuda", int(properties.L2_cache_size), (int(properties.major), int(properties.minor)))
+
+
+def torch_dtype(name: str) -> Any:
+    """Return torch's dtype of a table's dtype name.
+
+    Parameters
+    ----------
+    name : str
+        ``"bf16"``, ``"fp8"`` or ``"fp32"``.
+
+    Returns
+    -------
+    torch.dtype
+        ``"fp8"`` is e4m3.
+    """
+    import torch
+
+    return getattr(torch, DTYPE_NAMES[name])
+
+
+def take(tensor: Any, index: Any) -> Any:
+    """Return ``tensor[index]``, which torch lacks for fp8 on some devices.
+
+    Parameters
+    ----------
+    tensor : tensor
+        Of any dtype.
+    index : tensor or tuple
+        What the brackets hold.
+
+    Returns
+    -------
+    tensor
+        Of the same dtype.
+    """
+    import torch
+
+    if tensor.element_size() != 1:
+        return tensor[index]
+    return tensor.view(torch.uint8)[index].view(tensor.dtype)
+
+
+@contextlib.contextmanager
+def oom_as_memory_error() -> Iterator[None]:
+    """Turn torch's out-of-memory error into MemoryError, with what was cached given back.
+
+    Raises
+    ------
+    MemoryError
+        Where torch raises ``torch.cuda.OutOfMemoryError``.
+    """
+    import torch
+
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError as error:
+        torch.cuda.empty_cache()
+        raise MemoryError(str(error).split(". ")[0]) from error

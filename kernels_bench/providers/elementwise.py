@@ -1,0 +1,342 @@
+"""Elementwise points: inputs and references for every provider's small kernels, copies and launches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+
+from kernels_bench.points import Point
+from kernels_bench.providers import references
+from kernels_bench.providers.device import FP8_MAX, Device, take
+from kernels_bench.providers.paging import PAGE_SIZE
+from kernels_bench.providers.random_inputs import InputMaker
+from kernels_bench.providers.rotating import RotatingCalls, count_sets, sample
+from kernels_bench.providers.small_ops import KINDS, RMS_EPSILON, SmallOps
+
+__all__ = [
+    "HEAD_DIM",
+    "prepare_copy",
+    "prepare_launch",
+    "prepare_small_op",
+    "refuses_small_op",
+    "rope_table",
+    "split_rope_heads",
+]
+
+HEAD_DIM: Final = 128
+"""Width of a head in rope and kv_write points, whose columns name only the sum of all heads."""
+CHECKED_ROWS: Final = 64
+CHECKED_COPY_BYTES: Final = 2**22
+BF16_BYTES: Final = 2
+MAX_POSITION: Final = 8192
+
+
+def split_rope_heads(width: int) -> tuple[int, int]:
+    """Split the heads of a rope point into query and KV heads.
+
+    Parameters
+    ----------
+    width : int
+        All heads times :data:`HEAD_DIM`.
+
+    Returns
+    -------
+    int, int
+        One KV head in five, as with four query heads a KV head; at least one of each where there are two.
+        Their total is what the time depends on.
+
+    Examples
+    --------
+    >>> split_rope_heads(40 * 128)
+    (32, 8)
+    """
+    heads = width // HEAD_DIM
+    kv_heads = max(1, heads // 5)
+    return heads - kv_heads, kv_heads
+
+
+def rope_table(make: InputMaker, positions: int, head_dim: int, theta: float, dtype: str) -> Any:
+    """Return cosines, then sines, of each position.
+
+    Parameters
+    ----------
+    make : InputMaker
+        Whose device it is on.
+    positions : int
+        Rows.
+    head_dim : int
+        Columns: half of them cosines.
+    theta : float
+        Base of the frequencies.
+    dtype : str
+        Of the table.
+
+    Returns
+    -------
+    tensor
+        Shape (positions, head_dim).
+    """
+    import torch
+
+    from kernels_bench.providers.device import torch_dtype
+
+    name = make.device.name
+    exponent = torch.arange(0, head_dim, 2, dtype=torch.float64, device=name) / head_dim
+    angle = torch.arange(positions, dtype=torch.float64, device=name)[:, None] * theta**-exponent
+    return torch.cat((angle.cos(), angle.sin()), dim=1).to(torch_dtype(dtype))
+
+
+def refuses_small_op(point: Point) -> str | None:
+    """Say why an elementwise point's sizes make no kernel; None where they do."""
+    kind, width = point.values["kind"], int(point.values["width"])
+    if kind == "rope" and width % HEAD_DIM:
+        return f"rope has heads of {HEAD_DIM}, and width {width} is no multiple of it"
+    if kind == "rope" and width < 2 * HEAD_DIM:
+        return f"rope has a query and a key head at least: width {2 * HEAD_DIM}, not {width}"
+    if kind == "kv_write" and width % (2 * HEAD_DIM):
+        return f"K and V have heads of {HEAD_DIM}, and width {width} is no multiple of {2 * HEAD_DIM}"
+    return None
+
+
+def prepare_small_op(
+    point: Point, ops: SmallOps, device: Device, seed: int, max_bytes: int, dtype: str = "bf16"
+) -> RotatingCalls:
+    """Make inputs of a small kernel and bind a provider's to them.
+
+    Parameters
+    ----------
+    point : Point
+        Operator elementwise, of a kind in :data:`~kernels_bench.providers.small_ops.KINDS`. Widths:
+        rmsnorm_residual and fp8_quantise that of a row, silu_and_mul that of the output, rope
+        (query + KV heads) x 128, kv_write 2 x KV heads x 128.
+    ops : SmallOps
+        The provider's kernels.
+    device : Device
+        Where inputs live.
+    seed : int
+        Seed of the inputs.
+    max_bytes : int
+        What they may take, B.
+    dtype : str
+        dtype of all tensors but fp8 outputs.
+
+    Returns
+    -------
+    RotatingCalls
+        In-place kernels keep a second copy of their inputs to be checked by.
+    """
+    values = point.values
+    kind, m, width = str(values["kind"]), int(values["m"]), int(values["width"])
+    kernel = ops.kernels.get(kind, kind)
+    set_bytes = _set_bytes(kind, m, width)
+    # In-place kinds hold their inputs twice.
+    sets = count_sets(set_bytes, device.l2_bytes, max_bytes // 2)
+    make = InputMaker(device, seed)
+    rows = make.indices(sample(m, CHECKED_ROWS, seed), "int64")
+    launch, read, expect = _BINDERS[kind](ops, make, sets, m, width, rows, dtype)
+    return RotatingCalls(kernel, sets, sets * set_bytes, launch, read, expect)
+
+
+def _set_bytes(kind: str, m: int, width: int) -> int:
+    elements = {"rmsnorm_residual": 2, "rope": 1, "silu_and_mul": 3, "kv_write": 2, "fp8_quantise": 1.5}[kind]
+    return math.ceil(elements * BF16_BYTES * m * width)
+
+
+Bound = tuple[Callable[[int], None], Callable[[int], Any], Callable[[int], Any]]
+
+
+def _bind_rmsnorm(
+    ops: SmallOps, make: InputMaker, sets: int, m: int, width: int, rows: Any, dtype: str
+) -> Bound:
+    import torch
+
+    x, residual = make.normal(sets, m, width, dtype=dtype), make.normal(sets, m, width, dtype=dtype)
+    weight = make.normal(width, dtype=dtype)
+    x_before, residual_before = x[:, rows].clone(), residual[:, rows].clone()
+
+    # Sliced once: the host's time for a launch bounds how fast a graph is captured.
+    calls = list(zip(x.unbind(), residual.unbind(), strict=True))
+
+    def launch(index: int) -> None:
+        ops.rmsnorm_residual(*calls[index], weight)
+
+    def read(index: int) -> Any:
+        return torch.stack((x[index, rows].double(), residual[index, rows].double()))
+
+    def expect(index: int) -> Any:
+        return torch.stack(
+            references.add_rmsnorm(x_before[index], residual_before[index], weight, RMS_EPSILON)
+        )
+
+    return launch, read, expect
+
+
+def _bind_rope(
+    ops: SmallOps, make: InputMaker, sets: int, m: int, width: int, rows: Any, dtype: str
+) -> Bound:
+    q_heads, _ = split_rope_heads(width)
+    qk = make.normal(sets, m, width, dtype=dtype)
+    before = qk[:, rows].clone()
+    # Queries and keys are columns of one row, as the QKV projection leaves them.
+    q, k = qk.split((q_heads * HEAD_DIM, width - q_heads * HEAD_DIM), dim=-1)
+    random = np.random.default_rng(m)
+    positions = make.indices(random.integers(0, MAX_POSITION, m), "int64")
+    table_dtype = dtype if dtype == "fp32" else ops.cos_sin_dtype
+    cos_sin = rope_table(make, MAX_POSITION, HEAD_DIM, 10000.0, table_dtype)
+
+    calls = list(zip(q.unbind(), k.unbind(), strict=True))
+
+    def launch(index: int) -> None:
+        ops.rope(positions, *calls[index], HEAD_DIM, cos_sin)
+
+    def expect(index: int) -> Any:
+        heads = before[index].unflatten(-1, (-1, HEAD_DIM))
+        return references.rope(heads, cos_sin[positions[rows]]).flatten(1)
+
+    return launch, lambda index: qk[index, rows], expect
+
+
+def _bind_silu(
+    ops: SmallOps, make: InputMaker, sets: int, m: int, width: int, rows: Any, dtype: str
+) -> Bound:
+    x, out = make.normal(sets, m, 2 * width, dtype=dtype), make.poisoned(sets, m, width, dtype=dtype)
+
+    calls = list(zip(out.unbind(), x.unbind(), strict=True))
+
+    def launch(index: int) -> None:
+        ops.silu_and_mul(*calls[index])
+
+    return launch, lambda index: out[index, rows], lambda index: references.silu_and_mul(x[index, rows])
+
+
+def _bind_kv_write(
+    ops: SmallOps, make: InputMaker, sets: int, m: int, width: int, rows: Any, dtype: str
+) -> Bound:
+    import torch
+
+    heads = width // (2 * HEAD_DIM)
+    pages = -(-m // PAGE_SIZE)
+    kv = make.normal(sets, m, 2, heads, HEAD_DIM, dtype=dtype)
+    # K and V of a token side by side in the cache, as vLLM has them.
+    cache = make.poisoned(sets, pages, PAGE_SIZE, heads, 2 * HEAD_DIM, dtype=dtype)
+    k_pages, v_pages = cache.split(HEAD_DIM, dim=-1)
+    slots = make.indices(np.random.default_rng(m).permutation(pages * PAGE_SIZE)[:m], "int64")
+
+    parts = (kv[:, :, 0], kv[:, :, 1], k_pages, v_pages)
+    calls = list(zip(*(part.unbind() for part in parts), strict=True))
+
+    def launch(index: int) -> None:
+        k, v, k_set, v_set = calls[index]
+        ops.kv_write(k, v, k_set, v_set, slots)
+
+    def read(index: int) -> Any:
+        return cache[index].flatten(0, 1)[slots[rows]].unflatten(-1, (2, HEAD_DIM)).transpose(1, 2)
+
+    return launch, read, lambda index: torch.as_tensor(kv[index, rows])
+
+
+def _bind_fp8(ops: SmallOps, make: InputMaker, sets: int, m: int, width: int, rows: Any, dtype: str) -> Bound:
+    import torch
+
+    x = make.normal(sets, m, width, dtype=dtype)
+    out = make.poisoned(sets, m, width, dtype="fp8")
+    # Above 5 sigma values saturate, as they do with a scale from calibration.
+    scale = torch.full((1,), 5.0 / FP8_MAX, dtype=torch.float32, device=make.device.name)
+
+    calls = list(zip(out.unbind(), x.unbind(), strict=True))
+
+    def launch(index: int) -> None:
+        ops.fp8_quantise(*calls[index], scale)
+
+    def read(index: int) -> Any:
+        return take(out[index], rows).double() * scale.double()
+
+    def expect(index: int) -> Any:
+        return x[index, rows].double().clamp(-5.0, 5.0)
+
+    return launch, read, expect
+
+
+_BINDERS: Final = {
+    "rmsnorm_residual": _bind_rmsnorm,
+    "rope": _bind_rope,
+    "silu_and_mul": _bind_silu,
+    "kv_write": _bind_kv_write,
+    "fp8_quantise": _bind_fp8,
+}
+assert set(_BINDERS) == set(KINDS)
+
+
+def prepare_copy(point: Point, device: Device, seed: int, max_bytes: int) -> RotatingCalls:
+    """Make source and target of a copy on the device.
+
+    Parameters
+    ----------
+    point : Point
+        Kind copy: ``m x width`` elements of bf16 are read and written.
+    device : Device
+        Where they live.
+    seed : int
+        Seed of the source.
+    max_bytes : int
+        What both may take, B.
+
+    Returns
+    -------
+    RotatingCalls
+        Checked bit by bit, over the first and last MiB of large ones.
+    """
+    import torch
+
+    elements = int(point.values["m"]) * int(point.values["width"])
+    set_bytes = 2 * BF16_BYTES * elements
+    sets = count_sets(set_bytes, device.l2_bytes, max_bytes)
+    make = InputMaker(device, seed)
+    source, target = make.normal(sets, elements), make.poisoned(sets, elements)
+    checked = CHECKED_COPY_BYTES // (2 * BF16_BYTES)
+
+    def ends(tensor: Any) -> Any:
+        return tensor if elements <= 2 * checked else torch.cat((tensor[:checked], tensor[-checked:]))
+
+    calls = list(zip(target.unbind(), source.unbind(), strict=True))
+
+    def launch(index: int) -> None:
+        to, of = calls[index]
+        to.copy_(of)
+
+    return RotatingCalls(
+        "tensor.copy_, device to device",
+        sets,
+        sets * set_bytes,
+        launch,
+        lambda index: ends(target[index]),
+        lambda index: ends(source[index]),
+    )
+
+
+def prepare_launch(launch_empty: Callable[[], None], device: Device) -> RotatingCalls:
+    """Bind a kernel that does nothing; it has no result to check.
+
+    Parameters
+    ----------
+    launch_empty : callable
+        Launches it.
+    device : Device
+        Where the empty result lives.
+
+    Returns
+    -------
+    RotatingCalls
+        Of one set.
+    """
+    import torch
+
+    nothing = torch.zeros(0, dtype=torch.float64, device=device.name)
+
+    def launch(index: int) -> None:
+        launch_empty()
+
+    return RotatingCalls("triton, empty kernel", 1, 0, launch, lambda index: nothing, lambda index: nothing)

@@ -1,0 +1,316 @@
+"""Every call into flashinfer, with the arguments of 0.6.14 (checked against the installed one in tests).
+
+Wrappers are made without ``use_cuda_graph``: they are planned once, before capture, for lengths that no
+replay changes, and then only ``run`` is captured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from kernels_bench.providers.attention import AttentionSets, Heads
+from kernels_bench.providers.device import Device, torch_dtype
+from kernels_bench.providers.paging import PagedBatch, ragged_offsets
+
+__all__ = [
+    "CUDA_CORE_GROUPS",
+    "MLA_QUERY_WIDTH",
+    "FlashinferModules",
+    "flashinfer_modules",
+    "plan_decode",
+    "plan_mla",
+    "plan_paged_prefill",
+    "plan_ragged_prefill",
+]
+
+WORKSPACE_BYTES: Final = 256 * 2**20
+CUDA_CORE_GROUPS: Final = (1, 2, 3, 4, 8)
+"""Query heads a KV head that decode without tensor cores is compiled for (utils.cuh)."""
+MLA_QUERY_WIDTH: Final = 128 + 64
+"""Width of an MLA head before absorption, which scores are scaled by: DeepSeek's 128 + 64."""
+POS_ENCODING_NONE: Final = 0
+
+
+@dataclass(frozen=True)
+class FlashinferModules:
+    """Which kernels need no compiler on this host.
+
+    Attributes
+    ----------
+    is_built : callable
+        Whether the library of a module's name is there.
+    """
+
+    is_built: Callable[[str], bool]
+
+    def prefill(self, backend: str, kv_dtype: str, head_dim: int) -> str:
+        """Name of the prefill module, which decode with tensor cores runs too."""
+        import torch
+        from flashinfer.jit.attention.modules import get_batch_prefill_uri
+
+        bf16 = torch.bfloat16
+        kv = torch_dtype(kv_dtype)
+        shape = (head_dim, head_dim, POS_ENCODING_NONE)
+        # No sliding window, no soft cap, no fp16 accumulation.
+        return str(get_batch_prefill_uri(backend, bf16, kv, bf16, torch.int32, *shape, False, False, False))
+
+    def decode(self, kv_dtype: str, head_dim: int) -> str:
+        """Name of the decode module that runs without tensor cores."""
+        import torch
+        from flashinfer.jit.attention.modules import get_batch_decode_uri
+
+        bf16 = torch.bfloat16
+        kv = torch_dtype(kv_dtype)
+        shape = (head_dim, head_dim, POS_ENCODING_NONE)
+        return str(get_batch_decode_uri(bf16, kv, bf16, torch.int32, *shape, False, False))
+
+    def mla(self, backend: str, latent: int, rope_dim: int) -> str:
+        """Name of the MLA module."""
+        import torch
+        from flashinfer.jit.attention.modules import get_batch_mla_uri
+
+        bf16 = torch.bfloat16
+        return str(get_batch_mla_uri(backend, bf16, bf16, bf16, torch.int32, latent, rope_dim, False))
+
+    def prefill_backend(self, device: Device, kv_dtype: str, head_dim: int) -> str | None:
+        """Return fa3 where it is built and runs, else fa2 where that is built, else None."""
+        backends = ("fa3", "fa2") if device.is_hopper and kv_dtype == "bf16" else ("fa2",)
+        built = (b for b in backends if self.is_built(self.prefill(b, kv_dtype, head_dim)))
+        return next(built, None)
+
+    def decode_uses_tensor_cores(self, heads: Heads, kv_dtype: str) -> bool | None:
+        """Return whether decode runs on tensor cores, as vLLM has it wherever it can; None: cannot run."""
+        if self.is_built(self.prefill("fa2", kv_dtype, heads.head_dim)):
+            return True
+        fits = heads.group_size in CUDA_CORE_GROUPS
+        return False if fits and self.is_built(self.decode(kv_dtype, heads.head_dim)) else None
+
+
+def flashinfer_modules() -> FlashinferModules:
+    """Look where flashinfer looks for libraries: beside the package, then in its cache.
+
+    Returns
+    -------
+    FlashinferModules
+        Nothing is compiled: FA3's prefill takes nine minutes on four cores.
+    """
+    from flashinfer.jit import env
+
+    def is_built(name: str) -> bool:
+        folders = (env.FLASHINFER_AOT_DIR, env.FLASHINFER_JIT_DIR)
+        return any((folder / name / f"{name}.so").is_file() for folder in folders)
+
+    return FlashinferModules(is_built)
+
+
+def _workspace(device: Device) -> Any:
+    import torch
+
+    # Zeroed: decode reads it before it writes it.
+    return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device.name)
+
+
+def _ints(values: Any, device: Device) -> Any:
+    import torch
+
+    return torch.as_tensor(np.asarray(values), dtype=torch.int32, device=device.name)
+
+
+def plan_ragged_prefill(
+    flashinfer: Any, sets: AttentionSets, device: Device, backend: str
+) -> Callable[[int], None]:
+    """Plan prefill over contiguous KV, causal from the lower right.
+
+    Parameters
+    ----------
+    flashinfer : module
+        The package.
+    sets : AttentionSets
+        Contiguous inputs.
+    device : Device
+        Where they live.
+    backend : {"fa2", "fa3"}
+        Kernel family.
+
+    Returns
+    -------
+    callable
+        Launches on one input set.
+    """
+    wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(_workspace(device), "NHD", backend=backend)
+    heads = sets.heads
+    wrapper.plan(
+        _ints(ragged_offsets(sets.new_tokens), device),
+        _ints(ragged_offsets(sets.kv_lens), device),
+        heads.num_q_heads,
+        heads.num_kv_heads,
+        heads.head_dim,
+        causal=True,
+        sm_scale=heads.scale,
+        q_data_type=sets.q.dtype,
+        kv_data_type=sets.k.dtype,
+    )
+
+    def launch(index: int) -> None:
+        wrapper.run(sets.q[index], sets.k[index], sets.v[index], out=sets.out[index])
+
+    return launch
+
+
+def plan_paged_prefill(
+    flashinfer: Any, batch: PagedBatch, heads: Heads, dtype: Any, device: Device
+) -> Callable[[Any, Any, Any, Any], None]:
+    """Plan attention of a whole step over paged KV, decodes among it.
+
+    Parameters
+    ----------
+    flashinfer : module
+        The package.
+    batch : PagedBatch
+        The step's sequences.
+    heads : Heads
+        Head shape.
+    dtype : torch.dtype
+        dtype of queries, keys and values.
+    device : Device
+        Where they live.
+
+    Returns
+    -------
+    callable
+        ``attend(q, k, v, out)``; k and v are pages of shape (pages, page_size, KV heads, head_dim).
+    """
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(_workspace(device), "NHD", backend="fa2")
+    wrapper.plan(
+        _ints(batch.token_offsets, device),
+        _ints(batch.page_offsets, device),
+        _ints(batch.pages, device),
+        _ints(batch.last_page_lens, device),
+        heads.num_q_heads,
+        heads.num_kv_heads,
+        heads.head_dim,
+        batch.page_size,
+        causal=True,
+        sm_scale=heads.scale,
+        q_data_type=dtype,
+        kv_data_type=dtype,
+    )
+
+    def attend(q: Any, k: Any, v: Any, out: Any) -> None:
+        wrapper.run(q, (k, v), out=out)
+
+    return attend
+
+
+def plan_decode(
+    flashinfer: Any,
+    batch: PagedBatch,
+    heads: Heads,
+    q_dtype: Any,
+    kv_dtype: Any,
+    device: Device,
+    *,
+    tensor_cores: bool,
+) -> Callable[[Any, Any, Any, Any], None]:
+    """Plan one query a sequence over paged KV.
+
+    Parameters
+    ----------
+    flashinfer : module
+        The package.
+    batch : PagedBatch
+        Sequences of one new token each.
+    heads : Heads
+        Head shape.
+    q_dtype, kv_dtype : torch.dtype
+        dtype of queries, and of keys and values.
+    device : Device
+        Where they live.
+    tensor_cores : bool
+        Whether the prefill kernel computes it, on tensor cores.
+
+    Returns
+    -------
+    callable
+        ``attend(q, k, v, out)``; k and v are pages of shape (pages, page_size, KV heads, head_dim).
+    """
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+        _workspace(device), "NHD", use_tensor_cores=tensor_cores, backend="fa2" if tensor_cores else "auto"
+    )
+    wrapper.plan(
+        _ints(batch.page_offsets, device),
+        _ints(batch.pages, device),
+        _ints(batch.last_page_lens, device),
+        heads.num_q_heads,
+        heads.num_kv_heads,
+        heads.head_dim,
+        batch.page_size,
+        q_data_type=q_dtype,
+        kv_data_type=kv_dtype,
+        sm_scale=heads.scale,
+    )
+
+    def attend(q: Any, k: Any, v: Any, out: Any) -> None:
+        wrapper.run(q, (k, v), out=out)
+
+    return attend
+
+
+def plan_mla(
+    flashinfer: Any,
+    batch: PagedBatch,
+    num_heads: int,
+    latent: int,
+    rope_dim: int,
+    device: Device,
+    backend: str,
+) -> Callable[[Any, Any, Any, Any, Any], None]:
+    """Plan MLA decode with absorbed weights.
+
+    Parameters
+    ----------
+    flashinfer : module
+        The package.
+    batch : PagedBatch
+        Sequences of one new token each.
+    num_heads : int
+        Query heads on one GPU.
+    latent, rope_dim : int
+        Width of the compressed KV, and of its rotary part.
+    device : Device
+        Where inputs live.
+    backend : {"fa2", "fa3"}
+        Kernel family.
+
+    Returns
+    -------
+    callable
+        ``attend(q_nope, q_pe, latent_pages, rope_pages, out)``.
+    """
+    import torch
+
+    wrapper = flashinfer.mla.BatchMLAPagedAttentionWrapper(_workspace(device), backend=backend)
+    wrapper.plan(
+        _ints(batch.token_offsets, device),
+        _ints(batch.page_offsets, device),
+        _ints(batch.pages, device),
+        _ints(batch.kv_lens, device),
+        num_heads,
+        latent,
+        rope_dim,
+        batch.page_size,
+        False,
+        1.0 / math.sqrt(MLA_QUERY_WIDTH),
+        torch.bfloat16,
+        torch.bfloat16,
+    )
+
+    def attend(q_nope: Any, q_pe: Any, latent_pages: Any, rope_pages: Any, out: Any) -> None:
+        wrapper.run(q_nope, q_pe, latent_pages, rope_pages, out=out)
+
+    return attend

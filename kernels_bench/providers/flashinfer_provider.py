@@ -1,0 +1,195 @@
+"""The flashinfer provider: prefill FA2 and FA3, paged decode, MLA, norm, rope and activation.
+
+It measures with libraries that are built already and compiles nothing: a first use on the GPU host would
+take minutes of its time.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from kernels_bench.points import Point
+from kernels_bench.protocol import Availability, Prepared
+from kernels_bench.providers.attention import Heads, contiguous_sets, paged_sets, prepare_attention
+from kernels_bench.providers.device import Device, cuda_availability, cuda_device, oom_as_memory_error
+from kernels_bench.providers.elementwise import prepare_small_op, refuses_small_op
+from kernels_bench.providers.flashinfer_calls import (
+    MLA_QUERY_WIDTH,
+    FlashinferModules,
+    flashinfer_modules,
+    plan_decode,
+    plan_mla,
+    plan_ragged_prefill,
+)
+from kernels_bench.providers.flashinfer_elementwise import FlashinferSmallOps
+from kernels_bench.providers.mla import mla_sets, prepare_mla
+from kernels_bench.providers.torch_provider import refuses_heads
+
+__all__ = ["FlashinferProvider"]
+
+_DECODES = ("attention_decode", "attention_decode_unequal")
+
+
+class FlashinferProvider:
+    """Launches flashinfer's kernels.
+
+    Parameters
+    ----------
+    device : Device, optional
+        Where to run; the current CUDA device by default, found when it is first needed.
+    flashinfer : module, optional
+        The package; imported by default.
+    modules : FlashinferModules, optional
+        Which of its libraries are built; looked up by default.
+    """
+
+    name = "flashinfer"
+
+    def __init__(
+        self, device: Device | None = None, flashinfer: Any = None, modules: FlashinferModules | None = None
+    ) -> None:
+        self._device = device
+        self._flashinfer = flashinfer
+        self._modules = modules
+
+    @property
+    def device(self) -> Device:
+        """Where inputs live."""
+        if self._device is None:
+            self._device = cuda_device()
+        return self._device
+
+    @property
+    def modules(self) -> FlashinferModules:
+        """Which libraries are built."""
+        if self._modules is None:
+            self._modules = flashinfer_modules()
+        return self._modules
+
+    def availability(self) -> Availability:
+        """Say whether flashinfer imports and torch sees a GPU that it has kernels for."""
+        found = cuda_availability()
+        if not found.works:
+            return found
+        capability = self.device.capability
+        if capability < (8, 0):
+            has = ".".join(map(str, capability))
+            return Availability(False, f"flashinfer needs compute capability 8.0, this GPU has {has}")
+        try:
+            package = self._package()
+        except Exception as error:  # whatever a package raises when it is imported, this host lacks it
+            return Availability(False, f"flashinfer cannot be imported: {type(error).__name__}: {error}")
+        versions = {**(found.versions or {}), "flashinfer": str(getattr(package, "__version__", "unknown"))}
+        return Availability(True, versions=versions)
+
+    def refuses(self, point: Point) -> str | None:
+        """Say why a point is not for flashinfer here."""
+        if point.operator == "attention_prefill":
+            return refuses_heads(point) or self._refuses_prefill(point)
+        if point.operator in _DECODES:
+            return refuses_heads(point) or self._refuses_decode(point)
+        if point.operator == "mla_decode":
+            return self._refuses_mla(point)
+        if point.operator == "elementwise":
+            kind = point.values["kind"]
+            if kind not in FlashinferSmallOps(None, self.modules).kernels:
+                return f"flashinfer has no library built for {kind}"
+            return refuses_small_op(point)
+        return f"flashinfer is not asked for {point.operator}"
+
+    def prepare(self, point: Point, seed: int, max_bytes: int) -> Prepared:
+        """Make random inputs for a point and plan its kernel."""
+        with oom_as_memory_error():
+            if point.operator == "attention_prefill":
+                return self._prepare_prefill(point, seed, max_bytes)
+            if point.operator in _DECODES:
+                return self._prepare_decode(point, seed, max_bytes)
+            if point.operator == "mla_decode":
+                return self._prepare_mla(point, seed, max_bytes)
+            ops = FlashinferSmallOps(self._package(), self.modules)
+            return prepare_small_op(point, ops, self.device, seed, max_bytes)
+
+    def _package(self) -> Any:
+        if self._flashinfer is None:
+            package = importlib.import_module("flashinfer")
+            importlib.import_module("flashinfer.mla")
+            self._flashinfer = package
+        return self._flashinfer
+
+    def _refuses_prefill(self, point: Point) -> str | None:
+        if point.values["kv_dtype"] != "bf16":
+            return f"prefill over {point.values['kv_dtype']} KV is not measured"
+        if self._prefill_backend(point) is None:
+            name = self.modules.prefill("fa3" if self.device.is_hopper else "fa2", "bf16", _head_dim(point))
+            return _not_built(name)
+        return None
+
+    def _refuses_decode(self, point: Point) -> str | None:
+        kv_dtype = point.values["kv_dtype"]
+        if kv_dtype not in ("bf16", "fp8"):
+            return f"no decode over {kv_dtype} KV; there are bf16 and fp8"
+        if self.modules.decode_uses_tensor_cores(Heads.of(point), kv_dtype) is None:
+            return _not_built(self.modules.prefill("fa2", kv_dtype, _head_dim(point)))
+        return None
+
+    def _refuses_mla(self, point: Point) -> str | None:
+        if point.values["kv_dtype"] != "bf16":
+            return f"MLA over {point.values['kv_dtype']} KV is not measured"
+        if self._mla_backend(point) is None:
+            latent, rope = int(point.values["kv_lora_rank"]), int(point.values["rope_dim"])
+            return _not_built(self.modules.mla("fa3" if self.device.is_hopper else "fa2", latent, rope))
+        return None
+
+    def _prefill_backend(self, point: Point) -> str | None:
+        return self.modules.prefill_backend(self.device, "bf16", _head_dim(point))
+
+    def _mla_backend(self, point: Point) -> str | None:
+        latent, rope = int(point.values["kv_lora_rank"]), int(point.values["rope_dim"])
+        backends = ("fa3", "fa2") if self.device.is_hopper else ("fa2",)
+        built = (b for b in backends if self.modules.is_built(self.modules.mla(b, latent, rope)))
+        return next(built, None)
+
+    def _prepare_prefill(self, point: Point, seed: int, max_bytes: int) -> Prepared:
+        backend = self._prefill_backend(point) or "fa2"
+        sets = contiguous_sets(point, self.device, seed, max_bytes)
+        launch = plan_ragged_prefill(self._package(), sets, self.device, backend)
+        return prepare_attention(sets, f"flashinfer ragged prefill {backend}", launch, seed)
+
+    def _prepare_decode(self, point: Point, seed: int, max_bytes: int) -> Prepared:
+        kv_dtype = str(point.values["kv_dtype"])
+        sets = paged_sets(point, self.device, seed, max_bytes, packed=False)
+        assert sets.batch is not None
+        tensor_cores = bool(self.modules.decode_uses_tensor_cores(sets.heads, kv_dtype))
+        attend = plan_decode(
+            self._package(),
+            sets.batch,
+            sets.heads,
+            sets.q.dtype,
+            sets.k.dtype,
+            self.device,
+            tensor_cores=tensor_cores,
+        )
+
+        def launch(index: int) -> None:
+            attend(sets.q[index], sets.k[index], sets.v[index], sets.out[index])
+
+        units = "tensor cores" if tensor_cores else "CUDA cores"
+        kernel = f"flashinfer paged decode, {units}, page {sets.batch.page_size}"
+        return prepare_attention(sets, kernel, launch, seed)
+
+    def _prepare_mla(self, point: Point, seed: int, max_bytes: int) -> Prepared:
+        backend = self._mla_backend(point) or "fa2"
+        sets = mla_sets(point, self.device, seed, max_bytes)
+        heads, latent, rope = (int(point.values[n]) for n in ("num_q_heads", "kv_lora_rank", "rope_dim"))
+        attend = plan_mla(self._package(), sets.batch, heads, latent, rope, self.device, backend)
+        kernel = f"flashinfer MLA {backend}, page {sets.batch.page_size}"
+        return prepare_mla(sets, kernel, attend, MLA_QUERY_WIDTH, seed)
+
+
+def _head_dim(point: Point) -> int:
+    return int(point.values["head_dim"])
+
+
+def _not_built(name: str) -> str:
+    return f"flashinfer's library is not built; build it elsewhere and put it at data/aot/{name}/{name}.so"

@@ -1,0 +1,141 @@
+"""MLA decode: inputs and reference for every provider."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kernels_bench.points import Point
+from kernels_bench.providers import references
+from kernels_bench.providers.attention import CHECKED_HEADS, batch_of
+from kernels_bench.providers.device import Device
+from kernels_bench.providers.paging import PagedBatch
+from kernels_bench.providers.random_inputs import InputMaker
+from kernels_bench.providers.rotating import RotatingCalls, count_sets, sample
+
+__all__ = ["MLA_PAGE_SIZE", "MlaSets", "mla_sets", "prepare_mla"]
+
+MLA_PAGE_SIZE: Final = 64
+"""Tokens a page: what vLLM takes for MLA."""
+
+
+@dataclass(frozen=True)
+class MlaSets:
+    """Input sets of one MLA decode point.
+
+    Attributes
+    ----------
+    batch : PagedBatch
+        Sequences of one new token each.
+    q_nope, q_pe, out : tensor
+        Absorbed queries of shape (sets, sequences, heads, latent), their rotary part, and the output, of
+        the shape of ``q_nope``.
+    latent, rope : tensor
+        Pages of shape (sets, pages, page_size, width).
+    rotated_bytes : int
+        Bytes of all sets.
+    """
+
+    batch: PagedBatch
+    q_nope: Any
+    q_pe: Any
+    out: Any
+    latent: Any
+    rope: Any
+    rotated_bytes: int
+
+
+def mla_sets(point: Point, device: Device, seed: int, max_bytes: int, dtype: str = "bf16") -> MlaSets:
+    """Make input sets of an MLA decode.
+
+    Parameters
+    ----------
+    point : Point
+        Operator mla_decode, kv_dtype bf16.
+    device : Device
+        Where they live.
+    seed : int
+        Seed of inputs and pages.
+    max_bytes : int
+        What they may take, B.
+    dtype : str
+        dtype of all tensors.
+
+    Returns
+    -------
+    MlaSets
+        With outputs full of NaN.
+    """
+    values = point.values
+    heads, latent, rope = (int(values[n]) for n in ("num_q_heads", "kv_lora_rank", "rope_dim"))
+    batch = PagedBatch.make(*batch_of(point, seed), seed, MLA_PAGE_SIZE)
+    b, pages, page = batch.num_sequences, batch.num_pages, batch.page_size
+    element_bytes = 4 if dtype == "fp32" else 2
+    set_bytes = element_bytes * (pages * page * (latent + rope) + b * heads * (2 * latent + rope))
+    sets = count_sets(set_bytes, device.l2_bytes, max_bytes)
+    make = InputMaker(device, seed)
+    return MlaSets(
+        batch=batch,
+        q_nope=make.normal(sets, b, heads, latent, dtype=dtype),
+        q_pe=make.normal(sets, b, heads, rope, dtype=dtype),
+        out=make.poisoned(sets, b, heads, latent, dtype=dtype),
+        latent=make.normal(sets, pages, page, latent, dtype=dtype),
+        rope=make.normal(sets, pages, page, rope, dtype=dtype),
+        rotated_bytes=sets * set_bytes,
+    )
+
+
+def prepare_mla(
+    sets: MlaSets, kernel: str, attend: Callable[[Any, Any, Any, Any, Any], None], query_width: int, seed: int
+) -> RotatingCalls:
+    """Bind an MLA kernel to its sets and to what is checked of it.
+
+    Parameters
+    ----------
+    sets : MlaSets
+        Inputs and outputs.
+    kernel : str
+        What ``attend`` launches.
+    attend : callable
+        ``attend(q_nope, q_pe, latent_pages, rope_pages, out)``.
+    query_width : int
+        Scores are divided by its square root.
+    seed : int
+        Seed of the choice of what is checked.
+
+    Returns
+    -------
+    RotatingCalls
+        Checked at up to 3 sequences and 4 heads.
+    """
+    import torch
+
+    batch = sets.batch
+    chosen = [
+        (int(sequence), int(head))
+        for sequence in sample(batch.num_sequences, 3, seed)
+        for head in sample(int(sets.q_nope.shape[2]), CHECKED_HEADS, seed + 1)
+    ]
+
+    def launch(index: int) -> None:
+        attend(sets.q_nope[index], sets.q_pe[index], sets.latent[index], sets.rope[index], sets.out[index])
+
+    def read(index: int) -> Any:
+        return torch.stack([sets.out[index, sequence, head] for sequence, head in chosen])
+
+    def expect(index: int) -> Any:
+        found = []
+        for sequence, head in chosen:
+            pages = torch.as_tensor(batch.pages_of(sequence), dtype=torch.int64, device=sets.latent.device)
+            kv_len = int(batch.kv_lens[sequence])
+            latent = sets.latent[index][pages].flatten(0, 1)[:kv_len]
+            k = torch.cat((latent, sets.rope[index][pages].flatten(0, 1)[:kv_len]), dim=1)
+            q = torch.cat((sets.q_nope[index, sequence, head], sets.q_pe[index, sequence, head]))[None]
+            last = torch.tensor([kv_len - 1], device=k.device)
+            found.append(references.attention_rows(q, k, latent, last, 1.0 / math.sqrt(query_width)))
+        return torch.cat(found)
+
+    num_sets = int(sets.q_nope.shape[0])
+    return RotatingCalls(kernel, num_sets, sets.rotated_bytes, launch, read, expect)

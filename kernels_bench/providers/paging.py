@@ -1,0 +1,215 @@
+"""Batches of sequences in a paged KV cache: lengths, page tables and slots, in plain NumPy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof.errors import MeasureError
+
+__all__ = ["PAGE_SIZE", "PagedBatch", "ragged_offsets", "spread_kv_lens"]
+
+PAGE_SIZE: Final = 16
+"""Tokens a page: vLLM's default block."""
+
+Ints = npt.NDArray[np.int64]
+
+
+def ragged_offsets(lengths: Ints) -> npt.NDArray[np.int32]:
+    """Return where each sequence begins, and where the last one ends.
+
+    Parameters
+    ----------
+    lengths : ndarray of int64
+        Shape (sequences,).
+
+    Returns
+    -------
+    ndarray of int32
+        Shape (sequences + 1,), what kernels call indptr or cu_seqlens.
+
+    Examples
+    --------
+    >>> ragged_offsets(np.array([3, 1])).tolist()
+    [0, 3, 4]
+    """
+    return np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+
+
+def spread_kv_lens(spread: str, batch_size: int, mean_kv_len: int, seed: int) -> Ints:
+    """Draw the KV lengths of an unequal decode batch.
+
+    Parameters
+    ----------
+    spread : {"uniform", "bimodal", "one_long"}
+        ``uniform``: between 1 and about twice the mean. ``bimodal``: half of the sequences (rounded down)
+        at 7 times the length of the others. ``one_long``: one sequence holds half of all tokens.
+    batch_size : int
+        Sequences.
+    mean_kv_len : int
+        Tokens of the batch over its sequences, kept exactly.
+    seed : int
+        Seed of the draw and of the order.
+
+    Returns
+    -------
+    ndarray of int64
+        Shape (batch_size,), each at least 1, ``batch_size * mean_kv_len`` in all.
+
+    Raises
+    ------
+    MeasureError
+        If the spread is another, or a size is not above zero.
+
+    Examples
+    --------
+    >>> sorted(spread_kv_lens("one_long", 4, 100, seed=0).tolist())
+    [67, 67, 67, 199]
+    """
+    if batch_size < 1 or mean_kv_len < 1:
+        raise MeasureError(f"{batch_size} sequences of {mean_kv_len} tokens: need at least 1 of each")
+    random = np.random.default_rng(seed)
+    if spread == "uniform":
+        weights = random.random(batch_size)
+    elif spread == "bimodal":
+        weights = np.where(np.arange(batch_size) < batch_size // 2, 7.0, 1.0)
+    elif spread == "one_long":
+        weights = np.where(np.arange(batch_size) == 0, float(max(batch_size - 1, 1)), 1.0)
+    else:
+        raise MeasureError(f"unknown spread {spread!r}; there are uniform, bimodal and one_long")
+    # One token each first, the others by weight; what rounding leaves goes to the largest remainders.
+    rest = batch_size * (mean_kv_len - 1)
+    shares = weights * (rest / weights.sum())
+    lengths = np.floor(shares).astype(np.int64)
+    order = np.argsort(lengths - shares, kind="stable")
+    lengths[order[: rest - int(lengths.sum())]] += 1
+    return random.permutation(lengths + 1)
+
+
+@dataclass(frozen=True)
+class PagedBatch:
+    """Sequences of a step and where their KV lies.
+
+    Attributes
+    ----------
+    new_tokens, kv_lens : ndarray of int64
+        New tokens of each sequence, and tokens attended to, the new ones included; shape (sequences,).
+    page_size : int
+        Tokens a page.
+    pages : ndarray of int32
+        Pages of all sequences, one sequence after the other; each page of the pool exactly once.
+    """
+
+    new_tokens: Ints
+    kv_lens: Ints
+    page_size: int
+    pages: npt.NDArray[np.int32]
+
+    @classmethod
+    def make(
+        cls, new_tokens: Ints, kv_lens: Ints, seed: int | None, page_size: int = PAGE_SIZE
+    ) -> PagedBatch:
+        """Give sequences their pages.
+
+        Parameters
+        ----------
+        new_tokens, kv_lens : ndarray of int64
+            Shape (sequences,), with ``1 <= new_tokens <= kv_lens``.
+        seed : int or None
+            Seed of the order of the pages; None for one sequence's pages in a row.
+        page_size : int
+            Tokens a page.
+
+        Returns
+        -------
+        PagedBatch
+            Pages in random order, as a cache that has been in use has them.
+
+        Raises
+        ------
+        MeasureError
+            If there is no sequence, or one has no new token or more than it attends to.
+        """
+        new_tokens, kv_lens = np.asarray(new_tokens, np.int64), np.asarray(kv_lens, np.int64)
+        if new_tokens.shape != kv_lens.shape or new_tokens.ndim != 1 or new_tokens.size == 0:
+            raise MeasureError(
+                f"need as many new_tokens as kv_lens, and some: {new_tokens.shape}, {kv_lens.shape}"
+            )
+        if (new_tokens < 1).any() or (new_tokens > kv_lens).any():
+            raise MeasureError("every sequence needs 1 <= new_tokens <= kv_len")
+        total = int((-(-kv_lens // page_size)).sum())
+        pages = np.arange(total) if seed is None else np.random.default_rng(seed).permutation(total)
+        return cls(new_tokens, kv_lens, page_size, pages.astype(np.int32))
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences of the step."""
+        return len(self.kv_lens)
+
+    @property
+    def num_tokens(self) -> int:
+        """New tokens of all sequences."""
+        return int(self.new_tokens.sum())
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the pool."""
+        return len(self.pages)
+
+    @property
+    def page_counts(self) -> Ints:
+        """Pages of each sequence."""
+        return -(-self.kv_lens // self.page_size)
+
+    @property
+    def page_offsets(self) -> npt.NDArray[np.int32]:
+        """Where each sequence's pages begin within ``pages``."""
+        return ragged_offsets(self.page_counts)
+
+    @property
+    def token_offsets(self) -> npt.NDArray[np.int32]:
+        """Where each sequence's new tokens begin."""
+        return ragged_offsets(self.new_tokens)
+
+    @property
+    def last_page_lens(self) -> npt.NDArray[np.int32]:
+        """Tokens on each sequence's last page, 1 to ``page_size``."""
+        return ((self.kv_lens - 1) % self.page_size + 1).astype(np.int32)
+
+    @property
+    def block_table(self) -> npt.NDArray[np.int32]:
+        """Pages by sequence, shape (sequences, most pages); padded with page 0, which is never read."""
+        counts, offsets = self.page_counts, self.page_offsets
+        table = np.zeros((self.num_sequences, int(counts.max())), np.int32)
+        # Row-major order of the mask is the order of ``pages``.
+        table[np.arange(table.shape[1]) < counts[:, None]] = self.pages[: offsets[-1]]
+        return table
+
+    @property
+    def positions(self) -> Ints:
+        """Place of each new token in its sequence, shape (tokens,)."""
+        sequence = np.repeat(np.arange(self.num_sequences), self.new_tokens)
+        within = np.arange(self.num_tokens) - self.token_offsets[:-1][sequence]
+        return (self.kv_lens - self.new_tokens)[sequence] + within
+
+    @property
+    def slots(self) -> Ints:
+        """Where each new token's K and V are written: page * page_size + place, shape (tokens,)."""
+        sequence = np.repeat(np.arange(self.num_sequences), self.new_tokens)
+        positions = self.positions
+        page = self.pages[self.page_offsets[:-1][sequence] + positions // self.page_size]
+        slots: Ints = page.astype(np.int64) * self.page_size + positions % self.page_size
+        return slots
+
+    @property
+    def last_tokens(self) -> Ints:
+        """Row of each sequence's last new token, shape (sequences,)."""
+        return self.token_offsets[1:].astype(np.int64) - 1
+
+    def pages_of(self, sequence: int) -> npt.NDArray[np.int32]:
+        """Pages of one sequence, in order."""
+        offsets = self.page_offsets
+        return self.pages[offsets[sequence] : offsets[sequence + 1]]

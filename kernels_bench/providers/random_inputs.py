@@ -1,0 +1,61 @@
+"""Random inputs, never zeros: kernels run up to 13 % faster on zeros, and zeros hide wrong indexing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernels_bench.providers.device import FP8_MAX, Device, torch_dtype
+
+__all__ = ["InputMaker"]
+
+
+class InputMaker:
+    """Makes tensors on a device from one seed.
+
+    Parameters
+    ----------
+    device : Device
+        Where they live.
+    seed : int
+        The same seed and calls give the same tensors on one kind of device.
+    """
+
+    def __init__(self, device: Device, seed: int) -> None:
+        import torch
+
+        self._torch = torch
+        self.device = device
+        # meta tensors hold no numbers, so there is nothing to seed.
+        self._generator = None
+        if device.name != "meta":
+            self._generator = torch.Generator(device.name).manual_seed(seed % 2**63)
+
+    def normal(self, *shape: int, dtype: str = "bf16") -> Any:
+        """Return a tensor of normally distributed numbers; fp8 ones are rounded from bf16."""
+        if dtype == "fp8":
+            return self.normal(*shape).to(torch_dtype("fp8"))
+        empty = self._torch.empty(shape, dtype=torch_dtype(dtype), device=self.device.name)
+        return empty.normal_(generator=self._generator)
+
+    def poisoned(self, *shape: int, dtype: str = "bf16") -> Any:
+        """Return an output full of NaN, so that an element which is not written shows."""
+        if dtype == "fp8":
+            # fill_ has no fp8; 0x7f is e4m3's NaN.
+            bits = self._torch.full(shape, 0x7F, dtype=self._torch.uint8, device=self.device.name)
+            return bits.view(torch_dtype("fp8"))
+        return self._torch.full(shape, float("nan"), dtype=torch_dtype(dtype), device=self.device.name)
+
+    def quantised(self, rows: int, columns: int, *, per_row: bool) -> tuple[Any, Any]:
+        """Return fp8 numbers and the float32 scale that makes them normally distributed again.
+
+        The scale is of shape (1,), or (rows, 1) with ``per_row``.
+        """
+        values = self.normal(rows, columns)
+        # In bf16: a float32 copy of a large weight would take four times the room of the result.
+        largest = values.abs().amax(dim=1, keepdim=True) if per_row else values.abs().amax().reshape(1)
+        scale = largest.float() / FP8_MAX
+        return (values / scale.to(values.dtype)).clamp_(-FP8_MAX, FP8_MAX).to(torch_dtype("fp8")), scale
+
+    def indices(self, values: Any, dtype: str = "int32") -> Any:
+        """Return integers on the device."""
+        return self._torch.as_tensor(values, dtype=getattr(self._torch, dtype), device=self.device.name)

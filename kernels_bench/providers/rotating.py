@@ -1,0 +1,138 @@
+"""Inputs that calls rotate over, so that no call finds its own inputs in the L2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["L2_MULTIPLE", "MAX_SETS", "RotatingCalls", "count_sets", "sample"]
+
+L2_MULTIPLE: Final = 2
+MAX_SETS: Final = 256
+"""A replay runs over every set, so more of them would make replays of small kernels many times too long.
+
+Sets below 2 x L2 / 256 (400 KB on an H100) stay within the L2. Those bytes take 0.15 us from memory, where
+a launch takes 2 us; they are activations of a few tokens, which a real step finds in the L2 too.
+"""
+
+Launch = Callable[[int], None]
+Read = Callable[[int], Any]
+
+
+def count_sets(set_bytes: int, l2_bytes: int, max_bytes: int) -> int:
+    """Count the input sets that together exceed twice the L2.
+
+    Parameters
+    ----------
+    set_bytes : int
+        Bytes of one set: what a call reads and writes.
+    l2_bytes : int
+        L2 of the device, B; 0 where none is to be exceeded.
+    max_bytes : int
+        Bytes that all sets may take, B.
+
+    Returns
+    -------
+    int
+        At least 1, at most :data:`MAX_SETS`, and no more than fit.
+
+    Raises
+    ------
+    MemoryError
+        If one set does not fit.
+
+    Examples
+    --------
+    >>> count_sets(30_000_000, 50_000_000, 10**9)
+    4
+    """
+    if set_bytes > max_bytes:
+        raise MemoryError(f"one set of inputs and outputs takes {set_bytes:,} B, of {max_bytes:,} B allowed")
+    wanted = L2_MULTIPLE * l2_bytes // max(set_bytes, 1) + 1
+    return max(1, min(wanted, MAX_SETS, max_bytes // max(set_bytes, 1)))
+
+
+def sample(size: int, count: int, seed: int) -> npt.NDArray[np.int64]:
+    """Choose positions to check: the first, the last and random ones between, ascending.
+
+    Parameters
+    ----------
+    size : int
+        Positions there are, at least 1.
+    count : int
+        How many to choose at most, at least 2.
+    seed : int
+        Seed of the choice.
+
+    Returns
+    -------
+    ndarray of int64
+        Without repeats.
+
+    Examples
+    --------
+    >>> sample(3, 8, seed=0).tolist()
+    [0, 1, 2]
+    """
+    if size <= count:
+        return np.arange(size, dtype=np.int64)
+    inner = np.random.default_rng(seed).choice(size - 2, count - 2, replace=False) + 1
+    return np.sort(np.concatenate(([0, size - 1], inner))).astype(np.int64)
+
+
+@dataclass
+class RotatingCalls:
+    """A prepared point: a launch over several input sets.
+
+    Attributes
+    ----------
+    kernel : str
+        What is measured, for the ``kernel`` column.
+    num_sets : int
+        Input sets.
+    rotated_bytes : int
+        Bytes of all sets together.
+    launch : callable
+        Launches on one set.
+    read : callable
+        The sampled part of what a launch wrote on that set, a tensor.
+    expect : callable
+        The same part of what it should have written, a float64 tensor. Where a kernel works in place,
+        what one launch since the preparation should have written.
+    """
+
+    kernel: str
+    num_sets: int
+    rotated_bytes: int
+    launch: Launch
+    read: Read
+    expect: Read
+
+    def run(self, index: int) -> None:
+        """Launch on input set ``index`` without waiting."""
+        self.launch(index)
+
+    def result(self, index: int) -> npt.NDArray[np.float64]:
+        """What the last launch on that set wrote, where it is checked."""
+        return _host(self.read(index))
+
+    def reference(self, index: int) -> npt.NDArray[np.float64]:
+        """What it should have written there, in float64."""
+        return _host(self.expect(index))
+
+    def close(self) -> None:
+        """Drop the tensors that the three callables hold."""
+        self.launch = self.read = self.expect = _closed
+
+
+def _closed(index: int) -> None:
+    raise RuntimeError(f"input set {index} was given back: the prepared point is closed")
+
+
+def _host(tensor: Any) -> npt.NDArray[np.float64]:
+    array: npt.NDArray[np.float64] = tensor.detach().double().cpu().numpy()
+    return array

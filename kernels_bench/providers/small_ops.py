@@ -1,0 +1,139 @@
+"""The kernels between GEMMs and attention, one set of them a provider."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Protocol
+
+__all__ = ["KINDS", "RMS_EPSILON", "SmallOps", "TorchSmallOps", "VllmSmallOps"]
+
+RMS_EPSILON: Final = 1e-5
+
+KINDS: Final = ("rmsnorm_residual", "rope", "silu_and_mul", "kv_write", "fp8_quantise")
+
+
+class SmallOps(Protocol):
+    """What a transformer layer runs besides GEMMs and attention.
+
+    Attributes
+    ----------
+    kernels : mapping of str to str
+        What each kind of :data:`KINDS` launches, for those that it has.
+    cos_sin_dtype : str
+        dtype of the table of cosines and sines that ``rope`` reads.
+    """
+
+    kernels: dict[str, str]
+    cos_sin_dtype: str
+
+    def rmsnorm(self, out: Any, x: Any, weight: Any) -> None:
+        """Normalise each row of ``x``, shape (tokens, width), into ``out``."""
+
+    def rmsnorm_residual(self, x: Any, residual: Any, weight: Any) -> None:
+        """Add ``x`` to ``residual`` and normalise the sum into ``x``, both in place."""
+
+    def rope(self, positions: Any, q: Any, k: Any, head_dim: int, cos_sin: Any) -> None:
+        """Rotate queries and keys, shape (tokens, heads * head_dim), in place; rows may be strided.
+
+        ``cos_sin`` holds cosines, then sines, of each position: shape (positions, head_dim).
+        """
+
+    def kv_write(self, k: Any, v: Any, k_pages: Any, v_pages: Any, slots: Any) -> None:
+        """Write keys and values, shape (tokens, heads, head_dim), at their slots of the pages."""
+
+    def silu_and_mul(self, out: Any, x: Any) -> None:
+        """Write ``silu(gate) * up`` of rows that hold gate, then up."""
+
+    def fp8_quantise(self, out: Any, x: Any, scale: Any) -> None:
+        """Write ``x / scale`` in fp8; ``scale`` is of shape (1,)."""
+
+
+class TorchSmallOps:
+    """Plain torch: for machines without a GPU, and to say what the kernels do. Not fused, never timed."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._torch = torch
+        self.kernels: dict[str, str] = {}
+        self.cos_sin_dtype = "fp32"
+
+    def rmsnorm(self, out: Any, x: Any, weight: Any) -> None:
+        """Normalise each row."""
+        out.copy_(self._torch.nn.functional.rms_norm(x, x.shape[-1:], weight, RMS_EPSILON))
+
+    def rmsnorm_residual(self, x: Any, residual: Any, weight: Any) -> None:
+        """Add and normalise in place."""
+        residual.add_(x)
+        self.rmsnorm(x, residual, weight)
+
+    def rope(self, positions: Any, q: Any, k: Any, head_dim: int, cos_sin: Any) -> None:
+        """Rotate in place."""
+        cos, sin = cos_sin[positions][:, None].chunk(2, dim=-1)
+        for x in (q, k):
+            heads = x.unflatten(-1, (-1, head_dim))
+            first, second = heads.clone().chunk(2, dim=-1)
+            heads.copy_(self._torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1))
+
+    def kv_write(self, k: Any, v: Any, k_pages: Any, v_pages: Any, slots: Any) -> None:
+        """Write at the slots."""
+        page, place = slots // k_pages.shape[1], slots % k_pages.shape[1]
+        k_pages[page, place] = k
+        v_pages[page, place] = v
+
+    def silu_and_mul(self, out: Any, x: Any) -> None:
+        """Gate and multiply."""
+        gate, up = x.chunk(2, dim=-1)
+        out.copy_(self._torch.nn.functional.silu(gate) * up)
+
+    def fp8_quantise(self, out: Any, x: Any, scale: Any) -> None:
+        """Divide, clamp and round."""
+        from kernels_bench.providers.device import FP8_MAX
+
+        out.copy_((x.float() / scale).clamp(-FP8_MAX, FP8_MAX).to(out.dtype))
+
+
+class VllmSmallOps:
+    """vLLM's CUDA ops: what its models run without a compiler's fusion."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._ops = torch.ops._C
+        self._cache_ops = torch.ops._C_cache_ops
+        self._one: Any = None
+        self._torch = torch
+        self.cos_sin_dtype = "bf16"
+        self.kernels = {
+            "rmsnorm_residual": "vllm fused_add_rms_norm",
+            "rope": "vllm rotary_embedding",
+            "silu_and_mul": "vllm silu_and_mul",
+            "kv_write": "vllm reshape_and_cache_flash",
+            "fp8_quantise": "vllm static_scaled_fp8_quant",
+        }
+
+    def rmsnorm(self, out: Any, x: Any, weight: Any) -> None:
+        """Normalise each row."""
+        self._ops.rms_norm(out, x, weight, RMS_EPSILON)
+
+    def rmsnorm_residual(self, x: Any, residual: Any, weight: Any) -> None:
+        """Add and normalise in place."""
+        self._ops.fused_add_rms_norm(x, residual, weight, RMS_EPSILON)
+
+    def rope(self, positions: Any, q: Any, k: Any, head_dim: int, cos_sin: Any) -> None:
+        """Rotate in place."""
+        self._ops.rotary_embedding(positions, q, k, head_dim, cos_sin, True)
+
+    def kv_write(self, k: Any, v: Any, k_pages: Any, v_pages: Any, slots: Any) -> None:
+        """Write at the slots."""
+        if self._one is None or self._one.device != k.device:
+            self._one = self._torch.ones((), dtype=self._torch.float32, device=k.device)
+        # "auto": the cache's own dtype, so that the scales are not used.
+        self._cache_ops.reshape_and_cache_flash(k, v, k_pages, v_pages, slots, "auto", self._one, self._one)
+
+    def silu_and_mul(self, out: Any, x: Any) -> None:
+        """Gate and multiply."""
+        self._ops.silu_and_mul(out, x)
+
+    def fp8_quantise(self, out: Any, x: Any, scale: Any) -> None:
+        """Divide, clamp and round."""
+        self._ops.static_scaled_fp8_quant(out, x, scale, None)

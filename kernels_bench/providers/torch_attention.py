@@ -1,0 +1,175 @@
+"""Attention through torch's scaled_dot_product_attention: cuDNN where it takes the shape, else flash."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+
+from kernels_bench.points import Point
+from kernels_bench.providers.attention import AttentionSets, contiguous_sets, prepare_attention
+from kernels_bench.providers.device import Device
+from kernels_bench.providers.rotating import RotatingCalls
+
+__all__ = ["causal_attention", "equal_runs", "prepare_sdpa", "refuses_sdpa"]
+
+_TITLES: Final = {"CUDNN_ATTENTION": "cuDNN", "FLASH_ATTENTION": "flash", "MATH": "math"}
+
+
+def refuses_sdpa(point: Point) -> str | None:
+    """Say why SDPA cannot measure an attention point; None where it can."""
+    if point.values["kv_dtype"] != "bf16":
+        return f"SDPA has no {point.values['kv_dtype']} KV cache; it computes in bf16"
+    if point.operator == "attention_decode_unequal":
+        return "SDPA takes sequences of one length; unequal ones need vllm or flashinfer"
+    return None
+
+
+def prepare_sdpa(
+    point: Point, device: Device, seed: int, max_bytes: int, dtype: str = "bf16"
+) -> RotatingCalls:
+    """Make contiguous inputs and find the backend that takes them.
+
+    Parameters
+    ----------
+    point : Point
+        attention_prefill or attention_decode. A decode is one query over contiguous KV: not what serving
+        engines run, which the kernel's name says.
+    device : Device
+        Where inputs live.
+    seed : int
+        Seed of the inputs.
+    max_bytes : int
+        What they may take, B.
+    dtype : str
+        dtype of all tensors.
+
+    Returns
+    -------
+    RotatingCalls
+        SDPA allocates its output, as it does in a model: its time is in the call, a graph has it.
+    """
+    sets = contiguous_sets(point, device, seed, max_bytes, dtype)
+    batch_size = len(sets.kv_lens)
+    q_len, kv_len = int(sets.new_tokens[0]), int(sets.kv_lens[0])
+    views = [_views(sets, index, batch_size) for index in range(sets.num_sets)]
+    backend, attend = _first_that_works(_backends(device, q_len, kv_len), views[0], q_len, kv_len)
+    outputs: dict[int, Any] = {}
+
+    def launch(index: int) -> None:
+        outputs[index] = attend(*views[index])
+
+    calls = prepare_attention(sets, "", launch, seed)
+    read = calls.read
+
+    def read_copied(index: int) -> Any:
+        # The sampled elements are read from where every provider writes.
+        sets.out[index].copy_(outputs[index].transpose(1, 2).flatten(0, 1))
+        return read(index)
+
+    what = "prefill" if point.operator == "attention_prefill" else "decode, contiguous KV"
+    calls.kernel = f"SDPA {backend}, {what}"
+    calls.read = read_copied
+    return calls
+
+
+def _views(sets: AttentionSets, index: int, batch_size: int) -> tuple[Any, Any, Any]:
+    """Return q, k and v as (batch, heads, tokens, head_dim) views of (tokens, heads, head_dim) memory."""
+    q, k, v = (x[index].unflatten(0, (batch_size, -1)).transpose(1, 2) for x in (sets.q, sets.k, sets.v))
+    return q, k, v
+
+
+def _backends(device: Device, q_len: int, kv_len: int) -> list[str]:
+    if device.name != "cuda":
+        return ["MATH"]
+    # Lower-right causal, and one query over its past, are masks that cuDNN's op has no argument for here.
+    is_square = q_len == kv_len
+    return ["CUDNN_ATTENTION", "FLASH_ATTENTION"] if is_square or q_len == 1 else ["FLASH_ATTENTION"]
+
+
+def _first_that_works(
+    backends: Sequence[str], views: tuple[Any, Any, Any], q_len: int, kv_len: int
+) -> tuple[str, Callable[[Any, Any, Any], Any]]:
+    from torch.nn.attention import SDPBackend
+
+    refused = []
+    for name in backends:
+        backend = SDPBackend.__members__[name]
+
+        def attend(q: Any, k: Any, v: Any, backend: Any = backend) -> Any:
+            return causal_attention(q, k, v, backend)
+
+        try:
+            attend(*views)
+        except RuntimeError as error:
+            import torch
+
+            if isinstance(error, torch.cuda.OutOfMemoryError):
+                raise
+            refused.append(f"{name}: {error}")
+            continue
+        return _TITLES[name], attend
+    raise RuntimeError(f"no SDPA backend takes {q_len} queries over {kv_len} tokens: {'; '.join(refused)}")
+
+
+def causal_attention(q: Any, k: Any, v: Any, backend: Any = None) -> Any:
+    """Attend from the last queries to everything before them and themselves.
+
+    Parameters
+    ----------
+    q : tensor
+        Shape (batch, query heads, new tokens, head_dim).
+    k, v : tensor
+        Shape (batch, KV heads, KV tokens, head_dim).
+    backend : SDPBackend, optional
+        The only backend to use; torch's choice by default.
+
+    Returns
+    -------
+    tensor
+        Of the shape of ``q``. The causal mask is aligned to the lower right, as a prefix needs it.
+    """
+    import contextlib
+
+    import torch.nn.functional as functional
+    from torch.nn.attention import sdpa_kernel
+    from torch.nn.attention.bias import causal_lower_right
+
+    q_len, kv_len = q.shape[2], k.shape[2]
+    gqa = q.shape[1] != k.shape[1]
+    chosen = contextlib.nullcontext() if backend is None else sdpa_kernel(backend)
+    with chosen:
+        if q_len == 1 or q_len == kv_len:
+            # One query sees everything: no mask at all.
+            return functional.scaled_dot_product_attention(
+                q, k, v, is_causal=q_len == kv_len and q_len > 1, enable_gqa=gqa
+            )
+        return functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=causal_lower_right(q_len, kv_len), enable_gqa=gqa
+        )
+
+
+def equal_runs(new_tokens: Any, kv_lens: Any) -> list[tuple[int, int]]:
+    """Find neighbouring sequences of one length, which one SDPA call takes together.
+
+    Parameters
+    ----------
+    new_tokens, kv_lens : array_like of int
+        Shape (sequences,).
+
+    Returns
+    -------
+    list of (int, int)
+        First sequence of each run, and the one after its last.
+
+    Examples
+    --------
+    >>> equal_runs([1, 1, 5], [9, 9, 9])
+    [(0, 2), (2, 3)]
+    """
+    pairs = np.stack((np.asarray(new_tokens), np.asarray(kv_lens)))
+    change = np.flatnonzero((pairs[:, 1:] != pairs[:, :-1]).any(axis=0)) + 1
+    bounds = [0, *change.tolist(), pairs.shape[1]]
+    return list(pairwise(bounds))

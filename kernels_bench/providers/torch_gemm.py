@@ -1,0 +1,142 @@
+"""GEMMs: inputs and references for every provider, and torch's own kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from kernels_bench.points import Point
+from kernels_bench.providers import references
+from kernels_bench.providers.device import Device, take
+from kernels_bench.providers.random_inputs import InputMaker
+from kernels_bench.providers.rotating import RotatingCalls, count_sets, sample
+
+__all__ = ["FP8_ALIGNMENT", "Gemm", "prepare_gemm", "refuses_gemm", "torch_gemm"]
+
+FP8_ALIGNMENT: Final = 16
+"""fp8 kernels need n and k to be multiples of it."""
+CHECKED_ROWS: Final = 64
+CHECKED_COLUMNS: Final = 512
+
+Gemm = Callable[[Any, Any, Any, Any, Any], None]
+"""Writes ``(x * x_scale) @ (weight * weight_scale).T``, called as (out, x, weight, x_scale, weight_scale).
+
+``weight`` is of shape (n, k), so that its transpose is column-major. ``weight_scale`` is of shape (1,) or
+(1, n); both scales are None for bf16.
+"""
+
+
+def refuses_gemm(point: Point, device: Device) -> str | None:
+    """Say why a GEMM cannot be measured on a device; None where it can."""
+    dtype, n, k = point.values["dtype"], point.values["n"], point.values["k"]
+    if dtype == "bf16":
+        return None
+    if dtype not in ("fp8", "fp8_rowwise"):
+        return f"no {dtype} GEMM here; there are bf16, fp8 and fp8_rowwise"
+    if n % FP8_ALIGNMENT or k % FP8_ALIGNMENT:
+        return f"fp8 needs n and k in multiples of {FP8_ALIGNMENT}, not {n} and {k}"
+    if device.name == "cuda" and device.capability < (8, 9):
+        return f"fp8 needs compute capability 8.9, this GPU has {'.'.join(map(str, device.capability))}"
+    return None
+
+
+def prepare_gemm(
+    point: Point, device: Device, seed: int, max_bytes: int, kernel: str, gemm: Gemm
+) -> RotatingCalls:
+    """Make inputs of a GEMM and bind a kernel to them.
+
+    Parameters
+    ----------
+    point : Point
+        Operator gemm, dtype bf16, fp8 or fp8_rowwise.
+    device : Device
+        Where inputs live.
+    seed : int
+        Seed of the inputs.
+    max_bytes : int
+        What they may take, B.
+    kernel : str
+        What ``gemm`` launches.
+    gemm : callable
+        See :data:`Gemm`.
+
+    Returns
+    -------
+    RotatingCalls
+        Checked at up to 64 rows and 512 columns.
+    """
+    dtype = point.values["dtype"]
+    m, n, k = (int(point.values[name]) for name in ("m", "n", "k"))
+    element_bytes = 2 if dtype == "bf16" else 1
+    set_bytes = element_bytes * (m * k + n * k) + 2 * m * n
+    num_sets = count_sets(set_bytes, device.l2_bytes, max_bytes)
+    make = InputMaker(device, seed)
+    sets = [_one_set(make, dtype, m, n, k) for _ in range(num_sets)]
+    rows = make.indices(sample(m, CHECKED_ROWS, seed), "int64")
+    columns = make.indices(sample(n, CHECKED_COLUMNS, seed + 1), "int64")
+
+    def launch(index: int) -> None:
+        gemm(*sets[index])
+
+    def read(index: int) -> Any:
+        return sets[index][0][rows][:, columns]
+
+    def expect(index: int) -> Any:
+        _, x, weight, x_scale, weight_scale = sets[index]
+        per_row = x_scale is not None and x_scale.ndim == 2
+        return references.linear(
+            take(x, rows),
+            take(weight, columns),
+            x_scale[rows] if per_row else x_scale,
+            weight_scale[0, columns][:, None] if per_row else weight_scale,
+        )
+
+    return RotatingCalls(kernel, num_sets, num_sets * set_bytes, launch, read, expect)
+
+
+def _one_set(make: InputMaker, dtype: str, m: int, n: int, k: int) -> tuple[Any, Any, Any, Any, Any]:
+    out = make.poisoned(m, n)
+    if dtype == "bf16":
+        return out, make.normal(m, k), make.normal(n, k), None, None
+    per_row = dtype == "fp8_rowwise"
+    x, x_scale = make.quantised(m, k, per_row=per_row)
+    weight, weight_scale = make.quantised(n, k, per_row=per_row)
+    return out, x, weight, x_scale, weight_scale.T.contiguous() if per_row else weight_scale
+
+
+def torch_gemm(dtype: str) -> tuple[str, Gemm]:
+    """Return torch's kernel of a dtype and what to call it.
+
+    Parameters
+    ----------
+    dtype : str
+        bf16, fp8 or fp8_rowwise.
+
+    Returns
+    -------
+    str, callable
+        bf16: what F.linear without bias calls, with the output given (F.linear has no ``out``).
+        fp8: accumulation without promotion, as serving engines run it.
+    """
+    import torch
+
+    if dtype == "bf16":
+
+        def linear(out: Any, x: Any, weight: Any, x_scale: Any, weight_scale: Any) -> None:
+            torch.mm(x, weight.t(), out=out)
+
+        return "F.linear (aten::mm, cuBLASLt)", linear
+
+    def scaled(out: Any, x: Any, weight: Any, x_scale: Any, weight_scale: Any) -> None:
+        torch._scaled_mm(
+            x,
+            weight.t(),
+            scale_a=x_scale,
+            scale_b=weight_scale,
+            out_dtype=torch.bfloat16,
+            use_fast_accum=True,
+            out=out,
+        )
+
+    scaling = "row-wise" if dtype == "fp8_rowwise" else "per tensor"
+    return f"torch._scaled_mm, {scaling}, fast accumulation", scaled

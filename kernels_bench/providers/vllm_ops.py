@@ -1,0 +1,262 @@
+"""vLLM's kernels without vLLM: where its libraries are, and every call into them.
+
+The schemas are those that the libraries of vLLM 0.26.0 register themselves (read out of the wheel), so
+that a call can be checked where the libraries do not load. They load with ``torch.ops.load_library``
+under the torch they were built with, 2.11 with CUDA 13.0.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from kernels_bench.providers.attention import Heads
+from kernels_bench.providers.device import Device
+from kernels_bench.providers.paging import PagedBatch
+
+__all__ = [
+    "LIBRARIES_VARIABLE",
+    "LIBRARY_FILES",
+    "SCHEMAS",
+    "find_library",
+    "load_libraries",
+    "plan_fa3",
+]
+
+LIBRARIES_VARIABLE: Final = "KERNELS_BENCH_VLLM_LIBS"
+"""Environment variable: a folder that holds the libraries, at any depth."""
+
+LIBRARY_FILES: Final = {
+    "fa3": "_vllm_fa3_C.abi3.so",
+    "ops": "_C_stable_libtorch.abi3.so",
+}
+"""FA3, and norm, rope, activation, quantisation, KV write and fp8 GEMM."""
+
+SCHEMAS: Final = {
+    "_vllm_fa3_C::fwd": (
+        "fwd(Tensor(a!) q, Tensor k, Tensor v, Tensor? k_new, Tensor? v_new, Tensor? q_v, Tensor(b!)? out, "
+        "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? cu_seqlens_k_new, Tensor? seqused_q, "
+        "Tensor? seqused_k, int? max_seqlen_q, int? max_seqlen_k, Tensor? page_table, Tensor? kv_batch_idx, "
+        "Tensor? leftpad_k, Tensor? rotary_cos, Tensor? rotary_sin, Tensor? seqlens_rotary, "
+        "Tensor? q_descale, Tensor? k_descale, Tensor? v_descale, float softmax_scale, bool is_causal, "
+        "int window_size_left, int window_size_right, float softcap, bool is_rotary_interleaved, "
+        "Tensor? scheduler_metadata, int num_splits, bool? pack_gqa, int sm_margin, Tensor? s_aux, "
+        "int cp_world_size, int cp_rank, Tensor? cp_tot_seqused_k) -> Tensor[]"
+    ),
+    "_vllm_fa3_C::get_scheduler_metadata": (
+        "get_scheduler_metadata(int batch_size, int max_seqlen_q, int max_seqlen_k, int num_heads, "
+        "int num_heads_k, int headdim, int headdim_v, ScalarType qkv_dtype, Tensor seqused_k, "
+        "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? cu_seqlens_k_new, Tensor? seqused_q, "
+        "Tensor? leftpad_k, int? page_size, int max_seqlen_k_new, bool is_causal, int window_size_left, "
+        "int window_size_right, bool has_softcap, int num_splits, bool? pack_gqa, int sm_margin) -> Tensor"
+    ),
+    "_C::rms_norm": "rms_norm(Tensor(a!) result, Tensor input, Tensor? weight, float epsilon) -> ()",
+    "_C::fused_add_rms_norm": (
+        "fused_add_rms_norm(Tensor(a!) input, Tensor(b!) residual, Tensor? weight, float epsilon) -> ()"
+    ),
+    "_C::rotary_embedding": (
+        "rotary_embedding(Tensor positions, Tensor(a!) query, Tensor(b!)? key, int head_size, "
+        "Tensor cos_sin_cache, bool is_neox, int rope_dim_offset=0, bool inverse=False) -> ()"
+    ),
+    "_C::silu_and_mul": "silu_and_mul(Tensor(a!) result, Tensor input) -> ()",
+    "_C::static_scaled_fp8_quant": (
+        "static_scaled_fp8_quant(Tensor(a!) result, Tensor input, Tensor scale, int[]? group_shape=None)"
+        " -> ()"
+    ),
+    "_C::cutlass_scaled_mm": (
+        "cutlass_scaled_mm(Tensor(a!) out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, "
+        "Tensor? bias) -> ()"
+    ),
+    "_C_cache_ops::reshape_and_cache_flash": (
+        "reshape_and_cache_flash(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, "
+        "Tensor slot_mapping, str kv_cache_dtype, Tensor k_scale, Tensor v_scale) -> ()"
+    ),
+}
+"""Schema of each op that is called, by its qualified name."""
+
+GRAPH_MAX_SPLITS: Final = 32
+"""Splits of the KV that FA3 may make under full CUDA graphs; vLLM's default."""
+GRAPH_MAX_TOKENS: Final = 512
+"""Tokens up to which vLLM replays full CUDA graphs; its default. Beyond, FA3 chooses the splits itself."""
+
+
+def find_library(name: str) -> Path | None:
+    """Look for a library: in the folder that the environment names, else in an installed vllm.
+
+    Parameters
+    ----------
+    name : str
+        A key of :data:`LIBRARY_FILES`.
+
+    Returns
+    -------
+    Path or None
+        None where it is in neither.
+    """
+    folders = []
+    if named := os.environ.get(LIBRARIES_VARIABLE):
+        folders.append(Path(named))
+    spec = importlib.util.find_spec("vllm")
+    if spec is not None and spec.submodule_search_locations:
+        folders += [Path(folder) for folder in spec.submodule_search_locations]
+    for folder in folders:
+        found = sorted(folder.rglob(LIBRARY_FILES[name])) if folder.is_dir() else []
+        if found:
+            return found[0]
+    return None
+
+
+def load_libraries() -> dict[str, str]:
+    """Load what can be loaded, and say why the rest cannot.
+
+    Returns
+    -------
+    dict of str to str
+        For each key of :data:`LIBRARY_FILES` an empty string where its ops are there, else the reason.
+    """
+    import torch
+
+    reasons = {}
+    for name, file in LIBRARY_FILES.items():
+        if _is_registered(torch, name):
+            reasons[name] = ""
+            continue
+        path = find_library(name)
+        if path is None:
+            reasons[name] = (
+                f"{file} is neither in an installed vllm nor below the folder {LIBRARIES_VARIABLE} names"
+            )
+            continue
+        try:
+            ops: Any = torch.ops
+            ops.load_library(str(path))
+        except (OSError, RuntimeError) as error:
+            reasons[name] = f"{path} does not load: {str(error).splitlines()[0]}"
+            continue
+        missing = _missing_ops(torch, name)
+        reasons[name] = f"{path} lacks {', '.join(missing)}: need that of vLLM 0.26" if missing else ""
+    return reasons
+
+
+def _ops_of(name: str) -> list[str]:
+    is_fa3 = name == "fa3"
+    return [op for op in SCHEMAS if op.startswith("_vllm_fa3_C::") == is_fa3]
+
+
+def _missing_ops(torch: Any, name: str) -> list[str]:
+    def is_there(qualified: str) -> bool:
+        space, op = qualified.split("::")
+        return hasattr(getattr(torch.ops, space), op)
+
+    return [op for op in _ops_of(name) if not is_there(op)]
+
+
+def _is_registered(torch: Any, name: str) -> bool:
+    return not _missing_ops(torch, name)
+
+
+def plan_fa3(
+    batch: PagedBatch, heads: Heads, dtype: Any, device: Device
+) -> Callable[[Any, Any, Any, Any], None]:
+    """Plan FA3 over paged KV the way vLLM calls it, for prefills, decodes and both.
+
+    Parameters
+    ----------
+    batch : PagedBatch
+        The sequences.
+    heads : Heads
+        Head shape.
+    dtype : torch.dtype
+        dtype of queries, keys and values.
+    device : Device
+        Where they live.
+
+    Returns
+    -------
+    callable
+        ``attend(q, k, v, out)``; k and v are pages of shape (pages, page_size, KV heads, head_dim). The
+        scheduler's metadata are computed here, once, as vLLM does for all layers of a step.
+    """
+    import torch
+
+    ops = torch.ops._vllm_fa3_C
+    # Copied: a table's properties may be views that torch warns it must not write to.
+    offsets, kv_lens, table = (
+        torch.tensor(np.ascontiguousarray(x), dtype=torch.int32, device=device.name)
+        for x in (batch.token_offsets, batch.kv_lens, batch.block_table)
+    )
+    longest_q, longest_kv = int(batch.new_tokens.max()), int(batch.kv_lens.max())
+    splits = GRAPH_MAX_SPLITS if batch.num_tokens <= GRAPH_MAX_TOKENS else 0
+    metadata = ops.get_scheduler_metadata(
+        batch.num_sequences,
+        longest_q,
+        longest_kv,
+        heads.num_q_heads,
+        heads.num_kv_heads,
+        heads.head_dim,
+        heads.head_dim,
+        dtype,
+        kv_lens,
+        offsets,
+        None,  # cu_seqlens_k
+        None,  # cu_seqlens_k_new
+        None,  # seqused_q
+        None,  # leftpad_k
+        batch.page_size,
+        0,  # max_seqlen_k_new
+        True,  # is_causal
+        -1,
+        -1,
+        False,  # has_softcap
+        splits,
+        None,  # pack_gqa
+        0,  # sm_margin
+    )
+
+    def attend(q: Any, k: Any, v: Any, out: Any) -> None:
+        ops.fwd(
+            q,
+            k,
+            v,
+            None,  # k_new
+            None,  # v_new
+            None,  # q_v
+            out,
+            offsets,
+            None,  # cu_seqlens_k
+            None,  # cu_seqlens_k_new
+            None,  # seqused_q
+            kv_lens,
+            longest_q,
+            longest_kv,
+            table,
+            None,  # kv_batch_idx
+            None,  # leftpad_k
+            None,  # rotary_cos
+            None,  # rotary_sin
+            None,  # seqlens_rotary
+            None,  # q_descale
+            None,  # k_descale
+            None,  # v_descale
+            heads.scale,
+            True,  # is_causal
+            -1,
+            -1,
+            0.0,  # softcap
+            True,  # is_rotary_interleaved
+            metadata,
+            splits,
+            None,  # pack_gqa
+            0,  # sm_margin
+            None,  # s_aux
+            1,  # cp_world_size
+            0,  # cp_rank
+            None,  # cp_tot_seqused_k
+        )
+
+    return attend

@@ -1,0 +1,118 @@
+"""The vllm provider: FA3 over paged KV, fp8 GEMM and the small CUDA ops, with or without vllm installed."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from kernels_bench.points import Point
+from kernels_bench.protocol import Availability, Prepared
+from kernels_bench.providers.attention import paged_sets, prepare_attention
+from kernels_bench.providers.device import Device, cuda_availability, cuda_device, oom_as_memory_error
+from kernels_bench.providers.elementwise import prepare_small_op, refuses_small_op
+from kernels_bench.providers.small_ops import VllmSmallOps
+from kernels_bench.providers.torch_gemm import prepare_gemm, refuses_gemm
+from kernels_bench.providers.torch_provider import refuses_heads
+from kernels_bench.providers.vllm_ops import find_library, load_libraries, plan_fa3
+
+__all__ = ["VllmProvider"]
+
+_ATTENTION: Final = ("attention_prefill", "attention_decode", "attention_decode_unequal")
+_KINDS: Final = ("rmsnorm_residual", "rope", "silu_and_mul", "kv_write", "fp8_quantise")
+
+
+class VllmProvider:
+    """Launches the kernels of vLLM's libraries.
+
+    Parameters
+    ----------
+    device : Device, optional
+        Where to run; the current CUDA device by default, found when it is first needed.
+    """
+
+    name = "vllm"
+
+    def __init__(self, device: Device | None = None) -> None:
+        self._device = device
+        self._reasons: dict[str, str] | None = None
+
+    @property
+    def device(self) -> Device:
+        """Where inputs live."""
+        if self._device is None:
+            self._device = cuda_device()
+        return self._device
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Why each library is not there; empty where it is."""
+        if self._reasons is None:
+            reasons = load_libraries()
+            if not reasons["fa3"] and not self.device.is_hopper:
+                capability = ".".join(map(str, self.device.capability))
+                reasons["fa3"] = f"FA3 is for Hopper, compute capability 9.0; this GPU has {capability}"
+            self._reasons = reasons
+        return self._reasons
+
+    def availability(self) -> Availability:
+        """Say whether any of the libraries loads on a GPU here."""
+        found = cuda_availability()
+        if not found.works:
+            return found
+        missing = [reason for reason in self.reasons.values() if reason]
+        if len(missing) == len(self.reasons):
+            return Availability(False, "; ".join(missing))
+        loaded = {f"vllm_{name}": _identity(name) for name, reason in self.reasons.items() if not reason}
+        return Availability(True, "; ".join(missing), {**(found.versions or {}), **loaded})
+
+    def refuses(self, point: Point) -> str | None:
+        """Say why a point is not for vLLM's kernels."""
+        if point.operator in _ATTENTION:
+            if point.values["kv_dtype"] != "bf16":
+                # The table's attention computes in bf16, whatever the cache holds.
+                return f"vLLM's FA3 computes in {point.values['kv_dtype']} where the KV cache is"
+            return refuses_heads(point) or self.reasons["fa3"] or None
+        if point.operator == "gemm":
+            if point.values["dtype"] == "bf16":
+                return "vLLM's bf16 GEMM is torch's"
+            return refuses_gemm(point, self.device) or self.reasons["ops"] or None
+        if point.operator == "elementwise" and point.values["kind"] in _KINDS:
+            return refuses_small_op(point) or self.reasons["ops"] or None
+        return f"vllm is not asked for {point.values.get('kind', point.operator)}"
+
+    def prepare(self, point: Point, seed: int, max_bytes: int) -> Prepared:
+        """Make random inputs for a point."""
+        with oom_as_memory_error():
+            if point.operator in _ATTENTION:
+                return self._prepare_attention(point, seed, max_bytes)
+            if point.operator == "gemm":
+                scaling = "row-wise" if point.values["dtype"] == "fp8_rowwise" else "per tensor"
+                kernel = f"vllm cutlass_scaled_mm, {scaling}"
+                return prepare_gemm(point, self.device, seed, max_bytes, kernel, _scaled_mm)
+            return prepare_small_op(point, VllmSmallOps(), self.device, seed, max_bytes)
+
+    def _prepare_attention(self, point: Point, seed: int, max_bytes: int) -> Prepared:
+        sets = paged_sets(point, self.device, seed, max_bytes, packed=True)
+        assert sets.batch is not None
+        attend = plan_fa3(sets.batch, sets.heads, sets.q.dtype, self.device)
+
+        def launch(index: int) -> None:
+            attend(sets.q[index], sets.k[index], sets.v[index], sets.out[index])
+
+        return prepare_attention(sets, f"vllm FA3 paged, page {sets.batch.page_size}", launch, seed)
+
+
+def _scaled_mm(out: Any, x: Any, weight: Any, x_scale: Any, weight_scale: Any) -> None:
+    import torch
+
+    torch.ops._C.cutlass_scaled_mm(out, x, weight.t(), x_scale, weight_scale, None)
+
+
+def _identity(name: str) -> str:
+    """Return what tells one build of a library from another: the start of its SHA-256."""
+    import hashlib
+
+    path = find_library(name)
+    if path is None:
+        return "registered by the process"
+    with path.open("rb") as file:
+        return f"{path.name} sha256:{hashlib.file_digest(file, 'sha256').hexdigest()[:16]}"

@@ -1,0 +1,1 @@
+"""Measuring: providers chosen, points timed and checked, a journal written as they finish."""

@@ -1,0 +1,143 @@
+"""Which card is measured: what it is called, and the facts that lie beside its tables."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from fastroof.config.gpu import GpuSpec, load_gpu
+from fastroof.config.paths import bench_data_root
+from fastroof.errors import GpuError, MeasureError
+
+__all__ = ["CPU", "CPU_GPU_TOML", "GPU_FILE", "measured_gpu", "refuse_other_gpu", "write_gpu_file"]
+
+CPU: Final = "cpu"
+GPU_FILE: Final = "gpu.toml"
+
+CPU_GPU_TOML: Final = """\
+title = "no GPU: a host's CPU, to prove the harness"
+name = "cpu"
+source = "ceilings that no host's CPU reaches on tiny sizes; not facts of any card"
+num_sms = 1
+
+[peak_tflops]
+bf16 = 1000
+
+[memory]
+hbm_tb_per_s = 10
+hbm_gib = 1
+
+[links]
+pcie_gb_per_s = 1
+"""
+"""What is written beside tables that were measured without a GPU, so that they load and say what they are."""
+
+
+def measured_gpu(name: str | None, facts: Mapping[str, Any], on_cpu: bool) -> GpuSpec:
+    """Return the card that is measured; refuse to call one by another's name.
+
+    Parameters
+    ----------
+    name : str or None
+        What a person called it, or the path of a gpu.toml, which is believed.
+    facts : mapping
+        What the driver says, ``gpu_name`` among it.
+    on_cpu : bool
+        Whether the host is measured instead.
+
+    Returns
+    -------
+    GpuSpec
+        On a CPU one that is called ``cpu``.
+
+    Raises
+    ------
+    MeasureError
+        If nobody knows the card, or it is another one than it was called.
+
+    Examples
+    --------
+    >>> measured_gpu(None, {"gpu_name": "NVIDIA H100 80GB HBM3"}, on_cpu=False).name
+    'h100'
+    """
+    if on_cpu:
+        if name not in (None, CPU):
+            raise MeasureError(
+                f"the cpu provider measures no {name}: leave --gpu out, its tables are named cpu"
+            )
+        return load_gpu(tomllib.loads(CPU_GPU_TOML))
+    told = str(facts.get("gpu_name", ""))
+    if name is not None and name.endswith(".toml"):
+        return load_gpu(Path(name))
+    if not told:
+        if name is None:
+            raise MeasureError("the driver does not say which GPU this is; pass --gpu NAME or a gpu.toml")
+        return load_gpu(name)
+    wanted = None if name is None else load_gpu(name)
+    try:
+        spec = load_gpu(told)
+    except GpuError as error:
+        raise MeasureError(f"this GPU calls itself {told!r}: {error} as --gpu") from None
+    if wanted is not None and wanted.name != spec.name:
+        raise MeasureError(
+            f"--gpu {name} is {wanted.title}, but this is {told} ({spec.name}): leave --gpu out, "
+            "or give a gpu.toml of its own"
+        )
+    return spec
+
+
+def refuse_other_gpu(folder: Path, gpu: GpuSpec) -> None:
+    """Refuse an output folder of another card.
+
+    Parameters
+    ----------
+    folder : Path
+        What ``-o`` was given; it need not exist.
+    gpu : GpuSpec
+        The card that is measured.
+
+    Raises
+    ------
+    MeasureError
+        Naming both.
+    """
+    held = folder / GPU_FILE
+    if held.is_file() and (name := load_gpu(held).name) != gpu.name:
+        raise MeasureError(f"{folder} holds measurements of {name}, this is {gpu.name}; give another -o")
+
+
+def write_gpu_file(folder: Path, gpu: GpuSpec, given: str | None) -> None:
+    """Put the card's facts beside its tables, so that they load where fastroof has no such card.
+
+    Parameters
+    ----------
+    folder : Path
+        The output folder; made where it is not there.
+    gpu : GpuSpec
+        The card.
+    given : str or None
+        What a person called it: a gpu.toml is copied.
+
+    Raises
+    ------
+    MeasureError
+        If the folder cannot be written.
+    """
+    from fastroof.load.write import toml_text
+
+    if (folder / GPU_FILE).is_file():
+        return
+    try:
+        if gpu.name == CPU:
+            text = CPU_GPU_TOML
+        else:
+            own = given is not None and given.endswith(".toml")
+            path = Path(str(given)) if own else bench_data_root() / gpu.name / GPU_FILE
+            # The file's name may be its folder's, which it leaves.
+            text = toml_text({"name": gpu.name, **tomllib.loads(path.read_text(encoding="utf-8"))})
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / GPU_FILE).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise MeasureError(f"{folder} cannot be written: {error.strerror}; give another -o") from None

@@ -1,0 +1,118 @@
+"""What a journal's start line says of the software: versions, commit, the time it began."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+from fastroof._version import __version__
+from kernels_bench.protocol import Availability, Provider
+
+__all__ = ["checkout_commit", "now_iso", "software_versions", "working"]
+
+_DISTRIBUTIONS: Final = {
+    "numpy": "numpy",
+    "torch": "torch",
+    "triton": "triton",
+    "flashinfer": "flashinfer-python",
+    "vllm": "vllm",
+    "apache-tvm-ffi": "apache-tvm-ffi",
+}
+
+
+def working(providers: Iterable[Provider]) -> list[tuple[Provider, Availability]]:
+    """Ask each provider whether it works here.
+
+    Parameters
+    ----------
+    providers : iterable of Provider
+        In order of choice.
+
+    Returns
+    -------
+    list of (Provider, Availability)
+        In the same order; one that cannot even answer does not work, and why is its reason.
+    """
+    answers = []
+    for provider in providers:
+        try:
+            answer = provider.availability()
+        except Exception as error:
+            answer = Availability(False, f"{type(error).__name__}: {error}")
+        answers.append((provider, answer))
+    return answers
+
+
+def software_versions(answers: Iterable[tuple[Provider, Availability]] = ()) -> dict[str, str]:
+    """Return the versions of everything that a latency depends on.
+
+    Parameters
+    ----------
+    answers : iterable of (Provider, Availability)
+        What :func:`working` returned; their own versions, such as the SHA-256 of a kernel library, win.
+
+    Returns
+    -------
+    dict of str to str
+        By name; of libraries that are installed. CUDA and cuDNN are those torch computes with.
+
+    Examples
+    --------
+    >>> sorted(software_versions())[:2]
+    ['fastroof', 'numpy']
+    """
+    versions = {"fastroof": __version__, "python": platform.python_version()}
+    for name, distribution in _DISTRIBUTIONS.items():
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(distribution)
+    # Only where a provider has imported it: the import takes seconds.
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        with contextlib.suppress(Exception):  # a build without them
+            versions |= {"torch": str(torch.__version__), "cuda": str(torch.version.cuda)}
+            versions["cudnn"] = str(torch.backends.cudnn.version())
+    for _, answer in answers:
+        if answer.works:
+            versions |= dict(answer.versions or {})
+    return versions
+
+
+def checkout_commit() -> str:
+    """Return the commit of the checkout this runs from, ``-dirty`` behind it where files differ.
+
+    Returns
+    -------
+    str
+        Empty where this is no git checkout.
+    """
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return ""
+    try:
+        commit, changed = _git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain")
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return f"{commit}-dirty" if changed else commit
+
+
+def _git(root: Path, *arguments: str) -> str:
+    command = ("git", "-C", str(root), *arguments)
+    return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+
+
+def now_iso() -> str:
+    """Return the time now, in UTC, to the second.
+
+    Examples
+    --------
+    >>> now_iso().endswith("+00:00")
+    True
+    """
+    return datetime.now(UTC).isoformat(timespec="seconds")

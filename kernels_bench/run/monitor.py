@@ -1,0 +1,245 @@
+"""Reads what the device says of itself; read only: no clock, power or persistence setting is touched."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
+from time import monotonic
+from typing import Any, Final
+
+from kernels_bench.protocol import DeviceState, Monitor
+
+__all__ = ["HostMonitor", "NvmlMonitor", "SmiMonitor", "open_monitor", "visible_device"]
+
+SMI_EVERY_S: Final = 2.0
+"""nvidia-smi takes about 50 ms to start, so it is asked this often and not after every point."""
+_MILLI: Final = 1e-3
+_SMI_STATE: Final = ("clocks.sm", "power.draw", "temperature.gpu", "clocks_event_reasons.active")
+_SMI_FACTS: Final = {
+    "gpu_name": "name",
+    "uuid": "uuid",
+    "driver": "driver_version",
+    "memory_mib": "memory.total",
+    "power_limit_w": "enforced.power.limit",
+    "max_sm_clock_mhz": "clocks.max.sm",
+    "vbios": "vbios_version",
+}
+
+
+def visible_device(environment: Mapping[str, str] | None = None) -> str:
+    """Return the GPU that torch's device 0 is: an index or a UUID.
+
+    Parameters
+    ----------
+    environment : mapping, optional
+        The process's own by default.
+
+    Examples
+    --------
+    >>> visible_device({"CUDA_VISIBLE_DEVICES": "3,1"})
+    '3'
+    >>> visible_device({})
+    '0'
+    """
+    environment = os.environ if environment is None else environment
+    return environment.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip() or "0"
+
+
+def open_monitor(device: str | None = None) -> Monitor:
+    """Open the best monitor there is: NVML through pynvml, nvidia-smi, or none.
+
+    Parameters
+    ----------
+    device : str, optional
+        Index or UUID of the GPU; that of ``CUDA_VISIBLE_DEVICES`` by default.
+
+    Returns
+    -------
+    Monitor
+        Where neither works, one that knows nothing: every state is NaN, and no point is then measured
+        again for its clock.
+    """
+    device = visible_device() if device is None else device
+    with contextlib.suppress(Exception):  # no library, no driver, no such GPU: the next one may work
+        return NvmlMonitor(importlib.import_module("pynvml"), device)
+    path = shutil.which("nvidia-smi")
+    if path is not None:
+        with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError):
+            return SmiMonitor(device, path)
+    return HostMonitor(is_device=False)
+
+
+class NvmlMonitor:
+    """Asks NVML.
+
+    Parameters
+    ----------
+    nvml : module
+        ``pynvml``, or what stands in for it in a test.
+    device : str
+        Index or UUID (``GPU-...``) of the GPU.
+    """
+
+    def __init__(self, nvml: Any, device: str = "0") -> None:
+        nvml.nvmlInit()
+        self._nvml = nvml
+        if device.isdecimal():
+            self._handle = nvml.nvmlDeviceGetHandleByIndex(int(device))
+        else:
+            self._handle = nvml.nvmlDeviceGetHandleByUUID(device)
+
+    def read(self) -> DeviceState:
+        """Clock, power, temperature and throttle reasons now; NaN where the card does not say."""
+        nvml, handle = self._nvml, self._handle
+        reasons = self._ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
+        if reasons is None:
+            reasons = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+        return DeviceState(
+            sm_clock_mhz=_number(
+                self._ask("nvmlDeviceGetClockInfo", handle, getattr(nvml, "NVML_CLOCK_SM", 1))
+            ),
+            power_w=_number(self._ask("nvmlDeviceGetPowerUsage", handle)) * _MILLI,
+            temperature_c=_number(
+                self._ask("nvmlDeviceGetTemperature", handle, getattr(nvml, "NVML_TEMPERATURE_GPU", 0))
+            ),
+            throttle_reasons=int(reasons or 0),
+        )
+
+    def facts(self) -> Mapping[str, Any]:
+        """GPU name, driver, power cap, memory; what the card does not say is absent."""
+        handle = self._handle
+        memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
+        limit_mw = self._ask("nvmlDeviceGetEnforcedPowerLimit", handle)
+        default_mw = self._ask("nvmlDeviceGetPowerManagementDefaultLimit", handle)
+        cuda = self._ask("nvmlSystemGetCudaDriverVersion_v2") or self._ask("nvmlSystemGetCudaDriverVersion")
+        facts = {
+            "monitor": "nvml",
+            "gpu_name": _text(self._ask("nvmlDeviceGetName", handle)),
+            "uuid": _text(self._ask("nvmlDeviceGetUUID", handle)),
+            "driver": _text(self._ask("nvmlSystemGetDriverVersion")),
+            "cuda_driver": None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
+            "vbios": _text(self._ask("nvmlDeviceGetVbiosVersion", handle)),
+            "memory_bytes": None if memory is None else int(memory.total),
+            "memory_free_bytes": None if memory is None else int(memory.free),
+            "power_limit_w": None if limit_mw is None else limit_mw * _MILLI,
+            "power_default_w": None if default_mw is None else default_mw * _MILLI,
+            "max_sm_clock_mhz": self._ask(
+                "nvmlDeviceGetMaxClockInfo", handle, getattr(self._nvml, "NVML_CLOCK_SM", 1)
+            ),
+        }
+        return {name: value for name, value in facts.items() if value not in (None, "")}
+
+    def _ask(self, question: str, *arguments: Any) -> Any:
+        """Return the answer, None where this driver or card has none."""
+        function = getattr(self._nvml, question, None)
+        if function is None:
+            return None
+        try:
+            return function(*arguments)
+        except self._nvml.NVMLError:
+            return None
+
+
+class SmiMonitor:
+    """Asks nvidia-smi, where pynvml is not installed.
+
+    Parameters
+    ----------
+    device : str
+        Index or UUID of the GPU.
+    path : str
+        The program.
+    seconds : callable
+        A clock in seconds.
+    """
+
+    def __init__(
+        self, device: str = "0", path: str = "nvidia-smi", seconds: Callable[[], float] = monotonic
+    ) -> None:
+        self._command = [path, "-i", device, "--format=csv,noheader,nounits"]
+        self._seconds = seconds
+        self._asked_at: float | None = None
+        self._facts = self._query(tuple(_SMI_FACTS.values()))
+
+    def read(self) -> DeviceState:
+        """State now; NaN between two questions, since an old state is not this point's."""
+        now = self._seconds()
+        if self._asked_at is not None and now - self._asked_at < SMI_EVERY_S:
+            return DeviceState()
+        self._asked_at = now
+        try:
+            answer = self._query(_SMI_STATE)
+        except (OSError, subprocess.SubprocessError, ValueError):
+            return DeviceState()
+        clock, power, temperature = (_number(answer[name]) for name in _SMI_STATE[:3])
+        reasons = answer[_SMI_STATE[3]]
+        known = reasons.startswith("0x")
+        return DeviceState(clock, power, temperature, int(reasons, 16) if known else 0)
+
+    def facts(self) -> Mapping[str, Any]:
+        """GPU name, driver, power cap, memory; what the card does not say is absent."""
+        facts: dict[str, Any] = {"monitor": "nvidia-smi"}
+        for name, question in _SMI_FACTS.items():
+            answer = self._facts[question]
+            if answer.startswith("["):  # "[N/A]", "[Not Supported]"
+                continue
+            facts[name] = float(answer) if name.endswith(("_w", "_mhz", "_mib")) else answer
+        return facts
+
+    def _query(self, questions: tuple[str, ...]) -> dict[str, str]:
+        command = [*self._command, f"--query-gpu={','.join(questions)}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        answers = [cell.strip() for cell in done.stdout.strip().splitlines()[0].split(",")]
+        return dict(zip(questions, answers, strict=True))
+
+
+class HostMonitor:
+    """Knows the host only: for the cpu provider, and where no GPU can be asked.
+
+    Parameters
+    ----------
+    is_device : bool
+        Whether the host is what is measured.
+    """
+
+    def __init__(self, is_device: bool = True) -> None:
+        self._is_device = is_device
+
+    def read(self) -> DeviceState:
+        """Nothing: a host's cores have clocks of their own."""
+        return DeviceState()
+
+    def facts(self) -> Mapping[str, Any]:
+        """Say plainly whether what is measured is no GPU."""
+        if not self._is_device:
+            return {"monitor": "none: neither pynvml nor nvidia-smi answers here"}
+        return {
+            "monitor": "none",
+            "device": "cpu",
+            "gpu_name": f"no GPU: {_cpu_model()}",
+            "num_cores": os.cpu_count() or 1,
+        }
+
+
+def _cpu_model() -> str:
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return float("nan")
+
+
+def _text(value: Any) -> str | None:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value

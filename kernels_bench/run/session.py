@@ -1,0 +1,349 @@
+"""From a request to tables: what works here, which GPU it is, the journal, the run, the tables."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from fastroof.config.gpu import GpuSpec
+from fastroof.errors import MeasureError
+from fastroof.units import GIB
+from kernels_bench.journal import find_journals, read_journal, starts
+from kernels_bench.points import Point
+from kernels_bench.protocol import Availability, Clock, Monitor, Provider, Timer
+from kernels_bench.run.card import CPU, GPU_FILE, measured_gpu, refuse_other_gpu, write_gpu_file
+from kernels_bench.run.facts import checkout_commit, now_iso, software_versions, working
+from kernels_bench.run.run_options import Progress, RunOptions, RunReport
+from kernels_bench.run.sentinels import sentinel_points
+
+if TYPE_CHECKING:
+    from kernels_bench.grid.grid import Grid
+
+__all__ = [
+    "TABLES_FOLDER",
+    "MonotonicClock",
+    "Request",
+    "choose_providers",
+    "known_providers",
+    "request_of",
+    "run_request",
+    "usable_bytes",
+]
+
+TABLES_FOLDER: Final = "kernels_bench"
+"""Folder of the tables in the output folder, which is laid out as a GPU's in bench_data."""
+TABLES_RESERVE_S: Final = 3.0
+"""Kept before a deadline for writing tables."""
+USABLE_MEMORY: Final = 0.85
+HOST_BYTES: Final = GIB
+
+
+class MonotonicClock:
+    """The process's own clock."""
+
+    def seconds(self) -> float:
+        """Seconds on a clock that only rises."""
+        return time.monotonic()
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a person asked to be measured; the start line keeps it, so that a run can be resumed.
+
+    Attributes
+    ----------
+    grid : str or None
+        A grid's name or TOML file; the default grid where None.
+    gpu : str or None
+        Name of the GPU, or the path of a gpu.toml; what the driver names where None.
+    providers : tuple of str
+        In order of choice; every one that works but cpu where empty.
+    only : tuple of str
+        Operators; all where empty.
+    seed : int
+        Of the order and the inputs.
+    budget_s : float or None
+        Seconds the points may be expected to take.
+    """
+
+    grid: str | None = None
+    gpu: str | None = None
+    providers: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    seed: int = 0
+    budget_s: float | None = None
+
+
+def request_of(journal: Path) -> Request:
+    """Read what a journal's run was asked.
+
+    Parameters
+    ----------
+    journal : Path
+        A journal that ``kernels-bench run`` began.
+
+    Raises
+    ------
+    MeasureError
+        If it holds no start line of this version.
+    """
+    first = starts(read_journal(journal))
+    if not first:
+        raise MeasureError(f"{journal} stopped before it started; delete it and run again")
+    asked: Mapping[str, Any] = first[0].get("request", {})
+    if set(asked) != set(asdict(Request())):
+        raise MeasureError(f"{journal} does not say what was asked: it is of another version")
+    return Request(**{**asked, "providers": tuple(asked["providers"]), "only": tuple(asked["only"])})
+
+
+def choose_providers(names: Sequence[str]) -> list[tuple[Provider, Availability]]:
+    """Return the providers that work here, in order of choice.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Which; every one but cpu where empty.
+
+    Raises
+    ------
+    MeasureError
+        If a name is unknown, cpu is asked for beside others, or none works.
+    """
+    known = known_providers()
+    have = list(dict.fromkeys(p.name for p in known))
+    unknown = [name for name in names if name not in have]
+    if unknown:
+        raise MeasureError(f"unknown provider {', '.join(unknown)}; there are {', '.join(have)}")
+    if CPU in names and set(names) != {CPU}:
+        raise MeasureError("cpu measures the host and the others a GPU: pass --providers cpu alone, or not")
+    wanted = list(names) or [name for name in have if name != CPU]
+    answers = working(p for name in wanted for p in known if p.name == name)
+    usable = [(provider, answer) for provider, answer in answers if answer.works]
+    if not usable:
+        reasons = "; ".join(f"{provider.name}: {answer.reason}" for provider, answer in answers)
+        raise MeasureError(
+            f"no provider works here ({reasons}); --providers cpu proves the harness without a GPU"
+        )
+    return usable
+
+
+def known_providers() -> list[Provider]:
+    """Return every provider there is, cpu last."""
+    from kernels_bench.providers import all_providers
+    from kernels_bench.providers.cpu import CpuProvider
+
+    return [*(p for p in all_providers() if p.name != CPU), CpuProvider()]
+
+
+def run_request(
+    request: Request,
+    folder: Path,
+    *,
+    resume: Path | None = None,
+    deadline_s: float | None = None,
+    on_start: Callable[[Sequence[Point], str], None] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> tuple[RunReport, Path]:
+    """Measure what was asked and write the tables.
+
+    Parameters
+    ----------
+    request : Request
+        What is measured.
+    folder : Path
+        Where the journal and ``kernels_bench/`` with the tables go.
+    resume : Path, optional
+        A journal to go on with.
+    deadline_s : float, optional
+        Seconds from now until which everything must be done.
+    on_start : callable, optional
+        Called with the points and the GPU's title before the first one.
+    on_progress, say : callable, optional
+        As in :class:`RunOptions`.
+
+    Returns
+    -------
+    RunReport, Path
+        What was done, and the journal.
+
+    Raises
+    ------
+    MeasureError
+        If nothing can be measured here, the folder is of another GPU or run, or the disk is full.
+    """
+    clock = MonotonicClock()
+    started_s = clock.seconds()
+    grid = _load_grid(request.grid)
+    answers = choose_providers(request.providers)
+    on_cpu = any(provider.name == CPU for provider, _ in answers)
+    monitor = _monitor(on_cpu)
+    given = request.gpu
+    if resume is not None and given is not None and given.endswith(".toml"):
+        given = str(folder / GPU_FILE)  # the copy: the path may have been relative
+    gpu = measured_gpu(given, monitor.facts(), on_cpu)
+    journal, run_id = _journal(folder, gpu, grid, resume)
+    points = _points(grid, request, gpu, on_cpu, say)
+    timer = _timer(on_cpu)  # before anything is written: without CUDA there is nothing to write
+    write_gpu_file(folder, gpu, given)
+    if on_start is not None:
+        on_start(points, gpu.title)
+    spent_s = clock.seconds() - started_s
+    options = RunOptions(
+        gpu=gpu.name,
+        run_id=run_id,
+        seed=request.seed,
+        deadline_s=None if deadline_s is None else deadline_s - spent_s,
+        reserve_s=TABLES_RESERVE_S if deadline_s is not None else 0.0,
+        max_bytes=usable_bytes(on_cpu),
+        sentinels=tuple(grid.sentinels()) or sentinel_points(tiny=on_cpu),
+        estimate_s=_estimates(points, gpu, on_cpu),
+        start=_start_facts(request, grid, answers, on_cpu),
+        on_progress=on_progress,
+        say=say,
+    )
+    report = _measure(points, answers, timer, monitor, clock, journal, options)
+    _write_tables(journal, folder, say)
+    return report, journal
+
+
+def _measure(
+    points: Sequence[Point],
+    answers: Sequence[tuple[Provider, Availability]],
+    timer: Timer,
+    monitor: Monitor,
+    clock: Clock,
+    journal: Path,
+    options: RunOptions,
+) -> RunReport:
+    from kernels_bench.run.runner import measure
+
+    return measure(points, [provider for provider, _ in answers], timer, monitor, clock, journal, options)
+
+
+def _write_tables(journal: Path, folder: Path, say: Callable[[str], None]) -> None:
+    from kernels_bench.output.tables import write_tables
+
+    if not any(record["type"] == "row" for record in read_journal(journal)):
+        say(f"no point was measured, so there are no tables; {journal} says why")
+        return
+    written = write_tables([journal], folder / TABLES_FOLDER, overwrite=True)
+    for key, why in written.left_out.items():
+        say(f"left out of the tables, too fast to be true: {key}: {why}")
+
+
+def _load_grid(name: str | None) -> Grid:
+    from kernels_bench.grid.grid import load_grid
+
+    return load_grid(name)
+
+
+def _monitor(on_cpu: bool) -> Monitor:
+    from kernels_bench.run.monitor import HostMonitor, open_monitor
+
+    return HostMonitor() if on_cpu else open_monitor()
+
+
+def _timer(on_cpu: bool) -> Timer:
+    from kernels_bench.run.timing import CpuTimer, GraphTimer
+
+    return CpuTimer() if on_cpu else GraphTimer()
+
+
+def _points(
+    grid: Grid, request: Request, gpu: GpuSpec, on_cpu: bool, say: Callable[[str], None]
+) -> list[Point]:
+    from kernels_bench.grid.estimate import fit_budget, unfit
+
+    points = grid.points()
+    if request.only:
+        have = sorted({p.operator for p in points})
+        unknown = [name for name in request.only if name not in have]
+        if unknown:
+            raise MeasureError(f"--only {', '.join(unknown)}: grid {grid.name} has {', '.join(have)}")
+        points = [p for p in points if p.operator in request.only]
+    if request.budget_s is not None:
+        if on_cpu:
+            raise MeasureError("a budget is reckoned with a GPU's rates; pass --deadline on a CPU")
+        beyond = {point.key for point, _ in unfit(points, gpu)}
+        fitting = [point for point in points if point.key not in beyond]
+        points, dropped = fit_budget(fitting, gpu, request.budget_s)
+        say(
+            f"the budget of {request.budget_s:g} s drops {len(dropped):,} points, {len(beyond):,} "
+            f"cannot be measured on {gpu.title}; kernels-bench plan lists them"
+        )
+    return points
+
+
+def _estimates(points: Sequence[Point], gpu: GpuSpec, on_cpu: bool) -> Callable[[Point], float]:
+    """Return seconds by point; on a CPU all alike, which the run's own pace then corrects."""
+    from kernels_bench.grid.estimate import estimate_all
+
+    if on_cpu:
+        return lambda _: 0.02
+    seconds = {p.key: one.seconds for p, one in zip(points, estimate_all(points, gpu), strict=True)}
+    return lambda point: seconds[point.key]
+
+
+def _journal(folder: Path, gpu: GpuSpec, grid: Grid, resume: Path | None) -> tuple[Path, str]:
+    """Return the journal to write and the run's name; refuse a folder that is not free for it."""
+    refuse_other_gpu(folder, gpu)
+    if resume is not None:
+        first = starts(read_journal(resume))[0]
+        if first.get("grid_sha256") != grid.sha256:
+            raise MeasureError(
+                f"grid {grid.path} is not what {resume} began with (SHA-256 {first.get('grid_sha256')}); "
+                "put the old one back, or run the new one with another -o"
+            )
+        return resume, str(first["run_id"])
+    found = find_journals(folder)
+    if found:
+        raise MeasureError(
+            f"{folder} holds the run {found[-1].name}: `kernels-bench resume {folder}` goes on with it; "
+            "a new run needs another -o, and kernels-bench merge joins several"
+        )
+    if (folder / TABLES_FOLDER).exists():
+        raise MeasureError(f"{folder / TABLES_FOLDER} has tables without a journal; give another -o")
+    run_id = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}"
+    return folder / f"journal-{run_id}.jsonl", run_id
+
+
+def usable_bytes(on_cpu: bool) -> int:
+    """Return the bytes that the inputs of one point may take on the device, or on the host."""
+    if on_cpu:
+        return HOST_BYTES
+    import torch
+
+    free_bytes, _ = torch.cuda.mem_get_info()
+    return int(free_bytes * USABLE_MEMORY)
+
+
+def _start_facts(
+    request: Request, grid: Grid, answers: Sequence[tuple[Provider, Availability]], on_cpu: bool
+) -> dict[str, Any]:
+    return {
+        "device": CPU if on_cpu else "gpu",
+        "versions": software_versions(answers),
+        "providers": [provider.name for provider, _ in answers],
+        "grid": grid.name,
+        "grid_title": grid.title,
+        "grid_sha256": grid.sha256,
+        "request": asdict(replace(request, grid=_grid_place(request.grid, grid))),
+        "command": shlex.join(["kernels-bench", *sys.argv[1:]]),
+        "started": now_iso(),
+        "commit": checkout_commit(),
+    }
+
+
+def _grid_place(given: str | None, grid: Grid) -> str | None:
+    """Return what finds the grid again from any working directory."""
+    if given is None or not Path(given).is_file():
+        return given
+    return str(grid.path.resolve())

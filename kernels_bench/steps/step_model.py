@@ -1,0 +1,287 @@
+"""The hand-written forward step of a dense transformer, with random weights and preallocated buffers.
+
+Nothing is allocated while a step runs, and nothing depends on what a tensor holds, so that the whole of it
+fits into one CUDA graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof.config import ModelSpec
+from fastroof.errors import MeasureError
+from kernels_bench.providers.attention import Heads
+from kernels_bench.providers.device import oom_as_memory_error
+from kernels_bench.providers.elementwise import rope_table
+from kernels_bench.providers.paging import PAGE_SIZE
+from kernels_bench.providers.random_inputs import InputMaker
+from kernels_bench.steps.step_attention import Attend, StepBackend
+from kernels_bench.steps.step_points import StepPoint
+
+__all__ = ["LayerWeights", "PreparedStep", "StepModel", "refuses_model"]
+
+ROPE_THETA: Final = 10000.0
+"""Base of the rotary frequencies; their values change no time."""
+
+
+def refuses_model(model: ModelSpec) -> str | None:
+    """Say why a model's step is not written here; None where it is.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        The model.
+
+    Returns
+    -------
+    str or None
+        The first part that is missing.
+    """
+    if model.qk_norm:
+        return f"{model.name} normalises queries and keys, which this step does not"
+    if model.head_dim % 2:
+        return f"{model.name} has heads of {model.head_dim}, which rope cannot halve"
+    return None
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One layer: projections of shape (outputs, inputs), their biases or None, norms of shape (hidden,)."""
+
+    attention_norm: Any
+    qkv: Any
+    qkv_bias: Any
+    o: Any
+    o_bias: Any
+    mlp_norm: Any
+    gate_up: Any
+    gate_up_bias: Any
+    down: Any
+    down_bias: Any
+
+
+class StepModel:
+    """A model's random weights on a device.
+
+    Parameters
+    ----------
+    spec : ModelSpec
+        Its sizes.
+    backend : StepBackend
+        What it runs on, and in which dtype.
+    seed : int
+        Seed of the weights.
+
+    Raises
+    ------
+    MeasureError
+        If the model has a part that this step lacks.
+    MemoryError
+        If the device cannot hold the weights.
+    """
+
+    def __init__(self, spec: ModelSpec, backend: StepBackend, seed: int) -> None:
+        if reason := refuses_model(spec):
+            raise MeasureError(reason)
+        self.spec = spec
+        self.backend = backend
+        self.heads = Heads(spec.num_q_heads, spec.num_kv_heads, spec.head_dim)
+        self._make = InputMaker(backend.device, seed)
+        hidden, width = spec.hidden, spec.num_q_heads * spec.head_dim
+        qkv = (spec.num_q_heads + 2 * spec.num_kv_heads) * spec.head_dim
+        with oom_as_memory_error():
+            self.embedding = self._make.normal(spec.vocab, hidden, dtype=backend.dtype)
+            self.layers = [
+                LayerWeights(
+                    attention_norm=self._norm(hidden),
+                    qkv=self._linear(qkv, hidden),
+                    qkv_bias=self._bias(qkv, spec.qkv_bias),
+                    o=self._linear(hidden, width),
+                    o_bias=self._bias(hidden, spec.o_bias),
+                    mlp_norm=self._norm(hidden),
+                    gate_up=self._linear(2 * spec.intermediate, hidden),
+                    gate_up_bias=self._bias(2 * spec.intermediate, spec.mlp_bias),
+                    down=self._linear(hidden, spec.intermediate),
+                    down_bias=self._bias(hidden, spec.mlp_bias),
+                )
+                for _ in range(spec.num_layers)
+            ]
+            self.final_norm = self._norm(hidden)
+            # Padded rows are computed, as in a serving engine, and hold random numbers like the others.
+            self.lm_head = self._linear(spec.padded_vocab(1), hidden)
+
+    def prepare(self, point: StepPoint, seed: int) -> PreparedStep:
+        """Make a step's inputs and buffers, and fill its cache with random keys and values.
+
+        Parameters
+        ----------
+        point : StepPoint
+            The batch.
+        seed : int
+            Seed of tokens, pages and cache.
+
+        Returns
+        -------
+        PreparedStep
+            Ready to run.
+
+        Raises
+        ------
+        MeasureError
+            If a request is longer than the model's window or positions.
+        MemoryError
+            If the device cannot hold it.
+        """
+        longest = max(point.kv_lens)
+        window = self.spec.sliding_window
+        if window is not None and longest > window:
+            raise MeasureError(
+                f"{self.spec.name} attends within {window} tokens, and a request has {longest}: "
+                "a sliding window is not measured"
+            )
+        with oom_as_memory_error():
+            return PreparedStep(self, point, seed)
+
+    def _linear(self, outputs: int, inputs: int) -> Any:
+        weight = self._make.normal(outputs, inputs, dtype=self.backend.dtype)
+        # Keeps activations of the order of one through any number of layers.
+        weight *= inputs**-0.5
+        return weight
+
+    def _norm(self, width: int) -> Any:
+        return 1.0 + 0.1 * self._make.normal(width, dtype=self.backend.dtype)
+
+    def _bias(self, width: int, has_bias: bool) -> Any:
+        return self._make.normal(width, dtype=self.backend.dtype) if has_bias else None
+
+
+class PreparedStep:
+    """One step, ready to run; what a timer takes.
+
+    Parameters
+    ----------
+    model : StepModel
+        Whose step.
+    point : StepPoint
+        The batch.
+    seed : int
+        Seed of tokens, pages and cache.
+
+    Attributes
+    ----------
+    kernel : str
+        What runs.
+    num_sets : int
+        1: the weights alone are far more than twice any L2.
+    logits : tensor
+        Of each request's last token, shape (requests, padded vocabulary).
+    k_pages, v_pages : list of tensor
+        The cache of each layer, shape (pages, page_size, KV heads, head_dim).
+    """
+
+    num_sets = 1
+
+    def __init__(self, model: StepModel, point: StepPoint, seed: int) -> None:
+        import torch
+
+        self.kernel = f"whole step, {model.backend.provider}"
+        self._torch = torch
+        self._model = model
+        spec, backend = model.spec, model.backend
+        make = InputMaker(backend.device, seed)
+        self.batch = batch = point.batch(seed if backend.attention.shuffled else None)
+        random = np.random.default_rng(seed)
+        self.tokens = make.indices(random.integers(0, spec.vocab, batch.num_tokens), "int64")
+        self._positions = make.indices(batch.positions, "int64")
+        self._slots = make.indices(batch.slots, "int64")
+        self._last = make.indices(batch.last_tokens, "int64")
+        table_dtype = backend.ops.cos_sin_dtype if backend.dtype == "bf16" else backend.dtype
+        longest = int(batch.kv_lens.max())
+        self._cos_sin = rope_table(make, longest, spec.head_dim, ROPE_THETA, table_dtype)
+        self.k_pages, self.v_pages = self._cache(make)
+
+        def buffer(rows: int, width: int) -> Any:
+            return make.poisoned(rows, width, dtype=backend.dtype)
+
+        rows, width = batch.num_tokens, spec.num_q_heads * spec.head_dim
+        kv_width = spec.num_kv_heads * spec.head_dim
+        self._residual, self._x = buffer(rows, spec.hidden), buffer(rows, spec.hidden)
+        self._qkv, self._attended = buffer(rows, width + 2 * kv_width), buffer(rows, width)
+        self._gate_up = buffer(rows, 2 * spec.intermediate)
+        self._middle = buffer(rows, spec.intermediate)
+        self._last_x = buffer(batch.num_sequences, spec.hidden)
+        self.logits = buffer(batch.num_sequences, spec.padded_vocab(1))
+        # Views of one row each: queries, keys and values stay where the QKV projection writes them.
+        self._q, self._k, self._v = self._qkv.split((width, kv_width, kv_width), dim=1)
+        heads = (-1, spec.head_dim)
+        self._k_heads, self._v_heads = self._k.unflatten(1, heads), self._v.unflatten(1, heads)
+        self._q_heads, self._out_heads = self._q.unflatten(1, heads), self._attended.unflatten(1, heads)
+        self._attend: Attend = backend.attention.plan(batch, model.heads, self._q.dtype, backend.device)
+
+    def run(self, index: int) -> None:
+        """Run the step without waiting for it."""
+        model, ops = self._model, self._model.backend.ops
+        x, residual = self._x, self._residual
+        self._torch.index_select(model.embedding, 0, self.tokens, out=residual)
+        ops.rmsnorm(x, residual, model.layers[0].attention_norm)
+        for number, layer in enumerate(model.layers):
+            if number:
+                ops.rmsnorm_residual(x, residual, layer.attention_norm)
+            self._linear(self._qkv, x, layer.qkv, layer.qkv_bias)
+            ops.rope(self._positions, self._q, self._k, model.spec.head_dim, self._cos_sin)
+            k_pages, v_pages = self.k_pages[number], self.v_pages[number]
+            ops.kv_write(self._k_heads, self._v_heads, k_pages, v_pages, self._slots)
+            self._attend(self._q_heads, k_pages, v_pages, self._out_heads)
+            self._linear(x, self._attended, layer.o, layer.o_bias)
+            ops.rmsnorm_residual(x, residual, layer.mlp_norm)
+            self._linear(self._gate_up, x, layer.gate_up, layer.gate_up_bias)
+            ops.silu_and_mul(self._middle, self._gate_up)
+            self._linear(x, self._middle, layer.down, layer.down_bias)
+        ops.rmsnorm_residual(x, residual, model.final_norm)
+        self._torch.index_select(x, 0, self._last, out=self._last_x)
+        self._linear(self.logits, self._last_x, model.lm_head, None)
+
+    def result(self, index: int) -> npt.NDArray[np.float64]:
+        """Return the logits of the last run, without the padded vocabulary."""
+        logits: npt.NDArray[np.float64] = self.logits[:, : self._model.spec.vocab].double().cpu().numpy()
+        return logits
+
+    def reference(self, index: int) -> npt.NDArray[np.float64]:
+        """Return what they should be, by a naive float64 step on the host: for small models."""
+        from kernels_bench.steps.step_reference import reference_logits
+
+        return reference_logits(self._model, self)
+
+    def close(self) -> None:
+        """Give the cache and the buffers back."""
+        for name in [name for name in vars(self) if name not in ("kernel", "_torch")]:
+            delattr(self, name)
+        if self._torch.cuda.is_available():
+            # Caches of other sizes follow: what is left of this one would lie between them.
+            self._torch.cuda.empty_cache()
+
+    def _linear(self, out: Any, x: Any, weight: Any, bias: Any) -> None:
+        """F.linear with the output given: cuBLASLt, with the bias in the GEMM's epilogue."""
+        if bias is None:
+            self._torch.mm(x, weight.t(), out=out)
+        else:
+            self._torch.addmm(bias, x, weight.t(), out=out)
+
+    def _cache(self, make: InputMaker) -> tuple[list[Any], list[Any]]:
+        spec, backend = self._model.spec, self._model.backend
+        shape = (self.batch.num_pages, PAGE_SIZE, spec.num_kv_heads)
+        k_pages, v_pages = [], []
+        for _ in range(spec.num_layers):
+            if backend.attention.packed:
+                pool = make.normal(*shape, 2 * spec.head_dim, dtype=backend.dtype)
+                k, v = pool.split(spec.head_dim, dim=-1)
+            else:
+                k = make.normal(*shape, spec.head_dim, dtype=backend.dtype)
+                v = make.normal(*shape, spec.head_dim, dtype=backend.dtype)
+            k_pages.append(k)
+            v_pages.append(v)
+        return k_pages, v_pages

@@ -1,0 +1,180 @@
+"""Which whole steps are measured: decodes, prefills, mixed batches and batches of unequal lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from fastroof.config import ModelSpec
+from fastroof.errors import MeasureError
+from fastroof.units import GIB
+from kernels_bench.providers.paging import PAGE_SIZE, PagedBatch, spread_kv_lens
+from kernels_bench.steps.composition import format_runs, parse_runs
+
+__all__ = ["StepPoint", "default_steps", "expected_seconds", "step_bytes"]
+
+DECODE_BATCHES: Final = (1, 4, 16, 64, 256)
+DECODE_KV_LENS: Final = (128, 1024, 4096, 16384)
+PREFILL_TOKENS: Final = (128, 512, 2048, 8192)
+PREFILL_CONTEXTS: Final = (0, 4096, 16384)
+MIXED_BATCHES: Final = (32, 64)
+MIXED_KV_LENS: Final = (1024, 4096)
+MIXED_CHUNKS: Final = (512, 2048)
+UNEQUAL_BATCHES: Final = ((16, 4096), (64, 2048))
+UNEQUAL_CHUNKS: Final = (64, 128, 256, 512, 1024)
+SPREADS: Final = ("uniform", "bimodal", "one_long")
+SPREAD_SEED: Final = 0
+"""Lengths of the unequal batches are part of what a point is, whatever the seed of a run."""
+
+WORKSPACE_BYTES: Final = 2 * GIB
+"""CUDA context, cuBLAS and attention workspaces, graphs."""
+BYTES_PER_S: Final = 2.4e12
+FLOPS_PER_S: Final = 450e12
+FILL_BYTES_PER_S: Final = 0.5e12
+SETUP_S: Final = 0.5
+CALLS: Final = 12
+
+
+@dataclass(frozen=True)
+class StepPoint:
+    """One step: how many new tokens each request brings, and what it has in the cache.
+
+    Attributes
+    ----------
+    phase : str
+        One of :data:`kernels_bench.steps.step_columns.PHASES`.
+    new_tokens, context_len : tuple of int
+        Of each request; at least 1, at least 0.
+    """
+
+    phase: str
+    new_tokens: tuple[int, ...]
+    context_len: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse batches that no step is."""
+        same = len(self.new_tokens) == len(self.context_len) > 0
+        if not same or min(self.new_tokens) < 1 or min(self.context_len) < 0:
+            raise MeasureError(
+                "a step needs as many new_tokens (each at least 1) as context_len (each at least 0): "
+                f"got {self.new_tokens} and {self.context_len}"
+            )
+
+    @classmethod
+    def parse(cls, phase: str, new_tokens: str, context_len: str) -> StepPoint:
+        """Read the two columns of steps.csv."""
+        return cls(phase, tuple(parse_runs(new_tokens)), tuple(parse_runs(context_len)))
+
+    @property
+    def new_text(self) -> str:
+        """``new_tokens`` as steps.csv has it."""
+        return format_runs(self.new_tokens)
+
+    @property
+    def context_text(self) -> str:
+        """``context_len`` as steps.csv has it."""
+        return format_runs(self.context_len)
+
+    @property
+    def num_tokens(self) -> int:
+        """New tokens of all requests."""
+        return sum(self.new_tokens)
+
+    @property
+    def kv_lens(self) -> tuple[int, ...]:
+        """Tokens each request attends to."""
+        return tuple(n + c for n, c in zip(self.new_tokens, self.context_len, strict=True))
+
+    def batch(self, seed: int | None) -> PagedBatch:
+        """Give the requests their pages, in random order or, with None, in a row."""
+        return PagedBatch.make(np.array(self.new_tokens), np.array(self.kv_lens), seed)
+
+
+def _decodes(phase: str, kv_lens: Sequence[int]) -> StepPoint:
+    return StepPoint(phase, (1,) * len(kv_lens), tuple(int(kv_len) - 1 for kv_len in kv_lens))
+
+
+def default_steps() -> list[StepPoint]:
+    """Return the grid of whole steps.
+
+    Returns
+    -------
+    list of StepPoint
+        20 decodes, 12 prefills, 8 mixed and 7 unequal batches. What does not fit a GPU beside a model's
+        weights is left out there: an 80 GB card holds 44 of them with Llama-3.1-8B and 46 with Qwen2.5-7B.
+
+    Examples
+    --------
+    >>> steps = default_steps()
+    >>> len(steps), steps[1].new_text, steps[1].context_text
+    (47, '1', '1023')
+    """
+    points = [_decodes("decode", [kv_len] * b) for b in DECODE_BATCHES for kv_len in DECODE_KV_LENS]
+    points += [StepPoint("prefill", (q,), (c,)) for q in PREFILL_TOKENS for c in PREFILL_CONTEXTS]
+    points += [
+        StepPoint("mixed", (*(1,) * b, chunk), (*(kv_len - 1,) * b, 0))
+        for b in MIXED_BATCHES
+        for kv_len in MIXED_KV_LENS
+        for chunk in MIXED_CHUNKS
+    ]
+    points += [
+        _decodes("unequal", spread_kv_lens(spread, b, mean, SPREAD_SEED).tolist())
+        for b, mean in UNEQUAL_BATCHES
+        for spread in SPREADS
+    ]
+    points.append(StepPoint("unequal", UNEQUAL_CHUNKS, (0,) * len(UNEQUAL_CHUNKS)))
+    return points
+
+
+def step_bytes(point: StepPoint, model: ModelSpec, element_bytes: int = 2) -> int:
+    """Device memory that a step takes, weights included.
+
+    Parameters
+    ----------
+    point : StepPoint
+        The step.
+    model : ModelSpec
+        The model.
+    element_bytes : int
+        Bytes of a weight, activation and KV element.
+
+    Returns
+    -------
+    int
+        B; an estimate of activations and workspaces, exact for weights and KV.
+    """
+    pages = sum(-(-kv_len // PAGE_SIZE) for kv_len in point.kv_lens)
+    kv = 2 * model.num_layers * pages * PAGE_SIZE * model.num_kv_heads * model.head_dim
+    qkv = (model.num_q_heads + 2 * model.num_kv_heads) * model.head_dim
+    row = 3 * model.hidden + qkv + model.num_q_heads * model.head_dim + 3 * model.intermediate
+    logits = len(point.new_tokens) * model.padded_vocab(1)
+    elements = model.num_parameters + kv + point.num_tokens * row + logits
+    return element_bytes * elements + WORKSPACE_BYTES
+
+
+def expected_seconds(point: StepPoint, model: ModelSpec) -> float:
+    """Seconds that measuring a step is expected to take: filling the cache and about a dozen replays.
+
+    Parameters
+    ----------
+    point : StepPoint
+        The step.
+    model : ModelSpec
+        The model.
+
+    Returns
+    -------
+    float
+        From the rates an H100 reaches.
+    """
+    moved = step_bytes(point, model) - WORKSPACE_BYTES
+    pairs = sum(q * c + q * q / 2 for q, c in zip(point.new_tokens, point.context_len, strict=True))
+    flops = 2.0 * model.num_parameters * point.num_tokens
+    flops += 4.0 * model.num_layers * model.num_q_heads * model.head_dim * pairs
+    weights = 2 * model.num_parameters
+    return (
+        SETUP_S + (moved - weights) / FILL_BYTES_PER_S + CALLS * (moved / BYTES_PER_S + flops / FLOPS_PER_S)
+    )

@@ -1,0 +1,366 @@
+"""Measures whole steps of a model and writes steps.csv: what a sum of kernels is judged by."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import tomllib
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from fastroof.config import ModelSpec
+from fastroof.errors import MeasureError
+from fastroof.load.write import toml_text
+from kernels_bench.protocol import Clock, Monitor, Timer, Timing
+from kernels_bench.run.check import relative_error
+from kernels_bench.run.timing import relative_iqr, suspicion
+from kernels_bench.steps.step_attention import StepBackend
+from kernels_bench.steps.step_columns import append_step, read_steps, step_key
+from kernels_bench.steps.step_model import StepModel
+from kernels_bench.steps.step_points import StepPoint, expected_seconds, step_bytes
+
+__all__ = [
+    "PROVENANCE_FILE",
+    "STEPS_FILE",
+    "STEP_BOUNDS",
+    "StepSkip",
+    "StepsReport",
+    "check_step",
+    "measure_steps",
+    "write_provenance",
+]
+
+STEPS_FILE: Final = "steps.csv"
+PROVENANCE_FILE: Final = "steps.toml"
+
+STEP_BOUNDS: Final = {"bf16": 2e-2, "fp32": 1e-5}
+"""Largest relative Frobenius error of the logits of a two-layer step.
+
+bf16 rounds about 20 times one after the other (at most 2**-9 each, 6e-3 in all where it was measured);
+a wrong head, page, position or weight begins near 1e-1. fp32 accumulates 2**-24, 4e-7 where measured.
+"""
+
+CHECK_POINT: Final = StepPoint("mixed", (1, 1, 1, 40, 7), (127, 20, 0, 0, 33))
+"""Decodes of unequal lengths, one of them a request's first token, a prefill, and a chunk after a prefix."""
+LOST_DEVICE: Final = "CUDA error"
+"""What torch's message begins with when a kernel has failed on the device."""
+
+CHECK_LAYERS: Final = 2
+CHECK_HIDDEN: Final = 512
+CHECK_VOCAB: Final = 1000
+
+
+@dataclass(frozen=True)
+class StepSkip:
+    """A step without a row, and why: ``kind`` is oom, unsupported or error."""
+
+    new_tokens: str
+    context_len: str
+    kind: str
+    reason: str
+
+
+@dataclass
+class StepsReport:
+    """What measuring steps came to.
+
+    Attributes
+    ----------
+    measured, present : int
+        Rows written now, and rows that were there before.
+    skips : list of StepSkip
+        Steps without a row.
+    stopped : str
+        Why it stopped early; empty where it came to the end.
+    """
+
+    measured: int = 0
+    present: int = 0
+    skips: list[StepSkip] = field(default_factory=list)
+    stopped: str = ""
+
+
+def check_step(spec: ModelSpec, backend: StepBackend, seed: int) -> float:
+    """Compare a small model's step with a naive float64 one, on the kernels that will be timed.
+
+    Parameters
+    ----------
+    spec : ModelSpec
+        The model: its head width, group size and biases are kept, its layers and widths are made small.
+    backend : StepBackend
+        What the step runs on.
+    seed : int
+        Seed of weights and inputs.
+
+    Returns
+    -------
+    float
+        Relative Frobenius error of the logits.
+
+    Raises
+    ------
+    MeasureError
+        If it is above :data:`STEP_BOUNDS`.
+    """
+    small = replace(
+        spec,
+        num_layers=CHECK_LAYERS,
+        hidden=CHECK_HIDDEN,
+        intermediate=2 * CHECK_HIDDEN,
+        num_q_heads=2 * spec.group_size,
+        num_kv_heads=2,
+        vocab=CHECK_VOCAB,
+        sliding_window=None,
+    )
+    step = StepModel(small, backend, seed).prepare(CHECK_POINT, seed)
+    try:
+        step.run(0)
+        error = relative_error(step.result(0), step.reference(0))
+    finally:
+        step.close()
+    bound = STEP_BOUNDS[backend.dtype]
+    if not error <= bound:
+        raise MeasureError(
+            f"a two-layer step on {backend.provider} is {error:.2g} off its float64 reference, the bound is "
+            f"{bound:g}: nothing is timed; try other --providers"
+        )
+    return error
+
+
+def measure_steps(
+    spec: ModelSpec,
+    points: Sequence[StepPoint],
+    backend: StepBackend,
+    timer: Timer,
+    monitor: Monitor,
+    clock: Clock,
+    folder: Path,
+    *,
+    gpu: str,
+    seed: int = 0,
+    deadline_s: float | None = None,
+    usable_bytes: int | None = None,
+    on_step: Callable[[StepPoint, Timing | StepSkip], None] = lambda point, outcome: None,
+) -> StepsReport:
+    """Measure the steps that a folder lacks, in seeded random order.
+
+    Parameters
+    ----------
+    spec : ModelSpec
+        The model, on one GPU.
+    points : sequence of StepPoint
+        The steps.
+    backend : StepBackend
+        What they run on.
+    timer, monitor, clock : Timer, Monitor, Clock
+        What times, what the device says, when a deadline is.
+    folder : Path
+        Where steps.csv is, or will be. Each row is on the disk before the next step begins.
+    gpu : str
+        Name of the GPU.
+    seed : int
+        Seed of the order, the weights and the inputs.
+    deadline_s : float, optional
+        Seconds from now; a step that is not expected to be done by then is not begun.
+    usable_bytes : int, optional
+        Memory that weights and a step may take; a step above it is skipped untried.
+    on_step : callable, optional
+        Called with each step and its outcome.
+
+    Returns
+    -------
+    StepsReport
+        A step that does not fit the memory, or fails, is skipped with its reason.
+
+    Raises
+    ------
+    MeasureError
+        If steps.csv holds another GPU's steps, or the model cannot be run.
+    """
+    began_s = clock.seconds()
+    path = folder / STEPS_FILE
+    present = {step_key(row) for row in read_steps(path)}
+    if others := {row["gpu"] for row in read_steps(path)} - {gpu}:
+        raise MeasureError(
+            f"{path} holds steps of {', '.join(sorted(others))}, this GPU is {gpu}: give another -o"
+        )
+    report = StepsReport()
+    element_bytes = 2 if backend.dtype == "bf16" else 4
+    todo = []
+    for point in points:
+        row = _row(spec, backend, gpu, point)
+        if step_key(row) in present:
+            report.present += 1
+            continue
+        needed = step_bytes(point, spec, element_bytes)
+        if usable_bytes is not None and needed > usable_bytes:
+            reason = f"needs about {needed:,} B with the weights, of {usable_bytes:,} B"
+            _skip(report, point, "oom", reason, on_step)
+            continue
+        todo.append(point)
+    if not todo:
+        return report
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        model = StepModel(spec, backend, seed)
+    except MemoryError as error:
+        raise MeasureError(f"the weights of {spec.name} do not fit this device: {error}") from None
+    for place in np.random.default_rng(seed).permutation(len(todo)):
+        point = todo[place]
+        spent_s = clock.seconds() - began_s
+        if deadline_s is not None and spent_s + expected_seconds(point, spec) > deadline_s:
+            report.stopped = f"deadline: {len(todo) - report.measured} steps at most are left"
+            break
+        outcome = _measure_one(model, point, timer, monitor, seed)
+        if isinstance(outcome, StepSkip):
+            report.skips.append(outcome)
+            if LOST_DEVICE in outcome.reason:
+                report.stopped = "the device reports an error that no later call survives"
+        else:
+            append_step(path, {**_row(spec, backend, gpu, point), **_columns(outcome)})
+            report.measured += 1
+        on_step(point, outcome)
+        if report.stopped:
+            break
+    return report
+
+
+def _skip(
+    report: StepsReport,
+    point: StepPoint,
+    kind: str,
+    reason: str,
+    on_step: Callable[[StepPoint, Timing | StepSkip], None],
+) -> None:
+    skip = StepSkip(point.new_text, point.context_text, kind, reason)
+    report.skips.append(skip)
+    on_step(point, skip)
+
+
+def _measure_one(
+    model: StepModel, point: StepPoint, timer: Timer, monitor: Monitor, seed: int
+) -> Timing | StepSkip:
+    def skip(kind: str, error: Exception) -> StepSkip:
+        return StepSkip(point.new_text, point.context_text, kind, f"{type(error).__name__}: {error}")
+
+    try:
+        step = model.prepare(point, seed)
+    except MemoryError as error:
+        return skip("oom", error)
+    except MeasureError as error:
+        return skip("unsupported", error)
+    try:
+        timing = timer.time(step)
+        if any(suspicion(timing, monitor.read(), [])):
+            again = timer.time(step)
+            timing = min(timing, again, key=relative_iqr)
+        if not np.isfinite(step.result(0)).all():
+            # Random weights keep activations small: NaN means that something was not written.
+            return StepSkip(point.new_text, point.context_text, "error", "the step's logits are not finite")
+    except MemoryError as error:
+        return skip("oom", error)
+    except (MeasureError, RuntimeError) as error:
+        return skip("error", error)
+    finally:
+        step.close()
+    return timing
+
+
+def _row(spec: ModelSpec, backend: StepBackend, gpu: str, point: StepPoint) -> dict[str, Any]:
+    return {
+        "model": spec.name,
+        "gpu": gpu,
+        "tp": 1,
+        "dtype": backend.dtype,
+        "kv_dtype": backend.dtype,
+        "phase": point.phase,
+        "new_tokens": point.new_text,
+        "context_len": point.context_text,
+        "num_requests": len(point.new_tokens),
+        "num_tokens": point.num_tokens,
+        "provider": backend.provider,
+    }
+
+
+def _columns(timing: Timing) -> dict[str, Any]:
+    return {
+        "latency_us": timing.latency_us,
+        "p25_us": timing.p25_us,
+        "p75_us": timing.p75_us,
+        "min_us": timing.min_us,
+        "num_replays": timing.num_replays,
+    }
+
+
+def write_provenance(
+    folder: Path,
+    report: StepsReport,
+    spec: ModelSpec,
+    backend: StepBackend,
+    *,
+    gpu: str,
+    error: float,
+    facts: Mapping[str, Any],
+) -> Path:
+    """Add one run to steps.toml.
+
+    Parameters
+    ----------
+    folder : Path
+        Folder of steps.csv.
+    report : StepsReport
+        What the run came to.
+    spec : ModelSpec
+        The model.
+    backend : StepBackend
+        What it ran on.
+    gpu : str
+        Name of the GPU.
+    error : float
+        What :func:`check_step` returned.
+    facts : mapping
+        What else is known: device, versions, seed, command, time, commit.
+
+    Returns
+    -------
+    Path
+        The file: ``gpu`` and one ``[runs.run_<number>]`` a run, in order.
+
+    Raises
+    ------
+    MeasureError
+        If the file that is there is no TOML.
+    """
+    path = folder / PROVENANCE_FILE
+    runs: dict[str, Any] = {}
+    if path.exists():
+        try:
+            runs = dict(tomllib.loads(path.read_text(encoding="utf-8")).get("runs", {}))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as broken:
+            raise MeasureError(f"{path} is no TOML: {broken}") from None
+    run = {
+        "model": spec.name,
+        "provider": backend.provider,
+        "dtype": backend.dtype,
+        "weights": "random",
+        "command": shlex.join(["kernels-bench", *sys.argv[1:]]),
+        "check_relative_error": error,
+        "measured": report.measured,
+        "present": report.present,
+        "stopped": report.stopped,
+        "skips": [vars(skip) for skip in report.skips],
+        "versions": dict(backend.versions),
+        **facts,
+    }
+    text = toml_text({"gpu": gpu, "runs": {**runs, f"run_{len(runs) + 1}": run}})
+    folder.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    beside.write_text(text, encoding="utf-8", newline="\n")
+    os.replace(beside, path)
+    return path

@@ -1,0 +1,151 @@
+"""The cpu provider against references of its own, and the whole way into tables that load."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastroof.errors import MeasureError
+from kernels_bench.grid.grid import load_grid
+from kernels_bench.points import Point
+from kernels_bench.providers.cpu import MAX_BYTES, CpuProvider, round_bf16
+from kernels_bench.run.check import check_result
+from tests.kernels_bench.kb_fakes import gemm
+
+BIG = 2**30
+HEADS = {"kv_dtype": "bf16", "num_q_heads": 4, "num_kv_heads": 2, "head_dim": 8, "window": 0}
+CPU_POINTS = load_grid("cpu").points()
+
+
+@pytest.mark.parametrize("point", CPU_POINTS, ids=lambda p: p.key.replace('"', ""))
+def test_every_point_of_the_cpu_grid_passes_its_check(point: Point) -> None:
+    provider = CpuProvider()
+    assert provider.refuses(point) is None
+    prepared = provider.prepare(point, 1, BIG)
+    if point.values.get("kind") != "launch":
+        check = check_result(point, prepared)
+        assert check.passed, check
+        assert (check.error > 0) == (point.values.get("kind") not in ("copy", "kv_write"))
+    prepared.close()
+
+
+def test_inputs_follow_from_the_seed() -> None:
+    def outcome(seed: int) -> np.ndarray:
+        prepared = CpuProvider().prepare(gemm(3), seed, BIG)
+        prepared.run(0)
+        return prepared.result(0)
+
+    assert (outcome(5) == outcome(5)).all()
+    assert (outcome(5) != outcome(6)).any()
+
+
+def test_the_sets_differ_so_that_rotating_means_something() -> None:
+    prepared = CpuProvider().prepare(gemm(3), 0, BIG)
+    assert prepared.num_sets >= 2
+    assert (prepared.reference(0) != prepared.reference(1)).any()
+
+
+@given(st.integers(1, 3), st.integers(1, 9), st.integers(0, 9))
+def test_prefill_is_causal_attention_written_out(batch: int, q_len: int, prefix: int) -> None:
+    values = {**HEADS, "batch_size": batch, "q_len": q_len, "kv_len": q_len + prefix}
+    prepared = CpuProvider().prepare(Point("attention_prefill", values), 0, BIG)
+    inputs = prepared._sets[0]
+    expected = []
+    for q, k, v in zip(inputs["q"], inputs["k"], inputs["v"], strict=True):
+        out = np.zeros((2, 2, q_len, 8))
+        for head in np.ndindex(2, 2):
+            for i in range(q_len):
+                seen = prefix + i + 1
+                logits = [float(q[*head, i] @ k[head[0], 0, j]) / 8**0.5 for j in range(seen)]
+                weights = np.exp(np.array(logits) - max(logits))
+                out[*head, i] = weights / weights.sum() @ v[head[0], 0, :seen].astype(np.float64)
+        expected.append(out.ravel())
+    np.testing.assert_allclose(prepared.reference(0), np.concatenate(expected), rtol=1e-5, atol=1e-6)
+
+
+def test_unequal_decode_keeps_the_total_kv() -> None:
+    values = {**HEADS, "spread": "one_long", "batch_size": 4, "kv_len": 32}
+    prepared = CpuProvider().prepare(Point("attention_decode_unequal", values), 0, BIG)
+    lengths = [k.shape[2] for k in prepared._sets[0]["k"]]
+    assert sum(lengths) == 4 * 32
+    assert len(set(lengths)) > 1
+
+
+def test_moe_is_the_mean_of_its_experts_written_out() -> None:
+    values = {
+        "dtype": "bf16", "hidden": 8, "intermediate": 6, "topk": 2, "num_experts": 4, "moe_tp": 2,
+        "moe_ep": 1, "distribution": "balanced", "num_tokens": 5,
+    }  # fmt: skip
+    prepared = CpuProvider().prepare(Point("moe", values), 0, BIG)
+    a = {name: np.asarray(value, np.float64) for name, value in prepared._sets[0].items()}
+    expected = np.zeros((5, 8))
+    for token, experts in enumerate(a["chosen"].astype(int)):
+        for expert in experts:
+            hidden = a["gate_up"][expert] @ a["x"][token]
+            gate, up = hidden[:3], hidden[3:]
+            expected[token] += a["down"][expert] @ (gate / (1 + np.exp(-gate)) * up) / 2
+    np.testing.assert_allclose(prepared.reference(0), expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("point", "reason"),
+    [
+        (gemm(4096, 4096, 4096), "too large for a CPU"),
+        (gemm(1, 8192, 8192), "too large for a CPU"),
+        (gemm(1, dtype="fp8"), "bf16 is the only dtype"),
+        (
+            Point("allreduce", {"dtype": "bf16", "num_gpus": 2, "mode": "graph", "message_bytes": 8}),
+            "no allreduce",
+        ),
+        (
+            Point("attention_decode", {**HEADS, "window": 4, "batch_size": 1, "kv_len": 8}),
+            "no sliding window",
+        ),
+        (
+            Point("elementwise", {"kind": "fp8_quantise", "m": 1, "width": 8, "io_bytes": 24}),
+            "no fp8_quantise",
+        ),
+    ],
+)
+def test_what_it_refuses_and_why(point: Point, reason: str) -> None:
+    assert reason in str(CpuProvider().refuses(point))
+    with pytest.raises(MeasureError, match=reason):
+        CpuProvider().prepare(point, 0, BIG)
+
+
+def test_too_little_memory_is_a_memory_error() -> None:
+    with pytest.raises(MemoryError):
+        CpuProvider().prepare(gemm(64, 512, 512), 0, 1000)
+
+
+def test_the_default_grid_is_refused_but_for_its_smallest_points() -> None:
+    provider = CpuProvider()
+    points = load_grid("h100").points()
+    taken = [p for p in points if provider.refuses(p) is None]
+    assert len(taken) < len(points) / 2
+    assert MAX_BYTES < 2**27
+
+
+def test_a_result_before_a_run_is_an_error() -> None:
+    with pytest.raises(MeasureError, match="was not run"):
+        CpuProvider().prepare(gemm(1), 0, BIG).result(0)
+
+
+def test_bf16_ties_go_to_the_even_neighbour() -> None:
+    step = 2.0**-7
+    ties = [1 + 0.5 * step, 1 + 1.5 * step, 1 + 2.5 * step]
+    assert round_bf16(ties).tolist() == [1.0, 1 + 2 * step, 1 + 2 * step]
+
+
+@given(st.floats(-(2.0**100), 2.0**100, width=32))
+def test_bf16_is_the_nearest_of_its_neighbours(value: float) -> None:
+    (rounded,) = round_bf16([value])
+    bits = np.float32(rounded).view(np.uint32)
+    assert bits & np.uint32(0xFFFF) == 0
+    for step in (-(1 << 16), 1 << 16):
+        neighbour = np.uint32((int(bits) + step) % 2**32).view(np.float32)
+        if np.isfinite(neighbour) and np.sign(neighbour) == np.sign(rounded):
+            assert abs(float(rounded) - value) <= abs(float(neighbour) - value)
+    assert np.isnan(round_bf16([np.nan])).all()

@@ -1,0 +1,301 @@
+"""Calls into flashinfer: bound to the signatures of the installed one, and computed by a stand-in.
+
+The stand-in reads nothing but what a wrapper is given (offsets, pages, last pages), so that a wrong page
+table or a wrong order of arguments gives a wrong result. Where flashinfer can be imported, each call is
+also bound to the real method's signature.
+"""
+
+import importlib
+import inspect
+import types
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is optional: pip install torch")
+
+from kernels_bench.points import Point  # noqa: E402
+from kernels_bench.providers import flashinfer_calls  # noqa: E402
+from kernels_bench.providers.attention import Heads  # noqa: E402
+from kernels_bench.providers.device import Device  # noqa: E402
+from kernels_bench.providers.flashinfer_calls import FlashinferModules, plan_decode, plan_paged_prefill  # noqa: E402
+from kernels_bench.providers.flashinfer_provider import FlashinferProvider  # noqa: E402
+from kernels_bench.providers.small_ops import RMS_EPSILON, TorchSmallOps  # noqa: E402
+from kernels_bench.providers.torch_attention import causal_attention  # noqa: E402
+from kernels_bench.run.check import check_result, relative_error  # noqa: E402
+
+HOST = Device("cpu", 20_000, (9, 0))
+HEADS = {"kv_dtype": "bf16", "num_q_heads": 8, "num_kv_heads": 2, "head_dim": 32, "window": 0}
+
+
+@pytest.fixture(scope="module")
+def real():
+    """The installed flashinfer, or None."""
+    try:
+        package = importlib.import_module("flashinfer")
+        importlib.import_module("flashinfer.mla")
+    except Exception as error:  # whatever it raises here, its signatures cannot be read
+        print(f"flashinfer is not here: {type(error).__name__}: {error}")
+        return None
+    return package
+
+
+def attend(q, k, v, out, q_offsets, sequences):
+    """Causal attention of ragged queries over a list of (K, V)."""
+    for s, (keys, values) in enumerate(sequences):
+        rows = slice(int(q_offsets[s]), int(q_offsets[s + 1]))
+        q_s, k_s, v_s = (x.transpose(0, 1)[None].to(out.dtype) for x in (q[rows], keys, values))
+        out[rows] = causal_attention(q_s, k_s, v_s)[0].transpose(0, 1)
+
+
+class Wrapper:
+    """What flashinfer's wrappers have in common: nothing runs before it is planned."""
+
+    def __init__(self, workspace, *arguments, **options):
+        self.bind("__init__", workspace, *arguments, **options)
+        assert workspace.dtype == torch.uint8
+        assert not workspace.any()
+        self.options = options
+        self.planned = None
+
+    def bind(self, method, *arguments, **options):
+        found = getattr(self, "real_class", None)
+        if found is not None:
+            inspect.signature(inspect.unwrap(getattr(found, method))).bind(self, *arguments, **options)
+
+    def plan(self, *arguments, **options):
+        self.bind("plan", *arguments, **options)
+        for index in (x for x in arguments if torch.is_tensor(x)):
+            assert index.dtype == torch.int32
+        self.planned = arguments, options
+        if "sm_scale" in options:
+            assert options["sm_scale"] == pytest.approx(arguments[-1 if self.width_last else -2] ** -0.5)
+
+
+class Ragged(Wrapper):
+    width_last = True
+
+    def run(self, q, k, v, **options):
+        self.bind("run", q, k, v, **options)
+        (q_offsets, kv_offsets, nh, nkv, dh), planned = self.planned
+        assert (q.shape[1:], k.shape[1:]) == ((nh, dh), (nkv, dh))
+        assert planned["causal"]
+        assert (planned["q_data_type"], planned["kv_data_type"]) == (q.dtype, k.dtype)
+        bounds = list(zip(kv_offsets[:-1].tolist(), kv_offsets[1:].tolist(), strict=True))
+        attend(q, k, v, options["out"], q_offsets, [(k[a:b], v[a:b]) for a, b in bounds])
+
+
+def paged(k, v, page_offsets, pages, last, page_size):
+    for s in range(len(last)):
+        mine = pages[int(page_offsets[s]) : int(page_offsets[s + 1])].long()
+        kv_len = (len(mine) - 1) * page_size + int(last[s])
+        yield tuple(x.float()[mine].flatten(0, 1)[:kv_len] for x in (k, v))
+
+
+class Decode(Wrapper):
+    width_last = False
+
+    def run(self, q, kv, **options):
+        self.bind("run", q, kv, **options)
+        (page_offsets, pages, last, nh, nkv, dh, page_size), planned = self.planned
+        assert kv[0].shape[1:] == (page_size, nkv, dh)
+        assert kv[0].stride() == kv[1].stride()
+        assert (planned["q_data_type"], planned["kv_data_type"]) == (q.dtype, kv[0].dtype)
+        assert nh // nkv in flashinfer_calls.CUDA_CORE_GROUPS or self.options["use_tensor_cores"]
+        offsets = torch.arange(len(last) + 1)
+        attend(q, *kv, options["out"], offsets, paged(*kv, page_offsets, pages, last, page_size))
+
+
+class PagedPrefill(Wrapper):
+    width_last = False
+
+    def run(self, q, kv, **options):
+        self.bind("run", q, kv, **options)
+        (q_offsets, page_offsets, pages, last, _, _, _, page_size), planned = self.planned
+        assert planned["causal"]
+        attend(q, *kv, options["out"], q_offsets, paged(*kv, page_offsets, pages, last, page_size))
+
+
+class Mla(Wrapper):
+    width_last = False
+
+    def run(self, q_nope, q_pe, latent, rope, **options):
+        self.bind("run", q_nope, q_pe, latent, rope, **options)
+        (q_offsets, page_offsets, pages, kv_lens, heads, width, rope_dim, page, causal, scale, *_), _ = (
+            self.planned
+        )
+        assert not causal
+        assert q_offsets.tolist() == list(range(len(kv_lens) + 1))
+        assert (q_nope.shape[1:], q_pe.shape[1:]) == ((heads, width), (heads, rope_dim))
+        for s in range(len(kv_lens)):
+            mine = pages[int(page_offsets[s]) : int(page_offsets[s + 1])].long()
+            c, r = (x[mine].flatten(0, 1)[: int(kv_lens[s])].float() for x in (latent, rope))
+            assert latent.shape[1] == page
+            weights = torch.softmax(scale * (q_nope[s].float() @ c.T + q_pe[s].float() @ r.T), dim=-1)
+            options["out"][s] = weights @ c
+
+
+@pytest.fixture(scope="module")
+def stand_in(real):
+    """A flashinfer that computes with torch."""
+
+    def wrapper(base, owner, name):
+        return type(name, (base,), {"real_class": getattr(owner, name) if owner else None})
+
+    def op(name, compute):
+        def call(*arguments, **options):
+            if real is not None:
+                inspect.signature(inspect.unwrap(getattr(real, name))).bind(*arguments, **options)
+            compute(*arguments, **options)
+
+        return call
+
+    def norm(x, residual, weight, eps):
+        assert eps == RMS_EPSILON
+        TorchSmallOps().rmsnorm_residual(x, residual, weight)
+
+    def rope(positions, query, key, head_size, cos_sin_cache, is_neox):
+        assert cos_sin_cache.dtype == torch.float32
+        TorchSmallOps().rope(positions, query, key, head_size, cos_sin_cache)
+
+    mla = real.mla if real is not None else None
+    return types.SimpleNamespace(
+        __version__="stand-in",
+        BatchPrefillWithRaggedKVCacheWrapper=wrapper(Ragged, real, "BatchPrefillWithRaggedKVCacheWrapper"),
+        BatchPrefillWithPagedKVCacheWrapper=wrapper(
+            PagedPrefill, real, "BatchPrefillWithPagedKVCacheWrapper"
+        ),
+        BatchDecodeWithPagedKVCacheWrapper=wrapper(Decode, real, "BatchDecodeWithPagedKVCacheWrapper"),
+        mla=types.SimpleNamespace(
+            BatchMLAPagedAttentionWrapper=wrapper(Mla, mla, "BatchMLAPagedAttentionWrapper")
+        ),
+        fused_add_rmsnorm=op("fused_add_rmsnorm", norm),
+        rmsnorm=op("rmsnorm", lambda x, weight, eps, out: TorchSmallOps().rmsnorm(out, x, weight)),
+        silu_and_mul=op("silu_and_mul", lambda x, out: TorchSmallOps().silu_and_mul(out, x)),
+        apply_rope_with_cos_sin_cache_inplace=op("apply_rope_with_cos_sin_cache_inplace", rope),
+    )
+
+
+class Named(FlashinferModules):
+    def prefill(self, backend, kv_dtype, head_dim):
+        return f"prefill {backend} {kv_dtype}"
+
+    def decode(self, kv_dtype, head_dim):
+        return f"decode {kv_dtype}"
+
+    def mla(self, backend, latent, rope_dim):
+        return f"mla {backend}"
+
+
+def provider(stand_in, *missing):
+    return FlashinferProvider(HOST, stand_in, Named(lambda name: name not in missing))
+
+
+POINTS = [
+    Point("attention_prefill", {**HEADS, "batch_size": 2, "q_len": 9, "kv_len": 30}),
+    Point("attention_prefill", {**HEADS, "batch_size": 3, "q_len": 17, "kv_len": 17}),
+    Point("attention_decode", {**HEADS, "batch_size": 3, "kv_len": 40}),
+    Point("attention_decode", {**HEADS, "num_q_heads": 14, "batch_size": 3, "kv_len": 40}),
+    Point("attention_decode", {**HEADS, "kv_dtype": "fp8", "batch_size": 3, "kv_len": 48}),
+    Point("attention_decode_unequal", {**HEADS, "spread": "bimodal", "batch_size": 5, "kv_len": 33}),
+    Point(
+        "mla_decode",
+        {
+            "kv_dtype": "bf16",
+            "num_q_heads": 4,
+            "kv_lora_rank": 64,
+            "rope_dim": 16,
+            "batch_size": 3,
+            "kv_len": 130,
+        },
+    ),
+    *(
+        Point("elementwise", {"kind": kind, "m": 9, "width": 512, "io_bytes": 1})
+        for kind in ("rmsnorm_residual", "rope", "silu_and_mul")
+    ),
+]
+
+
+@pytest.fixture(autouse=True)
+def small_workspace(monkeypatch):
+    monkeypatch.setattr(flashinfer_calls, "WORKSPACE_BYTES", 1024)
+
+
+@pytest.mark.parametrize("point", POINTS, ids=lambda p: p.key[:50])
+def test_calls_bind_and_give_the_reference(stand_in, point):
+    chosen = provider(stand_in)
+    assert chosen.refuses(point) is None
+    prepared = chosen.prepare(point, 2, 10**9)
+    assert check_result(point, prepared).passed
+    if prepared.num_sets > 1:
+        prepared.run(1)
+        assert relative_error(prepared.result(1), prepared.reference(1)) < 1e-2
+    assert "flashinfer" in prepared.kernel
+
+
+def test_cuda_cores_where_the_prefill_library_is_missing(stand_in):
+    chosen = provider(stand_in, "prefill fa2 bf16")
+    assert "CUDA cores" in chosen.prepare(POINTS[2], 0, 10**9).kernel
+    assert "not built" in chosen.refuses(POINTS[3])  # seven query heads a KV head need tensor cores
+    assert "tensor cores" in provider(stand_in).prepare(POINTS[2], 0, 10**9).kernel
+
+
+def test_whole_steps_plan_decode_or_paged_prefill(stand_in):
+    from dataclasses import replace
+
+    from fastroof.config import load_model
+    from kernels_bench.steps.step_attention import FlashinferAttention, StepBackend
+    from kernels_bench.steps.steps import check_step
+
+    heads = Heads(8, 2, 32)
+    attention = FlashinferAttention(stand_in, Named(lambda name: True), heads)
+    backend = StepBackend("flashinfer", attention, TorchSmallOps(), HOST, "bf16", {})
+    assert check_step(replace(load_model("llama-3.1-8b"), head_dim=32), backend, 0) < 2e-2
+
+
+def test_paged_plans_take_the_pages_of_a_step(stand_in):
+    from kernels_bench.steps.step_points import StepPoint
+
+    batch = StepPoint("mixed", (1, 5), (20, 0)).batch(3)
+    heads = Heads(4, 2, 32)
+    k, v = (torch.randn(batch.num_pages, batch.page_size, 2, 32) for _ in range(2))
+    q, out = torch.randn(6, 4, 32), torch.full((6, 4, 32), float("nan"))
+    plan_paged_prefill(stand_in, batch, heads, torch.float32, HOST)(q, k, v, out)
+    one = StepPoint("decode", (1,), (20,)).batch(None)
+    pages = torch.as_tensor(batch.pages_of(0).astype("int64"))
+    first = torch.full((1, 4, 32), float("nan"))
+    decode = plan_decode(stand_in, one, heads, torch.float32, torch.float32, HOST, tensor_cores=False)
+    decode(q[:1], k[pages], v[pages], first)
+    assert torch.allclose(out[:1], first, atol=1e-6)
+    assert torch.isfinite(out).all()
+
+
+class TestInstalled:
+    """Only where flashinfer is installed."""
+
+    @pytest.fixture(autouse=True)
+    def _needs_flashinfer(self, real):
+        if real is None:
+            pytest.skip("flashinfer is not installed")
+
+    def test_module_names_are_those_its_generators_give(self):
+        modules = FlashinferModules(lambda name: False)
+        assert modules.prefill("fa3", "bf16", 128).endswith("f16qk_False_sm90")
+        assert "dtype_q_bf16_dtype_kv_e4m3" in modules.prefill("fa2", "fp8", 128)
+        assert "dtype_kv_e4m3" in modules.decode("fp8", 128)
+        assert modules.mla("fa3", 512, 64).endswith("profiler_False_sm90")
+
+    def test_libraries_are_looked_for_where_flashinfer_does(self, real, tmp_path, monkeypatch):
+        from flashinfer.jit import env
+
+        monkeypatch.setattr(env, "FLASHINFER_AOT_DIR", tmp_path)
+        modules = flashinfer_calls.flashinfer_modules()
+        name = modules.decode("bf16", 128)
+        assert not modules.is_built(name)
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.so").write_bytes(b"")
+        assert modules.is_built(name)
+
+    def test_a_wrong_call_does_not_bind(self, stand_in):
+        workspace = torch.zeros(8, dtype=torch.uint8)
+        with pytest.raises(TypeError):
+            stand_in.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", tensor_cores=True)

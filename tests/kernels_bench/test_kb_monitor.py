@@ -1,0 +1,138 @@
+"""Monitors read what the device says, bear what it does not say, and change nothing."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import kernels_bench
+from kernels_bench.run.monitor import HostMonitor, NvmlMonitor, SmiMonitor, open_monitor, visible_device
+from tests.kernels_bench.kb_fakes import FakeNvml, NVMLError
+
+PACKAGE = Path(kernels_bench.__file__).parent
+
+SMI = """#!/bin/sh
+echo "$@" >> {log}
+case "$*" in
+  *clocks.sm*) echo "{state}" ;;
+  *) echo "NVIDIA H100 80GB HBM3, GPU-1, 580.95.05, 81559, 700.00, 1980, [N/A]" ;;
+esac
+"""
+
+
+def test_nvml_state_and_facts_in_our_units() -> None:
+    monitor = NvmlMonitor(FakeNvml(), "0")
+    state = monitor.read()
+    assert (state.sm_clock_mhz, state.power_w, state.temperature_c, state.throttle_reasons) == (
+        1980.0, 351.5, 44.0, 4,
+    )  # fmt: skip
+    assert monitor.facts() == {
+        "monitor": "nvml",
+        "gpu_name": "NVIDIA H100 80GB HBM3",
+        "uuid": "GPU-1",
+        "driver": "580.95.05",
+        "cuda_driver": "13.0",
+        "vbios": "96.00",
+        "memory_bytes": 80 * 2**30,
+        "memory_free_bytes": 79 * 2**30,
+        "power_limit_w": 700.0,
+        "power_default_w": 700.0,
+        "max_sm_clock_mhz": 1980,
+    }
+
+
+def test_what_a_card_does_not_say_is_nan_or_absent() -> None:
+    silent = ("nvmlDeviceGetPowerUsage", "nvmlDeviceGetVbiosVersion", "nvmlDeviceGetMemoryInfo")
+    monitor = NvmlMonitor(FakeNvml(silent))
+    assert math.isnan(monitor.read().power_w)
+    assert monitor.read().sm_clock_mhz == 1980.0
+    assert {"vbios", "memory_bytes"}.isdisjoint(monitor.facts())
+
+
+def test_older_drivers_call_the_reasons_otherwise() -> None:
+    nvml = FakeNvml(nvmlDeviceGetCurrentClocksThrottleReasons=8)
+    del nvml.answers["nvmlDeviceGetCurrentClocksEventReasons"]
+    assert NvmlMonitor(nvml).read().throttle_reasons == 8
+
+
+def test_a_device_is_found_by_index_or_uuid() -> None:
+    nvml = FakeNvml()
+    NvmlMonitor(nvml, "GPU-1")
+    assert nvml.asked == ["nvmlInit", "nvmlDeviceGetHandleByUUID"]
+
+
+@pytest.mark.parametrize(("value", "device"), [("2,0", "2"), ("GPU-abc", "GPU-abc"), ("", "0"), (" 1 ", "1")])
+def test_visible_device(value: str, device: str) -> None:
+    assert visible_device({"CUDA_VISIBLE_DEVICES": value}) == device
+
+
+def test_nothing_in_the_package_changes_a_setting() -> None:
+    writes = re.compile(
+        r"nvml\w*(Set|Reset|Clear)|--(gpu-reset|lock|persistence|power-limit|applications)|-[rp]gc"
+    )
+    for path in PACKAGE.rglob("*.py"):
+        assert not writes.search(path.read_text()), path
+
+
+def smi(tmp_path: Path, state: str) -> Path:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(SMI.format(log=tmp_path / "log", state=state))
+    program.chmod(0o755)
+    return program
+
+
+def test_nvidia_smi_is_asked_now_and_then(tmp_path: Path) -> None:
+    now = [0.0]
+    program = smi(tmp_path, "1755, 612.34, 61, 0x0000000000000004")
+    monitor = SmiMonitor("3", str(program), lambda: now[0])
+    state = monitor.read()
+    assert (state.sm_clock_mhz, state.power_w, state.throttle_reasons) == (1755.0, 612.34, 4)
+    assert math.isnan(monitor.read().sm_clock_mhz), "an old state was given as this point's"
+    now[0] = 2.5
+    assert monitor.read().sm_clock_mhz == 1755.0
+    asked = (tmp_path / "log").read_text().splitlines()
+    assert len(asked) == 3
+    assert all(line.startswith("-i 3 ") and "--query-gpu=" in line for line in asked)
+    facts = monitor.facts()
+    assert facts["gpu_name"] == "NVIDIA H100 80GB HBM3"
+    assert facts["power_limit_w"] == 700.0
+    assert "vbios" not in facts
+
+
+def test_nvidia_smi_that_knows_little(tmp_path: Path) -> None:
+    state = SmiMonitor("0", str(smi(tmp_path, "[N/A], [N/A], 40, [Not Supported]"))).read()
+    assert math.isnan(state.power_w)
+    assert (state.temperature_c, state.throttle_reasons) == (40.0, 0)
+
+
+def test_the_best_monitor_that_works_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())  # type: ignore[arg-type]
+    assert isinstance(open_monitor(), NvmlMonitor)
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(["nvmlInit"]))  # type: ignore[arg-type]
+    nothing = open_monitor()
+    assert isinstance(nothing, HostMonitor)
+    assert math.isnan(nothing.read().sm_clock_mhz)
+    assert "gpu_name" not in nothing.facts()
+    smi(tmp_path, "1, 1, 1, 0x0")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert isinstance(open_monitor(), SmiMonitor)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert isinstance(open_monitor(), SmiMonitor)
+
+
+def test_a_host_says_that_it_is_no_gpu() -> None:
+    facts = HostMonitor().facts()
+    assert facts["device"] == "cpu"
+    assert str(facts["gpu_name"]).startswith("no GPU: ")
+
+
+def test_the_fake_refuses_to_be_set() -> None:
+    with pytest.raises(AttributeError):
+        FakeNvml().nvmlDeviceSetPowerManagementLimit("handle", 1)
+    with pytest.raises(NVMLError):
+        FakeNvml(["nvmlInit"]).nvmlInit()

@@ -1,0 +1,260 @@
+"""Providers without a GPU: order of choice, reasons, rotation, page tables."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastroof.errors import MeasureError
+from kernels_bench.points import Point
+from kernels_bench.providers import all_providers, vllm_ops
+from kernels_bench.providers.device import Device
+from kernels_bench.providers.flashinfer_calls import FlashinferModules
+from kernels_bench.providers.flashinfer_provider import FlashinferProvider
+from kernels_bench.providers.paging import PagedBatch, ragged_offsets, spread_kv_lens
+from kernels_bench.providers.rotating import MAX_SETS, RotatingCalls, count_sets, sample
+from kernels_bench.providers.torch_provider import TorchProvider
+from kernels_bench.providers.vllm_provider import VllmProvider
+
+HOPPER = Device("cuda", 50 * 2**20, (9, 0))
+AMPERE = Device("cuda", 40 * 2**20, (8, 0))
+HEADS = {"kv_dtype": "bf16", "num_q_heads": 32, "num_kv_heads": 8, "head_dim": 128, "window": 0}
+
+
+def decode(**changes):
+    return Point("attention_decode", {**HEADS, "batch_size": 4, "kv_len": 100, **changes})
+
+
+SEVEN_TO_ONE = decode(num_q_heads=28, num_kv_heads=4, kv_dtype="fp8")
+
+
+def gemm(dtype, n=4096, k=4096):
+    return Point("gemm", {"dtype": dtype, "m": 64, "n": n, "k": k})
+
+
+class NamedModules(FlashinferModules):
+    """Names of libraries without flashinfer at hand."""
+
+    def prefill(self, backend, kv_dtype, head_dim):
+        return f"prefill_{backend}_{kv_dtype}_{head_dim}"
+
+    def decode(self, kv_dtype, head_dim):
+        return f"decode_{kv_dtype}_{head_dim}"
+
+    def mla(self, backend, latent, rope_dim):
+        return f"mla_{backend}_{latent}_{rope_dim}"
+
+
+def providers(*, fa3="", ops="", built=()):
+    """All providers on a Hopper card with the libraries that are named."""
+    vllm = VllmProvider(HOPPER)
+    vllm._reasons = {"fa3": fa3, "ops": ops}
+    modules = NamedModules(lambda name: name in built)
+    return [vllm, FlashinferProvider(HOPPER, flashinfer=object(), modules=modules), TorchProvider(HOPPER)]
+
+
+def chosen(point, **libraries):
+    return next((p.name for p in providers(**libraries) if p.refuses(point) is None), None)
+
+
+def test_nothing_heavy_is_imported_with_the_providers():
+    code = (
+        "import sys, kernels_bench.providers as p, kernels_bench.steps.steps, kernels_bench.commands.steps\n"
+        "p.all_providers()\n"
+        "bad = {'torch', 'triton', 'flashinfer', 'vllm', 'numba', 'pydantic'} & set(sys.modules)\n"
+        "sys.exit(', '.join(sorted(bad)) or 0)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+
+
+def test_order_of_all_providers_is_that_of_their_names():
+    assert [p.name for p in all_providers()] == ["vllm", "flashinfer", "torch"]
+
+
+def test_availability_says_why_and_never_raises():
+    for provider in all_providers():
+        answer = provider.availability()
+        assert answer.works or answer.reason
+
+
+@pytest.mark.parametrize(
+    ("point", "libraries", "name"),
+    [
+        (decode(), {}, "vllm"),
+        (decode(), {"fa3": "no library", "built": ("prefill_fa2_bf16_128",)}, "flashinfer"),
+        (decode(), {"fa3": "no library"}, "torch"),
+        (decode(kv_dtype="fp8"), {}, None),
+        (decode(kv_dtype="fp8"), {"built": ("decode_fp8_128",)}, "flashinfer"),
+        (SEVEN_TO_ONE, {"built": ("decode_fp8_128",)}, None),
+        (SEVEN_TO_ONE, {"built": ("prefill_fa2_fp8_128",)}, "flashinfer"),
+        (decode(window=4096), {}, None),
+        (gemm("bf16"), {}, "torch"),
+        (gemm("fp8"), {}, "vllm"),
+        (gemm("fp8_rowwise"), {"ops": "no library"}, "torch"),
+        (gemm("fp8", n=4100), {}, None),
+        (gemm("fp8_block"), {}, None),
+        (Point("elementwise", {"kind": "copy", "m": 1, "width": 64, "io_bytes": 256}), {}, "torch"),
+        (Point("elementwise", {"kind": "kv_write", "m": 1, "width": 256, "io_bytes": 1}), {}, "vllm"),
+        (Point("elementwise", {"kind": "kv_write", "m": 1, "width": 200, "io_bytes": 1}), {}, None),
+    ],
+)  # fmt: skip
+def test_first_provider_that_does_not_refuse(point, libraries, name, monkeypatch):
+    from kernels_bench.providers import torch_provider
+
+    monkeypatch.setattr(torch_provider, "_triton_version", lambda: "3.6")
+    assert chosen(point, **libraries) == name
+
+
+def test_mla_needs_its_library():
+    point = Point(
+        "mla_decode",
+        {"kv_dtype": "bf16", "num_q_heads": 16, "kv_lora_rank": 512, "rope_dim": 64}
+        | {"batch_size": 1, "kv_len": 9},
+    )
+    assert chosen(point) is None
+    assert chosen(point, built=("mla_fa3_512_64",)) == "flashinfer"
+
+
+def test_elementwise_without_triton_or_vllm_names_what_is_missing(monkeypatch):
+    from kernels_bench.providers import torch_provider
+
+    monkeypatch.setattr(torch_provider, "_triton_version", lambda: "")
+    point = Point("elementwise", {"kind": "silu_and_mul", "m": 1, "width": 64, "io_bytes": 1})
+    assert "triton" in providers()[2].refuses(point)
+
+
+def test_fp8_needs_ada_or_later():
+    assert "8.9" in TorchProvider(AMPERE).refuses(gemm("fp8"))
+
+
+def test_fa3_prefill_only_where_it_runs():
+    modules = NamedModules(lambda name: True)
+    assert modules.prefill_backend(HOPPER, "bf16", 128) == "fa3"
+    assert modules.prefill_backend(AMPERE, "bf16", 128) == "fa2"
+    only_fa2 = NamedModules(lambda name: "fa2" in name)
+    assert only_fa2.prefill_backend(HOPPER, "bf16", 128) == "fa2"
+    assert NamedModules(lambda name: False).prefill_backend(HOPPER, "bf16", 128) is None
+
+
+def test_heads_that_cannot_be_are_refused_by_all():
+    point = decode(num_q_heads=30, num_kv_heads=8)
+    assert all("divide" in p.refuses(point) for p in providers(built=("prefill_fa2_bf16_128",)))
+
+
+class TestLibraries:
+    def test_found_below_the_named_folder(self, tmp_path, monkeypatch):
+        file = tmp_path / "vllm" / "vllm_flash_attn" / vllm_ops.LIBRARY_FILES["fa3"]
+        file.parent.mkdir(parents=True)
+        file.write_bytes(b"")
+        monkeypatch.setenv(vllm_ops.LIBRARIES_VARIABLE, str(tmp_path))
+        assert vllm_ops.find_library("fa3") == file
+        assert vllm_ops.find_library("ops") is None
+
+    def test_missing_and_broken_ones_say_so(self, tmp_path, monkeypatch):
+        pytest.importorskip("torch", reason="libraries are loaded with torch")
+        if os.environ.get(vllm_ops.LIBRARIES_VARIABLE):
+            pytest.skip("the libraries are here")
+        (tmp_path / vllm_ops.LIBRARY_FILES["ops"]).write_bytes(b"no library")
+        monkeypatch.setenv(vllm_ops.LIBRARIES_VARIABLE, str(tmp_path))
+        monkeypatch.setattr(vllm_ops, "_is_registered", lambda torch, name: False)
+        reasons = vllm_ops.load_libraries()
+        assert vllm_ops.LIBRARIES_VARIABLE in reasons["fa3"]
+        assert "does not load" in reasons["ops"]
+
+
+class TestRotation:
+    def test_sets_exceed_twice_the_l2(self):
+        for set_bytes in (10**6, 3 * 10**6, 10**8, 10**9):
+            assert count_sets(set_bytes, 50 * 10**6, 10**12) * set_bytes > 100 * 10**6
+
+    def test_tiny_sets_are_capped_and_large_ones_fit(self):
+        assert count_sets(100, 50 * 10**6, 10**12) == MAX_SETS
+        assert count_sets(40 * 10**6, 50 * 10**6, 90 * 10**6) == 2
+        assert count_sets(0, 50 * 10**6, 10**12) == MAX_SETS
+
+    def test_one_set_too_large(self):
+        with pytest.raises(MemoryError, match="1,000 B, of 999 B"):
+            count_sets(1000, 0, 999)
+
+    @given(st.integers(1, 500), st.integers(2, 40), st.integers(0, 9))
+    def test_sample_holds_both_ends(self, size, count, seed):
+        chosen = sample(size, count, seed)
+        assert len(chosen) == min(size, count)
+        assert chosen[0] == 0
+        assert chosen[-1] == size - 1
+        assert (np.diff(chosen) > 0).all()
+
+    def test_closed_calls_launch_nothing(self):
+        calls = RotatingCalls("k", 1, 0, lambda i: None, lambda i: None, lambda i: None)
+        calls.run(0)
+        calls.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            calls.run(0)
+
+
+LENGTHS = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 90)), min_size=1, max_size=9)
+
+
+class TestPaging:
+    @given(LENGTHS, st.sampled_from([None, 0, 7]), st.sampled_from([1, 16]))
+    def test_every_token_has_a_place_of_its_own(self, lengths, seed, page_size):
+        new, context = np.array(lengths).T
+        batch = PagedBatch.make(new, new + context, seed, page_size)
+        assert sorted(batch.pages.tolist()) == list(range(batch.num_pages))
+        taken = set()
+        row = 0
+        for s, (n, c) in enumerate(lengths):
+            table, pages = batch.block_table[s], batch.pages_of(s)
+            assert table[: len(pages)].tolist() == pages.tolist()
+            assert (len(pages) - 1) * page_size + batch.last_page_lens[s] == n + c
+            for position in range(n + c):
+                slot = pages[position // page_size] * page_size + position % page_size
+                assert slot not in taken
+                taken.add(slot)
+                if position >= c:
+                    assert batch.positions[row] == position
+                    assert batch.slots[row] == slot
+                    row += 1
+            assert batch.last_tokens[s] == row - 1
+        assert row == batch.num_tokens
+
+    def test_pages_in_a_row_without_a_seed(self):
+        batch = PagedBatch.make(np.array([1, 1]), np.array([17, 33]), None)
+        assert batch.pages.tolist() == [0, 1, 2, 3, 4]
+        assert batch.block_table.tolist() == [[0, 1, 0], [2, 3, 4]]
+
+    @pytest.mark.parametrize(("new", "kv"), [([0], [3]), ([4], [3]), ([], []), ([1, 1], [3])])
+    def test_impossible_batches(self, new, kv):
+        with pytest.raises(MeasureError):
+            PagedBatch.make(np.array(new, np.int64), np.array(kv, np.int64), 0)
+
+    @given(
+        st.sampled_from(["uniform", "bimodal", "one_long"]),
+        st.integers(1, 300),
+        st.integers(1, 5000),
+        st.integers(0, 5),
+    )
+    def test_spread_keeps_the_mean(self, spread, batch_size, mean, seed):
+        lengths = spread_kv_lens(spread, batch_size, mean, seed)
+        assert len(lengths) == batch_size
+        assert lengths.sum() == batch_size * mean
+        assert lengths.min() >= 1
+
+    def test_spreads_are_what_they_are_called(self):
+        long = np.sort(spread_kv_lens("one_long", 64, 1000, 0))
+        assert long[-1] == pytest.approx(32_000, rel=0.01)
+        assert np.ptp(long[:-1]) <= 1
+        modes = spread_kv_lens("bimodal", 64, 1000, 0)
+        assert modes.max() / modes.min() == pytest.approx(7, rel=0.01)
+        uniform = spread_kv_lens("uniform", 512, 1000, 0)
+        assert uniform.std() == pytest.approx(1000 / 3**0.5, rel=0.1)
+        with pytest.raises(MeasureError, match="bimodal"):
+            spread_kv_lens("zipf", 4, 10, 0)
+
+    def test_offsets_are_int32(self):
+        assert ragged_offsets(np.array([5])).dtype == np.int32

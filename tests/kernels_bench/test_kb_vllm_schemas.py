@@ -1,0 +1,199 @@
+"""vLLM's ops as their libraries declare them, with an implementation in torch: every call binds and fits."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is optional: pip install torch")
+
+from kernels_bench.points import Point  # noqa: E402
+from kernels_bench.providers import vllm_ops  # noqa: E402
+from kernels_bench.providers.device import Device  # noqa: E402
+from kernels_bench.providers.small_ops import RMS_EPSILON, TorchSmallOps  # noqa: E402
+from kernels_bench.providers.torch_attention import causal_attention  # noqa: E402
+from kernels_bench.providers.vllm_provider import VllmProvider  # noqa: E402
+from kernels_bench.run.check import check_result  # noqa: E402
+
+if any(vllm_ops.find_library(name) for name in vllm_ops.LIBRARY_FILES):
+    pytest.skip("vLLM's own libraries are here", allow_module_level=True)
+
+HOST = Device("cpu", 20_000, (9, 0))
+HEADS = {"kv_dtype": "bf16", "num_q_heads": 6, "num_kv_heads": 2, "head_dim": 32, "window": 0}
+SEEN = {}
+
+
+def metadata(
+    batch_size, max_seqlen_q, max_seqlen_k, num_heads, num_heads_k, headdim, headdim_v, qkv_dtype,
+    seqused_k, cu_seqlens_q, cu_seqlens_k, cu_seqlens_k_new, seqused_q, leftpad_k, page_size,
+    max_seqlen_k_new, is_causal, window_size_left, window_size_right, has_softcap, num_splits, pack_gqa,
+    sm_margin,
+):  # fmt: skip
+    assert seqused_k.dtype == cu_seqlens_q.dtype == torch.int32
+    assert batch_size == len(seqused_k) == len(cu_seqlens_q) - 1
+    assert max_seqlen_k == seqused_k.max()
+    assert max_seqlen_q == cu_seqlens_q.diff().max()
+    assert page_size % 16 == 0
+    assert is_causal
+    SEEN["num_splits"] = num_splits
+    return torch.zeros(1 + -(-batch_size // 4) * 16, dtype=torch.int32)
+
+
+def fwd(
+    q, k, v, k_new, v_new, q_v, out, cu_q, cu_k, cu_k_new, used_q, used_k, max_q, max_k, page_table, *rest
+):
+    (
+        _,
+        _,
+        _,
+        _,
+        _,
+        *descales,
+        scale,
+        causal,
+        left,
+        right,
+        softcap,
+        _,
+        metadata,
+        splits,
+        _,
+        _,
+        _,
+        size,
+        rank,
+        _,
+    ) = rest
+    assert descales == [None] * 3
+    assert (left, right, softcap, size, rank) == (-1, -1, 0.0, 1, 0)
+    assert causal
+    assert metadata is not None
+    assert splits == SEEN["num_splits"]
+    assert scale == pytest.approx(q.shape[-1] ** -0.5)
+    assert page_table.dtype == torch.int32
+    assert page_table.is_contiguous()
+    for s in range(len(used_k)):
+        rows = slice(int(cu_q[s]), int(cu_q[s + 1]))
+        kv_len = int(used_k[s])
+        keys, values = (x[page_table[s].long()].flatten(0, 1)[:kv_len].transpose(0, 1)[None] for x in (k, v))
+        out[rows] = causal_attention(q[rows].transpose(0, 1)[None], keys, values)[0].transpose(0, 1)
+    return [torch.zeros(1)]
+
+
+def rms_norm(result, input, weight, epsilon):
+    assert epsilon == RMS_EPSILON
+    TorchSmallOps().rmsnorm(result, input, weight)
+
+
+def fused_add_rms_norm(input, residual, weight, epsilon):
+    assert input.is_contiguous()
+    assert residual.is_contiguous()
+    TorchSmallOps().rmsnorm_residual(input, residual, weight)
+
+
+def rotary_embedding(
+    positions, query, key, head_size, cos_sin_cache, is_neox, rope_dim_offset=0, inverse=False
+):
+    assert is_neox
+    assert cos_sin_cache.dtype == query.dtype
+    TorchSmallOps().rope(positions, query, key, head_size, cos_sin_cache)
+
+
+def reshape_and_cache_flash(
+    key, value, key_cache, value_cache, slot_mapping, kv_cache_dtype, k_scale, v_scale
+):
+    assert kv_cache_dtype == "auto"
+    assert slot_mapping.dtype == torch.int64
+    TorchSmallOps().kv_write(key, value, key_cache, value_cache, slot_mapping)
+
+
+def cutlass_scaled_mm(out, a, b, a_scales, b_scales, bias):
+    assert a.is_contiguous()
+    assert b.stride(0) == 1
+    assert a_scales.is_contiguous()
+    assert b_scales.is_contiguous()
+    assert a_scales.numel() in (1, a.shape[0])
+    assert b_scales.numel() in (1, b.shape[1])
+    out.copy_((a.float() * a_scales.reshape(-1, 1)) @ (b.float() * b_scales.reshape(1, -1)))
+
+
+IMPLEMENTATIONS = {
+    "_vllm_fa3_C::fwd": fwd,
+    "_vllm_fa3_C::get_scheduler_metadata": metadata,
+    "_C::rms_norm": rms_norm,
+    "_C::fused_add_rms_norm": fused_add_rms_norm,
+    "_C::rotary_embedding": rotary_embedding,
+    "_C::silu_and_mul": lambda result, input: TorchSmallOps().silu_and_mul(result, input),
+    "_C::static_scaled_fp8_quant": lambda result, input, scale, group_shape=None: (
+        TorchSmallOps().fp8_quantise(result, input, scale)
+    ),
+    "_C::cutlass_scaled_mm": cutlass_scaled_mm,
+    "_C_cache_ops::reshape_and_cache_flash": reshape_and_cache_flash,
+}
+
+
+@pytest.fixture(scope="module")
+def provider():
+    libraries = []
+    for name, schema in vllm_ops.SCHEMAS.items():
+        space, op = name.split("::")
+        library = torch.library.Library(space, "FRAGMENT")
+        library.define(schema)
+        library.impl(op, IMPLEMENTATIONS[name], "CompositeExplicitAutograd")
+        libraries.append(library)
+    yield VllmProvider(HOST)
+    for library in libraries:
+        library._destroy()
+
+
+POINTS = [
+    Point("attention_decode", {**HEADS, "batch_size": 3, "kv_len": 40}),
+    Point("attention_decode_unequal", {**HEADS, "spread": "one_long", "batch_size": 5, "kv_len": 33}),
+    Point("attention_prefill", {**HEADS, "batch_size": 2, "q_len": 9, "kv_len": 30}),
+    Point("attention_prefill", {**HEADS, "batch_size": 1, "q_len": 600, "kv_len": 600}),
+    Point("gemm", {"dtype": "fp8", "m": 17, "n": 48, "k": 64}),
+    Point("gemm", {"dtype": "fp8_rowwise", "m": 17, "n": 48, "k": 64}),
+    *(
+        Point("elementwise", {"kind": kind, "m": 9, "width": 512, "io_bytes": 1})
+        for kind in ("rmsnorm_residual", "rope", "silu_and_mul", "kv_write", "fp8_quantise")
+    ),
+]
+
+
+@pytest.mark.parametrize("point", POINTS, ids=lambda p: p.key[:50])
+def test_every_call_binds_to_the_schema_and_gives_the_reference(provider, point):
+    assert provider.reasons == {"fa3": "", "ops": ""}
+    assert provider.refuses(point) is None
+    prepared = provider.prepare(point, 2, 10**9)
+    assert check_result(point, prepared).passed
+    assert "vllm" in prepared.kernel
+
+
+def test_splits_are_bounded_only_where_vllm_replays_graphs(provider):
+    provider.prepare(POINTS[0], 0, 10**9)
+    assert SEEN["num_splits"] == 32
+    provider.prepare(POINTS[3], 0, 10**9)
+    assert SEEN["num_splits"] == 0
+
+
+def test_every_schema_is_called():
+    assert set(IMPLEMENTATIONS) == set(vllm_ops.SCHEMAS)
+
+
+def test_a_whole_step_on_these_ops(provider):
+    from dataclasses import replace
+
+    from fastroof.config import load_model
+    from kernels_bench.providers.small_ops import VllmSmallOps
+    from kernels_bench.steps.step_attention import Fa3Attention, StepBackend
+    from kernels_bench.steps.steps import check_step
+
+    backend = StepBackend("vllm", Fa3Attention(), VllmSmallOps(), HOST, "bf16", {})
+    model = replace(load_model("qwen2.5-7b"), head_dim=32)
+    assert check_step(model, backend, 0) < 2e-2
+
+
+def test_refusals(provider):
+    assert "fp8" in provider.refuses(
+        Point("attention_decode", {**HEADS, "kv_dtype": "fp8", "batch_size": 1, "kv_len": 9})
+    )
+    assert "torch" in provider.refuses(Point("gemm", {"dtype": "bf16", "m": 1, "n": 16, "k": 16}))
+    ampere = VllmProvider(Device("cuda", 0, (8, 0)))
+    assert "Hopper" in ampere.reasons["fa3"]
