@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from fastroof.errors import MeasureError
 from kernels_bench.providers.flashinfer_calls import FlashinferModules
 from kernels_bench.providers.small_ops import RMS_EPSILON
 
@@ -40,13 +41,13 @@ class FlashinferSmallOps:
         )
 
     def kv_write(self, k: Any, v: Any, k_pages: Any, v_pages: Any, slots: Any) -> None:
-        """Not there."""
-        raise NotImplementedError("flashinfer has no kernel that writes by slot")
+        """Refuse: ``kernels`` does not name it."""
+        raise MeasureError("flashinfer has no kernel that writes KV by slot: vllm and Triton have one")
 
     def silu_and_mul(self, out: Any, x: Any) -> None:
         """Gate and multiply."""
         self._flashinfer.silu_and_mul(x, out=out)
 
     def fp8_quantise(self, out: Any, x: Any, scale: Any) -> None:
-        """Not there."""
-        raise NotImplementedError("flashinfer has no per-tensor fp8 kernel that is built here")
+        """Refuse: ``kernels`` does not name it."""
+        raise MeasureError("flashinfer's per-tensor fp8 kernel is not built here: vllm and Triton have one")
