@@ -1,0 +1,202 @@
+"""InferSim's lookups a second through the public functions, as ratios to plain Python in the same run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fastroof.compat import infersim
+from tests.reference import infersim as reference
+
+SAMPLE = Path(__file__).resolve().parents[1] / "tests" / "golden_sample" / "infersim" / "bench_data"
+LOOKUPS = 1_000_000
+PLAIN_LOOKUPS = 2_000
+SCENARIOS = 20_000
+PLAIN_SCENARIOS = 200
+
+LAYER = {"num_experts": 512, "topk": 10, "hidden": 2048, "intermediate": 512}
+GDN = {
+    "conv_kernel": 4,
+    "num_key_heads": 16,
+    "key_head_dim": 128,
+    "num_value_heads": 32,
+    "value_head_dim": 128,
+}
+MODEL = {
+    "model_type": "qwen3", "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 12288,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tables() -> infersim.InfersimTables:
+    return infersim.load(SAMPLE)
+
+
+@pytest.fixture(scope="module")
+def tree() -> reference.Tree:
+    return reference.Tree(SAMPLE)
+
+
+def _sizes(*tops: int) -> list[Any]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(1, top, LOOKUPS) for top in tops]
+
+
+def _seconds_each(plain: Callable[[int], Any], rows: int, tree: reference.Tree | None) -> float:
+    """Seconds of one plain evaluation; with a tree every one reads its files again, as InferSim does."""
+    began = time.perf_counter()
+    for i in range(rows):
+        if tree is not None:
+            tree.split.clear()
+        plain(i)
+    return (time.perf_counter() - began) / rows
+
+
+def _compare(
+    benchmark: Any,
+    tree: reference.Tree,
+    mine: Callable[[], Any],
+    plain: Callable[[int], Any],
+    rows: int = LOOKUPS,
+    plain_rows: int = PLAIN_LOOKUPS,
+) -> None:
+    """Time both, check that they agree, print evaluations a second and the ratios."""
+    found = np.atleast_2d(benchmark.pedantic(mine, rounds=5, warmup_rounds=1))
+    expected = [plain(i) for i in range(plain_rows)]
+    np.testing.assert_array_equal(found[:, :plain_rows].T, np.array(expected).reshape(plain_rows, -1))
+    if benchmark.stats is None:
+        return
+    mine_s = benchmark.stats.stats.median / rows
+    ratios = {
+        "plain Python": _seconds_each(plain, plain_rows, None) / mine_s,
+        "plain Python that reads its file a lookup": _seconds_each(plain, plain_rows // 10, tree) / mine_s,
+    }
+    benchmark.extra_info.update(ratios)
+    words = [f"{ratio:.3g} x {name}" for name, ratio in ratios.items()]
+    print(f"\n{benchmark.name}: {1e-6 / mine_s:.2f} M/s, {', '.join(words)}")
+
+
+def test_attn_decode_mfu(benchmark: Any, tables: Any, tree: Any) -> None:
+    batch, kv_len = _sizes(512, 131_072)
+    heads = {"num_heads": 16, "num_kv_heads": 2, "head_dim": 256}
+
+    def plain(i: int) -> float:
+        query = int(batch[i]), int(kv_len[i]), False
+        return reference.attn_decode_mfu(tree, "H20", "mha", (16, 2, 256), *query)
+
+    _compare(
+        benchmark,
+        tree,
+        lambda: infersim.attn_decode_mfu(tables, "H20", **heads, batch_size=batch, kv_len=kv_len),
+        plain,
+    )
+
+
+def test_attn_decode_mfu_mla(benchmark: Any, tables: Any, tree: Any) -> None:
+    batch, kv_len = _sizes(512, 131_072)
+    heads = {"num_heads": 128, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+
+    def plain(i: int) -> float:
+        query = int(batch[i]), int(kv_len[i]), False
+        return reference.attn_decode_mfu(tree, "H800", "mla", (128, 512, 64), *query)
+
+    _compare(
+        benchmark,
+        tree,
+        lambda: infersim.attn_decode_mfu(tables, "H800", **heads, batch_size=batch, kv_len=kv_len),
+        plain,
+    )
+
+
+def test_attn_prefill_mfu(benchmark: Any, tables: Any, tree: Any) -> None:
+    (seq_len,) = _sizes(65_536)
+    heads = {"num_heads": 16, "num_kv_heads": 2, "head_dim": 256}
+    _compare(
+        benchmark,
+        tree,
+        lambda: infersim.attn_prefill_mfu(tables, "H20", **heads, seq_len=seq_len),
+        lambda i: reference.attn_prefill_mfu(tree, "H20", "mha", (16, 2, 256), int(seq_len[i])),
+    )
+
+
+def test_attn_prefill_mfu_mla(benchmark: Any, tables: Any, tree: Any) -> None:
+    (seq_len,) = _sizes(65_536)
+    heads = {"num_heads": 128, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
+    _compare(
+        benchmark,
+        tree,
+        lambda: infersim.attn_prefill_mfu(tables, "H800", **heads, seq_len=seq_len),
+        lambda i: reference.attn_prefill_mfu(tree, "H800", "mla", (128, 128, 64), int(seq_len[i])),
+    )
+
+
+def test_gemm_mfu(benchmark: Any, tables: Any, tree: Any) -> None:
+    """Every lookup another shape of the larger table: nothing is shared between neighbours."""
+    m, k, n = _sizes(40_000, 8192, 12_288)
+    _compare(
+        benchmark,
+        tree,
+        lambda: infersim.gemm_mfu(tables, "H20", m, k, n),
+        lambda i: reference.gemm_mfu(tree, "H20", int(m[i]), int(k[i]), int(n[i])),
+    )
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_grouped_gemm_mfu(benchmark: Any, tables: Any, tree: Any, phase: str) -> None:
+    (tokens,) = _sizes(40_000)
+    num_gpus = np.random.default_rng(1).choice([1, 2, 4, 8, 16], LOOKUPS)
+
+    def plain(i: int) -> tuple[float, float]:
+        gpus = int(num_gpus[i])
+        layer = (512, gpus, 512 // gpus, 10, 2048, 512)
+        return reference.grouped_gemm_mfu(tree, "H20", phase, layer, int(tokens[i]))
+
+    _compare(
+        benchmark,
+        tree,
+        lambda: infersim.grouped_gemm_mfu(
+            tables, "H20", phase, **LAYER, num_gpus=num_gpus, tokens_per_gpu=tokens
+        ),
+        plain,
+    )
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_gdn_latency_us(benchmark: Any, tables: Any, tree: Any, phase: str) -> None:
+    (tokens,) = _sizes(40_000)
+    _compare(
+        benchmark,
+        tree,
+        lambda: infersim.gdn_latency_us(tables, "H20", phase, **GDN, tokens=tokens),
+        lambda i: reference.gdn_latency_us(tree, "H20", phase, (4, 16, 128, 32, 128), int(tokens[i])),
+    )
+
+
+def test_evaluate(benchmark: Any, tables: Any, tree: Any) -> None:
+    rng = np.random.default_rng(0)
+    columns = {
+        "tp_size": rng.choice([1, 2, 4], SCENARIOS),
+        "decode_bs": rng.integers(1, 513, SCENARIOS),
+        "isl": rng.integers(1, 16_384, SCENARIOS),
+    }
+    scenario = {
+        "device": "H20", "world_size": 4, "num_nodes": 1, "max_prefill_tokens": 8192, "target_tgs": 2560.0,
+        "target_tpot": 50.0, "osl": 1024, "fp8_gemm": 0, "fp8_kv": 0, "deepep": 0, "tbo": 0, "sm_ratio": 0.9,
+    }  # fmt: skip
+
+    def plain(i: int) -> tuple[float, float]:
+        row = {name: int(column[i]) for name, column in columns.items()}
+        found = reference.evaluate(tree, MODEL, {**scenario, **row})
+        return found["ttft_ms"], found["tpot_ms"]
+
+    def mine() -> Any:
+        result = infersim.evaluate(tables, MODEL, {**scenario, **columns})
+        return [result["ttft_ms"].to_numpy(), result["tpot_ms"].to_numpy()]
+
+    _compare(benchmark, tree, mine, plain, SCENARIOS, PLAIN_SCENARIOS)

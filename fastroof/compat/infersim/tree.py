@@ -1,0 +1,271 @@
+"""Reading an InferSim ``bench_data`` tree as InferSim reads it, once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof.compat.infersim.hardware import GPUS, InfersimGpu
+from fastroof.errors import TableError
+
+__all__ = ["Blocks", "InfersimTables", "load", "read_files"]
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Key = tuple[int, ...]
+Row = tuple[tuple[int, ...], tuple[float, ...]]
+
+KV_DTYPES: Final = ("bf16", "fp8")
+LARGEST: Final = 2**31
+"""Sizes of tables and lookups are under this, so that no distance between two overflows."""
+MFU_DECIMALS: Final = 3
+
+
+class Blocks(NamedTuple):
+    """Measured rows by key, both in their files' order.
+
+    Rows ``starts[b]:starts[b + 1]`` belong to the key ``keys[b]``, whose first entry is the device.
+    """
+
+    keys: Ints
+    starts: Ints
+    axes: Ints
+    values: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class InfersimTables:
+    """A tree of InferSim's, read once; see :func:`load`.
+
+    Attributes
+    ----------
+    root : str
+        Where the tree was read from.
+    gpus : mapping of str to InfersimGpu
+        Constants of every device that may be asked for, by lower-case name.
+    files : frozenset of str
+        The files that were read, relative to the root.
+    blocks : mapping of str to Blocks
+        Rows of every kind of file: ``mha/decode``, ``gemm``, ...
+    """
+
+    root: str
+    gpus: Mapping[str, InfersimGpu] = field(repr=False)
+    files: frozenset[str] = field(repr=False)
+    blocks: Mapping[str, Blocks] = field(repr=False)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Names of the devices, in the order of their numbers in the keys."""
+        return tuple(self.gpus)
+
+    def hardware(self, constant: str) -> Floats:
+        """Return one constant of every device, such as ``default_mfu``."""
+        return np.array([getattr(gpu, constant) for gpu in self.gpus.values()], np.float64)
+
+
+class _Kind(NamedTuple):
+    """One kind of file: how many sizes its name holds, and what is read from a line."""
+
+    sizes_in_name: int
+    key_width: int
+    num_axes: int
+    num_values: int
+    row: Callable[[Sequence[str]], tuple[Key, Row] | None]
+    """(rest of the key, (axes, values)) of a line's cells; None for a line that no lookup reads."""
+
+
+def _mfu(cell: str) -> float:
+    return round(float(cell), MFU_DECIMALS)
+
+
+def _decode_row(cells: Sequence[str]) -> tuple[Key, Row] | None:
+    row = (int(cells[2]), int(cells[3])), (_mfu(cells[5]),)
+    return ((KV_DTYPES.index(cells[1]),), row) if cells[1] in KV_DTYPES else None
+
+
+def _prefill_row(cells: Sequence[str]) -> tuple[Key, Row]:
+    return (), ((int(cells[1]),), (_mfu(cells[3]),))
+
+
+def _gemm_row(cells: Sequence[str]) -> tuple[Key, Row]:
+    return (int(cells[1]), int(cells[2])), ((int(cells[0]),), (_mfu(cells[4]),))
+
+
+def _grouped_row(cells: Sequence[str]) -> tuple[Key, Row]:
+    return tuple(map(int, cells[:6])), ((int(cells[6]),), (_mfu(cells[9]), _mfu(cells[11])))
+
+
+GDN_COLUMNS: Final = 6
+"""Most kernels in a GDN file; a file with fewer is filled up with zeros."""
+
+
+def _gdn_row(cells: Sequence[str]) -> tuple[Key, Row]:
+    us = [float(cell) for cell in cells[1:]]
+    if not 0 < len(us) <= GDN_COLUMNS:
+        raise ValueError(f"1 to {GDN_COLUMNS} latencies a line, got {len(us)}")
+    return (), ((int(cells[0]),), (*us, *[0.0] * (GDN_COLUMNS - len(us))))
+
+
+_KINDS: Final[Mapping[str, _Kind]] = {
+    "mha/decode": _Kind(3, 5, 2, 1, _decode_row),
+    "mla/decode": _Kind(3, 5, 2, 1, _decode_row),
+    "mha/prefill": _Kind(3, 4, 1, 1, _prefill_row),
+    "mla/prefill": _Kind(3, 4, 1, 1, _prefill_row),
+    "gemm": _Kind(0, 3, 1, 1, _gemm_row),
+    "grouped_gemm/decode": _Kind(0, 7, 1, 2, _grouped_row),
+    "grouped_gemm/prefill": _Kind(0, 7, 1, 2, _grouped_row),
+    "gdn/decode": _Kind(5, 6, 1, GDN_COLUMNS, _gdn_row),
+    "gdn/prefill": _Kind(5, 6, 1, GDN_COLUMNS, _gdn_row),
+}
+
+
+def load(root: str | Path, gpus: Mapping[str, InfersimGpu] | None = None) -> InfersimTables:
+    """Read a ``bench_data`` tree of InferSim's as it lies.
+
+    Every quirk of InferSim's reading is kept: the first line of a file is dropped, header or not;
+    MFUs are rounded to 3 decimals; rows keep their order. Files that InferSim never opens are left
+    alone: ``dsa``, and those of devices without constants.
+
+    Parameters
+    ----------
+    root : str or Path
+        The folder that holds ``mha``, ``gemm`` and the others.
+    gpus : mapping of str to InfersimGpu, optional
+        Constants of further devices by name, beside those of :data:`GPUS`.
+
+    Returns
+    -------
+    InfersimTables
+
+    Raises
+    ------
+    TableError
+        If there is no such folder, or a line of a file cannot be read.
+    """
+    folder = Path(root)
+    if not folder.is_dir():
+        raise TableError(f"no folder {folder}: give the bench_data folder of an InferSim tree")
+    paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.csv"))}
+    try:
+        texts = {name: path.read_text("utf-8") for name, path in paths.items() if _place(name) is not None}
+    except (OSError, UnicodeDecodeError) as error:
+        raise TableError(f"cannot read the tree {folder}: {error}") from None
+    return read_files(texts, gpus, root=str(folder))
+
+
+def read_files(
+    files: Mapping[str, str], gpus: Mapping[str, InfersimGpu] | None = None, root: str = "memory"
+) -> InfersimTables:
+    r"""Read the files of a tree that is in memory.
+
+    Parameters
+    ----------
+    files : mapping of str to str
+        Text of each file by its path in the tree.
+    gpus : mapping of str to InfersimGpu, optional
+        Constants of further devices by name, beside those of :data:`GPUS`.
+    root : str
+        What messages call the tree.
+
+    Returns
+    -------
+    InfersimTables
+
+    Raises
+    ------
+    TableError
+        If a line of a file cannot be read.
+
+    Examples
+    --------
+    >>> tables = read_files({"gemm/h20/data.csv": "m,k,n,latency_us,mfu\n16,4096,6144,60.5,0.1234\n"})
+    >>> tables.blocks["gemm"].values
+    array([[0.123]])
+    """
+    known = {**GPUS, **{name.lower(): gpu for name, gpu in (gpus or {}).items()}}
+    numbers = {name: number for number, name in enumerate(known)}
+    found: dict[str, dict[Key, list[Row]]] = {kind: {} for kind in _KINDS}
+    read = []
+    for path, text in files.items():
+        place = _place(path)
+        if place is None or place[1] not in numbers:
+            continue
+        kind, device, sizes = place
+        head = (numbers[device], *sizes)
+        if kind.endswith("/decode") and kind[:3] in ("mha", "mla"):
+            # InferSim falls back without the file, but raises in a file without rows of the KV dtype
+            for kv_dtype in range(len(KV_DTYPES)):
+                found[kind].setdefault((*head, kv_dtype), [])
+        for rest, row in _lines(f"{root}/{path}", text, _KINDS[kind]):
+            found[kind].setdefault((*head, *rest), []).append(row)
+        read.append(path)
+    if not read:
+        raise TableError(
+            f"no file in {root} is where InferSim reads one, such as gemm/h20/data.csv; "
+            f"the devices are {', '.join(known)}, and more with gpus="
+        )
+    blocks = {kind: _blocks(by_key, _KINDS[kind]) for kind, by_key in found.items()}
+    return InfersimTables(root, known, frozenset(read), blocks)
+
+
+def file_path(kind: str, device: str, sizes: Iterable[Any]) -> str:
+    """Path in the tree of one kind of file; without sizes it is the device's only one."""
+    return f"{kind}/{device}/{'-'.join(map(str, sizes)) or 'data'}.csv"
+
+
+def _place(path: str) -> tuple[str, str, tuple[int, ...]] | None:
+    """(kind, device, sizes in the name) of a path that InferSim may open."""
+    parts = path.removesuffix(".csv").split("/")
+    kind = "/".join(parts[:-2])
+    if not path.endswith(".csv") or kind not in _KINDS:
+        return None
+    expected = _KINDS[kind].sizes_in_name
+    words = parts[-1].split("-") if expected else []
+    if expected:
+        # InferSim builds the name from ints: nothing else is ever opened
+        if len(words) != expected or any(word != str(int(word)) for word in words if word.isdecimal()):
+            return None
+        if not all(word.isdecimal() and word.isascii() for word in words):
+            return None
+    elif parts[-1] != "data":
+        return None
+    return kind, parts[-2], tuple(map(int, words))
+
+
+def _lines(name: str, text: str, kind: _Kind) -> Iterator[tuple[Key, Row]]:
+    for number, line in enumerate(text.splitlines()[1:], start=2):
+        if not line.strip():
+            continue
+        try:
+            read = kind.row([cell.strip() for cell in line.split(",")])
+        except (ValueError, IndexError) as error:
+            raise TableError(f"{name}, line {number}: {line!r:.80} cannot be read: {error}") from None
+        if read is None:
+            continue
+        rest, (axes, values) = read
+        if not all(0 < size < LARGEST for size in axes) or not all(0 <= size < LARGEST for size in rest):
+            raise TableError(
+                f"{name}, line {number}: {line!r:.80} has a size that is not in 1 to {LARGEST - 1}"
+            )
+        if not all(np.isfinite(values)):
+            raise TableError(f"{name}, line {number}: {line!r:.80} has a value that is not finite")
+        yield rest, (axes, values)
+
+
+def _blocks(by_key: Mapping[Key, Sequence[Row]], kind: _Kind) -> Blocks:
+    rows = [row for of_key in by_key.values() for row in of_key]
+    counts = [len(of_key) for of_key in by_key.values()]
+    return Blocks(
+        np.array(list(by_key), np.int64).reshape(-1, kind.key_width),
+        np.cumsum([0, *counts], dtype=np.int64),
+        np.ascontiguousarray(np.array([axes for axes, _ in rows], np.int64).reshape(-1, kind.num_axes).T),
+        np.ascontiguousarray(
+            np.array([values for _, values in rows], np.float64).reshape(-1, kind.num_values).T
+        ),
+    )

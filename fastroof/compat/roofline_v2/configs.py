@@ -1,0 +1,157 @@
+"""Roofline V2's model and hardware dicts, checked key by key."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fastroof.errors import FastroofError, GpuError, ModelError, PlanError
+from fastroof.units import TB, TFLOP
+
+__all__ = ["Hardware", "ModelSizes", "checked_tp"]
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    """The sizes of a model that roofline V2 reads; head_dim is always hidden_size / num_heads."""
+
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    intermediate_size: int
+    bytes_per_param: float
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head, whatever a config's own head_dim says."""
+        return self.hidden_size // self.num_heads
+
+    @property
+    def gemms(self) -> tuple[tuple[int, int], ...]:
+        """(k, n) of the GEMMs of a layer: q and o, k and v, gate and up, down."""
+        h, kv = self.hidden_size, self.num_kv_heads * self.head_dim
+        return (h, h), (h, kv), (h, self.intermediate_size), (self.intermediate_size, h)
+
+    @property
+    def layer_weights(self) -> int:
+        """Weights of one layer's seven GEMMs."""
+        q, k, gate, down = (k * n for k, n in self.gemms)
+        return 2 * q + 2 * k + 2 * gate + down
+
+    @property
+    def weight_bytes(self) -> float:
+        """Weights of all layers, without embeddings and LM head."""
+        return float(self.num_layers * self.layer_weights * self.bytes_per_param)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> ModelSizes:
+        """Read a model_config dict.
+
+        Raises
+        ------
+        ModelError
+            Naming every key that is missing or wrong.
+        """
+        keys = _Keys("model_config", config)
+        layers = keys.integer("num_hidden_layers")
+        hidden = keys.integer("hidden_size")
+        heads = keys.integer("num_attention_heads")
+        kv_heads = keys.integer("num_key_value_heads", default=heads)
+        ff = keys.integer("intermediate_size", default=4 * hidden)
+        width = keys.number("bytes_per_param", above=0.0)
+        if not keys.wrong and hidden % heads:
+            keys.wrong.append(
+                f"hidden_size must be a multiple of num_attention_heads, got {hidden} and {heads}"
+            )
+        keys.refuse(ModelError)
+        return cls(layers, hidden, heads, kv_heads, ff, width)
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What roofline V2 reads of a GPU."""
+
+    peak_flops_per_s: float
+    peak_bytes_per_s: float
+    bandwidth_factor: float
+    layer_overhead_us: float
+
+    @property
+    def bandwidth_bytes_per_s(self) -> float:
+        """What is reached of the peak bandwidth."""
+        return self.peak_bytes_per_s * self.bandwidth_factor
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Hardware:
+        """Read a hardware dict.
+
+        Raises
+        ------
+        GpuError
+            Naming every key that is missing or wrong.
+        """
+        keys = _Keys("hardware", config)
+        peak = keys.number("TFlopsPeak", above=0.0) * TFLOP
+        bandwidth = keys.number("BwPeakTBs", above=0.0) * TB
+        # 0 means: not given
+        factor = keys.number("bwEfficiencyFactor", default=0.0) or 1.0
+        overhead = keys.number("perLayerOverhead", default=0.0)
+        keys.refuse(GpuError)
+        return cls(peak, bandwidth, factor, overhead)
+
+
+def checked_tp(tp: Any) -> int:
+    """Check a tensor-parallel size.
+
+    Raises
+    ------
+    PlanError
+        If it is no integer of at least 1.
+    """
+    if isinstance(tp, bool) or not hasattr(tp, "__index__") or int(tp) < 1:
+        raise PlanError(f"tp must be an integer of at least 1, got {tp!r:.60}")
+    return int(tp)
+
+
+class _Keys:
+    """Values of a dict, and what is wrong with them: all of it is told at once."""
+
+    def __init__(self, name: str, config: Any) -> None:
+        self.name = name
+        self.given = config
+        self.config: Mapping[str, Any] = config if isinstance(config, Mapping) else {}
+        self.wrong: list[str] = []
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        def read(value: Any) -> bool:
+            return hasattr(value, "__index__") and int(value) >= 1
+
+        return int(self._value(key, default, read, "an integer of at least 1"))
+
+    def number(self, key: str, above: float | None = None, default: float | None = None) -> float:
+        def read(value: Any) -> bool:
+            if not isinstance(value, int | float) or not math.isfinite(value):
+                return False
+            return value >= 0.0 if above is None else value > above
+
+        need = "a finite number of at least 0" if above is None else f"a finite number above {above:g}"
+        return float(self._value(key, default, read, need))
+
+    def _value(self, key: str, default: Any, fits: Callable[[Any], bool], need: str) -> Any:
+        value = self.config.get(key)
+        if default is not None and (value is None or (value == 0 and not isinstance(value, bool))):
+            return default
+        if value is not None and not isinstance(value, bool) and fits(value):
+            return value
+        found = "it is missing" if key not in self.config else f"got {value!r:.60}"
+        self.wrong.append(f"{key} must be {need}, {found}")
+        return 1
+
+    def refuse(self, error: type[FastroofError]) -> None:
+        if not isinstance(self.given, Mapping):
+            raise error(f"{self.name} must be a dict, got {self.given!r:.60}")
+        if self.wrong:
+            raise error(f"{self.name}: {'; '.join(self.wrong)}")

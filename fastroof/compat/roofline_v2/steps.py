@@ -1,0 +1,319 @@
+"""Roofline V2's step times, for lists of steps and for CSR arrays of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof.compat.roofline_v2.configs import Hardware, ModelSizes, checked_tp
+from fastroof.compat.roofline_v2.lookups import decode_at, nearest_attention, prefill_mfu
+from fastroof.compat.roofline_v2.tables import RooflineV2Tables
+from fastroof.compiled import compat_roofline_v2 as loops
+from fastroof.errors import BatchError
+from fastroof.units import US_PER_S
+
+__all__ = ["COMPONENTS", "StepRequests", "Steps", "refuse_requests", "step_us"]
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+COMPONENTS = ("prefill_compute_s", "prefill_memory_s", "decode_compute_s", "decode_memory_s")
+"""Names of a step's component seconds."""
+
+FLOOR_US = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class StepRequests:
+    """Requests of many steps as CSR arrays: the quick way into :func:`step_us`.
+
+    Step i prefills requests ``prefill_offsets[i]:prefill_offsets[i + 1]`` and decodes requests
+    ``decode_offsets[i]:decode_offsets[i + 1]``. int64 arrays are taken as they are, others converted.
+
+    Parameters
+    ----------
+    prefill_progress, prefill_new_tokens : array_like of int, shape (prefill requests,)
+        Tokens that were processed before, at least 0, and that are new, at least 1.
+    prefill_offsets : array_like of int, shape (steps + 1,)
+        Where each step's prefill requests start; rises from 0 to their number.
+    decode_progress : array_like of int, shape (decode requests,)
+        Tokens that were processed before, at least 0.
+    decode_offsets : array_like of int, shape (steps + 1,)
+        Where each step's decode requests start.
+
+    Raises
+    ------
+    BatchError
+        If the arrays are not one-dimensional integers of fitting lengths.
+
+    Examples
+    --------
+    >>> StepRequests([], [], [0, 0, 0], [1000, 2000, 4096], [0, 2, 3]).num_steps
+    2
+    """
+
+    prefill_progress: Ints
+    prefill_new_tokens: Ints
+    prefill_offsets: Ints
+    decode_progress: Ints
+    decode_offsets: Ints
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            object.__setattr__(self, name, _integers(name, getattr(self, name)))
+        if len(self.prefill_progress) != len(self.prefill_new_tokens):
+            raise BatchError(
+                f"prefill_progress has {len(self.prefill_progress)} requests, "
+                f"prefill_new_tokens {len(self.prefill_new_tokens)}"
+            )
+        _check_offsets("prefill", self.prefill_offsets, len(self.prefill_progress))
+        _check_offsets("decode", self.decode_offsets, len(self.decode_progress))
+        if len(self.prefill_offsets) != len(self.decode_offsets):
+            raise BatchError(
+                f"prefill_offsets are of {len(self.prefill_offsets) - 1} steps, "
+                f"decode_offsets of {len(self.decode_offsets) - 1}"
+            )
+
+    @classmethod
+    def from_steps(cls, steps: Iterable[tuple[Sequence[tuple[int, int]], Sequence[int]]]) -> StepRequests:
+        """Build from one (prefill requests [(progress, new_tokens)], decode requests [progress]) a step.
+
+        Raises
+        ------
+        BatchError
+            If a step is not of this form.
+
+        Examples
+        --------
+        >>> StepRequests.from_steps([([(0, 512)], [1000, 2000])]).decode_progress.tolist()
+        [1000, 2000]
+        """
+        prefills: list[list[Any]] = []
+        decodes: list[list[Any]] = []
+        try:
+            listed = list(steps)
+        except TypeError:
+            raise BatchError(f"a list of steps is needed, got {steps!r:.60}") from None
+        for at, step in enumerate(listed):
+            try:
+                prefill, decode = step
+                prefills.append([(progress, new) for progress, new in prefill])
+                decodes.append(list(decode))
+            except (TypeError, ValueError):
+                raise BatchError(
+                    f"step {at} must be ([(progress, new_tokens), ...], [progress, ...]), got {step!r:.60}"
+                ) from None
+        requests = [request for step in prefills for request in step]
+        return cls(
+            _integers("prefill progress", [progress for progress, _ in requests]),
+            _integers("prefill new_tokens", [new for _, new in requests]),
+            np.cumsum([0, *map(len, prefills)]),
+            _integers("decode progress", [progress for step in decodes for progress in step]),
+            np.cumsum([0, *map(len, decodes)]),
+        )
+
+    @property
+    def num_steps(self) -> int:
+        """Steps in the batch."""
+        return len(self.decode_offsets) - 1
+
+    def __len__(self) -> int:
+        return self.num_steps
+
+
+Steps = StepRequests | Iterable[tuple[Sequence[tuple[int, int]], Sequence[int]]]
+"""What a step function takes: CSR arrays, or one (prefill requests, decode requests) a step."""
+
+
+@overload
+def step_us(
+    tables: RooflineV2Tables,
+    model_config: Mapping[str, Any],
+    hardware: Mapping[str, Any],
+    tp: int,
+    steps: Steps,
+    components: Literal[False] = False,
+) -> Floats: ...
+
+
+@overload
+def step_us(
+    tables: RooflineV2Tables,
+    model_config: Mapping[str, Any],
+    hardware: Mapping[str, Any],
+    tp: int,
+    steps: Steps,
+    components: Literal[True],
+) -> tuple[Floats, dict[str, Floats]]: ...
+
+
+def step_us(
+    tables: RooflineV2Tables,
+    model_config: Mapping[str, Any],
+    hardware: Mapping[str, Any],
+    tp: int,
+    steps: Steps,
+    components: bool = False,
+) -> Floats | tuple[Floats, dict[str, Floats]]:
+    """Time steps as roofline V2 does, before it rounds to whole microseconds.
+
+    Parameters
+    ----------
+    tables : RooflineV2Tables
+        Loaded tables.
+    model_config : mapping
+        ``num_hidden_layers``, ``hidden_size``, ``num_attention_heads``, ``bytes_per_param`` and, where they
+        are not 4 x hidden_size and num_attention_heads, ``intermediate_size`` and ``num_key_value_heads``.
+        Other keys are not read, ``head_dim`` neither.
+    hardware : mapping
+        ``TFlopsPeak`` (TFLOP/s), ``BwPeakTBs`` (TB/s), ``bwEfficiencyFactor`` (absent or 0: 1) and
+        ``perLayerOverhead`` (us; absent: 0).
+    tp : int
+        Tensor-parallel size.
+    steps : StepRequests, or iterable of (prefill requests, decode requests)
+        Prefill requests are (progress, new_tokens), decode requests a progress; both in tokens. Lists are
+        converted request by request, :class:`StepRequests` are run as they are.
+    components : bool
+        Also return the component seconds.
+
+    Returns
+    -------
+    ndarray of float64, shape (steps,)
+        Microseconds, at least 1.
+    dict of str to ndarray
+        With ``components=True``: seconds of ``prefill_compute_s``, ``prefill_memory_s``,
+        ``decode_compute_s`` and ``decode_memory_s``.
+
+    Raises
+    ------
+    BatchError
+        If a step or a request is malformed; says which.
+    ModelError, GpuError, PlanError
+        If model_config, hardware or tp is wrong; names every key.
+    MissingTableError
+        If the nearest head shape has no decode table.
+
+    Notes
+    -----
+    A step is the longest of its four components plus the overhead, ``perLayerOverhead * layers / tp``.
+    """
+    sizes, gpu = ModelSizes.from_config(model_config), Hardware.from_config(hardware)
+    constants = _constants(tables, sizes, gpu, checked_tp(tp))
+    batch = steps if isinstance(steps, StepRequests) else StepRequests.from_steps(steps)
+    parts = {name: np.empty(batch.num_steps) for name in COMPONENTS}
+    out = np.empty(batch.num_steps)
+    code = loops.steps_s(
+        constants,
+        tables.arena,
+        batch.prefill_progress,
+        batch.prefill_new_tokens,
+        batch.prefill_offsets,
+        batch.decode_progress,
+        batch.decode_offsets,
+        np.empty(int(tables.arena[int(constants[loops.DECODE_AT]) + 1])),
+        parts["prefill_compute_s"],
+        parts["prefill_memory_s"],
+        parts["decode_compute_s"],
+        parts["decode_memory_s"],
+        out,
+    )
+    if code:
+        refuse_requests(batch)
+    out *= US_PER_S
+    np.maximum(out, FLOOR_US, out=out)
+    return (out, parts) if components else out
+
+
+def _constants(tables: RooflineV2Tables, model: ModelSizes, hardware: Hardware, tp: int) -> Floats:
+    """Everything that is the same for every step, in the slots that the loops read."""
+    shape = nearest_attention(tables, model.num_heads, model.num_kv_heads, model.head_dim)
+    k, n = (np.array(sizes, np.float64) for sizes in zip(*model.gemms, strict=True))
+    gemm_at = np.empty(len(k), np.int64)
+    unused = np.zeros(len(k))
+    loops.gemm_mfus(tables.arena, tables.gemm_k, tables.gemm_n, tables.gemm_at, unused, k, n, gemm_at, unused)
+    found = np.zeros(loops.MODEL_SIZE)
+    for slot, value in (
+        (loops.PEAK_FLOPS_PER_S, hardware.peak_flops_per_s),
+        (loops.BANDWIDTH_BYTES_PER_S, hardware.bandwidth_bytes_per_s),
+        (loops.TP, tp),
+        (loops.OVERHEAD_S, hardware.layer_overhead_us * model.num_layers / tp / US_PER_S),
+        (loops.NUM_LAYERS, model.num_layers),
+        (loops.HIDDEN_SIZE, model.hidden_size),
+        (loops.NUM_HEADS, model.num_heads),
+        (loops.NUM_KV_HEADS, model.num_kv_heads),
+        (loops.HEAD_DIM, model.head_dim),
+        (loops.BYTES_PER_PARAM, model.bytes_per_param),
+        (loops.WEIGHT_BYTES, model.weight_bytes),
+        (loops.DECODE_AT, decode_at(tables, shape, tp)),
+    ):
+        found[slot] = value
+    for first, values in (
+        (loops.GEMM_K, k),
+        (loops.GEMM_N, n),
+        (loops.GEMM_MEMORY_S, k * n * model.bytes_per_param / hardware.bandwidth_bytes_per_s),
+        (loops.GEMM_AT, gemm_at),
+        (loops.BUCKET_MFU, prefill_mfu(tables, shape, loops.FIRST_BUCKET << np.arange(loops.NUM_BUCKETS))),
+    ):
+        found[first : first + len(values)] = values
+    return found
+
+
+def _integers(name: str, value: Any) -> Ints:
+    """A one-dimensional int64 array, or an error that names it."""
+    try:
+        array = np.asarray(value)
+    except (ValueError, OverflowError):
+        raise BatchError(f"{name} must hold integers, got {value!r:.60}") from None
+    if array.ndim != 1:
+        raise BatchError(f"{name} must be one-dimensional, got shape {array.shape}")
+    if not array.size:
+        return np.zeros(0, np.int64)
+    if array.dtype.kind not in "iu":
+        raise BatchError(f"{name} must hold integers, got {array.dtype} in {value!r:.60}")
+    if array.dtype == np.uint64 and array.max() > np.iinfo(np.int64).max:
+        raise BatchError(f"{name} must fit int64, got {array.max()}")
+    return np.ascontiguousarray(array, np.int64)
+
+
+def _check_offsets(kind: str, offsets: Ints, num_requests: int) -> None:
+    if not len(offsets) or offsets[0] != 0 or offsets[-1] != num_requests:
+        raise BatchError(
+            f"{kind}_offsets must start at 0 and end at the {num_requests} requests, "
+            f"got {offsets.tolist()!r:.60}"
+        )
+    falls = np.flatnonzero(offsets[1:] < offsets[:-1])
+    if len(falls):
+        at = int(falls[0])
+        raise BatchError(
+            f"{kind}_offsets must not fall: {offsets[at]} is followed by {offsets[at + 1]} at step {at}"
+        )
+
+
+def refuse_requests(batch: StepRequests) -> None:
+    """Find the first bad request, and say what would do.
+
+    Raises
+    ------
+    BatchError
+        Naming the request and its step.
+    """
+    # someone may have written to its arrays
+    batch = StepRequests(*(getattr(batch, name) for name in batch.__dataclass_fields__))
+    limit = loops.MAX_SEQUENCE
+    for kind, name, values, offsets, least in (
+        ("prefill", "progress", batch.prefill_progress, batch.prefill_offsets, 0),
+        ("prefill", "new_tokens", batch.prefill_new_tokens, batch.prefill_offsets, 1),
+        ("decode", "progress", batch.decode_progress, batch.decode_offsets, 0),
+    ):
+        wrong = np.flatnonzero((values < least) | (values > limit))
+        if len(wrong):
+            r = int(wrong[0])
+            step = int(np.searchsorted(offsets, r, side="right")) - 1
+            raise BatchError(
+                f"{name} must be at least {least} and at most {limit}, got {values[r]} "
+                f"in {kind} request {r - int(offsets[step])} of step {step}"
+            )

@@ -1,0 +1,294 @@
+"""Roofline V2's tables: MFU columns as they lie in the files, packed for the loops."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof.columns import OPERATORS, Column
+from fastroof.compiled.compat_roofline_v2 import LEAST_MFU
+from fastroof.errors import MissingTableError, TableError
+from fastroof.load.rows import read_columns
+
+__all__ = ["RooflineV2Tables", "load", "tables_of"]
+
+Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+MFU: Final = Column("mfu", "float", "", "the file's own MFU", 0)
+GEMM_COLUMNS: Final = (*OPERATORS["gemm"].axes, MFU)
+PREFILL_COLUMNS: Final = (Column("seq_len", "int", "tokens", "tokens of the one sequence"), MFU)
+DECODE_COLUMNS: Final = (*OPERATORS["attention_decode"].axes, MFU)
+
+SHAPE = r"[1-9]\d*-[1-9]\d*-[1-9]\d*"
+
+
+@dataclass(frozen=True, eq=False)
+class RooflineV2Tables:
+    """Roofline V2's MFU tables of one GPU; made by :func:`load` or :func:`tables_of`.
+
+    Attributes
+    ----------
+    attn_configs : tuple of str
+        Head shapes ``<num_heads>-<num_kv_heads>-<head_dim>`` with a prefill table, in file-name order.
+    arena : ndarray of float64
+        All tables, a block each (:mod:`fastroof.compiled.compat_roofline_v2` has their form).
+    prefill_at : ndarray of int64
+        Block of each of ``attn_configs``.
+    decode_at : mapping of (str, int) to int
+        Block of a head shape at a measured tensor-parallel size.
+    gemm_k, gemm_n : ndarray of float64
+        The measured (k, n) pairs, in the order of their first rows.
+    gemm_at : ndarray of int64
+        Block of each pair.
+    """
+
+    attn_configs: tuple[str, ...]
+    arena: Floats
+    prefill_at: Ints
+    decode_at: Mapping[tuple[str, int], int]
+    gemm_k: Floats
+    gemm_n: Floats
+    gemm_at: Ints
+
+
+def load(root: str | Path, gpu: str | None = None) -> RooflineV2Tables:
+    """Load roofline V2's tables from a bench_data tree as it lies.
+
+    Read are ``gemm/<gpu>/data.csv``, ``mha/prefill/<gpu>/<attn_config>.csv`` and
+    ``mha/decode/<gpu>/<attn_config>-tp<T>.csv``, their sizes and their ``mfu`` column.
+
+    Parameters
+    ----------
+    root : str or Path
+        The tree, or the folder that holds it as ``bench_data``.
+    gpu : str, optional
+        Name of the GPU's folders; needed where the tree holds several.
+
+    Returns
+    -------
+    RooflineV2Tables
+
+    Raises
+    ------
+    MissingTableError
+        If there is no such folder, or it lacks one of the three kinds of tables.
+    TableError
+        If the tree holds several GPUs and none was named, or a file cannot be read or measures a point
+        twice. Names the file, and the row where it is one.
+    """
+    root = Path(root)
+    if not root.is_dir():
+        raise MissingTableError(f"{root}: no such folder; need a bench_data tree")
+    if not (root / "gemm").is_dir() and (root / "bench_data").is_dir():
+        root = root / "bench_data"
+    name = _gpu_folder(root, gpu)
+    gemm = root / "gemm" / name / "data.csv"
+    prefill = _attention_files(root, "prefill", name, f"({SHAPE})", "<attn_config>.csv")
+    decode = _attention_files(root, "decode", name, rf"({SHAPE})-tp([1-9]\d*)", "<attn_config>-tp<T>.csv")
+    return _packed(
+        gemm=(str(gemm), _columns(gemm, GEMM_COLUMNS)),
+        prefill=[(groups[0], str(path), _columns(path, PREFILL_COLUMNS)) for path, groups in prefill],
+        decode=[
+            ((groups[0], int(groups[1])), str(path), _columns(path, DECODE_COLUMNS))
+            for path, groups in decode
+        ],
+    )
+
+
+def tables_of(
+    gemm: Mapping[str, Any],
+    prefill: Mapping[str, Mapping[str, Any]],
+    decode: Mapping[tuple[str, int], Mapping[str, Any]],
+) -> RooflineV2Tables:
+    """Make roofline V2's tables from columns in memory, without files.
+
+    Parameters
+    ----------
+    gemm : mapping of str to array_like
+        Columns ``m``, ``k``, ``n`` (integers) and ``mfu``.
+    prefill : mapping of str to mapping
+        By attn_config ``<num_heads>-<num_kv_heads>-<head_dim>``, columns ``seq_len`` and ``mfu``.
+    decode : mapping of (str, int) to mapping
+        By attn_config and tp, columns ``batch_size``, ``kv_len`` and ``mfu``.
+
+    Returns
+    -------
+    RooflineV2Tables
+        As if loaded from files named after the keys: rows in the order given, tables in file-name order.
+
+    Raises
+    ------
+    TableError
+        If a name is no head shape, or a column is missing, of another length, holds no sizes or MFUs, or
+        measures a point twice.
+    MissingTableError
+        If a kind of table is empty.
+
+    Examples
+    --------
+    >>> tables = tables_of(
+    ...     gemm={"m": [8], "k": [4096], "n": [4096], "mfu": [0.1]},
+    ...     prefill={"32-8-128": {"seq_len": [1024], "mfu": [0.5]}},
+    ...     decode={("32-8-128", 1): {"batch_size": [1], "kv_len": [1024], "mfu": [0.01]}},
+    ... )
+    >>> tables.attn_configs
+    ('32-8-128',)
+    """
+    for kind, given in (("prefill", prefill), ("decode", decode)):
+        if not given:
+            raise MissingTableError(f"{kind}: no table was given; need one of a head shape at least")
+    for shape in (*prefill, *(shape for shape, _ in decode)):
+        if not isinstance(shape, str) or not re.fullmatch(SHAPE, shape):
+            raise TableError(f"{shape!r:.60} is no attn_config; need <num_heads>-<num_kv_heads>-<head_dim>")
+    for key in decode:
+        if isinstance(key[1], bool) or not isinstance(key[1], int) or key[1] < 1:
+            raise TableError(f"decode table {key!r:.60}: need tp as an integer of at least 1")
+    return _packed(
+        gemm=("gemm", _given_columns("gemm", gemm, GEMM_COLUMNS)),
+        prefill=[
+            (shape, f"prefill {shape}", _given_columns(f"prefill {shape}", prefill[shape], PREFILL_COLUMNS))
+            for shape in sorted(prefill, key=lambda shape: f"{shape}.csv")
+        ],
+        decode=[
+            (key, f"decode {key}", _given_columns(f"decode {key}", columns, DECODE_COLUMNS))
+            for key, columns in decode.items()
+        ],
+    )
+
+
+# -- reading -----------------------------------------------------------------------------------
+
+
+def _gpu_folder(root: Path, gpu: str | None) -> str:
+    """Name of the GPU whose tables are meant."""
+    have = sorted(path.parent.name for path in root.glob("gemm/*/data.csv"))
+    if not have:
+        raise MissingTableError(f"{root}: no roofline V2 tree; need gemm/<gpu>/data.csv below it")
+    if gpu is None and len(have) > 1:
+        raise TableError(f"{root} holds tables of {', '.join(have)}: say which with gpu=")
+    name = have[0] if gpu is None else gpu
+    if name not in have:
+        raise MissingTableError(f"{root} has no tables of gpu {gpu!r}; it has {', '.join(have)}")
+    return name
+
+
+def _attention_files(
+    root: Path, phase: str, gpu: str, pattern: str, need: str
+) -> list[tuple[Path, tuple[str, ...]]]:
+    """Files of one phase in name order, with what their names say; others are not roofline V2's."""
+    folder = root / "mha" / phase / gpu
+    found = []
+    for path in sorted(folder.glob("*.csv"), key=lambda path: path.name):
+        match = re.fullmatch(pattern, path.stem)
+        if match is not None:
+            found.append((path, match.groups()))
+    if not found:
+        raise MissingTableError(f"{folder}: no {phase} table; need {need} in it")
+    return found
+
+
+def _columns(path: Path, columns: Sequence[Column]) -> list[Floats]:
+    read = read_columns(path, columns)
+    return [read[column.name].astype(np.float64) for column in columns]
+
+
+def _given_columns(label: str, given: Mapping[str, Any], columns: Sequence[Column]) -> list[Floats]:
+    """Columns in memory as floats, held to what :func:`read_columns` asks of a file."""
+    missing = [column.name for column in columns if column.name not in given]
+    if missing:
+        raise TableError(f"{label}: missing column {', '.join(missing)}; it has {', '.join(given) or 'none'}")
+    arrays = []
+    for column in columns:
+        try:
+            array = np.asarray(given[column.name], np.float64)
+        except (TypeError, ValueError):
+            array = np.full(1, np.nan)
+        if array.ndim != 1 or not len(array):
+            raise TableError(f"{label}, column {column.name}: need a list of at least one number")
+        wrong = ~np.isfinite(array) | (array < column.minimum)
+        if column.kind == "int":
+            wrong |= array != np.floor(array)
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            what = "whole" if column.kind == "int" else "finite"
+            found = "no number" if np.isnan(array[row]) else f"{array[row]:g}"
+            raise TableError(
+                f"{label}, row {row + 1}, column {column.name}: found {found}, "
+                f"need a {what} number of at least {column.minimum}"
+            )
+        arrays.append(array)
+    if len({len(array) for array in arrays}) > 1:
+        lengths = ", ".join(f"{c.name} {len(a)}" for c, a in zip(columns, arrays, strict=True))
+        raise TableError(f"{label}: columns differ in length: {lengths}")
+    return arrays
+
+
+# -- packing -----------------------------------------------------------------------------------
+
+
+def _packed(
+    gemm: tuple[str, list[Floats]],
+    prefill: Sequence[tuple[str, str, list[Floats]]],
+    decode: Sequence[tuple[tuple[str, int], str, list[Floats]]],
+) -> RooflineV2Tables:
+    label, (m, n, k, mfu) = gemm
+    _refuse_repeats(label, (m, n, k))
+    pairs, first, pair_of_row = np.unique(np.stack([k, n], 1), axis=0, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    rows = [pair_of_row.reshape(-1) == pair for pair in order]
+    for _, label, columns in (*prefill, *decode):
+        _refuse_repeats(label, columns[:-1])
+    blocks = [_curve_block(m[own], mfu[own]) for own in rows]
+    blocks += [_curve_block(*columns) for _, _, columns in prefill]
+    blocks += [_grid_block(*columns) for _, _, columns in decode]
+    at = np.cumsum([0, *map(len, blocks)], dtype=np.int64)
+    gemm_at, prefill_at, decode_at = np.split(at[:-1], [len(rows), len(rows) + len(prefill)])
+    return RooflineV2Tables(
+        attn_configs=tuple(shape for shape, _, _ in prefill),
+        arena=np.concatenate(blocks),
+        prefill_at=prefill_at,
+        decode_at={key: int(place) for (key, _, _), place in zip(decode, decode_at, strict=True)},
+        gemm_k=np.ascontiguousarray(pairs[order, 0]),
+        gemm_n=np.ascontiguousarray(pairs[order, 1]),
+        gemm_at=gemm_at,
+    )
+
+
+def _refuse_repeats(label: str, axes: Sequence[Floats]) -> None:
+    points = np.stack(axes, 1)
+    _, first = np.unique(points, axis=0, return_index=True)
+    if len(first) < len(points):
+        row = int(np.setdiff1d(np.arange(len(points)), first)[0])
+        at = " x ".join(f"{x:g}" for x in points[row])
+        raise TableError(f"{label}, row {row + 1}: the point {at} was there before; keep one of them")
+
+
+def _padded(axis: Floats) -> Floats:
+    return np.append(axis, axis[-1] + 1.0)
+
+
+def _curve_block(x: Floats, mfu: Floats) -> Floats:
+    order = np.argsort(x)
+    filled = mfu >= LEAST_MFU
+    nodes = [_padded(x[order]), mfu[order], mfu[order[-1:]]]
+    return np.concatenate([[len(x) + 1, filled.sum()], *nodes, x[filled], mfu[filled]])
+
+
+def _grid_block(batch: Floats, kv: Floats, mfu: Floats) -> Floats:
+    batch_axis, i = np.unique(batch, return_inverse=True)
+    kv_axis, j = np.unique(kv, return_inverse=True)
+    grid = np.zeros((len(batch_axis), len(kv_axis)))
+    grid[i, j] = mfu
+    cells = np.pad(grid, ((0, 1), (0, 1)), mode="edge")
+    filled = mfu >= LEAST_MFU
+    header = [len(cells), cells.shape[1], filled.sum()]
+    axes = [_padded(batch_axis), _padded(kv_axis)]
+    return np.concatenate([header, *axes, cells.reshape(-1), batch[filled], kv[filled], mfu[filled]])

@@ -1,0 +1,116 @@
+"""Which row of a measured file InferSim would read: nearest, floor, or ceiling in the shape.
+
+Rows keep their files' order, since InferSim's answers depend on it. A block is the rows of one key:
+rows ``starts[b]:starts[b + 1]`` belong to ``keys[b]``. Every loop answers with row numbers, or with
+one of the negative codes below where InferSim falls back.
+"""
+
+from __future__ import annotations
+
+from fastroof.compiled.jit import Ints, jit
+
+__all__ = ["EMPTY_BLOCK", "NO_KEY", "UNDER_FIRST_ROW", "ceiling_shape_row", "floor_row", "nearest_row"]
+
+NO_KEY = -1
+EMPTY_BLOCK = -2
+UNDER_FIRST_ROW = -3
+
+CEILING_LIMIT = 1e9
+
+
+@jit
+def _is_key(keys: Ints, block: int, query: Ints, i: int) -> bool:
+    same = True
+    for c in range(keys.shape[1]):
+        same &= keys[block, c] == query[c, i]
+    return same
+
+
+@jit
+def _block_of(keys: Ints, query: Ints, i: int, guess: int) -> int:
+    """Block whose key is ``query[:, i]``, or NO_KEY; ``guess`` is tried first."""
+    if guess >= 0 and _is_key(keys, guess, query, i):
+        return guess
+    for block in range(len(keys)):
+        if _is_key(keys, block, query, i):
+            return block
+    return NO_KEY
+
+
+@jit
+def nearest_row(keys: Ints, starts: Ints, axes: Ints, query: Ints, at: Ints, row: Ints) -> None:
+    """Row of the key with the least sum of distances along the axes, the first one of a tie."""
+    block = NO_KEY
+    for i in range(len(row)):
+        block = _block_of(keys, query, i, block)
+        if block < 0:
+            row[i] = NO_KEY
+            continue
+        start = max(starts[block], 0)
+        stop = min(starts[block + 1], axes.shape[1])
+        row[i] = EMPTY_BLOCK
+        least = 0
+        for r in range(start, stop):
+            distance = 0
+            for a in range(len(axes)):
+                distance += abs(axes[a, r] - at[a, i])
+            if r == start or distance < least:
+                least = distance
+                row[i] = r
+
+
+@jit
+def floor_row(keys: Ints, starts: Ints, axes: Ints, query: Ints, at: Ints, row: Ints) -> None:
+    """Last row of the key before the first one beyond ``at``: the floor where rows are sorted."""
+    block = NO_KEY
+    for i in range(len(row)):
+        block = _block_of(keys, query, i, block)
+        if block < 0:
+            row[i] = NO_KEY
+            continue
+        start = max(starts[block], 0)
+        stop = min(starts[block + 1], axes.shape[1])
+        r = start
+        while r < stop and axes[0, r] <= at[0, i]:
+            r += 1
+        row[i] = r - 1 if r > start else UNDER_FIRST_ROW
+
+
+@jit
+def _ceiling_block(keys: Ints, query: Ints, i: int) -> int:
+    """Block of the device whose k and n are at least the query's and nearest to them, or NO_KEY."""
+    found = NO_KEY
+    least = CEILING_LIMIT
+    for block in range(len(keys)):
+        if keys[block, 0] != query[0, i] or keys[block, 1] < query[1, i] or keys[block, 2] < query[2, i]:
+            continue
+        # in float64, where no square overflows, and exact under the limit
+        beyond_k = float(keys[block, 1] - query[1, i])
+        beyond_n = float(keys[block, 2] - query[2, i])
+        distance = beyond_k * beyond_k + beyond_n * beyond_n
+        if distance < least:
+            least = distance
+            found = block
+    return found
+
+
+@jit
+def ceiling_shape_row(keys: Ints, starts: Ints, axes: Ints, query: Ints, at: Ints, row: Ints) -> None:
+    """GEMM row: the nearest (k, n) not under the query's, then the last row with m not over ``at``."""
+    block = NO_KEY
+    for i in range(len(row)):
+        same = i > 0 and (
+            query[0, i] == query[0, i - 1]
+            and query[1, i] == query[1, i - 1]
+            and query[2, i] == query[2, i - 1]
+        )
+        if not same:
+            block = _ceiling_block(keys, query, i)
+        if block < 0:
+            row[i] = NO_KEY
+            continue
+        start = max(starts[block], 0)
+        r = min(starts[block + 1], axes.shape[1]) - 1
+        while r >= start and axes[0, r] > at[0, i]:
+            r -= 1
+        row[i] = r if r >= start else UNDER_FIRST_ROW
