@@ -156,7 +156,7 @@ class Tables:
         >>> import fastroof
         >>> tables = fastroof.load_tables("h100")
         >>> float(tables.lookup("gemm", m=64, n=6144, k=4096).latency_us.round(2))
-        22.5
+        23.07
         """
         from fastroof.tables.lookup import run_lookup
 
