@@ -270,16 +270,22 @@ class Tables:
 
     @property
     def streaming(self) -> Streaming | None:
-        """Launch floor and copy bandwidth from the measured streaming kernels; None without them."""
+        """Launch floor and copy bandwidth from the measured streaming kernels; None without them.
+
+        Plain copies give the bandwidth where there are any, and an empty launch counts for neither.
+        """
         if "elementwise" not in self.measured.tables:
             return None
         columns = self.measured.tables["elementwise"].columns
-        io_bytes, latency_us = columns["io_bytes"], columns["latency_us"]
-        large = io_bytes > L2_MULTIPLE * max(self.gpu.l2_bytes, 1)
+        kind, io_bytes, latency_us = columns["kind"], columns["io_bytes"], columns["latency_us"]
+        streams = kind != "launch"
+        large = streams & (io_bytes > L2_MULTIPLE * max(self.gpu.l2_bytes, 1))
+        copies = large & (kind == "copy")
+        large = copies if copies.any() else large
         if not large.any():
             return None
         rate = np.median(io_bytes[large] / latency_us[large]) * US_PER_S
-        return Streaming(float(latency_us.min()), float(rate))
+        return Streaming(float(latency_us[streams].min()), float(rate))
 
     def groups(self, operator: str) -> dict[Key, npt.NDArray[np.int64]]:
         """Row indices by key of one operator's table."""
