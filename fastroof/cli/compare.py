@@ -1,0 +1,215 @@
+"""``fastroof compare``: the methods side by side, and why they differ."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from fastroof.cli.inputs import DEFAULT_GPU, gpu_and_tables
+from fastroof.cli.output import console, counted, print_json, print_table
+from fastroof.errors import BatchError, MissingTableError
+from fastroof.units import US_PER_MS
+
+if TYPE_CHECKING:
+    from fastroof.compat.compare import ComparedStep, Comparison, Step
+
+__all__ = ["parse_steps", "register"]
+
+TITLES: Final = {
+    "fastroof": "fastroof",
+    "roofline_v2": "roofline V2",
+    "infersim": "InferSim",
+    "datasheet": "datasheet",
+}
+PARTS: Final = {
+    "linear": "linear layers",
+    "attention": "attention",
+    "communication": "communication",
+    "lm_head": "LM head",
+    "elementwise": "elementwise",
+    "memory": "memory bound",
+    "overhead": "overhead",
+}
+
+EPILOG: Final = """\b
+Examples:
+  fastroof compare --model llama-2-7b --gpu h100 --decode 1x1024,32x4096 --prefill 2048
+  fastroof compare --model llama-3.1-70b --tp 4 --decode 32x4096 --infersim-tree InferSim/bench_data
+
+\b
+JSON: model, gpu, tp, constants {method: {name: value}}, trees {method: where its tables are from}, steps
+[phase (decode or prefill), batch_size, tokens (kv_len of a decode, new tokens of a prefill), methods
+{method: total_us, components_us {linear, attention, communication, lm_head, elementwise, memory,
+overhead}, why_not (why it has no answer; else null)}, differences [method, component, cause, us,
+sentence]]. The methods are fastroof, roofline_v2, infersim and datasheet; what a method has no answer
+for is null.
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("compare", epilog=EPILOG)(compare)
+
+
+def compare(
+    model: Annotated[str, typer.Option(help="Preset (see fastroof models) or path of a config.json.")],
+    gpu: Annotated[
+        str | None, typer.Option(help="GPU (see fastroof gpus) or path of a gpu.toml.  [default: h100]")
+    ] = None,
+    tp: Annotated[int, typer.Option(help="GPUs the model is split over: 1, 2, 4 or 8.")] = 1,
+    decode: Annotated[
+        list[str] | None,
+        typer.Option(metavar="BATCHxKV,...", help="Decode steps: 1x1024,32x4096; repeatable."),
+    ] = None,
+    prefill: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NEW,...", help="Prefill steps of one prompt each: 2048,8192; repeatable."),
+    ] = None,
+    tables: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="Folder of measured tables to use instead of the shipped."),
+    ] = None,
+    roofline_v2_tree: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Tree of roofline V2; else the tables in its form.")
+    ] = None,
+    infersim_tree: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Tree of InferSim; else the tables in its form.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Compare fastroof with other methods, and say why they differ.
+
+    They are roofline V2, InferSim and the datasheet model.
+
+    Every --decode and --prefill is a step of its own, in bf16. Differences of more than 10 % of
+    fastroof's time of a component come with their causes.
+    """
+    from fastroof.compat.compare import compare as compare_methods
+
+    decodes, prefills = parse_steps(decode or (), prefill or ())
+    spec, measured = gpu_and_tables(gpu, tables, None)
+    if measured is None:
+        raise MissingTableError(
+            f"{spec.name} has no measured tables to compare with: --gpu {DEFAULT_GPU}, or give --tables"
+        )
+    found = compare_methods(
+        model,
+        spec,
+        decode=decodes,
+        prefill=prefills,
+        tp=tp,
+        tables=measured,
+        roofline_v2_root=roofline_v2_tree,
+        infersim_root=infersim_tree,
+    )
+    if as_json:
+        print_json(_document(found))
+    else:
+        _print(found)
+
+
+def parse_steps(decode: Sequence[str], prefill: Sequence[str]) -> tuple[list[tuple[int, int]], list[int]]:
+    """Read lists of ``32x4096`` and of ``2048``.
+
+    Raises
+    ------
+    BatchError
+        Naming what is written otherwise, or that there is nothing to compare.
+
+    Examples
+    --------
+    >>> parse_steps(["1x1024,32x4096"], ["2048"])
+    ([(1, 1024), (32, 4096)], [2048])
+    """
+    decodes, prefills = [], []
+    for text in (part.strip() for given in decode for part in given.split(",")):
+        match = re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})", text)
+        if match is None:
+            raise BatchError(f"--decode {text!r} is not BATCHxKV_LEN, such as 32x4096 or 1x1024,32x4096")
+        decodes.append((int(match[1]), int(match[2])))
+    for text in (part.strip() for given in prefill for part in given.split(",")):
+        if re.fullmatch(r"[0-9]{1,9}", text) is None:
+            raise BatchError(f"--prefill {text!r} is not a number of tokens, such as 2048 or 2048,8192")
+        prefills.append(int(text))
+    if not decodes and not prefills:
+        raise BatchError("nothing to compare: give --decode 32x4096, --prefill 2048, or both")
+    return decodes, prefills
+
+
+def _document(found: Comparison) -> dict[str, Any]:
+    return {
+        "model": found.model,
+        "gpu": found.gpu,
+        "tp": found.tp,
+        "constants": found.constants,
+        "trees": found.trees,
+        "steps": [
+            {
+                "phase": compared.step.phase,
+                "batch_size": compared.step.batch_size,
+                "tokens": compared.step.tokens,
+                "methods": {
+                    time.method: {
+                        "total_us": time.total_us,
+                        "components_us": None if time.why_not else dict(time.components_us),
+                        "why_not": time.why_not or None,
+                    }
+                    for time in compared.times
+                },
+                "differences": [
+                    {
+                        "method": d.method,
+                        "component": d.component,
+                        "cause": d.cause,
+                        "us": d.us,
+                        "sentence": d.sentence,
+                    }
+                    for d in compared.differences
+                ],
+            }
+            for compared in found.steps
+        ],
+    }
+
+
+def _print(found: Comparison) -> None:
+    out = console()
+    out.print(f"{found.model} on {found.tp} x {found.gpu}, bf16", soft_wrap=True)
+    for method, constants in found.constants.items():
+        listed = ", ".join(f"{name} {value:g}" for name, value in constants.items())
+        out.print(f"{TITLES[method]}: tables: {found.trees[method]}; {listed}", soft_wrap=True)
+    for compared in found.steps:
+        out.print(f"\n{_words(compared.step)}, ms\n", soft_wrap=True)
+        _print_step(compared)
+
+
+def _words(step: Step) -> str:
+    if step.phase == "decode":
+        return f"{counted(step.batch_size, 'decode')} at kv_len {step.tokens}"
+    return f"{counted(step.batch_size, 'prefill')} of {counted(step.tokens, 'token')}"
+
+
+def _print_step(compared: ComparedStep) -> None:
+    timed = [time for time in compared.times if not time.why_not]
+    out = console()
+    rows = [
+        (words, *(f"{time.components_us[name] / US_PER_MS:,.3f}" for time in timed))
+        for name, words in PARTS.items()
+        if any(time.components_us[name] for time in timed)
+    ]
+    own_us = compared.time("fastroof").total_us
+    rows.append(("total", *(f"{time.total_us / US_PER_MS:,.3f}" for time in timed)))
+    rows.append(("against fastroof", *(f"{time.total_us / own_us - 1.0:+.1%}" for time in timed)))
+    print_table(("component", *(TITLES[time.method] for time in timed)), rows, left=("component",))
+    for time in compared.times:
+        if time.why_not:
+            out.print(f"{TITLES[time.method]} has no answer: {time.why_not}", soft_wrap=True)
+    method = ""
+    for d in compared.differences:
+        if d.method != method:
+            out.print(f"\n{TITLES[d.method]} differs by more than 10 % in", soft_wrap=True)
+            method = d.method
+        out.print(f"  {PARTS[d.component]}: {d.us / US_PER_MS:+,.3f} ms  {d.sentence}", soft_wrap=True)

@@ -1,0 +1,240 @@
+"""Steps timed by fastroof, roofline V2, InferSim and the datasheet model, side by side, with reasons."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from fastroof.compat import infersim, roofline_v2
+from fastroof.compat.compare_causes import CAUSES, Cause, differences
+from fastroof.compat.compare_fastroof import datasheet_facts, plan_time
+from fastroof.compat.compare_infersim import constants_of, hf_config, infersim_facts, infersim_time
+from fastroof.compat.compare_roofline_v2 import roofline_v2_facts, roofline_v2_time
+from fastroof.compat.compare_steps import (
+    COMPONENTS,
+    METHODS,
+    Case,
+    ComparedStep,
+    Comparison,
+    Difference,
+    MethodTime,
+    Step,
+)
+from fastroof.compat.compare_trees import infersim_tree, roofline_v2_tree
+from fastroof.config import GpuSpec, ModelSpec, load_gpu, load_model
+from fastroof.errors import BatchError, FastroofError, MissingTableError
+from fastroof.plan import compile_plan
+from fastroof.plan.datasheet import CLASSES
+from fastroof.tables import Tables, load_tables
+from fastroof.units import DTYPE_BYTES, TB, TFLOP
+
+__all__ = [
+    "CAUSES",
+    "COMPONENTS",
+    "METHODS",
+    "Cause",
+    "ComparedStep",
+    "Comparison",
+    "Difference",
+    "MethodTime",
+    "Step",
+    "compare",
+    "compare_case",
+]
+
+BANDWIDTH_FACTOR: Final = 0.82
+LAYER_OVERHEAD_US: Final = 100.0
+MIN_MAX_TOKENS: Final = 8192
+MIN_MAX_SEQS: Final = 1024
+LARGEST: Final = 2**22
+
+
+def compare(
+    model: ModelSpec | str | Path | Mapping[str, Any],
+    gpu: GpuSpec | str | Path | Mapping[str, Any],
+    *,
+    decode: Iterable[tuple[int, int]] = (),
+    prefill: Iterable[int] = (),
+    tp: int = 1,
+    tables: Tables | None = None,
+    roofline_v2_root: str | Path | None = None,
+    infersim_root: str | Path | None = None,
+) -> Comparison:
+    """Time steps in bf16 by four methods, by component, with the reasons for their differences.
+
+    Parameters
+    ----------
+    model, gpu
+        What :func:`fastroof.load_model` and :func:`fastroof.load_gpu` take or return.
+    decode : iterable of (batch_size, kv_len)
+        Decode steps; kv_len counts the new token and is at least 2.
+    prefill : iterable of int
+        Prefill steps of one prompt of so many tokens.
+    tp : int
+        Tensor-parallel size.
+    tables : Tables, optional
+        Measured tables; those that ship with fastroof for the GPU where left out.
+    roofline_v2_root, infersim_root : str or Path, optional
+        Trees of those methods; where left out they read ``tables``, written as their own kind of tree.
+
+    Returns
+    -------
+    Comparison
+        Where a method cannot represent the model, its time of a step says why.
+
+    Raises
+    ------
+    BatchError
+        If there is no step, or a size is no integer that a step can have.
+    MissingTableError
+        If nothing was measured on the GPU, or a tree has no table of it.
+    FastroofError
+        As :func:`fastroof.compile_plan` and the trees' loaders raise.
+
+    Examples
+    --------
+    >>> found = compare("llama-3.1-8b", "h100", decode=[(32, 4096)])
+    >>> [time.method for time in found.steps[0].times]
+    ['fastroof', 'roofline_v2', 'infersim', 'datasheet']
+    >>> found.constants["roofline_v2"]["perLayerOverhead"]
+    100.0
+    """
+    steps = _steps(decode, prefill)
+    model = model if isinstance(model, ModelSpec) else load_model(model)
+    spec = gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu)
+    if tables is None:
+        tables = load_tables(spec.name if isinstance(gpu, GpuSpec | Mapping) else gpu)
+    case = compare_case(model, spec, tables, steps, tp, roofline_v2_root, infersim_root)
+    constants = {
+        "fastroof": {"bf16 TFLOP/s": spec.peak("bf16") / TFLOP, "memory TB/s": spec.hbm_bytes_per_s / TB},
+        "roofline_v2": {name: float(value) for name, value in case.hardware.items()},
+        "infersim": asdict(case.infersim.gpus[spec.name]),
+        "datasheet": {f"{name} efficiency": kind.efficiency for name, kind in CLASSES.items()}
+        | {f"{name} launch us": kind.launch_us for name, kind in CLASSES.items()},
+    }
+    own = f"measured tables of {spec.name}"
+    trees = {
+        "fastroof": own,
+        "roofline_v2": _place(own, roofline_v2_root),
+        "infersim": _place(own, infersim_root),
+        "datasheet": "none",
+    }
+    compared = tuple(_compared(case, step) for step in steps)
+    return Comparison(model.name, spec.name, tp, constants, trees, compared)
+
+
+def compare_case(
+    model: ModelSpec,
+    gpu: GpuSpec,
+    tables: Tables,
+    steps: tuple[Step, ...],
+    tp: int = 1,
+    roofline_v2_root: str | Path | None = None,
+    infersim_root: str | Path | None = None,
+) -> Case:
+    """Plans, trees and configs that all methods time steps with; arguments as of :func:`compare`."""
+    max_tokens = max(MIN_MAX_TOKENS, *(step.new_tokens for step in steps))
+    max_seqs = max(MIN_MAX_SEQS, *(step.batch_size for step in steps))
+    plan = compile_plan(model, gpu, tables, tp=tp, max_tokens=max_tokens, max_seqs=max_seqs)
+    with warnings.catch_warnings():
+        # it stands beside the measured one, so nobody takes it for that
+        warnings.simplefilter("ignore", UserWarning)
+        datasheet = compile_plan(model, gpu, None, tp=tp, max_tokens=max_tokens, max_seqs=max_seqs)
+    return Case(
+        plan=plan,
+        datasheet=datasheet,
+        tables=tables,
+        roofline_v2=_roofline_v2_tables(tables, gpu, roofline_v2_root),
+        infersim=_infersim_tables(tables, gpu, infersim_root),
+        model_config={
+            "num_hidden_layers": model.num_layers,
+            "hidden_size": model.hidden,
+            "num_attention_heads": model.num_q_heads,
+            "num_key_value_heads": model.num_kv_heads,
+            "intermediate_size": model.intermediate,
+            "bytes_per_param": DTYPE_BYTES["bf16"],
+        },
+        hardware={
+            "TFlopsPeak": gpu.peak("bf16") / TFLOP,
+            "BwPeakTBs": gpu.hbm_bytes_per_s / TB,
+            "bwEfficiencyFactor": BANDWIDTH_FACTOR,
+            "perLayerOverhead": LAYER_OVERHEAD_US,
+        },
+        hf_config=hf_config(model),
+        own_trees={"roofline_v2": roofline_v2_root is None, "infersim": infersim_root is None},
+    )
+
+
+def _place(own: str, root: str | Path | None) -> str:
+    return f"{own}, bf16 rows, in its form" if root is None else str(root)
+
+
+def _roofline_v2_tables(
+    tables: Tables, gpu: GpuSpec, root: str | Path | None
+) -> roofline_v2.RooflineV2Tables:
+    if root is None:
+        return roofline_v2_tree(tables)
+    folder = Path(root)
+    named = any((folder / part / "gemm" / gpu.name).is_dir() for part in ("", "bench_data"))
+    return roofline_v2.load(folder, gpu=gpu.name if named else None)
+
+
+def _infersim_tables(tables: Tables, gpu: GpuSpec, root: str | Path | None) -> infersim.InfersimTables:
+    constants = constants_of(gpu)
+    if root is None:
+        return infersim_tree(tables, constants)
+    folder = Path(root)
+    if (folder / "bench_data").is_dir():
+        folder = folder / "bench_data"
+    loaded = infersim.load(folder, {gpu.name: constants})
+    if not any(gpu.name in Path(name).parts for name in loaded.files):
+        raise MissingTableError(f"{folder} has no file of gpu {gpu.name}, such as gemm/{gpu.name}/data.csv")
+    return loaded
+
+
+def _compared(case: Case, step: Step) -> ComparedStep:
+    own = plan_time("fastroof", case.plan, step)
+    timed: dict[str, Callable[[], MethodTime]] = {
+        "roofline_v2": partial(roofline_v2_time, case, step),
+        "infersim": partial(infersim_time, case, step),
+        "datasheet": partial(plan_time, "datasheet", case.datasheet, step),
+    }
+    facts: dict[str, Callable[[MethodTime], dict[str, Any]]] = {
+        "roofline_v2": partial(roofline_v2_facts, case, step, own),
+        "infersim": partial(infersim_facts, case, step, own),
+        "datasheet": lambda _: datasheet_facts(case, step),
+    }
+    times, told = [own], []
+    for method, time_step in timed.items():
+        try:
+            time = time_step()
+        except FastroofError as error:
+            time = MethodTime(method, {}, float("nan"), str(error))
+        times.append(time)
+        if not time.why_not:
+            told += differences(own, time, facts[method](time))
+    return ComparedStep(step, tuple(times), tuple(told))
+
+
+def _steps(decode: Iterable[tuple[int, int]], prefill: Iterable[int]) -> tuple[Step, ...]:
+    found = []
+    for pair in decode:
+        try:
+            batch_size, kv_len = pair
+        except (TypeError, ValueError):
+            raise BatchError(f"decode needs pairs of (batch_size, kv_len), got {pair!r:.60}") from None
+        found.append(Step("decode", _size("batch_size", batch_size, 1), _size("kv_len", kv_len, 2)))
+    found += [Step("prefill", 1, _size("prefill", tokens, 1)) for tokens in prefill]
+    if not found:
+        raise BatchError("nothing to compare: give decode=[(32, 4096)], prefill=[2048], or both")
+    return tuple(found)
+
+
+def _size(name: str, value: Any, least: int) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__") or not least <= int(value) <= LARGEST:
+        raise BatchError(f"{name} must be an integer from {least} to {LARGEST}, got {value!r:.60}")
+    return int(value)

@@ -1,0 +1,193 @@
+"""Why the methods differ: every known cause as data, its condition, its size and its sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from fastroof.compat.compare_steps import COMPONENTS, Difference, MethodTime
+
+__all__ = ["CAUSES", "TOLD_FROM", "Cause", "differences"]
+
+TOLD_FROM: Final = 0.1
+"""A component is explained from this difference on, as a share of fastroof's."""
+MENTIONED_FROM: Final = 0.02
+"""A cause is mentioned from this size on, as a share of fastroof's component."""
+
+
+class Cause(NamedTuple):
+    """One known cause of a difference.
+
+    Attributes
+    ----------
+    method, component, name : str
+        What it concerns, and what it is called.
+    holds, us : str
+        Names of the facts that say whether it is there, and how much it adds, us.
+    sentence : str
+        The cause in words, filled in with the facts.
+    """
+
+    method: str
+    component: str
+    name: str
+    holds: str
+    us: str
+    sentence: str
+
+
+def _v2(component: str, name: str, holds: str, us: str, sentence: str) -> Cause:
+    return Cause("roofline_v2", component, name, holds, us, sentence)
+
+
+def _infersim(component: str, name: str, holds: str, us: str, sentence: str) -> Cause:
+    return Cause("infersim", component, name, holds, us, sentence)
+
+
+ROOFLINE_V2: Final = (
+    _v2("linear", "weights floor", "always", "linear_floor_us",
+        "no GEMM is faster than its weights at {tb_per_s:.2f} TB/s, the peak times its bandwidth factor"),
+    _v2("linear", "larger GEMM", "unmeasured_pairs", "linear_mfu_us",
+        "k x n of {pairs} was not measured: the next larger measured one lends its MFU"),
+    _v2("linear", "MFU between rows", "unmeasured_m", "linear_mfu_us",
+        "between the measured m it interpolates MFU, not time, at m = {m}"),
+    _v2("linear", "tables", "given_tree", "linear_mfu_us",
+        "its tree's GEMM MFUs mean {linear_mfu:.4f}, where fastroof's times mean {linear_effective_mfu:.4f}; "
+        "the published H100 tree has FP8 kernels' MFUs of 1979 TFLOP/s"),
+    _v2("linear", "head_dim", "other_head_dim", "linear_head_dim_us",
+        "it takes hidden / heads = {its_dim} for the head_dim, which is {own_dim}"),
+    _v2("linear", "separate GEMMs", "always", "apart_us",
+        "q, k, v, gate and up are GEMMs of their own, where an engine fuses them into two"),
+    _v2("linear", "TP scaling", "split", "linear_tp_us",
+        "un-split GEMMs are timed and divided by tp = {tp}, whatever a GPU's own smaller GEMMs take"),
+    _v2("attention", "causal factor", "causal", "causal_us",
+        "causal FLOPs are the square's / 1.8, and the MFUs in its files count half of the square: 11 % more"),
+    _v2("attention", "bucket", "bucketed", "bucket_us",
+        "{tokens} tokens take the MFU of the next power of two from 512, {bucket}"),
+    _v2("attention", "head_dim", "other_head_dim", "attention_head_dim_us",
+        "it takes hidden / heads = {its_dim} for the head_dim, which is {own_dim}"),
+    _v2("attention", "nearest heads", "other_shape", "attention_mfu_us",
+        "no table for heads {wanted}: the MFU {attention_mfu:.4f} is that of {shape}, and fastroof's time "
+        "means {effective_mfu:.4f}"),
+    _v2("attention", "nearest tp", "other_tp", "attention_mfu_us",
+        "no decode table of {wanted} at tp {tp}: the MFU {attention_mfu:.4f} is that of tp {its_tp}, and "
+        "fastroof's time means {effective_mfu:.4f}"),
+    _v2("attention", "hole in the grid", "hole", "attention_mfu_us",
+        "a neighbouring cell was not measured and counts as MFU 0: {attention_mfu:.4f}, where fastroof's "
+        "time means {effective_mfu:.4f}"),
+    _v2("attention", "MFU between cells", "between", "attention_mfu_us",
+        "MFU is averaged between measured cells: {attention_mfu:.4f}, where fastroof's time means "
+        "{effective_mfu:.4f}"),
+    _v2("attention", "tables", "given_tree", "attention_mfu_us",
+        "its tree has MFU {attention_mfu:.4f}, where fastroof's time means {effective_mfu:.4f}"),
+    _v2("attention", "TP scaling", "split", "attention_tp_us",
+        "attention over all heads is timed and divided by tp = {tp}"),
+    _v2("communication", "no all-reduce", "split", "no_communication_us", "it has no all-reduce"),
+    _v2("lm_head", "no LM head", "always", "no_lm_head_us", "it has no LM head"),
+    _v2("elementwise", "no norms", "always", "no_elementwise_us",
+        "it has no norms, rotary embedding, KV write or activation"),
+    _v2("memory", "bytes of the step", "always", "memory_us",
+        "the step takes what all its bytes take at {tb_per_s:.2f} TB/s where that is longer than its FLOPs"),
+    _v2("overhead", "overhead per layer", "always", "overhead_us",
+        "it adds {layer_overhead_us:g} us x {layers} layers / tp {tp}; fastroof's `kernels` runtime "
+        "adds none"),
+)  # fmt: skip
+
+INFERSIM: Final = (
+    _infersim("linear", "weights floor", "always", "linear_floor_us",
+        "the MLP takes at least its weights at {memory_gb_per_s:.0f} GiB/s, 0.8 of the datasheet's GB/s"),
+    _infersim("linear", "peak", "always", "linear_peak_us",
+        "its TFLOP/s has 1024 GFLOP/s: the peak is {its_peak_tflops:.1f}, not {peak_tflops:.1f}"),
+    _infersim("linear", "one MFU for the MLP", "always", "one_mfu_us",
+        "down has the MFU that was looked up for gate and up"),
+    _infersim("linear", "larger GEMM", "unmeasured_pairs", "linear_mfu_us",
+        "k x n of {pairs} was not measured: the next larger one lends its MFU, {linear_mfu:.4f} on average "
+        "where fastroof's times mean {linear_effective_mfu:.4f}"),
+    _infersim("linear", "MFU of the row below", "linear_rounded", "linear_mfu_us",
+        "MFU is that of the largest measured m below {m}, to 3 decimals: {linear_mfu:.4f} on average, where "
+        "fastroof's times mean {linear_effective_mfu:.4f}"),
+    _infersim("linear", "default MFU", "linear_default", "linear_mfu_us",
+        "no measured row answers for {default_parts}: the default MFU {default_mfu:g} does, where fastroof's "
+        "times mean {linear_effective_mfu:.4f}"),
+    _infersim("linear", "tables", "given_tree", "linear_mfu_us",
+        "its tree has MFU {linear_mfu:.4f} on average, where fastroof's times mean "
+        "{linear_effective_mfu:.4f}"),
+    _infersim("attention", "KV floor", "floored", "kv_floor_us",
+        "the KV cache at {memory_gb_per_s:.0f} GiB/s takes {kv_load_us:,.0f} us, its FLOPs "
+        "{core_us:,.0f} us: the longer counts"),
+    _infersim("attention", "causal factor", "causal", "causal_us",
+        "causal FLOPs are the square's / 1.8, and the MFUs in its files count half of the square: 11 % more"),
+    _infersim("attention", "peak", "always", "attention_peak_us",
+        "its TFLOP/s has 1024 GFLOP/s: the peak is {its_peak_tflops:.1f}, not {peak_tflops:.1f}"),
+    _infersim("attention", "default MFU", "attention_default", "attention_mfu_us",
+        "no row for heads {heads}: the default MFU {attention_mfu:g}, where fastroof's time means "
+        "{effective_mfu:.4f}"),
+    _infersim("attention", "MFU of one row", "attention_rounded", "attention_mfu_us",
+        "MFU of one measured row to 3 decimals: {attention_mfu:.3f}, where fastroof's time means "
+        "{effective_mfu:.4f}"),
+    _infersim("attention", "tables", "given_tree", "attention_mfu_us",
+        "its tree has MFU {attention_mfu:.3f}, where fastroof's time means {effective_mfu:.4f}"),
+    _infersim("communication", "exchange", "split", "exchange_us",
+        "it gathers the tokens of all {tp} GPUs before and after the MLP as for experts, dense or not"),
+    _infersim("communication", "all-reduce", "split", "allreduce_us",
+        "one all-reduce a layer, of bytes at {nvlink_gb_per_s:.0f} GiB/s, where there are two with "
+        "a launch each"),
+    _infersim("lm_head", "no LM head", "always", "no_lm_head_us", "it has no LM head"),
+    _infersim("elementwise", "no norms", "always", "no_elementwise_us",
+        "it has no norms, rotary embedding, KV write or activation"),
+    _infersim("overhead", "constant", "always", "overhead_us",
+        "it adds {overhead_us:,.0f} us to every step, whatever the model; fastroof's `kernels` runtime "
+        "adds none"),
+)  # fmt: skip
+
+DATASHEET: Final = tuple(
+    Cause(
+        "datasheet", component, "efficiency of the class", f"has_{component}", f"{component}_us",
+        f"it assumes {{{component}_efficiency:.0%}} of the roofline, and {{{component}_launch_us:g}} us for "
+        f"each of {{{component}_calls}} calls; the measured reach "
+        f"{{{component}_reached:.0%}}, launch included",
+    )
+    for component in ("linear", "attention", "communication", "lm_head", "elementwise")
+)  # fmt: skip
+
+CAUSES: Final = (*ROOFLINE_V2, *INFERSIM, *DATASHEET)
+"""Known causes, by method and in the order in which they are told."""
+
+
+def differences(own: MethodTime, other: MethodTime, facts: Mapping[str, Any]) -> list[Difference]:
+    """Tell why a method's components differ from fastroof's by more than 10 %.
+
+    Parameters
+    ----------
+    own, other : MethodTime
+        fastroof's time and the method's.
+    facts : mapping of str to number
+        What the causes' conditions, sizes and sentences name.
+
+    Returns
+    -------
+    list of Difference
+        For each such component its causes of at least 2 % of fastroof's time of it, then what they leave
+        unexplained where that is more than 10 %.
+    """
+    told = []
+    for component in COMPONENTS:
+        own_us = own.components_us[component]
+        apart_us = other.components_us[component] - own_us
+        if abs(apart_us) <= TOLD_FROM * own_us:
+            continue
+        left_us = apart_us
+        for cause in CAUSES:
+            if (cause.method, cause.component) != (other.method, component) or not facts.get(cause.holds):
+                continue
+            us = float(facts[cause.us])
+            left_us -= us
+            if us and abs(us) >= MENTIONED_FROM * own_us:
+                told.append(
+                    Difference(other.method, component, cause.name, us, cause.sentence.format_map(facts))
+                )
+        if abs(left_us) > TOLD_FROM * own_us + 1e-9 * abs(apart_us):
+            told.append(
+                Difference(other.method, component, "unexplained", left_us, "no known cause: unexplained")
+            )
+    return told

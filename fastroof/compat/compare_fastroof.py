@@ -1,0 +1,90 @@
+"""fastroof's own columns of a comparison: measured tables, and the datasheet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastroof.compat.compare_steps import COMPONENTS, Case, MethodTime, Step
+from fastroof.explain import Explanation
+from fastroof.plan import StepPlan
+from fastroof.plan.datasheet import CLASSES
+from fastroof.plan.operators import AllReduce, Elementwise, RowOperator
+from fastroof.run import StepBatch
+from fastroof.tables import Tables
+from fastroof.units import US_PER_S
+
+__all__ = ["datasheet_facts", "linear_us", "plan_time", "requests_of"]
+
+DATASHEET_CLASS = {
+    "linear": "gemm",
+    "lm_head": "gemm",
+    "elementwise": "elementwise",
+    "communication": "allreduce",
+}
+
+
+def requests_of(step: Step) -> list[tuple[int, int]]:
+    """Requests of a step as (new_tokens, context_len)."""
+    if step.phase == "decode":
+        return [(1, step.tokens - 1)] * step.batch_size
+    return [(step.tokens, 0)] * step.batch_size
+
+
+def plan_time(method: str, plan: StepPlan, step: Step) -> MethodTime:
+    """Time of a step by component, as a plan has it."""
+    requests = requests_of(step)
+    components = dict.fromkeys(COMPONENTS, 0.0)
+    for name, us in _by_component(plan, plan.explain(requests)).items():
+        components[name] = us["us"]
+    total_us = float(plan.run(StepBatch.from_requests([requests])).latency_us[0])
+    return MethodTime(method, components, total_us)
+
+
+def _component(operator: RowOperator) -> str:
+    if isinstance(operator, AllReduce):
+        return "communication"
+    if isinstance(operator, Elementwise):
+        return "elementwise"
+    return "lm_head" if operator.name == "lm_head" else "linear"
+
+
+def _by_component(plan: StepPlan, explanation: Explanation) -> dict[str, dict[str, float]]:
+    """Time of each component and what its roofline, without launches, would be."""
+    of_name = {curve.operator.name: _component(curve.operator) for curve in plan.row_curves}
+    found: dict[str, dict[str, float]] = {}
+    for part in explanation.operators:
+        component = of_name.get(part.name, "attention")
+        sums = found.setdefault(component, {"us": 0.0, "roofline_us": 0.0, "calls": 0.0})
+        link = component == "communication"
+        bytes_per_s = plan.gpu.nvlink_bytes_per_s if link else plan.gpu.hbm_bytes_per_s
+        sums["us"] += part.total_us
+        sums["roofline_us"] += US_PER_S * max(
+            part.flops / plan.gpu.peak("bf16"), part.moved_bytes / bytes_per_s
+        )
+        sums["calls"] += part.calls
+    return found
+
+
+def datasheet_facts(case: Case, step: Step) -> dict[str, Any]:
+    """Facts by which the datasheet model's differences are told."""
+    measured = _by_component(case.plan, case.plan.explain(requests_of(step)))
+    assumed = _by_component(case.datasheet, case.datasheet.explain(requests_of(step)))
+    facts: dict[str, Any] = {}
+    for component, sums in measured.items():
+        kind = DATASHEET_CLASS.get(component, f"attention_{step.phase}")
+        facts |= {
+            f"has_{component}": True,
+            f"{component}_us": assumed[component]["us"] - sums["us"],
+            f"{component}_efficiency": CLASSES[kind].efficiency,
+            f"{component}_launch_us": CLASSES[kind].launch_us,
+            f"{component}_calls": int(sums["calls"]),
+            f"{component}_reached": sums["roofline_us"] / sums["us"],
+        }
+    return facts
+
+
+def linear_us(tables: Tables, m: int, gemms: list[tuple[int, int, int]]) -> float:
+    """Sum of GEMMs (count, k, n) as fastroof's tables time them, us."""
+    counts, k, n = zip(*gemms, strict=True)
+    found = tables.lookup("gemm", m=m, k=list(k), n=list(n)).latency_us
+    return float(sum(count * us for count, us in zip(counts, found.tolist(), strict=True)))

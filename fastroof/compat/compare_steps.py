@@ -1,0 +1,178 @@
+"""What a comparison consists of: steps, each method's time of them by component, and reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from fastroof.compat.infersim import InfersimTables
+from fastroof.compat.roofline_v2 import RooflineV2Tables
+from fastroof.plan import StepPlan
+from fastroof.tables import Tables
+
+__all__ = [
+    "COMPONENTS",
+    "METHODS",
+    "Case",
+    "ComparedStep",
+    "Comparison",
+    "Difference",
+    "MethodTime",
+    "Step",
+]
+
+COMPONENTS: Final = (
+    "linear", "attention", "communication", "lm_head", "elementwise", "memory", "overhead",
+)  # fmt: skip
+"""Parts of a step. ``memory`` is what roofline V2's bytes of the whole step take beyond its FLOPs."""
+
+METHODS: Final = ("fastroof", "roofline_v2", "infersim", "datasheet")
+"""The methods, in the order in which they are shown."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step: decodes of ``batch_size`` requests at ``tokens`` of kv_len, or a prompt of ``tokens``.
+
+    Attributes
+    ----------
+    phase : str
+        ``decode`` or ``prefill``.
+    batch_size, tokens : int
+        Requests; for decode the kv_len of each, the new token included, for prefill the new tokens.
+    """
+
+    phase: Literal["decode", "prefill"]
+    batch_size: int
+    tokens: int
+
+    @property
+    def new_tokens(self) -> int:
+        """Rows of the step's GEMMs."""
+        return self.batch_size if self.phase == "decode" else self.tokens
+
+
+@dataclass(frozen=True)
+class MethodTime:
+    """One method's time of a step.
+
+    Attributes
+    ----------
+    method : str
+        One of ``METHODS``.
+    components_us : mapping of str to float
+        Time by component, all of ``COMPONENTS``, us; empty where the method has no answer.
+    total_us : float
+        The step, us; NaN where the method has no answer.
+    why_not : str
+        Why it has none; empty where it has.
+    """
+
+    method: str
+    components_us: Mapping[str, float]
+    total_us: float
+    why_not: str = ""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One cause of a difference of more than 10 % between a method and fastroof.
+
+    Attributes
+    ----------
+    method, component : str
+        Where the difference is.
+    cause : str
+        Name of the cause, or ``unexplained``.
+    us : float
+        What it adds to the component (or takes from it), us.
+    sentence : str
+        The cause in words, with the numbers of this case.
+    """
+
+    method: str
+    component: str
+    cause: str
+    us: float
+    sentence: str
+
+
+@dataclass(frozen=True)
+class ComparedStep:
+    """A step, timed by every method.
+
+    Attributes
+    ----------
+    step : Step
+        The step.
+    times : tuple of MethodTime
+        One a method, in the order of ``METHODS``.
+    differences : tuple of Difference
+        Causes of every component's difference of more than 10 %, by method and component.
+    """
+
+    step: Step
+    times: tuple[MethodTime, ...]
+    differences: tuple[Difference, ...]
+
+    def time(self, method: str) -> MethodTime:
+        """One method's time."""
+        return self.times[METHODS.index(method)]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Steps of one model on one GPU configuration, timed by every method.
+
+    Attributes
+    ----------
+    model, gpu : str
+        Names.
+    tp : int
+        GPUs the model is split over.
+    constants : mapping of str to mapping
+        By method, the hardware constants it was given.
+    trees : mapping of str to str
+        By method, where its tables are from.
+    steps : tuple of ComparedStep
+        Decodes, then prefills, as they were asked for.
+    """
+
+    model: str
+    gpu: str
+    tp: int
+    constants: Mapping[str, Mapping[str, float]]
+    trees: Mapping[str, str]
+    steps: tuple[ComparedStep, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """What the methods time a step with.
+
+    Attributes
+    ----------
+    plan, datasheet : StepPlan
+        fastroof's plans.
+    tables : Tables
+        The tables that ``plan`` is compiled from.
+    roofline_v2, infersim : tables of those methods
+        Their trees.
+    model_config, hardware : mapping
+        What roofline V2 is given.
+    hf_config : mapping
+        What InferSim is given.
+    own_trees : mapping of str to bool
+        By method, whether its tree is made of ``tables``.
+    """
+
+    plan: StepPlan
+    datasheet: StepPlan
+    tables: Tables
+    roofline_v2: RooflineV2Tables
+    infersim: InfersimTables
+    model_config: Mapping[str, Any]
+    hardware: Mapping[str, Any]
+    hf_config: Mapping[str, Any]
+    own_trees: Mapping[str, bool] = field(default_factory=dict)

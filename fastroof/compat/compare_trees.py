@@ -1,0 +1,184 @@
+"""A GPU's measured tables in the form that roofline V2 and InferSim read, in memory."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof.compat import infersim, roofline_v2
+from fastroof.config import GpuSpec
+from fastroof.config.parallel import TP_SIZES
+from fastroof.errors import MissingTableError
+from fastroof.flops import decode_attention_flops, gemm_flops
+from fastroof.tables import Tables
+from fastroof.units import US_PER_S
+
+__all__ = ["infersim_tree", "roofline_v2_tree"]
+
+Array = npt.NDArray[Any]
+Heads = tuple[int, int, int]
+
+HEADS: Final = ("num_q_heads", "num_kv_heads", "head_dim")
+
+
+def roofline_v2_tree(tables: Tables) -> roofline_v2.RooflineV2Tables:
+    """Write measured tables as roofline V2's, bf16 rows only.
+
+    Its decode tables are named after the head shape before tensor parallelism, so that rows of 8-8-128
+    are those of 32-32-128 at tp 4. A shape is written that has a prefill table and a decode table at one
+    tp at least.
+
+    Parameters
+    ----------
+    tables : Tables
+        What :func:`fastroof.load_tables` returned.
+
+    Returns
+    -------
+    RooflineV2Tables
+
+    Raises
+    ------
+    MissingTableError
+        If an operator was not measured.
+    """
+    prefill = _prefill(tables)
+    decode = {
+        (_name((nh * tp, nkv * tp, width)), tp): columns
+        for (nh, nkv, width), columns in _decode(tables).items()
+        for tp in TP_SIZES
+        if (nh * tp, nkv * tp, width) in prefill
+    }
+    served = {shape for shape, _ in decode}
+    return roofline_v2.tables_of(
+        gemm=_gemm(tables),
+        prefill={_name(heads): columns for heads, columns in prefill.items() if _name(heads) in served},
+        decode=decode,
+    )
+
+
+def infersim_tree(tables: Tables, constants: infersim.InfersimGpu) -> infersim.InfersimTables:
+    """Write measured tables as InferSim's, bf16 rows only: its GEMM file has no dtype.
+
+    Parameters
+    ----------
+    tables : Tables
+        What :func:`fastroof.load_tables` returned.
+    constants : InfersimGpu
+        What InferSim is to know of the GPU.
+
+    Returns
+    -------
+    InfersimTables
+
+    Raises
+    ------
+    MissingTableError
+        If an operator was not measured.
+    """
+    gpu = tables.gpu.name
+    files = {f"gemm/{gpu}/data.csv": _csv(("m", "k", "n", "latency_us", "mfu"), _gemm(tables), {})}
+    for heads, columns in _prefill(tables).items():
+        header = ("dtype", "seq_len", "latency_us", "mfu")
+        files[f"mha/prefill/{gpu}/{_name(heads)}.csv"] = _csv(header, columns, {"dtype": "bf16"})
+    for heads, columns in _decode(tables).items():
+        files[f"mha/decode/{gpu}/{_name(heads)}.csv"] = _csv(
+            ("dtype", "kv_dtype", "batch_size", "kv_len", "latency_us", "mfu"),
+            columns,
+            {"dtype": "bf16", "kv_dtype": "bf16"},
+        )
+    return infersim.read_files(files, {gpu: constants}, root=f"the tables of {gpu}")
+
+
+def _gemm(tables: Tables) -> dict[str, Array]:
+    columns = _measured(tables, "gemm")
+    kept = columns["dtype"] == "bf16"
+    if not kept.any():
+        raise MissingTableError(f"no bf16 GEMM was measured on {tables.gpu.name}; both methods need them")
+    k, n, m = np.unique(np.stack([columns[name][kept] for name in ("k", "n", "m")]), axis=1)
+    latency_us = tables.lookup("gemm", m=m, n=n, k=k).latency_us
+    return {"m": m, "k": k, "n": n} | _timed(tables.gpu, gemm_flops(m, n, k), latency_us)
+
+
+def _decode(tables: Tables) -> dict[Heads, dict[str, Array]]:
+    found = {}
+    for heads, batch_size, kv_len in _shapes(tables, "attention_decode", ("batch_size", "kv_len")):
+        nh, nkv, width = heads
+        latency_us = tables.lookup(
+            "attention_decode",
+            num_q_heads=nh,
+            num_kv_heads=nkv,
+            head_dim=width,
+            batch_size=batch_size,
+            kv_len=kv_len,
+        ).latency_us
+        work = decode_attention_flops(nh, width, kv_len, batch_size)
+        found[heads] = {"batch_size": batch_size, "kv_len": kv_len} | _timed(tables.gpu, work, latency_us)
+    return found
+
+
+def _prefill(tables: Tables) -> dict[Heads, dict[str, Array]]:
+    """One sequence without a prefix; causal FLOPs are half of the square, as both methods' files have it."""
+    found = {}
+    for heads, batch_size, q_len, kv_len in _shapes(
+        tables, "attention_prefill", ("batch_size", "q_len", "kv_len")
+    ):
+        alone = (batch_size == 1) & (q_len == kv_len)
+        if not alone.any():
+            continue
+        seq_len = q_len[alone]
+        nh, nkv, width = heads
+        latency_us = tables.lookup(
+            "attention_prefill",
+            num_q_heads=nh,
+            num_kv_heads=nkv,
+            head_dim=width,
+            q_len=seq_len,
+            kv_len=seq_len,
+        ).latency_us
+        work = decode_attention_flops(nh, width, seq_len, seq_len) / 2.0
+        found[heads] = {"seq_len": seq_len} | _timed(tables.gpu, work, latency_us)
+    return found
+
+
+def _shapes(tables: Tables, operator: str, axes: Sequence[str]) -> list[tuple[Any, ...]]:
+    """Each measured head shape with its points, sorted and without repeats."""
+    columns = _measured(tables, operator)
+    kept = (columns["kv_dtype"] == "bf16") & (columns["window"] == 0)
+    points = np.unique(np.stack([columns[name][kept] for name in (*HEADS, *axes)]), axis=1)
+    heads, first = np.unique(points[: len(HEADS)], axis=1, return_index=True)
+    parts = np.split(points[len(HEADS) :], first[1:], axis=1)
+    return [(tuple(map(int, shape)), *part) for shape, part in zip(heads.T, parts, strict=True)]
+
+
+def _measured(tables: Tables, operator: str) -> Mapping[str, Array]:
+    if operator not in tables.measured.tables:
+        raise MissingTableError(f"{operator} was not measured on {tables.gpu.name}; both methods need it")
+    columns = dict(tables.measured.tables[operator].columns)
+    if operator != "gemm" and "window" not in columns:
+        columns["window"] = np.zeros(len(columns["latency_us"]), np.int64)
+    return columns
+
+
+def _timed(gpu: GpuSpec, work: Any, latency_us: Array) -> dict[str, Array]:
+    mfu = np.asarray(work, np.float64) * US_PER_S / (latency_us * gpu.peak("bf16"))
+    return {"latency_us": latency_us, "mfu": mfu}
+
+
+def _name(heads: Heads) -> str:
+    return "-".join(map(str, heads))
+
+
+def _csv(header: Sequence[str], columns: Mapping[str, Array], words: Mapping[str, str]) -> str:
+    rows = len(columns["mfu"])
+    listed = [[words[name]] * rows if name in words else columns[name].tolist() for name in header]
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(zip(*listed, strict=True))
+    return out.getvalue()

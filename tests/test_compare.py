@@ -1,0 +1,290 @@
+"""The methods side by side: each column is its method's own answer, and reasons add up."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import fastroof
+from fastroof.cli import app
+from fastroof.cli.compare import EPILOG
+from fastroof.compat import infersim, roofline_v2
+from fastroof.compat.compare import (
+    CAUSES,
+    COMPONENTS,
+    METHODS,
+    Comparison,
+    MethodTime,
+    Step,
+    compare,
+    compare_case,
+)
+from fastroof.compat.compare_causes import TOLD_FROM, differences
+from fastroof.compat.compare_fastroof import datasheet_facts, requests_of
+from fastroof.compat.compare_infersim import constants_of, infersim_facts
+from fastroof.compat.compare_roofline_v2 import roofline_v2_facts
+from fastroof.errors import BatchError, MissingTableError, PlanError
+
+DECODE = [(1, 1024), (32, 4096), (24, 3000)]
+PREFILL = [2048, 3000, 100]
+CASES = [("llama-2-7b", 1), ("llama-3.1-8b", 1), ("llama-3.1-70b", 4), ("qwen3-32b", 2), ("qwen2.5-7b", 4)]
+
+
+@pytest.fixture(scope="module", params=CASES, ids=str)
+def compared(request: pytest.FixtureRequest, h100: fastroof.Tables) -> Comparison:
+    model, tp = request.param
+    return compare(model, "h100", decode=DECODE, prefill=PREFILL, tp=tp, tables=h100)
+
+
+def case_of(found: Comparison, tables: fastroof.Tables) -> Any:
+    steps = tuple(step.step for step in found.steps)
+    return compare_case(fastroof.load_model(found.model), tables.gpu, tables, steps, found.tp)
+
+
+def test_components_add_up(compared: Comparison) -> None:
+    for step in compared.steps:
+        assert tuple(time.method for time in step.times) == METHODS
+        for time in step.times:
+            assert time.why_not == ""
+            assert tuple(time.components_us) == COMPONENTS
+            assert math.fsum(time.components_us.values()) == pytest.approx(time.total_us, rel=1e-12)
+            assert all(us >= 0.0 for us in time.components_us.values())
+
+
+def test_columns_are_the_methods_own(compared: Comparison, h100: fastroof.Tables) -> None:
+    case = case_of(compared, h100)
+    for found in compared.steps:
+        step = found.step
+        batch = fastroof.StepBatch.from_requests([requests_of(step)])
+        assert found.time("fastroof").total_us == case.plan.run(batch).latency_us[0]
+        assert found.time("datasheet").total_us == case.datasheet.run(batch).latency_us[0]
+        requests = (
+            ([], [step.tokens - 1] * step.batch_size) if step.phase == "decode" else ([(0, step.tokens)], [])
+        )
+        us = roofline_v2.step_us(case.roofline_v2, case.model_config, case.hardware, compared.tp, [requests])
+        assert found.time("roofline_v2").total_us == us[0]
+        row = infersim.evaluate(
+            case.infersim,
+            case.hf_config,
+            {
+                "device": "H100", "world_size": compared.tp, "tp_size": compared.tp, "num_nodes": 1,
+                "max_prefill_tokens": step.tokens, "decode_bs": step.batch_size, "target_tgs": 1.0,
+                "target_tpot": 1.0, "isl": step.tokens, "osl": 0, "fp8_gemm": 0, "fp8_kv": 0,
+                "deepep": 0, "tbo": 0,
+            },
+        ).to_pylist()[0]  # fmt: skip
+        ms = row["tpot_ms" if step.phase == "decode" else "ttft_ms"]
+        assert found.time("infersim").total_us == pytest.approx(ms * 1e3, rel=1e-15)
+
+
+def test_every_difference_is_told_and_adds_up(compared: Comparison, h100: fastroof.Tables) -> None:
+    case = case_of(compared, h100)
+    for found in compared.steps:
+        own = found.time("fastroof")
+        facts_of = {
+            "roofline_v2": roofline_v2_facts(case, found.step, own, found.time("roofline_v2")),
+            "infersim": infersim_facts(case, found.step, own, found.time("infersim")),
+            "datasheet": datasheet_facts(case, found.step),
+        }
+        for method, facts in facts_of.items():
+            for component in COMPONENTS:
+                apart_us = found.time(method).components_us[component] - own.components_us[component]
+                told = [d for d in found.differences if (d.method, d.component) == (method, component)]
+                if abs(apart_us) <= TOLD_FROM * own.components_us[component]:
+                    assert told == []
+                    continue
+                assert told, (method, component, apart_us)
+                known = sum(
+                    facts[cause.us]
+                    for cause in CAUSES
+                    if (cause.method, cause.component) == (method, component) and facts.get(cause.holds)
+                )
+                unexplained = sum(d.us for d in told if d.cause == "unexplained")
+                left = apart_us - known
+                assert abs(left - unexplained) <= TOLD_FROM * own.components_us[component] + 1e-6
+
+
+def causes(found: Comparison, step: int, method: str) -> dict[tuple[str, str], str]:
+    return {(d.component, d.cause): d.sentence for d in found.steps[step].differences if d.method == method}
+
+
+def test_reasons_where_they_are_expected(h100: fastroof.Tables) -> None:
+    found = compare("llama-2-7b", "h100", decode=[(1, 1024), (32, 4096)], prefill=[2048], tables=h100)
+    v2 = causes(found, 0, "roofline_v2")
+    assert "tp 4" in v2["attention", "nearest tp"]
+    assert "100 us x 32 layers" in v2["overhead", "overhead per layer"]
+    assert ("lm_head", "no LM head") in v2
+    assert "0.35" in causes(found, 0, "infersim")["attention", "default MFU"]
+    assert "longer counts" in causes(found, 0, "infersim")["attention", "KV floor"]
+    assert "5,000 us" in causes(found, 0, "infersim")["overhead", "constant"]
+    assert "30,000 us" in causes(found, 2, "infersim")["overhead", "constant"]
+    assert "1.8" in causes(found, 2, "roofline_v2")["attention", "causal factor"]
+    assert not any(d.cause == "unexplained" for step in found.steps for d in step.differences)
+
+
+def test_tp_and_head_dim_reasons(h100: fastroof.Tables) -> None:
+    found = compare("qwen3-32b", "h100", decode=[(32, 4096)], prefill=[600], tp=4, tables=h100)
+    v2, its = causes(found, 0, "roofline_v2"), causes(found, 0, "infersim")
+    assert ("communication", "no all-reduce") in v2
+    assert ("communication", "all-reduce") in its or ("communication", "exchange") in its
+    assert "80 for the head_dim, which is 128" in v2["attention", "head_dim"]
+    assert "tp = 4" in v2["linear", "TP scaling"]
+    assert "600 tokens" in causes(found, 1, "roofline_v2")["attention", "bucket"]
+
+
+def test_a_remainder_is_said_to_be_unexplained() -> None:
+    own = MethodTime("fastroof", dict.fromkeys(COMPONENTS, 100.0), 700.0)
+    other = MethodTime("roofline_v2", dict.fromkeys(COMPONENTS, 100.0) | {"linear": 150.0}, 750.0)
+    assert [(d.cause, d.us) for d in differences(own, other, {})] == [("unexplained", 50.0)]
+    facts = {"split": True, "tp": 2, "linear_tp_us": 45.0}
+    assert [(d.cause, d.us) for d in differences(own, other, facts)] == [("TP scaling", 45.0)]
+
+
+def test_methods_that_cannot_represent_a_model_say_why(h100: fastroof.Tables, tmp_path: Path) -> None:
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4100,
+        "intermediate_size": 8192, "num_hidden_layers": 2, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 32000, "max_position_embeddings": 4096,
+        "hidden_act": "silu",
+    }  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    found = compare(path, "h100", decode=[(8, 1024)], tables=h100).steps[0]
+    time = found.time("roofline_v2")
+    assert "hidden_size must be a multiple" in time.why_not
+    assert math.isnan(time.total_us)
+    assert found.time("infersim").why_not == ""
+    assert not [d for d in found.differences if d.method == "roofline_v2"]
+
+
+def test_trees_by_path_are_used(h100: fastroof.Tables, shared: Path) -> None:
+    root = next(iter(sorted(shared.glob("reference/h100_roofline_v2/bench_data"))), None)
+    if root is None:
+        pytest.skip("no roofline V2 tree in the shared material")
+    found = compare(
+        "llama-2-7b", "h100", decode=[(32, 4096)], prefill=[2048], tables=h100, roofline_v2_root=root
+    )
+    tables = roofline_v2.load(root)
+    config = compare_case(fastroof.load_model("llama-2-7b"), h100.gpu, h100, (Step("decode", 32, 4096),))
+    us = roofline_v2.step_us(tables, config.model_config, config.hardware, 1, [([], [4095] * 32)])
+    assert found.steps[0].time("roofline_v2").total_us == us[0]
+    assert found.trees["roofline_v2"] == str(root)
+    assert "tables" in {
+        d.cause for step in found.steps for d in step.differences if d.method == "roofline_v2"
+    }
+
+
+def test_infersim_constants_keep_its_own_and_derate_others() -> None:
+    assert constants_of(fastroof.load_gpu("h800")) == infersim.GPUS["h800"]
+    h100 = constants_of(fastroof.load_gpu("h100"))
+    assert (h100.memory_gb_per_s, h100.nvlink_gb_per_s) == (pytest.approx(2680.0), pytest.approx(360.0))
+    assert (h100.fp16_tflops, h100.default_mfu) == (989.5, infersim.GPUS["h800"].default_mfu)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({}, BatchError),
+        ({"decode": [(0, 5)]}, BatchError),
+        ({"decode": [5]}, BatchError),
+        ({"decode": [(1, 1)]}, BatchError),
+        ({"prefill": [0]}, BatchError),
+        ({"prefill": [2.5]}, BatchError),
+        ({"prefill": [16], "tp": 3}, PlanError),
+        ({"prefill": [16], "infersim_root": Path(__file__).parent / "golden_sample"}, ValueError),
+        ({"prefill": [16], "roofline_v2_root": Path(__file__).parent / "nowhere"}, MissingTableError),
+    ],
+)
+def test_bad_input_is_refused(arguments: Any, error: type[Exception], h100: fastroof.Tables) -> None:
+    with pytest.raises(error):
+        compare("llama-2-7b", "h100", tables=h100, **arguments)
+
+
+# -- the command ---------------------------------------------------------------------------------
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, ["compare", *arguments], prog_name="fastroof")
+    return done.exit_code, done.stdout, done.stderr
+
+
+def test_the_command_prints_the_numbers_of_the_library(h100: fastroof.Tables) -> None:
+    asked = ("--model", "llama-2-7b", "--decode", "1x1024,32x4096", "--prefill", "2048")
+    code, out, err = run(*asked, "--json")
+    assert (code, err) == (0, "")
+    document = json.loads(out)
+    found = compare("llama-2-7b", "h100", decode=[(1, 1024), (32, 4096)], prefill=[2048], tables=h100)
+    for written, step in zip(document["steps"], found.steps, strict=True):
+        for time in step.times:
+            assert written["methods"][time.method]["total_us"] == time.total_us
+            assert written["methods"][time.method]["components_us"] == time.components_us
+    code, text, err = run(*asked)
+    assert (code, err) == (0, "")
+    for word in ("roofline V2", "InferSim", "datasheet", "perLayerOverhead 100", "LM head", "total"):
+        assert word in text
+    assert f"{found.steps[1].time('infersim').total_us / 1e3:,.3f}" in text
+
+
+def test_every_json_key_is_in_the_help() -> None:
+    _, out, _ = run("--model", "llama-3.1-70b", "--decode", "8x1000", "--tp", "4", "--json")
+
+    def keys(value: Any, inside: str = "") -> set[str]:
+        if isinstance(value, dict):
+            own = set() if inside == "constants" else set(value)
+            return own.union(
+                *(keys(v, "constants" if k == "constants" or inside else "") for k, v in value.items())
+            )
+        return set().union(*map(keys, value)) if isinstance(value, list) else set()
+
+    missing = {key for key in keys(json.loads(out)) if key not in EPILOG}
+    assert missing == set()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--model", "llama-2-7b"),
+        ("--model", "llama-2-7b", "--decode", "32*4096"),
+        ("--model", "llama-2-7b", "--decode", "1x1"),
+        ("--model", "llama-2-7b", "--prefill", "2048@0"),
+        ("--model", "llama-2-7b", "--prefill", "0"),
+        ("--model", "no-such-model", "--prefill", "16"),
+        ("--model", "llama-2-7b", "--prefill", "16", "--tp", "3"),
+        ("--model", "llama-2-7b", "--prefill", "16", "--gpu", "a100"),
+        ("--model", "llama-2-7b", "--prefill", "16", "--infersim-tree", "no-such-folder"),
+        ("--model", "llama-2-7b", "--prefill", "16", "--roofline-v2-tree", "no-such-folder"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(arguments: tuple[str, ...]) -> None:
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("fastroof: error: ")
+    assert err.count("\n") == 1
+
+
+def test_the_trees_hold_the_measured_rows(h100: fastroof.Tables) -> None:
+    case = compare_case(fastroof.load_model("llama-3.1-8b"), h100.gpu, h100, (Step("decode", 32, 4096),))
+    us = float(h100.lookup("gemm", m=64, n=4096, k=4096).latency_us)
+    peak = h100.gpu.peak("bf16")
+    mfu = 2.0 * 64 * 4096 * 4096 / (us * peak) * 1e6
+    assert roofline_v2.gemm_mfu(case.roofline_v2, 64, 4096, 4096) == pytest.approx(mfu, rel=1e-12)
+    assert infersim.gemm_mfu(case.infersim, "h100", 64, 4096, 4096) == round(mfu, 3)
+    decode = float(
+        h100.lookup(
+            "attention_decode", num_q_heads=32, num_kv_heads=8, head_dim=128, batch_size=32, kv_len=4096
+        ).latency_us
+    )
+    mfu = 4.0 * 32 * 128 * 4096 * 32 / (decode * peak) * 1e6
+    assert roofline_v2.decode_mfu(case.roofline_v2, "32-8-128", 32, 4096, 1) == pytest.approx(mfu, rel=1e-12)
+    assert np.isclose(
+        infersim.attn_decode_mfu(
+            case.infersim, "h100", num_heads=32, num_kv_heads=8, head_dim=128, batch_size=32, kv_len=4096
+        ),
+        round(mfu, 3),
+    )
