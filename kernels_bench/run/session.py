@@ -35,6 +35,7 @@ __all__ = [
     "request_of",
     "run_request",
     "usable_bytes",
+    "write_tables_of",
 ]
 
 TABLES_FOLDER: Final = "kernels_bench"
@@ -43,6 +44,8 @@ TABLES_RESERVE_S: Final = 3.0
 """Kept before a deadline for writing tables."""
 USABLE_MEMORY: Final = 0.85
 HOST_BYTES: Final = GIB
+COLLECTIVES_SHARE: Final = 0.1
+"""Of the time until a deadline, kept for all-reduce where there are several GPUs."""
 
 
 class MonotonicClock:
@@ -97,6 +100,8 @@ def request_of(journal: Path) -> Request:
     first = starts(read_journal(journal))
     if not first:
         raise MeasureError(f"{journal} stopped before it started; delete it and run again")
+    if first[0].get("part") == "allreduce":
+        raise MeasureError(f"{journal} holds all-reduce only: kernels-bench allreduce -o goes on with it")
     asked: Mapping[str, Any] = first[0].get("request", {})
     if set(asked) != set(asdict(Request())):
         raise MeasureError(f"{journal} does not say what was asked: it is of another version")
@@ -191,17 +196,20 @@ def run_request(
     gpu = measured_gpu(given, monitor.facts(), on_cpu)
     journal, run_id = _journal(folder, gpu, grid, resume)
     points = _points(grid, request, gpu, on_cpu, say)
+    points, collectives = _collectives(points, request, on_cpu, say)
     timer = _timer(on_cpu)  # before anything is written: without CUDA there is nothing to write
     write_gpu_file(folder, gpu, given)
     if on_start is not None:
         on_start(points, gpu.title)
     spent_s = clock.seconds() - started_s
+    left_s = None if deadline_s is None else deadline_s - spent_s
+    for_collectives_s = COLLECTIVES_SHARE * left_s if left_s is not None and collectives else 0.0
     options = RunOptions(
         gpu=gpu.name,
         run_id=run_id,
         seed=request.seed,
-        deadline_s=None if deadline_s is None else deadline_s - spent_s,
-        reserve_s=TABLES_RESERVE_S if deadline_s is not None else 0.0,
+        deadline_s=left_s,
+        reserve_s=TABLES_RESERVE_S + for_collectives_s if deadline_s is not None else 0.0,
         max_bytes=usable_bytes(on_cpu),
         sentinels=tuple(grid.sentinels()) or sentinel_points(tiny=on_cpu),
         estimate_s=_estimates(points, gpu, on_cpu),
@@ -210,7 +218,17 @@ def run_request(
         say=say,
     )
     report = _measure(points, answers, timer, monitor, clock, journal, options)
-    _write_tables(journal, folder, say)
+    try:
+        if collectives:
+            spent_s = clock.seconds() - started_s
+            options = replace(
+                options,
+                deadline_s=None if deadline_s is None else deadline_s - spent_s,
+                reserve_s=TABLES_RESERVE_S if deadline_s is not None else 0.0,
+            )
+            report = _measure_collectives(report, collectives, monitor, clock, journal, options)
+    finally:
+        write_tables_of([journal], folder, say)
     return report, journal
 
 
@@ -228,13 +246,67 @@ def _measure(
     return measure(points, [provider for provider, _ in answers], timer, monitor, clock, journal, options)
 
 
-def _write_tables(journal: Path, folder: Path, say: Callable[[str], None]) -> None:
+def _collectives(
+    points: Sequence[Point], request: Request, on_cpu: bool, say: Callable[[str], None]
+) -> tuple[list[Point], list[Point]]:
+    """Part the points into those of one GPU and the all-reduces that the GPUs here can measure."""
+    from kernels_bench.run.allreduce import ALLREDUCE, allreduce_points, usable_worlds, visible_gpus
+
+    given = [p for p in points if p.operator == ALLREDUCE]
+    alone = [p for p in points if p.operator != ALLREDUCE]
+    if on_cpu or (request.only and ALLREDUCE not in request.only):
+        return list(points), []
+    num_gpus = visible_gpus()
+    if num_gpus < 2:
+        say("all-reduce is left to another source: torch sees one GPU here, and it needs two or more")
+        return alone, []
+    if not given:
+        return alone, allreduce_points(usable_worlds((), num_gpus))
+    fitting = [p for p in given if p.values["num_gpus"] <= num_gpus]
+    if len(fitting) < len(given):
+        say(
+            f"{len(given) - len(fitting)} all-reduces of the grid need more than the {num_gpus} GPUs here "
+            "and are left to another source"
+        )
+    return alone, fitting
+
+
+def _measure_collectives(
+    before: RunReport,
+    points: Sequence[Point],
+    monitor: Monitor,
+    clock: Clock,
+    journal: Path,
+    options: RunOptions,
+) -> RunReport:
+    from kernels_bench.run.allreduce import joined, measure_allreduce
+
+    if before.reason in ("interrupted", "device lost"):
+        return replace(before, left=before.left + len(points))
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        torch.cuda.empty_cache()  # the first rank shares this process's GPU
+    return joined(before, measure_allreduce(points, "nccl", monitor, clock, journal, options))
+
+
+def write_tables_of(journals: Sequence[Path], folder: Path, say: Callable[[str], None]) -> None:
+    """Write the tables of an output folder's journals, where they have any row.
+
+    Parameters
+    ----------
+    journals : sequence of Path
+        Journals of one GPU whose points are apart.
+    folder : Path
+        The output folder; the tables go below it.
+    say : callable
+        Called with each sentence that a person should read.
+    """
     from kernels_bench.output.tables import write_tables
 
-    if not any(record["type"] == "row" for record in read_journal(journal)):
-        say(f"no point was measured, so there are no tables; {journal} says why")
+    if not any(record["type"] == "row" for journal in journals for record in read_journal(journal)):
+        say(f"no point was measured, so there are no tables; {', '.join(map(str, journals))} says why")
         return
-    written = write_tables([journal], folder / TABLES_FOLDER, overwrite=True)
+    written = write_tables(journals, folder / TABLES_FOLDER, overwrite=True)
     for key, why in written.left_out.items():
         say(f"left out of the tables, too fast to be true: {key}: {why}")
 
@@ -264,7 +336,8 @@ def _points(
 
     points = grid.points()
     if request.only:
-        have = sorted({p.operator for p in points})
+        # All-reduce has points of its own where the grid gives none.
+        have = sorted({p.operator for p in points} | (set() if on_cpu else {"allreduce"}))
         unknown = [name for name in request.only if name not in have]
         if unknown:
             raise MeasureError(f"--only {', '.join(unknown)}: grid {grid.name} has {', '.join(have)}")
