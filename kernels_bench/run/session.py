@@ -258,7 +258,7 @@ def _collectives(
         return list(points), []
     num_gpus = visible_gpus()
     if num_gpus < 2:
-        say("all-reduce is left to another source: torch sees one GPU here, and it needs two or more")
+        say(f"all-reduce is left to another source: it needs two GPUs or more, torch sees {num_gpus} here")
         return alone, []
     if not given:
         return alone, allreduce_points(usable_worlds((), num_gpus))

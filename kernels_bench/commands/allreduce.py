@@ -1,0 +1,170 @@
+"""``kernels-bench allreduce``: all-reduce over several GPUs, one process each."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from fastroof.errors import MeasureError
+
+if TYPE_CHECKING:
+    from fastroof.config.gpu import GpuSpec
+    from kernels_bench.run.run_options import RunReport
+
+__all__ = ["register"]
+
+EXIT_INTERRUPTED: Final = 130
+GLOO_RANKS: Final = 2
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("allreduce")(allreduce)
+
+
+def allreduce(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the journal and the tables.")],
+    gpus: Annotated[
+        str, typer.Option(help="Numbers of GPUs, with commas; those of 2,4,8 that are here without it.")
+    ] = "",
+    backend: Annotated[
+        str, typer.Option(help="nccl; or gloo, which proves the harness on a CPU with few small messages.")
+    ] = "nccl",
+    gpu: Annotated[
+        str | None, typer.Option(help="Name of the GPU or its gpu.toml; what the driver says without it.")
+    ] = None,
+    deadline: Annotated[
+        float | None, typer.Option(help="Seconds after which everything is done; run again to go on.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the order of points and of their inputs.")] = 0,
+) -> None:
+    """Measure all-reduce over several GPUs of this host, and write the tables that fastroof reads.
+
+    `kernels-bench run` does so too at its end where it sees two GPUs or more. OUTPUT may hold such a run:
+    its journal is gone on with, and points that it has are not measured again. Exit codes: 0 done or at
+    the deadline, 2 an error, 130 interrupted.
+    """
+    from kernels_bench.commands.run import Reporter, _terminable
+    from kernels_bench.run.allreduce import MODES
+
+    if deadline is not None and not deadline > 0:
+        raise MeasureError(f"a deadline is a number of seconds above zero, got {deadline:g}")
+    if backend not in MODES:
+        raise MeasureError(f"unknown backend {backend!r}; there are {', '.join(MODES)}")
+    with _terminable(), Reporter() as reporter:
+        report, journal = _measure(output, _worlds(gpus, backend), backend, gpu, deadline, seed, reporter)
+    skipped = ", ".join(f"{count} {kind}" for kind, count in sorted(report.skipped.items()) if count)
+    typer.echo(
+        f"{report.reason}: {report.measured:,} all-reduces measured in {report.elapsed_s:.1f} s "
+        f"({report.remeasured} of them twice), {report.before:,} before, "
+        f"skipped {skipped or 'none'}, {report.left:,} left"
+    )
+    typer.echo(f"journal {journal}; tables {output}: fastroof.load_tables({str(output)!r})")
+    if report.left:
+        typer.echo(f"the same command again measures what is left in {output}")
+    if report.reason == "interrupted":
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _worlds(given: str, backend: str) -> list[int]:
+    from kernels_bench.run.allreduce import usable_worlds, visible_gpus
+
+    words = [word.strip() for word in given.split(",") if word.strip()]
+    if bad := [word for word in words if not word.isdecimal()]:
+        raise MeasureError(f"--gpus {bad[0]!r} is no number of GPUs; give one or more, as in 2,4,8")
+    wanted = [int(word) for word in words]
+    if backend == "gloo":
+        # Ranks on a CPU are as many as one asks for.
+        return usable_worlds(wanted or [GLOO_RANKS], max(wanted, default=GLOO_RANKS))
+    return usable_worlds(wanted, visible_gpus())
+
+
+def _measure(
+    output: Path,
+    worlds: list[int],
+    backend: str,
+    given: str | None,
+    deadline_s: float | None,
+    seed: int,
+    reporter: Any,
+) -> tuple[RunReport, Path]:
+    from kernels_bench.journal import find_journals
+    from kernels_bench.run.allreduce import allreduce_points, measure_allreduce
+    from kernels_bench.run.card import measured_gpu, refuse_other_gpu, write_gpu_file
+    from kernels_bench.run.monitor import HostMonitor, open_monitor
+    from kernels_bench.run.run_options import RunOptions
+    from kernels_bench.run.session import TABLES_RESERVE_S, MonotonicClock, usable_bytes, write_tables_of
+
+    clock = MonotonicClock()
+    began_s = clock.seconds()
+    on_cpu = backend == "gloo"
+    _need_torch()
+    monitor = HostMonitor() if on_cpu else open_monitor()
+    card = measured_gpu(given, monitor.facts(), on_cpu)
+    refuse_other_gpu(output, card)
+    journal, run_id = _journal(output, card)
+    points = allreduce_points(worlds, backend)
+    write_gpu_file(output, card, given)
+    reporter.start(points, card.title)
+    options = RunOptions(
+        gpu=card.name,
+        run_id=run_id,
+        seed=seed,
+        deadline_s=None if deadline_s is None else deadline_s - (clock.seconds() - began_s),
+        reserve_s=TABLES_RESERVE_S if deadline_s is not None else 0.0,
+        max_bytes=usable_bytes(on_cpu),
+        start=_start_facts(on_cpu),
+        on_progress=reporter.progress,
+        say=reporter.say,
+    )
+    try:
+        report = measure_allreduce(points, backend, monitor, clock, journal, options)
+    finally:
+        if journal.is_file():
+            write_tables_of(find_journals(output), output, reporter.say)
+    return report, journal
+
+
+def _need_torch() -> None:
+    try:
+        import torch.distributed as dist
+    except ImportError as error:
+        raise MeasureError(
+            f"torch cannot be imported ({error}); all-reduce needs it: pip install 'torch>=2.11'"
+        ) from None
+    if not dist.is_available():
+        raise MeasureError("this torch is built without torch.distributed, which all-reduce needs")
+
+
+def _journal(output: Path, card: GpuSpec) -> tuple[Path, str]:
+    """Return the journal to go on with, a new one where the folder has none, and the run's name."""
+    import uuid
+    from datetime import UTC, datetime
+
+    from kernels_bench.journal import find_journals, read_journal, starts
+    from kernels_bench.run.session import TABLES_FOLDER
+
+    for journal in reversed(find_journals(output)):
+        if first := starts(read_journal(journal)):
+            return journal, str(first[0]["run_id"])
+    if (output / TABLES_FOLDER).exists():
+        raise MeasureError(f"{output / TABLES_FOLDER} has tables without a journal; give another -o")
+    run_id = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}"
+    return output / f"journal-{run_id}.jsonl", run_id
+
+
+def _start_facts(on_cpu: bool) -> dict[str, Any]:
+    from kernels_bench.run.facts import checkout_commit, now_iso, software_versions
+
+    return {
+        "device": "cpu" if on_cpu else "gpu",
+        "versions": software_versions(),
+        "providers": ["torch"],
+        "command": shlex.join(["kernels-bench", *sys.argv[1:]]),
+        "started": now_iso(),
+        "commit": checkout_commit(),
+    }

@@ -1,0 +1,420 @@
+"""Measures all-reduce, which needs several GPUs and so a process each: every rank launches the same calls."""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Final
+
+from fastroof.errors import MeasureError
+from fastroof.units import DTYPE_BYTES
+from kernels_bench.journal import Journal, done_keys, starts
+from kernels_bench.points import Point
+from kernels_bench.protocol import Clock, DeviceState, Monitor, Timing
+from kernels_bench.run.allreduce_rank import Answer, Order
+from kernels_bench.run.allreduce_ranks import (
+    POINT_TIMEOUT_S,
+    START_TIMEOUT_S,
+    Ranks,
+    RanksTimeoutError,
+    SpawnedRanks,
+)
+from kernels_bench.run.check import BOUNDS
+from kernels_bench.run.run_options import Progress, RunOptions, RunReport, measuring_order
+from kernels_bench.run.timing import ReplayRule, relative_iqr, summarise, suspicion
+
+__all__ = [
+    "ALLREDUCE",
+    "MODES",
+    "NUM_GPUS",
+    "allreduce_points",
+    "joined",
+    "measure_allreduce",
+    "slowest_rank",
+    "usable_worlds",
+    "visible_gpus",
+]
+
+ALLREDUCE: Final = "allreduce"
+NUM_GPUS: Final = (2, 4, 8)
+MESSAGE_BYTES: Final = tuple(2**power for power in range(8, 30))
+PROOF_BYTES: Final = tuple(2**power for power in range(8, 17, 2))
+"""Of gloo, which proves the harness on a CPU."""
+MODES: Final = {"nccl": ("graph", "eager"), "gloo": ("eager",)}
+START_S: Final = 15.0
+"""What the ranks of a world are expected to take to meet, until the first did."""
+POINT_S: Final = 1.0
+
+OpenRanks = Callable[[int, str, float], Ranks]
+
+
+def allreduce_points(worlds: Sequence[int], backend: str = "nccl") -> list[Point]:
+    """Return what is measured where no grid says: messages of 2**8 to 2**29 bytes.
+
+    Parameters
+    ----------
+    worlds : sequence of int
+        Numbers of GPUs.
+    backend : str
+        ``nccl``, or ``gloo`` with few small messages and without CUDA graphs.
+
+    Returns
+    -------
+    list of Point
+        bf16, each size as a CUDA graph and eagerly.
+
+    Examples
+    --------
+    >>> len(allreduce_points([2, 4, 8]))
+    132
+    >>> allreduce_points([2], "gloo")[0].values
+    {'dtype': 'bf16', 'num_gpus': 2, 'mode': 'eager', 'message_bytes': 256}
+    """
+    sizes = MESSAGE_BYTES if backend == "nccl" else PROOF_BYTES
+    return [
+        Point(
+            ALLREDUCE,
+            {"dtype": "bf16", "num_gpus": num_gpus, "mode": mode, "message_bytes": message_bytes},
+            priority=1,
+            group="all-reduce",
+        )
+        for num_gpus in worlds
+        for mode in MODES[backend]
+        for message_bytes in sizes
+    ]
+
+
+def visible_gpus() -> int:
+    """Count the GPUs that torch sees here; 0 without torch."""
+    try:
+        import torch
+    except ImportError:
+        return 0
+    return int(torch.cuda.device_count()) if torch.cuda.is_available() else 0
+
+
+def usable_worlds(wanted: Sequence[int], num_visible: int) -> list[int]:
+    """Return the numbers of GPUs to measure with, ascending.
+
+    Parameters
+    ----------
+    wanted : sequence of int
+        What was asked for; those of 2, 4 and 8 that there are where empty.
+    num_visible : int
+        GPUs there are.
+
+    Raises
+    ------
+    MeasureError
+        If fewer are there than asked for, or than the two that a collective needs.
+
+    Examples
+    --------
+    >>> usable_worlds((), 5)
+    [2, 4]
+    """
+    if small := [n for n in wanted if n < 2]:
+        raise MeasureError(f"--gpus {small[0]}: an all-reduce needs at least 2 GPUs")
+    most = max(wanted, default=NUM_GPUS[0])
+    if most > num_visible:
+        raise MeasureError(
+            f"all-reduce over {most} GPUs: torch sees {num_visible} here (nvidia-smi, CUDA_VISIBLE_DEVICES); "
+            "ask for fewer, or leave it to another source"
+        )
+    return sorted(set(wanted)) or [n for n in NUM_GPUS if n <= num_visible]
+
+
+def slowest_rank(answers: Sequence[Answer]) -> Timing:
+    """Merge what the ranks timed: the timing of the one with the largest median.
+
+    Parameters
+    ----------
+    answers : sequence of Answer
+        One a rank.
+
+    Returns
+    -------
+    Timing
+        Of one rank as a whole, so that its quartiles belong to its median.
+
+    Raises
+    ------
+    MeasureError
+        If a rank timed other calls than the rest, or its times are none.
+
+    Examples
+    --------
+    >>> fast, slow = Answer((9.0, 4.0, 4.0), 2), Answer((9.0, 6.0, 6.0), 2)
+    >>> slowest_rank([fast, slow]).latency_us
+    3.0
+    """
+    if len({(one.calls, len(one.replays_us)) for one in answers}) != 1:
+        told = ", ".join(f"{len(one.replays_us)} replays of {one.calls} calls" for one in answers)
+        raise MeasureError(f"the ranks did not time the same calls: {told}")
+    timings = [summarise(one.replays_us, one.calls, ReplayRule().dropped) for one in answers]
+    return max(timings, key=lambda timing: timing.latency_us)
+
+
+def joined(first: RunReport, second: RunReport) -> RunReport:
+    """Return what two parts of a run did together.
+
+    Parameters
+    ----------
+    first, second : RunReport
+        In their order; the reason is the first that is not ``complete``.
+    """
+    return replace(
+        first,
+        reason=first.reason if first.reason != "complete" else second.reason,
+        measured=first.measured + second.measured,
+        remeasured=first.remeasured + second.remeasured,
+        skipped=dict(Counter(first.skipped) + Counter(second.skipped)),
+        before=first.before + second.before,
+        left=first.left + second.left,
+        elapsed_s=first.elapsed_s + second.elapsed_s,
+    )
+
+
+def measure_allreduce(
+    points: Sequence[Point],
+    backend: str,
+    monitor: Monitor,
+    clock: Clock,
+    journal: Path,
+    options: RunOptions,
+    open_ranks: OpenRanks = SpawnedRanks,
+) -> RunReport:
+    """Measure every all-reduce that the journal does not have yet.
+
+    Parameters
+    ----------
+    points : sequence of Point
+        Of operator allreduce.
+    backend : str
+        ``nccl``, or ``gloo`` on the CPU.
+    monitor : Monitor
+        Reads the state of the first GPU.
+    clock : Clock
+        Tells the time.
+    journal : Path
+        Read first, then appended to; made where it is not there.
+    options : RunOptions
+        How to measure; sentinels and estimates are not used.
+    open_ranks : callable
+        Starts the ranks of one world, in so many seconds at most.
+
+    Returns
+    -------
+    RunReport
+        What was done and why it ended.
+
+    Raises
+    ------
+    MeasureError
+        If a rank fails, dies or hangs, the journal is of another GPU, broken or in use, or the disk is
+        full. Rows that were written stay, and measuring again goes on.
+
+    Notes
+    -----
+    Every rank times the same replays after a barrier; a row is the slowest rank's, since a step goes on
+    when all have their sum. Replays are as of every other kernel: random inputs in rotation, at least
+    0.5 ms each, 20 of them.
+    """
+    if other := [p.key for p in points if p.operator != ALLREDUCE]:
+        raise MeasureError(f"{other[0]} is no all-reduce")
+    with Journal(journal, clock.seconds) as book:
+        return _Run(points, backend, monitor, clock, book, options, open_ranks).go()
+
+
+class _Run:
+    """One call of :func:`measure_allreduce`."""
+
+    def __init__(
+        self,
+        points: Sequence[Point],
+        backend: str,
+        monitor: Monitor,
+        clock: Clock,
+        book: Journal,
+        options: RunOptions,
+        open_ranks: OpenRanks,
+    ) -> None:
+        self.backend, self.monitor, self.clock = backend, monitor, clock
+        self.book, self.options, self.open_ranks = book, options, open_ranks
+        self.points = {p.key: p for p in measuring_order(points, options.seed)}
+        self.order = {key: i for i, key in enumerate(self.points)}
+        self.measured = self.remeasured = 0
+        self.skipped: Counter[str] = Counter()
+        self.failed: dict[str, str] = {}
+        self.start_s, self.point_s = START_S, POINT_S
+        self.began_s = clock.seconds()
+
+    def go(self) -> RunReport:
+        facts = dict(self.monitor.facts())
+        self._refuse_other_device(facts)
+        done = done_keys(self.book.records) & set(self.points)
+        self.before = len(done)
+        queue = [p for p in self.points.values() if p.key not in done]
+        self._start(facts)
+        try:
+            reason = self._worlds(queue)
+        except KeyboardInterrupt:
+            reason = "interrupted"
+        report = RunReport(
+            reason=reason,
+            measured=self.measured,
+            remeasured=self.remeasured,
+            skipped=dict(self.skipped),
+            before=self.before,
+            left=len(self.points) - self.before - self.measured - self.skipped.total(),
+            elapsed_s=self._elapsed_s(),
+        )
+        said = {name: value for name, value in asdict(report).items() if name != "sentinels"}
+        self.book.append({"type": "end", "run_id": self.options.run_id, **said})
+        return report
+
+    def _worlds(self, queue: Sequence[Point]) -> str:
+        late = False
+        for num_gpus in sorted({p.values["num_gpus"] for p in queue}):
+            mine = [p for p in queue if p.values["num_gpus"] == num_gpus and not self._skip_unfit(p)]
+            if not mine:
+                continue
+            if self._left_s() < self.start_s + self.point_s:
+                return "deadline"
+            try:
+                late |= self._world(num_gpus, mine)
+            except RanksTimeoutError:
+                if self._left_s() > 0:
+                    raise
+                return "deadline"
+        return "deadline" if late else "complete"
+
+    def _world(self, num_gpus: int, points: Sequence[Point]) -> bool:
+        """Measure the points of one world; whether the deadline left some."""
+        before_s = self.clock.seconds()
+        ranks = self.open_ranks(num_gpus, self.backend, min(START_TIMEOUT_S, self._left_s()))
+        try:
+            self.start_s = self.clock.seconds() - before_s
+            for point in points:
+                if self._left_s() < self.point_s:
+                    return True
+                before_s = self.clock.seconds()
+                latency_us = self._point(point, ranks)
+                # The longest so far: a deadline should hold for the largest message too.
+                self.point_s = max(self.point_s, self.clock.seconds() - before_s)
+                self._progress(point, latency_us)
+        finally:
+            ranks.close()
+        return False
+
+    def _point(self, point: Point, ranks: Ranks) -> float | None:
+        """Measure or skip one point; return its latency in us, None where it was skipped."""
+        if point.family in self.failed:
+            self._skip(point, "reference", self.failed[point.family])
+            return None
+        timed = self._timed(point, ranks)
+        if isinstance(timed, str):
+            self._say(f"out of memory, skipped: {point.key}")
+            self._skip(point, "oom", timed)
+            return None
+        timing, state, remeasured, error = timed
+        bound = BOUNDS[point.values["dtype"]]
+        if timing is None:
+            reason = (
+                f"{ranks.ready.kernel} is wrong at {point.key}: relative error {error:.3g} against float64, "
+                f"at most {bound:g} may be"
+            )
+            self._say(f"reference check failed, {point.family} is not measured any further: {reason}")
+            self.failed[point.family] = reason
+            self._skip(point, "reference", reason)
+            return None
+        row = {"key": point.key, "operator": point.operator, "values": dict(point.values), **asdict(timing)}
+        row |= {"provider": "torch", "kernel": ranks.ready.kernel, **asdict(state)}
+        order, at_s = self.order[point.key], self._elapsed_s()
+        self.book.append({"type": "row", **row, "remeasured": remeasured, "order": order, "at_s": at_s})
+        self.measured += 1
+        self.remeasured += remeasured
+        return timing.latency_us
+
+    def _timed(self, point: Point, ranks: Ranks) -> str | tuple[Timing | None, DeviceState, bool, float]:
+        """Time a point, once more where its replays are far apart; a sentence where memory ran out."""
+        v = point.values
+        seed = zlib.crc32(point.key.encode()) ^ self.options.seed
+        order = Order(v["dtype"], v["mode"], v["message_bytes"], seed, self.options.max_bytes)
+        kept: list[tuple[Timing, DeviceState]] = []
+        while len(kept) < 2:
+            answers = ranks.time(order, min(POINT_TIMEOUT_S, max(0.0, self._left_s())))
+            error = max(one.error for one in answers)
+            if any(one.out_of_memory for one in answers):
+                return "out of memory on some rank"
+            if not error <= BOUNDS[v["dtype"]]:
+                return None, DeviceState(), False, error
+            kept.append((slowest_rank(answers), self.monitor.read()))
+            if not any(suspicion(*kept[-1], ())):
+                break
+        timing, state = min(kept, key=lambda one: relative_iqr(one[0]))
+        return timing, state, len(kept) > 1, error
+
+    def _skip_unfit(self, point: Point) -> bool:
+        """Skip a point that no rank could time; whether it was."""
+        v = point.values
+        reason = None
+        if v["dtype"] != "bf16":
+            reason = f"all-reduce is measured in bf16, not {v['dtype']}"
+        elif v["mode"] not in MODES[self.backend]:
+            reason = f"{self.backend} is measured as {', '.join(MODES[self.backend])}, not {v['mode']}"
+        elif v["message_bytes"] % DTYPE_BYTES[v["dtype"]]:
+            reason = f"a message of {v['message_bytes']} B is no whole number of elements"
+        if reason is not None:
+            self._skip(point, "unsupported", reason)
+        return reason is not None
+
+    def _skip(self, point: Point, kind: str, reason: str) -> None:
+        skip = {"operator": point.operator, "values": dict(point.values), "reason": reason, "kind": kind}
+        self.book.append({"type": "skip", "key": point.key, **skip})
+        self.skipped[kind] += 1
+
+    # -- the journal's frame, time and words ---------------------------------------------------------
+
+    def _start(self, facts: dict[str, Any]) -> None:
+        record = {"type": "start", "run_id": self.options.run_id, "gpu": self.options.gpu, "facts": facts}
+        resumed = bool(starts(self.book.records))
+        part = {"part": ALLREDUCE, "backend": self.backend, "num_points": len(self.points)}
+        self.book.append(
+            {**self.options.start, **record, **part, "seed": self.options.seed, "resumed": resumed}
+        )
+
+    def _refuse_other_device(self, facts: dict[str, Any]) -> None:
+        for start in starts(self.book.records):
+            told = start["facts"].get("gpu_name"), facts.get("gpu_name")
+            if start["gpu"] != self.options.gpu or (all(told) and told[0] != told[1]):
+                raise MeasureError(
+                    f"{self.book.path} was measured on {start['gpu']} ({told[0]}), this is "
+                    f"{self.options.gpu} ({told[1]}): one journal holds one GPU, give another -o"
+                )
+
+    def _elapsed_s(self) -> float:
+        return self.clock.seconds() - self.began_s
+
+    def _left_s(self) -> float:
+        """Seconds until the deadline less what the caller needs, infinite without one."""
+        deadline_s = self.options.deadline_s
+        if deadline_s is None:
+            return float("inf")
+        return deadline_s - self.options.reserve_s - self._elapsed_s()
+
+    def _progress(self, point: Point, latency_us: float | None) -> None:
+        if self.options.on_progress is None:
+            return
+        skipped = self.skipped.total()
+        tried = self.measured + skipped
+        left_s = self._elapsed_s() / tried * (len(self.points) - self.before - tried)
+        progress = Progress(self.before + tried, len(self.points), skipped, point, latency_us, left_s)
+        self.options.on_progress(progress)
+
+    def _say(self, sentence: str) -> None:
+        if self.options.say is not None:
+            self.options.say(sentence)

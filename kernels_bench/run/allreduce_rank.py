@@ -1,0 +1,296 @@
+"""One rank of an all-reduce: the process of one GPU, which times what all ranks are told to time.
+
+A collective hangs where one rank calls it and another does not. So whatever a rank finds out alone (its
+memory, how long a call took, how far off a sum is) is agreed on with the others before anyone acts on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import pairwise
+from multiprocessing.connection import Connection
+from time import perf_counter
+from typing import Any, Final
+
+from fastroof.units import DTYPE_BYTES, US_PER_MS, US_PER_S
+from kernels_bench.providers.device import oom_as_memory_error, torch_dtype
+from kernels_bench.providers.rotating import count_sets
+from kernels_bench.run.check import BOUNDS, relative_error
+from kernels_bench.run.timing import ReplayRule, pilot_calls, schedule
+
+__all__ = ["Answer", "Broken", "Order", "Ready", "World", "run_rank"]
+
+CHECKED_ELEMENTS: Final = 2**20
+"""Of a message so many first and last elements are checked: every chunk of a small one, both ends of a
+large one."""
+SCALE: Final = 2.0**-100
+"""Of the random inputs, exact in bf16. The sum is in place and so grows by the number of GPUs each call:
+from here 8 GPUs can call 75 times on one buffer before bf16 ends, and 42 is the most that is timed."""
+
+
+PROOF_L2_BYTES: Final = 512
+"""On a CPU, so that the smallest messages rotate there too."""
+
+
+@dataclass(frozen=True)
+class World:
+    """The ranks that call together.
+
+    Attributes
+    ----------
+    num_gpus : int
+        Ranks, one process each.
+    backend : str
+        ``nccl``, or ``gloo`` on the CPU.
+    meeting_file : str
+        A file that is not there yet, by which the ranks find each other.
+    timeout_s : float
+        After which a collective that some rank never joins fails.
+    """
+
+    num_gpus: int
+    backend: str
+    meeting_file: str
+    timeout_s: float
+
+
+@dataclass(frozen=True)
+class Order:
+    """A point to time: ``mode`` is graph or eager."""
+
+    dtype: str
+    mode: str
+    message_bytes: int
+    seed: int
+    max_bytes: int
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What a rank says once it has met the others."""
+
+    kernel: str
+    device: str
+    version: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a rank timed, or why the ranks agreed not to.
+
+    Attributes
+    ----------
+    replays_us : tuple of float
+        Duration of each replay, us, the first ones to be dropped included.
+    calls : int
+        Calls in each replay.
+    error : float
+        Relative error of the sum, the largest over the ranks.
+    out_of_memory : bool
+        Whether some rank had no room for the buffers.
+    """
+
+    replays_us: tuple[float, ...] = ()
+    calls: int = 0
+    error: float = 0.0
+    out_of_memory: bool = False
+
+
+@dataclass(frozen=True)
+class Broken:
+    """Why a rank ends."""
+
+    reason: str
+
+
+def run_rank(rank: int, world: World, pipe: Connection) -> None:
+    """Meet the other ranks and answer every order on the pipe; None ends it.
+
+    Parameters
+    ----------
+    rank : int
+        Which one this is, and its GPU.
+    world : World
+        All of them.
+    pipe : Connection
+        To the process that spawned it: :class:`Order` comes in; :class:`Ready`, then one
+        :class:`Answer` an order goes out, or :class:`Broken` as the last.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the parent's to act on
+    try:
+        member = _Member(rank, world)
+        pipe.send(member.ready())
+        while (order := pipe.recv()) is not None:
+            pipe.send(member.answer(order))
+        member.leave()
+    except (EOFError, BrokenPipeError):
+        return  # the parent is gone
+    except Exception as error:
+        words = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+        with contextlib.suppress(OSError):
+            pipe.send(Broken(f"{type(error).__name__}: {words}"))
+
+
+class _Member:
+    """A rank that has joined its group."""
+
+    def __init__(self, rank: int, world: World) -> None:
+        import torch
+        import torch.distributed as dist
+
+        self.torch, self.dist = torch, dist
+        self.rank, self.world = rank, world
+        self.on_gpu = world.backend == "nccl"
+        self.rule = ReplayRule()
+        options: dict[str, Any] = {}
+        if self.on_gpu:
+            torch.cuda.set_device(rank)
+            self.device = torch.device("cuda", rank)
+            options["device_id"] = self.device  # communicators are made now, not within a capture
+            self.stream = torch.cuda.Stream()
+        else:
+            self.device = torch.device("cpu")
+            torch.set_num_threads(1)
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this host
+        dist.init_process_group(
+            world.backend,
+            init_method=f"file://{world.meeting_file}",
+            rank=rank,
+            world_size=world.num_gpus,
+            timeout=timedelta(seconds=world.timeout_s),
+            **options,
+        )
+        dist.barrier()
+
+    def ready(self) -> Ready:
+        torch = self.torch
+        if not self.on_gpu:
+            return Ready(f"gloo all_reduce (torch {torch.__version__})", "cpu", str(torch.__version__))
+        version = ".".join(map(str, torch.cuda.nccl.version()))
+        return Ready(f"nccl all_reduce {version}", torch.cuda.get_device_name(self.device), version)
+
+    def leave(self) -> None:
+        self.dist.destroy_process_group()
+
+    def answer(self, order: Order) -> Answer:
+        if not self.on_gpu:
+            return self._answer(order)
+        with self.torch.cuda.stream(self.stream):
+            return self._answer(order)
+
+    def _answer(self, order: Order) -> Answer:
+        """Check one sum, then time: warm-up, fresh inputs, replays."""
+        try:
+            with oom_as_memory_error():
+                buffers, checked = self._buffers(order)
+        except MemoryError:
+            buffers = None
+        if self._most(0.0 if buffers is not None else 1.0) > 0:
+            return Answer(out_of_memory=True)
+        error = self._error(buffers, checked)
+        if not error <= BOUNDS[order.dtype]:
+            return Answer(error=error)
+        num_sets = len(buffers)
+        pilot = pilot_calls(num_sets, self.rule)
+        for _ in range(2):  # the second finds communicators and buffers ready
+            pilot_us = self._replays_us(self._eager(buffers, pilot), 1)[0]
+        plan = schedule(self._most(pilot_us) / pilot, num_sets, self.rule)
+        graph = self._capture(buffers, plan.calls) if order.mode == "graph" else None
+        replay = self._eager(buffers, plan.calls) if graph is None else graph.replay
+        try:
+            for _ in range(plan.warm_up):
+                replay()
+            self._fill(buffers, order.seed, self.rank)
+            replays_us = self._replays_us(replay, plan.replays)
+        finally:
+            if graph is not None:
+                graph.reset()
+        return Answer(tuple(replays_us), plan.calls, error)
+
+    # -- inputs and their sum ------------------------------------------------------------------------
+
+    def _buffers(self, order: Order) -> tuple[Any, Any]:
+        """Return this rank's rotating inputs, and the float64 sum of all ranks' first ones."""
+        torch = self.torch
+        l2_bytes = PROOF_L2_BYTES
+        if self.on_gpu:
+            l2_bytes = int(torch.cuda.get_device_properties(self.device).L2_cache_size)
+        # Half: the inputs of the other ranks are made once more, for the check.
+        num_sets = count_sets(order.message_bytes, l2_bytes, order.max_bytes // 2)
+        shape = (num_sets, order.message_bytes // DTYPE_BYTES[order.dtype])
+        # One allocation, which NCCL has to register once.
+        buffers = torch.empty(shape, dtype=torch_dtype(order.dtype), device=self.device)
+        other = torch.empty_like(buffers)
+        total = torch.zeros_like(self._ends(buffers[0]), dtype=torch.float64)
+        for rank in range(self.world.num_gpus):
+            self._fill(other, order.seed, rank)
+            total += self._ends(other[0]).double()
+        del other
+        self._fill(buffers, order.seed, self.rank)
+        return buffers, total.cpu().numpy()
+
+    def _fill(self, buffers: Any, seed: int, rank: int) -> None:
+        """Fill with what any rank can make again: one kind of GPU draws the same from one seed."""
+        generator = self.torch.Generator(self.device).manual_seed(seed * self.world.num_gpus + rank)
+        buffers.normal_(generator=generator).mul_(SCALE)
+
+    def _ends(self, message: Any) -> Any:
+        if message.numel() <= 2 * CHECKED_ELEMENTS:
+            return message
+        return self.torch.cat((message[:CHECKED_ELEMENTS], message[-CHECKED_ELEMENTS:]))
+
+    def _error(self, buffers: Any, total: Any) -> float:
+        """Relative error of one sum, the largest over the ranks; infinite where a number is not finite."""
+        self.dist.all_reduce(buffers[0])
+        error = relative_error(self._ends(buffers[0]).double().cpu().numpy(), total)
+        return self._most(error if error == error else float("inf"))
+
+    def _most(self, value: float) -> float:
+        """Return the largest of all ranks' values."""
+        cell = self.torch.tensor([value], dtype=self.torch.float64, device=self.device)
+        self.dist.all_reduce(cell, op=self.dist.ReduceOp.MAX)
+        return float(cell.item())
+
+    # -- time ----------------------------------------------------------------------------------------
+
+    def _eager(self, buffers: Any, calls: int) -> Callable[[], None]:
+        messages = list(buffers)  # indexing a tensor would be timed too
+
+        def replay() -> None:
+            for call in range(calls):
+                self.dist.all_reduce(messages[call % len(messages)])
+
+        return replay
+
+    def _capture(self, buffers: Any, calls: int) -> Any:
+        torch = self.torch
+        graph = torch.cuda.CUDAGraph()
+        launch = self._eager(buffers, calls)
+        # thread_local: NCCL's watchdog thread asks events in the meantime.
+        with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
+            launch()
+        return graph
+
+    def _replays_us(self, replay: Callable[[], None], count: int) -> list[float]:
+        """Time replays that all ranks begin together; after the first the calls keep them together."""
+        if not self.on_gpu:
+            self.dist.barrier()
+            stamps = [perf_counter()]
+            for _ in range(count):
+                replay()
+                stamps.append(perf_counter())
+            return [(b - a) * US_PER_S for a, b in pairwise(stamps)]
+        events = [self.torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+        self.stream.synchronize()
+        self.dist.barrier()
+        events[0].record(self.stream)
+        for event in events[1:]:
+            replay()
+            event.record(self.stream)
+        self.stream.synchronize()
+        return [a.elapsed_time(b) * US_PER_MS for a, b in pairwise(events)]
