@@ -48,14 +48,14 @@ def allreduce(
     its journal is gone on with, and points that it has are not measured again. Exit codes: 0 done or at
     the deadline, 2 an error, 130 interrupted.
     """
-    from kernels_bench.commands.run import Reporter, _terminable
+    from kernels_bench.commands.run import Reporter, terminable
     from kernels_bench.run.allreduce import MODES
 
     if deadline is not None and not deadline > 0:
         raise MeasureError(f"a deadline is a number of seconds above zero, got {deadline:g}")
     if backend not in MODES:
         raise MeasureError(f"unknown backend {backend!r}; there are {', '.join(MODES)}")
-    with _terminable(), Reporter() as reporter:
+    with terminable(), Reporter() as reporter:
         report, journal = _measure(output, _worlds(gpus, backend), backend, gpu, deadline, seed, reporter)
     skipped = ", ".join(f"{count} {kind}" for kind, count in sorted(report.skipped.items()) if count)
     typer.echo(

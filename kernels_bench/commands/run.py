@@ -113,7 +113,7 @@ def _measure(request: Request, output: Path, journal: Path | None, deadline_s: f
 
     if deadline_s is not None and not deadline_s > 0:
         raise MeasureError(f"a deadline is a number of seconds above zero, got {deadline_s:g}")
-    with _terminable(), Reporter() as reporter:
+    with terminable(), Reporter() as reporter:
         report, written = run_request(
             request,
             output,
@@ -148,7 +148,7 @@ def _print_report(report: RunReport, journal: Path, output: Path) -> None:
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
+def terminable() -> Iterator[None]:
     """Treat the signal by which a cluster ends a job as Ctrl-C: the tables are still written."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
