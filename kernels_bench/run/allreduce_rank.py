@@ -152,7 +152,8 @@ class _Member:
             torch.cuda.set_device(rank)
             self.device = torch.device("cuda", rank)
             options["device_id"] = self.device  # communicators are made now, not within a capture
-            self.stream = torch.cuda.Stream()
+            cuda: Any = torch.cuda
+            self.stream = cuda.Stream()
         else:
             self.device = torch.device("cpu")
             torch.set_num_threads(1)
@@ -285,7 +286,8 @@ class _Member:
                 replay()
                 stamps.append(perf_counter())
             return [(b - a) * US_PER_S for a, b in pairwise(stamps)]
-        events = [self.torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+        cuda: Any = self.torch.cuda
+        events = [cuda.Event(enable_timing=True) for _ in range(count + 1)]
         self.stream.synchronize()
         self.dist.barrier()
         events[0].record(self.stream)
