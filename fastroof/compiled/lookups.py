@@ -29,7 +29,6 @@ EXTRAPOLATED = 2
 # A grid block of an arena: ny, nx, form, then the y axis, the x axis, ny * nx cells of six
 # coefficients, ny * nx flags. A form other than 0 says that cells hold work / latency.
 BLOCK_HEADER = 3
-FORM_LATENCY = 0
 FORM_DECODE_RATE = 1
 FORM_PREFILL_RATE = 2
 

@@ -6,7 +6,6 @@ from fastroof.compiled.jit import Flags, Floats, jit
 
 __all__ = ["bracket", "curve_point", "fill_curve", "nearest_node"]
 
-MEASURED = 0
 INTERPOLATED = 1
 
 

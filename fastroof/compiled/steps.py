@@ -218,6 +218,7 @@ def ragged_steps_us(arena: Floats, new_tokens: Ints, context_len: Ints, offsets:
     max_tokens = int(arena[MAX_TOKENS])
     code = 0
     for i in range(len(out)):
+        # one function for this and its twin below, returning all nine values, made ragged steps 20 % slower
         start, stop, bad = _step_bounds(offsets, i, len(new_tokens))
         decodes, kv_sum, new_sum, pairs, prefix_pairs, prefix_sum, met = _ragged_sums(
             new_tokens, context_len, start, stop, max_tokens

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -89,17 +89,10 @@ class Tables:
 
     measured: MeasuredTables
     gpu: GpuSpec
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_packed", {})
+    _packed: dict[Any, Any] = field(init=False, repr=False, default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"measured": self.measured, "gpu": self.gpu}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        for name, value in state.items():
-            object.__setattr__(self, name, value)
-        self.__post_init__()
+        return {"measured": self.measured, "gpu": self.gpu, "_packed": {}}
 
     def __repr__(self) -> str:
         rows = ", ".join(f"{name} {t.num_rows:,}" for name, t in self.measured.tables.items())
@@ -198,7 +191,7 @@ class Tables:
 
     def attention(self, operator: str, shape: HeadShape) -> AttentionGrid:
         """Packed attention grid of a head shape, borrowed where it was not measured."""
-        cache: dict[Any, Any] = self._packed  # type: ignore[attr-defined]
+        cache = self._packed
         if (operator, shape) not in cache:
             is_decode = operator == "attention_decode"
             roofline = decode_roofline if is_decode else prefill_roofline
@@ -289,13 +282,13 @@ class Tables:
 
     def groups(self, operator: str) -> dict[Key, npt.NDArray[np.int64]]:
         """Row indices by key of one operator's table."""
-        cache: dict[Any, Any] = self._packed  # type: ignore[attr-defined]
+        cache = self._packed
         if ("groups", operator) not in cache:
             cache["groups", operator] = self.table(operator).groups()
         return cache["groups", operator]  # type: ignore[no-any-return]
 
     def _pack_once(self, operator: str, key: Key, pack: Callable[[Mapping[str, Any]], Any]) -> Any:
-        cache: dict[Any, Any] = self._packed  # type: ignore[attr-defined]
+        cache = self._packed
         where = ("packed", operator, key)
         if where not in cache:
             rows = self.groups(operator).get(key)
