@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fastroof import flops
 from fastroof.columns import ORIGIN_MODELLED
 from fastroof.compiled import steps
-from fastroof.compiled.lookups import grid_flag, grid_value
+from fastroof.compiled.grids import grid_flag, grid_value
 from fastroof.compiled.search import curve_point
 from fastroof.plan.curves import RowCurve, row_cost
 from fastroof.plan.operators import AllReduce

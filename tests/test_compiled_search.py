@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastroof import compile_plan
-from fastroof.compiled import lookups, search, steps
+from fastroof.compiled import gemms, grids, search, steps
 from tests.reference.handmade import HEADS, attention_rows, gemm_rows, handmade_tables
 
 pytestmark = pytest.mark.loops
@@ -100,22 +100,22 @@ def test_lookup_loops_survive_any_coordinates(tables, points):
     out, origin = np.empty(len(m)), np.empty(len(m), np.uint8)
     packed = tables.gemm("bf16")
     with np.errstate(all="ignore"):
-        lookups.gemm_latency_us(*packed, m, n, k, out, origin)
-        lookups.gemm_linear_mfu_us(*packed, m, n, k, out, origin)
-        lookups.gemm_floor_us(*packed[:-1], m, n, k, out, origin)
+        gemms.gemm_latency_us(*packed, m, n, k, out, origin)
+        gemms.gemm_linear_mfu_us(*packed, m, n, k, out, origin)
+        gemms.gemm_floor_us(*packed[:-1], m, n, k, out, origin)
         axes = [np.log2(a) for a in (packed.k_axis, packed.n_axis, packed.m_axis)]
         sizes = (m, n, k)
-        lookups.gemm_nearest_us(*packed[:-1], *axes, *sizes, *(np.log2(a) for a in sizes), out, origin)
-        lookups.curve_latency_us(*tables.allreduce("bf16", 2), m, out, origin)
+        gemms.gemm_nearest_us(*packed[:-1], *axes, *sizes, *(np.log2(a) for a in sizes), out, origin)
+        search.curve_latency_us(*tables.allreduce("bf16", 2), m, out, origin)
         (key,) = tables.groups("attention_decode")
         grid = tables.attention("attention_decode", _shape(key)).grid
-        lookups.grid_latency_us(grid.arena, m, n, out, origin)
+        grids.grid_latency_us(grid.arena, m, n, out, origin)
         parts = (grid.y_axis, grid.x_axis, grid.cells)
         work = np.ones(grid.flags.shape)
-        lookups.grid_linear_mfu_us(grid.arena, *parts, work, m, n, k, out, origin)
+        grids.grid_linear_mfu_us(grid.arena, *parts, work, m, n, k, out, origin)
         logs = [np.log2(a) for a in (grid.y_axis, grid.x_axis, m, n)]
         for is_floor in (True, False):
-            lookups.grid_node_us(*parts, grid.flags, work, is_floor, m, n, k, *logs, out, origin)
+            grids.grid_node_us(*parts, grid.flags, work, is_floor, m, n, k, *logs, out, origin)
     assert origin.max(initial=0) <= 4
 
 

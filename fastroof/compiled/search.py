@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastroof.compiled.jit import Flags, Floats, jit
 
-__all__ = ["bracket", "curve_point", "fill_curve", "nearest_node"]
+__all__ = ["bracket", "curve_latency_us", "curve_point", "fill_curve", "nearest_node"]
 
 INTERPOLATED = 1
 
@@ -68,3 +68,10 @@ def fill_curve(axis: Floats, value: Floats, flag: Flags, times: float, total: Fl
         point, made = curve_point(axis, value, flag, i, i + 2, float(x))
         total[x] += times * point
         origin[x] = max(origin[x], made)
+
+
+@jit
+def curve_latency_us(axis: Floats, value: Floats, flag: Flags, x: Floats, out: Floats, origin: Flags) -> None:
+    """Look up every x on one curve."""
+    for p in range(len(out)):
+        out[p], origin[p] = curve_point(axis, value, flag, 0, len(axis), x[p])

@@ -10,8 +10,8 @@ A plan's arena is one float64 array: the header named below, then the sections i
 
 from __future__ import annotations
 
+from fastroof.compiled.grids import grid_flag, grid_value
 from fastroof.compiled.jit import Flags, Floats, Ints, jit
-from fastroof.compiled.lookups import grid_flag, grid_value
 
 __all__ = [
     "CODE_BATCH",

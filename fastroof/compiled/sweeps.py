@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from fastroof.compiled.grids import grid_flag
 from fastroof.compiled.jit import jit
-from fastroof.compiled.lookups import grid_flag
 from fastroof.compiled.steps import (
     DECODE_AT,
     LOGITS_ORIGIN_AT,

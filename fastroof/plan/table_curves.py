@@ -9,12 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fastroof.columns import ORIGIN_BORROWED, ORIGIN_INTERPOLATED
-from fastroof.compiled.lookups import (
-    BLOCK_HEADER,
-    FORM_DECODE_RATE,
-    FORM_PREFILL_RATE,
-    gemm_latency_us,
-)
+from fastroof.compiled.gemms import gemm_latency_us
+from fastroof.compiled.grids import BLOCK_HEADER, FORM_DECODE_RATE, FORM_PREFILL_RATE
 from fastroof.compiled.search import bracket
 from fastroof.errors import PlanError
 from fastroof.pack import SIZE_LIMIT, PackedGrid

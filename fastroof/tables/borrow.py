@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fastroof.columns import ORIGIN_EXTRAPOLATED, ORIGIN_MEASURED
-from fastroof.compiled.lookups import grid_latency_us
+from fastroof.compiled.grids import grid_latency_us
 from fastroof.errors import MissingTableError
 from fastroof.pack import PackedGrid, grid_cells
 from fastroof.roofline import HeadShape, Roofline

@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from fastroof import flops
 from fastroof.columns import ORIGIN_BORROWED, ORIGIN_EXTRAPOLATED, ORIGIN_MEASURED, ORIGIN_MODELLED
-from fastroof.compiled import lookups as loops
+from fastroof.compiled import gemms, grids
+from fastroof.compiled.search import curve_latency_us
 from fastroof.errors import LookupInputError
 from fastroof.roofline import HeadShape
 from fastroof.tables.sizes import checked_sizes, checked_text
@@ -77,17 +78,17 @@ def _gemm(
     packed = tables.gemm(text["dtype"])
     m, n, k = (sizes[name].astype(np.float64) for name in ("m", "n", "k"))
     if method == "roofline":
-        loops.gemm_latency_us(*packed, m, n, k, out, origin)
+        gemms.gemm_latency_us(*packed, m, n, k, out, origin)
     elif method == "linear_mfu":
-        loops.gemm_linear_mfu_us(*packed, m, n, k, out, origin)
+        gemms.gemm_linear_mfu_us(*packed, m, n, k, out, origin)
     elif method == "floor":
-        loops.gemm_floor_us(*packed[:-1], m, n, k, out, origin)
+        gemms.gemm_floor_us(*packed[:-1], m, n, k, out, origin)
     else:
         with np.errstate(divide="ignore"):
             log_k_axis, log_n_axis, log_m_axis = (
                 np.log2(a) for a in (packed.k_axis, packed.n_axis, packed.m_axis)
             )
-        loops.gemm_nearest_us(
+        gemms.gemm_nearest_us(
             *packed[:-1], log_k_axis, log_n_axis, log_m_axis,
             m, n, k, np.log2(m), np.log2(n), np.log2(k), out, origin,
         )  # fmt: skip
@@ -113,16 +114,16 @@ def _grid_lookup(
     out = np.empty(len(y))
     made = np.empty(len(y), np.uint8)
     if method == "roofline":
-        loops.grid_latency_us(grid.arena, y, x, out, made)
+        grids.grid_latency_us(grid.arena, y, x, out, made)
         return out, made
     axes = (grid.y_axis, grid.x_axis, grid.cells)
     node_work = work_of(grid.y_axis[:, None], grid.x_axis[None, :])
     if method == "linear_mfu":
-        loops.grid_linear_mfu_us(grid.arena, *axes, node_work, y, x, work, out, made)
+        grids.grid_linear_mfu_us(grid.arena, *axes, node_work, y, x, work, out, made)
         return out, made
     with np.errstate(divide="ignore"):
         log_y_axis, log_x_axis, log_y, log_x = (np.log2(a) for a in (grid.y_axis, grid.x_axis, y, x))
-    loops.grid_node_us(
+    grids.grid_node_us(
         *axes, grid.flags, node_work, method == "floor", y, x, work,
         log_y_axis, log_x_axis, log_y, log_x, out, made,
     )  # fmt: skip
@@ -195,7 +196,7 @@ def _curve_lookup(
     """
     out = np.empty(len(x))
     made = np.empty(len(x), np.uint8)
-    loops.curve_latency_us(*curve, x, out, made)
+    curve_latency_us(*curve, x, out, made)
     if method == "roofline":
         return out, made
     rate = node_sizes / curve.value[1:-1]

@@ -1,0 +1,167 @@
+"""Attention tables of one head shape, packed: holes filled, edges padded, cells as polynomials."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof.columns import ORIGIN_EXTRAPOLATED, ORIGIN_MEASURED
+from fastroof.pack.points import SIZE_LIMIT, Flags, Floats, sorted_points
+from fastroof.roofline import Roofline
+
+__all__ = ["PackedGrid", "grid_cells", "pack_grid"]
+
+
+@dataclass(frozen=True, eq=False)
+class PackedGrid:
+    """A two-dimensional attention table, padded and without holes, as one arena of polynomial cells.
+
+    Attributes
+    ----------
+    arena : ndarray of float64
+        ny, nx, form, then the parts below one after the other: what ``grid_value`` reads.
+    roofline : Roofline
+        B of the table, us.
+    """
+
+    arena: Floats
+    roofline: Roofline
+
+    @classmethod
+    def of(
+        cls, y_axis: Floats, x_axis: Floats, cells: Floats, flags: Any, roofline: Roofline, form: int = 0
+    ) -> PackedGrid:
+        """Join the parts of a grid into one arena."""
+        head = (len(y_axis), len(x_axis), form)
+        return cls(np.concatenate([head, y_axis, x_axis, cells.ravel(), np.ravel(flags)]), roofline)
+
+    @property
+    def y_axis(self) -> Floats:
+        """Batch nodes, shape (ny,)."""
+        return self.arena[3 : 3 + int(self.arena[0])]
+
+    @property
+    def x_axis(self) -> Floats:
+        """kv_len or q_len nodes, shape (nx,)."""
+        start = 3 + int(self.arena[0])
+        return self.arena[start : start + int(self.arena[1])]
+
+    @property
+    def cells(self) -> Floats:
+        """Coefficients of the cell above each node, shape (ny, nx, 6); ``cells[..., 0]`` is the node."""
+        ny, nx = len(self.y_axis), len(self.x_axis)
+        start = 3 + ny + nx
+        return self.arena[start : start + 6 * ny * nx].reshape(ny, nx, 6)
+
+    @property
+    def flags(self) -> Floats:
+        """What each node is, shape (ny, nx): 0 measured, 2 filled, 3 borrowed, 4 modelled."""
+        ny, nx = len(self.y_axis), len(self.x_axis)
+        return self.arena[-ny * nx :].reshape(ny, nx)
+
+    @property
+    def longest_ratio(self) -> float:
+        """Latency / B of the longest measured sequence, at the smallest batch that has it; at least 1."""
+        measured = np.argwhere(self.flags.T == ORIGIN_MEASURED)
+        j, i = measured[measured[:, 0] == measured[:, 0].max()][0]
+        return max(1.0, float(self.cells[i, j, 0] / self.roofline(self.y_axis[i], self.x_axis[j])))
+
+
+def _neighbours(known: npt.NDArray[np.bool_], at: int) -> list[int]:
+    """The nearest known places on either side of ``at`` in one row or column: one or two of them."""
+    where = np.flatnonzero(known)
+    return [int(i) for i in (*where[where < at][-1:], *where[where > at][:1])]
+
+
+def _fill_holes(
+    batch: Floats, x: Floats, latency_us: Floats, roofline: Roofline, is_decode: bool
+) -> tuple[Floats, Flags]:
+    """Fill the NaNs of a measured grid, and say which nodes were filled."""
+    known = ~np.isnan(latency_us)
+    bound = roofline(batch[:, None], x[None, :])
+    filled = latency_us.copy()
+    for i, j in np.argwhere(~known):
+        along_batch = [(row, j) for row in _neighbours(known[:, j], i)]
+        along_x = [(i, column) for column in _neighbours(known[i], j)]
+        between = next((line for line in (along_x, along_batch) if len(line) == 2), None)
+        if between is not None:
+            low, high = between
+            weight = (bound[i, j] - bound[low]) / (bound[high] - bound[low])
+            filled[i, j] = latency_us[low] + (latency_us[high] - latency_us[low]) * weight
+        elif is_decode:
+            added = [latency_us[edge] + (bound[i, j] - bound[edge]) for edge in (*along_batch, *along_x)]
+            filled[i, j] = max(roofline.t_launch_us, *added)
+        else:
+            edge = (*along_batch, *along_x)[0]
+            filled[i, j] = latency_us[edge] * bound[i, j] / bound[edge]
+    return filled, np.where(known, ORIGIN_MEASURED, ORIGIN_EXTRAPOLATED).astype(np.uint8)
+
+
+def _pad(axes: tuple[Floats, Floats], table: Floats, roofline: Roofline, is_decode: bool) -> Floats:
+    """Add the outer rows (batch 0 and SIZE_LIMIT) and columns (x 0 and SIZE_LIMIT) of a filled grid."""
+    batch, x = axes
+    for direction in (1, 0):
+        y_axis, x_axis = (batch[1:-1], x) if direction else (batch, x)
+        bound = roofline(y_axis[:, None], x_axis[None, :])
+        inner = bound[:, 1:-1] if direction else bound[1:-1, :]
+        edge, edge_bound = table.take([0, -1], direction), inner.take([0, -1], direction)
+        outer_bound = bound.take([0, -1], direction)
+        if is_decode:
+            outer = np.maximum(edge + (outer_bound - edge_bound), roofline.t_launch_us)
+        else:
+            outer = edge * outer_bound / edge_bound
+        first, last = np.split(outer, 2, direction)
+        table = np.concatenate([first, table, last], direction)
+    return table
+
+
+def grid_cells(y_axis: Floats, x_axis: Floats, table: Floats, roofline: Roofline) -> Floats:
+    """Polynomial coefficients of each cell, from its four nodes and the roofline's curvature in x."""
+    cells = np.zeros((*table.shape, 6))
+    cells[..., 0] = table
+    x0, dx = x_axis[:-1], np.diff(x_axis)
+    linear = 2.0 * roofline.square_us * x0 + roofline.slope_us
+    whole = dx * (roofline.square_us * dx + linear)
+    rise = np.diff(table, axis=1)
+    cells[:, :-1, 1] = rise * (linear / whole)
+    cells[:, :-1, 2] = rise * (roofline.square_us / whole)
+    slope = np.diff(cells[..., :3], axis=0) / np.diff(y_axis)[:, None, None]
+    cells[:-1, :, 3:] = slope
+    return cells
+
+
+def pack_grid(
+    batch: Floats, x: Floats, latency_us: Floats, roofline: Roofline, *, is_decode: bool
+) -> PackedGrid:
+    """Pack an attention table of one head shape: holes filled, edges padded, cells computed.
+
+    Parameters
+    ----------
+    batch, x : ndarray of float64, shape (rows,)
+        Batch sizes, and kv_len (decode) or q_len (prefill), in any order.
+    latency_us : ndarray of float64, shape (rows,)
+        Measured latencies, us; of duplicates the median counts.
+    roofline : Roofline
+        B of the operator at this head shape.
+    is_decode : bool
+        Extrapolate by the *add* rule instead of the *hold* rule.
+
+    Returns
+    -------
+    PackedGrid
+        Two more nodes an axis than were measured.
+    """
+    (batch, x), latency_us = sorted_points((batch, x), latency_us)
+    batch_nodes, rows = np.unique(batch, return_inverse=True)
+    x_nodes, columns = np.unique(x, return_inverse=True)
+    table = np.full((len(batch_nodes), len(x_nodes)), np.nan)
+    table[rows, columns] = latency_us
+    table, flags = _fill_holes(batch_nodes, x_nodes, table, roofline, is_decode)
+    y_axis = np.r_[0.0, batch_nodes, SIZE_LIMIT]
+    x_axis = np.r_[0.0, x_nodes, SIZE_LIMIT]
+    table = _pad((y_axis, x_axis), table, roofline, is_decode)
+    flags = np.pad(flags, 1, constant_values=ORIGIN_EXTRAPOLATED)
+    return PackedGrid.of(y_axis, x_axis, grid_cells(y_axis, x_axis, table, roofline), flags, roofline)
