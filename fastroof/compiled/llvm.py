@@ -23,7 +23,8 @@ from fastroof.compiled.jit import jit
 
 __all__ = ["INT64", "PLAIN", "data_pointer", "leading_zeros", "output_store", "table_load", "tagged"]
 
-PLAIN = bool(config.DISABLE_JIT or config.BOUNDSCHECK)
+_NO_JIT = bool(getattr(config, "DISABLE_JIT"))  # noqa: B009  numba sets its options the same way
+PLAIN = _NO_JIT or bool(getattr(config, "BOUNDSCHECK"))  # noqa: B009
 """Whether indices have to be checked: plain expressions instead of the intrinsics."""
 
 INT64 = ir.IntType(64)
@@ -114,5 +115,5 @@ table_load = _chosen(_plain_load, _intrinsic_table_load, PLAIN)
 output_store = _chosen(_plain_store, _intrinsic_output_store, PLAIN)
 """``output_store(array, index, value)``: ``array[index] = value``, which no ``table_load`` reads."""
 
-leading_zeros = _chosen(_plain_leading_zeros, _intrinsic_leading_zeros, bool(config.DISABLE_JIT))
+leading_zeros = _chosen(_plain_leading_zeros, _intrinsic_leading_zeros, _NO_JIT)
 """``leading_zeros(x)``: zero bits above the highest set bit of a uint32; 32 for 0."""
