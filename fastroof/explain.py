@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fastroof import flops
 from fastroof.columns import ORIGIN_MODELLED
 from fastroof.compiled import steps
-from fastroof.compiled.grids import grid_flag, grid_value
+from fastroof.compiled.grids import GridBlock, grid_flag, grid_value, open_block
 from fastroof.compiled.search import curve_point
 from fastroof.plan.curves import RowCurve, row_cost
 from fastroof.plan.operators import AllReduce
@@ -97,11 +97,11 @@ def _bound(plan: StepPlan, launch_us: float, compute_s: float, moved_bytes: floa
 
 
 def _attention_time(
-    plan: StepPlan, name: str, total_us: float, work: Any, moved: Any, block_at: int, y: float, x: float
+    plan: StepPlan, name: str, total_us: float, work: Any, moved: Any, block: GridBlock, y: float, x: float
 ) -> OperatorTime:
     layers = plan.model.num_layers
-    launch_us = grid_value(plan.arena, block_at, 0.0, 1.0)
-    origin = grid_flag(plan.arena, block_at, y, x)
+    launch_us = grid_value(plan.arena, block, 0.0, 1.0) / layers
+    origin = grid_flag(plan.arena, block, y, x)
     bound = _bound(plan, launch_us, float(work) / plan.gpu.peak("bf16"), float(moved))
     mfu = float(work) * layers / plan.gpu.peak("bf16") * US_PER_S / total_us
     return OperatorTime(
@@ -127,11 +127,11 @@ def explain_step(plan: StepPlan, requests: Iterable[tuple[int, int]]) -> Explana
         work = flops.decode_attention_flops(nh, dim, kv_len.sum(), 1)
         moved = flops.decode_attention_bytes(nh, nkv, dim, kv_len, 1, width).sum()
         part = times.components.decode_attention_us[0]
-        at = int(plan.arena[steps.DECODE_AT])
+        block = open_block(plan.arena, int(plan.arena[steps.DECODE_AT]))
         count = float(decode.sum())
         attention.append(
             _attention_time(
-                plan, "decode attention", float(part), work, moved, at, count, kv_len.sum() / count
+                plan, "decode attention", float(part), work, moved, block, count, kv_len.sum() / count
             )
         )
     if not decode.all():
@@ -139,10 +139,10 @@ def explain_step(plan: StepPlan, requests: Iterable[tuple[int, int]]) -> Explana
         work = flops.attention_flops(nh, dim, q_len, q_len + prefix).sum()
         moved = flops.attention_bytes(nh, nkv, dim, q_len, q_len + prefix, 1, width).sum()
         part = times.components.prefill_attention_us[0]
-        at = int(plan.arena[steps.PREFILL_AT])
+        block = open_block(plan.arena, int(plan.arena[steps.PREFILL_AT]))
         mean_q = 2.0 * float((q_len * (q_len + 1) // 2).sum()) / float(q_len.sum()) - 1.0
         found = _attention_time(
-            plan, "prefill attention", float(part), work, moved, at, float(q_len.sum()) / mean_q, mean_q
+            plan, "prefill attention", float(part), work, moved, block, float(q_len.sum()) / mean_q, mean_q
         )
         attention.append(found._replace(origin=ORIGIN_MODELLED) if prefix.any() else found)
     where = next(i for i, part in enumerate(parts) if part.name == "o")

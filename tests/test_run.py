@@ -8,6 +8,9 @@ import pytest
 from fastroof import StepBatch, compile_plan
 from fastroof.errors import BatchError, FastroofError, PlanError, PlanRangeError
 
+# impossible sizes wrap around in a loop; with the JIT off NumPy's integers do so with a warning
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+
 
 @pytest.fixture(scope="module")
 def plan(h100):

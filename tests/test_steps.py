@@ -171,11 +171,8 @@ def test_a_batch_equals_its_singles_for_any_number_of_threads(small, steps, thre
         assert one.origin[0] == times.origin[i]
         for part, parts in zip(one.components, times.components, strict=True):
             assert part[0] == parts[i]
-    # the parts add up in the order they are named in
-    total = np.zeros(len(steps))
-    for part in times.components:
-        total += part
-    np.testing.assert_array_equal(total, times.latency_us)
+    # a step's lines are added before they are evaluated: the parts add up but for that rounding
+    np.testing.assert_allclose(sum(times.components), times.latency_us, rtol=1e-15 * 4)
 
 
 def test_large_batches_have_the_same_bits_for_any_number_of_threads(llama):

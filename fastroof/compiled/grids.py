@@ -7,89 +7,180 @@ flag among the nodes it used.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import numpy as np
+
 from fastroof.compiled.jit import Flags, Floats, jit
+from fastroof.compiled.llvm import float_bits, output_store, table_load
 from fastroof.compiled.search import INTERPOLATED, bracket
 
 __all__ = [
-    "BLOCK_HEADER",
+    "FORM",
     "FORM_DECODE_RATE",
+    "FORM_LATENCY",
     "FORM_PREFILL_RATE",
+    "GridBlock",
+    "cells_of",
     "grid_flag",
     "grid_latency_us",
+    "grid_line",
     "grid_linear_mfu_us",
     "grid_node_us",
     "grid_value",
+    "open_block",
+    "x_axis_of",
 ]
 
 EXTRAPOLATED = 2
 
 
-# A grid block of an arena: ny, nx, form, then the y axis, the x axis, ny * nx cells of six
-# coefficients, ny * nx flags. A form other than 0 says that cells hold work / latency.
-BLOCK_HEADER = 3
-FORM_DECODE_RATE = 1
-FORM_PREFILL_RATE = 2
+# A grid block of an arena: four slots for the y axis, four for the x axis, the form, then the y axis, the
+# x axis, their guides, ny * nx cells of six coefficients, ny * nx flags.
+Y, X, FORM, BLOCK_HEADER = 0, 4, 8, 9
+# Slots of an axis: how many nodes it has, and its guide (see fastroof.pack.keys).
+NODES, SHIFT, FIRST_KEY, KEYS = 0, 1, 2, 3
+# A form other than latency says that cells hold work / latency.
+FORM_LATENCY, FORM_DECODE_RATE, FORM_PREFILL_RATE = 0, 1, 2
+
+
+def x_axis_of(block: Floats) -> Floats:
+    """A block's x axis."""
+    start = BLOCK_HEADER + int(block[Y + NODES])
+    return block[start : start + int(block[X + NODES])]
+
+
+def cells_of(block: Floats) -> slice:
+    """Where a block's coefficients are."""
+    ny, nx = int(block[Y + NODES]), int(block[X + NODES])
+    start = BLOCK_HEADER + ny + nx + int(block[Y + KEYS]) + int(block[X + KEYS])
+    return slice(start, start + 6 * ny * nx)
+
+
+class AxisSlots(NamedTuple):
+    """An axis of a block: where its nodes and its guide start in the arena, and how a key is made."""
+
+    nodes_at: int
+    guide_at: int
+    last_cell: int
+    shift: int
+    first_key: int
+    last_key: int
+
+
+class GridBlock(NamedTuple):
+    """A block's header, read once before a loop: read inside, every step would wait for it (20 ns)."""
+
+    form: int
+    y: AxisSlots
+    x: AxisSlots
+    nx: int
+    cells_at: int
+    flags_at: int
 
 
 @jit
-def _grid_cell(arena: Floats, at: int, y: float, x: float) -> tuple[int, int, float, float]:
-    """Row, column and offsets (v, u) of (y, x) in the grid block at ``arena[at]``."""
-    ny = int(arena[at])
-    nx = int(arena[at + 1])
+def open_block(arena: Floats, at: int) -> GridBlock:
+    """Read the header of the block at ``arena[at]``."""
+    ny = int(arena[at + Y + NODES])
+    nx = int(arena[at + X + NODES])
+    y_keys = int(arena[at + Y + KEYS])
+    x_keys = int(arena[at + X + KEYS])
     y_at = at + BLOCK_HEADER
     x_at = y_at + ny
-    i = bracket(arena, y_at, x_at, y)
-    j = bracket(arena, x_at, x_at + nx, x)
-    return i - y_at, j - x_at, y - arena[i], x - arena[j]
+    y_guide = x_at + nx
+    x_guide = y_guide + y_keys
+    cells = x_guide + x_keys
+    return GridBlock(
+        int(arena[at + FORM]),
+        AxisSlots(
+            y_at, y_guide, ny - 2, int(arena[at + Y + SHIFT]), int(arena[at + Y + FIRST_KEY]), y_keys - 1
+        ),
+        AxisSlots(
+            x_at, x_guide, nx - 2, int(arena[at + X + SHIFT]), int(arena[at + X + FIRST_KEY]), x_keys - 1
+        ),
+        nx,
+        cells,
+        cells + ny * nx * 6,
+    )
 
 
 @jit
-def grid_value(arena: Floats, at: int, y: float, x: float) -> float:
-    """Value at (y, x) of the grid block at ``arena[at]``.
+def _axis_cell(arena: Floats, axis: AxisSlots, x: float) -> int:
+    """Index of the cell of an axis that x is in, clamped to the outer cells.
+
+    The guide holds the cell at the start of each key: the exponent of a float64 and the leading bits of
+    its mantissa. At most one node lies inside a key of a packed axis, so the loop rarely turns.
+    """
+    key = (float_bits(x) >> axis.shift) - axis.first_key
+    i = int(table_load(arena, axis.guide_at + min(max(key, 0), axis.last_key)))
+    while i < axis.last_cell and table_load(arena, axis.nodes_at + i + 1) <= x:
+        i += 1
+    return i
+
+
+@jit
+def grid_value(arena: Floats, block: GridBlock, y: float, x: float) -> float:
+    """Value at (y, x) of a grid block.
 
     A cell is a polynomial of its offsets u = x - x0 and v = y - y0 from its lower corner:
     ``c0 + u (c1 + u c2) + v (c3 + u (c4 + u c5))``. At a node it is c0, the node itself.
     """
-    ny = int(arena[at])
-    nx = int(arena[at + 1])
-    form = int(arena[at + 2])
-    i, j, v, u = _grid_cell(arena, at, y, x)
-    c = at + BLOCK_HEADER + ny + nx + (i * nx + j) * 6
+    i = _axis_cell(arena, block.y, y)
+    j = _axis_cell(arena, block.x, x)
+    v = y - table_load(arena, block.y.nodes_at + i)
+    u = x - table_load(arena, block.x.nodes_at + j)
+    c = block.cells_at + (i * block.nx + j) * 6
     value: float = (
-        arena[c]
-        + u * (arena[c + 1] + u * arena[c + 2])
-        + v * (arena[c + 3] + u * (arena[c + 4] + u * arena[c + 5]))
+        table_load(arena, c)
+        + u * (table_load(arena, c + 1) + u * table_load(arena, c + 2))
+        + v * (table_load(arena, c + 3) + u * (table_load(arena, c + 4) + u * table_load(arena, c + 5)))
     )
-    if form == FORM_DECODE_RATE:
+    if block.form == FORM_DECODE_RATE:
         return y * x / value
-    if form == FORM_PREFILL_RATE:
+    if block.form == FORM_PREFILL_RATE:
         return y * (x * (x + 1.0) * 0.5) / value
     return value
 
 
 @jit
-def grid_flag(arena: Floats, at: int, y: float, x: float) -> int:
+def grid_line(arena: Floats, block: GridBlock, y: float, x: float) -> tuple[float, float]:
+    """Value at 0 and slope of the straight line along x that (y, x) is on, in a block without curvature."""
+    i = _axis_cell(arena, block.y, y)
+    j = _axis_cell(arena, block.x, x)
+    v = y - table_load(arena, block.y.nodes_at + i)
+    c = block.cells_at + (i * block.nx + j) * 6
+    slope = table_load(arena, c + 1) + v * table_load(arena, c + 4)
+    x0 = table_load(arena, block.x.nodes_at + j)
+    return (table_load(arena, c) + v * table_load(arena, c + 3)) - slope * x0, slope
+
+
+@jit
+def grid_flag(arena: Floats, block: GridBlock, y: float, x: float) -> int:
     """How the value at (y, x) is made: the largest flag among the nodes it uses."""
-    ny = int(arena[at])
-    nx = int(arena[at + 1])
-    i, j, v, u = _grid_cell(arena, at, y, x)
-    f = at + BLOCK_HEADER + ny + nx + ny * nx * 6 + i * nx + j
-    made = int(arena[f])
-    if u != 0.0:
-        made = max(made, int(arena[f + 1]), INTERPOLATED)
-    if v != 0.0:
-        made = max(made, int(arena[f + nx]), INTERPOLATED)
-        if u != 0.0:
-            made = max(made, int(arena[f + nx + 1]))
+    i = _axis_cell(arena, block.y, y)
+    j = _axis_cell(arena, block.x, x)
+    f = block.flags_at + i * block.nx + j
+    made = int(table_load(arena, f))
+    on_column = x == table_load(arena, block.x.nodes_at + j)
+    if not on_column:
+        made = max(made, int(table_load(arena, f + 1)), INTERPOLATED)
+    if y != table_load(arena, block.y.nodes_at + i):
+        made = max(made, int(table_load(arena, f + block.nx)), INTERPOLATED)
+        if not on_column:
+            made = max(made, int(table_load(arena, f + block.nx + 1)))
     return made
 
 
 @jit
 def grid_latency_us(arena: Floats, y: Floats, x: Floats, out: Floats, origin: Flags) -> None:
     """Look up every (y, x) in the grid block at the start of an arena, in roofline coordinates."""
+    block = open_block(arena, 0)
     for p in range(len(out)):
-        out[p] = grid_value(arena, 0, y[p], x[p])
-        origin[p] = grid_flag(arena, 0, y[p], x[p])
+        yp = float(table_load(y, p))
+        xp = float(table_load(x, p))
+        output_store(out, p, grid_value(arena, block, yp, xp))
+        output_store(origin, p, np.uint8(grid_flag(arena, block, yp, xp)))
 
 
 @jit
@@ -106,15 +197,16 @@ def grid_linear_mfu_us(
     origin: Flags,
 ) -> None:
     """Interpolate work / latency linearly between nodes, held outside the measured range."""
+    block = open_block(arena, 0)
     ny = len(y_axis)
     nx = len(x_axis)
     for p in range(len(out)):
         yc = min(max(y[p], y_axis[1]), y_axis[ny - 2])
         xc = min(max(x[p], x_axis[1]), x_axis[nx - 2])
-        made = grid_flag(arena, 0, yc, xc)
+        made = grid_flag(arena, block, yc, xc)
         inside = yc == y[p] and xc == x[p]
         if made == 0 and inside:
-            out[p] = grid_value(arena, 0, yc, xc)
+            out[p] = grid_value(arena, block, yc, xc)
             origin[p] = 0
             continue
         i = bracket(y_axis, 0, ny, yc)

@@ -6,6 +6,10 @@ metadata ``alias.scope`` / ``noalias`` of two scopes, TABLE and OUTPUT, after wh
 loop. Every load of the loop has to be a ``table_load``, the streamed inputs' too, and the output must
 not overlap any of them: a wrapper that lets the caller pass ``out`` checks that.
 
+``line_lanes`` is the other trick: LLVM has no idea that two values it needs lie side by side, and
+gathers them one by one (11 cycles a gather of eight on a Zen 5). Loading the pairs and unpacking them
+takes a third of that.
+
 With NUMBA_DISABLE_JIT or NUMBA_BOUNDSCHECK set, each is the plain expression it stands for, so that
 Python or Numba checks every index. Both forms give the same bits.
 """
@@ -14,20 +18,38 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import config
+from numba.core import cgutils, config
 from numba.extending import intrinsic
 
 from fastroof.compiled.jit import jit
 
-__all__ = ["INT64", "PLAIN", "data_pointer", "leading_zeros", "output_store", "table_load", "tagged"]
+__all__ = [
+    "LANES",
+    "PLAIN",
+    "float_bits",
+    "leading_zeros",
+    "line_lanes",
+    "output_store",
+    "pointer_at",
+    "prefetch",
+    "table_load",
+]
 
 _NO_JIT = bool(getattr(config, "DISABLE_JIT"))  # noqa: B009  numba sets its options the same way
 PLAIN = _NO_JIT or bool(getattr(config, "BOUNDSCHECK"))  # noqa: B009
 """Whether indices have to be checked: plain expressions instead of the intrinsics."""
 
-INT64 = ir.IntType(64)
+LANES = 8
+"""Elements that ``line_lanes`` takes at once."""
+
+# without types of their own
+_types: Any = types
+_cgutils: Any = cgutils
+
+_INT32, _INT64, _DOUBLE = ir.IntType(32), ir.IntType(64), ir.DoubleType()
 
 
 def _scopes(module: Any) -> tuple[Any, Any]:
@@ -44,7 +66,7 @@ def _scopes(module: Any) -> tuple[Any, Any]:
     return table, output
 
 
-def tagged(builder: Any, instruction: Any, *, is_store: bool) -> Any:
+def _tagged(builder: Any, instruction: Any, *, is_store: bool) -> Any:
     """Mark a load as one of a table, or a store as one to the output."""
     table, output = _scopes(builder.module)
     instruction.set_metadata("alias.scope", output if is_store else table)
@@ -52,7 +74,7 @@ def tagged(builder: Any, instruction: Any, *, is_store: bool) -> Any:
     return instruction
 
 
-def data_pointer(context: Any, builder: Any, array_type: Any, array: Any) -> Any:
+def _data(context: Any, builder: Any, array_type: Any, array: Any) -> Any:
     """Pointer to the first element of an array argument."""
     return context.make_array(array_type)(context, builder, array).data
 
@@ -61,16 +83,16 @@ def _element(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Pointer to ``args[0][args[1]]``; negative indices do not wrap around."""
     index_type = signature.args[1]
     index = args[1]
-    if index.type.width < INT64.width:
+    if index.type.width < _INT64.width:
         extend = builder.sext if index_type.signed else builder.zext
-        index = extend(index, INT64)
-    array = data_pointer(context, builder, signature.args[0], args[0])
+        index = extend(index, _INT64)
+    array = _data(context, builder, signature.args[0], args[0])
     return builder.gep(array, [index], inbounds=True)
 
 
 def _intrinsic_table_load(typing_context: Any, array: Any, index: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return tagged(builder, builder.load(_element(context, builder, signature, args)), is_store=False)
+        return _tagged(builder, builder.load(_element(context, builder, signature, args)), is_store=False)
 
     return array.dtype(array, index), generate
 
@@ -78,7 +100,7 @@ def _intrinsic_table_load(typing_context: Any, array: Any, index: Any) -> Any:
 def _intrinsic_output_store(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         store = builder.store(args[2], _element(context, builder, signature, args))
-        tagged(builder, store, is_store=True)
+        _tagged(builder, store, is_store=True)
         return context.get_dummy_value()
 
     return types.void(array, index, array.dtype), generate
@@ -89,6 +111,79 @@ def _intrinsic_leading_zeros(typing_context: Any, x: Any) -> Any:
         return builder.ctlz(args[0], ir.Constant(ir.IntType(1), 0))
 
     return types.uint32(types.uint32), generate
+
+
+def _intrinsic_float_bits(typing_context: Any, x: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], _INT64)
+
+    return types.int64(types.float64), generate
+
+
+def _intrinsic_prefetch(typing_context: Any, array: Any, index: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        # not inbounds: the address may lie beyond the end, and is never read
+        element = builder.gep(_data(context, builder, signature.args[0], args[0]), [args[1]])
+        address = builder.bitcast(element, ir.IntType(8).as_pointer())
+        arguments = [address, *(ir.Constant(_INT32, word) for word in (0, 0, 1))]  # read, not kept, data
+        kind = ir.FunctionType(ir.VoidType(), [a.type for a in arguments])
+        function = _cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(function, arguments)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), generate
+
+
+def _shuffled(builder: Any, a: Any, b: Any, order: Any) -> Any:
+    lanes = list(order)
+    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_INT32, len(lanes)), lanes))
+
+
+def _intrinsic_line_lanes(
+    typing_context: Any, lines: Any, at: Any, first: Any, x: Any, start: Any, out: Any
+) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        def pointer(array: int, index: Any, lanes_of: Any) -> Any:
+            element = builder.gep(
+                _data(context, builder, signature.args[array], args[array]), [index], inbounds=True
+            )
+            return builder.bitcast(element, lanes_of.as_pointer())
+
+        def load(array: int, index: Any, kind: Any, align: int) -> Any:
+            return _tagged(builder, builder.load(pointer(array, index, kind), align=align), is_store=False)
+
+        pairs = []
+        for lane in range(LANES):
+            where = builder.add(args[2], ir.Constant(_INT64, lane))
+            offset = builder.zext(load(1, where, _INT32, 4), _INT64)
+            pairs.append(load(0, offset, ir.VectorType(_DOUBLE, 2), 8))
+
+        # (0, 2, 4, 6) and (1, 3, 5, 7): two unpacks then give the lanes in order
+        def joined(odd: int) -> Any:
+            low = _shuffled(builder, pairs[odd], pairs[odd + 2], range(4))
+            high = _shuffled(builder, pairs[odd + 4], pairs[odd + 6], range(4))
+            return _shuffled(builder, low, high, range(LANES))
+
+        even, odd = joined(0), joined(1)
+        at_zero = _shuffled(builder, even, odd, (0, 8, 2, 10, 4, 12, 6, 14))
+        slope = _shuffled(builder, even, odd, (1, 9, 3, 11, 5, 13, 7, 15))
+        integer = context.get_value_type(signature.args[3].dtype)
+        width = integer.width // 8
+        many = load(3, args[4], ir.VectorType(integer, LANES), width)
+        lanes = ir.VectorType(_DOUBLE, LANES)
+        value = builder.fadd(at_zero, builder.fmul(slope, builder.sitofp(many, lanes)))
+        store = builder.store(value, pointer(5, args[4], lanes), align=8)
+        _tagged(builder, store, is_store=True)
+        return context.get_dummy_value()
+
+    return types.void(lines, at, types.intp, x, types.intp, out), generate
+
+
+def _intrinsic_pointer_at(typing_context: Any, address: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+    return _types.CPointer(types.float64)(address), generate
 
 
 def _plain_leading_zeros(x: Any) -> int:
@@ -105,6 +200,22 @@ def _plain_store(array: Any, index: Any, value: Any) -> None:
     array[index] = value
 
 
+def _plain_float_bits(x: Any) -> int:
+    return int(np.float64(x).view(np.int64))
+
+
+@jit
+def _plain_prefetch(array: Any, index: Any) -> None:
+    return
+
+
+@jit
+def _plain_line_lanes(lines: Any, at: Any, first: int, x: Any, start: int, out: Any) -> None:
+    for lane in range(LANES):
+        where = at[first + lane]
+        out[start + lane] = lines[where] + lines[where + 1] * float(x[start + lane])
+
+
 def _chosen(plain: Any, generated: Any, is_plain: bool) -> Any:
     return plain if is_plain else intrinsic(generated)
 
@@ -117,3 +228,19 @@ output_store = _chosen(_plain_store, _intrinsic_output_store, PLAIN)
 
 leading_zeros = _chosen(_plain_leading_zeros, _intrinsic_leading_zeros, _NO_JIT)
 """``leading_zeros(x)``: zero bits above the highest set bit of a uint32; 32 for 0."""
+
+float_bits = _chosen(_plain_float_bits, _intrinsic_float_bits, _NO_JIT)
+"""``float_bits(x)``: the bits of a float64 as an int64: sign, 11 bits of exponent, 52 of mantissa."""
+
+prefetch = _chosen(_plain_prefetch, _intrinsic_prefetch, PLAIN)
+"""``prefetch(array, index)``: have that element's cache line fetched, to be read once; any index will do."""
+
+pointer_at: Any = intrinsic(_intrinsic_pointer_at)
+"""``pointer_at(address)``: an address as a pointer to float64; compiled code only."""
+
+line_lanes = _chosen(_plain_line_lanes, _intrinsic_line_lanes, PLAIN)
+"""``line_lanes(lines, at, first, x, start, out)``: points of eight straight lines.
+
+``out[start + i] = lines[at[first + i]] + lines[at[first + i] + 1] * x[start + i]`` for i in 0 to 7,
+``lines`` and ``out`` float64, ``at`` uint32, ``x`` integer.
+"""

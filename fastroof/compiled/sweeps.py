@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastroof.compiled.grids import grid_flag
 from fastroof.compiled.jit import jit
-from fastroof.compiled.steps import (
-    DECODE_AT,
-    LOGITS_ORIGIN_AT,
-    TOKENS_ORIGIN_AT,
-    decode_steps_us,
-)
+from fastroof.compiled.steps import general_decode_steps_us
 
 __all__ = [
     "LIMITED_BY_BATCH_GRID",
@@ -19,7 +13,6 @@ __all__ = [
     "LIMITED_BY_THROUGHPUT",
     "LIMITED_BY_TPOT",
     "best_decode_batches",
-    "decode_origins",
 ]
 
 LIMITED_BY_BATCH_GRID = 0
@@ -54,7 +47,7 @@ def best_decode_batches(
     for i in range(len(kv_len)):
         kv = kv_len[i]
         row_kv_len[:] = kv
-        code |= decode_steps_us(arena, batch_size, row_kv_len, row_us)
+        code |= general_decode_steps_us(arena, batch_size, row_kv_len, row_us)
         found = -1
         most = 0.0
         for j in range(last + 1):
@@ -76,17 +69,3 @@ def best_decode_batches(
         else:
             limited_by[i] = LIMITED_BY_THROUGHPUT
     return code
-
-
-@jit
-def decode_origins(arena: Any, batch_size: Any, kv_len: Any, out: Any) -> None:
-    """Find how steps of equal decodes are made: the largest origin of their parts.
-
-    Sizes are within the plan: :func:`best_decode_batches` or ``decode_steps_us`` has seen them.
-    """
-    for i in range(len(out)):
-        batch = int(batch_size[i])
-        tokens = arena[int(arena[TOKENS_ORIGIN_AT]) + batch]
-        logits = arena[int(arena[LOGITS_ORIGIN_AT]) + batch]
-        attention = grid_flag(arena, int(arena[DECODE_AT]), float(batch), float(kv_len[i]))
-        out[i] = max(int(tokens), int(logits), attention)

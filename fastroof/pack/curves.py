@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from fastroof.columns import ORIGIN_EXTRAPOLATED, ORIGIN_MEASURED
+from fastroof.columns import ORIGIN_EXTRAPOLATED, ORIGIN_INTERPOLATED, ORIGIN_MEASURED
+from fastroof.pack.guides import joined_axes
 from fastroof.pack.points import SIZE_LIMIT, Flags, Floats, sorted_points
 
-__all__ = ["PackedCurve", "PackedGemm", "pack_curve", "pack_gemm"]
+__all__ = ["PackedCurve", "PackedGemm", "cell_origins", "pack_curve", "pack_gemm"]
+
+LARGEST_GRID: Final = 2**22
+"""Nodes of the largest full grid that is made of a table of scattered GEMMs: 32 MiB."""
+
+Curve = tuple[float, Floats, Floats, Flags]
+"""n, its m nodes, latencies in us, and what each is."""
 
 
 class PackedCurve(NamedTuple):
@@ -20,6 +28,7 @@ class PackedCurve(NamedTuple):
     axis: Floats
     value: Floats
     flag: Flags
+    guides: npt.NDArray[np.int64]
 
 
 class PackedGemm(NamedTuple):
@@ -28,6 +37,21 @@ class PackedGemm(NamedTuple):
     The n nodes of row i are ``n_axis[row_start[i]:row_start[i + 1]]``, the points of curve j
     ``m_axis[curve_start[j]:curve_start[j + 1]]``. Published tables hold scattered (n, k) pairs, so
     nothing here needs a full grid.
+
+    Lookups in roofline coordinates are faster in one, so every curve is also stated at all m of the
+    table, and every row at all n: nodes in between change neither latencies nor origins.
+
+    Attributes
+    ----------
+    k_axis, row_start, n_axis, curve_start, m_axis, value, flag : ndarray
+        The table as measured, padded: latencies in us, flags as in an origin.
+    axes, guides : ndarray
+        All k, all n and all m of the table, and their guides.
+    grid : ndarray of float64
+        Latency at every (k, n, m) of ``axes``, us; empty if there are more than LARGEST_GRID,
+        or nodes too close for a guide.
+    origins : ndarray of uint16
+        Origins of the points of the cell above each node, see :func:`cell_origins`.
     """
 
     k_axis: Floats
@@ -37,6 +61,10 @@ class PackedGemm(NamedTuple):
     m_axis: Floats
     value: Floats
     flag: Flags
+    axes: Floats
+    guides: npt.NDArray[np.int64]
+    grid: Floats
+    origins: npt.NDArray[np.uint16]
 
 
 def pack_curve(x: Floats, latency_us: Floats, roofline_us: Callable[[Floats], Floats]) -> PackedCurve:
@@ -62,7 +90,64 @@ def pack_curve(x: Floats, latency_us: Floats, roofline_us: Callable[[Floats], Fl
     padded = np.array([value[0], value[-1]]) * roofline_us(ends) / roofline_us(edge)
     flag = np.full(len(axis) + 2, ORIGIN_MEASURED, np.uint8)
     flag[[0, -1]] = ORIGIN_EXTRAPOLATED
-    return PackedCurve(np.r_[0.0, axis, SIZE_LIMIT], np.r_[padded[0], value, padded[1]], flag)
+    axis, guides = joined_axes([np.r_[0.0, axis, SIZE_LIMIT]])
+    return PackedCurve(axis, np.r_[padded[0], value, padded[1]], flag, guides)
+
+
+def cell_origins(flags: Flags) -> npt.NDArray[np.uint16]:
+    """Origins of the points of each cell, from what its nodes are.
+
+    Parameters
+    ----------
+    flags : ndarray of uint8, any number of axes
+        What each node is, at most 3.
+
+    Returns
+    -------
+    ndarray of uint16
+        Two bits a case: bit 0 of the case's number is set where a point is off the node along the last
+        axis, bit 1 along the one before it, and so on.
+    """
+    cases = [flags]
+    for axis in reversed(range(flags.ndim)):
+        for seen in list(cases):
+            above = np.full_like(seen, ORIGIN_EXTRAPOLATED)
+            inner = [slice(None)] * flags.ndim
+            inner[axis] = slice(None, -1)
+            upper = [slice(None)] * flags.ndim
+            upper[axis] = slice(1, None)
+            above[tuple(inner)] = seen[tuple(upper)]
+            cases.append(np.maximum(np.maximum(seen, above), ORIGIN_INTERPOLATED))
+    found = np.zeros(flags.shape, np.uint16)
+    for number, case in enumerate(cases):
+        found |= case.astype(np.uint16) << (2 * number)
+    return found
+
+
+def _restated(nodes: Floats, axis: Floats, value: Floats, flag: Flags) -> tuple[Floats, Flags]:
+    """Values and flags along the first axis, at more nodes than the ``axis`` they were given at."""
+    if len(nodes) == len(axis):
+        return value, flag
+    i = np.minimum(np.searchsorted(axis, nodes, side="right") - 1, len(axis) - 2)
+    w = ((nodes - axis[i]) / (axis[i + 1] - axis[i])).reshape(-1, *[1] * (value.ndim - 1))
+    between = np.maximum(np.maximum(flag[i], flag[i + 1]), ORIGIN_INTERPOLATED)
+    return value[i] + (value[i + 1] - value[i]) * w, np.where(w == 0.0, flag[i], between)
+
+
+def _full_grid(k_axis: Floats, rows: list[list[Curve]]) -> tuple[Any, ...]:
+    """Axes (k, n, m) and their guides, latencies and origins of a ragged table at all their nodes."""
+    n_axis = np.unique([curve[0] for row in rows for curve in row])
+    m_axis = np.unique(np.concatenate([curve[1] for row in rows for curve in row]))
+    axes, guides = joined_axes([k_axis, n_axis, m_axis])
+    shape = (len(k_axis), len(n_axis), len(m_axis))
+    if not len(guides) or math.prod(shape) > LARGEST_GRID:
+        return axes, guides, np.empty(0), np.empty(0, np.uint16)
+    grid, flags = np.empty(shape), np.empty(shape, np.uint8)
+    for i, row in enumerate(rows):
+        curves = [_restated(m_axis, *curve[1:]) for curve in row]
+        value, flag = (np.stack(parts) for parts in zip(*curves, strict=True))
+        grid[i], flags[i] = _restated(n_axis, np.array([curve[0] for curve in row]), value, flag)
+    return axes, guides, grid.ravel(), cell_origins(flags).ravel()
 
 
 def pack_gemm(
@@ -104,7 +189,7 @@ def pack_gemm(
     starts = np.flatnonzero(new_curve)
     stops = np.r_[starts[1:], len(m)]
     k_axis: list[float] = [0.0]
-    rows: list[list[tuple[float, Floats, Floats, Flags]]] = [[]]
+    rows: list[list[Curve]] = [[]]
     for start, stop in zip(starts, stops, strict=True):
         kk, nn = float(k[start]), float(n[start])
         if kk != k_axis[-1]:
@@ -118,9 +203,7 @@ def pack_gemm(
         axis = np.r_[0.0, mm, SIZE_LIMIT]
         rows[-1].append((nn, axis, np.r_[held[0], latency_us[start:stop], held[1]], flag))
 
-    def held_curve(
-        curve: tuple[float, Floats, Floats, Flags], n_from: float, k_from: float, n_to: float, k_to: float
-    ) -> tuple[float, Floats, Floats, Flags]:
+    def held_curve(curve: Curve, n_from: float, k_from: float, n_to: float, k_to: float) -> Curve:
         _, axis, value, flag = curve
         scale = roofline(axis, n_to, k_to) / roofline(axis, n_from, k_from)
         return n_to, axis, value * scale, np.full_like(flag, ORIGIN_EXTRAPOLATED)
@@ -134,6 +217,7 @@ def pack_gemm(
     k_axis.append(SIZE_LIMIT)
 
     curves = [curve for row in rows for curve in row]
+    axes, guides, grid, origins = _full_grid(np.array(k_axis), rows)
     return PackedGemm(
         k_axis=np.array(k_axis),
         row_start=np.r_[0, np.cumsum([len(row) for row in rows])].astype(np.int64),
@@ -142,4 +226,8 @@ def pack_gemm(
         m_axis=np.concatenate([c[1] for c in curves]),
         value=np.concatenate([c[2] for c in curves]),
         flag=np.concatenate([c[3] for c in curves]),
+        axes=axes,
+        guides=guides,
+        grid=grid,
+        origins=origins,
     )

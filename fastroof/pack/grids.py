@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fastroof.columns import ORIGIN_EXTRAPOLATED, ORIGIN_MEASURED
+from fastroof.pack.keys import axis_guide
 from fastroof.pack.points import SIZE_LIMIT, Flags, Floats, sorted_points
 from fastroof.roofline import Roofline
 
@@ -17,50 +19,43 @@ __all__ = ["PackedGrid", "grid_cells", "pack_grid"]
 
 @dataclass(frozen=True, eq=False)
 class PackedGrid:
-    """A two-dimensional attention table, padded and without holes, as one arena of polynomial cells.
+    """A two-dimensional attention table, padded and without holes, as polynomial cells.
 
     Attributes
     ----------
-    arena : ndarray of float64
-        ny, nx, form, then the parts below one after the other: what ``grid_value`` reads.
+    y_axis : ndarray of float64, shape (ny,)
+        Batch nodes.
+    x_axis : ndarray of float64, shape (nx,)
+        kv_len or q_len nodes.
+    cells : ndarray of float64, shape (ny, nx, 6)
+        Coefficients of the cell above each node; ``cells[..., 0]`` is the node.
+    flags : ndarray of uint8, shape (ny, nx)
+        What each node is: 0 measured, 2 filled, 3 borrowed, 4 modelled.
     roofline : Roofline
         B of the table, us.
+    form : int
+        Whether cells hold latencies, or work / latency: see :mod:`fastroof.compiled.grids`.
     """
 
-    arena: Floats
+    y_axis: Floats
+    x_axis: Floats
+    cells: Floats
+    flags: Flags
     roofline: Roofline
+    form: int = 0
 
-    @classmethod
-    def of(
-        cls, y_axis: Floats, x_axis: Floats, cells: Floats, flags: Any, roofline: Roofline, form: int = 0
-    ) -> PackedGrid:
-        """Join the parts of a grid into one arena."""
-        head = (len(y_axis), len(x_axis), form)
-        return cls(np.concatenate([head, y_axis, x_axis, cells.ravel(), np.ravel(flags)]), roofline)
-
-    @property
-    def y_axis(self) -> Floats:
-        """Batch nodes, shape (ny,)."""
-        return self.arena[3 : 3 + int(self.arena[0])]
-
-    @property
-    def x_axis(self) -> Floats:
-        """kv_len or q_len nodes, shape (nx,)."""
-        start = 3 + int(self.arena[0])
-        return self.arena[start : start + int(self.arena[1])]
-
-    @property
-    def cells(self) -> Floats:
-        """Coefficients of the cell above each node, shape (ny, nx, 6); ``cells[..., 0]`` is the node."""
-        ny, nx = len(self.y_axis), len(self.x_axis)
-        start = 3 + ny + nx
-        return self.arena[start : start + 6 * ny * nx].reshape(ny, nx, 6)
-
-    @property
-    def flags(self) -> Floats:
-        """What each node is, shape (ny, nx): 0 measured, 2 filled, 3 borrowed, 4 modelled."""
-        ny, nx = len(self.y_axis), len(self.x_axis)
-        return self.arena[-ny * nx :].reshape(ny, nx)
+    @cached_property
+    def arena(self) -> Floats:
+        """The grid as one block, what the compiled loops read."""
+        head: list[float] = []
+        cells = []
+        for axis in (self.y_axis, self.x_axis):
+            guide = axis_guide(axis)
+            head += [len(axis), guide.shift, guide.first, len(guide.cells)]
+            cells.append(guide.cells)
+        head.append(self.form)
+        parts: list[Any] = [head, self.y_axis, self.x_axis, *cells, self.cells.ravel(), self.flags.ravel()]
+        return np.concatenate(parts, dtype=np.float64)
 
     @property
     def longest_ratio(self) -> float:
@@ -164,4 +159,4 @@ def pack_grid(
     x_axis = np.r_[0.0, x_nodes, SIZE_LIMIT]
     table = _pad((y_axis, x_axis), table, roofline, is_decode)
     flags = np.pad(flags, 1, constant_values=ORIGIN_EXTRAPOLATED)
-    return PackedGrid.of(y_axis, x_axis, grid_cells(y_axis, x_axis, table, roofline), flags, roofline)
+    return PackedGrid(y_axis, x_axis, grid_cells(y_axis, x_axis, table, roofline), flags, roofline)

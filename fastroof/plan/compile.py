@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastroof.compiled import steps
+from fastroof.compiled import grids, steps
 from fastroof.compiled.search import fill_curve
 from fastroof.config import GpuSpec, ModelSpec, load_gpu, load_model
 from fastroof.config.parallel import shard
@@ -208,9 +208,9 @@ def _arena(
         fill_curve(
             curve.axis, curve.value, curve.flag, float(curve.operator.times), sums[rows], origins[rows]
         )
-    decode = curves.attention_block("attention_decode", heads)
-    prefill = curves.attention_block("attention_prefill", heads)
-    pair_us, token_us = curves.prefix_us(heads)
+    decode = _all_layers(curves.attention_block("attention_decode", heads), num_layers)
+    prefill = _all_layers(curves.attention_block("attention_prefill", heads), num_layers)
+    pair_us, token_us = (num_layers * us for us in curves.prefix_us(heads))
     sections: list[npt.NDArray[Any]] = [*sums.values(), *origins.values(), decode, prefill]
     starts = steps.HEADER_SIZE + np.cumsum([0, *(len(section) for section in sections)])
     header = np.zeros(steps.HEADER_SIZE)
@@ -221,3 +221,14 @@ def _arena(
     arena = np.concatenate([header, *(np.asarray(s, np.float64) for s in sections)])
     arena.flags.writeable = False
     return arena
+
+
+def _all_layers(block: npt.NDArray[np.float64], num_layers: int) -> npt.NDArray[np.float64]:
+    """Block of one call -> block of all layers: cells are latencies, or work / latency."""
+    block = block.copy()
+    cells = block[grids.cells_of(block)]
+    if block[grids.FORM] == grids.FORM_LATENCY:
+        cells *= num_layers
+    else:
+        cells /= num_layers
+    return block

@@ -133,7 +133,7 @@ class DatasheetCurves:
             cells[0, j, 3:] = np.array([(a * x0 + b) * x0 + c, 2.0 * a * x0 + b, a]) / assumed.efficiency
         cells[1, :, 0] = assumed.launch_us + cells[0, :, 3] * SIZE_LIMIT
         flags = np.full((2, len(x_axis)), ORIGIN_MODELLED)
-        return PackedGrid.of(y_axis, x_axis, cells, flags, whole).arena
+        return PackedGrid(y_axis, x_axis, cells, flags, whole).arena
 
     def prefix_us(self, heads: HeadShape) -> tuple[float, float]:
         """Price of a prefix: its roofline at prefill attention's efficiency."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -78,6 +79,34 @@ class StepPlan:
         """Weight bytes, KV bytes a token and the most KV tokens that fit, on one GPU."""
         return plan_memory(self.model, self.share, self.gpu, self.dtype, self.kv_dtype, self.max_tokens)
 
+    @cached_property
+    def decode_lines(self) -> npt.NDArray[np.float64] | None:
+        """Steps of equal decodes by batch size and kv_len, tabulated when first needed.
+
+        None where the tables' kv_len axis has no simple keys: a general loop times such plans.
+        """
+        from fastroof.plan.lines import decode_lines
+
+        return decode_lines(self.arena)
+
+    @cached_property
+    def scalar(self) -> Callable[[int, int], float]:
+        """One decode step at a time, as a C function: ``plan.scalar(batch_size, kv_len)``, us.
+
+        The same bits as :meth:`decode_us`, and its errors, without what an array costs; for event loops.
+        """
+        from fastroof.compiled.scalar import scalar_decode
+        from fastroof.run import decode_us
+
+        def otherwise(batch_size: Any, kv_len: Any) -> Any:
+            return decode_us(self, batch_size, kv_len, None, 1)
+
+        return scalar_decode(self.arena, otherwise)
+
+    def __getstate__(self) -> dict[str, Any]:
+        made = ("decode_lines", "scalar")
+        return {name: value for name, value in self.__dict__.items() if name not in made}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
             object.__setattr__(self, name, value)
@@ -99,7 +128,7 @@ class StepPlan:
         batch_size, kv_len : int or array_like of int
             Broadcast; kv_len counts the new token.
         out : ndarray of float64, optional
-            Where to put the answer; of the broadcast shape and C-contiguous.
+            Where to put the answer; of the broadcast shape, C-contiguous, and apart from the inputs.
         threads : int
             Threads to share the steps over; any number gives the same bits.
 
@@ -122,6 +151,8 @@ class StepPlan:
         >>> bool(plan.decode_us(64, 4096) > plan.decode_us(1, 4096))
         True
         """
+        if type(batch_size) is type(kv_len) is type(threads) is int and out is None and threads > 0:
+            return self.scalar(batch_size, kv_len)
         from fastroof.run import decode_us
 
         return decode_us(self, batch_size, kv_len, out, threads)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from fastroof.columns import ORIGIN_BORROWED, ORIGIN_INTERPOLATED
 from fastroof.compiled.gemms import gemm_latency_us
-from fastroof.compiled.grids import BLOCK_HEADER, FORM_DECODE_RATE, FORM_PREFILL_RATE
+from fastroof.compiled.grids import FORM_DECODE_RATE, FORM_PREFILL_RATE, cells_of
 from fastroof.compiled.search import bracket
 from fastroof.errors import PlanError
 from fastroof.pack import SIZE_LIMIT, PackedGrid
@@ -118,12 +118,12 @@ class TableCurves:
         """Grid block of an attention operator; borrowed nodes say so."""
         found = self.tables.attention(operator, heads)
         if self.method == "roofline":
-            block = found.grid.arena.copy()
+            block = found.grid.arena
         else:
             block = _rate_block(found.grid, self.method, is_decode=operator == "attention_decode")
         if found.borrowed:
-            ny, nx = int(block[0]), int(block[1])
-            flags = block[BLOCK_HEADER + ny + nx + 6 * ny * nx :]
+            block = block.copy()
+            flags = block[cells_of(block).stop :]
             np.maximum(flags, ORIGIN_BORROWED, out=flags)
         return block
 
@@ -156,4 +156,4 @@ def _rate_block(grid: PackedGrid, method: str, *, is_decode: bool) -> Floats:
         cells[:, :-1, 1] = np.diff(cells[..., 0], axis=1) / np.diff(x_padded)
         cells[:-1, :, 3:] = np.diff(cells[..., :3], axis=0) / np.diff(y_padded)[:, None, None]
     form = FORM_DECODE_RATE if is_decode else FORM_PREFILL_RATE
-    return PackedGrid.of(y_padded, x_padded, cells, flags, grid.roofline, form).arena
+    return PackedGrid(y_padded, x_padded, cells, flags, grid.roofline, form).arena

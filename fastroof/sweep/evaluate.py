@@ -10,7 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from fastroof.columns import ORIGINS
-from fastroof.compiled.sweeps import best_decode_batches, decode_origins
+from fastroof.compiled.steps import decode_origins
+from fastroof.compiled.sweeps import best_decode_batches
 from fastroof.errors import PlanRangeError
 from fastroof.plan import StepPlan
 from fastroof.sweep.spec import SweepSpec

@@ -92,7 +92,7 @@ def _per_kv_head(grid: PackedGrid, lender: HeadShape, wanted: HeadShape) -> Pack
     """A lender's grid with its batch axis restated at equal batch x KV heads."""
     y_axis = grid.y_axis * (lender.num_kv_heads / wanted.num_kv_heads)
     cells = grid_cells(y_axis, grid.x_axis, grid.cells[..., 0], grid.roofline)
-    return PackedGrid.of(y_axis, grid.x_axis, cells, grid.flags, grid.roofline)
+    return PackedGrid(y_axis, grid.x_axis, cells, grid.flags, grid.roofline)
 
 
 def attention_grid(
@@ -155,5 +155,5 @@ def attention_grid(
         flags = np.maximum(flags, flag)
     cells = grid_cells(y_axis, x_axis, table, roofline)
     ratio = sum(w * r for w, r in zip(weights, ratios, strict=True))
-    grid = PackedGrid.of(y_axis, x_axis, cells, flags, roofline)
+    grid = PackedGrid(y_axis, x_axis, cells, flags, roofline)
     return AttentionGrid(grid, ratio, lenders, borrowed=True)

@@ -1,0 +1,114 @@
+"""A plan as one C function of Python: (batch_size, kv_len) in, microseconds out.
+
+A compiled loop called from Python unpacks its arrays first, for 300 ns and more. Here a callback that is
+compiled against CPython's own functions becomes a builtin. What it does not time itself - another type, a
+size that no step has - it hands to a Python function, which answers or raises.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba import carray, types  # type: ignore[attr-defined]
+from numba.core.ccallback import CFunc
+
+from fastroof.compiled.code_cache import LoopCache
+from fastroof.compiled.jit import OPTIONS, Floats
+from fastroof.compiled.llvm import PLAIN, pointer_at
+from fastroof.compiled.steps import MAX_KV_LEN, decode_step_us, open_plan, step_rows_us
+
+__all__ = ["scalar_decode"]
+
+_METH_FASTCALL = 0x80
+
+_t: Any = types  # numba's types have few types
+
+
+def _external(name: str, returns: Any, *takes: Any) -> Any:
+    """One of CPython's own functions, by its name in the interpreter."""
+    return _t.ExternalFunction(name, returns(*takes))
+
+
+_bytes_of = _external("PyBytes_AsString", _t.CPointer(_t.int64), _t.intp)
+_integer = _external("PyLong_AsLongLong", _t.int64, _t.intp)
+_clear_error = _external("PyErr_Clear", _t.void)
+_float_object = _external("PyFloat_FromDouble", _t.intp, _t.float64)
+_call = _external("PyObject_Vectorcall", _t.intp, _t.intp, _t.CPointer(_t.intp), _t.intp, _t.intp)
+
+# Slots of the state, int64 each.
+_ARENA, _SIZE, _OTHERWISE = 0, 1, 2
+
+
+class _State(bytes):
+    """Addresses that the builtin reads, and what keeps them valid: Python objects, so a cycle is found."""
+
+    kept: tuple[Any, ...]
+
+
+def _decode_call(this: int, arguments: Any, count: int) -> Any:
+    """``builtin(batch_size, kv_len)`` by CPython's fast calling convention."""
+    state = _bytes_of(this)
+    if count == 2:
+        batch = _integer(arguments[0])
+        kv_len = _integer(arguments[1])
+        if batch == -1 or kv_len == -1:
+            _clear_error()  # no integer; -1 itself is not timed either
+        arena = carray(pointer_at(state[_ARENA]), (state[_SIZE],))
+        plan = open_plan(arena)
+        largest = min(plan.max_tokens, plan.max_seqs)
+        if batch >= 1 and batch <= largest and kv_len >= 1 and kv_len <= MAX_KV_LEN:
+            rows_us = step_rows_us(arena, plan, batch, batch)
+            return _float_object(decode_step_us(arena, plan, rows_us, batch, float(kv_len)))
+    return _call(state[_OTHERWISE], arguments, count, 0)
+
+
+class _Method(ctypes.Structure):
+    """CPython's PyMethodDef."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("function", ctypes.c_void_p),
+        ("flags", ctypes.c_int),
+        ("doc", ctypes.c_char_p),
+    )
+
+
+@cache
+def _method() -> tuple[_Method, Any]:
+    """Compile the callback, once a process, and describe it to CPython."""
+    signature = (_t.intp, _t.CPointer(_t.intp), _t.intp), _t.intp
+    callback: Any = CFunc(_decode_call, signature, {}, OPTIONS)
+    callback._cache = LoopCache(_decode_call)
+    callback.compile()
+    doc = b"scalar(batch_size, kv_len, /)\n--\n\nTime one decode step, us."
+    return _Method(b"scalar", callback.address, _METH_FASTCALL, doc), callback
+
+
+def scalar_decode(arena: Floats, otherwise: Callable[..., Any]) -> Callable[[int, int], float]:
+    """Make the builtin of a plan.
+
+    Parameters
+    ----------
+    arena : ndarray of float64
+        The plan's arena.
+    otherwise : callable
+        Called with the same arguments where they are not two integers that the plan can time.
+
+    Returns
+    -------
+    callable
+        (batch_size, kv_len) -> us; ``otherwise`` itself where the loops are not compiled.
+    """
+    if PLAIN:
+        return otherwise
+    state = _State(np.array([arena.ctypes.data, len(arena), id(otherwise)], np.int64).tobytes())
+    state.kept = (arena, otherwise)
+    new = ctypes.pythonapi.PyCFunction_NewEx
+    new.restype = ctypes.py_object
+    new.argtypes = (ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
+    builtin: Callable[[int, int], float] = new(ctypes.addressof(_method()[0]), state, None)
+    return builtin

@@ -1,0 +1,91 @@
+"""Integer arrays of any kind at the edge, and as the few types that loops are compiled for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof.errors import BatchError
+
+__all__ = ["CHUNK", "Ints", "as_loops_read", "chunks", "int_array", "loop_array"]
+
+Ints = npt.NDArray[np.integer[Any]]
+
+CHUNK: Final = 2**16
+"""Elements that are converted at once: they stay in the cache."""
+
+
+def int_array(name: str, value: Any) -> Ints:
+    """An array of integers as it is; anything else is refused by name."""
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        raise BatchError(f"{name} must hold integers, got {value!r:.60}") from None
+    if array.dtype.kind not in "iu":
+        if array.size:
+            raise BatchError(f"{name} must hold integers, got {array.dtype} in {value!r:.60}")
+        return np.zeros(array.shape, np.int64)
+    if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
+        raise BatchError(f"{name} must fit int64, got {array.max()}")
+    return array
+
+
+class _Writable:
+    """The memory of a read-only array, described to NumPy as writable; loops only read it."""
+
+    def __init__(self, array: Ints) -> None:
+        self.array = array
+        self.__array_interface__ = {
+            **array.__array_interface__,
+            "data": (array.__array_interface__["data"][0], False),
+        }
+
+
+def loop_array(array: Ints) -> Ints:
+    """A contiguous int32 or int64 array as loops take it; read-only ones would be a type of their own."""
+    return array if array.flags.writeable else np.asarray(_Writable(array))
+
+
+def as_loops_read(arrays: list[Ints], shape: tuple[int, ...]) -> list[Ints] | None:
+    """Flat views of arrays that loops can read in place, or None where one has to be converted."""
+    first = arrays[0].dtype
+    if first not in (np.int32, np.int64):
+        return None
+    for array in arrays:
+        flags = array.flags
+        if array.dtype != first or array.shape != shape or not (flags.c_contiguous and flags.aligned):
+            return None
+    return [loop_array(array).reshape(-1) for array in arrays]
+
+
+def chunks(arrays: list[Ints], part: slice) -> Iterator[tuple[slice, list[Ints]]]:
+    """Convert a part of arrays, broadcast and in C order, to int64 chunk by chunk.
+
+    Yields the place of each chunk and its arrays, which the next chunk overwrites.
+    """
+    if part.start == part.stop:
+        return
+    iterator: Any = np.nditer(
+        tuple(arrays),
+        flags=["external_loop", "buffered", "ranged"],
+        op_flags=[["readonly"]] * len(arrays),
+        op_dtypes=[np.int64] * len(arrays),
+        casting="unsafe",  # uint64 that does not fit was refused
+        order="C",
+        buffersize=CHUNK,
+    )
+    iterator.iterrange = (part.start, part.stop)
+    scratch = [np.empty(min(CHUNK, part.stop - part.start), np.int64) for _ in arrays]
+    start = part.start
+    for values in iterator:
+        # one operand comes as an array, several as a tuple
+        columns = values if isinstance(values, tuple) else (values,)
+        for first in range(0, len(columns[0]), CHUNK):
+            count = min(CHUNK, len(columns[0]) - first)
+            for buffer, column in zip(scratch, columns, strict=True):
+                buffer[:count] = column[first : first + count]
+            yield slice(start, start + count), [buffer[:count] for buffer in scratch]
+            start += count

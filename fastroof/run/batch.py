@@ -1,0 +1,143 @@
+"""Batches of steps, and the times that a plan gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof.errors import BatchError
+from fastroof.run.arrays import Ints, int_array, loop_array
+
+__all__ = ["StepBatch", "StepComponents", "StepTimes"]
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class StepBatch:
+    """Steps of requests as CSR arrays: step i holds requests ``offsets[i]:offsets[i + 1]``.
+
+    Parameters
+    ----------
+    new_tokens : ndarray of int, shape (requests,)
+        New tokens of each request, at least 1. One new token after a context is a decode.
+    context_len : ndarray of int, shape (requests,)
+        Tokens already in the KV cache of each request.
+    offsets : ndarray of int, shape (steps + 1,)
+        Where each step's requests start; rises from 0 to the number of requests.
+
+    Raises
+    ------
+    BatchError
+        If the arrays are not one-dimensional integers of fitting lengths.
+
+    Examples
+    --------
+    >>> StepBatch([2048, 1], [0, 4095], [0, 2]).num_steps
+    1
+    """
+
+    new_tokens: Ints
+    context_len: Ints
+    offsets: Ints
+
+    def __post_init__(self) -> None:
+        arrays = {
+            name: int_array(name, getattr(self, name)) for name in ("new_tokens", "context_len", "offsets")
+        }
+        for name, array in arrays.items():
+            if array.ndim != 1:
+                raise BatchError(f"{name} must be one-dimensional, got shape {array.shape}")
+        # one width for a request's two sizes, and one for offsets: loops are compiled for few types
+        narrow = arrays["new_tokens"].dtype == arrays["context_len"].dtype == np.int32
+        for name, array in arrays.items():
+            dtype = np.int32 if narrow and name != "offsets" else np.int64
+            object.__setattr__(self, name, loop_array(np.ascontiguousarray(array, dtype)))
+        if len(self.new_tokens) != len(self.context_len):
+            raise BatchError(
+                f"new_tokens has {len(self.new_tokens)} requests, context_len {len(self.context_len)}"
+            )
+        offsets = self.offsets
+        if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(self.new_tokens):
+            raise BatchError(
+                f"offsets must start at 0 and end at the {len(self.new_tokens)} requests, "
+                f"got {offsets.tolist()!r:.60}"
+            )
+        if (np.diff(offsets) < 0).any():
+            at = int(np.flatnonzero(np.diff(offsets) < 0)[0])
+            raise BatchError(
+                f"offsets must not fall: {offsets[at]} is followed by {offsets[at + 1]} at step {at}"
+            )
+
+    @classmethod
+    def from_requests(cls, requests: Iterable[Iterable[tuple[int, int]]]) -> StepBatch:
+        """Build a batch from one list of (new_tokens, context_len) a step.
+
+        Raises
+        ------
+        BatchError
+            If a request is not a pair of integers.
+
+        Examples
+        --------
+        >>> StepBatch.from_requests([[(2048, 0)], [(1, 4095), (1, 100)]]).offsets.tolist()
+        [0, 1, 3]
+        """
+        try:
+            listed = [list(step) for step in requests]
+        except TypeError:
+            raise BatchError(
+                f"a list of (new_tokens, context_len) a step is needed, got {requests!r:.60}"
+            ) from None
+        flat = [request for step in listed for request in step]
+        try:
+            pairs = np.array(flat) if flat else np.zeros((0, 2), np.int64)
+        except ValueError:
+            pairs = np.zeros(0)
+        if pairs.ndim != 2 or pairs.shape[1] != 2:
+            wrong = next(
+                (r for r in flat if not isinstance(r, Sequence | np.ndarray) or len(r) != 2), flat[0]
+            )
+            raise BatchError(f"a request must be (new_tokens, context_len), got {wrong!r:.60}")
+        offsets = np.cumsum([0, *map(len, listed)])
+        return cls(pairs[:, 0], pairs[:, 1], offsets)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps in the batch."""
+        return len(self.offsets) - 1
+
+    def __len__(self) -> int:
+        return self.num_steps
+
+
+class StepComponents(NamedTuple):
+    """Parts of steps, us: float64 arrays of shape (steps,)."""
+
+    tokens_us: Floats
+    logits_us: Floats
+    decode_attention_us: Floats
+    prefill_attention_us: Floats
+    runtime_us: Floats
+
+
+class StepTimes(NamedTuple):
+    """Times of steps.
+
+    Attributes
+    ----------
+    latency_us : ndarray of float64, shape (steps,)
+        Microseconds a step; 0 for a step without requests.
+    origin : ndarray of uint8, shape (steps,)
+        The largest origin of its parts: 0 measured to 4 modelled.
+    components : StepComponents
+        Its parts; they add up to the latency but for rounding.
+    """
+
+    latency_us: Floats
+    origin: npt.NDArray[np.uint8]
+    components: StepComponents

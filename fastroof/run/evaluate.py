@@ -1,0 +1,151 @@
+"""Running batches through a plan: check at the edge, then the loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof.compiled import decode_lines, steps
+from fastroof.errors import BatchError
+from fastroof.run.arrays import CHUNK, Ints, as_loops_read, chunks, int_array
+from fastroof.run.batch import StepBatch, StepComponents, StepTimes
+from fastroof.run.refusals import raise_requests, raise_sizes
+
+if TYPE_CHECKING:
+    from fastroof.plan import StepPlan
+
+__all__ = ["decode_us", "prefill_us", "run_batch", "step_us"]
+
+Floats = npt.NDArray[np.float64]
+Loop = Callable[..., int]
+
+STEPS_A_THREAD: Final = 2**14
+"""A thread is started for no fewer steps: starting it takes as long."""
+
+
+def _in_threads(loop: Callable[[slice], int], count: int, threads: int) -> int:
+    """Run a loop over ``count`` steps in equal parts, one a thread, and OR their codes."""
+    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+        raise BatchError(f"threads must be an integer of at least 1, got {threads!r}")
+    parts = min(threads, -(-count // STEPS_A_THREAD))
+    if parts < 2:
+        return int(loop(slice(0, count)))
+    bounds = [count * i // parts for i in range(parts + 1)]
+    code = 0
+    with ThreadPoolExecutor(parts) as pool:
+        for met in pool.map(loop, [slice(a, b) for a, b in pairwise(bounds)]):
+            code |= int(met)
+    return code
+
+
+def _answer(out: Floats | None, shape: tuple[int, ...], arrays: list[Ints]) -> Floats:
+    if out is None:
+        return np.empty(shape)
+    fits = isinstance(out, np.ndarray) and out.dtype == np.float64 and out.shape == shape
+    if not fits or not out.flags.c_contiguous or not out.flags.writeable:
+        raise BatchError(f"out must be a writeable, C-contiguous float64 array of shape {shape}")
+    if any(np.may_share_memory(out, array) for array in arrays):
+        raise BatchError("out must not share memory with the sizes, which are read while it is written")
+    return out
+
+
+def _homogeneous(plan: StepPlan, loop: Loop, arguments: dict[str, Any], out: Any, threads: int) -> Any:
+    names = list(arguments)
+    arrays = [int_array(name, value) for name, value in arguments.items()]
+    shape = arrays[0].shape
+    if any(array.shape != shape for array in arrays):
+        try:
+            shape = np.broadcast_shapes(*(array.shape for array in arrays))
+        except ValueError:
+            shapes = ", ".join(f"{n} {a.shape}" for n, a in zip(names, arrays, strict=True))
+            raise BatchError(f"shapes do not broadcast: {shapes}") from None
+    answer = _answer(out, shape, arrays)
+    flat = answer.reshape(-1)
+    native = as_loops_read(arrays, shape)
+
+    def run(part: slice) -> int:
+        if native is not None:
+            return loop(*(array[part] for array in native), flat[part])
+        code = 0
+        for where, converted in chunks(arrays, part):
+            code |= loop(*converted, flat[where])
+        return code
+
+    if _in_threads(run, len(flat), threads):
+        for first in range(0, len(flat), CHUNK):
+            part = slice(first, min(first + CHUNK, len(flat)))
+            for where, converted in chunks(arrays, part):
+                raise_sizes(plan, dict(zip(names, converted, strict=True)), where.start)
+    if out is not None:
+        return out
+    return float(flat[0]) if shape == () else answer
+
+
+def decode_us(plan: StepPlan, batch_size: Any, kv_len: Any, out: Any, threads: int) -> Any:
+    """Answer ``plan.decode_us``."""
+    arguments = {"batch_size": batch_size, "kv_len": kv_len}
+    lines = plan.decode_lines
+
+    def loop(batch: Ints, kv: Ints, out: Floats) -> int:
+        if lines is None:
+            return steps.general_decode_steps_us(plan.arena, batch, kv, out)
+        line_at = np.empty(decode_lines.CHUNK, np.uint32)
+        return decode_lines.decode_steps_us(lines, batch, kv, line_at, out)
+
+    return _homogeneous(plan, loop, arguments, out, threads)
+
+
+def prefill_us(
+    plan: StepPlan, new_tokens: Any, context_len: Any, batch_size: Any, out: Any, threads: int
+) -> Any:
+    """Answer ``plan.prefill_us``."""
+    arguments = {"new_tokens": new_tokens, "context_len": context_len, "batch_size": batch_size}
+
+    def loop(new: Ints, context: Ints, batch: Ints, out: Floats) -> int:
+        return steps.prefill_steps_us(plan.arena, new, context, batch, out)
+
+    return _homogeneous(plan, loop, arguments, out, threads)
+
+
+def step_us(plan: StepPlan, batch: StepBatch, threads: int) -> Floats:
+    """Answer ``plan.step_us``."""
+    out = np.empty(_checked(batch).num_steps)
+
+    def loop(part: slice) -> int:
+        offsets = batch.offsets[part.start : part.stop + 1]
+        return steps.ragged_steps_us(plan.arena, batch.new_tokens, batch.context_len, offsets, out[part])
+
+    if _in_threads(loop, len(out), threads):
+        raise_requests(plan, batch)
+    return out
+
+
+def run_batch(plan: StepPlan, batch: StepBatch, threads: int) -> StepTimes:
+    """Answer ``plan.run``."""
+    count = _checked(batch).num_steps
+    out = np.empty(count)
+    origin = np.empty(count, np.uint8)
+    components = StepComponents(*(np.empty(count) for _ in StepComponents._fields))
+
+    def loop(part: slice) -> int:
+        offsets = batch.offsets[part.start : part.stop + 1]
+        answers: Any = [component[part] for component in (*components, out, origin)]
+        return steps.ragged_step_parts(plan.arena, batch.new_tokens, batch.context_len, offsets, *answers)
+
+    if _in_threads(loop, count, threads):
+        raise_requests(plan, batch)
+    return StepTimes(out, origin, components)
+
+
+def _checked(batch: Any) -> StepBatch:
+    if not isinstance(batch, StepBatch):
+        raise BatchError(
+            f"a StepBatch is needed, got {type(batch).__name__}: "
+            "StepBatch.from_requests([[(new_tokens, context_len), ...], ...])"
+        )
+    return batch

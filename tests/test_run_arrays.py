@@ -1,0 +1,157 @@
+"""Arrays of every kind at the edge: the same answers, and no new compilation of a loop."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from fastroof import StepBatch, compile_plan
+from fastroof.compiled import decode_lines, steps
+from fastroof.errors import BatchError, FastroofError
+from fastroof.run.arrays import CHUNK, as_loops_read, chunks, loop_array
+
+COUNT = 1000
+
+
+@pytest.fixture(scope="module")
+def plan(h100):
+    return compile_plan("llama-3.1-8b", "h100", h100, max_tokens=2048)
+
+
+@pytest.fixture(scope="module")
+def sizes():
+    rng = np.random.default_rng(0)
+    return rng.integers(1, 500, COUNT), rng.integers(1, 30_000, COUNT)
+
+
+def read_only(array):
+    array = array.copy()
+    array.flags.writeable = False
+    return array
+
+
+def strided(array):
+    return np.repeat(array, 3)[::3]
+
+
+def backwards(array):
+    return array[::-1].copy()[::-1]
+
+
+def misaligned(array):
+    raw = np.empty(array.nbytes + 1, np.uint8)[1:]
+    view = raw.view(array.dtype)
+    view[:] = array
+    assert not view.flags.aligned
+    return view
+
+
+def arrow(array):
+    return pa.array(array)
+
+
+FORMS = [
+    *((lambda a, t=t: a.astype(t)) for t in ("i4", "i8", "u4", "u8", "u2", "i2", ">i4", ">i8")),
+    read_only, strided, backwards, misaligned, arrow, list,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_any_kind_of_array_gives_the_same_times_from_the_loops_that_there_are(plan, sizes, form):
+    batch, kv_len = sizes
+    expected = plan.decode_us(batch, kv_len)
+    plan.decode_us(batch.astype("i4"), kv_len.astype("i4"))
+    loops = (decode_lines.decode_steps_us, steps.prefill_steps_us, steps.ragged_steps_us)
+    plan.prefill_us(batch, kv_len)
+    plan.prefill_us(batch.astype("i4"), kv_len.astype("i4"), batch.astype("i4") * 0 + 1)
+    offsets = np.arange(COUNT + 1)
+    plan.step_us(StepBatch(batch, kv_len, offsets))
+    plan.step_us(StepBatch(batch.astype("i4"), kv_len.astype("i4"), offsets))
+    compiled = [len(getattr(loop, "signatures", ())) for loop in loops]
+
+    assert plan.decode_us(form(batch), form(kv_len)).tolist() == expected.tolist()
+    assert plan.decode_us(form(batch), kv_len).tolist() == expected.tolist()
+    prefill = plan.prefill_us(form(batch), form(kv_len))
+    assert prefill.tolist() == plan.prefill_us(batch, kv_len).tolist()
+    step = plan.step_us(StepBatch(form(batch), form(kv_len), form(offsets)))
+    assert step.tolist() == prefill.tolist()
+    assert [len(getattr(loop, "signatures", ())) for loop in loops] == compiled
+
+
+def test_a_memory_mapped_file_is_read_in_place(plan, sizes, tmp_path):
+    batch, kv_len = sizes
+    np.save(tmp_path / "kv.npy", kv_len)
+    mapped = np.load(tmp_path / "kv.npy", mmap_mode="r")
+    assert plan.decode_us(batch, mapped).tolist() == plan.decode_us(batch, kv_len).tolist()
+    view = loop_array(np.asarray(mapped))
+    assert view.flags.writeable
+    assert view.ctypes.data == mapped.ctypes.data
+
+
+def test_broadcast_shapes_of_more_than_a_chunk(plan):
+    batch, kv_len = np.arange(1, 301)[:, None], np.arange(1, 601, dtype=np.int32)
+    assert batch.size * kv_len.size > 2 * CHUNK
+    got = plan.decode_us(batch, kv_len)
+    np.testing.assert_array_equal(got[7], plan.decode_us(8, kv_len))
+    np.testing.assert_array_equal(got[:, 599], plan.decode_us(batch[:, 0], 600))
+    np.testing.assert_array_equal(got, plan.decode_us(batch, kv_len, threads=3))
+    with pytest.raises(BatchError, match=r"batch_size must be at least 1, got 0 at position 179400"):
+        plan.decode_us(np.r_[batch[:-1, 0], 0][:, None], kv_len)
+
+
+def test_chunks_cover_a_part_in_order():
+    a, b = np.arange(10)[:, None], np.arange(3, dtype=np.uint8)
+    seen = [(where, [c.copy() for c in columns]) for where, columns in chunks([a, b], slice(4, 29))]
+    assert seen[0][0].start == 4
+    assert seen[-1][0].stop == 29
+    whole = np.concatenate([columns[0] * 3 + columns[1] for _, columns in seen])
+    assert whole.tolist() == list(range(4, 29))
+    assert list(chunks([a, b], slice(3, 3))) == []
+
+
+def test_what_loops_read_in_place():
+    a = np.arange(6)
+    assert as_loops_read([a, a], (6,)) is not None
+    for other in (a.astype("i4"), a[::2], a.reshape(2, 3).T, a.astype("u4")):
+        assert as_loops_read([a, other], (6,)) is None
+    assert as_loops_read([a.astype(">i8")] * 2, (6,)) is None
+
+
+def test_out_must_be_apart_from_the_sizes(plan):
+    kv_len = np.full(8, 100)
+    with pytest.raises(BatchError, match="out must not share memory"):
+        plan.decode_us(4, kv_len, out=kv_len.view(np.float64))
+
+
+def test_the_scalar_function_is_the_array_function(plan, sizes):
+    batch, kv_len = sizes
+    times = plan.decode_us(batch, kv_len)
+    assert [
+        plan.scalar(b, kv) for b, kv in zip(batch.tolist(), kv_len.tolist(), strict=True)
+    ] == times.tolist()
+    assert [plan.scalar(b, kv) for b, kv in zip(batch, kv_len, strict=True)] == times.tolist()
+    assert plan.decode_us(64, 4096) == plan.scalar(64, 4096) == plan.decode_us([64], [4096])[0]
+    for wrong in ((0, 5), (5, 0), (-1, -1), (2**70, 1), (1, 2**62), (1.0, 5), ("1", 5), (None, 5), (2049, 5)):
+        with pytest.raises(FastroofError) as by_array:
+            plan.decode_us(np.array(wrong[0]), wrong[1])
+        with pytest.raises(type(by_array.value)):
+            plan.scalar(*wrong)
+    with pytest.raises(TypeError):
+        plan.scalar(5)
+    assert plan.scalar([1, 2], 5).tolist() == plan.decode_us([1, 2], 5).tolist()
+
+
+def test_the_scalar_function_outlives_its_plan(h100):
+    import gc
+    import weakref
+
+    plan = compile_plan("llama-3.1-8b", "h100", h100, max_tokens=64)
+    scalar, expected = plan.scalar, plan.decode_us(8, 100)
+    gone = weakref.ref(plan)
+    del plan
+    gc.collect()
+    assert scalar(8, 100) == expected
+    del scalar
+    gc.collect()
+    assert gone() is None
