@@ -1,48 +1,61 @@
-"""What the engine is measured against: the same steps without plans or compiled loops."""
+"""What the engine is measured against, beside the stream loops and NumPy of ``fastroof.bench``."""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import logging
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from fastroof import StepPlan, Tables
-from fastroof.pack import PackedGrid
+from fastroof.bench.numpy_steps import CHUNK, NumpySteps
+from fastroof.plan.operators import AllReduce, Gemm
+from fastroof.roofline import HeadShape, prefill_roofline
 
-CHUNK = 16_384
-
-
-def _bilinear(grid: PackedGrid, y: Any, x: Any) -> Any:
-    """Values of a packed grid at (y, x) by searchsorted and four gathers."""
-    ys, xs, node = grid.y_axis, grid.x_axis, grid.cells[..., 0]
-    i = np.searchsorted(ys, y, side="right") - 1
-    j = np.searchsorted(xs, x, side="right") - 1
-    wy = (y - ys[i]) / (ys[i + 1] - ys[i])
-    wx = (x - xs[j]) / (xs[j + 1] - xs[j])
-    low = node[i, j] + wx * (node[i, j + 1] - node[i, j])
-    high = node[i + 1, j] + wx * (node[i + 1, j + 1] - node[i + 1, j])
-    return low + wy * (high - low)
+MODEL = "meta-llama/Meta-Llama-3.1-8B"
+US_PER_MS = 1e3
 
 
-def numpy_decode_us(plan: StepPlan, tables: Tables, batch_size: Any, kv_len: Any) -> Any:
-    """Every lookup of every step by searchsorted, in chunks that stay in the cache."""
-    grid = tables.attention("attention_decode", plan.heads).grid
-    out = np.empty(len(batch_size))
-    for start in range(0, len(out), CHUNK):
-        part = slice(start, start + CHUNK)
-        batch, kv = batch_size[part].astype(np.float64), kv_len[part].astype(np.float64)
-        total = plan.model.num_layers * _bilinear(grid, batch, kv)
-        for curve in plan.row_curves:
-            total += curve.operator.times * np.interp(batch, curve.axis, curve.value)
-        out[part] = total
-    return out
+class NumpyPlan:
+    """Steps in NumPy over a plan's own idea: dense tables of every lookup, gathers and no search."""
+
+    def __init__(self, plan: StepPlan, tables: Tables) -> None:
+        steps = NumpySteps(plan, tables)
+        grid = steps.decode_grid
+        self.layers, self.grid = steps.layers, grid
+        rows = np.arange(min(plan.max_tokens, plan.max_seqs) + 1.0)
+        self.rows_us = steps.rows_us("tokens", rows) + steps.rows_us("sequences", rows)
+        self.row_of_batch = _cell_of(grid.batch, len(rows))
+        self.column_of_kv = _cell_of(grid.x, int(grid.x[-1]) + 1)
+        self.batch_weight = (rows - grid.batch[self.row_of_batch]) / np.diff(grid.batch)[self.row_of_batch]
+        self.x_scale = 1.0 / np.diff(grid.x)
+
+    def decode_us(self, batch_size: Any, kv_len: Any) -> Any:
+        out = np.empty(len(batch_size))
+        value = self.grid.value
+        for start in range(0, len(out), CHUNK):
+            part = slice(start, start + CHUNK)
+            batch, kv = batch_size[part], kv_len[part]
+            i, j = self.row_of_batch[batch], self.column_of_kv[kv]
+            w = (kv - self.grid.x[j]) * self.x_scale[j]
+            low = value[i, j] + w * (value[i, j + 1] - value[i, j])
+            high = value[i + 1, j] + w * (value[i + 1, j + 1] - value[i + 1, j])
+            attention = low + self.batch_weight[batch] * (high - low)
+            out[part] = self.rows_us[batch] + self.layers * attention
+        return out
+
+
+def _cell_of(axis: Any, count: int) -> Any:
+    """Cell of every whole number below ``count``."""
+    cell = np.searchsorted(axis, np.arange(count), side="right") - 1
+    return np.clip(cell, 0, len(axis) - 2).astype(np.int32)
 
 
 def python_decode_us(plan: StepPlan, tables: Tables, batch: int, kv: int) -> float:
     """One step by one public lookup an operator: what a plain program does."""
-    from fastroof.plan.operators import AllReduce, Gemm
-
     heads = plan.heads
     total = plan.model.num_layers * float(
         tables.lookup(
@@ -64,8 +77,116 @@ def python_decode_us(plan: StepPlan, tables: Tables, batch: int, kv: int) -> flo
     return total
 
 
-@njit(nogil=True)
-def stream(batch_size: Any, kv_len: Any, out: Any) -> None:
-    """Move the bytes of a homogeneous batch and do nothing with them: the floor of any evaluation."""
-    for i in range(len(out)):
-        out[i] = batch_size[i] + kv_len[i]
+class TableNodes(NamedTuple):
+    """A table as a full grid, for interpolators that know no other: holes filled by public lookups.
+
+    ``points`` are the coordinates of the points that are looked up, one array an axis, in which
+    fastroof's interpolation is linear.
+    """
+
+    axes: tuple[Any, ...]
+    values: Any
+    points: tuple[Any, ...]
+
+
+def gemm_nodes(tables: Tables, points: dict[str, Any]) -> TableNodes:
+    columns = tables.table("gemm").columns
+    rows = columns["dtype"] == points["dtype"]
+    axes = [np.unique(columns[name][rows]) for name in ("m", "n", "k")]
+    m, n, k = np.meshgrid(*axes, indexing="ij")
+    values = tables.lookup("gemm", m=m, n=n, k=k, dtype=points["dtype"]).latency_us
+    return _as_floats(axes, values, [points[name] for name in ("m", "n", "k")])
+
+
+def attention_nodes(tables: Tables, operator: str, points: dict[str, Any]) -> TableNodes:
+    """Decode is linear in kv_len, prefill in the roofline of q_len."""
+    heads = {name: points[name] for name in ("kv_dtype", "num_q_heads", "num_kv_heads", "head_dim")}
+    rows = tables.groups(operator)[(*heads.values(), 0)]
+    columns = {name: values[rows] for name, values in tables.table(operator).columns.items()}
+    if operator == "attention_decode":
+        batch, x = np.unique(columns["batch_size"]), np.unique(columns["kv_len"])
+        sizes = {"kv_len": x}
+
+        def position(x: Any) -> Any:
+            return x
+    else:
+        whole = columns["q_len"] == columns["kv_len"]
+        batch, x = np.unique(columns["batch_size"][whole]), np.unique(columns["q_len"][whole])
+        sizes = {"q_len": x, "kv_len": x}
+        roofline = prefill_roofline(HeadShape(**heads), tables.gpu, 0.0)
+
+        def position(x: Any) -> Any:
+            return (roofline.square_us * x + roofline.slope_us) * x
+
+    values = tables.lookup(operator, batch_size=batch[:, None], **sizes, **heads).latency_us
+    asked = points["kv_len" if operator == "attention_decode" else "q_len"]
+    return _as_floats(
+        [batch, position(x)], values, [points["batch_size"], position(asked.astype(np.float64))]
+    )
+
+
+def _as_floats(axes: list[Any], values: Any, points: list[Any]) -> TableNodes:
+    floats = [[np.ascontiguousarray(a, np.float64) for a in arrays] for arrays in (axes, points)]
+    return TableNodes(tuple(floats[0]), values, tuple(floats[1]))
+
+
+def scipy_interpolator(nodes: TableNodes) -> Callable[[], Any]:
+    """RegularGridInterpolator at the points, or ImportError."""
+    from scipy.interpolate import RegularGridInterpolator
+
+    interpolator = RegularGridInterpolator(nodes.axes, nodes.values)
+    return lambda: interpolator(nodes.points)
+
+
+def interpn_interpolator(nodes: TableNodes) -> Callable[[], Any]:
+    """interpn's multilinear interpolator at the points, or ImportError."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import interpn
+
+        interpolator = interpn.MultilinearRectilinear.new(
+            list(nodes.axes), np.ascontiguousarray(nodes.values)
+        )
+    points, out = list(nodes.points), np.empty(len(nodes.points[0]))
+    return lambda: interpolator.eval(points, out)
+
+
+class AiconfiguratorEngine:
+    """aiconfigurator-core's compiled engine on the same H100 tables, or ImportError.
+
+    Its steps have other operators than fastroof's (embedding, norms and prefixes are priced otherwise),
+    so their times differ by some percent; a measured GEMM is the same number in both.
+    """
+
+    def __init__(self) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from aiconfigurator_core.sdk.common import GEMMQuantMode
+            from aiconfigurator_core.sdk.engine import EngineHandle, build_ops_json
+            from aiconfigurator_core.sdk.operations.gemm import GEMM
+
+            # it says of every table that it reads in place of another
+            logging.getLogger("aiconfigurator_core").setLevel(logging.ERROR)
+            self._engine = EngineHandle.compile(MODEL, "h100_sxm", "vllm", backend_version="0.24.0")
+            operator = GEMM("gemm", 1.0, 6144, 4096, GEMMQuantMode.bfloat16)
+            self._gemm = json.loads(build_ops_json([operator]))
+
+    def decode_us(self, batch_size: Any, kv_len: Any) -> Any:
+        """One step a call: isl + osl - 1 is what a query of the last step attends to."""
+        call = self._engine.predict_decode_latency
+        sizes = zip(batch_size.tolist(), kv_len.tolist(), strict=True)
+        return np.array([call(batch, kv - 1, 2) for batch, kv in sizes]) * US_PER_MS
+
+    def gemm_us(self, m: Any, n: Any, k: Any) -> Any:
+        """One lookup a call; its operators are made before."""
+        found = []
+        for rows, operators in zip(m.tolist(), self._operators(n, k), strict=True):
+            answer = self._engine.evaluate_ops_json(operators, is_context=True, batch_size=1, s=rows, x=rows)
+            found.append(answer[0][1])
+        return np.array(found) * US_PER_MS
+
+    def _operators(self, n: Any, k: Any) -> list[str]:
+        def operator(n: int, k: int) -> str:
+            return json.dumps([{"Gemm": {**self._gemm[0]["Gemm"], "n": n, "k": k}}])
+
+        return [operator(*shape) for shape in zip(n.tolist(), k.tolist(), strict=True)]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import bisect
-import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fastroof import compile_plan
-from fastroof.compiled import gemms, grids, search, steps
+from fastroof.compiled import gemms, grids, search
 from tests.reference.handmade import HEADS, attention_rows, gemm_rows, handmade_tables
 
 pytestmark = pytest.mark.loops
@@ -102,10 +101,10 @@ def test_lookup_loops_survive_any_coordinates(tables, points):
     with np.errstate(all="ignore"):
         gemms.gemm_latency_us(*packed, m, n, k, out, origin)
         gemms.gemm_linear_mfu_us(*packed, m, n, k, out, origin)
-        gemms.gemm_floor_us(*packed[:-1], m, n, k, out, origin)
+        gemms.gemm_floor_us(*packed, m, n, k, out, origin)
         axes = [np.log2(a) for a in (packed.k_axis, packed.n_axis, packed.m_axis)]
         sizes = (m, n, k)
-        gemms.gemm_nearest_us(*packed[:-1], *axes, *sizes, *(np.log2(a) for a in sizes), out, origin)
+        gemms.gemm_nearest_us(*packed, *axes, *sizes, *(np.log2(a) for a in sizes), out, origin)
         search.curve_latency_us(*tables.allreduce("bf16", 2), m, out, origin)
         (key,) = tables.groups("attention_decode")
         grid = tables.attention("attention_decode", _shape(key)).grid
@@ -145,105 +144,3 @@ def test_every_method_times_a_small_table(tables, method):
     times = plan.decode_us(batch, kv_len)
     assert np.isfinite(times).all()
     assert (plan.prefill_us([1, 8, 64], [[0], [9]]) > 0).all()
-
-
-# Steps
-
-
-@pytest.fixture(scope="module")
-def arena(tables):
-    return compile_plan("llama-3.1-8b", "h100", tables, max_tokens=128, max_seqs=16).arena
-
-
-@settings(max_examples=200)
-@given(
-    values=st.lists(st.tuples(ANY_INT, ANY_INT, ANY_INT), min_size=1, max_size=8),
-    kind=st.sampled_from([np.int64, np.int32]),
-)
-def test_step_loops_survive_any_sizes(arena, values, kind):
-    with np.errstate(all="ignore"):
-        a, b, c = np.array(values, np.int64).astype(kind).T.copy()
-    out = np.full(len(a), np.nan)
-    code = steps.decode_steps_us(arena, a, b, out)
-    assert np.isfinite(out).all()
-    assert (code == 0) == bool(((a >= 1) & (a <= 16) & (b >= 1) & (b <= 2**28)).all())
-    code = steps.prefill_steps_us(arena, a, b, c, out)
-    assert np.isfinite(out).all()
-    legal = [
-        new >= 1 and context >= 0 and 1 <= batch <= 16 and context + new <= 2**28 and batch * new <= 128
-        for new, context, batch in zip(a.tolist(), b.tolist(), c.tolist(), strict=True)
-    ]
-    assert (code == 0) == all(legal)
-
-
-@settings(max_examples=200)
-@given(
-    requests=st.lists(st.tuples(ANY_INT, ANY_INT), max_size=8),
-    offsets=st.lists(ANY_INT | st.integers(-1, 9), min_size=1, max_size=6),
-)
-def test_ragged_loops_survive_any_requests_and_offsets(arena, requests, offsets):
-    new, context = np.array(requests, np.int64).reshape(-1, 2).T.copy()
-    offsets = np.array(offsets, np.int64)
-    count = len(offsets) - 1
-    out, again, origin = np.full(count, np.nan), np.full(count, np.nan), np.full(count, 9, np.uint8)
-    parts = [np.full(count, np.nan) for _ in range(5)]
-    with np.errstate(all="ignore"):
-        code = steps.ragged_steps_us(arena, new, context, offsets, out)
-        other = steps.ragged_step_parts(arena, new, context, offsets, *parts, again, origin)
-    assert code == other
-    assert np.isfinite(out).all()
-    np.testing.assert_array_equal(out, again)
-    assert (origin <= 4).all()
-    fits = all(0 <= i <= j <= len(new) for i, j in itertools.pairwise(offsets.tolist()))
-    assert bool(code & steps.CODE_OFFSETS) == (not fits)
-
-
-def test_each_code_says_what_it_met(arena):
-    def ragged(new, context, offsets=None):
-        arrays = [np.array(a) for a in (new, context, offsets or [0, len(new)])]
-        out = np.empty(len(arrays[2]) - 1)
-        return steps.ragged_steps_us(arena, *arrays, out)
-
-    def decode(batch, kv_len):
-        return steps.decode_steps_us(arena, np.array([batch]), np.array([kv_len]), np.empty(1))
-
-    def prefill(new, context, batch):
-        arrays = [np.array([a]) for a in (new, context, batch)]
-        return steps.prefill_steps_us(arena, *arrays, np.empty(1))
-
-    assert ragged([5, 1], [0, 7]) == decode(16, 2**28) == prefill(8, 5, 16) == 0
-    assert ragged([0], [5]) == prefill(0, 5, 1) == steps.CODE_NEW_TOKENS
-    assert ragged([5], [-1]) == prefill(5, -1, 1) == steps.CODE_CONTEXT
-    assert ragged([5], [2**28]) == prefill(5, 2**28, 1) == decode(1, 2**28 + 1) == steps.CODE_KV_LEN
-    for context in (2**31, 2**62, 2**63 - 2, 2**63 - 1):
-        for new in (1, 2, 128):
-            assert ragged([new], [context]) == prefill(new, context, 1) == steps.CODE_KV_LEN
-    assert (
-        ragged([129], [0])
-        == ragged([64, 65], [0, 0])
-        == prefill(129, 0, 1)
-        == prefill(10, 0, 13)
-        == steps.CODE_TOKENS
-    )
-    assert ragged([1] * 17, [5] * 17) == prefill(1, 5, 17) == steps.CODE_SEQUENCES
-    assert decode(0, 5) == prefill(1, 5, 0) == steps.CODE_BATCH
-    assert (
-        ragged([5], [0], [0, 2])
-        == ragged([5], [0], [1, 0])
-        == ragged([5], [0], [-1, 1])
-        == steps.CODE_OFFSETS
-    )
-    assert ragged([0, 1], [-1, 2**28]) == steps.CODE_NEW_TOKENS | steps.CODE_CONTEXT | steps.CODE_KV_LEN
-
-
-def test_steps_without_requests_or_of_one_kind(arena):
-    new, context = np.array([1, 1, 5]), np.array([3, 4, 0])
-    for offsets in ([0, 0, 2, 3], [0, 3, 3, 3]):
-        out, origin = np.empty(3), np.empty(3, np.uint8)
-        parts = [np.empty(3) for _ in range(5)]
-        arrays = (arena, new, context, np.array(offsets))
-        assert steps.ragged_step_parts(*arrays, *parts, out, origin) == 0
-        again = np.empty(3)
-        assert steps.ragged_steps_us(*arrays, again) == 0
-        np.testing.assert_array_equal(out, again)
-        assert [us == 0 for us in out] == [a == b for a, b in itertools.pairwise(offsets)]

@@ -1,23 +1,35 @@
-"""Where compiled loops are cached: honoured, shared by nobody, and never needed."""
+"""Where compiled loops are kept: honoured, shared with nobody else, never needed, never believed blindly."""
 
 from __future__ import annotations
 
+import hashlib
+import multiprocessing
 import os
+import pickle
+import resource
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numba.core import config
 
-from fastroof.compiled import jit
+from fastroof.compiled import code_cache, jit
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAM = """
+import sys
 import numpy as np
-from fastroof.compiled import jit, search
+from fastroof.compiled import search
 answer = search.bracket(np.array([0.0, 1.0, 2.0]), 0, 3, 1.5)
-hits = sum(search.bracket.stats.cache_hits.values()) if hasattr(search.bracket, "stats") else 0
-print(answer, hits, jit._FOLDER)
+statistics = getattr(search.bracket, "stats", None)
+print(answer, sum(statistics.cache_hits.values()) if statistics else 0, statistics and statistics.cache_path)
+if statistics and statistics.cache_hits:
+    assert "numba.np.arraymath" not in sys.modules, "loaded code needs nothing that compiles, and no SciPy"
 """
 
 
@@ -36,6 +48,40 @@ def run(**environment: str) -> list[str]:
     return done.stdout.split()
 
 
+def weighted(values, weight):
+    """What is compiled here: a loop of its own, whatever the product's loops look like."""
+    total = 0.0
+    for value in values:
+        total += value * weight
+    return total
+
+
+VALUES = np.array([1.0, 2.0, 4.0])
+
+
+@pytest.fixture
+def fresh(monkeypatch):
+    """Returns ``weighted`` as a new process would have it, compiled even where the JIT is off."""
+    monkeypatch.setattr(config, "DISABLE_JIT", 0)
+
+    def compiled(*folders):
+        loop = jit.jit(weighted)
+        loop._cache = code_cache.LoopCache(weighted, lambda: folders)
+        return loop
+
+    return compiled
+
+
+def hits(loop, *arguments):
+    """Call a loop, check what it answers, and return how often it was found on disk."""
+    assert loop(*(arguments or (VALUES, 3.0))) == 21.0
+    return sum(loop.stats.cache_hits.values())
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
 @pytest.fixture
 def nowhere(tmp_path):
     """A path that no folder can be made at, not even by root."""
@@ -44,66 +90,267 @@ def nowhere(tmp_path):
     return file / "cache"
 
 
-def test_the_cache_folder_is_honoured_and_used_again(tmp_path):
-    answer, hits, folder = run(FASTROOF_CACHE_DIR=str(tmp_path))
-    assert (answer, hits) == ("1", "0")
-    assert Path(folder).parent == tmp_path
-    compiled = {path: path.stat().st_mtime_ns for path in Path(folder).rglob("*.nb?")}
-    assert compiled
-    assert run(FASTROOF_CACHE_DIR=str(tmp_path)) == ["1", "1", folder]
-    assert {path: path.stat().st_mtime_ns for path in Path(folder).rglob("*.nb?")} == compiled
+def test_code_is_kept_by_cpu_and_found_again(tmp_path):
+    cache = {"FASTROOF_CACHE_DIR": str(tmp_path / "cache"), "XDG_CACHE_HOME": str(tmp_path / "home")}
+    answer, found, folder = run(**cache)
+    assert (answer, found, Path(folder).parent) == ("1", "0", tmp_path / "cache")
+    (first,) = files(tmp_path)
+    written = first.stat().st_mtime_ns
+    assert run(**cache) == ["1", "1", folder]
+    # a home that another machine shares
+    assert run(**cache, NUMBA_CPU_NAME="generic") == ["1", "0", folder]
+    assert len(files(tmp_path)) == 2
+    assert run(**cache, NUMBA_CPU_NAME="generic") == ["1", "1", folder]
+    assert first.stat().st_mtime_ns == written
 
 
-def test_a_cache_that_cannot_be_written_is_gone_without(nowhere, tmp_path):
-    answer, _, folder = run(FASTROOF_CACHE_DIR=str(nowhere), XDG_CACHE_HOME=str(tmp_path / "home"))
-    assert (answer, Path(folder).is_relative_to(tmp_path / "home")) == ("1", sys.platform == "linux")
-    nothing = str(nowhere)
-    answer, hits, folder = run(
-        FASTROOF_CACHE_DIR=nothing, XDG_CACHE_HOME=nothing, HOME=nothing, LOCALAPPDATA=nothing
-    )
-    assert (answer, hits, folder) == ("1", "0", "None")
+def test_a_folder_that_cannot_be_made_is_gone_without(nowhere, tmp_path):
+    home = tmp_path / "home"
+    places = {"FASTROOF_CACHE_DIR": str(nowhere), "XDG_CACHE_HOME": str(home), "HOME": str(home)}
+    assert run(**places)[:2] == ["1", "0"]
+    assert len(files(home)) == 1
+    assert run(**places)[:2] == ["1", "1"]
+    # a home that is read-only, too
+    assert run(**dict.fromkeys(places, str(nowhere)))[:2] == ["1", "0"]
 
 
-@pytest.mark.loops
-def test_the_folder_follows_the_sources(monkeypatch, tmp_path):
-    monkeypatch.delenv("NUMBA_BOUNDSCHECK", raising=False)
-    monkeypatch.setenv("FASTROOF_CACHE_DIR", str(tmp_path / "cache"))
-    sources = tmp_path / "compiled"
-    sources.mkdir()
-    (sources / "search.py").write_text("x = 1\n")
-    monkeypatch.setattr(jit, "__file__", str(sources / "jit.py"))
-    first = jit.cache_folder()
-    assert first is not None
-    assert first.is_dir()
-    assert jit.cache_folder() == first
-    (sources / "search.py").write_text("x = 2\n")
-    second = jit.cache_folder()
-    (sources / "search.py").write_text("x = 1\n")
-    assert jit.cache_folder() == first
-    monkeypatch.setenv("NUMBA_BOUNDSCHECK", "1")
-    checked = jit.cache_folder()
-    monkeypatch.setattr(jit.numba, "__version__", "0")
-    assert len({first, second, checked, jit.cache_folder()}) == 4
-    assert not any(path.is_file() for path in (tmp_path / "cache").rglob("*"))
+def test_without_the_jit_no_folder_is_touched(tmp_path):
+    answer, _, folder = run(FASTROOF_CACHE_DIR=str(tmp_path / "cache"), NUMBA_DISABLE_JIT="1")
+    assert (answer, folder) == ("1", "None")
+    assert not (tmp_path / "cache").exists()
 
 
 @pytest.mark.loops
-def test_without_a_folder_a_loop_still_compiles(monkeypatch, nowhere):
-    monkeypatch.setenv("FASTROOF_CACHE_DIR", str(nowhere))
-    monkeypatch.setattr(jit.platformdirs, "user_cache_dir", lambda name: str(nowhere))
-    assert jit.cache_folder() is None
-    monkeypatch.setattr(jit, "_FOLDER", None)
+def test_a_loop_of_the_package_is_kept_and_another_not(monkeypatch):
+    assert jit.jit(weighted)(VALUES, 3.0) == 21.0
+    monkeypatch.setattr(config, "DISABLE_JIT", 0)
+    assert not isinstance(jit.jit(weighted)._cache, code_cache.LoopCache)
 
-    def twice(x):
-        return 2 * x
+    def inside(values):
+        return values
 
-    assert jit.jit(twice)(21) == 42
+    inside.__module__ = "fastroof.compiled.inside"
+    assert isinstance(jit.jit(inside)._cache, code_cache.LoopCache)
+    monkeypatch.setattr(config, "DISABLE_JIT", 1)
+    assert jit.jit(inside) is inside
+
+
+def with_digest(payload: bytes) -> bytes:
+    return hashlib.sha256(payload).digest() + payload
+
+
+DAMAGE = {
+    "empty": lambda data: b"",
+    "truncated": lambda data: data[:-1],
+    "only the digest": lambda data: data[:32],
+    "garbage": lambda data: bytes(range(256)) * 10,
+    "one bit": lambda data: data[:2000] + bytes([data[2000] ^ 1]) + data[2001:],
+    "no pickle": lambda data: with_digest(b"what is this"),
+    "another pickle": lambda data: with_digest(pickle.dumps("loops")),
+    "another loop's": lambda data: with_digest(pickle.dumps((("other",), ()))),
+    "a class that is gone": lambda data: with_digest(b"cfastroof.gone\nGone\n."),
+}
 
 
 @pytest.mark.loops
-def test_an_empty_setting_is_no_folder(monkeypatch, tmp_path):
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_file_is_compiled_again_and_replaced(fresh, tmp_path, damage):
+    assert hits(fresh(tmp_path)) == 0
+    (file,) = files(tmp_path)
+    file.write_bytes(damage(file.read_bytes()))
+    assert hits(fresh(tmp_path)) == 0
+    assert files(tmp_path) == [file]
+    assert hits(fresh(tmp_path)) == 1
+
+
+@pytest.mark.loops
+def test_what_others_may_have_written_is_not_loaded(fresh, tmp_path):
+    hits(fresh(tmp_path))
+    (file,) = files(tmp_path)
+    file.chmod(0o664)
+    assert hits(fresh(tmp_path)) == 0
+    assert hits(fresh(tmp_path)) == 1
+    mine = file.stat()
+    assert code_cache._is_ours(mine)
+    nobody, owner_at = 65_534, 4
+    assert not code_cache._is_ours(os.stat_result([*mine[:owner_at], nobody, *mine[owner_at + 1 :]]))
+
+
+@pytest.mark.loops
+def test_folders_and_files_may_go_at_any_time(fresh, tmp_path):
+    folder = tmp_path / "cache" / "loops"
+    assert hits(fresh(folder)) == 0
+    (file,) = files(folder)
+    file.unlink()
+    folder.rmdir()
+    folder.parent.rmdir()
+    assert hits(fresh(folder)) == 0
+    assert hits(fresh(folder)) == 1
+    assert fresh(folder).stats.cache_path == str(folder)
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """No file of this process may grow past 1 KiB: writing more fails half-way, as on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.loops
+def test_a_full_disk_keeps_nothing_and_breaks_nothing(fresh, tmp_path):
+    with full_disk():
+        assert hits(fresh(tmp_path)) == 0
+    assert files(tmp_path) == []
+    assert hits(fresh(tmp_path)) == 0
+    assert hits(fresh(tmp_path)) == 1
+
+
+@pytest.mark.loops
+def test_without_a_folder_a_loop_still_compiles(fresh):
+    loop = fresh()
+    assert hits(loop) == 0
+    assert loop.stats.cache_path is None
+
+
+LARGE = np.zeros(200_000)
+
+
+def of_a_large_global(value):
+    """Numba refers to an array of over 1 MB by its address."""
+    return LARGE[0] + value
+
+
+@pytest.mark.loops
+def test_code_with_addresses_of_this_process_is_not_kept(fresh, tmp_path):
+    fresh()  # switches the JIT on
+    loop = jit.jit(of_a_large_global)
+    loop._cache = code_cache.LoopCache(of_a_large_global, lambda: (tmp_path,))
+    assert loop(2.0) == 2.0
+    assert files(tmp_path) == []
+
+
+ARGUMENTS = (
+    (VALUES, 3.0),
+    (VALUES.astype(np.int64), 3),
+    (VALUES.astype(np.float32), 3),
+    (VALUES.astype(np.int32), 3.0),
+)
+
+
+def compile_all(barrier, folder, start):
+    """Compile every signature, each process in another order, all at once."""
+    loop = jit.jit(weighted)
+    loop._cache = code_cache.LoopCache(weighted, lambda: (folder,))
+    barrier.wait(60)
+    for i in range(len(ARGUMENTS)):
+        hits(loop, *ARGUMENTS[(start + i) % len(ARGUMENTS)])
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_eight_processes_compile_the_same_loops_at_once(fresh, tmp_path):
+    context = multiprocessing.get_context("fork")
+    barrier = context.Barrier(8)
+    workers = [context.Process(target=compile_all, args=(barrier, tmp_path, i)) for i in range(8)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(120)
+    assert [worker.exitcode for worker in workers] == [0] * 8
+    assert len(files(tmp_path)) == len(ARGUMENTS)
+    loop = fresh(tmp_path)
+    assert [hits(loop, *arguments) for arguments in ARGUMENTS] == [1, 2, 3, 4]
+
+
+@pytest.mark.loops
+def test_the_version_follows_sources_compiler_and_settings(monkeypatch, tmp_path):
+    monkeypatch.setattr(code_cache, "__file__", str(tmp_path / "code_cache.py"))
+    assert code_cache.code_version() is None
+    (tmp_path / "search.py").write_text("x = 1\n")
+    first = code_cache.code_version()
+    assert code_cache.code_version() == first
+    (tmp_path / "search.py").write_text("x = 2\n")
+    second = code_cache.code_version()
+    monkeypatch.setattr(config, "BOUNDSCHECK", 0 if config.BOUNDSCHECK else 1)
+    checked = code_cache.code_version()
+    monkeypatch.setattr(code_cache.numba, "__version__", "0")
+    assert len({first, second, checked, code_cache.code_version()}) == 4
+    monkeypatch.undo()
+    assert code_cache.code_version() == code_cache._VERSION
+
+
+@pytest.mark.loops
+def test_the_folders_are_the_one_given_and_the_users(monkeypatch, tmp_path):
+    monkeypatch.setattr(code_cache.platformdirs, "user_cache_dir", lambda name: str(tmp_path / name))
+    monkeypatch.chdir(tmp_path)
+    name = f"loops-{code_cache._VERSION}"
+    users = tmp_path / "fastroof" / name
+    monkeypatch.delenv("FASTROOF_CACHE_DIR", raising=False)
+    assert code_cache.cache_folders() == (users,)
     monkeypatch.setenv("FASTROOF_CACHE_DIR", "")
-    monkeypatch.setattr(jit.platformdirs, "user_cache_dir", lambda name: str(tmp_path / name))
-    folder = jit.cache_folder()
-    assert folder is not None
-    assert folder.parent == tmp_path / "fastroof"
+    assert code_cache.cache_folders() == (users,)
+    monkeypatch.setenv("FASTROOF_CACHE_DIR", "relative")
+    assert code_cache.cache_folders() == (Path("relative") / name, users)
+    # no home is no folder of the working directory
+    monkeypatch.setattr(code_cache.platformdirs, "user_cache_dir", lambda name: f"~/.cache/{name}")
+    assert code_cache.cache_folders() == (Path("relative") / name,)
+    monkeypatch.setattr(code_cache, "_VERSION", None)
+    assert code_cache.cache_folders() == ()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.loops
+def test_code_made_beforehand_is_read_and_what_it_lacks_is_kept_elsewhere(fresh, tmp_path):
+    image, home = tmp_path / "image", tmp_path / "home"
+    assert hits(fresh(image, home)) == 0
+    assert (len(files(image)), len(files(home))) == (1, 0)
+    with full_disk():
+        assert hits(fresh(image, home)) == 1
+        assert hits(fresh(image, home), *ARGUMENTS[1]) == 0
+    read_only = tmp_path / "file"
+    read_only.write_text("")
+    assert hits(fresh(read_only, home), *ARGUMENTS[1]) == 0
+    assert (len(files(image)), len(files(home))) == (1, 1)
+    assert hits(fresh(image, home), *ARGUMENTS[1]) == 1
+
+
+@pytest.mark.loops
+def test_nobody_else_may_write_what_is_kept(fresh, tmp_path):
+    umask = os.umask(0)
+    try:
+        hits(fresh(tmp_path / "shared" / "loops"))
+    finally:
+        os.umask(umask)
+    (file,) = files(tmp_path)
+    assert (file.parent.stat().st_mode & 0o777, file.stat().st_mode & 0o777) == (0o755, 0o644)
+    # a pipe in its place must not hang
+    file.unlink()
+    os.mkfifo(file, 0o600)
+    assert hits(fresh(file.parent)) == 0
+    assert hits(fresh(file.parent)) == 1
+
+
+@pytest.mark.loops
+def test_versions_that_nobody_used_for_a_month_are_removed_and_nothing_else(fresh, tmp_path):
+    names = ("loops-0123456789abcdef", "loops-0123456789abcde0", "loops-fedcba9876543210", "loops-drums")
+    old, noted, recent, music = (tmp_path / name for name in names)
+    for folder in (old, noted, recent, music):
+        folder.mkdir()
+        (folder / "bracket-0.loop").write_text("")
+        (folder / "bracket-0.loop.0123").write_text("")
+    (noted / "notes.txt").write_text("")
+    a_month_ago = time.time() - 31 * 86_400
+    for folder in (old, noted, music):
+        os.utime(folder, (a_month_ago, a_month_ago))
+    made = tmp_path / "loops-00000000000000ff"
+    hits(fresh(made))
+    assert sorted(tmp_path.iterdir()) == sorted([noted, recent, music, made])
+    assert files(noted) == [noted / "notes.txt"]
+    assert len(files(recent)) == len(files(music)) == 2
+    # loading from a folder keeps it
+    os.utime(made, (a_month_ago, a_month_ago))
+    assert hits(fresh(made)) == 1
+    assert made.stat().st_mtime > a_month_ago + 86_400

@@ -52,8 +52,10 @@ def test_gemm_is_the_naive_lookup(h100, gemm_points, dtype, m, n, k):
     expected, origin = naive.gemm(points, bound, float(m), float(n), float(k))
     got = h100.lookup("gemm", m=m, n=n, k=k, dtype=dtype)
     assert int(got.origin) == origin
-    # between measured points both take the same steps in the same order
-    assert float(got.latency_us) == expected if origin < 2 else close(got.latency_us, expected)
+    # between measured points both take the same steps in the same order; but three (n, k) of fp8_block lack
+    # some m that others have, and are restated there, which moves a last bit
+    is_exact = origin < 2 and dtype != "fp8_block"
+    assert float(got.latency_us) == expected if is_exact else close(got.latency_us, expected)
     assert close(got.mfu, 2.0 * m * n * k / (expected * 1e-6 * h100.gpu.peak(dtype)))
 
 
@@ -337,6 +339,21 @@ def test_arrays_broadcast_and_equal_their_singles():
                 one = tables.lookup(operator, method=method, **{name: int(a[at]) for name, a in wide.items()})
                 assert one.latency_us == got.latency_us[at]
                 assert one.origin == got.origin[at]
+
+
+def test_many_kernels_at_once_are_each_its_own(h100):
+    """Heads, GPUs and experts may be arrays: every kernel is looked up on its own table."""
+    count = 40_000  # more than a chunk
+    shapes = [(32, 8, 128), (64, 8, 128), (32, 8, 128), (16, 16, 128)]
+    which = np.arange(count) % len(shapes)
+    heads = dict(zip(("num_q_heads", "num_kv_heads", "head_dim"), np.array(shapes)[which].T, strict=True))
+    kv_len = np.arange(1, count + 1)
+    got = h100.lookup("attention_decode", **heads, batch_size=3, kv_len=kv_len)
+    for i, shape in enumerate(shapes):
+        one = dict(zip(heads, shape, strict=True))
+        alone = h100.lookup("attention_decode", **one, batch_size=3, kv_len=kv_len[which == i])
+        for whole, part in zip(got, alone, strict=True):
+            np.testing.assert_array_equal(whole[which == i], part)
 
 
 @pytest.mark.loops

@@ -209,7 +209,7 @@ def test_nothing_short_enough_is_suggested_where_one_key_is_not_enough(
 
 def test_constants_are_the_plans() -> None:
     from fastroof.compiled.steps import MAX_KV_LEN
-    from fastroof.plan import compile as plan
+    from fastroof.plan import options as plan
     from fastroof.tables import lookup
 
     assert spec_module.DTYPES == plan.DTYPES

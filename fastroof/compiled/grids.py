@@ -226,7 +226,7 @@ def grid_node_us(
     y_axis: Floats,
     x_axis: Floats,
     cells: Floats,
-    flags: Floats,
+    flags: Flags,
     node_work: Floats,
     is_floor: bool,
     y: Floats,

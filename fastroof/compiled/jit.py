@@ -1,62 +1,44 @@
-"""The one decorator of every compiled loop, and where compiled code is cached."""
+"""The one decorator of every compiled loop."""
 
 from __future__ import annotations
 
-import hashlib
 import os
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import numba
 import numpy as np
 import numpy.typing as npt
-import platformdirs
-from numba.core import config
+from numba.core.compiler_lock import global_compiler_lock
 
-__all__ = ["Flags", "Floats", "Ints", "cache_folder", "jit"]
+from fastroof.compiled.code_cache import LoopCache
+
+__all__ = ["Flags", "Floats", "Ints", "jit"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.integer[Any]]
 Flags = npt.NDArray[np.uint8]
 
+OPTIONS: Final[dict[str, Any]] = {
+    "nogil": True,
+    "error_model": "numpy",
+    # a second entry, for callers in C: nobody calls it, and it takes 9 % of compiling
+    "no_cfunc_wrapper": True,
+}
 
-def cache_folder() -> Path | None:
-    """Folder of the compiled code: ``FASTROOF_CACHE_DIR`` or the user's cache, by code version.
-
-    Numba notices an edit to the decorated function's own file only, not to a callee in another one,
-    so the folder's name holds a digest of all the loops' sources. None where nothing can be written.
-    """
-    # checked and unchecked code must not share a cache: numba itself would mix them
-    checks = os.environ.get("NUMBA_BOUNDSCHECK", "")
-    digest = hashlib.sha256(f"{numba.__version__} {checks}".encode())
-    for source in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(source.read_bytes())
-    roots = [os.environ.get("FASTROOF_CACHE_DIR"), platformdirs.user_cache_dir("fastroof")]
-    for root in filter(None, roots):
-        folder = Path(root) / f"loops-{digest.hexdigest()[:16]}"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder):
-                return folder
-        except OSError:
-            continue
-    return None
-
-
-_FOLDER = cache_folder()
+# A child forked while another thread compiles would wait for ever for that thread's lock.
+os.register_at_fork(
+    before=global_compiler_lock.acquire,
+    after_in_parent=global_compiler_lock.release,
+    after_in_child=global_compiler_lock.release,
+)
 
 
 def jit(function: F) -> F:
-    """Compile a loop: no GIL, NumPy's division, strict IEEE order, cached on disk."""
-    cached = _FOLDER is not None
-    before = getattr(config, "CACHE_DIR", "")
-    if cached:
-        setattr(config, "CACHE_DIR", str(_FOLDER))  # noqa: B010  numba sets its options the same way
-    try:
-        compiled: Any = numba.njit(cache=cached, nogil=True, error_model="numpy")(function)
-    finally:
-        setattr(config, "CACHE_DIR", before)  # noqa: B010
+    """Compile a loop: no GIL, NumPy's division, strict IEEE order; a loop of this package is kept on disk."""
+    compiled: Any = numba.njit(**OPTIONS)(function)
+    # It is the function itself with NUMBA_DISABLE_JIT. Code from elsewhere is in no version: it could be old.
+    if compiled is not function and function.__module__.startswith(f"{__package__}."):
+        compiled._cache = LoopCache(function)
     return cast("F", compiled)

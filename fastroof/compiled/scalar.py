@@ -106,9 +106,11 @@ def scalar_decode(arena: Floats, otherwise: Callable[..., Any]) -> Callable[[int
     if PLAIN:
         return otherwise
     state = _State(np.array([arena.ctypes.data, len(arena), id(otherwise)], np.int64).tobytes())
-    state.kept = (arena, otherwise)
+    # the method too: of two threads' first calls, the cache keeps one
+    method = _method()
+    state.kept = (arena, otherwise, method)
     new = ctypes.pythonapi.PyCFunction_NewEx
     new.restype = ctypes.py_object
     new.argtypes = (ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
-    builtin: Callable[[int, int], float] = new(ctypes.addressof(_method()[0]), state, None)
+    builtin: Callable[[int, int], float] = new(ctypes.addressof(method[0]), state, None)
     return builtin

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy.typing as npt
 
 from fastroof.columns import OPERATORS, OperatorSchema
 from fastroof.config.gpu import GpuSpec, load_gpu
+from fastroof.once import made_once
 
 __all__ = ["MeasuredTable", "MeasuredTables", "PeakFinding"]
 
@@ -138,7 +138,7 @@ class MeasuredTables:
         """Which source serves which operator."""
         return {name: table.source for name, table in self.tables.items()}
 
-    @cached_property
+    @made_once
     def content_hash(self) -> str:
         """SHA-256 over every required column of every table: the same rows give the same hash."""
         digest = hashlib.sha256(self.gpu.encode())

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fastroof.columns import ORIGIN_EXTRAPOLATED, ORIGIN_MEASURED
+from fastroof.once import made_once
 from fastroof.pack.keys import axis_guide
 from fastroof.pack.points import SIZE_LIMIT, Flags, Floats, sorted_points
 from fastroof.roofline import Roofline
@@ -44,7 +44,7 @@ class PackedGrid:
     roofline: Roofline
     form: int = 0
 
-    @cached_property
+    @made_once
     def arena(self) -> Floats:
         """The grid as one block, what the compiled loops read."""
         head: list[float] = []

@@ -9,11 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fastroof import flops
+from fastroof.compiled.rows import curve_rows
 from fastroof.plan.operators import AllReduce, Gemm, RowOperator
 from fastroof.roofline import HeadShape
 from fastroof.units import DTYPE_BYTES
 
-__all__ = ["CurveSource", "RowCost", "RowCurve", "row_cost"]
+__all__ = ["CurveSource", "RowCost", "RowCurve", "row_cost", "row_values"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -64,11 +65,22 @@ class CurveSource(Protocol):
     def row_curve(self, operator: RowOperator, max_rows: int) -> RowCurve:
         """Latency of an operator against its rows, at least up to ``max_rows``."""
 
+    def row_values(self, operator: RowOperator, max_rows: int) -> tuple[Floats, npt.NDArray[np.uint8]]:
+        """Latency of an operator at every number of rows up to ``max_rows``, and its origin."""
+
     def attention_block(self, operator: str, heads: HeadShape) -> Floats:
         """Grid block of an attention operator, as ``grid_value`` reads it."""
 
     def prefix_us(self, heads: HeadShape) -> tuple[float, float]:
         """Price of a prefix: us a (query, prefix token) pair, us a prefix token."""
+
+
+def row_values(curve: RowCurve, max_rows: int) -> tuple[Floats, npt.NDArray[np.uint8]]:
+    """Look a curve up at every number of rows up to ``max_rows``."""
+    latency_us = np.empty(max_rows + 1)
+    origin = np.empty(max_rows + 1, np.uint8)
+    curve_rows(curve.axis, curve.value, curve.flag, latency_us, origin)
+    return latency_us, origin
 
 
 def row_cost(operator: RowOperator) -> RowCost:

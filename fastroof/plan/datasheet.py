@@ -16,7 +16,7 @@ from fastroof import flops
 from fastroof.columns import ORIGIN_MODELLED
 from fastroof.config import GpuSpec
 from fastroof.pack import SIZE_LIMIT, PackedGrid
-from fastroof.plan.curves import RowCurve, row_cost
+from fastroof.plan.curves import RowCurve, row_cost, row_values
 from fastroof.plan.operators import AllReduce, Elementwise, RowOperator
 from fastroof.roofline import HeadShape, decode_roofline, prefill_roofline, prefix_roofline_us
 from fastroof.units import DTYPE_BYTES, PEAK_DTYPE, US_PER_S
@@ -98,6 +98,10 @@ class DatasheetCurves:
             return _datasheet_curve(operator, CLASSES["allreduce"], self.gpu, self.gpu.nvlink_bytes_per_s)
         assumed = CLASSES["gemm_fp8" if PEAK_DTYPE[operator.dtype] == "fp8" else "gemm"]
         return _datasheet_curve(operator, assumed, self.gpu, self.gpu.hbm_bytes_per_s)
+
+    def row_values(self, operator: RowOperator, max_rows: int) -> tuple[Floats, npt.NDArray[np.uint8]]:
+        """Latency of an operator at every number of rows, and its origin."""
+        return row_values(self.row_curve(operator, max_rows), max_rows)
 
     def attention_block(self, operator: str, heads: HeadShape) -> Floats:
         """Grid block of an attention operator: one row of cells, exact in batch and length.

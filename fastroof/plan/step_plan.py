@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,9 +12,11 @@ import numpy.typing as npt
 from fastroof._version import __version__
 from fastroof.config import GpuSpec, ModelSpec
 from fastroof.config.parallel import ShardedShape
+from fastroof.once import made_once
 from fastroof.plan.curves import RowCurve
 from fastroof.plan.memory import PlanMemory, plan_memory
 from fastroof.roofline import HeadShape
+from fastroof.run import evaluate
 
 if TYPE_CHECKING:
     from fastroof.explain import Explanation
@@ -79,7 +80,7 @@ class StepPlan:
         """Weight bytes, KV bytes a token and the most KV tokens that fit, on one GPU."""
         return plan_memory(self.model, self.share, self.gpu, self.dtype, self.kv_dtype, self.max_tokens)
 
-    @cached_property
+    @made_once
     def decode_lines(self) -> npt.NDArray[np.float64] | None:
         """Steps of equal decodes by batch size and kv_len, tabulated when first needed.
 
@@ -89,23 +90,23 @@ class StepPlan:
 
         return decode_lines(self.arena)
 
-    @cached_property
+    @made_once
     def scalar(self) -> Callable[[int, int], float]:
         """One decode step at a time, as a C function: ``plan.scalar(batch_size, kv_len)``, us.
 
         The same bits as :meth:`decode_us`, and its errors, without what an array costs; for event loops.
         """
         from fastroof.compiled.scalar import scalar_decode
-        from fastroof.run import decode_us
 
         def otherwise(batch_size: Any, kv_len: Any) -> Any:
-            return decode_us(self, batch_size, kv_len, None, 1)
+            return evaluate.decode_us(self, batch_size, kv_len, None, 1)
 
         return scalar_decode(self.arena, otherwise)
 
     def __getstate__(self) -> dict[str, Any]:
         made = ("decode_lines", "scalar")
-        return {name: value for name, value in self.__dict__.items() if name not in made}
+        # a list: another thread may be adding one of them
+        return {name: value for name, value in list(self.__dict__.items()) if name not in made}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
@@ -153,9 +154,7 @@ class StepPlan:
         """
         if type(batch_size) is type(kv_len) is type(threads) is int and out is None and threads > 0:
             return self.scalar(batch_size, kv_len)
-        from fastroof.run import decode_us
-
-        return decode_us(self, batch_size, kv_len, out, threads)
+        return evaluate.decode_us(self, batch_size, kv_len, out, threads)
 
     def prefill_us(
         self,
@@ -185,9 +184,7 @@ class StepPlan:
         PlanRangeError, BatchError
             As in :meth:`decode_us`.
         """
-        from fastroof.run import prefill_us
-
-        return prefill_us(self, new_tokens, context_len, batch_size, out, threads)
+        return evaluate.prefill_us(self, new_tokens, context_len, batch_size, out, threads)
 
     def run(self, batch: StepBatch, *, threads: int = 1) -> StepTimes:
         """Time ragged steps, with the origin and the parts of each.
@@ -197,9 +194,7 @@ class StepPlan:
         StepTimes
             latency_us, origin and components, one entry a step.
         """
-        from fastroof.run import run_batch
-
-        return run_batch(self, batch, threads)
+        return evaluate.run_batch(self, batch, threads)
 
     def step_us(self, batch: StepBatch, *, threads: int = 1) -> npt.NDArray[np.float64]:
         """Time ragged steps: ``run(batch).latency_us``, without the rest.
@@ -209,9 +204,7 @@ class StepPlan:
         ndarray of float64, shape (steps,)
             Microseconds a step.
         """
-        from fastroof.run import step_us
-
-        return step_us(self, batch, threads)
+        return evaluate.step_us(self, batch, threads)
 
     def explain(self, requests: Iterable[tuple[int, int]]) -> Explanation:
         """Break one step down by operator: latency, FLOPs, bytes, MFU, what bounds it, origin.

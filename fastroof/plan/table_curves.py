@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,9 @@ from fastroof.compiled.gemms import gemm_latency_us
 from fastroof.compiled.grids import FORM_DECODE_RATE, FORM_PREFILL_RATE, cells_of
 from fastroof.compiled.search import bracket
 from fastroof.errors import PlanError
+from fastroof.once import made_once
 from fastroof.pack import SIZE_LIMIT, PackedGrid
-from fastroof.plan.curves import RowCurve
+from fastroof.plan.curves import RowCurve, row_values
 from fastroof.plan.datasheet import elementwise_curve
 from fastroof.plan.operators import AllReduce, Elementwise, Gemm, RowOperator
 from fastroof.roofline import HeadShape
@@ -28,15 +29,18 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class TableCurves:
-    """Curves from measured tables; each distinct one is made once and kept."""
+    """Curves from measured tables; each distinct one is made once, and kept with the tables."""
 
     tables: Tables
     method: str = "roofline"
-    _made: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise PlanError(f"method must be one of {', '.join(METHODS)}, got {self.method!r}")
+
+    @made_once
+    def _made(self) -> dict[Any, Any]:
+        return self.tables.kept(("curves", self.method))
 
     @property
     def quantise_inputs(self) -> bool:
@@ -46,17 +50,27 @@ class TableCurves:
 
     def row_curve(self, operator: RowOperator, max_rows: int) -> RowCurve:
         """Latency of an operator against its rows."""
+        key = self._key(operator, max_rows)
+        if key not in self._made:
+            self._made[key] = self._curve(operator, max_rows)
+        return RowCurve(operator, *self._made[key])
+
+    def row_values(self, operator: RowOperator, max_rows: int) -> tuple[Floats, npt.NDArray[np.uint8]]:
+        """Latency of an operator at every number of rows, and its origin."""
+        key = ("rows", self._key(operator, max_rows), max_rows)
+        if key not in self._made:
+            self._made[key] = row_values(self.row_curve(operator, max_rows), max_rows)
+        return self._made[key]  # type: ignore[no-any-return]
+
+    def _key(self, operator: RowOperator, max_rows: int) -> tuple[Any, ...]:
+        """What a curve depends on: not the operator's name, nor how often it runs."""
         if isinstance(operator, Gemm):
             key: tuple[Any, ...] = (operator.dtype, operator.n, operator.k)
         elif isinstance(operator, AllReduce):
             key = (operator.num_gpus, operator.row_bytes)
         else:
             key = (operator.row_bytes,)
-        if self.method != "roofline":
-            key = (*key, max_rows)
-        if key not in self._made:
-            self._made[key] = self._curve(operator, max_rows)
-        return RowCurve(operator, *self._made[key])
+        return key if self.method == "roofline" else (*key, max_rows)
 
     def _curve(self, operator: RowOperator, max_rows: int) -> tuple[Any, ...]:
         if isinstance(operator, Elementwise):
@@ -116,6 +130,12 @@ class TableCurves:
 
     def attention_block(self, operator: str, heads: HeadShape) -> Floats:
         """Grid block of an attention operator; borrowed nodes say so."""
+        key = (operator, heads)
+        if key not in self._made:
+            self._made[key] = self._block(operator, heads)
+        return self._made[key]  # type: ignore[no-any-return]
+
+    def _block(self, operator: str, heads: HeadShape) -> Floats:
         found = self.tables.attention(operator, heads)
         if self.method == "roofline":
             block = found.grid.arena
@@ -129,7 +149,10 @@ class TableCurves:
 
     def prefix_us(self, heads: HeadShape) -> tuple[float, float]:
         """Price of a prefix, see :meth:`Tables.prefix_us`."""
-        return self.tables.prefix_us(heads)
+        key = ("prefix", heads)
+        if key not in self._made:
+            self._made[key] = self.tables.prefix_us(heads)
+        return self._made[key]  # type: ignore[no-any-return]
 
 
 def _rate_block(grid: PackedGrid, method: str, *, is_decode: bool) -> Floats:

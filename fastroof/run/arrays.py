@@ -52,7 +52,7 @@ def loop_array(array: Ints) -> Ints:
 def as_loops_read(arrays: list[Ints], shape: tuple[int, ...]) -> list[Ints] | None:
     """Flat views of arrays that loops can read in place, or None where one has to be converted."""
     first = arrays[0].dtype
-    if first not in (np.int32, np.int64):
+    if first != np.int64 and first != np.int32:
         return None
     for array in arrays:
         flags = array.flags

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from fastroof.compiled import decode_lines, steps
 from fastroof.errors import BatchError
-from fastroof.run.arrays import CHUNK, Ints, as_loops_read, chunks, int_array
+from fastroof.run.arrays import Ints, as_loops_read, chunks, int_array
 from fastroof.run.batch import StepBatch, StepComponents, StepTimes
 from fastroof.run.refusals import raise_requests, raise_sizes
 
@@ -43,52 +43,57 @@ def _in_threads(loop: Callable[[slice], int], count: int, threads: int) -> int:
     return code
 
 
-def _answer(out: Floats | None, shape: tuple[int, ...], arrays: list[Ints]) -> Floats:
-    if out is None:
-        return np.empty(shape)
+def _answer(out: Any, shape: tuple[int, ...], arrays: list[Ints]) -> Floats:
+    """Where the times go: ``out`` if it will do."""
     fits = isinstance(out, np.ndarray) and out.dtype == np.float64 and out.shape == shape
     if not fits or not out.flags.c_contiguous or not out.flags.writeable:
         raise BatchError(f"out must be a writeable, C-contiguous float64 array of shape {shape}")
-    if any(np.may_share_memory(out, array) for array in arrays):
-        raise BatchError("out must not share memory with the sizes, which are read while it is written")
-    return out
+    for array in arrays:
+        if np.may_share_memory(out, array):
+            raise BatchError("out must not share memory with the sizes, which are read while it is written")
+    return out  # type: ignore[no-any-return]
 
 
-def _homogeneous(plan: StepPlan, loop: Loop, arguments: dict[str, Any], out: Any, threads: int) -> Any:
-    names = list(arguments)
-    arrays = [int_array(name, value) for name, value in arguments.items()]
+def _common_shape(names: tuple[str, ...], arrays: list[Ints]) -> tuple[int, ...]:
     shape = arrays[0].shape
-    if any(array.shape != shape for array in arrays):
-        try:
-            shape = np.broadcast_shapes(*(array.shape for array in arrays))
-        except ValueError:
-            shapes = ", ".join(f"{n} {a.shape}" for n, a in zip(names, arrays, strict=True))
-            raise BatchError(f"shapes do not broadcast: {shapes}") from None
-    answer = _answer(out, shape, arrays)
+    for array in arrays:
+        if array.shape != shape:
+            try:
+                return np.broadcast_shapes(*[a.shape for a in arrays])
+            except ValueError:
+                shapes = ", ".join(f"{n} {a.shape}" for n, a in zip(names, arrays, strict=True))
+                raise BatchError(f"shapes do not broadcast: {shapes}") from None
+    return shape
+
+
+def _equal_steps(
+    plan: StepPlan, loop: Loop, names: tuple[str, ...], values: tuple[Any, ...], out: Any, threads: int
+) -> Any:
+    """Time steps of equal requests: a loop over integers of any kind."""
+    arrays = [int_array(name, value) for name, value in zip(names, values, strict=True)]
+    shape = _common_shape(names, arrays)
+    answer = np.empty(shape) if out is None else _answer(out, shape, arrays)
     flat = answer.reshape(-1)
     native = as_loops_read(arrays, shape)
 
     def run(part: slice) -> int:
         if native is not None:
-            return loop(*(array[part] for array in native), flat[part])
+            return loop(*[array[part] for array in native], flat[part])
         code = 0
         for where, converted in chunks(arrays, part):
             code |= loop(*converted, flat[where])
         return code
 
     if _in_threads(run, len(flat), threads):
-        for first in range(0, len(flat), CHUNK):
-            part = slice(first, min(first + CHUNK, len(flat)))
-            for where, converted in chunks(arrays, part):
-                raise_sizes(plan, dict(zip(names, converted, strict=True)), where.start)
+        for where, converted in chunks(arrays, slice(0, len(flat))):
+            raise_sizes(plan, dict(zip(names, converted, strict=True)), where.start)
     if out is not None:
         return out
-    return float(flat[0]) if shape == () else answer
+    return answer if shape else float(flat[0])
 
 
 def decode_us(plan: StepPlan, batch_size: Any, kv_len: Any, out: Any, threads: int) -> Any:
     """Answer ``plan.decode_us``."""
-    arguments = {"batch_size": batch_size, "kv_len": kv_len}
     lines = plan.decode_lines
 
     def loop(batch: Ints, kv: Ints, out: Floats) -> int:
@@ -97,19 +102,19 @@ def decode_us(plan: StepPlan, batch_size: Any, kv_len: Any, out: Any, threads: i
         line_at = np.empty(decode_lines.CHUNK, np.uint32)
         return decode_lines.decode_steps_us(lines, batch, kv, line_at, out)
 
-    return _homogeneous(plan, loop, arguments, out, threads)
+    return _equal_steps(plan, loop, ("batch_size", "kv_len"), (batch_size, kv_len), out, threads)
 
 
 def prefill_us(
     plan: StepPlan, new_tokens: Any, context_len: Any, batch_size: Any, out: Any, threads: int
 ) -> Any:
     """Answer ``plan.prefill_us``."""
-    arguments = {"new_tokens": new_tokens, "context_len": context_len, "batch_size": batch_size}
+    names = ("new_tokens", "context_len", "batch_size")
 
     def loop(new: Ints, context: Ints, batch: Ints, out: Floats) -> int:
         return steps.prefill_steps_us(plan.arena, new, context, batch, out)
 
-    return _homogeneous(plan, loop, arguments, out, threads)
+    return _equal_steps(plan, loop, names, (new_tokens, context_len, batch_size), out, threads)
 
 
 def step_us(plan: StepPlan, batch: StepBatch, threads: int) -> Floats:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from fastroof import flops
-from fastroof.columns import ORIGIN_BORROWED, ORIGIN_EXTRAPOLATED, ORIGIN_MEASURED, ORIGIN_MODELLED
-from fastroof.compiled import gemms, grids
+from fastroof.columns import ORIGIN_BORROWED, ORIGIN_EXTRAPOLATED, ORIGIN_MEASURED
+from fastroof.compiled import gemms, grids, points
+from fastroof.compiled.grid_points import grid_points_us
 from fastroof.compiled.search import curve_latency_us
 from fastroof.errors import LookupInputError
+from fastroof.pack.curves import cell_origins
+from fastroof.pack.guides import joined_axes
 from fastroof.roofline import HeadShape
-from fastroof.tables.sizes import checked_sizes, checked_text
+from fastroof.tables.sizes import checked_points, checked_text
 from fastroof.units import PEAK_DTYPE, US_PER_S
 
 if TYPE_CHECKING:
@@ -26,8 +30,17 @@ __all__ = ["METHODS", "node_latency_us", "run_lookup"]
 METHODS = ("roofline", "linear_mfu", "nearest", "floor")
 
 Floats = npt.NDArray[np.float64]
-Sizes = dict[str, npt.NDArray[np.int64]]
-
+Answers = tuple[Floats, Floats, npt.NDArray[np.uint8]]
+"""latency_us, mfu and origin of some points, to be filled."""
+Key = tuple[int, ...]
+AXES: Final[dict[str, tuple[str, ...]]] = {
+    "gemm": ("m", "n", "k"),
+    "attention_prefill": ("batch_size", "q_len", "kv_len"),
+    "attention_decode": ("batch_size", "kv_len"),
+    "allreduce": ("message_bytes",),
+    "moe": ("num_tokens",),
+}
+"""Sizes that a kernel is looked up at; the others say which kernel."""
 REQUIRED: dict[str, tuple[str, ...]] = {
     "gemm": ("m", "n", "k"),
     "attention_prefill": ("num_q_heads", "num_kv_heads", "head_dim", "q_len", "kv_len"),
@@ -44,6 +57,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }
 
 
+# FLOPs of the smallest shape: the peak of a dtype over them is what MFU is counted in.
+GEMM_FLOPS: Final = float(flops.gemm_flops(1, 1, 1))
+ATTENTION_FLOPS: Final = float(flops.attention_flops(1, 1, 1, 1))
+
+
 def run_lookup(tables: Tables, operator: str, method: str, given: Mapping[str, Any]) -> Lookup:
     """Answer ``tables.lookup(operator, method=method, **given)``."""
     from fastroof.tables import Lookup
@@ -52,153 +70,190 @@ def run_lookup(tables: Tables, operator: str, method: str, given: Mapping[str, A
         raise LookupInputError(f"unknown operator {operator!r}: use one of {', '.join(REQUIRED)}")
     if not isinstance(method, str) or method not in METHODS:
         raise LookupInputError(f"unknown method {method!r}: use one of {', '.join(METHODS)}")
-    arguments = {**DEFAULTS[operator], **given}
-    known = {*REQUIRED[operator], *DEFAULTS[operator]}
-    unknown, missing = sorted(set(given) - known), [n for n in REQUIRED[operator] if n not in given]
-    if unknown or missing:
+    required, defaults, axes = REQUIRED[operator], DEFAULTS[operator], AXES[operator]
+    arguments = {**defaults, **given}
+    if len(arguments) != len(required) + len(defaults) or any(name not in given for name in required):
+        known = {*required, *defaults}
+        unknown, missing = sorted(set(given) - known), [n for n in required if n not in given]
         wrong = f"does not take {', '.join(unknown)}" if unknown else f"needs {', '.join(missing)}"
         raise LookupInputError(f"lookup of {operator} {wrong}: it takes {', '.join(sorted(known))}")
-    text_names = [n for n, v in DEFAULTS[operator].items() if isinstance(v, str)]
-    text = {n: checked_text(n, arguments.pop(n)) for n in text_names}
-    sizes, shape = checked_sizes(arguments)
-    latency_us = np.empty(len(next(iter(sizes.values()))))
-    origin = np.empty(latency_us.shape, np.uint8)
-    answer = _ANSWER[operator](tables, method, sizes, text, latency_us, origin)
-    dtype = PEAK_DTYPE.get(text.get("dtype", "bf16"))
-    if answer is None or dtype is None:
-        mfu = np.full(latency_us.shape, np.nan)
-    else:
-        mfu = answer / (latency_us * (tables.gpu.peak(dtype) / US_PER_S))
-    return Lookup(latency_us.reshape(shape), mfu.reshape(shape), origin.reshape(shape))
+    text = {n: checked_text(n, arguments.pop(n)) for n, v in defaults.items() if isinstance(v, str)}
+    asked = checked_points(arguments)
+    key_names = [name for name in (*required, *defaults) if name in arguments and name not in axes]
+    count = math.prod(asked.shape)
+    found = Lookup(np.empty(count), np.empty(count), np.empty(count, np.uint8))
+    answer = _ANSWER[operator]
+    for part, sizes, columns in asked.chunks(axes):
+        answers = (found.latency_us[part], found.mfu[part], found.origin[part])
+        if not columns:
+            key = tuple(asked.whole[name] for name in key_names)
+            answer(tables, method, text, key, sizes, answers)
+            continue
+        for key, rows in _kernels([columns.get(n, asked.whole.get(n)) for n in key_names], len(sizes[0])):
+            some = (np.empty(len(rows)), np.empty(len(rows)), np.empty(len(rows), np.uint8))
+            answer(tables, method, text, key, [size[rows] for size in sizes], some)
+            for i in range(len(answers)):
+                answers[i][rows] = some[i]
+    shape = asked.shape
+    return Lookup(found.latency_us.reshape(shape), found.mfu.reshape(shape), found.origin.reshape(shape))
+
+
+def _kernels(columns: list[Any], count: int) -> Iterator[tuple[Key, npt.NDArray[np.int64]]]:
+    """Every distinct combination of some sizes, with the points that have it."""
+    wide = np.stack([np.broadcast_to(column, count) for column in columns])
+    order = np.lexsort(wide)
+    wide = wide[:, order]
+    starts = np.flatnonzero(np.r_[True, (wide[:, 1:] != wide[:, :-1]).any(axis=0)])
+    for rows, start in zip(np.split(order, starts[1:]), starts, strict=True):
+        yield tuple(int(v) for v in wide[:, start]), rows
+
+
+def _unit_us(tables: Tables, dtype: str, work: float) -> float:
+    """What some FLOPs take at the peak that ``dtype`` computes at, us; NaN where it has none."""
+    peak_dtype = PEAK_DTYPE.get(dtype)
+    return math.nan if peak_dtype is None else work / (tables.gpu.peak(peak_dtype) / US_PER_S)
 
 
 def _gemm(
-    tables: Tables, method: str, sizes: Sizes, text: dict[str, str], out: Floats, origin: Any
-) -> Floats:
+    tables: Tables, method: str, text: dict[str, str], key: Key, sizes: list[Floats], answers: Answers
+) -> None:
+    m, n, k = sizes
+    out, mfu, origin = answers
     packed = tables.gemm(text["dtype"])
-    m, n, k = (sizes[name].astype(np.float64) for name in ("m", "n", "k"))
     if method == "roofline":
         gemms.gemm_latency_us(*packed, m, n, k, out, origin)
     elif method == "linear_mfu":
         gemms.gemm_linear_mfu_us(*packed, m, n, k, out, origin)
     elif method == "floor":
-        gemms.gemm_floor_us(*packed[:-1], m, n, k, out, origin)
+        gemms.gemm_floor_us(*packed, m, n, k, out, origin)
     else:
         with np.errstate(divide="ignore"):
-            log_k_axis, log_n_axis, log_m_axis = (
-                np.log2(a) for a in (packed.k_axis, packed.n_axis, packed.m_axis)
+            log_k_axis, log_n_axis, log_m_axis, log_m, log_n, log_k = (
+                np.log2(a) for a in (packed.k_axis, packed.n_axis, packed.m_axis, m, n, k)
             )
         gemms.gemm_nearest_us(
-            *packed[:-1], log_k_axis, log_n_axis, log_m_axis,
-            m, n, k, np.log2(m), np.log2(n), np.log2(k), out, origin,
-        )  # fmt: skip
-    return flops.gemm_flops(m, n, k)
-
-
-def _each(sizes: Sizes, names: tuple[str, ...]) -> Iterator[tuple[tuple[int, ...], Any]]:
-    """Every distinct combination of some sizes, with the rows that have it."""
-    columns = np.stack([sizes[name] for name in names])
-    if (columns == columns[:, :1]).all():
-        if columns.shape[1]:
-            yield tuple(int(v) for v in columns[:, 0]), slice(None)
-        return
-    distinct, code = np.unique(columns, axis=1, return_inverse=True)
-    for i, key in enumerate(distinct.T):
-        yield tuple(int(v) for v in key), np.flatnonzero(code.ravel() == i)
+            *packed, log_k_axis, log_n_axis, log_m_axis, m, n, k, log_m, log_n, log_k, out, origin
+        )
+    points.gemm_mfu(m, n, k, _unit_us(tables, text["dtype"], GEMM_FLOPS), out, mfu)
 
 
 def _grid_lookup(
-    grid: PackedGrid, method: str, y: Floats, x: Floats, work_of: Callable[[Any, Any], Floats], work: Floats
-) -> tuple[Floats, npt.NDArray[np.uint8]]:
-    """Look (y, x) up in a packed grid; ``work_of`` gives the FLOPs at nodes, ``work`` at the points."""
-    out = np.empty(len(y))
-    made = np.empty(len(y), np.uint8)
+    grid: PackedGrid, method: str, y: Floats, x: Floats, out: Floats, made: Any, *, is_decode: bool
+) -> None:
+    """Look (y, x) up in a packed grid."""
     if method == "roofline":
         grids.grid_latency_us(grid.arena, y, x, out, made)
-        return out, made
+        return
     axes = (grid.y_axis, grid.x_axis, grid.cells)
-    node_work = work_of(grid.y_axis[:, None], grid.x_axis[None, :])
+
+    def work_of(batch: Floats, length: Floats) -> Floats:
+        return np.asarray(batch * (length if is_decode else length * (length + 1.0) * 0.5))
+
+    work, node_work = work_of(y, x), work_of(grid.y_axis[:, None], grid.x_axis[None, :])
     if method == "linear_mfu":
         grids.grid_linear_mfu_us(grid.arena, *axes, node_work, y, x, work, out, made)
-        return out, made
+        return
     with np.errstate(divide="ignore"):
         log_y_axis, log_x_axis, log_y, log_x = (np.log2(a) for a in (grid.y_axis, grid.x_axis, y, x))
     grids.grid_node_us(
         *axes, grid.flags, node_work, method == "floor", y, x, work,
         log_y_axis, log_x_axis, log_y, log_x, out, made,
     )  # fmt: skip
-    return out, made
 
 
 def node_latency_us(grid: PackedGrid, method: str, y: Floats, x: Floats, *, is_decode: bool) -> Floats:
     """Latency that a method gives at points of a grid, us."""
+    out = np.empty(len(y))
+    _grid_lookup(grid, method, y, x, out, np.empty(len(y), np.uint8), is_decode=is_decode)
+    return out
 
-    def work_of(batch: Any, length: Any) -> Floats:
-        return np.asarray(batch * (length if is_decode else length * (length + 1.0) * 0.5))
 
-    return _grid_lookup(grid, method, y, x, work_of, work_of(y, x))[0]
+class _Attention(NamedTuple):
+    """An attention table of one head shape, ready for points: made once and kept with the tables."""
+
+    grid: PackedGrid
+    points: tuple[Floats, npt.NDArray[np.int64], Floats, npt.NDArray[np.uint16]] | None
+    borrowed: bool
+    unit_us: float
+    prefix_us: tuple[float, float]
+
+
+def _attention(tables: Tables, operator: str, text: dict[str, str], key: Key) -> _Attention:
+    shape = HeadShape(text["kv_dtype"], *key)
+    cache, where = tables._packed, ("lookup", operator, shape)
+    if where not in cache:
+        if shape.num_q_heads % shape.num_kv_heads:
+            raise LookupInputError(
+                f"num_q_heads {shape.num_q_heads} is not a multiple of num_kv_heads {shape.num_kv_heads}"
+            )
+        found = tables.attention(operator, shape)
+        grid, borrowed = found.grid, found.borrowed
+        axes, guides = joined_axes([grid.y_axis, grid.x_axis])
+        flags = np.maximum(grid.flags.astype(np.uint8), ORIGIN_BORROWED if borrowed else ORIGIN_MEASURED)
+        cache[where] = _Attention(
+            grid,
+            (axes, guides, grid.cells.ravel(), cell_origins(flags).ravel()) if len(guides) else None,
+            borrowed,
+            _unit_us(tables, "bf16", ATTENTION_FLOPS * shape.num_q_heads * shape.head_dim),
+            tables.prefix_us(shape) if operator == "attention_prefill" else (0.0, 0.0),
+        )
+    return cache[where]  # type: ignore[no-any-return]
+
+
+def _attention_us(
+    found: _Attention,
+    method: str,
+    batch: Floats,
+    length: Floats,
+    out: Floats,
+    origin: Any,
+    *,
+    is_decode: bool,
+) -> None:
+    if method == "roofline" and found.points is not None:
+        grid_points_us(*found.points, batch, length, out, origin)
+        return
+    _grid_lookup(found.grid, method, batch, length, out, origin, is_decode=is_decode)
+    if found.borrowed:
+        np.maximum(origin, ORIGIN_BORROWED, out=origin)
 
 
 def _decode(
-    tables: Tables, method: str, sizes: Sizes, text: dict[str, str], out: Floats, origin: Any
-) -> Floats:
-    batch, kv_len = (sizes[n].astype(np.float64) for n in ("batch_size", "kv_len"))
-    work = flops.decode_attention_flops(sizes["num_q_heads"], sizes["head_dim"], kv_len, batch)
-    for (nh, nkv, dim), rows in _each(sizes, ("num_q_heads", "num_kv_heads", "head_dim")):
-        shape = HeadShape(text["kv_dtype"], nh, nkv, dim)
-        found = tables.attention("attention_decode", _checked_heads(shape))
-
-        def work_of(b: Any, kv: Any, nh: int = nh, dim: int = dim) -> Floats:
-            return flops.decode_attention_flops(nh, dim, kv, b)
-
-        out[rows], made = _grid_lookup(found.grid, method, batch[rows], kv_len[rows], work_of, work[rows])
-        origin[rows] = np.maximum(made, ORIGIN_BORROWED) if found.borrowed else made
-    return work
+    tables: Tables, method: str, text: dict[str, str], key: Key, sizes: list[Floats], answers: Answers
+) -> None:
+    batch, kv_len = sizes
+    out, mfu, origin = answers
+    found = _attention(tables, "attention_decode", text, key)
+    _attention_us(found, method, batch, kv_len, out, origin, is_decode=True)
+    points.decode_mfu(batch, kv_len, found.unit_us, out, mfu)
 
 
 def _prefill(
-    tables: Tables, method: str, sizes: Sizes, text: dict[str, str], out: Floats, origin: Any
-) -> Floats:
-    batch, q_len, kv_len = (sizes[n].astype(np.float64) for n in ("batch_size", "q_len", "kv_len"))
-    if (kv_len < q_len).any():
+    tables: Tables, method: str, text: dict[str, str], key: Key, sizes: list[Floats], answers: Answers
+) -> None:
+    batch, q_len, kv_len = sizes
+    out, mfu, origin = answers
+    found = _attention(tables, "attention_prefill", text, key)
+    _attention_us(found, method, batch, q_len, out, origin, is_decode=False)
+    prices = (*found.prefix_us, found.unit_us)
+    if not points.prefill_us_and_mfu(batch, q_len, kv_len, *prices, out, mfu, origin):
         at = int(np.flatnonzero(kv_len < q_len)[0])
         raise LookupInputError(
             f"kv_len {int(kv_len[at])} is less than q_len {int(q_len[at])}: "
             "kv_len counts the prefix and the new tokens"
         )
-    heads, dims = sizes["num_q_heads"], sizes["head_dim"]
-    work = flops.attention_flops(heads, dims, q_len, kv_len, batch)
-    prefix_len = kv_len - q_len
-    for (nh, nkv, dim), rows in _each(sizes, ("num_q_heads", "num_kv_heads", "head_dim")):
-        shape = HeadShape(text["kv_dtype"], nh, nkv, dim)
-        found = tables.attention("attention_prefill", _checked_heads(shape))
-
-        def work_of(b: Any, q: Any, nh: int = nh, dim: int = dim) -> Floats:
-            return flops.attention_flops(nh, dim, q, q, b)
-
-        b, q, prefix = batch[rows], q_len[rows], prefix_len[rows]
-        causal_work = flops.attention_flops(nh, dim, q, q, b)
-        latency, made = _grid_lookup(found.grid, method, b, q, work_of, causal_work)
-        pair_us, token_us = tables.prefix_us(shape)
-        latency = latency + (pair_us * (b * q * prefix) + token_us * (b * prefix))
-        made = np.where(prefix > 0, ORIGIN_MODELLED, made)
-        out[rows] = latency
-        origin[rows] = np.maximum(made, ORIGIN_BORROWED) if found.borrowed else made
-    return work
 
 
 def _curve_lookup(
-    curve: PackedCurve, method: str, x: Floats, node_sizes: Floats, sizes: Floats
-) -> tuple[Floats, npt.NDArray[np.uint8]]:
+    curve: PackedCurve, method: str, x: Floats, node_sizes: Floats, sizes: Floats, out: Floats, made: Any
+) -> None:
     """Look x up on one curve whose measured nodes have the given sizes (message bytes, tokens).
 
     The other methods keep size / latency, which is what MFU is for a curve.
     """
-    out = np.empty(len(x))
-    made = np.empty(len(x), np.uint8)
     curve_latency_us(*curve, x, out, made)
     if method == "roofline":
-        return out, made
+        return
     rate = node_sizes / curve.value[1:-1]
     if method == "linear_mfu":
         other = sizes / np.interp(sizes, node_sizes, rate)
@@ -211,46 +266,38 @@ def _curve_lookup(
             beyond = sizes * sizes > node_sizes[node] * node_sizes[above]
             node = np.where(beyond & (sizes >= node_sizes[0]), above, node)
         other = sizes / rate[node]
-        made = np.where(made == ORIGIN_MEASURED, made, ORIGIN_EXTRAPOLATED).astype(np.uint8)
-    return np.where(made == ORIGIN_MEASURED, out, other), made
+        made[made != ORIGIN_MEASURED] = ORIGIN_EXTRAPOLATED
+    np.copyto(out, other, where=made != ORIGIN_MEASURED)
 
 
 def _allreduce(
-    tables: Tables, method: str, sizes: Sizes, text: dict[str, str], out: Floats, origin: Any
+    tables: Tables, method: str, text: dict[str, str], key: Key, sizes: list[Floats], answers: Answers
 ) -> None:
-    message = sizes["message_bytes"].astype(np.float64)
-    for (num_gpus,), rows in _each(sizes, ("num_gpus",)):
-        if num_gpus == 1:
-            raise LookupInputError("an all-reduce needs num_gpus of at least 2, got 1")
-        curve = tables.allreduce(text["dtype"], num_gpus, text["mode"])
-        x = message[rows]
-        out[rows], origin[rows] = _curve_lookup(curve, method, x, curve.axis[1:-1], x)
+    (num_gpus,), (message,) = key, sizes
+    out, mfu, origin = answers
+    if num_gpus == 1:
+        raise LookupInputError("an all-reduce needs num_gpus of at least 2, got 1")
+    curve = tables.allreduce(text["dtype"], num_gpus, text["mode"])
+    _curve_lookup(curve, method, message, curve.axis[1:-1], message, out, origin)
+    mfu.fill(math.nan)
 
 
-def _moe(tables: Tables, method: str, sizes: Sizes, text: dict[str, str], out: Floats, origin: Any) -> Floats:
-    names = ("hidden", "intermediate", "topk", "num_experts", "moe_tp", "moe_ep")
-    tokens = sizes["num_tokens"].astype(np.float64)
-    total = np.empty(len(tokens))
-    for key, rows in _each(sizes, names):
-        hidden, intermediate, topk, _, moe_tp, moe_ep = key
-        packed = tables.moe((text["dtype"], *key, text["distribution"]))
+def _moe(
+    tables: Tables, method: str, text: dict[str, str], key: Key, sizes: list[Floats], answers: Answers
+) -> None:
+    hidden, intermediate, topk, _, moe_tp, moe_ep = key
+    (tokens,) = sizes
+    out, mfu, origin = answers
+    packed = tables.moe((text["dtype"], *key, text["distribution"]))
+    _curve_lookup(packed.curve, method, packed.roofline_us(tokens), packed.tokens, tokens, out, origin)
+    cache, where = tables._packed, ("lookup", "moe", text["dtype"], key)
+    if where not in cache:
         per_token = float(flops.moe_flops(1, hidden, intermediate, topk, moe_tp, moe_ep))
-        total[rows] = tokens[rows] * per_token
-        out[rows], origin[rows] = _curve_lookup(
-            packed.curve, method, packed.roofline_us(tokens[rows]), packed.tokens, tokens[rows]
-        )
-    return total
+        cache[where] = _unit_us(tables, text["dtype"], per_token)
+    points.curve_mfu(tokens, cache[where], out, mfu)
 
 
-def _checked_heads(shape: HeadShape) -> HeadShape:
-    if shape.num_q_heads % shape.num_kv_heads:
-        raise LookupInputError(
-            f"num_q_heads {shape.num_q_heads} is not a multiple of num_kv_heads {shape.num_kv_heads}"
-        )
-    return shape
-
-
-_ANSWER: dict[str, Callable[..., Floats | None]] = {
+_ANSWER: dict[str, Callable[..., None]] = {
     "gemm": _gemm,
     "attention_prefill": _prefill,
     "attention_decode": _decode,

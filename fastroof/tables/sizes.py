@@ -1,18 +1,30 @@
-"""Sizes at the public edge: integers or integer arrays of at least 1, broadcast together."""
+"""Sizes at the public edge: integers or integer arrays of at least 1, broadcast together.
+
+Loops take float64 arrays of one length, contiguous and writable, so that one compiled version serves
+every caller. Arguments of any stride and number type are copied into such arrays a chunk at a time, and
+checked on the way: 0.1 ns a size for contiguous int32 and int64, predicted 0.3, and 0.3 for all else. A
+compiled version of every loop for every type costs its compilation, and a converted copy of everything
+8 bytes a size.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from fastroof.errors import FastroofError, LookupInputError
+from fastroof.compiled.points import copied_sizes
+from fastroof.errors import LookupInputError
 
-__all__ = ["LARGEST", "checked_size_array", "checked_sizes", "checked_text"]
+__all__ = ["CHUNK", "LARGEST", "Points", "checked_points", "checked_text"]
 
-LARGEST: dict[str, int] = {
+Floats = npt.NDArray[np.float64]
+
+LARGEST: Final[dict[str, int]] = {
     "n": 2**24,
     "k": 2**24,
     "batch_size": 2**24,
@@ -24,69 +36,161 @@ LARGEST: dict[str, int] = {
 }
 """Largest size each argument may have; 2**28 where it is not listed."""
 
-LARGEST_OTHER = 2**28
+LARGEST_OTHER: Final = 2**28
+
+NATIVE: Final = (np.dtype(np.int64), np.dtype(np.int32))
+
+CHUNK: Final = 32_768
+"""Points at a time: a copied argument is 256 KiB of a second-level cache, and the 10 us that a chunk costs
+are 0.3 ns a point."""
 
 
-def checked_size_array(
-    name: str, value: Any, minimum: int = 1, error: type[FastroofError] = LookupInputError
-) -> npt.NDArray[np.int64]:
-    """One argument as an int64 array, or an error that names it.
+def _checked_size(name: str, value: Any) -> int:
+    """One size in its range, or an error that names the argument."""
+    if not math.isfinite(value) or value != math.floor(value):
+        raise LookupInputError(f"{name} must be a whole number, got {value}")
+    if value < 1:
+        raise LookupInputError(f"{name} must be at least 1, got {value}")
+    largest = LARGEST.get(name, LARGEST_OTHER)
+    if value > largest:
+        raise LookupInputError(f"{name} must be at most {largest}, got {value}")
+    return int(value)
 
-    Parameters
-    ----------
-    name : str
-        The argument's name.
-    value : int or array_like of int
-        Integers; floats are taken where they hold whole numbers.
-    minimum : int
-        Least allowed value.
-    error : type
-        What to raise.
 
-    Returns
-    -------
-    ndarray of int64
-        Of the value's own shape.
-    """
+def _number_array(name: str, value: Any) -> npt.NDArray[Any]:
+    """The argument as an array of integers or floats, which need not be copied nor checked for that."""
     try:
         array = np.asarray(value)
     except ValueError:
-        raise error(f"{name} must be an integer or an array of integers, got {value!r:.60}") from None
-    largest = LARGEST.get(name, LARGEST_OTHER)
+        array = np.array(None)
     if array.dtype.kind not in "iuf":
-        raise error(f"{name} must be an integer or an array of integers, got {value!r:.60}")
-    if array.size == 0:
-        return np.zeros(array.shape, np.int64)
-    if array.dtype.kind == "f":
-        wrong = ~np.isfinite(array) | (array != np.floor(array))
-        if wrong.any():
-            raise error(f"{name} must be a whole number, got {array[wrong].flat[0]}")
-    low, high = array.min(), array.max()
-    if low < minimum:
-        raise error(f"{name} must be at least {minimum}, got {low}")
-    if high > largest:
-        raise error(f"{name} must be at most {largest}, got {high}")
-    return array.astype(np.int64)
+        raise LookupInputError(f"{name} must be an integer or an array of integers, got {value!r:.60}")
+    return array
 
 
-def checked_sizes(
-    given: Mapping[str, Any],
-) -> tuple[dict[str, npt.NDArray[np.int64]], tuple[int, ...]]:
-    """All arguments of a lookup as flat int64 arrays of one length, and the broadcast shape.
+@dataclass(frozen=True, eq=False)
+class Points:
+    """The sizes of a lookup's points.
+
+    Attributes
+    ----------
+    whole : dict of str to int
+        Arguments with one value for all points, checked.
+    arrays : dict of str to ndarray
+        The others, as given: of any number type and stride, checked when they are read.
+    shape : tuple of int
+        Broadcast shape of all.
+    """
+
+    whole: dict[str, int]
+    arrays: dict[str, npt.NDArray[Any]]
+    shape: tuple[int, ...]
+
+    def chunks(self, names: Sequence[str]) -> Iterator[tuple[slice, list[Floats], dict[str, Floats]]]:
+        """Yield the points in order, at most CHUNK at a time; arrays are good until the next ones.
+
+        Parameters
+        ----------
+        names : sequence of str
+            Arguments wanted as arrays, whether they have one value or many.
+
+        Yields
+        ------
+        slice
+            Which points of the flattened shape.
+        list of ndarray of float64
+            The arguments named.
+        dict of str to ndarray of float64
+            The other arguments that are arrays.
+
+        Raises
+        ------
+        LookupInputError
+            Naming the argument that is not a size.
+        """
+        rows = [*names, *(name for name in self.arrays if name not in names)]
+        scratch = np.empty((len(rows), min(math.prod(self.shape), CHUNK)))
+        buffers = dict(zip(rows, scratch, strict=True))
+        for name in names:
+            if name in self.whole:
+                buffers[name][:] = self.whole[name]
+        for part, sources in self._flat_chunks():
+            sizes = {name: buffer[: part.stop - part.start] for name, buffer in buffers.items()}
+            for name, source in zip(self.arrays, sources, strict=True):
+                row, largest = sizes[name], float(LARGEST.get(name, LARGEST_OTHER))
+                if not _is_native(source):
+                    np.copyto(row, source, casting="unsafe")
+                    source = row
+                if not copied_sizes(source, largest, row):
+                    with np.errstate(invalid="ignore"):
+                        good = (row >= 1.0) & (row <= largest) & (row == np.floor(row))
+                    _checked_size(name, row[~good][0].item())
+            yield part, [sizes.pop(name) for name in names], sizes
+
+    def _flat_chunks(self) -> Iterator[tuple[slice, Sequence[npt.NDArray[Any]]]]:
+        arrays = list(self.arrays.values())
+        count = math.prod(self.shape)
+        if not count:
+            return
+        if all(a.shape == self.shape and (a.ndim == 1 or a.flags.c_contiguous) for a in arrays):
+            flat = [a.reshape(-1) for a in arrays]
+            for start in range(0, count, CHUNK):
+                part = slice(start, min(start + CHUNK, count))
+                yield part, [a[part] for a in flat]
+            return
+        # np.nditer broadcasts and walks any strides in the flattened order, through buffers of its own
+        wide = [np.broadcast_to(a, self.shape) for a in arrays]
+        with np.nditer(
+            wide, ["external_loop", "buffered"], [["readonly"]] * len(wide),
+            op_dtypes=[np.float64] * len(wide), order="C", casting="unsafe", buffersize=CHUNK,
+        ) as walk:  # fmt: skip
+            start = 0
+            while not walk.finished:
+                sources: Any = walk.value if len(wide) > 1 else (walk.value,)
+                yield slice(start, start + len(sources[0])), sources
+                start += len(sources[0])
+                walk.iternext()
+
+
+def _is_native(array: npt.NDArray[Any]) -> bool:
+    """Whether the loop that copies sizes is compiled for this array; others are copied twice."""
+    flags = array.flags
+    return array.dtype in NATIVE and flags.c_contiguous and flags.aligned and flags.writeable
+
+
+def checked_points(given: Mapping[str, Any]) -> Points:
+    """Sort the arguments of a lookup into single sizes and arrays, and broadcast them.
+
+    Parameters
+    ----------
+    given : mapping of str to int or array_like of int
+        Floats are taken where they hold whole numbers.
 
     Raises
     ------
     LookupInputError
         Naming the argument that is not a size, or the shapes that do not broadcast.
     """
-    arrays = {name: checked_size_array(name, value) for name, value in given.items()}
+    whole: dict[str, int] = {}
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, value in given.items():
+        if type(value) is int:
+            whole[name] = _checked_size(name, value)
+            continue
+        array = _number_array(name, value)
+        if array.ndim:
+            shapes[name] = array.shape
+        if array.size == 1:
+            whole[name] = _checked_size(name, array.item())
+        else:
+            arrays[name] = array
     try:
-        shape = np.broadcast_shapes(*(a.shape for a in arrays.values()))
+        shape = np.broadcast_shapes(*shapes.values()) if shapes else ()
     except ValueError:
-        shapes = ", ".join(f"{name} {a.shape}" for name, a in arrays.items() if a.ndim)
-        raise LookupInputError(f"shapes do not broadcast: {shapes}") from None
-    flat = {name: np.broadcast_to(a, shape).ravel() for name, a in arrays.items()}
-    return flat, shape
+        said = ", ".join(f"{name} {s}" for name, s in shapes.items())
+        raise LookupInputError(f"shapes do not broadcast: {said}") from None
+    return Points(whole, arrays, shape)
 
 
 def checked_text(name: str, value: Any) -> str:

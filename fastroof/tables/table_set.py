@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -279,6 +279,10 @@ class Tables:
             return None
         rate = np.median(io_bytes[large] / latency_us[large]) * US_PER_S
         return Streaming(float(latency_us[streams].min()), float(rate))
+
+    def kept(self, name: Hashable) -> dict[Any, Any]:
+        """What a later stage made from these tables and keeps with them, under a name of its own."""
+        return self._packed.setdefault(("kept", name), {})  # type: ignore[no-any-return]
 
     def groups(self, operator: str) -> dict[Key, npt.NDArray[np.int64]]:
         """Row indices by key of one operator's table."""

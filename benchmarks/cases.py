@@ -1,0 +1,145 @@
+"""What the suites and the table time: workloads of ``fastroof.bench`` and others, with more baselines."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.baselines import (
+    AiconfiguratorEngine,
+    NumpyPlan,
+    attention_nodes,
+    gemm_nodes,
+    interpn_interpolator,
+    python_decode_us,
+    scipy_interpolator,
+)
+from fastroof import run_sweep
+from fastroof.bench import WORKLOADS, Baseline, Setup, Workload
+from fastroof.bench.inputs import decode_sizes, ragged_decodes, sweep_axes
+from fastroof.bench.lookups import lookup_points
+from fastroof.bench.workloads import homogeneous_decode, ragged
+from fastroof.config import model_names
+from fastroof.flops import gemm_bytes, gemm_flops
+from fastroof.units import US_PER_S
+
+THREADS = 4
+
+
+def decode(setup: Setup) -> Workload:
+    """Homogeneous decode against NumPy over dense tables and plain Python as well."""
+    workload = WORKLOADS["decode"](setup)
+    batch, kv_len = decode_sizes(setup, workload.count)
+    few, fewer = min(workload.count, 500_000), setup.size(50, 5)
+    dense = NumpyPlan(setup.plan, setup.tables)
+
+    def plain() -> list[float]:
+        sizes = zip(batch[:fewer].tolist(), kv_len[:fewer].tolist(), strict=True)
+        return [python_decode_us(setup.plan, setup.tables, *size) for size in sizes]
+
+    more = (
+        Baseline("NumPy over dense tables", lambda: dense.decode_us(batch[:few], kv_len[:few]), few),
+        Baseline("lookups in Python", plain, fewer),
+    )
+    return replace(workload, baselines=(*workload.baselines, *more))
+
+
+def decode_int64(setup: Setup) -> Workload:
+    return homogeneous_decode(setup, setup.size(10_000_000, 20_000), np.int64, "decode-int64")
+
+
+def ragged_int64(setup: Setup) -> Workload:
+    batch = ragged_decodes(setup.size(100_000, 1_000), dtype=np.int64)
+    return ragged(setup, batch, "ragged-decode-int64", "decode")
+
+
+def in_threads(setup: Setup, name: str) -> Workload:
+    """A workload in four threads, against itself in one: the same bits."""
+    several, one = (WORKLOADS[name](replace(setup, threads=t)) for t in (THREADS, 1))
+    alone = Baseline("one thread", one.run, one.count, 0.0)
+    title = f"{several.title}, {THREADS} threads"
+    return replace(several, name=f"{name}-threads", title=title, baselines=(alone,))
+
+
+def sweep_in_threads(setup: Setup) -> Workload:
+    """The packaged sweep's grid, best batches kept: four threads against one."""
+    batch, kv_len = sweep_axes(setup)
+    spec = {
+        "gpu": setup.gpu.name, "models": list(model_names()[: setup.size(15, 1)]), "tp": [1, 2, 4, 8],
+        "dtype": ["bf16", "fp8"], "batch_size": list(range(1, batch[-1] + 1)),
+        "kv_len": np.unique(np.r_[kv_len, kv_len - 16]).tolist(), "report_kv_len": int(kv_len[-1]),
+    }  # fmt: skip
+
+    def swept(threads: int) -> Any:
+        with tempfile.TemporaryDirectory() as folder:
+            return run_sweep(spec, Path(folder) / "best.parquet", threads=threads)
+
+    found = swept(1)
+    one = Baseline("one thread", lambda: swept(1).evaluate_s, found.evaluations, None, reports_seconds=True)
+    title = f"{found.plans} plans, {found.evaluations:,} steps, best batch kept, {THREADS} threads"
+    return Workload(
+        "sweep-best-threads", title, "step", found.evaluations, lambda: swept(THREADS).evaluate_s,
+        baselines=(one,), reports_seconds=True,
+    )  # fmt: skip
+
+
+def lookup(setup: Setup, operator: str) -> Workload:
+    """Lookups by the default method, against general interpolators on the same nodes."""
+    count = setup.size(1_000_000, 2_000)
+    tables = setup.tables
+    points = lookup_points(tables, operator, count, setup.plan.heads)
+    nodes = gemm_nodes(tables, points) if operator == "gemm" else attention_nodes(tables, operator, points)
+    baselines = []
+    for name, make in (("scipy", scipy_interpolator), ("interpn", interpn_interpolator)):
+        try:
+            baselines.append(Baseline(name, make(nodes), count))
+        except ImportError:
+            continue
+    return Workload(
+        f"lookup {operator}",
+        f"{count:,} lookups of {operator}",
+        "lookup",
+        count,
+        lambda: tables.lookup(operator, **points).latency_us,
+        baselines=tuple(baselines),
+    )
+
+
+def aiconfigurator_steps(setup: Setup) -> Workload:
+    """Decode steps against aiconfigurator-core's engine, which takes one a call."""
+    engine = AiconfiguratorEngine()
+    workload = homogeneous_decode(setup, setup.size(1_000_000, 1_000), name="decode-aiconfigurator")
+    batch, kv_len = (size[:2_000] for size in decode_sizes(setup, workload.count))
+    theirs = Baseline("aiconfigurator-core", partial(engine.decode_us, batch, kv_len), len(batch), rtol=None)
+    return replace(workload, baselines=(theirs,))
+
+
+def aiconfigurator_gemms(setup: Setup) -> Workload:
+    """GEMMs at measured points, where both give the measured number.
+
+    Less than one in a thousand was measured faster than its roofline (outputs that stay in the L2):
+    there that engine answers with the roofline, and those points are left out.
+    """
+    engine = AiconfiguratorEngine()
+    columns = setup.tables.table("gemm").columns
+    work = gemm_flops(columns["m"], columns["n"], columns["k"]) / setup.gpu.peak("bf16")
+    moved = gemm_bytes(columns["m"], columns["n"], columns["k"], 2) / setup.gpu.hbm_bytes_per_s
+    above = columns["latency_us"] > np.maximum(work, moved) * US_PER_S
+    rows = np.flatnonzero((columns["dtype"] == "bf16") & above)
+    chosen = np.random.default_rng(3).choice(rows, setup.size(1_000_000, 1_000))
+    m, n, k = (columns[name][chosen] for name in ("m", "n", "k"))
+    few = slice(0, 1_000)
+    theirs = Baseline("aiconfigurator-core", partial(engine.gemm_us, m[few], n[few], k[few]), 1_000)
+    return Workload(
+        "gemm-aiconfigurator",
+        f"{len(chosen):,} GEMMs at measured points",
+        "lookup",
+        len(chosen),
+        lambda: setup.tables.lookup("gemm", m=m, n=n, k=k).latency_us,
+        baselines=(theirs,),
+    )

@@ -1,0 +1,27 @@
+"""How fast fastroof is on this machine: workloads, their baselines, the rounds that time them, a picture."""
+
+from __future__ import annotations
+
+from fastroof.bench.lookups import lookup_workloads
+from fastroof.bench.machine import Machine, this_machine
+from fastroof.bench.report import BenchReport, ReportFile, report_document, run_workloads
+from fastroof.bench.timing import Measured, measure
+from fastroof.bench.workload import Baseline, Setup, Workload, new_setup
+from fastroof.bench.workloads import WORKLOADS
+
+__all__ = [
+    "WORKLOADS",
+    "Baseline",
+    "BenchReport",
+    "Machine",
+    "Measured",
+    "ReportFile",
+    "Setup",
+    "Workload",
+    "lookup_workloads",
+    "measure",
+    "new_setup",
+    "report_document",
+    "run_workloads",
+    "this_machine",
+]

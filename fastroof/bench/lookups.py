@@ -1,0 +1,111 @@
+"""Lookups: every operator of every source, by every method, at random points of the measured range."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof.bench.workload import Baseline, Setup, Workload
+from fastroof.roofline import HeadShape
+from fastroof.tables import Tables
+from fastroof.tables.lookup import METHODS
+
+__all__ = ["LOOKUP_OPERATORS", "lookup_points", "lookup_workloads"]
+
+LOOKUP_OPERATORS: Final = ("gemm", "attention_decode", "attention_prefill", "allreduce", "moe")
+SEED: Final = 7
+SIZE_BYTES: Final = 8
+ANSWER_BYTES: Final = 8 + 8 + 1
+"""latency_us, mfu and origin of a point."""
+
+Arguments = dict[str, Any]
+
+
+def lookup_points(tables: Tables, operator: str, count: int, heads: HeadShape | None = None) -> Arguments:
+    """Arguments of a lookup of one kernel, sizes log-uniform over its measured axes.
+
+    Uniform sizes would nearly all fall between the two largest measured ones. The kernel is that of
+    ``heads`` where it was measured, else, in bf16 and in CUDA graphs where there are such, the one with
+    most measured points.
+
+    Examples
+    --------
+    >>> import fastroof
+    >>> points = lookup_points(fastroof.load_tables("h100"), "gemm", 4)
+    >>> sorted(points), len(points["m"])
+    (['dtype', 'k', 'm', 'n'], 4)
+    """
+    table = tables.table(operator)
+    groups = tables.groups(operator)
+    names = [column.name for column in table.schema.keys]
+    if "window" in names:
+        groups = {key: rows for key, rows in groups.items() if key[names.index("window")] == 0}
+
+    def rank(key: tuple[Any, ...]) -> tuple[Any, ...]:
+        return key[:4] == heads, "bf16" in key, "graph" in key, len(groups[key]), str(key)
+
+    key = max(groups, key=rank)
+    arguments: Arguments = dict(zip(names, key, strict=True))
+    arguments.pop("window", None)
+    rng = np.random.default_rng(SEED)
+    for axis in table.schema.axes:
+        measured = table.columns[axis.name][groups[key]]
+        arguments[axis.name] = _log_uniform(rng, int(measured.min()), int(measured.max()), count)
+    if operator == "attention_prefill":
+        arguments["kv_len"] = arguments["q_len"]
+    return arguments
+
+
+def _log_uniform(rng: np.random.Generator, low: int, high: int, count: int) -> npt.NDArray[np.int64]:
+    sizes = np.exp(rng.uniform(np.log(low), np.log(high), count))
+    return np.clip(np.round(sizes).astype(np.int64), low, high)
+
+
+def lookup_workloads(setup: Setup, sources: dict[str, Tables]) -> Iterator[Workload]:
+    """Build one workload a source, operator and method, one after the other.
+
+    Parameters
+    ----------
+    setup : Setup
+        For its sizes.
+    sources : dict of str to Tables
+        Tables of each source by its name.
+
+    Yields
+    ------
+    Workload
+        Named ``<operator> <method>``, or ``<source> <operator> <method>`` where there are several sources.
+    """
+    from fastroof.bench.stream import stream_lookups
+
+    count = setup.size(1_000_000, 2_000)
+    for source, tables in sources.items():
+        prefix = f"{source} " if len(sources) > 1 else ""
+        for operator in LOOKUP_OPERATORS:
+            if operator not in tables.measured.tables:
+                continue
+            points = lookup_points(tables, operator, count, setup.plan.heads)
+            sizes = {name: size for name, size in points.items() if isinstance(size, np.ndarray)}
+            kernel = " ".join(str(value) for name, value in points.items() if name not in sizes)
+            columns = list({id(size): size for size in sizes.values()}.values())
+            first, second, third = (columns * 3)[:3]
+            answers = np.empty(count), np.empty(count), np.empty(count, np.uint8)
+            streamed = partial(stream_lookups, first, second, third, *answers)
+            for method in METHODS:
+                yield Workload(
+                    f"{prefix}{operator} {method}",
+                    f"{count:,} random points of {kernel}",
+                    "lookup",
+                    count,
+                    partial(_latency_us, tables, operator, method, points),
+                    SIZE_BYTES * len(columns) + ANSWER_BYTES,
+                    (Baseline("stream", streamed, count, None),),
+                )
+
+
+def _latency_us(tables: Tables, operator: str, method: str, points: Arguments) -> npt.NDArray[np.float64]:
+    return tables.lookup(operator, method=method, **points).latency_us

@@ -1,0 +1,185 @@
+"""Steps in NumPy: every lookup of a step by searchsorted, without a plan and without compiled loops.
+
+Only measured nodes are taken from fastroof, by public lookups; each interpolation is written out here,
+so that an agreement of the two says something.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof.plan import StepPlan
+from fastroof.roofline import prefill_roofline
+from fastroof.run import StepBatch
+from fastroof.tables import Tables
+
+__all__ = ["CHUNK", "NumpySteps", "searched"]
+
+Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float64]
+
+CHUNK: Final = 16_384
+"""Steps at a time: what a chunk needs stays in the cache."""
+
+
+def searched(axis: Floats, value: Floats, x: Array) -> Floats:
+    """Interpolate linearly by searchsorted and gathers."""
+    at = np.searchsorted(axis, x, side="right") - 1
+    np.clip(at, 0, len(axis) - 2, out=at)
+    low, left = value[at], axis[at]
+    return np.asarray(low + (x - left) * ((value[at + 1] - low) / (axis[at + 1] - left)))
+
+
+class NodeGrid(NamedTuple):
+    """An attention table at its measured nodes; latency is linear in batch and in square x^2 + slope x."""
+
+    batch: Floats
+    x: Floats
+    value: Floats
+    square: float
+    slope: float
+
+    def position(self, x: Array) -> Floats:
+        """Where x lies on the axis that latency is linear in."""
+        return np.asarray((self.square * x + self.slope) * x)
+
+    def __call__(self, batch: Array, x: Array) -> Floats:
+        """Values at points within the nodes, us."""
+        i = np.searchsorted(self.batch, batch, side="right") - 1
+        j = np.searchsorted(self.x, x, side="right") - 1
+        np.clip(i, 0, len(self.batch) - 2, out=i)
+        np.clip(j, 0, len(self.x) - 2, out=j)
+        start = self.position(self.x[j])
+        w = (self.position(x) - start) / (self.position(self.x[j + 1]) - start)
+        low = self.value[i, j] + w * (self.value[i, j + 1] - self.value[i, j])
+        high = self.value[i + 1, j] + w * (self.value[i + 1, j + 1] - self.value[i + 1, j])
+        return np.asarray(low + (batch - self.batch[i]) / (self.batch[i + 1] - self.batch[i]) * (high - low))
+
+
+class NumpySteps:
+    """A plan's steps in NumPy.
+
+    Parameters
+    ----------
+    plan : StepPlan
+        What is timed; its head shape must have been measured.
+    tables : Tables
+        What it was compiled from.
+    """
+
+    def __init__(self, plan: StepPlan, tables: Tables) -> None:
+        self.layers = plan.model.num_layers
+        self.decode_grid = _node_grid(plan, tables, "attention_decode")
+        self.prefill_grid = _node_grid(plan, tables, "attention_prefill")
+        self.prefix_us = tables.prefix_us(plan.heads)
+        self.searches: dict[str, list[tuple[Floats, Floats]]] = {"tokens": [], "sequences": []}
+        # straight lines, as of streaming kernels, need no search: all of them are one line
+        self.line = {"tokens": np.zeros(2), "sequences": np.zeros(2)}
+        for curve in plan.row_curves:
+            rows, value = curve.operator.rows, curve.operator.times * curve.value
+            if len(curve.axis) == 2:
+                slope = (value[1] - value[0]) / (curve.axis[1] - curve.axis[0])
+                self.line[rows] += (value[0] - slope * curve.axis[0], slope)
+            else:
+                self.searches[rows].append((curve.axis, value))
+
+    @staticmethod
+    def serves(plan: StepPlan, tables: Tables) -> bool:
+        """Whether the plan's head shape was measured: nodes of a borrowed one are not public."""
+        shape = (*plan.heads, 0)
+        return all(shape in tables.groups(name) for name in ("attention_decode", "attention_prefill"))
+
+    def rows_us(self, rows: str, count: Array) -> Floats:
+        """All operators over tokens or over sequences, us."""
+        intercept, slope = self.line[rows]
+        total = intercept + slope * count
+        for axis, value in self.searches[rows]:
+            total += searched(axis, value, count)
+        return np.asarray(total)
+
+    def decode_us(self, batch_size: Array, kv_len: Array) -> Floats:
+        """``plan.decode_us``, in chunks."""
+        out = np.empty(len(batch_size))
+        for start in range(0, len(out), CHUNK):
+            part = slice(start, start + CHUNK)
+            batch, kv = batch_size[part].astype(np.float64), kv_len[part].astype(np.float64)
+            attention = self.layers * self.decode_grid(batch, kv)
+            out[part] = self.rows_us("tokens", batch) + self.rows_us("sequences", batch) + attention
+        return out
+
+    def prefill_us(self, new_tokens: Array, context_len: Array, batch_size: Array) -> Floats:
+        """``plan.prefill_us`` of chunks of more than one token, in chunks of steps."""
+        out = np.empty(len(new_tokens))
+        pair_us, token_us = self.prefix_us
+        for start in range(0, len(out), CHUNK):
+            part = slice(start, start + CHUNK)
+            new, context, batch = (a[part].astype(np.float64) for a in (new_tokens, context_len, batch_size))
+            attention = self.prefill_grid(batch, new)
+            attention += pair_us * (batch * new * context) + token_us * (batch * context)
+            rows = self.rows_us("tokens", batch * new) + self.rows_us("sequences", batch)
+            out[part] = rows + self.layers * attention
+        return out
+
+    def step_us(self, batch: StepBatch) -> Floats:
+        """``plan.step_us`` of steps that all have requests: sums a step, then one lookup a step."""
+        starts = batch.offsets[:-1]
+        new, context = batch.new_tokens.astype(np.int64), batch.context_len.astype(np.int64)
+        is_decode = (new == 1) & (context > 0)
+        chunk = np.where(is_decode, 0, new)
+        prefix = np.where(is_decode, 0, context)
+
+        def summed(values: Array) -> Floats:
+            return np.add.reduceat(values, starts).astype(np.float64)
+
+        decodes, kv_sum = summed(is_decode), summed(np.where(is_decode, context + 1, 0))
+        new_sum, pairs = summed(chunk), summed(chunk * (chunk + 1) // 2)
+        tokens, seqs = decodes + new_sum, np.diff(batch.offsets).astype(np.float64)
+        out = self.rows_us("tokens", tokens) + self.rows_us("sequences", seqs)
+        some = np.flatnonzero(decodes)
+        out[some] += self.layers * self.decode_grid(decodes[some], kv_sum[some] / decodes[some])
+        some = np.flatnonzero(new_sum)
+        q_len = 2.0 * pairs[some] / new_sum[some] - 1.0
+        pair_us, token_us = self.prefix_us
+        prefix_us = pair_us * summed(chunk * prefix)[some] + token_us * summed(prefix)[some]
+        out[some] += self.layers * (self.prefill_grid(new_sum[some] / q_len, q_len) + prefix_us)
+        return out
+
+    def grid_us(self, batch_size: Array, kv_len: Array) -> Floats:
+        """Every (batch_size, kv_len): searches an axis each, then broadcasting."""
+        batch, kv = batch_size.astype(np.float64), kv_len.astype(np.float64)
+        grid = self.decode_grid
+        i = np.clip(np.searchsorted(grid.batch, batch, side="right") - 1, 0, len(grid.batch) - 2)
+        j = np.clip(np.searchsorted(grid.x, kv, side="right") - 1, 0, len(grid.x) - 2)
+        along_batch = ((batch - grid.batch[i]) / (grid.batch[i + 1] - grid.batch[i]))[:, None]
+        rows = grid.value[i] + along_batch * (grid.value[i + 1] - grid.value[i])
+        along_kv = (kv - grid.x[j]) / (grid.x[j + 1] - grid.x[j])
+        low = rows[:, j]
+        attention = low + along_kv * (rows[:, j + 1] - low)
+        per_row = self.rows_us("tokens", batch) + self.rows_us("sequences", batch)
+        return np.asarray(per_row[:, None] + self.layers * attention)
+
+
+def _node_grid(plan: StepPlan, tables: Tables, operator: str) -> NodeGrid:
+    """Latency at every combination of measured sizes, by public lookups: holes come back filled."""
+    heads = plan.heads
+    rows = tables.groups(operator)[(*heads, 0)]
+    columns = tables.table(operator).columns
+    batch, kv_len = (np.unique(columns[name][rows]) for name in ("batch_size", "kv_len"))
+    sizes: dict[str, Any] = {"batch_size": batch[:, None], "kv_len": kv_len}
+    square, slope = 0.0, 1.0
+    if operator == "attention_prefill":
+        whole = columns["q_len"][rows] == columns["kv_len"][rows]
+        batch, kv_len = (
+            np.unique(columns["batch_size"][rows][whole]),
+            np.unique(columns["kv_len"][rows][whole]),
+        )
+        sizes = {"batch_size": batch[:, None], "kv_len": kv_len, "q_len": kv_len}
+        _, square, slope, _ = prefill_roofline(heads, tables.gpu, 0.0)
+    found = tables.lookup(
+        operator, num_q_heads=heads.num_q_heads, num_kv_heads=heads.num_kv_heads,
+        head_dim=heads.head_dim, kv_dtype=heads.kv_dtype, **sizes,
+    )  # fmt: skip
+    return NodeGrid(batch.astype(np.float64), kv_len.astype(np.float64), found.latency_us, square, slope)

@@ -1,0 +1,189 @@
+"""``fastroof bench``: how fast fastroof is on this machine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from fastroof.cli.inputs import DEFAULT_GPU, gpu_and_tables, table_sets
+from fastroof.cli.output import console, print_facts, print_table
+from fastroof.errors import FastroofError, MissingTableError
+from fastroof.units import GB, MS_PER_S
+
+if TYPE_CHECKING:
+    from fastroof import Tables
+    from fastroof.bench import BenchReport, Setup, Workload
+
+__all__ = ["register"]
+
+LOOKUP: Final = "lookup"
+NAMES: Final = (
+    "decode", "prefill", "ragged-decode", "ragged-mixed", "sweep", "sweep-best", "scalar",
+    "scalar-callable", "one-row", "one-step", "plan", "plans", "pack", "import", "command",
+)  # fmt: skip
+
+EPILOG: Final = """\b
+Examples:
+  fastroof bench
+  fastroof bench decode ragged-mixed --threads 4
+  fastroof bench lookup --json lookups.json --plot lookups.png
+
+\b
+Workloads:
+  decode, prefill              arrays of steps of equal requests
+  ragged-decode, ragged-mixed  steps of about 64 requests; mixed ones hold two prefill chunks
+  sweep, sweep-best            plans x batches x lengths, written out, or the best batch kept
+  scalar, scalar-callable      one step a call: plan.decode_us, and the callable plan.scalar
+  one-row, one-step            one step a call, through arrays and as a ragged step
+  plan, plans, pack            plans from curves that exist, 10,000 of them, tables packed
+  import, command              a fresh process
+  lookup                       every operator of every source of the tables, by every method
+
+\b
+Each runs once to warm up ("first call", with compilation or the loading of compiled loops), then
+--repeat rounds by turns with its baselines; medians count. "of stream" is the rate as a share of that of
+a compiled loop, on one thread, that only moves the same bytes; "x NumPy" how many times as fast as a
+NumPy version, whose answers are checked against fastroof's.
+
+\b
+JSON: machine [cpu, cores, load_average_before, load_average_after], versions {name: version}, settings
+[model, gpu, threads, rounds, quick], results: one object a workload [name, title, unit, count,
+first_call_s, rounds_s, ns_per_unit, units_per_s, bytes_per_unit, bytes_per_s, baseline_ns_per_unit
+{baseline: ns}, times_as_fast_as {baseline: ratio}].
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("bench", epilog=EPILOG)(bench)
+
+
+def bench(
+    workload: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="WORKLOAD", help="What to time.  [default: all but lookup]"),
+    ] = None,
+    model: Annotated[
+        str, typer.Option(help="Preset (see fastroof models) or path of a config.json.")
+    ] = "llama-3.1-8b",
+    gpu: Annotated[
+        str | None, typer.Option(help="GPU (see fastroof gpus).  [default: h100]", show_default=False)
+    ] = None,
+    tables: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Folder of measured tables to use instead.")
+    ] = None,
+    threads: Annotated[int, typer.Option(help="Threads of fastroof's own calls; baselines have one.")] = 1,
+    repeat: Annotated[int, typer.Option(help="Rounds after the first call.")] = 7,
+    quick: Annotated[bool, typer.Option("--quick", help="Small sizes: a try, no figures.")] = False,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", metavar="PATH", help="Write the figures as JSON.")
+    ] = None,
+    plot_path: Annotated[
+        Path | None, typer.Option("--plot", metavar="PATH", help="Draw them: .png or .svg.")
+    ] = None,
+) -> None:
+    """Time fastroof on this machine.
+
+    Steps, sweeps, plans and starts, as ratios to baselines of the same run.
+    """
+    names = _chosen(workload or list(NAMES))
+    from fastroof.bench import ReportFile, new_setup, report_document, run_workloads
+
+    if plot_path is not None:
+        from fastroof.report.plots import checked_path, style
+
+        checked_path(plot_path)
+        with style():
+            pass
+    with ExitStack() as stack:
+        file = None if json_path is None else stack.enter_context(ReportFile(json_path))
+        spec, measured = gpu_and_tables(gpu, tables, None)
+        if measured is None:
+            raise MissingTableError(f"{spec.name} has no measured tables to time; see fastroof gpus")
+        setup = new_setup(model, spec, measured, threads=threads, quick=quick, folder=tables)
+        where = tables or gpu or DEFAULT_GPU
+        report = run_workloads(setup, _workloads(names, setup, where), repeat, progress=_say)
+        _say("")
+        _print(report)
+        if file is not None and json_path is not None:
+            file.write(report_document(report))
+            typer.echo(f"wrote {json_path}")
+        if plot_path is not None:
+            from fastroof.bench.plot import draw_bench
+            from fastroof.report import save_figure
+
+            typer.echo(f"wrote {save_figure(draw_bench(report), plot_path)}")
+
+
+def _chosen(names: list[str]) -> list[str]:
+    """Names without repetitions, all of them known."""
+    unknown = [name for name in names if name not in (*NAMES, LOOKUP)]
+    if unknown:
+        raise FastroofError(f"unknown workload {unknown[0]!r}: use {', '.join(NAMES)} or {LOOKUP}")
+    return list(dict.fromkeys(names))
+
+
+def _workloads(names: list[str], setup: Setup, where: str) -> Iterator[Workload]:
+    from fastroof.bench import WORKLOADS, lookup_workloads
+
+    for name in names:
+        if name == LOOKUP:
+            yield from lookup_workloads(setup, _sources(where))
+        else:
+            yield WORKLOADS[name](setup)
+
+
+def _sources(where: str) -> dict[str, Tables]:
+    """Tables of every source, by its name."""
+    from fastroof.tables import Tables
+
+    loaded = [found.load() for found in table_sets(where)]
+    return {next(iter(measured.sources.values())): Tables(measured, measured.gpu_spec) for measured in loaded}
+
+
+def _say(name: str) -> None:
+    """Show on a terminal what runs now, on a line that the next one replaces."""
+    if sys.stderr.isatty():
+        typer.echo(f"\r\033[K{name}", nl=False, err=True)
+
+
+def _print(report: BenchReport) -> None:
+    from fastroof.bench.words import rate_of, share_of, time_of_ns
+
+    machine, settings = report.machine, report.settings
+    versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
+    sizes = " (quick: sizes too small for figures)" if settings["quick"] else ""
+    print_facts(
+        [
+            ("machine", f"{machine.cpu}, {machine.cores} cores"),
+            ("load", f"{machine.load_average:.2f} before, {report.load_average_after:.2f} after"),
+            ("versions", versions),
+            ("plan", f"{settings['model']} on {settings['gpu']}, threads {settings['threads']}"),
+            ("rounds", f"{settings['rounds']}, medians{sizes}"),
+        ]
+    )
+    console().print()
+    baselines = list(dict.fromkeys(name for one in report.results for name in one.baseline_ns))
+    titles = ["of stream" if name == "stream" else f"x {name}" for name in baselines]
+    streams = any(one.workload.bytes_per_unit for one in report.results)
+    columns = ["workload", "what", "time a unit", "units/s", *(["GB/s"] * streams), *titles, "first call ms"]
+    rows = []
+    for one in report.results:
+        row = [
+            one.workload.name,
+            one.workload.title,
+            f"{time_of_ns(one.ns_per_unit)} a {one.workload.unit}",
+            rate_of(one.units_per_s),
+        ]
+        if streams:
+            row.append(f"{one.bytes_per_s / GB:.2f}" if one.workload.bytes_per_unit else "")
+        for name in baselines:
+            ratio = one.ratios.get(name)
+            row.append("" if ratio is None else share_of(ratio) if name == "stream" else f"{ratio:,.3g}")
+        rows.append([*row, f"{one.first_s * MS_PER_S:,.0f}"])
+    print_table(columns, rows, left=("workload", "what"))

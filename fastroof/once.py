@@ -1,0 +1,35 @@
+"""A property that is worked out once an instance, without a lock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar, overload
+
+__all__ = ["made_once"]
+
+T = TypeVar("T")
+
+
+class made_once(Generic[T]):
+    """``functools.cached_property`` for values that may be made twice, of which one is kept.
+
+    On Python 3.11 that one holds a lock of all instances while it works a value out: a child forked in
+    the meantime waits for it for ever.
+    """
+
+    def __init__(self, make: Callable[[Any], T]) -> None:
+        self.make = make
+        self.__doc__ = make.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> made_once[T]: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> T: ...
+    def __get__(self, instance: object | None, owner: type) -> made_once[T] | T:
+        if instance is None:
+            return self
+        kept: T = instance.__dict__.setdefault(self.name, self.make(instance))
+        return kept

@@ -1,0 +1,78 @@
+"""What a plan is compiled with, checked before anything is looked up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from fastroof.config import GpuSpec, ModelSpec, load_model
+from fastroof.errors import PlanError
+from fastroof.tables import Tables
+from fastroof.tables.lookup import METHODS
+
+__all__ = ["DTYPES", "KV_DTYPES", "RUNTIMES", "PlanOptions", "check_tables", "checked_model"]
+
+DTYPES: Final = ("bf16", "fp8", "fp8_block")
+KV_DTYPES: Final = ("bf16", "fp8")
+RUNTIMES: Final = ("kernels",)
+LARGEST_PLAN: Final = 2**22
+
+
+class PlanOptions(NamedTuple):
+    """The arguments of :func:`fastroof.compile_plan` that are not a model, a GPU or tables."""
+
+    tp: int = 1
+    dtype: str = "bf16"
+    kv_dtype: str = "bf16"
+    runtime: str = "kernels"
+    method: str = "roofline"
+    max_tokens: int = 8192
+    max_seqs: int = 1024
+
+    def checked(self) -> PlanOptions:
+        """Return the same options, or raise PlanError; tp is checked when the model is split."""
+        _chosen("dtype", self.dtype, DTYPES, "; fp8 is per tensor, fp8_block its own name")
+        _chosen("kv_dtype", self.kv_dtype, KV_DTYPES)
+        _chosen("runtime", self.runtime, RUNTIMES, ": no profile of that engine was fitted yet")
+        _chosen("method", self.method, METHODS)
+        max_tokens, max_seqs = _limit("max_tokens", self.max_tokens), _limit("max_seqs", self.max_seqs)
+        return self._replace(max_tokens=max_tokens, max_seqs=max_seqs)
+
+
+def _chosen(name: str, value: Any, allowed: tuple[str, ...], hint: str = "") -> None:
+    if not isinstance(value, str) or value not in allowed:
+        raise PlanError(f"{name} must be one of {', '.join(allowed)}, got {value!r}{hint}")
+
+
+def _limit(name: str, value: Any) -> int:
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not whole or not 1 <= value <= LARGEST_PLAN:
+        raise PlanError(f"{name} must be an integer from 1 to {LARGEST_PLAN}, got {value!r}")
+    return int(value)
+
+
+def check_tables(tables: Any, gpu: GpuSpec) -> None:
+    """Raise PlanError unless the tables are of that GPU, or None."""
+    if tables is None:
+        return
+    if not isinstance(tables, Tables):
+        raise PlanError(f"tables must be what load_tables returns, or None, got {type(tables).__name__}")
+    if tables.gpu.name != gpu.name:
+        raise PlanError(
+            f"the tables were measured on {tables.gpu.name}, the plan is for {gpu.name}: "
+            f"load_tables({gpu.name!r}), or tables=None for the datasheet model"
+        )
+
+
+def checked_model(model: ModelSpec | str | Path | Mapping[str, Any]) -> ModelSpec:
+    """Load a model unless it is one, and refuse what a plan has no operators for."""
+    model = model if isinstance(model, ModelSpec) else load_model(model)
+    if model.sliding_window is not None:
+        raise PlanError(
+            f"{model.name} attends to a sliding window of {model.sliding_window} tokens, and a plan has "
+            "full attention only; dataclasses.replace(model, sliding_window=None) times it as full attention"
+        )
+    return model

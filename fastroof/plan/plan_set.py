@@ -1,0 +1,146 @@
+"""Many plans at once: what they share is looked up once, and what they are is a row each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, Final, overload
+
+from fastroof.config import GpuSpec, ModelSpec, load_gpu
+from fastroof.errors import PlanError
+from fastroof.plan.curves import CurveSource
+from fastroof.plan.datasheet import DatasheetCurves
+from fastroof.plan.options import PlanOptions, check_tables, checked_model
+from fastroof.plan.recipe import PlanRecipe, RowSums, plan_recipe
+from fastroof.plan.step_plan import StepPlan
+from fastroof.plan.table_curves import TableCurves
+from fastroof.tables import Tables
+
+__all__ = ["PlanSet", "compile_plans"]
+
+_ARGUMENTS: Final = frozenset({"model", *PlanOptions._fields})
+_architecture: Final = attrgetter(
+    "hidden", "intermediate", "num_q_heads", "num_kv_heads", "head_dim", "vocab", "qk_norm"
+)
+"""What a plan depends on of a model, but for its depth and what only its memory depends on."""
+
+
+class PlanSet(Sequence[StepPlan]):
+    """Plans in the order in which they were asked for; made by :func:`compile_plans`.
+
+    Row sums of all plans are there; the StepPlan of one is put together when it is taken out, in some
+    40 us, and not kept.
+
+    Parameters
+    ----------
+    families : sequence of (PlanRecipe, RowSums)
+        Plans that differ in their layers alone.
+    members : sequence of (int, int, ModelSpec)
+        The family of each plan, its row there, and its model.
+    """
+
+    def __init__(
+        self,
+        families: Sequence[tuple[PlanRecipe, RowSums]],
+        members: Sequence[tuple[int, int, ModelSpec]],
+    ) -> None:
+        self._families = families
+        self._members = members
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    @overload
+    def __getitem__(self, index: int) -> StepPlan: ...
+    @overload
+    def __getitem__(self, index: slice) -> PlanSet: ...
+    def __getitem__(self, index: int | slice) -> StepPlan | PlanSet:
+        if isinstance(index, slice):
+            return PlanSet(self._families, self._members[index])
+        family, row, model = self._members[index]
+        recipe, sums = self._families[family]
+        return recipe.plan(model, sums.tokens_us[row], sums.logits_us[row])
+
+    def __repr__(self) -> str:
+        return f"PlanSet({len(self)} plans of {len(self._families)} architectures and options)"
+
+
+def compile_plans(requests: Iterable[Mapping[str, Any]], tables: Tables | None, gpu: Any) -> PlanSet:
+    """Compile many plans for one GPU: each distinct GEMM is looked up once.
+
+    Parameters
+    ----------
+    requests : iterable of mapping
+        Keyword arguments of :func:`compile_plan`, with ``model``, without gpu and tables.
+    tables : Tables or None
+        As in :func:`compile_plan`, for all of them.
+    gpu : GpuSpec, str, Path or mapping
+        The GPU of all of them.
+
+    Returns
+    -------
+    PlanSet
+        A sequence of plans, one a request, in order.
+
+    Raises
+    ------
+    PlanError
+        As :func:`compile_plan`; the message names the request.
+
+    Examples
+    --------
+    >>> import fastroof
+    >>> requests = [{"model": "llama-3.1-8b", "tp": tp} for tp in (1, 2, 4)]
+    >>> [plan.tp for plan in fastroof.compile_plans(requests, fastroof.load_tables("h100"), "h100")]
+    [1, 2, 4]
+    """
+    gpu = gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu)
+    check_tables(tables, gpu)
+    tables_hash = "" if tables is None else tables.content_hash
+    sources: dict[str, CurveSource] = {}
+    named: dict[str, ModelSpec] = {}
+    families: dict[Any, int] = {}
+    recipes: list[PlanRecipe] = []
+    layers: list[list[int]] = []
+    members: list[tuple[int, int, ModelSpec]] = []
+    for number, request in enumerate(requests):
+        model, options = _read(number, request, named)
+        key = (options, _architecture(model))
+        family = families.get(key)
+        if family is None:
+            checked = options.checked()
+            source = sources.get(checked.method)
+            if source is None:
+                source = DatasheetCurves(gpu) if tables is None else TableCurves(tables, checked.method)
+                sources[checked.method] = source
+            checked_model(model)
+            recipes.append(plan_recipe(model, gpu, checked, source, tables_hash))
+            layers.append([])
+            family = families[key] = len(families)
+        members.append((family, len(layers[family]), model))
+        layers[family].append(model.num_layers)
+    sums = [recipe.row_sums(depths) for recipe, depths in zip(recipes, layers, strict=True)]
+    return PlanSet(list(zip(recipes, sums, strict=True)), members)
+
+
+def _read(
+    number: int, request: Mapping[str, Any], named: dict[str, ModelSpec]
+) -> tuple[ModelSpec, PlanOptions]:
+    """Model and options of one request; presets are loaded once."""
+    if not request.keys() <= _ARGUMENTS or "model" not in request:
+        unknown = sorted(set(request) - _ARGUMENTS)
+        wrong = f"does not know {', '.join(unknown)}" if unknown else "needs a model"
+        raise PlanError(f"plan {number} {wrong}: it takes {', '.join(sorted(_ARGUMENTS))}")
+    given = dict(request)
+    model = given.pop("model")
+    if isinstance(model, ModelSpec):
+        spec = model
+    elif isinstance(model, str) and model in named:
+        spec = named[model]
+    else:
+        spec = checked_model(model)
+        if isinstance(model, str):
+            named[model] = spec
+    if spec.sliding_window is not None:
+        checked_model(spec)
+    return spec, PlanOptions(**given)

@@ -1,0 +1,334 @@
+"""``fastroof bench``: workloads agree with their baselines, the command runs, its files are whole."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import fastroof
+from fastroof.bench import WORKLOADS, Baseline, Setup, Workload, lookup_workloads, measure, new_setup
+from fastroof.bench.inputs import chunk_sizes, decode_sizes, mixed_batch, ragged_decodes, sweep_axes
+from fastroof.bench.lookups import LOOKUP_OPERATORS, lookup_points
+from fastroof.bench.machine import this_machine
+from fastroof.bench.numpy_steps import NumpySteps, searched
+from fastroof.bench.plot import draw_bench
+from fastroof.bench.processes import import_seconds
+from fastroof.bench.report import ReportFile, report_document, run_workloads
+from fastroof.bench.stream import (
+    stream_decodes,
+    stream_lookups,
+    stream_out,
+    stream_prefills,
+    stream_requests,
+)
+from fastroof.bench.sweeps import sweep_best
+from fastroof.bench.timing import check_agreement, seconds_of
+from fastroof.bench.words import rate_of, share_of, time_of_ns
+from fastroof.bench.workload import AGREEMENT
+from fastroof.bench.workloads import homogeneous_decode
+from fastroof.cli import app
+from fastroof.cli.bench import NAMES
+from fastroof.config.paths import bench_data_root
+from fastroof.errors import FastroofError
+from fastroof.tables.lookup import METHODS
+
+
+@pytest.fixture(scope="module")
+def setup(h100: fastroof.Tables) -> Setup:
+    return new_setup("llama-3.1-8b", "h100", h100, quick=True)
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of one command."""
+    done = CliRunner().invoke(app, ["bench", *arguments], prog_name="fastroof")
+    return done.exit_code, done.stdout, done.stderr
+
+
+def refused(*arguments: str) -> str:
+    """The one line that a wrong command says."""
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("fastroof: error: ")
+    assert err.count("\n") == 1
+    return err
+
+
+# -- workloads -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in WORKLOADS if name not in ("command", "import")])
+def test_workload_runs_and_agrees(setup: Setup, name: str) -> None:
+    workload = WORKLOADS[name](setup)
+    assert workload.name == name
+    done = measure(workload, 2)
+    assert len(done.rounds_s) == 2
+    assert done.ns_per_unit > 0
+    assert set(done.ratios) == {baseline.name for baseline in workload.baselines}
+
+
+@pytest.mark.parametrize("name", ["decode", "prefill", "ragged-decode", "ragged-mixed", "sweep"])
+def test_steps_are_compared_with_numpy(setup: Setup, name: str) -> None:
+    rtol = {baseline.name: baseline.rtol for baseline in WORKLOADS[name](setup).baselines}
+    assert rtol == {"stream": None, "NumPy": AGREEMENT}
+
+
+def test_a_wrong_baseline_is_refused(setup: Setup) -> None:
+    workload = homogeneous_decode(setup, 100)
+    wrong = Baseline("wrong", lambda: np.ones(100), 100)
+    with pytest.raises(FastroofError, match="fastroof and wrong differ at step"):
+        measure(replace(workload, baselines=(wrong,)), 1)
+    short = Baseline("short", lambda: np.ones(101), 101)
+    with pytest.raises(FastroofError, match="how many answers they give: 100 and 101"):
+        check_agreement(replace(workload, baselines=(short,)), workload.run())
+
+
+def test_a_baseline_of_nan_is_refused(setup: Setup) -> None:
+    workload = homogeneous_decode(setup, 10)
+    nothing = Baseline("nothing", lambda: np.full(10, np.nan), 10)
+    with pytest.raises(FastroofError, match="nothing differ"):
+        check_agreement(replace(workload, baselines=(nothing,)), workload.run())
+
+
+def test_a_borrowed_head_shape_has_no_numpy_version(h100: fastroof.Tables) -> None:
+    model = replace(fastroof.load_model("llama-3.1-8b"), num_q_heads=36, num_kv_heads=9)
+    plan = fastroof.compile_plan(model, "h100", h100)
+    assert not NumpySteps.serves(plan, h100)
+    borrowed = Setup(model, plan.gpu, h100, plan, 1, True)
+    assert [baseline.name for baseline in WORKLOADS["decode"](borrowed).baselines] == ["stream"]
+
+
+def test_reported_seconds_count(setup: Setup) -> None:
+    assert seconds_of(Workload("w", "", "call", 1, lambda: 12.5, reports_seconds=True)) == (12.5, None)
+    seconds, answers = seconds_of(Workload("w", "", "call", 1, lambda: 12.5))
+    assert (seconds < 1.0, answers) == (True, 12.5)
+    assert sweep_best(setup).reports_seconds
+
+
+def test_medians_and_rates() -> None:
+    seconds = iter([9.0, 1.0, 2.0, 30.0])
+    workload = Workload("w", "", "call", 2, lambda: next(seconds), 4.0, reports_seconds=True)
+    done = measure(workload, 3)
+    assert (done.first_s, done.rounds_s) == (9.0, (1.0, 2.0, 30.0))
+    assert (done.ns_per_unit, done.units_per_s, done.bytes_per_s) == (1e9, 1.0, 4.0)
+
+
+def test_an_import_is_timed_inside_its_process(setup: Setup) -> None:
+    workload = import_seconds(setup)
+    assert 0.0 < workload.run() < 5.0
+
+
+@pytest.mark.parametrize("threads", [0, -1, True, 1.5])
+def test_threads_are_whole_numbers(h100: fastroof.Tables, threads: Any) -> None:
+    with pytest.raises(FastroofError, match="threads must be a whole number"):
+        new_setup("llama-3.1-8b", "h100", h100, threads=threads)
+
+
+# -- inputs --------------------------------------------------------------------------------------
+
+
+def test_sizes_are_within_the_plan(setup: Setup) -> None:
+    batch, kv_len = decode_sizes(setup, 1000)
+    assert (batch.dtype, kv_len.dtype) == (np.int32, np.int32)
+    assert (batch.min() >= 1, batch.max() <= 512, kv_len.min() >= 2, kv_len.max() <= 65_536) == (True,) * 4
+    new, context, chunks = chunk_sizes(1000)
+    assert (new * chunks).max() <= setup.plan.max_tokens
+    assert context.min() >= 0
+    batch, kv_len = sweep_axes(setup)
+    assert (len(batch), len(kv_len)) == (32, 16)
+
+
+def test_mixed_steps_hold_chunks_and_decodes() -> None:
+    plain, mixed = ragged_decodes(50), mixed_batch(50)
+    assert (plain.new_tokens == 1).all()
+    chunks = np.add.reduceat(mixed.new_tokens > 1, mixed.offsets[:-1])
+    assert set(chunks.tolist()) <= {1, 2}
+    assert np.array_equal(plain.offsets, mixed.offsets)
+
+
+def test_searched_is_linear_between_its_nodes() -> None:
+    axis, value = np.array([1.0, 2.0, 4.0]), np.array([10.0, 20.0, 60.0])
+    assert searched(axis, value, np.array([1.0, 1.5, 2.0, 3.0, 4.0])).tolist() == [
+        10.0,
+        15.0,
+        20.0,
+        40.0,
+        60.0,
+    ]
+
+
+@pytest.mark.parametrize("operator", LOOKUP_OPERATORS)
+def test_points_lie_in_the_measured_range(h100: fastroof.Tables, operator: str) -> None:
+    points = lookup_points(h100, operator, 500)
+    found = h100.lookup(operator, **points)
+    assert len(found.latency_us) == 500
+    for name, sizes in points.items():
+        if isinstance(sizes, np.ndarray):
+            measured = h100.table(operator).columns[name]
+            assert measured.min() <= sizes.min() <= sizes.max() <= measured.max()
+
+
+def test_every_operator_and_method_is_looked_up(setup: Setup, h100: fastroof.Tables) -> None:
+    workloads = list(lookup_workloads(setup, {"one": h100}))
+    expected = [f"{operator} {method}" for operator in LOOKUP_OPERATORS for method in METHODS]
+    assert [workload.name for workload in workloads] == expected
+    assert all(len(workload.run()) == workload.count for workload in workloads)
+    several = lookup_workloads(setup, {"one": h100, "two": h100})
+    assert next(several).name == "one gemm roofline"
+
+
+# -- stream loops --------------------------------------------------------------------------------
+
+
+def test_streams_touch_every_byte() -> None:
+    a, b = np.arange(1, 6, dtype=np.int32), np.arange(10, 15, dtype=np.int32)
+    out = np.empty(5)
+    stream_decodes(a, b, out)
+    assert out.tolist() == (a + b).tolist()
+    stream_prefills(a, b, b, out)
+    assert out.tolist() == (a + 2 * b).tolist()
+    stream_out(7.0, out)
+    assert out.tolist() == [7.0] * 5
+    steps, mfu, origin = np.empty(2), np.empty(5), np.empty(5, np.uint8)
+    stream_requests(a, b, np.array([0, 2, 5]), steps)
+    assert steps.tolist() == [(a + b)[:2].sum(), (a + b)[2:].sum()]
+    stream_lookups(a, a, b, out, mfu, origin)
+    assert out.tolist() == mfu.tolist() == (2 * a + b).tolist()
+    assert origin.tolist() == [1] * 5
+
+
+# -- reports -------------------------------------------------------------------------------------
+
+
+def test_machine_says_where_and_with_what() -> None:
+    machine = this_machine()
+    assert machine.cpu
+    assert machine.cores >= 1
+    assert set(machine.versions) == {"fastroof", "numba", "numpy", "python"}
+
+
+@pytest.mark.parametrize(
+    ("ns", "said"), [(0.36, "0.36 ns"), (12.34, "12.3 ns"), (1234.0, "1.23 us"), (2e9, "2.00 s")]
+)
+def test_times_in_words(ns: float, said: str) -> None:
+    assert time_of_ns(ns) == said
+
+
+def test_rates_and_shares_in_words() -> None:
+    assert [rate_of(r) for r in (0.5, 999.0, 2.5e9)] == ["0.50 /s", "999 /s", "2.50 G/s"]
+    assert [share_of(s) for s in (1.2, 0.0995, 0.004)] == ["120 %", "10 %", "0.4 %"]
+
+
+def test_workloads_are_built_one_at_a_time(setup: Setup) -> None:
+    told: list[str] = []
+
+    def each() -> Iterator[Workload]:
+        for name in ("first", "second"):
+            assert len(told) == (name == "second")
+            yield Workload(name, "", "call", 1, lambda: None)
+
+    report = run_workloads(setup, each(), 1, progress=told.append)
+    assert told == ["first", "second"]
+    assert [one["name"] for one in report_document(report)["results"]] == told
+    with pytest.raises(FastroofError, match="rounds must be a whole number"):
+        run_workloads(setup, each(), 0)
+
+
+def test_a_report_that_fails_leaves_the_file_alone(tmp_path: Path) -> None:
+    path = tmp_path / "bench.json"
+    path.write_text("before")
+    with pytest.raises(RuntimeError), ReportFile(path):
+        raise RuntimeError
+    assert [p.name for p in tmp_path.iterdir()] == ["bench.json"]
+    assert path.read_text() == "before"
+    with ReportFile(path) as file:
+        file.write({"after": 1})
+    assert json.loads(path.read_text()) == {"after": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["bench.json"]
+
+
+def test_nothing_measured_is_nothing_to_draw(setup: Setup) -> None:
+    with pytest.raises(FastroofError, match="nothing was measured"):
+        draw_bench(run_workloads(setup, [], 1))
+
+
+# -- the command ---------------------------------------------------------------------------------
+
+
+def test_the_command_knows_every_workload() -> None:
+    assert tuple(WORKLOADS) == NAMES
+    code, out, _ = run("--help")
+    assert code == 0
+    assert all(name in out for name in (*NAMES, "lookup"))
+
+
+def test_command_prints_machine_table_and_files(tmp_path: Path) -> None:
+    path, plot = tmp_path / "bench.json", tmp_path / "bench.png"
+    code, out, err = run(
+        "decode", "scalar", "--quick", "--repeat", "2", "--threads", "2", "--json", str(path),
+        "--plot", str(plot),
+    )  # fmt: skip
+    assert (code, err) == (0, "")
+    for word in ("machine", "load", "versions", "numba", "of stream", "x NumPy", "first call ms"):
+        assert word in out
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    document = json.loads(path.read_text())
+    assert document["settings"] == {
+        "model": "llama-3.1-8b", "gpu": "h100", "threads": 2, "rounds": 2, "quick": True,
+    }  # fmt: skip
+    assert [one["name"] for one in document["results"]] == ["decode", "scalar"]
+    assert set(document["results"][0]["times_as_fast_as"]) == {"stream", "NumPy"}
+    explained = run("--help")[1]
+    keys = {*document, *document["machine"], *document["settings"], *document["results"][0]}
+    assert all(key in explained for key in keys)
+
+
+def test_command_looks_every_table_up() -> None:
+    code, out, err = run("lookup", "--quick", "--repeat", "1")
+    assert (code, err) == (0, "")
+    assert all(f"{operator} " in out for operator in LOOKUP_OPERATORS)
+    assert out.count("random points") == len(LOOKUP_OPERATORS) * len(METHODS)
+
+
+def test_sweeps_take_the_tables_that_were_given(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    shutil.copytree(bench_data_root() / "h100", folder)
+    code, out, err = run("sweep-best", "--quick", "--repeat", "1", "--tables", str(folder))
+    assert (code, err) == (0, "")
+    assert "best batch kept" in out
+    (next(folder.glob("*/")) / "gemm.parquet").unlink()
+    assert "gemm" in refused("sweep-best", "--quick", "--repeat", "1", "--tables", str(folder))
+
+
+def test_unknown_workload_is_refused() -> None:
+    assert "unknown workload 'decoed': use decode, prefill" in refused("decoed")
+
+
+def test_wrong_numbers_are_refused() -> None:
+    assert "threads must be a whole number of at least 1, got 0" in refused(
+        "scalar", "--quick", "--threads", "0"
+    )
+    assert "rounds must be a whole number of at least 1, got 0" in refused(
+        "scalar", "--quick", "--repeat", "0"
+    )
+
+
+def test_files_that_cannot_be_written_are_refused_before_the_work(tmp_path: Path) -> None:
+    nowhere = tmp_path / "no" / "bench.json"
+    assert f"there is no folder {nowhere.parent}" in refused("--json", str(nowhere))
+    assert "is a folder" in refused("--json", str(tmp_path))
+    assert "must end in .png or .svg" in refused("--plot", str(tmp_path / "bench.bmp"))
+    long = tmp_path / ("x" * 250 + ".json")
+    assert "cannot be written" in refused("--json", str(long))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_gpu_without_tables_is_refused() -> None:
+    assert "no measured tables to time" in refused("decode", "--gpu", "b200")

@@ -1,0 +1,96 @@
+"""Many plans at once: each is what compile_plan makes, to the last bit."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastroof import compile_plan, compile_plans, load_model
+from fastroof.compiled.rows import curve_rows, sum_rows
+from fastroof.compiled.search import curve_point
+from fastroof.errors import PlanError
+from fastroof.plan import PlanSet
+from fastroof.plan.options import PlanOptions
+from fastroof.plan.table_curves import TableCurves
+
+
+def test_a_set_is_a_sequence_of_the_plans_that_were_asked_for(h100):
+    llama = load_model("llama-3.1-8b")
+    requests = [
+        {"model": replace(llama, num_layers=layers, name=f"llama {layers}"), "tp": tp, "max_tokens": 300}
+        for layers in (1, 2, 7, 32)
+        for tp in (1, 4)
+    ]
+    requests.append({"model": "qwen2.5-7b", "dtype": "fp8", "max_tokens": 200, "max_seqs": 400})
+    plans = compile_plans(iter(requests), h100, "h100")
+    assert isinstance(plans, PlanSet)
+    assert isinstance(plans, Sequence)
+    assert len(plans) == len(requests)
+    assert repr(plans) == "PlanSet(9 plans of 3 architectures and options)"
+    for plan, request in zip(plans, requests, strict=True):
+        alone = compile_plan(gpu="h100", tables=h100, **request)
+        np.testing.assert_array_equal(plan.arena, alone.arena)
+        assert (plan.model, plan.memory, repr(plan)) == (alone.model, alone.memory, repr(alone))
+        assert [c.operator for c in plan.row_curves] == [c.operator for c in alone.row_curves]
+    assert [p.model.name for p in plans[2:6:2]] == ["llama 2", "llama 7"]
+    assert plans[-1].model.name == "qwen2.5-7b"
+    again = pickle.loads(pickle.dumps(plans))
+    np.testing.assert_array_equal(again[3].arena, plans[3].arena)
+    with pytest.raises(IndexError):
+        plans[9]
+
+
+def test_requests_that_no_plan_can_be_made_of_are_refused(h100):
+    windowed = replace(load_model("llama-3.1-8b"), sliding_window=4096)
+    fine = {"model": "llama-3.1-8b"}
+    for wrong, words in (
+        ({"model": windowed}, "sliding window"),
+        ({"tp": 1}, "plan 1 needs a model"),
+        ({**fine, "max_tokens": 0}, "max_tokens must be"),
+        ({**fine, "method": "cubic"}, "method must be"),
+    ):
+        with pytest.raises(PlanError, match=words):
+            compile_plans([fine, wrong], h100, "h100")
+    with pytest.raises(PlanError, match="runtime must be"):
+        PlanOptions(runtime="none").checked()
+
+
+def test_plans_of_the_same_tables_share_their_curves(h100):
+    first, second = (compile_plan("llama-3.1-8b", "h100", h100, max_tokens=64) for _ in range(2))
+    for a, b in zip(first.row_curves, second.row_curves, strict=True):
+        assert a.value is b.value
+    operator = first.row_curves[2].operator
+    curves = TableCurves(h100)
+    assert curves.row_values(operator, 64)[0] is curves.row_values(operator, 64)[0]
+
+
+@pytest.mark.loops
+@given(axis=st.lists(st.integers(1, 2**20), min_size=1, max_size=9, unique=True), length=st.integers(0, 50))
+def test_rows_of_a_curve_are_its_points(axis, length):
+    axis = np.array([0.0, *sorted(a / 2**12 for a in axis), 2.0**40])
+    value, flag = np.sqrt(axis) + 1.0, (np.arange(len(axis)) % 3).astype(np.uint8)
+    out, origin = np.full(length, 5.0), np.ones(length, np.uint8)
+    curve_rows(axis, value, flag, out, origin)
+    points = [curve_point(axis, value, flag, 0, len(axis), float(x)) for x in range(length)]
+    assert out[1:].tolist() == [us for us, _ in points[1:]]
+    assert origin[1:].tolist() == [made for _, made in points[1:]]
+    assert out[:1].tolist() == [0.0] * min(length, 1)
+
+
+@pytest.mark.loops
+def test_sums_of_rows_add_the_operators_in_their_order():
+    rng = np.random.default_rng(0)
+    values, times = rng.random((3, 20)), rng.integers(1, 90, (4, 3)).astype(float)
+    sums = np.zeros((4, 15))
+    sum_rows(values, times, sums)
+    for plan in range(4):
+        expected = np.zeros(15)
+        for operator in range(3):
+            expected += times[plan, operator] * values[operator, :15]
+        assert sums[plan].tolist() == expected.tolist()
