@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fastroof.compiled.jit import Flags, Floats, jit
+from fastroof.compiled.jit import Flags, Floats, jit, jit_inline
 from fastroof.compiled.llvm import float_bits, output_store, table_load
 from fastroof.compiled.search import INTERPOLATED, bracket
 
@@ -105,7 +105,7 @@ def open_block(arena: Floats, at: int) -> GridBlock:
     )
 
 
-@jit
+@jit_inline
 def _axis_cell(arena: Floats, axis: AxisSlots, x: float) -> int:
     """Index of the cell of an axis that x is in, clamped to the outer cells.
 
@@ -119,7 +119,7 @@ def _axis_cell(arena: Floats, axis: AxisSlots, x: float) -> int:
     return i
 
 
-@jit
+@jit_inline
 def grid_value(arena: Floats, block: GridBlock, y: float, x: float) -> float:
     """Value at (y, x) of a grid block.
 
@@ -143,7 +143,7 @@ def grid_value(arena: Floats, block: GridBlock, y: float, x: float) -> float:
     return value
 
 
-@jit
+@jit_inline
 def grid_line(arena: Floats, block: GridBlock, y: float, x: float) -> tuple[float, float]:
     """Value at 0 and slope of the straight line along x that (y, x) is on, in a block without curvature."""
     i = _axis_cell(arena, block.y, y)
@@ -155,7 +155,7 @@ def grid_line(arena: Floats, block: GridBlock, y: float, x: float) -> tuple[floa
     return (table_load(arena, c) + v * table_load(arena, c + 3)) - slope * x0, slope
 
 
-@jit
+@jit_inline
 def grid_flag(arena: Floats, block: GridBlock, y: float, x: float) -> int:
     """How the value at (y, x) is made: the largest flag among the nodes it uses."""
     i = _axis_cell(arena, block.y, y)

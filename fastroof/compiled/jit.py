@@ -13,7 +13,7 @@ from numba.core.compiler_lock import global_compiler_lock
 
 from fastroof.compiled.code_cache import LoopCache
 
-__all__ = ["Flags", "Floats", "Ints", "jit"]
+__all__ = ["Flags", "Floats", "Ints", "jit", "jit_inline"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 Floats = npt.NDArray[np.float64]
@@ -37,7 +37,20 @@ os.register_at_fork(
 
 def jit(function: F) -> F:
     """Compile a loop: no GIL, NumPy's division, strict IEEE order; a loop of this package is kept on disk."""
-    compiled: Any = numba.njit(**OPTIONS)(function)
+    return _compiled(function, OPTIONS)
+
+
+def jit_inline(function: F) -> F:
+    """Compile a part of loops, as :func:`jit` does, and copy it into each of them.
+
+    For what takes a tuple of many numbers: LLVM would leave a larger function a function, and pass them
+    through memory for each step (10 ns).
+    """
+    return _compiled(function, {**OPTIONS, "forceinline": True})
+
+
+def _compiled(function: F, options: dict[str, Any]) -> F:
+    compiled: Any = numba.njit(**options)(function)
     # It is the function itself with NUMBA_DISABLE_JIT. Code from elsewhere is in no version: it could be old.
     if compiled is not function and function.__module__.startswith(f"{__package__}."):
         compiled._cache = LoopCache(function)

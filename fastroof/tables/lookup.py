@@ -127,14 +127,22 @@ def _gemm(
     elif method == "floor":
         gemms.gemm_floor_us(*packed, m, n, k, out, origin)
     else:
-        with np.errstate(divide="ignore"):
-            log_k_axis, log_n_axis, log_m_axis, log_m, log_n, log_k = (
-                np.log2(a) for a in (packed.k_axis, packed.n_axis, packed.m_axis, m, n, k)
-            )
+        log_k_axis, log_n_axis, log_m_axis = _log_axes(tables, text["dtype"])
+        log_m, log_n, log_k = np.log2(m), np.log2(n), np.log2(k)
         gemms.gemm_nearest_us(
             *packed, log_k_axis, log_n_axis, log_m_axis, m, n, k, log_m, log_n, log_k, out, origin
         )
     points.gemm_mfu(m, n, k, _unit_us(tables, text["dtype"], GEMM_FLOPS), out, mfu)
+
+
+def _log_axes(tables: Tables, dtype: str) -> tuple[Floats, Floats, Floats]:
+    """Axes k, n and m of a GEMM table in log2: made once and kept with the tables."""
+    cache, where = tables._packed, ("lookup", "gemm", dtype)
+    if where not in cache:
+        packed = tables.gemm(dtype)
+        with np.errstate(divide="ignore"):
+            cache[where] = np.log2(packed.k_axis), np.log2(packed.n_axis), np.log2(packed.m_axis)
+    return cache[where]  # type: ignore[no-any-return]
 
 
 def _grid_lookup(
