@@ -1,7 +1,9 @@
 """The loops that time steps: a plan's arena and a batch in, microseconds out.
 
     step_us = rows_us + L decode_attention(bs, mean kv) + L prefill_attention(b, q, prefix)
-    rows_us = tokens[m] + logits[s] + what the runtime adds
+    rows_us = tokens[m] + logits[s] + what the runtime adds to a step and for each of its sequences
+
+and a step with prefill takes what the runtime adds to it, and not less than the runtime's floor.
 
 One thread owns a step. Between two nodes a step of equal decodes is a straight line in kv_len, and
 every entry point adds its two terms in the same order, so that a step is the same to the last bit
@@ -33,14 +35,16 @@ __all__ = [
     "ragged_step_parts",
     "ragged_steps_us",
     "step_rows_us",
+    "with_prefill_us",
 ]
 
 # Header slots of a plan's arena.
-MAGIC, FORMAT, MAX_TOKENS, MAX_SEQS, NUM_LAYERS, RUNTIME_US = 0, 1, 2, 3, 4, 5
+MAGIC, FORMAT, MAX_TOKENS, MAX_SEQS, NUM_LAYERS, STEP_US = 0, 1, 2, 3, 4, 5
 PREFIX_PAIR_US, PREFIX_TOKEN_US = 6, 7
 TOKENS_AT, LOGITS_AT, TOKENS_ORIGIN_AT, LOGITS_ORIGIN_AT = 8, 9, 10, 11
 DECODE_AT, PREFILL_AT, ARENA_SIZE = 12, 13, 14
-HEADER_SIZE = 16
+SEQUENCE_US, PREFILL_US, PREFILL_FLOOR_US = 15, 16, 17
+HEADER_SIZE = 24
 
 MAX_KV_LEN = 2**28
 """Longest sequence that an entry point accepts, tokens."""
@@ -59,7 +63,10 @@ class PlanParts(NamedTuple):
 
     max_tokens: int
     max_seqs: int
-    runtime_us: float
+    step_us: float
+    sequence_us: float
+    prefill_us: float
+    prefill_floor_us: float
     prefix_pair_us: float
     prefix_token_us: float
     tokens_at: int
@@ -76,7 +83,10 @@ def open_plan(arena: Floats) -> PlanParts:
     return PlanParts(
         int(arena[MAX_TOKENS]),
         int(arena[MAX_SEQS]),
-        arena[RUNTIME_US],
+        arena[STEP_US],
+        arena[SEQUENCE_US],
+        arena[PREFILL_US],
+        arena[PREFILL_FLOOR_US],
         arena[PREFIX_PAIR_US],
         arena[PREFIX_TOKEN_US],
         int(arena[TOKENS_AT]),
@@ -93,7 +103,7 @@ def step_rows_us(arena: Floats, plan: PlanParts, num_tokens: int, num_seqs: int)
     """Per-token operators of the step, the LM head over its sequences, what the runtime adds, us."""
     tokens_us: float = table_load(arena, plan.tokens_at + num_tokens)
     logits_us: float = table_load(arena, plan.logits_at + num_seqs)
-    return (tokens_us + logits_us) + plan.runtime_us
+    return (tokens_us + logits_us) + (plan.step_us + plan.sequence_us * float(num_seqs))
 
 
 @jit_inline
@@ -113,6 +123,12 @@ def _prefill_attention_us(
     own = grid_value(arena, plan.prefill, batch, q_len)
     prefix: float = plan.prefix_pair_us * float(prefix_pairs) + plan.prefix_token_us * float(prefix_sum)
     return own + prefix
+
+
+@jit_inline
+def with_prefill_us(plan: PlanParts, total_us: float, attention_us: float) -> float:
+    """A step's time with its prefill attention and what the runtime adds to steps that prefill, us."""
+    return max((total_us + attention_us) + plan.prefill_us, plan.prefill_floor_us)
 
 
 @jit_inline
@@ -184,9 +200,10 @@ def prefill_steps_us(
             total = decode_step_us(arena, plan, rows_us, batch, float(context + 1))
         else:
             # equal chunks: their sums lead back to (batch, new) exactly
-            total = rows_us + _prefill_attention_us(
+            attention_us = _prefill_attention_us(
                 arena, plan, float(batch), float(new), tokens * context, batch * context
             )
+            total = with_prefill_us(plan, rows_us, attention_us)
         output_store(out, i, total)
     return 0
 
@@ -294,7 +311,8 @@ def ragged_steps_us(arena: Floats, new_tokens: Ints, context_len: Ints, offsets:
             total = decode_step_us(arena, plan, total, decodes, float(kv_sum) / float(decodes))
         if new_sum > 0:
             batch, q_len = _equal_chunks(new_sum, pairs)
-            total += _prefill_attention_us(arena, plan, batch, q_len, prefix_pairs, prefix_sum)
+            attention_us = _prefill_attention_us(arena, plan, batch, q_len, prefix_pairs, prefix_sum)
+            total = with_prefill_us(plan, total, attention_us)
         output_store(out, i, total)
     return 0
 
@@ -337,7 +355,7 @@ def ragged_step_parts(
             continue
         tokens_us[i] = arena[plan.tokens_at + tokens]
         logits_us[i] = arena[plan.logits_at + seqs]
-        runtime_us[i] = plan.runtime_us
+        runtime_us[i] = plan.step_us + plan.sequence_us * float(seqs)
         made = int(max(arena[plan.tokens_origin_at + tokens], arena[plan.logits_origin_at + seqs]))
         total = step_rows_us(arena, plan, tokens, seqs)
         if decodes > 0:
@@ -351,7 +369,9 @@ def ragged_step_parts(
             made = max(made, grid_flag(arena, plan.prefill, batch, q_len))
             if prefix_sum > 0:
                 made = MODELLED
-            total += prefill_us[i]
+            before = total
+            total = with_prefill_us(plan, before, prefill_us[i])
+            runtime_us[i] += total - (before + prefill_us[i])
         out[i] = total
         origin[i] = made
     return 0

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from fastroof.config import GpuSpec, ModelSpec, load_gpu
+from fastroof.config.runtime import RuntimeProfile
 from fastroof.plan.curves import CurveSource
-from fastroof.plan.datasheet import DatasheetCurves
 from fastroof.plan.options import PlanOptions, check_tables, checked_model
-from fastroof.plan.recipe import plan_recipe
+from fastroof.plan.recipe import curves_of, plan_recipe
 from fastroof.plan.step_plan import StepPlan
-from fastroof.plan.table_curves import TableCurves
 from fastroof.tables import Tables
 
 __all__ = ["compile_plan"]
@@ -26,10 +25,11 @@ def compile_plan(
     tp: int = 1,
     dtype: str = "bf16",
     kv_dtype: str = "bf16",
-    runtime: str = "kernels",
+    runtime: RuntimeProfile | str | Path | Mapping[str, Any] = "kernels",
     method: str = "roofline",
     max_tokens: int = 8192,
     max_seqs: int = 1024,
+    gemm_smoothing: str | None = None,
     curves: CurveSource | None = None,
 ) -> StepPlan:
     """Compile a model on a GPU into a plan that times steps.
@@ -49,12 +49,16 @@ def compile_plan(
         Linear layers: bf16, fp8 (weights and activations, per tensor) or fp8_block.
     kv_dtype : str
         KV cache: bf16 or fp8.
-    runtime : str
-        What an engine adds to the sum of its kernels: ``kernels`` adds nothing.
+    runtime : RuntimeProfile, str, Path or mapping
+        What an engine adds to the sum of its kernels, see :func:`fastroof.config.runtime.load_runtime`:
+        ``kernels`` adds nothing; ``vllm`` and ``trtllm`` were fitted on measured serving.
     method : str
         How tables are looked up: roofline, linear_mfu, nearest or floor.
     max_tokens, max_seqs : int
         The largest step to time.
+    gemm_smoothing : str, optional
+        ``none`` sums bf16 GEMMs as they were measured, ``median3`` smooths the small ones along m; by
+        default as the runtime profile says.
     curves : CurveSource, optional
         Where latencies come from instead of the tables; plans of the same tables share theirs anyway.
 
@@ -81,10 +85,12 @@ def compile_plan(
     """
     model = checked_model(model)
     gpu = gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu)
-    options = PlanOptions(tp, dtype, kv_dtype, runtime, method, max_tokens, max_seqs).checked()
+    options = PlanOptions(
+        tp, dtype, kv_dtype, runtime, method, max_tokens, max_seqs, gemm_smoothing
+    ).checked()
     check_tables(tables, gpu)
     if curves is None:
-        curves = DatasheetCurves(gpu) if tables is None else TableCurves(tables, method)
+        curves = curves_of(tables, gpu, options)
     recipe = plan_recipe(model, gpu, options, curves, "" if tables is None else tables.content_hash)
     sums = recipe.row_sums([model.num_layers])
     return recipe.plan(model, sums.tokens_us[0], sums.logits_us[0])

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from fastroof.config import GpuSpec, ModelSpec, load_model
+from fastroof.config.runtime import GEMM_SMOOTHINGS, load_runtime
 from fastroof.errors import PlanError
 from fastroof.tables import Tables
 from fastroof.tables.lookup import METHODS
 
-__all__ = ["DTYPES", "KV_DTYPES", "RUNTIMES", "PlanOptions", "check_tables", "checked_model"]
+__all__ = ["DTYPES", "KV_DTYPES", "PlanOptions", "check_tables", "checked_model"]
 
 DTYPES: Final = ("bf16", "fp8", "fp8_block")
 KV_DTYPES: Final = ("bf16", "fp8")
-RUNTIMES: Final = ("kernels",)
 LARGEST_PLAN: Final = 2**22
 
 
@@ -27,19 +28,23 @@ class PlanOptions(NamedTuple):
     tp: int = 1
     dtype: str = "bf16"
     kv_dtype: str = "bf16"
-    runtime: str = "kernels"
+    runtime: Any = "kernels"
     method: str = "roofline"
     max_tokens: int = 8192
     max_seqs: int = 1024
+    gemm_smoothing: str | None = None
 
     def checked(self) -> PlanOptions:
-        """Return the same options, or raise PlanError; tp is checked when the model is split."""
+        """Return options with the runtime loaded, or raise PlanError; the model checks tp."""
         _chosen("dtype", self.dtype, DTYPES, "; fp8 is per tensor, fp8_block its own name")
         _chosen("kv_dtype", self.kv_dtype, KV_DTYPES)
-        _chosen("runtime", self.runtime, RUNTIMES, ": no profile of that engine was fitted yet")
+        runtime = load_runtime(self.runtime)
+        if self.gemm_smoothing is not None:
+            _chosen("gemm_smoothing", self.gemm_smoothing, GEMM_SMOOTHINGS)
+            runtime = replace(runtime, gemm_smoothing=self.gemm_smoothing)
         _chosen("method", self.method, METHODS)
         max_tokens, max_seqs = _limit("max_tokens", self.max_tokens), _limit("max_seqs", self.max_seqs)
-        return self._replace(max_tokens=max_tokens, max_seqs=max_seqs)
+        return self._replace(runtime=runtime, max_tokens=max_tokens, max_seqs=max_seqs)
 
 
 def _chosen(name: str, value: Any, allowed: tuple[str, ...], hint: str = "") -> None:

@@ -7,13 +7,12 @@ from operator import attrgetter
 from typing import Any, Final, overload
 
 from fastroof.config import GpuSpec, ModelSpec, load_gpu
+from fastroof.config.runtime import load_runtime
 from fastroof.errors import PlanError
 from fastroof.plan.curves import CurveSource
-from fastroof.plan.datasheet import DatasheetCurves
 from fastroof.plan.options import PlanOptions, check_tables, checked_model
-from fastroof.plan.recipe import PlanRecipe, RowSums, plan_recipe
+from fastroof.plan.recipe import PlanRecipe, RowSums, curves_of, plan_recipe
 from fastroof.plan.step_plan import StepPlan
-from fastroof.plan.table_curves import TableCurves
 from fastroof.tables import Tables
 
 __all__ = ["PlanSet", "compile_plans"]
@@ -97,7 +96,7 @@ def compile_plans(requests: Iterable[Mapping[str, Any]], tables: Tables | None, 
     gpu = gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu)
     check_tables(tables, gpu)
     tables_hash = "" if tables is None else tables.content_hash
-    sources: dict[str, CurveSource] = {}
+    sources: dict[Any, CurveSource] = {}
     named: dict[str, ModelSpec] = {}
     families: dict[Any, int] = {}
     recipes: list[PlanRecipe] = []
@@ -109,11 +108,10 @@ def compile_plans(requests: Iterable[Mapping[str, Any]], tables: Tables | None, 
         family = families.get(key)
         if family is None:
             checked = options.checked()
-            source = sources.get(checked.method)
+            kind = (checked.method, checked.runtime.gemm_smoothing, checked.runtime.fp8_scales)
+            source = sources.get(kind)
             if source is None:
-                source = DatasheetCurves(gpu) if tables is None else TableCurves(tables, checked.method)
-                sources[checked.method] = source
-            checked_model(model)
+                source = sources[kind] = curves_of(tables, gpu, checked)
             recipes.append(plan_recipe(model, gpu, checked, source, tables_hash))
             layers.append([])
             family = families[key] = len(families)
@@ -143,4 +141,6 @@ def _read(
             named[model] = spec
     if spec.sliding_window is not None:
         checked_model(spec)
+    if isinstance(given.get("runtime"), Mapping):
+        given["runtime"] = load_runtime(given["runtime"])
     return spec, PlanOptions(**given)

@@ -14,12 +14,15 @@ from fastroof.compiled.rows import sum_rows
 from fastroof.config import GpuSpec, ModelSpec
 from fastroof.config.parallel import ShardedShape, shard
 from fastroof.plan.curves import CurveSource, RowCurve
+from fastroof.plan.datasheet import DatasheetCurves
 from fastroof.plan.operators import Rows, transformer_operators
 from fastroof.plan.options import PlanOptions
 from fastroof.plan.step_plan import StepPlan
+from fastroof.plan.table_curves import TableCurves
 from fastroof.roofline import HeadShape
+from fastroof.tables import Tables
 
-__all__ = ["PlanRecipe", "RowSums", "plan_recipe"]
+__all__ = ["PlanRecipe", "RowSums", "curves_of", "plan_recipe"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -90,7 +93,7 @@ class PlanRecipe:
             share=self.share,
             dtype=options.dtype,
             kv_dtype=options.kv_dtype,
-            runtime=options.runtime,
+            profile=options.runtime,
             method=self.method,
             max_tokens=options.max_tokens,
             max_seqs=options.max_seqs,
@@ -118,8 +121,13 @@ class PlanRecipe:
         starts = steps.HEADER_SIZE + np.cumsum([0, *(len(section) for section in sections)])
         pair_us, token_us = (num_layers * us for us in self.prefix_us)
         header = np.zeros(steps.HEADER_SIZE)
+        runtime = self.options.runtime
         header[: steps.PREFIX_TOKEN_US + 1] = (
-            MAGIC, FORMAT, self.options.max_tokens, self.options.max_seqs, num_layers, 0.0, pair_us, token_us,
+            MAGIC, FORMAT, self.options.max_tokens, self.options.max_seqs, num_layers, runtime.step_us,
+            pair_us, token_us,
+        )  # fmt: skip
+        header[steps.SEQUENCE_US : steps.PREFILL_FLOOR_US + 1] = (
+            runtime.sequence_us, runtime.prefill_us, runtime.prefill_floor_layer_us * num_layers,
         )  # fmt: skip
         header[steps.TOKENS_AT : steps.ARENA_SIZE + 1] = starts
         arena = np.concatenate([header, *sections], dtype=np.float64)
@@ -136,6 +144,14 @@ def _scale_to_layers(block: Floats, num_layers: int) -> None:
         cells *= num_layers
     else:
         cells /= num_layers
+
+
+def curves_of(tables: Tables | None, gpu: GpuSpec, options: PlanOptions) -> CurveSource:
+    """Where a plan's latencies come from; ``options`` are checked."""
+    if tables is None:
+        return DatasheetCurves(gpu)
+    runtime = options.runtime
+    return TableCurves(tables, options.method, runtime.gemm_smoothing, runtime.fp8_scales)
 
 
 def plan_recipe(

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from fastroof._version import __version__
 from fastroof.config import GpuSpec, ModelSpec
 from fastroof.config.parallel import ShardedShape
+from fastroof.config.runtime import RuntimeProfile
 from fastroof.once import made_once
 from fastroof.plan.curves import RowCurve
 from fastroof.plan.memory import PlanMemory, plan_memory
@@ -37,8 +38,10 @@ class StepPlan:
         What runs where.
     tp : int
         GPUs the model is split over.
-    dtype, kv_dtype, runtime, method : str
+    dtype, kv_dtype, method : str
         As given to :func:`compile_plan`.
+    profile : RuntimeProfile
+        What the engine adds to the kernels; ``runtime`` is its name.
     max_tokens, max_seqs : int
         The largest step it can time.
     tables_hash : str
@@ -56,7 +59,7 @@ class StepPlan:
     share: ShardedShape
     dtype: str
     kv_dtype: str
-    runtime: str
+    profile: RuntimeProfile
     method: str
     max_tokens: int
     max_seqs: int
@@ -69,6 +72,11 @@ class StepPlan:
     def tp(self) -> int:
         """GPUs the model is split over."""
         return self.share.tp
+
+    @property
+    def runtime(self) -> str:
+        """Name of the runtime profile."""
+        return self.profile.name
 
     @property
     def heads(self) -> HeadShape:

@@ -33,6 +33,8 @@ class TableCurves:
 
     tables: Tables
     method: str = "roofline"
+    gemm_smoothing: str = "none"
+    fp8_scales: str = "dynamic"
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -40,7 +42,7 @@ class TableCurves:
 
     @made_once
     def _made(self) -> dict[Any, Any]:
-        return self.tables.kept(("curves", self.method))
+        return self.tables.kept(("curves", self.method, self.gemm_smoothing, self.fp8_scales))
 
     @property
     def quantise_inputs(self) -> bool:
@@ -76,7 +78,7 @@ class TableCurves:
         if isinstance(operator, Elementwise):
             return self._streaming_curve(operator)
         if isinstance(operator, Gemm):
-            gemm = self.tables.gemm(operator.dtype)
+            gemm = self.tables.gemm(operator.dtype, self.gemm_smoothing)
             launch_us = float(gemm.value[gemm.flag == 0].min())
             if self.method == "roofline":
                 return (*self._gemm_nodes(operator), launch_us)
@@ -115,7 +117,7 @@ class TableCurves:
 
     def _gemm_nodes(self, operator: Gemm) -> tuple[Floats, Floats, npt.NDArray[np.uint8]]:
         """Latency at every m that one of the measured neighbours of (n, k) has."""
-        packed = self.tables.gemm(operator.dtype)
+        packed = self.tables.gemm(operator.dtype, self.gemm_smoothing)
         n, k = float(operator.n), float(operator.k)
         row = bracket(packed.k_axis, 0, len(packed.k_axis), k)
         parts = []
@@ -126,6 +128,8 @@ class TableCurves:
         value = np.empty(len(m))
         flag = np.empty(len(m), np.uint8)
         gemm_latency_us(*packed, m, np.full(len(m), n), np.full(len(m), k), value, flag)
+        if operator.dtype == "fp8" and self.fp8_scales == "static" and not self.quantise_inputs:
+            value = np.maximum(value - self.tables.fp8_scale_us(m, operator.k), 0.0)
         return m, value, flag
 
     def attention_block(self, operator: str, heads: HeadShape) -> Floats:

@@ -16,6 +16,7 @@ from fastroof.config import GpuSpec
 from fastroof.errors import MissingTableError
 from fastroof.load import MeasuredTable, MeasuredTables, load_measured
 from fastroof.pack import PackedCurve, PackedGemm, PackedGrid, pack_curve, pack_gemm, pack_grid
+from fastroof.pack.smoothing import median_of_three
 from fastroof.roofline import HeadShape, Roofline, decode_roofline, prefill_roofline, prefix_roofline_us
 from fastroof.tables.borrow import AttentionGrid, attention_grid
 from fastroof.units import DTYPE_BYTES, US_PER_S
@@ -177,17 +178,21 @@ class Tables:
             raise MissingTableError(f"{self.gpu.name} has no {operator} table; it has {have}")
         return self.measured.tables[operator]
 
-    def gemm(self, dtype: str) -> PackedGemm:
-        """Packed GEMMs of one dtype."""
+    def gemm(self, dtype: str, smoothing: str = "none") -> PackedGemm:
+        """Packed GEMMs of one dtype; small bf16 ones smoothed along m with ``median3``."""
 
         def pack(rows: Mapping[str, Any]) -> PackedGemm:
             m, n, k = (rows[c].astype(np.float64) for c in ("m", "n", "k"))
             flops_per_us = self.gpu.peak(dtype) / US_PER_S
             bytes_per_us = self.gpu.hbm_bytes_per_s / US_PER_S
-            width = DTYPE_BYTES[dtype]
-            return pack_gemm(m, n, k, rows["latency_us"], flops_per_us, bytes_per_us, width)
+            rates = (flops_per_us, bytes_per_us, DTYPE_BYTES[dtype])
+            latency_us = rows["latency_us"]
+            if smoothed:
+                latency_us = median_of_three(m, n, k, latency_us, *rates)
+            return pack_gemm(m, n, k, latency_us, *rates)
 
-        return self._pack_once("gemm", (dtype,), pack)  # type: ignore[no-any-return]
+        smoothed = smoothing != "none" and dtype == "bf16"
+        return self._pack_once("gemm", (dtype,), pack, "median3" if smoothed else "")  # type: ignore[no-any-return]
 
     def attention(self, operator: str, shape: HeadShape) -> AttentionGrid:
         """Packed attention grid of a head shape, borrowed where it was not measured."""
@@ -291,9 +296,11 @@ class Tables:
             cache["groups", operator] = self.table(operator).groups()
         return cache["groups", operator]  # type: ignore[no-any-return]
 
-    def _pack_once(self, operator: str, key: Key, pack: Callable[[Mapping[str, Any]], Any]) -> Any:
+    def _pack_once(
+        self, operator: str, key: Key, pack: Callable[[Mapping[str, Any]], Any], how: str = ""
+    ) -> Any:
         cache = self._packed
-        where = ("packed", operator, key)
+        where = ("packed", operator, key, how)
         if where not in cache:
             rows = self.groups(operator).get(key)
             if rows is None:
