@@ -1,0 +1,140 @@
+"""Runtime profiles: loading them, and what they add to a step."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from fastroof import StepBatch, compile_plan, compile_plans
+from fastroof.config.runtime import RuntimeProfile, load_runtime, runtime_names
+from fastroof.errors import PlanError
+from fastroof.pack.smoothing import LARGEST_SMOOTHED_M, median_of_three
+
+STEPS = StepBatch.from_requests([[(1, 4095)] * 8, [(512, 0), (1, 99)], [(300, 40)], [], [(1, 0)]])
+PROFILE = RuntimeProfile(
+    "mine", step_us=500.0, sequence_us=30.0, prefill_us=70.0, prefill_floor_layer_us=200.0
+)
+
+
+def test_the_packaged_profiles_load():
+    assert set(runtime_names()) >= {"infersim", "kernels", "trtllm", "vllm"}
+    for name in runtime_names():
+        profile = load_runtime(name)
+        assert profile.name == name
+        assert profile.is_kernels == (name == "kernels")
+        assert load_runtime(profile) is profile
+        assert load_runtime(dataclasses.asdict(profile)) == profile
+    infersim = load_runtime("infersim")
+    assert (infersim.step_us, infersim.step_us + infersim.prefill_us) == (5000.0, 30000.0)
+
+
+def test_a_profile_is_a_file_too(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text("step_us = 3.5\nsequence_us = 2\n", "utf-8")
+    profile = load_runtime(path)
+    assert (profile.name, profile.step_us, profile.sequence_us) == ("mine", 3.5, 2.0)
+    assert load_runtime(str(path)) == profile
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("step_us = -1", "step_us must be a number of at least 0, got -1"),
+        ("step_us = true", "step_us must be a number"),
+        ("step_us = nan", "step_us must be a number"),
+        ("sequence_ms = 1", "does not know sequence_ms"),
+        ("gemm_smoothing = 'loess'", "gemm_smoothing must be one of none, median3"),
+        ("fp8_scales = 'none'", "fp8_scales must be one of dynamic, static"),
+        ("step_us = ", "cannot read the runtime profile"),
+    ],
+)
+def test_a_profile_that_is_none_is_refused(tmp_path, content, words):
+    path = tmp_path / "mine.toml"
+    path.write_text(content, "utf-8")
+    with pytest.raises(PlanError, match=words):
+        load_runtime(path)
+
+
+@pytest.mark.parametrize("given", ["vlm", "nowhere.toml", 5, None])
+def test_an_unknown_profile_names_those_that_there_are(given):
+    with pytest.raises(PlanError, match=r"kernels.*vllm|cannot read"):
+        load_runtime(given)
+    with pytest.raises(PlanError):
+        compile_plan("llama-3.1-8b", "h100", None, runtime=given)
+
+
+@pytest.mark.loops
+def test_a_step_takes_what_its_runtime_adds(h100):
+    options = {"max_tokens": 1024, "max_seqs": 64}
+    kernels = compile_plan("llama-3.1-8b", "h100", h100, **options)
+    plan = compile_plan("llama-3.1-8b", "h100", h100, runtime=PROFILE, **options)
+    assert plan.runtime == "mine"
+    assert plan.profile == PROFILE
+    pure, times = kernels.run(STEPS), plan.run(STEPS)
+    floor = 200.0 * 32
+    for i, (seqs, has_prefill) in enumerate([(8, False), (2, True), (1, True), (0, None), (1, True)]):
+        expected = pure.latency_us[i] + 500.0 + 30.0 * seqs if seqs else 0.0
+        if has_prefill:
+            expected = max(expected + 70.0, floor)
+        assert times.latency_us[i] == pytest.approx(expected, rel=1e-14)
+        assert times.components.runtime_us[i] == pytest.approx(expected - pure.latency_us[i], rel=1e-11)
+    np.testing.assert_array_equal(times.latency_us, plan.step_us(STEPS))
+    np.testing.assert_allclose(sum(times.components), times.latency_us, rtol=1e-14)
+    np.testing.assert_array_equal(pure.origin, times.origin)
+
+
+@pytest.mark.loops
+def test_every_entry_point_adds_the_same(h100):
+    plan = compile_plan("llama-3.1-8b", "h100", h100, runtime=PROFILE, max_tokens=1024, max_seqs=64)
+    step = StepBatch.from_requests([[(1, 4095)] * 8])
+    assert plan.decode_us(8, 4096) == plan.decode_us([8], [4096])[0] == plan.step_us(step)[0]
+    assert plan.decode_us(8, 4096) == plan.explain([(1, 4095)] * 8).total_us == plan.prefill_us(1, 4095, 8)
+    chunks = StepBatch.from_requests([[(128, 64)] * 4])
+    assert plan.prefill_us(128, 64, 4) == plan.step_us(chunks)[0] == plan.explain([(128, 64)] * 4).total_us
+    (of_set,) = compile_plans(
+        [
+            {
+                "model": "llama-3.1-8b",
+                "runtime": dataclasses.asdict(PROFILE),
+                "max_tokens": 1024,
+                "max_seqs": 64,
+            }
+        ],
+        h100,
+        "h100",
+    )
+    np.testing.assert_array_equal(of_set.arena, plan.arena)
+
+
+def test_smoothing_moves_small_bf16_gemms_and_nothing_else(h100):
+    raw = compile_plan("llama-3.1-8b", "h100", h100, max_tokens=4096)
+    smooth = compile_plan("llama-3.1-8b", "h100", h100, max_tokens=4096, gemm_smoothing="median3")
+    again = compile_plan("llama-3.1-8b", "h100", h100, max_tokens=4096, runtime="vllm", gemm_smoothing="none")
+    kernels = [p.decode_us(np.arange(1, 200), 4096) for p in (raw, smooth)]
+    assert (kernels[0] != kernels[1]).any()
+    np.testing.assert_allclose(kernels[0], kernels[1], rtol=0.12)
+    large = StepBatch.from_requests([[(2048, 0)]])
+    assert raw.run(large).components.tokens_us == smooth.run(large).components.tokens_us
+    np.testing.assert_array_equal(again.row_curves[2].value, raw.row_curves[2].value)
+    # what is looked up stays as it was measured
+    found = h100.lookup("gemm", m=[1, 2, 4, 8], n=8192, k=8192)
+    assert (found.origin == 0).all()
+    with pytest.raises(PlanError, match="gemm_smoothing must be"):
+        compile_plan("llama-3.1-8b", "h100", h100, gemm_smoothing="lots")
+
+
+def test_the_median_of_three_takes_out_a_lonely_slow_point():
+    m = np.array([4.0, 1.0, 2.0, 8.0, 16.0, 2.0, 300.0, 9000.0])
+    n = np.array([64.0, 64.0, 64.0, 64.0, 64.0, 128.0, 64.0, 64.0])
+    k = np.full(8, 64.0)
+    moved = 2.0 * (m * k + n * k + m * n)
+    latency_us = moved * np.array([1.2, 1.0, 1.0, 1.0, 1.0, 5.0, 7.0, 7.0])
+    got = median_of_three(m, n, k, latency_us, 1e9, 1.0, 2.0) / moved
+    assert got.tolist() == [1.0, 1.0, 1.0, 1.0, 1.0, 5.0, 7.0, 7.0]
+    assert m[-2] > LARGEST_SMOOTHED_M
+    compute_bound = median_of_three(m, n, k, latency_us, 1e-9, 1.0, 2.0)
+    np.testing.assert_array_equal(compute_bound, latency_us)
+    ends = median_of_three(m[:2], n[:2], k[:2], moved[:2] * [1.0, 2.0], 1e9, 1.0, 2.0) / moved[:2]
+    assert ends.tolist() == [1.5, 1.5]
