@@ -64,20 +64,6 @@ def test_a_curve_passes_through_its_nodes_and_stays_between_them(axis, data):
     assert made in (flag[i], flag[i + 1], max(flag[i], flag[i + 1], 1))
 
 
-@given(axis=AXIS, times=st.integers(1, 80), length=st.integers(0, 50))
-def test_filling_a_curve_is_looking_every_row_up(axis, times, length):
-    axis = np.r_[0.0, axis[axis > 0] / 2**12, 2.0**40]
-    axis = np.unique(axis)
-    value, flag = np.sqrt(axis) + 1.0, (np.arange(len(axis)) % 3).astype(np.uint8)
-    total, origin = np.full(length, 5.0), np.ones(length, np.uint8)
-    search.fill_curve(axis, value, flag, float(times), total, origin)
-    for x in range(1, length):
-        us, made = search.curve_point(axis, value, flag, 0, len(axis), float(x))
-        assert total[x] == 5.0 + times * us
-        assert origin[x] == max(1, made)
-    assert total[:1].tolist() == [5.0] * min(length, 1)
-
-
 # Lookups
 
 

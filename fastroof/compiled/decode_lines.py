@@ -10,16 +10,25 @@ pairs by vector loads 0.54, of which prefetching the streamed inputs gives 0.1.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastroof.compiled.grids import grid_line
+from fastroof.compiled.grids import AxisSlots, GridBlock
 from fastroof.compiled.jit import Floats, Ints, jit
 from fastroof.compiled.llvm import LANES, float_bits, line_lanes, output_store, prefetch, table_load
+from fastroof.compiled.search import bracket
 from fastroof.compiled.steps import CODE_SIZES, MAX_KV_LEN, open_plan, step_rows_us
 
-__all__ = ["LINES_HEADER", "decode_steps_us", "fill_decode_lines"]
+__all__ = [
+    "LINES_HEADER",
+    "LineCell",
+    "cell_at",
+    "cell_line",
+    "decode_steps_us",
+    "fill_decode_lines",
+    "line_cell",
+]
 
 # Header slots of a table of lines; pairs (at_zero_us, slope_us) follow, a row a batch size from 0.
 MAX_BATCH, COLUMNS, SHIFT, FIRST_KEY = 0, 1, 2, 3
@@ -34,18 +43,68 @@ LINE = 8
 """Elements a cache line holds at least."""
 
 
+class LineCell(NamedTuple):
+    """What the straight lines along kv_len of one cell of a decode grid are made of."""
+
+    batch_start: float
+    kv_start: float
+    at_start_us: float
+    slope_us: float
+    batch_us: float
+    batch_slope_us: float
+
+
+@jit
+def line_cell(arena: Floats, block: GridBlock, row: int, column: int) -> LineCell:
+    """Read a cell of a block without curvature."""
+    c = block.cells_at + (row * block.nx + column) * 6
+    return LineCell(
+        table_load(arena, block.y.nodes_at + row),
+        table_load(arena, block.x.nodes_at + column),
+        table_load(arena, c),
+        table_load(arena, c + 1),
+        table_load(arena, c + 3),
+        table_load(arena, c + 4),
+    )
+
+
+@jit
+def cell_line(cell: LineCell, rows_us: float, batch_size: float) -> tuple[float, float]:
+    """A step's value at 0 and slope, us: :func:`fastroof.compiled.grids.grid_line` to the last bit."""
+    v = batch_size - cell.batch_start
+    slope = cell.slope_us + v * cell.batch_slope_us
+    return rows_us + ((cell.at_start_us + v * cell.batch_us) - slope * cell.kv_start), slope
+
+
+@jit
+def cell_at(arena: Floats, axis: AxisSlots, x: float) -> int:
+    """Index of the cell of a block's axis that x is in, by bisection."""
+    return bracket(arena, axis.nodes_at, axis.nodes_at + axis.last_cell + 2, x) - axis.nodes_at
+
+
 @jit
 def fill_decode_lines(arena: Floats, starts: Floats, lines: Floats) -> None:
-    """Fill a table whose header is set; ``starts`` are the kv_len at which its columns start."""
+    """Fill a table whose header is set; ``starts`` are the kv_len at which its columns start.
+
+    Cell by cell, so that a line costs no search and no gather: 20 us for 17 columns of 1024 batch sizes,
+    51 line by line. A row at a time out of coefficients laid side by side takes 17, and scratch.
+    """
     plan = open_plan(arena)
     columns = len(starts)
-    for batch in range(1, int(lines[MAX_BATCH]) + 1):
-        rows_us = step_rows_us(arena, plan, batch, batch)
+    end = int(lines[MAX_BATCH]) + 1
+    first = 1
+    while first < end:
+        row = cell_at(arena, plan.decode.y, float(first))
+        stop = min(int(np.ceil(arena[plan.decode.y.nodes_at + row + 1])), end)
         for column in range(columns):
-            at_zero_us, slope_us = grid_line(arena, plan.decode, float(batch), table_load(starts, column))
-            at = LINES_HEADER + 2 * (batch * columns + column)
-            output_store(lines, at, rows_us + at_zero_us)
-            output_store(lines, at + 1, slope_us)
+            cell = line_cell(arena, plan.decode, row, cell_at(arena, plan.decode.x, starts[column]))
+            for batch in range(first, stop):
+                rows_us = step_rows_us(arena, plan, batch, batch)
+                at_zero_us, slope_us = cell_line(cell, rows_us, float(batch))
+                at = LINES_HEADER + 2 * (batch * columns + column)
+                output_store(lines, at, at_zero_us)
+                output_store(lines, at + 1, slope_us)
+        first = stop
 
 
 @jit

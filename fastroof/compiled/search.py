@@ -6,7 +6,7 @@ from fastroof.compiled.guides import guide_of, guided_cell
 from fastroof.compiled.jit import Flags, Floats, Ints, jit
 from fastroof.compiled.llvm import table_load
 
-__all__ = ["bracket", "curve_latency_us", "curve_point", "fill_curve", "nearest_node"]
+__all__ = ["bracket", "curve_latency_us", "curve_point", "nearest_node"]
 
 INTERPOLATED = 1
 
@@ -54,22 +54,6 @@ def curve_point(
         return y0, flag[i]
     w = (x - x0) / (axis[i + 1] - x0)
     return y0 + (value[i + 1] - y0) * w, max(flag[i], flag[i + 1], INTERPOLATED)
-
-
-@jit
-def fill_curve(axis: Floats, value: Floats, flag: Flags, times: float, total: Floats, origin: Flags) -> None:
-    """Add ``times`` the curve at 0, 1, 2, ... to ``total``, and raise ``origin`` to the curve's.
-
-    Entry 0, no work, gets nothing.
-    """
-    last = len(axis) - 1
-    i = 0
-    for x in range(1, len(total)):
-        while i < last - 1 and axis[i + 1] <= x:
-            i += 1
-        point, made = curve_point(axis, value, flag, i, i + 2, float(x))
-        total[x] += times * point
-        origin[x] = max(origin[x], made)
 
 
 @jit

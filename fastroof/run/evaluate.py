@@ -24,20 +24,23 @@ __all__ = ["decode_us", "prefill_us", "run_batch", "step_us"]
 Floats = npt.NDArray[np.float64]
 Loop = Callable[..., int]
 
-STEPS_A_THREAD: Final = 2**14
-"""A thread is started for no fewer steps: starting it takes as long."""
+PARTS_A_THREAD: Final = 4
+"""Parts, so that a thread that the machine holds up does not hold up the others."""
+
+STEPS_A_PART: Final = 2**14
+"""No part is smaller: starting a thread takes as long."""
 
 
 def _in_threads(loop: Callable[[slice], int], count: int, threads: int) -> int:
-    """Run a loop over ``count`` steps in equal parts, one a thread, and OR their codes."""
+    """Run a loop over ``count`` steps in equal parts, by some threads, and OR their codes."""
     if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
         raise BatchError(f"threads must be an integer of at least 1, got {threads!r}")
-    parts = min(threads, -(-count // STEPS_A_THREAD))
-    if parts < 2:
+    parts = min(PARTS_A_THREAD * threads, -(-count // STEPS_A_PART))
+    if threads == 1 or parts < 2:
         return int(loop(slice(0, count)))
     bounds = [count * i // parts for i in range(parts + 1)]
     code = 0
-    with ThreadPoolExecutor(parts) as pool:
+    with ThreadPoolExecutor(min(threads, parts)) as pool:
         for met in pool.map(loop, [slice(a, b) for a, b in pairwise(bounds)]):
             code |= int(met)
     return code
