@@ -38,7 +38,7 @@ REFUSED = {
     "dtype": ({"dtype": "fp4"}, "dtype must be one of bf16, fp8, fp8_block, got 'fp4'"),
     "dtype None": ({"dtype": None}, "dtype must be"),
     "kv_dtype": ({"kv_dtype": "fp8_block"}, "kv_dtype must be one of bf16, fp8, got 'fp8_block'"),
-    "runtime": ({"runtime": "vllm"}, "runtime must be one of kernels, got 'vllm'"),
+    "runtime": ({"runtime": "vlm"}, "runtime must be one of infersim, kernels, .* got 'vlm'"),
     "method": ({"method": "cubic"}, "method must be one of roofline, .*floor, got 'cubic'"),
     "max_tokens 0": ({"max_tokens": 0}, "max_tokens must be an integer from 1 to .*, got 0"),
     "max_tokens float": ({"max_tokens": 8192.0}, "max_tokens must be"),

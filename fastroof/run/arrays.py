@@ -55,8 +55,9 @@ def as_loops_read(arrays: list[Ints], shape: tuple[int, ...]) -> list[Ints] | No
     if first != np.int64 and first != np.int32:
         return None
     for array in arrays:
-        flags = array.flags
-        if array.dtype != first or array.shape != shape or not (flags.c_contiguous and flags.aligned):
+        # carray: C-contiguous, aligned and writable, in one question
+        usable = array.flags.carray or (array.flags.c_contiguous and array.flags.aligned)
+        if array.dtype != first or array.shape != shape or not usable:
             return None
     return [loop_array(array).reshape(-1) for array in arrays]
 

@@ -81,7 +81,8 @@ def _equal_steps(
 
     def run(part: slice) -> int:
         if native is not None:
-            return loop(*[array[part] for array in native], flat[part])
+            whole = part.stop - part.start == len(flat)
+            return loop(*native, flat) if whole else loop(*[a[part] for a in native], flat[part])
         code = 0
         for where, converted in chunks(arrays, part):
             code |= loop(*converted, flat[where])

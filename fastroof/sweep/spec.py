@@ -22,6 +22,7 @@ from pydantic import (
 
 from fastroof.config import load_gpu, load_model
 from fastroof.config.parallel import TP_SIZES
+from fastroof.config.runtime import load_runtime, runtime_names
 from fastroof.errors import FastroofError, SweepError
 from fastroof.sweep.grids import expand_sizes
 
@@ -72,7 +73,9 @@ class SweepSpec(BaseModel):
     kv_len: tuple[int, ...] = Field(
         description="a list of lengths, or a range like {start = 1024, stop = 131072, factor = 2}"
     )
-    runtime: Literal["kernels"] = Field("kernels", description="'kernels'")
+    runtime: str = Field(
+        "kernels", description=f"one of {', '.join(runtime_names())}, or the path of a profile's .toml file"
+    )
     method: Literal["roofline", "linear_mfu", "nearest", "floor"] = Field(
         "roofline", description="one of roofline, linear_mfu, nearest, floor"
     )
@@ -94,6 +97,12 @@ class SweepSpec(BaseModel):
     def _check_gpu(cls, gpu: str) -> str:
         load_gpu(gpu)
         return gpu
+
+    @field_validator("runtime", mode="before")
+    @classmethod
+    def _check_runtime(cls, runtime: Any) -> str:
+        load_runtime(runtime)
+        return str(runtime)
 
     @field_validator("models", mode="before")
     @classmethod
@@ -157,7 +166,7 @@ def load_spec(spec: SweepSpec | Mapping[str, Any] | str | Path | None = None) ->
     ----------
     spec : SweepSpec, mapping, str, Path or None
         A spec, its keys and values, or the path of a TOML file with them. None is the packaged spec.
-        In a file, a gpu, tables or model that starts with ``./`` or ``../`` lies beside the file.
+        In a file, a gpu, tables, runtime or model that starts with ``./`` or ``../`` lies beside the file.
 
     Returns
     -------
@@ -201,7 +210,7 @@ def _beside_file(values: dict[str, Any], folder: Path) -> dict[str, Any]:
             return [resolve(v) for v in value]
         return str(folder / value) if isinstance(value, str) and value.startswith(("./", "../")) else value
 
-    paths = ("gpu", "tables", "models")
+    paths = ("gpu", "tables", "runtime", "models")
     return {key: resolve(value) if key in paths else value for key, value in values.items()}
 
 
