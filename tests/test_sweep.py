@@ -18,8 +18,8 @@ import fastroof
 from fastroof import StepBatch, SweepError, Tables, compile_plan
 from fastroof.columns import ORIGINS, SWEEP_COLUMNS
 from fastroof.errors import PlanRangeError
-from fastroof.sweep import load_spec, run_sweep, units
-from fastroof.sweep.evaluate import LIMITS, Evaluator
+from fastroof.sweep import LIMITS, load_spec, run_sweep, units
+from fastroof.sweep.evaluate import Evaluator
 from fastroof.sweep.output import ResultFile, result_schema
 from tests.reference.sweep import best_steps, violated
 
@@ -112,8 +112,8 @@ def test_loops_say_when_a_plan_is_too_small(h100: Tables) -> None:
     spec = load_spec(SPEC)
     evaluator = Evaluator(spec, result_schema("best", {}))
     plan = compile_plan("llama-3.1-8b", "h100", h100, max_tokens=8, max_seqs=8)
-    with pytest.raises(PlanRangeError, match="max_tokens=65"):
-        evaluator.best_step(plan, 4096)
+    with pytest.raises(PlanRangeError, match="max_tokens=65, max_seqs=65"):
+        evaluator.best_steps([plan], [4096])
 
 
 def test_names_of_the_limits_are_in_the_order_of_the_codes() -> None:

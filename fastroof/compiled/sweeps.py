@@ -21,7 +21,7 @@ from numba.core import config
 
 from fastroof.compiled.decode_lines import cell_at, cell_line, line_cell
 from fastroof.compiled.grids import FORM_LATENCY
-from fastroof.compiled.jit import Flags, Floats, jit
+from fastroof.compiled.jit import Flags, Floats, jit, jit_inline
 from fastroof.compiled.llvm import float_bits, output_store, pointer_at, table_load
 from fastroof.compiled.steps import (
     CODE_SIZES,
@@ -66,7 +66,10 @@ class PlanRows(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """What a loop needs for each batch size, and overwrites: of one thread."""
+    """What a loop needs for each batch size, and overwrites: of one thread.
+
+    What takes it is inlined: a call would count a reference to each array, 100 ns a row.
+    """
 
     requests: Floats
     rows_us: Floats
@@ -80,12 +83,12 @@ class Scratch(NamedTuple):
 class BestRows(NamedTuple):
     """Answers of the reducing loop, one a row.
 
-    ``position`` of the best batch size, -1 where none is within the limits; its time; what limits the
-    next larger one, or the smallest where there is none; how many batch sizes are beyond memory, and how
-    many of the others beyond the time limit.
+    The best batch size, 0 where none is within the limits; its time; what limits the next larger one, or
+    the smallest where there is none; how many batch sizes are beyond memory, and how many of the others
+    beyond the time limit.
     """
 
-    position: Longs
+    batch_size: Longs
     step_us: Floats
     limited_by: Flags
     over_memory: Longs
@@ -105,13 +108,13 @@ def _plain_pointer(address: int) -> Any:
 _pointer: Any = _plain_pointer if getattr(config, "DISABLE_JIT") else pointer_at  # noqa: B009
 
 
-@jit
+@jit_inline
 def _arena(plans: PlanRows, p: int) -> Floats:
     """Plan p's arena, which the caller keeps alive."""
     return carray(_pointer(plans.arena_at[p]), (plans.arena_size[p],))
 
 
-@jit
+@jit_inline
 def _read_batches(arena: Floats, plan: PlanParts, batch_size: Longs, scratch: Scratch) -> int:
     """Time the rows of each batch size, and find runs of batch sizes in one cell: how many, -1 if too large.
 
@@ -139,7 +142,7 @@ def _read_batches(arena: Floats, plan: PlanParts, batch_size: Longs, scratch: Sc
     return runs
 
 
-@jit
+@jit_inline
 def _fill_lines(
     arena: Floats, plan: PlanParts, batch_size: Longs, runs: int, kv: float, scratch: Scratch
 ) -> tuple[float, float]:
@@ -193,7 +196,7 @@ def decode_grid_us(plans: PlanRows, batch_size: Longs, scratch: Scratch, out: Fl
     return 0
 
 
-@jit
+@jit_inline
 def _highest_rate(scratch: Scratch, kv: float, limit_us: float, count: int) -> tuple[int, int]:
     """Highest rate of ``count`` batch sizes within a time, and how many are not.
 
@@ -213,7 +216,7 @@ def _highest_rate(scratch: Scratch, kv: float, limit_us: float, count: int) -> t
     return most, over
 
 
-@jit
+@jit_inline
 def _first_with(scratch: Scratch, rate: int, count: int) -> int:
     """First batch size of that rate, which one has: to the end without a branch, so that LLVM vectorises."""
     first: Any = np.int64(count)
@@ -256,10 +259,11 @@ def best_decode_batches(
             most, best.over_limit[i] = _highest_rate(scratch, kv, limit_us, room)
             best.over_memory[i] = count - room
             found = -1 if most == NO_RATE else _first_with(scratch, most, room)
-            best.position[i] = found
             if found < 0:
+                best.batch_size[i] = 0
                 best.step_us[i] = np.nan
             else:
+                best.batch_size[i] = batch_size[found]
                 best.step_us[i] = scratch.at_zero_us[found] + scratch.slope_us[found] * kv
             if found == count - 1:
                 best.limited_by[i] = LIMITED_BY_BATCH_GRID

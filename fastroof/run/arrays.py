@@ -33,6 +33,9 @@ def int_array(name: str, value: Any) -> Ints:
     return array
 
 
+_INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
+
+
 class _Writable:
     """The memory of a read-only array, described to NumPy as writable; loops only read it."""
 
@@ -52,12 +55,13 @@ def loop_array(array: Ints) -> Ints:
 def as_loops_read(arrays: list[Ints], shape: tuple[int, ...]) -> list[Ints] | None:
     """Flat views of arrays that loops can read in place, or None where one has to be converted."""
     first = arrays[0].dtype
-    if first != np.int64 and first != np.int32:
+    if not (first is _INT64 or first is _INT32 or first in (_INT64, _INT32)):
         return None
     for array in arrays:
         # carray: C-contiguous, aligned and writable, in one question
         usable = array.flags.carray or (array.flags.c_contiguous and array.flags.aligned)
-        if array.dtype != first or array.shape != shape or not usable:
+        dtype = array.dtype
+        if not (dtype is first or dtype == first) or array.shape != shape or not usable:
             return None
     return [loop_array(array).reshape(-1) for array in arrays]
 

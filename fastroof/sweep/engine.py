@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,28 +97,24 @@ def run_sweep(
         "fastroof.spec": spec.model_dump_json(),
     }
     schema = result_schema(spec.keep, metadata)
-    evaluator = Evaluator(spec, schema)
+    evaluator = Evaluator(spec, schema, threads)
     skipped = Skipped()
     tally = _Tally()
     with ExitStack() as stack:
         results = stack.enter_context(ResultFile(Path(output), schema))
-        run_each: Callable[..., Iterable[Evaluated]] = map
-        if threads > 1:
-            pool = ThreadPoolExecutor(threads)
-            stack.callback(pool.shutdown, cancel_futures=True)
-            run_each = pool.map
         for units in unit_batches(spec, gpu, tables, skipped):
             evaluator.compile_loops(units[0].plan)
             began = time.perf_counter()
-            done = []
-            for unit, evaluated in zip(units, run_each(evaluator.evaluate, units), strict=True):
-                done.append(evaluated)
-                if progress is not None and unit.is_last:
-                    progress(unit.number, spec.num_plans)
+            evaluated = evaluator.evaluate(units)
             tally.evaluate_s += time.perf_counter() - began
-            tally.add(done)
-            tally.best += [evaluator.best_step(u.plan, u.report_kv_len) for u in units if u.is_last]
-            results.write([evaluated.rows for evaluated in done])
+            tally.add(evaluated)
+            done = [unit for unit in units if unit.is_last]
+            tally.best += evaluator.best_steps(
+                [unit.plan for unit in done], [unit.report_kv_len for unit in done]
+            )
+            results.write([evaluated.rows])
+            if progress is not None and done:
+                progress(done[-1].number, spec.num_plans)
         if not tally.best:
             raise SweepError(f"nothing to evaluate: {skipped}")
     if progress is not None:
@@ -147,11 +142,10 @@ class _Tally:
     over_tpot: int = 0
     evaluate_s: float = 0.0
 
-    def add(self, done: Iterable[Evaluated]) -> None:
-        for evaluated in done:
-            self.evaluations += evaluated.evaluations
-            self.over_memory += evaluated.over_memory
-            self.over_tpot += evaluated.over_tpot
+    def add(self, evaluated: Evaluated) -> None:
+        self.evaluations += evaluated.evaluations
+        self.over_memory += evaluated.over_memory
+        self.over_tpot += evaluated.over_tpot
 
 
 def _load_tables(spec: SweepSpec, gpu: GpuSpec) -> Tables | None:

@@ -1,8 +1,10 @@
-"""Evaluating a plan over its grid: the compiled loops' wrapper, from sizes to rows."""
+"""Evaluating plans over their grids: from sizes to rows."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -11,9 +13,8 @@ import pyarrow as pa
 
 from fastroof.columns import ORIGINS
 from fastroof.compiled.steps import decode_origins
-from fastroof.compiled.sweeps import best_decode_batches
-from fastroof.errors import PlanRangeError
 from fastroof.plan import StepPlan
+from fastroof.sweep.cartesian import LIMITS, best_rows, grid_rows_us
 from fastroof.sweep.spec import SweepSpec
 from fastroof.sweep.summary import BestStep
 from fastroof.sweep.units import Unit
@@ -24,12 +25,12 @@ __all__ = ["Evaluated", "Evaluator"]
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-LIMITS: Final = ("batch grid", "memory", "tpot", "throughput")
-"""Names of the ``LIMITED_BY_`` codes, in their order."""
+ROWS_A_THREAD: Final = 2**13
+"""A thread is started for the origins of no fewer rows: starting it takes as long."""
 
 
 class Evaluated(NamedTuple):
-    """Rows of one unit of work, and what was counted on the way.
+    """Rows of some units of work, and what was counted on the way.
 
     Attributes
     ----------
@@ -47,18 +48,8 @@ class Evaluated(NamedTuple):
     over_tpot: int
 
 
-class _Best(NamedTuple):
-    """For each length the best batch, 0 where there is none, and its step."""
-
-    batch_size: Ints
-    step_us: Floats
-    limited_by: npt.NDArray[np.uint8]
-    over_memory: int
-    over_tpot: int
-
-
 class Evaluator:
-    """Evaluates units of one spec; holds nothing that a unit changes, so threads may share it.
+    """Evaluates units of one spec.
 
     Parameters
     ----------
@@ -66,123 +57,149 @@ class Evaluator:
         What to sweep.
     schema : pyarrow.Schema
         Of the rows.
+    threads : int
+        Threads to share the rows over.
     """
 
-    def __init__(self, spec: SweepSpec, schema: pa.Schema) -> None:
+    def __init__(self, spec: SweepSpec, schema: pa.Schema, threads: int = 1) -> None:
         self.batch_size = np.array(spec.batch_size)
         self.limit_us = math.inf if spec.tpot_limit_ms is None else spec.tpot_limit_ms * US_PER_MS
         self.keep = spec.keep
         self.schema = schema
+        self.threads = threads
 
     def compile_loops(self, plan: StepPlan) -> None:
         """Have the loops compiled, on no work, so that the time of evaluating is that alone."""
-        nothing = np.zeros(0, np.int64)
-        self._best(plan, nothing)
-        self._origins(plan, nothing, nothing)
+        nothing = [np.zeros(0, np.int64)]
+        if self.keep == "all":
+            grid_rows_us([plan], nothing, self.batch_size, np.empty(0), 1)
+        best_rows([plan], nothing, self.batch_size, self.limit_us, 1)
+        self._origins([plan], nothing, nothing)
 
-    def evaluate(self, unit: Unit) -> Evaluated:
-        """Time every step of a unit."""
-        return self._evaluate_best(unit) if self.keep == "best" else self._evaluate_all(unit)
-
-    def best_step(self, plan: StepPlan, kv_len: int) -> BestStep:
-        """Find the best step at one length, for the summary."""
-        best = self._best(plan, np.array([kv_len]))
-        found = bool(best.batch_size[0])
-        step_us = float(best.step_us[0])
-        rate = float(best.batch_size[0]) / step_us * US_PER_S
-        origin = int(self._origins(plan, best.batch_size, np.array([kv_len]))[0])
-        return BestStep(
-            model=plan.model.name,
-            tp=plan.tp,
-            dtype=plan.dtype,
-            kv_dtype=plan.kv_dtype,
-            kv_len=kv_len,
-            batch_size=int(best.batch_size[0]),
-            step_us=step_us if found else None,
-            tokens_per_s=rate if found else None,
-            tokens_per_s_per_gpu=rate / plan.tp if found else None,
-            limited_by=LIMITS[best.limited_by[0]],
-            origin=ORIGINS[origin] if found else None,
+    def evaluate(self, units: Sequence[Unit]) -> Evaluated:
+        """Time every step of some units."""
+        plans, kv_len = [unit.plan for unit in units], [unit.kv_len for unit in units]
+        return (
+            self._evaluate_best(plans, kv_len) if self.keep == "best" else self._evaluate_all(plans, kv_len)
         )
 
-    def _evaluate_best(self, unit: Unit) -> Evaluated:
-        best = self._best(unit.plan, unit.kv_len)
-        columns = self._step_columns(unit.plan, unit.kv_len, best.batch_size, best.step_us)
-        columns["limited_by"] = _names(best.limited_by, LIMITS)
-        rows = self._rows(unit.plan, columns)
-        evaluations = len(unit.kv_len) * len(self.batch_size)
-        return Evaluated(rows, evaluations, best.over_memory, best.over_tpot)
+    def best_steps(self, plans: Sequence[StepPlan], kv_len: Sequence[int]) -> list[BestStep]:
+        """Find the best step of each plan at one length, for the summary."""
+        lengths = [np.array([length]) for length in kv_len]
+        best = best_rows(plans, lengths, self.batch_size, self.limit_us, self.threads)
+        origins = self._origins(plans, lengths, best.batch_size[:, None])
+        return [
+            _best_step(plan, length, int(batch), float(step_us), LIMITS[limit], ORIGINS[origin])
+            for plan, length, batch, step_us, limit, origin in zip(
+                plans, kv_len, best.batch_size, best.step_us, best.limited_by, origins, strict=True
+            )
+        ]
 
-    def _evaluate_all(self, unit: Unit) -> Evaluated:
-        plan = unit.plan
-        kv_len = np.repeat(unit.kv_len, len(self.batch_size))
-        batch_size = np.tile(self.batch_size, len(unit.kv_len))
-        step_us = plan.decode_us(batch_size, kv_len)
-        over_memory = batch_size * kv_len > plan.memory.max_kv_tokens
+    def _evaluate_best(self, plans: Sequence[StepPlan], kv_len: Sequence[Ints]) -> Evaluated:
+        best = best_rows(plans, kv_len, self.batch_size, self.limit_us, self.threads)
+        bounds = np.cumsum([len(lengths) for lengths in kv_len])[:-1]
+        columns = self._step_columns(
+            plans, kv_len, np.split(best.batch_size, bounds), best.batch_size, best.step_us
+        )
+        columns["limited_by"] = _names(best.limited_by, LIMITS)
+        evaluations = len(best.batch_size) * len(self.batch_size)
+        rows = self._rows(plans, kv_len, columns)
+        return Evaluated(rows, evaluations, int(best.over_memory.sum()), int(best.over_tpot.sum()))
+
+    def _evaluate_all(self, plans: Sequence[StepPlan], kv_len: Sequence[Ints]) -> Evaluated:
+        count = len(self.batch_size)
+        repeated = [np.repeat(lengths, count) for lengths in kv_len]
+        tiled = [np.tile(self.batch_size, len(lengths)) for lengths in kv_len]
+        batch_size = np.concatenate(tiled)
+        step_us = np.empty(len(batch_size))
+        grid_rows_us(plans, kv_len, self.batch_size, step_us, self.threads)
+        max_kv_tokens = np.repeat([plan.memory.max_kv_tokens for plan in plans], [len(t) for t in tiled])
+        over_memory = batch_size * np.concatenate(repeated) > max_kv_tokens
         over_tpot = ~over_memory & ~(step_us <= self.limit_us)
-        columns = self._step_columns(plan, kv_len, batch_size, step_us)
+        columns = self._step_columns(plans, repeated, tiled, batch_size, step_us)
         columns["exceeds"] = _names(
             over_tpot.astype(np.uint8), ("memory", "tpot"), ~(over_memory | over_tpot)
         )
-        rows = self._rows(plan, columns)
-        return Evaluated(rows, len(kv_len), int(over_memory.sum()), int(over_tpot.sum()))
+        rows = self._rows(plans, repeated, columns)
+        return Evaluated(rows, len(step_us), int(over_memory.sum()), int(over_tpot.sum()))
 
-    def _best(self, plan: StepPlan, kv_len: Ints) -> _Best:
-        row_kv_len = np.empty(len(self.batch_size), np.int64)
-        row_us = np.empty(len(self.batch_size))
-        at = np.empty(len(kv_len), np.int64)
-        step_us = np.empty(len(kv_len))
-        limited_by = np.empty(len(kv_len), np.uint8)
-        exceeds = np.zeros(2, np.int64)
-        code = best_decode_batches(
-            plan.arena, self.batch_size, kv_len, plan.memory.max_kv_tokens, self.limit_us,
-            row_kv_len, row_us, at, step_us, limited_by, exceeds,
-        )  # fmt: skip
-        if code:
-            raise PlanRangeError(
-                f"{plan!r} is smaller than the sweep, whose largest batch is {self.batch_size[-1]}: "
-                f"compile_plan(..., max_tokens={self.batch_size[-1]}, max_seqs={self.batch_size[-1]})"
-            )
-        batch_size = np.where(at < 0, 0, self.batch_size[at])
-        return _Best(batch_size, step_us, limited_by, int(exceeds[0]), int(exceeds[1]))
+    def _origins(
+        self, plans: Sequence[StepPlan], kv_len: Sequence[Ints], batch_size: Iterable[Ints]
+    ) -> npt.NDArray[np.uint8]:
+        """How each row's step is made, plan after plan."""
 
-    def _origins(self, plan: StepPlan, batch_size: Ints, kv_len: Ints) -> npt.NDArray[np.uint8]:
-        out = np.empty(len(kv_len), np.uint8)
-        decode_origins(plan.arena, batch_size, kv_len, out)
-        return out
+        def origins(plan: StepPlan, lengths: Ints, batches: Ints) -> npt.NDArray[np.uint8]:
+            out = np.empty(len(lengths), np.uint8)
+            decode_origins(plan.arena, batches, lengths, out)
+            return out
+
+        nothing = np.empty(0, np.uint8)
+        threads = min(self.threads, len(plans), sum(map(len, kv_len)) // ROWS_A_THREAD)
+        if threads < 2:
+            return np.concatenate([nothing, *map(origins, plans, kv_len, batch_size)])
+        with ThreadPoolExecutor(threads) as pool:
+            return np.concatenate([nothing, *pool.map(origins, plans, kv_len, batch_size)])
 
     def _step_columns(
-        self, plan: StepPlan, kv_len: Ints, batch_size: Ints, step_us: Floats
+        self,
+        plans: Sequence[StepPlan],
+        kv_len: Sequence[Ints],
+        batch_sizes: Sequence[Ints],
+        batch_size: Ints,
+        step_us: Floats,
     ) -> dict[str, pa.Array]:
         nothing = batch_size == 0
         rate = batch_size / step_us * US_PER_S
+        tp = np.repeat([plan.tp for plan in plans], [len(lengths) for lengths in kv_len])
         return {
-            "kv_len": pa.array(kv_len),
+            "kv_len": pa.array(np.concatenate(kv_len)),
             "batch_size": pa.array(batch_size),
             "step_us": pa.array(step_us, mask=nothing),
             "tokens_per_s": pa.array(rate, mask=nothing),
-            "tokens_per_s_per_gpu": pa.array(rate / plan.tp, mask=nothing),
-            "origin": _names(self._origins(plan, batch_size, kv_len), ORIGINS, nothing),
+            "tokens_per_s_per_gpu": pa.array(rate / tp, mask=nothing),
+            "origin": _names(self._origins(plans, kv_len, batch_sizes), ORIGINS, nothing),
         }
 
-    def _rows(self, plan: StepPlan, columns: dict[str, pa.Array]) -> pa.RecordBatch:
-        memory = plan.memory
-        constants: dict[str, Any] = {
-            "model": plan.model.name,
-            "gpu": plan.gpu.name,
-            "tp": plan.tp,
-            "dtype": plan.dtype,
-            "kv_dtype": plan.kv_dtype,
-            "runtime": plan.runtime,
-            "weight_bytes": memory.weight_bytes,
-            "max_kv_tokens": memory.max_kv_tokens,
+    def _rows(
+        self, plans: Sequence[StepPlan], kv_len: Sequence[Ints], columns: dict[str, pa.Array]
+    ) -> pa.RecordBatch:
+        plan_of_row = pa.array(np.repeat(np.arange(len(plans)), [len(lengths) for lengths in kv_len]))
+        memory = [plan.memory for plan in plans]
+        constants: dict[str, list[Any]] = {
+            "model": [plan.model.name for plan in plans],
+            "gpu": [plan.gpu.name for plan in plans],
+            "tp": [plan.tp for plan in plans],
+            "dtype": [plan.dtype for plan in plans],
+            "kv_dtype": [plan.kv_dtype for plan in plans],
+            "runtime": [plan.runtime for plan in plans],
+            "weight_bytes": [m.weight_bytes for m in memory],
+            "max_kv_tokens": [m.max_kv_tokens for m in memory],
         }
-        size = len(columns["kv_len"])
         arrays = [
-            columns[f.name] if f.name in columns else pa.repeat(pa.scalar(constants[f.name], f.type), size)
+            columns[f.name] if f.name in columns else pa.array(constants[f.name], f.type).take(plan_of_row)
             for f in self.schema
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+def _best_step(
+    plan: StepPlan, kv_len: int, batch_size: int, step_us: float, limited_by: str, origin: str
+) -> BestStep:
+    found = batch_size > 0
+    rate = batch_size / step_us * US_PER_S
+    return BestStep(
+        model=plan.model.name,
+        tp=plan.tp,
+        dtype=plan.dtype,
+        kv_dtype=plan.kv_dtype,
+        kv_len=kv_len,
+        batch_size=batch_size,
+        step_us=step_us if found else None,
+        tokens_per_s=rate if found else None,
+        tokens_per_s_per_gpu=rate / plan.tp if found else None,
+        limited_by=limited_by,
+        origin=origin if found else None,
+    )
 
 
 def _names(

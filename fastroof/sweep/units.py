@@ -22,7 +22,7 @@ __all__ = ["Skipped", "Unit", "unit_batches"]
 UNITS_A_BATCH: Final = 64
 ROWS_A_BATCH: Final = 2**20
 EVALUATIONS_A_UNIT: Final = 2**26
-"""A unit takes a second or two: how long an interrupt has to wait."""
+"""A batch of such units takes a second or two: how long an interrupt has to wait."""
 
 Ints = npt.NDArray[np.int64]
 

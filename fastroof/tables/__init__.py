@@ -1,5 +1,5 @@
 """Tables of one GPU: measured rows and, made when first asked for, their packed form; lookups in them."""
 
-from fastroof.tables.table_set import Lookup, Streaming, Tables, load_tables
+from fastroof.tables.table_set import Lookup, LookupWithError, Streaming, Tables, load_tables
 
-__all__ = ["Lookup", "Streaming", "Tables", "load_tables"]
+__all__ = ["Lookup", "LookupWithError", "Streaming", "Tables", "load_tables"]

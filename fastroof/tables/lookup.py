@@ -18,12 +18,13 @@ from fastroof.errors import LookupInputError
 from fastroof.pack.curves import cell_origins
 from fastroof.pack.guides import joined_axes
 from fastroof.roofline import HeadShape
+from fastroof.tables.local_error import lookup_error
 from fastroof.tables.sizes import checked_points, checked_text
 from fastroof.units import PEAK_DTYPE, US_PER_S
 
 if TYPE_CHECKING:
     from fastroof.pack import PackedCurve, PackedGrid
-    from fastroof.tables import Lookup, Tables
+    from fastroof.tables import Lookup, LookupWithError, Tables
 
 __all__ = ["METHODS", "node_latency_us", "run_lookup"]
 
@@ -62,14 +63,18 @@ GEMM_FLOPS: Final = float(flops.gemm_flops(1, 1, 1))
 ATTENTION_FLOPS: Final = float(flops.attention_flops(1, 1, 1, 1))
 
 
-def run_lookup(tables: Tables, operator: str, method: str, given: Mapping[str, Any]) -> Lookup:
-    """Answer ``tables.lookup(operator, method=method, **given)``."""
-    from fastroof.tables import Lookup
+def run_lookup(
+    tables: Tables, operator: str, method: str, with_error: bool, given: Mapping[str, Any]
+) -> Lookup | LookupWithError:
+    """Answer ``tables.lookup(operator, method=method, with_error=with_error, **given)``."""
+    from fastroof.tables import Lookup, LookupWithError
 
     if not isinstance(operator, str) or operator not in REQUIRED:
         raise LookupInputError(f"unknown operator {operator!r}: use one of {', '.join(REQUIRED)}")
     if not isinstance(method, str) or method not in METHODS:
         raise LookupInputError(f"unknown method {method!r}: use one of {', '.join(METHODS)}")
+    if with_error and method != "roofline":
+        raise LookupInputError(f"with_error goes with method='roofline', whose error is known; got {method!r}")
     required, defaults, axes = REQUIRED[operator], DEFAULTS[operator], AXES[operator]
     arguments = {**defaults, **given}
     if len(arguments) != len(required) + len(defaults) or any(name not in given for name in required):
@@ -83,19 +88,26 @@ def run_lookup(tables: Tables, operator: str, method: str, given: Mapping[str, A
     count = math.prod(asked.shape)
     found = Lookup(np.empty(count), np.empty(count), np.empty(count, np.uint8))
     answer = _ANSWER[operator]
+    relative_error = np.empty(count if with_error else 0)
     for part, sizes, columns in asked.chunks(axes):
         answers = (found.latency_us[part], found.mfu[part], found.origin[part])
         if not columns:
             key = tuple(asked.whole[name] for name in key_names)
             answer(tables, method, text, key, sizes, answers)
+            if with_error:
+                relative_error[part] = lookup_error(tables, operator, text, key, sizes, answers[0])
             continue
         for key, rows in _kernels([columns.get(n, asked.whole.get(n)) for n in key_names], len(sizes[0])):
             some = (np.empty(len(rows)), np.empty(len(rows)), np.empty(len(rows), np.uint8))
-            answer(tables, method, text, key, [size[rows] for size in sizes], some)
+            few = [size[rows] for size in sizes]
+            answer(tables, method, text, key, few, some)
             for i in range(len(answers)):
                 answers[i][rows] = some[i]
+            if with_error:
+                relative_error[part][rows] = lookup_error(tables, operator, text, key, few, some[0])
     shape = asked.shape
-    return Lookup(found.latency_us.reshape(shape), found.mfu.reshape(shape), found.origin.reshape(shape))
+    found = Lookup(found.latency_us.reshape(shape), found.mfu.reshape(shape), found.origin.reshape(shape))
+    return LookupWithError(*found, relative_error.reshape(shape)) if with_error else found
 
 
 def _kernels(columns: list[Any], count: int) -> Iterator[tuple[Key, npt.NDArray[np.int64]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from fastroof.roofline import HeadShape, Roofline, decode_roofline, prefill_roof
 from fastroof.tables.borrow import AttentionGrid, attention_grid
 from fastroof.units import DTYPE_BYTES, US_PER_S
 
-__all__ = ["Lookup", "Streaming", "Tables", "load_tables"]
+__all__ = ["Lookup", "LookupWithError", "Streaming", "Tables", "load_tables"]
 
 Key = tuple[Any, ...]
 L2_MULTIPLE = 8
@@ -44,6 +44,23 @@ class Lookup(NamedTuple):
     latency_us: npt.NDArray[np.float64]
     mfu: npt.NDArray[np.float64]
     origin: npt.NDArray[np.uint8]
+
+
+class LookupWithError(NamedTuple):
+    """Answer of a lookup that was asked for its error too.
+
+    Attributes
+    ----------
+    latency_us, mfu, origin
+        As in :class:`Lookup`.
+    relative_error : ndarray of float64
+        One standard error over the latency: an 80 % interval is 1.28 of them on either side, in ln.
+    """
+
+    latency_us: npt.NDArray[np.float64]
+    mfu: npt.NDArray[np.float64]
+    origin: npt.NDArray[np.uint8]
+    relative_error: npt.NDArray[np.float64]
 
 
 class Streaming(NamedTuple):
@@ -109,7 +126,17 @@ class Tables:
         """SHA-256 of the measured rows: results carry it."""
         return self.measured.content_hash
 
-    def lookup(self, operator: str, *, method: str = "roofline", **sizes: Any) -> Lookup:
+    @overload
+    def lookup(
+        self, operator: str, *, method: str = ..., with_error: Literal[False] = ..., **sizes: Any
+    ) -> Lookup: ...
+    @overload
+    def lookup(
+        self, operator: str, *, method: str = ..., with_error: Literal[True], **sizes: Any
+    ) -> LookupWithError: ...
+    def lookup(
+        self, operator: str, *, method: str = "roofline", with_error: bool = False, **sizes: Any
+    ) -> Lookup | LookupWithError:
         """Look up kernels by their sizes; arrays broadcast.
 
         Parameters
@@ -126,11 +153,13 @@ class Tables:
             MFU; ``nearest`` (in log2 of the axes) and ``floor`` take the MFU of one measured point.
             A measured point comes back exactly, whatever the method; a prefix is priced the same way
             in all of them.
+        with_error : bool
+            Also say how good each answer is, see :mod:`fastroof.tables.local_error`; roofline only.
 
         Returns
         -------
-        Lookup
-            latency_us, mfu and origin, of the broadcast shape.
+        Lookup or LookupWithError
+            latency_us, mfu and origin, of the broadcast shape; relative_error where it was asked for.
 
         Raises
         ------
@@ -154,7 +183,7 @@ class Tables:
         """
         from fastroof.tables.lookup import run_lookup
 
-        return run_lookup(self, operator, method, sizes)
+        return run_lookup(self, operator, method, with_error, sizes)
 
     def holdout(self, **options: Any) -> Any:
         """Thin every table, look the left-out points up, and report the errors.
