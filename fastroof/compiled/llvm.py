@@ -150,13 +150,17 @@ def _intrinsic_line_lanes(
             return builder.bitcast(element, lanes_of.as_pointer())
 
         def load(array: int, index: Any, kind: Any, align: int) -> Any:
-            return _tagged(builder, builder.load(pointer(array, index, kind), align=align), is_store=False)
+            return builder.load(pointer(array, index, kind), align=align)
+
+        def load_table(array: int, index: Any, kind: Any, align: int) -> Any:
+            return _tagged(builder, load(array, index, kind, align), is_store=False)
 
         pairs = []
         for lane in range(LANES):
             where = builder.add(args[2], ir.Constant(_INT64, lane))
+            # no table: the loop before stored it
             offset = builder.zext(load(1, where, _INT32, 4), _INT64)
-            pairs.append(load(0, offset, ir.VectorType(_DOUBLE, 2), 8))
+            pairs.append(load_table(0, offset, ir.VectorType(_DOUBLE, 2), 8))
 
         # (0, 2, 4, 6) and (1, 3, 5, 7): two unpacks then give the lanes in order
         def joined(odd: int) -> Any:
@@ -169,7 +173,7 @@ def _intrinsic_line_lanes(
         slope = _shuffled(builder, even, odd, (1, 9, 3, 11, 5, 13, 7, 15))
         integer = context.get_value_type(signature.args[3].dtype)
         width = integer.width // 8
-        many = load(3, args[4], ir.VectorType(integer, LANES), width)
+        many = load_table(3, args[4], ir.VectorType(integer, LANES), width)
         lanes = ir.VectorType(_DOUBLE, LANES)
         value = builder.fadd(at_zero, builder.fmul(slope, builder.sitofp(many, lanes)))
         store = builder.store(value, pointer(5, args[4], lanes), align=8)

@@ -14,6 +14,7 @@ from fastroof.config import GpuSpec, ModelSpec
 from fastroof.config.parallel import ShardedShape
 from fastroof.config.runtime import RuntimeProfile
 from fastroof.once import made_once
+from fastroof.plan import step_error
 from fastroof.plan.curves import RowCurve
 from fastroof.plan.memory import PlanMemory, plan_memory
 from fastroof.roofline import HeadShape
@@ -21,6 +22,7 @@ from fastroof.run import evaluate
 
 if TYPE_CHECKING:
     from fastroof.explain import Explanation
+    from fastroof.plan.step_error import ErrorSource, StepErrors
     from fastroof.run import StepBatch, StepTimes
 
 __all__ = ["StepPlan"]
@@ -46,6 +48,8 @@ class StepPlan:
         The largest step it can time.
     tables_hash : str
         SHA-256 of the measured rows it was compiled from; empty for the datasheet model.
+    error_source : ErrorSource
+        What its errors are made from; stays behind when it is pickled.
     version : str
         fastroof's version.
     arena : ndarray of float64
@@ -66,6 +70,7 @@ class StepPlan:
     tables_hash: str
     arena: npt.NDArray[np.float64]
     row_curves: tuple[RowCurve, ...]
+    error_source: ErrorSource
     version: str = field(default=__version__)
 
     @property
@@ -83,7 +88,7 @@ class StepPlan:
         """What one GPU's attention kernels are keyed by."""
         return HeadShape(self.kv_dtype, self.share.num_q_heads, self.share.num_kv_heads, self.model.head_dim)
 
-    @property
+    @made_once
     def memory(self) -> PlanMemory:
         """Weight bytes, KV bytes a token and the most KV tokens that fit, on one GPU."""
         return plan_memory(self.model, self.share, self.gpu, self.dtype, self.kv_dtype, self.max_tokens)
@@ -111,8 +116,13 @@ class StepPlan:
 
         return scalar_decode(self.arena, otherwise)
 
+    @made_once
+    def errors(self) -> StepErrors | None:
+        """Errors of its operators, worked out when first asked for; None for the datasheet model."""
+        return step_error.step_errors(self)
+
     def __getstate__(self) -> dict[str, Any]:
-        made = ("decode_lines", "scalar")
+        made = ("decode_lines", "memory", "scalar")
         # a list: another thread may be adding one of them
         return {name: value for name, value in list(self.__dict__.items()) if name not in made}
 
@@ -194,15 +204,58 @@ class StepPlan:
         """
         return evaluate.prefill_us(self, new_tokens, context_len, batch_size, out, threads)
 
-    def run(self, batch: StepBatch, *, threads: int = 1) -> StepTimes:
+    def run(self, batch: StepBatch, *, threads: int = 1, with_error: bool = False) -> StepTimes:
         """Time ragged steps, with the origin and the parts of each.
 
         Returns
         -------
         StepTimes
-            latency_us, origin and components, one entry a step.
+            latency_us, origin and components, one entry a step; relative_error where it was asked for.
         """
-        return evaluate.run_batch(self, batch, threads)
+        times = evaluate.run_batch(self, batch, threads)
+        return times._replace(relative_error=step_error.batch_error(self, batch, times)) if with_error else times
+
+    def step_error(self, batch: StepBatch) -> npt.NDArray[np.float64]:
+        """Relative standard error of ragged steps: ``run(batch, with_error=True).relative_error``.
+
+        Returns
+        -------
+        ndarray of float64, shape (steps,)
+            One standard error over the time of the step: an 80 % interval is 1.28 of them on either side.
+
+        Raises
+        ------
+        PlanError
+            If the plan was unpickled, or its method is another than roofline.
+        """
+        return step_error.batch_error(self, batch, evaluate.run_batch(self, batch, 1))
+
+    def decode_error(self, batch_size: Any, kv_len: Any) -> Any:
+        """Relative standard error of :meth:`decode_us`.
+
+        Parameters
+        ----------
+        batch_size, kv_len : int or array_like of int
+            As in :meth:`decode_us`.
+
+        Returns
+        -------
+        float or ndarray of float64
+            As of :meth:`step_error`, of the broadcast shape.
+
+        Raises
+        ------
+        PlanError, PlanRangeError, BatchError
+            As in :meth:`step_error` and :meth:`decode_us`.
+
+        Examples
+        --------
+        >>> import fastroof
+        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+        >>> 0.01 < plan.decode_error(64, 4096) < 0.1
+        True
+        """
+        return step_error.decode_error(self, batch_size, kv_len)
 
     def step_us(self, batch: StepBatch, *, threads: int = 1) -> npt.NDArray[np.float64]:
         """Time ragged steps: ``run(batch).latency_us``, without the rest.

@@ -64,9 +64,10 @@ def run_sweep(
 
     Notes
     -----
-    A plan's grid is timed point by point; nothing is inferred from a neighbour, since measured
-    kernels are jagged. Rows are in the order of the spec's models, then tp, dtype, kv_dtype, kv_len
-    and batch_size. The file's metadata hold fastroof's version, the tables' hash, the GPU and the spec.
+    A plan's grid is timed point by point; nothing is inferred from a neighbour, since measured kernels
+    are jagged. Only points beyond memory are counted without being timed where the best batch is kept.
+    Rows are in the order of the spec's models, then tp, dtype, kv_dtype, kv_len and batch_size. The
+    file's metadata hold fastroof's version, the tables' hash, the GPU and the spec.
 
     Examples
     --------

@@ -25,7 +25,7 @@ __all__ = ["Evaluated", "Evaluator"]
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-ROWS_A_THREAD: Final = 2**13
+ROWS_A_THREAD: Final = 2**16
 """A thread is started for the origins of no fewer rows: starting it takes as long."""
 
 
@@ -37,7 +37,7 @@ class Evaluated(NamedTuple):
     rows : pyarrow.RecordBatch
         Of the results' schema.
     evaluations : int
-        Steps that were timed.
+        Steps that were timed, or found to be beyond memory.
     over_memory, over_tpot : int
         Of those, the ones beyond memory, and of the others the ones beyond the TPOT limit.
     """

@@ -56,7 +56,7 @@ class SweepSummary:
     plans : int
         Plans that were evaluated.
     evaluations : int
-        Steps that were timed.
+        Steps that were timed, or found to be beyond memory.
     rows : int
         Rows written.
     infeasible : dict of str to int
