@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,13 +17,13 @@ from benchmarks.baselines import (
     python_decode_us,
     scipy_interpolator,
 )
-from fastroof import run_sweep
 from fastroof.bench import WORKLOADS, Baseline, Setup, Workload
-from fastroof.bench.inputs import decode_sizes, ragged_decodes, sweep_axes
+from fastroof.bench.inputs import decode_sizes, ragged_decodes
 from fastroof.bench.lookups import lookup_points
+from fastroof.bench.sweeps import sweep_plans
 from fastroof.bench.workloads import homogeneous_decode, ragged
-from fastroof.config import model_names
 from fastroof.flops import gemm_bytes, gemm_flops
+from fastroof.sweep import best_batches
 from fastroof.units import US_PER_S
 
 THREADS = 4
@@ -67,25 +65,18 @@ def in_threads(setup: Setup, name: str) -> Workload:
 
 
 def sweep_in_threads(setup: Setup) -> Workload:
-    """The packaged sweep's grid, best batches kept: four threads against one."""
-    batch, kv_len = sweep_axes(setup)
-    spec = {
-        "gpu": setup.gpu.name, "models": list(model_names()[: setup.size(15, 1)]), "tp": [1, 2, 4, 8],
-        "dtype": ["bf16", "fp8"], "batch_size": list(range(1, batch[-1] + 1)),
-        "kv_len": np.unique(np.r_[kv_len, kv_len - 16]).tolist(), "report_kv_len": int(kv_len[-1]),
-    }  # fmt: skip
+    """A grid of 100 M steps, best batches kept: four threads against one."""
+    plans = sweep_plans(setup)
+    batch = np.arange(1, setup.size(512, 16) + 1)
+    kv_len = np.unique(np.linspace(32, 4096, setup.size(2048, 16)).astype(int))
 
     def swept(threads: int) -> Any:
-        with tempfile.TemporaryDirectory() as folder:
-            return run_sweep(spec, Path(folder) / "best.parquet", threads=threads)
+        return best_batches(plans, batch, kv_len, threads=threads)
 
-    found = swept(1)
-    one = Baseline("one thread", lambda: swept(1).evaluate_s, found.evaluations, None, reports_seconds=True)
-    title = f"{found.plans} plans, {found.evaluations:,} steps, best batch kept, {THREADS} threads"
-    return Workload(
-        "sweep-best-threads", title, "step", found.evaluations, lambda: swept(THREADS).evaluate_s,
-        baselines=(one,), reports_seconds=True,
-    )  # fmt: skip
+    count = len(plans) * len(batch) * len(kv_len)
+    one = Baseline("one thread", lambda: swept(1), count, None)
+    title = f"{len(plans)} plans x {len(batch)} batches x {len(kv_len)} kv, best kept, {THREADS} threads"
+    return Workload("sweep-best-threads", title, "step", count, lambda: swept(THREADS), baselines=(one,))
 
 
 def lookup(setup: Setup, operator: str) -> Workload:

@@ -75,7 +75,7 @@ ROWS = (
     Row(
         "sweep-best-threads",
         ">= 3 x one thread",
-        "rows are put together by one thread",
+        "starting threads, uneven rows",
         cases.sweep_in_threads,
     ),
     Row("command", "< 1.0 s", "importing numba, loading tables and loops", WORKLOADS["command"]),

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import replace
 from functools import partial
 from itertools import islice, product
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -19,9 +17,9 @@ from fastroof.config import load_model, model_names
 from fastroof.errors import FastroofError, PlanError
 from fastroof.plan import StepPlan, compile_plan, compile_plans
 from fastroof.plan.table_curves import TableCurves
-from fastroof.sweep import run_sweep
+from fastroof.sweep import best_batches, decode_grid_us
 
-__all__ = ["many_plans", "numpy_best", "sweep_best", "sweep_written"]
+__all__ = ["many_plans", "numpy_best", "sweep_best", "sweep_plans", "sweep_written"]
 
 MAX_BATCH: Final = 512
 NUMPY_PLANS: Final = 4
@@ -58,23 +56,18 @@ def _requests(setup: Setup, count: int) -> list[dict[str, Any]]:
     return list(islice(deeper, count))
 
 
-def _plans(setup: Setup) -> list[StepPlan]:
+def sweep_plans(setup: Setup) -> list[StepPlan]:
+    """Compile a hundred plans, presets and splits."""
     return list(compile_plans(_requests(setup, setup.size(100, 4)), setup.tables, setup.gpu))
 
 
 def sweep_written(setup: Setup) -> Workload:
-    """Build every step of 100 plans x 256 batch sizes x 128 lengths, written out."""
+    """Build every step of 100 plans x 128 lengths x 256 batch sizes, written out."""
     from fastroof.bench.stream import stream_out
 
-    plans, (batch, kv_len) = _plans(setup), sweep_axes(setup)
-    out = np.empty((len(plans), len(batch), len(kv_len)))
+    plans, (batch, kv_len) = sweep_plans(setup), sweep_axes(setup)
+    out = np.empty((len(plans), len(kv_len), len(batch)))
     streamed = np.empty(out.size)
-
-    def run() -> npt.NDArray[np.float64]:
-        for plan, answer in zip(plans, out, strict=True):
-            plan.decode_us(batch[:, None], kv_len, out=answer, threads=setup.threads)
-        return out
-
     few = [plan for plan in plans[:NUMPY_PLANS] if NumpySteps.serves(plan, setup.tables)]
     baselines = [Baseline("stream", partial(stream_out, 1.0, streamed), out.size, None)]
     if len(few) == len(plans[:NUMPY_PLANS]):
@@ -83,43 +76,31 @@ def sweep_written(setup: Setup) -> Workload:
 
         def broadcast() -> npt.NDArray[np.float64]:
             for steps, answer in zip(numpy, written, strict=True):
-                answer[:] = steps.grid_us(batch, kv_len)
+                answer[:] = steps.grid_us(batch, kv_len).T
             return written
 
         baselines.append(Baseline("NumPy", broadcast, written.size))
     title = f"{len(plans)} plans x {len(batch)} batches x {len(kv_len)} kv, written"
-    return Workload("sweep", title, "step", out.size, run, out.itemsize, tuple(baselines))
+    return Workload(
+        "sweep", title, "step", out.size,
+        lambda: decode_grid_us(plans, batch, kv_len, out=out, threads=setup.threads),
+        out.itemsize, tuple(baselines),
+    )  # fmt: skip
 
 
 def sweep_best(setup: Setup) -> Workload:
-    """Build a sweep that keeps the best batch of each plan and length, without reading and writing files."""
-    batch, kv_len = sweep_axes(setup)
-    spec = {
-        "gpu": setup.gpu.name,
-        "tables": setup.folder,
-        "models": list(model_names()[: setup.size(len(model_names()), 1)]),
-        "tp": list(TP),
-        "dtype": list(DTYPES),
-        "batch_size": batch.tolist(),
-        "kv_len": kv_len.tolist(),
-        "report_kv_len": int(kv_len[-1]),
-    }
-
-    def run_with(threads: int) -> Any:
-        with tempfile.TemporaryDirectory() as folder:
-            return run_sweep(spec, Path(folder) / "best.parquet", threads=threads)
-
-    found = run_with(setup.threads)
+    """Build the same grid, of which the best batch of each plan and length is kept."""
+    plans, (batch, kv_len) = sweep_plans(setup), sweep_axes(setup)
     baselines = []
-    plans = [plan for plan in _plans(setup)[:NUMPY_PLANS] if NumpySteps.serves(plan, setup.tables)]
-    if plans:
-        numpy = [NumpySteps(plan, setup.tables) for plan in plans]
-        few = len(plans) * len(batch) * len(kv_len)
-        baselines.append(Baseline("NumPy", partial(numpy_best, plans, numpy, batch, kv_len), few, None))
-    title = f"{found.plans} plans x {len(batch)} batches x {len(kv_len)} kv, best batch kept"
+    few = [plan for plan in plans[:NUMPY_PLANS] if NumpySteps.serves(plan, setup.tables)]
+    if few:
+        numpy = [NumpySteps(plan, setup.tables) for plan in few]
+        count = len(few) * len(batch) * len(kv_len)
+        baselines.append(Baseline("NumPy", partial(numpy_best, few, numpy, batch, kv_len), count, None))
+    title = f"{len(plans)} plans x {len(batch)} batches x {len(kv_len)} kv, best batch kept"
     return Workload(
-        "sweep-best", title, "step", found.evaluations,
-        lambda: run_with(setup.threads).evaluate_s, 0.0, tuple(baselines), reports_seconds=True,
+        "sweep-best", title, "step", len(plans) * len(batch) * len(kv_len),
+        lambda: best_batches(plans, batch, kv_len, threads=setup.threads), 0.0, tuple(baselines),
     )  # fmt: skip
 
 
