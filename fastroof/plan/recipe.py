@@ -17,6 +17,7 @@ from fastroof.plan.curves import CurveSource, RowCurve
 from fastroof.plan.datasheet import DatasheetCurves
 from fastroof.plan.operators import Rows, transformer_operators
 from fastroof.plan.options import PlanOptions
+from fastroof.plan.step_error import ErrorSource
 from fastroof.plan.step_plan import StepPlan
 from fastroof.plan.table_curves import TableCurves
 from fastroof.roofline import HeadShape
@@ -64,6 +65,7 @@ class PlanRecipe:
     decode_block: Floats
     prefill_block: Floats
     prefix_us: tuple[float, float]
+    error_source: ErrorSource
 
     def row_sums(self, num_layers: Sequence[int]) -> RowSums:
         """Sum the operators of plans with these numbers of layers, in the order of the step."""
@@ -100,6 +102,7 @@ class PlanRecipe:
             tables_hash=self.tables_hash,
             arena=self._arena(model.num_layers, tokens_us, logits_us),
             row_curves=row_curves,
+            error_source=self.error_source,
         )
 
     def _arena(self, num_layers: int, tokens_us: Floats, logits_us: Floats) -> Floats:
@@ -193,4 +196,5 @@ def plan_recipe(
         decode_block=curves.attention_block("attention_decode", heads),
         prefill_block=curves.attention_block("attention_prefill", heads),
         prefix_us=curves.prefix_us(heads),
+        error_source=ErrorSource.of(curves),
     )

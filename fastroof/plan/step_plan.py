@@ -213,7 +213,9 @@ class StepPlan:
             latency_us, origin and components, one entry a step; relative_error where it was asked for.
         """
         times = evaluate.run_batch(self, batch, threads)
-        return times._replace(relative_error=step_error.batch_error(self, batch, times)) if with_error else times
+        if not with_error:
+            return times
+        return times._replace(relative_error=step_error.batch_error(self, batch, times))
 
     def step_error(self, batch: StepBatch) -> npt.NDArray[np.float64]:
         """Relative standard error of ragged steps: ``run(batch, with_error=True).relative_error``.

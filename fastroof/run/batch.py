@@ -136,8 +136,11 @@ class StepTimes(NamedTuple):
         The largest origin of its parts: 0 measured to 4 modelled.
     components : StepComponents
         Its parts; they add up to the latency but for rounding.
+    relative_error : ndarray of float64, shape (steps,), or None
+        One standard error over the latency; None where it was not asked for.
     """
 
     latency_us: Floats
     origin: npt.NDArray[np.uint8]
     components: StepComponents
+    relative_error: Floats | None = None

@@ -17,7 +17,15 @@ if TYPE_CHECKING:
     from fastroof.load import MeasuredTable
     from fastroof.tables import Tables
 
-__all__ = ["GRIDS", "HoldoutGrid", "HoldoutRow", "run_holdout"]
+__all__ = [
+    "GRIDS",
+    "HoldoutGrid",
+    "HoldoutRow",
+    "lookup_arguments",
+    "run_holdout",
+    "taking_part",
+    "thinned_axes",
+]
 
 Mask = npt.NDArray[np.bool_]
 
@@ -112,7 +120,8 @@ class HoldoutRow(NamedTuple):
     bias: float
 
 
-def _taking_part(table: MeasuredTable, only: Mapping[str, Any]) -> Mask:
+def taking_part(table: MeasuredTable, only: Mapping[str, Any]) -> Mask:
+    """Rows of a grid: those with the values of ``only``, and of prefill those without a prefix."""
     rows = np.full(table.num_rows, True)
     for name, value in only.items():
         rows &= table.columns[name] == value
@@ -121,7 +130,8 @@ def _taking_part(table: MeasuredTable, only: Mapping[str, Any]) -> Mask:
     return rows
 
 
-def _axes_of(grid: HoldoutGrid, table: MeasuredTable) -> list[str]:
+def thinned_axes(grid: HoldoutGrid, table: MeasuredTable) -> list[str]:
+    """Axes whose values may be left out."""
     names = [axis.name for axis in table.schema.axes if axis.name not in grid.only]
     return [n for n in names if not (table.operator == "attention_prefill" and n == "kv_len")]
 
@@ -130,7 +140,7 @@ def _kept_rows(grid: HoldoutGrid, table: MeasuredTable, part: Mask) -> Mask:
     """Rows on the thin grid; every second value is counted within each kernel's own axis."""
     kept = part.copy()
     groups = [rows[part[rows]] for rows in table.groups().values()]
-    for name in _axes_of(grid, table):
+    for name in thinned_axes(grid, table):
         values = table.columns[name]
         if name in grid.kept:
             kept &= np.isin(values, grid.kept[name])
@@ -140,7 +150,9 @@ def _kept_rows(grid: HoldoutGrid, table: MeasuredTable, part: Mask) -> Mask:
     return kept
 
 
-def _arguments(table: MeasuredTable, rows: npt.NDArray[np.int64]) -> Iterable[tuple[Any, dict[str, Any]]]:
+def lookup_arguments(
+    table: MeasuredTable, rows: npt.NDArray[np.int64]
+) -> Iterable[tuple[Any, dict[str, Any]]]:
     """Lookup arguments of some rows, one batch a combination of the text columns."""
     known = {*REQUIRED[table.operator], *DEFAULTS[table.operator]}
     columns = {name: table.columns[name][rows] for name in known}
@@ -207,7 +219,7 @@ def run_holdout(
             continue
         if progress is not None:
             progress(f"{grid.operator}, {grid.name}")
-        part = _taking_part(table, grid.only)
+        part = taking_part(table, grid.only)
         kept = _kept_rows(grid, table, part)
         hidden = np.flatnonzero(part & ~kept)
         if not kept.any() or not len(hidden):
@@ -217,7 +229,7 @@ def run_holdout(
         thin = Tables(replace(tables.measured, tables={grid.operator: thin_table}), tables.gpu)
         errors: dict[str, list[npt.NDArray[np.float64]]] = {method: [] for method in methods}
         inside = []
-        for rows, arguments in _arguments(table, hidden):
+        for rows, arguments in lookup_arguments(table, hidden):
             truth = table.columns["latency_us"][rows]
             found = thin.lookup(grid.operator, **arguments)
             inside.append(found.origin <= ORIGIN_INTERPOLATED)

@@ -74,7 +74,7 @@ def run_lookup(
     if not isinstance(method, str) or method not in METHODS:
         raise LookupInputError(f"unknown method {method!r}: use one of {', '.join(METHODS)}")
     if with_error and method != "roofline":
-        raise LookupInputError(f"with_error goes with method='roofline', whose error is known; got {method!r}")
+        raise LookupInputError(f"with_error goes with method='roofline', got {method!r}")
     required, defaults, axes = REQUIRED[operator], DEFAULTS[operator], AXES[operator]
     arguments = {**defaults, **given}
     if len(arguments) != len(required) + len(defaults) or any(name not in given for name in required):
