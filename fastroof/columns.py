@@ -228,6 +228,13 @@ SWEEP_COLUMNS: Final = (
     ),
     Column("exceeds", "text", "", "limit that the step breaks: memory or tpot; empty where it keeps both"),
     Column("origin", "text", "", "how the step's latency was made: measured to modelled"),
+    Column(
+        "relative_error",
+        "float",
+        "",
+        "standard error of the step's time over it (80 % are within 1.28 of them); empty where not asked for",
+        0,
+    ),
     Column("weight_bytes", "int", "B", "weights on one GPU"),
     Column("max_kv_tokens", "int", "tokens", "KV tokens that fit on one GPU beside the weights"),
 )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from fastroof.cli.output import console, duration, print_json, print_table
+from fastroof.cli.output import console, duration, percent, print_json, print_table
 from fastroof.units import US_PER_MS
 
 if TYPE_CHECKING:
@@ -34,8 +34,9 @@ the results are listed with their units in fastroof.columns.SWEEP_COLUMNS.
 \b
 JSON: output, plans, evaluations, evaluations_per_s, rows, evaluate_s, total_s, infeasible (evaluations beyond
 memory, and beyond the TPOT limit), skipped (reason: names), best: one object a plan [model, tp, dtype,
-kv_dtype, kv_len, batch_size, step_us, tokens_per_s, tokens_per_s_per_gpu, limited_by, origin], batch_size 0
-and nulls where no batch is within the limits.
+kv_dtype, kv_len, batch_size, step_us, tokens_per_s, tokens_per_s_per_gpu, limited_by, origin,
+relative_error (of the step's time), standing (best of its model in tokens/s a GPU, or tie: no further from it
+than their errors)], batch_size 0 and nulls where no batch is within the limits.
 """
 
 Progress = Callable[[int, int], None]
@@ -133,10 +134,13 @@ def _print(summary: SweepSummary) -> None:
         columns.insert(3, "kv dtype")
     if len(kv_lens) > 1:
         columns.insert(columns.index("batch"), "kv_len")
+    if any(best.relative_error is not None for best in summary.best):
+        columns.insert(columns.index("tokens/s"), "error")
+        columns.insert(columns.index("limited by"), "standing")
     at = f" at kv_len {min(kv_lens):,}" if len(kv_lens) == 1 else ""
     out.print(f"Best throughput{at} within the limits:\n", soft_wrap=True)
     rows = [[_cell(best, name) for name in columns] for best in summary.best]
-    print_table(columns, rows, left=("model", "dtype", "kv dtype", "limited by", "origin"))
+    print_table(columns, rows, left=("model", "dtype", "kv dtype", "standing", "limited by", "origin"))
     out.print()
     for reason, names in summary.skipped.items():
         out.print(f"left out, {reason}: {', '.join(names)}", soft_wrap=True)
@@ -160,6 +164,10 @@ def _cell(best: BestStep, column: str) -> str:
         return "-" if best.tokens_per_s is None else f"{best.tokens_per_s:,.0f}"
     if column == "tokens/s a GPU":
         return "-" if best.tokens_per_s_per_gpu is None else f"{best.tokens_per_s_per_gpu:,.0f}"
+    if column == "error":
+        return "-" if best.relative_error is None else f"+- {percent(best.relative_error)}"
+    if column == "standing":
+        return best.standing or ""
     if column == "kv_len":
         return f"{best.kv_len:,}"
     return str(getattr(best, column.replace(" ", "_")) or "-")

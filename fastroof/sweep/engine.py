@@ -13,7 +13,7 @@ from fastroof._version import __version__
 from fastroof.config import GpuSpec, load_gpu
 from fastroof.errors import SweepError
 from fastroof.sweep.spec import DATASHEET, SweepSpec, load_spec
-from fastroof.sweep.summary import BestStep, SweepSummary
+from fastroof.sweep.summary import BestStep, SweepSummary, with_standings
 
 # Checking a spec needs no numba; whatever needs it is imported when a sweep runs.
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def run_sweep(
     if progress is not None:
         progress(spec.num_plans, spec.num_plans)
     return SweepSummary(
-        best=tuple(tally.best),
+        best=with_standings(tally.best),
         plans=len(tally.best),
         evaluations=tally.evaluations,
         rows=results.num_rows,

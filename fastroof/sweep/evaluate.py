@@ -65,6 +65,7 @@ class Evaluator:
         self.batch_size = np.array(spec.batch_size)
         self.limit_us = math.inf if spec.tpot_limit_ms is None else spec.tpot_limit_ms * US_PER_MS
         self.keep = spec.keep
+        self.with_error = spec.with_error
         self.schema = schema
         self.threads = threads
 
@@ -88,10 +89,11 @@ class Evaluator:
         lengths = [np.array([length]) for length in kv_len]
         best = best_rows(plans, lengths, self.batch_size, self.limit_us, self.threads)
         origins = self._origins(plans, lengths, best.batch_size[:, None])
+        errors = self._errors(plans, lengths, best.batch_size[:, None])
         return [
-            _best_step(plan, length, int(batch), float(step_us), LIMITS[limit], ORIGINS[origin])
-            for plan, length, batch, step_us, limit, origin in zip(
-                plans, kv_len, best.batch_size, best.step_us, best.limited_by, origins, strict=True
+            _best_step(plan, length, int(batch), float(step_us), LIMITS[limit], ORIGINS[origin], float(error))
+            for plan, length, batch, step_us, limit, origin, error in zip(
+                plans, kv_len, best.batch_size, best.step_us, best.limited_by, origins, errors, strict=True
             )
         ]
 
@@ -140,6 +142,19 @@ class Evaluator:
         with ThreadPoolExecutor(threads) as pool:
             return np.concatenate([nothing, *pool.map(origins, plans, kv_len, batch_size)])
 
+    def _errors(
+        self, plans: Sequence[StepPlan], kv_len: Sequence[Ints], batch_size: Iterable[Ints]
+    ) -> Floats:
+        """Relative standard error of each row's step, plan after plan; NaN where there is none or unasked."""
+        found = [np.empty(0)]
+        for plan, lengths, batches in zip(plans, kv_len, batch_size, strict=True):
+            error = np.full(len(lengths), np.nan)
+            some = batches > 0
+            if self.with_error:
+                error[some] = plan.decode_error(batches[some], lengths[some])
+            found.append(error)
+        return np.concatenate(found)
+
     def _step_columns(
         self,
         plans: Sequence[StepPlan],
@@ -158,6 +173,7 @@ class Evaluator:
             "tokens_per_s": pa.array(rate, mask=nothing),
             "tokens_per_s_per_gpu": pa.array(rate / tp, mask=nothing),
             "origin": _names(self._origins(plans, kv_len, batch_sizes), ORIGINS, nothing),
+            "relative_error": pa.array(self._errors(plans, kv_len, batch_sizes), from_pandas=True),
         }
 
     def _rows(
@@ -183,7 +199,13 @@ class Evaluator:
 
 
 def _best_step(
-    plan: StepPlan, kv_len: int, batch_size: int, step_us: float, limited_by: str, origin: str
+    plan: StepPlan,
+    kv_len: int,
+    batch_size: int,
+    step_us: float,
+    limited_by: str,
+    origin: str,
+    relative_error: float,
 ) -> BestStep:
     found = batch_size > 0
     rate = batch_size / step_us * US_PER_S
@@ -199,6 +221,7 @@ def _best_step(
         tokens_per_s_per_gpu=rate / plan.tp if found else None,
         limited_by=limited_by,
         origin=origin if found else None,
+        relative_error=None if math.isnan(relative_error) else relative_error,
     )
 
 

@@ -86,6 +86,7 @@ class SweepSpec(BaseModel):
         4096, ge=1, le=MAX_KV_LEN, description=f"a whole number from 1 to {MAX_KV_LEN:,}"
     )
     keep: Literal["best", "all"] = Field("best", description="'best' or 'all'")
+    with_error: bool = Field(False, description="true or false")
 
     @field_validator("gpu", "tables", mode="before")
     @classmethod
@@ -151,6 +152,12 @@ class SweepSpec(BaseModel):
         if self.keep == "all":
             _check_count(self, _AXES, "rows", MAX_ROWS, ", or keep = 'best'")
         _check_count(self, [axis for axis in _AXES if axis != "batch_size"], "rows", MAX_ROWS, "")
+        return self
+
+    @model_validator(mode="after")
+    def _check_error(self) -> SweepSpec:
+        if self.with_error and self.method != "roofline":
+            raise ValueError(f"with_error goes with method = 'roofline', got {self.method!r}")
         return self
 
     @property

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-__all__ = ["BestStep", "SweepSummary"]
+__all__ = ["BestStep", "SweepSummary", "with_standings"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,11 @@ class BestStep:
         What stops the next larger batch: memory, tpot, throughput or batch grid.
     origin : str or None
         How the step's latency was made: measured to modelled.
+    relative_error : float or None
+        Standard error of the step's time over it; None where the spec has no ``with_error``.
+    standing : str or None
+        ``best`` of its model in tokens/s a GPU, or ``tie`` where it falls short of that by less than the
+        standard error of the difference; None for the others, and where errors are unknown.
     """
 
     model: str
@@ -43,6 +50,8 @@ class BestStep:
     tokens_per_s_per_gpu: float | None
     limited_by: str
     origin: str | None
+    relative_error: float | None = None
+    standing: str | None = None
 
 
 @dataclass(frozen=True)
@@ -85,3 +94,37 @@ class SweepSummary:
     def evaluations_per_s(self) -> float:
         """Steps timed a second of evaluating, over all threads."""
         return self.evaluations / self.evaluate_s
+
+
+def with_standings(steps: Sequence[BestStep]) -> tuple[BestStep, ...]:
+    """Say which step is the best of its model, and which ones cannot be told from it.
+
+    Parameters
+    ----------
+    steps : sequence of BestStep
+        Of any models.
+
+    Returns
+    -------
+    tuple of BestStep
+        The same ones in order, with their ``standing``.
+    """
+    best: dict[tuple[str, int], BestStep] = {}
+    for step in steps:
+        leader = best.get((step.model, step.kv_len))
+        if step.relative_error is not None and (leader is None or _rate(step) > _rate(leader)):
+            best[step.model, step.kv_len] = step
+    return tuple(replace(s, standing=_standing(s, best.get((s.model, s.kv_len)))) for s in steps)
+
+
+def _rate(step: BestStep) -> float:
+    return step.tokens_per_s_per_gpu or 0.0
+
+
+def _standing(step: BestStep, best: BestStep | None) -> str | None:
+    if step is best:
+        return "best"
+    if best is None or step.relative_error is None or best.relative_error is None:
+        return None
+    short = math.log(_rate(best) / _rate(step))
+    return "tie" if short < math.hypot(step.relative_error, best.relative_error) else None
