@@ -315,7 +315,11 @@ def test_converting_h100_again_gives_the_shipped_tables(tmp_path: Path) -> None:
     assert version == SHIPPED_PACKAGE_VERSION
     if not list(root.parent.glob(f"aiconfigurator_core-{version}.dist-info")):
         pytest.skip(f"the installed aiconfigurator-core is not {version}")
-    again = load_own(convert_aiconfigurator("h100_sxm", "vllm", "0.24.0", tmp_path, root))
+    # what someone flagged there is kept by a conversion that replaces a folder
+    kept = tmp_path / "h100" / SHIPPED.name
+    kept.mkdir(parents=True)
+    (kept / "provenance.toml").write_bytes((SHIPPED / "provenance.toml").read_bytes())
+    again = load_own(convert_aiconfigurator("h100_sxm", "vllm", "0.24.0", tmp_path, root, overwrite=True))
     assert again.tables["gemm"].provenance == shipped.tables["gemm"].provenance
     assert list(again.tables) == list(shipped.tables)
     for operator, table in shipped.tables.items():
@@ -329,7 +333,7 @@ def test_the_shipped_tables_are_what_bench_data_readme_says() -> None:
     rows = {operator: table.num_rows for operator, table in tables.items()}
     assert rows == {
         "gemm": 107_188, "attention_prefill": 26_894, "attention_decode": 33_058, "moe": 49_862,
-        "allreduce": 390, "collective": 756, "elementwise": 1_628,
+        "allreduce": 390, "collective": 756, "elementwise": 3_256,
     }  # fmt: skip
     assert sum(path.stat().st_size for path in SHIPPED.iterdir()) < 4_000_000
     gemm = tables["gemm"].columns

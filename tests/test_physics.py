@@ -39,7 +39,7 @@ def cases(h100):
 
 def kernel_checks(h100: fastroof.Tables, bytes_per_s: float) -> Iterator[Found]:
     for operator, axes in kernels.AXES.items():
-        table = h100.measured.tables[operator]
+        table = kernels.of_kernels(h100.measured.tables[operator])
         if operator != "allreduce":
             yield from kernels.under_work(table, h100.gpu, bytes_per_s)
         for axis in axes:
@@ -84,7 +84,7 @@ def test_every_entry_names_a_check_and_a_cause(h100, cases, bandwidth):
 
 @pytest.mark.parametrize("operator", kernels.AXES)
 def test_outliers_are_flagged_in_provenance(measured, operator):
-    table = measured.tables[operator]
+    table = kernels.of_kernels(measured.tables[operator])
     assert complaints(kernels.outliers(table), flagged_outliers(operator, table.provenance)) == []
 
 

@@ -155,3 +155,42 @@ def test_the_scalar_function_outlives_its_plan(h100):
     del scalar
     gc.collect()
     assert gone() is None
+
+
+def test_one_step_of_lists_is_the_step_of_the_batch(plan):
+    rng = np.random.default_rng(3)
+    for seqs in (0, 1, 5, 64):
+        new = np.where(rng.random(seqs) < 0.2, rng.integers(1, 20, seqs), 1)
+        context = rng.integers(0, 9000, seqs)
+        expected = plan.step_us(StepBatch(new, context, [0, seqs]))[0]
+        for kind in (list, np.asarray, tuple, lambda a: a.astype("i4"), lambda a: np.repeat(a, 2)[::2]):
+            assert (
+                plan.step_scalar(kind(new.tolist() if kind in (list, tuple) else new), kind(context))
+                == expected
+            )
+        assert plan.step_scalar(new.tolist(), context.tolist()) == expected
+
+
+@pytest.mark.parametrize(
+    ("new", "context"),
+    [
+        ([0], [1]),
+        ([1], [-1]),
+        ([1], [2**28]),
+        ([1, 1], [5]),
+        ([1.5], [1]),
+        (5, 6),
+        ([5000], [0]),
+        ([2**70], [0]),
+    ],
+)
+def test_one_step_that_is_none_is_refused_as_in_a_batch(plan, new, context):
+    with pytest.raises(FastroofError):
+        plan.step_scalar(new, context)
+
+
+def test_one_step_takes_what_its_runtime_adds(h100):
+    plan = compile_plan("llama-3.1-8b", "h100", h100, runtime="trtllm", max_tokens=512, max_seqs=64)
+    for step in ([(1, 500)] * 3, [(100, 0), (1, 7)]):
+        new, context = ([part[i] for part in step] for i in (0, 1))
+        assert plan.step_scalar(new, context) == plan.run(StepBatch.from_requests([step])).latency_us[0]

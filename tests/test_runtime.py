@@ -138,3 +138,31 @@ def test_the_median_of_three_takes_out_a_lonely_slow_point():
     np.testing.assert_array_equal(compute_bound, latency_us)
     ends = median_of_three(m[:2], n[:2], k[:2], moved[:2] * [1.0, 2.0], 1e9, 1.0, 2.0) / moved[:2]
     assert ends.tolist() == [1.5, 1.5]
+
+
+def test_static_scales_take_off_what_finding_them_takes(h100):
+    options = {"dtype": "fp8", "max_tokens": 4096}
+    dynamic = compile_plan("llama-3.1-8b", "h100", h100, **options)
+    known = RuntimeProfile("known scales", fp8_scales="static")
+    static = compile_plan("llama-3.1-8b", "h100", h100, runtime=known, **options)
+    for tokens in (1, 64, 4096):
+        step = StepBatch.from_requests([[(tokens, 0)]])
+        less = dynamic.run(step).components.tokens_us[0] - static.run(step).components.tokens_us[0]
+        gemms = [(4096, 4096), (4096, 4096), (4096, 4096), (4096, 14336)]
+        scales_us = 32 * sum(float(h100.fp8_scale_us(tokens, k)) for _, k in gemms)
+        assert less == pytest.approx(scales_us, rel=1e-9)
+    # bf16 has no scales
+    plans = [compile_plan("llama-3.1-8b", "h100", h100, runtime=r, max_tokens=64) for r in ("kernels", known)]
+    np.testing.assert_array_equal(
+        plans[0].decode_us(np.arange(1, 60), 99), plans[1].decode_us(np.arange(1, 60), 99)
+    )
+
+
+def test_scales_are_those_of_the_rows_and_held_outside(h100):
+    columns = h100.measured.tables["elementwise"].columns
+    rows = np.flatnonzero(columns["kind"] == "fp8_scale")[::97]
+    for row in rows:
+        m, k = columns["m"][row], columns["width"][row]
+        assert h100.fp8_scale_us(m, k) == columns["latency_us"][row]
+    assert h100.fp8_scale_us([0, 1], 4096).tolist() == [h100.fp8_scale_us(1, 4096)] * 2
+    assert h100.fp8_scale_us(10**9, 10**9) == h100.fp8_scale_us(32768, 65536)

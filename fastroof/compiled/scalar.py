@@ -1,4 +1,4 @@
-"""A plan as one C function of Python: (batch_size, kv_len) in, microseconds out.
+"""A plan as C functions of Python: one step's sizes in, microseconds out.
 
 A compiled loop called from Python unpacks its arrays first, for 300 ns and more. Here a callback that is
 compiled against CPython's own functions becomes a builtin. What it does not time itself - another type, a
@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numba import carray, types  # type: ignore[attr-defined]
@@ -19,9 +19,9 @@ from numba.core.ccallback import CFunc
 from fastroof.compiled.code_cache import LoopCache
 from fastroof.compiled.jit import OPTIONS, Floats
 from fastroof.compiled.llvm import PLAIN, pointer_at
-from fastroof.compiled.steps import MAX_KV_LEN, decode_step_us, open_plan, step_rows_us
+from fastroof.compiled.steps import MAX_KV_LEN, decode_step_us, open_plan, step_rows_us, summed_step_us
 
-__all__ = ["scalar_decode"]
+__all__ = ["plan_function"]
 
 _METH_FASTCALL = 0x80
 
@@ -33,6 +33,8 @@ def _external(name: str, returns: Any, *takes: Any) -> Any:
     return _t.ExternalFunction(name, returns(*takes))
 
 
+_list_size = _external("PyList_Size", _t.intp, _t.intp)
+_list_item = _external("PyList_GetItem", _t.intp, _t.intp, _t.intp)
 _bytes_of = _external("PyBytes_AsString", _t.CPointer(_t.int64), _t.intp)
 _integer = _external("PyLong_AsLongLong", _t.int64, _t.intp)
 _clear_error = _external("PyErr_Clear", _t.void)
@@ -66,6 +68,46 @@ def _decode_call(this: int, arguments: Any, count: int) -> Any:
     return _call(state[_OTHERWISE], arguments, count, 0)
 
 
+def _step_call(this: int, arguments: Any, count: int) -> Any:
+    """``builtin(new_tokens, context_len)`` of two lists of integers, a request each."""
+    state = _bytes_of(this)
+    seqs = -1
+    if count == 2:
+        seqs = _list_size(arguments[0])
+        if seqs < 0 or _list_size(arguments[1]) != seqs:
+            _clear_error()  # no lists, or not of one length
+            seqs = -1
+    if seqs == 0:
+        return _float_object(0.0)
+    if seqs > 0:
+        arena = carray(pointer_at(state[_ARENA]), (state[_SIZE],))
+        plan = open_plan(arena)
+        decodes = kv_sum = new_sum = causal_pairs = prefix_pairs = prefix_sum = 0
+        possible = seqs <= plan.max_seqs
+        for request in range(seqs):
+            new = _integer(_list_item(arguments[0], request))
+            context = _integer(_list_item(arguments[1], request))
+            if new < 1 or new > plan.max_tokens or context < 0 or context > MAX_KV_LEN - new:
+                _clear_error()
+                possible = False
+                break
+            if new == 1 and context > 0:
+                decodes += 1
+                kv_sum += context + 1
+            else:
+                new_sum += new
+                causal_pairs += new * (new + 1) // 2
+                prefix_pairs += new * context
+                prefix_sum += context
+        if possible and decodes + new_sum <= plan.max_tokens:
+            return _float_object(
+                summed_step_us(
+                    arena, plan, seqs, decodes, kv_sum, new_sum, causal_pairs, prefix_pairs, prefix_sum
+                )
+            )
+    return _call(state[_OTHERWISE], arguments, count, 0)
+
+
 class _Method(ctypes.Structure):
     """CPython's PyMethodDef."""
 
@@ -78,39 +120,48 @@ class _Method(ctypes.Structure):
 
 
 @cache
-def _method() -> tuple[_Method, Any]:
-    """Compile the callback, once a process, and describe it to CPython."""
+def _method(name: str) -> tuple[_Method, Any]:
+    """Compile a callback, once a process, and describe it to CPython."""
+    function, words = _CALLS[name]
     signature = (_t.intp, _t.CPointer(_t.intp), _t.intp), _t.intp
-    callback: Any = CFunc(_decode_call, signature, {}, OPTIONS)
-    callback._cache = LoopCache(_decode_call)
+    callback: Any = CFunc(function, signature, {}, OPTIONS)
+    callback._cache = LoopCache(function)
     callback.compile()
-    doc = b"scalar(batch_size, kv_len, /)\n--\n\nTime one decode step, us."
-    return _Method(b"scalar", callback.address, _METH_FASTCALL, doc), callback
+    return _Method(name.encode(), callback.address, _METH_FASTCALL, f"{name}{words}".encode()), callback
 
 
-def scalar_decode(arena: Floats, otherwise: Callable[..., Any]) -> Callable[[int, int], float]:
-    """Make the builtin of a plan.
+_CALLS: Final[dict[str, tuple[Callable[..., Any], str]]] = {
+    "scalar": (_decode_call, "(batch_size, kv_len, /)\n--\n\nTime one decode step, us."),
+    "step_scalar": (_step_call, "(new_tokens, context_len, /)\n--\n\nTime one step, us."),
+}
+
+
+def plan_function(name: str, arena: Floats, otherwise: Callable[..., Any]) -> Callable[..., float]:
+    """Make a builtin of a plan.
 
     Parameters
     ----------
+    name : str
+        ``scalar``: (batch_size, kv_len) of a step of equal decodes; ``step_scalar``: two lists of integers,
+        the new tokens and the context of each request of a step.
     arena : ndarray of float64
         The plan's arena.
     otherwise : callable
-        Called with the same arguments where they are not two integers that the plan can time.
+        Called with the same arguments where they are something else, or not what the plan can time.
 
     Returns
     -------
     callable
-        (batch_size, kv_len) -> us; ``otherwise`` itself where the loops are not compiled.
+        Returns microseconds; ``otherwise`` itself where the loops are not compiled.
     """
     if PLAIN:
         return otherwise
     state = _State(np.array([arena.ctypes.data, len(arena), id(otherwise)], np.int64).tobytes())
     # the method too: of two threads' first calls, the cache keeps one
-    method = _method()
+    method = _method(name)
     state.kept = (arena, otherwise, method)
     new = ctypes.pythonapi.PyCFunction_NewEx
     new.restype = ctypes.py_object
     new.argtypes = (ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
-    builtin: Callable[[int, int], float] = new(ctypes.addressof(method[0]), state, None)
+    builtin: Callable[..., float] = new(ctypes.addressof(method[0]), state, None)
     return builtin

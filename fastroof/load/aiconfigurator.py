@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import re
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -195,7 +196,19 @@ def convert_aiconfigurator(
     table = next(iter(imported.tables.values()))
     columns = {name: t.columns for name, t in imported.tables.items()}
     folder = Path(bench_data) / imported.gpu / table.source
-    return write_source(folder, columns, table.provenance, format, overwrite)
+    provenance = _with_flags(table.provenance, folder / "provenance.toml")
+    return write_source(folder, columns, provenance, format, overwrite)
+
+
+def _with_flags(provenance: Mapping[str, Any], replaced: Path) -> dict[str, Any]:
+    """Keep the outliers that someone flagged in what is written over."""
+    operators = {name: dict(about) for name, about in provenance["operators"].items()}
+    if replaced.is_file():
+        before = tomllib.loads(replaced.read_text(encoding="utf-8"))
+        for name, about in before.get("operators", {}).items():
+            if name in operators and "outliers" in about:
+                operators[name]["outliers"] = about["outliers"]
+    return {**provenance, "operators": operators}
 
 
 # -- the package's folders -----------------------------------------------------------------------
@@ -296,9 +309,11 @@ def _file_provenance(part: Part) -> dict[str, Any]:
 
 def _streaming(columns: Mapping[str, Array], gpu: GpuSpec) -> dict[str, Any]:
     """Derive the launch floor and the copy bandwidth, if the kernel streams at all."""
+    quantises = columns["kind"] == "fp8_quantise"
+    columns = {name: values[quantises] for name, values in columns.items()}
     stream_bytes, bandwidth = _STREAMS_OVER_L2 * gpu.l2_bytes or GB, gpu.hbm_bytes_per_s
     large = columns["io_bytes"] > stream_bytes
-    note = "computescale_perf is left out: it is a difference of two kernels, not a measured one"
+    note = "fp8_scale is computescale_perf, a difference of two kernels: what finding the scales adds"
     if not large.any():
         return {"note": note}
     rates = columns["io_bytes"][large] / (columns["latency_us"][large] / US_PER_S)
@@ -324,10 +339,8 @@ def _fp8_input(gemm: Mapping[str, Array], quantise: Mapping[str, Array] | None) 
         "scales, and scale_matrix as well where the input already is fp8"
     )
     if quantise is not None:
-        alone = {
-            (m, k): t
-            for m, k, t in zip(quantise["m"], quantise["width"], quantise["latency_us"], strict=True)
-        }
+        rows = zip(*(quantise[name] for name in ("kind", "m", "width", "latency_us")), strict=True)
+        alone = {(m, k): t for kind, m, k, t in rows if kind == "fp8_quantise"}
         fp8 = gemm["dtype"] == "fp8"
         times = zip(gemm["m"][fp8], gemm["k"][fp8], gemm["latency_us"][fp8], strict=True)
         slower = [latency > alone[m, k] for m, k, latency in times if (m, k) in alone]

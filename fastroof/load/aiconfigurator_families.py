@@ -183,6 +183,15 @@ def _scale_matrix(raw: Raw) -> list[tuple[str, Rows]]:
     return [("elementwise", Rows(columns, out))]
 
 
+def _compute_scale(raw: Raw) -> list[tuple[str, Rows]]:
+    dtype, m, k = raw["quant_dtype"], raw["m"], raw["k"]
+    columns = {"kind": np.full(len(m), "fp8_scale", object), "m": m, "width": k}
+    # what finding the scales adds to quantising with known ones: a float32 a row
+    columns |= {"io_bytes": 4 * m, **_timed(raw)}
+    out = {f"scales of {d}": dtype == d for d in sorted(set(dtype)) if d != "fp8"}
+    return [("elementwise", Rows(columns, out))]
+
+
 _ATTENTION = (
     *_sizes("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim", "beam_width"),
     *_sizes("step", minimum=0),
@@ -208,6 +217,8 @@ FAMILIES: Final = (
     Family("comm", "nccl_perf", (*_COMM, *_texts("nccl_dtype", "op_name")), _nccl, _RUN, backend="nccl"),
     Family("quantize", "scale_matrix_perf", (*_texts("quant_dtype"), *_sizes("m", "k"), *_MEASURED),
             _scale_matrix, _RUN),
+    Family("quantize", "computescale_perf", (*_texts("quant_dtype"), *_sizes("m", "k"), *_MEASURED),
+            _compute_scale, _RUN),
 )  # fmt: skip
 
 

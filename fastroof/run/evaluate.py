@@ -19,7 +19,7 @@ from fastroof.run.refusals import raise_requests, raise_sizes
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
 
-__all__ = ["decode_us", "prefill_us", "run_batch", "step_us"]
+__all__ = ["decode_us", "one_step_us", "prefill_us", "run_batch", "step_us"]
 
 Floats = npt.NDArray[np.float64]
 Loop = Callable[..., int]
@@ -132,6 +132,17 @@ def step_us(plan: StepPlan, batch: StepBatch, threads: int) -> Floats:
     if _in_threads(loop, len(out), threads):
         raise_requests(plan, batch)
     return out
+
+
+def one_step_us(plan: StepPlan, new_tokens: Any, context_len: Any) -> float:
+    """Answer ``plan.step_scalar``: one step, a request an element."""
+    new, context = int_array("new_tokens", new_tokens), int_array("context_len", context_len)
+    native = as_loops_read([new, context], new.shape)
+    if native is not None and new.ndim == 1:
+        out = np.empty(1)
+        if not steps.ragged_steps_us(plan.arena, *native, np.array([0, len(new)]), out):
+            return float(out[0])
+    return float(step_us(plan, StepBatch(new, context, np.array([0, new.size])), 1)[0])
 
 
 def run_batch(plan: StepPlan, batch: StepBatch, threads: int) -> StepTimes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -14,7 +15,16 @@ from fastroof.units import US_PER_S
 
 from .ledger import Found
 
-__all__ = ["AXES", "Bandwidth", "falls", "fp8_over_bf16", "highest_bandwidth", "outliers", "under_work"]
+__all__ = [
+    "AXES",
+    "Bandwidth",
+    "falls",
+    "fp8_over_bf16",
+    "highest_bandwidth",
+    "of_kernels",
+    "outliers",
+    "under_work",
+]
 
 Array = npt.NDArray[Any]
 
@@ -42,6 +52,14 @@ class Bandwidth(NamedTuple):
     bytes_per_s: float
     operator: str
     row: dict[str, Any]
+
+
+def of_kernels(table: MeasuredTable) -> MeasuredTable:
+    """Leave out rows that are no kernel: what finding fp8 scales adds is a difference of two."""
+    if table.operator != "elementwise":
+        return table
+    keep = table.columns["kind"] != "fp8_scale"
+    return replace(table, columns={name: values[keep] for name, values in table.columns.items()})
 
 
 def highest_bandwidth(measured: MeasuredTables, gpu: GpuSpec) -> Bandwidth:
