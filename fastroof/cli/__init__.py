@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fastroof._version import __version__
-from fastroof.cli import bench, catalogue, compare, lookup, plot, step, sweep, tables
+from fastroof.cli import bench, catalogue, compare, lookup, plot, serving, step, sweep, tables
 from fastroof.cli.errors import CommandGroup, help_if_alone
 
 __all__ = ["app", "main"]
@@ -55,7 +55,7 @@ def start(
     help_if_alone(context)
 
 
-for group in (step, compare, lookup, catalogue, sweep, tables, plot, bench):
+for group in (step, serving, compare, lookup, catalogue, sweep, tables, plot, bench):
     group.register(app)
 
 

@@ -30,7 +30,9 @@ __all__ = [
     "MAX_KV_LEN",
     "decode_origins",
     "decode_step_us",
+    "equal_chunks",
     "general_decode_steps_us",
+    "prefill_attention_us",
     "prefill_steps_us",
     "ragged_step_parts",
     "ragged_steps_us",
@@ -117,8 +119,8 @@ def decode_step_us(arena: Floats, plan: PlanParts, rows_us: float, num_decodes: 
 
 
 @jit_inline
-def _prefill_attention_us(
-    arena: Floats, plan: PlanParts, batch: float, q_len: float, prefix_pairs: int, prefix_sum: int
+def prefill_attention_us(
+    arena: Floats, plan: PlanParts, batch: float, q_len: float, prefix_pairs: float, prefix_sum: float
 ) -> float:
     """Prefill attention of all layers, us: one call over all chunks, its floor paid once."""
     own = grid_value(arena, plan.prefill, batch, q_len)
@@ -133,7 +135,7 @@ def with_prefill_us(plan: PlanParts, total_us: float, attention_us: float) -> fl
 
 
 @jit_inline
-def _equal_chunks(new_sum: int, causal_pairs: int) -> tuple[float, float]:
+def equal_chunks(new_sum: float, causal_pairs: float) -> tuple[float, float]:
     """Batch and q_len of equal chunks with these sums: the measured point when the chunks are equal."""
     q_len = 2.0 * float(causal_pairs) / float(new_sum) - 1.0
     return float(new_sum) / q_len, q_len
@@ -201,7 +203,7 @@ def prefill_steps_us(
             total = decode_step_us(arena, plan, rows_us, batch, float(context + 1))
         else:
             # equal chunks: their sums lead back to (batch, new) exactly
-            attention_us = _prefill_attention_us(
+            attention_us = prefill_attention_us(
                 arena, plan, float(batch), float(new), tokens * context, batch * context
             )
             total = with_prefill_us(plan, rows_us, attention_us)
@@ -290,8 +292,8 @@ def summed_step_us(
     if decodes > 0:
         total = decode_step_us(arena, plan, total, decodes, float(kv_sum) / float(decodes))
     if new_sum > 0:
-        batch, q_len = _equal_chunks(new_sum, causal_pairs)
-        attention_us = _prefill_attention_us(arena, plan, batch, q_len, prefix_pairs, prefix_sum)
+        batch, q_len = equal_chunks(new_sum, causal_pairs)
+        attention_us = prefill_attention_us(arena, plan, batch, q_len, prefix_pairs, prefix_sum)
         total = with_prefill_us(plan, total, attention_us)
     return total
 
@@ -335,8 +337,8 @@ def ragged_steps_us(arena: Floats, new_tokens: Ints, context_len: Ints, offsets:
         if decodes > 0:
             total = decode_step_us(arena, plan, total, decodes, float(kv_sum) / float(decodes))
         if new_sum > 0:
-            batch, q_len = _equal_chunks(new_sum, pairs)
-            attention_us = _prefill_attention_us(arena, plan, batch, q_len, prefix_pairs, prefix_sum)
+            batch, q_len = equal_chunks(new_sum, pairs)
+            attention_us = prefill_attention_us(arena, plan, batch, q_len, prefix_pairs, prefix_sum)
             total = with_prefill_us(plan, total, attention_us)
         output_store(out, i, total)
     return 0
@@ -389,8 +391,8 @@ def ragged_step_parts(
             made = max(made, grid_flag(arena, plan.decode, float(decodes), mean_kv))
             total = decode_step_us(arena, plan, total, decodes, mean_kv)
         if new_sum > 0:
-            batch, q_len = _equal_chunks(new_sum, pairs)
-            prefill_us[i] = _prefill_attention_us(arena, plan, batch, q_len, prefix_pairs, prefix_sum)
+            batch, q_len = equal_chunks(new_sum, pairs)
+            prefill_us[i] = prefill_attention_us(arena, plan, batch, q_len, prefix_pairs, prefix_sum)
             made = max(made, grid_flag(arena, plan.prefill, batch, q_len))
             if prefix_sum > 0:
                 made = MODELLED

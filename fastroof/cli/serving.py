@@ -1,0 +1,200 @@
+"""``fastroof serving``: what clients of an engine see in steady state."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from fastroof.cli.inputs import gpu_and_tables, parse_sizes
+from fastroof.cli.output import console, percent, print_json, print_table
+from fastroof.errors import BatchError
+from fastroof.units import GB, US_PER_MS
+
+if TYPE_CHECKING:
+    from fastroof import StepPlan
+
+__all__ = ["register"]
+
+DEFAULT_MAX_SEQS: Final = 1024
+_WORKERS = re.compile(r"([1-9][0-9]{0,5}):([1-9][0-9]{0,5})")
+
+EPILOG: Final = """\b
+Examples:
+  fastroof serving --model llama-3.1-8b --isl 1024 --osl 128 --concurrency 1,8,64 --runtime vllm
+  fastroof serving --model llama-3.1-70b --tp 8 --isl 8192 --osl 256 --concurrency 64 --disaggregated 2:1
+
+Sizes are numbers or comma-separated lists; every combination is one scenario. --disaggregated X:Y is X
+workers that prefill and Y that decode, each on --tp GPUs (--prefill-tp for those that prefill).
+
+\b
+JSON: version, model, gpu, tp, dtype, kv_dtype, runtime, max_batched_tokens, max_kv_tokens, tables_hash, rows:
+one object a scenario [isl, osl, concurrency and the fields of fastroof.serving.ServingEstimate], or with
+--disaggregated also prefill_tp, prefill_workers, decode_workers and the fields of DisaggregatedEstimate.
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("serving", epilog=EPILOG)(serving)
+
+
+def serving(
+    model: Annotated[str, typer.Option(help="Preset (see fastroof models) or path of a config.json.")],
+    isl: Annotated[str, typer.Option(metavar="TOKENS", help="Mean prompt length.")],
+    osl: Annotated[str, typer.Option(metavar="TOKENS", help="Mean output length, first token included.")],
+    concurrency: Annotated[str, typer.Option(metavar="CLIENTS", help="Requests in flight.")],
+    gpu: Annotated[
+        str | None, typer.Option(help="GPU (see fastroof gpus) or path of a gpu.toml.  [default: h100]")
+    ] = None,
+    tp: Annotated[int, typer.Option(help="GPUs the model is split over: 1, 2, 4 or 8.")] = 1,
+    dtype: Annotated[str, typer.Option(help="Linear layers: bf16, fp8 or fp8_block.")] = "bf16",
+    kv_dtype: Annotated[str, typer.Option(help="KV cache: bf16 or fp8.")] = "bf16",
+    runtime: Annotated[str, typer.Option(help="What an engine adds to its kernels.")] = "kernels",
+    max_batched_tokens: Annotated[int, typer.Option(min=1, help="Tokens a step holds at most.")] = 8192,
+    chunked_prefill: Annotated[
+        bool, typer.Option(help="Cut prompts where a step has no room for the whole.")
+    ] = True,
+    kv_reservation: Annotated[
+        str,
+        typer.Option(help="KV cache of a request: mean (as it grows) or full (its whole output at once)."),
+    ] = "mean",
+    requests_per_client: Annotated[
+        float | None,
+        typer.Option(help="Of a benchmark that starts all clients at once.  [default: steady state]"),
+    ] = None,
+    disaggregated: Annotated[
+        str | None, typer.Option(metavar="X:Y", help="X workers that prefill, Y that decode.")
+    ] = None,
+    prefill_tp: Annotated[
+        int | None, typer.Option(help="GPUs of a worker that prefills.  [default: --tp]")
+    ] = None,
+    link_gb_per_s: Annotated[
+        float | None, typer.Option(help="One GPU to a GPU of another worker, GB/s.  [default: NVLink]")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    tables: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="Folder of measured tables to use instead of the shipped."),
+    ] = None,
+    source: Annotated[str | None, typer.Option(help="Use only this source of the tables.")] = None,
+    method: Annotated[str, typer.Option(help="Lookup: roofline, linear_mfu, nearest or floor.")] = "roofline",
+) -> None:
+    """Estimate TTFT, TPOT and throughput of a serving engine.
+
+    Clients that each have one request in flight, in steady state; prompts share steps with decodes.
+    """
+    import numpy as np
+
+    from fastroof import compile_plan
+    from fastroof.serving import estimate, estimate_disaggregated
+
+    lists = [parse_sizes("--isl", isl), parse_sizes("--osl", osl), parse_sizes("--concurrency", concurrency)]
+    mesh = np.meshgrid(*(np.atleast_1d(sizes) for sizes in lists), indexing="ij")
+    scenarios = dict(zip(("isl", "osl", "concurrency"), (axis.ravel() for axis in mesh), strict=True))
+    spec, measured = gpu_and_tables(gpu, tables, source)
+
+    def plan_on(gpus: int) -> StepPlan:
+        return compile_plan(
+            model,
+            spec,
+            measured,
+            tp=gpus,
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+            runtime=runtime,
+            method=method,
+            max_tokens=max_batched_tokens,
+            max_seqs=max(DEFAULT_MAX_SEQS, min(max_batched_tokens, int(scenarios["concurrency"].max()))),
+        )
+
+    plan = plan_on(tp)
+    if disaggregated is None:
+        found: Any = estimate(
+            plan,
+            **scenarios,
+            max_batched_tokens=max_batched_tokens,
+            chunked_prefill=chunked_prefill,
+            kv_reservation=kv_reservation,
+            requests_per_client=requests_per_client,
+        )
+        workers = {}
+    else:
+        match = _WORKERS.fullmatch(disaggregated)
+        if match is None:
+            raise BatchError(f"--disaggregated needs numbers of workers such as 2:1, got {disaggregated!r}")
+        prefill, decode = map(int, match.groups())
+        workers = {"prefill_tp": prefill_tp or tp, "prefill_workers": prefill, "decode_workers": decode}
+        found = estimate_disaggregated(
+            plan_on(workers["prefill_tp"]),
+            plan,
+            **scenarios,
+            prefill_workers=prefill,
+            decode_workers=decode,
+            max_batched_tokens=max_batched_tokens,
+            link_bytes_per_s=None if link_gb_per_s is None else link_gb_per_s * GB,
+            kv_reservation=kv_reservation,
+        )
+    columns = {**scenarios, **found._asdict()}
+    rows = [{name: array[i].item() for name, array in columns.items()} for i in range(mesh[0].size)]
+    if as_json:
+        print_json(
+            {
+                "version": plan.version,
+                "model": plan.model.name,
+                "gpu": plan.gpu.name,
+                "tp": plan.tp,
+                **workers,
+                "dtype": plan.dtype,
+                "kv_dtype": plan.kv_dtype,
+                "runtime": plan.runtime,
+                "max_batched_tokens": max_batched_tokens,
+                "max_kv_tokens": plan.memory.max_kv_tokens,
+                "tables_hash": plan.tables_hash,
+                "rows": rows,
+            }
+        )
+    else:
+        _print(plan, workers, rows)
+
+
+def _print(plan: StepPlan, workers: dict[str, int], rows: list[dict[str, Any]]) -> None:
+    out = console()
+    where = f"{plan.tp} x {plan.gpu.title}"
+    if workers:
+        where = (
+            f"{workers['prefill_workers']} workers of {workers['prefill_tp']} GPUs that prefill and "
+            f"{workers['decode_workers']} of {plan.tp} that decode, {plan.gpu.title}"
+        )
+    out.print(
+        f"{plan.model.name} on {where}, {plan.dtype} weights, {plan.kv_dtype} KV cache, "
+        f"runtime {plan.runtime}\n",
+        soft_wrap=True,
+    )
+    common = ("isl", "osl", "clients", "TTFT ms", "TPOT ms", "request ms", "tokens/s a GPU")
+    more = ("prefill load", "KV load", "decodes", "wait ms") if workers else (
+        "running", "decode ms", "mixed ms", "mixed steps", "wait ms"
+    )  # fmt: skip
+    print_table((*common, *more), [_cells(row, is_apart=bool(workers)) for row in rows])
+
+
+def _cells(row: dict[str, Any], *, is_apart: bool) -> list[str]:
+    def number(name: str, digits: int = 1) -> str:
+        return "-" if row[name] != row[name] else f"{row[name]:,.{digits}f}"
+
+    cells = [f"{row[name]:,}" for name in ("isl", "osl", "concurrency")]
+    cells += [number("ttft_ms"), number("tpot_ms", 2), number("request_latency_ms", 0)]
+    cells.append(number("tokens_per_s_per_gpu", 0))
+    if is_apart:
+        return [
+            *cells,
+            percent(row["prefill_load"]),
+            percent(row["kv_load"]),
+            number("decodes"),
+            number("wait_ms"),
+        ]
+    cells.append(number("effective_concurrency"))
+    for name in ("decode_step_us", "mixed_step_us"):
+        cells.append(f"{row[name] / US_PER_MS:,.2f}" if row[name] else "-")
+    return [*cells, percent(row["mixed_share"]), number("wait_ms")]

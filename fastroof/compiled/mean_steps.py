@@ -1,0 +1,200 @@
+"""Steps whose composition is a mean: real numbers of tokens, sequences and chunks, us.
+
+Dense rows are read between two integers, and decode attention is averaged over the lengths that a growing
+context goes through. At integers, and for one request, a mean step is the step itself.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from fastroof.compiled.decode_lines import cell_at
+from fastroof.compiled.grids import grid_value
+from fastroof.compiled.jit import Floats, jit, jit_inline
+from fastroof.compiled.llvm import table_load
+from fastroof.compiled.steps import PlanParts, equal_chunks, prefill_attention_us, with_prefill_us
+
+__all__ = [
+    "Prompt",
+    "mean_decode_attention_us",
+    "mean_decode_step_us",
+    "mean_mixed_step_us",
+    "mean_rows_us",
+    "prompt_steps_us",
+]
+
+GAUSS = 0.5773502691896257
+"""Place of the two points of Gauss and Legendre, 1 / sqrt(3)."""
+
+
+class Prompt(NamedTuple):
+    """The steps in which one prompt is prefilled: their time, and tokens and sequences of the largest."""
+
+    us: float
+    tokens: float
+    seqs: float
+
+
+@jit_inline
+def _between(arena: Floats, at: int, x: float, last: int) -> float:
+    """Value of a dense row at a real number, a straight line between integers; clamped to the row."""
+    inside = min(max(x, 0.0), float(last))
+    low = int(inside)
+    value: float = table_load(arena, at + low)
+    share = inside - low
+    if share > 0.0:
+        value += share * (table_load(arena, at + low + 1) - value)
+    return value
+
+
+@jit
+def mean_rows_us(arena: Floats, plan: PlanParts, tokens: float, seqs: float) -> float:
+    """:func:`fastroof.compiled.steps.step_rows_us` of mean tokens and sequences, us."""
+    tokens_us = _between(arena, plan.tokens_at, tokens, plan.max_tokens)
+    logits_us = _between(arena, plan.logits_at, seqs, plan.max_seqs)
+    return (tokens_us + logits_us) + (plan.step_us + plan.sequence_us * seqs)
+
+
+@jit
+def _spread_attention_us(
+    arena: Floats, plan: PlanParts, decodes: float, kv_len: float, spread: float
+) -> float:
+    """Decode attention of all layers, us: its mean over mean lengths within ``spread`` around ``kv_len``.
+
+    Two points of Gauss and Legendre in each cell of the table: exact on straight lines.
+    """
+    batch = max(decodes, 1.0)
+    # fewer than one decode is one, in a share of the steps
+    share = min(decodes, 1.0)
+    low = kv_len - 0.5 * spread
+    high = kv_len + 0.5 * spread
+    axis = plan.decode.x
+    cell = cell_at(arena, axis, low)
+    start = low
+    total = 0.0
+    while start < high:
+        stop = high if cell >= axis.last_cell else min(high, arena[axis.nodes_at + cell + 1])
+        half = 0.5 * (stop - start)
+        middle = start + half
+        total += half * grid_value(arena, plan.decode, batch, middle - GAUSS * half)
+        total += half * grid_value(arena, plan.decode, batch, middle + GAUSS * half)
+        start = stop
+        cell += 1
+    return share * (total / spread)
+
+
+@jit
+def mean_decode_attention_us(arena: Floats, plan: PlanParts, decodes: float, isl: float, osl: float) -> float:
+    """Decode attention of requests anywhere in their output, us.
+
+    A request's length is anywhere in osl - 1; the mean of several, in as much over their root.
+    """
+    if decodes <= 0.0 or osl <= 1.0:
+        return 0.0
+    spread = (osl - 1.0) / math.sqrt(max(decodes, 1.0))
+    return _spread_attention_us(arena, plan, decodes, isl + 0.5 * osl, spread)
+
+
+@jit
+def mean_decode_step_us(arena: Floats, plan: PlanParts, decodes: float, isl: float, osl: float) -> float:
+    """Mean step of decodes alone, us."""
+    return mean_rows_us(arena, plan, decodes, decodes) + mean_decode_attention_us(
+        arena, plan, decodes, isl, osl
+    )
+
+
+@jit
+def _mixed_us(
+    arena: Floats,
+    plan: PlanParts,
+    decode_attention_us: float,
+    decodes: float,
+    new_tokens: float,
+    causal_pairs: float,
+    prefix_pairs: float,
+    prefix_tokens: float,
+    seqs: float,
+) -> float:
+    """Step with prefill, us, from the sums over its chunks that ragged steps are timed from."""
+    sums: Any = (new_tokens, causal_pairs, prefix_pairs, prefix_tokens)
+    batch, q_len = equal_chunks(sums[0], sums[1])
+    prefill_us = prefill_attention_us(arena, plan, batch, q_len, sums[2], sums[3])
+    before = mean_rows_us(arena, plan, new_tokens + decodes, seqs) + decode_attention_us
+    return with_prefill_us(plan, before, prefill_us)
+
+
+@jit
+def mean_mixed_step_us(
+    arena: Floats,
+    plan: PlanParts,
+    decode_attention_us: float,
+    decodes: float,
+    new_tokens: float,
+    isl: float,
+    room: float,
+) -> float:
+    """Step in which ``new_tokens`` of prompts anywhere in their prefill share ``room`` tokens, us."""
+    chunk = min(isl, room, new_tokens)
+    context = 0.5 * (isl - chunk)
+    return _mixed_us(
+        arena,
+        plan,
+        decode_attention_us,
+        decodes,
+        new_tokens,
+        0.5 * new_tokens * (chunk + 1.0),
+        new_tokens * context,
+        new_tokens / chunk * context,
+        decodes + new_tokens / isl,
+    )
+
+
+@jit
+def prompt_steps_us(
+    arena: Floats,
+    plan: PlanParts,
+    isl: float,
+    room: float,
+    others: float,
+    decodes: float,
+    decode_attention_us: float,
+) -> Prompt:
+    """Time one prompt's steps: full ones, then its last, which it shares with ``others`` as long as it.
+
+    ``room`` tokens of each step are for prompts, ``decodes`` requests decode beside them.
+    """
+    full = max(math.ceil(isl / room) - 1.0, 0.0)
+    context = full * room
+    rest = isl - context
+    total = 0.0
+    if full > 0.0:
+        prefix = 0.5 * (context - room)
+        total = full * _mixed_us(
+            arena,
+            plan,
+            decode_attention_us,
+            decodes,
+            room,
+            0.5 * room * (room + 1.0),
+            room * prefix,
+            prefix,
+            decodes,
+        )
+    shared = max(min(others * isl, room - rest), 0.0)
+    chunk = min(isl, room)
+    before = 0.5 * (isl - chunk)
+    seqs = decodes + 1.0 + shared / isl
+    total += _mixed_us(
+        arena,
+        plan,
+        decode_attention_us,
+        decodes,
+        rest + shared,
+        0.5 * (rest * (rest + 1.0) + shared * (chunk + 1.0)),
+        rest * context + shared * before,
+        context + shared / chunk * before,
+        seqs,
+    )
+    tokens = max(rest + shared, room if full > 0.0 else 0.0)
+    return Prompt(total, decodes + tokens, seqs)

@@ -1,0 +1,334 @@
+"""Serving where some workers only prefill and hand the KV cache over to others that only decode."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fastroof.compiled import disaggregated as loops
+from fastroof.compiled import serving
+from fastroof.errors import BatchError, PlanError, PlanRangeError
+from fastroof.serving.scenarios import at_least, broadcast, field_values, osl_reserved, raise_scenario
+from fastroof.units import DTYPE_BYTES, US_PER_MS, US_PER_S
+
+if TYPE_CHECKING:
+    from fastroof.plan import StepPlan
+
+__all__ = ["DisaggregatedEstimate", "WorkerMatch", "estimate_disaggregated", "match_workers"]
+
+
+class DisaggregatedEstimate(NamedTuple):
+    """Estimates of disaggregated closed loops: floats, or arrays of the scenarios' shape.
+
+    Attributes
+    ----------
+    ttft_ms : float or ndarray of float64
+        Mean time to first token, ms: waiting, prefill and transfer, since the decode worker streams it.
+    tpot_ms, itl_ms : float or ndarray of float64
+        Mean time per output token after the first, ms: a step of decodes alone.
+    request_latency_ms : float or ndarray of float64
+        ``ttft_ms + tpot_ms * (osl - 1)``.
+    tokens_per_s_per_gpu : float or ndarray of float64
+        Output tokens of all clients a second, divided by the GPUs of all workers.
+    wait_ms, prefill_ms, transfer_ms : float or ndarray of float64
+        What ``ttft_ms`` is the sum of.
+    prefill_batch : float or ndarray of float64
+        Prompts that are prefilled together.
+    prefill_load, link_load, kv_load : float or ndarray of float64
+        Share of what the prefill workers, their links and the decode workers' KV cache could do: what is
+        at 1 limits the throughput.
+    decodes : float or ndarray of float64
+        Requests that decode together on one worker.
+    decode_step_us : float or ndarray of float64
+        Their step, us.
+    kv_len : float or ndarray of float64
+        Mean tokens that a decode attends to.
+    """
+
+    ttft_ms: Any
+    tpot_ms: Any
+    itl_ms: Any
+    request_latency_ms: Any
+    tokens_per_s_per_gpu: Any
+    wait_ms: Any
+    prefill_ms: Any
+    transfer_ms: Any
+    prefill_batch: Any
+    prefill_load: Any
+    link_load: Any
+    kv_load: Any
+    decodes: Any
+    decode_step_us: Any
+    kv_len: Any
+
+
+class WorkerMatch(NamedTuple):
+    """Numbers of workers at which prefill and decode keep up with each other.
+
+    Attributes
+    ----------
+    prefill_workers, decode_workers : int
+        The smallest numbers whose rates are balanced.
+    balance : float
+        The smaller of both sides' rates over the larger.
+    prefill_requests_per_s, decode_requests_per_s : float
+        What one worker does.
+    """
+
+    prefill_workers: int
+    decode_workers: int
+    balance: float
+    prefill_requests_per_s: float
+    decode_requests_per_s: float
+
+
+def _transfer_us_per_token(prefill: StepPlan, decode: StepPlan, link_bytes_per_s: float | None) -> float:
+    """Time that the KV cache of a token takes from one worker to the other, us."""
+    model = prefill.model
+    if (model, prefill.kv_dtype) != (decode.model, decode.kv_dtype):
+        raise PlanError(
+            f"prefill and decode need one model and kv_dtype, got {model.name} with {prefill.kv_dtype} KV "
+            f"and {decode.model.name} with {decode.kv_dtype} KV"
+        )
+    if link_bytes_per_s is None:
+        link_bytes_per_s = min(plan.gpu.nvlink_bytes_per_s for plan in (prefill, decode))
+    rate = at_least("link_bytes_per_s", link_bytes_per_s, 1) * min(prefill.tp, decode.tp)
+    elements = 2 * model.num_layers * model.num_kv_heads * model.head_dim
+    return elements * DTYPE_BYTES[prefill.kv_dtype] / rate * US_PER_S
+
+
+def _options(
+    prefill: StepPlan,
+    decode: StepPlan,
+    link_bytes_per_s: float | None,
+    kv_reservation: str,
+    max_seqs: float | None,
+) -> loops.LinkOptions:
+    return loops.LinkOptions(
+        prefill_kv_tokens=float(prefill.memory.max_kv_tokens),
+        decode_kv_tokens=float(decode.memory.max_kv_tokens),
+        max_seqs=np.inf if max_seqs is None else at_least("max_seqs", max_seqs, 1),
+        osl_reserved=osl_reserved(kv_reservation),
+        transfer_us_per_token=_transfer_us_per_token(prefill, decode, link_bytes_per_s),
+    )
+
+
+def estimate_disaggregated(
+    prefill_plan: StepPlan,
+    decode_plan: StepPlan,
+    isl: Any,
+    osl: Any,
+    concurrency: Any,
+    prefill_workers: Any = 1,
+    decode_workers: Any = 1,
+    max_batched_tokens: Any = 8192,
+    *,
+    link_bytes_per_s: float | None = None,
+    kv_reservation: str = "mean",
+    max_seqs: float | None = None,
+) -> DisaggregatedEstimate:
+    """Estimate what clients see where prefill and decode run on GPUs of their own.
+
+    Parameters
+    ----------
+    prefill_plan, decode_plan : StepPlan
+        One worker of each kind: the same model and kv_dtype, each on as many GPUs as it was compiled for.
+    isl, osl : number or array_like
+        Mean tokens of a prompt, and of an output, at least 2. Broadcast, as are the next four.
+    concurrency : number or array_like
+        Clients in all, each of which sends its next request as soon as it has an answer.
+    prefill_workers, decode_workers : number or array_like
+        Workers of each kind; requests spread evenly over them.
+    max_batched_tokens : number or array_like
+        Tokens that a prefill step holds at most: whole prompts, or a chunk of one that is longer.
+    link_bytes_per_s : float, optional
+        What one GPU sends to a GPU of another worker, B/s; by default over NVLink. 50e9 is a 400 Gb/s NIC.
+    kv_reservation, max_seqs
+        As in :func:`estimate`, of a decode worker.
+
+    Returns
+    -------
+    DisaggregatedEstimate
+        Arrays of the broadcast shape; floats where everything is a number.
+
+    Raises
+    ------
+    PlanError
+        If the plans are of different models or KV cache dtypes.
+    BatchError
+        If something is not a number of at least 1, or osl is less than 2.
+    PlanRangeError
+        If the KV cache does not hold one request, or a step is larger than its plan.
+
+    Notes
+    -----
+    Requests a second X are those at which the clients at all three places are ``concurrency``::
+
+        concurrency = X (W + P(b) + transfer) + decode_workers n,    X = decode_workers n / ((osl - 1) D(n))
+        transfer    = isl x KV bytes of a token / (link_bytes_per_s x min(tp of prefill, of decode))
+
+    D(n) is the mean step of n decodes over their growing context, P(b) the steps of b prompts together, at
+    most m. A prefill worker is FIFO: a prompt that finds it busy, in a share u of cases, waits half a batch,
+    and shares the next with all that came meanwhile; near a load rho of 1, some wait longer::
+
+        b = 1 + u a P(b), u = a P(b)/b            a: prompts that come in a unit of time, rho = a P(m)/m
+        W = u P(b)/2 + max(1/(m (1 - rho^2)) - 1, 0) (1 + rho) P(m)/2
+
+    which is the M/D/1 queue for m = 1, and within 20 % of a simulation up to a load of 0.95. X is at most
+    what prefill and links can do, n at most what the KV cache holds; clients beyond wait (Little's law). Each
+    prefill worker sends one prompt at a time, after it is done: layer-wise transfers that overlap with
+    prefill would be faster. Decode steps are undisturbed by arriving KV cache.
+
+    Examples
+    --------
+    >>> import fastroof
+    >>> from fastroof.serving import estimate_disaggregated
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), runtime="vllm")
+    >>> one, two = estimate_disaggregated(plan, plan, 4096, 256, 128, prefill_workers=[1, 2]).ttft_ms
+    >>> bool(two < one)
+    True
+    """
+    options = _options(prefill_plan, decode_plan, link_bytes_per_s, kv_reservation, max_seqs)
+    given = {
+        "isl": isl,
+        "osl": osl,
+        "concurrency": concurrency,
+        "prefill_workers": prefill_workers,
+        "decode_workers": decode_workers,
+        "max_batched_tokens": max_batched_tokens,
+    }
+    shape, arrays = broadcast(given)
+    scenarios = np.array(arrays)
+    out = np.empty((loops.DISAGGREGATED_ROWS, len(arrays[0])))
+    code, position, needed = loops.disaggregated_estimates(
+        prefill_plan.arena, decode_plan.arena, scenarios, options, out
+    )
+    if code:
+        _refuse(prefill_plan, decode_plan, dict(zip(given, arrays, strict=True)), code, position, needed)
+    tpot_ms = out[loops.TPOT_US] / US_PER_MS
+    gpus = scenarios[3] * prefill_plan.tp + scenarios[4] * decode_plan.tp
+    rows = [
+        out[loops.TTFT_US] / US_PER_MS,
+        tpot_ms,
+        tpot_ms.copy(),
+        out[loops.REQUEST_US] / US_PER_MS,
+        out[loops.TOKENS_PER_US] * US_PER_S / gpus,
+        out[loops.WAIT_US] / US_PER_MS,
+        out[loops.PREFILL_US] / US_PER_MS,
+        out[loops.TRANSFER_US] / US_PER_MS,
+        out[loops.PREFILL_BATCH],
+        out[loops.PREFILL_LOAD],
+        out[loops.LINK_LOAD],
+        out[loops.KV_LOAD],
+        out[loops.DECODES],
+        out[loops.DECODE_STEP_US],
+        out[loops.KV_LEN],
+    ]
+    return DisaggregatedEstimate(*field_values(rows, shape))
+
+
+def _refuse(
+    prefill: StepPlan, decode: StepPlan, scenarios: dict[str, Any], code: int, position: int, needed: float
+) -> None:
+    """Say which plan cannot time which scenario."""
+    osl = float(scenarios["osl"][position])
+    if code == serving.CODE_SIZES and 1.0 <= osl < 2.0:
+        raise BatchError(
+            f"osl must be at least 2, got {osl:g} at position {position}: "
+            "one token leaves nothing to hand over to a decode worker"
+        )
+    if code in (serving.CODE_KV, loops.CODE_DECODE_SEQS):
+        known = serving.CODE_SEQS if code == loops.CODE_DECODE_SEQS else code
+        room = float(decode.memory.max_kv_tokens)
+        raise_scenario(decode, scenarios, known, position, needed, room, "the decode plan")
+    known = serving.CODE_KV if code == loops.CODE_PREFILL_KV else code
+    room = float(prefill.memory.max_kv_tokens)
+    raise_scenario(prefill, scenarios, known, position, needed, room, "the prefill plan")
+
+
+def match_workers(
+    prefill_plan: StepPlan,
+    decode_plan: StepPlan,
+    isl: float,
+    osl: float,
+    decodes: float | None = None,
+    *,
+    max_batched_tokens: float = 8192,
+    link_bytes_per_s: float | None = None,
+    tolerance: float = 0.1,
+    max_workers: int = 32,
+) -> WorkerMatch:
+    """Find the smallest numbers of prefill and decode workers that keep up with each other.
+
+    Parameters
+    ----------
+    prefill_plan, decode_plan, isl, osl, max_batched_tokens, link_bytes_per_s
+        As in :func:`estimate_disaggregated`.
+    decodes : float, optional
+        Requests that decode together on one worker; by default as many as its KV cache holds and its plan
+        times. Fewer are faster for each client, and need more workers.
+    tolerance : float
+        How far the slower side may be behind, as a share of the faster.
+    max_workers : int
+        Workers in all at most: if none of them balance, the nearest to it.
+
+    Returns
+    -------
+    WorkerMatch
+        The numbers, and what each worker does.
+
+    Raises
+    ------
+    PlanError, BatchError, PlanRangeError
+        As in :func:`estimate_disaggregated`.
+
+    Examples
+    --------
+    >>> import fastroof
+    >>> from fastroof.serving import match_workers
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), runtime="vllm")
+    >>> long = match_workers(plan, plan, isl=8192, osl=128, decodes=32)
+    >>> long.prefill_workers > long.decode_workers
+    True
+    """
+    options = _options(prefill_plan, decode_plan, link_bytes_per_s, "mean", None)
+    tolerance = at_least("tolerance", tolerance, 0)
+    workers = int(at_least("max_workers", max_workers, 2))
+    isl, osl = at_least("isl", isl, 1), at_least("osl", osl, 2)
+    # refuses what neither plan can time
+    estimate_disaggregated(prefill_plan, decode_plan, isl, osl, 1, max_batched_tokens=max_batched_tokens)
+    most = min(
+        options.decode_kv_tokens / (isl + options.osl_reserved * osl),
+        decode_plan.max_seqs,
+        decode_plan.max_tokens,
+    )
+    decodes = most if decodes is None else at_least("decodes", decodes, 1)
+    if decodes > most:
+        raise PlanRangeError(
+            f"decodes must be at most {int(most)}, which the KV cache of {decode_plan.tp} x "
+            f"{decode_plan.gpu.name} holds and the decode plan times, got {decodes:g}"
+        )
+    prefill_rate, decode_rate = loops.worker_rates(
+        prefill_plan.arena,
+        decode_plan.arena,
+        isl,
+        osl,
+        float(decodes),
+        float(max_batched_tokens),
+        options,
+    )
+
+    def balance(x: int, y: int) -> float:
+        pair = (x * prefill_rate, y * decode_rate)
+        return min(pair) / max(pair)
+
+    best = (1, 1)
+    for total in range(2, workers + 1):
+        found = max(((x, total - x) for x in range(1, total)), key=lambda pair: balance(*pair))
+        # a larger number has to be better, not the same ratio over again
+        if balance(*found) > balance(*best) * (1.0 + 1e-12):
+            best = found
+        if balance(*best) >= 1.0 - tolerance:
+            break
+    return WorkerMatch(*best, balance(*best), prefill_rate * US_PER_S, decode_rate * US_PER_S)

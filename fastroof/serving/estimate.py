@@ -1,0 +1,213 @@
+"""What clients of a serving engine see in steady state, where prompts share steps with decodes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fastroof.compiled import serving
+from fastroof.errors import BatchError
+from fastroof.serving.scenarios import (
+    KV_RESERVATIONS,
+    at_least,
+    broadcast,
+    field_values,
+    osl_reserved,
+    raise_scenario,
+)
+from fastroof.units import US_PER_MS, US_PER_S
+
+if TYPE_CHECKING:
+    from fastroof.plan import StepPlan
+
+__all__ = ["KV_RESERVATIONS", "ServingEstimate", "estimate"]
+
+
+class ServingEstimate(NamedTuple):
+    """Estimates of closed loops: floats, or arrays of the scenarios' shape.
+
+    Attributes
+    ----------
+    ttft_ms : float or ndarray of float64
+        Mean time to first token, ms: from sending a request to its first token.
+    tpot_ms, itl_ms : float or ndarray of float64
+        Mean time per output token after the first, ms, and mean time between two tokens: the same mean,
+        since all outputs are of one length. nan where osl is 1. The gaps behind it are of two kinds,
+        ``decode_step_us`` and ``mixed_step_us``.
+    request_latency_ms : float or ndarray of float64
+        ``ttft_ms + tpot_ms * (osl - 1)``.
+    tokens_per_s_per_gpu : float or ndarray of float64
+        Output tokens of all clients a second, divided by the plan's GPUs.
+    wait_ms : float or ndarray of float64
+        Share of ``ttft_ms`` that a request waits because not all clients fit the KV cache, max_seqs or
+        the token budget; 0 where they fit.
+    effective_concurrency : float or ndarray of float64
+        Requests that run at once.
+    decode_step_us, mixed_step_us : float or ndarray of float64
+        Mean step of decodes alone, and of decodes and prompts, us; 0 where there is none.
+    mixed_share : float or ndarray of float64
+        Share of the steps that hold prompts, as a decoding request sees them.
+    decodes : float or ndarray of float64
+        Requests that decode in a step.
+    prefill_tokens, prompts : float or ndarray of float64
+        Prompt tokens in a step that holds any, and how many prompts that is.
+    kv_len : float or ndarray of float64
+        Mean tokens that a decode attends to.
+    """
+
+    ttft_ms: Any
+    tpot_ms: Any
+    itl_ms: Any
+    request_latency_ms: Any
+    tokens_per_s_per_gpu: Any
+    wait_ms: Any
+    effective_concurrency: Any
+    decode_step_us: Any
+    mixed_step_us: Any
+    mixed_share: Any
+    decodes: Any
+    prefill_tokens: Any
+    prompts: Any
+    kv_len: Any
+
+
+def estimate(
+    plan: StepPlan,
+    isl: Any,
+    osl: Any,
+    concurrency: Any,
+    max_batched_tokens: Any = 8192,
+    chunked_prefill: bool = True,
+    *,
+    kv_reservation: str = "mean",
+    max_kv_tokens: float | None = None,
+    max_seqs: float | None = None,
+    requests_per_client: float | None = None,
+    frontend_us_per_token: float = 0.0,
+) -> ServingEstimate:
+    """Estimate what clients of a continuously batching engine see, with prompts mixed into decode steps.
+
+    Parameters
+    ----------
+    plan : StepPlan
+        The model on its GPUs; its runtime says what the engine adds to a step.
+    isl, osl : number or array_like
+        Mean tokens of a prompt, and of an output, its first token included. Broadcast, as are the next two.
+    concurrency : number or array_like
+        Clients, each of which sends its next request as soon as it has an answer.
+    max_batched_tokens : number or array_like
+        Tokens that a step holds at most.
+    chunked_prefill : bool
+        Whether prompts are cut where a step has no room for the whole.
+    kv_reservation : str
+        ``mean``: a request takes KV cache as it grows, half its output in the mean (vLLM); ``full``: it
+        reserves its whole output before it starts (TensorRT-LLM).
+    max_kv_tokens : number, optional
+        Room for KV cache, tokens; by default ``plan.memory.max_kv_tokens``.
+    max_seqs : number, optional
+        Requests that the engine runs at once at most; by default as many as fit.
+    requests_per_client : number, optional
+        Length of a benchmark that starts all clients at once: its mean time to first token counts the
+        start as one of so many requests. By default the steady state alone.
+    frontend_us_per_token : float
+        What the front end (tokenizer, HTTP, router) takes a prompt token, us; on time to first token.
+
+    Returns
+    -------
+    ServingEstimate
+        Arrays of the broadcast shape; floats where everything is a number.
+
+    Raises
+    ------
+    BatchError
+        If something is not a number of at least 1, or a prompt cannot be cut and is larger than a step.
+    PlanRangeError
+        If the KV cache does not hold one request, or a step is larger than the plan.
+
+    Notes
+    -----
+    A scenario is two steps. With c requests that fit (KV cache: ``max_kv_tokens / (isl + osl/2)``, or + osl),
+    a budget of B = max_batched_tokens - (c - 1) prompt tokens (whole prompts of them without chunking) and
+    K = max(1, isl/B) steps a prompt::
+
+        arrivals   = (c - 1) / (osl + K)                           other prompts that come in a step
+        mixed      = max(1 - exp(-arrivals K), arrivals isl/B)     share of steps that hold prompts
+        decodes    = 1 + (c - 1) (osl - 1) / (osl + K)
+        prefill    = min(arrivals isl/mixed, B)                    tokens, in chunks of min(isl, B)
+        D, M       = step of the decodes at isl + osl/2; the same with the prompts, half-way through theirs
+        TPOT       = (1 - mixed) D + mixed M
+
+    The context grows by a token a step: attention is averaged over its ``osl - 1`` lengths (over their share
+    ``1/sqrt(decodes)`` where several requests make the mean), so that one client's TPOT is the mean of its
+    steps. Where prompts would need more than the budget, every step is full and M alone counts.
+
+    TTFT is the rest of the running step (as at a random time), a queue for the budget, and the prompt's own
+    steps, with the prompts that came meanwhile::
+
+        wait = E[T^2] / 2 E[T];  queue = min(rho / (1 - rho), 1) mixed M/2, rho = arrivals isl/B
+        own  = full chunks, and M of the last one with arrivals E[T^2]/E[T]^2 others
+
+    Clients that do not fit wait as long as Little's law says: clients are requests a second times
+    ``TTFT + TPOT (osl - 1)``. A start of all at once, of g groups of whole prompts, has a mean TTFT of
+    ``M (g + 1)/2``, counted as one of ``requests_per_client``.
+
+    Against a simulation of every request, lengths spread by 20 %, TPOT and throughput are within 5 %, TTFT
+    within 25 % below a load rho of 0.8; closer to 1, queues grow faster than modelled. Not modelled:
+    preemption with kv_reservation ``mean`` (TPOT up to 20 % too low where long outputs overflow the KV
+    cache), and waves of requests of equal lengths that stay together.
+
+    Examples
+    --------
+    >>> import fastroof
+    >>> from fastroof.serving import estimate
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), runtime="vllm")
+    >>> one, many = estimate(plan, isl=1024, osl=128, concurrency=[1, 64]).tpot_ms
+    >>> bool(one < many)
+    True
+    """
+    given = {
+        "isl": isl,
+        "osl": osl,
+        "concurrency": concurrency,
+        "max_batched_tokens": max_batched_tokens,
+    }
+    shape, arrays = broadcast(given)
+    if not isinstance(chunked_prefill, bool | np.bool_):
+        raise BatchError(f"chunked_prefill must be True or False, got {chunked_prefill!r}")
+    room = plan.memory.max_kv_tokens if max_kv_tokens is None else at_least("max_kv_tokens", max_kv_tokens, 1)
+    options = serving.ServingOptions(
+        max_kv_tokens=float(room),
+        max_seqs=np.inf if max_seqs is None else at_least("max_seqs", max_seqs, 1),
+        osl_reserved=osl_reserved(kv_reservation),
+        is_chunked=bool(chunked_prefill),
+        requests_per_client=(
+            0.0 if requests_per_client is None else at_least("requests_per_client", requests_per_client, 1)
+        ),
+        frontend_us_per_token=at_least("frontend_us_per_token", frontend_us_per_token, 0),
+    )
+    out = np.empty((serving.ESTIMATE_ROWS, len(arrays[0])))
+    lengths, outputs, clients, budgets = arrays
+    code, position, needed = serving.serving_estimates(
+        plan.arena, lengths, outputs, clients, budgets, options, out
+    )
+    if code:
+        raise_scenario(plan, dict(zip(given, arrays, strict=True)), code, position, needed, float(room))
+    tpot_ms = out[serving.TPOT_US] / US_PER_MS
+    rows = [
+        out[serving.TTFT_US] / US_PER_MS,
+        tpot_ms,
+        tpot_ms.copy(),
+        out[serving.REQUEST_US] / US_PER_MS,
+        out[serving.TOKENS_PER_US] * (US_PER_S / plan.tp),
+        out[serving.WAIT_US] / US_PER_MS,
+        out[serving.EFFECTIVE_CONCURRENCY],
+        out[serving.DECODE_STEP_US],
+        out[serving.MIXED_STEP_US],
+        out[serving.MIXED_SHARE],
+        out[serving.DECODES],
+        out[serving.PREFILL_TOKENS],
+        out[serving.PROMPTS],
+        out[serving.KV_LEN],
+    ]
+    return ServingEstimate(*field_values(rows, shape))

@@ -1,0 +1,125 @@
+"""Scenarios at the edge: numbers of any kind as the loops read them, and what is wrong with one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof.compiled import serving
+from fastroof.compiled.steps import MAX_KV_LEN
+from fastroof.errors import BatchError, PlanRangeError
+
+if TYPE_CHECKING:
+    from fastroof.plan import StepPlan
+
+__all__ = [
+    "KV_RESERVATIONS",
+    "at_least",
+    "broadcast",
+    "field_values",
+    "osl_reserved",
+    "raise_scenario",
+]
+
+Floats = npt.NDArray[np.float64]
+
+KV_RESERVATIONS: Final[dict[str, float]] = {"mean": 0.5, "full": 1.0}
+"""Share of its output that a request holds KV cache for, in the mean: as it grows, or from the beginning."""
+
+
+def broadcast(scenarios: Mapping[str, Any]) -> tuple[tuple[int, ...], list[Floats]]:
+    """Broadcast numbers against each other, as one shape and flat arrays of float64.
+
+    Raises
+    ------
+    BatchError
+        If one holds something else than numbers, or the shapes do not fit.
+    """
+    arrays = []
+    for name, value in scenarios.items():
+        try:
+            array = np.asarray(value)
+        except ValueError:
+            raise BatchError(f"{name} must hold numbers, got {value!r:.60}") from None
+        if array.dtype.kind not in "iuf":
+            raise BatchError(f"{name} must hold numbers, got {array.dtype} in {value!r:.60}")
+        arrays.append(array.astype(np.float64))
+    try:
+        shape = np.broadcast_shapes(*(array.shape for array in arrays))
+    except ValueError:
+        shapes = ", ".join(f"{name} {array.shape}" for name, array in zip(scenarios, arrays, strict=True))
+        raise BatchError(f"shapes do not broadcast: {shapes}") from None
+    return shape, [np.array(np.broadcast_to(array, shape), order="C").reshape(-1) for array in arrays]
+
+
+def field_values(rows: list[Floats], shape: tuple[int, ...]) -> list[Any]:
+    """Rows of answers as arrays of the scenarios' shape; floats where it is none."""
+    return [row.reshape(shape) if shape else float(row[0]) for row in rows]
+
+
+def at_least(name: str, value: float, least: float) -> float:
+    """Check one number that all scenarios share.
+
+    Raises
+    ------
+    BatchError
+        If it is no finite number, or less than ``least``.
+    """
+    good = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    if not good or not math.isfinite(value) or value < least:
+        raise BatchError(f"{name} must be a number of at least {least:g}, got {value!r}")
+    return float(value)
+
+
+def osl_reserved(kv_reservation: str) -> float:
+    """Share of its output that a request holds KV cache for.
+
+    Raises
+    ------
+    BatchError
+        If there is no such reservation.
+    """
+    if kv_reservation not in KV_RESERVATIONS:
+        raise BatchError(
+            f"kv_reservation must be one of {', '.join(KV_RESERVATIONS)}, got {kv_reservation!r}"
+        )
+    return KV_RESERVATIONS[kv_reservation]
+
+
+def raise_scenario(
+    plan: StepPlan,
+    scenarios: Mapping[str, Floats],
+    code: int,
+    position: int,
+    needed: float,
+    max_kv_tokens: float,
+    whose: str = "the plan",
+) -> NoReturn:
+    """Say what is wrong with the scenario at which a loop stopped, and what would do."""
+    one = {name: float(array[position]) for name, array in scenarios.items()}
+    words = ", ".join(f"{name} {value:.12g}" for name, value in one.items())
+    where = f"the scenario at position {position} ({words})"
+    if code == serving.CODE_SIZES:
+        raise BatchError(f"{where} needs numbers from 1 to {MAX_KV_LEN}")
+    if code == serving.CODE_WHOLE_PROMPT:
+        raise BatchError(
+            f"{where} has prompts that are larger than a step, which cannot hold them whole: "
+            f"chunked_prefill=True, or max_batched_tokens={math.ceil(needed)} or more"
+        )
+    if code == serving.CODE_KV:
+        room = int(min(max_kv_tokens, MAX_KV_LEN))
+        raise PlanRangeError(
+            f"{where} does not fit: one request needs {math.ceil(needed)} tokens of KV cache, {whose} has "
+            f"room for {room} on {plan.tp} x {plan.gpu.name}: a larger tp, a smaller dtype or kv_dtype, or "
+            "shorter requests would do"
+        )
+    what, option = ("tokens", "max_tokens") if code == serving.CODE_TOKENS else ("sequences", "max_seqs")
+    limit = plan.max_tokens if code == serving.CODE_TOKENS else plan.max_seqs
+    raise PlanRangeError(
+        f"{where} has steps of {math.ceil(needed)} {what}, {whose} times up to {limit}: "
+        f"compile_plan(..., {option}={math.ceil(needed)}) or more"
+    )

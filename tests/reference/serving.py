@@ -1,0 +1,300 @@
+"""Serving, naively: a simulated closed loop, request by request, and the closed form in plain Python."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fastroof import StepBatch
+from fastroof.compiled import steps
+from fastroof.compiled.grids import grid_value
+
+
+@dataclass
+class Request:
+    """One request of the simulation: what is computed of it, and when what happened."""
+
+    isl: int
+    osl: int
+    sent_us: float
+    computed: int = 0
+    tokens_out: int = 0
+    again: int = 0
+    first_us: float = 0.0
+    done_us: float = 0.0
+
+    @property
+    def prompt_left(self) -> int:
+        return max(self.isl + self.again - self.computed, 0)
+
+
+class Simulated(NamedTuple):
+    """Means over the requests of the middle of a simulation, and over its steps."""
+
+    ttft_ms: float
+    tpot_ms: float
+    tokens_per_s: float
+    decodes: float
+    running: float
+    mixed_share: float
+
+
+def held(running: list[Request], chunks: list[tuple[Request, int]], is_reserved: bool) -> int:
+    """Tokens of KV cache that are taken, after this step's chunks."""
+    if is_reserved:
+        return sum(r.isl + r.osl for r in running)
+    return sum(r.computed for r in running) + sum(q for _, q in chunks)
+
+
+def simulate_closed_loop(
+    plan: Any,
+    isl: int,
+    osl: int,
+    concurrency: int,
+    *,
+    max_batched_tokens: int = 8192,
+    max_kv_tokens: float = math.inf,
+    is_chunked: bool = True,
+    is_reserved: bool = True,
+    think_us: float | None = None,
+    length_spread: float = 0.2,
+    rounds: int = 6,
+    seed: int = 0,
+) -> Simulated:
+    """Serve ``concurrency`` clients, each of which sends its next request when it has the last answer.
+
+    A step holds every decode, then chunks of running prompts, then waiting prompts, oldest first, within the
+    token budget and the KV cache, which a request reserves in full, or takes token by token (the newest is
+    then thrown out when it is full). Clients start at any time of a cycle and take up to ``think_us``, by
+    default a step, so that requests come at any time of a step.
+    """
+    rng = np.random.default_rng(seed)
+    step_us = float(plan.decode_us(min(concurrency, plan.max_seqs), isl + osl // 2))
+    think_us = step_us if think_us is None else think_us
+    prompt_us = float(plan.prefill_us(min(isl, max_batched_tokens))) * max(1.0, isl / max_batched_tokens)
+    cycle_us = osl * step_us + concurrency * prompt_us
+
+    def request(sent_us: float) -> Request:
+        lengths = [
+            max(1, round(n * rng.uniform(1.0 - length_spread, 1.0 + length_spread))) for n in (isl, osl)
+        ]
+        return Request(*lengths, sent_us)
+
+    waiting = [request(start) for start in sorted(rng.uniform(0.0, cycle_us, concurrency).tolist())]
+    total = rounds * concurrency + 20
+    now_us = 0.0
+    running: list[Request] = []
+    done: list[Request] = []
+    seen: list[tuple[float, float, int, int, bool]] = []
+    while len(done) < total:
+        chunks: list[tuple[Request, int]] = []
+        left = max_batched_tokens
+        decoding = [r for r in running if not r.prompt_left]
+        while (
+            not is_reserved
+            and held(running, chunks, is_reserved) + len(decoding) > max_kv_tokens
+            and len(running) > 1
+        ):
+            thrown = running.pop()
+            # what it has said is prefilled again with its prompt
+            thrown.again, thrown.computed = thrown.tokens_out, 0
+            waiting.insert(0, thrown)
+            decoding = [r for r in running if not r.prompt_left]
+        for r in decoding:
+            chunks.append((r, 1))
+            left -= 1
+        for r in running:
+            if r.prompt_left and left:
+                chunk = min(r.prompt_left, left)
+                chunks.append((r, chunk))
+                left -= chunk
+        waiting.sort(key=lambda r: r.sent_us)
+        while left and waiting and waiting[0].sent_us <= now_us and len(running) < concurrency:
+            r = waiting[0]
+            wanted = r.isl + (r.osl if is_reserved else r.again)
+            if running and held(running, chunks, is_reserved) + wanted > max_kv_tokens:
+                break
+            if not is_chunked and r.prompt_left > left and chunks:
+                break
+            waiting.pop(0)
+            running.append(r)
+            chunk = min(r.prompt_left, left)
+            chunks.append((r, chunk))
+            left -= chunk
+        if not chunks:
+            now_us = waiting[0].sent_us
+            continue
+        batch = [(q, r.computed) for r, q in chunks]
+        took = float(plan.step_us(StepBatch.from_requests([batch]))[0])
+        seen.append((now_us, took, len(decoding), len(running), len(chunks) > len(decoding)))
+        now_us += took
+        for r, q in chunks:
+            r.computed += q
+            if r.prompt_left:
+                continue
+            r.tokens_out += 1
+            if r.tokens_out == 1:
+                r.first_us = now_us
+            if r.tokens_out >= r.osl:
+                r.done_us = now_us
+                running.remove(r)
+                done.append(r)
+                waiting.append(request(now_us + float(rng.uniform(0.0, think_us))))
+    middle = done[len(done) // 4 :]
+    start, end = middle[0].done_us, middle[-1].done_us
+    steps_seen = np.array([s for s in seen if start <= s[0] < end], float)
+    decodes = steps_seen[:, 2]
+    by_decode = decodes if decodes.sum() else np.ones_like(decodes)
+    return Simulated(
+        float(np.mean([r.first_us - r.sent_us for r in middle])) / 1e3,
+        float(np.mean([(r.done_us - r.first_us) / max(r.osl - 1, 1) for r in middle])) / 1e3,
+        sum(r.osl for r in middle[1:]) / (end - start) * 1e6,
+        float(np.average(decodes, weights=by_decode)),
+        float(np.average(steps_seen[:, 3], weights=steps_seen[:, 1])),
+        float(np.average(steps_seen[:, 4], weights=by_decode)),
+    )
+
+
+def simulate_prefill_worker(
+    one_us: float, more_us: float, most: int, arrivals: float, count: int = 40_000
+) -> float:
+    """Mean time from a prompt's arrival, at random, to the end of its batch of at most ``most``, us."""
+    rng = np.random.default_rng(0)
+    times = np.cumsum(rng.exponential(1.0 / arrivals, count)).tolist()
+    free_us, first, total = 0.0, 0, 0.0
+    while first < count:
+        start = max(free_us, times[first])
+        last = first
+        while last < count and last - first < most and times[last] <= start:
+            last += 1
+        free_us = start + one_us + (last - first - 1) * more_us
+        total += sum(free_us - t for t in times[first:last])
+        first = last
+    return total / count
+
+
+SLICES = 300
+"""Places at which the mean over a growing context is taken: off by 1 / SLICES**2 where the curve bends."""
+
+
+def row(plan: Any, at: int, last: int, x: float) -> float:
+    """A dense row of the plan at a real number."""
+    start = int(plan.arena[at])
+    return float(np.interp(x, np.arange(last + 1), plan.arena[start : start + last + 1]))
+
+
+def mean_step_us(
+    plan: Any,
+    decodes: float,
+    isl: float,
+    osl: float,
+    chunks: list[tuple[float, float, float]],
+    tokens: float,
+    seqs: float,
+) -> float:
+    """A step of ``decodes`` somewhere in their output and of chunks (how many, new tokens, context), us."""
+    parts, profile = steps.open_plan(plan.arena), plan.profile
+    total = row(plan, steps.TOKENS_AT, plan.max_tokens, tokens)
+    total += row(plan, steps.LOGITS_AT, plan.max_seqs, seqs)
+    total += profile.step_us + profile.sequence_us * seqs
+    if decodes > 0:
+        width = (osl - 1) / math.sqrt(max(decodes, 1.0))
+        kv_lens = isl + osl / 2 + width * ((np.arange(SLICES) + 0.5) / SLICES - 0.5)
+        attention = [grid_value(plan.arena, parts.decode, max(decodes, 1.0), kv) for kv in kv_lens.tolist()]
+        total += min(decodes, 1.0) * float(np.mean(attention))
+    if chunks:
+        new = sum(count * q for count, q, _ in chunks)
+        causal = sum(count * q * (q + 1) / 2 for count, q, _ in chunks)
+        q_len = 2 * causal / new - 1
+        total += grid_value(plan.arena, parts.prefill, new / q_len, q_len)
+        total += parts.prefix_pair_us * sum(count * q * ctx for count, q, ctx in chunks)
+        total += parts.prefix_token_us * sum(count * ctx for count, _, ctx in chunks) + profile.prefill_us
+        total = max(total, profile.prefill_floor_layer_us * plan.model.num_layers)
+    return total
+
+
+class ClosedForm(NamedTuple):
+    """What the closed form says, us."""
+
+    ttft_us: float
+    tpot_us: float
+    decode_us: float
+    mixed_us: float
+    mixed_share: float
+    running: float
+
+
+def closed_form(
+    plan: Any,
+    isl: float,
+    osl: float,
+    concurrency: float,
+    budget: float = 8192,
+    *,
+    is_chunked: bool = True,
+    osl_reserved: float = 0.5,
+    max_kv_tokens: float = math.inf,
+    rounds: float | None = None,
+) -> ClosedForm:
+    """The formulas in the notes of ``fastroof.serving.estimate``, one after the other."""
+    fit = min(concurrency, max_kv_tokens / (isl + osl_reserved * osl))
+    fit = min(fit, budget if is_chunked else budget - isl + 1)
+    room_at_first = room = budget - (fit - 1) if is_chunked else (budget - (fit - 1)) // isl * isl
+    prompt_steps = max(1.0, isl / room)
+    arrivals = (fit - 1) / (osl + prompt_steps)
+    own_decode = min(osl - 1, 1)
+    is_bound = arrivals * isl >= room
+    if is_bound:
+        room = budget * isl / (osl - 1 + isl) if is_chunked else max(budget // (osl - 1 + isl), 1) * isl
+        room = min(room, budget - own_decode) if is_chunked else room
+        arrivals, prompt_steps = room / isl, max(1.0, isl / room)
+        decodes = min(max(arrivals * (osl - 1), own_decode), fit)
+        running, mixed, prefill = min(fit, arrivals * (osl - 1 + prompt_steps)), 1.0, room
+    else:
+        running, decodes = fit, own_decode + (fit - 1) * (osl - 1) / (osl + prompt_steps)
+        mixed = max(1 - math.exp(-arrivals * prompt_steps), arrivals * isl / room)
+        mixed = float(arrivals > 0) if osl == 1 else mixed
+        prefill = min(arrivals * isl / mixed, room, budget - decodes) if mixed else 0.0
+
+    def step(d: float, tokens: float, chunks: list[tuple[float, float, float]], seqs: float) -> float:
+        return mean_step_us(plan, d, isl, osl, chunks, d + tokens, seqs)
+
+    def prompts(d: float, tokens: float, of: float) -> float:
+        chunk = min(isl, of, tokens)
+        return step(d, tokens, [(tokens / chunk, chunk, (isl - chunk) / 2)], d + tokens / isl)
+
+    decode_us = step(decodes, 0.0, [], decodes) if osl > 1 else 0.0
+    mixed_us = prompts(decodes, prefill, room) if mixed else 0.0
+    mean = (1 - mixed) * decode_us + mixed * mixed_us
+    square = (1 - mixed) * decode_us**2 + mixed * mixed_us**2
+    wait = others = queue = 0.0
+    if fit > 1:
+        wait = min(fit - 1, 1.0) * square / (2 * mean)
+        others = arrivals * square / mean**2
+        load = min(arrivals * isl / room, 0.999)
+        queue = min(load / (1 - load), 1.0) * mixed * mixed_us / 2
+    beside = max(decodes - own_decode, 0.0)
+    full = math.ceil(isl / room) - 1
+    own = sum(step(beside, room, [(1, room, i * room)], beside) for i in range(full))
+    rest = isl - full * room
+    more = min(others * isl, room - rest)
+    chunk = min(isl, room)
+    last = [(1, rest, full * room), (more / chunk, chunk, (isl - chunk) / 2)]
+    own += step(beside, rest + more, last, beside + 1 + more / isl)
+    steady = ttft = wait + queue + own
+    if is_bound:
+        ttft = max(steady, concurrency / arrivals * mixed_us - (osl - 1) * mean)
+    elif concurrency > fit:
+        ttft += (concurrency / fit - 1) * (steady + (osl - 1) * mean)
+    if rounds is not None:
+        a_step = max(1, room_at_first // isl)
+        if fit < a_step:
+            burst = step(0.0, fit * isl, [(fit, isl, 0.0)], fit)
+        else:
+            burst = prompts((fit - 1) / 2 * own_decode, min(a_step * isl, room_at_first), room_at_first)
+            burst *= max(1.0, isl / room_at_first) * (fit / a_step + 1) / 2
+        ttft += (burst - steady) / rounds
+    return ClosedForm(ttft, mean if osl > 1 else math.nan, decode_us, mixed_us, mixed, running)

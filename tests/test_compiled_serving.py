@@ -1,0 +1,297 @@
+"""The serving loops called directly: equal to the naive closed form, and safe whatever they are given."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastroof import compile_plan
+from fastroof.compiled import disaggregated, mean_steps, serving, steps
+from fastroof.config.runtime import RuntimeProfile
+from tests.reference.handmade import attention_rows, gemm_rows, handmade_tables
+from tests.reference.serving import closed_form, mean_step_us
+
+pytestmark = pytest.mark.loops
+
+ANY = st.floats(allow_nan=True, allow_infinity=True) | st.sampled_from([0.0, 1.0, 1.5, 2.0, 2.0**28, 2.0**40])
+SIZE = st.integers(0, 12).flatmap(lambda power: st.integers(2**power, 2 ** (power + 1)))
+
+PROFILE = RuntimeProfile(
+    "made up", step_us=200.0, sequence_us=9.0, prefill_us=70.0, prefill_floor_layer_us=40.0
+)
+
+
+@pytest.fixture(scope="module")
+def plan():
+    grid = {(b, x): 9.0 + b * x / 4096 + x / 700 for b in (1, 8, 64) for x in (64, 512, 4096)}
+    tables = handmade_tables(
+        gemm=gemm_rows({(1, 64, 64): 3.0, (16, 64, 64): 4.0, (8, 256, 64): 5.0, (16, 128, 512): 6.0}),
+        attention_decode=attention_rows(grid),
+        attention_prefill=attention_rows(grid, is_decode=False),
+        elementwise=[("copy", 1, 2**28, 2**30, 400.0)],
+    )
+    return compile_plan("llama-3.1-8b", "h100", tables, max_tokens=1024, max_seqs=256, runtime=PROFILE)
+
+
+def options(
+    max_kv_tokens=1e6, max_seqs=math.inf, osl_reserved=0.5, is_chunked=True, rounds=0.0, frontend_us=0.0
+):
+    return serving.ServingOptions(max_kv_tokens, max_seqs, osl_reserved, is_chunked, rounds, frontend_us)
+
+
+def one(plan, sizes, chosen=None):
+    """Code, what was needed, and the column of one scenario."""
+    out = np.full((serving.ESTIMATE_ROWS, 1), np.nan)
+    arrays = [np.array([float(x)]) for x in sizes]
+    code, _, needed = serving.serving_estimates(plan.arena, *arrays, chosen or options(), out)
+    return code, needed, out[:, 0]
+
+
+@pytest.mark.parametrize(
+    ("isl", "osl", "clients", "budget"),
+    [
+        (100, 20, 1, 512), (100, 20, 2, 512), (100, 20, 16, 512), (700, 50, 1, 512), (700, 50, 12, 512),
+        (100, 1, 1, 512), (100, 1, 6, 512), (100, 2, 6, 512), (400, 4, 40, 512), (512, 1, 40, 512),
+        (30, 500, 60, 128), (1, 1, 1, 1), (5, 9, 100, 64), (1000, 3, 9, 4), (64, 100, 200, 256),
+        (8, 90, 90, 90),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("is_chunked", [True, False])
+@pytest.mark.parametrize(
+    ("kv", "reserved", "rounds"), [(1e6, 0.5, 0), (1e6, 1.0, 1), (2000, 0.5, 4), (1200, 1.0, 0)]
+)
+def test_the_loop_is_the_closed_form(plan, isl, osl, clients, budget, is_chunked, kv, reserved, rounds):
+    chosen = options(kv, osl_reserved=reserved, is_chunked=is_chunked, rounds=float(rounds))
+    code, _, got = one(plan, (isl, osl, clients, budget), chosen)
+    if not is_chunked and isl > budget:
+        assert code == serving.CODE_WHOLE_PROMPT
+        return
+    assert code == 0
+    expected = closed_form(
+        plan, isl, osl, clients, budget,
+        is_chunked=is_chunked, osl_reserved=reserved, max_kv_tokens=kv, rounds=rounds or None,
+    )  # fmt: skip
+    rows = (
+        serving.TTFT_US,
+        serving.TPOT_US,
+        serving.DECODE_STEP_US,
+        serving.MIXED_STEP_US,
+        serving.MIXED_SHARE,
+        serving.EFFECTIVE_CONCURRENCY,
+    )
+    np.testing.assert_allclose(got[list(rows)], expected, rtol=1e-5)
+    request_us = expected.ttft_us + (osl - 1) * (expected.tpot_us if osl > 1 else 0.0)
+    assert got[serving.REQUEST_US] == pytest.approx(request_us, rel=1e-5)
+    assert got[serving.TOKENS_PER_US] == pytest.approx(clients * osl / request_us, rel=1e-5)
+
+
+def test_mean_steps_of_whole_numbers_are_steps(plan):
+    parts = steps.open_plan(plan.arena)
+    for batch, kv in ((1, 70), (8, 512), (30, 1000)):
+        # two tokens out: one decode, at isl + 1
+        got = mean_steps.mean_decode_step_us(plan.arena, parts, float(batch), kv - 1.0, 2.0)
+        between = (plan.decode_us(batch, kv - 1), plan.decode_us(batch, kv + 1))
+        assert min(between) <= got <= max(between)
+        assert got == pytest.approx(mean_step_us(plan, batch, kv - 1, 2, [], batch, batch), rel=1e-6)
+    for new, context in ((100, 0), (300, 200)):
+        got = mean_steps.prompt_steps_us(plan.arena, parts, float(new + context), 512.0, 0.0, 0.0, 0.0)
+        assert got.us == pytest.approx(plan.prefill_us(new + context), rel=1e-12)
+    assert mean_steps.mean_decode_attention_us(plan.arena, parts, 0.0, 5.0, 5.0) == 0.0
+    assert mean_steps.mean_decode_attention_us(plan.arena, parts, 3.0, 5.0, 1.0) == 0.0
+
+
+def test_a_prompt_in_chunks_takes_its_steps(plan):
+    parts = steps.open_plan(plan.arena)
+    got = mean_steps.prompt_steps_us(plan.arena, parts, 1000.0, 300.0, 0.0, 0.0, 0.0)
+    chunks = [plan.prefill_us(300, 300 * i) for i in range(3)] + [plan.prefill_us(100, 900)]
+    # the plan samples a token after each chunk, the engine after the last
+    logits = plan.arena[int(plan.arena[steps.LOGITS_AT]) + 1] + PROFILE.sequence_us
+    assert got.us == pytest.approx(sum(chunks) - 3 * logits, rel=1e-9)
+    assert (got.tokens, got.seqs) == (300.0, 1.0)
+
+
+def test_one_client_sees_the_mean_of_its_steps(plan):
+    for isl, osl in ((10, 5000), (500, 40), (60, 10)):
+        got = one(plan, (isl, osl, 1, 1024))[2][serving.TPOT_US]
+        steps_us = plan.decode_us(1, np.arange(isl + 1, isl + osl))
+        assert got == pytest.approx(steps_us.mean(), rel=1e-4)
+
+
+@settings(max_examples=100)
+@given(
+    isl=SIZE, osl=SIZE, clients=SIZE, budget=SIZE, kv=SIZE, is_chunked=st.booleans(), rounds=st.integers(0, 3)
+)
+def test_estimates_keep_to_what_an_engine_can_do(plan, isl, osl, clients, budget, kv, is_chunked, rounds):
+    kv_tokens = 40.0 * kv
+    chosen = options(kv_tokens, max_seqs=200.0, is_chunked=is_chunked, rounds=float(rounds))
+    code, needed, got = one(plan, (isl, osl, clients, budget), chosen)
+    if code == serving.CODE_KV:
+        assert isl + osl > kv_tokens
+    elif code == serving.CODE_WHOLE_PROMPT:
+        assert isl > budget
+    elif code == serving.CODE_TOKENS:
+        assert plan.max_tokens < needed <= budget * (1 + 1e-12)
+    elif code == serving.CODE_SEQS:
+        assert plan.max_seqs < needed
+    else:
+        assert code == 0
+        finite = np.delete(got, serving.TPOT_US)
+        assert np.isfinite(finite).all()
+        assert (finite >= 0).all()
+        assert 0 <= got[serving.MIXED_SHARE] <= 1
+        assert got[serving.EFFECTIVE_CONCURRENCY] <= min(clients, 200) * (1 + 1e-12)
+        assert got[serving.DECODES] <= min(clients, 200) * (1 + 1e-12)
+        tokens = got[serving.DECODES] + got[serving.PREFILL_TOKENS]
+        assert tokens <= budget * (1 + 1e-12) + 1e-9
+        if osl > 1:
+            kinds = [got[serving.DECODE_STEP_US], got[serving.MIXED_STEP_US]]
+            kinds = kinds if got[serving.MIXED_SHARE] > 0 else kinds[:1]
+            assert min(kinds) * (1 - 1e-12) <= got[serving.TPOT_US] <= max(kinds) * (1 + 1e-12)
+        # more clients than one is no reason for a first token before its prompt is read
+        assert got[serving.TTFT_US] >= PROFILE.prefill_floor_layer_us * plan.model.num_layers
+
+
+@settings(max_examples=200)
+@given(st.tuples(ANY, ANY, ANY, ANY), st.booleans())
+def test_the_loop_survives_any_numbers(plan, sizes, is_chunked):
+    with np.errstate(all="ignore"):
+        code, _, got = one(plan, sizes, options(is_chunked=is_chunked, rounds=2.0))
+    legal = all(1.0 <= x <= 2.0**28 for x in sizes)
+    assert (code == serving.CODE_SIZES) == (not legal)
+    assert code != 0 or np.isfinite(np.delete(got, serving.TPOT_US)).all()
+
+
+def test_it_stops_at_the_first_scenario_that_cannot_be_timed(plan):
+    def stop(isl, **more):
+        arrays = [np.array(isl, float), *(np.full(len(isl), x, float) for x in (20, 8, 512))]
+        out = np.empty((serving.ESTIMATE_ROWS, len(isl)))
+        return serving.serving_estimates(plan.arena, *arrays, options(**more), out)
+
+    assert stop([5, 6, 7]) == (0, 0, 0.0)
+    assert stop([5, 0, 7]) == (serving.CODE_SIZES, 1, 0.0)
+    assert stop([5, 6, 999_990]) == (serving.CODE_KV, 2, 1_000_010.0)
+    assert stop([5, 600, 700], is_chunked=False) == (serving.CODE_WHOLE_PROMPT, 1, 600.0)
+    assert one(plan, (2000, 20, 3, 1500))[:2] == (serving.CODE_TOKENS, 1500.0)
+    assert one(plan, (5, 20, 300, 512))[0] == serving.CODE_SEQS
+
+
+# -- disaggregated -------------------------------------------------------------------------------
+
+
+def apart(plan, sizes, transfer=0.5, kv=1e5, prefill_kv=1e5, max_seqs=math.inf, reserved=0.5):
+    out = np.full((disaggregated.DISAGGREGATED_ROWS, 1), np.nan)
+    scenarios = np.array([[float(x)] for x in sizes])
+    chosen = disaggregated.LinkOptions(prefill_kv, kv, max_seqs, reserved, transfer)
+    code, _, needed = disaggregated.disaggregated_estimates(plan.arena, plan.arena, scenarios, chosen, out)
+    return code, needed, out[:, 0]
+
+
+def test_one_client_alone_goes_through_prefill_link_and_decode(plan):
+    code, _, got = apart(plan, (700, 40, 1, 1, 1, 512))
+    assert code == 0
+    prefill_us = plan.prefill_us(512) + plan.prefill_us(188, 512)
+    assert got[disaggregated.PREFILL_US] == pytest.approx(prefill_us, rel=0.01)
+    assert got[disaggregated.TRANSFER_US] == 350.0
+    assert got[disaggregated.WAIT_US] == pytest.approx(0.0, abs=1e-3)
+    sum_us = got[disaggregated.PREFILL_US] + 350.0
+    assert got[disaggregated.TTFT_US] == pytest.approx(sum_us, rel=1e-7)
+    assert got[disaggregated.TPOT_US] == pytest.approx(
+        plan.decode_us(1, np.arange(701, 740)).mean(), rel=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "limit"),
+    [
+        ((100, 100, 30, 1, 2, 512), None),
+        ((100, 10, 180, 1, 4, 512), disaggregated.PREFILL_LOAD),
+        ((100, 300, 200, 4, 1, 512), disaggregated.KV_LOAD),
+        ((100, 30, 200, 1, 4, 512), disaggregated.LINK_LOAD),
+    ],
+)
+def test_what_limits_is_at_one(plan, sizes, limit):
+    link = disaggregated.LINK_LOAD
+    code, _, got = apart(plan, sizes, transfer=400.0 if limit == link else 0.0, kv=5000.0)
+    assert code == 0
+    loads = {row: got[row] for row in (disaggregated.PREFILL_LOAD, disaggregated.KV_LOAD, link)}
+    for row, load in loads.items():
+        assert load == pytest.approx(1.0, rel=1e-6) if row == limit else load < 0.999
+    # Little's law: clients are everywhere together
+    isl, osl, clients, _, workers, _ = sizes
+    rate = got[disaggregated.TOKENS_PER_US] / osl
+    decoding = rate * (osl - 1) * got[disaggregated.TPOT_US]
+    assert rate * got[disaggregated.TTFT_US] + decoding == pytest.approx(clients, rel=1e-9)
+    if limit == disaggregated.KV_LOAD:
+        assert decoding / workers * (isl + osl / 2) == pytest.approx(5000.0, rel=1e-6)
+
+
+@settings(max_examples=100)
+@given(
+    isl=SIZE,
+    osl=SIZE,
+    clients=SIZE,
+    x=st.integers(1, 9),
+    y=st.integers(1, 9),
+    budget=SIZE,
+    transfer=st.just(0.0) | st.floats(1e-3, 1e3),
+)
+def test_disaggregated_estimates_add_up(plan, isl, osl, clients, x, y, budget, transfer):
+    code, _, got = apart(plan, (isl, osl + 1, clients, x, y, budget), transfer, max_seqs=200.0)
+    if code:
+        assert code == (serving.CODE_SEQS if budget // isl > plan.max_seqs else serving.CODE_TOKENS)
+        assert budget > min(plan.max_tokens, plan.max_seqs)
+        return
+    assert np.isfinite(got).all()
+    assert (got >= 0).all()
+    for row in (disaggregated.PREFILL_LOAD, disaggregated.LINK_LOAD, disaggregated.KV_LOAD):
+        assert got[row] <= 1 + 1e-6
+    parts = got[disaggregated.WAIT_US] + got[disaggregated.PREFILL_US] + got[disaggregated.TRANSFER_US]
+    assert got[disaggregated.TTFT_US] == pytest.approx(parts, rel=1e-9)
+    assert 1 <= got[disaggregated.PREFILL_BATCH] <= max(budget // isl, 1)
+
+
+@settings(max_examples=200)
+@given(st.tuples(*[ANY] * 6))
+def test_the_disaggregated_loop_survives_any_numbers(plan, sizes):
+    with np.errstate(all="ignore"):
+        code, _, got = apart(plan, sizes)
+    legal = all(1.0 <= x <= 2.0**28 for x in sizes) and sizes[1] >= 2.0
+    assert (code == serving.CODE_SIZES) == (not legal)
+    assert code != 0 or np.isfinite(got).all()
+
+
+def test_many_more_prompts_than_prefill_takes_wait(plan):
+    code, _, got = apart(plan, (300, 2, 250, 1, 16, 900), transfer=0.0)
+    assert code == 0
+    assert got[disaggregated.PREFILL_BATCH] == 3
+    assert got[disaggregated.PREFILL_LOAD] == pytest.approx(1.0, rel=1e-6)
+    a_batch_us = plan.prefill_us(300, 0, 3)
+    assert got[disaggregated.TOKENS_PER_US] == pytest.approx(2 * 3 / a_batch_us, rel=1e-6)
+    assert got[disaggregated.REQUEST_US] == pytest.approx(250 / 3 * a_batch_us, rel=1e-6)
+
+
+def test_each_disaggregated_code(plan):
+    assert apart(plan, (100, 1, 1, 1, 1, 512))[0] == serving.CODE_SIZES
+    assert apart(plan, (100, 9, 1, 0, 1, 512))[0] == serving.CODE_SIZES
+    assert apart(plan, (100, 9, 0, 1, 1, 512))[0] == serving.CODE_SIZES
+    assert apart(plan, (100, 9, 1, 1, 1, 512), kv=108.0)[:2] == (serving.CODE_KV, 109.0)
+    assert apart(plan, (100, 9, 1, 1, 1, 512), prefill_kv=99.0)[:2] == (disaggregated.CODE_PREFILL_KV, 100.0)
+    assert apart(plan, (2, 9, 1, 1, 1, 1024))[:2] == (serving.CODE_SEQS, 512.0)
+    assert apart(plan, (2000, 9, 1, 1, 1, 1500))[:2] == (serving.CODE_TOKENS, 1500.0)
+    code, needed, _ = apart(plan, (8, 900, 2000, 2, 1, 512), kv=1e6)
+    assert code == disaggregated.CODE_DECODE_SEQS
+    assert needed > plan.max_seqs
+
+
+def test_rates_of_one_worker(plan):
+    chosen = disaggregated.LinkOptions(1e5, 1e5, math.inf, 0.5, 0.0)
+    sizes = (100.0, 20.0, 8.0, 512.0)
+    prefill, decode = disaggregated.worker_rates(plan.arena, plan.arena, *sizes, chosen)
+    assert prefill == pytest.approx(5 / plan.prefill_us(100, 0, 5), rel=1e-9)
+    assert decode == pytest.approx(8 / 19 / plan.decode_us(8, 110), rel=0.01)
+    slow = chosen._replace(transfer_us_per_token=1000.0)
+    assert disaggregated.worker_rates(plan.arena, plan.arena, *sizes, slow) == (1e-5, decode)
