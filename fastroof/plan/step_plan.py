@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -109,12 +109,26 @@ class StepPlan:
 
         The same bits as :meth:`decode_us`, and its errors, without what an array costs; for event loops.
         """
-        from fastroof.compiled.scalar import scalar_decode
+        from fastroof.compiled.scalar import plan_function
 
         def otherwise(batch_size: Any, kv_len: Any) -> Any:
             return evaluate.decode_us(self, batch_size, kv_len, None, 1)
 
-        return scalar_decode(self.arena, otherwise)
+        return plan_function("scalar", self.arena, otherwise)
+
+    @made_once
+    def step_scalar(self) -> Callable[[Sequence[int], Sequence[int]], float]:
+        """One step of any requests at a time: ``plan.step_scalar(new_tokens, context_len)``, us.
+
+        Two lists of integers, a request each; arrays and other sequences will do, at what a call of
+        :meth:`step_us` costs. The same bits as that, and its errors.
+        """
+        from fastroof.compiled.scalar import plan_function
+
+        def otherwise(new_tokens: Any, context_len: Any) -> float:
+            return evaluate.one_step_us(self, new_tokens, context_len)
+
+        return plan_function("step_scalar", self.arena, otherwise)
 
     @made_once
     def errors(self) -> StepErrors | None:
@@ -122,7 +136,7 @@ class StepPlan:
         return step_error.step_errors(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        made = ("decode_lines", "memory", "scalar")
+        made = ("decode_lines", "memory", "scalar", "step_scalar")
         # a list: another thread may be adding one of them
         return {name: value for name, value in list(self.__dict__.items()) if name not in made}
 

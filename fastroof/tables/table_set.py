@@ -305,7 +305,7 @@ class Tables:
             return None
         columns = self.measured.tables["elementwise"].columns
         kind, io_bytes, latency_us = columns["kind"], columns["io_bytes"], columns["latency_us"]
-        streams = kind != "launch"
+        streams = (kind != "launch") & (kind != "fp8_scale")
         large = streams & (io_bytes > L2_MULTIPLE * max(self.gpu.l2_bytes, 1))
         copies = large & (kind == "copy")
         large = copies if copies.any() else large
@@ -313,6 +313,31 @@ class Tables:
             return None
         rate = np.median(io_bytes[large] / latency_us[large]) * US_PER_S
         return Streaming(float(latency_us[streams].min()), float(rate))
+
+    def fp8_scale_us(self, m: Any, k: int) -> npt.NDArray[np.float64]:
+        """What finding its input's scale takes a dynamically quantised fp8 GEMM of m x k inputs, us.
+
+        Bilinear between the measured m and k, and held outside.
+
+        Raises
+        ------
+        MissingTableError
+            If nothing of the kind was measured.
+        """
+        columns = self.table("elementwise").columns
+        rows = columns["kind"] == "fp8_scale"
+        if not rows.any():
+            raise MissingTableError(
+                f"{self.gpu.name} has no fp8_scale rows, which fp8 GEMMs with static scales need: "
+                "compile with a runtime profile whose fp8_scales are dynamic"
+            )
+        m_axis, at_m = np.unique(columns["m"][rows], return_inverse=True)
+        k_axis, at_k = np.unique(columns["width"][rows], return_inverse=True)
+        table = np.full((len(m_axis), len(k_axis)), np.nan)
+        table[at_m, at_k] = columns["latency_us"][rows]
+        known = ~np.isnan(table)
+        along_k = [np.interp(k, k_axis[has], row[has]) for row, has in zip(table, known, strict=True)]
+        return np.interp(m, m_axis, along_k)
 
     def kept(self, name: Hashable) -> dict[Any, Any]:
         """What a later stage made from these tables and keeps with them, under a name of its own."""

@@ -1,0 +1,206 @@
+"""Coverage: how often the measured latency lies in the interval that a lookup's error claims."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof.columns import ORIGIN_INTERPOLATED
+from fastroof.errors import LookupInputError
+from fastroof.tables.holdout import HoldoutGrid, lookup_arguments, taking_part, thinned_axes
+from fastroof.tables.leave_one_out import NORMAL_80
+
+if TYPE_CHECKING:
+    from fastroof.load import MeasuredTable
+    from fastroof.tables import Tables
+
+__all__ = ["COVERAGE_GRIDS", "LEVELS", "CoverageRow", "run_coverage"]
+
+Floats = npt.NDArray[np.float64]
+
+LEVELS: Final = {0.5: 0.6745, 0.8: NORMAL_80, 0.9: 1.6449, 0.95: 1.9600}
+"""Shares that intervals claim, and standard errors on either side that hold them if errors are normal."""
+
+HIDDEN_SHARE: Final = 0.25
+FEWEST_NODES: Final = 8
+"""A shorter axis loses none of its values, a longer one keeps at least FEWEST_LEFT."""
+FEWEST_LEFT: Final = 5
+QUARTILES: Final = 4
+
+_FULL_ATTENTION = {"head_dim": 128, "window": 0}
+COVERAGE_GRIDS: Final = (
+    HoldoutGrid("gemm", "bf16", {}, {"dtype": "bf16"}),
+    HoldoutGrid("gemm", "fp8", {}, {"dtype": "fp8"}),
+    HoldoutGrid("attention_decode", "head_dim 128", {}, _FULL_ATTENTION),
+    HoldoutGrid("attention_prefill", "head_dim 128", {}, _FULL_ATTENTION),
+    HoldoutGrid("allreduce", "all", {}, {}),
+    HoldoutGrid("moe", "bf16", {}, {"dtype": "bf16"}),
+)
+"""Rows that intervals are judged on; nothing is kept by value, see :func:`run_coverage`."""
+
+
+class CoverageRow(NamedTuple):
+    """How often hidden points lie in the intervals claimed for them, as fractions.
+
+    Attributes
+    ----------
+    operator, grid : str
+        What was judged.
+    region : str
+        ``inside``: interpolated between measured points; ``outside``: extrapolated.
+    points : int
+        Hidden points, over all seeds.
+    level_50, level_80, level_90, level_95 : float
+        Share of the points in the intervals that claim 50, 80, 90 and 95 %.
+    lowest_80, highest_80 : float
+        The same at 80 % for the seeds with the lowest and the highest share.
+    quartiles_80 : tuple of float
+        The same at 80 % by quartile of the error claimed, from small to large.
+    median_error : float
+        Median of the relative standard errors claimed.
+    """
+
+    operator: str
+    grid: str
+    region: str
+    points: int
+    level_50: float
+    level_80: float
+    level_90: float
+    level_95: float
+    lowest_80: float
+    highest_80: float
+    quartiles_80: tuple[float, ...]
+    median_error: float
+
+
+class _Hidden(NamedTuple):
+    """Hidden points of one draw: errors in standard errors, those standard errors, and whether inside."""
+
+    ratio: Floats
+    error: Floats
+    inside: npt.NDArray[np.bool_]
+
+
+def _hidden_rows(
+    grid: HoldoutGrid, table: MeasuredTable, part: npt.NDArray[np.bool_], rng: np.random.Generator
+) -> npt.NDArray[np.bool_]:
+    """Rows with one of the values that each kernel's axes lose: a random quarter between their ends."""
+    hidden = np.zeros(table.num_rows, np.bool_)
+    for _, rows in sorted(table.groups().items(), key=lambda group: str(group[0])):
+        rows = rows[part[rows]]
+        for name in thinned_axes(grid, table):
+            values = table.columns[name][rows]
+            nodes = np.unique(values)
+            lost = rng.random(len(nodes)) < HIDDEN_SHARE
+            lost[:1] = lost[-1:] = False
+            if len(nodes) >= FEWEST_NODES and len(nodes) - lost.sum() >= FEWEST_LEFT:
+                hidden[rows[np.isin(values, nodes[lost])]] = True
+    return hidden
+
+
+def _draw(tables: Tables, grid: HoldoutGrid, rng: np.random.Generator) -> _Hidden | None:
+    """Thin a table once, and look up what was hidden; None where nothing is."""
+    from fastroof.tables import Tables
+
+    table = tables.measured.tables[grid.operator]
+    part = taking_part(table, grid.only)
+    hidden = _hidden_rows(grid, table, part, rng)
+    if not hidden.any():
+        return None
+    columns = {name: values[part & ~hidden] for name, values in table.columns.items()}
+    thin_table = replace(table, columns=columns)
+    thin = Tables(replace(tables.measured, tables={grid.operator: thin_table}), tables.gpu)
+    parts = []
+    for rows, arguments in lookup_arguments(table, np.flatnonzero(hidden)):
+        found = thin.lookup(grid.operator, with_error=True, **arguments)
+        off = np.abs(np.log(found.latency_us / table.columns["latency_us"][rows]))
+        parts.append((off / found.relative_error, found.relative_error, found.origin <= ORIGIN_INTERPOLATED))
+    return _Hidden(*(np.concatenate(values) for values in zip(*parts, strict=True)))
+
+
+def run_coverage(
+    tables: Tables,
+    *,
+    operators: Iterable[str] | None = None,
+    seeds: Iterable[int] = range(4),
+    grids: Iterable[HoldoutGrid] = COVERAGE_GRIDS,
+    progress: Callable[[str], None] | None = None,
+) -> list[CoverageRow]:
+    """Judge the errors of lookups on points that neither the lookups nor the errors have seen.
+
+    A random quarter of the values of every axis is hidden, the errors are worked out from what is left, and
+    intervals of so many of them around the latencies, in ln, are held against what was measured.
+
+    Parameters
+    ----------
+    tables : Tables
+        The tables to thin.
+    operators : iterable of str, optional
+        Judge these only; by default every operator that the tables have.
+    seeds : iterable of int
+        One draw each; the same seeds hide the same points.
+    grids : iterable of HoldoutGrid
+        Which rows take part.
+    progress : callable, optional
+        Called with a line of text before each grid.
+
+    Returns
+    -------
+    list of CoverageRow
+        One a grid and region that has points.
+
+    Raises
+    ------
+    LookupInputError
+        For an operator that no grid judges.
+    """
+    grids = tuple(grids)
+    known = {grid.operator for grid in grids}
+    wanted = known if operators is None else set(operators)
+    if wanted - known:
+        raise LookupInputError(
+            f"unknown {', '.join(sorted(wanted - known))}: use one of {', '.join(sorted(known))}"
+        )
+    seeds = tuple(seeds)
+    report = []
+    for grid in grids:
+        if grid.operator not in tables.measured.tables or grid.operator not in wanted:
+            continue
+        if progress is not None:
+            progress(f"{grid.operator}, {grid.name}")
+        draws = [_draw(tables, grid, np.random.default_rng(seed)) for seed in seeds]
+        for region, is_inside in (("inside", True), ("outside", False)):
+            found = [
+                (draw.ratio[draw.inside == is_inside], draw.error[draw.inside == is_inside])
+                for draw in draws
+                if draw is not None and (draw.inside == is_inside).any()
+            ]
+            if found:
+                report.append(_row(grid, region, found))
+    return report
+
+
+def _row(grid: HoldoutGrid, region: str, draws: list[tuple[Floats, Floats]]) -> CoverageRow:
+    ratio, error = (np.concatenate(values) for values in zip(*draws, strict=True))
+    by_draw = [float(np.mean(r <= NORMAL_80)) for r, _ in draws]
+    quartiles = [ratio[part] <= NORMAL_80 for part in np.array_split(np.argsort(error), QUARTILES)]
+    level_50, level_80, level_90, level_95 = (float(np.mean(ratio <= width)) for width in LEVELS.values())
+    return CoverageRow(
+        grid.operator,
+        grid.name,
+        region,
+        len(ratio),
+        level_50,
+        level_80,
+        level_90,
+        level_95,
+        min(by_draw),
+        max(by_draw),
+        tuple(float(np.mean(part)) if len(part) else float("nan") for part in quartiles),
+        float(np.median(error)),
+    )
