@@ -1,0 +1,173 @@
+"""``fastroof calibrate``: fits a runtime profile to measured serving rows."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from fastroof.cli.inputs import DEFAULT_GPU, tables_of
+from fastroof.cli.output import console, print_facts, print_json, print_table
+
+if TYPE_CHECKING:
+    from fastroof.serving.calibration import Calibration
+
+__all__ = ["register"]
+
+EPILOG: Final = """\b
+Examples:
+  fastroof calibrate --engine vllm
+  fastroof calibrate --engine vllm --rows my_runs.csv --output mine.toml
+  fastroof step --model llama-3.1-8b --runtime mine.toml --decode 64x4096
+
+Rows are a CSV: dataset, gpu, engine, model, dtype, kv_dtype, tp, isl, osl, concurrency, tpot_ms, and the
+optional columns of fastroof.serving.rows.ROW_COLUMNS. Rows with a reason in left_out are not fitted.
+
+Each data set weighs the same, errors are relative, costs are shared by all models and tp. Intervals are
+95 %, from a bootstrap over (model, tp). Unseen: each model with the costs fitted to the other models.
+
+\b
+JSON: profile (its keys), evidence (command, hashes, intervals, fits without each model, data sets), costs: a
+list [name, us, low_us, high_us], datasets: a list [dataset, rows, models, tps, and mape and bias of kernels,
+fitted and unseen as fractions], without (model: costs), output (the profile written, or null).
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("calibrate", epilog=EPILOG)(calibrate)
+
+
+def calibrate(
+    engine: Annotated[str, typer.Option(help="Whose rows to fit: vllm or trtllm.")] = "vllm",
+    dataset: Annotated[
+        list[str] | None, typer.Option(help="Fit this data set only; repeatable.  [default: all]")
+    ] = None,
+    rows: Annotated[
+        Path | None,
+        typer.Option(help="CSV of measured rows.  [default: those that ship with the GPU's tables]"),
+    ] = None,
+    gpu: Annotated[str | None, typer.Option(help="GPU, or which one where a folder holds several.")] = None,
+    tables: Annotated[
+        str | None, typer.Option(help="Folder of measured tables.  [default: the GPU's own]")
+    ] = None,
+    source: Annotated[str | None, typer.Option(help="Use only this source.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the profile there, a .toml file.")
+    ] = None,
+    bootstrap: Annotated[
+        int | None, typer.Option(min=0, help="Resamples, 0 for no intervals.  [default: 400]")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Fit a runtime profile to measured serving.
+
+    Finds what an engine adds to the sum of its kernels, how well that is known, and how far off it is on
+    models that the fit did not see.
+    """
+    from fastroof.serving.calibration import RESAMPLES, calibrate, check_profile_path, write_profile
+    from fastroof.serving.rows import read_rows, shipped_rows
+
+    if output is not None:
+        check_profile_path(output)
+    loaded = tables_of(gpu or DEFAULT_GPU, None, source) if tables is None else tables_of(tables, gpu, source)
+    options: list[tuple[str, Any]] = [("--engine", engine), *(("--dataset", name) for name in dataset or ())]
+    options += [("--rows", rows), ("--gpu", gpu), ("--tables", tables), ("--source", source)]
+    options += [("--bootstrap", bootstrap)]
+    given = [str(word) for option in options if option[1] is not None for word in option]
+    found = calibrate(
+        shipped_rows(loaded.gpu.name) if rows is None else read_rows(rows),
+        loaded,
+        engine,
+        datasets=dataset,
+        resamples=RESAMPLES if bootstrap is None else bootstrap,
+        name=None if output is None else output.stem,
+        command=shlex.join(["fastroof", "calibrate", *given]),
+    )
+    if output is not None:
+        write_profile(found.profile, output)
+    if as_json:
+        print_json(_document(found, output))
+        return
+    _print(found)
+    if output is not None:
+        typer.echo(f"\nwritten to {output}: --runtime {output} uses it")
+
+
+def _document(found: Calibration, output: Path | None) -> dict[str, Any]:
+    profile = dict(vars(found.profile))
+    return {
+        "evidence": profile.pop("evidence"),
+        "profile": profile,
+        "costs": [cost._asdict() for cost in found.costs],
+        "datasets": [one._asdict() for one in found.datasets],
+        "without": {
+            model: {cost.name: getattr(profile, cost.name) for cost in found.costs}
+            for model, profile in found.without.items()
+        },
+        "output": None if output is None else str(output),
+    }
+
+
+def _print(found: Calibration) -> None:
+    profile = found.profile
+    print_facts(
+        [
+            ("profile", profile.name),
+            ("engine", found.engine),
+            ("kernels", f"gemm_smoothing {profile.gemm_smoothing}, fp8_scales {profile.fp8_scales}"),
+            ("residual", _residual(profile.residual)),
+        ]
+    )
+    out = console()
+    out.print()
+    ranges = {
+        cost.name: sorted(getattr(other, cost.name) for other in found.without.values())
+        for cost in found.costs
+    }
+    print_table(
+        ("cost", "us", "95 % interval", "one model left out"),
+        [
+            (cost.name, f"{cost.us:.3g}", _range(cost.low_us, cost.high_us), _range(*ranges[cost.name]))
+            for cost in found.costs
+        ],
+        left=("cost",),
+    )
+    out.print()
+    columns = ("data set", "rows", "models", "tp", "kernels", "fitted", "unseen")
+    print_table(
+        columns,
+        [
+            (
+                one.dataset,
+                str(one.rows),
+                str(len(one.models)),
+                " ".join(map(str, one.tps)),
+                _error(one.kernels_mape, one.kernels_bias),
+                _error(one.fitted_mape, one.fitted_bias),
+                _error(one.unseen_mape, one.unseen_bias),
+            )
+            for one in found.datasets
+        ],
+        left=("data set", "tp"),
+    )
+    out.print("MAPE and (bias) of the time per output token", soft_wrap=True)
+
+
+def _residual(residual: float) -> str:
+    if not residual:
+        return "unknown: there is no other model to judge on"
+    return f"{residual * 100.0:.1f} % standard error on models that a fit did not see"
+
+
+def _range(*ends: float) -> str:
+    if not ends or math.isnan(ends[0]):
+        return "-"
+    return f"{ends[0]:.3g} to {ends[-1]:.3g}"
+
+
+def _error(mape: float, bias: float) -> str:
+    return "-" if math.isnan(mape) else f"{mape * 100.0:.1f} % ({bias * 100.0:+.1f})"

@@ -1,0 +1,335 @@
+"""Calibration: measured serving rows in, a runtime profile out, with the evidence for each of its costs."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import os
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from fastroof._version import __version__
+from fastroof.config.runtime import RuntimeProfile
+from fastroof.errors import TableError
+from fastroof.load.write import toml_text
+from fastroof.plan import compile_plan
+from fastroof.serving.estimate import estimate
+from fastroof.serving.fit import FORMS, KernelTimes, are_told_apart, equal_weights, fit_costs
+from fastroof.serving.fit_evidence import (
+    DatasetErrors,
+    FittedCost,
+    RowLabels,
+    cost_intervals,
+    dataset_errors,
+    fits_without,
+)
+from fastroof.serving.rows import ServingRow, dataset_names
+from fastroof.tables import Tables
+from fastroof.units import US_PER_MS
+
+__all__ = [
+    "RESAMPLES",
+    "Calibration",
+    "calibrate",
+    "check_profile_path",
+    "kernel_times",
+    "profile_text",
+    "write_profile",
+]
+
+RESAMPLES: Final = 400
+DIGITS: Final = 3
+"""Significant digits that a profile keeps of a cost: its interval is wider than the fourth."""
+
+MAX_TOKENS: Final = 16384
+
+NORMAL_SE_OF_MAPE: Final = 1.25
+"""Standard error of a normal error over its mean absolute one, sqrt(pi/2)."""
+
+_FITTED_FIELDS: Final = (
+    "dataset", "row", "gpu", "engine", "model", "dtype", "kv_dtype", "tp", "isl", "osl", "concurrency",
+    "length_factor", "tpot_ms",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A fitted profile, and how far it can be trusted.
+
+    Attributes
+    ----------
+    engine : str
+        Which engine's rows it was fitted to.
+    profile : RuntimeProfile
+        The costs to three significant digits, with their evidence.
+    costs : tuple of FittedCost
+        The costs in full, with their 95 % intervals.
+    datasets : tuple of DatasetErrors
+        Errors by data set: of kernels alone, in sample, and on models that a fit did not see.
+    without : mapping of str to RuntimeProfile
+        By model, the profile fitted to the rows of all the others; empty where there is only one.
+    """
+
+    engine: str
+    profile: RuntimeProfile
+    costs: tuple[FittedCost, ...]
+    datasets: tuple[DatasetErrors, ...]
+    without: Mapping[str, RuntimeProfile]
+
+
+def calibrate(
+    rows: Iterable[ServingRow],
+    tables: Tables,
+    engine: str,
+    *,
+    datasets: Sequence[str] | None = None,
+    resamples: int = RESAMPLES,
+    name: str | None = None,
+    command: str = "",
+) -> Calibration:
+    """Fit what an engine adds to its kernels to the times per output token that were measured.
+
+    Parameters
+    ----------
+    rows : iterable of ServingRow
+        Those of the engine on the tables' GPU are fitted, but for the ones that are left out.
+    tables : Tables
+        Measured kernels of that GPU.
+    engine : str
+        vllm or trtllm; it decides which costs there are, see :data:`fastroof.serving.fit.FORMS`.
+    datasets : sequence of str, optional
+        Fit these data sets only.
+    resamples : int
+        Of the bootstrap; 0 for no intervals.
+    name : str, optional
+        What the profile is called; by default as the engine.
+    command : str
+        What the evidence calls the command that made it.
+
+    Returns
+    -------
+    Calibration
+        The profile, its intervals and errors.
+
+    Raises
+    ------
+    TableError
+        If the engine has no costs to fit, or there are too few rows or no such data set.
+
+    Notes
+    -----
+    Each data set has the same total weight, errors are relative, costs are at least 0 and shared by all
+    models and tensor-parallel sizes. How many requests decode in a step, and how many prompts share it, does
+    not depend on how long it takes: the kernels of each row's two steps are timed once, whatever is fitted.
+    """
+    if engine not in FORMS:
+        raise TableError(
+            f"engine must be one of {', '.join(FORMS)}, got {engine!r}: no costs are known of it"
+        )
+    if isinstance(resamples, bool) or not isinstance(resamples, int) or resamples < 0:
+        raise TableError(f"resamples must be an integer of at least 0, got {resamples!r}")
+    form = FORMS[engine]
+    chosen = _chosen(rows, tables, engine, datasets)
+    if len(chosen) < len(form.costs):
+        raise TableError(f"{len(form.costs)} costs need at least as many rows, got {len(chosen)}")
+    bare = RuntimeProfile(
+        engine if name is None else name, gemm_smoothing=form.gemm_smoothing, fp8_scales=form.fp8_scales
+    )
+    times = kernel_times(chosen, tables, bare)
+    labels = RowLabels(
+        np.array([row.dataset for row in chosen]),
+        np.array([row.model for row in chosen]),
+        np.array([row.tp for row in chosen], np.int64),
+    )
+    fitted = fit_costs(times, equal_weights(labels.dataset), form)
+    if not are_told_apart(times, form, fitted):
+        raise TableError(
+            f"{len(chosen)} rows do not tell {' and '.join(form.costs)} apart; add rows of other concurrency"
+        )
+    costs = cost_intervals(times, labels, form, fitted, resamples)
+    without = fits_without(times, labels, form)
+    errors = dataset_errors(times, labels, fitted, without)
+    evidence: dict[str, Any] = {
+        "command": command,
+        "fastroof": __version__,
+        "gpu": tables.gpu.name,
+        "tables_hash": tables.content_hash,
+        "rows_hash": _rows_hash(chosen),
+        "resamples": resamples,
+        "interval_95": {
+            cost.name: [_digits(cost.low_us), _digits(cost.high_us)]
+            for cost in costs
+            if not math.isnan(cost.low_us)
+        },
+        "without": {
+            model: {cost: _digits(us) for cost, us in others.items()} for model, others in without.items()
+        },
+        "datasets": {one.dataset: _errors_of(one) for one in errors},
+    }
+    unseen = [one.unseen_mape for one in errors if not math.isnan(one.unseen_mape)]
+    residual = _digits(NORMAL_SE_OF_MAPE * sum(unseen) / len(unseen), 2) if unseen else 0.0
+    rounded: dict[str, Any] = {cost: _digits(us) for cost, us in fitted.items()}
+    return Calibration(
+        engine,
+        replace(bare, **rounded, residual=residual, evidence=evidence),
+        costs,
+        errors,
+        {model: replace(bare, **dict[str, Any](others)) for model, others in without.items()},
+    )
+
+
+def _chosen(
+    rows: Iterable[ServingRow], tables: Tables, engine: str, datasets: Sequence[str] | None
+) -> list[ServingRow]:
+    """Rows to fit, by data set."""
+    gpu = tables.gpu.name
+    found = [row for row in rows if row.engine == engine and row.gpu == gpu and not row.left_out]
+    names = dataset_names(found)
+    if not found:
+        raise TableError(f"there are no serving rows of {engine} on {gpu} to fit")
+    unknown = [name for name in datasets or () if name not in names]
+    if unknown:
+        raise TableError(f"{engine} on {gpu} has no data set {unknown[0]!r}; it has {', '.join(names)}")
+    short = [row.row for row in found if row.mean_osl <= 1.0]
+    if short:
+        raise TableError(f"row {short[0]!r} has no output token after the first, so no time per token")
+    return [row for name in names if name in (datasets or names) for row in found if row.dataset == name]
+
+
+def kernel_times(rows: Sequence[ServingRow], tables: Tables, profile: RuntimeProfile) -> KernelTimes:
+    """Time the kernels of the two mean steps of each row.
+
+    Parameters
+    ----------
+    rows : sequence of ServingRow
+        Measured runs.
+    tables : Tables
+        Kernels of their GPU.
+    profile : RuntimeProfile
+        How GEMMs are smoothed and fp8 scales found; its costs are left out.
+
+    Returns
+    -------
+    KernelTimes
+        An entry a row.
+    """
+    kernels = RuntimeProfile("kernels", gemm_smoothing=profile.gemm_smoothing, fp8_scales=profile.fp8_scales)
+    alike: dict[tuple[Any, ...], list[int]] = {}
+    for i, row in enumerate(rows):
+        alike.setdefault((row.model, row.tp, row.dtype, row.kv_dtype, row.engine), []).append(i)
+    columns = np.empty((len(KernelTimes._fields), len(rows)))
+    for (model, tp, dtype, kv_dtype, _), places in alike.items():
+        plan = compile_plan(
+            model,
+            tables.gpu,
+            tables,
+            tp=tp,
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+            runtime=kernels,
+            max_tokens=MAX_TOKENS,
+        )
+        traits = rows[places[0]].traits
+        found = estimate(
+            plan,
+            [rows[i].mean_isl for i in places],
+            [rows[i].mean_osl for i in places],
+            [rows[i].concurrency for i in places],
+            traits.max_batched_tokens,
+            traits.chunked_prefill,
+            kv_reservation=traits.kv_reservation,
+        )
+        columns[:, places] = KernelTimes(
+            measured_us=np.array([rows[i].tpot_ms for i in places]) * US_PER_MS,
+            decode_us=found.decode_step_us,
+            mixed_us=found.mixed_step_us,
+            decode_sequences=found.decodes,
+            mixed_sequences=found.decodes + found.prompts,
+            mixed_share=found.mixed_share,
+            num_layers=np.full(len(places), float(plan.model.num_layers)),
+        )
+    return KernelTimes(*columns)
+
+
+def _errors_of(one: DatasetErrors) -> dict[str, Any]:
+    """A data set's errors as a profile keeps them: fractions, to a hundredth of a percent."""
+    kept: dict[str, Any] = {}
+    for key, value in one._asdict().items():
+        if isinstance(value, float):
+            if not math.isnan(value):
+                kept[key] = round(value, 4)
+        elif key != "dataset":
+            kept[key] = list(value) if isinstance(value, tuple) else value
+    return kept
+
+
+def _digits(value: float, digits: int = DIGITS) -> float:
+    return float(f"{value:.{digits}g}")
+
+
+def _rows_hash(rows: Iterable[ServingRow]) -> str:
+    """SHA-256 of what was fitted, whatever file it came from."""
+    text = "\n".join("\t".join(str(getattr(row, name)) for name in _FITTED_FIELDS) for row in rows)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def profile_text(profile: RuntimeProfile) -> str:
+    """Write a profile as the TOML that :func:`fastroof.config.runtime.load_runtime` reads.
+
+    Examples
+    --------
+    >>> print(profile_text(RuntimeProfile("mine", step_us=600.0, fp8_scales="static")), end="")
+    name = "mine"
+    step_us = 600.0
+    fp8_scales = "static"
+    """
+    content: dict[str, Any] = {"name": profile.name}
+    bare = RuntimeProfile(profile.name)
+    for key in bare.__dataclass_fields__:
+        value = getattr(profile, key)
+        if value != getattr(bare, key):
+            content[key] = value
+    return toml_text(content)
+
+
+def check_profile_path(path: str | Path) -> Path:
+    """Return where a profile may be written.
+
+    Raises
+    ------
+    TableError
+        If the name does not end in .toml, or its folder does not exist.
+    """
+    path = Path(path)
+    if path.suffix != ".toml" or os.path.isdir(path):
+        raise TableError(f"a runtime profile is a .toml file, got {path}")
+    if not os.path.isdir(path.parent):
+        raise TableError(f"profile {path}: there is no folder {path.parent}; make it, or name another")
+    return path
+
+
+def write_profile(profile: RuntimeProfile, path: str | Path) -> Path:
+    """Write a profile as TOML, whole or not at all.
+
+    Raises
+    ------
+    TableError
+        If the name does not end in .toml, or the file cannot be written.
+    """
+    path = check_profile_path(path)
+    building = path.parent / f".{path.name}.{uuid.uuid4().hex}"
+    try:
+        building.write_text(profile_text(profile), "utf-8")
+        os.replace(building, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            building.unlink()
+        reason = error.strerror or str(error)
+        raise TableError(f"profile {path} cannot be written ({reason}); nothing is left of it") from None
+    return path

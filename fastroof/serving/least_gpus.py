@@ -1,0 +1,345 @@
+"""How many GPUs a load needs: serving estimates asked backwards, from a request rate to replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof.compiled import sizing as loops
+from fastroof.config import GpuSpec, ModelSpec, load_gpu
+from fastroof.config.parallel import TP_SIZES
+from fastroof.config.runtime import RuntimeProfile
+from fastroof.errors import BatchError, MissingTableError, PlanError
+from fastroof.plan import StepPlan, compile_plan
+from fastroof.plan.options import checked_model
+from fastroof.serving.estimate import estimate
+from fastroof.serving.scenarios import broadcast, osl_reserved
+from fastroof.serving.sizing import positive
+from fastroof.tables import Tables
+from fastroof.units import GB
+
+__all__ = ["RATE_LIMITS", "LeastGpus", "client_grid", "least_gpus", "replica_plans"]
+
+Floats = npt.NDArray[np.float64]
+
+RATE_LIMITS: Final = ("throughput", "ttft", "tpot", "request_latency", "kv_cache", "max_seqs", "budget")
+"""What can keep a replica from more requests a second, in the order of the codes in :class:`LeastGpus`.
+
+Of ``throughput`` more clients only wait longer; ``kv_cache``, ``max_seqs`` and ``budget`` (of tokens in a
+step) are what more clients do not fit in; the others are limits that were given.
+"""
+
+MAX_SIZE: Final = 2**20
+"""Most tokens or requests that a step holds."""
+
+FINE: Final = 64
+"""Up to as many clients, numbers of clients lie a 64th of the power of two below apart; then one."""
+
+
+class LeastGpus(NamedTuple):
+    """The smallest deployments that serve some request rates, of the scenarios' shape.
+
+    Attributes
+    ----------
+    total_gpus, tp, replicas : int or ndarray of int64
+        GPUs in all, of a replica, and replicas; 0 where no deployment keeps the limits.
+    concurrency : float or ndarray of float64
+        Clients of all replicas: the fewest at which they serve the rate within the limits.
+    ttft_ms, tpot_ms, request_latency_ms : float or ndarray of float64
+        What those clients see, see :class:`fastroof.serving.ServingEstimate`. Without GPUs, what one
+        client alone would see on the last tp that was tried; nan where not even that fits.
+    tokens_per_s_per_gpu : float or ndarray of float64
+        Output tokens a second of the rate asked for, divided by all GPUs.
+    max_request_rate_per_s : float or ndarray of float64
+        Most requests a second of the same GPUs within the limits; without GPUs 0.
+    limited_by : int or ndarray of uint8
+        What limits that: the place of its name in :data:`RATE_LIMITS`. Without GPUs, what one client alone
+        does not keep to.
+    refused : dict of int to str
+        Which tp could not be tried, and why.
+    """
+
+    total_gpus: Any
+    tp: Any
+    replicas: Any
+    concurrency: Any
+    ttft_ms: Any
+    tpot_ms: Any
+    request_latency_ms: Any
+    tokens_per_s_per_gpu: Any
+    max_request_rate_per_s: Any
+    limited_by: Any
+    refused: dict[int, str]
+
+
+def client_grid(most: float) -> Floats:
+    """Numbers of clients that are tried, from 1 to ``most``, rising.
+
+    Examples
+    --------
+    >>> client_grid(66.5)[[0, 1, 64, -3, -2, -1]]
+    array([ 1.      ,  1.015625,  2.      , 65.      , 66.      , 66.5     ])
+    """
+    octaves = 2.0 ** np.arange(np.log2(FINE))
+    fine = (octaves[:, None] * (1.0 + np.arange(FINE) / FINE)).reshape(-1)
+    clients = np.concatenate([fine, np.arange(float(FINE), most), [most]])
+    return np.unique(np.minimum(clients, most))
+
+
+class _Curve(NamedTuple):
+    """What one replica does, and the place in RATE_LIMITS of what more clients do not fit in."""
+
+    replica: loops.ReplicaCurve
+    room: int
+
+
+def _curve(plan: StepPlan, isl: float, osl: float, budget: int, max_seqs: int, kv_reservation: str) -> _Curve:
+    """Estimate a replica under every number of clients that run at once."""
+    room = float(plan.memory.max_kv_tokens)
+    if isl + osl > room:
+        return _Curve(loops.ReplicaCurve(*np.empty((5, 0))), RATE_LIMITS.index("kv_cache"))
+    fit = {
+        "kv_cache": room / (isl + osl_reserved(kv_reservation) * osl),
+        "max_seqs": float(max_seqs),
+        "budget": float(budget),
+    }
+    tightest = min(fit, key=lambda name: fit[name])
+    clients = client_grid(fit[tightest])
+    found = estimate(plan, isl, osl, clients, budget, kv_reservation=kv_reservation, max_seqs=max_seqs)
+    times = (found.ttft_ms, found.tpot_ms, found.request_latency_ms)
+    rate = found.tokens_per_s_per_gpu * (plan.tp / osl)
+    return _Curve(loops.ReplicaCurve(clients, rate, *times), RATE_LIMITS.index(tightest))
+
+
+def replica_plans(
+    model: ModelSpec, gpu: GpuSpec, tables: Tables | None, tp: Sequence[int], options: Mapping[str, Any]
+) -> tuple[list[StepPlan], dict[int, str]]:
+    """Compile the plans of one replica, and say which there cannot be.
+
+    Parameters
+    ----------
+    model, gpu, tables, options
+        Of :func:`fastroof.compile_plan`.
+    tp : sequence of int
+        GPUs that the replica may be split over.
+
+    Returns
+    -------
+    list of StepPlan, dict of int to str
+        Those whose weights fit, and why the other tp are not among them.
+
+    Raises
+    ------
+    PlanError
+        If there is no plan at all.
+    """
+    plans: list[StepPlan] = []
+    refused = {}
+    for size in tp:
+        try:
+            plan = compile_plan(model, gpu, tables, tp=size, **options)
+        except (PlanError, MissingTableError) as error:
+            refused[size] = str(error)
+            continue
+        if plan.memory.max_kv_tokens < 2:
+            refused[size] = (
+                f"{plan.memory.weight_bytes / GB:.1f} GB of weights leave no room for KV cache on a GPU of "
+                f"{gpu.hbm_bytes / GB:.1f} GB"
+            )
+            continue
+        plans.append(plan)
+    if not plans:
+        reasons = {why: [size for size in tp if refused[size] == why] for why in refused.values()}
+        raise PlanError("; ".join(f"tp={', '.join(map(str, n))}: {why}" for why, n in reasons.items()))
+    return plans, refused
+
+
+def least_gpus(
+    model: ModelSpec | str | Path | Mapping[str, Any],
+    gpu: GpuSpec | str | Path | Mapping[str, Any],
+    tables: Tables | None,
+    request_rate_per_s: Any,
+    isl: Any,
+    osl: Any,
+    *,
+    ttft_ms: Any = np.inf,
+    tpot_ms: Any = np.inf,
+    request_latency_ms: Any = np.inf,
+    tp: int | Sequence[int] = TP_SIZES,
+    dtype: str = "bf16",
+    kv_dtype: str = "bf16",
+    runtime: RuntimeProfile | str | Path | Mapping[str, Any] = "kernels",
+    method: str = "roofline",
+    max_batched_tokens: int = 8192,
+    max_seqs: int = 1024,
+    kv_reservation: str = "mean",
+) -> LeastGpus:
+    """Find the fewest GPUs that serve a request rate within limits, and how the model is laid out on them.
+
+    Parameters
+    ----------
+    model, gpu, tables, dtype, kv_dtype, runtime, method
+        As in :func:`fastroof.compile_plan`.
+    request_rate_per_s : number or array_like
+        Requests a second, all replicas together. Broadcast, as are the next five.
+    isl, osl : number or array_like
+        Mean tokens of a prompt, and of an output, its first token included.
+    ttft_ms, tpot_ms, request_latency_ms : number or array_like
+        Longest mean time to first token, time per output token and time of a whole request, ms; inf for no
+        limit.
+    tp : int or sequence of int
+        GPUs that a replica may be split over.
+    max_batched_tokens : int
+        Tokens that a step holds at most.
+    max_seqs : int
+        Requests that a replica runs at once at most.
+    kv_reservation : str
+        As in :func:`fastroof.serving.estimate`.
+
+    Returns
+    -------
+    LeastGpus
+        Arrays of the broadcast shape; numbers where everything is a number.
+
+    Raises
+    ------
+    PlanError
+        If the model cannot be served on any ``tp``; the message says why.
+    BatchError
+        If something is not a number above 0, or a request is longer than the model's sequences.
+
+    Notes
+    -----
+    A replica with c clients makes X(c) requests a second, see :func:`fastroof.serving.estimate`; c is a mean
+    number of requests in flight, so it need not be whole. Of the c up to what the KV cache, ``max_seqs`` and
+    the token budget hold, those count that keep the limits::
+
+        X_max    = max X(c) over them
+        replicas = ceil(request_rate / X_max)
+        c        = the least of them with replicas x X(c) >= request_rate
+        GPUs     = tp x replicas, the least over tp; of equals, where they could serve most requests
+
+    Kernels are jagged, so every c is tried: all whole numbers, and below 64 steps of 1/64 of the power of
+    two below, so that X_max is at most 1.6 % under what a c in between would give. Load spreads evenly over
+    replicas and comes evenly; limits are on means.
+
+    Examples
+    --------
+    >>> import fastroof
+    >>> from fastroof.serving.least_gpus import least_gpus
+    >>> tables = fastroof.load_tables("h100")
+    >>> found = least_gpus("llama-3.1-8b", "h100", tables, [10, 100], isl=1000, osl=200, tpot_ms=20)
+    >>> bool(found.total_gpus[0] < found.total_gpus[1])
+    True
+    """
+    model = checked_model(model)
+    gpu = gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu)
+    given = {
+        "request_rate_per_s": request_rate_per_s,
+        "isl": isl,
+        "osl": osl,
+        "ttft_ms": ttft_ms,
+        "tpot_ms": tpot_ms,
+        "request_latency_ms": request_latency_ms,
+    }
+    shape, arrays = broadcast({name: positive(name, value) for name, value in given.items()})
+    scenarios = dict(zip(given, arrays, strict=True))
+    _check_lengths(model, scenarios)
+    seqs, budget = _size("max_seqs", max_seqs), _size("max_batched_tokens", max_batched_tokens)
+    sizes = (tp,) if isinstance(tp, int) else tuple(dict.fromkeys(tp))
+    if not sizes:
+        raise PlanError(f"tp is empty, need some of {', '.join(map(str, TP_SIZES))}")
+    options = {
+        "dtype": dtype,
+        "kv_dtype": kv_dtype,
+        "runtime": runtime,
+        "method": method,
+        # a mean step may be larger than the budget by a rounding
+        "max_tokens": budget + 1,
+        # prompts that are prefilled beside the decodes are sequences too
+        "max_seqs": seqs + budget,
+    }
+    plans, refused = replica_plans(model, gpu, tables, sizes, options)
+    rows = _none(arrays[0].size)
+    pairs, which = np.unique(np.stack(arrays[1:3], axis=1), axis=0, return_inverse=True)
+    for plan in plans:
+        for number, (a_prompt, an_output) in enumerate(pairs.tolist()):
+            curve = _curve(plan, a_prompt, an_output, budget, seqs, kv_reservation)
+            chosen = np.flatnonzero(which.reshape(-1) == number)
+            _take_smaller(rows, chosen, plan.tp, curve, {n: a[chosen] for n, a in scenarios.items()})
+    values = {name: row.reshape(shape) if shape else row[0].item() for name, row in rows.items()}
+    return LeastGpus(**values, refused=refused)
+
+
+def _size(name: str, value: Any) -> int:
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not whole or not 1 <= value <= MAX_SIZE:
+        raise BatchError(f"{name} must be an integer from 1 to {MAX_SIZE}, got {value!r}")
+    return int(value)
+
+
+def _check_lengths(model: ModelSpec, scenarios: Mapping[str, Floats]) -> None:
+    rates = scenarios["request_rate_per_s"]
+    if np.isinf(rates).any():
+        raise BatchError("request_rate_per_s must be finite, got inf")
+    for name in ("isl", "osl"):
+        if (scenarios[name] < 1).any():
+            raise BatchError(f"{name} must be at least 1, got {scenarios[name].min():g}")
+    longest = float((scenarios["isl"] + scenarios["osl"]).max(initial=0.0))
+    if longest > model.max_position:
+        raise BatchError(
+            f"isl + osl is up to {longest:g} tokens, {model.name} takes at most {model.max_position}"
+        )
+
+
+def _none(count: int) -> dict[str, npt.NDArray[Any]]:
+    """Rows of the answer where nothing serves."""
+    kinds: dict[str, tuple[Any, float]] = dict.fromkeys(("total_gpus", "tp", "replicas"), (np.int64, 0))
+    times = ("concurrency", "ttft_ms", "tpot_ms", "request_latency_ms", "tokens_per_s_per_gpu")
+    kinds |= dict.fromkeys(times, (np.float64, np.nan))
+    kinds |= {"max_request_rate_per_s": (np.float64, 0.0), "limited_by": (np.uint8, 0)}
+    return {name: np.full(count, value, kind) for name, (kind, value) in kinds.items()}
+
+
+def _take_smaller(
+    rows: dict[str, npt.NDArray[Any]],
+    chosen: npt.NDArray[np.int64],
+    tp: int,
+    curve: _Curve,
+    scenarios: Mapping[str, Floats],
+) -> None:
+    """Let replicas of one plan take the place of larger deployments, or of less able ones of their size."""
+    count = len(chosen)
+    places = np.empty((3, count), np.int64)
+    found = loops.FewestReplicas(places[0], places[1], places[2], np.empty(count, np.uint8))
+    rates = scenarios["request_rate_per_s"]
+    ttft_ms, tpot_ms, request_ms = (scenarios[f"{name}_ms"] for name in ("ttft", "tpot", "request_latency"))
+    loops.least_replicas(curve.replica, rates, ttft_ms, tpot_ms, request_ms, found)
+    limited_by = np.where(found.limited_by == loops.LIMITED_BY_ROOM, curve.room, found.limited_by)
+    gpus = tp * found.replicas
+    serves = found.replicas > 0
+    most = np.zeros(count)
+    most[serves] = found.replicas[serves] * curve.replica.requests_per_s[found.most_at[serves]]
+    before = rows["total_gpus"][chosen]
+    smaller = serves & ((before == 0) | (gpus < before))
+    smaller |= serves & (gpus == before) & (most > rows["max_request_rate_per_s"][chosen])
+    nothing = ~serves & (before == 0)
+    alone = chosen[nothing]
+    rows["limited_by"][alone] = limited_by[nothing]
+    times = ("ttft_ms", "tpot_ms", "request_latency_ms")
+    for name, curve_ms in zip(times, curve.replica[2:], strict=True):
+        rows[name][alone] = curve_ms[0] if len(curve_ms) else np.nan
+    place, at = chosen[smaller], found.runs_at[smaller]
+    rows["total_gpus"][place] = gpus[smaller]
+    rows["tp"][place] = tp
+    rows["replicas"][place] = found.replicas[smaller]
+    rows["concurrency"][place] = found.replicas[smaller] * curve.replica.clients[at]
+    for name, curve_ms in zip(times, curve.replica[2:], strict=True):
+        rows[name][place] = curve_ms[at]
+    rows["tokens_per_s_per_gpu"][place] = (rates * scenarios["osl"])[smaller] / gpus[smaller]
+    rows["max_request_rate_per_s"][place] = most[smaller]
+    rows["limited_by"][place] = limited_by[smaller]

@@ -1,0 +1,107 @@
+"""Everything that was measured end to end on a GPU: what ships with fastroof, else what is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fastroof.config.paths import bench_data_root
+from fastroof.errors import TableError
+from fastroof.load.aiconfigurator import PACKAGE
+from fastroof.serving.measured_steps import STEPS_DATASET, MeasuredStep, shipped_steps
+from fastroof.serving.rows import SERVING_FOLDER, LeftOut, ServingRow, dataset_names, shipped_rows
+from fastroof.serving.silicon_sample import read_silicon_sample
+
+__all__ = ["Measured", "measured_on"]
+
+
+class Measured(NamedTuple):
+    """What was measured end to end on one GPU.
+
+    Attributes
+    ----------
+    rows : tuple of ServingRow
+        Runs of serving engines.
+    steps : tuple of MeasuredStep
+        Whole steps.
+    left_out : tuple of LeftOut
+        Rows of the sources that fastroof cannot represent.
+    """
+
+    rows: tuple[ServingRow, ...]
+    steps: tuple[MeasuredStep, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+
+    @property
+    def datasets(self) -> tuple[str, ...]:
+        """The names of all data sets."""
+        return (*dataset_names(self.rows), *((STEPS_DATASET,) if self.steps else ()))
+
+    def pick(self, datasets: Sequence[str]) -> Measured:
+        """Return some of the data sets.
+
+        Raises
+        ------
+        TableError
+            If there is no such data set; the message lists those that there are.
+        """
+        unknown = [name for name in datasets if name not in self.datasets]
+        if unknown:
+            there = ", ".join(self.datasets) or "none"
+            raise TableError(f"no data set {', '.join(map(repr, unknown))}; there is {there}")
+        steps = self.steps if STEPS_DATASET in datasets else ()
+        return Measured(tuple(row for row in self.rows if row.dataset in datasets), steps)
+
+
+def measured_on(gpu: str, root: Path | None = None) -> Measured:
+    """Read all serving rows and steps that were measured on a GPU.
+
+    Parameters
+    ----------
+    gpu : str
+        fastroof's name of it.
+    root : Path, optional
+        Folder that holds one folder a GPU, instead of the shipped one.
+
+    Returns
+    -------
+    Measured
+        What ships for the GPU; where nothing does, the rows of the installed package
+        aiconfigurator-core.
+
+    Raises
+    ------
+    TableError
+        If a file is wrong.
+
+    Examples
+    --------
+    >>> found = measured_on("h100")
+    >>> len(found.rows), sum(entry.rows for entry in found.left_out)
+    (592, 338)
+    """
+    rows, steps = shipped_rows(gpu, root), shipped_steps(gpu, root)
+    if rows or importlib.util.find_spec(PACKAGE) is None:
+        return Measured(rows, steps, _shipped_left_out(gpu, root))
+    try:
+        sample, left_out = read_silicon_sample(gpu)
+    except TableError:
+        # the sample has nothing of this GPU
+        return Measured((), steps)
+    return Measured(sample, steps, left_out)
+
+
+def _shipped_left_out(gpu: str, root: Path | None) -> tuple[LeftOut, ...]:
+    """What the conversion of each file left out, as the TOML beside it says."""
+    folder = (bench_data_root() if root is None else root) / gpu / SERVING_FOLDER
+    found = []
+    for path in sorted(folder.glob("*.toml")):
+        try:
+            reasons = tomllib.loads(path.read_text("utf-8")).get("left_out", {})
+            found += [LeftOut(path.stem, str(reason), int(rows)) for reason, rows in reasons.items()]
+        except (OSError, UnicodeDecodeError, AttributeError, TypeError, ValueError) as error:
+            raise TableError(f"{path}: cannot be read as the provenance of serving rows: {error}") from None
+    return tuple(found)

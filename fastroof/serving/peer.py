@@ -1,0 +1,146 @@
+"""What aiconfigurator-core, another estimator, predicts for measured rows; it need not be installed.
+
+Its aggregated estimate is called as ``aiconfigurator cli estimate`` calls it: the current version of its
+tables of the engine, nominal lengths, a context budget of one prompt.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import warnings
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib import import_module, metadata, resources
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Final
+
+from fastroof.errors import FastroofError
+from fastroof.load.aiconfigurator import INSTALL, SYSTEMS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fastroof.serving.rows import ServingRow
+
+__all__ = ["PEER", "peer_version", "with_peer_estimates"]
+
+PEER: Final = "aiconfigurator-core"
+SDK: Final = "aiconfigurator_core.sdk"
+
+DIGITS: Final = 4
+"""Of its times in ms: what it answers is no measurement."""
+
+_DTYPES: Final = {"bf16": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block"}
+
+
+def peer_version() -> str:
+    """Return the version of the installed package.
+
+    Raises
+    ------
+    FastroofError
+        If it is not installed.
+    """
+    try:
+        return metadata.version(PEER)
+    except metadata.PackageNotFoundError:
+        raise FastroofError(
+            f"{PEER} is not installed, so its estimates cannot be asked for: {INSTALL}; without it the "
+            "predictions that ship with the rows are shown"
+        ) from None
+
+
+def with_peer_estimates(rows: Sequence[ServingRow]) -> tuple[tuple[ServingRow, ...], dict[str, int]]:
+    """Ask the installed package for its estimate of each row.
+
+    Parameters
+    ----------
+    rows : sequence of ServingRow
+        Rows of any GPU.
+
+    Returns
+    -------
+    rows : tuple of ServingRow
+        With ``aic_ttft_ms`` and ``aic_tpot_ms`` as it answers now; nan where it has no answer.
+    refused : dict of str to int
+        How many rows it had no answer for, by the error that it raised.
+
+    Raises
+    ------
+    FastroofError
+        If it is not installed.
+    """
+    peer_version()
+    systems = {name: system for system, name in SYSTEMS.items()}
+    answered, refused = [], dict[str, int]()
+    with _quiet(), TemporaryDirectory() as folder:
+        for row in rows:
+            try:
+                ttft_ms, tpot_ms = _estimate(row, systems[row.gpu], _config_folder(row.model, Path(folder)))
+            except Exception as error:
+                # whatever it raises is its answer for this row, and must not end the others'
+                reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:100]
+                refused[reason] = refused.get(reason, 0) + 1
+                ttft_ms = tpot_ms = math.nan
+            answered.append(replace(row, aic_ttft_ms=ttft_ms, aic_tpot_ms=tpot_ms))
+    return tuple(answered), refused
+
+
+def _config_folder(model: str, folder: Path) -> str:
+    """Return the folder of a model's config.json: by a name it would be downloaded."""
+    preset = resources.files("fastroof.config") / "presets" / f"{model}.json"
+    if not preset.is_file():
+        path = Path(model)
+        return str(path.parent if path.suffix == ".json" else path)
+    own = folder / model
+    own.mkdir(exist_ok=True)
+    (own / "config.json").write_bytes(preset.read_bytes())
+    return str(own)
+
+
+def _estimate(row: ServingRow, system: str, config_folder: str) -> tuple[float, float]:
+    """TTFT and TPOT, ms."""
+    databases = import_module(f"{SDK}.perf_database")
+    version = databases.get_version_slots(system, row.engine)["current"]
+    database = databases.get_database(system, row.engine, version)
+    model_config = import_module(f"{SDK}.config_builders").build_model_config(
+        row.tp,
+        1,
+        1,
+        1,
+        1,
+        gemm_quant_mode=_DTYPES[row.dtype],
+        kvcache_quant_mode=_DTYPES[row.kv_dtype],
+        moe_quant_mode=None,
+    )
+    model = import_module(f"{SDK}.models").get_model(config_folder, model_config, row.engine)
+    prefix, isl = round(row.prefix_tokens), round(row.isl)
+    lengths = {"isl": isl, "osl": round(row.osl), "batch_size": round(row.concurrency), "prefix": prefix}
+    summary = (
+        import_module(f"{SDK}.backends.factory")
+        .get_backend(row.engine)
+        .run_agg(
+            model,
+            database,
+            import_module(f"{SDK}.config").RuntimeConfig(**lengths),
+            ctx_tokens=isl,
+        )
+    )
+    answer: dict[str, Any] = summary.get_result_dict()
+    return round(float(answer["ttft"]), DIGITS), round(float(answer["tpot"]), DIGITS)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Its logs and warnings are about itself."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

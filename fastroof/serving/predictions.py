@@ -1,0 +1,168 @@
+"""Predictions for measured rows, by the profile of their engine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from fastroof.config.runtime import RuntimeProfile
+from fastroof.errors import BatchError, FastroofError
+from fastroof.plan import StepPlan, compile_plan
+from fastroof.run import StepBatch
+from fastroof.serving.calibration import MAX_TOKENS
+from fastroof.serving.estimate import KV_RESERVATIONS, estimate
+from fastroof.serving.measured_steps import MeasuredStep
+from fastroof.serving.rows import NO_PROFILE, ServingRow
+from fastroof.tables import Tables
+from fastroof.units import US_PER_MS
+
+__all__ = ["Plans", "RowPrediction", "frontend_us_per_token", "predict_row", "predict_step_ms"]
+
+
+class Plans:
+    """Plans of one set of tables, each distinct one compiled once.
+
+    Parameters
+    ----------
+    tables : Tables
+        Measured kernels.
+    """
+
+    def __init__(self, tables: Tables) -> None:
+        self.tables = tables
+        self._plans: dict[tuple[Any, ...], StepPlan | FastroofError] = {}
+
+    def get(self, row: ServingRow | MeasuredStep, runtime: RuntimeProfile) -> StepPlan:
+        """Return the plan of a row.
+
+        Raises
+        ------
+        FastroofError
+            As :func:`fastroof.compile_plan` does, for each row of the plan.
+        """
+        key = (row.model, row.tp, row.dtype, row.kv_dtype, runtime)
+        if key not in self._plans:
+            try:
+                self._plans[key] = compile_plan(
+                    row.model,
+                    self.tables.gpu,
+                    self.tables,
+                    tp=row.tp,
+                    dtype=row.dtype,
+                    kv_dtype=row.kv_dtype,
+                    runtime=runtime,
+                    max_tokens=MAX_TOKENS,
+                )
+            except FastroofError as error:
+                self._plans[key] = error
+        found = self._plans[key]
+        if isinstance(found, FastroofError):
+            raise found
+        return found
+
+
+class RowPrediction(NamedTuple):
+    """What a row's clients should have seen.
+
+    Attributes
+    ----------
+    ttft_ms, tpot_ms : float
+        As measured rows have them, ms; TTFT without what a front end adds.
+    kv_load : float
+        KV cache that all clients together ask for, over what there is: near 1 and above, requests wait.
+    """
+
+    ttft_ms: float
+    tpot_ms: float
+    kv_load: float
+
+
+def predict_row(row: ServingRow, plan: StepPlan) -> RowPrediction:
+    """Predict one row.
+
+    Parameters
+    ----------
+    row : ServingRow
+        A measured run.
+    plan : StepPlan
+        Its plan.
+
+    Returns
+    -------
+    RowPrediction
+        Of a row of one client, TPOT is the mean decode step over its growing context.
+
+    Raises
+    ------
+    FastroofError
+        If :func:`fastroof.serving.estimate` cannot represent it, or several clients share a prefix cache.
+    """
+    traits = row.traits
+    found = estimate(
+        plan,
+        row.mean_isl,
+        row.mean_osl,
+        row.concurrency,
+        traits.max_batched_tokens,
+        traits.chunked_prefill,
+        kv_reservation=traits.kv_reservation,
+        requests_per_client=None if math.isnan(row.requests_per_client) else row.requests_per_client,
+    )
+    ttft_ms = found.ttft_ms
+    if row.prefix_tokens > 0:
+        if not row.is_single:
+            raise BatchError("a prefix cache with more than one client is not modelled")
+        new_tokens, context_len = round(row.mean_isl - row.prefix_tokens), round(row.prefix_tokens)
+        batch = StepBatch.from_requests([[(new_tokens, context_len)]])
+        ttft_ms = float(plan.step_us(batch)[0]) / US_PER_MS
+    a_request = row.mean_isl + KV_RESERVATIONS[traits.kv_reservation] * row.mean_osl
+    return RowPrediction(ttft_ms, found.tpot_ms, row.concurrency * a_request / plan.memory.max_kv_tokens)
+
+
+def predict_step_ms(step: MeasuredStep, plan: StepPlan) -> float:
+    """Predict one whole step, ms.
+
+    Raises
+    ------
+    FastroofError
+        If the plan cannot time it.
+    """
+    return float(plan.step_us(StepBatch.from_requests([step.requests]))[0]) / US_PER_MS
+
+
+def frontend_us_per_token(rows: Sequence[tuple[ServingRow, float]]) -> dict[str, float]:
+    """Find what a test bench's front end adds to TTFT, for each data set from the others alone.
+
+    Parameters
+    ----------
+    rows : sequence of (ServingRow, float)
+        Rows whose requests do not queue for KV cache, and their predicted TTFT, ms.
+
+    Returns
+    -------
+    dict of str to float
+        us per prompt token, by data set: the mean of what the other data sets of its front end say, each by
+        least squares on relative errors. 0 where there is no front end, or no other data set. Rows of an
+        engine without a runtime profile say nothing: what they wait for is its scheduler.
+
+    Examples
+    --------
+    >>> frontend_us_per_token([])
+    {}
+    """
+    sums: dict[str, list[float]] = {}
+    fronts: dict[str, str] = {}
+    for row, predicted_ms in rows:
+        fronts[row.dataset] = row.frontend
+        if row.frontend and row.traits.runtime != NO_PROFILE:
+            slope, missing = row.mean_isl / row.ttft_ms, 1.0 - predicted_ms / row.ttft_ms
+            both = sums.setdefault(row.dataset, [0.0, 0.0])
+            both[0] += slope * missing
+            both[1] += slope * slope
+    own_us = {name: max(0.0, up / down) * US_PER_MS for name, (up, down) in sums.items()}
+    found = {}
+    for dataset, frontend in fronts.items():
+        others = [us for name, us in own_us.items() if name != dataset and fronts[name] == frontend]
+        found[dataset] = sum(others) / len(others) if frontend and others else 0.0
+    return found

@@ -1,0 +1,342 @@
+"""Rows that were measured end to end: what was served how, and the TTFT and TPOT that clients saw."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+from fastroof.columns import Column
+from fastroof.config.paths import bench_data_root
+from fastroof.errors import TableError
+
+__all__ = [
+    "ENGINES",
+    "NO_PROFILE",
+    "ROW_COLUMNS",
+    "SERVING_FOLDER",
+    "STEPS_FILE",
+    "EngineTraits",
+    "LeftOut",
+    "ServingRow",
+    "dataset_names",
+    "read_rows",
+    "shipped_rows",
+    "write_rows",
+]
+
+SERVING_FOLDER: Final = "serving"
+STEPS_FILE: Final = "steps.csv"
+
+
+NO_PROFILE: Final = "kernels"
+"""The runtime of engines that none was fitted for: the pure sum of kernels."""
+
+
+class EngineTraits(NamedTuple):
+    """How an engine schedules, as far as its mean steps depend on it.
+
+    Attributes
+    ----------
+    runtime : str
+        The runtime profile that was fitted for it; ``kernels`` where none was.
+    chunked_prefill : bool
+        Whether it cuts prompts that a step has no room for.
+    kv_reservation : str
+        ``mean`` or ``full``, as in :func:`fastroof.serving.estimate`.
+    max_batched_tokens : int
+        Tokens that a step holds at most, by default.
+    """
+
+    runtime: str
+    chunked_prefill: bool
+    kv_reservation: str
+    max_batched_tokens: int = 8192
+
+
+ENGINES: Final[Mapping[str, EngineTraits]] = MappingProxyType(
+    {
+        "vllm": EngineTraits("vllm", True, "mean"),
+        "trtllm": EngineTraits("trtllm", False, "full"),
+        "sglang": EngineTraits(NO_PROFILE, True, "mean"),
+    }
+)
+"""The engines whose rows can be predicted."""
+
+
+@dataclass(frozen=True)
+class ServingRow:
+    """One measured run: clients that each had one request in flight, and the means that they saw.
+
+    Attributes
+    ----------
+    dataset, row : str
+        Which rows it is judged with, and its name among them.
+    gpu, engine, engine_version : str
+        What it was measured on; the version is empty where the source has none.
+    checkpoint, model : str
+        The weights, and what :func:`fastroof.load_model` makes of them.
+    dtype, kv_dtype, kv_dtype_from : str
+        Of linear layers and KV cache, and how the latter is known.
+    tp : int
+        GPUs.
+    isl, osl : float
+        Nominal tokens of a prompt (a cached prefix included), and of an output.
+    concurrency : float
+        Clients.
+    length_factor : float
+        Mean length of prompts and outputs over the nominal one.
+    prefix_tokens : float
+        Tokens of each prompt that were in the prefix cache.
+    requests_per_client : float
+        Requests after a start of all clients at once; nan for a steady state.
+    frontend : str
+        Test bench whose front end (HTTP, tokenizer, router) adds to TTFT; empty where it adds nothing.
+    ttft_ms, tpot_ms : float
+        Mean time to first token, and mean time per output token after it, ms; ttft_ms may be nan.
+    aic_ttft_ms, aic_tpot_ms : float
+        What aiconfigurator-core predicts for the row; nan where it was not asked.
+    left_out : str
+        Why the row is not judged; empty where it is.
+    """
+
+    dataset: str
+    row: str
+    gpu: str
+    engine: str
+    engine_version: str
+    checkpoint: str
+    model: str
+    dtype: str
+    kv_dtype: str
+    kv_dtype_from: str
+    tp: int
+    isl: float
+    osl: float
+    concurrency: float
+    length_factor: float
+    prefix_tokens: float
+    requests_per_client: float
+    frontend: str
+    ttft_ms: float
+    tpot_ms: float
+    aic_ttft_ms: float
+    aic_tpot_ms: float
+    left_out: str
+
+    @property
+    def traits(self) -> EngineTraits:
+        """How its engine schedules."""
+        return ENGINES[self.engine]
+
+    @property
+    def is_single(self) -> bool:
+        """Whether one request was in flight: its TPOT is the decode step of batch 1."""
+        return self.concurrency == 1
+
+    @property
+    def mean_isl(self) -> float:
+        """Mean tokens of a prompt."""
+        return self.isl * self.length_factor
+
+    @property
+    def mean_osl(self) -> float:
+        """Mean tokens of an output."""
+        return self.osl * self.length_factor
+
+
+class LeftOut(NamedTuple):
+    """Rows of a source that are not judged, and why; ``quantity`` where the others of a row are."""
+
+    source: str
+    reason: str
+    rows: int
+    quantity: str = ""
+
+
+def _column(name: str, kind: Any, unit: str, meaning: str, minimum: int = 0) -> Column:
+    return Column(name, kind, unit, meaning, minimum)
+
+
+ROW_COLUMNS: Final = (
+    _column("dataset", "text", "", "rows that are judged together"),
+    _column("row", "text", "", "name of the row in its source"),
+    _column("gpu", "text", "", "GPU that it was measured on"),
+    _column("engine", "text", "", f"serving engine: {', '.join(ENGINES)}"),
+    _column("engine_version", "text", "", "its version; empty where the source has none"),
+    _column("checkpoint", "text", "", "Hugging Face model that was served"),
+    _column("model", "text", "", "fastroof's preset of it, or a config.json"),
+    _column("dtype", "text", "", "dtype of the linear layers: bf16, fp8 or fp8_block"),
+    _column("kv_dtype", "text", "", "dtype of the KV cache"),
+    _column("kv_dtype_from", "text", "", "how kv_dtype is known"),
+    _column("tp", "int", "GPUs", "tensor-parallel size", 1),
+    _column("isl", "float", "tokens", "nominal length of a prompt, a cached prefix included", 1),
+    _column("osl", "float", "tokens", "nominal length of an output", 1),
+    _column("concurrency", "float", "", "clients, each with one request in flight", 1),
+    _column("length_factor", "float", "", "mean length over the nominal one"),
+    _column("prefix_tokens", "float", "tokens", "tokens of a prompt that were in the prefix cache"),
+    _column("requests_per_client", "float", "", "requests after a start of all at once; empty: steady", 1),
+    _column("frontend", "text", "", "test bench whose front end adds to TTFT; empty: none does"),
+    _column("ttft_ms", "float", "ms", "measured mean time to first token"),
+    _column("tpot_ms", "float", "ms", "measured mean time per output token after the first"),
+    _column("aic_ttft_ms", "float", "ms", "prediction of aiconfigurator-core for the row"),
+    _column("aic_tpot_ms", "float", "ms", "prediction of aiconfigurator-core for the row"),
+    _column("left_out", "text", "", "why the row is not judged; empty where it is"),
+)
+"""The columns of a file of serving rows; other columns are not read."""
+
+_DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType(
+    {
+        "row": "",
+        "engine_version": "",
+        "checkpoint": "",
+        "kv_dtype_from": "",
+        "length_factor": 1.0,
+        "prefix_tokens": 0.0,
+        "requests_per_client": math.nan,
+        "frontend": "",
+        "ttft_ms": math.nan,
+        "aic_ttft_ms": math.nan,
+        "aic_tpot_ms": math.nan,
+        "left_out": "",
+    }
+)
+"""What a column that a file lacks, or an empty cell of it, stands for."""
+
+
+def read_rows(path: str | Path) -> tuple[ServingRow, ...]:
+    """Read a CSV of serving rows.
+
+    Parameters
+    ----------
+    path : str or Path
+        A file with the columns of :data:`ROW_COLUMNS`. Required are dataset, gpu, engine, model, dtype,
+        kv_dtype, tp, isl, osl, concurrency and tpot_ms.
+
+    Returns
+    -------
+    tuple of ServingRow
+        In the order of the file.
+
+    Raises
+    ------
+    TableError
+        If it is no such file, or a cell is not what its column holds; names line and column.
+    """
+    path = Path(path)
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file, strict=True)
+            cells = list(reader)
+            names = reader.fieldnames or ()
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise TableError(f"{path}: cannot be read as serving rows: {error}") from None
+    missing = [c.name for c in ROW_COLUMNS if c.name not in names and c.name not in _DEFAULTS]
+    if missing:
+        have = ", ".join(names) or "none"
+        raise TableError(f"{path}: serving rows need column {', '.join(missing)}; the file has {have}")
+    if not cells:
+        raise TableError(f"{path}: no rows; need at least one measured run")
+    return tuple(_row(path, line, values) for line, values in enumerate(cells, start=2))
+
+
+def _row(path: Path, line: int, values: Mapping[str, Any]) -> ServingRow:
+    found = {}
+    for column in ROW_COLUMNS:
+        text = values.get(column.name)
+        empty = text is None or text == ""
+        if empty and column.name in _DEFAULTS:
+            found[column.name] = _DEFAULTS[column.name]
+        elif empty:
+            raise TableError(f"{path}, line {line}, column {column.name}: empty; need {column.meaning}")
+        else:
+            found[column.name] = _value(f"{path}, line {line}, column {column.name}", column, str(text))
+    row = ServingRow(**found)
+    if row.engine not in ENGINES:
+        known = ", ".join(ENGINES)
+        raise TableError(f"{path}, line {line}: engine {row.engine!r} is unknown; known are {known}")
+    if row.prefix_tokens >= row.isl:
+        raise TableError(
+            f"{path}, line {line}: a prompt of {row.isl:g} tokens has fewer than that in the prefix cache, "
+            f"got prefix_tokens {row.prefix_tokens:g}"
+        )
+    return row
+
+
+def _value(where: str, column: Column, text: str) -> Any:
+    if column.kind == "text":
+        return text
+    try:
+        value: float = int(text) if column.kind == "int" else float(text)
+    except ValueError:
+        raise TableError(f"{where}: found {text!r}, need a number") from None
+    optional_zero = column.name == "prefix_tokens"
+    good = math.isfinite(value) and value >= column.minimum and (value > 0 or optional_zero)
+    if not good:
+        least = column.minimum or (0 if optional_zero else None)
+        need = "above 0" if least is None else f"of at least {least}"
+        raise TableError(f"{where}: found {text}, need a number {need}")
+    return value
+
+
+def write_rows(path: str | Path, rows: Sequence[ServingRow]) -> Path:
+    """Write serving rows as a CSV that :func:`read_rows` reads back.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file.
+    rows : sequence of ServingRow
+        Each number in the fewest digits that keep it; nan as an empty cell.
+
+    Returns
+    -------
+    Path
+        The file.
+    """
+    path = Path(path)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([f.name for f in fields(ServingRow)])
+        writer.writerows([_text(value) for value in asdict(row).values()] for row in rows)
+    return path
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return "" if math.isnan(value) else repr(int(value) if value.is_integer() else value)
+    return str(value)
+
+
+def shipped_rows(gpu: str, root: Path | None = None) -> tuple[ServingRow, ...]:
+    """Read the serving rows that ship with a GPU's tables.
+
+    Parameters
+    ----------
+    gpu : str
+        Name of the GPU.
+    root : Path, optional
+        Folder that holds one folder a GPU, instead of the shipped one.
+
+    Returns
+    -------
+    tuple of ServingRow
+        Of all files of ``<gpu>/serving`` by name; none where there is no such folder.
+
+    Examples
+    --------
+    >>> len(shipped_rows("h100"))
+    592
+    """
+    folder = (bench_data_root() if root is None else root) / gpu / SERVING_FOLDER
+    files = sorted(path for path in folder.glob("*.csv") if path.name != STEPS_FILE)
+    return tuple(row for path in files for row in read_rows(path))
+
+
+def dataset_names(rows: Iterable[ServingRow]) -> tuple[str, ...]:
+    """Return the data sets of rows, in the order in which they first come."""
+    return tuple(dict.fromkeys(row.dataset for row in rows))

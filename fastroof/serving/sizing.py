@@ -1,0 +1,156 @@
+"""How large a batch or a context may be: decode steps asked backwards, from their time to their size."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof.compiled import sizing as loops
+from fastroof.compiled.steps import MAX_KV_LEN
+from fastroof.errors import BatchError
+from fastroof.run.arrays import int_array
+from fastroof.run.refusals import raise_sizes
+from fastroof.units import US_PER_MS
+
+if TYPE_CHECKING:
+    from fastroof.plan import StepPlan
+
+__all__ = ["largest_batch", "largest_context", "positive"]
+
+Floats = npt.NDArray[np.float64]
+Longs = npt.NDArray[np.int64]
+
+
+def positive(name: str, value: Any) -> Floats:
+    """Numbers above 0, inf among them, as an array of float64.
+
+    Raises
+    ------
+    BatchError
+        If one is something else.
+    """
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        raise BatchError(f"{name} must hold numbers, got {value!r:.60}") from None
+    if array.dtype.kind not in "iuf" or not (array > 0).all():
+        raise BatchError(f"{name} must hold numbers above 0, got {value!r:.60}")
+    return array.astype(np.float64)
+
+
+def _together(name: str, sizes: Any, tpot_limit_ms: Any) -> tuple[tuple[int, ...], Longs, Floats]:
+    """Sizes as int64 and limits in us, flat and of one shape."""
+    both: list[Any] = [int_array(name, sizes), positive("tpot_limit_ms", tpot_limit_ms) * US_PER_MS]
+    try:
+        integers, limits = np.broadcast_arrays(*both)
+    except ValueError:
+        raise BatchError(
+            f"shapes do not broadcast: {name} {both[0].shape}, tpot_limit_ms {both[1].shape}"
+        ) from None
+    flat = integers.astype(np.int64).reshape(-1)
+    return integers.shape, flat, np.ascontiguousarray(limits).reshape(-1)
+
+
+def largest_batch(plan: StepPlan, kv_len: Any, tpot_limit_ms: Any = np.inf) -> Any:
+    """Largest number of requests that decode together within memory and a time per output token.
+
+    Parameters
+    ----------
+    plan : StepPlan
+        The model on its GPUs.
+    kv_len : int or array_like of int
+        Tokens that each request attends to, the new one included. Broadcast, as is the next.
+    tpot_limit_ms : number or array_like
+        Longest step, ms; inf for memory alone.
+
+    Returns
+    -------
+    int or ndarray of int64
+        The largest ``b`` up to ``plan.max_seqs`` and ``plan.max_tokens`` whose KV cache fits,
+        ``b * kv_len <= plan.memory.max_kv_tokens``, and whose step keeps the limit,
+        ``plan.decode_us(b, kv_len) <= tpot_limit_ms * 1000``; 0 where there is none. Smaller batches may
+        be slower: measured kernels are jagged.
+
+    Raises
+    ------
+    BatchError
+        If a length is not an integer of at least 1, or a limit not a number above 0.
+
+    Examples
+    --------
+    >>> import fastroof
+    >>> from fastroof.serving.sizing import largest_batch
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+    >>> batch_size = largest_batch(plan, 4096, tpot_limit_ms=10)
+    >>> bool(plan.decode_us(batch_size, 4096) <= 10_000 < plan.decode_us(batch_size + 1, 4096))
+    True
+    """
+    shape, lengths, limits_us = _together("kv_len", kv_len, tpot_limit_ms)
+    raise_sizes(plan, {"batch_size": np.ones_like(lengths), "kv_len": lengths}, 0)
+    order = np.argsort(lengths, kind="stable")
+    batches = np.arange(1, min(plan.max_tokens, plan.max_seqs) + 1)
+    found = np.empty_like(lengths)
+    loops.largest_batches(
+        plan.arena,
+        plan.memory.max_kv_tokens,
+        batches,
+        lengths[order],
+        limits_us[order],
+        loops.new_scratch(len(batches)),
+        found,
+    )
+    answer = np.empty_like(lengths)
+    answer[order] = found
+    return answer.reshape(shape) if shape else int(answer[0])
+
+
+def largest_context(
+    plan: StepPlan, batch_size: Any, tpot_limit_ms: Any = np.inf, *, max_kv_len: int | None = None
+) -> Any:
+    """Largest context that a number of requests can have within memory and a time per output token.
+
+    Parameters
+    ----------
+    plan : StepPlan
+        The model on its GPUs.
+    batch_size : int or array_like of int
+        Requests that decode together. Broadcast, as is the next.
+    tpot_limit_ms : number or array_like
+        Longest step, ms; inf for memory alone.
+    max_kv_len : int, optional
+        Longest sequence to look at; by default ``plan.model.max_position``.
+
+    Returns
+    -------
+    int or ndarray of int64
+        The largest ``kv_len`` whose KV cache fits, ``batch_size * kv_len <= plan.memory.max_kv_tokens``, and
+        whose step keeps the limit, ``plan.decode_us(batch_size, kv_len) <= tpot_limit_ms * 1000``; 0 where
+        there is none. Shorter contexts may be slower: measured kernels are jagged.
+
+    Raises
+    ------
+    PlanRangeError
+        If a batch size is larger than the plan.
+    BatchError
+        If a size is not an integer of at least 1, or a limit not a number above 0.
+
+    Examples
+    --------
+    >>> import fastroof
+    >>> from fastroof.serving.sizing import largest_context
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+    >>> kv_len = largest_context(plan, 16, tpot_limit_ms=10)
+    >>> bool(plan.decode_us(16, kv_len) <= 10_000 < plan.decode_us(16, kv_len + 1))
+    True
+    """
+    longest = plan.model.max_position if max_kv_len is None else max_kv_len
+    whole = isinstance(longest, int | np.integer) and not isinstance(longest, bool)
+    if not whole or not 1 <= longest <= MAX_KV_LEN:
+        raise BatchError(f"max_kv_len must be an integer from 1 to {MAX_KV_LEN}, got {longest!r}")
+    shape, batches, limits_us = _together("batch_size", batch_size, tpot_limit_ms)
+    raise_sizes(plan, {"batch_size": batches, "kv_len": np.ones_like(batches)}, 0)
+    answer = np.empty_like(batches)
+    loops.largest_contexts(plan.arena, plan.memory.max_kv_tokens, int(longest), batches, limits_us, answer)
+    return answer.reshape(shape) if shape else int(answer[0])

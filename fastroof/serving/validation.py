@@ -1,0 +1,263 @@
+"""Predictions against what was measured end to end."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from fastroof._version import __version__
+from fastroof.config.runtime import RuntimeProfile, load_runtime
+from fastroof.errors import FastroofError, TableError
+from fastroof.serving.calibration import calibrate
+from fastroof.serving.fit import FORMS
+from fastroof.serving.judged import JudgedRow, Validation
+from fastroof.serving.measured import Measured, measured_on
+from fastroof.serving.measured_steps import STEPS_DATASET, MeasuredStep
+from fastroof.serving.peer import with_peer_estimates
+from fastroof.serving.predictions import (
+    Plans,
+    RowPrediction,
+    frontend_us_per_token,
+    predict_row,
+    predict_step_ms,
+)
+from fastroof.serving.rows import ENGINES, NO_PROFILE, LeftOut, ServingRow
+from fastroof.tables import Tables
+from fastroof.units import US_PER_MS
+
+__all__ = ["FULL_KV_LOAD", "run_validation"]
+
+FULL_KV_LOAD: Final = 0.9
+"""KV load from which TTFT is mostly waiting: such rows are judged by their TPOT alone."""
+
+FULL_KV: Final = "the KV cache is full, so that requests wait"
+
+
+def run_validation(
+    measured: Measured | Sequence[str] | None,
+    tables: Tables,
+    *,
+    runtime: str | Path | RuntimeProfile = "auto",
+    leave_one_model_out: bool = False,
+    live_peer: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> Validation:
+    """Predict measured rows and judge the predictions.
+
+    Parameters
+    ----------
+    measured : Measured, sequence of str or None
+        What to judge: rows, or names of data sets of the tables' GPU; None judges all of them.
+    tables : Tables
+        Measured kernels of one GPU.
+    runtime : str, Path or RuntimeProfile
+        ``auto`` predicts each engine's rows by the profile of its name, and those of an engine without
+        one by its kernels. Else one profile for all rows. Whole steps are kernels alone, always.
+    leave_one_model_out : bool
+        Predict each model's rows by constants fitted to the other models' rows of its engine; engines
+        that have no other model are left out. Needs ``runtime="auto"``.
+    live_peer : bool
+        Ask the installed aiconfigurator-core, instead of taking the predictions beside the rows.
+    progress : callable, optional
+        Called with words about what is being done.
+
+    Returns
+    -------
+    Validation
+        Rows of other GPUs, and those that cannot be predicted, are counted in ``left_out``.
+
+    Raises
+    ------
+    FastroofError
+        If a data set or runtime is unknown, nothing was measured on the GPU, or aiconfigurator-core was
+        asked for and is not installed.
+
+    Notes
+    -----
+    TTFT gets what the test bench's front end adds, as the other data sets of the same bench say: see
+    :func:`fastroof.serving.predictions.frontend_us_per_token`. It is left out where the clients ask for
+    more than 0.9 of the KV cache: there it is waiting.
+
+    Examples
+    --------
+    >>> import fastroof
+    >>> from fastroof.serving.validation import run_validation
+    >>> report = run_validation(["vllm-synchronous"], fastroof.load_tables("h100"))
+    >>> [group.rows for group in report.errors()]
+    [7, 7]
+    """
+    found = _measured(measured, tables.gpu.name)
+    if leave_one_model_out and runtime != "auto":
+        raise TableError(
+            f"leave_one_model_out fits each engine's own profile, so runtime must be 'auto', got {runtime!r}"
+        )
+    say = progress or (lambda words: None)
+    if live_peer:
+        say("asking aiconfigurator-core")
+        found = found._replace(rows=with_peer_estimates(found.rows)[0])
+    skipped = Counter[tuple[str, ...]]()
+    rows = [row for row in found.rows if not _refused(row, tables.gpu.name, skipped)]
+    profile_of = _refitted(rows, tables, say) if leave_one_model_out else _profiles(runtime)
+    say(f"predicting {len(rows) + len(found.steps)} rows")
+    plans = Plans(tables)
+    judged = list(_judged_steps(found.steps, plans, skipped))
+    runs, frontends = _judged_runs(rows, plans, profile_of, leave_one_model_out, skipped)
+    counted = tuple(LeftOut(key[0], key[1], rows, *key[2:]) for key, rows in skipped.items())
+    return Validation(
+        tables.gpu.name,
+        tables.content_hash,
+        __version__,
+        runtime if isinstance(runtime, str) else load_runtime(runtime).name,
+        leave_one_model_out,
+        (*runs, *judged),
+        (*counted, *found.left_out),
+        frontends,
+    )
+
+
+def _measured(measured: Measured | Sequence[str] | None, gpu: str) -> Measured:
+    if isinstance(measured, Measured):
+        found = measured
+    else:
+        everything = measured_on(gpu)
+        if isinstance(measured, str):
+            measured = (measured,)
+        found = everything if measured is None else everything.pick(measured)
+    if not found.rows and not found.steps:
+        raise TableError(
+            f"nothing was measured end to end on {gpu}: give rows of it, or install aiconfigurator-core "
+            "for its sample"
+        )
+    return found
+
+
+def _refused(row: ServingRow, gpu: str, skipped: Counter[tuple[str, ...]]) -> bool:
+    reason = row.left_out
+    if row.gpu != gpu:
+        reason = f"measured on {row.gpu}, the tables are of {gpu}"
+    if reason:
+        skipped[row.dataset, reason] += 1
+    return bool(reason)
+
+
+ProfileOf = Callable[[ServingRow], RuntimeProfile | None]
+
+
+def _profiles(runtime: str | Path | RuntimeProfile) -> ProfileOf:
+    if runtime != "auto":
+        one = load_runtime(runtime)
+        return lambda row: one
+    by_engine = {name: load_runtime(traits.runtime) for name, traits in ENGINES.items()}
+    return lambda row: by_engine[row.engine]
+
+
+def _refitted(rows: Sequence[ServingRow], tables: Tables, say: Callable[[str], None]) -> ProfileOf:
+    """Profiles by engine and the model that each has not seen."""
+    found: dict[tuple[str, str], RuntimeProfile] = {}
+    for engine in dict.fromkeys(row.engine for row in rows):
+        if engine in FORMS:
+            say(f"fitting {engine} without each of its models")
+            without = calibrate(rows, tables, engine, resamples=0).without
+            found |= {(engine, model): profile for model, profile in without.items()}
+    return lambda row: found.get((row.engine, row.model))
+
+
+def _judged_runs(
+    rows: Sequence[ServingRow],
+    plans: Plans,
+    profile_of: ProfileOf,
+    unseen: bool,
+    skipped: Counter[tuple[str, ...]],
+) -> tuple[list[JudgedRow], dict[str, float]]:
+    """Judge runs of engines by TPOT, and by TTFT where that is no waiting."""
+    predicted: list[tuple[ServingRow, RuntimeProfile, RowPrediction]] = []
+    for row in rows:
+        profile = profile_of(row)
+        if profile is None:
+            skipped[row.dataset, f"no other model of {row.engine} to fit"] += 1
+            continue
+        try:
+            predicted.append((row, profile, predict_row(row, plans.get(row, profile))))
+        except FastroofError as error:
+            skipped[row.dataset, str(error)] += 1
+    prompt = []
+    for row, profile, times in predicted:
+        if times.kv_load >= FULL_KV_LOAD:
+            skipped[row.dataset, FULL_KV, "ttft"] += 1
+        elif not math.isnan(row.ttft_ms):
+            prompt.append((row, profile, times))
+    frontends = frontend_us_per_token([(row, times.ttft_ms) for row, _, times in prompt])
+    judged = [
+        _judged(row, profile, "decode" if row.is_single else "tpot", times.tpot_ms, unseen)
+        for row, profile, times in predicted
+    ]
+    for row, profile, times in prompt:
+        added_ms = frontends[row.dataset] * row.mean_isl / US_PER_MS
+        judged.append(_judged(row, profile, "ttft", times.ttft_ms + added_ms, unseen))
+    return judged, frontends
+
+
+def _judged(
+    row: ServingRow, profile: RuntimeProfile, quantity: str, predicted_ms: float, unseen: bool
+) -> JudgedRow:
+    is_ttft = quantity == "ttft"
+    return JudgedRow(
+        row.dataset,
+        row.row,
+        quantity,
+        row.engine,
+        row.engine_version,
+        row.model,
+        row.dtype,
+        row.kv_dtype,
+        profile.name,
+        row.tp,
+        row.isl,
+        row.osl,
+        row.concurrency,
+        not (unseen or is_ttft) and _is_fitted(row, profile),
+        row.ttft_ms if is_ttft else row.tpot_ms,
+        predicted_ms,
+        row.aic_ttft_ms if is_ttft else row.aic_tpot_ms,
+    )
+
+
+def _is_fitted(row: ServingRow, profile: RuntimeProfile) -> bool:
+    evidence = profile.evidence
+    return evidence.get("gpu") == row.gpu and row.dataset in evidence.get("datasets", ())
+
+
+def _judged_steps(
+    steps: Sequence[MeasuredStep], plans: Plans, skipped: Counter[tuple[str, ...]]
+) -> Iterator[JudgedRow]:
+    kernels = load_runtime(NO_PROFILE)
+    for step in steps:
+        try:
+            if step.gpu != plans.tables.gpu.name:
+                raise TableError(f"measured on {step.gpu}, the tables are of {plans.tables.gpu.name}")
+            predicted_ms = predict_step_ms(step, plans.get(step, kernels))
+        except FastroofError as error:
+            skipped[STEPS_DATASET, str(error)] += 1
+            continue
+        yield JudgedRow(
+            STEPS_DATASET,
+            step.name,
+            step.phase,
+            "",
+            "",
+            step.model,
+            step.dtype,
+            step.kv_dtype,
+            kernels.name,
+            step.tp,
+            float(sum(step.new_tokens)),
+            0.0,
+            float(len(step.new_tokens)),
+            False,
+            step.latency_us / US_PER_MS,
+            predicted_ms,
+            math.nan,
+        )
