@@ -394,7 +394,7 @@ def command(*arguments):
     return done.exit_code, done.stdout, done.stderr
 
 
-def test_the_command_gives_the_librarys_numbers(plan):
+def test_the_command_gives_the_same_numbers(plan):
     sizes = ("--isl", "1024", "--osl", "1,128", "--concurrency", "1,8,64", "--runtime", "vllm")
     code, out, err = command(*sizes, "--json")
     assert (code, err) == (0, "")
