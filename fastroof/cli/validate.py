@@ -203,7 +203,8 @@ def _print(report: Validation, groups: Sequence[ErrorGroup]) -> None:
         )
     if report.left_out:
         whole = sum(entry.rows for entry in report.left_out if not entry.quantity)
-        out.print(f"\nnot judged: {counted(whole, 'row')}, and a part of others", soft_wrap=True)
+        part = ", and a part of others" if any(entry.quantity for entry in report.left_out) else ""
+        out.print(f"\nnot judged: {counted(whole, 'row')}{part}", soft_wrap=True)
     for entry in report.left_out:
         part = f"{entry.quantity} of " if entry.quantity else ""
         out.print(f"  {entry.rows:>4}  {part}{entry.source}: {entry.reason}", soft_wrap=True)

@@ -69,6 +69,7 @@ def _texts(*names: str) -> tuple[Column, ...]:
 
 _LATENCY = Column("latency", "float", "ms", "measured latency")
 _MEASURED = (*_texts("kernel_source"), _LATENCY)
+_DIFFERENCE = Column("latency", "float", "ms", "difference of two measured latencies", 0)
 _RUN = _texts("device", "framework", "version")
 
 
@@ -189,6 +190,8 @@ def _compute_scale(raw: Raw) -> list[tuple[str, Rows]]:
     # what finding the scales adds to quantising with known ones: a float32 a row
     columns |= {"io_bytes": 4 * m, **_timed(raw)}
     out = {f"scales of {d}": dtype == d for d in sorted(set(dtype)) if d != "fp8"}
+    # one of the two kernels was as fast as the other
+    out |= {"no difference": raw["latency"] == 0.0}
     return [("elementwise", Rows(columns, out))]
 
 
@@ -217,8 +220,8 @@ FAMILIES: Final = (
     Family("comm", "nccl_perf", (*_COMM, *_texts("nccl_dtype", "op_name")), _nccl, _RUN, backend="nccl"),
     Family("quantize", "scale_matrix_perf", (*_texts("quant_dtype"), *_sizes("m", "k"), *_MEASURED),
             _scale_matrix, _RUN),
-    Family("quantize", "computescale_perf", (*_texts("quant_dtype"), *_sizes("m", "k"), *_MEASURED),
-            _compute_scale, _RUN),
+    Family("quantize", "computescale_perf", (*_texts("quant_dtype", "kernel_source"), *_sizes("m", "k"),
+            _DIFFERENCE), _compute_scale, _RUN),
 )  # fmt: skip
 
 
