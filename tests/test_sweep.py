@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -18,9 +19,10 @@ import fastroof
 from fastroof import StepBatch, SweepError, Tables, compile_plan
 from fastroof.columns import ORIGINS, SWEEP_COLUMNS
 from fastroof.errors import PlanRangeError
-from fastroof.sweep import LIMITS, load_spec, run_sweep, units
-from fastroof.sweep.evaluate import Evaluator
-from fastroof.sweep.output import ResultFile, result_schema
+from fastroof.sweep import LIMITS, best_batches, load_spec, output, run_sweep, units, work_units
+from fastroof.sweep.evaluate import evaluate_unit, final_rows
+from fastroof.sweep.output import ResultFile, step_schema
+from fastroof.sweep.sources import load_tables_by_gpu
 from tests.reference.sweep import best_steps, violated
 
 CHECKOUT = Path(__file__).resolve().parents[1]
@@ -109,11 +111,9 @@ def test_origins_are_those_of_the_run_steps(tmp_path: Path, h100: Tables) -> Non
 
 @pytest.mark.loops
 def test_loops_say_when_a_plan_is_too_small(h100: Tables) -> None:
-    spec = load_spec(SPEC)
-    evaluator = Evaluator(spec, result_schema("best", {}))
     plan = compile_plan("llama-3.1-8b", "h100", h100, max_tokens=8, max_seqs=8)
     with pytest.raises(PlanRangeError, match="max_tokens=65, max_seqs=65"):
-        evaluator.best_steps([plan], [4096])
+        best_batches(plan, BATCHES, 4096)
 
 
 def test_names_of_the_limits_are_in_the_order_of_the_codes() -> None:
@@ -135,10 +135,10 @@ def test_any_thread_count_gives_the_same_rows(
         "tpot_limit_ms": 20.0,
     }
     summaries = [run_sweep(spec, tmp_path / f"{n}.parquet", threads=n) for n in (1, 2, 5)]
-    # batches and parts of plans make no difference either
-    monkeypatch.setattr(units, "UNITS_A_BATCH", 2)
-    monkeypatch.setattr(units, "ROWS_A_BATCH", 2)
-    summaries.append(run_sweep(spec, tmp_path / "parts.parquet"))
+    # parts of plans make no difference either
+    monkeypatch.setattr(units, "ROWS_A_UNIT", 2)
+    monkeypatch.setattr(output, "ROWS_A_GROUP", 2)
+    summaries.append(run_sweep(spec, tmp_path / "parts.parquet", threads=2))
     assert pq.ParquetFile(tmp_path / "parts.parquet").num_row_groups > 6
     tables = [pq.read_table(summary.output) for summary in summaries]
     for table, summary in zip(tables[1:], summaries[1:], strict=True):
@@ -156,7 +156,8 @@ def test_the_summary_has_the_best_step_of_each_plan_at_the_nearest_length(tmp_pa
     assert [(b.model, b.kv_len) for b in summary.best] == [("llama-3.1-8b", 4096), ("llama-2-7b", 4096)]
     for best in summary.best:
         row = rows[best.model, best.kv_len]
-        assert {name: row[name] for name in vars(best)} == vars(best)
+        told = {name: value for name, value in vars(best).items() if name != "standing"}
+        assert {name: row[name] for name in told} == told
 
 
 def test_a_plan_without_a_feasible_batch_says_why(tmp_path: Path) -> None:
@@ -197,7 +198,8 @@ def test_what_is_not_evaluated_is_named(tmp_path: Path) -> None:
     assert summary.plans == 9
     assert summary.evaluations == (2 * 1 + 3 * 2 + 4 * 1) * len(BATCHES)
     assert summary.rows == 2 * 1 + 3 * 2 + 4 * 1
-    assert calls[-1] == (12, 12)
+    # every step of the plans that might have been, within the models' context
+    assert calls[-1] == ((4 * 1 + 4 * 2 + 4 * 1) * len(BATCHES),) * 2
     assert [done for done, _ in calls] == sorted(done for done, _ in calls)
     kept = {(r["model"], r["tp"], r["dtype"]) for r in rows_of(tmp_path / "r.parquet")}
     assert ("qwen2.5-7b", 8, "bf16") not in kept
@@ -284,6 +286,47 @@ def test_csv_holds_the_same_rows(tmp_path: Path) -> None:
     assert pacsv.read_csv(tmp_path / "r.csv", convert_options=options).equals(whole)
 
 
+def test_json_lines_hold_the_same_rows(tmp_path: Path) -> None:
+    spec = {**SPEC, "tpot_limit_ms": 11.0}
+    run_sweep(spec, tmp_path / "r.parquet")
+    run_sweep(spec, tmp_path / "r.jsonl")
+    lines = (tmp_path / "r.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == rows_of(tmp_path / "r.parquet")
+
+
+def test_units_are_pieces_of_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_sweep({**SPEC, "tp": [1, 2]}, tmp_path / "r.parquet")
+    monkeypatch.setattr(units, "EVALUATIONS_A_UNIT", 20)
+    spec = load_spec({**SPEC, "tp": [1, 2]})
+    listed = work_units(spec)
+    assert [unit.number for unit in listed] == list(range(6))
+    assert sum(unit.size for unit in listed) == 2 * len(LENGTHS) * len(BATCHES)
+    tables = load_tables_by_gpu(spec)
+    # in any order, each from nothing but itself
+    results = {unit.number: evaluate_unit(spec, pickle.loads(pickle.dumps(unit)), tables) for unit in listed[::-1]}
+    rows = final_rows(spec, pa.Table.from_batches([results[number].rows for number in range(6)]))
+    assert rows.to_pylist() == rows_of(tmp_path / "r.parquet")
+    assert [len(results[number].best) for number in range(6)] == [0, 0, 1, 0, 0, 1]
+
+
+def test_the_file_has_the_counts(tmp_path: Path) -> None:
+    summary = run_sweep({**SPEC, "tpot_limit_ms": 11.0}, tmp_path / "r.parquet")
+    metadata = pq.read_metadata(tmp_path / "r.parquet").metadata
+    assert metadata[b"fastroof.kind"] == b"steps"
+    counts = json.loads(metadata[b"fastroof.counts"])
+    assert counts == {"evaluated": summary.evaluations, **summary.infeasible}
+
+
+def test_a_step_takes_nanoseconds(tmp_path: Path) -> None:
+    spec = {**SPEC, "batch_size": {"start": 1, "stop": 256, "step": 1}, "models": ["llama-3.1-8b", "qwen3-8b"]}
+    spec |= {"tp": [1, 2, 4, 8], "dtype": ["bf16", "fp8"]}
+    summary = run_sweep({**spec, "kv_len": {"start": 1, "stop": 3000, "step": 1}}, tmp_path / "r.parquet")
+    # 0.3 ns a step here; a billion steps would take 30 s at 30 ns
+    assert summary.evaluations == 16 * 3000 * 256
+    assert summary.infeasible["memory"] < summary.evaluations / 2
+    assert summary.evaluate_s / summary.evaluations < 10e-9
+
+
 def test_an_old_file_is_replaced_at_the_end_only(tmp_path: Path) -> None:
     output = tmp_path / "r.parquet"
     output.write_text("old")
@@ -311,9 +354,10 @@ def test_what_was_begun_is_removed_when_it_is_broken_off(tmp_path: Path, error: 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("r.txt", r"r\.txt must end in \.parquet or \.csv"),
+        ("r.txt", r"r\.txt must end in \.parquet, \.csv or \.jsonl"),
         ("none/r.parquet", "there is no folder .*none; make it"),
         ("none/r.csv", "there is no folder .*none; make it"),
+        ("none/r.jsonl", "there is no folder .*none; make it"),
         (f"{'r' * 250}.parquet", "cannot be written"),
     ],
 )
@@ -331,7 +375,7 @@ def test_a_folder_is_no_output(tmp_path: Path) -> None:
         run_sweep(SPEC, tmp_path / "r.parquet")
 
 
-@pytest.mark.parametrize("suffix", ["parquet", "csv"])
+@pytest.mark.parametrize("suffix", ["parquet", "csv", "jsonl"])
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, suffix: str) -> None:
     # a limit on the size of files: the operating system refuses the write, as on a full disk
     code = f"""
@@ -363,7 +407,7 @@ def test_a_failing_write_is_an_error_and_leaves_nothing(
     def fail(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    schema = result_schema("best", {})
+    schema = step_schema("best")
     batch = pa.RecordBatch.from_pylist([], schema=schema)
 
     def fill() -> None:

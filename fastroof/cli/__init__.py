@@ -10,7 +10,23 @@ from typing import Annotated
 import typer
 
 from fastroof._version import __version__
-from fastroof.cli import bench, catalogue, compare, lookup, plot, serving, step, sweep, tables
+from fastroof.cli import (
+    bench,
+    best,
+    calibrate,
+    catalogue,
+    compare,
+    lookup,
+    merge,
+    plot,
+    report,
+    serving,
+    size,
+    step,
+    sweep,
+    tables,
+    validate,
+)
 from fastroof.cli.errors import CommandGroup, help_if_alone
 
 __all__ = ["app", "main"]
@@ -55,7 +71,23 @@ def start(
     help_if_alone(context)
 
 
-for group in (step, serving, compare, lookup, catalogue, sweep, tables, plot, bench):
+for group in (
+    step,
+    serving,
+    size,
+    compare,
+    lookup,
+    catalogue,
+    sweep,
+    best,
+    merge,
+    report,
+    tables,
+    plot,
+    calibrate,
+    validate,
+    bench,
+):
     group.register(app)
 
 

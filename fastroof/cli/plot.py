@@ -1,9 +1,9 @@
-"""``fastroof plot``: pictures of tables and plans."""
+"""``fastroof plot``: pictures of tables, plans and sweeps."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from fastroof import GpuSpec, Tables
+    from fastroof.report.results_file import Results as SweepResults
 
 __all__ = ["register"]
 
@@ -32,14 +33,26 @@ Dtype = Annotated[str, typer.Option(help="Linear layers: bf16, fp8 or fp8_block.
 KvDtype = Annotated[str, typer.Option(help="KV cache: bf16 or fp8.")]
 Method = Annotated[str, typer.Option(help="Lookup: roofline, linear_mfu, nearest or floor.")]
 
-group = typer.Typer(help="Draw tables and plans as PNG or SVG.", rich_markup_mode=None)
+Results = Annotated[
+    Path, typer.Argument(metavar="RESULTS.parquet", help="What fastroof sweep wrote.", show_default=False)
+]
+Where = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--where",
+        metavar="COLUMN=VALUE",
+        help="Only such rows, as --where isl=4000; repeatable.  [default: the first workload of several]",
+    ),
+]
+
+group = typer.Typer(help="Draw tables, plans and sweeps as PNG or SVG.", rich_markup_mode=None)
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     group.callback(invoke_without_command=True)(help_if_alone)
-    for command in (roofline, mfu, step):
-        group.command(command.__name__)(command)
+    for command in (roofline, mfu, step, pareto, curves, leading_steps):
+        group.command(command.__name__.replace("_", "-"))(command)
     app.add_typer(group, name="plot")
 
 
@@ -149,3 +162,64 @@ def step(
         source="" if measured is None else _source_words(measured),
     )
     _save(figure, output)
+
+
+def pareto(
+    results: Results,
+    output: Output,
+    colour_by: Annotated[
+        str, typer.Option(help="Column with colours and fronts of its own, as model, tp or dtype.")
+    ] = "model",
+    where: Where = None,
+) -> None:
+    """Tokens/s per user against per GPU, of a sweep."""
+    from fastroof.report import draw_pareto
+
+    found, wanted = _swept(results, output, where, leave=(colour_by,))
+    _save(draw_pareto(found, colour_by=colour_by, **wanted), output)
+
+
+def curves(results: Results, output: Output, where: Where = None) -> None:
+    """TTFT and TPOT of a sweep over its load."""
+    from fastroof.report import draw_serving_curves
+
+    found, wanted = _swept(results, output, where, is_over_load=True)
+    _save(draw_serving_curves(found, **wanted), output)
+
+
+def leading_steps(results: Results, output: Output, where: Where = None) -> None:
+    """What the steps of a sweep's best rows are made of."""
+    from fastroof.report import draw_leading_steps
+
+    found, wanted = _swept(results, output, where)
+    _save(draw_leading_steps(found, **wanted), output)
+
+
+def _swept(
+    path: Path,
+    output: Path,
+    where: list[str] | None,
+    *,
+    leave: tuple[str, ...] = (),
+    is_over_load: bool = False,
+) -> tuple[SweepResults, dict[str, Any]]:
+    """The results, and which rows to draw: of one workload, unless something else is asked for."""
+    from fastroof.report import read_results
+    from fastroof.report.plots import checked_path, style
+
+    checked_path(output)
+    with style():
+        found = read_results(path)
+    wanted: dict[str, Any] = {}
+    for text in where or ():
+        name, sign, value = text.partition("=")
+        if not sign or name not in found:
+            columns = ", ".join(found.have((*found.kind.settings, *found.kind.workload)))
+            raise FastroofError(f"--where {text} is not COLUMN=VALUE; the columns are {columns}")
+        given = {str(each): each for each in found.codes(name)[1]}
+        wanted[name] = given.get(value, value)
+    start = found.start_workload()
+    for name in found.have(found.kind.workload):
+        if name not in (*wanted, *leave) and not (is_over_load and name == found.load()):
+            wanted[name] = start[name]
+    return found, wanted

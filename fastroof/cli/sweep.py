@@ -4,42 +4,54 @@ from __future__ import annotations
 
 import os
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import tomllib
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from fastroof.cli.output import console, duration, percent, print_json, print_table
-from fastroof.units import US_PER_MS
+from fastroof.cli.output import print_json
+from fastroof.cli.progress import shown_progress
 
 if TYPE_CHECKING:
-    from fastroof.sweep import BestStep, SweepSummary
+    from fastroof.sweep import DeploymentSummary, SweepSummary
 
-__all__ = ["register"]
-
-LOG_EVERY_S: Final = 5.0
+__all__ = ["print_summary", "register"]
 
 EPILOG: Final = """\b
 Examples:
   fastroof sweep
   fastroof sweep my.toml -o my.parquet --threads 8
+  fastroof sweep my.toml -o my.parquet --resume
+  fastroof sweep my.toml -o my-3.parquet --shard 3/16
+  fastroof sweep my.toml --engine ray --address auto
+  fastroof sweep --example > my.toml
+  fastroof sweep --models llama-3.1-70b,qwen3-32b --total-gpus 8 --isl 4000 --osl 500 \\
+      --concurrency '{start = 1, stop = 512, step = 1}' --ttft-ms 500 --tpot-ms 30
 
-The specification is TOML; the packaged one, fastroof/sweep/default.toml, explains every key. The columns of
-the results are listed with their units in fastroof.columns.SWEEP_COLUMNS.
+A specification is TOML; keys can be given, or changed, as options. A value is a number, a comma-separated list,
+or anything in TOML. One with isl sweeps deployments, otherwise decode steps: `--example` and the packaged
+fastroof/sweep/default.toml explain every key of them, `--schema` is for editors. The columns of the results
+are listed with their units in fastroof.columns, DEPLOYMENT_COLUMNS and SWEEP_COLUMNS.
 
 \b
-JSON: output, plans, evaluations, evaluations_per_s, rows, evaluate_s, total_s, infeasible (evaluations beyond
-memory, and beyond the TPOT limit), skipped (reason: names), best: one object a plan [model, tp, dtype,
+JSON of steps: output, plans, evaluations, evaluations_per_s, rows, evaluate_s, total_s, infeasible (evaluations
+beyond memory, and beyond the TPOT limit), skipped (reason: names), best: one object a plan [model, tp, dtype,
 kv_dtype, kv_len, batch_size, step_us, tokens_per_s, tokens_per_s_per_gpu, limited_by, origin,
 relative_error (of the step's time), standing (best of its model in tokens/s a GPU, or tie: no further from it
-than their errors)], batch_size 0 and nulls where no batch is within the limits.
+than errors say)], batch_size 0 and nulls where no batch is within the limits.
+
+\b
+JSON of deployments: output, candidates, feasible, candidates_per_s, rows, evaluate_s, total_s, infeasible
+(candidates by reason), skipped (reason: names), best: one object a group, with the columns of the results,
+histograms (group: counts).
 """
 
-Progress = Callable[[int, int], None]
+_KEYS: Final = "Keys of the specification"
+_NESTED: Final = ("ttft_ms", "tpot_ms", "request_latency_ms")
+
+Text = str | None
 
 
 def register(app: typer.Typer) -> None:
@@ -47,127 +59,170 @@ def register(app: typer.Typer) -> None:
     app.command("sweep", epilog=EPILOG)(sweep)
 
 
+def _key(help_text: str) -> Any:
+    return typer.Option(metavar="VALUE", rich_help_panel=_KEYS, help=help_text)
+
+
 def sweep(
+    context: typer.Context,
     spec: Annotated[
         Path | None,
         typer.Argument(metavar="[SPEC.toml]", help="What to sweep; without it the packaged sweep."),
     ] = None,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Where the results go: .parquet or .csv.")
+        Path, typer.Option("--output", "-o", help="Where the results go: .parquet, .csv or .jsonl.")
     ] = Path("results.parquet"),
     threads: Annotated[int | None, typer.Option(help="Threads to use.  [default: all processors]")] = None,
-    engine: Annotated[str, typer.Option(help="Where the sweep runs: local.")] = "local",
+    engine: Annotated[str, typer.Option(help="Where the sweep runs: local or ray.")] = "local",
+    address: Annotated[
+        Text, typer.Option(help="A Ray cluster: auto, host:port.  [default: start one here]")
+    ] = None,
+    shard: Annotated[
+        Text, typer.Option(metavar="I/N", help="Sweep part I of N only; `fastroof merge` joins the parts.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was stopped.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Drop what such a run has done.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no summary.")] = False,
+    example: Annotated[bool, typer.Option("--example", help="Print an example of a specification.")] = False,
+    schema: Annotated[bool, typer.Option("--schema", help="Print its JSON schema.")] = False,
+    models: Annotated[Text, _key("Names of models, or config.json files.")] = None,
+    gpus: Annotated[Text, _key("Names of GPUs, or gpu.toml files.")] = None,
+    mode: Annotated[Text, _key("aggregated, disaggregated.")] = None,
+    tp: Annotated[Text, _key("GPUs that a replica is split over.")] = None,
+    replicas: Annotated[Text, _key("Replicas; or --total-gpus.")] = None,
+    total_gpus: Annotated[Text, _key("GPUs of the whole deployment.")] = None,
+    dtype: Annotated[Text, _key("bf16, fp8, fp8_block.")] = None,
+    kv_dtype: Annotated[Text, _key("bf16, fp8.")] = None,
+    runtime: Annotated[Text, _key("Names of runtime profiles, or files.")] = None,
+    isl: Annotated[Text, _key("Tokens of a prompt.")] = None,
+    osl: Annotated[Text, _key("Tokens of an output.")] = None,
+    concurrency: Annotated[Text, _key("Clients; or --request-rate.")] = None,
+    request_rate: Annotated[Text, _key("Requests a second.")] = None,
+    max_batched_tokens: Annotated[Text, _key("Tokens that a step holds.")] = None,
+    prefix_hit: Annotated[Text, _key("Share of a prompt in the prefix cache.")] = None,
+    ttft_ms: Annotated[Text, _key("Longest mean time to first token, ms.")] = None,
+    tpot_ms: Annotated[Text, _key("Longest mean time per output token, ms.")] = None,
+    request_latency_ms: Annotated[Text, _key("Longest mean time of a request, ms.")] = None,
+    objective: Annotated[Text, _key("What there should be most of.")] = None,
+    gpu_hour_price: Annotated[Text, _key("Price of a GPU for an hour.")] = None,
+    keep: Annotated[Text, _key("best, pareto, all.")] = None,
+    k: Annotated[
+        Text, typer.Option("-k", metavar="VALUE", rich_help_panel=_KEYS, help="Rows a group.")
+    ] = None,
+    per: Annotated[Text, _key("Columns that make a group.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", rich_help_panel=_KEYS, help="Any other key, in TOML."),
+    ] = None,
 ) -> None:
-    """Time millions of steps, keep the best batches.
+    """Sweep millions of deployments, or steps; keep the best.
 
-    Every combination of model, tensor-parallel size, dtype, batch size and context is one decode step.
-
-    The best throughput of each model, split and dtype within the limit on time per output token and within
-    memory is printed at the end.
+    Deployments: every combination of model, GPU, split, layout and load that the specification asks for is
+    estimated, and the best within the limits are printed and kept. Steps: every combination of model,
+    tensor-parallel size, dtype, batch size and context is one decode step, and the best batches are kept.
     """
+    if example or schema:
+        _print_about(example)
+        return
     from fastroof import run_sweep
+    from fastroof.cli.merge import say_how_to_resume
+    from fastroof.sweep import Shard, load_spec
 
-    with _progress(quiet=as_json) as progress:
-        summary = run_sweep(
-            spec, output, engine, threads=_all_processors() if threads is None else threads, progress=progress
-        )
+    changes = _changes(context, settings or [])
+    # keys alone are a specification; a file's keys can be changed
+    loaded = load_spec(changes) if spec is None and changes else load_spec(spec, changes)
+    part = None if shard is None else Shard.from_text(shard)
+    try:
+        with shown_progress("sweep", "evaluations", quiet=as_json or quiet) as progress:
+            summary = run_sweep(
+                loaded,
+                output,
+                engine,
+                threads=_all_processors() if threads is None else threads,
+                address=address,
+                shard=part,
+                resume=resume,
+                restart=restart,
+                progress=progress,
+            )
+    except KeyboardInterrupt:
+        say_how_to_resume(output)
+        raise
+    print_summary(summary, as_json=as_json, quiet=quiet)
+
+
+def _changes(context: typer.Context, settings: list[str]) -> dict[str, Any]:
+    """Keys of the specification that were given as options."""
+    from fastroof.sweep import DeploymentSpec
+
+    given = {key: value for key, value in context.params.items() if value is not None}
+    changes: dict[str, Any] = {key: _value(given[key]) for key in DeploymentSpec.model_fields if key in given}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"--set takes KEY=VALUE, got {setting!r}")
+        changes[key.strip()] = _value(value)
+    limits = {key: _value(given[key]) for key in _NESTED if key in given}
+    if limits:
+        changes["constraints"] = {**changes.get("constraints", {}), **limits}
+    return changes
+
+
+def _value(given: str) -> Any:
+    """Read a value: TOML if it is that, a comma-separated list, or text."""
+    try:
+        return tomllib.loads(f"value = {given}")["value"]
+    except tomllib.TOMLDecodeError:
+        pass
+    if "," in given and not given.lstrip().startswith(("[", "{")):
+        return [_value(part.strip()) for part in given.split(",")]
+    return given.strip()
+
+
+def _print_about(is_example: bool) -> None:
+    if is_example:
+        from importlib import resources
+
+        packaged = resources.files("fastroof.sweep.deployments") / "example.toml"
+        sys.stdout.write(packaged.read_text(encoding="utf-8"))
+        return
+    from fastroof.sweep import DeploymentSpec, SweepSpec
+
+    kinds = [DeploymentSpec.model_json_schema(), SweepSpec.model_json_schema()]
+    definitions = {name: each for kind in kinds for name, each in kind.pop("$defs", {}).items()}
+    print_json(
+        {"$schema": "https://json-schema.org/draft/2020-12/schema", "anyOf": kinds, "$defs": definitions}
+    )
+
+
+def print_summary(summary: SweepSummary | DeploymentSummary, *, as_json: bool, quiet: bool) -> None:
+    """Print what a sweep came to, for a person, as JSON, or not at all."""
+    from fastroof.sweep import SweepSummary
+
     if as_json:
-        print_json({**asdict(summary), "evaluations_per_s": summary.evaluations_per_s})
+        _print_json(summary)
+        return
+    if quiet:
+        return
+    from fastroof.cli.sweep_summary import print_deployments, print_steps
+
+    if isinstance(summary, SweepSummary):
+        print_steps(summary)
     else:
-        _print(summary)
+        print_deployments(summary)
+
+
+def _print_json(summary: Any) -> None:
+    from fastroof.sweep import SweepSummary
+
+    document = asdict(summary)
+    if isinstance(summary, SweepSummary):
+        print_json({**document, "evaluations_per_s": summary.evaluations_per_s})
+        return
+    document["histograms"] = {", ".join(map(str, key)): counts for key, counts in summary.histograms.items()}
+    print_json({**document, "candidates_per_s": summary.candidates_per_s})
 
 
 def _all_processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@contextmanager
-def _progress(*, quiet: bool) -> Iterator[Progress]:
-    """Show progress on standard error: a bar on a terminal, a line now and then in a log."""
-    if quiet:
-        yield lambda done, total: None
-    elif sys.stderr.isatty():
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        columns = (
-            TextColumn("sweep", markup=False), BarColumn(), MofNCompleteColumn(),
-            TextColumn("plans", markup=False), TimeElapsedColumn(),
-        )  # fmt: skip
-        with Progress(*columns, console=console(stderr=True)) as bar:
-            task = bar.add_task("sweep", total=None)
-            yield lambda done, total: bar.update(task, completed=done, total=total)
-    else:
-        yield _LineLog()
-
-
-class _LineLog:
-    """Progress as lines: the first plan, the last, and one every few seconds between."""
-
-    def __init__(self) -> None:
-        self.said_at = 0.0
-        self.said = 0
-
-    def __call__(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if done != self.said and (done == total or now - self.said_at >= LOG_EVERY_S):
-            self.said_at, self.said = now, done
-            typer.echo(f"sweep: {done} of {total} plans", err=True)
-
-
-def _print(summary: SweepSummary) -> None:
-    out = console()
-    kv_dtypes = {best.kv_dtype for best in summary.best}
-    kv_lens = {best.kv_len for best in summary.best}
-    columns = [
-        "model",
-        "tp",
-        "dtype",
-        "batch",
-        "ms a step",
-        "tokens/s",
-        "tokens/s a GPU",
-        "limited by",
-        "origin",
-    ]
-    if len(kv_dtypes) > 1:
-        columns.insert(3, "kv dtype")
-    if len(kv_lens) > 1:
-        columns.insert(columns.index("batch"), "kv_len")
-    if any(best.relative_error is not None for best in summary.best):
-        columns.insert(columns.index("tokens/s"), "error")
-        columns.insert(columns.index("limited by"), "standing")
-    at = f" at kv_len {min(kv_lens):,}" if len(kv_lens) == 1 else ""
-    out.print(f"Best throughput{at} within the limits:\n", soft_wrap=True)
-    rows = [[_cell(best, name) for name in columns] for best in summary.best]
-    print_table(columns, rows, left=("model", "dtype", "kv dtype", "standing", "limited by", "origin"))
-    out.print()
-    for reason, names in summary.skipped.items():
-        out.print(f"left out, {reason}: {', '.join(names)}", soft_wrap=True)
-    beyond = ", ".join(f"{count:,} beyond {limit}" for limit, count in summary.infeasible.items() if count)
-    out.print(
-        f"{summary.evaluations:,} steps timed for {summary.plans} plans in {duration(summary.evaluate_s)}: "
-        f"{summary.evaluations_per_s / 1e6:.1f} million a second" + (f" ({beyond})" if beyond else ""),
-        soft_wrap=True,
-    )
-    out.print(
-        f"{summary.rows:,} rows in {summary.output}; {duration(summary.total_s)} in all", soft_wrap=True
-    )
-
-
-def _cell(best: BestStep, column: str) -> str:
-    if column == "batch":
-        return f"{best.batch_size:,}" if best.batch_size else "-"
-    if column == "ms a step":
-        return "-" if best.step_us is None else f"{best.step_us / US_PER_MS:.2f}"
-    if column == "tokens/s":
-        return "-" if best.tokens_per_s is None else f"{best.tokens_per_s:,.0f}"
-    if column == "tokens/s a GPU":
-        return "-" if best.tokens_per_s_per_gpu is None else f"{best.tokens_per_s_per_gpu:,.0f}"
-    if column == "error":
-        return "-" if best.relative_error is None else f"+- {percent(best.relative_error)}"
-    if column == "standing":
-        return best.standing or ""
-    if column == "kv_len":
-        return f"{best.kv_len:,}"
-    return str(getattr(best, column.replace(" ", "_")) or "-")

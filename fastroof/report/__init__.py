@@ -1,10 +1,23 @@
-"""Pictures of tables and plans; matplotlib is imported when the first one is drawn."""
+"""Pictures of tables, plans and sweeps; matplotlib is imported when the first one is drawn."""
 
 from __future__ import annotations
 
+from fastroof.report.leading_steps_plot import draw_leading_steps
 from fastroof.report.mfu_plot import draw_mfu
+from fastroof.report.pareto_plot import draw_pareto
 from fastroof.report.plots import save_figure
+from fastroof.report.results_file import read_results
 from fastroof.report.roofline_plot import draw_roofline
+from fastroof.report.serving_curves_plot import draw_serving_curves
 from fastroof.report.step_plot import draw_step
 
-__all__ = ["draw_mfu", "draw_roofline", "draw_step", "save_figure"]
+__all__ = [
+    "draw_leading_steps",
+    "draw_mfu",
+    "draw_pareto",
+    "draw_roofline",
+    "draw_serving_curves",
+    "draw_step",
+    "read_results",
+    "save_figure",
+]

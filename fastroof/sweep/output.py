@@ -1,37 +1,81 @@
-"""A sweep's results as a file: Parquet or CSV, whole or not at all."""
+"""A sweep's results as a file: Parquet, CSV or JSON lines, whole or not at all."""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, Protocol, Self
 
 import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
-from fastroof.columns import SWEEP_COLUMNS, Column
+from fastroof.columns import DEPLOYMENT_COLUMNS, SWEEP_COLUMNS, Column
 from fastroof.errors import SweepError
 from fastroof.results import arrow_schema
+from fastroof.sweep.spec import SweepSpec
 
-__all__ = ["ResultFile", "result_columns", "result_schema"]
+__all__ = ["ResultFile", "result_columns", "result_schema", "step_schema"]
 
-_FORMATS: Final = (".parquet", ".csv")
+_FORMATS: Final = (".parquet", ".csv", ".jsonl")
+ROWS_A_GROUP: Final = 2**15
+"""Rows of a row group: up to 15 MB that are held until they are there."""
 
 
-def result_columns(keep: Literal["best", "all"]) -> tuple[Column, ...]:
-    """Columns of a results file: ``limited_by`` is there for the best steps, ``exceeds`` for all of them."""
+def result_columns(spec: Any) -> tuple[Column, ...]:
+    """Columns of a spec's results file."""
+    return _step_columns(spec.keep) if isinstance(spec, SweepSpec) else DEPLOYMENT_COLUMNS
+
+
+def result_schema(spec: Any, metadata: Mapping[str, str]) -> pa.Schema:
+    """Arrow schema of a results file: every field has its unit and meaning, the file its metadata."""
+    return arrow_schema(result_columns(spec), dict(metadata))
+
+
+def step_schema(keep: Literal["best", "all"]) -> pa.Schema:
+    """Arrow schema of rows of steps: ``limited_by`` is there for the best, ``exceeds`` for all of them."""
+    return arrow_schema(_step_columns(keep), {})
+
+
+def _step_columns(keep: Literal["best", "all"]) -> tuple[Column, ...]:
     left_out = "exceeds" if keep == "best" else "limited_by"
     return tuple(c for c in SWEEP_COLUMNS if c.name != left_out)
 
 
-def result_schema(keep: Literal["best", "all"], metadata: Mapping[str, str]) -> pa.Schema:
-    """Arrow schema of a results file: every field has its unit and meaning, the file its metadata."""
-    return arrow_schema(result_columns(keep), dict(metadata))
+class _Writer(Protocol):
+    """What writes tables to one file."""
+
+    def write_table(self, table: pa.Table, row_group_size: int) -> None:
+        """Append rows."""
+
+    def close(self) -> None:
+        """Finish the file."""
+
+
+class _JsonLines:
+    """A JSON object a row; what is no number is null."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("w", encoding="utf-8")
+
+    def write_table(self, table: pa.Table, row_group_size: int) -> None:
+        """Append rows."""
+        for row in table.to_pylist():
+            plain = {
+                name: None if isinstance(value, float) and not math.isfinite(value) else value
+                for name, value in row.items()
+            }
+            self._file.write(json.dumps(plain, allow_nan=False) + "\n")
+
+    def close(self) -> None:
+        """Finish the file."""
+        self._file.close()
 
 
 class ResultFile:
@@ -43,9 +87,9 @@ class ResultFile:
     Parameters
     ----------
     path : Path
-        Ends in .parquet or .csv; a file of that name is replaced at the end.
+        Ends in .parquet, .csv or .jsonl; a file of that name is replaced at the end.
     schema : pyarrow.Schema
-        Of the rows. CSV keeps the column names only.
+        Of the rows, with the file's metadata. CSV and JSON lines keep the column names only.
 
     Raises
     ------
@@ -55,7 +99,7 @@ class ResultFile:
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         if path.suffix not in _FORMATS:
-            raise SweepError(f"output {path} must end in {' or '.join(_FORMATS)}")
+            raise SweepError(f"output {path} must end in {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]}")
         # os.path answers False where Path.is_dir raises: a name longer than a file name may be
         if os.path.isdir(path):
             raise SweepError(
@@ -64,34 +108,55 @@ class ResultFile:
         self.path = path
         self.schema = schema
         self.num_rows = 0
+        self._held: list[pa.Table] = []
         self._building = path.parent / f".{path.name}.{uuid.uuid4().hex}"
         self._writer: Any = None
 
     def __enter__(self) -> Self:
         try:
-            if self.path.suffix == ".csv":
-                options = pacsv.WriteOptions(quoting_style="needed")
-                self._writer = pacsv.CSVWriter(self._building, self.schema, write_options=options)
-            else:
-                self._writer = pq.ParquetWriter(self._building, self.schema, compression="zstd")
+            self._writer = self._opened()
         except OSError as error:
             self._remove()
             raise self._failed(error) from None
         return self
 
-    def write(self, rows: Sequence[pa.RecordBatch]) -> None:
-        """Append rows of the schema, as one row group."""
-        table = pa.Table.from_batches(rows, self.schema)
+    def _opened(self) -> _Writer:
+        if self.path.suffix == ".jsonl":
+            return _JsonLines(self._building)
+        if self.path.suffix == ".csv":
+            options = pacsv.WriteOptions(quoting_style="needed")
+            writer: _Writer = pacsv.CSVWriter(self._building, self.schema, write_options=options)
+        else:
+            writer = pq.ParquetWriter(self._building, self.schema, compression="zstd")
+        return writer
+
+    def write(self, rows: Iterable[pa.RecordBatch]) -> None:
+        """Append rows of the schema; they are written when there are enough for a row group."""
+        table = pa.Table.from_batches(list(rows), self.schema)
+        self._held.append(table)
+        self.num_rows += table.num_rows
+        if sum(held.num_rows for held in self._held) >= ROWS_A_GROUP:
+            self._write_held()
+
+    def add_metadata(self, metadata: Mapping[str, str]) -> None:
+        """Add to a Parquet file's metadata what is known at its end."""
+        if self.path.suffix == ".parquet":
+            self._writer.add_key_value_metadata(dict(metadata))
+
+    def _write_held(self) -> None:
+        held, self._held = self._held, []
         try:
-            self._writer.write_table(table, max(1, table.num_rows))
+            whole = pa.concat_tables([self.schema.empty_table(), *held]).combine_chunks()
+            self._writer.write_table(whole, ROWS_A_GROUP)
         except OSError as error:
             raise self._failed(error) from None
-        self.num_rows += table.num_rows
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
+            if kind is None:
+                self._write_held()
             self._writer.close()
             if kind is None:
                 os.replace(self._building, self.path)
@@ -103,7 +168,10 @@ class ResultFile:
 
     def _remove(self) -> None:
         # a writer that failed to close would try again when it is collected
-        if getattr(self._writer, "is_open", False):
+        if isinstance(self._writer, _JsonLines):
+            with contextlib.suppress(OSError):
+                self._writer.close()
+        elif getattr(self._writer, "is_open", False):
             self._writer.is_open = False
         with contextlib.suppress(OSError):
             self._building.unlink()

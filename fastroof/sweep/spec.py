@@ -1,29 +1,38 @@
-"""What to sweep: a spec out of TOML or a dict, checked whole before anything runs."""
+"""What a sweep over steps evaluates; and loading the spec of any sweep, checked whole."""
 
 from __future__ import annotations
 
-import difflib
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    ValidationError,
     ValidationInfo,
+    WithJsonSchema,
     field_validator,
     model_validator,
 )
 
-from fastroof.config import load_gpu, load_model
+from fastroof.config import load_gpu
 from fastroof.config.parallel import TP_SIZES
 from fastroof.config.runtime import load_runtime, runtime_names
-from fastroof.errors import FastroofError, SweepError
+from fastroof.sweep.checks import (
+    NAMES_SCHEMA,
+    SIZES_SCHEMA,
+    checked_choices,
+    checked_names,
+    count_problem,
+    model_name,
+    read_values,
+    validated,
+)
+from fastroof.sweep.deployments.spec import DeploymentSpec
 from fastroof.sweep.grids import expand_sizes
 
 __all__ = ["DATASHEET", "MAX_EVALUATIONS", "MAX_ROWS", "SweepSpec", "load_spec"]
@@ -43,7 +52,9 @@ KV_DTYPES: Final = ("bf16", "fp8")
 _CHOICES: Final[dict[str, tuple[Any, ...]]] = {"tp": TP_SIZES, "dtype": DTYPES, "kv_dtype": KV_DTYPES}
 _AXES: Final = ("models", "tp", "dtype", "kv_dtype", "batch_size", "kv_len")
 _LARGEST: Final = {"batch_size": MAX_BATCH_SIZE, "kv_len": MAX_KV_LEN}
-_SHOWN: Final = 10
+
+Sizes = Annotated[tuple[int, ...], WithJsonSchema(SIZES_SCHEMA)]
+Names = Annotated[tuple[str, ...], WithJsonSchema(NAMES_SCHEMA)]
 
 
 class SweepSpec(BaseModel):
@@ -63,14 +74,14 @@ class SweepSpec(BaseModel):
     source: str | None = Field(
         None, description="name of one source of the tables; default the best-ranked ones"
     )
-    models: tuple[str, ...] = Field(description="a list of model names, or paths of config.json files")
-    tp: tuple[int, ...] = Field((1,), description=f"a list out of {', '.join(map(str, TP_SIZES))}")
-    dtype: tuple[str, ...] = Field(("bf16",), description=f"a list out of {', '.join(DTYPES)}")
-    kv_dtype: tuple[str, ...] = Field(("bf16",), description=f"a list out of {', '.join(KV_DTYPES)}")
-    batch_size: tuple[int, ...] = Field(
+    models: Names = Field(description="a list of model names, or paths of config.json files")
+    tp: Sizes = Field((1,), description=f"a list out of {', '.join(map(str, TP_SIZES))}")
+    dtype: Names = Field(("bf16",), description=f"a list out of {', '.join(DTYPES)}")
+    kv_dtype: Names = Field(("bf16",), description=f"a list out of {', '.join(KV_DTYPES)}")
+    batch_size: Sizes = Field(
         description="a list of sizes, or a range like {start = 1, stop = 512, step = 1}"
     )
-    kv_len: tuple[int, ...] = Field(
+    kv_len: Sizes = Field(
         description="a list of lengths, or a range like {start = 1024, stop = 131072, factor = 2}"
     )
     runtime: str = Field(
@@ -108,38 +119,12 @@ class SweepSpec(BaseModel):
     @field_validator("models", mode="before")
     @classmethod
     def _check_models(cls, value: Any) -> tuple[str, ...]:
-        names = list(dict.fromkeys(map(_text, _listed(value))))
-        problems = []
-        known = ""  # the presets, listed once for all
-        by_name: dict[str, str] = {}
-        for name in names:
-            try:
-                called = load_model(name).name
-            except FastroofError as error:
-                message, listing, presets = str(error).partition("; presets are ")
-                problems.append(message)
-                known = listing + presets or known
-                continue
-            if called in by_name:
-                both = f"{name!r} and {by_name[called]!r} are both called {called}"
-                problems.append(f"{both}: results could not tell them apart")
-            by_name[called] = name
-        if problems:
-            more = [f"and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
-            raise ValueError("; ".join([*problems[:_SHOWN], *more]) + known)
-        return tuple(names)
+        return checked_names(value, model_name, "model names or paths of config.json files")
 
     @field_validator("tp", "dtype", "kv_dtype", mode="before")
     @classmethod
     def _check_choices(cls, value: Any, info: ValidationInfo) -> tuple[Any, ...]:
-        choices = _CHOICES[str(info.field_name)]
-        given = _listed(value)
-        # by type too: True == 1 and 1.0 == 1
-        wrong = [v for v in given if not any(type(v) is type(c) and v == c for c in choices)]
-        if wrong:
-            some = ", ".join(f"{v!r:.30}" for v in wrong[:_SHOWN])
-            raise ValueError(f"got {some}, need some of {', '.join(map(str, choices))}")
-        return tuple(choice for choice in choices if choice in given)
+        return checked_choices(value, _CHOICES[str(info.field_name)])
 
     @field_validator("batch_size", "kv_len", mode="before")
     @classmethod
@@ -166,18 +151,24 @@ class SweepSpec(BaseModel):
         return math.prod(len(axis) for axis in (self.models, self.tp, self.dtype, self.kv_dtype))
 
 
-def load_spec(spec: SweepSpec | Mapping[str, Any] | str | Path | None = None) -> SweepSpec:
+def load_spec(
+    spec: SweepSpec | DeploymentSpec | Mapping[str, Any] | str | Path | None = None,
+    changes: Mapping[str, Any] | None = None,
+) -> SweepSpec | DeploymentSpec:
     """Load what to sweep, and check it whole.
 
     Parameters
     ----------
-    spec : SweepSpec, mapping, str, Path or None
+    spec : SweepSpec, DeploymentSpec, mapping, str, Path or None
         A spec, its keys and values, or the path of a TOML file with them. None is the packaged spec.
         In a file, a gpu, tables, runtime or model that starts with ``./`` or ``../`` lies beside the file.
+        With ``isl`` it is a sweep over deployments, otherwise one over steps.
+    changes : mapping, optional
+        Keys and values that take the place of the spec's; constraints are added to the spec's.
 
     Returns
     -------
-    SweepSpec
+    SweepSpec or DeploymentSpec
         With ranges expanded.
 
     Raises
@@ -189,84 +180,26 @@ def load_spec(spec: SweepSpec | Mapping[str, Any] | str | Path | None = None) ->
     --------
     >>> load_spec({"models": ["llama-3.1-8b"], "batch_size": [1, 64], "kv_len": 4096}).tp
     (1,)
+    >>> load_spec({"models": ["llama-3.1-8b"], "isl": 4000, "osl": 500, "concurrency": [1, 64]}).mode
+    ('aggregated',)
     """
-    if isinstance(spec, SweepSpec):
-        return spec
-    if isinstance(spec, Mapping):
-        return _checked(spec, "sweep spec")
+    if isinstance(spec, SweepSpec | DeploymentSpec):
+        if not changes:
+            return spec
+        spec = spec.model_dump()
     if spec is None:
         text = (resources.files("fastroof.sweep") / "default.toml").read_text(encoding="utf-8")
-        return _checked(tomllib.loads(text), "packaged spec")
-    if not isinstance(spec, str | Path):
-        raise SweepError(f"a spec is a dict or the path of a TOML file, got {type(spec).__name__}")
-    path = Path(spec)
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SweepError(f"{path} cannot be read ({error.strerror}); give a dict or a TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SweepError(f"{path} is not TOML: {error}") from None
-    return _checked(_beside_file(values, path.parent), str(path))
-
-
-def _beside_file(values: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Resolve ``./`` and ``../`` against the spec file's folder, not the current one."""
-
-    def resolve(value: Any) -> Any:
-        if isinstance(value, list):
-            return [resolve(v) for v in value]
-        return str(folder / value) if isinstance(value, str) and value.startswith(("./", "../")) else value
-
-    paths = ("gpu", "tables", "runtime", "models")
-    return {key: resolve(value) if key in paths else value for key, value in values.items()}
-
-
-def _checked(values: Mapping[str, Any], where: str) -> SweepSpec:
-    try:
-        return SweepSpec.model_validate(dict(values))
-    except ValidationError as error:
-        problems = [_problem(e["loc"], e["type"], e.get("ctx", {}), e["input"]) for e in error.errors()]
-        one = len(problems) == 1
-        raise SweepError(
-            f"{where}: {problems[0]}" if one else "\n  ".join([f"{where}:", *problems])
-        ) from None
-
-
-def _problem(loc: Sequence[int | str], kind: str, context: Mapping[str, Any], given: Any) -> str:
-    """Word one of pydantic's errors: the key, what was given, what would do."""
-    key = str(loc[0]) if loc else ""
-    if "error" in context:
-        return f"{key}: {context['error']}" if key else str(context["error"])
-    fields = SweepSpec.model_fields
-    if kind == "missing":
-        return f"{key}: missing, need {fields[key].description}"
-    if key not in fields:
-        close = difflib.get_close_matches(key, fields, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        return f"{key or 'an empty name'}: no such key; {hint}the keys are {', '.join(fields)}"
-    return f"{key}: got {given!r:.60}, need {fields[key].description}"
-
-
-def _listed(value: Any) -> list[Any]:
-    listed = list(value) if isinstance(value, list | tuple) else [value]
-    if not listed:
-        raise ValueError("the list is empty, need at least one")
-    return listed
-
-
-def _text(name: Any) -> str:
-    if not isinstance(name, str | Path):
-        raise ValueError(f"got {name!r:.60}, need model names or paths of config.json files")
-    return str(name)
+        values: dict[Any, Any] = tomllib.loads(text)
+        where = "packaged spec"
+    else:
+        values, where = read_values(spec)
+    for key, value in (changes or {}).items():
+        both = isinstance(value, Mapping) and isinstance(values.get(key), Mapping) and key == "constraints"
+        values[key] = {**values[key], **value} if both else value
+    if "isl" in values:
+        return validated(DeploymentSpec, values, where)
+    return validated(SweepSpec, values, where)
 
 
 def _check_count(spec: SweepSpec, axes: Sequence[str], what: str, most: int, hint: str) -> None:
-    sizes = {axis: len(getattr(spec, axis)) for axis in axes}
-    count = math.prod(sizes.values())
-    if count <= most:
-        return
-    product = " x ".join(f"{size:,} {axis}" for axis, size in sizes.items())
-    longest = max(sizes, key=lambda axis: sizes[axis])
-    room = sizes[longest] * most // count
-    cut = f"cut {longest} to {room:,} values" if room else f"cut {longest} and the next longest"
-    raise ValueError(f"{count:,} {what} are too many, at most {most:,} ({product}): {cut}{hint}")
+    count_problem({axis: len(getattr(spec, axis)) for axis in axes}, what, most, hint)

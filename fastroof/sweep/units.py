@@ -1,152 +1,152 @@
-"""What there is to evaluate: plans with the lengths they are evaluated at, and what falls out."""
+"""A sweep as a list of pieces that depend on no other: one plan each, and a slice of what it is asked for."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from typing import Final, NamedTuple
+import math
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
-from fastroof.config import GpuSpec, ModelSpec, load_model, shard
-from fastroof.errors import MissingTableError, PlanError
-from fastroof.plan import StepPlan, compile_plan
-from fastroof.plan.datasheet import DatasheetCurves
-from fastroof.plan.table_curves import TableCurves
+from fastroof.config import load_model
+from fastroof.sweep.deployments.layouts import layouts, num_layouts
+from fastroof.sweep.deployments.spec import DeploymentSpec
 from fastroof.sweep.spec import SweepSpec
-from fastroof.tables import Tables
 
-__all__ = ["Skipped", "Unit", "unit_batches"]
+if TYPE_CHECKING:
+    import pyarrow as pa
 
-UNITS_A_BATCH: Final = 64
-ROWS_A_BATCH: Final = 2**20
+__all__ = ["PlanKey", "UnitResult", "WorkUnit", "work_units"]
+
 EVALUATIONS_A_UNIT: Final = 2**26
-"""A batch of such units takes a second or two: how long an interrupt has to wait."""
+ROWS_A_UNIT: Final = 2**18
+CANDIDATES_A_UNIT: Final = 2**18
+"""Neither takes more than a fraction of a second: how long an interrupt has to wait."""
+KEPT_A_UNIT: Final = 2**14
+"""Candidates of a unit that writes them all: a row takes half a kB."""
 
-Ints = npt.NDArray[np.int64]
+
+class PlanKey(NamedTuple):
+    """What a plan is compiled from, as the spec names it."""
+
+    model: str
+    gpu: str
+    tp: int
+    dtype: str
+    kv_dtype: str
+    runtime: str
 
 
-class Unit(NamedTuple):
-    """A piece of work that depends on no other: a plan, over some of its lengths.
+class WorkUnit(NamedTuple):
+    """A piece of work that depends on no other, small and picklable.
 
     Attributes
     ----------
-    plan : StepPlan
-        What to evaluate.
-    kv_len : ndarray of int64
-        At which lengths.
-    report_kv_len : int
-        The plan's length for the summary.
     number : int
-        Place of the plan in the spec, from 1.
+        Place in the list, from 0; rows are written in this order.
+    plan : PlanKey
+        What to evaluate.
+    mode : str
+        ``steps``, ``aggregated`` or ``disaggregated``.
+    start, stop : int
+        Which of the plan's candidates, or for steps which of the spec's kv_len.
+    size : int
+        Evaluations: how much work it is, and what progress counts.
     is_last : bool
-        Whether the plan is done after this.
+        Whether it is the plan's last.
     """
 
-    plan: StepPlan
-    kv_len: Ints
-    report_kv_len: int
     number: int
+    plan: PlanKey
+    mode: str
+    start: int
+    stop: int
+    size: int
     is_last: bool
 
 
-class Skipped:
-    """Names of what is not evaluated, by reason."""
+class UnitResult(NamedTuple):
+    """What a unit comes to.
 
-    def __init__(self) -> None:
-        # a dict as an ordered set
-        self._names: dict[str, dict[str, None]] = {}
+    Attributes
+    ----------
+    rows : pyarrow.RecordBatch
+        Of the results' schema, already reduced to what may be kept.
+    counts : dict of str to int
+        ``evaluated``, and how many of them are infeasible by reason.
+    skipped : tuple of (str, str)
+        Reasons and names of what was left out whole.
+    best : tuple
+        For steps the :class:`BestStep` of the plan that is done; empty for deployments.
+    histograms : dict
+        Counts of the objective's values by group, where they are asked for.
+    evaluate_s : float
+        Seconds spent evaluating, without compiling the plan.
+    """
 
-    def add(self, reason: str, name: str) -> None:
-        """Remember a name, once."""
-        self._names.setdefault(reason, {})[name] = None
-
-    @property
-    def by_reason(self) -> dict[str, tuple[str, ...]]:
-        """Names by reason, each in the order of the spec."""
-        return {reason: tuple(names) for reason, names in self._names.items()}
-
-    def __str__(self) -> str:
-        return "; ".join(f"{reason}: {', '.join(names)}" for reason, names in self._names.items())
+    rows: pa.RecordBatch
+    counts: dict[str, int]
+    skipped: tuple[tuple[str, str], ...] = ()
+    best: tuple[Any, ...] = ()
+    histograms: dict[tuple[Any, ...], list[int]] = {}  # noqa: RUF012 - a default that nobody changes
+    evaluate_s: float = 0.0
 
 
-def unit_batches(
-    spec: SweepSpec, gpu: GpuSpec, tables: Tables | None, skipped: Skipped
-) -> Iterator[list[Unit]]:
-    """Compile plans batch by batch, so that neither plans nor rows pile up.
+def work_units(spec: SweepSpec | DeploymentSpec) -> list[WorkUnit]:
+    """Cut a sweep into units, always the same ones.
 
     Parameters
     ----------
-    spec : SweepSpec
+    spec : SweepSpec or DeploymentSpec
         What to sweep.
-    gpu : GpuSpec
-        Its GPU.
-    tables : Tables or None
-        That GPU's tables; None for the datasheet model.
-    skipped : Skipped
-        Gets what falls out.
 
-    Yields
-    ------
-    list of Unit
-        In the order of the rows.
+    Returns
+    -------
+    list of WorkUnit
+        In the order of the rows: models, GPUs, modes, tp, dtypes, kv_dtypes, runtimes. Plans that cannot
+        be compiled have units too, which count what is lost.
+
+    Examples
+    --------
+    >>> from fastroof.sweep import load_spec, work_units
+    >>> spec = {"models": ["llama-3.1-8b"], "tp": [1, 2], "isl": 1000, "osl": 100, "concurrency": [1, 8]}
+    >>> [(unit.plan.tp, unit.start, unit.stop) for unit in work_units(load_spec(spec))]
+    [(1, 0, 2), (2, 0, 2)]
     """
-    batch: list[Unit] = []
-    rows = 0
-    rows_a_length = len(spec.batch_size) if spec.keep == "all" else 1
-    most_lengths = min(ROWS_A_BATCH // rows_a_length, EVALUATIONS_A_UNIT // len(spec.batch_size))
-    for unit in _units(spec, gpu, tables, skipped, max(1, most_lengths)):
-        size = len(unit.kv_len) * rows_a_length
-        if batch and (len(batch) == UNITS_A_BATCH or rows + size > ROWS_A_BATCH):
-            yield batch
-            batch, rows = [], 0
-        batch.append(unit)
-        rows += size
-    if batch:
-        yield batch
+    pieces = _step_pieces(spec) if isinstance(spec, SweepSpec) else _deployment_pieces(spec)
+    return [WorkUnit(number, *piece) for number, piece in enumerate(pieces)]
 
 
-def _units(
-    spec: SweepSpec, gpu: GpuSpec, tables: Tables | None, skipped: Skipped, most_lengths: int
-) -> Iterator[Unit]:
-    curves = DatasheetCurves(gpu) if tables is None else TableCurves(tables, spec.method)
-    largest = spec.batch_size[-1]
-    lengths = np.array(spec.kv_len)
-    chosen = itertools.product(map(load_model, spec.models), spec.tp, spec.dtype, spec.kv_dtype)
-    for number, (model, tp, dtype, kv_dtype) in enumerate(chosen, 1):
-        name = f"{model.name} tp={tp} {dtype} kv {kv_dtype}"
-        kv_len = _within_context(model, lengths, skipped)
-        if not len(kv_len):
-            continue
-        try:
-            shard(model, tp)
-        except PlanError as error:
-            skipped.add("cannot be split", str(error))
-            continue
-        try:
-            plan = compile_plan(
-                model, gpu, tables, tp=tp, dtype=dtype, kv_dtype=kv_dtype, runtime=spec.runtime,
-                method=spec.method, max_tokens=largest, max_seqs=largest, curves=curves,
-            )  # fmt: skip
-        except MissingTableError as error:
-            skipped.add("no measured table", f"{name}: {error}")
-            continue
-        except PlanError as error:
-            skipped.add("no plan", f"{name}: {error}")
-            continue
-        if plan.memory.max_kv_tokens == 0:
-            skipped.add("weights do not fit in memory", name)
-            continue
-        report = int(kv_len[np.argmin(np.abs(kv_len - spec.report_kv_len))])
-        for start in range(0, len(kv_len), most_lengths):
-            part = kv_len[start : start + most_lengths]
-            yield Unit(plan, part, report, number, start + most_lengths >= len(kv_len))
+def _slices(length: int, most: int) -> list[tuple[int, int]]:
+    """Cut a length into slices; one that is empty where there is nothing."""
+    most = max(1, most)
+    return [(start, min(start + most, length)) for start in range(0, length, most)] or [(0, 0)]
 
 
-def _within_context(model: ModelSpec, kv_len: Ints, skipped: Skipped) -> Ints:
-    kept = kv_len[kv_len <= model.max_position]
-    if len(kept) < len(kv_len):
-        above = f"{len(kv_len) - len(kept)} of {len(kv_len)} kv_len are above {model.max_position}"
-        skipped.add("beyond the model's context", f"{model.name}: {above}")
-    return kept
+def _step_pieces(spec: SweepSpec) -> list[tuple[PlanKey, str, int, int, int, bool]]:
+    batches = len(spec.batch_size)
+    rows_a_length = batches if spec.keep == "all" else 1
+    most = min(ROWS_A_UNIT // rows_a_length, EVALUATIONS_A_UNIT // batches)
+    found = []
+    for model in spec.models:
+        longest = load_model(model).max_position
+        within = sum(kv_len <= longest for kv_len in spec.kv_len)
+        for tp, dtype, kv_dtype in itertools.product(spec.tp, spec.dtype, spec.kv_dtype):
+            key = PlanKey(model, spec.gpu, tp, dtype, kv_dtype, spec.runtime)
+            for start, stop in _slices(within, most):
+                found.append((key, "steps", start, stop, (stop - start) * batches, stop == within))
+    return found
+
+
+def _deployment_pieces(spec: DeploymentSpec) -> list[tuple[PlanKey, str, int, int, int, bool]]:
+    grid = math.prod(map(len, spec.grid.values()))
+    most = KEPT_A_UNIT if spec.keep == "all" else CANDIDATES_A_UNIT
+    found = []
+    for model, gpu, mode, tp in itertools.product(spec.models, spec.gpus, spec.mode, spec.tp):
+        possible = len(layouts(spec, mode, tp))
+        # a unit of what cannot be laid out counts it
+        impossible = (num_layouts(spec, mode, tp) - possible) * grid
+        for dtype, kv_dtype, runtime in itertools.product(spec.dtype, spec.kv_dtype, spec.runtime):
+            key = PlanKey(model, gpu, tp, dtype, kv_dtype, runtime)
+            for start, stop in _slices(possible * grid, most):
+                size = stop - start + (impossible if start == 0 else 0)
+                found.append((key, mode, start, stop, size, stop == possible * grid))
+    return found
