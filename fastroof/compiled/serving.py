@@ -225,7 +225,8 @@ def _scenario(
     seqs = max(own.seqs, state.decodes + state.prefill_tokens / isl)
     if seqs > plan.max_seqs:
         return CODE_SEQS, seqs
-    if tokens > plan.max_tokens:
+    # a full step is a sum that may come out a rounding above its budget
+    if tokens > plan.max_tokens * (1.0 + 1e-12):
         return CODE_TOKENS, tokens
     return 0, 0.0
 

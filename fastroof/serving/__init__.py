@@ -7,13 +7,19 @@ from fastroof.serving.disaggregated import (
     match_workers,
 )
 from fastroof.serving.estimate import KV_RESERVATIONS, ServingEstimate, estimate
+from fastroof.serving.least_gpus import LeastGpus, least_gpus
+from fastroof.serving.sizing import largest_batch, largest_context
 
 __all__ = [
     "KV_RESERVATIONS",
     "DisaggregatedEstimate",
+    "LeastGpus",
     "ServingEstimate",
     "WorkerMatch",
     "estimate",
     "estimate_disaggregated",
+    "largest_batch",
+    "largest_context",
+    "least_gpus",
     "match_workers",
 ]

@@ -69,7 +69,7 @@ def measured_on(gpu: str, root: Path | None = None) -> Measured:
     Returns
     -------
     Measured
-        What ships for the GPU, or lies under ``root``; where nothing ships, the rows of the installed
+        What ships for the GPU; where nothing does, the rows of the installed
         package aiconfigurator-core.
 
     Raises
@@ -84,7 +84,7 @@ def measured_on(gpu: str, root: Path | None = None) -> Measured:
     (592, 338)
     """
     rows, steps = shipped_rows(gpu, root), shipped_steps(gpu, root)
-    if rows or root is not None or importlib.util.find_spec(PACKAGE) is None:
+    if rows or steps or importlib.util.find_spec(PACKAGE) is None:
         return Measured(rows, steps, _shipped_left_out(gpu, root))
     try:
         sample, left_out = read_silicon_sample(gpu)

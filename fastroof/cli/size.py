@@ -1,0 +1,334 @@
+"""``fastroof size``: how large a batch or context may be, how many GPUs a load needs."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from fastroof._version import __version__
+from fastroof.cli.inputs import gpu_and_tables, parse_sizes
+from fastroof.cli.output import console, percent, print_json, print_table
+from fastroof.errors import BatchError, LookupInputError
+from fastroof.units import US_PER_MS, US_PER_S
+
+if TYPE_CHECKING:
+    from fastroof import GpuSpec, ModelSpec, StepPlan, Tables
+
+__all__ = ["register"]
+
+DEFAULT_MAX_SEQS: Final = 1024
+
+_QUESTIONS: Final = ("--rate", "--kv-len", "--batch-size")
+_NUMBER = re.compile(r"[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]{1,2})?")
+_TIMES: Final = {"ttft_ms": 0, "tpot_ms": 2, "request_latency_ms": 0}
+_LIMITS: Final = {
+    "throughput": "throughput: more clients only wait longer",
+    "ttft": "TTFT",
+    "tpot": "TPOT",
+    "request_latency": "request latency",
+    "kv_cache": "memory",
+    "memory": "memory",
+    "max_seqs": "--max-seqs",
+    "budget": "--max-batched-tokens",
+    "model": "the model's longest sequence",
+}
+
+EPILOG: Final = """\b
+Examples:
+  fastroof size --model llama-3.1-70b --rate 20 --isl 4000 --osl 500 --ttft 500 --tpot 30 --runtime vllm
+  fastroof size --model llama-3.1-8b --kv-len 1024,4096,16384 --tpot 10
+  fastroof size --model llama-3.1-8b --batch-size 1,16,64 --tpot 10
+
+Give one of --rate (least GPUs), --kv-len (largest batch) and --batch-size (largest context). Each takes a
+number or a comma-separated list. With one rate, every tp is shown, the one with the fewest GPUs first.
+
+\b
+JSON: version, model, gpu, dtype, kv_dtype, runtime, tables_hash, refused (tp: why it cannot run), rows: one
+object a tp and a size [tp, batch_size, kv_len, step_ms, tokens_per_s_per_gpu, kv_share (of the KV cache),
+limited_by (memory, tpot, model or max_seqs)], batch_size or kv_len 0 where none is within the limits; or
+one a tp and a rate [is_best, request_rate_per_s, isl, osl, and the fields of LeastGpus: total_gpus, tp,
+replicas, concurrency, ttft_ms, tpot_ms, request_latency_ms, tokens_per_s_per_gpu, max_request_rate_per_s,
+limited_by], total_gpus 0 where no deployment keeps the limits, with what one client alone would see.
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("size", epilog=EPILOG)(size)
+
+
+def size(
+    model: Annotated[str, typer.Option(help="Preset (see fastroof models) or path of a config.json.")],
+    rate: Annotated[str | None, typer.Option(metavar="PER_S", help="Requests a second to serve.")] = None,
+    kv_len: Annotated[
+        str | None, typer.Option(metavar="TOKENS", help="Tokens that each decoding request attends to.")
+    ] = None,
+    batch_size: Annotated[
+        str | None, typer.Option(metavar="REQUESTS", help="Requests that decode together.")
+    ] = None,
+    isl: Annotated[float | None, typer.Option(help="Mean prompt length, with --rate.")] = None,
+    osl: Annotated[
+        float | None, typer.Option(help="Mean output length, first token included, with --rate.")
+    ] = None,
+    ttft: Annotated[
+        float | None, typer.Option(metavar="MS", help="Longest mean time to first token, with --rate.")
+    ] = None,
+    tpot: Annotated[float | None, typer.Option(metavar="MS", help="Longest time per output token.")] = None,
+    request_latency: Annotated[
+        float | None, typer.Option(metavar="MS", help="Longest mean time of a request, with --rate.")
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="GPU (see fastroof gpus) or path of a gpu.toml.  [default: h100]")
+    ] = None,
+    tp: Annotated[str, typer.Option(help="GPUs a model may be split over.")] = "1,2,4,8",
+    dtype: Annotated[str, typer.Option(help="Linear layers: bf16, fp8 or fp8_block.")] = "bf16",
+    kv_dtype: Annotated[str, typer.Option(help="KV cache: bf16 or fp8.")] = "bf16",
+    runtime: Annotated[str, typer.Option(help="What an engine adds to its kernels.")] = "kernels",
+    max_batched_tokens: Annotated[int, typer.Option(min=1, help="Tokens a step holds at most.")] = 8192,
+    max_seqs: Annotated[
+        int, typer.Option(min=1, help="Requests that run at once at most.")
+    ] = DEFAULT_MAX_SEQS,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    tables: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="Folder of measured tables to use instead of the shipped."),
+    ] = None,
+    source: Annotated[str | None, typer.Option(help="Use only this source of the tables.")] = None,
+    method: Annotated[str, typer.Option(help="Lookup: roofline, linear_mfu, nearest or floor.")] = "roofline",
+) -> None:
+    """Find the largest batch or context, or least GPUs.
+
+    The largest batch or context within memory and a time per output token, or the fewest GPUs that serve a
+    request rate within limits.
+    """
+    from fastroof import load_model
+    from fastroof.config.runtime import load_runtime
+    from fastroof.serving.least_gpus import replica_plans
+
+    given = [rate, kv_len, batch_size]
+    asked = [name for name, value in zip(_QUESTIONS, given, strict=True) if value is not None]
+    if len(asked) != 1:
+        raise BatchError(f"give one of {', '.join(_QUESTIONS)}, got {' and '.join(asked) or 'none of them'}")
+    serving = {"--isl": isl, "--osl": osl, "--ttft": ttft, "--request-latency": request_latency}
+    _check_together(asked[0], serving)
+    sizes = parse_sizes("--tp", tp)
+    splits = sizes if isinstance(sizes, list) else [sizes]
+    spec, measured = gpu_and_tables(gpu, tables, source)
+    plan_options: dict[str, Any] = {
+        "dtype": dtype,
+        "kv_dtype": kv_dtype,
+        "runtime": runtime,
+        "method": method,
+    }
+    limit_ms = math.inf if tpot is None else tpot
+    loaded = load_model(model)
+    if rate is not None:
+        limits = {"ttft_ms": ttft, "tpot_ms": tpot, "request_latency_ms": request_latency}
+        load = {"isl": isl, "osl": osl} | {name: ms for name, ms in limits.items() if ms is not None}
+        engine = {"max_batched_tokens": max_batched_tokens, "max_seqs": max_seqs}
+        rows, refused = _deployments(
+            (loaded, spec, measured), parse_rates(rate), splits, {**load, **engine, **plan_options}
+        )
+    else:
+        plan_options |= {"max_tokens": max_batched_tokens, "max_seqs": max_seqs}
+        plans, refused = replica_plans(loaded, spec, measured, splits, plan_options)
+        if kv_len is not None:
+            lengths = parse_sizes("--kv-len", kv_len)
+            rows = [row for plan in plans for row in _batches(plan, lengths, limit_ms)]
+        else:
+            batches = parse_sizes("--batch-size", str(batch_size))
+            rows = [row for plan in plans for row in _contexts(plan, batches, limit_ms)]
+    if as_json:
+        print_json(
+            {
+                "version": __version__,
+                "model": loaded.name,
+                "gpu": spec.name,
+                "dtype": dtype,
+                "kv_dtype": kv_dtype,
+                "runtime": load_runtime(runtime).name,
+                "tables_hash": "" if measured is None else measured.content_hash,
+                "refused": refused,
+                "rows": rows,
+            }
+        )
+        return
+    out = console()
+    out.print(
+        f"{loaded.name} on {spec.title}, {dtype} weights, {kv_dtype} KV cache, runtime {runtime}\n",
+        soft_wrap=True,
+    )
+    (_print_steps if rate is None else _print_deployments)(rows)
+    for split, why in refused.items():
+        out.print(f"tp {split} cannot run: {why}", soft_wrap=True)
+
+
+def parse_rates(text: str) -> list[float]:
+    """Read requests a second: one number, or a comma-separated list of them.
+
+    Raises
+    ------
+    LookupInputError
+        Naming what is no number above 0.
+
+    Examples
+    --------
+    >>> parse_rates("0.5,20")
+    [0.5, 20.0]
+    """
+    parts = [part.strip() for part in text.split(",")]
+    wrong = [part for part in parts if not (_NUMBER.fullmatch(part) and 0.0 < float(part) < math.inf)]
+    if wrong:
+        raise LookupInputError(f"--rate needs a number above 0 or a list such as 5,20, got {wrong[0]!r}")
+    return [float(part) for part in parts]
+
+
+def _check_together(asked: str, serving: dict[str, float | None]) -> None:
+    """Refuse options that go with another question, and a rate without its lengths."""
+    if asked == "--rate":
+        missing = [name for name in ("--isl", "--osl") if serving[name] is None]
+        if missing:
+            raise BatchError(f"--rate needs {' and '.join(missing)} too")
+    else:
+        spare = [name for name, value in serving.items() if value is not None]
+        if spare:
+            raise BatchError(f"{', '.join(spare)} goes with --rate, {asked} asks about decode steps alone")
+
+
+def _step_row(plan: StepPlan, batch: int, kv_len: int, limited_by: str) -> dict[str, Any]:
+    step_us = plan.decode_us(batch, kv_len) if batch and kv_len else math.nan
+    return {
+        "tp": plan.tp,
+        "batch_size": batch,
+        "kv_len": kv_len,
+        "step_ms": step_us / US_PER_MS,
+        "tokens_per_s_per_gpu": batch / step_us * US_PER_S / plan.tp,
+        "kv_share": batch * kv_len / plan.memory.max_kv_tokens,
+        "limited_by": limited_by,
+    }
+
+
+def _batches(plan: StepPlan, lengths: Any, limit_ms: float) -> list[dict[str, Any]]:
+    """Largest batches of a plan, and what stops the next larger."""
+    import numpy as np
+
+    from fastroof.serving.sizing import largest_batch
+
+    kv = np.atleast_1d(lengths)
+    rows = []
+    for batch, kv_len in zip(largest_batch(plan, kv, limit_ms).tolist(), kv.tolist(), strict=True):
+        limited_by = "tpot"
+        if (batch + 1) * kv_len > plan.memory.max_kv_tokens:
+            limited_by = "memory"
+        elif batch == min(plan.max_seqs, plan.max_tokens):
+            limited_by = "max_seqs"
+        rows.append(_step_row(plan, batch, kv_len, limited_by))
+    return rows
+
+
+def _contexts(plan: StepPlan, sizes: Any, limit_ms: float) -> list[dict[str, Any]]:
+    """Largest contexts of a plan, and what stops the next longer."""
+    import numpy as np
+
+    from fastroof.serving.sizing import largest_context
+
+    batches = np.atleast_1d(sizes)
+    rows = []
+    for kv_len, batch in zip(
+        largest_context(plan, batches, limit_ms).tolist(), batches.tolist(), strict=True
+    ):
+        limited_by = "tpot"
+        if batch * (kv_len + 1) > plan.memory.max_kv_tokens:
+            limited_by = "memory"
+        elif kv_len == plan.model.max_position:
+            limited_by = "model"
+        rows.append(_step_row(plan, batch, kv_len, limited_by))
+    return rows
+
+
+def _deployments(
+    what: tuple[ModelSpec, GpuSpec, Tables | None],
+    rates: list[float],
+    splits: list[int],
+    options: dict[str, Any],
+) -> tuple[list[dict[str, Any]], dict[int, str]]:
+    """Smallest deployments for each rate on each tp, and which of them is the smallest of all."""
+    from fastroof.serving.least_gpus import RATE_LIMITS, least_gpus
+
+    best = least_gpus(*what, rates, tp=splits, **options)
+    rows = []
+    for split in (split for split in splits if split not in best.refused):
+        found = least_gpus(*what, rates, tp=split, **options)._asdict()
+        del found["refused"]
+        for i, rate in enumerate(rates):
+            row = {name: array[i].item() for name, array in found.items()}
+            row["limited_by"] = RATE_LIMITS[row["limited_by"]]
+            is_best = row["total_gpus"] > 0 and split == best.tp[i]
+            sizes = {"isl": options["isl"], "osl": options["osl"]}
+            rows.append({"is_best": is_best, "request_rate_per_s": rate, **sizes, **row, "tp": split})
+    order = {rate: i for i, rate in enumerate(rates)}
+    rows.sort(key=lambda row: (order[row["request_rate_per_s"]], not row["is_best"], _size(row)))
+    return rows, best.refused
+
+
+def _size(row: dict[str, Any]) -> tuple[float, float]:
+    """What deployments are ordered by: how large, then how able."""
+    return row["total_gpus"] or math.inf, -row["max_request_rate_per_s"]
+
+
+def _print_steps(rows: list[dict[str, Any]]) -> None:
+    columns = ("tp", "batch size", "kv_len", "step ms", "tokens/s a GPU", "KV cache", "limited by")
+    listed = []
+    for row in rows:
+        none = not (row["batch_size"] and row["kv_len"])
+        listed.append(
+            (
+                str(row["tp"]),
+                f"{row['batch_size']:,}" if row["batch_size"] else "none",
+                f"{row['kv_len']:,}" if row["kv_len"] else "none",
+                "" if none else f"{row['step_ms']:,.2f}",
+                "" if none else f"{row['tokens_per_s_per_gpu']:,.0f}",
+                "" if none else percent(row["kv_share"]),
+                _LIMITS[row["limited_by"]],
+            )
+        )
+    print_table(columns, listed, left=("limited by",))
+
+
+def _print_deployments(rows: list[dict[str, Any]]) -> None:
+    several = len({row["request_rate_per_s"] for row in rows}) > 1
+    columns = (
+        "", "requests/s", "GPUs", "replicas", "tp", "clients", "TTFT ms", "TPOT ms", "request ms",
+        "tokens/s a GPU", "at most requests/s", "limited by",
+    )  # fmt: skip
+    listed = []
+    for row in rows:
+        serves = row["total_gpus"] > 0
+        if several and not row["is_best"] and any(_same_rate(other, row) for other in rows):
+            continue
+        listed.append(
+            (
+                "least" if row["is_best"] else "",
+                f"{row['request_rate_per_s']:,g}",
+                f"{row['total_gpus']:,}" if serves else "none",
+                f"{row['replicas']:,}" if serves else "",
+                str(row["tp"]),
+                f"{row['concurrency']:,.1f}" if serves else "1",
+                *(_number(row[name], digits) for name, digits in _TIMES.items()),
+                f"{row['tokens_per_s_per_gpu']:,.0f}" if serves else "",
+                f"{row['max_request_rate_per_s']:,.1f}" if serves else "",
+                _LIMITS[row["limited_by"]],
+            )
+        )
+    print_table(columns, listed, left=("limited by",))
+
+
+def _same_rate(best: dict[str, Any], row: dict[str, Any]) -> bool:
+    return bool(best["is_best"]) and best["request_rate_per_s"] == row["request_rate_per_s"]
+
+
+def _number(value: float, digits: int) -> str:
+    return "" if math.isnan(value) else f"{value:,.{digits}f}"
