@@ -20,6 +20,7 @@ from fastroof.cli import app
 from fastroof.config.runtime import load_runtime
 from fastroof.errors import FastroofError, LookupInputError, PlanError
 from fastroof.plan import step_error
+from fastroof.tables.answers import Lookup, LookupWithError
 from fastroof.tables.coverage import COVERAGE_GRIDS, run_coverage
 from fastroof.tables.leave_one_out import LocalErrors, measured_grid, neighbour_errors
 from fastroof.tables.local_error import BORROWED, PREFIX, REPEATABILITY, gemm_errors, relative_variance
@@ -171,6 +172,7 @@ def test_a_batch_equals_its_singles_and_other_answers_stay_as_they_are(h100):
     sizes = {name: rng.integers(1, high, 40) for name, high in (("m", 9000), ("n", 70_000), ("k", 20_000))}
     found = h100.lookup("gemm", **sizes, with_error=True)
     plain = h100.lookup("gemm", **sizes)
+    assert (type(plain), type(found)) == (Lookup, LookupWithError)
     for name in plain._fields:
         assert (getattr(found, name) == getattr(plain, name)).all()
     for i, error in enumerate(found.relative_error):
@@ -228,6 +230,14 @@ def _edges(axes: int) -> list[Any]:
     from fastroof.tables.leave_one_out import EdgeVariances
 
     return [EdgeVariances(np.array([0.04]), np.array([0.04])) for _ in range(axes)]
+
+
+def test_nodes_close_to_each_other_do_not_blow_up_what_lies_beyond_them():
+    # 17 beside 16, as published tables have tile edges, 4 % apart without any work between
+    points = {(m, n, k): 5.0 + 0.2 * (m == 17) for m in (4, 8, 16, 17) for n in (64, 128) for k in (64, 128)}
+    found = handmade_tables(gemm=gemm_rows(points)).lookup("gemm", m=[18, 34], n=64, k=64, with_error=True)
+    assert found.origin.tolist() == [2, 2]
+    assert (found.relative_error < 0.06).all()
 
 
 # that it covers what it claims

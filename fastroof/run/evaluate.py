@@ -140,7 +140,8 @@ def one_step_us(plan: StepPlan, new_tokens: Any, context_len: Any) -> float:
     native = as_loops_read([new, context], new.shape)
     if native is not None and new.ndim == 1:
         out = np.empty(1)
-        if not steps.ragged_steps_us(plan.arena, *native, np.array([0, len(new)]), out):
+        whole = np.array([0, len(new)])
+        if not steps.ragged_steps_us(plan.arena, native[0], native[1], whole, out):
             return float(out[0])
     return float(step_us(plan, StepBatch(new, context, np.array([0, new.size])), 1)[0])
 

@@ -32,6 +32,7 @@ __all__ = [
     "local_errors",
     "measured_grid",
     "neighbour_errors",
+    "reach",
 ]
 
 Mask = npt.NDArray[np.bool_]
@@ -178,6 +179,16 @@ def neighbour_errors(grid: MeasuredGrid, axis: int) -> Floats:
     return np.moveaxis(np.where(inner, np.clip(error, -CLIP, CLIP), np.nan), -1, axis)
 
 
+def reach(octaves: Any) -> Any:
+    """How much of a variance a factor of two beyond the end counts this many factors of two beyond it.
+
+    The way squared; a part of one counts as a whole one. Errors a third of a factor beyond (n from 51200 to
+    65536) are those two factors beyond: noise, which a rate would blow up; nodes as near as 4352 and 4353
+    would claim a thousandfold.
+    """
+    return np.where(octaves > 0.0, np.maximum(octaves, 1.0) ** 2, 0.0)
+
+
 def _near_lines(squares: Floats, whole: float) -> Floats:
     """Mean over each line and its neighbours, with a tenth of the mean over all."""
     local = squares
@@ -229,7 +240,7 @@ def edge_variances(grid: MeasuredGrid, axis: int, unknown: float) -> EdgeVarianc
         else:
             guess = np.exp(log_inner) * edge_us / inner_us
         error = np.clip(np.log(guess) - log_edge, -FAR_CLIP, FAR_CLIP)
-        square = np.where(there, (error / np.where(there, apart, 1.0)) ** 2, np.nan)
+        square = np.where(there, error**2 / reach(np.where(there, apart, 1.0)), np.nan)
         whole = float(np.mean(square[there])) if there.any() else unknown**2
         ends.append(_near_lines(square, whole))
     return EdgeVariances(*ends)
@@ -319,7 +330,7 @@ def _hole_variances(grid: MeasuredGrid, beyond: list[EdgeVariances]) -> Floats |
         for distance, edge in zip(away, (beyond[axis].above, beyond[axis].below), strict=True):
             along = np.moveaxis(distance, -1, axis)
             reached = np.isfinite(along)
-            found = np.expand_dims(edge, axis) * np.where(reached, along, 0.0) ** 2
+            found = np.expand_dims(edge, axis) * reach(np.where(reached, along, 0.0))
             np.minimum(variance, np.where(reached, found, np.inf), out=variance)
     # a node on no measured line is as bad as the worst that is on one
     return np.where(np.isinf(variance), variance[np.isfinite(variance)].max(), variance)

@@ -15,6 +15,7 @@ import numpy as np
 from fastroof import flops
 from fastroof.pack.points import Floats
 from fastroof.roofline import HeadShape, decode_roofline, prefill_roofline
+from fastroof.tables.answers import NO_STREAMS
 from fastroof.tables.leave_one_out import (
     LEVEL,
     NORMAL_80,
@@ -25,6 +26,7 @@ from fastroof.tables.leave_one_out import (
     local_errors,
     measured_grid,
     neighbour_errors,
+    reach,
 )
 from fastroof.units import DTYPE_BYTES, US_PER_S
 
@@ -59,7 +61,7 @@ UNKNOWN: Final = PREFIX
 BORROWED: Final = (MAPE_TO_ERROR * 0.038, MAPE_TO_ERROR * 0.081)
 """Of a table borrowed at equal batch x KV heads, for a factor of 2 and of 8 between the KV heads: (32, 8)
 from (16, 4) is off by 3.8 %, (64, 8) from (8, 1) by 8.1 %. With each head shape of head_dim 128 hidden in
-turn, 80 % intervals cover 75 to 78 % of what its double or half says of it, 84 to 85 % at a factor of 4, and
+turn, 80 % intervals cover 78 to 81 % of what its double or half says of it, 86 to 87 % at a factor of 4, and
 more of what is borrowed from other group sizes (1.2 to 3.2 % off), for which the smaller one is taken."""
 
 
@@ -120,7 +122,7 @@ def relative_variance(errors: LocalErrors, sizes: Iterable[Floats]) -> Floats:
         where = tuple(at[b] for b in range(len(at)) if b != a)
         for edge, away in zip(errors.beyond[a], (axis[0] / size, size / axis[-1]), strict=True):
             octaves = np.log2(np.maximum(away, 1.0))
-            variance += edge[where] * octaves**2
+            variance += edge[where] * reach(octaves)
     return np.maximum(variance, REPEATABILITY**2)
 
 
@@ -298,7 +300,7 @@ def streaming_error(tables: Tables) -> float | None:
     if measured is None:
         return None
     columns = tables.table("elementwise").columns
-    streams = columns["kind"] != "launch"
+    streams = ~np.isin(columns["kind"], NO_STREAMS)
     launch_us, bytes_per_us = measured.rates
     line_us = launch_us + columns["io_bytes"][streams] / bytes_per_us
     off = np.abs(np.log(line_us / columns["latency_us"][streams]))

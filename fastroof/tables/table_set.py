@@ -18,69 +18,15 @@ from fastroof.load import MeasuredTable, MeasuredTables, load_measured
 from fastroof.pack import PackedCurve, PackedGemm, PackedGrid, pack_curve, pack_gemm, pack_grid
 from fastroof.pack.smoothing import median_of_three
 from fastroof.roofline import HeadShape, Roofline, decode_roofline, prefill_roofline, prefix_roofline_us
+from fastroof.tables.answers import NO_STREAMS, Lookup, LookupWithError, Streaming
 from fastroof.tables.borrow import AttentionGrid, attention_grid
 from fastroof.units import DTYPE_BYTES, US_PER_S
 
-__all__ = ["Lookup", "LookupWithError", "Streaming", "Tables", "load_tables"]
+__all__ = ["Tables", "load_tables"]
 
 Key = tuple[Any, ...]
 L2_MULTIPLE = 8
 """A kernel that moves this many times the L2 streams from memory."""
-
-
-class Lookup(NamedTuple):
-    """Answer of a lookup, arrays of the broadcast shape of its arguments.
-
-    Attributes
-    ----------
-    latency_us : ndarray of float64
-        Latency, us.
-    mfu : ndarray of float64
-        FLOPs / (latency x peak of the dtype the kernel computes in); NaN for communication.
-    origin : ndarray of uint8
-        0 measured, 1 interpolated, 2 extrapolated, 3 borrowed, 4 modelled.
-    """
-
-    latency_us: npt.NDArray[np.float64]
-    mfu: npt.NDArray[np.float64]
-    origin: npt.NDArray[np.uint8]
-
-
-class LookupWithError(NamedTuple):
-    """Answer of a lookup that was asked for its error too.
-
-    Attributes
-    ----------
-    latency_us, mfu, origin
-        As in :class:`Lookup`.
-    relative_error : ndarray of float64
-        One standard error over the latency: an 80 % interval is 1.28 of them on either side, in ln.
-    """
-
-    latency_us: npt.NDArray[np.float64]
-    mfu: npt.NDArray[np.float64]
-    origin: npt.NDArray[np.uint8]
-    relative_error: npt.NDArray[np.float64]
-
-
-class Streaming(NamedTuple):
-    """What the measured streaming kernels say of this GPU.
-
-    Attributes
-    ----------
-    launch_us : float
-        The smallest latency among them, us.
-    bytes_per_s : float
-        Median rate of those that move more than eight times the L2, B/s.
-    """
-
-    launch_us: float
-    bytes_per_s: float
-
-    @property
-    def rates(self) -> tuple[float, float]:
-        """Launch floor, us, and bytes a us."""
-        return self.launch_us, self.bytes_per_s / US_PER_S
 
 
 class PackedMoe(NamedTuple):
@@ -305,7 +251,7 @@ class Tables:
             return None
         columns = self.measured.tables["elementwise"].columns
         kind, io_bytes, latency_us = columns["kind"], columns["io_bytes"], columns["latency_us"]
-        streams = (kind != "launch") & (kind != "fp8_scale")
+        streams = ~np.isin(kind, NO_STREAMS)
         large = streams & (io_bytes > L2_MULTIPLE * max(self.gpu.l2_bytes, 1))
         copies = large & (kind == "copy")
         large = copies if copies.any() else large
@@ -337,7 +283,7 @@ class Tables:
         table[at_m, at_k] = columns["latency_us"][rows]
         known = ~np.isnan(table)
         along_k = [np.interp(k, k_axis[has], row[has]) for row, has in zip(table, known, strict=True)]
-        return np.interp(m, m_axis, along_k)
+        return np.asarray(np.interp(m, m_axis, along_k))
 
     def kept(self, name: Hashable) -> dict[Any, Any]:
         """What a later stage made from these tables and keeps with them, under a name of its own."""

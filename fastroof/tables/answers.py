@@ -1,0 +1,70 @@
+"""What tables answer: lookups, with or without their error, and the constants of streaming kernels."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof.units import US_PER_S
+
+__all__ = ["NO_STREAMS", "Lookup", "LookupWithError", "Streaming"]
+
+NO_STREAMS: Final = ("launch", "fp8_scale")
+"""Measured kinds of elementwise kernels that do more, or less, than stream."""
+
+
+class Lookup(NamedTuple):
+    """Answer of a lookup, arrays of the broadcast shape of its arguments.
+
+    Attributes
+    ----------
+    latency_us : ndarray of float64
+        Latency, us.
+    mfu : ndarray of float64
+        FLOPs / (latency x peak of the dtype the kernel computes in); NaN for communication.
+    origin : ndarray of uint8
+        0 measured, 1 interpolated, 2 extrapolated, 3 borrowed, 4 modelled.
+    """
+
+    latency_us: npt.NDArray[np.float64]
+    mfu: npt.NDArray[np.float64]
+    origin: npt.NDArray[np.uint8]
+
+
+class LookupWithError(NamedTuple):
+    """Answer of a lookup that was asked for its error too.
+
+    Attributes
+    ----------
+    latency_us, mfu, origin
+        As in :class:`Lookup`.
+    relative_error : ndarray of float64
+        One standard error over the latency: an 80 % interval is 1.28 of them on either side, in ln.
+    """
+
+    latency_us: npt.NDArray[np.float64]
+    mfu: npt.NDArray[np.float64]
+    origin: npt.NDArray[np.uint8]
+    relative_error: npt.NDArray[np.float64]
+
+
+class Streaming(NamedTuple):
+    """What the measured streaming kernels say of this GPU.
+
+    Attributes
+    ----------
+    launch_us : float
+        The smallest latency among them, us.
+    bytes_per_s : float
+        Median rate of those that move more than eight times the L2, B/s.
+    """
+
+    launch_us: float
+    bytes_per_s: float
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        """Launch floor, us, and bytes a us."""
+        return self.launch_us, self.bytes_per_s / US_PER_S
