@@ -1,0 +1,56 @@
+"""``fastroof report``: a sweep's results as one interactive page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from fastroof.cli.errors import warn
+from fastroof.units import GB
+
+__all__ = ["register"]
+
+EPILOG: Final = """\b
+Examples:
+  fastroof sweep my.toml -o results.parquet
+  fastroof report results.parquet -o report.html
+
+The page works without a network. It needs plotly: pip install fastroof[report]. PNG and SVG of its charts:
+fastroof plot pareto, curves and leading-steps.
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("report", epilog=EPILOG)(report)
+
+
+def report(
+    results: Annotated[
+        Path, typer.Argument(metavar="RESULTS.parquet", help="What fastroof sweep wrote.", show_default=False)
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Page to write: .html.")] = Path(
+        "report.html"
+    ),
+    title: Annotated[str | None, typer.Option(help="Heading.  [default: models and GPUs]")] = None,
+    max_rows: Annotated[
+        int, typer.Option(help="Rows on the page; of a larger sweep those that matter, and a sample.")
+    ] = 20_000,
+) -> None:
+    """Show a sweep's results as one interactive page.
+
+    Pareto chart, curves over the load, what the best rows' steps are made of, their operators under the
+    roofline, and a sortable table, with filters, in one file that loads nothing else.
+    """
+    from fastroof.report.html import write_report
+
+    written = write_report(results, output, title=title, max_rows=max_rows)
+    for note in written.notes:
+        if "breakdown" in note or "changed" in note:
+            warn(note)
+    typer.echo(
+        f"wrote {written.path}: {written.num_shown:,} of {written.num_rows:,} rows, steps of "
+        f"{written.num_explained:,} of them, {written.num_bytes / GB * 1e3:.1f} MB"
+    )

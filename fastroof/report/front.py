@@ -1,0 +1,184 @@
+"""Which rows of a sweep matter: Pareto fronts, the best of each setting, and a sample of the others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof.report.results_file import RateColumns, Results
+
+__all__ = ["ChosenRows", "choose_rows", "in_turns", "pareto_front"]
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+MOST_LEADERS: Final = 200
+"""Rows whose steps are broken down at most."""
+CURVE_POINTS: Final = 25
+"""Points of a curve that are kept where not all rows are."""
+
+
+def pareto_front(x: Floats, y: Floats, group: Ints | None = None) -> Mask:
+    """Find the points that no other point of their group beats in one of two rates without losing the other.
+
+    Parameters
+    ----------
+    x, y : ndarray of float64, shape (points,)
+        What is better when it is larger; a point with a nan is on no front.
+    group : ndarray of int64, shape (points,), optional
+        Points of different groups do not compete.
+
+    Returns
+    -------
+    ndarray of bool, shape (points,)
+        Of points that are equal, the first one.
+
+    Examples
+    --------
+    >>> pareto_front(np.array([1.0, 2.0, 3.0, 2.0]), np.array([9.0, 5.0, 1.0, 4.0])).tolist()
+    [True, True, True, False]
+    """
+    usable = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
+    groups = np.zeros(len(x), np.int64) if group is None else group
+    order = usable[np.lexsort((-y[usable], -x[usable], groups[usable]))]
+    on_front = np.zeros(len(x), bool)
+    edges = np.flatnonzero(np.diff(groups[order])) + 1
+    for members in np.split(order, edges):
+        before = np.maximum.accumulate(np.concatenate([[-np.inf], y[members]]))[:-1]
+        on_front[members[y[members] > before]] = True
+    return on_front
+
+
+class ChosenRows(NamedTuple):
+    """Rows of a results file that a report shows.
+
+    Attributes
+    ----------
+    indices : ndarray of int64
+        In the file's order.
+    leaders : ndarray of int64
+        Those of them whose steps are worth breaking down, the highest rate a GPU first.
+    """
+
+    indices: Ints
+    leaders: Ints
+
+
+def choose_rows(results: Results, most: int) -> ChosenRows:
+    """Choose at most so many rows: all, or what matters and an even sample of the rest.
+
+    Parameters
+    ----------
+    results : Results
+        A sweep.
+    most : int
+        Rows at most.
+
+    Returns
+    -------
+    ChosenRows
+        In this order, while there is room: the leaders, the Pareto front of each model and workload (up to
+        half of it), points of the leaders' curves, the best row of each setting and workload, points of the
+        other curves, and every so many-th of what is left.
+    """
+    x, y = results.numbers(RateColumns.USER), results.numbers(RateColumns.GPU)
+    within = results.is_within()
+    if not within.any():
+        within = np.isfinite(x) & np.isfinite(y)
+    rate = np.where(within, y, np.nan)
+    load = results.load()
+    workload = results.have(results.kind.workload)
+    front = pareto_front(x, rate, results.groups(["model", *workload]))
+    best = _best(rate, results.groups(results.have((*results.kind.settings, *results.kind.workload))))
+    top = _best(rate, results.groups(["model", *workload]))
+    leaders = _leaders((top, front, best), y)
+    if results.num_rows <= most:
+        return ChosenRows(np.arange(results.num_rows), leaders)
+    curve = results.groups(results.series(load))
+    outline = _outlines(curve, results.numbers(load))
+    chosen = np.zeros(results.num_rows, bool)
+    chosen[leaders[:most]] = True
+    led = outline & np.isin(curve, curve[chosen])
+    everything = np.ones(results.num_rows, bool)
+    for wanted, share in ((front, 2), (led, 1), (best, 1), (outline, 1), (within, 1), (everything, 1)):
+        room = (most - int(chosen.sum())) // share
+        chosen[_spread(np.flatnonzero(wanted & ~chosen), room)] = True
+    return ChosenRows(np.flatnonzero(chosen), leaders[:most])
+
+
+def _leaders(wanted: Sequence[Mask], rate: Floats) -> Ints:
+    """Of each kind an even choice: half of the room for the first, half of the rest, and so on."""
+    is_leader = np.zeros(len(rate), bool)
+    for i, mask in enumerate(wanted, 1):
+        room = MOST_LEADERS - int(is_leader.sum())
+        share = room if i == len(wanted) else room // 2
+        is_leader[_spread(_by_rate(np.flatnonzero(mask & ~is_leader), rate), share)] = True
+    return _by_rate(np.flatnonzero(is_leader), rate)
+
+
+def _best(rate: Floats, group: Ints) -> Mask:
+    """The first of the highest rates of each group."""
+    usable = np.flatnonzero(np.isfinite(rate))
+    order = usable[np.lexsort((-rate[usable], group[usable]))]
+    is_first = np.diff(group[order], prepend=-1) != 0
+    found = np.zeros(len(rate), bool)
+    found[order[is_first]] = True
+    return found
+
+
+def _outlines(curve: Ints, load: Floats) -> Mask:
+    """Both ends of each curve, and points at even distances between them."""
+    order = np.lexsort((load, curve))
+    starts = np.flatnonzero(np.diff(curve[order], prepend=-1))
+    sizes = np.diff(np.append(starts, len(order)))
+    size = np.repeat(sizes, sizes)
+    rank = np.arange(len(order)) - np.repeat(starts, sizes)
+    part = rank * (CURVE_POINTS - 1) // np.maximum(size - 1, 1)
+    before = (rank - 1) * (CURVE_POINTS - 1) // np.maximum(size - 1, 1)
+    found = np.zeros(len(order), bool)
+    found[order] = (rank == 0) | (part != before)
+    return found
+
+
+def in_turns(labels: Sequence[Hashable], rates: Sequence[float]) -> list[int]:
+    """Order things by rate so that each label has its turn: the best of each, then the second best, ...
+
+    Parameters
+    ----------
+    labels : sequence of hashable
+        Whose turn a thing is.
+    rates : sequence of float
+        The higher the earlier.
+
+    Returns
+    -------
+    list of int
+        Positions.
+
+    Examples
+    --------
+    >>> in_turns(["a", "a", "b"], [9.0, 8.0, 1.0])
+    [0, 2, 1]
+    """
+    seen: Counter[Hashable] = Counter()
+    turns = []
+    for i in sorted(range(len(labels)), key=lambda i: -rates[i]):
+        turns.append((seen[labels[i]], -rates[i], i))
+        seen[labels[i]] += 1
+    return [i for _, _, i in sorted(turns)]
+
+
+def _by_rate(indices: Ints, rate: Floats) -> Ints:
+    return indices[np.argsort(-rate[indices], kind="stable")]
+
+
+def _spread(indices: Ints, most: int) -> Ints:
+    """All of them, or so many at even distances, the first among them."""
+    if len(indices) <= most:
+        return indices
+    return indices[np.arange(most) * len(indices) // max(most, 1)]

@@ -1,0 +1,105 @@
+// What the charts share: colours in light and dark, layout, drawing.
+
+const PALETTES = {
+  light: ["#0072B2", "#D55E00", "#009E73", "#B4508C", "#56B4E9", "#C98A00", "#6A4FB3", "#444B55"],
+  dark: ["#5BB5F0", "#FF8A45", "#2BC79B", "#E79BC8", "#A6D9F7", "#F0C04A", "#B7A2F5", "#C4CAD4"],
+};
+const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "cross", "star", "triangle-down", "hexagon"];
+const prefersDark = window.matchMedia("(prefers-color-scheme: dark)");
+
+function isDark() {
+  const chosen = document.documentElement.dataset.theme;
+  return chosen ? chosen === "dark" : prefersDark.matches;
+}
+
+function colourAt(i) {
+  const palette = PALETTES[isDark() ? "dark" : "light"];
+  return palette[i % palette.length];
+}
+
+const ink = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+function axis(title, more) {
+  return {
+    title: { text: title, standoff: 8 }, gridcolor: ink("--grid"), linecolor: ink("--line"), zeroline: false,
+    automargin: true, ticks: "outside", tickcolor: ink("--line"), ...more,
+  };
+}
+
+function layout(more) {
+  return {
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    font: { family: getComputedStyle(document.body).fontFamily, size: 12.5, color: ink("--ink") },
+    margin: { l: 62, r: 44, t: 44, b: 48 }, hovermode: "closest", hoverdistance: 24,
+    hoverlabel: { bgcolor: ink("--card"), bordercolor: ink("--line"), font: { color: ink("--ink") }, align: "left" },
+    legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", itemclick: false, itemdoubleclick: false },
+    modebar: { orientation: "v", bgcolor: "rgba(0,0,0,0)", color: ink("--quiet"), activecolor: ink("--accent") },
+    ...more,
+  };
+}
+
+const CONFIG = {
+  responsive: true, displaylogo: false, showSendToCloud: false, showEditInChartStudio: false,
+  modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+};
+
+const listening = new Set();
+
+function draw(id, traces, shape) {
+  const chart = byId(id);
+  const words = traces.length ? [] : [{
+    text: "nothing to draw", showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5, font: { size: 15 },
+  }];
+  const annotations = [...(shape.annotations || []), ...words];
+  const config = { ...CONFIG, toImageButtonOptions: { format: "svg", filename: `fastroof-${id}` } };
+  Plotly.react(chart, traces, layout({ ...shape, annotations }), config);
+  if (!listening.has(id)) {
+    listening.add(id);
+    chart.on("plotly_click", (event) => {
+      const row = event.points[0].customdata;
+      if (Number.isInteger(row)) select(row);
+    });
+  }
+}
+
+// A limit of the sweep as a line, where it is not far off what is drawn.
+function limitLine(name, along, largest) {
+  const at = facts.limits[name];
+  if (at === undefined || at > 1.5 * largest) return [];
+  const line = { color: ink("--quiet"), dash: "dash", width: 1.5 };
+  const place = along === "x"
+    ? { x0: at, x1: at, y0: 0, y1: 1, yref: "paper" } : { y0: at, y1: at, x0: 0, x1: 1, xref: "paper" };
+  return [{ type: "line", line, ...place }];
+}
+
+function legendItem(name, colour) {
+  const item = make("li", name);
+  item.style.setProperty("--swatch", colour);
+  return item;
+}
+
+// Settings that tell rows apart, as words.
+function words(row, names) {
+  const isNone = (name) => /^(replicas|.*_workers)$/.test(name) && value(row, name) === 0;
+  return names.filter((name) => !isNone(name)).map((name) => {
+    const found = cell(row, name);
+    if (name === "model" || name === "gpu" || name === "dtype" || name === "mode") return found;
+    return `${name.replaceAll("_", " ")} ${found}`;
+  }).join(", ");
+}
+
+const HOVERED = [
+  "concurrency", "request_rate_per_s", "batch_size", "kv_len", "isl", "osl", "ttft_ms", "tpot_ms",
+  "tokens_per_s_per_user", "tokens_per_s_per_gpu", "cost_per_million_tokens", "total_gpus", "bound",
+  "limited_by", "exceeds", "origin", "relative_error",
+];
+
+function hover(row) {
+  const first = facts.settings.filter((name) => columns.has(name)).slice(0, 6);
+  const lines = [`<b>${plain(words(row, first))}</b>`];
+  for (const name of HOVERED) {
+    const found = value(row, name);
+    if (found !== null && found !== undefined && found !== "") lines.push(`${plain(label(name))}: ${plain(cell(row, name))}`);
+  }
+  return lines.join("<br>");
+}

@@ -1,0 +1,142 @@
+// The steps of the selected row: time by group of operators, and the operators under the roofline.
+
+const OPERATOR_COLUMNS = ["operator", "calls", "us", "share (%)", "TFLOP", "GB", "MFU (%)", "bound by", "origin"];
+const groupColour = (name) => colourAt(facts.groups.indexOf(name));
+
+function stepsOf(row) {
+  return row === null ? [] : report.steps[row] || [];
+}
+
+function drawStep() {
+  const steps = stepsOf(state.selected);
+  const present = facts.groups.filter((name) => steps.some((step) => name in step.groups));
+  const names = steps.map((step) => plain(step.name));
+  const traces = present.map((name) => ({
+    type: "bar", orientation: "h", name, y: names, x: steps.map((step) => (step.groups[name] || 0) / 1e3),
+    marker: { color: groupColour(name), line: { color: ink("--card"), width: 1 } },
+    hovertext: steps.map((step) => {
+      const us = step.groups[name] || 0;
+      return `<b>${name}</b><br>${short.format(us / 1e3)} ms, ${short.format(100 * us / step.total_us)} % of the ${plain(step.name)}`;
+    }),
+    hoverinfo: "text", textposition: "inside", insidetextanchor: "middle",
+    text: steps.map((step) => {
+      const share = 100 * (step.groups[name] || 0) / step.total_us;
+      return share >= 6 ? `${Math.round(share)} %` : "";
+    }),
+  }));
+  draw("step", traces, {
+    barmode: "stack", xaxis: axis("ms", { rangemode: "tozero" }), yaxis: axis("", { autorange: "reversed", ticks: "" }),
+    showlegend: false, margin: { l: 62, r: 44, t: 10, b: 48 },
+  });
+  byId("step-legend").replaceChildren(...present.map((name) => legendItem(name, groupColour(name))));
+  const all = Object.keys(report.steps).length;
+  byId("step-words").textContent = steps.length
+    ? steps.map((step) => `${step.name}: ${step.what}, ${short.format(step.total_us / 1e3)} ms`).join("; ") + "."
+    : `This row's steps are not on the page; those of ${whole.format(all)} leading rows are, which the table and the chart's lines lead to.`;
+  drawOperators(steps);
+}
+
+function drawOperators(steps) {
+  const open = byId("operators").querySelector("details[open]") !== null;
+  byId("operators").replaceChildren(...steps.map((step) => {
+    const details = make("details");
+    details.open = open;
+    details.append(make("summary", `Operators of the ${step.name}`));
+    const table = make("table");
+    table.append(make("caption", `${step.what}: all calls of one step, on one GPU`));
+    const head = make("tr");
+    OPERATOR_COLUMNS.forEach((name, i) => head.append(make("th", name, { scope: "col", class: i === 0 || i > 6 ? "text" : "" })));
+    const body = make("tbody");
+    const added = step.groups.runtime ? [["runtime", 1, step.groups.runtime, 0, 0, null, "host", "modelled"]] : [];
+    for (const [name, calls, us, work, moved, mfu, bound, origin] of [...step.operators, ...added]) {
+      const line = make("tr");
+      const cells = [
+        name, write(calls), write(us), short.format(100 * us / step.total_us), work ? write(work / 1e12) : "–",
+        moved ? write(moved / 1e9) : "–", mfu === null ? "–" : short.format(100 * mfu), bound, origin,
+      ];
+      cells.forEach((text, i) => line.append(make("td", text, { class: i === 0 || i > 6 ? "text" : "" })));
+      body.append(line);
+    }
+    const thead = make("thead");
+    thead.append(head);
+    table.append(thead, body);
+    details.append(table);
+    return details;
+  }));
+}
+
+// FLOPs a byte and TFLOP/s of operators together, or null where they compute nothing.
+function placed(operators, totalUs) {
+  let work = 0, moved = 0;
+  for (const [, , , flops, bytes, , bound] of operators) {
+    work += flops;
+    if (bound !== "communication") moved += bytes;
+  }
+  return work > 0 && moved > 0 ? { x: work / moved, y: work / totalUs / 1e6 } : null;
+}
+
+function roofTraces(roof) {
+  const tera = 1e12;
+  const top = Math.max(...Object.values(roof.peaks)) / tera;
+  const perByte = roof.hbm_bytes_per_s / tera;
+  const line = { color: ink("--ink"), width: 1.6 };
+  const shared = { type: "scatter", mode: "lines+text", showlegend: false, hoverinfo: "skip", line };
+  const slope = [0.3, 5, top / perByte];
+  const traces = [{
+    ...shared, x: slope, y: slope.map((x) => x * perByte), textposition: "top left",
+    text: ["", `HBM ${short.format(perByte)} TB/s`, ""],
+  }];
+  const dtypes = new Map();
+  for (const [dtype, peak] of Object.entries(roof.peaks)) dtypes.set(peak, [...(dtypes.get(peak) || []), dtype]);
+  for (const [peak, names] of dtypes) {
+    const height = peak / tera;
+    traces.push({
+      ...shared, x: [height / perByte, 2e4], y: [height, height], textposition: "top left",
+      text: ["", `${plain(names.join(", "))} ${write(height)} TFLOP/s`],
+    });
+  }
+  return traces;
+}
+
+function drawRoofline() {
+  const row = state.selected;
+  const roof = row === null ? undefined : report.gpus[value(row, "gpu")];
+  if (roof === undefined) {
+    draw("roofline", [], { xaxis: axis(""), yaxis: axis("") });
+    byId("roofline-words").textContent = "The peaks of this GPU are not known here.";
+    return;
+  }
+  const traces = roofTraces(roof);
+  const others = state.shown.filter((each) => each !== row && each in report.steps && value(each, "gpu") === value(row, "gpu"));
+  const dots = others.map((each) => ({ each, step: report.steps[each][0] }))
+    .map(({ each, step }) => ({ each, at: placed(step.operators, step.total_us) })).filter(({ at }) => at);
+  if (dots.length) traces.push({
+    type: "scatter", mode: "markers", name: "other leading rows, decode step", x: dots.map(({ at }) => at.x), y: dots.map(({ at }) => at.y),
+    customdata: dots.map(({ each }) => each), hovertext: dots.map(({ each }) => hover(each)), hoverinfo: "text",
+    marker: { color: ink("--quiet"), size: 7, opacity: 0.45 },
+  });
+  stepsOf(row).forEach((step, i) => {
+    const points = step.operators.filter((part) => part[3] > 0);
+    const at = points.map((part) => placed([part], part[2]));
+    traces.push({
+      type: "scatter", mode: "markers", name: plain(`${step.name}: operators`), x: at.map((point) => point.x), y: at.map((point) => point.y),
+      hovertext: points.map((part) => `<b>${plain(part[0])}</b><br>${plain(step.name)}: ${write(part[2])} us, bound by ${plain(part[6])}<br>MFU ${short.format(100 * part[5])} %`),
+      hoverinfo: "text",
+      marker: {
+        color: colourAt(i), symbol: SYMBOLS[i], line: { color: ink("--card"), width: 1 },
+        size: points.map((part) => 8 + 26 * Math.sqrt(part[2] / step.total_us)), opacity: 0.85,
+      },
+    });
+    const whole_ = placed(step.operators, step.total_us);
+    if (whole_) traces.push({
+      type: "scatter", mode: "markers", name: plain(`whole ${step.name}`), x: [whole_.x], y: [whole_.y],
+      hovertext: [`<b>whole ${plain(step.name)}</b><br>${plain(step.what)}<br>${short.format(whole_.y)} TFLOP/s`], hoverinfo: "text",
+      marker: { color: colourAt(i), symbol: "star", size: 17, line: { color: ink("--ink"), width: 1.5 } },
+    });
+  });
+  draw("roofline", traces, {
+    xaxis: axis("FLOP per compulsory byte", { type: "log" }), yaxis: axis("achieved TFLOP/s on one GPU", { type: "log" }),
+  });
+  byId("roofline-words").textContent =
+    `Peaks and memory bandwidth of ${roof.title}. Areas grow with the time an operator takes; those that compute nothing are not shown.`;
+}

@@ -1,0 +1,229 @@
+"""The page as a file: assets, plotly.js and the data in one HTML document, written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import os
+import uuid
+from importlib import resources
+from pathlib import Path
+from string import Template
+from typing import Any, Final, NamedTuple
+
+from fastroof._version import __version__
+from fastroof.errors import FastroofError
+from fastroof.report.front import choose_rows
+from fastroof.report.html.charts import chart_facts, gpu_roofs, packed_steps
+from fastroof.report.html.table import embedded_json, packed_columns
+from fastroof.report.leading_steps import StepSource
+from fastroof.report.results_file import Results, read_results
+
+__all__ = ["MAX_ROWS", "ReportFile", "write_report"]
+
+MAX_ROWS: Final = 20_000
+"""Rows on a page by default: about 6 MB of data beside plotly.js, and still quick to filter."""
+
+_MOST_ROWS: Final = 200_000
+_SUFFIXES: Final = (".html", ".htm")
+_SCRIPTS: Final = (
+    "data.js",
+    "filters.js",
+    "look.js",
+    "pareto.js",
+    "curves.js",
+    "step.js",
+    "table.js",
+    "start.js",
+)
+
+
+class ReportFile(NamedTuple):
+    """What was written.
+
+    Attributes
+    ----------
+    path : Path
+        The page.
+    num_bytes : int
+        Its size, B.
+    num_rows, num_shown : int
+        Rows of the results, and how many of them are on the page.
+    num_explained : int
+        Rows whose steps are broken down.
+    notes : tuple of str
+        What is left out and why, as the page says it.
+    """
+
+    path: Path
+    num_bytes: int
+    num_rows: int
+    num_shown: int
+    num_explained: int
+    notes: tuple[str, ...]
+
+
+def write_report(
+    results: str | Path, output: str | Path, *, title: str | None = None, max_rows: int = MAX_ROWS
+) -> ReportFile:
+    """Write a sweep's results as one interactive page that loads nothing else.
+
+    Parameters
+    ----------
+    results : str or Path
+        Parquet file of a sweep over deployments or steps.
+    output : str or Path
+        The page, ending in .html; a file of that name is replaced when all of it is there.
+    title : str, optional
+        Heading; by default what was swept.
+    max_rows : int
+        Rows on the page: of a larger sweep those of the Pareto fronts, the best of each setting, points of
+        their curves, and an even sample of the others.
+
+    Returns
+    -------
+    ReportFile
+        Size, counts and notes.
+
+    Raises
+    ------
+    FastroofError
+        If plotly is not installed, the results are none or empty, or the page cannot be written.
+
+    Notes
+    -----
+    Steps are broken down by plans compiled from the tables that the results' spec names, as they are now.
+    Rows whose plan cannot be compiled any more are on the page without a breakdown, which says why.
+
+    Examples
+    --------
+    >>> write_report("results.csv", "report.html")
+    Traceback (most recent call last):
+    fastroof.errors.FastroofError: results.csv does not exist; fastroof sweep writes results
+    """
+    output = _checked_output(output)
+    if isinstance(max_rows, bool) or not isinstance(max_rows, int) or not 1 <= max_rows <= _MOST_ROWS:
+        raise FastroofError(f"max_rows must be a whole number from 1 to {_MOST_ROWS:,}, got {max_rows!r}")
+    found = read_results(results)
+    plotly_js = _plotly_js()
+    chosen = choose_rows(found, max_rows)
+    rows = found.rows(chosen.indices)
+    source = StepSource(found)
+    steps = packed_steps(source, chosen, rows)
+    notes = _notes(found, source, len(chosen.indices), len(chosen.leaders))
+    heading = title or _title(found)
+    document = {
+        "kind": found.kind.name,
+        "noun": found.kind.noun,
+        "num_rows": len(chosen.indices),
+        "columns": packed_columns(found, rows),
+        "facts": chart_facts(found),
+        "steps": steps,
+        "gpus": gpu_roofs(source, [str(gpu) for gpu in found.codes("gpu")[1]]),
+        "notes": notes,
+    }
+    page = Template(_asset("report.html")).substitute(
+        title=html.escape(heading),
+        subtitle=html.escape(_subtitle(found)),
+        css=_asset("report.css"),
+        data=embedded_json(document),
+        plotly_js=plotly_js,
+        script="\n".join(_asset(name) for name in _SCRIPTS),
+    )
+    size = _write(output, page)
+    return ReportFile(output, size, found.num_rows, len(chosen.indices), len(steps), tuple(notes))
+
+
+def _asset(name: str) -> str:
+    return (resources.files("fastroof.report.html") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _plotly_js() -> str:
+    try:
+        from plotly.offline import get_plotlyjs
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "plotly":
+            raise
+        raise FastroofError("the report needs plotly: pip install fastroof[report]") from None
+    # inside a script, where only a string could hold it, and there both spellings are one
+    return str(get_plotlyjs()).replace("</script", "<\\/script").replace("<!--", "<\\!--")
+
+
+def _title(results: Results) -> str:
+    models = [str(model) for model in results.codes("model")[1]]
+    gpus = [str(gpu) for gpu in results.codes("gpu")[1]]
+    named = ", ".join(models) if len(models) <= 3 else f"{len(models)} models"
+    return f"{named} on {', '.join(gpus) if len(gpus) <= 3 else f'{len(gpus)} GPUs'}"
+
+
+def _subtitle(results: Results) -> str:
+    """Where the numbers come from, in one line."""
+    words = [f"{results.num_rows:,} {results.kind.noun} of {results.path.name}"]
+    version = results.metadata.get("fastroof.version")
+    words.append(f"swept with fastroof {version}" if version else "swept with an unknown fastroof")
+    tables = results.metadata.get("fastroof.tables_hash", "")
+    words.append(f"measured tables {tables[:12]}" if tables else "no measured tables named")
+    words.append(f"page by fastroof {__version__}")
+    return "; ".join(words)
+
+
+def _notes(results: Results, source: StepSource, num_shown: int, num_leaders: int) -> list[str]:
+    notes = []
+    if num_shown < results.num_rows:
+        notes.append(
+            f"This page holds {num_shown:,} of the {results.num_rows:,} rows: Pareto fronts of each model "
+            "and workload, the best row of each setting, points of the curves, an even sample of the rest."
+        )
+    counts = _counted(results.metadata_json("fastroof.counts"))
+    if counts:
+        notes.append(f"The sweep counted {counts}.")
+    if source.stale:
+        notes.append(
+            "The measured tables have changed since the sweep; steps are broken down by the new ones."
+        )
+    total = sum(source.problems.values())
+    if total:
+        why = "; ".join(list(source.problems)[:3])
+        more = f"; and {len(source.problems) - 3} other reasons" if len(source.problems) > 3 else ""
+        notes.append(f"{total} of {num_leaders} leading rows have no step breakdown: {why}{more}.")
+    return notes
+
+
+def _counted(counts: dict[str, Any]) -> str:
+    """Counts by name as words; counts by reason follow what they are counted under."""
+    words = []
+    for name, value in counts.items():
+        if isinstance(value, dict):
+            inner = ", ".join(f"{n:,} {r}" for r, n in value.items() if isinstance(n, int) and n)
+            if inner:
+                words.append(f"{name}: {inner}")
+        elif isinstance(value, int):
+            words.append(f"{value:,} {name}")
+    return "; ".join(words)
+
+
+def _checked_output(output: str | Path) -> Path:
+    output = Path(output)
+    if output.suffix.lower() not in _SUFFIXES:
+        raise FastroofError(f"output {output} must end in .html")
+    if os.path.isdir(output):
+        raise FastroofError(f"output {output} is a folder, need a file's name, like {output / 'report.html'}")
+    if not os.path.isdir(output.parent):
+        raise FastroofError(f"output {output}: there is no folder {output.parent}; make it, or name another")
+    return output
+
+
+def _write(output: Path, page: str) -> int:
+    """Write beside the output, then take its name; return the bytes."""
+    building = output.parent / f".{uuid.uuid4().hex}.html"
+    content = page.encode("utf-8", "replace")
+    try:
+        building.write_bytes(content)
+        os.replace(building, output)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise FastroofError(f"output {output} cannot be written ({reason}); nothing is left of it") from None
+    finally:
+        with contextlib.suppress(OSError):
+            building.unlink()
+    return len(content)

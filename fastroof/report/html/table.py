@@ -1,0 +1,75 @@
+"""Rows and columns as the page's JSON holds them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+from fastroof.report.results_file import Results
+
+__all__ = ["embedded_json", "packed_columns", "rounded"]
+
+DIGITS: Final = 6
+"""Significant digits of what the page shows; the results file has them all."""
+
+_ESCAPES: Final = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"}
+"""Signs that end a script or start a comment in HTML, or end a line in JavaScript."""
+
+
+def embedded_json(document: Any) -> str:
+    r"""Write a JSON document that can stand in an HTML script element, whatever its texts are.
+
+    Examples
+    --------
+    >>> embedded_json("</script>")
+    '"\\u003c/script\\u003e"'
+    """
+    text = json.dumps(document, separators=(",", ":"), allow_nan=False)
+    return text.translate(_ESCAPES)
+
+
+def rounded(value: Any) -> Any:
+    """A number as the page holds it: None for what is not finite, few digits for the others."""
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
+        # a number without a fraction needs no decimal point
+        short = float(f"{value:.{DIGITS}g}")
+        return int(short) if short.is_integer() and abs(short) < 2**53 else short
+    return value
+
+
+def packed_columns(results: Results, rows: dict[str, list[Any]]) -> list[dict[str, Any]]:
+    """Pack columns as the page reads them.
+
+    Parameters
+    ----------
+    results : Results
+        Whose columns they are.
+    rows : dict of str to list
+        Values by column, as :meth:`Results.rows` returns them.
+
+    Returns
+    -------
+    list of dict
+        Of each column ``name``, ``kind``, ``unit``, ``meaning``, and ``constant`` where all rows hold one
+        value, else ``words`` and ``codes`` of a text column, or ``values``.
+    """
+    return [_packed(results, name, values) for name, values in rows.items()]
+
+
+def _packed(results: Results, name: str, values: Sequence[Any]) -> dict[str, Any]:
+    kind, unit, meaning = results.describe(name)
+    column: dict[str, Any] = {"name": name, "kind": kind, "unit": unit, "meaning": meaning}
+    if kind == "text":
+        words = list(dict.fromkeys(values))
+        if len(words) == 1:
+            return column | {"constant": words[0]}
+        place = {word: i for i, word in enumerate(words)}
+        return column | {"words": words, "codes": [place[value] for value in values]}
+    numbers = [rounded(value) for value in values]
+    if len(set(numbers)) == 1:
+        return column | {"constant": numbers[0]}
+    return column | {"values": numbers}

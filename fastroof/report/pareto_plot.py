@@ -1,0 +1,158 @@
+"""The Pareto chart of a sweep: what a user gets against what a GPU gives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof.errors import FastroofError
+from fastroof.report.front import pareto_front
+from fastroof.report.plots import COLOURS, QUIET, new_figure, style, write_titles
+from fastroof.report.results_file import RateColumns, Results
+from fastroof.units import MS_PER_S
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["LINE_LOOKS", "draw_pareto", "rows_where", "swept_words"]
+
+LINE_LOOKS: Final = tuple(
+    zip(
+        (COLOURS[name] for name in ("blue", "vermilion", "green", "purple", "sky", "orange")),
+        ("o", "s", "D", "^", "P", "*"),
+        strict=True,
+    )
+)
+"""Colour and marker of each line."""
+
+_MOST_POINTS: Final = 4000
+
+
+def rows_where(results: Results, **wanted: Any) -> npt.NDArray[np.bool_]:
+    """Rows of a sweep whose columns hold the values wanted, and which were estimated.
+
+    Parameters
+    ----------
+    results : Results
+        A sweep.
+    **wanted
+        A value by column; None is any.
+
+    Returns
+    -------
+    ndarray of bool, shape (rows,)
+        Which rows.
+
+    Raises
+    ------
+    FastroofError
+        If a column is not there or no row holds the value.
+    """
+    found = np.isfinite(results.numbers(RateColumns.USER)) & np.isfinite(results.numbers(RateColumns.GPU))
+    for name, value in wanted.items():
+        if value is None:
+            continue
+        if name not in results:
+            raise FastroofError(f"{results.path} has no column {name}: its rows are {results.kind.noun}")
+        codes, values = results.codes(name)
+        if value not in values:
+            given = ", ".join(str(v) for v in sorted(v for v in values if v is not None)[:20])
+            raise FastroofError(f"no row of {results.path} has {name} {value}; there are {given}")
+        found &= codes == values.index(value)
+    if not found.any():
+        words = ", ".join(f"{name} {value}" for name, value in wanted.items() if value is not None)
+        raise FastroofError(f"no estimated row of {results.path}{' has ' if words else ''}{words}")
+    return found
+
+
+def swept_words(results: Results, rows: npt.NDArray[Any]) -> tuple[str, str]:
+    """Say what some rows are about: their models and GPUs, and the workload."""
+
+    def values(name: str) -> list[str]:
+        codes, distinct = results.codes(name)
+        return [str(distinct[code]) for code in np.unique(codes[rows]) if code >= 0]
+
+    models, gpus = values("model"), values("gpu")
+    named = ", ".join(models) if len(models) <= 3 else f"{len(models)} models"
+    workload = [
+        f"{name} {found[0]}" if len(found) == 1 else f"{len(found)} values of {name}"
+        for name in results.have(results.kind.workload)
+        if (found := values(name)) and found != ["0.0"]
+    ]
+    return f"{named} on {', '.join(gpus)}", ", ".join(workload)
+
+
+def draw_pareto(results: Results, *, colour_by: str = "model", **wanted: Any) -> Figure:
+    """Draw tokens/s per user against tokens/s per GPU, and the Pareto front of each colour.
+
+    Parameters
+    ----------
+    results : Results
+        What :func:`fastroof.report.read_results` returns.
+    colour_by : str
+        Column whose values have colours and fronts of their own: model, gpu, tp, dtype, ...
+    **wanted
+        Values that columns must hold, such as ``isl=4000``; None is any.
+
+    Returns
+    -------
+    Figure
+        For :func:`fastroof.report.save_figure`.
+
+    Raises
+    ------
+    FastroofError
+        If matplotlib is not installed, a column is not there, or no row is left.
+    """
+    if colour_by not in results.have((*results.kind.settings, *results.kind.workload)):
+        columns = ", ".join(results.have((*results.kind.settings, *results.kind.workload)))
+        raise FastroofError(f"cannot colour by {colour_by!r}: use {columns}")
+    rows = rows_where(results, **wanted)
+    x, y = results.numbers(RateColumns.USER), results.numbers(RateColumns.GPU)
+    within = rows & results.is_within()
+    codes, values = results.codes(colour_by)
+    present = sorted(
+        (values[code] for code in np.unique(codes[rows]) if code >= 0), key=lambda v: (str(type(v)), v)
+    )
+    with style():
+        figure = new_figure(10.0, 6.2)
+        axes = figure.subplots()
+        for i, value in enumerate(present):
+            colour, marker = LINE_LOOKS[i % len(LINE_LOOKS)]
+            own = rows & (codes == values.index(value))
+            shown = np.flatnonzero(own)[:: max(1, int(own.sum()) // _MOST_POINTS)]
+            axes.scatter(x[shown], y[shown], s=9, color=colour, alpha=0.28, linewidths=0, zorder=2)
+            front = np.flatnonzero(own & within)
+            front = front[pareto_front(x[front], y[front])]
+            front = front[np.argsort(x[front])]
+            if len(front):
+                label = f"{colour_by.replace('_', ' ')} {value}"
+                axes.plot(
+                    x[front], y[front], color=colour, marker=marker, markersize=5, label=label, zorder=3
+                )
+        axes.set_xlim(left=0.0)
+        axes.set_ylim(bottom=0.0)
+        limit = _tpot_limit_ms(results)
+        if limit is not None and MS_PER_S / limit <= axes.get_xlim()[1]:
+            axes.axvline(MS_PER_S / limit, color=QUIET, linewidth=1.2, linestyle="--", zorder=1)
+            axes.text(
+                MS_PER_S / limit, 0.99, f" TPOT {limit:g} ms", transform=axes.get_xaxis_transform(),
+                color=QUIET, va="top", size=9.5,
+            )  # fmt: skip
+        axes.set_xlabel("tokens/s per user")
+        axes.set_ylabel("tokens/s per GPU")
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(loc="upper right", frameon=False)
+        what, workload = swept_words(results, rows)
+        counted = f"{int(rows.sum()):,} {results.kind.noun}, {int(within.sum()):,} within the limits"
+        subtitle = "; ".join(filter(None, (workload, counted, "lines: Pareto fronts")))
+        write_titles(figure, f"{what}: users against GPUs", subtitle)
+    return figure
+
+
+def _tpot_limit_ms(results: Results) -> float | None:
+    spec = results.metadata_json("fastroof.spec")
+    found = (spec.get("constraints") or {}).get("tpot_ms", spec.get("tpot_limit_ms"))
+    return float(found) if isinstance(found, int | float) and found > 0 else None

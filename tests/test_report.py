@@ -1,0 +1,597 @@
+"""The report: which rows it holds, what its page says, and what the page does in a browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import fastroof
+from fastroof.cli import app
+from fastroof.errors import FastroofError
+from fastroof.report.front import CURVE_POINTS, MOST_LEADERS, choose_rows, pareto_front
+from fastroof.report.html import charts, write_report
+from fastroof.report.html.table import embedded_json, packed_columns, rounded
+from fastroof.report.leading_steps import GROUPS, StepSource, steps_of_row
+from fastroof.report.results_file import read_results
+from tests.reference.browser import Browser, installed
+from tests.reference.made_results import CONCURRENCY, LIMITS, deployments, write_deployments
+
+pytest.importorskip("plotly", reason="the report needs plotly: pip install fastroof[report]")
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+HOSTILE = "</script><script>document.title='owned'</script><!-- <b>&amp;\u2028$title"
+STEP_SPEC = {
+    "models": ["llama-3.1-8b", "qwen3-8b"],
+    "tp": [1, 2],
+    "batch_size": {"start": 1, "stop": 512, "step": 7},
+    "kv_len": [1024, 4096],
+    "tpot_limit_ms": 20.0,
+}
+
+
+@pytest.fixture(scope="module")
+def rows(h100: fastroof.Tables) -> list[dict[str, Any]]:
+    return list(deployments(h100))
+
+
+@pytest.fixture(scope="module")
+def deployed(
+    h100: fastroof.Tables, rows: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    return write_deployments(tmp_path_factory.mktemp("report") / "results.parquet", rows, h100.content_hash)
+
+
+@pytest.fixture(scope="module")
+def stepped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("steps") / "results.parquet"
+    fastroof.run_sweep({**STEP_SPEC, "keep": "all"}, path)
+    return path
+
+
+def embedded(page: Path) -> Any:
+    """The data on a page."""
+    found = re.search(
+        r'<script type="application/json" id="results">(.*?)</script>', page.read_text(), re.DOTALL
+    )
+    assert found is not None
+    return json.loads(found[1])
+
+
+def column(data: Any, name: str) -> list[Any]:
+    packed = next(c for c in data["columns"] if c["name"] == name)
+    if "constant" in packed:
+        return [packed["constant"]] * data["num_rows"]
+    return packed.get("values") or [packed["words"][code] for code in packed["codes"]]
+
+
+# -- which rows ----------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6), st.integers(0, 2), st.booleans()), max_size=40)
+)
+def test_front_is_what_nothing_beats(points: list[tuple[int, int, int, bool]]) -> None:
+    x = np.array([float(p[0]) if p[3] else np.nan for p in points])
+    y = np.array([float(p[1]) for p in points])
+    group = np.array([p[2] for p in points], np.int64)
+    front = pareto_front(x, y, group)
+    for i in range(len(points)):
+        rivals = [j for j in range(len(points)) if group[j] == group[i] and points[j][3]]
+        beaten = any(
+            x[j] >= x[i] and y[j] >= y[i] and (x[j] > x[i] or y[j] > y[i] or j < i) for j in rivals if j != i
+        )
+        assert front[i] == (points[i][3] and not beaten)
+
+
+def test_all_rows_of_a_small_sweep(deployed: Path, rows: list[dict[str, Any]]) -> None:
+    results = read_results(deployed)
+    chosen = choose_rows(results, 1000)
+    assert chosen.indices.tolist() == list(range(len(rows)))
+    assert results.load() == "concurrency"
+    taken = results.rows(np.array([3, 99, 100, len(rows) - 1]))
+    assert taken["ttft_ms"] == [rows[i]["ttft_ms"] for i in (3, 99, 100, len(rows) - 1)]
+    within = [i for i in chosen.leaders.tolist() if rows[i]["exceeds"] is None]
+    assert within == chosen.leaders.tolist()
+    best = max(range(len(rows)), key=lambda i: (rows[i]["exceeds"] is None) * rows[i]["tokens_per_s_per_gpu"])
+    assert chosen.leaders[0] == best
+
+
+def test_rows_of_a_large_sweep_keep_the_fronts_and_the_leaders_curves(stepped: Path) -> None:
+    results = read_results(stepped)
+    all_rows = choose_rows(results, 10**6)
+    few = choose_rows(results, 300)
+    assert results.num_rows > len(few.indices) == len(set(few.indices.tolist())) == 300
+    assert np.array_equal(few.leaders, all_rows.leaders)
+    assert len(few.leaders) <= MOST_LEADERS
+    assert set(few.leaders.tolist()) <= set(few.indices.tolist())
+    x = results.numbers("tokens_per_s_per_user")
+    y = np.where(results.is_within(), results.numbers("tokens_per_s_per_gpu"), np.nan)
+    front = np.flatnonzero(pareto_front(x, y, results.groups(["model", "kv_len"])))
+    kept = choose_rows(results, 500)
+    assert len(front) > 50
+    assert set(front.tolist()) <= set(kept.indices.tolist())
+    # a leader's curve keeps both ends
+    curve, batch = results.groups(results.series("batch_size")), results.numbers("batch_size")
+    for leader in kept.leaders:
+        own = np.flatnonzero(curve == curve[leader])
+        shown = batch[np.intersect1d(own, kept.indices)]
+        assert (shown.min(), shown.max()) == (batch[own].min(), batch[own].max())
+        assert len(shown) >= CURVE_POINTS
+    assert len(choose_rows(results, 5).indices) == 5
+    assert len(choose_rows(results, 5).leaders) == 5
+
+
+def test_step_sweeps_have_the_rates_and_a_load(stepped: Path, tmp_path: Path) -> None:
+    results = read_results(stepped)
+    assert results.load() == "batch_size"
+    step_us = results.numbers("step_us")
+    assert np.array_equal(results.numbers("tokens_per_s_per_user"), 1e6 / step_us)
+    assert np.array_equal(results.numbers("tpot_ms"), step_us / 1e3)
+    best = tmp_path / "best.parquet"
+    fastroof.run_sweep(STEP_SPEC, best)
+    assert read_results(best).load() == "kv_len"
+    assert read_results(best).start_workload() == {"kv_len": 4096}
+
+
+# -- what is no results file ---------------------------------------------------------------------
+
+
+def test_wrong_files_are_refused(tmp_path: Path, deployed: Path) -> None:
+    def refused(name: str) -> str:
+        with pytest.raises(FastroofError) as caught:
+            write_report(tmp_path / name, tmp_path / "out.html")
+        assert not (tmp_path / "out.html").exists()
+        return str(caught.value)
+
+    table = pq.read_table(deployed)
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "other.parquet")
+    pq.write_table(table.slice(0, 0), tmp_path / "empty.parquet")
+    pq.write_table(table.drop(["ttft_ms"]), tmp_path / "short.parquet")
+    swapped = table.drop(["tpot_ms"]).append_column("tpot_ms", pa.array(["1"] * table.num_rows))
+    pq.write_table(swapped, tmp_path / "text.parquet")
+    (tmp_path / "results.csv").write_text("model,tp\nm,1\n")
+    (tmp_path / "cut.parquet").write_bytes(deployed.read_bytes()[:5000])
+    assert "does not exist" in refused("absent.parquet")
+    assert "is a folder" in refused(".")
+    assert "no Parquet file" in refused("results.csv")
+    assert "no Parquet file" in refused("cut.parquet")
+    assert "lacks the columns" in refused("other.parquet")
+    assert "of deployments it lacks the columns ttft_ms" in refused("short.parquet")
+    assert "column tpot_ms is string, need numbers" in refused("text.parquet")
+    assert "has no rows" in refused("empty.parquet")
+
+
+def test_wrong_outputs_are_refused(tmp_path: Path, deployed: Path) -> None:
+    (tmp_path / "folder.html").mkdir()
+    for output, said in (
+        (tmp_path / "a.pdf", r"must end in \.html"),
+        (tmp_path / "folder.html", "is a folder"),
+        (tmp_path / "absent" / "a.html", "there is no folder"),
+        (Path("/proc/a.html"), "cannot be written"),
+    ):
+        with pytest.raises(FastroofError, match=said):
+            write_report(deployed, output)
+    with pytest.raises(FastroofError, match="max_rows"):
+        write_report(deployed, tmp_path / "a.html", max_rows=0)
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.html"]
+
+
+# -- the steps behind rows -----------------------------------------------------------------------
+
+
+def test_steps_of_deployments_are_the_estimates_mean_steps(
+    deployed: Path, rows: list[dict[str, Any]]
+) -> None:
+    source = StepSource(read_results(deployed))
+    off: dict[str, list[float]] = {"decode step": [], "step with prompts": []}
+    for row in rows:
+        steps = source.steps(row)
+        assert [step.name for step in steps] == list(off)[: 1 + (row["mixed_share"] > 0)]
+        for step, estimated in zip(steps, ("decode_step_ms", "mixed_step_ms"), strict=False):
+            assert sum(step.groups_us.values()) == pytest.approx(step.total_us, rel=1e-9)
+            assert set(step.groups_us) <= set(GROUPS)
+            off[step.name].append(abs(step.total_us / 1e3 / row[estimated] - 1.0))
+    # whole requests instead of a mean of them; a few prompt tokens may be a step of a measured GEMM
+    assert max(off["decode step"]) < 0.02
+    assert np.median(off["step with prompts"]) < 0.01
+    assert max(off["step with prompts"]) < 0.25
+    assert not source.problems
+    assert not source.stale
+
+
+def test_steps_of_a_row(rows: list[dict[str, Any]]) -> None:
+    row = {**rows[0], "tokens_per_s": 1000.0, "tpot_ms": 32.0, "replicas": 2, "isl": 1000, "osl": 100}
+    row["effective_concurrency"] = 40.0
+    decode = steps_of_row("deployments", {**row, "mixed_share": 0.0})
+    assert [(step.name, len(step.requests), step.requests[0]) for step in decode] == [
+        ("decode step", 16, (1, 1049))
+    ]
+    # 5 requests a second and worker, 19 of 20 by others, 0.032 s a step, 1000 tokens each, half of the steps
+    mixed = steps_of_row("deployments", {**row, "mixed_share": 0.5})[1]
+    assert mixed.requests[16:] == [(304, 348)]
+    cached = steps_of_row("deployments", {**row, "mixed_share": 0.5, "prefix_hit": 0.8})[1]
+    assert cached.requests[16:] == [(61, 869)]
+    apart = steps_of_row("deployments", {**row, "mode": "disaggregated", "replicas": 0, "decode_workers": 4})
+    assert [len(step.requests) for step in apart] == [8, 1]
+    assert apart[1].requests == [(1000, 0)]
+    assert steps_of_row("steps", {"batch_size": 3, "kv_len": 9})[0].requests == [(1, 8)] * 3
+    with pytest.raises(FastroofError, match="no batch"):
+        steps_of_row("steps", {"batch_size": 0, "kv_len": 9})
+    with pytest.raises(FastroofError, match="no tpot_ms"):
+        steps_of_row("deployments", {**row, "tpot_ms": None})
+
+
+def test_rows_that_cannot_be_broken_down_are_said(
+    tmp_path: Path, h100: fastroof.Tables, rows: list[dict[str, Any]]
+) -> None:
+    gone = [{**row, "model": "gone-7b"} if row["tp"] == 2 else row for row in rows]
+    path = write_deployments(tmp_path / "r.parquet", gone, "another hash")
+    written = write_report(path, tmp_path / "r.html")
+    assert any("no step breakdown" in note and "gone-7b" in note for note in written.notes)
+    assert any("tables have changed" in note for note in written.notes)
+    assert 0 < written.num_explained < written.num_shown == len(rows)
+    strange = [{**row, "gpu": "abacus"} for row in rows]
+    path = write_deployments(tmp_path / "s.parquet", strange, h100.content_hash)
+    assert write_report(path, tmp_path / "s.html").num_explained == 0
+    assert embedded(tmp_path / "s.html")["gpus"] == {}
+
+
+# -- the page as a file --------------------------------------------------------------------------
+
+
+def test_page_holds_the_rows(deployed: Path, rows: list[dict[str, Any]], tmp_path: Path) -> None:
+    written = write_report(deployed, tmp_path / "r.html")
+    assert written.path == tmp_path / "r.html"
+    assert written.num_bytes == written.path.stat().st_size
+    data = embedded(written.path)
+    for name in rows[0]:
+        given = [row[name] for row in rows]
+        assert column(data, name) == [rounded(value) for value in given]
+    assert data["facts"]["limits"] == {**LIMITS, "tokens_per_s_per_user": 1e3 / LIMITS["tpot_ms"]}
+    assert data["facts"]["curves"] == ["ttft_ms", "tpot_ms"]
+    assert data["notes"] == [f"The sweep counted {len(rows)} evaluated; infeasible: 3 memory."]
+    assert data["gpus"]["h100"]["hbm_bytes_per_s"] == 3.35e12
+    assert charts.chart_facts(read_results(deployed))["load"] == "concurrency"
+    assert len(packed_columns(read_results(deployed), {"tp": [1, 1]})) == 1
+
+
+def test_page_needs_nothing_else(deployed: Path, tmp_path: Path) -> None:
+    page = write_report(deployed, tmp_path / "r.html").path.read_text()
+    own = page.partition("<script>/**\n* plotly.js")[0] + page.rpartition("</script>\n<script>")[2]
+    assert "http:" not in own
+    assert "https:" not in own
+    assert re.findall(r'(?:src|href)="([^"]*)"', own) == ["data:,", "#pareto-section"]
+    assert "default-src 'none'" in own
+    ids = re.findall(r' id="([^"]+)"', own)
+    assert len(ids) == len(set(ids))
+    assert {label for label in re.findall(r'aria-labelledby="([^"]+)"', own) if " " not in label} <= set(ids)
+
+
+def test_texts_cannot_leave_their_place(
+    h100: fastroof.Tables, rows: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    hostile = [{**row, "model": HOSTILE} for row in rows]
+    page = write_report(
+        write_deployments(tmp_path / "r.parquet", hostile, h100.content_hash), tmp_path / "r.html"
+    )
+    text = page.path.read_text()
+    assert "document.title='owned'</script>" not in text
+    assert text.count("</script>") == 3
+    assert column(embedded(page.path), "model") == [HOSTILE] * len(rows)
+    assert "<" not in embedded_json({"<a>": "</script>&"})
+    assert rounded(float("nan")) is None
+    assert rounded(1234567.0) == 1234570
+
+
+def test_page_is_written_whole_or_not_at_all(
+    deployed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "r.html"
+    page.write_text("before")
+
+    def full(path: Path, content: bytes) -> int:
+        with path.open("wb") as file:
+            file.write(content[:1000])
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        with pytest.raises(FastroofError, match="No space left on device"):
+            write_report(deployed, page)
+    assert page.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [page]
+
+
+# -- the commands --------------------------------------------------------------------------------
+
+
+def test_report_command(stepped: Path, tmp_path: Path) -> None:
+    page = tmp_path / "[a].html"
+    arguments = ["report", str(stepped), "-o", str(page), "--title", "A <title>", "--max-rows", "400"]
+    done = CliRunner().invoke(app, arguments)
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert f"wrote {page}: 400 of " in done.stdout
+    assert "<h1>A &lt;title&gt;</h1>" in page.read_text()
+    assert "This page holds 400 of the" in embedded(page)["notes"][0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("report", "absent.parquet"), "absent.parquet does not exist"),
+        (("report", "absent.parquet", "-o", "a.pdf"), "must end in .html"),
+        (("plot", "pareto", "absent.parquet", "-o", "a.png"), "absent.parquet does not exist"),
+        (("plot", "curves", "absent.parquet", "-o", "a.pdf"), "must end in .png or .svg"),
+    ],
+)
+def test_command_errors(arguments: tuple[str, ...], said: str) -> None:
+    done = CliRunner().invoke(app, list(arguments))
+    assert done.exit_code == 2
+    assert done.stderr.startswith("fastroof: error: ")
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_without_plotly_the_error_says_what_to_install(deployed: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['plotly'] = None; from fastroof.cli import app; "
+        f"app(['report', {str(deployed)!r}, '-o', {str(tmp_path / 'a.html')!r}])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr == "fastroof: error: the report needs plotly: pip install fastroof[report]\n"
+
+
+# -- the page in a browser -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    program = installed()
+    if program is None:
+        pytest.skip("no Chromium: install one, or name it in FASTROOF_CHROMIUM")
+    with Browser(program, tmp_path_factory.mktemp("browser")) as browser:
+        yield browser
+
+
+@pytest.fixture
+def page(browser: Browser, deployed: Path, tmp_path: Path) -> Browser:
+    """The browser on the page of the deployments."""
+    browser.call(
+        "Emulation.setDeviceMetricsOverride", width=1300, height=900, deviceScaleFactor=1, mobile=False
+    )
+    browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "light"}])
+    browser.open(write_report(deployed, tmp_path / "r.html").path)
+    return browser
+
+
+def drawn(page: Browser, chart: str = "pareto") -> list[dict[str, Any]]:
+    """Name, points and rows of each trace that a chart shows."""
+    script = (
+        f"document.getElementById('{chart}').data.map(t => "
+        "({name: t.name || '', x: [...t.x], y: [...t.y], rows: [...(t.customdata || [])]}))"
+    )
+    found: list[dict[str, Any]] = page.run(script)
+    return found
+
+
+def cells(page: Browser, name: str) -> list[str]:
+    """A column of the table, as it is shown."""
+    at = f"[...document.querySelectorAll('#rows th')].findIndex(th => th.dataset.name === {name!r})"
+    found: list[str] = page.run(
+        f"[...document.querySelectorAll('#rows tbody tr')].map(tr => tr.cells[{at}].textContent)"
+    )
+    return found
+
+
+def test_page_loads_without_a_complaint(page: Browser, rows: list[dict[str, Any]]) -> None:
+    assert page.complaints == []
+    assert [address for address in page.requests if not address.startswith(("file:", "data:"))] == []
+    assert len(page.requests) == 1
+    for chart in ("pareto", "curve-0", "curve-1", "step", "roofline"):
+        assert page.run(f"document.querySelectorAll('#{chart} .main-svg').length") > 0
+        assert drawn(page, chart)
+    # isl and osl start at their first values: workloads do not compete
+    shown = [r for r in rows if (r["isl"], r["osl"]) == (1024, 128) and r["exceeds"] is None]
+    assert page.run("document.getElementById('count').textContent") == f"{len(shown)} of {len(rows)} rows"
+    points = sum(len(trace["x"]) for trace in drawn(page) if trace["name"])
+    assert points == len(shown)
+
+
+def test_lines_are_the_pareto_fronts(page: Browser, rows: list[dict[str, Any]]) -> None:
+    own = [r for r in rows if r["model"] == "qwen3-8b" and r["isl"] == 1024 and r["exceeds"] is None]
+    front = {
+        (r["tokens_per_s_per_user"], r["tokens_per_s_per_gpu"])
+        for r in own
+        if not any(
+            o["tokens_per_s_per_user"] > r["tokens_per_s_per_user"]
+            and o["tokens_per_s_per_gpu"] > r["tokens_per_s_per_gpu"]
+            for o in own
+        )
+    }
+    line = next(trace for trace in drawn(page) if trace["name"] == "model qwen3-8b")
+    assert set(zip(line["x"], line["y"], strict=True)) == {(rounded(x), rounded(y)) for x, y in front}
+
+
+def test_a_filter_changes_charts_and_table(page: Browser) -> None:
+    before = drawn(page)
+    assert {t["name"] for t in before if t["name"].startswith("model")} == {
+        "model llama-3.1-8b",
+        "model qwen3-8b",
+    }
+    page.click('#filters input[name="model"]', at=1)
+    after = drawn(page)
+    assert {t["name"] for t in after if t["name"].startswith("model")} == {"model llama-3.1-8b"}
+    assert set(cells(page, "model")) == {"llama-3.1-8b"}
+    page.click('#filters input[name="tp"]', at=0)
+    assert set(cells(page, "tp")) == {"2", "4"}
+    page.click('#filters button[type="reset"]')
+    assert [trace for trace in drawn(page) if trace["name"]] == [trace for trace in before if trace["name"]]
+    # a keyboard does it too, and a number limits
+    page.run("document.querySelector('#filters input[name=\"dtype\"]').focus()")
+    page.press(" ", "Space", 32, " ")
+    assert set(cells(page, "dtype")) == {"fp8"}
+    page.run("document.querySelector('#filters input[name=\"most-tpot_ms\"]').focus()")
+    page.call("Input.insertText", text="10")
+    page.settle()
+    assert max(float(text) for text in cells(page, "tpot_ms")) <= 10
+    assert page.complaints == []
+
+
+def test_filters_that_leave_nothing(page: Browser) -> None:
+    for at in (0, 1):
+        page.click('#filters input[name="model"]', at=at)
+    assert page.run("document.getElementById('page').textContent") == "no rows"
+    assert "nothing to draw" in page.run("document.getElementById('pareto').textContent")
+    assert page.complaints == []
+    page.click('#filters input[name="model"]', at=0)
+    assert cells(page, "tp")
+
+
+def test_table_sorts_by_any_column(page: Browser) -> None:
+    def numbers(name: str) -> list[float]:
+        return [float(text.replace(",", "")) for text in cells(page, name)]
+
+    assert numbers("tokens_per_s_per_gpu") == sorted(numbers("tokens_per_s_per_gpu"), reverse=True)
+    page.click('#rows th[data-name="ttft_ms"] button')
+    falling = numbers("ttft_ms")
+    assert falling == sorted(falling, reverse=True)
+    page.click('#rows th[data-name="ttft_ms"] button')
+    assert numbers("ttft_ms") == falling[::-1] == sorted(falling)
+    sort = "document.querySelector('#rows th[data-name=\"{}\"]').getAttribute('aria-sort')"
+    assert page.run(sort.format("ttft_ms")) == "ascending"
+    assert page.run(sort.format("tp")) == "none"
+    page.run("document.querySelector('#rows th[data-name=\"model\"] button').focus()")
+    page.press("Enter", "Enter", 13, "\r")
+    assert cells(page, "model") == sorted(cells(page, "model"))
+    assert page.complaints == []
+
+
+def test_selecting_a_row_shows_its_steps(page: Browser, rows: list[dict[str, Any]]) -> None:
+    def selected() -> dict[str, str]:
+        pairs = "[...document.querySelectorAll('#selected > div')]"
+        return dict(page.run(f"{pairs}.map(pair => [...pair.children].map(e => e.textContent))"))
+
+    first = selected()
+    assert first["model"] == "llama-3.1-8b"
+    total = sum(trace["x"][0] for trace in drawn(page, "step"))
+    assert total == pytest.approx(float(first["decode step (ms)"]), rel=0.06)
+    page.click("#rows tbody tr:nth-child(4) button")
+    assert page.run("document.querySelector('#rows tr.selected td').textContent") != "1"
+    second = selected()
+    assert second != first
+    # a click on a point of the chart, where no other covers it
+    x, y, row = page.run(
+        "(() => { const c = document.getElementById('pareto'), l = c._fullLayout;"
+        "c.scrollIntoView({block: 'center'});"
+        "const t = c.data.find(t => t.name === 'model qwen3-8b'), i = 1, b = c.getBoundingClientRect();"
+        "return [b.x + l.xaxis._offset + l.xaxis.d2p(t.x[i]), b.y + l.yaxis._offset + l.yaxis.d2p(t.y[i]),"
+        "t.customdata[i]]; })()"
+    )
+    for kind, more in (
+        ("mouseMoved", {}),
+        ("mousePressed", {"button": "left"}),
+        ("mouseReleased", {"button": "left"}),
+    ):
+        page.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, clickCount=1, **more)
+        page.settle()
+    assert "qwen3-8b" in page.run("document.querySelector('#pareto .hoverlayer').textContent")
+    assert selected()["model"] == "qwen3-8b"
+    assert selected()["concurrency (requests)"] == str(rows[row]["concurrency"])
+    assert page.complaints == []
+
+
+def test_curves_run_over_the_load(page: Browser) -> None:
+    for chart in ("curve-0", "curve-1"):
+        curves = [trace for trace in drawn(page, chart) if len(trace["x"]) > 1]
+        assert len(curves) == 8
+        assert all(trace["x"] == sorted(trace["x"]) for trace in curves)
+        assert max(len(trace["x"]) for trace in curves) == len(CONCURRENCY)
+    assert (
+        page.run("document.getElementById('curves-heading').textContent") == "TTFT and TPOT over concurrency"
+    )
+
+
+def test_light_and_dark(page: Browser) -> None:
+    colours = (
+        "[getComputedStyle(document.body).backgroundColor, "
+        "document.getElementById('pareto').layout.font.color]"
+    )
+    light = page.run(colours)
+    page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+    page.settle()
+    dark = page.run(colours)
+    assert light[0] != dark[0]
+    assert light[1] != dark[1]
+    choose = (
+        "(() => {{ const s = document.getElementById('theme'); s.value = '{}';"
+        "s.dispatchEvent(new Event('change')); }})()"
+    )
+    page.run(choose.format("light"))
+    assert page.run(colours) == light
+    page.run(choose.format("dark"))
+    page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "light"}])
+    page.settle()
+    assert page.run(colours) == dark
+    assert page.complaints == []
+
+
+def test_hostile_names_are_only_text(
+    browser: Browser, h100: fastroof.Tables, rows: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    names = {"llama-3.1-8b": HOSTILE, "qwen3-8b": "<img src=x onerror=document.title='owned'><b>bold</b>"}
+    hostile = [{**row, "model": names[row["model"]], "dtype": "fp8</td>"} for row in rows]
+    path = write_deployments(tmp_path / "r.parquet", hostile, h100.content_hash)
+    browser.open(write_report(path, tmp_path / "r.html").path)
+    browser.click("#rows tbody tr:nth-child(2) button")
+    assert browser.complaints == []
+    assert browser.run("document.title").endswith(" on h100")
+    assert browser.run("document.querySelectorAll('main img, main b').length") == 0
+    assert set(cells(browser, "model")) == set(names.values())
+    assert "<b>bold</b>" in browser.run("document.querySelector('#pareto .legend').textContent")
+
+
+def test_step_sweeps_and_many_rows(browser: Browser, tmp_path: Path) -> None:
+    spec = {
+        **STEP_SPEC,
+        "tp": [1, 2, 4, 8],
+        "batch_size": {"start": 1, "stop": 512, "step": 1},
+        "keep": "all",
+    }
+    fastroof.run_sweep(spec, tmp_path / "r.parquet")
+    written = write_report(tmp_path / "r.parquet", tmp_path / "r.html", max_rows=6000)
+    assert written.num_rows > 8000
+    browser.open(written.path)
+    assert browser.complaints == []
+    assert "TPOT and tokens/s per GPU over batch size" in browser.run("document.body.textContent")
+    assert browser.run("document.querySelectorAll('#rows tbody tr').length") == 100
+    first = cells(browser, "batch_size")
+    browser.click("#next")
+    assert cells(browser, "batch_size") != first
+    browser.click("#log-axes")
+    assert browser.run("document.getElementById('pareto').layout.xaxis.type") == "log"
+    assert browser.complaints == []
+
+
+def test_few_rows_without_any_choice(
+    browser: Browser, h100: fastroof.Tables, rows: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    path = write_deployments(tmp_path / "r.parquet", [{**rows[0], "tpot_ms": None, "exceeds": "ttft"}], "")
+    browser.open(write_report(path, tmp_path / "r.html").path)
+    assert browser.complaints == []
+    assert browser.run("document.querySelectorAll('#rows tbody tr').length") == 1

@@ -1,0 +1,153 @@
+"""PNG and SVG of a report's charts: what is on them, and what the commands refuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import fastroof
+from fastroof.cli import app
+from fastroof.errors import FastroofError
+from fastroof.report import draw_leading_steps, draw_pareto, draw_serving_curves, read_results, save_figure
+from fastroof.report.front import pareto_front
+from fastroof.report.pareto_plot import rows_where, swept_words
+from fastroof.report.results_file import Results
+from tests.reference.made_results import CONCURRENCY, deployments, write_deployments
+
+pytest.importorskip("matplotlib", reason="plots need matplotlib: pip install fastroof[report]")
+
+
+@pytest.fixture(scope="module")
+def rows(h100: fastroof.Tables) -> list[dict[str, Any]]:
+    return list(deployments(h100))
+
+
+@pytest.fixture(scope="module")
+def deployed(
+    h100: fastroof.Tables, rows: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    return write_deployments(tmp_path_factory.mktemp("plots") / "results.parquet", rows, h100.content_hash)
+
+
+@pytest.fixture(scope="module")
+def results(deployed: Path) -> Results:
+    return read_results(deployed)
+
+
+def words(figure: Any) -> str:
+    found = [text.get_text() for text in figure.texts]
+    for axes in figure.axes:
+        found += [axes.get_xlabel(), axes.get_ylabel(), axes.get_title(loc="left")]
+        found += [label.get_text() for label in (*axes.texts, *axes.get_yticklabels())]
+        if axes.get_legend():
+            found += [text.get_text() for text in axes.get_legend().get_texts()]
+    return "\n".join(found)
+
+
+def test_pareto_lines_are_fronts(results: Results, rows: list[dict[str, Any]]) -> None:
+    figure = draw_pareto(results, colour_by="tp", isl=1024)
+    (axes,) = figure.axes
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("tokens/s per user", "tokens/s per GPU")
+    assert axes.get_xlim()[0] == axes.get_ylim()[0] == 0.0
+    for word in ("tp 1", "tp 2", "tp 4", "isl 1024, osl 128", "TPOT 30 ms", "llama-3.1-8b, qwen3-8b on h100"):
+        assert word in words(figure)
+    lines = {line.get_label(): line.get_xydata() for line in axes.lines}
+    own = [r for r in rows if r["tp"] == 2 and r["isl"] == 1024 and r["exceeds"] is None]
+    x, y = (np.array([r[f"tokens_per_s_per_{of}"] for r in own]) for of in ("user", "gpu"))
+    front = pareto_front(x, y)
+    assert {tuple(point) for point in lines["tp 2"]} == set(zip(x[front], y[front], strict=True))
+    points = sum(len(c.get_offsets()) for c in axes.collections)
+    assert points == sum(r["isl"] == 1024 for r in rows)
+
+
+def test_curves_are_the_rows(results: Results, rows: list[dict[str, Any]]) -> None:
+    figure = draw_serving_curves(results, isl=4000, model="qwen3-8b")
+    left, right = figure.axes
+    assert [axes.get_ylabel() for axes in (left, right)] == ["TTFT (ms)", "TPOT (ms)"]
+    assert left.get_xlabel() == "concurrency (requests)"
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert "tp 1, fp8" in labels
+    at = labels.index("tp 1, fp8")
+    own = [r for r in rows if (r["model"], r["tp"], r["dtype"], r["isl"]) == ("qwen3-8b", 1, "fp8", 4000)]
+    assert left.lines[at].get_xydata().tolist() == [[r["concurrency"], r["ttft_ms"]] for r in own]
+    assert right.lines[at].get_xydata().tolist() == [[r["concurrency"], r["tpot_ms"]] for r in own]
+    assert {len(line.get_xydata()) for line in left.lines if line.get_label() in labels} <= set(
+        range(1, len(CONCURRENCY) + 1)
+    )
+
+
+def test_leading_steps_add_up(results: Results) -> None:
+    figure = draw_leading_steps(results, isl=1024)
+    left, right = figure.axes
+    assert "linear layers" in words(figure)
+    assert "64 clients" in words(figure)
+    assert right.get_xlabel() == "FLOP per compulsory byte"
+    assert "989.5 TFLOP/s" in words(figure)
+    ends = [patch.get_x() + patch.get_width() for container in left.containers for patch in container]
+    best = max(results.numbers("decode_step_ms")[rows_where(results, isl=1024)])
+    assert 0.0 < max(ends) <= 1.1 * best
+    assert len(left.get_yticklabels()) == 6
+
+
+def test_what_cannot_be_drawn_is_said(results: Results, rows: list[dict[str, Any]], tmp_path: Path) -> None:
+    with pytest.raises(FastroofError, match="cannot colour by 'ttft_ms'"):
+        draw_pareto(results, colour_by="ttft_ms")
+    with pytest.raises(FastroofError, match="no column kv_len"):
+        draw_pareto(results, kv_len=3)
+    with pytest.raises(FastroofError, match="has isl 3; there are 1024, 4000"):
+        draw_serving_curves(results, isl=3)
+    with pytest.raises(FastroofError, match="no estimated row"):
+        draw_serving_curves(results, isl=1024, osl=500)
+    beyond = write_deployments(tmp_path / "a.parquet", [{**row, "exceeds": "ttft"} for row in rows], "")
+    with pytest.raises(FastroofError, match="within the limits"):
+        draw_leading_steps(read_results(beyond))
+    gone = write_deployments(tmp_path / "b.parquet", [{**row, "model": "gone-7b"} for row in rows], "")
+    with pytest.raises(FastroofError, match=r"can be broken down: .*gone-7b"):
+        draw_leading_steps(read_results(gone))
+    assert swept_words(results, rows_where(results, isl=1024))[1] == "isl 1024, osl 128"
+
+
+def test_step_sweeps_and_their_best_rows(tmp_path: Path) -> None:
+    spec = {"models": ["llama-3.1-8b"], "batch_size": [8, 64, 256], "kv_len": [1024, 2048, 4096, 8192]}
+    fastroof.run_sweep(spec, tmp_path / "best.parquet")
+    figure = draw_serving_curves(read_results(tmp_path / "best.parquet"))
+    assert [axes.get_xlabel() for axes in figure.axes] == ["kv_len (tokens)"] * 2
+    assert len(figure.axes[0].lines[0].get_xydata()) == 4
+    assert "batch 256" in words(draw_leading_steps(read_results(tmp_path / "best.parquet"), kv_len=1024))
+    for suffix in ("png", "svg"):
+        files = [tmp_path / f"{name}.{suffix}" for name in "ab"]
+        for file in files:
+            save_figure(draw_pareto(read_results(tmp_path / "best.parquet")), file)
+        assert files[0].read_bytes() == files[1].read_bytes()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("pareto", "--colour-by", "dtype", "--where", "model=qwen3-8b"),
+        ("curves", "--where", "isl=4000", "--where", "osl=500"),
+        ("leading-steps",),
+    ],
+)
+def test_plot_commands(deployed: Path, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    kind, *more = arguments
+    file = tmp_path / "a.svg"
+    done = CliRunner().invoke(app, ["plot", kind, str(deployed), "-o", str(file), *more])
+    assert (done.exit_code, done.stderr, done.stdout) == (0, "", f"wrote {file}\n")
+    assert file.stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [("isl", "not COLUMN=VALUE"), ("colour=3", "the columns are"), ("isl=3", "there are 1024, 4000")],
+)
+def test_plot_command_refuses(deployed: Path, tmp_path: Path, where: str, said: str) -> None:
+    arguments = ["plot", "pareto", str(deployed), "-o", str(tmp_path / "a.png"), "--where", where]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
