@@ -179,3 +179,16 @@ def test_origins_of_decodes_are_those_of_the_step(plan):
     steps.decode_origins(plan.arena, batch, kv_len, origin)
     requests = [[(1, kv - 1)] * b for b, kv in zip(batch.tolist(), kv_len.tolist(), strict=True)]
     assert origin.tolist() == plan.run(StepBatch.from_requests(requests)).origin.tolist()
+
+
+@pytest.mark.parametrize("requests", [[(1, 5)] * 3, [(7, 0), (1, 9)], [(7, 4), (3, 0)], [(1, 0)]])
+def test_a_step_of_sums_is_the_step_of_its_requests(arena, requests):
+    new, context = (np.array(column) for column in zip(*requests, strict=True))
+    out = np.empty(1)
+    assert steps.ragged_steps_us(arena, new, context, np.array([0, len(new)]), out) == 0
+    is_decode = (new == 1) & (context > 0)
+    chunk, before = new[~is_decode], context[~is_decode]
+    sums = [is_decode.sum(), (context[is_decode] + 1).sum(), chunk.sum(), (chunk * (chunk + 1) // 2).sum()]
+    sums += [(chunk * before).sum(), before.sum()]
+    plan = steps.open_plan(arena)
+    assert steps.summed_step_us(arena, plan, len(new), *map(int, sums)) == out[0]
