@@ -303,7 +303,9 @@ def test_units_are_pieces_of_the_sweep(tmp_path: Path, monkeypatch: pytest.Monke
     assert sum(unit.size for unit in listed) == 2 * len(LENGTHS) * len(BATCHES)
     tables = load_tables_by_gpu(spec)
     # in any order, each from nothing but itself
-    results = {unit.number: evaluate_unit(spec, pickle.loads(pickle.dumps(unit)), tables) for unit in listed[::-1]}
+    results = {}
+    for unit in listed[::-1]:
+        results[unit.number] = evaluate_unit(spec, pickle.loads(pickle.dumps(unit)), tables)
     rows = final_rows(spec, pa.Table.from_batches([results[number].rows for number in range(6)]))
     assert rows.to_pylist() == rows_of(tmp_path / "r.parquet")
     assert [len(results[number].best) for number in range(6)] == [0, 0, 1, 0, 0, 1]
@@ -318,8 +320,8 @@ def test_the_file_has_the_counts(tmp_path: Path) -> None:
 
 
 def test_a_step_takes_nanoseconds(tmp_path: Path) -> None:
-    spec = {**SPEC, "batch_size": {"start": 1, "stop": 256, "step": 1}, "models": ["llama-3.1-8b", "qwen3-8b"]}
-    spec |= {"tp": [1, 2, 4, 8], "dtype": ["bf16", "fp8"]}
+    spec = {**SPEC, "models": ["llama-3.1-8b", "qwen3-8b"], "tp": [1, 2, 4, 8], "dtype": ["bf16", "fp8"]}
+    spec["batch_size"] = {"start": 1, "stop": 256, "step": 1}
     summary = run_sweep({**spec, "kv_len": {"start": 1, "stop": 3000, "step": 1}}, tmp_path / "r.parquet")
     # 0.3 ns a step here; a billion steps would take 30 s at 30 ns
     assert summary.evaluations == 16 * 3000 * 256

@@ -30,17 +30,17 @@ Examples:
   fastroof sweep --models llama-3.1-70b,qwen3-32b --total-gpus 8 --isl 4000 --osl 500 \\
       --concurrency '{start = 1, stop = 512, step = 1}' --ttft-ms 500 --tpot-ms 30
 
-A specification is TOML; keys can be given, or changed, as options. A value is a number, a comma-separated list,
-or anything in TOML. One with isl sweeps deployments, otherwise decode steps: `--example` and the packaged
-fastroof/sweep/default.toml explain every key of them, `--schema` is for editors. The columns of the results
-are listed with their units in fastroof.columns, DEPLOYMENT_COLUMNS and SWEEP_COLUMNS.
+A specification is TOML; keys can be given, or changed, as options. A value is a number, a comma-separated
+list, or anything in TOML. One with isl sweeps deployments, otherwise decode steps: `--example` and the
+packaged fastroof/sweep/default.toml explain every key of them, `--schema` is for editors. The columns of the
+results are listed with their units in fastroof.columns, DEPLOYMENT_COLUMNS and SWEEP_COLUMNS.
 
 \b
-JSON of steps: output, plans, evaluations, evaluations_per_s, rows, evaluate_s, total_s, infeasible (evaluations
-beyond memory, and beyond the TPOT limit), skipped (reason: names), best: one object a plan [model, tp, dtype,
-kv_dtype, kv_len, batch_size, step_us, tokens_per_s, tokens_per_s_per_gpu, limited_by, origin,
-relative_error (of the step's time), standing (best of its model in tokens/s a GPU, or tie: no further from it
-than errors say)], batch_size 0 and nulls where no batch is within the limits.
+JSON of steps: output, plans, evaluations, evaluations_per_s, rows, evaluate_s, total_s, infeasible
+(evaluations beyond memory, and beyond the TPOT limit), skipped (reason: names), best: one object a plan
+[model, tp, dtype, kv_dtype, kv_len, batch_size, step_us, tokens_per_s, tokens_per_s_per_gpu, limited_by,
+origin, relative_error (of the step's time), standing (best of its model in tokens/s a GPU, or tie: no further
+from it than errors say)], batch_size 0 and nulls where no batch is within the limits.
 
 \b
 JSON of deployments: output, candidates, feasible, candidates_per_s, rows, evaluate_s, total_s, infeasible

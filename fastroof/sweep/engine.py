@@ -258,7 +258,7 @@ class Collected:
     def summary(self, total_s: float) -> SweepSummary | DeploymentSummary:
         """What the sweep hands back."""
         counts = dict(self.counts)
-        evaluated = counts.pop("evaluated")
+        evaluated = counts.pop("evaluated", 0)
         skipped = {reason: tuple(names) for reason, names in self.skipped.items()}
         if isinstance(self.spec, SweepSpec):
             return SweepSummary(

@@ -94,7 +94,7 @@ class SweepSummary:
     @property
     def evaluations_per_s(self) -> float:
         """Steps timed a second of evaluating, by one thread."""
-        return self.evaluations / self.evaluate_s
+        return self.evaluations / self.evaluate_s if self.evaluate_s else 0.0
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class DeploymentSummary:
     @property
     def candidates_per_s(self) -> float:
         """Candidates a second of evaluating, by one thread."""
-        return self.candidates / self.evaluate_s
+        return self.candidates / self.evaluate_s if self.evaluate_s else 0.0
 
 
 INFEASIBLE: Final = {

@@ -1,0 +1,64 @@
+"""``fastroof merge``: the shards of a sweep into one; and how to go on with a sweep that was stopped."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+__all__ = ["register", "say_how_to_resume"]
+
+EPILOG: Final = """\b
+Examples:
+  fastroof sweep my.toml -o my-1.parquet --shard 1/2
+  fastroof sweep my.toml -o my-2.parquet --shard 2/2
+  fastroof merge my-1.parquet my-2.parquet -o my.parquet
+  fastroof merge shards/*.parquet -o my.parquet
+
+What is printed is what `fastroof sweep` prints; --json as well.
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("merge", epilog=EPILOG)(merge)
+
+
+def merge(
+    shards: Annotated[
+        list[Path], typer.Argument(metavar="SHARD.parquet...", help="The files of all shards.")
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Where the results go: .parquet, .csv or .jsonl.")
+    ] = Path("results.parquet"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no summary.")] = False,
+) -> None:
+    """Join the shards of a sweep, as if it had been one.
+
+    All shards must be there, each once, and be of the same sweep: specification, models, tables and
+    version of fastroof. The rows are those of the sweep without shards.
+    """
+    from fastroof.cli.sweep import print_summary
+    from fastroof.sweep import merge_shards
+
+    print_summary(merge_shards(shards, output), as_json=as_json, quiet=quiet)
+
+
+def say_how_to_resume(output: Path) -> None:
+    """Say on standard error how to go on with a sweep that was interrupted, if it can be."""
+    from fastroof.sweep.checkpoint import parts_folder
+
+    folder = parts_folder(output)
+    if not folder.is_dir():
+        typer.echo("interrupted before there was anything to keep", err=True)
+        return
+    words = [
+        "fastroof",
+        *(word for word in sys.argv[1:] if word not in ("--resume", "--restart")),
+        "--resume",
+    ]
+    typer.echo(f"interrupted; what is done is kept in {folder}. To continue: {shlex.join(words)}", err=True)

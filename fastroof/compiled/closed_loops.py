@@ -1,0 +1,315 @@
+"""Closed loops of clients as a sweep asks for them: with a prefix cache, by clients or by a request rate.
+
+A replica (fastroof.compiled.serving), or workers of both kinds (fastroof.compiled.disaggregated), are
+estimated into one row of mean values.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof.compiled import disaggregated, serving
+from fastroof.compiled.disaggregated import DISAGGREGATED_ROWS, LinkOptions, disaggregated_estimates
+from fastroof.compiled.jit import Floats, jit
+from fastroof.compiled.mean_steps import mean_decode_attention_us
+from fastroof.compiled.serving import ESTIMATE_ROWS, ServingOptions, serving_estimates
+from fastroof.compiled.steps import PlanParts
+
+__all__ = [
+    "ANSWERS",
+    "CODES",
+    "DeploymentOptions",
+    "Scratch",
+    "Sizes",
+    "closed_loop",
+    "new_scratch",
+    "solve_rate",
+]
+
+Longs = npt.NDArray[np.int64]
+
+# What became of a candidate.
+FEASIBLE, MEMORY, CONTEXT, RATE, TTFT, TPOT, REQUEST, KV_SHARE_OVER, GPUS, PLAN_SIZE = range(10)
+CODES = 10
+
+# Rows of the answers.
+CONCURRENCY, REQUEST_RATE, TTFT_MS, TPOT_MS, REQUEST_MS, TOKENS_PER_S, PER_GPU, PER_USER = range(8)
+REQUESTS_PER_S, COST, EFFECTIVE, DECODE_STEP_MS, MIXED_STEP_MS, MIXED_SHARE, WAIT_MS, KV_SHARE = range(8, 16)
+# of the mean steps of one replica, or worker
+DECODES, PREFILL_TOKENS, PROMPTS, KV_LEN = range(16, 20)
+ANSWERS = 20
+
+# What both kinds of estimate are read into.
+MEAN_TTFT_US, MEAN_TPOT_US, MEAN_REQUEST_US, MEAN_TOKENS_PER_US, MEAN_WAIT_US, MEAN_DECODE_US = range(6)
+MEAN_MIXED_US, MEAN_SHARE, MEAN_EFFECTIVE, MEAN_KV_SHARE, MEAN_DECODES, MEAN_PREFILL = range(6, 12)
+MEAN_PROMPTS, MEAN_KV_LEN = 12, 13
+MEANS = 14
+
+MOST_CLIENTS = 2.0**20
+"""Clients beyond which a rate is taken to be out of reach."""
+CLOSE = 1e-6
+"""How near to the rate asked for a closed loop has to come, relative."""
+FAR = 0.8
+"""Share of a rate that the most clients make, below which it is out of reach: fewer clients make less, but
+for the jumps of measured kernels."""
+
+
+class DeploymentOptions(NamedTuple):
+    """What all candidates of a plan have in common; a limit that there is not is inf."""
+
+    is_disaggregated: bool
+    is_rate: bool
+    tp: float
+    max_position: float
+    max_seqs: float
+    osl_reserved: float
+    transfer_us_per_token: float
+    us_per_ms: float
+    us_per_s: float
+    gpu_price: float
+    """Of a GPU and a second, times a million: NaN without a price."""
+    ttft_ms: float
+    tpot_ms: float
+    request_ms: float
+    kv_share: float
+    total_gpus: float
+    objective: int
+
+
+class Scratch(NamedTuple):
+    """What the loops overwrite: of one thread."""
+
+    sizes: Floats
+    aggregated: Floats
+    disaggregated: Floats
+    mean: Floats
+    answer: Floats
+    digits: Longs
+
+
+class Sizes(NamedTuple):
+    """One candidate: ``new`` of its ``isl`` tokens are not found in the prefix cache."""
+
+    replicas: float
+    prefill_workers: float
+    decode_workers: float
+    isl: float
+    new: float
+    osl: float
+    load: float
+    budget: float
+    max_kv_tokens: float
+
+
+def new_scratch() -> Scratch:
+    """Allocate what a thread needs."""
+    return Scratch(
+        np.empty((6, 1)), np.empty((ESTIMATE_ROWS, 1)), np.empty((DISAGGREGATED_ROWS, 1)),
+        np.empty(MEANS), np.empty(ANSWERS), np.empty(6, np.int64),
+    )  # fmt: skip
+
+
+@jit
+def _aggregated(
+    arena: Floats,
+    plan: PlanParts,
+    sizes: Sizes,
+    clients: float,
+    options: DeploymentOptions,
+    scratch: Scratch,
+) -> int:
+    """Estimate one replica into ``scratch.mean``; returns a code."""
+    held = sizes.isl + options.osl_reserved * sizes.osl
+    new_held = sizes.new + options.osl_reserved * sizes.osl
+    # what is found in the prefix cache takes room too
+    room = max(sizes.max_kv_tokens * (new_held / held), sizes.new + sizes.osl)
+    given = scratch.sizes
+    given[0, 0] = sizes.new
+    given[1, 0] = sizes.osl
+    given[2, 0] = clients
+    given[3, 0] = sizes.budget
+    serving_options = ServingOptions(room, options.max_seqs, options.osl_reserved, True, 0.0, 0.0)
+    code, _, _ = serving_estimates(
+        arena, given[0], given[1], given[2], given[3], serving_options, scratch.aggregated
+    )
+    found = scratch.aggregated
+    mean = scratch.mean
+    mean[MEAN_TTFT_US] = found[serving.TTFT_US, 0]
+    mean[MEAN_TPOT_US] = found[serving.TPOT_US, 0]
+    mean[MEAN_REQUEST_US] = found[serving.REQUEST_US, 0]
+    mean[MEAN_TOKENS_PER_US] = found[serving.TOKENS_PER_US, 0]
+    mean[MEAN_WAIT_US] = found[serving.WAIT_US, 0]
+    mean[MEAN_DECODE_US] = found[serving.DECODE_STEP_US, 0]
+    mean[MEAN_MIXED_US] = found[serving.MIXED_STEP_US, 0]
+    mean[MEAN_SHARE] = found[serving.MIXED_SHARE, 0]
+    mean[MEAN_EFFECTIVE] = found[serving.EFFECTIVE_CONCURRENCY, 0]
+    mean[MEAN_KV_SHARE] = found[serving.EFFECTIVE_CONCURRENCY, 0] * held / sizes.max_kv_tokens
+    mean[MEAN_DECODES] = found[serving.DECODES, 0]
+    mean[MEAN_PREFILL] = found[serving.PREFILL_TOKENS, 0]
+    mean[MEAN_PROMPTS] = found[serving.PROMPTS, 0]
+    mean[MEAN_KV_LEN] = sizes.isl + 0.5 * sizes.osl
+    if sizes.new < sizes.isl:
+        _add_prefix(arena, plan, sizes, clients, mean)
+    return code
+
+
+@jit
+def _add_prefix(arena: Floats, plan: PlanParts, sizes: Sizes, clients: float, mean: Floats) -> None:
+    """Add what attending to cached tokens takes to an estimate of prompts without them.
+
+    Who is in a step does not depend on how long steps take, so steps grow by attention alone: decodes attend
+    to more tokens, prompts to the prefix as to earlier chunks.
+    """
+    cached = sizes.isl - sizes.new
+    decodes = mean[MEAN_DECODES]
+    more_us = mean_decode_attention_us(arena, plan, decodes, sizes.isl, sizes.osl)
+    more_us -= mean_decode_attention_us(arena, plan, decodes, sizes.new, sizes.osl)
+    share = mean[MEAN_SHARE]
+    gaps = sizes.osl - 1.0
+    before_us = mean[MEAN_DECODE_US] + share * (mean[MEAN_MIXED_US] - mean[MEAN_DECODE_US])
+    if gaps > 0.0:
+        mean[MEAN_DECODE_US] += more_us
+    if share > 0.0:
+        pairs = mean[MEAN_PREFILL] * cached
+        mean[MEAN_MIXED_US] += more_us + plan.prefix_pair_us * pairs
+        mean[MEAN_MIXED_US] += plan.prefix_token_us * cached * max(mean[MEAN_PROMPTS], 1.0)
+    step_us = mean[MEAN_DECODE_US] + share * (mean[MEAN_MIXED_US] - mean[MEAN_DECODE_US])
+    chunks = math.ceil(sizes.new / max(sizes.budget - decodes, 1.0))
+    own_us = plan.prefix_pair_us * sizes.new * cached + plan.prefix_token_us * cached * chunks
+    if clients > 1.0:
+        own_us += more_us * chunks + 0.5 * (step_us - before_us)
+    steady_us = mean[MEAN_TTFT_US] - mean[MEAN_WAIT_US]
+    # the more a request takes, the longer others wait for its place
+    grown = (steady_us + own_us + gaps * step_us) / (steady_us + gaps * before_us)
+    mean[MEAN_WAIT_US] *= grown
+    mean[MEAN_TTFT_US] = steady_us + own_us + mean[MEAN_WAIT_US]
+    if gaps > 0.0:
+        mean[MEAN_TPOT_US] = step_us
+    mean[MEAN_REQUEST_US] = mean[MEAN_TTFT_US] + gaps * step_us
+    mean[MEAN_TOKENS_PER_US] = clients * sizes.osl / mean[MEAN_REQUEST_US]
+
+
+@jit
+def _disaggregated(
+    arena: Floats, sizes: Sizes, clients: float, options: DeploymentOptions, scratch: Scratch
+) -> int:
+    """Estimate prefill and decode workers into ``scratch.mean``; returns a code."""
+    given = scratch.sizes
+    given[0, 0] = sizes.isl
+    given[1, 0] = sizes.osl
+    given[2, 0] = clients
+    given[3, 0] = sizes.prefill_workers
+    given[4, 0] = sizes.decode_workers
+    given[5, 0] = sizes.budget
+    link = LinkOptions(
+        sizes.max_kv_tokens,
+        sizes.max_kv_tokens,
+        options.max_seqs,
+        options.osl_reserved,
+        options.transfer_us_per_token,
+    )
+    code, _, _ = disaggregated_estimates(arena, arena, given, link, scratch.disaggregated)
+    found = scratch.disaggregated
+    mean = scratch.mean
+    mean[MEAN_TTFT_US] = found[disaggregated.TTFT_US, 0]
+    mean[MEAN_TPOT_US] = found[disaggregated.TPOT_US, 0]
+    mean[MEAN_REQUEST_US] = found[disaggregated.REQUEST_US, 0]
+    mean[MEAN_TOKENS_PER_US] = found[disaggregated.TOKENS_PER_US, 0]
+    mean[MEAN_WAIT_US] = found[disaggregated.WAIT_US, 0]
+    mean[MEAN_DECODE_US] = found[disaggregated.DECODE_STEP_US, 0]
+    mean[MEAN_MIXED_US] = 0.0
+    mean[MEAN_SHARE] = 0.0
+    # those that a decode worker has, and those that are at the other two places
+    busy_us = mean[MEAN_REQUEST_US] - mean[MEAN_WAIT_US]
+    mean[MEAN_EFFECTIVE] = clients * busy_us / mean[MEAN_REQUEST_US]
+    mean[MEAN_KV_SHARE] = found[disaggregated.KV_LOAD, 0]
+    mean[MEAN_DECODES] = found[disaggregated.DECODES, 0]
+    mean[MEAN_PREFILL] = 0.0
+    mean[MEAN_PROMPTS] = 0.0
+    mean[MEAN_KV_LEN] = found[disaggregated.KV_LEN, 0]
+    return code
+
+
+@jit
+def closed_loop(
+    arena: Floats,
+    plan: PlanParts,
+    sizes: Sizes,
+    clients: float,
+    options: DeploymentOptions,
+    scratch: Scratch,
+) -> int:
+    """Estimate a replica, or workers of both kinds, for at least one client; returns what became of it."""
+    if options.is_disaggregated:
+        code = _disaggregated(arena, sizes, max(clients, 1.0), options, scratch)
+    else:
+        code = _aggregated(arena, plan, sizes, max(clients, 1.0), options, scratch)
+    # sizes and memory have been seen to
+    return FEASIBLE if code == 0 else PLAN_SIZE
+
+
+@jit
+def _most_clients(sizes: Sizes, options: DeploymentOptions) -> float:
+    """Clients beyond which there are not more requests a second."""
+    if options.is_disaggregated:
+        return MOST_CLIENTS
+    held = sizes.isl + options.osl_reserved * sizes.osl
+    return max(min(sizes.max_kv_tokens / held, options.max_seqs, sizes.budget, MOST_CLIENTS), 1.0)
+
+
+@jit
+def solve_rate(
+    arena: Floats, plan: PlanParts, sizes: Sizes, rate: float, options: DeploymentOptions, scratch: Scratch
+) -> tuple[int, float]:
+    """Find the clients whose closed loop makes ``rate`` requests a us. Returns a code, and how many.
+
+    By Little's law clients are the rate times a request's latency. Too few clients make that more than they
+    are, which leads up to the answer; then it is between two numbers (regula falsi, Illinois, and bisection).
+    """
+    mean = scratch.mean
+    code = closed_loop(arena, plan, sizes, 1.0, options, scratch)
+    if code != FEASIBLE:
+        return code, 0.0
+    most = _most_clients(sizes, options)
+    low = 1.0
+    short = 1.0 - 1.0 / (mean[MEAN_REQUEST_US] * rate)
+    if short <= 0.0:
+        # a client that pauses between requests
+        return FEASIBLE, rate * mean[MEAN_REQUEST_US]
+    at = min(rate * mean[MEAN_REQUEST_US], most)
+    code = closed_loop(arena, plan, sizes, most, options, scratch)
+    if code == FEASIBLE and most / (mean[MEAN_REQUEST_US] * rate) < FAR:
+        return RATE, 0.0
+    over = 0.0
+    while True:
+        code = closed_loop(arena, plan, sizes, at, options, scratch)
+        if code != FEASIBLE:
+            return code, 0.0
+        over = at / (mean[MEAN_REQUEST_US] * rate) - 1.0
+        if over >= 0.0:
+            break
+        if at >= most:
+            # all that there is, but for rounding
+            return (FEASIBLE, at) if over > -CLOSE else (RATE, 0.0)
+        low = at
+        short = -over
+        at = min(max(rate * mean[MEAN_REQUEST_US], 1.5 * at), most)
+    high = at
+    trial = 0
+    while over > CLOSE and high - low > CLOSE * high:
+        trial += 1
+        at = 0.5 * (low + high) if trial % 3 == 2 else low + (high - low) * (short / (short + over))
+        code = closed_loop(arena, plan, sizes, at, options, scratch)
+        found = at / (mean[MEAN_REQUEST_US] * rate) - 1.0
+        if found >= 0.0:
+            high, over, short = at, found, 0.5 * short
+        else:
+            low, short, over = at, -found, 0.5 * over
+    if at != high:
+        # measured kernels are jagged: the rate may lie in a jump, of which this is the far side
+        code = closed_loop(arena, plan, sizes, high, options, scratch)
+    return code, high

@@ -1,0 +1,297 @@
+"""The loop behind deployment sweeps: candidates by their number in, answers or the kept ones out.
+
+A candidate is a place in the product of a plan's axes. It is estimated as a closed loop of clients
+(fastroof.compiled.closed_loops), by itself: there is never a list of candidates.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof.compiled.closed_loops import (
+    ANSWERS,
+    CONCURRENCY,
+    CONTEXT,
+    COST,
+    DECODE_STEP_MS,
+    DECODES,
+    EFFECTIVE,
+    FEASIBLE,
+    GPUS,
+    KV_LEN,
+    KV_SHARE,
+    KV_SHARE_OVER,
+    MEAN_DECODE_US,
+    MEAN_DECODES,
+    MEAN_EFFECTIVE,
+    MEAN_KV_LEN,
+    MEAN_KV_SHARE,
+    MEAN_MIXED_US,
+    MEAN_PREFILL,
+    MEAN_PROMPTS,
+    MEAN_REQUEST_US,
+    MEAN_SHARE,
+    MEAN_TOKENS_PER_US,
+    MEAN_TPOT_US,
+    MEAN_TTFT_US,
+    MEAN_WAIT_US,
+    MEMORY,
+    MIXED_SHARE,
+    MIXED_STEP_MS,
+    PER_GPU,
+    PER_USER,
+    PREFILL_TOKENS,
+    PROMPTS,
+    REQUEST,
+    REQUEST_MS,
+    REQUEST_RATE,
+    REQUESTS_PER_S,
+    TOKENS_PER_S,
+    TPOT,
+    TPOT_MS,
+    TTFT,
+    TTFT_MS,
+    WAIT_MS,
+    DeploymentOptions,
+    Scratch,
+    Sizes,
+    closed_loop,
+    solve_rate,
+)
+from fastroof.compiled.grids import grid_flag
+from fastroof.compiled.jit import Flags, Floats, jit
+from fastroof.compiled.reductions import BestTable, Fronts, count_value, keep_best, keep_pareto
+from fastroof.compiled.steps import MODELLED, PlanParts, open_plan
+
+__all__ = ["Axes", "Reduction", "candidate_digits", "evaluate_candidates", "reduce_candidates"]
+
+Longs = npt.NDArray[np.int64]
+
+# Objectives, of which more is better.
+PER_GPU_HIGH, PER_USER_HIGH, COST_LOW, GOODPUT = range(4)
+
+
+class Axes(NamedTuple):
+    """Axes of a plan's candidates, the first the slowest; layouts and budgets have several columns."""
+
+    replicas: Floats
+    prefill_workers: Floats
+    decode_workers: Floats
+    isl: Floats
+    osl: Floats
+    load: Floats
+    budget: Floats
+    max_kv_tokens: Floats
+    prefix_hit: Floats
+
+
+class Reduction(NamedTuple):
+    """What is kept, by group: a candidate's group is the sum of its layout's and of its digits' strides."""
+
+    is_pareto: bool
+    layout_group: Longs
+    strides: Longs
+    best: BestTable
+    fronts: Fronts
+    histogram: Longs
+
+
+@jit
+def candidate_digits(axes: Axes, number: int, digits: Longs) -> None:
+    """Find a candidate's place on each axis: layout, isl, osl, load, budget, prefix hit."""
+    rest = number
+    lengths = (len(axes.isl), len(axes.osl), len(axes.load), len(axes.budget), len(axes.prefix_hit))
+    for i in range(5, 0, -1):
+        length = lengths[i - 1]
+        digits[i] = rest % length
+        rest = rest // length
+    digits[0] = rest
+
+
+@jit
+def _candidate(
+    arena: Floats, plan: PlanParts, axes: Axes, number: int, options: DeploymentOptions, scratch: Scratch
+) -> int:
+    """Estimate a candidate into ``scratch.answer``; returns what became of it."""
+    digits = scratch.digits
+    candidate_digits(axes, number, digits)
+    layout = digits[0]
+    isl = axes.isl[digits[1]]
+    sizes = Sizes(
+        axes.replicas[layout],
+        axes.prefill_workers[layout],
+        axes.decode_workers[layout],
+        isl,
+        max(isl * (1.0 - axes.prefix_hit[digits[5]]), 1.0),
+        axes.osl[digits[2]],
+        axes.load[digits[3]],
+        axes.budget[digits[4]],
+        axes.max_kv_tokens[digits[4]],
+    )
+    if sizes.isl + sizes.osl > options.max_position:
+        return CONTEXT
+    if sizes.isl + sizes.osl > sizes.max_kv_tokens:
+        return MEMORY
+    replicas = max(sizes.replicas, 1.0)
+    gpus = options.tp * (sizes.replicas + sizes.prefill_workers + sizes.decode_workers)
+    if options.is_rate:
+        rate = sizes.load / options.us_per_s / replicas
+        code, clients = solve_rate(arena, plan, sizes, rate, options, scratch)
+    else:
+        rate = 0.0
+        clients = sizes.load / replicas
+        code = closed_loop(arena, plan, sizes, clients, options, scratch)
+    if code != FEASIBLE:
+        return code
+    mean = scratch.mean
+    # with less than one client each, replicas are idle for the rest of the time
+    busy = min(clients, 1.0)
+    if options.is_rate:
+        tokens_per_us = rate * sizes.osl * replicas
+        clients = rate * mean[MEAN_REQUEST_US]
+    else:
+        tokens_per_us = mean[MEAN_TOKENS_PER_US] * busy * replicas
+    answer = scratch.answer
+    answer[CONCURRENCY] = clients * replicas if options.is_rate else sizes.load
+    answer[REQUEST_RATE] = sizes.load if options.is_rate else math.nan
+    answer[TTFT_MS] = mean[MEAN_TTFT_US] / options.us_per_ms
+    answer[TPOT_MS] = mean[MEAN_TPOT_US] / options.us_per_ms
+    answer[REQUEST_MS] = mean[MEAN_REQUEST_US] / options.us_per_ms
+    answer[TOKENS_PER_S] = tokens_per_us * options.us_per_s
+    answer[PER_GPU] = answer[TOKENS_PER_S] / gpus
+    answer[PER_USER] = options.us_per_s / mean[MEAN_TPOT_US]
+    answer[REQUESTS_PER_S] = sizes.load if options.is_rate else answer[TOKENS_PER_S] / sizes.osl
+    answer[COST] = options.gpu_price / answer[PER_GPU]
+    answer[EFFECTIVE] = mean[MEAN_EFFECTIVE] * busy * replicas
+    answer[DECODE_STEP_MS] = mean[MEAN_DECODE_US] / options.us_per_ms
+    answer[MIXED_STEP_MS] = mean[MEAN_MIXED_US] / options.us_per_ms
+    answer[MIXED_SHARE] = mean[MEAN_SHARE]
+    answer[WAIT_MS] = mean[MEAN_WAIT_US] / options.us_per_ms
+    answer[KV_SHARE] = mean[MEAN_KV_SHARE]
+    answer[DECODES] = mean[MEAN_DECODES]
+    answer[PREFILL_TOKENS] = mean[MEAN_PREFILL]
+    answer[PROMPTS] = mean[MEAN_PROMPTS]
+    answer[KV_LEN] = mean[MEAN_KV_LEN]
+    if answer[TTFT_MS] > options.ttft_ms:
+        return TTFT
+    if answer[TPOT_MS] > options.tpot_ms:
+        return TPOT
+    if answer[REQUEST_MS] > options.request_ms:
+        return REQUEST
+    if answer[KV_SHARE] > options.kv_share:
+        return KV_SHARE_OVER
+    if gpus > options.total_gpus:
+        return GPUS
+    return FEASIBLE
+
+
+@jit
+def _origin(
+    arena: Floats,
+    plan: PlanParts,
+    answer: Floats,
+    isl: float,
+    new: float,
+    budget: float,
+    is_disaggregated: bool,
+) -> int:
+    """How a candidate's mean steps are made: the largest origin of their parts."""
+    decodes = max(answer[DECODES], 1.0)
+    prefill = answer[PREFILL_TOKENS]
+    if prefill == 0.0:
+        # a prompt by itself
+        prefill = min(new, budget)
+    tokens = int(min(math.ceil(answer[DECODES] + prefill), plan.max_tokens))
+    seqs = int(min(math.ceil(decodes + answer[PROMPTS]), plan.max_seqs))
+    decode_tokens = int(min(math.ceil(decodes), plan.max_tokens))
+    made = max(arena[plan.tokens_origin_at + tokens], arena[plan.tokens_origin_at + decode_tokens])
+    made = max(made, arena[plan.logits_origin_at + seqs])
+    made = max(made, float(grid_flag(arena, plan.decode, decodes, answer[KV_LEN])))
+    chunk = min(new, prefill)
+    made = max(made, float(grid_flag(arena, plan.prefill, prefill / chunk, chunk)))
+    # a prefix, and a link between workers, are modelled
+    if new < isl or chunk < new or is_disaggregated:
+        return MODELLED
+    return int(made)
+
+
+@jit
+def evaluate_candidates(
+    arena: Floats,
+    axes: Axes,
+    options: DeploymentOptions,
+    numbers: Longs,
+    scratch: Scratch,
+    answers: Floats,
+    codes: Flags,
+    origins: Flags,
+) -> None:
+    """Estimate candidates: ``answers`` has a column a candidate, of which those of estimates are filled."""
+    plan = open_plan(arena)
+    for i in range(len(numbers)):
+        codes[i] = _candidate(arena, plan, axes, numbers[i], options, scratch)
+        origins[i] = 0
+        if codes[i] == FEASIBLE or TTFT <= codes[i] <= GPUS:
+            digits = scratch.digits
+            isl = axes.isl[digits[1]]
+            new = max(isl * (1.0 - axes.prefix_hit[digits[5]]), 1.0)
+            budget = axes.budget[digits[4]]
+            origins[i] = _origin(arena, plan, scratch.answer, isl, new, budget, options.is_disaggregated)
+            for row in range(ANSWERS):
+                answers[row, i] = scratch.answer[row]
+
+
+@jit
+def _objective(answer: Any, objective: int) -> float:
+    """What there should be most of."""
+    value = answer[TOKENS_PER_S]
+    if objective == PER_GPU_HIGH:
+        value = answer[PER_GPU]
+    elif objective == PER_USER_HIGH:
+        value = answer[PER_USER]
+    elif objective == COST_LOW:
+        value = -answer[COST]
+    return float(value)
+
+
+@jit
+def reduce_candidates(
+    arena: Floats,
+    axes: Axes,
+    options: DeploymentOptions,
+    start: int,
+    stop: int,
+    scratch: Scratch,
+    reduction: Reduction,
+    counts: Longs,
+) -> int:
+    """Keep the best candidates, or the Pareto front, of those within the limits, and count all by code.
+
+    Returns where a front had no room, to go on from there, or ``stop``.
+    """
+    plan = open_plan(arena)
+    strides = reduction.strides
+    for number in range(start, stop):
+        code = _candidate(arena, plan, axes, number, options, scratch)
+        if code == FEASIBLE:
+            digits = scratch.digits
+            group = reduction.layout_group[digits[0]]
+            for i in range(5):
+                group += digits[i + 1] * strides[i]
+            answer = scratch.answer
+            value = _objective(answer, options.objective)
+            if reduction.is_pareto:
+                # a single token has no time per token
+                per_user = answer[PER_USER] if answer[PER_USER] >= 0.0 else 0.0
+                if not keep_pareto(reduction.fronts, group, per_user, answer[PER_GPU], number):
+                    return number
+            else:
+                keep_best(reduction.best, group, value, number)
+            if len(reduction.histogram) > 0:
+                count_value(reduction.histogram, group, abs(value))
+        counts[code] += 1
+    return stop

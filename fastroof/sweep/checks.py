@@ -1,0 +1,237 @@
+"""What the specs of all sweeps have in common: reading them, checking lists, and wording what is wrong."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from fastroof.config import load_model
+from fastroof.errors import FastroofError, SweepError
+
+__all__ = [
+    "NAMES_SCHEMA",
+    "SIZES_SCHEMA",
+    "checked_choices",
+    "checked_names",
+    "count_problem",
+    "listed",
+    "model_name",
+    "read_values",
+    "text",
+    "validated",
+]
+
+Spec = TypeVar("Spec", bound=BaseModel)
+
+_SHOWN: Final = 10
+_PATHS: Final = ("gpu", "gpus", "tables", "runtime", "models")
+
+_RANGE: Final = {
+    "type": "object",
+    "required": ["start", "stop"],
+    "additionalProperties": False,
+    "properties": {
+        "start": {"type": "number"},
+        "stop": {"type": "number"},
+        "step": {"type": "number"},
+        "factor": {"type": "number"},
+        "num": {"type": "integer"},
+        "scale": {"enum": ["linear", "log2"]},
+    },
+}
+SIZES_SCHEMA: Final[dict[str, Any]] = {
+    "anyOf": [{"type": "number"}, {"type": "array", "items": {"type": "number"}}, _RANGE]
+}
+"""JSON schema of a key that takes one number, a list of them, or a range."""
+
+NAMES_SCHEMA: Final[dict[str, Any]] = {
+    "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]
+}
+"""JSON schema of a key that takes one name or a list of them."""
+
+
+def listed(value: Any) -> list[Any]:
+    """Take one value as a list of it.
+
+    Raises
+    ------
+    ValueError
+        If the list is empty.
+    """
+    found = list(value) if isinstance(value, list | tuple) else [value]
+    if not found:
+        raise ValueError("the list is empty, need at least one")
+    return found
+
+
+def text(name: Any, what: str = "model names or paths of config.json files") -> str:
+    """Take a name or a path as text.
+
+    Raises
+    ------
+    ValueError
+        If it is neither.
+    """
+    if not isinstance(name, str | Path):
+        raise ValueError(f"got {name!r:.60}, need {what}")
+    return str(name)
+
+
+def model_name(name: str) -> str:
+    """Load a model, and return what it is called."""
+    return load_model(name).name
+
+
+def checked_names(value: Any, called: Callable[[str], str], what: str) -> tuple[str, ...]:
+    """Check that every name of a list can be loaded, and say all that cannot at once.
+
+    Parameters
+    ----------
+    value : str, Path or sequence of them
+        What was given.
+    called : callable
+        Loads one, and returns what results call it.
+    what : str
+        What is needed, for the message.
+
+    Returns
+    -------
+    tuple of str
+        Each once, in order.
+
+    Raises
+    ------
+    ValueError
+        Naming every one that cannot be loaded, or that results could not tell from another.
+    """
+    names = list(dict.fromkeys(text(name, what) for name in listed(value)))
+    problems = []
+    known = ""  # the known ones, listed once for all
+    by_name: dict[str, str] = {}
+    for name in names:
+        try:
+            found = called(name)
+        except FastroofError as error:
+            message, listing, presets = str(error).partition("; presets are ")
+            problems.append(message)
+            known = listing + presets or known
+            continue
+        if found in by_name:
+            both = f"{name!r} and {by_name[found]!r} are both called {found}"
+            problems.append(f"{both}: results could not tell them apart")
+        by_name[found] = name
+    if problems:
+        more = [f"and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
+        raise ValueError("; ".join([*problems[:_SHOWN], *more]) + known)
+    return tuple(names)
+
+
+def checked_choices(value: Any, choices: Sequence[Any]) -> tuple[Any, ...]:
+    """Check that a list is out of some choices, and put it in their order.
+
+    Raises
+    ------
+    ValueError
+        Naming what is none of them.
+    """
+    given = listed(value)
+    # by type too: True == 1 and 1.0 == 1
+    wrong = [v for v in given if not any(type(v) is type(c) and v == c for c in choices)]
+    if wrong:
+        some = ", ".join(f"{v!r:.30}" for v in wrong[:_SHOWN])
+        raise ValueError(f"got {some}, need some of {', '.join(map(str, choices))}")
+    return tuple(choice for choice in choices if choice in given)
+
+
+def count_problem(sizes: Mapping[str, int], what: str, most: int, hint: str) -> None:
+    """Refuse a product of sizes that is too large.
+
+    Raises
+    ------
+    ValueError
+        With the product, and what to cut.
+    """
+    count = math.prod(sizes.values())
+    if count <= most:
+        return
+    product = " x ".join(f"{size:,} {axis}" for axis, size in sizes.items())
+    longest = max(sizes, key=lambda axis: sizes[axis])
+    room = sizes[longest] * most // count
+    cut = f"cut {longest} to {room:,} values" if room else f"cut {longest} and the next longest"
+    raise ValueError(f"{count:,} {what} are too many, at most {most:,} ({product}): {cut}{hint}")
+
+
+def read_values(spec: Any) -> tuple[dict[Any, Any], str]:
+    """Read a spec's keys and values, and what to call it in messages.
+
+    Raises
+    ------
+    SweepError
+        If it is no mapping, or no TOML file that can be read.
+    """
+    if isinstance(spec, Mapping):
+        return dict(spec), "sweep spec"
+    if not isinstance(spec, str | Path):
+        raise SweepError(f"a spec is a dict or the path of a TOML file, got {type(spec).__name__}")
+    path = Path(spec)
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SweepError(f"{path} cannot be read ({error.strerror}); give a dict or a TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SweepError(f"{path} is not TOML: {error}") from None
+    return _beside_file(values, path.parent), str(path)
+
+
+def _beside_file(values: dict[str, Any], folder: Path) -> dict[Any, Any]:
+    """Resolve ``./`` and ``../`` against the spec file's folder, not the current one."""
+
+    def resolve(value: Any) -> Any:
+        if isinstance(value, list):
+            return [resolve(v) for v in value]
+        return str(folder / value) if isinstance(value, str) and value.startswith(("./", "../")) else value
+
+    return {key: resolve(value) if key in _PATHS else value for key, value in values.items()}
+
+
+def validated(kind: type[Spec], values: Mapping[Any, Any], where: str) -> Spec:
+    """Make a spec of its keys and values.
+
+    Raises
+    ------
+    SweepError
+        Naming every wrong key, what was given and what would do.
+    """
+    try:
+        return kind.model_validate(dict(values))
+    except ValidationError as error:
+        problems = [_problem(kind, e["loc"], e["type"], e.get("ctx", {}), e["input"]) for e in error.errors()]
+    one = len(problems) == 1
+    raise SweepError(f"{where}: {problems[0]}" if one else "\n  ".join([f"{where}:", *problems]))
+
+
+def _problem(
+    kind: type[BaseModel], loc: Sequence[int | str], error: str, context: Mapping[str, Any], given: Any
+) -> str:
+    """Word one of pydantic's errors: the key, what was given, what would do."""
+    key = str(loc[0]) if loc else ""
+    if "error" in context:
+        return f"{'.'.join(map(str, loc))}: {context['error']}" if key else str(context["error"])
+    fields = kind.model_fields
+    table = fields[key].annotation if key in fields and len(loc) > 1 else None
+    if isinstance(table, type) and issubclass(table, BaseModel):
+        # a table of keys, like constraints
+        return f"{key}.{_problem(table, loc[1:], error, context, given)}"
+    if error == "missing":
+        return f"{key}: missing, need {fields[key].description}"
+    if key not in fields:
+        close = difflib.get_close_matches(key, fields, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        return f"{key or 'an empty name'}: no such key; {hint}the keys are {', '.join(fields)}"
+    return f"{key}: got {given!r:.60}, need {fields[key].description}"

@@ -1,0 +1,118 @@
+"""Real numbers that a spec asks for: one, a list, or a range, expanded to a sorted tuple."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from fastroof.sweep.grids import MAX_SIZES
+
+__all__ = ["expand_amounts"]
+
+_WAYS: Final = ("step", "factor", "num")
+_FORMS: Final = "{start, stop, step}, {start, stop, factor} or {start, stop, num, scale = 'linear' or 'log2'}"
+
+
+def expand_amounts(value: Any, least: float, largest: float, *, above: bool = False) -> tuple[float, ...]:
+    """Expand what a spec gives for an amount, as :func:`fastroof.sweep.grids.expand_sizes` does for a size.
+
+    Parameters
+    ----------
+    value : number, sequence or mapping
+        One, a list, or a range: ``start`` and ``stop``, and one of ``step``, ``factor`` and ``num``.
+    least, largest : float
+        What is allowed.
+    above : bool
+        Whether it has to be more than ``least``.
+
+    Returns
+    -------
+    tuple of float
+        Sorted, each once.
+
+    Raises
+    ------
+    ValueError
+        If a value is not allowed, there are none, or there are too many.
+
+    Examples
+    --------
+    >>> expand_amounts({"start": 0, "stop": 1, "num": 5}, 0, 1)
+    (0.0, 0.25, 0.5, 0.75, 1.0)
+    """
+    allowed = f"numbers {'above' if above else 'from'} {least:g} {'up ' if above else ''}to {largest:,g}"
+
+    def fits(amount: Any) -> bool:
+        real = isinstance(amount, int | float) and not isinstance(amount, bool)
+        return real and least <= amount <= largest and not (above and amount == least)
+
+    if isinstance(value, Mapping):
+        return _expand_range(value, fits, allowed)
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    amounts = [value] if isinstance(value, int | float) else value
+    if not isinstance(amounts, Sequence) or isinstance(amounts, str):
+        raise ValueError(f"got {value!r:.60}, need {allowed}: one, a list of them, or {_FORMS}")
+    if not amounts:
+        raise ValueError(f"the list is empty, need at least one of {allowed}")
+    if len(amounts) > MAX_SIZES:
+        raise ValueError(f"{len(amounts):,} values are too many, at most {MAX_SIZES:,}")
+    wrong = [f"{amount!r:.30} at position {i}" for i, amount in enumerate(amounts) if not fits(amount)]
+    if wrong:
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise ValueError(f"got {', '.join(wrong[:3])}{more}, need {allowed}")
+    return tuple(sorted({float(amount) for amount in amounts}))
+
+
+def _expand_range(given: Mapping[str, Any], fits: Any, allowed: str) -> tuple[float, ...]:
+    problems = [
+        f"no key {key!r} in a range" for key in given if key not in ("start", "stop", *_WAYS, "scale")
+    ]
+    problems += [f"{key} is missing" for key in ("start", "stop") if key not in given]
+    ways = [key for key in _WAYS if key in given]
+    if len(ways) != 1:
+        problems.append(f"need one of {', '.join(_WAYS)}, got {' and '.join(ways) or 'none'}")
+    if "scale" in given and "num" not in given:
+        problems.append("scale goes with num")
+    if problems:
+        raise ValueError(f"{'; '.join(problems)}: a range is {_FORMS}")
+    start, stop, way = given["start"], given["stop"], ways[0]
+    pace, scale = given[way], given.get("scale", "linear")
+    problems = [
+        f"{key} must be one of {allowed}, got {given[key]!r:.30}"
+        for key in ("start", "stop")
+        if not fits(given[key])
+    ]
+    if not problems and start > stop:
+        problems.append(f"the range is empty: start {start} is above stop {stop}")
+    is_number = isinstance(pace, int | float) and not isinstance(pace, bool) and math.isfinite(pace)
+    slowest = {"step": 0, "factor": 1, "num": 1}[way]
+    if not is_number or pace <= slowest or (way == "num" and not isinstance(pace, int)):
+        kind = "a whole number" if way == "num" else "a number"
+        problems.append(f"{way} must be {kind} above {slowest}, got {pace!r:.30}")
+    if scale not in ("linear", "log2"):
+        problems.append(f"scale must be linear or log2, got {scale!r:.30}")
+    if not problems and start == 0 and (way == "factor" or scale == "log2"):
+        problems.append(f"{way} cannot start at 0: start above it, or take a linear scale")
+    if problems:
+        raise ValueError("; ".join(problems))
+    if way == "step":
+        count = math.floor((stop - start) / pace * (1 + 1e-12)) + 1
+    elif way == "factor":
+        count = math.floor(math.log(stop / start) / math.log(pace) * (1 + 1e-12)) + 1
+    else:
+        count = pace
+    if count > MAX_SIZES:
+        raise ValueError(f"{count:,} values are too many, at most {MAX_SIZES:,}: take a larger step")
+    if way == "step":
+        amounts = start + pace * np.arange(count)
+    elif way == "factor":
+        amounts = start * float(pace) ** np.arange(count)
+    elif scale == "log2":
+        amounts = np.exp2(np.linspace(math.log2(start), math.log2(stop), count))
+    else:
+        amounts = np.linspace(start, stop, count)
+    return tuple(float(amount) for amount in np.unique(np.minimum(amounts, stop)))

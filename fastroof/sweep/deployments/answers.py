@@ -1,0 +1,273 @@
+"""Which deployment to run: of a sweep's candidates the best one, what comes next, and why."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from fastroof.errors import SweepError
+from fastroof.sweep.deployments.spec import DeploymentSpec
+
+# Checking a spec needs no numba; whatever needs it is imported when a sweep runs.
+if TYPE_CHECKING:
+    from fastroof.sweep.units import PlanKey
+
+__all__ = ["KIND_COLUMNS", "Answer", "Answers", "Choice", "Margin", "best_deployments"]
+
+KIND_COLUMNS: Final = ("gpu", "mode", "tp", "dtype", "kv_dtype", "runtime")
+"""What makes two deployments different choices; replicas, budgets and loads are how one is run."""
+
+_DIGITS: Final = 8
+_OBJECTIVE_COLUMNS: Final = {"cost": "cost_per_million_tokens", "goodput": "tokens_per_s"}
+
+
+class Margin(NamedTuple):
+    """How far a deployment is from one limit.
+
+    Attributes
+    ----------
+    name : str
+        A key of the spec's constraints.
+    value, limit : float
+        What the deployment has, and what it may have.
+    left : float
+        ``1 - value / limit``.
+    """
+
+    name: str
+    value: float
+    limit: float
+    left: float
+
+
+class Choice(NamedTuple):
+    """A deployment, and why it stands where it does.
+
+    Attributes
+    ----------
+    row : dict
+        Values by the names of :data:`fastroof.columns.DEPLOYMENT_COLUMNS`.
+    objective : float
+        Value of the spec's objective.
+    behind : float
+        How much less of it than the best, as a share of the best; of cost how much more. 0 for the best.
+    is_tie : bool
+        Whether that is less than the standard error of the difference, or nothing; the best itself is none.
+    margins : tuple of Margin
+        How far it is from each limit, the nearest first.
+    at_edge : bool
+        Whether it runs at the largest load of the spec: a larger one might be better still.
+    """
+
+    row: dict[str, Any]
+    objective: float
+    behind: float
+    is_tie: bool
+    margins: tuple[Margin, ...]
+    at_edge: bool
+
+
+class Answer(NamedTuple):
+    """What to run for one model and load.
+
+    Attributes
+    ----------
+    group : dict
+        ``model``, and of the spec's ``per`` what the load differs in.
+    choices : tuple of Choice
+        The recommended deployment, then the runners-up; empty where nothing is within the limits.
+    candidates, feasible : int
+        Candidates of the model, all its loads together, and those within the limits.
+    infeasible : dict of str to int
+        The others by reason, a key of :data:`fastroof.sweep.summary.INFEASIBLE`.
+    """
+
+    group: dict[str, Any]
+    choices: tuple[Choice, ...]
+    candidates: int
+    feasible: int
+    infeasible: dict[str, int]
+
+
+class Answers(NamedTuple):
+    """What to run for each model and load, in the order of the spec.
+
+    Attributes
+    ----------
+    answers : tuple of Answer
+        One a group.
+    objective : str
+        What there is most, or of cost least, of: its column of the rows.
+    candidates : int
+        All that were estimated, the infeasible ones included.
+    skipped : tuple of str
+        Plans that could not be compiled, and why.
+    total_s : float
+        Seconds it took.
+    """
+
+    answers: tuple[Answer, ...]
+    objective: str
+    candidates: int
+    skipped: tuple[str, ...]
+    total_s: float
+
+
+class _Found(NamedTuple):
+    """What the units of one model came to."""
+
+    rows: list[dict[str, Any]]
+    counts: Counter[str]
+
+
+def best_deployments(
+    spec: DeploymentSpec | Mapping[str, Any] | str | Path,
+    *,
+    runners_up: int = 3,
+    threads: int = 1,
+    progress: Callable[[int, int], None] | None = None,
+) -> Answers:
+    """Find the deployment of each model to run, and the next best of other kinds.
+
+    Parameters
+    ----------
+    spec : DeploymentSpec, mapping, str or Path
+        Which deployments to compare, see :func:`fastroof.sweep.load_spec`. Its ``keep``, ``k`` and
+        ``histogram`` do not matter; the columns of ``per`` that are a load are answered one by one.
+    runners_up : int
+        Deployments after the best at most: each is the best of its GPU, mode, tp, dtypes and runtime.
+    threads : int
+        Threads to share the work over; any number gives the same answers.
+    progress : callable, optional
+        Called with the candidates done and all there are.
+
+    Returns
+    -------
+    Answers
+        The best by the spec's objective of those within its constraints; of equals the one on fewer GPUs,
+        then the one with the shorter requests.
+
+    Raises
+    ------
+    SweepError
+        If the spec is wrong, or one of steps.
+    TableError
+        If the tables cannot be read.
+
+    Examples
+    --------
+    >>> spec = {"models": ["llama-3.1-8b"], "tp": [1, 2], "isl": 1000, "osl": 100, "concurrency": [1, 32],
+    ...         "constraints": {"tpot_ms": 20}}
+    >>> best, second = best_deployments(spec).answers[0].choices
+    >>> best.row["tp"], best.row["concurrency"], best.margins[0].name, second.row["tp"]
+    (1, 32.0, 'tpot_ms', 2)
+    """
+    from fastroof.sweep.spec import load_spec
+
+    started = time.perf_counter()
+    for name, value, least in (("runners_up", runners_up, 0), ("threads", threads, 1)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise SweepError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    loaded = load_spec(spec)
+    if not isinstance(loaded, DeploymentSpec):
+        raise SweepError("the spec is one of steps: with isl, osl and concurrency it is of deployments")
+    loads = tuple(name for name in loaded.grid if name in loaded.per)
+    changes = {"keep": "best", "k": 1, "histogram": False, "per": ["model", *KIND_COLUMNS, *loads]}
+    narrowed = load_spec(loaded, changes)
+    assert isinstance(narrowed, DeploymentSpec)
+    by_model, skipped = _evaluated(narrowed, threads, progress)
+    objective = _OBJECTIVE_COLUMNS.get(loaded.objective, loaded.objective)
+    answers = []
+    for model, found in by_model.items():
+        counts = found.counts.copy()
+        candidates = counts.pop("evaluated")
+        for load in itertools.product(*(loaded.grid[name] for name in loads)):
+            group = dict(zip(loads, load, strict=True))
+            rows = [row for row in found.rows if all(row[name] == value for name, value in group.items())]
+            choices = _ranked(loaded, objective, rows)[: 1 + runners_up]
+            feasible = candidates - sum(counts.values())
+            answers.append(Answer({"model": model, **group}, choices, candidates, feasible, dict(counts)))
+    total = sum(found.counts["evaluated"] for found in by_model.values())
+    return Answers(tuple(answers), objective, total, skipped, time.perf_counter() - started)
+
+
+def _evaluated(
+    spec: DeploymentSpec, threads: int, progress: Callable[[int, int], None] | None
+) -> tuple[dict[str, _Found], tuple[str, ...]]:
+    """Run the sweep in memory: for each model the rows that are kept, and the counts."""
+    import pyarrow as pa
+
+    from fastroof.config import load_model
+    from fastroof.sweep.deployments.rows import no_rows
+    from fastroof.sweep.evaluate import final_rows
+    from fastroof.sweep.local import local_results
+    from fastroof.sweep.sources import load_tables_by_gpu
+    from fastroof.sweep.units import work_units
+
+    names = {model: load_model(model).name for model in spec.models}
+    counts: dict[str, Counter[str]] = {name: Counter() for name in names.values()}
+    skipped: dict[str, None] = {}  # a dict as an ordered set
+    units = work_units(spec)
+    total = sum(unit.size for unit in units)
+    batches = []
+    done = 0
+    for unit, result in zip(
+        units, local_results(spec, units, load_tables_by_gpu(spec), threads), strict=True
+    ):
+        batches.append(result.rows)
+        counts[names[unit.plan.model]].update(result.counts)
+        skipped |= dict.fromkeys(_skipped_words(unit.plan, why) for _, why in result.skipped)
+        done += unit.size
+        if progress is not None:
+            progress(done, total)
+    rows = final_rows(spec, pa.Table.from_batches(batches, no_rows().schema)).to_pylist()
+    found = {
+        name: _Found([row for row in rows if row["model"] == name], counted)
+        for name, counted in counts.items()
+    }
+    return found, tuple(skipped)
+
+
+def _skipped_words(plan: PlanKey, why: str) -> str:
+    return why if plan.model in why else f"{plan.model}: {why}"
+
+
+def _ranked(spec: DeploymentSpec, objective: str, rows: Sequence[dict[str, Any]]) -> tuple[Choice, ...]:
+    """Order one row a kind, best first."""
+    sign = 1.0 if spec.objective == "cost" else -1.0
+
+    def place(row: dict[str, Any]) -> tuple[float, int, float]:
+        # what only rounding tells apart is equal: of a given rate, all on as many GPUs do as well
+        value = float(f"{row[objective]:.{_DIGITS}e}")
+        return sign * value, row["total_gpus"], row["request_latency_ms"]
+
+    ordered = sorted(rows, key=place)
+    return tuple(_choice(spec, objective, row, ordered[0]) for row in ordered)
+
+
+def _choice(spec: DeploymentSpec, objective: str, row: dict[str, Any], best: dict[str, Any]) -> Choice:
+    ratio = row[objective] / best[objective]
+    errors = (row["relative_error"], best["relative_error"])
+    is_tie = row is not best and (
+        abs(1.0 - ratio) < 10.0**-_DIGITS
+        or (None not in errors and abs(math.log(ratio)) < math.hypot(*errors))
+    )
+    load = "concurrency" if spec.request_rate is None else "request_rate_per_s"
+    given = spec.grid[load]
+    at_edge = len(given) > 1 and row[load] == given[-1] and load not in spec.per
+    return Choice(row, row[objective], abs(1.0 - ratio), is_tie, _margins(spec, row), at_edge)
+
+
+def _margins(spec: DeploymentSpec, row: Mapping[str, Any]) -> tuple[Margin, ...]:
+    found = [
+        Margin(name, row[name], limit, 1.0 - row[name] / limit)
+        for name, limit in spec.constraints.model_dump().items()
+        # a single token has no time per token
+        if limit is not None and row[name] is not None
+    ]
+    return tuple(sorted(found, key=lambda margin: margin.left))

@@ -1,0 +1,209 @@
+"""Evaluating a unit of a deployment sweep: candidates in, the rows that may be kept and the counts out."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof.compiled import closed_loops
+from fastroof.compiled import deployments as loops
+from fastroof.compiled.reductions import BINS, BestTable, Fronts
+from fastroof.plan import StepPlan
+from fastroof.sweep.deployments.layouts import layouts
+from fastroof.sweep.deployments.plans import Impossible, candidate_axes, candidate_options, compiled_plan
+from fastroof.sweep.deployments.rows import no_rows, rows_of
+from fastroof.sweep.deployments.spec import DeploymentSpec
+from fastroof.sweep.sources import GpuTables
+from fastroof.sweep.units import UnitResult, WorkUnit
+
+__all__ = ["CODE_NAMES", "evaluate_deployments"]
+
+Longs = npt.NDArray[np.int64]
+
+CODE_NAMES: Final = (
+    "feasible", "memory", "context", "rate", "ttft", "tpot", "request_latency", "kv_share", "total_gpus",
+    "plan size",
+)  # fmt: skip
+"""What became of a candidate, in the order of the compiled loop's codes."""
+
+_LAYOUT_COLUMNS: Final = ("replicas", "prefill_workers", "decode_workers", "total_gpus")
+FIRST_FRONT: Final = 8
+"""Points that a front has room for at first; it grows."""
+
+
+def evaluate_deployments(spec: DeploymentSpec, unit: WorkUnit, tables: GpuTables) -> UnitResult:
+    """Estimate a unit's candidates, and keep what the spec asks for.
+
+    Parameters
+    ----------
+    spec : DeploymentSpec
+        What to sweep.
+    unit : WorkUnit
+        Which part of it.
+    tables : GpuTables
+        Of the unit's GPU.
+
+    Returns
+    -------
+    UnitResult
+        Rows in the order of the candidates.
+    """
+    plan = compiled_plan(spec, unit.plan, tables)
+    if isinstance(plan, Impossible):
+        counts = {"evaluated": unit.size, plan.reason: unit.size}
+        skipped = ((plan.reason, plan.name),) if unit.start == 0 else ()
+        return UnitResult(no_rows(), counts, skipped)
+    counts = {"evaluated": unit.size}
+    impossible = unit.size - (unit.stop - unit.start)
+    if impossible:
+        counts["layout"] = impossible
+    axes = candidate_axes(spec, plan, unit.mode)
+    options = candidate_options(spec, plan, unit.mode)
+    scratch = closed_loops.new_scratch()
+    is_reduced = spec.keep != "all" or spec.histogram
+    _compile_loops(plan, axes, options, scratch, is_reduced)
+    began = time.perf_counter()
+    histograms: dict[tuple[Any, ...], list[int]] = {}
+    if not is_reduced:
+        numbers = np.arange(unit.start, unit.stop)
+    else:
+        reduction = _empty_reduction(spec, unit, plan)
+        by_code, reduction = _reduced(plan, axes, options, unit, scratch, reduction)
+        histograms = _histograms(spec, unit, plan, reduction)
+        numbers = np.arange(unit.start, unit.stop) if spec.keep == "all" else _kept_numbers(reduction)
+    answers = np.empty((closed_loops.ANSWERS, len(numbers)))
+    codes, origins = np.empty(len(numbers), np.uint8), np.empty(len(numbers), np.uint8)
+    loops.evaluate_candidates(plan.arena, axes, options, numbers, scratch, answers, codes, origins)
+    if spec.keep == "all":
+        by_code = np.bincount(codes, minlength=closed_loops.CODES)
+        there = (codes == closed_loops.FEASIBLE) | (
+            (codes >= closed_loops.TTFT) & (codes <= closed_loops.GPUS)
+        )
+        numbers, answers, codes, origins = numbers[there], answers[:, there], codes[there], origins[there]
+    evaluate_s = time.perf_counter() - began
+    for name, count in zip(CODE_NAMES[1:], by_code.tolist()[1:], strict=True):
+        if count:
+            counts[name] = count
+    rows = rows_of(spec, unit, plan, axes, numbers, answers, codes, origins)
+    return UnitResult(rows, counts, (), (), histograms, evaluate_s)
+
+
+def _compile_loops(
+    plan: StepPlan,
+    axes: loops.Axes,
+    options: closed_loops.DeploymentOptions,
+    scratch: closed_loops.Scratch,
+    is_reduced: bool,
+) -> None:
+    """Have the loops compiled, on no work, so that the time of evaluating is that alone."""
+    nothing = np.empty(0, np.uint8)
+    loops.evaluate_candidates(
+        plan.arena, axes, options, np.empty(0, np.int64), scratch, np.empty((closed_loops.ANSWERS, 0)),
+        nothing, nothing.copy(),
+    )  # fmt: skip
+    if is_reduced:
+        counts = np.zeros(closed_loops.CODES, np.int64)
+        loops.reduce_candidates(
+            plan.arena, axes, options, 0, 0, scratch, _reduction(1, 1, False, False), counts
+        )
+
+
+def _reduction(groups: int, k: int, is_pareto: bool, has_histogram: bool) -> loops.Reduction:
+    best = (0, 1) if is_pareto else (groups, k)
+    front = (groups, FIRST_FRONT) if is_pareto else (0, 1)
+    return loops.Reduction(
+        is_pareto,
+        np.zeros(1, np.int64),
+        np.zeros(5, np.int64),
+        BestTable(np.empty(best), np.empty(best, np.int64), np.zeros(best[0], np.int64)),
+        Fronts(np.empty(front), np.empty(front), np.empty(front, np.int64), np.zeros(front[0], np.int64)),
+        np.zeros((groups if has_histogram else 0, BINS), np.int64),
+    )
+
+
+def _empty_reduction(spec: DeploymentSpec, unit: WorkUnit, plan: StepPlan) -> loops.Reduction:
+    """Tables of what is kept, with a row for each group of the plan's candidates."""
+    groups = 1
+    strides = np.zeros(5, np.int64)
+    for i, (name, values) in reversed(list(enumerate(spec.grid.items()))):
+        if name in spec.per:
+            strides[i] = groups
+            groups *= len(values)
+    keys = _layout_keys(spec, unit, plan)
+    kinds = {key: i for i, key in enumerate(dict.fromkeys(keys))}
+    layout_group = np.array([kinds[key] * groups for key in keys], np.int64)
+    groups *= max(len(kinds), 1)
+    k = 1 if spec.keep == "all" else spec.k
+    made = _reduction(groups, k, spec.keep == "pareto", spec.histogram)
+    return made._replace(layout_group=layout_group, strides=strides)
+
+
+def _layout_keys(spec: DeploymentSpec, unit: WorkUnit, plan: StepPlan) -> list[tuple[int, ...]]:
+    """What tells the groups of the layouts apart."""
+    columns = [name for name in _LAYOUT_COLUMNS if name in spec.per]
+    return [
+        tuple(
+            layout.total_gpus(plan.tp) if name == "total_gpus" else getattr(layout, name) for name in columns
+        )
+        for layout in layouts(spec, unit.mode, plan.tp)
+    ]
+
+
+def _reduced(
+    plan: StepPlan,
+    axes: loops.Axes,
+    options: closed_loops.DeploymentOptions,
+    unit: WorkUnit,
+    scratch: closed_loops.Scratch,
+    reduction: loops.Reduction,
+) -> tuple[Longs, loops.Reduction]:
+    """Reduce the unit's candidates, and count them by code; a front that is full is made longer."""
+    counts = np.zeros(closed_loops.CODES, np.int64)
+    start = unit.start
+    while True:
+        start = loops.reduce_candidates(
+            plan.arena, axes, options, start, unit.stop, scratch, reduction, counts
+        )
+        if start == unit.stop:
+            return counts, reduction
+        reduction = reduction._replace(fronts=grown(reduction.fronts))
+
+
+def grown(fronts: Fronts) -> Fronts:
+    """Give fronts twice the room."""
+    x, y, at = (np.concatenate([values, np.empty_like(values)], axis=1) for values in fronts[:3])
+    return Fronts(x, y, at, fronts.taken)
+
+
+def _kept_numbers(reduction: loops.Reduction) -> Longs:
+    """Candidates that are kept, in order."""
+    table: BestTable | Fronts = reduction.fronts if reduction.is_pareto else reduction.best
+    taken = np.arange(table.at.shape[1]) < table.taken[:, None]
+    return np.sort(table.at[taken])
+
+
+def _histograms(
+    spec: DeploymentSpec, unit: WorkUnit, plan: StepPlan, reduction: loops.Reduction
+) -> dict[tuple[Any, ...], list[int]]:
+    """Histograms that hold anything, by the values of the columns of ``per``."""
+    if not spec.histogram:
+        return {}
+    fixed = {"model": plan.model.name, "gpu": plan.gpu.name, "mode": unit.mode, "tp": plan.tp,
+             "dtype": plan.dtype, "kv_dtype": plan.kv_dtype, "runtime": plan.runtime}  # fmt: skip
+    axes = {name: values for name, values in spec.grid.items() if name in spec.per}
+    sizes = [len(values) for values in axes.values()]
+    layout_columns = [name for name in _LAYOUT_COLUMNS if name in spec.per]
+    keys = list(dict.fromkeys(_layout_keys(spec, unit, plan)))
+    found = {}
+    for group in np.flatnonzero(reduction.histogram.any(axis=1)).tolist():
+        places = np.unravel_index(group % math.prod(sizes), sizes) if sizes else ()
+        values = fixed | {
+            name: axis[int(place)] for (name, axis), place in zip(axes.items(), places, strict=True)
+        }
+        values |= dict(zip(layout_columns, keys[group // math.prod(sizes)], strict=True))
+        found[tuple(values[name] for name in spec.per)] = reduction.histogram[group].tolist()
+    return found

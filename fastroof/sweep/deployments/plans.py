@@ -1,0 +1,111 @@
+"""A unit's plan, and its candidates as the compiled loop reads them."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof.compiled.closed_loops import DeploymentOptions
+from fastroof.compiled.deployments import Axes
+from fastroof.config import load_gpu, load_model, shard
+from fastroof.errors import MissingTableError, PlanError
+from fastroof.plan import StepPlan, compile_plan
+from fastroof.plan.memory import plan_memory
+from fastroof.serving import KV_RESERVATIONS
+from fastroof.sweep.deployments.layouts import layouts
+from fastroof.sweep.deployments.spec import OBJECTIVES, DeploymentSpec
+from fastroof.sweep.sources import GpuTables
+from fastroof.sweep.units import PlanKey
+from fastroof.units import DTYPE_BYTES, US_PER_MS, US_PER_S
+
+__all__ = ["Impossible", "candidate_axes", "candidate_options", "compiled_plan"]
+
+SECONDS_AN_HOUR = 3600.0
+TOKENS_A_PRICE = 1e6
+FULL_RESERVATIONS = ("trtllm",)
+"""Engines that reserve the KV cache of a whole output before a request starts."""
+
+MORE_TOKENS = 8
+"""A full step's tokens are a sum of real numbers, which may be a rounding above its budget."""
+
+
+class Impossible(NamedTuple):
+    """Why there is no plan: the reason that its candidates are counted by, and what to say."""
+
+    reason: str
+    name: str
+
+
+def compiled_plan(spec: DeploymentSpec, key: PlanKey, tables: GpuTables) -> StepPlan | Impossible:
+    """Compile a unit's plan, large enough for any of the spec's steps."""
+    model = load_model(key.model)
+    name = f"{model.name} on {load_gpu(key.gpu).name} tp={key.tp} {key.dtype} kv {key.kv_dtype}"
+    try:
+        shard(model, key.tp)
+    except PlanError as error:
+        return Impossible("tp", str(error))
+    budget = spec.max_batched_tokens[-1]
+    try:
+        return compile_plan(
+            model, key.gpu, tables.tables, tp=key.tp, dtype=key.dtype, kv_dtype=key.kv_dtype,
+            runtime=key.runtime, method=spec.method, max_tokens=max(budget, spec.max_seqs) + MORE_TOKENS,
+            max_seqs=spec.max_seqs + budget + MORE_TOKENS, curves=tables.curves,
+        )  # fmt: skip
+    except MissingTableError as error:
+        return Impossible("tables", f"{name}: {error}")
+    except PlanError as error:
+        return Impossible("plan", f"{name}: {error}")
+
+
+def candidate_axes(spec: DeploymentSpec, plan: StepPlan, mode: str) -> Axes:
+    """Axes of a plan's candidates; memory is that of each budget, whatever others the spec has."""
+
+    def floats(values: object) -> npt.NDArray[np.float64]:
+        return np.array(values, np.float64)
+
+    laid_out = floats(layouts(spec, mode, plan.tp)).reshape(-1, 3)
+    room = [
+        plan_memory(plan.model, plan.share, plan.gpu, plan.dtype, plan.kv_dtype, budget).max_kv_tokens
+        for budget in spec.max_batched_tokens
+    ]
+    load = spec.concurrency if spec.request_rate is None else spec.request_rate
+    return Axes(
+        laid_out[:, 0].copy(), laid_out[:, 1].copy(), laid_out[:, 2].copy(),
+        floats(spec.isl), floats(spec.osl), floats(load), floats(spec.max_batched_tokens),
+        floats(room), floats(spec.prefix_hit),
+    )  # fmt: skip
+
+
+def candidate_options(spec: DeploymentSpec, plan: StepPlan, mode: str) -> DeploymentOptions:
+    """What a plan's candidates have in common."""
+    limits = spec.constraints
+    price = spec.price(plan.gpu.name)
+
+    def limit(value: float | None) -> float:
+        return math.inf if value is None else float(value)
+
+    link = plan.gpu.nvlink_bytes_per_s if spec.link_bytes_per_s is None else spec.link_bytes_per_s
+    model = plan.model
+    kv_bytes = 2 * model.num_layers * model.num_kv_heads * model.head_dim * DTYPE_BYTES[plan.kv_dtype]
+    return DeploymentOptions(
+        is_disaggregated=mode == "disaggregated",
+        is_rate=spec.request_rate is not None,
+        tp=float(plan.tp),
+        max_position=float(model.max_position),
+        max_seqs=float(spec.max_seqs),
+        osl_reserved=KV_RESERVATIONS["full" if plan.runtime in FULL_RESERVATIONS else "mean"],
+        # as estimate_disaggregated: all GPUs of a worker send at once
+        transfer_us_per_token=kv_bytes / (link * plan.tp) * US_PER_S,
+        us_per_ms=US_PER_MS,
+        us_per_s=US_PER_S,
+        gpu_price=math.nan if price is None else price / SECONDS_AN_HOUR * TOKENS_A_PRICE,
+        ttft_ms=limit(limits.ttft_ms),
+        tpot_ms=limit(limits.tpot_ms),
+        request_ms=limit(limits.request_latency_ms),
+        kv_share=limit(limits.kv_share),
+        total_gpus=limit(limits.total_gpus),
+        objective=OBJECTIVES.index(spec.objective),
+    )

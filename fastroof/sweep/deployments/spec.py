@@ -1,0 +1,312 @@
+"""Which deployments to sweep: models on GPUs, how they are laid out, and what load they serve."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+
+from fastroof.config import load_gpu
+from fastroof.config.parallel import TP_SIZES
+from fastroof.config.runtime import load_runtime, runtime_names
+from fastroof.sweep.checks import (
+    NAMES_SCHEMA,
+    SIZES_SCHEMA,
+    checked_choices,
+    checked_names,
+    count_problem,
+    model_name,
+)
+from fastroof.sweep.deployments.amounts import expand_amounts
+from fastroof.sweep.deployments.layouts import num_layouts
+from fastroof.sweep.grids import expand_sizes
+
+__all__ = ["GROUP_COLUMNS", "MAX_CANDIDATES", "MAX_GROUPS", "OBJECTIVES", "Constraints", "DeploymentSpec"]
+
+MAX_CANDIDATES: Final = 10**10
+"""Most candidates that a sweep estimates: about two hours on one core."""
+MAX_ROWS: Final = 20_000_000
+"""Most rows that a sweep writes."""
+MAX_GROUPS: Final = 2**16
+"""Most groups of one plan that a sweep keeps the best of."""
+
+DTYPES: Final = ("bf16", "fp8", "fp8_block")
+KV_DTYPES: Final = ("bf16", "fp8")
+MODES: Final = ("aggregated", "disaggregated")
+OBJECTIVES: Final = ("tokens_per_s_per_gpu", "tokens_per_s_per_user", "cost", "goodput")
+GROUP_COLUMNS: Final = (
+    "model", "gpu", "mode", "tp", "dtype", "kv_dtype", "runtime", "replicas", "prefill_workers",
+    "decode_workers", "total_gpus", "isl", "osl", "concurrency", "request_rate_per_s", "max_batched_tokens",
+    "prefix_hit",
+)  # fmt: skip
+"""Columns that rows can be grouped by."""
+_CHOICES: Final[dict[str, tuple[Any, ...]]] = {
+    "tp": TP_SIZES,
+    "dtype": DTYPES,
+    "kv_dtype": KV_DTYPES,
+    "mode": MODES,
+    "per": GROUP_COLUMNS,
+}
+_LARGEST: Final = {
+    "isl": 2**27,
+    "osl": 2**27,
+    "concurrency": 2**20,
+    "max_batched_tokens": 2**20,
+    "replicas": 2**16,
+    "total_gpus": 2**16,
+    "prefill_workers": 2**12,
+    "decode_workers": 2**12,
+}
+_SIZES: Final = "a number, a list of numbers, or a range like {start = 1, stop = 512, factor = 2}"
+
+Sizes = Annotated[tuple[int, ...], WithJsonSchema(SIZES_SCHEMA)]
+Amounts = Annotated[tuple[float, ...], WithJsonSchema(SIZES_SCHEMA)]
+Names = Annotated[tuple[str, ...], WithJsonSchema(NAMES_SCHEMA)]
+Limit = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Constraints(BaseModel):
+    """What a deployment has to keep; a key that is not there is no limit."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    ttft_ms: Limit | None = Field(default=None, description="a number of ms above 0: longest mean TTFT")
+    tpot_ms: Limit | None = Field(default=None, description="a number of ms above 0: longest mean TPOT")
+    request_latency_ms: Limit | None = Field(
+        default=None, description="a number of ms above 0: longest mean time of a whole request"
+    )
+    kv_share: Limit | None = Field(
+        default=None, description="a number above 0: largest share of the KV cache's room in use"
+    )
+    total_gpus: int | None = Field(default=None, gt=0, description="a whole number above 0: most GPUs")
+
+
+class DeploymentSpec(BaseModel):
+    """Which deployments a sweep estimates, under which load, and what it keeps.
+
+    Every combination of models, gpus, mode, tp, dtype, kv_dtype, runtime, layout, isl, osl, load,
+    max_batched_tokens and prefix_hit is one candidate. :func:`fastroof.sweep.load_spec` makes it and words
+    its errors.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    models: Names = Field(description="a list of model names, or paths of config.json files")
+    gpus: Names = Field(("h100",), description="a list of GPU names, or paths of gpu.toml files")
+    tables: str | None = Field(
+        None, description="a folder of measured tables, or 'datasheet' to do without; default each GPU's own"
+    )
+    source: str | None = Field(
+        None, description="name of one source of the tables; default the best-ranked ones"
+    )
+    method: Literal["roofline", "linear_mfu", "nearest", "floor"] = Field(
+        "roofline", description="one of roofline, linear_mfu, nearest, floor"
+    )
+    mode: Names = Field(("aggregated",), description=f"a list out of {', '.join(MODES)}")
+    tp: Sizes = Field(TP_SIZES, description=f"a list out of {', '.join(map(str, TP_SIZES))}")
+    replicas: Sizes | None = Field(
+        None, description=f"copies of the model, {_SIZES}; or total_gpus; default one"
+    )
+    prefill_workers: Sizes | None = Field(
+        None, description=f"workers that only prefill, {_SIZES}; or total_gpus; default one"
+    )
+    decode_workers: Sizes | None = Field(
+        None, description=f"workers that only decode, {_SIZES}; or total_gpus; default one"
+    )
+    total_gpus: Sizes | None = Field(
+        None, description=f"GPUs that replicas of tp GPUs, or workers of both kinds, share: {_SIZES}"
+    )
+    dtype: Names = Field(("bf16",), description=f"a list out of {', '.join(DTYPES)}")
+    kv_dtype: Names = Field(("bf16",), description=f"a list out of {', '.join(KV_DTYPES)}")
+    runtime: Names = Field(
+        ("vllm",),
+        description=f"a list out of {', '.join(runtime_names())}, or paths of profiles' .toml files",
+    )
+    isl: Sizes = Field(description=f"tokens of a prompt, {_SIZES}")
+    osl: Sizes = Field(description=f"tokens of an output, {_SIZES}")
+    concurrency: Sizes | None = Field(None, description=f"clients of a deployment, {_SIZES}; or request_rate")
+    request_rate: Amounts | None = Field(
+        None, description=f"requests a second of a deployment, {_SIZES}; or concurrency"
+    )
+    max_batched_tokens: Sizes = Field((8192,), description=f"tokens that a step holds at most, {_SIZES}")
+    max_seqs: int = Field(
+        1024,
+        ge=1,
+        le=2**16,
+        description=f"requests that a replica runs at once, a whole number up to {2**16:,}",
+    )
+    prefix_hit: Amounts = Field(
+        (0.0,), description=f"share of a prompt that is found in the prefix cache, below 1: {_SIZES}"
+    )
+    link_bytes_per_s: float | None = Field(
+        None, ge=1, allow_inf_nan=False,
+        description="what a GPU sends to a GPU of another worker, a number of B/s; default NVLink",
+    )  # fmt: skip
+    constraints: Constraints = Field(
+        default_factory=Constraints, description="a table of limits, like {ttft_ms = 500}"
+    )
+    objective: Literal["tokens_per_s_per_gpu", "tokens_per_s_per_user", "cost", "goodput"] = Field(
+        "tokens_per_s_per_gpu", description=f"one of {', '.join(OBJECTIVES)}"
+    )
+    gpu_hour_price: float | dict[str, float] | None = Field(
+        None, description="price of a GPU for an hour, a number above 0, or a table of them by GPU"
+    )
+    keep: Literal["all", "pareto", "best"] = Field("best", description="'best', 'pareto' or 'all'")
+    k: int = Field(5, ge=1, le=10_000, description="rows of each group to keep, a whole number up to 10,000")
+    per: Names = Field(
+        ("model", "isl", "osl"), description=f"a list of columns out of {', '.join(GROUP_COLUMNS)}"
+    )
+    histogram: bool = Field(False, description="true to count the objective's values by group")
+
+    @field_validator("tables", mode="before")
+    @classmethod
+    def _take_path(cls, value: Any) -> Any:
+        return None if value is None else str(value)
+
+    @field_validator("gpus", mode="before")
+    @classmethod
+    def _check_gpus(cls, value: Any) -> tuple[str, ...]:
+        return checked_names(value, lambda name: load_gpu(name).name, "GPU names or paths of gpu.toml files")
+
+    @field_validator("models", mode="before")
+    @classmethod
+    def _check_models(cls, value: Any) -> tuple[str, ...]:
+        return checked_names(value, model_name, "model names or paths of config.json files")
+
+    @field_validator("runtime", mode="before")
+    @classmethod
+    def _check_runtimes(cls, value: Any) -> tuple[str, ...]:
+        return checked_names(
+            value, lambda name: load_runtime(name).name, "names of runtimes or paths of profiles"
+        )
+
+    @field_validator("tp", "dtype", "kv_dtype", "mode", "per", mode="before")
+    @classmethod
+    def _check_choices(cls, value: Any, info: ValidationInfo) -> tuple[Any, ...]:
+        if info.field_name == "per" and isinstance(value, list | tuple) and not value:
+            return ()
+        return checked_choices(value, _CHOICES[str(info.field_name)])
+
+    @field_validator(*_LARGEST, mode="before")
+    @classmethod
+    def _check_sizes(cls, value: Any, info: ValidationInfo) -> tuple[int, ...] | None:
+        return None if value is None else expand_sizes(value, _LARGEST[str(info.field_name)])
+
+    @field_validator("request_rate", mode="before")
+    @classmethod
+    def _check_rates(cls, value: Any) -> tuple[float, ...] | None:
+        return None if value is None else expand_amounts(value, 0, 1e6, above=True)
+
+    @field_validator("prefix_hit", mode="before")
+    @classmethod
+    def _check_hits(cls, value: Any) -> tuple[float, ...]:
+        return expand_amounts(value, 0, 0.999)
+
+    @field_validator("constraints", mode="before")
+    @classmethod
+    def _take_constraints(cls, value: Any) -> Any:
+        return value.model_dump() if isinstance(value, Constraints) else value
+
+    @field_validator("gpu_hour_price", mode="before")
+    @classmethod
+    def _check_price(cls, value: Any) -> Any:
+        prices = list(value.values()) if isinstance(value, dict) else [] if value is None else [value]
+        for price in prices:
+            number = isinstance(price, int | float) and not isinstance(price, bool)
+            if not number or not 0 < price < math.inf:
+                raise ValueError(f"got {price!r:.60}, need a number above 0, or a table of them by GPU")
+        if isinstance(value, dict):
+            return {load_gpu(gpu).name: float(price) for gpu, price in value.items()}
+        return None if value is None else float(value)
+
+    @model_validator(mode="after")
+    def _check_together(self) -> DeploymentSpec:
+        problems = list(self._contradictions())
+        if problems:
+            raise ValueError("; ".join(problems))
+        self._check_counts()
+        return self
+
+    def _contradictions(self) -> list[str]:
+        found = []
+        if (self.concurrency is None) == (self.request_rate is None):
+            given = "neither" if self.concurrency is None else "both"
+            found.append(f"concurrency: need concurrency or request_rate, got {given}")
+        laid_out = [key for key in ("replicas", "prefill_workers", "decode_workers") if getattr(self, key)]
+        if self.total_gpus is not None and laid_out:
+            found.append(f"total_gpus: goes without {' and '.join(laid_out)}, which follow from it")
+        if "disaggregated" in self.mode:
+            if self.osl[0] < 2:
+                found.append("osl: mode 'disaggregated' needs at least 2, there is nothing to decode")
+            if self.prefix_hit[-1] > 0:
+                found.append("prefix_hit: above 0 goes with mode 'aggregated' only")
+        prices = self.gpu_hour_price
+        if self.objective == "cost" and prices is None:
+            found.append("objective: 'cost' needs a gpu_hour_price")
+        if isinstance(prices, dict):
+            missing = [gpu for gpu in self.gpu_names if gpu not in prices]
+            if missing:
+                found.append(f"gpu_hour_price: none for {', '.join(missing)}")
+        unknown = "request_rate_per_s" if self.request_rate is None else "concurrency"
+        if unknown in self.per:
+            found.append(f"per: {unknown} is no axis of this sweep")
+        return found
+
+    def _check_counts(self) -> None:
+        fixed = {key: len(getattr(self, key)) for key in ("models", "gpus", "dtype", "kv_dtype", "runtime")}
+        grid = {key: len(values) for key, values in self.grid.items()}
+        counts = fixed | {"layouts": sum(self.num_layouts.values())} | grid
+        count_problem(counts, "candidates", MAX_CANDIDATES, "")
+        if self.keep == "all":
+            count_problem(counts, "rows", MAX_ROWS, ", or keep = 'best' or 'pareto'")
+            return
+        grouped = {key: size for key, size in grid.items() if key in self.per}
+        if {"replicas", "prefill_workers", "decode_workers", "total_gpus"} & set(self.per):
+            grouped["layouts"] = max(self.num_layouts.values())
+        if grouped:
+            count_problem(grouped, "groups a plan", MAX_GROUPS, ", or take it out of per")
+
+    @property
+    def gpu_names(self) -> tuple[str, ...]:
+        """What results call the GPUs."""
+        return tuple(load_gpu(gpu).name for gpu in self.gpus)
+
+    @property
+    def grid(self) -> dict[str, tuple[float, ...]]:
+        """Axes of the load that each layout serves, the first the slowest, by the names of their columns."""
+        rates = self.request_rate
+        return {
+            "isl": self.isl,
+            "osl": self.osl,
+            **({"concurrency": self.concurrency or ()} if rates is None else {"request_rate_per_s": rates}),
+            "max_batched_tokens": self.max_batched_tokens,
+            "prefix_hit": self.prefix_hit,
+        }
+
+    @property
+    def num_layouts(self) -> dict[tuple[str, int], int]:
+        """How many ways there are to lay a model out on GPUs, possible or not, by mode and tp."""
+        return {(mode, tp): num_layouts(self, mode, tp) for mode, tp in itertools.product(self.mode, self.tp)}
+
+    @property
+    def num_candidates(self) -> int:
+        """All candidates, whether or not they are possible."""
+        plans = math.prod(
+            len(axis) for axis in (self.models, self.gpus, self.dtype, self.kv_dtype, self.runtime)
+        )
+        return plans * sum(self.num_layouts.values()) * math.prod(map(len, self.grid.values()))
+
+    def price(self, gpu: str) -> float | None:
+        """Price of a GPU, as results call it, for an hour."""
+        prices = self.gpu_hour_price
+        return prices.get(gpu) if isinstance(prices, dict) else prices

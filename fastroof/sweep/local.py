@@ -1,0 +1,58 @@
+"""The local engine: units of a sweep by threads of this process, their results in order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final
+
+from fastroof.sweep.deployments.spec import DeploymentSpec
+from fastroof.sweep.evaluate import evaluate_unit
+from fastroof.sweep.sources import GpuTables
+from fastroof.sweep.spec import SweepSpec
+from fastroof.sweep.units import UnitResult, WorkUnit
+
+__all__ = ["local_results"]
+
+AHEAD: Final = 2
+"""Units a thread that are under way or done before their turn: results do not pile up."""
+
+
+def local_results(
+    spec: SweepSpec | DeploymentSpec,
+    units: Sequence[WorkUnit],
+    tables_by_gpu: Mapping[str, GpuTables],
+    threads: int = 1,
+) -> Generator[UnitResult, None, None]:
+    """Evaluate units by some threads.
+
+    Parameters
+    ----------
+    spec, tables_by_gpu
+        As in :func:`fastroof.sweep.evaluate.evaluate_unit`.
+    units : sequence of WorkUnit
+        What to evaluate.
+    threads : int
+        Threads to share them over.
+
+    Yields
+    ------
+    UnitResult
+        One a unit, in their order. Units that have not begun are dropped where the caller stops.
+    """
+    if threads == 1:
+        for unit in units:
+            yield evaluate_unit(spec, unit, tables_by_gpu)
+        return
+    waiting: deque[Future[UnitResult]] = deque()
+    pool = ThreadPoolExecutor(threads)
+    try:
+        for unit in units:
+            if len(waiting) == AHEAD * threads:
+                yield waiting.popleft().result()
+            waiting.append(pool.submit(evaluate_unit, spec, unit, tables_by_gpu))
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)

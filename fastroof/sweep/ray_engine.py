@@ -1,0 +1,207 @@
+"""The Ray engine: units of a sweep as tasks of a cluster, their results in order."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from fastroof.errors import SweepError
+from fastroof.sweep.deployments.spec import DeploymentSpec
+from fastroof.sweep.evaluate import evaluate_unit
+from fastroof.sweep.sources import GpuTables
+from fastroof.sweep.spec import SweepSpec
+from fastroof.sweep.unit_rows import PackedResults, packed_results, unpacked_results
+from fastroof.sweep.units import UnitResult, WorkUnit
+
+__all__ = ["TASK_EVALUATIONS", "evaluate_task", "ray_results", "task_units"]
+
+TASK_EVALUATIONS: Final = 10**7
+"""Least work of a task: Ray needs about a millisecond for each, whatever it does."""
+STEPS_A_CANDIDATE: Final = 4
+"""Steps that are timed for one deployment: of decodes, mixed, and a prompt's full and last ones."""
+AHEAD: Final = 4
+"""Tasks a processor that are under way or done before their turn: a task that is run again holds up none."""
+TASK_RETRIES: Final = 10
+"""How often Ray runs a task again whose worker or node was lost."""
+ROUNDS: Final = 3
+"""How often a task is handed in again that Ray has given up."""
+CONNECT_S: Final = 10.0
+
+
+def task_units(
+    spec: SweepSpec | DeploymentSpec, units: Sequence[WorkUnit], task_evaluations: int = TASK_EVALUATIONS
+) -> list[list[WorkUnit]]:
+    """Cut units into tasks of at least so many step evaluations; the last may have fewer.
+
+    Examples
+    --------
+    >>> from fastroof.sweep import load_spec, work_units
+    >>> spec = load_spec({"models": ["llama-3.1-8b"], "tp": [1, 2, 4], "batch_size": [1, 64], "kv_len": 1024})
+    >>> [len(task) for task in task_units(spec, work_units(spec), task_evaluations=4)]
+    [2, 1]
+    """
+    weight = STEPS_A_CANDIDATE if isinstance(spec, DeploymentSpec) else 1
+    tasks: list[list[WorkUnit]] = []
+    room = 0
+    for unit in units:
+        if room <= 0:
+            tasks.append([])
+            room = task_evaluations
+        tasks[-1].append(unit)
+        room -= unit.size * weight
+    return tasks
+
+
+def evaluate_task(
+    spec: SweepSpec | DeploymentSpec, units: Sequence[WorkUnit], tables_by_gpu: Mapping[str, GpuTables]
+) -> PackedResults:
+    """Evaluate some units, and drop what cannot be kept of their rows: what a worker runs."""
+    results = [evaluate_unit(spec, unit, tables_by_gpu) for unit in units]
+    return packed_results(spec, units, results)
+
+
+def ray_results(
+    spec: SweepSpec | DeploymentSpec,
+    units: Sequence[WorkUnit],
+    tables_by_gpu: Mapping[str, GpuTables],
+    *,
+    address: str | None = None,
+    processors: int | None = None,
+    task_evaluations: int = TASK_EVALUATIONS,
+) -> Generator[UnitResult, None, None]:
+    """Evaluate units by the workers of a Ray cluster.
+
+    Parameters
+    ----------
+    spec, tables_by_gpu
+        As in :func:`fastroof.sweep.evaluate.evaluate_unit`. Both go to every node once; each worker takes
+        the tables from its node's memory.
+    units : sequence of WorkUnit
+        What to evaluate.
+    address : str, optional
+        A cluster that is there: ``auto``, ``host:port`` or ``ray://host:port``. Where Ray is connected
+        already, that is used; else a local one is started, and stopped at the end.
+    processors : int, optional
+        Processors of a local one; default all.
+    task_evaluations : int
+        Least step evaluations of a task.
+
+    Yields
+    ------
+    UnitResult
+        One a unit, in their order.
+
+    Raises
+    ------
+    SweepError
+        If Ray is not installed, there is no cluster at the address, or a task was lost too often.
+    """
+    if not units:
+        return
+    ray = _imported()
+    with _connected(ray, address, processors):
+        task = ray.remote(num_cpus=1, max_retries=TASK_RETRIES)(evaluate_task)
+        shared = ray.put(spec), ray.put(dict(tables_by_gpu))
+        lost = (
+            ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError, ray.exceptions.ObjectLostError,
+            ray.exceptions.OutOfMemoryError,
+        )  # fmt: skip
+        waiting: deque[tuple[list[WorkUnit], Any]] = deque()
+
+        def submitted(some: list[WorkUnit]) -> Any:
+            return task.remote(shared[0], some, shared[1])
+
+        def next_results() -> list[UnitResult]:
+            some, reference = waiting.popleft()
+            for _ in range(ROUNDS):
+                try:
+                    return unpacked_results(some, ray.get(reference))
+                except ray.exceptions.RayTaskError as error:
+                    # what went wrong in the work itself would again
+                    raise error.cause from None
+                except lost:
+                    reference = submitted(some)
+            raise SweepError(
+                f"Ray lost the units {some[0].number} to {some[-1].number} again and again: its workers are "
+                "killed, or their nodes run out of memory"
+            )
+
+        try:
+            for some in task_units(spec, units, task_evaluations):
+                if len(waiting) >= AHEAD * _processors(ray):
+                    yield from next_results()
+                waiting.append((some, submitted(some)))
+            while waiting:
+                yield from next_results()
+        finally:
+            for _, reference in waiting:
+                ray.cancel(reference)
+
+
+def _imported() -> Any:
+    try:
+        import ray
+        import ray.exceptions
+    except ImportError:
+        raise SweepError("engine 'ray' needs Ray: pip install 'fastroof[ray]'") from None
+    return ray
+
+
+def _processors(ray: Any) -> int:
+    """Processors of the cluster now: nodes come and go."""
+    return max(1, int(ray.cluster_resources().get("CPU", 1)))
+
+
+@contextlib.contextmanager
+def _connected(ray: Any, address: str | None, processors: int | None) -> Iterator[None]:
+    """Use the cluster that is connected or at an address, or start a local one."""
+    if ray.is_initialized():
+        if address is not None:
+            raise SweepError(f"Ray is connected already: leave address out, got {address!r}")
+        yield
+        return
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+    if address is None:
+        options |= {"num_cpus": processors, "include_dashboard": False}
+    else:
+        _check_address(address)
+        options["address"] = address
+    try:
+        # a local cluster of a sweep reports to nobody, unless its user wants that
+        with _environment("RAY_USAGE_STATS_ENABLED", "0"):
+            ray.init(**options)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        where = "Ray cannot be started here" if address is None else f"no Ray cluster at {address!r}"
+        raise SweepError(f"{where} ({error})") from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _check_address(address: str) -> None:
+    """Refuse an address at which nobody listens; Ray would try for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon:
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise SweepError(f"no Ray cluster at {address!r} ({error})") from None
+
+
+@contextlib.contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    """Set an environment variable for a while, where it is not set."""
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]

@@ -1,0 +1,52 @@
+"""Where a sweep's latencies come from: the tables of each of its GPUs, or the datasheet model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from fastroof.config import load_gpu
+from fastroof.sweep.deployments.spec import DeploymentSpec
+from fastroof.sweep.spec import DATASHEET, SweepSpec
+
+# Cutting a sweep into units needs no numba; whatever needs it is imported when tables are loaded.
+if TYPE_CHECKING:
+    from fastroof.plan.datasheet import DatasheetCurves
+    from fastroof.tables import Tables
+
+__all__ = ["GpuTables", "load_tables_by_gpu", "tables_hash"]
+
+
+class GpuTables(NamedTuple):
+    """What plans of one GPU are compiled from: its tables, or the datasheet model's curves."""
+
+    tables: Tables | None
+    curves: DatasheetCurves | None = None
+
+
+def load_tables_by_gpu(spec: SweepSpec | DeploymentSpec) -> dict[str, GpuTables]:
+    """Load the tables of each of a sweep's GPUs, by the name that the spec has for it.
+
+    Raises
+    ------
+    TableError
+        If there are none, or they cannot be read.
+    """
+    from fastroof.plan.datasheet import DatasheetCurves
+    from fastroof.tables import load_tables
+
+    found = {}
+    for given in (spec.gpu,) if isinstance(spec, SweepSpec) else spec.gpus:
+        gpu = load_gpu(given)
+        if spec.tables == DATASHEET:
+            found[given] = GpuTables(None, DatasheetCurves(gpu))
+        else:
+            found[given] = GpuTables(load_tables(spec.tables or gpu.name, gpu=gpu.name, source=spec.source))
+    return found
+
+
+def tables_hash(tables_by_gpu: Mapping[str, GpuTables]) -> str:
+    """Hash of the tables; of several GPUs, one after another."""
+    return " ".join(
+        "" if each.tables is None else each.tables.content_hash for each in tables_by_gpu.values()
+    )

@@ -1,0 +1,242 @@
+"""Evaluating a unit of a sweep over steps: a plan and lengths in, rows of steps out."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from fastroof.columns import ORIGINS
+from fastroof.compiled.steps import decode_origins
+from fastroof.config import load_gpu, load_model, shard
+from fastroof.errors import MissingTableError, PlanError
+from fastroof.plan import StepPlan, compile_plan
+from fastroof.sweep.cartesian import LIMITS, best_rows, grid_rows_us
+from fastroof.sweep.output import step_schema
+from fastroof.sweep.sources import GpuTables
+from fastroof.sweep.spec import SweepSpec
+from fastroof.sweep.summary import BestStep
+from fastroof.sweep.units import PlanKey, UnitResult, WorkUnit
+from fastroof.units import US_PER_MS, US_PER_S
+
+__all__ = ["evaluate_steps"]
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+SKIPPED: Final = {
+    "context": "beyond the model's context",
+    "tp": "cannot be split",
+    "tables": "no measured table",
+    "plan": "no plan",
+    "memory": "weights do not fit in memory",
+}
+"""Words for what is left out whole, by reason."""
+
+
+def evaluate_steps(spec: SweepSpec, unit: WorkUnit, tables: GpuTables) -> UnitResult:
+    """Time a unit's steps, and keep the best batch of each length, or all of them.
+
+    Parameters
+    ----------
+    spec : SweepSpec
+        What to sweep.
+    unit : WorkUnit
+        Which part of it.
+    tables : GpuTables
+        Of the spec's GPU.
+
+    Returns
+    -------
+    UnitResult
+        Rows by kv_len and batch size; the best step of the plan with its last unit.
+    """
+    rows = _StepRows(spec)
+    model = load_model(unit.plan.model)
+    lengths = np.array([kv_len for kv_len in spec.kv_len if kv_len <= model.max_position], np.int64)
+    skipped = []
+    if len(lengths) < len(spec.kv_len) and unit.start == 0:
+        above = (
+            f"{len(spec.kv_len) - len(lengths)} of {len(spec.kv_len)} kv_len are above {model.max_position}"
+        )
+        skipped.append((SKIPPED["context"], f"{model.name}: {above}"))
+    if not len(lengths):
+        return UnitResult(rows.nothing(), {}, tuple(skipped))
+    found = _plan(spec, unit.plan, tables)
+    if isinstance(found, tuple):
+        if unit.start == 0:
+            skipped.append(found)
+        return UnitResult(rows.nothing(), {}, tuple(skipped))
+    rows.compile_loops(found)
+    began = time.perf_counter()
+    batch, counts = rows.evaluate(found, lengths[unit.start : unit.stop])
+    best: tuple[BestStep, ...] = ()
+    if unit.is_last:
+        best = (rows.best_step(found, int(lengths[np.argmin(np.abs(lengths - spec.report_kv_len))])),)
+    return UnitResult(batch, counts, tuple(skipped), best, evaluate_s=time.perf_counter() - began)
+
+
+def _plan(spec: SweepSpec, key: PlanKey, tables: GpuTables) -> StepPlan | tuple[str, str]:
+    """Compile a unit's plan; or why there is none."""
+    model = load_model(key.model)
+    name = f"{model.name} tp={key.tp} {key.dtype} kv {key.kv_dtype}"
+    largest = spec.batch_size[-1]
+    try:
+        shard(model, key.tp)
+    except PlanError as error:
+        return SKIPPED["tp"], str(error)
+    try:
+        plan = compile_plan(
+            model, load_gpu(key.gpu), tables.tables, tp=key.tp, dtype=key.dtype, kv_dtype=key.kv_dtype,
+            runtime=key.runtime, method=spec.method, max_tokens=largest, max_seqs=largest,
+            curves=tables.curves,
+        )  # fmt: skip
+    except MissingTableError as error:
+        return SKIPPED["tables"], f"{name}: {error}"
+    except PlanError as error:
+        return SKIPPED["plan"], f"{name}: {error}"
+    return plan if plan.memory.max_kv_tokens else (SKIPPED["memory"], name)
+
+
+class _StepRows:
+    """Steps of one spec, timed and laid out as rows."""
+
+    def __init__(self, spec: SweepSpec) -> None:
+        self.batch_size = np.array(spec.batch_size)
+        self.limit_us = math.inf if spec.tpot_limit_ms is None else spec.tpot_limit_ms * US_PER_MS
+        self.keep = spec.keep
+        self.with_error = spec.with_error
+        self.schema = step_schema(spec.keep)
+
+    def nothing(self) -> pa.RecordBatch:
+        """No rows."""
+        return pa.RecordBatch.from_pylist([], schema=self.schema)
+
+    def compile_loops(self, plan: StepPlan) -> None:
+        """Have the loops compiled, on no work, so that the time of evaluating is that alone."""
+        nothing = np.zeros(0, np.int64)
+        if self.keep == "all":
+            grid_rows_us([plan], [nothing], self.batch_size, np.empty(0), 1)
+        best_rows([plan], [nothing], self.batch_size, self.limit_us, 1)
+        _origins(plan, nothing, nothing)
+
+    def evaluate(self, plan: StepPlan, kv_len: Ints) -> tuple[pa.RecordBatch, dict[str, int]]:
+        """Time every step of some lengths: rows and counts."""
+        found = self._best if self.keep == "best" else self._all
+        rows, over_memory, over_tpot = found(plan, kv_len)
+        evaluated = len(kv_len) * len(self.batch_size)
+        return rows, {"evaluated": evaluated, "memory": over_memory, "tpot": over_tpot}
+
+    def best_step(self, plan: StepPlan, kv_len: int) -> BestStep:
+        """Find the best step at one length, for the summary."""
+        best = best_rows([plan], [np.array([kv_len])], self.batch_size, self.limit_us, 1)
+        origin = _origins(plan, np.array([kv_len]), best.batch_size)[0]
+        error = float(self._errors(plan, np.array([kv_len]), best.batch_size)[0])
+        batch, step_us = int(best.batch_size[0]), float(best.step_us[0])
+        return _best_step(plan, kv_len, batch, step_us, LIMITS[best.limited_by[0]], ORIGINS[origin], error)
+
+    def _errors(self, plan: StepPlan, kv_len: Ints, batch_size: Ints) -> Floats:
+        """Relative standard error of each row's step; NaN where there is none or unasked."""
+        error = np.full(len(kv_len), np.nan)
+        some = batch_size > 0
+        if self.with_error:
+            error[some] = plan.decode_error(batch_size[some], kv_len[some])
+        return error
+
+    def _best(self, plan: StepPlan, kv_len: Ints) -> tuple[pa.RecordBatch, int, int]:
+        best = best_rows([plan], [kv_len], self.batch_size, self.limit_us, 1)
+        columns = self._columns(plan, kv_len, best.batch_size, best.step_us)
+        columns["limited_by"] = _names(best.limited_by, LIMITS)
+        return self._rows(plan, columns), int(best.over_memory.sum()), int(best.over_tpot.sum())
+
+    def _all(self, plan: StepPlan, kv_len: Ints) -> tuple[pa.RecordBatch, int, int]:
+        repeated = np.repeat(kv_len, len(self.batch_size))
+        batch_size = np.tile(self.batch_size, len(kv_len))
+        step_us = np.empty(len(batch_size))
+        grid_rows_us([plan], [kv_len], self.batch_size, step_us, 1)
+        over_memory = batch_size * repeated > plan.memory.max_kv_tokens
+        over_tpot = ~over_memory & ~(step_us <= self.limit_us)
+        columns = self._columns(plan, repeated, batch_size, step_us)
+        columns["exceeds"] = _names(
+            over_tpot.astype(np.uint8), ("memory", "tpot"), ~(over_memory | over_tpot)
+        )
+        return self._rows(plan, columns), int(over_memory.sum()), int(over_tpot.sum())
+
+    def _columns(
+        self, plan: StepPlan, kv_len: Ints, batch_size: Ints, step_us: Floats
+    ) -> dict[str, pa.Array]:
+        nothing = batch_size == 0
+        rate = batch_size / step_us * US_PER_S
+        return {
+            "kv_len": pa.array(kv_len),
+            "batch_size": pa.array(batch_size),
+            "step_us": pa.array(step_us, mask=nothing),
+            "tokens_per_s": pa.array(rate, mask=nothing),
+            "tokens_per_s_per_gpu": pa.array(rate / plan.tp, mask=nothing),
+            "origin": _names(_origins(plan, kv_len, batch_size), ORIGINS, nothing),
+            "relative_error": pa.array(self._errors(plan, kv_len, batch_size), from_pandas=True),
+        }
+
+    def _rows(self, plan: StepPlan, columns: dict[str, pa.Array]) -> pa.RecordBatch:
+        constants: dict[str, Any] = {
+            "model": plan.model.name,
+            "gpu": plan.gpu.name,
+            "tp": plan.tp,
+            "dtype": plan.dtype,
+            "kv_dtype": plan.kv_dtype,
+            "runtime": plan.runtime,
+            "weight_bytes": plan.memory.weight_bytes,
+            "max_kv_tokens": plan.memory.max_kv_tokens,
+        }
+        count = len(columns["kv_len"])
+        arrays = [
+            columns[f.name] if f.name in columns else pa.repeat(pa.scalar(constants[f.name], f.type), count)
+            for f in self.schema
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+def _origins(plan: StepPlan, kv_len: Ints, batch_size: Ints) -> npt.NDArray[np.uint8]:
+    """How each row's step is made."""
+    out = np.empty(len(kv_len), np.uint8)
+    decode_origins(plan.arena, batch_size, kv_len, out)
+    return out
+
+
+def _best_step(
+    plan: StepPlan,
+    kv_len: int,
+    batch_size: int,
+    step_us: float,
+    limited_by: str,
+    origin: str,
+    relative_error: float,
+) -> BestStep:
+    found = batch_size > 0
+    rate = batch_size / step_us * US_PER_S
+    return BestStep(
+        model=plan.model.name,
+        tp=plan.tp,
+        dtype=plan.dtype,
+        kv_dtype=plan.kv_dtype,
+        kv_len=kv_len,
+        batch_size=batch_size,
+        step_us=step_us if found else None,
+        tokens_per_s=rate if found else None,
+        tokens_per_s_per_gpu=rate / plan.tp if found else None,
+        limited_by=limited_by,
+        origin=origin if found else None,
+        relative_error=None if math.isnan(relative_error) else relative_error,
+    )
+
+
+def _names(
+    codes: npt.NDArray[np.uint8], names: tuple[str, ...], missing: npt.NDArray[np.bool_] | None = None
+) -> pa.Array:
+    """Text column of coded names; null where missing."""
+    indices = pa.array(codes.astype(np.int8), mask=missing)
+    return pa.DictionaryArray.from_arrays(indices, pa.array(names)).dictionary_decode()

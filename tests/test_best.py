@@ -1,0 +1,227 @@
+"""The deployment to run: against a sweep of everything, its reasons, and what is said where there is none."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from fastroof import SweepError, run_sweep
+from fastroof.cli import app
+from fastroof.sweep.deployments.answers import KIND_COLUMNS, Choice, best_deployments
+
+SPEC: dict[str, Any] = {
+    "models": ["llama-3.1-8b", "qwen3-32b"],
+    "tp": [1, 2, 4],
+    "dtype": ["bf16", "fp8"],
+    "total_gpus": [4, 8],
+    "isl": [500, 4000],
+    "osl": 200,
+    "concurrency": [1, 8, 20, 64],
+    "max_batched_tokens": [2048, 8192],
+    "constraints": {"ttft_ms": 300, "tpot_ms": 20},
+}
+
+
+def every_row(spec: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
+    """All candidates within the limits, from a sweep that keeps all."""
+    run_sweep(spec | {"keep": "all"}, folder / "all.parquet")
+    rows: list[dict[str, Any]] = pq.read_table(folder / "all.parquet").to_pylist()
+    return [row for row in rows if row["exceeds"] is None]
+
+
+@pytest.mark.parametrize(
+    ("changes", "column", "is_less_better"),
+    [
+        ({}, "tokens_per_s_per_gpu", False),
+        ({"objective": "tokens_per_s_per_user"}, "tokens_per_s_per_user", False),
+        ({"objective": "goodput"}, "tokens_per_s", False),
+        ({"objective": "cost", "gpu_hour_price": 2.0}, "cost_per_million_tokens", True),
+    ],
+)
+def test_it_is_the_best_of_all(
+    changes: dict[str, Any], column: str, is_less_better: bool, tmp_path: Path
+) -> None:
+    spec = SPEC | changes
+    rows = every_row(spec, tmp_path)
+    found = best_deployments(spec, runners_up=99)
+    assert found.objective == column
+    assert [(a.group["model"], a.group["isl"]) for a in found.answers] == [
+        (model, isl) for model in SPEC["models"] for isl in SPEC["isl"]
+    ]
+    best = min if is_less_better else max
+    for answer in found.answers:
+        of_group = [row for row in rows if all(row[name] == value for name, value in answer.group.items())]
+        kinds = {tuple(row[name] for name in KIND_COLUMNS) for row in of_group}
+        values = [choice.objective for choice in answer.choices]
+        assert values[0] == best(row[column] for row in of_group)
+        assert {tuple(choice.row[name] for name in KIND_COLUMNS) for choice in answer.choices} == kinds
+        assert len(answer.choices) == len(kinds)
+        for choice in answer.choices:
+            kind = [row for row in of_group if all(row[name] == choice.row[name] for name in KIND_COLUMNS)]
+            assert choice.objective == best(row[column] for row in kind)
+            assert choice.row in kind
+        for one, after in itertools.pairwise(values):
+            assert (one <= after * (1 + 1e-8)) if is_less_better else (one * (1 + 1e-8) >= after)
+
+
+def test_counts_add_up(tmp_path: Path) -> None:
+    found = best_deployments(SPEC, threads=2)
+    summary: Any = run_sweep(SPEC, tmp_path / "best.parquet")
+    by_model = {answer.group["model"]: answer for answer in found.answers}
+    assert found.candidates == summary.candidates == sum(a.candidates for a in by_model.values())
+    assert summary.feasible == sum(a.feasible for a in by_model.values())
+    for answer in by_model.values():
+        assert answer.candidates == answer.feasible + sum(answer.infeasible.values())
+    assert best_deployments(SPEC).answers == found.answers
+
+
+def test_why_it_is_the_best() -> None:
+    answer = best_deployments(SPEC | {"isl": 4000}).answers[1]
+    assert len(answer.choices) == 4
+    first = answer.choices[0]
+    assert (first.behind, first.is_tie) == (0.0, False)
+    for choice in answer.choices:
+        assert {margin.name for margin in choice.margins} == {"ttft_ms", "tpot_ms"}
+        for margin in choice.margins:
+            assert margin.value == choice.row[margin.name] <= margin.limit
+            assert margin.left == 1 - margin.value / margin.limit
+        assert choice.margins[0].left <= choice.margins[1].left
+        assert choice.behind == pytest.approx(1 - choice.objective / first.objective)
+        assert choice.at_edge == (choice.row["concurrency"] == 64)
+    for choice in answer.choices[1:]:
+        error = math.hypot(choice.row["relative_error"], first.row["relative_error"])
+        assert choice.is_tie == (-math.log(1 - choice.behind) < error)
+    assert best_deployments(SPEC | {"isl": 4000}, runners_up=0).answers[1].choices == (first,)
+
+
+def test_equals_are_ordered_by_gpus_then_latency() -> None:
+    spec = {
+        "models": "llama-3.1-8b", "tp": [1, 2, 4, 8], "total_gpus": [4, 8], "isl": 1000, "osl": 100,
+        "request_rate": [1, 2], "objective": "cost", "gpu_hour_price": 1,
+        "per": ["model", "request_rate_per_s"],
+    }  # fmt: skip
+    found = best_deployments(spec)
+    assert [answer.group["request_rate_per_s"] for answer in found.answers] == [1, 2]
+    for answer in found.answers:
+        four = [choice for choice in answer.choices if choice.row["total_gpus"] == 4]
+        assert answer.choices[: len(four)] == tuple(four)
+        assert len(four) == 3
+        assert all(choice.is_tie for choice in four[1:])
+        latency = [choice.row["request_latency_ms"] for choice in four]
+        assert latency == sorted(latency)
+        assert not answer.choices[-1].is_tie
+        assert answer.choices[-1].behind == pytest.approx(1.0)
+        # the load is what was asked about, not what was chosen
+        assert not any(choice.at_edge for choice in answer.choices)
+
+
+def test_models_without_a_deployment_are_answered_too() -> None:
+    spec = SPEC | {"models": ["llama-3.1-70b", "llama-3.1-8b"], "tp": [1, 2], "isl": 4000, "dtype": "bf16"}
+    none, some = best_deployments(spec).answers
+    assert none.group["model"] == "llama-3.1-70b"
+    assert none.choices == ()
+    assert none.feasible == 0
+    assert none.infeasible["memory"] == none.candidates / 2
+    assert some.choices
+    # a model that no tp splits is named
+    found = best_deployments(spec | {"models": ["qwen2.5-7b", "llama-3.1-8b"], "tp": [8]})
+    assert found.answers[0].choices == ()
+    assert found.answers[0].infeasible == {"tp": found.answers[0].candidates}
+    assert "qwen2.5-7b cannot run with tp=8" in found.skipped[0]
+
+
+def test_it_shows_progress() -> None:
+    seen: list[tuple[int, int]] = []
+    found = best_deployments(SPEC, progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (found.candidates, found.candidates)
+    assert seen == sorted(seen)
+
+
+def test_wrong_questions_say_what_would_do() -> None:
+    steps = {"models": "llama-3.1-8b", "batch_size": 1, "kv_len": 9}
+    with pytest.raises(SweepError, match="the spec is one of steps"):
+        best_deployments(steps)
+    with pytest.raises(SweepError, match="runners_up must be a whole number of at least 0, got -1"):
+        best_deployments(SPEC, runners_up=-1)
+    with pytest.raises(SweepError, match="threads must be a whole number of at least 1, got True"):
+        best_deployments(SPEC, threads=True)
+    with pytest.raises(SweepError, match="unknown model"):
+        best_deployments(SPEC | {"models": ["llama-9"]})
+
+
+# -- the command ---------------------------------------------------------------------------------
+
+
+def command(*arguments: str) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, ["best", *arguments], prog_name="fastroof")
+    return done.exit_code, done.stdout, done.stderr
+
+
+def test_the_packaged_example_is_answered() -> None:
+    code, out, _ = command("--runners-up", "1")
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[0].startswith("llama-3.1-70b at isl 4,000, osl 500: run ")
+    assert " of 30 ms (" in lines[2]
+    assert " of 500 ms (" in lines[2]
+    assert lines[-1].startswith("16,384 deployments compared in ")
+    rows = [line for line in lines if " x tp " in line and "run " not in line]
+    assert len(rows) == 4
+
+
+def toml(folder: Path, *more: str) -> str:
+    lines = [
+        'models = ["llama-3.1-8b", "llama-3.1-70b"]', "tp = [1, 2]", "isl = 2000", "osl = 100",
+        "concurrency = [1, 4]", *more,
+    ]  # fmt: skip
+    path = folder / "spec.toml"
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
+def test_the_command_gives_the_librarys_answers(tmp_path: Path) -> None:
+    path = toml(tmp_path, "[constraints]", "tpot_ms = 12")
+    code, out, err = command(path, "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    expected = best_deployments(path)
+    assert found["objective"] == "tokens_per_s_per_gpu"
+    assert found["candidates"] == expected.candidates
+    for answer, known in zip(found["answers"], expected.answers, strict=True):
+        assert answer["group"] == known.group
+        assert [choice["row"] for choice in answer["choices"]] == [choice.row for choice in known.choices]
+    explained = command("--help")[1]
+    answer = found["answers"][0]
+    for key in (*found, *answer, *Choice._fields, *answer["choices"][0]["margins"][0]):
+        assert key in explained
+
+
+def test_it_prints_why(tmp_path: Path) -> None:
+    code, out, _ = command(toml(tmp_path, "[constraints]", "tpot_ms = 12"))
+    assert code == 0
+    assert "\n  limit: TPOT " in out
+    assert "largest load of the specification" in out
+    assert "llama-3.1-70b at isl 2,000, osl 100: no deployment is within the limits" in out
+    assert "of 4 candidates of this model" in out
+    # without limits, and as a question of cost
+    code, out, _ = command(toml(tmp_path, 'objective = "cost"', "gpu_hour_price = 2"))
+    assert "limit" not in out.splitlines()[2]
+    assert "cost of 1M tokens" in out
+
+
+def test_it_says_what_does_as_well(tmp_path: Path) -> None:
+    spec = toml(tmp_path, "total_gpus = 2")
+    text = Path(spec).read_text().replace("concurrency = [1, 4]", "request_rate = 0.5")
+    Path(spec).write_text(text)
+    out = command(spec)[1]
+    assert "1 runner-up does as well, with longer requests or on more GPUs" in out
+    code, _, err = command(str(tmp_path / "none.toml"))
+    assert code == 2
+    assert "cannot be read" in err

@@ -1,0 +1,117 @@
+"""The Ray engine on a real local cluster of two nodes, one of which is killed during the sweep."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from fastroof import SweepError, compile_plan
+from fastroof.sweep import load_spec, run_sweep, units, work_units
+from fastroof.sweep.evaluate import evaluate_unit
+from fastroof.sweep.ray_engine import evaluate_task, ray_results, task_units
+from fastroof.sweep.sources import load_tables_by_gpu
+from fastroof.sweep.unit_rows import unpacked_results
+
+SPEC: dict[str, Any] = {
+    "models": ["llama-3.1-8b", "qwen3-8b"],
+    "tp": [1, 2],
+    "isl": {"start": 100, "stop": 3000, "step": 100},
+    "osl": [100, 500],
+    "concurrency": {"start": 1, "stop": 256, "step": 1},
+    "keep": "pareto",
+}
+
+
+def test_tasks_hold_enough_work_and_every_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(units, "CANDIDATES_A_UNIT", 1000)
+    monkeypatch.setattr(units, "EVALUATIONS_A_UNIT", 1000)
+    steps = {"models": ["llama-3.1-8b"], "tp": [1, 2, 4], "batch_size": list(range(1, 101)), "kv_len": 4096}
+    for spec, weight in ((load_spec(SPEC), 4), (load_spec(steps), 1)):
+        listed = work_units(spec)
+        for least in (1, 250, 10**5, 10**9):
+            tasks = task_units(spec, listed, least)
+            assert [unit for task in tasks for unit in task] == listed
+            sizes = [weight * sum(unit.size for unit in task) for task in tasks]
+            assert all(size >= least for size in sizes[:-1])
+            # and no more than needed: without its last unit a task is too small
+            assert all(weight * sum(unit.size for unit in task[:-1]) < least for task in tasks)
+
+
+def test_what_travels_to_workers_pickles() -> None:
+    # a unit a plan, and each plan a group: nothing is dropped between units
+    spec = load_spec({**SPEC, "isl": 1000, "keep": "best", "per": ["model", "tp"]})
+    tables_by_gpu = load_tables_by_gpu(spec)
+    listed = work_units(spec)
+    there = pickle.loads(pickle.dumps((spec, listed, tables_by_gpu)))
+    expected = [evaluate_unit(spec, unit, tables_by_gpu) for unit in listed]
+    found = unpacked_results(listed, pickle.loads(pickle.dumps(evaluate_task(*there))))
+    for here, distant in zip(expected, found, strict=True):
+        assert here.rows.equals(distant.rows)
+        assert here.counts == distant.counts
+    plan = compile_plan("llama-3.1-8b", "h100", tables_by_gpu["h100"].tables)
+    assert pickle.loads(pickle.dumps(plan)).decode_us(64, 4096) == plan.decode_us(64, 4096)
+    assert len(pickle.dumps(listed[0])) < 1000
+
+
+def test_without_ray_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(SweepError, match=r"fastroof\[ray\]"):
+        run_sweep({**SPEC, "isl": 1000}, tmp_path / "r.parquet", "ray")
+    with pytest.raises(SweepError, match="address goes with engine 'ray'"):
+        run_sweep(SPEC, tmp_path / "r.parquet", address="auto")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_address_without_a_cluster_is_refused_at_once(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="the extra `ray` is not installed")
+    with pytest.raises(SweepError, match=r"no Ray cluster at '127\.0\.0\.1:1'"):
+        run_sweep({**SPEC, "isl": 1000}, tmp_path / "r.parquet", "ray", address="127.0.0.1:1")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Two nodes with two processors each, and a head with none."""
+    pytest.importorskip("ray", reason="the extra `ray` is not installed")
+    with warnings.catch_warnings():
+        # Ray's own: sockets and log files that it leaves to be collected, and what it deprecates
+        warnings.simplefilter("ignore")
+        from ray.cluster_utils import Cluster
+
+        started = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        nodes = [started.add_node(num_cpus=2) for _ in range(2)]
+        started.wait_for_nodes()
+        yield started, nodes
+        started.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_cluster_that_loses_a_node_gives_the_local_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: Any
+) -> None:
+    started, nodes = cluster
+    monkeypatch.setattr(units, "CANDIDATES_A_UNIT", 2**11)
+    monkeypatch.setitem(ray_results.__kwdefaults__, "task_evaluations", 20_000)
+    local = run_sweep(SPEC, tmp_path / "local.parquet")
+    at: list[float] = []
+
+    def kill_a_node(done: int, total: int) -> None:
+        if done > 0.2 * total and not at:
+            at.append(done / total)
+            started.remove_node(nodes[1], allow_graceful=False)
+
+    distant = run_sweep(SPEC, tmp_path / "ray.parquet", "ray", address=started.address, progress=kill_a_node)
+    assert at
+    assert at[0] < 0.5
+    assert pq.read_table(tmp_path / "ray.parquet").equals(pq.read_table(tmp_path / "local.parquet"))
+    assert distant.best == local.best
+    assert distant.infeasible == local.infeasible

@@ -1,0 +1,165 @@
+"""``fastroof sweep`` on deployments: flags, the example, the schema, what it prints and where it is quiet."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from fastroof.cli import app, progress, sweep_summary
+from fastroof.sweep import DeploymentSpec, SweepSpec, load_spec, run_sweep
+
+FLAGS = [
+    *("--models", "llama-3.1-8b,qwen3-8b", "--tp", "1,2", "--total-gpus", "2", "--isl", "1000"),
+    *("--osl", "100", "--concurrency", "{start = 1, stop = 8, factor = 2}", "--ttft-ms", "200"),
+]
+SPEC: dict[str, Any] = {
+    "models": ["llama-3.1-8b", "qwen3-8b"], "tp": [1, 2], "total_gpus": 2, "isl": 1000, "osl": 100,
+    "concurrency": [1, 2, 4, 8], "constraints": {"ttft_ms": 200},
+}  # fmt: skip
+
+
+def run(*arguments: str | Path) -> Any:
+    result = CliRunner().invoke(app, ["sweep", *map(str, arguments)])
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def test_flags_are_a_specification(tmp_path: Path) -> None:
+    printed = run(*FLAGS, "-o", tmp_path / "r.parquet", "--threads", "2")
+    run_sweep(SPEC, tmp_path / "truth.parquet")
+    assert pq.read_table(tmp_path / "r.parquet").equals(pq.read_table(tmp_path / "truth.parquet"))
+    assert "Best deployments at isl 1,000, osl 100 within the limits" in printed.stdout
+    assert "16 deployments estimated in" in printed.stdout
+    assert "sweep: 16 of 16 evaluations" in printed.stderr
+
+
+def test_flags_change_a_file(tmp_path: Path) -> None:
+    (tmp_path / "my.toml").write_text(
+        'models = ["llama-3.1-8b"]\nisl = 1000\nosl = 100\nconcurrency = 1\n[constraints]\ntpot_ms = 100\n'
+    )
+    output = tmp_path / "r.parquet"
+    run(
+        tmp_path / "my.toml",
+        "--isl",
+        "[10, 20]",
+        "--set",
+        "max_seqs=7",
+        "--keep",
+        "all",
+        "-k",
+        "3",
+        "-o",
+        output,
+    )
+    spec = load_spec(json.loads(pq.read_metadata(output).metadata[b"fastroof.spec"]))
+    assert isinstance(spec, DeploymentSpec)
+    assert (spec.isl, spec.max_seqs, spec.keep, spec.k) == ((10, 20), 7, "all", 3)
+    assert spec.constraints.tpot_ms == 100
+    run(tmp_path / "my.toml", "--ttft-ms", "50", "-o", output)
+    spec = load_spec(json.loads(pq.read_metadata(output).metadata[b"fastroof.spec"]))
+    assert isinstance(spec, DeploymentSpec)
+    # a limit beside those of the file, not instead of them
+    assert (spec.constraints.ttft_ms, spec.constraints.tpot_ms) == (50, 100)
+
+
+def test_steps_can_be_swept_by_flags_too(tmp_path: Path) -> None:
+    output = tmp_path / "r.csv"
+    run("--models", "llama-3.1-8b", "--set", "batch_size=[1, 8]", "--set", "kv_len=100", "-o", output)
+    assert pacsv.read_csv(output).num_rows == 1
+
+
+def test_quiet_says_nothing(tmp_path: Path) -> None:
+    result = run(*FLAGS, "--quiet", "-o", tmp_path / "r.jsonl")
+    assert (result.stdout, result.stderr) == ("", "")
+    assert len((tmp_path / "r.jsonl").read_text().splitlines()) == 2 * 5
+
+
+def test_the_summary_as_json(tmp_path: Path) -> None:
+    result = run(*FLAGS, "--json", "--set", "histogram=true", "-o", tmp_path / "r.parquet")
+    assert result.stderr == ""
+    found = json.loads(result.stdout)
+    assert found["candidates"] == 16
+    assert found["feasible"] + sum(found["infeasible"].values()) == 16
+    assert [best["model"] for best in found["best"]] == ["llama-3.1-8b", "qwen3-8b"]
+    assert sum(map(sum, found["histograms"].values())) == found["feasible"]
+    for key in found:
+        assert key in run("--help").stdout
+
+
+def test_the_example_runs_and_the_schema_describes_it() -> None:
+    example = tomllib.loads(run("--example").stdout)
+    assert isinstance(load_spec(example), DeploymentSpec)
+    schema = json.loads(run("--schema").stdout)
+    deployments, steps = schema["anyOf"]
+    assert set(deployments["properties"]) == set(DeploymentSpec.model_fields)
+    assert set(steps["properties"]) == set(SweepSpec.model_fields)
+    assert set(example) <= set(deployments["properties"])
+    assert "Constraints" in schema["$defs"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--isl", "0", "--osl", "1", "--models", "llama-3.1-8b", "--concurrency", "1"],
+            "isl: got 0 at position 0",
+        ),
+        (["--isl", "1", "--models", "nobody,nothing"], "unknown model 'nothing'"),
+        (["--set", "isl"], "takes KEY=VALUE"),
+    ],
+)
+def test_wrong_flags_are_refused(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, ["sweep", *arguments])
+    assert result.exit_code != 0
+    assert message in f"{result.output} {result.exception}"
+
+
+def test_what_cannot_be_is_printed_by_reason(tmp_path: Path) -> None:
+    result = run(
+        *("--models", "qwen2.5-7b", "--tp", "4,8", "--isl", "1000,40000", "--osl", "100"),
+        *("--request-rate", "1,1e6", "--gpu-hour-price", "2", "--runtime", "vllm,trtllm"),
+        *("--prefix-hit", "0,0.5", "-o", tmp_path / "r.parquet"),
+    )
+    said = ("the model does not divide by tp", "beyond the model's context", "out of reach", "requests/s")
+    for words in (*said, "cost of 1M tokens", "left out, the model does not divide by tp: qwen2.5-7b"):
+        assert words in result.stdout
+    result = run(*FLAGS, "--tpot-ms", "0.01", "--isl", "10,20", "-o", tmp_path / "r.parquet")
+    assert "No deployment is within the limits" in result.stdout
+    result = run(*FLAGS, "--isl", "10,20", "--mode", "disaggregated", "-o", tmp_path / "r.parquet")
+    assert "1 prefill + 1 decode x tp 1" in result.stdout
+    assert "isl" in result.stdout.splitlines()[2]
+
+
+def test_many_groups_are_cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep_summary, "MOST_GROUPS", 1)
+    assert "and 1 more groups" in run(*FLAGS, "-o", tmp_path / "r.parquet").stdout
+
+
+def test_a_log_says_the_rate_and_what_is_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter([0.0, 1.0, 10.0, 11.0, 20.0, 30.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    with progress.shown_progress("sweep", "evaluations", quiet=False) as show:
+        for done in (0, 1_000_000, 2_000_000, 5_000_000, 8_000_000):
+            show(done, 8_000_000)
+    assert capsys.readouterr().err.splitlines() == [
+        "sweep: 1,000,000 of 8,000,000 evaluations, 100 thousand a second, 70.00 s left",
+        "sweep: 5,000,000 of 8,000,000 evaluations, 250 thousand a second, 12.00 s left",
+        "sweep: 8,000,000 of 8,000,000 evaluations, 267 thousand a second",
+    ]
+
+
+def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True, raising=False)
+    with progress.shown_progress("sweep", "evaluations", quiet=False) as show:
+        show(1, 4)
+        show(4, 4)
+    assert "4 of 4 evaluations" in capsys.readouterr().err

@@ -1,0 +1,327 @@
+"""A sweep that was killed goes on, and ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from fastroof import SweepError
+from fastroof.sweep import checkpoint, load_spec, local, merge_shards, run_sweep, units, work_units
+from fastroof.sweep.checkpoint import Checkpoint, parts_folder
+from fastroof.sweep.unit_rows import outcomes_from_json, outcomes_to_json
+from fastroof.sweep.units import UnitResult
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+DEPLOYMENTS: dict[str, Any] = {
+    "models": ["llama-3.1-8b", "qwen3-8b"],
+    "tp": [1, 2],
+    "isl": [500, 2000],
+    "osl": [100, 500],
+    "concurrency": [1, 8, 64, 256],
+    "constraints": {"tpot_ms": 20.0},
+    "histogram": True,
+}
+STEPS: dict[str, Any] = {
+    "models": ["llama-3.1-8b", "llama-2-70b"],
+    "tp": [1, 2],
+    "batch_size": [1, 8, 64],
+    "kv_len": [1024, 8192, 100_000],
+    "keep": "all",
+}
+SPECS = {
+    **{keep: {**DEPLOYMENTS, "keep": keep} for keep in ("best", "pareto", "all")},
+    "steps": STEPS,
+}
+UNIT_SIZE = 5
+
+# Many small units, a part after each, and a little time for each: there is always something to kill.
+SLOW_CHILD = """
+import sys, time
+from fastroof.sweep import checkpoint, local, units
+checkpoint.PART_EVERY_S = 0.0
+for name in ("EVALUATIONS_A_UNIT", "ROWS_A_UNIT", "CANDIDATES_A_UNIT", "KEPT_A_UNIT"):
+    setattr(units, name, {size})
+evaluate = local.evaluate_unit
+def slowly(*args):
+    time.sleep(0.03)
+    return evaluate(*args)
+local.evaluate_unit = slowly
+from fastroof.cli import main
+main()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _small_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("EVALUATIONS_A_UNIT", "ROWS_A_UNIT", "CANDIDATES_A_UNIT", "KEPT_A_UNIT"):
+        monkeypatch.setattr(units, name, UNIT_SIZE)
+    monkeypatch.setattr(checkpoint, "PART_EVERY_S", 0.0)
+
+
+def child(folder: Path, *options: str) -> subprocess.Popen[str]:
+    command = ["sweep", "spec.toml", "--quiet", "--threads", "1", "-o", "r.parquet", *options]
+    return subprocess.Popen(
+        [sys.executable, "-c", SLOW_CHILD.format(size=UNIT_SIZE), *command],
+        cwd=folder, env={**os.environ, "PYTHONPATH": str(CHECKOUT)}, text=True, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def write_toml(spec: dict[str, Any], path: Path) -> None:
+    lines = [f"{key} = {json.dumps(value)}" for key, value in spec.items() if not isinstance(value, dict)]
+    for key, table in spec.items():
+        if isinstance(table, dict):
+            lines += [f"[{key}]", *(f"{name} = {json.dumps(value)}" for name, value in table.items())]
+    path.write_text("\n".join(lines))
+
+
+def stopped_after(spec: Any, output: Path, count: int, error: type[BaseException], **options: Any) -> int:
+    """Run a sweep that is stopped after some units, and say how many were evaluated."""
+    evaluated = 0
+    evaluate = local.evaluate_unit
+
+    def some(*given: Any) -> UnitResult:
+        nonlocal evaluated
+        if evaluated == count:
+            raise error
+        evaluated += 1
+        return evaluate(*given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local, "evaluate_unit", some)
+        with pytest.raises(error):
+            run_sweep(spec, output, **options)
+    return evaluated
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Callable[[Any], tuple[Any, Any]]:
+    """Rows of an uninterrupted run."""
+
+    def run(spec: Any) -> tuple[Any, Any]:
+        summary = run_sweep(spec, tmp_path / "whole.parquet")
+        return summary, pq.read_table(tmp_path / "whole.parquet")
+
+    return run
+
+
+@pytest.mark.parametrize("name", ["pareto", "steps"])
+def test_killed_at_random_moments_it_ends_as_if_it_had_not_been(
+    tmp_path: Path, whole: Any, name: str
+) -> None:
+    spec = SPECS[name]
+    write_toml(spec, tmp_path / "spec.toml")
+    folder = parts_folder(tmp_path / "r.parquet")
+    moments = random.Random(7)
+    kills = 0
+    for _ in range(3):
+        before = len(list(folder.glob("*.arrow"))) if folder.is_dir() else 0
+        running = child(tmp_path, "--resume")
+        while len(list(folder.glob("*.arrow"))) <= before and running.poll() is None:
+            time.sleep(0.005)
+        time.sleep(moments.uniform(0.0, 0.08))
+        running.kill()
+        kills += running.wait() == -signal.SIGKILL
+        running.communicate()
+        assert not (tmp_path / "r.parquet").exists()
+    assert kills == 3
+    # a torn file, as of a machine that lost its power, and one that was being written
+    torn = sorted(folder.glob("*.arrow"))[0]
+    torn.write_bytes(torn.read_bytes()[:-100])
+    (folder / f"000000099.arrow.{'0' * 32}").write_bytes(b"ARROW1")
+    summary = run_sweep(spec, tmp_path / "r.parquet", resume=True)
+    expected, rows = whole(spec)
+    assert pq.read_table(tmp_path / "r.parquet").equals(rows)
+    assert summary.infeasible == expected.infeasible
+    assert summary.best == expected.best
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "r.parquet",
+        "spec.toml",
+        "whole.parquet",
+    ]
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_what_was_done_is_not_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Any, name: str, error: type[BaseException]
+) -> None:
+    # one part of several units, written when it stops
+    monkeypatch.setattr(checkpoint, "PART_EVERY_S", 1e9)
+    spec = SPECS[name]
+    output = tmp_path / "r.parquet"
+    total = len(work_units(load_spec(spec)))
+    assert total > 5
+    assert stopped_after(spec, output, 3, error) == 3
+    assert [path.name for path in parts_folder(output).glob("*.arrow")] == ["000000000.arrow"]
+    assert stopped_after(spec, output, 2, error, resume=True) == 2
+    progress: list[int] = []
+    summary = run_sweep(spec, output, resume=True, progress=lambda done, _: progress.append(done))
+    assert len(progress) == total
+    expected, rows = whole(spec)
+    assert pq.read_table(output).equals(rows)
+    for key in set(vars(expected)) - {"evaluate_s", "total_s", "output"}:
+        assert getattr(summary, key) == getattr(expected, key), key
+    assert not parts_folder(output).exists()
+
+
+def test_a_shorter_sweep_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "PART_EVERY_S", 1e9)
+    written: list[str] = []
+    monkeypatch.setattr(Checkpoint, "_write_whole", lambda self, name, write: written.append(name))
+    run_sweep(STEPS, tmp_path / "r.parquet", resume=True)
+    assert written == []
+    monkeypatch.setattr(checkpoint, "ROWS_A_PART", 1)
+    run_sweep(STEPS, tmp_path / "r.parquet")
+    assert "manifest.json" in written
+
+
+def test_an_unfinished_run_is_neither_dropped_nor_continued_unasked(tmp_path: Path, whole: Any) -> None:
+    output = tmp_path / "r.parquet"
+    stopped_after(STEPS, output, 3, KeyboardInterrupt)
+    with pytest.raises(SweepError, match=r"unfinished run of this sweep: --resume continues it, --restart"):
+        run_sweep(STEPS, output)
+    other = {**STEPS, "batch_size": [1, 8]}
+    with pytest.raises(SweepError, match=r"of another sweep \(batch_size: \[1, 8, 64\] there, \[1, 8\] here"):
+        run_sweep(other, output, resume=True)
+    with pytest.raises(SweepError, match=r"of another sweep .*: --restart removes it"):
+        run_sweep(other, output)
+    with pytest.raises(SweepError, match=r"another sweep \(shard: none there, 1/2 here\)"):
+        run_sweep(STEPS, output, resume=True, shard=(1, 2))
+    with pytest.raises(SweepError, match="choose one"):
+        run_sweep(STEPS, output, resume=True, restart=True)
+    assert len(list(parts_folder(output).glob("*.arrow"))) == 3
+    run_sweep(STEPS, output, restart=True)
+    assert pq.read_table(output).equals(whole(STEPS)[1])
+    assert not parts_folder(output).exists()
+
+
+def test_another_version_or_other_tables_are_refused(tmp_path: Path) -> None:
+    output = tmp_path / "r.parquet"
+    stopped_after(STEPS, output, 3, KeyboardInterrupt)
+    manifest = parts_folder(output) / "manifest.json"
+    for key, said in [
+        ("fastroof.version", "fastroof's version: other there"),
+        ("fastroof.tables_hash", "the tables' hash: other there"),
+        ("fastroof.inputs_hash", "hash of the models, GPUs and runtimes: other there"),
+    ]:
+        before = manifest.read_text()
+        manifest.write_text(json.dumps({**json.loads(before), key: "other"}))
+        with pytest.raises(SweepError, match=said):
+            run_sweep(STEPS, output, resume=True)
+        manifest.write_text(before)
+
+
+def test_results_of_another_sweep_are_not_resumed_over(tmp_path: Path) -> None:
+    output = tmp_path / "r.parquet"
+    run_sweep(STEPS, output)
+    before = output.read_bytes()
+    with pytest.raises(SweepError, match=r"results of another sweep \(tp: \[1, 2\] there, \[1\] here\)"):
+        run_sweep({**STEPS, "tp": 1}, output, resume=True)
+    with pytest.raises(SweepError, match="results of another sweep"):
+        run_sweep(DEPLOYMENTS, output, resume=True)
+    assert output.read_bytes() == before
+    run_sweep(STEPS, output, resume=True)
+    run_sweep({**STEPS, "tp": 1}, output)
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
+    output = tmp_path / "r.parquet"
+    stopped_after(STEPS, output, 3, KeyboardInterrupt)
+    identity = json.loads((parts_folder(output) / "manifest.json").read_text())
+    with Checkpoint(load_spec(STEPS), output, identity, resume=True):  # noqa: SIM117 - one inside the other
+        with pytest.raises(SweepError, match="is in use"):
+            run_sweep(STEPS, output, resume=True)
+
+
+def test_shards_are_resumed(tmp_path: Path, whole: Any) -> None:
+    spec = SPECS["pareto"]
+    files = [tmp_path / f"{number}.parquet" for number in (1, 2)]
+    for number, file in enumerate(files, 1):
+        stopped_after(spec, file, 3, KeyboardInterrupt, shard=(number, 2))
+        run_sweep(spec, file, shard=(number, 2), resume=True)
+    merge_shards(files, tmp_path / "r.parquet")
+    assert pq.read_table(tmp_path / "r.parquet").equals(whole(spec)[1])
+
+
+def test_nothing_is_kept_of_a_sweep_of_which_nothing_comes(tmp_path: Path) -> None:
+    with pytest.raises(SweepError, match="nothing to evaluate"):
+        run_sweep({**STEPS, "models": "llama-2-70b", "tp": 1}, tmp_path / "r.parquet")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_ends_in_words_and_can_be_resumed(tmp_path: Path, whole: Any) -> None:
+    output = tmp_path / "r.parquet"
+    run = "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n" + SLOW_CHILD.format(
+        size=UNIT_SIZE
+    ).replace("0.03", "0.0")
+    write_toml(STEPS, tmp_path / "spec.toml")
+    limit = 3000
+    made = subprocess.run(
+        [sys.executable, "-c", run, "sweep", "spec.toml", "--quiet", "-o", "r.parquet"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(CHECKOUT)}, text=True, stderr=subprocess.PIPE,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)), check=False,
+    )  # fmt: skip
+    assert made.returncode == 2
+    assert made.stderr.startswith("fastroof: error: ")
+    assert "cannot be written (" in made.stderr
+    assert "Traceback" not in made.stderr
+    assert not output.exists()
+    run_sweep(STEPS, output, resume=True)
+    assert pq.read_table(output).equals(whole(STEPS)[1])
+
+
+def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "_write_table", full)
+    with pytest.raises(SweepError, match=r"cannot be written \(No space left.*continue with --resume"):
+        run_sweep(STEPS, tmp_path / "r.parquet")
+    assert not list(parts_folder(tmp_path / "r.parquet").glob("0*"))
+    shutil.rmtree(parts_folder(tmp_path / "r.parquet"))
+    parts_folder(tmp_path / "r.parquet").write_text("a file in the way")
+    with pytest.raises(SweepError, match="cannot be written"):
+        run_sweep(STEPS, tmp_path / "r.parquet")
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path: Path, whole: Any) -> None:
+    write_toml(STEPS, tmp_path / "spec.toml")
+    running = child(tmp_path)
+    folder = parts_folder(tmp_path / "r.parquet")
+    while not list(folder.glob("*.arrow")) and running.poll() is None:
+        time.sleep(0.005)
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert "interrupted; what is done is kept in .r.parquet.parts. To continue: fastroof sweep " in said
+    assert said.rstrip().endswith("-o r.parquet --resume")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".r.parquet.parts", "spec.toml"]
+    again = child(tmp_path, "--resume")
+    assert again.communicate(timeout=60)[1] == ""
+    assert again.returncode == 0
+    assert pq.read_table(tmp_path / "r.parquet").equals(whole(STEPS)[1])
+
+
+def test_outcomes_are_read_back(whole: Any) -> None:
+    summary, _ = whole({**STEPS, "keep": "best"})
+    listed = work_units(load_spec(STEPS))[:2]
+    results = [
+        UnitResult(None, {"evaluated": 3, "tpot": 1}, (("tp", "no"),), summary.best[:1], {}, 0.1),
+        UnitResult(None, {"evaluated": 5}, (), (), {("llama", 500, 0.1): [1, 2]}, 1 / 3),
+    ]
+    found = outcomes_from_json(outcomes_to_json(listed, results), None)
+    assert list(found) == [unit.number for unit in listed]
+    assert list(found.values()) == results
