@@ -161,7 +161,11 @@ OPERATORS: Final[dict[str, OperatorSchema]] = {
         ),
         OperatorSchema(
             "elementwise",
-            (Column("kind", "text", "", "rmsnorm, rope, silu_and_mul, kv_write, fp8_quantise, fp8_scale ..."),),
+            (
+                Column(
+                    "kind", "text", "", "rmsnorm, rope, silu_and_mul, kv_write, copy, fp8_quantise or fp8_scale"
+                ),
+            ),
             (
                 Column("m", "int", "tokens", "rows"),
                 Column("width", "int", "", "elements a row"),

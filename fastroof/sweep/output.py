@@ -181,4 +181,4 @@ class ResultFile:
         if not os.path.isdir(folder):
             return SweepError(f"output {self.path}: there is no folder {folder}; make it, or name another")
         reason = error.strerror or str(error)
-        return SweepError(f"output {self.path} cannot be written ({reason}); nothing is left of it")
+        return SweepError(f"output {self.path} cannot be written ({reason}); no half of it is left there")
