@@ -163,7 +163,7 @@ OPERATORS: Final[dict[str, OperatorSchema]] = {
             "elementwise",
             (
                 Column(
-                    "kind", "text", "", "rmsnorm, rope, silu_and_mul, kv_write, copy, fp8_quantise or fp8_scale"
+                    "kind", "text", "", "rmsnorm, rope, silu_and_mul, kv_write, copy, fp8_quantise, fp8_scale"
                 ),
             ),
             (
