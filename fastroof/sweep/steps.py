@@ -77,7 +77,8 @@ def evaluate_steps(spec: SweepSpec, unit: WorkUnit, tables: GpuTables) -> UnitRe
     best: tuple[BestStep, ...] = ()
     if unit.is_last:
         best = (rows.best_step(found, int(lengths[np.argmin(np.abs(lengths - spec.report_kv_len))])),)
-    return UnitResult(batch, counts, tuple(skipped), best, evaluate_s=time.perf_counter() - began - rows.errors_s)
+    evaluate_s = time.perf_counter() - began - rows.errors_s
+    return UnitResult(batch, counts, tuple(skipped), best, evaluate_s=evaluate_s)
 
 
 def _plan(spec: SweepSpec, key: PlanKey, tables: GpuTables) -> StepPlan | tuple[str, str]:
