@@ -186,7 +186,7 @@ def toml(folder: Path, *more: str) -> str:
     return str(path)
 
 
-def test_the_command_gives_the_librarys_answers(tmp_path: Path) -> None:
+def test_the_command_gives_the_same_answers(tmp_path: Path) -> None:
     path = toml(tmp_path, "[constraints]", "tpot_ms = 12")
     code, out, err = command(path, "--json")
     assert (code, err) == (0, "")

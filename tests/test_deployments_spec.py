@@ -97,7 +97,7 @@ def test_constants_are_those_of_step_sweeps() -> None:
         ({"gpus": 3}, "gpus: got 3, need GPU names"),
         ({"runtime": "vlm"}, "runtime: runtime must be one of"),
         ({"k": 0}, "k: got 0, need rows of each group"),
-        ({"concurency": 3}, "concurency: no such key; did you mean concurrency?"),
+        ({"concurrencies": 3}, "concurrencies: no such key; did you mean concurrency?"),
     ],
 )
 def test_wrong_values_are_named(changes: dict[str, Any], message: str) -> None:

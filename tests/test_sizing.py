@@ -423,7 +423,7 @@ def document(*arguments: str) -> Any:
 DEPLOYMENT = ("--model", "llama-3.1-70b", "--isl", "4000", "--osl", "500", "--ttft", "500", "--tpot", "30")
 
 
-def test_the_command_gives_the_librarys_numbers(h100: Tables, real: Any) -> None:
+def test_the_command_gives_the_same_numbers(h100: Tables, real: Any) -> None:
     found = document(*DEPLOYMENT, "--rate", "2,20", "--tp", "4,8", "--request-latency", "20000")
     options = {"ttft_ms": 500, "tpot_ms": 30, "request_latency_ms": 20_000}
     least = least_gpus("llama-3.1-70b", "h100", h100, [2, 20], 4000, 500, tp=[4, 8], **options)
