@@ -149,7 +149,7 @@ def _gemm(
 
 def _log_axes(tables: Tables, dtype: str) -> tuple[Floats, Floats, Floats]:
     """Axes k, n and m of a GEMM table in log2: made once and kept with the tables."""
-    cache, where = tables._packed, ("lookup", "gemm", dtype)
+    cache, where = tables.kept("lookup"), ("gemm", dtype)
     if where not in cache:
         packed = tables.gemm(dtype)
         with np.errstate(divide="ignore"):
@@ -200,7 +200,7 @@ class _Attention(NamedTuple):
 
 def _attention(tables: Tables, operator: str, text: dict[str, str], key: Key) -> _Attention:
     shape = HeadShape(text["kv_dtype"], *key)
-    cache, where = tables._packed, ("lookup", operator, shape)
+    cache, where = tables.kept("lookup"), (operator, shape)
     if where not in cache:
         if shape.num_q_heads % shape.num_kv_heads:
             raise LookupInputError(
@@ -310,7 +310,7 @@ def _moe(
     out, mfu, origin = answers
     packed = tables.moe((text["dtype"], *key, text["distribution"]))
     _curve_lookup(packed.curve, method, packed.roofline_us(tokens), packed.tokens, tokens, out, origin)
-    cache, where = tables._packed, ("lookup", "moe", text["dtype"], key)
+    cache, where = tables.kept("lookup"), ("moe", text["dtype"], key)
     if where not in cache:
         per_token = float(flops.moe_flops(1, hidden, intermediate, topk, moe_tp, moe_ep))
         cache[where] = _unit_us(tables, text["dtype"], per_token)
