@@ -7,14 +7,16 @@ from pathlib import Path
 from fastroof.config.gpu import load_gpu
 from fastroof.config.paths import bench_data_root
 from fastroof.errors import GpuError, TableError
-from fastroof.load.measured import MeasuredTable, MeasuredTables, PeakFinding
+from fastroof.load.measured import MeasuredTable, MeasuredTables, PeakFinding, SourceChoice
 from fastroof.load.own import load_own
 from fastroof.load.trees import is_tree, load_tree
 
-__all__ = ["MeasuredTable", "MeasuredTables", "PeakFinding", "load_measured"]
+__all__ = ["MeasuredTable", "MeasuredTables", "PeakFinding", "SourceChoice", "load_measured"]
 
 
-def load_measured(name: str | Path, *, gpu: str | None = None, source: str | None = None) -> MeasuredTables:
+def load_measured(
+    name: str | Path, *, gpu: str | None = None, source: SourceChoice = None
+) -> MeasuredTables:
     """Load measured rows by GPU name or from a folder of any layout that is known.
 
     Parameters
@@ -24,8 +26,9 @@ def load_measured(name: str | Path, *, gpu: str | None = None, source: str | Non
         or roofline V2 lay it out.
     gpu : str, optional
         Which GPU, where the folder holds several.
-    source : str, optional
-        Take only this source.
+    source : str or mapping of str to str, optional
+        Take only this source; or of the operators named their sources, and of the others the
+        best-ranked ones, as in ``{"allreduce": "aiconfigurator-trtllm-1.3.0rc20"}``.
 
     Returns
     -------
@@ -35,7 +38,8 @@ def load_measured(name: str | Path, *, gpu: str | None = None, source: str | Non
     Raises
     ------
     TableError
-        If a file is malformed or must not be used.
+        If a file is malformed or must not be used, or there is no such source; the error lists those
+        that there are.
     GpuError
         If the name is neither a known GPU nor a folder.
     """
@@ -62,7 +66,7 @@ def load_measured(name: str | Path, *, gpu: str | None = None, source: str | Non
     return load_own(folder, source)
 
 
-def _load_shipped(gpu: str, source: str | None) -> MeasuredTables:
+def _load_shipped(gpu: str, source: SourceChoice) -> MeasuredTables:
     folder = bench_data_root() / gpu
     if not any(folder.glob("*/provenance.toml")):
         raise TableError(

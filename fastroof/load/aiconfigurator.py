@@ -10,7 +10,7 @@ import hashlib
 import importlib.util
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from fastroof.columns import OPERATORS
 from fastroof.config.gpu import GpuSpec, load_gpu
 from fastroof.errors import TableError
-from fastroof.load.aiconfigurator_families import FAMILIES, Part, joined, point_codes, select
+from fastroof.load.aiconfigurator_families import FAMILIES, Family, Part, joined, point_codes, select
 from fastroof.load.measured import MeasuredTable, MeasuredTables
 from fastroof.load.rows import read_columns
 from fastroof.load.write import Format, write_source
@@ -88,7 +88,11 @@ def available(root: Path | None = None) -> list[tuple[str, str, str]]:
 
 
 def import_aiconfigurator(
-    system: str, backend: str, version: str, root: Path | None = None
+    system: str,
+    backend: str,
+    version: str,
+    root: Path | None = None,
+    files: Collection[str] | None = None,
 ) -> MeasuredTables:
     """Read the tables of one system, serving framework and version.
 
@@ -102,6 +106,8 @@ def import_aiconfigurator(
         Version of the backend, as in ``"0.24.0"``.
     root : Path, optional
         The package's folder; the installed one if not given.
+    files : collection of str, optional
+        Read only these of the package's files, as in ``["custom_allreduce_perf"]``; all if not given.
 
     Returns
     -------
@@ -112,8 +118,9 @@ def import_aiconfigurator(
     Raises
     ------
     TableError
-        If the package, system, backend or version is absent (the error lists what there is), or a
-        file does not hold what its columns promise.
+        If the package, system, backend or version is absent (the error lists what there is), ``files``
+        names one that fastroof does not read or all are absent, or a file does not hold what its
+        columns promise.
 
     Notes
     -----
@@ -126,7 +133,7 @@ def import_aiconfigurator(
     provenance = _package_provenance(data.parents[1], system, gpu.name, backend, version)
     parts: dict[str, list[Part]] = {}
     ignored: dict[str, str] = {}
-    for family in FAMILIES:
+    for family in _families(files):
         where = version if family.backend is None else nccl
         folder = data / system / family.folder / (family.backend or backend)
         path = folder / where / f"{family.file}.parquet"
@@ -142,6 +149,9 @@ def import_aiconfigurator(
                 parts.setdefault(operator, []).append(part)
             else:
                 ignored[f"{name} ({operator})"] = f"no row that fastroof knows: {part.left_out}"
+    if not parts:
+        absent = "; ".join(f"{name}: {reason}" for name, reason in ignored.items())
+        raise TableError(f"nothing to import of {backend} {version} for {system}: {absent}")
     provenance |= {"device": _one_word([p for ps in parts.values() for p in ps], "device")}
     if ignored:
         provenance["absent"] = ignored
@@ -170,17 +180,21 @@ def convert_aiconfigurator(
     root: Path | None = None,
     format: Format = "parquet",
     overwrite: bool = False,
+    files: Collection[str] | None = None,
+    rank: int | None = None,
 ) -> Path:
     """Import and write ``<bench_data>/<gpu>/aiconfigurator-<backend>-<version>/``.
 
     Parameters
     ----------
-    system, backend, version, root
+    system, backend, version, root, files
         As in :func:`import_aiconfigurator`.
     bench_data : Path
         The folder that holds one folder a GPU.
     format, overwrite
         As in :func:`fastroof.load.write.write_source`.
+    rank : int, optional
+        Place among the sources of the GPU, the lowest serves an operator; 100 if not given.
 
     Returns
     -------
@@ -192,11 +206,13 @@ def convert_aiconfigurator(
     TableError
         As the two functions it joins.
     """
-    imported = import_aiconfigurator(system, backend, version, root)
+    imported = import_aiconfigurator(system, backend, version, root, files)
     table = next(iter(imported.tables.values()))
     columns = {name: t.columns for name, t in imported.tables.items()}
     folder = Path(bench_data) / imported.gpu / table.source
     provenance = _with_flags(table.provenance, folder / "provenance.toml")
+    if rank is not None:
+        provenance = {"rank": rank, **provenance}
     return write_source(folder, columns, provenance, format, overwrite)
 
 
@@ -220,6 +236,16 @@ def _data_folder(root: Path | None) -> Path:
     if not data.is_dir():
         raise TableError(f"{package} has no systems/data; need the folder {PACKAGE} of `{INSTALL}`")
     return data
+
+
+def _families(files: Collection[str] | None) -> tuple[Family, ...]:
+    if files is None:
+        return FAMILIES
+    known = [family.file for family in FAMILIES]
+    unknown = sorted(set([files] if isinstance(files, str) else files) - set(known))
+    if unknown:
+        raise TableError(f"fastroof reads no file {', '.join(unknown)}; need some of {', '.join(known)}")
+    return tuple(family for family in FAMILIES if family.file in files)
 
 
 def _check_available(data: Path, system: str, backend: str, version: str) -> None:

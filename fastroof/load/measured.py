@@ -15,9 +15,11 @@ from fastroof.columns import OPERATORS, OperatorSchema
 from fastroof.config.gpu import GpuSpec, load_gpu
 from fastroof.once import made_once
 
-__all__ = ["MeasuredTable", "MeasuredTables", "PeakFinding"]
+__all__ = ["MeasuredTable", "MeasuredTables", "PeakFinding", "SourceChoice"]
 
 Array = npt.NDArray[Any]
+SourceChoice = str | Mapping[str, str] | None
+"""One source for everything, or by operator the source that serves it; None leaves it to the ranks."""
 
 
 @dataclass(frozen=True)

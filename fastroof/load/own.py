@@ -14,7 +14,7 @@ import numpy.typing as npt
 from fastroof.columns import GPU, LATENCY, OPERATORS, OPTIONAL_COLUMNS
 from fastroof.config.gpu import GpuSpec, load_gpu
 from fastroof.errors import TableError
-from fastroof.load.measured import MeasuredTable, MeasuredTables
+from fastroof.load.measured import MeasuredTable, MeasuredTables, SourceChoice
 from fastroof.load.row_work import row_work
 from fastroof.load.rows import ENDINGS, read_columns
 from fastroof.units import DTYPE_BYTES, TFLOP, US_PER_S
@@ -83,17 +83,18 @@ def list_sources(folder: Path) -> list[Source]:
     return _sources(Path(folder))[0]
 
 
-def load_own(folder: Path, source: str | None = None) -> MeasuredTables:
+def load_own(folder: Path, source: SourceChoice = None) -> MeasuredTables:
     """Load measured tables in fastroof's own schema.
 
     Parameters
     ----------
     folder : Path
         A GPU folder (gpu.toml and one folder a source) or a source folder (provenance.toml).
-    source : str, optional
-        Read this source and no other. By default each operator comes from the source of the
-        lowest rank that has it: ``rank`` of ``[operators.<operator>]`` in its provenance.toml, else
-        ``rank`` at the top, else 100; sources of one rank by name.
+    source : str or mapping of str to str, optional
+        Read this source and no other; or, by operator, the source that it comes from. All that is
+        not named comes from the source of the lowest rank that has it: ``rank`` of
+        ``[operators.<operator>]`` in its provenance.toml, else ``rank`` at the top, else 100; sources
+        of one rank by name.
 
     Returns
     -------
@@ -103,7 +104,7 @@ def load_own(folder: Path, source: str | None = None) -> MeasuredTables:
     Raises
     ------
     TableError
-        If the folder holds no such source or table, a file is not what
+        If the folder holds no such source or table (the error lists what there is), a file is not what
         :func:`fastroof.load.rows.read_columns` reads, a source mixes GPUs, or a latency is shorter
         than the peak of its dtype allows (an MFU above 1).
     GpuError
@@ -116,11 +117,11 @@ def load_own(folder: Path, source: str | None = None) -> MeasuredTables:
     """
     folder = Path(folder)
     sources, ignored = _sources(folder)
-    if source is not None:
-        names = [s.name for s in sources]
-        if source not in names:
-            raise TableError(f"{folder} has no source {source!r}; its sources are {', '.join(names)}")
-        sources = [s for s in sources if s.name == source]
+    chosen: dict[str, Source] = {}
+    if isinstance(source, str):
+        sources = [_named(sources, source, folder)]
+    elif source is not None:
+        chosen = _chosen(sources, source, folder)
     gpus = {s.gpu: s.name for s in sources}
     if len(gpus) > 1:
         found = ", ".join(f"{gpu} ({name})" for gpu, name in gpus.items())
@@ -131,12 +132,34 @@ def load_own(folder: Path, source: str | None = None) -> MeasuredTables:
     for operator in OPERATORS:
         having = [s for s in sources if operator in s.files]
         if having:
-            serving = min(having, key=lambda s: (s.rank(operator), s.name))
+            serving = chosen.get(operator) or min(having, key=lambda s: (s.rank(operator), s.name))
             tables[operator] = _load_table(serving, operator, gpu)
     if not tables:
         known = ", ".join(OPERATORS)
         raise TableError(f"{folder} holds no table; need <operator>.parquet or .csv, operators are {known}")
     return MeasuredTables(gpu=gpu.name, tables=tables, root=folder, ignored=ignored, spec=gpu)
+
+
+def _named(sources: list[Source], name: str, folder: Path) -> Source:
+    for source in sources:
+        if source.name == name:
+            return source
+    names = ", ".join(s.name for s in sources)
+    raise TableError(f"{folder} has no source {name!r}; its sources are {names}")
+
+
+def _chosen(sources: list[Source], names: Mapping[str, str], folder: Path) -> dict[str, Source]:
+    """Return the source that was picked for each operator."""
+    chosen = {}
+    for operator, name in names.items():
+        if operator not in OPERATORS:
+            known = ", ".join(OPERATORS)
+            raise TableError(f"source picks one for {operator!r}; the operators are {known}")
+        chosen[operator] = _named(sources, name, folder)
+        if operator not in chosen[operator].files:
+            having = ", ".join(s.name for s in sources if operator in s.files) or "none"
+            raise TableError(f"{folder}: source {name!r} has no {operator}; those that have it: {having}")
+    return chosen
 
 
 def _gpu_spec(source: Source, folder: Path) -> GpuSpec:

@@ -17,7 +17,7 @@ from fastroof.tables import Tables
 
 __all__ = ["PlanSet", "compile_plans"]
 
-_ARGUMENTS: Final = frozenset({"model", *PlanOptions._fields})
+_OPTIONS: Final = frozenset(PlanOptions._fields)
 _architecture: Final = attrgetter(
     "hidden", "intermediate", "num_q_heads", "num_kv_heads", "head_dim", "vocab", "qk_norm"
 )
@@ -125,13 +125,13 @@ def _read(
     number: int, request: Mapping[str, Any], named: dict[str, ModelSpec]
 ) -> tuple[ModelSpec, PlanOptions]:
     """Model and options of one request; presets are loaded once."""
-    if not request.keys() <= _ARGUMENTS or "model" not in request:
-        unknown = sorted(set(request) - _ARGUMENTS)
-        wrong = f"does not know {', '.join(unknown)}" if unknown else "needs a model"
-        raise PlanError(f"plan {number} {wrong}: it takes {', '.join(sorted(_ARGUMENTS))}")
     given = dict(request)
-    model = given.pop("model")
-    if isinstance(model, ModelSpec):
+    model = given.pop("model", None)
+    unknown = "" if given.keys() <= _OPTIONS else ", ".join(sorted(given.keys() - _OPTIONS))
+    if unknown or model is None:
+        wrong = f"does not know {unknown}" if unknown else "needs a model"
+        raise PlanError(f"plan {number} {wrong}: it takes model, {', '.join(sorted(_OPTIONS))}")
+    if type(model) is ModelSpec:
         spec = model
     elif isinstance(model, str) and model in named:
         spec = named[model]
@@ -141,6 +141,7 @@ def _read(
             named[model] = spec
     if spec.sliding_window is not None:
         checked_model(spec)
-    if isinstance(given.get("runtime"), Mapping):
+    if "runtime" in given and isinstance(given["runtime"], Mapping):
+        # what a dict holds cannot tell families apart: it has no hash
         given["runtime"] = load_runtime(given["runtime"])
     return spec, PlanOptions(**given)

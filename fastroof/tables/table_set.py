@@ -14,7 +14,7 @@ from fastroof import flops
 from fastroof.columns import OPERATORS
 from fastroof.config import GpuSpec
 from fastroof.errors import MissingTableError
-from fastroof.load import MeasuredTable, MeasuredTables, load_measured
+from fastroof.load import MeasuredTable, MeasuredTables, SourceChoice, load_measured
 from fastroof.pack import PackedCurve, PackedGemm, PackedGrid, pack_curve, pack_gemm, pack_grid
 from fastroof.pack.smoothing import median_of_three
 from fastroof.roofline import HeadShape, Roofline, decode_roofline, prefill_roofline, prefix_roofline_us
@@ -327,7 +327,7 @@ class Tables:
         )
 
 
-def load_tables(name: str | Path, *, gpu: str | None = None, source: str | None = None) -> Tables:
+def load_tables(name: str | Path, *, gpu: str | None = None, source: SourceChoice = None) -> Tables:
     """Load the measured tables of a GPU.
 
     Parameters
@@ -337,8 +337,9 @@ def load_tables(name: str | Path, *, gpu: str | None = None, source: str | None 
         folder, or a tree as InferSim or roofline V2 lay it out.
     gpu : str, optional
         Which GPU, where a tree holds several.
-    source : str, optional
-        Take only this source; by default each operator is served by its best-ranked one.
+    source : str or mapping of str to str, optional
+        Take only this source; or of the operators named their sources. All others are served by
+        their best-ranked one.
 
     Returns
     -------
@@ -357,6 +358,9 @@ def load_tables(name: str | Path, *, gpu: str | None = None, source: str | None 
     >>> import fastroof
     >>> fastroof.load_tables("h100").sources["gemm"]
     'aiconfigurator-vllm-0.24.0'
+    >>> own = {"allreduce": "aiconfigurator-trtllm-1.3.0rc20"}
+    >>> fastroof.load_tables("h100", source=own).sources["allreduce"]
+    'aiconfigurator-trtllm-1.3.0rc20'
     """
     measured = load_measured(name, gpu=gpu, source=source)
     return Tables(measured, measured.gpu_spec)
