@@ -14,9 +14,7 @@ from fastroof.load.trees import is_tree, load_tree
 __all__ = ["MeasuredTable", "MeasuredTables", "PeakFinding", "SourceChoice", "load_measured"]
 
 
-def load_measured(
-    name: str | Path, *, gpu: str | None = None, source: SourceChoice = None
-) -> MeasuredTables:
+def load_measured(name: str | Path, *, gpu: str | None = None, source: SourceChoice = None) -> MeasuredTables:
     """Load measured rows by GPU name or from a folder of any layout that is known.
 
     Parameters
