@@ -294,7 +294,8 @@ def test_command_looks_every_table_up() -> None:
     code, out, err = run("lookup", "--quick", "--repeat", "1")
     assert (code, err) == (0, "")
     assert all(f"{operator} " in out for operator in LOOKUP_OPERATORS)
-    assert out.count("random points") == len(LOOKUP_OPERATORS) * len(METHODS)
+    # and the all-reduce of the second source
+    assert out.count("random points") == (len(LOOKUP_OPERATORS) + 1) * len(METHODS)
 
 
 def test_sweeps_take_the_tables_that_were_given(tmp_path: Path) -> None:

@@ -20,9 +20,10 @@ from fastroof.load.aiconfigurator import (
     import_aiconfigurator,
     installed_root,
 )
-from fastroof.load.own import load_own
+from fastroof.load.own import list_sources, load_own
 
 SHIPPED = Path(__file__).resolve().parents[1] / "bench_data" / "h100" / "aiconfigurator-vllm-0.24.0"
+SHIPPED_TRTLLM = SHIPPED.parent / "aiconfigurator-trtllm-1.3.0rc20"
 SHIPPED_PACKAGE_VERSION = "0.12.0"
 
 RUN = {"framework": "VLLM", "version": "0.24.0", "device": "NVIDIA H100 80GB HBM3"}
@@ -267,6 +268,22 @@ def test_what_is_converted_is_what_was_imported(tmp_path: Path) -> None:
         convert_aiconfigurator("h100_sxm", "vllm", "0.24.0", tmp_path / "bench", root)
 
 
+def test_only_the_files_that_are_named_are_read(tmp_path: Path) -> None:
+    root = package(tmp_path, allreduce=[ALLREDUCE], nccl=[NCCL])
+    run = ("h100_sxm", "vllm", "0.24.0")
+    tables = import_aiconfigurator(*run, root, files=["custom_allreduce_perf"])
+    assert (list(tables.tables), tables.ignored) == (["allreduce"], {})
+    assert tables.tables["allreduce"].columns["mode"].tolist() == ["graph"]
+    folder = convert_aiconfigurator(
+        *run, tmp_path / "bench", root, files="custom_allreduce_perf", rank=200, overwrite=True
+    )
+    assert [(s.rank("allreduce"), list(s.files)) for s in list_sources(folder)] == [(200, ["allreduce"])]
+    with pytest.raises(TableError, match="reads no file gemm; need some of gemm_perf, context_"):
+        import_aiconfigurator(*run, root, files=["gemm", "gemm_perf"])
+    with pytest.raises(TableError, match=r"nothing to import of vllm .*moe_perf.parquet: not in the package"):
+        import_aiconfigurator(*run, root, files=["moe_perf"])
+
+
 def test_a_wrong_row_names_the_packages_file(tmp_path: Path) -> None:
     root = package(tmp_path, gemm=[GEMM, GEMM | {"latency": -1.0}])
     with pytest.raises(
@@ -353,6 +370,36 @@ def test_the_shipped_tables_are_what_bench_data_readme_says() -> None:
     assert gemm["latency_us"][gemm["dtype"] == "bf16"].min() == pytest.approx(2.452, abs=1e-3)
     # Stored at full precision, not rounded to a float32 or to decimals.
     assert (gemm["latency_us"] != gemm["latency_us"].astype(np.float32)).mean() > 0.9
+
+
+def test_the_shipped_all_reduce_of_trtllm_serves_only_when_asked_for(tmp_path: Path) -> None:
+    folder = SHIPPED.parent
+    of_vllm = load_own(folder).tables["allreduce"]
+    assert (of_vllm.source, of_vllm.num_rows) == (SHIPPED.name, 390)
+    tables = load_own(folder, source={"allreduce": SHIPPED_TRTLLM.name})
+    assert {op for op, name in tables.sources.items() if name == SHIPPED_TRTLLM.name} == {"allreduce"}
+    columns = tables.tables["allreduce"].columns
+    assert set(zip(columns["dtype"], columns["mode"], strict=True)) == {("bf16", "graph")}
+    (own, theirs) = (
+        dict(zip(zip(c["num_gpus"], c["message_bytes"], strict=True), c["latency_us"], strict=True))
+        for c in (columns, {n: v[of_vllm.columns["mode"] == "graph"] for n, v in of_vllm.columns.items()})
+    )
+    assert set(own) == set(theirs)
+    assert len(own) == 69
+    ratio = {point: us / theirs[point] for point, us in own.items()}
+    small = [r for (_, size), r in ratio.items() if size <= 2**16]
+    assert (min(small), max(small)) == pytest.approx((0.61, 0.73), abs=0.005)
+    assert [ratio[n, 2**30] for n in (2, 4, 8)] == pytest.approx([1.0] * 3, abs=0.01)
+    assert (ratio[4, 2**21], ratio[8, 2**21]) == pytest.approx((1.4, 1.83), abs=0.01)
+    try:
+        root = installed_root()
+    except TableError as error:
+        pytest.skip(str(error))
+    again = convert_aiconfigurator(
+        "h100_sxm", "trtllm", "1.3.0rc20", tmp_path, root, files=["custom_allreduce_perf"], rank=200
+    )
+    for path in SHIPPED_TRTLLM.iterdir():
+        assert (again / path.name).read_bytes() == path.read_bytes()
 
 
 def test_the_shipped_decode_grid_is_a_staircase() -> None:

@@ -17,8 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastroof import Tables, load_tables
 from fastroof.columns import OPERATORS, OPTIONAL_COLUMNS, Column
 from fastroof.errors import GpuError, TableError
+from fastroof.load import load_measured
 from fastroof.load.own import list_sources, load_own
 from fastroof.load.rows import read_columns
 from fastroof.load.write import toml_text, write_source
@@ -293,6 +295,29 @@ def test_a_source_by_name_serves_alone(gpu_folder: Path) -> None:
     assert tables.tables["gemm"].num_rows == 2
     with pytest.raises(TableError, match="no source 'c'; its sources are a, b"):
         load_own(gpu_folder, source="c")
+
+
+def test_single_operators_take_the_sources_named_for_them(gpu_folder: Path) -> None:
+    both = {"gemm": gemm_rows(3), "attention_decode": decode_rows()}
+    source(gpu_folder / "a", both)
+    source(gpu_folder / "b", {"gemm": gemm_rows(2)}, rank=200)
+    source(gpu_folder / "c", both, rank=50)
+    by_rank = {"gemm": "c", "attention_decode": "c"}
+    assert load_own(gpu_folder, source={}).sources == by_rank
+    tables = load_own(gpu_folder, source={"gemm": "b"})
+    assert tables.sources == by_rank | {"gemm": "b"}
+    assert tables.tables["gemm"].num_rows == 2
+    picked = {"gemm": "b", "attention_decode": "a"}
+    assert load_tables(gpu_folder, source=picked).sources == load_measured(gpu_folder, source=picked).sources
+    assert load_tables(gpu_folder, source=picked).sources == picked
+    with pytest.raises(TableError, match="no source 'd'; its sources are a, b, c"):
+        load_own(gpu_folder, source={"gemm": "d"})
+    with pytest.raises(TableError, match="one for 'conv'; the operators are gemm, attention_prefill"):
+        load_own(gpu_folder, source={"conv": "a"})
+    with pytest.raises(TableError, match="'b' has no attention_decode; those that have it: a, c"):
+        load_own(gpu_folder, source={"attention_decode": "b"})
+    with pytest.raises(TableError, match="'a' has no moe; those that have it: none"):
+        load_own(gpu_folder, source={"moe": "a"})
 
 
 def test_a_single_source_folder_anywhere(tmp_path: Path) -> None:
@@ -577,3 +602,17 @@ def test_toml_round_trips(values: dict[str, Any]) -> None:
 def test_listing_a_source_tells_what_it_holds(tmp_path: Path) -> None:
     (listed,) = list_sources(source(tmp_path / "a", {"gemm": gemm_rows()}, rank=7))
     assert (listed.name, listed.gpu, listed.rank("gemm"), list(listed.files)) == ("a", "h100", 7, ["gemm"])
+
+
+def test_one_operator_of_another_source(h100: Tables) -> None:
+    other = "aiconfigurator-trtllm-1.3.0rc20"
+    mixed = load_tables("h100", source={"allreduce": other})
+    assert mixed.sources == {**h100.sources, "allreduce": other}
+    assert mixed.content_hash != h100.content_hash
+    assert h100.sources["allreduce"].startswith("aiconfigurator-vllm")
+    message = {"num_gpus": 8, "message_bytes": 2**20}
+    assert mixed.lookup("allreduce", **message).latency_us != h100.lookup("allreduce", **message).latency_us
+    with pytest.raises(TableError, match=other):
+        load_tables("h100", source={"allreduce": "nobody"})
+    with pytest.raises(TableError):
+        load_tables("h100", source={"gemm": other})

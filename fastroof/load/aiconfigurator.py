@@ -242,10 +242,11 @@ def _families(files: Collection[str] | None) -> tuple[Family, ...]:
     if files is None:
         return FAMILIES
     known = [family.file for family in FAMILIES]
-    unknown = sorted(set([files] if isinstance(files, str) else files) - set(known))
+    wanted = {files} if isinstance(files, str) else set(files)
+    unknown = sorted(wanted - set(known))
     if unknown:
         raise TableError(f"fastroof reads no file {', '.join(unknown)}; need some of {', '.join(known)}")
-    return tuple(family for family in FAMILIES if family.file in files)
+    return tuple(family for family in FAMILIES if family.file in wanted)
 
 
 def _check_available(data: Path, system: str, backend: str, version: str) -> None:
