@@ -372,7 +372,7 @@ def test_the_shipped_tables_are_what_bench_data_readme_says() -> None:
     assert (gemm["latency_us"] != gemm["latency_us"].astype(np.float32)).mean() > 0.9
 
 
-def test_the_shipped_all_reduce_of_trtllm_serves_only_when_asked_for(tmp_path: Path) -> None:
+def test_the_shipped_all_reduce_of_trtllm_serves_only_when_asked_for() -> None:
     folder = SHIPPED.parent
     of_vllm = load_own(folder).tables["allreduce"]
     assert (of_vllm.source, of_vllm.num_rows) == (SHIPPED.name, 390)
@@ -391,10 +391,15 @@ def test_the_shipped_all_reduce_of_trtllm_serves_only_when_asked_for(tmp_path: P
     assert (min(small), max(small)) == pytest.approx((0.61, 0.73), abs=0.005)
     assert [ratio[n, 2**30] for n in (2, 4, 8)] == pytest.approx([1.0] * 3, abs=0.01)
     assert (ratio[4, 2**21], ratio[8, 2**21]) == pytest.approx((1.4, 1.83), abs=0.01)
+
+
+def test_converting_the_all_reduce_of_trtllm_again_gives_the_shipped_files(tmp_path: Path) -> None:
     try:
         root = installed_root()
     except TableError as error:
         pytest.skip(str(error))
+    if not list(root.parent.glob(f"aiconfigurator_core-{SHIPPED_PACKAGE_VERSION}.dist-info")):
+        pytest.skip(f"the installed aiconfigurator-core is not {SHIPPED_PACKAGE_VERSION}")
     again = convert_aiconfigurator(
         "h100_sxm", "trtllm", "1.3.0rc20", tmp_path, root, files=["custom_allreduce_perf"], rank=200
     )
