@@ -1,4 +1,4 @@
-"""What Numba cannot say and LLVM can: loads that no store changes, and a count of leading zeros.
+"""What Numba cannot say and LLVM can: loads that no store changes, and lanes of pairs.
 
 A loop that reads tables and writes an output stays scalar in Numba: the store might change the table,
 and there is no ``restrict``. ``table_load`` and ``output_store`` mark their instruction with the
@@ -30,7 +30,6 @@ __all__ = [
     "LANES",
     "PLAIN",
     "float_bits",
-    "leading_zeros",
     "line_lanes",
     "output_store",
     "pointer_at",
@@ -104,13 +103,6 @@ def _intrinsic_output_store(typing_context: Any, array: Any, index: Any, value: 
         return context.get_dummy_value()
 
     return types.void(array, index, array.dtype), generate
-
-
-def _intrinsic_leading_zeros(typing_context: Any, x: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.ctlz(args[0], ir.Constant(ir.IntType(1), 0))
-
-    return types.uint32(types.uint32), generate
 
 
 def _intrinsic_float_bits(typing_context: Any, x: Any) -> Any:
@@ -190,10 +182,6 @@ def _intrinsic_pointer_at(typing_context: Any, address: Any) -> Any:
     return _types.CPointer(types.float64)(address), generate
 
 
-def _plain_leading_zeros(x: Any) -> int:
-    return 32 - int(x).bit_length()
-
-
 @jit
 def _plain_load(array: Any, index: Any) -> Any:
     return array[index]
@@ -229,9 +217,6 @@ table_load = _chosen(_plain_load, _intrinsic_table_load, PLAIN)
 
 output_store = _chosen(_plain_store, _intrinsic_output_store, PLAIN)
 """``output_store(array, index, value)``: ``array[index] = value``, which no ``table_load`` reads."""
-
-leading_zeros = _chosen(_plain_leading_zeros, _intrinsic_leading_zeros, _NO_JIT)
-"""``leading_zeros(x)``: zero bits above the highest set bit of a uint32; 32 for 0."""
 
 float_bits = _chosen(_plain_float_bits, _intrinsic_float_bits, _NO_JIT)
 """``float_bits(x)``: the bits of a float64 as an int64: sign, 11 bits of exponent, 52 of mantissa."""
