@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from fastroof._version import __version__
 from fastroof.errors import (
+    BackendError,
     BatchError,
     FastroofError,
     GpuError,
@@ -31,6 +32,7 @@ from fastroof.errors import (
 )
 
 __all__ = [
+    "BackendError",
     "BatchError",
     "FastroofError",
     "GpuError",
@@ -58,10 +60,13 @@ __all__ = [
     "load_model",
     "load_tables",
     "model_names",
+    "numba_decode",
+    "numba_step",
     "run_sweep",
 ]
 
 if TYPE_CHECKING:
+    from fastroof.backends.numba_callers import numba_decode, numba_step
     from fastroof.config import GpuSpec, ModelSpec, gpu_names, load_gpu, load_model, model_names
     from fastroof.plan import StepPlan, compile_plan, compile_plans
     from fastroof.run import StepBatch, StepTimes
@@ -84,6 +89,8 @@ else:
         "load_model": "config",
         "load_tables": "tables",
         "model_names": "config",
+        "numba_decode": "backends.numba_callers",
+        "numba_step": "backends.numba_callers",
         "run_sweep": "sweep",
     }
 

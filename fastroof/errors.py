@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = [
+    "BackendError",
     "BatchError",
     "FastroofError",
     "GpuError",
@@ -64,3 +65,7 @@ class BatchError(FastroofError):
 
 class SweepError(FastroofError):
     """A sweep's spec or output is wrong."""
+
+
+class BackendError(FastroofError):
+    """A plan cannot be handed to another program, or a message from one is wrong."""

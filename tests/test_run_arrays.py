@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import array
+import ctypes
+import itertools
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -163,12 +167,32 @@ def test_one_step_of_lists_is_the_step_of_the_batch(plan):
         new = np.where(rng.random(seqs) < 0.2, rng.integers(1, 20, seqs), 1)
         context = rng.integers(0, 9000, seqs)
         expected = plan.step_us(StepBatch(new, context, [0, seqs]))[0]
-        for kind in (list, np.asarray, tuple, lambda a: a.astype("i4"), lambda a: np.repeat(a, 2)[::2]):
-            assert (
-                plan.step_scalar(kind(new.tolist() if kind in (list, tuple) else new), kind(context))
-                == expected
-            )
-        assert plan.step_scalar(new.tolist(), context.tolist()) == expected
+        kinds = [
+            np.ndarray.tolist,
+            np.asarray,
+            lambda a: tuple(a.tolist()),
+            lambda a: a.astype("i4"),
+            lambda a: a.astype(">i8"),
+            lambda a: a.astype("u2"),
+            lambda a: np.repeat(a, 2)[::2],
+            lambda a: array.array("q", a.tolist()),
+            lambda a: array.array("i", a.tolist()),
+            lambda a: memoryview(array.array("q", a.tolist())),
+            lambda a: (ctypes.c_int64 * len(a))(*a.tolist()),
+        ]
+        for kind, other in itertools.product(kinds, kinds):
+            assert plan.step_scalar(kind(new), other(context)) == expected
+
+
+def test_buffers_of_one_step_are_let_go(plan):
+    new, context = array.array("q", [1, 1]), array.array("q", [5, 9])
+    for _ in range(3):
+        plan.step_scalar(new, context)
+        with pytest.raises(FastroofError):
+            plan.step_scalar(new, array.array("d", [1.0, 2.0]))
+    new.append(1)  # an array whose buffer is held cannot grow
+    context.append(7)
+    assert plan.step_scalar(new, context) == plan.step_scalar([1] * 3, [5, 9, 7])
 
 
 @pytest.mark.parametrize(
@@ -182,6 +206,13 @@ def test_one_step_of_lists_is_the_step_of_the_batch(plan):
         (5, 6),
         ([5000], [0]),
         ([2**70], [0]),
+        (np.array([0]), np.array([1])),
+        (np.array([1, 1]), np.array([5])),
+        (np.array([[1]]), np.array([[5]])),
+        (np.array([1.5]), np.array([1])),
+        (np.int64(5), np.int64(6)),
+        (b"ab", b"cd"),
+        (np.array([1, 1]), [1, "x"]),
     ],
 )
 def test_one_step_that_is_none_is_refused_as_in_a_batch(plan, new, context):

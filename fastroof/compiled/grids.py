@@ -79,7 +79,7 @@ class GridBlock(NamedTuple):
     flags_at: int
 
 
-@jit
+@jit_inline
 def open_block(arena: Floats, at: int) -> GridBlock:
     """Read the header of the block at ``arena[at]``."""
     ny = int(arena[at + Y + NODES])

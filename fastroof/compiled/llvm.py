@@ -34,6 +34,7 @@ __all__ = [
     "output_store",
     "pointer_at",
     "prefetch",
+    "stack_words",
     "table_load",
 ]
 
@@ -179,7 +180,15 @@ def _intrinsic_pointer_at(typing_context: Any, address: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
 
-    return _types.CPointer(types.float64)(address), generate
+    return _types.voidptr(address), generate
+
+
+def _intrinsic_stack_words(typing_context: Any, count: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        words = _cgutils.alloca_once(builder, ir.ArrayType(_INT64, count.literal_value))
+        return builder.bitcast(words, context.get_value_type(signature.return_type))
+
+    return _types.voidptr(count), generate
 
 
 @jit
@@ -225,7 +234,10 @@ prefetch = _chosen(_plain_prefetch, _intrinsic_prefetch, PLAIN)
 """``prefetch(array, index)``: have that element's cache line fetched, to be read once; any index will do."""
 
 pointer_at: Any = intrinsic(_intrinsic_pointer_at)
-"""``pointer_at(address)``: an address as a pointer to float64; compiled code only."""
+"""``pointer_at(address)``: an address as a pointer, for ``numba.carray``; compiled code only."""
+
+stack_words: Any = intrinsic(prefer_literal=True)(_intrinsic_stack_words)
+"""``stack_words(8)``: a pointer to so many int64 that live as long as the call; compiled code only."""
 
 line_lanes = _chosen(_plain_line_lanes, _intrinsic_line_lanes, PLAIN)
 """``line_lanes(lines, at, first, x, start, out)``: points of eight straight lines.

@@ -16,9 +16,10 @@ import numpy as np
 from numba import carray, types  # type: ignore[attr-defined]
 from numba.core.ccallback import CFunc
 
+from fastroof.compiled.callers import requests_step_us
 from fastroof.compiled.code_cache import LoopCache
-from fastroof.compiled.jit import OPTIONS, Floats
-from fastroof.compiled.llvm import PLAIN, pointer_at
+from fastroof.compiled.jit import OPTIONS, Floats, jit_inline
+from fastroof.compiled.llvm import PLAIN, pointer_at, stack_words
 from fastroof.compiled.steps import MAX_KV_LEN, decode_step_us, open_plan, step_rows_us, summed_step_us
 
 __all__ = ["plan_function"]
@@ -39,7 +40,17 @@ _bytes_of = _external("PyBytes_AsString", _t.CPointer(_t.int64), _t.intp)
 _integer = _external("PyLong_AsLongLong", _t.int64, _t.intp)
 _clear_error = _external("PyErr_Clear", _t.void)
 _float_object = _external("PyFloat_FromDouble", _t.intp, _t.float64)
+_get_buffer = _external("PyObject_GetBuffer", _t.int32, _t.intp, _t.voidptr, _t.int32)
+_release_buffer = _external("PyBuffer_Release", _t.void, _t.voidptr)
 _call = _external("PyObject_Vectorcall", _t.intp, _t.intp, _t.CPointer(_t.intp), _t.intp, _t.intp)
+
+# Words of a Py_buffer that are read here; of the fifth, ndim is the upper half.
+_BUFFER_WORDS: Final = 10
+_BUF, _LEN, _ITEMSIZE, _READONLY_NDIM, _FORMAT = 0, 2, 3, 4, 5
+_CONTIGUOUS: Final = 12
+"""PyBUF_FORMAT | PyBUF_ND: the elements one after the other, and what they are."""
+_INT64_FORMATS: Final = (ord("l"), ord("q"))
+_INT32_FORMATS: Final = (ord("i"), ord("l"))
 
 # Slots of the state, int64 each.
 _ARENA, _SIZE, _OTHERWISE = 0, 1, 2
@@ -59,7 +70,7 @@ def _decode_call(this: int, arguments: Any, count: int) -> Any:
         kv_len = _integer(arguments[1])
         if batch == -1 or kv_len == -1:
             _clear_error()  # no integer; -1 itself is not timed either
-        arena = carray(pointer_at(state[_ARENA]), (state[_SIZE],))
+        arena = carray(pointer_at(state[_ARENA]), (state[_SIZE],), np.float64)
         plan = open_plan(arena)
         largest = min(plan.max_tokens, plan.max_seqs)
         if batch >= 1 and batch <= largest and kv_len >= 1 and kv_len <= MAX_KV_LEN:
@@ -68,8 +79,43 @@ def _decode_call(this: int, arguments: Any, count: int) -> Any:
     return _call(state[_OTHERWISE], arguments, count, 0)
 
 
+@jit_inline
+def _integers_of(view: Any) -> tuple[int, int]:
+    """How wide the integers of a one-dimensional buffer are, in bytes, and how many; width 0 of any other."""
+    words = carray(view, (_BUFFER_WORDS,), np.int64)
+    width, count = words[_ITEMSIZE], words[_LEN]
+    if words[_READONLY_NDIM] >> 32 != 1 or words[_FORMAT] == 0:
+        return 0, 0
+    text = carray(pointer_at(words[_FORMAT]), (2,), np.uint8)
+    if text[0] == 0 or text[1] != 0:
+        return 0, 0
+    if width == 8 and text[0] in _INT64_FORMATS:
+        return 8, count // 8
+    if width == 4 and text[0] in _INT32_FORMATS:
+        return 4, count // 4
+    return 0, 0
+
+
+@jit_inline
+def _buffers_step_us(arena: Any, new_view: Any, context_view: Any) -> float:
+    """Time one step of two buffers' requests, us; NaN where they are something else."""
+    width, count = _integers_of(new_view)
+    context_width, contexts = _integers_of(context_view)
+    if width == 0 or width != context_width or count != contexts:
+        return np.nan
+    new_at: Any = pointer_at(carray(new_view, (_BUFFER_WORDS,), np.int64)[_BUF])
+    context_at: Any = pointer_at(carray(context_view, (_BUFFER_WORDS,), np.int64)[_BUF])
+    if width == 8:
+        return requests_step_us(
+            arena, carray(new_at, (count,), np.int64), carray(context_at, (count,), np.int64)
+        )
+    return requests_step_us(
+        arena, carray(new_at, (count,), np.int32), carray(context_at, (count,), np.int32)
+    )
+
+
 def _step_call(this: int, arguments: Any, count: int) -> Any:
-    """``builtin(new_tokens, context_len)`` of two lists of integers, a request each."""
+    """``builtin(new_tokens, context_len)`` of two lists or buffers of integers, a request each."""
     state = _bytes_of(this)
     seqs = -1
     if count == 2:
@@ -77,10 +123,21 @@ def _step_call(this: int, arguments: Any, count: int) -> Any:
         if seqs < 0 or _list_size(arguments[1]) != seqs:
             _clear_error()  # no lists, or not of one length
             seqs = -1
+            time_us = np.nan
+            new_view, context_view = stack_words(_BUFFER_WORDS), stack_words(_BUFFER_WORDS)
+            if _get_buffer(arguments[0], new_view, _CONTIGUOUS) == 0:
+                if _get_buffer(arguments[1], context_view, _CONTIGUOUS) == 0:
+                    arena = carray(pointer_at(state[_ARENA]), (state[_SIZE],), np.float64)
+                    time_us = _buffers_step_us(arena, new_view, context_view)
+                    _release_buffer(context_view)
+                _release_buffer(new_view)
+            if not np.isnan(time_us):
+                return _float_object(time_us)
+            _clear_error()  # no buffers
     if seqs == 0:
         return _float_object(0.0)
     if seqs > 0:
-        arena = carray(pointer_at(state[_ARENA]), (state[_SIZE],))
+        arena = carray(pointer_at(state[_ARENA]), (state[_SIZE],), np.float64)
         plan = open_plan(arena)
         decodes = kv_sum = new_sum = causal_pairs = prefix_pairs = prefix_sum = 0
         possible = seqs <= plan.max_seqs
@@ -142,8 +199,8 @@ def plan_function(name: str, arena: Floats, otherwise: Callable[..., Any]) -> Ca
     Parameters
     ----------
     name : str
-        ``scalar``: (batch_size, kv_len) of a step of equal decodes; ``step_scalar``: two lists of integers,
-        the new tokens and the context of each request of a step.
+        ``scalar``: (batch_size, kv_len) of a step of equal decodes; ``step_scalar``: two lists or
+        one-dimensional buffers of integers, the new tokens and the context of each request of a step.
     arena : ndarray of float64
         The plan's arena.
     otherwise : callable

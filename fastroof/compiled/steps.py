@@ -24,18 +24,24 @@ from fastroof.compiled.jit import Flags, Floats, Ints, jit, jit_inline
 from fastroof.compiled.llvm import output_store, table_load
 
 __all__ = [
+    "ARENA_FORMAT",
+    "ARENA_MAGIC",
     "CODE_OFFSETS",
     "CODE_SIZES",
     "HEADER_SIZE",
     "MAX_KV_LEN",
+    "chunks_step_us",
     "decode_origins",
     "decode_step_us",
     "equal_chunks",
     "general_decode_steps_us",
+    "has_chunks",
+    "open_plan",
     "prefill_attention_us",
     "prefill_steps_us",
     "ragged_step_parts",
     "ragged_steps_us",
+    "request_sums",
     "step_rows_us",
     "summed_step_us",
     "with_prefill_us",
@@ -48,6 +54,10 @@ TOKENS_AT, LOGITS_AT, TOKENS_ORIGIN_AT, LOGITS_ORIGIN_AT = 8, 9, 10, 11
 DECODE_AT, PREFILL_AT, ARENA_SIZE = 12, 13, 14
 SEQUENCE_US, PREFILL_US, PREFILL_FLOOR_US = 15, 16, 17
 HEADER_SIZE = 24
+
+ARENA_MAGIC = 1718776436.0
+ARENA_FORMAT = 2.0
+"""Goes up when the arena's layout changes."""
 
 MAX_KV_LEN = 2**28
 """Longest sequence that an entry point accepts, tokens."""
@@ -80,7 +90,7 @@ class PlanParts(NamedTuple):
     prefill: GridBlock
 
 
-@jit
+@jit_inline
 def open_plan(arena: Floats) -> PlanParts:
     """Read a plan's header."""
     return PlanParts(
@@ -174,6 +184,33 @@ def decode_origins(arena: Floats, batch_size: Ints, kv_len: Ints, origin: Flags)
         origin[i] = max(int(tokens), int(logits), attention)
 
 
+@jit_inline
+def has_chunks(plan: PlanParts, new_tokens: int, context_len: int, batch_size: int) -> bool:
+    """Whether a plan times a step of ``batch_size`` equal chunks."""
+    return (
+        1 <= batch_size <= plan.max_seqs
+        and 1 <= new_tokens <= plan.max_tokens
+        and batch_size * new_tokens <= plan.max_tokens
+        and 0 <= context_len <= MAX_KV_LEN - new_tokens
+    )
+
+
+@jit_inline
+def chunks_step_us(
+    arena: Floats, plan: PlanParts, new_tokens: int, context_len: int, batch_size: int
+) -> float:
+    """Time a step of equal chunks, us; one new token after a context is a decode."""
+    tokens = batch_size * new_tokens
+    rows_us = step_rows_us(arena, plan, tokens, batch_size)
+    if new_tokens == 1 and context_len > 0:
+        return decode_step_us(arena, plan, rows_us, batch_size, float(context_len + 1))
+    # equal chunks: their sums lead back to (batch, new) exactly
+    attention_us = prefill_attention_us(
+        arena, plan, float(batch_size), float(new_tokens), tokens * context_len, batch_size * context_len
+    )
+    return with_prefill_us(plan, rows_us, attention_us)
+
+
 @jit
 def prefill_steps_us(
     arena: Floats, new_tokens: Ints, context_len: Ints, batch_size: Ints, out: Floats
@@ -187,32 +224,14 @@ def prefill_steps_us(
         batch = int(table_load(batch_size, i))
         new = int(table_load(new_tokens, i))
         context = int(table_load(context_len, i))
-        if (
-            batch < 1
-            or batch > plan.max_seqs
-            or new < 1
-            or new > plan.max_tokens
-            or batch * new > plan.max_tokens
-        ):
+        if not has_chunks(plan, new, context, batch):
             return CODE_SIZES
-        if context < 0 or context > MAX_KV_LEN - new:
-            return CODE_SIZES
-        tokens = batch * new
-        rows_us = step_rows_us(arena, plan, tokens, batch)
-        if new == 1 and context > 0:
-            total = decode_step_us(arena, plan, rows_us, batch, float(context + 1))
-        else:
-            # equal chunks: their sums lead back to (batch, new) exactly
-            attention_us = prefill_attention_us(
-                arena, plan, float(batch), float(new), tokens * context, batch * context
-            )
-            total = with_prefill_us(plan, rows_us, attention_us)
-        output_store(out, i, total)
+        output_store(out, i, chunks_step_us(arena, plan, new, context, batch))
     return 0
 
 
 @jit_inline
-def _request_sums(
+def request_sums(
     new_tokens: Ints, context_len: Ints, start: int, stop: int, max_tokens: int
 ) -> tuple[int, int, int, int, int, int, bool]:
     """Integer sums over one step's requests, and whether all are possible: order does not matter to them.
@@ -325,7 +344,7 @@ def ragged_steps_us(arena: Floats, new_tokens: Ints, context_len: Ints, offsets:
                 rows_us = step_rows_us(arena, plan, seqs, seqs)
                 output_store(out, i, decode_step_us(arena, plan, rows_us, seqs, mean_kv))
                 continue
-        decodes, kv_sum, new_sum, pairs, prefix_pairs, prefix_sum, possible = _request_sums(
+        decodes, kv_sum, new_sum, pairs, prefix_pairs, prefix_sum, possible = request_sums(
             new_tokens, context_len, start, stop, plan.max_tokens
         )
         tokens = decodes + new_sum
@@ -364,7 +383,7 @@ def ragged_step_parts(
         start, stop, fits = _step_bounds(offsets, i, len(new_tokens))
         if not fits:
             return CODE_OFFSETS
-        decodes, kv_sum, new_sum, pairs, prefix_pairs, prefix_sum, possible = _request_sums(
+        decodes, kv_sum, new_sum, pairs, prefix_pairs, prefix_sum, possible = request_sums(
             new_tokens, context_len, start, stop, plan.max_tokens
         )
         seqs = stop - start

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,9 +26,6 @@ from fastroof.tables import Tables
 __all__ = ["PlanRecipe", "RowSums", "curves_of", "plan_recipe"]
 
 Floats = npt.NDArray[np.float64]
-
-MAGIC: Final = 1718776436.0
-FORMAT: Final = 2.0
 
 
 class RowSums(NamedTuple):
@@ -126,8 +123,8 @@ class PlanRecipe:
         header = np.zeros(steps.HEADER_SIZE)
         runtime = self.options.runtime
         header[: steps.PREFIX_TOKEN_US + 1] = (
-            MAGIC, FORMAT, self.options.max_tokens, self.options.max_seqs, num_layers, runtime.step_us,
-            pair_us, token_us,
+            steps.ARENA_MAGIC, steps.ARENA_FORMAT, self.options.max_tokens, self.options.max_seqs, num_layers,
+            runtime.step_us, pair_us, token_us,
         )  # fmt: skip
         header[steps.SEQUENCE_US : steps.PREFILL_FLOOR_US + 1] = (
             runtime.sequence_us, runtime.prefill_us, runtime.prefill_floor_layer_us * num_layers,

@@ -1,0 +1,110 @@
+"""The loops as an object file: what Numba makes of them, with C's names, for a CPU of one's choice."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from typing import Any, Final
+
+import llvmlite.binding as llvm
+from numba.core.ccallback import CFunc
+
+from fastroof.compiled.c_steps import C_FUNCTIONS, C_LIBRARY
+from fastroof.compiled.jit import OPTIONS
+from fastroof.compiled.llvm import PLAIN
+from fastroof.errors import BackendError
+
+__all__ = ["DEFAULT_CPU", "object_code"]
+
+DEFAULT_CPU: Final = "x86-64-v3" if platform.machine() in ("x86_64", "AMD64") else "generic"
+"""Haswell, Zen and what came after; elsewhere whatever the architecture has at least."""
+
+_COMPILERS_OWN: Final = ("memcpy", "memset", "memmove")
+"""What a compiler may call in any program: of libc."""
+
+
+def object_code(cpu: str = DEFAULT_CPU) -> bytes:
+    """Compile the functions of fastroof_step.h, position-independent.
+
+    Parameters
+    ----------
+    cpu : str
+        LLVM's name of the oldest CPU that it is to run on: x86-64-v3, x86-64-v2, znver4, ...; ``host`` is
+        this machine's.
+
+    Returns
+    -------
+    bytes
+        An object file of this system's format. It calls nothing but POSIX, see
+        :data:`fastroof.compiled.c_steps.C_LIBRARY`.
+
+    Raises
+    ------
+    BackendError
+        If LLVM does not know the CPU, or loops are not compiled in this process.
+    """
+    if PLAIN:
+        raise BackendError("NUMBA_DISABLE_JIT or NUMBA_BOUNDSCHECK is set: object code is made without them")
+    machine = _target_machine(cpu)
+    module: Any = None
+    names = {}
+    for name, (function, signature) in C_FUNCTIONS.items():
+        compiled: Any = CFunc(function, (signature.args, signature.return_type), {}, OPTIONS)
+        compiled.compile()
+        names[compiled._wrapper_name] = name
+        part = llvm.parse_assembly(compiled._library.get_llvm_str())
+        if module is None:
+            module = part
+        else:
+            module.link_in(part)
+    for value in [*module.functions, *module.global_variables]:
+        if value.name in names:
+            value.name = names[value.name]
+        elif not value.is_declaration:
+            # then its callers' checks of what it never returns fall away, and Python with them
+            value.linkage = "internal"
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    builder = llvm.create_pass_builder(machine, options)
+    for _ in range(2):
+        builder.getModulePassManager().run(module, builder)
+    _check(module)
+    return bytes(machine.emit_object(module))
+
+
+_MAKE_MACHINE: Final = """
+import sys
+import llvmlite.binding as llvm
+try:
+    llvm.initialize_native_target()
+except RuntimeError:
+    pass
+llvm.Target.from_default_triple().create_target_machine(cpu=sys.argv[1])
+"""
+
+
+def _target_machine(cpu: str) -> Any:
+    features = ""
+    if cpu == "host":
+        cpu, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+    elif cpu != DEFAULT_CPU:
+        # LLVM says that it does not know a CPU on standard error alone, and goes on without
+        made = subprocess.run(
+            [sys.executable, "-c", _MAKE_MACHINE, cpu], capture_output=True, text=True, check=False
+        )
+        if not cpu or made.returncode or "not a recognized processor" in made.stderr:
+            raise BackendError(
+                f"LLVM knows no CPU {cpu!r} here: {DEFAULT_CPU}, host, or a name that clang's -march takes"
+            )
+    target = llvm.Target.from_default_triple()
+    return target.create_target_machine(cpu=cpu, features=features, opt=3, reloc="pic")
+
+
+def _check(module: Any) -> None:
+    """Hold the object to what a C program has: it would not link otherwise."""
+    allowed = {*C_LIBRARY, *_COMPILERS_OWN}
+    values = [*module.functions, *module.global_variables]
+    missing = [v.name for v in values if v.is_declaration and not v.name.startswith("llvm.")]
+    if not allowed.issuperset(missing):
+        unknown = ", ".join(sorted(set(missing) - allowed))
+        raise BackendError(f"the compiled loops call {unknown}: this version of Numba is not supported here")

@@ -1,0 +1,116 @@
+"""Plan files, from Python: written from a plan, and read back as C would."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof.backends.whole_files import write_whole
+from fastroof.compiled import plan_files as loops
+from fastroof.errors import BackendError
+
+if TYPE_CHECKING:
+    from fastroof.plan import StepPlan
+
+__all__ = ["PlanFile", "describe", "plan_bytes", "read_plan_file", "write_plan_file"]
+
+_WRONG: Final = {
+    loops.CODE_FOREIGN: "is not a plan file",
+    loops.CODE_VERSION: "is a plan file of another version",
+    loops.CODE_TRUNCATED: "is shorter or longer than it says",
+    loops.CODE_CORRUPT: "is damaged",
+}
+
+
+class PlanFile(NamedTuple):
+    """A plan file, mapped.
+
+    Attributes
+    ----------
+    arena : ndarray of float64
+        The plan as the loops read it, read-only; the ``data`` of :func:`fastroof.numba_step`.
+    description : dict
+        What :func:`describe` said of the plan.
+    """
+
+    arena: npt.NDArray[np.float64]
+    description: dict[str, Any]
+
+
+def describe(name: str, plan: StepPlan) -> dict[str, Any]:
+    """Say what a plan is: a dict that JSON can hold."""
+    return {
+        "name": name,
+        "model": plan.model.name,
+        "gpu": plan.gpu.name,
+        "tp": plan.tp,
+        "dtype": plan.dtype,
+        "kv_dtype": plan.kv_dtype,
+        "runtime": plan.runtime,
+        "method": plan.method,
+        "max_tokens": plan.max_tokens,
+        "max_seqs": plan.max_seqs,
+        "tables_hash": plan.tables_hash,
+        "version": plan.version,
+    }
+
+
+def plan_bytes(plan: StepPlan, name: str) -> bytes:
+    """Lay a plan out as a file, see :mod:`fastroof.compiled.plan_files`."""
+    text = json.dumps(describe(name, plan)).encode() + b"\0"
+    arena = np.ascontiguousarray(plan.arena, "<f8").tobytes()
+    size = loops.FILE_HEADER + len(arena) + len(text)
+    padding = -size % 8
+    sizes = struct.pack("<QQQ24x", size + padding, len(arena) // 8, len(text))
+    checked = sizes + arena + text + bytes(padding)
+    return struct.pack("<8sII", b"FASTROOF", loops.FILE_VERSION, zlib.crc32(checked)) + checked
+
+
+def write_plan_file(plan: StepPlan, path: str | Path, name: str | None = None) -> None:
+    """Write a plan file, whole or not at all.
+
+    Parameters
+    ----------
+    plan : StepPlan
+        The plan.
+    path : str or Path
+        Where to.
+    name : str, optional
+        What its description calls it; the file's name without its suffix by default.
+
+    Raises
+    ------
+    BackendError
+        If there is no such folder.
+    """
+    write_whole(path, plan_bytes(plan, name or Path(path).stem))
+
+
+def read_plan_file(path: str | Path) -> PlanFile:
+    """Map a plan file and check it as ``fastroof_open`` does.
+
+    Raises
+    ------
+    BackendError
+        If it is not a plan file, is one of another version, or is not whole.
+    OSError
+        If it cannot be read.
+    """
+    path = Path(path)
+    octets: npt.NDArray[np.uint8]
+    octets = np.memmap(path, np.uint8, "r").view(np.ndarray) if path.stat().st_size else np.zeros(0, np.uint8)
+    eights = octets[: len(octets) // 8 * 8]
+    words, floats = eights.view("<i8"), eights.view("<f8")
+    code = loops.plan_bytes_code(octets, words, floats)
+    if code:
+        raise BackendError(f"{path} {_WRONG[code]}; fastroof export c writes plan files")
+    start = loops.FILE_HEADER // 8
+    count = int(words[loops.ARENA_FLOATS])
+    text = octets[loops.FILE_HEADER + 8 * count :][: int(words[loops.TEXT_BYTES]) - 1]
+    return PlanFile(floats[start : start + count], json.loads(text.tobytes()))

@@ -1,0 +1,115 @@
+"""Plans named on a command line: ``llama-3.1-70b,tp=4,dtype=fp8``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from fastroof.cli.inputs import gpu_and_tables
+from fastroof.errors import PlanError
+
+if TYPE_CHECKING:
+    from fastroof import StepPlan
+
+__all__ = ["PLANS_HELP", "GpuOption", "PlansArgument", "SourceOption", "TablesOption", "named_plans"]
+
+PLANS_HELP: Final = """\b
+A plan is MODEL[,KEY=VALUE...]: a preset or the path of a config.json, then any of name, gpu, tp, dtype,
+kv_dtype, runtime, method, max_tokens, max_seqs. Without a name it is called after its model and what
+differs from the defaults, as llama-3.1-70b-tp4-fp8.
+"""
+
+PlansArgument = Annotated[
+    list[str], typer.Argument(metavar="PLAN...", help="MODEL[,KEY=VALUE...], as llama-3.1-70b,tp=4.")
+]
+GpuOption = Annotated[
+    str | None, typer.Option(help="GPU of plans that name none, or path of a gpu.toml.  [default: h100]")
+]
+TablesOption = Annotated[
+    str | None,
+    typer.Option(metavar="PATH", help="Folder of measured tables to use instead of the shipped."),
+]
+SourceOption = Annotated[str | None, typer.Option(help="Use only this source of the tables.")]
+
+_WORDS: Final = ("dtype", "kv_dtype", "runtime", "method")
+_NUMBERS: Final = ("tp", "max_tokens", "max_seqs")
+_UNNAMED: Final = ("bf16", "kernels", "roofline")
+
+
+def named_plans(
+    texts: Sequence[str], gpu: str | None = None, tables: str | None = None, source: str | None = None
+) -> dict[str, StepPlan]:
+    """Compile the plans of a command line, by name, in order.
+
+    Parameters
+    ----------
+    texts : sequence of str
+        ``MODEL[,KEY=VALUE...]`` each.
+    gpu, tables, source : str or None
+        What ``--gpu``, ``--tables`` and ``--source`` say.
+
+    Raises
+    ------
+    PlanError
+        If a text is written otherwise, or two plans have one name.
+
+    Examples
+    --------
+    >>> list(named_plans(["llama-3.1-8b", "llama-3.1-70b,tp=4,dtype=fp8", "qwen2.5-7b,name=small"]))
+    ['llama-3.1-8b', 'llama-3.1-70b-tp4-fp8', 'small']
+    """
+    from fastroof import compile_plan
+
+    if not texts:
+        raise PlanError("no plan was named: llama-3.1-70b,tp=4 is one")
+    measured: dict[str | None, Any] = {}
+    found: dict[str, StepPlan] = {}
+    for text in texts:
+        model, name, of_gpu, options = _read(text)
+        of_gpu = of_gpu or gpu
+        if of_gpu not in measured:
+            measured[of_gpu] = gpu_and_tables(of_gpu, tables, source)
+        spec, of_tables = measured[of_gpu]
+        plan = compile_plan(model, spec, of_tables, **options)
+        name = name or _name_of(plan)
+        if name in found:
+            raise PlanError(f"two plans are called {name!r}: {text},name=... gives one of them another name")
+        found[name] = plan
+    return found
+
+
+def _read(text: str) -> tuple[str, str | None, str | None, dict[str, Any]]:
+    model, *pairs = text.split(",")
+    options: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        key = key.strip().replace("-", "_")
+        if not equals or not value or key not in ("name", "gpu", *_WORDS, *_NUMBERS):
+            keys = ", ".join(("name", "gpu", *_NUMBERS, *_WORDS))
+            raise PlanError(f"{text!r}: {pair!r} is not KEY=VALUE, where KEY is one of {keys}")
+        if key in options:
+            raise PlanError(f"{text!r} gives {key} twice")
+        if key in _NUMBERS:
+            if not value.isascii() or not value.isdigit():
+                raise PlanError(f"{text!r}: {key} needs a whole number, got {value!r}")
+            options[key] = int(value)
+        else:
+            options[key] = value
+    if not model or "=" in model:
+        raise PlanError(f"{text!r} starts with no model: llama-3.1-70b,tp=4 is a plan")
+    return model, options.pop("name", None), options.pop("gpu", None), options
+
+
+def _name_of(plan: StepPlan) -> str:
+    """Call a plan after its model and what differs from the defaults."""
+    parts = [plan.model.name]
+    if plan.tp > 1:
+        parts.append(f"tp{plan.tp}")
+    if plan.kv_dtype != "bf16":
+        parts.append(f"{plan.dtype}-kv-{plan.kv_dtype}")
+    elif plan.dtype != "bf16":
+        parts.append(plan.dtype)
+    parts += [word for word in (plan.runtime, plan.method) if word not in _UNNAMED]
+    return "-".join(parts)

@@ -1,0 +1,192 @@
+"""A plan file's functions in C, as fastroof_step.h declares them: the loops behind C's calling convention.
+
+Compiled by fastroof.backends.c into an object file that needs no Python, so nothing here allocates or
+raises. A plan is the address of its file's bytes. What opens a file calls the C library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+from numba import carray, types  # type: ignore[attr-defined]
+
+from fastroof.compiled.callers import equal_chunks_us, equal_decodes_us, requests_step_us
+from fastroof.compiled.jit import jit_inline
+from fastroof.compiled.llvm import pointer_at
+from fastroof.compiled.plan_files import (
+    ARENA_FLOATS,
+    CODE_FOREIGN,
+    CODE_IO,
+    FILE_BYTES,
+    FILE_HEADER,
+    plan_bytes_code,
+)
+from fastroof.compiled.steps import CODE_SIZES, MAX_SEQS, MAX_TOKENS, general_decode_steps_us, ragged_steps_us
+
+__all__ = ["C_FUNCTIONS", "C_LIBRARY"]
+
+_t: Any = types  # numba's types have few types
+
+C_LIBRARY: Final = ("fopen", "fclose", "fileno", "fseek", "ftell", "mmap", "munmap")
+"""What opening a file needs, of POSIX."""
+
+_SEEK_END, _PROT_READ, _MAP_SHARED, _MAP_FAILED = 2, 1, 1, -1
+_READ_BINARY: Final = np.frombuffer(b"rb\0", np.uint8)
+
+
+def _external(name: str, returns: Any, *takes: Any) -> Any:
+    return _t.ExternalFunction(name, returns(*takes))
+
+
+_fopen = _external("fopen", _t.intp, _t.intp, _t.voidptr)
+_fclose = _external("fclose", _t.int32, _t.intp)
+_fileno = _external("fileno", _t.int32, _t.intp)
+_fseek = _external("fseek", _t.int32, _t.intp, _t.intp, _t.int32)
+_ftell = _external("ftell", _t.intp, _t.intp)
+_mmap = _external("mmap", _t.intp, _t.intp, _t.intp, _t.int32, _t.int32, _t.int32, _t.intp)
+_munmap = _external("munmap", _t.int32, _t.intp, _t.intp)
+
+
+@jit_inline
+def _word(plan: int, word: int) -> Any:
+    return carray(pointer_at(plan), (FILE_HEADER // 8,), np.int64)[word]
+
+
+@jit_inline
+def _arena(plan: int) -> Any:
+    return carray(pointer_at(plan + FILE_HEADER), (_word(plan, ARENA_FLOATS),), np.float64)
+
+
+@jit_inline
+def _sizes(address: int, count: int) -> Any:
+    return carray(pointer_at(address), (count,), np.int64)
+
+
+@jit_inline
+def _bytes_code(data: int, size: int) -> int:
+    at: Any = pointer_at(data)
+    eights = size // 8
+    code: int = plan_bytes_code(
+        carray(at, (size,), np.uint8), carray(at, (eights,), np.int64), carray(at, (eights,), np.float64)
+    )
+    return code
+
+
+@jit_inline
+def _one(time_us: float, step_us: Any) -> int:
+    if np.isnan(time_us):
+        return CODE_SIZES
+    step_us[0] = time_us
+    return 0
+
+
+def _open_bytes(data: int, size: int, plan: Any) -> int:
+    if data == 0 or data % 8 != 0:
+        return CODE_IO
+    code = _bytes_code(data, max(size, 0))
+    if code == 0:
+        plan[0] = data
+    return code
+
+
+def _open(path: int, plan: Any) -> int:
+    if path == 0:
+        return CODE_IO
+    file = _fopen(path, _READ_BINARY.ctypes)
+    if file == 0:
+        return CODE_IO
+    size = -1
+    if _fseek(file, 0, _SEEK_END) == 0:
+        size = _ftell(file)
+    data = _MAP_FAILED
+    if size > 0:
+        data = _mmap(0, size, _PROT_READ, _MAP_SHARED, _fileno(file), 0)
+    _fclose(file)
+    if data == _MAP_FAILED:
+        return CODE_FOREIGN if size == 0 else CODE_IO
+    code = _bytes_code(data, size)
+    if code == 0:
+        plan[0] = data
+    else:
+        _munmap(data, size)
+    return code
+
+
+def _close(plan: int) -> None:
+    if plan != 0:
+        _munmap(plan, _word(plan, FILE_BYTES))
+
+
+def _max_tokens(plan: int) -> int:
+    return int(_arena(plan)[MAX_TOKENS])
+
+
+def _max_seqs(plan: int) -> int:
+    return int(_arena(plan)[MAX_SEQS])
+
+
+def _describe(plan: int) -> int:
+    return plan + FILE_HEADER + 8 * int(_word(plan, ARENA_FLOATS))
+
+
+def _decode_us(plan: int, batch_size: int, kv_len: int, step_us: Any) -> int:
+    return _one(equal_decodes_us(_arena(plan), batch_size, kv_len), step_us)
+
+
+def _prefill_us(plan: int, new_tokens: int, context_len: int, batch_size: int, step_us: Any) -> int:
+    return _one(equal_chunks_us(_arena(plan), new_tokens, context_len, batch_size), step_us)
+
+
+def _step_us(plan: int, new_tokens: int, context_len: int, num_requests: int, step_us: Any) -> int:
+    if num_requests < 0:
+        return CODE_SIZES
+    new, context = _sizes(new_tokens, num_requests), _sizes(context_len, num_requests)
+    return _one(requests_step_us(_arena(plan), new, context), step_us)
+
+
+def _decode_steps_us(plan: int, batch_size: int, kv_len: int, num_steps: int, step_us: Any) -> int:
+    count = max(num_steps, 0)
+    return general_decode_steps_us(
+        _arena(plan), _sizes(batch_size, count), _sizes(kv_len, count), carray(step_us, (count,))
+    )
+
+
+def _steps_us(
+    plan: int,
+    new_tokens: int,
+    context_len: int,
+    num_requests: int,
+    offsets: int,
+    num_steps: int,
+    step_us: Any,
+) -> int:
+    steps, requests = max(num_steps, 0), max(num_requests, 0)
+    return ragged_steps_us(
+        _arena(plan),
+        _sizes(new_tokens, requests),
+        _sizes(context_len, requests),
+        _sizes(offsets, steps + 1),
+        carray(step_us, (steps,)),
+    )
+
+
+_PLAN, _SIZE, _ARRAY, _CODE = _t.intp, _t.int64, _t.intp, _t.int32
+_TIMES: Final = _t.CPointer(_t.float64)
+_NEW_PLAN: Final = _t.CPointer(_t.intp)
+
+C_FUNCTIONS: Final[dict[str, tuple[Callable[..., Any], Any]]] = {
+    "fastroof_open": (_open, _CODE(_t.intp, _NEW_PLAN)),
+    "fastroof_close": (_close, _t.void(_PLAN)),
+    "fastroof_open_bytes": (_open_bytes, _CODE(_t.intp, _SIZE, _NEW_PLAN)),
+    "fastroof_max_tokens": (_max_tokens, _SIZE(_PLAN)),
+    "fastroof_max_seqs": (_max_seqs, _SIZE(_PLAN)),
+    "fastroof_describe": (_describe, _t.intp(_PLAN)),
+    "fastroof_decode_us": (_decode_us, _CODE(_PLAN, _SIZE, _SIZE, _TIMES)),
+    "fastroof_prefill_us": (_prefill_us, _CODE(_PLAN, _SIZE, _SIZE, _SIZE, _TIMES)),
+    "fastroof_step_us": (_step_us, _CODE(_PLAN, _ARRAY, _ARRAY, _SIZE, _TIMES)),
+    "fastroof_decode_steps_us": (_decode_steps_us, _CODE(_PLAN, _ARRAY, _ARRAY, _SIZE, _TIMES)),
+    "fastroof_steps_us": (_steps_us, _CODE(_PLAN, _ARRAY, _ARRAY, _SIZE, _ARRAY, _SIZE, _TIMES)),
+}
+"""What the object file exports: the loop and its signature in C, pointers as integers of their size."""

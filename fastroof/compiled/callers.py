@@ -1,0 +1,60 @@
+"""One step for callers that are compiled themselves: a plan's arena and a step's sizes in, microseconds out.
+
+What a plan cannot time is NaN: nothing is raised.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fastroof.compiled.jit import Floats, Ints, jit
+from fastroof.compiled.steps import (
+    MAX_KV_LEN,
+    chunks_step_us,
+    decode_step_us,
+    has_chunks,
+    open_plan,
+    request_sums,
+    step_rows_us,
+    summed_step_us,
+)
+
+__all__ = ["equal_chunks_us", "equal_decodes_us", "requests_step_us"]
+
+
+@jit
+def equal_decodes_us(arena: Floats, batch_size: int, kv_len: int) -> float:
+    """Time one step of ``batch_size`` decodes at ``kv_len`` each, us."""
+    plan = open_plan(arena)
+    if batch_size < 1 or batch_size > min(plan.max_tokens, plan.max_seqs):
+        return np.nan
+    if kv_len < 1 or kv_len > MAX_KV_LEN:
+        return np.nan
+    rows_us = step_rows_us(arena, plan, batch_size, batch_size)
+    return decode_step_us(arena, plan, rows_us, batch_size, float(kv_len))
+
+
+@jit
+def equal_chunks_us(arena: Floats, new_tokens: int, context_len: int, batch_size: int) -> float:
+    """Time one step of ``batch_size`` equal chunks of ``new_tokens`` after ``context_len`` tokens, us."""
+    plan = open_plan(arena)
+    if not has_chunks(plan, new_tokens, context_len, batch_size):
+        return np.nan
+    return chunks_step_us(arena, plan, new_tokens, context_len, batch_size)
+
+
+@jit
+def requests_step_us(arena: Floats, new_tokens: Ints, context_len: Ints) -> float:
+    """Time one step of any requests, us."""
+    plan = open_plan(arena)
+    seqs = len(new_tokens)
+    if seqs == 0:
+        return 0.0
+    if seqs > plan.max_seqs or len(context_len) != seqs:
+        return np.nan
+    decodes, kv_sum, new_sum, pairs, prefix_pairs, prefix_sum, possible = request_sums(
+        new_tokens, context_len, 0, seqs, plan.max_tokens
+    )
+    if not possible or decodes + new_sum > plan.max_tokens:
+        return np.nan
+    return summed_step_us(arena, plan, seqs, decodes, kv_sum, new_sum, pairs, prefix_pairs, prefix_sum)

@@ -1,0 +1,205 @@
+"""A plan file's bytes: what has to hold before a loop reads them.
+
+Little-endian, in this order; a file's size is a multiple of 8, so that it can be mapped and used in place.
+
+    0   8  magic, "FASTROOF"
+    8   4  version of this format, uint32
+    12  4  CRC-32 of every byte from 16 on, uint32
+    16  8  size of the file in bytes
+    24  8  float64s of the arena
+    32  8  bytes of the description, its closing NUL included
+    40 24  0
+    64     the arena (see fastroof.compiled.steps), the description (JSON, UTF-8), NULs up to a multiple of 8
+
+The CRC tells damage. What a plan's loops take on trust is checked besides, so that no file whatever makes
+them read beyond it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof.compiled.grids import (
+    BLOCK_HEADER,
+    FIRST_KEY,
+    FORM,
+    FORM_PREFILL_RATE,
+    KEYS,
+    NODES,
+    SHIFT,
+    X,
+    Y,
+)
+from fastroof.compiled.jit import Floats, jit
+from fastroof.compiled.steps import (
+    ARENA_FORMAT,
+    ARENA_MAGIC,
+    ARENA_SIZE,
+    DECODE_AT,
+    FORMAT,
+    HEADER_SIZE,
+    LOGITS_AT,
+    LOGITS_ORIGIN_AT,
+    MAGIC,
+    MAX_SEQS,
+    MAX_TOKENS,
+    PREFILL_AT,
+    TOKENS_AT,
+    TOKENS_ORIGIN_AT,
+)
+
+__all__ = [
+    "CODE_CORRUPT",
+    "CODE_FOREIGN",
+    "CODE_IO",
+    "CODE_TRUNCATED",
+    "CODE_VERSION",
+    "CRC_FROM",
+    "FILE_HEADER",
+    "FILE_MAGIC",
+    "FILE_VERSION",
+    "arena_fits",
+    "crc32",
+    "plan_bytes_code",
+]
+
+FILE_MAGIC: Final = int.from_bytes(b"FASTROOF", "little")
+FILE_VERSION: Final = 1
+FILE_HEADER: Final = 64
+"""Bytes before the arena."""
+CRC_FROM: Final = 16
+# Words of 8 bytes of the header: the second holds the version and the CRC.
+VERSION_AND_CRC, FILE_BYTES, ARENA_FLOATS, TEXT_BYTES = 1, 2, 3, 4
+
+# fastroof_step.h names the same codes.
+CODE_IO, CODE_FOREIGN, CODE_VERSION, CODE_TRUNCATED, CODE_CORRUPT = 10, 11, 12, 13, 14
+
+LARGEST_INDEX = 2.0**48
+"""No slot that is an index or a size holds more."""
+
+Octets = npt.NDArray[np.uint8]
+Words = npt.NDArray[np.int64]
+
+
+def _crc_table() -> npt.NDArray[np.uint32]:
+    table = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        table = np.where(table & 1, (table >> 1) ^ np.uint32(0xEDB88320), table >> 1)
+    return table
+
+
+_CRC_TABLE: Final = _crc_table()
+
+
+@jit
+def crc32(octets: Octets, start: int) -> int:
+    """CRC-32 of the bytes from ``start`` on, as zlib's."""
+    crc: Any = np.uint32(0xFFFFFFFF)
+    for i in range(start, len(octets)):
+        crc = _CRC_TABLE[(crc ^ np.uint32(octets[i])) & np.uint32(0xFF)] ^ (crc >> np.uint32(8))
+    return int(crc ^ np.uint32(0xFFFFFFFF))
+
+
+@jit
+def _is_whole(value: float, least: float, largest: float) -> bool:
+    return least <= value <= largest and float(int(value)) == value
+
+
+@jit
+def _axis_fits(arena: Floats, slots: int, nodes_at: int, guide_at: int) -> bool:
+    """Whether an axis rises, and its guide names cells that it has."""
+    count = int(arena[slots + NODES])
+    for i in range(nodes_at + 1, nodes_at + count):
+        if arena[i] <= arena[i - 1]:
+            return False
+    for i in range(guide_at, guide_at + int(arena[slots + KEYS])):
+        if not _is_whole(arena[i], 0.0, count - 2.0):
+            return False
+    return True
+
+
+@jit
+def _block_fits(arena: Floats, at: int, stop: int) -> bool:
+    """Whether the grid block of an arena at ``at`` ends at ``stop`` and holds together."""
+    if stop - at < BLOCK_HEADER:
+        return False
+    for axis in (at + Y, at + X):
+        if not (
+            _is_whole(arena[axis + NODES], 2.0, LARGEST_INDEX)
+            and _is_whole(arena[axis + KEYS], 1.0, LARGEST_INDEX)
+            and _is_whole(arena[axis + SHIFT], 0.0, 63.0)
+            and _is_whole(arena[axis + FIRST_KEY], -LARGEST_INDEX, LARGEST_INDEX)
+        ):
+            return False
+    ny, nx = arena[at + Y + NODES], arena[at + X + NODES]
+    y_keys, x_keys = arena[at + Y + KEYS], arena[at + X + KEYS]
+    if BLOCK_HEADER + ny + nx + y_keys + x_keys + 7.0 * ny * nx != stop - at:
+        return False
+    y_at = at + BLOCK_HEADER
+    x_at = y_at + int(ny)
+    y_guide = x_at + int(nx)
+    return (
+        _is_whole(arena[at + FORM], 0.0, FORM_PREFILL_RATE)
+        and _axis_fits(arena, at + Y, y_at, y_guide)
+        and _axis_fits(arena, at + X, x_at, y_guide + int(y_keys))
+    )
+
+
+@jit
+def arena_fits(arena: Floats) -> bool:
+    """Whether an array is a plan's arena that no loop reads beyond."""
+    size = len(arena)
+    if size < HEADER_SIZE:
+        return False
+    for i in range(size):
+        if not np.isfinite(arena[i]):
+            return False
+    if arena[MAGIC] != ARENA_MAGIC or arena[FORMAT] != ARENA_FORMAT or arena[ARENA_SIZE] != size:
+        return False
+    tokens, seqs = arena[MAX_TOKENS], arena[MAX_SEQS]
+    if not (_is_whole(tokens, 1.0, LARGEST_INDEX) and _is_whole(seqs, 1.0, LARGEST_INDEX)):
+        return False
+    at = float(HEADER_SIZE)
+    for slot, length in (
+        (TOKENS_AT, tokens + 1.0),
+        (LOGITS_AT, seqs + 1.0),
+        (TOKENS_ORIGIN_AT, tokens + 1.0),
+        (LOGITS_ORIGIN_AT, seqs + 1.0),
+    ):
+        if arena[slot] != at:
+            return False
+        at += length
+    prefill_at = arena[PREFILL_AT]
+    if arena[DECODE_AT] != at or not _is_whole(prefill_at, at, size):
+        return False
+    return _block_fits(arena, int(at), int(prefill_at)) and _block_fits(arena, int(prefill_at), size)
+
+
+@jit
+def plan_bytes_code(octets: Octets, words: Words, floats: Floats) -> int:
+    """Check a plan file. Returns 0, or the code of what is wrong.
+
+    ``words`` and ``floats`` are the same bytes, as many as fill them, in eights.
+    """
+    size = len(octets)
+    if size < 8 or words[0] != FILE_MAGIC:
+        return CODE_FOREIGN
+    if size < FILE_HEADER:
+        return CODE_TRUNCATED
+    if words[VERSION_AND_CRC] & 0xFFFFFFFF != FILE_VERSION:
+        return CODE_VERSION
+    if words[FILE_BYTES] != size or size % 8 != 0:
+        return CODE_TRUNCATED
+    if (words[VERSION_AND_CRC] >> 32) & 0xFFFFFFFF != crc32(octets, CRC_FROM):
+        return CODE_CORRUPT
+    count, text = words[ARENA_FLOATS], words[TEXT_BYTES]
+    room = size - FILE_HEADER
+    if count < 0 or count > room // 8 or text < 1 or text > room - 8 * count:
+        return CODE_CORRUPT
+    start = FILE_HEADER // 8
+    if octets[FILE_HEADER + 8 * count + text - 1] != 0 or not arena_fits(floats[start : start + count]):
+        return CODE_CORRUPT
+    return 0

@@ -1,0 +1,66 @@
+"""Plans named on a command line, and the exports that take them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from fastroof.cli.plans import named_plans
+from fastroof.errors import PlanError
+
+
+def fastroof(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "fastroof", *map(str, arguments)], capture_output=True, text=True, check=False
+    )
+
+
+def test_plans_are_named_after_what_they_are():
+    plans = named_plans(
+        [
+            "llama-3.1-8b,tp=2,kv_dtype=fp8",
+            "qwen2.5-7b,runtime=vllm,max_seqs=64",
+            "llama-3.1-8b,name=x,gpu=h100",
+        ]
+    )
+    assert list(plans) == ["llama-3.1-8b-tp2-bf16-kv-fp8", "qwen2.5-7b-vllm", "x"]
+    assert plans["qwen2.5-7b-vllm"].max_seqs == 64
+    assert plans["llama-3.1-8b-tp2-bf16-kv-fp8"].kv_dtype == "fp8"
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ([], "no plan was named"),
+        (["llama-3.1-8b,tp"], "'tp' is not KEY=VALUE"),
+        (["llama-3.1-8b,size=3"], "'size=3' is not KEY=VALUE"),
+        (["llama-3.1-8b,tp="], "'tp=' is not KEY=VALUE"),
+        (["llama-3.1-8b,tp=two"], "tp needs a whole number, got 'two'"),
+        (["llama-3.1-8b,tp=2,tp=4"], "gives tp twice"),
+        (["tp=2"], "starts with no model"),
+        (["llama-3.1-8b", "llama-3.1-8b,tp=1"], "two plans are called 'llama-3.1-8b'"),
+        (["llama-3.1-8b,tp=3"], "3"),
+    ],
+)
+def test_plans_that_are_written_otherwise(texts, message):
+    with pytest.raises(PlanError, match=message):
+        named_plans(texts)
+
+
+def test_export_c_says_what_it_wrote(tmp_path):
+    done = fastroof("export", "c", "llama-3.1-8b", "-o", tmp_path / "step", "--no-library")
+    assert (done.returncode, done.stderr) == (0, "")
+    for path in (tmp_path / "step").iterdir():
+        assert path.name in done.stdout
+    assert (tmp_path / "step" / "llama-3.1-8b.plan").stat().st_size > 100_000
+
+
+def test_export_errors_are_one_line(tmp_path):
+    done = fastroof("export", "c", "llama-3.1-8b,tp=3", "-o", tmp_path / "step")
+    assert done.returncode == 2
+    assert done.stderr.startswith("fastroof: error: ")
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "step").exists()
+    assert "c " in fastroof("export").stdout
