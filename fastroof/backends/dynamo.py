@@ -1,0 +1,208 @@
+"""Profiles for Dynamo's mocker and AISimulate: a plan's step times on the grids that their reader needs.
+
+The reader is native: ``PerfModel`` in lib/mocker/src/common/perf_model.rs (ai-dynamo/dynamo@f80944a4), as
+built into ai-dynamo-runtime 1.6.1. What it asks of a file, and when, was tried on that build.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof.backends.whole_files import write_whole
+from fastroof.errors import BackendError, PlanRangeError
+from fastroof.run import StepBatch
+from fastroof.units import US_PER_MS
+
+if TYPE_CHECKING:
+    from fastroof.plan import StepPlan
+
+__all__ = ["LEAST_DECODE_MS", "MAX_BATCH_SIZE", "POINTS", "dynamo_profile", "write_dynamo_profile"]
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+LEAST_DECODE_MS: Final = 1.0
+"""The mocker's shortest decode step, ms, whatever the file says."""
+
+MAX_BATCH_SIZE: Final = 256
+"""The mocker's max_num_seqs, unless it is told another."""
+
+POINTS: Final = 24
+"""Grid points for each doubling: interpolating between them is off by 0.1 to 0.2 % in the mean."""
+
+MOST_POINTS: Final = 128
+
+
+def dynamo_profile(
+    plan: StepPlan,
+    *,
+    max_isl: int | None = None,
+    prompt_len: int | None = None,
+    max_context: int | None = None,
+    max_kv_tokens: int | None = None,
+    max_batch_size: int = MAX_BATCH_SIZE,
+    points: int = POINTS,
+) -> dict[str, Floats]:
+    """Tabulate a plan as Dynamo's mocker reads it.
+
+    Parameters
+    ----------
+    plan : StepPlan
+        What to tabulate; its runtime says what the engine adds to the kernels.
+    max_isl : int, optional
+        Most new prompt tokens in a step, the mocker's max_num_batched_tokens; by default plan.max_tokens.
+    prompt_len : int, optional
+        Tokens of a prompt, where all are about as long: more new tokens in a step are several prompts, fewer
+        a part of one, after half of its others in the mean. By default they are one prompt without context,
+        however many: right for a prompt alone, too long for several, too short for the parts of a long one.
+    max_context : int, optional
+        Most tokens that a decode attends to; by default the model's positions.
+    max_kv_tokens : int, optional
+        Most tokens that the decodes of a step attend to together; by default max_batch_size * max_context,
+        which the mocker's num_gpu_blocks * block_size is meant to be below.
+    max_batch_size : int
+        Most decodes in a step, the mocker's max_num_seqs.
+    points : int
+        Grid points for each doubling of tokens, 1 to 128.
+
+    Returns
+    -------
+    dict of str to ndarray of float64
+        ``prefill_isl`` (p,) tokens and ``prefill_ttft_ms`` (p,); ``decode_active_kv_tokens`` (a,) and
+        ``decode_context_length`` (c,) tokens, both rising; ``decode_itl`` (a, c) ms, a step's.
+
+    Raises
+    ------
+    BackendError
+        If a limit is not an integer of a size that makes a grid.
+    PlanRangeError
+        If max_isl or max_batch_size is larger than the plan.
+
+    Notes
+    -----
+    The mocker times a step as prefill + decode, each from a table. Prefill: linear in the new tokens of all
+    prompts, whatever stands before them; here at every number of tokens, so that nothing is interpolated. The
+    parts q of a prompt of P tokens, each after (P - q) / 2, attend to as much as they do one after another.
+
+    Decode: bilinear in A, the tokens that all decodes attend to (the new one included), and C, their mean,
+    rounded down. At (A, C) stands the step of b = A / C requests, held within 1 and max_batch_size, that
+    attend to A tokens together; between two whole b and two whole kv_len it is linear. Where A is a multiple
+    of C that is ``plan.decode_us(A // C, C)``. Beyond the last point the reader continues the last two; under
+    ``LEAST_DECODE_MS`` it takes that.
+
+    Examples
+    --------
+    >>> import fastroof
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+    >>> profile = dynamo_profile(plan, max_context=4096)
+    >>> active, context = (profile[f"decode_{name}"] for name in ("active_kv_tokens", "context_length"))
+    >>> at = active.searchsorted(64 * 4096), context.searchsorted(4096)
+    >>> bool(profile["decode_itl"][at] == plan.decode_us(64, 4096) / 1e3)
+    True
+    """
+    most_new = _size("max_isl", plan.max_tokens if max_isl is None else max_isl, 2)
+    most_batch = _size("max_batch_size", max_batch_size, 1)
+    for name, size, limit in (
+        ("max_isl", most_new, "max_tokens"),
+        ("max_batch_size", most_batch, "max_seqs"),
+    ):
+        if size > getattr(plan, limit):
+            raise PlanRangeError(
+                f"{name} is {size}, the plan times up to {getattr(plan, limit)}: "
+                f"compile_plan(..., {limit}={size}) or a smaller {name}"
+            )
+    longest = _size("max_context", plan.model.max_position if max_context is None else max_context, 2)
+    most_kv = _size("max_kv_tokens", most_batch * longest if max_kv_tokens is None else max_kv_tokens, 2)
+    if isinstance(points, bool) or not isinstance(points, int) or not 1 <= points <= MOST_POINTS:
+        raise BackendError(f"points must be an integer from 1 to {MOST_POINTS}, got {points!r}")
+    lengths = np.arange(1, most_new + 1)
+    # one set of nodes for both axes: a batch of 1, and of any power of 2, runs through nodes
+    doublings = np.arange(0, points * np.log2(max(most_kv, longest)) + 1)
+    nodes = np.unique(np.rint(2.0 ** (doublings / points)).astype(np.int64))
+    contexts = np.union1d(nodes[nodes < longest], [longest])
+    active = np.union1d(np.append(nodes, longest), [most_kv])
+    active = active[active <= most_kv]
+    return {
+        "prefill_isl": lengths.astype(np.float64),
+        "prefill_ttft_ms": _prefill_us(plan, lengths, prompt_len) / US_PER_MS,
+        "decode_active_kv_tokens": active.astype(np.float64),
+        "decode_context_length": contexts.astype(np.float64),
+        "decode_itl": _decode_us(plan, active[:, None], contexts[None, :], most_batch) / US_PER_MS,
+    }
+
+
+def write_dynamo_profile(plan: StepPlan, path: str | Path, **grid: Any) -> dict[str, Floats]:
+    """Write a plan as a profile that Dynamo's mocker reads, whole or not at all.
+
+    Parameters
+    ----------
+    plan : StepPlan
+        What to tabulate.
+    path : str or Path
+        The file: .npz, as the mocker insists.
+    **grid
+        As of :func:`dynamo_profile`.
+
+    Returns
+    -------
+    dict of str to ndarray of float64
+        What was written. The file also says of which plan it is, in an array ``fastroof_plan`` that the
+        mocker leaves alone.
+
+    Raises
+    ------
+    BackendError
+        If the name does not end in .npz or its folder does not exist, and as :func:`dynamo_profile`.
+    """
+    path = Path(path)
+    if path.suffix != ".npz":
+        raise BackendError(f"a profile of Dynamo's mocker is an .npz file, got {path}")
+    profile = dynamo_profile(plan, **grid)
+    said = {
+        "model": plan.model.name,
+        "gpu": plan.gpu.name,
+        **{name: getattr(plan, name) for name in ("tp", "dtype", "kv_dtype", "runtime", "method")},
+        **{name: getattr(plan, name) for name in ("tables_hash", "version")},
+    }
+    content = io.BytesIO()
+    np.savez(content, **profile, fastroof_plan=np.array(json.dumps(said)))  # type: ignore[arg-type]
+    write_whole(path, content.getvalue())
+    return profile
+
+
+def _size(name: str, value: Any, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise BackendError(f"{name} must be an integer of at least {least}, got {value!r}")
+    return int(value)
+
+
+def _prefill_us(plan: StepPlan, lengths: Ints, prompt_len: int | None) -> Floats:
+    if prompt_len is None:
+        return np.asarray(plan.prefill_us(lengths))
+    whole, rest = np.divmod(lengths, _size("prompt_len", prompt_len, 1))
+    offsets = np.r_[0, np.cumsum(whole + (rest > 0))]
+    prompts = np.full(offsets[-1], prompt_len)
+    prompts[offsets[1:][rest > 0] - 1] = rest[rest > 0]
+    return plan.step_us(StepBatch(prompts, (prompt_len - prompts) // 2, offsets))
+
+
+def _decode_us(plan: StepPlan, active: Ints, context: Ints, max_batch_size: int) -> Floats:
+    batch = np.clip(active / context, 1.0, max_batch_size)
+    fewer, more = np.floor(batch).astype(np.int64), np.ceil(batch).astype(np.int64)
+    return _between(batch - fewer, _shared_us(plan, fewer, active), _shared_us(plan, more, active))
+
+
+def _shared_us(plan: StepPlan, batch: Ints, active: Ints) -> Floats:
+    """Time decodes that attend to ``active`` tokens together."""
+    kv_len = active // batch
+    return _between(active / batch - kv_len, plan.decode_us(batch, kv_len), plan.decode_us(batch, kv_len + 1))
+
+
+def _between(weight: Floats, low_us: Floats, high_us: Floats) -> Floats:
+    return (1.0 - weight) * low_us + weight * high_us

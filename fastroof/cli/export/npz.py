@@ -1,0 +1,103 @@
+"""``fastroof export npz``: a plan as a profile of Dynamo's mocker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from fastroof.cli.errors import warn
+from fastroof.cli.output import percent
+from fastroof.cli.plans import PLANS_HELP, GpuOption, SourceOption, TablesOption, named_plans
+
+__all__ = ["register"]
+
+EPILOG: Final = f"""\b
+Examples:
+  fastroof export npz llama-3.1-8b,runtime=vllm -o llama.npz
+  fastroof export npz llama-3.1-70b,tp=4,dtype=fp8 --prompt-len 1024 -o llama.npz
+  python -m dynamo.mocker --planner-profile-data llama.npz ...
+
+{PLANS_HELP}
+For Dynamo's mocker and AISimulate, which read it as the external timing provider dynamo_profile. The mocker
+knows a step's new tokens, not their prompts: --prompt-len says how long those are.
+"""
+
+BLOCK_TOKENS: Final = 64
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("npz", epilog=EPILOG)(npz)
+
+
+def npz(
+    plan: Annotated[
+        str,
+        typer.Argument(
+            metavar="PLAN", help="MODEL[,KEY=VALUE...], as llama-3.1-70b,tp=4.", show_default=False
+        ),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write: .npz.", show_default=False)],
+    prompt_len: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a prompt.  [default: all new tokens of a step]")
+    ] = None,
+    max_isl: Annotated[
+        int | None, typer.Option(min=2, help="Most new tokens in a step.  [default: the plan's max_tokens]")
+    ] = None,
+    max_context: Annotated[
+        int | None,
+        typer.Option(min=2, help="Most tokens a decode attends to.  [default: the model's positions]"),
+    ] = None,
+    max_kv_tokens: Annotated[
+        int | None,
+        typer.Option(min=2, help="Most tokens that a step's decodes attend to.  [default: any batch's]"),
+    ] = None,
+    max_batch_size: Annotated[
+        int | None,
+        typer.Option(min=1, help="Most decodes in a step, the mocker's max_num_seqs.  [default: 256]"),
+    ] = None,
+    points: Annotated[
+        int | None, typer.Option(min=1, help="Grid points for each doubling of tokens.  [default: 24]")
+    ] = None,
+    gpu: GpuOption = None,
+    tables: TablesOption = None,
+    source: SourceOption = None,
+) -> None:
+    """Write a plan as the NPZ profile that Dynamo's mocker reads.
+
+    Prefill times at every number of new tokens, and decode times on a grid of KV tokens by context.
+    """
+    from fastroof.backends import dynamo
+
+    [(name, compiled)] = named_plans([plan], gpu, tables, source).items()
+    batch = dynamo.MAX_BATCH_SIZE if max_batch_size is None else max_batch_size
+    profile = dynamo.write_dynamo_profile(
+        compiled,
+        output,
+        prompt_len=prompt_len,
+        max_isl=max_isl,
+        max_context=max_context,
+        max_kv_tokens=max_kv_tokens,
+        max_batch_size=batch,
+        points=dynamo.POINTS if points is None else points,
+    )
+    tokens, active, context = (
+        profile[key] for key in ("prefill_isl", "decode_active_kv_tokens", "decode_context_length")
+    )
+    typer.echo(
+        f"wrote {output}: {name}, prefill of 1 to {tokens[-1]:,.0f} tokens, decode at {len(active)} x "
+        f"{len(context)} points, up to {context[-1]:,.0f} tokens a request and {batch:,} requests"
+    )
+    blocks = compiled.memory.max_kv_tokens // BLOCK_TOKENS
+    if blocks:
+        typer.echo(
+            f"what fits beside it: --num-gpu-blocks-override {blocks} --block-size {BLOCK_TOKENS} "
+            f"--max-num-seqs {batch} --max-num-batched-tokens {tokens[-1]:.0f}"
+        )
+    else:
+        warn(f"{name} leaves no room for KV cache on a GPU: the mocker cannot know, a larger tp would do")
+    short = float((profile["decode_itl"] < dynamo.LEAST_DECODE_MS).mean())
+    if short:
+        warn(f"{percent(short)} of the decode times are under 1 ms, where the mocker takes 1 ms")
