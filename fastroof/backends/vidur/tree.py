@@ -1,0 +1,357 @@
+r"""Vidur's source tree and its forks: a plan as their execution time predictor, without a patch.
+
+Import this module before Vidur reads its command line, or run it in place of ``vidur.main``::
+
+    python -m fastroof.backends.vidur.tree --execution_time_predictor_config_type dummy \
+        --replica_config_device h100 --replica_config_model_name meta-llama/Meta-Llama-3-8B
+
+The predictor takes the place of ``DUMMY``, a member of Vidur's ``ExecutionTimePredictorType`` for which the
+tree registers nothing. Interface: microsoft/vidur, vidur/entities, vidur/types and
+vidur/execution_time_predictor at 82f0840, vidur/config at 8afeaf0 and e7d4261.
+"""
+
+# No `from __future__ import annotations`: Vidur makes options of the annotations, which must be types.
+import dataclasses
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Final
+
+import numpy as np
+
+from fastroof.config import ModelSpec, load_gpu, load_model
+from fastroof.errors import BackendError, UnsupportedModelError
+from fastroof.plan import StepPlan, compile_plan
+from fastroof.tables import load_tables
+from fastroof.units import US_PER_MS, US_PER_S
+
+try:
+    if find_spec("vidur._native"):
+        raise ImportError("this vidur has a native core")
+    _types: Any = import_module("vidur.types")
+    _config: Any = import_module("vidur.config")
+    _entities: Any = import_module("vidur.entities")
+    _predictors: Any = import_module("vidur.execution_time_predictor")
+    _DUMMY: Final = _types.ExecutionTimePredictorType.DUMMY
+    _Registry: Final = _predictors.ExecutionTimePredictorRegistry
+    # asked for here, so that a vidur without them is refused below
+    _config.BaseExecutionTimePredictorConfig, _entities.ExecutionTime  # noqa: B018
+except (ImportError, AttributeError) as error:
+    raise ImportError(
+        f"{error}: fastroof.backends.vidur.tree needs Vidur's source tree, or a fork of it, on PYTHONPATH; "
+        "for the vidur of PyPI use fastroof.backends.vidur.native"
+    ) from error
+
+__all__ = ["FastroofExecutionTimePredictor", "FastroofExecutionTimePredictorConfig", "StepExecutionTime"]
+
+_TERMS: Final = {
+    "attention rmsnorm": "attn_norm_time",
+    "qkv quantise": "attention_layer_pre_proj_execution_time",
+    "qkv": "attention_layer_pre_proj_execution_time",
+    "qk rmsnorm": "attention_rope_execution_time",
+    "rope": "attention_rope_execution_time",
+    "kv write": "attention_kv_cache_save_execution_time",
+    "decode attention": "attention_decode_execution_time",
+    "prefill attention": "attention_prefill_execution_time",
+    "o quantise": "attention_layer_post_proj_execution_time",
+    "o": "attention_layer_post_proj_execution_time",
+    "mlp rmsnorm": "mlp_norm_time",
+    "gate_up quantise": "mlp_layer_up_proj_execution_time",
+    "gate_up": "mlp_layer_up_proj_execution_time",
+    "silu_and_mul": "mlp_layer_act_execution_time",
+    "down quantise": "mlp_layer_down_proj_execution_time",
+    "down": "mlp_layer_down_proj_execution_time",
+    "attention all-reduce": "tensor_parallel_communication_time",
+    "mlp all-reduce": "tensor_parallel_communication_time",
+}
+"""Vidur's term of each operator that runs in every layer."""
+
+_ZERO_TERMS: Final = dict.fromkeys(
+    (
+        *_TERMS.values(),
+        "add_time",  # part of the fused norms
+        "pipeline_parallel_communication_time",
+        "schedule_time",
+        "sampler_e2e_time",
+        "prepare_inputs_e2e_time",
+        "process_model_outputs_time",
+        "ray_comm_time",
+    ),
+    0.0,
+)
+
+
+def _option(default: Any, help_text: str) -> Any:
+    return dataclasses.field(default=default, metadata={"help": help_text})
+
+
+@dataclasses.dataclass
+class FastroofExecutionTimePredictorConfig(_config.BaseExecutionTimePredictorConfig):  # type: ignore[misc]
+    """Options of the predictor: ``--fastroof_execution_time_predictor_config_<name>`` on the command line.
+
+    Attributes
+    ----------
+    model : str
+        A preset of fastroof or the path of a config.json; empty for the sizes of the replica's model.
+    gpu : str
+        A GPU of fastroof or the path of a gpu.toml; empty for the replica's device.
+    tables, source : str
+        Folder of measured tables instead of the shipped, and which source of them; empty for the defaults.
+        ``datasheet`` times a GPU of which nothing was measured by rooflines of its peaks.
+    dtype, kv_dtype, runtime, method : str
+        As :func:`fastroof.compile_plan` takes them.
+    max_tokens, max_seqs : int
+        The largest batch to time.
+    """
+
+    model: str = _option("", "Preset or config.json, instead of the replica's model.")
+    gpu: str = _option("", "GPU of fastroof, instead of the replica's device.")
+    tables: str = _option("", "Folder of measured tables, or datasheet.")
+    source: str = _option("", "Which source of the tables.")
+    dtype: str = _option("bf16", "Linear layers: bf16, fp8 or fp8_block.")
+    kv_dtype: str = _option("bf16", "KV cache: bf16 or fp8.")
+    runtime: str = _option("kernels", "What an engine adds to its kernels.")
+    method: str = _option("roofline", "How tables are looked up.")
+    max_tokens: int = _option(8192, "Most tokens of a batch.")
+    max_seqs: int = _option(1024, "Most requests of a batch.")
+
+    @staticmethod
+    def get_type() -> Any:
+        """Return the member of Vidur's enumeration that this stands for."""
+        return _DUMMY
+
+
+class StepExecutionTime(_entities.ExecutionTime):  # type: ignore[misc]
+    """A step as Vidur's ExecutionTime: the total at once, the terms when one of them is first read.
+
+    ``total_time`` is the plan's step in seconds, rounded once. Vidur's formulas hold over the terms (ms):
+    operators of a layer in theirs, embedding, last norm and LM head in ``sampler_e2e_time``, what the
+    runtime profile adds in ``schedule_time``, the all-reduces at their mean.
+    """
+
+    def __init__(
+        self,
+        predictor: "FastroofExecutionTimePredictor",
+        new_tokens: Sequence[int],
+        context_len: Sequence[int],
+    ) -> None:
+        self._id = _entities.ExecutionTime.generate_id()
+        self._predictor = predictor
+        self._new_tokens = new_tokens
+        self._context_len = context_len
+        self._total_us = predictor.plan.step_scalar(new_tokens, context_len)
+
+    @property
+    def total_time(self) -> float:
+        """The whole step, s."""
+        return self._total_us / US_PER_S
+
+    @property
+    def model_time(self) -> float:
+        """The layers, s."""
+        predictor = self._predictor
+        kernels_us = self._total_us
+        if predictor.kernels is not predictor.plan:
+            kernels_us = predictor.kernels.step_scalar(self._new_tokens, self._context_len)
+        return (kernels_us - predictor.outside_layers_us(self._new_tokens)) / US_PER_S
+
+    def __getattr__(self, name: str) -> Any:
+        # Reached for what is not there yet: a term, as Vidur's own class keeps it.
+        if name.startswith("__") or "_schedule_time" in self.__dict__ or "_total_us" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        of_itself = self._id
+        super().__init__(
+            self._predictor.num_layers,
+            **self._predictor.terms_ms(self._new_tokens, self._context_len, self._total_us),
+        )
+        self._id = of_itself
+        return getattr(self, name)
+
+
+# Vidur asks for nothing but get_execution_time. Its base class wants a method for each term, and forks
+# want further ones: a predictor that derives from it would suit one of them.
+class FastroofExecutionTimePredictor:
+    """What Vidur's schedulers ask how long a batch takes.
+
+    Parameters
+    ----------
+    predictor_config : FastroofExecutionTimePredictorConfig
+        Options of the plan.
+    replica_config : vidur.config.ReplicaConfig
+        Its model, device, tensor_parallel_size and num_pipeline_stages.
+    replica_scheduler_config, metrics_config : object, optional
+        As Vidur passes them; not read, nor is what a fork passes beside them.
+
+    Raises
+    ------
+    BackendError
+        If the replica has pipeline stages.
+    UnsupportedModelError
+        If its model's MLP has no gate.
+    FastroofError
+        If there is no such plan: see :func:`fastroof.compile_plan`.
+
+    Attributes
+    ----------
+    plan : StepPlan
+        What times a batch.
+    kernels : StepPlan
+        The same without what the runtime profile adds; ``plan`` itself where it adds nothing.
+    num_layers : int
+        Layers of the model.
+    """
+
+    def __init__(
+        self,
+        predictor_config: Any,
+        replica_config: Any,
+        replica_scheduler_config: Any = None,
+        metrics_config: Any = None,
+        **_others: Any,
+    ) -> None:
+        stages = replica_config.num_pipeline_stages
+        if stages != 1:
+            raise BackendError(
+                f"num_pipeline_stages={stages}: a plan times the whole step, and nothing was measured of "
+                "sending activations from stage to stage; use num_pipeline_stages=1 with tensor_parallel_size"
+            )
+        self.plan = _compile(predictor_config, replica_config)
+        bare = dataclasses.replace(
+            self.plan.profile, step_us=0.0, sequence_us=0.0, prefill_us=0.0, prefill_floor_layer_us=0.0
+        )
+        self.kernels = self.plan
+        if bare != self.plan.profile:
+            self.kernels = _compile(predictor_config, replica_config, runtime=bare)
+        # made by the first who asks, which should not be a batch
+        _ = self.plan.step_scalar, self.kernels.step_scalar
+        self.num_layers = self.plan.model.num_layers
+        self._of_tokens_us = _once_a_step_us(self.kernels, "tokens", self.plan.max_tokens)
+        self._of_sequences_us = _once_a_step_us(self.kernels, "sequences", self.plan.max_seqs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "FastroofExecutionTimePredictor":
+        # Forks that look ahead copy a scheduler, and its predictor with it; this one never changes.
+        return self
+
+    def get_execution_time(self, batch: Any, pipeline_stage: int) -> StepExecutionTime:
+        """Time a batch of Vidur's.
+
+        Parameters
+        ----------
+        batch : vidur.entities.Batch
+            Its ``num_tokens`` and ``requests``.
+        pipeline_stage : int
+            0, the only one.
+
+        Returns
+        -------
+        StepExecutionTime
+            Its ``total_time`` is ``plan.step_scalar`` of the batch, s.
+
+        Raises
+        ------
+        PlanRangeError
+            If the batch is larger than max_tokens or max_seqs.
+
+        Notes
+        -----
+        Vidur counts the first output token as processed when the prefill ends, before it went through the
+        model (vidur/entities/request.py@82f0840, ``on_batch_end``). After that ``num_processed_tokens`` is
+        what a decode attends to, itself included, and one more than its context. A request that was
+        preempted starts from 0 with all its tokens as prefill, the last output token among them.
+        """
+        context_len = [
+            request.num_processed_tokens - 1 if request._is_prefill_complete else request.num_processed_tokens
+            for request in batch.requests
+        ]
+        return StepExecutionTime(self, batch.num_tokens, context_len)
+
+    def outside_layers_us(self, new_tokens: Sequence[int]) -> float:
+        """Time embedding, last norm and LM head of a batch, us."""
+        return self._of_tokens_us[sum(new_tokens)] + self._of_sequences_us[len(new_tokens)]
+
+    def terms_ms(
+        self, new_tokens: Sequence[int], context_len: Sequence[int], total_us: float
+    ) -> dict[str, float]:
+        """Break a batch down into Vidur's terms: ms, of a layer or of the step as Vidur has it."""
+        step = self.kernels.explain(zip(new_tokens, context_len, strict=True))
+        terms = dict(_ZERO_TERMS)
+        layer_ms = 1.0 / (US_PER_MS * self.num_layers)
+        for operator in step.operators:
+            term = _TERMS.get(operator.name)
+            if term is None:
+                terms["sampler_e2e_time"] += operator.total_us / US_PER_MS
+            else:
+                terms[term] += operator.total_us * layer_ms
+        terms["tensor_parallel_communication_time"] /= 2.0  # Vidur counts it after attention and after MLP
+        terms["schedule_time"] = (total_us - step.total_us) / US_PER_MS
+        return terms
+
+
+def _compile(config: Any, replica: Any, **changed: Any) -> StepPlan:
+    gpu = load_gpu(config.gpu or replica.device)
+    tables = None
+    if config.tables != "datasheet":
+        tables = load_tables(config.tables or gpu.name, gpu=gpu.name, source=config.source or None)
+    model = load_model(config.model) if config.model else _model_of(replica)
+    options = {
+        "dtype": config.dtype,
+        "kv_dtype": config.kv_dtype,
+        "runtime": config.runtime,
+        "method": config.method,
+        "max_tokens": config.max_tokens,
+        "max_seqs": config.max_seqs,
+    }
+    return compile_plan(model, gpu, tables, tp=replica.tensor_parallel_size, **{**options, **changed})
+
+
+def _model_of(replica: Any) -> ModelSpec:
+    """Read the replica's model, so that plan and Vidur's memory planner speak of the same sizes."""
+    name, sizes = replica.model_name, replica.model_config
+    if not sizes.use_gated_mlp:
+        raise UnsupportedModelError(
+            f"{name}: fastroof times gated MLPs, and use_gated_mlp is False; choose another model_name"
+        )
+    return ModelSpec(
+        name=name,
+        architecture="LlamaForCausalLM",
+        num_layers=sizes.num_layers,
+        hidden=sizes.embedding_dim,
+        intermediate=sizes.mlp_hidden_dim,
+        num_q_heads=sizes.num_q_heads,
+        num_kv_heads=sizes.num_kv_heads,
+        head_dim=sizes.embedding_dim // sizes.num_q_heads,
+        vocab=sizes.vocab_size,
+        tie_embeddings=False,
+        qkv_bias=sizes.use_qkv_bias,
+        o_bias=sizes.use_bias,
+        mlp_bias=sizes.use_bias,
+        qk_norm=False,
+        sliding_window=None,
+        max_position=sizes.max_position_embeddings,
+        torch_dtype=None,
+    )
+
+
+def _once_a_step_us(plan: StepPlan, rows: str, most: int) -> list[float]:
+    """Time the operators outside the layers by their rows: entry i for i of them, us."""
+    total_us = np.zeros(most + 1)
+    for curve in plan.row_curves:
+        if curve.operator.rows == rows and curve.operator.name not in _TERMS:
+            total_us += curve.operator.times * np.interp(np.arange(most + 1), curve.axis, curve.value)
+    return total_us.tolist()
+
+
+def _register() -> None:
+    _Registry.register(_DUMMY, FastroofExecutionTimePredictor)
+    # A key that is taken keeps its class, and nothing is said.
+    if _Registry.get_class(_DUMMY) is not FastroofExecutionTimePredictor:
+        raise BackendError(
+            f"this Vidur has a predictor of its own for DUMMY, {_Registry.get_class(_DUMMY).__name__}: "
+            "ExecutionTimePredictorRegistry.unregister(ExecutionTimePredictorType.DUMMY) makes room"
+        )
+
+
+_register()
+
+if __name__ == "__main__":
+    import_module("vidur.main").main()

@@ -1,0 +1,105 @@
+"""A stand-in for the SGLang simulator's predictors, which no package index has.
+
+Written for these tests after sgl-project/sglang, tools/sglang-simulator/src/sglang_simulator: batches and
+predictors as in time_predictor/base.py at 2f070b1, the sklearn-compatible predictor with its 18 features as
+in time_predictor/ml.py at bb346ef, how the scheduler makes a batch of SGLang's as in
+test/test_predictor_contract.py at 3ec08c4; with their names, fields, units and formulas, and none of their
+code. Left out: models, accelerators and configuration, the other predictors, everything that needs SGLang
+itself, and joblib, whose `load` reads a pickle as `pickle.load` does.
+"""
+
+import math
+import pickle
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+
+
+@dataclass
+class ScheduleRequest:
+    extend_length: int = 0
+    past_kv_length: int = 0
+
+
+@dataclass
+class ScheduleBatch:
+    reqs: list[ScheduleRequest] = field(default_factory=list)
+
+    def request_info(self):
+        return [[r.extend_length, r.past_kv_length] for r in self.reqs]
+
+    def is_empty(self):
+        return not self.reqs
+
+
+def extend_batch(extend_lens, prefix_lens):
+    """SGLang's modes EXTEND and MIXED."""
+    pairs = zip(extend_lens, prefix_lens, strict=True)
+    return ScheduleBatch([ScheduleRequest(new, past) for new, past in pairs])
+
+
+def decode_batch(seq_lens):
+    """SGLang's mode DECODE: a sequence's length counts the token that goes through the model."""
+    return ScheduleBatch([ScheduleRequest(1, length - 1) for length in seq_lens])
+
+
+class InferTimePredictor(ABC):
+    @abstractmethod
+    def predict_infer_time(self, batch):
+        """Seconds."""
+
+    def get_metrics(self):
+        return {}
+
+    def reset_metrics(self):
+        return None
+
+
+class MLTimePredictor(InferTimePredictor):
+    # fmt: off
+    FEATURE_NAMES = (
+        "batch_size", "sum_extend", "max_extend", "min_extend", "sum_past", "max_past", "min_past",
+        "sum_extend_x_past", "sum_extend_squared", "sum_past_squared", "sum_attn_flops",
+        "sum_extend_x_max_past", "log1p_sum_past", "log1p_sum_attn_flops", "batch_size_x_sum_extend",
+        "max_past_minus_min_past", "is_decode", "is_prefill",
+    )
+    # fmt: on
+
+    def __init__(self, database_path, latency_scale=1.0):
+        with open(database_path, "rb") as file:
+            bundle = pickle.load(file)
+        assert list(bundle["features"]) == list(self.FEATURE_NAMES)
+        assert callable(bundle["model"].predict)
+        self._model = bundle["model"]
+        self._latency_scale = float(latency_scale)
+
+    def predict_infer_time(self, batch):
+        if batch.is_empty():
+            return 0.0
+        return float(self._model.predict([features_of(batch)])[0]) * self._latency_scale
+
+
+def features_of(batch):
+    new = [r.extend_length for r in batch.reqs]
+    past = [r.past_kv_length for r in batch.reqs]
+    pairs = batch.request_info()
+    attended = sum(e * (p + e / 2) for e, p in pairs)
+    return [
+        len(pairs),
+        sum(new),
+        max(new),
+        min(new),
+        sum(past),
+        max(past),
+        min(past),
+        sum(e * p for e, p in pairs),
+        sum(e * e for e in new),
+        sum(p * p for p in past),
+        attended,
+        sum(new) * max(past),
+        math.log1p(sum(past)),
+        math.log1p(attended),
+        len(pairs) * sum(new),
+        max(past) - min(past),
+        int(max(new) == 1),
+        int(max(new) > 1),
+    ]
