@@ -7,6 +7,8 @@ from typing import Final
 US_PER_S: Final = 1e6
 US_PER_MS: Final = 1e3
 MS_PER_S: Final = 1e3
+NS_PER_US: Final = 1000
+NS_PER_MS: Final = 1_000_000
 
 TFLOP: Final = 1e12
 """FLOPs in one TFLOP."""

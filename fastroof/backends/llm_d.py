@@ -1,0 +1,388 @@
+"""A plan's times as settings of llm-d-inference-sim, fitted by the simulator's own formula.
+
+llm-d-inference-sim answers as vLLM does, and sleeps instead of computing: it has no steps, a request waits
+for its first token and then for each of the others. With n requests running of at most N = max-num-seqs::
+
+    load  = 1 + (time-factor-under-load - 1) (n - 1) / (N - 1)
+    TTFT  = prefill-overhead load + uncached prompt tokens x (prefill-time-per-token load)     per-token
+    TTFT  = time-to-first-token load                                                           constant
+    ITL   = inter-token-latency load
+
+each product cut to whole nanoseconds, and the sum to whole milliseconds. So four numbers stand for a plan,
+chosen over a range of operating points against what :func:`fastroof.serving.estimate` says that clients of
+an engine see there.
+
+Sources: llm-d/llm-d-inference-sim, pkg/simulator/latencies.go, pkg/simulator/context.go,
+pkg/common/config.go (``Configuration``, ``LatenciesConfig``) and docs/configuration.md at
+05ea24a77256cbafdb04b077585a7ffe43bfbcd4, later than v0.11.2; RandomNormDuration of pkg/common, whose whole
+milliseconds docs/latency-profiles.md states at 9d328abbe2ad6d50baab2d76e8700d8cfc5abfb7. There the
+latencies are a block of their own, and v0.13.0 will read no other form; v0.11.2 and older releases read keys
+of the top level, and take a block that they do not know for no latency at all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof.backends.whole_files import write_whole
+from fastroof.config.model import PRESETS
+from fastroof.errors import BackendError
+from fastroof.serving import estimate
+from fastroof.units import NS_PER_MS, NS_PER_US, US_PER_MS, US_PER_S
+
+if TYPE_CHECKING:
+    from fastroof.plan import StepPlan
+
+__all__ = ["Latencies", "LatencyFit", "export_llm_d", "fit_llm_d", "fit_words", "llm_d_yaml", "simulated_ms"]
+
+Floats = npt.NDArray[np.float64]
+
+CALCULATORS: Final = ("per-token", "constant")
+CONCURRENCY: Final = (1, 2, 4, 8, 16, 32, 64)
+ISL: Final = (256, 512, 1024, 2048, 4096)
+OSL: Final = (128, 512)
+
+CUT_MS: Final = 0.5
+"""What cutting to whole milliseconds takes off in the mean."""
+
+STARTS: Final = 8
+
+
+@dataclass(frozen=True)
+class Latencies:
+    """The simulator's settings that a fit chooses; times are whole nanoseconds.
+
+    Attributes
+    ----------
+    calculator : str
+        ``per-token``, whose TTFT grows with the prompt, or ``constant``.
+    max_num_seqs : int
+        Requests that run at once at most: where the load factor is ``time_factor_under_load``.
+    inter_token_latency_ns : int
+        ``inter-token-latency``.
+    prefill_overhead_ns, prefill_time_per_token_ns : int
+        ``prefill-overhead`` and ``prefill-time-per-token``; of ``constant`` the former is
+        ``time-to-first-token`` and the latter 0.
+    time_factor_under_load : float
+        ``time-factor-under-load``, at least 1.
+    """
+
+    calculator: str
+    max_num_seqs: int
+    inter_token_latency_ns: int
+    prefill_overhead_ns: int
+    prefill_time_per_token_ns: int
+    time_factor_under_load: float
+
+
+class LatencyFit(NamedTuple):
+    """What was fitted, and how far off the simulator's formula is: arrays have an element a point.
+
+    Attributes
+    ----------
+    latencies : Latencies
+        The settings.
+    isl, osl, concurrency : ndarray of float64
+        The operating points.
+    ttft_ms, tpot_ms : ndarray of float64
+        What :func:`fastroof.serving.estimate` says there.
+    simulated_ttft_ms, simulated_tpot_ms : ndarray of float64
+        What the simulator makes of the settings.
+    left_out : int
+        Operating points that were not fitted: their requests are longer than the model's context, or do
+        not all fit the KV cache, for which the simulator has no queue.
+    """
+
+    latencies: Latencies
+    isl: Floats
+    osl: Floats
+    concurrency: Floats
+    ttft_ms: Floats
+    tpot_ms: Floats
+    simulated_ttft_ms: Floats
+    simulated_tpot_ms: Floats
+    left_out: int
+
+    @property
+    def errors(self) -> tuple[Floats, Floats]:
+        """Relative errors of time to first token, and of time per output token."""
+        return self.simulated_ttft_ms / self.ttft_ms - 1.0, self.simulated_tpot_ms / self.tpot_ms - 1.0
+
+
+def simulated_ms(latencies: Latencies, concurrency: Any, isl: Any) -> tuple[Floats, Floats]:
+    """Time to first token and between tokens as the simulator computes them, ms: whole numbers.
+
+    Examples
+    --------
+    >>> given = Latencies("per-token", 16, 12_000_000, 30_000_000, 250_000, 2.0)
+    >>> [float(time) for time in simulated_ms(given, 16, 256)]
+    [188.0, 24.0]
+    """
+    running, prompt = np.broadcast_arrays(np.asarray(concurrency, float), np.asarray(isl, float))
+    load = np.ones(running.shape)
+    if latencies.max_num_seqs > 1:
+        load += (latencies.time_factor_under_load - 1.0) * (running - 1.0) / (latencies.max_num_seqs - 1)
+    ttft_ns = np.floor(latencies.prefill_overhead_ns * load)
+    ttft_ns += prompt * np.floor(latencies.prefill_time_per_token_ns * load)
+    itl_ns = np.floor(latencies.inter_token_latency_ns * load)
+    return np.floor(ttft_ns / NS_PER_MS), np.floor(itl_ns / NS_PER_MS)
+
+
+def fit_llm_d(
+    plan: StepPlan,
+    *,
+    concurrency: Any = CONCURRENCY,
+    isl: Any = ISL,
+    osl: Any = OSL,
+    calculator: str = "per-token",
+) -> LatencyFit:
+    """Choose the simulator's latencies for a plan over every combination of some loads and lengths.
+
+    Parameters
+    ----------
+    plan : StepPlan
+        The model on its GPUs; its runtime says what an engine adds, ``max_tokens`` is its token budget.
+    concurrency : sequence of int
+        Requests that run at once; the largest becomes ``max-num-seqs``.
+    isl, osl : sequence of int
+        Tokens of prompts, and of outputs, the first included.
+    calculator : str
+        ``per-token`` or ``constant``.
+
+    Returns
+    -------
+    LatencyFit
+        The settings with the least sum of two mean absolute relative errors, of TTFT and of TPOT.
+
+    Raises
+    ------
+    BackendError
+        If the calculator is unknown, an output has no second token, or no point's requests fit.
+
+    Notes
+    -----
+    For each of many time factors the rest is solved by least squares of relative errors, against times half
+    a millisecond longer than the plan's; from the best few, one number at a time moves, by 1 ms down to 2 us,
+    until no step lessens the sum of the errors by :func:`simulated_ms`.
+    """
+    if calculator not in CALCULATORS:
+        raise BackendError(f"calculator must be one of {', '.join(CALCULATORS)}, got {calculator!r}")
+    axes = [np.unique(np.atleast_1d(np.asarray(sizes))) for sizes in (isl, osl, concurrency)]
+    for name, sizes, least in zip(("isl", "osl", "concurrency"), axes, (1, 2, 1), strict=True):
+        if sizes.dtype.kind not in "iu" or sizes.size == 0 or sizes[0] < least:
+            raise BackendError(f"{name} needs whole numbers of at least {least}, got {sizes.tolist()!r:.60}")
+    points = [axis.ravel().astype(float) for axis in np.meshgrid(*axes, indexing="ij")]
+    lengths, outputs, running = points
+    seen = estimate(plan, lengths, outputs, running, plan.max_tokens)
+    fits = seen.effective_concurrency >= running * (1.0 - 1e-9)
+    fits &= lengths + outputs <= plan.model.max_position
+    if not fits.any():
+        raise BackendError(f"no such requests fit {plan!r}: fewer, shorter ones or a larger tp may do")
+    lengths, outputs, running = (values[fits] for values in points)
+    ttft_ms, tpot_ms = seen.ttft_ms[fits], seen.tpot_ms[fits]
+
+    def loss(latencies: Latencies) -> float:
+        first_ms, next_ms = simulated_ms(latencies, running, lengths)
+        return float(np.abs(first_ms / ttft_ms - 1.0).mean() + np.abs(next_ms / tpot_ms - 1.0).mean())
+
+    most = int(running.max())
+    started = _started(calculator, most, running, lengths, ttft_ms, tpot_ms)
+    best = sorted(started, key=loss)[:STARTS]
+    latencies = min((_descended(one, loss) for one in best), key=loss)
+    return LatencyFit(
+        latencies, lengths, outputs, running, ttft_ms, tpot_ms,
+        *simulated_ms(latencies, running, lengths), int((~fits).sum()),
+    )  # fmt: skip
+
+
+def _started(
+    calculator: str, most: int, running: Floats, lengths: Floats, ttft_ms: Floats, tpot_ms: Floats
+) -> list[Latencies]:
+    """Settings by least squares, one for each of many time factors."""
+    found = []
+    highest = max(float(values.max() / values.min()) for values in (ttft_ms, tpot_ms))
+    for factor in np.geomspace(1.0, max(highest, 1.0), 200 if most > 1 else 1):
+        load = 1.0 + (factor - 1.0) * (running - 1.0) / max(most - 1.0, 1.0)
+        relative = load / (tpot_ms + CUT_MS)
+        token_ms = relative.sum() / (relative * relative).sum()
+        columns = [load, load * lengths] if calculator == "per-token" else [load]
+        matrix = np.stack(columns, 1) / (ttft_ms + CUT_MS)[:, np.newaxis]
+        solved = np.linalg.lstsq(matrix, np.ones(len(matrix)), rcond=None)[0]
+        if (solved < 0.0).any():
+            # of two, the overhead is the one that may vanish
+            solved = np.array([0.0, matrix[:, 1].sum() / (matrix[:, 1] ** 2).sum()])
+        token_us, first_us = (round(time_ms * US_PER_MS) for time_ms in (token_ms, solved[0]))
+        found.append(
+            Latencies(
+                calculator=calculator,
+                max_num_seqs=most,
+                inter_token_latency_ns=token_us * NS_PER_US,
+                prefill_overhead_ns=first_us * NS_PER_US,
+                prefill_time_per_token_ns=round(sum(solved[1:]) * NS_PER_MS),
+                time_factor_under_load=round(float(factor), 4),
+            )
+        )
+    return found
+
+
+def _descended(latencies: Latencies, loss: Any) -> Latencies:
+    """Move one number at a time, until no step of any size lessens the loss."""
+    largest: dict[str, float] = {"inter_token_latency_ns": NS_PER_MS, "prefill_overhead_ns": NS_PER_MS}
+    if latencies.calculator == "per-token":
+        largest["prefill_time_per_token_ns"] = latencies.prefill_time_per_token_ns // 8
+    if latencies.max_num_seqs > 1:
+        largest["time_factor_under_load"] = 0.5
+    steps = [(name, size / 2**i) for i in range(10) for name, size in largest.items()]
+    least, before = loss(latencies), np.inf
+    while least < before:
+        before = least
+        for (name, step), sign in itertools.product(steps, (1.0, -1.0)):
+            moved = getattr(latencies, name) + sign * step
+            moved = max(round(moved, 4), 1.0) if "factor" in name else max(round(moved), 0)
+            other = replace(latencies, **{name: moved})
+            if loss(other) < least:
+                latencies, least = other, loss(other)
+    return latencies
+
+
+def llm_d_yaml(
+    plan: StepPlan,
+    fit: LatencyFit,
+    *,
+    model: str | None = None,
+    link_bytes_per_s: float | None = None,
+    is_flat: bool = False,
+) -> str:
+    """Write a fit as a configuration that ``llm-d-inference-sim --config`` reads.
+
+    Parameters
+    ----------
+    plan : StepPlan
+        What was fitted.
+    fit : LatencyFit
+        From :func:`fit_llm_d`.
+    model : str, optional
+        The name that clients ask for; by default the preset's first Hugging Face name.
+    link_bytes_per_s : float, optional
+        One GPU of a worker that prefilled to one that decodes, bytes/s; by default the GPU's link.
+    is_flat : bool
+        Whether latencies are keys of the top level, as v0.11.2 and older releases read them.
+
+    Returns
+    -------
+    str
+        YAML, with what was fitted and the fit's error in comments.
+    """
+    found = fit.latencies
+    if model is None:
+        model = PRESETS.get(plan.model.name, (plan.model.name,))[0]
+    link = plan.gpu.nvlink_bytes_per_s if link_bytes_per_s is None else link_bytes_per_s
+    if not link > 0.0:
+        raise BackendError(f"a link of {link!r} bytes/s moves no KV cache")
+    transfer_ns = plan.memory.kv_bytes_per_token / link * US_PER_S * NS_PER_US
+    times = {"inter-token-latency": found.inter_token_latency_ns, "inter-token-latency-std-dev": 0}
+    if found.calculator == "per-token":
+        times["prefill-overhead"] = found.prefill_overhead_ns
+        times["prefill-time-per-token"] = found.prefill_time_per_token_ns
+        times["prefill-time-std-dev"] = 0
+        times["kv-cache-transfer-time-per-token"] = round(transfer_ns)
+        times["kv-cache-transfer-time-std-dev"] = 0
+    else:
+        times["time-to-first-token"] = found.prefill_overhead_ns
+        times["time-to-first-token-std-dev"] = 0
+        times["kv-cache-transfer-latency"] = round(transfer_ns * float(fit.isl.mean()))
+        times["kv-cache-transfer-latency-std-dev"] = 0
+    indent = "" if is_flat else "  "
+    lines = [
+        *(f"# {line}" for line in fit_words(plan, fit)),
+        f"# for releases {'before v0.13.0' if is_flat else 'after v0.11.2, which read the block'}",
+        "engine: vllm",
+        f"model: {json.dumps(model)}",
+        f"max-num-seqs: {found.max_num_seqs}",
+        f"max-model-len: {plan.model.max_position}",
+        f"latency-calculator: {found.calculator}",
+        *([] if is_flat else ["latencies:"]),
+        *(f"{indent}{key}: {_duration(time_ns)}" for key, time_ns in times.items()),
+        f"{indent}time-factor-under-load: {found.time_factor_under_load}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def fit_words(plan: StepPlan, fit: LatencyFit) -> list[str]:
+    """What was fitted and how well, in lines of text."""
+    shown = {"concurrency": fit.concurrency, "isl": fit.isl, "osl": fit.osl}
+    ranges = ", ".join(
+        " ".join([name, *(f"{value:.0f}" for value in np.unique(values))]) for name, values in shown.items()
+    )
+    lines = [
+        f"{plan.model.name} on {plan.tp} x {plan.gpu.title}, {plan.dtype} weights, {plan.kv_dtype} KV cache, "
+        f"runtime {plan.runtime}, by fastroof {plan.version}",
+        f"fitted over {len(fit.isl)} operating points: {ranges}",
+        "of means: the plan has no spread. The simulator cuts times to whole milliseconds; that is part of",
+        "the errors of its formula against the plan's estimates:",
+    ]
+    for name, errors in zip(("time to first token", "inter-token latency"), fit.errors, strict=True):
+        worst = int(np.abs(errors).argmax())
+        lines.append(
+            f"{name}: MAPE {100.0 * np.abs(errors).mean():.1f} %, at most {100.0 * abs(errors[worst]):.1f} % "
+            f"(concurrency {fit.concurrency[worst]:.0f}, isl {fit.isl[worst]:.0f}, osl {fit.osl[worst]:.0f})"
+        )
+    if fit.left_out:
+        lines.append(f"left out, since they do not fit the KV cache or the context: {fit.left_out} points")
+    return lines
+
+
+def _duration(time_ns: int) -> str:
+    """A duration as Go reads it, exact."""
+    unit, digits = ("ms", 6) if time_ns >= NS_PER_MS else ("us", 3)
+    whole, rest = divmod(time_ns, 10**digits)
+    return f"{whole}.{rest:0{digits}d}".rstrip("0").rstrip(".") + unit
+
+
+def export_llm_d(
+    plan: StepPlan,
+    output: str | Path,
+    fit: LatencyFit | None = None,
+    *,
+    model: str | None = None,
+    link_bytes_per_s: float | None = None,
+    is_flat: bool = False,
+) -> LatencyFit:
+    """Write a plan's configuration, whole or not at all.
+
+    Parameters
+    ----------
+    plan : StepPlan
+        The model on its GPUs.
+    output : str or Path
+        The file, of the suffix ``.yaml`` or ``.yml``.
+    fit : LatencyFit, optional
+        What to write; by default :func:`fit_llm_d` over its default range.
+    model, link_bytes_per_s, is_flat
+        As of :func:`llm_d_yaml`.
+
+    Returns
+    -------
+    LatencyFit
+        What was written, and its errors.
+
+    Raises
+    ------
+    BackendError
+        As of :func:`fit_llm_d`, or if there is no such folder.
+    """
+    output = Path(output)
+    if output.suffix not in (".yaml", ".yml") or output.is_dir():
+        raise BackendError(f"the configuration is a .yaml file, got {output}")
+    if fit is None:
+        fit = fit_llm_d(plan)
+    text = llm_d_yaml(plan, fit, model=model, link_bytes_per_s=link_bytes_per_s, is_flat=is_flat)
+    write_whole(output, text.encode())
+    return fit
