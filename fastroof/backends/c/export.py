@@ -25,7 +25,8 @@ __all__ = ["CExport", "export_c"]
 _HEADER: Final = "fastroof_step.h"
 _OBJECT: Final = "fastroof_step.o"
 _LIBRARY: Final = "libfastroof_step.dylib" if sys.platform == "darwin" else "libfastroof_step.so"
-_EXAMPLES: Final = ("example.c", "example.go", "go.mod", "example.rs", "blis.go")
+# Go compiles every C file next to its own: its example has a folder to itself
+_EXAMPLES: Final = ("example.c", "example.rs", "go/example.go", "go/go.mod", "blis/blis.go")
 
 
 class CExport(NamedTuple):
@@ -100,7 +101,8 @@ def export_c(
         else:
             contents[_LIBRARY] = _linked(compiler, contents[_OBJECT])
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        for name in contents:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
         raise BackendError(f"{folder} is a file: give a folder") from None
     for name, content in contents.items():

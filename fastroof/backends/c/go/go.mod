@@ -1,0 +1,3 @@
+module fastroof_example
+
+go 1.19

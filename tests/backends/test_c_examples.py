@@ -1,0 +1,185 @@
+"""The examples in C, C++, Go and Rust, and BLIS's latency model: built, run, compared to the last bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fastroof
+from fastroof.backends.c import export_c
+from fastroof.backends.c.plan_file import describe
+
+BLIS = Path(__file__).parent / "blis"
+NAMES = ("llama-3.1-8b", "llama-3.1-70b-tp4-fp8")
+CALLS = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def plans(h100):
+    return {
+        "llama-3.1-8b": fastroof.compile_plan("llama-3.1-8b", "h100", h100),
+        "llama-3.1-70b-tp4-fp8": fastroof.compile_plan(
+            "llama-3.1-70b", "h100", h100, tp=4, dtype="fp8", kv_dtype="fp8", runtime="vllm"
+        ),
+    }
+
+
+@pytest.fixture(scope="module")
+def exported(plans, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exported")
+    export_c(plans, folder, library=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def go(tmp_path_factory):
+    """How to run Go: without a network, and with a cache of its own."""
+    program = found("go")
+    found("cc", "gcc")  # cgo compiles with it
+    place = tmp_path_factory.mktemp("go")
+    env = {
+        **os.environ,
+        "GOCACHE": str(place / "cache"),
+        "GOPATH": str(place / "path"),
+        "GOFLAGS": "-mod=mod",
+        "GOPROXY": "off",
+        "GOTOOLCHAIN": "local",
+        "CGO_ENABLED": "1",
+    }
+    return lambda folder, *words, **more: said([program, *words], cwd=folder, env={**env, **more})
+
+
+def found(*names):
+    for name in names:
+        if path := shutil.which(name):
+            return path
+    pytest.skip(f"there is no {' or '.join(names)} here")
+
+
+def said(words, **options):
+    done = subprocess.run(
+        [str(word) for word in words], capture_output=True, text=True, check=False, **options
+    )
+    assert done.returncode == 0, f"{words} said {done.stdout}{done.stderr}"
+    assert done.stderr == ""
+    return done.stdout
+
+
+@pytest.fixture(scope="module", params=["c", "c++", "go", "rust"])
+def program(request, exported, tmp_path_factory):
+    """The example in each language, built without a warning as its first line says."""
+    folder = exported
+    made = tmp_path_factory.mktemp("built") / "example"
+    warnings = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")
+    if request.param == "c":
+        said(
+            [found("cc", "gcc"), "-O2", "-std=c11", *warnings, "example.c", "fastroof_step.o", "-o", made],
+            cwd=folder,
+        )
+    elif request.param == "c++":
+        compiler = [found("c++", "g++"), "-O2", "-std=c++11", *warnings]
+        said([*compiler, "-x", "c++", "example.c", "-x", "none", "fastroof_step.o", "-o", made], cwd=folder)
+    elif request.param == "go":
+        go = request.getfixturevalue("go")
+        go(folder / "go", "vet", "./...")
+        go(folder / "go", "build", "-o", made, ".")
+    else:
+        rustc = [found("rustc"), "-O", "-D", "warnings", "example.rs", "-C", "link-arg=fastroof_step.o"]
+        said([*rustc, "-o", made], cwd=folder)
+    return made
+
+
+def shown(what, us):
+    return f"{what}: {us:.3f} us, bits {struct.unpack('<Q', struct.pack('<d', us))[0]:016x}"
+
+
+def lines_of(name, plan):
+    """What an example prints, from Python; a sum of a million steps differs where one of them does."""
+    call = np.arange(CALLS)
+    return [
+        f"plan: {json.dumps(describe(name, plan))}",
+        shown("64 decodes at 4096 tokens", plan.decode_us(64, 4096)),
+        shown(
+            "a prompt of 2048 tokens and 31 decodes",
+            plan.step_scalar([2048] + [1] * 31, [0, *range(100, 3200, 100)]),
+        ),
+        shown(f"{CALLS} decode steps", np.cumsum(plan.decode_us(1 + call % 256, 1 + call % 8191))[-1]),
+    ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_prints_the_bits_of_python(program, exported, plans, name):
+    *lines, cost = said([program, exported / f"{name}.plan"]).splitlines()
+    assert lines == lines_of(name, plans[name])
+    assert re.fullmatch(r"a call: \d+\.\d ns", cost)
+
+
+@pytest.mark.parametrize(("file", "code"), [("nowhere.plan", 10), ("example.c", 11), (None, 10)])
+def test_an_example_says_what_is_wrong_with_a_file(program, exported, file, code):
+    words = {10: "the plan file cannot be opened or mapped", 11: "not a plan file"}[code]
+    done = subprocess.run(
+        [program, *([exported / file] if file else [])], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr in (f"example: {words}\n", f"example: error {code} of fastroof_step.h\n")
+
+
+@pytest.fixture(scope="module")
+def blis(exported, go, tmp_path_factory):
+    """A stand-in of BLIS with the exported latency model where its first lines say, built."""
+    tree = tmp_path_factory.mktemp("blis") / "tree"
+    shutil.copytree(BLIS, tree)
+    for name in ("blis/blis.go", "fastroof_step.h", "fastroof_step.o"):
+        shutil.copy(exported / name, tree / "sim" / "fastroof")
+    go(tree, "vet", "./...")
+    go(tree, "build", "-o", "blis", ".")
+    return tree
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_blis_steps_take_what_python_says(blis, exported, plans, name):
+    plan = plans[name]
+    steps, chunks, mixed = 0, 0, 0
+    for line in said([blis / "blis", exported / f"{name}.plan"]).splitlines():
+        us, *requests = line.split()
+        new, context = zip(*(map(int, request.split("@")) for request in requests), strict=True)
+        assert int(us) == max(1, round(plan.step_scalar(list(new), list(context)))), line
+        steps += 1
+        chunks += any(tokens > 1 and before > 0 for tokens, before in zip(new, context, strict=True))
+        mixed += any(tokens > 1 for tokens in new) and any(tokens == 1 for tokens in new)
+    assert steps > 500
+    assert chunks > 50
+    assert mixed > 100
+
+
+def test_the_latency_model_of_blis_in_go(blis, exported, go):
+    plan = exported / "llama-3.1-8b.plan"
+    assert "ok" in go(blis, "test", "./sim/fastroof", FASTROOF_PLAN=str(plan))
+
+
+def test_blis_without_a_plan(blis):
+    done = subprocess.run([blis / "blis", "nowhere.plan"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "nowhere.plan: the plan file cannot be opened or mapped\n"
+
+
+def test_what_a_call_of_blis_costs(blis, exported):
+    lines = said([blis / "blis", "-time", exported / "llama-3.1-8b.plan"]).splitlines()
+    cost = re.compile(r"(constant|fastroof), (\d+ requests|event loop): (\d+\.\d) ns a (call|step of \d+)")
+    costs = [re.fullmatch(cost, line).groups() for line in lines]
+    assert [(model, work) for model, work, _, _ in costs] == [
+        (model, work)
+        for work in ("1 requests", "8 requests", "32 requests", "256 requests", "event loop")
+        for model in ("constant", "fastroof")
+    ]
+    ns = {work: float(ns) for model, work, ns, _ in costs if model == "fastroof"}
+    assert 0 < ns["1 requests"] < ns["256 requests"]
