@@ -1,4 +1,15 @@
-"""Plans as the backend of other programs: compiled callers, C, simulators, processes on the other end of a pipe.
+"""Plans as the backend of other programs.
 
-Each adapter is a module or folder of its own and imports its client only when it is used.
+==================  ==================================================================================
+``numba_callers``   for callers that Numba compiles: ``fastroof.numba_step``, ``fastroof.numba_decode``
+``c``               for C, C++, Rust and Go: plan files, a header, an object file, examples; BLIS
+``vidur``           predictors for Vidur: ``native`` for the package on PyPI, ``tree`` for the source tree
+``sglang``          a predictor for the SGLang simulator, in its process or as its model file
+``dynamo``          profiles for Dynamo's mocker
+``llmservingsim``   profiles for LLMServingSim
+``llm_d``           settings for llm-d-inference-sim
+``serve``           for every other program: a server on a pipe, or over Arrow Flight
+==================  ==================================================================================
+
+Each imports its client when it is imported itself, and none imports another.
 """

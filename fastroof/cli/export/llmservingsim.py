@@ -1,0 +1,93 @@
+"""``fastroof export llmservingsim``: a profile of LLMServingSim, each layer's latency by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import typer
+
+from fastroof.cli.output import console, counted
+from fastroof.cli.plans import (
+    PLANS_HELP,
+    GpuOption,
+    PlansArgument,
+    SourceOption,
+    TablesOption,
+    named_plans,
+)
+
+__all__ = ["register"]
+
+EPILOG: Final = f"""{PLANS_HELP}
+\b
+Examples:
+  fastroof export llmservingsim llama-3.1-8b,runtime=vllm -o LLMServingSim/profiler/perf
+  fastroof export llmservingsim llama-3.1-70b,tp=4 llama-3.1-70b,tp=8 -o perf --hardware H100-SXM
+  fastroof export llmservingsim llama-3.1-8b -o llm_profile/perf_models --hardware roof --format v0
+
+A cluster configuration then names the GPU as --hardware does and the model as --model-name does. Plans of
+one model go into one bundle, a folder a tp. The simulator asks for the precision that the model's config
+declares: a plan of fp8 weights needs a config that says so, or --variant.
+
+--format bundle is what the simulator reads today; v0, what its version 1.0.0 and its forks read: a row of
+integer nanoseconds for every size of a step, which ends the simulation where it needs another.
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("llmservingsim", epilog=EPILOG)(llmservingsim)
+
+
+def llmservingsim(
+    plans: PlansArgument,
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", metavar="DIR", help="The simulator's profiler/perf or perf_models."),
+    ],
+    hardware: Annotated[
+        str | None, typer.Option(help="What cluster configurations call the GPU.  [default: H100]")
+    ] = None,
+    model_name: Annotated[
+        str | None, typer.Option(help="Which of configs/model it is.  [default: its Hugging Face name]")
+    ] = None,
+    variant: Annotated[
+        str | None, typer.Option(help="Folder of the precision.  [default: bf16, fp8, fp8-kvfp8, ...]")
+    ] = None,
+    profile: Annotated[
+        Literal["bundle", "v0"], typer.Option("--format", help="Which of the simulator's formats.")
+    ] = "bundle",
+    longest: Annotated[
+        int | None,
+        typer.Option(metavar="TOKENS", help="Longest request of a v0 profile.  [default: 16384]"),
+    ] = None,
+    gpu: GpuOption = None,
+    tables: TablesOption = None,
+    source: SourceOption = None,
+) -> None:
+    """Write the layers of a plan as CSV files that LLMServingSim simulates a GPU from.
+
+    Steps of decodes, of prompts and of both add up to the plan's times; those of a runtime that holds steps
+    with prompts at a floor nearly do.
+    """
+    from fastroof.backends.llmservingsim import export_llmservingsim, left_out
+    from fastroof.backends.llmservingsim_v0 import export_llmservingsim_v0
+
+    found = list(named_plans(plans, gpu, tables, source).values())
+    if profile == "v0":
+        if variant is not None:
+            raise typer.BadParameter("--variant is of --format bundle: v0 has no folder of the precision")
+        bundle = export_llmservingsim_v0(found, output, hardware=hardware, model=model_name, longest=longest)
+        limits = f"--max-num-batched-tokens {found[0].max_tokens} --max-batch {found[0].max_seqs}"
+    else:
+        if longest is not None:
+            raise typer.BadParameter("--longest is of --format v0: a bundle takes what the model takes")
+        bundle = export_llmservingsim(found, output, hardware=hardware, model=model_name, variant=variant)
+        limits = ""
+    out = console()
+    out.print(f"wrote {bundle.folder}: {counted(bundle.rows, 'row')}", soft_wrap=True)
+    if limits:
+        out.print(f"simulate it with {limits} at most", soft_wrap=True, highlight=False)
+    for words in dict.fromkeys(words for plan in found for words in left_out(plan)):
+        out.print(f"not in it: {words}", soft_wrap=True)
