@@ -102,7 +102,7 @@ def arena_address(arena: Floats) -> int:
 
 
 def _plain_pointer(address: int) -> Any:
-    return ctypes.cast(int(address), ctypes.POINTER(ctypes.c_double))
+    return ctypes.c_void_p(int(address))
 
 
 _pointer: Any = _plain_pointer if getattr(config, "DISABLE_JIT") else pointer_at  # noqa: B009
@@ -111,7 +111,7 @@ _pointer: Any = _plain_pointer if getattr(config, "DISABLE_JIT") else pointer_at
 @jit_inline
 def _arena(plans: PlanRows, p: int) -> Floats:
     """Plan p's arena, which the caller keeps alive."""
-    return carray(_pointer(plans.arena_at[p]), (plans.arena_size[p],))
+    return carray(_pointer(plans.arena_at[p]), (plans.arena_size[p],), np.float64)
 
 
 @jit_inline
