@@ -16,10 +16,12 @@ from fastroof.cli import (
     calibrate,
     catalogue,
     compare,
+    export,
     lookup,
     merge,
     plot,
     report,
+    serve,
     serving,
     size,
     step,
@@ -87,6 +89,8 @@ for group in (
     calibrate,
     validate,
     bench,
+    export,
+    serve,
 ):
     group.register(app)
 

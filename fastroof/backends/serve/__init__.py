@@ -1,0 +1,6 @@
+"""Plans served to other processes: on a pipe, or over Arrow Flight.
+
+:mod:`~fastroof.backends.serve.stdio` answers on standard input and output, in the forms of
+:mod:`~fastroof.backends.serve.frames` and :mod:`~fastroof.backends.serve.json_lines`;
+:class:`~fastroof.backends.serve.client.StdioClient` asks.
+"""

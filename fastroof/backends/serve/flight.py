@@ -1,0 +1,266 @@
+"""Plans served over Arrow Flight: record batches of steps go in, record batches of times come out.
+
+``DoExchange`` is the service. Its descriptor names a plan, by path or as the command. The client's record
+batches hold a step a row, of equal decodes (``batch_size``, ``kv_len``) or of any requests (``new_tokens``
+and ``context_len``, a list each), and each is answered, in order, by one record batch of ``latency_us``. A
+batch that cannot be timed is answered by an empty batch whose metadata is JSON, ``{"error": ...,
+"message": ...}``, and the stream goes on. What makes a call as a whole impossible (an unknown plan, other
+columns) ends it with an error; a message that is too long or compressed ends the connection it came by.
+
+``ListFlights``, ``GetFlightInfo`` and ``GetSchema`` describe the plans in the metadata of their schema, and
+the action ``health`` says what is served. A stream is one call for as long as it is open.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import select
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Thread, current_thread, main_thread
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+import numpy as np
+from pyarrow.flight import Location
+
+from fastroof.backends.serve.answer import ServedPlans
+from fastroof.backends.serve.flight_address import listening_socket, tls_context
+from fastroof.backends.serve.flight_calls import Calls
+from fastroof.backends.serve.flight_guard import Guard
+from fastroof.backends.serve.flight_service import PlanService
+from fastroof.backends.serve.limits import ServeLimits
+from fastroof.errors import BackendError
+from fastroof.run import StepBatch
+
+if TYPE_CHECKING:
+    from fastroof.plan import StepPlan
+
+__all__ = ["DRAIN_S", "FlightServer", "serve_flight"]
+
+DRAIN_S: Final = 30.0
+"""Seconds that calls have to end in, once the server is told to stop."""
+
+IDLE_S: Final = 1.0
+"""Seconds without work after which an open stream is not waited for."""
+
+_CLOSING_S: Final = 5.0
+_LONGEST_FOLDER: Final = 64
+_M_ARENA_MAX, _ARENAS = -8, 2  # of malloc.h
+
+
+class FlightServer:
+    """A Flight server of plans, listening from when it is made to when it is drained.
+
+    Parameters
+    ----------
+    plans : mapping of str to StepPlan
+        By the name that clients ask for.
+    host, port : str, int
+        Where to listen; port 0 picks one.
+    token : str, optional
+        What clients have to show; needed beyond this machine.
+    tls_cert, tls_key : Path, optional
+        PEM files of a certificate chain and its key; needed beyond this machine.
+    limits : ServeLimits
+        What is refused.
+
+    Raises
+    ------
+    BackendError
+        If plans are none or too many, or the address, token or certificate will not do.
+
+    Examples
+    --------
+    >>> import fastroof
+    >>> from fastroof.backends.serve.flight_client import FlightSteps
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+    >>> with FlightServer({"small": plan}) as server, FlightSteps(f"grpc://127.0.0.1:{server.port}") as steps:
+    ...     bool(steps.decode_us("small", [64], [4096])[0] == plan.decode_us(64, 4096))
+    True
+    """
+
+    def __init__(
+        self,
+        plans: Mapping[str, StepPlan],
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        token: str | None = None,
+        tls_cert: Path | None = None,
+        tls_key: Path | None = None,
+        limits: ServeLimits | None = None,
+    ) -> None:
+        limits = limits or ServeLimits()
+        served = ServedPlans(plans, limits)
+        tls = tls_context(tls_cert, tls_key)
+        for plan in plans.values():
+            _compile_loops(plan)
+        listener = listening_socket(host, port, token, tls is not None)
+        self.port: int = listener.getsockname()[1]
+        self._calls = Calls(limits.max_calls)
+        self._folder = _socket_folder()
+        behind = Path(self._folder.name) / "socket"
+        location = Location.for_grpc_unix(str(behind))
+        self._service = PlanService(location, dict(plans), served, self._calls, token)
+        self._guard = Guard(listener, behind, limits.max_message_bytes, limits.max_calls, tls)
+        self._drained = False
+
+    def __enter__(self) -> FlightServer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.drain(0.0 if kind else DRAIN_S)
+
+    def drain(self, timeout_s: float = DRAIN_S, pause: Callable[[float], bool] | None = None) -> bool:
+        """Refuse new calls, finish those in flight, and stop.
+
+        Parameters
+        ----------
+        timeout_s : float
+            How long calls may take to end; then they are cut off. A stream on which nothing happens for a
+            second is not waited for.
+        pause : callable, optional
+            Waits for so many seconds; True from it means that there is no more time.
+
+        Returns
+        -------
+        bool
+            Whether every call in flight came to its end.
+        """
+        if self._drained:
+            return True
+        self._drained = True
+        self._calls.drain()
+        self._guard.refuse_new()
+        until = time.monotonic() + timeout_s
+        hurried = False
+        while self._calls.running and not hurried and time.monotonic() < until and not self._is_quiet():
+            hurried = (pause or _sleep)(0.02)
+        finished = not self._calls.running or self._is_quiet()
+        stopping = Thread(target=_stop, args=(self._service,), name="fastroof-flight-stop", daemon=True)
+        stopping.start()
+        if self._calls.running or not self._guard.wait(_CLOSING_S):
+            self._guard.cut()
+            self._guard.wait(_CLOSING_S)
+        stopping.join(_CLOSING_S)
+        self._folder.cleanup()
+        return finished
+
+    def _is_quiet(self) -> bool:
+        wire = self._guard.under_way
+        moved_s = time.monotonic() - wire.moved_s
+        return min(self._calls.idle_s(), moved_s) > IDLE_S and not wire.messages
+
+
+def _socket_folder() -> tempfile.TemporaryDirectory[str]:
+    """Make a folder that no other user may look into, of a name that a socket's path and a URI can hold."""
+    usual = tempfile.gettempdir()
+    fits = len(usual) <= _LONGEST_FOLDER and quote(usual) == usual
+    return tempfile.TemporaryDirectory(prefix="fastroof-flight-", dir=usual if fits else "/tmp")
+
+
+def _sleep(pause_s: float) -> bool:
+    time.sleep(pause_s)
+    return False
+
+
+def _stop(service: PlanService) -> None:
+    with service:
+        pass
+
+
+def serve_flight(
+    plans: Mapping[str, StepPlan],
+    host: str,
+    port: int,
+    *,
+    token: str | None = None,
+    tls_cert: Path | None = None,
+    tls_key: Path | None = None,
+    limits: ServeLimits = ServeLimits(),  # noqa: B008 - it is frozen
+    ready: Callable[[int], None] | None = None,
+    drain_timeout_s: float = DRAIN_S,
+) -> None:
+    """Serve plans over Arrow Flight until SIGTERM or SIGINT, then finish the calls in flight.
+
+    A second signal cuts them off.
+
+    Parameters
+    ----------
+    plans, host, port, token, tls_cert, tls_key, limits
+        As of :class:`FlightServer`.
+    ready : callable, optional
+        Called with the port once it listens.
+    drain_timeout_s : float
+        Seconds that calls have to end in.
+
+    Raises
+    ------
+    BackendError
+        As :class:`FlightServer`; or outside of a program's main thread, the only one to get signals.
+    """
+    if current_thread() is not main_thread():
+        raise BackendError("signals reach the main thread only: call it there, or use FlightServer")
+    _use_few_arenas()
+    with (
+        _signals() as arrived,
+        FlightServer(
+            plans, host, port, token=token, tls_cert=tls_cert, tls_key=tls_key, limits=limits
+        ) as server,
+    ):
+        if ready is not None:
+            ready(server.port)
+        while not arrived(3600.0):
+            pass
+        server.drain(drain_timeout_s, arrived)
+
+
+def _use_few_arenas() -> None:
+    """Have threads share glibc's heaps: one for each of dozens would keep growing by what others left."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, _ARENAS)
+
+
+@contextmanager
+def _signals() -> Iterator[Callable[[float], bool]]:
+    """Yield what waits for SIGTERM or SIGINT, some seconds at most, and tells whether one arrived."""
+    here, there = socket.socketpair()
+    here.setblocking(False)
+    there.setblocking(False)
+
+    def told(number: int, frame: Any) -> None:
+        with suppress(BlockingIOError):
+            there.send(b"!")
+
+    def arrived(timeout_s: float) -> bool:
+        if not select.select([here], [], [], timeout_s)[0]:
+            return False
+        here.recv(1)
+        return True
+
+    before = {number: signal.signal(number, told) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield arrived
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        here.close()
+        there.close()
+
+
+def _compile_loops(plan: StepPlan) -> None:
+    """Run the loops once for each width of integers, so that no client waits for a compiler."""
+    one = np.ones(1, np.int64)
+    for width in (np.int32, np.int64):
+        plan.decode_us(one.astype(width), one.astype(width))
+        plan.step_us(StepBatch(one.astype(width), one.astype(width), np.array([0, 1])))
+    plan.decode_us(one.astype(np.int32), one)

@@ -1,0 +1,210 @@
+"""What stands between the network and a Flight server: TLS, connections, and the size of messages."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import ssl
+import time
+from pathlib import Path
+from threading import Lock, Thread, current_thread
+from typing import Final
+
+from fastroof.backends.serve.flight_frames import ClientFrames, Frames, ServerFrames, UnderWay, goaway
+from fastroof.backends.serve.flight_messages import MessageRefused
+
+__all__ = ["Guard"]
+
+BUFFER_BYTES: Final = 2**18
+TURN: Final = 16
+"""Times that one direction is read before the other has its turn."""
+
+HANDSHAKE_S: Final = 10.0
+LINGER_S: Final = 1.0
+CONNECTIONS_A_CALL: Final = 4
+"""Connections for each call that may run at once: clients keep them between calls."""
+
+_POLL_MS: Final = 1000
+_WOULD_BLOCK: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class Guard:
+    """Passes connections on to a Flight server on a Unix socket, but no message that is too long.
+
+    Parameters
+    ----------
+    listener : socket
+        Bound to the address to listen on.
+    behind : Path
+        The server's Unix socket.
+    max_message_bytes, max_calls : int
+        As in :class:`ServeLimits`.
+    tls : ssl.SSLContext, optional
+        What to answer clients with.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        behind: Path,
+        max_message_bytes: int,
+        max_calls: int,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.under_way = UnderWay(max_message_bytes * max_calls)
+        self._listener = listener
+        self._behind = str(behind)
+        self._max_message_bytes = max_message_bytes
+        self._max_connections = CONNECTIONS_A_CALL * max_calls
+        self._tls = tls
+        self._lock = Lock()
+        self._connections: dict[Thread, socket.socket] = {}
+        self._open = True
+        listener.listen()
+        self._accepting = Thread(target=self._accept, name="fastroof-flight-accept", daemon=True)
+        self._accepting.start()
+
+    def refuse_new(self) -> None:
+        """Take no more connections."""
+        self._open = False
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        self._accepting.join()
+        self._listener.close()
+
+    def cut(self) -> None:
+        """End every connection, whatever is under way on it."""
+        with self._lock:
+            for client in self._connections.values():
+                with contextlib.suppress(OSError):
+                    socket.socket.shutdown(client, socket.SHUT_RDWR)  # of TLS, the socket below it
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until every connection has ended; False where some have not in that time."""
+        until = time.monotonic() + timeout_s
+        with self._lock:
+            threads = list(self._connections)
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        return not any(thread.is_alive() for thread in threads)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                if not self._open:
+                    return
+                time.sleep(0.1)  # no file descriptors are left: those who come must wait
+                continue
+            thread = Thread(target=self._carry, args=(client,), name="fastroof-flight", daemon=True)
+            with self._lock:
+                if len(self._connections) >= self._max_connections:
+                    client.close()
+                    continue
+                self._connections[thread] = client
+            try:
+                thread.start()
+            except RuntimeError:  # the system has no thread to spare
+                self._end(thread)
+
+    def _end(self, thread: Thread) -> None:
+        with self._lock:
+            client = self._connections.pop(thread)
+        client.close()
+
+    def _carry(self, client: socket.socket) -> None:
+        try:
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if self._tls is not None:
+                client.settimeout(HANDSHAKE_S)
+                client = self._tls.wrap_socket(client, server_side=True, do_handshake_on_connect=False)
+                with self._lock:
+                    self._connections[current_thread()] = client
+                client.do_handshake()
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+                server.connect(self._behind)
+                frames = ClientFrames(self._max_message_bytes, self.under_way)
+                try:
+                    _pump(client, server, frames)
+                finally:
+                    frames.close()
+        except OSError:
+            pass  # the client or the server has gone, or the client does not speak TLS
+        finally:
+            self._end(current_thread())
+
+
+class _Way:
+    """Bytes from one socket to another."""
+
+    def __init__(self, source: socket.socket, sink: socket.socket, frames: Frames) -> None:
+        self.source, self.sink, self.frames = source, sink, frames
+        self._buffer = memoryview(bytearray(BUFFER_BYTES))
+        self._start = self._end = 0
+        self.has_more = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all that was read has been passed on."""
+        return self._start == self._end
+
+    def move(self) -> bool:
+        """Pass on what there is until a socket would block; False at the end of the source."""
+        self.has_more = False
+        for _ in range(TURN):
+            if self.is_empty:
+                try:
+                    received = self.source.recv_into(self._buffer)
+                except _WOULD_BLOCK:
+                    return True
+                if not received:
+                    return False
+                self.frames.feed(self._buffer[:received])
+                self._start, self._end = 0, received
+            try:
+                self._start += self.sink.send(self._buffer[self._start : self._end])
+            except _WOULD_BLOCK:
+                return True
+        self.has_more = True
+        return True
+
+
+def _pump(client: socket.socket, server: socket.socket, frames: ClientFrames) -> None:
+    """Carry a connection until either end closes it, or a message is refused."""
+    client.setblocking(False)
+    server.setblocking(False)
+    up, down = _Way(client, server, frames), _Way(server, client, ServerFrames(frames))
+    poll = select.poll()
+    while True:
+        try:
+            if not up.move() or not down.move():
+                return
+        except MessageRefused as refusal:
+            if down.is_empty and down.frames.between:
+                _say_why(client, str(refusal))
+            return
+        if up.has_more or down.has_more:
+            continue
+        to_client = select.POLLIN if up.is_empty else 0
+        to_server = select.POLLIN if down.is_empty else 0
+        poll.register(client, to_client if down.is_empty else to_client | select.POLLOUT)
+        poll.register(server, to_server if up.is_empty else to_server | select.POLLOUT)
+        # now and then all the same: TLS may need to read before it can write
+        for descriptor, event in poll.poll(_POLL_MS):
+            frames.under_way.moved_s = time.monotonic()
+            if event & (select.POLLHUP | select.POLLERR) and (descriptor == client.fileno() or not to_server):
+                return
+
+
+def _say_why(client: socket.socket, reason: str) -> None:
+    """Send the reason, then read on for a moment: closed with bytes unread, the reason would be lost."""
+    until = time.monotonic() + LINGER_S
+    client.settimeout(LINGER_S)
+    client.sendall(goaway(reason))
+    client.shutdown(socket.SHUT_WR)
+    unread = bytearray(BUFFER_BYTES)
+    while time.monotonic() < until and client.recv_into(unread):
+        pass

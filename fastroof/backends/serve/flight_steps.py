@@ -1,0 +1,203 @@
+"""Steps as columns of Arrow record batches, and their times as one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from fastroof.backends.serve.limits import ServeLimits
+from fastroof.errors import BackendError, BatchError
+from fastroof.run import StepBatch
+
+if TYPE_CHECKING:
+    from fastroof.plan import StepPlan
+
+__all__ = ["TIMES", "StepKind", "batch_steps_us", "plan_metadata", "step_kind", "times_batch"]
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.integer[Any]]
+
+StepKind = Literal["decode", "ragged"]
+"""Steps of equal decodes, a row each of two integers; or of any requests, a row each of two lists."""
+
+TIMES: Final[Any] = pa.schema([pa.field("latency_us", pa.float64(), nullable=False)])
+"""Schema of every answer."""
+
+_COLUMNS: Final[dict[frozenset[str], StepKind]] = {
+    frozenset({"batch_size", "kv_len"}): "decode",
+    frozenset({"new_tokens", "context_len"}): "ragged",
+}
+_WANTED: Final = "batch_size and kv_len of int32 or int64, or new_tokens and context_len of lists of them"
+
+
+def step_kind(schema: Any) -> StepKind:
+    """Tell what steps a schema describes.
+
+    Parameters
+    ----------
+    schema : pyarrow.Schema
+        batch_size and kv_len of int32 or int64; or new_tokens and context_len of lists (or large lists) of
+        int32 or int64. The order of the two does not matter.
+
+    Raises
+    ------
+    BackendError
+        If the columns are others.
+
+    Examples
+    --------
+    >>> step_kind(pa.schema([("batch_size", pa.int32()), ("kv_len", pa.int64())]))
+    'decode'
+    """
+    kind = _COLUMNS.get(frozenset(schema.names))
+    if kind is None or len(schema.names) != 2:
+        raise BackendError(f"the columns must be {_WANTED}, got {_shown(schema)}")
+    for field in schema:
+        of = field.type
+        if kind == "ragged":
+            if not pa.types.is_list(of) and not pa.types.is_large_list(of):
+                raise BackendError(f"column {field.name} must hold lists, got {of}: send {_WANTED}")
+            of = of.value_type
+        if of not in (pa.int32(), pa.int64()):
+            raise BackendError(
+                f"column {field.name} must hold int32 or int64, got {field.type}: send {_WANTED}"
+            )
+    return kind
+
+
+def _shown(schema: Any) -> str:
+    names = ", ".join(f"{field.name!s:.40}: {field.type!s:.40}" for field in list(schema)[:4])
+    return f"{len(schema.names)} ({names})" if names else "none"
+
+
+def batch_steps_us(plan: StepPlan, kind: StepKind, batch: Any, limits: ServeLimits) -> Floats:
+    """Time the steps of a record batch.
+
+    Columns are read where they lie: the offsets of their lists are the steps, in slices as well.
+
+    Parameters
+    ----------
+    plan : StepPlan
+        What times them.
+    kind : {"decode", "ragged"}
+        What :func:`step_kind` says of the batch's schema.
+    batch : pyarrow.RecordBatch
+        A step a row.
+    limits : ServeLimits
+        Most steps and requests of a batch.
+
+    Returns
+    -------
+    ndarray of float64, shape (rows,)
+        Microseconds a step.
+
+    Raises
+    ------
+    BatchError, PlanRangeError
+        Of the first step that cannot be timed, which it names.
+    BackendError
+        If the batch is larger than the limits, or its arrays are not what they say.
+
+    Examples
+    --------
+    >>> import fastroof
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+    >>> batch = pa.record_batch({"batch_size": [1, 64], "kv_len": [4096, 4096]})
+    >>> bool((batch_steps_us(plan, "decode", batch, ServeLimits()) == plan.decode_us([1, 64], 4096)).all())
+    True
+    """
+    if batch.num_rows > limits.max_steps:
+        raise BackendError(
+            f"{batch.num_rows} steps in a batch are more than the limit of {limits.max_steps}: send several"
+        )
+    try:
+        batch.validate()
+    except pa.ArrowException as error:
+        raise BackendError(f"the record batch is malformed: {error!s:.200}") from None
+    if kind == "decode":
+        columns = [_integers(name, batch.column(name)) for name in ("batch_size", "kv_len")]
+        times: Floats = plan.decode_us(*columns)
+        return times
+    new_tokens, offsets = _lists("new_tokens", batch.column("new_tokens"), limits)
+    context_len, others = _lists("context_len", batch.column("context_len"), limits)
+    if not np.array_equal(offsets, others):
+        step = int(np.flatnonzero(np.diff(offsets) != np.diff(others))[0])
+        raise BatchError(
+            f"step {step} has {offsets[step + 1] - offsets[step]} requests in new_tokens, "
+            f"{others[step + 1] - others[step]} in context_len"
+        )
+    return plan.step_us(StepBatch(new_tokens, context_len, offsets))
+
+
+def _integers(name: str, column: Any) -> Ints:
+    if column.null_count:
+        raise BatchError(f"{name} is null in step {_first_null(column)}: every step needs one")
+    values: Ints = column.to_numpy(zero_copy_only=True)
+    return values
+
+
+def _lists(name: str, column: Any, limits: ServeLimits) -> tuple[Ints, Ints]:
+    """Values of the lists of a column, and where each list starts among them."""
+    if column.null_count:
+        raise BatchError(
+            f"{name} is null in step {_first_null(column)}: an empty list is a step without requests"
+        )
+    if not len(column):
+        return np.zeros(0, np.int64), np.zeros(1, np.int64)
+    offsets = column.offsets.to_numpy(zero_copy_only=True)
+    first, last = int(offsets[0]), int(offsets[-1])
+    if last - first > limits.max_requests:
+        raise BackendError(
+            f"{last - first} requests in a batch are more than the limit of {limits.max_requests}: "
+            "send several"
+        )
+    values = column.values.slice(first, last - first)
+    if first:
+        offsets = offsets - first
+    if values.null_count:
+        request = _first_null(values)
+        step = int(np.searchsorted(offsets, request, side="right")) - 1
+        raise BatchError(f"{name} is null in request {request - int(offsets[step])} of step {step}")
+    return _aligned(values.to_numpy(zero_copy_only=True)), offsets
+
+
+def _aligned(values: Ints) -> Ints:
+    # as a message may not be: loops are compiled for aligned arrays
+    return values if values.flags.aligned else values.copy()
+
+
+def _first_null(column: Any) -> int:
+    return int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+
+
+def times_batch(times: Floats | None = None) -> Any:
+    """Put times into a record batch of the schema ``TIMES``; without any, an empty one."""
+    return pa.record_batch([pa.array(np.empty(0) if times is None else times)], schema=TIMES)
+
+
+def plan_metadata(plan: StepPlan) -> dict[str, str]:
+    """Describe a plan in words, as the metadata of a schema.
+
+    Examples
+    --------
+    >>> import fastroof
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), tp=2)
+    >>> plan_metadata(plan)["tp"]
+    '2'
+    """
+    return {
+        "model": plan.model.name,
+        "gpu": plan.gpu.name,
+        "tp": str(plan.tp),
+        "dtype": plan.dtype,
+        "kv_dtype": plan.kv_dtype,
+        "runtime": plan.runtime,
+        "method": plan.method,
+        "max_tokens": str(plan.max_tokens),
+        "max_seqs": str(plan.max_seqs),
+        "tables_hash": plan.tables_hash,
+        "version": plan.version,
+    }

@@ -1,0 +1,52 @@
+"""What a server accepts at most."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from fastroof.errors import BackendError
+
+__all__ = ["ServeLimits"]
+
+
+@dataclass(frozen=True)
+class ServeLimits:
+    """Limits of a server: what is beyond them gets an error, and costs neither memory nor another's call.
+
+    Attributes
+    ----------
+    max_plans : int
+        Plans it serves.
+    max_steps, max_requests : int
+        Steps of a call, and requests of all of them together.
+    max_message_bytes : int
+        Longest message it reads.
+    max_line_bytes : int
+        Longest line of JSON it reads, which takes some twenty times its length to parse; never more than
+        ``max_message_bytes``.
+    max_calls : int
+        Calls at once; further ones are refused, to be tried again. A pipe carries one at a time.
+
+    Raises
+    ------
+    BackendError
+        If a limit is not a whole number of at least 1.
+
+    Examples
+    --------
+    >>> ServeLimits(max_steps=1000).max_steps
+    1000
+    """
+
+    max_plans: int = 64
+    max_steps: int = 2**22
+    max_requests: int = 2**24
+    max_message_bytes: int = 2**28
+    max_line_bytes: int = 2**23
+    max_calls: int = 32
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if type(value) is not int or value < 1:
+                raise BackendError(f"{each.name} must be a whole number of at least 1, got {value!r}")

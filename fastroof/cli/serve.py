@@ -1,0 +1,140 @@
+"""``fastroof serve``: plans for other processes, on a pipe or over Arrow Flight."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from fastroof.cli.output import counted
+from fastroof.cli.plans import PLANS_HELP, GpuOption, PlansArgument, SourceOption, TablesOption, named_plans
+from fastroof.errors import BackendError
+
+if TYPE_CHECKING:
+    from fastroof.backends.serve.limits import ServeLimits
+
+__all__ = ["register"]
+
+EPILOG: Final = f"""{PLANS_HELP}
+\b
+Examples:
+  echo '{{"batch_size": [64, 65], "kv_len": 4096}}' | fastroof serve llama-3.1-8b --stdio
+  echo '{{"plan": 0, "requests": [[[2048, 0], [1, 4095]]]}}' | fastroof serve llama-3.1-8b --stdio
+  fastroof serve llama-3.1-8b llama-3.1-70b,tp=4,dtype=fp8 --flight 127.0.0.1:8815
+
+--stdio answers every line of JSON by a line, in order: {{"id": 1, "plan": "llama-3.1-8b", "requests": [[[new,
+context], ...], ...]}} with {{"id": 1, "latency_us": [...]}}, a wrong one with {{"id": 1, "error": ...,
+"message": ...}}; {{"describe": true}} says what is served. Binary frames, which start otherwise than any
+text, are answered by binary frames: help("fastroof.backends.serve.frames") specifies them, and
+fastroof.backends.serve.client asks in Python.
+
+SIGTERM ends a server after what it has read is answered; --stdio ends as well where its input does.
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("serve", epilog=EPILOG)(serve)
+
+
+def serve(
+    plans: PlansArgument,
+    stdio: Annotated[
+        bool, typer.Option("--stdio", help="Answer standard input on standard output: JSON lines or binary.")
+    ] = False,
+    flight: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Listen for Arrow Flight; port 0 is any free one."),
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Clients of --flight must send the token in this file."),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Certificate chain of --flight, PEM.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its private key, PEM.")] = None,
+    gpu: GpuOption = None,
+    tables: TablesOption = None,
+    source: SourceOption = None,
+    max_steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps of a message.  [default: 4194304]")
+    ] = None,
+    max_requests: Annotated[
+        int | None, typer.Option(min=1, help="Requests of a message's steps.  [default: 16777216]")
+    ] = None,
+    max_message_bytes: Annotated[
+        int | None, typer.Option(min=1, help="Bytes of a message.  [default: 268435456, a line 8388608]")
+    ] = None,
+    max_calls: Annotated[
+        int | None, typer.Option(min=1, help="Calls of --flight at once.  [default: 32]")
+    ] = None,
+) -> None:
+    """Answer other processes that ask how long steps take.
+
+    One or more plans, by name or number, on a pipe to the program that starts the server (--stdio), or for
+    many clients (--flight), which needs a token and TLS to listen elsewhere than on this machine. A wrong
+    message gets an error and ends nothing.
+    """
+    given = {
+        "max_steps": max_steps,
+        "max_requests": max_requests,
+        "max_message_bytes": max_message_bytes,
+        "max_calls": max_calls,
+    }
+    if stdio == (flight is not None):
+        raise BackendError("fastroof serve needs either --stdio or --flight HOST:PORT")
+    from fastroof.backends.serve.limits import ServeLimits
+
+    limits = ServeLimits(**{name: value for name, value in given.items() if value is not None})
+    if flight is None:
+        if token_file or tls_cert or tls_key:
+            raise BackendError("--token-file, --tls-cert and --tls-key are of --flight: a pipe needs none")
+        _serve_stdio(plans, gpu, tables, source, limits)
+        return
+    if (tls_cert is None) != (tls_key is None):
+        raise BackendError("--tls-cert and --tls-key need each other")
+    host, port = _address(flight)
+    token = None if token_file is None else _token(token_file)
+    from fastroof.backends.serve.flight import serve_flight
+
+    named = named_plans(plans, gpu, tables, source)
+    scheme = "grpc+tcp" if tls_cert is None else "grpc+tls"
+
+    def ready(port: int) -> None:
+        where = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+        typer.echo(f"serving {counted(len(named), 'plan')} at {where}: {', '.join(named)}")
+
+    serve_flight(
+        named, host, port, token=token, tls_cert=tls_cert, tls_key=tls_key, limits=limits, ready=ready
+    )
+
+
+def _serve_stdio(
+    plans: list[str], gpu: str | None, tables: str | None, source: str | None, limits: ServeLimits
+) -> None:
+    from fastroof.backends.serve.stdio import protocol_output, serve_stdio
+
+    with protocol_output() as output_fd:
+        named = named_plans(plans, gpu, tables, source)
+        if sys.stdin.isatty():
+            example = '{"batch_size": 64, "kv_len": 4096}'
+            typer.echo(f"a line of JSON is a request, as {example}; Ctrl-D ends", err=True)
+        serve_stdio(named, limits=limits, output_fd=output_fd)
+
+
+def _address(text: str) -> tuple[str, int]:
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:\s]+):([0-9]{1,5})", text)
+    if match is None or int(match[2]) > 65535:
+        raise BackendError(f"--flight {text} is not HOST:PORT: 127.0.0.1:8815 is one, [::1]:8815 another")
+    return match[1].strip("[]"), int(match[2])
+
+
+def _token(path: Path) -> str:
+    token = path.read_text("utf-8").strip()
+    if not token or not token.isascii() or len(token.split()) != 1:
+        raise BackendError(f"{path} must hold a token and nothing else: one word of ASCII")
+    return token
