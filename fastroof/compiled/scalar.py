@@ -48,7 +48,7 @@ _call = _external("PyObject_Vectorcall", _t.intp, _t.intp, _t.CPointer(_t.intp),
 _BUFFER_WORDS: Final = 10
 _BUF, _LEN, _ITEMSIZE, _READONLY_NDIM, _FORMAT = 0, 2, 3, 4, 5
 _CONTIGUOUS: Final = 12
-"""PyBUF_FORMAT | PyBUF_ND: the elements one after the other, and what they are."""
+"""CPython's PyBUF flags of a buffer without gaps that says what its elements are."""
 _INT64_FORMATS: Final = (ord("l"), ord("q"))
 _INT32_FORMATS: Final = (ord("i"), ord("l"))
 
@@ -109,9 +109,7 @@ def _buffers_step_us(arena: Any, new_view: Any, context_view: Any) -> float:
         return requests_step_us(
             arena, carray(new_at, (count,), np.int64), carray(context_at, (count,), np.int64)
         )
-    return requests_step_us(
-        arena, carray(new_at, (count,), np.int32), carray(context_at, (count,), np.int32)
-    )
+    return requests_step_us(arena, carray(new_at, (count,), np.int32), carray(context_at, (count,), np.int32))
 
 
 def _step_call(this: int, arguments: Any, count: int) -> Any:
