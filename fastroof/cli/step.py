@@ -46,10 +46,11 @@ Examples:
 
 \b
 JSON: version, model, gpu, tp, dtype, kv_dtype, runtime, method, tables_hash (empty for the datasheet
-model), requests [count, new_tokens, context_len], tokens, sequences, latency_us, tokens_per_s,
-tokens_per_s_per_gpu, origin (measured, interpolated, extrapolated, borrowed or modelled), components_us
-[tokens, logits, decode_attention, prefill_attention, runtime], kv_tokens, max_kv_tokens, and with
---explain operators [name, calls, total_us, share, flops, moved_bytes, mfu, bytes_per_s, bound, origin].
+model), requests [count, new_tokens, context_len], tokens, sequences, latency_us, relative_error (one
+standard error), tokens_per_s, tokens_per_s_per_gpu, origin (measured, interpolated, extrapolated, borrowed
+or modelled), components_us [tokens, logits, decode_attention, prefill_attention, runtime], kv_tokens,
+max_kv_tokens, and with --explain operators [name, calls, total_us, share, flops, moved_bytes, mfu,
+bytes_per_s, bound, origin].
 What does not apply is null.
 """
 
@@ -113,7 +114,9 @@ def step(
         max_seqs=max(DEFAULT_MAX_SEQS, num_seqs),
     )
     every = [(r.new_tokens, r.context_len) for r in requests for _ in range(r.count)]
-    times = plan.run(StepBatch.from_requests([every]))
+    # what an error is made of are the measured points beside those that were looked up
+    has_error = measured is not None and plan.method == "roofline"
+    times = plan.run(StepBatch.from_requests([every]), with_error=has_error)
     latency_us = float(times.latency_us[0])
     components = {name: float(part[0]) for name, part in times.components._asdict().items()}
     kv_tokens = sum(r.count * (r.new_tokens + r.context_len) for r in requests)
@@ -125,6 +128,7 @@ def step(
     operators = plan.explain(every) if explain else None
     facts = {
         "latency_us": latency_us,
+        "relative_error": None if times.relative_error is None else float(times.relative_error[0]),
         "tokens": num_tokens,
         "sequences": num_seqs,
         "tokens_per_s": num_tokens / latency_us * US_PER_S,
@@ -158,6 +162,7 @@ def _document(
         "tokens": facts["tokens"],
         "sequences": facts["sequences"],
         "latency_us": facts["latency_us"],
+        "relative_error": facts["relative_error"],
         "tokens_per_s": facts["tokens_per_s"],
         "tokens_per_s_per_gpu": facts["tokens_per_s"] / plan.tp,
         "origin": facts["origin"],
@@ -199,9 +204,11 @@ def _print(
         soft_wrap=True,
     )
     out.print(f"one step of {', '.join(r.words for r in requests)}\n", soft_wrap=True)
+    error = facts["relative_error"]
+    give_or_take = "" if error is None else f", give or take {percent(error)}"
     print_facts(
         [
-            ("step time", time_words(total_us)),
+            ("step time", f"{time_words(total_us)}{give_or_take}"),
             ("tokens/s", f"{facts['tokens_per_s']:,.0f}{per_gpu}"),
             ("origin", ORIGIN_WORDS[facts["origin"]]),
             ("KV cache", f"{facts['kv_tokens']:,} of {plan.memory.max_kv_tokens:,} tokens that fit"),
