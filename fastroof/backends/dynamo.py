@@ -164,14 +164,8 @@ def write_dynamo_profile(plan: StepPlan, path: str | Path, **grid: Any) -> dict[
     if path.suffix != ".npz":
         raise BackendError(f"a profile of Dynamo's mocker is an .npz file, got {path}")
     profile = dynamo_profile(plan, **grid)
-    said = {
-        "model": plan.model.name,
-        "gpu": plan.gpu.name,
-        **{name: getattr(plan, name) for name in ("tp", "dtype", "kv_dtype", "runtime", "method")},
-        **{name: getattr(plan, name) for name in ("tables_hash", "version")},
-    }
     content = io.BytesIO()
-    np.savez(content, **profile, fastroof_plan=np.array(json.dumps(said)))  # type: ignore[arg-type]
+    np.savez(content, **profile, fastroof_plan=np.array(json.dumps(plan.describe())))  # type: ignore[arg-type]
     write_whole(path, content.getvalue())
     return profile
 

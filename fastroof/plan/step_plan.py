@@ -152,6 +152,30 @@ class StepPlan:
             f"{self.kv_dtype} KV, runtime {self.runtime!r}, up to {self.max_tokens} tokens)"
         )
 
+    def describe(self) -> dict[str, str | int]:
+        """Say what it is a plan of, as JSON can hold it: what other programs are told of a plan.
+
+        Examples
+        --------
+        >>> import fastroof
+        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+        >>> [plan.describe()[name] for name in ("model", "gpu", "tp", "max_tokens")]
+        ['llama-3.1-8b', 'h100', 1, 8192]
+        """
+        return {
+            "model": self.model.name,
+            "gpu": self.gpu.name,
+            "tp": self.tp,
+            "dtype": self.dtype,
+            "kv_dtype": self.kv_dtype,
+            "runtime": self.runtime,
+            "method": self.method,
+            "max_tokens": self.max_tokens,
+            "max_seqs": self.max_seqs,
+            "tables_hash": self.tables_hash,
+            "version": self.version,
+        }
+
     def decode_us(
         self, batch_size: Any, kv_len: Any, *, out: npt.NDArray[np.float64] | None = None, threads: int = 1
     ) -> Any:

@@ -18,7 +18,7 @@ from fastroof.errors import BackendError
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
 
-__all__ = ["PlanFile", "describe", "plan_bytes", "read_plan_file", "write_plan_file"]
+__all__ = ["PlanFile", "plan_bytes", "read_plan_file", "write_plan_file"]
 
 _WRONG: Final = {
     loops.CODE_FOREIGN: "is not a plan file",
@@ -36,34 +36,16 @@ class PlanFile(NamedTuple):
     arena : ndarray of float64
         The plan as the loops read it, read-only; the ``data`` of :func:`fastroof.numba_step`.
     description : dict
-        What :func:`describe` said of the plan.
+        The plan's name, and what ``plan.describe()`` said of it.
     """
 
     arena: npt.NDArray[np.float64]
     description: dict[str, Any]
 
 
-def describe(name: str, plan: StepPlan) -> dict[str, Any]:
-    """Say what a plan is: a dict that JSON can hold."""
-    return {
-        "name": name,
-        "model": plan.model.name,
-        "gpu": plan.gpu.name,
-        "tp": plan.tp,
-        "dtype": plan.dtype,
-        "kv_dtype": plan.kv_dtype,
-        "runtime": plan.runtime,
-        "method": plan.method,
-        "max_tokens": plan.max_tokens,
-        "max_seqs": plan.max_seqs,
-        "tables_hash": plan.tables_hash,
-        "version": plan.version,
-    }
-
-
 def plan_bytes(plan: StepPlan, name: str) -> bytes:
     """Lay a plan out as a file, see :mod:`fastroof.compiled.plan_files`."""
-    text = json.dumps(describe(name, plan)).encode() + b"\0"
+    text = json.dumps({"name": name, **plan.describe()}).encode() + b"\0"
     arena = np.ascontiguousarray(plan.arena, "<f8").tobytes()
     size = loops.FILE_HEADER + len(arena) + len(text)
     padding = -size % 8
