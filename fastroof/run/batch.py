@@ -65,7 +65,7 @@ class StepBatch:
         if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(self.new_tokens):
             raise BatchError(
                 f"offsets must start at 0 and end at the {len(self.new_tokens)} requests, "
-                f"got {offsets.tolist()!r:.60}"
+                f"got {offsets[:8].tolist()!r:.60}{', ...' * (len(offsets) > 8)}"
             )
         if (np.diff(offsets) < 0).any():
             at = int(np.flatnonzero(np.diff(offsets) < 0)[0])

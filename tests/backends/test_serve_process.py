@@ -12,6 +12,7 @@ import sys
 import termios
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from fastroof.backends.serve.client import StdioClient
 from fastroof.cli import app
 from fastroof.errors import BackendError, BatchError, FastroofError, PlanRangeError
 
+CHECKOUT = Path(__file__).resolve().parents[2]
 PLAN = "llama-3.1-8b,max_tokens=512,max_seqs=64"
 SERVE = [sys.executable, "-m", "fastroof", "serve", PLAN]
 ONE = b'{"id": 1, "batch_size": 64, "kv_len": 4096}\n'
@@ -307,3 +309,17 @@ def test_example_runs(capsys):
     said = capsys.readouterr().out
     assert "us to and fro" in said
     assert "BatchError: kv_len must be at least 1" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("route", ["stdio", "flight"])
+def test_soak_loses_nothing(tmp_path, route):
+    figures = tmp_path / "figures.json"
+    command = [sys.executable, "-m", "benchmarks.soak_serve", "--route", route, "--no-load"]
+    options = ["--clients", "4", "--seconds", "4", "--json", str(figures)]
+    subprocess.run([*command, *options], cwd=CHECKOUT, check=True, stdout=subprocess.DEVNULL)
+    met = json.loads(figures.read_text())["soak"]
+    assert (met["lost"], met["differing"], met["unrefused"], met["failures"]) == (0, 0, 0, [])
+    assert met["good"] > 100
+    assert met["refused"] > 100
+    assert met["departures"] > 0

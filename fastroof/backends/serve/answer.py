@@ -184,20 +184,7 @@ class ServedPlans:
         'small'
         """
         plans = [
-            {
-                "number": number,
-                "name": name,
-                "model": plan.model.name,
-                "gpu": plan.gpu.name,
-                "tp": plan.tp,
-                "dtype": plan.dtype,
-                "kv_dtype": plan.kv_dtype,
-                "runtime": plan.runtime,
-                "method": plan.method,
-                "max_tokens": plan.max_tokens,
-                "max_seqs": plan.max_seqs,
-                "tables_hash": plan.tables_hash,
-            }
+            {"number": number, "name": name, **plan.describe()}
             for number, (name, plan) in enumerate(self._by_name.items())
         ]
         limits = {

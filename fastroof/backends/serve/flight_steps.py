@@ -188,16 +188,4 @@ def plan_metadata(plan: StepPlan) -> dict[str, str]:
     >>> plan_metadata(plan)["tp"]
     '2'
     """
-    return {
-        "model": plan.model.name,
-        "gpu": plan.gpu.name,
-        "tp": str(plan.tp),
-        "dtype": plan.dtype,
-        "kv_dtype": plan.kv_dtype,
-        "runtime": plan.runtime,
-        "method": plan.method,
-        "max_tokens": str(plan.max_tokens),
-        "max_seqs": str(plan.max_seqs),
-        "tables_hash": plan.tables_hash,
-        "version": plan.version,
-    }
+    return {name: str(value) for name, value in plan.describe().items()}

@@ -1,0 +1,57 @@
+"""What a route to a server is to ``soak_serve``: how clients connect, what they send wrong, how they leave.
+
+A route is one class with the methods of :class:`Route`, in a file of its own, and one line in ``ROUTES`` of
+``soak_serve``.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+PLANS = ("llama-3.1-8b", "llama-3.1-70b,tp=4,dtype=fp8")
+MAX_STEPS = 300_000
+LIMITS = ("--max-steps", str(MAX_STEPS), "--max-message-bytes", str(2**24))
+REPLY_S = 60
+
+
+class Message(NamedTuple):
+    """A good request: two arrays of decode steps or three of ragged steps, and the times it must get."""
+
+    plan: int
+    arrays: tuple[Any, ...]
+    expected_us: Any
+
+
+Sent = Message | str  # a good request, or the name of a kind of bad one
+Got = Any  # times, or a FastroofError
+
+
+class Connection(Protocol):
+    """A client's connection; one thread uses it."""
+
+    server_pid: int
+    bad_kinds: tuple[str, ...]
+
+    def exchange(self, sent: Sequence[Sent], rng: random.Random) -> list[Got]:
+        """One reply for each that is sent, in order; the last is a good one."""
+
+    def close(self) -> None: ...
+
+
+class Route(Protocol):
+    """How clients reach servers."""
+
+    shares_a_server: bool
+
+    def start(self) -> Any:
+        """Start what clients share, in the process of the driver; what it returns is pickled for them."""
+
+    def connect(self, started: Any, client: int, options: Sequence[str] = ()) -> Connection:
+        """Connect; ``options`` are more of the server's command line, where it is the client's own."""
+
+    def leave(self, started: Any, messages: Sequence[Message], rng: random.Random) -> int:
+        """Connect, send and go in the middle of it, in some rude way; how many good replies were lost."""
+
+    def stop(self, started: Any) -> None: ...
