@@ -8,13 +8,12 @@ from __future__ import annotations
 import numpy as np
 
 from fastroof.compiled.jit import Floats, Ints, jit
+from fastroof.compiled.request_sums import MAX_KV_LEN, request_sums
 from fastroof.compiled.steps import (
-    MAX_KV_LEN,
     chunks_step_us,
     decode_step_us,
     has_chunks,
     open_plan,
-    request_sums,
     step_rows_us,
     summed_step_us,
 )

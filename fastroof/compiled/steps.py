@@ -15,13 +15,12 @@ blocks hold the time of all layers. What tabulates the lines of every batch size
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import NamedTuple
 
 from fastroof.compiled.grids import FORM_LATENCY, GridBlock, grid_flag, grid_line, grid_value, open_block
 from fastroof.compiled.jit import Flags, Floats, Ints, jit, jit_inline
 from fastroof.compiled.llvm import output_store, table_load
+from fastroof.compiled.request_sums import MAX_KV_LEN, decode_sums, request_sums
 
 __all__ = [
     "ARENA_FORMAT",
@@ -41,7 +40,6 @@ __all__ = [
     "prefill_steps_us",
     "ragged_step_parts",
     "ragged_steps_us",
-    "request_sums",
     "step_rows_us",
     "summed_step_us",
     "with_prefill_us",
@@ -58,9 +56,6 @@ HEADER_SIZE = 24
 ARENA_MAGIC = 1718776436.0
 ARENA_FORMAT = 2.0
 """Goes up when the arena's layout changes."""
-
-MAX_KV_LEN = 2**28
-"""Longest sequence that an entry point accepts, tokens."""
 
 CODE_SIZES = 1
 """A size that no step has, or that is beyond the plan."""
@@ -231,62 +226,6 @@ def prefill_steps_us(
 
 
 @jit_inline
-def request_sums(
-    new_tokens: Ints, context_len: Ints, start: int, stop: int, max_tokens: int
-) -> tuple[int, int, int, int, int, int, bool]:
-    """Integer sums over one step's requests, and whether all are possible: order does not matter to them.
-
-    Sums over all requests and over the decodes, without a branch, so that LLVM vectorises: a decode adds
-    1 to new and to pairs and its context to prefix pairs and prefixes, which are taken off at the end.
-    """
-    decodes: Any = 0
-    decode_context: Any = 0
-    new_sum: Any = 0
-    square_sum: Any = 0
-    prefix_pairs: Any = 0
-    prefix_sum: Any = 0
-    largest_new: Any = np.uint64(0)
-    largest_context: Any = np.uint64(0)
-    for r in range(start, stop):
-        new: Any = np.int64(table_load(new_tokens, r))
-        context: Any = np.int64(table_load(context_len, r))
-        is_decode: Any = (new == 1) & (context > 0)
-        decodes += np.int64(is_decode)
-        decode_context += context if is_decode else 0
-        new_sum += new
-        square_sum += new * new
-        prefix_pairs += new * context
-        prefix_sum += context
-        # as unsigned numbers, sizes below what is allowed are the largest
-        largest_new = max(largest_new, np.uint64(new - 1))
-        largest_context = max(largest_context, np.uint64(context), np.uint64(context + new))
-    possible = largest_new < np.uint64(max_tokens) and largest_context <= np.uint64(MAX_KV_LEN)
-    return (
-        decodes,
-        decode_context + decodes,
-        new_sum - decodes,
-        ((square_sum + new_sum) >> 1) - decodes,
-        prefix_pairs - decode_context,
-        prefix_sum - decode_context,
-        possible,
-    )
-
-
-@jit_inline
-def _decode_sums(new_tokens: Ints, context_len: Ints, start: int, stop: int) -> tuple[int, bool]:
-    """Sum of one step's contexts, and whether its requests are decodes that any plan times."""
-    other: Any = np.int64(0)
-    context_sum: Any = 0
-    largest: Any = np.uint64(0)
-    for r in range(start, stop):
-        context: Any = np.int64(table_load(context_len, r))
-        other |= np.int64(table_load(new_tokens, r)) ^ 1
-        context_sum += context
-        largest = max(largest, np.uint64(context - 1))
-    return context_sum, other == 0 and largest < np.uint64(MAX_KV_LEN - 1)
-
-
-@jit_inline
 def _step_bounds(offsets: Ints, i: int, num_requests: int) -> tuple[int, int, bool]:
     """First and last request of step i, and whether they lie within the requests."""
     start = int(table_load(offsets, i))
@@ -338,7 +277,7 @@ def ragged_steps_us(arena: Floats, new_tokens: Ints, context_len: Ints, offsets:
             output_store(out, i, 0.0)
             continue
         if expect_decodes and seqs <= plan.max_tokens:
-            context_sum, expect_decodes = _decode_sums(new_tokens, context_len, start, stop)
+            context_sum, expect_decodes = decode_sums(new_tokens, context_len, start, stop)
             if expect_decodes:
                 mean_kv = float(context_sum + seqs) / float(seqs)
                 rows_us = step_rows_us(arena, plan, seqs, seqs)
