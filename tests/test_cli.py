@@ -365,6 +365,20 @@ def test_tables_list() -> None:
     assert "107,188" in good("tables", "list")
 
 
+def test_an_operator_may_have_a_source_of_its_own() -> None:
+    other = "aiconfigurator-trtllm-1.3.0rc20"
+    step = ("step", "--model", "llama-3.1-70b", "--tp", "4", "--decode", "32x2048")
+    usual, mixed = parsed(*step), parsed(*step, "--source", f"allreduce={other}")
+    tables = fastroof.load_tables("h100", source={"allreduce": other})
+    plan = fastroof.compile_plan("llama-3.1-70b", "h100", tables, tp=4)
+    assert mixed["latency_us"] == plan.decode_us(32, 2048) != usual["latency_us"]
+    assert mixed["tables_hash"] == tables.content_hash
+    for wrong in ("allreduce=", f"allreduce={other},allreduce={other}", f"=x,{other}"):
+        code, _, err = run(*step, "--source", wrong)
+        assert code == 2
+        assert "is neither a source nor OPERATOR=SOURCE,..." in err
+
+
 def test_tables_list_says_which_source_serves(tmp_path: Path) -> None:
     root = own_source(tmp_path, "z_second", [10.0, 20.0])
     own_source(tmp_path, "a_first", [30.0, 40.0])

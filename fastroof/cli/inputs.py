@@ -24,6 +24,7 @@ __all__ = [
     "gpu_folder",
     "parse_requests",
     "parse_sizes",
+    "parse_source",
     "table_sets",
     "tables_of",
 ]
@@ -142,7 +143,7 @@ def gpu_and_tables(gpu: str | None, tables: str | None, source: str | None) -> t
     tables : str or None
         A folder of measured tables instead of those that ship with fastroof.
     source : str or None
-        Which source of them.
+        Which source of them, as :func:`parse_source` reads it.
     """
     from fastroof import load_gpu, load_tables
 
@@ -152,7 +153,7 @@ def gpu_and_tables(gpu: str | None, tables: str | None, source: str | None) -> t
         return (loaded.gpu if gpu is None else spec), loaded
     folder = gpu_folder(gpu or DEFAULT_GPU)
     if any(folder.glob("*/provenance.toml")):
-        return spec, load_tables(folder, source=source)
+        return spec, load_tables(folder, source=parse_source(source))
     if source is not None:
         raise TableError(f"{spec.name} has no measured tables, so no source {source!r}; leave out --source")
     return spec, None
@@ -162,7 +163,33 @@ def tables_of(name: str, gpu: str | None = None, source: str | None = None) -> T
     """Load tables by the name of a GPU that ships with fastroof, or from a folder."""
     from fastroof import load_tables
 
-    return load_tables(_folder(name), gpu=gpu, source=source)
+    return load_tables(_folder(name), gpu=gpu, source=parse_source(source))
+
+
+def parse_source(text: str | None) -> str | dict[str, str] | None:
+    """Read the name of a source, or ``OPERATOR=SOURCE,...`` of those that are not the default's.
+
+    Raises
+    ------
+    TableError
+        If it is written otherwise, or an operator is given twice.
+
+    Examples
+    --------
+    >>> parse_source("allreduce=mine,gemm=theirs")
+    {'allreduce': 'mine', 'gemm': 'theirs'}
+    """
+    if text is None or "=" not in text:
+        return text
+    found: dict[str, str] = {}
+    for pair in text.split(","):
+        operator, equals, name = (part.strip() for part in pair.partition("="))
+        if not (operator and equals and name) or operator in found:
+            raise TableError(
+                f"--source {text} is neither a source nor OPERATOR=SOURCE,... of different operators"
+            )
+        found[operator] = name
+    return found
 
 
 def _folder(name: str) -> Path:

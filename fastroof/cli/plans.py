@@ -31,7 +31,9 @@ TablesOption = Annotated[
     str | None,
     typer.Option(metavar="PATH", help="Folder of measured tables to use instead of the shipped."),
 ]
-SourceOption = Annotated[str | None, typer.Option(help="Use only this source of the tables.")]
+SourceOption = Annotated[
+    str | None, typer.Option(help="Use only this source of the tables; or OPERATOR=SOURCE,... for some.")
+]
 
 _WORDS: Final = ("dtype", "kv_dtype", "runtime", "method")
 _NUMBERS: Final = ("tp", "max_tokens", "max_seqs")

@@ -78,7 +78,9 @@ def serving(
         str | None,
         typer.Option(metavar="PATH", help="Folder of measured tables to use instead of the shipped."),
     ] = None,
-    source: Annotated[str | None, typer.Option(help="Use only this source of the tables.")] = None,
+    source: Annotated[
+        str | None, typer.Option(help="Use only this source of the tables; or OPERATOR=SOURCE,... for some.")
+    ] = None,
     method: Annotated[str, typer.Option(help="Lookup: roofline, linear_mfu, nearest or floor.")] = "roofline",
 ) -> None:
     """Estimate TTFT, TPOT and throughput of a serving engine.

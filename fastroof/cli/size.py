@@ -96,7 +96,9 @@ def size(
         str | None,
         typer.Option(metavar="PATH", help="Folder of measured tables to use instead of the shipped."),
     ] = None,
-    source: Annotated[str | None, typer.Option(help="Use only this source of the tables.")] = None,
+    source: Annotated[
+        str | None, typer.Option(help="Use only this source of the tables; or OPERATOR=SOURCE,... for some.")
+    ] = None,
     method: Annotated[str, typer.Option(help="Lookup: roofline, linear_mfu, nearest or floor.")] = "roofline",
 ) -> None:
     """Find the largest batch or context, or least GPUs.

@@ -71,8 +71,10 @@ class SweepSpec(BaseModel):
         None,
         description=f"a folder of measured tables, or {DATASHEET!r} to do without; default the GPU's own",
     )
-    source: str | None = Field(
-        None, description="name of one source of the tables; default the best-ranked ones"
+    source: str | dict[str, str] | None = Field(
+        None,
+        description="name of one source of the tables, or a table of operators and theirs; default the "
+        "best-ranked ones",
     )
     models: Names = Field(description="a list of model names, or paths of config.json files")
     tp: Sizes = Field((1,), description=f"a list out of {', '.join(map(str, TP_SIZES))}")

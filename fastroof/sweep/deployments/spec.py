@@ -106,8 +106,10 @@ class DeploymentSpec(BaseModel):
     tables: str | None = Field(
         None, description="a folder of measured tables, or 'datasheet' to do without; default each GPU's own"
     )
-    source: str | None = Field(
-        None, description="name of one source of the tables; default the best-ranked ones"
+    source: str | dict[str, str] | None = Field(
+        None,
+        description="name of one source of the tables, or a table of operators and theirs; default the "
+        "best-ranked ones",
     )
     method: Literal["roofline", "linear_mfu", "nearest", "floor"] = Field(
         "roofline", description="one of roofline, linear_mfu, nearest, floor"
