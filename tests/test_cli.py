@@ -210,6 +210,8 @@ def test_step_in_words() -> None:
 
 def test_explain_lists_each_operator() -> None:
     text = good("step", "--model", "llama-3.1-8b", "--decode", "64x4096", "--explain")
+    assert ", give or take " in text
+    assert "give or take" not in good("step", "--model", "llama-3.1-8b", "--decode", "64x4096")
     for word in ("operator", "share", "FLOPs", "bytes", "MFU", "TB/s", "bound", "origin"):
         assert word in text
     line = next(line for line in text.splitlines() if line.startswith("decode attention"))

@@ -47,10 +47,10 @@ Examples:
 \b
 JSON: version, model, gpu, tp, dtype, kv_dtype, runtime, method, tables_hash (empty for the datasheet
 model), requests [count, new_tokens, context_len], tokens, sequences, latency_us, relative_error (one
-standard error), tokens_per_s, tokens_per_s_per_gpu, origin (measured, interpolated, extrapolated, borrowed
-or modelled), components_us [tokens, logits, decode_attention, prefill_attention, runtime], kv_tokens,
-max_kv_tokens, and with --explain operators [name, calls, total_us, share, flops, moved_bytes, mfu,
-bytes_per_s, bound, origin].
+standard error; with --explain), tokens_per_s, tokens_per_s_per_gpu, origin (measured, interpolated,
+extrapolated, borrowed or modelled), components_us [tokens, logits, decode_attention, prefill_attention,
+runtime], kv_tokens, max_kv_tokens, and with --explain operators [name, calls, total_us, share, flops,
+moved_bytes, mfu, bytes_per_s, bound, origin].
 What does not apply is null.
 """
 
@@ -79,7 +79,9 @@ def step(
             help="2048@1024: 2048 new tokens after 1024; 4x2048@0: four prompts; repeatable.",
         ),
     ] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Break the step down by operator.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Break the step down by operator; say how sure it is.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     tables: Annotated[
         str | None,
@@ -116,8 +118,8 @@ def step(
         max_seqs=max(DEFAULT_MAX_SEQS, num_seqs),
     )
     every = [(r.new_tokens, r.context_len) for r in requests for _ in range(r.count)]
-    # what an error is made of are the measured points beside those that were looked up
-    has_error = measured is not None and plan.method == "roofline"
+    # 0.1 s: it is made of what the measured points beside those that were looked up say of each other
+    has_error = explain and measured is not None and plan.method == "roofline"
     times = plan.run(StepBatch.from_requests([every]), with_error=has_error)
     latency_us = float(times.latency_us[0])
     components = {name: float(part[0]) for name, part in times.components._asdict().items()}
