@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastroof.cli.inputs import DEFAULT_GPU, tables_of
+from fastroof.cli.options import Json
 from fastroof.cli.output import print_json, print_table
 from fastroof.errors import LookupInputError
 
@@ -47,7 +48,7 @@ def holdout(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="With --coverage: a picture, .png or .svg.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Judge lookups on left-out points.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from fastroof.cli.inputs import DEFAULT_GPU, gpu_and_tables, table_sets
+from fastroof.cli.options import Model
 from fastroof.cli.output import console, print_facts, print_table
 from fastroof.errors import FastroofError, MissingTableError
 from fastroof.units import GB, MS_PER_S
@@ -68,9 +69,7 @@ def bench(
         list[str] | None,
         typer.Argument(metavar="WORKLOAD", help="What to time.  [default: all but lookup]"),
     ] = None,
-    model: Annotated[
-        str, typer.Option(help="Preset (see fastroof models) or path of a config.json.")
-    ] = "llama-3.1-8b",
+    model: Model = "llama-3.1-8b",
     gpu: Annotated[
         str | None, typer.Option(help="GPU (see fastroof gpus).  [default: h100]", show_default=False)
     ] = None,

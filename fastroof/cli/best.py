@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from fastroof.cli.options import Json
 from fastroof.cli.output import console, duration, percent, print_json, print_table
 from fastroof.cli.progress import shown_progress
 
@@ -64,7 +65,7 @@ def best(
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads to use.  [default: all processors]")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Say which deployment to run, and why.
 

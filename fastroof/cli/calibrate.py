@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastroof.cli.inputs import DEFAULT_GPU, tables_of
+from fastroof.cli.options import Json
 from fastroof.cli.output import console, print_facts, print_json, print_table
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def calibrate(
     bootstrap: Annotated[
         int | None, typer.Option(min=0, help="Resamples, 0 for no intervals.  [default: 400]")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Fit a runtime profile to measured serving.
 

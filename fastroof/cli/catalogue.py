@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Final
+from typing import Final
 
 import typer
 
+from fastroof.cli.options import Json
 from fastroof.cli.output import print_json, print_table
 from fastroof.units import GB, GIB, TB, TFLOP
 
 __all__ = ["register"]
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 MODELS_EPILOG: Final = """\b
 JSON: a list with one object a model, the fields of fastroof.ModelSpec (name, architecture, num_layers,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastroof.cli.inputs import DEFAULT_GPU, gpu_and_tables
+from fastroof.cli.options import Gpu, Json, Model, TablesPath
 from fastroof.cli.output import console, counted, print_json, print_table
 from fastroof.errors import BatchError, MissingTableError
 from fastroof.units import US_PER_MS
@@ -55,10 +56,8 @@ def register(app: typer.Typer) -> None:
 
 
 def compare(
-    model: Annotated[str, typer.Option(help="Preset (see fastroof models) or path of a config.json.")],
-    gpu: Annotated[
-        str | None, typer.Option(help="GPU (see fastroof gpus) or path of a gpu.toml.  [default: h100]")
-    ] = None,
+    model: Model,
+    gpu: Gpu = None,
     tp: Annotated[int, typer.Option(help="GPUs the model is split over: 1, 2, 4 or 8.")] = 1,
     decode: Annotated[
         list[str] | None,
@@ -68,17 +67,14 @@ def compare(
         list[str] | None,
         typer.Option(metavar="NEW,...", help="Prefill steps of one prompt each: 2048,8192; repeatable."),
     ] = None,
-    tables: Annotated[
-        str | None,
-        typer.Option(metavar="PATH", help="Folder of measured tables to use instead of the shipped."),
-    ] = None,
+    tables: TablesPath = None,
     roofline_v2_tree: Annotated[
         str | None, typer.Option(metavar="PATH", help="Tree of roofline V2; else the tables in its form.")
     ] = None,
     infersim_tree: Annotated[
         str | None, typer.Option(metavar="PATH", help="Tree of InferSim; else the tables in its form.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Compare fastroof with other methods, and say why they differ.
 

@@ -8,6 +8,7 @@ import typer
 
 from fastroof.cli.errors import help_if_alone
 from fastroof.cli.inputs import gpu_and_tables, parse_sizes
+from fastroof.cli.options import Json
 from fastroof.cli.output import percent, print_json, print_table
 from fastroof.columns import ORIGINS
 from fastroof.errors import MissingTableError
@@ -34,7 +35,7 @@ TablesPath = Annotated[
 ]
 Source = Annotated[str | None, typer.Option(help="Use only this source of the tables.")]
 WithError = Annotated[bool, typer.Option("--with-error", help="Also print a standard error of each.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
 
 group = typer.Typer(help="Look kernels up: latency, MFU, origin.", rich_markup_mode=None)
 

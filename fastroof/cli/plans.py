@@ -13,7 +13,7 @@ from fastroof.errors import PlanError
 if TYPE_CHECKING:
     from fastroof import StepPlan
 
-__all__ = ["PLANS_HELP", "GpuOption", "PlansArgument", "SourceOption", "TablesOption", "named_plans"]
+__all__ = ["PLANS_HELP", "GpuOption", "PlansArgument", "named_plans"]
 
 PLANS_HELP: Final = """\b
 A plan is MODEL[,KEY=VALUE...]: a preset or the path of a config.json, then any of name, gpu, tp, dtype,
@@ -26,13 +26,6 @@ PlansArgument = Annotated[
 ]
 GpuOption = Annotated[
     str | None, typer.Option(help="GPU of plans that name none, or path of a gpu.toml.  [default: h100]")
-]
-TablesOption = Annotated[
-    str | None,
-    typer.Option(metavar="PATH", help="Folder of measured tables to use instead of the shipped."),
-]
-SourceOption = Annotated[
-    str | None, typer.Option(help="Use only this source of the tables; or OPERATOR=SOURCE,... for some.")
 ]
 
 _WORDS: Final = ("dtype", "kv_dtype", "runtime", "method")

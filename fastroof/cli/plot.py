@@ -9,6 +9,7 @@ import typer
 
 from fastroof.cli.errors import help_if_alone, warn
 from fastroof.cli.inputs import gpu_and_tables
+from fastroof.cli.options import Dtype, KvDtype, Method, Model, Runtime
 from fastroof.errors import FastroofError, MissingTableError
 
 if TYPE_CHECKING:
@@ -27,11 +28,8 @@ TablesPath = Annotated[
     str | None, typer.Option(metavar="PATH", help="Folder of measured tables to use instead.")
 ]
 Source = Annotated[str | None, typer.Option(help="Use only this source of the tables.")]
-Model = Annotated[str, typer.Option(help="Preset (see fastroof models) or path of a config.json.")]
+
 Tp = Annotated[int, typer.Option(help="GPUs the model is split over: 1, 2, 4 or 8.")]
-Dtype = Annotated[str, typer.Option(help="Linear layers: bf16, fp8 or fp8_block.")]
-KvDtype = Annotated[str, typer.Option(help="KV cache: bf16 or fp8.")]
-Method = Annotated[str, typer.Option(help="Lookup: roofline, linear_mfu, nearest or floor.")]
 
 Results = Annotated[
     Path, typer.Argument(metavar="RESULTS.parquet", help="What fastroof sweep wrote.", show_default=False)
@@ -130,7 +128,7 @@ def step(
     kv_len: Annotated[int, typer.Option(help="Tokens each attends to, where the batch varies.")] = 4096,
     max_batch: Annotated[int, typer.Option(help="Largest batch, where it varies.")] = 512,
     method: Method = "roofline",
-    runtime: Annotated[str, typer.Option(help="What an engine adds to its kernels.")] = "kernels",
+    runtime: Runtime = "kernels",
     tables: TablesPath = None,
     source: Source = None,
 ) -> None:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from fastroof.cli.options import Source, TablesPath
 from fastroof.cli.output import counted
-from fastroof.cli.plans import PLANS_HELP, GpuOption, PlansArgument, SourceOption, TablesOption, named_plans
+from fastroof.cli.plans import PLANS_HELP, GpuOption, PlansArgument, named_plans
 from fastroof.errors import BackendError
 
 if TYPE_CHECKING:
@@ -58,8 +59,8 @@ def serve(
     ] = None,
     tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its private key, PEM.")] = None,
     gpu: GpuOption = None,
-    tables: TablesOption = None,
-    source: SourceOption = None,
+    tables: TablesPath = None,
+    source: Source = None,
     max_steps: Annotated[
         int | None, typer.Option(min=1, help="Steps of a message.  [default: 4194304]")
     ] = None,

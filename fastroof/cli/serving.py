@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastroof.cli.inputs import gpu_and_tables, parse_sizes
+from fastroof.cli.options import Dtype, Gpu, Json, KvDtype, Method, Model, Runtime, Source, TablesPath
 from fastroof.cli.output import console, percent, print_json, print_table
 from fastroof.errors import BatchError
 from fastroof.units import GB, US_PER_MS
@@ -41,17 +42,15 @@ def register(app: typer.Typer) -> None:
 
 
 def serving(
-    model: Annotated[str, typer.Option(help="Preset (see fastroof models) or path of a config.json.")],
+    model: Model,
     isl: Annotated[str, typer.Option(metavar="TOKENS", help="Mean prompt length.")],
     osl: Annotated[str, typer.Option(metavar="TOKENS", help="Mean output length, first token included.")],
     concurrency: Annotated[str, typer.Option(metavar="CLIENTS", help="Requests in flight.")],
-    gpu: Annotated[
-        str | None, typer.Option(help="GPU (see fastroof gpus) or path of a gpu.toml.  [default: h100]")
-    ] = None,
+    gpu: Gpu = None,
     tp: Annotated[int, typer.Option(help="GPUs the model is split over: 1, 2, 4 or 8.")] = 1,
-    dtype: Annotated[str, typer.Option(help="Linear layers: bf16, fp8 or fp8_block.")] = "bf16",
-    kv_dtype: Annotated[str, typer.Option(help="KV cache: bf16 or fp8.")] = "bf16",
-    runtime: Annotated[str, typer.Option(help="What an engine adds to its kernels.")] = "kernels",
+    dtype: Dtype = "bf16",
+    kv_dtype: KvDtype = "bf16",
+    runtime: Runtime = "kernels",
     max_batched_tokens: Annotated[int, typer.Option(min=1, help="Tokens a step holds at most.")] = 8192,
     chunked_prefill: Annotated[
         bool, typer.Option(help="Cut prompts where a step has no room for the whole.")
@@ -73,15 +72,10 @@ def serving(
     link_gb_per_s: Annotated[
         float | None, typer.Option(help="One GPU to a GPU of another worker, GB/s.  [default: NVLink]")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    tables: Annotated[
-        str | None,
-        typer.Option(metavar="PATH", help="Folder of measured tables to use instead of the shipped."),
-    ] = None,
-    source: Annotated[
-        str | None, typer.Option(help="Use only this source of the tables; or OPERATOR=SOURCE,... for some.")
-    ] = None,
-    method: Annotated[str, typer.Option(help="Lookup: roofline, linear_mfu, nearest or floor.")] = "roofline",
+    as_json: Json = False,
+    tables: TablesPath = None,
+    source: Source = None,
+    method: Method = "roofline",
 ) -> None:
     """Estimate TTFT, TPOT and throughput of a serving engine.
 

@@ -10,6 +10,7 @@ import typer
 
 from fastroof._version import __version__
 from fastroof.cli.inputs import gpu_and_tables, parse_sizes
+from fastroof.cli.options import Dtype, Gpu, Json, KvDtype, Method, Model, Runtime, Source, TablesPath
 from fastroof.cli.output import console, percent, print_json, print_table
 from fastroof.errors import BatchError, LookupInputError
 from fastroof.units import US_PER_MS, US_PER_S
@@ -61,7 +62,7 @@ def register(app: typer.Typer) -> None:
 
 
 def size(
-    model: Annotated[str, typer.Option(help="Preset (see fastroof models) or path of a config.json.")],
+    model: Model,
     rate: Annotated[str | None, typer.Option(metavar="PER_S", help="Requests a second to serve.")] = None,
     kv_len: Annotated[
         str | None, typer.Option(metavar="TOKENS", help="Tokens that each decoding request attends to.")
@@ -80,26 +81,19 @@ def size(
     request_latency: Annotated[
         float | None, typer.Option(metavar="MS", help="Longest mean time of a request, with --rate.")
     ] = None,
-    gpu: Annotated[
-        str | None, typer.Option(help="GPU (see fastroof gpus) or path of a gpu.toml.  [default: h100]")
-    ] = None,
+    gpu: Gpu = None,
     tp: Annotated[str, typer.Option(help="GPUs a model may be split over.")] = "1,2,4,8",
-    dtype: Annotated[str, typer.Option(help="Linear layers: bf16, fp8 or fp8_block.")] = "bf16",
-    kv_dtype: Annotated[str, typer.Option(help="KV cache: bf16 or fp8.")] = "bf16",
-    runtime: Annotated[str, typer.Option(help="What an engine adds to its kernels.")] = "kernels",
+    dtype: Dtype = "bf16",
+    kv_dtype: KvDtype = "bf16",
+    runtime: Runtime = "kernels",
     max_batched_tokens: Annotated[int, typer.Option(min=1, help="Tokens a step holds at most.")] = 8192,
     max_seqs: Annotated[
         int, typer.Option(min=1, help="Requests that run at once at most.")
     ] = DEFAULT_MAX_SEQS,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    tables: Annotated[
-        str | None,
-        typer.Option(metavar="PATH", help="Folder of measured tables to use instead of the shipped."),
-    ] = None,
-    source: Annotated[
-        str | None, typer.Option(help="Use only this source of the tables; or OPERATOR=SOURCE,... for some.")
-    ] = None,
-    method: Annotated[str, typer.Option(help="Lookup: roofline, linear_mfu, nearest or floor.")] = "roofline",
+    as_json: Json = False,
+    tables: TablesPath = None,
+    source: Source = None,
+    method: Method = "roofline",
 ) -> None:
     """Find the largest batch or context, or least GPUs.
 

@@ -9,6 +9,7 @@ import typer
 
 from fastroof.cli.errors import warn
 from fastroof.cli.inputs import Requests, gpu_and_tables, parse_requests
+from fastroof.cli.options import Dtype, Gpu, Json, KvDtype, Method, Model, Runtime, Source, TablesPath
 from fastroof.cli.output import (
     ORIGIN_WORDS,
     console,
@@ -61,13 +62,11 @@ def register(app: typer.Typer) -> None:
 
 
 def step(
-    model: Annotated[str, typer.Option(help="Preset (see fastroof models) or path of a config.json.")],
-    gpu: Annotated[
-        str | None, typer.Option(help="GPU (see fastroof gpus) or path of a gpu.toml.  [default: h100]")
-    ] = None,
+    model: Model,
+    gpu: Gpu = None,
     tp: Annotated[int, typer.Option(help="GPUs the model is split over: 1, 2, 4 or 8.")] = 1,
-    dtype: Annotated[str, typer.Option(help="Linear layers: bf16, fp8 or fp8_block.")] = "bf16",
-    kv_dtype: Annotated[str, typer.Option(help="KV cache: bf16 or fp8.")] = "bf16",
+    dtype: Dtype = "bf16",
+    kv_dtype: KvDtype = "bf16",
     decode: Annotated[
         list[str] | None,
         typer.Option(metavar="BATCHxKV", help="64x4096: 64 decodes attending to 4096 tokens; repeatable."),
@@ -82,16 +81,11 @@ def step(
     explain: Annotated[
         bool, typer.Option("--explain", help="Break the step down by operator; say how sure it is.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    tables: Annotated[
-        str | None,
-        typer.Option(metavar="PATH", help="Folder of measured tables to use instead of the shipped."),
-    ] = None,
-    source: Annotated[
-        str | None, typer.Option(help="Use only this source of the tables; or OPERATOR=SOURCE,... for some.")
-    ] = None,
-    method: Annotated[str, typer.Option(help="Lookup: roofline, linear_mfu, nearest or floor.")] = "roofline",
-    runtime: Annotated[str, typer.Option(help="What an engine adds to its kernels.")] = "kernels",
+    as_json: Json = False,
+    tables: TablesPath = None,
+    source: Source = None,
+    method: Method = "roofline",
+    runtime: Runtime = "kernels",
 ) -> None:
     """Time one step of a batch.
 

@@ -10,6 +10,7 @@ import typer
 from fastroof.cli import accuracy, validation
 from fastroof.cli.errors import help_if_alone
 from fastroof.cli.inputs import DEFAULT_GPU, gpu_folder, table_sets, tables_of
+from fastroof.cli.options import Json
 from fastroof.cli.output import console, print_json, print_table
 from fastroof.errors import TableError
 
@@ -37,7 +38,7 @@ Example:
 Where = Annotated[
     str | None, typer.Argument(metavar="[GPU|PATH]", help="A GPU's name or a folder of measured tables.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
 Gpu = Annotated[str | None, typer.Option(help="Which GPU, where a folder holds several.")]
 
 group = typer.Typer(help="List, show, check, import, judge measured tables.", rich_markup_mode=None)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastroof.cli.inputs import gpu_and_tables
+from fastroof.cli.options import Gpu, Json, TablesPath
 from fastroof.cli.output import console, counted, print_json, print_table
 from fastroof.errors import FastroofError, MissingTableError
 
@@ -50,9 +51,7 @@ def register(app: typer.Typer) -> None:
 
 
 def validate(
-    gpu: Annotated[
-        str | None, typer.Option(help="GPU (see fastroof gpus) or path of a gpu.toml.  [default: h100]")
-    ] = None,
+    gpu: Gpu = None,
     dataset: Annotated[
         list[str] | None, typer.Option(help="Judge only this data set; repeatable.  [default: all]")
     ] = None,
@@ -80,11 +79,8 @@ def validate(
         Path | None, typer.Option("--csv", metavar="PATH", help="Write every row and its prediction.")
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw predicted against measured: .png or .svg.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    tables: Annotated[
-        str | None,
-        typer.Option(metavar="PATH", help="Folder of measured tables to use instead of the shipped."),
-    ] = None,
+    as_json: Json = False,
+    tables: TablesPath = None,
     source: Annotated[str | None, typer.Option(help="Use only this source of the tables.")] = None,
 ) -> None:
     """Judge predictions by measured serving.

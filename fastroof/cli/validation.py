@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 import typer
 
 from fastroof.cli.inputs import DEFAULT_GPU, table_sets
+from fastroof.cli.options import Json
 from fastroof.cli.output import console, counted, percent, print_json, print_table
 from fastroof.errors import TableError
 from fastroof.units import TB
@@ -55,7 +56,7 @@ def validate(
         str | None, typer.Option(help="Check only this GPU, where a folder holds several.")
     ] = None,
     source: Annotated[str | None, typer.Option(help="Check only this source.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Check tables before they are used.
 

@@ -8,15 +8,9 @@ from typing import Annotated, Final
 import typer
 
 from fastroof.cli.errors import warn
+from fastroof.cli.options import Source, TablesPath
 from fastroof.cli.output import console
-from fastroof.cli.plans import (
-    PLANS_HELP,
-    GpuOption,
-    PlansArgument,
-    SourceOption,
-    TablesOption,
-    named_plans,
-)
+from fastroof.cli.plans import PLANS_HELP, GpuOption, PlansArgument, named_plans
 
 __all__ = ["register"]
 
@@ -47,8 +41,8 @@ def c(
         bool, typer.Option("--library/--no-library", help="Link a shared library too, with $CC or cc.")
     ] = True,
     gpu: GpuOption = None,
-    tables: TablesOption = None,
-    source: SourceOption = None,
+    tables: TablesPath = None,
+    source: Source = None,
 ) -> None:
     """Write plans for C, Go, Rust: plan files, a header, an object file.
 

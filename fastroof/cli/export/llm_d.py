@@ -8,8 +8,9 @@ from typing import Annotated, Final
 import typer
 
 from fastroof.cli.inputs import parse_sizes
+from fastroof.cli.options import Source, TablesPath
 from fastroof.cli.output import console
-from fastroof.cli.plans import PLANS_HELP, GpuOption, SourceOption, TablesOption, named_plans
+from fastroof.cli.plans import PLANS_HELP, GpuOption, named_plans
 from fastroof.units import GB
 
 __all__ = ["register"]
@@ -55,8 +56,8 @@ def llm_d(
         bool, typer.Option("--flat", help="Latencies at the top level, for v0.11.2 and older.")
     ] = False,
     gpu: GpuOption = None,
-    tables: TablesOption = None,
-    source: SourceOption = None,
+    tables: TablesPath = None,
+    source: Source = None,
 ) -> None:
     """Write a configuration of llm-d-inference-sim that is as fast as a plan.
 

@@ -7,15 +7,9 @@ from typing import Annotated, Final, Literal
 
 import typer
 
+from fastroof.cli.options import Source, TablesPath
 from fastroof.cli.output import console, counted
-from fastroof.cli.plans import (
-    PLANS_HELP,
-    GpuOption,
-    PlansArgument,
-    SourceOption,
-    TablesOption,
-    named_plans,
-)
+from fastroof.cli.plans import PLANS_HELP, GpuOption, PlansArgument, named_plans
 
 __all__ = ["register"]
 
@@ -63,8 +57,8 @@ def llmservingsim(
         typer.Option(metavar="TOKENS", help="Longest request of a v0 profile.  [default: 16384]"),
     ] = None,
     gpu: GpuOption = None,
-    tables: TablesOption = None,
-    source: SourceOption = None,
+    tables: TablesPath = None,
+    source: Source = None,
 ) -> None:
     """Write the layers of a plan as CSV files that LLMServingSim simulates a GPU from.
 

@@ -8,8 +8,9 @@ from typing import Annotated, Final
 import typer
 
 from fastroof.cli.errors import warn
+from fastroof.cli.options import Source, TablesPath
 from fastroof.cli.output import percent
-from fastroof.cli.plans import PLANS_HELP, GpuOption, SourceOption, TablesOption, named_plans
+from fastroof.cli.plans import PLANS_HELP, GpuOption, named_plans
 
 __all__ = ["register"]
 
@@ -62,8 +63,8 @@ def npz(
         int | None, typer.Option(min=1, help="Grid points for each doubling of tokens.  [default: 24]")
     ] = None,
     gpu: GpuOption = None,
-    tables: TablesOption = None,
-    source: SourceOption = None,
+    tables: TablesPath = None,
+    source: Source = None,
 ) -> None:
     """Write a plan as the NPZ profile that Dynamo's mocker reads.
 

@@ -1,0 +1,26 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+__all__ = ["Dtype", "Gpu", "Json", "KvDtype", "Method", "Model", "Runtime", "Source", "TablesPath"]
+
+Model = Annotated[str, typer.Option(help="Preset (see fastroof models) or path of a config.json.")]
+Gpu = Annotated[
+    str | None, typer.Option(help="GPU (see fastroof gpus) or path of a gpu.toml.  [default: h100]")
+]
+Dtype = Annotated[str, typer.Option(help="Linear layers: bf16, fp8 or fp8_block.")]
+KvDtype = Annotated[str, typer.Option(help="KV cache: bf16 or fp8.")]
+Runtime = Annotated[str, typer.Option(help="What an engine adds to its kernels.")]
+Method = Annotated[str, typer.Option(help="Lookup: roofline, linear_mfu, nearest or floor.")]
+TablesPath = Annotated[
+    str | None,
+    typer.Option(metavar="PATH", help="Folder of measured tables to use instead of the shipped."),
+]
+Source = Annotated[
+    str | None, typer.Option(help="Use only this source of the tables; or OPERATOR=SOURCE,... for some.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
