@@ -31,6 +31,7 @@ from hashlib import sha256
 from typing import Any, Final
 
 import fastroof
+from fastroof.backends.vidur.terms import TERM_OF
 from fastroof.errors import BackendError
 from fastroof.units import US_PER_MS
 
@@ -64,23 +65,8 @@ _TERMS: Final = (
     "add_time",
     "tensor_parallel_communication_time",
 )
-_TERM_OF: Final = {
-    "attention rmsnorm": "attn_norm_time",
-    "qkv": "attention_layer_pre_proj_execution_time",
-    "qk rmsnorm": "attention_rope_execution_time",
-    "rope": "attention_rope_execution_time",
-    # Vidur shows its own term for this one, but leaves it out of the sum
-    "kv write": "attention_rope_execution_time",
-    "decode attention": "attention_decode_execution_time",
-    "prefill attention": "attention_prefill_execution_time",
-    "o": "attention_layer_post_proj_execution_time",
-    "attention all-reduce": "tensor_parallel_communication_time",
-    "mlp rmsnorm": "mlp_norm_time",
-    "gate_up": "mlp_layer_up_proj_execution_time",
-    "silu_and_mul": "mlp_layer_act_execution_time",
-    "down": "mlp_layer_down_proj_execution_time",
-    "mlp all-reduce": "tensor_parallel_communication_time",
-}
+# Vidur shows its own term for the KV write, but leaves it out of the sum
+_TERM_OF: Final = TERM_OF | {"kv write": "attention_rope_execution_time"}
 _SAME_SIZE: Final = {
     "num_layers": "num_layers",
     "num_q_heads": "num_q_heads",
@@ -258,7 +244,7 @@ class FastroofPredictor:
         step = self.plan.explain(zip(new_tokens, context_len, strict=True))
         layer_ms = dict.fromkeys(_TERMS, 0.0)
         for operator in step.operators:
-            term = _TERM_OF.get(operator.name.removesuffix(" quantise"))
+            term = _TERM_OF.get(operator.name)
             if term is not None:
                 layer_ms[term] += operator.total_us / self._layers / US_PER_MS
         layer_ms["tensor_parallel_communication_time"] /= 2

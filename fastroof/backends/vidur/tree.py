@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from fastroof.backends.vidur.terms import TERM_OF
 from fastroof.config import ModelSpec, load_gpu, load_model
 from fastroof.errors import BackendError, UnsupportedModelError
 from fastroof.plan import StepPlan, compile_plan
@@ -44,31 +45,9 @@ except (ImportError, AttributeError) as error:
 
 __all__ = ["FastroofExecutionTimePredictor", "FastroofExecutionTimePredictorConfig", "StepExecutionTime"]
 
-_TERMS: Final = {
-    "attention rmsnorm": "attn_norm_time",
-    "qkv quantise": "attention_layer_pre_proj_execution_time",
-    "qkv": "attention_layer_pre_proj_execution_time",
-    "qk rmsnorm": "attention_rope_execution_time",
-    "rope": "attention_rope_execution_time",
-    "kv write": "attention_kv_cache_save_execution_time",
-    "decode attention": "attention_decode_execution_time",
-    "prefill attention": "attention_prefill_execution_time",
-    "o quantise": "attention_layer_post_proj_execution_time",
-    "o": "attention_layer_post_proj_execution_time",
-    "mlp rmsnorm": "mlp_norm_time",
-    "gate_up quantise": "mlp_layer_up_proj_execution_time",
-    "gate_up": "mlp_layer_up_proj_execution_time",
-    "silu_and_mul": "mlp_layer_act_execution_time",
-    "down quantise": "mlp_layer_down_proj_execution_time",
-    "down": "mlp_layer_down_proj_execution_time",
-    "attention all-reduce": "tensor_parallel_communication_time",
-    "mlp all-reduce": "tensor_parallel_communication_time",
-}
-"""Vidur's term of each operator that runs in every layer."""
-
 _ZERO_TERMS: Final = dict.fromkeys(
     (
-        *_TERMS.values(),
+        *TERM_OF.values(),
         "add_time",  # part of the fused norms
         "pipeline_parallel_communication_time",
         "schedule_time",
@@ -277,7 +256,7 @@ class FastroofExecutionTimePredictor:
         terms = dict(_ZERO_TERMS)
         layer_ms = 1.0 / (US_PER_MS * self.num_layers)
         for operator in step.operators:
-            term = _TERMS.get(operator.name)
+            term = TERM_OF.get(operator.name)
             if term is None:
                 terms["sampler_e2e_time"] += operator.total_us / US_PER_MS
             else:
@@ -336,7 +315,7 @@ def _once_a_step_us(plan: StepPlan, rows: str, most: int) -> list[float]:
     """Time the operators outside the layers by their rows: entry i for i of them, us."""
     total_us = np.zeros(most + 1)
     for curve in plan.row_curves:
-        if curve.operator.rows == rows and curve.operator.name not in _TERMS:
+        if curve.operator.rows == rows and curve.operator.name not in TERM_OF:
             total_us += curve.operator.times * np.interp(np.arange(most + 1), curve.axis, curve.value)
     return total_us.tolist()
 
