@@ -63,9 +63,10 @@ class StepBatch:
             )
         offsets = self.offsets
         if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(self.new_tokens):
+            # in few words: there may be millions
+            ends = f"{offsets[0]} and {offsets[-1]}" if len(offsets) else "none"
             raise BatchError(
-                f"offsets must start at 0 and end at the {len(self.new_tokens)} requests, "
-                f"got {offsets[:8].tolist()!r:.60}{', ...' * (len(offsets) > 8)}"
+                f"offsets must start at 0 and end at the {len(self.new_tokens)} requests, got {ends}"
             )
         if (np.diff(offsets) < 0).any():
             at = int(np.flatnonzero(np.diff(offsets) < 0)[0])
