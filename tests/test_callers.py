@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fastroof
+from fastroof.backends import numba_callers
 from fastroof.compiled import callers, steps
 from tests.test_compiled_steps import ANY_INT, plan_of
 
@@ -62,6 +63,10 @@ def test_numba_step_inside_a_loop_of_ones_own(plan):
     step_us, data = fastroof.numba_step(plan)
     decode_us, same = fastroof.numba_decode(plan)
     assert same is data is plan.arena
+    assert (fastroof.numba_step, fastroof.numba_decode) == (
+        numba_callers.numba_step,
+        numba_callers.numba_decode,
+    )
 
     @numba.njit(error_model="numpy")
     def simulated(data, context_len, steps):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fastroof.compiled.jit import Floats, Ints, jit
+from fastroof.compiled.jit import Floats, Ints, jit, jit_inline
 from fastroof.compiled.request_sums import MAX_KV_LEN, request_sums
 from fastroof.compiled.steps import (
     chunks_step_us,
@@ -21,7 +21,7 @@ from fastroof.compiled.steps import (
 __all__ = ["equal_chunks_us", "equal_decodes_us", "requests_step_us", "sums_step_us"]
 
 
-@jit
+@jit_inline
 def equal_decodes_us(arena: Floats, batch_size: int, kv_len: int) -> float:
     """Time one step of ``batch_size`` decodes at ``kv_len`` each, us."""
     plan = open_plan(arena)

@@ -16,11 +16,11 @@ import numpy as np
 from numba import carray, types  # type: ignore[attr-defined]
 from numba.core.ccallback import CFunc
 
-from fastroof.compiled.callers import requests_step_us
+from fastroof.compiled.callers import equal_decodes_us, requests_step_us
 from fastroof.compiled.code_cache import LoopCache
 from fastroof.compiled.jit import OPTIONS, Floats, jit_inline
 from fastroof.compiled.llvm import PLAIN, pointer_at, stack_words
-from fastroof.compiled.steps import MAX_KV_LEN, decode_step_us, open_plan, step_rows_us, summed_step_us
+from fastroof.compiled.steps import MAX_KV_LEN, open_plan, summed_step_us
 
 __all__ = ["plan_function"]
 
@@ -71,11 +71,9 @@ def _decode_call(this: int, arguments: Any, count: int) -> Any:
         if batch == -1 or kv_len == -1:
             _clear_error()  # no integer; -1 itself is not timed either
         arena = carray(pointer_at(state[_ARENA]), (state[_SIZE],), np.float64)
-        plan = open_plan(arena)
-        largest = min(plan.max_tokens, plan.max_seqs)
-        if batch >= 1 and batch <= largest and kv_len >= 1 and kv_len <= MAX_KV_LEN:
-            rows_us = step_rows_us(arena, plan, batch, batch)
-            return _float_object(decode_step_us(arena, plan, rows_us, batch, float(kv_len)))
+        time_us = equal_decodes_us(arena, batch, kv_len)
+        if not np.isnan(time_us):
+            return _float_object(time_us)
     return _call(state[_OTHERWISE], arguments, count, 0)
 
 
@@ -112,6 +110,19 @@ def _buffers_step_us(arena: Any, new_view: Any, context_view: Any) -> float:
     return requests_step_us(arena, carray(new_at, (count,), np.int32), carray(context_at, (count,), np.int32))
 
 
+@jit_inline
+def _buffered_step_us(arena: Any, new_tokens: int, context_len: int) -> float:
+    """Time one step of two objects' requests, us; NaN where they are no such buffers."""
+    time_us = np.nan
+    new_view, context_view = stack_words(_BUFFER_WORDS), stack_words(_BUFFER_WORDS)
+    if _get_buffer(new_tokens, new_view, _CONTIGUOUS) == 0:
+        if _get_buffer(context_len, context_view, _CONTIGUOUS) == 0:
+            time_us = _buffers_step_us(arena, new_view, context_view)
+            _release_buffer(context_view)
+        _release_buffer(new_view)
+    return time_us
+
+
 def _step_call(this: int, arguments: Any, count: int) -> Any:
     """``builtin(new_tokens, context_len)`` of two lists or buffers of integers, a request each."""
     state = _bytes_of(this)
@@ -121,14 +132,8 @@ def _step_call(this: int, arguments: Any, count: int) -> Any:
         if seqs < 0 or _list_size(arguments[1]) != seqs:
             _clear_error()  # no lists, or not of one length
             seqs = -1
-            time_us = np.nan
-            new_view, context_view = stack_words(_BUFFER_WORDS), stack_words(_BUFFER_WORDS)
-            if _get_buffer(arguments[0], new_view, _CONTIGUOUS) == 0:
-                if _get_buffer(arguments[1], context_view, _CONTIGUOUS) == 0:
-                    arena = carray(pointer_at(state[_ARENA]), (state[_SIZE],), np.float64)
-                    time_us = _buffers_step_us(arena, new_view, context_view)
-                    _release_buffer(context_view)
-                _release_buffer(new_view)
+            arena = carray(pointer_at(state[_ARENA]), (state[_SIZE],), np.float64)
+            time_us = _buffered_step_us(arena, arguments[0], arguments[1])
             if not np.isnan(time_us):
                 return _float_object(time_us)
             _clear_error()  # no buffers
