@@ -8,14 +8,16 @@ from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["MAX_SIZES", "expand_sizes"]
+__all__ = ["MAX_SIZES", "RANGE_FORMS", "expand_sizes", "range_way"]
 
 MAX_SIZES: Final = 2**20
 """Most values that one key may have."""
 
 _STEPS: Final = ("step", "factor", "num")
 _SCALES: Final = ("linear", "log2")
-_FORMS: Final = "{start, stop, step}, {start, stop, factor} or {start, stop, num, scale = 'linear' or 'log2'}"
+RANGE_FORMS: Final = (
+    "{start, stop, step}, {start, stop, factor} or {start, stop, num, scale = 'linear' or 'log2'}"
+)
 _SHOWN: Final = 3
 
 
@@ -54,7 +56,7 @@ def expand_sizes(value: Any, largest: int) -> tuple[int, ...]:
         value = value.tolist()
     listed = [value] if isinstance(value, int) else value
     if not isinstance(listed, Sequence) or isinstance(listed, str):
-        raise ValueError(f"got {value!r:.60}, need a whole number, a list of them, or {_FORMS}")
+        raise ValueError(f"got {value!r:.60}, need a whole number, a list of them, or {RANGE_FORMS}")
     if not listed:
         raise ValueError(f"the list is empty, need at least one whole number from 1 to {largest:,}")
     if len(listed) > MAX_SIZES:
@@ -75,7 +77,14 @@ def _too_many(count: int) -> str:
     return f"{count:,} values are too many, at most {MAX_SIZES:,}: take a larger step, or a smaller num"
 
 
-def _expand_range(given: Mapping[str, Any], largest: int) -> tuple[int, ...]:
+def range_way(given: Mapping[str, Any]) -> str:
+    """Return which of ``step``, ``factor`` and ``num`` a range is given by.
+
+    Raises
+    ------
+    ValueError
+        If its keys are not those of a range.
+    """
     known = ("start", "stop", *_STEPS, "scale")
     problems = [f"no key {key!r} in a range" for key in given if key not in known]
     problems += [f"{key} is missing" for key in ("start", "stop") if key not in given]
@@ -85,9 +94,13 @@ def _expand_range(given: Mapping[str, Any], largest: int) -> tuple[int, ...]:
     if "scale" in given and "num" not in given:
         problems.append("scale goes with num")
     if problems:
-        raise ValueError(f"{'; '.join(problems)}: a range is {_FORMS}")
+        raise ValueError(f"{'; '.join(problems)}: a range is {RANGE_FORMS}")
+    return ways[0]
 
-    start, stop, way = given["start"], given["stop"], ways[0]
+
+def _expand_range(given: Mapping[str, Any], largest: int) -> tuple[int, ...]:
+    way = range_way(given)
+    start, stop = given["start"], given["stop"]
     pace = given[way]
     scale = given.get("scale", "linear")
     problems = [

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
-from fastroof.sweep.grids import MAX_SIZES
+from fastroof.sweep.grids import MAX_SIZES, RANGE_FORMS, range_way
 
 __all__ = ["expand_amounts"]
-
-_WAYS: Final = ("step", "factor", "num")
-_FORMS: Final = "{start, stop, step}, {start, stop, factor} or {start, stop, num, scale = 'linear' or 'log2'}"
 
 
 def expand_amounts(value: Any, least: float, largest: float, *, above: bool = False) -> tuple[float, ...]:
@@ -55,7 +52,7 @@ def expand_amounts(value: Any, least: float, largest: float, *, above: bool = Fa
         value = value.tolist()
     amounts = [value] if isinstance(value, int | float) else value
     if not isinstance(amounts, Sequence) or isinstance(amounts, str):
-        raise ValueError(f"got {value!r:.60}, need {allowed}: one, a list of them, or {_FORMS}")
+        raise ValueError(f"got {value!r:.60}, need {allowed}: one, a list of them, or {RANGE_FORMS}")
     if not amounts:
         raise ValueError(f"the list is empty, need at least one of {allowed}")
     if len(amounts) > MAX_SIZES:
@@ -68,18 +65,8 @@ def expand_amounts(value: Any, least: float, largest: float, *, above: bool = Fa
 
 
 def _expand_range(given: Mapping[str, Any], fits: Any, allowed: str) -> tuple[float, ...]:
-    problems = [
-        f"no key {key!r} in a range" for key in given if key not in ("start", "stop", *_WAYS, "scale")
-    ]
-    problems += [f"{key} is missing" for key in ("start", "stop") if key not in given]
-    ways = [key for key in _WAYS if key in given]
-    if len(ways) != 1:
-        problems.append(f"need one of {', '.join(_WAYS)}, got {' and '.join(ways) or 'none'}")
-    if "scale" in given and "num" not in given:
-        problems.append("scale goes with num")
-    if problems:
-        raise ValueError(f"{'; '.join(problems)}: a range is {_FORMS}")
-    start, stop, way = given["start"], given["stop"], ways[0]
+    way = range_way(given)
+    start, stop = given["start"], given["stop"]
     pace, scale = given[way], given.get("scale", "linear")
     problems = [
         f"{key} must be one of {allowed}, got {given[key]!r:.30}"
