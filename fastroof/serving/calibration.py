@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import math
 import os
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +30,7 @@ from fastroof.serving.fit_evidence import (
 from fastroof.serving.rows import ServingRow, dataset_names
 from fastroof.tables import Tables
 from fastroof.units import US_PER_MS
+from fastroof.whole_files import replace_file
 
 __all__ = [
     "RESAMPLES",
@@ -323,13 +322,9 @@ def write_profile(profile: RuntimeProfile, path: str | Path) -> Path:
         If the name does not end in .toml, or the file cannot be written.
     """
     path = check_profile_path(path)
-    building = path.parent / f".{path.name}.{uuid.uuid4().hex}"
     try:
-        building.write_text(profile_text(profile), "utf-8")
-        os.replace(building, path)
+        replace_file(path, profile_text(profile).encode())
     except OSError as error:
-        with contextlib.suppress(OSError):
-            building.unlink()
         reason = error.strerror or str(error)
         raise TableError(f"profile {path} cannot be written ({reason}); nothing is left of it") from None
     return path

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import html
 import os
-import uuid
 from importlib import resources
 from pathlib import Path
 from string import Template
@@ -18,6 +16,7 @@ from fastroof.report.html.charts import chart_facts, gpu_roofs, packed_steps
 from fastroof.report.html.table import embedded_json, packed_columns
 from fastroof.report.leading_steps import StepSource
 from fastroof.report.results_file import Results, read_results
+from fastroof.whole_files import replace_file
 
 __all__ = ["MAX_ROWS", "ReportFile", "write_report"]
 
@@ -215,15 +214,10 @@ def _checked_output(output: str | Path) -> Path:
 
 def _write(output: Path, page: str) -> int:
     """Write beside the output, then take its name; return the bytes."""
-    building = output.parent / f".{uuid.uuid4().hex}.html"
     content = page.encode("utf-8", "replace")
     try:
-        building.write_bytes(content)
-        os.replace(building, output)
+        replace_file(output, content)
     except OSError as error:
         reason = error.strerror or str(error)
         raise FastroofError(f"output {output} cannot be written ({reason}); nothing is left of it") from None
-    finally:
-        with contextlib.suppress(OSError):
-            building.unlink()
     return len(content)
