@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import fastroof
 from fastroof.cli import app
-from fastroof.config.runtime import RuntimeProfile, load_runtime
+from fastroof.engines import EngineProfile, load_engine
 from fastroof.errors import TableError
 from fastroof.serving import estimate
 from fastroof.serving.calibration import (
@@ -249,8 +249,8 @@ def test_intervals_are_repeatable_and_honest_about_too_little():
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_packaged_profile_is_what_the_command_makes(calibrations, engine):
-    packaged, made = load_runtime(engine), calibrations[engine].profile
-    hint = f"fastroof calibrate --engine {engine} --output fastroof/config/profiles/{engine}.toml"
+    packaged, made = load_engine(engine), calibrations[engine].profile
+    hint = f"fastroof calibrate --engine {engine} --output fastroof/engines/profiles/{engine}.toml"
     evidence = {**made.evidence, "fastroof": packaged.evidence["fastroof"]}
     assert replace(made, evidence={}) == replace(packaged, evidence={}), hint
     assert evidence == packaged.evidence, hint
@@ -315,9 +315,9 @@ def test_what_cannot_be_fitted_is_refused(rows, h100, options, words):
 
 
 def test_a_profile_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
-    profile = RuntimeProfile("mine", step_us=5.0, evidence={"why": {"x.y": [1.0, 2.0]}})
+    profile = EngineProfile("mine", step_us=5.0, evidence={"why": {"x.y": [1.0, 2.0]}})
     path = write_profile(profile, tmp_path / "mine.toml")
-    assert load_runtime(path) == profile
+    assert load_engine(path) == profile
     assert path.read_text("utf-8") == profile_text(profile)
     with pytest.raises(TableError, match=r"is a \.toml file"):
         write_profile(profile, tmp_path / "mine.json")
@@ -330,7 +330,7 @@ def test_a_profile_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     monkeypatch.setattr("fastroof.serving.calibration.os.replace", full)
     with pytest.raises(TableError, match=r"cannot be written \(No space left on device\); nothing is left"):
         write_profile(replace(profile, step_us=6.0), path)
-    assert load_runtime(path) == profile
+    assert load_engine(path) == profile
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -353,7 +353,7 @@ def test_own_rows_make_an_own_profile(tmp_path, rows, h100):
     path, output = write_rows(tmp_path / "my rows.csv", mine), tmp_path / "mine.toml"
     document = json.loads(run("--rows", str(path), "-o", str(output), "--bootstrap", "10", "--json"))
     assert document["output"] == str(output)
-    profile = load_runtime(output)
+    profile = load_engine(output)
     assert {**document["profile"], "evidence": document["evidence"]} == vars(profile)
     command = f"fastroof calibrate --engine vllm --rows '{path}' --bootstrap 10"
     assert profile.evidence["command"] == command

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fastroof import compile_plan
 from fastroof.compiled import disaggregated, mean_steps, serving, steps
-from fastroof.config.runtime import RuntimeProfile
+from fastroof.engines import EngineProfile
 from tests.reference.handmade import attention_rows, gemm_rows, handmade_tables
 from tests.reference.serving import closed_form, mean_step_us
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.loops
 ANY = st.floats(allow_nan=True, allow_infinity=True) | st.sampled_from([0.0, 1.0, 1.5, 2.0, 2.0**28, 2.0**40])
 SIZE = st.integers(0, 12).flatmap(lambda power: st.integers(2**power, 2 ** (power + 1)))
 
-PROFILE = RuntimeProfile(
+PROFILE = EngineProfile(
     "made up", step_us=200.0, sequence_us=9.0, prefill_us=70.0, prefill_floor_layer_us=40.0
 )
 

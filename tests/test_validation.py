@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import fastroof
 from fastroof.cli import app
 from fastroof.cli.validate import EPILOG
-from fastroof.config.runtime import RuntimeProfile, load_runtime
+from fastroof.engines import EngineProfile, load_engine
 from fastroof.errors import FastroofError, TableError
 from fastroof.serving import estimate
 from fastroof.serving.calibration import MAX_TOKENS, calibrate
@@ -150,8 +150,8 @@ def test_rows_are_predicted_by_the_estimate(rows: tuple[ServingRow, ...], h100: 
         (TRT_QWEN, {"requests_per_client": 10.0, "chunked_prefill": False, "kv_reservation": "full"}),
     ):
         (row,) = some(rows, dataset)
-        plan = plans.get(row, load_runtime(row.engine))
-        assert plan is plans.get(replace(row, isl=9.0), load_runtime(row.engine))
+        plan = plans.get(row, load_engine(row.engine))
+        assert plan is plans.get(replace(row, isl=9.0), load_engine(row.engine))
         lengths = (row.isl * row.length_factor, row.osl * row.length_factor)
         wanted = estimate(plan, *lengths, row.concurrency, **options)
         found = predict_row(row, plan)
@@ -190,7 +190,7 @@ def test_ttft_has_the_front_end_of_the_others(auto: Validation, h100: fastroof.T
     assert 30.0 < auto.frontends[VLLM_QWEN] < 90.0
     row = next(row for row in shipped_rows("h100") if row.dataset == VLLM_QWEN)
     judged = next(found for found in auto.rows if (found.row, found.quantity) == (row.row, "ttft"))
-    predicted = predict_row(row, Plans(h100).get(row, load_runtime("vllm")))
+    predicted = predict_row(row, Plans(h100).get(row, load_engine("vllm")))
     assert predicted.kv_load < FULL_KV_LOAD
     assert judged.predicted_ms == predicted.ttft_ms + auto.frontends[VLLM_QWEN] * row.isl / 1e3
 
@@ -291,7 +291,7 @@ def test_one_profile_for_all(rows: tuple[ServingRow, ...], h100: fastroof.Tables
     (row,) = some(rows, SINGLE)
     kernels = run_validation(Measured((row,)), h100, runtime="kernels")
     words: list[str] = []
-    for given in (path, RuntimeProfile("slow", step_us=5000.0)):
+    for given in (path, EngineProfile("slow", step_us=5000.0)):
         slow = run_validation(Measured((row,)), h100, runtime=given, progress=words.append)
         assert slow.runtime == slow.rows[0].runtime == "slow"
         assert slow.rows[0].predicted_ms == pytest.approx(kernels.rows[0].predicted_ms + 5.0)

@@ -101,7 +101,7 @@ def size(
     request rate within limits.
     """
     from fastroof import load_model
-    from fastroof.config.runtime import load_runtime
+    from fastroof.engines import load_engine
     from fastroof.serving.least_gpus import replica_plans
 
     given = [rate, kv_len, batch_size]
@@ -145,7 +145,7 @@ def size(
                 "gpu": spec.name,
                 "dtype": dtype,
                 "kv_dtype": kv_dtype,
-                "runtime": load_runtime(runtime).name,
+                "runtime": load_engine(runtime).name,
                 "tables_hash": "" if measured is None else measured.content_hash,
                 "refused": refused,
                 "rows": rows,

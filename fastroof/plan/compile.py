@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fastroof.config import GpuSpec, ModelSpec, load_gpu
-from fastroof.config.runtime import RuntimeProfile
+from fastroof.engines import EngineProfile
 from fastroof.plan.curves import CurveSource
 from fastroof.plan.options import PlanOptions, check_tables, checked_model
 from fastroof.plan.recipe import curves_of, plan_recipe
@@ -25,7 +25,7 @@ def compile_plan(
     tp: int = 1,
     dtype: str = "bf16",
     kv_dtype: str = "bf16",
-    runtime: RuntimeProfile | str | Path | Mapping[str, Any] = "kernels",
+    runtime: EngineProfile | str | Path | Mapping[str, Any] = "kernels",
     method: str = "roofline",
     max_tokens: int = 8192,
     max_seqs: int = 1024,
@@ -49,8 +49,8 @@ def compile_plan(
         Linear layers: bf16, fp8 (weights and activations, per tensor) or fp8_block.
     kv_dtype : str
         KV cache: bf16 or fp8.
-    runtime : RuntimeProfile, str, Path or mapping
-        What an engine adds to the sum of its kernels, see :func:`fastroof.config.runtime.load_runtime`:
+    runtime : EngineProfile, str, Path or mapping
+        What an engine adds to the sum of its kernels, see :func:`fastroof.engines.load_engine`:
         ``kernels`` adds nothing; ``vllm`` and ``trtllm`` were fitted on measured serving.
     method : str
         How tables are looked up: roofline, linear_mfu, nearest or floor.

@@ -10,7 +10,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from fastroof.config import GpuSpec, ModelSpec, load_model
-from fastroof.config.runtime import GEMM_SMOOTHINGS, load_runtime
+from fastroof.engines import load_engine
+from fastroof.engines.profile import GEMM_SMOOTHINGS
 from fastroof.errors import PlanError
 from fastroof.tables import Tables
 from fastroof.tables.lookup import METHODS
@@ -38,7 +39,7 @@ class PlanOptions(NamedTuple):
         """Return options with the runtime loaded, or raise PlanError; the model checks tp."""
         _chosen("dtype", self.dtype, DTYPES, "; fp8 is per tensor, fp8_block its own name")
         _chosen("kv_dtype", self.kv_dtype, KV_DTYPES)
-        runtime = load_runtime(self.runtime)
+        runtime = load_engine(self.runtime)
         if self.gemm_smoothing is not None:
             _chosen("gemm_smoothing", self.gemm_smoothing, GEMM_SMOOTHINGS)
             runtime = replace(runtime, gemm_smoothing=self.gemm_smoothing)

@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import Any, Final, overload
 
 from fastroof.config import GpuSpec, ModelSpec, load_gpu
-from fastroof.config.runtime import load_runtime
+from fastroof.engines import load_engine
 from fastroof.errors import PlanError
 from fastroof.plan.curves import CurveSource
 from fastroof.plan.options import PlanOptions, check_tables, checked_model
@@ -143,5 +143,5 @@ def _read(
         checked_model(spec)
     if "runtime" in given and isinstance(given["runtime"], Mapping):
         # what a dict holds cannot tell families apart: it has no hash
-        given["runtime"] = load_runtime(given["runtime"])
+        given["runtime"] = load_engine(given["runtime"])
     return spec, PlanOptions(**given)

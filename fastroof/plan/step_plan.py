@@ -12,7 +12,7 @@ import numpy.typing as npt
 from fastroof._version import __version__
 from fastroof.config import GpuSpec, ModelSpec
 from fastroof.config.parallel import ShardedShape
-from fastroof.config.runtime import RuntimeProfile
+from fastroof.engines import EngineProfile
 from fastroof.once import made_once
 from fastroof.plan import step_error
 from fastroof.plan.curves import RowCurve
@@ -42,7 +42,7 @@ class StepPlan:
         GPUs the model is split over.
     dtype, kv_dtype, method : str
         As given to :func:`compile_plan`.
-    profile : RuntimeProfile
+    profile : EngineProfile
         What the engine adds to the kernels; ``runtime`` is its name.
     max_tokens, max_seqs : int
         The largest step it can time.
@@ -63,7 +63,7 @@ class StepPlan:
     share: ShardedShape
     dtype: str
     kv_dtype: str
-    profile: RuntimeProfile
+    profile: EngineProfile
     method: str
     max_tokens: int
     max_seqs: int

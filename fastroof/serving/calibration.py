@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from fastroof._version import __version__
-from fastroof.config.runtime import RuntimeProfile
+from fastroof.engines import EngineProfile
 from fastroof.errors import TableError
 from fastroof.load.write import toml_text
 from fastroof.plan import compile_plan
@@ -65,21 +65,21 @@ class Calibration:
     ----------
     engine : str
         Which engine's rows it was fitted to.
-    profile : RuntimeProfile
+    profile : EngineProfile
         The costs to three significant digits, with their evidence.
     costs : tuple of FittedCost
         The costs in full, with their 95 % intervals.
     datasets : tuple of DatasetErrors
         Errors by data set: of kernels alone, in sample, and on models that a fit did not see.
-    without : mapping of str to RuntimeProfile
+    without : mapping of str to EngineProfile
         By model, the profile fitted to the rows of all the others; empty where there is only one.
     """
 
     engine: str
-    profile: RuntimeProfile
+    profile: EngineProfile
     costs: tuple[FittedCost, ...]
     datasets: tuple[DatasetErrors, ...]
-    without: Mapping[str, RuntimeProfile]
+    without: Mapping[str, EngineProfile]
 
 
 def calibrate(
@@ -137,7 +137,7 @@ def calibrate(
     chosen = _chosen(rows, tables, engine, datasets)
     if len(chosen) < len(form.costs):
         raise TableError(f"{len(form.costs)} costs need at least as many rows, got {len(chosen)}")
-    bare = RuntimeProfile(
+    bare = EngineProfile(
         engine if name is None else name, gemm_smoothing=form.gemm_smoothing, fp8_scales=form.fp8_scales
     )
     times = kernel_times(chosen, tables, bare)
@@ -201,7 +201,7 @@ def _chosen(
     return [row for name in names if name in (datasets or names) for row in found if row.dataset == name]
 
 
-def kernel_times(rows: Sequence[ServingRow], tables: Tables, profile: RuntimeProfile) -> KernelTimes:
+def kernel_times(rows: Sequence[ServingRow], tables: Tables, profile: EngineProfile) -> KernelTimes:
     """Time the kernels of the two mean steps of each row.
 
     Parameters
@@ -210,7 +210,7 @@ def kernel_times(rows: Sequence[ServingRow], tables: Tables, profile: RuntimePro
         Measured runs.
     tables : Tables
         Kernels of their GPU.
-    profile : RuntimeProfile
+    profile : EngineProfile
         How GEMMs are smoothed and fp8 scales found; its costs are left out.
 
     Returns
@@ -218,7 +218,7 @@ def kernel_times(rows: Sequence[ServingRow], tables: Tables, profile: RuntimePro
     KernelTimes
         An entry a row.
     """
-    kernels = RuntimeProfile("kernels", gemm_smoothing=profile.gemm_smoothing, fp8_scales=profile.fp8_scales)
+    kernels = EngineProfile("kernels", gemm_smoothing=profile.gemm_smoothing, fp8_scales=profile.fp8_scales)
     alike: dict[tuple[Any, ...], list[int]] = {}
     for i, row in enumerate(rows):
         alike.setdefault((row.model, row.tp, row.dtype, row.kv_dtype, row.engine), []).append(i)
@@ -278,18 +278,18 @@ def _rows_hash(rows: Iterable[ServingRow]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def profile_text(profile: RuntimeProfile) -> str:
-    """Write a profile as the TOML that :func:`fastroof.config.runtime.load_runtime` reads.
+def profile_text(profile: EngineProfile) -> str:
+    """Write a profile as the TOML that :func:`fastroof.engines.load_engine` reads.
 
     Examples
     --------
-    >>> print(profile_text(RuntimeProfile("mine", step_us=600.0, fp8_scales="static")), end="")
+    >>> print(profile_text(EngineProfile("mine", step_us=600.0, fp8_scales="static")), end="")
     name = "mine"
     step_us = 600.0
     fp8_scales = "static"
     """
     content: dict[str, Any] = {"name": profile.name}
-    bare = RuntimeProfile(profile.name)
+    bare = EngineProfile(profile.name)
     for key in bare.__dataclass_fields__:
         value = getattr(profile, key)
         if value != getattr(bare, key):
@@ -313,7 +313,7 @@ def check_profile_path(path: str | Path) -> Path:
     return path
 
 
-def write_profile(profile: RuntimeProfile, path: str | Path) -> Path:
+def write_profile(profile: EngineProfile, path: str | Path) -> Path:
     """Write a profile as TOML, whole or not at all.
 
     Raises

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from fastroof.compiled import sizing as loops
 from fastroof.config import GpuSpec, ModelSpec, load_gpu
 from fastroof.config.parallel import TP_SIZES
-from fastroof.config.runtime import RuntimeProfile
+from fastroof.engines import EngineProfile
 from fastroof.errors import BatchError, MissingTableError, PlanError
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.options import checked_model
@@ -172,7 +172,7 @@ def least_gpus(
     tp: int | Sequence[int] = TP_SIZES,
     dtype: str = "bf16",
     kv_dtype: str = "bf16",
-    runtime: RuntimeProfile | str | Path | Mapping[str, Any] = "kernels",
+    runtime: EngineProfile | str | Path | Mapping[str, Any] = "kernels",
     method: str = "roofline",
     max_batched_tokens: int = 8192,
     max_seqs: int = 1024,

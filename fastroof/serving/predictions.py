@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from fastroof.config.runtime import RuntimeProfile
+from fastroof.engines import EngineProfile
 from fastroof.errors import BatchError, FastroofError
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.run import StepBatch
@@ -33,7 +33,7 @@ class Plans:
         self.tables = tables
         self._plans: dict[tuple[Any, ...], StepPlan | FastroofError] = {}
 
-    def get(self, row: ServingRow | MeasuredStep, runtime: RuntimeProfile) -> StepPlan:
+    def get(self, row: ServingRow | MeasuredStep, runtime: EngineProfile) -> StepPlan:
         """Return the plan of a row.
 
         Raises

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from fastroof._version import __version__
-from fastroof.config.runtime import RuntimeProfile, load_runtime
+from fastroof.engines import EngineProfile, load_engine
 from fastroof.errors import FastroofError, TableError
 from fastroof.serving.calibration import calibrate
 from fastroof.serving.fit import FORMS
@@ -40,7 +40,7 @@ def run_validation(
     measured: Measured | Sequence[str] | None,
     tables: Tables,
     *,
-    runtime: str | Path | RuntimeProfile = "auto",
+    runtime: str | Path | EngineProfile = "auto",
     leave_one_model_out: bool = False,
     live_peer: bool = False,
     progress: Callable[[str], None] | None = None,
@@ -53,7 +53,7 @@ def run_validation(
         What to judge: rows, or names of data sets of the tables' GPU; None judges all of them.
     tables : Tables
         Measured kernels of one GPU.
-    runtime : str, Path or RuntimeProfile
+    runtime : str, Path or EngineProfile
         ``auto`` predicts each engine's rows by the profile of its name, and those of an engine without
         one by its kernels. Else one profile for all rows. Whole steps are kernels alone, always.
     leave_one_model_out : bool
@@ -110,7 +110,7 @@ def run_validation(
         tables.gpu.name,
         tables.content_hash,
         __version__,
-        runtime if isinstance(runtime, str) else load_runtime(runtime).name,
+        runtime if isinstance(runtime, str) else load_engine(runtime).name,
         leave_one_model_out,
         (*runs, *judged),
         (*counted, *found.left_out),
@@ -143,20 +143,20 @@ def _refused(row: ServingRow, gpu: str, skipped: Counter[tuple[str, ...]]) -> bo
     return bool(reason)
 
 
-ProfileOf = Callable[[ServingRow], RuntimeProfile | None]
+ProfileOf = Callable[[ServingRow], EngineProfile | None]
 
 
-def _profiles(runtime: str | Path | RuntimeProfile) -> ProfileOf:
+def _profiles(runtime: str | Path | EngineProfile) -> ProfileOf:
     if runtime != "auto":
-        one = load_runtime(runtime)
+        one = load_engine(runtime)
         return lambda row: one
-    by_engine = {name: load_runtime(traits.runtime) for name, traits in ENGINES.items()}
+    by_engine = {name: load_engine(traits.runtime) for name, traits in ENGINES.items()}
     return lambda row: by_engine[row.engine]
 
 
 def _refitted(rows: Sequence[ServingRow], tables: Tables, say: Callable[[str], None]) -> ProfileOf:
     """Profiles by engine and the model that each has not seen."""
-    found: dict[tuple[str, str], RuntimeProfile] = {}
+    found: dict[tuple[str, str], EngineProfile] = {}
     for engine in dict.fromkeys(row.engine for row in rows):
         if engine in FORMS:
             say(f"fitting {engine} without each of its models")
@@ -173,7 +173,7 @@ def _judged_runs(
     skipped: Counter[tuple[str, ...]],
 ) -> tuple[list[JudgedRow], dict[str, float]]:
     """Judge runs of engines by TPOT, and by TTFT where that is no waiting."""
-    predicted: list[tuple[ServingRow, RuntimeProfile, RowPrediction]] = []
+    predicted: list[tuple[ServingRow, EngineProfile, RowPrediction]] = []
     for row in rows:
         profile = profile_of(row)
         if profile is None:
@@ -201,7 +201,7 @@ def _judged_runs(
 
 
 def _judged(
-    row: ServingRow, profile: RuntimeProfile, quantity: str, predicted_ms: float, unseen: bool
+    row: ServingRow, profile: EngineProfile, quantity: str, predicted_ms: float, unseen: bool
 ) -> JudgedRow:
     is_ttft = quantity == "ttft"
     return JudgedRow(
@@ -225,7 +225,7 @@ def _judged(
     )
 
 
-def _is_fitted(row: ServingRow, profile: RuntimeProfile) -> bool:
+def _is_fitted(row: ServingRow, profile: EngineProfile) -> bool:
     evidence = profile.evidence
     return evidence.get("gpu") == row.gpu and row.dataset in evidence.get("datasets", ())
 
@@ -233,7 +233,7 @@ def _is_fitted(row: ServingRow, profile: RuntimeProfile) -> bool:
 def _judged_steps(
     steps: Sequence[MeasuredStep], plans: Plans, skipped: Counter[tuple[str, ...]]
 ) -> Iterator[JudgedRow]:
-    kernels = load_runtime(NO_PROFILE)
+    kernels = load_engine(NO_PROFILE)
     for step in steps:
         try:
             if step.gpu != plans.tables.gpu.name:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from fastroof.config import load_gpu, load_model
-from fastroof.config.runtime import load_runtime
+from fastroof.engines import load_engine
 from fastroof.sweep.deployments.spec import DeploymentSpec
 from fastroof.sweep.spec import SweepSpec
 
@@ -40,7 +40,7 @@ def inputs_hash(spec: SweepSpec | DeploymentSpec) -> str:
     meant = [
         *map(load_model, spec.models),
         *map(load_gpu, gpus),
-        *map(load_runtime, runtimes),
+        *map(load_engine, runtimes),
     ]
     return hashlib.sha256("\n".join(map(repr, meant)).encode()).hexdigest()
 

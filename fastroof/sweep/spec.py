@@ -21,7 +21,7 @@ from pydantic import (
 
 from fastroof.config import load_gpu
 from fastroof.config.parallel import TP_SIZES
-from fastroof.config.runtime import load_runtime, runtime_names
+from fastroof.engines import engine_names, load_engine
 from fastroof.sweep.checks import (
     NAMES_SCHEMA,
     SIZES_SCHEMA,
@@ -87,7 +87,7 @@ class SweepSpec(BaseModel):
         description="a list of lengths, or a range like {start = 1024, stop = 131072, factor = 2}"
     )
     runtime: str = Field(
-        "kernels", description=f"one of {', '.join(runtime_names())}, or the path of a profile's .toml file"
+        "kernels", description=f"one of {', '.join(engine_names())}, or the path of a profile's .toml file"
     )
     method: Literal["roofline", "linear_mfu", "nearest", "floor"] = Field(
         "roofline", description="one of roofline, linear_mfu, nearest, floor"
@@ -115,7 +115,7 @@ class SweepSpec(BaseModel):
     @field_validator("runtime", mode="before")
     @classmethod
     def _check_runtime(cls, runtime: Any) -> str:
-        load_runtime(runtime)
+        load_engine(runtime)
         return str(runtime)
 
     @field_validator("models", mode="before")

@@ -14,7 +14,7 @@ from fastroof.compiled import closed_loops
 from fastroof.compiled import deployments as loops
 from fastroof.compiled.reductions import BestTable, Fronts, reduce_best, reduce_pareto
 from fastroof.config import load_model
-from fastroof.config.runtime import load_runtime
+from fastroof.engines import load_engine
 from fastroof.errors import PlanError
 from fastroof.plan import StepPlan
 from fastroof.results import arrow_schema
@@ -128,7 +128,7 @@ def _groups(spec: DeploymentSpec, rows: pa.Table) -> Longs:
         "mode": list(spec.mode),
         "dtype": list(spec.dtype),
         "kv_dtype": list(spec.kv_dtype),
-        "runtime": [load_runtime(name).name for name in spec.runtime],
+        "runtime": [load_engine(name).name for name in spec.runtime],
     }
     found = np.zeros(rows.num_rows, np.int64)
     for name in spec.per:

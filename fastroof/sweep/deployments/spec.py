@@ -18,7 +18,7 @@ from pydantic import (
 
 from fastroof.config import load_gpu
 from fastroof.config.parallel import TP_SIZES
-from fastroof.config.runtime import load_runtime, runtime_names
+from fastroof.engines import engine_names, load_engine
 from fastroof.sweep.checks import (
     NAMES_SCHEMA,
     SIZES_SCHEMA,
@@ -132,7 +132,7 @@ class DeploymentSpec(BaseModel):
     kv_dtype: Names = Field(("bf16",), description=f"a list out of {', '.join(KV_DTYPES)}")
     runtime: Names = Field(
         ("vllm",),
-        description=f"a list out of {', '.join(runtime_names())}, or paths of profiles' .toml files",
+        description=f"a list out of {', '.join(engine_names())}, or paths of profiles' .toml files",
     )
     isl: Sizes = Field(description=f"tokens of a prompt, {_SIZES}")
     osl: Sizes = Field(description=f"tokens of an output, {_SIZES}")
@@ -189,7 +189,7 @@ class DeploymentSpec(BaseModel):
     @classmethod
     def _check_runtimes(cls, value: Any) -> tuple[str, ...]:
         return checked_names(
-            value, lambda name: load_runtime(name).name, "names of runtimes or paths of profiles"
+            value, lambda name: load_engine(name).name, "names of runtimes or paths of profiles"
         )
 
     @field_validator("tp", "dtype", "kv_dtype", "mode", "per", mode="before")

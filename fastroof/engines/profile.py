@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from fastroof.errors import PlanError
 
-__all__ = ["FP8_SCALES", "GEMM_SMOOTHINGS", "RuntimeProfile", "load_runtime", "runtime_names"]
+__all__ = ["FP8_SCALES", "GEMM_SMOOTHINGS", "EngineProfile", "engine_names", "load_engine"]
 
 GEMM_SMOOTHINGS: Final = ("none", "median3")
 FP8_SCALES: Final = ("dynamic", "static")
@@ -20,7 +20,7 @@ _COSTS: Final = ("step_us", "sequence_us", "prefill_us", "prefill_floor_layer_us
 
 
 @dataclass(frozen=True)
-class RuntimeProfile:
+class EngineProfile:
     """What an engine adds to a step: ``max(kernels + step + sequence x seqs, floor x layers)``.
 
     Attributes
@@ -74,26 +74,26 @@ class RuntimeProfile:
     @property
     def is_kernels(self) -> bool:
         """Whether nothing is added, nor any kernel changed: the pure sum."""
-        return self == RuntimeProfile(self.name, residual=self.residual, evidence=self.evidence)
+        return self == EngineProfile(self.name, residual=self.residual, evidence=self.evidence)
 
 
-def runtime_names() -> tuple[str, ...]:
-    """Return the profiles that :func:`load_runtime` knows, sorted; ``kernels`` is the pure sum."""
-    folder = resources.files("fastroof.config") / "profiles"
+def engine_names() -> tuple[str, ...]:
+    """Return the profiles that :func:`load_engine` knows, sorted; ``kernels`` is the pure sum."""
+    folder = resources.files("fastroof.engines") / "profiles"
     return tuple(sorted(p.name.removesuffix(".toml") for p in folder.iterdir() if p.name.endswith(".toml")))
 
 
-def load_runtime(given: RuntimeProfile | str | Path | Mapping[str, Any]) -> RuntimeProfile:
+def load_engine(given: EngineProfile | str | Path | Mapping[str, Any]) -> EngineProfile:
     """Load a runtime profile.
 
     Parameters
     ----------
-    given : RuntimeProfile, str, Path or mapping
+    given : EngineProfile, str, Path or mapping
         A profile, the name of a packaged one, the path of a TOML file, or its contents.
 
     Returns
     -------
-    RuntimeProfile
+    EngineProfile
         Checked.
 
     Raises
@@ -103,16 +103,16 @@ def load_runtime(given: RuntimeProfile | str | Path | Mapping[str, Any]) -> Runt
 
     Examples
     --------
-    >>> load_runtime("kernels").step_us
+    >>> load_engine("kernels").step_us
     0.0
     """
-    if isinstance(given, RuntimeProfile):
+    if isinstance(given, EngineProfile):
         return given
     if isinstance(given, Mapping):
         return _profile(dict(given), "the profile given")
-    names = runtime_names()
+    names = engine_names()
     if isinstance(given, str) and given in names:
-        text = (resources.files("fastroof.config") / "profiles" / f"{given}.toml").read_text("utf-8")
+        text = (resources.files("fastroof.engines") / "profiles" / f"{given}.toml").read_text("utf-8")
         return _profile(tomllib.loads(text), f"profile {given}")
     path = Path(given) if isinstance(given, str | Path) else None
     if path is None or path.suffix != ".toml":
@@ -123,10 +123,10 @@ def load_runtime(given: RuntimeProfile | str | Path | Mapping[str, Any]) -> Runt
         raise PlanError(f"cannot read the runtime profile {path}: {error}") from None
 
 
-def _profile(content: dict[str, Any], where: str) -> RuntimeProfile:
-    known = [f.name for f in fields(RuntimeProfile)]
+def _profile(content: dict[str, Any], where: str) -> EngineProfile:
+    known = [f.name for f in fields(EngineProfile)]
     unknown = sorted(set(content) - set(known))
     if unknown or not isinstance(content.get("name"), str):
         wrong = f"does not know {', '.join(unknown)}" if unknown else "needs a name"
         raise PlanError(f"{where} {wrong}: a runtime profile has {', '.join(known)}")
-    return RuntimeProfile(**content)
+    return EngineProfile(**content)

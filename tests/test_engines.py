@@ -8,34 +8,34 @@ import numpy as np
 import pytest
 
 from fastroof import StepBatch, compile_plan, compile_plans
-from fastroof.config.runtime import RuntimeProfile, load_runtime, runtime_names
+from fastroof.engines import EngineProfile, engine_names, load_engine
 from fastroof.errors import PlanError
 from fastroof.pack.smoothing import LARGEST_SMOOTHED_M, median_of_three
 
 STEPS = StepBatch.from_requests([[(1, 4095)] * 8, [(512, 0), (1, 99)], [(300, 40)], [], [(1, 0)]])
-PROFILE = RuntimeProfile(
+PROFILE = EngineProfile(
     "mine", step_us=500.0, sequence_us=30.0, prefill_us=70.0, prefill_floor_layer_us=200.0
 )
 
 
 def test_the_packaged_profiles_load():
-    assert set(runtime_names()) >= {"infersim", "kernels", "trtllm", "vllm"}
-    for name in runtime_names():
-        profile = load_runtime(name)
+    assert set(engine_names()) >= {"infersim", "kernels", "trtllm", "vllm"}
+    for name in engine_names():
+        profile = load_engine(name)
         assert profile.name == name
         assert profile.is_kernels == (name == "kernels")
-        assert load_runtime(profile) is profile
-        assert load_runtime(dataclasses.asdict(profile)) == profile
-    infersim = load_runtime("infersim")
+        assert load_engine(profile) is profile
+        assert load_engine(dataclasses.asdict(profile)) == profile
+    infersim = load_engine("infersim")
     assert (infersim.step_us, infersim.step_us + infersim.prefill_us) == (5000.0, 30000.0)
 
 
 def test_a_profile_is_a_file_too(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text("step_us = 3.5\nsequence_us = 2\n", "utf-8")
-    profile = load_runtime(path)
+    profile = load_engine(path)
     assert (profile.name, profile.step_us, profile.sequence_us) == ("mine", 3.5, 2.0)
-    assert load_runtime(str(path)) == profile
+    assert load_engine(str(path)) == profile
 
 
 @pytest.mark.parametrize(
@@ -54,13 +54,13 @@ def test_a_profile_that_is_none_is_refused(tmp_path, content, words):
     path = tmp_path / "mine.toml"
     path.write_text(content, "utf-8")
     with pytest.raises(PlanError, match=words):
-        load_runtime(path)
+        load_engine(path)
 
 
 @pytest.mark.parametrize("given", ["vlm", "nowhere.toml", 5, None])
 def test_an_unknown_profile_names_those_that_there_are(given):
     with pytest.raises(PlanError, match=r"kernels.*vllm|cannot read"):
-        load_runtime(given)
+        load_engine(given)
     with pytest.raises(PlanError):
         compile_plan("llama-3.1-8b", "h100", None, runtime=given)
 
@@ -143,7 +143,7 @@ def test_the_median_of_three_takes_out_a_lonely_slow_point():
 def test_static_scales_take_off_what_finding_them_takes(h100):
     options = {"dtype": "fp8", "max_tokens": 4096}
     dynamic = compile_plan("llama-3.1-8b", "h100", h100, **options)
-    known = RuntimeProfile("known scales", fp8_scales="static")
+    known = EngineProfile("known scales", fp8_scales="static")
     static = compile_plan("llama-3.1-8b", "h100", h100, runtime=known, **options)
     for tokens in (1, 64, 4096):
         step = StepBatch.from_requests([[(tokens, 0)]])
