@@ -27,7 +27,7 @@ from fastroof.columns import ORIGINS
 from fastroof.errors import BatchError, LookupInputError
 from fastroof.load.aiconfigurator import installed_root
 
-CHECKOUT = Path(__file__).resolve().parents[1]
+CHECKOUT = Path(__file__).resolve().parents[2]
 H100 = CHECKOUT / "bench_data" / "h100"
 
 

@@ -197,8 +197,8 @@ def test_infersim_constants_keep_its_own_and_derate_others() -> None:
         ({"prefill": [0]}, BatchError),
         ({"prefill": [2.5]}, BatchError),
         ({"prefill": [16], "tp": 3}, PlanError),
-        ({"prefill": [16], "infersim_root": Path(__file__).parent / "golden_sample"}, ValueError),
-        ({"prefill": [16], "roofline_v2_root": Path(__file__).parent / "nowhere"}, MissingTableError),
+        ({"prefill": [16], "infersim_root": Path(__file__).parents[1] / "golden_sample"}, ValueError),
+        ({"prefill": [16], "roofline_v2_root": Path(__file__).parents[1] / "nowhere"}, MissingTableError),
     ],
 )
 def test_bad_input_is_refused(arguments: Any, error: type[Exception], h100: fastroof.Tables) -> None:

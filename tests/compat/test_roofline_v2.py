@@ -26,7 +26,7 @@ from fastroof.errors import (
 )
 from tests.reference import roofline_v2 as naive
 
-SAMPLE = Path(__file__).parent / "golden_sample" / "roofline_v2"
+SAMPLE = Path(__file__).parents[1] / "golden_sample" / "roofline_v2"
 COMPONENTS = ("prefill_compute_s", "prefill_memory_s", "decode_compute_s", "decode_memory_s")
 SHAPE = "32-8-128"
 MODEL = {

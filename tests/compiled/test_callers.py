@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import fastroof
 from fastroof.backends import numba_callers
 from fastroof.compiled import callers, steps
-from tests.test_compiled_steps import ANY_INT, plan_of
+from tests.compiled.test_steps import ANY_INT, plan_of
 
 
 @pytest.fixture(scope="module")

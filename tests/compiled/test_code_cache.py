@@ -20,7 +20,7 @@ from numba.core import config
 
 from fastroof.compiled import code_cache, jit
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import sys
 import numpy as np

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fastroof.backends.c.plan_file import plan_bytes
 from fastroof.compiled import grids, plan_files, steps
-from tests.test_compiled_steps import plan_of
+from tests.compiled.test_steps import plan_of
 
 pytestmark = pytest.mark.loops
 

@@ -256,7 +256,7 @@ def test_importing_sweeps_needs_no_numba() -> None:
 
     code = "import sys, fastroof.sweep; fastroof.sweep.best_batches; print('numba' in sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], cwd=Path(__file__).resolve().parents[1],
+        [sys.executable, "-W", "error", "-c", code], cwd=Path(__file__).resolve().parents[2],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (done.stdout.strip(), done.stderr) == ("False", "")

@@ -14,7 +14,7 @@ from fastroof.config import GpuSpec, gpu_names, load_gpu
 from fastroof.config.paths import bench_data_root
 from fastroof.errors import GpuError
 
-SHARED = Path(__file__).resolve().parents[1] / ".." / "shared"
+SHARED = Path(__file__).resolve().parents[2] / ".." / "shared"
 
 VALID = """
 title = "Test card"

@@ -15,7 +15,7 @@ import pytest
 from fastroof.config import ModelSpec, ShardedShape, load_model, model_names, shard
 from fastroof.errors import ModelError, PlanError, UnsupportedModelError
 
-SHARED = Path(__file__).resolve().parents[1] / ".." / "shared"
+SHARED = Path(__file__).resolve().parents[2] / ".." / "shared"
 REFERENCE = SHARED / "reference"
 
 # Weights of the published checkpoints.

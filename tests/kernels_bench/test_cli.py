@@ -29,7 +29,7 @@ from kernels_bench.journal import find_journals, read_journal
 from kernels_bench.run import session
 from kernels_bench.run.card import measured_gpu, refuse_other_gpu, write_gpu_file
 from kernels_bench.run.facts import checkout_commit, software_versions, working
-from tests.kernels_bench.kb_fakes import FakeMonitor, FakeProvider, FakeTimer, of_type
+from tests.kernels_bench.fakes import FakeMonitor, FakeProvider, FakeTimer, of_type
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 H100 = "NVIDIA H100 80GB HBM3"

@@ -22,7 +22,7 @@ from fastroof.load.aiconfigurator import (
 )
 from fastroof.load.own import list_sources, load_own
 
-SHIPPED = Path(__file__).resolve().parents[1] / "bench_data" / "h100" / "aiconfigurator-vllm-0.24.0"
+SHIPPED = Path(__file__).resolve().parents[2] / "bench_data" / "h100" / "aiconfigurator-vllm-0.24.0"
 SHIPPED_TRTLLM = SHIPPED.parent / "aiconfigurator-trtllm-1.3.0rc20"
 SHIPPED_PACKAGE_VERSION = "0.12.0"
 

@@ -25,7 +25,7 @@ from fastroof.load.own import list_sources, load_own
 from fastroof.load.rows import read_columns
 from fastroof.load.write import toml_text, write_source
 
-SHIPPED_H100 = Path(__file__).resolve().parents[1] / "bench_data" / "h100"
+SHIPPED_H100 = Path(__file__).resolve().parents[2] / "bench_data" / "h100"
 GEMM = OPERATORS["gemm"]
 
 

@@ -22,7 +22,7 @@ from fastroof.report.step_plot import step_stack
 
 mpl = pytest.importorskip("matplotlib", reason="plots need matplotlib: pip install fastroof[report]")
 
-CHECKOUT = Path(__file__).resolve().parents[1]
+CHECKOUT = Path(__file__).resolve().parents[2]
 PNG = b"\x89PNG\r\n\x1a\n"
 
 

@@ -31,7 +31,7 @@ from tests.reference.made_results import CONCURRENCY, LIMITS, deployments, write
 
 pytest.importorskip("plotly", reason="the report needs plotly: pip install fastroof[report]")
 
-CHECKOUT = Path(__file__).resolve().parents[1]
+CHECKOUT = Path(__file__).resolve().parents[2]
 HOSTILE = "</script><script>document.title='owned'</script><!-- <b>&amp;\u2028$title"
 STEP_SPEC = {
     "models": ["llama-3.1-8b", "qwen3-8b"],

@@ -21,7 +21,7 @@ from numba.core.dispatcher import Dispatcher
 import fastroof
 from fastroof.compiled import steps
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 AT_ONCE = 16
 STEPS = 100_000
 

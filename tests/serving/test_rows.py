@@ -26,7 +26,7 @@ from fastroof.serving.rows import ENGINES, LeftOut, ServingRow, read_rows, shipp
 from fastroof.serving.silicon_sample import convert_silicon_sample, read_silicon_sample
 from kernels_bench.steps.step_columns import append_step
 
-CHECKOUT = Path(__file__).resolve().parents[1]
+CHECKOUT = Path(__file__).resolve().parents[2]
 SERVING = CHECKOUT / "bench_data" / "h100" / "serving"
 BY_DATASET = {
     "sglang-0.5.1.post1-qwen3-32b-bf16": 78,

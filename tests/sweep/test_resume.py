@@ -24,7 +24,7 @@ from fastroof.sweep.checkpoint import Checkpoint, parts_folder
 from fastroof.sweep.unit_rows import outcomes_from_json, outcomes_to_json
 from fastroof.sweep.units import UnitResult
 
-CHECKOUT = Path(__file__).resolve().parents[1]
+CHECKOUT = Path(__file__).resolve().parents[2]
 DEPLOYMENTS: dict[str, Any] = {
     "models": ["llama-3.1-8b", "qwen3-8b"],
     "tp": [1, 2],

@@ -20,7 +20,7 @@ from fastroof.sweep import SweepSpec, load_spec
 from fastroof.sweep import spec as spec_module
 from fastroof.sweep.grids import MAX_SIZES, expand_sizes
 
-CHECKOUT = Path(__file__).resolve().parents[1]
+CHECKOUT = Path(__file__).resolve().parents[2]
 SMALL: dict[str, Any] = {"models": ["llama-3.1-8b"], "batch_size": [1, 8], "kv_len": [128]}
 
 

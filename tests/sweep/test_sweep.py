@@ -25,7 +25,7 @@ from fastroof.sweep.output import ResultFile, step_schema
 from fastroof.sweep.sources import load_tables_by_gpu
 from tests.reference.sweep import best_steps, violated
 
-CHECKOUT = Path(__file__).resolve().parents[1]
+CHECKOUT = Path(__file__).resolve().parents[2]
 # from 64 to 65 kernels jump, and fewer requests may give more tokens a second
 BATCHES = [1, 2, 7, 24, 29, 30, 31, 32, 64, 65]
 LENGTHS = [1, 2, 1000, 4096, 16384, 100_000]

@@ -23,7 +23,7 @@ from fastroof.compiled import plan_files, steps
 from fastroof.compiled.c_steps import C_LIBRARY
 from fastroof.errors import BackendError
 
-SAMPLE = Path(__file__).parents[1] / "golden_sample" / "roofline_v2" / "step_times.csv"
+SAMPLE = Path(__file__).parents[2] / "golden_sample" / "roofline_v2" / "step_times.csv"
 I64, F64, PLAN = ctypes.c_int64, ctypes.POINTER(ctypes.c_double), ctypes.c_void_p
 ARRAY = ctypes.c_void_p
 

@@ -25,7 +25,7 @@ from fastroof.backends.serve.client import StdioClient
 from fastroof.cli import app
 from fastroof.errors import BackendError, BatchError, FastroofError, PlanRangeError
 
-CHECKOUT = Path(__file__).resolve().parents[2]
+CHECKOUT = Path(__file__).resolve().parents[3]
 PLAN = "llama-3.1-8b,max_tokens=512,max_seqs=64"
 SERVE = [sys.executable, "-m", "fastroof", "serve", PLAN]
 ONE = b'{"id": 1, "batch_size": 64, "kv_len": 4096}\n'

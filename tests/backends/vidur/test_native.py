@@ -19,7 +19,7 @@ import pytest
 import fastroof
 from fastroof import BackendError, PlanRangeError, StepPlan, Tables
 
-CHECKOUT = Path(__file__).resolve().parents[2]
+CHECKOUT = Path(__file__).resolve().parents[3]
 MODEL = "meta-llama/Llama-3-8B"
 SCHEDULERS = (
     "VllmSchedulerConfig",

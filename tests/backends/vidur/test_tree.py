@@ -1,6 +1,6 @@
 """Vidur's source tree: registered without a patch, asked by its schedulers, equal to the plan.
 
-Against a stand-in of the tree, tests/backends/vidur_tree; what it follows and leaves out is said there.
+Against a stand-in of the tree, tests/backends/vidur/vidur_tree; what it follows and leaves out is said there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fastroof.backends.vidur.terms import TERM_OF
 from fastroof.plan.operators import transformer_operators
 
 TREE = Path(__file__).with_name("vidur_tree")
-CHECKOUT = TREE.parents[2]
+CHECKOUT = TREE.parents[3]
 MODEL = "meta-llama/Meta-Llama-3-8B"
 
 

@@ -15,7 +15,7 @@ from fastroof.compat.infersim.scenarios import SCENARIO_COLUMNS
 from fastroof.errors import MissingTableError
 from tests.reference import infersim as reference
 
-SAMPLE = Path(__file__).resolve().parent / "golden_sample" / "infersim"
+SAMPLE = Path(__file__).resolve().parents[2] / "golden_sample" / "infersim"
 MODELS = (
     "deepseek_v3", "deepseek_v3.2", "qwen3-235B-A22B", "qwen3-30B-A3B", "qwen3-8B", "qwen3-next-80B-A3B",
     "qwen3.5-122B-A10B", "qwen3.5-35B-A3B",

@@ -26,7 +26,7 @@ from fastroof.errors import (
 )
 from tests.reference import infersim as reference
 
-SAMPLE = Path(__file__).resolve().parent / "golden_sample" / "infersim" / "bench_data"
+SAMPLE = Path(__file__).resolve().parents[2] / "golden_sample" / "infersim" / "bench_data"
 DENSE = {
     "model_type": "qwen3", "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32,
     "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 12288,

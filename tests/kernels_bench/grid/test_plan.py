@@ -27,7 +27,7 @@ from kernels_bench.grid.estimate import estimate, estimate_all, fit_budget, run_
 from kernels_bench.grid.grid import load_grid
 from kernels_bench.points import Point
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 H100 = load_gpu("h100")
 A100 = load_gpu("a100")
 L40S = load_gpu("l40s")

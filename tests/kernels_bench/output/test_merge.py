@@ -215,7 +215,7 @@ def test_the_command(tmp_path: Path) -> None:
 
 
 def test_a_gpu_that_fastroof_does_not_know_takes_its_facts_along(tmp_path: Path) -> None:
-    facts = (Path(__file__).parents[2] / "bench_data" / "h100" / "gpu.toml").read_text(encoding="utf-8")
+    facts = (Path(__file__).parents[3] / "bench_data" / "h100" / "gpu.toml").read_text(encoding="utf-8")
     own = facts.replace('"h100"', '"lab-card"', 1)
     runs = []
     for i, us in enumerate((50.0, 53.0)):

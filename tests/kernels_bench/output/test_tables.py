@@ -197,7 +197,7 @@ def test_a_folder_of_another_gpu_is_refused(journal: Path, tmp_path: Path) -> No
         write_tables([journal], folder, overwrite=True)
     beside = tmp_path / "y"
     beside.mkdir()
-    facts = (Path(__file__).parents[2] / "bench_data" / "h200" / "gpu.toml").read_text()
+    facts = (Path(__file__).parents[3] / "bench_data" / "h200" / "gpu.toml").read_text()
     (beside / "gpu.toml").write_text(facts)
     with pytest.raises(MeasureError, match=r"gpu\.toml of h200, but h100"):
         write_tables([journal], beside / "kernels_bench")

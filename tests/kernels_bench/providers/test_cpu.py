@@ -12,7 +12,7 @@ from kernels_bench.grid.grid import load_grid
 from kernels_bench.points import Point
 from kernels_bench.providers.cpu import MAX_BYTES, CpuProvider, round_bf16
 from kernels_bench.run.check import check_result
-from tests.kernels_bench.kb_fakes import gemm
+from tests.kernels_bench.fakes import gemm
 
 BIG = 2**30
 HEADS = {"kv_dtype": "bf16", "num_q_heads": 4, "num_kv_heads": 2, "head_dim": 8, "window": 0}

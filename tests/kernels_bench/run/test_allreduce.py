@@ -32,7 +32,7 @@ from kernels_bench.run.allreduce import (
 from kernels_bench.run.allreduce_rank import Answer, Broken, Order, Ready, World
 from kernels_bench.run.allreduce_ranks import RanksTimeoutError, SpawnedRanks
 from kernels_bench.run.run_options import RunOptions, RunReport
-from tests.kernels_bench.kb_fakes import FakeClock, FakeMonitor, FakeProvider, FakeTimer, of_type
+from tests.kernels_bench.fakes import FakeClock, FakeMonitor, FakeProvider, FakeTimer, of_type
 
 KERNEL = "nccl all_reduce 2.27.5"
 STEADY = (9e3, *[500.0] * 20)

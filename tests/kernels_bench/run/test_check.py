@@ -23,7 +23,7 @@ from kernels_bench.run.check import (
     has_result,
     relative_error,
 )
-from tests.kernels_bench.kb_fakes import FakePrepared, FakeProvider, gemm, gemms
+from tests.kernels_bench.fakes import FakePrepared, FakeProvider, gemm, gemms
 
 
 def test_error_is_relative_to_the_norm_of_the_reference() -> None:

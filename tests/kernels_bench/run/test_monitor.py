@@ -11,7 +11,7 @@ import pytest
 
 import kernels_bench
 from kernels_bench.run.monitor import HostMonitor, NvmlMonitor, SmiMonitor, open_monitor, visible_device
-from tests.kernels_bench.kb_fakes import FakeNvml, NVMLError
+from tests.kernels_bench.fakes import FakeNvml, NVMLError
 
 PACKAGE = Path(kernels_bench.__file__).parent
 

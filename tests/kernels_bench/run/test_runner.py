@@ -15,7 +15,7 @@ from kernels_bench.journal import read_journal
 from kernels_bench.points import Point
 from kernels_bench.run.run_options import Progress
 from kernels_bench.run.runner import measuring_order
-from tests.kernels_bench.kb_fakes import (
+from tests.kernels_bench.fakes import (
     CLOCK_MHZ,
     FakeClock,
     FakeMonitor,

@@ -27,7 +27,7 @@ from kernels_bench.run.timing import (
     summarise,
     suspicion,
 )
-from tests.kernels_bench.kb_fakes import FakePrepared, FakeProvider, gemm
+from tests.kernels_bench.fakes import FakePrepared, FakeProvider, gemm
 
 RULE = ReplayRule()
 
