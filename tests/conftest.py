@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from _pytest.doctest import DoctestModule
 from hypothesis import settings
 
 if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable
+
     from fastroof import Tables
 
 os.environ["MPLBACKEND"] = "Agg"
@@ -26,6 +29,16 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 settings.register_profile("quick", deadline=None, max_examples=40)
 settings.register_profile("ci", deadline=None, max_examples=40, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "quick")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file() -> Generator[None, Iterable[pytest.Collector], list[pytest.Collector]]:
+    """Look for no doctests in tests.
+
+    Their import forgives a module its wrong imports, and all that the module tests would be skipped.
+    """
+    collectors = yield
+    return [collector for collector in collectors if not isinstance(collector, DoctestModule)]
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,6 @@ import pytest
 
 import fastroof
 from fastroof.backends.c import export_c
-from fastroof.backends.c.plan_file import describe
 
 BLIS = Path(__file__).parent / "blis"
 NAMES = ("llama-3.1-8b", "llama-3.1-70b-tp4-fp8")
@@ -105,7 +104,7 @@ def lines_of(name, plan):
     """What an example prints, from Python; a sum of a million steps differs where one of them does."""
     call = np.arange(CALLS)
     return [
-        f"plan: {json.dumps(describe(name, plan))}",
+        f"plan: {json.dumps({'name': name, **plan.describe()})}",
         shown("64 decodes at 4096 tokens", plan.decode_us(64, 4096)),
         shown(
             "a prompt of 2048 tokens and 31 decodes",
