@@ -39,9 +39,9 @@ _LIMITS: Final = {
 
 EPILOG: Final = """\b
 Examples:
-  fastroof size --model llama-3.1-70b --rate 20 --isl 4000 --osl 500 --ttft 500 --tpot 30 --runtime vllm
-  fastroof size --model llama-3.1-8b --kv-len 1024,4096,16384 --tpot 10
-  fastroof size --model llama-3.1-8b --batch-size 1,16,64 --tpot 10
+  fastroof size --model llama-3.1-70b --rate 20 --isl 4000 --osl 500 --ttft-ms 500 --tpot-ms 30 --runtime vllm
+  fastroof size --model llama-3.1-8b --kv-len 1024,4096,16384 --tpot-ms 10
+  fastroof size --model llama-3.1-8b --batch-size 1,16,64 --tpot-ms 10
 
 Give one of --rate (least GPUs), --kv-len (largest batch) and --batch-size (largest context). Each takes a
 number or a comma-separated list. With one rate, every tp is shown, the one with the fewest GPUs first.
@@ -74,11 +74,11 @@ def size(
     osl: Annotated[
         float | None, typer.Option(help="Mean output length, first token included, with --rate.")
     ] = None,
-    ttft: Annotated[
+    ttft_ms: Annotated[
         float | None, typer.Option(metavar="MS", help="Longest mean time to first token, with --rate.")
     ] = None,
-    tpot: Annotated[float | None, typer.Option(metavar="MS", help="Longest time per output token.")] = None,
-    request_latency: Annotated[
+    tpot_ms: Annotated[float | None, typer.Option(metavar="MS", help="Longest time per output token.")] = None,
+    request_latency_ms: Annotated[
         float | None, typer.Option(metavar="MS", help="Longest mean time of a request, with --rate.")
     ] = None,
     gpu: Gpu = None,
@@ -108,7 +108,7 @@ def size(
     asked = [name for name, value in zip(_QUESTIONS, given, strict=True) if value is not None]
     if len(asked) != 1:
         raise BatchError(f"give one of {', '.join(_QUESTIONS)}, got {' and '.join(asked) or 'none of them'}")
-    serving = {"--isl": isl, "--osl": osl, "--ttft": ttft, "--request-latency": request_latency}
+    serving = {"--isl": isl, "--osl": osl, "--ttft-ms": ttft_ms, "--request-latency-ms": request_latency_ms}
     _check_together(asked[0], serving)
     sizes = parse_sizes("--tp", tp)
     splits = sizes if isinstance(sizes, list) else [sizes]
@@ -119,10 +119,10 @@ def size(
         "runtime": runtime,
         "method": method,
     }
-    limit_ms = math.inf if tpot is None else tpot
+    limit_ms = math.inf if tpot_ms is None else tpot_ms
     loaded = load_model(model)
     if rate is not None:
-        limits = {"ttft_ms": ttft, "tpot_ms": tpot, "request_latency_ms": request_latency}
+        limits = {"ttft_ms": ttft_ms, "tpot_ms": tpot_ms, "request_latency_ms": request_latency_ms}
         load = {"isl": isl, "osl": osl} | {name: ms for name, ms in limits.items() if ms is not None}
         engine = {"max_batched_tokens": max_batched_tokens, "max_seqs": max_seqs}
         rows, refused = _deployments(

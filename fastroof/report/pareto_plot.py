@@ -134,7 +134,7 @@ def draw_pareto(results: Results, *, colour_by: str = "model", **wanted: Any) ->
                 )
         axes.set_xlim(left=0.0)
         axes.set_ylim(bottom=0.0)
-        limit = _tpot_limit_ms(results)
+        limit = _tpot_ms(results)
         if limit is not None and MS_PER_S / limit <= axes.get_xlim()[1]:
             axes.axvline(MS_PER_S / limit, color=QUIET, linewidth=1.2, linestyle="--", zorder=1)
             axes.text(
@@ -152,7 +152,8 @@ def draw_pareto(results: Results, *, colour_by: str = "model", **wanted: Any) ->
     return figure
 
 
-def _tpot_limit_ms(results: Results) -> float | None:
+def _tpot_ms(results: Results) -> float | None:
+    """Return the sweep's limit on the time per output token, ms; None where it has none."""
     spec = results.metadata_json("fastroof.spec")
-    found = (spec.get("constraints") or {}).get("tpot_ms", spec.get("tpot_limit_ms"))
+    found = (spec.get("constraints") or spec).get("tpot_ms")
     return float(found) if isinstance(found, int | float) and found > 0 else None

@@ -40,20 +40,20 @@ def positive(name: str, value: Any) -> Floats:
     return array.astype(np.float64)
 
 
-def _together(name: str, sizes: Any, tpot_limit_ms: Any) -> tuple[tuple[int, ...], Longs, Floats]:
+def _together(name: str, sizes: Any, tpot_ms: Any) -> tuple[tuple[int, ...], Longs, Floats]:
     """Sizes as int64 and limits in us, flat and of one shape."""
-    both: list[Any] = [int_array(name, sizes), positive("tpot_limit_ms", tpot_limit_ms) * US_PER_MS]
+    both: list[Any] = [int_array(name, sizes), positive("tpot_ms", tpot_ms) * US_PER_MS]
     try:
         integers, limits = np.broadcast_arrays(*both)
     except ValueError:
         raise BatchError(
-            f"shapes do not broadcast: {name} {both[0].shape}, tpot_limit_ms {both[1].shape}"
+            f"shapes do not broadcast: {name} {both[0].shape}, tpot_ms {both[1].shape}"
         ) from None
     flat = integers.astype(np.int64).reshape(-1)
     return integers.shape, flat, np.ascontiguousarray(limits).reshape(-1)
 
 
-def largest_batch(plan: StepPlan, kv_len: Any, tpot_limit_ms: Any = np.inf) -> Any:
+def largest_batch(plan: StepPlan, kv_len: Any, tpot_ms: Any = np.inf) -> Any:
     """Largest number of requests that decode together within memory and a time per output token.
 
     Parameters
@@ -62,7 +62,7 @@ def largest_batch(plan: StepPlan, kv_len: Any, tpot_limit_ms: Any = np.inf) -> A
         The model on its GPUs.
     kv_len : int or array_like of int
         Tokens that each request attends to, the new one included. Broadcast, as is the next.
-    tpot_limit_ms : number or array_like
+    tpot_ms : number or array_like
         Longest step, ms; inf for memory alone.
 
     Returns
@@ -70,7 +70,7 @@ def largest_batch(plan: StepPlan, kv_len: Any, tpot_limit_ms: Any = np.inf) -> A
     int or ndarray of int64
         The largest ``b`` up to ``plan.max_seqs`` and ``plan.max_tokens`` whose KV cache fits,
         ``b * kv_len <= plan.memory.max_kv_tokens``, and whose step keeps the limit,
-        ``plan.decode_us(b, kv_len) <= tpot_limit_ms * 1000``; 0 where there is none. Smaller batches may
+        ``plan.decode_us(b, kv_len) <= tpot_ms * 1000``; 0 where there is none. Smaller batches may
         be slower: measured kernels are jagged.
 
     Raises
@@ -83,11 +83,11 @@ def largest_batch(plan: StepPlan, kv_len: Any, tpot_limit_ms: Any = np.inf) -> A
     >>> import fastroof
     >>> from fastroof.serving.sizing import largest_batch
     >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
-    >>> batch_size = largest_batch(plan, 4096, tpot_limit_ms=10)
+    >>> batch_size = largest_batch(plan, 4096, tpot_ms=10)
     >>> bool(plan.decode_us(batch_size, 4096) <= 10_000 < plan.decode_us(batch_size + 1, 4096))
     True
     """
-    shape, lengths, limits_us = _together("kv_len", kv_len, tpot_limit_ms)
+    shape, lengths, limits_us = _together("kv_len", kv_len, tpot_ms)
     raise_sizes(plan, {"batch_size": np.ones_like(lengths), "kv_len": lengths}, 0)
     order = np.argsort(lengths, kind="stable")
     batches = np.arange(1, min(plan.max_tokens, plan.max_seqs) + 1)
@@ -107,7 +107,7 @@ def largest_batch(plan: StepPlan, kv_len: Any, tpot_limit_ms: Any = np.inf) -> A
 
 
 def largest_context(
-    plan: StepPlan, batch_size: Any, tpot_limit_ms: Any = np.inf, *, max_kv_len: int | None = None
+    plan: StepPlan, batch_size: Any, tpot_ms: Any = np.inf, *, max_kv_len: int | None = None
 ) -> Any:
     """Largest context that a number of requests can have within memory and a time per output token.
 
@@ -117,7 +117,7 @@ def largest_context(
         The model on its GPUs.
     batch_size : int or array_like of int
         Requests that decode together. Broadcast, as is the next.
-    tpot_limit_ms : number or array_like
+    tpot_ms : number or array_like
         Longest step, ms; inf for memory alone.
     max_kv_len : int, optional
         Longest sequence to look at; by default ``plan.model.max_position``.
@@ -126,7 +126,7 @@ def largest_context(
     -------
     int or ndarray of int64
         The largest ``kv_len`` whose KV cache fits, ``batch_size * kv_len <= plan.memory.max_kv_tokens``, and
-        whose step keeps the limit, ``plan.decode_us(batch_size, kv_len) <= tpot_limit_ms * 1000``; 0 where
+        whose step keeps the limit, ``plan.decode_us(batch_size, kv_len) <= tpot_ms * 1000``; 0 where
         there is none. Shorter contexts may be slower: measured kernels are jagged.
 
     Raises
@@ -141,7 +141,7 @@ def largest_context(
     >>> import fastroof
     >>> from fastroof.serving.sizing import largest_context
     >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
-    >>> kv_len = largest_context(plan, 16, tpot_limit_ms=10)
+    >>> kv_len = largest_context(plan, 16, tpot_ms=10)
     >>> bool(plan.decode_us(16, kv_len) <= 10_000 < plan.decode_us(16, kv_len + 1))
     True
     """
@@ -149,7 +149,7 @@ def largest_context(
     whole = isinstance(longest, int | np.integer) and not isinstance(longest, bool)
     if not whole or not 1 <= longest <= MAX_KV_LEN:
         raise BatchError(f"max_kv_len must be an integer from 1 to {MAX_KV_LEN}, got {longest!r}")
-    shape, batches, limits_us = _together("batch_size", batch_size, tpot_limit_ms)
+    shape, batches, limits_us = _together("batch_size", batch_size, tpot_ms)
     raise_sizes(plan, {"batch_size": batches, "kv_len": np.ones_like(batches)}, 0)
     answer = np.empty_like(batches)
     loops.largest_contexts(plan.arena, plan.memory.max_kv_tokens, int(longest), batches, limits_us, answer)

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastroof.errors import BatchError, PlanRangeError, SweepError
+from fastroof.units import US_PER_MS
 
 # `import fastroof.sweep` needs no numba; whatever needs it is imported when a grid is timed.
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def best_batches(
     batch_size: Any,
     kv_len: Any,
     *,
-    tpot_limit_us: float | None = None,
+    tpot_ms: float | None = None,
     threads: int = 1,
 ) -> BestBatches:
     """Find the batch size that gives the most tokens a second within memory and a time per output token.
@@ -132,8 +133,8 @@ def best_batches(
         Batch sizes to choose from, rising.
     kv_len : int or array_like of int, one-dimensional
         Lengths to choose at, in any order; it is fastest where they rise.
-    tpot_limit_us : float, optional
-        Longest step allowed, us.
+    tpot_ms : float, optional
+        Longest step allowed, ms.
     threads : int
         Threads to share the rows over; any number gives the same answer.
 
@@ -166,9 +167,9 @@ def best_batches(
     batches, lengths = _axis("batch_size", batch_size), _axis("kv_len", kv_len)
     if not len(batches) or (np.diff(batches) <= 0).any():
         raise BatchError(f"batch_size must hold at least one size and rise, got {batch_size!r:.60}")
-    limit_us = math.inf if tpot_limit_us is None else tpot_limit_us
+    limit_us = math.inf if tpot_ms is None else tpot_ms * US_PER_MS
     if not limit_us > 0:
-        raise SweepError(f"tpot_limit_us must be above 0, got {tpot_limit_us!r}")
+        raise SweepError(f"tpot_ms must be above 0, got {tpot_ms!r}")
     best = best_rows(chosen, [lengths] * len(chosen), batches, float(limit_us), threads)
     return BestBatches._make(answer.reshape(len(chosen), len(lengths)) for answer in best)
 

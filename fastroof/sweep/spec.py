@@ -92,7 +92,7 @@ class SweepSpec(BaseModel):
     method: Literal["roofline", "linear_mfu", "nearest", "floor"] = Field(
         "roofline", description="one of roofline, linear_mfu, nearest, floor"
     )
-    tpot_limit_ms: float | None = Field(
+    tpot_ms: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="a number of ms above 0, or no such key for no limit"
     )
     report_kv_len: int = Field(

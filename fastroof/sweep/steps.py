@@ -108,7 +108,7 @@ class _StepRows:
 
     def __init__(self, spec: SweepSpec) -> None:
         self.batch_size = np.array(spec.batch_size)
-        self.limit_us = math.inf if spec.tpot_limit_ms is None else spec.tpot_limit_ms * US_PER_MS
+        self.limit_us = math.inf if spec.tpot_ms is None else spec.tpot_ms * US_PER_MS
         self.keep = spec.keep
         self.with_error = spec.with_error
         # errors are asked for on top: the rate of a sweep is that of its steps

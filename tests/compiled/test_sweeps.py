@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from fastroof import BatchError, PlanRangeError, SweepError, compile_plan
 from fastroof.compiled import grids, steps
 from fastroof.sweep import LIMITS, best_batches, cartesian, decode_grid_us
+from fastroof.units import US_PER_MS
 from tests.reference.handmade import attention_rows, gemm_rows, handmade_tables
 from tests.reference.sweep import best_steps
 
@@ -98,9 +99,16 @@ def test_best_batches_are_the_naive_ones(
     with pytest.MonkeyPatch.context() as patch:
         memory = plans[0].memory._replace(max_kv_tokens=room)
         patch.setattr(type(plans[0]), "memory", memory)
-        best = best_batches(plans, batches, kv_len, tpot_limit_us=limit)
+        limit_ms, limit = limits(limit)
+        best = best_batches(plans, batches, kv_len, tpot_ms=limit_ms)
         for p, plan in enumerate(plans):
             assert_naive(plan, batches, kv_len, limit, [answer[p] for answer in best])
+
+
+def limits(limit_us: float | None) -> tuple[float | None, float | None]:
+    """A limit in ms, and what it is in us to the last bit."""
+    limit_ms = None if limit_us is None else limit_us / US_PER_MS
+    return limit_ms, None if limit_ms is None else limit_ms * US_PER_MS
 
 
 def assert_naive(
@@ -140,14 +148,15 @@ def test_jagged_times_and_near_ties_are_exact(
     plan = with_rows_us(plans[0], rows_us)
     assert [plan.decode_us(b, 7) for b in range(1, MAX_BATCH + 1)] == rows_us
     batches = sorted(batch_size)
-    best = best_batches([plan], batches, [7, 70], tpot_limit_us=limit)
+    limit_ms, limit = limits(limit)
+    best = best_batches([plan], batches, [7, 70], tpot_ms=limit_ms)
     assert_naive(plan, batches, [7, 70], limit, [answer[0] for answer in best])
 
 
 @pytest.mark.loops
 def test_all_ways_to_be_limited_are_met(plans: list[Any]) -> None:
     plan = with_rows_us(plans[0], [1.0, 1.0, 9.0, 2.0])
-    best = best_batches(plan, [1, 2, 3, 4], [1], tpot_limit_us=8.0)
+    best = best_batches(plan, [1, 2, 3, 4], [1], tpot_ms=8e-3)
     assert (best.batch_size[0, 0], LIMITS[best.limited_by[0, 0]]) == (2, "tpot")
     assert best.over_tpot.tolist() == [[1]]
     best = best_batches(plan, [1, 2, 4, 5], [1])
@@ -169,12 +178,12 @@ def test_any_number_of_threads_gives_the_same_bits(plans: list[Any], monkeypatch
     batches, lengths = np.arange(1, 65), np.array([5000, 3, 64, 700, 65, 2**20, 4096])
     for chosen in (plans, plans[:1], plans[2:]):
         grid = decode_grid_us(chosen, batches, lengths)
-        best = best_batches(chosen, batches, lengths, tpot_limit_us=500.0)
+        best = best_batches(chosen, batches, lengths, tpot_ms=0.5)
         for threads in (2, 3, 4, 100):
             out = np.full(grid.shape, np.nan)
             assert decode_grid_us(chosen, batches, lengths, out=out, threads=threads) is out
             np.testing.assert_array_equal(out, grid)
-            again = best_batches(chosen, batches, lengths, tpot_limit_us=500.0, threads=threads)
+            again = best_batches(chosen, batches, lengths, tpot_ms=0.5, threads=threads)
             for one, other in zip(best, again, strict=True):
                 np.testing.assert_array_equal(one, other)
 
@@ -232,8 +241,8 @@ def test_wrong_options_are_refused(plans: list[Any]) -> None:
         with pytest.raises(BatchError, match="batch_size must hold at least one size and rise"):
             best_batches(plans, batches, [1])
     for limit in (0.0, -1.0, float("nan")):
-        with pytest.raises(SweepError, match="tpot_limit_us must be above 0, got"):
-            best_batches(plans, [1], [1], tpot_limit_us=limit)
+        with pytest.raises(SweepError, match="tpot_ms must be above 0, got"):
+            best_batches(plans, [1], [1], tpot_ms=limit)
     for out in (np.empty((4, 2, 1)), np.empty((4, 1, 2), np.float32), [0.0]):
         with pytest.raises(BatchError, match=r"out must be a float64 array of shape \(4, 1, 2\)"):
             decode_grid_us(plans, [1, 2], [1], out=out)  # type: ignore[arg-type]

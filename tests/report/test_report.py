@@ -38,7 +38,7 @@ STEP_SPEC = {
     "tp": [1, 2],
     "batch_size": {"start": 1, "stop": 512, "step": 7},
     "kv_len": [1024, 4096],
-    "tpot_limit_ms": 20.0,
+    "tpot_ms": 20.0,
 }
 
 

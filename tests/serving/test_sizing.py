@@ -223,15 +223,15 @@ def test_memory_alone(real: Any) -> None:
 
 
 def test_wrong_sizes_and_limits_say_what_would_do(real: Any) -> None:
-    with pytest.raises(BatchError, match="tpot_limit_ms must hold numbers above 0, got 0"):
+    with pytest.raises(BatchError, match="tpot_ms must hold numbers above 0, got 0"):
         largest_batch(real, 5, 0)
-    with pytest.raises(BatchError, match="tpot_limit_ms must hold numbers above 0, got nan"):
+    with pytest.raises(BatchError, match="tpot_ms must hold numbers above 0, got nan"):
         largest_context(real, 5, math.nan)
-    with pytest.raises(BatchError, match="tpot_limit_ms must hold numbers above 0, got 'fast'"):
+    with pytest.raises(BatchError, match="tpot_ms must hold numbers above 0, got 'fast'"):
         largest_context(real, 5, "fast")
-    with pytest.raises(BatchError, match="tpot_limit_ms must hold numbers, got"):
+    with pytest.raises(BatchError, match="tpot_ms must hold numbers, got"):
         largest_context(real, 5, [[1.0], [2.0, 3.0]])
-    with pytest.raises(BatchError, match=r"do not broadcast: kv_len \(2,\), tpot_limit_ms \(3,\)"):
+    with pytest.raises(BatchError, match=r"do not broadcast: kv_len \(2,\), tpot_ms \(3,\)"):
         largest_batch(real, [5, 6], [1, 2, 3])
     with pytest.raises(BatchError, match="kv_len must be at least 1, got 0"):
         largest_batch(real, [5, 0])
@@ -420,11 +420,11 @@ def document(*arguments: str) -> Any:
     return json.loads(out)
 
 
-DEPLOYMENT = ("--model", "llama-3.1-70b", "--isl", "4000", "--osl", "500", "--ttft", "500", "--tpot", "30")
+DEPLOYMENT = ("--model", "llama-3.1-70b", "--isl", "4000", "--osl", "500", "--ttft-ms", "500", "--tpot-ms", "30")
 
 
 def test_the_command_gives_the_same_numbers(h100: Tables, real: Any) -> None:
-    found = document(*DEPLOYMENT, "--rate", "2,20", "--tp", "4,8", "--request-latency", "20000")
+    found = document(*DEPLOYMENT, "--rate", "2,20", "--tp", "4,8", "--request-latency-ms", "20000")
     options = {"ttft_ms": 500, "tpot_ms": 30, "request_latency_ms": 20_000}
     least = least_gpus("llama-3.1-70b", "h100", h100, [2, 20], 4000, 500, tp=[4, 8], **options)
     best = [row for row in found["rows"] if row["is_best"]]
@@ -435,14 +435,14 @@ def test_the_command_gives_the_same_numbers(h100: Tables, real: Any) -> None:
     assert found["refused"] == {}
     assert found["tables_hash"] == h100.content_hash
 
-    found = document("--model", "llama-3.1-8b", "--tp", "1", "--kv-len", "10,4096,500000", "--tpot", "10")
+    found = document("--model", "llama-3.1-8b", "--tp", "1", "--kv-len", "10,4096,500000", "--tpot-ms", "10")
     sizes = largest_batch(real, [10, 4096, 500_000], 10).tolist()
     assert [row["batch_size"] for row in found["rows"]] == sizes
     assert found["rows"][1]["step_ms"] == real.decode_us(sizes[1], 4096) / 1e3
     assert [row["limited_by"] for row in found["rows"]] == ["tpot", "tpot", "memory"]
     assert found["rows"][2]["step_ms"] is None
 
-    found = document("--model", "llama-3.1-8b", "--tp", "1", "--batch-size", "1,64", "--tpot", "500")
+    found = document("--model", "llama-3.1-8b", "--tp", "1", "--batch-size", "1,64", "--tpot-ms", "500")
     assert [row["kv_len"] for row in found["rows"]] == largest_context(real, [1, 64], 500).tolist()
     assert [row["limited_by"] for row in found["rows"]] == ["model", "memory"]
 
@@ -486,8 +486,8 @@ def test_wrong_questions_are_refused() -> None:
     assert refused("--rate", "1", "--kv-len", "5") == f"{questions} --rate and --kv-len"
     assert refused("--rate", "1", "--isl", "5") == "--rate needs --osl too"
     assert refused("--rate", "1") == "--rate needs --isl and --osl too"
-    assert refused("--kv-len", "1", "--ttft", "5").startswith("--ttft goes with --rate, --kv-len asks")
-    assert refused("--kv-len", "1", "--tpot", "-5") == "tpot_limit_ms must hold numbers above 0, got -5.0"
+    assert refused("--kv-len", "1", "--ttft-ms", "5").startswith("--ttft-ms goes with --rate, --kv-len asks")
+    assert refused("--kv-len", "1", "--tpot-ms", "-5") == "tpot_ms must hold numbers above 0, got -5.0"
     assert refused("--kv-len", "x").startswith("--kv-len needs a whole number")
     assert "tp must be one of 1, 2, 4, 8, got 3" in refused("--kv-len", "5", "--tp", "3")
     for text in ("", "0", "-1", "1,,2", "nan", "1e999"):

@@ -34,7 +34,7 @@ STEPS: dict[str, Any] = {
     "tp": [1, 2],
     "batch_size": [1, 8, 64],
     "kv_len": [1024, 8192, 100_000],
-    "tpot_limit_ms": 20.0,
+    "tpot_ms": 20.0,
 }
 SPECS = {
     **{keep: {**DEPLOYMENTS, "keep": keep} for keep in ("best", "pareto", "all")},
@@ -102,7 +102,7 @@ def test_what_is_no_whole_set_of_shards_is_refused(tmp_path: Path) -> None:
     one, two = sharded(spec, tmp_path, 2)
     output = tmp_path / "merged.parquet"
     other = tmp_path / "other.parquet"
-    run_sweep({**spec, "tpot_limit_ms": 30.0}, other, shard=(2, 2))
+    run_sweep({**spec, "tpot_ms": 30.0}, other, shard=(2, 2))
     third = tmp_path / "third.parquet"
     run_sweep(spec, third, shard=(2, 3))
     whole = tmp_path / "whole.parquet"
@@ -114,7 +114,7 @@ def test_what_is_no_whole_set_of_shards_is_refused(tmp_path: Path) -> None:
         ([], "nothing to merge"),
         ([one], "missing: shard 2/2"),
         ([one, two, two], "shard 2/2 is there twice"),
-        ([one, other], "not of one sweep: tpot_limit_ms: 20.0 there, 30.0 here"),
+        ([one, other], "not of one sweep: tpot_ms: 20.0 there, 30.0 here"),
         ([one, third], "shards: of 2 there, of 3 here"),
         ([one, whole], "whole.parquet is no shard of a sweep"),
         ([one, text], "text.parquet cannot be read"),

@@ -56,7 +56,7 @@ def test_best_steps_equal_the_naive_ones(tmp_path: Path, h100: Tables) -> None:
         plan = plan_of(h100, **options)
         lengths = [kv for kv in LENGTHS if kv <= plan.model.max_position]
         for limit_ms in (None, 25.0, 11.0, 1.0):
-            limit = {} if limit_ms is None else {"tpot_limit_ms": limit_ms}
+            limit = {} if limit_ms is None else {"tpot_ms": limit_ms}
             varied = {"models": options["model"], "tp": options["tp"], "dtype": options["dtype"]}
             summary = run_sweep({**SPEC, **varied, **limit}, output)
             expected, infeasible = best_steps(plan, BATCHES, lengths, limit_ms and limit_ms * 1e3)
@@ -73,7 +73,7 @@ def test_best_steps_equal_the_naive_ones(tmp_path: Path, h100: Tables) -> None:
 
 @pytest.mark.loops
 def test_all_steps_equal_the_plans(tmp_path: Path, h100: Tables) -> None:
-    spec = {**SPEC, "keep": "all", "tpot_limit_ms": 20.0, "kv_dtype": ["bf16", "fp8"], "tp": 2}
+    spec = {**SPEC, "keep": "all", "tpot_ms": 20.0, "kv_dtype": ["bf16", "fp8"], "tp": 2}
     summary = run_sweep(spec, tmp_path / "r.parquet")
     rows = iter(rows_of(tmp_path / "r.parquet"))
     counts: dict[Any, int] = {}
@@ -132,7 +132,7 @@ def test_any_thread_count_gives_the_same_rows(
         "models": ["llama-3.1-8b", "mistral-7b"],
         "tp": [1, 2, 4],
         "keep": keep,
-        "tpot_limit_ms": 20.0,
+        "tpot_ms": 20.0,
     }
     summaries = [run_sweep(spec, tmp_path / f"{n}.parquet", threads=n) for n in (1, 2, 5)]
     # parts of plans make no difference either
@@ -149,7 +149,7 @@ def test_any_thread_count_gives_the_same_rows(
 
 
 def test_the_summary_has_the_best_step_of_each_plan_at_the_nearest_length(tmp_path: Path) -> None:
-    spec = {**SPEC, "models": ["llama-3.1-8b", "llama-2-7b"], "report_kv_len": 9000, "tpot_limit_ms": 20.0}
+    spec = {**SPEC, "models": ["llama-3.1-8b", "llama-2-7b"], "report_kv_len": 9000, "tpot_ms": 20.0}
     summary = run_sweep(spec, tmp_path / "r.parquet")
     rows = {(r["model"], r["kv_len"]): r for r in rows_of(tmp_path / "r.parquet")}
     # 16384 is beyond what llama-2-7b knows
@@ -161,7 +161,7 @@ def test_the_summary_has_the_best_step_of_each_plan_at_the_nearest_length(tmp_pa
 
 
 def test_a_plan_without_a_feasible_batch_says_why(tmp_path: Path) -> None:
-    summary = run_sweep({**SPEC, "tpot_limit_ms": 0.5}, tmp_path / "r.parquet")
+    summary = run_sweep({**SPEC, "tpot_ms": 0.5}, tmp_path / "r.parquet")
     assert all(r["limited_by"] == "tpot" and r["batch_size"] == 0 for r in rows_of(tmp_path / "r.parquet"))
     assert all(
         r[name] is None
@@ -277,7 +277,7 @@ def test_every_column_is_documented(tmp_path: Path, keep: str, left_out: str, h1
 
 
 def test_csv_holds_the_same_rows(tmp_path: Path) -> None:
-    spec = {**SPEC, "tpot_limit_ms": 11.0}
+    spec = {**SPEC, "tpot_ms": 11.0}
     run_sweep(spec, tmp_path / "r.parquet")
     run_sweep(spec, str(tmp_path / "r.csv"))
     whole = pq.read_table(tmp_path / "r.parquet").replace_schema_metadata()
@@ -287,7 +287,7 @@ def test_csv_holds_the_same_rows(tmp_path: Path) -> None:
 
 
 def test_json_lines_hold_the_same_rows(tmp_path: Path) -> None:
-    spec = {**SPEC, "tpot_limit_ms": 11.0}
+    spec = {**SPEC, "tpot_ms": 11.0}
     run_sweep(spec, tmp_path / "r.parquet")
     run_sweep(spec, tmp_path / "r.jsonl")
     lines = (tmp_path / "r.jsonl").read_text().splitlines()
@@ -312,7 +312,7 @@ def test_units_are_pieces_of_the_sweep(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_the_file_has_the_counts(tmp_path: Path) -> None:
-    summary = run_sweep({**SPEC, "tpot_limit_ms": 11.0}, tmp_path / "r.parquet")
+    summary = run_sweep({**SPEC, "tpot_ms": 11.0}, tmp_path / "r.parquet")
     metadata = pq.read_metadata(tmp_path / "r.parquet").metadata
     assert metadata[b"fastroof.kind"] == b"steps"
     counts = json.loads(metadata[b"fastroof.counts"])
@@ -452,7 +452,7 @@ def test_the_packaged_sweep_answers_for_every_model(tmp_path: Path) -> None:
 def test_the_best_throughput_grows_with_the_limit(tmp_path: Path) -> None:
     rates = []
     for limit_ms in (8.0, 12.0, 20.0, 50.0):
-        run_sweep({**SPEC, "tpot_limit_ms": limit_ms}, tmp_path / "r.parquet")
+        run_sweep({**SPEC, "tpot_ms": limit_ms}, tmp_path / "r.parquet")
         rates.append([r["tokens_per_s"] or 0.0 for r in rows_of(tmp_path / "r.parquet")])
     assert (np.diff(rates, axis=0) >= 0).all()
     assert np.any(np.diff(rates, axis=0) > 0)

@@ -428,7 +428,7 @@ SPEC = {
 
 @pytest.mark.parametrize("keep", ["best", "all"])
 def test_rows_of_a_sweep_have_the_errors_of_their_steps_when_asked(tmp_path, h100, keep):
-    spec = {**SPEC, "keep": keep, "tpot_limit_ms": 3.0}
+    spec = {**SPEC, "keep": keep, "tpot_ms": 3.0}
     fastroof.run_sweep({**spec, "with_error": True}, tmp_path / "asked.parquet")
     fastroof.run_sweep(spec, tmp_path / "plain.parquet")
     asked, plain = (pq.read_table(tmp_path / f"{name}.parquet") for name in ("asked", "plain"))
@@ -458,7 +458,7 @@ def test_a_summary_marks_what_errors_cannot_tell_from_the_best(tmp_path):
     plain = fastroof.run_sweep(SPEC, tmp_path / "r.parquet")
     assert {step.standing for step in plain.best} == {None}
     impossible = fastroof.run_sweep(
-        {**SPEC, "with_error": True, "tpot_limit_ms": 0.1}, tmp_path / "r.parquet"
+        {**SPEC, "with_error": True, "tpot_ms": 0.1}, tmp_path / "r.parquet"
     )
     assert {(step.standing, step.relative_error) for step in impossible.best} == {(None, None)}
 

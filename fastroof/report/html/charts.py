@@ -49,7 +49,7 @@ def chart_facts(results: Results) -> dict[str, Any]:
 
 def _limits(spec: dict[str, Any]) -> dict[str, float]:
     """Limits of the sweep by the column that they are on."""
-    given = spec.get("constraints") or {"tpot_ms": spec.get("tpot_limit_ms")}
+    given = spec.get("constraints") or spec
     limits = {
         name: value
         for name in ("ttft_ms", "tpot_ms")
