@@ -77,7 +77,9 @@ def size(
     ttft_ms: Annotated[
         float | None, typer.Option(metavar="MS", help="Longest mean time to first token, with --rate.")
     ] = None,
-    tpot_ms: Annotated[float | None, typer.Option(metavar="MS", help="Longest time per output token.")] = None,
+    tpot_ms: Annotated[
+        float | None, typer.Option(metavar="MS", help="Longest time per output token.")
+    ] = None,
     request_latency_ms: Annotated[
         float | None, typer.Option(metavar="MS", help="Longest mean time of a request, with --rate.")
     ] = None,

@@ -420,7 +420,18 @@ def document(*arguments: str) -> Any:
     return json.loads(out)
 
 
-DEPLOYMENT = ("--model", "llama-3.1-70b", "--isl", "4000", "--osl", "500", "--ttft-ms", "500", "--tpot-ms", "30")
+DEPLOYMENT = (
+    "--model",
+    "llama-3.1-70b",
+    "--isl",
+    "4000",
+    "--osl",
+    "500",
+    "--ttft-ms",
+    "500",
+    "--tpot-ms",
+    "30",
+)
 
 
 def test_the_command_gives_the_same_numbers(h100: Tables, real: Any) -> None:

@@ -457,9 +457,7 @@ def test_a_summary_marks_what_errors_cannot_tell_from_the_best(tmp_path):
     assert {step.standing for step in summary.best} == {"best", "tie", None}
     plain = fastroof.run_sweep(SPEC, tmp_path / "r.parquet")
     assert {step.standing for step in plain.best} == {None}
-    impossible = fastroof.run_sweep(
-        {**SPEC, "with_error": True, "tpot_ms": 0.1}, tmp_path / "r.parquet"
-    )
+    impossible = fastroof.run_sweep({**SPEC, "with_error": True, "tpot_ms": 0.1}, tmp_path / "r.parquet")
     assert {(step.standing, step.relative_error) for step in impossible.best} == {(None, None)}
 
 
