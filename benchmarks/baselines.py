@@ -12,7 +12,7 @@ import numpy as np
 
 from fastroof import StepPlan, Tables
 from fastroof.bench.numpy_steps import CHUNK, NumpySteps
-from fastroof.plan.operators import AllReduce, Gemm
+from fastroof.operators.calls import AllReduce, Gemm
 from fastroof.roofline import HeadShape, prefill_roofline
 
 MODEL = "meta-llama/Meta-Llama-3.1-8B"

@@ -67,7 +67,8 @@ __all__ = [
 
 if TYPE_CHECKING:
     from fastroof.backends.numba_callers import numba_decode, numba_step
-    from fastroof.config import GpuSpec, ModelSpec, gpu_names, load_gpu, load_model, model_names
+    from fastroof.config import GpuSpec, gpu_names, load_gpu
+    from fastroof.models import ModelSpec, load_model, model_names
     from fastroof.plan import StepPlan, compile_plan, compile_plans
     from fastroof.run import StepBatch, StepTimes
     from fastroof.sweep import run_sweep
@@ -77,7 +78,7 @@ else:
     _MODULE_OF = {
         "GpuSpec": "config",
         "Lookup": "tables",
-        "ModelSpec": "config",
+        "ModelSpec": "models",
         "StepBatch": "run",
         "StepPlan": "plan",
         "StepTimes": "run",
@@ -86,9 +87,9 @@ else:
         "compile_plans": "plan",
         "gpu_names": "config",
         "load_gpu": "config",
-        "load_model": "config",
+        "load_model": "models",
         "load_tables": "tables",
-        "model_names": "config",
+        "model_names": "models",
         "numba_decode": "backends.numba_callers",
         "numba_step": "backends.numba_callers",
         "run_sweep": "sweep",

@@ -10,8 +10,8 @@ from fastroof.columns import ORIGIN_MODELLED
 from fastroof.compiled import steps
 from fastroof.compiled.grids import GridBlock, grid_flag, grid_value, open_block
 from fastroof.compiled.search import curve_point
+from fastroof.operators.calls import AllReduce, Role
 from fastroof.plan.curves import RowCurve, row_cost
-from fastroof.plan.operators import AllReduce
 from fastroof.run import StepBatch, run_batch
 from fastroof.units import DTYPE_BYTES, US_PER_S
 
@@ -27,7 +27,9 @@ class OperatorTime(NamedTuple):
     Attributes
     ----------
     name : str
-        The operator.
+        The operator, as a person reads it.
+    role : str
+        What it does in the step, see :data:`fastroof.operators.calls.Role`.
     calls : int
         How often it runs in the step.
     total_us : float
@@ -43,6 +45,7 @@ class OperatorTime(NamedTuple):
     """
 
     name: str
+    role: Role
     calls: int
     total_us: float
     flops: float
@@ -83,7 +86,15 @@ def _row_time(plan: StepPlan, curve: RowCurve, rows: int) -> OperatorTime:
     mfu = work / plan.gpu.peak(cost.dtype) * US_PER_S / latency_us if work else float("nan")
     times = operator.times
     return OperatorTime(
-        operator.name, times, times * latency_us, times * work, times * moved, mfu, bound, int(origin)
+        operator.name,
+        operator.role,
+        times,
+        times * latency_us,
+        times * work,
+        times * moved,
+        mfu,
+        bound,
+        int(origin),
     )
 
 
@@ -97,7 +108,7 @@ def _bound(plan: StepPlan, launch_us: float, compute_s: float, moved_bytes: floa
 
 
 def _attention_time(
-    plan: StepPlan, name: str, total_us: float, work: Any, moved: Any, block: GridBlock, y: float, x: float
+    plan: StepPlan, role: Role, total_us: float, work: Any, moved: Any, block: GridBlock, y: float, x: float
 ) -> OperatorTime:
     layers = plan.model.num_layers
     launch_us = grid_value(plan.arena, block, 0.0, 1.0) / layers
@@ -105,7 +116,15 @@ def _attention_time(
     bound = _bound(plan, launch_us, float(work) / plan.gpu.peak("bf16"), float(moved))
     mfu = float(work) * layers / plan.gpu.peak("bf16") * US_PER_S / total_us
     return OperatorTime(
-        name, layers, total_us, float(work) * layers, float(moved) * layers, mfu, bound, int(origin)
+        role.replace("_", " "),
+        role,
+        layers,
+        total_us,
+        float(work) * layers,
+        float(moved) * layers,
+        mfu,
+        bound,
+        int(origin),
     )
 
 
@@ -131,7 +150,7 @@ def explain_step(plan: StepPlan, requests: Iterable[tuple[int, int]]) -> Explana
         count = float(decode.sum())
         attention.append(
             _attention_time(
-                plan, "decode attention", float(part), work, moved, block, count, kv_len.sum() / count
+                plan, "decode_attention", float(part), work, moved, block, count, kv_len.sum() / count
             )
         )
     if not decode.all():
@@ -142,9 +161,9 @@ def explain_step(plan: StepPlan, requests: Iterable[tuple[int, int]]) -> Explana
         block = open_block(plan.arena, int(plan.arena[steps.PREFILL_AT]))
         mean_q = 2.0 * float((q_len * (q_len + 1) // 2).sum()) / float(q_len.sum()) - 1.0
         found = _attention_time(
-            plan, "prefill attention", float(part), work, moved, block, float(q_len.sum()) / mean_q, mean_q
+            plan, "prefill_attention", float(part), work, moved, block, float(q_len.sum()) / mean_q, mean_q
         )
         attention.append(found._replace(origin=ORIGIN_MODELLED) if prefix.any() else found)
-    where = next(i for i, part in enumerate(parts) if part.name == "o")
+    where = next(i for i, part in enumerate(parts) if part.role == "o")
     operators = (*parts[:where], *attention, *parts[where:])
     return Explanation(operators, float(times.latency_us[0]), int(times.origin[0]))

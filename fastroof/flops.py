@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fastroof.units import ACTIVATION_BYTES
+
 __all__ = [
     "allreduce_wire_bytes",
     "attention_bytes",
@@ -27,8 +29,6 @@ __all__ = [
 
 Real = Any
 Result = npt.NDArray[np.float64]
-ACTIVATION_BYTES = 2
-"""GEMM outputs, queries and attention outputs are bf16 whatever the weights are."""
 
 
 def _f(x: Real) -> Result:

@@ -37,6 +37,9 @@ DTYPE_BYTES: Final[dict[str, float]] = {
 }
 """Bytes of one stored weight or element, by dtype name."""
 
+ACTIVATION_BYTES: Final = 2
+"""Bytes of one activation: GEMM outputs, queries and attention outputs are bf16 whatever the weights are."""
+
 PEAK_DTYPE: Final[dict[str, str]] = {
     "bf16": "bf16",
     "fp16": "bf16",

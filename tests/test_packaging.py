@@ -90,7 +90,7 @@ def test_wheel_holds_every_file_and_nothing_else(wheel: Path) -> None:
     data = {f"fastroof/{name}" for name in shipped("bench_data")}
     assert names == shipped("fastroof") | shipped("kernels_bench") | data
     assert {"fastroof/py.typed", "fastroof/bench_data/h100/gpu.toml", "kernels_bench/cli.py"} <= names
-    presets = {name for name in names if name.startswith("fastroof/config/") and not name.endswith(".py")}
+    presets = {name for name in names if name.startswith("fastroof/models/") and not name.endswith(".py")}
     assert presets, "no model presets in the wheel"
 
 

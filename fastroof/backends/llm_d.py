@@ -32,8 +32,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fastroof.backends.whole_files import write_whole
-from fastroof.config.model import PRESETS
 from fastroof.errors import BackendError
+from fastroof.models.load import PRESETS
 from fastroof.serving import estimate
 from fastroof.units import NS_PER_MS, NS_PER_US, US_PER_MS, US_PER_S
 

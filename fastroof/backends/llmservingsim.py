@@ -41,9 +41,9 @@ import numpy.typing as npt
 
 from fastroof.compiled import steps
 from fastroof.compiled.grids import AxisSlots, open_block
-from fastroof.config.model import PRESETS
 from fastroof.errors import BackendError
-from fastroof.plan.operators import AllReduce, Rows
+from fastroof.models.load import PRESETS
+from fastroof.operators.calls import AllReduce, Role, Rows
 from fastroof.run import StepBatch
 from fastroof.units import NS_PER_US
 
@@ -55,20 +55,20 @@ __all__ = ["LAYERS", "Bundle", "export_llmservingsim", "left_out"]
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
-LAYERS: Final[dict[str, tuple[str, ...]]] = {
+LAYERS: Final[dict[str, tuple[Role, ...]]] = {
     "embedding": ("embedding",),
-    "layernorm": ("attention rmsnorm",),
-    "qkv_proj": ("qkv quantise", "qkv"),
-    "qk_norm": ("qk rmsnorm",),
+    "layernorm": ("attention_norm",),
+    "qkv_proj": ("qkv_quantise", "qkv"),
+    "qk_norm": ("qk_norm",),
     "rotary_emb": ("rope",),
-    "o_proj": ("o quantise", "o"),
-    "gate_up_proj": ("gate_up quantise", "gate_up"),
-    "act_fn": ("silu_and_mul",),
-    "down_proj": ("down quantise", "down"),
-    "final_layernorm": ("final rmsnorm",),
+    "o_proj": ("o_quantise", "o"),
+    "gate_up_proj": ("gate_up_quantise", "gate_up"),
+    "act_fn": ("activation",),
+    "down_proj": ("down_quantise", "down"),
+    "final_layernorm": ("final_norm",),
     "lm_head": ("lm_head",),
 }
-"""The simulator's layers, and the plan's operators that one call of each runs.
+"""The simulator's layers, and the roles of the plan's calls that one call of each runs.
 
 ``layernorm`` runs twice a layer, before attention and before the MLP: the two operators are equal. The KV
 write is part of ``attention``, what the runtime adds to a step and its sequences is the ``sampler``.
@@ -273,10 +273,10 @@ def _time(latency_us: float) -> str:
 
 def _row_layers(plan: StepPlan, rows: Rows) -> Iterator[str]:
     """Rows of layers that depend on the tokens, or on the sequences, alone."""
-    curves = {curve.operator.name: curve for curve in plan.row_curves if curve.operator.rows == rows}
+    curves = {curve.operator.role: curve for curve in plan.row_curves if curve.operator.rows == rows}
     last = plan.max_tokens if rows == "tokens" else plan.max_seqs
-    for layer, operators in LAYERS.items():
-        parts = [curves[name] for name in operators if name in curves]
+    for layer, roles in LAYERS.items():
+        parts = [curves[role] for role in roles if role in curves]
         if parts:
             nodes = _nodes(np.concatenate([part.axis for part in parts]), 1, last)
             latency_us = sum(np.interp(nodes, part.axis, part.value) for part in parts)
@@ -324,7 +324,7 @@ def _slice(
     that the runtime's profile says it takes at least.
     """
     tokens = chunk + count
-    write = next(curve for curve in plan.row_curves if curve.operator.name == "kv write")
+    write = next(curve for curve in plan.row_curves if curve.operator.role == "kv_write")
     layer_us = kernels_us + np.interp(tokens, write.axis, write.value)
     floor_us = plan.profile.prefill_floor_layer_us
     if chunk and floor_us:

@@ -41,6 +41,7 @@ from fastroof.backends.llmservingsim import (
     written_whole,
 )
 from fastroof.errors import BackendError
+from fastroof.operators.calls import Role
 from fastroof.units import NS_PER_US
 
 if TYPE_CHECKING:
@@ -48,20 +49,20 @@ if TYPE_CHECKING:
 
 __all__ = ["LAYERS", "LONGEST", "export_llmservingsim_v0"]
 
-LAYERS: Final[dict[tuple[str, ...], tuple[str, ...]]] = {
+LAYERS: Final[dict[tuple[str, ...], tuple[Role, ...]]] = {
     ("embedding",): ("embedding",),
-    ("input_layernorm",): ("attention rmsnorm",),
-    ("q_proj", "k_proj", "v_proj"): ("qkv quantise", "qkv"),
-    ("rope",): ("qk rmsnorm", "rope", "kv write"),
-    ("o_proj",): ("o quantise", "o"),
-    ("post_layernorm",): ("mlp rmsnorm",),
-    ("gate_proj", "up_proj"): ("gate_up quantise", "gate_up"),
-    ("act_fn",): ("silu_and_mul",),
-    ("down_proj",): ("down quantise", "down"),
-    ("final_layernorm",): ("final rmsnorm",),
+    ("input_layernorm",): ("attention_norm",),
+    ("q_proj", "k_proj", "v_proj"): ("qkv_quantise", "qkv"),
+    ("rope",): ("qk_norm", "rope", "kv_write"),
+    ("o_proj",): ("o_quantise", "o"),
+    ("post_layernorm",): ("mlp_norm",),
+    ("gate_proj", "up_proj"): ("gate_up_quantise", "gate_up"),
+    ("act_fn",): ("activation",),
+    ("down_proj",): ("down_quantise", "down"),
+    ("final_layernorm",): ("final_norm",),
     ("lm_head",): ("lm_head",),
 }
-"""The simulator's layers, and the plan's operators that they stand for together.
+"""The simulator's layers, and the roles of the plan's calls that they stand for together.
 
 Layers that a plan fuses share its time by the width of their outputs, and add up to it. The KV write is part
 of ``rope``, which is looked up by tokens, as attention is not. What the runtime adds to a step and its
@@ -148,15 +149,15 @@ def _write_tables(plan: StepPlan, longest: int, folder: Path) -> int:
 
 
 def _layers(plan: StepPlan) -> Iterator[str]:
-    curves = {curve.operator.name: curve for curve in plan.row_curves}
+    curves = {curve.operator.role: curve for curve in plan.row_curves}
     tokens = np.arange(1, plan.max_tokens + 1)
-    for layers, operators in LAYERS.items():
+    for layers, roles in LAYERS.items():
         inputs = tokens
         latency_us: Floats = np.zeros(len(tokens))
         if layers == ("lm_head",):
             inputs = tokens[: plan.max_seqs]
             latency_us = plan.profile.step_us + plan.profile.sequence_us * inputs.astype(np.float64)
-        for part in (curves[name] for name in operators if name in curves):
+        for part in (curves[role] for role in roles if role in curves):
             latency_us = latency_us + np.interp(inputs, part.axis, part.value)
         whole_ns = _whole_ns(latency_us)
         for layer, share_ns in zip(layers, _shared(whole_ns, _widths(plan, layers)), strict=True):

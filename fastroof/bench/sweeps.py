@@ -13,8 +13,8 @@ import numpy.typing as npt
 from fastroof.bench.inputs import sweep_axes
 from fastroof.bench.numpy_steps import NumpySteps
 from fastroof.bench.workload import Baseline, Setup, Workload
-from fastroof.config import load_model, model_names
 from fastroof.errors import FastroofError, PlanError
+from fastroof.models import load_model, model_names
 from fastroof.plan import StepPlan, compile_plan, compile_plans
 from fastroof.plan.table_curves import TableCurves
 from fastroof.sweep import best_batches, decode_grid_us

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from fastroof.config import GpuSpec, ModelSpec, load_gpu, load_model
+from fastroof.config import GpuSpec, load_gpu
 from fastroof.errors import FastroofError
+from fastroof.models import ModelSpec, load_model
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.tables import Tables
 

@@ -25,8 +25,9 @@ from fastroof.compat.compare_steps import (
     Step,
 )
 from fastroof.compat.compare_trees import infersim_tree, roofline_v2_tree
-from fastroof.config import GpuSpec, ModelSpec, load_gpu, load_model
+from fastroof.config import GpuSpec, load_gpu
 from fastroof.errors import BatchError, FastroofError, MissingTableError
+from fastroof.models import ModelSpec, load_model
 from fastroof.plan import compile_plan
 from fastroof.plan.datasheet import CLASSES
 from fastroof.tables import Tables, load_tables

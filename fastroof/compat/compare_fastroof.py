@@ -6,9 +6,9 @@ from typing import Any
 
 from fastroof.compat.compare_steps import COMPONENTS, Case, MethodTime, Step
 from fastroof.explain import Explanation
+from fastroof.operators.calls import AllReduce, Elementwise, RowOperator
 from fastroof.plan import StepPlan
 from fastroof.plan.datasheet import CLASSES
-from fastroof.plan.operators import AllReduce, Elementwise, RowOperator
 from fastroof.run import StepBatch
 from fastroof.tables import Tables
 from fastroof.units import US_PER_S
@@ -45,15 +45,15 @@ def _component(operator: RowOperator) -> str:
         return "communication"
     if isinstance(operator, Elementwise):
         return "elementwise"
-    return "lm_head" if operator.name == "lm_head" else "linear"
+    return "lm_head" if operator.role == "lm_head" else "linear"
 
 
 def _by_component(plan: StepPlan, explanation: Explanation) -> dict[str, dict[str, float]]:
     """Time of each component and what its roofline, without launches, would be."""
-    of_name = {curve.operator.name: _component(curve.operator) for curve in plan.row_curves}
+    of_role = {curve.operator.role: _component(curve.operator) for curve in plan.row_curves}
     found: dict[str, dict[str, float]] = {}
     for part in explanation.operators:
-        component = of_name.get(part.name, "attention")
+        component = of_role.get(part.role, "attention")
         sums = found.setdefault(component, {"us": 0.0, "roofline_us": 0.0, "calls": 0.0})
         link = component == "communication"
         bytes_per_s = plan.gpu.nvlink_bytes_per_s if link else plan.gpu.hbm_bytes_per_s

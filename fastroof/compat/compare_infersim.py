@@ -16,7 +16,8 @@ from fastroof.compat.infersim.hardware import (
     GFLOPS_PER_TFLOPS,
     PREFILL_OVERHEAD_MS,
 )
-from fastroof.config import GpuSpec, ModelSpec
+from fastroof.config import GpuSpec
+from fastroof.models import ModelSpec
 from fastroof.units import GB, GIB, TFLOP, US_PER_MS, US_PER_S
 
 __all__ = ["constants_of", "hf_config", "infersim_facts", "infersim_time"]

@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from fastroof.compat import infersim, roofline_v2
 from fastroof.config import GpuSpec
-from fastroof.config.parallel import TP_SIZES
 from fastroof.errors import MissingTableError
 from fastroof.flops import decode_attention_flops, gemm_flops
+from fastroof.models.layout import TP_SIZES
 from fastroof.tables import Tables
 from fastroof.units import US_PER_S
 

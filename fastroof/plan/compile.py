@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fastroof.config import GpuSpec, ModelSpec, load_gpu
+from fastroof.config import GpuSpec, load_gpu
 from fastroof.engines import EngineProfile
+from fastroof.models import ModelSpec
 from fastroof.plan.curves import CurveSource
 from fastroof.plan.options import PlanOptions, check_tables, checked_model
 from fastroof.plan.recipe import curves_of, plan_recipe

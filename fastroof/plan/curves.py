@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from fastroof import flops
 from fastroof.compiled.rows import curve_rows
-from fastroof.plan.operators import AllReduce, Gemm, RowOperator
+from fastroof.operators.calls import AllReduce, Gemm, RowOperator
 from fastroof.roofline import HeadShape
 from fastroof.units import DTYPE_BYTES
 

@@ -15,9 +15,9 @@ import numpy.typing as npt
 from fastroof import flops
 from fastroof.columns import ORIGIN_MODELLED
 from fastroof.config import GpuSpec
+from fastroof.operators.calls import AllReduce, Elementwise, RowOperator
 from fastroof.pack import SIZE_LIMIT, PackedGrid
 from fastroof.plan.curves import RowCurve, row_cost, row_values
-from fastroof.plan.operators import AllReduce, Elementwise, RowOperator
 from fastroof.roofline import HeadShape, decode_roofline, prefill_roofline, prefix_roofline_us
 from fastroof.units import DTYPE_BYTES, PEAK_DTYPE, US_PER_S
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fastroof.config import GpuSpec, ModelSpec
-from fastroof.config.parallel import ShardedShape
-from fastroof.flops import ACTIVATION_BYTES
-from fastroof.units import DTYPE_BYTES
+from fastroof.config import GpuSpec
+from fastroof.models import ModelSpec
+from fastroof.models.layout import ShardedShape
+from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES
 
 __all__ = ["MEMORY_SHARE", "PlanMemory", "plan_memory"]
 

@@ -9,10 +9,11 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from fastroof.config import GpuSpec, ModelSpec, load_model
+from fastroof.config import GpuSpec
 from fastroof.engines import load_engine
 from fastroof.engines.profile import GEMM_SMOOTHINGS
 from fastroof.errors import PlanError
+from fastroof.models import ModelSpec, load_model
 from fastroof.tables import Tables
 from fastroof.tables.lookup import METHODS
 

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final, overload
 
-from fastroof.config import GpuSpec, ModelSpec, load_gpu
+from fastroof.config import GpuSpec, load_gpu
 from fastroof.engines import load_engine
 from fastroof.errors import PlanError
+from fastroof.models import ModelSpec
 from fastroof.plan.curves import CurveSource
 from fastroof.plan.options import PlanOptions, check_tables, checked_model
 from fastroof.plan.recipe import PlanRecipe, RowSums, curves_of, plan_recipe

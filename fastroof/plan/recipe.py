@@ -11,11 +11,13 @@ import numpy.typing as npt
 
 from fastroof.compiled import grids, steps
 from fastroof.compiled.rows import sum_rows
-from fastroof.config import GpuSpec, ModelSpec
-from fastroof.config.parallel import ShardedShape, shard
+from fastroof.config import GpuSpec
+from fastroof.models import ModelSpec
+from fastroof.models.layout import ShardedShape, shard
+from fastroof.models.step_calls import transformer_operators
+from fastroof.operators.calls import Rows
 from fastroof.plan.curves import CurveSource, RowCurve
 from fastroof.plan.datasheet import DatasheetCurves
-from fastroof.plan.operators import Rows, transformer_operators
 from fastroof.plan.options import PlanOptions
 from fastroof.plan.step_error import ErrorSource
 from fastroof.plan.step_plan import StepPlan

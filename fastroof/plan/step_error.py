@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from fastroof.compiled import steps
 from fastroof.errors import PlanError
+from fastroof.operators.calls import AllReduce, Elementwise, Gemm
 from fastroof.plan.curves import CurveSource, row_values
 from fastroof.plan.datasheet import DatasheetCurves
-from fastroof.plan.operators import AllReduce, Elementwise, Gemm
 from fastroof.plan.table_curves import TableCurves
 from fastroof.tables import Tables
 from fastroof.tables.local_error import (

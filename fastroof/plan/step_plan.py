@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fastroof._version import __version__
-from fastroof.config import GpuSpec, ModelSpec
-from fastroof.config.parallel import ShardedShape
+from fastroof.config import GpuSpec
 from fastroof.engines import EngineProfile
+from fastroof.models import ModelSpec
+from fastroof.models.layout import ShardedShape
 from fastroof.once import made_once
 from fastroof.plan import step_error
 from fastroof.plan.curves import RowCurve

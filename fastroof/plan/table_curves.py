@@ -14,10 +14,10 @@ from fastroof.compiled.grids import FORM_DECODE_RATE, FORM_PREFILL_RATE, cells_o
 from fastroof.compiled.search import bracket
 from fastroof.errors import PlanError
 from fastroof.once import made_once
+from fastroof.operators.calls import AllReduce, Elementwise, Gemm, RowOperator
 from fastroof.pack import SIZE_LIMIT, PackedGrid
 from fastroof.plan.curves import RowCurve, row_values
 from fastroof.plan.datasheet import elementwise_curve
-from fastroof.plan.operators import AllReduce, Elementwise, Gemm, RowOperator
 from fastroof.roofline import HeadShape
 from fastroof.tables import Tables
 from fastroof.tables.lookup import METHODS, node_latency_us

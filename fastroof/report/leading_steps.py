@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from fastroof.config import GpuSpec, load_gpu, load_model
+from fastroof.config import GpuSpec, load_gpu
 from fastroof.errors import FastroofError
+from fastroof.models import load_model
 from fastroof.units import MS_PER_S, US_PER_S
 
 if TYPE_CHECKING:
@@ -173,10 +174,10 @@ class StepSource:
 
     def _explained(self, plan: StepPlan, step: _Requests) -> LeadingStep:
         found = plan.explain(step.requests)
-        kinds = {curve.operator.name: type(curve.operator).__name__ for curve in plan.row_curves}
+        kinds = {curve.operator.role: type(curve.operator).__name__ for curve in plan.row_curves}
         groups = dict.fromkeys(GROUPS, 0.0)
         for part in found.operators:
-            groups[_group(part.name, kinds.get(part.name))] += part.total_us
+            groups[_group(part.role, kinds.get(part.role))] += part.total_us
         added = found.total_us - sum(groups.values())
         groups["runtime"] = added if added > _ROUNDING * found.total_us else 0.0
         kept = {name: us for name, us in groups.items() if us > 0}
@@ -188,10 +189,10 @@ def _room(needed: int, usual: int) -> int:
     return usual if needed <= usual else 1 << (needed - 1).bit_length()
 
 
-def _group(name: str, kind: str | None) -> str:
+def _group(role: str, kind: str | None) -> str:
     if kind is None:
-        return name
-    if name == "lm_head":
+        return role.replace("_", " ")
+    if role == "lm_head":
         return "LM head"
     return {"Gemm": "linear layers", "AllReduce": "all-reduce"}.get(kind, "norms, rope, activation")
 

@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from fastroof import flops
 from fastroof.columns import ORIGIN_BORROWED, ORIGIN_EXTRAPOLATED
-from fastroof.config import shard
-from fastroof.plan.operators import Gemm, transformer_operators
+from fastroof.models import shard
+from fastroof.models.step_calls import transformer_operators
+from fastroof.operators.calls import Gemm
 from fastroof.report.plots import COLOURS, QUIET, label_line_ends, new_figure, style, write_titles
 from fastroof.roofline import HeadShape
 from fastroof.units import DTYPE_BYTES, TFLOP
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from fastroof.config import GpuSpec, ModelSpec
+    from fastroof.config import GpuSpec
+    from fastroof.models import ModelSpec
     from fastroof.tables import Lookup, Tables
 
 __all__ = ["MfuCurve", "draw_mfu"]

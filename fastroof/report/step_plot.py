@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastroof.errors import FastroofError
-from fastroof.plan.operators import AllReduce, Gemm
+from fastroof.operators.calls import AllReduce, Gemm
 from fastroof.report.plots import COLOURS, INK, QUIET, label_line_ends, new_figure, style, write_titles
 from fastroof.units import US_PER_MS
 
@@ -79,17 +79,17 @@ def step_stack(plan: StepPlan, batch_size: Ints, kv_len: Ints) -> StepStack:
     FastroofError
         If a step is larger than the plan, or kv_len is below 2.
     """
-    group_of = {curve.operator.name: _group(curve.operator) for curve in plan.row_curves}
+    group_of = {curve.operator.role: _group(curve.operator) for curve in plan.row_curves}
     parts = {name: np.zeros(len(batch_size)) for name in GROUPS}
     for i, (batch, kv) in enumerate(zip(batch_size.tolist(), kv_len.tolist(), strict=True)):
         for part in plan.explain([(1, kv - 1)] * batch).operators:
-            parts[group_of.get(part.name, "decode attention")][i] += part.total_us
+            parts[group_of.get(part.role, "decode attention")][i] += part.total_us
     return StepStack(batch_size, kv_len, {name: us for name, us in parts.items() if us.any()})
 
 
 def _group(operator: Any) -> str:
     if isinstance(operator, Gemm):
-        return "LM head" if operator.rows == "sequences" else "linear layers"
+        return "LM head" if operator.role == "lm_head" else "linear layers"
     return "all-reduce" if isinstance(operator, AllReduce) else "norms, rope, activation"
 
 

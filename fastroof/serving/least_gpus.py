@@ -10,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fastroof.compiled import sizing as loops
-from fastroof.config import GpuSpec, ModelSpec, load_gpu
-from fastroof.config.parallel import TP_SIZES
+from fastroof.config import GpuSpec, load_gpu
 from fastroof.engines import EngineProfile
 from fastroof.errors import BatchError, MissingTableError, PlanError
+from fastroof.models import ModelSpec
+from fastroof.models.layout import TP_SIZES
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.options import checked_model
 from fastroof.serving.estimate import estimate

@@ -91,7 +91,7 @@ def with_peer_estimates(rows: Sequence[ServingRow]) -> tuple[tuple[ServingRow, .
 
 def _config_folder(model: str, folder: Path) -> str:
     """Return the folder of a model's config.json: by a name it would be downloaded."""
-    preset = resources.files("fastroof.config") / "presets" / f"{model}.json"
+    preset = resources.files("fastroof.models") / "presets" / f"{model}.json"
     if not preset.is_file():
         path = Path(model)
         return str(path.parent if path.suffix == ".json" else path)

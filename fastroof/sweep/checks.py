@@ -11,8 +11,8 @@ from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from fastroof.config import load_model
 from fastroof.errors import FastroofError, SweepError
+from fastroof.models import load_model
 
 __all__ = [
     "NAMES_SCHEMA",

@@ -7,8 +7,9 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from fastroof.config import load_gpu, load_model
+from fastroof.config import load_gpu
 from fastroof.engines import load_engine
+from fastroof.models import load_model
 from fastroof.sweep.deployments.spec import DeploymentSpec
 from fastroof.sweep.spec import SweepSpec
 

@@ -12,8 +12,9 @@ import pyarrow as pa
 
 from fastroof.columns import ORIGINS
 from fastroof.compiled.steps import decode_origins
-from fastroof.config import load_gpu, load_model, shard
+from fastroof.config import load_gpu
 from fastroof.errors import MissingTableError, PlanError
+from fastroof.models import load_model, shard
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.sweep.cartesian import LIMITS, best_rows, grid_rows_us
 from fastroof.sweep.output import step_schema

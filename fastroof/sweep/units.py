@@ -6,7 +6,7 @@ import itertools
 import math
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from fastroof.config import load_model
+from fastroof.models import load_model
 from fastroof.sweep.deployments.layouts import layouts, num_layouts
 from fastroof.sweep.deployments.spec import DeploymentSpec
 from fastroof.sweep.spec import SweepSpec

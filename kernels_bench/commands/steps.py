@@ -10,7 +10,7 @@ import typer
 from fastroof.errors import MeasureError
 
 if TYPE_CHECKING:
-    from fastroof.config import ModelSpec
+    from fastroof.models import ModelSpec
     from kernels_bench.protocol import Monitor, Timer, Timing
     from kernels_bench.steps.step_points import StepPoint
     from kernels_bench.steps.steps import StepSkip, StepsReport
@@ -53,7 +53,7 @@ def steps(
     again, so the same command goes on with what a deadline or a kill left. Exit codes: 0 done, 1 stopped at
     the deadline, 2 an error.
     """
-    from fastroof.config import load_model
+    from fastroof.models import load_model
 
     spec = load_model(model)
     if grid:

@@ -12,8 +12,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from fastroof.config import ModelSpec
 from fastroof.errors import MeasureError
+from fastroof.models import ModelSpec
 from kernels_bench.providers.attention import Heads
 from kernels_bench.providers.device import oom_as_memory_error
 from kernels_bench.providers.elementwise import rope_table

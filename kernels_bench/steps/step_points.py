@@ -8,8 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from fastroof.config import ModelSpec
 from fastroof.errors import MeasureError
+from fastroof.models import ModelSpec
 from fastroof.units import GIB
 from kernels_bench.providers.paging import PAGE_SIZE, PagedBatch, spread_kv_lens
 from kernels_bench.steps.composition import format_runs, parse_runs

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from fastroof.config import ModelSpec
 from fastroof.errors import MeasureError
 from fastroof.load.write import toml_text
+from fastroof.models import ModelSpec
 from kernels_bench.protocol import Clock, Monitor, Timer, Timing
 from kernels_bench.run.check import relative_error
 from kernels_bench.run.timing import relative_iqr, suspicion

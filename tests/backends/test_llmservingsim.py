@@ -116,8 +116,8 @@ def test_the_layers_are_those_of_the_catalogues(exported: tuple[fastroof.StepPla
     expected = {*PROLOGUE, *HEAD, *PRE_ATTENTION, *POST_ATTENTION} - {"attention"}
     assert bundle.curves.keys() == (expected if plan.model.qk_norm else expected - {"qk_norm"})
     own = {name for operators in LAYERS.values() for name in operators}
-    others = {"mlp rmsnorm", "kv write", "attention all-reduce", "mlp all-reduce"}
-    assert {curve.operator.name for curve in plan.row_curves} <= own | others
+    others = {"mlp_norm", "kv_write", "attention_allreduce", "mlp_allreduce"}
+    assert {curve.operator.role for curve in plan.row_curves} <= own | others
 
 
 def test_times_are_whole_nanoseconds_and_rows_are_unique(exported: tuple[fastroof.StepPlan, Path]) -> None:
@@ -134,8 +134,8 @@ def test_times_are_whole_nanoseconds_and_rows_are_unique(exported: tuple[fastroo
 
 
 def test_the_two_norms_of_a_layer_are_one(exported: tuple[fastroof.StepPlan, Path]) -> None:
-    curves = {curve.operator.name: curve for curve in exported[0].row_curves}
-    first, second = curves["attention rmsnorm"], curves["mlp rmsnorm"]
+    curves = {curve.operator.role: curve for curve in exported[0].row_curves}
+    first, second = curves["attention_norm"], curves["mlp_norm"]
     assert first.operator.times == second.operator.times
     assert np.array_equal(first.value, second.value)
 

@@ -81,7 +81,7 @@ def test_steps_add_up(
 def test_all_but_attention_is_exact(exported: tuple[fastroof.StepPlan, Profile], kind: str) -> None:
     plan, profile = exported
     layers = plan.model.num_layers
-    reduced = {c.operator.name: c for c in plan.row_curves if "all-reduce" in c.operator.name}
+    reduced = {c.operator.role: c for c in plan.row_curves if "allreduce" in c.operator.role}
     for step in steps(plan, kind, 50):
         tokens = sum(new for new, _ in step)
         own_us = float(others_us(plan, tokens, len(step)))
@@ -112,7 +112,7 @@ def test_attention_is_that_of_the_middle(exported: tuple[fastroof.StepPlan, Prof
 
 def test_fused_layers_add_up_to_the_nanosecond(exported: tuple[fastroof.StepPlan, Profile]) -> None:
     plan, profile = exported
-    curves = {curve.operator.name: curve for curve in plan.row_curves}
+    curves = {curve.operator.role: curve for curve in plan.row_curves}
     tokens = np.arange(1, plan.max_tokens + 1)
     for layers, operators in LAYERS.items():
         if len(layers) == 1:
@@ -131,8 +131,8 @@ def test_fused_layers_add_up_to_the_nanosecond(exported: tuple[fastroof.StepPlan
 def test_every_operator_is_in_a_layer(exported: tuple[fastroof.StepPlan, Profile]) -> None:
     plan, _ = exported
     own = {name for operators in LAYERS.values() for name in operators}
-    named = {curve.operator.name for curve in plan.row_curves}
-    assert named <= own | {"attention all-reduce", "mlp all-reduce"}
+    named = {curve.operator.role for curve in plan.row_curves}
+    assert named <= own | {"attention_allreduce", "mlp_allreduce"}
     assert {layer for layers in LAYERS for layer in layers} == {*ENDS, *BLOCK}
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from fastroof.config import ModelSpec, ShardedShape, load_model, model_names, shard
 from fastroof.errors import ModelError, PlanError, UnsupportedModelError
+from fastroof.models import ModelSpec, ShardedShape, load_model, model_names, shard
 
 SHARED = Path(__file__).resolve().parents[2] / ".." / "shared"
 REFERENCE = SHARED / "reference"

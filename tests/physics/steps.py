@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fastroof import StepPlan, Tables, compile_plans, flops, load_model
-from fastroof.config.parallel import TP_SIZES, shard
 from fastroof.errors import PlanError
+from fastroof.models.layout import TP_SIZES, shard
 from fastroof.units import DTYPE_BYTES, US_PER_S
 
 from .ledger import Found
@@ -46,7 +46,7 @@ class Case(NamedTuple):
 
 def presets() -> list[str]:
     """Names of the models that ship."""
-    folder = resources.files("fastroof.config") / "presets"
+    folder = resources.files("fastroof.models") / "presets"
     return sorted(p.name.removesuffix(".json") for p in folder.iterdir() if p.name.endswith(".json"))
 
 

@@ -6,8 +6,8 @@ import itertools
 from typing import Any
 
 from fastroof import compile_plan, load_model
-from fastroof.config import shard
 from fastroof.errors import PlanError, PlanRangeError
+from fastroof.models import shard
 from fastroof.plan.memory import plan_memory
 from fastroof.serving import estimate, estimate_disaggregated
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from fastroof.config import load_model
 from fastroof.errors import FastroofError, TableError
 from fastroof.load.aiconfigurator import PACKAGE, installed_root
+from fastroof.models import load_model
 from fastroof.serving.measured import Measured, measured_on
 from fastroof.serving.measured_steps import MeasuredStep, read_steps, shipped_steps
 from fastroof.serving.peer import PEER, SDK, peer_version, with_peer_estimates

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastroof.config import load_model, model_names
 from fastroof.errors import SweepError
+from fastroof.models import load_model, model_names
 from fastroof.sweep import SweepSpec, load_spec
 from fastroof.sweep import spec as spec_module
 from fastroof.sweep.grids import MAX_SIZES, expand_sizes

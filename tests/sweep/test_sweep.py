@@ -207,7 +207,7 @@ def test_what_is_not_evaluated_is_named(tmp_path: Path) -> None:
 
 
 def test_a_model_that_no_plan_can_be_made_of_is_named(tmp_path: Path) -> None:
-    preset = json.loads((CHECKOUT / "fastroof" / "config" / "presets" / "mistral-7b.json").read_text())
+    preset = json.loads((CHECKOUT / "fastroof" / "models" / "presets" / "mistral-7b.json").read_text())
     (tmp_path / "windowed.json").write_text(json.dumps({**preset, "sliding_window": 512}))
     spec = {**SPEC, "models": ["yi-34b", "llama-2-7b", str(tmp_path / "windowed.json")], "kv_len": [4096]}
     summary = run_sweep(spec, tmp_path / "r.parquet")

@@ -66,7 +66,7 @@ _TERMS: Final = (
     "tensor_parallel_communication_time",
 )
 # Vidur shows its own term for the KV write, but leaves it out of the sum
-_TERM_OF: Final = TERM_OF | {"kv write": "attention_rope_execution_time"}
+_TERM_OF: Final = TERM_OF | {"kv_write": "attention_rope_execution_time"}
 _SAME_SIZE: Final = {
     "num_layers": "num_layers",
     "num_q_heads": "num_q_heads",
@@ -244,7 +244,7 @@ class FastroofPredictor:
         step = self.plan.explain(zip(new_tokens, context_len, strict=True))
         layer_ms = dict.fromkeys(_TERMS, 0.0)
         for operator in step.operators:
-            term = _TERM_OF.get(operator.name)
+            term = _TERM_OF.get(operator.role)
             if term is not None:
                 layer_ms[term] += operator.total_us / self._layers / US_PER_MS
         layer_ms["tensor_parallel_communication_time"] /= 2

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 from typing import Final
 
+from fastroof.operators.calls import Role
+
 __all__ = ["TERM_OF"]
 
-TERM_OF: Final = {
-    "attention rmsnorm": "attn_norm_time",
-    "qkv quantise": "attention_layer_pre_proj_execution_time",
+TERM_OF: Final[dict[Role, str]] = {
+    "attention_norm": "attn_norm_time",
+    "qkv_quantise": "attention_layer_pre_proj_execution_time",
     "qkv": "attention_layer_pre_proj_execution_time",
-    "qk rmsnorm": "attention_rope_execution_time",
+    "qk_norm": "attention_rope_execution_time",
     "rope": "attention_rope_execution_time",
-    "kv write": "attention_kv_cache_save_execution_time",
-    "decode attention": "attention_decode_execution_time",
-    "prefill attention": "attention_prefill_execution_time",
-    "o quantise": "attention_layer_post_proj_execution_time",
+    "kv_write": "attention_kv_cache_save_execution_time",
+    "decode_attention": "attention_decode_execution_time",
+    "prefill_attention": "attention_prefill_execution_time",
+    "o_quantise": "attention_layer_post_proj_execution_time",
     "o": "attention_layer_post_proj_execution_time",
-    "mlp rmsnorm": "mlp_norm_time",
-    "gate_up quantise": "mlp_layer_up_proj_execution_time",
+    "mlp_norm": "mlp_norm_time",
+    "gate_up_quantise": "mlp_layer_up_proj_execution_time",
     "gate_up": "mlp_layer_up_proj_execution_time",
-    "silu_and_mul": "mlp_layer_act_execution_time",
-    "down quantise": "mlp_layer_down_proj_execution_time",
+    "activation": "mlp_layer_act_execution_time",
+    "down_quantise": "mlp_layer_down_proj_execution_time",
     "down": "mlp_layer_down_proj_execution_time",
-    "attention all-reduce": "tensor_parallel_communication_time",
-    "mlp all-reduce": "tensor_parallel_communication_time",
+    "attention_allreduce": "tensor_parallel_communication_time",
+    "mlp_allreduce": "tensor_parallel_communication_time",
 }
-"""Vidur's term of each operator of a plan that runs in every layer."""
+"""Vidur's term of each call of a plan, by its role, that runs in every layer."""

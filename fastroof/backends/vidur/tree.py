@@ -20,8 +20,9 @@ from typing import Any, Final
 import numpy as np
 
 from fastroof.backends.vidur.terms import TERM_OF
-from fastroof.config import ModelSpec, load_gpu, load_model
+from fastroof.config import load_gpu
 from fastroof.errors import BackendError, UnsupportedModelError
+from fastroof.models import ModelSpec, load_model
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.tables import load_tables
 from fastroof.units import US_PER_MS, US_PER_S
@@ -256,7 +257,7 @@ class FastroofExecutionTimePredictor:
         terms = dict(_ZERO_TERMS)
         layer_ms = 1.0 / (US_PER_MS * self.num_layers)
         for operator in step.operators:
-            term = TERM_OF.get(operator.name)
+            term = TERM_OF.get(operator.role)
             if term is None:
                 terms["sampler_e2e_time"] += operator.total_us / US_PER_MS
             else:
@@ -315,7 +316,7 @@ def _once_a_step_us(plan: StepPlan, rows: str, most: int) -> list[float]:
     """Time the operators outside the layers by their rows: entry i for i of them, us."""
     total_us = np.zeros(most + 1)
     for curve in plan.row_curves:
-        if curve.operator.rows == rows and curve.operator.name not in TERM_OF:
+        if curve.operator.rows == rows and curve.operator.role not in TERM_OF:
             total_us += curve.operator.times * np.interp(np.arange(most + 1), curve.axis, curve.value)
     return total_us.tolist()
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from fastroof.config.hf import Fields
 from fastroof.errors import ModelError
+from fastroof.models.hf import Fields
 
 __all__ = ["GatedDeltaNet", "InfersimModel", "LatentAttention", "read_model"]
 

@@ -202,7 +202,7 @@ def _evaluated(
     """Run the sweep in memory: for each model the rows that are kept, and the counts."""
     import pyarrow as pa
 
-    from fastroof.config import load_model
+    from fastroof.models import load_model
     from fastroof.sweep.deployments.rows import no_rows
     from fastroof.sweep.evaluate import final_rows
     from fastroof.sweep.local import local_results

@@ -10,9 +10,9 @@ import numpy.typing as npt
 from fastroof import flops
 from fastroof.compiled import closed_loops, steps
 from fastroof.compiled.grids import grid_value, open_block
+from fastroof.operators.calls import AllReduce
 from fastroof.plan import StepPlan
 from fastroof.plan.curves import RowCurve, row_cost, row_values
-from fastroof.plan.operators import AllReduce
 from fastroof.units import DTYPE_BYTES, US_PER_MS, US_PER_S
 
 __all__ = ["BOUNDS", "mean_bounds"]

@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from fastroof.compiled.closed_loops import DeploymentOptions
 from fastroof.compiled.deployments import Axes
-from fastroof.config import load_gpu, load_model, shard
+from fastroof.config import load_gpu
 from fastroof.errors import MissingTableError, PlanError
+from fastroof.models import load_model, shard
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.memory import plan_memory
 from fastroof.serving import KV_RESERVATIONS

@@ -13,9 +13,9 @@ from fastroof.columns import DEPLOYMENT_COLUMNS, ORIGINS
 from fastroof.compiled import closed_loops
 from fastroof.compiled import deployments as loops
 from fastroof.compiled.reductions import BestTable, Fronts, reduce_best, reduce_pareto
-from fastroof.config import load_model
 from fastroof.engines import load_engine
 from fastroof.errors import PlanError
+from fastroof.models import load_model
 from fastroof.plan import StepPlan
 from fastroof.results import arrow_schema
 from fastroof.sweep.deployments.bounds import BOUNDS, mean_bounds

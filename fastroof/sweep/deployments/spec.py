@@ -17,8 +17,8 @@ from pydantic import (
 )
 
 from fastroof.config import load_gpu
-from fastroof.config.parallel import TP_SIZES
 from fastroof.engines import engine_names, load_engine
+from fastroof.models.layout import TP_SIZES
 from fastroof.sweep.checks import (
     NAMES_SCHEMA,
     SIZES_SCHEMA,

@@ -18,7 +18,7 @@ import pytest
 
 import fastroof
 from fastroof.backends.vidur.terms import TERM_OF
-from fastroof.plan.operators import transformer_operators
+from fastroof.models.step_calls import transformer_operators
 
 TREE = Path(__file__).with_name("vidur_tree")
 CHECKOUT = TREE.parents[3]
@@ -155,7 +155,7 @@ def test_every_operator_of_a_layer_has_a_term(vidur):
     for model in map(fastroof.load_model, fastroof.model_names()):
         share = fastroof.compile_plan(model, "h100", fastroof.load_tables("h100"), tp=2).share
         for operator in transformer_operators(model, share, "fp8", "fp8", quantise_inputs=True):
-            assert (operator.name in TERM_OF) == (operator.times == model.num_layers)
+            assert (operator.role in TERM_OF) == (operator.times == model.num_layers)
 
 
 def test_an_execution_time_has_an_id_of_its_own_and_no_other_attributes(vidur, predictor):

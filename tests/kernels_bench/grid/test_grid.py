@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastroof.columns import OPERATORS
-from fastroof.config import load_gpu, load_model, model_names
-from fastroof.config.parallel import shard
+from fastroof.config import load_gpu
+from fastroof.models import load_model, model_names
+from fastroof.models.layout import shard
 from kernels_bench.grid.grid import Grid, grid_names, load_grid
 from kernels_bench.grid.shapes import Experts, ModelShape, elementwise_bytes, shapes_of
 

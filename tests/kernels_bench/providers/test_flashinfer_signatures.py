@@ -242,7 +242,7 @@ def test_cuda_cores_where_the_prefill_library_is_missing(stand_in):
 def test_whole_steps_plan_decode_or_paged_prefill(stand_in):
     from dataclasses import replace
 
-    from fastroof.config import load_model
+    from fastroof.models import load_model
     from kernels_bench.steps.step_attention import FlashinferAttention, StepBackend
     from kernels_bench.steps.steps import check_step
 

@@ -180,7 +180,7 @@ def test_every_schema_is_called():
 def test_a_whole_step_on_these_ops(provider):
     from dataclasses import replace
 
-    from fastroof.config import load_model
+    from fastroof.models import load_model
     from kernels_bench.providers.small_ops import VllmSmallOps
     from kernels_bench.steps.step_attention import Fa3Attention, StepBackend
     from kernels_bench.steps.steps import check_step

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastroof.config import load_gpu, load_model
+from fastroof.config import load_gpu
 from fastroof.errors import MeasureError
+from fastroof.models import load_model
 from kernels_bench.cli import main
 from kernels_bench.protocol import DeviceState, Timing
 from kernels_bench.steps.composition import format_runs, parse_runs

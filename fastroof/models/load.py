@@ -1,31 +1,19 @@
-"""Models: the sizes of a transformer, from a preset or a Hugging Face config.json."""
+"""Loading models: the sizes of a transformer, from a preset or a Hugging Face config.json."""
 
 from __future__ import annotations
 
 import difflib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
-from fastroof.config import hf
-from fastroof.errors import ModelError, PlanError, UnsupportedModelError
+from fastroof.errors import ModelError, UnsupportedModelError
+from fastroof.models import hf
+from fastroof.models.spec import ModelSpec
 
-__all__ = ["ModelSpec", "load_model", "model_names"]
-
-VOCAB_PADDING: Final = 64
-_SIZES: Final = (
-    "num_layers",
-    "hidden",
-    "intermediate",
-    "num_q_heads",
-    "num_kv_heads",
-    "head_dim",
-    "vocab",
-    "max_position",
-)
+__all__ = ["PRESETS", "load_model", "model_names"]
 
 PRESETS: Final[dict[str, tuple[str, ...]]] = {
     "codellama-34b": ("codellama/CodeLlama-34b-hf", "codellama/CodeLlama-34b-Instruct-hf"),
@@ -58,123 +46,6 @@ PRESETS: Final[dict[str, tuple[str, ...]]] = {
 
 Where base and instruct models differ in ``max_position_embeddings`` the preset has the instruct model's.
 """
-
-
-@dataclass(frozen=True)
-class ModelSpec:
-    """The sizes of a dense transformer with gated MLPs and RMS norms.
-
-    Attributes
-    ----------
-    name : str
-        Preset name, or what the configuration is called.
-    architecture : str
-        Hugging Face class: ``"LlamaForCausalLM"``.
-    num_layers, hidden, intermediate : int
-        Transformer layers, width of the residual stream, width of the MLP.
-    num_q_heads, num_kv_heads, head_dim : int
-        Attention heads of the whole model, and the width of one.
-    vocab : int
-        Rows of the embedding, without padding.
-    tie_embeddings : bool
-        Whether the LM head is the embedding.
-    qkv_bias, o_bias, mlp_bias : bool
-        Whether those projections add a bias.
-    qk_norm : bool
-        Whether queries and keys are normalised per head.
-    sliding_window : int or None
-        Tokens every layer attends within; None for full attention.
-    max_position : int
-        Longest context, tokens.
-    torch_dtype : str or None
-        Dtype the weights are published in; what a plan runs in is chosen there.
-    """
-
-    name: str
-    architecture: str
-    num_layers: int
-    hidden: int
-    intermediate: int
-    num_q_heads: int
-    num_kv_heads: int
-    head_dim: int
-    vocab: int
-    tie_embeddings: bool
-    qkv_bias: bool
-    o_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
-    sliding_window: int | None
-    max_position: int
-    torch_dtype: str | None
-
-    def __post_init__(self) -> None:
-        """Refuse sizes no model has, in specs that were built or changed by hand too."""
-        for key in _SIZES:
-            value = getattr(self, key)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ModelError(f"{self.name}: {key} must be a whole number of at least 1, got {value!r}")
-        if self.num_q_heads % self.num_kv_heads:
-            raise ModelError(
-                f"{self.name}: {self.num_q_heads} query heads do not divide by {self.num_kv_heads} KV heads"
-            )
-
-    @property
-    def group_size(self) -> int:
-        """Query heads that share one KV head."""
-        return self.num_q_heads // self.num_kv_heads
-
-    @property
-    def num_parameters(self) -> int:
-        """Weights of the whole model: embedding, LM head if untied, norms and biases included.
-
-        Examples
-        --------
-        >>> load_model("llama-2-7b").num_parameters
-        6738415616
-        """
-        q_width, kv_width = self.num_q_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        qkv_width = q_width + 2 * kv_width
-        layer = self.hidden * qkv_width + q_width * self.hidden + 3 * self.hidden * self.intermediate
-        layer += 2 * self.hidden  # the norms before attention and MLP
-        layer += qkv_width * self.qkv_bias + self.hidden * self.o_bias
-        layer += (2 * self.intermediate + self.hidden) * self.mlp_bias
-        layer += 2 * self.head_dim * self.qk_norm
-        embeddings = self.vocab * self.hidden * (1 if self.tie_embeddings else 2)
-        return embeddings + self.num_layers * layer + self.hidden
-
-    def padded_vocab(self, tp: int) -> int:
-        """Rows of the LM head over ``tp`` GPUs, padded.
-
-        Parameters
-        ----------
-        tp : int
-            Tensor-parallel size, at least 1.
-
-        Returns
-        -------
-        int
-            The vocabulary rounded up to a multiple of ``64 * tp``.
-
-        Raises
-        ------
-        PlanError
-            If ``tp`` is not a whole number of at least 1.
-
-        Notes
-        -----
-        Serving engines pad so that every GPU's GEMM is aligned. vLLM rounds up to 64 before it
-        splits; here each share is a multiple of 64, which is less than 64 rows more a GPU.
-
-        Examples
-        --------
-        >>> load_model("qwen3-8b").padded_vocab(8) // 8
-        19008
-        """
-        if isinstance(tp, bool) or not isinstance(tp, int) or tp < 1:
-            raise PlanError(f"tp must be a whole number of at least 1, got {tp!r}")
-        block = VOCAB_PADDING * tp
-        return -(-self.vocab // block) * block
 
 
 def model_names() -> list[str]:
@@ -228,7 +99,7 @@ def load_model(name_or_path: str | Path | Mapping[str, Any], *, name: str | None
         raise ModelError(f"a model is a name, a path or a mapping, got {type(name_or_path).__name__}")
     if isinstance(name_or_path, str) and (preset := _spellings().get(name_or_path.casefold())) is not None:
         # The folder is package data; as_file also serves a package imported from a zip.
-        with resources.as_file(resources.files("fastroof.config") / "presets" / f"{preset}.json") as path:
+        with resources.as_file(resources.files("fastroof.models") / "presets" / f"{preset}.json") as path:
             return _parse(hf.read_config(path), f"preset {preset}", name or preset)
     path = Path(name_or_path)
     # os.path answers False where Path.is_dir raises: a name longer than a file name may be.

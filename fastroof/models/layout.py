@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from fastroof.config.model import ModelSpec
 from fastroof.errors import PlanError
+from fastroof.models.spec import ModelSpec
 
 __all__ = ["TP_SIZES", "ShardedShape", "shard"]
 
@@ -66,7 +66,7 @@ def shard(model: ModelSpec, tp: int) -> ShardedShape:
 
     Examples
     --------
-    >>> from fastroof.config import load_model
+    >>> from fastroof.models import load_model
     >>> shard(load_model("llama-3.1-70b"), 4).qkv_out
     2560
     """

@@ -1,0 +1,1 @@
+"""Operators: what a step is made of."""

@@ -1,0 +1,78 @@
+"""Calls: operators as a step uses them, with their shape on one GPU, how often, and over which rows.
+
+Attention aside, each depends on a number of rows alone: the tokens of the step, or its sequences.
+Nothing here knows a latency.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["AllReduce", "Elementwise", "Gemm", "Role", "RowOperator", "Rows"]
+
+Rows = Literal["tokens", "sequences"]
+
+Role = Literal[
+    "embedding",
+    "attention_norm",
+    "qkv_quantise",
+    "qkv",
+    "qk_norm",
+    "rope",
+    "kv_write",
+    "decode_attention",
+    "prefill_attention",
+    "o_quantise",
+    "o",
+    "attention_allreduce",
+    "mlp_norm",
+    "gate_up_quantise",
+    "gate_up",
+    "activation",
+    "down_quantise",
+    "down",
+    "mlp_allreduce",
+    "final_norm",
+    "lm_head",
+]
+"""What a call does in a step: other programs' operators are found by it, never by a call's name."""
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """A linear layer on one GPU: rows x n x k, ``times`` a step."""
+
+    role: Role
+    name: str
+    times: int
+    n: int
+    k: int
+    dtype: str
+    rows: Rows = "tokens"
+
+
+@dataclass(frozen=True)
+class Elementwise:
+    """A kernel that only streams: ``row_bytes`` read and written a row, ``times`` a step."""
+
+    role: Role
+    name: str
+    times: int
+    row_bytes: float
+    rows: Rows = "tokens"
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """A sum over the GPUs of the group: ``row_bytes`` a row from each, ``times`` a step."""
+
+    role: Role
+    name: str
+    times: int
+    num_gpus: int
+    row_bytes: float
+    rows: Rows = "tokens"
+
+
+RowOperator = Gemm | Elementwise | AllReduce
