@@ -59,7 +59,7 @@ class Account:
 def good_messages(seed: int) -> list[Message]:
     """Requests of every kind and size, with the times of plans in this process."""
     from fastroof import StepBatch
-    from fastroof.cli.plans import named_plans
+    from fastroof.cli.named_plans import named_plans
 
     rng = np.random.default_rng(seed)
     plans = list(named_plans(PLANS).values())
@@ -194,7 +194,7 @@ def _work(answers: Any, work: Callable[..., Account], arguments: tuple[Any, ...]
 
 def load(route: Route, messages: Sequence[Message], clients: int) -> dict[str, dict[str, float]]:
     """Messages and steps a second of one client and of all, and of the same calls in process."""
-    from fastroof.cli.plans import named_plans
+    from fastroof.cli.named_plans import named_plans
 
     plan = next(iter(named_plans(PLANS[:1]).values()))
     rng = np.random.default_rng(7)

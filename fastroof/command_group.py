@@ -1,4 +1,7 @@
-"""How a command ends: one clear line on standard error and an exit code, never a traceback."""
+"""A command line: what ``--help`` and ``--version`` do, and how a command ends.
+
+An error is one clear line on standard error and an exit code, never a traceback.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,15 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
 import typer
 from typer.core import TyperGroup
 
+from fastroof._version import __version__
 from fastroof.errors import FastroofError
 
-__all__ = ["CommandGroup", "help_if_alone", "warn"]
+__all__ = ["help_if_alone", "new_app", "warn"]
 
 EXIT_ERROR: Final = 2
 EXIT_BROKEN_PIPE: Final = 1
@@ -28,6 +32,8 @@ UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 class CommandGroup(TyperGroup):
     """The commands, with every error turned into one line and an exit code."""
+
+    program: ClassVar[str]
 
     def main(
         self,
@@ -47,13 +53,13 @@ class CommandGroup(TyperGroup):
                 if isinstance(stream, io.TextIOWrapper):
                     # A file name that the terminal cannot show is no reason to fail.
                     stream.reconfigure(errors="backslashreplace")
-            with _warnings_as_lines():
+            with _warnings_as_lines(self.program):
                 code = run()
             sys.stdout.flush()
         except FastroofError as error:
-            sys.exit(_say_error(str(error)))
+            sys.exit(self._say_error(str(error)))
         except UsageError as error:
-            sys.exit(_say_error(_usage_words(error)))
+            sys.exit(self._say_error(_usage_words(error)))
         except KeyboardInterrupt:
             sys.exit(EXIT_INTERRUPTED)
         except BrokenPipeError:
@@ -62,10 +68,59 @@ class CommandGroup(TyperGroup):
             sys.exit(EXIT_BROKEN_PIPE)
         except OSError as error:
             named = f": {error.filename}" if error.filename else ""
-            sys.exit(_say_error(f"{error.strerror or error}{named}"))
+            sys.exit(self._say_error(f"{error.strerror or error}{named}"))
         if code == EXIT_INTERRUPTED:
             typer.echo(err=True)
         sys.exit(code if isinstance(code, int) else 0)
+
+    def _say_error(self, message: str) -> int:
+        typer.echo(f"{self.program}: error: {_one_line(message)}", err=True)
+        return EXIT_ERROR
+
+
+def new_app(program: str, purpose: str, epilog: str) -> typer.Typer:
+    """Return a command line without commands.
+
+    Parameters
+    ----------
+    program : str
+        What it is called, as errors and ``--version`` say.
+    purpose : str
+        One sentence: what ``--help`` opens with.
+    epilog : str
+        What ``--help`` closes with.
+    """
+
+    class ProgramGroup(CommandGroup):
+        pass
+
+    ProgramGroup.program = program
+    app = typer.Typer(
+        cls=ProgramGroup,
+        add_completion=False,
+        epilog=epilog,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    )
+    app.callback(invoke_without_command=True, help=purpose)(_start)
+    return app
+
+
+def _print_version(context: typer.Context, wanted: bool) -> None:
+    if wanted:
+        group: Any = context.command
+        typer.echo(f"{group.program} {__version__}")
+        raise typer.Exit
+
+
+def _start(
+    context: typer.Context,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    help_if_alone(context)
 
 
 def _usage_words(error: Any) -> str:
@@ -76,14 +131,9 @@ def _usage_words(error: Any) -> str:
     return f"{message[:1].lower()}{message[1:]}{where}"
 
 
-def _say_error(message: str) -> int:
-    typer.echo(f"fastroof: error: {_one_line(message)}", err=True)
-    return EXIT_ERROR
-
-
-def warn(message: str) -> None:
+def warn(message: str, program: str = "fastroof") -> None:
     """Write a warning that a person should see, without mixing it with the output."""
-    typer.echo(f"fastroof: warning: {_one_line(message)}", err=True)
+    typer.echo(f"{program}: warning: {_one_line(message)}", err=True)
 
 
 def _one_line(message: str) -> str:
@@ -91,15 +141,15 @@ def _one_line(message: str) -> str:
 
 
 @contextmanager
-def _warnings_as_lines() -> Iterator[None]:
+def _warnings_as_lines(program: str) -> Iterator[None]:
     """Show warnings meant for users as one line each, whatever filters Python was started with."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("always", category=UserWarning, module="fastroof")
+        warnings.filterwarnings("always", category=UserWarning, module="fastroof|kernels_bench")
         shown = warnings.showwarning
 
         def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
             if category is UserWarning:
-                warn(str(message))
+                warn(str(message), program)
             else:
                 shown(message, category, *rest, **more)
 

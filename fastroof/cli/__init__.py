@@ -5,20 +5,16 @@ Nothing heavy is imported before a command runs, so that ``fastroof --help`` ans
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
-from fastroof._version import __version__
 from fastroof.cli import (
     bench,
     best,
     calibrate,
-    catalogue,
     compare,
     export,
+    gpus,
     lookup,
     merge,
+    models,
     plot,
     report,
     serve,
@@ -29,7 +25,7 @@ from fastroof.cli import (
     tables,
     validate,
 )
-from fastroof.cli.errors import CommandGroup, help_if_alone
+from fastroof.command_group import new_app
 
 __all__ = ["app", "main"]
 
@@ -45,41 +41,16 @@ standard output; the keys are in each command's --help. Exit codes: 0 done, 1 ta
 (tables validate), 2 an error, said in one line on standard error, 130 interrupted.
 """
 
-app = typer.Typer(
-    cls=CommandGroup,
-    callback=None,
-    add_completion=False,
-    epilog=EPILOG,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
+app = new_app("fastroof", "How long one LLM inference step takes on a GPU, from measured kernels.", EPILOG)
 
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"fastroof {__version__}")
-        raise typer.Exit
-
-
-@app.callback(invoke_without_command=True)
-def start(
-    context: typer.Context,
-    _version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    """How long one LLM inference step takes on a GPU, from measured kernels."""
-    help_if_alone(context)
-
-
-for group in (
+for command in (
     step,
     serving,
     size,
     compare,
     lookup,
-    catalogue,
+    models,
+    gpus,
     sweep,
     best,
     merge,
@@ -92,7 +63,7 @@ for group in (
     export,
     serve,
 ):
-    group.register(app)
+    command.register(app)
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from fastroof.cli.inputs import DEFAULT_GPU, gpu_and_tables, table_sets
+from fastroof.cli.gpu_tables import DEFAULT_GPU, gpu_and_tables, table_sets
 from fastroof.cli.options import Model
 from fastroof.cli.output import console, print_facts, print_table
 from fastroof.errors import FastroofError, MissingTableError

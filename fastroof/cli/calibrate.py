@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from fastroof.cli.inputs import DEFAULT_GPU, tables_of
+from fastroof.cli.gpu_tables import DEFAULT_GPU, tables_of
 from fastroof.cli.options import Json
 from fastroof.cli.output import console, print_facts, print_json, print_table
 

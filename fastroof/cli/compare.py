@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from fastroof.cli.inputs import DEFAULT_GPU, gpu_and_tables
+from fastroof.cli.gpu_tables import DEFAULT_GPU, gpu_and_tables
 from fastroof.cli.options import Gpu, Json, Model, TablesPath
 from fastroof.cli.output import console, counted, print_json, print_table
-from fastroof.errors import BatchError, MissingTableError
+from fastroof.cli.written_sizes import parse_steps
+from fastroof.errors import MissingTableError
 from fastroof.units import US_PER_MS
 
 if TYPE_CHECKING:
     from fastroof.compat.compare import ComparedStep, Comparison, Step
 
-__all__ = ["parse_steps", "register"]
+__all__ = ["register"]
 
 TITLES: Final = {
     "fastroof": "fastroof",
@@ -105,34 +104,6 @@ def compare(
         print_json(_document(found))
     else:
         _print(found)
-
-
-def parse_steps(decode: Sequence[str], prefill: Sequence[str]) -> tuple[list[tuple[int, int]], list[int]]:
-    """Read lists of ``32x4096`` and of ``2048``.
-
-    Raises
-    ------
-    BatchError
-        Naming what is written otherwise, or that there is nothing to compare.
-
-    Examples
-    --------
-    >>> parse_steps(["1x1024,32x4096"], ["2048"])
-    ([(1, 1024), (32, 4096)], [2048])
-    """
-    decodes, prefills = [], []
-    for text in (part.strip() for given in decode for part in given.split(",")):
-        match = re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})", text)
-        if match is None:
-            raise BatchError(f"--decode {text!r} is not BATCHxKV_LEN, such as 32x4096 or 1x1024,32x4096")
-        decodes.append((int(match[1]), int(match[2])))
-    for text in (part.strip() for given in prefill for part in given.split(",")):
-        if re.fullmatch(r"[0-9]{1,9}", text) is None:
-            raise BatchError(f"--prefill {text!r} is not a number of tokens, such as 2048 or 2048,8192")
-        prefills.append(int(text))
-    if not decodes and not prefills:
-        raise BatchError("nothing to compare: give --decode 32x4096, --prefill 2048, or both")
-    return decodes, prefills
 
 
 def _document(found: Comparison) -> dict[str, Any]:

@@ -1,16 +1,12 @@
-"""What commands are given: the GPU and its tables, requests, lists of sizes."""
+"""The GPU and the measured tables that a command names."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from fastroof.cli.output import counted
-from fastroof.errors import BatchError, GpuError, LookupInputError, TableError
+from fastroof.errors import GpuError, TableError
 
 if TYPE_CHECKING:
     from fastroof import GpuSpec, Tables
@@ -18,105 +14,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFAULT_GPU",
-    "Requests",
     "TableSet",
     "gpu_and_tables",
     "gpu_folder",
-    "parse_requests",
-    "parse_sizes",
     "parse_source",
     "table_sets",
     "tables_of",
 ]
 
 DEFAULT_GPU: Final = "h100"
-MOST_REQUESTS: Final = 2**22
-_DECODE = re.compile(r"([0-9]+)x([0-9]+)")
-_PREFILL = re.compile(r"(?:([0-9]+)x)?([0-9]+)@([0-9]+)")
-
-
-@dataclass(frozen=True)
-class Requests:
-    """``count`` equal requests of a step, as (new_tokens, context_len)."""
-
-    count: int
-    new_tokens: int
-    context_len: int
-
-    @property
-    def words(self) -> str:
-        """The requests as a person says them."""
-        if self.new_tokens == 1 and self.context_len > 0:
-            return f"{counted(self.count, 'decode')} at kv_len {self.context_len + 1}"
-        after = f" after {self.context_len}" if self.context_len else ""
-        return f"{counted(self.count, 'prefill')} of {counted(self.new_tokens, 'token')}{after}"
-
-
-def parse_requests(decode: Sequence[str], prefill: Sequence[str]) -> list[Requests]:
-    """Read ``64x4096`` (64 decodes at kv_len 4096) and ``2048@1024`` (2048 new tokens after 1024).
-
-    Raises
-    ------
-    BatchError
-        Naming what is written otherwise, or that there is nothing to time.
-
-    Examples
-    --------
-    >>> parse_requests(["64x4096"], ["4x2048@0"])
-    [Requests(count=64, new_tokens=1, context_len=4095), Requests(count=4, new_tokens=2048, context_len=0)]
-    """
-    found = []
-    for text in decode:
-        match = _DECODE.fullmatch(text)
-        if match is None:
-            raise BatchError(
-                f"--decode {text} is not BATCHxKV_LEN: 64x4096 is 64 decodes that attend to 4096 tokens each"
-            )
-        batch_size, kv_len = map(int, match.groups())
-        if kv_len < 2:
-            raise BatchError(
-                f"--decode {text}: a decode attends to itself and a context, so kv_len is at least 2; "
-                f"--prefill {batch_size}x1@0 is one token without a context"
-            )
-        found.append(Requests(batch_size, 1, kv_len - 1))
-    for text in prefill:
-        match = _PREFILL.fullmatch(text)
-        if match is None:
-            raise BatchError(
-                f"--prefill {text} is not [COUNTx]NEW@CONTEXT: 2048@1024 is 2048 new tokens after 1024, "
-                "4x2048@0 is four prompts of 2048"
-            )
-        found.append(Requests(int(match[1] or 1), int(match[2]), int(match[3])))
-    if not found:
-        raise BatchError("nothing to time: give --decode 64x4096, --prefill 2048@0, or both")
-    for requests, text in zip(found, (*decode, *prefill), strict=True):
-        if requests.count < 1 or requests.new_tokens < 1:
-            raise BatchError(f"{text}: a step needs at least 1 request of at least 1 new token")
-    total = sum(requests.count for requests in found)
-    if total > MOST_REQUESTS:
-        raise BatchError(f"{total} requests in one step are more than the {MOST_REQUESTS} it can hold")
-    return found
-
-
-def parse_sizes(option: str, text: str) -> int | list[int]:
-    """Read one whole number or a comma-separated list of them.
-
-    Raises
-    ------
-    LookupInputError
-        Naming the option.
-
-    Examples
-    --------
-    >>> parse_sizes("--m", "64,128")
-    [64, 128]
-    """
-    parts = [part.strip() for part in text.split(",")]
-    wrong = [part for part in parts if re.fullmatch(r"[+-]?[0-9]{1,18}", part) is None]
-    if wrong:
-        raise LookupInputError(f"{option} needs a whole number or a list such as 64,128, got {wrong[0]!r}")
-    sizes = [int(part) for part in parts]
-    return sizes if len(sizes) > 1 else sizes[0]
 
 
 def gpu_folder(gpu: str) -> Path:

@@ -1,4 +1,4 @@
-"""``fastroof models`` and ``fastroof gpus``: what there is to ask about."""
+"""``fastroof gpus``: the GPUs known by name, and what was measured on them."""
 
 from __future__ import annotations
 
@@ -7,60 +7,22 @@ from typing import Final
 
 import typer
 
+from fastroof.cli.gpu_tables import gpu_folder
 from fastroof.cli.options import Json
 from fastroof.cli.output import print_json, print_table
 from fastroof.units import GB, GIB, TB, TFLOP
 
 __all__ = ["register"]
 
-
-MODELS_EPILOG: Final = """\b
-JSON: a list with one object a model, the fields of fastroof.ModelSpec (name, architecture, num_layers,
-hidden, intermediate, num_q_heads, num_kv_heads, head_dim, vocab, tie_embeddings, qkv_bias, o_bias, mlp_bias,
-qk_norm, sliding_window, max_position, torch_dtype) and num_parameters.
-"""
-
-GPUS_EPILOG: Final = """\b
+EPILOG: Final = """\b
 JSON: a list with one object a GPU: name, title, aliases, peak_flops_per_s (by dtype), hbm_bytes_per_s,
 hbm_bytes, nvlink_bytes_per_s, num_sms, l2_bytes, source, has_tables, tables (names of the sources).
 """
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command("models", epilog=MODELS_EPILOG)(models)
-    app.command("gpus", epilog=GPUS_EPILOG)(gpus)
-
-
-def models(as_json: Json = False) -> None:
-    """List the models known by name.
-
-    --model also takes the Hugging Face id of one of them, or the path of any config.json of these families.
-    """
-    from fastroof import load_model, model_names
-
-    specs = [load_model(name) for name in model_names()]
-    if as_json:
-        print_json([{**asdict(spec), "num_parameters": spec.num_parameters} for spec in specs])
-        return
-    columns = (
-        "model", "parameters", "layers", "hidden", "MLP width", "heads (Q-KV-dim)", "vocabulary",
-        "max context",
-    )  # fmt: skip
-    rows = [
-        (
-            spec.name,
-            f"{spec.num_parameters / 1e9:.1f} B",
-            str(spec.num_layers),
-            str(spec.hidden),
-            str(spec.intermediate),
-            f"{spec.num_q_heads}-{spec.num_kv_heads}-{spec.head_dim}",
-            f"{spec.vocab:,}",
-            f"{spec.max_position:,}",
-        )
-        for spec in specs
-    ]
-    print_table(columns, rows, left=("model",))
+    """Add the command."""
+    app.command("gpus", epilog=EPILOG)(gpus)
 
 
 def gpus(as_json: Json = False) -> None:
@@ -69,7 +31,6 @@ def gpus(as_json: Json = False) -> None:
     --gpu also takes the path of a gpu.toml or of the folder that holds one.
     """
     from fastroof import gpu_names, load_gpu
-    from fastroof.cli.inputs import gpu_folder
 
     specs = [load_gpu(name) for name in gpu_names()]
     sources = {

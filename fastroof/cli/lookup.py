@@ -6,11 +6,12 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from fastroof.cli.errors import help_if_alone
-from fastroof.cli.inputs import gpu_and_tables, parse_sizes
+from fastroof.cli.gpu_tables import gpu_and_tables
 from fastroof.cli.options import Json
 from fastroof.cli.output import percent, print_json, print_table
+from fastroof.cli.written_sizes import parse_sizes
 from fastroof.columns import ORIGINS
+from fastroof.command_group import help_if_alone
 from fastroof.errors import MissingTableError
 
 __all__ = ["register"]

@@ -1,15 +1,13 @@
-"""``fastroof merge``: the shards of a sweep into one; and how to go on with a sweep that was stopped."""
+"""``fastroof merge``: the shards of a sweep into one."""
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
-__all__ = ["register", "say_how_to_resume"]
+__all__ = ["register"]
 
 EPILOG: Final = """\b
 Examples:
@@ -42,23 +40,7 @@ def merge(
     All shards must be there, each once, and be of the same sweep: specification, models, tables and
     version of fastroof. The rows are those of the sweep without shards.
     """
-    from fastroof.cli.sweep import print_summary
+    from fastroof.cli.sweep_summary import print_summary
     from fastroof.sweep import merge_shards
 
     print_summary(merge_shards(shards, output), as_json=as_json, quiet=quiet)
-
-
-def say_how_to_resume(output: Path) -> None:
-    """Say on standard error how to go on with a sweep that was interrupted, if it can be."""
-    from fastroof.sweep.checkpoint import parts_folder
-
-    folder = parts_folder(output)
-    if not folder.is_dir():
-        typer.echo("interrupted before there was anything to keep", err=True)
-        return
-    words = [
-        "fastroof",
-        *(word for word in sys.argv[1:] if word not in ("--resume", "--restart")),
-        "--resume",
-    ]
-    typer.echo(f"interrupted; what is done is kept in {folder}. To continue: {shlex.join(words)}", err=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from fastroof.cli.inputs import gpu_and_tables
+from fastroof.cli.gpu_tables import gpu_and_tables
 from fastroof.errors import PlanError
 
 if TYPE_CHECKING:

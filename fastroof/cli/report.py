@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from fastroof.cli.errors import warn
+from fastroof.command_group import warn
 from fastroof.units import GB
 
 __all__ = ["register"]

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from fastroof.cli.named_plans import PLANS_HELP, GpuOption, PlansArgument, named_plans
 from fastroof.cli.options import Source, TablesPath
 from fastroof.cli.output import counted
-from fastroof.cli.plans import PLANS_HELP, GpuOption, PlansArgument, named_plans
 from fastroof.errors import BackendError
 
 if TYPE_CHECKING:

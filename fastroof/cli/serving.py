@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from fastroof.cli.inputs import gpu_and_tables, parse_sizes
+from fastroof.cli.gpu_tables import gpu_and_tables
 from fastroof.cli.options import Dtype, Gpu, Json, KvDtype, Method, Model, Runtime, Source, TablesPath
 from fastroof.cli.output import console, percent, print_json, print_table
+from fastroof.cli.written_sizes import parse_sizes
 from fastroof.errors import BatchError
 from fastroof.units import GB, US_PER_MS
 

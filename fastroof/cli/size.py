@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from fastroof._version import __version__
-from fastroof.cli.inputs import gpu_and_tables, parse_sizes
+from fastroof.cli.gpu_tables import gpu_and_tables
 from fastroof.cli.options import Dtype, Gpu, Json, KvDtype, Method, Model, Runtime, Source, TablesPath
 from fastroof.cli.output import console, percent, print_json, print_table
-from fastroof.errors import BatchError, LookupInputError
+from fastroof.cli.written_sizes import parse_rates, parse_sizes
+from fastroof.errors import BatchError
 from fastroof.units import US_PER_MS, US_PER_S
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ __all__ = ["register"]
 DEFAULT_MAX_SEQS: Final = 1024
 
 _QUESTIONS: Final = ("--rate", "--kv-len", "--batch-size")
-_NUMBER = re.compile(r"[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]{1,2})?")
 _TIMES: Final = {"ttft_ms": 0, "tpot_ms": 2, "request_latency_ms": 0}
 _LIMITS: Final = {
     "throughput": "throughput: more clients only wait longer",
@@ -162,26 +161,6 @@ def size(
     (_print_steps if rate is None else _print_deployments)(rows)
     for split, why in refused.items():
         out.print(f"tp {split} cannot run: {why}", soft_wrap=True)
-
-
-def parse_rates(text: str) -> list[float]:
-    """Read requests a second: one number, or a comma-separated list of them.
-
-    Raises
-    ------
-    LookupInputError
-        Naming what is no number above 0.
-
-    Examples
-    --------
-    >>> parse_rates("0.5,20")
-    [0.5, 20.0]
-    """
-    parts = [part.strip() for part in text.split(",")]
-    wrong = [part for part in parts if not (_NUMBER.fullmatch(part) and 0.0 < float(part) < math.inf)]
-    if wrong:
-        raise LookupInputError(f"--rate needs a number above 0 or a list such as 5,20, got {wrong[0]!r}")
-    return [float(part) for part in parts]
 
 
 def _check_together(asked: str, serving: dict[str, float | None]) -> None:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from fastroof.cli.errors import warn
-from fastroof.cli.inputs import Requests, gpu_and_tables, parse_requests
+from fastroof.cli.gpu_tables import gpu_and_tables
 from fastroof.cli.options import Dtype, Gpu, Json, KvDtype, Method, Model, Runtime, Source, TablesPath
 from fastroof.cli.output import (
     ORIGIN_WORDS,
@@ -20,7 +19,9 @@ from fastroof.cli.output import (
     scaled,
     time_words,
 )
+from fastroof.cli.written_sizes import Requests, parse_requests
 from fastroof.columns import ORIGINS
+from fastroof.command_group import warn
 from fastroof.units import TB, US_PER_S
 
 if TYPE_CHECKING:

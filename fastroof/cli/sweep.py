@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import tomllib
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from fastroof.cli.output import print_json
 from fastroof.cli.progress import shown_progress
 
-if TYPE_CHECKING:
-    from fastroof.sweep import DeploymentSummary, SweepSummary
-
-__all__ = ["print_summary", "register"]
+__all__ = ["register"]
 
 EPILOG: Final = """\b
 Examples:
@@ -126,7 +123,7 @@ def sweep(
         _print_about(example)
         return
     from fastroof import run_sweep
-    from fastroof.cli.merge import say_how_to_resume
+    from fastroof.cli.sweep_summary import print_summary
     from fastroof.sweep import Shard, load_spec
 
     changes = _changes(context, settings or [])
@@ -147,7 +144,7 @@ def sweep(
                 progress=progress,
             )
     except KeyboardInterrupt:
-        say_how_to_resume(output)
+        _say_how_to_resume(output)
         raise
     print_summary(summary, as_json=as_json, quiet=quiet)
 
@@ -196,32 +193,20 @@ def _print_about(is_example: bool) -> None:
     )
 
 
-def print_summary(summary: SweepSummary | DeploymentSummary, *, as_json: bool, quiet: bool) -> None:
-    """Print what a sweep came to, for a person, as JSON, or not at all."""
-    from fastroof.sweep import SweepSummary
+def _say_how_to_resume(output: Path) -> None:
+    """Say on standard error how to go on with a sweep that was interrupted, if it can be."""
+    from fastroof.sweep.checkpoint import parts_folder
 
-    if as_json:
-        _print_json(summary)
+    folder = parts_folder(output)
+    if not folder.is_dir():
+        typer.echo("interrupted before there was anything to keep", err=True)
         return
-    if quiet:
-        return
-    from fastroof.cli.sweep_summary import print_deployments, print_steps
-
-    if isinstance(summary, SweepSummary):
-        print_steps(summary)
-    else:
-        print_deployments(summary)
-
-
-def _print_json(summary: Any) -> None:
-    from fastroof.sweep import SweepSummary
-
-    document = asdict(summary)
-    if isinstance(summary, SweepSummary):
-        print_json({**document, "evaluations_per_s": summary.evaluations_per_s})
-        return
-    document["histograms"] = {", ".join(map(str, key)): counts for key, counts in summary.histograms.items()}
-    print_json({**document, "candidates_per_s": summary.candidates_per_s})
+    words = [
+        "fastroof",
+        *(word for word in sys.argv[1:] if word not in ("--resume", "--restart")),
+        "--resume",
+    ]
+    typer.echo(f"interrupted; what is done is kept in {folder}. To continue: {shlex.join(words)}", err=True)
 
 
 def _all_processors() -> int:

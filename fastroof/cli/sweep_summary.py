@@ -2,22 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
-from fastroof.cli.output import console, duration, percent, print_table
+from fastroof.cli.output import console, duration, percent, print_json, print_table
+from fastroof.sweep import SweepSummary
 from fastroof.sweep.summary import INFEASIBLE
 from fastroof.units import US_PER_MS
 
 if TYPE_CHECKING:
-    from fastroof.sweep import BestStep, DeploymentSummary, SweepSummary
+    from fastroof.sweep import BestStep, DeploymentSummary
 
-__all__ = ["layout_words", "print_deployments", "print_steps"]
+__all__ = ["layout_words", "print_summary"]
 
 MOST_GROUPS: Final = 40
 """Groups whose best deployment is printed; all are in the file."""
 
 
-def print_steps(summary: SweepSummary) -> None:
+def print_summary(summary: SweepSummary | DeploymentSummary, *, as_json: bool, quiet: bool) -> None:
+    """Print what a sweep came to, for a person, as JSON, or not at all."""
+    if as_json:
+        _print_json(summary)
+        return
+    if quiet:
+        return
+    if isinstance(summary, SweepSummary):
+        _print_steps(summary)
+    else:
+        _print_deployments(summary)
+
+
+def _print_json(summary: Any) -> None:
+    document = asdict(summary)
+    if isinstance(summary, SweepSummary):
+        print_json({**document, "evaluations_per_s": summary.evaluations_per_s})
+        return
+    document["histograms"] = {", ".join(map(str, key)): counts for key, counts in summary.histograms.items()}
+    print_json({**document, "candidates_per_s": summary.candidates_per_s})
+
+
+def _print_steps(summary: SweepSummary) -> None:
     """Print the best step of each plan, and the counts."""
     out = console()
     kv_dtypes = {best.kv_dtype for best in summary.best}
@@ -87,7 +111,7 @@ def layout_words(row: dict[str, Any]) -> str:
     return f"{row['prefill_workers']} prefill + {row['decode_workers']} decode x tp {row['tp']}"
 
 
-def print_deployments(summary: DeploymentSummary) -> None:
+def _print_deployments(summary: DeploymentSummary) -> None:
     """Print the best deployment of each group, and the counts."""
     out = console()
     best = summary.best[:MOST_GROUPS]

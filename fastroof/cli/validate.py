@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from fastroof.cli.inputs import gpu_and_tables
+from fastroof.cli.gpu_tables import gpu_and_tables
 from fastroof.cli.options import Gpu, Json, TablesPath
 from fastroof.cli.output import console, counted, print_json, print_table
 from fastroof.errors import FastroofError, MissingTableError

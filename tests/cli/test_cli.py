@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 
 import fastroof
 from fastroof.cli import app
-from fastroof.cli.inputs import Requests, parse_requests, parse_sizes
 from fastroof.cli.output import ORIGIN_WORDS, print_table, scaled, time_words
+from fastroof.cli.written_sizes import Requests, parse_requests, parse_sizes
 from fastroof.columns import ORIGINS
 from fastroof.errors import BatchError, LookupInputError
 from fastroof.load.aiconfigurator import installed_root

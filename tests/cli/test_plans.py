@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from fastroof.cli.plans import named_plans
+from fastroof.cli.named_plans import named_plans
 from fastroof.errors import PlanError
 
 

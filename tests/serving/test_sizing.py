@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import fastroof
 from fastroof import BatchError, PlanError, PlanRangeError, Tables, compile_plan
 from fastroof.cli import app
-from fastroof.cli.size import parse_rates
+from fastroof.cli.written_sizes import parse_rates
 from fastroof.compiled import sizing as loops
 from fastroof.compiled import steps
 from fastroof.engines import EngineProfile

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from fastroof.cli.errors import help_if_alone
 from fastroof.cli.export import c, llm_d, llmservingsim, npz
+from fastroof.command_group import help_if_alone
 
 __all__ = ["register"]
 

@@ -7,10 +7,10 @@ from typing import Annotated, Final
 
 import typer
 
-from fastroof.cli.errors import warn
+from fastroof.cli.named_plans import PLANS_HELP, GpuOption, PlansArgument, named_plans
 from fastroof.cli.options import Source, TablesPath
 from fastroof.cli.output import console
-from fastroof.cli.plans import PLANS_HELP, GpuOption, PlansArgument, named_plans
+from fastroof.command_group import warn
 
 __all__ = ["register"]
 

@@ -7,10 +7,10 @@ from typing import Annotated, Final
 
 import typer
 
-from fastroof.cli.inputs import parse_sizes
+from fastroof.cli.named_plans import PLANS_HELP, GpuOption, named_plans
 from fastroof.cli.options import Source, TablesPath
 from fastroof.cli.output import console
-from fastroof.cli.plans import PLANS_HELP, GpuOption, named_plans
+from fastroof.cli.written_sizes import parse_sizes
 from fastroof.units import GB
 
 __all__ = ["register"]

@@ -7,9 +7,9 @@ from typing import Annotated, Final, Literal
 
 import typer
 
+from fastroof.cli.named_plans import PLANS_HELP, GpuOption, PlansArgument, named_plans
 from fastroof.cli.options import Source, TablesPath
 from fastroof.cli.output import console, counted
-from fastroof.cli.plans import PLANS_HELP, GpuOption, PlansArgument, named_plans
 
 __all__ = ["register"]
 

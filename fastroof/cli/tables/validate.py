@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
-from fastroof.cli.inputs import DEFAULT_GPU, table_sets
+from fastroof.cli.gpu_tables import DEFAULT_GPU, table_sets
 from fastroof.cli.options import Json
 from fastroof.cli.output import console, counted, percent, print_json, print_table
 from fastroof.errors import TableError

@@ -154,7 +154,7 @@ def test_only_replies_are_on_its_output():
     code = """
 import os, sys, warnings
 from fastroof.backends.serve.stdio import protocol_output, serve_stdio
-from fastroof.cli.plans import named_plans
+from fastroof.cli.named_plans import named_plans
 with protocol_output() as output_fd:
     print("printed")
     os.write(1, b"written")

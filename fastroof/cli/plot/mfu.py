@@ -1,0 +1,39 @@
+"""``fastroof plot mfu``: the MFU of a model's kernels."""
+
+from __future__ import annotations
+
+import typer
+
+from fastroof.cli.options import Dtype, KvDtype, Method, Model
+from fastroof.cli.plot.drawing import gpu_and_tables_to_draw, save
+from fastroof.cli.plot.options import DEFAULT_MODEL, Gpu, Output, Source, TablesPath, Tp
+from fastroof.errors import MissingTableError
+
+__all__ = ["register"]
+
+
+def register(group: typer.Typer) -> None:
+    """Add the command."""
+    group.command("mfu")(mfu)
+
+
+def mfu(
+    output: Output,
+    model: Model = DEFAULT_MODEL,
+    gpu: Gpu = None,
+    tp: Tp = 1,
+    dtype: Dtype = "bf16",
+    kv_dtype: KvDtype = "bf16",
+    method: Method = "roofline",
+    tables: TablesPath = None,
+    source: Source = None,
+) -> None:
+    """MFU of one model's kernels against their sizes."""
+    from fastroof import load_model
+    from fastroof.report import draw_mfu
+
+    spec, measured = gpu_and_tables_to_draw(output, gpu, tables, source)
+    if measured is None:
+        raise MissingTableError(f"{spec.name} has no measured tables to draw; see fastroof gpus")
+    figure = draw_mfu(load_model(model), measured, tp=tp, dtype=dtype, kv_dtype=kv_dtype, method=method)
+    save(figure, output)

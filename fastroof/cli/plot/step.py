@@ -1,0 +1,65 @@
+"""``fastroof plot step``: decode steps by component."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, cast
+
+import typer
+
+from fastroof.cli.options import Dtype, KvDtype, Method, Model, Runtime
+from fastroof.cli.plot.drawing import gpu_and_tables_to_draw, save, source_words
+from fastroof.cli.plot.options import DEFAULT_MODEL, Gpu, Output, Source, TablesPath, Tp
+from fastroof.errors import FastroofError
+
+__all__ = ["register"]
+
+
+def register(group: typer.Typer) -> None:
+    """Add the command."""
+    group.command("step")(step)
+
+
+def step(
+    output: Output,
+    model: Model = DEFAULT_MODEL,
+    gpu: Gpu = None,
+    tp: Tp = 1,
+    dtype: Dtype = "bf16",
+    kv_dtype: KvDtype = "bf16",
+    against: Annotated[str, typer.Option(help="What varies: batch or kv-len.")] = "batch",
+    batch: Annotated[int, typer.Option(help="Requests in the step, where kv-len varies.")] = 64,
+    kv_len: Annotated[int, typer.Option(help="Tokens each attends to, where the batch varies.")] = 4096,
+    max_batch: Annotated[int, typer.Option(help="Largest batch, where it varies.")] = 512,
+    method: Method = "roofline",
+    runtime: Runtime = "kernels",
+    tables: TablesPath = None,
+    source: Source = None,
+) -> None:
+    """Decode step by component, against batch or context."""
+    from fastroof import compile_plan
+    from fastroof.report import draw_step
+
+    varied = {"batch": "batch_size", "kv-len": "kv_len"}
+    if against not in varied:
+        raise FastroofError(f"--against is batch or kv-len, got {against!r}")
+    spec, measured = gpu_and_tables_to_draw(output, gpu, tables, source)
+    plan = compile_plan(
+        model,
+        spec,
+        measured,
+        tp=tp,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        runtime=runtime,
+        method=method,
+        max_tokens=max(8192, max_batch, batch),
+        max_seqs=max_batch if against == "batch" else max(max_batch, batch),
+    )
+    figure = draw_step(
+        plan,
+        against=cast('Literal["batch_size", "kv_len"]', varied[against]),
+        batch_size=batch,
+        kv_len=kv_len,
+        source="" if measured is None else source_words(measured),
+    )
+    save(figure, output)

@@ -1,0 +1,25 @@
+"""``fastroof tables``: what was measured, what is wrong with it, and bringing more in."""
+
+from __future__ import annotations
+
+import typer
+
+from fastroof.cli.tables import holdout, import_aiconfigurator, list, show, validate
+from fastroof.command_group import help_if_alone
+
+__all__ = ["register"]
+
+group = typer.Typer(help="List, show, check, import, judge measured tables.", rich_markup_mode=None)
+imports = typer.Typer(help="Convert tables that others measured.", rich_markup_mode=None)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    group.callback(invoke_without_command=True)(help_if_alone)
+    imports.callback(invoke_without_command=True)(help_if_alone)
+    for command in (list, show, validate):
+        command.register(group)
+    import_aiconfigurator.register(imports)
+    group.add_typer(imports, name="import")
+    holdout.register(group)
+    app.add_typer(group, name="tables")
