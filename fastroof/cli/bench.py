@@ -94,11 +94,9 @@ def bench(
     from fastroof.bench import ReportFile, new_setup, report_document, run_workloads
 
     if plot_path is not None:
-        from fastroof.report.plots import checked_path, style
+        from fastroof.report import check_picture
 
-        checked_path(plot_path)
-        with style():
-            pass
+        check_picture(plot_path)
     with ExitStack() as stack:
         file = None if json_path is None else stack.enter_context(ReportFile(json_path))
         spec, measured = gpu_and_tables(gpu, tables, None)

@@ -92,9 +92,9 @@ def validate(
     if peer is not None and peer not in PEERS:
         raise FastroofError(f"--peer is {' or '.join(PEERS)}, got {peer!r}")
     if plot is not None:
-        from fastroof.report.plots import checked_path
+        from fastroof.report import check_picture
 
-        checked_path(plot)
+        check_picture(plot)
     spec, measured_kernels = gpu_and_tables(gpu, tables, source)
     if measured_kernels is None:
         raise MissingTableError(

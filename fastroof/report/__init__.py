@@ -5,13 +5,14 @@ from __future__ import annotations
 from fastroof.report.leading_steps_plot import draw_leading_steps
 from fastroof.report.mfu_plot import draw_mfu
 from fastroof.report.pareto_plot import draw_pareto
-from fastroof.report.plots import save_figure
+from fastroof.report.plots import check_picture, save_figure
 from fastroof.report.results_file import read_results
 from fastroof.report.roofline_plot import draw_roofline
 from fastroof.report.serving_curves_plot import draw_serving_curves
 from fastroof.report.step_plot import draw_step
 
 __all__ = [
+    "check_picture",
     "draw_leading_steps",
     "draw_mfu",
     "draw_pareto",

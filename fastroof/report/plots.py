@@ -14,7 +14,17 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "INK", "QUIET", "label_line_ends", "new_figure", "save_figure", "style", "write_titles"]
+__all__ = [
+    "COLOURS",
+    "INK",
+    "QUIET",
+    "check_picture",
+    "label_line_ends",
+    "new_figure",
+    "save_figure",
+    "style",
+    "write_titles",
+]
 
 SUFFIXES: Final = (".png", ".svg")
 INK: Final = "#222222"
@@ -172,24 +182,26 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
     FastroofError
         For another ending, or a folder that does not exist.
     """
-    path = checked_path(path)
+    path = Path(path)
+    check_picture(path)
     metadata = {"Date": None} if path.suffix.lower() == ".svg" else {"Software": f"fastroof {__version__}"}
     with style():
         figure.savefig(path, metadata=metadata)
     return path
 
 
-def checked_path(path: str | Path) -> Path:
-    """Return the path a picture can be written to, before any time goes into drawing it.
+def check_picture(path: str | Path) -> None:
+    """Say what is missing to draw a picture and write it there, before any time goes into it.
 
     Raises
     ------
     FastroofError
-        For an ending other than .png and .svg, or a folder that does not exist.
+        For an ending other than .png and .svg, a folder that does not exist, or without matplotlib.
     """
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
         raise FastroofError(f"{path} must end in {' or '.join(SUFFIXES)}")
     if not path.parent.is_dir():
         raise FastroofError(f"{path}: the folder {path.parent} does not exist")
-    return path
+    with style():
+        pass

@@ -35,7 +35,7 @@ def test_commands_use_public_names(file: Path) -> None:
         if (module, name) == ("fastroof._version", "__version__"):
             continue
         found = importlib.import_module(module)
-        public = getattr(found, "__all__", ())
+        public = getattr(found, "__all__", dir(found))
         is_module = (Path(found.__file__ or "").parent / f"{name}.py").exists() or (
             Path(found.__file__ or "").parent / name
         ).is_dir()

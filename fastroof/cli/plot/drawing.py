@@ -28,11 +28,10 @@ def gpu_and_tables_to_draw(
     output: Path, gpu: str | None, tables: str | None, source: str | None
 ) -> tuple[GpuSpec, Tables | None]:
     """Find out what is missing before any time goes into a picture."""
-    from fastroof.report.plots import checked_path, style
+    from fastroof.report import check_picture
 
-    checked_path(output)
-    with style():
-        return gpu_and_tables(gpu, tables, source)
+    check_picture(output)
+    return gpu_and_tables(gpu, tables, source)
 
 
 def save(figure: Figure, output: Path) -> None:
@@ -51,12 +50,10 @@ def rows_to_draw(
     is_over_load: bool = False,
 ) -> tuple[SweepResults, dict[str, Any]]:
     """The results, and which rows to draw: of one workload, unless something else is asked for."""
-    from fastroof.report import read_results
-    from fastroof.report.plots import checked_path, style
+    from fastroof.report import check_picture, read_results
 
-    checked_path(output)
-    with style():
-        found = read_results(path)
+    check_picture(output)
+    found = read_results(path)
     wanted: dict[str, Any] = {}
     for text in where or ():
         name, sign, value = text.partition("=")

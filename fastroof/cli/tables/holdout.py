@@ -59,9 +59,9 @@ def holdout(
     if output is not None and not coverage:
         raise LookupInputError("--output draws what --coverage finds: pass both")
     if output is not None:
-        from fastroof.report.plots import checked_path
+        from fastroof.report import check_picture
 
-        checked_path(output)
+        check_picture(output)
     tables = tables_of(gpu or DEFAULT_GPU, None, source) if where is None else tables_of(where, gpu, source)
     options: dict[str, Any] = {}
     if operator:
