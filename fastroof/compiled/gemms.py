@@ -7,14 +7,18 @@ result takes the largest flag among the nodes it used.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from fastroof.compiled.guides import Guide, guide_of, guided_cell
-from fastroof.compiled.jit import Flags, Floats, Ints, jit
+from fastroof.compiled.jit import Flags, Floats, jit, jit_inline
 from fastroof.compiled.llvm import table_load
+from fastroof.compiled.packed import PackedGemm
 from fastroof.compiled.search import INTERPOLATED, bracket, curve_point, nearest_node
 
 __all__ = [
+    "GemmSizes",
     "gemm_floor_us",
     "gemm_latency_us",
     "gemm_linear_mfu_us",
@@ -23,53 +27,62 @@ __all__ = [
 
 EXTRAPOLATED = 2
 
+GemmGuides = tuple[Guide, Guide, Guide]
+"""Of k, n and m."""
 
-@jit
-def _gemm_row_us(
-    n_axis: Floats,
-    curve_start: Ints,
-    m_axis: Floats,
-    value: Floats,
-    flag: Flags,
-    start: int,
-    stop: int,
-    m: float,
-    n: float,
-) -> tuple[float, int]:
-    """Latency at (m, n) in the row of one k, whose n nodes are ``n_axis[start:stop]``."""
-    i = bracket(n_axis, start, stop, n)
-    y0, made = curve_point(m_axis, value, flag, curve_start[i], curve_start[i + 1], m)
-    n0 = n_axis[i]
+
+GemmSizes = tuple[Floats, Floats, Floats]
+"""m, n and k of GEMMs or of a table's nodes. A NamedTuple would cost 1.1 us a call, this costs 0.1."""
+
+
+class GemmPoint(NamedTuple):
+    """Where a row is searched."""
+
+    m: float
+    n: float
+    log2_m: float
+    log2_n: float
+
+
+class NearestNode(NamedTuple):
+    """The nearest measured point so far: its squared distance, and where it is; node -1 is none."""
+
+    squared: float
+    row: int
+    curve: int
+    node: int
+
+
+@jit_inline
+def _curve_us(gemm: PackedGemm, curve: int, m: float) -> tuple[float, int]:
+    """Latency at m on the curve of one (n, k)."""
+    start, stop = gemm.curve_start[curve], gemm.curve_start[curve + 1]
+    return curve_point(gemm.m_axis, gemm.value, gemm.flag, start, stop, m)
+
+
+@jit_inline
+def _row_us(gemm: PackedGemm, row: int, m: float, n: float) -> tuple[float, int]:
+    """Latency at (m, n) in the row of one k."""
+    i = bracket(gemm.n_axis, gemm.row_start[row], gemm.row_start[row + 1], n)
+    y0, made = _curve_us(gemm, i, m)
+    n0 = gemm.n_axis[i]
     if n == n0:
         return y0, made
-    y1, other = curve_point(m_axis, value, flag, curve_start[i + 1], curve_start[i + 2], m)
-    w = (n - n0) / (n_axis[i + 1] - n0)
+    y1, other = _curve_us(gemm, i + 1, m)
+    w = (n - n0) / (gemm.n_axis[i + 1] - n0)
     return y0 + (y1 - y0) * w, max(made, other, INTERPOLATED)
 
 
-@jit
-def _gemm_point(
-    k_axis: Floats,
-    row_start: Ints,
-    n_axis: Floats,
-    curve_start: Ints,
-    m_axis: Floats,
-    value: Floats,
-    flag: Flags,
-    m: float,
-    n: float,
-    k: float,
-) -> tuple[float, int]:
+@jit_inline
+def _ragged_us(gemm: PackedGemm, m: float, n: float, k: float) -> tuple[float, int]:
     """Latency at (m, n, k): along m and n in the rows of the two measured k around, then along k."""
-    i = bracket(k_axis, 0, len(k_axis), k)
-    y0, made = _gemm_row_us(n_axis, curve_start, m_axis, value, flag, row_start[i], row_start[i + 1], m, n)
-    k0 = k_axis[i]
+    i = bracket(gemm.k_axis, 0, len(gemm.k_axis), k)
+    y0, made = _row_us(gemm, i, m, n)
+    k0 = gemm.k_axis[i]
     if k == k0:
         return y0, made
-    y1, other = _gemm_row_us(
-        n_axis, curve_start, m_axis, value, flag, row_start[i + 1], row_start[i + 2], m, n
-    )
-    w = (k - k0) / (k_axis[i + 1] - k0)
+    y1, other = _row_us(gemm, i + 1, m, n)
+    w = (k - k0) / (gemm.k_axis[i + 1] - k0)
     return y0 + (y1 - y0) * w, max(made, other, INTERPOLATED)
 
 
@@ -82,27 +95,18 @@ def _along_m(grid: Floats, node: int, w: float) -> float:
 
 
 @jit
-def _gemm_grid_point(
-    axes: Floats,
-    guides: Ints,
-    grid: Floats,
-    origins: Ints,
-    k_guide: Guide,
-    n_guide: Guide,
-    m_guide: Guide,
-    m: float,
-    n: float,
-    k: float,
-) -> tuple[float, int]:
-    """Latency at (m, n, k) in the full grid: the steps of ``_gemm_point`` in the same order.
+def _grid_us(gemm: PackedGemm, guides: GemmGuides, m: float, n: float, k: float) -> tuple[float, int]:
+    """Latency at (m, n, k) in the full grid: the steps of ``_ragged_us`` in the same order.
 
     Without a branch: at a node the weight is 0, and what lies above it counts for nothing. Predicted 8 ns
     a point, measured 6.9, against 210. Kept scalar: with eight points at a time 17 gathers take 9.7.
     Three products with stored 1 / (x1 - x0) in place of the divisions gain 0.2 and lose last bits.
     """
-    i = guided_cell(axes, guides, k_guide, k)
-    j = guided_cell(axes, guides, n_guide, n)
-    h = guided_cell(axes, guides, m_guide, m)
+    axes, grid = gemm.axes, gemm.grid
+    k_guide, n_guide, m_guide = guides
+    i = guided_cell(axes, gemm.guides, k_guide, k)
+    j = guided_cell(axes, gemm.guides, n_guide, n)
+    h = guided_cell(axes, gemm.guides, m_guide, m)
     k0, n0, m0 = table_load(axes, i), table_load(axes, j), table_load(axes, h)
     wk = (k - k0) / (table_load(axes, i + 1) - k0)
     wn = (n - n0) / (table_load(axes, j + 1) - n0)
@@ -120,40 +124,19 @@ def _gemm_grid_point(
     y0 = y00 + (y01 - y00) * wn
     y1 = y10 + (y11 - y10) * wn
     case = 2 * (m > m0) + 4 * (n > n0) + 8 * (k > k0)
-    return y0 + (y1 - y0) * wk, (table_load(origins, node) >> case) & 3
+    return y0 + (y1 - y0) * wk, (table_load(gemm.origins, node) >> case) & 3
 
 
 @jit
-def gemm_latency_us(
-    k_axis: Floats,
-    row_start: Ints,
-    n_axis: Floats,
-    curve_start: Ints,
-    m_axis: Floats,
-    value: Floats,
-    flag: Flags,
-    axes: Floats,
-    guides: Ints,
-    grid: Floats,
-    origins: Ints,
-    m: Floats,
-    n: Floats,
-    k: Floats,
-    out: Floats,
-    origin: Flags,
-) -> None:
+def gemm_latency_us(gemm: PackedGemm, m: Floats, n: Floats, k: Floats, out: Floats, origin: Flags) -> None:
     """Look up every (m, n, k), in roofline coordinates."""
-    if len(grid) == 0:
+    if len(gemm.grid) == 0:
         for p in range(len(out)):
-            out[p], origin[p] = _gemm_point(
-                k_axis, row_start, n_axis, curve_start, m_axis, value, flag, m[p], n[p], k[p]
-            )
+            out[p], origin[p] = _ragged_us(gemm, m[p], n[p], k[p])
         return
-    k_guide, n_guide, m_guide = guide_of(guides, 0), guide_of(guides, 1), guide_of(guides, 2)
+    guides = (guide_of(gemm.guides, 0), guide_of(gemm.guides, 1), guide_of(gemm.guides, 2))
     for p in range(len(out)):
-        out[p], origin[p] = _gemm_grid_point(
-            axes, guides, grid, origins, k_guide, n_guide, m_guide, m[p], n[p], k[p]
-        )
+        out[p], origin[p] = _grid_us(gemm, guides, m[p], n[p], k[p])
 
 
 @jit
@@ -164,79 +147,45 @@ def _clamp(axis: Floats, start: int, stop: int, x: float) -> float:
     return min(max(x, low), high)
 
 
-@jit
-def _gemm_row_rate(
-    n_axis: Floats,
-    curve_start: Ints,
-    m_axis: Floats,
-    value: Floats,
-    start: int,
-    stop: int,
-    m: float,
-    n: float,
-    k: float,
-) -> float:
+@jit_inline
+def _row_rate(gemm: PackedGemm, row: int, m: float, n: float) -> float:
     """Work / latency at (m, n) in the row of one k, linear between nodes and held outside."""
-    nc = _clamp(n_axis, start, stop, n)
-    i = bracket(n_axis, start, stop, nc)
-    wn = (nc - n_axis[i]) / (n_axis[i + 1] - n_axis[i])
+    k = gemm.k_axis[row]
+    start, stop = gemm.row_start[row], gemm.row_start[row + 1]
+    nc = _clamp(gemm.n_axis, start, stop, n)
+    i = bracket(gemm.n_axis, start, stop, nc)
+    wn = (nc - gemm.n_axis[i]) / (gemm.n_axis[i + 1] - gemm.n_axis[i])
     rate: float = 0.0
     for side in range(2):
         weight = wn if side == 1 else 1.0 - wn
         if weight == 0.0:
             continue
-        c0 = curve_start[i + side]
-        c1 = curve_start[i + side + 1]
-        mc = _clamp(m_axis, c0, c1, m)
-        j = bracket(m_axis, c0, c1, mc)
-        wm = (mc - m_axis[j]) / (m_axis[j + 1] - m_axis[j])
-        work = n_axis[i + side] * k
-        r0 = m_axis[j] * work / value[j]
-        r1 = m_axis[j + 1] * work / value[j + 1]
+        c0 = gemm.curve_start[i + side]
+        c1 = gemm.curve_start[i + side + 1]
+        mc = _clamp(gemm.m_axis, c0, c1, m)
+        j = bracket(gemm.m_axis, c0, c1, mc)
+        wm = (mc - gemm.m_axis[j]) / (gemm.m_axis[j + 1] - gemm.m_axis[j])
+        work = gemm.n_axis[i + side] * k
+        r0 = gemm.m_axis[j] * work / gemm.value[j]
+        r1 = gemm.m_axis[j + 1] * work / gemm.value[j + 1]
         rate += weight * (r0 + wm * (r1 - r0))
     return rate
 
 
 @jit
-def gemm_linear_mfu_us(
-    k_axis: Floats,
-    row_start: Ints,
-    n_axis: Floats,
-    curve_start: Ints,
-    m_axis: Floats,
-    value: Floats,
-    flag: Flags,
-    axes: Floats,
-    guides: Ints,
-    grid: Floats,
-    origins: Ints,
-    m: Floats,
-    n: Floats,
-    k: Floats,
-    out: Floats,
-    origin: Flags,
-) -> None:
+def gemm_linear_mfu_us(gemm: PackedGemm, m: Floats, n: Floats, k: Floats, out: Floats, origin: Flags) -> None:
     """Interpolate MFU linearly along m, n and k, held outside the measured range."""
-    nk = len(k_axis)
-    gemm_latency_us(
-        k_axis, row_start, n_axis, curve_start, m_axis, value, flag, axes, guides, grid, origins,
-        m, n, k, out, origin,
-    )  # fmt: skip
+    k_axis = gemm.k_axis
+    gemm_latency_us(gemm, m, n, k, out, origin)
     for p in range(len(out)):
         if origin[p] == 0:
             continue
-        kc = _clamp(k_axis, 0, nk, k[p])
-        i = bracket(k_axis, 0, nk, kc)
+        kc = _clamp(k_axis, 0, len(k_axis), k[p])
+        i = bracket(k_axis, 0, len(k_axis), kc)
         wk = (kc - k_axis[i]) / (k_axis[i + 1] - k_axis[i])
-        rate = _gemm_row_rate(
-            n_axis, curve_start, m_axis, value, row_start[i], row_start[i + 1], m[p], n[p], k_axis[i]
-        )
+        rate = _row_rate(gemm, i, m[p], n[p])
         if wk != 0.0:
-            other = _gemm_row_rate(
-                n_axis, curve_start, m_axis, value, row_start[i + 1], row_start[i + 2], m[p], n[p],
-                k_axis[i + 1],
-            )  # fmt: skip
-            rate += wk * (other - rate)
+            rate += wk * (_row_rate(gemm, i + 1, m[p], n[p]) - rate)
         out[p] = m[p] * n[p] * k[p] / rate
 
 
@@ -248,93 +197,58 @@ def _floor_node(axis: Floats, start: int, stop: int, x: float) -> int:
     return min(bracket(axis, start, stop, x), stop - 2)
 
 
+@jit_inline
+def _scaled_us(
+    gemm: PackedGemm, row: int, curve: int, node: int, m: float, n: float, k: float
+) -> tuple[float, int]:
+    """Latency at (m, n, k) with the MFU of one measured point."""
+    node_k, node_n, node_m = gemm.k_axis[row], gemm.n_axis[curve], gemm.m_axis[node]
+    if k == node_k and n == node_n and m == node_m:
+        return gemm.value[node], 0
+    return gemm.value[node] * (m * n * k / (node_m * node_n * node_k)), EXTRAPOLATED
+
+
 @jit
-def gemm_floor_us(
-    k_axis: Floats,
-    row_start: Ints,
-    n_axis: Floats,
-    curve_start: Ints,
-    m_axis: Floats,
-    value: Floats,
-    flag: Flags,
-    axes: Floats,
-    guides: Ints,
-    grid: Floats,
-    origins: Ints,
-    m: Floats,
-    n: Floats,
-    k: Floats,
-    out: Floats,
-    origin: Flags,
-) -> None:
+def gemm_floor_us(gemm: PackedGemm, m: Floats, n: Floats, k: Floats, out: Floats, origin: Flags) -> None:
     """Take the MFU of the measured point below: the floor along k, then n, then m."""
     for p in range(len(out)):
-        i = _floor_node(k_axis, 0, len(k_axis), k[p])
-        j = _floor_node(n_axis, row_start[i], row_start[i + 1], n[p])
-        node = _floor_node(m_axis, curve_start[j], curve_start[j + 1], m[p])
-        exact = k[p] == k_axis[i] and n[p] == n_axis[j] and m[p] == m_axis[node]
-        scale = m[p] * n[p] * k[p] / (m_axis[node] * n_axis[j] * k_axis[i])
-        out[p] = value[node] if exact else value[node] * scale
-        origin[p] = 0 if exact else EXTRAPOLATED
+        row = _floor_node(gemm.k_axis, 0, len(gemm.k_axis), k[p])
+        curve = _floor_node(gemm.n_axis, gemm.row_start[row], gemm.row_start[row + 1], n[p])
+        node = _floor_node(gemm.m_axis, gemm.curve_start[curve], gemm.curve_start[curve + 1], m[p])
+        out[p], origin[p] = _scaled_us(gemm, row, curve, node, m[p], n[p], k[p])
 
 
-@jit
+@jit_inline
 def _nearest_in_row(
-    n_axis: Floats,
-    curve_start: Ints,
-    m_axis: Floats,
-    log2_n_axis: Floats,
-    log2_m_axis: Floats,
-    start: int,
-    stop: int,
-    m: float,
-    n: float,
-    log2_m: float,
-    log2_n: float,
-    along_k: float,
-    found: tuple[float, int, int],
-) -> tuple[float, int, int]:
-    """Squared distance, curve and node of the nearest point found so far or in the row of one k."""
-    least, best_n, best = found
-    cell = bracket(n_axis, start, stop, n)
+    gemm: PackedGemm, log2_axes: GemmSizes, row: int, point: GemmPoint, along_k: float, nearest: NearestNode
+) -> NearestNode:
+    """The nearest point so far or in the row of one k."""
+    log2_m_axis, log2_n_axis, _ = log2_axes
+    squared, best_row, best_curve, best = nearest
+    start, stop = gemm.row_start[row], gemm.row_start[row + 1]
+    cell = bracket(gemm.n_axis, start, stop, point.n)
     for step in (-1, 1):
         j = cell if step < 0 else cell + 1
         while start < j < stop - 1:
-            dn = log2_n_axis[j] - log2_n
+            dn = log2_n_axis[j] - point.log2_n
             apart = along_k + dn * dn
-            if apart > least:
+            if apart > squared:
                 break
-            node = nearest_node(m_axis, curve_start[j] + 1, curve_start[j + 1] - 1, m)
-            dm = log2_m_axis[node] - log2_m
+            node = nearest_node(gemm.m_axis, gemm.curve_start[j] + 1, gemm.curve_start[j + 1] - 1, point.m)
+            dm = log2_m_axis[node] - point.log2_m
             apart += dm * dm
-            if best < 0 or apart < least or (apart == least and j < best_n):
-                least, best_n, best = apart, j, node
+            if best < 0 or apart < squared or (apart == squared and j < best_curve):
+                squared, best_row, best_curve, best = apart, row, j, node
             j += step
-    return least, best_n, best
+    return NearestNode(squared, best_row, best_curve, best)
 
 
 @jit
 def gemm_nearest_us(
-    k_axis: Floats,
-    row_start: Ints,
-    n_axis: Floats,
-    curve_start: Ints,
-    m_axis: Floats,
-    value: Floats,
-    flag: Flags,
-    axes: Floats,
-    guides: Ints,
-    grid: Floats,
-    origins: Ints,
-    log2_k_axis: Floats,
-    log2_n_axis: Floats,
-    log2_m_axis: Floats,
-    m: Floats,
-    n: Floats,
-    k: Floats,
-    log2_m: Floats,
-    log2_n: Floats,
-    log2_k: Floats,
+    gemm: PackedGemm,
+    log2_axes: GemmSizes,
+    sizes: GemmSizes,
+    log2_sizes: GemmSizes,
     out: Floats,
     origin: Flags,
 ) -> None:
@@ -344,27 +258,20 @@ def gemm_nearest_us(
     row along n, until what lies ahead is too far along k, or along k and n, alone. Predicted 10 times as
     fast as trying every curve, measured 6 (760 to 122 ns a point): 2.5 curves are left, each searched.
     """
-    last = len(k_axis) - 1
+    m, n, k = sizes
+    log2_m, log2_n, log2_k = log2_sizes
+    log2_k_axis = log2_axes[2]
+    last = len(gemm.k_axis) - 1
     for p in range(len(out)):
-        found = (np.inf, 0, -1)
-        best_k = 0
-        cell = bracket(k_axis, 0, last + 1, k[p])
+        point = GemmPoint(m[p], n[p], log2_m[p], log2_n[p])
+        nearest = NearestNode(np.inf, 0, 0, -1)
+        cell = bracket(gemm.k_axis, 0, last + 1, k[p])
         for step in (-1, 1):
             i = cell if step < 0 else cell + 1
             while 0 < i < last:
                 dk = log2_k_axis[i] - log2_k[p]
-                if dk * dk > found[0]:
+                if dk * dk > nearest.squared:
                     break
-                nearer = _nearest_in_row(
-                    n_axis, curve_start, m_axis, log2_n_axis, log2_m_axis, row_start[i], row_start[i + 1],
-                    m[p], n[p], log2_m[p], log2_n[p], dk * dk, found,
-                )  # fmt: skip
-                if nearer[2] != found[2]:
-                    best_k = i
-                found = nearer
+                nearest = _nearest_in_row(gemm, log2_axes, i, point, dk * dk, nearest)
                 i += step
-        _, best_n, best = found
-        exact = k[p] == k_axis[best_k] and n[p] == n_axis[best_n] and m[p] == m_axis[best]
-        scale = m[p] * n[p] * k[p] / (m_axis[best] * n_axis[best_n] * k_axis[best_k])
-        out[p] = value[best] if exact else value[best] * scale
-        origin[p] = 0 if exact else EXTRAPOLATED
+        out[p], origin[p] = _scaled_us(gemm, nearest.row, nearest.curve, nearest.node, m[p], n[p], k[p])

@@ -13,6 +13,7 @@ import numpy as np
 
 from fastroof.compiled.jit import Flags, Floats, jit, jit_inline
 from fastroof.compiled.llvm import float_bits, output_store, table_load
+from fastroof.compiled.packed import GridNodes
 from fastroof.compiled.search import INTERPOLATED, bracket
 
 __all__ = [
@@ -21,12 +22,14 @@ __all__ = [
     "FORM_LATENCY",
     "FORM_PREFILL_RATE",
     "GridBlock",
+    "GridLog2",
     "cells_of",
     "grid_flag",
+    "grid_floor_us",
     "grid_latency_us",
     "grid_line",
     "grid_linear_mfu_us",
-    "grid_node_us",
+    "grid_nearest_us",
     "grid_value",
     "open_block",
     "x_axis_of",
@@ -77,6 +80,15 @@ class GridBlock(NamedTuple):
     nx: int
     cells_at: int
     flags_at: int
+
+
+class GridLog2(NamedTuple):
+    """log2 of a grid's nodes and of the points looked up."""
+
+    y_axis: Floats
+    x_axis: Floats
+    y: Floats
+    x: Floats
 
 
 @jit_inline
@@ -185,19 +197,11 @@ def grid_latency_us(arena: Floats, y: Floats, x: Floats, out: Floats, origin: Fl
 
 @jit
 def grid_linear_mfu_us(
-    arena: Floats,
-    y_axis: Floats,
-    x_axis: Floats,
-    cells: Floats,
-    node_work: Floats,
-    y: Floats,
-    x: Floats,
-    work: Floats,
-    out: Floats,
-    origin: Flags,
+    arena: Floats, nodes: GridNodes, y: Floats, x: Floats, work: Floats, out: Floats, origin: Flags
 ) -> None:
     """Interpolate work / latency linearly between nodes, held outside the measured range."""
     block = open_block(arena, 0)
+    y_axis, x_axis, cells = nodes.y_axis, nodes.x_axis, nodes.cells
     ny = len(y_axis)
     nx = len(x_axis)
     for p in range(len(out)):
@@ -213,62 +217,55 @@ def grid_linear_mfu_us(
         j = bracket(x_axis, 0, nx, xc)
         wy = (yc - y_axis[i]) / (y_axis[i + 1] - y_axis[i])
         wx = (xc - x_axis[j]) / (x_axis[j + 1] - x_axis[j])
-        r0 = node_work[i, j] / cells[i, j, 0]
-        r0 += wx * (node_work[i, j + 1] / cells[i, j + 1, 0] - r0)
-        r1 = node_work[i + 1, j] / cells[i + 1, j, 0]
-        r1 += wx * (node_work[i + 1, j + 1] / cells[i + 1, j + 1, 0] - r1)
+        r0 = nodes.work[i, j] / cells[i, j, 0]
+        r0 += wx * (nodes.work[i, j + 1] / cells[i, j + 1, 0] - r0)
+        r1 = nodes.work[i + 1, j] / cells[i + 1, j, 0]
+        r1 += wx * (nodes.work[i + 1, j + 1] / cells[i + 1, j + 1, 0] - r1)
         out[p] = work[p] / (r0 + wy * (r1 - r0))
         origin[p] = made if inside else max(made, EXTRAPOLATED)
 
 
 @jit
-def grid_node_us(
-    y_axis: Floats,
-    x_axis: Floats,
-    cells: Floats,
-    flags: Flags,
-    node_work: Floats,
-    is_floor: bool,
-    y: Floats,
-    x: Floats,
-    work: Floats,
-    log2_y_axis: Floats,
-    log2_x_axis: Floats,
-    log2_y: Floats,
-    log2_x: Floats,
-    out: Floats,
-    origin: Flags,
-) -> None:
-    """Take the MFU of one measured node: the nearest in log2, or the floor along both axes."""
-    ny = len(y_axis)
-    nx = len(x_axis)
+def _scaled_us(nodes: GridNodes, i: int, j: int, y: float, x: float, work: float) -> tuple[float, int]:
+    """Latency at (y, x) with the MFU of one measured node."""
+    latency_us = nodes.cells[i, j, 0]
+    if y == nodes.y_axis[i] and x == nodes.x_axis[j]:
+        return latency_us, 0
+    return latency_us * (work / nodes.work[i, j]), EXTRAPOLATED
+
+
+@jit
+def grid_floor_us(nodes: GridNodes, y: Floats, x: Floats, work: Floats, out: Floats, origin: Flags) -> None:
+    """Take the MFU of the measured node below: the floor along y, then along x."""
     for p in range(len(out)):
-        best_i = -1
-        best_j = -1
-        if is_floor:
-            for i in range(1, ny - 1):
-                if y_axis[i] > y[p] and best_i >= 0:
+        best_i, best_j = -1, -1
+        for i in range(1, len(nodes.y_axis) - 1):
+            if nodes.y_axis[i] > y[p] and best_i >= 0:
+                break
+            for j in range(1, len(nodes.x_axis) - 1):
+                if nodes.x_axis[j] > x[p] and best_i == i:
                     break
-                for j in range(1, nx - 1):
-                    if x_axis[j] > x[p] and best_i == i:
-                        break
-                    if flags[i, j] == 0:
-                        best_i = i
-                        best_j = j
-        else:
-            least = 0.0
-            for i in range(1, ny - 1):
-                for j in range(1, nx - 1):
-                    if flags[i, j] != 0:
-                        continue
-                    dy = log2_y_axis[i] - log2_y[p]
-                    dx = log2_x_axis[j] - log2_x[p]
-                    distance = dy * dy + dx * dx
-                    if best_i < 0 or distance < least:
-                        least = distance
-                        best_i = i
-                        best_j = j
-        node = cells[best_i, best_j, 0]
-        exact = y[p] == y_axis[best_i] and x[p] == x_axis[best_j]
-        out[p] = node if exact else node * (work[p] / node_work[best_i, best_j])
-        origin[p] = 0 if exact else EXTRAPOLATED
+                if nodes.flags[i, j] == 0:
+                    best_i, best_j = i, j
+        out[p], origin[p] = _scaled_us(nodes, best_i, best_j, y[p], x[p], work[p])
+
+
+@jit
+def grid_nearest_us(
+    nodes: GridNodes, log2: GridLog2, y: Floats, x: Floats, work: Floats, out: Floats, origin: Flags
+) -> None:
+    """Take the MFU of the measured node nearest in log2 of y and x; of a tie the smaller."""
+    for p in range(len(out)):
+        best_i, best_j = -1, -1
+        least = 0.0
+        for i in range(1, len(nodes.y_axis) - 1):
+            for j in range(1, len(nodes.x_axis) - 1):
+                if nodes.flags[i, j] != 0:
+                    continue
+                dy = log2.y_axis[i] - log2.y[p]
+                dx = log2.x_axis[j] - log2.x[p]
+                distance = dy * dy + dx * dx
+                if best_i < 0 or distance < least:
+                    least = distance
+                    best_i, best_j = i, j
+        out[p], origin[p] = _scaled_us(nodes, best_i, best_j, y[p], x[p], work[p])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from fastroof.compiled.guides import guide_of, guided_cell
-from fastroof.compiled.jit import Flags, Floats, Ints, jit
+from fastroof.compiled.jit import Flags, Floats, jit
 from fastroof.compiled.llvm import table_load
+from fastroof.compiled.packed import PackedCurve
 
 __all__ = ["bracket", "curve_latency_us", "curve_point", "nearest_node"]
 
@@ -57,10 +58,9 @@ def curve_point(
 
 
 @jit
-def curve_latency_us(
-    axis: Floats, value: Floats, flag: Flags, guides: Ints, x: Floats, out: Floats, origin: Flags
-) -> None:
+def curve_latency_us(curve: PackedCurve, x: Floats, out: Floats, origin: Flags) -> None:
     """Look up every x on one curve: ``curve_point`` without its search, and without a branch."""
+    axis, value, flag, guides = curve
     if len(guides) == 0:
         for p in range(len(out)):
             out[p], origin[p] = curve_point(axis, value, flag, 0, len(axis), x[p])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from fastroof.columns import ORIGIN_EXTRAPOLATED, ORIGIN_INTERPOLATED, ORIGIN_MEASURED
+from fastroof.compiled.packed import PackedCurve, PackedGemm
 from fastroof.pack.guides import joined_axes
 from fastroof.pack.points import SIZE_LIMIT, Flags, Floats, sorted_points
 
@@ -20,51 +21,6 @@ LARGEST_GRID: Final = 2**22
 
 Curve = tuple[float, Floats, Floats, Flags]
 """n, its m nodes, latencies in us, and what each is."""
-
-
-class PackedCurve(NamedTuple):
-    """One sorted curve, padded at both ends: latency against m, message bytes or tokens."""
-
-    axis: Floats
-    value: Floats
-    flag: Flags
-    guides: npt.NDArray[np.int64]
-
-
-class PackedGemm(NamedTuple):
-    """All GEMMs of one dtype, ragged: a row of n nodes for each k, a curve over m for each (n, k).
-
-    The n nodes of row i are ``n_axis[row_start[i]:row_start[i + 1]]``, the points of curve j
-    ``m_axis[curve_start[j]:curve_start[j + 1]]``. Published tables hold scattered (n, k) pairs, so
-    nothing here needs a full grid.
-
-    Lookups in roofline coordinates are faster in one, so every curve is also stated at all m of the
-    table, and every row at all n: nodes in between change neither latencies nor origins.
-
-    Attributes
-    ----------
-    k_axis, row_start, n_axis, curve_start, m_axis, value, flag : ndarray
-        The table as measured, padded: latencies in us, flags as in an origin.
-    axes, guides : ndarray
-        All k, all n and all m of the table, and their guides.
-    grid : ndarray of float64
-        Latency at every (k, n, m) of ``axes``, us; empty if there are more than LARGEST_GRID,
-        or nodes too close for a guide.
-    origins : ndarray of uint16
-        Origins of the points of the cell above each node, see :func:`cell_origins`.
-    """
-
-    k_axis: Floats
-    row_start: npt.NDArray[np.int64]
-    n_axis: Floats
-    curve_start: npt.NDArray[np.int64]
-    m_axis: Floats
-    value: Floats
-    flag: Flags
-    axes: Floats
-    guides: npt.NDArray[np.int64]
-    grid: Floats
-    origins: npt.NDArray[np.uint16]
 
 
 def pack_curve(x: Floats, latency_us: Floats, roofline_us: Callable[[Floats], Floats]) -> PackedCurve:

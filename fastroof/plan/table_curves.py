@@ -127,7 +127,7 @@ class TableCurves:
         m = np.unique(np.concatenate(parts))
         value = np.empty(len(m))
         flag = np.empty(len(m), np.uint8)
-        gemm_latency_us(*packed, m, np.full(len(m), n), np.full(len(m), k), value, flag)
+        gemm_latency_us(packed, m, np.full(len(m), n), np.full(len(m), k), value, flag)
         if operator.dtype == "fp8" and self.fp8_scales == "static" and not self.quantise_inputs:
             value = np.maximum(value - self.tables.fp8_scale_us(m, operator.k), 0.0)
         return m, value, flag

@@ -13,6 +13,7 @@ from fastroof import flops
 from fastroof.columns import ORIGIN_BORROWED, ORIGIN_EXTRAPOLATED, ORIGIN_MEASURED
 from fastroof.compiled import gemms, grids, points
 from fastroof.compiled.grid_points import grid_points_us
+from fastroof.compiled.packed import GridNodes, GuidedGrid
 from fastroof.compiled.search import curve_latency_us
 from fastroof.errors import LookupInputError
 from fastroof.pack.curves import cell_origins
@@ -133,27 +134,24 @@ def _gemm(
     out, mfu, origin = answers
     packed = tables.gemm(text["dtype"])
     if method == "roofline":
-        gemms.gemm_latency_us(*packed, m, n, k, out, origin)
+        gemms.gemm_latency_us(packed, m, n, k, out, origin)
     elif method == "linear_mfu":
-        gemms.gemm_linear_mfu_us(*packed, m, n, k, out, origin)
+        gemms.gemm_linear_mfu_us(packed, m, n, k, out, origin)
     elif method == "floor":
-        gemms.gemm_floor_us(*packed, m, n, k, out, origin)
+        gemms.gemm_floor_us(packed, m, n, k, out, origin)
     else:
-        log_k_axis, log_n_axis, log_m_axis = _log_axes(tables, text["dtype"])
-        log_m, log_n, log_k = np.log2(m), np.log2(n), np.log2(k)
-        gemms.gemm_nearest_us(
-            *packed, log_k_axis, log_n_axis, log_m_axis, m, n, k, log_m, log_n, log_k, out, origin
-        )
+        log2_sizes = (np.log2(m), np.log2(n), np.log2(k))
+        gemms.gemm_nearest_us(packed, _log2_axes(tables, text["dtype"]), (m, n, k), log2_sizes, out, origin)
     points.gemm_mfu(m, n, k, _unit_us(tables, text["dtype"], GEMM_FLOPS), out, mfu)
 
 
-def _log_axes(tables: Tables, dtype: str) -> tuple[Floats, Floats, Floats]:
-    """Axes k, n and m of a GEMM table in log2: made once and kept with the tables."""
+def _log2_axes(tables: Tables, dtype: str) -> gemms.GemmSizes:
+    """Axes of a GEMM table in log2: made once and kept with the tables."""
     cache, where = tables.kept("lookup"), ("gemm", dtype)
     if where not in cache:
         packed = tables.gemm(dtype)
         with np.errstate(divide="ignore"):
-            cache[where] = np.log2(packed.k_axis), np.log2(packed.n_axis), np.log2(packed.m_axis)
+            cache[where] = np.log2(packed.m_axis), np.log2(packed.n_axis), np.log2(packed.k_axis)
     return cache[where]  # type: ignore[no-any-return]
 
 
@@ -164,21 +162,20 @@ def _grid_lookup(
     if method == "roofline":
         grids.grid_latency_us(grid.arena, y, x, out, made)
         return
-    axes = (grid.y_axis, grid.x_axis, grid.cells)
 
     def work_of(batch: Floats, length: Floats) -> Floats:
         return np.asarray(batch * (length if is_decode else length * (length + 1.0) * 0.5))
 
     work, node_work = work_of(y, x), work_of(grid.y_axis[:, None], grid.x_axis[None, :])
+    nodes = GridNodes(grid.y_axis, grid.x_axis, grid.cells, grid.flags, node_work)
     if method == "linear_mfu":
-        grids.grid_linear_mfu_us(grid.arena, *axes, node_work, y, x, work, out, made)
-        return
-    with np.errstate(divide="ignore"):
-        log_y_axis, log_x_axis, log_y, log_x = (np.log2(a) for a in (grid.y_axis, grid.x_axis, y, x))
-    grids.grid_node_us(
-        *axes, grid.flags, node_work, method == "floor", y, x, work,
-        log_y_axis, log_x_axis, log_y, log_x, out, made,
-    )  # fmt: skip
+        grids.grid_linear_mfu_us(grid.arena, nodes, y, x, work, out, made)
+    elif method == "floor":
+        grids.grid_floor_us(nodes, y, x, work, out, made)
+    else:
+        with np.errstate(divide="ignore"):
+            log2 = grids.GridLog2(*(np.log2(a) for a in (grid.y_axis, grid.x_axis, y, x)))
+        grids.grid_nearest_us(nodes, log2, y, x, work, out, made)
 
 
 def node_latency_us(grid: PackedGrid, method: str, y: Floats, x: Floats, *, is_decode: bool) -> Floats:
@@ -192,7 +189,7 @@ class _Attention(NamedTuple):
     """An attention table of one head shape, ready for points: made once and kept with the tables."""
 
     grid: PackedGrid
-    points: tuple[Floats, npt.NDArray[np.int64], Floats, npt.NDArray[np.uint16]] | None
+    points: GuidedGrid | None
     borrowed: bool
     unit_us: float
     prefix_us: tuple[float, float]
@@ -212,7 +209,9 @@ def _attention(tables: Tables, operator: str, text: dict[str, str], key: Key) ->
         flags = np.maximum(grid.flags.astype(np.uint8), ORIGIN_BORROWED if borrowed else ORIGIN_MEASURED)
         cache[where] = _Attention(
             grid,
-            (axes, guides, grid.cells.ravel(), cell_origins(flags).ravel()) if len(guides) else None,
+            GuidedGrid(axes, guides, grid.cells.ravel(), cell_origins(flags).ravel())
+            if len(guides)
+            else None,
             borrowed,
             _unit_us(tables, "bf16", ATTENTION_FLOPS * shape.num_q_heads * shape.head_dim),
             tables.prefix_us(shape) if operator == "attention_prefill" else (0.0, 0.0),
@@ -231,7 +230,7 @@ def _attention_us(
     is_decode: bool,
 ) -> None:
     if method == "roofline" and found.points is not None:
-        grid_points_us(*found.points, batch, length, out, origin)
+        grid_points_us(found.points, batch, length, out, origin)
         return
     _grid_lookup(found.grid, method, batch, length, out, origin, is_decode=is_decode)
     if found.borrowed:
@@ -271,7 +270,7 @@ def _curve_lookup(
 
     The other methods keep size / latency, which is what MFU is for a curve.
     """
-    curve_latency_us(*curve, x, out, made)
+    curve_latency_us(curve, x, out, made)
     if method == "roofline":
         return
     rate = node_sizes / curve.value[1:-1]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fastroof import compile_plan
 from fastroof.compiled import gemms, grids, search
+from fastroof.compiled.packed import GridNodes
 from tests.reference.handmade import HEADS, attention_rows, gemm_rows, handmade_tables
 
 pytestmark = pytest.mark.loops
@@ -85,22 +86,21 @@ def test_lookup_loops_survive_any_coordinates(tables, points):
     out, origin = np.empty(len(m)), np.empty(len(m), np.uint8)
     packed = tables.gemm("bf16")
     with np.errstate(all="ignore"):
-        gemms.gemm_latency_us(*packed, m, n, k, out, origin)
-        gemms.gemm_linear_mfu_us(*packed, m, n, k, out, origin)
-        gemms.gemm_floor_us(*packed, m, n, k, out, origin)
-        axes = [np.log2(a) for a in (packed.k_axis, packed.n_axis, packed.m_axis)]
-        sizes = (m, n, k)
-        gemms.gemm_nearest_us(*packed, *axes, *sizes, *(np.log2(a) for a in sizes), out, origin)
-        search.curve_latency_us(*tables.allreduce("bf16", 2), m, out, origin)
+        gemms.gemm_latency_us(packed, m, n, k, out, origin)
+        gemms.gemm_linear_mfu_us(packed, m, n, k, out, origin)
+        gemms.gemm_floor_us(packed, m, n, k, out, origin)
+        axes, sizes = (packed.m_axis, packed.n_axis, packed.k_axis), (m, n, k)
+        log2_axes, log2_sizes = (tuple(np.log2(a) for a in of) for of in (axes, sizes))
+        gemms.gemm_nearest_us(packed, log2_axes, sizes, log2_sizes, out, origin)
+        search.curve_latency_us(tables.allreduce("bf16", 2), m, out, origin)
         (key,) = tables.groups("attention_decode")
         grid = tables.attention("attention_decode", _shape(key)).grid
         grids.grid_latency_us(grid.arena, m, n, out, origin)
-        parts = (grid.y_axis, grid.x_axis, grid.cells)
-        work = np.ones(grid.flags.shape)
-        grids.grid_linear_mfu_us(grid.arena, *parts, work, m, n, k, out, origin)
-        logs = [np.log2(a) for a in (grid.y_axis, grid.x_axis, m, n)]
-        for is_floor in (True, False):
-            grids.grid_node_us(*parts, grid.flags, work, is_floor, m, n, k, *logs, out, origin)
+        nodes = GridNodes(grid.y_axis, grid.x_axis, grid.cells, grid.flags, np.ones(grid.flags.shape))
+        grids.grid_linear_mfu_us(grid.arena, nodes, m, n, k, out, origin)
+        grids.grid_floor_us(nodes, m, n, k, out, origin)
+        log2 = grids.GridLog2(*(np.log2(a) for a in (grid.y_axis, grid.x_axis, m, n)))
+        grids.grid_nearest_us(nodes, log2, m, n, k, out, origin)
     assert origin.max(initial=0) <= 4
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from fastroof.compiled import gemms, grid_points, grids, points, search
 from fastroof.compiled.guides import guide_of, guided_cell, guided_node
+from fastroof.compiled.packed import GuidedGrid
 from fastroof.errors import LookupInputError
 from fastroof.pack import SIZE_LIMIT, curves, pack_curve, pack_gemm
 from fastroof.pack.curves import cell_origins
@@ -68,7 +69,7 @@ def test_nodes_too_close_for_a_guide_are_searched():
     assert len(joined_axes([np.r_[0.0, close, SIZE_LIMIT]])[1]) == 0
     curve = pack_curve(close, np.array([3.0, 5.0, 4.0]), lambda x: 1.0 + x)
     out, origin = np.empty(3), np.empty(3, np.uint8)
-    search.curve_latency_us(*curve, close, out, origin)
+    search.curve_latency_us(curve, close, out, origin)
     assert out.tolist() == [3.0, 5.0, 4.0]
     assert not origin.any()
 
@@ -86,7 +87,7 @@ def test_a_curve_is_its_points(nodes, x):
     curve = pack_curve(axis, value, lambda a: 1.0 + a)
     x = np.array([*x, *nodes], float)
     out, origin = np.empty(len(x)), np.empty(len(x), np.uint8)
-    search.curve_latency_us(*curve, x, out, origin)
+    search.curve_latency_us(curve, x, out, origin)
     for p in range(len(x)):
         point = search.curve_point(*curve[:3], 0, len(curve.axis), x[p])
         assert (out[p], origin[p]) == point
@@ -129,7 +130,7 @@ def test_scattered_gemms_are_the_same_in_a_full_grid(at):
     answers = []
     for table in (packed, ragged):
         out, origin = np.empty(sizes.shape[1]), np.empty(sizes.shape[1], np.uint8)
-        gemms.gemm_latency_us(*table, *sizes, out, origin)
+        gemms.gemm_latency_us(table, *sizes, out, origin)
         answers.append((out, origin))
     np.testing.assert_allclose(answers[0][0], answers[1][0], rtol=1e-13)
     np.testing.assert_array_equal(answers[0][1], answers[1][1])
@@ -158,7 +159,7 @@ def test_points_of_a_grid_are_the_steps_own_polynomials(operator):
     y, x = (a.ravel().astype(float) for a in np.meshgrid([1, 3, 8, 64, 500], [1, 64, 70, 512, 4096, 2**28]))
     found, expected = ((np.empty(len(y)), np.empty(len(y), np.uint8)) for _ in range(2))
     origins = cell_origins(grid.flags.astype(np.uint8)).ravel()
-    grid_points.grid_points_us(axes, guides, grid.cells.ravel(), origins, y, x, *found)
+    grid_points.grid_points_us(GuidedGrid(axes, guides, grid.cells.ravel(), origins), y, x, *found)
     grids.grid_latency_us(grid.arena, y, x, *expected)
     for got, wanted in zip(found, expected, strict=True):
         np.testing.assert_array_equal(got, wanted)
@@ -180,7 +181,7 @@ def test_loops_over_points_survive_any_coordinates(values):
         grid = tables.attention("attention_decode", naive_shape(("bf16", *HEADS))).grid
         axes, guides = joined_axes([grid.y_axis, grid.x_axis])
         origins = cell_origins(grid.flags.astype(np.uint8)).ravel()
-        grid_points.grid_points_us(axes, guides, grid.cells.ravel(), origins, a, b, out, origin)
+        grid_points.grid_points_us(GuidedGrid(axes, guides, grid.cells.ravel(), origins), a, b, out, origin)
         whole = [1 <= x <= 2**28 and x == int(x) for x in a.tolist()]
         assert points.copied_sizes(a, 2.0**28, out) == all(whole)
         fits = [bool(kv - q >= 0) for q, kv in zip(b, c, strict=True)]

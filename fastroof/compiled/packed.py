@@ -1,0 +1,113 @@
+"""Packed tables as loops take them, each a tuple of arrays: made by fastroof.pack.
+
+A loop is compiled once a type, so every table of a kind has arrays of the same dtypes, contiguous and
+writable, whatever it was packed from.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof.compiled.jit import Flags, Floats
+
+__all__ = ["GridNodes", "GuidedGrid", "PackedCurve", "PackedGemm"]
+
+Longs = npt.NDArray[np.int64]
+Origins = npt.NDArray[np.uint16]
+
+
+class PackedCurve(NamedTuple):
+    """One sorted curve, padded at both ends: latency against m, message bytes or tokens.
+
+    Attributes
+    ----------
+    axis, value, flag : ndarray, shape (nodes,)
+        Sizes, latencies in us, and what each node is.
+    guides : ndarray of int64
+        The axis' guide; empty where nodes are too close for one.
+    """
+
+    axis: Floats
+    value: Floats
+    flag: Flags
+    guides: Longs
+
+
+class PackedGemm(NamedTuple):
+    """All GEMMs of one dtype, ragged: a row of n nodes for each k, a curve over m for each (n, k).
+
+    The n nodes of row i are ``n_axis[row_start[i]:row_start[i + 1]]``, the points of curve j
+    ``m_axis[curve_start[j]:curve_start[j + 1]]``. Published tables hold scattered (n, k) pairs, so
+    nothing here needs a full grid.
+
+    Lookups in roofline coordinates are faster in one, so every curve is also stated at all m of the
+    table, and every row at all n: nodes in between change neither latencies nor origins.
+
+    Attributes
+    ----------
+    k_axis, row_start, n_axis, curve_start, m_axis, value, flag : ndarray
+        The table as measured, padded: latencies in us, flags as in an origin.
+    axes, guides : ndarray
+        All k, all n and all m of the table, and their guides.
+    grid : ndarray of float64
+        Latency at every (k, n, m) of ``axes``, us; empty if there are too many,
+        or nodes too close for a guide.
+    origins : ndarray of uint16
+        Origins of the points of the cell above each node, see :func:`fastroof.pack.curves.cell_origins`.
+    """
+
+    k_axis: Floats
+    row_start: Longs
+    n_axis: Floats
+    curve_start: Longs
+    m_axis: Floats
+    value: Floats
+    flag: Flags
+    axes: Floats
+    guides: Longs
+    grid: Floats
+    origins: Origins
+
+
+class GuidedGrid(NamedTuple):
+    """A two-dimensional attention table for many points at once.
+
+    Attributes
+    ----------
+    axes, guides : ndarray
+        Batch nodes and kv_len or q_len nodes, and their guides.
+    cells : ndarray of float64, shape (ny * nx * 6,)
+        Coefficients of the cell above each node, as ``grid_value`` reads them.
+    origins : ndarray of uint16, shape (ny * nx,)
+        Origins of the points of the cell above each node.
+    """
+
+    axes: Floats
+    guides: Longs
+    cells: Floats
+    origins: Origins
+
+
+class GridNodes(NamedTuple):
+    """A two-dimensional attention table node by node.
+
+    Attributes
+    ----------
+    y_axis, x_axis : ndarray of float64
+        Batch nodes, and kv_len or q_len nodes, padded.
+    cells : ndarray of float64, shape (ny, nx, 6)
+        Of which the first of each six is the node's latency, us.
+    flags : ndarray of uint8, shape (ny, nx)
+        What each node is.
+    work : ndarray of float64, shape (ny, nx)
+        What MFU is counted in, at each node.
+    """
+
+    y_axis: Floats
+    x_axis: Floats
+    cells: Floats
+    flags: Flags
+    work: Floats
