@@ -11,6 +11,7 @@ from typing import Final, Literal
 
 __all__ = [
     "DEPLOYMENT_COLUMNS",
+    "MEASURED_STEP_COLUMNS",
     "OPERATORS",
     "ORIGINS",
     "ORIGIN_BORROWED",
@@ -211,6 +212,24 @@ STEP_COLUMNS: Final = (
     Column("origin", "text", "", "how the latency was made: measured to modelled"),
 )
 """Columns of a batch's step times, see :mod:`fastroof.results`."""
+
+MEASURED_STEP_COLUMNS: Final = (
+    Column("model", "text", "", "preset or config.json that was run, with random weights"),
+    Column("gpu", "text", "", "GPU that it ran on"),
+    Column("tp", "int", "GPUs", "tensor-parallel size"),
+    Column("dtype", "text", "", "dtype of weights and activations"),
+    Column("kv_dtype", "text", "", "dtype of the KV cache"),
+    Column("phase", "text", "", "decode, prefill, mixed or unequal"),
+    Column("new_tokens", "text", "tokens", "new tokens of each request, as runs: 1x32;2048"),
+    Column("context_len", "text", "tokens", "tokens of each request in the cache before the step, as runs"),
+    Column("num_requests", "int", "", "requests of the step"),
+    Column("num_tokens", "int", "tokens", "new tokens of all requests"),
+    Column("latency_us", "float", "us", "median time of the step, replayed as one CUDA graph"),
+    *SPREAD_COLUMNS,
+    Column("provider", "text", "", "attention and small kernels; GEMMs are torch's"),
+)
+"""Columns of a steps.csv, a row a measured step; its batches are text, see
+:mod:`fastroof.load.steps_file`."""
 
 SWEEP_COLUMNS: Final = (
     Column("model", "text", "", "model"),

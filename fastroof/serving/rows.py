@@ -13,13 +13,13 @@ from typing import Any, Final, NamedTuple
 from fastroof.columns import Column
 from fastroof.config.paths import bench_data_root
 from fastroof.errors import TableError
+from fastroof.load.steps_file import STEPS_FILE
 
 __all__ = [
     "ENGINES",
     "NO_PROFILE",
     "ROW_COLUMNS",
     "SERVING_FOLDER",
-    "STEPS_FILE",
     "EngineTraits",
     "LeftOut",
     "ServingRow",
@@ -30,7 +30,6 @@ __all__ = [
 ]
 
 SERVING_FOLDER: Final = "serving"
-STEPS_FILE: Final = "steps.csv"
 
 
 NO_PROFILE: Final = "kernels"

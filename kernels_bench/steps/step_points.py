@@ -9,10 +9,10 @@ from typing import Final
 import numpy as np
 
 from fastroof.errors import MeasureError
+from fastroof.load.steps_file import format_runs, parse_runs
 from fastroof.models import ModelSpec
 from fastroof.units import GIB
 from kernels_bench.providers.paging import PAGE_SIZE, PagedBatch, spread_kv_lens
-from kernels_bench.steps.composition import format_runs, parse_runs
 
 __all__ = ["StepPoint", "default_steps", "expected_seconds", "step_bytes"]
 
@@ -45,7 +45,7 @@ class StepPoint:
     Attributes
     ----------
     phase : str
-        One of :data:`kernels_bench.steps.step_columns.PHASES`.
+        One of :data:`fastroof.load.steps_file.PHASES`.
     new_tokens, context_len : tuple of int
         Of each request; at least 1, at least 0.
     """

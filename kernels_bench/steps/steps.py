@@ -15,19 +15,19 @@ from typing import Any, Final
 import numpy as np
 
 from fastroof.errors import MeasureError
+from fastroof.load.steps_file import STEPS_FILE
 from fastroof.load.write import toml_text
 from fastroof.models import ModelSpec
 from kernels_bench.protocol import Clock, Monitor, Timer, Timing
 from kernels_bench.run.check import relative_error
 from kernels_bench.run.timing import relative_iqr, suspicion
 from kernels_bench.steps.step_attention import StepBackend
-from kernels_bench.steps.step_columns import append_step, read_steps, step_key
 from kernels_bench.steps.step_model import StepModel
 from kernels_bench.steps.step_points import StepPoint, expected_seconds, step_bytes
+from kernels_bench.steps.step_rows import append_step, read_steps, step_key
 
 __all__ = [
     "PROVENANCE_FILE",
-    "STEPS_FILE",
     "STEP_BOUNDS",
     "StepSkip",
     "StepsReport",
@@ -36,7 +36,6 @@ __all__ = [
     "write_provenance",
 ]
 
-STEPS_FILE: Final = "steps.csv"
 PROVENANCE_FILE: Final = "steps.toml"
 
 STEP_BOUNDS: Final = {"bf16": 2e-2, "fp32": 1e-5}

@@ -24,7 +24,7 @@ from fastroof.serving.measured_steps import MeasuredStep, read_steps, shipped_st
 from fastroof.serving.peer import PEER, SDK, peer_version, with_peer_estimates
 from fastroof.serving.rows import ENGINES, LeftOut, ServingRow, read_rows, shipped_rows, write_rows
 from fastroof.serving.silicon_sample import convert_silicon_sample, read_silicon_sample
-from kernels_bench.steps.step_columns import append_step
+from kernels_bench.steps.step_rows import append_step
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SERVING = CHECKOUT / "bench_data" / "h100" / "serving"

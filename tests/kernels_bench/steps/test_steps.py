@@ -1,4 +1,4 @@
-"""Whole steps: batches as text, the grid, the step against a naive one, and what a kill leaves."""
+"""Whole steps: the file, the grid, the step against a naive one, and what a kill leaves."""
 
 import json
 import tomllib
@@ -7,17 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from fastroof.columns import MEASURED_STEP_COLUMNS
 from fastroof.config import load_gpu
 from fastroof.errors import MeasureError
 from fastroof.models import load_model
 from kernels_bench.cli import main
 from kernels_bench.protocol import DeviceState, Timing
-from kernels_bench.steps.composition import format_runs, parse_runs
-from kernels_bench.steps.step_columns import STEP_COLUMNS, append_step, read_steps, step_key
 from kernels_bench.steps.step_points import StepPoint, default_steps, expected_seconds, step_bytes
+from kernels_bench.steps.step_rows import append_step, read_steps, step_key
 
 ROW = {
     "model": "m", "gpu": "h100", "tp": 1, "dtype": "bf16", "kv_dtype": "bf16", "phase": "mixed",
@@ -27,43 +25,13 @@ ROW = {
 }  # fmt: skip
 
 
-class TestComposition:
-    @given(st.lists(st.integers(0, 5000) | st.just(1), min_size=1, max_size=60))
-    def test_round_trip(self, values):
-        text = format_runs(values)
-        assert parse_runs(text) == values
-        assert format_runs(parse_runs(text)) == text
-
-    @pytest.mark.parametrize(
-        ("values", "text"), [([1] * 32 + [2048], "1x32;2048"), ([0], "0"), ([7, 7, 1, 7], "7x2;1;7")]
-    )
-    def test_text(self, values, text):
-        assert format_runs(values) == text
-
-    def test_runs_of_one_value_may_stand_side_by_side(self):
-        assert parse_runs("1x2;1") == [1, 1, 1]
-
-    @pytest.mark.parametrize(
-        "text",
-        ["", ";", "1;", "x3", "1x", "1x0", "-1", "1.5", " 1", "01", "1X2", "1x2x3", "1,2", "²", "1x9999999"],
-    )
-    def test_no_batch(self, text):
-        with pytest.raises(MeasureError, match="batch"):
-            parse_runs(text)
-
-    @pytest.mark.parametrize("values", [[], [-1]])
-    def test_nothing_to_write(self, values):
-        with pytest.raises(MeasureError):
-            format_runs(values)
-
-
 class TestFile:
     def test_rows_come_back_to_the_last_bit(self, tmp_path):
         path = tmp_path / "steps.csv"
         append_step(path, ROW)
         append_step(path, {**ROW, "new_tokens": "2"})
         assert read_steps(path) == [ROW, {**ROW, "new_tokens": "2"}]
-        assert path.read_text().splitlines()[0] == ",".join(c.name for c in STEP_COLUMNS)
+        assert path.read_text().splitlines()[0] == ",".join(c.name for c in MEASURED_STEP_COLUMNS)
 
     def test_a_torn_line_is_no_row_and_is_cut_off(self, tmp_path):
         path = tmp_path / "steps.csv"

@@ -1,0 +1,151 @@
+"""steps.csv: whole steps measured as one CUDA graph, a row each; ``kernels-bench steps`` writes it.
+
+The columns are :data:`fastroof.columns.MEASURED_STEP_COLUMNS`. A batch is text: runs of equal numbers in
+the order of the requests, ``value`` or ``valuexcount``, joined by ``;``. ``4095x32;0`` is 32 requests at
+4095 and one at 0. ``new_tokens`` and ``context_len`` have one number a request each; their runs need not
+match.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Final
+
+from fastroof.columns import MEASURED_STEP_COLUMNS, Column
+from fastroof.errors import TableError
+
+__all__ = ["PHASES", "STEPS_FILE", "format_runs", "parse_runs", "read_step_rows", "whole_lines"]
+
+STEPS_FILE: Final = "steps.csv"
+PHASES: Final = ("decode", "prefill", "mixed", "unequal")
+"""Equal decodes; one prefill chunk; decodes beside a chunk; sequences whose lengths differ."""
+
+MAX_REQUESTS: Final = 2**20
+"""More requests in one step are a slip of the pen, and would fill the memory."""
+
+_RUN: Final = re.compile(r"(0|[1-9][0-9]{0,8})(?:x([1-9][0-9]{0,6}))?")
+_FROM_TEXT: Final = {"int": int, "float": float, "text": str}
+
+
+def format_runs(values: Iterable[int]) -> str:
+    """Write one number a request as runs.
+
+    Parameters
+    ----------
+    values : iterable of int
+        Each at least 0, in the order of the requests.
+
+    Returns
+    -------
+    str
+        The shortest text of its kind: neighbouring equal numbers are one run.
+
+    Raises
+    ------
+    TableError
+        If there is none, or one is negative.
+
+    Examples
+    --------
+    >>> format_runs([1, 1, 1, 2048])
+    '1x3;2048'
+    """
+    runs = [(int(value), len(list(same))) for value, same in groupby(values)]
+    if not runs or min(value for value, _ in runs) < 0:
+        raise TableError(f"a batch has at least one request and no negative sizes, got {runs}")
+    return ";".join(f"{value}x{count}" if count > 1 else f"{value}" for value, count in runs)
+
+
+def parse_runs(text: str) -> list[int]:
+    """Read what :func:`format_runs` wrote.
+
+    Parameters
+    ----------
+    text : str
+        Runs joined by ``;``. Two neighbouring runs may have one value.
+
+    Returns
+    -------
+    list of int
+        One number a request.
+
+    Raises
+    ------
+    TableError
+        If it is no such text, or of more than 2**20 requests.
+
+    Examples
+    --------
+    >>> parse_runs("1x3;2048")
+    [1, 1, 1, 2048]
+    """
+    values: list[int] = []
+    for run in text.split(";"):
+        match = _RUN.fullmatch(run)
+        count = int(match[2] or 1) if match else 0
+        if match is None or len(values) + count > MAX_REQUESTS:
+            raise TableError(
+                f"{run!r:.60} of {text!r:.60} is no run of a batch such as 4095x32, "
+                f"or makes more than {MAX_REQUESTS:,} requests"
+            )
+        values += [int(match[1])] * count
+    return values
+
+
+def whole_lines(content: bytes) -> bytes:
+    """Leave out a last line without its newline, which a kill leaves behind."""
+    return content[: content.rfind(b"\n") + 1]
+
+
+def read_step_rows(path: Path, columns: Sequence[Column] = MEASURED_STEP_COLUMNS) -> list[dict[str, Any]]:
+    """Read some columns of a steps.csv.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    columns : sequence of Column
+        What is read; the file may have others.
+
+    Returns
+    -------
+    list of dict
+        A row a step, in the order of the file: ints, floats and text as the columns say. A last line
+        without its newline is no row.
+
+    Raises
+    ------
+    TableError
+        If it is no such file, or a cell is not what its column holds; names line and column.
+    """
+    try:
+        text = whole_lines(path.read_bytes()).decode("utf-8")
+        lines = list(csv.reader(io.StringIO(text, newline=""), strict=True))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise TableError(f"{path}: cannot be read as measured steps: {error}") from None
+    header = lines[0] if lines else []
+    missing = [column.name for column in columns if column.name not in header]
+    if missing:
+        raise TableError(
+            f"{path} has columns {', '.join(header) or '(none)'}: "
+            f"measured steps need column {', '.join(missing)}; see kernels-bench steps"
+        )
+    rows = []
+    for number, cells in enumerate(lines[1:], start=2):
+        where = f"{path}, line {number}"
+        if len(cells) != len(header):
+            raise TableError(f"{where}: has {len(cells)} cells, the header {len(header)}")
+        cell_of = dict(zip(header, cells, strict=True))
+        empty = [column.name for column in columns if not cell_of[column.name]]
+        if empty:
+            raise TableError(f"{where}: column {', '.join(empty)} is empty")
+        try:
+            rows.append({c.name: _FROM_TEXT[c.kind](cell_of[c.name]) for c in columns})
+        except ValueError as error:
+            raise TableError(f"{where}: {error}") from None
+    return rows
