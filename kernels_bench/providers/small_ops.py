@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final, Protocol
 
-__all__ = ["KINDS", "RMS_EPSILON", "SmallOps", "TorchSmallOps", "VllmSmallOps"]
+__all__ = ["KINDS", "RMS_EPSILON", "ROPE_THETA", "SmallOps", "TorchSmallOps", "VllmSmallOps"]
 
 RMS_EPSILON: Final = 1e-5
+ROPE_THETA: Final = 10000.0
+"""Base of the rotary frequencies; their values change no time."""
 
 KINDS: Final = ("rmsnorm_residual", "rope", "silu_and_mul", "kv_write", "fp8_quantise")
 

@@ -6,8 +6,7 @@ fits into one CUDA graph.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +18,13 @@ from kernels_bench.providers.device import oom_as_memory_error
 from kernels_bench.providers.elementwise import rope_table
 from kernels_bench.providers.paging import PAGE_SIZE
 from kernels_bench.providers.random_inputs import InputMaker
+from kernels_bench.providers.small_ops import ROPE_THETA
 from kernels_bench.steps.step_attention import Attend, StepBackend
 from kernels_bench.steps.step_points import StepPoint
+from kernels_bench.steps.step_reference import reference_logits
+from kernels_bench.steps.step_weights import random_weights
 
-__all__ = ["LayerWeights", "PreparedStep", "StepModel", "refuses_model"]
-
-ROPE_THETA: Final = 10000.0
-"""Base of the rotary frequencies; their values change no time."""
+__all__ = ["PreparedStep", "StepModel", "refuses_model"]
 
 
 def refuses_model(model: ModelSpec) -> str | None:
@@ -46,22 +45,6 @@ def refuses_model(model: ModelSpec) -> str | None:
     if model.head_dim % 2:
         return f"{model.name} has heads of {model.head_dim}, which rope cannot halve"
     return None
-
-
-@dataclass(frozen=True)
-class LayerWeights:
-    """One layer: projections of shape (outputs, inputs), their biases or None, norms of shape (hidden,)."""
-
-    attention_norm: Any
-    qkv: Any
-    qkv_bias: Any
-    o: Any
-    o_bias: Any
-    mlp_norm: Any
-    gate_up: Any
-    gate_up_bias: Any
-    down: Any
-    down_bias: Any
 
 
 class StepModel:
@@ -87,32 +70,9 @@ class StepModel:
     def __init__(self, spec: ModelSpec, backend: StepBackend, seed: int) -> None:
         if reason := refuses_model(spec):
             raise MeasureError(reason)
-        self.spec = spec
         self.backend = backend
         self.heads = Heads(spec.num_q_heads, spec.num_kv_heads, spec.head_dim)
-        self._make = InputMaker(backend.device, seed)
-        hidden, width = spec.hidden, spec.num_q_heads * spec.head_dim
-        qkv = (spec.num_q_heads + 2 * spec.num_kv_heads) * spec.head_dim
-        with oom_as_memory_error():
-            self.embedding = self._make.normal(spec.vocab, hidden, dtype=backend.dtype)
-            self.layers = [
-                LayerWeights(
-                    attention_norm=self._norm(hidden),
-                    qkv=self._linear(qkv, hidden),
-                    qkv_bias=self._bias(qkv, spec.qkv_bias),
-                    o=self._linear(hidden, width),
-                    o_bias=self._bias(hidden, spec.o_bias),
-                    mlp_norm=self._norm(hidden),
-                    gate_up=self._linear(2 * spec.intermediate, hidden),
-                    gate_up_bias=self._bias(2 * spec.intermediate, spec.mlp_bias),
-                    down=self._linear(hidden, spec.intermediate),
-                    down_bias=self._bias(hidden, spec.mlp_bias),
-                )
-                for _ in range(spec.num_layers)
-            ]
-            self.final_norm = self._norm(hidden)
-            # Padded rows are computed, as in a serving engine, and hold random numbers like the others.
-            self.lm_head = self._linear(spec.padded_vocab(1), hidden)
+        self.weights = random_weights(spec, backend.device, backend.dtype, seed)
 
     def prepare(self, point: StepPoint, seed: int) -> PreparedStep:
         """Make a step's inputs and buffers, and fill its cache with random keys and values.
@@ -136,27 +96,15 @@ class StepModel:
         MemoryError
             If the device cannot hold it.
         """
-        longest = max(point.kv_lens)
-        window = self.spec.sliding_window
+        spec, longest = self.weights.spec, max(point.kv_lens)
+        window = spec.sliding_window
         if window is not None and longest > window:
             raise MeasureError(
-                f"{self.spec.name} attends within {window} tokens, and a request has {longest}: "
+                f"{spec.name} attends within {window} tokens, and a request has {longest}: "
                 "a sliding window is not measured"
             )
         with oom_as_memory_error():
             return PreparedStep(self, point, seed)
-
-    def _linear(self, outputs: int, inputs: int) -> Any:
-        weight = self._make.normal(outputs, inputs, dtype=self.backend.dtype)
-        # Keeps activations of the order of one through any number of layers.
-        weight *= inputs**-0.5
-        return weight
-
-    def _norm(self, width: int) -> Any:
-        return 1.0 + 0.1 * self._make.normal(width, dtype=self.backend.dtype)
-
-    def _bias(self, width: int, has_bias: bool) -> Any:
-        return self._make.normal(width, dtype=self.backend.dtype) if has_bias else None
 
 
 class PreparedStep:
@@ -191,7 +139,7 @@ class PreparedStep:
         self.kernel = f"whole step, {model.backend.provider}"
         self._torch = torch
         self._model = model
-        spec, backend = model.spec, model.backend
+        spec, backend = model.weights.spec, model.backend
         make = InputMaker(backend.device, seed)
         self.batch = batch = point.batch(seed if backend.attention.shuffled else None)
         random = np.random.default_rng(seed)
@@ -224,15 +172,15 @@ class PreparedStep:
 
     def run(self, index: int) -> None:
         """Run the step without waiting for it."""
-        model, ops = self._model, self._model.backend.ops
+        weights, ops = self._model.weights, self._model.backend.ops
         x, residual = self._x, self._residual
-        self._torch.index_select(model.embedding, 0, self.tokens, out=residual)
-        ops.rmsnorm(x, residual, model.layers[0].attention_norm)
-        for number, layer in enumerate(model.layers):
+        self._torch.index_select(weights.embedding, 0, self.tokens, out=residual)
+        ops.rmsnorm(x, residual, weights.layers[0].attention_norm)
+        for number, layer in enumerate(weights.layers):
             if number:
                 ops.rmsnorm_residual(x, residual, layer.attention_norm)
             self._linear(self._qkv, x, layer.qkv, layer.qkv_bias)
-            ops.rope(self._positions, self._q, self._k, model.spec.head_dim, self._cos_sin)
+            ops.rope(self._positions, self._q, self._k, weights.spec.head_dim, self._cos_sin)
             k_pages, v_pages = self.k_pages[number], self.v_pages[number]
             ops.kv_write(self._k_heads, self._v_heads, k_pages, v_pages, self._slots)
             self._attend(self._q_heads, k_pages, v_pages, self._out_heads)
@@ -241,20 +189,20 @@ class PreparedStep:
             self._linear(self._gate_up, x, layer.gate_up, layer.gate_up_bias)
             ops.silu_and_mul(self._middle, self._gate_up)
             self._linear(x, self._middle, layer.down, layer.down_bias)
-        ops.rmsnorm_residual(x, residual, model.final_norm)
+        ops.rmsnorm_residual(x, residual, weights.final_norm)
         self._torch.index_select(x, 0, self._last, out=self._last_x)
-        self._linear(self.logits, self._last_x, model.lm_head, None)
+        self._linear(self.logits, self._last_x, weights.lm_head, None)
 
     def result(self, index: int) -> npt.NDArray[np.float64]:
         """Return the logits of the last run, without the padded vocabulary."""
-        logits: npt.NDArray[np.float64] = self.logits[:, : self._model.spec.vocab].double().cpu().numpy()
+        logits: npt.NDArray[np.float64] = (
+            self.logits[:, : self._model.weights.spec.vocab].double().cpu().numpy()
+        )
         return logits
 
     def reference(self, index: int) -> npt.NDArray[np.float64]:
         """Return what they should be, by a naive float64 step on the host: for small models."""
-        from kernels_bench.steps.step_reference import reference_logits
-
-        return reference_logits(self._model, self)
+        return reference_logits(self._model.weights, self.batch, self.tokens, self.k_pages, self.v_pages)
 
     def close(self) -> None:
         """Give the cache and the buffers back."""
@@ -272,7 +220,7 @@ class PreparedStep:
             self._torch.addmm(bias, x, weight.t(), out=out)
 
     def _cache(self, make: InputMaker) -> tuple[list[Any], list[Any]]:
-        spec, backend = self._model.spec, self._model.backend
+        spec, backend = self._model.weights.spec, self._model.backend
         shape = (self.batch.num_pages, PAGE_SIZE, spec.num_kv_heads)
         k_pages, v_pages = [], []
         for _ in range(spec.num_layers):

@@ -2,48 +2,52 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kernels_bench.providers.small_ops import RMS_EPSILON
-
-if TYPE_CHECKING:
-    from kernels_bench.steps.step_model import PreparedStep, StepModel
+from kernels_bench.providers.paging import PagedBatch
+from kernels_bench.providers.small_ops import RMS_EPSILON, ROPE_THETA
+from kernels_bench.steps.step_weights import StepWeights
 
 __all__ = ["reference_logits"]
 
 Floats = npt.NDArray[np.float64]
 
 
-def reference_logits(model: StepModel, step: PreparedStep) -> Floats:
+def reference_logits(
+    weights: StepWeights, batch: PagedBatch, tokens: Any, k_pages: list[Any], v_pages: list[Any]
+) -> Floats:
     """Compute a step's logits from its inputs, in float64 on the host.
 
     Parameters
     ----------
-    model : StepModel
-        A small model.
-    step : PreparedStep
-        Its tokens, pages and the keys and values before the step are read; nothing it computed is.
+    weights : StepWeights
+        Of a small model.
+    batch : PagedBatch
+        The requests, and the pages each has.
+    tokens : tensor
+        New tokens of all requests.
+    k_pages, v_pages : list of tensor
+        The cache of each layer: what was there before the step is read, nothing that it computed is.
 
     Returns
     -------
     ndarray of float64
         Shape (requests, vocabulary).
     """
-    batch = step.batch
     logits = []
     for request in range(batch.num_sequences):
         start, end = batch.token_offsets[request : request + 2]
         context = int(batch.kv_lens[request] - batch.new_tokens[request])
         pages = batch.pages_of(request).astype(np.int64)
         past = [
-            tuple(_rows(cache[layer], pages)[:context] for cache in (step.k_pages, step.v_pages))
-            for layer in range(model.spec.num_layers)
+            tuple(_rows(cache[layer], pages)[:context] for cache in (k_pages, v_pages))
+            for layer in range(weights.spec.num_layers)
         ]
-        tokens = step.tokens[start:end].cpu().numpy()
-        logits.append(_last_logits(model, tokens, context, past))
+        new = tokens[start:end].cpu().numpy()
+        logits.append(_last_logits(weights, new, context, past))
     return np.stack(logits)
 
 
@@ -54,12 +58,12 @@ def _rows(cache: Any, pages: npt.NDArray[np.int64]) -> Floats:
 
 
 def _last_logits(
-    model: StepModel, tokens: npt.NDArray[np.int64], context: int, past: list[tuple[Floats, ...]]
+    weights: StepWeights, tokens: npt.NDArray[np.int64], context: int, past: list[tuple[Floats, ...]]
 ) -> Floats:
-    spec = model.spec
-    x = _host(model.embedding)[tokens]
+    spec = weights.spec
+    x = _host(weights.embedding)[tokens]
     positions = context + np.arange(len(tokens))
-    for layer, (k_past, v_past) in zip(model.layers, past, strict=True):
+    for layer, (k_past, v_past) in zip(weights.layers, past, strict=True):
         normed = _rmsnorm(x, layer.attention_norm)
         qkv = _linear(normed, layer.qkv, layer.qkv_bias)
         heads = qkv.reshape(len(tokens), -1, spec.head_dim)
@@ -71,13 +75,13 @@ def _last_logits(
             kv_head = head // spec.group_size
             for row, position in enumerate(positions):
                 scores = k[: position + 1, kv_head] @ q[row, head] / np.sqrt(spec.head_dim)
-                weights = np.exp(scores - scores.max())
-                attended[row, head] = weights / weights.sum() @ v[: position + 1, kv_head]
+                shares = np.exp(scores - scores.max())
+                attended[row, head] = shares / shares.sum() @ v[: position + 1, kv_head]
         x = x + _linear(attended.reshape(len(tokens), -1), layer.o, layer.o_bias)
         gate_up = _linear(_rmsnorm(x, layer.mlp_norm), layer.gate_up, layer.gate_up_bias)
         gate, up = np.split(gate_up, 2, axis=1)
         x = x + _linear(gate / (1.0 + np.exp(-gate)) * up, layer.down, layer.down_bias)
-    last: Floats = _linear(_rmsnorm(x[-1:], model.final_norm), model.lm_head, None)[0, : spec.vocab]
+    last: Floats = _linear(_rmsnorm(x[-1:], weights.final_norm), weights.lm_head, None)[0, : spec.vocab]
     return last
 
 
@@ -93,8 +97,6 @@ def _linear(x: Floats, weight: Any, bias: Any) -> Floats:
 
 def _rope(x: Floats, positions: npt.NDArray[np.int64]) -> Floats:
     """Turn elements i and i + half of each head by position * theta ** (-i / half)."""
-    from kernels_bench.steps.step_model import ROPE_THETA
-
     half = x.shape[-1] // 2
     angle = positions[:, None] * ROPE_THETA ** (-np.arange(half) / half)
     turned = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * angle)[:, None, :]
