@@ -3,15 +3,39 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from fastroof.errors import PlanError
-from fastroof.models.spec import ModelSpec
+from fastroof.models.spec import ModelSpec, padded_rows
 
-__all__ = ["TP_SIZES", "ShardedShape", "shard"]
+__all__ = ["TP_SIZES", "ShardedShape", "SplitSizes", "shard", "split"]
 
 TP_SIZES: Final = (1, 2, 4, 8)
 """Tensor-parallel sizes a plan can have: the GPUs of one NVLink node."""
+
+
+class SplitSizes(Protocol):
+    """Sizes that tensor parallelism splits, of a :class:`ModelSpec` or of a model that is only measured."""
+
+    @property
+    def num_q_heads(self) -> int:
+        """Query heads of the whole model."""
+
+    @property
+    def num_kv_heads(self) -> int:
+        """KV heads of the whole model."""
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head."""
+
+    @property
+    def intermediate(self) -> int:
+        """Width of the MLP, or of one expert."""
+
+    @property
+    def vocab(self) -> int:
+        """Rows of the LM head, without padding."""
 
 
 @dataclass(frozen=True)
@@ -76,16 +100,34 @@ def shard(model: ModelSpec, tp: int) -> ShardedShape:
     if obstacles:
         works = ", ".join(str(size) for size in TP_SIZES if not _obstacles(model, size))
         raise PlanError(f"{model.name} cannot run with tp={tp}: {'; '.join(obstacles)}; tp={works} would do")
-    q_heads = model.num_q_heads // tp
-    kv_heads = max(1, model.num_kv_heads // tp)
+    return split(model, tp)
+
+
+def split(sizes: SplitSizes, tp: int) -> ShardedShape:
+    """Divide sizes over ``tp`` GPUs, for any number of them that divides the heads and the MLP.
+
+    Parameters
+    ----------
+    sizes : SplitSizes
+        Of the whole model.
+    tp : int
+        GPUs, at least 1.
+
+    Returns
+    -------
+    ShardedShape
+        What one of them holds.
+    """
+    q_heads = sizes.num_q_heads // tp
+    kv_heads = max(1, sizes.num_kv_heads // tp)
     return ShardedShape(
         tp=tp,
         num_q_heads=q_heads,
         num_kv_heads=kv_heads,
-        intermediate=model.intermediate // tp,
-        vocab_rows=model.padded_vocab(tp) // tp,
-        qkv_out=(q_heads + 2 * kv_heads) * model.head_dim,
-        o_in=q_heads * model.head_dim,
+        intermediate=sizes.intermediate // tp,
+        vocab_rows=padded_rows(sizes.vocab, tp) // tp,
+        qkv_out=(q_heads + 2 * kv_heads) * sizes.head_dim,
+        o_in=q_heads * sizes.head_dim,
     )
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from fastroof.errors import ModelError, PlanError
 
-__all__ = ["ModelSpec"]
+__all__ = ["ModelSpec", "padded_rows"]
 
 VOCAB_PADDING: Final = 64
 _SIZES: Final = (
@@ -137,5 +137,10 @@ class ModelSpec:
         """
         if isinstance(tp, bool) or not isinstance(tp, int) or tp < 1:
             raise PlanError(f"tp must be a whole number of at least 1, got {tp!r}")
-        block = VOCAB_PADDING * tp
-        return -(-self.vocab // block) * block
+        return padded_rows(self.vocab, tp)
+
+
+def padded_rows(vocab: int, tp: int) -> int:
+    """Rows of an LM head over ``tp`` GPUs: the vocabulary, rounded up so that every share is aligned."""
+    block = VOCAB_PADDING * tp
+    return -(-vocab // block) * block

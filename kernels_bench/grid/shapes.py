@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
+
+from fastroof.models.layout import ShardedShape, split
 
 __all__ = [
     "COLUMNS_OF_SHAPES",
@@ -18,9 +19,6 @@ __all__ = [
     "impossible",
     "shapes_of",
 ]
-
-VOCAB_PADDING: Final = 64
-"""Each GPU's share of the vocabulary is padded to a multiple of this, as plans do."""
 
 ELEMENTWISE_BYTES: Final[dict[str, int]] = {
     "rmsnorm_residual": 8,
@@ -76,7 +74,7 @@ class ModelShape:
     vocab : int
         Rows of the LM head, without padding.
     intermediate : int
-        Width of the dense MLP; 0 where the layers have experts.
+        Width of the dense MLP; of one expert, without being given, where the layers have experts.
     experts : Experts or None
         The experts of a MoE model.
     tp : tuple of int
@@ -108,8 +106,10 @@ class ModelShape:
             raise ValueError("need either intermediate (a dense MLP) or experts (a MoE layer)")
         if self.experts is not None and self.experts.topk > self.experts.num_experts:
             raise ValueError(f"topk {self.experts.topk} is above num_experts {self.experts.num_experts}")
+        if self.experts is not None:
+            object.__setattr__(self, "intermediate", self.experts.intermediate)
         for tp in self.tp:
-            for what, size in (("num_q_heads", self.num_q_heads), ("MLP width", self.mlp_width)):
+            for what, size in (("num_q_heads", self.num_q_heads), ("MLP width", self.intermediate)):
                 if size % tp:
                     raise ValueError(f"tp {tp} does not divide {what} {size}")
             if self.num_kv_heads % tp and tp % self.num_kv_heads:
@@ -117,24 +117,23 @@ class ModelShape:
                     f"tp {tp} neither divides num_kv_heads {self.num_kv_heads} nor is a multiple of it"
                 )
 
-    @property
-    def mlp_width(self) -> int:
-        """Width of the MLP or of one expert, before tensor parallelism."""
-        return self.intermediate if self.experts is None else self.experts.intermediate
+    def share(self, tp: int) -> ShardedShape:
+        """Sizes of one GPU's share."""
+        return split(self, tp)
 
     def heads(self, tp: int) -> tuple[int, int, int]:
         """Query heads, KV heads (replicated where there are fewer than GPUs) and head width on one GPU."""
-        return self.num_q_heads // tp, max(1, self.num_kv_heads // tp), self.head_dim
+        share = self.share(tp)
+        return share.num_q_heads, share.num_kv_heads, self.head_dim
 
     def rope_width(self, tp: int) -> int:
         """Elements a token that are rotated on one GPU: queries and keys."""
-        q_heads, kv_heads, head_dim = self.heads(tp)
-        return (q_heads + kv_heads) * head_dim
+        share = self.share(tp)
+        return (share.num_q_heads + share.num_kv_heads) * self.head_dim
 
     def kv_width(self, tp: int) -> int:
         """Elements a token that are written into the cache of one GPU: keys and values."""
-        _, kv_heads, head_dim = self.heads(tp)
-        return 2 * kv_heads * head_dim
+        return 2 * self.share(tp).num_kv_heads * self.head_dim
 
     def linear(self, tp: int) -> list[tuple[int, int]]:
         """Outputs and inputs (n, k) of a layer's GEMMs on one GPU; of a MoE layer, the router's too.
@@ -144,16 +143,15 @@ class ModelShape:
         >>> ModelShape("m", 32, 8, 128, 4096, 128256, intermediate=14336).linear(1)
         [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)]
         """
-        q_heads, kv_heads, head_dim = self.heads(tp)
-        found = [((q_heads + 2 * kv_heads) * head_dim, self.hidden), (self.hidden, q_heads * head_dim)]
+        share = self.share(tp)
+        attention = [(share.qkv_out, self.hidden), (self.hidden, share.o_in)]
         if self.experts is not None:
-            return [*found, (self.experts.num_experts, self.hidden)]
-        width = self.intermediate // tp
-        return [*found, (2 * width, self.hidden), (self.hidden, width)]
+            return [*attention, (self.experts.num_experts, self.hidden)]
+        return [*attention, (2 * share.intermediate, self.hidden), (self.hidden, share.intermediate)]
 
     def lm_head(self, tp: int) -> tuple[int, int]:
         """Outputs and inputs (n, k) of the LM head on one GPU, padding included."""
-        return math.ceil(self.vocab / tp / VOCAB_PADDING) * VOCAB_PADDING, self.hidden
+        return self.share(tp).vocab_rows, self.hidden
 
     def expert_layer(self, tp: int) -> tuple[int, int, int, int, int] | None:
         """Hidden size, expert width before moe_tp, topk, num_experts and moe_tp; None for a dense model."""
@@ -196,7 +194,9 @@ _DERIVED: Final[dict[str, _Derived]] = {
     "lm_head": _Derived(("gemm",), ("n", "k"), lambda model, tp: [model.lm_head(tp)]),
     "experts": _Derived(("moe",), _EXPERTS, _experts_of),
     "hidden": _Derived(("elementwise",), ("width",), lambda model, tp: [(model.hidden,)]),
-    "activations": _Derived(("elementwise",), ("width",), lambda model, tp: [(model.mlp_width // tp,)]),
+    "activations": _Derived(
+        ("elementwise",), ("width",), lambda model, tp: [(model.share(tp).intermediate,)]
+    ),
     "rope": _Derived(("elementwise",), ("width",), lambda model, tp: [(model.rope_width(tp),)]),
     "kv": _Derived(("elementwise",), ("width",), lambda model, tp: [(model.kv_width(tp),)]),
 }

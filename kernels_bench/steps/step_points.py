@@ -10,7 +10,7 @@ import numpy as np
 
 from fastroof.errors import MeasureError
 from fastroof.load.steps_file import format_runs, parse_runs
-from fastroof.models import ModelSpec
+from fastroof.models import ModelSpec, shard
 from fastroof.units import GIB
 from kernels_bench.providers.paging import PAGE_SIZE, PagedBatch, spread_kv_lens
 
@@ -148,9 +148,9 @@ def step_bytes(point: StepPoint, model: ModelSpec, element_bytes: int = 2) -> in
     """
     pages = sum(-(-kv_len // PAGE_SIZE) for kv_len in point.kv_lens)
     kv = 2 * model.num_layers * pages * PAGE_SIZE * model.num_kv_heads * model.head_dim
-    qkv = (model.num_q_heads + 2 * model.num_kv_heads) * model.head_dim
-    row = 3 * model.hidden + qkv + model.num_q_heads * model.head_dim + 3 * model.intermediate
-    logits = len(point.new_tokens) * model.padded_vocab(1)
+    share = shard(model, 1)
+    row = 3 * model.hidden + share.qkv_out + share.o_in + 3 * share.intermediate
+    logits = len(point.new_tokens) * share.vocab_rows
     elements = model.num_parameters + kv + point.num_tokens * row + logits
     return element_bytes * elements + WORKSPACE_BYTES
 

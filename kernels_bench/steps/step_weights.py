@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fastroof.config import ModelSpec, shard
+from fastroof.models import ModelSpec, shard
 from kernels_bench.providers.device import Device, oom_as_memory_error
 from kernels_bench.providers.random_inputs import InputMaker
 
