@@ -215,7 +215,7 @@ def checked_plans(plans: StepPlan | Sequence[StepPlan]) -> tuple[StepPlan, ...]:
 
 def _what_is_shared(plan: StepPlan) -> tuple[object, ...]:
     return (
-        plan.model, plan.gpu.name, plan.dtype, plan.kv_dtype, plan.profile, plan.method, plan.max_tokens,
+        plan.model, plan.gpu.name, plan.dtype, plan.kv_dtype, plan.engine, plan.method, plan.max_tokens,
         plan.max_seqs, plan.tables_hash,
     )  # fmt: skip
 
@@ -284,9 +284,9 @@ def _row_layers(plan: StepPlan, rows: Rows) -> Iterator[str]:
                 f"{layer},{n},{_time(t)}" for n, t in zip(nodes, np.atleast_1d(latency_us), strict=True)
             )
     if rows == "sequences":
-        profile = plan.profile
+        costs = plan.engine.costs
         for n in _nodes(np.zeros(0), 1, last):
-            yield f"sampler,{n},{_time(profile.step_us + profile.sequence_us * n)}"
+            yield f"sampler,{n},{_time(costs.step_us + costs.sequence_us * n)}"
 
 
 def _nodes(axis: Floats, first: int, last: int) -> list[int]:
@@ -326,7 +326,7 @@ def _slice(
     tokens = chunk + count
     write = next(curve for curve in plan.row_curves if curve.operator.role == "kv_write")
     layer_us = kernels_us + np.interp(tokens, write.axis, write.value)
-    floor_us = plan.profile.prefill_floor_layer_us
+    floor_us = plan.engine.costs.prefill_floor_layer_us
     if chunk and floor_us:
         sequences = np.array([len(prompt.requests) + count for prompt in prompts])
         step_us = others_us(plan, tokens, sequences)[:, np.newaxis] / plan.model.num_layers + kernels_us
@@ -339,7 +339,7 @@ def _slice(
 def others_us(plan: StepPlan, tokens: int | Integers, sequences: int | Integers) -> Floats:
     """Steps without their attention kernels, us, of the broadcast shape."""
     rows = {"tokens": tokens, "sequences": sequences}
-    total_us = plan.profile.step_us + plan.profile.sequence_us * np.asarray(sequences, np.float64)
+    total_us = plan.engine.costs.step_us + plan.engine.costs.sequence_us * np.asarray(sequences, np.float64)
     for operator, axis, value in ((c.operator, c.axis, c.value) for c in plan.row_curves):
         total_us = total_us + operator.times * np.interp(rows[operator.rows], axis, value)
     return total_us
@@ -362,7 +362,7 @@ def _chunks(plan: StepPlan) -> list[int]:
     last = plan.max_tokens
     doubled = _doublings(last)
     chunks = {*doubled, *(3 * n // 2 for n in doubled), last}
-    floor_us = plan.profile.prefill_floor_layer_us * plan.model.num_layers
+    floor_us = plan.engine.costs.prefill_floor_layer_us * plan.model.num_layers
     if floor_us and last > 1:
         nodes = {int(n) for curve in plan.row_curves for n in curve.axis}
         above = np.flatnonzero(plan.prefill_us(np.arange(2, last + 1)) > floor_us) + 2
@@ -397,4 +397,4 @@ def _decode_attention_us(plan: StepPlan, decodes: Sequence[int], contexts: Seque
 def _prefill_attention_us(plan: StepPlan, prompts: Sequence[_Prompts]) -> Floats:
     """Prefill attention of one layer, and its share of what the runtime adds to prompts, us."""
     times = plan.run(StepBatch.from_requests([prompt.requests for prompt in prompts]))
-    return (times.components.prefill_attention_us + plan.profile.prefill_us) / plan.model.num_layers
+    return (times.components.prefill_attention_us + plan.engine.costs.prefill_us) / plan.model.num_layers

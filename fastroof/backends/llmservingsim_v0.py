@@ -156,7 +156,8 @@ def _layers(plan: StepPlan) -> Iterator[str]:
         latency_us: Floats = np.zeros(len(tokens))
         if layers == ("lm_head",):
             inputs = tokens[: plan.max_seqs]
-            latency_us = plan.profile.step_us + plan.profile.sequence_us * inputs.astype(np.float64)
+            costs = plan.engine.costs
+            latency_us = costs.step_us + costs.sequence_us * inputs.astype(np.float64)
         for part in (curves[role] for role in roles if role in curves):
             latency_us = latency_us + np.interp(inputs, part.axis, part.value)
         whole_ns = _whole_ns(latency_us)

@@ -1,9 +1,10 @@
-"""``fastroof calibrate``: fits a runtime profile to measured serving rows."""
+"""``fastroof calibrate``: fits an engine's profile to measured serving rows."""
 
 from __future__ import annotations
 
 import math
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -31,7 +32,7 @@ Each data set weighs the same, errors are relative, costs are shared by all mode
 95 %, from a bootstrap over (model, tp). Unseen: each model with the costs fitted to the other models.
 
 \b
-JSON: profile (its keys), evidence (command, hashes, intervals, fits without each model, data sets), costs: a
+JSON: profile (its parts), evidence (command, hashes, intervals, fits without each model, data sets), costs: a
 list [name, us, low_us, high_us], datasets: a list [dataset, rows, models, tps, and mape and bias of kernels,
 fitted and unseen as fractions], without (model: costs), output (the profile written, or null).
 """
@@ -64,7 +65,7 @@ def calibrate(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Fit a runtime profile to measured serving.
+    """Fit an engine's profile to measured serving.
 
     Finds what an engine adds to the sum of its kernels, how well that is known, and how far off it is on
     models that the fit did not see.
@@ -99,34 +100,34 @@ def calibrate(
 
 
 def _document(found: Calibration, output: Path | None) -> dict[str, Any]:
-    profile = dict(vars(found.profile))
+    profile = asdict(found.profile)
     return {
         "evidence": profile.pop("evidence"),
         "profile": profile,
         "costs": [cost._asdict() for cost in found.costs],
         "datasets": [one._asdict() for one in found.datasets],
         "without": {
-            model: {cost.name: getattr(profile, cost.name) for cost in found.costs}
-            for model, profile in found.without.items()
+            model: {cost.name: getattr(other.costs, cost.name) for cost in found.costs}
+            for model, other in found.without.items()
         },
         "output": None if output is None else str(output),
     }
 
 
 def _print(found: Calibration) -> None:
-    profile = found.profile
+    profile, kernels = found.profile, found.profile.kernels
     print_facts(
         [
             ("profile", profile.name),
             ("engine", found.engine),
-            ("kernels", f"gemm_smoothing {profile.gemm_smoothing}, fp8_scales {profile.fp8_scales}"),
-            ("residual", _residual(profile.residual)),
+            ("kernels", f"gemm_smoothing {kernels.gemm_smoothing}, fp8_scales {kernels.fp8_scales}"),
+            ("residual", _residual(profile.costs.residual)),
         ]
     )
     out = console()
     out.print()
     ranges = {
-        cost.name: sorted(getattr(other, cost.name) for other in found.without.values())
+        cost.name: sorted(getattr(other.costs, cost.name) for other in found.without.values())
         for cost in found.costs
     }
     print_table(

@@ -1,7 +1,33 @@
-"""Serving engines: what each adds to its kernels, and the evidence for it, by range of versions."""
+"""Serving engines: what each adds to its kernels, how it schedules and reserves memory, and the evidence.
+
+One TOML in ``profiles`` is an engine in a range of its versions. It needs the standard library alone.
+"""
 
 from __future__ import annotations
 
-from fastroof.engines.profile import EngineProfile, engine_names, load_engine
+from fastroof.engines.load import engine_names, engine_of_version, load_engine, serving_engines
+from fastroof.engines.profile import (
+    KV_RESERVATIONS,
+    CostForm,
+    EngineProfile,
+    KernelChoices,
+    KvMemory,
+    OperatorKernel,
+    Scheduling,
+    StepCosts,
+)
 
-__all__ = ["EngineProfile", "engine_names", "load_engine"]
+__all__ = [
+    "KV_RESERVATIONS",
+    "CostForm",
+    "EngineProfile",
+    "KernelChoices",
+    "KvMemory",
+    "OperatorKernel",
+    "Scheduling",
+    "StepCosts",
+    "engine_names",
+    "engine_of_version",
+    "load_engine",
+    "serving_engines",
+]

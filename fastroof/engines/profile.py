@@ -1,32 +1,66 @@
-"""Runtime profiles: what a serving engine adds to the sum of its kernels, and the evidence for it."""
+"""What is known of a serving engine: what it adds to its kernels, how it schedules, how it keeps memory."""
 
 from __future__ import annotations
 
 import math
-import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from importlib import resources
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
+from fastroof.engines.versions import check_range
 from fastroof.errors import PlanError
 
-__all__ = ["FP8_SCALES", "GEMM_SMOOTHINGS", "EngineProfile", "engine_names", "load_engine"]
+__all__ = [
+    "FP8_SCALES",
+    "GEMM_SMOOTHINGS",
+    "KV_RESERVATIONS",
+    "CostForm",
+    "EngineProfile",
+    "KernelChoices",
+    "KvMemory",
+    "OperatorKernel",
+    "Scheduling",
+    "StepCosts",
+]
 
 GEMM_SMOOTHINGS: Final = ("none", "median3")
 FP8_SCALES: Final = ("dynamic", "static")
-_COSTS: Final = ("step_us", "sequence_us", "prefill_us", "prefill_floor_layer_us", "residual")
+KV_RESERVATIONS: Final[dict[str, float]] = {"mean": 0.5, "full": 1.0}
+"""Share of its output that a request holds KV cache for, in the mean: as it grows, or from the beginning."""
+
+LAYOUT_KEYS: Final = ("tp", "pp", "dp", "moe_tp", "ep")
+MOST: Final = 2**20
+"""Most tokens or requests that a step holds."""
+
+
+def _check_number(name: str, value: Any) -> float:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or value < 0:
+        raise PlanError(f"{name} must be a number of at least 0, got {value!r}")
+    return float(value)
+
+
+def _check_size(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
+        raise PlanError(f"{name} must be an integer from 1 to {MOST}, got {value!r}")
+
+
+def _check_one_of(name: str, value: Any, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise PlanError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+
+
+def _check_text(name: str, value: Any) -> None:
+    if not isinstance(value, str):
+        raise PlanError(f"{name} must be a text, got {value!r}")
 
 
 @dataclass(frozen=True)
-class EngineProfile:
-    """What an engine adds to a step: ``max(kernels + step + sequence x seqs, floor x layers)``.
+class StepCosts:
+    """What a step costs beside its kernels: ``max(kernels + step + sequence x seqs, floor x layers)``.
 
     Attributes
     ----------
-    name : str
-        What the profile is called.
     step_us : float
         Added to every step, us: scheduling, input preparation, launching a CUDA graph.
     sequence_us : float
@@ -36,97 +70,224 @@ class EngineProfile:
     prefill_floor_layer_us : float
         A step that holds prefill takes at least this a layer, us: kernels that are launched one by one,
         without a CUDA graph, are not faster than the host.
-    gemm_smoothing : str
-        How small bf16 GEMMs are smoothed along m before they are summed: none or median3.
-    fp8_scales : str
-        Whether fp8 GEMMs find the scale of their input (dynamic) or know it (static).
     residual : float
         Relative standard error that is left on models which a fit has not seen; 0 where unknown.
-    evidence : mapping
-        What the constants were fitted on, by which command, and their confidence intervals.
     """
 
-    name: str
     step_us: float = 0.0
     sequence_us: float = 0.0
     prefill_us: float = 0.0
     prefill_floor_layer_us: float = 0.0
-    gemm_smoothing: str = "none"
-    fp8_scales: str = "dynamic"
     residual: float = 0.0
-    evidence: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         """Refuse costs that are no costs, in profiles that were built or changed by hand too."""
-        for key in _COSTS:
-            value = getattr(self, key)
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not math.isfinite(value) or value < 0:
-                raise PlanError(f"runtime {self.name!r}: {key} must be a number of at least 0, got {value!r}")
-            object.__setattr__(self, key, float(value))
-        for key, allowed in (("gemm_smoothing", GEMM_SMOOTHINGS), ("fp8_scales", FP8_SCALES)):
-            if getattr(self, key) not in allowed:
-                raise PlanError(
-                    f"runtime {self.name!r}: {key} must be one of {', '.join(allowed)}, "
-                    f"got {getattr(self, key)!r}"
-                )
+        for cost in fields(self):
+            object.__setattr__(self, cost.name, _check_number(cost.name, getattr(self, cost.name)))
+
+
+@dataclass(frozen=True)
+class Scheduling:
+    """What an engine puts into a step, by its own defaults.
+
+    Attributes
+    ----------
+    chunked_prefill : bool
+        Whether prompts are cut where a step has no room for the whole.
+    max_num_batched_tokens : int
+        Tokens that a step holds at most.
+    max_num_seqs : int
+        Requests that run at once at most.
+    """
+
+    chunked_prefill: bool = True
+    max_num_batched_tokens: int = 8192
+    max_num_seqs: int = 1024
+
+    def __post_init__(self) -> None:
+        """Refuse what is no schedule."""
+        if not isinstance(self.chunked_prefill, bool):
+            raise PlanError(f"chunked_prefill must be true or false, got {self.chunked_prefill!r}")
+        _check_size("max_num_batched_tokens", self.max_num_batched_tokens)
+        _check_size("max_num_seqs", self.max_num_seqs)
+
+
+@dataclass(frozen=True)
+class KvMemory:
+    """How an engine reserves KV cache.
+
+    Attributes
+    ----------
+    kv_reservation : str
+        ``mean``: a request takes KV cache as it grows, half its output in the mean; ``full``: it reserves
+        its whole output before it starts.
+    """
+
+    kv_reservation: str = "mean"
+
+    def __post_init__(self) -> None:
+        """Refuse a reservation that there is not."""
+        _check_one_of("kv_reservation", self.kv_reservation, tuple(KV_RESERVATIONS))
 
     @property
-    def is_kernels(self) -> bool:
-        """Whether nothing is added, nor any kernel changed: the pure sum."""
-        return self == EngineProfile(self.name, residual=self.residual, evidence=self.evidence)
+    def osl_reserved(self) -> float:
+        """Share of its output that a request holds KV cache for, in the mean."""
+        return KV_RESERVATIONS[self.kv_reservation]
 
 
-def engine_names() -> tuple[str, ...]:
-    """Return the profiles that :func:`load_engine` knows, sorted; ``kernels`` is the pure sum."""
-    folder = resources.files("fastroof.engines") / "profiles"
-    return tuple(sorted(p.name.removesuffix(".toml") for p in folder.iterdir() if p.name.endswith(".toml")))
+@dataclass(frozen=True)
+class OperatorKernel:
+    """Which measured kernel an engine runs for an operator, where.
 
-
-def load_engine(given: EngineProfile | str | Path | Mapping[str, Any]) -> EngineProfile:
-    """Load a runtime profile.
-
-    Parameters
+    Attributes
     ----------
-    given : EngineProfile, str, Path or mapping
-        A profile, the name of a packaged one, the path of a TOML file, or its contents.
-
-    Returns
-    -------
-    EngineProfile
-        Checked.
-
-    Raises
-    ------
-    PlanError
-        If there is no such profile, or it holds something else than a profile's keys.
-
-    Examples
-    --------
-    >>> load_engine("kernels").step_us
-    0.0
+    operator : str
+        As tables call it, such as ``gemm``.
+    gpu, format : str
+        Of which GPU, and of linear layers of which dtype; empty for any.
+    layout : tuple of (str, int)
+        Of which sizes of the layout, such as ``("tp", 8)``; those that are not named may be any. In a
+        TOML a table, ``{tp = 8}``.
+    source : str
+        The source of the tables that measured it; empty where the tables' own choice does.
+    version, dtype, kernel : str
+        Of the library, that the kernel computes in, and its name: what a reader can check a source by.
     """
-    if isinstance(given, EngineProfile):
-        return given
-    if isinstance(given, Mapping):
-        return _profile(dict(given), "the profile given")
-    names = engine_names()
-    if isinstance(given, str) and given in names:
-        text = (resources.files("fastroof.engines") / "profiles" / f"{given}.toml").read_text("utf-8")
-        return _profile(tomllib.loads(text), f"profile {given}")
-    path = Path(given) if isinstance(given, str | Path) else None
-    if path is None or path.suffix != ".toml":
-        raise PlanError(f"runtime must be one of {', '.join(names)} or a .toml file, got {given!r}")
-    try:
-        return _profile({"name": path.stem, **tomllib.loads(path.read_text("utf-8"))}, str(path))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise PlanError(f"cannot read the runtime profile {path}: {error}") from None
+
+    operator: str
+    gpu: str = ""
+    format: str = ""
+    layout: tuple[tuple[str, int], ...] = ()
+    source: str = ""
+    version: str = ""
+    dtype: str = ""
+    kernel: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what names no kernel."""
+        for key in fields(self):
+            if key.name != "layout":
+                _check_text(key.name, getattr(self, key.name))
+        if not self.operator:
+            raise PlanError("a kernel needs the operator that it is of")
+        try:
+            sizes = tuple(dict(self.layout).items())
+        except (TypeError, ValueError):
+            raise PlanError(f"layout must be a table such as {{tp = 8}}, got {self.layout!r}") from None
+        for name, size in sizes:
+            _check_one_of("a key of layout", name, LAYOUT_KEYS)
+            _check_size(f"layout {name}", size)
+        object.__setattr__(self, "layout", sizes)
+
+    def is_for(self, operator: str, gpu: str, dtype: str, layout: Mapping[str, int]) -> bool:
+        """Whether it is run for an operator on a GPU, in a format and layout."""
+        return (
+            self.operator == operator
+            and self.gpu in ("", gpu)
+            and self.format in ("", dtype)
+            and all(layout.get(name, 1) == size for name, size in self.layout)
+        )
 
 
-def _profile(content: dict[str, Any], where: str) -> EngineProfile:
-    known = [f.name for f in fields(EngineProfile)]
-    unknown = sorted(set(content) - set(known))
-    if unknown or not isinstance(content.get("name"), str):
-        wrong = f"does not know {', '.join(unknown)}" if unknown else "needs a name"
-        raise PlanError(f"{where} {wrong}: a runtime profile has {', '.join(known)}")
-    return EngineProfile(**content)
+@dataclass(frozen=True)
+class KernelChoices:
+    """Which kernels an engine runs.
+
+    Attributes
+    ----------
+    gemm_smoothing : str
+        How small bf16 GEMMs are smoothed along m before they are summed: none or median3.
+    fp8_scales : str
+        Whether fp8 GEMMs find the scale of their input (dynamic) or know it (static).
+    operators : tuple of OperatorKernel
+        Operators whose kernel is known; of several that apply the first counts. A plan refuses tables that
+        serve such an operator from another source.
+    """
+
+    gemm_smoothing: str = "none"
+    fp8_scales: str = "dynamic"
+    operators: tuple[OperatorKernel, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be chosen."""
+        _check_one_of("gemm_smoothing", self.gemm_smoothing, GEMM_SMOOTHINGS)
+        _check_one_of("fp8_scales", self.fp8_scales, FP8_SCALES)
+        object.__setattr__(self, "operators", tuple(self.operators))
+
+    def of(self, operator: str, gpu: str, dtype: str, layout: Mapping[str, int]) -> OperatorKernel | None:
+        """Return the kernel of an operator on a GPU, in a format and layout; None where it is not known."""
+        return next((k for k in self.operators if k.is_for(operator, gpu, dtype, layout)), None)
+
+
+@dataclass(frozen=True)
+class CostForm:
+    """Which of its costs are fitted to measured rows, and how much a row that lies far off counts.
+
+    Attributes
+    ----------
+    costs : tuple of str
+        Of :class:`StepCosts`; the others stay 0.
+    outlier : float
+        Relative error from which the squared error grows like the absolute one (soft L1); 0 for plain
+        least squares.
+    """
+
+    costs: tuple[str, ...]
+    outlier: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse costs that there are not."""
+        known = [cost.name for cost in fields(StepCosts) if cost.name != "residual"]
+        for name in self.costs:
+            _check_one_of("a cost to fit", name, known)
+        object.__setattr__(self, "costs", tuple(self.costs))
+        object.__setattr__(self, "outlier", _check_number("outlier", self.outlier))
+
+
+@dataclass(frozen=True)
+class EngineProfile:
+    """A serving engine, in a range of its versions.
+
+    Attributes
+    ----------
+    name : str
+        What the profile is called: the ``runtime`` of a plan.
+    engine : str
+        The engine that it describes; empty where it is none, as the sum of kernels alone.
+    versions : str
+        Of that engine, such as ``>=0.12,<0.14``; empty for any.
+    costs : StepCosts
+        What a step costs beside its kernels.
+    scheduling : Scheduling
+        What a step holds.
+    memory : KvMemory
+        How KV cache is reserved.
+    kernels : KernelChoices
+        Which kernels it runs.
+    fit : CostForm, optional
+        How its costs are fitted to measured rows; None where none are.
+    evidence : mapping
+        What the costs were fitted on, by which command, and their confidence intervals.
+    """
+
+    name: str
+    engine: str = ""
+    versions: str = ""
+    costs: StepCosts = StepCosts()
+    scheduling: Scheduling = Scheduling()
+    memory: KvMemory = KvMemory()
+    kernels: KernelChoices = KernelChoices()
+    fit: CostForm | None = None
+    evidence: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        """Refuse what is no name or range; the parts have seen to themselves."""
+        for key in ("name", "engine", "versions"):
+            _check_text(key, getattr(self, key))
+        check_range(self.versions)
+        if not isinstance(self.evidence, Mapping):
+            raise PlanError(f"evidence must be a table, got {self.evidence!r}")
+
+    def kernels_alone(self) -> EngineProfile:
+        """Return the engine without what it adds to its kernels."""
+        return replace(self, costs=StepCosts(residual=self.costs.residual))

@@ -10,7 +10,7 @@ from fastroof.config import GpuSpec, load_gpu
 from fastroof.engines import EngineProfile
 from fastroof.models import ModelSpec
 from fastroof.plan.curves import CurveSource
-from fastroof.plan.options import PlanOptions, check_tables, checked_model
+from fastroof.plan.options import PlanOptions, check_kernels, check_tables, checked_model
 from fastroof.plan.recipe import curves_of, plan_recipe
 from fastroof.plan.step_plan import StepPlan
 from fastroof.tables import Tables
@@ -51,15 +51,16 @@ def compile_plan(
     kv_dtype : str
         KV cache: bf16 or fp8.
     runtime : EngineProfile, str, Path or mapping
-        What an engine adds to the sum of its kernels, see :func:`fastroof.engines.load_engine`:
-        ``kernels`` adds nothing; ``vllm`` and ``trtllm`` were fitted on measured serving.
+        What an engine adds to the sum of its kernels, and how it schedules, see
+        :func:`fastroof.engines.load_engine`: ``kernels`` adds nothing; ``vllm`` and ``trtllm`` were fitted
+        on measured serving.
     method : str
         How tables are looked up: roofline, linear_mfu, nearest or floor.
     max_tokens, max_seqs : int
         The largest step to time.
     gemm_smoothing : str, optional
         ``none`` sums bf16 GEMMs as they were measured, ``median3`` smooths the small ones along m; by
-        default as the runtime profile says.
+        default as the engine's profile says.
     curves : CurveSource, optional
         Where latencies come from instead of the tables; plans of the same tables share theirs anyway.
 
@@ -90,6 +91,7 @@ def compile_plan(
         tp, dtype, kv_dtype, runtime, method, max_tokens, max_seqs, gemm_smoothing
     ).checked()
     check_tables(tables, gpu)
+    check_kernels(tables, gpu, options)
     if curves is None:
         curves = curves_of(tables, gpu, options)
     recipe = plan_recipe(model, gpu, options, curves, "" if tables is None else tables.content_hash)

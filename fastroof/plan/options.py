@@ -17,7 +17,7 @@ from fastroof.models import ModelSpec, load_model
 from fastroof.tables import Tables
 from fastroof.tables.lookup import METHODS
 
-__all__ = ["DTYPES", "KV_DTYPES", "PlanOptions", "check_tables", "checked_model"]
+__all__ = ["DTYPES", "KV_DTYPES", "PlanOptions", "check_kernels", "check_tables", "checked_model"]
 
 DTYPES: Final = ("bf16", "fp8", "fp8_block")
 KV_DTYPES: Final = ("bf16", "fp8")
@@ -43,7 +43,8 @@ class PlanOptions(NamedTuple):
         runtime = load_engine(self.runtime)
         if self.gemm_smoothing is not None:
             _chosen("gemm_smoothing", self.gemm_smoothing, GEMM_SMOOTHINGS)
-            runtime = replace(runtime, gemm_smoothing=self.gemm_smoothing)
+            kernels = replace(runtime.kernels, gemm_smoothing=self.gemm_smoothing)
+            runtime = replace(runtime, kernels=kernels)
         _chosen("method", self.method, METHODS)
         max_tokens, max_seqs = _limit("max_tokens", self.max_tokens), _limit("max_seqs", self.max_seqs)
         return self._replace(runtime=runtime, max_tokens=max_tokens, max_seqs=max_seqs)
@@ -72,6 +73,23 @@ def check_tables(tables: Any, gpu: GpuSpec) -> None:
             f"the tables were measured on {tables.gpu.name}, the plan is for {gpu.name}: "
             f"load_tables({gpu.name!r}), or tables=None for the datasheet model"
         )
+
+
+def check_kernels(tables: Tables | None, gpu: GpuSpec, options: PlanOptions) -> None:
+    """Raise PlanError where tables serve an operator from another source than the engine's kernel has.
+
+    ``options`` are checked.
+    """
+    engine = options.runtime
+    sources = {} if tables is None else tables.sources
+    for operator in {kernel.operator for kernel in engine.kernels.operators} & sources.keys():
+        kernel = engine.kernels.of(operator, gpu.name, options.dtype, {"tp": options.tp})
+        if kernel is not None and kernel.source not in ("", sources[operator]):
+            raise PlanError(
+                f"{engine.name} runs {operator} on {gpu.name} as source {kernel.source!r} measured it, and "
+                f"the tables serve it from {sources[operator]!r}: "
+                f"load_tables(..., source={{{operator!r}: {kernel.source!r}}})"
+            )
 
 
 def checked_model(model: ModelSpec | str | Path | Mapping[str, Any]) -> ModelSpec:

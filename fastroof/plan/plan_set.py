@@ -11,7 +11,7 @@ from fastroof.engines import load_engine
 from fastroof.errors import PlanError
 from fastroof.models import ModelSpec
 from fastroof.plan.curves import CurveSource
-from fastroof.plan.options import PlanOptions, check_tables, checked_model
+from fastroof.plan.options import PlanOptions, check_kernels, check_tables, checked_model
 from fastroof.plan.recipe import PlanRecipe, RowSums, curves_of, plan_recipe
 from fastroof.plan.step_plan import StepPlan
 from fastroof.tables import Tables
@@ -109,7 +109,9 @@ def compile_plans(requests: Iterable[Mapping[str, Any]], tables: Tables | None, 
         family = families.get(key)
         if family is None:
             checked = options.checked()
-            kind = (checked.method, checked.runtime.gemm_smoothing, checked.runtime.fp8_scales)
+            check_kernels(tables, gpu, checked)
+            kernels = checked.runtime.kernels
+            kind = (checked.method, kernels.gemm_smoothing, kernels.fp8_scales)
             source = sources.get(kind)
             if source is None:
                 source = sources[kind] = curves_of(tables, gpu, checked)

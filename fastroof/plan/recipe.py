@@ -94,7 +94,7 @@ class PlanRecipe:
             share=self.share,
             dtype=options.dtype,
             kv_dtype=options.kv_dtype,
-            profile=options.runtime,
+            engine=options.runtime,
             method=self.method,
             max_tokens=options.max_tokens,
             max_seqs=options.max_seqs,
@@ -123,13 +123,13 @@ class PlanRecipe:
         starts = steps.HEADER_SIZE + np.cumsum([0, *(len(section) for section in sections)])
         pair_us, token_us = (num_layers * us for us in self.prefix_us)
         header = np.zeros(steps.HEADER_SIZE)
-        runtime = self.options.runtime
+        costs = self.options.runtime.costs
         header[: steps.PREFIX_TOKEN_US + 1] = (
             steps.ARENA_MAGIC, steps.ARENA_FORMAT, self.options.max_tokens, self.options.max_seqs, num_layers,
-            runtime.step_us, pair_us, token_us,
+            costs.step_us, pair_us, token_us,
         )  # fmt: skip
         header[steps.SEQUENCE_US : steps.PREFILL_FLOOR_US + 1] = (
-            runtime.sequence_us, runtime.prefill_us, runtime.prefill_floor_layer_us * num_layers,
+            costs.sequence_us, costs.prefill_us, costs.prefill_floor_layer_us * num_layers,
         )  # fmt: skip
         header[steps.TOKENS_AT : steps.ARENA_SIZE + 1] = starts
         arena = np.concatenate([header, *sections], dtype=np.float64)
@@ -152,8 +152,8 @@ def curves_of(tables: Tables | None, gpu: GpuSpec, options: PlanOptions) -> Curv
     """Where a plan's latencies come from; ``options`` are checked."""
     if tables is None:
         return DatasheetCurves(gpu)
-    runtime = options.runtime
-    return TableCurves(tables, options.method, runtime.gemm_smoothing, runtime.fp8_scales)
+    kernels = options.runtime.kernels
+    return TableCurves(tables, options.method, kernels.gemm_smoothing, kernels.fp8_scales)
 
 
 def plan_recipe(

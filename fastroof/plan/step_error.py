@@ -194,5 +194,5 @@ def decode_error(plan: StepPlan, batch_size: Any, kv_len: Any) -> Any:
 def _relative(plan: StepPlan, us2: Floats, step_us: Floats) -> Floats:
     """Relative standard error of steps, with what the runtime profile leaves; 0 where there is no step."""
     there = step_us > 0.0
-    share = np.where(there, us2 / np.where(there, step_us, 1.0) ** 2 + plan.profile.residual**2, 0.0)
+    share = np.where(there, us2 / np.where(there, step_us, 1.0) ** 2 + plan.engine.costs.residual**2, 0.0)
     return np.asarray(np.sqrt(share))

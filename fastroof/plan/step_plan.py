@@ -43,8 +43,8 @@ class StepPlan:
         GPUs the model is split over.
     dtype, kv_dtype, method : str
         As given to :func:`compile_plan`.
-    profile : EngineProfile
-        What the engine adds to the kernels; ``runtime`` is its name.
+    engine : EngineProfile
+        What the engine adds to the kernels, and how it schedules; ``runtime`` is its name.
     max_tokens, max_seqs : int
         The largest step it can time.
     tables_hash : str
@@ -64,7 +64,7 @@ class StepPlan:
     share: ShardedShape
     dtype: str
     kv_dtype: str
-    profile: EngineProfile
+    engine: EngineProfile
     method: str
     max_tokens: int
     max_seqs: int
@@ -81,8 +81,8 @@ class StepPlan:
 
     @property
     def runtime(self) -> str:
-        """Name of the runtime profile."""
-        return self.profile.name
+        """Name of the engine's profile."""
+        return self.engine.name
 
     @property
     def heads(self) -> HeadShape:

@@ -1,4 +1,4 @@
-"""Calibration: measured serving rows in, a runtime profile out, with the evidence for each of its costs."""
+"""Calibration: measured serving rows in, an engine's profile out, with the evidence for each of its costs."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import hashlib
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from fastroof._version import __version__
-from fastroof.engines import EngineProfile
+from fastroof.engines import EngineProfile, StepCosts, engine_names, load_engine
 from fastroof.errors import TableError
 from fastroof.load.write import toml_text
 from fastroof.plan import compile_plan
 from fastroof.serving.estimate import estimate
-from fastroof.serving.fit import FORMS, KernelTimes, are_told_apart, equal_weights, fit_costs
+from fastroof.serving.fit import KernelTimes, are_told_apart, equal_weights, fit_costs
 from fastroof.serving.fit_evidence import (
     DatasetErrors,
     FittedCost,
@@ -101,7 +101,8 @@ def calibrate(
     tables : Tables
         Measured kernels of that GPU.
     engine : str
-        vllm or trtllm; it decides which costs there are, see :data:`fastroof.serving.fit.FORMS`.
+        Name of the packaged profile whose rows are fitted, such as vllm or trtllm; its ``fit`` says which
+        costs there are, and all but the costs and their evidence stays as it is.
     datasets : sequence of str, optional
         Fit these data sets only.
     resamples : int
@@ -127,19 +128,19 @@ def calibrate(
     models and tensor-parallel sizes. How many requests decode in a step, and how many prompts share it, does
     not depend on how long it takes: the kernels of each row's two steps are timed once, whatever is fitted.
     """
-    if engine not in FORMS:
+    base = load_engine(engine) if engine in engine_names() else None
+    if base is None or base.fit is None:
+        known = [name for name in engine_names() if load_engine(name).fit is not None]
         raise TableError(
-            f"engine must be one of {', '.join(FORMS)}, got {engine!r}: no costs are known of it"
+            f"engine must be one of {', '.join(known)}, got {engine!r}: no costs are known of it"
         )
     if isinstance(resamples, bool) or not isinstance(resamples, int) or resamples < 0:
         raise TableError(f"resamples must be an integer of at least 0, got {resamples!r}")
-    form = FORMS[engine]
+    form = base.fit
     chosen = _chosen(rows, tables, engine, datasets)
     if len(chosen) < len(form.costs):
         raise TableError(f"{len(form.costs)} costs need at least as many rows, got {len(chosen)}")
-    bare = EngineProfile(
-        engine if name is None else name, gemm_smoothing=form.gemm_smoothing, fp8_scales=form.fp8_scales
-    )
+    bare = replace(base, name=engine if name is None else name, costs=StepCosts(), evidence={})
     times = kernel_times(chosen, tables, bare)
     labels = RowLabels(
         np.array([row.dataset for row in chosen]),
@@ -176,10 +177,10 @@ def calibrate(
     rounded: dict[str, Any] = {cost: _digits(us) for cost, us in fitted.items()}
     return Calibration(
         engine,
-        replace(bare, **rounded, residual=residual, evidence=evidence),
+        replace(bare, costs=StepCosts(**rounded, residual=residual), evidence=evidence),
         costs,
         errors,
-        {model: replace(bare, **dict[str, Any](others)) for model, others in without.items()},
+        {model: replace(bare, costs=StepCosts(**others)) for model, others in without.items()},
     )
 
 
@@ -188,7 +189,7 @@ def _chosen(
 ) -> list[ServingRow]:
     """Rows to fit, by data set."""
     gpu = tables.gpu.name
-    found = [row for row in rows if row.engine == engine and row.gpu == gpu and not row.left_out]
+    found = [row for row in rows if row.engine_profile.name == engine and row.gpu == gpu and not row.left_out]
     names = dataset_names(found)
     if not found:
         raise TableError(f"there are no serving rows of {engine} on {gpu} to fit")
@@ -218,10 +219,10 @@ def kernel_times(rows: Sequence[ServingRow], tables: Tables, profile: EngineProf
     KernelTimes
         An entry a row.
     """
-    kernels = EngineProfile("kernels", gemm_smoothing=profile.gemm_smoothing, fp8_scales=profile.fp8_scales)
+    kernels = profile.kernels_alone()
     alike: dict[tuple[Any, ...], list[int]] = {}
     for i, row in enumerate(rows):
-        alike.setdefault((row.model, row.tp, row.dtype, row.kv_dtype, row.engine), []).append(i)
+        alike.setdefault((row.model, row.tp, row.dtype, row.kv_dtype, row.engine_profile), []).append(i)
     columns = np.empty((len(KernelTimes._fields), len(rows)))
     for (model, tp, dtype, kv_dtype, _), places in alike.items():
         plan = compile_plan(
@@ -234,15 +235,12 @@ def kernel_times(rows: Sequence[ServingRow], tables: Tables, profile: EngineProf
             runtime=kernels,
             max_tokens=MAX_TOKENS,
         )
-        traits = rows[places[0]].traits
         found = estimate(
             plan,
             [rows[i].mean_isl for i in places],
             [rows[i].mean_osl for i in places],
             [rows[i].concurrency for i in places],
-            traits.max_batched_tokens,
-            traits.chunked_prefill,
-            kv_reservation=traits.kv_reservation,
+            **rows[places[0]].schedule,
         )
         columns[:, places] = KernelTimes(
             measured_us=np.array([rows[i].tpot_ms for i in places]) * US_PER_MS,
@@ -283,17 +281,32 @@ def profile_text(profile: EngineProfile) -> str:
 
     Examples
     --------
-    >>> print(profile_text(EngineProfile("mine", step_us=600.0, fp8_scales="static")), end="")
+    >>> print(profile_text(EngineProfile("mine", costs=StepCosts(step_us=600.0))), end="")
     name = "mine"
+    <BLANKLINE>
+    [costs]
     step_us = 600.0
-    fp8_scales = "static"
+    <BLANKLINE>
+    [scheduling]
+    chunked_prefill = true
+    max_num_batched_tokens = 8192
+    max_num_seqs = 1024
+    <BLANKLINE>
+    [memory]
+    kv_reservation = "mean"
+    <BLANKLINE>
+    [kernels]
+    gemm_smoothing = "none"
+    fp8_scales = "dynamic"
     """
-    content: dict[str, Any] = {"name": profile.name}
-    bare = EngineProfile(profile.name)
-    for key in bare.__dataclass_fields__:
-        value = getattr(profile, key)
-        if value != getattr(bare, key):
-            content[key] = value
+    content = {key: value for key, value in asdict(profile).items() if value not in ("", None, {})}
+    content["costs"] = {cost: us for cost, us in content["costs"].items() if us}
+    operators = content["kernels"].pop("operators")
+    if operators:
+        content["kernels"]["operators"] = [
+            {key: dict(value) if key == "layout" else value for key, value in one.items() if value}
+            for one in operators
+        ]
     return toml_text(content)
 
 
@@ -307,7 +320,7 @@ def check_profile_path(path: str | Path) -> Path:
     """
     path = Path(path)
     if path.suffix != ".toml" or os.path.isdir(path):
-        raise TableError(f"a runtime profile is a .toml file, got {path}")
+        raise TableError(f"an engine profile is a .toml file, got {path}")
     if not os.path.isdir(path.parent):
         raise TableError(f"profile {path}: there is no folder {path.parent}; make it, or name another")
     return path

@@ -11,18 +11,16 @@ linear in the costs but for the floor.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import combinations
-from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from fastroof.engines import CostForm
+
 __all__ = [
     "COSTS",
-    "FORMS",
-    "CostForm",
     "KernelTimes",
     "are_told_apart",
     "equal_weights",
@@ -33,7 +31,7 @@ __all__ = [
 Floats = npt.NDArray[np.float64]
 
 COSTS: Final = ("step_us", "sequence_us", "prefill_floor_layer_us")
-"""The costs of a runtime profile that can be fitted; a cost of prefilling steps did not carry over."""
+"""The costs of an engine that can be fitted; a cost of prefilling steps did not carry over."""
 
 _STEP, _SEQUENCE, _FLOOR = range(3)
 MOST_ITERATIONS: Final = 60
@@ -77,36 +75,6 @@ class KernelTimes(NamedTuple):
     def pick(self, rows: npt.NDArray[np.bool_]) -> KernelTimes:
         """Return the chosen rows."""
         return KernelTimes(*(column[rows] for column in self))
-
-
-@dataclass(frozen=True)
-class CostForm:
-    """Which costs an engine has, how much a row that lies far off counts, and which kernels are summed.
-
-    Attributes
-    ----------
-    costs : tuple of str
-        Of :data:`COSTS`; the others are 0.
-    outlier : float
-        Relative error from which the squared error grows like the absolute one (soft L1); 0 for plain
-        least squares.
-    gemm_smoothing, fp8_scales : str
-        As in a runtime profile: what carried over best to unseen models, too.
-    """
-
-    costs: tuple[str, ...]
-    outlier: float = 0.0
-    gemm_smoothing: str = "median3"
-    fp8_scales: str = "static"
-
-
-FORMS: Final[Mapping[str, CostForm]] = MappingProxyType(
-    {
-        "vllm": CostForm(("step_us", "sequence_us")),
-        "trtllm": CostForm(("step_us", "prefill_floor_layer_us"), outlier=0.1),
-    }
-)
-"""The form of each engine that can be calibrated: the one that carried over best to unseen models."""
 
 
 def predicted_us(times: KernelTimes, costs: Mapping[str, float]) -> Floats:

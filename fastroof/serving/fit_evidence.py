@@ -10,7 +10,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastroof.serving.fit import CostForm, KernelTimes, equal_weights, fit_costs, predicted_us
+from fastroof.engines import CostForm
+from fastroof.serving.fit import KernelTimes, equal_weights, fit_costs, predicted_us
 
 __all__ = ["DatasetErrors", "FittedCost", "RowLabels", "cost_intervals", "dataset_errors", "fits_without"]
 

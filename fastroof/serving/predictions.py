@@ -11,9 +11,9 @@ from fastroof.errors import BatchError, FastroofError
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.run import StepBatch
 from fastroof.serving.calibration import MAX_TOKENS
-from fastroof.serving.estimate import KV_RESERVATIONS, estimate
+from fastroof.serving.estimate import estimate
 from fastroof.serving.measured_steps import MeasuredStep
-from fastroof.serving.rows import NO_PROFILE, ServingRow
+from fastroof.serving.rows import ServingRow
 from fastroof.tables import Tables
 from fastroof.units import US_PER_MS
 
@@ -98,15 +98,12 @@ def predict_row(row: ServingRow, plan: StepPlan) -> RowPrediction:
     FastroofError
         If :func:`fastroof.serving.estimate` cannot represent it, or several clients share a prefix cache.
     """
-    traits = row.traits
     found = estimate(
         plan,
         row.mean_isl,
         row.mean_osl,
         row.concurrency,
-        traits.max_batched_tokens,
-        traits.chunked_prefill,
-        kv_reservation=traits.kv_reservation,
+        **row.schedule,
         requests_per_client=None if math.isnan(row.requests_per_client) else row.requests_per_client,
     )
     ttft_ms = found.ttft_ms
@@ -116,7 +113,7 @@ def predict_row(row: ServingRow, plan: StepPlan) -> RowPrediction:
         new_tokens, context_len = round(row.mean_isl - row.prefix_tokens), round(row.prefix_tokens)
         batch = StepBatch.from_requests([[(new_tokens, context_len)]])
         ttft_ms = float(plan.step_us(batch)[0]) / US_PER_MS
-    a_request = row.mean_isl + KV_RESERVATIONS[traits.kv_reservation] * row.mean_osl
+    a_request = row.mean_isl + row.engine_profile.memory.osl_reserved * row.mean_osl
     return RowPrediction(ttft_ms, found.tpot_ms, row.concurrency * a_request / plan.memory.max_kv_tokens)
 
 
@@ -144,7 +141,7 @@ def frontend_us_per_token(rows: Sequence[tuple[ServingRow, float]]) -> dict[str,
     dict of str to float
         us per prompt token, by data set: the mean of what the other data sets of its front end say, each by
         least squares on relative errors. 0 where there is no front end, or no other data set. Rows of an
-        engine without a runtime profile say nothing: what they wait for is its scheduler.
+        engine whose costs were not fitted say nothing: what they wait for is its scheduler.
 
     Examples
     --------
@@ -155,7 +152,7 @@ def frontend_us_per_token(rows: Sequence[tuple[ServingRow, float]]) -> dict[str,
     fronts: dict[str, str] = {}
     for row, predicted_ms in rows:
         fronts[row.dataset] = row.frontend
-        if row.frontend and row.traits.runtime != NO_PROFILE:
+        if row.frontend and row.engine_profile.fit is not None:
             slope, missing = row.mean_isl / row.ttft_ms, 1.0 - predicted_ms / row.ttft_ms
             both = sums.setdefault(row.dataset, [0.0, 0.0])
             both[0] += slope * missing

@@ -12,15 +12,13 @@ from typing import Any, Final, NamedTuple
 
 from fastroof.columns import Column
 from fastroof.config.paths import bench_data_root
+from fastroof.engines import EngineProfile, engine_of_version, serving_engines
 from fastroof.errors import TableError
 from fastroof.load.steps_file import STEPS_FILE
 
 __all__ = [
-    "ENGINES",
-    "NO_PROFILE",
     "ROW_COLUMNS",
     "SERVING_FOLDER",
-    "EngineTraits",
     "LeftOut",
     "ServingRow",
     "dataset_names",
@@ -30,41 +28,6 @@ __all__ = [
 ]
 
 SERVING_FOLDER: Final = "serving"
-
-
-NO_PROFILE: Final = "kernels"
-"""The runtime of engines that none was fitted for: the pure sum of kernels."""
-
-
-class EngineTraits(NamedTuple):
-    """How an engine schedules, as far as its mean steps depend on it.
-
-    Attributes
-    ----------
-    runtime : str
-        The runtime profile that was fitted for it; ``kernels`` where none was.
-    chunked_prefill : bool
-        Whether it cuts prompts that a step has no room for.
-    kv_reservation : str
-        ``mean`` or ``full``, as in :func:`fastroof.serving.estimate`.
-    max_batched_tokens : int
-        Tokens that a step holds at most, by default.
-    """
-
-    runtime: str
-    chunked_prefill: bool
-    kv_reservation: str
-    max_batched_tokens: int = 8192
-
-
-ENGINES: Final[Mapping[str, EngineTraits]] = MappingProxyType(
-    {
-        "vllm": EngineTraits("vllm", True, "mean"),
-        "trtllm": EngineTraits("trtllm", False, "full"),
-        "sglang": EngineTraits(NO_PROFILE, True, "mean"),
-    }
-)
-"""The engines whose rows can be predicted."""
 
 
 @dataclass(frozen=True)
@@ -128,9 +91,20 @@ class ServingRow:
     left_out: str
 
     @property
-    def traits(self) -> EngineTraits:
-        """How its engine schedules."""
-        return ENGINES[self.engine]
+    def engine_profile(self) -> EngineProfile:
+        """The packaged profile of its engine and version."""
+        return engine_of_version(self.engine, self.engine_version)
+
+    @property
+    def schedule(self) -> dict[str, Any]:
+        """How its engine schedules, as :func:`fastroof.serving.estimate` takes it."""
+        engine = self.engine_profile
+        return {
+            "max_batched_tokens": engine.scheduling.max_num_batched_tokens,
+            "chunked_prefill": engine.scheduling.chunked_prefill,
+            "kv_reservation": engine.memory.kv_reservation,
+            "max_seqs": engine.scheduling.max_num_seqs,
+        }
 
     @property
     def is_single(self) -> bool:
@@ -165,7 +139,7 @@ ROW_COLUMNS: Final = (
     _column("dataset", "text", "", "rows that are judged together"),
     _column("row", "text", "", "name of the row in its source"),
     _column("gpu", "text", "", "GPU that it was measured on"),
-    _column("engine", "text", "", f"serving engine: {', '.join(ENGINES)}"),
+    _column("engine", "text", "", f"serving engine: {', '.join(serving_engines())}"),
     _column("engine_version", "text", "", "its version; empty where the source has none"),
     _column("checkpoint", "text", "", "Hugging Face model that was served"),
     _column("model", "text", "", "fastroof's preset of it, or a config.json"),
@@ -255,8 +229,8 @@ def _row(path: Path, line: int, values: Mapping[str, Any]) -> ServingRow:
         else:
             found[column.name] = _value(f"{path}, line {line}, column {column.name}", column, str(text))
     row = ServingRow(**found)
-    if row.engine not in ENGINES:
-        known = ", ".join(ENGINES)
+    if row.engine not in serving_engines():
+        known = ", ".join(serving_engines())
         raise TableError(f"{path}, line {line}: engine {row.engine!r} is unknown; known are {known}")
     if row.prefix_tokens >= row.isl:
         raise TableError(

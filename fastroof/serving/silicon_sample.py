@@ -15,11 +15,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from fastroof.engines import serving_engines
 from fastroof.errors import TableError
 from fastroof.load.aiconfigurator import SYSTEMS, installed_root
 from fastroof.load.write import toml_text
 from fastroof.serving.peer import PEER, peer_version, with_peer_estimates
-from fastroof.serving.rows import ENGINES, SERVING_FOLDER, LeftOut, ServingRow, write_rows
+from fastroof.serving.rows import SERVING_FOLDER, LeftOut, ServingRow, write_rows
 
 __all__ = ["SAMPLE_FILE", "convert_silicon_sample", "read_silicon_sample"]
 
@@ -172,7 +173,7 @@ def _unrepresentable(cell: Mapping[str, str]) -> str:
         return f"no preset: {model}"
     if _dtype(cell) not in DTYPES:
         return f"dtype {_dtype(cell)}: {model}"
-    if cell["backend"] not in ENGINES:
+    if cell["backend"] not in serving_engines():
         return f"engine {cell['backend']}: {model}"
     if cell["pp_size"] != "1" or cell["attention_dp_size"] not in ("", "0", "1"):
         return f"pipeline or data parallel: {model}"

@@ -12,7 +12,6 @@ from fastroof._version import __version__
 from fastroof.engines import EngineProfile, load_engine
 from fastroof.errors import FastroofError, TableError
 from fastroof.serving.calibration import calibrate
-from fastroof.serving.fit import FORMS
 from fastroof.serving.judged import JudgedRow, Validation
 from fastroof.serving.measured import Measured, measured_on
 from fastroof.serving.measured_steps import STEPS_DATASET, MeasuredStep
@@ -24,7 +23,7 @@ from fastroof.serving.predictions import (
     predict_row,
     predict_step_ms,
 )
-from fastroof.serving.rows import ENGINES, NO_PROFILE, LeftOut, ServingRow
+from fastroof.serving.rows import LeftOut, ServingRow
 from fastroof.tables import Tables
 from fastroof.units import US_PER_MS
 
@@ -54,8 +53,8 @@ def run_validation(
     tables : Tables
         Measured kernels of one GPU.
     runtime : str, Path or EngineProfile
-        ``auto`` predicts each engine's rows by the profile of its name, and those of an engine without
-        one by its kernels. Else one profile for all rows. Whole steps are kernels alone, always.
+        ``auto`` predicts each row by the profile of its engine and version. Else one profile for all
+        rows. Whole steps are kernels alone, always.
     leave_one_model_out : bool
         Predict each model's rows by constants fitted to the other models' rows of its engine; engines
         that have no other model are left out. Needs ``runtime="auto"``.
@@ -150,19 +149,18 @@ def _profiles(runtime: str | Path | EngineProfile) -> ProfileOf:
     if runtime != "auto":
         one = load_engine(runtime)
         return lambda row: one
-    by_engine = {name: load_engine(traits.runtime) for name, traits in ENGINES.items()}
-    return lambda row: by_engine[row.engine]
+    return lambda row: row.engine_profile
 
 
 def _refitted(rows: Sequence[ServingRow], tables: Tables, say: Callable[[str], None]) -> ProfileOf:
     """Profiles by engine and the model that each has not seen."""
     found: dict[tuple[str, str], EngineProfile] = {}
-    for engine in dict.fromkeys(row.engine for row in rows):
-        if engine in FORMS:
-            say(f"fitting {engine} without each of its models")
-            without = calibrate(rows, tables, engine, resamples=0).without
-            found |= {(engine, model): profile for model, profile in without.items()}
-    return lambda row: found.get((row.engine, row.model))
+    for engine in dict.fromkeys(row.engine_profile for row in rows):
+        if engine.fit is not None:
+            say(f"fitting {engine.name} without each of its models")
+            without = calibrate(rows, tables, engine.name, resamples=0).without
+            found |= {(engine.name, model): profile for model, profile in without.items()}
+    return lambda row: found.get((row.engine_profile.name, row.model))
 
 
 def _judged_runs(
@@ -233,7 +231,7 @@ def _is_fitted(row: ServingRow, profile: EngineProfile) -> bool:
 def _judged_steps(
     steps: Sequence[MeasuredStep], plans: Plans, skipped: Counter[tuple[str, ...]]
 ) -> Iterator[JudgedRow]:
-    kernels = load_engine(NO_PROFILE)
+    kernels = load_engine("kernels")
     for step in steps:
         try:
             if step.gpu != plans.tables.gpu.name:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fastroof import compile_plan
 from fastroof.compiled import disaggregated, mean_steps, serving, steps
-from fastroof.engines import EngineProfile
+from fastroof.engines import EngineProfile, StepCosts
 from tests.reference.handmade import attention_rows, gemm_rows, handmade_tables
 from tests.reference.serving import closed_form, mean_step_us
 
@@ -21,7 +21,8 @@ ANY = st.floats(allow_nan=True, allow_infinity=True) | st.sampled_from([0.0, 1.0
 SIZE = st.integers(0, 12).flatmap(lambda power: st.integers(2**power, 2 ** (power + 1)))
 
 PROFILE = EngineProfile(
-    "made up", step_us=200.0, sequence_us=9.0, prefill_us=70.0, prefill_floor_layer_us=40.0
+    "made up",
+    costs=StepCosts(step_us=200.0, sequence_us=9.0, prefill_us=70.0, prefill_floor_layer_us=40.0),
 )
 
 
@@ -109,7 +110,7 @@ def test_a_prompt_in_chunks_takes_its_steps(plan):
     got = mean_steps.prompt_steps_us(plan.arena, parts, 1000.0, 300.0, 0.0, 0.0, 0.0)
     chunks = [plan.prefill_us(300, 300 * i) for i in range(3)] + [plan.prefill_us(100, 900)]
     # the plan samples a token after each chunk, the engine after the last
-    logits = plan.arena[int(plan.arena[steps.LOGITS_AT]) + 1] + PROFILE.sequence_us
+    logits = plan.arena[int(plan.arena[steps.LOGITS_AT]) + 1] + PROFILE.costs.sequence_us
     assert got.us == pytest.approx(sum(chunks) - 3 * logits, rel=1e-9)
     assert (got.tokens, got.seqs) == (300.0, 1.0)
 

@@ -1,4 +1,4 @@
-"""Runtime profiles: loading them, and what they add to a step."""
+"""Engine profiles: loading them, their versions, and what they add to a step."""
 
 from __future__ import annotations
 
@@ -8,46 +8,87 @@ import numpy as np
 import pytest
 
 from fastroof import StepBatch, compile_plan, compile_plans
-from fastroof.engines import EngineProfile, engine_names, load_engine
+from fastroof.engines import (
+    CostForm,
+    EngineProfile,
+    KernelChoices,
+    KvMemory,
+    OperatorKernel,
+    Scheduling,
+    StepCosts,
+    engine_names,
+    engine_of_version,
+    load_engine,
+    serving_engines,
+)
+from fastroof.engines.versions import holds_for
 from fastroof.errors import PlanError
 from fastroof.pack.smoothing import LARGEST_SMOOTHED_M, median_of_three
 
 STEPS = StepBatch.from_requests([[(1, 4095)] * 8, [(512, 0), (1, 99)], [(300, 40)], [], [(1, 0)]])
 PROFILE = EngineProfile(
-    "mine", step_us=500.0, sequence_us=30.0, prefill_us=70.0, prefill_floor_layer_us=200.0
+    "mine",
+    costs=StepCosts(step_us=500.0, sequence_us=30.0, prefill_us=70.0, prefill_floor_layer_us=200.0),
 )
 
 
 def test_the_packaged_profiles_load():
-    assert set(engine_names()) >= {"infersim", "kernels", "trtllm", "vllm"}
+    assert set(engine_names()) >= {"infersim", "kernels", "sglang", "trtllm", "vllm"}
     for name in engine_names():
         profile = load_engine(name)
         assert profile.name == name
-        assert profile.is_kernels == (name == "kernels")
+        assert profile.engine in (name, "")
+        adds_nothing = profile == profile.kernels_alone() and profile.kernels == KernelChoices()
+        assert adds_nothing == (name in ("kernels", "sglang"))
         assert load_engine(profile) is profile
         assert load_engine(dataclasses.asdict(profile)) == profile
     infersim = load_engine("infersim")
-    assert (infersim.step_us, infersim.step_us + infersim.prefill_us) == (5000.0, 30000.0)
+    assert (infersim.costs.step_us, infersim.costs.step_us + infersim.costs.prefill_us) == (5000.0, 30000.0)
 
 
 def test_a_profile_is_a_file_too(tmp_path):
     path = tmp_path / "mine.toml"
-    path.write_text("step_us = 3.5\nsequence_us = 2\n", "utf-8")
+    path.write_text("[costs]\nstep_us = 3.5\nsequence_us = 2\n[memory]\nkv_reservation = 'full'\n", "utf-8")
     profile = load_engine(path)
-    assert (profile.name, profile.step_us, profile.sequence_us) == ("mine", 3.5, 2.0)
+    assert (profile.name, profile.costs, profile.memory) == ("mine", StepCosts(3.5, 2.0), KvMemory("full"))
+    assert (profile.scheduling, profile.kernels, profile.fit) == (Scheduling(), KernelChoices(), None)
     assert load_engine(str(path)) == profile
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("step_us = -1", "step_us must be a number of at least 0, got -1"),
-        ("step_us = true", "step_us must be a number"),
-        ("step_us = nan", "step_us must be a number"),
-        ("sequence_ms = 1", "does not know sequence_ms"),
-        ("gemm_smoothing = 'loess'", "gemm_smoothing must be one of none, median3"),
-        ("fp8_scales = 'none'", "fp8_scales must be one of dynamic, static"),
-        ("step_us = ", "cannot read the runtime profile"),
+        ("costs.step_us = -1", r"mine\.toml: step_us must be a number of at least 0, got -1"),
+        ("costs.step_us = true", "step_us must be a number"),
+        ("costs.step_us = nan", "step_us must be a number"),
+        ("costs.sequence_ms = 1", r"does not know sequence_ms: \[costs\] has step_us, sequence_us"),
+        ("sequence_ms = 1", "does not know sequence_ms: an engine profile has name, engine"),
+        ("step_us = 1", r"step_us belongs into its part \[costs\], not beside the name"),
+        ("chunked_prefill = true", r"belongs into its part \[scheduling\]"),
+        ("costs = 1", "costs must be a table of step_us"),
+        ("name = 1", "needs a name"),
+        ("engine = 1", "engine must be a text, got 1"),
+        ("versions = '0.12'", "versions must be bounds such as >=0.12,<0.14, got '0.12'"),
+        ("versions = '>=new'", "'new' is no version"),
+        ("scheduling.chunked_prefill = 1", "chunked_prefill must be true or false, got 1"),
+        ("scheduling.max_num_seqs = 0", "max_num_seqs must be an integer from 1 to"),
+        ("scheduling.max_num_batched_tokens = 8e3", "max_num_batched_tokens must be an integer"),
+        ("memory.kv_reservation = 'none'", "kv_reservation must be one of mean, full, got 'none'"),
+        ("kernels.gemm_smoothing = 'loess'", "gemm_smoothing must be one of none, median3"),
+        ("kernels.fp8_scales = 'none'", "fp8_scales must be one of dynamic, static"),
+        ("kernels.operators = ['gemm']", r"each of \[\[kernels.operators\]\] needs an operator"),
+        ("kernels.operators = 1", "operators must be a list"),
+        ("kernels.operators = [{operator = ''}]", "needs the operator that it is of"),
+        ("kernels.operators = [{operator = 'gemm', tp = 8}]", "does not know tp"),
+        ("kernels.operators = [{operator = 'gemm', gpu = 1}]", "gpu must be a text"),
+        ("kernels.operators = [{operator = 'gemm', layout = 8}]", "layout must be a table"),
+        ("kernels.operators = [{operator = 'gemm', layout = {tq = 8}}]", "a key of layout must be one of tp"),
+        ("kernels.operators = [{operator = 'gemm', layout = {tp = 0}}]", "layout tp must be an integer"),
+        ("fit.outlier = 0.1", r"\[fit\] needs costs, a list of names"),
+        ("fit.costs = ['luck']", "a cost to fit must be one of step_us, .* got 'luck'"),
+        ("fit = {costs = ['step_us'], outlier = -1}", "outlier must be a number of at least 0"),
+        ("evidence = 1", "evidence must be a table"),
+        ("step_us = ", "cannot read the engine profile"),
     ],
 )
 def test_a_profile_that_is_none_is_refused(tmp_path, content, words):
@@ -55,6 +96,80 @@ def test_a_profile_that_is_none_is_refused(tmp_path, content, words):
     path.write_text(content, "utf-8")
     with pytest.raises(PlanError, match=words):
         load_engine(path)
+
+
+def test_a_profile_comes_back_from_its_dict():
+    every = EngineProfile(
+        "mine", "vllm", ">=0.12", fit=CostForm(["step_us"]), evidence={"by": "hand"},
+        kernels=KernelChoices(operators=[OperatorKernel("gemm", "h100", layout={"tp": 8}, source="own")]),
+    )  # fmt: skip
+    assert load_engine(dataclasses.asdict(every)) == every
+    assert hash(load_engine(dataclasses.asdict(every))) == hash(every)
+    again = dataclasses.asdict(every)
+    again["kernels"]["operators"][0]["layout"] = {"tp": 8}
+    assert load_engine(again) == every
+
+
+@pytest.mark.parametrize(
+    ("versions", "inside", "outside"),
+    [
+        (
+            ">=0.12,<0.14",
+            ["0.12", "0.12.0", "0.13.9.post1", "0.12.1+cu129", "0.14.0rc1"],
+            ["0.12.0rc1", "0.14.0"],
+        ),
+        (">=1.0.0rc0,<1.1.0rc0", ["1.0.0rc3", "1.0", "1.0.0.post2"], ["1.1.0rc0", "1.1.0rc2.post2", "0.21"]),
+        ("==1.0", ["1.0.0", "1"], ["1.0.1", "1.0.post1"]),
+        (">1.0, <=1.2", ["1.0.1", "1.0.0.post1", "1.2.0"], ["1.0.0", "1.2.0.post1"]),
+        ("", ["0.1", "99.0"], []),
+    ],
+)
+def test_a_range_holds_versions_as_packages_order_them(versions, inside, outside):
+    assert [holds_for(versions, version) for version in inside] == [True] * len(inside)
+    assert [holds_for(versions, version) for version in outside] == [False] * len(outside)
+
+
+def test_an_engine_is_found_by_its_version():
+    assert serving_engines() == ("sglang", "trtllm", "vllm")
+    for engine in serving_engines():
+        # of no version, of an unknown one and of one that no range holds: what is called like the engine
+        for version in ("", "main", "0.0.1", "999.0"):
+            assert engine_of_version(engine, version).engine == engine
+        assert engine_of_version(engine) is load_engine(engine)
+    assert load_engine("trtllm-1.0.0rc3") is load_engine("trtllm")
+    with pytest.raises(PlanError, match=r"no profile is of vllm 0\.99; there are vllm \(<0\.14\)"):
+        load_engine("vllm-0.99")
+    with pytest.raises(PlanError, match="'new' is no version"):
+        load_engine("vllm-new")
+    with pytest.raises(PlanError, match="engine must be one of sglang, trtllm, vllm, got 'tgi'"):
+        engine_of_version("tgi")
+
+
+def test_a_kernel_is_for_a_gpu_a_format_and_a_layout():
+    anywhere, sharded = OperatorKernel("gemm", format="fp8"), OperatorKernel("gemm", layout={"tp": 8})
+    kernels = KernelChoices(operators=(OperatorKernel("gemm", "h200", "fp8"), sharded, anywhere))
+    assert kernels.of("gemm", "h200", "fp8", {"tp": 8}) is kernels.operators[0]
+    assert kernels.of("gemm", "h100", "fp8", {"tp": 8}) is sharded
+    assert kernels.of("gemm", "h100", "fp8", {"tp": 1}) is anywhere
+    assert kernels.of("gemm", "h100", "bf16", {}) is None
+    assert kernels.of("moe", "h200", "fp8", {"tp": 8}) is None
+
+
+def test_a_plan_refuses_tables_that_measured_another_kernel(h100):
+    served = h100.sources["gemm"]
+    for source in (served, ""):
+        right = KernelChoices(operators=(OperatorKernel("gemm", "h100", source=source),))
+        compile_plan("llama-3.1-8b", "h100", h100, runtime=EngineProfile("right", kernels=right))
+    wrong = KernelChoices(operators=(OperatorKernel("gemm", format="fp8", source="nowhere"),))
+    engine = EngineProfile("wrong", kernels=wrong)
+    compile_plan("llama-3.1-8b", "h100", h100, runtime=engine)
+    words = (
+        f"wrong runs gemm on h100 as source 'nowhere' measured it, and the tables serve it from '{served}'"
+    )
+    with pytest.raises(PlanError, match=words):
+        compile_plan("llama-3.1-8b", "h100", h100, dtype="fp8", runtime=engine)
+    with pytest.raises(PlanError, match=words):
+        compile_plans([{"model": "llama-3.1-8b", "dtype": "fp8", "runtime": engine}], h100, "h100")
 
 
 @pytest.mark.parametrize("given", ["vlm", "nowhere.toml", 5, None])
@@ -71,7 +186,7 @@ def test_a_step_takes_what_its_runtime_adds(h100):
     kernels = compile_plan("llama-3.1-8b", "h100", h100, **options)
     plan = compile_plan("llama-3.1-8b", "h100", h100, runtime=PROFILE, **options)
     assert plan.runtime == "mine"
-    assert plan.profile == PROFILE
+    assert plan.engine == PROFILE
     pure, times = kernels.run(STEPS), plan.run(STEPS)
     floor = 200.0 * 32
     for i, (seqs, has_prefill) in enumerate([(8, False), (2, True), (1, True), (0, None), (1, True)]):
@@ -143,7 +258,7 @@ def test_the_median_of_three_takes_out_a_lonely_slow_point():
 def test_static_scales_take_off_what_finding_them_takes(h100):
     options = {"dtype": "fp8", "max_tokens": 4096}
     dynamic = compile_plan("llama-3.1-8b", "h100", h100, **options)
-    known = EngineProfile("known scales", fp8_scales="static")
+    known = EngineProfile("known scales", kernels=KernelChoices(fp8_scales="static"))
     static = compile_plan("llama-3.1-8b", "h100", h100, runtime=known, **options)
     for tokens in (1, 64, 4096):
         step = StepBatch.from_requests([[(tokens, 0)]])

@@ -196,10 +196,10 @@ def mean_step_us(
     seqs: float,
 ) -> float:
     """A step of ``decodes`` somewhere in their output and of chunks (how many, new tokens, context), us."""
-    parts, profile = steps.open_plan(plan.arena), plan.profile
+    parts, costs = steps.open_plan(plan.arena), plan.engine.costs
     total = row(plan, steps.TOKENS_AT, plan.max_tokens, tokens)
     total += row(plan, steps.LOGITS_AT, plan.max_seqs, seqs)
-    total += profile.step_us + profile.sequence_us * seqs
+    total += costs.step_us + costs.sequence_us * seqs
     if decodes > 0:
         width = (osl - 1) / math.sqrt(max(decodes, 1.0))
         kv_lens = isl + osl / 2 + width * ((np.arange(SLICES) + 0.5) / SLICES - 0.5)
@@ -211,8 +211,8 @@ def mean_step_us(
         q_len = 2 * causal / new - 1
         total += grid_value(plan.arena, parts.prefill, new / q_len, q_len)
         total += parts.prefix_pair_us * sum(count * q * ctx for count, q, ctx in chunks)
-        total += parts.prefix_token_us * sum(count * ctx for count, _, ctx in chunks) + profile.prefill_us
-        total = max(total, profile.prefill_floor_layer_us * plan.model.num_layers)
+        total += parts.prefix_token_us * sum(count * ctx for count, _, ctx in chunks) + costs.prefill_us
+        total = max(total, costs.prefill_floor_layer_us * plan.model.num_layers)
     return total
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 
 import fastroof
 from fastroof.cli import app
-from fastroof.engines import EngineProfile, load_engine
+from fastroof.engines import CostForm, EngineProfile, StepCosts, load_engine
 from fastroof.errors import TableError
 from fastroof.serving import estimate
 from fastroof.serving.calibration import (
@@ -26,8 +27,6 @@ from fastroof.serving.calibration import (
 )
 from fastroof.serving.fit import (
     COSTS,
-    FORMS,
-    CostForm,
     KernelTimes,
     are_told_apart,
     equal_weights,
@@ -37,7 +36,8 @@ from fastroof.serving.fit import (
 from fastroof.serving.fit_evidence import RowLabels, cost_intervals, dataset_errors, fits_without
 from fastroof.serving.rows import shipped_rows, write_rows
 
-ENGINES = tuple(FORMS)
+ENGINES = ("vllm", "trtllm")
+FORMS = {name: load_engine(name).fit for name in ENGINES}
 EVERY_COST = CostForm(COSTS)
 
 
@@ -254,9 +254,11 @@ def test_the_packaged_profile_is_what_the_command_makes(calibrations, engine):
     evidence = {**made.evidence, "fastroof": packaged.evidence["fastroof"]}
     assert replace(made, evidence={}) == replace(packaged, evidence={}), hint
     assert evidence == packaged.evidence, hint
+    path = resources.files("fastroof.engines") / "profiles" / f"{engine}.toml"
+    assert path.read_text("utf-8") == profile_text(packaged), hint
     assert packaged.evidence["command"] == f"fastroof calibrate --engine {engine}"
     for cost, (low_us, high_us) in packaged.evidence["interval_95"].items():
-        assert low_us <= getattr(packaged, cost) <= high_us
+        assert low_us <= getattr(packaged.costs, cost) <= high_us
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -276,7 +278,7 @@ def test_the_fit_predicts_what_estimates_say(calibrations, rows, h100, engine):
     """The composition of the steps does not depend on their costs: fitting it once is enough."""
     profile = replace(calibrations[engine].profile, evidence={})
     chosen = [row for row in rows if row.engine == engine and not row.left_out][::9]
-    fitted = predicted_us(kernel_times(chosen, h100, profile), {n: getattr(profile, n) for n in COSTS})
+    fitted = predicted_us(kernel_times(chosen, h100, profile), {n: getattr(profile.costs, n) for n in COSTS})
     for row, us in zip(chosen, fitted, strict=True):
         plan = fastroof.compile_plan(
             row.model, "h100", h100, tp=row.tp, dtype=row.dtype, kv_dtype=row.kv_dtype,
@@ -284,7 +286,7 @@ def test_the_fit_predicts_what_estimates_say(calibrations, rows, h100, engine):
         )  # fmt: skip
         found = estimate(
             plan, row.mean_isl, row.mean_osl, row.concurrency,
-            chunked_prefill=row.traits.chunked_prefill, kv_reservation=row.traits.kv_reservation,
+            chunked_prefill=engine == "vllm", kv_reservation={"vllm": "mean", "trtllm": "full"}[engine],
         )  # fmt: skip
         assert found.tpot_ms * 1e3 == pytest.approx(us, rel=1e-12)
 
@@ -292,7 +294,7 @@ def test_the_fit_predicts_what_estimates_say(calibrations, rows, h100, engine):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"engine": "sglang"}, "engine must be one of vllm, trtllm, got 'sglang'"),
+        ({"engine": "sglang"}, "engine must be one of trtllm, vllm, got 'sglang'"),
         (
             {"datasets": ["nowhere"]},
             "vllm on h100 has no data set 'nowhere'; it has vllm-0.12.0-qwen3-32b-bf16",
@@ -315,7 +317,7 @@ def test_what_cannot_be_fitted_is_refused(rows, h100, options, words):
 
 
 def test_a_profile_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
-    profile = EngineProfile("mine", step_us=5.0, evidence={"why": {"x.y": [1.0, 2.0]}})
+    profile = EngineProfile("mine", costs=StepCosts(step_us=5.0), evidence={"why": {"x.y": [1.0, 2.0]}})
     path = write_profile(profile, tmp_path / "mine.toml")
     assert load_engine(path) == profile
     assert path.read_text("utf-8") == profile_text(profile)
@@ -329,7 +331,7 @@ def test_a_profile_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
 
     monkeypatch.setattr("fastroof.serving.calibration.os.replace", full)
     with pytest.raises(TableError, match=r"cannot be written \(No space left on device\); nothing is left"):
-        write_profile(replace(profile, step_us=6.0), path)
+        write_profile(replace(profile, costs=StepCosts(step_us=6.0)), path)
     assert load_engine(path) == profile
     assert list(tmp_path.iterdir()) == [path]
 
@@ -354,10 +356,10 @@ def test_own_rows_make_an_own_profile(tmp_path, rows, h100):
     document = json.loads(run("--rows", str(path), "-o", str(output), "--bootstrap", "10", "--json"))
     assert document["output"] == str(output)
     profile = load_engine(output)
-    assert {**document["profile"], "evidence": document["evidence"]} == vars(profile)
+    assert load_engine({**document["profile"], "evidence": document["evidence"]}) == profile
     command = f"fastroof calibrate --engine vllm --rows '{path}' --bootstrap 10"
     assert profile.evidence["command"] == command
-    assert (profile.name, profile.residual, document["without"]) == ("mine", 0.0, {})
+    assert (profile.name, profile.costs.residual, document["without"]) == ("mine", 0.0, {})
     assert [one["unseen_mape"] for one in document["datasets"]] == [None]
     assert "unknown: there is no other model" in run("--rows", str(path), "--bootstrap", "0")
     plan = fastroof.compile_plan("qwen3-32b", "h100", h100, tp=2, runtime=output)

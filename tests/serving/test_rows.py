@@ -16,13 +16,14 @@ from typing import Any
 
 import pytest
 
+from fastroof.engines import serving_engines
 from fastroof.errors import FastroofError, TableError
 from fastroof.load.aiconfigurator import PACKAGE, installed_root
 from fastroof.models import load_model
 from fastroof.serving.measured import Measured, measured_on
 from fastroof.serving.measured_steps import MeasuredStep, read_steps, shipped_steps
 from fastroof.serving.peer import PEER, SDK, peer_version, with_peer_estimates
-from fastroof.serving.rows import ENGINES, LeftOut, ServingRow, read_rows, shipped_rows, write_rows
+from fastroof.serving.rows import LeftOut, ServingRow, read_rows, shipped_rows, write_rows
 from fastroof.serving.silicon_sample import convert_silicon_sample, read_silicon_sample
 from kernels_bench.steps.step_rows import append_step
 
@@ -74,7 +75,7 @@ def test_shipped_rows(rows: tuple[ServingRow, ...]) -> None:
     for row in rows:
         assert load_model(row.model) == load_model(row.checkpoint)
         assert row.gpu == "h100"
-        assert row.engine in ENGINES
+        assert row.engine in serving_engines()
         assert min(row.ttft_ms, row.tpot_ms, row.aic_ttft_ms, row.aic_tpot_ms) > 0.0
         assert row.is_single == (row.dataset == "vllm-synchronous") == math.isnan(row.requests_per_client)
         assert (row.length_factor == 0.9) == (row.dataset == "vllm-llama-3.1-70b-fp8")
@@ -138,7 +139,7 @@ def test_few_columns_are_enough(tmp_path: Path) -> None:
     (row,) = read_rows(written(tmp_path, MINIMAL + ",remarks", ONE + ",fast"))
     assert (row.isl, row.mean_osl, row.prefix_tokens, row.left_out) == (1024.0, 128.0, 0.0, "")
     assert math.isnan(row.ttft_ms)
-    assert row.traits.max_batched_tokens == 8192
+    assert row.schedule["max_batched_tokens"] == 8192
 
 
 @pytest.mark.parametrize(
@@ -155,7 +156,10 @@ def test_few_columns_are_enough(tmp_path: Path) -> None:
         ((MINIMAL, ONE.replace("9.5", "nan")), "found nan"),
         ((MINIMAL, ONE.replace("1024", "0.5")), "column isl: found 0.5, need a number of at least 1"),
         ((MINIMAL, ONE.replace("16,1,", "16,1.5,")), "column tp: found '1.5', need a number"),
-        ((MINIMAL, ONE.replace("vllm", "lmdeploy")), "engine 'lmdeploy' is unknown; known are vllm, trtllm"),
+        (
+            (MINIMAL, ONE.replace("vllm", "lmdeploy")),
+            "engine 'lmdeploy' is unknown; known are sglang, trtllm, vllm",
+        ),
         ((MINIMAL + ",prefix_tokens", ONE + ",1024"), "got prefix_tokens 1024"),
         ((MINIMAL, '"' + ONE), "cannot be read as serving rows"),
     ],

@@ -19,7 +19,7 @@ from fastroof.cli import app
 from fastroof.cli.written_sizes import parse_rates
 from fastroof.compiled import sizing as loops
 from fastroof.compiled import steps
-from fastroof.engines import EngineProfile
+from fastroof.engines import EngineProfile, StepCosts
 from fastroof.errors import LookupInputError
 from fastroof.serving import estimate
 from fastroof.serving.least_gpus import RATE_LIMITS, client_grid, least_gpus
@@ -27,7 +27,7 @@ from fastroof.serving.sizing import largest_batch, largest_context
 from tests.reference import sizing as naive
 from tests.reference.handmade import attention_rows, gemm_rows, handmade_tables
 
-PROFILE = EngineProfile("made up", step_us=200.0, sequence_us=9.0, prefill_us=70.0)
+PROFILE = EngineProfile("made up", costs=StepCosts(step_us=200.0, sequence_us=9.0, prefill_us=70.0))
 # jagged on purpose: 16 rows are faster than 8, kv 512 than 256
 GRID = {
     (b, x): 9.0 + b * x / 4096 + x / 700 - 6.0 * (x == 512) for b in (1, 8, 64) for x in (64, 256, 512, 4096)

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import fastroof
 from fastroof.cli import app
 from fastroof.cli.validate import EPILOG
-from fastroof.engines import EngineProfile, load_engine
+from fastroof.engines import EngineProfile, StepCosts, load_engine
 from fastroof.errors import FastroofError, TableError
 from fastroof.serving import estimate
 from fastroof.serving.calibration import MAX_TOKENS, calibrate
@@ -287,11 +287,11 @@ def test_unseen_rows_are_predicted_by_the_fit_without_their_model(
 
 def test_one_profile_for_all(rows: tuple[ServingRow, ...], h100: fastroof.Tables, tmp_path: Path) -> None:
     path = tmp_path / "slow.toml"
-    path.write_text("step_us = 5000.0\n")
+    path.write_text("[costs]\nstep_us = 5000.0\n")
     (row,) = some(rows, SINGLE)
     kernels = run_validation(Measured((row,)), h100, runtime="kernels")
     words: list[str] = []
-    for given in (path, EngineProfile("slow", step_us=5000.0)):
+    for given in (path, EngineProfile("slow", costs=StepCosts(step_us=5000.0))):
         slow = run_validation(Measured((row,)), h100, runtime=given, progress=words.append)
         assert slow.runtime == slow.rows[0].runtime == "slow"
         assert slow.rows[0].predicted_ms == pytest.approx(kernels.rows[0].predicted_ms + 5.0)

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import fastroof
 from fastroof import StepBatch
 from fastroof.cli import app
-from fastroof.engines import load_engine
+from fastroof.engines import EngineProfile, StepCosts, load_engine
 from fastroof.errors import FastroofError, LookupInputError, PlanError
 from fastroof.plan import step_error
 from fastroof.tables.answers import Lookup, LookupWithError
@@ -347,14 +347,14 @@ def test_a_run_says_its_error_only_when_asked(plan):
 
 
 def test_a_profile_leaves_its_residual_on_top(h100):
-    profile = fastroof.engines.EngineProfile("some", step_us=500.0, residual=0.04)
+    profile = EngineProfile("some", costs=StepCosts(step_us=500.0, residual=0.04))
     bare, with_it = (
         fastroof.compile_plan("llama-3.1-8b", "h100", h100, runtime=runtime)
         for runtime in ("kernels", profile)
     )
     kernels = bare.decode_error(16, 2048) * bare.decode_us(16, 2048) / with_it.decode_us(16, 2048)
     assert with_it.decode_error(16, 2048) == pytest.approx(np.hypot(kernels, 0.04))
-    assert load_engine("vllm").residual > 0
+    assert load_engine("vllm").costs.residual > 0
 
 
 def test_a_prefix_and_an_extrapolated_batch_make_a_step_less_sure(plan):

@@ -196,11 +196,9 @@ class FastroofExecutionTimePredictor:
                 "sending activations from stage to stage; use num_pipeline_stages=1 with tensor_parallel_size"
             )
         self.plan = _compile(predictor_config, replica_config)
-        bare = dataclasses.replace(
-            self.plan.profile, step_us=0.0, sequence_us=0.0, prefill_us=0.0, prefill_floor_layer_us=0.0
-        )
+        bare = self.plan.engine.kernels_alone()
         self.kernels = self.plan
-        if bare != self.plan.profile:
+        if bare != self.plan.engine:
             self.kernels = _compile(predictor_config, replica_config, runtime=bare)
         # made by the first who asks, which should not be a batch
         _ = self.plan.step_scalar, self.kernels.step_scalar

@@ -351,7 +351,7 @@ def test_the_bound_is_that_of_the_operators(tmp_path: Path, h100: Tables) -> Non
     # with little to do, eight GPUs wait for each other and for launches
     assert by[8, 16, 500, 1]["bound"] in ("communication", "launch", "memory")
     slow = tmp_path / "slow.toml"
-    slow.write_text('name = "slow"\nstep_us = 1e5\nprefill_floor_layer_us = 1e5\n')
+    slow.write_text('name = "slow"\n[costs]\nstep_us = 1e5\nprefill_floor_layer_us = 1e5\n')
     hosted = swept(tmp_path, {**spec, "runtime": str(slow)})[1]
     assert {row["bound"] for row in hosted} == {"host"}
     assert {row["runtime"] for row in hosted} == {"slow"}

@@ -1,0 +1,188 @@
+"""Loading engine profiles: packaged ones by name or by engine and version, and files of one's own."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+from fastroof.engines.profile import (
+    CostForm,
+    EngineProfile,
+    KernelChoices,
+    KvMemory,
+    OperatorKernel,
+    Scheduling,
+    StepCosts,
+)
+from fastroof.engines.versions import holds_for
+from fastroof.errors import PlanError
+
+__all__ = ["engine_names", "engine_of_version", "load_engine", "serving_engines"]
+
+_PARTS: Final[dict[str, type]] = {
+    "costs": StepCosts,
+    "scheduling": Scheduling,
+    "memory": KvMemory,
+    "kernels": KernelChoices,
+    "fit": CostForm,
+}
+
+
+@cache
+def engine_names() -> tuple[str, ...]:
+    """Return the packaged profiles that :func:`load_engine` knows, sorted; ``kernels`` is the pure sum."""
+    folder = resources.files("fastroof.engines") / "profiles"
+    return tuple(sorted(p.name.removesuffix(".toml") for p in folder.iterdir() if p.name.endswith(".toml")))
+
+
+@cache
+def _packaged(name: str) -> EngineProfile:
+    text = (resources.files("fastroof.engines") / "profiles" / f"{name}.toml").read_text("utf-8")
+    return _profile({"name": name, **tomllib.loads(text)}, f"profile {name}")
+
+
+def serving_engines() -> tuple[str, ...]:
+    """Return the serving engines that packaged profiles describe, sorted.
+
+    Examples
+    --------
+    >>> serving_engines()
+    ('sglang', 'trtllm', 'vllm')
+    """
+    return tuple(sorted({_packaged(name).engine for name in engine_names()} - {""}))
+
+
+def engine_of_version(engine: str, version: str = "") -> EngineProfile:
+    """Return the packaged profile of an engine's version.
+
+    Parameters
+    ----------
+    engine : str
+        One of :func:`serving_engines`.
+    version : str
+        Its version; empty where it is unknown.
+
+    Returns
+    -------
+    EngineProfile
+        The one whose range holds the version; where none does, or it is unknown or no version, the one that
+        is called like the engine.
+
+    Raises
+    ------
+    PlanError
+        If there is no such engine.
+    """
+    if engine not in serving_engines():
+        raise PlanError(f"engine must be one of {', '.join(serving_engines())}, got {engine!r}")
+    try:
+        return _of_version(engine, version)
+    except PlanError:
+        return _packaged(engine)
+
+
+def _of_version(engine: str, version: str) -> EngineProfile:
+    profiles = [profile for profile in map(_packaged, engine_names()) if profile.engine == engine]
+    for profile in profiles:
+        if holds_for(profile.versions, version):
+            return profile
+    ranges = ", ".join(f"{profile.name} ({profile.versions})" for profile in profiles)
+    raise PlanError(f"no profile is of {engine} {version}; there are {ranges}")
+
+
+def load_engine(given: EngineProfile | str | Path | Mapping[str, Any]) -> EngineProfile:
+    """Load an engine's profile.
+
+    Parameters
+    ----------
+    given : EngineProfile, str, Path or mapping
+        A profile, the name of a packaged one, an engine and its version as in ``vllm-0.12``, the path of a
+        TOML file, or its contents.
+
+    Returns
+    -------
+    EngineProfile
+        Checked.
+
+    Raises
+    ------
+    PlanError
+        If there is no such profile, or it holds something else than a profile's keys.
+
+    Examples
+    --------
+    >>> load_engine("kernels").costs.step_us
+    0.0
+    >>> load_engine("vllm-0.12.0").name, load_engine("vllm").versions
+    ('vllm', '<0.14')
+    """
+    if isinstance(given, EngineProfile):
+        return given
+    if isinstance(given, Mapping):
+        return _profile(dict(given), "the profile given")
+    names = engine_names()
+    if isinstance(given, str) and given in names:
+        return _packaged(given)
+    path = Path(given) if isinstance(given, str | Path) else None
+    if path is None or path.suffix != ".toml":
+        engine, _, version = given.partition("-") if isinstance(given, str) else ("", "", "")
+        if version and engine in serving_engines():
+            return _of_version(engine, version)
+        raise PlanError(f"runtime must be one of {', '.join(names)} or a .toml file, got {given!r}")
+    try:
+        return _profile({"name": path.stem, **tomllib.loads(path.read_text("utf-8"))}, str(path))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise PlanError(f"cannot read the engine profile {path}: {error}") from None
+
+
+def _profile(content: dict[str, Any], where: str) -> EngineProfile:
+    parts = {key.name: part for part, made in _PARTS.items() for key in fields(made)}
+    misplaced = [key for key in content if key in parts and key not in _PARTS]
+    if misplaced:
+        key = misplaced[0]
+        raise PlanError(f"{where}: {key} belongs into its part [{parts[key]}], not beside the name")
+    _check_keys(content, [key.name for key in fields(EngineProfile)], where, "an engine profile")
+    if not isinstance(content.get("name"), str):
+        raise PlanError(f"{where} needs a name")
+    try:
+        for name, made in _PARTS.items():
+            if content.get(name) is None:
+                content.pop(name, None)
+            elif not isinstance(content[name], made):
+                content[name] = _part(name, made, content[name], where)
+        return EngineProfile(**content)
+    except PlanError as error:
+        raise PlanError(f"{where}: {error}" if where not in str(error) else str(error)) from None
+
+
+def _part(name: str, made: type, keys: Any, where: str) -> Any:
+    """Build one part of a profile from its table."""
+    if not isinstance(keys, Mapping):
+        raise PlanError(f"{name} must be a table of {', '.join(key.name for key in fields(made))}")
+    _check_keys(keys, [key.name for key in fields(made)], where, f"[{name}]")
+    values = dict(keys)
+    if made is KernelChoices and "operators" in values:
+        if not isinstance(values["operators"], list | tuple):
+            raise PlanError("operators must be a list of tables, each of an operator")
+        values["operators"] = [_kernel(one, where) for one in values["operators"]]
+    if made is CostForm and not isinstance(values.get("costs"), list | tuple):
+        raise PlanError("[fit] needs costs, a list of names")
+    return made(**values)
+
+
+def _kernel(keys: Any, where: str) -> OperatorKernel:
+    if not isinstance(keys, Mapping) or "operator" not in keys:
+        raise PlanError("each of [[kernels.operators]] needs an operator")
+    _check_keys(keys, [key.name for key in fields(OperatorKernel)], where, "[[kernels.operators]]")
+    return OperatorKernel(**keys)
+
+
+def _check_keys(keys: Mapping[str, Any], known: list[str], where: str, what: str) -> None:
+    unknown = sorted(set(keys) - set(known))
+    if unknown:
+        raise PlanError(f"{where} does not know {', '.join(unknown)}: {what} has {', '.join(known)}")
