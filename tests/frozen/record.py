@@ -1,0 +1,95 @@
+"""The record of answers: what is in it, and how it is made anew.
+
+``tests/frozen/recorded`` holds a file a group, of some 100,000 answers in all: latencies, components,
+origins, memory, errors, lookups, estimates, sweeps' rows and exports. ``test_frozen.py`` asks the same
+questions again and compares to the last bit; only what goes through transcendental functions of NumPy or through LAPACK
+(errors, percentiles, fits by least squares) may differ by 1e-12 of itself, since its last bit depends on the
+processor. Where more numbers are asked for than need to be read, their hash is kept.
+
+To see what differs from the record::
+
+    python -m tests.frozen.record --compare [GROUP ...]
+
+To record an intended change, name the groups that it changes, and no others; what it prints of the
+differences belongs into the commit, which says why they are right::
+
+    python -m tests.frozen.record GROUP ...
+
+A renamed name of the product is renamed in ``tests/frozen/product.py``.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from tests.frozen import of_exports, of_plans, of_serving, of_sweeps, of_tables, product
+from tests.frozen.answers import FOLDER, Answers, Difference, differences, read_answers, write_answers
+
+__all__ = ["GROUPS", "summary"]
+
+GROUPS: Final[dict[str, Callable[[], Answers]]] = {
+    **{f"plans-{model}": partial(of_plans.preset_plans, model) for model in product.model_names()},
+    "plans-datasheet": of_plans.datasheet_plans,
+    "plans-options": of_plans.options,
+    "plans-errors": of_plans.errors,
+    "plans-explained": of_plans.explanations,
+    **{f"lookups-{operator}": partial(of_tables.lookups, operator) for operator in of_tables.ASKED},
+    "lookups-errors": of_tables.lookup_errors,
+    "lookups-holdout": of_tables.holdout,
+    "measuring-grids": of_tables.grids,
+    "estimates": of_serving.estimates,
+    "estimates-by-default": of_serving.estimates_by_default,
+    "estimates-disaggregated": of_serving.disaggregated,
+    "estimates-sizing": of_serving.sizing,
+    "estimates-of-measured-rows": of_serving.measured_rows,
+    "sweeps-of-steps": of_sweeps.steps,
+    "sweeps-of-deployments": of_sweeps.deployments,
+    "sweeps-of-deployments-trtllm": of_sweeps.deployments_of_trtllm,
+    "sweeps-of-deployments-disaggregated": of_sweeps.disaggregated_deployments,
+    "sweeps-in-arrays": of_sweeps.grids_of_steps,
+    "exports-dynamo": of_exports.dynamo,
+    "exports-llm-d": of_exports.llm_d,
+    "exports-llmservingsim": of_exports.llmservingsim,
+    "results": of_exports.results,
+    "refusals": of_exports.refusals,
+}
+
+
+def summary(group: str, found: list[Difference], shown: int = 8) -> str:
+    """Say how many answers of a group differ, in which quantities and by how much, with the first few."""
+    lines = [f"{group}: {len(found)} answers are not those recorded" if found else f"{group}: as recorded"]
+    for quantity, count in Counter(difference.quantity for difference in found).most_common():
+        largest = max(difference.relative for difference in found if difference.quantity == quantity)
+        lines.append(f"  {quantity}: {count}, by up to {largest:.1e} of themselves")
+    lines += [f"    {difference}" for difference in found[:shown]]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Compare groups with their record, or record them anew."""
+    parser = argparse.ArgumentParser(
+        description="Record what the product answers, or compare with the record."
+    )
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=", ".join(GROUPS))
+    parser.add_argument("--compare", action="store_true", help="write nothing; without a group compare all")
+    parser.add_argument("--all", action="store_true", help="record every group")
+    given = parser.parse_args()
+    unknown = sorted({*given.groups} - {*GROUPS})
+    if unknown:
+        parser.error(f"there is no {', '.join(unknown)}; there are {', '.join(GROUPS)}")
+    if not given.groups and not given.compare and not given.all:
+        parser.error("name the groups to record, or --all, or --compare")
+    for group in given.groups or GROUPS:
+        current = GROUPS[group]().listed
+        if (FOLDER / f"{group}.parquet").exists():
+            print(summary(group, differences(read_answers(group), current)), flush=True)
+        if not given.compare:
+            print(f"{group}: {len(current)} answers, {write_answers(group, current)} bytes", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""Answers are those on record, to the last bit but for what ``tests.frozen.record`` says."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from fastroof import model_names
+from tests.frozen.answers import FOLDER, Answer, Answers, differences, read_answers
+from tests.frozen.record import GROUPS, summary
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_answers_are_those_on_record(group):
+    found = differences(read_answers(group), GROUPS[group]().listed)
+    assert not found, summary(group, found) + (
+        "\nwhere the change is meant: python -m tests.frozen.record " + group + ", and the commit says why"
+    )
+
+
+def test_every_record_is_of_a_group():
+    assert sorted(path.stem for path in FOLDER.iterdir()) == sorted(GROUPS)
+
+
+def test_every_preset_is_there_split_every_way():
+    for model in model_names():
+        cases = {answer.case for answer in read_answers(f"plans-{model}")}
+        splits = product(
+            (1, 2, 4, 8), ("bf16", "fp8", "fp8_block"), ("bf16", "fp8"), ("kernels", "vllm", "trtllm")
+        )
+        assert cases == {
+            f"{model}, tp={tp}, dtype={dtype}, kv_dtype={kv_dtype}, runtime={runtime}"
+            for tp, dtype, kv_dtype, runtime in splits
+        }
+
+
+def test_a_last_bit_is_a_difference():
+    answers = Answers()
+    answers.numbers("a case", "a quantity", ["exact"], [0.1])
+    answers.is_exact = False
+    answers.numbers("a case", "a quantity", ["close"], [0.1])
+    answers.text("a case", "a text", "as it was")
+    recorded = answers.listed
+    assert not differences(recorded, recorded)
+
+    def changed(place: int, **fields: object) -> list[Answer]:
+        return [one._replace(**fields) if i == place else one for i, one in enumerate(recorded)]
+
+    next_up = 0.1 + 2.0**-56
+    assert next_up != 0.1
+    assert len(differences(recorded, changed(0, value=next_up))) == 1
+    assert not differences(recorded, changed(1, value=next_up))
+    assert len(differences(recorded, changed(1, value=0.1 + 1e-12))) == 1
+    assert len(differences(recorded, changed(2, text="as it is"))) == 1
+    assert len(differences(recorded, recorded[1:])) == 1
+    assert len(differences(recorded[1:], recorded)) == 1
+    assert len(differences(changed(0, value=0.0), changed(0, value=-0.0))) == 1
+    assert not differences(changed(0, value=float("nan")), changed(0, value=float("nan")))
