@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fastroof.columns import OPERATORS
+
 __all__ = ["Point"]
 
 
@@ -39,7 +41,5 @@ class Point:
     @property
     def family(self) -> str:
         """The points that share one correctness check: same operator, dtypes and head shape."""
-        from fastroof.columns import OPERATORS
-
         keys = {c.name: self.values[c.name] for c in OPERATORS[self.operator].keys}
         return f"{self.operator} {json.dumps(keys, sort_keys=True)}"

@@ -1,23 +1,23 @@
 """What measuring costs before anything runs: seconds and device memory, and what a budget leaves out.
 
-The rates are what kernels of the H100 were seen to reach, as shares of a card's datasheet peaks, so that
-another card's points get an estimate too. They plan a run; they never become a row of a table.
+The rates of :mod:`kernels_bench.operators` are what kernels of the H100 were seen to reach, as shares of
+a card's datasheet peaks, so that another card's points get an estimate too. They plan a run; they never
+become a row of a table.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from fastroof.columns import OPERATORS
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import MeasureError
 from fastroof.load.row_work import row_work
-from fastroof.units import DTYPE_BYTES, PEAK_DTYPE, US_PER_S
+from fastroof.units import PEAK_DTYPE, US_PER_S
+from kernels_bench.operators import MEASURED, MeasuredOperator
 from kernels_bench.points import Point
 from kernels_bench.run.sentinels import SENTINEL_EVERY
 from kernels_bench.run.timing import ReplayRule, pilot_calls, schedule
@@ -31,8 +31,6 @@ __all__ = [
     "run_seconds",
     "unfit",
 ]
-
-Floats = npt.NDArray[np.float64]
 
 SETUP_S: Final = 6e-3
 """Making one set of inputs and reading the device's state."""
@@ -68,30 +66,6 @@ class Estimate(NamedTuple):
     latency_us: float
     seconds: float
     device_bytes: int
-
-
-class _Rate(NamedTuple):
-    """Shares of the datasheet's peaks that kernels reach, and what a call takes at least, us."""
-
-    flops: float
-    bandwidth: float
-    launch_us: float
-
-
-_STREAMING: Final = 0.776  # of 3.35 TB/s: 2.6 TB/s
-_RATES: Final[dict[str, _Rate]] = {
-    "gemm": _Rate(0.606, _STREAMING, 4.0),  # of 989.5 TFLOP/s: 600
-    "gemm_fp8": _Rate(0.556, _STREAMING, 4.0),  # of 1979 TFLOP/s: 1100
-    "attention_prefill": _Rate(0.505, _STREAMING, 8.0),  # 500 TFLOP/s
-    "attention_decode": _Rate(0.505, 0.8 * _STREAMING, 8.0),
-    "attention_decode_unequal": _Rate(0.505, 0.8 * _STREAMING, 8.0),
-    "moe": _Rate(0.404, _STREAMING, 25.0),  # 400 TFLOP/s
-    "mla_prefill": _Rate(0.455, _STREAMING, 10.0),  # 450 TFLOP/s
-    "mla_decode": _Rate(0.455, 0.8 * _STREAMING, 10.0),
-    "elementwise": _Rate(1.0, _STREAMING, 3.0),
-    "allreduce": _Rate(1.0, 0.7, 10.0),
-    "collective": _Rate(1.0, 0.7, 10.0),
-}
 
 
 def estimate(point: Point, gpu: GpuSpec) -> Estimate:
@@ -146,28 +120,22 @@ def estimate_all(points: Sequence[Point], gpu: GpuSpec) -> list[Estimate]:
     rows_of: dict[str, list[int]] = {}
     for i, point in enumerate(points):
         rows_of.setdefault(point.operator, []).append(i)
-    for operator, rows in rows_of.items():
-        of_operator = _estimate_operator(operator, [points[i] for i in rows], gpu)
+    for name, rows in rows_of.items():
+        of_operator = _estimate_operator(MEASURED[name], [points[i] for i in rows], gpu)
         for i, one in zip(rows, of_operator, strict=True):
             found[i] = one
     return [one for one in found if one is not None]
 
 
-def _estimate_operator(operator: str, points: Sequence[Point], gpu: GpuSpec) -> list[Estimate]:
-    columns = _columns(operator, points)
-    work = row_work(operator, columns, gpu)
-    rate = _RATES[operator]
-    flops_share = np.full(len(points), rate.flops)
-    if operator == "gemm":
-        is_fp8 = np.array([PEAK_DTYPE.get(str(dtype)) == "fp8" for dtype in columns["dtype"]])
-        flops_share[is_fp8] = _RATES["gemm_fp8"].flops
-    compute_s = work.flops / (work.peak_flops_per_s * flops_share)
-    move_s = work.moved_bytes / (work.bandwidth_bytes_per_s * rate.bandwidth)
-    latency_us = (rate.launch_us + np.fmax(compute_s, move_s) * US_PER_S).tolist()
-    one_set = _set_bytes(operator, columns, work.moved_bytes)
+def _estimate_operator(operator: MeasuredOperator, points: Sequence[Point], gpu: GpuSpec) -> list[Estimate]:
+    columns = {name: np.array([point.values[name] for point in points]) for name in operator.columns}
+    work = row_work(operator.name, {**columns, "latency_us": np.ones(len(points))}, gpu)
+    compute_s = work.flops / (work.peak_flops_per_s * operator.flops_shares(columns))
+    move_s = work.moved_bytes / (work.bandwidth_bytes_per_s * operator.bandwidth_share)
+    latency_us = (operator.launch_us + np.fmax(compute_s, move_s) * US_PER_S).tolist()
+    one_set = operator.set_bytes(columns, work.moved_bytes)
     sets = np.minimum(L2_MULTIPLE * gpu.l2_bytes // one_set + 1, MAX_SETS).astype(np.int64)
-    if operator == "elementwise":
-        sets[columns["kind"] == "launch"] = 1
+    sets[~operator.rotates(columns)] = 1
     held = (sets * one_set).tolist()
     return [
         Estimate(call_us, _seconds(call_us, num_sets), math.ceil(held_bytes))
@@ -181,24 +149,6 @@ def _seconds(call_us: float, num_sets: int) -> float:
     captured = pilot_calls(num_sets, ReplayRule()) + timed.calls
     replays_us = (timed.warm_up + timed.replays) * timed.calls * call_us
     return SETUP_S + SET_S * (num_sets - 1) + CAPTURE_S * captured + replays_us / US_PER_S
-
-
-def _columns(operator: str, points: Sequence[Point]) -> dict[str, npt.NDArray[Any]]:
-    schema = OPERATORS[operator]
-    columns = {c.name: np.array([p.values[c.name] for p in points]) for c in (*schema.keys, *schema.axes)}
-    return {**columns, "latency_us": np.ones(len(points))}
-
-
-def _set_bytes(operator: str, c: Mapping[str, npt.NDArray[Any]], moved_bytes: Floats) -> Floats:
-    """Bytes of one set of inputs and outputs: what is moved, but a MoE layer holds every expert."""
-    if operator == "moe":
-        element_bytes = np.array([DTYPE_BYTES[str(dtype)] for dtype in c["dtype"]])
-        experts = c["num_experts"] / c["moe_ep"]
-        weights = 3.0 * experts * c["hidden"] * c["intermediate"] / c["moe_tp"] * element_bytes
-        return np.asarray(weights + 4.0 * c["num_tokens"] * c["hidden"], np.float64)
-    if operator in ("allreduce", "collective"):
-        return np.asarray(2.0 * c["message_bytes"] * c["num_gpus"], np.float64)
-    return np.maximum(moved_bytes, 1.0)
 
 
 def run_seconds(points: Sequence[Point], gpu: GpuSpec) -> float:
@@ -248,7 +198,7 @@ def unfit(points: Sequence[Point], gpu: GpuSpec) -> list[tuple[Point, str]]:
     found = []
     for point, one in zip(points, estimate_all(points, gpu), strict=True):
         dtype = point.values.get("dtype", "bf16")
-        computes = point.operator in ("gemm", "moe", "mla_prefill")
+        computes = MEASURED[point.operator].computes_in_dtype
         if computes and PEAK_DTYPE.get(dtype) not in gpu.peak_flops_per_s:
             found.append((point, f"{gpu.title} has no units for {dtype}"))
         elif one.device_bytes > usable_bytes:
@@ -324,15 +274,10 @@ def _ranks(points: Sequence[Point]) -> list[float]:
     return rank
 
 
-_LINE_COLUMNS: Final[dict[str, tuple[str, ...]]] = {"gemm": ("n", "k"), "elementwise": ("width",)}
-"""Axes that name a kernel's shape rather than how much of it is asked for."""
-
-
 def _line(point: Point) -> tuple[Any, ...]:
-    keys = tuple(point.values[c.name] for c in OPERATORS[point.operator].keys)
-    # Copies have one row each: their line is along the width.
-    shape = () if point.values.get("kind") == "copy" else _LINE_COLUMNS.get(point.operator, ())
-    return point.group, point.operator, *keys, *(point.values[name] for name in shape)
+    operator = MEASURED[point.operator]
+    keys = tuple(point.values[column.name] for column in operator.schema.keys)
+    return point.group, point.operator, *keys, *operator.line(point.values)
 
 
 def _ends_then_halves(count: int) -> list[int]:

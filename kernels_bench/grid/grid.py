@@ -15,41 +15,25 @@ import hashlib
 import itertools
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from fastroof.columns import OPERATORS
 from fastroof.errors import MeasureError
 from fastroof.units import DTYPE_BYTES
 from kernels_bench.grid.checked_table import MAX_VALUES, CheckedTable
-from kernels_bench.grid.estimate import SENTINEL_PRIORITY, estimate, fit_budget
-from kernels_bench.grid.shapes import (
-    COLUMNS_OF_SHAPES,
-    MODEL_SHAPES,
-    Experts,
-    ModelShape,
-    elementwise_bytes,
-    impossible,
-    shapes_of,
-)
+from kernels_bench.grid.estimate import SENTINEL_PRIORITY
+from kernels_bench.model_shape import Experts, ModelShape
+from kernels_bench.operators import MEASURED, MeasuredOperator
 from kernels_bench.points import Point
 
-__all__ = ["DEFAULT_GRID", "Grid", "Group", "estimate", "fit_budget", "grid_names", "load_grid"]
+__all__ = ["DEFAULT_GRID", "Grid", "Group", "grid_names", "load_grid", "shapes_of"]
 
 GRIDS: Final = Path(__file__).parent / "grids"
 DEFAULT_GRID: Final = "h100"
 MAX_PRIORITY: Final = 99
 
-_DECODES: Final = ("attention_decode", "attention_decode_unequal", "mla_decode")
-_LIMITS: Final[dict[str, tuple[str, ...]]] = {
-    "max_kv_bytes": (*_DECODES, "attention_prefill"),
-    "max_kv_tokens": (*_DECODES, "attention_prefill"),
-    "max_new_tokens": ("attention_prefill",),
-    "max_io_bytes": ("elementwise",),
-}
-_DEFAULTS: Final[dict[str, int | str]] = {"window": 0, "moe_tp": 1, "moe_ep": 1, "distribution": "balanced"}
 _MODEL_KEYS: Final = ("name", "heads", "hidden", "intermediate", "experts", "vocab", "tp")
 
 
@@ -242,74 +226,39 @@ def _group(where: str, data: Any, models: Sequence[ModelShape]) -> Group:
     table = CheckedTable(where, data)
     name = table.text("name")
     table = CheckedTable(f"{where} ({name})", data)
-    operator = table.text("operator")
-    if operator not in OPERATORS:
-        raise MeasureError(f"{table.where}: operator {operator!r} is none of {', '.join(OPERATORS)}")
+    given = table.text("operator")
+    if given not in MEASURED:
+        raise MeasureError(f"{table.where}: operator {given!r} is none of {', '.join(MEASURED)}")
+    operator = MEASURED[given]
     priority = table.size("priority", 0, MAX_PRIORITY)
-    limits = [limit for limit, operators in _LIMITS.items() if operator in operators]
-    columns = _given_columns(operator)
-    may_shape = ("shapes",) if operator in COLUMNS_OF_SHAPES else ()
-    table.refuse_unknown(("name", "operator", "priority", *may_shape, *columns, *limits))
-    limit_of = {limit: table.number(limit) for limit in limits if limit in data}
+    columns = operator.given_columns()
+    may_shape = ("shapes",) if operator.shape_columns else ()
+    table.refuse_unknown(("name", "operator", "priority", *may_shape, *columns, *operator.limits))
+    most_of = {limit: table.number(limit) for limit in operator.limits if limit in data}
 
     shaped, shapes = _shapes(table, operator, models) if "shapes" in data else ((), [()])
-    choices = {column: _values(table, column) for column in columns if column not in shaped}
+    choices = {column: _values(table, operator, column) for column in columns if column not in shaped}
     total = len(shapes) * math.prod(len(values) for values in choices.values())
     if total > MAX_VALUES:
         raise MeasureError(f"{table.where}: its lists give {total:,} combinations, at most {MAX_VALUES:,}")
     points: list[Point] = []
     for shape, combination in itertools.product(shapes, itertools.product(*choices.values())):
         values = dict(zip((*shaped, *choices), (*shape, *combination), strict=True))
-        point = _point(table, operator, values, priority, name)
-        if all(_amount(limit, point) <= most for limit, most in limit_of.items()):
-            points.append(point)
+        if reason := operator.impossible(values):
+            raise MeasureError(f"{table.where}: {reason}")
+        completed = operator.completed(values)
+        if all(operator.limits[limit](completed) <= most for limit, most in most_of.items()):
+            ordered = {column: completed[column] for column in operator.columns}
+            points.append(Point(operator.name, ordered, priority, name))
     if not points:
-        raise MeasureError(f"{table.where}: {', '.join(limit_of)} leave none of its {total} points")
-    return Group(name, operator, priority, tuple(points), total - len(points))
-
-
-def _given_columns(operator: str) -> list[str]:
-    """Columns that a grid gives; the others follow from them."""
-    schema = OPERATORS[operator]
-    names = [column.name for column in (*schema.keys, *schema.axes)]
-    if operator == "attention_prefill":
-        return ["prefix" if name == "kv_len" else name for name in names]
-    return [name for name in names if name != "io_bytes"]
-
-
-def _point(table: CheckedTable, operator: str, values: dict[str, Any], priority: int, group: str) -> Point:
-    if operator == "attention_prefill":
-        values["kv_len"] = values.pop("prefix") + values["q_len"]
-    if reason := impossible(operator, values):
-        raise MeasureError(f"{table.where}: {reason}")
-    if operator == "elementwise":
-        values["io_bytes"] = elementwise_bytes(values["kind"], values["m"], values["width"])
-    schema = OPERATORS[operator]
-    ordered = {column.name: values[column.name] for column in (*schema.keys, *schema.axes)}
-    return Point(operator, ordered, priority, group)
-
-
-def _amount(limit: str, point: Point) -> float:
-    """What a limit bounds, of one point."""
-    v = point.values
-    if limit == "max_io_bytes":
-        return float(v["io_bytes"])
-    if limit == "max_new_tokens":
-        return float(v["batch_size"] * v["q_len"])
-    tokens = float(v["batch_size"] * v["kv_len"])
-    if limit == "max_kv_tokens":
-        return tokens
-    if point.operator == "mla_decode":
-        width = v["kv_lora_rank"] + v["rope_dim"]
-    else:
-        width = 2 * v["num_kv_heads"] * v["head_dim"]
-    return tokens * float(width * DTYPE_BYTES[v["kv_dtype"]])
+        raise MeasureError(f"{table.where}: {', '.join(most_of)} leave none of its {total} points")
+    return Group(name, operator.name, priority, tuple(points), total - len(points))
 
 
 def _shapes(
-    table: CheckedTable, operator: str, models: Sequence[ModelShape]
+    table: CheckedTable, operator: MeasuredOperator, models: Sequence[ModelShape]
 ) -> tuple[tuple[str, ...], list[tuple[int, ...]]]:
-    columns = COLUMNS_OF_SHAPES[operator]
+    columns = operator.shape_columns
     for column in columns:
         if column in table.data:
             raise MeasureError(f"{table.where}: {column} is given twice, by shapes too")
@@ -319,10 +268,9 @@ def _shapes(
         if not given:
             raise MeasureError(f"{table.where}: shapes is empty; need lists of {names}, or a name")
         return columns, [table.sizes_of("shapes", one, columns) for one in given]
-    known = [name for name, operators in MODEL_SHAPES.items() if operator in operators]
-    if given not in known:
+    if not isinstance(given, str) or given not in operator.model_shapes:
         raise MeasureError(
-            f"{table.where}: shapes {given!r:.60} is none of {', '.join(known)}, "
+            f"{table.where}: shapes {given!r:.60} is none of {', '.join(operator.model_shapes)}, "
             f"nor lists of {', '.join(columns)}"
         )
     shapes = shapes_of(given, models)
@@ -331,11 +279,34 @@ def _shapes(
     return columns, shapes
 
 
-def _values(table: CheckedTable, column: str) -> list[Any]:
-    if column not in table.data and column in _DEFAULTS:
-        return [_DEFAULTS[column]]
-    schemas = OPERATORS[table.data["operator"]]
-    spec = {c.name: c for c in (*schemas.keys, *schemas.axes)}.get(column)
+def shapes_of(name: str, models: Iterable[ModelShape]) -> list[tuple[int, ...]]:
+    """Derive the distinct shapes that a group's ``shapes`` names, sorted.
+
+    Parameters
+    ----------
+    name : str
+        What is derived: ``"heads"``, ``"linear"``, ...; a key of some operator's ``model_shapes``.
+    models : iterable of ModelShape
+        The models, each with its tensor-parallel sizes.
+
+    Returns
+    -------
+    list of tuple of int
+        Values of the operator's ``shape_columns``.
+
+    Examples
+    --------
+    >>> shapes_of("heads", [ModelShape("m", 32, 8, 128, 4096, 128256, intermediate=14336, tp=(1, 8))])
+    [(4, 1, 128), (32, 8, 128)]
+    """
+    derive = next(o.model_shapes[name] for o in MEASURED.values() if name in o.model_shapes)
+    return sorted({shape for model in models for tp in model.tp for shape in derive(model, tp)})
+
+
+def _values(table: CheckedTable, operator: MeasuredOperator, column: str) -> list[Any]:
+    if column not in table.data and column in operator.defaults:
+        return [operator.defaults[column]]
+    spec = {c.name: c for c in (*operator.schema.keys, *operator.schema.axes)}.get(column)
     if spec is not None and spec.kind == "text":
         known = tuple(DTYPE_BYTES) if column in ("dtype", "kv_dtype") else ()
         return table.texts(column, known)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from fastroof._version import __version__
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import MeasureError
+from kernels_bench.operators import MEASURED
 from kernels_bench.output.diff import Common, Difference, sizes_of
 
 if TYPE_CHECKING:
@@ -36,18 +37,6 @@ COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E
 """Okabe and Ito's colours, which people with any colour vision can tell apart."""
 TICKS: Final = (0.1, 0.2, 0.33, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2, 3, 4, 5)
 WIDE_TICKS: Final = (0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2, 5, 10, 20, 50, 100, 1000)
-TITLES: Final = {
-    "gemm": "GEMM",
-    "attention_prefill": "Prefill attention",
-    "attention_decode": "Decode attention",
-    "attention_decode_unequal": "Decode attention, unequal lengths",
-    "moe": "MoE layer",
-    "allreduce": "All-reduce",
-    "collective": "Collectives",
-    "elementwise": "Elementwise",
-    "mla_prefill": "MLA prefill",
-    "mla_decode": "MLA decode",
-}
 _STYLE: Final[Any] = {
     "axes.axisbelow": True,
     "axes.edgecolor": QUIET,
@@ -156,7 +145,7 @@ def draw_difference(difference: Difference, gpu: GpuSpec) -> Figure:
         size, unit = sizes_of(operator, common.columns, gpu)
         _draw_panel(axes, common, size, (low, high))
         total = totals[operator]
-        axes.set_title(f"{TITLES.get(operator, operator)}: median {total.median:.2f}", loc="left")
+        axes.set_title(f"{MEASURED[operator].title}: median {total.median:.2f}", loc="left")
         axes.set_xlabel({"FLOP": "FLOPs of the call", "B": "bytes of the call"}[unit])
         if index % columns == 0:
             axes.set_ylabel("latency of B / latency of A")

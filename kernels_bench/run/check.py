@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from fastroof.columns import OPERATORS
 from fastroof.errors import MeasureError
+from kernels_bench.operators import MEASURED
 from kernels_bench.points import Point
 from kernels_bench.protocol import Prepared
 
@@ -114,21 +114,18 @@ def error_bound(point: Point) -> float:
     >>> error_bound(Point("gemm", {"dtype": "fp8", "m": 1, "n": 1, "k": 1}))
     0.06
     """
-    if point.operator == "elementwise":
-        dtype = {"copy": "exact", "fp8_quantise": "fp8"}.get(point.values["kind"], "bf16")
-    else:
-        dtype = point.values.get("dtype") or point.values.get("kv_dtype", "bf16")
+    dtype = MEASURED[point.operator].checked_dtype(point.values)
     if dtype not in BOUNDS:
         raise MeasureError(
             f"{point.key}: no error bound for dtype {dtype!r}; there are {', '.join(BOUNDS)}: "
-            "add one, with its reason, to kernels_bench/check.py"
+            "add one, with its reason, to kernels_bench/run/check.py"
         )
     return BOUNDS[dtype]
 
 
 def has_result(point: Point) -> bool:
     """Say whether there is anything to check: an empty launch writes nothing."""
-    return point.values.get("kind") != "launch"
+    return MEASURED[point.operator].has_result(point.values)
 
 
 def check_result(point: Point, prepared: Prepared) -> Check:
@@ -180,14 +177,4 @@ def check_points(points: Iterable[Point]) -> tuple[Point, ...]:
 
 
 def _work(point: Point) -> float:
-    """About the multiply-adds of a reference: the axes times the widths that the keys name."""
-    values = point.values
-    if point.operator == "elementwise":
-        return float(values["m"]) * float(values["width"])
-    axes: float = math.prod(float(values[c.name]) for c in OPERATORS[point.operator].axes)
-    if point.operator == "moe":
-        return axes * 3.0 * float(values["hidden"] * values["intermediate"] * values["topk"])
-    heads = float(values.get("num_q_heads", 1))
-    width = float(values.get("head_dim", values.get("kv_lora_rank", values.get("nope_dim", 1))))
-    pairs = axes * float(values["q_len"]) if point.operator == "mla_prefill" else axes
-    return pairs * heads * 2.0 * width if "num_q_heads" in values else axes
+    return MEASURED[point.operator].reference_work(point.values)

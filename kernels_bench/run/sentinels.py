@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from kernels_bench.grid.shapes import elementwise_bytes
+from kernels_bench.operators.elementwise import elementwise_bytes
 from kernels_bench.points import Point
 
 __all__ = ["SENTINEL_EVERY", "sentinel_points"]

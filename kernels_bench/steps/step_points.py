@@ -12,6 +12,7 @@ from fastroof.errors import MeasureError
 from fastroof.load.steps_file import format_runs, parse_runs
 from fastroof.models import ModelSpec, shard
 from fastroof.units import GIB
+from kernels_bench.operators.attention import SPREADS
 from kernels_bench.providers.paging import PAGE_SIZE, PagedBatch, spread_kv_lens
 
 __all__ = ["StepPoint", "default_steps", "expected_seconds", "step_bytes"]
@@ -25,7 +26,6 @@ MIXED_KV_LENS: Final = (1024, 4096)
 MIXED_CHUNKS: Final = (512, 2048)
 UNEQUAL_BATCHES: Final = ((16, 4096), (64, 2048))
 UNEQUAL_CHUNKS: Final = (64, 128, 256, 512, 1024)
-SPREADS: Final = ("uniform", "bimodal", "one_long")
 SPREAD_SEED: Final = 0
 """Lengths of the unequal batches are part of what a point is, whatever the seed of a run."""
 

@@ -15,8 +15,9 @@ from fastroof.columns import OPERATORS
 from fastroof.config import load_gpu
 from fastroof.models import load_model, model_names
 from fastroof.models.layout import shard
-from kernels_bench.grid.grid import Grid, grid_names, load_grid
-from kernels_bench.grid.shapes import Experts, ModelShape, elementwise_bytes, shapes_of
+from kernels_bench.grid.grid import Grid, grid_names, load_grid, shapes_of
+from kernels_bench.model_shape import Experts, ModelShape
+from kernels_bench.operators.elementwise import elementwise_bytes
 
 ISSUE_HEADS = ("28-4", "32-8", "32-4", "40-8", "64-8", "16-2", "32-32", "128-8")
 H100 = load_gpu("h100")

@@ -1,0 +1,120 @@
+"""Models that kernels are measured for: the sizes that the shapes of their kernels follow from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from fastroof.models.layout import ShardedShape, split
+
+__all__ = ["Experts", "ModelShape"]
+
+
+class Experts(NamedTuple):
+    """The experts of a MoE layer: how many, how many a token takes, and the width of one."""
+
+    num_experts: int
+    topk: int
+    intermediate: int
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The sizes of a transformer that its kernels' shapes follow from.
+
+    Attributes
+    ----------
+    name : str
+        What the model is called.
+    num_q_heads, num_kv_heads, head_dim : int
+        Attention heads of the whole model, and the width of one.
+    hidden : int
+        Width of the residual stream.
+    vocab : int
+        Rows of the LM head, without padding.
+    intermediate : int
+        Width of the dense MLP; of one expert, without being given, where the layers have experts.
+    experts : Experts or None
+        The experts of a MoE model.
+    tp : tuple of int
+        Tensor-parallel sizes it is measured for.
+
+    Raises
+    ------
+    ValueError
+        If the sizes cannot be those of a model, or a tp does not divide them.
+    """
+
+    name: str
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    hidden: int
+    vocab: int
+    intermediate: int = 0
+    experts: Experts | None = None
+    tp: tuple[int, ...] = (1,)
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that no GPU of a group could have a share of."""
+        if self.num_q_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_q_heads {self.num_q_heads} is not divisible by num_kv_heads {self.num_kv_heads}"
+            )
+        if (self.experts is None) == (self.intermediate == 0):
+            raise ValueError("need either intermediate (a dense MLP) or experts (a MoE layer)")
+        if self.experts is not None and self.experts.topk > self.experts.num_experts:
+            raise ValueError(f"topk {self.experts.topk} is above num_experts {self.experts.num_experts}")
+        if self.experts is not None:
+            object.__setattr__(self, "intermediate", self.experts.intermediate)
+        for tp in self.tp:
+            for what, size in (("num_q_heads", self.num_q_heads), ("MLP width", self.intermediate)):
+                if size % tp:
+                    raise ValueError(f"tp {tp} does not divide {what} {size}")
+            if self.num_kv_heads % tp and tp % self.num_kv_heads:
+                raise ValueError(
+                    f"tp {tp} neither divides num_kv_heads {self.num_kv_heads} nor is a multiple of it"
+                )
+
+    def share(self, tp: int) -> ShardedShape:
+        """Sizes of one GPU's share."""
+        return split(self, tp)
+
+    def heads(self, tp: int) -> tuple[int, int, int]:
+        """Query heads, KV heads (replicated where there are fewer than GPUs) and head width on one GPU."""
+        share = self.share(tp)
+        return share.num_q_heads, share.num_kv_heads, self.head_dim
+
+    def rope_width(self, tp: int) -> int:
+        """Elements a token that are rotated on one GPU: queries and keys."""
+        share = self.share(tp)
+        return (share.num_q_heads + share.num_kv_heads) * self.head_dim
+
+    def kv_width(self, tp: int) -> int:
+        """Elements a token that are written into the cache of one GPU: keys and values."""
+        return 2 * self.share(tp).num_kv_heads * self.head_dim
+
+    def linear(self, tp: int) -> list[tuple[int, int]]:
+        """Outputs and inputs (n, k) of a layer's GEMMs on one GPU; of a MoE layer, the router's too.
+
+        Examples
+        --------
+        >>> ModelShape("m", 32, 8, 128, 4096, 128256, intermediate=14336).linear(1)
+        [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)]
+        """
+        share = self.share(tp)
+        attention = [(share.qkv_out, self.hidden), (self.hidden, share.o_in)]
+        if self.experts is not None:
+            return [*attention, (self.experts.num_experts, self.hidden)]
+        return [*attention, (2 * share.intermediate, self.hidden), (self.hidden, share.intermediate)]
+
+    def lm_head(self, tp: int) -> tuple[int, int]:
+        """Outputs and inputs (n, k) of the LM head on one GPU, padding included."""
+        return self.share(tp).vocab_rows, self.hidden
+
+    def expert_layer(self, tp: int) -> tuple[int, int, int, int, int] | None:
+        """Hidden size, expert width before moe_tp, topk, num_experts and moe_tp; None for a dense model."""
+        if self.experts is None:
+            return None
+        num_experts, topk, intermediate = self.experts
+        return self.hidden, intermediate, topk, num_experts, tp

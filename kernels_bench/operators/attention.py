@@ -1,0 +1,102 @@
+"""Attention over keys and values by head: prefills, decodes, and decodes of unequal lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Final
+
+from fastroof.flops import attention_bytes
+from fastroof.units import DTYPE_BYTES
+from kernels_bench.operators.operator import STREAMING, Limits, MeasuredOperator, ModelShapes, Values
+
+__all__ = [
+    "ATTENTION",
+    "DECODES",
+    "SPREADS",
+    "AttentionOperator",
+    "DecodeAttentionOperator",
+    "PrefillAttentionOperator",
+    "UnequalDecodeAttentionOperator",
+    "kv_tokens",
+]
+
+SPREADS: Final = ("uniform", "bimodal", "one_long")
+"""How the KV lengths of an unequal decode batch differ."""
+
+DECODE_BANDWIDTH_SHARE: Final = 0.8 * STREAMING
+
+
+def kv_tokens(values: Values) -> float:
+    """Tokens that the sequences of a point attend to together."""
+    return float(values["batch_size"] * values["kv_len"])
+
+
+def _kv_bytes(values: Values) -> float:
+    heads = values["num_q_heads"], values["num_kv_heads"], values["head_dim"]
+    kv_bytes = DTYPE_BYTES[values["kv_dtype"]]
+    return float(attention_bytes(*heads, 0, values["kv_len"], values["batch_size"], kv_bytes))
+
+
+class AttentionOperator(MeasuredOperator):
+    """What all attention by head has in common."""
+
+    flops_share = 0.505  # of 989.5 TFLOP/s: 500
+    launch_us = 8.0
+    shape_columns = ("num_q_heads", "num_kv_heads", "head_dim")
+    model_shapes: ClassVar[ModelShapes] = {"heads": lambda model, tp: [model.heads(tp)]}
+    limits: ClassVar[Limits] = {"max_kv_bytes": _kv_bytes, "max_kv_tokens": kv_tokens}
+    defaults: ClassVar[Mapping[str, int | str]] = {"window": 0}
+    divisors: ClassVar[Mapping[str, str]] = {"num_q_heads": "num_kv_heads"}
+
+    def reference_work(self, values: Values) -> float:
+        """Of every query with every token, keys and values."""
+        pairs = super().reference_work(values)
+        return pairs * float(values["num_q_heads"]) * 2.0 * float(values["head_dim"])
+
+
+class PrefillAttentionOperator(AttentionOperator):
+    """Causal attention of several new tokens a sequence, after a prefix or none."""
+
+    name = "attention_prefill"
+    title = "Prefill attention"
+    limits: ClassVar[Limits] = {
+        **AttentionOperator.limits,
+        "max_new_tokens": lambda values: float(values["batch_size"] * values["q_len"]),
+    }
+
+    def given_columns(self) -> tuple[str, ...]:
+        """``prefix`` instead of ``kv_len``."""
+        return tuple("prefix" if name == "kv_len" else name for name in self.columns)
+
+    def completed(self, given: Values) -> Values:
+        """``kv_len``: the prefix and the new tokens."""
+        return {**given, "kv_len": given["prefix"] + given["q_len"]}
+
+
+class DecodeAttentionOperator(AttentionOperator):
+    """One query a sequence, all sequences of one length."""
+
+    name = "attention_decode"
+    title = "Decode attention"
+    bandwidth_share = DECODE_BANDWIDTH_SHARE
+
+
+class UnequalDecodeAttentionOperator(DecodeAttentionOperator):
+    """One query a sequence, the lengths of the sequences spread about their mean."""
+
+    name = "attention_decode_unequal"
+    title = "Decode attention, unequal lengths"
+    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"spread": SPREADS}
+
+    def impossible(self, given: Values) -> str | None:
+        """Lengths differ only where there are two sequences and two tokens."""
+        if reason := super().impossible(given):
+            return reason
+        if given["batch_size"] < 2 or given["kv_len"] < 2:
+            return "a batch of unequal lengths needs batch_size and kv_len of at least 2"
+        return None
+
+
+DECODES: Final = (DecodeAttentionOperator.name, UnequalDecodeAttentionOperator.name)
+ATTENTION: Final = (PrefillAttentionOperator.name, *DECODES)
+"""Operators that a provider of attention by head is asked for."""

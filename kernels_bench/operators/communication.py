@@ -1,0 +1,45 @@
+"""Collectives: what the GPUs of a group send each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels_bench.operators.operator import Columns, MeasuredOperator, Values
+
+__all__ = ["AllreduceOperator", "CollectiveOperator"]
+
+
+class CollectiveOperator(MeasuredOperator):
+    """All-gather, reduce-scatter and all-to-all."""
+
+    name = "collective"
+    title = "Collectives"
+    bandwidth_share = 0.7
+    launch_us = 10.0
+    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "collective": ("all_gather", "reduce_scatter", "alltoall")
+    }
+
+    def impossible(self, given: Values) -> str | None:
+        """One GPU has nobody to send to."""
+        if reason := super().impossible(given):
+            return reason
+        if given["num_gpus"] < 2:
+            return f"num_gpus {given['num_gpus']}: a collective needs at least 2"
+        return None
+
+    def set_bytes(self, columns: Columns, moved_bytes: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """A message of each GPU, in and out."""
+        return np.asarray(2.0 * columns["message_bytes"] * columns["num_gpus"], np.float64)
+
+
+class AllreduceOperator(CollectiveOperator):
+    """Sums over all GPUs."""
+
+    name = "allreduce"
+    title = "All-reduce"
+    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"mode": ("graph", "eager", "nccl")}

@@ -1,0 +1,154 @@
+"""What is known of measuring one operator: its points, what they cost, how they are checked.
+
+The columns of its table, FLOPs and bytes are fastroof's. Which kernels a provider launches for it is in
+:mod:`kernels_bench.providers`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof.columns import OPERATORS, OperatorSchema
+from kernels_bench.model_shape import ModelShape
+
+__all__ = ["STREAMING", "Columns", "Limits", "MeasuredOperator", "ModelShapes", "Shape", "Values"]
+
+Values = Mapping[str, Any]
+"""Key and axis columns of one point."""
+Columns = Mapping[str, npt.NDArray[Any]]
+"""The same of many points of one operator, each of shape (points,)."""
+Floats = npt.NDArray[np.float64]
+
+Shape = tuple[int, ...]
+ModelShapes = Mapping[str, Callable[[ModelShape, int], Iterable[Shape]]]
+"""Shapes of a model's kernels at a tensor-parallel size, by what a grid calls them."""
+Limits = Mapping[str, Callable[[Values], float]]
+"""What a limit of a grid bounds, of one point."""
+
+STREAMING: Final = 0.776
+"""Share of an H100's 3.35 TB/s that kernels were seen to reach: 2.6 TB/s."""
+
+
+class MeasuredOperator:
+    """One operator as it is measured. A subclass says how it differs from this.
+
+    Attributes
+    ----------
+    name : str
+        A key of :data:`fastroof.columns.OPERATORS`.
+    title : str
+        What a picture calls it.
+    flops_share, bandwidth_share : float
+        Shares of a card's peak FLOP/s and bandwidth that its kernels were seen to reach on an H100.
+    launch_us : float
+        What a call takes at least, us.
+    computes_in_dtype : bool
+        Whether a card that has no units for its ``dtype`` cannot run it.
+    shape_columns : tuple of str
+        Columns that ``shapes`` of a grid fills; none where it is empty.
+    model_shapes : mapping of str to callable
+        Names that ``shapes`` may have, and what each derives from a model.
+    limits : mapping of str to callable
+        Limits that a group may have, and what each bounds, of one point.
+    defaults : mapping of str to int or str
+        Columns that a group need not give.
+    choices : mapping of str to tuple of str
+        Columns whose values are some words only.
+    divisors : mapping of str to str
+        Columns that must be a multiple of another.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    flops_share: ClassVar[float] = 1.0
+    bandwidth_share: ClassVar[float] = STREAMING
+    launch_us: ClassVar[float]
+    computes_in_dtype: ClassVar[bool] = False
+    shape_columns: ClassVar[tuple[str, ...]] = ()
+    model_shapes: ClassVar[ModelShapes] = {}
+    limits: ClassVar[Limits] = {}
+    defaults: ClassVar[Mapping[str, int | str]] = {}
+    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    divisors: ClassVar[Mapping[str, str]] = {}
+
+    @property
+    def schema(self) -> OperatorSchema:
+        """The columns of its table."""
+        return OPERATORS[self.name]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns that make a point: keys, then axes."""
+        return tuple(column.name for column in (*self.schema.keys, *self.schema.axes))
+
+    # -- points ------------------------------------------------------------------------------------
+
+    def given_columns(self) -> tuple[str, ...]:
+        """Columns that a grid gives; the others follow from them."""
+        return self.columns
+
+    def completed(self, given: Values) -> Values:
+        """Add the columns that follow from those given."""
+        return given
+
+    def impossible(self, given: Values) -> str | None:
+        """Say why no kernel can have these sizes, or None.
+
+        Parameters
+        ----------
+        given : mapping of str to int or str
+            What a grid gives, see :meth:`given_columns`.
+
+        Returns
+        -------
+        str or None
+            What contradicts what, with the figures.
+        """
+        for column, choices in self.choices.items():
+            if column in given and given[column] not in choices:
+                return f"{column} {given[column]!r} is none of {', '.join(choices)}"
+        for size, divisor in self.divisors.items():
+            if size in given and divisor in given and given[size] % given[divisor]:
+                return f"{size} {given[size]} is not divisible by {divisor} {given[divisor]}"
+        return None
+
+    # -- what measuring costs ------------------------------------------------------------------------
+
+    def flops_shares(self, columns: Columns) -> Floats:
+        """Share of the peak FLOP/s that each point's kernel reaches."""
+        return np.full(_count(columns), self.flops_share)
+
+    def set_bytes(self, columns: Columns, moved_bytes: Floats) -> Floats:
+        """Bytes of one set of each point's inputs and outputs: what a call moves, unless more is held."""
+        return np.maximum(moved_bytes, 1.0)
+
+    def rotates(self, columns: Columns) -> npt.NDArray[np.bool_]:
+        """Whether calls of each point rotate over sets of inputs."""
+        return np.full(_count(columns), True)
+
+    def line(self, values: Values) -> tuple[Any, ...]:
+        """Axes of a point that name its kernel's shape, rather than how much of it is asked for."""
+        return ()
+
+    # -- how a result is checked ---------------------------------------------------------------------
+
+    def checked_dtype(self, values: Values) -> str:
+        """Name in :data:`kernels_bench.run.check.BOUNDS` of the error that a result may have."""
+        return str(values.get("dtype") or values.get("kv_dtype", "bf16"))
+
+    def has_result(self, values: Values) -> bool:
+        """Whether a call writes anything that could be checked."""
+        return True
+
+    def reference_work(self, values: Values) -> float:
+        """About the multiply-adds of a float64 reference."""
+        return math.prod(float(values[column.name]) for column in self.schema.axes)
+
+
+def _count(columns: Columns) -> int:
+    return len(next(iter(columns.values())))
