@@ -222,8 +222,8 @@ def explanations() -> Answers:
                 answers.number(f"{case}: {step}", "origin", explained.origin)
                 answers.text(f"{case}: {step}", "operators", ", ".join(o.name for o in explained.operators))
                 for operator in explained.operators:
-                    answers.record(f"{case}: {step}: {operator.name}", operator, without=("name",))
+                    answers.record(f"{case}: {step}: {operator.name}", operator, without=("name", "role"))
     for case, plan in compiled(answers, None, "qwen3-32b", "h20", tp=2):
         for operator in plan.explain(RAGGED[1][1]).operators:
-            answers.record(f"{case}: {operator.name}", operator, without=("name",))
+            answers.record(f"{case}: {operator.name}", operator, without=("name", "role"))
     return answers

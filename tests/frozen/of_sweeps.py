@@ -42,7 +42,7 @@ STEPS: Final = {
     "dtype": ["bf16", "fp8"],
     "batch_size": {"start": 1, "stop": 512, "factor": 4},
     "kv_len": [300, 4096, 100_000],
-    "tpot_limit_ms": 40.0,
+    "tpot_ms": 40.0,
 }
 
 
@@ -134,7 +134,7 @@ def grids_of_steps() -> Answers:
         lengths, product.decode_grid_us(plans, batches, lengths).swapaxes(0, 1), strict=True
     ):
         answers.hashed("decode_grid_us", f"kv {kv_len}", times_us)
-    best = product.best_batches(plans, batches, lengths, tpot_limit_us=20_000.0)
+    best = product.best_batches(plans, batches, lengths, tpot_ms=20.0)
     cells = [f"tp {plan.tp}, kv {kv_len}" for plan in plans for kv_len in lengths]
     for name, values in best._asdict().items():
         answers.numbers("best_batches", name, cells, values)
