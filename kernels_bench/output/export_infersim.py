@@ -15,10 +15,10 @@ import csv
 import io
 import shutil
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,17 +37,10 @@ __all__ = ["Export", "export_infersim"]
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
+Columns = Mapping[str, Array]
 
 ROUNDS_TO_ZERO: Final = 0.0005
 """InferSim rounds what it looks up to 3 decimals, and divides by it."""
-_DECODE: Final = ("dtype", "kv_dtype", "batch_size", "kv_len")
-_PREFILL: Final = ("dtype", "seq_len")
-_KINDS: Final = {
-    "attention_prefill": ("mha/prefill", ("num_q_heads", "num_kv_heads", "head_dim"), _PREFILL),
-    "attention_decode": ("mha/decode", ("num_q_heads", "num_kv_heads", "head_dim"), _DECODE),
-    "mla_prefill": ("mla/prefill", ("num_q_heads", "nope_dim", "rope_dim"), _PREFILL),
-    "mla_decode": ("mla/decode", ("num_q_heads", "kv_lora_rank", "rope_dim"), _DECODE),
-}
 
 
 @dataclass(frozen=True)
@@ -119,12 +112,12 @@ def export_infersim(
     rows: dict[str, int] = {}
     zeros = 0
     for operator, table in tables.tables.items():
-        parts: list[_Part] = []
-        if operator == "gemm":
+        if operator == GEMM:
             parts = _gemm_parts(table, gpu, gemm_dtype, left_out)
-        elif operator in _KINDS:
-            parts = _attention_parts(table, gpu, left_out)
+        elif operator in _FILES:
+            parts = _attention_parts(_FILES[operator], table, gpu, left_out)
         else:
+            parts = []
             _count(left_out, f"InferSim has no file for {operator}", table.num_rows)
         for name, header, columns in parts:
             distinct = _medians(columns)
@@ -143,6 +136,65 @@ def export_infersim(
 # -- rows ----------------------------------------------------------------------------------------
 
 _Part = tuple[str, Sequence[str], Mapping[str, Array]]
+
+
+class _AttentionFile(NamedTuple):
+    """The files of one operator of attention: one a head shape.
+
+    Attributes
+    ----------
+    folder : str
+        Where in the tree.
+    heads, sizes : tuple of str
+        Columns that a file's name holds, and those that it has beside latency and MFU.
+    unfit : callable
+        Why rows do not fit such files, and which.
+    flops : callable or None
+        FLOPs as InferSim counts them; None where fastroof counts the same.
+    """
+
+    folder: str
+    heads: tuple[str, ...]
+    sizes: tuple[str, ...]
+    unfit: Callable[[Columns], list[tuple[str, Bools]]]
+    flops: Callable[[Columns], Floats] | None = None
+
+
+def _windowed(columns: Columns) -> list[tuple[str, Bools]]:
+    return [("with a sliding window", columns["window"] > 0)]
+
+
+def _unlike_one_prompt(columns: Columns) -> list[tuple[str, Bools]]:
+    return [
+        *_windowed(columns),
+        ("of several sequences", columns["batch_size"] > 1),
+        ("after a prefix", columns["kv_len"] > columns["q_len"]),
+        ("over a KV cache other than bf16", columns["kv_dtype"] != "bf16"),
+    ]
+
+
+def _halved_square(num_q_heads: Array, head_dim: Array, seq_len: Array) -> Floats:
+    return flops.decode_attention_flops(num_q_heads, head_dim, seq_len, seq_len) / 2.0
+
+
+GEMM: Final = "gemm"
+_HEADS: Final = ("num_q_heads", "num_kv_heads", "head_dim")
+_PREFILL: Final = ("dtype", "seq_len")
+_DECODE: Final = ("dtype", "kv_dtype", "batch_size", "kv_len")
+_FILES: Final = {
+    "attention_prefill": _AttentionFile(
+        "mha/prefill", _HEADS, _PREFILL, _unlike_one_prompt,
+        lambda c: _halved_square(c["num_q_heads"], c["head_dim"], c["q_len"]),
+    ),
+    "attention_decode": _AttentionFile("mha/decode", _HEADS, _DECODE, _windowed),
+    "mla_prefill": _AttentionFile(
+        "mla/prefill", ("num_q_heads", "nope_dim", "rope_dim"), _PREFILL, lambda _: [],
+        lambda c: _halved_square(c["num_q_heads"], c["nope_dim"] + c["rope_dim"] / 2.0, c["q_len"]),
+    ),
+    "mla_decode": _AttentionFile(
+        "mla/decode", ("num_q_heads", "kv_lora_rank", "rope_dim"), _DECODE, lambda _: []
+    ),
+}  # fmt: skip
 
 
 def _gemm_parts(
@@ -165,65 +217,43 @@ def _gemm_parts(
             _count(left_out, f"gemm of {other}, the one GEMM file holds {dtype}", count)
     columns = {name: values[kept] for name, values in table.columns.items()}
     written = {name: columns[name] for name in ("k", "n", "m", "latency_us")}
-    written["mfu"] = _mfu("gemm", columns, gpu)
+    written["mfu"] = _mfu(table.operator, columns, gpu)
     return [(f"gemm/{gpu.name}/data.csv", ("m", "k", "n", "latency_us", "mfu"), written)]
 
 
-def _attention_parts(table: MeasuredTable, gpu: GpuSpec, left_out: dict[str, int]) -> list[_Part]:
-    operator = table.operator
-    kind, heads, sizes = _KINDS[operator]
+def _attention_parts(
+    file: _AttentionFile, table: MeasuredTable, gpu: GpuSpec, left_out: dict[str, int]
+) -> list[_Part]:
     columns = dict(table.columns)
     kept = np.ones(table.num_rows, bool)
-    for why, wrong in _unfit(operator, columns):
-        _count(left_out, f"{operator} {why}", int((kept & wrong).sum()))
+    for why, wrong in file.unfit(columns):
+        _count(left_out, f"{table.operator} {why}", int((kept & wrong).sum()))
         kept &= ~wrong
     columns = {name: values[kept] for name, values in columns.items()}
     if not _rows(columns):
         return []
-    columns["mfu"] = _mfu(operator, columns, gpu)
+    columns["mfu"] = _mfu(table.operator, columns, gpu, file.flops)
     columns["seq_len"] = columns.get("q_len", columns["latency_us"])
-    # What attention computes in; the cache's dtype is in kv_dtype.
-    if operator != "mla_prefill":
+    if "dtype" not in columns:
+        # What attention computes in; the cache's dtype is in kv_dtype.
         columns["dtype"] = np.array(["bf16"] * _rows(columns), object)
-    header = (*sizes, "latency_us", "mfu")
-    of_file = codes_of(columns[name] for name in heads)
+    header = (*file.sizes, "latency_us", "mfu")
+    of_file = codes_of(columns[name] for name in file.heads)
     parts: list[_Part] = []
     for code in range(int(of_file.max()) + 1):
         mine = of_file == code
-        name = "-".join(str(columns[head][mine][0]) for head in heads)
-        parts.append(
-            (f"{kind}/{gpu.name}/{name}.csv", header, {column: columns[column][mine] for column in header})
-        )
+        name = "-".join(str(columns[head][mine][0]) for head in file.heads)
+        rows = {column: columns[column][mine] for column in header}
+        parts.append((f"{file.folder}/{gpu.name}/{name}.csv", header, rows))
     return parts
 
 
-def _unfit(operator: str, columns: Mapping[str, Array]) -> list[tuple[str, Bools]]:
-    """Return why rows do not fit the files, and which."""
-    found: list[tuple[str, Bools]] = []
-    if "window" in columns:
-        found.append(("with a sliding window", columns["window"] > 0))
-    if operator == "attention_prefill":
-        found += [
-            ("of several sequences", columns["batch_size"] > 1),
-            ("after a prefix", columns["kv_len"] > columns["q_len"]),
-            ("over a KV cache other than bf16", columns["kv_dtype"] != "bf16"),
-        ]
-    return found
-
-
-def _mfu(operator: str, columns: Mapping[str, Array], gpu: GpuSpec) -> Floats:
+def _mfu(
+    operator: str, columns: Columns, gpu: GpuSpec, flops_of: Callable[[Columns], Floats] | None = None
+) -> Floats:
     work = row_work(operator, columns, gpu)
-    done = work.flops
-    if operator == "attention_prefill":
-        done = _halved_square(columns["num_q_heads"], columns["head_dim"], columns["q_len"])
-    elif operator == "mla_prefill":
-        width = columns["nope_dim"] + columns["rope_dim"] / 2.0
-        done = _halved_square(columns["num_q_heads"], width, columns["q_len"])
+    done = work.flops if flops_of is None else flops_of(columns)
     return np.asarray(done * US_PER_S / (columns["latency_us"] * work.peak_flops_per_s), np.float64)
-
-
-def _halved_square(num_q_heads: Array, head_dim: Array, seq_len: Array) -> Floats:
-    return flops.decode_attention_flops(num_q_heads, head_dim, seq_len, seq_len) / 2.0
 
 
 def _medians(columns: Mapping[str, Array]) -> dict[str, Array]:

@@ -25,6 +25,7 @@ __all__ = [
     "contiguous_sets",
     "paged_sets",
     "prepare_attention",
+    "refuses_heads",
 ]
 
 KV_BYTES: Final = {"bf16": 2, "fp8": 1}
@@ -64,6 +65,18 @@ class Heads:
     def scale(self) -> float:
         """What scores are multiplied by."""
         return float(self.head_dim**-0.5)
+
+
+def refuses_heads(point: Point) -> str | None:
+    """Say why an attention point's heads or window are not measured by any provider; None where they are."""
+    heads = Heads.of(point)
+    if heads.num_q_heads % heads.num_kv_heads:
+        return f"{heads.num_q_heads} query heads do not divide by {heads.num_kv_heads} KV heads"
+    if int(point.values.get("window", 0)):
+        return f"a sliding window of {point.values['window']} tokens is not measured"
+    if int(point.values.get("q_len", 1)) > int(point.values["kv_len"]):
+        return f"{point.values['q_len']} new tokens are more than the {point.values['kv_len']} attended to"
+    return None
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,14 @@ import contextlib
 import ctypes
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from fastroof.errors import MeasureError
 from fastroof.units import MIB
+from kernels_bench.operators.attention import ATTENTION
 from kernels_bench.points import Point
 from kernels_bench.protocol import Availability
 from kernels_bench.providers.paging import spread_kv_lens
@@ -24,13 +25,14 @@ __all__ = ["CpuPrepared", "CpuProvider", "round_bf16"]
 
 Floats = npt.NDArray[np.float32]
 Arrays = dict[str, Any]
-Kernel = Callable[[Arrays, Any], npt.NDArray[Any]]
+Compute = Callable[[Arrays, Any], npt.NDArray[Any]]
 """Computes from inputs of one set in a dtype: float32 when timed, float64 as the reference."""
 
 MAX_BYTES: Final = 64 * MIB
 MAX_WORK: Final = 2**30
 """Multiply-adds of a call: about 0.1 s on one core."""
 NUM_SETS: Final = 2
+FLOAT_BYTES: Final = 4.0
 EPSILON: Final = 1e-6
 LANES: Final = {"rmsnorm_residual": 3, "rope": 3, "silu_and_mul": 3, "kv_write": 3, "copy": 2, "launch": 1}
 """Arrays of ``m x width`` that an elementwise call holds."""
@@ -79,11 +81,12 @@ class CpuProvider:
                 return f"{column} {values[column]}: bf16 is the only dtype that is emulated"
         if values.get("window", 0):
             return "no sliding window on a CPU"
-        if point.operator == "elementwise" and values["kind"] not in LANES:
+        if values.get("kind", "copy") not in LANES:
             return f"no {values['kind']} on a CPU; there are {', '.join(LANES)}"
         if values.get("moe_ep", 1) != 1:
             return f"moe_ep {values['moe_ep']}: one CPU holds every expert"
-        work, held_bytes = _size(point)
+        work, numbers = _KERNELS[point.operator].size(values)
+        held_bytes = FLOAT_BYTES * numbers
         if held_bytes > MAX_BYTES or work > MAX_WORK:
             return (
                 f"too large for a CPU: {work:.3g} multiply-adds and {held_bytes:.3g} B, "
@@ -105,7 +108,7 @@ class CpuProvider:
         if reason is not None:
             raise MeasureError(f"{point.key}: {reason}")
         _use_one_thread()
-        held_bytes = _size(point)[1] * NUM_SETS
+        held_bytes = FLOAT_BYTES * _KERNELS[point.operator].size(point.values).numbers * NUM_SETS
         if held_bytes > max_bytes:
             raise MemoryError(f"inputs of {held_bytes:,} B, {max_bytes:,} B are there")
         return CpuPrepared(point, seed)
@@ -127,12 +130,13 @@ class CpuPrepared:
     """Inputs of one point on the host."""
 
     def __init__(self, point: Point, seed: int) -> None:
-        make, self._compute = _KERNELS[point.operator]
+        kernel = _KERNELS[point.operator]
+        self._compute = kernel.compute
         random = np.random.default_rng(seed % 2**63)
         self.kernel = f"numpy {point.values.get('kind', point.operator)}"
         self.num_sets = NUM_SETS
         self._values = dict(point.values)
-        self._sets: list[Arrays] = [make(self._values, random, seed) for _ in range(NUM_SETS)]
+        self._sets: list[Arrays] = [kernel.inputs(self._values, random, seed) for _ in range(NUM_SETS)]
         self._outputs: list[npt.NDArray[Any] | None] = [None] * NUM_SETS
 
     def run(self, index: int) -> None:
@@ -159,33 +163,19 @@ def _normal(random: np.random.Generator, *shape: int) -> Floats:
     return round_bf16(random.standard_normal(shape, np.float32))
 
 
-def _size(point: Point) -> tuple[float, float]:
-    """Return multiply-adds of a call and bytes of one input set, in float64."""
-    v: Mapping[str, Any] = point.values
-    float_bytes = 4.0
-    if point.operator == "gemm":
-        m, n, k = (float(v[name]) for name in "mnk")
-        return m * n * k, float_bytes * (m * k + n * k + m * n)
-    if point.operator == "elementwise":
-        elements = float(v["m"]) * float(v["width"])
-        return elements, float_bytes * elements * LANES[v["kind"]]
-    if point.operator == "moe":
-        hidden, width = float(v["hidden"]), float(v["intermediate"]) / v["moe_tp"]
-        tokens = float(v["num_tokens"])
-        held = 3 * v["num_experts"] * hidden * width + tokens * (2 * hidden + v["num_experts"])
-        return 3 * tokens * v["topk"] * hidden * width, float_bytes * held
-    batch, kv_len, heads = float(v["batch_size"]), float(v["kv_len"]), float(v["num_q_heads"])
-    q_len = float(v.get("q_len", 1))
-    if point.operator == "mla_decode":
-        rank, rope = float(v["kv_lora_rank"]), float(v["rope_dim"])
-        scores = heads * batch * kv_len
-        return scores * (2 * rank + rope), float_bytes * (batch * kv_len * (rank + rope) + scores)
-    scores = heads * batch * q_len * kv_len
-    kv = 2 * batch * kv_len * float(v["num_kv_heads"]) * float(v["head_dim"])
-    return 2 * scores * float(v["head_dim"]), float_bytes * (kv + scores)
+class _Size(NamedTuple):
+    """Multiply-adds of a call, and numbers that one input set holds."""
+
+    work: float
+    numbers: float
 
 
 # -- inputs and kernels, by operator ---------------------------------------------------------------
+
+
+def _gemm_size(v: Mapping[str, Any]) -> _Size:
+    m, n, k = (float(v[name]) for name in "mnk")
+    return _Size(m * n * k, m * k + n * k + m * n)
 
 
 def _gemm_inputs(v: Mapping[str, Any], random: np.random.Generator, seed: int) -> Arrays:
@@ -194,6 +184,12 @@ def _gemm_inputs(v: Mapping[str, Any], random: np.random.Generator, seed: int) -
 
 def _gemm(a: Arrays, dtype: Any) -> npt.NDArray[Any]:
     return np.asarray(a["x"].astype(dtype, copy=False) @ a["w"].astype(dtype, copy=False).T)
+
+
+def _attention_size(v: Mapping[str, Any]) -> _Size:
+    batch, kv_len, head_dim = (float(v[name]) for name in ("batch_size", "kv_len", "head_dim"))
+    scores = float(v["num_q_heads"]) * batch * float(v.get("q_len", 1)) * kv_len
+    return _Size(2 * scores * head_dim, 2 * batch * kv_len * float(v["num_kv_heads"]) * head_dim + scores)
 
 
 def _attention_inputs(v: Mapping[str, Any], random: np.random.Generator, seed: int) -> Arrays:
@@ -230,6 +226,13 @@ def _softmax(scores: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return normalised
 
 
+def _mla_size(v: Mapping[str, Any]) -> _Size:
+    batch, kv_len = float(v["batch_size"]), float(v["kv_len"])
+    rank, rope = float(v["kv_lora_rank"]), float(v["rope_dim"])
+    scores = float(v["num_q_heads"]) * batch * kv_len
+    return _Size(scores * (2 * rank + rope), batch * kv_len * (rank + rope) + scores)
+
+
 def _mla_inputs(v: Mapping[str, Any], random: np.random.Generator, seed: int) -> Arrays:
     width = v["kv_lora_rank"] + v["rope_dim"]
     return {
@@ -243,6 +246,13 @@ def _mla_decode(a: Arrays, dtype: Any) -> npt.NDArray[Any]:
     q, kv = a["q"].astype(dtype, copy=False), a["kv"].astype(dtype, copy=False)
     scores = (q @ kv.swapaxes(1, 2)) * q.shape[2] ** -0.5
     return np.asarray(_softmax(scores) @ kv[..., : a["rank"]])
+
+
+def _moe_size(v: Mapping[str, Any]) -> _Size:
+    hidden, width = float(v["hidden"]), float(v["intermediate"]) / v["moe_tp"]
+    tokens = float(v["num_tokens"])
+    held = 3 * v["num_experts"] * hidden * width + tokens * (2 * hidden + v["num_experts"])
+    return _Size(3 * tokens * v["topk"] * hidden * width, held)
 
 
 def _moe_inputs(v: Mapping[str, Any], random: np.random.Generator, seed: int) -> Arrays:
@@ -269,6 +279,11 @@ def _moe(a: Arrays, dtype: Any) -> npt.NDArray[Any]:
 
 def _silu(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.asarray(x / (1 + np.exp(-x)))
+
+
+def _elementwise_size(v: Mapping[str, Any]) -> _Size:
+    elements = float(v["m"]) * float(v["width"])
+    return _Size(elements, elements * LANES[v["kind"]])
 
 
 def _elementwise_inputs(v: Mapping[str, Any], random: np.random.Generator, seed: int) -> Arrays:
@@ -310,12 +325,19 @@ def _elementwise(a: Arrays, dtype: Any) -> npt.NDArray[Any]:
     return np.asarray(total / np.sqrt((total * total).mean(axis=1, keepdims=True) + EPSILON))
 
 
-_KERNELS: Final[dict[str, tuple[Callable[..., Arrays], Kernel]]] = {
-    "gemm": (_gemm_inputs, _gemm),
-    "attention_prefill": (_attention_inputs, _attention),
-    "attention_decode": (_attention_inputs, _attention),
-    "attention_decode_unequal": (_attention_inputs, _attention),
-    "moe": (_moe_inputs, _moe),
-    "mla_decode": (_mla_inputs, _mla_decode),
-    "elementwise": (_elementwise_inputs, _elementwise),
+class _Kernel(NamedTuple):
+    """One operator in NumPy: what a call takes, its inputs and what it computes of them."""
+
+    size: Callable[[Mapping[str, Any]], _Size]
+    inputs: Callable[..., Arrays]
+    compute: Compute
+
+
+_ATTENTION: Final = _Kernel(_attention_size, _attention_inputs, _attention)
+_KERNELS: Final[dict[str, _Kernel]] = {
+    "gemm": _Kernel(_gemm_size, _gemm_inputs, _gemm),
+    **dict.fromkeys(ATTENTION, _ATTENTION),
+    "moe": _Kernel(_moe_size, _moe_inputs, _moe),
+    "mla_decode": _Kernel(_mla_size, _mla_inputs, _mla_decode),
+    "elementwise": _Kernel(_elementwise_size, _elementwise_inputs, _elementwise),
 }

@@ -7,12 +7,22 @@ take minutes of its time.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
+from kernels_bench.operators.attention import DECODES
 from kernels_bench.points import Point
 from kernels_bench.protocol import Availability, Prepared
-from kernels_bench.providers.attention import Heads, contiguous_sets, paged_sets, prepare_attention
-from kernels_bench.providers.device import Device, cuda_availability, cuda_device, oom_as_memory_error
+from kernels_bench.providers.attention import (
+    Heads,
+    contiguous_sets,
+    paged_sets,
+    prepare_attention,
+    refuses_heads,
+)
+from kernels_bench.providers.cuda_provider import CudaProvider, Launch
+from kernels_bench.providers.device import Device, cuda_availability
 from kernels_bench.providers.elementwise import prepare_small_op, refuses_small_op
 from kernels_bench.providers.flashinfer_calls import (
     MLA_QUERY_WIDTH,
@@ -24,14 +34,11 @@ from kernels_bench.providers.flashinfer_calls import (
 )
 from kernels_bench.providers.flashinfer_elementwise import FlashinferSmallOps
 from kernels_bench.providers.mla import mla_sets, prepare_mla
-from kernels_bench.providers.torch_provider import refuses_heads
 
 __all__ = ["FlashinferProvider"]
 
-_DECODES = ("attention_decode", "attention_decode_unequal")
 
-
-class FlashinferProvider:
+class FlashinferProvider(CudaProvider):
     """Launches flashinfer's kernels.
 
     Parameters
@@ -49,16 +56,19 @@ class FlashinferProvider:
     def __init__(
         self, device: Device | None = None, flashinfer: Any = None, modules: FlashinferModules | None = None
     ) -> None:
-        self._device = device
+        super().__init__(device)
         self._flashinfer = flashinfer
         self._modules = modules
 
-    @property
-    def device(self) -> Device:
-        """Where inputs live."""
-        if self._device is None:
-            self._device = cuda_device()
-        return self._device
+    @cached_property
+    def launches(self) -> Mapping[str, Launch]:
+        """What it launches, by operator."""
+        return {
+            "attention_prefill": Launch(self._refuses_prefill, self._prepare_prefill),
+            **dict.fromkeys(DECODES, Launch(self._refuses_decode, self._prepare_decode)),
+            "mla_decode": Launch(self._refuses_mla, self._prepare_mla),
+            "elementwise": Launch(self._refuses_elementwise, self._prepare_elementwise),
+        }
 
     @property
     def modules(self) -> FlashinferModules:
@@ -83,33 +93,6 @@ class FlashinferProvider:
         versions = {**(found.versions or {}), "flashinfer": str(getattr(package, "__version__", "unknown"))}
         return Availability(True, versions=versions)
 
-    def refuses(self, point: Point) -> str | None:
-        """Say why a point is not for flashinfer here."""
-        if point.operator == "attention_prefill":
-            return refuses_heads(point) or self._refuses_prefill(point)
-        if point.operator in _DECODES:
-            return refuses_heads(point) or self._refuses_decode(point)
-        if point.operator == "mla_decode":
-            return self._refuses_mla(point)
-        if point.operator == "elementwise":
-            kind = point.values["kind"]
-            if kind not in FlashinferSmallOps(None, self.modules).kernels:
-                return f"flashinfer has no library built for {kind}"
-            return refuses_small_op(point)
-        return f"flashinfer is not asked for {point.operator}"
-
-    def prepare(self, point: Point, seed: int, max_bytes: int) -> Prepared:
-        """Make random inputs for a point and plan its kernel."""
-        with oom_as_memory_error():
-            if point.operator == "attention_prefill":
-                return self._prepare_prefill(point, seed, max_bytes)
-            if point.operator in _DECODES:
-                return self._prepare_decode(point, seed, max_bytes)
-            if point.operator == "mla_decode":
-                return self._prepare_mla(point, seed, max_bytes)
-            ops = FlashinferSmallOps(self._package(), self.modules)
-            return prepare_small_op(point, ops, self.device, seed, max_bytes)
-
     def _package(self) -> Any:
         if self._flashinfer is None:
             package = importlib.import_module("flashinfer")
@@ -117,7 +100,19 @@ class FlashinferProvider:
             self._flashinfer = package
         return self._flashinfer
 
+    def _refuses_elementwise(self, point: Point) -> str | None:
+        kind = point.values["kind"]
+        if kind not in FlashinferSmallOps(None, self.modules).kernels:
+            return f"flashinfer has no library built for {kind}"
+        return refuses_small_op(point)
+
+    def _prepare_elementwise(self, point: Point, seed: int, max_bytes: int) -> Prepared:
+        ops = FlashinferSmallOps(self._package(), self.modules)
+        return prepare_small_op(point, ops, self.device, seed, max_bytes)
+
     def _refuses_prefill(self, point: Point) -> str | None:
+        if reason := refuses_heads(point):
+            return reason
         if point.values["kv_dtype"] != "bf16":
             return f"prefill over {point.values['kv_dtype']} KV is not measured"
         if self._prefill_backend(point) is None:
@@ -126,6 +121,8 @@ class FlashinferProvider:
         return None
 
     def _refuses_decode(self, point: Point) -> str | None:
+        if reason := refuses_heads(point):
+            return reason
         kv_dtype = point.values["kv_dtype"]
         if kv_dtype not in ("bf16", "fp8"):
             return f"no decode over {kv_dtype} KV; there are bf16 and fp8"

@@ -22,7 +22,7 @@ def refuses_sdpa(point: Point) -> str | None:
     """Say why SDPA cannot measure an attention point; None where it can."""
     if point.values["kv_dtype"] != "bf16":
         return f"SDPA has no {point.values['kv_dtype']} KV cache; it computes in bf16"
-    if point.operator == "attention_decode_unequal":
+    if "spread" in point.values:
         return "SDPA takes sequences of one length; unequal ones need vllm or flashinfer"
     return None
 
@@ -69,7 +69,7 @@ def prepare_sdpa(
         sets.out[index].copy_(outputs[index].transpose(1, 2).flatten(0, 1))
         return read(index)
 
-    what = "prefill" if point.operator == "attention_prefill" else "decode, contiguous KV"
+    what = "prefill" if "q_len" in point.values else "decode, contiguous KV"
     calls.kernel = f"SDPA {backend}, {what}"
     calls.read = read_copied
     return calls

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, Final
 
+from kernels_bench.operators.attention import ATTENTION
 from kernels_bench.points import Point
 from kernels_bench.protocol import Availability, Prepared
-from kernels_bench.providers.attention import paged_sets, prepare_attention
-from kernels_bench.providers.device import Device, cuda_availability, cuda_device, oom_as_memory_error
+from kernels_bench.providers.attention import paged_sets, prepare_attention, refuses_heads
+from kernels_bench.providers.cuda_provider import CudaProvider, Launch
+from kernels_bench.providers.device import Device, cuda_availability
 from kernels_bench.providers.elementwise import prepare_small_op, refuses_small_op
 from kernels_bench.providers.small_ops import VllmSmallOps
 from kernels_bench.providers.torch_gemm import prepare_gemm, refuses_gemm
-from kernels_bench.providers.torch_provider import refuses_heads
 from kernels_bench.providers.vllm_ops import find_library, load_libraries, plan_fa3
 
 __all__ = ["VllmProvider"]
 
-_ATTENTION: Final = ("attention_prefill", "attention_decode", "attention_decode_unequal")
 _KINDS: Final = ("rmsnorm_residual", "rope", "silu_and_mul", "kv_write", "fp8_quantise")
 
 
-class VllmProvider:
+class VllmProvider(CudaProvider):
     """Launches the kernels of vLLM's libraries.
 
     Parameters
@@ -32,15 +34,18 @@ class VllmProvider:
     name = "vllm"
 
     def __init__(self, device: Device | None = None) -> None:
-        self._device = device
+        super().__init__(device)
         self._reasons: dict[str, str] | None = None
 
-    @property
-    def device(self) -> Device:
-        """Where inputs live."""
-        if self._device is None:
-            self._device = cuda_device()
-        return self._device
+    @cached_property
+    def launches(self) -> Mapping[str, Launch]:
+        """What it launches, by operator."""
+        attention = Launch(self._refuses_attention, self._prepare_attention)
+        return {
+            "gemm": Launch(self._refuses_gemm, self._prepare_gemm),
+            **dict.fromkeys(ATTENTION, attention),
+            "elementwise": Launch(self._refuses_elementwise, self._prepare_elementwise),
+        }
 
     @property
     def reasons(self) -> dict[str, str]:
@@ -64,31 +69,29 @@ class VllmProvider:
         loaded = {f"vllm_{name}": _identity(name) for name, reason in self.reasons.items() if not reason}
         return Availability(True, "; ".join(missing), {**(found.versions or {}), **loaded})
 
-    def refuses(self, point: Point) -> str | None:
-        """Say why a point is not for vLLM's kernels."""
-        if point.operator in _ATTENTION:
-            if point.values["kv_dtype"] != "bf16":
-                # The table's attention computes in bf16, whatever the cache holds.
-                return f"vLLM's FA3 computes in {point.values['kv_dtype']} where the KV cache is"
-            return refuses_heads(point) or self.reasons["fa3"] or None
-        if point.operator == "gemm":
-            if point.values["dtype"] == "bf16":
-                return "vLLM's bf16 GEMM is torch's"
-            return refuses_gemm(point, self.device) or self.reasons["ops"] or None
-        if point.operator == "elementwise" and point.values["kind"] in _KINDS:
-            return refuses_small_op(point) or self.reasons["ops"] or None
-        return f"vllm is not asked for {point.values.get('kind', point.operator)}"
+    def _refuses_gemm(self, point: Point) -> str | None:
+        if point.values["dtype"] == "bf16":
+            return "vLLM's bf16 GEMM is torch's"
+        return refuses_gemm(point, self.device) or self.reasons["ops"] or None
 
-    def prepare(self, point: Point, seed: int, max_bytes: int) -> Prepared:
-        """Make random inputs for a point."""
-        with oom_as_memory_error():
-            if point.operator in _ATTENTION:
-                return self._prepare_attention(point, seed, max_bytes)
-            if point.operator == "gemm":
-                scaling = "row-wise" if point.values["dtype"] == "fp8_rowwise" else "per tensor"
-                kernel = f"vllm cutlass_scaled_mm, {scaling}"
-                return prepare_gemm(point, self.device, seed, max_bytes, kernel, _scaled_mm)
-            return prepare_small_op(point, VllmSmallOps(), self.device, seed, max_bytes)
+    def _prepare_gemm(self, point: Point, seed: int, max_bytes: int) -> Prepared:
+        scaling = "row-wise" if point.values["dtype"] == "fp8_rowwise" else "per tensor"
+        kernel = f"vllm cutlass_scaled_mm, {scaling}"
+        return prepare_gemm(point, self.device, seed, max_bytes, kernel, _scaled_mm)
+
+    def _refuses_elementwise(self, point: Point) -> str | None:
+        if point.values["kind"] not in _KINDS:
+            return f"{self.name} {self.lacks} {point.values['kind']}"
+        return refuses_small_op(point) or self.reasons["ops"] or None
+
+    def _prepare_elementwise(self, point: Point, seed: int, max_bytes: int) -> Prepared:
+        return prepare_small_op(point, VllmSmallOps(), self.device, seed, max_bytes)
+
+    def _refuses_attention(self, point: Point) -> str | None:
+        if point.values["kv_dtype"] != "bf16":
+            # The table's attention computes in bf16, whatever the cache holds.
+            return f"vLLM's FA3 computes in {point.values['kv_dtype']} where the KV cache is"
+        return refuses_heads(point) or self.reasons["fa3"] or None
 
     def _prepare_attention(self, point: Point, seed: int, max_bytes: int) -> Prepared:
         sets = paged_sets(point, self.device, seed, max_bytes, packed=True)

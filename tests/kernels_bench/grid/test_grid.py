@@ -17,6 +17,7 @@ from fastroof.models import load_model, model_names
 from fastroof.models.layout import shard
 from kernels_bench.grid.grid import Grid, grid_names, load_grid, shapes_of
 from kernels_bench.model_shape import Experts, ModelShape
+from kernels_bench.operators import MEASURED
 from kernels_bench.operators.elementwise import elementwise_bytes
 
 ISSUE_HEADS = ("28-4", "32-8", "32-4", "40-8", "64-8", "16-2", "32-32", "128-8")
@@ -310,6 +311,15 @@ def test_a_share_of_a_model_is_at_least_its_part(kv: int, group: int, width: int
         n, _ = model.lm_head(tp)
         assert n % 64 == 0
         assert 1000 <= n * tp < 1000 + 64 * tp
+
+
+def test_every_table_of_fastroof_can_be_measured_for() -> None:
+    """Without an entry a grid would refuse the operator; without a schema it would have no table."""
+    assert set(MEASURED) == set(OPERATORS)
+    for name, operator in MEASURED.items():
+        assert operator.name == name
+        assert set(operator.shape_columns) <= set(operator.given_columns())
+        assert set(operator.defaults) | set(operator.choices) <= set(operator.given_columns())
 
 
 def test_a_moe_model_has_a_router_and_no_dense_mlp() -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastroof.errors import MeasureError
+from kernels_bench.operators import MEASURED
 from kernels_bench.points import Point
 from kernels_bench.providers import all_providers, vllm_ops
 from kernels_bench.providers.device import Device
@@ -70,6 +71,13 @@ def test_nothing_heavy_is_imported_with_the_providers():
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
+
+
+def test_every_launch_is_of_an_operator_that_is_measured():
+    for provider in providers():
+        assert set(provider.launches) <= set(MEASURED)
+        reason = provider.refuses(Point("collective", {}))
+        assert reason == f"{provider.name} {provider.lacks} collective"
 
 
 def test_order_of_all_providers_is_that_of_their_names():

@@ -1,0 +1,67 @@
+"""What the providers of GPU kernels share: a device, and one launch an operator."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import ClassVar, NamedTuple
+
+from kernels_bench.points import Point
+from kernels_bench.protocol import Prepared
+from kernels_bench.providers.device import Device, cuda_device, oom_as_memory_error
+
+__all__ = ["CudaProvider", "Launch"]
+
+
+class Launch(NamedTuple):
+    """How a provider measures one operator.
+
+    Attributes
+    ----------
+    refuses : callable
+        ``refuses(point)``: why a point is not for the provider; None where it is.
+    prepare : callable
+        ``prepare(point, seed, max_bytes)``: random inputs for a point, ready to launch.
+    """
+
+    refuses: Callable[[Point], str | None]
+    prepare: Callable[[Point, int, int], Prepared]
+
+
+class CudaProvider(ABC):
+    """A provider of GPU kernels.
+
+    Parameters
+    ----------
+    device : Device, optional
+        Where to run; the current CUDA device by default, found when it is first needed.
+    """
+
+    name: str
+    lacks: ClassVar[str] = "is not asked for"
+    """What it says of an operator that it has no launch for."""
+
+    def __init__(self, device: Device | None = None) -> None:
+        self._device = device
+
+    @property
+    def device(self) -> Device:
+        """Where inputs live."""
+        if self._device is None:
+            self._device = cuda_device()
+        return self._device
+
+    @property
+    @abstractmethod
+    def launches(self) -> Mapping[str, Launch]:
+        """What it launches, by operator."""
+
+    def refuses(self, point: Point) -> str | None:
+        """Say why a point is not for this provider; None where it is."""
+        launch = self.launches.get(point.operator)
+        return f"{self.name} {self.lacks} {point.operator}" if launch is None else launch.refuses(point)
+
+    def prepare(self, point: Point, seed: int, max_bytes: int) -> Prepared:
+        """Make random inputs for a point and plan its kernel."""
+        with oom_as_memory_error():
+            return self.launches[point.operator].prepare(point, seed, max_bytes)
