@@ -1,27 +1,249 @@
-"""Files that others see whole or not at all."""
+"""Files and folders that others see whole or not at all.
+
+What is written lies beside its place, under a hidden name, and is moved there when it is complete: a reader
+never meets half of it, and what was there before stays until then, or for good where writing fails.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import secrets
+import re
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["replace_file"]
+from fastroof.errors import FastroofError
+
+__all__ = [
+    "check_file_place",
+    "remove_unfinished",
+    "whole_file",
+    "whole_folder",
+    "write_errors",
+    "write_output",
+    "write_whole",
+]
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file beside its place, then move it there.
+@contextlib.contextmanager
+def whole_file(path: str | Path, *, is_durable: bool = False) -> Iterator[Path]:
+    """Give a hidden path to write a file to, which takes its place when the block ends.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file's place. Where a link points to is replaced; a pipe or device is written to as it is.
+    is_durable : bool, default False
+        Whether the bytes are on the disk before the file takes its place: a power cut leaves it whole too.
+
+    Raises
+    ------
+    OSError
+        If the disk does not take it; nothing is left of it, and what was there before stays.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> with whole_file(folder / "a.txt") as unfinished:
+    ...     _ = unfinished.write_text("one")
+    >>> [path.name for path in folder.iterdir()]
+    ['a.txt']
+    """
+    if _is_device(path):
+        yield Path(path)
+        return
+    place = Path(os.path.realpath(path))
+    unfinished = _beside(place)
+    try:
+        yield unfinished
+        if is_durable:
+            _flush_to_disk(unfinished)
+        os.replace(unfinished, place)
+    finally:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+
+
+def write_whole(path: str | Path, content: str | bytes, *, is_durable: bool = False) -> None:
+    """Write a file of bytes, or of text in UTF-8 with its line ends as they are; see :func:`whole_file`.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file's place.
+    content : str or bytes
+        All of it.
+    is_durable : bool, default False
+        Whether the bytes are on the disk before the file takes its place.
 
     Raises
     ------
     OSError
         If the disk does not take it; nothing is left of it, and what was there before stays.
     """
-    unfinished = path.with_name(f".{secrets.token_hex(16)}")
+    with whole_file(path, is_durable=is_durable) as unfinished:
+        unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+@contextlib.contextmanager
+def whole_folder(folder: str | Path) -> Iterator[Path]:
+    """Give a hidden folder to write files to, which takes the place of ``folder`` when the block ends.
+
+    Parameters
+    ----------
+    folder : str or Path
+        The folder's place, made with the folders above it. One that is there is replaced, all of it.
+
+    Raises
+    ------
+    OSError
+        If the disk does not take it; nothing is left of it, not the folders made above it either, and what
+        was there before stays.
+    """
+    folder = Path(folder)
+    made = [above for above in folder.parents if not above.exists()]
+    unfinished = _beside(folder)
+    is_whole = False
     try:
-        unfinished.write_bytes(content)
-        os.replace(unfinished, path)
+        unfinished.mkdir(parents=True)
+        yield unfinished
+        _put_in_place(unfinished, folder)
+        is_whole = True
     finally:
-        with contextlib.suppress(OSError):
-            unfinished.unlink()
+        shutil.rmtree(unfinished, ignore_errors=True)
+        for empty in () if is_whole else made:
+            with contextlib.suppress(OSError):
+                empty.rmdir()
+
+
+def _put_in_place(unfinished: Path, folder: Path) -> None:
+    """Put the finished folder in place; on failure put the old one back."""
+    if not folder.exists():
+        unfinished.rename(folder)
+        return
+    old = _beside(folder)
+    folder.rename(old)
+    try:
+        unfinished.rename(folder)
+    except OSError:
+        old.rename(folder)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def remove_unfinished(folder: Path, name: str | None = None) -> None:
+    """Remove files that a killed process was writing in a folder: of one name, or all of them."""
+    of_name = ".+" if name is None else re.escape(name)
+    for path in folder.iterdir():
+        if re.fullmatch(rf"\.{of_name}\.[0-9a-f]{{32}}", path.name):
+            path.unlink()
+
+
+@contextlib.contextmanager
+def write_errors(what: str, error: type[FastroofError] = FastroofError) -> Iterator[None]:
+    """Say of what the operating system refuses that it cannot be written, and why.
+
+    Parameters
+    ----------
+    what : str
+        What is written, with its path.
+    error : type, default FastroofError
+        What is raised.
+
+    Examples
+    --------
+    >>> with write_errors("profile mine.toml"):
+    ...     raise OSError(28, "No space left on device")
+    Traceback (most recent call last):
+        ...
+    fastroof.errors.FastroofError: profile mine.toml cannot be written (No space left on device); nothing ...
+    """
+    try:
+        yield
+    except OSError as failure:
+        reason = failure.strerror or str(failure)
+        raise error(f"{what} cannot be written ({reason}); nothing is left of it") from None
+
+
+def check_file_place(path: Path, what: str, error: type[FastroofError] = FastroofError) -> None:
+    """Refuse a place where no file can be, before any time goes into what it will hold.
+
+    Parameters
+    ----------
+    path : Path
+        Where the file will be.
+    what : str
+        What is written, with its path.
+    error : type, default FastroofError
+        What is raised.
+
+    Raises
+    ------
+    FastroofError
+        ``error``, if a folder has the file's name, there is no folder to hold it, or it takes no file of the
+        name.
+    """
+    # os.path answers False where Path.is_dir raises: a name longer than a file name may be
+    if os.path.isdir(path):
+        raise error(f"{what} is a folder, need a file's name")
+    if not os.path.isdir(path.parent):
+        raise error(f"{what}: there is no folder {path.parent}; make it, or name another")
+    if not _is_device(path):
+        with write_errors(what, error):
+            probe = _beside(path)
+            probe.touch()
+            probe.unlink()
+
+
+def write_output(
+    path: str | Path, content: str | bytes, what: str = "", error: type[FastroofError] = FastroofError
+) -> Path:
+    """Write a file that somebody asked for, as :func:`write_whole` does, or say why it has no place.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file's place.
+    content : str or bytes
+        All of it.
+    what : str
+        What it is, for the message.
+    error : type, default FastroofError
+        What is raised.
+
+    Returns
+    -------
+    Path
+        The file.
+
+    Raises
+    ------
+    FastroofError
+        ``error``, if there is no place for the file or the disk does not take it.
+    """
+    path = Path(path)
+    named = f"{what} {path}".lstrip()
+    check_file_place(path, named, error)
+    with write_errors(named, error):
+        write_whole(path, content)
+    return path
+
+
+def _is_device(path: str | Path) -> bool:
+    """Whether a path is a pipe or a device, which is written to and not replaced."""
+    return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
+
+
+def _beside(path: Path) -> Path:
+    """Return a new name on the same file system, so that renaming moves no bytes."""
+    return path.parent / f".{path.name}.{os.urandom(16).hex()}"
+
+
+def _flush_to_disk(path: Path) -> None:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

@@ -1,33 +1,112 @@
-"""Files are replaced whole, or what was there stays."""
+"""Files and folders are replaced whole, or what was there stays."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
-from fastroof.whole_files import replace_file
+from fastroof.errors import BackendError
+from fastroof.whole_files import (
+    check_file_place,
+    remove_unfinished,
+    whole_file,
+    whole_folder,
+    write_output,
+    write_whole,
+)
 
 
-def test_a_file_is_replaced(tmp_path):
+def fails(*_):
+    raise OSError(28, "No space left on device")
+
+
+def half(path):
+    path.write_text("half")
+    raise RuntimeError
+
+
+@pytest.mark.parametrize("is_durable", [False, True])
+def test_a_file_is_replaced(tmp_path, is_durable):
     path = tmp_path / "a.txt"
-    for content in (b"one", b"two"):
-        replace_file(path, content)
-        assert path.read_bytes() == content
+    for content in (b"one", "tw\u00f6\r\n"):
+        write_whole(path, content, is_durable=is_durable)
+        assert path.read_bytes() == (content if isinstance(content, bytes) else content.encode())
     assert os.listdir(tmp_path) == ["a.txt"]
 
 
 def test_what_was_there_stays_where_writing_fails(tmp_path, monkeypatch):
     path = tmp_path / "a.txt"
     path.write_text("kept")
-
-    def fails(*names):
-        raise OSError("no space left")
-
-    monkeypatch.setattr(os, "replace", fails)
-    with pytest.raises(OSError, match="no space left"):
-        replace_file(path, b"new")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", fails)
+        with pytest.raises(OSError, match="No space left"):
+            write_whole(path, b"new")
+        with pytest.raises(BackendError, match=r"a\.txt cannot be written \(No space left on device\)"):
+            write_output(path, b"new", error=BackendError)
+    with pytest.raises(RuntimeError), whole_file(path) as unfinished:
+        half(unfinished)
     assert path.read_text() == "kept"
     assert os.listdir(tmp_path) == ["a.txt"]
     with pytest.raises(FileNotFoundError):
-        replace_file(tmp_path / "nowhere" / "a.txt", b"")
+        write_whole(tmp_path / "nowhere" / "a.txt", b"")
+
+
+def test_a_link_stays_a_link_and_a_pipe_a_pipe(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "a.txt")
+    write_whole(tmp_path / "link", "through it")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "a.txt").read_text() == "through it"
+    read, write = os.pipe()
+    write_whole(f"/dev/fd/{write}", "on it")
+    check_file_place(Path(f"/dev/fd/{write}"), "it")
+    os.close(write)
+    with open(read, "rb") as pipe:
+        assert pipe.read() == b"on it"
+
+
+def test_a_place_where_no_file_can_be_is_refused(tmp_path):
+    for path, words in (
+        (tmp_path, "is a folder, need a file's name"),
+        (tmp_path / "nowhere" / "a.txt", "there is no folder .*nowhere; make it"),
+        (tmp_path / ("x" * 250), "cannot be written"),
+    ):
+        with pytest.raises(BackendError, match=f"^page .*{words}"):
+            check_file_place(path, f"page {path}", BackendError)
+        with pytest.raises(BackendError, match=words):
+            write_output(path, "", "page", BackendError)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_folder_is_replaced_or_stays(tmp_path, monkeypatch):
+    folder = tmp_path / "deep" / "er" / "a"
+    with pytest.raises(RuntimeError), whole_folder(folder) as unfinished:
+        half(unfinished / "a.txt")
+    assert os.listdir(tmp_path) == []
+    for content in ("one", "two"):
+        with whole_folder(folder) as unfinished:
+            write_whole(unfinished / content, content)
+        assert os.listdir(folder) == [content]
+    rename = Path.rename
+
+    def only_away(self, target):
+        return fails() if target == folder and "two" not in os.listdir(self) else rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", only_away)
+    with pytest.raises(OSError, match="No space left"), whole_folder(folder) as unfinished:
+        write_whole(unfinished / "three", "three")
+    assert os.listdir(folder) == ["two"]
+    assert os.listdir(folder.parent) == ["a"]
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path):
+    unfinished = whole_file(tmp_path / "a.txt").__enter__()
+    other = whole_file(tmp_path / "b.txt").__enter__()
+    for path in (unfinished, other, tmp_path / "a.txt", tmp_path / ".a.txt.parts"):
+        path.touch()
+    remove_unfinished(tmp_path, "a.txt")
+    assert not unfinished.exists()
+    assert other.exists()
+    remove_unfinished(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == [".a.txt.parts", "a.txt"]

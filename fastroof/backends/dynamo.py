@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from fastroof.backends.whole_files import write_whole
 from fastroof.errors import BackendError, PlanRangeError
 from fastroof.run import StepBatch
 from fastroof.units import US_PER_MS
+from fastroof.whole_files import write_output
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
@@ -166,7 +166,7 @@ def write_dynamo_profile(plan: StepPlan, path: str | Path, **grid: Any) -> dict[
     profile = dynamo_profile(plan, **grid)
     content = io.BytesIO()
     np.savez(content, **profile, fastroof_plan=np.array(json.dumps(plan.describe())))  # type: ignore[arg-type]
-    write_whole(path, content.getvalue())
+    write_output(path, content.getvalue(), error=BackendError)
     return profile
 
 

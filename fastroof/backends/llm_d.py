@@ -31,11 +31,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastroof.backends.whole_files import write_whole
 from fastroof.errors import BackendError
 from fastroof.models.load import PRESETS
 from fastroof.serving import estimate
 from fastroof.units import NS_PER_MS, NS_PER_US, US_PER_MS, US_PER_S
+from fastroof.whole_files import write_output
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
@@ -384,5 +384,5 @@ def export_llm_d(
     if fit is None:
         fit = fit_llm_d(plan)
     text = llm_d_yaml(plan, fit, model=model, link_bytes_per_s=link_bytes_per_s, is_flat=is_flat)
-    write_whole(output, text.encode())
+    write_output(output, text, error=BackendError)
     return fit

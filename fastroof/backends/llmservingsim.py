@@ -29,9 +29,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
-import shutil
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -46,6 +43,7 @@ from fastroof.models.load import PRESETS
 from fastroof.operators.calls import AllReduce, Role, Rows
 from fastroof.run import StepBatch
 from fastroof.units import NS_PER_US
+from fastroof.whole_files import whole_folder, write_errors
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
@@ -145,7 +143,7 @@ def export_llmservingsim(
     names = folder_names(listed[0], hardware, model)
     names["variant"] = variant if variant is not None else _variant(listed[0])
     output = Path(output)
-    with written_whole(output, names) as building:
+    with profile_folder(output, names) as building:
         (building / "meta.yaml").write_text(_meta(listed, names), "utf-8")
         rows = sum(_write_tables(plan, building / f"tp{plan.tp}") for plan in listed)
     return Bundle(output.joinpath(*names.values()), rows)
@@ -159,7 +157,7 @@ def folder_names(plan: StepPlan, hardware: str | None, model: str | None) -> dic
 
 
 @contextlib.contextmanager
-def written_whole(output: Path, names: Mapping[str, str]) -> Iterator[Path]:
+def profile_folder(output: Path, names: Mapping[str, str]) -> Iterator[Path]:
     """Give a folder to write to, which becomes ``output``/name/name/... when all is written, or nothing."""
     for name, value in names.items():
         if not all(part and part not in (".", "..") for part in value.split("/")):
@@ -167,21 +165,8 @@ def written_whole(output: Path, names: Mapping[str, str]) -> Iterator[Path]:
     folder = output.joinpath(*names.values())
     if folder.exists():
         raise BackendError(f"{folder} exists: remove it, or name another {' or '.join(names)}")
-    building = output / f".{uuid.uuid4().hex}"
-    try:
-        building.mkdir(parents=True)
-        yield building
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        os.rename(building, folder)
-    except OSError as error:
-        raise BackendError(f"{folder} cannot be written: {error.strerror or error}") from None
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
-        for empty in (folder.parent, *folder.parent.parents):
-            if empty == output:
-                break
-            with contextlib.suppress(OSError):
-                empty.rmdir()
+    with write_errors(str(folder), BackendError), whole_folder(folder) as unfinished:
+        yield unfinished
 
 
 def left_out(plan: StepPlan) -> tuple[str, ...]:

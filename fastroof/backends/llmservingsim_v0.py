@@ -37,8 +37,8 @@ from fastroof.backends.llmservingsim import (
     checked_plans,
     folder_names,
     others_us,
+    profile_folder,
     write_rows,
-    written_whole,
 )
 from fastroof.errors import BackendError
 from fastroof.operators.calls import Role
@@ -131,7 +131,7 @@ def export_llmservingsim_v0(
     if not 1 <= longest <= most:
         raise BackendError(f"{listed[0].model.name} takes requests of 1 to {most} tokens, not {longest}")
     output = Path(output)
-    with written_whole(output, names) as building:
+    with profile_folder(output, names) as building:
         rows = sum(_write_tables(plan, longest, building / f"tp{plan.tp}") for plan in listed)
     return Bundle(output.joinpath(*names.values()), rows)
 

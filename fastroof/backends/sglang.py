@@ -23,11 +23,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastroof.backends.whole_files import write_whole
 from fastroof.compiled.callers import sums_step_us
 from fastroof.errors import BackendError, PlanRangeError
 from fastroof.plan import StepPlan
 from fastroof.units import US_PER_S
+from fastroof.whole_files import write_output
 
 __all__ = ["FEATURES", "StepTimePredictor", "StepTimeRegressor", "write_model"]
 
@@ -246,5 +246,4 @@ def write_model(plan: StepPlan, path: str | Path) -> Path:
         If the folder does not exist.
     """
     bundle = {"model": StepTimeRegressor(plan), "features": list(FEATURES)}
-    write_whole(path, pickle.dumps(bundle, protocol=4))
-    return Path(path)
+    return write_output(path, pickle.dumps(bundle, protocol=4), error=BackendError)

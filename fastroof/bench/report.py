@@ -1,23 +1,17 @@
-"""A run of workloads as one document: JSON for programs, written whole or not at all."""
+"""A run of workloads, and the document of it that programs read."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from fastroof.bench.machine import Machine, this_machine
 from fastroof.bench.timing import Measured, measure
 from fastroof.bench.workload import Setup, Workload
 from fastroof.errors import FastroofError
 
-__all__ = ["BenchReport", "ReportFile", "report_document", "run_workloads"]
+__all__ = ["BenchReport", "report_document", "run_workloads"]
 
 
 @dataclass(frozen=True)
@@ -128,52 +122,3 @@ def report_document(report: BenchReport) -> dict[str, Any]:
             for one in report.results
         ],
     }
-
-
-class ReportFile:
-    """A JSON file that is there when everything ran, and untouched when it did not.
-
-    A context manager: a hidden file beside ``path`` is opened at the start, so that a place that cannot
-    be written to is refused before minutes of work, and takes the name ``path`` in :meth:`write`.
-
-    Parameters
-    ----------
-    path : Path
-        A file of that name is replaced.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._building = path.parent / f".{path.name}.{uuid.uuid4().hex}"
-
-    def __enter__(self) -> Self:
-        if os.path.isdir(self.path):
-            raise FastroofError(
-                f"{self.path} is a folder, need a file's name, like {self.path / 'bench.json'}"
-            )
-        try:
-            self._building.touch()
-        except OSError as error:
-            raise self._failed(error) from None
-        return self
-
-    def write(self, document: dict[str, Any]) -> None:
-        """Write the document, whole."""
-        try:
-            self._building.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-            os.replace(self._building, self.path)
-        except OSError as error:
-            raise self._failed(error) from None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with contextlib.suppress(OSError):
-            self._building.unlink()
-
-    def _failed(self, error: OSError) -> FastroofError:
-        if not os.path.isdir(self.path.parent):
-            return FastroofError(
-                f"{self.path}: there is no folder {self.path.parent}; make it, or name another"
-            )
-        return FastroofError(f"{self.path} cannot be written: {error.strerror or error}")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -91,30 +91,31 @@ def bench(
     Steps, sweeps, plans and starts, as ratios to baselines of the same run.
     """
     names = _chosen(workload or list(NAMES))
-    from fastroof.bench import ReportFile, new_setup, report_document, run_workloads
+    from fastroof.bench import new_setup, report_document, run_workloads
+    from fastroof.whole_files import check_file_place, write_output
 
     if plot_path is not None:
         from fastroof.report import check_picture
 
         check_picture(plot_path)
-    with ExitStack() as stack:
-        file = None if json_path is None else stack.enter_context(ReportFile(json_path))
-        spec, measured = gpu_and_tables(gpu, tables, None)
-        if measured is None:
-            raise MissingTableError(f"{spec.name} has no measured tables to time; see fastroof gpus")
-        setup = new_setup(model, spec, measured, threads=threads, quick=quick, folder=tables)
-        where = tables or gpu or DEFAULT_GPU
-        report = run_workloads(setup, _workloads(names, setup, where), repeat, progress=_say)
-        _say("")
-        _print(report)
-        if file is not None and json_path is not None:
-            file.write(report_document(report))
-            typer.echo(f"wrote {json_path}")
-        if plot_path is not None:
-            from fastroof.bench.plot import draw_bench
-            from fastroof.report import save_figure
+    if json_path is not None:
+        check_file_place(json_path, str(json_path))
+    spec, measured = gpu_and_tables(gpu, tables, None)
+    if measured is None:
+        raise MissingTableError(f"{spec.name} has no measured tables to time; see fastroof gpus")
+    setup = new_setup(model, spec, measured, threads=threads, quick=quick, folder=tables)
+    where = tables or gpu or DEFAULT_GPU
+    report = run_workloads(setup, _workloads(names, setup, where), repeat, progress=_say)
+    _say("")
+    _print(report)
+    if json_path is not None:
+        write_output(json_path, json.dumps(report_document(report), indent=2) + "\n")
+        typer.echo(f"wrote {json_path}")
+    if plot_path is not None:
+        from fastroof.bench.plot import draw_bench
+        from fastroof.report import save_figure
 
-            typer.echo(f"wrote {save_figure(draw_bench(report), plot_path)}")
+        typer.echo(f"wrote {save_figure(draw_bench(report), plot_path)}")
 
 
 def _chosen(names: list[str]) -> list[str]:

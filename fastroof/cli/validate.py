@@ -147,7 +147,9 @@ def _document(report: Validation, groups: Sequence[ErrorGroup]) -> dict[str, Any
 
 
 def _write_csv(path: Path, rows: Sequence[JudgedRow]) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
+    from fastroof.whole_files import whole_file
+
+    with whole_file(path) as unfinished, unfinished.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([*(rows[0]._fields if rows else ()), "error", "aic_error"])
         for row in rows:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import shutil
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -19,6 +17,7 @@ import pyarrow.parquet as pq
 
 from fastroof.columns import OPERATORS, OPTIONAL_COLUMNS, OperatorSchema
 from fastroof.errors import TableError
+from fastroof.whole_files import whole_folder, write_whole
 
 __all__ = ["sort_rows", "toml_text", "write_source"]
 
@@ -84,16 +83,10 @@ def write_source(
     arrow = {operator: _arrow_table(operator, columns) for operator, columns in tables.items()}
     text = toml_text(provenance)
 
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    building = _beside(folder)
-    building.mkdir()
-    try:
-        (building / PROVENANCE_FILE).write_text(text, encoding="utf-8", newline="\n")
+    with whole_folder(folder) as unfinished:
+        write_whole(unfinished / PROVENANCE_FILE, text)
         for operator, table in arrow.items():
-            _write_table(building / f"{operator}.{format}", table, OPERATORS[operator])
-        _swap(building, folder)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
+            _write_table(unfinished / f"{operator}.{format}", table, OPERATORS[operator])
     return folder
 
 
@@ -129,26 +122,6 @@ def _sortable(values: Array) -> Array:
         return values
     _, codes = np.unique(values, return_inverse=True)
     return codes
-
-
-def _swap(building: Path, folder: Path) -> None:
-    """Put the finished folder in place; on failure put the old one back."""
-    if not folder.exists():
-        building.rename(folder)
-        return
-    old = _beside(folder)
-    folder.rename(old)
-    try:
-        building.rename(folder)
-    except OSError:
-        old.rename(folder)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _beside(folder: Path) -> Path:
-    """Return a new name on the same file system, so that renaming moves no bytes."""
-    return folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
 
 
 def _arrow_table(operator: str, columns: Mapping[str, Array]) -> pa.Table:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fastroof._version import __version__
 from fastroof.errors import FastroofError
+from fastroof.whole_files import check_file_place, whole_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -185,8 +186,8 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
     path = Path(path)
     check_picture(path)
     metadata = {"Date": None} if path.suffix.lower() == ".svg" else {"Software": f"fastroof {__version__}"}
-    with style():
-        figure.savefig(path, metadata=metadata)
+    with style(), whole_file(path) as unfinished:
+        figure.savefig(unfinished, metadata=metadata, format=path.suffix.lower().removeprefix("."))
     return path
 
 
@@ -201,7 +202,6 @@ def check_picture(path: str | Path) -> None:
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
         raise FastroofError(f"{path} must end in {' or '.join(SUFFIXES)}")
-    if not path.parent.is_dir():
-        raise FastroofError(f"{path}: the folder {path.parent} does not exist")
+    check_file_place(path, str(path))
     with style():
         pass

@@ -30,7 +30,7 @@ from fastroof.serving.fit_evidence import (
 from fastroof.serving.rows import ServingRow, dataset_names
 from fastroof.tables import Tables
 from fastroof.units import US_PER_MS
-from fastroof.whole_files import replace_file
+from fastroof.whole_files import check_file_place, write_output
 
 __all__ = [
     "RESAMPLES",
@@ -321,8 +321,7 @@ def check_profile_path(path: str | Path) -> Path:
     path = Path(path)
     if path.suffix != ".toml" or os.path.isdir(path):
         raise TableError(f"an engine profile is a .toml file, got {path}")
-    if not os.path.isdir(path.parent):
-        raise TableError(f"profile {path}: there is no folder {path.parent}; make it, or name another")
+    check_file_place(path, f"profile {path}", TableError)
     return path
 
 
@@ -334,10 +333,4 @@ def write_profile(profile: EngineProfile, path: str | Path) -> Path:
     TableError
         If the name does not end in .toml, or the file cannot be written.
     """
-    path = check_profile_path(path)
-    try:
-        replace_file(path, profile_text(profile).encode())
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise TableError(f"profile {path} cannot be written ({reason}); nothing is left of it") from None
-    return path
+    return write_output(check_profile_path(path), profile_text(profile), "profile", TableError)

@@ -15,6 +15,7 @@ from fastroof.config.paths import bench_data_root
 from fastroof.engines import EngineProfile, engine_of_version, serving_engines
 from fastroof.errors import TableError
 from fastroof.load.steps_file import STEPS_FILE
+from fastroof.whole_files import whole_file
 
 __all__ = [
     "ROW_COLUMNS",
@@ -272,7 +273,7 @@ def write_rows(path: str | Path, rows: Sequence[ServingRow]) -> Path:
         The file.
     """
     path = Path(path)
-    with path.open("w", encoding="utf-8", newline="") as file:
+    with whole_file(path) as unfinished, unfinished.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([f.name for f in fields(ServingRow)])
         writer.writerows([_text(value) for value in asdict(row).values()] for row in rows)

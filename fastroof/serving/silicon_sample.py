@@ -21,6 +21,7 @@ from fastroof.load.aiconfigurator import SYSTEMS, installed_root
 from fastroof.load.write import toml_text
 from fastroof.serving.peer import PEER, peer_version, with_peer_estimates
 from fastroof.serving.rows import SERVING_FOLDER, LeftOut, ServingRow, write_rows
+from fastroof.whole_files import write_whole
 
 __all__ = ["SAMPLE_FILE", "convert_silicon_sample", "read_silicon_sample"]
 
@@ -158,7 +159,7 @@ def convert_silicon_sample(gpu: str, bench_data: str | Path) -> Path:
         "kv_dtype_from": {row.kv_dtype_from: KV_DTYPE_FROM[row.kv_dtype_from] for row in rows},
         "left_out": {entry.reason: entry.rows for entry in left_out},
     }
-    (folder / f"{SOURCE}.toml").write_text(toml_text(provenance), encoding="utf-8", newline="\n")
+    write_whole(folder / f"{SOURCE}.toml", toml_text(provenance))
     return write_rows(folder / f"{SOURCE}.csv", rows)
 
 

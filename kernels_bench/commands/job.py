@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fastroof.errors import MeasureError
+from fastroof.whole_files import write_whole
 from kernels_bench.jobs.jobs import MOUNT, JobOptions, render_kubernetes, render_slurm
 from kernels_bench.jobs.submit import Ended, submit_kubernetes, submit_slurm
 
@@ -128,7 +129,7 @@ def _kubernetes(
 def _written(text: str, file: Path | None, submit: bool) -> None:
     if file is not None:
         try:
-            file.write_text(text, encoding="utf-8", newline="\n")
+            write_whole(file, text)
         except OSError as error:
             raise MeasureError(f"{file} cannot be written: {error.strerror or error}") from error
         typer.echo(f"wrote {file}")

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from fastroof._version import __version__
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import MeasureError
+from fastroof.whole_files import whole_file
 from kernels_bench.operators import MEASURED
 from kernels_bench.output.diff import Common, Difference, sizes_of
 
@@ -100,7 +101,8 @@ def save_difference(difference: Difference, gpu: GpuSpec, path: Path) -> Path:
         figure = draw_difference(difference, gpu)
         svg = path.suffix.lower() == ".svg"
         metadata = {"Date": None} if svg else {"Software": f"fastroof {__version__}"}
-        figure.savefig(path, metadata=metadata)
+        with whole_file(path) as unfinished:
+            figure.savefig(unfinished, metadata=metadata, format="svg" if svg else "png")
     return path
 
 

@@ -11,10 +11,10 @@ The layout is that of ``bench_data`` in alibaba/InferSim (commit f2293da)::
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import shutil
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -30,6 +30,7 @@ from fastroof.load import MeasuredTable, MeasuredTables
 from fastroof.load.row_work import row_work
 from fastroof.load.write import toml_text
 from fastroof.units import US_PER_S
+from fastroof.whole_files import whole_folder, write_whole
 from kernels_bench.output.table_sets import codes_of, gpu_of, group_medians
 
 __all__ = ["Export", "export_infersim"]
@@ -296,26 +297,23 @@ def _provenance(tables: MeasuredTables, gpu: GpuSpec) -> str:
 
 
 def _write(root: Path, gpu: str, files: Mapping[str, str], overwrite: bool) -> None:
-    """Write all files beside the tree first, then move the GPU's folders into it."""
+    """Write all files of the GPU first, each folder beside its place, then put the folders there."""
     folders = sorted({PurePosixPath(name).parent for name in files if "/" in name})
     stale = [p for kind in ("gemm", "mha/*", "mla/*") for p in root.glob(f"{kind}/{gpu}") if p.is_dir()]
     if stale and not overwrite:
         raise MeasureError(f"{stale[0]} exists; --overwrite replaces the folders of {gpu} in {root}")
-    building = root.parent / f".{root.name}.{uuid.uuid4().hex}"
     try:
-        for name, text in files.items():
-            path = building / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8", newline="")
+        with contextlib.ExitStack() as unfinished:
+            places = {folder: unfinished.enter_context(whole_folder(root / folder)) for folder in folders}
+            for name, text in files.items():
+                path = PurePosixPath(name)
+                if path.parent in places:
+                    write_whole(places[path.parent] / path.name, text)
         for old in stale:
-            shutil.rmtree(old)
-        for folder in folders:
-            (root / folder).parent.mkdir(parents=True, exist_ok=True)
-            (building / folder).rename(root / folder)
+            if PurePosixPath(old.relative_to(root)) not in places:
+                shutil.rmtree(old)
         for name in files:
             if "/" not in name:
-                (building / name).replace(root / name)
+                write_whole(root / name, files[name])
     except OSError as error:
         raise MeasureError(f"{root} cannot be written: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(building, ignore_errors=True)

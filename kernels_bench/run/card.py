@@ -10,6 +10,7 @@ from typing import Any, Final
 from fastroof.config.gpu import GpuSpec, load_gpu
 from fastroof.config.paths import bench_data_root
 from fastroof.errors import GpuError, MeasureError
+from fastroof.whole_files import write_whole
 
 __all__ = ["CPU", "CPU_GPU_TOML", "GPU_FILE", "measured_gpu", "refuse_other_gpu", "write_gpu_file"]
 
@@ -138,6 +139,6 @@ def write_gpu_file(folder: Path, gpu: GpuSpec, given: str | None) -> None:
             # The file's name may be its folder's, which it leaves.
             text = toml_text({"name": gpu.name, **tomllib.loads(path.read_text(encoding="utf-8"))})
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / GPU_FILE).write_text(text, encoding="utf-8")
+        write_whole(folder / GPU_FILE, text)
     except OSError as error:
         raise MeasureError(f"{folder} cannot be written: {error.strerror}; give another -o") from None

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 import tomllib
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +16,7 @@ from fastroof.errors import MeasureError
 from fastroof.load.steps_file import STEPS_FILE
 from fastroof.load.write import toml_text
 from fastroof.models import ModelSpec
+from fastroof.whole_files import write_whole
 from kernels_bench.protocol import Clock, Monitor, Timer, Timing
 from kernels_bench.run.check import relative_error
 from kernels_bench.run.timing import relative_iqr, suspicion
@@ -359,7 +358,5 @@ def write_provenance(
     }
     text = toml_text({"gpu": gpu, "runs": {**runs, f"run_{len(runs) + 1}": run}})
     folder.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    beside.write_text(text, encoding="utf-8", newline="\n")
-    os.replace(beside, path)
+    write_whole(path, text)
     return path

@@ -21,7 +21,7 @@ from fastroof.bench.machine import this_machine
 from fastroof.bench.numpy_steps import NumpySteps, searched
 from fastroof.bench.plot import draw_bench
 from fastroof.bench.processes import import_seconds
-from fastroof.bench.report import ReportFile, report_document, run_workloads
+from fastroof.bench.report import report_document, run_workloads
 from fastroof.bench.stream import (
     stream_decodes,
     stream_lookups,
@@ -241,16 +241,20 @@ def test_workloads_are_built_one_at_a_time(setup: Setup) -> None:
         run_workloads(setup, each(), 0)
 
 
-def test_a_report_that_fails_leaves_the_file_alone(tmp_path: Path) -> None:
+def test_a_report_that_fails_leaves_the_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "bench.json"
     path.write_text("before")
-    with pytest.raises(RuntimeError), ReportFile(path):
-        raise RuntimeError
+
+    def fails(*_: object, **__: object) -> None:
+        raise FastroofError("the first workload fails")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("fastroof.bench.run_workloads", fails)
+        assert "the first workload fails" in refused("scalar", "--quick", "--json", str(path))
     assert [p.name for p in tmp_path.iterdir()] == ["bench.json"]
     assert path.read_text() == "before"
-    with ReportFile(path) as file:
-        file.write({"after": 1})
-    assert json.loads(path.read_text()) == {"after": 1}
+    assert run("scalar", "--quick", "--repeat", "1", "--json", str(path))[0] == 0
+    assert [one["name"] for one in json.loads(path.read_text())["results"]] == ["scalar"]
     assert [p.name for p in tmp_path.iterdir()] == ["bench.json"]
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fastroof.backends.c.objects import DEFAULT_CPU, object_code
 from fastroof.backends.c.plan_file import plan_bytes
-from fastroof.backends.whole_files import write_whole
 from fastroof.errors import BackendError
+from fastroof.whole_files import write_output
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
@@ -106,7 +106,7 @@ def export_c(
     except FileExistsError:
         raise BackendError(f"{folder} is a file: give a folder") from None
     for name, content in contents.items():
-        write_whole(folder / name, content)
+        write_output(folder / name, content, error=BackendError)
     files = tuple(folder / name for name in contents if not name.endswith(".plan"))
     return CExport({name: folder / f"{name}.plan" for name in plans}, files, without)
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastroof.backends.whole_files import write_whole
 from fastroof.compiled import plan_files as loops
 from fastroof.errors import BackendError
+from fastroof.whole_files import write_output
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
@@ -69,9 +69,9 @@ def write_plan_file(plan: StepPlan, path: str | Path, name: str | None = None) -
     Raises
     ------
     BackendError
-        If there is no such folder.
+        If there is no such folder, or the disk does not take it.
     """
-    write_whole(path, plan_bytes(plan, name or Path(path).stem))
+    write_output(path, plan_bytes(plan, name or Path(path).stem), error=BackendError)
 
 
 def read_plan_file(path: str | Path) -> PlanFile:

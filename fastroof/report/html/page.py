@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import os
 from importlib import resources
 from pathlib import Path
 from string import Template
@@ -16,7 +15,7 @@ from fastroof.report.html.charts import chart_facts, gpu_roofs, packed_steps
 from fastroof.report.html.table import embedded_json, packed_columns
 from fastroof.report.leading_steps import StepSource
 from fastroof.report.results_file import Results, read_results
-from fastroof.whole_files import replace_file
+from fastroof.whole_files import check_file_place, write_output
 
 __all__ = ["MAX_ROWS", "ReportFile", "write_report"]
 
@@ -129,8 +128,9 @@ def write_report(
         plotly_js=plotly_js,
         script="\n".join(_asset(name) for name in _SCRIPTS),
     )
-    size = _write(output, page)
-    return ReportFile(output, size, found.num_rows, len(chosen.indices), len(steps), tuple(notes))
+    content = page.encode("utf-8", "replace")
+    write_output(output, content, "output")
+    return ReportFile(output, len(content), found.num_rows, len(chosen.indices), len(steps), tuple(notes))
 
 
 def _asset(name: str) -> str:
@@ -205,19 +205,5 @@ def _checked_output(output: str | Path) -> Path:
     output = Path(output)
     if output.suffix.lower() not in _SUFFIXES:
         raise FastroofError(f"output {output} must end in .html")
-    if os.path.isdir(output):
-        raise FastroofError(f"output {output} is a folder, need a file's name, like {output / 'report.html'}")
-    if not os.path.isdir(output.parent):
-        raise FastroofError(f"output {output}: there is no folder {output.parent}; make it, or name another")
+    check_file_place(output, f"output {output}")
     return output
-
-
-def _write(output: Path, page: str) -> int:
-    """Write beside the output, then take its name; return the bytes."""
-    content = page.encode("utf-8", "replace")
-    try:
-        replace_file(output, content)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise FastroofError(f"output {output} cannot be written ({reason}); nothing is left of it") from None
-    return len(content)

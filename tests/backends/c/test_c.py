@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 import fastroof
-from fastroof.backends import whole_files
 from fastroof.backends.c import export_c, read_plan_file, write_plan_file
 from fastroof.backends.c.objects import DEFAULT_CPU, object_code
 from fastroof.compiled import plan_files, steps
@@ -321,4 +320,4 @@ def test_exports_that_cannot_be(plans, tmp_path, monkeypatch):
     with pytest.raises(BackendError, match="no folder"):
         write_plan_file(plans["bf16"], tmp_path / "nowhere" / "a.plan")
     with pytest.raises(BackendError, match="is a folder"):
-        whole_files.write_whole(tmp_path, b"")
+        write_plan_file(plans["bf16"], tmp_path)
