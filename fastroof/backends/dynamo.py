@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from fastroof.checks import whole_number
 from fastroof.errors import BackendError, PlanRangeError
 from fastroof.run import StepBatch
 from fastroof.units import US_PER_MS
@@ -119,8 +120,7 @@ def dynamo_profile(
             )
     longest = _size("max_context", plan.model.max_position if max_context is None else max_context, 2)
     most_kv = _size("max_kv_tokens", most_batch * longest if max_kv_tokens is None else max_kv_tokens, 2)
-    if isinstance(points, bool) or not isinstance(points, int) or not 1 <= points <= MOST_POINTS:
-        raise BackendError(f"points must be an integer from 1 to {MOST_POINTS}, got {points!r}")
+    points = whole_number("points", points, most=MOST_POINTS, error=BackendError)
     lengths = np.arange(1, most_new + 1)
     # one set of nodes for both axes: a batch of 1, and of any power of 2, runs through nodes
     doublings = np.arange(0, points * np.log2(max(most_kv, longest)) + 1)
@@ -171,9 +171,7 @@ def write_dynamo_profile(plan: StepPlan, path: str | Path, **grid: Any) -> dict[
 
 
 def _size(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise BackendError(f"{name} must be an integer of at least {least}, got {value!r}")
-    return int(value)
+    return whole_number(name, value, least, error=BackendError)
 
 
 def _prefill_us(plan: StepPlan, lengths: Ints, prompt_len: int | None) -> Floats:

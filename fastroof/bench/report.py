@@ -9,7 +9,7 @@ from typing import Any
 from fastroof.bench.machine import Machine, this_machine
 from fastroof.bench.timing import Measured, measure
 from fastroof.bench.workload import Setup, Workload
-from fastroof.errors import FastroofError
+from fastroof.checks import whole_number
 
 __all__ = ["BenchReport", "report_document", "run_workloads"]
 
@@ -66,8 +66,7 @@ def run_workloads(
     FastroofError
         If rounds is no whole number of at least 1, or a baseline disagrees.
     """
-    if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
-        raise FastroofError(f"rounds must be a whole number of at least 1, got {rounds!r}")
+    whole_number("rounds", rounds)
     machine = this_machine()
     results = []
     for workload in workloads:

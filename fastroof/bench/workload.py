@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from fastroof.checks import whole_number
 from fastroof.config import GpuSpec, load_gpu
-from fastroof.errors import FastroofError
 from fastroof.models import ModelSpec, load_model
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.tables import Tables
@@ -140,8 +140,7 @@ def new_setup(
     FastroofError
         If threads is no whole number of at least 1, or the plan cannot be compiled.
     """
-    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
-        raise FastroofError(f"threads must be a whole number of at least 1, got {threads!r}")
+    whole_number("threads", threads)
     model = model if isinstance(model, ModelSpec) else load_model(model)
     gpu = gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu)
     return Setup(model, gpu, tables, compile_plan(model, gpu, tables), threads, quick, folder)

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from fastroof.checks import whole_number
 from fastroof.compat import infersim, roofline_v2
 from fastroof.compat.compare_causes import CAUSES, Cause, differences
 from fastroof.compat.compare_fastroof import datasheet_facts, plan_time
@@ -236,6 +237,4 @@ def _steps(decode: Iterable[tuple[int, int]], prefill: Iterable[int]) -> tuple[S
 
 
 def _size(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__") or not least <= int(value) <= LARGEST:
-        raise BatchError(f"{name} must be an integer from {least} to {LARGEST}, got {value!r:.60}")
-    return int(value)
+    return whole_number(name, value, least, LARGEST, BatchError)

@@ -15,7 +15,6 @@ open is settled here as follows, by roofline V2's own conventions wherever it ha
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -23,6 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fastroof.checks import is_number
 from fastroof.compat.roofline_v2.configs import Hardware, ModelSizes, checked_tp
 from fastroof.compat.roofline_v2.steps import StepRequests, Steps, refuse_requests
 from fastroof.compiled.compat_roofline_v2 import MAX_SEQUENCE
@@ -77,8 +77,7 @@ class Calibration:
         wrong = []
         for field in fields(self):
             value = getattr(self, field.name)
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not is_number or not math.isfinite(value) or value <= 0.0:
+            if not is_number(value) or value <= 0.0:
                 wrong.append(f"{field.name} must be a finite number above 0, got {value!r:.60}")
         if wrong:
             raise PlanError(f"calibration: {'; '.join(wrong)}")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
+from fastroof.checks import is_number, whole_number
 from fastroof.engines.versions import check_range
 from fastroof.errors import PlanError
 
@@ -34,15 +34,13 @@ MOST: Final = 2**20
 
 
 def _check_number(name: str, value: Any) -> float:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value < 0:
+    if not is_number(value) or value < 0:
         raise PlanError(f"{name} must be a number of at least 0, got {value!r}")
     return float(value)
 
 
 def _check_size(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
-        raise PlanError(f"{name} must be an integer from 1 to {MOST}, got {value!r}")
+    whole_number(name, value, most=MOST, error=PlanError)
 
 
 def _check_one_of(name: str, value: Any, allowed: Sequence[str]) -> None:

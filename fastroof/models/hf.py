@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from fastroof.checks import is_whole_number, whole_number
 from fastroof.errors import ModelError
 
 __all__ = [
@@ -80,10 +81,7 @@ class Fields:
         """Value of a required field that counts something: a whole number of at least 1."""
         if key not in self.config:
             raise self.error(f"field {key} is missing")
-        value = self.config[key]
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_SIZE:
-            raise self.error(f"field {key} must be a whole number from 1 to {_MAX_SIZE}, got {value!r}")
-        return value
+        return whole_number(f"{self.where}: field {key}", self.config[key], most=_MAX_SIZE, error=ModelError)
 
     def optional_size(self, key: str) -> int | None:
         """As :meth:`size`, or None where the field is null or missing."""
@@ -217,7 +215,7 @@ def sliding_window(fields: Fields, model_type: str, num_layers: int, max_positio
         window = _DEFAULT_WINDOW
     if model_type in ("qwen2", "qwen3"):
         full_layers = fields.config.get("max_window_layers", _DEFAULT_FULL_LAYERS)
-        if isinstance(full_layers, bool) or not isinstance(full_layers, int) or full_layers < 0:
+        if not is_whole_number(full_layers, 0):
             raise fields.error(f"field max_window_layers must be a whole number, got {full_layers!r}")
         # The first max_window_layers layers attend to everything, so as many as there are means all.
         if not fields.flag("use_sliding_window", default=False) or full_layers >= num_layers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from fastroof.checks import is_whole_number
 from fastroof.errors import PlanError
 from fastroof.models.spec import ModelSpec, padded_rows
 
@@ -94,7 +95,7 @@ def shard(model: ModelSpec, tp: int) -> ShardedShape:
     >>> shard(load_model("llama-3.1-70b"), 4).qkv_out
     2560
     """
-    if isinstance(tp, bool) or not isinstance(tp, int) or tp not in TP_SIZES:
+    if not is_whole_number(tp) or tp not in TP_SIZES:
         raise PlanError(f"tp must be one of {', '.join(map(str, TP_SIZES))}, got {tp!r}")
     obstacles = _obstacles(model, tp)
     if obstacles:

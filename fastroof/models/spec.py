@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from fastroof.checks import whole_number
 from fastroof.errors import ModelError, PlanError
 
 __all__ = ["ModelSpec", "padded_rows"]
@@ -73,9 +74,7 @@ class ModelSpec:
     def __post_init__(self) -> None:
         """Refuse sizes no model has, in specs that were built or changed by hand too."""
         for key in _SIZES:
-            value = getattr(self, key)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ModelError(f"{self.name}: {key} must be a whole number of at least 1, got {value!r}")
+            whole_number(f"{self.name}: {key}", getattr(self, key), error=ModelError)
         if self.num_q_heads % self.num_kv_heads:
             raise ModelError(
                 f"{self.name}: {self.num_q_heads} query heads do not divide by {self.num_kv_heads} KV heads"
@@ -135,9 +134,7 @@ class ModelSpec:
         >>> load_model("qwen3-8b").padded_vocab(8) // 8
         19008
         """
-        if isinstance(tp, bool) or not isinstance(tp, int) or tp < 1:
-            raise PlanError(f"tp must be a whole number of at least 1, got {tp!r}")
-        return padded_rows(self.vocab, tp)
+        return padded_rows(self.vocab, whole_number("tp", tp, error=PlanError))
 
 
 def padded_rows(vocab: int, tp: int) -> int:

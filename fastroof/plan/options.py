@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import numpy as np
-
+from fastroof.checks import whole_number
 from fastroof.config import GpuSpec
 from fastroof.engines import load_engine
 from fastroof.engines.profile import GEMM_SMOOTHINGS
@@ -56,10 +55,7 @@ def _chosen(name: str, value: Any, allowed: tuple[str, ...], hint: str = "") -> 
 
 
 def _limit(name: str, value: Any) -> int:
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not whole or not 1 <= value <= LARGEST_PLAN:
-        raise PlanError(f"{name} must be an integer from 1 to {LARGEST_PLAN}, got {value!r}")
-    return int(value)
+    return whole_number(name, value, most=LARGEST_PLAN, error=PlanError)
 
 
 def check_tables(tables: Any, gpu: GpuSpec) -> None:

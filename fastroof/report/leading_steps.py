@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from fastroof.checks import is_number
 from fastroof.config import GpuSpec, load_gpu
 from fastroof.errors import FastroofError
 from fastroof.models import load_model
@@ -281,8 +282,7 @@ def _prompts(name: str, decodes: list[tuple[int, int]], tokens: int, prompt: int
 
 
 def _number(value: Any, default: float = math.nan) -> float:
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if good else default
+    return float(value) if is_number(value) else default
 
 
 def achieved(part: OperatorTime) -> tuple[float, float] | None:

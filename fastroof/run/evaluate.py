@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from fastroof.checks import whole_number
 from fastroof.compiled import decode_lines, steps
 from fastroof.errors import BatchError
 from fastroof.run.arrays import Ints, as_loops_read, chunks, int_array
@@ -33,8 +34,7 @@ STEPS_A_PART: Final = 2**14
 
 def _in_threads(loop: Callable[[slice], int], count: int, threads: int) -> int:
     """Run a loop over ``count`` steps in equal parts, by some threads, and OR their codes."""
-    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
-        raise BatchError(f"threads must be an integer of at least 1, got {threads!r}")
+    whole_number("threads", threads, error=BatchError)
     parts = min(PARTS_A_THREAD * threads, -(-count // STEPS_A_PART))
     if threads == 1 or parts < 2:
         return int(loop(slice(0, count)))

@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from fastroof._version import __version__
+from fastroof.checks import whole_number
 from fastroof.engines import EngineProfile, StepCosts, engine_names, load_engine
 from fastroof.errors import TableError
 from fastroof.load.write import toml_text
@@ -134,8 +135,7 @@ def calibrate(
         raise TableError(
             f"engine must be one of {', '.join(known)}, got {engine!r}: no costs are known of it"
         )
-    if isinstance(resamples, bool) or not isinstance(resamples, int) or resamples < 0:
-        raise TableError(f"resamples must be an integer of at least 0, got {resamples!r}")
+    resamples = whole_number("resamples", resamples, 0, error=TableError)
     form = base.fit
     chosen = _chosen(rows, tables, engine, datasets)
     if len(chosen) < len(form.costs):

@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fastroof.checks import whole_number
 from fastroof.compiled import sizing as loops
 from fastroof.config import GpuSpec, load_gpu
 from fastroof.engines import EngineProfile
@@ -250,7 +251,8 @@ def least_gpus(
     shape, arrays = broadcast({name: positive(name, value) for name, value in given.items()})
     scenarios = dict(zip(given, arrays, strict=True))
     _check_lengths(model, scenarios)
-    seqs, budget = _size("max_seqs", max_seqs), _size("max_batched_tokens", max_batched_tokens)
+    seqs = whole_number("max_seqs", max_seqs, most=MAX_SIZE, error=BatchError)
+    budget = whole_number("max_batched_tokens", max_batched_tokens, most=MAX_SIZE, error=BatchError)
     sizes = (tp,) if isinstance(tp, int) else tuple(dict.fromkeys(tp))
     if not sizes:
         raise PlanError(f"tp is empty, need some of {', '.join(map(str, TP_SIZES))}")
@@ -274,13 +276,6 @@ def least_gpus(
             _take_smaller(rows, chosen, plan.tp, curve, {n: a[chosen] for n, a in scenarios.items()})
     values = {name: row.reshape(shape) if shape else row[0].item() for name, row in rows.items()}
     return LeastGpus(**values, refused=refused)
-
-
-def _size(name: str, value: Any) -> int:
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not whole or not 1 <= value <= MAX_SIZE:
-        raise BatchError(f"{name} must be an integer from 1 to {MAX_SIZE}, got {value!r}")
-    return int(value)
 
 
 def _check_lengths(model: ModelSpec, scenarios: Mapping[str, Floats]) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from fastroof.checks import is_number
 from fastroof.compiled import serving
 from fastroof.compiled.steps import MAX_KV_LEN
 from fastroof.errors import BatchError, PlanRangeError
@@ -69,8 +70,7 @@ def at_least(name: str, value: float, least: float) -> float:
     BatchError
         If it is no finite number, or less than ``least``.
     """
-    good = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-    if not good or not math.isfinite(value) or value < least:
+    if not is_number(value) or value < least:
         raise BatchError(f"{name} must be a number of at least {least:g}, got {value!r}")
     return float(value)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from fastroof.checks import whole_number
 from fastroof.compiled import sizing as loops
 from fastroof.compiled.steps import MAX_KV_LEN
 from fastroof.errors import BatchError
@@ -146,11 +147,9 @@ def largest_context(
     True
     """
     longest = plan.model.max_position if max_kv_len is None else max_kv_len
-    whole = isinstance(longest, int | np.integer) and not isinstance(longest, bool)
-    if not whole or not 1 <= longest <= MAX_KV_LEN:
-        raise BatchError(f"max_kv_len must be an integer from 1 to {MAX_KV_LEN}, got {longest!r}")
+    longest = whole_number("max_kv_len", longest, most=MAX_KV_LEN, error=BatchError)
     shape, batches, limits_us = _together("batch_size", batch_size, tpot_ms)
     raise_sizes(plan, {"batch_size": batches, "kv_len": np.ones_like(batches)}, 0)
     answer = np.empty_like(batches)
-    loops.largest_contexts(plan.arena, plan.memory.max_kv_tokens, int(longest), batches, limits_us, answer)
+    loops.largest_contexts(plan.arena, plan.memory.max_kv_tokens, longest, batches, limits_us, answer)
     return answer.reshape(shape) if shape else int(answer[0])

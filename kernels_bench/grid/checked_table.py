@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from fastroof.checks import is_number, whole_number
 from fastroof.errors import MeasureError
 
 __all__ = ["MAX_VALUES", "CheckedTable"]
@@ -87,16 +87,12 @@ class CheckedTable:
         return self._size(key, self.value(key), least, most)
 
     def _size(self, key: str, value: Any, least: int, most: int) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise MeasureError(
-                f"{self.where}: {key} must be a whole number from {least} to {most:,}, got {value!r:.60}"
-            )
-        return value
+        return whole_number(f"{self.where}: {key}", value, least, most, MeasureError)
 
     def number(self, key: str) -> float:
         """Return one number above zero."""
         value = self.value(key)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        if not is_number(value) or value <= 0:
             raise MeasureError(f"{self.where}: {key} must be a number above zero, got {value!r:.60}")
         return float(value)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from fastroof.checks import is_number, is_whole_number
 from fastroof.columns import LATENCY, OPERATORS, PROVIDER, SPREAD_COLUMNS
 from fastroof.errors import MeasureError
 from kernels_bench.journal import read_journal
@@ -171,8 +171,8 @@ def _checked_key(path: Path, line: Record) -> str:
         )
     for column in columns:
         cell = values[column.name]
-        fits = isinstance(cell, str) and cell if column.kind == "text" else _is_size(cell, column.minimum)
-        if not fits:
+        is_text = isinstance(cell, str) and cell
+        if not (is_text if column.kind == "text" else is_whole_number(cell, column.minimum)):
             raise MeasureError(f"{path}: {key}: {column.name} is {cell!r}, need {column.kind}")
     for name in _TIMES:
         if not _is_time(line.get(name)):
@@ -182,12 +182,8 @@ def _checked_key(path: Path, line: Record) -> str:
     return key
 
 
-def _is_size(cell: Any, minimum: int) -> bool:
-    return isinstance(cell, int) and not isinstance(cell, bool) and cell >= minimum
-
-
 def _is_time(cell: Any) -> bool:
-    return isinstance(cell, int | float) and not isinstance(cell, bool) and math.isfinite(cell) and cell > 0
+    return is_number(cell) and cell > 0
 
 
 def _why_none(skips: Mapping[str, Record]) -> str:

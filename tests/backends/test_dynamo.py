@@ -190,7 +190,7 @@ def test_wrong_grids_are_refused(llama: StepPlan, tmp_path: Path) -> None:
         {"points": 10_000},
     ):
         [name] = wrong
-        with pytest.raises(BackendError, match=f"{name} must be an integer"):
+        with pytest.raises(BackendError, match=f"{name} must be a whole number"):
             dynamo_profile(llama, **wrong)
     with pytest.raises(PlanRangeError, match=r"max_isl is 9000.*max_tokens=9000"):
         dynamo_profile(llama, max_isl=9000)

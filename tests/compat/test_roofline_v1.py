@@ -129,7 +129,7 @@ def test_a_calibration_is_checked_and_frozen() -> None:
         ({}, HARDWARE, FITTED, 1, [], ModelError, "model_config: num_hidden_layers must be"),
         (MODEL, None, FITTED, 1, [], GpuError, "hardware must be a dict, got None"),
         (MODEL, HARDWARE, 0.5, 1, [], PlanError, "calibration must be a Calibration, got float"),
-        (MODEL, HARDWARE, FITTED, 0, [], PlanError, "tp must be an integer of at least 1, got 0"),
+        (MODEL, HARDWARE, FITTED, 0, [], PlanError, "tp must be a whole number of at least 1, got 0"),
         (MODEL, HARDWARE, FITTED, 1, [([], [1, -1])], BatchError, "got -1 in decode request 1 of step 0"),
         (MODEL, HARDWARE, FITTED, 1, [([(0, 0)], [])], BatchError, "new_tokens must be .* got 0 in prefill"),
         (

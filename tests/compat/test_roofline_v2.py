@@ -513,7 +513,7 @@ def test_bad_requests_give_codes(tables: v2.RooflineV2Tables) -> None:
     [
         ({}, {}, 1, ModelError, "num_hidden_layers must .* missing; hidden_size .*; bytes_per_param"),
         ({"hidden_size": "4096"}, {}, 1, ModelError, "^model_config: hidden_size must be [^;]*, got '4096'$"),
-        ({"num_hidden_layers": 0}, {}, 1, ModelError, "num_hidden_layers must be an integer .* got 0"),
+        ({"num_hidden_layers": 0}, {}, 1, ModelError, "num_hidden_layers must be a whole number .* got 0"),
         ({"num_hidden_layers": True}, {}, 1, ModelError, "num_hidden_layers must be .* got True"),
         ({"bytes_per_param": float("nan")}, {}, 1, ModelError, "bytes_per_param must be .* above 0, got nan"),
         ({"num_key_value_heads": -8}, {}, 1, ModelError, "num_key_value_heads must be .* got -8"),
@@ -522,8 +522,8 @@ def test_bad_requests_give_codes(tables: v2.RooflineV2Tables) -> None:
         ({"": 0}, None, 1, GpuError, "hardware must be a dict, got None"),
         ({"": 0}, {"TFlopsPeak": 0, "BwPeakTBs": -1}, 1, GpuError, "TFlopsPeak .* 0; BwPeakTBs .* -1$"),
         ({"": 0}, {"perLayerOverhead": -1}, 1, GpuError, "perLayerOverhead must be .* 0, got -1"),
-        ({"": 0}, {}, 0, PlanError, "tp must be an integer of at least 1, got 0"),
-        ({"": 0}, {}, 1.0, PlanError, "tp must be an integer of at least 1, got 1.0"),
+        ({"": 0}, {}, 0, PlanError, "tp must be a whole number of at least 1, got 0"),
+        ({"": 0}, {}, 1.0, PlanError, "tp must be a whole number of at least 1, got 1.0"),
     ],
 )  # fmt: skip
 def test_bad_configs(tables: Any, model: Any, hardware: Any, tp: Any, error: Any, message: str) -> None:
@@ -602,7 +602,7 @@ GRID = {(SHAPE, 1): SMALL_GRID}
         (GEMM, {}, GRID, MissingTableError, "prefill: no table was given"),
         (GEMM, LENGTHS, {}, MissingTableError, "decode: no table was given"),
         (GEMM, {"32-8": LENGTHS[SHAPE]}, GRID, TableError, "'32-8' is no attn_config"),
-        (GEMM, LENGTHS, {(SHAPE, 0): GRID[SHAPE, 1]}, TableError, "need tp as an integer of at least 1"),
+        (GEMM, LENGTHS, {(SHAPE, 0): GRID[SHAPE, 1]}, TableError, "tp must be a whole number of at least 1"),
         ({"m": [8], "mfu": [1]}, LENGTHS, GRID, TableError, "gemm: missing column n, k; it has m, mfu"),
         (
             GEMM | {"m": [8, 9]},

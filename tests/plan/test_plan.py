@@ -40,11 +40,11 @@ REFUSED = {
     "kv_dtype": ({"kv_dtype": "fp8_block"}, "kv_dtype must be one of bf16, fp8, got 'fp8_block'"),
     "runtime": ({"runtime": "vlm"}, "runtime must be one of infersim, kernels, .* got 'vlm'"),
     "method": ({"method": "cubic"}, "method must be one of roofline, .*floor, got 'cubic'"),
-    "max_tokens 0": ({"max_tokens": 0}, "max_tokens must be an integer from 1 to .*, got 0"),
+    "max_tokens 0": ({"max_tokens": 0}, "max_tokens must be a whole number from 1 to .*, got 0"),
     "max_tokens float": ({"max_tokens": 8192.0}, "max_tokens must be"),
     "max_tokens huge": ({"max_tokens": 2**40}, "max_tokens must be"),
     "max_tokens True": ({"max_tokens": True}, "max_tokens must be"),
-    "max_seqs negative": ({"max_seqs": -1}, "max_seqs must be an integer from 1 to .*, got -1"),
+    "max_seqs negative": ({"max_seqs": -1}, "max_seqs must be a whole number from 1 to .*, got -1"),
     "max_seqs text": ({"max_seqs": "64"}, "max_seqs must be"),
 }  # fmt: skip
 

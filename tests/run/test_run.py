@@ -169,7 +169,7 @@ def test_threads_are_a_whole_number(plan, threads):
         lambda: plan.run(batch, threads=threads),
         lambda: plan.step_us(batch, threads=threads),
     ):
-        with pytest.raises(BatchError, match="threads must be an integer"):
+        with pytest.raises(BatchError, match="threads must be a whole number"):
             call()
 
 

@@ -240,7 +240,7 @@ def test_wrong_sizes_and_limits_say_what_would_do(real: Any) -> None:
     with pytest.raises(PlanRangeError, match="1025 sequences"):
         largest_context(real, 1025)
     for longest in (0, True, 5.0, 2**30):
-        with pytest.raises(BatchError, match="max_kv_len must be an integer from 1"):
+        with pytest.raises(BatchError, match="max_kv_len must be a whole number from 1"):
             largest_context(real, 5, max_kv_len=longest)
 
 
@@ -374,9 +374,9 @@ def test_wrong_loads_say_what_would_do(h100: Tables) -> None:
         ask(ttft_ms=0)
     with pytest.raises(BatchError, match="shapes do not broadcast"):
         ask(rate=[1, 2], isl=[1, 2, 3])
-    with pytest.raises(BatchError, match="max_seqs must be an integer from 1 to 1048576, got 0"):
+    with pytest.raises(BatchError, match="max_seqs must be a whole number from 1 to 1,048,576, got 0"):
         ask(max_seqs=0)
-    with pytest.raises(BatchError, match="max_batched_tokens must be an integer from 1"):
+    with pytest.raises(BatchError, match="max_batched_tokens must be a whole number from 1"):
         ask(max_batched_tokens=True)
     with pytest.raises(BatchError, match="kv_reservation must be one of"):
         ask(kv_reservation="half")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from fastroof.checks import whole_number
 from fastroof.errors import BackendError
 
 __all__ = ["ServeLimits"]
@@ -47,6 +48,4 @@ class ServeLimits:
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            value = getattr(self, each.name)
-            if type(value) is not int or value < 1:
-                raise BackendError(f"{each.name} must be a whole number of at least 1, got {value!r}")
+            whole_number(each.name, getattr(self, each.name), error=BackendError)

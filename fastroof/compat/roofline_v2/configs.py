@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fastroof.checks import is_whole_number, whole_number
 from fastroof.errors import FastroofError, GpuError, ModelError, PlanError
 from fastroof.units import TB, TFLOP
 
@@ -109,11 +110,9 @@ def checked_tp(tp: Any) -> int:
     Raises
     ------
     PlanError
-        If it is no integer of at least 1.
+        If it is no whole number of at least 1.
     """
-    if isinstance(tp, bool) or not hasattr(tp, "__index__") or int(tp) < 1:
-        raise PlanError(f"tp must be an integer of at least 1, got {tp!r:.60}")
-    return int(tp)
+    return whole_number("tp", tp, error=PlanError)
 
 
 class _Keys:
@@ -126,10 +125,7 @@ class _Keys:
         self.wrong: list[str] = []
 
     def integer(self, key: str, default: int | None = None) -> int:
-        def read(value: Any) -> bool:
-            return hasattr(value, "__index__") and int(value) >= 1
-
-        return int(self._value(key, default, read, "an integer of at least 1"))
+        return int(self._value(key, default, is_whole_number, "a whole number of at least 1"))
 
     def number(self, key: str, above: float | None = None, default: float | None = None) -> float:
         def read(value: Any) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from fastroof.checks import whole_number
 from fastroof.columns import OPERATORS, Column
 from fastroof.compiled.compat_roofline_v2 import LEAST_MFU
 from fastroof.errors import MissingTableError, TableError
@@ -149,8 +150,7 @@ def tables_of(
         if not isinstance(shape, str) or not re.fullmatch(SHAPE, shape):
             raise TableError(f"{shape!r:.60} is no attn_config; need <num_heads>-<num_kv_heads>-<head_dim>")
     for key in decode:
-        if isinstance(key[1], bool) or not isinstance(key[1], int) or key[1] < 1:
-            raise TableError(f"decode table {key!r:.60}: need tp as an integer of at least 1")
+        whole_number(f"decode table {key!r:.60}: tp", key[1], error=TableError)
     return _packed(
         gemm=("gemm", _given_columns("gemm", gemm, GEMM_COLUMNS)),
         prefill=[

@@ -9,6 +9,7 @@ from string import Template
 from typing import Any, Final, NamedTuple
 
 from fastroof._version import __version__
+from fastroof.checks import whole_number
 from fastroof.errors import FastroofError
 from fastroof.report.front import choose_rows
 from fastroof.report.html.charts import chart_facts, gpu_roofs, packed_steps
@@ -100,8 +101,7 @@ def write_report(
     fastroof.errors.FastroofError: results.csv does not exist; fastroof sweep writes results
     """
     output = _checked_output(output)
-    if isinstance(max_rows, bool) or not isinstance(max_rows, int) or not 1 <= max_rows <= _MOST_ROWS:
-        raise FastroofError(f"max_rows must be a whole number from 1 to {_MOST_ROWS:,}, got {max_rows!r}")
+    max_rows = whole_number("max_rows", max_rows, most=_MOST_ROWS)
     found = read_results(results)
     plotly_js = _plotly_js()
     chosen = choose_rows(found, max_rows)

@@ -1,0 +1,77 @@
+"""Whether what was given is a number of the kind that is needed, and how an error says that it is not."""
+
+from __future__ import annotations
+
+import sys
+from numbers import Integral, Real
+from typing import Any
+
+from fastroof.errors import FastroofError
+
+__all__ = ["is_number", "is_whole_number", "whole_number"]
+
+
+def is_whole_number(value: Any, least: int = 1, most: int | None = None) -> bool:
+    """Whether a value is an integer, Python's or NumPy's and no bool, from ``least`` to ``most``.
+
+    Examples
+    --------
+    >>> [is_whole_number(value) for value in (1, 0, 1.0, True)]
+    [True, False, False, False]
+    """
+    # an int, as nearly always, is told without the abstract class
+    is_whole = type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
+    return is_whole and bool(least <= value and (most is None or value <= most))
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a finite number, Python's or NumPy's and no bool, that a float can hold.
+
+    Examples
+    --------
+    >>> [is_number(value) for value in (1, 0.5, float("nan"), 10**400, "1", True)]
+    [True, True, False, False, False, False]
+    """
+    is_real = isinstance(value, Real) and not isinstance(value, bool)
+    return is_real and bool(abs(value) <= sys.float_info.max)
+
+
+def whole_number(
+    name: str, value: Any, least: int = 1, most: int | None = None, error: type[FastroofError] = FastroofError
+) -> int:
+    """Return a whole number that was given, or say what would do.
+
+    Parameters
+    ----------
+    name : str
+        What it is called where it was given.
+    value : int
+        What was given.
+    least : int, default 1
+        The least that will do.
+    most : int, optional
+        The most that will do.
+    error : type, default FastroofError
+        What is raised.
+
+    Returns
+    -------
+    int
+        The value, a Python integer.
+
+    Raises
+    ------
+    FastroofError
+        ``error``, if the value is no integer, or too small or too large.
+
+    Examples
+    --------
+    >>> whole_number("threads", 0)
+    Traceback (most recent call last):
+        ...
+    fastroof.errors.FastroofError: threads must be a whole number of at least 1, got 0
+    """
+    if not is_whole_number(value, least, most):
+        needed = f"of at least {least:,}" if most is None else f"from {least:,} to {most:,}"
+        raise error(f"{name} must be a whole number {needed}, got {value!r:.60}")
+    return int(value)
