@@ -43,7 +43,8 @@ def test_listing_the_names_loads_nothing_heavy() -> None:
 
 
 def test_import_takes_less_than_60_ms() -> None:
-    timed = "import time; t = time.perf_counter(); import fastroof; print((time.perf_counter() - t) * 1e3)"
+    # of a processor, which other tests may be waiting for too
+    timed = "import time; t = time.process_time(); import fastroof; print((time.process_time() - t) * 1e3)"
     fastest_ms = min(float(python(timed)) for _ in range(5))
     assert fastest_ms < LIMIT_MS
 

@@ -247,10 +247,10 @@ def test_the_label_names_the_file(tmp_path: Path) -> None:
 
 def test_a_hundred_thousand_rows_are_read_in_one_go(tmp_path: Path) -> None:
     path = write_table(tmp_path / "gemm.csv", gemm_rows(100_000))
-    start = time.perf_counter()
+    start = time.process_time()
     read_columns(path, GEMM.required)
     # About 50 ms; a loop over the rows takes seconds.
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0
 
 
 # -- own -----------------------------------------------------------------------------------------

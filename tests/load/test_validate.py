@@ -497,9 +497,9 @@ def test_a_large_table_takes_seconds() -> None:
     m = 2 ** random.integers(0, 15, rows)
     dtype = np.array(["bf16", "fp8", "fp8_block"], object)[random.integers(0, 3, rows)]
     latency = 5 + flops.gemm_bytes(m, n, k, 2) / 3e6 + flops.gemm_flops(m, n, k) / 800e6
-    start = time.perf_counter()
+    start = time.process_time()
     found = report("gemm", gemm(m, n, k, latency, dtype))
-    assert time.perf_counter() - start < 10.0
+    assert time.process_time() - start < 10.0
     assert found.rows == rows
     assert "mfu_above_1" not in kinds(found)
 

@@ -409,10 +409,10 @@ def test_errors_are_found_fast_enough_for_a_row_of_a_sweep(plan):
     rng = np.random.default_rng(0)
     batch, kv = rng.integers(1, 512, 50_000), rng.integers(1, 20_000, 50_000)
     plan.decode_error(batch, kv)
-    started = time.perf_counter()
+    started = time.process_time()
     plan.decode_error(batch, kv)
     # 0.1 us here; gated against collapse
-    assert (time.perf_counter() - started) / len(batch) < 5e-6
+    assert (time.process_time() - started) / len(batch) < 5e-6
 
 
 # sweeps
