@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from fastroof.compiled.jit import Floats, Ints, jit, jit_inline
-from fastroof.compiled.request_sums import MAX_KV_LEN, request_sums
+from fastroof.compiled.request_sums import MAX_KV_LEN, StepSums, request_sums
 from fastroof.compiled.steps import (
     chunks_step_us,
     decode_step_us,
@@ -51,12 +51,10 @@ def requests_step_us(arena: Floats, new_tokens: Ints, context_len: Ints) -> floa
         return 0.0
     if seqs > plan.max_seqs or len(context_len) != seqs:
         return np.nan
-    decodes, kv_sum, new_sum, pairs, prefix_pairs, prefix_sum, possible = request_sums(
-        new_tokens, context_len, 0, seqs, plan.max_tokens
-    )
-    if not possible or decodes + new_sum > plan.max_tokens:
+    sums, possible = request_sums(new_tokens, context_len, 0, seqs, plan.max_tokens)
+    if not possible or sums.decodes + sums.new_sum > plan.max_tokens:
         return np.nan
-    return summed_step_us(arena, plan, seqs, decodes, kv_sum, new_sum, pairs, prefix_pairs, prefix_sum)
+    return summed_step_us(arena, plan, seqs, sums)
 
 
 @jit
@@ -78,4 +76,5 @@ def sums_step_us(
         return np.nan
     if min(kv_sum, prefix_pairs, prefix_sum) < 0 or causal_pairs < new_sum:
         return np.nan
-    return summed_step_us(arena, plan, seqs, decodes, kv_sum, new_sum, causal_pairs, prefix_pairs, prefix_sum)
+    sums = StepSums(decodes, kv_sum, new_sum, causal_pairs, prefix_pairs, prefix_sum)
+    return summed_step_us(arena, plan, seqs, sums)

@@ -7,7 +7,7 @@ context goes through. At integers, and for one request, a mean step is the step 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fastroof.compiled.decode_lines import cell_at
 from fastroof.compiled.grids import grid_value
@@ -34,6 +34,15 @@ class Prompt(NamedTuple):
     us: float
     tokens: float
     seqs: float
+
+
+class ChunkSums(NamedTuple):
+    """Sums over the chunks of a mean step, as of :class:`fastroof.compiled.request_sums.StepSums`."""
+
+    new_tokens: float
+    causal_pairs: float
+    prefix_pairs: float
+    prefix_sum: float
 
 
 @jit_inline
@@ -110,17 +119,13 @@ def _mixed_us(
     plan: PlanParts,
     decode_attention_us: float,
     decodes: float,
-    new_tokens: float,
-    causal_pairs: float,
-    prefix_pairs: float,
-    prefix_tokens: float,
+    chunks: ChunkSums,
     seqs: float,
 ) -> float:
     """Step with prefill, us, from the sums over its chunks that ragged steps are timed from."""
-    sums: Any = (new_tokens, causal_pairs, prefix_pairs, prefix_tokens)
-    batch, q_len = equal_chunks(sums[0], sums[1])
-    prefill_us = prefill_attention_us(arena, plan, batch, q_len, sums[2], sums[3])
-    before = mean_rows_us(arena, plan, new_tokens + decodes, seqs) + decode_attention_us
+    batch, q_len = equal_chunks(chunks.new_tokens, chunks.causal_pairs)
+    prefill_us = prefill_attention_us(arena, plan, batch, q_len, chunks.prefix_pairs, chunks.prefix_sum)
+    before = mean_rows_us(arena, plan, chunks.new_tokens + decodes, seqs) + decode_attention_us
     return with_prefill_us(plan, before, prefill_us)
 
 
@@ -137,17 +142,13 @@ def mean_mixed_step_us(
     """Step in which ``new_tokens`` of prompts anywhere in their prefill share ``room`` tokens, us."""
     chunk = min(isl, room, new_tokens)
     context = 0.5 * (isl - chunk)
-    return _mixed_us(
-        arena,
-        plan,
-        decode_attention_us,
-        decodes,
+    chunks = ChunkSums(
         new_tokens,
         0.5 * new_tokens * (chunk + 1.0),
         new_tokens * context,
         new_tokens / chunk * context,
-        decodes + new_tokens / isl,
     )
+    return _mixed_us(arena, plan, decode_attention_us, decodes, chunks, decodes + new_tokens / isl)
 
 
 @jit
@@ -170,31 +171,18 @@ def prompt_steps_us(
     total = 0.0
     if full > 0.0:
         prefix = 0.5 * (context - room)
-        total = full * _mixed_us(
-            arena,
-            plan,
-            decode_attention_us,
-            decodes,
-            room,
-            0.5 * room * (room + 1.0),
-            room * prefix,
-            prefix,
-            decodes,
-        )
+        chunks = ChunkSums(room, 0.5 * room * (room + 1.0), room * prefix, prefix)
+        total = full * _mixed_us(arena, plan, decode_attention_us, decodes, chunks, decodes)
     shared = max(min(others * isl, room - rest), 0.0)
     chunk = min(isl, room)
     before = 0.5 * (isl - chunk)
     seqs = decodes + 1.0 + shared / isl
-    total += _mixed_us(
-        arena,
-        plan,
-        decode_attention_us,
-        decodes,
+    last = ChunkSums(
         rest + shared,
         0.5 * (rest * (rest + 1.0) + shared * (chunk + 1.0)),
         rest * context + shared * before,
         context + shared / chunk * before,
-        seqs,
     )
+    total += _mixed_us(arena, plan, decode_attention_us, decodes, last, seqs)
     tokens = max(rest + shared, room if full > 0.0 else 0.0)
     return Prompt(total, decodes + tokens, seqs)

@@ -11,9 +11,13 @@ import numpy as np
 
 from fastroof.compiled.jit import Flags, Floats, jit
 
-__all__ = ["copied_sizes", "curve_mfu", "decode_mfu", "gemm_mfu", "prefill_us_and_mfu"]
+__all__ = ["AttentionPrices", "copied_sizes", "curve_mfu", "decode_mfu", "gemm_mfu", "prefill_us_and_mfu"]
 
 MODELLED = 4
+
+
+AttentionPrices = tuple[float, float, float]
+"""Of causal attention, us: a (query, prefix token) pair, a prefix token, and a pair at the peak."""
 
 
 @jit
@@ -49,15 +53,14 @@ def prefill_us_and_mfu(
     batch: Floats,
     q_len: Floats,
     kv_len: Floats,
-    pair_us: float,
-    token_us: float,
-    unit_us: float,
+    prices: AttentionPrices,
     out: Floats,
     mfu: Floats,
     origin: Flags,
 ) -> bool:
     """Add the price of its prefix to causal attention; whether kv_len counts the new tokens everywhere."""
     good = True
+    pair_us, token_us, unit_us = prices
     for p in range(len(out)):
         q = q_len[p]
         prefix = kv_len[p] - q

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fastroof.compiled.jit import Ints, jit_inline
 from fastroof.compiled.llvm import table_load
 
-__all__ = ["MAX_KV_LEN", "decode_sums", "request_sums"]
+__all__ = ["MAX_KV_LEN", "StepSums", "decode_sums", "request_sums"]
 
 MAX_KV_LEN = 2**28
 """Longest sequence that an entry point accepts, tokens."""
 
 
+class StepSums(NamedTuple):
+    """Sums over the requests of a step: its decodes and their KV, the new tokens of its prefill chunks.
+
+    ``causal_pairs`` is the sum of q (q + 1) / 2 over the chunks, ``prefix_pairs`` of q times context,
+    ``prefix_sum`` of their contexts.
+    """
+
+    decodes: int
+    kv_sum: int
+    new_sum: int
+    causal_pairs: int
+    prefix_pairs: int
+    prefix_sum: int
+
+
 @jit_inline
 def request_sums(
     new_tokens: Ints, context_len: Ints, start: int, stop: int, max_tokens: int
-) -> tuple[int, int, int, int, int, int, bool]:
+) -> tuple[StepSums, bool]:
     """Integer sums over one step's requests, and whether all are possible: order does not matter to them.
 
     Sums over all requests and over the decodes, without a branch, so that LLVM vectorises: a decode adds
@@ -46,15 +61,15 @@ def request_sums(
         largest_new = max(largest_new, np.uint64(new - 1))
         largest_context = max(largest_context, np.uint64(context), np.uint64(context + new))
     possible = largest_new < np.uint64(max_tokens) and largest_context <= np.uint64(MAX_KV_LEN)
-    return (
+    sums = StepSums(
         decodes,
         decode_context + decodes,
         new_sum - decodes,
         ((square_sum + new_sum) >> 1) - decodes,
         prefix_pairs - decode_context,
         prefix_sum - decode_context,
-        possible,
     )
+    return sums, possible
 
 
 @jit_inline

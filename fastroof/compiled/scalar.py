@@ -20,7 +20,8 @@ from fastroof.compiled.callers import equal_decodes_us, requests_step_us
 from fastroof.compiled.code_cache import LoopCache
 from fastroof.compiled.jit import OPTIONS, Floats, jit_inline
 from fastroof.compiled.llvm import PLAIN, pointer_at, stack_words
-from fastroof.compiled.steps import MAX_KV_LEN, open_plan, summed_step_us
+from fastroof.compiled.request_sums import MAX_KV_LEN, StepSums
+from fastroof.compiled.steps import open_plan, summed_step_us
 
 __all__ = ["plan_function"]
 
@@ -160,11 +161,8 @@ def _step_call(this: int, arguments: Any, count: int) -> Any:
                 prefix_pairs += new * context
                 prefix_sum += context
         if possible and decodes + new_sum <= plan.max_tokens:
-            return _float_object(
-                summed_step_us(
-                    arena, plan, seqs, decodes, kv_sum, new_sum, causal_pairs, prefix_pairs, prefix_sum
-                )
-            )
+            sums = StepSums(decodes, kv_sum, new_sum, causal_pairs, prefix_pairs, prefix_sum)
+            return _float_object(summed_step_us(arena, plan, seqs, sums))
     return _call(state[_OTHERWISE], arguments, count, 0)
 
 

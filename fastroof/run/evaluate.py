@@ -155,8 +155,10 @@ def run_batch(plan: StepPlan, batch: StepBatch, threads: int) -> StepTimes:
 
     def loop(part: slice) -> int:
         offsets = batch.offsets[part.start : part.stop + 1]
-        answers: Any = [component[part] for component in (*components, out, origin)]
-        return steps.ragged_step_parts(plan.arena, batch.new_tokens, batch.context_len, offsets, *answers)
+        tokens, logits, decode, prefill, runtime = (component[part] for component in components)
+        parts = (tokens, logits, decode, prefill, runtime)
+        requests = (batch.new_tokens, batch.context_len, offsets)
+        return steps.ragged_step_parts(plan.arena, *requests, parts, out[part], origin[part])
 
     if _in_threads(loop, count, threads):
         raise_requests(plan, batch)

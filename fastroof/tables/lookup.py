@@ -255,7 +255,7 @@ def _prefill(
     found = _attention(tables, "attention_prefill", text, key)
     _attention_us(found, method, batch, q_len, out, origin, is_decode=False)
     prices = (*found.prefix_us, found.unit_us)
-    if not points.prefill_us_and_mfu(batch, q_len, kv_len, *prices, out, mfu, origin):
+    if not points.prefill_us_and_mfu(batch, q_len, kv_len, prices, out, mfu, origin):
         at = int(np.flatnonzero(kv_len < q_len)[0])
         raise LookupInputError(
             f"kv_len {int(kv_len[at])} is less than q_len {int(q_len[at])}: "

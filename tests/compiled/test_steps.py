@@ -116,7 +116,7 @@ def test_ragged_loops_survive_any_requests_and_offsets(arena, requests, offsets)
     parts = [np.full(count, np.nan) for _ in range(5)]
     with np.errstate(all="ignore"):
         code = steps.ragged_steps_us(arena, new, context, offsets, out)
-        assert code == steps.ragged_step_parts(arena, new, context, offsets, *parts, again, origin)
+        assert code == steps.ragged_step_parts(arena, new, context, offsets, tuple(parts), again, origin)
     np.testing.assert_array_equal(out, again)
     done = np.isfinite(out)
     assert (origin[done] <= 4).all()
@@ -164,7 +164,7 @@ def test_steps_without_requests_or_of_one_kind(arena):
         out, origin = np.empty(3), np.empty(3, np.uint8)
         parts = [np.empty(3) for _ in range(5)]
         arrays = (arena, new, context, np.array(offsets))
-        assert steps.ragged_step_parts(*arrays, *parts, out, origin) == 0
+        assert steps.ragged_step_parts(*arrays, tuple(parts), out, origin) == 0
         again = np.empty(3)
         assert steps.ragged_steps_us(*arrays, again) == 0
         np.testing.assert_array_equal(out, again)
@@ -191,7 +191,7 @@ def test_a_step_of_sums_is_the_step_of_its_requests(arena, requests):
     sums = [is_decode.sum(), (context[is_decode] + 1).sum(), chunk.sum(), (chunk * (chunk + 1) // 2).sum()]
     sums += [(chunk * before).sum(), before.sum()]
     plan = steps.open_plan(arena)
-    assert steps.summed_step_us(arena, plan, len(new), *map(int, sums)) == out[0]
+    assert steps.summed_step_us(arena, plan, len(new), request_sums.StepSums(*map(int, sums))) == out[0]
 
 
 @given(
@@ -200,12 +200,12 @@ def test_a_step_of_sums_is_the_step_of_its_requests(arena, requests):
 )
 def test_sums_over_requests_are_those_of_plain_python(requests, kind):
     new, context = np.array(requests, kind).T.copy()
-    *sums, possible = request_sums.request_sums(new, context, 0, len(requests), 128)
+    sums, possible = request_sums.request_sums(new, context, 0, len(requests), 128)
     assert possible == all(1 <= n <= 128 and c >= 0 for n, c in requests)
     decodes = [(n, c) for n, c in requests if n == 1 and c > 0]
     chunks = [(n, c) for n, c in requests if not (n == 1 and c > 0)]
     if possible:
-        assert sums == [
+        assert list(sums) == [
             len(decodes),
             sum(c + 1 for _, c in decodes),
             sum(n for n, _ in chunks),

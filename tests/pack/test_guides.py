@@ -185,7 +185,7 @@ def test_loops_over_points_survive_any_coordinates(values):
         whole = [1 <= x <= 2**28 and x == int(x) for x in a.tolist()]
         assert points.copied_sizes(a, 2.0**28, out) == all(whole)
         fits = [bool(kv - q >= 0) for q, kv in zip(b, c, strict=True)]
-        assert points.prefill_us_and_mfu(a, b, c, 1.0, 1.0, 1.0, out, mfu, origin) == all(fits)
+        assert points.prefill_us_and_mfu(a, b, c, (1.0, 1.0, 1.0), out, mfu, origin) == all(fits)
         points.gemm_mfu(a, b, c, 1.0, out, mfu)
         points.decode_mfu(a, b, 1.0, out, mfu)
         points.curve_mfu(a, 1.0, out, mfu)
