@@ -12,8 +12,8 @@ import numpy as np
 
 from fastroof import StepPlan, Tables
 from fastroof.bench.numpy_steps import CHUNK, NumpySteps
+from fastroof.operators.attention_work import HeadShape, prefill_bound
 from fastroof.operators.calls import AllReduce, Gemm
-from fastroof.roofline import HeadShape, prefill_roofline
 
 MODEL = "meta-llama/Meta-Llama-3.1-8B"
 US_PER_MS = 1e3
@@ -113,7 +113,7 @@ def attention_nodes(tables: Tables, operator: str, points: dict[str, Any]) -> Ta
         whole = columns["q_len"] == columns["kv_len"]
         batch, x = np.unique(columns["batch_size"][whole]), np.unique(columns["q_len"][whole])
         sizes = {"q_len": x, "kv_len": x}
-        roofline = prefill_roofline(HeadShape(**heads), tables.gpu, 0.0)
+        roofline = prefill_bound(HeadShape(**heads), tables.gpu, 0.0)
 
         def position(x: Any) -> Any:
             return (roofline.square_us * x + roofline.slope_us) * x

@@ -8,7 +8,7 @@ from benchmarks import cases
 from benchmarks.conftest import Timed
 from fastroof.bench import Setup, Workload, lookup_workloads
 from fastroof.bench.lookups import LOOKUP_OPERATORS
-from fastroof.tables.lookup import METHODS
+from fastroof.operators.operator import METHODS
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from fastroof.bench.inputs import decode_sizes, ragged_decodes
 from fastroof.bench.lookups import lookup_points
 from fastroof.bench.sweeps import sweep_plans
 from fastroof.bench.workloads import homogeneous_decode, ragged
-from fastroof.flops import gemm_bytes, gemm_flops
+from fastroof.operators.gemm import gemm_bytes, gemm_flops
 from fastroof.sweep import best_batches
 from fastroof.units import US_PER_S
 

@@ -12,7 +12,6 @@ from typing import Final, Literal
 __all__ = [
     "DEPLOYMENT_COLUMNS",
     "MEASURED_STEP_COLUMNS",
-    "OPERATORS",
     "ORIGINS",
     "ORIGIN_BORROWED",
     "ORIGIN_EXTRAPOLATED",
@@ -23,7 +22,6 @@ __all__ = [
     "STEP_COLUMNS",
     "SWEEP_COLUMNS",
     "Column",
-    "OperatorSchema",
 ]
 
 Kind = Literal["int", "float", "text"]
@@ -39,30 +37,6 @@ class Column:
     meaning: str
     minimum: int = 1
     """Least value of an int column; a float column must be above zero, or at least this if it is 0."""
-
-
-@dataclass(frozen=True)
-class OperatorSchema:
-    """The columns of one operator's table.
-
-    Attributes
-    ----------
-    operator : str
-        Name of the operator and of its file, ``<operator>.parquet`` or ``.csv``.
-    keys : tuple of Column
-        What names the kernel: dtype, head shape, number of GPUs.
-    axes : tuple of Column
-        The sizes a kernel was measured at, integers of at least 1.
-    """
-
-    operator: str
-    keys: tuple[Column, ...]
-    axes: tuple[Column, ...]
-
-    @property
-    def required(self) -> tuple[Column, ...]:
-        """Every column a table must have: keys, axes and the latency."""
-        return (*self.keys, *self.axes, LATENCY)
 
 
 LATENCY: Final = Column("latency_us", "float", "us", "measured latency of one call")
@@ -82,114 +56,8 @@ RUN_COLUMNS: Final = (
 )
 OPTIONAL_COLUMNS: Final = (GPU, KERNEL, PROVIDER, *SPREAD_COLUMNS, *RUN_COLUMNS)
 
-_DTYPE = Column("dtype", "text", "", "dtype of weights and activations: bf16, fp8, fp8_block")
-_KV_DTYPE = Column("kv_dtype", "text", "", "dtype of the KV cache; attention computes in bf16")
-_HEADS = (
-    Column("num_q_heads", "int", "", "query heads on one GPU"),
-    Column("num_kv_heads", "int", "", "KV heads on one GPU"),
-    Column("head_dim", "int", "", "width of one head"),
-    Column("window", "int", "tokens", "sliding window, 0 for full attention", 0),
-)
-_BATCH = Column("batch_size", "int", "sequences", "sequences in the call")
-_MESSAGE = Column("message_bytes", "int", "B", "bytes each GPU contributes")
-
-OPERATORS: Final[dict[str, OperatorSchema]] = {
-    s.operator: s
-    for s in (
-        OperatorSchema(
-            "gemm",
-            (_DTYPE,),
-            (
-                Column("m", "int", "tokens", "rows of the activations"),
-                Column("n", "int", "", "outputs"),
-                Column("k", "int", "", "inputs"),
-            ),
-        ),
-        OperatorSchema(
-            "attention_prefill",
-            (_KV_DTYPE, *_HEADS),
-            (
-                _BATCH,
-                Column("q_len", "int", "tokens", "new tokens of each sequence"),
-                Column("kv_len", "int", "tokens", "tokens attended to: prefix plus q_len"),
-            ),
-        ),
-        OperatorSchema(
-            "attention_decode",
-            (_KV_DTYPE, *_HEADS),
-            (_BATCH, Column("kv_len", "int", "tokens", "tokens attended to, the new one included")),
-        ),
-        OperatorSchema(
-            "attention_decode_unequal",
-            (
-                _KV_DTYPE,
-                *_HEADS,
-                Column("spread", "text", "", "how kv lengths differ: uniform, bimodal, one_long"),
-            ),
-            (_BATCH, Column("kv_len", "int", "tokens", "mean kv length over the batch")),
-        ),
-        OperatorSchema(
-            "moe",
-            (
-                _DTYPE,
-                Column("hidden", "int", "", "model width"),
-                Column("intermediate", "int", "", "width of one expert, before moe_tp"),
-                Column("topk", "int", "", "experts a token is routed to"),
-                Column("num_experts", "int", "", "experts of the layer, before moe_ep"),
-                Column("moe_tp", "int", "", "tensor-parallel size inside an expert"),
-                Column("moe_ep", "int", "", "expert-parallel size"),
-                Column("distribution", "text", "", "how tokens spread over experts"),
-            ),
-            (Column("num_tokens", "int", "tokens", "tokens entering the layer"),),
-        ),
-        OperatorSchema(
-            "allreduce",
-            (
-                _DTYPE,
-                Column("num_gpus", "int", "", "GPUs in the group"),
-                Column("mode", "text", "", "graph (CUDA graph replay), eager, or nccl"),
-            ),
-            (_MESSAGE,),
-        ),
-        OperatorSchema(
-            "collective",
-            (
-                _DTYPE,
-                Column("collective", "text", "", "all_gather, reduce_scatter or alltoall"),
-                Column("num_gpus", "int", "", "GPUs in the group"),
-            ),
-            (_MESSAGE,),
-        ),
-        OperatorSchema(
-            "elementwise",
-            (
-                Column(
-                    "kind", "text", "", "rmsnorm, rope, silu_and_mul, kv_write, copy, fp8_quantise, fp8_scale"
-                ),
-            ),
-            (
-                Column("m", "int", "tokens", "rows"),
-                Column("width", "int", "", "elements a row"),
-                Column("io_bytes", "int", "B", "compulsory bytes read and written"),
-            ),
-        ),
-        OperatorSchema(
-            "mla_prefill",
-            (_DTYPE, Column("num_q_heads", "int", "", "query heads on one GPU"),
-             Column("nope_dim", "int", "", "head width without rotary part"),
-             Column("rope_dim", "int", "", "rotary head width")),
-            (Column("q_len", "int", "tokens", "new tokens of the sequence"),),
-        ),
-        OperatorSchema(
-            "mla_decode",
-            (_KV_DTYPE, Column("num_q_heads", "int", "", "query heads on one GPU"),
-             Column("kv_lora_rank", "int", "", "width of the compressed KV"),
-             Column("rope_dim", "int", "", "rotary head width")),
-            (_BATCH, Column("kv_len", "int", "tokens", "tokens attended to")),
-        ),
-    )
-}  # fmt: skip
-"""Schema of each operator's table, by operator name."""
+DTYPE: Final = Column("dtype", "text", "", "dtype of weights and activations: bf16, fp8, fp8_block")
+KV_DTYPE: Final = Column("kv_dtype", "text", "", "dtype of the KV cache; attention computes in bf16")
 
 ORIGIN_MEASURED: Final = 0
 ORIGIN_INTERPOLATED: Final = 1
@@ -235,8 +103,8 @@ SWEEP_COLUMNS: Final = (
     Column("model", "text", "", "model"),
     Column("gpu", "text", "", "GPU it runs on"),
     Column("tp", "int", "GPUs", "tensor-parallel size"),
-    _DTYPE,
-    _KV_DTYPE,
+    DTYPE,
+    KV_DTYPE,
     Column("runtime", "text", "", "what an engine adds to the sum of its kernels"),
     Column("kv_len", "int", "tokens", "tokens that each request attends to, the new one included"),
     Column("batch_size", "int", "sequences", "decodes in the step; 0 where no batch is within the limits", 0),
@@ -273,8 +141,8 @@ DEPLOYMENT_COLUMNS: Final = (
     Column("tp", "int", "GPUs", "tensor-parallel size of a replica or worker"),
     Column("replicas", "int", "", "replicas that share the load evenly; 0 where disaggregated", 0),
     Column("total_gpus", "int", "GPUs", "GPUs of the whole deployment"),
-    _DTYPE,
-    _KV_DTYPE,
+    DTYPE,
+    KV_DTYPE,
     Column("runtime", "text", "", "what an engine adds to the sum of its kernels"),
     Column("isl", "int", "tokens", "tokens of a prompt"),
     Column("osl", "int", "tokens", "tokens of an output"),

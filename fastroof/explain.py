@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fastroof import flops
 from fastroof.columns import ORIGIN_MODELLED
 from fastroof.compiled import steps
 from fastroof.compiled.grids import GridBlock, grid_flag, grid_value, open_block
 from fastroof.compiled.search import curve_point
+from fastroof.operators.attention_work import (
+    attention_bytes,
+    attention_flops,
+    decode_attention_bytes,
+    decode_attention_flops,
+)
 from fastroof.operators.calls import AllReduce, Role
 from fastroof.plan.curves import RowCurve, row_cost
 from fastroof.run import StepBatch, run_batch
@@ -143,8 +148,8 @@ def explain_step(plan: StepPlan, requests: Iterable[tuple[int, int]]) -> Explana
     attention = []
     if decode.any():
         kv_len = context[decode] + 1
-        work = flops.decode_attention_flops(nh, dim, kv_len.sum(), 1)
-        moved = flops.decode_attention_bytes(nh, nkv, dim, kv_len, 1, width).sum()
+        work = decode_attention_flops(nh, dim, kv_len.sum(), 1)
+        moved = decode_attention_bytes(nh, nkv, dim, kv_len, 1, width).sum()
         part = times.components.decode_attention_us[0]
         block = open_block(plan.arena, int(plan.arena[steps.DECODE_AT]))
         count = float(decode.sum())
@@ -155,8 +160,8 @@ def explain_step(plan: StepPlan, requests: Iterable[tuple[int, int]]) -> Explana
         )
     if not decode.all():
         q_len, prefix = new[~decode], context[~decode]
-        work = flops.attention_flops(nh, dim, q_len, q_len + prefix).sum()
-        moved = flops.attention_bytes(nh, nkv, dim, q_len, q_len + prefix, 1, width).sum()
+        work = attention_flops(nh, dim, q_len, q_len + prefix).sum()
+        moved = attention_bytes(nh, nkv, dim, q_len, q_len + prefix, 1, width).sum()
         part = times.components.prefill_attention_us[0]
         block = open_block(plan.arena, int(plan.arena[steps.PREFILL_AT]))
         mean_q = 2.0 * float((q_len * (q_len + 1) // 2).sum()) / float(q_len.sum()) - 1.0

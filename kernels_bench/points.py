@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastroof.columns import OPERATORS
+from fastroof.operators.registry import OPERATORS
 
 __all__ = ["Point"]
 
@@ -19,7 +19,7 @@ class Point:
     Attributes
     ----------
     operator : str
-        A key of :data:`fastroof.columns.OPERATORS`: gemm, attention_prefill, attention_decode, ...
+        A key of :data:`fastroof.operators.registry.OPERATORS`: gemm, attention_prefill, attention_decode, ...
     values : mapping of str to int or str
         Every key and axis column of that schema but the latency: ``{"dtype": "bf16", "m": 64, ...}``.
     priority : int

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fastroof.bench.workload import Baseline, Setup, Workload
-from fastroof.roofline import HeadShape
+from fastroof.operators.attention_work import HeadShape
+from fastroof.operators.operator import METHODS
 from fastroof.tables import Tables
-from fastroof.tables.lookup import METHODS
 
 __all__ = ["LOOKUP_OPERATORS", "lookup_points", "lookup_workloads"]
 

@@ -11,8 +11,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fastroof.operators.attention import ATTENTION_PREFILL
+from fastroof.operators.attention_work import prefill_bound
 from fastroof.plan import StepPlan
-from fastroof.roofline import prefill_roofline
 from fastroof.run import StepBatch
 from fastroof.tables import Tables
 
@@ -74,7 +75,7 @@ class NumpySteps:
         self.layers = plan.model.num_layers
         self.decode_grid = _node_grid(plan, tables, "attention_decode")
         self.prefill_grid = _node_grid(plan, tables, "attention_prefill")
-        self.prefix_us = tables.prefix_us(plan.heads)
+        self.prefix_us = ATTENTION_PREFILL.prefix_us(tables, plan.heads)
         self.searches: dict[str, list[tuple[Floats, Floats]]] = {"tokens": [], "sequences": []}
         # straight lines, as of streaming kernels, need no search: all of them are one line
         self.line = {"tokens": np.zeros(2), "sequences": np.zeros(2)}
@@ -177,7 +178,7 @@ def _node_grid(plan: StepPlan, tables: Tables, operator: str) -> NodeGrid:
             np.unique(columns["kv_len"][rows][whole]),
         )
         sizes = {"batch_size": batch[:, None], "kv_len": kv_len, "q_len": kv_len}
-        _, square, slope, _ = prefill_roofline(heads, tables.gpu, 0.0)
+        _, square, slope, _ = prefill_bound(heads, tables.gpu, 0.0)
     found = tables.lookup(
         operator, num_q_heads=heads.num_q_heads, num_kv_heads=heads.num_kv_heads,
         head_dim=heads.head_dim, kv_dtype=heads.kv_dtype, **sizes,

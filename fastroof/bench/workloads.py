@@ -14,6 +14,8 @@ from fastroof.bench.numpy_steps import NumpySteps
 from fastroof.bench.processes import import_seconds, step_command
 from fastroof.bench.sweeps import many_plans, sweep_best, sweep_written
 from fastroof.bench.workload import Baseline, Setup, Workload
+from fastroof.operators.attention import ATTENTION_DECODE, ATTENTION_PREFILL
+from fastroof.operators.gemm import GEMM
 from fastroof.plan import compile_plan
 from fastroof.plan.table_curves import TableCurves
 from fastroof.run import StepBatch
@@ -168,9 +170,9 @@ def pack(setup: Setup) -> Workload:
 
     def run() -> None:
         tables = Tables(measured, gpu)
-        tables.gemm(dtypes[0])
-        tables.attention("attention_decode", setup.plan.heads)
-        tables.attention("attention_prefill", setup.plan.heads)
+        GEMM.packed(tables, dtypes[0])
+        ATTENTION_DECODE.grid(tables, setup.plan.heads)
+        ATTENTION_PREFILL.grid(tables, setup.plan.heads)
 
     return Workload("pack", f"tables of one model packed: {dtypes[0]} GEMMs, attention", "pack", 1, run)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from fastroof import flops
 from fastroof.columns import ORIGIN_MEASURED
 from fastroof.compat import infersim
 from fastroof.compat.compare_steps import COMPONENTS, Case, MethodTime, Step
@@ -18,6 +17,8 @@ from fastroof.compat.infersim.hardware import (
 )
 from fastroof.config import GpuSpec
 from fastroof.models import ModelSpec
+from fastroof.operators.attention_work import decode_attention_flops
+from fastroof.operators.gemm import gemm_flops
 from fastroof.units import GB, GIB, TFLOP, US_PER_MS, US_PER_S
 
 __all__ = ["constants_of", "hf_config", "infersim_facts", "infersim_time"]
@@ -167,11 +168,11 @@ def _linear_facts(
     mfu = {name: infersim.gemm_mfu(case.infersim, plan.gpu.name, m, k, n) for name, (k, n) in shapes.items()}
     unfloored_us = (row["attn_others_s"] + row["routed_s"]) * layers_us
     at_peak_us = unfloored_us * its_share
-    down = float(flops.gemm_flops(m, model.hidden, inter)) / plan.gpu.peak("bf16") * layers_us
+    down = float(gemm_flops(m, model.hidden, inter)) / plan.gpu.peak("bf16") * layers_us
     one_mfu_us = down / float(mfu["gate_up"]) - down / float(mfu["down"])
     left_us = at_peak_us - one_mfu_us
     own_us = own.components_us["linear"]
-    work = sum(float(flops.gemm_flops(m, n, k)) for k, n in shapes.values())
+    work = sum(float(gemm_flops(m, n, k)) for k, n in shapes.values())
     least_us = work / plan.gpu.peak("bf16") * layers_us
     blocks = case.infersim.blocks["gemm"]
     device = case.infersim.devices.index(plan.gpu.name)
@@ -209,9 +210,9 @@ def _attention_facts(
     at_peak_us = corrected_us * its_share
     heads = plan.heads
     if step.phase == "decode":
-        work = flops.decode_attention_flops(heads.num_q_heads, heads.head_dim, step.tokens, step.batch_size)
+        work = decode_attention_flops(heads.num_q_heads, heads.head_dim, step.tokens, step.batch_size)
     else:
-        work = flops.decode_attention_flops(heads.num_q_heads, heads.head_dim, step.tokens, step.tokens) / 2
+        work = decode_attention_flops(heads.num_q_heads, heads.head_dim, step.tokens, step.tokens) / 2
     least_us = float(work) / plan.gpu.peak("bf16") * layers_us
     fell_back = "attention" in (row["fallbacks"] or "").split(", ")
     floored = row["kv_load_s"] > row["attn_core_s"]

@@ -12,7 +12,7 @@ from fastroof.compat.compare_fastroof import linear_us
 from fastroof.compat.compare_steps import COMPONENTS, Case, MethodTime, Step
 from fastroof.compat.roofline_v2.configs import Hardware, ModelSizes
 from fastroof.compat.roofline_v2.lookups import decode_at
-from fastroof.flops import decode_attention_flops
+from fastroof.operators.attention_work import decode_attention_flops
 from fastroof.units import TB, US_PER_S
 
 __all__ = ["roofline_v2_facts", "roofline_v2_time"]

@@ -13,8 +13,9 @@ import numpy.typing as npt
 from fastroof.compat import infersim, roofline_v2
 from fastroof.config import GpuSpec
 from fastroof.errors import MissingTableError
-from fastroof.flops import decode_attention_flops, gemm_flops
 from fastroof.models.layout import TP_SIZES
+from fastroof.operators.attention_work import decode_attention_flops
+from fastroof.operators.gemm import gemm_flops
 from fastroof.tables import Tables
 from fastroof.units import US_PER_S
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fastroof.compiled.jit import Flags, Floats, jit, jit_inline
+from fastroof.compiled.layout import FORM_DECODE_RATE, FORM_LATENCY, FORM_PREFILL_RATE
 from fastroof.compiled.llvm import float_bits, output_store, table_load
 from fastroof.compiled.packed import GridNodes
 from fastroof.compiled.search import INTERPOLATED, bracket
@@ -43,8 +44,6 @@ EXTRAPOLATED = 2
 Y, X, FORM, BLOCK_HEADER = 0, 4, 8, 9
 # Slots of an axis: how many nodes it has, and its guide (see fastroof.pack.keys).
 NODES, SHIFT, FIRST_KEY, KEYS = 0, 1, 2, 3
-# A form other than latency says that cells hold work / latency.
-FORM_LATENCY, FORM_DECODE_RATE, FORM_PREFILL_RATE = 0, 1, 2
 
 
 def x_axis_of(block: Floats) -> Floats:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastroof.compiled.jit import Floats, Ints, jit
+from fastroof.compiled.layout import GUIDE_HEADER
 from fastroof.compiled.llvm import float_bits, table_load
 
 __all__ = ["GUIDE_HEADER", "Guide", "guide_of", "guided_cell", "guided_node"]
@@ -11,7 +12,6 @@ __all__ = ["GUIDE_HEADER", "Guide", "guide_of", "guided_cell", "guided_node"]
 # cells. Header: first and last cell of the axis, place of its first key's cell, last key, key of the first,
 # bits of a float64 to drop for a key. Places and cells count from the beginning of their array.
 FIRST_CELL, LAST_CELL, CELLS_AT, LAST_KEY, FIRST_KEY, SHIFT = range(6)
-GUIDE_HEADER = 6
 
 Guide = tuple[int, int, int, int, int, int]
 

@@ -1,7 +1,7 @@
 """Packed tables as loops take them, each a tuple of arrays: made by fastroof.pack.
 
 A loop is compiled once a type, so every table of a kind has arrays of the same dtypes, contiguous and
-writable, whatever it was packed from.
+writable, whatever it was packed from. Without numba, so that packing loads without it.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastroof.compiled.jit import Flags, Floats
-
 __all__ = ["GridNodes", "GuidedGrid", "PackedCurve", "PackedGemm"]
 
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.uint8]
 Longs = npt.NDArray[np.int64]
 Origins = npt.NDArray[np.uint16]
 

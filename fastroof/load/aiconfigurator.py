@@ -17,13 +17,14 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from fastroof.columns import OPERATORS
 from fastroof.config.gpu import GpuSpec, load_gpu
 from fastroof.errors import TableError
-from fastroof.load.aiconfigurator_families import FAMILIES, Family, Part, joined, point_codes, select
 from fastroof.load.measured import MeasuredTable, MeasuredTables
+from fastroof.load.package_rows import PACKAGE_FILES, Part, joined, point_codes, select
 from fastroof.load.rows import read_columns
 from fastroof.load.write import Format, write_source
+from fastroof.operators.foreign_rows import PackageFile
+from fastroof.operators.registry import OPERATORS
 from fastroof.units import GB, US_PER_S
 
 __all__ = ["available", "convert_aiconfigurator", "import_aiconfigurator", "installed_root"]
@@ -133,22 +134,21 @@ def import_aiconfigurator(
     provenance = _package_provenance(data.parents[1], system, gpu.name, backend, version)
     parts: dict[str, list[Part]] = {}
     ignored: dict[str, str] = {}
-    for family in _families(files):
-        where = version if family.backend is None else nccl
-        folder = data / system / family.folder / (family.backend or backend)
-        path = folder / where / f"{family.file}.parquet"
+    for operator, wanted in _wanted_files(files):
+        where = version if wanted.backend is None else nccl
+        folder = data / system / wanted.folder / (wanted.backend or backend)
+        path = folder / where / f"{wanted.file}.parquet"
         name = path.relative_to(data).as_posix()
         if not path.is_file() or not where:
-            versions = sorted(p.parent.name for p in folder.glob(f"*/{family.file}.parquet"))
+            versions = sorted(p.parent.name for p in folder.glob(f"*/{wanted.file}.parquet"))
             ignored[name] = f"not in the package; versions there: {', '.join(versions) or 'none'}"
             continue
-        raw = read_columns(path, family.columns, family.optional, label=name)
-        for operator, rows in family.convert(raw):
-            part = Part(path, name, raw, *select(operator, rows, gpu))
-            if len(part.columns["latency_us"]):
-                parts.setdefault(operator, []).append(part)
-            else:
-                ignored[f"{name} ({operator})"] = f"no row that fastroof knows: {part.left_out}"
+        raw = read_columns(path, wanted.columns, wanted.optional, label=name)
+        part = Part(path, name, raw, *select(operator, wanted.convert(raw), gpu))
+        if len(part.columns["latency_us"]):
+            parts.setdefault(operator, []).append(part)
+        else:
+            ignored[f"{name} ({operator})"] = f"no row that fastroof knows: {part.left_out}"
     if not parts:
         absent = "; ".join(f"{name}: {reason}" for name, reason in ignored.items())
         raise TableError(f"nothing to import of {backend} {version} for {system}: {absent}")
@@ -238,15 +238,15 @@ def _data_folder(root: Path | None) -> Path:
     return data
 
 
-def _families(files: Collection[str] | None) -> tuple[Family, ...]:
+def _wanted_files(files: Collection[str] | None) -> tuple[tuple[str, PackageFile], ...]:
     if files is None:
-        return FAMILIES
-    known = [family.file for family in FAMILIES]
+        return PACKAGE_FILES
+    known = list(dict.fromkeys(file.file for _, file in PACKAGE_FILES))
     wanted = {files} if isinstance(files, str) else set(files)
     unknown = sorted(wanted - set(known))
     if unknown:
         raise TableError(f"fastroof reads no file {', '.join(unknown)}; need some of {', '.join(known)}")
-    return tuple(family for family in FAMILIES if family.file in wanted)
+    return tuple((operator, file) for operator, file in PACKAGE_FILES if file.file in wanted)
 
 
 def _check_available(data: Path, system: str, backend: str, version: str) -> None:
@@ -255,10 +255,10 @@ def _check_available(data: Path, system: str, backend: str, version: str) -> Non
     if (data / system / "gemm" / backend / version / "gemm_perf.parquet").is_file():
         return
     have = {}
-    for family in FAMILIES:
-        if family.backend is None:
-            files = (data / system / family.folder).glob(f"*/*/{family.file}.parquet")
-            have[family.file] = sorted(f"{f.parts[-3]} {f.parts[-2]}" for f in files)
+    for _, wanted in PACKAGE_FILES:
+        if wanted.backend is None:
+            files = (data / system / wanted.folder).glob(f"*/*/{wanted.file}.parquet")
+            have[wanted.file] = sorted(f"{f.parts[-3]} {f.parts[-2]}" for f in files)
     listed = "; ".join(f"{name}: {', '.join(found) or 'none'}" for name, found in have.items())
     raise TableError(f"no gemm_perf of {backend} {version} for {system}; there are {listed}")
 

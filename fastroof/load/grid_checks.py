@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastroof.columns import OPERATORS
 from fastroof.load.file_report import Finding
+from fastroof.operators.registry import OPERATORS
 
 __all__ = ["Grid", "duplicates", "example", "grid_findings", "grid_of"]
 
@@ -34,7 +34,7 @@ class Grid:
     Attributes
     ----------
     operator : str
-        A key of :data:`fastroof.columns.OPERATORS`.
+        A key of :data:`fastroof.operators.registry.OPERATORS`.
     columns : mapping of str to ndarray
         The file's rows, in its order.
     kernel : ndarray of int64
@@ -62,12 +62,8 @@ class Grid:
 def grid_of(operator: str, columns: Columns) -> Grid:
     """Return the points of one file's rows."""
     schema = OPERATORS[operator]
-    axes = {c.name: columns[c.name] for c in schema.axes}
-    if operator == "attention_prefill":
-        axes["context_len"] = axes.pop("kv_len") - axes["q_len"]
-    axes.pop("io_bytes", None)
     kernel = _codes([columns[c.name] for c in schema.keys], len(columns["latency_us"]))
-    return Grid(operator, columns, kernel, axes)
+    return Grid(operator, columns, kernel, schema.independent_axes(columns))
 
 
 def example(operator: str, columns: Columns, row: int) -> dict[str, Any]:
@@ -89,7 +85,7 @@ def duplicates(operator: str, columns: Columns, file: Ints, files: int) -> dict[
     Parameters
     ----------
     operator : str
-        A key of :data:`fastroof.columns.OPERATORS`.
+        A key of :data:`fastroof.operators.registry.OPERATORS`.
     columns : mapping of str to ndarray
         All rows of the table.
     file : ndarray of int64
@@ -203,13 +199,15 @@ def _holes(grid: Grid) -> list[Finding]:
     """Find cells missing from the full product of the sizes that each kernel was measured at."""
     if len(grid.axes) < 2:
         return []
-    if grid.operator != "gemm":
-        return _missing(grid, {n: [n] for n in grid.axes}, "holes", "cells of the grid")
-    # Projections are (n, k) pairs, not a product of n and k: both views are of use, apart.
-    by_shape = {"m": ["m"], "shape": ["n", "k"]}
+    pair = OPERATORS[grid.operator].paired_axes
+    others = [name for name in grid.axes if name not in pair]
+    if not pair:
+        return _missing(grid, {n: [n] for n in others}, "holes", "cells of the grid")
+    # both views are of use, apart
+    by_shape = {**{n: [n] for n in others}, "shape": list(pair)}
     return [
-        *_missing(grid, by_shape, "holes", "cells of m by measured (n, k)"),
-        *_missing(grid, {"n": ["n"], "k": ["k"]}, "missing_pairs", "pairs of n and k"),
+        *_missing(grid, by_shape, "holes", f"cells of {' by '.join(others)} by measured ({', '.join(pair)})"),
+        *_missing(grid, {n: [n] for n in pair}, "missing_pairs", f"pairs of {' and '.join(pair)}"),
     ]
 
 

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastroof.columns import OPERATORS, OperatorSchema
 from fastroof.config.gpu import GpuSpec, load_gpu
 from fastroof.once import made_once
+from fastroof.operators.operator import Operator
+from fastroof.operators.registry import OPERATORS
 
 __all__ = ["MeasuredTable", "MeasuredTables", "PeakFinding", "SourceChoice"]
 
@@ -54,7 +55,7 @@ class MeasuredTable:
     Attributes
     ----------
     operator : str
-        A key of :data:`fastroof.columns.OPERATORS`.
+        A key of :data:`fastroof.operators.registry.OPERATORS`.
     columns : mapping of str to ndarray
         The schema's required columns, each of shape (rows,): int64 for sizes, float64 for
         latencies, str objects for text; optional columns where the file has them.
@@ -74,8 +75,8 @@ class MeasuredTable:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def schema(self) -> OperatorSchema:
-        """The operator's schema."""
+    def schema(self) -> Operator:
+        """The operator: its columns, and what is done with them."""
         return OPERATORS[self.operator]
 
     @property

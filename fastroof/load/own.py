@@ -11,12 +11,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from fastroof.columns import GPU, LATENCY, OPERATORS, OPTIONAL_COLUMNS
+from fastroof.columns import GPU, LATENCY, OPTIONAL_COLUMNS
 from fastroof.config.gpu import GpuSpec, load_gpu
 from fastroof.errors import TableError
 from fastroof.load.measured import MeasuredTable, MeasuredTables, SourceChoice
-from fastroof.load.row_work import row_work
 from fastroof.load.rows import ENDINGS, read_columns
+from fastroof.operators.registry import OPERATORS
 from fastroof.units import DTYPE_BYTES, TFLOP, US_PER_S
 
 __all__ = ["Source", "list_sources", "load_own"]
@@ -270,7 +270,7 @@ def _refuse_unknown_dtypes(path: Path, name: str, dtypes: Array) -> None:
 
 
 def _refuse_mfu_above_one(path: Path, operator: str, columns: Mapping[str, Array], gpu: GpuSpec) -> None:
-    work = row_work(operator, columns, gpu)
+    work = OPERATORS[operator].work(columns, gpu)
     # Attention computes in bf16, or over an fp8 KV cache at most at the fp8 peak.
     dtypes = columns.get("dtype", columns.get("kv_dtype", np.full(len(work.flops), "bf16", object)))
     no_units = np.isnan(work.limit_flops_per_s) & ~np.isnan(work.flops)

@@ -6,22 +6,22 @@ candidate is judged by how many rows it reproduces within the rounding, not by t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fastroof import flops
 from fastroof.config.gpu import GpuSpec, gpu_names, load_gpu
 from fastroof.load.measured import PeakFinding
-from fastroof.load.row_work import Columns, row_flops
+from fastroof.operators.registry import OPERATORS
 from fastroof.units import PEAK_DTYPE, TFLOP, US_PER_S
 
 __all__ = ["PeakFit", "fit_peak", "rounding_unit"]
 
 Floats = npt.NDArray[np.float64]
+Columns = Mapping[str, npt.NDArray[Any]]
 
 RELATIVE_SLACK = 0.01
 """Latencies are rounded too, and peaks are quoted as 989 or 989.5: off by less is agreement."""
@@ -86,7 +86,7 @@ def fit_peak(
     Parameters
     ----------
     operator : str
-        A key of :data:`fastroof.columns.OPERATORS`.
+        A key of :data:`fastroof.operators.registry.OPERATORS`.
     columns : mapping of str to ndarray
         Keys, axes, ``latency_us`` and ``mfu`` of the file's rows.
     gpu : GpuSpec
@@ -107,7 +107,7 @@ def fit_peak(
     half_unit = rounding_unit(mfu) / 2.0
     seconds = columns["latency_us"] / US_PER_S
     own_units = None if own_dtype is None else PEAK_DTYPE.get(own_dtype)
-    conventions = _flop_conventions(operator, columns)
+    conventions = OPERATORS[operator].flops_conventions(columns)
 
     def contradicts(work: Floats, peak_flops_per_s: float) -> npt.NDArray[np.bool_]:
         expected = work / (seconds * peak_flops_per_s)
@@ -142,29 +142,6 @@ def fit_peak(
     )
     units = best.units if best is not None and own else None
     return PeakFit(finding, units, work / (seconds * used), contradicts(work, used))
-
-
-def _flop_conventions(operator: str, columns: Columns) -> dict[str, Floats]:
-    """Return the file's FLOPs by every convention in use; "" where there is but one.
-
-    Published prefill tables halve S^2, an estimator divides it by 1.8; both differ from the exact
-    S (S + 1) / 2.
-    """
-    exact = row_flops(operator, columns)
-    if operator == "attention_prefill":
-        width = columns["head_dim"]
-    elif operator == "mla_prefill":
-        width = columns["nope_dim"] + columns["rope_dim"] / 2.0
-    else:
-        return {"": exact}
-    s = columns["q_len"]
-    square = flops.decode_attention_flops(columns["num_q_heads"], width, s, s)
-    return {
-        "FLOPs of S^2 / 2": square / 2.0,
-        "exact causal FLOPs": exact,
-        "FLOPs of S^2 / 1.8": square / 1.8,
-        "FLOPs of S^2, not halved": square,
-    }
 
 
 def _candidates(conventions: dict[str, Floats], gpu: GpuSpec, own_units: str | None) -> Iterator[_Candidate]:

@@ -21,13 +21,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from fastroof.columns import LATENCY, OPERATORS, Column
+from fastroof.columns import DTYPE
 from fastroof.config.gpu import GpuSpec, load_gpu
 from fastroof.errors import GpuError, TableError
 from fastroof.load.measured import MeasuredTable, MeasuredTables, PeakFinding
-from fastroof.load.row_work import row_work
 from fastroof.load.rows import read_columns
 from fastroof.load.tree_peaks import PeakFit, fit_peak
+from fastroof.operators.registry import OPERATORS
 from fastroof.units import PEAK_DTYPE, TFLOP, US_PER_S
 
 __all__ = ["is_tree", "load_tree"]
@@ -36,47 +36,17 @@ Array = npt.NDArray[Any]
 Columns = dict[str, Array]
 
 PHASES: Final = ("prefill", "decode")
-ATTENTION_KINDS: Final = ("mha", "mla")
 UNREAD_KINDS: Final = {
     "grouped_gemm": "grouped GEMMs time up and down projections apart; fastroof has no such operator yet",
     "dsa": "sparse attention (DSA) is no operator of fastroof yet",
     "gdn": "linear attention (GDN) is no operator of fastroof yet",
 }
-MFU: Final = Column("mfu", "float", "", "the file's own MFU", 0)
-_DTYPE, _KV_DTYPE = OPERATORS["mla_prefill"].keys[0], OPERATORS["attention_decode"].keys[0]
-_SEQ_LEN = Column("seq_len", "int", "tokens", "tokens of the one sequence")
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """The columns of one kind of file, in the order a file without header has them."""
-
-    operator: str
-    required: tuple[Column, ...]
-    optional: tuple[Column, ...]
-    order: tuple[str, ...]
-
-
-_LAYOUTS: Final = {
-    ("gemm", ""): _Layout(
-        "gemm", (*OPERATORS["gemm"].axes, LATENCY), (_DTYPE, MFU), ("m", "k", "n", "latency_us", "mfu")
-    ),
-    **{
-        (kind, "prefill"): _Layout(
-            operator, (_DTYPE, _SEQ_LEN, LATENCY), (MFU,), ("dtype", "seq_len", "latency_us", "mfu")
-        )
-        for kind, operator in (("mha", "attention_prefill"), ("mla", "mla_prefill"))
-    },
-    **{
-        (kind, "decode"): _Layout(
-            operator,
-            (_DTYPE, _KV_DTYPE, *OPERATORS[operator].axes, LATENCY),
-            (MFU,),
-            ("dtype", "kv_dtype", "batch_size", "kv_len", "latency_us", "mfu"),
-        )
-        for kind, operator in (("mha", "attention_decode"), ("mla", "mla_decode"))
-    },
+_OPERATORS: Final = {
+    (o.tree_file.kind, o.tree_file.phase): (o.name, o.tree_file)
+    for o in OPERATORS.values()
+    if o.tree_file is not None
 }
+"""Operator and layout of each kind of file, by its folders."""
 
 
 @dataclass(frozen=True)
@@ -185,15 +155,14 @@ def _tree_root(root: Path) -> Path:
 def _tree_files(root: Path) -> list[_TreeFile]:
     """List the files of all GPUs in both orders of folders, sorted by name."""
     found = []
-    for kind in ("gemm", *ATTENTION_KINDS, *UNREAD_KINDS):
-        phases = ("",) if kind == "gemm" else PHASES
-        for phase in phases:
-            file = "data.csv" if kind == "gemm" else "*.csv"
-            kind_first, gpu_first = f"{kind}/{phase}/*/{file}", f"*/{kind}/{phase}/{file}"
-            for pattern, place in ((kind_first, -2), (gpu_first, 0)):
-                for path in root.glob(pattern.replace("//", "/")):
-                    inside = path.relative_to(root)
-                    found.append(_TreeFile(path, inside.as_posix(), inside.parts[place], kind, phase))
+    unread = [(kind, phase) for kind in UNREAD_KINDS for phase in PHASES]
+    for kind, phase in (*_OPERATORS, *unread):
+        file = "*.csv" if phase else "data.csv"
+        kind_first, gpu_first = f"{kind}/{phase}/*/{file}", f"*/{kind}/{phase}/{file}"
+        for pattern, place in ((kind_first, -2), (gpu_first, 0)):
+            for path in root.glob(pattern.replace("//", "/")):
+                inside = path.relative_to(root)
+                found.append(_TreeFile(path, inside.as_posix(), inside.parts[place], kind, phase))
     return sorted(found, key=lambda f: f.name)
 
 
@@ -230,7 +199,7 @@ def _source_name(root: Path, gpu: GpuSpec) -> str:
 
 def _heads(file: _TreeFile) -> tuple[int, int, int] | str:
     """Return the three numbers of an attention file's name, on one GPU; or why it has none."""
-    if file.kind == "gemm":
+    if not file.phase:
         return (0, 0, 0)
     match = re.fullmatch(r"([1-9]\d*)-([1-9]\d*)-([1-9]\d*)(?:-tp([1-9]\d*))?", file.path.stem)
     if match is None:
@@ -245,22 +214,22 @@ def _heads(file: _TreeFile) -> tuple[int, int, int] | str:
 def _read_file(
     file: _TreeFile, heads: tuple[int, int, int], gpu: GpuSpec
 ) -> tuple[str, Columns, PeakFinding | None]:
-    layout = _LAYOUTS[file.kind, file.phase]
+    operator, layout = _OPERATORS[file.kind, file.phase]
     names = layout.order if _lacks_header(file.path) else None
     read = read_columns(file.path, layout.required, layout.optional, names=names, label=file.name)
     rows = len(read["latency_us"])
-    columns = _with_keys(layout.operator, read, heads)
-    if layout.operator == "gemm":
-        fit = _fit_gemm(file, columns, gpu)
+    columns: Columns = {name: read[name] for name in ("latency_us", "mfu") if name in read}
+    columns |= layout.convert(read, heads)
+    if DTYPE in layout.optional:
+        fit = _fit_dtype(file, operator, columns, gpu)
     else:
-        _check_dtype(file, "dtype", read["dtype"], compute_only=layout.operator != "mla_prefill")
+        _check_dtype(file, "dtype", read["dtype"], compute_only=not layout.computes_in_any_dtype)
         if "kv_dtype" in columns:
             _check_dtype(file, "kv_dtype", columns["kv_dtype"], compute_only=False)
-        own = str(read["dtype"][0])
-        fit = fit_peak(layout.operator, columns, gpu, file.name, own)
-    _check_mfu(file, layout.operator, columns, gpu, None if fit is None else fit.finding)
+        fit = fit_peak(operator, columns, gpu, file.name, str(read["dtype"][0]))
+    _check_mfu(file, operator, columns, gpu, None if fit is None else fit.finding)
     columns["file"] = _repeat(file.name, rows)
-    return layout.operator, columns, None if fit is None else fit.finding
+    return operator, columns, None if fit is None else fit.finding
 
 
 def _lacks_header(path: Path) -> bool:
@@ -273,38 +242,13 @@ def _lacks_header(path: Path) -> bool:
     return any(re.fullmatch(r"\s*[-+]?\d+(\.\d*)?\s*", cell) for cell in first)
 
 
-def _with_keys(operator: str, read: Columns, heads: tuple[int, int, int]) -> Columns:
-    """Return the schema's columns of one file's rows."""
-    columns: Columns = {name: read[name] for name in ("latency_us", "mfu") if name in read}
-    rows = len(columns["latency_us"])
-    if operator == "gemm":
-        return columns | {name: read[name] for name in ("dtype", "m", "n", "k") if name in read}
-    names: tuple[str, ...]
-    if operator.startswith("attention"):
-        names = ("num_q_heads", "num_kv_heads", "head_dim")
-        columns["window"] = np.zeros(rows, np.int64)
-    else:
-        names = tuple(c.name for c in OPERATORS[operator].keys if c.kind == "int")
-    columns |= {name: np.full(rows, size, np.int64) for name, size in zip(names, heads, strict=True)}
-    if operator.endswith("decode"):
-        return columns | {name: read[name] for name in ("kv_dtype", "batch_size", "kv_len")}
-    columns["q_len"] = read["seq_len"]
-    if operator == "mla_prefill":
-        return columns | {"dtype": read["dtype"]}
-    return columns | {
-        "kv_dtype": read["dtype"],
-        "batch_size": np.ones(rows, np.int64),
-        "kv_len": read["seq_len"],
-    }
-
-
-def _fit_gemm(file: _TreeFile, columns: Columns, gpu: GpuSpec) -> PeakFit | None:
+def _fit_dtype(file: _TreeFile, operator: str, columns: Columns, gpu: GpuSpec) -> PeakFit | None:
     """Fit the peak; a file without a dtype column gets the dtype that its peak means."""
     if "dtype" in columns:
         _check_dtype(file, "dtype", columns["dtype"], compute_only=False)
         dtypes = np.unique(columns["dtype"])
-        return fit_peak("gemm", columns, gpu, file.name, str(dtypes[0])) if len(dtypes) == 1 else None
-    fit = fit_peak("gemm", columns, gpu, file.name, None)
+        return fit_peak(operator, columns, gpu, file.name, str(dtypes[0])) if len(dtypes) == 1 else None
+    fit = fit_peak(operator, columns, gpu, file.name, None)
     if fit is None or fit.units is None:
         found = "no mfu column either" if fit is None else f"an mfu column divided by {fit.finding.label}"
         peaks = ", ".join(f"{units} {p / TFLOP:.4g}" for units, p in sorted(gpu.peak_flops_per_s.items()))
@@ -331,7 +275,7 @@ def _check_mfu(
     file: _TreeFile, operator: str, columns: Columns, gpu: GpuSpec, finding: PeakFinding | None
 ) -> None:
     """Refuse a table that no kernel of its dtype can have measured."""
-    work = row_work(operator, columns, gpu)
+    work = OPERATORS[operator].work(columns, gpu)
     if np.isnan(work.peak_flops_per_s).any():
         row = int(np.argmax(np.isnan(work.peak_flops_per_s)))
         have = ", ".join(sorted(gpu.peak_flops_per_s))

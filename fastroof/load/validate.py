@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastroof.columns import OPERATORS
 from fastroof.config.gpu import GpuSpec
 from fastroof.load.file_report import SEVERITIES, AxisRange, FileReport, Finding, Severity, worst
 from fastroof.load.grid_checks import duplicates, example, grid_findings, grid_of
 from fastroof.load.measured import MeasuredTable, MeasuredTables
-from fastroof.load.row_work import RowWork, row_work
 from fastroof.load.tree_peaks import fit_peak
+from fastroof.operators.operator import RowWork
+from fastroof.operators.registry import OPERATORS
 from fastroof.units import GB, MIB, TFLOP, US_PER_S
 
 __all__ = ["AxisRange", "FileReport", "Finding", "Severity", "validate", "worst"]
@@ -27,10 +27,6 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Columns = Mapping[str, Array]
 
-IMPOSSIBLE_BANDWIDTH = 1.3
-"""Above the datasheet's bandwidth by this much, a figure is wrong rather than lucky."""
-IN_SWITCH_REDUCTION = 2.0
-"""NVLink switches that add halve what an all-reduce sends, so its ring figure can double."""
 UNKNOWN_L2_BYTES = 64 * MIB
 """Taken where a gpu.toml does not say: more than Hopper's, so that the doubt favours the table."""
 
@@ -88,7 +84,7 @@ def _report(
     table: MeasuredTable, file: str, columns: Columns, repeated: list[Finding], gpu: GpuSpec
 ) -> FileReport:
     operator = table.operator
-    work = row_work(operator, columns, gpu)
+    work = OPERATORS[operator].work(columns, gpu)
     seconds = columns["latency_us"] / US_PER_S
     mfu = work.flops / (seconds * work.peak_flops_per_s)
     bandwidth = work.moved_bytes / seconds
@@ -160,15 +156,16 @@ def _check_bandwidth(
     share = bandwidth / work.bandwidth_bytes_per_s
     least_share = share * (work.least_bytes / work.moved_bytes)
     above = least_share > 1.0
+    slack = OPERATORS[operator].bandwidth_slack
     if work.over_link:
-        harmless = above & (share <= IN_SWITCH_REDUCTION) & (operator == "allreduce")
-        impossible = share > (IN_SWITCH_REDUCTION if operator == "allreduce" else IMPOSSIBLE_BANDWIDTH)
+        harmless = above & (share <= slack) & OPERATORS[operator].faster_than_ring
+        impossible = share > slack
         easy = ("in_switch", "as switches that reduce can do")
         what = "link"
     else:
         cached = work.moved_bytes < 2 * (gpu.l2_bytes or UNKNOWN_L2_BYTES)
         harmless = above & cached
-        impossible = (least_share > IMPOSSIBLE_BANDWIDTH) & ~cached
+        impossible = (least_share > slack) & ~cached
         easy = ("cached", "with so few bytes that the L2 can hold them")
         what = "memory"
     cases: list[tuple[str, Severity, Bools, str]] = [

@@ -15,8 +15,10 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
-from fastroof.columns import OPERATORS, OPTIONAL_COLUMNS, OperatorSchema
+from fastroof.columns import OPTIONAL_COLUMNS
 from fastroof.errors import TableError
+from fastroof.operators.operator import Operator
+from fastroof.operators.registry import OPERATORS
 from fastroof.whole_files import whole_folder, write_whole
 
 __all__ = ["sort_rows", "toml_text", "write_source"]
@@ -96,7 +98,7 @@ def sort_rows(operator: str, columns: Mapping[str, Array]) -> dict[str, Array]:
     Parameters
     ----------
     operator : str
-        A key of :data:`fastroof.columns.OPERATORS`.
+        A key of :data:`fastroof.operators.registry.OPERATORS`.
     columns : mapping of str to ndarray
         At least the schema's required columns, each of shape (rows,).
 
@@ -155,7 +157,7 @@ def _arrow_table(operator: str, columns: Mapping[str, Array]) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
 
 
-def _write_table(path: Path, table: pa.Table, schema: OperatorSchema) -> None:
+def _write_table(path: Path, table: pa.Table, schema: Operator) -> None:
     if path.suffix == ".csv":
         pacsv.write_csv(table, path, pacsv.WriteOptions(quoting_style="needed"))
         return

@@ -7,7 +7,7 @@ Nothing here knows a latency.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 __all__ = ["AllReduce", "Elementwise", "Gemm", "Role", "RowOperator", "Rows"]
 
@@ -43,6 +43,7 @@ Role = Literal[
 class Gemm:
     """A linear layer on one GPU: rows x n x k, ``times`` a step."""
 
+    operator: ClassVar[str] = "gemm"
     role: Role
     name: str
     times: int
@@ -56,6 +57,7 @@ class Gemm:
 class Elementwise:
     """A kernel that only streams: ``row_bytes`` read and written a row, ``times`` a step."""
 
+    operator: ClassVar[str] = "elementwise"
     role: Role
     name: str
     times: int
@@ -67,6 +69,7 @@ class Elementwise:
 class AllReduce:
     """A sum over the GPUs of the group: ``row_bytes`` a row from each, ``times`` a step."""
 
+    operator: ClassVar[str] = "allreduce"
     role: Role
     name: str
     times: int

@@ -111,10 +111,7 @@ def pack_gemm(
     n: Floats,
     k: Floats,
     latency_us: Floats,
-    peak_flops_per_us: float,
-    bytes_per_us: float,
-    element_bytes: float,
-    output_bytes: float = 2,
+    roofline_of: Callable[[float], Callable[[Any, Any, Any], Any]],
 ) -> PackedGemm:
     """Pack the GEMMs of one dtype; beyond the measured m, n or k latency / B is held.
 
@@ -124,10 +121,8 @@ def pack_gemm(
         Sizes in any order.
     latency_us : ndarray of float64, shape (rows,)
         Measured latencies, us.
-    peak_flops_per_us, bytes_per_us : float
-        The dtype's peak and the memory bandwidth.
-    element_bytes, output_bytes : float
-        Bytes of an input and of an output element.
+    roofline_of : callable
+        From the smallest latency, us, to B at (m, n, k), which broadcast, us.
 
     Returns
     -------
@@ -135,12 +130,7 @@ def pack_gemm(
         Two more rows than measured k, two more n a row, two more m a curve.
     """
     (k, n, m), latency_us = sorted_points((k, n, m), latency_us)
-    t_launch = float(latency_us.min())
-
-    def roofline(m: Any, n: Any, k: Any) -> Any:
-        moved = element_bytes * (m * k + n * k) + output_bytes * m * n
-        return t_launch + 2.0 * m * n * k / peak_flops_per_us + moved / bytes_per_us
-
+    roofline_us = roofline_of(float(latency_us.min()))
     new_curve = np.r_[True, (k[1:] != k[:-1]) | (n[1:] != n[:-1])]
     starts = np.flatnonzero(new_curve)
     stops = np.r_[starts[1:], len(m)]
@@ -153,7 +143,7 @@ def pack_gemm(
             rows.append([])
         mm = m[start:stop]
         ends = np.array([0.0, SIZE_LIMIT])
-        held = latency_us[[start, stop - 1]] / roofline(mm[[0, -1]], nn, kk) * roofline(ends, nn, kk)
+        held = latency_us[[start, stop - 1]] / roofline_us(mm[[0, -1]], nn, kk) * roofline_us(ends, nn, kk)
         flag = np.full(len(mm) + 2, ORIGIN_MEASURED, np.uint8)
         flag[[0, -1]] = ORIGIN_EXTRAPOLATED
         axis = np.r_[0.0, mm, SIZE_LIMIT]
@@ -161,7 +151,7 @@ def pack_gemm(
 
     def held_curve(curve: Curve, n_from: float, k_from: float, n_to: float, k_to: float) -> Curve:
         _, axis, value, flag = curve
-        scale = roofline(axis, n_to, k_to) / roofline(axis, n_from, k_from)
+        scale = roofline_us(axis, n_to, k_to) / roofline_us(axis, n_from, k_from)
         return n_to, axis, value * scale, np.full_like(flag, ORIGIN_EXTRAPOLATED)
 
     for kk, row in zip(k_axis[1:], rows[1:], strict=True):

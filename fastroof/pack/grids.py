@@ -12,7 +12,7 @@ from fastroof.columns import ORIGIN_EXTRAPOLATED, ORIGIN_MEASURED
 from fastroof.once import made_once
 from fastroof.pack.keys import axis_guide
 from fastroof.pack.points import SIZE_LIMIT, Flags, Floats, sorted_points
-from fastroof.roofline import Roofline
+from fastroof.roofline import BatchBound
 
 __all__ = ["PackedGrid", "grid_cells", "pack_grid"]
 
@@ -31,7 +31,7 @@ class PackedGrid:
         Coefficients of the cell above each node; ``cells[..., 0]`` is the node.
     flags : ndarray of uint8, shape (ny, nx)
         What each node is: 0 measured, 2 filled, 3 borrowed, 4 modelled.
-    roofline : Roofline
+    roofline : BatchBound
         B of the table, us.
     form : int
         Whether cells hold latencies, or work / latency: see :mod:`fastroof.compiled.grids`.
@@ -41,7 +41,7 @@ class PackedGrid:
     x_axis: Floats
     cells: Floats
     flags: Flags
-    roofline: Roofline
+    roofline: BatchBound
     form: int = 0
 
     @made_once
@@ -72,7 +72,7 @@ def _neighbours(known: npt.NDArray[np.bool_], at: int) -> list[int]:
 
 
 def _fill_holes(
-    batch: Floats, x: Floats, latency_us: Floats, roofline: Roofline, is_decode: bool
+    batch: Floats, x: Floats, latency_us: Floats, roofline: BatchBound, is_additive: bool
 ) -> tuple[Floats, Flags]:
     """Fill the NaNs of a measured grid, and say which nodes were filled."""
     known = ~np.isnan(latency_us)
@@ -86,16 +86,16 @@ def _fill_holes(
             low, high = between
             weight = (bound[i, j] - bound[low]) / (bound[high] - bound[low])
             filled[i, j] = latency_us[low] + (latency_us[high] - latency_us[low]) * weight
-        elif is_decode:
+        elif is_additive:
             added = [latency_us[edge] + (bound[i, j] - bound[edge]) for edge in (*along_batch, *along_x)]
-            filled[i, j] = max(roofline.t_launch_us, *added)
+            filled[i, j] = max(roofline.launch_us, *added)
         else:
             edge = (*along_batch, *along_x)[0]
             filled[i, j] = latency_us[edge] * bound[i, j] / bound[edge]
     return filled, np.where(known, ORIGIN_MEASURED, ORIGIN_EXTRAPOLATED).astype(np.uint8)
 
 
-def _pad(axes: tuple[Floats, Floats], table: Floats, roofline: Roofline, is_decode: bool) -> Floats:
+def _pad(axes: tuple[Floats, Floats], table: Floats, roofline: BatchBound, is_additive: bool) -> Floats:
     """Add the outer rows (batch 0 and SIZE_LIMIT) and columns (x 0 and SIZE_LIMIT) of a filled grid."""
     batch, x = axes
     for direction in (1, 0):
@@ -104,8 +104,8 @@ def _pad(axes: tuple[Floats, Floats], table: Floats, roofline: Roofline, is_deco
         inner = bound[:, 1:-1] if direction else bound[1:-1, :]
         edge, edge_bound = table.take([0, -1], direction), inner.take([0, -1], direction)
         outer_bound = bound.take([0, -1], direction)
-        if is_decode:
-            outer = np.maximum(edge + (outer_bound - edge_bound), roofline.t_launch_us)
+        if is_additive:
+            outer = np.maximum(edge + (outer_bound - edge_bound), roofline.launch_us)
         else:
             outer = edge * outer_bound / edge_bound
         first, last = np.split(outer, 2, direction)
@@ -113,7 +113,7 @@ def _pad(axes: tuple[Floats, Floats], table: Floats, roofline: Roofline, is_deco
     return table
 
 
-def grid_cells(y_axis: Floats, x_axis: Floats, table: Floats, roofline: Roofline) -> Floats:
+def grid_cells(y_axis: Floats, x_axis: Floats, table: Floats, roofline: BatchBound) -> Floats:
     """Polynomial coefficients of each cell, from its four nodes and the roofline's curvature in x."""
     cells = np.zeros((*table.shape, 6))
     cells[..., 0] = table
@@ -129,7 +129,7 @@ def grid_cells(y_axis: Floats, x_axis: Floats, table: Floats, roofline: Roofline
 
 
 def pack_grid(
-    batch: Floats, x: Floats, latency_us: Floats, roofline: Roofline, *, is_decode: bool
+    batch: Floats, x: Floats, latency_us: Floats, roofline: BatchBound, *, is_additive: bool
 ) -> PackedGrid:
     """Pack an attention table of one head shape: holes filled, edges padded, cells computed.
 
@@ -139,9 +139,9 @@ def pack_grid(
         Batch sizes, and kv_len (decode) or q_len (prefill), in any order.
     latency_us : ndarray of float64, shape (rows,)
         Measured latencies, us; of duplicates the median counts.
-    roofline : Roofline
+    roofline : BatchBound
         B of the operator at this head shape.
-    is_decode : bool
+    is_additive : bool
         Extrapolate by the *add* rule instead of the *hold* rule.
 
     Returns
@@ -154,9 +154,9 @@ def pack_grid(
     x_nodes, columns = np.unique(x, return_inverse=True)
     table = np.full((len(batch_nodes), len(x_nodes)), np.nan)
     table[rows, columns] = latency_us
-    table, flags = _fill_holes(batch_nodes, x_nodes, table, roofline, is_decode)
+    table, flags = _fill_holes(batch_nodes, x_nodes, table, roofline, is_additive)
     y_axis = np.r_[0.0, batch_nodes, SIZE_LIMIT]
     x_axis = np.r_[0.0, x_nodes, SIZE_LIMIT]
-    table = _pad((y_axis, x_axis), table, roofline, is_decode)
+    table = _pad((y_axis, x_axis), table, roofline, is_additive)
     flags = np.pad(flags, 1, constant_values=ORIGIN_EXTRAPOLATED)
     return PackedGrid(y_axis, x_axis, grid_cells(y_axis, x_axis, table, roofline), flags, roofline)

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from fastroof.compiled.guides import GUIDE_HEADER
+from fastroof.compiled.layout import GUIDE_HEADER
 from fastroof.pack.keys import MANTISSA_BITS, axis_keys
 from fastroof.pack.points import Floats
 

@@ -1,36 +1,28 @@
-"""An operator's latency against its rows, and what a plan asks of whoever knows latencies."""
+"""A call's latency against its rows, and what a plan asks of whoever knows latencies."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from fastroof import flops
 from fastroof.compiled.rows import curve_rows
-from fastroof.operators.calls import AllReduce, Gemm, RowOperator
-from fastroof.roofline import HeadShape
-from fastroof.units import DTYPE_BYTES
+from fastroof.operators.attention_work import HeadShape
+from fastroof.operators.calls import RowOperator
+from fastroof.operators.registry import OPERATORS
+from fastroof.operators.rows import PerRowOperator, RowCost
 
-__all__ = ["CurveSource", "RowCost", "RowCurve", "row_cost", "row_values"]
+__all__ = ["CurveSource", "RowCurve", "per_row", "row_cost", "row_values"]
 
 Floats = npt.NDArray[np.float64]
-
-
-class RowCost(NamedTuple):
-    """FLOPs and bytes of one call of an operator: linear in its rows."""
-
-    flops_per_row: float
-    bytes_per_row: float
-    fixed_bytes: float
-    dtype: str
+Flags = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, eq=False)
 class RowCurve:
-    """One operator's latency against its rows, piecewise linear.
+    """One call's latency against its rows, piecewise linear.
 
     Attributes
     ----------
@@ -47,7 +39,7 @@ class RowCurve:
     operator: RowOperator
     axis: Floats
     value: Floats
-    flag: npt.NDArray[np.uint8]
+    flag: Flags
     launch_us: float
 
 
@@ -62,11 +54,11 @@ class CurveSource(Protocol):
     def quantise_inputs(self) -> bool:
         """Whether an fp8 GEMM's latency leaves out quantising its input."""
 
-    def row_curve(self, operator: RowOperator, max_rows: int) -> RowCurve:
-        """Latency of an operator against its rows, at least up to ``max_rows``."""
+    def row_curve(self, call: RowOperator, max_rows: int) -> RowCurve:
+        """Latency of a call against its rows, at least up to ``max_rows``."""
 
-    def row_values(self, operator: RowOperator, max_rows: int) -> tuple[Floats, npt.NDArray[np.uint8]]:
-        """Latency of an operator at every number of rows up to ``max_rows``, and its origin."""
+    def row_values(self, call: RowOperator, max_rows: int) -> tuple[Floats, Flags]:
+        """Latency of a call at every number of rows up to ``max_rows``, and its origin."""
 
     def attention_block(self, operator: str, heads: HeadShape) -> Floats:
         """Grid block of an attention operator, as ``grid_value`` reads it."""
@@ -75,7 +67,13 @@ class CurveSource(Protocol):
         """Price of a prefix: us a (query, prefix token) pair, us a prefix token."""
 
 
-def row_values(curve: RowCurve, max_rows: int) -> tuple[Floats, npt.NDArray[np.uint8]]:
+def per_row(call: RowOperator) -> PerRowOperator:
+    """Return the operator of a call."""
+    operator: Any = OPERATORS[call.operator]
+    return operator  # type: ignore[no-any-return]
+
+
+def row_values(curve: RowCurve, max_rows: int) -> tuple[Floats, Flags]:
     """Look a curve up at every number of rows up to ``max_rows``."""
     latency_us = np.empty(max_rows + 1)
     origin = np.empty(max_rows + 1, np.uint8)
@@ -83,15 +81,6 @@ def row_values(curve: RowCurve, max_rows: int) -> tuple[Floats, npt.NDArray[np.u
     return latency_us, origin
 
 
-def row_cost(operator: RowOperator) -> RowCost:
-    """FLOPs and compulsory bytes of one call of an operator, a row and fixed."""
-    if isinstance(operator, Gemm):
-        n, k, width = operator.n, operator.k, DTYPE_BYTES[operator.dtype]
-        fixed = float(flops.gemm_bytes(0, n, k, width))
-        a_row = float(flops.gemm_bytes(1, n, k, width)) - fixed
-        return RowCost(float(flops.gemm_flops(1, n, k)), a_row, fixed, operator.dtype)
-    if isinstance(operator, AllReduce):
-        return RowCost(
-            0.0, float(flops.allreduce_wire_bytes(operator.row_bytes, operator.num_gpus)), 0.0, "bf16"
-        )
-    return RowCost(0.0, operator.row_bytes, 0.0, "bf16")
+def row_cost(call: RowOperator) -> RowCost:
+    """FLOPs and compulsory bytes of one call, a row and fixed."""
+    return per_row(call).row_cost(call)

@@ -13,8 +13,8 @@ from fastroof.engines import load_engine
 from fastroof.engines.profile import GEMM_SMOOTHINGS
 from fastroof.errors import PlanError
 from fastroof.models import ModelSpec, load_model
+from fastroof.operators.operator import METHODS
 from fastroof.tables import Tables
-from fastroof.tables.lookup import METHODS
 
 __all__ = ["DTYPES", "KV_DTYPES", "PlanOptions", "check_kernels", "check_tables", "checked_model"]
 

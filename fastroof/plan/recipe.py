@@ -15,6 +15,7 @@ from fastroof.config import GpuSpec
 from fastroof.models import ModelSpec
 from fastroof.models.layout import ShardedShape, shard
 from fastroof.models.step_calls import transformer_operators
+from fastroof.operators.attention_work import HeadShape
 from fastroof.operators.calls import Rows
 from fastroof.plan.curves import CurveSource, RowCurve
 from fastroof.plan.datasheet import DatasheetCurves
@@ -22,7 +23,6 @@ from fastroof.plan.options import PlanOptions
 from fastroof.plan.step_error import ErrorSource
 from fastroof.plan.step_plan import StepPlan
 from fastroof.plan.table_curves import TableCurves
-from fastroof.roofline import HeadShape
 from fastroof.tables import Tables
 
 __all__ = ["PlanRecipe", "RowSums", "curves_of", "plan_recipe"]

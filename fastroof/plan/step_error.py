@@ -15,21 +15,14 @@ import numpy.typing as npt
 
 from fastroof.compiled import steps
 from fastroof.errors import PlanError
-from fastroof.operators.calls import AllReduce, Elementwise, Gemm
-from fastroof.plan.curves import CurveSource, row_values
+from fastroof.operators.attention import ATTENTION_DECODE, ATTENTION_PREFILL
+from fastroof.operators.attention_errors import AttentionErrors, attention_variance
+from fastroof.operators.rows import PerRowOperator
+from fastroof.plan.curves import CurveSource, per_row, row_values
 from fastroof.plan.datasheet import DatasheetCurves
 from fastroof.plan.table_curves import TableCurves
 from fastroof.tables import Tables
-from fastroof.tables.local_error import (
-    PREFIX,
-    AttentionErrors,
-    attention_errors,
-    attention_variance,
-    curve_errors,
-    gemm_errors,
-    relative_variance,
-    streaming_error,
-)
+from fastroof.uncertainty.variance import PREFIX
 
 if TYPE_CHECKING:
     from fastroof.plan.step_plan import StepPlan
@@ -108,35 +101,28 @@ def step_errors(plan: StepPlan) -> StepErrors | None:
     return StepErrors(
         _rows_us2(plan, tables, "tokens", plan.max_tokens),
         _rows_us2(plan, tables, "sequences", plan.max_seqs),
-        attention_errors(tables, "attention_decode", plan.heads),
-        attention_errors(tables, "attention_prefill", plan.heads),
+        ATTENTION_DECODE.local_errors(tables, plan.heads),
+        ATTENTION_PREFILL.local_errors(tables, plan.heads),
     )
 
 
 def _rows_us2(plan: StepPlan, tables: Tables, rows: str, limit: int) -> Floats:
     """Variance of all operators over tokens or sequences at every number of them, us^2."""
     total_us2 = np.zeros(limit + 1)
-    streaming_us = np.zeros(limit + 1)
+    together_us: dict[PerRowOperator, Floats] = {}
     for curve in plan.row_curves:
-        operator = curve.operator
-        if operator.rows != rows:
+        call, operator = curve.operator, per_row(curve.operator)
+        if call.rows != rows:
             continue
-        time_us = operator.times * row_values(curve, limit)[0]
-        if isinstance(operator, Elementwise):
-            streaming_us += time_us
+        time_us = call.times * row_values(curve, limit)[0]
+        variance = operator.row_variance(call, tables, np.arange(1.0, limit + 1.0))
+        if variance is None:
+            together_us[operator] = together_us.get(operator, np.zeros(limit + 1)) + time_us
         else:
-            total_us2[1:] += time_us[1:] ** 2 * _row_variance(tables, operator, limit)
-    return total_us2 + (streaming_us * (streaming_error(tables) or DATASHEET)) ** 2
-
-
-def _row_variance(tables: Tables, operator: Gemm | AllReduce, limit: int) -> Floats:
-    """Squared relative standard error of a GEMM or an all-reduce at 1, 2, 3, ... rows."""
-    rows = np.arange(1.0, limit + 1.0)
-    if isinstance(operator, AllReduce):
-        errors = curve_errors(tables, "allreduce", ("bf16", operator.num_gpus, "graph"))
-        return relative_variance(errors, (rows * operator.row_bytes,))
-    n, k = (np.full(limit, float(size)) for size in (operator.n, operator.k))
-    return relative_variance(gemm_errors(tables, operator.dtype), (rows, n, k))
+            total_us2[1:] += time_us[1:] ** 2 * variance
+    for operator, time_us in together_us.items():
+        total_us2 += (time_us * (operator.shared_error(tables) or DATASHEET)) ** 2
+    return total_us2
 
 
 def batch_error(plan: StepPlan, batch: StepBatch, times: StepTimes) -> Floats:

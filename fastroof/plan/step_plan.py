@@ -15,10 +15,10 @@ from fastroof.engines import EngineProfile
 from fastroof.models import ModelSpec
 from fastroof.models.layout import ShardedShape
 from fastroof.once import made_once
+from fastroof.operators.attention_work import HeadShape
 from fastroof.plan import step_error
 from fastroof.plan.curves import RowCurve
 from fastroof.plan.memory import PlanMemory, plan_memory
-from fastroof.roofline import HeadShape
 from fastroof.run import evaluate
 
 if TYPE_CHECKING:

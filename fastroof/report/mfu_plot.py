@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastroof import flops
 from fastroof.columns import ORIGIN_BORROWED, ORIGIN_EXTRAPOLATED
 from fastroof.models import shard
 from fastroof.models.step_calls import transformer_operators
+from fastroof.operators.attention import ATTENTION
+from fastroof.operators.attention_work import HeadShape, decode_attention_bytes, decode_attention_flops
 from fastroof.operators.calls import Gemm
 from fastroof.report.plots import COLOURS, QUIET, label_line_ends, new_figure, style, write_titles
-from fastroof.roofline import HeadShape
 from fastroof.units import DTYPE_BYTES, TFLOP
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def draw_mfu(
 
     shape = HeadShape(kv_dtype, *heads.values())
     borrowed = {
-        phase: ", borrowed" if tables.attention(f"attention_{phase}", shape).borrowed else ""
+        phase: ", borrowed" if ATTENTION[f"attention_{phase}"].grid(tables, shape).borrowed else ""
         for phase in ("prefill", "decode")
     }
 
@@ -190,8 +190,8 @@ def _memory_ceiling(gpu: GpuSpec, heads: dict[str, int], kv_dtype: str) -> float
     """MFU at which decode attention reads its KV cache at the GPU's full bandwidth."""
     nh, nkv, dim = heads.values()
     kv_len = 2**20
-    work = flops.decode_attention_flops(nh, dim, kv_len, 1)
-    moved = flops.decode_attention_bytes(nh, nkv, dim, kv_len, 1, DTYPE_BYTES[kv_dtype])
+    work = decode_attention_flops(nh, dim, kv_len, 1)
+    moved = decode_attention_bytes(nh, nkv, dim, kv_len, 1, DTYPE_BYTES[kv_dtype])
     return float(work / moved * gpu.hbm_bytes_per_s / gpu.peak("bf16"))
 
 

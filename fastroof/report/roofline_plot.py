@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastroof import flops
 from fastroof.errors import FastroofError
+from fastroof.operators.attention_work import (
+    attention_bytes,
+    attention_flops,
+    decode_attention_bytes,
+    decode_attention_flops,
+)
+from fastroof.operators.elementwise import ELEMENTWISE
+from fastroof.operators.gemm import gemm_bytes, gemm_flops
 from fastroof.report.plots import COLOURS, INK, QUIET, new_figure, style, write_titles
 from fastroof.units import DTYPE_BYTES, PEAK_DTYPE, TB, TFLOP, US_PER_S
 
@@ -73,21 +80,21 @@ def kernel_clouds(tables: Tables, dtypes: Sequence[str] = ("bf16",)) -> list[Ker
         rows = _rows(tables, "gemm", "dtype", dtype)
         if rows is not None:
             m, n, k = rows["m"], rows["n"], rows["k"]
-            work, moved = flops.gemm_flops(m, n, k), flops.gemm_bytes(m, n, k, DTYPE_BYTES[dtype])
+            work, moved = gemm_flops(m, n, k), gemm_bytes(m, n, k, DTYPE_BYTES[dtype])
             label = "GEMM" if dtype == "bf16" else f"GEMM, {dtype}"
             clouds.append(_cloud(label, work, moved, rows, colours.get(dtype, COLOURS["purple"])))
     rows = _rows(tables, "attention_prefill", "kv_dtype", "bf16")
     if rows is not None:
         heads = rows["num_q_heads"], rows["num_kv_heads"], rows["head_dim"]
         size = rows["q_len"], rows["kv_len"], rows["batch_size"]
-        work = flops.attention_flops(heads[0], heads[2], *size)
-        moved = flops.attention_bytes(*heads, *size)
+        work = attention_flops(heads[0], heads[2], *size)
+        moved = attention_bytes(*heads, *size)
         clouds.append(_cloud("prefill attention", work, moved, rows, COLOURS["green"]))
     rows = _rows(tables, "attention_decode", "kv_dtype", "bf16")
     if rows is not None:
         heads = rows["num_q_heads"], rows["num_kv_heads"], rows["head_dim"]
-        work = flops.decode_attention_flops(heads[0], heads[2], rows["kv_len"], rows["batch_size"])
-        moved = flops.decode_attention_bytes(*heads, rows["kv_len"], rows["batch_size"])
+        work = decode_attention_flops(heads[0], heads[2], rows["kv_len"], rows["batch_size"])
+        moved = decode_attention_bytes(*heads, rows["kv_len"], rows["batch_size"])
         clouds.append(_cloud("decode attention", work, moved, rows, COLOURS["vermilion"]))
     return clouds
 
@@ -154,7 +161,7 @@ def draw_roofline(gpu: GpuSpec, tables: Tables | None, *, dtypes: Sequence[str] 
         axes.set_xlabel("arithmetic intensity (FLOP per compulsory byte)")
         axes.set_ylabel("achieved TFLOP/s" if clouds else "TFLOP/s")
         _draw_clouds(axes, clouds)
-        _draw_roofs(axes, gpu, peaks, None if tables is None else tables.streaming)
+        _draw_roofs(axes, gpu, peaks, None if tables is None else ELEMENTWISE.streaming(tables))
         shown = sum(len(cloud.intensity) for cloud in clouds)
         if tables is None:
             what = f"{gpu.title}: its roofline"

@@ -1,18 +1,13 @@
-"""What tables answer: lookups, with or without their error, and the constants of streaming kernels."""
+"""What tables answer: lookups, with or without their error."""
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from fastroof.units import US_PER_S
-
-__all__ = ["NO_STREAMS", "Lookup", "LookupWithError", "Streaming"]
-
-NO_STREAMS: Final = ("launch", "fp8_scale")
-"""Measured kinds of elementwise kernels that do more, or less, than stream."""
+__all__ = ["Lookup", "LookupWithError"]
 
 
 class Lookup(NamedTuple):
@@ -48,23 +43,3 @@ class LookupWithError(NamedTuple):
     mfu: npt.NDArray[np.float64]
     origin: npt.NDArray[np.uint8]
     relative_error: npt.NDArray[np.float64]
-
-
-class Streaming(NamedTuple):
-    """What the measured streaming kernels say of this GPU.
-
-    Attributes
-    ----------
-    launch_us : float
-        The smallest latency among them, us.
-    bytes_per_s : float
-        Median rate of those that move more than eight times the L2, B/s.
-    """
-
-    launch_us: float
-    bytes_per_s: float
-
-    @property
-    def rates(self) -> tuple[float, float]:
-        """Launch floor, us, and bytes a us."""
-        return self.launch_us, self.bytes_per_s / US_PER_S

@@ -11,8 +11,10 @@ import numpy.typing as npt
 
 from fastroof.columns import ORIGIN_INTERPOLATED
 from fastroof.errors import LookupInputError
-from fastroof.tables.holdout import HoldoutGrid, lookup_arguments, taking_part, thinned_axes
-from fastroof.tables.leave_one_out import NORMAL_80
+from fastroof.operators.operator import HoldoutGrid
+from fastroof.operators.registry import OPERATORS
+from fastroof.tables.holdout import lookup_arguments, taking_part, thinned_axes
+from fastroof.uncertainty.leave_one_out import NORMAL_80
 
 if TYPE_CHECKING:
     from fastroof.load import MeasuredTable
@@ -31,16 +33,9 @@ FEWEST_NODES: Final = 8
 FEWEST_LEFT: Final = 5
 QUARTILES: Final = 4
 
-_FULL_ATTENTION = {"head_dim": 128, "window": 0}
-COVERAGE_GRIDS: Final = (
-    HoldoutGrid("gemm", "bf16", {}, {"dtype": "bf16"}),
-    HoldoutGrid("gemm", "fp8", {}, {"dtype": "fp8"}),
-    HoldoutGrid("attention_decode", "head_dim 128", {}, _FULL_ATTENTION),
-    HoldoutGrid("attention_prefill", "head_dim 128", {}, _FULL_ATTENTION),
-    HoldoutGrid("allreduce", "all", {}, {}),
-    HoldoutGrid("moe", "bf16", {}, {"dtype": "bf16"}),
-)
-"""Rows that intervals are judged on; nothing is kept by value, see :func:`run_coverage`."""
+
+COVERAGE_GRIDS: Final = tuple(grid for operator in OPERATORS.values() for grid in operator.coverages)
+"""Rows that intervals are judged on, as the operators have them."""
 
 
 class CoverageRow(NamedTuple):
@@ -145,7 +140,7 @@ def run_coverage(
     seeds : iterable of int
         One draw each; the same seeds hide the same points.
     grids : iterable of HoldoutGrid
-        Which rows take part.
+        Which rows take part; nothing is kept by value.
     progress : callable, optional
         Called with a line of text before each grid.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from fastroof.columns import ORIGIN_INTERPOLATED
 from fastroof.errors import LookupInputError
-from fastroof.tables.lookup import DEFAULTS, METHODS, REQUIRED
+from fastroof.operators.operator import METHODS, HoldoutGrid
+from fastroof.operators.registry import OPERATORS
 
 if TYPE_CHECKING:
     from fastroof.load import MeasuredTable
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GRIDS",
-    "HoldoutGrid",
     "HoldoutRow",
     "lookup_arguments",
     "run_holdout",
@@ -29,66 +29,8 @@ __all__ = [
 
 Mask = npt.NDArray[np.bool_]
 
-HEAD_DIM = 128
-"""Attention is judged on the head shapes of this head_dim, full attention."""
-
-
-@dataclass(frozen=True)
-class HoldoutGrid:
-    """Which rows of one operator are kept.
-
-    Attributes
-    ----------
-    operator : str
-        The operator.
-    name : str
-        What the grid is called in the report.
-    kept : mapping of str to tuple of int
-        Kept values by axis; an axis that is not named keeps every second value, from the first.
-    only : mapping of str to value
-        Rows that take part at all; the others are neither kept nor looked up.
-    """
-
-    operator: str
-    name: str
-    kept: Mapping[str, tuple[int, ...]]
-    only: Mapping[str, Any]
-
-
-_POWERS_OF_TWO = tuple(2**i for i in range(3, 13))
-_FULL_ATTENTION = {"head_dim": HEAD_DIM, "window": 0}
-
-GRIDS: Final = (
-    HoldoutGrid(
-        "gemm",
-        "coarse",
-        {"m": _POWERS_OF_TWO, "n": (6144, 10240), "k": (2048, 3584, 4096, 8192)},
-        {"dtype": "bf16"},
-    ),
-    HoldoutGrid("gemm", "every second", {}, {"dtype": "bf16"}),
-    HoldoutGrid("gemm", "every second (fp8)", {}, {"dtype": "fp8"}),
-    HoldoutGrid(
-        "attention_decode",
-        "coarse",
-        {
-            "batch_size": (1, 16, 32, 64, 128, 256, 512),
-            "kv_len": (1024, 4096, 8192, 16384, 32768, 65536, 131072),
-        },
-        _FULL_ATTENTION,
-    ),
-    HoldoutGrid("attention_decode", "every second", {}, _FULL_ATTENTION),
-    HoldoutGrid(
-        "attention_prefill",
-        "coarse",
-        {"q_len": (1024, 4096, 8192, 16384)},
-        {**_FULL_ATTENTION, "batch_size": 1},
-    ),
-    HoldoutGrid("attention_prefill", "every second", {}, _FULL_ATTENTION),
-    HoldoutGrid("allreduce", "every second (graph)", {}, {"mode": "graph"}),
-    HoldoutGrid("allreduce", "every second (eager)", {}, {"mode": "eager"}),
-    HoldoutGrid("moe", "every second", {}, {}),
-)
-"""The thin grids that tables are judged on."""
+GRIDS: Final = tuple(grid for operator in OPERATORS.values() for grid in operator.holdouts)
+"""The thin grids that tables are judged on, as the operators have them."""
 
 
 class HoldoutRow(NamedTuple):
@@ -122,18 +64,15 @@ class HoldoutRow(NamedTuple):
 
 def taking_part(table: MeasuredTable, only: Mapping[str, Any]) -> Mask:
     """Rows of a grid: those with the values of ``only``, and of prefill those without a prefix."""
-    rows = np.full(table.num_rows, True)
+    rows = table.schema.plotted_rows(table.columns)
     for name, value in only.items():
         rows &= table.columns[name] == value
-    if table.operator == "attention_prefill":
-        rows &= table.columns["q_len"] == table.columns["kv_len"]
     return rows
 
 
 def thinned_axes(grid: HoldoutGrid, table: MeasuredTable) -> list[str]:
     """Axes whose values may be left out."""
-    names = [axis.name for axis in table.schema.axes if axis.name not in grid.only]
-    return [n for n in names if not (table.operator == "attention_prefill" and n == "kv_len")]
+    return [name for name in table.schema.thinned_axes() if name not in grid.only]
 
 
 def _kept_rows(grid: HoldoutGrid, table: MeasuredTable, part: Mask) -> Mask:
@@ -154,8 +93,7 @@ def lookup_arguments(
     table: MeasuredTable, rows: npt.NDArray[np.int64]
 ) -> Iterable[tuple[Any, dict[str, Any]]]:
     """Lookup arguments of some rows, one batch a combination of the text columns."""
-    known = {*REQUIRED[table.operator], *DEFAULTS[table.operator]}
-    columns = {name: table.columns[name][rows] for name in known}
+    columns = {name: table.columns[name][rows] for name in table.schema.arguments}
     text = [name for name, column in columns.items() if column.dtype.kind not in "iuf"]
     keys = list(zip(*(columns[name] for name in text), strict=True))
     for key in sorted(set(keys)):
@@ -206,8 +144,9 @@ def run_holdout(
     from fastroof.tables import Tables
 
     methods = tuple(methods)
-    wanted = set(REQUIRED) if operators is None else set(operators)
-    for given, known in ((wanted, set(REQUIRED)), (set(methods), set(METHODS))):
+    judged = {grid.operator for grid in GRIDS}
+    wanted = judged if operators is None else set(operators)
+    for given, known in ((wanted, judged), (set(methods), set(METHODS))):
         if given - known:
             raise LookupInputError(
                 f"unknown {', '.join(sorted(given - known))}: use one of {', '.join(sorted(known))}"

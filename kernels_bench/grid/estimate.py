@@ -15,7 +15,7 @@ import numpy as np
 
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import MeasureError
-from fastroof.load.row_work import row_work
+from fastroof.operators.registry import OPERATORS
 from fastroof.units import PEAK_DTYPE, US_PER_S
 from kernels_bench.operators import MEASURED, MeasuredOperator
 from kernels_bench.points import Point
@@ -129,7 +129,7 @@ def estimate_all(points: Sequence[Point], gpu: GpuSpec) -> list[Estimate]:
 
 def _estimate_operator(operator: MeasuredOperator, points: Sequence[Point], gpu: GpuSpec) -> list[Estimate]:
     columns = {name: np.array([point.values[name] for point in points]) for name in operator.columns}
-    work = row_work(operator.name, {**columns, "latency_us": np.ones(len(points))}, gpu)
+    work = OPERATORS[operator.name].work({**columns, "latency_us": np.ones(len(points))}, gpu)
     compute_s = work.flops / (work.peak_flops_per_s * operator.flops_shares(columns))
     move_s = work.moved_bytes / (work.bandwidth_bytes_per_s * operator.bandwidth_share)
     latency_us = (operator.launch_us + np.fmax(compute_s, move_s) * US_PER_S).tolist()

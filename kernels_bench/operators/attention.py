@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Final
 
-from fastroof.flops import attention_bytes
+from fastroof.operators.attention_work import attention_bytes
 from fastroof.units import DTYPE_BYTES
 from kernels_bench.operators.operator import STREAMING, Limits, MeasuredOperator, ModelShapes, Values
 

@@ -13,7 +13,8 @@ from typing import Any, ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
-from fastroof.columns import OPERATORS, OperatorSchema
+from fastroof.operators.operator import Operator
+from fastroof.operators.registry import OPERATORS
 from kernels_bench.model_shape import ModelShape
 
 __all__ = ["STREAMING", "Columns", "Limits", "MeasuredOperator", "ModelShapes", "Shape", "Values"]
@@ -40,7 +41,7 @@ class MeasuredOperator:
     Attributes
     ----------
     name : str
-        A key of :data:`fastroof.columns.OPERATORS`.
+        A key of :data:`fastroof.operators.registry.OPERATORS`.
     title : str
         What a picture calls it.
     flops_share, bandwidth_share : float
@@ -77,7 +78,7 @@ class MeasuredOperator:
     divisors: ClassVar[Mapping[str, str]] = {}
 
     @property
-    def schema(self) -> OperatorSchema:
+    def schema(self) -> Operator:
         """The columns of its table."""
         return OPERATORS[self.name]
 

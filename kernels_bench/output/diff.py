@@ -9,11 +9,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from fastroof.columns import LATENCY, OPERATORS
+from fastroof.columns import LATENCY
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import MeasureError
 from fastroof.load import MeasuredTables
-from fastroof.load.row_work import row_work
+from fastroof.operators.registry import OPERATORS
 from kernels_bench.output.table_sets import codes_of, group_medians
 
 __all__ = ["Common", "Difference", "KeyDifference", "diff_tables", "sizes_of"]
@@ -165,13 +165,13 @@ def sizes_of(operator: str, columns: Mapping[str, Array], gpu: GpuSpec) -> tuple
     Parameters
     ----------
     operator : str
-        A key of :data:`fastroof.columns.OPERATORS`.
+        A key of :data:`fastroof.operators.registry.OPERATORS`.
     columns : mapping of str to ndarray
         Keys, axes and ``latency_us``.
     gpu : GpuSpec
         Any card: sizes do not depend on it.
     """
-    work = row_work(operator, columns, gpu)
+    work = OPERATORS[operator].work(columns, gpu)
     if "decode" in operator or np.isnan(work.flops).all():
         return work.moved_bytes, "B"
     return work.flops, "FLOP"

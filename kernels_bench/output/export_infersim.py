@@ -23,12 +23,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastroof import flops
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import MeasureError
 from fastroof.load import MeasuredTable, MeasuredTables
-from fastroof.load.row_work import row_work
 from fastroof.load.write import toml_text
+from fastroof.operators.registry import OPERATORS
 from fastroof.units import US_PER_S
 from fastroof.whole_files import whole_folder, write_whole
 from kernels_bench.output.table_sets import codes_of, gpu_of, group_medians
@@ -252,7 +251,7 @@ def _attention_parts(
 def _mfu(
     operator: str, columns: Columns, gpu: GpuSpec, flops_of: Callable[[Columns], Floats] | None = None
 ) -> Floats:
-    work = row_work(operator, columns, gpu)
+    work = OPERATORS[operator].work(columns, gpu)
     done = work.flops if flops_of is None else flops_of(columns)
     return np.asarray(done * US_PER_S / (columns["latency_us"] * work.peak_flops_per_s), np.float64)
 

@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fastroof._version import __version__
-from fastroof.columns import GPU, KERNEL, LATENCY, OPERATORS, PROVIDER, SPREAD_COLUMNS
+from fastroof.columns import GPU, KERNEL, LATENCY, PROVIDER, SPREAD_COLUMNS
 from fastroof.errors import MeasureError
 from fastroof.load import MeasuredTables
 from fastroof.load.write import write_source
+from fastroof.operators.registry import OPERATORS
 from kernels_bench.output.table_sets import codes_of, group_medians, load_table_set, row_keys
 from kernels_bench.output.tables import carry_gpu_file, known_columns
 

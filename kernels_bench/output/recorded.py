@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from fastroof.checks import is_number, is_whole_number
-from fastroof.columns import LATENCY, OPERATORS, PROVIDER, SPREAD_COLUMNS
+from fastroof.columns import LATENCY, PROVIDER, SPREAD_COLUMNS
 from fastroof.errors import MeasureError
+from fastroof.operators.registry import OPERATORS
 from kernels_bench.journal import read_journal
 from kernels_bench.points import Point
 

@@ -9,12 +9,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from fastroof.columns import OPERATORS
 from fastroof.config.gpu import GpuSpec, load_gpu
 from fastroof.errors import MeasureError
 from fastroof.load import MeasuredTable, MeasuredTables, load_measured
 from fastroof.load.own import PROVENANCE_FILE
 from fastroof.load.trees import is_tree
+from fastroof.operators.registry import OPERATORS
 from kernels_bench.journal import find_journals
 from kernels_bench.output.provenance import provenance_of, recorded_gpu
 from kernels_bench.output.recorded import read_journals

@@ -11,12 +11,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from fastroof.columns import GPU, KERNEL, LATENCY, OPERATORS, OPTIONAL_COLUMNS, PROVIDER, SPREAD_COLUMNS
+from fastroof.columns import GPU, KERNEL, LATENCY, OPTIONAL_COLUMNS, PROVIDER, SPREAD_COLUMNS
 from fastroof.config.gpu import GpuSpec, load_gpu
 from fastroof.errors import GpuError, MeasureError
 from fastroof.load.own import PROVENANCE_FILE, list_sources
-from fastroof.load.row_work import row_work
 from fastroof.load.write import write_source
+from fastroof.operators.registry import OPERATORS
 from fastroof.units import US_PER_S
 from kernels_bench.journal import find_journals
 from kernels_bench.output.provenance import provenance_of, recorded_gpu
@@ -272,7 +272,7 @@ def _above_peak(operator: str, columns: Columns, gpu: GpuSpec | None) -> dict[in
     """Return the rows that are faster than the GPU's peak, by index, with their MFU in words."""
     if gpu is None:
         return {}
-    work = row_work(operator, columns, gpu)
+    work = OPERATORS[operator].work(columns, gpu)
     mfu = work.flops * US_PER_S / (columns[LATENCY.name] * work.limit_flops_per_s)
     return {int(i): f"MFU {mfu[i]:.3f} of {gpu.title}" for i in np.flatnonzero(mfu > 1.0)}
 

@@ -13,8 +13,8 @@ from fastroof.config.gpu import GpuSpec
 from fastroof.load import MeasuredTable, MeasuredTables
 from fastroof.load.file_report import SEVERITIES, FileReport, Finding, Severity, worst
 from fastroof.load.grid_checks import Grid, example, grid_of
-from fastroof.load.row_work import row_work
 from fastroof.load.validate import validate
+from fastroof.operators.registry import OPERATORS
 from fastroof.units import US_PER_S
 from kernels_bench.grid.coverage import Coverage, coverage, coverage_findings
 from kernels_bench.output.provenance import HARMLESS_THROTTLES
@@ -187,7 +187,7 @@ def ceilings(table: MeasuredTable, gpu: GpuSpec) -> list[Ceiling]:
         The card.
     """
     columns = table.columns
-    work = row_work(table.operator, columns, gpu)
+    work = OPERATORS[table.operator].work(columns, gpu)
     seconds = columns["latency_us"] / US_PER_S
     name = next((n for n in ("dtype", "kv_dtype", "kind") if n in columns), None)
     dtypes = columns[name] if name else np.full(len(seconds), "", object)
@@ -259,7 +259,7 @@ def _quartiles(operator: str, columns: Columns) -> Iterator[Finding]:
 def _fastest_replay(operator: str, columns: Columns, gpu: GpuSpec) -> Iterator[Finding]:
     if "min_us" not in columns:
         return
-    work = row_work(operator, columns, gpu)
+    work = OPERATORS[operator].work(columns, gpu)
     share = work.flops * US_PER_S / (columns["min_us"] * work.limit_flops_per_s)
     impossible = share > 1.0
     if impossible.any():

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from fastroof.flops import attention_bytes
+from fastroof.operators.attention_work import attention_bytes
 from kernels_bench.points import Point
 from kernels_bench.providers import references
 from kernels_bench.providers.device import Device, take

@@ -38,7 +38,7 @@ from fastroof.cli import app
 from fastroof.cli.bench import NAMES
 from fastroof.config.paths import bench_data_root
 from fastroof.errors import FastroofError
-from fastroof.tables.lookup import METHODS
+from fastroof.operators.operator import METHODS
 
 
 @pytest.fixture(scope="module")

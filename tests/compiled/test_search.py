@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 from fastroof import compile_plan
 from fastroof.compiled import gemms, grids, search
 from fastroof.compiled.packed import GridNodes
+from fastroof.operators.attention import ATTENTION_DECODE
+from fastroof.operators.communication import ALLREDUCE
+from fastroof.operators.gemm import GEMM
 from tests.reference.handmade import HEADS, attention_rows, gemm_rows, handmade_tables
 
 pytestmark = pytest.mark.loops
@@ -84,7 +87,7 @@ def tables():
 def test_lookup_loops_survive_any_coordinates(tables, points):
     m, n, k = np.array(points).reshape(-1, 3).T.copy()
     out, origin = np.empty(len(m)), np.empty(len(m), np.uint8)
-    packed = tables.gemm("bf16")
+    packed = GEMM.packed(tables, "bf16")
     with np.errstate(all="ignore"):
         gemms.gemm_latency_us(packed, m, n, k, out, origin)
         gemms.gemm_linear_mfu_us(packed, m, n, k, out, origin)
@@ -92,9 +95,9 @@ def test_lookup_loops_survive_any_coordinates(tables, points):
         axes, sizes = (packed.m_axis, packed.n_axis, packed.k_axis), (m, n, k)
         log2_axes, log2_sizes = (tuple(np.log2(a) for a in of) for of in (axes, sizes))
         gemms.gemm_nearest_us(packed, log2_axes, sizes, log2_sizes, out, origin)
-        search.curve_latency_us(tables.allreduce("bf16", 2), m, out, origin)
+        search.curve_latency_us(ALLREDUCE.packed(tables, ("bf16", 2, "graph")).curve, m, out, origin)
         (key,) = tables.groups("attention_decode")
-        grid = tables.attention("attention_decode", _shape(key)).grid
+        grid = ATTENTION_DECODE.grid(tables, _shape(key)).grid
         grids.grid_latency_us(grid.arena, m, n, out, origin)
         nodes = GridNodes(grid.y_axis, grid.x_axis, grid.cells, grid.flags, np.ones(grid.flags.shape))
         grids.grid_linear_mfu_us(grid.arena, nodes, m, n, k, out, origin)
@@ -105,7 +108,7 @@ def test_lookup_loops_survive_any_coordinates(tables, points):
 
 
 def _shape(key):
-    from fastroof.roofline import HeadShape
+    from fastroof.operators.attention_work import HeadShape
 
     return HeadShape(*key[:4])
 

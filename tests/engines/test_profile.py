@@ -23,7 +23,8 @@ from fastroof.engines import (
 )
 from fastroof.engines.versions import holds_for
 from fastroof.errors import PlanError
-from fastroof.pack.smoothing import LARGEST_SMOOTHED_M, median_of_three
+from fastroof.operators.elementwise import ELEMENTWISE
+from fastroof.operators.gemm import LARGEST_SMOOTHED_M, median_of_three
 
 STEPS = StepBatch.from_requests([[(1, 4095)] * 8, [(512, 0), (1, 99)], [(300, 40)], [], [(1, 0)]])
 PROFILE = EngineProfile(
@@ -264,7 +265,7 @@ def test_static_scales_take_off_what_finding_them_takes(h100):
         step = StepBatch.from_requests([[(tokens, 0)]])
         less = dynamic.run(step).components.tokens_us[0] - static.run(step).components.tokens_us[0]
         gemms = [(4096, 4096), (4096, 4096), (4096, 4096), (4096, 14336)]
-        scales_us = 32 * sum(float(h100.fp8_scale_us(tokens, k)) for _, k in gemms)
+        scales_us = 32 * sum(float(ELEMENTWISE.fp8_scale_us(h100, tokens, k)) for _, k in gemms)
         assert less == pytest.approx(scales_us, rel=1e-9)
     # bf16 has no scales
     plans = [compile_plan("llama-3.1-8b", "h100", h100, runtime=r, max_tokens=64) for r in ("kernels", known)]
@@ -278,6 +279,8 @@ def test_scales_are_those_of_the_rows_and_held_outside(h100):
     rows = np.flatnonzero(columns["kind"] == "fp8_scale")[::97]
     for row in rows:
         m, k = columns["m"][row], columns["width"][row]
-        assert h100.fp8_scale_us(m, k) == columns["latency_us"][row]
-    assert h100.fp8_scale_us([0, 1], 4096).tolist() == [h100.fp8_scale_us(1, 4096)] * 2
-    assert h100.fp8_scale_us(10**9, 10**9) == h100.fp8_scale_us(32768, 65536)
+        assert ELEMENTWISE.fp8_scale_us(h100, m, k) == columns["latency_us"][row]
+    assert (
+        ELEMENTWISE.fp8_scale_us(h100, [0, 1], 4096).tolist() == [ELEMENTWISE.fp8_scale_us(h100, 1, 4096)] * 2
+    )
+    assert ELEMENTWISE.fp8_scale_us(h100, 10**9, 10**9) == ELEMENTWISE.fp8_scale_us(h100, 32768, 65536)

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fastroof.columns import OPERATORS
 from fastroof.errors import TableError
 from fastroof.load import aiconfigurator
 from fastroof.load.aiconfigurator import (
@@ -21,6 +20,7 @@ from fastroof.load.aiconfigurator import (
     installed_root,
 )
 from fastroof.load.own import list_sources, load_own
+from fastroof.operators.registry import OPERATORS
 
 SHIPPED = Path(__file__).resolve().parents[2] / "bench_data" / "h100" / "aiconfigurator-vllm-0.24.0"
 SHIPPED_TRTLLM = SHIPPED.parent / "aiconfigurator-trtllm-1.3.0rc20"

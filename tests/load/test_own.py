@@ -18,12 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastroof import Tables, load_tables
-from fastroof.columns import OPERATORS, OPTIONAL_COLUMNS, Column
+from fastroof.columns import OPTIONAL_COLUMNS, Column
 from fastroof.errors import GpuError, TableError
 from fastroof.load import load_measured
 from fastroof.load.own import list_sources, load_own
 from fastroof.load.rows import read_columns
 from fastroof.load.write import toml_text, write_source
+from fastroof.operators.registry import OPERATORS
 
 SHIPPED_H100 = Path(__file__).resolve().parents[2] / "bench_data" / "h100"
 GEMM = OPERATORS["gemm"]

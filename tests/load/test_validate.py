@@ -13,14 +13,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from fastroof import flops
-from fastroof.columns import OPERATORS
 from fastroof.config.gpu import GpuSpec, load_gpu
 from fastroof.load.file_report import FileReport, Finding
 from fastroof.load.measured import MeasuredTable, MeasuredTables
-from fastroof.load.row_work import row_flops, row_work
 from fastroof.load.trees import load_tree
 from fastroof.load.validate import validate, worst
+from fastroof.operators.attention_work import attention_flops, decode_attention_bytes
+from fastroof.operators.gemm import gemm_bytes, gemm_flops
+from fastroof.operators.moe import moe_bytes
+from fastroof.operators.registry import OPERATORS
 
 MIB = 2**20
 GPU = GpuSpec(
@@ -80,7 +81,7 @@ def kinds(found: FileReport) -> set[str]:
 
 def test_clean_rows_have_no_findings() -> None:
     batch, kv = np.meshgrid([1, 8, 64], [1024, 4096, 16384], indexing="ij")
-    latency = 10 + flops.decode_attention_bytes(32, 8, 128, kv, batch) / 3e12 * 1e6
+    latency = 10 + decode_attention_bytes(32, 8, 128, kv, batch) / 3e12 * 1e6
     found = report("attention_decode", decode(batch.ravel(), kv.ravel(), latency.ravel()))
     assert found.findings == ()
     assert found.severity == "note"
@@ -143,7 +144,7 @@ def test_mfu_above_1(dtype: str, peak: float) -> None:
 
 def test_fp8_kv_attention_above_the_bf16_peak_computed_in_fp8() -> None:
     base = {"num_q_heads": 32, "num_kv_heads": 8, "head_dim": 128, "window": 0, "batch_size": 1}
-    work = float(flops.attention_flops(32, 128, 8192, 8192))
+    work = float(attention_flops(32, 128, 8192, 8192))
     for kv_dtype, mfu, kind, severity in (
         ("fp8", 1.4, "above_own_peak", "warning"),
         ("fp8", 2.1, "mfu_above_1", "error"),
@@ -184,7 +185,7 @@ def test_unknown_dtype() -> None:
     ],
 )
 def test_memory_bandwidth(kv: int, share: float, kind: str | None, severity: str | None) -> None:
-    moved = float(flops.decode_attention_bytes(32, 8, 128, kv, 8))
+    moved = float(decode_attention_bytes(32, 8, 128, kv, 8))
     assert (moved < 2 * GPU.l2_bytes) == (kind == "cached")
     found = report("attention_decode", decode(8, kv, moved / (share * 4e12) * 1e6))
     assert found.bandwidth_max_bytes_per_s == pytest.approx(share * 4e12)
@@ -197,7 +198,7 @@ def test_memory_bandwidth(kv: int, share: float, kind: str | None, severity: str
 
 
 def test_fp8_kv_moves_half_the_bytes() -> None:
-    latency = float(flops.decode_attention_bytes(32, 8, 128, 65536, 8)) / 6e12 * 1e6
+    latency = float(decode_attention_bytes(32, 8, 128, 65536, 8)) / 6e12 * 1e6
     assert kinds(report("attention_decode", decode(8, 65536, latency))) == {"bandwidth"}
     assert kinds(report("attention_decode", decode(8, 65536, latency, kv_dtype="fp8"))) == set()
 
@@ -254,12 +255,12 @@ def naive_attention(q_len: int, kv_len: int, window: int) -> tuple[int, int]:
 def test_windowed_work(q_len: int, kv_len: int, window: int) -> None:
     base = {"kv_dtype": "bf16", "num_q_heads": 4, "num_kv_heads": 2, "head_dim": 8, "window": window}
     rows = columns("attention_prefill", **base, batch_size=3, q_len=q_len, kv_len=kv_len, latency_us=1.0)
-    work = row_work("attention_prefill", rows, GPU)
+    work = OPERATORS["attention_prefill"].work(rows, GPU)
     pairs, keys = naive_attention(q_len, kv_len, window)
     assert work.flops.tolist() == [4 * 4 * 8 * pairs * 3]
     assert work.moved_bytes.tolist() == [3 * (2 * 2 * q_len * 4 * 8 + 2 * 2 * keys * 2 * 8)]
     if q_len == 1:
-        one = row_work("attention_decode", {n: v for n, v in rows.items() if n != "q_len"}, GPU)
+        one = OPERATORS["attention_decode"].work({n: v for n, v in rows.items() if n != "q_len"}, GPU)
         assert (one.flops, one.moved_bytes) == (work.flops, work.moved_bytes)
 
 
@@ -269,28 +270,28 @@ def test_mla_work_follows_from_its_widths() -> None:
         "mla_decode", kv_dtype="bf16", num_q_heads=128, kv_lora_rank=512, rope_dim=64, batch_size=4,
         kv_len=1000, latency_us=1.0,
     )  # fmt: skip
-    work = row_work("mla_decode", rows, GPU)
+    work = OPERATORS["mla_decode"].work(rows, GPU)
     assert work.flops.tolist() == [2 * 128 * 1000 * (2 * 512 + 64) * 4]
     assert work.moved_bytes[0] == pytest.approx(4 * 2 * (1000 * 576 + 128 * (576 + 512)), rel=1e-12)
     rows = columns(
         "mla_prefill", dtype="bf16", num_q_heads=128, nope_dim=128, rope_dim=64, q_len=100, latency_us=1.0
     )
-    assert row_flops("mla_prefill", rows).tolist() == [2 * 128 * (192 + 128) * 100 * 101 // 2]
+    assert OPERATORS["mla_prefill"].flops(rows).tolist() == [2 * 128 * (192 + 128) * 100 * 101 // 2]
 
 
 def test_moe_bytes_are_least_for_uneven_routing() -> None:
     shape = {"dtype": "fp8", "hidden": 4096, "intermediate": 1024, "topk": 8, "num_experts": 128}
     shape |= {"moe_tp": 1, "moe_ep": 1, "num_tokens": 64, "latency_us": 10.0}
-    even = row_work("moe", columns("moe", **shape, distribution="balanced"), GPU).moved_bytes[0]
-    assert even == flops.moe_bytes(64, 4096, 1024, 8, 128, element_bytes=1)
-    uneven = row_work("moe", columns("moe", **shape, distribution="power_law_1.2"), GPU).moved_bytes[0]
+    even = OPERATORS["moe"].work(columns("moe", **shape, distribution="balanced"), GPU).moved_bytes[0]
+    assert even == moe_bytes(64, 4096, 1024, 8, 128, element_bytes=1)
+    uneven = OPERATORS["moe"].work(columns("moe", **shape, distribution="power_law_1.2"), GPU).moved_bytes[0]
     assert uneven == pytest.approx(8 * 3 * 4096 * 1024 + 2 * 2 * 64 * 4096)
 
 
 def test_moe_faster_than_streaming_the_experts_of_even_routing() -> None:
     shape = {"dtype": "fp8", "hidden": 7168, "intermediate": 2048, "topk": 8, "num_experts": 256}
     shape |= {"moe_tp": 1, "moe_ep": 1, "num_tokens": 128, "distribution": "balanced"}
-    even = float(flops.moe_bytes(128, 7168, 2048, 8, 256, element_bytes=1))
+    even = float(moe_bytes(128, 7168, 2048, 8, 256, element_bytes=1))
     least = 8 * 3 * 7168 * 2048 + 2 * 2 * 128 * 7168
     for latency, expected in (
         (even / 3.9e6, set()),
@@ -496,7 +497,7 @@ def test_a_large_table_takes_seconds() -> None:
     n, k = pairs[random.integers(0, 4000, rows)].T
     m = 2 ** random.integers(0, 15, rows)
     dtype = np.array(["bf16", "fp8", "fp8_block"], object)[random.integers(0, 3, rows)]
-    latency = 5 + flops.gemm_bytes(m, n, k, 2) / 3e6 + flops.gemm_flops(m, n, k) / 800e6
+    latency = 5 + gemm_bytes(m, n, k, 2) / 3e6 + gemm_flops(m, n, k) / 800e6
     start = time.process_time()
     found = report("gemm", gemm(m, n, k, latency, dtype))
     assert time.process_time() - start < 10.0

@@ -15,7 +15,10 @@ from hypothesis import strategies as st
 from fastroof.compiled import gemms, grid_points, grids, points, search
 from fastroof.compiled.guides import guide_of, guided_cell, guided_node
 from fastroof.compiled.packed import GuidedGrid
+from fastroof.config import load_gpu
 from fastroof.errors import LookupInputError
+from fastroof.operators.attention import ATTENTION, ATTENTION_DECODE
+from fastroof.operators.gemm import GEMM
 from fastroof.pack import SIZE_LIMIT, curves, pack_curve, pack_gemm
 from fastroof.pack.curves import cell_origins
 from fastroof.pack.guides import joined_axes
@@ -123,7 +126,14 @@ SCATTERED = {
 )  # fmt: skip
 def test_scattered_gemms_are_the_same_in_a_full_grid(at):
     m, n, k = np.array(list(SCATTERED), float).T
-    packed = pack_gemm(m, n, k, np.array(list(SCATTERED.values())), 1e9, 3e6, 2)
+    gpu = load_gpu("h100")
+    packed = pack_gemm(
+        m,
+        n,
+        k,
+        np.array(list(SCATTERED.values())),
+        lambda launch_us: GEMM.roofline("bf16", gpu, launch_us),
+    )
     assert len(packed.grid) == len(packed.origins) > 0
     ragged = packed._replace(grid=np.empty(0))
     sizes = np.array([*at, *SCATTERED], float).T.copy()
@@ -141,7 +151,7 @@ def test_scattered_gemms_are_the_same_in_a_full_grid(at):
 def test_a_table_too_large_for_a_full_grid_is_searched(monkeypatch):
     monkeypatch.setattr(curves, "LARGEST_GRID", 10)
     tables = handmade_tables(gemm=gemm_rows(SCATTERED))
-    assert len(tables.gemm("bf16").grid) == 0
+    assert len(GEMM.packed(tables, "bf16").grid) == 0
     m, n, k = np.array(list(SCATTERED)).T
     assert tables.lookup("gemm", m=m, n=n, k=k).latency_us.tolist() == list(SCATTERED.values())
 
@@ -154,7 +164,7 @@ GRID = {(b, x): 9.0 + b * x / 4096 for b in (1, 8, 64) for x in (64, 512, 4096) 
 def test_points_of_a_grid_are_the_steps_own_polynomials(operator):
     tables = handmade_tables(**{operator: attention_rows(GRID, is_decode=operator == "attention_decode")})
     ((key, _),) = tables.groups(operator).items()
-    grid = tables.attention(operator, naive_shape(key)).grid
+    grid = ATTENTION[operator].grid(tables, naive_shape(key)).grid
     axes, guides = joined_axes([grid.y_axis, grid.x_axis])
     y, x = (a.ravel().astype(float) for a in np.meshgrid([1, 3, 8, 64, 500], [1, 64, 70, 512, 4096, 2**28]))
     found, expected = ((np.empty(len(y)), np.empty(len(y), np.uint8)) for _ in range(2))
@@ -166,7 +176,7 @@ def test_points_of_a_grid_are_the_steps_own_polynomials(operator):
 
 
 def naive_shape(key):
-    from fastroof.roofline import HeadShape
+    from fastroof.operators.attention_work import HeadShape
 
     return HeadShape(*key[:4])
 
@@ -178,7 +188,7 @@ def test_loops_over_points_survive_any_coordinates(values):
     out, mfu, origin = np.zeros(len(a)), np.empty(len(a)), np.zeros(len(a), np.uint8)
     with np.errstate(all="ignore"):
         tables = handmade_tables(attention_decode=attention_rows(GRID))
-        grid = tables.attention("attention_decode", naive_shape(("bf16", *HEADS))).grid
+        grid = ATTENTION_DECODE.grid(tables, naive_shape(("bf16", *HEADS))).grid
         axes, guides = joined_axes([grid.y_axis, grid.x_axis])
         origins = cell_origins(grid.flags.astype(np.uint8)).ravel()
         grid_points.grid_points_us(GuidedGrid(axes, guides, grid.cells.ravel(), origins), a, b, out, origin)

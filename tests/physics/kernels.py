@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from fastroof.config import GpuSpec
 from fastroof.load.measured import MeasuredTable, MeasuredTables
-from fastroof.load.row_work import row_work
+from fastroof.operators.registry import OPERATORS
 from fastroof.units import US_PER_S
 
 from .ledger import Found
@@ -70,7 +70,7 @@ def highest_bandwidth(measured: MeasuredTables, gpu: GpuSpec) -> Bandwidth:
     best = Bandwidth(0.0, "", {})
     for operator in ("gemm", "attention_prefill", "attention_decode", "elementwise"):
         table = measured.tables[operator]
-        work = row_work(operator, table.columns, gpu)
+        work = OPERATORS[operator].work(table.columns, gpu)
         reached = work.moved_bytes * US_PER_S / table.columns["latency_us"]
         reached = np.where(work.moved_bytes > STREAMING_L2S * gpu.l2_bytes, reached, 0.0)
         row = int(np.argmax(reached))
@@ -86,7 +86,7 @@ def under_work(table: MeasuredTable, gpu: GpuSpec, bytes_per_s: float) -> list[F
     Bytes that fit the cache may stay there from one replay to the next, so only those beyond count.
     """
     operator, columns = table.operator, table.columns
-    work = row_work(operator, columns, gpu)
+    work = OPERATORS[operator].work(columns, gpu)
     latency_us = columns["latency_us"]
     at = _coordinates(table, np.arange(table.num_rows))
     beyond_l2 = np.maximum(work.moved_bytes - gpu.l2_bytes, 1.0)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from fastroof import Tables, load_gpu
-from fastroof.columns import OPERATORS
 from fastroof.load import MeasuredTable, MeasuredTables
+from fastroof.operators.registry import OPERATORS
 
 Row = tuple[Any, ...]
 

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import fastroof
 from fastroof.cli import app
 from fastroof.errors import FastroofError
+from fastroof.operators.elementwise import ELEMENTWISE
 from fastroof.report import draw_mfu, draw_roofline, draw_step, save_figure
 from fastroof.report.plots import _spread
 from fastroof.report.roofline_plot import kernel_clouds
@@ -58,7 +59,7 @@ def test_roofline_shows_roofs_and_kernels(h100: fastroof.Tables) -> None:
     assert "1,979" not in words
     slope, streaming, peak = (line.get_xydata() for line in axes.lines)
     assert np.allclose(slope[:, 1] / slope[:, 0], 3.35)
-    assert np.allclose(streaming[:, 1] / streaming[:, 0], h100.streaming.bytes_per_s / 1e12)
+    assert np.allclose(streaming[:, 1] / streaming[:, 0], ELEMENTWISE.streaming(h100).bytes_per_s / 1e12)
     assert np.allclose(peak[:, 1], 989.5)
     assert np.allclose(slope[-1], peak[0])
 

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastroof.errors import LookupInputError, MissingTableError
-from fastroof.roofline import HeadShape
-from fastroof.tables.borrow import donors
+from fastroof.operators.attention import ATTENTION_DECODE, ATTENTION_PREFILL
+from fastroof.operators.attention_borrowing import donors
+from fastroof.operators.attention_work import HeadShape
 from tests.reference import lookups as naive
 from tests.reference.handmade import attention_rows, handmade_tables
 
@@ -54,7 +55,7 @@ def test_decode_of_32_kv_heads_is_that_of_8_at_four_times_the_batch(h100, method
 @given(batch=st.integers(1, 3000), kv_len=st.integers(1, 300_000))
 def test_shapes_of_one_group_size_share_a_table_whatever_their_ratio(h100, batch, kv_len):
     got = decode(h100, 12, 3, 8 * batch, kv_len)
-    lender = h100.attention("attention_decode", HeadShape("bf16", 12, 3, 128)).lenders
+    lender = ATTENTION_DECODE.grid(h100, HeadShape("bf16", 12, 3, 128)).lenders
     (shape,) = lender
     assert shape.num_q_heads == 4 * shape.num_kv_heads
     units = 8 * batch * 3
@@ -67,7 +68,7 @@ def test_shapes_of_one_group_size_share_a_table_whatever_their_ratio(h100, batch
 def test_prefill_is_borrowed_over_heads_too(h100):
     nh, nkv = 20, 5
     assert not measured(h100, "attention_prefill", nh, nkv)
-    (lender,) = h100.attention("attention_prefill", HeadShape("bf16", nh, nkv, 128)).lenders
+    (lender,) = ATTENTION_PREFILL.grid(h100, HeadShape("bf16", nh, nkv, 128)).lenders
     assert lender.num_q_heads == 4 * lender.num_kv_heads
     batch, q_len = np.meshgrid([1, 2, 5, 16], [1, 16, 1000, 1024, 16384, 40000])
     got = prefill(h100, nh, nkv, lender.num_kv_heads * batch, q_len)
@@ -83,7 +84,7 @@ def test_prefill_is_borrowed_over_heads_too(h100):
 def test_group_size_7_lies_between_6_and_8(h100):
     """Qwen2.5-7B: 28 query heads on 4 KV heads; no table has 7 query heads on one KV head."""
     shape = HeadShape("bf16", 28, 4, 128)
-    low, high = h100.attention("attention_decode", shape).lenders
+    low, high = ATTENTION_DECODE.grid(h100, shape).lenders
     assert (low.group_size, high.group_size) == (6.0, 8.0)
     columns = h100.table("attention_decode").columns
     rows = h100.groups("attention_decode")[(*low, 0)]
@@ -99,7 +100,7 @@ def test_group_size_7_lies_between_6_and_8(h100):
 
 @given(units=st.integers(1, 4096).map(lambda u: 8 * u), kv_len=st.integers(1, 300_000))
 def test_decode_between_group_sizes_is_their_weighted_mean_everywhere(h100, units, kv_len):
-    low, high = h100.attention("attention_decode", HeadShape("bf16", 28, 4, 128)).lenders
+    low, high = ATTENTION_DECODE.grid(h100, HeadShape("bf16", 28, 4, 128)).lenders
     got = decode(h100, 28, 4, units // 4, kv_len)
     ends = [decode(h100, s.num_q_heads, s.num_kv_heads, units // s.num_kv_heads, kv_len) for s in (low, high)]
     mean = sum(float(end.latency_us) for end in ends) / 2

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from fastroof import LookupInputError
-from fastroof.tables.holdout import GRIDS, HoldoutGrid, run_holdout
+from fastroof.operators.operator import HoldoutGrid
+from fastroof.tables.holdout import GRIDS, run_holdout
 from tests.reference.handmade import attention_rows, gemm_rows, handmade_tables
 
 # What roofline interpolation has to keep to on the shipped tables, inside the kept grid.

@@ -19,11 +19,14 @@ from fastroof import StepBatch
 from fastroof.cli import app
 from fastroof.engines import EngineProfile, StepCosts, load_engine
 from fastroof.errors import FastroofError, LookupInputError, PlanError
+from fastroof.operators.attention_errors import BORROWED
+from fastroof.operators.elementwise import ELEMENTWISE
+from fastroof.operators.gemm import GEMM
 from fastroof.plan import step_error
 from fastroof.tables.answers import Lookup, LookupWithError
 from fastroof.tables.coverage import COVERAGE_GRIDS, run_coverage
-from fastroof.tables.leave_one_out import LocalErrors, measured_grid, neighbour_errors
-from fastroof.tables.local_error import BORROWED, PREFIX, REPEATABILITY, gemm_errors, relative_variance
+from fastroof.uncertainty.leave_one_out import LocalErrors, measured_grid, neighbour_errors
+from fastroof.uncertainty.variance import PREFIX, REPEATABILITY, relative_variance
 from tests.reference import uncertainty as reference
 from tests.reference.handmade import HEADS, attention_rows, gemm_rows, handmade_tables
 
@@ -65,7 +68,7 @@ def test_errors_between_nodes_are_those_of_the_reference(missing):
     tables = handmade_tables(gemm=gemm_rows(points))
     bound = gemm_bound(tables, points)
     factor = float(np.quantile(reference.ratios(points, bound), 0.8))
-    found = gemm_errors(tables, "bf16")
+    found = GEMM.local_errors(tables, "bf16")
     axes = reference.axes_of(points)
     for axis, nodes in enumerate(axes):
         for at in points:
@@ -227,7 +230,7 @@ def test_points_of_a_table_without_an_inner_node_stay_in_bounds():
 
 
 def _edges(axes: int) -> list[Any]:
-    from fastroof.tables.leave_one_out import EdgeVariances
+    from fastroof.uncertainty.leave_one_out import EdgeVariances
 
     return [EdgeVariances(np.array([0.04]), np.array([0.04])) for _ in range(axes)]
 
@@ -324,7 +327,7 @@ def test_a_step_has_the_errors_of_its_operators_in_squares(plan, h100):
                 continue
         squares += (operator.total_us * float(found.relative_error)) ** 2
     # rmsnorm, rope and the others share their two constants: their errors are one
-    rows = step_error.streaming_error(h100)
+    rows = ELEMENTWISE.shared_error(h100)
     squares += (streaming * rows) ** 2
     assert error == pytest.approx(np.sqrt(squares) / plan.decode_us(64, 4096), rel=2e-3)
 

@@ -12,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fastroof.checks import whole_number
-from fastroof.columns import OPERATORS, Column
+from fastroof.columns import Column
 from fastroof.compiled.compat_roofline_v2 import LEAST_MFU
 from fastroof.errors import MissingTableError, TableError
 from fastroof.load.rows import read_columns
+from fastroof.operators.registry import OPERATORS
 
 __all__ = ["RooflineV2Tables", "load", "tables_of"]
 

@@ -7,9 +7,14 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from fastroof import flops
 from fastroof.compiled import closed_loops, steps
 from fastroof.compiled.grids import grid_value, open_block
+from fastroof.operators.attention_work import (
+    attention_bytes,
+    attention_flops,
+    decode_attention_bytes,
+    decode_attention_flops,
+)
 from fastroof.operators.calls import AllReduce
 from fastroof.plan import StepPlan
 from fastroof.plan.curves import RowCurve, row_cost, row_values
@@ -118,15 +123,15 @@ def _launch_us(plan: StepPlan, slot: int) -> float:
 
 def _decode_bound(plan: StepPlan, batch: Floats, kv_len: Floats) -> Any:
     _, nh, nkv, dim = plan.heads
-    work = flops.decode_attention_flops(nh, dim, kv_len, batch)
-    moved = flops.decode_attention_bytes(nh, nkv, dim, kv_len, batch, DTYPE_BYTES[plan.kv_dtype])
+    work = decode_attention_flops(nh, dim, kv_len, batch)
+    moved = decode_attention_bytes(nh, nkv, dim, kv_len, batch, DTYPE_BYTES[plan.kv_dtype])
     compute_s = np.asarray(work / plan.gpu.peak("bf16"))
     return _largest_term(plan, compute_s, moved, _launch_us(plan, steps.DECODE_AT))
 
 
 def _prefill_bound(plan: StepPlan, batch: Floats, q_len: Floats) -> Any:
     _, nh, nkv, dim = plan.heads
-    work = batch * flops.attention_flops(nh, dim, q_len, q_len)
-    moved = flops.attention_bytes(nh, nkv, dim, q_len, q_len, batch, DTYPE_BYTES[plan.kv_dtype])
+    work = batch * attention_flops(nh, dim, q_len, q_len)
+    moved = attention_bytes(nh, nkv, dim, q_len, q_len, batch, DTYPE_BYTES[plan.kv_dtype])
     compute_s = np.asarray(work / plan.gpu.peak("bf16"))
     return _largest_term(plan, compute_s, moved, _launch_us(plan, steps.PREFILL_AT))

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastroof.columns import OPERATORS
 from fastroof.config import load_gpu
 from fastroof.models import load_model, model_names
 from fastroof.models.layout import shard
+from fastroof.operators.registry import OPERATORS
 from kernels_bench.grid.grid import Grid, grid_names, load_grid, shapes_of
 from kernels_bench.model_shape import Experts, ModelShape
 from kernels_bench.operators import MEASURED

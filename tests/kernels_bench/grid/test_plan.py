@@ -17,10 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from fastroof.columns import OPERATORS
 from fastroof.config import load_gpu
 from fastroof.errors import MeasureError
-from fastroof.load.row_work import row_work
+from fastroof.operators.registry import OPERATORS
 from kernels_bench.commands import plan as plan_command
 from kernels_bench.commands.plan import make_plan
 from kernels_bench.grid.estimate import estimate, estimate_all, fit_budget, run_seconds, unfit
@@ -98,7 +97,7 @@ def test_no_estimate_is_faster_than_the_card(operator: str) -> None:
     columns = {
         c.name: np.array([POINTS[i].values[c.name] for i in rows]) for c in (*schema.keys, *schema.axes)
     }
-    work = row_work(operator, {**columns, "latency_us": np.ones(len(rows))}, H100)
+    work = OPERATORS[operator].work({**columns, "latency_us": np.ones(len(rows))}, H100)
     floor_s = np.fmax(work.flops / work.peak_flops_per_s, work.moved_bytes / H100.hbm_bytes_per_s)
     latency_s = np.array([ESTIMATES[i].latency_us for i in rows]) / 1e6
     assert (latency_s > floor_s).all()

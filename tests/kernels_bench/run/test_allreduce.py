@@ -15,8 +15,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import fastroof
-from fastroof.columns import OPERATORS
 from fastroof.errors import MeasureError
+from fastroof.operators.registry import OPERATORS
 from kernels_bench.cli import app
 from kernels_bench.grid.grid import load_grid
 from kernels_bench.journal import find_journals, read_journal, starts

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastroof.columns import OPERATORS
 from fastroof.errors import MeasureError
+from fastroof.operators.registry import OPERATORS
 from kernels_bench.grid.grid import load_grid
 from kernels_bench.points import Point
 from kernels_bench.providers.cpu import round_bf16

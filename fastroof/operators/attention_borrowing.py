@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from fastroof.columns import ORIGIN_EXTRAPOLATED, ORIGIN_MEASURED
-from fastroof.compiled.grids import grid_latency_us
 from fastroof.errors import MissingTableError
+from fastroof.operators.attention_work import HeadShape
 from fastroof.pack import PackedGrid, grid_cells
-from fastroof.roofline import HeadShape, Roofline
+from fastroof.roofline import BatchBound
 
 __all__ = ["AttentionGrid", "attention_grid", "donors"]
 
@@ -80,6 +80,8 @@ def donors(wanted: HeadShape, measured: Iterable[HeadShape]) -> tuple[HeadShape,
 
 def _on_nodes(grid: PackedGrid, y: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """A grid's values and flags at every (y, x) of two axes."""
+    from fastroof.compiled.grids import grid_latency_us
+
     yy, xx = (a.ravel() for a in np.meshgrid(y, x, indexing="ij"))
     value = np.empty(yy.shape)
     made = np.empty(yy.shape, np.uint8)
@@ -99,7 +101,7 @@ def attention_grid(
     wanted: HeadShape,
     measured: Iterable[HeadShape],
     grid_of: GridOf,
-    roofline_of: Callable[[HeadShape, float], Roofline],
+    roofline_of: Callable[[HeadShape, float], BatchBound],
 ) -> AttentionGrid:
     """Return the grid of a head shape, borrowed where it was not measured.
 
@@ -112,7 +114,7 @@ def attention_grid(
     grid_of : callable
         Packed grid of a measured shape.
     roofline_of : callable
-        Roofline of a shape for a given t_launch in us.
+        Roofline of a shape for a given launch floor in us.
 
     Returns
     -------
@@ -137,8 +139,8 @@ def attention_grid(
         weights = [1.0 - share, share]
     else:
         weights = [1.0]
-    t_launch_us = sum(w * g.roofline.t_launch_us for w, g in zip(weights, grids, strict=True))
-    roofline = roofline_of(wanted, t_launch_us)
+    launch_us = sum(w * g.roofline.launch_us for w, g in zip(weights, grids, strict=True))
+    roofline = roofline_of(wanted, launch_us)
     # the lenders' outer nodes differ after scaling: the nearest of them is the common edge
     y_axis = np.unique(np.concatenate([g.y_axis for g in grids]))
     y_axis = y_axis[y_axis <= min(g.y_axis[-1] for g in grids)]

@@ -1,0 +1,342 @@
+"""Attention over a KV cache with grouped heads: prompts (prefill) and one new token a sequence (decode).
+
+Both are grids over batch and length, one a head shape and dtype of the KV cache; a head shape that was not
+measured is borrowed (:mod:`fastroof.operators.attention_borrowing`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof.columns import DTYPE, KV_DTYPE, LATENCY, Column
+from fastroof.compiled.layout import FORM_DECODE_RATE, FORM_PREFILL_RATE
+from fastroof.config.gpu import GpuSpec
+from fastroof.errors import LookupInputError
+from fastroof.operators.attention_errors import attention_variance
+from fastroof.operators.attention_grids import AttentionOperator, AttentionRows
+from fastroof.operators.attention_work import (
+    BATCH,
+    SEQ_LEN,
+    HeadShape,
+    attention_bytes,
+    decode_attention_bytes,
+    decode_bound,
+    prefill_bound,
+    prefill_flops_conventions,
+    prefix_bound_us,
+)
+from fastroof.operators.foreign_rows import (
+    MEASURED,
+    MFU,
+    RUN,
+    ForeignRows,
+    Heads,
+    PackageFile,
+    Raw,
+    TreeFile,
+    dtype_names,
+    measured_us,
+    size_columns,
+    text_columns,
+    unknown_dtypes,
+)
+from fastroof.operators.operator import (
+    Answers,
+    Array,
+    Columns,
+    DatasheetClass,
+    Floats,
+    HoldoutGrid,
+    Key,
+)
+from fastroof.roofline import BatchBound
+from fastroof.uncertainty.variance import PREFIX
+from fastroof.units import DTYPE_BYTES
+
+if TYPE_CHECKING:
+    from fastroof.tables import Tables
+
+__all__ = [
+    "ATTENTION",
+    "ATTENTION_DECODE",
+    "ATTENTION_PREFILL",
+    "OPERATORS",
+    "AttentionDecode",
+    "AttentionOperator",
+    "AttentionPrefill",
+]
+
+_FULL_HEAD_DIM_128: Final = {"head_dim": 128, "window": 0}
+
+
+# -- rows of other programs ------------------------------------------------------------------------
+
+
+_PACKAGE_COLUMNS: Final = (
+    *size_columns("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim", "beam_width"),
+    *size_columns("step", minimum=0),
+    *text_columns("attn_dtype", "kv_cache_dtype"),
+    *MEASURED,
+)
+_PACKAGE_OPTIONAL: Final = (*size_columns("window_size", minimum=0), *RUN)
+
+
+def _package_rows(raw: Raw) -> ForeignRows:
+    dtype = dtype_names(raw["kv_cache_dtype"])
+    window = raw.get("window_size", np.zeros_like(raw["batch_size"]))
+    attn_dtype = dtype_names(raw["attn_dtype"])
+    columns = {
+        "kv_dtype": dtype,
+        "num_q_heads": raw["num_heads"],
+        "num_kv_heads": raw["num_key_value_heads"],
+        "head_dim": raw["head_dim"],
+        "window": window,
+        "batch_size": raw["batch_size"],
+        "kv_len": raw["isl"] + raw["step"],
+        **measured_us(raw),
+    }
+    out = unknown_dtypes(dtype)
+    out |= {f"window {int(w)}": window == w for w in np.unique(window) if w > 0}
+    # The schema's attention computes in bf16 whatever the cache holds.
+    out |= {f"computes in {d}": attn_dtype == d for d in sorted(set(attn_dtype)) if d != "bf16"}
+    out |= {"beam search": raw["beam_width"] > 1}
+    return ForeignRows(columns, out)
+
+
+def _package_prefill(raw: Raw) -> ForeignRows:
+    rows = _package_rows(raw)
+    return ForeignRows(rows.columns | {"q_len": raw["isl"]}, rows.left_out)
+
+
+def _package_decode(raw: Raw) -> ForeignRows:
+    rows = _package_rows(raw)
+    return ForeignRows(rows.columns, rows.left_out | {"more than one new token": raw["isl"] > 1})
+
+
+def _tree_heads(heads: Heads, rows: int) -> dict[str, Array]:
+    sizes = zip(("num_q_heads", "num_kv_heads", "head_dim", "window"), (*heads, 0), strict=True)
+    return {name: np.full(rows, size, np.int64) for name, size in sizes}
+
+
+def _tree_prefill(read: Raw, heads: Heads) -> dict[str, Array]:
+    rows = len(read["latency_us"])
+    sizes = {"q_len": read["seq_len"], "kv_len": read["seq_len"], "batch_size": np.ones(rows, np.int64)}
+    return {**_tree_heads(heads, rows), **sizes, "kv_dtype": read["dtype"]}
+
+
+def _tree_decode(read: Raw, heads: Heads) -> dict[str, Array]:
+    named = {name: read[name] for name in ("kv_dtype", "batch_size", "kv_len")}
+    return _tree_heads(heads, len(read["latency_us"])) | named
+
+
+# -- operators -------------------------------------------------------------------------------------
+
+
+class AttentionPrefill(AttentionOperator):
+    """Causal attention of prompts, or of chunks after a prefix.
+
+    Without a prefix it is a grid of (batch, q_len); a prefix is priced by its roofline.
+    """
+
+    name = "attention_prefill"
+    rank = 20
+    summary = "Causal attention of whole prompts or chunks."
+    about = "q-len counts the new tokens of a sequence, kv-len the prefix and the new tokens."
+    axes = (
+        BATCH,
+        Column("q_len", "int", "tokens", "new tokens of each sequence"),
+        Column("kv_len", "int", "tokens", "tokens attended to: prefix plus q_len"),
+    )
+    defaults: ClassVar[Mapping[str, Any]] = {"batch_size": 1, "kv_dtype": "bf16"}
+    is_additive = False
+    length_axis = "q_len"
+    rate_form = FORM_PREFILL_RATE
+    datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"attention_prefill": DatasheetClass(11.0, 0.50)}
+    holdouts = (
+        HoldoutGrid(
+            "attention_prefill",
+            "coarse",
+            {"q_len": (1024, 4096, 8192, 16384)},
+            {**_FULL_HEAD_DIM_128, "batch_size": 1},
+        ),
+        HoldoutGrid("attention_prefill", "every second", {}, _FULL_HEAD_DIM_128),
+    )
+    coverages = (HoldoutGrid("attention_prefill", "head_dim 128", {}, _FULL_HEAD_DIM_128),)
+    package_files = (
+        PackageFile(
+            "attention", "context_attention_perf", _PACKAGE_COLUMNS, _package_prefill, _PACKAGE_OPTIONAL
+        ),
+    )
+    tree_file = TreeFile(
+        "mha",
+        "prefill",
+        (DTYPE, SEQ_LEN, LATENCY),
+        (MFU,),
+        ("dtype", "seq_len", "latency_us", "mfu"),
+        _tree_prefill,
+    )
+
+    def q_len(self, columns: Columns) -> Array:
+        """New tokens of each sequence."""
+        return columns["q_len"]
+
+    def unprefixed(self, columns: Columns) -> npt.NDArray[np.bool_]:
+        """Whole prompts."""
+        return np.asarray(columns["q_len"] == columns["kv_len"])
+
+    def flops_conventions(self, columns: Columns) -> dict[str, Floats]:
+        """By how published files count a causal triangle."""
+        return prefill_flops_conventions(columns, columns["head_dim"], self.flops(columns))
+
+    def independent_axes(self, columns: Columns) -> dict[str, Array]:
+        """The context instead of the tokens attended to."""
+        context_len = columns["kv_len"] - columns["q_len"]
+        return {"batch_size": columns["batch_size"], "q_len": columns["q_len"], "context_len": context_len}
+
+    def thinned_axes(self) -> tuple[str, ...]:
+        """Batch and q_len: kv_len follows."""
+        return ("batch_size", "q_len")
+
+    def bound(self, shape: HeadShape, gpu: GpuSpec, launch_us: float) -> BatchBound:
+        """B against (batch, q_len), without a prefix."""
+        return prefill_bound(shape, gpu, launch_us)
+
+    def sequence_bytes(self, shape: HeadShape) -> tuple[float, float]:
+        """Nothing; a query, an output, keys and values."""
+        width = DTYPE_BYTES[shape.kv_dtype]
+        heads = (shape.num_q_heads, shape.num_kv_heads, shape.head_dim)
+        return 0.0, float(attention_bytes(*heads, 1, 1, 1, width))
+
+    def mfu_work(self, batch: Any, length: Any) -> Any:
+        """Half a square."""
+        return batch * (length * (length + 1.0) * 0.5)
+
+    def prefix_us(self, tables: Tables, shape: HeadShape) -> tuple[float, float]:
+        """The roofline of the prefix alone, times latency / B of the longest measured sequence.
+
+        Never under the roofline, nothing at an empty prefix, and growing with it.
+        """
+        ratio = self.grid(tables, shape).longest_ratio
+        pair_us, token_us = prefix_bound_us(shape, tables.gpu)
+        return ratio * pair_us, ratio * token_us
+
+    def look_up(self, tables: Tables, method: str, key: Key, sizes: list[Floats], answers: Answers) -> None:
+        """Look (batch, q_len, kv_len) up: without the prefix, and its price on top."""
+        from fastroof.compiled import points
+
+        batch, q_len, kv_len = sizes
+        out, mfu, origin = answers
+        table = self.ready(tables, key)
+        self.own_us(table, method, (batch, q_len), out, origin)
+        prices = (*table.prefix_us, table.unit_us)
+        if not points.prefill_us_and_mfu(batch, q_len, kv_len, prices, out, mfu, origin):
+            at = int(np.flatnonzero(kv_len < q_len)[0])
+            raise LookupInputError(
+                f"kv_len {int(kv_len[at])} is less than q_len {int(q_len[at])}: "
+                "kv_len counts the prefix and the new tokens"
+            )
+
+    def relative_error(self, tables: Tables, key: Key, sizes: list[Floats], latency_us: Floats) -> Floats:
+        """One standard error over the latency: the grid's on its part, the price's on the prefix."""
+        batch, q_len, kv_len = sizes
+        shape = HeadShape(*key[:4])
+        variance = attention_variance(self.local_errors(tables, shape), batch, q_len)
+        pair_us, token_us = self.prefix_us(tables, shape)
+        prefix_us = batch * (kv_len - q_len) * (pair_us * q_len + token_us)
+        own_us = latency_us - prefix_us
+        us2: Any = variance * own_us**2 + (PREFIX * prefix_us) ** 2
+        return np.asarray(np.sqrt(us2) / latency_us)
+
+
+class AttentionDecode(AttentionOperator):
+    """Paged attention of one new token a sequence: a grid of (batch, kv_len)."""
+
+    name = "attention_decode"
+    rank = 30
+    summary = "Paged attention of one new token a sequence."
+    axes = (BATCH, Column("kv_len", "int", "tokens", "tokens attended to, the new one included"))
+    defaults: ClassVar[Mapping[str, Any]] = {"kv_dtype": "bf16"}
+    is_additive = True
+    length_axis = "kv_len"
+    rate_form = FORM_DECODE_RATE
+    datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"attention_decode": DatasheetClass(11.0, 0.87)}
+    holdouts = (
+        HoldoutGrid(
+            "attention_decode",
+            "coarse",
+            {
+                "batch_size": (1, 16, 32, 64, 128, 256, 512),
+                "kv_len": (1024, 4096, 8192, 16384, 32768, 65536, 131072),
+            },
+            _FULL_HEAD_DIM_128,
+        ),
+        HoldoutGrid("attention_decode", "every second", {}, _FULL_HEAD_DIM_128),
+    )
+    coverages = (HoldoutGrid("attention_decode", "head_dim 128", {}, _FULL_HEAD_DIM_128),)
+    package_files = (
+        PackageFile(
+            "attention", "generation_attention_perf", _PACKAGE_COLUMNS, _package_decode, _PACKAGE_OPTIONAL
+        ),
+    )
+    tree_file = TreeFile(
+        "mha",
+        "decode",
+        (DTYPE, KV_DTYPE, *axes, LATENCY),
+        (MFU,),
+        ("dtype", "kv_dtype", "batch_size", "kv_len", "latency_us", "mfu"),
+        _tree_decode,
+    )
+
+    def bound(self, shape: HeadShape, gpu: GpuSpec, launch_us: float) -> BatchBound:
+        """B against (batch, kv_len)."""
+        return decode_bound(shape, gpu, launch_us)
+
+    def sequence_bytes(self, shape: HeadShape) -> tuple[float, float]:
+        """A query and an output; keys and values beside them."""
+        width = DTYPE_BYTES[shape.kv_dtype]
+        heads = (shape.num_q_heads, shape.num_kv_heads, shape.head_dim)
+        fixed, one = (float(decode_attention_bytes(*heads, kv_len, 1, width)) for kv_len in (0, 1))
+        return fixed, one
+
+    def mfu_work(self, batch: Any, length: Any) -> Any:
+        """One query a sequence."""
+        return batch * length
+
+    def look_up(self, tables: Tables, method: str, key: Key, sizes: list[Floats], answers: Answers) -> None:
+        """Look (batch, kv_len) up."""
+        from fastroof.compiled import points
+
+        batch, kv_len = sizes
+        out, mfu, origin = answers
+        table = self.ready(tables, key)
+        self.own_us(table, method, (batch, kv_len), out, origin)
+        points.decode_mfu(batch, kv_len, table.unit_us, out, mfu)
+
+    def relative_error(self, tables: Tables, key: Key, sizes: list[Floats], latency_us: Floats) -> Floats:
+        """One standard error over the latency."""
+        batch, kv_len = sizes
+        return np.sqrt(attention_variance(self.local_errors(tables, HeadShape(*key[:4])), batch, kv_len))
+
+
+class AttentionDecodeUnequal(AttentionRows):
+    """Decode attention of a batch whose lengths differ: measured to check the rule of mean lengths."""
+
+    name = "attention_decode_unequal"
+    rank = 35
+    keys = (
+        *AttentionRows.keys,
+        Column("spread", "text", "", "how kv lengths differ: uniform, bimodal, one_long"),
+    )
+    axes = (BATCH, Column("kv_len", "int", "tokens", "mean kv length over the batch"))
+
+
+ATTENTION_PREFILL: Final = AttentionPrefill()
+ATTENTION_DECODE: Final = AttentionDecode()
+ATTENTION_DECODE_UNEQUAL: Final = AttentionDecodeUnequal()
+ATTENTION: Final[Mapping[str, AttentionOperator]] = {o.name: o for o in (ATTENTION_PREFILL, ATTENTION_DECODE)}
+"""What plans look up on a grid, by operator."""
+OPERATORS: Final = (ATTENTION_PREFILL, ATTENTION_DECODE, ATTENTION_DECODE_UNEQUAL)

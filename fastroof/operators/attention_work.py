@@ -1,0 +1,152 @@
+"""What attention costs: head shapes, FLOPs, compulsory bytes, and the roofline of one head shape.
+
+Attention computes in bf16 whatever dtype the KV cache has.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from fastroof.columns import Column
+from fastroof.config.gpu import GpuSpec
+from fastroof.operators.operator import Array, Columns, Floats, dtype_peaks
+from fastroof.operators.work import Real, as_floats
+from fastroof.roofline import BatchBound
+from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES, US_PER_S
+
+__all__ = [
+    "BATCH",
+    "SEQ_LEN",
+    "HeadShape",
+    "attention_bytes",
+    "attention_flops",
+    "decode_attention_bytes",
+    "decode_attention_flops",
+    "decode_bound",
+    "prefill_bound",
+    "prefill_flops_conventions",
+    "prefix_bound_us",
+    "reads_kv_peaks",
+]
+
+BATCH: Final = Column("batch_size", "int", "sequences", "sequences in the call")
+SEQ_LEN: Final = Column("seq_len", "int", "tokens", "tokens of the one sequence")
+
+
+class HeadShape(NamedTuple):
+    """What one GPU's attention kernel is keyed by, after tensor parallelism."""
+
+    kv_dtype: str
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+    @property
+    def group_size(self) -> float:
+        """Query heads that share one KV head."""
+        return self.num_q_heads / self.num_kv_heads
+
+    def __str__(self) -> str:
+        return f"{self.num_q_heads}-{self.num_kv_heads}-{self.head_dim} ({self.kv_dtype} KV)"
+
+
+def attention_flops(
+    num_q_heads: Real, head_dim: Real, q_len: Real, kv_len: Real, batch_size: Real = 1
+) -> Floats:
+    """FLOPs of causal attention of ``q_len`` new tokens, each seeing the prefix and its past.
+
+    ``4 nh dh (q ctx + q (q + 1) / 2)`` a sequence, with ``ctx = kv_len - q_len``.
+    """
+    q = as_floats(q_len)
+    pairs = q * (as_floats(kv_len) - q) + q * (q + 1.0) / 2.0
+    return 4.0 * as_floats(num_q_heads) * as_floats(head_dim) * pairs * as_floats(batch_size)
+
+
+def attention_bytes(
+    num_q_heads: Real,
+    num_kv_heads: Real,
+    head_dim: Real,
+    q_len: Real,
+    kv_len: Real,
+    batch_size: Real = 1,
+    kv_bytes: float = 2,
+) -> Floats:
+    """Bytes of attention: queries and outputs in bf16, keys and values once."""
+    q_and_o = 2.0 * ACTIVATION_BYTES * as_floats(q_len) * as_floats(num_q_heads)
+    kv = 2.0 * kv_bytes * as_floats(kv_len) * as_floats(num_kv_heads)
+    return (q_and_o + kv) * as_floats(head_dim) * as_floats(batch_size)
+
+
+def decode_attention_flops(num_q_heads: Real, head_dim: Real, kv_len: Real, batch_size: Real) -> Floats:
+    """FLOPs of decode attention, one query a sequence: ``4 nh dh kv_len`` a sequence."""
+    return attention_flops(num_q_heads, head_dim, 1, kv_len, batch_size)
+
+
+def decode_attention_bytes(
+    num_q_heads: Real,
+    num_kv_heads: Real,
+    head_dim: Real,
+    kv_len: Real,
+    batch_size: Real,
+    kv_bytes: float = 2,
+) -> Floats:
+    """Bytes of decode attention: the KV cache once, one query and output a sequence."""
+    return attention_bytes(num_q_heads, num_kv_heads, head_dim, 1, kv_len, batch_size, kv_bytes)
+
+
+def decode_bound(shape: HeadShape, gpu: GpuSpec, launch_us: float) -> BatchBound:
+    """B of decode attention against (batch, kv_len)."""
+    nh, nkv, dh = shape.num_q_heads, shape.num_kv_heads, shape.head_dim
+    flops_us = US_PER_S / gpu.peak("bf16")
+    bytes_us = US_PER_S / gpu.hbm_bytes_per_s
+    kv_bytes = DTYPE_BYTES[shape.kv_dtype]
+    fixed = float(decode_attention_bytes(nh, nkv, dh, 0, 1, kv_bytes))
+    a_token = float(decode_attention_bytes(nh, nkv, dh, 1, 1, kv_bytes)) - fixed
+    slope = float(decode_attention_flops(nh, dh, 1, 1)) * flops_us + a_token * bytes_us
+    return BatchBound(launch_us, 0.0, slope, fixed * bytes_us)
+
+
+def prefill_bound(shape: HeadShape, gpu: GpuSpec, launch_us: float) -> BatchBound:
+    """B of causal prefill attention without a prefix against (batch, q_len)."""
+    nh, nkv, dh = shape.num_q_heads, shape.num_kv_heads, shape.head_dim
+    flops_us = US_PER_S / gpu.peak("bf16")
+    one, two = (float(attention_flops(nh, dh, q, q)) for q in (1, 2))
+    square = (two - 2.0 * one) / 2.0
+    kv_bytes = DTYPE_BYTES[shape.kv_dtype]
+    a_token = float(attention_bytes(nh, nkv, dh, 1, 1, 1, kv_bytes))
+    slope = (one - square) * flops_us + a_token * US_PER_S / gpu.hbm_bytes_per_s
+    return BatchBound(launch_us, square * flops_us, slope, 0.0)
+
+
+def prefix_bound_us(shape: HeadShape, gpu: GpuSpec) -> tuple[float, float]:
+    """Roofline of a prefix in prefill attention: us a (query, prefix token) pair, us a prefix token."""
+    nh, nkv, dh = shape.num_q_heads, shape.num_kv_heads, shape.head_dim
+    kv_bytes = DTYPE_BYTES[shape.kv_dtype]
+    no_prefix, one = (float(attention_bytes(nh, nkv, dh, 1, kv, 1, kv_bytes)) for kv in (1, 2))
+    pair_us = float(attention_flops(nh, dh, 1, 1)) / gpu.peak("bf16") * US_PER_S
+    return pair_us, (one - no_prefix) / gpu.hbm_bytes_per_s * US_PER_S
+
+
+def reads_kv_peaks(columns: Columns, gpu: GpuSpec) -> tuple[Floats, Floats]:
+    """Peaks of rows of attention: bf16's, and the KV cache's, in whose dtype some kernels compute."""
+    words = columns["kv_dtype"]
+    peak = np.full(len(words), dtype_peaks(np.array(["bf16"], object), gpu)[0])
+    return peak, np.fmax(peak, dtype_peaks(words, gpu))
+
+
+def prefill_flops_conventions(columns: Columns, head_dim: Array, exact: Floats) -> dict[str, Floats]:
+    """FLOPs of causal attention of whole prompts by each convention that published files use.
+
+    Published prefill tables halve S^2, an estimator divides it by 1.8; both differ from the exact
+    S (S + 1) / 2.
+    """
+    s = columns["q_len"]
+    square = decode_attention_flops(columns["num_q_heads"], head_dim, s, s)
+    return {
+        "FLOPs of S^2 / 2": square / 2.0,
+        "exact causal FLOPs": exact,
+        "FLOPs of S^2 / 1.8": square / 1.8,
+        "FLOPs of S^2, not halved": square,
+    }

@@ -1,0 +1,205 @@
+"""Collectives: what GPUs of a group send each other, by bytes that each contributes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+import numpy as np
+
+from fastroof.columns import DTYPE, Column
+from fastroof.config.gpu import GpuSpec
+from fastroof.errors import LookupInputError
+from fastroof.operators.calls import AllReduce
+from fastroof.operators.foreign_rows import (
+    MEASURED,
+    RUN,
+    ForeignRows,
+    PackageFile,
+    Raw,
+    dtype_names,
+    measured_us,
+    size_columns,
+    text_columns,
+    unknown_dtypes,
+)
+from fastroof.operators.operator import Array, Columns, DatasheetClass, Floats, HoldoutGrid, Key, Operator
+from fastroof.operators.rows import CurveOptions, PerRowOperator, RowCost, RowNodes
+from fastroof.operators.sized import SizedOperator
+from fastroof.operators.work import Real, as_floats
+from fastroof.uncertainty.variance import relative_variance
+from fastroof.units import DTYPE_BYTES, US_PER_S
+
+if TYPE_CHECKING:
+    from fastroof.tables import Tables
+
+__all__ = [
+    "ALLREDUCE",
+    "COLLECTIVE",
+    "OPERATORS",
+    "AllReduceOperator",
+    "CollectiveOperator",
+    "allreduce_wire_bytes",
+]
+
+_NUM_GPUS: Final = Column("num_gpus", "int", "", "GPUs in the group")
+_MESSAGE: Final = Column("message_bytes", "int", "B", "bytes each GPU contributes")
+_PACKAGE_COLUMNS: Final = (*size_columns("num_gpus", "message_size"), *MEASURED)
+
+IN_SWITCH_REDUCTION: Final = 2.0
+"""NVLink switches that add halve what an all-reduce sends, so its ring figure can double."""
+
+
+def allreduce_wire_bytes(message_bytes: Real, num_gpus: Real) -> Floats:
+    """Bytes each GPU sends in a ring all-reduce: ``2 (g - 1) / g`` of the message."""
+    g = as_floats(num_gpus)
+    return 2.0 * (g - 1.0) / g * as_floats(message_bytes)
+
+
+def _message_bytes(raw: Raw, dtype: Array) -> Array:
+    """Sizes in the package count elements: of one all-reduce, half takes twice int8's time."""
+    size = np.array([DTYPE_BYTES.get(d, 0) for d in dtype])
+    return np.asarray(raw["message_size"] * size, np.int64)
+
+
+def _custom_allreduce(raw: Raw) -> ForeignRows:
+    dtype = dtype_names(raw["allreduce_dtype"])
+    # TensorRT-LLM's rows name no mode; they start at 2.6 to 5 us over NVLink, where eager launches take 20.
+    launch = raw.get("backend", np.full(len(dtype), "trtllm_graph", object))
+    mode = np.array([word.rpartition("_")[2] for word in launch], object)
+    out = unknown_dtypes(dtype)
+    out |= {f"launched as {m}": mode == m for m in sorted(set(mode)) if m not in ("graph", "eager")}
+    columns = {"dtype": dtype, "num_gpus": raw["num_gpus"], "mode": mode}
+    columns |= {"message_bytes": _message_bytes(raw, dtype), **measured_us(raw)}
+    return ForeignRows(columns, out)
+
+
+def _nccl_allreduce(raw: Raw) -> ForeignRows:
+    dtype, collective = dtype_names(raw["nccl_dtype"]), raw["op_name"]
+    columns = {"dtype": dtype, "num_gpus": raw["num_gpus"], **measured_us(raw)}
+    columns |= {"mode": np.full(len(dtype), "nccl", object), "message_bytes": _message_bytes(raw, dtype)}
+    return ForeignRows(columns, unknown_dtypes(dtype) | {"other collectives": collective != "all_reduce"})
+
+
+def _nccl_collective(raw: Raw) -> ForeignRows:
+    dtype, collective = dtype_names(raw["nccl_dtype"]), raw["op_name"]
+    size = _message_bytes(raw, dtype)
+    # NCCL's size of an all-gather is what all GPUs hold at its end; each contributes its share.
+    share = np.where(collective == "all_gather", size // raw["num_gpus"], size)
+    columns = {"dtype": dtype, "num_gpus": raw["num_gpus"], **measured_us(raw)}
+    columns |= {"collective": collective, "message_bytes": share}
+    uneven = {"message that the GPUs cannot share": share * raw["num_gpus"] < size}
+    return ForeignRows(columns, unknown_dtypes(dtype) | uneven | {"all_reduce": collective == "all_reduce"})
+
+
+_NCCL_COLUMNS: Final = (*_PACKAGE_COLUMNS, *text_columns("nccl_dtype", "op_name"))
+
+
+class AllReduceOperator(SizedOperator, PerRowOperator):
+    """A sum over GPUs, in a CUDA graph unless the mode says otherwise."""
+
+    name = "allreduce"
+    rank = 40
+    summary = "Sum over GPUs, message-bytes from each."
+    keys = (
+        DTYPE,
+        _NUM_GPUS,
+        Column("mode", "text", "", "graph (CUDA graph replay), eager, or nccl"),
+    )
+    axes = (_MESSAGE,)
+    defaults: ClassVar[Mapping[str, Any]] = {"dtype": "bf16", "mode": "graph"}
+    over_link = True
+    bandwidth_slack = IN_SWITCH_REDUCTION
+    faster_than_ring = True
+    is_linear = True
+    holdouts = (
+        HoldoutGrid("allreduce", "every second (graph)", {}, {"mode": "graph"}),
+        HoldoutGrid("allreduce", "every second (eager)", {}, {"mode": "eager"}),
+    )
+    coverages = (HoldoutGrid("allreduce", "all", {}, {}),)
+    # Over vLLM 0.24.0's H100 all-reduces of 16 MiB and more over 4 GPUs.
+    datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"allreduce": DatasheetClass(4.5, 0.72)}
+    package_files = (
+        PackageFile(
+            "comm",
+            "custom_allreduce_perf",
+            (*_PACKAGE_COLUMNS, *text_columns("allreduce_dtype")),
+            _custom_allreduce,
+            (*text_columns("backend"), *RUN),
+        ),
+        PackageFile("comm", "nccl_perf", _NCCL_COLUMNS, _nccl_allreduce, RUN, backend="nccl"),
+    )
+
+    def moved_bytes(self, columns: Columns) -> Floats:
+        """Bytes each GPU sends in a ring."""
+        return allreduce_wire_bytes(columns["message_bytes"], columns["num_gpus"])
+
+    def roofline(self, key: Key, gpu: GpuSpec, launch_us: float) -> Callable[[Any], Floats]:
+        """Launch and what a ring sends over the link."""
+        _, num_gpus, _ = key
+        link = gpu.nvlink_bytes_per_s / US_PER_S
+
+        def bound_us(message_bytes: Any) -> Floats:
+            return launch_us + allreduce_wire_bytes(message_bytes, num_gpus) / link
+
+        return bound_us
+
+    def check_key(self, key: Key) -> None:
+        """Refuse a group of one."""
+        if key[1] == 1:
+            raise LookupInputError("an all-reduce needs num_gpus of at least 2, got 1")
+
+    # -- in plans ----------------------------------------------------------------------------------
+
+    def row_cost(self, call: AllReduce) -> RowCost:
+        """What a ring sends a row."""
+        return RowCost(0.0, float(allreduce_wire_bytes(call.row_bytes, call.num_gpus)), 0.0, "bf16")
+
+    def row_key(self, call: AllReduce) -> Key:
+        """GPUs and bytes a row."""
+        return (call.num_gpus, call.row_bytes)
+
+    def row_nodes(self, call: AllReduce, tables: Tables, options: CurveOptions, max_rows: int) -> RowNodes:
+        """The curve of the group's size, in rows."""
+        curve = self.packed(tables, ("bf16", call.num_gpus, "graph")).curve
+        launch_us = float(curve.value[1:-1].min())
+        if options.method == "roofline":
+            return RowNodes(curve.axis / call.row_bytes, curve.value, curve.flag, launch_us)
+        message = np.arange(1, max_rows + 1) * int(call.row_bytes)
+        sizes: dict[str, Any] = {"num_gpus": call.num_gpus, "message_bytes": message}
+        return self.looked_up_nodes(tables, options.method, max_rows, sizes, launch_us)
+
+    def row_variance(self, call: AllReduce, tables: Tables, rows: Floats) -> Floats:
+        """Of the group's curve."""
+        errors = self.local_errors(tables, ("bf16", call.num_gpus, "graph"))
+        return relative_variance(errors, (rows * call.row_bytes,))
+
+    def row_datasheet(self, call: AllReduce) -> DatasheetClass:
+        """The one class."""
+        return self.datasheets[self.name]
+
+
+class CollectiveOperator(Operator):
+    """All-gathers, reduce-scatters and all-to-alls."""
+
+    name = "collective"
+    rank = 60
+    keys = (
+        DTYPE,
+        Column("collective", "text", "", "all_gather, reduce_scatter or alltoall"),
+        _NUM_GPUS,
+    )
+    axes = (_MESSAGE,)
+    over_link = True
+    package_files = (PackageFile("comm", "nccl_perf", _NCCL_COLUMNS, _nccl_collective, RUN, backend="nccl"),)
+
+    def moved_bytes(self, columns: Columns) -> Floats:
+        """Bytes each GPU sends: half an all-reduce; an all-gather passes on g shards, not one."""
+        half = allreduce_wire_bytes(columns["message_bytes"], columns["num_gpus"]) / 2.0
+        is_gather = columns["collective"].astype(str) == "all_gather"
+        return np.where(is_gather, half * columns["num_gpus"], half)
+
+
+ALLREDUCE: Final = AllReduceOperator()
+COLLECTIVE: Final = CollectiveOperator()
+OPERATORS: Final = (ALLREDUCE, COLLECTIVE)

@@ -1,0 +1,214 @@
+"""Kernels that only stream: norms, rotary embedding, activations, KV writes, copies, quantising."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+
+import numpy as np
+
+from fastroof.columns import ORIGIN_INTERPOLATED, Column
+from fastroof.errors import MissingTableError
+from fastroof.operators.calls import Elementwise
+from fastroof.operators.foreign_rows import (
+    MEASURED,
+    RUN,
+    ForeignRows,
+    PackageFile,
+    Raw,
+    measured_us,
+    size_columns,
+    text_columns,
+)
+from fastroof.operators.operator import Array, Columns, DatasheetClass, Floats, Key
+from fastroof.operators.rows import CurveOptions, PerRowOperator, RowCost, RowNodes
+from fastroof.pack import SIZE_LIMIT
+from fastroof.uncertainty.leave_one_out import LEVEL, NORMAL_80
+from fastroof.units import US_PER_S
+
+if TYPE_CHECKING:
+    from fastroof.tables import Tables
+
+__all__ = ["ELEMENTWISE", "OPERATORS", "ElementwiseOperator", "Streaming"]
+
+NOT_STREAMING: Final = ("launch", "fp8_scale")
+"""Measured kinds that do more, or less, than stream."""
+
+L2_MULTIPLE: Final = 8
+"""A kernel that moves this many times the L2 streams from memory."""
+
+
+class Streaming(NamedTuple):
+    """What the measured streaming kernels say of this GPU.
+
+    Attributes
+    ----------
+    launch_us : float
+        The smallest latency among them, us.
+    bytes_per_s : float
+        Median rate of those that move more than eight times the L2, B/s.
+    """
+
+    launch_us: float
+    bytes_per_s: float
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        """Launch floor, us, and bytes a us."""
+        return self.launch_us, self.bytes_per_s / US_PER_S
+
+
+def _quantising(raw: Raw, kind: str, io_bytes: Array, what: str) -> ForeignRows:
+    m, k, dtype = raw["m"], raw["k"], raw["quant_dtype"]
+    columns = {"kind": np.full(len(m), kind, object), "m": m, "width": k, "io_bytes": io_bytes}
+    out = {f"{what} {d}": dtype == d for d in sorted(set(dtype)) if d != "fp8"}
+    return ForeignRows(columns | measured_us(raw), out)
+
+
+def _scale_matrix(raw: Raw) -> ForeignRows:
+    # bf16 in, fp8 out.
+    return _quantising(raw, "fp8_quantise", 3 * raw["m"] * raw["k"], "quantises to")
+
+
+def _compute_scale(raw: Raw) -> ForeignRows:
+    # what finding the scales adds to quantising with known ones: a float32 a row
+    rows = _quantising(raw, "fp8_scale", 4 * raw["m"], "scales of")
+    # one of the two kernels was as fast as the other
+    return ForeignRows(rows.columns, rows.left_out | {"no difference": raw["latency"] == 0.0})
+
+
+_DIFFERENCE: Final = Column("latency", "float", "ms", "difference of two measured latencies", 0)
+
+
+class ElementwiseOperator(PerRowOperator):
+    """Streaming kernels; plans take launch and copy bandwidth of them, not single lookups."""
+
+    name = "elementwise"
+    rank = 70
+    keys = (
+        Column("kind", "text", "", "rmsnorm, rope, silu_and_mul, kv_write, copy, fp8_quantise, fp8_scale"),
+    )
+    axes = (
+        Column("m", "int", "tokens", "rows"),
+        Column("width", "int", "", "elements a row"),
+        Column("io_bytes", "int", "B", "compulsory bytes read and written"),
+    )
+    # Over vLLM 0.24.0's H100 streaming kernels beyond the L2.
+    datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"elementwise": DatasheetClass(1.9, 0.88)}
+    package_files = (
+        PackageFile(
+            "quantize",
+            "scale_matrix_perf",
+            (*text_columns("quant_dtype"), *size_columns("m", "k"), *MEASURED),
+            _scale_matrix,
+            RUN,
+        ),
+        PackageFile(
+            "quantize",
+            "computescale_perf",
+            (*text_columns("quant_dtype", "kernel_source"), *size_columns("m", "k"), _DIFFERENCE),
+            _compute_scale,
+            RUN,
+        ),
+    )
+
+    def moved_bytes(self, columns: Columns) -> Floats:
+        """What is read and written."""
+        return np.asarray(columns["io_bytes"], np.float64)
+
+    def independent_axes(self, columns: Columns) -> dict[str, Array]:
+        """The bytes follow from the sizes."""
+        return {axis.name: columns[axis.name] for axis in self.axes if axis.name != "io_bytes"}
+
+    def streaming(self, tables: Tables) -> Streaming | None:
+        """Launch floor and copy bandwidth from the measured streaming kernels; None without them.
+
+        Plain copies give the bandwidth where there are any, and an empty launch counts for neither.
+        """
+        if self.name not in tables.measured.tables:
+            return None
+        columns = tables.table(self.name).columns
+        kind, io_bytes, latency_us = columns["kind"], columns["io_bytes"], columns["latency_us"]
+        streams = ~np.isin(kind, NOT_STREAMING)
+        large = streams & (io_bytes > L2_MULTIPLE * max(tables.gpu.l2_bytes, 1))
+        copies = large & (kind == "copy")
+        large = copies if copies.any() else large
+        if not large.any():
+            return None
+        rate = np.median(io_bytes[large] / latency_us[large]) * US_PER_S
+        return Streaming(float(latency_us[streams].min()), float(rate))
+
+    def shared_error(self, tables: Tables) -> float | None:
+        """Relative standard error of a streaming kernel's line; None where none was measured.
+
+        From the measured streaming kernels themselves, which all lie on one line of launch and copy
+        bandwidth.
+        """
+        measured = self.streaming(tables)
+        if measured is None:
+            return None
+        columns = tables.table(self.name).columns
+        streams = ~np.isin(columns["kind"], NOT_STREAMING)
+        launch_us, bytes_per_us = measured.rates
+        line_us = launch_us + columns["io_bytes"][streams] / bytes_per_us
+        off = np.abs(np.log(line_us / columns["latency_us"][streams]))
+        return float(np.quantile(off, LEVEL)) / NORMAL_80
+
+    def fp8_scale_us(self, tables: Tables, m: Any, k: int) -> Floats:
+        """What finding its input's scale takes a dynamically quantised fp8 GEMM of m x k inputs, us.
+
+        Bilinear between the measured m and k, and held outside.
+
+        Raises
+        ------
+        MissingTableError
+            If nothing of the kind was measured.
+        """
+        columns = tables.table(self.name).columns
+        rows = columns["kind"] == "fp8_scale"
+        if not rows.any():
+            raise MissingTableError(
+                f"{tables.gpu.name} has no fp8_scale rows, which fp8 GEMMs with static scales need: "
+                "compile with a runtime profile whose fp8_scales are dynamic"
+            )
+        m_axis, at_m = np.unique(columns["m"][rows], return_inverse=True)
+        k_axis, at_k = np.unique(columns["width"][rows], return_inverse=True)
+        table = np.full((len(m_axis), len(k_axis)), np.nan)
+        table[at_m, at_k] = columns["latency_us"][rows]
+        known = ~np.isnan(table)
+        along_k = [np.interp(k, k_axis[has], row[has]) for row, has in zip(table, known, strict=True)]
+        return np.asarray(np.interp(m, m_axis, along_k))
+
+    # -- in plans ----------------------------------------------------------------------------------
+
+    def row_cost(self, call: Elementwise) -> RowCost:
+        """Bytes a row."""
+        return RowCost(0.0, call.row_bytes, 0.0, "bf16")
+
+    def row_key(self, call: Elementwise) -> Key:
+        """Bytes a row."""
+        return (call.row_bytes,)
+
+    def row_nodes(self, call: Elementwise, tables: Tables, options: CurveOptions, max_rows: int) -> RowNodes:
+        """Launch floor plus bytes at copy bandwidth: the line through this GPU's two measured constants.
+
+        Where no streaming kernel was measured the datasheet's constants serve, and the origin says so.
+        """
+        measured = self.streaming(tables)
+        if measured is None:
+            return self.datasheet_nodes(call, tables.gpu)
+        launch_us, bytes_per_us = measured.rates
+        axis = np.array([0.0, SIZE_LIMIT])
+        flag = np.full(2, ORIGIN_INTERPOLATED, np.uint8)
+        return RowNodes(axis, launch_us + axis * call.row_bytes / bytes_per_us, flag, launch_us)
+
+    def row_variance(self, call: Elementwise, tables: Tables, rows: Floats) -> None:
+        """All streaming kernels share one line, and its error."""
+
+    def row_datasheet(self, call: Elementwise) -> DatasheetClass:
+        """The one class."""
+        return self.datasheets[self.name]
+
+
+ELEMENTWISE: Final = ElementwiseOperator()
+OPERATORS: Final = (ELEMENTWISE,)

@@ -1,0 +1,143 @@
+"""How rows of other programs become rows of an operator: files of aiconfigurator-core and of trees.
+
+Each operator says which files are its own and converts their columns; reading them is
+:mod:`fastroof.load`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof.columns import Column
+from fastroof.units import DTYPE_BYTES, US_PER_MS
+
+__all__ = [
+    "LATENCY_MS",
+    "MEASURED",
+    "MFU",
+    "RUN",
+    "ForeignRows",
+    "Heads",
+    "PackageFile",
+    "TreeFile",
+    "dtype_names",
+    "measured_us",
+    "size_columns",
+    "text_columns",
+    "unknown_dtypes",
+]
+
+Array = npt.NDArray[Any]
+Raw = Mapping[str, Array]
+Heads = tuple[int, int, int]
+"""The three numbers in the name of a tree's attention file, on one GPU."""
+
+_RENAMED_DTYPES: Final = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16"}
+
+
+@dataclass(frozen=True)
+class ForeignRows:
+    """Rows of one operator as another program measured them.
+
+    Attributes
+    ----------
+    columns : dict of str to ndarray
+        The operator's keys and axes, ``latency_us`` and ``kernel``.
+    left_out : dict of str to ndarray of bool
+        By reason the rows that are not the operator's, or that nothing is known of.
+    """
+
+    columns: dict[str, Array]
+    left_out: dict[str, npt.NDArray[np.bool_]]
+
+
+@dataclass(frozen=True)
+class PackageFile:
+    """One file of aiconfigurator-core that holds rows of an operator.
+
+    Attributes
+    ----------
+    folder, file : str
+        Where it lies, below a system's folder, and its name without ``.parquet``.
+    columns, optional : tuple of Column
+        Columns it must have, and those it may have.
+    convert : callable
+        From its columns to the operator's rows.
+    backend : str or None
+        The folder of a file that all serving engines share.
+    """
+
+    folder: str
+    file: str
+    columns: tuple[Column, ...]
+    convert: Callable[[Raw], ForeignRows]
+    optional: tuple[Column, ...] = ()
+    backend: str | None = None
+
+
+@dataclass(frozen=True)
+class TreeFile:
+    """The CSV file of InferSim's and roofline V2's trees that holds rows of an operator.
+
+    Attributes
+    ----------
+    kind, phase : str
+        Folders: ``mha/decode``; a kind without phases has an empty one.
+    required, optional : tuple of Column
+        Columns it must have, and those it may have.
+    order : tuple of str
+        The columns of a file without a header.
+    convert : callable
+        From its columns and the numbers in its name to the operator's keys and axes.
+    computes_in_any_dtype : bool
+        Whether ``dtype`` may be any; attention computes in bf16.
+    """
+
+    kind: str
+    phase: str
+    required: tuple[Column, ...]
+    optional: tuple[Column, ...]
+    order: tuple[str, ...]
+    convert: Callable[[Raw, Heads], dict[str, Array]]
+    computes_in_any_dtype: bool = False
+
+
+def size_columns(*names: str, minimum: int = 1) -> tuple[Column, ...]:
+    """Columns of whole numbers."""
+    return tuple(Column(name, "int", "", "a size", minimum) for name in names)
+
+
+def text_columns(*names: str) -> tuple[Column, ...]:
+    """Columns of words."""
+    return tuple(Column(name, "text", "", "a name") for name in names)
+
+
+LATENCY_MS: Final = Column("latency", "float", "ms", "measured latency")
+MEASURED: Final = (*text_columns("kernel_source"), LATENCY_MS)
+"""What every file of the package has."""
+RUN: Final = text_columns("device", "framework", "version")
+"""What files of the package may have."""
+MFU: Final = Column("mfu", "float", "", "the file's own MFU", 0)
+"""What files of trees may have."""
+
+
+def measured_us(raw: Raw) -> dict[str, Array]:
+    """Latency and kernel of the package's rows."""
+    return {"latency_us": raw["latency"] * US_PER_MS, "kernel": raw["kernel_source"]}
+
+
+def dtype_names(words: Array) -> Array:
+    """The package's dtypes by fastroof's names."""
+    distinct, index = np.unique(words, return_inverse=True)
+    renamed: Array = np.array([_RENAMED_DTYPES.get(word, word) for word in distinct], object)[index]
+    return renamed
+
+
+def unknown_dtypes(dtypes: Array) -> dict[str, npt.NDArray[np.bool_]]:
+    """Rows of dtypes that fastroof does not know, by reason."""
+    return {f"dtype {d}": dtypes == d for d in sorted(set(dtypes)) if d not in DTYPE_BYTES}

@@ -1,0 +1,324 @@
+"""GEMMs: m rows (tokens), n outputs, k inputs; one table a dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+import numpy as np
+
+from fastroof.columns import DTYPE, LATENCY, Column
+from fastroof.config.gpu import GpuSpec
+from fastroof.operators.calls import Gemm
+from fastroof.operators.elementwise import ELEMENTWISE
+from fastroof.operators.foreign_rows import (
+    MEASURED,
+    MFU,
+    RUN,
+    ForeignRows,
+    Heads,
+    PackageFile,
+    Raw,
+    TreeFile,
+    dtype_names,
+    measured_us,
+    size_columns,
+    text_columns,
+    unknown_dtypes,
+)
+from fastroof.operators.operator import (
+    Answers,
+    Array,
+    Columns,
+    DatasheetClass,
+    Floats,
+    HoldoutGrid,
+    Key,
+    dtype_peaks,
+    element_bytes,
+    unit_us,
+)
+from fastroof.operators.rows import CurveOptions, PerRowOperator, RowCost, RowNodes
+from fastroof.operators.work import Real, as_floats
+from fastroof.pack import PackedGemm, pack_gemm
+from fastroof.uncertainty.leave_one_out import LocalErrors, measured_grid
+from fastroof.uncertainty.variance import calibrated_errors, relative_variance
+from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES, PEAK_DTYPE, US_PER_S
+
+if TYPE_CHECKING:
+    from fastroof.tables import Tables
+
+__all__ = ["GEMM", "OPERATORS", "GemmOperator", "gemm_bytes", "gemm_flops"]
+
+LARGEST_SMOOTHED_M: Final = 256
+
+
+def gemm_flops(m: Real, n: Real, k: Real) -> Floats:
+    """FLOPs of an m x n x k GEMM: ``2 m n k``."""
+    return 2.0 * as_floats(m) * as_floats(n) * as_floats(k)
+
+
+def gemm_bytes(m: Real, n: Real, k: Real, element_bytes: float) -> Floats:
+    """Bytes of a GEMM: both inputs at ``element_bytes``, the output in bf16."""
+    outputs = as_floats(m) * as_floats(n)
+    inputs = as_floats(m) * as_floats(k) + as_floats(n) * as_floats(k)
+    return element_bytes * inputs + ACTIVATION_BYTES * outputs
+
+
+def median_of_three(
+    m: Floats,
+    n: Floats,
+    k: Floats,
+    latency_us: Floats,
+    peak_flops_per_us: float,
+    bytes_per_us: float,
+    element_bytes: float,
+) -> Floats:
+    """Smooth memory-bound GEMMs of one (n, k) along m, up to m = 256.
+
+    In the memory-bound range the H100's bf16 GEMMs were measured in one of two states, some 17 % apart, at
+    random by point: 8192 x 8192 takes 51.6, 45.8, 53.9, 46.2 us at m = 1, 2, 4, 8. A running median of three
+    of latency / bytes takes most of it out. On held-out points (m <= 256, n and k at least 1024) the error
+    falls from 4.60 to 4.00 % where m was hidden and from 4.83 to 4.63 % where n was, and stays (4.00, 4.02)
+    where k was. fp8 GEMMs step where their tiles end, which this would smear.
+
+    Parameters
+    ----------
+    m, n, k, latency_us : ndarray of float64, shape (rows,)
+        Measured points in any order.
+    peak_flops_per_us, bytes_per_us : float
+        The dtype's peak and the memory bandwidth.
+    element_bytes : float
+        Bytes of an input element.
+
+    Returns
+    -------
+    ndarray of float64, shape (rows,)
+        Latencies: where r = latency / bytes, the median of r at an m and at the next smaller and larger
+        one, times the bytes; at both ends the mean of two.
+    """
+    moved = gemm_bytes(m, n, k, element_bytes)
+    is_small = (m <= LARGEST_SMOOTHED_M) & (moved / bytes_per_us > gemm_flops(m, n, k) / peak_flops_per_us)
+    smoothed = latency_us.copy()
+    order = np.lexsort((m, n, k))
+    order = order[is_small[order]]
+    is_new = np.r_[False, (np.diff(n[order]) != 0) | (np.diff(k[order]) != 0)] if len(order) else order > 0
+    for rows in np.split(order, np.flatnonzero(is_new)):
+        if len(rows) < 2:
+            continue
+        ratio = latency_us[rows] / moved[rows]
+        middle = np.median(np.stack([ratio[:-2], ratio[1:-1], ratio[2:]]), axis=0)
+        ratio = np.r_[ratio[:2].mean(), middle, ratio[-2:].mean()]
+        smoothed[rows] = ratio * moved[rows]
+    return smoothed
+
+
+def _package_rows(raw: Raw) -> ForeignRows:
+    dtype = dtype_names(raw["gemm_dtype"])
+    columns = {"dtype": dtype, "m": raw["m"], "n": raw["n"], "k": raw["k"], **measured_us(raw)}
+    return ForeignRows(columns, unknown_dtypes(dtype))
+
+
+def _tree_columns(read: Raw, _: Heads) -> dict[str, Array]:
+    return {name: read[name] for name in ("dtype", "m", "n", "k") if name in read}
+
+
+class GemmOperator(PerRowOperator):
+    """Lookups along n, then k, at each measured m, then m; see :mod:`fastroof.pack.curves`."""
+
+    name = "gemm"
+    rank = 10
+    summary = "GEMM of m tokens, n outputs, k inputs."
+    keys = (DTYPE,)
+    axes = (
+        Column("m", "int", "tokens", "rows of the activations"),
+        Column("n", "int", "", "outputs"),
+        Column("k", "int", "", "inputs"),
+    )
+    defaults: ClassVar[Mapping[str, Any]] = {"dtype": "bf16"}
+    # Projections are (n, k) pairs, not a product of n and k.
+    paired_axes = ("n", "k")
+    holdouts = (
+        HoldoutGrid(
+            "gemm",
+            "coarse",
+            {"m": tuple(2**i for i in range(3, 13)), "n": (6144, 10240), "k": (2048, 3584, 4096, 8192)},
+            {"dtype": "bf16"},
+        ),
+        HoldoutGrid("gemm", "every second", {}, {"dtype": "bf16"}),
+        HoldoutGrid("gemm", "every second (fp8)", {}, {"dtype": "fp8"}),
+    )
+    coverages = (
+        HoldoutGrid("gemm", "bf16", {}, {"dtype": "bf16"}),
+        HoldoutGrid("gemm", "fp8", {}, {"dtype": "fp8"}),
+    )
+    # Over vLLM 0.24.0's H100 GEMMs of m >= 1024 and n, k >= 2048; fp8 includes quantising the input.
+    datasheets: ClassVar[Mapping[str, DatasheetClass]] = {
+        "gemm": DatasheetClass(2.5, 0.79),
+        "gemm_fp8": DatasheetClass(4.6, 0.45),
+    }
+    package_files = (
+        PackageFile(
+            "gemm",
+            "gemm_perf",
+            (*text_columns("gemm_dtype"), *size_columns("m", "n", "k"), *MEASURED),
+            _package_rows,
+            RUN,
+        ),
+    )
+    tree_file = TreeFile(
+        "gemm",
+        "",
+        (*axes, LATENCY),
+        (DTYPE, MFU),
+        ("m", "k", "n", "latency_us", "mfu"),
+        _tree_columns,
+        computes_in_any_dtype=True,
+    )
+
+    def flops(self, columns: Columns) -> Floats:
+        """``2 m n k``."""
+        return gemm_flops(columns["m"], columns["n"], columns["k"])
+
+    def moved_bytes(self, columns: Columns) -> Floats:
+        """Both inputs in the row's dtype, the output in bf16."""
+        return gemm_bytes(columns["m"], columns["n"], columns["k"], element_bytes(columns["dtype"]))
+
+    def peaks(self, columns: Columns, gpu: GpuSpec) -> tuple[Floats, Floats]:
+        """Peak of the row's dtype."""
+        peak = dtype_peaks(columns["dtype"], gpu)
+        return peak, peak
+
+    def roofline(self, dtype: str, gpu: GpuSpec, launch_us: float) -> Callable[[Any, Any, Any], Any]:
+        """B at (m, n, k), us; ``launch_us`` is the smallest latency of the table."""
+        flops_per_us, bytes_per_us = gpu.peak(dtype) / US_PER_S, gpu.hbm_bytes_per_s / US_PER_S
+        width = DTYPE_BYTES[dtype]
+
+        def bound_us(m: Any, n: Any, k: Any) -> Any:
+            return launch_us + gemm_flops(m, n, k) / flops_per_us + gemm_bytes(m, n, k, width) / bytes_per_us
+
+        return bound_us
+
+    def pack(self, key: Key, rows: Columns, gpu: GpuSpec, variant: str = "") -> PackedGemm:
+        """All GEMMs of one dtype; the variant ``median3`` smooths the small ones along m."""
+        (dtype,) = key
+        m, n, k = (rows[c].astype(np.float64) for c in ("m", "n", "k"))
+        latency_us = rows["latency_us"]
+        if variant == "median3":
+            rates = (gpu.peak(dtype) / US_PER_S, gpu.hbm_bytes_per_s / US_PER_S, DTYPE_BYTES[dtype])
+            latency_us = median_of_three(m, n, k, latency_us, *rates)
+        return pack_gemm(m, n, k, latency_us, lambda launch_us: self.roofline(dtype, gpu, launch_us))
+
+    def packed(self, tables: Tables, dtype: str, smoothing: str = "none") -> PackedGemm:
+        """Packed GEMMs of one dtype; small bf16 ones smoothed along m with ``median3``.
+
+        Raises
+        ------
+        MissingTableError
+            If none of that dtype was measured.
+        """
+        is_smoothed = smoothing != "none" and dtype == "bf16"
+        return tables.packed(self, (dtype,), "median3" if is_smoothed else "")  # type: ignore[no-any-return]
+
+    def look_up(self, tables: Tables, method: str, key: Key, sizes: list[Floats], answers: Answers) -> None:
+        """Look GEMMs of one dtype up at (m, n, k)."""
+        from fastroof.compiled import gemms, points
+
+        m, n, k = sizes
+        out, mfu, origin = answers
+        packed = self.packed(tables, *key)
+        if method == "roofline":
+            gemms.gemm_latency_us(packed, m, n, k, out, origin)
+        elif method == "linear_mfu":
+            gemms.gemm_linear_mfu_us(packed, m, n, k, out, origin)
+        elif method == "floor":
+            gemms.gemm_floor_us(packed, m, n, k, out, origin)
+        else:
+            log2_sizes = (np.log2(m), np.log2(n), np.log2(k))
+            gemms.gemm_nearest_us(packed, self._log2_axes(tables, key), (m, n, k), log2_sizes, out, origin)
+        one = float(gemm_flops(1, 1, 1))
+        points.gemm_mfu(m, n, k, unit_us(tables.gpu, key[0], one), out, mfu)
+
+    def _log2_axes(self, tables: Tables, key: Key) -> tuple[Floats, Floats, Floats]:
+        """Axes m, n and k of a table in log2: made once and kept with the tables."""
+        made = tables.kept("log2 axes")
+        if (self.name, key) not in made:
+            packed = self.packed(tables, *key)
+            with np.errstate(divide="ignore"):
+                made[self.name, key] = (
+                    np.log2(packed.m_axis),
+                    np.log2(packed.n_axis),
+                    np.log2(packed.k_axis),
+                )
+        return made[self.name, key]  # type: ignore[no-any-return]
+
+    def local_errors(self, tables: Tables, dtype: str) -> LocalErrors:
+        """Local errors of the GEMMs of one dtype, over (m, n, k)."""
+        made = tables.kept("local errors")
+        if (self.name, dtype) not in made:
+            rows = tables.rows(self, (dtype,))
+            latency_us = rows["latency_us"]
+            sizes = tuple(rows[name].astype(np.float64) for name in self.axis_names)
+            bound_us = self.roofline(dtype, tables.gpu, float(latency_us.min()))
+            made[self.name, dtype] = calibrated_errors(measured_grid(sizes, latency_us, bound_us))
+        return made[self.name, dtype]  # type: ignore[no-any-return]
+
+    def relative_error(self, tables: Tables, key: Key, sizes: list[Floats], latency_us: Floats) -> Floats:
+        """One standard error over the latency."""
+        return np.sqrt(relative_variance(self.local_errors(tables, *key), sizes))
+
+    # -- in plans ----------------------------------------------------------------------------------
+
+    def quantises_inputs_apart(self, tables: Tables) -> bool:
+        """Whether fp8 latencies leave out quantising the input, as kernels alone do."""
+        about = tables.table(self.name).provenance.get("operators", {}).get(self.name, {})
+        return not about.get("fp8_includes_input_quantisation", False)
+
+    def row_cost(self, call: Gemm) -> RowCost:
+        """Of rows x n x k."""
+        width = DTYPE_BYTES[call.dtype]
+        fixed = float(gemm_bytes(0, call.n, call.k, width))
+        a_row = float(gemm_bytes(1, call.n, call.k, width)) - fixed
+        return RowCost(float(gemm_flops(1, call.n, call.k)), a_row, fixed, call.dtype)
+
+    def row_key(self, call: Gemm) -> Key:
+        """dtype, n and k."""
+        return (call.dtype, call.n, call.k)
+
+    def row_nodes(self, call: Gemm, tables: Tables, options: CurveOptions, max_rows: int) -> RowNodes:
+        """Latency at every m that one of the measured neighbours of (n, k) has."""
+        from fastroof.compiled.gemms import gemm_latency_us
+        from fastroof.compiled.search import bracket
+
+        packed = self.packed(tables, call.dtype, options.gemm_smoothing)
+        launch_us = float(packed.value[packed.flag == 0].min())
+        if options.method != "roofline":
+            rows = np.arange(1, max_rows + 1)
+            sizes: dict[str, Any] = {"m": rows, "n": call.n, "k": call.k, "dtype": call.dtype}
+            return self.looked_up_nodes(tables, options.method, max_rows, sizes, launch_us)
+        n, k = float(call.n), float(call.k)
+        row = bracket(packed.k_axis, 0, len(packed.k_axis), k)
+        parts = []
+        for i in (row, row + 1):
+            first = bracket(packed.n_axis, packed.row_start[i], packed.row_start[i + 1], n)
+            parts.append(packed.m_axis[packed.curve_start[first] : packed.curve_start[first + 2]])
+        m = np.unique(np.concatenate(parts))
+        value = np.empty(len(m))
+        flag = np.empty(len(m), np.uint8)
+        gemm_latency_us(packed, m, np.full(len(m), n), np.full(len(m), k), value, flag)
+        if call.dtype == "fp8" and options.fp8_scales == "static" and not self.quantises_inputs_apart(tables):
+            value = np.maximum(value - ELEMENTWISE.fp8_scale_us(tables, m, call.k), 0.0)
+        return RowNodes(m, value, flag, launch_us)
+
+    def row_variance(self, call: Gemm, tables: Tables, rows: Floats) -> Floats:
+        """Of the table at (rows, n, k)."""
+        n, k = (np.full(len(rows), float(size)) for size in (call.n, call.k))
+        return relative_variance(self.local_errors(tables, call.dtype), (rows, n, k))
+
+    def row_datasheet(self, call: Gemm) -> DatasheetClass:
+        """By the dtype that it computes in."""
+        return self.datasheets["gemm_fp8" if PEAK_DTYPE[call.dtype] == "fp8" else "gemm"]
+
+
+GEMM: Final = GemmOperator()
+OPERATORS: Final = (GEMM,)

@@ -1,0 +1,355 @@
+"""What every operator answers for: its tables' columns, the work of a row, lookups, errors, hold-outs.
+
+An operator is a family of GPU kernels that do one thing: GEMMs, decode attention, all-reduces. Its file
+holds all that fastroof knows of it; the stages (load, tables, plan, report, the command line) are generic
+over :class:`Operator`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof.columns import LATENCY, Column
+from fastroof.config.gpu import GpuSpec
+from fastroof.errors import GpuError, LookupInputError
+from fastroof.units import DTYPE_BYTES, PEAK_DTYPE, US_PER_S
+
+if TYPE_CHECKING:
+    from fastroof.operators.foreign_rows import PackageFile, TreeFile
+    from fastroof.tables import Tables
+
+__all__ = [
+    "METHODS",
+    "DatasheetClass",
+    "HoldoutGrid",
+    "Operator",
+    "RowWork",
+    "by_word",
+    "dtype_peaks",
+    "element_bytes",
+    "unit_us",
+]
+
+Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.uint8]
+Columns = Mapping[str, Array]
+Key = tuple[Any, ...]
+Answers = tuple[Floats, Floats, Flags]
+"""latency_us, mfu and origin of some points, to be filled."""
+
+METHODS: Final = ("roofline", "linear_mfu", "nearest", "floor")
+"""How a table can be looked up, see :meth:`fastroof.Tables.lookup`."""
+
+MEMORY_BANDWIDTH_SLACK: Final = 1.3
+"""Above the datasheet's bandwidth by this much, a figure is wrong rather than lucky."""
+
+
+@dataclass(frozen=True)
+class RowWork:
+    """Work and limits of every row of a table, arrays of shape (rows,).
+
+    Attributes
+    ----------
+    flops : ndarray
+        FLOPs of the call; NaN for operators that only move bytes.
+    moved_bytes : ndarray
+        Compulsory bytes; for collectives, what each GPU sends over its link; for MoE with the experts
+        that even routing is expected to reach.
+    least_bytes : ndarray
+        The same, but for MoE with as few experts as any routing reaches: no call moves less.
+    peak_flops_per_s : ndarray
+        Peak of the row's own dtype, FLOP/s; NaN where the GPU has no such units.
+    limit_flops_per_s : ndarray
+        Peak that no kernel of the row can pass: that of fp8 for attention over an fp8 KV cache,
+        which some kernels compute in fp8.
+    bandwidth_bytes_per_s : float
+        What the bytes move at: memory, or the link to other GPUs.
+    over_link : bool
+        Whether the bytes go to other GPUs.
+    """
+
+    flops: Floats
+    moved_bytes: Floats
+    least_bytes: Floats
+    peak_flops_per_s: Floats
+    limit_flops_per_s: Floats
+    bandwidth_bytes_per_s: float
+    over_link: bool
+
+
+@dataclass(frozen=True)
+class HoldoutGrid:
+    """Which rows of one operator are kept when its lookups are judged on the others.
+
+    Attributes
+    ----------
+    operator : str
+        The operator.
+    name : str
+        What the grid is called in the report.
+    kept : mapping of str to tuple of int
+        Kept values by axis; an axis that is not named keeps every second value, from the first.
+    only : mapping of str to value
+        Rows that take part at all; the others are neither kept nor looked up.
+    """
+
+    operator: str
+    name: str
+    kept: Mapping[str, tuple[int, ...]]
+    only: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class DatasheetClass:
+    """What the datasheet model assumes of one class of kernels.
+
+    Attributes
+    ----------
+    launch_us : float
+        Launch floor, us.
+    efficiency : float
+        Median of roofline / latency of large calls.
+    """
+
+    launch_us: float
+    efficiency: float
+
+
+class Operator(ABC):
+    """One family of kernels, and everything that is known of it.
+
+    Attributes
+    ----------
+    name : str
+        Name of the operator and of its file, ``<name>.parquet`` or ``.csv``.
+    rank : int
+        Its place in listings.
+    summary : str
+        One line for ``fastroof lookup --help``; empty where it cannot be looked up.
+    about : str
+        More lines for that help.
+    keys : tuple of Column
+        What names the kernel: dtype, head shape, number of GPUs. A table of one key is packed together.
+    axes : tuple of Column
+        The sizes a kernel was measured at, integers of at least 1, that lookups interpolate along.
+    defaults : mapping of str to value
+        Lookup arguments that need not be given.
+    constants : mapping of str to value
+        Keys that a lookup does not take, with the value that it looks up.
+    over_link : bool
+        Whether its bytes go to other GPUs.
+    bandwidth_slack : float
+        Above the datasheet's bandwidth by this much, a row is wrong.
+    faster_than_ring : bool
+        Whether switches that add may make it faster than the bytes of a ring.
+    paired_axes : tuple of str
+        Axes that are measured as pairs, not as a product.
+    holdouts, coverages : tuple of HoldoutGrid
+        What its lookups, and the errors that they claim, are judged on.
+    datasheets : mapping of str to DatasheetClass
+        What the datasheet model assumes of it, by class of its kernels.
+    package_files : tuple of PackageFile
+        The files of aiconfigurator-core that become its rows.
+    tree_file : TreeFile or None
+        The file of InferSim's trees that becomes its rows.
+    """
+
+    name: ClassVar[str]
+    rank: ClassVar[int]
+    summary: ClassVar[str] = ""
+    about: ClassVar[str] = ""
+    keys: ClassVar[tuple[Column, ...]]
+    axes: ClassVar[tuple[Column, ...]]
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    constants: ClassVar[Mapping[str, Any]] = {}
+    over_link: ClassVar[bool] = False
+    bandwidth_slack: ClassVar[float] = MEMORY_BANDWIDTH_SLACK
+    faster_than_ring: ClassVar[bool] = False
+    paired_axes: ClassVar[tuple[str, ...]] = ()
+    holdouts: ClassVar[tuple[HoldoutGrid, ...]] = ()
+    coverages: ClassVar[tuple[HoldoutGrid, ...]] = ()
+    datasheets: ClassVar[Mapping[str, DatasheetClass]] = {}
+    package_files: ClassVar[tuple[PackageFile, ...]] = ()
+    tree_file: ClassVar[TreeFile | None] = None
+
+    def __repr__(self) -> str:
+        return f"<operator {self.name}>"
+
+    # -- columns and arguments ---------------------------------------------------------------------
+
+    @property
+    def required(self) -> tuple[Column, ...]:
+        """Every column a table must have: keys, axes and the latency."""
+        return (*self.keys, *self.axes, LATENCY)
+
+    @property
+    def answers_lookups(self) -> bool:
+        """Whether it can be looked up."""
+        return bool(self.summary)
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Names of a lookup's arguments, those that must be given first."""
+        names = [c.name for c in (*self.keys, *self.axes) if c.name not in self.constants]
+        return (*(n for n in names if n not in self.defaults), *(n for n in names if n in self.defaults))
+
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        """Names of the sizes that a kernel is looked up at."""
+        return tuple(c.name for c in self.axes)
+
+    # -- rows of a table ---------------------------------------------------------------------------
+
+    def flops(self, columns: Columns) -> Floats:
+        """FLOPs of every row; NaN for operators that only move bytes."""
+        return np.full(len(columns["latency_us"]), np.nan)
+
+    @abstractmethod
+    def moved_bytes(self, columns: Columns) -> Floats:
+        """Compulsory bytes of every row, see :class:`RowWork`."""
+
+    def least_bytes(self, columns: Columns) -> Floats:
+        """Bytes that no call of the row can do without."""
+        return self.moved_bytes(columns)
+
+    def peaks(self, columns: Columns, gpu: GpuSpec) -> tuple[Floats, Floats]:
+        """Peak of every row's own dtype and the one that no kernel of it can pass, FLOP/s."""
+        none = np.full(len(columns["latency_us"]), np.nan)
+        return none, none
+
+    def work(self, columns: Columns, gpu: GpuSpec) -> RowWork:
+        """Work of every row of a table.
+
+        Parameters
+        ----------
+        columns : mapping of str to ndarray
+            The operator's keys, axes and latency, each of shape (rows,).
+        gpu : GpuSpec
+            The card the rows were measured on.
+
+        Returns
+        -------
+        RowWork
+            Unknown dtypes give NaN, not an error: a report names them.
+        """
+        peak, limit = self.peaks(columns, gpu)
+        return RowWork(
+            flops=self.flops(columns),
+            moved_bytes=self.moved_bytes(columns),
+            least_bytes=self.least_bytes(columns),
+            peak_flops_per_s=peak,
+            limit_flops_per_s=limit,
+            bandwidth_bytes_per_s=gpu.nvlink_bytes_per_s if self.over_link else gpu.hbm_bytes_per_s,
+            over_link=self.over_link,
+        )
+
+    def flops_conventions(self, columns: Columns) -> dict[str, Floats]:
+        """FLOPs of every row by each convention that published files use; "" where there is but one."""
+        return {"": self.flops(columns)}
+
+    def plotted_rows(self, columns: Columns) -> npt.NDArray[np.bool_]:
+        """Rows that a lookup without its special arguments answers: no prefix, no window."""
+        keep = np.full(len(columns["latency_us"]), True)
+        for name, value in self.constants.items():
+            keep &= columns[name] == value
+        return keep
+
+    def independent_axes(self, columns: Columns) -> dict[str, Array]:
+        """Sizes that vary by themselves: no bytes beside sizes, a context instead of a sum."""
+        return {axis.name: columns[axis.name] for axis in self.axes}
+
+    def thinned_axes(self) -> tuple[str, ...]:
+        """Axes of which a hold-out may leave values out."""
+        return self.axis_names
+
+    # -- lookups -----------------------------------------------------------------------------------
+
+    def check_key(self, key: Key) -> None:  # noqa: B027 - most operators have nothing to refuse
+        """Raise LookupInputError for a key that no kernel can have."""
+
+    def pack(self, key: Key, rows: Columns, gpu: GpuSpec, variant: str = "") -> Any:
+        """Pack the rows of one key for the loops; ``variant`` names another way of packing them."""
+        raise self._no_lookups()
+
+    def look_up(self, tables: Tables, method: str, key: Key, sizes: list[Floats], answers: Answers) -> None:
+        """Look points of one kernel up.
+
+        Parameters
+        ----------
+        tables : Tables
+            Where to look.
+        method : str
+            One of :data:`METHODS`.
+        key : tuple
+            The kernel, in the order of ``keys``.
+        sizes : list of ndarray of float64, shape (points,)
+            One an axis, checked.
+        answers : tuple of ndarray, shape (points,)
+            latency_us, mfu and origin, to be filled.
+
+        Raises
+        ------
+        LookupInputError
+            For sizes or a key that no kernel can have.
+        MissingTableError
+            If no measured table serves the key.
+        """
+        raise self._no_lookups()
+
+    def relative_error(self, tables: Tables, key: Key, sizes: list[Floats], latency_us: Floats) -> Floats:
+        """One standard error over the latency, of roofline lookups of one kernel.
+
+        Parameters
+        ----------
+        tables, key, sizes
+            As in :meth:`look_up`.
+        latency_us : ndarray of float64, shape (points,)
+            The answers, us.
+
+        Returns
+        -------
+        ndarray of float64, shape (points,)
+            See :mod:`fastroof.uncertainty`.
+        """
+        raise self._no_lookups()
+
+    def _no_lookups(self) -> LookupInputError:
+        return LookupInputError(f"{self.name} has measured rows, but no lookup yet")
+
+
+def unit_us(gpu: GpuSpec, dtype: str, work: float) -> float:
+    """What some FLOPs take at the peak that ``dtype`` computes at, us; NaN where it has none."""
+    peak_dtype = PEAK_DTYPE.get(dtype)
+    return float("nan") if peak_dtype is None else work / (gpu.peak(peak_dtype) / US_PER_S)
+
+
+def by_word(words: Array, value: Callable[[str], float]) -> Floats:
+    """``value(word)`` for each word, computed once a distinct word."""
+    # np.unique would sort the words, which takes a tenth of the time of loading everything
+    listed = words.tolist()
+    known = {word: value(str(word)) for word in set(listed)}
+    return np.array([known[word] for word in listed], np.float64)
+
+
+def element_bytes(words: Array) -> Any:
+    """Bytes of an element of each row's dtype; NaN for one that is not known."""
+    return by_word(words, lambda dtype: DTYPE_BYTES.get(dtype, np.nan))
+
+
+def dtype_peaks(words: Array, gpu: GpuSpec) -> Floats:
+    """Peak of each row's dtype, FLOP/s; NaN where the GPU has none."""
+
+    def peak(dtype: str) -> float:
+        try:
+            return gpu.peak(dtype)
+        except GpuError:
+            return np.nan
+
+    return by_word(words, peak)

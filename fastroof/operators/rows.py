@@ -1,0 +1,144 @@
+"""Operators whose time depends on a number of rows alone, as plans use them: tokens, or sequences.
+
+A plan holds calls (:mod:`fastroof.operators.calls`): an operator with its shape on one GPU. What a call
+costs, from measured tables or from a datasheet, and how good that is, its operator says.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fastroof.columns import ORIGIN_MODELLED
+from fastroof.config.gpu import GpuSpec
+from fastroof.operators.operator import DatasheetClass, Flags, Floats, Key, Operator
+from fastroof.pack import SIZE_LIMIT
+from fastroof.units import US_PER_S
+
+if TYPE_CHECKING:
+    from fastroof.tables import Tables
+
+__all__ = ["CurveOptions", "PerRowOperator", "RowCost", "RowNodes"]
+
+
+class RowCost(NamedTuple):
+    """FLOPs and bytes of one call of an operator: linear in its rows."""
+
+    flops_per_row: float
+    bytes_per_row: float
+    fixed_bytes: float
+    dtype: str
+
+
+class RowNodes(NamedTuple):
+    """A call's latency against its rows, piecewise linear.
+
+    Attributes
+    ----------
+    axis, value : ndarray of float64, shape (nodes,)
+        Rows and the latency of one call, us; padded at both ends.
+    flag : ndarray of uint8, shape (nodes,)
+        Origin of each node.
+    launch_us : float
+        Latency of the smallest call, us.
+    """
+
+    axis: Floats
+    value: Floats
+    flag: Flags
+    launch_us: float
+
+
+class CurveOptions(NamedTuple):
+    """How measured tables are read for a plan.
+
+    Attributes
+    ----------
+    method : str
+        One of :data:`fastroof.operators.operator.METHODS`.
+    gemm_smoothing : str
+        ``none`` or ``median3``.
+    fp8_scales : str
+        Whether fp8 GEMMs find the scale of their input (``dynamic``) or know it (``static``).
+    """
+
+    method: str = "roofline"
+    gemm_smoothing: str = "none"
+    fp8_scales: str = "dynamic"
+
+
+class PerRowOperator(Operator):
+    """An operator that plans call over rows."""
+
+    @abstractmethod
+    def row_cost(self, call: Any) -> RowCost:
+        """FLOPs and compulsory bytes of one call, a row and fixed."""
+
+    @abstractmethod
+    def row_key(self, call: Any) -> Key:
+        """What a call's latency depends on: not its role, nor how often it runs."""
+
+    @abstractmethod
+    def row_nodes(self, call: Any, tables: Tables, options: CurveOptions, max_rows: int) -> RowNodes:
+        """Latency of a call against its rows, from measured tables.
+
+        Raises
+        ------
+        MissingTableError
+            If no table serves it.
+        """
+
+    @abstractmethod
+    def row_variance(self, call: Any, tables: Tables, rows: Floats) -> Floats | None:
+        """Squared relative standard error of a call at numbers of rows.
+
+        None where all calls of the operator err together, by :meth:`shared_error`.
+        """
+
+    def shared_error(self, tables: Tables) -> float | None:
+        """Relative standard error that all calls of the operator share; None where nothing tells it."""
+        return None
+
+    @abstractmethod
+    def row_datasheet(self, call: Any) -> DatasheetClass:
+        """What the datasheet model assumes of a call."""
+
+    def datasheet_nodes(self, call: Any, gpu: GpuSpec) -> RowNodes:
+        """Latency of a call against its rows, from a datasheet.
+
+        Launch floor plus the larger of two straight lines, with a node where they cross.
+        """
+        cost, assumed = self.row_cost(call), self.row_datasheet(call)
+        bytes_per_s = gpu.nvlink_bytes_per_s if self.over_link else gpu.hbm_bytes_per_s
+        flops_slope = cost.flops_per_row / gpu.peak(cost.dtype) * US_PER_S
+        bytes_slope, fixed = (b / bytes_per_s * US_PER_S for b in (cost.bytes_per_row, cost.fixed_bytes))
+        kink = [fixed / (flops_slope - bytes_slope)] if fixed and flops_slope > bytes_slope else []
+        axis = np.array([0.0, *kink, SIZE_LIMIT])
+        bound = np.maximum(flops_slope * axis, fixed + bytes_slope * axis)
+        flag = np.full(len(axis), ORIGIN_MODELLED, np.uint8)
+        return RowNodes(axis, assumed.launch_us + bound / assumed.efficiency, flag, assumed.launch_us)
+
+    def looked_up_nodes(
+        self, tables: Tables, method: str, max_rows: int, sizes: dict[str, Any], launch_us: float
+    ) -> RowNodes:
+        """Nodes at every number of rows: methods that keep MFU are not piecewise linear in the rows.
+
+        Parameters
+        ----------
+        tables : Tables
+            Where to look.
+        method : str
+            Another than roofline.
+        max_rows : int
+            The last number of rows.
+        sizes : dict
+            Lookup arguments of 1, 2, ... ``max_rows`` rows.
+        launch_us : float
+            Latency of the smallest call, us.
+        """
+        lookup = tables.lookup(self.name, method=method, **sizes)
+        axis = np.r_[0.0, np.arange(1, max_rows + 1), SIZE_LIMIT]
+        at = np.r_[0, :max_rows, max_rows - 1]
+        return RowNodes(axis, lookup.latency_us[at], lookup.origin[at], launch_us)

@@ -1,0 +1,22 @@
+"""Conventions of every operator's FLOPs and compulsory bytes.
+
+Each operator's file has its own formulas. They take numbers or arrays (broadcast) and work in float64, so
+that products of sizes do not overflow. A multiply-add counts two FLOPs; causal attention the exact half.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Real", "as_floats"]
+
+Real = Any
+"""A number or an array of numbers."""
+
+
+def as_floats(x: Real) -> npt.NDArray[np.float64]:
+    """A size or sizes in float64."""
+    return np.array(x, np.float64, copy=None)
