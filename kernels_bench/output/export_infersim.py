@@ -27,6 +27,7 @@ from fastroof.config.gpu import GpuSpec
 from fastroof.errors import MeasureError
 from fastroof.load import MeasuredTable, MeasuredTables
 from fastroof.load.write import toml_text
+from fastroof.operators.attention_work import decode_attention_flops
 from fastroof.operators.registry import OPERATORS
 from fastroof.units import US_PER_S
 from fastroof.whole_files import whole_folder, write_whole
@@ -174,7 +175,7 @@ def _unlike_one_prompt(columns: Columns) -> list[tuple[str, Bools]]:
 
 
 def _halved_square(num_q_heads: Array, head_dim: Array, seq_len: Array) -> Floats:
-    return flops.decode_attention_flops(num_q_heads, head_dim, seq_len, seq_len) / 2.0
+    return decode_attention_flops(num_q_heads, head_dim, seq_len, seq_len) / 2.0
 
 
 GEMM: Final = "gemm"
