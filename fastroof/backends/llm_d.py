@@ -206,7 +206,7 @@ def _started(
     calculator: str, most: int, running: Floats, lengths: Floats, ttft_ms: Floats, tpot_ms: Floats
 ) -> list[Latencies]:
     """Settings by least squares, one for each of many time factors."""
-    found = []
+    starts = []
     highest = max(float(values.max() / values.min()) for values in (ttft_ms, tpot_ms))
     for factor in np.geomspace(1.0, max(highest, 1.0), 200 if most > 1 else 1):
         load = 1.0 + (factor - 1.0) * (running - 1.0) / max(most - 1.0, 1.0)
@@ -219,7 +219,7 @@ def _started(
             # of two, the overhead is the one that may vanish
             solved = np.array([0.0, matrix[:, 1].sum() / (matrix[:, 1] ** 2).sum()])
         token_us, first_us = (round(time_ms * US_PER_MS) for time_ms in (token_ms, solved[0]))
-        found.append(
+        starts.append(
             Latencies(
                 calculator=calculator,
                 max_num_seqs=most,
@@ -229,7 +229,7 @@ def _started(
                 time_factor_under_load=round(float(factor), 4),
             )
         )
-    return found
+    return starts
 
 
 def _descended(latencies: Latencies, loss: Any) -> Latencies:
@@ -280,22 +280,22 @@ def llm_d_yaml(
     str
         YAML, with what was fitted and the fit's error in comments.
     """
-    found = fit.latencies
+    latencies = fit.latencies
     if model is None:
         model = PRESETS.get(plan.model.name, (plan.model.name,))[0]
     link = plan.gpu.nvlink_bytes_per_s if link_bytes_per_s is None else link_bytes_per_s
     if not link > 0.0:
         raise BackendError(f"a link of {link!r} bytes/s moves no KV cache")
     transfer_ns = plan.memory.kv_bytes_per_token / link * US_PER_S * NS_PER_US
-    times = {"inter-token-latency": found.inter_token_latency_ns, "inter-token-latency-std-dev": 0}
-    if found.calculator == "per-token":
-        times["prefill-overhead"] = found.prefill_overhead_ns
-        times["prefill-time-per-token"] = found.prefill_time_per_token_ns
+    times = {"inter-token-latency": latencies.inter_token_latency_ns, "inter-token-latency-std-dev": 0}
+    if latencies.calculator == "per-token":
+        times["prefill-overhead"] = latencies.prefill_overhead_ns
+        times["prefill-time-per-token"] = latencies.prefill_time_per_token_ns
         times["prefill-time-std-dev"] = 0
         times["kv-cache-transfer-time-per-token"] = round(transfer_ns)
         times["kv-cache-transfer-time-std-dev"] = 0
     else:
-        times["time-to-first-token"] = found.prefill_overhead_ns
+        times["time-to-first-token"] = latencies.prefill_overhead_ns
         times["time-to-first-token-std-dev"] = 0
         times["kv-cache-transfer-latency"] = round(transfer_ns * float(fit.isl.mean()))
         times["kv-cache-transfer-latency-std-dev"] = 0
@@ -305,12 +305,12 @@ def llm_d_yaml(
         f"# for releases {'before v0.13.0' if is_flat else 'after v0.11.2, which read the block'}",
         "engine: vllm",
         f"model: {json.dumps(model)}",
-        f"max-num-seqs: {found.max_num_seqs}",
+        f"max-num-seqs: {latencies.max_num_seqs}",
         f"max-model-len: {plan.model.max_position}",
-        f"latency-calculator: {found.calculator}",
+        f"latency-calculator: {latencies.calculator}",
         *([] if is_flat else ["latencies:"]),
         *(f"{indent}{key}: {_duration(time_ns)}" for key, time_ns in times.items()),
-        f"{indent}time-factor-under-load: {found.time_factor_under_load}",
+        f"{indent}time-factor-under-load: {latencies.time_factor_under_load}",
     ]
     return "\n".join(lines) + "\n"
 

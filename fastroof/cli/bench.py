@@ -140,7 +140,7 @@ def _sources(where: str) -> dict[str, Tables]:
     """Tables of every source, by its name."""
     from fastroof.tables import Tables
 
-    loaded = [found.load() for found in table_sets(where)]
+    loaded = [table_set.load() for table_set in table_sets(where)]
     return {next(iter(measured.sources.values())): Tables(measured, measured.gpu_spec) for measured in loaded}
 
 

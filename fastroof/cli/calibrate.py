@@ -80,7 +80,7 @@ def calibrate(
     options += [("--rows", rows), ("--gpu", gpu), ("--tables", tables), ("--source", source)]
     options += [("--bootstrap", bootstrap)]
     given = [str(word) for option in options if option[1] is not None for word in option]
-    found = calibrate(
+    fitted = calibrate(
         shipped_rows(loaded.gpu.name) if rows is None else read_rows(rows),
         loaded,
         engine,
@@ -90,36 +90,36 @@ def calibrate(
         command=shlex.join(["fastroof", "calibrate", *given]),
     )
     if output is not None:
-        write_profile(found.profile, output)
+        write_profile(fitted.profile, output)
     if as_json:
-        print_json(_document(found, output))
+        print_json(_document(fitted, output))
         return
-    _print(found)
+    _print(fitted)
     if output is not None:
         typer.echo(f"\nwritten to {output}: --runtime {output} uses it")
 
 
-def _document(found: Calibration, output: Path | None) -> dict[str, Any]:
-    profile = asdict(found.profile)
+def _document(fitted: Calibration, output: Path | None) -> dict[str, Any]:
+    profile = asdict(fitted.profile)
     return {
         "evidence": profile.pop("evidence"),
         "profile": profile,
-        "costs": [cost._asdict() for cost in found.costs],
-        "datasets": [one._asdict() for one in found.datasets],
+        "costs": [cost._asdict() for cost in fitted.costs],
+        "datasets": [one._asdict() for one in fitted.datasets],
         "without": {
-            model: {cost.name: getattr(other.costs, cost.name) for cost in found.costs}
-            for model, other in found.without.items()
+            model: {cost.name: getattr(other.costs, cost.name) for cost in fitted.costs}
+            for model, other in fitted.without.items()
         },
         "output": None if output is None else str(output),
     }
 
 
-def _print(found: Calibration) -> None:
-    profile, kernels = found.profile, found.profile.kernels
+def _print(fitted: Calibration) -> None:
+    profile, kernels = fitted.profile, fitted.profile.kernels
     print_facts(
         [
             ("profile", profile.name),
-            ("engine", found.engine),
+            ("engine", fitted.engine),
             ("kernels", f"gemm_smoothing {kernels.gemm_smoothing}, fp8_scales {kernels.fp8_scales}"),
             ("residual", _residual(profile.costs.residual)),
         ]
@@ -127,14 +127,14 @@ def _print(found: Calibration) -> None:
     out = console()
     out.print()
     ranges = {
-        cost.name: sorted(getattr(other.costs, cost.name) for other in found.without.values())
-        for cost in found.costs
+        cost.name: sorted(getattr(other.costs, cost.name) for other in fitted.without.values())
+        for cost in fitted.costs
     }
     print_table(
         ("cost", "us", "95 % interval", "one model left out"),
         [
             (cost.name, f"{cost.us:.3g}", _range(cost.low_us, cost.high_us), _range(*ranges[cost.name]))
-            for cost in found.costs
+            for cost in fitted.costs
         ],
         left=("cost",),
     )
@@ -152,7 +152,7 @@ def _print(found: Calibration) -> None:
                 _error(one.fitted_mape, one.fitted_bias),
                 _error(one.unseen_mape, one.unseen_bias),
             )
-            for one in found.datasets
+            for one in fitted.datasets
         ],
         left=("data set", "tp"),
     )

@@ -90,7 +90,7 @@ def compare(
         raise MissingTableError(
             f"{spec.name} has no measured tables to compare with: --gpu {DEFAULT_GPU}, or give --tables"
         )
-    found = compare_methods(
+    comparison = compare_methods(
         model,
         spec,
         decode=decodes,
@@ -101,18 +101,18 @@ def compare(
         infersim_root=infersim_tree,
     )
     if as_json:
-        print_json(_document(found))
+        print_json(_document(comparison))
     else:
-        _print(found)
+        _print(comparison)
 
 
-def _document(found: Comparison) -> dict[str, Any]:
+def _document(comparison: Comparison) -> dict[str, Any]:
     return {
-        "model": found.model,
-        "gpu": found.gpu,
-        "tp": found.tp,
-        "constants": found.constants,
-        "trees": found.trees,
+        "model": comparison.model,
+        "gpu": comparison.gpu,
+        "tp": comparison.tp,
+        "constants": comparison.constants,
+        "trees": comparison.trees,
         "steps": [
             {
                 "phase": compared.step.phase,
@@ -137,18 +137,18 @@ def _document(found: Comparison) -> dict[str, Any]:
                     for d in compared.differences
                 ],
             }
-            for compared in found.steps
+            for compared in comparison.steps
         ],
     }
 
 
-def _print(found: Comparison) -> None:
+def _print(comparison: Comparison) -> None:
     out = console()
-    out.print(f"{found.model} on {found.tp} x {found.gpu}, bf16", soft_wrap=True)
-    for method, constants in found.constants.items():
+    out.print(f"{comparison.model} on {comparison.tp} x {comparison.gpu}, bf16", soft_wrap=True)
+    for method, constants in comparison.constants.items():
         listed = ", ".join(f"{name} {value:g}" for name, value in constants.items())
-        out.print(f"{TITLES[method]}: tables: {found.trees[method]}; {listed}", soft_wrap=True)
-    for compared in found.steps:
+        out.print(f"{TITLES[method]}: tables: {comparison.trees[method]}; {listed}", soft_wrap=True)
+    for compared in comparison.steps:
         out.print(f"\n{_words(compared.step)}, ms\n", soft_wrap=True)
         _print_step(compared)
 

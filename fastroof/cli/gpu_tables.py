@@ -87,15 +87,15 @@ def parse_source(text: str | None) -> str | dict[str, str] | None:
     """
     if text is None or "=" not in text:
         return text
-    found: dict[str, str] = {}
+    sources: dict[str, str] = {}
     for pair in text.split(","):
         operator, equals, name = (part.strip() for part in pair.partition("="))
-        if not (operator and equals and name) or operator in found:
+        if not (operator and equals and name) or operator in sources:
             raise TableError(
                 f"--source {text} is neither a source nor OPERATOR=SOURCE,... of different operators"
             )
-        found[operator] = name
-    return found
+        sources[operator] = name
+    return sources
 
 
 def _folder(name: str) -> Path:
@@ -159,24 +159,24 @@ def table_sets(name: str, gpu: str | None = None, source: str | None = None) -> 
         several = [path for path in several if path.name == gpu]
         if not several:
             raise TableError(f"{folder} has no folder of gpu {gpu!r}")
-    found = []
+    sets = []
     for place in several or [folder]:
         if several and not any(place.glob("*/provenance.toml")):
             continue
         names = [s.name for s in list_sources(place)]
         if source is not None and source not in names:
             raise TableError(f"{place} has no source {source!r}; its sources are {', '.join(names)}")
-        found += [TableSet(place, None, one) for one in names if source in (None, one)]
-    return found
+        sets += [TableSet(place, None, one) for one in names if source in (None, one)]
+    return sets
 
 
 def _gpus_of_tree(folder: Path) -> list[str | None]:
     """GPUs that folders of a tree are named after; None, the tree's own GPU, where that is one or unknown."""
     from fastroof import load_gpu
 
-    found = set()
+    gpus = set()
     for path in folder.rglob("*"):
         if path.is_dir():
             with suppress(GpuError):
-                found.add(load_gpu(path.name).name)
-    return [*sorted(found)] if len(found) > 1 else [None]
+                gpus.add(load_gpu(path.name).name)
+    return [*sorted(gpus)] if len(gpus) > 1 else [None]

@@ -60,7 +60,7 @@ def named_plans(
     if not texts:
         raise PlanError("no plan was named: llama-3.1-70b,tp=4 is one")
     measured: dict[str | None, Any] = {}
-    found: dict[str, StepPlan] = {}
+    plans: dict[str, StepPlan] = {}
     for text in texts:
         model, name, of_gpu, options = _read(text)
         of_gpu = of_gpu or gpu
@@ -69,10 +69,10 @@ def named_plans(
         spec, of_tables = measured[of_gpu]
         plan = compile_plan(model, spec, of_tables, **options)
         name = name or _name_of(plan)
-        if name in found:
+        if name in plans:
             raise PlanError(f"two plans are called {name!r}: {text},name=... gives one of them another name")
-        found[name] = plan
-    return found
+        plans[name] = plan
+    return plans
 
 
 def _read(text: str) -> tuple[str, str | None, str | None, dict[str, Any]]:

@@ -90,7 +90,7 @@ def parse_requests(decode: Sequence[str], prefill: Sequence[str]) -> list[Reques
     >>> parse_requests(["64x4096"], ["4x2048@0"])
     [Requests(count=64, new_tokens=1, context_len=4095), Requests(count=4, new_tokens=2048, context_len=0)]
     """
-    found = []
+    parsed = []
     for text in decode:
         match = _DECODE.fullmatch(text)
         if match is None:
@@ -103,7 +103,7 @@ def parse_requests(decode: Sequence[str], prefill: Sequence[str]) -> list[Reques
                 f"--decode {text}: a decode attends to itself and a context, so kv_len is at least 2; "
                 f"--prefill {batch_size}x1@0 is one token without a context"
             )
-        found.append(Requests(batch_size, 1, kv_len - 1))
+        parsed.append(Requests(batch_size, 1, kv_len - 1))
     for text in prefill:
         match = _PREFILL.fullmatch(text)
         if match is None:
@@ -111,16 +111,16 @@ def parse_requests(decode: Sequence[str], prefill: Sequence[str]) -> list[Reques
                 f"--prefill {text} is not [COUNTx]NEW@CONTEXT: 2048@1024 is 2048 new tokens after 1024, "
                 "4x2048@0 is four prompts of 2048"
             )
-        found.append(Requests(int(match[1] or 1), int(match[2]), int(match[3])))
-    if not found:
+        parsed.append(Requests(int(match[1] or 1), int(match[2]), int(match[3])))
+    if not parsed:
         raise BatchError("nothing to time: give --decode 64x4096, --prefill 2048@0, or both")
-    for requests, text in zip(found, (*decode, *prefill), strict=True):
+    for requests, text in zip(parsed, (*decode, *prefill), strict=True):
         if requests.count < 1 or requests.new_tokens < 1:
             raise BatchError(f"{text}: a step needs at least 1 request of at least 1 new token")
-    total = sum(requests.count for requests in found)
+    total = sum(requests.count for requests in parsed)
     if total > MOST_REQUESTS:
         raise BatchError(f"{total} requests in one step are more than the {MOST_REQUESTS} it can hold")
-    return found
+    return parsed
 
 
 def parse_steps(decode: Sequence[str], prefill: Sequence[str]) -> tuple[list[tuple[int, int]], list[int]]:

@@ -126,9 +126,9 @@ def _best(rate: Floats, group: Ints) -> Mask:
     usable = np.flatnonzero(np.isfinite(rate))
     order = usable[np.lexsort((-rate[usable], group[usable]))]
     is_first = np.diff(group[order], prepend=-1) != 0
-    found = np.zeros(len(rate), bool)
-    found[order[is_first]] = True
-    return found
+    is_best = np.zeros(len(rate), bool)
+    is_best[order[is_first]] = True
+    return is_best
 
 
 def _outlines(curve: Ints, load: Floats) -> Mask:
@@ -140,9 +140,9 @@ def _outlines(curve: Ints, load: Floats) -> Mask:
     rank = np.arange(len(order)) - np.repeat(starts, sizes)
     part = rank * (CURVE_POINTS - 1) // np.maximum(size - 1, 1)
     before = (rank - 1) * (CURVE_POINTS - 1) // np.maximum(size - 1, 1)
-    found = np.zeros(len(order), bool)
-    found[order] = (rank == 0) | (part != before)
-    return found
+    is_outline = np.zeros(len(order), bool)
+    is_outline[order] = (rank == 0) | (part != before)
+    return is_outline
 
 
 def in_turns(labels: Sequence[Hashable], rates: Sequence[float]) -> list[int]:

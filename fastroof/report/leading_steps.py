@@ -99,11 +99,11 @@ class StepSource:
         given = self._spec.get("gpus", [self._spec.get("gpu", name)])
         for gpu in (name, *given):
             try:
-                found = load_gpu(gpu)
+                spec = load_gpu(gpu)
             except FastroofError:
                 continue
-            if found.name == name:
-                return found
+            if spec.name == name:
+                return spec
         return load_gpu(name)
 
     @property
@@ -174,15 +174,15 @@ class StepSource:
         return next((path for path in paths if str(path).endswith(f"{name}.toml")), name)
 
     def _explained(self, plan: StepPlan, step: _Requests) -> LeadingStep:
-        found = plan.explain(step.requests)
+        explanation = plan.explain(step.requests)
         kinds = {curve.operator.role: type(curve.operator).__name__ for curve in plan.row_curves}
         groups = dict.fromkeys(GROUPS, 0.0)
-        for part in found.operators:
+        for part in explanation.operators:
             groups[_group(part.role, kinds.get(part.role))] += part.total_us
-        added = found.total_us - sum(groups.values())
-        groups["runtime"] = added if added > _ROUNDING * found.total_us else 0.0
+        added = explanation.total_us - sum(groups.values())
+        groups["runtime"] = added if added > _ROUNDING * explanation.total_us else 0.0
         kept = {name: us for name, us in groups.items() if us > 0}
-        return LeadingStep(step.name, step.what, found.total_us, kept, found.operators)
+        return LeadingStep(step.name, step.what, explanation.total_us, kept, explanation.operators)
 
 
 def _room(needed: int, usual: int) -> int:

@@ -59,18 +59,18 @@ def draw_leading_steps(results: Results, **wanted: Any) -> Figure:
     source = StepSource(results)
     columns = results.rows(np.sort(best))
     place = {int(index): i for i, index in enumerate(np.sort(best))}
-    found = []
+    leading = []
     for index in best.tolist():
         row = {name: values[place[index]] for name, values in columns.items()}
-        found += [(row, step) for step in source.steps(row)[:1]]
-    if not found:
+        leading += [(row, step) for step in source.steps(row)[:1]]
+    if not leading:
         raise FastroofError(f"no step of {results.path} can be broken down: {'; '.join(source.problems)}")
-    gpu = source.gpu(str(found[0][0]["gpu"]))
+    gpu = source.gpu(str(leading[0][0]["gpu"]))
     with style():
         figure = new_figure(13.0, 5.8)
         left, right = figure.subplots(1, 2, width_ratios=(1.15, 1.0))
-        _draw_bars(left, found)
-        _draw_roofline(right, found, gpu)
+        _draw_bars(left, leading)
+        _draw_roofline(right, leading, gpu)
         what, workload = swept_words(results, rows)
         chosen = "decode step of the row with the most tokens/s per GPU, by setting"
         write_titles(
@@ -98,24 +98,24 @@ def _words(row: dict[str, Any]) -> str:
     return f"{row['model']}, tp {row['tp']},\n{mode}{row['dtype']}, {load}"
 
 
-def _draw_bars(axes: Axes, found: list[tuple[dict[str, Any], LeadingStep]]) -> None:
-    names = [name for name in GROUPS if any(name in step.groups_us for _, step in found)]
-    start = np.zeros(len(found))
-    at = np.arange(len(found))
+def _draw_bars(axes: Axes, leading: list[tuple[dict[str, Any], LeadingStep]]) -> None:
+    names = [name for name in GROUPS if any(name in step.groups_us for _, step in leading)]
+    start = np.zeros(len(leading))
+    at = np.arange(len(leading))
     for name in names:
-        wide = np.array([step.groups_us.get(name, 0.0) for _, step in found]) / US_PER_MS
+        wide = np.array([step.groups_us.get(name, 0.0) for _, step in leading]) / US_PER_MS
         axes.barh(
             at, wide, left=start, height=0.62, color=_GROUP_COLOURS[name], edgecolor="white", label=name
         )
         start += wide
-    axes.set_yticks(at, [_words(row) for row, _ in found])
+    axes.set_yticks(at, [_words(row) for row, _ in leading])
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     axes.set_xlabel("decode step (ms)")
     axes.legend(loc="upper center", bbox_to_anchor=(0.45, -0.13), ncols=4, frameon=False, fontsize=9.0)
 
 
-def _draw_roofline(axes: Axes, found: list[tuple[dict[str, Any], LeadingStep]], gpu: GpuSpec) -> None:
+def _draw_roofline(axes: Axes, leading: list[tuple[dict[str, Any], LeadingStep]], gpu: GpuSpec) -> None:
     top = max(gpu.peak_flops_per_s.values())
     low, high = _INTENSITIES
     slope = np.array([low, top / gpu.hbm_bytes_per_s])
@@ -135,7 +135,7 @@ def _draw_roofline(axes: Axes, found: list[tuple[dict[str, Any], LeadingStep]], 
             va="bottom",
             size=9.0,
         )
-    for (row, step), (colour, marker) in zip(found, LINE_LOOKS, strict=False):
+    for (row, step), (colour, marker) in zip(leading, LINE_LOOKS, strict=False):
         for part in step.operators:
             point = achieved(part)
             if point is not None:

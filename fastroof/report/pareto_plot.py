@@ -50,7 +50,7 @@ def rows_where(results: Results, **wanted: Any) -> npt.NDArray[np.bool_]:
     FastroofError
         If a column is not there or no row holds the value.
     """
-    found = np.isfinite(results.numbers(RateColumns.USER)) & np.isfinite(results.numbers(RateColumns.GPU))
+    chosen = np.isfinite(results.numbers(RateColumns.USER)) & np.isfinite(results.numbers(RateColumns.GPU))
     for name, value in wanted.items():
         if value is None:
             continue
@@ -60,11 +60,11 @@ def rows_where(results: Results, **wanted: Any) -> npt.NDArray[np.bool_]:
         if value not in values:
             given = ", ".join(str(v) for v in sorted(v for v in values if v is not None)[:20])
             raise FastroofError(f"no row of {results.path} has {name} {value}; there are {given}")
-        found &= codes == values.index(value)
-    if not found.any():
+        chosen &= codes == values.index(value)
+    if not chosen.any():
         words = ", ".join(f"{name} {value}" for name, value in wanted.items() if value is not None)
         raise FastroofError(f"no estimated row of {results.path}{' has ' if words else ''}{words}")
-    return found
+    return chosen
 
 
 def swept_words(results: Results, rows: npt.NDArray[Any]) -> tuple[str, str]:
@@ -77,9 +77,9 @@ def swept_words(results: Results, rows: npt.NDArray[Any]) -> tuple[str, str]:
     models, gpus = values("model"), values("gpu")
     named = ", ".join(models) if len(models) <= 3 else f"{len(models)} models"
     workload = [
-        f"{name} {found[0]}" if len(found) == 1 else f"{len(found)} values of {name}"
+        f"{name} {several[0]}" if len(several) == 1 else f"{len(several)} values of {name}"
         for name in results.have(results.kind.workload)
-        if (found := values(name)) and found != ["0.0"]
+        if (several := values(name)) and several != ["0.0"]
     ]
     return f"{named} on {', '.join(gpus)}", ", ".join(workload)
 
@@ -155,5 +155,5 @@ def draw_pareto(results: Results, *, colour_by: str = "model", **wanted: Any) ->
 def _tpot_ms(results: Results) -> float | None:
     """Return the sweep's limit on the time per output token, ms; None where it has none."""
     spec = results.metadata_json("fastroof.spec")
-    found = (spec.get("constraints") or spec).get("tpot_ms")
-    return float(found) if isinstance(found, int | float) and found > 0 else None
+    limit_ms = (spec.get("constraints") or spec).get("tpot_ms")
+    return float(limit_ms) if isinstance(limit_ms, int | float) and limit_ms > 0 else None

@@ -199,12 +199,12 @@ class Results:
 
     def is_within(self) -> npt.NDArray[np.bool_]:
         """Which rows are estimates within every limit."""
-        found = np.isfinite(self.numbers(RateColumns.USER)) & np.isfinite(self.numbers(RateColumns.GPU))
+        within = np.isfinite(self.numbers(RateColumns.USER)) & np.isfinite(self.numbers(RateColumns.GPU))
         if "exceeds" in self:
             codes, words = self.codes("exceeds")
             empty = [-1, *(i for i, word in enumerate(words) if word == "")]
-            found &= np.isin(codes, empty)
-        return found
+            within &= np.isin(codes, empty)
+        return within
 
     def load(self) -> str:
         """The column that curves run along."""
@@ -234,15 +234,15 @@ class Results:
 
     def rows(self, indices: Ints) -> dict[str, list[Any]]:
         """Every column of some rows, given in ascending order, without the others in memory."""
-        found, start = [], 0
+        groups, start = [], 0
         with pq.ParquetFile(self.path) as file:
             for group in range(file.num_row_groups):
                 stop = start + file.metadata.row_group(group).num_rows
                 first, last = np.searchsorted(indices, (start, stop))
                 if first < last:
-                    found.append(file.read_row_group(group).take(pa.array(indices[first:last] - start)))
+                    groups.append(file.read_row_group(group).take(pa.array(indices[first:last] - start)))
                 start = stop
-        table = pa.concat_tables(found)
+        table = pa.concat_tables(groups)
         columns = {name: table[name].to_pylist() for name in table.column_names}
         for name in self.columns:
             if name not in columns:
@@ -302,14 +302,14 @@ def read_results(path: str | Path) -> Results:
 def _kind(path: Path, schema: pa.Schema) -> ResultsKind:
     """The kind that all the required columns are there of, with the types that they need."""
     missing = {kind.name: [name for name in kind.required if name not in schema.names] for kind in KINDS}
-    found = [kind for kind in KINDS if not missing[kind.name]]
-    if not found:
+    matching = [kind for kind in KINDS if not missing[kind.name]]
+    if not matching:
         fewest = min(missing, key=lambda name: len(missing[name]))
         raise FastroofError(
             f"{path} holds no results of fastroof sweep: of {fewest} it lacks the columns "
             f"{', '.join(missing[fewest])}"
         )
-    kind = found[0]
+    kind = matching[0]
     texts = {"model", "gpu", "dtype"}
     for name in kind.required:
         column = schema.field(name).type

@@ -120,12 +120,12 @@ def _draw(
         ]
         if not pairs:
             continue
-        measured, found = np.array(pairs).T
+        measured, predicted = np.array(pairs).T
         fitted = ", fitted" if who == OWN and any(r.fitted for r in rows if r.dataset == dataset) else ""
-        mape = float(np.abs(found / measured - 1.0).mean())
+        mape = float(np.abs(predicted / measured - 1.0).mean())
         axes.scatter(
             measured,
-            found,
+            predicted,
             s=15,
             alpha=0.65,
             linewidths=0,

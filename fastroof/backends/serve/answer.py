@@ -71,12 +71,12 @@ class ServedPlans:
             If it is not served.
         """
         if isinstance(which, str):
-            found = self._by_name.get(which)
+            served = self._by_name.get(which)
         else:
-            found = self._in_order[which] if 0 <= which < len(self._in_order) else None
-        if found is None:
+            served = self._in_order[which] if 0 <= which < len(self._in_order) else None
+        if served is None:
             raise BackendError(f"no plan {which!r:.80} is served; {self.names_words()}")
-        return found
+        return served
 
     def names_words(self) -> str:
         """Say which plans there are."""

@@ -34,10 +34,10 @@ def _addresses(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[s
     if not 0 <= port < 2**16:
         raise BackendError(f"a port is from 0 to 65535, got {port}")
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         raise BackendError(f"no address belongs to the host {host!r}: {error}") from None
-    return [(family, (str(address[0]), int(address[1]))) for family, _, _, _, address in found]
+    return [(family, (str(address[0]), int(address[1]))) for family, _, _, _, address in addresses]
 
 
 def listening_socket(host: str, port: int, token: str | None, tls: bool) -> socket.socket:

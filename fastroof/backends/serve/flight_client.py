@@ -112,11 +112,11 @@ class FlightSteps:
     def plans(self) -> dict[str, dict[str, str]]:
         """Ask for the plans by name, each with its model, gpu, tp, dtype, kv_dtype, runtime and so on."""
         with _as_backend_errors():
-            found = {}
+            served = {}
             for info in self._client.list_flights(options=self._options):
                 words = info.schema.metadata or {}
-                found[info.descriptor.path[0].decode()] = {k.decode(): v.decode() for k, v in words.items()}
-            return found
+                served[info.descriptor.path[0].decode()] = {k.decode(): v.decode() for k, v in words.items()}
+            return served
 
     def decode_us(self, plan: str, batch_size: Any, kv_len: Any) -> Any:
         """Time decode steps of ``batch_size`` requests that each attend to ``kv_len`` tokens.

@@ -137,9 +137,9 @@ def _next_start(data: memoryview, begin: int) -> int:
     """Where a request starts from ``begin`` on, as far as ``data`` tells; its length if nowhere."""
     overlap = len(REQUEST_MAGIC) - 1
     for at in range(begin, len(data), _SEARCHED_AT_ONCE):
-        found = bytes(data[at : at + _SEARCHED_AT_ONCE + overlap]).find(REQUEST_MAGIC)
-        if found >= 0:
-            return at + found
+        offset = bytes(data[at : at + _SEARCHED_AT_ONCE + overlap]).find(REQUEST_MAGIC)
+        if offset >= 0:
+            return at + offset
     for at in range(max(begin, len(data) - overlap), len(data)):
         if REQUEST_MAGIC.startswith(bytes(data[at:])):
             return at

@@ -66,17 +66,17 @@ def llm_d(
     """
     from fastroof.backends.llm_d import export_llm_d, fit_llm_d, fit_words
 
-    (found,) = named_plans([plan], gpu, tables, source).values()
+    (compiled,) = named_plans([plan], gpu, tables, source).values()
     fit = fit_llm_d(
-        found,
+        compiled,
         concurrency=parse_sizes("--concurrency", concurrency),
         isl=parse_sizes("--isl", isl),
         osl=parse_sizes("--osl", osl),
         calculator=calculator,
     )
     link = None if link_gb_per_s is None else link_gb_per_s * GB
-    export_llm_d(found, output, fit, model=model_name, link_bytes_per_s=link, is_flat=flat)
+    export_llm_d(compiled, output, fit, model=model_name, link_bytes_per_s=link, is_flat=flat)
     out = console()
-    for line in fit_words(found, fit):
+    for line in fit_words(compiled, fit):
         out.print(line, soft_wrap=True)
     out.print(f"wrote {output}", soft_wrap=True)

@@ -68,20 +68,22 @@ def llmservingsim(
     from fastroof.backends.llmservingsim import export_llmservingsim, left_out
     from fastroof.backends.llmservingsim_v0 import export_llmservingsim_v0
 
-    found = list(named_plans(plans, gpu, tables, source).values())
+    compiled = list(named_plans(plans, gpu, tables, source).values())
     if profile == "v0":
         if variant is not None:
             raise typer.BadParameter("--variant is of --format bundle: v0 has no folder of the precision")
-        bundle = export_llmservingsim_v0(found, output, hardware=hardware, model=model_name, longest=longest)
-        limits = f"--max-num-batched-tokens {found[0].max_tokens} --max-batch {found[0].max_seqs}"
+        bundle = export_llmservingsim_v0(
+            compiled, output, hardware=hardware, model=model_name, longest=longest
+        )
+        limits = f"--max-num-batched-tokens {compiled[0].max_tokens} --max-batch {compiled[0].max_seqs}"
     else:
         if longest is not None:
             raise typer.BadParameter("--longest is of --format v0: a bundle takes what the model takes")
-        bundle = export_llmservingsim(found, output, hardware=hardware, model=model_name, variant=variant)
+        bundle = export_llmservingsim(compiled, output, hardware=hardware, model=model_name, variant=variant)
         limits = ""
     out = console()
     out.print(f"wrote {bundle.folder}: {counted(bundle.rows, 'row')}", soft_wrap=True)
     if limits:
         out.print(f"simulate it with {limits} at most", soft_wrap=True, highlight=False)
-    for words in dict.fromkeys(words for plan in found for words in left_out(plan)):
+    for words in dict.fromkeys(words for plan in compiled for words in left_out(plan)):
         out.print(f"not in it: {words}", soft_wrap=True)

@@ -19,5 +19,5 @@ def curves(results: Results, output: Output, where: Where = None) -> None:
     """TTFT and TPOT of a sweep over its load."""
     from fastroof.report import draw_serving_curves
 
-    found, wanted = rows_to_draw(results, output, where, is_over_load=True)
-    save(draw_serving_curves(found, **wanted), output)
+    swept, wanted = rows_to_draw(results, output, where, is_over_load=True)
+    save(draw_serving_curves(swept, **wanted), output)

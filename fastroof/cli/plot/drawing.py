@@ -53,17 +53,17 @@ def rows_to_draw(
     from fastroof.report import check_picture, read_results
 
     check_picture(output)
-    found = read_results(path)
+    results = read_results(path)
     wanted: dict[str, Any] = {}
     for text in where or ():
         name, sign, value = text.partition("=")
-        if not sign or name not in found:
-            columns = ", ".join(found.have((*found.kind.settings, *found.kind.workload)))
+        if not sign or name not in results:
+            columns = ", ".join(results.have((*results.kind.settings, *results.kind.workload)))
             raise FastroofError(f"--where {text} is not COLUMN=VALUE; the columns are {columns}")
-        given = {str(each): each for each in found.codes(name)[1]}
+        given = {str(each): each for each in results.codes(name)[1]}
         wanted[name] = given.get(value, value)
-    start = found.start_workload()
-    for name in found.have(found.kind.workload):
-        if name not in (*wanted, *leave) and not (is_over_load and name == found.load()):
+    start = results.start_workload()
+    for name in results.have(results.kind.workload):
+        if name not in (*wanted, *leave) and not (is_over_load and name == results.load()):
             wanted[name] = start[name]
-    return found, wanted
+    return results, wanted

@@ -19,5 +19,5 @@ def leading_steps(results: Results, output: Output, where: Where = None) -> None
     """What the steps of a sweep's best rows are made of."""
     from fastroof.report import draw_leading_steps
 
-    found, wanted = rows_to_draw(results, output, where)
-    save(draw_leading_steps(found, **wanted), output)
+    swept, wanted = rows_to_draw(results, output, where)
+    save(draw_leading_steps(swept, **wanted), output)

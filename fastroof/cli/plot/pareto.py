@@ -28,5 +28,5 @@ def pareto(
     """Tokens/s per user against per GPU, of a sweep."""
     from fastroof.report import draw_pareto
 
-    found, wanted = rows_to_draw(results, output, where, leave=(colour_by,))
-    save(draw_pareto(found, colour_by=colour_by, **wanted), output)
+    swept, wanted = rows_to_draw(results, output, where, leave=(colour_by,))
+    save(draw_pareto(swept, colour_by=colour_by, **wanted), output)

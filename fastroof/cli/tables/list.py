@@ -32,13 +32,13 @@ def list_tables(where: Where = None, gpu: Gpu = None, as_json: Json = False) -> 
     from fastroof import gpu_names
 
     names = gpu_names() if where is None else [where]
-    found: list[dict[str, Any]] = []
+    sources: list[dict[str, Any]] = []
     for name in names:
         if where is None and not any(gpu_folder(name).glob("*/provenance.toml")):
             continue
-        found += _sources(name, gpu)
+        sources += _sources(name, gpu)
     if as_json:
-        print_json(found)
+        print_json(sources)
         return
     rows = [
         (
@@ -49,38 +49,38 @@ def list_tables(where: Where = None, gpu: Gpu = None, as_json: Json = False) -> 
             "-" if one["rank"] is None else str(one["rank"]),
             "yes" if one["serves"] else "no",
         )
-        for entry in found
+        for entry in sources
         for one in entry["operators"]
     ]
     columns = ("gpu", "source", "operator", "rows", "rank", "serves")
     print_table(columns, rows, left=("gpu", "source", "operator", "serves"))
-    without = [name for name in names if not any(entry["gpu"] == name for entry in found)]
+    without = [name for name in names if not any(entry["gpu"] == name for entry in sources)]
     if where is None and without:
         console().print(f"\nno measured tables: {', '.join(without)}", soft_wrap=True)
 
 
 def _sources(where: str, gpu: str | None) -> list[dict[str, Any]]:
-    loaded = [(found, found.load()) for found in table_sets(where, gpu)]
+    loaded = [(table_set, table_set.load()) for table_set in table_sets(where, gpu)]
     serving: dict[tuple[str, str], tuple[int, str]] = {}
-    for found, measured in loaded:
+    for table_set, measured in loaded:
         for operator in measured.tables:
-            place = found.place(operator)
+            place = table_set.place(operator)
             serving[measured.gpu, operator] = min(serving.get((measured.gpu, operator), place), place)
     return [
         {
             "gpu": measured.gpu,
             "source": next(iter(measured.sources.values())),
-            "folder": str(found.folder),
+            "folder": str(table_set.folder),
             "licence": next(iter(measured.tables.values())).provenance.get("licence"),
             "operators": [
                 {
                     "operator": operator,
                     "rows": table.num_rows,
-                    "rank": found.place(operator)[0] if found.source else None,
-                    "serves": serving[measured.gpu, operator] == found.place(operator),
+                    "rank": table_set.place(operator)[0] if table_set.source else None,
+                    "serves": serving[measured.gpu, operator] == table_set.place(operator),
                 }
                 for operator, table in measured.tables.items()
             ],
         }
-        for found, measured in loaded
+        for table_set, measured in loaded
     ]

@@ -91,17 +91,17 @@ def _check(where: str, gpu: str | None, source: str | None) -> _Checked:
             raise
         sets = []
         checked.refused.append({"folder": where, "gpu": None, "source": None, "error": str(error)})
-    for found in sets:
+    for table_set in sets:
         try:
-            measured = found.load()
+            measured = table_set.load()
             reports = validate(measured, load_gpu(measured.gpu))
         except TableError as error:
-            place = {"folder": str(found.folder), "gpu": found.gpu, "source": found.source}
+            place = {"folder": str(table_set.folder), "gpu": table_set.gpu, "source": table_set.source}
             checked.refused.append({**place, "error": str(error)})
             continue
         checked.reports.extend((measured.gpu, report) for report in reports)
         checked.ignored.extend(
-            {"folder": str(found.folder), "file": file, "reason": reason}
+            {"folder": str(table_set.folder), "file": file, "reason": reason}
             for file, reason in measured.ignored.items()
         )
     return checked

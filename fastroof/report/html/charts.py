@@ -78,13 +78,13 @@ def packed_steps(source: StepSource, chosen: ChosenRows, rows: dict[str, list[An
         Steps by the row's position on the page; rows that cannot be broken down are not there.
     """
     place = {index: i for i, index in enumerate(chosen.indices.tolist())}
-    found = {}
+    steps_of_row = {}
     for index in chosen.leaders.tolist():
         row = place[index]
         steps = source.steps({name: values[row] for name, values in rows.items()})
         if steps:
-            found[str(row)] = [_packed(step) for step in steps]
-    return found
+            steps_of_row[str(row)] = [_packed(step) for step in steps]
+    return steps_of_row
 
 
 def _packed(step: LeadingStep) -> dict[str, Any]:

@@ -102,27 +102,27 @@ def write_report(
     """
     output = _checked_output(output)
     max_rows = whole_number("max_rows", max_rows, most=_MOST_ROWS)
-    found = read_results(results)
+    swept = read_results(results)
     plotly_js = _plotly_js()
-    chosen = choose_rows(found, max_rows)
-    rows = found.rows(chosen.indices)
-    source = StepSource(found)
+    chosen = choose_rows(swept, max_rows)
+    rows = swept.rows(chosen.indices)
+    source = StepSource(swept)
     steps = packed_steps(source, chosen, rows)
-    notes = _notes(found, source, len(chosen.indices), len(chosen.leaders))
-    heading = title or _title(found)
+    notes = _notes(swept, source, len(chosen.indices), len(chosen.leaders))
+    heading = title or _title(swept)
     document = {
-        "kind": found.kind.name,
-        "noun": found.kind.noun,
+        "kind": swept.kind.name,
+        "noun": swept.kind.noun,
         "num_rows": len(chosen.indices),
-        "columns": packed_columns(found, rows),
-        "facts": chart_facts(found),
+        "columns": packed_columns(swept, rows),
+        "facts": chart_facts(swept),
         "steps": steps,
-        "gpus": gpu_roofs(source, [str(gpu) for gpu in found.codes("gpu")[1]]),
+        "gpus": gpu_roofs(source, [str(gpu) for gpu in swept.codes("gpu")[1]]),
         "notes": notes,
     }
     page = Template(_asset("report.html")).substitute(
         title=html.escape(heading),
-        subtitle=html.escape(_subtitle(found)),
+        subtitle=html.escape(_subtitle(swept)),
         css=_asset("report.css"),
         data=embedded_json(document),
         plotly_js=plotly_js,
@@ -130,7 +130,7 @@ def write_report(
     )
     content = page.encode("utf-8", "replace")
     write_output(output, content, "output")
-    return ReportFile(output, len(content), found.num_rows, len(chosen.indices), len(steps), tuple(notes))
+    return ReportFile(output, len(content), swept.num_rows, len(chosen.indices), len(steps), tuple(notes))
 
 
 def _asset(name: str) -> str:
