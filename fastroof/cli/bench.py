@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from fastroof.cli.gpu_tables import DEFAULT_GPU, gpu_and_tables, table_sets
-from fastroof.cli.options import Model
+from fastroof.cli.options import Model, TablesInstead
 from fastroof.cli.output import console, print_facts, print_table
 from fastroof.errors import FastroofError, MissingTableError
 from fastroof.units import GB, MS_PER_S
@@ -73,9 +73,7 @@ def bench(
     gpu: Annotated[
         str | None, typer.Option(help="GPU (see fastroof gpus).  [default: h100]", show_default=False)
     ] = None,
-    tables: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Folder of measured tables to use instead.")
-    ] = None,
+    tables: TablesInstead = None,
     threads: Annotated[int, typer.Option(help="Threads of fastroof's own calls; baselines have one.")] = 1,
     repeat: Annotated[int, typer.Option(help="Rounds after the first call.")] = 7,
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes: a try, no figures.")] = False,

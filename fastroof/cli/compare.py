@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastroof.cli.gpu_tables import DEFAULT_GPU, gpu_and_tables
-from fastroof.cli.options import Gpu, Json, Model, TablesPath
+from fastroof.cli.options import Gpu, Json, Model, TablesPath, Tp
 from fastroof.cli.output import console, counted, print_json, print_table
 from fastroof.cli.written_sizes import parse_steps
 from fastroof.errors import MissingTableError
@@ -57,7 +57,7 @@ def register(app: typer.Typer) -> None:
 def compare(
     model: Model,
     gpu: Gpu = None,
-    tp: Annotated[int, typer.Option(help="GPUs the model is split over: 1, 2, 4 or 8.")] = 1,
+    tp: Tp = 1,
     decode: Annotated[
         list[str] | None,
         typer.Option(metavar="BATCHxKV,...", help="Decode steps: 1x1024,32x4096; repeatable."),

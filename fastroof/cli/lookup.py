@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from fastroof.cli.gpu_tables import gpu_and_tables
-from fastroof.cli.options import Json
+from fastroof.cli.options import GpuName, Json, OneSource, TablesInstead
 from fastroof.cli.output import percent, print_json, print_table
 from fastroof.cli.written_sizes import parse_sizes
 from fastroof.columns import ORIGINS
@@ -30,11 +30,6 @@ OneSize = Annotated[str, typer.Option(metavar="SIZES")]
 Dtype = Annotated[str, typer.Option(help="bf16, fp8 or fp8_block.")]
 KvDtype = Annotated[str, typer.Option(help="dtype of the KV cache: bf16 or fp8.")]
 Method = Annotated[str, typer.Option(help="roofline, linear_mfu, nearest or floor.")]
-Gpu = Annotated[str | None, typer.Option(help="GPU (see fastroof gpus).  [default: h100]")]
-TablesPath = Annotated[
-    str | None, typer.Option(metavar="PATH", help="Folder of measured tables to use instead.")
-]
-Source = Annotated[str | None, typer.Option(help="Use only this source of the tables.")]
 WithError = Annotated[bool, typer.Option("--with-error", help="Also print a standard error of each.")]
 
 
@@ -125,9 +120,9 @@ def gemm(
     k: Size,
     dtype: Dtype = "bf16",
     method: Method = "roofline",
-    gpu: Gpu = None,
-    tables: TablesPath = None,
-    source: Source = None,
+    gpu: GpuName = None,
+    tables: TablesInstead = None,
+    source: OneSource = None,
     with_error: WithError = False,
     as_json: Json = False,
 ) -> None:
@@ -144,9 +139,9 @@ def attention_prefill(
     batch_size: OneSize = "1",
     kv_dtype: KvDtype = "bf16",
     method: Method = "roofline",
-    gpu: Gpu = None,
-    tables: TablesPath = None,
-    source: Source = None,
+    gpu: GpuName = None,
+    tables: TablesInstead = None,
+    source: OneSource = None,
     with_error: WithError = False,
     as_json: Json = False,
 ) -> None:
@@ -165,9 +160,9 @@ def attention_decode(
     kv_len: Size,
     kv_dtype: KvDtype = "bf16",
     method: Method = "roofline",
-    gpu: Gpu = None,
-    tables: TablesPath = None,
-    source: Source = None,
+    gpu: GpuName = None,
+    tables: TablesInstead = None,
+    source: OneSource = None,
     with_error: WithError = False,
     as_json: Json = False,
 ) -> None:
@@ -181,9 +176,9 @@ def allreduce(
     dtype: Dtype = "bf16",
     mode: Annotated[str, typer.Option(help="graph (in a CUDA graph), eager or nccl.")] = "graph",
     method: Method = "roofline",
-    gpu: Gpu = None,
-    tables: TablesPath = None,
-    source: Source = None,
+    gpu: GpuName = None,
+    tables: TablesInstead = None,
+    source: OneSource = None,
     with_error: WithError = False,
     as_json: Json = False,
 ) -> None:
@@ -202,9 +197,9 @@ def moe(
     distribution: Annotated[str, typer.Option(help="How tokens spread over experts.")] = "balanced",
     dtype: Dtype = "bf16",
     method: Method = "roofline",
-    gpu: Gpu = None,
-    tables: TablesPath = None,
-    source: Source = None,
+    gpu: GpuName = None,
+    tables: TablesInstead = None,
+    source: OneSource = None,
     with_error: WithError = False,
     as_json: Json = False,
 ) -> None:

@@ -6,12 +6,27 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["Dtype", "Gpu", "Json", "KvDtype", "Method", "Model", "Runtime", "Source", "TablesPath"]
+__all__ = [
+    "Dtype",
+    "Gpu",
+    "GpuName",
+    "Json",
+    "KvDtype",
+    "Method",
+    "Model",
+    "OneSource",
+    "Runtime",
+    "Source",
+    "TablesInstead",
+    "TablesPath",
+    "Tp",
+]
 
 Model = Annotated[str, typer.Option(help="Preset (see fastroof models) or path of a config.json.")]
 Gpu = Annotated[
     str | None, typer.Option(help="GPU (see fastroof gpus) or path of a gpu.toml.  [default: h100]")
 ]
+Tp = Annotated[int, typer.Option(help="GPUs the model is split over: 1, 2, 4 or 8.")]
 Dtype = Annotated[str, typer.Option(help="Linear layers: bf16, fp8 or fp8_block.")]
 KvDtype = Annotated[str, typer.Option(help="KV cache: bf16 or fp8.")]
 Runtime = Annotated[str, typer.Option(help="What an engine adds to its kernels.")]
@@ -24,3 +39,9 @@ Source = Annotated[
     str | None, typer.Option(help="Use only this source of the tables; or OPERATOR=SOURCE,... for some.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+GpuName = Annotated[str | None, typer.Option(help="GPU (see fastroof gpus).  [default: h100]")]
+TablesInstead = Annotated[
+    str | None, typer.Option(metavar="PATH", help="Folder of measured tables to use instead.")
+]
+OneSource = Annotated[str | None, typer.Option(help="Use only this source of the tables.")]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastroof.cli.gpu_tables import gpu_and_tables
-from fastroof.cli.options import Dtype, Gpu, Json, KvDtype, Method, Model, Runtime, Source, TablesPath
+from fastroof.cli.options import Dtype, Gpu, Json, KvDtype, Method, Model, Runtime, Source, TablesPath, Tp
 from fastroof.cli.output import console, percent, print_json, print_table
 from fastroof.cli.written_sizes import parse_sizes
 from fastroof.errors import BatchError
@@ -48,7 +48,7 @@ def serving(
     osl: Annotated[str, typer.Option(metavar="TOKENS", help="Mean output length, first token included.")],
     concurrency: Annotated[str, typer.Option(metavar="CLIENTS", help="Requests in flight.")],
     gpu: Gpu = None,
-    tp: Annotated[int, typer.Option(help="GPUs the model is split over: 1, 2, 4 or 8.")] = 1,
+    tp: Tp = 1,
     dtype: Dtype = "bf16",
     kv_dtype: KvDtype = "bf16",
     runtime: Runtime = "kernels",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastroof.cli.gpu_tables import gpu_and_tables
-from fastroof.cli.options import Dtype, Gpu, Json, KvDtype, Method, Model, Runtime, Source, TablesPath
+from fastroof.cli.options import Dtype, Gpu, Json, KvDtype, Method, Model, Runtime, Source, TablesPath, Tp
 from fastroof.cli.output import (
     ORIGIN_WORDS,
     console,
@@ -65,7 +65,7 @@ def register(app: typer.Typer) -> None:
 def step(
     model: Model,
     gpu: Gpu = None,
-    tp: Annotated[int, typer.Option(help="GPUs the model is split over: 1, 2, 4 or 8.")] = 1,
+    tp: Tp = 1,
     dtype: Dtype = "bf16",
     kv_dtype: KvDtype = "bf16",
     decode: Annotated[

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastroof.cli.gpu_tables import gpu_and_tables
-from fastroof.cli.options import Gpu, Json, TablesPath
+from fastroof.cli.options import Gpu, Json, OneSource, TablesPath
 from fastroof.cli.output import console, counted, print_json, print_table
 from fastroof.errors import FastroofError, MissingTableError
 
@@ -81,7 +81,7 @@ def validate(
     plot: Annotated[Path | None, typer.Option(help="Draw predicted against measured: .png or .svg.")] = None,
     as_json: Json = False,
     tables: TablesPath = None,
-    source: Annotated[str | None, typer.Option(help="Use only this source of the tables.")] = None,
+    source: OneSource = None,
 ) -> None:
     """Judge predictions by measured serving.
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from fastroof.cli.options import Dtype, KvDtype, Method, Model
+from fastroof.cli.options import Dtype, GpuName, KvDtype, Method, Model, OneSource, TablesInstead, Tp
 from fastroof.cli.plot.drawing import gpu_and_tables_to_draw, save
-from fastroof.cli.plot.options import DEFAULT_MODEL, Gpu, Output, Source, TablesPath, Tp
+from fastroof.cli.plot.options import DEFAULT_MODEL, Output
 from fastroof.errors import MissingTableError
 
 __all__ = ["register"]
@@ -20,13 +20,13 @@ def register(group: typer.Typer) -> None:
 def mfu(
     output: Output,
     model: Model = DEFAULT_MODEL,
-    gpu: Gpu = None,
+    gpu: GpuName = None,
     tp: Tp = 1,
     dtype: Dtype = "bf16",
     kv_dtype: KvDtype = "bf16",
     method: Method = "roofline",
-    tables: TablesPath = None,
-    source: Source = None,
+    tables: TablesInstead = None,
+    source: OneSource = None,
 ) -> None:
     """MFU of one model's kernels against their sizes."""
     from fastroof import load_model

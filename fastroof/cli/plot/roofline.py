@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
+from fastroof.cli.options import GpuName, OneSource, TablesInstead
 from fastroof.cli.plot.drawing import gpu_and_tables_to_draw, save
-from fastroof.cli.plot.options import Gpu, Output, Source, TablesPath
+from fastroof.cli.plot.options import Output
 from fastroof.command_group import warn
 
 __all__ = ["register"]
@@ -20,13 +21,13 @@ def register(group: typer.Typer) -> None:
 
 def roofline(
     output: Output,
-    gpu: Gpu = None,
+    gpu: GpuName = None,
     dtype: Annotated[
         list[str] | None,
         typer.Option(help="Peaks and GEMMs to show: bf16, fp8, fp8_block; repeatable.  [default: bf16]"),
     ] = None,
-    tables: TablesPath = None,
-    source: Source = None,
+    tables: TablesInstead = None,
+    source: OneSource = None,
 ) -> None:
     """Measured kernels on the GPU's roofline."""
     from fastroof.report import draw_roofline

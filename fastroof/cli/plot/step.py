@@ -6,9 +6,9 @@ from typing import Annotated, Literal, cast
 
 import typer
 
-from fastroof.cli.options import Dtype, KvDtype, Method, Model, Runtime
+from fastroof.cli.options import Dtype, GpuName, KvDtype, Method, Model, OneSource, Runtime, TablesInstead, Tp
 from fastroof.cli.plot.drawing import gpu_and_tables_to_draw, save, source_words
-from fastroof.cli.plot.options import DEFAULT_MODEL, Gpu, Output, Source, TablesPath, Tp
+from fastroof.cli.plot.options import DEFAULT_MODEL, Output
 from fastroof.errors import FastroofError
 
 __all__ = ["register"]
@@ -22,7 +22,7 @@ def register(group: typer.Typer) -> None:
 def step(
     output: Output,
     model: Model = DEFAULT_MODEL,
-    gpu: Gpu = None,
+    gpu: GpuName = None,
     tp: Tp = 1,
     dtype: Dtype = "bf16",
     kv_dtype: KvDtype = "bf16",
@@ -32,8 +32,8 @@ def step(
     max_batch: Annotated[int, typer.Option(help="Largest batch, where it varies.")] = 512,
     method: Method = "roofline",
     runtime: Runtime = "kernels",
-    tables: TablesPath = None,
-    source: Source = None,
+    tables: TablesInstead = None,
+    source: OneSource = None,
 ) -> None:
     """Decode step by component, against batch or context."""
     from fastroof import compile_plan
