@@ -83,7 +83,7 @@ class Provider(Protocol):
 
 @dataclass(frozen=True)
 class Timing:
-    """Timed replays of one point, in us a call.
+    """Timed replays of one point, in us per call.
 
     Attributes
     ----------

@@ -303,7 +303,7 @@ def _attention_rows(plan: StepPlan) -> Iterator[str]:
 def _slice(
     plan: StepPlan, chunk: int, count: int, prompts: list[_Prompts], contexts: list[int], kernels_us: Floats
 ) -> Iterator[str]:
-    """Rows of one number of prompt tokens and of decodes: a row of ``kernels_us`` a prompt, us a layer.
+    """Rows of one number of prompt tokens and of decodes: a row of ``kernels_us`` a prompt, us per layer.
 
     The KV write is part of a layer's attention. So is, of a step with prompts, what it lacks to the time
     that the runtime's profile says it takes at least.

@@ -197,7 +197,7 @@ def _print(report: Validation, groups: Sequence[ErrorGroup]) -> None:
     if given:
         listed = ", ".join(f"{us:.0f} to {name}" for name, us in given.items())
         out.print(
-            f"\nfront end in TTFT, us a prompt token, from the other data sets: {listed}", soft_wrap=True
+            f"\nfront end in TTFT, us per prompt token, from the other data sets: {listed}", soft_wrap=True
         )
     if report.left_out:
         whole = sum(entry.rows for entry in report.left_out if not entry.quantity)

@@ -32,7 +32,7 @@ GemmGuides = tuple[Guide, Guide, Guide]
 
 
 GemmSizes = tuple[Floats, Floats, Floats]
-"""m, n and k of GEMMs or of a table's nodes. A NamedTuple would cost 1.1 us a call, this costs 0.1."""
+"""m, n and k of GEMMs or of a table's nodes. A NamedTuple would cost 1.1 us per call, this costs 0.1."""
 
 
 class GemmPoint(NamedTuple):

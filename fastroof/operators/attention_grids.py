@@ -175,7 +175,7 @@ class AttentionOperator(AttentionRows):
         return made[self.name, shape]  # type: ignore[no-any-return]
 
     def prefix_us(self, tables: Tables, shape: HeadShape) -> tuple[float, float]:
-        """Price of a prefix: us a (query, prefix token) pair, us a prefix token."""
+        """Price of a prefix: us per (query, prefix token) pair, us per prefix token."""
         return 0.0, 0.0
 
     def check_key(self, key: Key) -> None:

@@ -121,7 +121,7 @@ def prefill_bound(shape: HeadShape, gpu: GpuSpec, launch_us: float) -> BatchBoun
 
 
 def prefix_bound_us(shape: HeadShape, gpu: GpuSpec) -> tuple[float, float]:
-    """Roofline of a prefix in prefill attention: us a (query, prefix token) pair, us a prefix token."""
+    """Roofline of a prefix in prefill attention: us per (query, prefix token) pair, us per prefix token."""
     nh, nkv, dh = shape.num_q_heads, shape.num_kv_heads, shape.head_dim
     kv_bytes = DTYPE_BYTES[shape.kv_dtype]
     no_prefix, one = (float(attention_bytes(nh, nkv, dh, 1, kv, 1, kv_bytes)) for kv in (1, 2))

@@ -64,7 +64,7 @@ class CurveSource(Protocol):
         """Grid block of an attention operator, as ``grid_value`` reads it."""
 
     def prefix_us(self, heads: HeadShape) -> tuple[float, float]:
-        """Price of a prefix: us a (query, prefix token) pair, us a prefix token."""
+        """Price of a prefix: us per (query, prefix token) pair, us per prefix token."""
 
 
 def per_row(call: RowOperator) -> PerRowOperator:

@@ -127,7 +127,7 @@ class Validation:
     left_out : tuple of LeftOut
         Rows that were not judged, by reason.
     frontends : mapping of str to float
-        What TTFT was given for the front end, us a prompt token, by data set.
+        What TTFT was given for the front end, us per prompt token, by data set.
     """
 
     gpu: str

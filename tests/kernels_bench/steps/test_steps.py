@@ -200,7 +200,7 @@ class TestStep:
 
 
 class FakeTimer:
-    """Times each step as 100 us a token; fails where it is told to."""
+    """Times each step as 100 us per token; fails where it is told to."""
 
     def __init__(self, fails=()):
         self.fails, self.timed = dict(fails), []
