@@ -12,6 +12,8 @@ __all__ = [
     "GpuName",
     "Json",
     "KvDtype",
+    "MaxBatchedTokens",
+    "MaxSeqs",
     "Method",
     "Model",
     "OneSource",
@@ -31,6 +33,12 @@ Dtype = Annotated[str, typer.Option(help="Linear layers: bf16, fp8 or fp8_block.
 KvDtype = Annotated[str, typer.Option(help="KV cache: bf16 or fp8.")]
 Runtime = Annotated[str, typer.Option(help="What an engine adds to its kernels.")]
 Method = Annotated[str, typer.Option(help="Lookup: roofline, linear_mfu, nearest or floor.")]
+MaxBatchedTokens = Annotated[
+    int | None, typer.Option(min=1, help="Tokens a step holds at most.  [default: the runtime's]")
+]
+MaxSeqs = Annotated[
+    int | None, typer.Option(min=1, help="Requests that run at once at most.  [default: the runtime's]")
+]
 TablesPath = Annotated[
     str | None,
     typer.Option(metavar="PATH", help="Folder of measured tables to use instead of the shipped."),

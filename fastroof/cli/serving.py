@@ -8,7 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastroof.cli.gpu_tables import gpu_and_tables
-from fastroof.cli.options import Dtype, Gpu, Json, KvDtype, Method, Model, Runtime, Source, TablesPath, Tp
+from fastroof.cli.options import (
+    Dtype,
+    Gpu,
+    Json,
+    KvDtype,
+    MaxBatchedTokens,
+    MaxSeqs,
+    Method,
+    Model,
+    Runtime,
+    Source,
+    TablesPath,
+    Tp,
+)
 from fastroof.cli.output import console, percent, print_json, print_table
 from fastroof.cli.written_sizes import parse_sizes
 from fastroof.errors import BatchError
@@ -19,7 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
-DEFAULT_MAX_SEQS: Final = 1024
 _WORKERS = re.compile(r"([1-9][0-9]{0,5}):([1-9][0-9]{0,5})")
 
 EPILOG: Final = """\b
@@ -52,14 +64,22 @@ def serving(
     dtype: Dtype = "bf16",
     kv_dtype: KvDtype = "bf16",
     runtime: Runtime = "kernels",
-    max_batched_tokens: Annotated[int, typer.Option(min=1, help="Tokens a step holds at most.")] = 8192,
+    max_batched_tokens: MaxBatchedTokens = None,
+    max_seqs: MaxSeqs = None,
     chunked_prefill: Annotated[
-        bool, typer.Option(help="Cut prompts where a step has no room for the whole.")
-    ] = True,
+        bool | None,
+        typer.Option(
+            "--chunked-prefill/--no-chunked-prefill",
+            help="Cut prompts where a step has no room for the whole.  [default: the runtime's]",
+        ),
+    ] = None,
     kv_reservation: Annotated[
-        str,
-        typer.Option(help="KV cache of a request: mean (as it grows) or full (its whole output at once)."),
-    ] = "mean",
+        str | None,
+        typer.Option(
+            help="KV cache of a request: mean (as it grows) or full (its whole output at once).  [default: "
+            "the runtime's]"
+        ),
+    ] = None,
     requests_per_client: Annotated[
         float | None,
         typer.Option(help="Of a benchmark that starts all clients at once.  [default: steady state]"),
@@ -85,12 +105,22 @@ def serving(
     import numpy as np
 
     from fastroof import compile_plan
+    from fastroof.engines import load_engine
     from fastroof.serving import estimate, estimate_disaggregated
 
     lists = [parse_sizes("--isl", isl), parse_sizes("--osl", osl), parse_sizes("--concurrency", concurrency)]
     mesh = np.meshgrid(*(np.atleast_1d(sizes) for sizes in lists), indexing="ij")
     scenarios = dict(zip(("isl", "osl", "concurrency"), (axis.ravel() for axis in mesh), strict=True))
     spec, measured = gpu_and_tables(gpu, tables, source)
+    engine = load_engine(runtime)
+    budget = engine.scheduling.max_num_batched_tokens if max_batched_tokens is None else max_batched_tokens
+    seqs = engine.scheduling.max_num_seqs if max_seqs is None else max_seqs
+    schedule: dict[str, Any] = {
+        "max_batched_tokens": budget,
+        "chunked_prefill": chunked_prefill,
+        "kv_reservation": kv_reservation,
+        "max_seqs": seqs,
+    }
 
     def plan_on(gpus: int) -> StepPlan:
         return compile_plan(
@@ -100,22 +130,15 @@ def serving(
             tp=gpus,
             dtype=dtype,
             kv_dtype=kv_dtype,
-            runtime=runtime,
+            runtime=engine,
             method=method,
-            max_tokens=max_batched_tokens,
-            max_seqs=max(DEFAULT_MAX_SEQS, min(max_batched_tokens, int(scenarios["concurrency"].max()))),
+            max_tokens=budget,
+            max_seqs=max(seqs, min(budget, int(scenarios["concurrency"].max()))),
         )
 
     plan = plan_on(tp)
     if disaggregated is None:
-        found: Any = estimate(
-            plan,
-            **scenarios,
-            max_batched_tokens=max_batched_tokens,
-            chunked_prefill=chunked_prefill,
-            kv_reservation=kv_reservation,
-            requests_per_client=requests_per_client,
-        )
+        found: Any = estimate(plan, **scenarios, **schedule, requests_per_client=requests_per_client)
         workers = {}
     else:
         match = _WORKERS.fullmatch(disaggregated)
@@ -129,9 +152,8 @@ def serving(
             **scenarios,
             prefill_workers=prefill,
             decode_workers=decode,
-            max_batched_tokens=max_batched_tokens,
+            **schedule,
             link_bytes_per_s=None if link_gb_per_s is None else link_gb_per_s * GB,
-            kv_reservation=kv_reservation,
         )
     columns = {**scenarios, **found._asdict()}
     rows = [{name: array[i].item() for name, array in columns.items()} for i in range(mesh[0].size)]
@@ -146,7 +168,7 @@ def serving(
                 "dtype": plan.dtype,
                 "kv_dtype": plan.kv_dtype,
                 "runtime": plan.runtime,
-                "max_batched_tokens": max_batched_tokens,
+                "max_batched_tokens": budget,
                 "max_kv_tokens": plan.memory.max_kv_tokens,
                 "tables_hash": plan.tables_hash,
                 "rows": rows,

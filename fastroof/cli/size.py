@@ -9,7 +9,19 @@ import typer
 
 from fastroof._version import __version__
 from fastroof.cli.gpu_tables import gpu_and_tables
-from fastroof.cli.options import Dtype, Gpu, Json, KvDtype, Method, Model, Runtime, Source, TablesPath
+from fastroof.cli.options import (
+    Dtype,
+    Gpu,
+    Json,
+    KvDtype,
+    MaxBatchedTokens,
+    MaxSeqs,
+    Method,
+    Model,
+    Runtime,
+    Source,
+    TablesPath,
+)
 from fastroof.cli.output import console, percent, print_json, print_table
 from fastroof.cli.written_sizes import parse_rates, parse_sizes
 from fastroof.errors import BatchError
@@ -19,8 +31,6 @@ if TYPE_CHECKING:
     from fastroof import GpuSpec, ModelSpec, StepPlan, Tables
 
 __all__ = ["register"]
-
-DEFAULT_MAX_SEQS: Final = 1024
 
 _QUESTIONS: Final = ("--rate", "--kv-len", "--batch-size")
 _TIMES: Final = {"ttft_ms": 0, "tpot_ms": 2, "request_latency_ms": 0}
@@ -87,10 +97,8 @@ def size(
     dtype: Dtype = "bf16",
     kv_dtype: KvDtype = "bf16",
     runtime: Runtime = "kernels",
-    max_batched_tokens: Annotated[int, typer.Option(min=1, help="Tokens a step holds at most.")] = 8192,
-    max_seqs: Annotated[
-        int, typer.Option(min=1, help="Requests that run at once at most.")
-    ] = DEFAULT_MAX_SEQS,
+    max_batched_tokens: MaxBatchedTokens = None,
+    max_seqs: MaxSeqs = None,
     as_json: Json = False,
     tables: TablesPath = None,
     source: Source = None,
@@ -114,10 +122,13 @@ def size(
     sizes = parse_sizes("--tp", tp)
     splits = sizes if isinstance(sizes, list) else [sizes]
     spec, measured = gpu_and_tables(gpu, tables, source)
+    engine = load_engine(runtime)
+    budget = engine.scheduling.max_num_batched_tokens if max_batched_tokens is None else max_batched_tokens
+    seqs = engine.scheduling.max_num_seqs if max_seqs is None else max_seqs
     plan_options: dict[str, Any] = {
         "dtype": dtype,
         "kv_dtype": kv_dtype,
-        "runtime": runtime,
+        "runtime": engine,
         "method": method,
     }
     limit_ms = math.inf if tpot_ms is None else tpot_ms
@@ -125,12 +136,12 @@ def size(
     if rate is not None:
         limits = {"ttft_ms": ttft_ms, "tpot_ms": tpot_ms, "request_latency_ms": request_latency_ms}
         load = {"isl": isl, "osl": osl} | {name: ms for name, ms in limits.items() if ms is not None}
-        engine = {"max_batched_tokens": max_batched_tokens, "max_seqs": max_seqs}
+        schedule = {"max_batched_tokens": budget, "max_seqs": seqs}
         rows, refused = _deployments(
-            (loaded, spec, measured), parse_rates(rate), splits, {**load, **engine, **plan_options}
+            (loaded, spec, measured), parse_rates(rate), splits, {**load, **schedule, **plan_options}
         )
     else:
-        plan_options |= {"max_tokens": max_batched_tokens, "max_seqs": max_seqs}
+        plan_options |= {"max_tokens": budget, "max_seqs": seqs}
         plans, refused = replica_plans(loaded, spec, measured, splits, plan_options)
         if kv_len is not None:
             lengths = parse_sizes("--kv-len", kv_len)
@@ -146,7 +157,7 @@ def size(
                 "gpu": spec.name,
                 "dtype": dtype,
                 "kv_dtype": kv_dtype,
-                "runtime": load_engine(runtime).name,
+                "runtime": engine.name,
                 "tables_hash": "" if measured is None else measured.content_hash,
                 "refused": refused,
                 "rows": rows,

@@ -33,8 +33,8 @@ __all__ = [
 Longs = npt.NDArray[np.int64]
 
 # What became of a candidate.
-FEASIBLE, MEMORY, CONTEXT, RATE, TTFT, TPOT, REQUEST, KV_SHARE_OVER, GPUS, PLAN_SIZE = range(10)
-CODES = 10
+FEASIBLE, MEMORY, CONTEXT, RATE, TTFT, TPOT, REQUEST, KV_SHARE_OVER, GPUS, PLAN_SIZE, WHOLE_PROMPT = range(11)
+CODES = 11
 
 # Rows of the answers.
 CONCURRENCY, REQUEST_RATE, TTFT_MS, TPOT_MS, REQUEST_MS, TOKENS_PER_S, PER_GPU, PER_USER = range(8)
@@ -67,6 +67,7 @@ class DeploymentOptions(NamedTuple):
     max_position: float
     max_seqs: float
     osl_reserved: float
+    is_chunked: bool
     transfer_us_per_token: float
     us_per_ms: float
     us_per_s: float
@@ -132,7 +133,9 @@ def _aggregated(
     given[1, 0] = sizes.osl
     given[2, 0] = clients
     given[3, 0] = sizes.budget
-    serving_options = ServingOptions(room, options.max_seqs, options.osl_reserved, True, 0.0, 0.0)
+    serving_options = ServingOptions(
+        room, options.max_seqs, options.osl_reserved, options.is_chunked, 0.0, 0.0
+    )
     code, _, _ = serving_estimates(
         arena, given[0], given[1], given[2], given[3], serving_options, scratch.aggregated
     )
@@ -153,12 +156,14 @@ def _aggregated(
     mean[MEAN_PROMPTS] = found[serving.PROMPTS, 0]
     mean[MEAN_KV_LEN] = sizes.isl + 0.5 * sizes.osl
     if sizes.new < sizes.isl:
-        _add_prefix(arena, plan, sizes, clients, mean)
+        _add_prefix(arena, plan, sizes, clients, options.is_chunked, mean)
     return code
 
 
 @jit
-def _add_prefix(arena: Floats, plan: PlanParts, sizes: Sizes, clients: float, mean: Floats) -> None:
+def _add_prefix(
+    arena: Floats, plan: PlanParts, sizes: Sizes, clients: float, is_chunked: bool, mean: Floats
+) -> None:
     """Add what attending to cached tokens takes to an estimate of prompts without them.
 
     Who is in a step does not depend on how long steps take, so steps grow by attention alone: decodes attend
@@ -178,7 +183,7 @@ def _add_prefix(arena: Floats, plan: PlanParts, sizes: Sizes, clients: float, me
         mean[MEAN_MIXED_US] += more_us + plan.prefix_pair_us * pairs
         mean[MEAN_MIXED_US] += plan.prefix_token_us * cached * max(mean[MEAN_PROMPTS], 1.0)
     step_us = mean[MEAN_DECODE_US] + share * (mean[MEAN_MIXED_US] - mean[MEAN_DECODE_US])
-    chunks = math.ceil(sizes.new / max(sizes.budget - decodes, 1.0))
+    chunks = math.ceil(sizes.new / max(sizes.budget - decodes, 1.0)) if is_chunked else 1
     own_us = plan.prefix_pair_us * sizes.new * cached + plan.prefix_token_us * cached * chunks
     if clients > 1.0:
         own_us += more_us * chunks + 0.5 * (step_us - before_us)
@@ -210,6 +215,7 @@ def _disaggregated(
         sizes.max_kv_tokens,
         options.max_seqs,
         options.osl_reserved,
+        options.is_chunked,
         options.transfer_us_per_token,
     )
     code, _, _ = disaggregated_estimates(arena, arena, given, link, scratch.disaggregated)
@@ -258,7 +264,9 @@ def _most_clients(sizes: Sizes, options: DeploymentOptions) -> float:
     if options.is_disaggregated:
         return MOST_CLIENTS
     held = sizes.isl + options.osl_reserved * sizes.osl
-    return max(min(sizes.max_kv_tokens / held, options.max_seqs, sizes.budget, MOST_CLIENTS), 1.0)
+    # a whole prompt is begun where the decodes leave room for it
+    begun = sizes.budget if options.is_chunked else sizes.budget - sizes.new + 1.0
+    return max(min(sizes.max_kv_tokens / held, options.max_seqs, begun, MOST_CLIENTS), 1.0)
 
 
 @jit

@@ -56,6 +56,7 @@ from fastroof.compiled.closed_loops import (
     TTFT,
     TTFT_MS,
     WAIT_MS,
+    WHOLE_PROMPT,
     DeploymentOptions,
     Scratch,
     Sizes,
@@ -136,6 +137,8 @@ def _candidate(
         return CONTEXT
     if sizes.isl + sizes.osl > sizes.max_kv_tokens:
         return MEMORY
+    if not options.is_chunked and sizes.new > sizes.budget:
+        return WHOLE_PROMPT
     replicas = max(sizes.replicas, 1.0)
     gpus = options.tp * (sizes.replicas + sizes.prefill_workers + sizes.decode_workers)
     if options.is_rate:

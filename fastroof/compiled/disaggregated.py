@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from fastroof.compiled.jit import Floats, jit
 from fastroof.compiled.mean_steps import mean_decode_step_us, prompt_steps_us
-from fastroof.compiled.serving import CODE_KV, CODE_SEQS, CODE_SIZES, CODE_TOKENS
+from fastroof.compiled.serving import CODE_KV, CODE_SEQS, CODE_SIZES, CODE_TOKENS, CODE_WHOLE_PROMPT
 from fastroof.compiled.steps import MAX_KV_LEN, PlanParts, open_plan
 
 __all__ = [
@@ -49,6 +49,7 @@ class LinkOptions(NamedTuple):
     decode_kv_tokens: float
     max_seqs: float
     osl_reserved: float
+    is_chunked: bool
     transfer_us_per_token: float
 
 
@@ -129,6 +130,8 @@ def _scenario(
         return CODE_KV, isl + osl
     if isl > options.prefill_kv_tokens:
         return CODE_PREFILL_KV, isl
+    if not options.is_chunked and isl > budget:
+        return CODE_WHOLE_PROMPT, isl
     gaps = osl - 1.0
     others = (clients - 1.0) / clients
     transfer_us = isl * options.transfer_us_per_token

@@ -6,12 +6,11 @@ from fastroof.serving.disaggregated import (
     estimate_disaggregated,
     match_workers,
 )
-from fastroof.serving.estimate import KV_RESERVATIONS, ServingEstimate, estimate
+from fastroof.serving.estimate import ServingEstimate, estimate
 from fastroof.serving.least_gpus import LeastGpus, least_gpus
 from fastroof.serving.sizing import largest_batch, largest_context
 
 __all__ = [
-    "KV_RESERVATIONS",
     "DisaggregatedEstimate",
     "LeastGpus",
     "ServingEstimate",

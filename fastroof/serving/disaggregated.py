@@ -9,7 +9,14 @@ import numpy as np
 from fastroof.compiled import disaggregated as loops
 from fastroof.compiled import serving
 from fastroof.errors import BatchError, PlanError, PlanRangeError
-from fastroof.serving.scenarios import at_least, broadcast, field_values, osl_reserved, raise_scenario
+from fastroof.serving.scenarios import (
+    EngineLimits,
+    at_least,
+    broadcast,
+    engine_limits,
+    field_values,
+    raise_scenario,
+)
 from fastroof.units import DTYPE_BYTES, US_PER_MS, US_PER_S
 
 if TYPE_CHECKING:
@@ -102,14 +109,15 @@ def _options(
     prefill: StepPlan,
     decode: StepPlan,
     link_bytes_per_s: float | None,
-    kv_reservation: str,
-    max_seqs: float | None,
+    prefill_engine: EngineLimits,
+    decode_engine: EngineLimits,
 ) -> loops.LinkOptions:
     return loops.LinkOptions(
         prefill_kv_tokens=float(prefill.memory.max_kv_tokens),
         decode_kv_tokens=float(decode.memory.max_kv_tokens),
-        max_seqs=np.inf if max_seqs is None else at_least("max_seqs", max_seqs, 1),
-        osl_reserved=osl_reserved(kv_reservation),
+        max_seqs=decode_engine.max_seqs,
+        osl_reserved=decode_engine.osl_reserved,
+        is_chunked=prefill_engine.is_chunked,
         transfer_us_per_token=_transfer_us_per_token(prefill, decode, link_bytes_per_s),
     )
 
@@ -122,10 +130,11 @@ def estimate_disaggregated(
     concurrency: Any,
     prefill_workers: Any = 1,
     decode_workers: Any = 1,
-    max_batched_tokens: Any = 8192,
+    max_batched_tokens: Any = None,
     *,
     link_bytes_per_s: float | None = None,
-    kv_reservation: str = "mean",
+    chunked_prefill: bool | None = None,
+    kv_reservation: str | None = None,
     max_seqs: float | None = None,
 ) -> DisaggregatedEstimate:
     """Estimate what clients see where prefill and decode run on GPUs of their own.
@@ -140,12 +149,15 @@ def estimate_disaggregated(
         Clients in all, each of which sends its next request as soon as it has an answer.
     prefill_workers, decode_workers : number or array_like
         Workers of each kind; requests spread evenly over them.
-    max_batched_tokens : number or array_like
-        Tokens that a prefill step holds at most: whole prompts, or a chunk of one that is longer.
+    max_batched_tokens : number or array_like, optional
+        Tokens that a prefill step holds at most: whole prompts, or a chunk of one that is longer. By default
+        as the prefill plan's engine.
     link_bytes_per_s : float, optional
         What one GPU sends to a GPU of another worker, B/s; by default over NVLink. 50e9 is a 400 Gb/s NIC.
-    kv_reservation, max_seqs
-        As in :func:`estimate`, of a decode worker.
+    chunked_prefill : bool, optional
+        Whether a prefill worker cuts prompts that are longer than a step; by default as its plan's engine.
+    kv_reservation, max_seqs : str and number, optional
+        As in :func:`estimate`, of a decode worker; by default as its plan's engine.
 
     Returns
     -------
@@ -157,7 +169,8 @@ def estimate_disaggregated(
     PlanError
         If the plans are of different models or KV cache dtypes.
     BatchError
-        If something is not a number of at least 1, or osl is less than 2.
+        If something is not a number of at least 1, osl is less than 2, or a prompt cannot be cut and is
+        larger than a step.
     PlanRangeError
         If the KV cache does not hold one request, or a step is larger than its plan.
 
@@ -189,14 +202,18 @@ def estimate_disaggregated(
     >>> bool(two < one)
     True
     """
-    options = _options(prefill_plan, decode_plan, link_bytes_per_s, kv_reservation, max_seqs)
+    prefill_engine = engine_limits(
+        prefill_plan.engine, max_batched_tokens=max_batched_tokens, chunked_prefill=chunked_prefill
+    )
+    decode_engine = engine_limits(decode_plan.engine, kv_reservation=kv_reservation, max_seqs=max_seqs)
+    options = _options(prefill_plan, decode_plan, link_bytes_per_s, prefill_engine, decode_engine)
     given = {
         "isl": isl,
         "osl": osl,
         "concurrency": concurrency,
         "prefill_workers": prefill_workers,
         "decode_workers": decode_workers,
-        "max_batched_tokens": max_batched_tokens,
+        "max_batched_tokens": prefill_engine.max_batched_tokens,
     }
     shape, arrays = broadcast(given)
     scenarios = np.array(arrays)
@@ -254,7 +271,7 @@ def match_workers(
     osl: float,
     decodes: float | None = None,
     *,
-    max_batched_tokens: float = 8192,
+    max_batched_tokens: float | None = None,
     link_bytes_per_s: float | None = None,
     tolerance: float = 0.1,
     max_workers: int = 32,
@@ -292,12 +309,16 @@ def match_workers(
     >>> long.prefill_workers > long.decode_workers
     True
     """
-    options = _options(prefill_plan, decode_plan, link_bytes_per_s, "mean", None)
+    prefill_engine = engine_limits(prefill_plan.engine, max_batched_tokens=max_batched_tokens)
+    options = _options(
+        prefill_plan, decode_plan, link_bytes_per_s, prefill_engine, engine_limits(decode_plan.engine)
+    )
+    budget = prefill_engine.max_batched_tokens
     tolerance = at_least("tolerance", tolerance, 0)
     workers = int(at_least("max_workers", max_workers, 2))
     isl, osl = at_least("isl", isl, 1), at_least("osl", osl, 2)
     # refuses what neither plan can time
-    estimate_disaggregated(prefill_plan, decode_plan, isl, osl, 1, max_batched_tokens=max_batched_tokens)
+    estimate_disaggregated(prefill_plan, decode_plan, isl, osl, 1, max_batched_tokens=budget)
     most = min(
         options.decode_kv_tokens / (isl + options.osl_reserved * osl),
         decode_plan.max_seqs,
@@ -315,7 +336,7 @@ def match_workers(
         isl,
         osl,
         float(decodes),
-        float(max_batched_tokens),
+        float(budget),
         options,
     )
 

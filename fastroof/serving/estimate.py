@@ -7,21 +7,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fastroof.compiled import serving
-from fastroof.errors import BatchError
-from fastroof.serving.scenarios import (
-    KV_RESERVATIONS,
-    at_least,
-    broadcast,
-    field_values,
-    osl_reserved,
-    raise_scenario,
-)
+from fastroof.serving.scenarios import at_least, broadcast, engine_limits, field_values, raise_scenario
 from fastroof.units import US_PER_MS, US_PER_S
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
 
-__all__ = ["KV_RESERVATIONS", "ServingEstimate", "estimate"]
+__all__ = ["ServingEstimate", "estimate"]
 
 
 class ServingEstimate(NamedTuple):
@@ -77,10 +69,10 @@ def estimate(
     isl: Any,
     osl: Any,
     concurrency: Any,
-    max_batched_tokens: Any = 8192,
-    chunked_prefill: bool = True,
+    max_batched_tokens: Any = None,
+    chunked_prefill: bool | None = None,
     *,
-    kv_reservation: str = "mean",
+    kv_reservation: str | None = None,
     max_kv_tokens: float | None = None,
     max_seqs: float | None = None,
     requests_per_client: float | None = None,
@@ -91,22 +83,22 @@ def estimate(
     Parameters
     ----------
     plan : StepPlan
-        The model on its GPUs; its runtime says what the engine adds to a step.
+        The model on its GPUs; its engine says what is added to a step, and how it schedules.
     isl, osl : number or array_like
         Mean tokens of a prompt, and of an output, its first token included. Broadcast, as are the next two.
     concurrency : number or array_like
         Clients, each of which sends its next request as soon as it has an answer.
-    max_batched_tokens : number or array_like
-        Tokens that a step holds at most.
-    chunked_prefill : bool
+    max_batched_tokens : number or array_like, optional
+        Tokens that a step holds at most. It, the next two and ``max_seqs`` are the engine's own by default.
+    chunked_prefill : bool, optional
         Whether prompts are cut where a step has no room for the whole.
-    kv_reservation : str
+    kv_reservation : str, optional
         ``mean``: a request takes KV cache as it grows, half its output in the mean (vLLM); ``full``: it
         reserves its whole output before it starts (TensorRT-LLM).
     max_kv_tokens : number, optional
         Room for KV cache, tokens; by default ``plan.memory.max_kv_tokens``.
     max_seqs : number, optional
-        Requests that the engine runs at once at most; by default as many as fit.
+        Requests that run at once at most; inf for as many as fit.
     requests_per_client : number, optional
         Length of a benchmark that starts all clients at once: its mean time to first token counts the
         start as one of so many requests. By default the steady state alone.
@@ -166,21 +158,26 @@ def estimate(
     >>> bool(one < many)
     True
     """
+    engine = engine_limits(
+        plan.engine,
+        max_batched_tokens=max_batched_tokens,
+        chunked_prefill=chunked_prefill,
+        kv_reservation=kv_reservation,
+        max_seqs=max_seqs,
+    )
     given = {
         "isl": isl,
         "osl": osl,
         "concurrency": concurrency,
-        "max_batched_tokens": max_batched_tokens,
+        "max_batched_tokens": engine.max_batched_tokens,
     }
     shape, arrays = broadcast(given)
-    if not isinstance(chunked_prefill, bool | np.bool_):
-        raise BatchError(f"chunked_prefill must be True or False, got {chunked_prefill!r}")
     room = plan.memory.max_kv_tokens if max_kv_tokens is None else at_least("max_kv_tokens", max_kv_tokens, 1)
     options = serving.ServingOptions(
         max_kv_tokens=float(room),
-        max_seqs=np.inf if max_seqs is None else at_least("max_seqs", max_seqs, 1),
-        osl_reserved=osl_reserved(kv_reservation),
-        is_chunked=bool(chunked_prefill),
+        max_seqs=engine.max_seqs,
+        osl_reserved=engine.osl_reserved,
+        is_chunked=engine.is_chunked,
         requests_per_client=(
             0.0 if requests_per_client is None else at_least("requests_per_client", requests_per_client, 1)
         ),

@@ -12,14 +12,14 @@ import numpy.typing as npt
 from fastroof.checks import whole_number
 from fastroof.compiled import sizing as loops
 from fastroof.config import GpuSpec, load_gpu
-from fastroof.engines import EngineProfile
+from fastroof.engines import EngineProfile, load_engine
 from fastroof.errors import BatchError, MissingTableError, PlanError
 from fastroof.models import ModelSpec
 from fastroof.models.layout import TP_SIZES
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.options import checked_model
 from fastroof.serving.estimate import estimate
-from fastroof.serving.scenarios import broadcast, osl_reserved
+from fastroof.serving.scenarios import EngineLimits, broadcast, engine_limits
 from fastroof.serving.sizing import positive
 from fastroof.tables import Tables
 from fastroof.units import GB
@@ -99,19 +99,28 @@ class _Curve(NamedTuple):
     room: int
 
 
-def _curve(plan: StepPlan, isl: float, osl: float, budget: int, max_seqs: int, kv_reservation: str) -> _Curve:
+def _curve(
+    plan: StepPlan, isl: float, osl: float, engine: EngineLimits, kv_reservation: str | None
+) -> _Curve:
     """Estimate a replica under every number of clients that run at once."""
     room = float(plan.memory.max_kv_tokens)
-    if isl + osl > room:
-        return _Curve(loops.ReplicaCurve(*np.empty((5, 0))), RATE_LIMITS.index("kv_cache"))
+    budget = float(engine.max_batched_tokens)
+    # a whole prompt is begun where the decodes leave room for it
+    begun = budget if engine.is_chunked else budget - isl + 1.0
+    for limit, is_over in (("kv_cache", isl + osl > room), ("budget", begun < 1.0)):
+        if is_over:
+            return _Curve(loops.ReplicaCurve(*np.empty((5, 0))), RATE_LIMITS.index(limit))
     fit = {
-        "kv_cache": room / (isl + osl_reserved(kv_reservation) * osl),
-        "max_seqs": float(max_seqs),
-        "budget": float(budget),
+        "kv_cache": room / (isl + engine.osl_reserved * osl),
+        "max_seqs": engine.max_seqs,
+        "budget": begun,
     }
     tightest = min(fit, key=lambda name: fit[name])
     clients = client_grid(fit[tightest])
-    found = estimate(plan, isl, osl, clients, budget, kv_reservation=kv_reservation, max_seqs=max_seqs)
+    found = estimate(
+        plan, isl, osl, clients, budget, engine.is_chunked,
+        kv_reservation=kv_reservation, max_seqs=engine.max_seqs,
+    )  # fmt: skip
     times = (found.ttft_ms, found.tpot_ms, found.request_latency_ms)
     rate = found.tokens_per_s_per_gpu * (plan.tp / osl)
     return _Curve(loops.ReplicaCurve(clients, rate, *times), RATE_LIMITS.index(tightest))
@@ -176,9 +185,10 @@ def least_gpus(
     kv_dtype: str = "bf16",
     runtime: EngineProfile | str | Path | Mapping[str, Any] = "kernels",
     method: str = "roofline",
-    max_batched_tokens: int = 8192,
-    max_seqs: int = 1024,
-    kv_reservation: str = "mean",
+    max_batched_tokens: int | None = None,
+    max_seqs: int | None = None,
+    chunked_prefill: bool | None = None,
+    kv_reservation: str | None = None,
 ) -> LeastGpus:
     """Find the fewest GPUs that serve a request rate within limits, and how the model is laid out on them.
 
@@ -195,11 +205,9 @@ def least_gpus(
         limit.
     tp : int or sequence of int
         GPUs that a replica may be split over.
-    max_batched_tokens : int
-        Tokens that a step holds at most.
-    max_seqs : int
-        Requests that a replica runs at once at most.
-    kv_reservation : str
+    max_batched_tokens, max_seqs : int, optional
+        Tokens that a step holds at most, and requests that a replica runs at once; by default as the engine.
+    chunked_prefill, kv_reservation : bool and str, optional
         As in :func:`fastroof.serving.estimate`.
 
     Returns
@@ -251,15 +259,22 @@ def least_gpus(
     shape, arrays = broadcast({name: positive(name, value) for name, value in given.items()})
     scenarios = dict(zip(given, arrays, strict=True))
     _check_lengths(model, scenarios)
+    profile = load_engine(runtime)
+    engine = engine_limits(profile, chunked_prefill=chunked_prefill, kv_reservation=kv_reservation)
+    if max_seqs is None:
+        max_seqs = profile.scheduling.max_num_seqs
+    if max_batched_tokens is None:
+        max_batched_tokens = profile.scheduling.max_num_batched_tokens
     seqs = whole_number("max_seqs", max_seqs, most=MAX_SIZE, error=BatchError)
     budget = whole_number("max_batched_tokens", max_batched_tokens, most=MAX_SIZE, error=BatchError)
+    engine = engine._replace(max_batched_tokens=budget, max_seqs=float(seqs))
     sizes = (tp,) if isinstance(tp, int) else tuple(dict.fromkeys(tp))
     if not sizes:
         raise PlanError(f"tp is empty, need some of {', '.join(map(str, TP_SIZES))}")
     options = {
         "dtype": dtype,
         "kv_dtype": kv_dtype,
-        "runtime": runtime,
+        "runtime": profile,
         "method": method,
         # a mean step may be larger than the budget by a rounding
         "max_tokens": budget + 1,
@@ -271,7 +286,7 @@ def least_gpus(
     pairs, which = np.unique(np.stack(arrays[1:3], axis=1), axis=0, return_inverse=True)
     for plan in plans:
         for number, (a_prompt, an_output) in enumerate(pairs.tolist()):
-            curve = _curve(plan, a_prompt, an_output, budget, seqs, kv_reservation)
+            curve = _curve(plan, a_prompt, an_output, engine, kv_reservation)
             chosen = np.flatnonzero(which.reshape(-1) == number)
             _take_smaller(rows, chosen, plan.tp, curve, {n: a[chosen] for n, a in scenarios.items()})
     values = {name: row.reshape(shape) if shape else row[0].item() for name, row in rows.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -12,24 +12,43 @@ import numpy.typing as npt
 from fastroof.checks import is_number
 from fastroof.compiled import serving
 from fastroof.compiled.steps import MAX_KV_LEN
+from fastroof.engines import KV_RESERVATIONS, EngineProfile
 from fastroof.errors import BatchError, PlanRangeError
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
 
 __all__ = [
-    "KV_RESERVATIONS",
+    "EngineLimits",
     "at_least",
     "broadcast",
+    "engine_limits",
     "field_values",
-    "osl_reserved",
     "raise_scenario",
 ]
 
 Floats = npt.NDArray[np.float64]
 
-KV_RESERVATIONS: Final[dict[str, float]] = {"mean": 0.5, "full": 1.0}
-"""Share of its output that a request holds KV cache for, in the mean: as it grows, or from the beginning."""
+
+class EngineLimits(NamedTuple):
+    """How an engine schedules and reserves memory, as loops read it.
+
+    Attributes
+    ----------
+    max_batched_tokens : Any
+        Tokens that a step holds at most, not looked at yet: a number, or an array of them.
+    is_chunked : bool
+        Whether prompts are cut where a step has no room for the whole.
+    osl_reserved : float
+        Share of its output that a request holds KV cache for, in the mean.
+    max_seqs : float
+        Requests that run at once at most.
+    """
+
+    max_batched_tokens: Any
+    is_chunked: bool
+    osl_reserved: float
+    max_seqs: float
 
 
 def broadcast(scenarios: Mapping[str, Any]) -> tuple[tuple[int, ...], list[Floats]]:
@@ -75,19 +94,41 @@ def at_least(name: str, value: float, least: float) -> float:
     return float(value)
 
 
-def osl_reserved(kv_reservation: str) -> float:
-    """Share of its output that a request holds KV cache for.
+def engine_limits(
+    engine: EngineProfile,
+    *,
+    max_batched_tokens: Any = None,
+    chunked_prefill: bool | None = None,
+    kv_reservation: str | None = None,
+    max_seqs: float | None = None,
+) -> EngineLimits:
+    """Take what was given, and the engine's own where nothing was.
 
     Raises
     ------
     BatchError
-        If there is no such reservation.
+        If chunked_prefill is no truth value, max_seqs no number of at least 1, or there is no such
+        reservation.
     """
+    scheduling = engine.scheduling
+    if chunked_prefill is None:
+        chunked_prefill = scheduling.chunked_prefill
+    if not isinstance(chunked_prefill, bool | np.bool_):
+        raise BatchError(f"chunked_prefill must be True or False, got {chunked_prefill!r}")
+    if kv_reservation is None:
+        kv_reservation = engine.memory.kv_reservation
     if kv_reservation not in KV_RESERVATIONS:
         raise BatchError(
             f"kv_reservation must be one of {', '.join(KV_RESERVATIONS)}, got {kv_reservation!r}"
         )
-    return KV_RESERVATIONS[kv_reservation]
+    if max_seqs is None:
+        max_seqs = scheduling.max_num_seqs
+    return EngineLimits(
+        scheduling.max_num_batched_tokens if max_batched_tokens is None else max_batched_tokens,
+        bool(chunked_prefill),
+        KV_RESERVATIONS[kv_reservation],
+        math.inf if max_seqs == math.inf else at_least("max_seqs", max_seqs, 1),
+    )
 
 
 def raise_scenario(

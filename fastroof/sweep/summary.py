@@ -153,6 +153,7 @@ INFEASIBLE: Final = {
     "tables": "no measured table",
     "plan": "no plan of the model",
     "plan size": "a step larger than any plan",
+    "whole_prompt": "a prompt is larger than a step, and the engine does not cut it",
     "ttft": "beyond the TTFT limit",
     "tpot": "beyond the TPOT limit",
     "request_latency": "beyond the request latency limit",

@@ -128,7 +128,15 @@ def test_measured_tables_give_the_closed_form_too(plans):
         isl, osl, clients = (int(2 ** rng.uniform(0, most)) for most in (13, 11, 8))
         reservation = str(rng.choice(list(KV_RESERVATIONS)))
         for plan in plans.values():
-            got = estimate(plan, isl, osl, clients, kv_reservation=reservation, max_kv_tokens=20_000)
+            got = estimate(
+                plan,
+                isl,
+                osl,
+                clients,
+                chunked_prefill=True,
+                kv_reservation=reservation,
+                max_kv_tokens=20_000,
+            )
             expected = closed_form(
                 plan, isl, osl, clients, osl_reserved=KV_RESERVATIONS[reservation], max_kv_tokens=20_000
             )
@@ -344,7 +352,7 @@ def test_workers_that_match(plan):
         ),
         (
             (9, 20, 2000),
-            {},
+            {"max_seqs": 4000},
             PlanRangeError,
             r"steps of \d+ sequences, .* up to 1024: compile_plan\(..., max_seqs=",
         ),
@@ -363,7 +371,7 @@ def test_what_is_wrong_is_said(plan, sizes, options, error, message):
         ((90, 5, 5), {"link_bytes_per_s": 0}, BatchError, "link_bytes_per_s must be a number of at least 1"),
         ((10**6, 5, 5), {}, PlanRangeError, "needs 1000005 tokens of KV cache, the decode plan has room"),
         ((20_000, 5, 5, 1, 1, 20_000), {}, PlanRangeError, "20000 tokens, the prefill plan times up to 8192"),
-        ((8, 600, 9000), {}, PlanRangeError, "sequences, the decode plan times up to 1024"),
+        ((8, 600, 9000), {"max_seqs": 9000}, PlanRangeError, "sequences, the decode plan times up to 1024"),
     ],
 )
 def test_what_is_wrong_with_disaggregated_serving_is_said(plan, sizes, options, error, message):

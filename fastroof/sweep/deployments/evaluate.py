@@ -26,7 +26,7 @@ Longs = npt.NDArray[np.int64]
 
 CODE_NAMES: Final = (
     "feasible", "memory", "context", "rate", "ttft", "tpot", "request_latency", "kv_share", "total_gpus",
-    "plan size",
+    "plan size", "whole_prompt",
 )  # fmt: skip
 """What became of a candidate, in the order of the compiled loop's codes."""
 

@@ -15,7 +15,6 @@ from fastroof.errors import MissingTableError, PlanError
 from fastroof.models import load_model, shard
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.memory import plan_memory
-from fastroof.serving import KV_RESERVATIONS
 from fastroof.sweep.deployments.layouts import layouts
 from fastroof.sweep.deployments.spec import OBJECTIVES, DeploymentSpec
 from fastroof.sweep.sources import GpuTables
@@ -26,9 +25,6 @@ __all__ = ["Impossible", "candidate_axes", "candidate_options", "compiled_plan"]
 
 SECONDS_AN_HOUR = 3600.0
 TOKENS_A_PRICE = 1e6
-FULL_RESERVATIONS = ("trtllm",)
-"""Engines that reserve the KV cache of a whole output before a request starts."""
-
 MORE_TOKENS = 8
 """A full step's tokens are a sum of real numbers, which may be a rounding above its budget."""
 
@@ -97,7 +93,8 @@ def candidate_options(spec: DeploymentSpec, plan: StepPlan, mode: str) -> Deploy
         tp=float(plan.tp),
         max_position=float(model.max_position),
         max_seqs=float(spec.max_seqs),
-        osl_reserved=KV_RESERVATIONS["full" if plan.runtime in FULL_RESERVATIONS else "mean"],
+        osl_reserved=plan.engine.memory.osl_reserved,
+        is_chunked=plan.engine.scheduling.chunked_prefill,
         # as estimate_disaggregated: all GPUs of a worker send at once
         transfer_us_per_token=kv_bytes / (link * plan.tp) * US_PER_S,
         us_per_ms=US_PER_MS,

@@ -75,6 +75,16 @@ Names = Annotated[tuple[str, ...], WithJsonSchema(NAMES_SCHEMA)]
 Limit = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
+def _engines_own(info: ValidationInfo, name: str) -> int:
+    """What the schedules of all runtimes of a spec say; wrong runtimes are complained of elsewhere."""
+    runtimes = info.data.get("runtime", ("kernels",))
+    own = {runtime: getattr(load_engine(runtime).scheduling, name) for runtime in runtimes}
+    if len(set(own.values())) > 1:
+        said = ", ".join(f"{runtime} {size:,}" for runtime, size in own.items())
+        raise ValueError(f"is needed: by themselves the runtimes differ, {said}")
+    return int(own[runtimes[0]])
+
+
 class Constraints(BaseModel):
     """What a deployment has to keep; a key that is not there is no limit."""
 
@@ -140,12 +150,18 @@ class DeploymentSpec(BaseModel):
     request_rate: Amounts | None = Field(
         None, description=f"requests a second of a deployment, {_SIZES}; or concurrency"
     )
-    max_batched_tokens: Sizes = Field((8192,), description=f"tokens that a step holds at most, {_SIZES}")
+    max_batched_tokens: Sizes = Field(
+        None,
+        validate_default=True,
+        description=f"tokens that a step holds at most, {_SIZES}; default the runtimes' own",
+    )
     max_seqs: int = Field(
-        1024,
+        None,
         ge=1,
         le=2**16,
-        description=f"requests that a replica runs at once, a whole number up to {2**16:,}",
+        validate_default=True,
+        description=f"requests that a replica runs at once, a whole number up to {2**16:,}; default the "
+        "runtimes' own",
     )
     prefix_hit: Amounts = Field(
         (0.0,), description=f"share of a prompt that is found in the prefix cache, below 1: {_SIZES}"
@@ -202,7 +218,14 @@ class DeploymentSpec(BaseModel):
     @field_validator(*_LARGEST, mode="before")
     @classmethod
     def _check_sizes(cls, value: Any, info: ValidationInfo) -> tuple[int, ...] | None:
+        if value is None and info.field_name == "max_batched_tokens":
+            value = _engines_own(info, "max_num_batched_tokens")
         return None if value is None else expand_sizes(value, _LARGEST[str(info.field_name)])
+
+    @field_validator("max_seqs", mode="before")
+    @classmethod
+    def _check_seqs(cls, value: Any, info: ValidationInfo) -> Any:
+        return _engines_own(info, "max_num_seqs") if value is None else value
 
     @field_validator("request_rate", mode="before")
     @classmethod

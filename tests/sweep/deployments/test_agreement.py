@@ -1,0 +1,170 @@
+"""A row of a deployment sweep says what an estimate of the same question says, whatever the engine."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from fastroof import StepPlan, Tables, compile_plan
+from fastroof.engines import EngineProfile, KvMemory, Scheduling, load_engine
+from fastroof.errors import BatchError, PlanRangeError
+from fastroof.serving import estimate, estimate_disaggregated
+from fastroof.serving.calibration import write_profile
+from fastroof.sweep import load_spec, run_sweep
+
+TIMES = ("ttft_ms", "tpot_ms", "itl_ms", "request_latency_ms", "wait_ms")
+SEEDS = range(3)
+EXACT = (*TIMES, "decode_step_ms", "mixed_step_ms", "mixed_share")
+"""What both work out in one order; the others are the same products in another."""
+KEYS = ("mode", "replicas", "prefill_workers", "decode_workers", "isl", "osl", "concurrency",
+        "max_batched_tokens")  # fmt: skip
+
+MADE = {
+    "whole-mean": EngineProfile("whole-mean", scheduling=Scheduling(chunked_prefill=False)),
+    "cut-full": replace(load_engine("vllm"), name="cut-full", memory=KvMemory("full")),
+    "few": EngineProfile("few", scheduling=Scheduling(max_num_batched_tokens=3000, max_num_seqs=20)),
+}
+PACKAGED = ("kernels", "vllm", "trtllm", "sglang")
+
+
+def engine_of(name: str) -> EngineProfile:
+    return MADE.get(name) or load_engine(name)
+
+
+def some_spec(seed: int, engine: str, folder: Path) -> dict[str, Any]:
+    """Lengths, clients, budgets and layouts of all sizes, some of them too large for anything."""
+    random = np.random.default_rng(seed)
+
+    def several(least: float, most: float, count: int) -> list[int]:
+        return sorted({round(least * (most / least) ** random.random()) for _ in range(count)})
+
+    path = engine if engine in PACKAGED else str(write_profile(MADE[engine], folder / f"{engine}.toml"))
+    return {
+        "models": "llama-3.1-8b",
+        "runtime": path,
+        "tp": [int(random.choice([1, 2, 4, 8]))],
+        "mode": ["aggregated", "disaggregated"],
+        "dtype": [str(random.choice(["bf16", "fp8"]))],
+        "kv_dtype": [str(random.choice(["bf16", "fp8"]))],
+        "isl": [*several(1, 20_000, 4), 100_000],
+        "osl": several(2, 4000, 3),
+        "concurrency": several(1, 3000, 3),
+        "max_batched_tokens": several(300, 16_384, 2),
+        "replicas": [1, 3],
+        "prefill_workers": several(1, 4, 2),
+        "decode_workers": several(1, 4, 2),
+        "max_seqs": int(random.choice([7, 100, 1024])),
+        "keep": "all",
+    }
+
+
+def plan_of(row: dict[str, Any], engine: EngineProfile, tables: Tables, max_seqs: int) -> StepPlan:
+    """Compile the plan of a row's deployment: its steps leave as much memory as the sweep says."""
+    budget = row["max_batched_tokens"]
+    return compile_plan(
+        "llama-3.1-8b", "h100", tables, tp=row["tp"], dtype=row["dtype"], kv_dtype=row["kv_dtype"],
+        runtime=engine, max_tokens=budget, max_seqs=max_seqs + budget + 8,
+    )  # fmt: skip
+
+
+def estimated(plan: StepPlan, row: dict[str, Any], **options: Any) -> dict[str, Any]:
+    """Ask what a row says, by the columns that say it."""
+    lengths = (row["isl"], row["osl"])
+    options["max_batched_tokens"] = row["max_batched_tokens"]
+    if row["mode"] == "disaggregated":
+        workers = (row["prefill_workers"], row["decode_workers"])
+        seen = estimate_disaggregated(plan, plan, *lengths, row["concurrency"], *workers, **options)
+        answer = {name: getattr(seen, name) for name in (*TIMES, "tokens_per_s_per_gpu")}
+        return answer | {"kv_share": seen.kv_load, "decode_step_ms": seen.decode_step_us / 1e3}
+    clients = row["concurrency"] / row["replicas"]
+    one = estimate(plan, *lengths, max(clients, 1.0), **options)
+    busy = min(clients, 1.0)
+    held = row["isl"] + plan.engine.memory.osl_reserved * row["osl"]
+    return {name: getattr(one, name) for name in TIMES} | {
+        "tokens_per_s_per_gpu": one.tokens_per_s_per_gpu * busy,
+        "effective_concurrency": one.effective_concurrency * busy * row["replicas"],
+        "kv_share": one.effective_concurrency * held / plan.memory.max_kv_tokens,
+        "decode_step_ms": one.decode_step_us / 1e3,
+        "mixed_step_ms": one.mixed_step_us / 1e3,
+        "mixed_share": one.mixed_share,
+    }
+
+
+def refused_for(plan: StepPlan, asked: dict[str, Any], max_seqs: int) -> str:
+    """Why there is no estimate of what a sweep left out."""
+    if asked["isl"] + asked["osl"] > plan.model.max_position:
+        return "context"
+    with pytest.raises((BatchError, PlanRangeError)) as refused:
+        estimated(plan, asked, max_seqs=max_seqs)
+    return "whole_prompt" if "chunked_prefill=True" in str(refused.value) else "memory"
+
+
+@pytest.mark.parametrize("engine", [*PACKAGED, *MADE])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_row_is_the_estimate_of_its_question(tmp_path: Path, h100: Tables, engine: str, seed: int) -> None:
+    given = some_spec(seed, engine, tmp_path)
+    summary = run_sweep(given, tmp_path / "r.parquet")
+    profile, spec = engine_of(engine), load_spec(given)
+    fixed = {"tp": spec.tp[0], "dtype": spec.dtype[0], "kv_dtype": spec.kv_dtype[0]}
+    found = pq.read_table(tmp_path / "r.parquet").to_pylist()
+    rows = {tuple(row[key] for key in KEYS): row for row in found}
+    left_out: Counter[str] = Counter()
+    layouts = [("aggregated", count, 0, 0) for count in spec.replicas]
+    workers = itertools.product(spec.prefill_workers, spec.decode_workers)
+    layouts += [("disaggregated", 0, *pair) for pair in workers]
+    for budget in spec.max_batched_tokens:
+        plan = plan_of({**fixed, "max_batched_tokens": budget}, profile, h100, spec.max_seqs)
+        for layout, *sizes in itertools.product(layouts, spec.isl, spec.osl, spec.concurrency):
+            asked = dict(zip(KEYS, (*layout, *sizes, budget), strict=True)) | fixed
+            row = rows.pop((*layout, *sizes, budget), None)
+            if row is None:
+                left_out[refused_for(plan, asked, spec.max_seqs)] += 1
+                continue
+            assert row["max_kv_tokens"] == plan.memory.max_kv_tokens
+            for name, value in estimated(plan, asked, max_seqs=spec.max_seqs).items():
+                expected = value if name in EXACT else pytest.approx(value, rel=1e-12)
+                assert row[name] == expected, (name, asked)
+    assert found
+    assert not rows
+    assert summary.infeasible == dict(left_out)
+    assert not (left_out["whole_prompt"] and profile.scheduling.chunked_prefill)
+
+
+def test_an_engine_that_cuts_no_prompts_is_estimated_as_validation_judges_it(
+    h100: Tables, tmp_path: Path
+) -> None:
+    """A sweep said 379 and 159 ms here, by cut prompts; 1,917 and 127.8 are what whole ones take."""
+    spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 5000, "osl": 50, "concurrency": 64, "runtime": "trtllm"}
+    run_sweep(spec, tmp_path / "r.parquet")
+    (row,) = pq.read_table(tmp_path / "r.parquet").to_pylist()
+    plan = compile_plan("llama-3.1-8b", "h100", h100, runtime="trtllm")
+    for options in ({}, {"chunked_prefill": False, "kv_reservation": "full", "max_batched_tokens": 8192}):
+        seen = estimate(plan, 5000, 50, 64, **options)
+        assert (seen.ttft_ms, seen.tpot_ms) == (row["ttft_ms"], row["tpot_ms"])
+    assert (round(row["ttft_ms"]), round(row["tpot_ms"], 1)) == (1917, 127.8)
+    cut = estimate(plan, 5000, 50, 64, chunked_prefill=True)
+    assert cut.ttft_ms < 0.5 * row["ttft_ms"]
+
+
+@pytest.mark.parametrize("engine", ["trtllm", "few", "vllm"])
+def test_a_sweep_without_budgets_takes_the_engines_own(tmp_path: Path, h100: Tables, engine: str) -> None:
+    path = engine if engine in PACKAGED else str(write_profile(MADE[engine], tmp_path / "few.toml"))
+    spec = {"models": "llama-3.1-8b", "tp": 2, "isl": 2000, "osl": 100, "concurrency": [8, 64], "keep": "all"}
+    run_sweep({**spec, "runtime": path}, tmp_path / "r.parquet")
+    own = engine_of(engine).scheduling
+    plan = compile_plan(
+        "llama-3.1-8b", "h100", h100, tp=2, runtime=path, max_tokens=own.max_num_batched_tokens
+    )
+    for row in pq.read_table(tmp_path / "r.parquet").to_pylist():
+        assert row["max_batched_tokens"] == own.max_num_batched_tokens
+        seen = estimate(plan, 2000, 100, row["concurrency"])
+        assert (seen.ttft_ms, seen.tpot_ms) == (row["ttft_ms"], row["tpot_ms"])
+    with pytest.raises(ValueError, match=r"max_batched_tokens.*is needed: by themselves the runtimes differ"):
+        load_spec({**spec, "runtime": ["vllm", str(write_profile(MADE["few"], tmp_path / "few.toml"))]})
