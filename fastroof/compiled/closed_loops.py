@@ -115,6 +115,13 @@ def new_scratch() -> Scratch:
 
 
 @jit
+def _read_times(estimate: Floats, mean: Floats) -> None:
+    """Take over what the rows of both kinds of estimate, and of means, begin with: up to waiting."""
+    for row in range(MEAN_WAIT_US + 1):
+        mean[row] = estimate[row, 0]
+
+
+@jit
 def _aggregated(
     arena: Floats,
     plan: PlanParts,
@@ -139,21 +146,17 @@ def _aggregated(
     code, _, _ = serving_estimates(
         arena, given[0], given[1], given[2], given[3], serving_options, scratch.aggregated
     )
-    found = scratch.aggregated
+    estimate = scratch.aggregated
     mean = scratch.mean
-    mean[MEAN_TTFT_US] = found[serving.TTFT_US, 0]
-    mean[MEAN_TPOT_US] = found[serving.TPOT_US, 0]
-    mean[MEAN_REQUEST_US] = found[serving.REQUEST_US, 0]
-    mean[MEAN_TOKENS_PER_US] = found[serving.TOKENS_PER_US, 0]
-    mean[MEAN_WAIT_US] = found[serving.WAIT_US, 0]
-    mean[MEAN_DECODE_US] = found[serving.DECODE_STEP_US, 0]
-    mean[MEAN_MIXED_US] = found[serving.MIXED_STEP_US, 0]
-    mean[MEAN_SHARE] = found[serving.MIXED_SHARE, 0]
-    mean[MEAN_EFFECTIVE] = found[serving.EFFECTIVE_CONCURRENCY, 0]
-    mean[MEAN_KV_SHARE] = found[serving.EFFECTIVE_CONCURRENCY, 0] * held / sizes.max_kv_tokens
-    mean[MEAN_DECODES] = found[serving.DECODES, 0]
-    mean[MEAN_PREFILL] = found[serving.PREFILL_TOKENS, 0]
-    mean[MEAN_PROMPTS] = found[serving.PROMPTS, 0]
+    _read_times(estimate, mean)
+    mean[MEAN_DECODE_US] = estimate[serving.DECODE_STEP_US, 0]
+    mean[MEAN_MIXED_US] = estimate[serving.MIXED_STEP_US, 0]
+    mean[MEAN_SHARE] = estimate[serving.MIXED_SHARE, 0]
+    mean[MEAN_EFFECTIVE] = estimate[serving.EFFECTIVE_CONCURRENCY, 0]
+    mean[MEAN_KV_SHARE] = estimate[serving.EFFECTIVE_CONCURRENCY, 0] * held / sizes.max_kv_tokens
+    mean[MEAN_DECODES] = estimate[serving.DECODES, 0]
+    mean[MEAN_PREFILL] = estimate[serving.PREFILL_TOKENS, 0]
+    mean[MEAN_PROMPTS] = estimate[serving.PROMPTS, 0]
     mean[MEAN_KV_LEN] = sizes.isl + 0.5 * sizes.osl
     if sizes.new < sizes.isl:
         _add_prefix(arena, plan, sizes, clients, options.is_chunked, mean)
@@ -219,24 +222,20 @@ def _disaggregated(
         options.transfer_us_per_token,
     )
     code, _, _ = disaggregated_estimates(arena, arena, given, link, scratch.disaggregated)
-    found = scratch.disaggregated
+    estimate = scratch.disaggregated
     mean = scratch.mean
-    mean[MEAN_TTFT_US] = found[disaggregated.TTFT_US, 0]
-    mean[MEAN_TPOT_US] = found[disaggregated.TPOT_US, 0]
-    mean[MEAN_REQUEST_US] = found[disaggregated.REQUEST_US, 0]
-    mean[MEAN_TOKENS_PER_US] = found[disaggregated.TOKENS_PER_US, 0]
-    mean[MEAN_WAIT_US] = found[disaggregated.WAIT_US, 0]
-    mean[MEAN_DECODE_US] = found[disaggregated.DECODE_STEP_US, 0]
+    _read_times(estimate, mean)
+    mean[MEAN_DECODE_US] = estimate[disaggregated.DECODE_STEP_US, 0]
     mean[MEAN_MIXED_US] = 0.0
     mean[MEAN_SHARE] = 0.0
     # those that a decode worker has, and those that are at the other two places
     busy_us = mean[MEAN_REQUEST_US] - mean[MEAN_WAIT_US]
     mean[MEAN_EFFECTIVE] = clients * busy_us / mean[MEAN_REQUEST_US]
-    mean[MEAN_KV_SHARE] = found[disaggregated.KV_LOAD, 0]
-    mean[MEAN_DECODES] = found[disaggregated.DECODES, 0]
+    mean[MEAN_KV_SHARE] = estimate[disaggregated.KV_LOAD, 0]
+    mean[MEAN_DECODES] = estimate[disaggregated.DECODES, 0]
     mean[MEAN_PREFILL] = 0.0
     mean[MEAN_PROMPTS] = 0.0
-    mean[MEAN_KV_LEN] = found[disaggregated.KV_LEN, 0]
+    mean[MEAN_KV_LEN] = estimate[disaggregated.KV_LEN, 0]
     return code
 
 
@@ -312,11 +311,11 @@ def solve_rate(
         trial += 1
         at = 0.5 * (low + high) if trial % 3 == 2 else low + (high - low) * (short / (short + over))
         code = closed_loop(arena, plan, sizes, at, options, scratch)
-        found = at / (mean[MEAN_REQUEST_US] * rate) - 1.0
-        if found >= 0.0:
-            high, over, short = at, found, 0.5 * short
+        excess = at / (mean[MEAN_REQUEST_US] * rate) - 1.0
+        if excess >= 0.0:
+            high, over, short = at, excess, 0.5 * short
         else:
-            low, short, over = at, -found, 0.5 * over
+            low, short, over = at, -excess, 0.5 * over
     if at != high:
         # measured kernels are jagged: the rate may lie in a jump, of which this is the far side
         code = closed_loop(arena, plan, sizes, high, options, scratch)

@@ -38,6 +38,12 @@ def _block_of(keys: Ints, query: Ints, i: int, guess: int) -> int:
 
 
 @jit
+def _rows_of(starts: Ints, axes: Ints, block: int) -> tuple[int, int]:
+    """First row of a block and the one after its last, within the file."""
+    return max(starts[block], 0), min(starts[block + 1], axes.shape[1])
+
+
+@jit
 def nearest_row(keys: Ints, starts: Ints, axes: Ints, query: Ints, at: Ints, row: Ints) -> None:
     """Row of the key with the least sum of distances along the axes, the first one of a tie."""
     block = NO_KEY
@@ -46,8 +52,7 @@ def nearest_row(keys: Ints, starts: Ints, axes: Ints, query: Ints, at: Ints, row
         if block < 0:
             row[i] = NO_KEY
             continue
-        start = max(starts[block], 0)
-        stop = min(starts[block + 1], axes.shape[1])
+        start, stop = _rows_of(starts, axes, block)
         row[i] = EMPTY_BLOCK
         least = 0
         for r in range(start, stop):
@@ -68,8 +73,7 @@ def floor_row(keys: Ints, starts: Ints, axes: Ints, query: Ints, at: Ints, row: 
         if block < 0:
             row[i] = NO_KEY
             continue
-        start = max(starts[block], 0)
-        stop = min(starts[block + 1], axes.shape[1])
+        start, stop = _rows_of(starts, axes, block)
         r = start
         while r < stop and axes[0, r] <= at[0, i]:
             r += 1
@@ -79,7 +83,7 @@ def floor_row(keys: Ints, starts: Ints, axes: Ints, query: Ints, at: Ints, row: 
 @jit
 def _ceiling_block(keys: Ints, query: Ints, i: int) -> int:
     """Block of the device whose k and n are at least the query's and nearest to them, or NO_KEY."""
-    found = NO_KEY
+    nearest = NO_KEY
     least = CEILING_LIMIT
     for block in range(len(keys)):
         if keys[block, 0] != query[0, i] or keys[block, 1] < query[1, i] or keys[block, 2] < query[2, i]:
@@ -90,8 +94,8 @@ def _ceiling_block(keys: Ints, query: Ints, i: int) -> int:
         distance = beyond_k * beyond_k + beyond_n * beyond_n
         if distance < least:
             least = distance
-            found = block
-    return found
+            nearest = block
+    return nearest
 
 
 @jit
@@ -109,8 +113,8 @@ def ceiling_shape_row(keys: Ints, starts: Ints, axes: Ints, query: Ints, at: Int
         if block < 0:
             row[i] = NO_KEY
             continue
-        start = max(starts[block], 0)
-        r = min(starts[block + 1], axes.shape[1]) - 1
+        start, stop = _rows_of(starts, axes, block)
+        r = stop - 1
         while r >= start and axes[0, r] > at[0, i]:
             r -= 1
         row[i] = r if r >= start else UNDER_FIRST_ROW

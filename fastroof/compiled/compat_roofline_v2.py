@@ -23,6 +23,10 @@ __all__ = [
     "MAX_SEQUENCE",
     "MODEL_SIZE",
     "NUM_BUCKETS",
+    "DecodeRequests",
+    "GemmPairs",
+    "PrefillRequests",
+    "StepSeconds",
     "curve_mfus",
     "gemm_mfus",
     "grid_mfus",
@@ -59,6 +63,16 @@ BYTES_PER_PARAM, WEIGHT_BYTES, DECODE_AT = 9, 10, 11
 GEMM_K, GEMM_N, GEMM_MEMORY_S, GEMM_AT = 12, 16, 20, 24
 BUCKET_MFU = 28
 MODEL_SIZE = BUCKET_MFU + NUM_BUCKETS
+
+# Tuples and not NamedTuples: made anew for every call, which they would cost 2 us each.
+GemmPairs = tuple[Floats, Floats, Ints]
+"""The measured k and n, and where the curve over m of each pair lies in the arena."""
+PrefillRequests = tuple[Ints, Ints, Ints]
+"""Progress and new tokens of requests that prefill, and offsets: step i has offsets[i] to offsets[i + 1]."""
+DecodeRequests = tuple[Ints, Ints]
+"""Progress of requests that decode, and offsets."""
+StepSeconds = tuple[Floats, Floats, Floats, Floats]
+"""Components of steps: compute and memory of prefill, then of decode."""
 
 
 @jit
@@ -104,8 +118,9 @@ def curve_mfus(arena: Floats, at: Ints, x: Floats, out: Floats) -> None:
 
 
 @jit
-def _gemm_pair(pair_k: Floats, pair_n: Floats, k: float, n: float) -> int:
+def _gemm_pair(pairs: GemmPairs, k: float, n: float) -> int:
     """Nearest measured (k, n) that holds the wanted one; the largest where none does."""
+    pair_k, pair_n, _ = pairs
     best = -1
     least = math.inf
     largest = 0
@@ -127,19 +142,11 @@ def _gemm_pair(pair_k: Floats, pair_n: Floats, k: float, n: float) -> int:
 
 @jit
 def gemm_mfus(
-    arena: Floats,
-    pair_k: Floats,
-    pair_n: Floats,
-    pair_at: Ints,
-    m: Floats,
-    k: Floats,
-    n: Floats,
-    at: Ints,
-    out: Floats,
+    arena: Floats, pairs: GemmPairs, m: Floats, k: Floats, n: Floats, at: Ints, out: Floats
 ) -> None:
     """Look up every (m, k, n), and say in ``at`` which curve served."""
     for p in range(len(out)):
-        at[p] = pair_at[_gemm_pair(pair_k, pair_n, k[p], n[p])]
+        at[p] = pairs[2][_gemm_pair(pairs, k[p], n[p])]
         out[p] = _curve_mfu(arena, at[p], m[p])
 
 
@@ -368,7 +375,7 @@ def _prefill_s(
 
 
 @jit
-def _bounds(offsets: Ints, i: int, num_requests: int) -> tuple[int, int, int]:
+def _requests_of(offsets: Ints, i: int, num_requests: int) -> tuple[int, int, int]:
     """First and last request of step i, clamped into the arrays, and a code."""
     start = int(offsets[i])
     stop = int(offsets[i + 1])
@@ -381,16 +388,10 @@ def _bounds(offsets: Ints, i: int, num_requests: int) -> tuple[int, int, int]:
 def steps_s(
     model: Floats,
     arena: Floats,
-    prefill_progress: Ints,
-    prefill_new_tokens: Ints,
-    prefill_offsets: Ints,
-    decode_progress: Ints,
-    decode_offsets: Ints,
+    prefill: PrefillRequests,
+    decode: DecodeRequests,
     mfu_row: Floats,
-    prefill_compute_s: Floats,
-    prefill_memory_s: Floats,
-    decode_compute_s: Floats,
-    decode_memory_s: Floats,
+    seconds: StepSeconds,
     out_s: Floats,
 ) -> int:
     """Time steps, CSR in prefill and in decode requests: component seconds, and all. Returns a code.
@@ -398,6 +399,9 @@ def steps_s(
     ``mfu_row`` is room for a row of the decode table.
     """
     code = 0
+    prefill_compute_s, prefill_memory_s, decode_compute_s, decode_memory_s = seconds
+    prefill_progress, prefill_new_tokens, prefill_offsets = prefill
+    decode_progress, decode_offsets = decode
     num_prefill = min(len(prefill_progress), len(prefill_new_tokens))
     num_decodes = 0
     gemms_s = 0.0
@@ -406,14 +410,14 @@ def steps_s(
         prefill_memory_s[i] = 0.0
         decode_compute_s[i] = 0.0
         decode_memory_s[i] = 0.0
-        start, stop, bad = _bounds(prefill_offsets, i, num_prefill)
+        start, stop, bad = _requests_of(prefill_offsets, i, num_prefill)
         if stop > start:
             prefill_compute_s[i], prefill_memory_s[i], met = _prefill_s(
                 model, arena, prefill_progress, prefill_new_tokens, start, stop
             )
             code |= met
         code |= bad
-        start, stop, bad = _bounds(decode_offsets, i, len(decode_progress))
+        start, stop, bad = _requests_of(decode_offsets, i, len(decode_progress))
         if stop > start:
             if stop - start != num_decodes:
                 # neither GEMMs nor the row of MFUs depend on more

@@ -189,7 +189,7 @@ def least_replicas(
     ttft_ms: Floats,
     tpot_ms: Floats,
     request_ms: Floats,
-    found: FewestReplicas,
+    fewest: FewestReplicas,
 ) -> None:
     """Find the fewest replicas that serve each rate within its limits, and the fewest clients that do.
 
@@ -205,13 +205,13 @@ def least_replicas(
             if is_more and _exceeded(curve, j, ttft_ms[i], tpot_ms[i], request_ms[i]) == 0:
                 most = curve.requests_per_s[j]
                 at = j
-        found.most_at[i] = at
-        found.runs_at[i] = -1
-        found.replicas[i] = 0
+        fewest.most_at[i] = at
+        fewest.runs_at[i] = -1
+        fewest.replicas[i] = 0
         if at + 1 < count:
-            found.limited_by[i] = _exceeded(curve, at + 1, ttft_ms[i], tpot_ms[i], request_ms[i])
+            fewest.limited_by[i] = _exceeded(curve, at + 1, ttft_ms[i], tpot_ms[i], request_ms[i])
         else:
-            found.limited_by[i] = LIMITED_BY_ROOM
+            fewest.limited_by[i] = LIMITED_BY_ROOM
         if at < 0:
             continue
         # a quotient that is rounded may lead one beside the smallest number that serves
@@ -224,5 +224,5 @@ def least_replicas(
             or _exceeded(curve, j, ttft_ms[i], tpot_ms[i], request_ms[i]) != 0
         ):
             j += 1
-        found.replicas[i] = replicas
-        found.runs_at[i] = j
+        fewest.replicas[i] = replicas
+        fewest.runs_at[i] = j

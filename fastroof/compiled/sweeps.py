@@ -258,18 +258,18 @@ def best_decode_batches(
                 room -= 1
             most, best.over_limit[i] = _highest_rate(scratch, kv, limit_us, room)
             best.over_memory[i] = count - room
-            found = -1 if most == NO_RATE else _first_with(scratch, most, room)
-            if found < 0:
+            place = -1 if most == NO_RATE else _first_with(scratch, most, room)
+            if place < 0:
                 best.batch_size[i] = 0
                 best.step_us[i] = np.nan
             else:
-                best.batch_size[i] = batch_size[found]
-                best.step_us[i] = scratch.at_zero_us[found] + scratch.slope_us[found] * kv
-            if found == count - 1:
+                best.batch_size[i] = batch_size[place]
+                best.step_us[i] = scratch.at_zero_us[place] + scratch.slope_us[place] * kv
+            if place == count - 1:
                 best.limited_by[i] = LIMITED_BY_BATCH_GRID
-            elif found + 1 == room:
+            elif place + 1 == room:
                 best.limited_by[i] = LIMITED_BY_MEMORY
-            elif scratch.rate[found + 1] == NO_RATE:
+            elif scratch.rate[place + 1] == NO_RATE:
                 best.limited_by[i] = LIMITED_BY_TPOT
             else:
                 best.limited_by[i] = LIMITED_BY_THROUGHPUT

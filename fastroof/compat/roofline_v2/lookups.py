@@ -124,7 +124,8 @@ def gemm_mfu(tables: RooflineV2Tables, m: Any, k: Any, n: Any) -> Floats:
     out = np.empty(len(flat[0]))
     m, k, n = (x.astype(np.float64) for x in flat)
     at = np.empty(len(out), np.int64)
-    loops.gemm_mfus(tables.arena, tables.gemm_k, tables.gemm_n, tables.gemm_at, m, k, n, at, out)
+    pairs = (tables.gemm_k, tables.gemm_n, tables.gemm_at)
+    loops.gemm_mfus(tables.arena, pairs, m, k, n, at, out)
     return out.reshape(shape)
 
 

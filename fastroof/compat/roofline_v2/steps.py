@@ -204,28 +204,23 @@ def step_us(
     sizes, gpu = ModelSizes.from_config(model_config), Hardware.from_config(hardware)
     constants = _constants(tables, sizes, gpu, checked_tp(tp))
     batch = steps if isinstance(steps, StepRequests) else StepRequests.from_steps(steps)
-    parts = {name: np.empty(batch.num_steps) for name in COMPONENTS}
-    out = np.empty(batch.num_steps)
+    count = batch.num_steps
+    seconds = (np.empty(count), np.empty(count), np.empty(count), np.empty(count))
+    out = np.empty(count)
     code = loops.steps_s(
         constants,
         tables.arena,
-        batch.prefill_progress,
-        batch.prefill_new_tokens,
-        batch.prefill_offsets,
-        batch.decode_progress,
-        batch.decode_offsets,
+        (batch.prefill_progress, batch.prefill_new_tokens, batch.prefill_offsets),
+        (batch.decode_progress, batch.decode_offsets),
         np.empty(int(tables.arena[int(constants[loops.DECODE_AT]) + 1])),
-        parts["prefill_compute_s"],
-        parts["prefill_memory_s"],
-        parts["decode_compute_s"],
-        parts["decode_memory_s"],
+        seconds,
         out,
     )
     if code:
         refuse_requests(batch)
     out *= US_PER_S
     np.maximum(out, FLOOR_US, out=out)
-    return (out, parts) if components else out
+    return (out, dict(zip(COMPONENTS, seconds, strict=True))) if components else out
 
 
 def _constants(tables: RooflineV2Tables, model: ModelSizes, hardware: Hardware, tp: int) -> Floats:
@@ -234,7 +229,8 @@ def _constants(tables: RooflineV2Tables, model: ModelSizes, hardware: Hardware, 
     k, n = (np.array(sizes, np.float64) for sizes in zip(*model.gemms, strict=True))
     gemm_at = np.empty(len(k), np.int64)
     unused = np.zeros(len(k))
-    loops.gemm_mfus(tables.arena, tables.gemm_k, tables.gemm_n, tables.gemm_at, unused, k, n, gemm_at, unused)
+    pairs = (tables.gemm_k, tables.gemm_n, tables.gemm_at)
+    loops.gemm_mfus(tables.arena, pairs, unused, k, n, gemm_at, unused)
     found = np.zeros(loops.MODEL_SIZE)
     for slot, value in (
         (loops.PEAK_FLOPS_PER_S, hardware.peak_flops_per_s),
