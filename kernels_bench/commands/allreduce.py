@@ -49,7 +49,7 @@ def allreduce(
     the deadline, 2 an error, 130 interrupted.
     """
     from kernels_bench.commands.run import Reporter, terminable
-    from kernels_bench.run.allreduce import MODES
+    from kernels_bench.run.allreduce_points import MODES
 
     if deadline is not None and not deadline > 0:
         raise MeasureError(f"a deadline is a number of seconds above zero, got {deadline:g}")
@@ -71,7 +71,7 @@ def allreduce(
 
 
 def _worlds(given: str, backend: str) -> list[int]:
-    from kernels_bench.run.allreduce import usable_worlds, visible_gpus
+    from kernels_bench.run.allreduce_points import usable_worlds, visible_gpus
 
     words = [word.strip() for word in given.split(",") if word.strip()]
     if bad := [word for word in words if not word.isdecimal()]:
@@ -93,7 +93,8 @@ def _measure(
     reporter: Any,
 ) -> tuple[RunReport, Path]:
     from kernels_bench.journal import find_journals
-    from kernels_bench.run.allreduce import allreduce_points, measure_allreduce
+    from kernels_bench.run.allreduce import measure_allreduce
+    from kernels_bench.run.allreduce_points import allreduce_points
     from kernels_bench.run.card import measured_gpu, refuse_other_gpu, write_gpu_file
     from kernels_bench.run.monitor import HostMonitor, open_monitor
     from kernels_bench.run.run_options import RunOptions
@@ -142,10 +143,8 @@ def _need_torch() -> None:
 
 def _journal(output: Path, card: GpuSpec) -> tuple[Path, str]:
     """Return the journal to go on with, a new one where the folder has none, and the run's name."""
-    import uuid
-    from datetime import UTC, datetime
-
     from kernels_bench.journal import find_journals, read_journal, starts
+    from kernels_bench.run.facts import new_run_id
     from kernels_bench.run.session import TABLES_FOLDER
 
     for journal in reversed(find_journals(output)):
@@ -153,7 +152,7 @@ def _journal(output: Path, card: GpuSpec) -> tuple[Path, str]:
             return journal, str(first[0]["run_id"])
     if (output / TABLES_FOLDER).exists():
         raise MeasureError(f"{output / TABLES_FOLDER} has tables without a journal; give another -o")
-    run_id = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}"
+    run_id = new_run_id()
     return output / f"journal-{run_id}.jsonl", run_id
 
 

@@ -23,7 +23,7 @@ def providers(
     JSON: a list with one object a provider: name, works, reason (why not), versions.
     """
     from kernels_bench.run.facts import working
-    from kernels_bench.run.session import known_providers
+    from kernels_bench.run.request import known_providers
 
     answers = working(known_providers())
     if as_json:

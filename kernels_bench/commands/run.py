@@ -17,8 +17,8 @@ from fastroof.errors import MeasureError
 
 if TYPE_CHECKING:
     from kernels_bench.points import Point
+    from kernels_bench.run.request import Request
     from kernels_bench.run.run_options import Progress, RunReport
-    from kernels_bench.run.session import Request
 
 __all__ = ["Reporter", "register"]
 
@@ -67,7 +67,7 @@ def run(
     at the deadline, 1 the device was lost or no provider is left (resume goes on), 2 an error,
     130 interrupted.
     """
-    from kernels_bench.run.session import Request
+    from kernels_bench.run.request import Request
 
     request = Request(grid, gpu, _names(providers), _names(only), seed, budget)
     if resume_from is not None:
@@ -103,7 +103,7 @@ def _names(given: str) -> tuple[str, ...]:
 
 
 def _go_on(journal: Path, deadline_s: float | None) -> None:
-    from kernels_bench.run.session import request_of
+    from kernels_bench.run.request import request_of
 
     _measure(request_of(journal), journal.resolve().parent, journal, deadline_s)
 

@@ -42,7 +42,8 @@ def smoke(
     from kernels_bench.grid.grid import load_grid
     from kernels_bench.run.card import CPU
     from kernels_bench.run.monitor import HostMonitor, open_monitor
-    from kernels_bench.run.session import MonotonicClock, choose_providers
+    from kernels_bench.run.request import choose_providers
+    from kernels_bench.run.session import MonotonicClock
     from kernels_bench.run.timing import CpuTimer, GraphTimer
 
     if not deadline > 0:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from kernels_bench.operators.operator import Columns, MeasuredOperator, Values
 
-__all__ = ["AllreduceOperator", "CollectiveOperator"]
+__all__ = ["ALLREDUCE", "AllreduceOperator", "CollectiveOperator"]
 
 
 class CollectiveOperator(MeasuredOperator):
@@ -43,3 +43,7 @@ class AllreduceOperator(CollectiveOperator):
     name = "allreduce"
     title = "All-reduce"
     choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"mode": ("graph", "eager", "nccl")}
+
+
+ALLREDUCE: Final = AllreduceOperator.name
+"""The operator that ranks measure together, a process a GPU, where all others are measured by one process."""

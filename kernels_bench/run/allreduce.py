@@ -12,8 +12,10 @@ from typing import Any, Final
 from fastroof.errors import MeasureError
 from fastroof.units import DTYPE_BYTES
 from kernels_bench.journal import Journal, done_keys, starts
+from kernels_bench.operators.communication import ALLREDUCE
 from kernels_bench.points import Point
 from kernels_bench.protocol import Clock, DeviceState, Monitor, Timing
+from kernels_bench.run.allreduce_points import MODES
 from kernels_bench.run.allreduce_rank import Answer, Order
 from kernels_bench.run.allreduce_ranks import (
     POINT_TIMEOUT_S,
@@ -23,108 +25,17 @@ from kernels_bench.run.allreduce_ranks import (
     SpawnedRanks,
 )
 from kernels_bench.run.check import BOUNDS
-from kernels_bench.run.run_options import Progress, RunOptions, RunReport, measuring_order
+from kernels_bench.run.journaled_run import JournaledRun
+from kernels_bench.run.run_options import RunOptions, RunReport, measuring_order
 from kernels_bench.run.timing import ReplayRule, relative_iqr, summarise, suspicion
 
-__all__ = [
-    "ALLREDUCE",
-    "MODES",
-    "NUM_GPUS",
-    "allreduce_points",
-    "joined",
-    "measure_allreduce",
-    "slowest_rank",
-    "usable_worlds",
-    "visible_gpus",
-]
+__all__ = ["joined", "measure_allreduce", "slowest_rank"]
 
-ALLREDUCE: Final = "allreduce"
-NUM_GPUS: Final = (2, 4, 8)
-MESSAGE_BYTES: Final = tuple(2**power for power in range(8, 30))
-PROOF_BYTES: Final = tuple(2**power for power in range(8, 17, 2))
-"""Of gloo, which proves the harness on a CPU."""
-MODES: Final = {"nccl": ("graph", "eager"), "gloo": ("eager",)}
 START_S: Final = 15.0
 """What the ranks of a world are expected to take to meet, until the first did."""
 POINT_S: Final = 1.0
 
 OpenRanks = Callable[[int, str, float], Ranks]
-
-
-def allreduce_points(worlds: Sequence[int], backend: str = "nccl") -> list[Point]:
-    """Return what is measured where no grid says: messages of 2**8 to 2**29 bytes.
-
-    Parameters
-    ----------
-    worlds : sequence of int
-        Numbers of GPUs.
-    backend : str
-        ``nccl``, or ``gloo`` with few small messages and without CUDA graphs.
-
-    Returns
-    -------
-    list of Point
-        bf16, each size as a CUDA graph and eagerly.
-
-    Examples
-    --------
-    >>> len(allreduce_points([2, 4, 8]))
-    132
-    >>> allreduce_points([2], "gloo")[0].values
-    {'dtype': 'bf16', 'num_gpus': 2, 'mode': 'eager', 'message_bytes': 256}
-    """
-    sizes = MESSAGE_BYTES if backend == "nccl" else PROOF_BYTES
-    return [
-        Point(
-            ALLREDUCE,
-            {"dtype": "bf16", "num_gpus": num_gpus, "mode": mode, "message_bytes": message_bytes},
-            priority=1,
-            group="all-reduce",
-        )
-        for num_gpus in worlds
-        for mode in MODES[backend]
-        for message_bytes in sizes
-    ]
-
-
-def visible_gpus() -> int:
-    """Count the GPUs that torch sees here; 0 without torch."""
-    try:
-        import torch
-    except ImportError:
-        return 0
-    return int(torch.cuda.device_count()) if torch.cuda.is_available() else 0
-
-
-def usable_worlds(wanted: Sequence[int], num_visible: int) -> list[int]:
-    """Return the numbers of GPUs to measure with, ascending.
-
-    Parameters
-    ----------
-    wanted : sequence of int
-        What was asked for; those of 2, 4 and 8 that there are where empty.
-    num_visible : int
-        GPUs there are.
-
-    Raises
-    ------
-    MeasureError
-        If fewer are there than asked for, or than the two that a collective needs.
-
-    Examples
-    --------
-    >>> usable_worlds((), 5)
-    [2, 4]
-    """
-    if small := [n for n in wanted if n < 2]:
-        raise MeasureError(f"--gpus {small[0]}: an all-reduce needs at least 2 GPUs")
-    most = max(wanted, default=NUM_GPUS[0])
-    if most > num_visible:
-        raise MeasureError(
-            f"all-reduce over {most} GPUs: torch sees {num_visible} here (nvidia-smi, CUDA_VISIBLE_DEVICES); "
-            "ask for fewer, or leave it to another source"
-        )
-    return sorted(set(wanted)) or [n for n in NUM_GPUS if n <= num_visible]
 
 
 def slowest_rank(answers: Sequence[Answer]) -> Timing:
@@ -229,7 +140,7 @@ def measure_allreduce(
         return _Run(points, backend, monitor, clock, book, options, open_ranks).go()
 
 
-class _Run:
+class _Run(JournaledRun):
     """One call of :func:`measure_allreduce`."""
 
     def __init__(
@@ -242,19 +153,14 @@ class _Run:
         options: RunOptions,
         open_ranks: OpenRanks,
     ) -> None:
-        self.backend, self.monitor, self.clock = backend, monitor, clock
-        self.book, self.options, self.open_ranks = book, options, open_ranks
-        self.points = {p.key: p for p in measuring_order(points, options.seed)}
-        self.order = {key: i for i, key in enumerate(self.points)}
-        self.measured = self.remeasured = 0
-        self.skipped: Counter[str] = Counter()
+        super().__init__(measuring_order(points, options.seed), book, clock, options)
+        self.backend, self.monitor, self.open_ranks = backend, monitor, open_ranks
         self.failed: dict[str, str] = {}
         self.start_s, self.point_s = START_S, POINT_S
-        self.began_s = clock.seconds()
 
     def go(self) -> RunReport:
         facts = dict(self.monitor.facts())
-        self._refuse_other_device(facts)
+        self.refuse_other_device(facts)
         done = done_keys(self.book.records) & set(self.points)
         self.before = len(done)
         queue = [p for p in self.points.values() if p.key not in done]
@@ -263,18 +169,7 @@ class _Run:
             reason = self._worlds(queue)
         except KeyboardInterrupt:
             reason = "interrupted"
-        report = RunReport(
-            reason=reason,
-            measured=self.measured,
-            remeasured=self.remeasured,
-            skipped=dict(self.skipped),
-            before=self.before,
-            left=len(self.points) - self.before - self.measured - self.skipped.total(),
-            elapsed_s=self._elapsed_s(),
-        )
-        said = {name: value for name, value in asdict(report).items() if name != "sentinels"}
-        self.book.append({"type": "end", "run_id": self.options.run_id, **said})
-        return report
+        return self.ended(reason)
 
     def _worlds(self, queue: Sequence[Point]) -> str:
         late = False
@@ -305,7 +200,9 @@ class _Run:
                 latency_us = self._point(point, ranks)
                 # The longest so far: a deadline should hold for the largest message too.
                 self.point_s = max(self.point_s, self.clock.seconds() - before_s)
-                self._progress(point, latency_us)
+                tried = self.measured + self.skipped.total()
+                left = len(self.points) - self.before - tried
+                self.tell(point, latency_us, self.elapsed_s() / tried * left)
         finally:
             ranks.close()
         return False
@@ -313,12 +210,12 @@ class _Run:
     def _point(self, point: Point, ranks: Ranks) -> float | None:
         """Measure or skip one point; return its latency in us, None where it was skipped."""
         if point.family in self.failed:
-            self._skip(point, "reference", self.failed[point.family])
+            self.skip(point, "reference", self.failed[point.family])
             return None
         timed = self._timed(point, ranks)
         if isinstance(timed, str):
-            self._say(f"out of memory, skipped: {point.key}")
-            self._skip(point, "oom", timed)
+            self.say(f"out of memory, skipped: {point.key}")
+            self.skip(point, "oom", timed)
             return None
         timing, state, remeasured, error = timed
         bound = BOUNDS[point.values["dtype"]]
@@ -327,13 +224,13 @@ class _Run:
                 f"{ranks.ready.kernel} is wrong at {point.key}: relative error {error:.3g} against float64, "
                 f"at most {bound:g} may be"
             )
-            self._say(f"reference check failed, {point.family} is not measured any further: {reason}")
+            self.say(f"reference check failed, {point.family} is not measured any further: {reason}")
             self.failed[point.family] = reason
-            self._skip(point, "reference", reason)
+            self.skip(point, "reference", reason)
             return None
         row = {"key": point.key, "operator": point.operator, "values": dict(point.values), **asdict(timing)}
         row |= {"provider": "torch", "kernel": ranks.ready.kernel, **asdict(state)}
-        order, at_s = self.order[point.key], self._elapsed_s()
+        order, at_s = self.order[point.key], self.elapsed_s()
         self.book.append({"type": "row", **row, "remeasured": remeasured, "order": order, "at_s": at_s})
         self.measured += 1
         self.remeasured += remeasured
@@ -369,15 +266,8 @@ class _Run:
         elif v["message_bytes"] % DTYPE_BYTES[v["dtype"]]:
             reason = f"a message of {v['message_bytes']} B is no whole number of elements"
         if reason is not None:
-            self._skip(point, "unsupported", reason)
+            self.skip(point, "unsupported", reason)
         return reason is not None
-
-    def _skip(self, point: Point, kind: str, reason: str) -> None:
-        skip = {"operator": point.operator, "values": dict(point.values), "reason": reason, "kind": kind}
-        self.book.append({"type": "skip", "key": point.key, **skip})
-        self.skipped[kind] += 1
-
-    # -- the journal's frame, time and words ---------------------------------------------------------
 
     def _start(self, facts: dict[str, Any]) -> None:
         record = {"type": "start", "run_id": self.options.run_id, "gpu": self.options.gpu, "facts": facts}
@@ -387,34 +277,9 @@ class _Run:
             {**self.options.start, **record, **part, "seed": self.options.seed, "resumed": resumed}
         )
 
-    def _refuse_other_device(self, facts: dict[str, Any]) -> None:
-        for start in starts(self.book.records):
-            told = start["facts"].get("gpu_name"), facts.get("gpu_name")
-            if start["gpu"] != self.options.gpu or (all(told) and told[0] != told[1]):
-                raise MeasureError(
-                    f"{self.book.path} was measured on {start['gpu']} ({told[0]}), this is "
-                    f"{self.options.gpu} ({told[1]}): one journal holds one GPU, give another -o"
-                )
-
-    def _elapsed_s(self) -> float:
-        return self.clock.seconds() - self.began_s
-
     def _left_s(self) -> float:
         """Seconds until the deadline less what the caller needs, infinite without one."""
         deadline_s = self.options.deadline_s
         if deadline_s is None:
             return float("inf")
-        return deadline_s - self.options.reserve_s - self._elapsed_s()
-
-    def _progress(self, point: Point, latency_us: float | None) -> None:
-        if self.options.on_progress is None:
-            return
-        skipped = self.skipped.total()
-        tried = self.measured + skipped
-        left_s = self._elapsed_s() / tried * (len(self.points) - self.before - tried)
-        progress = Progress(self.before + tried, len(self.points), skipped, point, latency_us, left_s)
-        self.options.on_progress(progress)
-
-    def _say(self, sentence: str) -> None:
-        if self.options.say is not None:
-            self.options.say(sentence)
+        return deadline_s - self.options.reserve_s - self.elapsed_s()

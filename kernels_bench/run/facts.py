@@ -6,6 +6,7 @@ import contextlib
 import platform
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from importlib import metadata
@@ -15,7 +16,7 @@ from typing import Any, Final
 from fastroof._version import __version__
 from kernels_bench.protocol import Availability, Provider
 
-__all__ = ["checkout_commit", "now_iso", "software_versions", "working"]
+__all__ = ["checkout_commit", "new_run_id", "now_iso", "software_versions", "working"]
 
 _DISTRIBUTIONS: Final = {
     "numpy": "numpy",
@@ -116,3 +117,14 @@ def now_iso() -> str:
     True
     """
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def new_run_id() -> str:
+    """Return a name for a run: the time now in UTC, and six digits that no other run of that second has.
+
+    Examples
+    --------
+    >>> len(new_run_id())
+    22
+    """
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,10 +16,11 @@ from kernels_bench.output.repeatability import repeatability
 from kernels_bench.points import Point
 from kernels_bench.protocol import Clock, DeviceState, Monitor, Prepared, Provider, Timer, Timing
 from kernels_bench.run.check import check_points, check_result
-from kernels_bench.run.run_options import Progress, RunOptions, RunReport, measuring_order
+from kernels_bench.run.journaled_run import JournaledRun
+from kernels_bench.run.run_options import RunOptions, RunReport, measuring_order
 from kernels_bench.run.timing import is_suspicious, relative_iqr, suspicion
 
-__all__ = ["Progress", "RunOptions", "RunReport", "measure", "measuring_order"]
+__all__ = ["measure"]
 
 MAX_FAILURES: Final = 10
 """Failures in a row after which a provider is not asked any more."""
@@ -84,7 +85,7 @@ def measure(
         return _Run(points, providers, timer, monitor, clock, book, options).go()
 
 
-class _Run:
+class _Run(JournaledRun):
     """One call of :func:`measure`."""
 
     def __init__(
@@ -97,10 +98,8 @@ class _Run:
         book: Journal,
         options: RunOptions,
     ) -> None:
-        self.providers, self.timer, self.monitor, self.clock = providers, timer, monitor, clock
-        self.book, self.options = book, options
-        self.order = {p.key: i for i, p in enumerate(measuring_order(points, options.seed))}
-        self.points = {p.key: p for p in points}
+        super().__init__(measuring_order(points, options.seed), book, clock, options)
+        self.providers, self.timer, self.monitor = providers, timer, monitor
         self.families: dict[str, list[Point]] = {}
         for point in self.points.values():
             self.families.setdefault(point.family, []).append(point)
@@ -110,23 +109,20 @@ class _Run:
         self.clocks_mhz: list[float] = []
         self.round = 1 + max((r["round"] for r in book.records if r["type"] == "sentinel"), default=-1)
         self.dead_sentinels: set[str] = set()
-        self.measured, self.remeasured, self.since_sentinels = 0, 0, 0
-        self.skipped: Counter[str] = Counter()
+        self.since_sentinels = 0
         self.lost = self.late = self.orphaned = False
         self.round_s = 0.0
-        self.started_s = clock.seconds()
         self.spent_s, self.expected_s = 0.0, 0.0
 
     # -- the run -----------------------------------------------------------------------------------
 
     def go(self) -> RunReport:
         facts = dict(self.monitor.facts())
-        self._refuse_other_device(facts)
+        self.refuse_other_device(facts)
+        self._warn_of_other_versions()
         done = done_keys(self.book.records) & set(self.points)
         self.before = len(done)
-        self.queue = deque(
-            self.points[k] for k in sorted(set(self.points) - done, key=self.order.__getitem__)
-        )
+        self.queue = deque(point for key, point in self.points.items() if key not in done)
         self.estimates = {p.key: self._estimate_s(p) for p in self.queue}
         self.queued_s = sum(self.estimates.values())
         self._start(facts)
@@ -135,19 +131,7 @@ class _Run:
         except KeyboardInterrupt:
             reason = "interrupted"
         lines = [r for r in self.book.records if r["type"] == "sentinel"]
-        report = RunReport(
-            reason=reason,
-            measured=self.measured,
-            remeasured=self.remeasured,
-            skipped=dict(self.skipped),
-            before=self.before,
-            left=len(self.points) - self.before - self.measured - sum(self.skipped.values()),
-            elapsed_s=self._elapsed_s(),
-            sentinels=tuple(repeatability(self.options.run_id, lines)),
-        )
-        said = {name: value for name, value in asdict(report).items() if name != "sentinels"}
-        self.book.append({"type": "end", "run_id": self.options.run_id, **said})
-        return report
+        return self.ended(reason, repeatability(self.options.run_id, lines))
 
     def _loop(self) -> str:
         if not self.queue:
@@ -167,7 +151,8 @@ class _Run:
             latency_us = self._point(point)
             self.spent_s += self.clock.seconds() - before_s
             self.expected_s += expected_s
-            self._progress(point, latency_us)
+            estimated = self.options.estimate_s is not None
+            self.tell(point, latency_us, self.queued_s * self._pace() if estimated else float("nan"))
             if self.since_sentinels >= self.options.sentinel_every and not self.lost:
                 self._sentinels()
         if self.lost:
@@ -193,22 +178,16 @@ class _Run:
             }
         )
         if resumed:
-            self._say(
+            self.say(
                 f"resumed: {self.before} of {len(self.points)} points were done, {len(self.queue)} are left"
             )
 
-    def _refuse_other_device(self, facts: Mapping[str, Any]) -> None:
-        for start in starts(self.book.records):
-            told = start["facts"].get("gpu_name"), facts.get("gpu_name")
-            if start["gpu"] != self.options.gpu or (all(told) and told[0] != told[1]):
-                raise MeasureError(
-                    f"{self.book.path} was measured on {start['gpu']} ({told[0]}), this is "
-                    f"{self.options.gpu} ({told[1]}): one journal holds one GPU, give another -o"
-                )
+    def _warn_of_other_versions(self) -> None:
+        for start in starts(self.book.records)[-1:]:
             versions, now = start.get("versions", {}), self.options.start.get("versions", {})
             changed = [f"{n} {versions.get(n)} -> {v}" for n, v in now.items() if versions.get(n) != v]
-            if changed and start is starts(self.book.records)[-1]:
-                self._say(f"warning: versions changed since the run began: {', '.join(changed)}")
+            if changed:
+                self.say(f"warning: versions changed since the run began: {', '.join(changed)}")
 
     # -- one point ---------------------------------------------------------------------------------
 
@@ -219,17 +198,17 @@ class _Run:
             if was_stopped:
                 self.orphaned = True  # not this point's fault: a resumed run may have the provider back
             else:
-                self._skip(point, "unsupported", "; ".join(refusals))
+                self.skip(point, "unsupported", "; ".join(refusals))
             return None
         try:
             wrong = self._failed_check(provider, point)
             if wrong is not None:
-                self._skip(point, "reference", wrong)
+                self.skip(point, "reference", wrong)
                 return None
             timed = self._timed(provider, point)
         except MemoryError as error:
-            self._say(f"out of memory, skipped: {point.key}")
-            self._skip(point, "oom", _words(error) or "out of memory")
+            self.say(f"out of memory, skipped: {point.key}")
+            self.skip(point, "oom", _words(error) or "out of memory")
             return None
         except Exception as error:
             self._failed(provider, point, error)
@@ -286,7 +265,7 @@ class _Run:
                     f"{provider.name} ({prepared.kernel}) is wrong at {candidate.key}: relative error "
                     f"{check.error:.3g} against float64, at most {check.bound:g} may be"
                 )
-                self._say(f"reference check failed, {point.family} is not measured: {reason}")
+                self.say(f"reference check failed, {point.family} is not measured: {reason}")
                 return reason
         if candidates and not checked and too_large is not None:
             raise too_large
@@ -311,7 +290,7 @@ class _Run:
             "kernel": prepared.kernel,
             **asdict(state),
             "remeasured": remeasured,
-            "at_s": self._elapsed_s(),
+            "at_s": self.elapsed_s(),
         }
 
     def _unsteadiness(self, measured: tuple[Timing, DeviceState]) -> tuple[int, float]:
@@ -323,23 +302,18 @@ class _Run:
         seed = zlib.crc32(point.key.encode()) ^ self.options.seed
         return provider.prepare(point, seed, self.options.max_bytes)
 
-    def _skip(self, point: Point, kind: str, reason: str) -> None:
-        skip = {"operator": point.operator, "values": dict(point.values), "reason": reason, "kind": kind}
-        self.book.append({"type": "skip", "key": point.key, **skip})
-        self.skipped[kind] += 1
-
     def _failed(self, provider: Provider, point: Point, error: Exception) -> None:
         reason = f"{provider.name}: {type(error).__name__}: {_words(error)}"
-        self._skip(point, "error", reason)
-        self._say(f"failed, skipped: {point.key}: {reason}")
+        self.skip(point, "error", reason)
+        self.say(f"failed, skipped: {point.key}: {reason}")
         failures = self.failures[provider.name]
         failures.append(point)
         if any(words in str(error).lower() for words in _LOST):
             self.lost = True
-            self._say("the device is lost to this process; a resumed run goes on in a new one")
+            self.say("the device is lost to this process; a resumed run goes on in a new one")
         elif len(failures) >= MAX_FAILURES:
             self.stopped.add(provider.name)
-            self._say(
+            self.say(
                 f"{provider.name} failed {len(failures)} times in a row and is not asked any more: {reason}"
             )
             self._retry(failures)
@@ -367,7 +341,7 @@ class _Run:
                 timed = self._timed(provider, point)
             except Exception as error:
                 self.dead_sentinels.add(point.key)
-                self._say(f"sentinel left out: {point.key}: {_words(error)}")
+                self.say(f"sentinel left out: {point.key}: {_words(error)}")
                 continue
             self.book.append({"type": "sentinel", **timed, "round": self.round, "order": -1})
             clocks.append(timed["sm_clock_mhz"])
@@ -376,13 +350,10 @@ class _Run:
         self.since_sentinels = 0
         self.round_s = self.clock.seconds() - before_s
 
-    def _elapsed_s(self) -> float:
-        return self.clock.seconds() - self.started_s
-
     def _is_late(self, need_s: float) -> bool:
         """Whether something of ``need_s``, the last sentinels and the reserve would pass the deadline."""
         deadline_s, after_s = self.options.deadline_s, self.round_s + self.options.reserve_s
-        return deadline_s is not None and self._elapsed_s() + need_s + after_s > deadline_s
+        return deadline_s is not None and self.elapsed_s() + need_s + after_s > deadline_s
 
     def _estimate_s(self, point: Point) -> float:
         return self.options.estimate_s(point) if self.options.estimate_s is not None else 0.0
@@ -390,18 +361,6 @@ class _Run:
     def _pace(self) -> float:
         """Seconds that points took over what was expected of them."""
         return self.spent_s / self.expected_s if self.expected_s else 1.0
-
-    def _progress(self, point: Point, latency_us: float | None) -> None:
-        if self.options.on_progress is None:
-            return
-        skipped = sum(self.skipped.values())
-        done = self.before + self.measured + skipped
-        left_s = self.queued_s * self._pace() if self.options.estimate_s is not None else float("nan")
-        self.options.on_progress(Progress(done, len(self.points), skipped, point, latency_us, left_s))
-
-    def _say(self, sentence: str) -> None:
-        if self.options.say is not None:
-            self.options.say(sentence)
 
 
 @contextlib.contextmanager

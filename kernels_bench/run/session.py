@@ -5,10 +5,8 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,10 +14,12 @@ from fastroof.config.gpu import GpuSpec
 from fastroof.errors import MeasureError
 from fastroof.units import GIB
 from kernels_bench.journal import find_journals, read_journal, starts
+from kernels_bench.operators.communication import ALLREDUCE
 from kernels_bench.points import Point
 from kernels_bench.protocol import Availability, Clock, Monitor, Provider, Timer
 from kernels_bench.run.card import CPU, GPU_FILE, measured_gpu, refuse_other_gpu, write_gpu_file
-from kernels_bench.run.facts import checkout_commit, now_iso, software_versions, working
+from kernels_bench.run.facts import checkout_commit, new_run_id, now_iso, software_versions
+from kernels_bench.run.request import Request, choose_providers
 from kernels_bench.run.run_options import Progress, RunOptions, RunReport
 from kernels_bench.run.sentinels import sentinel_points
 
@@ -29,10 +29,6 @@ if TYPE_CHECKING:
 __all__ = [
     "TABLES_FOLDER",
     "MonotonicClock",
-    "Request",
-    "choose_providers",
-    "known_providers",
-    "request_of",
     "run_request",
     "usable_bytes",
     "write_tables_of",
@@ -54,97 +50,6 @@ class MonotonicClock:
     def seconds(self) -> float:
         """Seconds on a clock that only rises."""
         return time.monotonic()
-
-
-@dataclass(frozen=True)
-class Request:
-    """What a person asked to be measured; the start line keeps it, so that a run can be resumed.
-
-    Attributes
-    ----------
-    grid : str or None
-        A grid's name or TOML file; the default grid where None.
-    gpu : str or None
-        Name of the GPU, or the path of a gpu.toml; what the driver names where None.
-    providers : tuple of str
-        In order of choice; every one that works but cpu where empty.
-    only : tuple of str
-        Operators; all where empty.
-    seed : int
-        Of the order and the inputs.
-    budget_s : float or None
-        Seconds the points may be expected to take.
-    """
-
-    grid: str | None = None
-    gpu: str | None = None
-    providers: tuple[str, ...] = ()
-    only: tuple[str, ...] = ()
-    seed: int = 0
-    budget_s: float | None = None
-
-
-def request_of(journal: Path) -> Request:
-    """Read what a journal's run was asked.
-
-    Parameters
-    ----------
-    journal : Path
-        A journal that ``kernels-bench run`` began.
-
-    Raises
-    ------
-    MeasureError
-        If it holds no start line of this version.
-    """
-    first = starts(read_journal(journal))
-    if not first:
-        raise MeasureError(f"{journal} stopped before it started; delete it and run again")
-    if first[0].get("part") == "allreduce":
-        raise MeasureError(f"{journal} holds all-reduce only: kernels-bench allreduce -o goes on with it")
-    asked: Mapping[str, Any] = first[0].get("request", {})
-    if set(asked) != set(asdict(Request())):
-        raise MeasureError(f"{journal} does not say what was asked: it is of another version")
-    return Request(**{**asked, "providers": tuple(asked["providers"]), "only": tuple(asked["only"])})
-
-
-def choose_providers(names: Sequence[str]) -> list[tuple[Provider, Availability]]:
-    """Return the providers that work here, in order of choice.
-
-    Parameters
-    ----------
-    names : sequence of str
-        Which; every one but cpu where empty.
-
-    Raises
-    ------
-    MeasureError
-        If a name is unknown, cpu is asked for beside others, or none works.
-    """
-    known = known_providers()
-    have = list(dict.fromkeys(p.name for p in known))
-    unknown = [name for name in names if name not in have]
-    if unknown:
-        raise MeasureError(f"unknown provider {', '.join(unknown)}; there are {', '.join(have)}")
-    if CPU in names and set(names) != {CPU}:
-        raise MeasureError("cpu measures the host and the others a GPU: pass --providers cpu alone, or not")
-    wanted = list(names) or [name for name in have if name != CPU]
-    answers = working(p for name in wanted for p in known if p.name == name)
-    usable = [(provider, answer) for provider, answer in answers if answer.works]
-    if not usable:
-        reasons = "; ".join(f"{provider.name}: {answer.reason}" for provider, answer in answers)
-        raise MeasureError(
-            f"no provider works here ({reasons}); --providers cpu proves the harness without a GPU"
-        )
-    return usable
-
-
-def known_providers() -> list[Provider]:
-    """Return every provider there is, cpu last."""
-    from kernels_bench.providers import all_providers
-    from kernels_bench.providers.cpu import CpuProvider
-
-    return [*(p for p in all_providers() if p.name != CPU), CpuProvider()]
 
 
 def run_request(
@@ -250,7 +155,7 @@ def _collectives(
     points: Sequence[Point], request: Request, on_cpu: bool, say: Callable[[str], None]
 ) -> tuple[list[Point], list[Point]]:
     """Part the points into those of one GPU and the all-reduces that the GPUs here can measure."""
-    from kernels_bench.run.allreduce import ALLREDUCE, allreduce_points, usable_worlds, visible_gpus
+    from kernels_bench.run.allreduce_points import allreduce_points, usable_worlds, visible_gpus
 
     given = [p for p in points if p.operator == ALLREDUCE]
     alone = [p for p in points if p.operator != ALLREDUCE]
@@ -337,7 +242,7 @@ def _points(
     points = grid.points()
     if request.only:
         # All-reduce has points of its own where the grid gives none.
-        have = sorted({p.operator for p in points} | (set() if on_cpu else {"allreduce"}))
+        have = sorted({p.operator for p in points} | (set() if on_cpu else {ALLREDUCE}))
         unknown = [name for name in request.only if name not in have]
         if unknown:
             raise MeasureError(f"--only {', '.join(unknown)}: grid {grid.name} has {', '.join(have)}")
@@ -384,7 +289,7 @@ def _journal(folder: Path, gpu: GpuSpec, grid: Grid, resume: Path | None) -> tup
         )
     if (folder / TABLES_FOLDER).exists():
         raise MeasureError(f"{folder / TABLES_FOLDER} has tables without a journal; give another -o")
-    run_id = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}"
+    run_id = new_run_id()
     return folder / f"journal-{run_id}.jsonl", run_id
 
 

@@ -26,7 +26,7 @@ from fastroof.errors import GpuError, MeasureError
 from kernels_bench.cli import app
 from kernels_bench.grid.grid import load_grid
 from kernels_bench.journal import find_journals, read_journal
-from kernels_bench.run import session
+from kernels_bench.run import request, session
 from kernels_bench.run.card import measured_gpu, refuse_other_gpu, write_gpu_file
 from kernels_bench.run.facts import checkout_commit, software_versions, working
 from tests.kernels_bench.fakes import FakeMonitor, FakeProvider, FakeTimer, of_type
@@ -149,7 +149,7 @@ def test_smoke_on_the_cpu_shows_every_operator() -> None:
 
 def test_a_failed_smoke_check_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = FakeProvider("cpu", error_of=lambda p: 1.0 if p.operator == "moe" else 0.0)
-    monkeypatch.setattr(session, "known_providers", lambda: [wrong])
+    monkeypatch.setattr(request, "known_providers", lambda: [wrong])
     monkeypatch.setattr("kernels_bench.run.timing.CpuTimer", FakeTimer)
     result = command("smoke", "--providers", "cpu")
     assert result.exit_code == 1
@@ -330,7 +330,7 @@ def test_a_gpu_run_with_fakes_is_laid_out_as_bench_data(
 ) -> None:
     """What `run` does on a GPU, with the device's parts replaced: card, monitor, timer, memory."""
     provider = FakeProvider("torch")
-    monkeypatch.setattr(session, "known_providers", lambda: [provider, FakeProvider("cpu")])
+    monkeypatch.setattr(request, "known_providers", lambda: [provider, FakeProvider("cpu")])
     monkeypatch.setattr(session, "usable_bytes", lambda on_cpu: 123)
     monkeypatch.setattr("kernels_bench.run.monitor.open_monitor", FakeMonitor)
     monkeypatch.setattr(
@@ -353,7 +353,7 @@ def test_a_gpu_run_with_fakes_is_laid_out_as_bench_data(
 
 def test_a_lost_device_is_exit_code_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failing = FakeProvider("cpu", fails=lambda p: RuntimeError("CUDA error: unspecified launch failure"))
-    monkeypatch.setattr(session, "known_providers", lambda: [failing])
+    monkeypatch.setattr(request, "known_providers", lambda: [failing])
     result = command("run", "cpu", "-o", tmp_path / "out", "--providers", "cpu")
     assert result.exit_code == 1
     assert result.stdout.startswith("device lost: 0 points measured")
@@ -426,7 +426,7 @@ def test_a_run_works_where_they_are_not_installed(tmp_path: Path) -> None:
         "import sys\n"
         "from pathlib import Path\n"
         "sys.modules |= dict.fromkeys(('pydantic', 'numba', 'matplotlib', 'torch'))\n"
-        "from kernels_bench.run.session import Request, run_request\n"
+        "from kernels_bench.run.request import Request\nfrom kernels_bench.run.session import run_request\n"
         "request = Request('cpu', providers=('cpu',), only=('moe',))\n"
         "print(run_request(request, Path(sys.argv[1]))[0].reason)"
     )

@@ -21,14 +21,9 @@ from kernels_bench.cli import app
 from kernels_bench.grid.grid import load_grid
 from kernels_bench.journal import find_journals, read_journal, starts
 from kernels_bench.points import Point
-from kernels_bench.run import allreduce, session
-from kernels_bench.run.allreduce import (
-    allreduce_points,
-    joined,
-    measure_allreduce,
-    slowest_rank,
-    usable_worlds,
-)
+from kernels_bench.run import allreduce, request, session
+from kernels_bench.run.allreduce import joined, measure_allreduce, slowest_rank
+from kernels_bench.run.allreduce_points import allreduce_points, usable_worlds
 from kernels_bench.run.allreduce_rank import Answer, Broken, Order, Ready, World
 from kernels_bench.run.allreduce_ranks import RanksTimeoutError, SpawnedRanks
 from kernels_bench.run.run_options import RunOptions, RunReport
@@ -370,7 +365,7 @@ def test_ranks_that_never_meet_are_an_error() -> None:
 def gpu_run(monkeypatch: pytest.MonkeyPatch) -> FakeWorlds:
     """A host with an H100, all of it fake; how many GPUs it has is up to the test."""
     worlds = FakeWorlds(lambda *_: Answer(tuple(1e4 * us for us in STEADY), 1))
-    monkeypatch.setattr(session, "known_providers", lambda: [FakeProvider("torch"), FakeProvider("cpu")])
+    monkeypatch.setattr(request, "known_providers", lambda: [FakeProvider("torch"), FakeProvider("cpu")])
     monkeypatch.setattr(session, "usable_bytes", lambda on_cpu: 2**30)
     monkeypatch.setattr("kernels_bench.run.monitor.open_monitor", FakeMonitor)
     monkeypatch.setattr(
@@ -389,7 +384,7 @@ def gpu_run(monkeypatch: pytest.MonkeyPatch) -> FakeWorlds:
 def test_run_with_four_gpus_measures_all_reduce_at_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu_run: FakeWorlds
 ) -> None:
-    monkeypatch.setattr(allreduce, "visible_gpus", lambda: 4)
+    monkeypatch.setattr("kernels_bench.run.allreduce_points.visible_gpus", lambda: 4)
     folder = tmp_path / "out"
     result = command("run", "smoke", "-o", folder, "--deadline", "600")
     assert result.exit_code == 0, result.output
@@ -407,7 +402,7 @@ def test_run_with_four_gpus_measures_all_reduce_at_its_end(
 def test_run_with_one_gpu_says_in_one_line_that_it_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu_run: FakeWorlds
 ) -> None:
-    monkeypatch.setattr(allreduce, "visible_gpus", lambda: 1)
+    monkeypatch.setattr("kernels_bench.run.allreduce_points.visible_gpus", lambda: 1)
     result = command("run", "smoke", "-o", tmp_path / "out")
     assert result.exit_code == 0, result.output
     assert sum("all-reduce is left to another source" in line for line in result.stderr.splitlines()) == 1
@@ -419,7 +414,7 @@ def test_run_with_one_gpu_says_in_one_line_that_it_is_left_out(
 def test_only_all_reduce_measures_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu_run: FakeWorlds
 ) -> None:
-    monkeypatch.setattr(allreduce, "visible_gpus", lambda: 2)
+    monkeypatch.setattr("kernels_bench.run.allreduce_points.visible_gpus", lambda: 2)
     folder = tmp_path / "out"
     result = command("run", "smoke", "-o", folder, "--only", "allreduce", "--budget", "60")
     assert result.exit_code == 0, result.output
@@ -432,7 +427,7 @@ def test_only_all_reduce_measures_nothing_else(
 def test_points_of_the_grid_beyond_the_gpus_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu_run: FakeWorlds
 ) -> None:
-    monkeypatch.setattr(allreduce, "visible_gpus", lambda: 2)
+    monkeypatch.setattr("kernels_bench.run.allreduce_points.visible_gpus", lambda: 2)
     grid = tmp_path / "g.toml"
     grid.write_text(
         'title = "t"\n[[group]]\nname = "all-reduce"\noperator = "allreduce"\npriority = 1\ndtype = "bf16"\n'
@@ -451,7 +446,7 @@ def test_tables_are_written_where_a_rank_dies(
         raise MeasureError("rank 1 of 2 died")
 
     gpu_run.answer = dying
-    monkeypatch.setattr(allreduce, "visible_gpus", lambda: 2)
+    monkeypatch.setattr("kernels_bench.run.allreduce_points.visible_gpus", lambda: 2)
     folder = tmp_path / "out"
     result = command("run", "smoke", "-o", folder)
     assert result.exit_code == 2
@@ -478,7 +473,7 @@ def refused(*arguments: str | Path) -> str:
 
 
 def test_bad_input_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allreduce, "visible_gpus", lambda: 1)
+    monkeypatch.setattr("kernels_bench.run.allreduce_points.visible_gpus", lambda: 1)
     folder = tmp_path / "out"
     assert "over 8 GPUs: torch sees 1 here" in refused("-o", folder, "--gpus", "2,8")
     assert "over 2 GPUs: torch sees 1 here" in refused("-o", folder)

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from fastroof.errors import MeasureError
 from kernels_bench.journal import read_journal
 from kernels_bench.points import Point
-from kernels_bench.run.run_options import Progress
-from kernels_bench.run.runner import measuring_order
+from kernels_bench.run.run_options import Progress, measuring_order
 from tests.kernels_bench.fakes import (
     CLOCK_MHZ,
     FakeClock,

@@ -1,0 +1,94 @@
+"""Which all-reduces are measured: messages, modes, and as many GPUs as there are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from fastroof.errors import MeasureError
+from kernels_bench.operators.communication import ALLREDUCE
+from kernels_bench.points import Point
+
+__all__ = ["MODES", "NUM_GPUS", "allreduce_points", "usable_worlds", "visible_gpus"]
+
+NUM_GPUS: Final = (2, 4, 8)
+MESSAGE_BYTES: Final = tuple(2**power for power in range(8, 30))
+PROOF_BYTES: Final = tuple(2**power for power in range(8, 17, 2))
+"""Of gloo, which proves the harness on a CPU."""
+MODES: Final = {"nccl": ("graph", "eager"), "gloo": ("eager",)}
+
+
+def allreduce_points(worlds: Sequence[int], backend: str = "nccl") -> list[Point]:
+    """Return what is measured where no grid says: messages of 2**8 to 2**29 bytes.
+
+    Parameters
+    ----------
+    worlds : sequence of int
+        Numbers of GPUs.
+    backend : str
+        ``nccl``, or ``gloo`` with few small messages and without CUDA graphs.
+
+    Returns
+    -------
+    list of Point
+        bf16, each size as a CUDA graph and eagerly.
+
+    Examples
+    --------
+    >>> len(allreduce_points([2, 4, 8]))
+    132
+    >>> allreduce_points([2], "gloo")[0].values
+    {'dtype': 'bf16', 'num_gpus': 2, 'mode': 'eager', 'message_bytes': 256}
+    """
+    sizes = MESSAGE_BYTES if backend == "nccl" else PROOF_BYTES
+    return [
+        Point(
+            ALLREDUCE,
+            {"dtype": "bf16", "num_gpus": num_gpus, "mode": mode, "message_bytes": message_bytes},
+            priority=1,
+            group="all-reduce",
+        )
+        for num_gpus in worlds
+        for mode in MODES[backend]
+        for message_bytes in sizes
+    ]
+
+
+def visible_gpus() -> int:
+    """Count the GPUs that torch sees here; 0 without torch."""
+    try:
+        import torch
+    except ImportError:
+        return 0
+    return int(torch.cuda.device_count()) if torch.cuda.is_available() else 0
+
+
+def usable_worlds(wanted: Sequence[int], num_visible: int) -> list[int]:
+    """Return the numbers of GPUs to measure with, ascending.
+
+    Parameters
+    ----------
+    wanted : sequence of int
+        What was asked for; those of 2, 4 and 8 that there are where empty.
+    num_visible : int
+        GPUs there are.
+
+    Raises
+    ------
+    MeasureError
+        If fewer are there than asked for, or than the two that a collective needs.
+
+    Examples
+    --------
+    >>> usable_worlds((), 5)
+    [2, 4]
+    """
+    if small := [n for n in wanted if n < 2]:
+        raise MeasureError(f"--gpus {small[0]}: an all-reduce needs at least 2 GPUs")
+    most = max(wanted, default=NUM_GPUS[0])
+    if most > num_visible:
+        raise MeasureError(
+            f"all-reduce over {most} GPUs: torch sees {num_visible} here (nvidia-smi, CUDA_VISIBLE_DEVICES); "
+            "ask for fewer, or leave it to another source"
+        )
+    return sorted(set(wanted)) or [n for n in NUM_GPUS if n <= num_visible]

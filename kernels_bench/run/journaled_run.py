@@ -1,0 +1,90 @@
+"""What every run does around its points: the journal, what was skipped, the report."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from fastroof.errors import MeasureError
+from kernels_bench.journal import Journal, starts
+from kernels_bench.output.repeatability import SentinelRepeat
+from kernels_bench.points import Point
+from kernels_bench.protocol import Clock
+from kernels_bench.run.run_options import Progress, RunOptions, RunReport
+
+__all__ = ["JournaledRun"]
+
+
+class JournaledRun:
+    """A run that appends to a journal.
+
+    Parameters
+    ----------
+    points : sequence of Point
+        What is measured, in the order of measuring.
+    book : Journal
+        Open.
+    clock : Clock
+        Tells the time.
+    options : RunOptions
+        How to measure.
+    """
+
+    def __init__(self, points: Sequence[Point], book: Journal, clock: Clock, options: RunOptions) -> None:
+        self.book, self.clock, self.options = book, clock, options
+        self.points = {point.key: point for point in points}
+        self.order = {key: i for i, key in enumerate(self.points)}
+        self.before = self.measured = self.remeasured = 0
+        self.skipped: Counter[str] = Counter()
+        self.started_s = clock.seconds()
+
+    def refuse_other_device(self, facts: Mapping[str, Any]) -> None:
+        """Refuse to go on with the journal of another GPU."""
+        for start in starts(self.book.records):
+            told = start["facts"].get("gpu_name"), facts.get("gpu_name")
+            if start["gpu"] != self.options.gpu or (all(told) and told[0] != told[1]):
+                raise MeasureError(
+                    f"{self.book.path} was measured on {start['gpu']} ({told[0]}), this is "
+                    f"{self.options.gpu} ({told[1]}): one journal holds one GPU, give another -o"
+                )
+
+    def skip(self, point: Point, kind: str, reason: str) -> None:
+        """Write that a point has no row, and why: ``kind`` is oom, unsupported, reference or error."""
+        skip = {"operator": point.operator, "values": dict(point.values), "reason": reason, "kind": kind}
+        self.book.append({"type": "skip", "key": point.key, **skip})
+        self.skipped[kind] += 1
+
+    def ended(self, reason: str, sentinels: Sequence[SentinelRepeat] = ()) -> RunReport:
+        """Write why the run ended, and return what it did."""
+        report = RunReport(
+            reason=reason,
+            measured=self.measured,
+            remeasured=self.remeasured,
+            skipped=dict(self.skipped),
+            before=self.before,
+            left=len(self.points) - self.before - self.measured - self.skipped.total(),
+            elapsed_s=self.elapsed_s(),
+            sentinels=tuple(sentinels),
+        )
+        said = {name: value for name, value in asdict(report).items() if name != "sentinels"}
+        self.book.append({"type": "end", "run_id": self.options.run_id, **said})
+        return report
+
+    def elapsed_s(self) -> float:
+        """Seconds since the run began."""
+        return self.clock.seconds() - self.started_s
+
+    def tell(self, point: Point, latency_us: float | None, left_s: float) -> None:
+        """Tell whoever watches where the run stands after a point."""
+        if self.options.on_progress is None:
+            return
+        skipped = self.skipped.total()
+        done = self.before + self.measured + skipped
+        self.options.on_progress(Progress(done, len(self.points), skipped, point, latency_us, left_s))
+
+    def say(self, sentence: str) -> None:
+        """Say a sentence that a person should read."""
+        if self.options.say is not None:
+            self.options.say(sentence)

@@ -1,0 +1,108 @@
+"""What a person asked to be measured, and the providers that can."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fastroof.errors import MeasureError
+from kernels_bench.journal import read_journal, starts
+from kernels_bench.operators.communication import ALLREDUCE
+from kernels_bench.protocol import Availability, Provider
+from kernels_bench.run.card import CPU
+from kernels_bench.run.facts import working
+
+__all__ = ["Request", "choose_providers", "known_providers", "request_of"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a person asked to be measured; the start line keeps it, so that a run can be resumed.
+
+    Attributes
+    ----------
+    grid : str or None
+        A grid's name or TOML file; the default grid where None.
+    gpu : str or None
+        Name of the GPU, or the path of a gpu.toml; what the driver names where None.
+    providers : tuple of str
+        In order of choice; every one that works but cpu where empty.
+    only : tuple of str
+        Operators; all where empty.
+    seed : int
+        Of the order and the inputs.
+    budget_s : float or None
+        Seconds the points may be expected to take.
+    """
+
+    grid: str | None = None
+    gpu: str | None = None
+    providers: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    seed: int = 0
+    budget_s: float | None = None
+
+
+def request_of(journal: Path) -> Request:
+    """Read what a journal's run was asked.
+
+    Parameters
+    ----------
+    journal : Path
+        A journal that ``kernels-bench run`` began.
+
+    Raises
+    ------
+    MeasureError
+        If it holds no start line of this version.
+    """
+    first = starts(read_journal(journal))
+    if not first:
+        raise MeasureError(f"{journal} stopped before it started; delete it and run again")
+    if first[0].get("part") == ALLREDUCE:
+        raise MeasureError(f"{journal} holds all-reduce only: kernels-bench allreduce -o goes on with it")
+    asked: Mapping[str, Any] = first[0].get("request", {})
+    if set(asked) != set(asdict(Request())):
+        raise MeasureError(f"{journal} does not say what was asked: it is of another version")
+    return Request(**{**asked, "providers": tuple(asked["providers"]), "only": tuple(asked["only"])})
+
+
+def choose_providers(names: Sequence[str]) -> list[tuple[Provider, Availability]]:
+    """Return the providers that work here, in order of choice.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Which; every one but cpu where empty.
+
+    Raises
+    ------
+    MeasureError
+        If a name is unknown, cpu is asked for beside others, or none works.
+    """
+    known = known_providers()
+    have = list(dict.fromkeys(p.name for p in known))
+    unknown = [name for name in names if name not in have]
+    if unknown:
+        raise MeasureError(f"unknown provider {', '.join(unknown)}; there are {', '.join(have)}")
+    if CPU in names and set(names) != {CPU}:
+        raise MeasureError("cpu measures the host and the others a GPU: pass --providers cpu alone, or not")
+    wanted = list(names) or [name for name in have if name != CPU]
+    answers = working(p for name in wanted for p in known if p.name == name)
+    usable = [(provider, answer) for provider, answer in answers if answer.works]
+    if not usable:
+        reasons = "; ".join(f"{provider.name}: {answer.reason}" for provider, answer in answers)
+        raise MeasureError(
+            f"no provider works here ({reasons}); --providers cpu proves the harness without a GPU"
+        )
+    return usable
+
+
+def known_providers() -> list[Provider]:
+    """Return every provider there is, cpu last."""
+    from kernels_bench.providers import all_providers
+    from kernels_bench.providers.cpu import CpuProvider
+
+    return [*(p for p in all_providers() if p.name != CPU), CpuProvider()]
