@@ -6,7 +6,6 @@ Commands import what they need when they run, so that ``kernels-bench --help`` n
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from collections.abc import Sequence
 from typing import Final
 
@@ -30,8 +29,24 @@ code 2; 130 is interrupted; other codes are in each command's --help.
 
 app = new_app("kernels-bench", "Measure kernels on a GPU and write the tables that fastroof reads.", EPILOG)
 
-for _module in sorted(pkgutil.iter_modules(commands.__path__), key=lambda module: module.name):
-    importlib.import_module(f"{commands.__name__}.{_module.name}").register(app)
+COMMANDS: Final = (
+    "providers",
+    "smoke",
+    "plan",
+    "run",
+    "allreduce",
+    "steps",
+    "tables",
+    "merge",
+    "validate",
+    "diff",
+    "export",
+    "job",
+)
+"""Modules of :mod:`kernels_bench.commands`, in the order of a first use and of ``--help``."""
+
+for _name in COMMANDS:
+    importlib.import_module(f"{commands.__name__}.{_name}").register(app)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastroof.errors import MeasureError
+from kernels_bench.command_options import DeadlineOfPart, HostGpu, PointsSeed
 
 if TYPE_CHECKING:
     from fastroof.config.gpu import GpuSpec
@@ -23,7 +24,7 @@ GLOO_RANKS: Final = 2
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("allreduce")(allreduce)
+    app.command("allreduce", short_help="Measure all-reduce over several GPUs of this host.")(allreduce)
 
 
 def allreduce(
@@ -34,13 +35,9 @@ def allreduce(
     backend: Annotated[
         str, typer.Option(help="nccl; or gloo, which proves the harness on a CPU with few small messages.")
     ] = "nccl",
-    gpu: Annotated[
-        str | None, typer.Option(help="Name of the GPU or its gpu.toml; what the driver says without it.")
-    ] = None,
-    deadline: Annotated[
-        float | None, typer.Option(help="Seconds after which everything is done; run again to go on.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the order of points and of their inputs.")] = 0,
+    gpu: HostGpu = None,
+    deadline: DeadlineOfPart = None,
+    seed: PointsSeed = 0,
 ) -> None:
     """Measure all-reduce over several GPUs of this host, and write the tables that fastroof reads.
 

@@ -10,7 +10,7 @@ import typer
 
 from fastroof.errors import MeasureError
 from fastroof.whole_files import write_whole
-from kernels_bench.jobs.jobs import MOUNT, JobOptions, render_kubernetes, render_slurm
+from kernels_bench.jobs.job_files import MOUNT, JobOptions, render_kubernetes, render_slurm
 from kernels_bench.jobs.submit import Ended, submit_kubernetes, submit_slurm
 
 __all__ = ["register"]

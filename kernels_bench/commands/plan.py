@@ -88,7 +88,7 @@ def make_plan(grid: Grid, gpu: GpuSpec, budget_s: float | None = None) -> Plan:
 
 def register(app: typer.Typer) -> None:
     """Add the command to an application."""
-    app.command("plan")(_plan)
+    app.command("plan", short_help="Show the points, seconds and memory of a grid.")(_plan)
 
 
 def _plan(

@@ -12,7 +12,7 @@ __all__ = ["register"]
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("providers")(providers)
+    app.command("providers", short_help="List what can launch kernels here, and what cannot.")(providers)
 
 
 def providers(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastroof.errors import MeasureError
+from kernels_bench.command_options import HostGpu, PointsSeed
 
 if TYPE_CHECKING:
     from kernels_bench.points import Point
@@ -33,8 +34,8 @@ Deadline = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    app.command("run")(run)
-    app.command("resume")(resume)
+    app.command("run", short_help="Measure the points of a grid, and write tables.")(run)
+    app.command("resume", short_help="Go on with a run that stopped early.")(resume)
 
 
 def run(
@@ -44,14 +45,12 @@ def run(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder for the journal and the tables.")
     ] = None,
-    gpu: Annotated[
-        str | None, typer.Option(help="Name of the GPU or its gpu.toml; what the driver says without it.")
-    ] = None,
+    gpu: HostGpu = None,
     budget: Annotated[
         float | None, typer.Option(help="Seconds: drops the points of the lowest priority that exceed it.")
     ] = None,
     deadline: Deadline = None,
-    seed: Annotated[int, typer.Option(help="Seed of the order of points and of their inputs.")] = 0,
+    seed: PointsSeed = 0,
     providers: Annotated[
         str, typer.Option(help="Names in order of choice, with commas; cpu only when asked for.")
     ] = "",

@@ -26,7 +26,7 @@ Record = Mapping[str, Any]
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("smoke")(smoke)
+    app.command("smoke", short_help="Try every provider on one point of each operator; keep nothing.")(smoke)
 
 
 def smoke(

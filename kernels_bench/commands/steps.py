@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastroof.errors import MeasureError
+from kernels_bench.command_options import DeadlineOfPart, HostGpu
 
 if TYPE_CHECKING:
     from fastroof.models import ModelSpec
     from kernels_bench.protocol import Monitor, Timer, Timing
+    from kernels_bench.steps.measure import StepSkip, StepsReport
     from kernels_bench.steps.step_points import StepPoint
-    from kernels_bench.steps.steps import StepSkip, StepsReport
 
 __all__ = ["register"]
 
@@ -25,7 +26,7 @@ EXIT_UNFINISHED: Final = 1
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("steps")(steps)
+    app.command("steps", short_help="Measure whole forward steps of a model.")(steps)
 
 
 def steps(
@@ -36,15 +37,11 @@ def steps(
     grid: Annotated[
         bool, typer.Option("--grid", help="Print the steps, their memory and seconds; measure nothing.")
     ] = False,
-    gpu: Annotated[
-        str | None, typer.Option(help="Name of the GPU or its gpu.toml; what the driver says without it.")
-    ] = None,
+    gpu: HostGpu = None,
     providers: Annotated[
         str, typer.Option(help="Attention in order of choice, with commas; cpu only when asked for.")
     ] = "",
-    deadline: Annotated[
-        float | None, typer.Option(help="Seconds after which everything is done; run again to go on.")
-    ] = None,
+    deadline: DeadlineOfPart = None,
     seed: Annotated[int, typer.Option(help="Seed of weights, inputs and order.")] = 0,
 ) -> None:
     """Measure whole forward steps with random weights, each as one CUDA graph.
@@ -80,10 +77,10 @@ def _measure(
     from kernels_bench.run.card import measured_gpu
     from kernels_bench.run.facts import checkout_commit, now_iso, software_versions
     from kernels_bench.run.session import MonotonicClock, usable_bytes
+    from kernels_bench.steps.measure import check_step, measure_steps, write_provenance
     from kernels_bench.steps.step_attention import choose_backend
     from kernels_bench.steps.step_model import refuses_model
     from kernels_bench.steps.step_points import default_steps
-    from kernels_bench.steps.steps import check_step, measure_steps, write_provenance
 
     clock = MonotonicClock()
     began_s, started = clock.seconds(), now_iso()
@@ -160,7 +157,7 @@ def _tiny_steps() -> list[StepPoint]:
 
 
 def _say(point: StepPoint, outcome: Timing | StepSkip) -> None:
-    from kernels_bench.steps.steps import StepSkip
+    from kernels_bench.steps.measure import StepSkip
 
     what = f"{point.phase} {point.new_text} after {point.context_text}"
     what = what if len(what) <= 90 else f"{what[:87]}..."
@@ -191,10 +188,11 @@ def _print_grid(spec: ModelSpec, gpu: str | None) -> None:
         fits = needed_bytes <= usable_bytes
         if fits:
             fitting.append(point)
-        seconds = f"{expected_seconds(point, spec):.2f}" if fits else "does not fit"
+        seconds = f"{expected_seconds(point, spec):.2f}" if fits else "no room"
         table.add_row(point.phase, point.new_text, point.context_text, f"{needed_bytes / GIB:.1f}", seconds)
     console = Console()
-    console.print(table)
+    # Into a pipe a table is as wide as it needs to be.
+    console.print(table, width=None if console.is_terminal else 120)
     total_s = sum(expected_seconds(point, spec) for point in fitting)
     console.print(
         f"{len(fitting)} steps fit, about {total_s:.0f} s; weights {2 * spec.num_parameters / GIB:.1f} GiB"

@@ -1,1 +1,1 @@
-"""What to measure: grids as data, their points, what they cost."""
+"""What to measure: grids as TOML, their points, what those cost, and how much of them tables hold."""

@@ -1,1 +1,1 @@
-"""Job files for clusters, and handing them over."""
+"""Measuring on a cluster: job files for Slurm and Kubernetes, and following what they start."""

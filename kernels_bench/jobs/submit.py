@@ -46,7 +46,7 @@ def submit_slurm(script: str, say: Say, poll_s: float = 10.0) -> Ended:
     Parameters
     ----------
     script : str
-        As :func:`kernels_bench.jobs.jobs.render_slurm` returns it; ``sbatch`` reads it from standard input.
+        As :func:`kernels_bench.jobs.job_files.render_slurm` returns it; ``sbatch`` reads it from its input.
     say : callable
         Called with each line a person should see: the job's id, and its state where that changes.
     poll_s : float
@@ -80,7 +80,7 @@ def submit_kubernetes(manifest: str, say: Say, namespace: str = "", poll_s: floa
     Parameters
     ----------
     manifest : str
-        As :func:`kernels_bench.jobs.jobs.render_kubernetes` returns it; read from standard input.
+        As :func:`kernels_bench.jobs.job_files.render_kubernetes` returns it; read from standard input.
     say : callable
         Called with each line a person should see: the job's name, and its state where that changes.
     namespace : str

@@ -1,1 +1,1 @@
-"""Journals into tables; tables merged, checked, compared, exported."""
+"""What comes of a run: journals into tables, and tables merged, validated, compared and exported."""

@@ -1,4 +1,7 @@
-"""Providers: what launches kernels. Importing this loads neither torch nor any kernel library."""
+"""Providers: what launches the kernel of a point, and the inputs and references they share.
+
+Importing this loads neither torch nor any kernel library.
+"""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastroof.operators.attention_work import attention_bytes
+from fastroof.units import DTYPE_BYTES
 from kernels_bench.points import Point
 from kernels_bench.providers import references
 from kernels_bench.providers.device import Device, take
@@ -18,7 +19,6 @@ from kernels_bench.providers.random_inputs import InputMaker
 from kernels_bench.providers.rotating import RotatingCalls, count_sets, sample
 
 __all__ = [
-    "KV_BYTES",
     "AttentionSets",
     "Heads",
     "batch_of",
@@ -28,7 +28,7 @@ __all__ = [
     "refuses_heads",
 ]
 
-KV_BYTES: Final = {"bf16": 2, "fp8": 1}
+FP32_BYTES: Final = 4
 CHECKED_SEQUENCES: Final = 4
 CHECKED_HEADS: Final = 4
 CHECKED_QUERIES: Final = 32
@@ -158,7 +158,7 @@ def _num_sets(
     heads: Heads, new_tokens: Ints, kv_tokens: int, kv_dtype: str, device: Device, max_bytes: int
 ) -> tuple[int, int]:
     """Return how many sets, and the bytes of one: of ``kv_tokens`` in all, pages' ends included."""
-    kv_bytes = KV_BYTES.get(kv_dtype, 4)
+    kv_bytes = DTYPE_BYTES.get(kv_dtype, FP32_BYTES)
     set_bytes = int(
         attention_bytes(
             heads.num_q_heads, heads.num_kv_heads, heads.head_dim, new_tokens.sum(), kv_tokens, 1, kv_bytes

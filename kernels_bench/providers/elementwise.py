@@ -14,7 +14,7 @@ from kernels_bench.providers.device import FP8_MAX, Device, take
 from kernels_bench.providers.paging import PAGE_SIZE
 from kernels_bench.providers.random_inputs import InputMaker
 from kernels_bench.providers.rotating import RotatingCalls, count_sets, sample
-from kernels_bench.providers.small_ops import KINDS, RMS_EPSILON, SmallOps
+from kernels_bench.providers.small_ops import KINDS, RMS_EPSILON, ROPE_THETA, SmallOps
 
 __all__ = [
     "HEAD_DIM",
@@ -185,7 +185,7 @@ def _bind_rope(
     random = np.random.default_rng(m)
     positions = make.indices(random.integers(0, MAX_POSITION, m), "int64")
     table_dtype = dtype if dtype == "fp32" else ops.cos_sin_dtype
-    cos_sin = rope_table(make, MAX_POSITION, HEAD_DIM, 10000.0, table_dtype)
+    cos_sin = rope_table(make, MAX_POSITION, HEAD_DIM, ROPE_THETA, table_dtype)
 
     calls = list(zip(q.unbind(), k.unbind(), strict=True))
 

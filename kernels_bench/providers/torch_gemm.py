@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from fastroof.operators.gemm import gemm_bytes
+from fastroof.units import DTYPE_BYTES
 from kernels_bench.points import Point
 from kernels_bench.providers import references
 from kernels_bench.providers.device import Device, take
@@ -67,8 +69,7 @@ def prepare_gemm(
     """
     dtype = point.values["dtype"]
     m, n, k = (int(point.values[name]) for name in ("m", "n", "k"))
-    element_bytes = 2 if dtype == "bf16" else 1
-    set_bytes = element_bytes * (m * k + n * k) + 2 * m * n
+    set_bytes = int(gemm_bytes(m, n, k, DTYPE_BYTES[dtype]))
     num_sets = count_sets(set_bytes, device.l2_bytes, max_bytes)
     make = InputMaker(device, seed)
     sets = [_one_set(make, dtype, m, n, k) for _ in range(num_sets)]

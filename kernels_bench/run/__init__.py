@@ -1,1 +1,1 @@
-"""Measuring: providers chosen, points timed and checked, a journal written as they finish."""
+"""Measuring: points checked and timed one after another, and a journal that has each as it is done."""

@@ -11,6 +11,7 @@ import numpy as np
 from fastroof.errors import MeasureError
 from fastroof.load.steps_file import format_runs, parse_runs
 from fastroof.models import ModelSpec, shard
+from fastroof.operators.attention_work import attention_flops
 from fastroof.units import GIB
 from kernels_bench.operators.attention import SPREADS
 from kernels_bench.providers.paging import PAGE_SIZE, PagedBatch, spread_kv_lens
@@ -171,9 +172,9 @@ def expected_seconds(point: StepPoint, model: ModelSpec) -> float:
         From the rates an H100 reaches.
     """
     moved = step_bytes(point, model) - WORKSPACE_BYTES
-    pairs = sum(q * c + q * q / 2 for q, c in zip(point.new_tokens, point.context_len, strict=True))
-    flops = 2.0 * model.num_parameters * point.num_tokens
-    flops += 4.0 * model.num_layers * model.num_q_heads * model.head_dim * pairs
+    new_tokens, kv_lens = np.array(point.new_tokens), np.array(point.kv_lens)
+    attention = attention_flops(model.num_q_heads, model.head_dim, new_tokens, kv_lens).sum()
+    flops = 2.0 * model.num_parameters * point.num_tokens + model.num_layers * float(attention)
     weights = 2 * model.num_parameters
     return (
         SETUP_S + (moved - weights) / FILL_BYTES_PER_S + CALLS * (moved / BYTES_PER_S + flops / FLOPS_PER_S)

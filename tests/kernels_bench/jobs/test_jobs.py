@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from fastroof.errors import MeasureError
 from kernels_bench.cli import app
-from kernels_bench.jobs.jobs import JobOptions, render_kubernetes, render_slurm
+from kernels_bench.jobs.job_files import JobOptions, render_kubernetes, render_slurm
 from kernels_bench.jobs.submit import submit_kubernetes, submit_slurm
 
 HOSTILE = [

@@ -243,8 +243,8 @@ def test_whole_steps_plan_decode_or_paged_prefill(stand_in):
     from dataclasses import replace
 
     from fastroof.models import load_model
+    from kernels_bench.steps.measure import check_step
     from kernels_bench.steps.step_attention import FlashinferAttention, StepBackend
-    from kernels_bench.steps.steps import check_step
 
     heads = Heads(8, 2, 32)
     attention = FlashinferAttention(stand_in, Named(lambda name: True), heads)

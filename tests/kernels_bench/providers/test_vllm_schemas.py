@@ -182,8 +182,8 @@ def test_a_whole_step_on_these_ops(provider):
 
     from fastroof.models import load_model
     from kernels_bench.providers.small_ops import VllmSmallOps
+    from kernels_bench.steps.measure import check_step
     from kernels_bench.steps.step_attention import Fa3Attention, StepBackend
-    from kernels_bench.steps.steps import check_step
 
     backend = StepBackend("vllm", Fa3Attention(), VllmSmallOps(), HOST, "bf16", {})
     model = replace(load_model("qwen2.5-7b"), head_dim=32)

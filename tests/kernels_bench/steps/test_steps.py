@@ -188,7 +188,7 @@ class TestStep:
 
     def test_the_check_fails_on_a_wrong_kernel(self, backend):
         from kernels_bench.providers.small_ops import TorchSmallOps
-        from kernels_bench.steps.steps import check_step
+        from kernels_bench.steps.measure import check_step
 
         class Wrong(TorchSmallOps):
             def rope(self, positions, q, k, head_dim, cos_sin):
@@ -232,7 +232,7 @@ class Ticks:
 
 
 def run(folder, backend, timer=None, clock=None, **options):
-    from kernels_bench.steps.steps import measure_steps
+    from kernels_bench.steps.measure import measure_steps
 
     spec = tiny()
     return measure_steps(

@@ -1,0 +1,69 @@
+"""Options and arguments that several commands have, and how they print."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+__all__ = [
+    "SET_WORDS",
+    "DeadlineOfPart",
+    "HostGpu",
+    "Json",
+    "Output",
+    "Overwrite",
+    "PointsSeed",
+    "Rank",
+    "print_json",
+    "print_table",
+]
+
+Output = Annotated[Path, typer.Option("--output", "-o", help="Folder of the source that is written.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the source that the folder holds.")]
+Rank = Annotated[
+    int | None,
+    typer.Option(help="Place among the sources of the GPU: the lowest serves an operator; 100 by default."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+HostGpu = Annotated[
+    str | None, typer.Option(help="Name of the GPU or its gpu.toml; what the driver says without it.")
+]
+PointsSeed = Annotated[int, typer.Option(help="Seed of the order of points and of their inputs.")]
+DeadlineOfPart = Annotated[
+    float | None, typer.Option(help="Seconds after which everything is done; run again to go on.")
+]
+SET_WORDS: Final = (
+    "a folder of tables, a journal (.jsonl) or the folder of a run, the name of a GPU, or gpu:source as in "
+    "h100:kernels_bench"
+)
+"""What :func:`kernels_bench.output.table_sets.load_table_set` takes, in the words of a help text."""
+
+
+def print_json(document: Any) -> None:
+    """Print one JSON document, with null for what is no number."""
+    typer.echo(json.dumps(_finite(document), indent=2, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(k): _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> None:
+    """Print a table, its first columns to the left."""
+    cells = [tuple(heads), *(tuple(row) for row in rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(heads))]
+    for row in cells:
+        padded = [
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        typer.echo("  ".join(padded).rstrip())
