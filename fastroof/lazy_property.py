@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, overload
 
-__all__ = ["made_once"]
+__all__ = ["lazy_property"]
 
 T = TypeVar("T")
 
 
-class made_once(Generic[T]):
+class lazy_property(Generic[T]):
     """``functools.cached_property`` for values that may be made twice, of which one is kept.
 
     On Python 3.11 that one holds a lock of all instances while it works a value out: a child forked in
@@ -25,10 +25,10 @@ class made_once(Generic[T]):
         self.name = name
 
     @overload
-    def __get__(self, instance: None, owner: type) -> made_once[T]: ...
+    def __get__(self, instance: None, owner: type) -> lazy_property[T]: ...
     @overload
     def __get__(self, instance: object, owner: type) -> T: ...
-    def __get__(self, instance: object | None, owner: type) -> made_once[T] | T:
+    def __get__(self, instance: object | None, owner: type) -> lazy_property[T] | T:
         if instance is None:
             return self
         kept: T = instance.__dict__.setdefault(self.name, self.make(instance))

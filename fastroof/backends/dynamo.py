@@ -137,7 +137,7 @@ def dynamo_profile(
     }
 
 
-def write_dynamo_profile(plan: StepPlan, path: str | Path, **grid: Any) -> dict[str, Floats]:
+def write_dynamo_profile(plan: StepPlan, path: str | Path, **limits: Any) -> dict[str, Floats]:
     """Write a plan as a profile that Dynamo's mocker reads, whole or not at all.
 
     Parameters
@@ -146,7 +146,7 @@ def write_dynamo_profile(plan: StepPlan, path: str | Path, **grid: Any) -> dict[
         What to tabulate.
     path : str or Path
         The file: .npz, as the mocker insists.
-    **grid
+    **limits
         As of :func:`dynamo_profile`.
 
     Returns
@@ -163,7 +163,7 @@ def write_dynamo_profile(plan: StepPlan, path: str | Path, **grid: Any) -> dict[
     path = Path(path)
     if path.suffix != ".npz":
         raise BackendError(f"a profile of Dynamo's mocker is an .npz file, got {path}")
-    profile = dynamo_profile(plan, **grid)
+    profile = dynamo_profile(plan, **limits)
     content = io.BytesIO()
     np.savez(content, **profile, fastroof_plan=np.array(json.dumps(plan.describe())))  # type: ignore[arg-type]
     write_output(path, content.getvalue(), error=BackendError)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastroof.config.gpu import GpuSpec, load_gpu
-from fastroof.once import made_once
+from fastroof.lazy_property import lazy_property
 from fastroof.operators.operator import Operator
 from fastroof.operators.registry import OPERATORS
 
@@ -141,7 +141,7 @@ class MeasuredTables:
         """Which source serves which operator."""
         return {name: table.source for name, table in self.tables.items()}
 
-    @made_once
+    @lazy_property
     def content_hash(self) -> str:
         """SHA-256 over every required column of every table: the same rows give the same hash."""
         digest = hashlib.sha256(self.gpu.encode())

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastroof.columns import ORIGIN_EXTRAPOLATED, ORIGIN_MEASURED
-from fastroof.once import made_once
+from fastroof.lazy_property import lazy_property
 from fastroof.pack.keys import axis_guide
 from fastroof.pack.points import SIZE_LIMIT, Flags, Floats, sorted_points
 from fastroof.roofline import BatchBound
@@ -44,7 +44,7 @@ class PackedGrid:
     roofline: BatchBound
     form: int = 0
 
-    @made_once
+    @lazy_property
     def arena(self) -> Floats:
         """The grid as one block, what the compiled loops read."""
         head: list[float] = []

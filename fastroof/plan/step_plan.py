@@ -12,9 +12,9 @@ import numpy.typing as npt
 from fastroof._version import __version__
 from fastroof.config import GpuSpec
 from fastroof.engines import EngineProfile
+from fastroof.lazy_property import lazy_property
 from fastroof.models import ModelSpec
 from fastroof.models.layout import ShardedShape
-from fastroof.once import made_once
 from fastroof.operators.attention_work import HeadShape
 from fastroof.plan import step_error
 from fastroof.plan.curves import RowCurve
@@ -89,12 +89,12 @@ class StepPlan:
         """What one GPU's attention kernels are keyed by."""
         return HeadShape(self.kv_dtype, self.share.num_q_heads, self.share.num_kv_heads, self.model.head_dim)
 
-    @made_once
+    @lazy_property
     def memory(self) -> PlanMemory:
         """Weight bytes, KV bytes a token and the most KV tokens that fit, on one GPU."""
         return plan_memory(self.model, self.share, self.gpu, self.dtype, self.kv_dtype, self.max_tokens)
 
-    @made_once
+    @lazy_property
     def decode_lines(self) -> npt.NDArray[np.float64] | None:
         """Steps of equal decodes by batch size and kv_len, tabulated when first needed.
 
@@ -104,7 +104,7 @@ class StepPlan:
 
         return decode_lines(self.arena)
 
-    @made_once
+    @lazy_property
     def scalar(self) -> Callable[[int, int], float]:
         """One decode step at a time, as a C function: ``plan.scalar(batch_size, kv_len)``, us.
 
@@ -117,7 +117,7 @@ class StepPlan:
 
         return plan_function("scalar", self.arena, otherwise)
 
-    @made_once
+    @lazy_property
     def step_scalar(self) -> Callable[[Any, Any], float]:
         """One step of any requests at a time: ``plan.step_scalar(new_tokens, context_len)``, us.
 
@@ -132,7 +132,7 @@ class StepPlan:
 
         return plan_function("step_scalar", self.arena, otherwise)
 
-    @made_once
+    @lazy_property
     def errors(self) -> StepErrors | None:
         """Errors of its operators, worked out when first asked for; None for the datasheet model."""
         return step_error.step_errors(self)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastroof.errors import PlanError
-from fastroof.once import made_once
+from fastroof.lazy_property import lazy_property
 from fastroof.operators.attention import ATTENTION, ATTENTION_PREFILL
 from fastroof.operators.attention_work import HeadShape
 from fastroof.operators.calls import RowOperator
@@ -42,7 +42,7 @@ class TableCurves:
         """How the tables are read."""
         return CurveOptions(self.method, self.gemm_smoothing, self.fp8_scales)
 
-    @made_once
+    @lazy_property
     def _made(self) -> dict[Any, Any]:
         return self.tables.kept(("curves", *self.options))
 

@@ -160,15 +160,15 @@ def draw_mfu(
     ceiling = _memory_ceiling(gpu, heads, kv_dtype)
     with style():
         figure = new_figure(11.5, 8.2)
-        grid = figure.subplots(2, 2)
-        for i, (axes, (title, size, curves)) in enumerate(zip(grid.flat, panels, strict=True)):
+        all_axes = figure.subplots(2, 2)
+        for i, (axes, (title, size, curves)) in enumerate(zip(all_axes.flat, panels, strict=True)):
             _draw_panel(axes, title, size, curves, ceiling if i > 1 else None)
         # One scale for both decode panels, so that they can be compared.
-        high = max(axes.get_ylim()[1] for axes in grid[1])
-        for axes in grid[1]:
+        high = max(axes.get_ylim()[1] for axes in all_axes[1])
+        for axes in all_axes[1]:
             axes.set_ylim(0.0, high)
         figure.draw_without_rendering()
-        for axes, (_, _, curves) in zip(grid.flat, panels, strict=True):
+        for axes, (_, _, curves) in zip(all_axes.flat, panels, strict=True):
             _label(axes, curves)
         peak = f"peak {gpu.peak(dtype) / TFLOP:,.5g} TFLOP/s"
         where = f"source {tables.sources['gemm']}, method {method}; dotted: beyond what was measured"

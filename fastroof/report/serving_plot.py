@@ -70,8 +70,8 @@ def draw_validation(report: Validation) -> Figure:
     peers = any(not math.isnan(row.aic_ms) for _, rows in shown for row in rows)
     with style():
         figure = new_figure(PANEL_IN * len(shown) + 0.3, (2 if peers else 1) * 4.4 + 0.8)
-        grid = figure.subplots(2 if peers else 1, len(shown), squeeze=False)
-        for (panel, rows), column in zip(shown, grid.T, strict=True):
+        all_axes = figure.subplots(2 if peers else 1, len(shown), squeeze=False)
+        for (panel, rows), column in zip(shown, all_axes.T, strict=True):
             limits = _limits(rows)
             _draw(column[0], panel, OWN, rows, [r.predicted_ms for r in rows], datasets, limits)
             if peers:
