@@ -15,7 +15,7 @@ from fastroof.cli.options import Json
 from fastroof.cli.output import console, print_facts, print_json, print_table
 
 if TYPE_CHECKING:
-    from fastroof.serving.calibration import Calibration
+    from fastroof.serving.evidence.calibration import Calibration
 
 __all__ = ["register"]
 
@@ -26,7 +26,7 @@ Examples:
   fastroof step --model llama-3.1-8b --runtime mine.toml --decode 64x4096
 
 Rows are a CSV: dataset, gpu, engine, model, dtype, kv_dtype, tp, isl, osl, concurrency, tpot_ms, and the
-optional columns of fastroof.serving.rows.ROW_COLUMNS. Rows with a reason in left_out are not fitted.
+optional columns of fastroof.serving.evidence.rows.ROW_COLUMNS. Rows with a reason in left_out are not fitted.
 
 Each data set weighs the same, errors are relative, costs are shared by all models and tp. Intervals are
 95 %, from a bootstrap over (model, tp). Unseen: each model with the costs fitted to the other models.
@@ -70,8 +70,8 @@ def calibrate(
     Finds what an engine adds to the sum of its kernels, how well that is known, and how far off it is on
     models that the fit did not see.
     """
-    from fastroof.serving.calibration import RESAMPLES, calibrate, check_profile_path, write_profile
-    from fastroof.serving.rows import read_rows, shipped_rows
+    from fastroof.serving.evidence.calibration import RESAMPLES, calibrate, check_profile_path, write_profile
+    from fastroof.serving.evidence.rows import read_rows, shipped_rows
 
     if output is not None:
         check_profile_path(output)

@@ -19,8 +19,8 @@ from fastroof.cli.output import console, counted, print_json, print_table
 from fastroof.errors import FastroofError, MissingTableError
 
 if TYPE_CHECKING:
-    from fastroof.serving.judged import ErrorGroup, JudgedRow, Validation
-    from fastroof.serving.measured import Measured
+    from fastroof.serving.evidence.measured import Measured
+    from fastroof.serving.evidence.prediction_errors import ErrorGroup, PredictedTime, Validation
 
 __all__ = ["register"]
 
@@ -87,7 +87,7 @@ def validate(
 
     TTFT and TPOT of serving engines, and whole steps, that were measured end to end, beside predictions.
     """
-    from fastroof.serving.validation import run_validation
+    from fastroof.serving.evidence.validation import run_validation
 
     if peer is not None and peer not in PEERS:
         raise FastroofError(f"--peer is {' or '.join(PEERS)}, got {peer!r}")
@@ -105,7 +105,7 @@ def validate(
         measured_kernels,
         runtime=runtime,
         leave_one_model_out=leave_one_model_out,
-        live_peer=peer is not None,
+        ask_aiconfigurator=peer is not None,
         progress=None if as_json else lambda words: typer.echo(words, err=True),
     )
     groups = report.errors([name.strip() for name in by.split(",") if name.strip()])
@@ -125,9 +125,9 @@ def validate(
 def _rows(rows: Path | None, steps: Path | None, datasets: list[str] | None) -> Measured | list[str] | None:
     if rows is None and steps is None:
         return datasets
-    from fastroof.serving.measured import Measured
-    from fastroof.serving.measured_steps import read_steps
-    from fastroof.serving.rows import read_rows
+    from fastroof.serving.evidence.measured import Measured
+    from fastroof.serving.evidence.measured_steps import read_steps
+    from fastroof.serving.evidence.rows import read_rows
 
     given = Measured(() if rows is None else read_rows(rows), () if steps is None else read_steps(steps))
     return given if datasets is None else given.pick(datasets)
@@ -146,7 +146,7 @@ def _document(report: Validation, groups: Sequence[ErrorGroup]) -> dict[str, Any
     }
 
 
-def _write_csv(path: Path, rows: Sequence[JudgedRow]) -> None:
+def _write_csv(path: Path, rows: Sequence[PredictedTime]) -> None:
     from fastroof.whole_files import whole_file
 
     with whole_file(path) as unfinished, unfinished.open("w", encoding="utf-8", newline="") as file:

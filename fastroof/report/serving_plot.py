@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from fastroof.serving.judged import JudgedRow, Validation
+    from fastroof.serving.evidence.prediction_errors import PredictedTime, Validation
 
 __all__ = ["draw_validation"]
 
@@ -50,7 +50,7 @@ def draw_validation(report: Validation) -> Figure:
     Parameters
     ----------
     report : Validation
-        What :func:`fastroof.serving.validation.run_validation` returned.
+        What :func:`fastroof.serving.evidence.validation.run_validation` returned.
 
     Returns
     -------
@@ -86,7 +86,7 @@ def draw_validation(report: Validation) -> Figure:
     return figure
 
 
-def _rows_of(rows: Sequence[JudgedRow], panel: _Panel) -> list[JudgedRow]:
+def _rows_of(rows: Sequence[PredictedTime], panel: _Panel) -> list[PredictedTime]:
     return [
         r
         for r in rows
@@ -94,7 +94,7 @@ def _rows_of(rows: Sequence[JudgedRow], panel: _Panel) -> list[JudgedRow]:
     ]
 
 
-def _limits(rows: Sequence[JudgedRow]) -> tuple[float, float]:
+def _limits(rows: Sequence[PredictedTime]) -> tuple[float, float]:
     times = [t for r in rows for t in (r.measured_ms, r.predicted_ms, r.aic_ms) if not math.isnan(t)]
     return min(times) / 1.25, max(times) * 1.25
 
@@ -103,7 +103,7 @@ def _draw(
     axes: Axes,
     panel: _Panel,
     who: str,
-    rows: Sequence[JudgedRow],
+    rows: Sequence[PredictedTime],
     predicted_ms: Sequence[float],
     datasets: Sequence[str],
     limits: tuple[float, float],

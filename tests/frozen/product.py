@@ -34,7 +34,7 @@ from fastroof.serving import (
     least_gpus,
     match_workers,
 )
-from fastroof.serving.validation import run_validation
+from fastroof.serving.evidence.validation import run_validation
 from fastroof.sweep import best_batches, decode_grid_us
 from kernels_bench.grid.grid import grid_names, load_grid
 

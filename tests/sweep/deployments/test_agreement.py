@@ -16,7 +16,7 @@ from fastroof import StepPlan, Tables, compile_plan
 from fastroof.engines import EngineProfile, KvMemory, Scheduling, load_engine
 from fastroof.errors import BatchError, PlanRangeError
 from fastroof.serving import estimate, estimate_disaggregated
-from fastroof.serving.calibration import write_profile
+from fastroof.serving.evidence.calibration import write_profile
 from fastroof.sweep import load_spec, run_sweep
 
 TIMES = ("ttft_ms", "tpot_ms", "itl_ms", "request_latency_ms", "wait_ms")

@@ -10,9 +10,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from fastroof.errors import TableError
-from fastroof.serving.rows import LeftOut
+from fastroof.serving.evidence.rows import LeftOut
 
-__all__ = ["GROUPINGS", "ErrorGroup", "JudgedRow", "Validation"]
+__all__ = ["GROUPINGS", "ErrorGroup", "PredictedTime", "Validation"]
 
 GROUPINGS: Final = (
     "model", "tp", "engine", "engine_version", "dtype", "isl", "osl", "concurrency", "runtime",
@@ -20,7 +20,7 @@ GROUPINGS: Final = (
 """What errors can be grouped by, within a data set and quantity."""
 
 
-class JudgedRow(NamedTuple):
+class PredictedTime(NamedTuple):
     """One measured time beside its prediction.
 
     Attributes
@@ -122,7 +122,7 @@ class Validation:
         As asked for; ``auto`` is the profile of each row's engine.
     unseen : bool
         Whether each row was predicted by constants that were fitted without its model.
-    rows : tuple of JudgedRow
+    rows : tuple of PredictedTime
         Every time that was judged.
     left_out : tuple of LeftOut
         Rows that were not judged, by reason.
@@ -135,7 +135,7 @@ class Validation:
     version: str
     runtime: str
     unseen: bool
-    rows: tuple[JudgedRow, ...]
+    rows: tuple[PredictedTime, ...]
     left_out: tuple[LeftOut, ...]
     frontends: Mapping[str, float]
 
@@ -161,7 +161,7 @@ class Validation:
         if unknown:
             raise TableError(f"errors can be grouped by {', '.join(GROUPINGS)}; got {', '.join(unknown)}")
         order = {name: i for i, name in enumerate(dict.fromkeys(row.dataset for row in self.rows))}
-        groups: dict[tuple[Any, ...], list[JudgedRow]] = {}
+        groups: dict[tuple[Any, ...], list[PredictedTime]] = {}
         for row in self.rows:
             key = (order[row.dataset], row.quantity, *(getattr(row, name) for name in by))
             groups.setdefault(key, []).append(row)
@@ -170,9 +170,9 @@ class Validation:
         return tuple(_group(groups[key], dict(zip(by, key[2:], strict=True))) for key in keys)
 
 
-def _group(rows: list[JudgedRow], values: dict[str, Any]) -> ErrorGroup:
+def _group(rows: list[PredictedTime], values: dict[str, Any]) -> ErrorGroup:
     errors = np.array([row.error for row in rows])
-    peers = np.array([row.aic_error for row in rows if not math.isnan(row.aic_ms)])
+    aic_errors = np.array([row.aic_error for row in rows if not math.isnan(row.aic_ms)])
     size = np.abs(errors)
     return ErrorGroup(
         rows[0].dataset,
@@ -184,7 +184,7 @@ def _group(rows: list[JudgedRow], values: dict[str, Any]) -> ErrorGroup:
         float(np.median(size)),
         float(np.quantile(size, 0.9)),
         float(errors.mean()),
-        len(peers),
-        float(np.abs(peers).mean()) if len(peers) else math.nan,
-        float(peers.mean()) if len(peers) else math.nan,
+        len(aic_errors),
+        float(np.abs(aic_errors).mean()) if len(aic_errors) else math.nan,
+        float(aic_errors.mean()) if len(aic_errors) else math.nan,
     )

@@ -10,10 +10,10 @@ from fastroof.engines import EngineProfile
 from fastroof.errors import BatchError, FastroofError
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.run import StepBatch
-from fastroof.serving.calibration import MAX_TOKENS
 from fastroof.serving.estimate import estimate
-from fastroof.serving.measured_steps import MeasuredStep
-from fastroof.serving.rows import ServingRow
+from fastroof.serving.evidence.calibration import MAX_TOKENS
+from fastroof.serving.evidence.measured_steps import MeasuredStep
+from fastroof.serving.evidence.rows import ServingRow
 from fastroof.tables import Tables
 from fastroof.units import US_PER_MS
 

@@ -11,19 +11,19 @@ from typing import Final
 from fastroof._version import __version__
 from fastroof.engines import EngineProfile, load_engine
 from fastroof.errors import FastroofError, TableError
-from fastroof.serving.calibration import calibrate
-from fastroof.serving.judged import JudgedRow, Validation
-from fastroof.serving.measured import Measured, measured_on
-from fastroof.serving.measured_steps import STEPS_DATASET, MeasuredStep
-from fastroof.serving.peer import with_peer_estimates
-from fastroof.serving.predictions import (
+from fastroof.serving.evidence.aiconfigurator_estimates import with_aiconfigurator_estimates
+from fastroof.serving.evidence.calibration import calibrate
+from fastroof.serving.evidence.measured import Measured, measured_on
+from fastroof.serving.evidence.measured_steps import STEPS_DATASET, MeasuredStep
+from fastroof.serving.evidence.prediction_errors import PredictedTime, Validation
+from fastroof.serving.evidence.predictions import (
     Plans,
     RowPrediction,
     frontend_us_per_token,
     predict_row,
     predict_step_ms,
 )
-from fastroof.serving.rows import LeftOut, ServingRow
+from fastroof.serving.evidence.rows import LeftOut, ServingRow
 from fastroof.tables import Tables
 from fastroof.units import US_PER_MS
 
@@ -41,7 +41,7 @@ def run_validation(
     *,
     runtime: str | Path | EngineProfile = "auto",
     leave_one_model_out: bool = False,
-    live_peer: bool = False,
+    ask_aiconfigurator: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Validation:
     """Predict measured rows and judge the predictions.
@@ -58,7 +58,7 @@ def run_validation(
     leave_one_model_out : bool
         Predict each model's rows by constants fitted to the other models' rows of its engine; engines
         that have no other model are left out. Needs ``runtime="auto"``.
-    live_peer : bool
+    ask_aiconfigurator : bool
         Ask the installed aiconfigurator-core, instead of taking the predictions beside the rows.
     progress : callable, optional
         Called with words about what is being done.
@@ -77,13 +77,13 @@ def run_validation(
     Notes
     -----
     TTFT gets what the test bench's front end adds, as the other data sets of the same bench say: see
-    :func:`fastroof.serving.predictions.frontend_us_per_token`. It is left out where the clients ask for
-    more than 0.9 of the KV cache: there it is waiting.
+    :func:`fastroof.serving.evidence.predictions.frontend_us_per_token`. It is left out where the clients
+    ask for more than 0.9 of the KV cache: there it is waiting.
 
     Examples
     --------
     >>> import fastroof
-    >>> from fastroof.serving.validation import run_validation
+    >>> from fastroof.serving.evidence.validation import run_validation
     >>> report = run_validation(["vllm-synchronous"], fastroof.load_tables("h100"))
     >>> [group.rows for group in report.errors()]
     [7, 7]
@@ -94,16 +94,16 @@ def run_validation(
             f"leave_one_model_out fits each engine's own profile, so runtime must be 'auto', got {runtime!r}"
         )
     say = progress or (lambda words: None)
-    if live_peer:
+    if ask_aiconfigurator:
         say("asking aiconfigurator-core")
-        found = found._replace(rows=with_peer_estimates(found.rows)[0])
+        found = found._replace(rows=with_aiconfigurator_estimates(found.rows)[0])
     skipped = Counter[tuple[str, ...]]()
     rows = [row for row in found.rows if not _refused(row, tables.gpu.name, skipped)]
     profile_of = _refitted(rows, tables, say) if leave_one_model_out else _profiles(runtime)
     say(f"predicting {len(rows) + len(found.steps)} rows")
     plans = Plans(tables)
-    judged = list(_judged_steps(found.steps, plans, skipped))
-    runs, frontends = _judged_runs(rows, plans, profile_of, leave_one_model_out, skipped)
+    of_steps = list(_predicted_steps(found.steps, plans, skipped))
+    of_runs, frontends = _predicted_runs(rows, plans, profile_of, leave_one_model_out, skipped)
     counted = tuple(LeftOut(key[0], key[1], rows, *key[2:]) for key, rows in skipped.items())
     return Validation(
         tables.gpu.name,
@@ -111,7 +111,7 @@ def run_validation(
         __version__,
         runtime if isinstance(runtime, str) else load_engine(runtime).name,
         leave_one_model_out,
-        (*runs, *judged),
+        (*of_runs, *of_steps),
         (*counted, *found.left_out),
         frontends,
     )
@@ -163,13 +163,13 @@ def _refitted(rows: Sequence[ServingRow], tables: Tables, say: Callable[[str], N
     return lambda row: found.get((row.engine_profile.name, row.model))
 
 
-def _judged_runs(
+def _predicted_runs(
     rows: Sequence[ServingRow],
     plans: Plans,
     profile_of: ProfileOf,
     unseen: bool,
     skipped: Counter[tuple[str, ...]],
-) -> tuple[list[JudgedRow], dict[str, float]]:
+) -> tuple[list[PredictedTime], dict[str, float]]:
     """Judge runs of engines by TPOT, and by TTFT where that is no waiting."""
     predicted: list[tuple[ServingRow, EngineProfile, RowPrediction]] = []
     for row in rows:
@@ -188,21 +188,21 @@ def _judged_runs(
         elif not math.isnan(row.ttft_ms):
             prompt.append((row, profile, times))
     frontends = frontend_us_per_token([(row, times.ttft_ms) for row, _, times in prompt])
-    judged = [
-        _judged(row, profile, "decode" if row.is_single else "tpot", times.tpot_ms, unseen)
+    times_beside = [
+        _predicted_time(row, profile, "decode" if row.is_single else "tpot", times.tpot_ms, unseen)
         for row, profile, times in predicted
     ]
     for row, profile, times in prompt:
         added_ms = frontends[row.dataset] * row.mean_isl / US_PER_MS
-        judged.append(_judged(row, profile, "ttft", times.ttft_ms + added_ms, unseen))
-    return judged, frontends
+        times_beside.append(_predicted_time(row, profile, "ttft", times.ttft_ms + added_ms, unseen))
+    return times_beside, frontends
 
 
-def _judged(
+def _predicted_time(
     row: ServingRow, profile: EngineProfile, quantity: str, predicted_ms: float, unseen: bool
-) -> JudgedRow:
+) -> PredictedTime:
     is_ttft = quantity == "ttft"
-    return JudgedRow(
+    return PredictedTime(
         row.dataset,
         row.row,
         quantity,
@@ -228,9 +228,9 @@ def _is_fitted(row: ServingRow, profile: EngineProfile) -> bool:
     return evidence.get("gpu") == row.gpu and row.dataset in evidence.get("datasets", ())
 
 
-def _judged_steps(
+def _predicted_steps(
     steps: Sequence[MeasuredStep], plans: Plans, skipped: Counter[tuple[str, ...]]
-) -> Iterator[JudgedRow]:
+) -> Iterator[PredictedTime]:
     kernels = load_engine("kernels")
     for step in steps:
         try:
@@ -240,7 +240,7 @@ def _judged_steps(
         except FastroofError as error:
             skipped[STEPS_DATASET, str(error)] += 1
             continue
-        yield JudgedRow(
+        yield PredictedTime(
             STEPS_DATASET,
             step.name,
             step.phase,

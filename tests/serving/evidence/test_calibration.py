@@ -17,7 +17,7 @@ from fastroof.cli import app
 from fastroof.engines import CostForm, EngineProfile, StepCosts, load_engine
 from fastroof.errors import TableError
 from fastroof.serving import estimate
-from fastroof.serving.calibration import (
+from fastroof.serving.evidence.calibration import (
     MAX_TOKENS,
     Calibration,
     calibrate,
@@ -25,7 +25,7 @@ from fastroof.serving.calibration import (
     profile_text,
     write_profile,
 )
-from fastroof.serving.fit import (
+from fastroof.serving.evidence.fit import (
     COSTS,
     KernelTimes,
     are_told_apart,
@@ -33,8 +33,8 @@ from fastroof.serving.fit import (
     fit_costs,
     predicted_us,
 )
-from fastroof.serving.fit_evidence import RowLabels, cost_intervals, dataset_errors, fits_without
-from fastroof.serving.rows import shipped_rows, write_rows
+from fastroof.serving.evidence.fit_errors import RowLabels, cost_intervals, dataset_errors, fits_without
+from fastroof.serving.evidence.rows import shipped_rows, write_rows
 
 ENGINES = ("vllm", "trtllm")
 FORMS = {name: load_engine(name).fit for name in ENGINES}

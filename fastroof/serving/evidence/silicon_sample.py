@@ -19,8 +19,12 @@ from fastroof.engines import serving_engines
 from fastroof.errors import TableError
 from fastroof.load.aiconfigurator import SYSTEMS, installed_root
 from fastroof.load.write import toml_text
-from fastroof.serving.peer import PEER, peer_version, with_peer_estimates
-from fastroof.serving.rows import SERVING_FOLDER, LeftOut, ServingRow, write_rows
+from fastroof.serving.evidence.aiconfigurator_estimates import (
+    AICONFIGURATOR,
+    aiconfigurator_version,
+    with_aiconfigurator_estimates,
+)
+from fastroof.serving.evidence.rows import SERVING_FOLDER, LeftOut, ServingRow, write_rows
 from fastroof.whole_files import write_whole
 
 __all__ = ["SAMPLE_FILE", "convert_silicon_sample", "read_silicon_sample"]
@@ -139,13 +143,13 @@ def convert_silicon_sample(gpu: str, bench_data: str | Path) -> Path:
         If the package is not installed.
     """
     rows, left_out = read_silicon_sample(gpu)
-    rows, refused = with_peer_estimates(rows)
+    rows, refused = with_aiconfigurator_estimates(rows)
     folder = Path(bench_data) / gpu / SERVING_FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    version = peer_version()
+    version = aiconfigurator_version()
     provenance = {
         "gpu": gpu,
-        "package": PEER,
+        "package": AICONFIGURATOR,
         "package_version": version,
         "url": "https://github.com/ai-dynamo/aiconfigurator",
         "licence": "Apache-2.0",
@@ -154,7 +158,9 @@ def convert_silicon_sample(gpu: str, bench_data: str | Path) -> Path:
         "sha256": hashlib.sha256((installed_root() / SAMPLE_FILE).read_bytes()).hexdigest(),
         "changes": "rows selected and sorted by data set, columns renamed and added; no time was changed",
         "rows": len(rows),
-        "predictions": f"aic_ttft_ms and aic_tpot_ms are predictions of {PEER} {version}, at kv_dtype",
+        "predictions": (
+            f"aic_ttft_ms and aic_tpot_ms are predictions of {AICONFIGURATOR} {version}, at kv_dtype"
+        ),
         "predictions_refused": refused,
         "kv_dtype_from": {row.kv_dtype_from: KV_DTYPE_FROM[row.kv_dtype_from] for row in rows},
         "left_out": {entry.reason: entry.rows for entry in left_out},

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastroof.engines import CostForm
-from fastroof.serving.fit import KernelTimes, equal_weights, fit_costs, predicted_us
+from fastroof.serving.evidence.fit import KernelTimes, equal_weights, fit_costs, predicted_us
 
 __all__ = ["DatasetErrors", "FittedCost", "RowLabels", "cost_intervals", "dataset_errors", "fits_without"]
 
@@ -140,11 +140,11 @@ def dataset_errors(
     for model, others in without.items():
         rows = labels.model == model
         unseen[rows] = _errors(times, others)[rows]
-    judged = (_errors(times, {}), _errors(times, costs), unseen)
+    errors_by_fit = (_errors(times, {}), _errors(times, costs), unseen)
     report = []
     for dataset in dict.fromkeys(labels.dataset.tolist()):
         rows = labels.dataset == dataset
-        summary = [float(f(errors[rows])) for errors in judged for f in (_mape, np.mean)]
+        summary = [float(f(errors[rows])) for errors in errors_by_fit for f in (_mape, np.mean)]
         models = tuple(str(model) for model in np.unique(labels.model[rows]))
         tps = tuple(int(tp) for tp in np.unique(labels.tp[rows]))
         report.append(DatasetErrors(dataset, int(rows.sum()), models, tps, *summary))

@@ -20,14 +20,19 @@ from fastroof.engines import serving_engines
 from fastroof.errors import FastroofError, TableError
 from fastroof.load.aiconfigurator import PACKAGE, installed_root
 from fastroof.models import load_model
-from fastroof.serving.measured import Measured, measured_on
-from fastroof.serving.measured_steps import MeasuredStep, read_steps, shipped_steps
-from fastroof.serving.peer import PEER, SDK, peer_version, with_peer_estimates
-from fastroof.serving.rows import LeftOut, ServingRow, read_rows, shipped_rows, write_rows
-from fastroof.serving.silicon_sample import convert_silicon_sample, read_silicon_sample
+from fastroof.serving.evidence.aiconfigurator_estimates import (
+    AICONFIGURATOR,
+    SDK,
+    aiconfigurator_version,
+    with_aiconfigurator_estimates,
+)
+from fastroof.serving.evidence.measured import Measured, measured_on
+from fastroof.serving.evidence.measured_steps import MeasuredStep, read_steps, shipped_steps
+from fastroof.serving.evidence.rows import LeftOut, ServingRow, read_rows, shipped_rows, write_rows
+from fastroof.serving.evidence.silicon_sample import convert_silicon_sample, read_silicon_sample
 from kernels_bench.steps.step_rows import append_step
 
-CHECKOUT = Path(__file__).resolve().parents[2]
+CHECKOUT = Path(__file__).resolve().parents[3]
 SERVING = CHECKOUT / "bench_data" / "h100" / "serving"
 BY_DATASET = {
     "sglang-0.5.1.post1-qwen3-32b-bf16": 78,
@@ -124,7 +129,7 @@ def test_the_sample_is_the_packages(rows: tuple[ServingRow, ...]) -> None:
 def test_shipped_predictions_are_the_packages(rows: tuple[ServingRow, ...]) -> None:
     installed_sample()
     few = rows[::60]
-    answered, refused = with_peer_estimates(few)
+    answered, refused = with_aiconfigurator_estimates(few)
     assert (list(map(plain, answered)), refused) == (list(map(plain, few)), {})
 
 
@@ -310,7 +315,7 @@ def test_the_peer_is_asked_for_what_the_row_is(
     fp8 = next(row for row in rows if row.dataset == "trtllm-1.0.0rc3-qwen3-32b-fp8" and row.tp == 4)
     single = next(row for row in rows if row.prefix_tokens)
     long = replace(fp8, isl=8192.0, aic_tpot_ms=7.0)
-    (one, two, three), refused = with_peer_estimates([fp8, single, long])
+    (one, two, three), refused = with_aiconfigurator_estimates([fp8, single, long])
     assert (one.aic_ttft_ms, one.aic_tpot_ms) == (12.3457, 3.0)
     assert one == replace(fp8, aic_ttft_ms=12.3457, aic_tpot_ms=3.0)
     assert two.aic_tpot_ms == 3.0
@@ -334,7 +339,7 @@ def test_the_peer_is_given_a_config_of_ones_own(
     config.parent.mkdir()
     config.write_text("{}")
     asked = [replace(rows[0], model=str(path)) for path in (config, config.parent)]
-    assert with_peer_estimates(asked)[1] == {}
+    assert with_aiconfigurator_estimates(asked)[1] == {}
     assert [one["folder"] for one in recorder.asked] == ["own", "own"]
 
 
@@ -343,7 +348,7 @@ def test_a_sample_is_converted_with_its_provenance(tmp_path: Path, monkeypatch: 
     root = tmp_path / "package"
     (root / "systems").mkdir(parents=True)
     sample_file(tmp_path, {}, {"mode": "disagg"}).rename(root / "systems" / "silicon_sample.csv")
-    monkeypatch.setattr("fastroof.serving.silicon_sample.installed_root", lambda: root)
+    monkeypatch.setattr("fastroof.serving.evidence.silicon_sample.installed_root", lambda: root)
     path = convert_silicon_sample("h100", tmp_path)
     assert path == tmp_path / "h100" / "serving" / "silicon_sample.csv"
     found = measured_on("h100", tmp_path)
@@ -357,8 +362,8 @@ def test_without_the_peer_its_shipped_answers_are_named(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(metadata, "version", absent)
     with pytest.raises(FastroofError, match=r"is not installed.*pip install aiconfigurator-core"):
-        peer_version()
-    assert PEER == "aiconfigurator-core"
+        aiconfigurator_version()
+    assert AICONFIGURATOR == "aiconfigurator-core"
 
 
 # -- whole steps ---------------------------------------------------------------------------------
@@ -440,7 +445,7 @@ def test_a_gpu_without_shipped_rows_has_what_is_installed(
     sample = sample_file(tmp_path, {"system": "h200_sxm"}, {"system": "h200_sxm", "mode": "disagg"})
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(
-        "fastroof.serving.measured.read_silicon_sample", lambda gpu: read_silicon_sample(gpu, sample)
+        "fastroof.serving.evidence.measured.read_silicon_sample", lambda gpu: read_silicon_sample(gpu, sample)
     )
     found = measured_on("h200", tmp_path)
     assert [row.gpu for row in found.rows] == ["h200"]

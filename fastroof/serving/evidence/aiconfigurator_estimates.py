@@ -23,11 +23,11 @@ from fastroof.load.aiconfigurator import INSTALL, SYSTEMS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fastroof.serving.rows import ServingRow
+    from fastroof.serving.evidence.rows import ServingRow
 
-__all__ = ["PEER", "peer_version", "with_peer_estimates"]
+__all__ = ["AICONFIGURATOR", "aiconfigurator_version", "with_aiconfigurator_estimates"]
 
-PEER: Final = "aiconfigurator-core"
+AICONFIGURATOR: Final = "aiconfigurator-core"
 SDK: Final = "aiconfigurator_core.sdk"
 
 DIGITS: Final = 4
@@ -36,7 +36,7 @@ DIGITS: Final = 4
 _DTYPES: Final = {"bf16": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block"}
 
 
-def peer_version() -> str:
+def aiconfigurator_version() -> str:
     """Return the version of the installed package.
 
     Raises
@@ -45,15 +45,17 @@ def peer_version() -> str:
         If it is not installed.
     """
     try:
-        return metadata.version(PEER)
+        return metadata.version(AICONFIGURATOR)
     except metadata.PackageNotFoundError:
         raise FastroofError(
-            f"{PEER} is not installed, so its estimates cannot be asked for: {INSTALL}; without it the "
-            "predictions that ship with the rows are shown"
+            f"{AICONFIGURATOR} is not installed, so its estimates cannot be asked for: {INSTALL}; without it "
+            "the predictions that ship with the rows are shown"
         ) from None
 
 
-def with_peer_estimates(rows: Sequence[ServingRow]) -> tuple[tuple[ServingRow, ...], dict[str, int]]:
+def with_aiconfigurator_estimates(
+    rows: Sequence[ServingRow],
+) -> tuple[tuple[ServingRow, ...], dict[str, int]]:
     """Ask the installed package for its estimate of each row.
 
     Parameters
@@ -73,7 +75,7 @@ def with_peer_estimates(rows: Sequence[ServingRow]) -> tuple[tuple[ServingRow, .
     FastroofError
         If it is not installed.
     """
-    peer_version()
+    aiconfigurator_version()
     systems = {name: system for system, name in SYSTEMS.items()}
     answered, refused = [], dict[str, int]()
     with _quiet(), TemporaryDirectory() as folder:

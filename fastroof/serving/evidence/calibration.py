@@ -19,8 +19,8 @@ from fastroof.errors import TableError
 from fastroof.load.write import toml_text
 from fastroof.plan import compile_plan
 from fastroof.serving.estimate import estimate
-from fastroof.serving.fit import KernelTimes, are_told_apart, equal_weights, fit_costs
-from fastroof.serving.fit_evidence import (
+from fastroof.serving.evidence.fit import KernelTimes, are_told_apart, equal_weights, fit_costs
+from fastroof.serving.evidence.fit_errors import (
     DatasetErrors,
     FittedCost,
     RowLabels,
@@ -28,7 +28,7 @@ from fastroof.serving.fit_evidence import (
     dataset_errors,
     fits_without,
 )
-from fastroof.serving.rows import ServingRow, dataset_names
+from fastroof.serving.evidence.rows import ServingRow, dataset_names
 from fastroof.tables import Tables
 from fastroof.units import US_PER_MS
 from fastroof.whole_files import check_file_place, write_output

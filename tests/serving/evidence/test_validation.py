@@ -21,14 +21,14 @@ from fastroof.cli.validate import EPILOG
 from fastroof.engines import EngineProfile, StepCosts, load_engine
 from fastroof.errors import FastroofError, TableError
 from fastroof.serving import estimate
-from fastroof.serving.calibration import MAX_TOKENS, calibrate
-from fastroof.serving.judged import GROUPINGS, ErrorGroup, JudgedRow, Validation
-from fastroof.serving.measured import Measured, measured_on
-from fastroof.serving.measured_steps import MeasuredStep
-from fastroof.serving.peer import PEER
-from fastroof.serving.predictions import Plans, frontend_us_per_token, predict_row
-from fastroof.serving.rows import ServingRow, shipped_rows, write_rows
-from fastroof.serving.validation import FULL_KV_LOAD, run_validation
+from fastroof.serving.evidence.aiconfigurator_estimates import AICONFIGURATOR
+from fastroof.serving.evidence.calibration import MAX_TOKENS, calibrate
+from fastroof.serving.evidence.measured import Measured, measured_on
+from fastroof.serving.evidence.measured_steps import MeasuredStep
+from fastroof.serving.evidence.prediction_errors import GROUPINGS, ErrorGroup, PredictedTime, Validation
+from fastroof.serving.evidence.predictions import Plans, frontend_us_per_token, predict_row
+from fastroof.serving.evidence.rows import ServingRow, shipped_rows, write_rows
+from fastroof.serving.evidence.validation import FULL_KV_LOAD, run_validation
 
 VLLM_QWEN, VLLM_70B = "vllm-0.12.0-qwen3-32b-bf16", "vllm-llama-3.1-70b-fp8"
 TRT_QWEN, TRT_8B = "trtllm-1.0.0rc3-qwen3-32b-fp8", "trtllm-1.0.0rc3-llama-3.1-8b-bf16"
@@ -313,7 +313,7 @@ def test_what_is_asked_for_in_vain(
     ):
         with pytest.raises(FastroofError, match=words):
             call()
-    monkeypatch.setattr("fastroof.serving.validation.measured_on", lambda gpu: Measured(()))
+    monkeypatch.setattr("fastroof.serving.evidence.validation.measured_on", lambda gpu: Measured(()))
     with pytest.raises(TableError, match="give rows of it, or install"):
         run_validation(None, h100)
 
@@ -324,11 +324,13 @@ def test_a_live_peer_replaces_what_ships(
     def asked(given: Any) -> tuple[tuple[ServingRow, ...], dict[str, int]]:
         return tuple(replace(row, aic_tpot_ms=1.0) for row in given), {}
 
-    monkeypatch.setattr("fastroof.serving.validation.with_peer_estimates", asked)
+    monkeypatch.setattr("fastroof.serving.evidence.validation.with_aiconfigurator_estimates", asked)
     words: list[str] = []
-    report = run_validation(Measured(tuple(some(rows, SINGLE))), h100, live_peer=True, progress=words.append)
+    report = run_validation(
+        Measured(tuple(some(rows, SINGLE))), h100, ask_aiconfigurator=True, progress=words.append
+    )
     assert report.rows[0].aic_ms == 1.0
-    assert f"asking {PEER}" in words
+    assert f"asking {AICONFIGURATOR}" in words
 
 
 # -- the command line ----------------------------------------------------------------------------
@@ -371,7 +373,7 @@ def test_json_and_csv(tmp_path: Path) -> None:
     assert found["groups"][0]["mape"] < 0.05
     with path.open(encoding="utf-8", newline="") as file:
         cells = list(csv.DictReader(file))
-    assert list(cells[0]) == [*JudgedRow._fields, "error", "aic_error"]
+    assert list(cells[0]) == [*PredictedTime._fields, "error", "aic_error"]
     errors = [abs(float(cell["error"])) for cell in cells if cell["quantity"] == "decode"]
     assert found["groups"][0]["mape"] == pytest.approx(fmean(errors))
 
