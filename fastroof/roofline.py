@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+
+from fastroof.arrays import Floats
 
 __all__ = ["BatchBound"]
 
@@ -22,7 +23,7 @@ class BatchBound(NamedTuple):
     slope_us: float
     fixed_us: float
 
-    def __call__(self, batch: Any, x: Any) -> npt.NDArray[np.float64]:
+    def __call__(self, batch: Any, x: Any) -> Floats:
         """B at (batch, x), us."""
         b = np.asarray(batch, dtype=np.float64)
         x = np.asarray(x, dtype=np.float64)

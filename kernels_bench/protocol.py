@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
+from fastroof.arrays import Floats
 from kernels_bench.points import Point
 
 __all__ = ["Availability", "Clock", "DeviceState", "Monitor", "Prepared", "Provider", "Timer", "Timing"]
@@ -50,10 +48,10 @@ class Prepared(Protocol):
     def run(self, index: int) -> None:
         """Launch the kernel on input set ``index`` without waiting for it."""
 
-    def result(self, index: int) -> npt.NDArray[np.float64]:
+    def result(self, index: int) -> Floats:
         """What the last run on that set wrote, in float64 on the host."""
 
-    def reference(self, index: int) -> npt.NDArray[np.float64]:
+    def reference(self, index: int) -> Floats:
         """What it should have written, computed in float64 from the same inputs."""
 
     def close(self) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Floats, Longs
 from fastroof.checks import whole_number
 from fastroof.errors import BackendError, PlanRangeError
 from fastroof.run import StepBatch
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LEAST_DECODE_MS", "MAX_BATCH_SIZE", "POINTS", "dynamo_profile", "write_dynamo_profile"]
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 LEAST_DECODE_MS: Final = 1.0
 """The mocker's shortest decode step, ms, whatever the file says."""
@@ -174,7 +172,7 @@ def _size(name: str, value: Any, least: int) -> int:
     return whole_number(name, value, least, error=BackendError)
 
 
-def _prefill_us(plan: StepPlan, lengths: Ints, prompt_len: int | None) -> Floats:
+def _prefill_us(plan: StepPlan, lengths: Longs, prompt_len: int | None) -> Floats:
     if prompt_len is None:
         return np.asarray(plan.prefill_us(lengths))
     whole, rest = np.divmod(lengths, _size("prompt_len", prompt_len, 1))
@@ -184,13 +182,13 @@ def _prefill_us(plan: StepPlan, lengths: Ints, prompt_len: int | None) -> Floats
     return plan.step_us(StepBatch(prompts, (prompt_len - prompts) // 2, offsets))
 
 
-def _decode_us(plan: StepPlan, active: Ints, context: Ints, max_batch_size: int) -> Floats:
+def _decode_us(plan: StepPlan, active: Longs, context: Longs, max_batch_size: int) -> Floats:
     batch = np.clip(active / context, 1.0, max_batch_size)
     fewer, more = np.floor(batch).astype(np.int64), np.ceil(batch).astype(np.int64)
     return _between(batch - fewer, _shared_us(plan, fewer, active), _shared_us(plan, more, active))
 
 
-def _shared_us(plan: StepPlan, batch: Ints, active: Ints) -> Floats:
+def _shared_us(plan: StepPlan, batch: Longs, active: Longs) -> Floats:
     """Time decodes that attend to ``active`` tokens together."""
     kv_len = active // batch
     return _between(active / batch - kv_len, plan.decode_us(batch, kv_len), plan.decode_us(batch, kv_len + 1))

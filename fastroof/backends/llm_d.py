@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Floats
 from fastroof.errors import BackendError
 from fastroof.models.load import PRESETS
 from fastroof.serving import estimate
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Latencies", "LatencyFit", "export_llm_d", "fit_llm_d", "fit_words", "llm_d_yaml", "simulated_ms"]
 
-Floats = npt.NDArray[np.float64]
 
 CALCULATORS: Final = ("per-token", "constant")
 CONCURRENCY: Final = (1, 2, 4, 8, 16, 32, 64)

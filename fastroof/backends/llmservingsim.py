@@ -34,8 +34,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Floats, Longs
 from fastroof.compiled import steps
 from fastroof.compiled.grids import AxisSlots, open_block
 from fastroof.errors import BackendError
@@ -50,8 +50,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LAYERS", "Bundle", "export_llmservingsim", "left_out"]
 
-Floats = npt.NDArray[np.float64]
-Integers = npt.NDArray[np.int64]
 
 LAYERS: Final[dict[str, tuple[Role, ...]]] = {
     "embedding": ("embedding",),
@@ -321,7 +319,7 @@ def _slice(
             yield f"attention,{chunk},{prompt.key:.10g},{count},{context},1,{_time(latency_us)}"
 
 
-def others_us(plan: StepPlan, tokens: int | Integers, sequences: int | Integers) -> Floats:
+def others_us(plan: StepPlan, tokens: int | Longs, sequences: int | Longs) -> Floats:
     """Steps without their attention kernels, us, of the broadcast shape."""
     rows = {"tokens": tokens, "sequences": sequences}
     total_us = plan.engine.costs.step_us + plan.engine.costs.sequence_us * np.asarray(sequences, np.float64)

@@ -30,10 +30,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from fastroof.arrays import Floats, Longs
 from fastroof.backends.llmservingsim import (
     Bundle,
-    Floats,
-    Integers,
     checked_plans,
     folder_names,
     others_us,
@@ -167,7 +166,7 @@ def _layers(plan: StepPlan) -> Iterator[str]:
     yield from _layer_rows(plan, "attn", tokens, attention_ns)
 
 
-def _layer_rows(plan: StepPlan, layer: str, inputs: Integers, latency_ns: Integers) -> Iterator[str]:
+def _layer_rows(plan: StepPlan, layer: str, inputs: Longs, latency_ns: Longs) -> Iterator[str]:
     pairs = zip(inputs.tolist(), latency_ns.tolist(), strict=True)
     return (f"{layer},{rows},0,{plan.tp},{latency}" for rows, latency in pairs)
 
@@ -180,7 +179,7 @@ def _widths(plan: StepPlan, layers: tuple[str, ...]) -> tuple[int, ...]:
     return (1,) * len(layers)
 
 
-def _shared(whole_ns: Integers, widths: tuple[int, ...]) -> list[Integers]:
+def _shared(whole_ns: Longs, widths: tuple[int, ...]) -> list[Longs]:
     """A time split by widths, without losing a nanosecond: the first takes what the others leave."""
     others = [whole_ns * width // sum(widths) for width in widths[1:]]
     return [whole_ns - sum(others), *others]
@@ -207,19 +206,17 @@ def _decode_rows(plan: StepPlan, longest: int) -> Iterator[str]:
         yield from (f"{count},{length},{ns}" for length, ns in zip(lengths.tolist(), row_ns, strict=True))
 
 
-def _bins(step: int, last: int, back: int) -> tuple[Integers, Integers]:
+def _bins(step: int, last: int, back: int) -> tuple[Longs, Longs]:
     """Multiples of a step up to the one that ``last`` is looked up at, and a size ``back`` before each."""
     keys = np.arange(step, last + step, step)
     return keys, np.minimum(keys - back, last)
 
 
-def _attention_ns(
-    plan: StepPlan, step_us: Floats, tokens: int | Integers, sequences: int | Integers
-) -> Integers:
+def _attention_ns(plan: StepPlan, step_us: Floats, tokens: int | Longs, sequences: int | Longs) -> Longs:
     """What steps take besides every other operator, ns a layer: attention, and what is added to prompts."""
     return _whole_ns((step_us - others_us(plan, tokens, sequences)) / plan.model.num_layers)
 
 
-def _whole_ns(latency_us: Floats) -> Integers:
-    whole: Integers = np.rint(latency_us * NS_PER_US).astype(np.int64)
+def _whole_ns(latency_us: Floats) -> Longs:
+    whole: Longs = np.rint(latency_us * NS_PER_US).astype(np.int64)
     return whole

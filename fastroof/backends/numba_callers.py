@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
+from fastroof.arrays import Floats
 from fastroof.compiled.callers import equal_decodes_us, requests_step_us
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
 
 __all__ = ["numba_decode", "numba_step"]
-
-Floats = npt.NDArray[np.float64]
 
 
 def numba_step(plan: StepPlan) -> tuple[Callable[..., float], Floats]:

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Floats
 from fastroof.compiled.callers import sums_step_us
 from fastroof.errors import BackendError, PlanRangeError
 from fastroof.plan import StepPlan
@@ -139,7 +139,7 @@ class StepTimeRegressor:
         self.plan = plan
         self.guessed_steps = 0
 
-    def predict(self, rows: Sequence[Sequence[float]]) -> npt.NDArray[np.float64]:
+    def predict(self, rows: Sequence[Sequence[float]]) -> Floats:
         """Time steps.
 
         Parameters

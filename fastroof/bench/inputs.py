@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Array
 from fastroof.bench.workload import Setup
 from fastroof.run import StepBatch
 
 __all__ = ["chunk_sizes", "decode_sizes", "mixed_batch", "ragged_decodes", "sweep_axes"]
 
-Array = npt.NDArray[Any]
 
 MAX_BATCH: Final = 512
 MEAN_REQUESTS: Final = 64

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Floats, Longs
 from fastroof.bench.workload import Baseline, Setup, Workload
 from fastroof.operators.attention_work import HeadShape
 from fastroof.operators.operator import METHODS
@@ -60,7 +60,7 @@ def lookup_points(tables: Tables, operator: str, count: int, heads: HeadShape | 
     return arguments
 
 
-def _log_uniform(rng: np.random.Generator, low: int, high: int, count: int) -> npt.NDArray[np.int64]:
+def _log_uniform(rng: np.random.Generator, low: int, high: int, count: int) -> Longs:
     sizes = np.exp(rng.uniform(np.log(low), np.log(high), count))
     return np.clip(np.round(sizes).astype(np.int64), low, high)
 
@@ -107,5 +107,5 @@ def lookup_workloads(setup: Setup, sources: dict[str, Tables]) -> Iterator[Workl
                 )
 
 
-def _latency_us(tables: Tables, operator: str, method: str, points: Arguments) -> npt.NDArray[np.float64]:
+def _latency_us(tables: Tables, operator: str, method: str, points: Arguments) -> Floats:
     return tables.lookup(operator, method=method, **points).latency_us

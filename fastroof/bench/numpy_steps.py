@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Array, Floats
 from fastroof.operators.attention import ATTENTION_PREFILL
 from fastroof.operators.attention_work import prefill_bound
 from fastroof.plan import StepPlan
@@ -19,8 +19,6 @@ from fastroof.tables import Tables
 
 __all__ = ["CHUNK", "NumpySteps", "searched"]
 
-Array = npt.NDArray[Any]
-Floats = npt.NDArray[np.float64]
 
 CHUNK: Final = 16_384
 """Steps at a time: what a chunk needs stays in the cache."""

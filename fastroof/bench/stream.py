@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fastroof.compiled.jit import Flags, Floats, Ints, jit
+from fastroof.arrays import Flags, Floats, Ints
+from fastroof.compiled.jit import jit
 
 __all__ = ["stream_decodes", "stream_lookups", "stream_out", "stream_prefills", "stream_requests"]
 

@@ -8,8 +8,8 @@ from itertools import islice, product
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Floats
 from fastroof.bench.inputs import sweep_axes
 from fastroof.bench.numpy_steps import NumpySteps
 from fastroof.bench.workload import Baseline, Setup, Workload
@@ -74,7 +74,7 @@ def sweep_written(setup: Setup) -> Workload:
         numpy = [NumpySteps(plan, setup.tables) for plan in few]
         written = np.empty((len(few), *out.shape[1:]))
 
-        def broadcast() -> npt.NDArray[np.float64]:
+        def broadcast() -> Floats:
             for steps, answer in zip(numpy, written, strict=True):
                 answer[:] = steps.grid_us(batch, kv_len).T
             return written

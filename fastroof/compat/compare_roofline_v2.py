@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Floats
 from fastroof.compat import roofline_v2
 from fastroof.compat.compare_fastroof import linear_us
 from fastroof.compat.compare_steps import COMPONENTS, Case, MethodTime, Step
@@ -239,6 +239,6 @@ def _prefill_lengths(case: Case, shape: str) -> set[int]:
     return _axis(tables.arena, int(tables.prefill_at[tables.attn_configs.index(shape)]))
 
 
-def _axis(arena: npt.NDArray[np.float64], at: int) -> set[int]:
+def _axis(arena: Floats, at: int) -> set[int]:
     """Measured sizes of a curve's block, whose last node only closes it."""
     return {int(x) for x in arena[at + 2 : at + 2 + int(arena[at]) - 1]}

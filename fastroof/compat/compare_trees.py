@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Array
 from fastroof.compat import infersim, roofline_v2
 from fastroof.config import GpuSpec
 from fastroof.errors import MissingTableError
@@ -21,7 +21,6 @@ from fastroof.units import US_PER_S
 
 __all__ = ["infersim_tree", "roofline_v2_tree"]
 
-Array = npt.NDArray[Any]
 Heads = tuple[int, int, int]
 
 HEADS: Final = ("num_q_heads", "num_kv_heads", "head_dim")

@@ -20,8 +20,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Floats, Longs
 from fastroof.checks import is_number
 from fastroof.compat.roofline_v2.configs import Hardware, ModelSizes, checked_tp
 from fastroof.compat.roofline_v2.steps import StepRequests, Steps, refuse_requests
@@ -30,9 +30,6 @@ from fastroof.errors import PlanError
 from fastroof.units import US_PER_S
 
 __all__ = ["Calibration", "step_us"]
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -181,7 +178,7 @@ def step_us(
 
 
 def _phase(
-    sizes: ModelSizes, phase: _Phase, progress: Ints, new_tokens: Ints, context: Ints, offsets: Ints
+    sizes: ModelSizes, phase: _Phase, progress: Longs, new_tokens: Longs, context: Longs, offsets: Longs
 ) -> tuple[Floats, Floats]:
     """New tokens and seconds of one phase of every step; 0 where a step has no such requests."""
     num_steps = len(offsets) - 1

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fastroof.compiled.jit import Floats, Ints, jit, jit_inline
+from fastroof.arrays import Floats, Ints
+from fastroof.compiled.jit import jit, jit_inline
 from fastroof.compiled.request_sums import MAX_KV_LEN, StepSums, request_sums
 from fastroof.compiled.steps import (
     chunks_step_us,

@@ -10,11 +10,11 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Floats, Longs
 from fastroof.compiled import disaggregated, serving
 from fastroof.compiled.disaggregated import DISAGGREGATED_ROWS, LinkOptions, disaggregated_estimates
-from fastroof.compiled.jit import Floats, jit
+from fastroof.compiled.jit import jit
 from fastroof.compiled.mean_steps import mean_decode_attention_us
 from fastroof.compiled.serving import ESTIMATE_ROWS, ServingOptions, serving_estimates
 from fastroof.compiled.steps import PlanParts
@@ -30,7 +30,6 @@ __all__ = [
     "solve_rate",
 ]
 
-Longs = npt.NDArray[np.int64]
 
 # What became of a candidate.
 FEASIBLE, MEMORY, CONTEXT, RATE, TTFT, TPOT, REQUEST, KV_SHARE_OVER, GPUS, PLAN_SIZE, WHOLE_PROMPT = range(11)

@@ -7,7 +7,8 @@ one of the negative codes below where InferSim falls back.
 
 from __future__ import annotations
 
-from fastroof.compiled.jit import Ints, jit
+from fastroof.arrays import Ints
+from fastroof.compiled.jit import jit
 
 __all__ = ["EMPTY_BLOCK", "NO_KEY", "UNDER_FIRST_ROW", "ceiling_shape_row", "floor_row", "nearest_row"]
 

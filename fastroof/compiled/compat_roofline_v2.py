@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 
-from fastroof.compiled.jit import Floats, Ints, jit
+from fastroof.arrays import Floats, Ints
+from fastroof.compiled.jit import jit
 from fastroof.compiled.search import bracket
 
 __all__ = [

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fastroof.arrays import Floats, Ints
 from fastroof.compiled.grids import AxisSlots, GridBlock
-from fastroof.compiled.jit import Floats, Ints, jit
+from fastroof.compiled.jit import jit
 from fastroof.compiled.llvm import LANES, float_bits, line_lanes, output_store, prefetch, table_load
 from fastroof.compiled.search import bracket
 from fastroof.compiled.steps import CODE_SIZES, MAX_KV_LEN, open_plan, step_rows_us

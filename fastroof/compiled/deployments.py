@@ -9,9 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
+from fastroof.arrays import Flags, Floats, Longs
 from fastroof.compiled.closed_loops import (
     ANSWERS,
     CONCURRENCY,
@@ -64,13 +62,12 @@ from fastroof.compiled.closed_loops import (
     solve_rate,
 )
 from fastroof.compiled.grids import grid_flag
-from fastroof.compiled.jit import Flags, Floats, jit
+from fastroof.compiled.jit import jit
 from fastroof.compiled.reductions import BestTable, Fronts, count_value, keep_best, keep_pareto
 from fastroof.compiled.steps import MODELLED, PlanParts, open_plan
 
 __all__ = ["Axes", "Reduction", "candidate_digits", "evaluate_candidates", "reduce_candidates"]
 
-Longs = npt.NDArray[np.int64]
 
 # Objectives, of which more is better.
 PER_GPU_HIGH, PER_USER_HIGH, COST_LOW, GOODPUT = range(4)

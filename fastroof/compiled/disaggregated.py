@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from fastroof.compiled.jit import Floats, jit
+from fastroof.arrays import Floats
+from fastroof.compiled.jit import jit
 from fastroof.compiled.mean_steps import mean_decode_step_us, prompt_steps_us
 from fastroof.compiled.serving import CODE_KV, CODE_SEQS, CODE_SIZES, CODE_TOKENS, CODE_WHOLE_PROMPT
 from fastroof.compiled.steps import MAX_KV_LEN, PlanParts, open_plan

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fastroof.arrays import Flags, Floats
 from fastroof.compiled.guides import Guide, guide_of, guided_cell
-from fastroof.compiled.jit import Flags, Floats, jit, jit_inline
+from fastroof.compiled.jit import jit, jit_inline
 from fastroof.compiled.llvm import table_load
 from fastroof.compiled.packed import PackedGemm
 from fastroof.compiled.search import INTERPOLATED, bracket, curve_point, nearest_node

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fastroof.compiled.jit import Flags, Floats, jit, jit_inline
+from fastroof.arrays import Flags, Floats
+from fastroof.compiled.jit import jit, jit_inline
 from fastroof.compiled.layout import FORM_DECODE_RATE, FORM_LATENCY, FORM_PREFILL_RATE
 from fastroof.compiled.llvm import float_bits, output_store, table_load
 from fastroof.compiled.packed import GridNodes

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fastroof.compiled.jit import Floats, Ints, jit
+from fastroof.arrays import Floats, Ints
+from fastroof.compiled.jit import jit
 from fastroof.compiled.layout import GUIDE_HEADER
 from fastroof.compiled.llvm import float_bits, table_load
 

@@ -7,18 +7,13 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar, cast
 
 import numba
-import numpy as np
-import numpy.typing as npt
 from numba.core.compiler_lock import global_compiler_lock
 
 from fastroof.compiled.code_cache import LoopCache
 
-__all__ = ["Flags", "Floats", "Ints", "jit", "jit_inline"]
+__all__ = ["jit", "jit_inline"]
 
 F = TypeVar("F", bound=Callable[..., Any])
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.integer[Any]]
-Flags = npt.NDArray[np.uint8]
 
 OPTIONS: Final[dict[str, Any]] = {
     "nogil": True,

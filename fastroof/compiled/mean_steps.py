@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from fastroof.arrays import Floats
 from fastroof.compiled.decode_lines import cell_at
 from fastroof.compiled.grids import grid_value
-from fastroof.compiled.jit import Floats, jit, jit_inline
+from fastroof.compiled.jit import jit, jit_inline
 from fastroof.compiled.llvm import table_load
 from fastroof.compiled.steps import PlanParts, equal_chunks, prefill_attention_us, with_prefill_us
 

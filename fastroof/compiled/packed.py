@@ -11,11 +11,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fastroof.arrays import Flags, Floats, Longs
+
 __all__ = ["GridNodes", "GuidedGrid", "PackedCurve", "PackedGemm"]
 
-Floats = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.uint8]
-Longs = npt.NDArray[np.int64]
 Origins = npt.NDArray[np.uint16]
 
 

@@ -22,6 +22,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from fastroof.arrays import Floats
 from fastroof.compiled.grids import (
     BLOCK_HEADER,
     FIRST_KEY,
@@ -33,7 +34,7 @@ from fastroof.compiled.grids import (
     X,
     Y,
 )
-from fastroof.compiled.jit import Floats, jit
+from fastroof.compiled.jit import jit
 from fastroof.compiled.steps import (
     ARENA_FORMAT,
     ARENA_MAGIC,

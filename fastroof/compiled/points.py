@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from fastroof.compiled.jit import Flags, Floats, jit
+from fastroof.arrays import Flags, Floats
+from fastroof.compiled.jit import jit
 
 __all__ = ["AttentionPrices", "copied_sizes", "curve_mfu", "decode_mfu", "gemm_mfu", "prefill_us_and_mfu"]
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
-from fastroof.compiled.jit import Floats, jit
+from fastroof.arrays import Floats, Longs
+from fastroof.compiled.jit import jit
 
 __all__ = [
     "BINS",
@@ -27,7 +25,6 @@ __all__ = [
     "reduce_pareto",
 ]
 
-Longs = npt.NDArray[np.int64]
 
 BINS_A_DOUBLING = 4
 FIRST_DOUBLING = -20

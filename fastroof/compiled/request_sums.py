@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastroof.compiled.jit import Ints, jit_inline
+from fastroof.arrays import Ints
+from fastroof.compiled.jit import jit_inline
 from fastroof.compiled.llvm import table_load
 
 __all__ = ["MAX_KV_LEN", "StepSums", "decode_sums", "request_sums"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fastroof.compiled.jit import Flags, Floats, jit
+from fastroof.arrays import Flags, Floats
+from fastroof.compiled.jit import jit
 from fastroof.compiled.search import curve_point
 
 __all__ = ["curve_rows", "sum_rows"]

@@ -16,9 +16,10 @@ import numpy as np
 from numba import carray, types  # type: ignore[attr-defined]
 from numba.core.ccallback import CFunc
 
+from fastroof.arrays import Floats
 from fastroof.compiled.callers import equal_decodes_us, requests_step_us
 from fastroof.compiled.code_cache import LoopCache
-from fastroof.compiled.jit import OPTIONS, Floats, jit_inline
+from fastroof.compiled.jit import OPTIONS, jit_inline
 from fastroof.compiled.llvm import PLAIN, pointer_at, stack_words
 from fastroof.compiled.request_sums import MAX_KV_LEN, StepSums
 from fastroof.compiled.steps import open_plan, summed_step_us

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from fastroof.arrays import Flags, Floats
 from fastroof.compiled.guides import guide_of, guided_cell
-from fastroof.compiled.jit import Flags, Floats, jit
+from fastroof.compiled.jit import jit
 from fastroof.compiled.llvm import table_load
 from fastroof.compiled.packed import PackedCurve
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from fastroof.compiled.jit import Floats, jit
+from fastroof.arrays import Floats
+from fastroof.compiled.jit import jit
 from fastroof.compiled.mean_steps import (
     mean_decode_attention_us,
     mean_mixed_step_us,

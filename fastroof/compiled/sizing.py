@@ -10,10 +10,10 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Flags, Floats, Longs
 from fastroof.compiled.decode_lines import cell_at
-from fastroof.compiled.jit import Flags, Floats, jit, jit_inline
+from fastroof.compiled.jit import jit, jit_inline
 from fastroof.compiled.steps import (
     CODE_SIZES,
     MAX_KV_LEN,
@@ -38,7 +38,6 @@ __all__ = [
     "new_scratch",
 ]
 
-Longs = npt.NDArray[np.int64]
 
 CHUNK = 64
 """Batch sizes that are compared at once, without a branch, so that LLVM vectorises."""

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from fastroof.arrays import Flags, Floats, Ints
 from fastroof.compiled.grids import FORM_LATENCY, GridBlock, grid_flag, grid_line, grid_value, open_block
-from fastroof.compiled.jit import Flags, Floats, Ints, jit, jit_inline
+from fastroof.compiled.jit import jit, jit_inline
 from fastroof.compiled.llvm import output_store, table_load
 from fastroof.compiled.request_sums import MAX_KV_LEN, StepSums, decode_sums, request_sums
 

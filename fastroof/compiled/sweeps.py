@@ -15,13 +15,13 @@ import ctypes
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from numba import carray  # type: ignore[attr-defined]
 from numba.core import config
 
+from fastroof.arrays import Flags, Floats, Longs
 from fastroof.compiled.decode_lines import cell_at, cell_line, line_cell
 from fastroof.compiled.grids import FORM_LATENCY
-from fastroof.compiled.jit import Flags, Floats, jit, jit_inline
+from fastroof.compiled.jit import jit, jit_inline
 from fastroof.compiled.llvm import float_bits, output_store, pointer_at, table_load
 from fastroof.compiled.steps import (
     CODE_SIZES,
@@ -51,8 +51,6 @@ LIMITED_BY_TPOT = 2
 LIMITED_BY_THROUGHPUT = 3
 
 NO_RATE = -1
-
-Longs = npt.NDArray[np.int64]
 
 
 class PlanRows(NamedTuple):

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Array
 from fastroof.config.gpu import GpuSpec, load_gpu
 from fastroof.errors import TableError
 from fastroof.load.measured import MeasuredTable, MeasuredTables
@@ -29,7 +29,6 @@ from fastroof.units import GB, US_PER_S
 
 __all__ = ["available", "convert_aiconfigurator", "import_aiconfigurator", "installed_root"]
 
-Array = npt.NDArray[Any]
 
 PACKAGE: Final = "aiconfigurator_core"
 INSTALL: Final = "pip install aiconfigurator-core==0.12.0"

@@ -7,16 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Array, Bools, Floats, Longs
 from fastroof.load.file_report import Finding
 from fastroof.operators.registry import OPERATORS
 
 __all__ = ["Grid", "duplicates", "example", "grid_findings", "grid_of"]
 
-Array = npt.NDArray[Any]
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 Columns = Mapping[str, Array]
 
 NOTED_FALL = 0.10
@@ -45,15 +42,15 @@ class Grid:
 
     operator: str
     columns: Columns
-    kernel: Ints
-    axes: Mapping[str, Ints]
+    kernel: Longs
+    axes: Mapping[str, Longs]
 
     @property
     def latency_us(self) -> Floats:
         """Measured latency of each row."""
         return self.columns["latency_us"]
 
-    def kernels(self) -> Iterator[Ints]:
+    def kernels(self) -> Iterator[Longs]:
         """Yield the rows of one kernel after another, each in the file's order."""
         order = np.argsort(self.kernel, kind="stable")
         yield from np.split(order, np.flatnonzero(np.diff(self.kernel[order])) + 1)
@@ -79,7 +76,7 @@ def grid_findings(grid: Grid) -> list[Finding]:
     return [*found, *_jumps(grid, cold), *_holes(grid)]
 
 
-def duplicates(operator: str, columns: Columns, file: Ints, files: int) -> dict[int, Finding]:
+def duplicates(operator: str, columns: Columns, file: Longs, files: int) -> dict[int, Finding]:
     """Find points that were measured more than once, over all files of a table.
 
     Parameters
@@ -135,7 +132,7 @@ def duplicates(operator: str, columns: Columns, file: Ints, files: int) -> dict[
 # -- checks of one file ------------------------------------------------------------------------
 
 
-def _warm_up(grid: Grid) -> tuple[npt.NDArray[np.bool_], list[Finding]]:
+def _warm_up(grid: Grid) -> tuple[Bools, list[Finding]]:
     """Find kernels whose first row is slower than a row with more work."""
     cold = np.zeros(len(grid.kernel), bool)
     sizes = np.stack(list(grid.axes.values()))
@@ -163,7 +160,7 @@ def _warm_up(grid: Grid) -> tuple[npt.NDArray[np.bool_], list[Finding]]:
     return cold, [Finding("warm_up", "warning", count, message, point)]
 
 
-def _jumps(grid: Grid, cold: npt.NDArray[np.bool_]) -> list[Finding]:
+def _jumps(grid: Grid, cold: Bools) -> list[Finding]:
     """Find latencies that fall as one size grows and the others stay; cold rows are told apart."""
     rows, latency = _median_points(grid)
     sizes = {name: values[rows] for name, values in grid.axes.items()}
@@ -216,7 +213,7 @@ def _missing(grid: Grid, sides: Mapping[str, list[str]], kind: str, what: str) -
     first: dict[str, Any] = {}
     for rows in grid.kernels():
         code = np.zeros(len(rows), np.int64)
-        values: list[tuple[list[str], Ints]] = []
+        values: list[tuple[list[str], Longs]] = []
         product = 1
         for names in sides.values():
             distinct, index = np.unique(
@@ -238,7 +235,7 @@ def _missing(grid: Grid, sides: Mapping[str, list[str]], kind: str, what: str) -
     return [Finding(kind, "note", missing, message, first)]
 
 
-def _cell(grid: Grid, row: int, sides: list[tuple[list[str], Ints]], code: int) -> dict[str, Any]:
+def _cell(grid: Grid, row: int, sides: list[tuple[list[str], Longs]], code: int) -> dict[str, Any]:
     """Return the keys of a kernel and the sizes of one cell of its grid."""
     sizes: dict[str, Any] = {}
     for names, distinct in reversed(sides):
@@ -255,7 +252,7 @@ def _axis_names(grid: Grid) -> tuple[str, ...]:
     return tuple(c.name for c in OPERATORS[grid.operator].axes)
 
 
-def _median_points(grid: Grid) -> tuple[Ints, Floats]:
+def _median_points(grid: Grid) -> tuple[Longs, Floats]:
     """Return one row of each distinct point, and the median latency of the point."""
     cell = _codes([grid.kernel, *grid.axes.values()], len(grid.kernel))
     order = np.lexsort((grid.latency_us, cell))
@@ -266,11 +263,11 @@ def _median_points(grid: Grid) -> tuple[Ints, Floats]:
     return np.minimum.reduceat(order, starts), median
 
 
-def _starts(ordered: Array) -> Ints:
+def _starts(ordered: Array) -> Longs:
     return np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
 
 
-def _codes(columns: Iterable[Array], rows: int) -> Ints:
+def _codes(columns: Iterable[Array], rows: int) -> Longs:
     """Return one code for each combination of values, dense from 0: products never overflow."""
     codes = np.zeros(rows, np.int64)
     for column in columns:

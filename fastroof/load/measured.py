@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Array, Longs
 from fastroof.config.gpu import GpuSpec, load_gpu
 from fastroof.lazy_property import lazy_property
 from fastroof.operators.operator import Operator
@@ -18,7 +18,6 @@ from fastroof.operators.registry import OPERATORS
 
 __all__ = ["MeasuredTable", "MeasuredTables", "PeakFinding", "SourceChoice"]
 
-Array = npt.NDArray[Any]
 SourceChoice = str | Mapping[str, str] | None
 """One source for everything, or by operator the source that serves it; None leaves it to the ranks."""
 
@@ -84,7 +83,7 @@ class MeasuredTable:
         """Measured rows in the table."""
         return len(self.columns["latency_us"])
 
-    def groups(self) -> dict[tuple[Any, ...], npt.NDArray[np.int64]]:
+    def groups(self) -> dict[tuple[Any, ...], Longs]:
         """Row indices by key: the values of ``schema.keys``, in the schema's order."""
         if not self.num_rows:
             return {}

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Array
 from fastroof.columns import GPU, LATENCY, OPTIONAL_COLUMNS
 from fastroof.config.gpu import GpuSpec, load_gpu
 from fastroof.errors import TableError
@@ -21,7 +21,6 @@ from fastroof.units import DTYPE_BYTES, TFLOP, US_PER_S
 
 __all__ = ["Source", "list_sources", "load_own"]
 
-Array = npt.NDArray[Any]
 
 GPU_FILE: Final = "gpu.toml"
 PROVENANCE_FILE: Final = "provenance.toml"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Array, Bools, Longs
 from fastroof.config.gpu import GpuSpec
 from fastroof.load.write import sort_rows
 from fastroof.operators.foreign_rows import ForeignRows, Raw
@@ -18,7 +18,6 @@ from fastroof.units import US_PER_S
 
 __all__ = ["PACKAGE_FILES", "Part", "joined", "point_codes", "select"]
 
-Array = npt.NDArray[Any]
 
 _FEW: Final = 1e-3
 
@@ -62,7 +61,7 @@ def select(operator: str, rows: ForeignRows, gpu: GpuSpec) -> tuple[dict[str, Ar
     return columns, left_out
 
 
-def _slower_kernels(operator: str, columns: Mapping[str, Array]) -> npt.NDArray[np.bool_]:
+def _slower_kernels(operator: str, columns: Mapping[str, Array]) -> Bools:
     """Mark rows of every kernel but the fastest of its sizes: a framework that has several picks one."""
     point = point_codes(operator, columns)
     _, kernel = np.unique(columns["kernel"], return_inverse=True)
@@ -71,7 +70,7 @@ def _slower_kernels(operator: str, columns: Mapping[str, Array]) -> npt.NDArray[
     return np.asarray(kernel != kernel[first][point])
 
 
-def point_codes(operator: str, columns: Mapping[str, Array]) -> npt.NDArray[np.int64]:
+def point_codes(operator: str, columns: Mapping[str, Array]) -> Longs:
     """Return a code for each row: equal for equal keys and axes."""
     schema = OPERATORS[operator]
     codes = np.zeros(len(columns["latency_us"]), np.int64)

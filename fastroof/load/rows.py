@@ -8,18 +8,17 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
+from fastroof.arrays import Array, Bools
 from fastroof.columns import Column
 from fastroof.errors import TableError
 
 __all__ = ["ENDINGS", "read_columns"]
 
-Array = npt.NDArray[Any]
 
 ENDINGS = (".parquet", ".csv")
 """Endings of the files that :func:`read_columns` reads."""
@@ -227,7 +226,7 @@ class _Reader:
 
     # -- refusals ------------------------------------------------------------------------------
 
-    def _refuse(self, column: Column, cells: pa.Array, wrong: npt.NDArray[np.bool_]) -> NoReturn:
+    def _refuse(self, column: Column, cells: pa.Array, wrong: Bools) -> NoReturn:
         """Raise for the first wrong cell."""
         row = int(np.argmax(wrong))
         cell = cells[row].as_py()

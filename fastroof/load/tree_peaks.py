@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Array, Bools, Floats
 from fastroof.config.gpu import GpuSpec, gpu_names, load_gpu
 from fastroof.load.measured import PeakFinding
 from fastroof.operators.registry import OPERATORS
@@ -20,8 +19,7 @@ from fastroof.units import PEAK_DTYPE, TFLOP, US_PER_S
 
 __all__ = ["PeakFit", "fit_peak", "rounding_unit"]
 
-Floats = npt.NDArray[np.float64]
-Columns = Mapping[str, npt.NDArray[Any]]
+Columns = Mapping[str, Array]
 
 RELATIVE_SLACK = 0.01
 """Latencies are rounded too, and peaks are quoted as 989 or 989.5: off by less is agreement."""
@@ -51,7 +49,7 @@ class PeakFit:
     finding: PeakFinding
     units: str | None
     expected_mfu: Floats
-    contradicts: npt.NDArray[np.bool_]
+    contradicts: Bools
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ class _Candidate:
     flops: Floats
 
 
-def rounding_unit(values: npt.NDArray[Any]) -> float:
+def rounding_unit(values: Array) -> float:
     """Return the step a column was rounded to: 0.001 for 3 decimals.
 
     Examples
@@ -109,7 +107,7 @@ def fit_peak(
     own_units = None if own_dtype is None else PEAK_DTYPE.get(own_dtype)
     conventions = OPERATORS[operator].flops_conventions(columns)
 
-    def contradicts(work: Floats, peak_flops_per_s: float) -> npt.NDArray[np.bool_]:
+    def contradicts(work: Floats, peak_flops_per_s: float) -> Bools:
         expected = work / (seconds * peak_flops_per_s)
         return np.asarray(np.abs(mfu - expected) > half_unit * (1 + 1e-6) + RELATIVE_SLACK * expected)
 

@@ -16,11 +16,11 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Array
 from fastroof.columns import DTYPE
 from fastroof.config.gpu import GpuSpec, load_gpu
 from fastroof.errors import GpuError, TableError
@@ -32,7 +32,6 @@ from fastroof.units import PEAK_DTYPE, TFLOP, US_PER_S
 
 __all__ = ["is_tree", "load_tree"]
 
-Array = npt.NDArray[Any]
 Columns = dict[str, Array]
 
 PHASES: Final = ("prefill", "decode")

@@ -6,11 +6,10 @@ Nothing is changed or dropped here: a report says what was found, and how grave 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Array, Bools, Floats
 from fastroof.config.gpu import GpuSpec
 from fastroof.load.file_report import SEVERITIES, AxisRange, FileReport, Finding, Severity, worst
 from fastroof.load.grid_checks import duplicates, example, grid_findings, grid_of
@@ -22,9 +21,6 @@ from fastroof.units import GB, MIB, TFLOP, US_PER_S
 
 __all__ = ["AxisRange", "FileReport", "Finding", "Severity", "validate", "worst"]
 
-Array = npt.NDArray[Any]
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 Columns = Mapping[str, Array]
 
 UNKNOWN_L2_BYTES = 64 * MIB

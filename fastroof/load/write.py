@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
+from fastroof.arrays import Array
 from fastroof.columns import OPTIONAL_COLUMNS
 from fastroof.errors import TableError
 from fastroof.operators.operator import Operator
@@ -23,7 +23,6 @@ from fastroof.whole_files import whole_folder, write_whole
 
 __all__ = ["sort_rows", "toml_text", "write_source"]
 
-Array = npt.NDArray[Any]
 Format = Literal["parquet", "csv"]
 
 PROVENANCE_FILE: Final = "provenance.toml"

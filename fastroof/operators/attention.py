@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Array, Bools, Floats
 from fastroof.columns import DTYPE, KV_DTYPE, LATENCY, Column
 from fastroof.compiled.layout import FORM_DECODE_RATE, FORM_PREFILL_RATE
 from fastroof.config.gpu import GpuSpec
@@ -44,15 +44,7 @@ from fastroof.operators.foreign_rows import (
     text_columns,
     unknown_dtypes,
 )
-from fastroof.operators.operator import (
-    Answers,
-    Array,
-    Columns,
-    DatasheetClass,
-    Floats,
-    HoldoutGrid,
-    Key,
-)
+from fastroof.operators.operator import Answers, Columns, DatasheetClass, HoldoutGrid, Key
 from fastroof.roofline import BatchBound
 from fastroof.uncertainty.variance import PREFIX
 from fastroof.units import DTYPE_BYTES
@@ -184,7 +176,7 @@ class AttentionPrefill(AttentionOperator):
         """New tokens of each sequence."""
         return columns["q_len"]
 
-    def unprefixed(self, columns: Columns) -> npt.NDArray[np.bool_]:
+    def unprefixed(self, columns: Columns) -> Bools:
         """Whole prompts."""
         return np.asarray(columns["q_len"] == columns["kv_len"])
 

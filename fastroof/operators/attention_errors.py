@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from fastroof.arrays import Floats
 from fastroof.operators.attention_work import HeadShape
-from fastroof.operators.operator import Floats
 from fastroof.uncertainty.leave_one_out import LocalErrors, MeasuredGrid, measured_grid
 from fastroof.uncertainty.variance import (
     MAPE_TO_ERROR,

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Array, Bools, Floats
 from fastroof.columns import KV_DTYPE, ORIGIN_BORROWED, ORIGIN_MEASURED, ORIGIN_MODELLED, Column
 from fastroof.compiled.packed import GridNodes, GuidedGrid
 from fastroof.config.gpu import GpuSpec
@@ -22,16 +22,7 @@ from fastroof.operators.attention_work import (
     decode_attention_flops,
     reads_kv_peaks,
 )
-from fastroof.operators.operator import (
-    Array,
-    Columns,
-    DatasheetClass,
-    Floats,
-    Key,
-    Operator,
-    element_bytes,
-    unit_us,
-)
+from fastroof.operators.operator import Columns, DatasheetClass, Key, Operator, element_bytes, unit_us
 from fastroof.pack import SIZE_LIMIT, PackedGrid, pack_grid
 from fastroof.pack.curves import cell_origins
 from fastroof.pack.guides import joined_axes
@@ -134,11 +125,11 @@ class AttentionOperator(AttentionRows):
     def mfu_work(self, batch: Any, length: Any) -> Any:
         """Work without a prefix, in units of one query that attends to one token of one head's width."""
 
-    def unprefixed(self, columns: Columns) -> npt.NDArray[np.bool_]:
+    def unprefixed(self, columns: Columns) -> Bools:
         """Rows of the grid: all but prompts after a prefix."""
         return np.full(len(columns["latency_us"]), True)
 
-    def plotted_rows(self, columns: Columns) -> npt.NDArray[np.bool_]:
+    def plotted_rows(self, columns: Columns) -> Bools:
         """Full attention without a prefix."""
         return super().plotted_rows(columns) & self.unprefixed(columns)
 

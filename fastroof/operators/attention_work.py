@@ -9,9 +9,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from fastroof.arrays import Array, Floats
 from fastroof.columns import Column
 from fastroof.config.gpu import GpuSpec
-from fastroof.operators.operator import Array, Columns, Floats, dtype_peaks
+from fastroof.operators.operator import Columns, dtype_peaks
 from fastroof.operators.work import Real, as_floats
 from fastroof.roofline import BatchBound
 from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES, US_PER_S

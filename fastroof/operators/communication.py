@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
+from fastroof.arrays import Array, Floats
 from fastroof.columns import DTYPE, Column
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import LookupInputError
@@ -23,7 +24,7 @@ from fastroof.operators.foreign_rows import (
     text_columns,
     unknown_dtypes,
 )
-from fastroof.operators.operator import Array, Columns, DatasheetClass, Floats, HoldoutGrid, Key, Operator
+from fastroof.operators.operator import Columns, DatasheetClass, HoldoutGrid, Key, Operator
 from fastroof.operators.rows import CurveOptions, PerRowOperator, RowCost, RowNodes
 from fastroof.operators.sized import SizedOperator
 from fastroof.operators.work import Real, as_floats

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 
+from fastroof.arrays import Array, Floats
 from fastroof.columns import ORIGIN_INTERPOLATED, Column
 from fastroof.errors import MissingTableError
 from fastroof.operators.calls import Elementwise
@@ -20,7 +21,7 @@ from fastroof.operators.foreign_rows import (
     size_columns,
     text_columns,
 )
-from fastroof.operators.operator import Array, Columns, DatasheetClass, Floats, Key
+from fastroof.operators.operator import Columns, DatasheetClass, Key
 from fastroof.operators.rows import CurveOptions, PerRowOperator, RowCost, RowNodes
 from fastroof.pack import SIZE_LIMIT
 from fastroof.uncertainty.leave_one_out import LEVEL, NORMAL_80

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Array, Bools
 from fastroof.columns import Column
 from fastroof.units import DTYPE_BYTES, US_PER_MS
 
@@ -32,7 +32,6 @@ __all__ = [
     "unknown_dtypes",
 ]
 
-Array = npt.NDArray[Any]
 Raw = Mapping[str, Array]
 Heads = tuple[int, int, int]
 """The three numbers in the name of a tree's attention file, on one GPU."""
@@ -53,7 +52,7 @@ class ForeignRows:
     """
 
     columns: dict[str, Array]
-    left_out: dict[str, npt.NDArray[np.bool_]]
+    left_out: dict[str, Bools]
 
 
 @dataclass(frozen=True)
@@ -138,6 +137,6 @@ def dtype_names(words: Array) -> Array:
     return renamed
 
 
-def unknown_dtypes(dtypes: Array) -> dict[str, npt.NDArray[np.bool_]]:
+def unknown_dtypes(dtypes: Array) -> dict[str, Bools]:
     """Rows of dtypes that fastroof does not know, by reason."""
     return {f"dtype {d}": dtypes == d for d in sorted(set(dtypes)) if d not in DTYPE_BYTES}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
+from fastroof.arrays import Array, Floats
 from fastroof.columns import DTYPE, LATENCY, Column
 from fastroof.config.gpu import GpuSpec
 from fastroof.operators.calls import Gemm
@@ -28,10 +29,8 @@ from fastroof.operators.foreign_rows import (
 )
 from fastroof.operators.operator import (
     Answers,
-    Array,
     Columns,
     DatasheetClass,
-    Floats,
     HoldoutGrid,
     Key,
     dtype_peaks,

@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 
+from fastroof.arrays import Array, Floats
 from fastroof.columns import DTYPE, KV_DTYPE, LATENCY, Column
 from fastroof.config.gpu import GpuSpec
 from fastroof.operators.attention_work import (
@@ -19,7 +20,7 @@ from fastroof.operators.attention_work import (
     reads_kv_peaks,
 )
 from fastroof.operators.foreign_rows import MFU, Heads, Raw, TreeFile
-from fastroof.operators.operator import Array, Columns, Floats, Operator, dtype_peaks, element_bytes
+from fastroof.operators.operator import Columns, Operator, dtype_peaks, element_bytes
 
 __all__ = ["MLA_DECODE", "MLA_PREFILL", "OPERATORS", "MlaDecode", "MlaPrefill"]
 

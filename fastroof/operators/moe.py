@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
+from fastroof.arrays import Array, Floats
 from fastroof.columns import DTYPE, Column
 from fastroof.config.gpu import GpuSpec
 from fastroof.operators.foreign_rows import (
@@ -21,15 +22,7 @@ from fastroof.operators.foreign_rows import (
     text_columns,
     unknown_dtypes,
 )
-from fastroof.operators.operator import (
-    Array,
-    Columns,
-    Floats,
-    HoldoutGrid,
-    Key,
-    dtype_peaks,
-    element_bytes,
-)
+from fastroof.operators.operator import Columns, HoldoutGrid, Key, dtype_peaks, element_bytes
 from fastroof.operators.sized import SizedOperator
 from fastroof.operators.work import Real, as_floats
 from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES, US_PER_S

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Array, Bools, Flags, Floats
 from fastroof.columns import LATENCY, Column
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import GpuError, LookupInputError
@@ -36,9 +36,6 @@ __all__ = [
     "unit_us",
 ]
 
-Array = npt.NDArray[Any]
-Floats = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.uint8]
 Columns = Mapping[str, Array]
 Key = tuple[Any, ...]
 Answers = tuple[Floats, Floats, Flags]
@@ -254,7 +251,7 @@ class Operator(ABC):
         """FLOPs of every row by each convention that published files use; "" where there is but one."""
         return {"": self.flops(columns)}
 
-    def plotted_rows(self, columns: Columns) -> npt.NDArray[np.bool_]:
+    def plotted_rows(self, columns: Columns) -> Bools:
         """Rows that a lookup without its special arguments answers: no prefix, no window."""
         keep = np.full(len(columns["latency_us"]), True)
         for name, value in self.constants.items():

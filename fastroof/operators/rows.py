@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from fastroof.arrays import Flags, Floats
 from fastroof.columns import ORIGIN_MODELLED
 from fastroof.config.gpu import GpuSpec
-from fastroof.operators.operator import DatasheetClass, Flags, Floats, Key, Operator
+from fastroof.operators.operator import DatasheetClass, Key, Operator
 from fastroof.pack import SIZE_LIMIT
 from fastroof.units import US_PER_S
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from fastroof.arrays import Flags, Floats
 from fastroof.columns import ORIGIN_EXTRAPOLATED, ORIGIN_MEASURED
 from fastroof.config.gpu import GpuSpec
-from fastroof.operators.operator import Answers, Columns, Flags, Floats, Key, Operator, unit_us
+from fastroof.operators.operator import Answers, Columns, Key, Operator, unit_us
 from fastroof.pack import PackedCurve, pack_curve
 from fastroof.uncertainty.leave_one_out import LocalErrors, MeasuredGrid, measured_grid
 from fastroof.uncertainty.variance import calibrated_errors, calibration_factor, relative_variance

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+
+from fastroof.arrays import Floats
 
 __all__ = ["Real", "as_floats"]
 
@@ -17,6 +18,6 @@ Real = Any
 """A number or an array of numbers."""
 
 
-def as_floats(x: Real) -> npt.NDArray[np.float64]:
+def as_floats(x: Real) -> Floats:
     """A size or sizes in float64."""
     return np.array(x, np.float64, copy=None)

@@ -9,10 +9,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from fastroof.arrays import Flags, Floats
 from fastroof.columns import ORIGIN_EXTRAPOLATED, ORIGIN_INTERPOLATED, ORIGIN_MEASURED
 from fastroof.compiled.packed import PackedCurve, PackedGemm
 from fastroof.pack.guides import joined_axes
-from fastroof.pack.points import SIZE_LIMIT, Flags, Floats, sorted_points
+from fastroof.pack.points import SIZE_LIMIT, sorted_points
 
 __all__ = ["PackedCurve", "PackedGemm", "cell_origins", "pack_curve", "pack_gemm"]
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Bools, Flags, Floats
 from fastroof.columns import ORIGIN_EXTRAPOLATED, ORIGIN_MEASURED
 from fastroof.lazy_property import lazy_property
 from fastroof.pack.keys import axis_guide
-from fastroof.pack.points import SIZE_LIMIT, Flags, Floats, sorted_points
+from fastroof.pack.points import SIZE_LIMIT, sorted_points
 from fastroof.roofline import BatchBound
 
 __all__ = ["PackedGrid", "grid_cells", "pack_grid"]
@@ -65,7 +65,7 @@ class PackedGrid:
         return max(1.0, float(self.cells[i, j, 0] / self.roofline(self.y_axis[i], self.x_axis[j])))
 
 
-def _neighbours(known: npt.NDArray[np.bool_], at: int) -> list[int]:
+def _neighbours(known: Bools, at: int) -> list[int]:
     """The nearest known places on either side of ``at`` in one row or column: one or two of them."""
     where = np.flatnonzero(known)
     return [int(i) for i in (*where[where < at][-1:], *where[where > at][:1])]

@@ -6,21 +6,19 @@ from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Floats, Longs
 from fastroof.compiled.layout import GUIDE_HEADER
 from fastroof.pack.keys import MANTISSA_BITS, axis_keys
-from fastroof.pack.points import Floats
 
 __all__ = ["joined_axes"]
 
-Cells = npt.NDArray[np.int64]
 
 MOST_KEY_BITS: Final = 12
 """4,096 consecutive integers have keys of their own."""
 
 
-def _guide(axis: Floats) -> tuple[int, int, Cells] | None:
+def _guide(axis: Floats) -> tuple[int, int, Longs] | None:
     """First key, dropped bits, and the cell at the start of each key; None for nodes too close.
 
     With the fewest bits that leave at most one node inside a key. Everything below 1 has the first key,
@@ -39,7 +37,7 @@ def _guide(axis: Floats) -> tuple[int, int, Cells] | None:
     return None
 
 
-def joined_axes(axes: Iterable[Floats]) -> tuple[Floats, Cells]:
+def joined_axes(axes: Iterable[Floats]) -> tuple[Floats, Longs]:
     """Join padded axes, and guide them.
 
     Parameters
@@ -57,7 +55,7 @@ def joined_axes(axes: Iterable[Floats]) -> tuple[Floats, Cells]:
     """
     axes = list(axes)
     headers: list[int] = []
-    cells: list[Cells] = []
+    cells: list[Longs] = []
     node, place = 0, GUIDE_HEADER * len(axes)
     for axis in axes:
         guide = _guide(axis)

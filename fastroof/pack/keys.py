@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from fastroof.pack.points import Floats
+from fastroof.arrays import Floats, Longs
 
 __all__ = ["MANTISSA_BITS", "AxisGuide", "KeyColumns", "axis_guide", "axis_keys", "key_columns"]
 
@@ -32,7 +31,7 @@ class AxisGuide(NamedTuple):
 
     shift: int
     first: int
-    cells: npt.NDArray[np.int64]
+    cells: Longs
 
 
 class KeyColumns(NamedTuple):
@@ -51,7 +50,7 @@ class KeyColumns(NamedTuple):
     starts: Floats
 
 
-def axis_keys(x: Floats, key_bits: int) -> npt.NDArray[np.int64]:
+def axis_keys(x: Floats, key_bits: int) -> Longs:
     """Keys of coordinates: exponent and ``key_bits`` leading bits of the mantissa of each float64."""
     return np.ascontiguousarray(x, np.float64).view(np.int64) >> (MANTISSA_BITS - key_bits)
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-__all__ = ["SIZE_LIMIT", "Flags", "Floats", "sorted_points"]
+from fastroof.arrays import Floats
 
-Floats = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.uint8]
+__all__ = ["SIZE_LIMIT", "sorted_points"]
+
 
 SIZE_LIMIT = float(2**40)
 """Last node of every axis: beyond any size that an entry point accepts."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Flags, Floats
 from fastroof.compiled.rows import curve_rows
 from fastroof.operators.attention_work import HeadShape
 from fastroof.operators.calls import RowOperator
@@ -15,9 +15,6 @@ from fastroof.operators.registry import OPERATORS
 from fastroof.operators.rows import PerRowOperator, RowCost
 
 __all__ = ["CurveSource", "RowCurve", "per_row", "row_cost", "row_values"]
-
-Floats = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, eq=False)

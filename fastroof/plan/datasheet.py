@@ -11,9 +11,7 @@ from __future__ import annotations
 import warnings
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-
+from fastroof.arrays import Flags, Floats
 from fastroof.config import GpuSpec
 from fastroof.operators.attention import ATTENTION, ATTENTION_PREFILL
 from fastroof.operators.attention_work import HeadShape, prefix_bound_us
@@ -25,8 +23,6 @@ __all__ = ["CLASSES", "DatasheetCurves"]
 
 CLASSES: Final = {name: kind for o in OPERATORS.values() for name, kind in o.datasheets.items()}
 """Launch floor and efficiency by class of operator."""
-
-Floats = npt.NDArray[np.float64]
 
 
 class DatasheetCurves:
@@ -53,7 +49,7 @@ class DatasheetCurves:
         """Latency of a call against its rows; ``max_rows`` does not matter."""
         return RowCurve(call, *per_row(call).datasheet_nodes(call, self.gpu))
 
-    def row_values(self, call: RowOperator, max_rows: int) -> tuple[Floats, npt.NDArray[np.uint8]]:
+    def row_values(self, call: RowOperator, max_rows: int) -> tuple[Floats, Flags]:
         """Latency of a call at every number of rows, and its origin."""
         return row_values(self.row_curve(call, max_rows), max_rows)
 

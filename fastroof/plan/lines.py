@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Floats
 from fastroof.compiled import decode_lines as loops
 from fastroof.compiled import grids, steps
 from fastroof.pack.keys import key_columns
@@ -12,7 +12,7 @@ from fastroof.pack.keys import key_columns
 __all__ = ["decode_lines"]
 
 
-def decode_lines(arena: npt.NDArray[np.float64]) -> npt.NDArray[np.float64] | None:
+def decode_lines(arena: Floats) -> Floats | None:
     """Tabulate a plan's decode steps, see :mod:`fastroof.compiled.decode_lines`.
 
     Returns

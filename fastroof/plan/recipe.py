@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Array, Flags, Floats
 from fastroof.compiled import grids, steps
 from fastroof.compiled.rows import sum_rows
 from fastroof.config import GpuSpec
@@ -26,8 +26,6 @@ from fastroof.plan.table_curves import TableCurves
 from fastroof.tables import Tables
 
 __all__ = ["PlanRecipe", "RowSums", "curves_of", "plan_recipe"]
-
-Floats = npt.NDArray[np.float64]
 
 
 class RowSums(NamedTuple):
@@ -60,7 +58,7 @@ class PlanRecipe:
     method: str
     row_curves: tuple[RowCurve, ...]
     times_a_layer: tuple[int, ...]
-    values: tuple[tuple[Floats, npt.NDArray[np.uint8]], ...]
+    values: tuple[tuple[Floats, Flags], ...]
     decode_block: Floats
     prefill_block: Floats
     prefix_us: tuple[float, float]
@@ -106,14 +104,14 @@ class PlanRecipe:
 
     def _arena(self, num_layers: int, tokens_us: Floats, logits_us: Floats) -> Floats:
         """Lay a plan out as the step loops read it."""
-        origins: dict[Rows, npt.NDArray[np.uint8]] = {
+        origins: dict[Rows, Flags] = {
             "tokens": np.zeros(len(tokens_us), np.uint8),
             "sequences": np.zeros(len(logits_us), np.uint8),
         }
         for curve, (_, origin) in zip(self.row_curves, self.values, strict=True):
             made = origins[curve.operator.rows]
             np.maximum(made, origin[: len(made)], out=made)
-        sections: list[npt.NDArray[Any]] = [
+        sections: list[Array] = [
             tokens_us,
             logits_us,
             *origins.values(),

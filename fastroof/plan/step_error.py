@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Floats, Longs
 from fastroof.compiled import steps
 from fastroof.errors import PlanError
 from fastroof.operators.attention import ATTENTION_DECODE, ATTENTION_PREFILL
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["DATASHEET", "ErrorSource", "StepErrors", "batch_error", "decode_error", "step_errors"]
 
-Floats = npt.NDArray[np.float64]
 
 DATASHEET: Final = 0.22
 """Relative standard error of the kernels of the datasheet model, all of them together: against plans from the
@@ -135,7 +134,7 @@ def batch_error(plan: StepPlan, batch: StepBatch, times: StepTimes) -> Floats:
     decode = (new == 1) & (context > 0)
     prefill = ~decode
 
-    def summed(values: Any) -> npt.NDArray[np.int64]:
+    def summed(values: Any) -> Longs:
         running = np.r_[0, np.cumsum(values)]
         return np.asarray(running[batch.offsets[1:]] - running[batch.offsets[:-1]])
 

@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from fastroof._version import __version__
+from fastroof.arrays import Floats
 from fastroof.config import GpuSpec
 from fastroof.engines import EngineProfile
 from fastroof.lazy_property import lazy_property
@@ -69,7 +67,7 @@ class StepPlan:
     max_tokens: int
     max_seqs: int
     tables_hash: str
-    arena: npt.NDArray[np.float64]
+    arena: Floats
     row_curves: tuple[RowCurve, ...]
     error_source: ErrorSource
     version: str = field(default=__version__)
@@ -95,7 +93,7 @@ class StepPlan:
         return plan_memory(self.model, self.share, self.gpu, self.dtype, self.kv_dtype, self.max_tokens)
 
     @lazy_property
-    def decode_lines(self) -> npt.NDArray[np.float64] | None:
+    def decode_lines(self) -> Floats | None:
         """Steps of equal decodes by batch size and kv_len, tabulated when first needed.
 
         None where the tables' kv_len axis has no simple keys: a general loop times such plans.
@@ -177,9 +175,7 @@ class StepPlan:
             "version": self.version,
         }
 
-    def decode_us(
-        self, batch_size: Any, kv_len: Any, *, out: npt.NDArray[np.float64] | None = None, threads: int = 1
-    ) -> Any:
+    def decode_us(self, batch_size: Any, kv_len: Any, *, out: Floats | None = None, threads: int = 1) -> Any:
         """Time decode steps of ``batch_size`` requests that each attend to ``kv_len`` tokens.
 
         Parameters
@@ -220,7 +216,7 @@ class StepPlan:
         context_len: Any = 0,
         batch_size: Any = 1,
         *,
-        out: npt.NDArray[np.float64] | None = None,
+        out: Floats | None = None,
         threads: int = 1,
     ) -> Any:
         """Time steps of ``batch_size`` equal chunks of ``new_tokens`` after ``context_len`` tokens.
@@ -257,7 +253,7 @@ class StepPlan:
             return times
         return times._replace(relative_error=step_error.batch_error(self, batch, times))
 
-    def step_error(self, batch: StepBatch) -> npt.NDArray[np.float64]:
+    def step_error(self, batch: StepBatch) -> Floats:
         """Relative standard error of ragged steps: ``run(batch, with_error=True).relative_error``.
 
         Returns
@@ -299,7 +295,7 @@ class StepPlan:
         """
         return step_error.decode_error(self, batch_size, kv_len)
 
-    def step_us(self, batch: StepBatch, *, threads: int = 1) -> npt.NDArray[np.float64]:
+    def step_us(self, batch: StepBatch, *, threads: int = 1) -> Floats:
         """Time ragged steps: ``run(batch).latency_us``, without the rest.
 
         Returns

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
+from fastroof.arrays import Flags, Floats
 from fastroof.errors import PlanError
 from fastroof.lazy_property import lazy_property
 from fastroof.operators.attention import ATTENTION, ATTENTION_PREFILL
@@ -20,8 +18,6 @@ from fastroof.plan.curves import RowCurve, per_row, row_values
 from fastroof.tables import Tables
 
 __all__ = ["TableCurves"]
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +54,7 @@ class TableCurves:
             self._made[key] = per_row(call).row_nodes(call, self.tables, self.options, max_rows)
         return RowCurve(call, *self._made[key])
 
-    def row_values(self, call: RowOperator, max_rows: int) -> tuple[Floats, npt.NDArray[np.uint8]]:
+    def row_values(self, call: RowOperator, max_rows: int) -> tuple[Floats, Flags]:
         """Latency of a call at every number of rows, and its origin."""
         key = ("rows", self._key(call, max_rows), max_rows)
         if key not in self._made:

@@ -7,15 +7,12 @@ from collections.abc import Hashable, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Bools, Floats, Longs
 from fastroof.report.results_file import RateColumns, Results
 
 __all__ = ["ChosenRows", "choose_rows", "in_turns", "pareto_front"]
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 MOST_LEADERS: Final = 200
 """Rows whose steps are broken down at most."""
@@ -23,7 +20,7 @@ CURVE_POINTS: Final = 25
 """Points of a curve that are kept where not all rows are."""
 
 
-def pareto_front(x: Floats, y: Floats, group: Ints | None = None) -> Mask:
+def pareto_front(x: Floats, y: Floats, group: Longs | None = None) -> Bools:
     """Find the points that no other point of their group beats in one of two rates without losing the other.
 
     Parameters
@@ -65,8 +62,8 @@ class ChosenRows(NamedTuple):
         Those of them whose steps are worth breaking down, the highest rate a GPU first.
     """
 
-    indices: Ints
-    leaders: Ints
+    indices: Longs
+    leaders: Longs
 
 
 def choose_rows(results: Results, most: int) -> ChosenRows:
@@ -111,7 +108,7 @@ def choose_rows(results: Results, most: int) -> ChosenRows:
     return ChosenRows(np.flatnonzero(chosen), leaders[:most])
 
 
-def _leaders(wanted: Sequence[Mask], rate: Floats) -> Ints:
+def _leaders(wanted: Sequence[Bools], rate: Floats) -> Longs:
     """Of each kind an even choice: half of the room for the first, half of the rest, and so on."""
     is_leader = np.zeros(len(rate), bool)
     for i, mask in enumerate(wanted, 1):
@@ -121,7 +118,7 @@ def _leaders(wanted: Sequence[Mask], rate: Floats) -> Ints:
     return _by_rate(np.flatnonzero(is_leader), rate)
 
 
-def _best(rate: Floats, group: Ints) -> Mask:
+def _best(rate: Floats, group: Longs) -> Bools:
     """The first of the highest rates of each group."""
     usable = np.flatnonzero(np.isfinite(rate))
     order = usable[np.lexsort((-rate[usable], group[usable]))]
@@ -131,7 +128,7 @@ def _best(rate: Floats, group: Ints) -> Mask:
     return is_best
 
 
-def _outlines(curve: Ints, load: Floats) -> Mask:
+def _outlines(curve: Longs, load: Floats) -> Bools:
     """Both ends of each curve, and points at even distances between them."""
     order = np.lexsort((load, curve))
     starts = np.flatnonzero(np.diff(curve[order], prepend=-1))
@@ -173,11 +170,11 @@ def in_turns(labels: Sequence[Hashable], rates: Sequence[float]) -> list[int]:
     return [i for _, _, i in sorted(turns)]
 
 
-def _by_rate(indices: Ints, rate: Floats) -> Ints:
+def _by_rate(indices: Longs, rate: Floats) -> Longs:
     return indices[np.argsort(-rate[indices], kind="stable")]
 
 
-def _spread(indices: Ints, most: int) -> Ints:
+def _spread(indices: Longs, most: int) -> Longs:
     """All of them, or so many at even distances, the first among them."""
     if len(indices) <= most:
         return indices

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Bools, Floats, Longs
 from fastroof.columns import ORIGIN_BORROWED, ORIGIN_EXTRAPOLATED
 from fastroof.models import shard
 from fastroof.models.step_calls import transformer_operators
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["MfuCurve", "draw_mfu"]
 
-Floats = npt.NDArray[np.float64]
 
 POINTS_PER_DOUBLING: Final = 12
 LARGEST_M: Final = 8192
@@ -50,26 +49,26 @@ class MfuCurve(NamedTuple):
     """
 
     label: str
-    size: npt.NDArray[np.int64]
+    size: Longs
     mfu: Floats
-    inside: npt.NDArray[np.bool_]
+    inside: Bools
 
 
-def _sizes(low: int, high: int) -> npt.NDArray[np.int64]:
+def _sizes(low: int, high: int) -> Longs:
     """Whole numbers, evenly spread over the doublings of a range."""
     doublings = np.log2(high / low)
     spread = low * 2.0 ** np.linspace(0.0, doublings, round(doublings * POINTS_PER_DOUBLING) + 1)
     return np.unique(np.round(spread).astype(np.int64))
 
 
-def _measured_m(tables: Tables, dtype: str) -> npt.NDArray[np.int64]:
+def _measured_m(tables: Tables, dtype: str) -> Longs:
     """Every measured m of the picture, so that no tooth of a jagged GEMM falls between two points."""
     columns = tables.table("gemm").columns
     m = np.unique(columns["m"][columns["dtype"] == dtype])
     return np.asarray(m[m <= LARGEST_M], np.int64)
 
 
-def _curve(label: str, size: npt.NDArray[np.int64], found: Lookup, allowed: int) -> MfuCurve:
+def _curve(label: str, size: Longs, found: Lookup, allowed: int) -> MfuCurve:
     return MfuCurve(label, size, found.mfu, found.origin <= allowed)
 
 
@@ -129,7 +128,7 @@ def draw_mfu(
         found = tables.lookup("gemm", m=m, n=o.n, k=o.k, dtype=o.dtype, method=method)
         return _curve(f"{o.name}\n{o.n} x {o.k}", m, found, ORIGIN_EXTRAPOLATED - 1)
 
-    def decode(label: str, size: npt.NDArray[np.int64], b: Any, kv: Any) -> MfuCurve:
+    def decode(label: str, size: Longs, b: Any, kv: Any) -> MfuCurve:
         found = tables.lookup("attention_decode", batch_size=b, kv_len=kv, **attention)
         return _curve(label, size, found, _inside(found))
 

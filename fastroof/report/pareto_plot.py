@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Array, Bools
 from fastroof.errors import FastroofError
 from fastroof.report.front import pareto_front
 from fastroof.report.plots import COLOURS, QUIET, new_figure, style, write_titles
@@ -30,7 +30,7 @@ LINE_LOOKS: Final = tuple(
 _MOST_POINTS: Final = 4000
 
 
-def rows_where(results: Results, **wanted: Any) -> npt.NDArray[np.bool_]:
+def rows_where(results: Results, **wanted: Any) -> Bools:
     """Rows of a sweep whose columns hold the values wanted, and which were estimated.
 
     Parameters
@@ -67,7 +67,7 @@ def rows_where(results: Results, **wanted: Any) -> npt.NDArray[np.bool_]:
     return chosen
 
 
-def swept_words(results: Results, rows: npt.NDArray[Any]) -> tuple[str, str]:
+def swept_words(results: Results, rows: Array) -> tuple[str, str]:
     """Say what some rows are about: their models and GPUs, and the workload."""
 
     def values(name: str) -> list[str]:

@@ -9,18 +9,16 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from fastroof.arrays import Bools, Floats, Longs
 from fastroof.errors import FastroofError
 from fastroof.units import US_PER_MS, US_PER_S
 
 __all__ = ["KINDS", "RateColumns", "Results", "ResultsKind", "read_results"]
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 _FEW_ROWS_A_SERIES: Final = 1.5
 """Up to so many rows for each setting and load there is no curve over that load."""
@@ -174,7 +172,7 @@ class Results:
                 self._read[name] = column.to_numpy()
         return np.asarray(self._read[name])
 
-    def codes(self, name: str) -> tuple[Ints, list[Any]]:
+    def codes(self, name: str) -> tuple[Longs, list[Any]]:
         """A column as codes into the list of its distinct values; -1 where there is none."""
         key = f"codes of {name}"
         if key not in self._read:
@@ -185,7 +183,7 @@ class Results:
         codes, values = self._read[key]
         return codes, values
 
-    def groups(self, names: Sequence[str]) -> Ints:
+    def groups(self, names: Sequence[str]) -> Longs:
         """Number the combinations of some columns' values: one number a row."""
         code, size = np.zeros(self.num_rows, np.int64), 1
         for name in names:
@@ -197,7 +195,7 @@ class Results:
             size *= len(values) + 1
         return np.asarray(np.unique(code, return_inverse=True)[1])
 
-    def is_within(self) -> npt.NDArray[np.bool_]:
+    def is_within(self) -> Bools:
         """Which rows are estimates within every limit."""
         within = np.isfinite(self.numbers(RateColumns.USER)) & np.isfinite(self.numbers(RateColumns.GPU))
         if "exceeds" in self:
@@ -232,7 +230,7 @@ class Results:
         """Columns whose values make one curve over ``load``."""
         return [name for name in self.have((*self.kind.settings, *self.kind.workload)) if name != load]
 
-    def rows(self, indices: Ints) -> dict[str, list[Any]]:
+    def rows(self, indices: Longs) -> dict[str, list[Any]]:
         """Every column of some rows, given in ascending order, without the others in memory."""
         groups, start = [], 0
         with pq.ParquetFile(self.path) as file:

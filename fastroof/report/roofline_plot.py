@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Floats
 from fastroof.errors import FastroofError
 from fastroof.operators.attention_work import (
     attention_bytes,
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["KernelCloud", "draw_roofline", "kernel_clouds"]
 
-Floats = npt.NDArray[np.float64]
 
 CELLS_PER_DECADE: Final = 40
 """Resolution at which points that would cover each other are thinned to one."""

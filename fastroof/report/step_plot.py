@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Floats, Longs
 from fastroof.errors import FastroofError
 from fastroof.operators.calls import AllReduce, Gemm
 from fastroof.report.plots import COLOURS, INK, QUIET, label_line_ends, new_figure, style, write_titles
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["StepStack", "draw_step", "step_stack"]
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 Against = Literal["batch_size", "kv_len"]
 
 GROUPS: Final = {
@@ -49,8 +47,8 @@ class StepStack(NamedTuple):
         Time of each component, us.
     """
 
-    batch_size: Ints
-    kv_len: Ints
+    batch_size: Longs
+    kv_len: Longs
     parts_us: dict[str, Floats]
 
     @property
@@ -59,7 +57,7 @@ class StepStack(NamedTuple):
         return np.asarray(sum(self.parts_us.values()))
 
 
-def step_stack(plan: StepPlan, batch_size: Ints, kv_len: Ints) -> StepStack:
+def step_stack(plan: StepPlan, batch_size: Longs, kv_len: Longs) -> StepStack:
     """Break decode steps down into the components that a picture shows.
 
     Parameters
@@ -173,7 +171,7 @@ def draw_step(
     return figure
 
 
-def _draw_areas(axes: Axes, size: Ints, layers: Sequence[Floats], stack: StepStack) -> None:
+def _draw_areas(axes: Axes, size: Longs, layers: Sequence[Floats], stack: StepStack) -> None:
     colours = [GROUPS[name] for name in stack.parts_us]
     axes.stackplot(
         size, *layers, colors=colours, edgecolor="white", linewidth=0.6, labels=list(stack.parts_us)
@@ -186,7 +184,7 @@ def _draw_areas(axes: Axes, size: Ints, layers: Sequence[Floats], stack: StepSta
     axes.minorticks_off()
 
 
-def _mark_memory(axes: Axes, full: float, size: Ints, *, write: bool) -> None:
+def _mark_memory(axes: Axes, full: float, size: Longs, *, write: bool) -> None:
     """Mark from where on one GPU has no room for the KV cache."""
     if full >= size[-1]:
         return

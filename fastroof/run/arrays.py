@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Ints
 from fastroof.errors import BatchError
 
-__all__ = ["CHUNK", "Ints", "as_loops_read", "chunks", "int_array", "loop_array"]
+__all__ = ["CHUNK", "as_loops_read", "chunks", "int_array", "loop_array"]
 
-Ints = npt.NDArray[np.integer[Any]]
 
 CHUNK: Final = 2**16
 """Elements that are converted at once: they stay in the cache."""

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Flags, Floats, Ints
 from fastroof.errors import BatchError
-from fastroof.run.arrays import Ints, int_array, loop_array
+from fastroof.run.arrays import int_array, loop_array
 
 __all__ = ["StepBatch", "StepComponents", "StepTimes"]
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,6 +140,6 @@ class StepTimes(NamedTuple):
     """
 
     latency_us: Floats
-    origin: npt.NDArray[np.uint8]
+    origin: Flags
     components: StepComponents
     relative_error: Floats | None = None

@@ -8,12 +8,12 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Floats, Ints
 from fastroof.checks import whole_number
 from fastroof.compiled import decode_lines, steps
 from fastroof.errors import BatchError
-from fastroof.run.arrays import Ints, as_loops_read, chunks, int_array
+from fastroof.run.arrays import as_loops_read, chunks, int_array
 from fastroof.run.batch import StepBatch, StepComponents, StepTimes
 from fastroof.run.refusals import raise_requests, raise_sizes
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["decode_us", "one_step_us", "prefill_us", "run_batch", "step_us"]
 
-Floats = npt.NDArray[np.float64]
 Loop = Callable[..., int]
 
 PARTS_A_THREAD: Final = 4

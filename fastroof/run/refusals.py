@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fastroof.arrays import Ints
 from fastroof.compiled import steps
 from fastroof.errors import BatchError, PlanRangeError
-from fastroof.run.arrays import Ints
 from fastroof.run.batch import StepBatch
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Array, Floats, Longs
 from fastroof.checks import whole_number
 from fastroof.compiled import sizing as loops
 from fastroof.config import GpuSpec, load_gpu
@@ -26,7 +26,6 @@ from fastroof.units import GB
 
 __all__ = ["RATE_LIMITS", "LeastGpus", "client_grid", "least_gpus", "replica_plans"]
 
-Floats = npt.NDArray[np.float64]
 
 RATE_LIMITS: Final = ("throughput", "ttft", "tpot", "request_latency", "kv_cache", "max_seqs", "budget")
 """What can keep a replica from more requests a second, in the order of the codes in :class:`LeastGpus`.
@@ -307,7 +306,7 @@ def _check_lengths(model: ModelSpec, scenarios: Mapping[str, Floats]) -> None:
         )
 
 
-def _none(count: int) -> dict[str, npt.NDArray[Any]]:
+def _none(count: int) -> dict[str, Array]:
     """Rows of the answer where nothing serves."""
     kinds: dict[str, tuple[Any, float]] = dict.fromkeys(("total_gpus", "tp", "replicas"), (np.int64, 0))
     times = ("concurrency", "ttft_ms", "tpot_ms", "request_latency_ms", "tokens_per_s_per_gpu")
@@ -317,8 +316,8 @@ def _none(count: int) -> dict[str, npt.NDArray[Any]]:
 
 
 def _take_smaller(
-    rows: dict[str, npt.NDArray[Any]],
-    chosen: npt.NDArray[np.int64],
+    rows: dict[str, Array],
+    chosen: Longs,
     tp: int,
     curve: _Curve,
     scenarios: Mapping[str, Floats],

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Floats
 from fastroof.checks import is_number
 from fastroof.compiled import serving
 from fastroof.compiled.steps import MAX_KV_LEN
@@ -26,8 +26,6 @@ __all__ = [
     "field_values",
     "raise_scenario",
 ]
-
-Floats = npt.NDArray[np.float64]
 
 
 class EngineLimits(NamedTuple):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Floats, Longs
 from fastroof.checks import whole_number
 from fastroof.compiled import sizing as loops
 from fastroof.compiled.steps import MAX_KV_LEN
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from fastroof.plan import StepPlan
 
 __all__ = ["largest_batch", "largest_context", "positive"]
-
-Floats = npt.NDArray[np.float64]
-Longs = npt.NDArray[np.int64]
 
 
 def positive(name: str, value: Any) -> Floats:

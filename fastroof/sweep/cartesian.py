@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Flags, Floats, Longs
 from fastroof.errors import BatchError, PlanRangeError, SweepError
 from fastroof.units import US_PER_MS
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LIMITS", "BestBatches", "best_batches", "best_rows", "decode_grid_us", "grid_rows_us"]
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 LIMITS: Final = ("batch grid", "memory", "tpot", "throughput")
 """What can limit the batch size of a row, in the order of the codes in :class:`BestBatches`."""
@@ -49,11 +47,11 @@ class BestBatches(NamedTuple):
         How many batch sizes are beyond KV memory, and how many of the others beyond the time limit.
     """
 
-    batch_size: Ints
+    batch_size: Longs
     step_us: Floats
-    limited_by: npt.NDArray[np.uint8]
-    over_memory: Ints
-    over_tpot: Ints
+    limited_by: Flags
+    over_memory: Longs
+    over_tpot: Longs
 
 
 def decode_grid_us(
@@ -175,7 +173,7 @@ def best_batches(
 
 
 def grid_rows_us(
-    plans: Sequence[StepPlan], kv_len: Sequence[Ints], batch_size: Ints, out: Floats, threads: int
+    plans: Sequence[StepPlan], kv_len: Sequence[Longs], batch_size: Longs, out: Floats, threads: int
 ) -> None:
     """Time all batch sizes at the lengths of each plan, a row a length, plan after plan."""
     from fastroof.compiled import sweeps
@@ -192,7 +190,7 @@ def grid_rows_us(
 
 
 def best_rows(
-    plans: Sequence[StepPlan], kv_len: Sequence[Ints], batch_size: Ints, limit_us: float, threads: int
+    plans: Sequence[StepPlan], kv_len: Sequence[Longs], batch_size: Longs, limit_us: float, threads: int
 ) -> BestBatches:
     """Find the best of the batch sizes, which rise, at the lengths of each plan: flat, plan after plan."""
     from fastroof.compiled import sweeps
@@ -215,7 +213,7 @@ def best_rows(
 def _in_threads(
     loop: Callable[[PlanRows, slice], int],
     plans: Sequence[StepPlan],
-    kv_len: Sequence[Ints],
+    kv_len: Sequence[Longs],
     steps_a_row: int,
     threads: int,
 ) -> int:
@@ -235,7 +233,7 @@ def _in_threads(
     return code
 
 
-def _plan_rows(plans: Sequence[StepPlan], kv_len: Sequence[Ints]) -> PlanRows:
+def _plan_rows(plans: Sequence[StepPlan], kv_len: Sequence[Longs]) -> PlanRows:
     from fastroof.compiled.sweeps import PlanRows, arena_address
 
     return PlanRows(
@@ -279,7 +277,7 @@ def _plan_list(plans: Any) -> list[StepPlan]:
     return listed
 
 
-def _axis(name: str, value: Any) -> Ints:
+def _axis(name: str, value: Any) -> Longs:
     from fastroof.run.arrays import int_array
 
     sizes = int_array(name, value)
@@ -289,7 +287,7 @@ def _axis(name: str, value: Any) -> Ints:
     return np.array(sizes, np.int64, ndmin=1)
 
 
-def _refuse(plans: Sequence[StepPlan], kv_len: Sequence[Ints], batch_size: Ints) -> None:
+def _refuse(plans: Sequence[StepPlan], kv_len: Sequence[Longs], batch_size: Longs) -> None:
     """Say which size cannot be timed, and what would do."""
     from fastroof.run.refusals import raise_sizes
 

@@ -7,9 +7,9 @@ import time
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from fastroof.arrays import Bools, Flags, Floats, Longs
 from fastroof.columns import ORIGINS
 from fastroof.compiled.steps import decode_origins
 from fastroof.config import load_gpu
@@ -26,8 +26,6 @@ from fastroof.units import US_PER_MS, US_PER_S
 
 __all__ = ["evaluate_steps"]
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 SKIPPED: Final = {
     "context": "beyond the model's context",
@@ -128,7 +126,7 @@ class _StepRows:
         best_rows([plan], [nothing], self.batch_size, self.limit_us, 1)
         _origins(plan, nothing, nothing)
 
-    def evaluate(self, plan: StepPlan, kv_len: Ints) -> tuple[pa.RecordBatch, dict[str, int]]:
+    def evaluate(self, plan: StepPlan, kv_len: Longs) -> tuple[pa.RecordBatch, dict[str, int]]:
         """Time every step of some lengths: rows and counts."""
         found = self._best if self.keep == "best" else self._all
         rows, over_memory, over_tpot = found(plan, kv_len)
@@ -143,7 +141,7 @@ class _StepRows:
         batch, step_us = int(best.batch_size[0]), float(best.step_us[0])
         return _best_step(plan, kv_len, batch, step_us, LIMITS[best.limited_by[0]], ORIGINS[origin], error)
 
-    def _errors(self, plan: StepPlan, kv_len: Ints, batch_size: Ints) -> Floats:
+    def _errors(self, plan: StepPlan, kv_len: Longs, batch_size: Longs) -> Floats:
         """Relative standard error of each row's step; NaN where there is none or unasked."""
         error = np.full(len(kv_len), np.nan)
         some = batch_size > 0
@@ -153,13 +151,13 @@ class _StepRows:
             self.errors_s += time.perf_counter() - began
         return error
 
-    def _best(self, plan: StepPlan, kv_len: Ints) -> tuple[pa.RecordBatch, int, int]:
+    def _best(self, plan: StepPlan, kv_len: Longs) -> tuple[pa.RecordBatch, int, int]:
         best = best_rows([plan], [kv_len], self.batch_size, self.limit_us, 1)
         columns = self._columns(plan, kv_len, best.batch_size, best.step_us)
         columns["limited_by"] = _names(best.limited_by, LIMITS)
         return self._rows(plan, columns), int(best.over_memory.sum()), int(best.over_tpot.sum())
 
-    def _all(self, plan: StepPlan, kv_len: Ints) -> tuple[pa.RecordBatch, int, int]:
+    def _all(self, plan: StepPlan, kv_len: Longs) -> tuple[pa.RecordBatch, int, int]:
         repeated = np.repeat(kv_len, len(self.batch_size))
         batch_size = np.tile(self.batch_size, len(kv_len))
         step_us = np.empty(len(batch_size))
@@ -173,7 +171,7 @@ class _StepRows:
         return self._rows(plan, columns), int(over_memory.sum()), int(over_tpot.sum())
 
     def _columns(
-        self, plan: StepPlan, kv_len: Ints, batch_size: Ints, step_us: Floats
+        self, plan: StepPlan, kv_len: Longs, batch_size: Longs, step_us: Floats
     ) -> dict[str, pa.Array]:
         nothing = batch_size == 0
         rate = batch_size / step_us * US_PER_S
@@ -206,7 +204,7 @@ class _StepRows:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
-def _origins(plan: StepPlan, kv_len: Ints, batch_size: Ints) -> npt.NDArray[np.uint8]:
+def _origins(plan: StepPlan, kv_len: Longs, batch_size: Longs) -> Flags:
     """How each row's step is made."""
     out = np.empty(len(kv_len), np.uint8)
     decode_origins(plan.arena, batch_size, kv_len, out)
@@ -240,9 +238,7 @@ def _best_step(
     )
 
 
-def _names(
-    codes: npt.NDArray[np.uint8], names: tuple[str, ...], missing: npt.NDArray[np.bool_] | None = None
-) -> pa.Array:
+def _names(codes: Flags, names: tuple[str, ...], missing: Bools | None = None) -> pa.Array:
     """Text column of coded names; null where missing."""
     indices = pa.array(codes.astype(np.int8), mask=missing)
     return pa.DictionaryArray.from_arrays(indices, pa.array(names)).dictionary_decode()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
+from fastroof.arrays import Flags, Floats
 
 __all__ = ["Lookup", "LookupWithError"]
 
@@ -23,9 +22,9 @@ class Lookup(NamedTuple):
         0 measured, 1 interpolated, 2 extrapolated, 3 borrowed, 4 modelled.
     """
 
-    latency_us: npt.NDArray[np.float64]
-    mfu: npt.NDArray[np.float64]
-    origin: npt.NDArray[np.uint8]
+    latency_us: Floats
+    mfu: Floats
+    origin: Flags
 
 
 class LookupWithError(NamedTuple):
@@ -39,7 +38,7 @@ class LookupWithError(NamedTuple):
         One standard error over the latency: an 80 % interval is 1.28 of them on either side, in ln.
     """
 
-    latency_us: npt.NDArray[np.float64]
-    mfu: npt.NDArray[np.float64]
-    origin: npt.NDArray[np.uint8]
-    relative_error: npt.NDArray[np.float64]
+    latency_us: Floats
+    mfu: Floats
+    origin: Flags
+    relative_error: Floats

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Bools, Floats
 from fastroof.columns import ORIGIN_INTERPOLATED
 from fastroof.errors import LookupInputError
 from fastroof.operators.operator import HoldoutGrid
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["COVERAGE_GRIDS", "LEVELS", "CoverageRow", "run_coverage"]
 
-Floats = npt.NDArray[np.float64]
 
 LEVELS: Final = {0.5: 0.6745, 0.8: NORMAL_80, 0.9: 1.6449, 0.95: 1.9600}
 """Shares that intervals claim, and standard errors on either side that hold them if errors are normal."""
@@ -78,12 +77,10 @@ class _Hidden(NamedTuple):
 
     ratio: Floats
     error: Floats
-    inside: npt.NDArray[np.bool_]
+    inside: Bools
 
 
-def _hidden_rows(
-    grid: HoldoutGrid, table: MeasuredTable, part: npt.NDArray[np.bool_], rng: np.random.Generator
-) -> npt.NDArray[np.bool_]:
+def _hidden_rows(grid: HoldoutGrid, table: MeasuredTable, part: Bools, rng: np.random.Generator) -> Bools:
     """Rows with one of the values that each kernel's axes lose: a random quarter between their ends."""
     hidden = np.zeros(table.num_rows, np.bool_)
     for _, rows in sorted(table.groups().items(), key=lambda group: str(group[0])):

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Bools, Floats, Longs
 from fastroof.columns import ORIGIN_INTERPOLATED
 from fastroof.errors import LookupInputError
 from fastroof.operators.operator import METHODS, HoldoutGrid
@@ -27,7 +27,6 @@ __all__ = [
     "thinned_axes",
 ]
 
-Mask = npt.NDArray[np.bool_]
 
 GRIDS: Final = tuple(grid for operator in OPERATORS.values() for grid in operator.holdouts)
 """The thin grids that tables are judged on, as the operators have them."""
@@ -62,7 +61,7 @@ class HoldoutRow(NamedTuple):
     bias: float
 
 
-def taking_part(table: MeasuredTable, only: Mapping[str, Any]) -> Mask:
+def taking_part(table: MeasuredTable, only: Mapping[str, Any]) -> Bools:
     """Rows of a grid: those with the values of ``only``, and of prefill those without a prefix."""
     rows = table.schema.plotted_rows(table.columns)
     for name, value in only.items():
@@ -75,7 +74,7 @@ def thinned_axes(grid: HoldoutGrid, table: MeasuredTable) -> list[str]:
     return [name for name in table.schema.thinned_axes() if name not in grid.only]
 
 
-def _kept_rows(grid: HoldoutGrid, table: MeasuredTable, part: Mask) -> Mask:
+def _kept_rows(grid: HoldoutGrid, table: MeasuredTable, part: Bools) -> Bools:
     """Rows on the thin grid; every second value is counted within each kernel's own axis."""
     kept = part.copy()
     groups = [rows[part[rows]] for rows in table.groups().values()]
@@ -89,9 +88,7 @@ def _kept_rows(grid: HoldoutGrid, table: MeasuredTable, part: Mask) -> Mask:
     return kept
 
 
-def lookup_arguments(
-    table: MeasuredTable, rows: npt.NDArray[np.int64]
-) -> Iterable[tuple[Any, dict[str, Any]]]:
+def lookup_arguments(table: MeasuredTable, rows: Longs) -> Iterable[tuple[Any, dict[str, Any]]]:
     """Lookup arguments of some rows, one batch a combination of the text columns."""
     columns = {name: table.columns[name][rows] for name in table.schema.arguments}
     text = [name for name, column in columns.items() if column.dtype.kind not in "iuf"]
@@ -102,7 +99,7 @@ def lookup_arguments(
         yield rows[part], {**sizes, **dict(zip(text, key, strict=True))}
 
 
-def _summary(signed: npt.NDArray[np.float64]) -> tuple[float, ...]:
+def _summary(signed: Floats) -> tuple[float, ...]:
     error = np.abs(signed)
     p90, p99 = np.percentile(error, (90, 99))
     return tuple(map(float, (error.mean(), np.median(error), p90, p99, signed.mean())))
@@ -166,7 +163,7 @@ def run_holdout(
         columns = {name: values[kept] for name, values in table.columns.items()}
         thin_table = replace(table, columns=columns)
         thin = Tables(replace(tables.measured, tables={grid.operator: thin_table}), tables.gpu)
-        errors: dict[str, list[npt.NDArray[np.float64]]] = {method: [] for method in methods}
+        errors: dict[str, list[Floats]] = {method: [] for method in methods}
         inside = []
         for rows, arguments in lookup_arguments(table, hidden):
             truth = table.columns["latency_us"][rows]

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Longs
 from fastroof.errors import LookupInputError
 from fastroof.operators.operator import METHODS, Operator
 from fastroof.operators.registry import OPERATORS
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["lookup_operator", "run_lookup"]
 
-Floats = npt.NDArray[np.float64]
 Key = tuple[Any, ...]
 
 
@@ -90,7 +89,7 @@ def _arguments(operator: Operator, given: Mapping[str, Any]) -> dict[str, Any]:
     return {**operator.defaults, **given}
 
 
-def _kernels(columns: list[Any], count: int) -> Iterator[tuple[tuple[int, ...], npt.NDArray[np.int64]]]:
+def _kernels(columns: list[Any], count: int) -> Iterator[tuple[tuple[int, ...], Longs]]:
     """Every distinct combination of some sizes, with the points that have it."""
     wide = np.stack([np.broadcast_to(column, count) for column in columns])
     order = np.lexsort(wide)

@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Array, Floats
 from fastroof.compiled.points import copied_sizes
 from fastroof.errors import LookupInputError
 
 __all__ = ["CHUNK", "LARGEST", "Points", "checked_points", "checked_text"]
 
-Floats = npt.NDArray[np.float64]
 
 LARGEST: Final[dict[str, int]] = {
     "n": 2**24,
@@ -57,7 +56,7 @@ def _checked_size(name: str, value: Any) -> int:
     return int(value)
 
 
-def _number_array(name: str, value: Any) -> npt.NDArray[Any]:
+def _number_array(name: str, value: Any) -> Array:
     """The argument as an array of integers or floats, which need not be copied nor checked for that."""
     try:
         array = np.asarray(value)
@@ -83,7 +82,7 @@ class Points:
     """
 
     whole: dict[str, int]
-    arrays: dict[str, npt.NDArray[Any]]
+    arrays: dict[str, Array]
     shape: tuple[int, ...]
 
     def chunks(self, names: Sequence[str]) -> Iterator[tuple[slice, list[Floats], dict[str, Floats]]]:
@@ -127,7 +126,7 @@ class Points:
                     _checked_size(name, row[~good][0].item())
             yield part, [sizes.pop(name) for name in names], sizes
 
-    def _flat_chunks(self) -> Iterator[tuple[slice, Sequence[npt.NDArray[Any]]]]:
+    def _flat_chunks(self) -> Iterator[tuple[slice, Sequence[Array]]]:
         arrays = list(self.arrays.values())
         count = math.prod(self.shape)
         if not count:
@@ -152,7 +151,7 @@ class Points:
                 walk.iternext()
 
 
-def _is_native(array: npt.NDArray[Any]) -> bool:
+def _is_native(array: Array) -> bool:
     """Whether the loop that copies sizes is compiled for this array; others are copied twice."""
     flags = array.flags
     return array.dtype in NATIVE and flags.c_contiguous and flags.aligned and flags.writeable
@@ -172,7 +171,7 @@ def checked_points(given: Mapping[str, Any]) -> Points:
         Naming the argument that is not a size, or the shapes that do not broadcast.
     """
     whole: dict[str, int] = {}
-    arrays: dict[str, npt.NDArray[Any]] = {}
+    arrays: dict[str, Array] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for name, value in given.items():
         if type(value) is int:

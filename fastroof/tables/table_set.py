@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, overload
 
-import numpy as np
-import numpy.typing as npt
-
+from fastroof.arrays import Array, Longs
 from fastroof.config import GpuSpec
 from fastroof.errors import MissingTableError
 from fastroof.load import MeasuredTable, MeasuredTables, SourceChoice, load_measured
@@ -159,7 +157,7 @@ class Tables:
             self._packed[where] = operator.pack(key, self.rows(operator, key), self.gpu, variant)
         return self._packed[where]
 
-    def rows(self, operator: Operator, key: Key) -> dict[str, npt.NDArray[Any]]:
+    def rows(self, operator: Operator, key: Key) -> dict[str, Array]:
         """Columns of the measured rows of one kernel.
 
         Raises
@@ -176,7 +174,7 @@ class Tables:
         """What a later stage made from these tables and keeps with them, under a name of its own."""
         return self._packed.setdefault(("kept", name), {})  # type: ignore[no-any-return]
 
-    def groups(self, operator: str) -> dict[Key, npt.NDArray[np.int64]]:
+    def groups(self, operator: str) -> dict[Key, Longs]:
         """Row indices by key of one operator's table."""
         cache = self._packed
         if ("groups", operator) not in cache:

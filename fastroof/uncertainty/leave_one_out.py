@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from fastroof.pack.points import Floats, sorted_points
+from fastroof.arrays import Bools, Floats, Longs
+from fastroof.pack.points import sorted_points
 
 __all__ = [
     "LEVEL",
@@ -35,8 +35,6 @@ __all__ = [
     "reach",
 ]
 
-Mask = npt.NDArray[np.bool_]
-Places = npt.NDArray[np.int64]
 
 NORMAL_80: Final = 1.2816
 """Standard errors on either side of a normal distribution's middle that hold 80 % of it."""
@@ -145,7 +143,7 @@ def measured_grid(
     return MeasuredGrid(axes, log_us, bound_us, is_additive)
 
 
-def _nearest_measured(known: Mask) -> tuple[Places, Places]:
+def _nearest_measured(known: Bools) -> tuple[Longs, Longs]:
     """Place of the last measured node at or before each node along the last axis, and of the first after.
 
     -1, and the number of nodes, where there is none.
@@ -252,7 +250,7 @@ def _root_mean_square(errors: Floats) -> float:
     return float(np.sqrt(np.mean(there**2))) if len(there) else 0.0
 
 
-def _window_squares(errors: Floats, starts: Places, stops: Places) -> Floats:
+def _window_squares(errors: Floats, starts: Longs, stops: Longs) -> Floats:
     """Mean square of ``errors[start:stop]`` along the first axis, for each pair; NaN where there is none."""
     there = ~np.isnan(errors)
     wide = (len(errors) + 1, *errors.shape[1:])

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from fastroof.pack.points import Floats
+from fastroof.arrays import Floats
 from fastroof.uncertainty.leave_one_out import (
     LocalErrors,
     MeasuredGrid,

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import ClassVar, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Floats
 from kernels_bench.operators.operator import Columns, MeasuredOperator, Values
 
 __all__ = ["ALLREDUCE", "AllreduceOperator", "CollectiveOperator"]
@@ -32,7 +32,7 @@ class CollectiveOperator(MeasuredOperator):
             return f"num_gpus {given['num_gpus']}: a collective needs at least 2"
         return None
 
-    def set_bytes(self, columns: Columns, moved_bytes: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def set_bytes(self, columns: Columns, moved_bytes: Floats) -> Floats:
         """A message of each GPU, in and out."""
         return np.asarray(2.0 * columns["message_bytes"] * columns["num_gpus"], np.float64)
 

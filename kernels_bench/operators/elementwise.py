@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Bools
 from kernels_bench.operators.operator import Columns, Limits, MeasuredOperator, ModelShapes, Values
 
 __all__ = ["ELEMENTWISE_BYTES", "ElementwiseOperator", "elementwise_bytes"]
@@ -91,7 +91,7 @@ class ElementwiseOperator(MeasuredOperator):
             return f"a copy has one row, not m {m}"
         return None
 
-    def rotates(self, columns: Columns) -> npt.NDArray[np.bool_]:
+    def rotates(self, columns: Columns) -> Bools:
         """An empty launch has no inputs."""
         return np.asarray(columns["kind"] != "launch", np.bool_)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, ClassVar, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Floats
 from fastroof.units import PEAK_DTYPE
 from kernels_bench.operators.operator import Columns, MeasuredOperator, ModelShapes, Values
 
@@ -30,7 +30,7 @@ class GemmOperator(MeasuredOperator):
         "lm_head": lambda model, tp: [model.lm_head(tp)],
     }
 
-    def flops_shares(self, columns: Columns) -> npt.NDArray[np.float64]:
+    def flops_shares(self, columns: Columns) -> Floats:
         """Of fp8 kernels a smaller share of a higher peak."""
         is_fp8 = np.array([PEAK_DTYPE.get(str(dtype)) == "fp8" for dtype in columns["dtype"]], np.bool_)
         return np.where(is_fp8, FP8_SHARE, self.flops_share)

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Floats
 from fastroof.operators.moe import moe_bytes
 from fastroof.units import DTYPE_BYTES
 from kernels_bench.model_shape import ModelShape
@@ -42,7 +42,7 @@ class MoeOperator(MeasuredOperator):
             return f"topk {given['topk']} is above num_experts {given['num_experts']}"
         return None
 
-    def set_bytes(self, columns: Columns, moved_bytes: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def set_bytes(self, columns: Columns, moved_bytes: Floats) -> Floats:
         """Every expert is held, those that no token takes too."""
         c = columns
         # flops.py types the size as a float; it broadcasts

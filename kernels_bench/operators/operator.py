@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Array, Bools, Floats
 from fastroof.operators.operator import Operator
 from fastroof.operators.registry import OPERATORS
 from kernels_bench.model_shape import ModelShape
@@ -21,9 +21,8 @@ __all__ = ["STREAMING", "Columns", "Limits", "MeasuredOperator", "ModelShapes", 
 
 Values = Mapping[str, Any]
 """Key and axis columns of one point."""
-Columns = Mapping[str, npt.NDArray[Any]]
+Columns = Mapping[str, Array]
 """The same of many points of one operator, each of shape (points,)."""
-Floats = npt.NDArray[np.float64]
 
 Shape = tuple[int, ...]
 ModelShapes = Mapping[str, Callable[[ModelShape, int], Iterable[Shape]]]
@@ -128,7 +127,7 @@ class MeasuredOperator:
         """Bytes of one set of each point's inputs and outputs: what a call moves, unless more is held."""
         return np.maximum(moved_bytes, 1.0)
 
-    def rotates(self, columns: Columns) -> npt.NDArray[np.bool_]:
+    def rotates(self, columns: Columns) -> Bools:
         """Whether calls of each point rotate over sets of inputs."""
         return np.full(_count(columns), True)
 

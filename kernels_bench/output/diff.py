@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Array, Bools, Floats, Longs
 from fastroof.columns import LATENCY
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import MeasureError
@@ -18,9 +18,6 @@ from kernels_bench.output.table_sets import codes_of, group_medians
 
 __all__ = ["Common", "Difference", "KeyDifference", "diff_tables", "sizes_of"]
 
-Array = npt.NDArray[Any]
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 WORST_EXAMPLES: Final = 3
 
@@ -186,7 +183,7 @@ class _Paired:
     b_us: Floats
 
     @property
-    def in_both(self) -> npt.NDArray[np.bool_]:
+    def in_both(self) -> Bools:
         return ~np.isnan(self.a_us) & ~np.isnan(self.b_us)
 
 
@@ -210,7 +207,7 @@ def _paired(operator: str, a: MeasuredTables, b: MeasuredTables) -> _Paired:
     return _Paired({name: values[first] for name, values in columns.items()}, *latencies)
 
 
-def _compared(operator: str, key: Mapping[str, Any], points: _Paired, rows: Ints) -> KeyDifference:
+def _compared(operator: str, key: Mapping[str, Any], points: _Paired, rows: Longs) -> KeyDifference:
     a_us, b_us = points.a_us[rows], points.b_us[rows]
     both = rows[points.in_both[rows]]
     ratio = points.b_us[both] / points.a_us[both]

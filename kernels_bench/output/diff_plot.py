@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from fastroof._version import __version__
+from fastroof.arrays import Floats
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import MeasureError
 from fastroof.whole_files import whole_file
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["draw_difference", "save_difference"]
 
-Floats = npt.NDArray[np.float64]
 
 ENDINGS: Final = (".png", ".svg")
 MOST_COLUMNS: Final = 3

@@ -18,11 +18,11 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Array, Bools, Floats
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import MeasureError
 from fastroof.load import MeasuredTable, MeasuredTables
@@ -35,9 +35,6 @@ from kernels_bench.output.table_sets import codes_of, gpu_of, group_medians
 
 __all__ = ["Export", "export_infersim"]
 
-Array = npt.NDArray[Any]
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 Columns = Mapping[str, Array]
 
 ROUNDS_TO_ZERO: Final = 0.0005

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from fastroof._version import __version__
+from fastroof.arrays import Array, Longs
 from fastroof.columns import GPU, KERNEL, LATENCY, PROVIDER, SPREAD_COLUMNS
 from fastroof.errors import MeasureError
 from fastroof.load import MeasuredTables
@@ -21,9 +21,7 @@ from kernels_bench.output.tables import carry_gpu_file, known_columns
 
 __all__ = ["NUM_RUNS", "RUN_SPREAD", "Merged", "merge_runs", "write_merged"]
 
-Array = npt.NDArray[Any]
 Columns = dict[str, Array]
-Ints = npt.NDArray[np.int64]
 
 NUM_RUNS: Final = "num_runs"
 RUN_SPREAD: Final = "run_spread"
@@ -182,7 +180,7 @@ def _merge(
     return merged
 
 
-def _joined(operator: str, parts: Sequence[Columns], notes: list[str]) -> tuple[Columns, Ints]:
+def _joined(operator: str, parts: Sequence[Columns], notes: list[str]) -> tuple[Columns, Longs]:
     """Return the rows of all runs, and which run each is of; what one run lacks none keeps."""
     names = [c.name for c in OPERATORS[operator].required]
     for column in (PROVIDER, KERNEL, *SPREAD_COLUMNS):
@@ -195,7 +193,7 @@ def _joined(operator: str, parts: Sequence[Columns], notes: list[str]) -> tuple[
     return {name: np.concatenate([part[name] for part in parts]) for name in names}, run
 
 
-def _one_provider(operator: str, rows: Columns, point: Ints, prefer: Sequence[str]) -> Ints:
+def _one_provider(operator: str, rows: Columns, point: Longs, prefer: Sequence[str]) -> Longs:
     """Return the rows to keep: at each point those of one provider."""
     providers = rows[PROVIDER.name]
     places = {name: place for place, name in enumerate(prefer)}
@@ -217,14 +215,14 @@ def _one_provider(operator: str, rows: Columns, point: Ints, prefer: Sequence[st
     return kept
 
 
-def _reduced(ufunc: np.ufunc, codes: Ints, values: Array) -> Array:
+def _reduced(ufunc: np.ufunc, codes: Longs, values: Array) -> Array:
     """Return one value a code: the minimum, maximum or sum."""
     order = np.argsort(codes, kind="stable")
     counts = np.bincount(codes)
     return np.asarray(ufunc.reduceat(values[order], np.cumsum(counts) - counts))
 
 
-def _names(codes: Ints, words: Array) -> Array:
+def _names(codes: Longs, words: Array) -> Array:
     """Return the different words of each code, joined."""
     each = codes_of((codes, words))
     first = np.unique(each, return_index=True)[1]

@@ -9,9 +9,9 @@ from dataclasses import asdict
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from fastroof._version import __version__
+from fastroof.arrays import Array
 from fastroof.config.gpu import load_gpu
 from fastroof.errors import GpuError, MeasureError
 from kernels_bench.output.recorded import Recorded, Run
@@ -19,7 +19,7 @@ from kernels_bench.output.repeatability import repeatability
 
 __all__ = ["HARMLESS_THROTTLES", "THROTTLE_REASONS", "provenance_of", "recorded_gpu"]
 
-Columns = Mapping[str, npt.NDArray[Any]]
+Columns = Mapping[str, Array]
 
 THROTTLE_REASONS: Final = {
     0x001: "gpu_idle",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Array, Floats, Longs
 from fastroof.config.gpu import GpuSpec, load_gpu
 from fastroof.errors import MeasureError
 from fastroof.load import MeasuredTable, MeasuredTables, load_measured
@@ -31,9 +31,6 @@ __all__ = [
     "tables_of_journals",
 ]
 
-Array = npt.NDArray[Any]
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 JOURNAL_ENDING: Final = ".jsonl"
 TABLES_FOLDER: Final = "kernels_bench"
@@ -159,7 +156,7 @@ def row_keys(operator: str, columns: Mapping[str, Array]) -> Iterator[str]:
         yield Point(operator, dict(zip(names, cells, strict=True))).key
 
 
-def codes_of(columns: Iterable[Array]) -> Ints:
+def codes_of(columns: Iterable[Array]) -> Longs:
     """Return one code for each combination of values, dense from 0 and in the order of the values.
 
     Examples
@@ -167,7 +164,7 @@ def codes_of(columns: Iterable[Array]) -> Ints:
     >>> codes_of([np.array([2, 1, 2]), np.array([5, 5, 5])]).tolist()
     [1, 0, 1]
     """
-    codes: Ints | None = None
+    codes: Longs | None = None
     for column in columns:
         distinct, code = np.unique(column, return_inverse=True)
         if codes is not None:
@@ -179,7 +176,7 @@ def codes_of(columns: Iterable[Array]) -> Ints:
     return codes
 
 
-def group_medians(codes: Ints, values: Array) -> Floats:
+def group_medians(codes: Longs, values: Array) -> Floats:
     """Return the median of the values of each code, in the order of the codes.
 
     Parameters

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Array
 from fastroof.columns import GPU, KERNEL, LATENCY, OPTIONAL_COLUMNS, PROVIDER, SPREAD_COLUMNS
 from fastroof.config.gpu import GpuSpec, load_gpu
 from fastroof.errors import GpuError, MeasureError
@@ -32,7 +32,6 @@ __all__ = [
     "write_tables",
 ]
 
-Array = npt.NDArray[Any]
 Columns = dict[str, Array]
 
 GPU_FILE: Final = "gpu.toml"

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Array, Floats
 from fastroof.config.gpu import GpuSpec
 from fastroof.load import MeasuredTable, MeasuredTables
 from fastroof.load.file_report import SEVERITIES, FileReport, Finding, Severity, worst
@@ -22,8 +22,6 @@ from kernels_bench.points import Point
 
 __all__ = ["Ceiling", "Validation", "ceilings", "validate_tables"]
 
-Array = npt.NDArray[Any]
-Floats = npt.NDArray[np.float64]
 Columns = Mapping[str, Array]
 
 WIDE_QUARTILES: Final = 0.05

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Longs
 from fastroof.operators.attention_work import attention_bytes
 from fastroof.units import DTYPE_BYTES
 from kernels_bench.points import Point
@@ -32,8 +32,6 @@ FP32_BYTES: Final = 4
 CHECKED_SEQUENCES: Final = 4
 CHECKED_HEADS: Final = 4
 CHECKED_QUERIES: Final = 32
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -101,8 +99,8 @@ class AttentionSets:
     """
 
     heads: Heads
-    new_tokens: Ints
-    kv_lens: Ints
+    new_tokens: Longs
+    kv_lens: Longs
     q: Any
     out: Any
     k: Any
@@ -130,7 +128,7 @@ class AttentionSets:
         return k[:kv_len], v[:kv_len]
 
 
-def batch_of(point: Point, seed: int) -> tuple[Ints, Ints]:
+def batch_of(point: Point, seed: int) -> tuple[Longs, Longs]:
     """Return new tokens and KV lengths of a point's sequences.
 
     Parameters
@@ -155,7 +153,7 @@ def batch_of(point: Point, seed: int) -> tuple[Ints, Ints]:
 
 
 def _num_sets(
-    heads: Heads, new_tokens: Ints, kv_tokens: int, kv_dtype: str, device: Device, max_bytes: int
+    heads: Heads, new_tokens: Longs, kv_tokens: int, kv_dtype: str, device: Device, max_bytes: int
 ) -> tuple[int, int]:
     """Return how many sets, and the bytes of one: of ``kv_tokens`` in all, pages' ends included."""
     kv_bytes = DTYPE_BYTES.get(kv_dtype, FP32_BYTES)
@@ -313,7 +311,7 @@ def prepare_attention(
     return RotatingCalls(kernel, sets.num_sets, sets.rotated_bytes, launch, read, expect)
 
 
-def _checked_sequences(kv_lens: Ints, seed: int) -> list[int]:
+def _checked_sequences(kv_lens: Longs, seed: int) -> list[int]:
     """First, last, shortest, longest, and a random one where there is room."""
     count = len(kv_lens)
     always = [0, count - 1, int(kv_lens.argmin()), int(kv_lens.argmax())]

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fastroof.arrays import Array, Floats
 from fastroof.errors import MeasureError
 from fastroof.units import MIB
 from kernels_bench.operators.attention import ATTENTION
@@ -23,9 +24,9 @@ from kernels_bench.providers.paging import spread_kv_lens
 
 __all__ = ["CpuPrepared", "CpuProvider", "round_bf16"]
 
-Floats = npt.NDArray[np.float32]
+Singles = npt.NDArray[np.float32]
 Arrays = dict[str, Any]
-Compute = Callable[[Arrays, Any], npt.NDArray[Any]]
+Compute = Callable[[Arrays, Any], Array]
 """Computes from inputs of one set in a dtype: float32 when timed, float64 as the reference."""
 
 MAX_BYTES: Final = 64 * MIB
@@ -38,7 +39,7 @@ LANES: Final = {"rmsnorm_residual": 3, "rope": 3, "silu_and_mul": 3, "kv_write":
 """Arrays of ``m x width`` that an elementwise call holds."""
 
 
-def round_bf16(values: npt.ArrayLike) -> Floats:
+def round_bf16(values: npt.ArrayLike) -> Singles:
     """Round float32 numbers to the nearest bf16, ties to even; NaN stays NaN.
 
     Parameters
@@ -137,20 +138,20 @@ class CpuPrepared:
         self.num_sets = NUM_SETS
         self._values = dict(point.values)
         self._sets: list[Arrays] = [kernel.inputs(self._values, random, seed) for _ in range(NUM_SETS)]
-        self._outputs: list[npt.NDArray[Any] | None] = [None] * NUM_SETS
+        self._outputs: list[Array | None] = [None] * NUM_SETS
 
     def run(self, index: int) -> None:
         """Compute on input set ``index``."""
         self._outputs[index] = self._compute(self._sets[index], np.float32)
 
-    def result(self, index: int) -> npt.NDArray[np.float64]:
+    def result(self, index: int) -> Floats:
         """Return what the last run on that set computed, rounded as a GPU stores it."""
         output = self._outputs[index]
         if output is None:
             raise MeasureError(f"{self.kernel}: input set {index} was not run")
         return round_bf16(output).astype(np.float64)
 
-    def reference(self, index: int) -> npt.NDArray[np.float64]:
+    def reference(self, index: int) -> Floats:
         """Return the same in float64."""
         return self._compute(self._sets[index], np.float64).astype(np.float64)
 
@@ -159,7 +160,7 @@ class CpuPrepared:
         self._sets, self._outputs = [], []
 
 
-def _normal(random: np.random.Generator, *shape: int) -> Floats:
+def _normal(random: np.random.Generator, *shape: int) -> Singles:
     return round_bf16(random.standard_normal(shape, np.float32))
 
 
@@ -182,7 +183,7 @@ def _gemm_inputs(v: Mapping[str, Any], random: np.random.Generator, seed: int) -
     return {"x": _normal(random, v["m"], v["k"]), "w": _normal(random, v["n"], v["k"])}
 
 
-def _gemm(a: Arrays, dtype: Any) -> npt.NDArray[Any]:
+def _gemm(a: Arrays, dtype: Any) -> Array:
     return np.asarray(a["x"].astype(dtype, copy=False) @ a["w"].astype(dtype, copy=False).T)
 
 
@@ -206,7 +207,7 @@ def _attention_inputs(v: Mapping[str, Any], random: np.random.Generator, seed: i
     }
 
 
-def _attention(a: Arrays, dtype: Any) -> npt.NDArray[Any]:
+def _attention(a: Arrays, dtype: Any) -> Array:
     outputs = []
     for q, k, v in zip(a["q"], a["k"], a["v"], strict=True):
         q_len, kv_len = q.shape[2], k.shape[2]
@@ -220,9 +221,9 @@ def _attention(a: Arrays, dtype: Any) -> npt.NDArray[Any]:
     return np.concatenate(outputs)
 
 
-def _softmax(scores: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _softmax(scores: Array) -> Array:
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    normalised: npt.NDArray[Any] = weights / weights.sum(axis=-1, keepdims=True)
+    normalised: Array = weights / weights.sum(axis=-1, keepdims=True)
     return normalised
 
 
@@ -242,7 +243,7 @@ def _mla_inputs(v: Mapping[str, Any], random: np.random.Generator, seed: int) ->
     }
 
 
-def _mla_decode(a: Arrays, dtype: Any) -> npt.NDArray[Any]:
+def _mla_decode(a: Arrays, dtype: Any) -> Array:
     q, kv = a["q"].astype(dtype, copy=False), a["kv"].astype(dtype, copy=False)
     scores = (q @ kv.swapaxes(1, 2)) * q.shape[2] ** -0.5
     return np.asarray(_softmax(scores) @ kv[..., : a["rank"]])
@@ -267,7 +268,7 @@ def _moe_inputs(v: Mapping[str, Any], random: np.random.Generator, seed: int) ->
     }
 
 
-def _moe(a: Arrays, dtype: Any) -> npt.NDArray[Any]:
+def _moe(a: Arrays, dtype: Any) -> Array:
     x, chosen = a["x"].astype(dtype, copy=False), a["chosen"]
     out = np.zeros(x.shape, dtype)
     for expert in np.unique(chosen):
@@ -277,7 +278,7 @@ def _moe(a: Arrays, dtype: Any) -> npt.NDArray[Any]:
     return np.asarray(out / chosen.shape[1])
 
 
-def _silu(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _silu(x: Array) -> Array:
     return np.asarray(x / (1 + np.exp(-x)))
 
 
@@ -300,13 +301,13 @@ def _elementwise_inputs(v: Mapping[str, Any], random: np.random.Generator, seed:
     return lanes
 
 
-def _elementwise(a: Arrays, dtype: Any) -> npt.NDArray[Any]:
+def _elementwise(a: Arrays, dtype: Any) -> Array:
     kind, x = a["kind"], a["x"]
     if kind == "launch":
         return np.zeros(1, dtype)
     if kind in ("kv_write", "copy"):
         # Moves bytes, so there is nothing to compute in another dtype.
-        out: npt.NDArray[Any] = a["out"] if dtype is np.float32 else np.empty_like(a["out"])
+        out: Array = a["out"] if dtype is np.float32 else np.empty_like(a["out"])
         if kind == "copy":
             np.copyto(out, x)
         else:

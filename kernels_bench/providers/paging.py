@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from fastroof.arrays import Longs
 from fastroof.errors import MeasureError
 
 __all__ = ["PAGE_SIZE", "PagedBatch", "ragged_offsets", "spread_kv_lens"]
@@ -15,10 +16,8 @@ __all__ = ["PAGE_SIZE", "PagedBatch", "ragged_offsets", "spread_kv_lens"]
 PAGE_SIZE: Final = 16
 """Tokens a page: vLLM's default block."""
 
-Ints = npt.NDArray[np.int64]
 
-
-def ragged_offsets(lengths: Ints) -> npt.NDArray[np.int32]:
+def ragged_offsets(lengths: Longs) -> npt.NDArray[np.int32]:
     """Return where each sequence begins, and where the last one ends.
 
     Parameters
@@ -39,7 +38,7 @@ def ragged_offsets(lengths: Ints) -> npt.NDArray[np.int32]:
     return np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
 
 
-def spread_kv_lens(spread: str, batch_size: int, mean_kv_len: int, seed: int) -> Ints:
+def spread_kv_lens(spread: str, batch_size: int, mean_kv_len: int, seed: int) -> Longs:
     """Draw the KV lengths of an unequal decode batch.
 
     Parameters
@@ -103,14 +102,14 @@ class PagedBatch:
         Pages of all sequences, one sequence after the other; each page of the pool exactly once.
     """
 
-    new_tokens: Ints
-    kv_lens: Ints
+    new_tokens: Longs
+    kv_lens: Longs
     page_size: int
     pages: npt.NDArray[np.int32]
 
     @classmethod
     def make(
-        cls, new_tokens: Ints, kv_lens: Ints, seed: int | None, page_size: int = PAGE_SIZE
+        cls, new_tokens: Longs, kv_lens: Longs, seed: int | None, page_size: int = PAGE_SIZE
     ) -> PagedBatch:
         """Give sequences their pages.
 
@@ -160,7 +159,7 @@ class PagedBatch:
         return len(self.pages)
 
     @property
-    def page_counts(self) -> Ints:
+    def page_counts(self) -> Longs:
         """Pages of each sequence."""
         return -(-self.kv_lens // self.page_size)
 
@@ -189,23 +188,23 @@ class PagedBatch:
         return table
 
     @property
-    def positions(self) -> Ints:
+    def positions(self) -> Longs:
         """Place of each new token in its sequence, shape (tokens,)."""
         sequence = np.repeat(np.arange(self.num_sequences), self.new_tokens)
         within = np.arange(self.num_tokens) - self.token_offsets[:-1][sequence]
         return (self.kv_lens - self.new_tokens)[sequence] + within
 
     @property
-    def slots(self) -> Ints:
+    def slots(self) -> Longs:
         """Where each new token's K and V are written: page * page_size + place, shape (tokens,)."""
         sequence = np.repeat(np.arange(self.num_sequences), self.new_tokens)
         positions = self.positions
         page = self.pages[self.page_offsets[:-1][sequence] + positions // self.page_size]
-        slots: Ints = page.astype(np.int64) * self.page_size + positions % self.page_size
+        slots: Longs = page.astype(np.int64) * self.page_size + positions % self.page_size
         return slots
 
     @property
-    def last_tokens(self) -> Ints:
+    def last_tokens(self) -> Longs:
         """Row of each sequence's last new token, shape (sequences,)."""
         return self.token_offsets[1:].astype(np.int64) - 1
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
+
+from fastroof.arrays import Floats, Longs
 
 __all__ = ["L2_MULTIPLE", "MAX_SETS", "RotatingCalls", "count_sets", "sample"]
 
@@ -56,7 +57,7 @@ def count_sets(set_bytes: int, l2_bytes: int, max_bytes: int) -> int:
     return max(1, min(wanted, MAX_SETS, max_bytes // max(set_bytes, 1)))
 
 
-def sample(size: int, count: int, seed: int) -> npt.NDArray[np.int64]:
+def sample(size: int, count: int, seed: int) -> Longs:
     """Choose positions to check: the first, the last and random ones between, ascending.
 
     Parameters
@@ -116,11 +117,11 @@ class RotatingCalls:
         """Launch on input set ``index`` without waiting."""
         self.launch(index)
 
-    def result(self, index: int) -> npt.NDArray[np.float64]:
+    def result(self, index: int) -> Floats:
         """What the last launch on that set wrote, where it is checked."""
         return _host(self.read(index))
 
-    def reference(self, index: int) -> npt.NDArray[np.float64]:
+    def reference(self, index: int) -> Floats:
         """What it should have written there, in float64."""
         return _host(self.expect(index))
 
@@ -133,6 +134,6 @@ def _closed(index: int) -> None:
     raise RuntimeError(f"input set {index} was given back: the prepared point is closed")
 
 
-def _host(tensor: Any) -> npt.NDArray[np.float64]:
-    array: npt.NDArray[np.float64] = tensor.detach().double().cpu().numpy()
+def _host(tensor: Any) -> Floats:
+    array: Floats = tensor.detach().double().cpu().numpy()
     return array

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Longs
 from kernels_bench.points import Point
 from kernels_bench.providers import references
 from kernels_bench.providers.device import Device
@@ -46,7 +46,7 @@ def refuses_moe(point: Point) -> str | None:
 
 def expert_rows(
     num_tokens: int, topk: int, num_experts: int, moe_ep: int, distribution: str, seed: int
-) -> npt.NDArray[np.int64]:
+) -> Longs:
     """Count the rows that each expert of one GPU takes.
 
     Parameters

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Floats
 from fastroof.errors import MeasureError
 from fastroof.models import ModelSpec
 from kernels_bench.providers.attention import Heads
@@ -193,14 +193,12 @@ class PreparedStep:
         self._torch.index_select(x, 0, self._last, out=self._last_x)
         self._linear(self.logits, self._last_x, weights.lm_head, None)
 
-    def result(self, index: int) -> npt.NDArray[np.float64]:
+    def result(self, index: int) -> Floats:
         """Return the logits of the last run, without the padded vocabulary."""
-        logits: npt.NDArray[np.float64] = (
-            self.logits[:, : self._model.weights.spec.vocab].double().cpu().numpy()
-        )
+        logits: Floats = self.logits[:, : self._model.weights.spec.vocab].double().cpu().numpy()
         return logits
 
-    def reference(self, index: int) -> npt.NDArray[np.float64]:
+    def reference(self, index: int) -> Floats:
         """Return what they should be, by a naive float64 step on the host: for small models."""
         return reference_logits(self._model.weights, self.batch, self.tokens, self.k_pages, self.v_pages)
 

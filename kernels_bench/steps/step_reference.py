@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Floats, Longs
 from kernels_bench.providers.paging import PagedBatch
 from kernels_bench.providers.small_ops import RMS_EPSILON, ROPE_THETA
 from kernels_bench.steps.step_weights import StepWeights
 
 __all__ = ["reference_logits"]
-
-Floats = npt.NDArray[np.float64]
 
 
 def reference_logits(
@@ -51,15 +49,13 @@ def reference_logits(
     return np.stack(logits)
 
 
-def _rows(cache: Any, pages: npt.NDArray[np.int64]) -> Floats:
+def _rows(cache: Any, pages: Longs) -> Floats:
     """Return a request's keys or values, shape (tokens, KV heads, head_dim)."""
     held = _host(cache)[pages]
     return held.reshape(-1, *held.shape[2:])
 
 
-def _last_logits(
-    weights: StepWeights, tokens: npt.NDArray[np.int64], context: int, past: list[tuple[Floats, ...]]
-) -> Floats:
+def _last_logits(weights: StepWeights, tokens: Longs, context: int, past: list[tuple[Floats, ...]]) -> Floats:
     spec = weights.spec
     x = _host(weights.embedding)[tokens]
     positions = context + np.arange(len(tokens))
@@ -95,7 +91,7 @@ def _linear(x: Floats, weight: Any, bias: Any) -> Floats:
     return product if bias is None else product + _host(bias)
 
 
-def _rope(x: Floats, positions: npt.NDArray[np.int64]) -> Floats:
+def _rope(x: Floats, positions: Longs) -> Floats:
     """Turn elements i and i + half of each head by position * theta ** (-i / half)."""
     half = x.shape[-1] // 2
     angle = positions[:, None] * ROPE_THETA ** (-np.arange(half) / half)

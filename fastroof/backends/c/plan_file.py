@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Flags, Floats
 from fastroof.compiled import plan_files as loops
 from fastroof.errors import BackendError
 from fastroof.whole_files import write_output
@@ -39,7 +39,7 @@ class PlanFile(NamedTuple):
         The plan's name, and what ``plan.describe()`` said of it.
     """
 
-    arena: npt.NDArray[np.float64]
+    arena: Floats
     description: dict[str, Any]
 
 
@@ -85,7 +85,7 @@ def read_plan_file(path: str | Path) -> PlanFile:
         If it cannot be read.
     """
     path = Path(path)
-    octets: npt.NDArray[np.uint8]
+    octets: Flags
     octets = np.memmap(path, np.uint8, "r").view(np.ndarray) if path.stat().st_size else np.zeros(0, np.uint8)
     eights = octets[: len(octets) // 8 * 8]
     words, floats = eights.view("<i8"), eights.view("<f8")

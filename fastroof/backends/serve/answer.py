@@ -7,20 +7,18 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from fastroof._version import __version__
+from fastroof.arrays import Floats, Ints
 from fastroof.backends.serve.limits import ServeLimits
 from fastroof.errors import BackendError, BatchError, FastroofError
 from fastroof.run import StepBatch
-from fastroof.run.arrays import Ints, int_array
+from fastroof.run.arrays import int_array
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
 
 __all__ = ["ServedPlans", "as_refusal"]
-
-Floats = npt.NDArray[np.float64]
 
 
 class ServedPlans:

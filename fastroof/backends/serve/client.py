@@ -14,20 +14,19 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Floats, Ints
 from fastroof.backends.serve import frames
 from fastroof.backends.serve.pipe import widen
 from fastroof.errors import BackendError, BatchError, FastroofError
 from fastroof.run import StepBatch
-from fastroof.run.arrays import Ints, int_array
+from fastroof.run.arrays import int_array
 
 if TYPE_CHECKING:
     from typing import Self
 
 __all__ = ["Reply", "StdioClient"]
 
-Floats = npt.NDArray[np.float64]
 
 _END_TIMEOUT_S: Final = 10.0
 _READ_BYTES: Final = 2**16  # more of a long reply goes straight to where it belongs

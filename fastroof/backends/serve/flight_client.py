@@ -12,19 +12,18 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import flight
 
 from fastroof import errors
+from fastroof.arrays import Floats, Ints
 from fastroof.backends.serve.flight_address import is_loopback
 from fastroof.errors import BackendError, BatchError, FastroofError
 from fastroof.run import StepBatch
-from fastroof.run.arrays import Ints, int_array
+from fastroof.run.arrays import int_array
 
 __all__ = ["FlightSteps"]
 
-Floats = npt.NDArray[np.float64]
 
 STEPS_A_MESSAGE: Final = 2**18
 """Steps sent at once: one message of 4 MiB is computed while little of it is waiting elsewhere."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from fastroof.arrays import Floats, Ints
 from fastroof.backends.serve.limits import ServeLimits
 from fastroof.errors import BackendError, BatchError
 from fastroof.run import StepBatch
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TIMES", "StepKind", "batch_steps_us", "plan_metadata", "step_kind", "times_batch"]
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.integer[Any]]
 
 StepKind = Literal["decode", "ragged"]
 """Steps of equal decodes, a row each of two integers; or of any requests, a row each of two lists."""

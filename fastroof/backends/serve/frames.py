@@ -64,9 +64,7 @@ from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
+from fastroof.arrays import Floats, Ints
 from fastroof.errors import BackendError, BatchError, FastroofError, PlanRangeError
 
 if TYPE_CHECKING:
@@ -124,8 +122,6 @@ ERROR_STATUS: Final[dict[int, type[FastroofError]]] = {
 _KINDS: Final = {DESCRIBE: "describe", DECODE: "decode", RAGGED: "ragged"}
 _FORMATS: Final[dict[int, Any]] = {4: "i", 8: "l"}
 _NO_INTS = memoryview(array("l"))
-
-Ints = npt.NDArray[np.integer[Any]]
 
 
 class FrameError(BackendError):
@@ -300,7 +296,7 @@ def one_step_frame(request_id: int, plan: int, new_tokens: list[int], context_le
     return REQUEST_HEADER.pack(*header) + array("l", (*new_tokens, *context_len, 0, count)).tobytes()
 
 
-def times_reply(times: npt.NDArray[np.float64], request_id: int) -> tuple[bytes | memoryview, ...]:
+def times_reply(times: Floats, request_id: int) -> tuple[bytes | memoryview, ...]:
     """Write the reply that holds times, as parts; the last is the array's own memory."""
     header = REPLY_HEADER.pack(REPLY_MAGIC, VERSION, TIMES, 0, request_id, times.nbytes, times.size)
     return (header, times.data.cast("B")) if times.size else (header,)

@@ -22,10 +22,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
+from fastroof.arrays import Ints
 from fastroof.backends.serve.answer import as_refusal
 from fastroof.backends.serve.pipe import PIPE_BYTES, Inflow
 from fastroof.errors import BackendError, BatchError, FastroofError
-from fastroof.run.arrays import Ints, int_array
+from fastroof.run.arrays import int_array
 
 if TYPE_CHECKING:
     from fastroof.backends.serve.answer import ServedPlans

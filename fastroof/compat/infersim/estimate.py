@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from fastroof.arrays import Array, Bools
 from fastroof.columns import Column
 from fastroof.compat.infersim.layers import Placed, place
 from fastroof.compat.infersim.model import read_model
@@ -20,8 +20,6 @@ from fastroof.compat.infersim.tree import InfersimTables, file_path
 
 __all__ = ["RESULT_COLUMNS", "evaluate"]
 
-Array = npt.NDArray[Any]
-Flags = npt.NDArray[np.bool_]
 
 _PHASE_COLUMNS: Final = (
     Column("attn_mfu", "float", "", "MFU of full attention"),
@@ -169,7 +167,7 @@ def evaluate(
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
 
 
-def _joined(separator: str, words: Mapping[str, Flags]) -> pa.Array:
+def _joined(separator: str, words: Mapping[str, Bools]) -> pa.Array:
     """Of every row the words that hold there."""
     rows = len(next(iter(words.values())))
     joined = np.full(rows, "", object)
@@ -179,7 +177,7 @@ def _joined(separator: str, words: Mapping[str, Flags]) -> pa.Array:
     return pa.array(joined, pa.string())
 
 
-def _warnings(p: Placed, first: Phase, each: Phase, too_large: Flags, slo_ms: Array) -> pa.Array:
+def _warnings(p: Placed, first: Phase, each: Phase, too_large: Bools, slo_ms: Array) -> pa.Array:
     """Return what InferSim prints for each row, sorted, as the recorded answers have it."""
     tpot_ms, alive = each.columns["tpot_ms"]
     words = {_SLO_WARNING: alive & (tpot_ms > slo_ms), _MEMORY_WARNING: too_large}
@@ -191,8 +189,8 @@ def _warnings(p: Placed, first: Phase, each: Phase, too_large: Flags, slo_ms: Ar
 
 
 def _missing_files(
-    p: Placed, where: Flags, kind: str, heads: tuple[Array, ...], ending: str
-) -> dict[str, Flags]:
+    p: Placed, where: Bools, kind: str, heads: tuple[Array, ...], ending: str
+) -> dict[str, Bools]:
     """Return the warnings of attention files that are not there."""
     names = np.stack([p.device, *heads])
     words = {}

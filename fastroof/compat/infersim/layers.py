@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Bools, Longs, Reals
 from fastroof.compat.infersim import rows
 from fastroof.compat.infersim.hardware import GFLOP, GFLOPS_PER_TFLOPS
 from fastroof.compat.infersim.model import GatedDeltaNet, InfersimModel, LatentAttention
@@ -15,10 +14,6 @@ from fastroof.compat.infersim.tree import InfersimTables
 from fastroof.units import GIB
 
 __all__ = ["Placed", "Projected", "place"]
-
-Floats = npt.NDArray[np.floating[Any]]
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,32 +34,32 @@ class Placed:
 
     tables: InfersimTables
     model: InfersimModel
-    device: Ints
-    world: Ints
-    nodes: Ints
-    tp: Ints
-    deepep: Flags
-    heads: Ints
-    kv_heads: Ints
-    intermediate: Ints
-    weight_bytes: Ints
-    kv_bytes: Ints
-    gemm_gflops_per_s: Floats
-    attention_gflops_per_s: Floats
-    default_mfu: Floats
-    memory_gib: Floats
-    memory_gb_per_s: Floats
-    nvlink_gb_per_s: Floats
-    rdma_gb_per_s: Floats
+    device: Longs
+    world: Longs
+    nodes: Longs
+    tp: Longs
+    deepep: Bools
+    heads: Longs
+    kv_heads: Longs
+    intermediate: Longs
+    weight_bytes: Longs
+    kv_bytes: Longs
+    gemm_gflops_per_s: Reals
+    attention_gflops_per_s: Reals
+    default_mfu: Reals
+    memory_gib: Reals
+    memory_gb_per_s: Reals
+    nvlink_gb_per_s: Reals
+    rdma_gb_per_s: Reals
 
 
 @dataclass(frozen=True, eq=False)
 class Projected:
     """Time of some GEMMs, and whether one had no measured row, or an MFU of 0."""
 
-    seconds: Floats
-    fallback: Flags
-    zero_mfu: Flags
+    seconds: Reals
+    fallback: Bools
+    zero_mfu: Bools
 
     def __add__(self, other: Projected) -> Projected:
         return Projected(
@@ -72,9 +67,7 @@ class Projected:
         )
 
 
-def place(
-    tables: InfersimTables, model: InfersimModel, device: Ints, scenarios: dict[str, npt.NDArray[np.int64]]
-) -> Placed:
+def place(tables: InfersimTables, model: InfersimModel, device: Longs, scenarios: dict[str, Longs]) -> Placed:
     """Split a model over the GPUs of each scenario."""
     tp = scenarios["tp_size"]
     fp8_gemm = scenarios["fp8_gemm"] == 1
@@ -103,7 +96,7 @@ def place(
     )  # fmt: skip
 
 
-def gemm_s(p: Placed, m: Ints, k: Ints | int, n: Ints | int) -> Projected:
+def gemm_s(p: Placed, m: Longs, k: Longs | int, n: Longs | int) -> Projected:
     """Time of one GEMM, s."""
     k_of_each, n_of_each = np.broadcast_to(k, m.shape), np.broadcast_to(n, m.shape)
     row = rows.gemm_rows(p.tables, p.device, m, k_of_each, n_of_each)
@@ -112,7 +105,7 @@ def gemm_s(p: Placed, m: Ints, k: Ints | int, n: Ints | int) -> Projected:
     return Projected(flops / GFLOP / (p.gemm_gflops_per_s * mfu), row < 0, mfu == 0)
 
 
-def attention_projections_s(p: Placed, m: Ints) -> Projected:
+def attention_projections_s(p: Placed, m: Longs) -> Projected:
     """GEMMs around full attention, s; MLA's are the absorbed ones in both phases."""
     hidden, mla = p.model.hidden, p.model.mla
     if mla is None:
@@ -130,7 +123,7 @@ def attention_projections_s(p: Placed, m: Ints) -> Projected:
     )
 
 
-def linear_projections_s(p: Placed, gdn: GatedDeltaNet, m: Ints) -> Projected:
+def linear_projections_s(p: Placed, gdn: GatedDeltaNet, m: Longs) -> Projected:
     """GEMMs around a gated delta net, s; its two gates cost their share of the first."""
     width = 2 * gdn.key_width + 2 * gdn.value_width
     first = gemm_s(p, m, p.model.hidden, width)
@@ -140,21 +133,21 @@ def linear_projections_s(p: Placed, gdn: GatedDeltaNet, m: Ints) -> Projected:
     )
 
 
-def prefill_flops(p: Placed, mla: LatentAttention | None, isl: Ints) -> Floats:
+def prefill_flops(p: Placed, mla: LatentAttention | None, isl: Longs) -> Reals:
     """FLOPs of one query token of prefill attention before the causal divisor; MLA's over all heads."""
     if mla is None:
         return 4.0 * p.heads * p.model.head_dim * isl
     return 2.0 * p.model.num_heads * isl * (mla.nope_dim + mla.rope_dim + mla.v_head_dim)
 
 
-def decode_flops(p: Placed, mla: LatentAttention | None, heads: Ints | int, kv_len: Ints) -> Floats:
+def decode_flops(p: Placed, mla: LatentAttention | None, heads: Longs | int, kv_len: Longs) -> Reals:
     """FLOPs of one query token of decode attention; MLA attends in the latent space."""
     if mla is None:
         return 4.0 * p.heads * p.model.head_dim * kv_len
     return 2.0 * heads * kv_len * (2 * mla.kv_lora_rank + mla.rope_dim)
 
 
-def experts_mfu(p: Placed, phase: str, m: Ints, local_gpus: Ints) -> tuple[Floats, Ints]:
+def experts_mfu(p: Placed, phase: str, m: Longs, local_gpus: Longs) -> tuple[Reals, Longs]:
     """MFU of the routed experts, or of the dense layer's GEMM, and the row it is from."""
     model, blocks = p.model, p.tables.blocks
     if not model.moe:
@@ -176,7 +169,7 @@ def experts_mfu(p: Placed, phase: str, m: Ints, local_gpus: Ints) -> tuple[Float
     return np.maximum(up, down), row
 
 
-def experts_flops(p: Placed, phase: str, m: Ints) -> Floats:
+def experts_flops(p: Placed, phase: str, m: Longs) -> Reals:
     """FLOPs of the routed experts, in units of 1e9.
 
     InferSim multiplies in another order in decode, which the last bit of the result shows.
@@ -187,16 +180,16 @@ def experts_flops(p: Placed, phase: str, m: Ints) -> Floats:
     return m * p.model.topk * 3 / GFLOP * one_gemm
 
 
-def expert_bytes(p: Placed) -> Floats:
+def expert_bytes(p: Placed) -> Reals:
     """Weights of one expert on one GPU, bytes."""
     return p.weight_bytes * 3.0 * p.model.hidden * p.intermediate
 
 
-def exchange_s(p: Placed, tokens: Ints, decode: bool) -> tuple[Floats, Floats]:
+def exchange_s(p: Placed, tokens: Longs, decode: bool) -> tuple[Reals, Reals]:
     """Communication before and after the experts, s."""
     network = np.where(p.nodes > 1, p.rdma_gb_per_s, p.nvlink_gb_per_s)
 
-    def sent(count: Floats | Ints, element_bytes: int, gb_per_s: Floats) -> Floats:
+    def sent(count: Reals | Longs, element_bytes: int, gb_per_s: Reals) -> Reals:
         return count * float(p.model.hidden) * element_bytes / GIB / gb_per_s
 
     times = []
@@ -211,7 +204,7 @@ def exchange_s(p: Placed, tokens: Ints, decode: bool) -> tuple[Floats, Floats]:
     return times[0], times[1]
 
 
-def tp_allreduce_s(p: Placed, tokens: Ints) -> Floats:
+def tp_allreduce_s(p: Placed, tokens: Longs) -> Reals:
     """All-reduce of a tensor-parallel layer, s."""
     sent_bytes = tokens * float(p.model.hidden) * 2 * 2 * (p.tp - 1) / p.tp
     return sent_bytes / GIB / p.nvlink_gb_per_s

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Array, Bools, Longs, Reals
 from fastroof.compat.infersim import hardware, layers, rows
 from fastroof.compat.infersim.layers import Placed
 from fastroof.compat.infersim.sizes import state_bytes
@@ -17,10 +17,6 @@ from fastroof.units import GIB, MS_PER_S, US_PER_S
 
 __all__ = ["Phase", "decode", "prefill"]
 
-Floats = npt.NDArray[np.floating[Any]]
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
-Array = npt.NDArray[Any]
 
 ZERO_MFU: Final = "ZeroDivisionError: float division by zero"
 NO_KV_DTYPE: Final = "ValueError: min() arg is an empty sequence"
@@ -50,36 +46,36 @@ class Phase:
     """
 
     prefix: str
-    heads: tuple[Ints, Ints, Ints]
-    alive: Flags
-    columns: dict[str, tuple[npt.NDArray[Any], Flags]] = field(default_factory=dict)
-    errors: npt.NDArray[Any] = field(init=False)
-    fallbacks: dict[str, Flags] = field(default_factory=dict)
-    missing_file: Flags = field(init=False)
-    missing_experts: Flags = field(init=False)
+    heads: tuple[Longs, Longs, Longs]
+    alive: Bools
+    columns: dict[str, tuple[Array, Bools]] = field(default_factory=dict)
+    errors: Array = field(init=False)
+    fallbacks: dict[str, Bools] = field(default_factory=dict)
+    missing_file: Bools = field(init=False)
+    missing_experts: Bools = field(init=False)
 
     def __post_init__(self) -> None:
         self.errors = np.full(len(self.alive), None, object)
         self.missing_file = np.zeros_like(self.alive)
         self.missing_experts = np.zeros_like(self.alive)
 
-    def put(self, **values: npt.NDArray[Any]) -> None:
+    def put(self, **values: Array) -> None:
         """Add columns for the scenarios that are alive."""
         for name, column in values.items():
             self.columns[f"{self.prefix}_{name}"] = column, self.alive.copy()
 
-    def fell_back(self, part: str, where: Flags) -> None:
+    def fell_back(self, part: str, where: Bools) -> None:
         """Note a part that no measured row answered for."""
         self.fallbacks[part] = self.fallbacks.get(part, False) | (where & self.alive)
 
-    def fail(self, where: Flags, reason: str | npt.NDArray[Any]) -> None:
+    def fail(self, where: Bools, reason: str | Array) -> None:
         """Give up scenarios that are alive."""
         where = where & self.alive
         self.errors[where] = reason if isinstance(reason, str) else reason[where]
         self.alive = self.alive & ~where
 
 
-def prefill(p: Placed, scenarios: dict[str, npt.NDArray[Any]], kv_token_bytes: Floats) -> Phase:
+def prefill(p: Placed, scenarios: dict[str, Array], kv_token_bytes: Reals) -> Phase:
     """Time to first token of a step of ``max_prefill_tokens`` on each GPU."""
     phase = Phase("p", _file_heads(p, decode=False), np.ones(len(p.tp), np.bool_))
     model, gdn = p.model, p.model.gdn
@@ -125,7 +121,7 @@ def prefill(p: Placed, scenarios: dict[str, npt.NDArray[Any]], kv_token_bytes: F
 
 
 def decode(
-    p: Placed, scenarios: dict[str, npt.NDArray[Any]], batch: Ints, kv_len: Ints, kv_token_bytes: Floats
+    p: Placed, scenarios: dict[str, Array], batch: Longs, kv_len: Longs, kv_token_bytes: Reals
 ) -> Phase:
     """Time per output token of a decode step of ``batch`` requests on each GPU."""
     phase = Phase("d", _file_heads(p, decode=True), np.ones(len(p.tp), np.bool_))
@@ -167,7 +163,7 @@ def decode(
     return phase
 
 
-def _file_heads(p: Placed, decode: bool) -> tuple[Ints, Ints, Ints]:
+def _file_heads(p: Placed, decode: bool) -> tuple[Longs, Longs, Longs]:
     """Numbers in the name of the attention file."""
     mla, shape = p.model.mla, p.tp.shape
     if mla is None:
@@ -176,7 +172,7 @@ def _file_heads(p: Placed, decode: bool) -> tuple[Ints, Ints, Ints]:
     return p.heads, np.broadcast_to(latent, shape), np.broadcast_to(mla.rope_dim, shape)
 
 
-def _put_attention(phase: Phase, row: Ints, mfu: Floats, core_s: Floats, load_s: Floats) -> Floats:
+def _put_attention(phase: Phase, row: Longs, mfu: Reals, core_s: Reals, load_s: Reals) -> Reals:
     phase.missing_file = phase.alive & (row == NO_KEY)
     phase.fell_back("attention", row < 0)
     phase.fail(mfu == 0, ZERO_MFU)
@@ -185,7 +181,7 @@ def _put_attention(phase: Phase, row: Ints, mfu: Floats, core_s: Floats, load_s:
     return attention_s
 
 
-def _projections(phase: Phase, p: Placed, tokens: Ints) -> Floats:
+def _projections(phase: Phase, p: Placed, tokens: Longs) -> Reals:
     found = layers.attention_projections_s(p, tokens)
     phase.fell_back("projections", found.fallback)
     phase.fail(found.zero_mfu, ZERO_MFU)
@@ -194,8 +190,8 @@ def _projections(phase: Phase, p: Placed, tokens: Ints) -> Floats:
 
 
 def _linear(
-    phase: Phase, p: Placed, word: str, queried: Ints, tokens: Ints, requests: Ints
-) -> tuple[Floats, Floats]:
+    phase: Phase, p: Placed, word: str, queried: Longs, tokens: Longs, requests: Longs
+) -> tuple[Reals, Reals]:
     """Core and projections of a gated delta net: its states are read once a request."""
     gdn = p.model.gdn
     assert gdn is not None
@@ -218,7 +214,7 @@ def _linear(
     return core_s, found.seconds
 
 
-def _experts(phase: Phase, p: Placed, word: str, tokens: Ints) -> Floats:
+def _experts(phase: Phase, p: Placed, word: str, tokens: Longs) -> Reals:
     model = p.model
     phase.fail(p.world < p.tp, NO_EXPERT_GPUS)
     local_gpus = np.maximum(p.world // p.tp, 1)
@@ -229,7 +225,7 @@ def _experts(phase: Phase, p: Placed, word: str, tokens: Ints) -> Floats:
     phase.fail(mfu == 0, ZERO_MFU)
     routed_s = layers.experts_flops(p, word, tokens) / (p.gemm_gflops_per_s * mfu)
     load_s = layers.expert_bytes(p) * model.num_experts / local_gpus / GIB / p.memory_gb_per_s
-    experts_s: Floats = np.maximum(routed_s, load_s)
+    experts_s: Reals = np.maximum(routed_s, load_s)
     phase.put(moe_mfu=mfu, routed_s=routed_s, moe_load_s=load_s)
     if model.num_shared_experts:
         width = p.intermediate * model.num_shared_experts
@@ -244,14 +240,14 @@ def _experts(phase: Phase, p: Placed, word: str, tokens: Ints) -> Floats:
     return experts_s
 
 
-def _communication(phase: Phase, p: Placed, tokens: Ints) -> tuple[Floats, Floats, Floats]:
+def _communication(phase: Phase, p: Placed, tokens: Longs) -> tuple[Reals, Reals, Reals]:
     before_s, after_s = layers.exchange_s(p, tokens, decode=phase.prefix == "d")
     tp_s = layers.tp_allreduce_s(p, tokens)
     phase.put(comm1_s=before_s, comm2_s=after_s, tp_comm_s=tp_s)
     return before_s, after_s, tp_s
 
 
-def _finish(phase: Phase, p: Placed, time: str, step_ms: Floats, rate: str, tokens: Array) -> None:
+def _finish(phase: Phase, p: Placed, time: str, step_ms: Reals, rate: str, tokens: Array) -> None:
     """Time of the step, and its tokens a second and GPU; neither has the phase's prefix."""
     phase.columns[time] = step_ms, phase.alive
     phase.columns[rate] = tokens / p.tp / (step_ms / MS_PER_S), phase.alive

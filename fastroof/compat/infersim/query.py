@@ -9,16 +9,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from fastroof.arrays import Array, Longs, Reals
 from fastroof.compat.infersim.tree import LARGEST, InfersimTables, file_path
 from fastroof.compiled.compat_infersim import NO_KEY
 from fastroof.errors import GpuError, LookupInputError, MissingTableError
 
 __all__ = ["Query", "Result", "Sizes", "attention_kind", "checked_phase", "device_numbers"]
 
-Floats = npt.NDArray[np.floating[Any]]
-Ints = npt.NDArray[np.int64]
 Sizes = int | npt.ArrayLike
-Result = float | Floats
+Result = float | Reals
 
 PHASES: Final = ("prefill", "decode")
 
@@ -50,25 +49,25 @@ class Query:
         self.device = self._flat(numbers)
         self.sizes = {name: self._flat(array) for name, array in checked.items()}
 
-    def _flat(self, array: npt.NDArray[Any]) -> Ints:
+    def _flat(self, array: Array) -> Longs:
         return np.ascontiguousarray(np.broadcast_to(array, self._shape), np.int64).reshape(-1)
 
     @property
-    def default_mfu(self) -> Floats:
+    def default_mfu(self) -> Reals:
         """InferSim's default MFU of each query's device."""
         return self._tables.hardware("default_mfu")[self.device]
 
-    def shaped(self, values: Floats) -> Result:
+    def shaped(self, values: Reals) -> Result:
         """Bring results into the arguments' broadcast shape; a float where all were scalars."""
         return values.reshape(self._shape) if self._shape else float(values[0])
 
-    def path(self, kind: str, in_name: Sequence[Ints], i: int) -> str:
+    def path(self, kind: str, in_name: Sequence[Longs], i: int) -> str:
         """Path of the file that query i is answered from."""
         sizes = [int(part[i]) for part in in_name]
         return f"{self._tables.root}/{file_path(kind, self._tables.devices[self.device[i]], sizes)}"
 
     def refuse_fallbacks(
-        self, row: Ints, kind: str, in_name: Sequence[Ints], axes: Sequence[str], has_default: bool = True
+        self, row: Longs, kind: str, in_name: Sequence[Longs], axes: Sequence[str], has_default: bool = True
     ) -> None:
         """Raise for the first query without a row, naming the file and the arguments in ``axes``."""
         without = row < 0
@@ -89,7 +88,7 @@ class Query:
         raise MissingTableError(reason)
 
 
-def device_numbers(tables: InfersimTables, device: str | npt.ArrayLike) -> Ints:
+def device_numbers(tables: InfersimTables, device: str | npt.ArrayLike) -> Longs:
     """Numbers of devices by name.
 
     Raises
@@ -106,7 +105,7 @@ def device_numbers(tables: InfersimTables, device: str | npt.ArrayLike) -> Ints:
             known = ", ".join(tables.gpus)
             raise GpuError(f"device must be one of {known}, got {name!r}; load(gpus=...) adds more")
         numbers[i] = tables.devices.index(name.lower())
-    of_each: Ints = numbers[encoded.indices.to_numpy()]
+    of_each: Longs = numbers[encoded.indices.to_numpy()]
     return of_each.reshape(names.shape)
 
 
@@ -143,21 +142,21 @@ def checked_phase(phase: str) -> str:
     return phase
 
 
-def _sizes(name: str, value: Any) -> npt.NDArray[Any]:
+def _sizes(name: str, value: Any) -> Array:
     array = _array(name, value)
     if array.size and (array.dtype.kind not in "iu" or array.min() < 1 or array.max() >= LARGEST):
         raise LookupInputError(f"{name} must hold integers of 1 to {LARGEST - 1}, got {value!r:.60}")
     return array
 
 
-def _flags(name: str, value: Any) -> npt.NDArray[Any]:
+def _flags(name: str, value: Any) -> Array:
     array = _array(name, value)
     if array.size and (array.dtype.kind not in "biu" or array.min() < 0 or array.max() > 1):
         raise LookupInputError(f"{name} must be True or False, got {value!r:.60}")
     return array
 
 
-def _array(name: str, value: Any) -> npt.NDArray[Any]:
+def _array(name: str, value: Any) -> Array:
     try:
         return np.asarray(value)
     except ValueError:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from fastroof.arrays import Array
 from fastroof.columns import Column
 from fastroof.compat.infersim.hardware import SM_RATIO
 from fastroof.compat.infersim.tree import LARGEST
@@ -16,7 +16,6 @@ from fastroof.errors import BatchError
 
 __all__ = ["LABELS", "SCENARIO_COLUMNS", "read_scenarios"]
 
-Array = npt.NDArray[Any]
 
 LABELS: Final = ("id", "source", "model")
 """Columns that are handed through, for the reader of the result."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Array, Reals
 from fastroof.compat.infersim.hardware import ACTIVATIONS_GIB, GFLOP, RUNTIME_GIB
 from fastroof.compat.infersim.layers import Placed, decode_flops, expert_bytes
 from fastroof.compat.infersim.model import GatedDeltaNet
@@ -14,8 +12,6 @@ from fastroof.units import GIB, MS_PER_S
 
 __all__ = ["model_sizes", "state_bytes"]
 
-Array = npt.NDArray[Any]
-Floats = npt.NDArray[np.floating[Any]]
 
 CONV_STATE_BYTES = 2
 SSM_STATE_BYTES = 4
@@ -57,7 +53,7 @@ def state_bytes(gdn: GatedDeltaNet) -> int:
     return gdn.num_layers * (conv + recurrent)
 
 
-def _params_gib(p: Placed) -> Floats:
+def _params_gib(p: Placed) -> Reals:
     """Weights on one GPU, GiB: no embeddings, LM head, leading dense layers or rotary part of MLA's KV."""
     model, mla, gdn = p.model, p.model.mla, p.model.gdn
     hidden = float(model.hidden)
@@ -72,9 +68,9 @@ def _params_gib(p: Placed) -> Floats:
             + hidden * p.heads * mla.v_head_dim
         )
     spread = np.where(p.tp == 1, model.num_experts / p.world, model.num_experts)
-    experts: Floats = expert_bytes(p) * (model.num_shared_experts + spread)
+    experts: Reals = expert_bytes(p) * (model.num_shared_experts + spread)
     if gdn is None:
-        total: Floats = attention + experts
+        total: Reals = attention + experts
         return total / GIB * model.num_layers
     projections = (
         p.weight_bytes * hidden * (2 * gdn.key_width + 2 * gdn.value_width + 2 * gdn.num_value_heads)
@@ -84,7 +80,7 @@ def _params_gib(p: Placed) -> Floats:
     return total / GIB
 
 
-def _kv_bytes_per_token(p: Placed) -> Floats:
+def _kv_bytes_per_token(p: Placed) -> Reals:
     """Bytes of one token's KV in all layers; MLA's is not divided by tp."""
     model, mla = p.model, p.model.mla
     if mla is None:
@@ -94,7 +90,7 @@ def _kv_bytes_per_token(p: Placed) -> Floats:
     return total / model.num_layers * model.full_layers if model.gdn else total
 
 
-def _projection_flops(p: Placed) -> Floats:
+def _projection_flops(p: Placed) -> Reals:
     """FLOPs of one token in the GEMMs around full attention."""
     model, mla = p.model, p.model.mla
     hidden = float(model.hidden)

@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Floats, Longs
 from fastroof.compat.infersim.hardware import GPUS, InfersimGpu
 from fastroof.errors import TableError
 
 __all__ = ["Blocks", "InfersimTables", "load", "read_files"]
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 Key = tuple[int, ...]
 Row = tuple[tuple[int, ...], tuple[float, ...]]
 
@@ -32,9 +30,9 @@ class Blocks(NamedTuple):
     Rows ``starts[b]:starts[b + 1]`` belong to the key ``keys[b]``, whose first entry is the device.
     """
 
-    keys: Ints
-    starts: Ints
-    axes: Ints
+    keys: Longs
+    starts: Longs
+    axes: Longs
     values: Floats
 
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Array, Floats
 from fastroof.compat.roofline_v2.tables import RooflineV2Tables
 from fastroof.compiled import compat_roofline_v2 as loops
 from fastroof.errors import LookupInputError, MissingTableError
 
 __all__ = ["decode_at", "decode_mfu", "gemm_mfu", "nearest_attention", "prefill_mfu", "size_array"]
 
-Array = npt.NDArray[Any]
-Floats = npt.NDArray[np.float64]
 
 LARGEST_SIZE = 2**31
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, overload
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Floats, Longs
 from fastroof.compat.roofline_v2.configs import Hardware, ModelSizes, checked_tp
 from fastroof.compat.roofline_v2.lookups import decode_at, nearest_attention, prefill_mfu
 from fastroof.compat.roofline_v2.tables import RooflineV2Tables
@@ -18,8 +18,6 @@ from fastroof.units import US_PER_S
 
 __all__ = ["COMPONENTS", "StepRequests", "Steps", "refuse_requests", "step_us"]
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 COMPONENTS = ("prefill_compute_s", "prefill_memory_s", "decode_compute_s", "decode_memory_s")
 """Names of a step's component seconds."""
@@ -56,11 +54,11 @@ class StepRequests:
     2
     """
 
-    prefill_progress: Ints
-    prefill_new_tokens: Ints
-    prefill_offsets: Ints
-    decode_progress: Ints
-    decode_offsets: Ints
+    prefill_progress: Longs
+    prefill_new_tokens: Longs
+    prefill_offsets: Longs
+    decode_progress: Longs
+    decode_offsets: Longs
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
@@ -258,7 +256,7 @@ def _constants(tables: RooflineV2Tables, model: ModelSizes, hardware: Hardware, 
     return found
 
 
-def _integers(name: str, value: Any) -> Ints:
+def _integers(name: str, value: Any) -> Longs:
     """A one-dimensional int64 array, or an error that names it."""
     try:
         array = np.asarray(value)
@@ -275,7 +273,7 @@ def _integers(name: str, value: Any) -> Ints:
     return np.ascontiguousarray(array, np.int64)
 
 
-def _check_offsets(kind: str, offsets: Ints, num_requests: int) -> None:
+def _check_offsets(kind: str, offsets: Longs, num_requests: int) -> None:
     if not len(offsets) or offsets[0] != 0 or offsets[-1] != num_requests:
         raise BatchError(
             f"{kind}_offsets must start at 0 and end at the {num_requests} requests, "

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Floats, Longs
 from fastroof.checks import whole_number
 from fastroof.columns import Column
 from fastroof.compiled.compat_roofline_v2 import LEAST_MFU
@@ -20,9 +20,6 @@ from fastroof.operators.registry import OPERATORS
 
 __all__ = ["RooflineV2Tables", "load", "tables_of"]
 
-Array = npt.NDArray[Any]
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 MFU: Final = Column("mfu", "float", "", "the file's own MFU", 0)
 GEMM_COLUMNS: Final = (*OPERATORS["gemm"].axes, MFU)
@@ -54,11 +51,11 @@ class RooflineV2Tables:
 
     attn_configs: tuple[str, ...]
     arena: Floats
-    prefill_at: Ints
+    prefill_at: Longs
     decode_at: Mapping[tuple[str, int], int]
     gemm_k: Floats
     gemm_n: Floats
-    gemm_at: Ints
+    gemm_at: Longs
 
 
 def load(root: str | Path, gpu: str | None = None) -> RooflineV2Tables:

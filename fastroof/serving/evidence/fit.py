@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fastroof.arrays import Bools, Floats
 from fastroof.engines import CostForm
 
 __all__ = [
@@ -28,7 +29,6 @@ __all__ = [
     "predicted_us",
 ]
 
-Floats = npt.NDArray[np.float64]
 
 COSTS: Final = ("step_us", "sequence_us", "prefill_floor_layer_us")
 """The costs of an engine that can be fitted; a cost of prefilling steps did not carry over."""
@@ -72,7 +72,7 @@ class KernelTimes(NamedTuple):
     mixed_share: Floats
     num_layers: Floats
 
-    def pick(self, rows: npt.NDArray[np.bool_]) -> KernelTimes:
+    def pick(self, rows: Bools) -> KernelTimes:
         """Return the chosen rows."""
         return KernelTimes(*(column[rows] for column in self))
 

@@ -10,12 +10,12 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fastroof.arrays import Floats, Longs
 from fastroof.engines import CostForm
 from fastroof.serving.evidence.fit import KernelTimes, equal_weights, fit_costs, predicted_us
 
 __all__ = ["DatasetErrors", "FittedCost", "RowLabels", "cost_intervals", "dataset_errors", "fits_without"]
 
-Floats = npt.NDArray[np.float64]
 Costs = Mapping[str, float]
 
 INTERVAL: Final = 0.95
@@ -78,7 +78,7 @@ class RowLabels:
 
     dataset: npt.NDArray[np.str_]
     model: npt.NDArray[np.str_]
-    tp: npt.NDArray[np.int64]
+    tp: Longs
 
     @property
     def models(self) -> tuple[str, ...]:

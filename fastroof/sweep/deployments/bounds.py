@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Flags, Floats, Longs
 from fastroof.compiled import closed_loops, steps
 from fastroof.compiled.grids import grid_value, open_block
 from fastroof.operators.attention_work import (
@@ -22,14 +22,13 @@ from fastroof.units import DTYPE_BYTES, US_PER_MS, US_PER_S
 
 __all__ = ["BOUNDS", "mean_bounds"]
 
-Floats = npt.NDArray[np.float64]
 
 BOUNDS: Final = ("compute", "memory", "launch", "communication", "host")
 """What a step can be bound by, in the order of the codes."""
 _COMMUNICATION, _HOST = 3, 4
 
 
-def mean_bounds(plan: StepPlan, answers: Floats, new_tokens: Floats, budget: Floats) -> npt.NDArray[np.uint8]:
+def mean_bounds(plan: StepPlan, answers: Floats, new_tokens: Floats, budget: Floats) -> Flags:
     """Find what bounds most of the time of mean steps, decodes alone and mixed ones in their shares.
 
     Parameters
@@ -70,7 +69,7 @@ def mean_bounds(plan: StepPlan, answers: Floats, new_tokens: Floats, budget: Flo
         found[_HOST] += arena[steps.STEP_US] + arena[steps.SEQUENCE_US] * seqs
         return found
 
-    def attention(bound: npt.NDArray[np.int64], left_us: Floats) -> Floats:
+    def attention(bound: Longs, left_us: Floats) -> Floats:
         return np.where(np.arange(len(BOUNDS))[:, None] == bound, np.maximum(left_us, 0.0), 0.0)
 
     total = np.where(decode_us > 0.0, rows_us(decodes, decodes), 0.0)
@@ -86,7 +85,7 @@ def mean_bounds(plan: StepPlan, answers: Floats, new_tokens: Floats, budget: Flo
     floor_us = arena[steps.PREFILL_FLOOR_US]
     on_host = np.where(np.arange(len(BOUNDS))[:, None] == _HOST, mixed_us, 0.0)
     mixed = np.where(mixed_us <= floor_us, on_host, mixed)
-    most: npt.NDArray[np.uint8] = np.argmax((1.0 - share) * total + share * mixed, axis=0).astype(np.uint8)
+    most: Flags = np.argmax((1.0 - share) * total + share * mixed, axis=0).astype(np.uint8)
     return most
 
 

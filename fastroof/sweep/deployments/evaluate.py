@@ -7,8 +7,8 @@ import time
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Longs
 from fastroof.compiled import closed_loops
 from fastroof.compiled import deployments as loops
 from fastroof.compiled.reductions import BINS, BestTable, Fronts
@@ -22,7 +22,6 @@ from fastroof.sweep.units import UnitResult, WorkUnit
 
 __all__ = ["CODE_NAMES", "evaluate_deployments"]
 
-Longs = npt.NDArray[np.int64]
 
 CODE_NAMES: Final = (
     "feasible", "memory", "context", "rate", "ttft", "tpot", "request_latency", "kv_share", "total_gpus",

@@ -6,8 +6,8 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from fastroof.arrays import Floats
 from fastroof.compiled.closed_loops import DeploymentOptions
 from fastroof.compiled.deployments import Axes
 from fastroof.config import load_gpu
@@ -60,7 +60,7 @@ def compiled_plan(spec: DeploymentSpec, key: PlanKey, tables: GpuTables) -> Step
 def candidate_axes(spec: DeploymentSpec, plan: StepPlan, mode: str) -> Axes:
     """Axes of a plan's candidates; memory is that of each budget, whatever others the spec has."""
 
-    def floats(values: object) -> npt.NDArray[np.float64]:
+    def floats(values: object) -> Floats:
         return np.array(values, np.float64)
 
     laid_out = floats(layouts(spec, mode, plan.tp)).reshape(-1, 3)

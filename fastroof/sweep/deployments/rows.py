@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from fastroof.arrays import Bools, Flags, Floats, Longs
 from fastroof.columns import DEPLOYMENT_COLUMNS, ORIGINS
 from fastroof.compiled import closed_loops
 from fastroof.compiled import deployments as loops
@@ -24,9 +24,6 @@ from fastroof.sweep.units import WorkUnit
 
 __all__ = ["no_rows", "ordered_rows", "reduced_rows", "rows_of"]
 
-Floats = npt.NDArray[np.float64]
-Longs = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.uint8]
 
 _LIMIT_NAMES: Final = ("ttft", "tpot", "request_latency", "kv_share", "total_gpus")
 _SCHEMA: Final = arrow_schema(DEPLOYMENT_COLUMNS, {})
@@ -114,7 +111,7 @@ def _relative_error(plan: StepPlan, answers: Floats) -> pa.Array:
     return pa.array(error, mask=answers[closed_loops.DECODE_STEP_MS] == 0.0)
 
 
-def _names(codes: Flags, names: tuple[str, ...], missing: npt.NDArray[np.bool_] | None = None) -> pa.Array:
+def _names(codes: Flags, names: tuple[str, ...], missing: Bools | None = None) -> pa.Array:
     """Text column of coded names; null where missing."""
     indices = pa.array(codes.astype(np.int8), mask=missing)
     return pa.DictionaryArray.from_arrays(indices, pa.array(names)).dictionary_decode()
