@@ -1,4 +1,4 @@
-"""The compiled loops: lookups, steps, sweeps. Imports numba, numpy and itself, nothing else of fastroof.
+"""The compiled loops: lookups, steps, sweeps. Of fastroof they import the names of array types alone.
 
 Every loop takes its output arrays last, allocates nothing, raises nothing and clamps every index, so
 that it never reads out of bounds whatever it is given. What it met on the way is OR-ed into a code
