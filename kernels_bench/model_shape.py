@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fastroof.models.layout import ShardedShape, split
+from fastroof.models.dense import DenseShard, split
 
 __all__ = ["Experts", "ModelShape"]
 
@@ -76,7 +76,7 @@ class ModelShape:
                     f"tp {tp} neither divides num_kv_heads {self.num_kv_heads} nor is a multiple of it"
                 )
 
-    def share(self, tp: int) -> ShardedShape:
+    def share(self, tp: int) -> DenseShard:
         """Sizes of one GPU's share."""
         return split(self, tp)
 

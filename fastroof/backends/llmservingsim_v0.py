@@ -173,9 +173,9 @@ def _layer_rows(plan: StepPlan, layer: str, inputs: Longs, latency_ns: Longs) ->
 
 def _widths(plan: StepPlan, layers: tuple[str, ...]) -> tuple[int, ...]:
     """Outputs of layers that a plan fuses, on one GPU, in some unit."""
-    share = plan.share
     if layers[0] == "q_proj":
-        return share.num_q_heads, share.num_kv_heads, share.num_kv_heads
+        heads = plan.heads
+        return heads.num_q_heads, heads.num_kv_heads, heads.num_kv_heads
     return (1,) * len(layers)
 
 

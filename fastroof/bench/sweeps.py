@@ -14,7 +14,7 @@ from fastroof.bench.inputs import sweep_axes
 from fastroof.bench.numpy_steps import NumpySteps
 from fastroof.bench.workload import Baseline, Setup, Workload
 from fastroof.errors import FastroofError, PlanError
-from fastroof.models import load_model, model_names
+from fastroof.models import ModelSpec, load_model, model_names
 from fastroof.plan import StepPlan, compile_plan, compile_plans
 from fastroof.plan.table_curves import TableCurves
 from fastroof.sweep import best_batches, decode_grid_us
@@ -33,7 +33,7 @@ def _requests(setup: Setup, count: int) -> list[dict[str, Any]]:
     fitting: list[dict[str, Any]] = []
     for name, tp, dtype in product(model_names(), TP, DTYPES):
         request: dict[str, Any] = {
-            "model": replace(load_model(name), sliding_window=None),
+            "model": load_model(name).with_full_attention(),
             "tp": tp,
             "dtype": dtype,
             "max_tokens": MAX_BATCH,
@@ -49,16 +49,19 @@ def _requests(setup: Setup, count: int) -> list[dict[str, Any]]:
     if not fitting:
         raise PlanError(f"the tables of {setup.gpu.name} serve none of fastroof's models: nothing to sweep")
     deeper = (
-        {**request, "model": replace(request["model"], num_layers=request["model"].num_layers + more)}
-        for more in range(count)
-        for request in fitting
+        {**request, "model": _deeper(request["model"], more)} for more in range(count) for request in fitting
     )
     return list(islice(deeper, count))
 
 
+def _deeper(model: ModelSpec, more: int) -> ModelSpec:
+    group = model.layers[0]
+    return replace(model, layers=(replace(group, count=group.count + more), *model.layers[1:]))
+
+
 def sweep_plans(setup: Setup) -> list[StepPlan]:
     """Compile a hundred plans, presets and splits."""
-    return list(compile_plans(_requests(setup, setup.size(100, 4)), setup.tables, setup.gpu))
+    return list(compile_plans(_requests(setup, setup.size(100, 4)), setup.gpu, setup.tables))
 
 
 def sweep_written(setup: Setup) -> Workload:
@@ -120,5 +123,5 @@ def many_plans(setup: Setup) -> Workload:
     requests = _requests(setup, count)
     return Workload(
         "plans", f"{count:,} plans up to {MAX_BATCH} tokens, shared curves", "plan", count,
-        lambda: compile_plans(requests, setup.tables, setup.gpu),
+        lambda: compile_plans(requests, setup.gpu, setup.tables),
     )  # fmt: skip

@@ -13,9 +13,9 @@ from fastroof.cli.output import print_json, print_table
 __all__ = ["register"]
 
 EPILOG: Final = """\b
-JSON: a list with one object a model, the fields of fastroof.ModelSpec (name, architecture, num_layers,
-hidden, intermediate, num_q_heads, num_kv_heads, head_dim, vocab, tie_embeddings, qkv_bias, o_bias, mlp_bias,
-qk_norm, sliding_window, max_position, torch_dtype) and num_parameters.
+JSON: a list with one object a model, its sizes (name, architecture, num_layers, hidden, intermediate,
+num_q_heads, num_kv_heads, head_dim, vocab, tie_embeddings, qkv_bias, o_bias, mlp_bias, qk_norm,
+sliding_window, max_position, torch_dtype) and num_parameters.
 """
 
 
@@ -30,8 +30,9 @@ def models(as_json: Json = False) -> None:
     --model also takes the Hugging Face id of one of them, or the path of any config.json of these families.
     """
     from fastroof import load_model, model_names
+    from fastroof.models import DenseModel
 
-    specs = [load_model(name) for name in model_names()]
+    specs = [DenseModel.of(load_model(name)) for name in model_names()]
     if as_json:
         print_json([{**asdict(spec), "num_parameters": spec.num_parameters} for spec in specs])
         return

@@ -26,7 +26,7 @@ from fastroof.units import TB, US_PER_S
 
 if TYPE_CHECKING:
     from fastroof import StepPlan
-    from fastroof.explain import Explanation
+    from fastroof.plan.explain import Explanation
 
 __all__ = ["register"]
 

@@ -28,7 +28,7 @@ from fastroof.compat.compare_steps import (
 from fastroof.compat.compare_trees import infersim_tree, roofline_v2_tree
 from fastroof.config import GpuSpec, load_gpu
 from fastroof.errors import BatchError, FastroofError, MissingTableError
-from fastroof.models import ModelSpec, load_model
+from fastroof.models import DenseModel, ModelSpec, load_model
 from fastroof.plan import compile_plan
 from fastroof.plan.datasheet import CLASSES
 from fastroof.tables import Tables, load_tables
@@ -146,6 +146,7 @@ def compare_case(
         # it stands beside the measured one, so nobody takes it for that
         warnings.simplefilter("ignore", UserWarning)
         datasheet = compile_plan(model, gpu, None, tp=tp, max_tokens=max_tokens, max_seqs=max_seqs)
+    sizes = DenseModel.of(model)
     return Case(
         plan=plan,
         datasheet=datasheet,
@@ -153,11 +154,11 @@ def compare_case(
         roofline_v2=_roofline_v2_tables(tables, gpu, roofline_v2_root),
         infersim=_infersim_tables(tables, gpu, infersim_root),
         model_config={
-            "num_hidden_layers": model.num_layers,
-            "hidden_size": model.hidden,
-            "num_attention_heads": model.num_q_heads,
-            "num_key_value_heads": model.num_kv_heads,
-            "intermediate_size": model.intermediate,
+            "num_hidden_layers": sizes.num_layers,
+            "hidden_size": sizes.hidden,
+            "num_attention_heads": sizes.num_q_heads,
+            "num_key_value_heads": sizes.num_kv_heads,
+            "intermediate_size": sizes.intermediate,
             "bytes_per_param": DTYPE_BYTES["bf16"],
         },
         hardware={

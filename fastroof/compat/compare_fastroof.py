@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from fastroof.compat.compare_steps import COMPONENTS, Case, MethodTime, Step
-from fastroof.explain import Explanation
 from fastroof.operators.calls import AllReduce, Elementwise, RowOperator
 from fastroof.plan import StepPlan
 from fastroof.plan.datasheet import CLASSES
+from fastroof.plan.explain import Explanation
 from fastroof.run import StepBatch
 from fastroof.tables import Tables
 from fastroof.units import US_PER_S

@@ -16,7 +16,7 @@ from fastroof.compat.infersim.hardware import (
     PREFILL_OVERHEAD_MS,
 )
 from fastroof.config import GpuSpec
-from fastroof.models import ModelSpec
+from fastroof.models import DenseModel, ModelSpec
 from fastroof.operators.attention_work import decode_attention_flops
 from fastroof.operators.gemm import gemm_flops
 from fastroof.units import GB, GIB, TFLOP, US_PER_MS, US_PER_S
@@ -60,14 +60,15 @@ def constants_of(gpu: GpuSpec) -> infersim.InfersimGpu:
 
 def hf_config(model: ModelSpec) -> dict[str, Any]:
     """Fields of a model's config.json that InferSim reads."""
+    sizes = DenseModel.of(model)
     return {
         "model_type": "llama",
-        "hidden_size": model.hidden,
-        "num_hidden_layers": model.num_layers,
-        "num_attention_heads": model.num_q_heads,
-        "num_key_value_heads": model.num_kv_heads,
-        "head_dim": model.head_dim,
-        "intermediate_size": model.intermediate,
+        "hidden_size": sizes.hidden,
+        "num_hidden_layers": sizes.num_layers,
+        "num_attention_heads": sizes.num_q_heads,
+        "num_key_value_heads": sizes.num_kv_heads,
+        "head_dim": sizes.head_dim,
+        "intermediate_size": sizes.intermediate,
     }
 
 
@@ -156,7 +157,7 @@ def _linear_facts(
     case: Case, step: Step, own: MethodTime, row: dict[str, Any], its_share: float
 ) -> dict[str, Any]:
     plan, m = case.plan, step.new_tokens
-    model, layers_us = plan.model, plan.model.num_layers * US_PER_S
+    model, layers_us = DenseModel.of(plan.model), plan.model.num_layers * US_PER_S
     heads, kv_heads = model.num_q_heads // plan.tp, model.num_kv_heads // plan.tp
     inter = model.intermediate // plan.tp
     shapes = {
@@ -203,7 +204,7 @@ def _attention_facts(
     case: Case, step: Step, own: MethodTime, row: dict[str, Any], its_share: float
 ) -> dict[str, Any]:
     plan = case.plan
-    model, layers_us = plan.model, plan.model.num_layers * US_PER_S
+    model, layers_us = DenseModel.of(plan.model), plan.model.num_layers * US_PER_S
     own_us = own.components_us["attention"]
     core_us, max_us = row["attn_core_s"] * layers_us, row["attn_core_max_s"] * layers_us
     corrected_us = core_us * CAUSAL_DIVISOR / 2.0 if step.phase == "prefill" else core_us

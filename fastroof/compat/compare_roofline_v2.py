@@ -12,6 +12,7 @@ from fastroof.compat.compare_fastroof import linear_us
 from fastroof.compat.compare_steps import COMPONENTS, Case, MethodTime, Step
 from fastroof.compat.roofline_v2.configs import Hardware, ModelSizes
 from fastroof.compat.roofline_v2.lookups import decode_at
+from fastroof.models import DenseModel
 from fastroof.operators.attention_work import decode_attention_flops
 from fastroof.units import TB, US_PER_S
 
@@ -100,7 +101,7 @@ def roofline_v2_facts(case: Case, step: Step, own: MethodTime, other: MethodTime
         fastroof's time and roofline V2's.
     """
     hardware = Hardware.from_config(case.hardware)
-    model, sizes = case.plan.model, ModelSizes.from_config(case.model_config)
+    model, sizes = DenseModel.of(case.plan.model), ModelSizes.from_config(case.model_config)
     facts: dict[str, Any] = {
         "tp": case.plan.tp,
         "split": case.plan.tp > 1,
@@ -122,7 +123,7 @@ def roofline_v2_facts(case: Case, step: Step, own: MethodTime, other: MethodTime
 
 
 def _linear_facts(case: Case, step: Step, own: MethodTime) -> dict[str, Any]:
-    model, sizes, tp = case.plan.model, ModelSizes.from_config(case.model_config), case.plan.tp
+    model, sizes, tp = DenseModel.of(case.plan.model), ModelSizes.from_config(case.model_config), case.plan.tp
     m, hidden, ff = step.new_tokens, model.hidden, model.intermediate
     q, kv = model.num_q_heads * model.head_dim, model.num_kv_heads * model.head_dim
     its = [(count, k, n) for count, (k, n) in zip(SAME_GEMMS, sizes.gemms, strict=True)]
@@ -153,7 +154,7 @@ def _linear_facts(case: Case, step: Step, own: MethodTime) -> dict[str, Any]:
 
 
 def _attention_facts(case: Case, step: Step, own: MethodTime) -> dict[str, Any]:
-    model, sizes = case.plan.model, ModelSizes.from_config(case.model_config)
+    model, sizes = DenseModel.of(case.plan.model), ModelSizes.from_config(case.model_config)
     tables, tp = case.roofline_v2, case.plan.tp
     parts = _parts(case, step)
     own_us = own.components_us["attention"]

@@ -12,10 +12,10 @@ from fastroof.compiled.jit import jit, jit_inline
 from fastroof.compiled.request_sums import MAX_KV_LEN, StepSums, request_sums
 from fastroof.compiled.steps import (
     chunks_step_us,
+    decode_rows_us,
     decode_step_us,
     has_chunks,
     open_plan,
-    step_rows_us,
     summed_step_us,
 )
 
@@ -30,7 +30,7 @@ def equal_decodes_us(arena: Floats, batch_size: int, kv_len: int) -> float:
         return np.nan
     if kv_len < 1 or kv_len > MAX_KV_LEN:
         return np.nan
-    rows_us = step_rows_us(arena, plan, batch_size, batch_size)
+    rows_us = decode_rows_us(arena, plan, batch_size)
     return decode_step_us(arena, plan, rows_us, batch_size, float(kv_len))
 
 

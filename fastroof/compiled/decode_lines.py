@@ -19,7 +19,7 @@ from fastroof.compiled.grids import AxisSlots, GridBlock
 from fastroof.compiled.jit import jit
 from fastroof.compiled.llvm import LANES, float_bits, line_lanes, output_store, prefetch, table_load
 from fastroof.compiled.search import bracket
-from fastroof.compiled.steps import CODE_SIZES, MAX_KV_LEN, open_plan, step_rows_us
+from fastroof.compiled.steps import CODE_SIZES, MAX_KV_LEN, decode_rows_us, open_plan
 
 __all__ = [
     "LINES_HEADER",
@@ -100,7 +100,7 @@ def fill_decode_lines(arena: Floats, starts: Floats, lines: Floats) -> None:
         for column in range(columns):
             cell = line_cell(arena, plan.decode, row, cell_at(arena, plan.decode.x, starts[column]))
             for batch in range(first, stop):
-                rows_us = step_rows_us(arena, plan, batch, batch)
+                rows_us = decode_rows_us(arena, plan, batch)
                 at_zero_us, slope_us = cell_line(cell, rows_us, float(batch))
                 at = LINES_HEADER + 2 * (batch * columns + column)
                 output_store(lines, at, at_zero_us)

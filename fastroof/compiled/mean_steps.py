@@ -19,6 +19,7 @@ from fastroof.compiled.steps import PlanParts, equal_chunks, prefill_attention_u
 __all__ = [
     "Prompt",
     "mean_decode_attention_us",
+    "mean_decode_rows_us",
     "mean_decode_step_us",
     "mean_mixed_step_us",
     "mean_rows_us",
@@ -58,12 +59,23 @@ def _between(arena: Floats, at: int, x: float, last: int) -> float:
     return value
 
 
+@jit_inline
+def _rows_us(arena: Floats, plan: PlanParts, tokens_at: int, tokens: float, seqs: float) -> float:
+    tokens_us = _between(arena, tokens_at, tokens, plan.max_tokens)
+    logits_us = _between(arena, plan.logits_at, seqs, plan.max_seqs)
+    return (tokens_us + logits_us) + (plan.step_us + plan.sequence_us * seqs)
+
+
 @jit
 def mean_rows_us(arena: Floats, plan: PlanParts, tokens: float, seqs: float) -> float:
     """:func:`fastroof.compiled.steps.step_rows_us` of mean tokens and sequences, us."""
-    tokens_us = _between(arena, plan.tokens_at, tokens, plan.max_tokens)
-    logits_us = _between(arena, plan.logits_at, seqs, plan.max_seqs)
-    return (tokens_us + logits_us) + (plan.step_us + plan.sequence_us * seqs)
+    return _rows_us(arena, plan, plan.tokens_at, tokens, seqs)
+
+
+@jit
+def mean_decode_rows_us(arena: Floats, plan: PlanParts, decodes: float) -> float:
+    """:func:`fastroof.compiled.steps.decode_rows_us` of a mean number of decodes, us."""
+    return _rows_us(arena, plan, plan.decode_tokens_at, decodes, decodes)
 
 
 @jit
@@ -109,7 +121,7 @@ def mean_decode_attention_us(arena: Floats, plan: PlanParts, decodes: float, isl
 @jit
 def mean_decode_step_us(arena: Floats, plan: PlanParts, decodes: float, isl: float, osl: float) -> float:
     """Mean step of decodes alone, us."""
-    return mean_rows_us(arena, plan, decodes, decodes) + mean_decode_attention_us(
+    return mean_decode_rows_us(arena, plan, decodes) + mean_decode_attention_us(
         arena, plan, decodes, isl, osl
     )
 

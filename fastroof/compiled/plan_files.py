@@ -40,6 +40,8 @@ from fastroof.compiled.steps import (
     ARENA_MAGIC,
     ARENA_SIZE,
     DECODE_AT,
+    DECODE_TOKENS_AT,
+    DECODE_TOKENS_ORIGIN_AT,
     FORMAT,
     HEADER_SIZE,
     LOGITS_AT,
@@ -173,6 +175,13 @@ def arena_fits(arena: Floats) -> bool:
         if arena[slot] != at:
             return False
         at += length
+    if arena[DECODE_TOKENS_AT] != arena[TOKENS_AT]:
+        for slot in (DECODE_TOKENS_AT, DECODE_TOKENS_ORIGIN_AT):
+            if arena[slot] != at:
+                return False
+            at += tokens + 1.0
+    elif arena[DECODE_TOKENS_ORIGIN_AT] != arena[TOKENS_ORIGIN_AT]:
+        return False
     prefill_at = arena[PREFILL_AT]
     if arena[DECODE_AT] != at or not _is_whole(prefill_at, at, size):
         return False

@@ -14,8 +14,8 @@ from fastroof.arrays import Floats
 from fastroof.compiled.jit import jit
 from fastroof.compiled.mean_steps import (
     mean_decode_attention_us,
+    mean_decode_rows_us,
     mean_mixed_step_us,
-    mean_rows_us,
     prompt_steps_us,
 )
 from fastroof.compiled.steps import MAX_KV_LEN, PlanParts, open_plan
@@ -172,7 +172,7 @@ def _scenario(
     attention_us = mean_decode_attention_us(arena, plan, state.decodes, isl, osl)
     decode_us = 0.0
     if gaps > 0.0:
-        decode_us = mean_rows_us(arena, plan, state.decodes, state.decodes) + attention_us
+        decode_us = mean_decode_rows_us(arena, plan, state.decodes) + attention_us
     mixed_us = 0.0
     if state.mixed_share > 0.0:
         mixed_us = mean_mixed_step_us(

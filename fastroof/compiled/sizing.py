@@ -18,9 +18,9 @@ from fastroof.compiled.steps import (
     CODE_SIZES,
     MAX_KV_LEN,
     PlanParts,
+    decode_rows_us,
     decode_step_us,
     open_plan,
-    step_rows_us,
 )
 from fastroof.compiled.sweeps import Scratch, _fill_lines, _read_batches
 
@@ -131,7 +131,7 @@ def _largest_context(arena: Floats, plan: PlanParts, batch: int, most: int, limi
     From one node of the table to the next a step is monotone along the length: where its ends do not keep
     the limit nothing between them does, and where only the first does, the last that does is bisected.
     """
-    rows_us = step_rows_us(arena, plan, batch, batch)
+    rows_us = decode_rows_us(arena, plan, batch)
     axis = plan.decode.x
     high = int(most)
     while high > 0:

@@ -33,6 +33,7 @@ __all__ = [
     "StepParts",
     "chunks_step_us",
     "decode_origins",
+    "decode_rows_us",
     "decode_step_us",
     "equal_chunks",
     "general_decode_steps_us",
@@ -53,10 +54,12 @@ PREFIX_PAIR_US, PREFIX_TOKEN_US = 6, 7
 TOKENS_AT, LOGITS_AT, TOKENS_ORIGIN_AT, LOGITS_ORIGIN_AT = 8, 9, 10, 11
 DECODE_AT, PREFILL_AT, ARENA_SIZE = 12, 13, 14
 SEQUENCE_US, PREFILL_US, PREFILL_FLOOR_US = 15, 16, 17
+# Per-token calls in steps of decodes alone: the sections of all steps where no call tells them apart.
+DECODE_TOKENS_AT, DECODE_TOKENS_ORIGIN_AT = 18, 19
 HEADER_SIZE = 24
 
 ARENA_MAGIC = 1718776436.0
-ARENA_FORMAT = 2.0
+ARENA_FORMAT = 3.0
 """Goes up when the arena's layout changes."""
 
 CODE_SIZES = 1
@@ -83,6 +86,8 @@ class PlanParts(NamedTuple):
     logits_at: int
     tokens_origin_at: int
     logits_origin_at: int
+    decode_tokens_at: int
+    decode_tokens_origin_at: int
     decode: GridBlock
     prefill: GridBlock
 
@@ -110,15 +115,28 @@ def open_plan(arena: Floats) -> PlanParts:
         int(arena[LOGITS_AT]),
         int(arena[TOKENS_ORIGIN_AT]),
         int(arena[LOGITS_ORIGIN_AT]),
+        int(arena[DECODE_TOKENS_AT]),
+        int(arena[DECODE_TOKENS_ORIGIN_AT]),
         open_block(arena, int(arena[DECODE_AT])),
         open_block(arena, int(arena[PREFILL_AT])),
     )
 
 
 @jit_inline
+def decode_rows_us(arena: Floats, plan: PlanParts, num_decodes: int) -> float:
+    """:func:`step_rows_us` of a step of decodes alone, us."""
+    return _rows_us(arena, plan, plan.decode_tokens_at, num_decodes, num_decodes)
+
+
+@jit_inline
 def step_rows_us(arena: Floats, plan: PlanParts, num_tokens: int, num_seqs: int) -> float:
-    """Per-token operators of the step, the LM head over its sequences, what the runtime adds, us."""
-    tokens_us: float = table_load(arena, plan.tokens_at + num_tokens)
+    """Per-token operators of a step with prefill, the LM head of its sequences, the runtime's part, us."""
+    return _rows_us(arena, plan, plan.tokens_at, num_tokens, num_seqs)
+
+
+@jit_inline
+def _rows_us(arena: Floats, plan: PlanParts, tokens_at: int, num_tokens: int, num_seqs: int) -> float:
+    tokens_us: float = table_load(arena, tokens_at + num_tokens)
     logits_us: float = table_load(arena, plan.logits_at + num_seqs)
     return (tokens_us + logits_us) + (plan.step_us + plan.sequence_us * float(num_seqs))
 
@@ -168,7 +186,7 @@ def general_decode_steps_us(arena: Floats, batch_size: Ints, kv_len: Ints, out: 
         kv = int(table_load(kv_len, i))
         if batch < 1 or batch > max_batch or kv < 1 or kv > MAX_KV_LEN:
             return CODE_SIZES
-        rows_us = step_rows_us(arena, plan, batch, batch)
+        rows_us = decode_rows_us(arena, plan, batch)
         output_store(out, i, decode_step_us(arena, plan, rows_us, batch, float(kv)))
     return 0
 
@@ -182,7 +200,7 @@ def decode_origins(arena: Floats, batch_size: Ints, kv_len: Ints, origin: Flags)
     plan = open_plan(arena)
     for i in range(len(origin)):
         batch = int(batch_size[i])
-        tokens = arena[plan.tokens_origin_at + batch]
+        tokens = arena[plan.decode_tokens_origin_at + batch]
         logits = arena[plan.logits_origin_at + batch]
         attention = grid_flag(arena, plan.decode, float(batch), float(kv_len[i]))
         origin[i] = max(int(tokens), int(logits), attention)
@@ -205,9 +223,10 @@ def chunks_step_us(
 ) -> float:
     """Time a step of equal chunks, us; one new token after a context is a decode."""
     tokens = batch_size * new_tokens
-    rows_us = step_rows_us(arena, plan, tokens, batch_size)
     if new_tokens == 1 and context_len > 0:
+        rows_us = decode_rows_us(arena, plan, batch_size)
         return decode_step_us(arena, plan, rows_us, batch_size, float(context_len + 1))
+    rows_us = step_rows_us(arena, plan, tokens, batch_size)
     # equal chunks: their sums lead back to (batch, new) exactly
     attention_us = prefill_attention_us(
         arena, plan, float(batch_size), float(new_tokens), tokens * context_len, batch_size * context_len
@@ -250,7 +269,8 @@ def summed_step_us(
     sums: StepSums,
 ) -> float:
     """Time a step of at least one request from the sums over its requests, us."""
-    total = step_rows_us(arena, plan, sums.decodes + sums.new_sum, seqs)
+    tokens_at = plan.tokens_at if sums.new_sum > 0 else plan.decode_tokens_at
+    total = _rows_us(arena, plan, tokens_at, sums.decodes + sums.new_sum, seqs)
     if sums.decodes > 0:
         mean_kv = float(sums.kv_sum) / float(sums.decodes)
         total = decode_step_us(arena, plan, total, sums.decodes, mean_kv)
@@ -285,7 +305,7 @@ def ragged_steps_us(arena: Floats, new_tokens: Ints, context_len: Ints, offsets:
             context_sum, expect_decodes = decode_sums(new_tokens, context_len, start, stop)
             if expect_decodes:
                 mean_kv = float(context_sum + seqs) / float(seqs)
-                rows_us = step_rows_us(arena, plan, seqs, seqs)
+                rows_us = decode_rows_us(arena, plan, seqs)
                 output_store(out, i, decode_step_us(arena, plan, rows_us, seqs, mean_kv))
                 continue
         sums, possible = request_sums(new_tokens, context_len, start, stop, plan.max_tokens)
@@ -293,7 +313,8 @@ def ragged_steps_us(arena: Floats, new_tokens: Ints, context_len: Ints, offsets:
             return CODE_SIZES
         expect_decodes = sums.new_sum == 0
         # summed_step_us, written out: called, it made mixed steps 8 % slower
-        total = step_rows_us(arena, plan, sums.decodes + sums.new_sum, seqs)
+        tokens_at = plan.tokens_at if sums.new_sum > 0 else plan.decode_tokens_at
+        total = _rows_us(arena, plan, tokens_at, sums.decodes + sums.new_sum, seqs)
         if sums.decodes > 0:
             mean_kv = float(sums.kv_sum) / float(sums.decodes)
             total = decode_step_us(arena, plan, total, sums.decodes, mean_kv)
@@ -336,11 +357,13 @@ def ragged_step_parts(
         origin[i] = 0
         if seqs == 0:
             continue
-        tokens_us[i] = arena[plan.tokens_at + tokens]
+        tokens_at = plan.tokens_at if sums.new_sum > 0 else plan.decode_tokens_at
+        origin_at = plan.tokens_origin_at if sums.new_sum > 0 else plan.decode_tokens_origin_at
+        tokens_us[i] = arena[tokens_at + tokens]
         logits_us[i] = arena[plan.logits_at + seqs]
         runtime_us[i] = plan.step_us + plan.sequence_us * float(seqs)
-        made = int(max(arena[plan.tokens_origin_at + tokens], arena[plan.logits_origin_at + seqs]))
-        total = step_rows_us(arena, plan, tokens, seqs)
+        made = int(max(arena[origin_at + tokens], arena[plan.logits_origin_at + seqs]))
+        total = _rows_us(arena, plan, tokens_at, tokens, seqs)
         if sums.decodes > 0:
             mean_kv = float(sums.kv_sum) / float(sums.decodes)
             decode_us[i] = decode_step_us(arena, plan, 0.0, sums.decodes, mean_kv)

@@ -27,9 +27,9 @@ from fastroof.compiled.steps import (
     CODE_SIZES,
     MAX_KV_LEN,
     PlanParts,
+    decode_rows_us,
     decode_step_us,
     open_plan,
-    step_rows_us,
 )
 
 __all__ = [
@@ -124,7 +124,7 @@ def _read_batches(arena: Floats, plan: PlanParts, batch_size: Longs, scratch: Sc
         if batch < 1 or batch > most:
             return -1
         scratch.requests[j] = float(batch)
-        scratch.rows_us[j] = step_rows_us(arena, plan, batch, batch)
+        scratch.rows_us[j] = decode_rows_us(arena, plan, batch)
     runs = 0
     stop = 0
     while stop < len(batch_size):

@@ -1,9 +1,20 @@
-"""Models: what a transformer is made of, and how it is split over GPUs."""
+"""Models: layers of one or several kinds, where they are read from, and how they are split over GPUs."""
 
 from __future__ import annotations
 
-from fastroof.models.layout import ShardedShape, shard
+from fastroof.models.dense import DenseModel
+from fastroof.models.layers import LayerGroup, LayerKind
+from fastroof.models.layout import TP_SIZES, Layout
 from fastroof.models.load import load_model, model_names
 from fastroof.models.spec import ModelSpec
 
-__all__ = ["ModelSpec", "ShardedShape", "load_model", "model_names", "shard"]
+__all__ = [
+    "TP_SIZES",
+    "DenseModel",
+    "LayerGroup",
+    "LayerKind",
+    "Layout",
+    "ModelSpec",
+    "load_model",
+    "model_names",
+]

@@ -1,143 +1,84 @@
-"""Tensor parallelism: what one GPU of a group holds of a model."""
+"""Layouts: how a model is split over GPUs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from fastroof.checks import is_whole_number
 from fastroof.errors import PlanError
-from fastroof.models.spec import ModelSpec, padded_rows
 
-__all__ = ["TP_SIZES", "ShardedShape", "SplitSizes", "shard", "split"]
+__all__ = ["SIZES_OF_TP", "TP_SIZES", "Layout"]
 
 TP_SIZES: Final = (1, 2, 4, 8)
 """Tensor-parallel sizes a plan can have: the GPUs of one NVLink node."""
 
-
-class SplitSizes(Protocol):
-    """Sizes that tensor parallelism splits, of a :class:`ModelSpec` or of a model that is only measured."""
-
-    @property
-    def num_q_heads(self) -> int:
-        """Query heads of the whole model."""
-
-    @property
-    def num_kv_heads(self) -> int:
-        """KV heads of the whole model."""
-
-    @property
-    def head_dim(self) -> int:
-        """Width of one head."""
-
-    @property
-    def intermediate(self) -> int:
-        """Width of the MLP, or of one expert."""
-
-    @property
-    def vocab(self) -> int:
-        """Rows of the LM head, without padding."""
+SIZES_OF_TP: Final = ", ".join(map(str, TP_SIZES))
 
 
 @dataclass(frozen=True)
-class ShardedShape:
-    """Sizes of one GPU's share of a model.
+class Layout:
+    """How a model is split over the GPUs of one replica.
 
     Attributes
     ----------
     tp : int
-        GPUs the model is split over.
-    num_q_heads, num_kv_heads : int
-        Heads on one GPU; KV heads are replicated where there are fewer than GPUs.
-    intermediate : int
-        Width of the MLP on one GPU.
-    vocab_rows : int
-        Rows of the LM head on one GPU, padding included.
-    qkv_out : int
-        Outputs of the fused QKV projection on one GPU.
-    o_in : int
-        Inputs of the attention output projection on one GPU.
-    """
-
-    tp: int
-    num_q_heads: int
-    num_kv_heads: int
-    intermediate: int
-    vocab_rows: int
-    qkv_out: int
-    o_in: int
-
-
-def shard(model: ModelSpec, tp: int) -> ShardedShape:
-    """Split a model over ``tp`` GPUs.
-
-    Parameters
-    ----------
-    model : ModelSpec
-        The whole model.
-    tp : int
-        Tensor-parallel size: 1, 2, 4 or 8.
-
-    Returns
-    -------
-    ShardedShape
-        What one GPU runs.
+        GPUs that share each layer's attention and dense MLP.
+    pp : int
+        Pipeline stages: layers one after another on groups of GPUs.
+    dp : int
+        Ranks of attention data parallelism; batches are those of one rank.
+    ep : int
+        Groups of experts on GPUs of their own.
+    moe_tp : int
+        GPUs that share each expert; None when made: what tp x dp / ep leaves.
 
     Raises
     ------
     PlanError
-        If ``tp`` is another number, or does not divide the query heads or the MLP width, or neither
-        divides the KV heads nor is a multiple of them.
+        If a size is none, or ``tp x dp`` is not ``moe_tp x ep``: the same GPUs run attention and experts.
 
     Examples
     --------
-    >>> from fastroof.models import load_model
-    >>> shard(load_model("llama-3.1-70b"), 4).qkv_out
-    2560
+    >>> Layout(tp=2, dp=4, ep=8).moe_tp
+    1
     """
-    if not is_whole_number(tp) or tp not in TP_SIZES:
-        raise PlanError(f"tp must be one of {', '.join(map(str, TP_SIZES))}, got {tp!r}")
-    obstacles = _obstacles(model, tp)
-    if obstacles:
-        works = ", ".join(str(size) for size in TP_SIZES if not _obstacles(model, size))
-        raise PlanError(f"{model.name} cannot run with tp={tp}: {'; '.join(obstacles)}; tp={works} would do")
-    return split(model, tp)
 
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    ep: int = 1
+    moe_tp: int = None  # type: ignore[assignment]  # a layout that is made has one
 
-def split(sizes: SplitSizes, tp: int) -> ShardedShape:
-    """Divide sizes over ``tp`` GPUs, for any number of them that divides the heads and the MLP.
+    def __post_init__(self) -> None:
+        for name in ("tp", "pp", "dp", "ep"):
+            if not is_whole_number(getattr(self, name)):
+                wanted = f"one of {SIZES_OF_TP}" if name == "tp" else "a whole number of at least 1"
+                raise PlanError(f"{name} must be {wanted}, got {getattr(self, name)!r}")
+        ranks = self.tp * self.dp
+        if self.moe_tp is None and ranks % self.ep == 0:
+            object.__setattr__(self, "moe_tp", ranks // self.ep)
+        elif self.moe_tp is not None and not is_whole_number(self.moe_tp):
+            raise PlanError(f"moe_tp must be a whole number of at least 1, or None, got {self.moe_tp!r}")
+        if self.moe_tp is None or self.moe_tp * self.ep != ranks:
+            raise PlanError(
+                f"tp {self.tp} x dp {self.dp} is {ranks} GPUs a stage, which ep {self.ep}"
+                f"{'' if self.moe_tp is None else f' x moe_tp {self.moe_tp}'} does not fill: "
+                "tp x dp must be moe_tp x ep"
+            )
 
-    Parameters
-    ----------
-    sizes : SplitSizes
-        Of the whole model.
-    tp : int
-        GPUs, at least 1.
+    @property
+    def stage_gpus(self) -> int:
+        """GPUs of one pipeline stage."""
+        return self.tp * self.dp
 
-    Returns
-    -------
-    ShardedShape
-        What one of them holds.
-    """
-    q_heads = sizes.num_q_heads // tp
-    kv_heads = max(1, sizes.num_kv_heads // tp)
-    return ShardedShape(
-        tp=tp,
-        num_q_heads=q_heads,
-        num_kv_heads=kv_heads,
-        intermediate=sizes.intermediate // tp,
-        vocab_rows=padded_rows(sizes.vocab, tp) // tp,
-        qkv_out=(q_heads + 2 * kv_heads) * sizes.head_dim,
-        o_in=q_heads * sizes.head_dim,
-    )
+    @property
+    def world_size(self) -> int:
+        """GPUs of the replica."""
+        return self.tp * self.pp * self.dp
 
-
-def _obstacles(model: ModelSpec, tp: int) -> list[str]:
-    found = []
-    if model.num_q_heads % tp:
-        found.append(f"{model.num_q_heads} query heads do not divide by {tp}")
-    if model.num_kv_heads % tp and tp % model.num_kv_heads:
-        found.append(f"{model.num_kv_heads} KV heads neither divide by {tp} nor can be replicated evenly")
-    if model.intermediate % tp:
-        found.append(f"an MLP width of {model.intermediate} does not divide by {tp}")
-    return found
+    def __str__(self) -> str:
+        sizes = {"tp": self.tp, "pp": self.pp, "dp": self.dp, "ep": self.ep}
+        if self.ep > 1 and self.moe_tp > 1:
+            sizes["moe_tp"] = self.moe_tp
+        return ", ".join(f"{name} {size}" for name, size in sizes.items() if size > 1 or name == "tp")

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from fastroof.errors import ModelError, UnsupportedModelError
 from fastroof.models import hf
+from fastroof.models.dense import DenseModel
 from fastroof.models.spec import ModelSpec
 
 __all__ = ["PRESETS", "load_model", "model_names"]
@@ -79,7 +80,7 @@ def load_model(name_or_path: str | Path | Mapping[str, Any], *, name: str | None
     Returns
     -------
     ModelSpec
-        The model as a whole; ``shard`` splits it over GPUs.
+        The model as a whole; a ``Layout`` splits it over GPUs.
 
     Raises
     ------
@@ -90,8 +91,8 @@ def load_model(name_or_path: str | Path | Mapping[str, Any], *, name: str | None
 
     Examples
     --------
-    >>> load_model("meta-llama/Llama-3.1-8B-Instruct").num_kv_heads
-    8
+    >>> load_model("meta-llama/Llama-3.1-8B-Instruct").num_layers
+    32
     """
     if isinstance(name_or_path, Mapping):
         return _parse(name_or_path, "model config", name)
@@ -146,7 +147,7 @@ def _parse(config: Mapping[str, Any], where: str, name: str | None) -> ModelSpec
     max_position = fields.size("max_position_embeddings")
     attention_bias = fields.flag("attention_bias", default=model_type == "qwen2")
     architecture = hf.ARCHITECTURES[model_type]
-    return ModelSpec(
+    return DenseModel(
         name=name or fields.text("_name_or_path") or architecture,
         architecture=architecture,
         num_layers=num_layers,
@@ -164,7 +165,7 @@ def _parse(config: Mapping[str, Any], where: str, name: str | None) -> ModelSpec
         sliding_window=hf.sliding_window(fields, model_type, num_layers, max_position),
         max_position=max_position,
         torch_dtype=_torch_dtype(fields),
-    )
+    ).spec()
 
 
 def _num_kv_heads(fields: hf.Fields, model_type: str, num_q_heads: int) -> int:

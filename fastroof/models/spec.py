@@ -1,31 +1,25 @@
-"""The sizes of a whole model."""
+"""A whole model: its layers, and what stands before and after them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from fastroof.checks import whole_number
 from fastroof.errors import ModelError, PlanError
+from fastroof.models.layers import LayerGroup, LayerKind
+from fastroof.models.layout import SIZES_OF_TP, TP_SIZES, Layout
+from fastroof.models.sizes import check_sizes
 
 __all__ = ["ModelSpec", "padded_rows"]
 
 VOCAB_PADDING: Final = 64
-_SIZES: Final = (
-    "num_layers",
-    "hidden",
-    "intermediate",
-    "num_q_heads",
-    "num_kv_heads",
-    "head_dim",
-    "vocab",
-    "max_position",
-)
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """The sizes of a dense transformer with gated MLPs and RMS norms.
+    """A transformer with RMS norms: layers of one or several kinds.
 
     Attributes
     ----------
@@ -33,57 +27,63 @@ class ModelSpec:
         Preset name, or what the configuration is called.
     architecture : str
         Hugging Face class: ``"LlamaForCausalLM"``.
-    num_layers, hidden, intermediate : int
-        Transformer layers, width of the residual stream, width of the MLP.
-    num_q_heads, num_kv_heads, head_dim : int
-        Attention heads of the whole model, and the width of one.
+    hidden : int
+        Width of the residual stream.
     vocab : int
         Rows of the embedding, without padding.
     tie_embeddings : bool
         Whether the LM head is the embedding.
-    qkv_bias, o_bias, mlp_bias : bool
-        Whether those projections add a bias.
-    qk_norm : bool
-        Whether queries and keys are normalised per head.
-    sliding_window : int or None
-        Tokens every layer attends within; None for full attention.
     max_position : int
         Longest context, tokens.
     torch_dtype : str or None
         Dtype the weights are published in; what a plan runs in is chosen there.
+    layers : tuple of LayerGroup
+        Kinds of layers, and how many of each.
     """
 
     name: str
     architecture: str
-    num_layers: int
     hidden: int
-    intermediate: int
-    num_q_heads: int
-    num_kv_heads: int
-    head_dim: int
     vocab: int
     tie_embeddings: bool
-    qkv_bias: bool
-    o_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
-    sliding_window: int | None
     max_position: int
     torch_dtype: str | None
+    layers: tuple[LayerGroup, ...]
 
     def __post_init__(self) -> None:
         """Refuse sizes no model has, in specs that were built or changed by hand too."""
-        for key in _SIZES:
-            whole_number(f"{self.name}: {key}", getattr(self, key), error=ModelError)
-        if self.num_q_heads % self.num_kv_heads:
-            raise ModelError(
-                f"{self.name}: {self.num_q_heads} query heads do not divide by {self.num_kv_heads} KV heads"
-            )
+        try:
+            check_sizes(self, "hidden", "vocab", "max_position")
+        except ModelError as error:
+            raise ModelError(f"{self.name}: {error}") from None
+        if not self.layers:
+            raise ModelError(f"{self.name}: a model has layers")
 
     @property
-    def group_size(self) -> int:
-        """Query heads that share one KV head."""
-        return self.num_q_heads // self.num_kv_heads
+    def num_layers(self) -> int:
+        """Layers of all kinds."""
+        return sum(group.count for group in self.layers)
+
+    @property
+    def kinds(self) -> tuple[LayerKind, ...]:
+        """Kinds of layers, without their counts: with the other sizes, what a plan's lookups depend on."""
+        return tuple(group.kind for group in self.layers)
+
+    @property
+    def only_kind(self) -> LayerKind:
+        """The kind of all layers, for what knows models of one kind alone.
+
+        Raises
+        ------
+        ModelError
+            If there are several.
+        """
+        if len(self.layers) > 1:
+            names = ", ".join(f"{group.count} {group.kind.name}" for group in self.layers)
+            raise ModelError(
+                f"{self.name} has layers of several kinds ({names}), and this knows one kind only"
+            )
+        return self.layers[0].kind
 
     @property
     def num_parameters(self) -> int:
@@ -95,15 +95,78 @@ class ModelSpec:
         >>> load_model("llama-2-7b").num_parameters
         6738415616
         """
-        q_width, kv_width = self.num_q_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        qkv_width = q_width + 2 * kv_width
-        layer = self.hidden * qkv_width + q_width * self.hidden + 3 * self.hidden * self.intermediate
-        layer += 2 * self.hidden  # the norms before attention and MLP
-        layer += qkv_width * self.qkv_bias + self.hidden * self.o_bias
-        layer += (2 * self.intermediate + self.hidden) * self.mlp_bias
-        layer += 2 * self.head_dim * self.qk_norm
         embeddings = self.vocab * self.hidden * (1 if self.tie_embeddings else 2)
-        return embeddings + self.num_layers * layer + self.hidden
+        layers = sum(group.count * group.kind.num_parameters(self.hidden) for group in self.layers)
+        return embeddings + layers + self.hidden
+
+    @property
+    def window(self) -> int | None:
+        """The smallest window that a layer attends within, tokens; None where all attend to everything."""
+        windows = [kind.attention.window for kind in self.kinds]
+        return min((window for window in windows if window is not None), default=None)
+
+    def with_full_attention(self) -> ModelSpec:
+        """Return the model with every window taken away.
+
+        Examples
+        --------
+        >>> from fastroof.models import load_model
+        >>> load_model("mistral-7b").with_full_attention().window is None
+        True
+        """
+        if self.window is None:
+            return self
+
+        def without(kind: LayerKind) -> LayerKind:
+            attention: Any = kind.attention
+            return replace(kind, attention=replace(attention, window=None)) if attention.window else kind
+
+        return replace(self, layers=tuple(replace(g, kind=without(g.kind)) for g in self.layers))
+
+    def kv_bytes_per_token(self, layout: Layout, kv_dtype: str) -> int:
+        """Bytes of KV cache that one GPU keeps of a token, over all layers.
+
+        Parameters
+        ----------
+        layout : Layout
+            Of one GPU: ``Layout()``, where every KV head is once.
+        kv_dtype : str
+            Of the cache.
+        """
+        return int(self.sum_layers(lambda kind: kind.kv_bytes_per_token(layout, kv_dtype)))
+
+    def sum_layers(self, of_layer: Callable[[LayerKind], float]) -> float:
+        """Sum what one layer of a kind has over all layers."""
+        return sum(group.count * of_layer(group.kind) for group in self.layers)
+
+    def check_layout(self, layout: Layout) -> None:
+        """Refuse layouts that this model cannot be split into, or that a plan cannot time.
+
+        Raises
+        ------
+        PlanError
+            Naming every obstacle, and the tensor-parallel sizes that would do.
+        """
+        if layout.tp not in TP_SIZES:
+            raise PlanError(f"tp must be one of {SIZES_OF_TP}, got {layout.tp}")
+        if layout.pp > 1:
+            raise PlanError(
+                f"pp {layout.pp}: a plan times every layer on one group of GPUs; pipeline stages, their "
+                "bubbles and what they send each other have no operators yet"
+            )
+        dense = [kind.name for kind in self.kinds if not kind.mlp.has_experts]
+        if layout.ep > 1 and len(dense) == len(self.layers):
+            raise PlanError(f"ep {layout.ep}: {self.name} has no experts to split")
+        obstacles = self._obstacles(layout)
+        if obstacles:
+            works = [tp for tp in TP_SIZES if not self._obstacles(Layout(tp, dp=layout.dp))]
+            raise PlanError(
+                f"{self.name} cannot run with tp={layout.tp}: {'; '.join(obstacles)}; "
+                f"tp={', '.join(map(str, works))} would do"
+            )
+
+    def _obstacles(self, layout: Layout) -> list[str]:
+        return list(dict.fromkeys(what for kind in self.kinds for what in kind.obstacles(layout)))
 
     def padded_vocab(self, tp: int) -> int:
         """Rows of the LM head over ``tp`` GPUs, padded.

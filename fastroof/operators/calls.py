@@ -9,9 +9,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-__all__ = ["AllReduce", "Elementwise", "Gemm", "Role", "RowOperator", "Rows"]
+__all__ = [
+    "AllReduce",
+    "AttentionCall",
+    "Call",
+    "Elementwise",
+    "Gemm",
+    "Parallel",
+    "Role",
+    "RowOperator",
+    "Rows",
+    "Steps",
+]
 
-Rows = Literal["tokens", "sequences"]
+Rows = Literal["tokens", "sequences", "expert_tokens"]
+"""The step's tokens, its sequences, or the tokens of all attention-data-parallel ranks together."""
+
+Steps = Literal["all", "decode_only", "with_prefill"]
+"""Which steps a call runs in: some kernels are others in steps of decodes alone."""
 
 Role = Literal[
     "embedding",
@@ -51,6 +66,7 @@ class Gemm:
     k: int
     dtype: str
     rows: Rows = "tokens"
+    steps: Steps = "all"
 
 
 @dataclass(frozen=True)
@@ -63,6 +79,7 @@ class Elementwise:
     times: int
     row_bytes: float
     rows: Rows = "tokens"
+    steps: Steps = "all"
 
 
 @dataclass(frozen=True)
@@ -76,6 +93,35 @@ class AllReduce:
     num_gpus: int
     row_bytes: float
     rows: Rows = "tokens"
+    steps: Steps = "all"
 
 
 RowOperator = Gemm | Elementwise | AllReduce
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """Calls on several paths beside each other, as shared experts beside routed ones: the longest counts.
+
+    Attributes
+    ----------
+    paths : tuple of tuple of RowOperator
+        Each in its order; all over tokens, their own or those of every rank.
+    """
+
+    paths: tuple[tuple[RowOperator, ...], ...]
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """Attention of a layer on one GPU, over the keys of the step's requests; ``times`` a step."""
+
+    times: int
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    kv_dtype: str
+    name: str = "attention"
+
+
+Call = RowOperator | Parallel | AttentionCall

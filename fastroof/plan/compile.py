@@ -24,6 +24,10 @@ def compile_plan(
     tables: Tables | None,
     *,
     tp: int = 1,
+    pp: int = 1,
+    dp: int = 1,
+    ep: int = 1,
+    moe_tp: int | None = None,
     dtype: str = "bf16",
     kv_dtype: str = "bf16",
     runtime: EngineProfile | str | Path | Mapping[str, Any] = "kernels",
@@ -46,6 +50,14 @@ def compile_plan(
         times one efficiency an operator class, origin "modelled", with a warning.
     tp : int
         Tensor-parallel size: 1, 2, 4 or 8.
+    pp : int
+        Pipeline stages: 1, until a plan has what they send each other.
+    dp : int
+        Ranks of attention data parallelism. Steps are those of one rank: ``batch_size`` and tokens are a
+        rank's. Ranks of a dense model share nothing, so its times are those of dp 1.
+    ep, moe_tp : int
+        Groups of experts on GPUs of their own, and GPUs that share each expert; ``moe_tp`` None is what
+        tp x dp / ep leaves. A dense model has no experts to split: ep is 1.
     dtype : str
         Linear layers: bf16, fp8 (weights and activations, per tensor) or fp8_block.
     kv_dtype : str
@@ -72,7 +84,7 @@ def compile_plan(
     Raises
     ------
     PlanError
-        If the model cannot be split, a dtype or runtime is unknown, or the tables are another GPU's.
+        If the model cannot be split so, a dtype or runtime is unknown, or the tables are another GPU's.
     MissingTableError
         If no table serves an operator.
     UnsupportedModelError
@@ -88,12 +100,12 @@ def compile_plan(
     model = checked_model(model)
     gpu = gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu)
     options = PlanOptions(
-        tp, dtype, kv_dtype, runtime, method, max_tokens, max_seqs, gemm_smoothing
+        tp, pp, dp, ep, moe_tp, dtype, kv_dtype, runtime, method, max_tokens, max_seqs, gemm_smoothing
     ).checked()
     check_tables(tables, gpu)
     check_kernels(tables, gpu, options)
     if curves is None:
         curves = curves_of(tables, gpu, options)
     recipe = plan_recipe(model, gpu, options, curves, "" if tables is None else tables.content_hash)
-    sums = recipe.row_sums([model.num_layers])
-    return recipe.plan(model, sums.tokens_us[0], sums.logits_us[0])
+    sums = recipe.row_sums([[group.count for group in model.layers]])
+    return recipe.plan(model, sums, 0)

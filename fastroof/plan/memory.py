@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fastroof.config import GpuSpec
-from fastroof.models import ModelSpec
-from fastroof.models.layout import ShardedShape
+from fastroof.models import Layout, ModelSpec
 from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES
 
 __all__ = ["MEMORY_SHARE", "PlanMemory", "plan_memory"]
@@ -40,19 +39,17 @@ class PlanMemory(NamedTuple):
 
 
 def plan_memory(
-    model: ModelSpec, share: ShardedShape, gpu: GpuSpec, dtype: str, kv_dtype: str, max_tokens: int
+    model: ModelSpec, layout: Layout, gpu: GpuSpec, dtype: str, kv_dtype: str, max_tokens: int
 ) -> PlanMemory:
     """Work out :class:`PlanMemory` of one GPU's share of a model."""
-    hidden, layers = model.hidden, model.num_layers
-    linear = share.qkv_out * hidden + hidden * share.o_in + 3 * hidden * share.intermediate
-    embeddings = share.vocab_rows * hidden * (1 if model.tie_embeddings else 2)
-    biases = share.qkv_out * model.qkv_bias + hidden * model.o_bias
-    biases += (2 * share.intermediate + hidden) * model.mlp_bias
-    norms = layers * (2 * hidden + 2 * model.head_dim * model.qk_norm) + hidden
-    small = embeddings + layers * biases + norms
-    weight_bytes = int(layers * linear * DTYPE_BYTES[dtype]) + small * ACTIVATION_BYTES
-    kv_bytes = int(2 * layers * share.num_kv_heads * model.head_dim * DTYPE_BYTES[kv_dtype])
-    widest = max(3 * share.intermediate, share.qkv_out + share.o_in)
+    hidden = model.hidden
+    vocab_rows = model.padded_vocab(layout.tp) // layout.tp
+    linear = model.sum_layers(lambda kind: kind.linear_weights(hidden, layout))
+    other = vocab_rows * hidden * (1 if model.tie_embeddings else 2) + hidden
+    other += int(model.sum_layers(lambda kind: kind.other_weights(hidden, layout)))
+    weight_bytes = int(linear * DTYPE_BYTES[dtype]) + other * ACTIVATION_BYTES
+    kv_bytes = model.kv_bytes_per_token(layout, kv_dtype)
+    widest = max(kind.activation_width(hidden, layout) for kind in model.kinds)
     activation_bytes = max_tokens * (2 * hidden + widest) * ACTIVATION_BYTES
     usable = int(gpu.hbm_bytes * MEMORY_SHARE)
     room = max(0, usable - weight_bytes - activation_bytes)

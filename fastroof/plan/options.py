@@ -12,7 +12,7 @@ from fastroof.config import GpuSpec
 from fastroof.engines import load_engine
 from fastroof.engines.profile import GEMM_SMOOTHINGS
 from fastroof.errors import PlanError
-from fastroof.models import ModelSpec, load_model
+from fastroof.models import Layout, ModelSpec, load_model
 from fastroof.operators.operator import METHODS
 from fastroof.tables import Tables
 
@@ -27,6 +27,10 @@ class PlanOptions(NamedTuple):
     """The arguments of :func:`fastroof.compile_plan` that are not a model, a GPU or tables."""
 
     tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    ep: int = 1
+    moe_tp: int | None = None
     dtype: str = "bf16"
     kv_dtype: str = "bf16"
     runtime: Any = "kernels"
@@ -35,8 +39,13 @@ class PlanOptions(NamedTuple):
     max_seqs: int = 1024
     gemm_smoothing: str | None = None
 
+    @property
+    def layout(self) -> Layout:
+        """How the model is split; the model checks that it can be."""
+        return Layout(self.tp, self.pp, self.dp, self.ep, self.moe_tp)  # type: ignore[arg-type]
+
     def checked(self) -> PlanOptions:
-        """Return options with the runtime loaded, or raise PlanError; the model checks tp."""
+        """Return options with the runtime loaded, or raise PlanError; the model checks the layout."""
         _chosen("dtype", self.dtype, DTYPES, "; fp8 is per tensor, fp8_block its own name")
         _chosen("kv_dtype", self.kv_dtype, KV_DTYPES)
         runtime = load_engine(self.runtime)
@@ -91,9 +100,9 @@ def check_kernels(tables: Tables | None, gpu: GpuSpec, options: PlanOptions) -> 
 def checked_model(model: ModelSpec | str | Path | Mapping[str, Any]) -> ModelSpec:
     """Load a model unless it is one, and refuse what a plan has no operators for."""
     model = model if isinstance(model, ModelSpec) else load_model(model)
-    if model.sliding_window is not None:
+    if model.window is not None:
         raise PlanError(
-            f"{model.name} attends to a sliding window of {model.sliding_window} tokens, and a plan has "
-            "full attention only; dataclasses.replace(model, sliding_window=None) times it as full attention"
+            f"{model.name} attends to a sliding window of {model.window} tokens, and a plan has full "
+            "attention only; model.with_full_attention() times it as full attention"
         )
     return model

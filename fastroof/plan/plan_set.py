@@ -12,17 +12,16 @@ from fastroof.errors import PlanError
 from fastroof.models import ModelSpec
 from fastroof.plan.curves import CurveSource
 from fastroof.plan.options import PlanOptions, check_kernels, check_tables, checked_model
-from fastroof.plan.recipe import PlanRecipe, RowSums, curves_of, plan_recipe
+from fastroof.plan.recipe import PlanRecipe, curves_of, plan_recipe
+from fastroof.plan.rows import RowSums
 from fastroof.plan.step_plan import StepPlan
 from fastroof.tables import Tables
 
 __all__ = ["PlanSet", "compile_plans"]
 
 _OPTIONS: Final = frozenset(PlanOptions._fields)
-_architecture: Final = attrgetter(
-    "hidden", "intermediate", "num_q_heads", "num_kv_heads", "head_dim", "vocab", "qk_norm"
-)
-"""What a plan depends on of a model, but for its depth and what only its memory depends on."""
+_architecture: Final = attrgetter("hidden", "vocab", "kinds")
+"""What a plan depends on of a model, but for its numbers of layers."""
 
 
 class PlanSet(Sequence[StepPlan]):
@@ -34,7 +33,7 @@ class PlanSet(Sequence[StepPlan]):
     Parameters
     ----------
     families : sequence of (PlanRecipe, RowSums)
-        Plans that differ in their layers alone.
+        Plans that differ in their numbers of layers alone.
     members : sequence of (int, int, ModelSpec)
         The family of each plan, its row there, and its model.
     """
@@ -59,23 +58,23 @@ class PlanSet(Sequence[StepPlan]):
             return PlanSet(self._families, self._members[index])
         family, row, model = self._members[index]
         recipe, sums = self._families[family]
-        return recipe.plan(model, sums.tokens_us[row], sums.logits_us[row])
+        return recipe.plan(model, sums, row)
 
     def __repr__(self) -> str:
         return f"PlanSet({len(self)} plans of {len(self._families)} architectures and options)"
 
 
-def compile_plans(requests: Iterable[Mapping[str, Any]], tables: Tables | None, gpu: Any) -> PlanSet:
+def compile_plans(requests: Iterable[Mapping[str, Any]], gpu: Any, tables: Tables | None) -> PlanSet:
     """Compile many plans for one GPU: each distinct GEMM is looked up once.
 
     Parameters
     ----------
     requests : iterable of mapping
         Keyword arguments of :func:`compile_plan`, with ``model``, without gpu and tables.
-    tables : Tables or None
-        As in :func:`compile_plan`, for all of them.
     gpu : GpuSpec, str, Path or mapping
         The GPU of all of them.
+    tables : Tables or None
+        As in :func:`compile_plan`, for all of them.
 
     Returns
     -------
@@ -91,7 +90,7 @@ def compile_plans(requests: Iterable[Mapping[str, Any]], tables: Tables | None, 
     --------
     >>> import fastroof
     >>> requests = [{"model": "llama-3.1-8b", "tp": tp} for tp in (1, 2, 4)]
-    >>> [plan.tp for plan in fastroof.compile_plans(requests, fastroof.load_tables("h100"), "h100")]
+    >>> [plan.tp for plan in fastroof.compile_plans(requests, "h100", fastroof.load_tables("h100"))]
     [1, 2, 4]
     """
     gpu = gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu)
@@ -101,7 +100,7 @@ def compile_plans(requests: Iterable[Mapping[str, Any]], tables: Tables | None, 
     named: dict[str, ModelSpec] = {}
     families: dict[Any, int] = {}
     recipes: list[PlanRecipe] = []
-    layers: list[list[int]] = []
+    counts: list[list[list[int]]] = []
     members: list[tuple[int, int, ModelSpec]] = []
     for number, request in enumerate(requests):
         model, options = _read(number, request, named)
@@ -116,11 +115,11 @@ def compile_plans(requests: Iterable[Mapping[str, Any]], tables: Tables | None, 
             if source is None:
                 source = sources[kind] = curves_of(tables, gpu, checked)
             recipes.append(plan_recipe(model, gpu, checked, source, tables_hash))
-            layers.append([])
+            counts.append([])
             family = families[key] = len(families)
-        members.append((family, len(layers[family]), model))
-        layers[family].append(model.num_layers)
-    sums = [recipe.row_sums(depths) for recipe, depths in zip(recipes, layers, strict=True)]
+        members.append((family, len(counts[family]), model))
+        counts[family].append([group.count for group in model.layers])
+    sums = [recipe.row_sums(layers) for recipe, layers in zip(recipes, counts, strict=True)]
     return PlanSet(list(zip(recipes, sums, strict=True)), members)
 
 
@@ -142,7 +141,7 @@ def _read(
         spec = checked_model(model)
         if isinstance(model, str):
             named[model] = spec
-    if spec.sliding_window is not None:
+    if spec.window is not None:
         checked_model(spec)
     if "runtime" in given and isinstance(given["runtime"], Mapping):
         # what a dict holds cannot tell families apart: it has no hash

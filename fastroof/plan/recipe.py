@@ -2,94 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from fastroof.arrays import Array, Flags, Floats
-from fastroof.compiled import grids, steps
-from fastroof.compiled.rows import sum_rows
+from fastroof.arrays import Array, Floats
+from fastroof.compiled import steps
 from fastroof.config import GpuSpec
 from fastroof.models import ModelSpec
-from fastroof.models.layout import ShardedShape, shard
-from fastroof.models.step_calls import transformer_operators
-from fastroof.operators.attention_work import HeadShape
-from fastroof.operators.calls import Rows
-from fastroof.plan.curves import CurveSource, RowCurve
+from fastroof.models.precision import Precision
+from fastroof.models.step import StepCalls, step_calls
+from fastroof.operators.calls import AttentionCall, Call, Parallel
+from fastroof.plan.attention import PlanAttention, heads_of
+from fastroof.plan.blocks import scaled_block, sum_blocks
+from fastroof.plan.curves import CurveSource
 from fastroof.plan.datasheet import DatasheetCurves
 from fastroof.plan.options import PlanOptions
+from fastroof.plan.rows import ONCE, RowCall, RowSums, origins_of, row_calls, sums_of
 from fastroof.plan.step_error import ErrorSource
 from fastroof.plan.step_plan import StepPlan
 from fastroof.plan.table_curves import TableCurves
 from fastroof.tables import Tables
 
-__all__ = ["PlanRecipe", "RowSums", "curves_of", "plan_recipe"]
+__all__ = ["PlanRecipe", "curves_of", "plan_recipe"]
 
 
-class RowSums(NamedTuple):
-    """Times of the operators that depend on a number of rows alone, us: a row a plan.
+class _Attention(NamedTuple):
+    """Attention of one layer of a kind: its blocks, and what stands after it in a step."""
 
-    Attributes
-    ----------
-    tokens_us : ndarray of float64, shape (plans, max_tokens + 1)
-        All per-token operators, by tokens.
-    logits_us : ndarray of float64, shape (plans, max_seqs + 1)
-        The LM head, by sequences.
-    """
-
-    tokens_us: Floats
-    logits_us: Floats
+    kind: int
+    call: AttentionCall
+    before: int
+    decode_block: Floats
+    prefill_block: Floats
+    prefix_us: tuple[float, float]
 
 
 @dataclass(frozen=True, eq=False)
 class PlanRecipe:
-    """Curves, blocks and origins of every plan that differs in its layers alone.
+    """Curves, blocks and origins of every plan that differs in its numbers of layers alone.
 
     Made by :func:`plan_recipe`.
     """
 
     gpu: GpuSpec
     options: PlanOptions
-    share: ShardedShape
-    heads: HeadShape
     tables_hash: str
     method: str
-    row_curves: tuple[RowCurve, ...]
-    times_a_layer: tuple[int, ...]
-    values: tuple[tuple[Floats, Flags], ...]
-    decode_block: Floats
-    prefill_block: Floats
-    prefix_us: tuple[float, float]
+    calls: tuple[RowCall, ...]
+    attention: tuple[_Attention, ...]
     error_source: ErrorSource
 
-    def row_sums(self, num_layers: Sequence[int]) -> RowSums:
-        """Sum the operators of plans with these numbers of layers, in the order of the step."""
-        deeper = np.asarray(num_layers, np.float64)[:, None] - 1.0
-        calls = np.array([curve.operator.times for curve in self.row_curves], np.float64)
-        times = calls + deeper * np.array(self.times_a_layer, np.float64)
+    def row_sums(self, counts: Sequence[Sequence[int]]) -> RowSums:
+        """Sum the calls of plans with these numbers of layers of each kind, in the order of the step."""
+        return sums_of(self.calls, counts, self.options.max_tokens, self.options.max_seqs)
 
-        def summed(rows: Rows, limit: int) -> Floats:
-            found = np.zeros((len(times), limit + 1))
-            of = [i for i, curve in enumerate(self.row_curves) if curve.operator.rows == rows]
-            sum_rows(np.stack([self.values[i][0] for i in of]), times[:, of].copy(), found)
-            return found
-
-        return RowSums(summed("tokens", self.options.max_tokens), summed("sequences", self.options.max_seqs))
-
-    def plan(self, model: ModelSpec, tokens_us: Floats, logits_us: Floats) -> StepPlan:
+    def plan(self, model: ModelSpec, sums: RowSums, row: int) -> StepPlan:
         """Compile the plan of one model from its row of :meth:`row_sums`."""
-        deeper = model.num_layers - 1
+        counts = [*(group.count for group in model.layers), 1]  # ONCE is the last
         row_curves = tuple(
-            replace(curve, operator=replace(curve.operator, times=curve.operator.times + a_layer * deeper))
-            for curve, a_layer in zip(self.row_curves, self.times_a_layer, strict=True)
+            replace(curve, operator=replace(curve.operator, times=curve.operator.times * counts[kind]))
+            for kind, curve, _, _ in self.calls
         )
+        attention = tuple(_all_layers(part, counts[part.kind]) for part in self.attention)
         options = self.options
         return StepPlan(
             model=model,
             gpu=self.gpu,
-            share=self.share,
+            layout=options.layout,
             dtype=options.dtype,
             kv_dtype=options.kv_dtype,
             engine=options.runtime,
@@ -97,53 +79,57 @@ class PlanRecipe:
             max_tokens=options.max_tokens,
             max_seqs=options.max_seqs,
             tables_hash=self.tables_hash,
-            arena=self._arena(model.num_layers, tokens_us, logits_us),
+            arena=self._arena(model.num_layers, attention, sums.of_plan(row)),
             row_curves=row_curves,
+            # one kind's blocks are the arena's
+            attention=attention if len(attention) > 1 else tuple(part.without_blocks() for part in attention),
             error_source=self.error_source,
         )
 
-    def _arena(self, num_layers: int, tokens_us: Floats, logits_us: Floats) -> Floats:
+    def _arena(self, num_layers: int, attention: Sequence[PlanAttention], sums: RowSums) -> Floats:
         """Lay a plan out as the step loops read it."""
-        origins: dict[Rows, Flags] = {
-            "tokens": np.zeros(len(tokens_us), np.uint8),
-            "sequences": np.zeros(len(logits_us), np.uint8),
+        options, costs = self.options, self.options.runtime.costs
+        sections: dict[int, Array] = {
+            steps.TOKENS_AT: sums.tokens_us,
+            steps.LOGITS_AT: sums.logits_us,
+            steps.TOKENS_ORIGIN_AT: origins_of(self.calls, "tokens", options.max_tokens),
+            steps.LOGITS_ORIGIN_AT: origins_of(self.calls, "sequences", options.max_seqs),
         }
-        for curve, (_, origin) in zip(self.row_curves, self.values, strict=True):
-            made = origins[curve.operator.rows]
-            np.maximum(made, origin[: len(made)], out=made)
-        sections: list[Array] = [
-            tokens_us,
-            logits_us,
-            *origins.values(),
-            self.decode_block,
-            self.prefill_block,
-        ]
-        starts = steps.HEADER_SIZE + np.cumsum([0, *(len(section) for section in sections)])
-        pair_us, token_us = (num_layers * us for us in self.prefix_us)
+        if sums.decode_tokens_us is not sums.tokens_us:
+            sections[steps.DECODE_TOKENS_AT] = sums.decode_tokens_us
+            sections[steps.DECODE_TOKENS_ORIGIN_AT] = origins_of(
+                self.calls, "decode_tokens", options.max_tokens
+            )
+        sections[steps.DECODE_AT] = sum_blocks([part.decode_block for part in attention])
+        sections[steps.PREFILL_AT] = sum_blocks([part.prefill_block for part in attention])
         header = np.zeros(steps.HEADER_SIZE)
-        costs = self.options.runtime.costs
+        starts = steps.HEADER_SIZE + np.cumsum([0, *(len(section) for section in sections.values())])
+        header[[*sections, steps.ARENA_SIZE]] = starts
+        if steps.DECODE_TOKENS_AT not in sections:
+            header[steps.DECODE_TOKENS_AT] = header[steps.TOKENS_AT]
+            header[steps.DECODE_TOKENS_ORIGIN_AT] = header[steps.TOKENS_ORIGIN_AT]
+        pairs_us, tokens_us = zip(*(part.prefix_us for part in attention), strict=True)
         header[: steps.PREFIX_TOKEN_US + 1] = (
-            steps.ARENA_MAGIC, steps.ARENA_FORMAT, self.options.max_tokens, self.options.max_seqs, num_layers,
-            costs.step_us, pair_us, token_us,
+            steps.ARENA_MAGIC, steps.ARENA_FORMAT, options.max_tokens, options.max_seqs, num_layers,
+            costs.step_us, sum(pairs_us), sum(tokens_us),
         )  # fmt: skip
         header[steps.SEQUENCE_US : steps.PREFILL_FLOOR_US + 1] = (
             costs.sequence_us, costs.prefill_us, costs.prefill_floor_layer_us * num_layers,
         )  # fmt: skip
-        header[steps.TOKENS_AT : steps.ARENA_SIZE + 1] = starts
-        arena = np.concatenate([header, *sections], dtype=np.float64)
-        for at in (steps.DECODE_AT, steps.PREFILL_AT):
-            _scale_to_layers(arena[int(arena[at]) : int(arena[at + 1])], num_layers)
+        arena = np.concatenate([header, *sections.values()], dtype=np.float64)
         arena.flags.writeable = False
         return arena
 
 
-def _scale_to_layers(block: Floats, num_layers: int) -> None:
-    """Make a block of one call one of all layers: cells are latencies, or work / latency."""
-    cells = block[grids.cells_of(block)]
-    if block[grids.FORM] == grids.FORM_LATENCY:
-        cells *= num_layers
-    else:
-        cells /= num_layers
+def _all_layers(part: _Attention, count: int) -> PlanAttention:
+    pair_us, token_us = (count * us for us in part.prefix_us)
+    return PlanAttention(
+        replace(part.call, times=part.call.times * count),
+        part.before,
+        scaled_block(part.decode_block, part.call.times * count),
+        scaled_block(part.prefill_block, part.call.times * count),
+        (pair_us, token_us),
+    )
 
 
 def curves_of(tables: Tables | None, gpu: GpuSpec, options: PlanOptions) -> CurveSource:
@@ -166,32 +152,43 @@ def plan_recipe(
     MissingTableError
         If no table serves an operator.
     """
-    share = shard(model, options.tp)
-    heads = HeadShape(options.kv_dtype, share.num_q_heads, share.num_kv_heads, model.head_dim)
+    layout = options.layout
+    model.check_layout(layout)
     quantise = options.dtype == "fp8" and curves.quantise_inputs
-    one, two = (
-        transformer_operators(
-            replace(model, num_layers=layers),
-            share,
-            options.dtype,
-            options.kv_dtype,
-            quantise_inputs=quantise,
-        )
-        for layers in (1, 2)
-    )
+    made = step_calls(model, layout, Precision(options.dtype, options.kv_dtype, quantise))
     row_limit = max(options.max_tokens, options.max_seqs)
+    rows: list[RowCall] = []
+    attention = []
+    for kind, call in _in_order(model, made):
+        if isinstance(call, AttentionCall):
+            heads = heads_of(call)
+            decode_block = curves.attention_block("attention_decode", heads)
+            prefill_block = curves.attention_block("attention_prefill", heads)
+            attention.append(
+                _Attention(kind, call, len(rows), decode_block, prefill_block, curves.prefix_us(heads))
+            )
+        else:
+            rows += row_calls(curves, call, kind, layout, row_limit)
     return PlanRecipe(
         gpu=gpu,
         options=options,
-        share=share,
-        heads=heads,
         tables_hash=tables_hash,
         method=curves.method,
-        row_curves=tuple(curves.row_curve(operator, row_limit) for operator in one),
-        times_a_layer=tuple(b.times - a.times for a, b in zip(one, two, strict=True)),
-        values=tuple(curves.row_values(operator, row_limit) for operator in one),
-        decode_block=curves.attention_block("attention_decode", heads),
-        prefill_block=curves.attention_block("attention_prefill", heads),
-        prefix_us=curves.prefix_us(heads),
+        calls=tuple(rows),
+        attention=tuple(attention),
         error_source=ErrorSource.of(curves),
     )
+
+
+def _in_order(model: ModelSpec, made: StepCalls) -> Iterator[tuple[int, Call]]:
+    """Calls in the order of the step, each with the number of its kind; of several kinds, named by it."""
+    yield from ((ONCE, call) for call in made.before)
+    for number, (kind, calls) in enumerate(zip(model.kinds, made.layers, strict=True)):
+        yield from ((number, _named(call, kind.name) if len(model.layers) > 1 else call) for call in calls)
+    yield from ((ONCE, call) for call in made.after)
+
+
+def _named(call: Call, kind: str) -> Call:
+    if isinstance(call, Parallel):
+        return Parallel(tuple(tuple(_named(c, kind) for c in path) for path in call.paths))  # type: ignore[misc]
+    return replace(call, name=f"{call.name} ({kind})")

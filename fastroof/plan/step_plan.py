@@ -11,16 +11,17 @@ from fastroof.arrays import Floats
 from fastroof.config import GpuSpec
 from fastroof.engines import EngineProfile
 from fastroof.lazy_property import lazy_property
-from fastroof.models import ModelSpec
-from fastroof.models.layout import ShardedShape
+from fastroof.models import Layout, ModelSpec
 from fastroof.operators.attention_work import HeadShape
 from fastroof.plan import step_error
+from fastroof.plan.attention import PlanAttention, heads_of
 from fastroof.plan.curves import RowCurve
+from fastroof.plan.explain import Explanation, explain_step
+from fastroof.plan.lines import decode_lines
 from fastroof.plan.memory import PlanMemory, plan_memory
 from fastroof.run import evaluate
 
 if TYPE_CHECKING:
-    from fastroof.explain import Explanation
     from fastroof.plan.step_error import ErrorSource, StepErrors
     from fastroof.run import StepBatch, StepTimes
 
@@ -37,8 +38,8 @@ class StepPlan:
     ----------
     model, gpu : ModelSpec, GpuSpec
         What runs where.
-    tp : int
-        GPUs the model is split over.
+    layout : Layout
+        How it is split over GPUs; its steps are those of one attention-data-parallel rank.
     dtype, kv_dtype, method : str
         As given to :func:`compile_plan`.
     engine : EngineProfile
@@ -55,11 +56,13 @@ class StepPlan:
         The plan as the compiled loops read it, see :mod:`fastroof.compiled.steps`.
     row_curves : tuple of RowCurve
         Each operator's latency against its rows, in the order in which they are summed.
+    attention : tuple of PlanAttention
+        Attention of each kind of layers; ``arena`` holds their sum.
     """
 
     model: ModelSpec
     gpu: GpuSpec
-    share: ShardedShape
+    layout: Layout
     dtype: str
     kv_dtype: str
     engine: EngineProfile
@@ -69,13 +72,14 @@ class StepPlan:
     tables_hash: str
     arena: Floats
     row_curves: tuple[RowCurve, ...]
+    attention: tuple[PlanAttention, ...]
     error_source: ErrorSource
     version: str = field(default=__version__)
 
     @property
     def tp(self) -> int:
-        """GPUs the model is split over."""
-        return self.share.tp
+        """GPUs that share each layer."""
+        return self.layout.tp
 
     @property
     def runtime(self) -> str:
@@ -84,13 +88,21 @@ class StepPlan:
 
     @property
     def heads(self) -> HeadShape:
-        """What one GPU's attention kernels are keyed by."""
-        return HeadShape(self.kv_dtype, self.share.num_q_heads, self.share.num_kv_heads, self.model.head_dim)
+        """What one GPU's attention kernels are keyed by, in a plan of one kind of layers.
+
+        Raises
+        ------
+        ModelError
+            If there are several.
+        """
+        if len(self.attention) > 1:
+            _ = self.model.only_kind
+        return heads_of(self.attention[0].call)
 
     @lazy_property
     def memory(self) -> PlanMemory:
         """Weight bytes, KV bytes a token and the most KV tokens that fit, on one GPU."""
-        return plan_memory(self.model, self.share, self.gpu, self.dtype, self.kv_dtype, self.max_tokens)
+        return plan_memory(self.model, self.layout, self.gpu, self.dtype, self.kv_dtype, self.max_tokens)
 
     @lazy_property
     def decode_lines(self) -> Floats | None:
@@ -98,8 +110,6 @@ class StepPlan:
 
         None where the tables' kv_len axis has no simple keys: a general loop times such plans.
         """
-        from fastroof.plan.lines import decode_lines
-
         return decode_lines(self.arena)
 
     @lazy_property
@@ -318,6 +328,4 @@ class StepPlan:
         Explanation
             Its ``total_us`` is the step's time to the last bit.
         """
-        from fastroof.explain import explain_step
-
         return explain_step(self, requests)

@@ -15,8 +15,8 @@ from fastroof.models import load_model
 from fastroof.units import MS_PER_S, US_PER_S
 
 if TYPE_CHECKING:
-    from fastroof.explain import OperatorTime
     from fastroof.plan import StepPlan
+    from fastroof.plan.explain import OperatorTime
     from fastroof.report.results_file import Results
     from fastroof.tables import Tables
 

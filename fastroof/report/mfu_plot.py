@@ -9,11 +9,13 @@ import numpy as np
 
 from fastroof.arrays import Bools, Floats, Longs
 from fastroof.columns import ORIGIN_BORROWED, ORIGIN_EXTRAPOLATED
-from fastroof.models import shard
-from fastroof.models.step_calls import transformer_operators
+from fastroof.models import Layout
+from fastroof.models.precision import Precision
+from fastroof.models.step import step_calls
 from fastroof.operators.attention import ATTENTION
-from fastroof.operators.attention_work import HeadShape, decode_attention_bytes, decode_attention_flops
-from fastroof.operators.calls import Gemm
+from fastroof.operators.attention_work import decode_attention_bytes, decode_attention_flops
+from fastroof.operators.calls import AttentionCall, Gemm
+from fastroof.plan.attention import heads_of
 from fastroof.report.plots import COLOURS, QUIET, label_line_ends, new_figure, style, write_titles
 from fastroof.units import DTYPE_BYTES, TFLOP
 
@@ -110,15 +112,22 @@ def draw_mfu(
     FastroofError
         If matplotlib is not installed, the model cannot be split, or no table serves a kernel.
     """
-    share = shard(model, tp)
-    heads = {"num_q_heads": share.num_q_heads, "num_kv_heads": share.num_kv_heads, "head_dim": model.head_dim}
-    attention: dict[str, Any] = {**heads, "kv_dtype": kv_dtype, "method": method}
-    operators = transformer_operators(model, share, dtype, "bf16", quantise_inputs=False)
-    gemms = [o for o in operators if isinstance(o, Gemm) and o.rows == "tokens"]
+    layout = Layout(tp)
+    model.check_layout(layout)
+    (calls,) = step_calls(model, layout, Precision(dtype, kv_dtype)).layers
+    (call,) = (c for c in calls if isinstance(c, AttentionCall))
+    attention: dict[str, Any] = {
+        "num_q_heads": call.num_q_heads,
+        "num_kv_heads": call.num_kv_heads,
+        "head_dim": call.head_dim,
+        "kv_dtype": kv_dtype,
+        "method": method,
+    }
+    gemms = [c for c in calls if isinstance(c, Gemm) and c.rows == "tokens"]
     m = np.union1d(_sizes(1, LARGEST_M), _measured_m(tables, dtype))
     batch, length, q_len = _sizes(1, 1024), _sizes(128, 131072), _sizes(16, 32768)
 
-    shape = HeadShape(kv_dtype, *heads.values())
+    shape = heads_of(call)
     borrowed = {
         phase: ", borrowed" if ATTENTION[f"attention_{phase}"].grid(tables, shape).borrowed else ""
         for phase in ("prefill", "decode")
@@ -156,7 +165,7 @@ def draw_mfu(
         ),
     ]
     gpu = tables.gpu
-    ceiling = _memory_ceiling(gpu, heads, kv_dtype)
+    ceiling = _memory_ceiling(gpu, call)
     with style():
         figure = new_figure(11.5, 8.2)
         all_axes = figure.subplots(2, 2)
@@ -185,12 +194,12 @@ def _inside(found: Lookup) -> int:
     return ORIGIN_BORROWED if (found.origin >= ORIGIN_BORROWED).all() else ORIGIN_EXTRAPOLATED - 1
 
 
-def _memory_ceiling(gpu: GpuSpec, heads: dict[str, int], kv_dtype: str) -> float:
+def _memory_ceiling(gpu: GpuSpec, call: AttentionCall) -> float:
     """MFU at which decode attention reads its KV cache at the GPU's full bandwidth."""
-    nh, nkv, dim = heads.values()
+    nh, nkv, dim = call.num_q_heads, call.num_kv_heads, call.head_dim
     kv_len = 2**20
     work = decode_attention_flops(nh, dim, kv_len, 1)
-    moved = decode_attention_bytes(nh, nkv, dim, kv_len, 1, DTYPE_BYTES[kv_dtype])
+    moved = decode_attention_bytes(nh, nkv, dim, kv_len, 1, DTYPE_BYTES[call.kv_dtype])
     return float(work / moved * gpu.hbm_bytes_per_s / gpu.peak("bf16"))
 
 

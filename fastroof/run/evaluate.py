@@ -18,7 +18,7 @@ from fastroof.run.batch import StepBatch, StepComponents, StepTimes
 from fastroof.run.refusals import raise_requests, raise_sizes
 
 if TYPE_CHECKING:
-    from fastroof.plan import StepPlan
+    from fastroof.plan.step_plan import StepPlan
 
 __all__ = ["decode_us", "one_step_us", "prefill_us", "run_batch", "step_us"]
 

@@ -12,7 +12,7 @@ from fastroof.errors import BatchError, PlanRangeError
 from fastroof.run.batch import StepBatch
 
 if TYPE_CHECKING:
-    from fastroof.plan import StepPlan
+    from fastroof.plan.step_plan import StepPlan
 
 __all__ = ["raise_requests", "raise_sizes"]
 

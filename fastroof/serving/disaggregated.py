@@ -9,6 +9,7 @@ import numpy as np
 from fastroof.compiled import disaggregated as loops
 from fastroof.compiled import serving
 from fastroof.errors import BatchError, PlanError, PlanRangeError
+from fastroof.models import Layout
 from fastroof.serving.scenarios import (
     EngineLimits,
     at_least,
@@ -17,7 +18,7 @@ from fastroof.serving.scenarios import (
     field_values,
     raise_scenario,
 )
-from fastroof.units import DTYPE_BYTES, US_PER_MS, US_PER_S
+from fastroof.units import US_PER_MS, US_PER_S
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
@@ -101,8 +102,7 @@ def _transfer_us_per_token(prefill: StepPlan, decode: StepPlan, link_bytes_per_s
     if link_bytes_per_s is None:
         link_bytes_per_s = min(plan.gpu.nvlink_bytes_per_s for plan in (prefill, decode))
     rate = at_least("link_bytes_per_s", link_bytes_per_s, 1) * min(prefill.tp, decode.tp)
-    elements = 2 * model.num_layers * model.num_kv_heads * model.head_dim
-    return elements * DTYPE_BYTES[prefill.kv_dtype] / rate * US_PER_S
+    return model.kv_bytes_per_token(Layout(), prefill.kv_dtype) / rate * US_PER_S
 
 
 def _options(

@@ -14,7 +14,7 @@ from fastroof.columns import ORIGINS
 from fastroof.compiled.steps import decode_origins
 from fastroof.config import load_gpu
 from fastroof.errors import MissingTableError, PlanError
-from fastroof.models import load_model, shard
+from fastroof.models import Layout, load_model
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.sweep.cartesian import LIMITS, best_rows, grid_rows_us
 from fastroof.sweep.output import step_schema
@@ -86,7 +86,7 @@ def _plan(spec: SweepSpec, key: PlanKey, tables: GpuTables) -> StepPlan | tuple[
     name = f"{model.name} tp={key.tp} {key.dtype} kv {key.kv_dtype}"
     largest = spec.batch_size[-1]
     try:
-        shard(model, key.tp)
+        model.check_layout(Layout(key.tp))
     except PlanError as error:
         return SKIPPED["tp"], str(error)
     try:

@@ -11,7 +11,7 @@ from fastroof.errors import MeasureError
 from kernels_bench.command_options import DeadlineOfPart, HostGpu
 
 if TYPE_CHECKING:
-    from fastroof.models import ModelSpec
+    from fastroof.models import DenseModel
     from kernels_bench.protocol import Monitor, Timer, Timing
     from kernels_bench.steps.measure import StepSkip, StepsReport
     from kernels_bench.steps.step_points import StepPoint
@@ -50,9 +50,9 @@ def steps(
     again, so the same command goes on with what a deadline or a kill left. Exit codes: 0 done, 1 stopped at
     the deadline, 2 an error.
     """
-    from fastroof.models import load_model
+    from fastroof.models import DenseModel, load_model
 
-    spec = load_model(model)
+    spec = DenseModel.of(load_model(model))
     if grid:
         _print_grid(spec, gpu)
         return
@@ -71,7 +71,7 @@ def steps(
 
 
 def _measure(
-    spec: ModelSpec, output: Path, gpu: str | None, providers: str, deadline_s: float | None, seed: int
+    spec: DenseModel, output: Path, gpu: str | None, providers: str, deadline_s: float | None, seed: int
 ) -> StepsReport:
     from kernels_bench.providers.attention import Heads
     from kernels_bench.run.card import measured_gpu
@@ -167,7 +167,7 @@ def _say(point: StepPoint, outcome: Timing | StepSkip) -> None:
         typer.echo(f"{what}: {outcome.latency_us:,.1f} us ({outcome.num_replays} replays)")
 
 
-def _print_grid(spec: ModelSpec, gpu: str | None) -> None:
+def _print_grid(spec: DenseModel, gpu: str | None) -> None:
     from rich.console import Console
     from rich.table import Table
 

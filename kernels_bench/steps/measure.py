@@ -15,7 +15,7 @@ import numpy as np
 from fastroof.errors import MeasureError
 from fastroof.load.steps_file import STEPS_FILE
 from fastroof.load.write import toml_text
-from fastroof.models import ModelSpec
+from fastroof.models import DenseModel
 from fastroof.whole_files import write_whole
 from kernels_bench.protocol import Clock, Monitor, Timer, Timing
 from kernels_bench.run.check import relative_error
@@ -84,12 +84,12 @@ class StepsReport:
     stopped: str = ""
 
 
-def check_step(spec: ModelSpec, backend: StepBackend, seed: int) -> float:
+def check_step(spec: DenseModel, backend: StepBackend, seed: int) -> float:
     """Compare a small model's step with a naive float64 one, on the kernels that will be timed.
 
     Parameters
     ----------
-    spec : ModelSpec
+    spec : DenseModel
         The model: its head width, group size and biases are kept, its layers and widths are made small.
     backend : StepBackend
         What the step runs on.
@@ -132,7 +132,7 @@ def check_step(spec: ModelSpec, backend: StepBackend, seed: int) -> float:
 
 
 def measure_steps(
-    spec: ModelSpec,
+    spec: DenseModel,
     points: Sequence[StepPoint],
     backend: StepBackend,
     timer: Timer,
@@ -150,7 +150,7 @@ def measure_steps(
 
     Parameters
     ----------
-    spec : ModelSpec
+    spec : DenseModel
         The model, on one GPU.
     points : sequence of StepPoint
         The steps.
@@ -270,7 +270,7 @@ def _measure_one(
     return timing
 
 
-def _row(spec: ModelSpec, backend: StepBackend, gpu: str, point: StepPoint) -> dict[str, Any]:
+def _row(spec: DenseModel, backend: StepBackend, gpu: str, point: StepPoint) -> dict[str, Any]:
     return {
         "model": spec.name,
         "gpu": gpu,
@@ -299,7 +299,7 @@ def _columns(timing: Timing) -> dict[str, Any]:
 def write_provenance(
     folder: Path,
     report: StepsReport,
-    spec: ModelSpec,
+    spec: DenseModel,
     backend: StepBackend,
     *,
     gpu: str,
@@ -314,7 +314,7 @@ def write_provenance(
         Folder of steps.csv.
     report : StepsReport
         What the run came to.
-    spec : ModelSpec
+    spec : DenseModel
         The model.
     backend : StepBackend
         What it ran on.

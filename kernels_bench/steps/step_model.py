@@ -12,7 +12,7 @@ import numpy as np
 
 from fastroof.arrays import Floats
 from fastroof.errors import MeasureError
-from fastroof.models import ModelSpec
+from fastroof.models import DenseModel
 from kernels_bench.providers.attention import Heads
 from kernels_bench.providers.device import oom_as_memory_error
 from kernels_bench.providers.elementwise import rope_table
@@ -27,12 +27,12 @@ from kernels_bench.steps.step_weights import random_weights
 __all__ = ["PreparedStep", "StepModel", "refuses_model"]
 
 
-def refuses_model(model: ModelSpec) -> str | None:
+def refuses_model(model: DenseModel) -> str | None:
     """Say why a model's step is not written here; None where it is.
 
     Parameters
     ----------
-    model : ModelSpec
+    model : DenseModel
         The model.
 
     Returns
@@ -52,7 +52,7 @@ class StepModel:
 
     Parameters
     ----------
-    spec : ModelSpec
+    spec : DenseModel
         Its sizes.
     backend : StepBackend
         What it runs on, and in which dtype.
@@ -67,7 +67,7 @@ class StepModel:
         If the device cannot hold the weights.
     """
 
-    def __init__(self, spec: ModelSpec, backend: StepBackend, seed: int) -> None:
+    def __init__(self, spec: DenseModel, backend: StepBackend, seed: int) -> None:
         if reason := refuses_model(spec):
             raise MeasureError(reason)
         self.backend = backend

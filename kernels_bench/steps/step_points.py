@@ -10,7 +10,8 @@ import numpy as np
 
 from fastroof.errors import MeasureError
 from fastroof.load.steps_file import format_runs, parse_runs
-from fastroof.models import ModelSpec, shard
+from fastroof.models import DenseModel
+from fastroof.models.dense import split
 from fastroof.operators.attention_work import attention_flops
 from fastroof.units import GIB
 from kernels_bench.operators.attention import SPREADS
@@ -130,14 +131,14 @@ def default_steps() -> list[StepPoint]:
     return points
 
 
-def step_bytes(point: StepPoint, model: ModelSpec, element_bytes: int = 2) -> int:
+def step_bytes(point: StepPoint, model: DenseModel, element_bytes: int = 2) -> int:
     """Device memory that a step takes, weights included.
 
     Parameters
     ----------
     point : StepPoint
         The step.
-    model : ModelSpec
+    model : DenseModel
         The model.
     element_bytes : int
         Bytes of a weight, activation and KV element.
@@ -149,21 +150,21 @@ def step_bytes(point: StepPoint, model: ModelSpec, element_bytes: int = 2) -> in
     """
     pages = sum(-(-kv_len // PAGE_SIZE) for kv_len in point.kv_lens)
     kv = 2 * model.num_layers * pages * PAGE_SIZE * model.num_kv_heads * model.head_dim
-    share = shard(model, 1)
+    share = split(model, 1)
     row = 3 * model.hidden + share.qkv_out + share.o_in + 3 * share.intermediate
     logits = len(point.new_tokens) * share.vocab_rows
     elements = model.num_parameters + kv + point.num_tokens * row + logits
     return element_bytes * elements + WORKSPACE_BYTES
 
 
-def expected_seconds(point: StepPoint, model: ModelSpec) -> float:
+def expected_seconds(point: StepPoint, model: DenseModel) -> float:
     """Seconds that measuring a step is expected to take: filling the cache and about a dozen replays.
 
     Parameters
     ----------
     point : StepPoint
         The step.
-    model : ModelSpec
+    model : DenseModel
         The model.
 
     Returns

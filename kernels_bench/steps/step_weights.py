@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fastroof.models import ModelSpec, shard
+from fastroof.models import DenseModel
+from fastroof.models.dense import split
 from kernels_bench.providers.device import Device, oom_as_memory_error
 from kernels_bench.providers.random_inputs import InputMaker
 
@@ -34,7 +35,7 @@ class StepWeights:
 
     Attributes
     ----------
-    spec : ModelSpec
+    spec : DenseModel
         Its sizes.
     embedding : tensor
         Shape (vocab, hidden).
@@ -47,19 +48,19 @@ class StepWeights:
         numbers like the others.
     """
 
-    spec: ModelSpec
+    spec: DenseModel
     embedding: Any
     layers: tuple[LayerWeights, ...]
     final_norm: Any
     lm_head: Any
 
 
-def random_weights(spec: ModelSpec, device: Device, dtype: str, seed: int) -> StepWeights:
+def random_weights(spec: DenseModel, device: Device, dtype: str, seed: int) -> StepWeights:
     """Make a model's weights.
 
     Parameters
     ----------
-    spec : ModelSpec
+    spec : DenseModel
         The model.
     device : Device
         Where they live.
@@ -91,7 +92,7 @@ def random_weights(spec: ModelSpec, device: Device, dtype: str, seed: int) -> St
     def bias(width: int, has_bias: bool) -> Any:
         return make.normal(width, dtype=dtype) if has_bias else None
 
-    share = shard(spec, 1)
+    share = split(spec, 1)
     with oom_as_memory_error():
         return StepWeights(
             spec,

@@ -114,7 +114,9 @@ def test_the_layers_are_those_of_the_catalogues(exported: tuple[fastroof.StepPla
     plan, folder = exported
     bundle = Bundle(folder, plan.tp)
     expected = {*PROLOGUE, *HEAD, *PRE_ATTENTION, *POST_ATTENTION} - {"attention"}
-    assert bundle.curves.keys() == (expected if plan.model.qk_norm else expected - {"qk_norm"})
+    assert bundle.curves.keys() == (
+        expected if plan.model.only_kind.attention.qk_norm else expected - {"qk_norm"}
+    )
     own = {name for operators in LAYERS.values() for name in operators}
     others = {"mlp_norm", "kv_write", "attention_allreduce", "mlp_allreduce"}
     assert {curve.operator.role for curve in plan.row_curves} <= own | others

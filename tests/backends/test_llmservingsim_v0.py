@@ -122,7 +122,7 @@ def test_fused_layers_add_up_to_the_nanosecond(exported: tuple[fastroof.StepPlan
         shares_ns = np.array([[profile.layer_ns(layer, n) for layer in layers] for n in tokens.tolist()])
         assert np.array_equal(shares_ns.sum(axis=1), fused_ns)
         # by the width of their outputs, the first with what is left over
-        heads = (plan.share.num_q_heads, plan.share.num_kv_heads, plan.share.num_kv_heads)
+        heads = (plan.heads.num_q_heads, plan.heads.num_kv_heads, plan.heads.num_kv_heads)
         widths = np.array(heads if layers[0] == "q_proj" else (1, 1))
         exact_ns = fused_ns[:, np.newaxis] * widths / widths.sum()
         assert np.abs(shares_ns - exact_ns).max() < len(layers)

@@ -39,6 +39,7 @@ from fastroof.cli.bench import NAMES
 from fastroof.config.paths import bench_data_root
 from fastroof.errors import FastroofError
 from fastroof.operators.operator import METHODS
+from tests.reference.shards import changed
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +99,7 @@ def test_a_baseline_of_nan_is_refused(setup: Setup) -> None:
 
 
 def test_a_borrowed_head_shape_has_no_numpy_version(h100: fastroof.Tables) -> None:
-    model = replace(fastroof.load_model("llama-3.1-8b"), num_q_heads=36, num_kv_heads=9)
+    model = changed(fastroof.load_model("llama-3.1-8b"), num_q_heads=36, num_kv_heads=9)
     plan = fastroof.compile_plan(model, "h100", h100)
     assert not NumpySteps.serves(plan, h100)
     borrowed = Setup(model, plan.gpu, h100, plan, 1, True)

@@ -170,7 +170,7 @@ def test_a_plan_refuses_tables_that_measured_another_kernel(h100):
     with pytest.raises(PlanError, match=words):
         compile_plan("llama-3.1-8b", "h100", h100, dtype="fp8", runtime=engine)
     with pytest.raises(PlanError, match=words):
-        compile_plans([{"model": "llama-3.1-8b", "dtype": "fp8", "runtime": engine}], h100, "h100")
+        compile_plans([{"model": "llama-3.1-8b", "dtype": "fp8", "runtime": engine}], "h100", h100)
 
 
 @pytest.mark.parametrize("given", ["vlm", "nowhere.toml", 5, None])
@@ -218,8 +218,8 @@ def test_every_entry_point_adds_the_same(h100):
                 "max_seqs": 64,
             }
         ],
-        h100,
         "h100",
+        h100,
     )
     np.testing.assert_array_equal(of_set.arena, plan.arena)
 

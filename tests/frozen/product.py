@@ -81,4 +81,4 @@ def h100_tables() -> Tables:
 
 def compile_together(requests: Sequence[Mapping[str, Any]], gpu: str, tables: Tables) -> list[StepPlan]:
     """Plans compiled by one call."""
-    return list(compile_plans(requests, tables, gpu))
+    return list(compile_plans(requests, gpu, tables))

@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 from fastroof import StepPlan, Tables, compile_plans, flops, load_model
 from fastroof.errors import PlanError
-from fastroof.models.layout import TP_SIZES, shard
+from fastroof.models import TP_SIZES
 from fastroof.units import DTYPE_BYTES, US_PER_S
+from tests.reference.shards import shard
 
 from .ledger import Found
 
@@ -60,7 +61,7 @@ def plan_cases(tables: Tables, dtypes: Sequence[str] = ("bf16", "fp8")) -> list[
         for dtype in dtypes
         for kv_dtype in ("bf16", "fp8")
     ]
-    plans = compile_plans(requests, tables, tables.gpu)
+    plans = compile_plans(requests, tables.gpu, tables)
     return [Case(p, p.decode_us(BATCHES, KV_LENS), p.prefill_us(PREFILLS)) for p in plans]
 
 
@@ -83,7 +84,7 @@ def _at(plan: StepPlan, **sizes: Any) -> dict[str, Any]:
 
 def decode_bytes(plan: StepPlan) -> Floats:
     """Bytes that a decode step must read: the linear layers, the LM head and the KV cache, once each."""
-    model, share = plan.model, plan.share
+    model, share = plan.model, shard(plan.model, plan.tp)
     layer = share.qkv_out * model.hidden + model.hidden * share.o_in + 3 * model.hidden * share.intermediate
     weights = model.num_layers * layer * DTYPE_BYTES[plan.dtype]
     head = share.vocab_rows * model.hidden * DTYPE_BYTES["bf16"]
@@ -92,7 +93,7 @@ def decode_bytes(plan: StepPlan) -> Floats:
 
 def step_flops_us(plan: StepPlan, new_tokens: Any, kv_len: Any, batch_size: Any) -> Floats:
     """Time of a step's FLOPs at the peak of the dtype that each operator may compute in."""
-    model, share, gpu = plan.model, plan.share, plan.gpu
+    model, share, gpu = plan.model, shard(plan.model, plan.tp), plan.gpu
     rows = np.multiply(new_tokens, batch_size)
     layer = sum(
         flops.gemm_flops(rows, n, k)
@@ -103,7 +104,7 @@ def step_flops_us(plan: StepPlan, new_tokens: Any, kv_len: Any, batch_size: Any)
             (model.hidden, share.intermediate),
         )
     )
-    attention = flops.attention_flops(share.num_q_heads, model.head_dim, new_tokens, kv_len, batch_size)
+    attention = flops.attention_flops(share.num_q_heads, plan.heads.head_dim, new_tokens, kv_len, batch_size)
     head = flops.gemm_flops(batch_size, share.vocab_rows, model.hidden)
     seconds = model.num_layers * layer / gpu.peak(plan.dtype) + head / gpu.peak("bf16")
     return (seconds + model.num_layers * attention / gpu.peak(plan.kv_dtype)) * US_PER_S

@@ -25,7 +25,7 @@ def test_a_plan_without_tables_warns_and_says_modelled(plan):
 def test_each_gpu_can_be_planned_without_tables():
     for name in gpu_names():
         with pytest.warns(UserWarning, match=name):
-            (plan,) = compile_plans([{"model": "llama-3.1-8b", "max_tokens": 64}], None, name)
+            (plan,) = compile_plans([{"model": "llama-3.1-8b", "max_tokens": 64}], name, None)
         us = plan.decode_us([1, 64], [1, 100_000])
         assert np.isfinite(us).all()
         assert us[1] > us[0] > 0

@@ -20,6 +20,7 @@ from fastroof.errors import (
     UnsupportedModelError,
 )
 from tests.reference.handmade import attention_rows, gemm_rows, handmade_tables
+from tests.reference.shards import changed
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +71,7 @@ def test_tables_of_another_gpu_are_refused_by_name(h100):
     with pytest.raises(PlanError, match="measured on h100, the plan is for h20"):
         compile_plan("llama-3.1-8b", "h20", h100)
     with pytest.raises(PlanError, match="measured on h100, the plan is for h20"):
-        compile_plans([{"model": "llama-3.1-8b"}], h100, "h20")
+        compile_plans([{"model": "llama-3.1-8b"}], "h20", h100)
 
 
 def test_unknown_models_and_gpus_are_refused(h100):
@@ -87,10 +88,10 @@ def test_architectures_without_a_plan_are_refused(h100):
 
 
 def test_a_sliding_window_is_refused_and_the_way_out_works(h100):
-    windowed = dataclasses.replace(load_model("llama-3.1-8b"), sliding_window=4096)
-    with pytest.raises(PlanError, match=r"sliding window of 4096 .*sliding_window=None"):
+    windowed = changed(load_model("llama-3.1-8b"), sliding_window=4096)
+    with pytest.raises(PlanError, match=r"sliding window of 4096 .*with_full_attention\(\)"):
         compile_plan(windowed, "h100", h100)
-    plan = compile_plan(dataclasses.replace(windowed, sliding_window=None), "h100", h100, max_tokens=64)
+    plan = compile_plan(windowed.with_full_attention(), "h100", h100, max_tokens=64)
     assert plan.decode_us(1, 64) > 0
 
 
@@ -184,7 +185,7 @@ def test_compile_plans_equals_compiling_each(h100):
         {"model": "qwen2.5-7b", "max_tokens": 500, "kv_dtype": "fp8", "method": "floor"},
         {"model": "qwen2.5-7b", "max_tokens": 64, "method": "linear_mfu"},
     ]
-    for plan, request in zip(compile_plans(requests, h100, load_gpu("h100")), requests, strict=True):
+    for plan, request in zip(compile_plans(requests, load_gpu("h100"), h100), requests, strict=True):
         alone = compile_plan(gpu="h100", tables=h100, **request)
         np.testing.assert_array_equal(plan.arena, alone.arena)
         assert repr(plan) == repr(alone)
@@ -192,12 +193,12 @@ def test_compile_plans_equals_compiling_each(h100):
 
 def test_compile_plans_refuses_what_it_cannot_read(h100):
     with pytest.raises(PlanError, match="tp"):
-        compile_plans([{"model": "llama-3.1-8b", "tp": 5}], h100, "h100")
+        compile_plans([{"model": "llama-3.1-8b", "tp": 5}], "h100", h100)
 
 
 def test_compile_plans_names_an_unknown_argument(h100):
     with pytest.raises(FastroofError, match="colour"):
-        compile_plans([{"model": "llama-3.1-8b", "colour": 5}], h100, "h100")
+        compile_plans([{"model": "llama-3.1-8b", "colour": 5}], "h100", h100)
 
 
 # Scaling

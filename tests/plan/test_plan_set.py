@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,17 +17,18 @@ from fastroof.errors import PlanError
 from fastroof.plan import PlanSet
 from fastroof.plan.options import PlanOptions
 from fastroof.plan.table_curves import TableCurves
+from tests.reference.shards import changed
 
 
 def test_a_set_is_a_sequence_of_the_plans_that_were_asked_for(h100):
     llama = load_model("llama-3.1-8b")
     requests = [
-        {"model": replace(llama, num_layers=layers, name=f"llama {layers}"), "tp": tp, "max_tokens": 300}
+        {"model": changed(llama, num_layers=layers, name=f"llama {layers}"), "tp": tp, "max_tokens": 300}
         for layers in (1, 2, 7, 32)
         for tp in (1, 4)
     ]
     requests.append({"model": "qwen2.5-7b", "dtype": "fp8", "max_tokens": 200, "max_seqs": 400})
-    plans = compile_plans(iter(requests), h100, "h100")
+    plans = compile_plans(iter(requests), "h100", h100)
     assert isinstance(plans, PlanSet)
     assert isinstance(plans, Sequence)
     assert len(plans) == len(requests)
@@ -47,7 +47,7 @@ def test_a_set_is_a_sequence_of_the_plans_that_were_asked_for(h100):
 
 
 def test_requests_that_no_plan_can_be_made_of_are_refused(h100):
-    windowed = replace(load_model("llama-3.1-8b"), sliding_window=4096)
+    windowed = changed(load_model("llama-3.1-8b"), sliding_window=4096)
     fine = {"model": "llama-3.1-8b"}
     for wrong, words in (
         ({"model": windowed}, "sliding window"),
@@ -56,7 +56,7 @@ def test_requests_that_no_plan_can_be_made_of_are_refused(h100):
         ({**fine, "method": "cubic"}, "method must be"),
     ):
         with pytest.raises(PlanError, match=words):
-            compile_plans([fine, wrong], h100, "h100")
+            compile_plans([fine, wrong], "h100", h100)
     with pytest.raises(PlanError, match="runtime must be"):
         PlanOptions(runtime="none").checked()
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fastroof.models import DenseModel
 from tests.reference import lookups
 
 Request = tuple[int, int]
@@ -30,6 +31,7 @@ def operators(
     model: Any, tp: int, dtype: str, kv_dtype: str
 ) -> list[tuple[str, int, str, tuple[float, ...]]]:
     """(kind, calls, rows, sizes) of everything but attention: a GEMM's n and k, else bytes a row."""
+    model = DenseModel.of(model)
     layers, hidden, dh = model.num_layers, model.hidden, model.head_dim
     nh, nkv = model.num_q_heads // tp, max(1, model.num_kv_heads // tp)
     wide = model.intermediate // tp
@@ -77,7 +79,7 @@ def rows_us(plan: Any, tables: Any, num_tokens: int, num_seqs: int) -> float:
 
 def attention_us(plan: Any, tables: Any, operator: str, **sizes: int) -> float:
     """Attention of all layers from one lookup, us."""
-    model = plan.model
+    model = DenseModel.of(plan.model)
     nh, nkv = model.num_q_heads // plan.tp, max(1, model.num_kv_heads // plan.tp)
     found = tables.lookup(
         operator,

@@ -26,6 +26,7 @@ from fastroof.serving.least_gpus import RATE_LIMITS, client_grid, least_gpus
 from fastroof.serving.sizing import largest_batch, largest_context
 from tests.reference import sizing as naive
 from tests.reference.handmade import attention_rows, gemm_rows, handmade_tables
+from tests.reference.shards import changed
 
 PROFILE = EngineProfile("made up", costs=StepCosts(step_us=200.0, sequence_us=9.0, prefill_us=70.0))
 # jagged on purpose: 16 rows are faster than 8, kv 512 than 256
@@ -46,7 +47,7 @@ def tables() -> Tables:
 
 @pytest.fixture(scope="module")
 def small_model() -> Any:
-    return dataclasses.replace(fastroof.load_model("llama-3.1-8b"), num_layers=2, max_position=6000)
+    return changed(fastroof.load_model("llama-3.1-8b"), num_layers=2, max_position=6000)
 
 
 @pytest.fixture(scope="module", params=["roofline", "linear_mfu", "floor", "nearest"])

@@ -33,6 +33,7 @@ from typing import Any, Final
 import fastroof
 from fastroof.backends.vidur.terms import TERM_OF
 from fastroof.errors import BackendError
+from fastroof.models import DenseModel
 from fastroof.units import US_PER_MS
 
 try:
@@ -293,7 +294,7 @@ def _check_replica(plan: fastroof.StepPlan, replica: Any) -> None:
             f"the plan has tp={plan.tp}, the replica tensor_parallel_size={replica.tensor_parallel_size}: "
             "give both the same"
         )
-    theirs, ours = replica.model_config, plan.model
+    theirs, ours = replica.model_config, DenseModel.of(plan.model)
     differ = [
         f"{name} {getattr(theirs, name)} and {getattr(ours, own)}"
         for name, own in _SAME_SIZE.items()

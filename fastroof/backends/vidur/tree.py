@@ -22,7 +22,7 @@ import numpy as np
 from fastroof.backends.vidur.terms import TERM_OF
 from fastroof.config import load_gpu
 from fastroof.errors import BackendError, UnsupportedModelError
-from fastroof.models import ModelSpec, load_model
+from fastroof.models import DenseModel, ModelSpec, load_model
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.tables import load_tables
 from fastroof.units import US_PER_MS, US_PER_S
@@ -289,7 +289,7 @@ def _model_of(replica: Any) -> ModelSpec:
         raise UnsupportedModelError(
             f"{name}: fastroof times gated MLPs, and use_gated_mlp is False; choose another model_name"
         )
-    return ModelSpec(
+    return DenseModel(
         name=name,
         architecture="LlamaForCausalLM",
         num_layers=sizes.num_layers,
@@ -307,7 +307,7 @@ def _model_of(replica: Any) -> ModelSpec:
         sliding_window=None,
         max_position=sizes.max_position_embeddings,
         torch_dtype=None,
-    )
+    ).spec()
 
 
 def _once_a_step_us(plan: StepPlan, rows: str, most: int) -> list[float]:

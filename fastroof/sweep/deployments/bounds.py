@@ -6,18 +6,19 @@ from typing import Any, Final
 
 import numpy as np
 
-from fastroof.arrays import Flags, Floats, Longs
+from fastroof.arrays import Flags, Floats
 from fastroof.compiled import closed_loops, steps
-from fastroof.compiled.grids import grid_value, open_block
 from fastroof.operators.attention_work import (
     attention_bytes,
     attention_flops,
     decode_attention_bytes,
     decode_attention_flops,
 )
-from fastroof.operators.calls import AllReduce
+from fastroof.operators.calls import AllReduce, AttentionCall, Rows
 from fastroof.plan import StepPlan
+from fastroof.plan.attention import attention_times
 from fastroof.plan.curves import RowCurve, row_cost, row_values
+from fastroof.plan.rows import rows_of
 from fastroof.units import DTYPE_BYTES, US_PER_MS, US_PER_S
 
 __all__ = ["BOUNDS", "mean_bounds"]
@@ -53,7 +54,9 @@ def mean_bounds(plan: StepPlan, answers: Floats, new_tokens: Floats, budget: Flo
     adds, and a step that is not faster than the host, are bound by the host.
     """
     arena = plan.arena
-    tokens, logits = _by_bound(plan, "tokens", plan.max_tokens), _by_bound(plan, "sequences", plan.max_seqs)
+    tokens = _by_bound(plan, "tokens", "decode_only", plan.max_tokens)
+    decode_tokens = _by_bound(plan, "tokens", "with_prefill", plan.max_tokens)
+    logits = _by_bound(plan, "sequences", "", plan.max_seqs)
     decodes, prefill = answers[closed_loops.DECODES], answers[closed_loops.PREFILL_TOKENS]
     decode_us = answers[closed_loops.DECODE_STEP_MS] * US_PER_MS
     mixed_us = answers[closed_loops.MIXED_STEP_MS] * US_PER_MS
@@ -64,24 +67,22 @@ def mean_bounds(plan: StepPlan, answers: Floats, new_tokens: Floats, budget: Flo
     prefill = np.where(alone, np.minimum(new_tokens, budget), prefill)
     share = np.where(alone, 1.0, answers[closed_loops.MIXED_SHARE])
 
-    def rows_us(m: Floats, seqs: Floats) -> Floats:
-        found = tokens[:, np.rint(m).astype(np.int64)] + logits[:, np.rint(seqs).astype(np.int64)]
+    def rows_us(of_tokens: Floats, m: Floats, seqs: Floats) -> Floats:
+        found = of_tokens[:, np.rint(m).astype(np.int64)] + logits[:, np.rint(seqs).astype(np.int64)]
         found[_HOST] += arena[steps.STEP_US] + arena[steps.SEQUENCE_US] * seqs
         return found
 
-    def attention(bound: Longs, left_us: Floats) -> Floats:
-        return np.where(np.arange(len(BOUNDS))[:, None] == bound, np.maximum(left_us, 0.0), 0.0)
-
-    total = np.where(decode_us > 0.0, rows_us(decodes, decodes), 0.0)
+    total = np.where(decode_us > 0.0, rows_us(decode_tokens, decodes, decodes), 0.0)
     attention_us = decode_us - total.sum(axis=0)
-    bound = _decode_bound(plan, np.maximum(decodes, 1.0), answers[closed_loops.KV_LEN])
-    of_decodes = attention(bound, np.where(decode_us > 0.0, attention_us, 0.0))
+    left_us = np.where(decode_us > 0.0, attention_us, 0.0)
+    of_decodes = _attention(plan, True, np.maximum(decodes, 1.0), answers[closed_loops.KV_LEN], left_us)
     total += of_decodes
-    mixed = rows_us(np.minimum(decodes + prefill, plan.max_tokens), decodes + answers[closed_loops.PROMPTS])
+    all_tokens = np.minimum(decodes + prefill, plan.max_tokens)
+    mixed = rows_us(tokens, all_tokens, decodes + answers[closed_loops.PROMPTS])
     mixed += of_decodes
     mixed[_HOST] += arena[steps.PREFILL_US]
     chunk = np.clip(np.minimum(new_tokens, prefill), 1.0, None)
-    mixed += attention(_prefill_bound(plan, prefill / chunk, chunk), mixed_us - mixed.sum(axis=0))
+    mixed += _attention(plan, False, prefill / chunk, chunk, mixed_us - mixed.sum(axis=0))
     floor_us = arena[steps.PREFILL_FLOOR_US]
     on_host = np.where(np.arange(len(BOUNDS))[:, None] == _HOST, mixed_us, 0.0)
     mixed = np.where(mixed_us <= floor_us, on_host, mixed)
@@ -95,42 +96,54 @@ def _largest_term(plan: StepPlan, compute_s: Any, moved_bytes: Any, launch_us: f
     return np.argmax(np.stack(terms), axis=0)
 
 
-def _by_bound(plan: StepPlan, rows: str, limit: int) -> Floats:
-    """Times of the operators over tokens or sequences by what bounds them, at every number of rows, us."""
+def _by_bound(plan: StepPlan, rows: Rows, left_out: str, limit: int) -> Floats:
+    """Times of the operators over tokens or sequences by what bounds them, at every number of rows, us.
+
+    Of steps that do not run the calls of those that are ``left_out``.
+    """
     found = np.zeros((len(BOUNDS), limit + 1))
     at = np.arange(limit + 1)
     for curve in plan.row_curves:
-        if curve.operator.rows == rows:
-            found[_curve_bound(plan, curve, limit), at] += curve.operator.times * row_values(curve, limit)[0]
+        call = curve.operator
+        if (call.rows == "sequences") != (rows == "sequences") or call.steps == left_out:
+            continue
+        ranks = rows_of(plan.layout, 1, 1)[call.rows]
+        latency_us = row_values(curve, limit * ranks)[0][::ranks]
+        found[_curve_bound(plan, curve, at * float(ranks)), at] += call.times * latency_us
     found[:, 0] = 0.0
     return found
 
 
-def _curve_bound(plan: StepPlan, curve: RowCurve, limit: int) -> Any:
+def _curve_bound(plan: StepPlan, curve: RowCurve, rows: Any) -> Any:
     if isinstance(curve.operator, AllReduce):
-        return np.full(limit + 1, _COMMUNICATION)
+        return np.full(len(rows), _COMMUNICATION)
     cost = row_cost(curve.operator)
-    rows = np.arange(limit + 1.0)
     compute_s = cost.flops_per_row * rows / plan.gpu.peak(cost.dtype)
     return _largest_term(plan, compute_s, cost.fixed_bytes + cost.bytes_per_row * rows, curve.launch_us)
 
 
-def _launch_us(plan: StepPlan, slot: int) -> float:
-    block = open_block(plan.arena, int(plan.arena[slot]))
-    return float(grid_value(plan.arena, block, 0.0, 1.0)) / plan.model.num_layers
+def _attention(plan: StepPlan, is_decode: bool, batch: Floats, x: Floats, left_us: Floats) -> Floats:
+    """What attention takes of steps by what bounds it, us: kinds of layers share it by their own time."""
+    left_us = np.maximum(left_us, 0.0)
+    kinds = [attention_times(plan, i, is_decode, batch, x) for i in range(len(plan.attention))]
+    all_us = np.sum([kind.own_us for kind in kinds], axis=0)
+    found = np.zeros((len(BOUNDS), len(left_us)))
+    for part, kind in zip(plan.attention, kinds, strict=True):
+        bound = _attention_bound(plan, part.call, is_decode, batch, x, kind.launch_us)
+        share = kind.own_us / all_us if len(kinds) > 1 else 1.0
+        found[bound, np.arange(len(left_us))] += left_us * share
+    return found
 
 
-def _decode_bound(plan: StepPlan, batch: Floats, kv_len: Floats) -> Any:
-    _, nh, nkv, dim = plan.heads
-    work = decode_attention_flops(nh, dim, kv_len, batch)
-    moved = decode_attention_bytes(nh, nkv, dim, kv_len, batch, DTYPE_BYTES[plan.kv_dtype])
-    compute_s = np.asarray(work / plan.gpu.peak("bf16"))
-    return _largest_term(plan, compute_s, moved, _launch_us(plan, steps.DECODE_AT))
-
-
-def _prefill_bound(plan: StepPlan, batch: Floats, q_len: Floats) -> Any:
-    _, nh, nkv, dim = plan.heads
-    work = batch * attention_flops(nh, dim, q_len, q_len)
-    moved = attention_bytes(nh, nkv, dim, q_len, q_len, batch, DTYPE_BYTES[plan.kv_dtype])
-    compute_s = np.asarray(work / plan.gpu.peak("bf16"))
-    return _largest_term(plan, compute_s, moved, _launch_us(plan, steps.PREFILL_AT))
+def _attention_bound(
+    plan: StepPlan, call: AttentionCall, is_decode: bool, batch: Floats, x: Floats, launch_us: float
+) -> Any:
+    shape = call.num_q_heads, call.num_kv_heads, call.head_dim
+    width = DTYPE_BYTES[call.kv_dtype]
+    if is_decode:
+        work = decode_attention_flops(shape[0], shape[2], x, batch)
+        moved = decode_attention_bytes(*shape, x, batch, width)
+    else:
+        work = batch * attention_flops(shape[0], shape[2], x, x)
+        moved = attention_bytes(*shape, x, x, batch, width)
+    return _largest_term(plan, np.asarray(work / plan.gpu.peak("bf16")), moved, launch_us)

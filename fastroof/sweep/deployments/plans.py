@@ -12,14 +12,14 @@ from fastroof.compiled.closed_loops import DeploymentOptions
 from fastroof.compiled.deployments import Axes
 from fastroof.config import load_gpu
 from fastroof.errors import MissingTableError, PlanError
-from fastroof.models import load_model, shard
+from fastroof.models import Layout, load_model
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.memory import plan_memory
 from fastroof.sweep.deployments.layouts import layouts
 from fastroof.sweep.deployments.spec import OBJECTIVES, DeploymentSpec
 from fastroof.sweep.sources import GpuTables
 from fastroof.sweep.units import PlanKey
-from fastroof.units import DTYPE_BYTES, US_PER_MS, US_PER_S
+from fastroof.units import US_PER_MS, US_PER_S
 
 __all__ = ["Impossible", "candidate_axes", "candidate_options", "compiled_plan"]
 
@@ -41,7 +41,7 @@ def compiled_plan(spec: DeploymentSpec, key: PlanKey, tables: GpuTables) -> Step
     model = load_model(key.model)
     name = f"{model.name} on {load_gpu(key.gpu).name} tp={key.tp} {key.dtype} kv {key.kv_dtype}"
     try:
-        shard(model, key.tp)
+        model.check_layout(Layout(key.tp))
     except PlanError as error:
         return Impossible("tp", str(error))
     budget = spec.max_batched_tokens[-1]
@@ -65,7 +65,7 @@ def candidate_axes(spec: DeploymentSpec, plan: StepPlan, mode: str) -> Axes:
 
     laid_out = floats(layouts(spec, mode, plan.tp)).reshape(-1, 3)
     room = [
-        plan_memory(plan.model, plan.share, plan.gpu, plan.dtype, plan.kv_dtype, budget).max_kv_tokens
+        plan_memory(plan.model, plan.layout, plan.gpu, plan.dtype, plan.kv_dtype, budget).max_kv_tokens
         for budget in spec.max_batched_tokens
     ]
     load = spec.concurrency if spec.request_rate is None else spec.request_rate
@@ -86,7 +86,7 @@ def candidate_options(spec: DeploymentSpec, plan: StepPlan, mode: str) -> Deploy
 
     link = plan.gpu.nvlink_bytes_per_s if spec.link_bytes_per_s is None else spec.link_bytes_per_s
     model = plan.model
-    kv_bytes = 2 * model.num_layers * model.num_kv_heads * model.head_dim * DTYPE_BYTES[plan.kv_dtype]
+    kv_bytes = model.kv_bytes_per_token(Layout(), plan.kv_dtype)
     return DeploymentOptions(
         is_disaggregated=mode == "disaggregated",
         is_rate=spec.request_rate is not None,

@@ -18,7 +18,10 @@ import pytest
 
 import fastroof
 from fastroof.backends.vidur.terms import TERM_OF
-from fastroof.models.step_calls import transformer_operators
+from fastroof.models import Layout
+from fastroof.models.precision import Precision
+from fastroof.models.step import step_calls
+from fastroof.operators.calls import AttentionCall
 
 TREE = Path(__file__).with_name("vidur_tree")
 CHECKOUT = TREE.parents[3]
@@ -153,9 +156,11 @@ def test_terms_are_those_of_the_explanation(vidur, predictor):
 
 def test_every_operator_of_a_layer_has_a_term(vidur):
     for model in map(fastroof.load_model, fastroof.model_names()):
-        share = fastroof.compile_plan(model, "h100", fastroof.load_tables("h100"), tp=2).share
-        for operator in transformer_operators(model, share, "fp8", "fp8", quantise_inputs=True):
-            assert (operator.role in TERM_OF) == (operator.times == model.num_layers)
+        calls = step_calls(model, Layout(2), Precision("fp8", "fp8", True))
+        (of_layer,) = calls.layers
+        of_layer = [call for call in of_layer if not isinstance(call, AttentionCall)]
+        assert all(call.role in TERM_OF for call in of_layer)
+        assert not any(call.role in TERM_OF for call in (*calls.before, *calls.after))
 
 
 def test_an_execution_time_has_an_id_of_its_own_and_no_other_attributes(vidur, predictor):
@@ -179,7 +184,7 @@ def test_the_plan_is_of_the_replicas_sizes(vidur):
     plan = made(vidur, {"tensor_parallel_size": 2}, max_tokens=4096).plan
     sizes = vidur.config.MODELS[MODEL]
     assert (plan.model.name, plan.model.num_layers, plan.model.hidden) == (MODEL, 32, 4096)
-    assert (plan.model.num_kv_heads, plan.model.head_dim, plan.model.vocab) == (8, 128, sizes.vocab_size)
+    assert (plan.heads.num_kv_heads, plan.heads.head_dim, plan.model.vocab) == (8, 128, sizes.vocab_size)
     assert (plan.tp, plan.gpu.name, plan.max_tokens) == (2, "h100", 4096)
     same = made(vidur, model="llama-3.1-8b").plan
     assert same.decode_us(64, 4096) == made(vidur).plan.decode_us(64, 4096)

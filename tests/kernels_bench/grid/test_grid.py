@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from fastroof.config import load_gpu
 from fastroof.models import load_model, model_names
-from fastroof.models.layout import shard
 from fastroof.operators.registry import OPERATORS
 from kernels_bench.grid.grid import Grid, grid_names, load_grid, shapes_of
 from kernels_bench.model_shape import Experts, ModelShape
 from kernels_bench.operators import MEASURED
 from kernels_bench.operators.elementwise import elementwise_bytes
+from tests.reference.shards import shard
 
 ISSUE_HEADS = ("28-4", "32-8", "32-4", "40-8", "64-8", "16-2", "32-32", "128-8")
 H100 = load_gpu("h100")
@@ -112,7 +112,7 @@ def test_dense_models_have_the_shapes_a_plan_looks_up(default: Grid, name: str) 
     own = {model.name: model for model in default.models}[name]
     for tp in own.tp:
         share = shard(preset, tp)
-        assert own.heads(tp) == (share.num_q_heads, share.num_kv_heads, preset.head_dim)
+        assert own.heads(tp) == (share.num_q_heads, share.num_kv_heads, preset.only_kind.attention.head_dim)
         assert own.linear(tp) == [
             (share.qkv_out, preset.hidden),
             (preset.hidden, share.o_in),

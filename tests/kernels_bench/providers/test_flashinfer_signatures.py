@@ -242,14 +242,14 @@ def test_cuda_cores_where_the_prefill_library_is_missing(stand_in):
 def test_whole_steps_plan_decode_or_paged_prefill(stand_in):
     from dataclasses import replace
 
-    from fastroof.models import load_model
+    from fastroof.models import DenseModel, load_model
     from kernels_bench.steps.measure import check_step
     from kernels_bench.steps.step_attention import FlashinferAttention, StepBackend
 
     heads = Heads(8, 2, 32)
     attention = FlashinferAttention(stand_in, Named(lambda name: True), heads)
     backend = StepBackend("flashinfer", attention, TorchSmallOps(), HOST, "bf16", {})
-    assert check_step(replace(load_model("llama-3.1-8b"), head_dim=32), backend, 0) < 2e-2
+    assert check_step(replace(DenseModel.of(load_model("llama-3.1-8b")), head_dim=32), backend, 0) < 2e-2
 
 
 def test_paged_plans_take_the_pages_of_a_step(stand_in):

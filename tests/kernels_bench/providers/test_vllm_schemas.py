@@ -180,13 +180,13 @@ def test_every_schema_is_called():
 def test_a_whole_step_on_these_ops(provider):
     from dataclasses import replace
 
-    from fastroof.models import load_model
+    from fastroof.models import DenseModel, load_model
     from kernels_bench.providers.small_ops import VllmSmallOps
     from kernels_bench.steps.measure import check_step
     from kernels_bench.steps.step_attention import Fa3Attention, StepBackend
 
     backend = StepBackend("vllm", Fa3Attention(), VllmSmallOps(), HOST, "bf16", {})
-    model = replace(load_model("qwen2.5-7b"), head_dim=32)
+    model = replace(DenseModel.of(load_model("qwen2.5-7b")), head_dim=32)
     assert check_step(model, backend, 0) < 2e-2
 
 

@@ -11,7 +11,7 @@ import pytest
 from fastroof.columns import MEASURED_STEP_COLUMNS
 from fastroof.config import load_gpu
 from fastroof.errors import MeasureError
-from fastroof.models import load_model
+from fastroof.models import DenseModel, load_model
 from kernels_bench.cli import main
 from kernels_bench.protocol import DeviceState, Timing
 from kernels_bench.steps.step_points import StepPoint, default_steps, expected_seconds, step_bytes
@@ -76,13 +76,13 @@ class TestGrid:
 
     @pytest.mark.parametrize(("name", "count"), [("llama-3.1-8b", 44), ("qwen2.5-7b", 46)])
     def test_what_an_h100_holds(self, name, count):
-        model, card = load_model(name), load_gpu("h100")
+        model, card = DenseModel.of(load_model(name)), load_gpu("h100")
         held = [p for p in default_steps() if step_bytes(p, model) <= 0.97 * card.hbm_bytes]
         assert len(held) == count
         assert sum(expected_seconds(p, model) for p in held) < 90
 
     def test_memory_is_weights_and_kv(self):
-        model = load_model("llama-3.1-8b")
+        model = DenseModel.of(load_model("llama-3.1-8b"))
         one, two = (StepPoint("decode", (1,) * b, (4095,) * b) for b in (64, 65))
         assert step_bytes(two, model) - step_bytes(one, model) == pytest.approx(4096 * 131_072, rel=1e-3)
         assert step_bytes(one, model) > 2 * model.num_parameters + 64 * 4096 * 131_072
@@ -110,7 +110,7 @@ def tiny(name="qwen2.5-7b", **changes):
         "num_kv_heads": 2,
         "head_dim": 16,
     }
-    return replace(load_model(name), **{**sizes, "vocab": 100, **changes})
+    return replace(DenseModel.of(load_model(name)), **{**sizes, "vocab": 100, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -194,9 +194,9 @@ class TestStep:
             def rope(self, positions, q, k, head_dim, cos_sin):
                 super().rope(positions // 2, q, k, head_dim, cos_sin)
 
-        assert check_step(load_model("llama-3.1-8b"), backend, 0) < 1e-5
+        assert check_step(DenseModel.of(load_model("llama-3.1-8b")), backend, 0) < 1e-5
         with pytest.raises(MeasureError, match="off its float64 reference"):
-            check_step(load_model("llama-3.1-8b"), replace(backend, ops=Wrong()), 0)
+            check_step(DenseModel.of(load_model("llama-3.1-8b")), replace(backend, ops=Wrong()), 0)
 
 
 class FakeTimer:

@@ -6,22 +6,18 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastroof.columns import ORIGIN_MODELLED
-from fastroof.compiled import steps
-from fastroof.compiled.grids import GridBlock, grid_flag, grid_value, open_block
 from fastroof.compiled.search import curve_point
-from fastroof.operators.attention_work import (
-    attention_bytes,
-    attention_flops,
-    decode_attention_bytes,
-    decode_attention_flops,
-)
+from fastroof.operators.attention_work import attention_bytes, attention_flops
 from fastroof.operators.calls import AllReduce, Role
+from fastroof.plan.attention import AttentionTimes, attention_times
 from fastroof.plan.curves import RowCurve, row_cost
-from fastroof.run import StepBatch, run_batch
+from fastroof.plan.rows import rows_of
+from fastroof.run import StepBatch, StepTimes, run_batch
+from fastroof.run.arrays import Ints
 from fastroof.units import DTYPE_BYTES, US_PER_S
 
 if TYPE_CHECKING:
-    from fastroof.plan import StepPlan
+    from fastroof.plan.step_plan import StepPlan
 
 __all__ = ["Explanation", "OperatorTime", "explain_step"]
 
@@ -88,7 +84,8 @@ def _row_time(plan: StepPlan, curve: RowCurve, rows: int) -> OperatorTime:
         bound = "communication"
     else:
         bound = _bound(plan, curve.launch_us, work / plan.gpu.peak(cost.dtype), moved)
-    mfu = work / plan.gpu.peak(cost.dtype) * US_PER_S / latency_us if work else float("nan")
+    # no time: it runs beside what takes longer
+    mfu = work / plan.gpu.peak(cost.dtype) * US_PER_S / latency_us if work and latency_us else float("nan")
     times = operator.times
     return OperatorTime(
         operator.name,
@@ -112,24 +109,58 @@ def _bound(plan: StepPlan, launch_us: float, compute_s: float, moved_bytes: floa
     return max(terms, key=lambda name: terms[name])
 
 
+def _attention_parts(
+    plan: StepPlan, new: Ints, context: Ints, times: StepTimes, is_decode: bool
+) -> list[OperatorTime]:
+    """Attention over some requests of the step, all of them decodes or none, by kind of layers."""
+    if is_decode:
+        batch = float(len(new))
+        x = float((context + 1).sum()) / batch
+        all_us = float(times.components.decode_attention_us[0])
+    else:
+        x = 2.0 * float((new * (new + 1) // 2).sum()) / float(new.sum()) - 1.0
+        batch = float(new.sum()) / x
+        all_us = float(times.components.prefill_attention_us[0])
+    kinds = [attention_times(plan, i, is_decode, [batch], [x]) for i in range(len(plan.attention))]
+    return [
+        _attention_time(plan, number, new, context, is_decode, kind, all_us)
+        for number, kind in enumerate(kinds)
+    ]
+
+
 def _attention_time(
-    plan: StepPlan, role: Role, total_us: float, work: Any, moved: Any, block: GridBlock, y: float, x: float
+    plan: StepPlan,
+    number: int,
+    new: Ints,
+    context: Ints,
+    is_decode: bool,
+    found: AttentionTimes,
+    all_us: float,
 ) -> OperatorTime:
-    layers = plan.model.num_layers
-    launch_us = grid_value(plan.arena, block, 0.0, 1.0) / layers
-    origin = grid_flag(plan.arena, block, y, x)
-    bound = _bound(plan, launch_us, float(work) / plan.gpu.peak("bf16"), float(moved))
-    mfu = float(work) * layers / plan.gpu.peak("bf16") * US_PER_S / total_us
+    part = plan.attention[number]
+    call, layers = part.call, part.call.times
+    shape = call.num_q_heads, call.num_kv_heads, call.head_dim
+    width = DTYPE_BYTES[call.kv_dtype]
+    work: Any = attention_flops(shape[0], shape[2], new, context + new).sum()
+    moved: Any = attention_bytes(*shape, new, context + new, 1, width).sum()
+    total_us, origin = all_us, int(found.origin[0])
+    if len(plan.attention) > 1:
+        pair_us, token_us = (0.0, 0.0) if is_decode else part.prefix_us
+        prefix_us = pair_us * float((new * context).sum()) + token_us * float(context.sum())
+        total_us = float(found.own_us[0]) + prefix_us
+    if not is_decode and context.any():
+        origin = ORIGIN_MODELLED
+    role: Role = "decode_attention" if is_decode else "prefill_attention"
     return OperatorTime(
-        role.replace("_", " "),
+        call.name.replace("attention", role.replace("_", " "), 1),
         role,
         layers,
         total_us,
         float(work) * layers,
         float(moved) * layers,
-        mfu,
-        bound,
-        int(origin),
+        float(work) * layers / plan.gpu.peak("bf16") * US_PER_S / total_us,
+        _bound(plan, found.launch_us, float(work) / plan.gpu.peak("bf16"), float(moved)),
+        origin,
     )
 
 
@@ -140,35 +171,19 @@ def explain_step(plan: StepPlan, requests: Iterable[tuple[int, int]]) -> Explana
     new, context = batch.new_tokens, batch.context_len
     if not len(new):
         return Explanation((), 0.0, 0)
-    rows = {"tokens": int(new.sum()), "sequences": len(new)}
-    parts = [_row_time(plan, curve, rows[curve.operator.rows]) for curve in plan.row_curves]
-    nh, nkv, dim = plan.heads[1:]
-    width = DTYPE_BYTES[plan.kv_dtype]
     decode = (new == 1) & (context > 0)
-    attention = []
-    if decode.any():
-        kv_len = context[decode] + 1
-        work = decode_attention_flops(nh, dim, kv_len.sum(), 1)
-        moved = decode_attention_bytes(nh, nkv, dim, kv_len, 1, width).sum()
-        part = times.components.decode_attention_us[0]
-        block = open_block(plan.arena, int(plan.arena[steps.DECODE_AT]))
-        count = float(decode.sum())
-        attention.append(
-            _attention_time(
-                plan, "decode_attention", float(part), work, moved, block, count, kv_len.sum() / count
-            )
-        )
-    if not decode.all():
-        q_len, prefix = new[~decode], context[~decode]
-        work = attention_flops(nh, dim, q_len, q_len + prefix).sum()
-        moved = attention_bytes(nh, nkv, dim, q_len, q_len + prefix, 1, width).sum()
-        part = times.components.prefill_attention_us[0]
-        block = open_block(plan.arena, int(plan.arena[steps.PREFILL_AT]))
-        mean_q = 2.0 * float((q_len * (q_len + 1) // 2).sum()) / float(q_len.sum()) - 1.0
-        found = _attention_time(
-            plan, "prefill_attention", float(part), work, moved, block, float(q_len.sum()) / mean_q, mean_q
-        )
-        attention.append(found._replace(origin=ORIGIN_MODELLED) if prefix.any() else found)
-    where = next(i for i, part in enumerate(parts) if part.role == "o")
-    operators = (*parts[:where], *attention, *parts[where:])
-    return Explanation(operators, float(times.latency_us[0]), int(times.origin[0]))
+    rows = rows_of(plan.layout, int(new.sum()), len(new))
+    attention: list[list[OperatorTime]] = []
+    for chosen, is_decode in ((decode, True), (~decode, False)):
+        if chosen.any():
+            attention.append(_attention_parts(plan, new[chosen], context[chosen], times, is_decode))
+    kinds = list(zip(*attention, strict=True))
+    left_out = "with_prefill" if decode.all() else "decode_only"
+    operators: list[OperatorTime] = []
+    for place, curve in enumerate(plan.row_curves):
+        for part, times_of_kind in zip(plan.attention, kinds, strict=True):
+            if part.before == place:
+                operators += times_of_kind
+        if curve.operator.steps != left_out:
+            operators.append(_row_time(plan, curve, rows[curve.operator.rows]))
+    return Explanation(tuple(operators), float(times.latency_us[0]), int(times.origin[0]))

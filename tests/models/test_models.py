@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import json
 import math
 import pickle
@@ -13,7 +12,9 @@ from typing import Any
 import pytest
 
 from fastroof.errors import ModelError, PlanError, UnsupportedModelError
-from fastroof.models import ModelSpec, ShardedShape, load_model, model_names, shard
+from fastroof.models import DenseModel, ModelSpec, load_model, model_names
+from fastroof.models.dense import DenseShard
+from tests.reference.shards import changed, shard
 
 SHARED = Path(__file__).resolve().parents[2] / ".." / "shared"
 REFERENCE = SHARED / "reference"
@@ -62,8 +63,9 @@ def family(model_type: str, **changes: Any) -> dict[str, Any]:
     return llama(**{"model_type": model_type, "architectures": named, "sliding_window": None, **changes})
 
 
-def tensors(m: ModelSpec) -> dict[str, tuple[int, ...]]:
+def tensors(model: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Naive reference for the parameter count: every tensor of a checkpoint with its shape."""
+    m = DenseModel.of(model)
     q, kv = m.num_q_heads * m.head_dim, m.num_kv_heads * m.head_dim
     found: dict[str, tuple[int, ...]] = {"embed_tokens": (m.vocab, m.hidden), "norm": (m.hidden,)}
     if not m.tie_embeddings:
@@ -166,7 +168,7 @@ def test_file_folder_and_mapping_load_alike(tmp_path: Path) -> None:
     loose = tmp_path / "tiny.json"
     loose.write_bytes(b"\xef\xbb\xbf" + json.dumps(llama()).encode())
     assert load_model(loose).name == "tiny"
-    assert model == ModelSpec(
+    assert DenseModel.of(model) == DenseModel(
         name="tiny-llama",
         architecture="LlamaForCausalLM",
         num_layers=4,
@@ -185,21 +187,24 @@ def test_file_folder_and_mapping_load_alike(tmp_path: Path) -> None:
         max_position=8192,
         torch_dtype="bfloat16",
     )
-    assert model.group_size == 4
+    assert DenseModel.of(model).group_size == 4
 
 
 def test_family_defaults() -> None:
-    qwen2 = load_model(family("qwen2"))
+    def load(config: dict[str, Any]) -> DenseModel:
+        return DenseModel.of(load_model(config))
+
+    qwen2 = load(family("qwen2"))
     assert (qwen2.qkv_bias, qwen2.o_bias, qwen2.qk_norm) == (True, False, False)
-    assert not load_model(family("qwen2", attention_bias=False)).qkv_bias
-    qwen3 = load_model(family("qwen3"))
+    assert not load(family("qwen2", attention_bias=False)).qkv_bias
+    qwen3 = load(family("qwen3"))
     assert (qwen3.qkv_bias, qwen3.o_bias, qwen3.qk_norm, qwen3.head_dim) == (False, False, True, 128)
-    assert load_model(family("qwen3", head_dim=None)).head_dim == 64
-    assert load_model(llama(num_key_value_heads=...)).num_kv_heads == 8
-    assert load_model(family("mistral", num_key_value_heads=None)).num_kv_heads == 8
-    assert load_model(llama(model_type=...)).architecture == "LlamaForCausalLM"
-    assert load_model(llama(torch_dtype=..., dtype="torch.float16")).torch_dtype == "float16"
-    assert load_model(llama(torch_dtype=...)).torch_dtype is None
+    assert load(family("qwen3", head_dim=None)).head_dim == 64
+    assert load(llama(num_key_value_heads=...)).num_kv_heads == 8
+    assert load(family("mistral", num_key_value_heads=None)).num_kv_heads == 8
+    assert load(llama(model_type=...)).architecture == "LlamaForCausalLM"
+    assert load(llama(torch_dtype=..., dtype="torch.float16")).torch_dtype == "float16"
+    assert load(llama(torch_dtype=...)).torch_dtype is None
 
 
 @pytest.mark.parametrize(
@@ -221,7 +226,7 @@ def test_family_defaults() -> None:
     ],
 )
 def test_sliding_window(config: dict[str, Any], window: int | None) -> None:
-    assert load_model(config).sliding_window == window
+    assert load_model(config).window == window
 
 
 @pytest.mark.parametrize(
@@ -344,11 +349,11 @@ def test_missing_files(tmp_path: Path) -> None:
 
 def test_a_spec_changed_by_hand_is_checked_too() -> None:
     model = load_model("llama-2-7b")
-    assert dataclasses.replace(model, num_layers=1).num_parameters < model.num_parameters
+    assert changed(model, num_layers=1).num_parameters < model.num_parameters
     with pytest.raises(ModelError, match="num_layers must be a whole number of at least 1, got 0"):
-        dataclasses.replace(model, num_layers=0)
+        changed(model, num_layers=0)
     with pytest.raises(ModelError, match="32 query heads do not divide by 5 KV heads"):
-        dataclasses.replace(model, num_kv_heads=5)
+        changed(model, num_kv_heads=5)
     assert pickle.loads(pickle.dumps(model)) == model
     assert len({model, load_model("llama-2-7b")}) == 1
 
@@ -422,7 +427,7 @@ def test_presets_are_the_dense_models_of_the_measured_grid() -> None:
     dense = {name: sizes[:6] for name, sizes in grid_models().items() if not sizes[6]}
     ours = {}
     for name in model_names():
-        m = load_model(name)
+        m = DenseModel.of(load_model(name))
         ours[name] = (m.num_q_heads, m.num_kv_heads, m.head_dim, m.hidden, m.intermediate, m.vocab)
     assert ours == dense
 
@@ -438,8 +443,7 @@ def test_shards_have_the_shapes_of_the_measured_grid() -> None:
                     shard(model, tp)
                 continue
             kv = max(1, nkv // tp)
-            assert shard(model, tp) == ShardedShape(
-                tp=tp,
+            assert shard(model, tp) == DenseShard(
                 num_q_heads=nh // tp,
                 num_kv_heads=kv,
                 intermediate=ff // tp,
@@ -451,8 +455,8 @@ def test_shards_have_the_shapes_of_the_measured_grid() -> None:
 
 
 def test_shard_by_hand() -> None:
-    assert shard(load_model("llama-3.1-70b"), 8) == ShardedShape(
-        tp=8, num_q_heads=8, num_kv_heads=1, intermediate=3584, vocab_rows=16064, qkv_out=1280, o_in=1024
+    assert shard(load_model("llama-3.1-70b"), 8) == DenseShard(
+        num_q_heads=8, num_kv_heads=1, intermediate=3584, vocab_rows=16064, qkv_out=1280, o_in=1024
     )
     # Qwen3-32B: attention is wider than the model.
     assert shard(load_model("qwen3-32b"), 1).o_in == 8192

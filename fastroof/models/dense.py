@@ -1,0 +1,220 @@
+"""Dense transformers whose layers are all alike, with every size at one level."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from fastroof.errors import ModelError
+from fastroof.models.attention import GroupedQueryAttention
+from fastroof.models.layers import LayerGroup, LayerKind
+from fastroof.models.layout import Layout
+from fastroof.models.mlp import GatedMlp
+from fastroof.models.sizes import check_sizes
+from fastroof.models.spec import ModelSpec, padded_rows
+
+__all__ = ["DenseModel", "DenseShard", "DenseSizes", "split"]
+
+
+class DenseSizes(Protocol):
+    """Sizes that tensor parallelism splits, of a :class:`DenseModel` or of a model that is only measured."""
+
+    @property
+    def num_q_heads(self) -> int:
+        """Query heads of the whole model."""
+
+    @property
+    def num_kv_heads(self) -> int:
+        """KV heads of the whole model."""
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head."""
+
+    @property
+    def intermediate(self) -> int:
+        """Width of the MLP, or of one expert."""
+
+    @property
+    def vocab(self) -> int:
+        """Rows of the LM head, without padding."""
+
+
+class DenseShard(NamedTuple):
+    """Sizes of one GPU's share of a dense model.
+
+    Attributes
+    ----------
+    num_q_heads, num_kv_heads : int
+        Heads on one GPU; KV heads are replicated where there are fewer than GPUs.
+    qkv_out, o_in : int
+        Outputs of the fused QKV projection, inputs of the attention output projection.
+    intermediate : int
+        Width of the MLP.
+    vocab_rows : int
+        Rows of the LM head, padding included.
+    """
+
+    num_q_heads: int
+    num_kv_heads: int
+    qkv_out: int
+    o_in: int
+    intermediate: int
+    vocab_rows: int
+
+
+def split(sizes: DenseSizes, tp: int) -> DenseShard:
+    """Divide sizes over ``tp`` GPUs, for any number of them that divides the heads and the MLP.
+
+    Parameters
+    ----------
+    sizes : DenseSizes
+        Of the whole model.
+    tp : int
+        GPUs, at least 1.
+
+    Returns
+    -------
+    DenseShard
+        What one of them holds.
+
+    Examples
+    --------
+    >>> from fastroof.models import load_model
+    >>> split(DenseModel.of(load_model("llama-3.1-70b")), 4).qkv_out
+    2560
+    """
+    layout = Layout(tp)
+    attention = GroupedQueryAttention(sizes.num_q_heads, sizes.num_kv_heads, sizes.head_dim)
+    width = GatedMlp(sizes.intermediate).shard(layout)
+    return DenseShard(*attention.shard(layout), width, padded_rows(sizes.vocab, tp) // tp)
+
+
+@dataclass(frozen=True)
+class DenseModel:
+    """The sizes of a dense transformer of one kind of layer: what other programs call a model.
+
+    Attributes
+    ----------
+    name, architecture : str
+        As in :class:`ModelSpec`.
+    num_layers, hidden, intermediate : int
+        Transformer layers, width of the residual stream, width of the MLP.
+    num_q_heads, num_kv_heads, head_dim : int
+        Attention heads of the whole model, and the width of one.
+    vocab, tie_embeddings, max_position, torch_dtype
+        As in :class:`ModelSpec`.
+    qkv_bias, o_bias, mlp_bias : bool
+        Whether those projections add a bias.
+    qk_norm : bool
+        Whether queries and keys are normalised per head.
+    sliding_window : int or None
+        Tokens every layer attends within; None for full attention.
+
+    Examples
+    --------
+    >>> from dataclasses import replace
+    >>> from fastroof.models import load_model
+    >>> replace(DenseModel.of(load_model("qwen3-8b")), num_layers=2).spec().num_layers
+    2
+    """
+
+    name: str
+    architecture: str
+    num_layers: int
+    hidden: int
+    intermediate: int
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab: int
+    tie_embeddings: bool
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    sliding_window: int | None
+    max_position: int
+    torch_dtype: str | None
+
+    @classmethod
+    def of(cls, model: ModelSpec) -> DenseModel:
+        """Read a model's sizes.
+
+        Raises
+        ------
+        ModelError
+            If it is something else than dense layers of one kind.
+        """
+        kind = model.only_kind
+        attention, mlp = kind.attention, kind.mlp
+        if not isinstance(attention, GroupedQueryAttention) or not isinstance(mlp, GatedMlp):
+            raise ModelError(f"{model.name} is no dense transformer: its layers are {kind.name}")
+        return cls(
+            name=model.name,
+            architecture=model.architecture,
+            num_layers=model.num_layers,
+            hidden=model.hidden,
+            intermediate=mlp.intermediate,
+            num_q_heads=attention.num_q_heads,
+            num_kv_heads=attention.num_kv_heads,
+            head_dim=attention.head_dim,
+            vocab=model.vocab,
+            tie_embeddings=model.tie_embeddings,
+            qkv_bias=attention.qkv_bias,
+            o_bias=attention.o_bias,
+            mlp_bias=mlp.bias,
+            qk_norm=attention.qk_norm,
+            sliding_window=attention.window,
+            max_position=model.max_position,
+            torch_dtype=model.torch_dtype,
+        )
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that share one KV head."""
+        return self.num_q_heads // self.num_kv_heads
+
+    @property
+    def num_parameters(self) -> int:
+        """As :attr:`ModelSpec.num_parameters`."""
+        return self.spec().num_parameters
+
+    def padded_vocab(self, tp: int) -> int:
+        """As :meth:`ModelSpec.padded_vocab`."""
+        return self.spec().padded_vocab(tp)
+
+    def spec(self) -> ModelSpec:
+        """The model as plans take it.
+
+        Raises
+        ------
+        ModelError
+            If it has sizes that no model has.
+        """
+        try:
+            check_sizes(self, "num_layers")
+            attention = GroupedQueryAttention(
+                self.num_q_heads,
+                self.num_kv_heads,
+                self.head_dim,
+                self.qkv_bias,
+                self.o_bias,
+                self.qk_norm,
+                self.sliding_window,
+            )
+            layers = LayerGroup(
+                LayerKind(attention, GatedMlp(self.intermediate, self.mlp_bias)), self.num_layers
+            )
+        except ModelError as error:
+            raise ModelError(f"{self.name}: {error}") from None
+        return ModelSpec(
+            name=self.name,
+            architecture=self.architecture,
+            hidden=self.hidden,
+            vocab=self.vocab,
+            tie_embeddings=self.tie_embeddings,
+            max_position=self.max_position,
+            torch_dtype=self.torch_dtype,
+            layers=(layers,),
+        )

@@ -1,0 +1,78 @@
+"""Layers: kinds of them, and how many of each a model has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastroof.models.attention import Attention
+from fastroof.models.layout import Layout
+from fastroof.models.mlp import Mlp
+from fastroof.models.precision import Precision
+from fastroof.models.sizes import check_sizes
+from fastroof.operators.calls import Call
+
+__all__ = ["LayerGroup", "LayerKind"]
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """A kind of layer: an attention and an MLP, and what they answer together for one layer of it.
+
+    Attributes
+    ----------
+    attention : Attention
+        A dataclass of :mod:`fastroof.models.attention`, or what answers alike.
+    mlp : Mlp
+        A dataclass of :mod:`fastroof.models.mlp`, or what answers alike.
+    name : str
+        What a person calls it, where a model has several kinds: ``"windowed"``.
+    """
+
+    attention: Attention
+    mlp: Mlp
+    name: str = "dense"
+
+    def obstacles(self, layout: Layout) -> list[str]:
+        """What keeps a layer from being split so; empty where nothing does."""
+        return [*self.attention.obstacles(layout), *self.mlp.obstacles(layout)]
+
+    def calls(self, hidden: int, layout: Layout, precision: Precision) -> tuple[Call, ...]:
+        """Calls of one layer on one GPU, in the order in which a step's time is summed."""
+        return (
+            *self.attention.calls(hidden, layout, precision),
+            *self.mlp.calls(hidden, layout, precision),
+        )
+
+    def kv_bytes_per_token(self, layout: Layout, kv_dtype: str) -> float:
+        """Bytes that one GPU keeps of a token, of one layer."""
+        return self.attention.kv_bytes_per_token(layout, kv_dtype)
+
+    def linear_weights(self, hidden: int, layout: Layout) -> int:
+        """Weights of the linear layers on one GPU, of one layer."""
+        return self.attention.linear_weights(hidden, layout) + self.mlp.linear_weights(hidden, layout)
+
+    def other_weights(self, hidden: int, layout: Layout) -> int:
+        """Weights that stay in bf16 on one GPU, of one layer: norms and biases."""
+        return self.attention.other_weights(hidden, layout) + self.mlp.other_weights(hidden, layout)
+
+    def num_parameters(self, hidden: int) -> int:
+        """Weights of one whole layer."""
+        whole = Layout()
+        return self.linear_weights(hidden, whole) + self.other_weights(hidden, whole)
+
+    def activation_width(self, hidden: int, layout: Layout) -> int:
+        """Elements a token that its widest kernel reads and writes on one GPU."""
+        attention, mlp = self.attention, self.mlp
+        return max(attention.activation_width(hidden, layout), mlp.activation_width(hidden, layout))
+
+
+@dataclass(frozen=True)
+class LayerGroup:
+    """Layers of one kind; where in the model they stand does not matter to a step's time."""
+
+    kind: LayerKind
+    count: int
+
+    def __post_init__(self) -> None:
+        """Refuse counts no model has."""
+        check_sizes(self, "count")

@@ -1,0 +1,98 @@
+"""The MLP of a layer: what one GPU runs of it, and what it weighs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from fastroof.models.layout import Layout
+from fastroof.models.linear import linear_calls
+from fastroof.models.precision import Precision
+from fastroof.models.sizes import check_sizes
+from fastroof.operators.calls import AllReduce, Call, Elementwise
+from fastroof.units import ACTIVATION_BYTES
+
+__all__ = ["GatedMlp", "Mlp"]
+
+
+class Mlp(Protocol):
+    """What a layer kind asks of its MLP. ``hidden`` is the width of the residual stream."""
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether the layout's ep and moe_tp split it."""
+
+    def obstacles(self, layout: Layout) -> list[str]:
+        """What keeps it from being split so; empty where nothing does."""
+
+    def calls(self, hidden: int, layout: Layout, precision: Precision) -> tuple[Call, ...]:
+        """Calls of one layer on one GPU, in their order."""
+
+    def linear_weights(self, hidden: int, layout: Layout) -> int:
+        """Weights of the linear layers on one GPU, of one layer."""
+
+    def other_weights(self, hidden: int, layout: Layout) -> int:
+        """Weights that stay in bf16 on one GPU, of one layer: norms and biases."""
+
+    def activation_width(self, hidden: int, layout: Layout) -> int:
+        """Elements a token that its widest kernel reads and writes on one GPU."""
+
+
+@dataclass(frozen=True)
+class GatedMlp:
+    """Gate and up projections, an activation of their product, and a down projection.
+
+    Attributes
+    ----------
+    intermediate : int
+        Width of the whole MLP.
+    bias : bool
+        Whether its projections add a bias.
+    """
+
+    intermediate: int
+    bias: bool = False
+    has_experts = False
+
+    def __post_init__(self) -> None:
+        """Refuse sizes no layer has, in layers that were built or changed by hand too."""
+        check_sizes(self, "intermediate")
+
+    def obstacles(self, layout: Layout) -> list[str]:
+        """What keeps it from being split so."""
+        if self.intermediate % layout.tp:
+            return [f"an MLP width of {self.intermediate} does not divide by {layout.tp}"]
+        return []
+
+    def shard(self, layout: Layout) -> int:
+        """Width of the MLP on one GPU."""
+        return self.intermediate // layout.tp
+
+    def calls(self, hidden: int, layout: Layout, precision: Precision) -> tuple[Call, ...]:
+        """Calls of one layer on one GPU, in their order.
+
+        Notes
+        -----
+        Compulsory bytes a token: the fused residual-add RMSNorm reads and writes two rows, silu-and-mul
+        reads gate and up and writes one row. Biases are part of the GEMM's epilogue.
+        """
+        width, hidden_bytes = self.shard(layout), float(hidden * ACTIVATION_BYTES)
+        calls: list[Call] = [Elementwise("mlp_norm", "mlp rmsnorm", 1, 4.0 * hidden_bytes)]
+        calls += linear_calls("gate_up", "gate_up_quantise", 2 * width, hidden, precision)
+        calls.append(Elementwise("activation", "silu_and_mul", 1, 3.0 * width * ACTIVATION_BYTES))
+        calls += linear_calls("down", "down_quantise", hidden, width, precision)
+        if layout.tp > 1:
+            calls.append(AllReduce("mlp_allreduce", "mlp all-reduce", 1, layout.tp, hidden_bytes))
+        return tuple(calls)
+
+    def linear_weights(self, hidden: int, layout: Layout) -> int:
+        """Weights of the linear layers on one GPU, of one layer."""
+        return 3 * hidden * self.shard(layout)
+
+    def other_weights(self, hidden: int, layout: Layout) -> int:
+        """Weights that stay in bf16 on one GPU, of one layer: the norm and biases."""
+        return hidden + (2 * self.shard(layout) + hidden) * self.bias
+
+    def activation_width(self, hidden: int, layout: Layout) -> int:
+        """Elements a token that its widest kernel reads and writes on one GPU."""
+        return 3 * self.shard(layout)

@@ -1,0 +1,26 @@
+"""In which formats a step runs."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["Precision"]
+
+
+class Precision(NamedTuple):
+    """Formats of a model's weights and cache.
+
+    Attributes
+    ----------
+    dtype : str
+        Of the linear layers' weights and inputs.
+    kv_dtype : str
+        Of the KV cache.
+    quantise_inputs : bool
+        Whether each fp8 GEMM is preceded by a kernel that quantises its input; False where the measured
+        GEMM includes it.
+    """
+
+    dtype: str = "bf16"
+    kv_dtype: str = "bf16"
+    quantise_inputs: bool = False

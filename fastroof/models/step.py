@@ -1,0 +1,58 @@
+"""The calls of a step: embedding, the layers of every kind, the last norm and the LM head."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fastroof.models.layout import Layout
+from fastroof.models.precision import Precision
+from fastroof.models.spec import ModelSpec
+from fastroof.operators.calls import Call, Elementwise, Gemm
+from fastroof.units import ACTIVATION_BYTES
+
+__all__ = ["StepCalls", "step_calls"]
+
+
+class StepCalls(NamedTuple):
+    """What a step runs on one GPU, in the order in which its time is summed.
+
+    Attributes
+    ----------
+    before, after : tuple of Call
+        Once a step.
+    layers : tuple of tuple of Call
+        Of one layer, a tuple for each of the model's kinds.
+    """
+
+    before: tuple[Call, ...]
+    layers: tuple[tuple[Call, ...], ...]
+    after: tuple[Call, ...]
+
+
+def step_calls(model: ModelSpec, layout: Layout, precision: Precision) -> StepCalls:
+    """Every call of a step on one GPU.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        The whole model; it can be split so.
+    layout : Layout
+        How it is split.
+    precision : Precision
+        What its weights and its cache are stored in.
+
+    Returns
+    -------
+    StepCalls
+        A layer's calls once: how often they run is the model's to say.
+    """
+    row_bytes = float(model.hidden * ACTIVATION_BYTES)
+    vocab_rows = model.padded_vocab(layout.tp) // layout.tp
+    return StepCalls(
+        (Elementwise("embedding", "embedding", 1, 2.0 * row_bytes),),
+        tuple(kind.calls(model.hidden, layout, precision) for kind in model.kinds),
+        (
+            Elementwise("final_norm", "final rmsnorm", 1, 4.0 * row_bytes),
+            Gemm("lm_head", "lm_head", 1, vocab_rows, model.hidden, "bf16", "sequences"),
+        ),
+    )

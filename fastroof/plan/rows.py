@@ -1,0 +1,174 @@
+"""Calls that depend on a number of rows alone, at every number of the step's tokens or sequences.
+
+What a step is made of is settled here: which path of two parallel ones takes longer, how many rows the
+ranks of attention data parallelism have together, and which calls steps of decodes alone run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from fastroof.arrays import Flags, Floats
+from fastroof.compiled.rows import sum_rows
+from fastroof.models import Layout
+from fastroof.operators.calls import AttentionCall, Call, Parallel, RowOperator, Rows
+from fastroof.pack import SIZE_LIMIT
+from fastroof.plan.curves import CurveSource, RowCurve
+
+__all__ = ["ONCE", "RowCall", "RowSums", "origins_of", "row_calls", "rows_of", "sums_of"]
+
+
+ONCE = -1
+"""The kind of calls that run once a step."""
+
+Section = Literal["tokens", "decode_tokens", "sequences"]
+"""Arrays of an arena: steps with prefill or of both, steps of decodes alone, sequences."""
+
+
+class RowCall(NamedTuple):
+    """One call, looked up.
+
+    Attributes
+    ----------
+    kind : int
+        Which of the model's kinds of layers it is of, or ONCE.
+    curve : RowCurve
+        Its latency against its own rows.
+    latency_us : ndarray of float64
+        Its latency at 0, 1, 2, ... tokens or sequences of the step.
+    origin : ndarray of uint8
+        How each is made.
+    """
+
+    kind: int
+    curve: RowCurve
+    latency_us: Floats
+    origin: Flags
+
+    def is_in(self, section: Section) -> bool:
+        """Whether an array of the arena holds it."""
+        call = self.curve.operator
+        if call.rows == "sequences" or section == "sequences":
+            return call.rows == section
+        return call.steps in ("all", "with_prefill" if section == "tokens" else "decode_only")
+
+
+class RowSums(NamedTuple):
+    """Times of the calls that depend on a number of rows alone, us: a row a plan.
+
+    Attributes
+    ----------
+    tokens_us : ndarray of float64, shape (plans, max_tokens + 1)
+        All per-token calls, by tokens.
+    decode_tokens_us : ndarray of float64, shape (plans, max_tokens + 1)
+        The same in steps of decodes alone; ``tokens_us`` itself where no call tells them apart.
+    logits_us : ndarray of float64, shape (plans, max_seqs + 1)
+        The LM head, by sequences.
+    """
+
+    tokens_us: Floats
+    decode_tokens_us: Floats
+    logits_us: Floats
+
+    def of_plan(self, row: int) -> RowSums:
+        """Times of one plan: its row."""
+        tokens_us = self.tokens_us[row]
+        same = self.decode_tokens_us is self.tokens_us
+        return RowSums(tokens_us, tokens_us if same else self.decode_tokens_us[row], self.logits_us[row])
+
+
+def rows_of(layout: Layout, tokens: int, sequences: int) -> dict[Rows, int]:
+    """How many rows a call has in a step of so many tokens and sequences on each rank."""
+    return {"tokens": tokens, "sequences": sequences, "expert_tokens": tokens * layout.dp}
+
+
+def row_calls(
+    curves: CurveSource, call: Call, kind: int, layout: Layout, row_limit: int
+) -> tuple[RowCall, ...]:
+    """Look a call up at every number of rows; none for attention, several for parallel paths.
+
+    Parameters
+    ----------
+    curves : CurveSource
+        Where latencies come from.
+    call : Call
+        As often as one layer runs it.
+    kind : int
+        Which of the model's kinds it is of, or ONCE.
+    layout : Layout
+        Says how many tokens the ranks have together.
+    row_limit : int
+        Most tokens or sequences of a step.
+
+    Returns
+    -------
+    tuple of RowCall
+        Calls of parallel paths take no time where another path takes longer: their sum is the maximum.
+    """
+    if isinstance(call, AttentionCall):
+        return ()
+    if isinstance(call, Parallel):
+        return _longest_path(
+            [[_looked_up(curves, c, kind, layout, row_limit) for c in path] for path in call.paths], layout
+        )
+    return (_looked_up(curves, call, kind, layout, row_limit),)
+
+
+def _looked_up(curves: CurveSource, call: RowOperator, kind: int, layout: Layout, row_limit: int) -> RowCall:
+    ranks = rows_of(layout, 1, 1)[call.rows]
+    curve = curves.row_curve(call, row_limit * ranks)
+    latency_us, origin = curves.row_values(call, row_limit * ranks)
+    return RowCall(kind, curve, latency_us[::ranks], origin[::ranks])
+
+
+def _longest_path(paths: Sequence[Sequence[RowCall]], layout: Layout) -> tuple[RowCall, ...]:
+    """Calls of parallel paths: at each number of rows those of the longest path keep their time."""
+    path_us = [np.sum([c.curve.operator.times * c.latency_us for c in path], axis=0) for path in paths]
+    longest = np.argmax(path_us, axis=0)
+    found = []
+    for number, path in enumerate(paths):
+        for part in path:
+            latency_us = np.where(longest == number, part.latency_us, 0.0)
+            curve = _every_row(part.curve, latency_us, part.origin, layout)
+            found.append(part._replace(curve=curve, latency_us=latency_us))
+    return tuple(found)
+
+
+def _every_row(curve: RowCurve, latency_us: Floats, origin: Flags, layout: Layout) -> RowCurve:
+    """A curve with a node at every number of rows that a step can have."""
+    ranks = rows_of(layout, 1, 1)[curve.operator.rows]
+    axis = np.r_[0.0, np.arange(1.0, len(latency_us)) * ranks, SIZE_LIMIT]
+    nodes = np.r_[1, 1 : len(latency_us), len(latency_us) - 1]
+    return RowCurve(curve.operator, axis, latency_us[nodes], origin[nodes], curve.launch_us)
+
+
+def sums_of(
+    calls: Sequence[RowCall], counts: Sequence[Sequence[int]], max_tokens: int, max_seqs: int
+) -> RowSums:
+    """Sum the calls of plans with these numbers of layers of each kind, in the order of the step."""
+    layers = np.c_[np.asarray(counts, np.float64), np.ones(len(counts))]  # ONCE is the last
+    times = np.array([call.curve.operator.times for call in calls], np.float64)
+    times = times * layers[:, [call.kind for call in calls]]
+
+    def summed(section: Section, limit: int) -> Floats:
+        of = [i for i, call in enumerate(calls) if call.is_in(section)]
+        sums = np.zeros((len(times), limit + 1))
+        sum_rows(np.stack([calls[i].latency_us for i in of]), times[:, of].copy(), sums)
+        return sums
+
+    tokens_us = summed("tokens", max_tokens)
+    same = all(call.curve.operator.steps == "all" for call in calls)
+    decode_tokens_us = tokens_us if same else summed("decode_tokens", max_tokens)
+    return RowSums(tokens_us, decode_tokens_us, summed("sequences", max_seqs))
+
+
+def origins_of(calls: Sequence[RowCall], section: Section, limit: int) -> Flags:
+    """Largest origin of the calls of a section, at every number of rows up to a limit."""
+    made = np.zeros(limit + 1, np.uint8)
+    for call in calls:
+        if call.is_in(section):
+            np.maximum(made, call.origin[: limit + 1], out=made)
+    return made
