@@ -221,7 +221,19 @@ def test_sigterm_writes_the_tables_of_what_was_measured(tmp_path: Path) -> None:
     assert fastroof.load_tables(folder).measured.tables["gemm"].num_rows == 80
 
 
-def test_a_deadline_stops_with_tables_and_resume_goes_on(tmp_path: Path) -> None:
+def test_a_deadline_stops_with_tables_and_resume_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Reading:
+        """A clock that every look at it puts on: half way through however busy the machine is."""
+
+        looked = 0
+
+        def seconds(self) -> float:
+            self.looked += 1
+            return 0.004 * self.looked
+
+    monkeypatch.setattr(session, "MonotonicClock", Reading)
     grid, folder = tmp_path / "g.toml", tmp_path / "out"
     grid.write_text(GRID)
     result = command("run", grid, "-o", folder, "--providers", "cpu", "--deadline", "3.6")
