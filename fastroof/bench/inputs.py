@@ -8,6 +8,7 @@ import numpy as np
 
 from fastroof.arrays import Array
 from fastroof.bench.workload import Setup
+from fastroof.operators.attention import ATTENTION_DECODE
 from fastroof.run import StepBatch
 
 __all__ = ["chunk_sizes", "decode_sizes", "mixed_batch", "ragged_decodes", "sweep_axes"]
@@ -24,7 +25,7 @@ SEED: Final = 5
 def decode_sizes(setup: Setup, count: int, dtype: Any = np.int32) -> tuple[Array, Array]:
     """Batch sizes up to 512 and kv_len over the measured range, uniform."""
     rng = np.random.default_rng(SEED)
-    kv_len = setup.tables.table("attention_decode").columns["kv_len"]
+    kv_len = setup.tables.table(ATTENTION_DECODE.name).columns["kv_len"]
     longest = min(int(kv_len.max()), 65_536)
     most = min(MAX_BATCH, setup.plan.max_seqs)
     batch = rng.integers(1, most, count, endpoint=True, dtype=dtype)

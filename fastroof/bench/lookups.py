@@ -12,11 +12,12 @@ from fastroof.arrays import Floats, Longs
 from fastroof.bench.workload import Baseline, Setup, Workload
 from fastroof.operators.attention_work import HeadShape
 from fastroof.operators.operator import METHODS
+from fastroof.operators.registry import OPERATORS
 from fastroof.tables import Tables
 
 __all__ = ["LOOKUP_OPERATORS", "lookup_points", "lookup_workloads"]
 
-LOOKUP_OPERATORS: Final = ("gemm", "attention_decode", "attention_prefill", "allreduce", "moe")
+LOOKUP_OPERATORS: Final = tuple(o.name for o in OPERATORS.values() if o.answers_lookups)
 SEED: Final = 7
 SIZE_BYTES: Final = 8
 ANSWER_BYTES: Final = 8 + 8 + 1
@@ -42,22 +43,20 @@ def lookup_points(tables: Tables, operator: str, count: int, heads: HeadShape | 
     table = tables.table(operator)
     groups = tables.groups(operator)
     names = [column.name for column in table.schema.keys]
-    if "window" in names:
-        groups = {key: rows for key, rows in groups.items() if key[names.index("window")] == 0}
+    plain = [(names.index(name), value) for name, value in table.schema.constants.items()]
+    groups = {key: rows for key, rows in groups.items() if all(key[at] == value for at, value in plain)}
 
     def rank(key: tuple[Any, ...]) -> tuple[Any, ...]:
         return key[:4] == heads, "bf16" in key, "graph" in key, len(groups[key]), str(key)
 
     key = max(groups, key=rank)
-    arguments: Arguments = dict(zip(names, key, strict=True))
-    arguments.pop("window", None)
+    named = zip(names, key, strict=True)
+    arguments: Arguments = {name: value for name, value in named if name not in table.schema.constants}
     rng = np.random.default_rng(SEED)
     for axis in table.schema.axes:
         measured = table.columns[axis.name][groups[key]]
         arguments[axis.name] = _log_uniform(rng, int(measured.min()), int(measured.max()), count)
-    if operator == "attention_prefill":
-        arguments["kv_len"] = arguments["q_len"]
-    return arguments
+    return arguments | {name: arguments[other] for name, other in table.schema.equal_axes.items()}
 
 
 def _log_uniform(rng: np.random.Generator, low: int, high: int, count: int) -> Longs:

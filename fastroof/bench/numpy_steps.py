@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Array, Floats
-from fastroof.operators.attention import ATTENTION_PREFILL
-from fastroof.operators.attention_work import prefill_bound
+from fastroof.operators.attention import ATTENTION, ATTENTION_DECODE, ATTENTION_PREFILL
+from fastroof.operators.attention_grids import AttentionOperator
 from fastroof.plan import StepPlan
 from fastroof.run import StepBatch
 from fastroof.tables import Tables
@@ -71,8 +71,8 @@ class NumpySteps:
 
     def __init__(self, plan: StepPlan, tables: Tables) -> None:
         self.layers = plan.model.num_layers
-        self.decode_grid = _node_grid(plan, tables, "attention_decode")
-        self.prefill_grid = _node_grid(plan, tables, "attention_prefill")
+        self.decode_grid = _node_grid(plan, tables, ATTENTION_DECODE)
+        self.prefill_grid = _node_grid(plan, tables, ATTENTION_PREFILL)
         self.prefix_us = ATTENTION_PREFILL.prefix_us(tables, plan.heads)
         self.searches: dict[str, list[tuple[Floats, Floats]]] = {"tokens": [], "sequences": []}
         # straight lines, as of streaming kernels, need no search: all of them are one line
@@ -89,7 +89,7 @@ class NumpySteps:
     def serves(plan: StepPlan, tables: Tables) -> bool:
         """Whether the plan's head shape was measured: nodes of a borrowed one are not public."""
         shape = (*plan.heads, 0)
-        return all(shape in tables.groups(name) for name in ("attention_decode", "attention_prefill"))
+        return all(shape in tables.groups(name) for name in ATTENTION)
 
     def rows_us(self, rows: str, count: Array) -> Floats:
         """All operators over tokens or over sequences, us."""
@@ -161,24 +161,18 @@ class NumpySteps:
         return np.asarray(per_row[:, None] + self.layers * attention)
 
 
-def _node_grid(plan: StepPlan, tables: Tables, operator: str) -> NodeGrid:
+def _node_grid(plan: StepPlan, tables: Tables, operator: AttentionOperator) -> NodeGrid:
     """Latency at every combination of measured sizes, by public lookups: holes come back filled."""
     heads = plan.heads
-    rows = tables.groups(operator)[(*heads, 0)]
-    columns = tables.table(operator).columns
-    batch, kv_len = (np.unique(columns[name][rows]) for name in ("batch_size", "kv_len"))
-    sizes: dict[str, Any] = {"batch_size": batch[:, None], "kv_len": kv_len}
-    square, slope = 0.0, 1.0
-    if operator == "attention_prefill":
-        whole = columns["q_len"][rows] == columns["kv_len"][rows]
-        batch, kv_len = (
-            np.unique(columns["batch_size"][rows][whole]),
-            np.unique(columns["kv_len"][rows][whole]),
-        )
-        sizes = {"batch_size": batch[:, None], "kv_len": kv_len, "q_len": kv_len}
-        _, square, slope, _ = prefill_bound(heads, tables.gpu, 0.0)
-    found = tables.lookup(
-        operator, num_q_heads=heads.num_q_heads, num_kv_heads=heads.num_kv_heads,
+    rows = tables.rows(operator, (*heads, 0))
+    plain = operator.plain_rows(rows)
+    batch, length = (np.unique(rows[name][plain]) for name in ("batch_size", operator.length_axis))
+    sizes: dict[str, Any] = {"batch_size": batch[:, None], operator.length_axis: length}
+    sizes |= {name: sizes[other] for name, other in operator.equal_axes.items()}
+    lookup = tables.lookup(
+        operator.name, num_q_heads=heads.num_q_heads, num_kv_heads=heads.num_kv_heads,
         head_dim=heads.head_dim, kv_dtype=heads.kv_dtype, **sizes,
     )  # fmt: skip
-    return NodeGrid(batch.astype(np.float64), kv_len.astype(np.float64), found.latency_us, square, slope)
+    bound = operator.bound(heads, tables.gpu, 0.0)
+    square, slope = (bound.square_us, bound.slope_us) if bound.square_us else (0.0, 1.0)
+    return NodeGrid(batch.astype(np.float64), length.astype(np.float64), lookup.latency_us, square, slope)

@@ -166,7 +166,7 @@ def one_plan(setup: Setup) -> Workload:
 def pack(setup: Setup) -> Workload:
     """Pack what one model needs of the tables: GEMMs of a dtype, attention of a head shape."""
     measured, gpu = setup.tables.measured, setup.tables.gpu
-    dtypes = sorted(set(setup.tables.table("gemm").columns["dtype"].tolist()) & {"bf16", "fp8"})[:1]
+    dtypes = sorted(set(setup.tables.table(GEMM.name).columns["dtype"].tolist()) & {"bf16", "fp8"})[:1]
 
     def run() -> None:
         tables = Tables(measured, gpu)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+import functools
+import inspect
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+from typer.core import TyperGroup
 
 from fastroof.cli.gpu_tables import gpu_and_tables
 from fastroof.cli.options import GpuName, Json, OneSource, TablesInstead
@@ -13,6 +17,10 @@ from fastroof.cli.written_sizes import parse_sizes
 from fastroof.columns import ORIGINS
 from fastroof.command_group import help_if_alone
 from fastroof.errors import MissingTableError
+
+if TYPE_CHECKING:
+    from fastroof.columns import Column
+    from fastroof.operators.operator import Operator
 
 __all__ = ["register"]
 
@@ -25,32 +33,102 @@ mfu (null for communication), origin (measured, interpolated, extrapolated, borr
 --with-error relative_error: one standard error over the latency, 80 % of points are within 1.28 of them.
 """
 
-Size = Annotated[str, typer.Option(metavar="SIZES", show_default=False)]
-OneSize = Annotated[str, typer.Option(metavar="SIZES")]
-Dtype = Annotated[str, typer.Option(help="bf16, fp8 or fp8_block.")]
-KvDtype = Annotated[str, typer.Option(help="dtype of the KV cache: bf16 or fp8.")]
 Method = Annotated[str, typer.Option(help="roofline, linear_mfu, nearest or floor.")]
 WithError = Annotated[bool, typer.Option("--with-error", help="Also print a standard error of each.")]
 
+_SHARED: Final[dict[str, tuple[Any, Any]]] = {
+    "method": (Method, "roofline"),
+    "gpu": (GpuName, None),
+    "tables": (TablesInstead, None),
+    "source": (OneSource, None),
+    "with_error": (WithError, False),
+    "as_json": (Json, False),
+}
+"""Options of every command: type and default."""
 
-group = typer.Typer(help="Look kernels up: latency, MFU, origin.", rich_markup_mode=None)
+
+class OperatorCommands(TyperGroup):
+    """A command an operator that can be looked up; operators load when one is asked for."""
+
+    @functools.cached_property
+    def made(self) -> dict[str, Any]:
+        """Commands by name."""
+        from fastroof.operators.registry import OPERATORS
+
+        app = typer.Typer(rich_markup_mode=None)
+        app.callback()(lambda: None)
+        for operator in OPERATORS.values():
+            if operator.answers_lookups:
+                name = operator.name.replace("_", "-")
+                app.command(name, epilog=EPILOG, help=_help(operator))(_command(operator))
+        made: Any = typer.main.get_group(app)
+        return dict(made.commands)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names of the operators, as they are listed everywhere."""
+        return list(self.made)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return an operator's command, or None."""
+        return self.made.get(cmd_name)
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
+    group = typer.Typer(
+        cls=OperatorCommands, help="Look kernels up: latency, MFU, origin.", rich_markup_mode=None
+    )
     group.callback(invoke_without_command=True)(help_if_alone)
-    for command in (gemm, attention_prefill, attention_decode, allreduce, moe):
-        group.command(command.__name__, epilog=EPILOG)(command)
     app.add_typer(group, name="lookup")
 
 
-def _look_up(operator: str, options: dict[str, Any]) -> None:
-    """Answer one of the commands below, whose local names are the options."""
+def _help(operator: Operator) -> str:
+    return f"{operator.summary}\n\n{operator.about}" if operator.about else operator.summary
+
+
+def _command(operator: Operator) -> Any:
+    """Return a function whose parameters are the operator's arguments, for typer to read."""
+
+    def command(**options: Any) -> None:
+        _look_up(operator, options)
+
+    parameters = [*_arguments(operator), *((name, *option) for name, option in _SHARED.items())]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    empty = inspect.Parameter.empty
+    signature = inspect.Signature(
+        [
+            inspect.Parameter(name, keyword, default=empty if default is ... else default, annotation=kind)
+            for name, kind, default in parameters
+        ]
+    )
+    described: Any = command
+    described.__signature__ = signature
+    described.__annotations__ = {name: kind for name, kind, _ in parameters}
+    return command
+
+
+def _arguments(operator: Operator) -> Iterator[tuple[str, Any, Any]]:
+    """Name, type and default of each argument of an operator's lookups; ... where it has no default."""
+    columns: dict[str, Column] = {c.name: c for c in (*operator.keys, *operator.axes)}
+    for name in operator.arguments:
+        column = columns[name]
+        sentence = f"{column.meaning[:1].upper()}{column.meaning[1:]}."
+        if column.kind == "text":
+            yield name, Annotated[str, typer.Option(help=sentence)], operator.defaults.get(name, ...)
+        elif name in operator.defaults:
+            option = typer.Option(metavar="SIZES", help=sentence)
+            yield name, Annotated[str, option], str(operator.defaults[name])
+        else:
+            yield name, Annotated[str, typer.Option(metavar="SIZES", help=sentence, show_default=False)], ...
+
+
+def _look_up(operator: Operator, options: dict[str, Any]) -> None:
+    """Print what a lookup with these options answers."""
     import numpy as np
 
     method, as_json, with_error = (options.pop(name) for name in ("method", "as_json", "with_error"))
     gpu, path, source = options.pop("gpu"), options.pop("tables"), options.pop("source")
-    words = ("dtype", "kv_dtype", "mode", "distribution")
+    words = tuple(key.name for key in operator.keys if key.kind == "text")
     given = {
         name: value if name in words else parse_sizes(f"--{name.replace('_', '-')}", value)
         for name, value in options.items()
@@ -58,16 +136,16 @@ def _look_up(operator: str, options: dict[str, Any]) -> None:
     _, tables = gpu_and_tables(gpu, path, source)
     if tables is None:
         raise MissingTableError(f"{gpu} has no measured tables to look anything up in; see fastroof gpus")
-    found = tables.lookup(operator, method=method, with_error=with_error, **given)
-    errors = found.relative_error.ravel().tolist() if with_error else ()
+    answer = tables.lookup(operator.name, method=method, with_error=with_error, **given)
+    errors = answer.relative_error.ravel().tolist() if with_error else ()
     shown = {
-        name: np.broadcast_to(np.asarray(value), found.latency_us.shape).ravel().tolist()
+        name: np.broadcast_to(np.asarray(value), answer.latency_us.shape).ravel().tolist()
         for name, value in given.items()
     }
     answers = zip(
-        found.latency_us.ravel().tolist(),
-        found.mfu.ravel().tolist(),
-        found.origin.ravel().tolist(),
+        answer.latency_us.ravel().tolist(),
+        answer.mfu.ravel().tolist(),
+        answer.origin.ravel().tolist(),
         strict=True,
     )
     rows = [
@@ -83,9 +161,9 @@ def _look_up(operator: str, options: dict[str, Any]) -> None:
     if as_json:
         print_json(
             {
-                "operator": operator,
+                "operator": operator.name,
                 "gpu": tables.gpu.name,
-                "source": tables.sources[operator],
+                "source": tables.sources[operator.name],
                 "method": method,
                 "rows": rows,
             }
@@ -112,96 +190,3 @@ def _look_up(operator: str, options: dict[str, Any]) -> None:
         text,
         left=("origin", *words),
     )
-
-
-def gemm(
-    m: Size,
-    n: Size,
-    k: Size,
-    dtype: Dtype = "bf16",
-    method: Method = "roofline",
-    gpu: GpuName = None,
-    tables: TablesInstead = None,
-    source: OneSource = None,
-    with_error: WithError = False,
-    as_json: Json = False,
-) -> None:
-    """GEMM of m tokens, n outputs, k inputs."""
-    _look_up("gemm", locals())
-
-
-def attention_prefill(
-    num_q_heads: Size,
-    num_kv_heads: Size,
-    head_dim: Size,
-    q_len: Size,
-    kv_len: Size,
-    batch_size: OneSize = "1",
-    kv_dtype: KvDtype = "bf16",
-    method: Method = "roofline",
-    gpu: GpuName = None,
-    tables: TablesInstead = None,
-    source: OneSource = None,
-    with_error: WithError = False,
-    as_json: Json = False,
-) -> None:
-    """Causal attention of whole prompts or chunks.
-
-    q-len counts the new tokens of a sequence, kv-len the prefix and the new tokens.
-    """
-    _look_up("attention_prefill", locals())
-
-
-def attention_decode(
-    num_q_heads: Size,
-    num_kv_heads: Size,
-    head_dim: Size,
-    batch_size: Size,
-    kv_len: Size,
-    kv_dtype: KvDtype = "bf16",
-    method: Method = "roofline",
-    gpu: GpuName = None,
-    tables: TablesInstead = None,
-    source: OneSource = None,
-    with_error: WithError = False,
-    as_json: Json = False,
-) -> None:
-    """Paged attention of one new token a sequence."""
-    _look_up("attention_decode", locals())
-
-
-def allreduce(
-    num_gpus: Size,
-    message_bytes: Size,
-    dtype: Dtype = "bf16",
-    mode: Annotated[str, typer.Option(help="graph (in a CUDA graph), eager or nccl.")] = "graph",
-    method: Method = "roofline",
-    gpu: GpuName = None,
-    tables: TablesInstead = None,
-    source: OneSource = None,
-    with_error: WithError = False,
-    as_json: Json = False,
-) -> None:
-    """Sum over GPUs, message-bytes from each."""
-    _look_up("allreduce", locals())
-
-
-def moe(
-    num_tokens: Size,
-    hidden: Size,
-    intermediate: Size,
-    topk: Size,
-    num_experts: Size,
-    moe_tp: OneSize = "1",
-    moe_ep: OneSize = "1",
-    distribution: Annotated[str, typer.Option(help="How tokens spread over experts.")] = "balanced",
-    dtype: Dtype = "bf16",
-    method: Method = "roofline",
-    gpu: GpuName = None,
-    tables: TablesInstead = None,
-    source: OneSource = None,
-    with_error: WithError = False,
-    as_json: Json = False,
-) -> None:
-    """Routed experts of one layer, on one GPU."""
-    _look_up("moe", locals())

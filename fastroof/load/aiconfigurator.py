@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from fastroof.arrays import Array
-from fastroof.config.gpu import GpuSpec, load_gpu
+from fastroof.config.gpu import load_gpu
 from fastroof.errors import TableError
 from fastroof.load.measured import MeasuredTable, MeasuredTables
 from fastroof.load.package_rows import PACKAGE_FILES, Part, joined, point_codes, select
@@ -25,7 +25,6 @@ from fastroof.load.rows import read_columns
 from fastroof.load.write import Format, write_source
 from fastroof.operators.foreign_rows import PackageFile
 from fastroof.operators.registry import OPERATORS
-from fastroof.units import GB, US_PER_S
 
 __all__ = ["available", "convert_aiconfigurator", "import_aiconfigurator", "installed_root"]
 
@@ -42,9 +41,6 @@ SYSTEMS: Final = {
     "l40s": "l40s",
 }
 """The package's systems that fastroof has a gpu.toml for, and its name there."""
-
-_STREAMS_OVER_L2: Final = 8.0
-_STREAM_FRACTION: Final = 0.5
 
 
 def installed_root() -> Path:
@@ -157,11 +153,8 @@ def import_aiconfigurator(
     notes = {op: _operator_provenance(op, ps) for op, ps in parts.items()}
     provenance["operators"] = notes
     columns = {op: joined(op, ps) for op, ps in parts.items()}
-    if "elementwise" in columns:
-        notes["elementwise"] |= _streaming(columns["elementwise"], gpu)
-    if "gemm" in columns and "fp8" in columns["gemm"]["dtype"]:
-        streams = "copy_bytes_per_s" in notes.get("elementwise", {})
-        notes["gemm"] |= _fp8_input(columns["gemm"], columns["elementwise"] if streams else None)
+    for op in parts:
+        notes[op] |= OPERATORS[op].package_notes(columns, gpu)
     source = f"aiconfigurator-{backend}-{version}"
     tables = {
         op: MeasuredTable(op, columns[op], source, tuple(p.name for p in parts[op]), provenance)
@@ -331,44 +324,3 @@ def _file_provenance(part: Part) -> dict[str, Any]:
     if part.left_out:
         found["left_out"] = part.left_out
     return found
-
-
-def _streaming(columns: Mapping[str, Array], gpu: GpuSpec) -> dict[str, Any]:
-    """Derive the launch floor and the copy bandwidth, if the kernel streams at all."""
-    quantises = columns["kind"] == "fp8_quantise"
-    columns = {name: values[quantises] for name, values in columns.items()}
-    stream_bytes, bandwidth = _STREAMS_OVER_L2 * gpu.l2_bytes or GB, gpu.hbm_bytes_per_s
-    large = columns["io_bytes"] > stream_bytes
-    note = "fp8_scale is computescale_perf, a difference of two kernels: what finding the scales adds"
-    if not large.any():
-        return {"note": note}
-    rates = columns["io_bytes"][large] / (columns["latency_us"][large] / US_PER_S)
-    copy = float(np.median(rates))
-    if copy < _STREAM_FRACTION * bandwidth:
-        return {
-            "note": f"{note}; no launch_us and copy_bytes_per_s: at {copy:.3g} B/s of {bandwidth:.3g} "
-            f"this kernel is not bound by memory"
-        }
-    return {
-        "launch_us": float(columns["latency_us"].min()),
-        "copy_bytes_per_s": copy,
-        "derived": f"launch_us is the smallest latency; copy_bytes_per_s the median of io_bytes / latency "
-        f"over the {int(large.sum())} rows of more than {stream_bytes:.3g} B, far beyond the L2 cache",
-        "note": note,
-    }
-
-
-def _fp8_input(gemm: Mapping[str, Array], quantise: Mapping[str, Array] | None) -> dict[str, Any]:
-    """Say that an fp8 GEMM row includes quantising its bf16 input, and what shows it."""
-    evidence = (
-        "the package's engine takes this row for fp8 with dynamic scales, subtracts computescale for static "
-        "scales, and scale_matrix as well where the input already is fp8"
-    )
-    if quantise is not None:
-        rows = zip(*(quantise[name] for name in ("kind", "m", "width", "latency_us")), strict=True)
-        alone = {(m, k): t for kind, m, k, t in rows if kind == "fp8_quantise"}
-        fp8 = gemm["dtype"] == "fp8"
-        times = zip(gemm["m"][fp8], gemm["k"][fp8], gemm["latency_us"][fp8], strict=True)
-        slower = [latency > alone[m, k] for m, k, latency in times if (m, k) in alone]
-        evidence += f"; {sum(slower)} of {len(slower)} rows take longer than quantising an m x k input alone"
-    return {"fp8_includes_input_quantisation": True, "evidence": evidence}

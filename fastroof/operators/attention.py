@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
-from fastroof.arrays import Array, Bools, Floats
+from fastroof.arrays import Array, Floats
 from fastroof.columns import DTYPE, KV_DTYPE, LATENCY, Column
 from fastroof.compiled.layout import FORM_DECODE_RATE, FORM_PREFILL_RATE
 from fastroof.config.gpu import GpuSpec
@@ -144,6 +144,7 @@ class AttentionPrefill(AttentionOperator):
         Column("kv_len", "int", "tokens", "tokens attended to: prefix plus q_len"),
     )
     defaults: ClassVar[Mapping[str, Any]] = {"batch_size": 1, "kv_dtype": "bf16"}
+    equal_axes: ClassVar[Mapping[str, str]] = {"kv_len": "q_len"}
     is_additive = False
     length_axis = "q_len"
     rate_form = FORM_PREFILL_RATE
@@ -176,10 +177,6 @@ class AttentionPrefill(AttentionOperator):
         """New tokens of each sequence."""
         return columns["q_len"]
 
-    def unprefixed(self, columns: Columns) -> Bools:
-        """Whole prompts."""
-        return np.asarray(columns["q_len"] == columns["kv_len"])
-
     def flops_conventions(self, columns: Columns) -> dict[str, Floats]:
         """By how published files count a causal triangle."""
         return prefill_flops_conventions(columns, columns["head_dim"], self.flops(columns))
@@ -188,10 +185,6 @@ class AttentionPrefill(AttentionOperator):
         """The context instead of the tokens attended to."""
         context_len = columns["kv_len"] - columns["q_len"]
         return {"batch_size": columns["batch_size"], "q_len": columns["q_len"], "context_len": context_len}
-
-    def thinned_axes(self) -> tuple[str, ...]:
-        """Batch and q_len: kv_len follows."""
-        return ("batch_size", "q_len")
 
     def bound(self, shape: HeadShape, gpu: GpuSpec, launch_us: float) -> BatchBound:
         """B against (batch, q_len), without a prefix."""

@@ -80,7 +80,7 @@ def _borrowing_error(wanted: HeadShape, lender: HeadShape) -> float:
 
 def _measured_grid(operator: AttentionOperator, tables: Tables, shape: HeadShape) -> MeasuredGrid:
     rows = tables.rows(operator, (*shape, 0))
-    keep = operator.unprefixed(rows)
+    keep = operator.plain_rows(rows)
     latency_us = rows["latency_us"][keep]
     bound = operator.bound(shape, tables.gpu, float(latency_us.min()))
     points = tuple(rows[name][keep].astype(np.float64) for name in ("batch_size", "kv_len"))

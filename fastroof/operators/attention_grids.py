@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 
-from fastroof.arrays import Array, Bools, Floats
+from fastroof.arrays import Array, Floats
 from fastroof.columns import KV_DTYPE, ORIGIN_BORROWED, ORIGIN_MEASURED, ORIGIN_MODELLED, Column
 from fastroof.compiled.packed import GridNodes, GuidedGrid
 from fastroof.config.gpu import GpuSpec
@@ -125,21 +125,13 @@ class AttentionOperator(AttentionRows):
     def mfu_work(self, batch: Any, length: Any) -> Any:
         """Work without a prefix, in units of one query that attends to one token of one head's width."""
 
-    def unprefixed(self, columns: Columns) -> Bools:
-        """Rows of the grid: all but prompts after a prefix."""
-        return np.full(len(columns["latency_us"]), True)
-
-    def plotted_rows(self, columns: Columns) -> Bools:
-        """Full attention without a prefix."""
-        return super().plotted_rows(columns) & self.unprefixed(columns)
-
     def shapes(self, tables: Tables) -> list[HeadShape]:
         """Measured head shapes with full attention."""
         return [HeadShape(*key[:4]) for key in tables.groups(self.name) if key[4] == 0]
 
     def pack(self, key: Key, rows: Columns, gpu: GpuSpec, variant: str = "") -> PackedGrid:
         """One head shape's grid: holes filled, edges padded."""
-        keep = self.unprefixed(rows)
+        keep = self.plain_rows(rows)
         batch, length = (rows[name][keep].astype(np.float64) for name in ("batch_size", "kv_len"))
         latency_us = rows["latency_us"][keep]
         bound = self.bound(HeadShape(*key[:4]), gpu, float(latency_us.min()))

@@ -9,6 +9,7 @@ import numpy as np
 
 from fastroof.arrays import Array, Floats
 from fastroof.columns import ORIGIN_INTERPOLATED, Column
+from fastroof.config.gpu import GpuSpec
 from fastroof.errors import MissingTableError
 from fastroof.operators.calls import Elementwise
 from fastroof.operators.foreign_rows import (
@@ -25,7 +26,7 @@ from fastroof.operators.operator import Columns, DatasheetClass, Key
 from fastroof.operators.rows import CurveOptions, PerRowOperator, RowCost, RowNodes
 from fastroof.pack import SIZE_LIMIT
 from fastroof.uncertainty.leave_one_out import LEVEL, NORMAL_80
-from fastroof.units import US_PER_S
+from fastroof.units import GB, US_PER_S
 
 if TYPE_CHECKING:
     from fastroof.tables import Tables
@@ -34,6 +35,9 @@ __all__ = ["ELEMENTWISE", "OPERATORS", "ElementwiseOperator", "Streaming"]
 
 NOT_STREAMING: Final = ("launch", "fp8_scale")
 """Measured kinds that do more, or less, than stream."""
+
+STREAM_FRACTION: Final = 0.5
+"""A kernel that reaches less of the memory's bandwidth is bound by something else."""
 
 L2_MULTIPLE: Final = 8
 """A kernel that moves this many times the L2 streams from memory."""
@@ -120,6 +124,30 @@ class ElementwiseOperator(PerRowOperator):
     def independent_axes(self, columns: Columns) -> dict[str, Array]:
         """The bytes follow from the sizes."""
         return {axis.name: columns[axis.name] for axis in self.axes if axis.name != "io_bytes"}
+
+    def package_notes(self, columns: Mapping[str, Columns], gpu: GpuSpec) -> dict[str, Any]:
+        """Launch floor and copy bandwidth, if the quantising kernel streams at all."""
+        own = columns[self.name]
+        quantises = own["kind"] == "fp8_quantise"
+        io_bytes, latency_us = own["io_bytes"][quantises], own["latency_us"][quantises]
+        stream_bytes, bandwidth = L2_MULTIPLE * gpu.l2_bytes or GB, gpu.hbm_bytes_per_s
+        large = io_bytes > stream_bytes
+        note = "fp8_scale is computescale_perf, a difference of two kernels: what finding the scales adds"
+        if not large.any():
+            return {"note": note}
+        copy = float(np.median(io_bytes[large] / (latency_us[large] / US_PER_S)))
+        if copy < STREAM_FRACTION * bandwidth:
+            return {
+                "note": f"{note}; no launch_us and copy_bytes_per_s: at {copy:.3g} B/s of {bandwidth:.3g} "
+                f"this kernel is not bound by memory"
+            }
+        return {
+            "launch_us": float(latency_us.min()),
+            "copy_bytes_per_s": copy,
+            "derived": "launch_us is the smallest latency; copy_bytes_per_s the median of io_bytes / latency "
+            f"over the {int(large.sum())} rows of more than {stream_bytes:.3g} B, far beyond the L2 cache",
+            "note": note,
+        }
 
     def streaming(self, tables: Tables) -> Streaming | None:
         """Launch floor and copy bandwidth from the measured streaming kernels; None without them.

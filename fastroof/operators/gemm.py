@@ -188,6 +188,27 @@ class GemmOperator(PerRowOperator):
         peak = dtype_peaks(columns["dtype"], gpu)
         return peak, peak
 
+    def package_notes(self, columns: Mapping[str, Columns], gpu: GpuSpec) -> dict[str, Any]:
+        """Say that an fp8 row includes quantising its bf16 input, and what shows it."""
+        own = columns[self.name]
+        if "fp8" not in own["dtype"]:
+            return {}
+        evidence = (
+            "the package's engine takes this row for fp8 with dynamic scales, subtracts computescale for "
+            "static scales, and scale_matrix as well where the input already is fp8"
+        )
+        quantise = columns.get(ELEMENTWISE.name)
+        if quantise is not None and "copy_bytes_per_s" in ELEMENTWISE.package_notes(columns, gpu):
+            rows = zip(*(quantise[name] for name in ("kind", "m", "width", "latency_us")), strict=True)
+            alone = {(m, k): t for kind, m, k, t in rows if kind == "fp8_quantise"}
+            fp8 = own["dtype"] == "fp8"
+            times = zip(own["m"][fp8], own["k"][fp8], own["latency_us"][fp8], strict=True)
+            slower = [latency > alone[m, k] for m, k, latency in times if (m, k) in alone]
+            evidence += (
+                f"; {sum(slower)} of {len(slower)} rows take longer than quantising an m x k input alone"
+            )
+        return {"fp8_includes_input_quantisation": True, "evidence": evidence}
+
     def roofline(self, dtype: str, gpu: GpuSpec, launch_us: float) -> Callable[[Any, Any, Any], Any]:
         """B at (m, n, k), us; ``launch_us`` is the smallest latency of the table."""
         flops_per_us, bytes_per_us = gpu.peak(dtype) / US_PER_S, gpu.hbm_bytes_per_s / US_PER_S

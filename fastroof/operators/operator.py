@@ -140,6 +140,8 @@ class Operator(ABC):
         Lookup arguments that need not be given.
     constants : mapping of str to value
         Keys that a lookup does not take, with the value that it looks up.
+    equal_axes : mapping of str to str
+        Axes that equal another one where a call has nothing special: kv_len is q_len without a prefix.
     over_link : bool
         Whether its bytes go to other GPUs.
     bandwidth_slack : float
@@ -166,6 +168,7 @@ class Operator(ABC):
     axes: ClassVar[tuple[Column, ...]]
     defaults: ClassVar[Mapping[str, Any]] = {}
     constants: ClassVar[Mapping[str, Any]] = {}
+    equal_axes: ClassVar[Mapping[str, str]] = {}
     over_link: ClassVar[bool] = False
     bandwidth_slack: ClassVar[float] = MEMORY_BANDWIDTH_SLACK
     faster_than_ring: ClassVar[bool] = False
@@ -251,20 +254,34 @@ class Operator(ABC):
         """FLOPs of every row by each convention that published files use; "" where there is but one."""
         return {"": self.flops(columns)}
 
-    def plotted_rows(self, columns: Columns) -> Bools:
-        """Rows that a lookup without its special arguments answers: no prefix, no window."""
+    def plain_rows(self, columns: Columns) -> Bools:
+        """Rows of calls that have nothing special: no prefix, no window."""
         keep = np.full(len(columns["latency_us"]), True)
         for name, value in self.constants.items():
             keep &= columns[name] == value
+        for name, other in self.equal_axes.items():
+            keep &= columns[name] == columns[other]
         return keep
 
     def independent_axes(self, columns: Columns) -> dict[str, Array]:
         """Sizes that vary by themselves: no bytes beside sizes, a context instead of a sum."""
         return {axis.name: columns[axis.name] for axis in self.axes}
 
-    def thinned_axes(self) -> tuple[str, ...]:
-        """Axes of which a hold-out may leave values out."""
-        return self.axis_names
+    def free_axes(self) -> tuple[str, ...]:
+        """Axes of plain rows that do not follow from another: those that a hold-out thins."""
+        return tuple(name for name in self.axis_names if name not in self.equal_axes)
+
+    def package_notes(self, columns: Mapping[str, Columns], gpu: GpuSpec) -> dict[str, Any]:
+        """What provenance says of rows of aiconfigurator-core, beside where they came from.
+
+        Parameters
+        ----------
+        columns : mapping of str to mapping
+            Columns of every operator that was imported with this one.
+        gpu : GpuSpec
+            The card.
+        """
+        return {}
 
     # -- lookups -----------------------------------------------------------------------------------
 

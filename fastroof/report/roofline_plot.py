@@ -9,14 +9,10 @@ import numpy as np
 
 from fastroof.arrays import Floats
 from fastroof.errors import FastroofError
-from fastroof.operators.attention_work import (
-    attention_bytes,
-    attention_flops,
-    decode_attention_bytes,
-    decode_attention_flops,
-)
+from fastroof.operators.attention import ATTENTION_DECODE, ATTENTION_PREFILL
 from fastroof.operators.elementwise import ELEMENTWISE
-from fastroof.operators.gemm import gemm_bytes, gemm_flops
+from fastroof.operators.gemm import GEMM
+from fastroof.operators.operator import Operator
 from fastroof.report.plots import COLOURS, INK, QUIET, new_figure, style, write_titles
 from fastroof.units import DTYPE_BYTES, PEAK_DTYPE, TB, TFLOP, US_PER_S
 
@@ -58,6 +54,15 @@ class KernelCloud(NamedTuple):
     colour: str
 
 
+_COLOURS: Final = {
+    ("gemm", "bf16"): "blue",
+    ("gemm", "fp8"): "purple",
+    ("gemm", "fp8_block"): "sky",
+    ("attention_prefill", "bf16"): "green",
+    ("attention_decode", "bf16"): "vermilion",
+}
+
+
 def kernel_clouds(tables: Tables, dtypes: Sequence[str] = ("bf16",)) -> list[KernelCloud]:
     """Place every measured GEMM of some dtypes, and attention, on the roofline's axes.
 
@@ -73,40 +78,26 @@ def kernel_clouds(tables: Tables, dtypes: Sequence[str] = ("bf16",)) -> list[Ker
     list of KernelCloud
         Operators without such rows are left out.
     """
-    colours = {"bf16": COLOURS["blue"], "fp8": COLOURS["purple"], "fp8_block": COLOURS["sky"]}
+    shown: list[tuple[Operator, str, str]] = [
+        *((GEMM, dtype, "GEMM" if dtype == "bf16" else f"GEMM, {dtype}") for dtype in dtypes),
+        (ATTENTION_PREFILL, "bf16", "prefill attention"),
+        (ATTENTION_DECODE, "bf16", "decode attention"),
+    ]
     clouds = []
-    for dtype in dtypes:
-        rows = _rows(tables, "gemm", "dtype", dtype)
+    for operator, dtype, label in shown:
+        rows = _rows(tables, operator, dtype)
         if rows is not None:
-            m, n, k = rows["m"], rows["n"], rows["k"]
-            work, moved = gemm_flops(m, n, k), gemm_bytes(m, n, k, DTYPE_BYTES[dtype])
-            label = "GEMM" if dtype == "bf16" else f"GEMM, {dtype}"
-            clouds.append(_cloud(label, work, moved, rows, colours.get(dtype, COLOURS["purple"])))
-    rows = _rows(tables, "attention_prefill", "kv_dtype", "bf16")
-    if rows is not None:
-        heads = rows["num_q_heads"], rows["num_kv_heads"], rows["head_dim"]
-        size = rows["q_len"], rows["kv_len"], rows["batch_size"]
-        work = attention_flops(heads[0], heads[2], *size)
-        moved = attention_bytes(*heads, *size)
-        clouds.append(_cloud("prefill attention", work, moved, rows, COLOURS["green"]))
-    rows = _rows(tables, "attention_decode", "kv_dtype", "bf16")
-    if rows is not None:
-        heads = rows["num_q_heads"], rows["num_kv_heads"], rows["head_dim"]
-        work = decode_attention_flops(heads[0], heads[2], rows["kv_len"], rows["batch_size"])
-        moved = decode_attention_bytes(*heads, rows["kv_len"], rows["batch_size"])
-        clouds.append(_cloud("decode attention", work, moved, rows, COLOURS["vermilion"]))
+            colour = COLOURS[_COLOURS.get((operator.name, dtype), "purple")]
+            clouds.append(_cloud(label, operator.flops(rows), operator.moved_bytes(rows), rows, colour))
     return clouds
 
 
-def _rows(tables: Tables, operator: str, key: str, dtype: str) -> dict[str, Any] | None:
-    if operator not in tables.measured.tables:
+def _rows(tables: Tables, operator: Operator, dtype: str) -> dict[str, Any] | None:
+    """Plain rows of one dtype; None where there are none."""
+    if operator.name not in tables.measured.tables:
         return None
-    columns = tables.table(operator).columns
-    keep = columns[key] == dtype
-    if "window" in columns:
-        keep &= columns["window"] == 0
-    if "q_len" in columns:
-        keep &= columns["q_len"] == columns["kv_len"]
+    columns = tables.table(operator.name).columns
+    keep = (columns[operator.keys[0].name] == dtype) & operator.plain_rows(columns)
     return {name: values[keep] for name, values in columns.items()} if keep.any() else None
 
 
@@ -167,8 +158,8 @@ def draw_roofline(gpu: GpuSpec, tables: Tables | None, *, dtypes: Sequence[str] 
             where = "datasheet figures; no measured tables of this GPU"
         else:
             what = f"{gpu.title}: {shown:,} measured kernels on its roofline"
-            shown_operators = ("gemm", "attention_prefill", "attention_decode")
-            sources = {tables.sources[o] for o in shown_operators if o in tables.sources}
+            shown_operators = (GEMM, ATTENTION_PREFILL, ATTENTION_DECODE)
+            sources = {tables.sources[o.name] for o in shown_operators if o.name in tables.sources}
             where = f"source {', '.join(sorted(sources))}; darker where many kernels coincide"
             if any((c.flops_per_s > c.intensity * gpu.hbm_bytes_per_s).any() for c in clouds):
                 where += "; above the HBM line the L2 cache serves"

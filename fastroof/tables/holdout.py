@@ -63,7 +63,7 @@ class HoldoutRow(NamedTuple):
 
 def taking_part(table: MeasuredTable, only: Mapping[str, Any]) -> Bools:
     """Rows of a grid: those with the values of ``only``, and of prefill those without a prefix."""
-    rows = table.schema.plotted_rows(table.columns)
+    rows = table.schema.plain_rows(table.columns)
     for name, value in only.items():
         rows &= table.columns[name] == value
     return rows
@@ -71,7 +71,7 @@ def taking_part(table: MeasuredTable, only: Mapping[str, Any]) -> Bools:
 
 def thinned_axes(grid: HoldoutGrid, table: MeasuredTable) -> list[str]:
     """Axes whose values may be left out."""
-    return [name for name in table.schema.thinned_axes() if name not in grid.only]
+    return [name for name in table.schema.free_axes() if name not in grid.only]
 
 
 def _kept_rows(grid: HoldoutGrid, table: MeasuredTable, part: Bools) -> Bools:
