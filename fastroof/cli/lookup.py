@@ -59,8 +59,7 @@ class OperatorCommands(TyperGroup):
         app.callback()(lambda: None)
         for operator in OPERATORS.values():
             if operator.answers_lookups:
-                name = operator.name.replace("_", "-")
-                app.command(name, epilog=EPILOG, help=_help(operator))(_command(operator))
+                app.command(operator.name, epilog=EPILOG, help=_help(operator))(_command(operator))
         made: Any = typer.main.get_group(app)
         return dict(made.commands)
 
