@@ -23,6 +23,7 @@ from fastroof.cli import app
 from fastroof.cli.output import ORIGIN_WORDS, print_table, scaled, time_words
 from fastroof.cli.written_sizes import Requests, parse_requests, parse_sizes
 from fastroof.columns import ORIGINS
+from fastroof.engines import EngineProfile, KernelChoices, OperatorKernel, engine_names, load_engine
 from fastroof.errors import BatchError, LookupInputError
 from fastroof.load.aiconfigurator import installed_root
 
@@ -71,7 +72,8 @@ def process(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]
 @pytest.mark.parametrize(
     "arguments",
     [
-        (), ("step",), ("lookup",), ("lookup", "gemm"), ("lookup", "moe"), ("models",), ("gpus",), ("sweep",),
+        (), ("step",), ("lookup",), ("lookup", "gemm"), ("lookup", "moe"), ("models",), ("gpus",),
+        ("engines",), ("sweep",),
         ("bench",), ("serving",), ("validate",), ("calibrate",), ("size",), ("merge",), ("report",),
         ("tables",), ("tables", "list"), ("tables", "show"), ("tables", "validate"), ("tables", "import"),
         ("tables", "import", "aiconfigurator"), ("tables", "holdout"), ("plot",), ("plot", "roofline"),
@@ -100,6 +102,7 @@ def test_a_group_alone_says_its_help(group: tuple[str, ...]) -> None:
         (("step", "--model", "llama-3.1-8b", "--decode", "8x1024", "--explain"), "step"),
         (("gpus",), "gpus"),
         (("models",), "models"),
+        (("engines",), "engines"),
         (("lookup", "gemm", "--m", "8", "--n", "4096", "--k", "4096"), "lookup gemm"),
         (("tables", "list"), "tables list"),
         (("tables", "show", "gemm"), "tables show"),
@@ -350,6 +353,21 @@ def test_models_and_gpus() -> None:
     assert "NVIDIA H100 SXM" in text
     assert "989.5" in text
     assert all(name in good("models") for name in fastroof.model_names())
+
+
+def test_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    profiles = {entry["name"]: load_engine(entry) for entry in parsed("engines")}
+    assert profiles == {name: load_engine(name) for name in engine_names()}
+    text = good("engines")
+    assert "47.8 us per sequence" in text
+    assert "whole output" in text
+    assert "operator" not in text
+    gemm = OperatorKernel("gemm", "h100", "fp8", {"tp": 8}, source="own", kernel="cutlass")
+    known = EngineProfile("mine", kernels=KernelChoices(operators=(gemm, OperatorKernel("moe"))))
+    monkeypatch.setattr("fastroof.engines.load_engine", lambda name: known)
+    text = good("engines")
+    assert "h100, fp8, tp 8" in text
+    assert "everywhere" in text
 
 
 # -- tables --------------------------------------------------------------------------------------

@@ -1,0 +1,86 @@
+"""``fastroof engines``: the engines known by name, how they schedule, and what they add to their kernels."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Final
+
+import typer
+
+from fastroof.cli.options import Json
+from fastroof.cli.output import console, percent, print_json, print_table
+
+if TYPE_CHECKING:
+    from fastroof.engines import EngineProfile, OperatorKernel
+
+__all__ = ["register"]
+
+_COSTS: Final = {
+    "step_us": "us per step",
+    "sequence_us": "us per sequence",
+    "prefill_us": "us per step with prefill",
+    "prefill_floor_layer_us": "us per layer at least with prefill",
+}
+
+EPILOG: Final = """\b
+JSON: a list with one object a profile: name, engine, versions, costs [step_us, sequence_us, prefill_us,
+prefill_floor_layer_us, residual], scheduling [chunked_prefill, max_num_batched_tokens, max_num_seqs], memory
+[kv_reservation], kernels [gemm_smoothing, fp8_scales, operators: operator, gpu, format, layout, source,
+version, dtype, kernel], fit [costs, outlier] or null, evidence.
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("engines", epilog=EPILOG)(engines)
+
+
+def engines(as_json: Json = False) -> None:
+    """List the engines known by name, and what they add to kernels.
+
+    --runtime also takes an engine and its version, as in vllm-0.12, or the path of a .toml file.
+    """
+    from fastroof.engines import engine_names, load_engine
+
+    profiles = [load_engine(name) for name in engine_names()]
+    if as_json:
+        print_json([asdict(profile) for profile in profiles])
+        return
+    columns = (
+        "runtime",
+        "versions",
+        "adds",
+        "unexplained",
+        "prompts",
+        "tokens a step",
+        "requests",
+        "KV cache",
+    )
+    print_table(columns, [_cells(profile) for profile in profiles], left=("runtime", "versions", "adds"))
+    known = [(profile.name, kernel) for profile in profiles for kernel in profile.kernels.operators]
+    if known:
+        console().print()
+        columns = ("runtime", "operator", "where", "source", "version", "dtype", "kernel")
+        print_table(columns, [_kernel_cells(name, kernel) for name, kernel in known], left=columns)
+
+
+def _cells(profile: EngineProfile) -> tuple[str, ...]:
+    costs = asdict(profile.costs)
+    adds = ", ".join(f"{costs[name]:,g} {words}" for name, words in _COSTS.items() if costs[name])
+    scheduling = profile.scheduling
+    return (
+        profile.name,
+        profile.versions if profile.engine else "",
+        adds or "nothing",
+        percent(profile.costs.residual or None),
+        "in chunks" if scheduling.chunked_prefill else "whole",
+        f"{scheduling.max_num_batched_tokens:,}",
+        f"{scheduling.max_num_seqs:,}",
+        {"mean": "as it grows", "full": "whole output"}[profile.memory.kv_reservation],
+    )
+
+
+def _kernel_cells(name: str, kernel: OperatorKernel) -> tuple[str, ...]:
+    layout = [f"{size} {value}" for size, value in kernel.layout]
+    where = ", ".join(filter(None, (kernel.gpu, kernel.format, *layout))) or "everywhere"
+    return name, kernel.operator, where, kernel.source, kernel.version, kernel.dtype, kernel.kernel
