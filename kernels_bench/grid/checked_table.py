@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from fastroof.checks import is_number, whole_number
 from fastroof.errors import MeasureError
+from fastroof.ranges import expand_sizes
 
 __all__ = ["MAX_VALUES", "CheckedTable"]
 
@@ -118,20 +119,11 @@ class CheckedTable:
     def _range(self, key: str, least: int) -> list[int]:
         given = CheckedTable(f"{self.where}, {key}", self.data[key])
         given.refuse_unknown(("start", "stop", "factor", "step"))
-        start, stop = given.size("start", least), given.size("stop", least)
         if ("factor" in given.data) == ("step" in given.data):
             raise MeasureError(f"{given.where}: need one of factor and step")
-        if start > stop:
-            raise MeasureError(f"{given.where}: start {start} is above stop {stop}")
-        if "step" in given.data:
-            step = given.size("step")
-            if (stop - start) // step >= MAX_VALUES:
-                raise MeasureError(f"{given.where}: has more than {MAX_VALUES:,} values")
-            return list(range(start, stop + 1, step))
-        factor = given.size("factor", 2)
-        if start == 0:
-            raise MeasureError(f"{given.where}: start must be at least 1 with a factor")
-        found = [start]
-        while found[-1] * factor <= stop:
-            found.append(found[-1] * factor)
-        return found
+        if "factor" in given.data:
+            given.size("factor", 2)
+        try:
+            return list(expand_sizes(given.data, MAX_SIZE, least, MAX_VALUES))
+        except ValueError as error:
+            raise MeasureError(f"{given.where}: {error}") from None

@@ -40,7 +40,7 @@ BAD = {
     "range order": (GEMM.replace("[1, 2]", "{ start = 5, stop = 4, step = 1 }"), "start 5 is above stop 4"),
     "range factor": (GEMM.replace("[1, 2]", "{ start = 1, stop = 4, factor = 1 }"), "factor must be"),
     "range length": (
-        GEMM.replace("[1, 2]", "{ start = 1, stop = 99000000, step = 1 }"), "more than 1,000,000"
+        GEMM.replace("[1, 2]", "{ start = 1, stop = 99000000, step = 1 }"), "at most 1,000,000"
     ),
     "too many": (
         GEMM.replace("[1, 2]", "{ start = 1, stop = 2000, step = 1 }")

@@ -1,0 +1,210 @@
+"""Numbers that a file asks for: one, a list, or a range, expanded to a sorted tuple."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof.checks import is_number, is_whole_number
+
+__all__ = ["MAX_NUMBERS", "RANGE_FORMS", "expand_reals", "expand_sizes"]
+
+MAX_NUMBERS: Final = 2**20
+"""Most numbers that one key may have."""
+
+_PACES: Final = ("step", "factor", "num")
+_SCALES: Final = ("linear", "log2")
+RANGE_FORMS: Final = (
+    "{start, stop, step}, {start, stop, factor} or {start, stop, num, scale = 'linear' or 'log2'}"
+)
+_SHOWN: Final = 3
+
+
+class _Allowed(NamedTuple):
+    """What numbers may be, and how a message says so."""
+
+    need: str
+    each: str
+    bounds: str
+    fits: Callable[[Any], bool]
+    are_whole: bool
+    most: int
+
+
+def expand_sizes(value: Any, largest: int, least: int = 1, most: int = MAX_NUMBERS) -> tuple[int, ...]:
+    """Expand what is given for a size.
+
+    Parameters
+    ----------
+    value : int, sequence or array of int, or mapping
+        One size, a list of sizes, or a range: ``start`` and ``stop``, both included, and one of
+        ``step``, ``factor`` (each value times the one before, rounded) and ``num`` (so many values,
+        on the scale ``linear`` or ``log2``, rounded).
+    largest, least : int
+        Largest and smallest size allowed.
+    most : int
+        Most sizes.
+
+    Returns
+    -------
+    tuple of int
+        Sorted, each once.
+
+    Raises
+    ------
+    ValueError
+        If a value is no whole number from ``least`` to ``largest``, there are none, or there are too many.
+
+    Examples
+    --------
+    >>> expand_sizes({"start": 1, "stop": 20, "factor": 2}, 512)
+    (1, 2, 4, 8, 16)
+    >>> expand_sizes({"start": 128, "stop": 1024, "num": 4, "scale": "log2"}, 2048)
+    (128, 256, 512, 1024)
+    """
+    allowed = _Allowed(
+        need="a whole number, a list of them,",
+        each=f"whole numbers from {least} to {largest:,}",
+        bounds=f"a whole number from {least} to {largest:,}",
+        fits=lambda number: is_whole_number(number, least, largest),
+        are_whole=True,
+        most=most,
+    )
+    if not isinstance(value, Mapping):
+        return tuple(sorted(set(_listed(value, allowed))))
+    stop, numbers = _spaced(value, allowed)
+    rounded = np.rint(numbers)
+    return tuple(np.unique(rounded[rounded <= stop].astype(np.int64)).tolist())
+
+
+def expand_reals(value: Any, least: float, largest: float, *, above: bool = False) -> tuple[float, ...]:
+    """Expand what is given for a real number, as :func:`expand_sizes` for a size.
+
+    Parameters
+    ----------
+    value : number, sequence or mapping
+        One, a list, or a range: ``start`` and ``stop``, and one of ``step``, ``factor`` and ``num``.
+    least, largest : float
+        What is allowed.
+    above : bool
+        Whether it has to be more than ``least``.
+
+    Returns
+    -------
+    tuple of float
+        Sorted, each once.
+
+    Raises
+    ------
+    ValueError
+        If a value is not allowed, there are none, or there are too many.
+
+    Examples
+    --------
+    >>> expand_reals({"start": 0, "stop": 1, "num": 5}, 0, 1)
+    (0.0, 0.25, 0.5, 0.75, 1.0)
+    """
+    words = f"numbers {'above' if above else 'from'} {least:g} {'up ' if above else ''}to {largest:,g}"
+    allowed = _Allowed(
+        need=f"{words}: one, a list of them,",
+        each=words,
+        bounds=f"one of {words}",
+        fits=lambda number: (
+            is_number(number) and least <= number <= largest and not (above and number == least)
+        ),
+        are_whole=False,
+        most=MAX_NUMBERS,
+    )
+    if not isinstance(value, Mapping):
+        return tuple(sorted({float(number) for number in _listed(value, allowed)}))
+    stop, numbers = _spaced(value, allowed)
+    return tuple(np.unique(np.minimum(numbers, stop)).tolist())
+
+
+def _listed(value: Any, allowed: _Allowed) -> Sequence[Any]:
+    """Return one number or a list of them as a list, all of them allowed."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    numbers = [value] if isinstance(value, int | float) else value
+    if not isinstance(numbers, Sequence) or isinstance(numbers, str):
+        raise ValueError(f"got {value!r:.60}, need {allowed.need} or {RANGE_FORMS}")
+    if not numbers:
+        raise ValueError(f"the list is empty, need at least one of {allowed.each}")
+    if len(numbers) > allowed.most:
+        raise ValueError(_too_many(len(numbers), allowed))
+    wrong = [(i, number) for i, number in enumerate(numbers) if not allowed.fits(number)]
+    if wrong:
+        some = ", ".join(f"{number!r:.30} at position {i}" for i, number in wrong[:_SHOWN])
+        more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+        raise ValueError(f"got {some}{more}, need {allowed.each}")
+    return numbers
+
+
+def _spaced(given: Mapping[str, Any], allowed: _Allowed) -> tuple[Any, npt.NDArray[np.float64]]:
+    """Return a range's stop and its numbers, of which the last may lie just beyond it."""
+    way = _pace_key(given)
+    start, stop = given["start"], given["stop"]
+    pace, scale = given[way], given.get("scale", "linear")
+    problems = [
+        f"{key} must be {allowed.bounds}, got {given[key]!r:.30}"
+        for key in ("start", "stop")
+        if not allowed.fits(given[key])
+    ]
+    if not problems and start > stop:
+        problems.append(f"the range is empty: start {start} is above stop {stop}")
+    if way == "num" or (way == "step" and allowed.are_whole):
+        fewest = 2 if way == "num" else 1
+        if not is_whole_number(pace, fewest):
+            problems.append(f"{way} must be a whole number of at least {fewest}, got {pace!r:.30}")
+    else:
+        slowest = 1 if way == "factor" else 0
+        if not is_number(pace) or pace <= slowest:
+            problems.append(f"{way} must be a number above {slowest}, got {pace!r:.30}")
+    if scale not in _SCALES:
+        problems.append(f"scale must be {' or '.join(_SCALES)}, got {scale!r:.30}")
+    if not problems and start == 0 and (way == "factor" or scale == "log2"):
+        problems.append(f"{way} cannot start at 0: start above it, or take a linear scale")
+    if problems:
+        raise ValueError("; ".join(problems))
+    if way == "num":
+        count = int(pace)
+    elif way == "factor":
+        # one more where they are rounded, which may bring it down to the stop
+        count = math.floor(math.log(stop / start) / math.log(pace) * (1 + 1e-12)) + 1 + allowed.are_whole
+    elif allowed.are_whole:
+        count = (stop - start) // pace + 1
+    else:
+        count = math.floor((stop - start) / pace * (1 + 1e-12)) + 1
+    # before anything of that length is made
+    if count > allowed.most:
+        raise ValueError(_too_many(count, allowed))
+    if way == "step":
+        return stop, start + pace * np.arange(count, dtype=np.float64)
+    if way == "factor":
+        return stop, start * float(pace) ** np.arange(count)
+    if scale == "log2":
+        return stop, np.exp2(np.linspace(math.log2(start), math.log2(stop), count))
+    return stop, np.linspace(start, stop, count)
+
+
+def _pace_key(given: Mapping[str, Any]) -> str:
+    """Return which of ``step``, ``factor`` and ``num`` a range is given by."""
+    known = ("start", "stop", *_PACES, "scale")
+    problems = [f"no key {key!r} in a range" for key in given if key not in known]
+    problems += [f"{key} is missing" for key in ("start", "stop") if key not in given]
+    ways = [key for key in _PACES if key in given]
+    if len(ways) != 1:
+        problems.append(f"need one of {', '.join(_PACES)}, got {' and '.join(ways) or 'none'}")
+    if "scale" in given and "num" not in given:
+        problems.append("scale goes with num")
+    if problems:
+        raise ValueError(f"{'; '.join(problems)}: a range is {RANGE_FORMS}")
+    return ways[0]
+
+
+def _too_many(count: int, allowed: _Allowed) -> str:
+    return f"{count:,} values are too many, at most {allowed.most:,}: take a larger step, or a smaller num"
