@@ -17,7 +17,8 @@ from fastroof.config.gpu import GpuSpec
 from fastroof.errors import MeasureError
 from fastroof.operators.registry import OPERATORS
 from fastroof.units import PEAK_DTYPE, US_PER_S
-from kernels_bench.operators import MEASURED, MeasuredOperator
+from kernels_bench.operators.operator import MeasuredOperator
+from kernels_bench.operators.registry import MEASURED
 from kernels_bench.points import Point
 from kernels_bench.run.sentinels import SENTINEL_EVERY
 from kernels_bench.run.timing import ReplayRule, pilot_calls, schedule

@@ -25,7 +25,8 @@ from fastroof.units import DTYPE_BYTES
 from kernels_bench.grid.checked_table import MAX_VALUES, CheckedTable
 from kernels_bench.grid.estimate import SENTINEL_PRIORITY
 from kernels_bench.model_shape import Experts, ModelShape
-from kernels_bench.operators import MEASURED, MeasuredOperator
+from kernels_bench.operators.operator import MeasuredOperator
+from kernels_bench.operators.registry import MEASURED
 from kernels_bench.points import Point
 
 __all__ = ["DEFAULT_GRID", "Grid", "Group", "grid_names", "load_grid", "shapes_of"]

@@ -12,6 +12,7 @@ from kernels_bench.operators.operator import STREAMING, Limits, MeasuredOperator
 __all__ = [
     "ATTENTION",
     "DECODES",
+    "OPERATORS",
     "SPREADS",
     "AttentionOperator",
     "DecodeAttentionOperator",
@@ -100,3 +101,9 @@ class UnequalDecodeAttentionOperator(DecodeAttentionOperator):
 DECODES: Final = (DecodeAttentionOperator.name, UnequalDecodeAttentionOperator.name)
 ATTENTION: Final = (PrefillAttentionOperator.name, *DECODES)
 """Operators that a provider of attention by head is asked for."""
+
+OPERATORS: Final = (
+    PrefillAttentionOperator(),
+    DecodeAttentionOperator(),
+    UnequalDecodeAttentionOperator(),
+)

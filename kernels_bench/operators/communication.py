@@ -10,7 +10,7 @@ import numpy as np
 from fastroof.arrays import Floats
 from kernels_bench.operators.operator import Columns, MeasuredOperator, Values
 
-__all__ = ["ALLREDUCE", "AllreduceOperator", "CollectiveOperator"]
+__all__ = ["ALLREDUCE", "OPERATORS", "AllreduceOperator", "CollectiveOperator"]
 
 
 class CollectiveOperator(MeasuredOperator):
@@ -47,3 +47,8 @@ class AllreduceOperator(CollectiveOperator):
 
 ALLREDUCE: Final = AllreduceOperator.name
 """The operator that ranks measure together, a process a GPU, where all others are measured by one process."""
+
+OPERATORS: Final = (
+    AllreduceOperator(),
+    CollectiveOperator(),
+)

@@ -10,7 +10,7 @@ import numpy as np
 from fastroof.arrays import Bools
 from kernels_bench.operators.operator import Columns, Limits, MeasuredOperator, ModelShapes, Values
 
-__all__ = ["ELEMENTWISE_BYTES", "ElementwiseOperator", "elementwise_bytes"]
+__all__ = ["ELEMENTWISE_BYTES", "OPERATORS", "ElementwiseOperator", "elementwise_bytes"]
 
 ELEMENTWISE_BYTES: Final[dict[str, int]] = {
     "rmsnorm_residual": 8,
@@ -110,3 +110,6 @@ class ElementwiseOperator(MeasuredOperator):
     def reference_work(self, values: Values) -> float:
         """Of every element."""
         return float(values["m"]) * float(values["width"])
+
+
+OPERATORS: Final = (ElementwiseOperator(),)

@@ -10,7 +10,7 @@ from fastroof.arrays import Floats
 from fastroof.units import PEAK_DTYPE
 from kernels_bench.operators.operator import Columns, MeasuredOperator, ModelShapes, Values
 
-__all__ = ["GemmOperator"]
+__all__ = ["OPERATORS", "GemmOperator"]
 
 FP8_SHARE: Final = 0.556
 """Of 1979 TFLOP/s: 1100."""
@@ -38,3 +38,6 @@ class GemmOperator(MeasuredOperator):
     def line(self, values: Values) -> tuple[Any, ...]:
         """One weight."""
         return values["n"], values["k"]
+
+
+OPERATORS: Final = (GemmOperator(),)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from fastroof.units import DTYPE_BYTES
 from kernels_bench.operators.attention import DECODE_BANDWIDTH_SHARE, kv_tokens
 from kernels_bench.operators.operator import Limits, MeasuredOperator, Values
 
-__all__ = ["MlaDecodeOperator", "MlaPrefillOperator"]
+__all__ = ["OPERATORS", "MlaDecodeOperator", "MlaPrefillOperator"]
 
 
 def _latent_bytes(values: Values) -> float:
@@ -45,3 +45,9 @@ class MlaDecodeOperator(MeasuredOperator):
         """Of every query with every token, keys and values."""
         pairs = super().reference_work(values)
         return pairs * float(values["num_q_heads"]) * 2.0 * float(values["kv_lora_rank"])
+
+
+OPERATORS: Final = (
+    MlaPrefillOperator(),
+    MlaDecodeOperator(),
+)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from fastroof.units import DTYPE_BYTES
 from kernels_bench.model_shape import ModelShape
 from kernels_bench.operators.operator import Columns, MeasuredOperator, ModelShapes, Shape, Values
 
-__all__ = ["MoeOperator"]
+__all__ = ["OPERATORS", "MoeOperator"]
 
 
 def _experts_of(model: ModelShape, tp: int) -> Iterable[Shape]:
@@ -60,3 +60,6 @@ class MoeOperator(MeasuredOperator):
             * 3.0
             * float(values["hidden"] * values["intermediate"] * values["topk"])
         )
+
+
+OPERATORS: Final = (MoeOperator(),)

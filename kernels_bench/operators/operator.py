@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from fastroof.arrays import Array, Bools, Floats
+from fastroof.operators import registry
 from fastroof.operators.operator import Operator
-from fastroof.operators.registry import OPERATORS
 from kernels_bench.model_shape import ModelShape
 
 __all__ = ["STREAMING", "Columns", "Limits", "MeasuredOperator", "ModelShapes", "Shape", "Values"]
@@ -79,7 +79,7 @@ class MeasuredOperator:
     @property
     def schema(self) -> Operator:
         """The columns of its table."""
-        return OPERATORS[self.name]
+        return registry.OPERATORS[self.name]
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from fastroof.arrays import Floats
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import MeasureError
 from fastroof.whole_files import whole_file
-from kernels_bench.operators import MEASURED
+from kernels_bench.operators.registry import MEASURED
 from kernels_bench.output.diff import Common, Difference, sizes_of
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def draw_difference(difference: Difference, gpu: GpuSpec) -> Figure:
         size, unit = sizes_of(operator, common.columns, gpu)
         _draw_panel(axes, common, size, (low, high))
         total = totals[operator]
-        axes.set_title(f"{MEASURED[operator].title}: median {total.median:.2f}", loc="left")
+        axes.set_title(f"{_title(operator)}: median {total.median:.2f}", loc="left")
         axes.set_xlabel({"FLOP": "FLOPs of the call", "B": "bytes of the call"}[unit])
         if index % columns == 0:
             axes.set_ylabel("latency of B / latency of A")
@@ -229,3 +229,7 @@ def _binned(size: Floats, ratio: Floats) -> tuple[Floats, Floats, Floats, Floats
             found.append((centre, *np.quantile(mine, (0.1, 0.5, 0.9))))
     centre, p10, median, p90 = np.array(found, np.float64).reshape(-1, 4).T
     return centre, p10, median, p90
+
+
+def _title(operator: str) -> str:
+    return MEASURED[operator].title if operator in MEASURED else operator

@@ -15,10 +15,10 @@ import contextlib
 import csv
 import io
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from fastroof.config.gpu import GpuSpec
 from fastroof.errors import MeasureError
 from fastroof.load import MeasuredTable, MeasuredTables
 from fastroof.load.write import toml_text
-from fastroof.operators.attention_work import decode_attention_flops
+from fastroof.operators.foreign_rows import TreeFile
 from fastroof.operators.registry import OPERATORS
 from fastroof.units import US_PER_S
 from fastroof.whole_files import whole_folder, write_whole
@@ -39,6 +39,8 @@ Columns = Mapping[str, Array]
 
 ROUNDS_TO_ZERO: Final = 0.0005
 """InferSim rounds what it looks up to 3 decimals, and divides by it."""
+PUBLISHED_FLOPS: Final = "FLOPs of S^2 / 2"
+"""How the published files count a causal triangle, see :meth:`Operator.flops_conventions`."""
 
 
 @dataclass(frozen=True)
@@ -110,13 +112,14 @@ def export_infersim(
     rows: dict[str, int] = {}
     zeros = 0
     for operator, table in tables.tables.items():
-        if operator == GEMM:
-            parts = _gemm_parts(table, gpu, gemm_dtype, left_out)
-        elif operator in _FILES:
-            parts = _attention_parts(_FILES[operator], table, gpu, left_out)
-        else:
+        file = OPERATORS[operator].tree_file
+        if file is None:
             parts = []
             _count(left_out, f"InferSim has no file for {operator}", table.num_rows)
+        elif file.phase:
+            parts = _attention_parts(file, table, gpu, left_out)
+        else:
+            parts = _gemm_parts(file, table, gpu, _gemm_dtype(table, gemm_dtype), left_out)
         for name, header, columns in parts:
             distinct = _medians(columns)
             mfu = distinct["mfu"]
@@ -136,68 +139,23 @@ def export_infersim(
 _Part = tuple[str, Sequence[str], Mapping[str, Array]]
 
 
-class _AttentionFile(NamedTuple):
-    """The files of one operator of attention: one a head shape.
-
-    Attributes
-    ----------
-    folder : str
-        Where in the tree.
-    heads, sizes : tuple of str
-        Columns that a file's name holds, and those that it has beside latency and MFU.
-    unfit : callable
-        Why rows do not fit such files, and which.
-    flops : callable or None
-        FLOPs as InferSim counts them; None where fastroof counts the same.
-    """
-
-    folder: str
-    heads: tuple[str, ...]
-    sizes: tuple[str, ...]
-    unfit: Callable[[Columns], list[tuple[str, Bools]]]
-    flops: Callable[[Columns], Floats] | None = None
+def _unfit(file: TreeFile, columns: Columns) -> list[tuple[str, Bools]]:
+    """Return why rows do not fit an operator's files, and which."""
+    found: list[tuple[str, Bools]] = []
+    if "window" in columns:
+        found.append(("with a sliding window", columns["window"] > 0))
+    if "seq_len" in file.order:  # one prompt a row
+        if "batch_size" in columns:
+            found.append(("of several sequences", columns["batch_size"] > 1))
+        if "kv_len" in columns:
+            found.append(("after a prefix", columns["kv_len"] > columns["q_len"]))
+    if "kv_dtype" in columns and "kv_dtype" not in file.order:
+        found.append(("over a KV cache other than bf16", columns["kv_dtype"] != "bf16"))
+    return found
 
 
-def _windowed(columns: Columns) -> list[tuple[str, Bools]]:
-    return [("with a sliding window", columns["window"] > 0)]
-
-
-def _unlike_one_prompt(columns: Columns) -> list[tuple[str, Bools]]:
-    return [
-        *_windowed(columns),
-        ("of several sequences", columns["batch_size"] > 1),
-        ("after a prefix", columns["kv_len"] > columns["q_len"]),
-        ("over a KV cache other than bf16", columns["kv_dtype"] != "bf16"),
-    ]
-
-
-def _halved_square(num_q_heads: Array, head_dim: Array, seq_len: Array) -> Floats:
-    return decode_attention_flops(num_q_heads, head_dim, seq_len, seq_len) / 2.0
-
-
-GEMM: Final = "gemm"
-_HEADS: Final = ("num_q_heads", "num_kv_heads", "head_dim")
-_PREFILL: Final = ("dtype", "seq_len")
-_DECODE: Final = ("dtype", "kv_dtype", "batch_size", "kv_len")
-_FILES: Final = {
-    "attention_prefill": _AttentionFile(
-        "mha/prefill", _HEADS, _PREFILL, _unlike_one_prompt,
-        lambda c: _halved_square(c["num_q_heads"], c["head_dim"], c["q_len"]),
-    ),
-    "attention_decode": _AttentionFile("mha/decode", _HEADS, _DECODE, _windowed),
-    "mla_prefill": _AttentionFile(
-        "mla/prefill", ("num_q_heads", "nope_dim", "rope_dim"), _PREFILL, lambda _: [],
-        lambda c: _halved_square(c["num_q_heads"], c["nope_dim"] + c["rope_dim"] / 2.0, c["q_len"]),
-    ),
-    "mla_decode": _AttentionFile(
-        "mla/decode", ("num_q_heads", "kv_lora_rank", "rope_dim"), _DECODE, lambda _: []
-    ),
-}  # fmt: skip
-
-
-def _gemm_parts(
-    table: MeasuredTable, gpu: GpuSpec, dtype: str | None, left_out: dict[str, int]
-) -> list[_Part]:
+def _gemm_dtype(table: MeasuredTable, dtype: str | None) -> str:
+    """Return the one dtype of which GEMMs are written."""
     have = sorted(set(table.columns["dtype"].tolist()))
     if dtype is None:
         if len(have) > 1 and "bf16" not in have:
@@ -208,50 +166,57 @@ def _gemm_parts(
         dtype = "bf16" if "bf16" in have else have[0]
     if dtype not in have:
         raise MeasureError(f"no GEMM of dtype {dtype!r}; the tables have {', '.join(have)}")
-    kept = table.columns["dtype"] == dtype
-    for other in have:
-        if other != dtype:
-            count = int((table.columns["dtype"] == other).sum())
-            _count(left_out, f"gemm of {other}, the one GEMM file holds {dtype}", count)
-    columns = {name: values[kept] for name, values in table.columns.items()}
-    written = {name: columns[name] for name in ("k", "n", "m", "latency_us")}
-    written["mfu"] = _mfu(table.operator, columns, gpu)
-    return [(f"gemm/{gpu.name}/data.csv", ("m", "k", "n", "latency_us", "mfu"), written)]
+    return dtype
+
+
+def _gemm_parts(
+    file: TreeFile, table: MeasuredTable, gpu: GpuSpec, dtype: str, left_out: dict[str, int]
+) -> list[_Part]:
+    dtypes = table.columns["dtype"]
+    for other in sorted(set(dtypes.tolist()) - {dtype}):
+        count = int((dtypes == other).sum())
+        _count(left_out, f"gemm of {other}, the one GEMM file holds {dtype}", count)
+    columns = {name: values[dtypes == dtype] for name, values in table.columns.items()}
+    columns["mfu"] = _mfu(table.operator, columns, gpu)
+    # InferSim's rows go by k, then n, then m.
+    written = {name: columns[name] for name in ("k", "n", "m", "latency_us", "mfu")}
+    return [(f"{file.kind}/{gpu.name}/data.csv", file.order, written)]
 
 
 def _attention_parts(
-    file: _AttentionFile, table: MeasuredTable, gpu: GpuSpec, left_out: dict[str, int]
+    file: TreeFile, table: MeasuredTable, gpu: GpuSpec, left_out: dict[str, int]
 ) -> list[_Part]:
+    """Return one file a head shape."""
+    operator = OPERATORS[table.operator]
     columns = dict(table.columns)
     kept = np.ones(table.num_rows, bool)
-    for why, wrong in file.unfit(columns):
-        _count(left_out, f"{table.operator} {why}", int((kept & wrong).sum()))
+    for why, wrong in _unfit(file, columns):
+        _count(left_out, f"{operator.name} {why}", int((kept & wrong).sum()))
         kept &= ~wrong
     columns = {name: values[kept] for name, values in columns.items()}
     if not _rows(columns):
         return []
-    columns["mfu"] = _mfu(table.operator, columns, gpu, file.flops)
+    columns["mfu"] = _mfu(operator.name, columns, gpu)
     columns["seq_len"] = columns.get("q_len", columns["latency_us"])
     if "dtype" not in columns:
         # What attention computes in; the cache's dtype is in kv_dtype.
         columns["dtype"] = np.array(["bf16"] * _rows(columns), object)
-    header = (*file.sizes, "latency_us", "mfu")
-    of_file = codes_of(columns[name] for name in file.heads)
+    heads = [key.name for key in operator.keys if key.kind == "int" and key.name not in operator.constants]
+    of_file = codes_of(columns[name] for name in heads)
     parts: list[_Part] = []
     for code in range(int(of_file.max()) + 1):
         mine = of_file == code
-        name = "-".join(str(columns[head][mine][0]) for head in file.heads)
-        rows = {column: columns[column][mine] for column in header}
-        parts.append((f"{file.folder}/{gpu.name}/{name}.csv", header, rows))
+        name = "-".join(str(columns[head][mine][0]) for head in heads)
+        rows = {column: columns[column][mine] for column in file.order}
+        parts.append((f"{file.kind}/{file.phase}/{gpu.name}/{name}.csv", file.order, rows))
     return parts
 
 
-def _mfu(
-    operator: str, columns: Columns, gpu: GpuSpec, flops_of: Callable[[Columns], Floats] | None = None
-) -> Floats:
+def _mfu(operator: str, columns: Columns, gpu: GpuSpec) -> Floats:
+    """Return MFUs as the published tables count: of S^2 / 2 where a triangle has S (S + 1) / 2."""
     work = OPERATORS[operator].work(columns, gpu)
-    done = work.flops if flops_of is None else flops_of(columns)
-    return np.asarray(done * US_PER_S / (columns["latency_us"] * work.peak_flops_per_s), np.float64)
+    flops = OPERATORS[operator].flops_conventions(columns).get(PUBLISHED_FLOPS, work.flops)
+    return np.asarray(flops * US_PER_S / (columns["latency_us"] * work.peak_flops_per_s), np.float64)
 
 
 def _medians(columns: Mapping[str, Array]) -> dict[str, Array]:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastroof.errors import MeasureError
-from kernels_bench.operators import MEASURED
+from kernels_bench.operators.registry import MEASURED
 from kernels_bench.points import Point
 from kernels_bench.protocol import Prepared
 

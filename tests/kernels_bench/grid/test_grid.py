@@ -16,8 +16,8 @@ from fastroof.models import load_model, model_names
 from fastroof.operators.registry import OPERATORS
 from kernels_bench.grid.grid import Grid, grid_names, load_grid, shapes_of
 from kernels_bench.model_shape import Experts, ModelShape
-from kernels_bench.operators import MEASURED
 from kernels_bench.operators.elementwise import elementwise_bytes
+from kernels_bench.operators.registry import MEASURED
 from tests.reference.shards import shard
 
 ISSUE_HEADS = ("28-4", "32-8", "32-4", "40-8", "64-8", "16-2", "32-32", "128-8")
@@ -313,9 +313,8 @@ def test_a_share_of_a_model_is_at_least_its_part(kv: int, group: int, width: int
         assert 1000 <= n * tp < 1000 + 64 * tp
 
 
-def test_every_table_of_fastroof_can_be_measured_for() -> None:
-    """Without an entry a grid would refuse the operator; without a schema it would have no table."""
-    assert set(MEASURED) == set(OPERATORS)
+def test_what_is_measured_has_a_table_in_fastroof() -> None:
+    assert list(MEASURED) == [name for name in OPERATORS if name in MEASURED]
     for name, operator in MEASURED.items():
         assert operator.name == name
         assert set(operator.shape_columns) <= set(operator.given_columns())

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastroof.errors import MeasureError
-from kernels_bench.operators import MEASURED
+from kernels_bench.operators.registry import MEASURED
 from kernels_bench.points import Point
 from kernels_bench.providers import all_providers, vllm_ops
 from kernels_bench.providers.device import Device
