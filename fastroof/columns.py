@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 __all__ = [
-    "DEPLOYMENT_COLUMNS",
     "MEASURED_STEP_COLUMNS",
     "ORIGINS",
     "ORIGIN_BORROWED",
@@ -19,8 +18,6 @@ __all__ = [
     "ORIGIN_MEASURED",
     "ORIGIN_MODELLED",
     "SPREAD_COLUMNS",
-    "STEP_COLUMNS",
-    "SWEEP_COLUMNS",
     "Column",
 ]
 
@@ -67,20 +64,6 @@ ORIGIN_MODELLED: Final = 4
 ORIGINS: Final = ("measured", "interpolated", "extrapolated", "borrowed", "modelled")
 """Meaning of the origin codes 0 to 4; of several parts a result carries the largest."""
 
-STEP_COLUMNS: Final = (
-    Column("step", "int", "", "position in the batch", 0),
-    Column("num_requests", "int", "", "requests in the step", 0),
-    Column("num_tokens", "int", "tokens", "new tokens of all its requests", 0),
-    Column("latency_us", "float", "us", "time of the step", 0),
-    Column("tokens_us", "float", "us", "per-token operators of all layers", 0),
-    Column("logits_us", "float", "us", "LM head over the step's requests", 0),
-    Column("decode_attention_us", "float", "us", "decode attention of all layers", 0),
-    Column("prefill_attention_us", "float", "us", "prefill attention of all layers", 0),
-    Column("runtime_us", "float", "us", "what the engine adds", 0),
-    Column("origin", "text", "", "how the latency was made: measured to modelled"),
-)
-"""Columns of a batch's step times, see :mod:`fastroof.results`."""
-
 MEASURED_STEP_COLUMNS: Final = (
     Column("model", "text", "", "preset or config.json that was run, with random weights"),
     Column("gpu", "text", "", "GPU that it ran on"),
@@ -98,100 +81,3 @@ MEASURED_STEP_COLUMNS: Final = (
 )
 """Columns of a steps.csv, a row a measured step; its batches are text, see
 :mod:`fastroof.load.steps_file`."""
-
-SWEEP_COLUMNS: Final = (
-    Column("model", "text", "", "model"),
-    Column("gpu", "text", "", "GPU it runs on"),
-    Column("tp", "int", "GPUs", "tensor-parallel size"),
-    DTYPE,
-    KV_DTYPE,
-    Column("runtime", "text", "", "what an engine adds to the sum of its kernels"),
-    Column("kv_len", "int", "tokens", "tokens that each request attends to, the new one included"),
-    Column("batch_size", "int", "sequences", "decodes in the step; 0 where no batch is within the limits", 0),
-    Column("step_us", "float", "us", "time of one decode step, which is the time per output token"),
-    Column("tokens_per_s", "float", "tokens/s", "output tokens of all requests, on all tp GPUs"),
-    Column("tokens_per_s_per_gpu", "float", "tokens/s", "tokens_per_s / tp"),
-    Column(
-        "limited_by",
-        "text",
-        "",
-        "what stops the next larger batch (the smallest, where batch_size is 0): memory, tpot, throughput "
-        "(it fits and gives fewer tokens/s) or batch grid (there is none)",
-    ),
-    Column("exceeds", "text", "", "limit that the step breaks: memory or tpot; empty where it keeps both"),
-    Column("origin", "text", "", "how the step's latency was made: measured to modelled"),
-    Column(
-        "relative_error",
-        "float",
-        "",
-        "standard error of the step's time over it (80 % are within 1.28 of them); empty where not asked for",
-        0,
-    ),
-    Column("weight_bytes", "int", "B", "weights on one GPU"),
-    Column("max_kv_tokens", "int", "tokens", "KV tokens that fit on one GPU beside the weights"),
-)
-"""Columns of a sweep's results: ``limited_by`` where the best steps are kept, ``exceeds`` where all are."""
-
-DEPLOYMENT_COLUMNS: Final = (
-    Column("model", "text", "", "model"),
-    Column("gpu", "text", "", "GPU it runs on"),
-    Column(
-        "mode", "text", "", "aggregated: replicas do everything; disaggregated: workers prefill or decode"
-    ),
-    Column("tp", "int", "GPUs", "tensor-parallel size of a replica or worker"),
-    Column("replicas", "int", "", "replicas that share the load evenly; 0 where disaggregated", 0),
-    Column("total_gpus", "int", "GPUs", "GPUs of the whole deployment"),
-    DTYPE,
-    KV_DTYPE,
-    Column("runtime", "text", "", "what an engine adds to the sum of its kernels"),
-    Column("isl", "int", "tokens", "tokens of a prompt"),
-    Column("osl", "int", "tokens", "tokens of an output"),
-    Column(
-        "concurrency",
-        "float",
-        "",
-        "clients of the whole deployment; those that make the rate, if one was given",
-    ),
-    Column("request_rate_per_s", "float", "1/s", "rate that was asked for; empty where concurrency was"),
-    Column("max_batched_tokens", "int", "tokens", "tokens that a step holds at most"),
-    Column("prefix_hit", "float", "", "share of a prompt that is found in the prefix cache", 0),
-    Column("prefill_workers", "int", "", "workers that only prefill; 0 where aggregated", 0),
-    Column("decode_workers", "int", "", "workers that only decode; 0 where aggregated", 0),
-    Column("ttft_ms", "float", "ms", "mean time to first token"),
-    Column("tpot_ms", "float", "ms", "mean time per output token after the first; empty where osl is 1"),
-    Column("itl_ms", "float", "ms", "mean time between two tokens: the same mean"),
-    Column("request_latency_ms", "float", "ms", "ttft_ms + tpot_ms * (osl - 1)"),
-    Column("tokens_per_s", "float", "tokens/s", "output tokens of the whole deployment"),
-    Column("tokens_per_s_per_gpu", "float", "tokens/s", "tokens_per_s / total_gpus"),
-    Column(
-        "tokens_per_s_per_user", "float", "tokens/s", "what one client sees after its first token: 1 / tpot"
-    ),
-    Column("requests_per_s", "float", "1/s", "requests that the whole deployment answers"),
-    Column("cost_per_million_tokens", "float", "", "price of a million output tokens; empty without a price"),
-    Column("effective_concurrency", "float", "", "requests that run at once, of those of concurrency", 0),
-    Column("decode_step_ms", "float", "ms", "mean step of decodes alone; 0 where there is none", 0),
-    Column("mixed_step_ms", "float", "ms", "mean step of decodes and prompts; 0 where there is none", 0),
-    Column(
-        "mixed_share", "float", "", "share of the steps that hold prompts, as a decoding request sees them", 0
-    ),
-    Column(
-        "wait_ms", "float", "ms", "share of ttft_ms that is waiting: for room, or for a prefill worker", 0
-    ),
-    Column("kv_share", "float", "", "share of the KV cache's room in use, on a replica or decode worker", 0),
-    Column("weight_bytes", "int", "B", "weights on one GPU"),
-    Column("max_kv_tokens", "int", "tokens", "KV tokens that fit beside the weights of a replica or worker"),
-    Column(
-        "bound",
-        "text",
-        "",
-        "what most of the mean step's time is bound by: compute, memory, launch, communication or host",
-    ),
-    Column(
-        "relative_error", "float", "", "relative standard error of decode_step_ms; empty where unknown", 0
-    ),
-    Column(
-        "exceeds", "text", "", "first limit exceeded: ttft, tpot, request_latency, kv_share or total_gpus"
-    ),
-    Column("origin", "text", "", "how the mean steps' times were made: measured to modelled"),
-)
-"""Columns of a deployment sweep's results: a row a deployment under one load, see :mod:`fastroof.sweep`."""

@@ -8,13 +8,27 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow as pa
 
-from fastroof.columns import ORIGINS, STEP_COLUMNS, Column
+from fastroof.columns import ORIGINS, Column
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
     from fastroof.run import StepBatch, StepTimes
 
-__all__ = ["arrow_schema", "step_table"]
+__all__ = ["STEP_COLUMNS", "arrow_schema", "step_table"]
+
+STEP_COLUMNS: Final = (
+    Column("step", "int", "", "position in the batch", 0),
+    Column("num_requests", "int", "", "requests in the step", 0),
+    Column("num_tokens", "int", "tokens", "new tokens of all its requests", 0),
+    Column("latency_us", "float", "us", "time of the step", 0),
+    Column("tokens_us", "float", "us", "per-token operators of all layers", 0),
+    Column("logits_us", "float", "us", "LM head over the step's requests", 0),
+    Column("decode_attention_us", "float", "us", "decode attention of all layers", 0),
+    Column("prefill_attention_us", "float", "us", "prefill attention of all layers", 0),
+    Column("runtime_us", "float", "us", "what the engine adds", 0),
+    Column("origin", "text", "", "how the latency was made: measured to modelled"),
+)
+"""Columns of :func:`step_table`."""
 
 _ARROW_TYPES: Final = {"int": pa.int64(), "float": pa.float64(), "text": pa.string()}
 
@@ -43,7 +57,7 @@ def step_table(plan: StepPlan, batch: StepBatch, times: StepTimes) -> pa.Table:
     Returns
     -------
     pyarrow.Table
-        The columns of :data:`fastroof.columns.STEP_COLUMNS`; the schema's metadata hold fastroof's
+        The columns of :data:`STEP_COLUMNS`; the schema's metadata hold fastroof's
         version, the tables' hash, and what the plan is.
 
     Examples

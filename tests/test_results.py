@@ -7,8 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from fastroof import StepBatch, compile_plan
-from fastroof.columns import ORIGINS, STEP_COLUMNS
-from fastroof.results import step_table
+from fastroof.columns import ORIGINS
+from fastroof.results import STEP_COLUMNS, step_table
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from fastroof.errors import FastroofError, PlanError
 from fastroof.models import ModelSpec, load_model, model_names
 from fastroof.plan import StepPlan, compile_plan, compile_plans
 from fastroof.plan.table_curves import TableCurves
-from fastroof.sweep import best_batches, decode_grid_us
+from fastroof.sweep import best_batches, decode_times_us
 
 __all__ = ["many_plans", "numpy_best", "sweep_best", "sweep_plans", "sweep_written"]
 
@@ -86,7 +86,7 @@ def sweep_written(setup: Setup) -> Workload:
     title = f"{len(plans)} plans x {len(batch)} batches x {len(kv_len)} kv, written"
     return Workload(
         "sweep", title, "step", out.size,
-        lambda: decode_grid_us(plans, batch, kv_len, out=out, threads=setup.threads),
+        lambda: decode_times_us(plans, batch, kv_len, out=out, threads=setup.threads),
         out.itemsize, tuple(baselines),
     )  # fmt: skip
 

@@ -14,7 +14,7 @@ from fastroof.cli.output import console, duration, percent, print_json, print_ta
 from fastroof.cli.progress import shown_progress
 
 if TYPE_CHECKING:
-    from fastroof.sweep.deployments.answers import Answer, Choice, Margin
+    from fastroof.sweep.best import Answer, Choice, Margin
 
 __all__ = ["register"]
 
@@ -74,7 +74,7 @@ def best(
     """
     from importlib import resources
 
-    from fastroof.sweep.deployments.answers import best_deployments
+    from fastroof.sweep import best_deployments
 
     packaged = resources.files("fastroof.sweep.deployments") / "example.toml"
     with resources.as_file(packaged) as example, shown_progress("best", "candidates", quiet=as_json) as shown:
@@ -134,7 +134,7 @@ def _print(answer: Answer, objective: str) -> None:
 
 
 def _lost_words(lost: Sequence[tuple[str, int]], candidates: int) -> str:
-    from fastroof.sweep.summary import INFEASIBLE
+    from fastroof.sweep.deployments.summary import INFEASIBLE
 
     of = "; ".join(f"{INFEASIBLE.get(reason, reason)}: {count:,}" for reason, count in lost)
     return f"of {candidates:,} candidates of this model {of}. Looser limits, less load or more GPUs may do"

@@ -29,8 +29,8 @@ Examples:
 
 A specification is TOML; keys can be given, or changed, as options. A value is a number, a comma-separated
 list, or anything in TOML. One with isl sweeps deployments, otherwise decode steps: `--example` and the
-packaged fastroof/sweep/default.toml explain every key of them, `--schema` is for editors. The columns of the
-results are listed with their units in fastroof.columns, DEPLOYMENT_COLUMNS and SWEEP_COLUMNS.
+packaged fastroof/sweep/steps/default.toml explain every key of them, `--schema` is for editors. COLUMNS of
+fastroof.sweep.deployments and of fastroof.sweep.steps lists the columns of the results with their units.
 
 \b
 JSON of steps: output, plans, evaluations, evaluations_per_s, rows, evaluate_s, total_s, infeasible
@@ -184,9 +184,9 @@ def _print_about(is_example: bool) -> None:
         packaged = resources.files("fastroof.sweep.deployments") / "example.toml"
         sys.stdout.write(packaged.read_text(encoding="utf-8"))
         return
-    from fastroof.sweep import DeploymentSpec, SweepSpec
+    from fastroof.sweep import DeploymentSpec, StepSpec
 
-    kinds = [DeploymentSpec.model_json_schema(), SweepSpec.model_json_schema()]
+    kinds = [DeploymentSpec.model_json_schema(), StepSpec.model_json_schema()]
     definitions = {name: each for kind in kinds for name, each in kind.pop("$defs", {}).items()}
     print_json(
         {"$schema": "https://json-schema.org/draft/2020-12/schema", "anyOf": kinds, "$defs": definitions}

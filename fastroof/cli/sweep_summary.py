@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from fastroof.cli.output import console, duration, percent, print_json, print_table
-from fastroof.sweep import SweepSummary
-from fastroof.sweep.summary import INFEASIBLE
+from fastroof.sweep.deployments.summary import INFEASIBLE
 from fastroof.units import US_PER_MS
 
 if TYPE_CHECKING:
-    from fastroof.sweep import BestStep, DeploymentSummary
+    from fastroof.sweep import BestStep, DeploymentSummary, StepSummary
 
 __all__ = ["layout_words", "print_summary"]
 
@@ -19,29 +18,15 @@ MOST_GROUPS: Final = 40
 """Groups whose best deployment is printed; all are in the file."""
 
 
-def print_summary(summary: SweepSummary | DeploymentSummary, *, as_json: bool, quiet: bool) -> None:
+def print_summary(summary: StepSummary | DeploymentSummary, *, as_json: bool, quiet: bool) -> None:
     """Print what a sweep came to, for a person, as JSON, or not at all."""
     if as_json:
-        _print_json(summary)
-        return
-    if quiet:
-        return
-    if isinstance(summary, SweepSummary):
-        _print_steps(summary)
-    else:
-        _print_deployments(summary)
+        print_json(summary.document())
+    elif not quiet:
+        _PRINTED[summary.kind](summary)
 
 
-def _print_json(summary: Any) -> None:
-    document = asdict(summary)
-    if isinstance(summary, SweepSummary):
-        print_json({**document, "evaluations_per_s": summary.evaluations_per_s})
-        return
-    document["histograms"] = {", ".join(map(str, key)): counts for key, counts in summary.histograms.items()}
-    print_json({**document, "candidates_per_s": summary.candidates_per_s})
-
-
-def _print_steps(summary: SweepSummary) -> None:
+def _print_steps(summary: StepSummary) -> None:
     """Print the best step of each plan, and the counts."""
     out = console()
     kv_dtypes = {best.kv_dtype for best in summary.best}
@@ -167,3 +152,7 @@ def _deployment_cell(row: dict[str, Any], name: str, varied: dict[str, str]) -> 
     if isinstance(value, float):
         return f"{value:,.0f}" if value >= 100 or value.is_integer() else f"{value:,.2f}"
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+_PRINTED: Final[dict[str, Callable[[Any], None]]] = {"steps": _print_steps, "deployments": _print_deployments}
+"""What prints a summary, by its kind of sweep."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from fastroof.sweep.cartesian import LIMITS, BestBatches, best_batches, decode_grid_us
-from fastroof.sweep.deployments import Constraints, DeploymentSpec
-from fastroof.sweep.engine import run_sweep
-from fastroof.sweep.shards import Shard, merge_shards
-from fastroof.sweep.spec import SweepSpec, load_spec
-from fastroof.sweep.summary import BestStep, DeploymentSummary, SweepSummary
-from fastroof.sweep.units import WorkUnit, work_units
+from fastroof.sweep.best import best_deployments
+from fastroof.sweep.deployments import Constraints, DeploymentSpec, DeploymentSummary
+from fastroof.sweep.kinds import load_spec, work_units
+from fastroof.sweep.merge import merge_shards
+from fastroof.sweep.run import run_sweep
+from fastroof.sweep.shards import Shard
+from fastroof.sweep.steps import BestStep, StepSpec, StepSummary
+from fastroof.sweep.steps.plan_batches import LIMITS, BestBatches, best_batches, decode_times_us
+from fastroof.sweep.units import WorkUnit
 
 __all__ = [
     "LIMITS",
@@ -18,11 +20,12 @@ __all__ = [
     "DeploymentSpec",
     "DeploymentSummary",
     "Shard",
-    "SweepSpec",
-    "SweepSummary",
+    "StepSpec",
+    "StepSummary",
     "WorkUnit",
     "best_batches",
-    "decode_grid_us",
+    "best_deployments",
+    "decode_times_us",
     "load_spec",
     "merge_shards",
     "run_sweep",

@@ -8,18 +8,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from fastroof.errors import SweepError
-from fastroof.sweep.deployments.spec import DeploymentSpec
+from fastroof.sweep.deployments import DeploymentSpec, DeploymentSweep
+from fastroof.sweep.kinds import load_spec
+from fastroof.sweep.units import PlanKey
 
-# Checking a spec needs no numba; whatever needs it is imported when a sweep runs.
-if TYPE_CHECKING:
-    from fastroof.sweep.units import PlanKey
+__all__ = ["CHOICE_COLUMNS", "Answer", "Answers", "Choice", "Margin", "best_deployments"]
 
-__all__ = ["KIND_COLUMNS", "Answer", "Answers", "Choice", "Margin", "best_deployments"]
-
-KIND_COLUMNS: Final = ("gpu", "mode", "tp", "dtype", "kv_dtype", "runtime")
+CHOICE_COLUMNS: Final = ("gpu", "mode", "tp", "dtype", "kv_dtype", "runtime")
 """What makes two deployments different choices; replicas, budgets and loads are how one is run."""
 
 _DIGITS: Final = 8
@@ -51,7 +49,7 @@ class Choice(NamedTuple):
     Attributes
     ----------
     row : dict
-        Values by the names of :data:`fastroof.columns.DEPLOYMENT_COLUMNS`.
+        Values by the names of :data:`fastroof.sweep.deployments.COLUMNS`.
     objective : float
         Value of the spec's objective.
     behind : float
@@ -84,7 +82,7 @@ class Answer(NamedTuple):
     candidates, feasible : int
         Candidates of the model, all its loads together, and those within the limits.
     infeasible : dict of str to int
-        The others by reason, a key of :data:`fastroof.sweep.summary.INFEASIBLE`.
+        The others by reason, a key of :data:`fastroof.sweep.deployments.summary.INFEASIBLE`.
     """
 
     group: dict[str, Any]
@@ -118,7 +116,7 @@ class Answers(NamedTuple):
     total_s: float
 
 
-class _Found(NamedTuple):
+class _OfModel(NamedTuple):
     """What the units of one model came to."""
 
     rows: list[dict[str, Any]]
@@ -167,8 +165,6 @@ def best_deployments(
     >>> best.row["tp"], best.row["concurrency"], best.margins[0].name, second.row["tp"]
     (1, 32.0, 'tpot_ms', 2)
     """
-    from fastroof.sweep.spec import load_spec
-
     started = time.perf_counter()
     for name, value, least in (("runners_up", runners_up, 0), ("threads", threads, 1)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -176,61 +172,60 @@ def best_deployments(
     loaded = load_spec(spec)
     if not isinstance(loaded, DeploymentSpec):
         raise SweepError("the spec is one of steps: with isl, osl and concurrency it is of deployments")
-    loads = tuple(name for name in loaded.grid if name in loaded.per)
-    changes = {"keep": "best", "k": 1, "histogram": False, "per": ["model", *KIND_COLUMNS, *loads]}
+    loads = tuple(name for name in loaded.load_axes if name in loaded.per)
+    changes = {"keep": "best", "k": 1, "histogram": False, "per": ["model", *CHOICE_COLUMNS, *loads]}
     narrowed = load_spec(loaded, changes)
     assert isinstance(narrowed, DeploymentSpec)
     by_model, skipped = _evaluated(narrowed, threads, progress)
     objective = _OBJECTIVE_COLUMNS.get(loaded.objective, loaded.objective)
     answers = []
-    for model, found in by_model.items():
-        counts = found.counts.copy()
+    for model, evaluated in by_model.items():
+        counts = evaluated.counts.copy()
         candidates = counts.pop("evaluated")
-        for load in itertools.product(*(loaded.grid[name] for name in loads)):
+        for load in itertools.product(*(loaded.load_axes[name] for name in loads)):
             group = dict(zip(loads, load, strict=True))
-            rows = [row for row in found.rows if all(row[name] == value for name, value in group.items())]
+            rows = [row for row in evaluated.rows if all(row[name] == value for name, value in group.items())]
             choices = _ranked(loaded, objective, rows)[: 1 + runners_up]
             feasible = candidates - sum(counts.values())
             answers.append(Answer({"model": model, **group}, choices, candidates, feasible, dict(counts)))
-    total = sum(found.counts["evaluated"] for found in by_model.values())
+    total = sum(evaluated.counts["evaluated"] for evaluated in by_model.values())
     return Answers(tuple(answers), objective, total, skipped, time.perf_counter() - started)
 
 
 def _evaluated(
     spec: DeploymentSpec, threads: int, progress: Callable[[int, int], None] | None
-) -> tuple[dict[str, _Found], tuple[str, ...]]:
+) -> tuple[dict[str, _OfModel], tuple[str, ...]]:
     """Run the sweep in memory: for each model the rows that are kept, and the counts."""
     import pyarrow as pa
 
     from fastroof.models import load_model
-    from fastroof.sweep.deployments.rows import no_rows
-    from fastroof.sweep.evaluate import final_rows
+    from fastroof.results import arrow_schema
     from fastroof.sweep.local import local_results
     from fastroof.sweep.sources import load_tables_by_gpu
-    from fastroof.sweep.units import work_units
 
     names = {model: load_model(model).name for model in spec.models}
     counts: dict[str, Counter[str]] = {name: Counter() for name in names.values()}
     skipped: dict[str, None] = {}  # a dict as an ordered set
-    units = work_units(spec)
+    sweep = DeploymentSweep(spec)
+    units = sweep.units()
     total = sum(unit.size for unit in units)
     batches = []
     done = 0
-    for unit, result in zip(
-        units, local_results(spec, units, load_tables_by_gpu(spec), threads), strict=True
-    ):
+    results = local_results(sweep, units, load_tables_by_gpu(sweep), threads)
+    for unit, result in zip(units, results, strict=True):
         batches.append(result.rows)
         counts[names[unit.plan.model]].update(result.counts)
         skipped |= dict.fromkeys(_skipped_words(unit.plan, why) for _, why in result.skipped)
         done += unit.size
         if progress is not None:
             progress(done, total)
-    rows = final_rows(spec, pa.Table.from_batches(batches, no_rows().schema)).to_pylist()
-    found = {
-        name: _Found([row for row in rows if row["model"] == name], counted)
+    table = pa.Table.from_batches(batches, arrow_schema(sweep.columns, {}))
+    rows = sweep.ordered(sweep.reduced(table)).to_pylist()
+    by_model = {
+        name: _OfModel([row for row in rows if row["model"] == name], counted)
         for name, counted in counts.items()
     }
-    return found, tuple(skipped)
+    return by_model, tuple(skipped)
 
 
 def _skipped_words(plan: PlanKey, why: str) -> str:
@@ -258,16 +253,16 @@ def _choice(spec: DeploymentSpec, objective: str, row: dict[str, Any], best: dic
         or (None not in errors and abs(math.log(ratio)) < math.hypot(*errors))
     )
     load = "concurrency" if spec.request_rate is None else "request_rate_per_s"
-    given = spec.grid[load]
+    given = spec.load_axes[load]
     at_edge = len(given) > 1 and row[load] == given[-1] and load not in spec.per
     return Choice(row, row[objective], abs(1.0 - ratio), is_tie, _margins(spec, row), at_edge)
 
 
 def _margins(spec: DeploymentSpec, row: Mapping[str, Any]) -> tuple[Margin, ...]:
-    found = [
+    margins = [
         Margin(name, row[name], limit, 1.0 - row[name] / limit)
         for name, limit in spec.constraints.model_dump().items()
         # a single token has no time per token
         if limit is not None and row[name] is not None
     ]
-    return tuple(sorted(found, key=lambda margin: margin.left))
+    return tuple(sorted(margins, key=lambda margin: margin.left))

@@ -19,9 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fastroof.errors import SweepError
-from fastroof.sweep.deployments.spec import DeploymentSpec
 from fastroof.sweep.identity import IDENTITY_KEYS, differences
-from fastroof.sweep.spec import SweepSpec
+from fastroof.sweep.kind import SweepKind
 from fastroof.sweep.unit_rows import joined_rows, outcomes_from_json, outcomes_to_json, rows_by_unit
 from fastroof.sweep.units import UnitResult, WorkUnit
 
@@ -53,7 +52,7 @@ class Checkpoint:
 
     Parameters
     ----------
-    spec : SweepSpec or DeploymentSpec
+    sweep : SweepKind
         What is swept.
     output : Path
         The results file.
@@ -73,14 +72,14 @@ class Checkpoint:
 
     def __init__(
         self,
-        spec: SweepSpec | DeploymentSpec,
+        sweep: SweepKind,
         output: Path,
         identity: Mapping[str, str],
         *,
         resume: bool = False,
         restart: bool = False,
     ) -> None:
-        self.spec = spec
+        self.sweep = sweep
         self.output = output
         self.folder = parts_folder(output)
         self.identity = {key: identity.get(key, "") for key in (*IDENTITY_KEYS, "fastroof.shard")}
@@ -166,19 +165,19 @@ class Checkpoint:
         here = {**self.identity}
         if "fastroof.inputs_hash" not in there:
             here.pop("fastroof.inputs_hash")
-        if "fastroof.spec" in there and (found := differences(there, here)):
+        if "fastroof.spec" in there and (differing := differences(there, here)):
             raise SweepError(
-                f"{self.output} holds results of another sweep ({_listed(found)}): name another output, or "
-                "leave --resume out to replace it"
+                f"{self.output} holds results of another sweep ({_listed(differing)}): name another output, "
+                "or leave --resume out to replace it"
             )
 
     def _take_folder(self) -> None:
         """Find out what is in the folder, and whether it may be used."""
         if not (self.resume or self.restart):
             there = self._manifest()
-            found = [] if there is None else self._differences(there)
-            whose = f"another sweep ({_listed(found)})" if found else "this sweep"
-            ways = "" if found else "--resume continues it, "
+            differing = [] if there is None else self._differences(there)
+            whose = f"another sweep ({_listed(differing)})" if differing else "this sweep"
+            ways = "" if differing else "--resume continues it, "
             raise SweepError(f"{self.folder} holds an unfinished run of {whose}: {ways}--restart removes it")
         self._take_lock()
         if self.restart:
@@ -189,10 +188,10 @@ class Checkpoint:
             # killed before the manifest was there: nothing is known of what else is
             self._remove_contents()
             return
-        if found := self._differences(there):
+        if differing := self._differences(there):
             raise SweepError(
-                f"{self.folder} holds an unfinished run of another sweep ({_listed(found)}): run that one, "
-                "or --restart removes it"
+                f"{self.folder} holds an unfinished run of another sweep ({_listed(differing)}): run that "
+                "one, or --restart removes it"
             )
         self._remove_leftovers()
         for path in sorted(self.folder.glob("*.arrow")):
@@ -200,16 +199,16 @@ class Checkpoint:
                 self._stored[number] = path
 
     def _differences(self, there: Mapping[str, str]) -> list[str]:
-        found = differences(there, self.identity)
+        differing = differences(there, self.identity)
         old, new = there.get("fastroof.shard") or "none", self.identity["fastroof.shard"] or "none"
-        return found if old == new else [*found, f"shard: {old} there, {new} here"]
+        return differing if old == new else [*differing, f"shard: {old} there, {new} here"]
 
     def _manifest(self) -> dict[str, str] | None:
         try:
-            found = json.loads((self.folder / MANIFEST).read_text(encoding="utf-8"))
+            manifest = json.loads((self.folder / MANIFEST).read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):
             return None
-        return found if isinstance(found, dict) else None
+        return manifest if isinstance(manifest, dict) else None
 
     def _load(self, number: int) -> UnitResult | None:
         """Result of a unit that is there; parts are read one at a time."""
@@ -229,17 +228,19 @@ class Checkpoint:
         return self._loaded[1][number]
 
     def _read(self, path: Path) -> tuple[pa.Table, dict[int, UnitResult]]:
-        """Rows of a part and what else is known of its units; nothing of a part that is torn."""
+        """Rows of a part and what else is known of its units.
+
+        Nothing of a part that is torn, or that another version wrote: its units are evaluated again.
+        """
         try:
             with pa.memory_map(str(path)) as source:
                 table = pa.ipc.open_file(source).read_all()
-            outcomes = table.schema.metadata[OUTCOMES]
-        except (OSError, pa.ArrowException, KeyError, TypeError):
+            bare = table.replace_schema_metadata(None)
+            nothing = pa.RecordBatch.from_pylist([], schema=bare.schema)
+            return bare, outcomes_from_json(table.schema.metadata[OUTCOMES], nothing)
+        except (OSError, pa.ArrowException, KeyError, TypeError, ValueError):
             path.unlink()
             return pa.table({}), {}
-        bare = table.replace_schema_metadata(None)
-        nothing = pa.RecordBatch.from_pylist([], schema=bare.schema)
-        return bare, outcomes_from_json(outcomes, nothing)
 
     def _write_pending(self) -> None:
         """Write what was done since the last part."""
@@ -247,7 +248,7 @@ class Checkpoint:
         if not self._pending:
             return
         units, results = zip(*self._pending, strict=True)
-        table = joined_rows(self.spec, units, results)
+        table = joined_rows(self.sweep, units, results)
         table = table.replace_schema_metadata({OUTCOMES: outcomes_to_json(units, results)})
         try:
             self._open_folder()
@@ -321,7 +322,7 @@ def _write_table(file: Any, table: pa.Table) -> None:
         writer.write_table(table)
 
 
-def _listed(found: Sequence[str]) -> str:
+def _listed(differing: Sequence[str]) -> str:
     most = 3
-    more = f"; {len(found) - most} more" if len(found) > most else ""
-    return "; ".join(found[:most]) + more
+    more = f"; {len(differing) - most} more" if len(differing) > most else ""
+    return "; ".join(differing[:most]) + more

@@ -1,4 +1,4 @@
-"""What tells two sweeps apart: version, tables, spec, and what the names in the spec stand for."""
+"""What a results file says of its sweep, and what tells two sweeps apart."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+from fastroof._version import __version__
 from fastroof.config import load_gpu
 from fastroof.engines import load_engine
 from fastroof.models import load_model
-from fastroof.sweep.deployments.spec import DeploymentSpec
-from fastroof.sweep.spec import SweepSpec
+from fastroof.sweep.kind import SweepKind
+from fastroof.sweep.sources import GpuTables, tables_hash
 
-__all__ = ["IDENTITY_KEYS", "differences", "inputs_hash"]
+__all__ = ["IDENTITY_KEYS", "differences", "file_metadata", "inputs_hash"]
 
 IDENTITY_KEYS: Final = (
     "fastroof.version",
@@ -33,30 +34,39 @@ _MEANT: Final = {
 _SHOWN: Final = 60
 
 
-def inputs_hash(spec: SweepSpec | DeploymentSpec) -> str:
+def file_metadata(sweep: SweepKind, tables_by_gpu: Mapping[str, GpuTables]) -> dict[str, str]:
+    """What a results file says about where it comes from."""
+    return {
+        "fastroof.version": __version__,
+        "fastroof.tables_hash": tables_hash(tables_by_gpu),
+        "fastroof.inputs_hash": inputs_hash(sweep),
+        "fastroof.gpu": " ".join(load_gpu(gpu).name for gpu in tables_by_gpu),
+        "fastroof.kind": sweep.name,
+        "fastroof.spec": sweep.spec.model_dump_json(),
+    }
+
+
+def inputs_hash(sweep: SweepKind) -> str:
     """Hash what the models, GPUs and runtimes of a spec are, which may be files that change."""
-    gpus, runtimes = (
-        ((spec.gpu,), (spec.runtime,)) if isinstance(spec, SweepSpec) else (spec.gpus, spec.runtime)
-    )
     meant = [
-        *map(load_model, spec.models),
-        *map(load_gpu, gpus),
-        *map(load_engine, runtimes),
+        *map(load_model, sweep.spec.models),
+        *map(load_gpu, sweep.gpus),
+        *map(load_engine, sweep.runtimes),
     ]
     return hashlib.sha256("\n".join(map(repr, meant)).encode()).hexdigest()
 
 
 def differences(there: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
     """Say what differs between the identities of two sweeps; nothing where they are the same sweep."""
-    found = []
+    differing = []
     for key in IDENTITY_KEYS:
         if there.get(key) == here.get(key):
             continue
         if key == "fastroof.spec":
-            found += _spec_differences(there.get(key), here.get(key))
+            differing += _spec_differences(there.get(key), here.get(key))
         else:
-            found.append(f"{_MEANT[key]}: {_short(there.get(key))} there, {_short(here.get(key))} here")
-    return found
+            differing.append(f"{_MEANT[key]}: {_short(there.get(key))} there, {_short(here.get(key))} here")
+    return differing
 
 
 def _spec_differences(there: str | None, here: str | None) -> list[str]:

@@ -7,10 +7,8 @@ from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
-from fastroof.sweep.deployments.spec import DeploymentSpec
-from fastroof.sweep.evaluate import evaluate_unit
+from fastroof.sweep.kind import SweepKind
 from fastroof.sweep.sources import GpuTables
-from fastroof.sweep.spec import SweepSpec
 from fastroof.sweep.units import UnitResult, WorkUnit
 
 __all__ = ["local_results"]
@@ -20,7 +18,7 @@ AHEAD: Final = 2
 
 
 def local_results(
-    spec: SweepSpec | DeploymentSpec,
+    sweep: SweepKind,
     units: Sequence[WorkUnit],
     tables_by_gpu: Mapping[str, GpuTables],
     threads: int = 1,
@@ -29,10 +27,12 @@ def local_results(
 
     Parameters
     ----------
-    spec, tables_by_gpu
-        As in :func:`fastroof.sweep.evaluate.evaluate_unit`.
+    sweep : SweepKind
+        Whose they are.
     units : sequence of WorkUnit
         What to evaluate.
+    tables_by_gpu : mapping
+        What :func:`fastroof.sweep.sources.load_tables_by_gpu` returns.
     threads : int
         Threads to share them over.
 
@@ -43,7 +43,7 @@ def local_results(
     """
     if threads == 1:
         for unit in units:
-            yield evaluate_unit(spec, unit, tables_by_gpu)
+            yield sweep.evaluate(unit, tables_by_gpu)
         return
     waiting: deque[Future[UnitResult]] = deque()
     pool = ThreadPoolExecutor(threads)
@@ -51,7 +51,7 @@ def local_results(
         for unit in units:
             if len(waiting) == AHEAD * threads:
                 yield waiting.popleft().result()
-            waiting.append(pool.submit(evaluate_unit, spec, unit, tables_by_gpu))
+            waiting.append(pool.submit(sweep.evaluate, unit, tables_by_gpu))
         while waiting:
             yield waiting.popleft().result()
     finally:

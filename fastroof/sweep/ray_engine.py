@@ -10,10 +10,8 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from fastroof.errors import SweepError
-from fastroof.sweep.deployments.spec import DeploymentSpec
-from fastroof.sweep.evaluate import evaluate_unit
+from fastroof.sweep.kind import SweepKind
 from fastroof.sweep.sources import GpuTables
-from fastroof.sweep.spec import SweepSpec
 from fastroof.sweep.unit_rows import PackedResults, packed_results, unpacked_results
 from fastroof.sweep.units import UnitResult, WorkUnit
 
@@ -21,8 +19,6 @@ __all__ = ["TASK_EVALUATIONS", "evaluate_task", "ray_results", "task_units"]
 
 TASK_EVALUATIONS: Final = 10**7
 """Least work of a task: Ray needs about a millisecond for each, whatever it does."""
-STEPS_A_CANDIDATE: Final = 4
-"""Steps that are timed for one deployment: of decodes, mixed, and a prompt's full and last ones."""
 AHEAD: Final = 4
 """Tasks a processor that are under way or done before their turn: a task that is run again holds up none."""
 TASK_RETRIES: Final = 10
@@ -33,18 +29,17 @@ CONNECT_S: Final = 10.0
 
 
 def task_units(
-    spec: SweepSpec | DeploymentSpec, units: Sequence[WorkUnit], task_evaluations: int = TASK_EVALUATIONS
+    sweep: SweepKind, units: Sequence[WorkUnit], task_evaluations: int = TASK_EVALUATIONS
 ) -> list[list[WorkUnit]]:
     """Cut units into tasks of at least so many step evaluations; the last may have fewer.
 
     Examples
     --------
-    >>> from fastroof.sweep import load_spec, work_units
+    >>> from fastroof.sweep.kinds import load_spec, sweep_of
     >>> spec = load_spec({"models": ["llama-3.1-8b"], "tp": [1, 2, 4], "batch_size": [1, 64], "kv_len": 1024})
-    >>> [len(task) for task in task_units(spec, work_units(spec), task_evaluations=4)]
+    >>> [len(task) for task in task_units(sweep_of(spec), sweep_of(spec).units(), task_evaluations=4)]
     [2, 1]
     """
-    weight = STEPS_A_CANDIDATE if isinstance(spec, DeploymentSpec) else 1
     tasks: list[list[WorkUnit]] = []
     room = 0
     for unit in units:
@@ -52,20 +47,20 @@ def task_units(
             tasks.append([])
             room = task_evaluations
         tasks[-1].append(unit)
-        room -= unit.size * weight
+        room -= unit.size * sweep.steps_per_evaluation
     return tasks
 
 
 def evaluate_task(
-    spec: SweepSpec | DeploymentSpec, units: Sequence[WorkUnit], tables_by_gpu: Mapping[str, GpuTables]
+    sweep: SweepKind, units: Sequence[WorkUnit], tables_by_gpu: Mapping[str, GpuTables]
 ) -> PackedResults:
     """Evaluate some units, and drop what cannot be kept of their rows: what a worker runs."""
-    results = [evaluate_unit(spec, unit, tables_by_gpu) for unit in units]
-    return packed_results(spec, units, results)
+    results = [sweep.evaluate(unit, tables_by_gpu) for unit in units]
+    return packed_results(sweep, units, results)
 
 
 def ray_results(
-    spec: SweepSpec | DeploymentSpec,
+    sweep: SweepKind,
     units: Sequence[WorkUnit],
     tables_by_gpu: Mapping[str, GpuTables],
     *,
@@ -77,11 +72,13 @@ def ray_results(
 
     Parameters
     ----------
-    spec, tables_by_gpu
-        As in :func:`fastroof.sweep.evaluate.evaluate_unit`. Both go to every node once; each worker takes
-        the tables from its node's memory.
+    sweep : SweepKind
+        Whose they are.
     units : sequence of WorkUnit
         What to evaluate.
+    tables_by_gpu : mapping
+        What :func:`fastroof.sweep.sources.load_tables_by_gpu` returns. They go to every node once; each
+        worker takes them from its node's memory.
     address : str, optional
         A cluster that is there: ``auto``, ``host:port`` or ``ray://host:port``. Where Ray is connected
         already, that is used; else a local one is started, and stopped at the end.
@@ -105,7 +102,7 @@ def ray_results(
     ray = _imported()
     with _connected(ray, address, processors):
         task = ray.remote(num_cpus=1, max_retries=TASK_RETRIES)(evaluate_task)
-        shared = ray.put(spec), ray.put(dict(tables_by_gpu))
+        shared = ray.put(sweep), ray.put(dict(tables_by_gpu))
         lost = (
             ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError, ray.exceptions.ObjectLostError,
             ray.exceptions.OutOfMemoryError,
@@ -131,7 +128,7 @@ def ray_results(
             )
 
         try:
-            for some in task_units(spec, units, task_evaluations):
+            for some in task_units(sweep, units, task_evaluations):
                 if len(waiting) >= AHEAD * _processors(ray):
                     yield from next_results()
                 waiting.append((some, submitted(some)))

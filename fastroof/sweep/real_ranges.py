@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from fastroof.sweep.grids import MAX_SIZES, RANGE_FORMS, range_way
+from fastroof.sweep.ranges import MAX_SIZES, RANGE_FORMS, range_way
 
-__all__ = ["expand_amounts"]
+__all__ = ["expand_reals"]
 
 
-def expand_amounts(value: Any, least: float, largest: float, *, above: bool = False) -> tuple[float, ...]:
-    """Expand what a spec gives for an amount, as :func:`fastroof.sweep.grids.expand_sizes` does for a size.
+def expand_reals(value: Any, least: float, largest: float, *, above: bool = False) -> tuple[float, ...]:
+    """Expand what a spec gives for a real number, as :func:`~fastroof.sweep.ranges.expand_sizes` for a size.
 
     Parameters
     ----------
@@ -37,31 +37,31 @@ def expand_amounts(value: Any, least: float, largest: float, *, above: bool = Fa
 
     Examples
     --------
-    >>> expand_amounts({"start": 0, "stop": 1, "num": 5}, 0, 1)
+    >>> expand_reals({"start": 0, "stop": 1, "num": 5}, 0, 1)
     (0.0, 0.25, 0.5, 0.75, 1.0)
     """
     allowed = f"numbers {'above' if above else 'from'} {least:g} {'up ' if above else ''}to {largest:,g}"
 
-    def fits(amount: Any) -> bool:
-        real = isinstance(amount, int | float) and not isinstance(amount, bool)
-        return real and least <= amount <= largest and not (above and amount == least)
+    def fits(number: Any) -> bool:
+        real = isinstance(number, int | float) and not isinstance(number, bool)
+        return real and least <= number <= largest and not (above and number == least)
 
     if isinstance(value, Mapping):
         return _expand_range(value, fits, allowed)
     if isinstance(value, np.ndarray):
         value = value.tolist()
-    amounts = [value] if isinstance(value, int | float) else value
-    if not isinstance(amounts, Sequence) or isinstance(amounts, str):
+    numbers = [value] if isinstance(value, int | float) else value
+    if not isinstance(numbers, Sequence) or isinstance(numbers, str):
         raise ValueError(f"got {value!r:.60}, need {allowed}: one, a list of them, or {RANGE_FORMS}")
-    if not amounts:
+    if not numbers:
         raise ValueError(f"the list is empty, need at least one of {allowed}")
-    if len(amounts) > MAX_SIZES:
-        raise ValueError(f"{len(amounts):,} values are too many, at most {MAX_SIZES:,}")
-    wrong = [f"{amount!r:.30} at position {i}" for i, amount in enumerate(amounts) if not fits(amount)]
+    if len(numbers) > MAX_SIZES:
+        raise ValueError(f"{len(numbers):,} values are too many, at most {MAX_SIZES:,}")
+    wrong = [f"{number!r:.30} at position {i}" for i, number in enumerate(numbers) if not fits(number)]
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise ValueError(f"got {', '.join(wrong[:3])}{more}, need {allowed}")
-    return tuple(sorted({float(amount) for amount in amounts}))
+    return tuple(sorted({float(number) for number in numbers}))
 
 
 def _expand_range(given: Mapping[str, Any], fits: Any, allowed: str) -> tuple[float, ...]:
@@ -95,11 +95,11 @@ def _expand_range(given: Mapping[str, Any], fits: Any, allowed: str) -> tuple[fl
     if count > MAX_SIZES:
         raise ValueError(f"{count:,} values are too many, at most {MAX_SIZES:,}: take a larger step")
     if way == "step":
-        amounts = start + pace * np.arange(count)
+        numbers = start + pace * np.arange(count)
     elif way == "factor":
-        amounts = start * float(pace) ** np.arange(count)
+        numbers = start * float(pace) ** np.arange(count)
     elif scale == "log2":
-        amounts = np.exp2(np.linspace(math.log2(start), math.log2(stop), count))
+        numbers = np.exp2(np.linspace(math.log2(start), math.log2(stop), count))
     else:
-        amounts = np.linspace(start, stop, count)
-    return tuple(float(amount) for amount in np.unique(np.minimum(amounts, stop)))
+        numbers = np.linspace(start, stop, count)
+    return tuple(float(number) for number in np.unique(np.minimum(numbers, stop)))

@@ -10,42 +10,19 @@ import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, Protocol, Self
+from typing import Any, Final, Protocol, Self
 
 import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
-from fastroof.columns import DEPLOYMENT_COLUMNS, SWEEP_COLUMNS, Column
 from fastroof.errors import SweepError
-from fastroof.results import arrow_schema
-from fastroof.sweep.spec import SweepSpec
 
-__all__ = ["ResultFile", "result_columns", "result_schema", "step_schema"]
+__all__ = ["ResultFile"]
 
 _FORMATS: Final = (".parquet", ".csv", ".jsonl")
 ROWS_A_GROUP: Final = 2**15
 """Rows of a row group: up to 15 MB that are held until they are there."""
-
-
-def result_columns(spec: Any) -> tuple[Column, ...]:
-    """Columns of a spec's results file."""
-    return _step_columns(spec.keep) if isinstance(spec, SweepSpec) else DEPLOYMENT_COLUMNS
-
-
-def result_schema(spec: Any, metadata: Mapping[str, str]) -> pa.Schema:
-    """Arrow schema of a results file: every field has its unit and meaning, the file its metadata."""
-    return arrow_schema(result_columns(spec), dict(metadata))
-
-
-def step_schema(keep: Literal["best", "all"]) -> pa.Schema:
-    """Arrow schema of rows of steps: ``limited_by`` is there for the best, ``exceeds`` for all of them."""
-    return arrow_schema(_step_columns(keep), {})
-
-
-def _step_columns(keep: Literal["best", "all"]) -> tuple[Column, ...]:
-    left_out = "exceeds" if keep == "best" else "limited_by"
-    return tuple(c for c in SWEEP_COLUMNS if c.name != left_out)
 
 
 class _Writer(Protocol):

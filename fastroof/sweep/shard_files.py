@@ -4,57 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fastroof.errors import SweepError
-from fastroof.sweep.engine import Collected
 from fastroof.sweep.identity import IDENTITY_KEYS
 from fastroof.sweep.shards import Shard
-from fastroof.sweep.unit_rows import (
-    UNIT_FIELD,
-    outcomes_from_json,
-    outcomes_to_json,
-    rows_by_unit,
-    tagged_rows,
-)
+from fastroof.sweep.unit_rows import UNIT_FIELD, outcomes_from_json, rows_by_unit
 from fastroof.sweep.units import UnitResult, WorkUnit
 
-if TYPE_CHECKING:
-    from fastroof.sweep.deployments.spec import DeploymentSpec
-    from fastroof.sweep.spec import SweepSpec
-
-__all__ = ["CollectedShard", "ShardFile", "shard_schema"]
+__all__ = ["ShardFile", "shard_schema"]
 
 
 def shard_schema(schema: pa.Schema, shard: Shard) -> pa.Schema:
     """Schema of a shard's file: the results' columns, and the unit that each row is of."""
     metadata = {**(schema.metadata or {}), b"fastroof.shard": str(shard).encode()}
     return schema.append(UNIT_FIELD).with_metadata(metadata)
-
-
-class CollectedShard(Collected):
-    """What a shard's units came to: what may be kept, with what is needed to join it to the other shards."""
-
-    def __init__(self, spec: SweepSpec | DeploymentSpec, results: Any) -> None:
-        super().__init__(spec, results)
-        self._outcomes: list[tuple[WorkUnit, UnitResult]] = []
-
-    def add(self, unit: WorkUnit, result: UnitResult) -> None:
-        """Take the next unit's result; they come in order."""
-        super().add(unit, result._replace(rows=tagged_rows(result.rows, unit.number)))
-        self._outcomes.append((unit, result._replace(rows=None)))
-
-    def finish(self) -> None:
-        """Write what is held, in the order of the units; a shard may well be of nothing that is possible."""
-        if self._held:
-            rows = self._reduced()
-            self.results.write(rows.to_batches())
-            self._find_best(rows)
-        units, results = zip(*self._outcomes, strict=True) if self._outcomes else ((), ())
-        self.results.add_metadata({"fastroof.outcomes": outcomes_to_json(units, results)})
 
 
 class ShardFile:
@@ -69,9 +35,9 @@ class ShardFile:
         except (OSError, pa.ArrowException) as error:
             raise SweepError(f"{path} cannot be read as Parquet ({error})") from None
         # of the file, not of its schema: what is known at the end of writing is in there only
-        found = self.parquet.metadata.metadata or {}
+        metadata = self.parquet.metadata.metadata or {}
         self.metadata = {
-            key.decode(): value.decode() for key, value in found.items() if key.startswith(b"fastroof.")
+            key.decode(): value.decode() for key, value in metadata.items() if key.startswith(b"fastroof.")
         }
         if not {"fastroof.shard", "fastroof.outcomes", *IDENTITY_KEYS} <= self.metadata.keys():
             raise SweepError(
@@ -82,7 +48,12 @@ class ShardFile:
     def results(self, units: Sequence[WorkUnit]) -> Iterator[tuple[int, UnitResult]]:
         """Yield the number and result of each of its units in order, and check that they are its units."""
         nothing = pa.RecordBatch.from_pylist([], schema=_bare_schema(self.parquet.schema_arrow))
-        outcomes = outcomes_from_json(self.metadata["fastroof.outcomes"], nothing)
+        try:
+            outcomes = outcomes_from_json(self.metadata["fastroof.outcomes"], nothing)
+        except ValueError:
+            raise SweepError(
+                f"{self.path} was written by another version of fastroof: run shard {self.shard} again"
+            ) from None
         expected = [unit.number for unit in units]
         if list(outcomes) != expected:
             raise SweepError(f"{self.path} does not hold the units of shard {self.shard}: run it again")

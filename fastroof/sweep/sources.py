@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from fastroof.config import load_gpu
-from fastroof.sweep.deployments.spec import DeploymentSpec
-from fastroof.sweep.spec import DATASHEET, SweepSpec
+from fastroof.sweep.kind import SweepKind
+from fastroof.sweep.spec import DATASHEET
 
 # Cutting a sweep into units needs no numba; whatever needs it is imported when tables are loaded.
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class GpuTables(NamedTuple):
     curves: DatasheetCurves | None = None
 
 
-def load_tables_by_gpu(spec: SweepSpec | DeploymentSpec) -> dict[str, GpuTables]:
+def load_tables_by_gpu(sweep: SweepKind) -> dict[str, GpuTables]:
     """Load the tables of each of a sweep's GPUs, by the name that the spec has for it.
 
     Raises
@@ -35,14 +35,16 @@ def load_tables_by_gpu(spec: SweepSpec | DeploymentSpec) -> dict[str, GpuTables]
     from fastroof.plan.datasheet import DatasheetCurves
     from fastroof.tables import load_tables
 
-    found = {}
-    for given in (spec.gpu,) if isinstance(spec, SweepSpec) else spec.gpus:
+    tables_by_gpu, spec = {}, sweep.spec
+    for given in sweep.gpus:
         gpu = load_gpu(given)
         if spec.tables == DATASHEET:
-            found[given] = GpuTables(None, DatasheetCurves(gpu))
+            tables_by_gpu[given] = GpuTables(None, DatasheetCurves(gpu))
         else:
-            found[given] = GpuTables(load_tables(spec.tables or gpu.name, gpu=gpu.name, source=spec.source))
-    return found
+            tables_by_gpu[given] = GpuTables(
+                load_tables(spec.tables or gpu.name, gpu=gpu.name, source=spec.source)
+            )
+    return tables_by_gpu
 
 
 def tables_hash(tables_by_gpu: Mapping[str, GpuTables]) -> str:

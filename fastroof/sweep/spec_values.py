@@ -64,10 +64,10 @@ def listed(value: Any) -> list[Any]:
     ValueError
         If the list is empty.
     """
-    found = list(value) if isinstance(value, list | tuple) else [value]
-    if not found:
+    values = list(value) if isinstance(value, list | tuple) else [value]
+    if not values:
         raise ValueError("the list is empty, need at least one")
-    return found
+    return values
 
 
 def text(name: Any, what: str = "model names or paths of config.json files") -> str:
@@ -116,16 +116,16 @@ def checked_names(value: Any, called: Callable[[str], str], what: str) -> tuple[
     by_name: dict[str, str] = {}
     for name in names:
         try:
-            found = called(name)
+            loaded = called(name)
         except FastroofError as error:
             message, listing, presets = str(error).partition("; presets are ")
             problems.append(message)
             known = listing + presets or known
             continue
-        if found in by_name:
-            both = f"{name!r} and {by_name[found]!r} are both called {found}"
+        if loaded in by_name:
+            both = f"{name!r} and {by_name[loaded]!r} are both called {loaded}"
             problems.append(f"{both}: results could not tell them apart")
-        by_name[found] = name
+        by_name[loaded] = name
     if problems:
         more = [f"and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
         raise ValueError("; ".join([*problems[:_SHOWN], *more]) + known)
@@ -231,7 +231,18 @@ def _problem(
     if error == "missing":
         return f"{key}: missing, need {fields[key].description}"
     if key not in fields:
-        close = difflib.get_close_matches(key, fields, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
+        close = difflib.get_close_matches(key, _named(kind), n=1)
+        hint = f"did you mean {_named(kind)[close[0]]}? " if close else ""
         return f"{key or 'an empty name'}: no such key; {hint}the keys are {', '.join(fields)}"
     return f"{key}: got {given!r:.60}, need {fields[key].description}"
+
+
+def _named(kind: type[BaseModel]) -> dict[str, str]:
+    """Keys of a spec and of the tables in it, and where each is: ``tpot_ms`` in ``constraints.tpot_ms``."""
+    inner = {
+        key: f"{table}.{key}"
+        for table, field in kind.model_fields.items()
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+        for key in field.annotation.model_fields
+    }
+    return inner | {key: key for key in kind.model_fields}

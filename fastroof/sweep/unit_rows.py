@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from fastroof.sweep.deployments.spec import DeploymentSpec
-from fastroof.sweep.evaluate import thinned_rows
-from fastroof.sweep.spec import SweepSpec
-from fastroof.sweep.summary import BestStep
+from fastroof.sweep.kind import SweepKind
 from fastroof.sweep.units import UnitResult, WorkUnit
 
 __all__ = [
@@ -40,13 +36,11 @@ def tagged_rows(rows: pa.RecordBatch, number: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([*rows.columns, tags], schema=rows.schema.append(UNIT_FIELD))
 
 
-def joined_rows(
-    spec: SweepSpec | DeploymentSpec, units: Sequence[WorkUnit], results: Sequence[UnitResult]
-) -> pa.Table:
+def joined_rows(sweep: SweepKind, units: Sequence[WorkUnit], results: Sequence[UnitResult]) -> pa.Table:
     """Put the rows of units in their order into one table, and drop those that cannot be kept."""
     pairs = zip(units, results, strict=True)
     batches = [tagged_rows(result.rows, unit.number) for unit, result in pairs]
-    return thinned_rows(spec, pa.Table.from_batches(batches))
+    return sweep.reduced(pa.Table.from_batches(batches))
 
 
 def rows_by_unit(table: pa.Table, numbers: Iterable[int]) -> list[pa.RecordBatch]:
@@ -56,11 +50,11 @@ def rows_by_unit(table: pa.Table, numbers: Iterable[int]) -> list[pa.RecordBatch
     tags = table.column(at).to_numpy()
     bare = table.remove_column(at)
     whole = bare.to_batches()[0] if bare.num_rows else pa.RecordBatch.from_pylist([], schema=bare.schema)
-    found = []
+    batches = []
     for number in numbers:
         start, stop = np.searchsorted(tags, [number, number + 1]).tolist()
-        found.append(whole.slice(start, stop - start))
-    return found
+        batches.append(whole.slice(start, stop - start))
+    return batches
 
 
 class PackedResults(NamedTuple):
@@ -71,10 +65,10 @@ class PackedResults(NamedTuple):
 
 
 def packed_results(
-    spec: SweepSpec | DeploymentSpec, units: Sequence[WorkUnit], results: Sequence[UnitResult]
+    sweep: SweepKind, units: Sequence[WorkUnit], results: Sequence[UnitResult]
 ) -> PackedResults:
     """Drop rows that cannot be kept out of the results of some units in their order, and pack the others."""
-    table = joined_rows(spec, units, results)
+    table = joined_rows(sweep, units, results)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as stream:
         stream.write_table(table)
@@ -95,10 +89,7 @@ def outcomes_to_json(units: Sequence[WorkUnit], results: Sequence[UnitResult]) -
             "unit": unit.number,
             "counts": result.counts,
             "skipped": result.skipped,
-            "best": [asdict(best) for best in result.best],
-            "histograms": [
-                [[_plain(value) for value in group], counts] for group, counts in result.histograms.items()
-            ],
+            "for_summary": result.for_summary,
             "evaluate_s": result.evaluate_s,
         }
         for unit, result in zip(units, results, strict=True)
@@ -107,20 +98,23 @@ def outcomes_to_json(units: Sequence[WorkUnit], results: Sequence[UnitResult]) -
 
 
 def outcomes_from_json(text: str | bytes, rows: pa.RecordBatch) -> dict[int, UnitResult]:
-    """Read back what :func:`outcomes_to_json` wrote: results by unit number, with these rows."""
-    return {
-        outcome["unit"]: UnitResult(
-            rows,
-            outcome["counts"],
-            tuple((reason, name) for reason, name in outcome["skipped"]),
-            tuple(BestStep(**best) for best in outcome["best"]),
-            {tuple(group): counts for group, counts in outcome["histograms"]},
-            outcome["evaluate_s"],
-        )
-        for outcome in json.loads(text)
-    }
+    """Read back what :func:`outcomes_to_json` wrote: results by unit number, with these rows.
 
-
-def _plain(value: Any) -> Any:
-    """Take a NumPy number as Python's, which JSON has."""
-    return value.item() if isinstance(value, np.generic) else value
+    Raises
+    ------
+    ValueError
+        If it was written by another version, or is torn.
+    """
+    try:
+        return {
+            outcome["unit"]: UnitResult(
+                rows,
+                outcome["counts"],
+                tuple((reason, name) for reason, name in outcome["skipped"]),
+                tuple(outcome["for_summary"]),
+                outcome["evaluate_s"],
+            )
+            for outcome in json.loads(text)
+        }
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"no outcomes of units as this version writes them ({error})") from None

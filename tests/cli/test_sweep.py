@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fastroof.cli import app, progress, sweep_summary
-from fastroof.sweep import DeploymentSpec, SweepSpec, load_spec, run_sweep
+from fastroof.sweep import DeploymentSpec, StepSpec, load_spec, run_sweep
 
 FLAGS = [
     *("--models", "llama-3.1-8b,qwen3-8b", "--tp", "1,2", "--total-gpus", "2", "--isl", "1000"),
@@ -99,7 +99,7 @@ def test_the_example_runs_and_the_schema_describes_it() -> None:
     schema = json.loads(run("--schema").stdout)
     deployments, steps = schema["anyOf"]
     assert set(deployments["properties"]) == set(DeploymentSpec.model_fields)
-    assert set(steps["properties"]) == set(SweepSpec.model_fields)
+    assert set(steps["properties"]) == set(StepSpec.model_fields)
     assert set(example) <= set(deployments["properties"])
     assert "Constraints" in schema["$defs"]
 

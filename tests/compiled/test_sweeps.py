@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from fastroof import BatchError, PlanRangeError, SweepError, compile_plan
 from fastroof.compiled import grids, steps
-from fastroof.sweep import LIMITS, best_batches, cartesian, decode_grid_us
+from fastroof.sweep import LIMITS, best_batches, decode_times_us
+from fastroof.sweep.steps import plan_batches
 from fastroof.units import US_PER_MS
 from tests.reference.handmade import attention_rows, gemm_rows, handmade_tables
 from tests.reference.sweep import best_steps
@@ -78,7 +79,7 @@ LENGTHS = st.integers(1, 10_000) | st.sampled_from([63, 64, 512, 4096, 2**28])
 def test_every_point_of_a_grid_is_the_plans_own(
     plans: list[Any], batch_size: list[int], kv_len: list[int]
 ) -> None:
-    grid = decode_grid_us(plans, batch_size, kv_len)
+    grid = decode_times_us(plans, batch_size, kv_len)
     assert grid.shape == (4, len(kv_len), len(batch_size))
     singles = [[[plan.decode_us(b, kv) for b in batch_size] for kv in kv_len] for plan in plans]
     np.testing.assert_array_equal(grid, np.array(singles).reshape(grid.shape))
@@ -174,14 +175,14 @@ def test_all_ways_to_be_limited_are_met(plans: list[Any]) -> None:
 @pytest.mark.loops
 def test_any_number_of_threads_gives_the_same_bits(plans: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     # so that few rows are shared over threads
-    monkeypatch.setattr(cartesian, "STEPS_A_PART", 1)
+    monkeypatch.setattr(plan_batches, "STEPS_A_PART", 1)
     batches, lengths = np.arange(1, 65), np.array([5000, 3, 64, 700, 65, 2**20, 4096])
     for chosen in (plans, plans[:1], plans[2:]):
-        grid = decode_grid_us(chosen, batches, lengths)
+        grid = decode_times_us(chosen, batches, lengths)
         best = best_batches(chosen, batches, lengths, tpot_ms=0.5)
         for threads in (2, 3, 4, 100):
             out = np.full(grid.shape, np.nan)
-            assert decode_grid_us(chosen, batches, lengths, out=out, threads=threads) is out
+            assert decode_times_us(chosen, batches, lengths, out=out, threads=threads) is out
             np.testing.assert_array_equal(out, grid)
             again = best_batches(chosen, batches, lengths, tpot_ms=0.5, threads=threads)
             for one, other in zip(best, again, strict=True):
@@ -191,14 +192,14 @@ def test_any_number_of_threads_gives_the_same_bits(plans: list[Any], monkeypatch
 @pytest.mark.loops
 def test_sizes_of_any_integer_type_and_layout(plans: list[Any]) -> None:
     batches, lengths = np.arange(1, 41), np.arange(1, 2000, 100)
-    grid = decode_grid_us(plans, batches, lengths)
+    grid = decode_times_us(plans, batches, lengths)
     frozen = np.arange(1, 2000, 100)
     frozen.flags.writeable = False
     for kind in (np.int32, np.uint8, np.uint64):
-        np.testing.assert_array_equal(decode_grid_us(plans, batches.astype(kind), frozen), grid)
-    np.testing.assert_array_equal(decode_grid_us(plans, batches[::-2], lengths), grid[:, :, ::-2])
-    np.testing.assert_array_equal(decode_grid_us(iter(plans), range(1, 41), 101), grid[:, 1:2])
-    assert decode_grid_us([], [1], [1]).shape == (0, 1, 1)
+        np.testing.assert_array_equal(decode_times_us(plans, batches.astype(kind), frozen), grid)
+    np.testing.assert_array_equal(decode_times_us(plans, batches[::-2], lengths), grid[:, :, ::-2])
+    np.testing.assert_array_equal(decode_times_us(iter(plans), range(1, 41), 101), grid[:, 1:2])
+    assert decode_times_us([], [1], [1]).shape == (0, 1, 1)
     assert best_batches([], [1], [1]).batch_size.shape == (0, 1)
     assert best_batches(plans, [1, 2], []).step_us.shape == (4, 0)
 
@@ -216,11 +217,11 @@ def test_sizes_of_any_integer_type_and_layout(plans: list[Any]) -> None:
 def test_sizes_that_cannot_be_timed_are_named(
     plans: list[Any], sizes: Any, error: type[Exception], message: str
 ) -> None:
-    for call, chosen in itertools.product((decode_grid_us, best_batches), (plans, plans[3:])):
+    for call, chosen in itertools.product((decode_times_us, best_batches), (plans, plans[3:])):
         with pytest.raises(error, match=message):
             call(chosen, *sizes)
     with pytest.raises(BatchError, match="kv_len must be at least 1, got 0 at position 0"):
-        decode_grid_us(plans, [], [0])
+        decode_times_us(plans, [], [0])
 
 
 @pytest.mark.parametrize(
@@ -231,7 +232,7 @@ def test_sizes_that_cannot_be_timed_are_named(
     ],
 )
 def test_what_is_no_axis_is_refused(plans: list[Any], sizes: Any, message: str) -> None:
-    for call in (decode_grid_us, best_batches):
+    for call in (decode_times_us, best_batches):
         with pytest.raises(BatchError, match=message):
             call(plans, *sizes)
 
@@ -245,15 +246,15 @@ def test_wrong_options_are_refused(plans: list[Any]) -> None:
             best_batches(plans, [1], [1], tpot_ms=limit)
     for out in (np.empty((4, 2, 1)), np.empty((4, 1, 2), np.float32), [0.0]):
         with pytest.raises(BatchError, match=r"out must be a float64 array of shape \(4, 1, 2\)"):
-            decode_grid_us(plans, [1, 2], [1], out=out)  # type: ignore[arg-type]
+            decode_times_us(plans, [1, 2], [1], out=out)  # type: ignore[arg-type]
     frozen = np.empty((4, 2, 2))
     frozen.flags.writeable = False
     for out in (frozen, np.empty((4, 2, 4))[:, :, ::2]):
         with pytest.raises(BatchError, match="out must be C-contiguous and writeable"):
-            decode_grid_us(plans, [1, 2], [1, 2], out=out)
+            decode_times_us(plans, [1, 2], [1, 2], out=out)
     for threads in (0, True, 1.5):
         with pytest.raises(SweepError, match="threads must be a whole number of at least 1"):
-            decode_grid_us(plans, [1], [1], threads=threads)  # type: ignore[arg-type]
+            decode_times_us(plans, [1], [1], threads=threads)  # type: ignore[arg-type]
     with pytest.raises(SweepError, match="plans must be StepPlans, as of compile_plan, got str"):
         best_batches(["llama-3.1-8b"], [1], [1])  # type: ignore[list-item]
 

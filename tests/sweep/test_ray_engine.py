@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from fastroof import SweepError, compile_plan
-from fastroof.sweep import load_spec, run_sweep, units, work_units
-from fastroof.sweep.evaluate import evaluate_unit
+from fastroof.sweep import load_spec, run_sweep
+from fastroof.sweep.kinds import sweep_of
 from fastroof.sweep.ray_engine import evaluate_task, ray_results, task_units
 from fastroof.sweep.sources import load_tables_by_gpu
 from fastroof.sweep.unit_rows import unpacked_results
@@ -29,14 +29,14 @@ SPEC: dict[str, Any] = {
 }
 
 
-def test_tasks_hold_enough_work_and_every_unit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(units, "CANDIDATES_A_UNIT", 1000)
-    monkeypatch.setattr(units, "EVALUATIONS_A_UNIT", 1000)
+def test_tasks_hold_enough_work_and_every_unit(cut_units: Callable[[int], None]) -> None:
+    cut_units(1000)
     steps = {"models": ["llama-3.1-8b"], "tp": [1, 2, 4], "batch_size": list(range(1, 101)), "kv_len": 4096}
     for spec, weight in ((load_spec(SPEC), 4), (load_spec(steps), 1)):
-        listed = work_units(spec)
+        sweep = sweep_of(spec)
+        listed = sweep.units()
         for least in (1, 250, 10**5, 10**9):
-            tasks = task_units(spec, listed, least)
+            tasks = task_units(sweep, listed, least)
             assert [unit for task in tasks for unit in task] == listed
             sizes = [weight * sum(unit.size for unit in task) for task in tasks]
             assert all(size >= least for size in sizes[:-1])
@@ -46,11 +46,11 @@ def test_tasks_hold_enough_work_and_every_unit(monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_travels_to_workers_pickles() -> None:
     # a unit a plan, and each plan a group: nothing is dropped between units
-    spec = load_spec({**SPEC, "isl": 1000, "keep": "best", "per": ["model", "tp"]})
-    tables_by_gpu = load_tables_by_gpu(spec)
-    listed = work_units(spec)
-    there = pickle.loads(pickle.dumps((spec, listed, tables_by_gpu)))
-    expected = [evaluate_unit(spec, unit, tables_by_gpu) for unit in listed]
+    sweep = sweep_of(load_spec({**SPEC, "isl": 1000, "keep": "best", "per": ["model", "tp"]}))
+    tables_by_gpu = load_tables_by_gpu(sweep)
+    listed = sweep.units()
+    there = pickle.loads(pickle.dumps((sweep, listed, tables_by_gpu)))
+    expected = [sweep.evaluate(unit, tables_by_gpu) for unit in listed]
     found = unpacked_results(listed, pickle.loads(pickle.dumps(evaluate_task(*there))))
     for here, distant in zip(expected, found, strict=True):
         assert here.rows.equals(distant.rows)
@@ -96,10 +96,10 @@ def cluster() -> Iterator[Any]:
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_cluster_that_loses_a_node_gives_the_local_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut_units: Callable[[int], None], cluster: Any
 ) -> None:
     started, nodes = cluster
-    monkeypatch.setattr(units, "CANDIDATES_A_UNIT", 2**11)
+    cut_units(2**11)
     monkeypatch.setitem(ray_results.__kwdefaults__, "task_evaluations", 20_000)
     local = run_sweep(SPEC, tmp_path / "local.parquet")
     at: list[float] = []

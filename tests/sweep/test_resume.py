@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from fastroof import SweepError
-from fastroof.sweep import checkpoint, load_spec, local, merge_shards, run_sweep, units, work_units
+from fastroof.sweep import checkpoint, load_spec, merge_shards, run_sweep, work_units
 from fastroof.sweep.checkpoint import Checkpoint, parts_folder
+from fastroof.sweep.kinds import sweep_of
 from fastroof.sweep.unit_rows import outcomes_from_json, outcomes_to_json
 from fastroof.sweep.units import UnitResult
 
@@ -50,24 +52,23 @@ UNIT_SIZE = 5
 # Many small units, a part after each, and a little time for each: there is always something to kill.
 SLOW_CHILD = """
 import sys, time
-from fastroof.sweep import checkpoint, local, units
+from fastroof.sweep import checkpoint
+from fastroof.sweep.steps import StepSweep, units
 checkpoint.PART_EVERY_S = 0.0
-for name in ("EVALUATIONS_A_UNIT", "ROWS_A_UNIT", "CANDIDATES_A_UNIT", "KEPT_A_UNIT"):
-    setattr(units, name, {size})
-evaluate = local.evaluate_unit
+units.EVALUATIONS_A_UNIT = units.ROWS_A_UNIT = {size}
+evaluate = StepSweep.evaluate
 def slowly(*args):
     time.sleep(0.03)
     return evaluate(*args)
-local.evaluate_unit = slowly
+StepSweep.evaluate = slowly
 from fastroof.cli import main
 main()
 """
 
 
 @pytest.fixture(autouse=True)
-def _small_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("EVALUATIONS_A_UNIT", "ROWS_A_UNIT", "CANDIDATES_A_UNIT", "KEPT_A_UNIT"):
-        monkeypatch.setattr(units, name, UNIT_SIZE)
+def _small_units(monkeypatch: pytest.MonkeyPatch, cut_units: Callable[[int], None]) -> None:
+    cut_units(UNIT_SIZE)
     monkeypatch.setattr(checkpoint, "PART_EVERY_S", 0.0)
 
 
@@ -90,7 +91,8 @@ def write_toml(spec: dict[str, Any], path: Path) -> None:
 def stopped_after(spec: Any, output: Path, count: int, error: type[BaseException], **options: Any) -> int:
     """Run a sweep that is stopped after some units, and say how many were evaluated."""
     evaluated = 0
-    evaluate = local.evaluate_unit
+    kind = type(sweep_of(load_spec(spec)))
+    evaluate = kind.evaluate
 
     def some(*given: Any) -> UnitResult:
         nonlocal evaluated
@@ -100,7 +102,7 @@ def stopped_after(spec: Any, output: Path, count: int, error: type[BaseException
         return evaluate(*given)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(local, "evaluate_unit", some)
+        patch.setattr(kind, "evaluate", some)
         with pytest.raises(error):
             run_sweep(spec, output, **options)
     return evaluated
@@ -241,7 +243,7 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
     output = tmp_path / "r.parquet"
     stopped_after(STEPS, output, 3, KeyboardInterrupt)
     identity = json.loads((parts_folder(output) / "manifest.json").read_text())
-    with Checkpoint(load_spec(STEPS), output, identity, resume=True):  # noqa: SIM117 - one inside the other
+    with Checkpoint(sweep_of(load_spec(STEPS)), output, identity, resume=True):  # noqa: SIM117 - one inside the other
         with pytest.raises(SweepError, match="is in use"):
             run_sweep(STEPS, output, resume=True)
 
@@ -319,8 +321,8 @@ def test_outcomes_are_read_back(whole: Any) -> None:
     summary, _ = whole({**STEPS, "keep": "best"})
     listed = work_units(load_spec(STEPS))[:2]
     results = [
-        UnitResult(None, {"evaluated": 3, "tpot": 1}, (("tp", "no"),), summary.best[:1], {}, 0.1),
-        UnitResult(None, {"evaluated": 5}, (), (), {("llama", 500, 0.1): [1, 2]}, 1 / 3),
+        UnitResult(None, {"evaluated": 3, "tpot": 1}, (("tp", "no"),), (asdict(summary.best[0]),), 0.1),
+        UnitResult(None, {"evaluated": 5}, (), ({"group": ["llama", 500, 0.1], "counts": [1, 2]},), 1 / 3),
     ]
     found = outcomes_from_json(outcomes_to_json(listed, results), None)
     assert list(found) == [unit.number for unit in listed]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastroof import SweepError
-from fastroof.sweep import Shard, WorkUnit, load_spec, merge_shards, run_sweep, units, work_units
+from fastroof.sweep import Shard, WorkUnit, load_spec, merge_shards, run_sweep, work_units
 from fastroof.sweep.identity import differences
 from fastroof.sweep.shard_files import ShardFile
 from fastroof.sweep.shards import shard_units
@@ -44,10 +45,9 @@ KEY = PlanKey("llama-3.1-8b", "h100", 1, "bf16", "bf16", "kernels")
 
 
 @pytest.fixture(autouse=True)
-def _small_units(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_units(cut_units: Callable[[int], None]) -> None:
     """Have units so small that a group's rows are of many of them."""
-    for name in ("EVALUATIONS_A_UNIT", "ROWS_A_UNIT", "CANDIDATES_A_UNIT", "KEPT_A_UNIT"):
-        monkeypatch.setattr(units, name, 5)
+    cut_units(5)
 
 
 def sharded(spec: Any, folder: Path, total: int) -> list[Path]:

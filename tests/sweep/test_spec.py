@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from fastroof.errors import SweepError
 from fastroof.models import load_model, model_names
-from fastroof.sweep import SweepSpec, load_spec
-from fastroof.sweep import spec as spec_module
-from fastroof.sweep.grids import MAX_SIZES, expand_sizes
+from fastroof.sweep import StepSpec, load_spec
+from fastroof.sweep.ranges import MAX_SIZES, expand_sizes
+from fastroof.sweep.steps import spec as spec_module
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SMALL: dict[str, Any] = {"models": ["llama-3.1-8b"], "batch_size": [1, 8], "kv_len": [128]}
@@ -139,6 +139,7 @@ def test_a_list_that_is_too_long_is_refused() -> None:
         ({"runtime": "vlm"}, "runtime must be one of infersim, kernels"),
         ({"method": "cubic"}, "method: got 'cubic', need one of roofline"),
         ({"tpot_ms": 0}, "tpot_ms: got 0, need a number of ms above 0"),
+        ({"tpot_limit_ms": 50}, "tpot_limit_ms: no such key; did you mean tpot_ms? "),
         ({"tpot_ms": float("inf")}, "tpot_ms: got inf"),
         ({"tpot_ms": True}, "tpot_ms: got True"),
         ({"report_kv_len": 0}, "report_kv_len: got 0, need a whole number from 1"),
@@ -216,7 +217,7 @@ def test_constants_are_the_plans() -> None:
     assert spec_module.KV_DTYPES == plan.KV_DTYPES
     assert spec_module.MAX_KV_LEN == MAX_KV_LEN
     assert spec_module.MAX_BATCH_SIZE <= plan.LARGEST_PLAN
-    assert SweepSpec.model_fields["method"].annotation.__args__ == lookup.METHODS  # type: ignore[union-attr]
+    assert StepSpec.model_fields["method"].annotation.__args__ == lookup.METHODS  # type: ignore[union-attr]
 
 
 def test_a_file_is_read_and_its_relative_paths_lie_beside_it(tmp_path: Path) -> None:

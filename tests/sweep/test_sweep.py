@@ -17,12 +17,15 @@ import pytest
 
 import fastroof
 from fastroof import StepBatch, SweepError, Tables, compile_plan
-from fastroof.columns import ORIGINS, SWEEP_COLUMNS
+from fastroof.columns import ORIGINS
 from fastroof.errors import PlanRangeError
-from fastroof.sweep import LIMITS, best_batches, load_spec, output, run_sweep, units, work_units
-from fastroof.sweep.evaluate import evaluate_unit, final_rows
-from fastroof.sweep.output import ResultFile, step_schema
+from fastroof.results import arrow_schema
+from fastroof.sweep import LIMITS, best_batches, load_spec, result_file, run_sweep
+from fastroof.sweep.kinds import sweep_of
+from fastroof.sweep.result_file import ResultFile
 from fastroof.sweep.sources import load_tables_by_gpu
+from fastroof.sweep.steps import COLUMNS, units
+from fastroof.sweep.steps.columns import step_columns
 from tests.reference.sweep import best_steps, violated
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -137,7 +140,7 @@ def test_any_thread_count_gives_the_same_rows(
     summaries = [run_sweep(spec, tmp_path / f"{n}.parquet", threads=n) for n in (1, 2, 5)]
     # parts of plans make no difference either
     monkeypatch.setattr(units, "ROWS_A_UNIT", 2)
-    monkeypatch.setattr(output, "ROWS_A_GROUP", 2)
+    monkeypatch.setattr(result_file, "ROWS_A_GROUP", 2)
     summaries.append(run_sweep(spec, tmp_path / "parts.parquet", threads=2))
     assert pq.ParquetFile(tmp_path / "parts.parquet").num_row_groups > 6
     tables = [pq.read_table(summary.output) for summary in summaries]
@@ -263,7 +266,7 @@ def test_the_file_says_what_made_it(tmp_path: Path, h100: Tables) -> None:
 def test_every_column_is_documented(tmp_path: Path, keep: str, left_out: str, h100: Tables) -> None:
     run_sweep({**SPEC, "keep": keep}, tmp_path / "r.parquet")
     schema = pq.read_schema(tmp_path / "r.parquet")
-    columns = [c for c in SWEEP_COLUMNS if c.name != left_out]
+    columns = [c for c in COLUMNS if c.name != left_out]
     assert schema.names == [c.name for c in columns]
     for column in columns:
         about = schema.field(column.name).metadata
@@ -297,18 +300,18 @@ def test_json_lines_hold_the_same_rows(tmp_path: Path) -> None:
 def test_units_are_pieces_of_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_sweep({**SPEC, "tp": [1, 2]}, tmp_path / "r.parquet")
     monkeypatch.setattr(units, "EVALUATIONS_A_UNIT", 20)
-    spec = load_spec({**SPEC, "tp": [1, 2]})
-    listed = work_units(spec)
+    sweep = sweep_of(load_spec({**SPEC, "tp": [1, 2]}))
+    listed = sweep.units()
     assert [unit.number for unit in listed] == list(range(6))
     assert sum(unit.size for unit in listed) == 2 * len(LENGTHS) * len(BATCHES)
-    tables = load_tables_by_gpu(spec)
+    tables = load_tables_by_gpu(sweep)
     # in any order, each from nothing but itself
     results = {}
     for unit in listed[::-1]:
-        results[unit.number] = evaluate_unit(spec, pickle.loads(pickle.dumps(unit)), tables)
-    rows = final_rows(spec, pa.Table.from_batches([results[number].rows for number in range(6)]))
+        results[unit.number] = sweep.evaluate(pickle.loads(pickle.dumps(unit)), tables)
+    rows = sweep.ordered(pa.Table.from_batches([results[number].rows for number in range(6)]))
     assert rows.to_pylist() == rows_of(tmp_path / "r.parquet")
-    assert [len(results[number].best) for number in range(6)] == [0, 0, 1, 0, 0, 1]
+    assert [len(results[number].for_summary) for number in range(6)] == [0, 0, 1, 0, 0, 1]
 
 
 def test_the_file_has_the_counts(tmp_path: Path) -> None:
@@ -410,7 +413,7 @@ def test_a_failing_write_is_an_error_and_leaves_nothing(
     def fail(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    schema = step_schema("best")
+    schema = arrow_schema(step_columns("best"), {})
     batch = pa.RecordBatch.from_pylist([], schema=schema)
 
     def fill() -> None:

@@ -1,4 +1,4 @@
-"""Evaluating a unit of a deployment sweep: candidates in, the rows that may be kept and the counts out."""
+"""Evaluating a unit of a sweep over deployments: candidates in, rows that may be kept and counts out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fastroof.compiled.reductions import BINS, BestTable, Fronts
 from fastroof.plan import StepPlan
 from fastroof.sweep.deployments.layouts import layouts
 from fastroof.sweep.deployments.plans import Impossible, candidate_axes, candidate_options, compiled_plan
-from fastroof.sweep.deployments.rows import no_rows, rows_of
+from fastroof.sweep.deployments.rows import candidate_rows, no_rows
 from fastroof.sweep.deployments.spec import DeploymentSpec
 from fastroof.sweep.sources import GpuTables
 from fastroof.sweep.units import UnitResult, WorkUnit
@@ -66,7 +66,7 @@ def evaluate_deployments(spec: DeploymentSpec, unit: WorkUnit, tables: GpuTables
     is_reduced = spec.keep != "all" or spec.histogram
     _compile_loops(plan, axes, options, scratch, is_reduced)
     began = time.perf_counter()
-    histograms: dict[tuple[Any, ...], list[int]] = {}
+    histograms: tuple[dict[str, Any], ...] = ()
     if not is_reduced:
         numbers = np.arange(unit.start, unit.stop)
     else:
@@ -87,8 +87,8 @@ def evaluate_deployments(spec: DeploymentSpec, unit: WorkUnit, tables: GpuTables
     for name, count in zip(CODE_NAMES[1:], by_code.tolist()[1:], strict=True):
         if count:
             counts[name] = count
-    rows = rows_of(spec, unit, plan, axes, numbers, answers, codes, origins)
-    return UnitResult(rows, counts, (), (), histograms, evaluate_s)
+    rows = candidate_rows(spec, unit, plan, axes, numbers, answers, codes, origins)
+    return UnitResult(rows, counts, (), histograms, evaluate_s)
 
 
 def _compile_loops(
@@ -128,7 +128,7 @@ def _empty_reduction(spec: DeploymentSpec, unit: WorkUnit, plan: StepPlan) -> lo
     """Tables of what is kept, with a row for each group of the plan's candidates."""
     groups = 1
     strides = np.zeros(5, np.int64)
-    for i, (name, values) in reversed(list(enumerate(spec.grid.items()))):
+    for i, (name, values) in reversed(list(enumerate(spec.load_axes.items()))):
         if name in spec.per:
             strides[i] = groups
             groups *= len(values)
@@ -187,22 +187,23 @@ def _kept_numbers(reduction: loops.Reduction) -> Longs:
 
 def _histograms(
     spec: DeploymentSpec, unit: WorkUnit, plan: StepPlan, reduction: loops.Reduction
-) -> dict[tuple[Any, ...], list[int]]:
-    """Histograms that hold anything, by the values of the columns of ``per``."""
+) -> tuple[dict[str, Any], ...]:
+    """Histograms that hold anything: the values of the columns of ``per``, and the counts."""
     if not spec.histogram:
-        return {}
+        return ()
     fixed = {"model": plan.model.name, "gpu": plan.gpu.name, "mode": unit.mode, "tp": plan.tp,
              "dtype": plan.dtype, "kv_dtype": plan.kv_dtype, "runtime": plan.runtime}  # fmt: skip
-    axes = {name: values for name, values in spec.grid.items() if name in spec.per}
+    axes = {name: values for name, values in spec.load_axes.items() if name in spec.per}
     sizes = [len(values) for values in axes.values()]
     layout_columns = [name for name in _LAYOUT_COLUMNS if name in spec.per]
     keys = list(dict.fromkeys(_layout_keys(spec, unit, plan)))
-    found = {}
+    found = []
     for group in np.flatnonzero(reduction.histogram.any(axis=1)).tolist():
         places = np.unravel_index(group % math.prod(sizes), sizes) if sizes else ()
         values = fixed | {
             name: axis[int(place)] for (name, axis), place in zip(axes.items(), places, strict=True)
         }
         values |= dict(zip(layout_columns, keys[group // math.prod(sizes)], strict=True))
-        found[tuple(values[name] for name in spec.per)] = reduction.histogram[group].tolist()
-    return found
+        counts = reduction.histogram[group].tolist()
+        found.append({"group": [values[name] for name in spec.per], "counts": counts})
+    return tuple(found)

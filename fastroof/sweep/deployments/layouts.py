@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
-if TYPE_CHECKING:
-    from fastroof.sweep.deployments.spec import DeploymentSpec
+__all__ = ["Layout", "LayoutAxes", "layouts", "num_layouts"]
 
-__all__ = ["Layout", "layouts", "num_layouts"]
+
+class LayoutAxes(Protocol):
+    """What a spec says of layouts: numbers of GPUs, or of each kind of worker; None where it does not say."""
+
+    @property
+    def total_gpus(self) -> tuple[int, ...] | None:
+        """GPUs of the whole deployment."""
+
+    @property
+    def replicas(self) -> tuple[int, ...] | None:
+        """Copies of the model that do everything."""
+
+    @property
+    def prefill_workers(self) -> tuple[int, ...] | None:
+        """Workers that only prefill."""
+
+    @property
+    def decode_workers(self) -> tuple[int, ...] | None:
+        """Workers that only decode."""
 
 
 class Layout(NamedTuple):
@@ -23,34 +40,34 @@ class Layout(NamedTuple):
         return tp * sum(self)
 
 
-def num_layouts(spec: DeploymentSpec, mode: str, tp: int) -> int:
-    """Count the layouts that a spec asks for, those that are impossible included."""
-    if spec.total_gpus is None:
+def num_layouts(axes: LayoutAxes, mode: str, tp: int) -> int:
+    """Count the layouts that are asked for, those that are impossible included."""
+    if axes.total_gpus is None:
         if mode == "aggregated":
-            return len(spec.replicas or (1,))
-        return len(spec.prefill_workers or (1,)) * len(spec.decode_workers or (1,))
+            return len(axes.replicas or (1,))
+        return len(axes.prefill_workers or (1,)) * len(axes.decode_workers or (1,))
     if mode == "aggregated":
-        return len(spec.total_gpus)
-    return sum(total // tp - 1 if _splits(total, tp) else 1 for total in spec.total_gpus)
+        return len(axes.total_gpus)
+    return sum(total // tp - 1 if _splits(total, tp) else 1 for total in axes.total_gpus)
 
 
-def layouts(spec: DeploymentSpec, mode: str, tp: int) -> tuple[Layout, ...]:
-    """List the possible layouts that a spec asks for: of a number of GPUs, every split into workers.
+def layouts(axes: LayoutAxes, mode: str, tp: int) -> tuple[Layout, ...]:
+    """List the possible layouts that are asked for: of a number of GPUs, every split into workers.
 
     A number of GPUs that tp does not divide, or that is too small for both kinds of workers, is one
     impossible layout.
     """
     if mode == "aggregated":
-        replicas = spec.replicas or (1,)
-        if spec.total_gpus is not None:
-            replicas = tuple(total // tp for total in spec.total_gpus if total % tp == 0)
+        replicas = axes.replicas or (1,)
+        if axes.total_gpus is not None:
+            replicas = tuple(total // tp for total in axes.total_gpus if total % tp == 0)
         return tuple(Layout(count, 0, 0) for count in replicas)
-    if spec.total_gpus is None:
-        both = itertools.product(spec.prefill_workers or (1,), spec.decode_workers or (1,))
+    if axes.total_gpus is None:
+        both = itertools.product(axes.prefill_workers or (1,), axes.decode_workers or (1,))
         return tuple(Layout(0, *pair) for pair in both)
     return tuple(
         Layout(0, prefill, total // tp - prefill)
-        for total in spec.total_gpus
+        for total in axes.total_gpus
         if _splits(total, tp)
         for prefill in range(1, total // tp)
     )

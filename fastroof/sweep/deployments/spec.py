@@ -19,29 +19,19 @@ from pydantic import (
 from fastroof.config import load_gpu
 from fastroof.engines import engine_names, load_engine
 from fastroof.models.layout import TP_SIZES
-from fastroof.sweep.checks import (
-    NAMES_SCHEMA,
-    SIZES_SCHEMA,
-    checked_choices,
-    checked_names,
-    count_problem,
-    model_name,
-)
-from fastroof.sweep.deployments.amounts import expand_amounts
 from fastroof.sweep.deployments.layouts import num_layouts
-from fastroof.sweep.grids import expand_sizes
+from fastroof.sweep.ranges import expand_sizes
+from fastroof.sweep.real_ranges import expand_reals
+from fastroof.sweep.spec import MAX_ROWS, Names, Sizes, SweepSpec
+from fastroof.sweep.spec_values import SIZES_SCHEMA, checked_choices, checked_names, count_problem
 
 __all__ = ["GROUP_COLUMNS", "MAX_CANDIDATES", "MAX_GROUPS", "OBJECTIVES", "Constraints", "DeploymentSpec"]
 
 MAX_CANDIDATES: Final = 10**10
 """Most candidates that a sweep estimates: about two hours on one core."""
-MAX_ROWS: Final = 20_000_000
-"""Most rows that a sweep writes."""
 MAX_GROUPS: Final = 2**16
 """Most groups of one plan that a sweep keeps the best of."""
 
-DTYPES: Final = ("bf16", "fp8", "fp8_block")
-KV_DTYPES: Final = ("bf16", "fp8")
 MODES: Final = ("aggregated", "disaggregated")
 OBJECTIVES: Final = ("tokens_per_s_per_gpu", "tokens_per_s_per_user", "cost", "goodput")
 GROUP_COLUMNS: Final = (
@@ -52,8 +42,6 @@ GROUP_COLUMNS: Final = (
 """Columns that rows can be grouped by."""
 _CHOICES: Final[dict[str, tuple[Any, ...]]] = {
     "tp": TP_SIZES,
-    "dtype": DTYPES,
-    "kv_dtype": KV_DTYPES,
     "mode": MODES,
     "per": GROUP_COLUMNS,
 }
@@ -69,9 +57,7 @@ _LARGEST: Final = {
 }
 _SIZES: Final = "a number, a list of numbers, or a range like {start = 1, stop = 512, factor = 2}"
 
-Sizes = Annotated[tuple[int, ...], WithJsonSchema(SIZES_SCHEMA)]
-Amounts = Annotated[tuple[float, ...], WithJsonSchema(SIZES_SCHEMA)]
-Names = Annotated[tuple[str, ...], WithJsonSchema(NAMES_SCHEMA)]
+Reals = Annotated[tuple[float, ...], WithJsonSchema(SIZES_SCHEMA)]
 Limit = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -101,7 +87,7 @@ class Constraints(BaseModel):
     total_gpus: int | None = Field(default=None, gt=0, description="a whole number above 0: most GPUs")
 
 
-class DeploymentSpec(BaseModel):
+class DeploymentSpec(SweepSpec):
     """Which deployments a sweep estimates, under which load, and what it keeps.
 
     Every combination of models, gpus, mode, tp, dtype, kv_dtype, runtime, layout, isl, osl, load,
@@ -109,21 +95,7 @@ class DeploymentSpec(BaseModel):
     its errors.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    models: Names = Field(description="a list of model names, or paths of config.json files")
     gpus: Names = Field(("h100",), description="a list of GPU names, or paths of gpu.toml files")
-    tables: str | None = Field(
-        None, description="a folder of measured tables, or 'datasheet' to do without; default each GPU's own"
-    )
-    source: str | dict[str, str] | None = Field(
-        None,
-        description="name of one source of the tables, or a table of operators and theirs; default the "
-        "best-ranked ones",
-    )
-    method: Literal["roofline", "linear_mfu", "nearest", "floor"] = Field(
-        "roofline", description="one of roofline, linear_mfu, nearest, floor"
-    )
     mode: Names = Field(("aggregated",), description=f"a list out of {', '.join(MODES)}")
     tp: Sizes = Field(TP_SIZES, description=f"a list out of {', '.join(map(str, TP_SIZES))}")
     replicas: Sizes | None = Field(
@@ -138,8 +110,6 @@ class DeploymentSpec(BaseModel):
     total_gpus: Sizes | None = Field(
         None, description=f"GPUs that replicas of tp GPUs, or workers of both kinds, share: {_SIZES}"
     )
-    dtype: Names = Field(("bf16",), description=f"a list out of {', '.join(DTYPES)}")
-    kv_dtype: Names = Field(("bf16",), description=f"a list out of {', '.join(KV_DTYPES)}")
     runtime: Names = Field(
         ("vllm",),
         description=f"a list out of {', '.join(engine_names())}, or paths of profiles' .toml files",
@@ -147,7 +117,7 @@ class DeploymentSpec(BaseModel):
     isl: Sizes = Field(description=f"tokens of a prompt, {_SIZES}")
     osl: Sizes = Field(description=f"tokens of an output, {_SIZES}")
     concurrency: Sizes | None = Field(None, description=f"clients of a deployment, {_SIZES}; or request_rate")
-    request_rate: Amounts | None = Field(
+    request_rate: Reals | None = Field(
         None, description=f"requests a second of a deployment, {_SIZES}; or concurrency"
     )
     max_batched_tokens: Sizes = Field(
@@ -163,7 +133,7 @@ class DeploymentSpec(BaseModel):
         description=f"requests that a replica runs at once, a whole number up to {2**16:,}; default the "
         "runtimes' own",
     )
-    prefix_hit: Amounts = Field(
+    prefix_hit: Reals = Field(
         (0.0,), description=f"share of a prompt that is found in the prefix cache, below 1: {_SIZES}"
     )
     link_bytes_per_s: float | None = Field(
@@ -186,20 +156,10 @@ class DeploymentSpec(BaseModel):
     )
     histogram: bool = Field(False, description="true to count the objective's values by group")
 
-    @field_validator("tables", mode="before")
-    @classmethod
-    def _take_path(cls, value: Any) -> Any:
-        return None if value is None else str(value)
-
     @field_validator("gpus", mode="before")
     @classmethod
     def _check_gpus(cls, value: Any) -> tuple[str, ...]:
         return checked_names(value, lambda name: load_gpu(name).name, "GPU names or paths of gpu.toml files")
-
-    @field_validator("models", mode="before")
-    @classmethod
-    def _check_models(cls, value: Any) -> tuple[str, ...]:
-        return checked_names(value, model_name, "model names or paths of config.json files")
 
     @field_validator("runtime", mode="before")
     @classmethod
@@ -208,7 +168,7 @@ class DeploymentSpec(BaseModel):
             value, lambda name: load_engine(name).name, "names of runtimes or paths of profiles"
         )
 
-    @field_validator("tp", "dtype", "kv_dtype", "mode", "per", mode="before")
+    @field_validator("tp", "mode", "per", mode="before")
     @classmethod
     def _check_choices(cls, value: Any, info: ValidationInfo) -> tuple[Any, ...]:
         if info.field_name == "per" and isinstance(value, list | tuple) and not value:
@@ -230,12 +190,12 @@ class DeploymentSpec(BaseModel):
     @field_validator("request_rate", mode="before")
     @classmethod
     def _check_rates(cls, value: Any) -> tuple[float, ...] | None:
-        return None if value is None else expand_amounts(value, 0, 1e6, above=True)
+        return None if value is None else expand_reals(value, 0, 1e6, above=True)
 
     @field_validator("prefix_hit", mode="before")
     @classmethod
     def _check_hits(cls, value: Any) -> tuple[float, ...]:
-        return expand_amounts(value, 0, 0.999)
+        return expand_reals(value, 0, 0.999)
 
     @field_validator("constraints", mode="before")
     @classmethod
@@ -289,13 +249,13 @@ class DeploymentSpec(BaseModel):
 
     def _check_counts(self) -> None:
         fixed = {key: len(getattr(self, key)) for key in ("models", "gpus", "dtype", "kv_dtype", "runtime")}
-        grid = {key: len(values) for key, values in self.grid.items()}
-        counts = fixed | {"layouts": sum(self.num_layouts.values())} | grid
+        load = {key: len(values) for key, values in self.load_axes.items()}
+        counts = fixed | {"layouts": sum(self.num_layouts.values())} | load
         count_problem(counts, "candidates", MAX_CANDIDATES, "")
         if self.keep == "all":
             count_problem(counts, "rows", MAX_ROWS, ", or keep = 'best' or 'pareto'")
             return
-        grouped = {key: size for key, size in grid.items() if key in self.per}
+        grouped = {key: size for key, size in load.items() if key in self.per}
         if {"replicas", "prefill_workers", "decode_workers", "total_gpus"} & set(self.per):
             grouped["layouts"] = max(self.num_layouts.values())
         if grouped:
@@ -307,7 +267,7 @@ class DeploymentSpec(BaseModel):
         return tuple(load_gpu(gpu).name for gpu in self.gpus)
 
     @property
-    def grid(self) -> dict[str, tuple[float, ...]]:
+    def load_axes(self) -> dict[str, tuple[float, ...]]:
         """Axes of the load that each layout serves, the first the slowest, by the names of their columns."""
         rates = self.request_rate
         return {
@@ -329,7 +289,7 @@ class DeploymentSpec(BaseModel):
         plans = math.prod(
             len(axis) for axis in (self.models, self.gpus, self.dtype, self.kv_dtype, self.runtime)
         )
-        return plans * sum(self.num_layouts.values()) * math.prod(map(len, self.grid.values()))
+        return plans * sum(self.num_layouts.values()) * math.prod(map(len, self.load_axes.values()))
 
     def price(self, gpu: str) -> float | None:
         """Price of a GPU, as results call it, for an hour."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import asdict
 from typing import Any, Final
 
 import numpy as np
@@ -16,11 +17,12 @@ from fastroof.config import load_gpu
 from fastroof.errors import MissingTableError, PlanError
 from fastroof.models import Layout, load_model
 from fastroof.plan import StepPlan, compile_plan
-from fastroof.sweep.cartesian import LIMITS, best_rows, grid_rows_us
-from fastroof.sweep.output import step_schema
+from fastroof.results import arrow_schema
 from fastroof.sweep.sources import GpuTables
-from fastroof.sweep.spec import SweepSpec
-from fastroof.sweep.summary import BestStep
+from fastroof.sweep.steps.columns import step_columns
+from fastroof.sweep.steps.plan_batches import LIMITS, all_rows_us, best_rows
+from fastroof.sweep.steps.spec import StepSpec
+from fastroof.sweep.steps.summary import BestStep
 from fastroof.sweep.units import PlanKey, UnitResult, WorkUnit
 from fastroof.units import US_PER_MS, US_PER_S
 
@@ -37,12 +39,12 @@ SKIPPED: Final = {
 """Words for what is left out whole, by reason."""
 
 
-def evaluate_steps(spec: SweepSpec, unit: WorkUnit, tables: GpuTables) -> UnitResult:
+def evaluate_steps(spec: StepSpec, unit: WorkUnit, tables: GpuTables) -> UnitResult:
     """Time a unit's steps, and keep the best batch of each length, or all of them.
 
     Parameters
     ----------
-    spec : SweepSpec
+    spec : StepSpec
         What to sweep.
     unit : WorkUnit
         Which part of it.
@@ -65,22 +67,23 @@ def evaluate_steps(spec: SweepSpec, unit: WorkUnit, tables: GpuTables) -> UnitRe
         skipped.append((SKIPPED["context"], f"{model.name}: {above}"))
     if not len(lengths):
         return UnitResult(rows.nothing(), {}, tuple(skipped))
-    found = _plan(spec, unit.plan, tables)
-    if isinstance(found, tuple):
+    plan = _plan(spec, unit.plan, tables)
+    if isinstance(plan, tuple):
         if unit.start == 0:
-            skipped.append(found)
+            skipped.append(plan)
         return UnitResult(rows.nothing(), {}, tuple(skipped))
-    rows.compile_loops(found)
+    rows.compile_loops(plan)
     began = time.perf_counter()
-    batch, counts = rows.evaluate(found, lengths[unit.start : unit.stop])
-    best: tuple[BestStep, ...] = ()
+    batch, counts = rows.evaluate(plan, lengths[unit.start : unit.stop])
+    best: tuple[dict[str, Any], ...] = ()
     if unit.is_last:
-        best = (rows.best_step(found, int(lengths[np.argmin(np.abs(lengths - spec.report_kv_len))])),)
+        step = rows.best_step(plan, int(lengths[np.argmin(np.abs(lengths - spec.report_kv_len))]))
+        best = (asdict(step),)
     evaluate_s = time.perf_counter() - began - rows.errors_s
-    return UnitResult(batch, counts, tuple(skipped), best, evaluate_s=evaluate_s)
+    return UnitResult(batch, counts, tuple(skipped), best, evaluate_s)
 
 
-def _plan(spec: SweepSpec, key: PlanKey, tables: GpuTables) -> StepPlan | tuple[str, str]:
+def _plan(spec: StepSpec, key: PlanKey, tables: GpuTables) -> StepPlan | tuple[str, str]:
     """Compile a unit's plan; or why there is none."""
     model = load_model(key.model)
     name = f"{model.name} tp={key.tp} {key.dtype} kv {key.kv_dtype}"
@@ -105,14 +108,14 @@ def _plan(spec: SweepSpec, key: PlanKey, tables: GpuTables) -> StepPlan | tuple[
 class _StepRows:
     """Steps of one spec, timed and laid out as rows."""
 
-    def __init__(self, spec: SweepSpec) -> None:
+    def __init__(self, spec: StepSpec) -> None:
         self.batch_size = np.array(spec.batch_size)
         self.limit_us = math.inf if spec.tpot_ms is None else spec.tpot_ms * US_PER_MS
         self.keep = spec.keep
         self.with_error = spec.with_error
         # errors are asked for on top: the rate of a sweep is that of its steps
         self.errors_s = 0.0
-        self.schema = step_schema(spec.keep)
+        self.schema = arrow_schema(step_columns(spec.keep), {})
 
     def nothing(self) -> pa.RecordBatch:
         """No rows."""
@@ -122,14 +125,14 @@ class _StepRows:
         """Have the loops compiled, on no work, so that the time of evaluating is that alone."""
         nothing = np.zeros(0, np.int64)
         if self.keep == "all":
-            grid_rows_us([plan], [nothing], self.batch_size, np.empty(0), 1)
+            all_rows_us([plan], [nothing], self.batch_size, np.empty(0), 1)
         best_rows([plan], [nothing], self.batch_size, self.limit_us, 1)
         _origins(plan, nothing, nothing)
 
     def evaluate(self, plan: StepPlan, kv_len: Longs) -> tuple[pa.RecordBatch, dict[str, int]]:
         """Time every step of some lengths: rows and counts."""
-        found = self._best if self.keep == "best" else self._all
-        rows, over_memory, over_tpot = found(plan, kv_len)
+        rows_of = self._best if self.keep == "best" else self._all
+        rows, over_memory, over_tpot = rows_of(plan, kv_len)
         evaluated = len(kv_len) * len(self.batch_size)
         return rows, {"evaluated": evaluated, "memory": over_memory, "tpot": over_tpot}
 
@@ -161,7 +164,7 @@ class _StepRows:
         repeated = np.repeat(kv_len, len(self.batch_size))
         batch_size = np.tile(self.batch_size, len(kv_len))
         step_us = np.empty(len(batch_size))
-        grid_rows_us([plan], [kv_len], self.batch_size, step_us, 1)
+        all_rows_us([plan], [kv_len], self.batch_size, step_us, 1)
         over_memory = batch_size * repeated > plan.memory.max_kv_tokens
         over_tpot = ~over_memory & ~(step_us <= self.limit_us)
         columns = self._columns(plan, repeated, batch_size, step_us)
@@ -220,7 +223,7 @@ def _best_step(
     origin: str,
     relative_error: float,
 ) -> BestStep:
-    found = batch_size > 0
+    is_any = batch_size > 0
     rate = batch_size / step_us * US_PER_S
     return BestStep(
         model=plan.model.name,
@@ -229,11 +232,11 @@ def _best_step(
         kv_dtype=plan.kv_dtype,
         kv_len=kv_len,
         batch_size=batch_size,
-        step_us=step_us if found else None,
-        tokens_per_s=rate if found else None,
-        tokens_per_s_per_gpu=rate / plan.tp if found else None,
+        step_us=step_us if is_any else None,
+        tokens_per_s=rate if is_any else None,
+        tokens_per_s_per_gpu=rate / plan.tp if is_any else None,
         limited_by=limited_by,
-        origin=origin if found else None,
+        origin=origin if is_any else None,
         relative_error=None if math.isnan(relative_error) else relative_error,
     )
 

@@ -1,4 +1,4 @@
-"""Grids of batch sizes and lengths over many plans, in arrays: what :func:`run_sweep` does without files."""
+"""Every batch size at every length of many plans, in arrays: what a sweep over steps does, without files."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fastroof.arrays import Flags, Floats, Longs
 from fastroof.errors import BatchError, PlanRangeError, SweepError
 from fastroof.units import US_PER_MS
 
-# `import fastroof.sweep` needs no numba; whatever needs it is imported when a grid is timed.
+# `import fastroof.sweep` needs no numba; whatever needs it is imported when steps are timed.
 if TYPE_CHECKING:
     from fastroof.compiled.sweeps import PlanRows, Scratch
     from fastroof.plan import StepPlan
 
-__all__ = ["LIMITS", "BestBatches", "best_batches", "best_rows", "decode_grid_us", "grid_rows_us"]
+__all__ = ["LIMITS", "BestBatches", "all_rows_us", "best_batches", "best_rows", "decode_times_us"]
 
 
 LIMITS: Final = ("batch grid", "memory", "tpot", "throughput")
@@ -54,7 +54,7 @@ class BestBatches(NamedTuple):
     over_tpot: Longs
 
 
-def decode_grid_us(
+def decode_times_us(
     plans: StepPlan | Iterable[StepPlan],
     batch_size: Any,
     kv_len: Any,
@@ -62,17 +62,17 @@ def decode_grid_us(
     out: Floats | None = None,
     threads: int = 1,
 ) -> Floats:
-    """Time every decode step of a grid: plans x lengths x batch sizes.
+    """Time every decode step of plans x lengths x batch sizes.
 
     Parameters
     ----------
     plans : StepPlan or iterable of StepPlan
         What is timed.
     batch_size, kv_len : int or array_like of int, one-dimensional
-        The grid's axes, in any order; it is fastest where they rise.
+        The axes of the product, in any order; it is fastest where they rise.
     out : ndarray of float64, optional
         Where to put the answer; of its shape, and C-contiguous. A new array costs more than the steps do:
-        pass the last one again where many grids are timed.
+        pass the last one again where many are timed.
     threads : int
         Threads to share the rows over; any number gives the same bits.
 
@@ -94,10 +94,10 @@ def decode_grid_us(
     Examples
     --------
     >>> import fastroof
-    >>> from fastroof.sweep import decode_grid_us
+    >>> from fastroof.sweep import decode_times_us
     >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
-    >>> grid = decode_grid_us([plan], batch_size=[1, 8, 64], kv_len=[1024, 4096])
-    >>> grid.shape, bool(grid[0, 1, 2] == plan.decode_us(64, 4096))
+    >>> times_us = decode_times_us([plan], batch_size=[1, 8, 64], kv_len=[1024, 4096])
+    >>> times_us.shape, bool(times_us[0, 1, 2] == plan.decode_us(64, 4096))
     ((1, 2, 3), True)
     """
     chosen = _plan_list(plans)
@@ -109,7 +109,7 @@ def decode_grid_us(
         raise BatchError(f"out must be a float64 array of shape {shape}, a row a plan and kv_len")
     elif not (out.flags.c_contiguous and out.flags.writeable):
         raise BatchError("out must be C-contiguous and writeable")
-    grid_rows_us(chosen, [lengths] * len(chosen), batches, out.reshape(-1), threads)
+    all_rows_us(chosen, [lengths] * len(chosen), batches, out.reshape(-1), threads)
     return out
 
 
@@ -144,7 +144,7 @@ def best_batches(
     Raises
     ------
     PlanRangeError, BatchError, SweepError
-        As :func:`decode_grid_us` does; also if ``batch_size`` is empty or does not rise, or the limit is
+        As :func:`decode_times_us` does; also if ``batch_size`` is empty or does not rise, or the limit is
         not above 0.
 
     Notes
@@ -172,7 +172,7 @@ def best_batches(
     return BestBatches._make(answer.reshape(len(chosen), len(lengths)) for answer in best)
 
 
-def grid_rows_us(
+def all_rows_us(
     plans: Sequence[StepPlan], kv_len: Sequence[Longs], batch_size: Longs, out: Floats, threads: int
 ) -> None:
     """Time all batch sizes at the lengths of each plan, a row a length, plan after plan."""
@@ -282,7 +282,7 @@ def _axis(name: str, value: Any) -> Longs:
 
     sizes = int_array(name, value)
     if sizes.ndim > 1:
-        raise BatchError(f"{name} must be one-dimensional, as an axis of the grid, got shape {sizes.shape}")
+        raise BatchError(f"{name} must be one-dimensional, as an axis, got shape {sizes.shape}")
     # a copy that is contiguous, writeable and apart from the answer
     return np.array(sizes, np.int64, ndmin=1)
 
@@ -295,7 +295,7 @@ def _refuse(plans: Sequence[StepPlan], kv_len: Sequence[Longs], batch_size: Long
     for plan, lengths in zip(plans, kv_len, strict=True):
         if largest > min(plan.max_tokens, plan.max_seqs):
             raise PlanRangeError(
-                f"{plan!r} is smaller than the grid, whose largest batch is {largest}: "
+                f"{plan!r} is smaller than the largest batch, {largest}: "
                 f"compile_plan(..., max_tokens={largest}, max_seqs={largest})"
             )
         raise_sizes(plan, {"batch_size": batch_size, "kv_len": np.ones_like(batch_size)}, 0)

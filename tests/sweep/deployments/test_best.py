@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from fastroof import SweepError, run_sweep
 from fastroof.cli import app
-from fastroof.sweep.deployments.answers import KIND_COLUMNS, Choice, best_deployments
+from fastroof.sweep.best import CHOICE_COLUMNS, Choice, best_deployments
 
 SPEC: dict[str, Any] = {
     "models": ["llama-3.1-8b", "qwen3-32b"],
@@ -58,13 +58,13 @@ def test_it_is_the_best_of_all(
     best = min if is_less_better else max
     for answer in found.answers:
         of_group = [row for row in rows if all(row[name] == value for name, value in answer.group.items())]
-        kinds = {tuple(row[name] for name in KIND_COLUMNS) for row in of_group}
+        kinds = {tuple(row[name] for name in CHOICE_COLUMNS) for row in of_group}
         values = [choice.objective for choice in answer.choices]
         assert values[0] == best(row[column] for row in of_group)
-        assert {tuple(choice.row[name] for name in KIND_COLUMNS) for choice in answer.choices} == kinds
+        assert {tuple(choice.row[name] for name in CHOICE_COLUMNS) for choice in answer.choices} == kinds
         assert len(answer.choices) == len(kinds)
         for choice in answer.choices:
-            kind = [row for row in of_group if all(row[name] == choice.row[name] for name in KIND_COLUMNS)]
+            kind = [row for row in of_group if all(row[name] == choice.row[name] for name in CHOICE_COLUMNS)]
             assert choice.objective == best(row[column] for row in kind)
             assert choice.row in kind
         for one, after in itertools.pairwise(values):

@@ -16,16 +16,15 @@ import pytest
 
 import fastroof
 from fastroof import SweepError, Tables, compile_plan
-from fastroof.columns import DEPLOYMENT_COLUMNS
 from fastroof.compiled import closed_loops
 from fastroof.compiled import deployments as loops
 from fastroof.serving import estimate
-from fastroof.sweep import DeploymentSummary, load_spec, run_sweep, units, work_units
-from fastroof.sweep.deployments import evaluate, plans, rows
-from fastroof.sweep.deployments.bounds import BOUNDS
-from fastroof.sweep.evaluate import evaluate_unit, final_rows, thinned_rows
+from fastroof.sweep import DeploymentSummary, load_spec, run_sweep, work_units
+from fastroof.sweep.deployments import COLUMNS, evaluate, plans, rows, units
+from fastroof.sweep.deployments.step_bounds import BOUNDS
+from fastroof.sweep.deployments.summary import INFEASIBLE
+from fastroof.sweep.kinds import sweep_of
 from fastroof.sweep.sources import load_tables_by_gpu
-from fastroof.sweep.summary import INFEASIBLE
 from fastroof.units import US_PER_MS
 from tests.reference import deployments as naive
 
@@ -132,7 +131,7 @@ def test_threads_and_the_size_of_units_make_no_difference(
     assert pq.read_table(again.output).equals(whole, check_metadata=True)
     monkeypatch.setattr(units, "CANDIDATES_A_UNIT", 5)
     monkeypatch.setattr(units, "KEPT_A_UNIT", 5)
-    monkeypatch.setattr("fastroof.sweep.engine.HELD_ROWS", 3)
+    monkeypatch.setattr("fastroof.sweep.collect.HELD_ROWS", 3)
     assert len(work_units(load_spec(spec))) > 20
     pieces, _ = swept(tmp_path, spec, threads=2)
     assert pq.read_table(pieces.output).equals(whole, check_metadata=True)
@@ -145,23 +144,24 @@ def test_threads_and_the_size_of_units_make_no_difference(
 def test_units_pickle_and_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(units, "CANDIDATES_A_UNIT", 7)
     spec = load_spec({**LIMITED, "k": 2})
-    listed = work_units(spec)
+    sweep = sweep_of(spec)
+    listed = sweep.units()
     assert [unit.number for unit in listed] == list(range(len(listed)))
     assert sum(unit.size for unit in listed) == spec.num_candidates
     assert sum(unit.is_last for unit in listed) == 4
-    tables = load_tables_by_gpu(spec)
-    results = [evaluate_unit(pickle.loads(pickle.dumps(spec)), pickle.loads(pickle.dumps(unit)), tables)
+    tables = load_tables_by_gpu(sweep)
+    results = [pickle.loads(pickle.dumps(sweep)).evaluate(pickle.loads(pickle.dumps(unit)), tables)
                for unit in listed]  # fmt: skip
     results = [pickle.loads(pickle.dumps(result)) for result in results]
     swept_rows = swept(tmp_path, {**LIMITED, "k": 2})[1]
     together = pa.Table.from_batches([result.rows for result in results])
-    assert final_rows(spec, together).to_pylist() == swept_rows
+    assert sweep.ordered(sweep.reduced(together)).to_pylist() == swept_rows
     half = len(results) // 2
     parts = [
-        thinned_rows(spec, pa.Table.from_batches([result.rows for result in part]))
+        sweep.reduced(pa.Table.from_batches([result.rows for result in part]))
         for part in (results[:half], results[half:])
     ]
-    assert final_rows(spec, pa.concat_tables(parts)).to_pylist() == swept_rows
+    assert sweep.ordered(sweep.reduced(pa.concat_tables(parts))).to_pylist() == swept_rows
 
 
 @pytest.mark.loops
@@ -377,8 +377,8 @@ def test_the_file_says_what_made_it_and_every_column_is_documented(tmp_path: Pat
     assert metadata[b"fastroof.version"].decode() == fastroof.__version__
     assert load_spec(json.loads(metadata[b"fastroof.spec"])) == load_spec(SMALL)
     assert json.loads(metadata[b"fastroof.counts"]) == {"evaluated": summary.candidates, **summary.infeasible}
-    assert schema.names == [column.name for column in DEPLOYMENT_COLUMNS]
-    for column in DEPLOYMENT_COLUMNS:
+    assert schema.names == [column.name for column in COLUMNS]
+    for column in COLUMNS:
         about = schema.field(column.name).metadata
         assert about == {b"unit": column.unit.encode(), b"meaning": column.meaning.encode()}
 

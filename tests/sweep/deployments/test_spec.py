@@ -13,11 +13,11 @@ import pytest
 
 from fastroof.errors import SweepError
 from fastroof.sweep import Constraints, DeploymentSpec, load_spec
-from fastroof.sweep import spec as step_spec
-from fastroof.sweep.checks import count_problem
 from fastroof.sweep.deployments import spec as spec_module
-from fastroof.sweep.deployments.amounts import expand_amounts
 from fastroof.sweep.deployments.layouts import Layout, layouts, num_layouts
+from fastroof.sweep.real_ranges import expand_reals
+from fastroof.sweep.spec_values import count_problem
+from fastroof.sweep.steps import spec as step_spec
 
 SMALL: dict[str, Any] = {"models": ["llama-3.1-8b"], "isl": 1000, "osl": 100, "concurrency": [1, 8]}
 
@@ -60,10 +60,7 @@ def test_defaults_and_json() -> None:
     assert load_spec({**SMALL, "k": 3}, {"k": 2, "osl": 7}) == loaded(k=2, osl=7)
 
 
-def test_constants_are_those_of_step_sweeps() -> None:
-    assert spec_module.DTYPES == step_spec.DTYPES
-    assert spec_module.KV_DTYPES == step_spec.KV_DTYPES
-    assert spec_module.MAX_ROWS == step_spec.MAX_ROWS
+def test_the_longest_request_is_a_length_of_step_sweeps() -> None:
     assert 2 * max(spec_module._LARGEST[key] for key in ("isl", "osl")) <= step_spec.MAX_KV_LEN
 
 
@@ -71,6 +68,7 @@ def test_constants_are_those_of_step_sweeps() -> None:
     ("changes", "message"),
     [
         ({"isl": []}, "isl: the list is empty"),
+        ({"tpot_ms": 30}, "tpot_ms: no such key; did you mean constraints.tpot_ms? "),
         ({"isl": {"start": 9, "stop": 2, "step": 1}}, "isl: the range is empty: start 9 is above stop 2"),
         ({"osl": 0}, "osl: got 0 at position 0, need whole numbers from 1"),
         ({"concurrency": [4, -1]}, "concurrency: got -1 at position 1"),
@@ -167,7 +165,7 @@ def test_layouts() -> None:
     ],
 )
 def test_amounts(given: Any, expanded: tuple[float, ...]) -> None:
-    assert expand_amounts(given, 0, 10) == pytest.approx(expanded)
+    assert expand_reals(given, 0, 10) == pytest.approx(expanded)
 
 
 @pytest.mark.parametrize(
@@ -195,13 +193,13 @@ def test_amounts(given: Any, expanded: tuple[float, ...]) -> None:
 )
 def test_wrong_amounts_are_named(given: Any, message: str) -> None:
     with pytest.raises(ValueError, match=r"got|need|list|range|must|values") as caught:
-        expand_amounts(given, 0, 10, above=True)
+        expand_reals(given, 0, 10, above=True)
     assert message in str(caught.value)
 
 
 def test_no_geometric_range_starts_at_zero() -> None:
     with pytest.raises(ValueError, match="factor cannot start at 0"):
-        expand_amounts({"start": 0, "stop": 1, "factor": 2}, 0, 1)
+        expand_reals({"start": 0, "stop": 1, "factor": 2}, 0, 1)
 
 
 def test_paths_lie_beside_the_file(tmp_path: Path) -> None:

@@ -1,0 +1,130 @@
+"""What the rest of a sweep needs to know of its kind: a protocol that each kind of sweep keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from fastroof.columns import Column
+from fastroof.sweep.spec import SweepSpec
+from fastroof.sweep.units import UnitResult, WorkUnit
+
+# Cutting a sweep into units needs neither numba nor pyarrow.
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from fastroof.sweep.sources import GpuTables
+
+__all__ = ["Summary", "SweepKind", "SweepTotals"]
+
+
+class SweepTotals(NamedTuple):
+    """What all units of a sweep came to, for its summary.
+
+    Attributes
+    ----------
+    evaluated : int
+        Evaluations, the infeasible ones included.
+    infeasible : dict of str to int
+        Those of them that are infeasible, by reason.
+    skipped : dict of str to tuple of str
+        Names of what was left out whole, by reason.
+    for_summary : list of dict
+        What the units' results had for the summary, in the units' order.
+    best_rows : list of dict
+        What :meth:`SweepKind.best_rows` keeps of the rows.
+    num_rows : int
+        Rows written.
+    evaluate_s, total_s : float
+        Seconds spent evaluating, summed over threads, and of the whole call.
+    output : Path
+        The results.
+    """
+
+    evaluated: int
+    infeasible: dict[str, int]
+    skipped: dict[str, tuple[str, ...]]
+    for_summary: list[dict[str, Any]]
+    best_rows: list[dict[str, Any]]
+    num_rows: int
+    evaluate_s: float
+    total_s: float
+    output: Path
+
+
+class Summary(Protocol):
+    """What a sweep hands back."""
+
+    @property
+    def kind(self) -> str:
+        """Name of the kind of sweep."""
+
+    def document(self) -> dict[str, Any]:
+        """Return it as values that JSON has, but for paths."""
+
+
+class SweepKind(Protocol):
+    """A sweep of some kind: a spec, and what is done with it. Small and picklable.
+
+    Everything else in this package, engines, checkpoints, shards and results files, knows a sweep by this
+    alone; :mod:`fastroof.sweep.kinds` lists the kinds.
+
+    Attributes
+    ----------
+    name : str
+        Name of the kind: ``steps`` or ``deployments``.
+    spec : SweepSpec
+        What is swept.
+    gpus, runtimes : sequence of str
+        The GPUs and runtimes that the spec names.
+    columns : tuple of Column
+        Of the results.
+    steps_per_evaluation : int
+        Steps that one evaluation times, about: how much work it is.
+    has_final_rows : bool
+        Whether a unit's rows are in the results as they are, and in the units' order; otherwise the rows of
+        units are put together, reduced and ordered.
+    lost_whole : mapping of str to str
+        Reasons in the counts for which nothing is evaluated, and what to say of them; nothing where the
+        units say it themselves.
+    """
+
+    @property
+    def name(self) -> str: ...  # noqa: D102 - attributes, which the docstring of the class explains
+    @property
+    def spec(self) -> SweepSpec: ...  # noqa: D102
+    @property
+    def gpus(self) -> Sequence[str]: ...  # noqa: D102
+    @property
+    def runtimes(self) -> Sequence[str]: ...  # noqa: D102
+    @property
+    def columns(self) -> tuple[Column, ...]: ...  # noqa: D102
+    @property
+    def steps_per_evaluation(self) -> int: ...  # noqa: D102
+    @property
+    def has_final_rows(self) -> bool: ...  # noqa: D102
+    @property
+    def lost_whole(self) -> Mapping[str, str]: ...  # noqa: D102
+
+    def units(self) -> list[WorkUnit]:
+        """Cut the sweep into units, always the same ones, in the order of the rows."""
+
+    def evaluate(self, unit: WorkUnit, tables_by_gpu: Mapping[str, GpuTables]) -> UnitResult:
+        """Evaluate one of the units: the same whatever else was evaluated, and wherever."""
+
+    def reduced(self, rows: pa.Table) -> pa.Table:
+        """Drop rows that cannot be kept, out of those of some units in their order; the order stays.
+
+        It may be done at any time, any number of times: the result is the same in the end. Rows may have
+        more columns than the results.
+        """
+
+    def ordered(self, rows: pa.Table) -> pa.Table:
+        """Put what is left of all units' rows in the order of the results."""
+
+    def best_rows(self, rows: pa.Table) -> pa.Table:
+        """Take the rows that the summary names; as with reducing, parts may come first."""
+
+    def summary(self, totals: SweepTotals) -> Any:
+        """Make what the sweep hands back."""

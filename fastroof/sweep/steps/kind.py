@@ -1,0 +1,91 @@
+"""The kind of sweep that times decode steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from fastroof.columns import Column
+from fastroof.sweep.kind import SweepTotals
+from fastroof.sweep.steps.columns import step_columns
+from fastroof.sweep.steps.spec import StepSpec
+from fastroof.sweep.steps.summary import BestStep, StepSummary, with_standings
+from fastroof.sweep.steps.units import step_pieces
+from fastroof.sweep.units import UnitResult, WorkUnit, numbered_units
+
+# Cutting a sweep into units needs neither numba nor pyarrow; whatever needs them is imported when it runs.
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from fastroof.sweep.sources import GpuTables
+
+__all__ = ["StepSweep"]
+
+
+@dataclass(frozen=True)
+class StepSweep:
+    """A sweep over steps: keeps :class:`fastroof.sweep.kind.SweepKind`.
+
+    An evaluation is one decode step. A unit's rows are those of the results: which batch of a length is the
+    best depends on no other length.
+    """
+
+    spec: StepSpec
+
+    name: ClassVar[str] = "steps"
+    steps_per_evaluation: ClassVar[int] = 1
+    has_final_rows: ClassVar[bool] = True
+    lost_whole: ClassVar[Mapping[str, str]] = {}
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """The GPU that the spec names."""
+        return (self.spec.gpu,)
+
+    @property
+    def runtimes(self) -> tuple[str, ...]:
+        """The runtime that the spec names."""
+        return (self.spec.runtime,)
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """Columns of the results."""
+        return step_columns(self.spec.keep)
+
+    def units(self) -> list[WorkUnit]:
+        """Cut the sweep into plans, and long ones into slices of their lengths."""
+        return numbered_units(step_pieces(self.spec))
+
+    def evaluate(self, unit: WorkUnit, tables_by_gpu: Mapping[str, GpuTables]) -> UnitResult:
+        """Time a unit's steps."""
+        from fastroof.sweep.steps.evaluate import evaluate_steps
+
+        return evaluate_steps(self.spec, unit, tables_by_gpu[unit.plan.gpu])
+
+    def reduced(self, rows: pa.Table) -> pa.Table:
+        """Keep all rows: a unit has reduced its own."""
+        return rows
+
+    def ordered(self, rows: pa.Table) -> pa.Table:
+        """Leave rows in the order of the units."""
+        return rows
+
+    def best_rows(self, rows: pa.Table) -> pa.Table:
+        """Take none: units say what their plan's best step is."""
+        return rows.slice(0, 0)
+
+    def summary(self, totals: SweepTotals) -> StepSummary:
+        """Name the best step of each plan."""
+        best = with_standings([BestStep(**step) for step in totals.for_summary])
+        return StepSummary(
+            best=best,
+            plans=len(best),
+            evaluations=totals.evaluated,
+            rows=totals.num_rows,
+            infeasible=totals.infeasible,
+            skipped=totals.skipped,
+            evaluate_s=totals.evaluate_s,
+            total_s=totals.total_s,
+            output=totals.output,
+        )
