@@ -35,7 +35,8 @@ from fastroof.serving import (
     match_workers,
 )
 from fastroof.serving.evidence.validation import run_validation
-from fastroof.sweep import best_batches, decode_grid_us
+from fastroof.sweep import best_batches
+from fastroof.sweep import decode_times_us as decode_grid_us
 from kernels_bench.grid.grid import grid_names, load_grid
 
 __all__ = [
