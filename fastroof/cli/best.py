@@ -28,9 +28,9 @@ A runner-up is the best deployment of another GPU, mode, tp, dtype, KV cache or 
 \b
 JSON: objective, candidates, skipped (plans that could not be compiled), total_s, answers: one object a model
 and load [group, candidates, feasible, infeasible (reason: candidates), choices: the best first, one object a
-deployment [objective, behind (share of the best), is_tie (no further behind than errors say), at_edge (at the
-largest load of the specification), margins [name, value, limit, left (share of the limit)], row (the columns
-of a sweep's results)]].
+deployment [objective, relative_error (of a decode step's time), behind (share of the best), is_tie (no
+further behind than errors say), at_edge (at the largest load of the specification), margins [name, value,
+limit, left (share of the limit)], row (the columns of a sweep's results)]].
 """
 
 _EQUAL: Final = 1e-8

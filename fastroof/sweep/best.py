@@ -52,6 +52,8 @@ class Choice(NamedTuple):
         Values by the names of :data:`fastroof.sweep.deployments.COLUMNS`.
     objective : float
         Value of the spec's objective.
+    relative_error : float or None
+        Standard error of the deployment's mean decode step over it; None where it is unknown.
     behind : float
         How much less of it than the best, as a share of the best; of cost how much more. 0 for the best.
     is_tie : bool
@@ -64,6 +66,7 @@ class Choice(NamedTuple):
 
     row: dict[str, Any]
     objective: float
+    relative_error: float | None
     behind: float
     is_tie: bool
     margins: tuple[Margin, ...]
@@ -255,7 +258,8 @@ def _choice(spec: DeploymentSpec, objective: str, row: dict[str, Any], best: dic
     load = "concurrency" if spec.request_rate is None else "request_rate_per_s"
     given = spec.load_axes[load]
     at_edge = len(given) > 1 and row[load] == given[-1] and load not in spec.per
-    return Choice(row, row[objective], abs(1.0 - ratio), is_tie, _margins(spec, row), at_edge)
+    behind = abs(1.0 - ratio)
+    return Choice(row, row[objective], errors[0], behind, is_tie, _margins(spec, row), at_edge)
 
 
 def _margins(spec: DeploymentSpec, row: Mapping[str, Any]) -> tuple[Margin, ...]:

@@ -89,6 +89,7 @@ def test_why_it_is_the_best() -> None:
     assert (first.behind, first.is_tie) == (0.0, False)
     for choice in answer.choices:
         assert {margin.name for margin in choice.margins} == {"ttft_ms", "tpot_ms"}
+        assert choice.relative_error == choice.row["relative_error"]
         for margin in choice.margins:
             assert margin.value == choice.row[margin.name] <= margin.limit
             assert margin.left == 1 - margin.value / margin.limit
