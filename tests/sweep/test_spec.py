@@ -144,7 +144,7 @@ def test_a_list_that_is_too_long_is_refused() -> None:
         ({"tpot_ms": True}, "tpot_ms: got True"),
         ({"report_kv_len": 0}, "report_kv_len: got 0, need a whole number from 1"),
         ({"keep": "some"}, "keep: got 'some', need 'best' or 'all'"),
-        ({"batchsize": 3}, "batchsize: no such key; did you mean batch_size? the keys are gpu, tables"),
+        ({"batchsize": 3}, "batchsize: no such key; did you mean batch_size? the keys are models, tables"),
         ({1: 3}, "1: no such key; the keys are"),
     ],
 )
