@@ -23,7 +23,9 @@ DATASHEET: Final = "datasheet"
 MAX_ROWS: Final = 20_000_000
 """Most rows that a sweep writes."""
 
-_CHOICES: Final = {"dtype": ("bf16", "fp8", "fp8_block"), "kv_dtype": ("bf16", "fp8")}
+DTYPES: Final = ("bf16", "fp8", "fp8_block")
+KV_DTYPES: Final = ("bf16", "fp8")
+_CHOICES: Final = {"dtype": DTYPES, "kv_dtype": KV_DTYPES}
 
 Sizes = Annotated[tuple[int, ...], WithJsonSchema(SIZES_SCHEMA)]
 Names = Annotated[tuple[str, ...], WithJsonSchema(NAMES_SCHEMA)]
@@ -47,8 +49,8 @@ class SweepSpec(BaseModel):
     method: Literal["roofline", "linear_mfu", "nearest", "floor"] = Field(
         "roofline", description="one of roofline, linear_mfu, nearest, floor"
     )
-    dtype: Names = Field(("bf16",), description=f"a list out of {', '.join(_CHOICES['dtype'])}")
-    kv_dtype: Names = Field(("bf16",), description=f"a list out of {', '.join(_CHOICES['kv_dtype'])}")
+    dtype: Names = Field(("bf16",), description=f"a list out of {', '.join(DTYPES)}")
+    kv_dtype: Names = Field(("bf16",), description=f"a list out of {', '.join(KV_DTYPES)}")
 
     @field_validator("tables", mode="before")
     @classmethod

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from fastroof.errors import SweepError
 from fastroof.models import load_model, model_names
 from fastroof.sweep import StepSpec, load_spec
+from fastroof.sweep import spec as common
 from fastroof.sweep.ranges import MAX_SIZES, expand_sizes
 from fastroof.sweep.steps import spec as spec_module
 
@@ -213,8 +214,8 @@ def test_constants_are_the_plans() -> None:
     from fastroof.plan import options as plan
     from fastroof.tables import lookup
 
-    assert spec_module.DTYPES == plan.DTYPES
-    assert spec_module.KV_DTYPES == plan.KV_DTYPES
+    assert common.DTYPES == plan.DTYPES
+    assert common.KV_DTYPES == plan.KV_DTYPES
     assert spec_module.MAX_KV_LEN == MAX_KV_LEN
     assert spec_module.MAX_BATCH_SIZE <= plan.LARGEST_PLAN
     assert StepSpec.model_fields["method"].annotation.__args__ == lookup.METHODS  # type: ignore[union-attr]
