@@ -53,14 +53,18 @@ UNIT_SIZE = 5
 SLOW_CHILD = """
 import sys, time
 from fastroof.sweep import checkpoint
-from fastroof.sweep.steps import StepSweep, units
+from fastroof.sweep.deployments import DeploymentSweep, units as deployment_units
+from fastroof.sweep.steps import StepSweep, units as step_units
 checkpoint.PART_EVERY_S = 0.0
-units.EVALUATIONS_A_UNIT = units.ROWS_A_UNIT = {size}
-evaluate = StepSweep.evaluate
-def slowly(*args):
-    time.sleep(0.03)
-    return evaluate(*args)
-StepSweep.evaluate = slowly
+step_units.EVALUATIONS_A_UNIT = step_units.ROWS_A_UNIT = {size}
+deployment_units.CANDIDATES_A_UNIT = deployment_units.KEPT_A_UNIT = {size}
+def slowed(evaluate):
+    def slowly(*args):
+        time.sleep(0.03)
+        return evaluate(*args)
+    return slowly
+for kind in (StepSweep, DeploymentSweep):
+    kind.evaluate = slowed(kind.evaluate)
 from fastroof.cli import main
 main()
 """
