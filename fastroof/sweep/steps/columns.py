@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from fastroof.columns import Column
-from fastroof.sweep.columns import DTYPE, GPU, KV_DTYPE, MODEL, RUNTIME, WEIGHT_BYTES
+from fastroof.columns import DTYPE, KV_DTYPE, Column
+from fastroof.sweep.columns import GPU, MODEL, RUNTIME, WEIGHT_BYTES
 
 __all__ = ["COLUMNS", "step_columns"]
 
