@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fastroof.arrays import Ints
 from fastroof.columns import ORIGIN_MODELLED
 from fastroof.compiled.search import curve_point
 from fastroof.operators.attention_work import attention_bytes, attention_flops
@@ -13,7 +14,6 @@ from fastroof.plan.attention import AttentionTimes, attention_times
 from fastroof.plan.curves import RowCurve, row_cost
 from fastroof.plan.rows import rows_of
 from fastroof.run import StepBatch, StepTimes, run_batch
-from fastroof.run.arrays import Ints
 from fastroof.units import DTYPE_BYTES, US_PER_S
 
 if TYPE_CHECKING:

@@ -1,0 +1,75 @@
+"""A naive step of a model with layers of several kinds: one lookup per operator and kind, summed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastroof.models import ModelSpec
+from fastroof.models.precision import Precision
+from fastroof.models.step import step_calls
+from fastroof.operators.calls import AllReduce, AttentionCall, Gemm, Parallel
+from tests.reference import steps
+
+__all__ = ["step_us"]
+
+Request = tuple[int, int]
+
+
+def step_us(plan: Any, tables: Any, requests: list[Request]) -> float:
+    """Sum of the lookups of every layer, us."""
+    model: ModelSpec = plan.model
+    quantise = False
+    calls = step_calls(model, plan.layout, Precision(plan.dtype, plan.kv_dtype, quantise))
+    is_decode_only = all(new == 1 and context > 0 for new, context in requests)
+    rows = {"tokens": sum(new for new, _ in requests), "sequences": len(requests)}
+    rows["expert_tokens"] = rows["tokens"] * plan.layout.dp
+    total = sum(
+        _call_us(tables, call, rows, requests, is_decode_only) for call in (*calls.before, *calls.after)
+    )
+    for group, of_layer in zip(model.layers, calls.layers, strict=True):
+        for _ in range(group.count):
+            total += sum(_call_us(tables, call, rows, requests, is_decode_only) for call in of_layer)
+    return total
+
+
+def _call_us(tables: Any, call: Any, rows: dict[str, int], requests: list[Request], alone: bool) -> float:
+    if isinstance(call, Parallel):
+        return max(sum(_call_us(tables, c, rows, requests, alone) for c in path) for path in call.paths)
+    if isinstance(call, AttentionCall):
+        return call.times * _attention_us(tables, call, requests)
+    if call.steps == ("with_prefill" if alone else "decode_only"):
+        return 0.0
+    count = rows[call.rows]
+    if isinstance(call, Gemm):
+        us = tables.lookup("gemm", m=count, n=call.n, k=call.k, dtype=call.dtype).latency_us
+    elif isinstance(call, AllReduce):
+        message_bytes = int(count * call.row_bytes)
+        us = tables.lookup("allreduce", num_gpus=call.num_gpus, message_bytes=message_bytes).latency_us
+    else:
+        launch_us, bytes_per_us = steps.streaming(tables)
+        us = launch_us + count * call.row_bytes / bytes_per_us
+    return call.times * float(us)
+
+
+def _attention_us(tables: Any, call: AttentionCall, requests: list[Request]) -> float:
+    heads: dict[str, Any] = {
+        "num_q_heads": call.num_q_heads,
+        "num_kv_heads": call.num_kv_heads,
+        "head_dim": call.head_dim,
+        "kv_dtype": call.kv_dtype,
+    }
+    total = 0.0
+    decodes = [context + 1 for new, context in requests if new == 1 and context > 0]
+    chunks = [new for new, context in requests if not (new == 1 and context > 0)]
+    if decodes:
+        # equal decodes: lookups are at whole sizes
+        assert len(set(decodes)) == 1
+        found = tables.lookup("attention_decode", batch_size=len(decodes), kv_len=decodes[0], **heads)
+        total += float(found.latency_us)
+    if chunks:
+        assert len(set(chunks)) == 1
+        found = tables.lookup(
+            "attention_prefill", q_len=chunks[0], kv_len=chunks[0], batch_size=len(chunks), **heads
+        )
+        total += float(found.latency_us)
+    return total
