@@ -60,8 +60,8 @@ def engines(as_json: Json = False) -> None:
     known = [(profile.name, kernel) for profile in profiles for kernel in profile.kernels.operators]
     if known:
         console().print()
-        columns = ("runtime", "operator", "where", "source", "version", "dtype", "kernel")
-        print_table(columns, [_kernel_cells(name, kernel) for name, kernel in known], left=columns)
+        parts = ("runtime", "operator", "where", "source", "version", "dtype", "kernel")
+        print_table(parts, [_kernel_cells(name, kernel) for name, kernel in known], left=parts)
 
 
 def _cells(profile: EngineProfile) -> tuple[str, ...]:

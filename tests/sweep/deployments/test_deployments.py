@@ -184,8 +184,11 @@ def test_a_histogram_counts_every_feasible_candidate(tmp_path: Path) -> None:
 
 
 @pytest.mark.loops
-def test_a_request_rate_is_made_by_the_clients_that_it_needs(tmp_path: Path, h100: Tables) -> None:
-    spec = {**SMALL, "isl": 3000, "osl": 200, "concurrency": None, "total_gpus": 2}
+@pytest.mark.parametrize("runtime", ["vllm", "trtllm"])
+def test_a_request_rate_is_made_by_the_clients_that_it_needs(
+    tmp_path: Path, h100: Tables, runtime: str
+) -> None:
+    spec = {**SMALL, "isl": 3000, "osl": 200, "concurrency": None, "total_gpus": 2, "runtime": runtime}
     spec |= {"request_rate": [0.01, 1.0, 5.5, 9.0, 1000.0], "keep": "all"}
     del spec["concurrency"]
     summary, found = swept(tmp_path, spec)
@@ -197,7 +200,7 @@ def test_a_request_rate_is_made_by_the_clients_that_it_needs(tmp_path: Path, h10
         # Little's law
         seconds = row["request_latency_ms"] / 1e3
         assert row["concurrency"] == pytest.approx(row["request_rate_per_s"] * seconds, rel=1e-9)
-        plan = compile_plan("llama-3.1-8b", "h100", h100, tp=row["tp"], runtime="vllm", max_tokens=9000)
+        plan = compile_plan("llama-3.1-8b", "h100", h100, tp=row["tp"], runtime=runtime, max_tokens=9000)
         clients = max(row["concurrency"] / row["replicas"], 1.0)
         truth = estimate(plan, 3000, 200, clients, max_kv_tokens=row["max_kv_tokens"])
         assert row["tpot_ms"] == pytest.approx(truth.tpot_ms, rel=1e-3)
@@ -207,9 +210,9 @@ def test_a_request_rate_is_made_by_the_clients_that_it_needs(tmp_path: Path, h10
 
 
 @pytest.mark.loops
-@pytest.mark.parametrize("isl", [500, 4000])
-def test_the_highest_rate_is_that_of_all_the_clients_that_fit(tmp_path: Path, isl: int) -> None:
-    spec = {"models": "llama-3.1-8b", "tp": 1, "isl": isl, "osl": 300, "keep": "all"}
+@pytest.mark.parametrize(("isl", "runtime"), [(500, "vllm"), (4000, "vllm"), (4000, "trtllm")])
+def test_the_highest_rate_is_that_of_all_the_clients_that_fit(tmp_path: Path, isl: int, runtime: str) -> None:
+    spec = {"models": "llama-3.1-8b", "tp": 1, "isl": isl, "osl": 300, "runtime": runtime, "keep": "all"}
     (full,) = swept(tmp_path, {**spec, "concurrency": 5000})[1]
     rates = [full["requests_per_s"] * share for share in (0.9, 1.0, 1.05, 2.0)]
     summary, found = swept(tmp_path, {**spec, "request_rate": rates})
@@ -240,11 +243,14 @@ def test_disaggregated_workers_make_a_rate_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.loops
+@pytest.mark.parametrize("is_chunked", [True, False])
 def test_a_prompt_found_in_the_prefix_cache_costs_no_prefill_and_all_of_its_context(
-    tmp_path: Path, h100: Tables
+    tmp_path: Path, h100: Tables, is_chunked: bool
 ) -> None:
     spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 4000, "osl": [1, 100], "concurrency": [1, 30, 600]}
-    spec |= {"prefix_hit": [0.0, 0.5, 0.9], "runtime": "kernels", "keep": "all"}
+    engine = tmp_path / "engine.toml"
+    engine.write_text(f"scheduling.chunked_prefill = {str(is_chunked).lower()}")
+    spec |= {"prefix_hit": [0.0, 0.5, 0.9], "runtime": str(engine), "keep": "all"}
     _, found = swept(tmp_path, spec)
     plan = compile_plan("llama-3.1-8b", "h100", h100)
     by = {(row["osl"], row["concurrency"], row["prefix_hit"]): row for row in found}
