@@ -53,21 +53,24 @@ def attention_variance(errors: AttentionErrors, batch: Floats, length: Floats) -
 
 def attention_errors(operator: AttentionOperator, tables: Tables, shape: HeadShape) -> AttentionErrors:
     """Local errors of the tables behind a head shape, over (batch size, length)."""
-    made = tables.kept("local errors")
-    if (operator.name, shape) not in made:
-        served = operator.grid(tables, shape)
-        factor = _factor(operator, tables, shape.kv_dtype)
-        lenders = []
-        borrowed = 0.0
-        for lender in served.lenders:
-            where = (operator.name, "lender", lender)
-            if where not in made:
-                made[where] = calibrated_errors(_measured_grid(operator, tables, lender), factor)
-            lenders.append((shape.num_kv_heads / lender.num_kv_heads, made[where]))
-            if served.borrowed:
-                borrowed = max(borrowed, _borrowing_error(shape, lender) ** 2)
-        made[operator.name, shape] = AttentionErrors(tuple(lenders), borrowed)
-    return made[operator.name, shape]  # type: ignore[no-any-return]
+    served = operator.grid(tables, shape)
+    lenders = []
+    borrowed = 0.0
+    for lender in served.lenders:
+        lenders.append((shape.num_kv_heads / lender.num_kv_heads, _lender_errors(operator, tables, lender)))
+        if served.borrowed:
+            borrowed = max(borrowed, _borrowing_error(shape, lender) ** 2)
+    return AttentionErrors(tuple(lenders), borrowed)
+
+
+def _lender_errors(operator: AttentionOperator, tables: Tables, lender: HeadShape) -> LocalErrors:
+    """Local errors of one measured table."""
+
+    def errors() -> LocalErrors:
+        factor = _factor(operator, tables, lender.kv_dtype)
+        return calibrated_errors(_measured_grid(operator, tables, lender), factor)
+
+    return tables.once(("local errors", operator.name, lender), errors)
 
 
 def _borrowing_error(wanted: HeadShape, lender: HeadShape) -> float:
@@ -89,10 +92,9 @@ def _measured_grid(operator: AttentionOperator, tables: Tables, shape: HeadShape
 
 def _factor(operator: AttentionOperator, tables: Tables, kv_dtype: str) -> float:
     """Calibration over all measured head shapes of one KV dtype."""
-    made = tables.kept("local errors")
-    if (operator.name, kv_dtype) not in made:
+
+    def factor() -> float:
         alike = [shape for shape in operator.shapes(tables) if shape.kv_dtype == kv_dtype]
-        made[operator.name, kv_dtype] = calibration_factor(
-            _measured_grid(operator, tables, shape) for shape in alike
-        )
-    return made[operator.name, kv_dtype]  # type: ignore[no-any-return]
+        return calibration_factor(_measured_grid(operator, tables, shape) for shape in alike)
+
+    return tables.once(("calibration", operator.name, kv_dtype), factor)

@@ -145,17 +145,17 @@ class AttentionOperator(AttentionRows):
         MissingTableError
             If nothing with this head_dim and kv_dtype was measured.
         """
-        made = tables.kept("attention grids")
-        if (self.name, shape) not in made:
 
-            def grid_of(lender: HeadShape) -> PackedGrid:
-                return tables.packed(self, (*lender, 0))  # type: ignore[no-any-return]
+        def grid_of(lender: HeadShape) -> PackedGrid:
+            return tables.packed(self, (*lender, 0))
 
-            def bound_of(wanted: HeadShape, launch_us: float) -> BatchBound:
-                return self.bound(wanted, tables.gpu, launch_us)
+        def bound_of(wanted: HeadShape, launch_us: float) -> BatchBound:
+            return self.bound(wanted, tables.gpu, launch_us)
 
-            made[self.name, shape] = attention_grid(shape, self.shapes(tables), grid_of, bound_of)
-        return made[self.name, shape]  # type: ignore[no-any-return]
+        def grid() -> AttentionGrid:
+            return attention_grid(shape, self.shapes(tables), grid_of, bound_of)
+
+        return tables.once(("attention grids", self.name, shape), grid)
 
     def prefix_us(self, tables: Tables, shape: HeadShape) -> tuple[float, float]:
         """Price of a prefix: us per (query, prefix token) pair, us per prefix token."""
@@ -171,26 +171,24 @@ class AttentionOperator(AttentionRows):
 
     def ready(self, tables: Tables, key: Key) -> _Ready:
         """A head shape's table with what its points need."""
-        made = tables.kept("lookup")
-        if (self.name, key) not in made:
-            shape = HeadShape(*key[:4])
-            served = self.grid(tables, shape)
-            grid = served.grid
-            axes, guides = joined_axes([grid.y_axis, grid.x_axis])
-            flags = np.maximum(
-                grid.flags.astype(np.uint8), ORIGIN_BORROWED if served.borrowed else ORIGIN_MEASURED
-            )
-            one = float(attention_flops(1, 1, 1, 1)) * shape.num_q_heads * shape.head_dim
-            made[self.name, key] = _Ready(
-                grid,
-                GuidedGrid(axes, guides, grid.cells.ravel(), cell_origins(flags).ravel())
-                if len(guides)
-                else None,
-                served.borrowed,
-                unit_us(tables.gpu, "bf16", one),
-                self.prefix_us(tables, shape),
-            )
-        return made[self.name, key]  # type: ignore[no-any-return]
+        return tables.once(("ready", self.name, key), lambda: self._made_ready(tables, HeadShape(*key[:4])))
+
+    def _made_ready(self, tables: Tables, shape: HeadShape) -> _Ready:
+        served = self.grid(tables, shape)
+        grid = served.grid
+        axes, guides = joined_axes([grid.y_axis, grid.x_axis])
+        flags = np.maximum(
+            grid.flags.astype(np.uint8), ORIGIN_BORROWED if served.borrowed else ORIGIN_MEASURED
+        )
+        one = float(attention_flops(1, 1, 1, 1)) * shape.num_q_heads * shape.head_dim
+        guided = GuidedGrid(axes, guides, grid.cells.ravel(), cell_origins(flags).ravel())
+        return _Ready(
+            grid,
+            guided if len(guides) else None,
+            served.borrowed,
+            unit_us(tables.gpu, "bf16", one),
+            self.prefix_us(tables, shape),
+        )
 
     def own_us(self, table: _Ready, method: str, at: tuple[Floats, Floats], out: Floats, origin: Any) -> None:
         """Look (batch, length) up without a prefix."""

@@ -238,7 +238,7 @@ class GemmOperator(PerRowOperator):
             If none of that dtype was measured.
         """
         is_smoothed = smoothing != "none" and dtype == "bf16"
-        return tables.packed(self, (dtype,), "median3" if is_smoothed else "")  # type: ignore[no-any-return]
+        return tables.packed(self, (dtype,), "median3" if is_smoothed else "")
 
     def look_up(self, tables: Tables, method: str, key: Key, sizes: list[Floats], answers: Answers) -> None:
         """Look GEMMs of one dtype up at (m, n, k)."""
@@ -261,27 +261,25 @@ class GemmOperator(PerRowOperator):
 
     def _log2_axes(self, tables: Tables, key: Key) -> tuple[Floats, Floats, Floats]:
         """Axes m, n and k of a table in log2: made once and kept with the tables."""
-        made = tables.kept("log2 axes")
-        if (self.name, key) not in made:
+
+        def log2_axes() -> tuple[Floats, Floats, Floats]:
             packed = self.packed(tables, *key)
             with np.errstate(divide="ignore"):
-                made[self.name, key] = (
-                    np.log2(packed.m_axis),
-                    np.log2(packed.n_axis),
-                    np.log2(packed.k_axis),
-                )
-        return made[self.name, key]  # type: ignore[no-any-return]
+                return np.log2(packed.m_axis), np.log2(packed.n_axis), np.log2(packed.k_axis)
+
+        return tables.once(("log2 axes", self.name, key), log2_axes)
 
     def local_errors(self, tables: Tables, dtype: str) -> LocalErrors:
         """Local errors of the GEMMs of one dtype, over (m, n, k)."""
-        made = tables.kept("local errors")
-        if (self.name, dtype) not in made:
+
+        def errors() -> LocalErrors:
             rows = tables.rows(self, (dtype,))
             latency_us = rows["latency_us"]
             sizes = tuple(rows[name].astype(np.float64) for name in self.axis_names)
             bound_us = self.roofline(dtype, tables.gpu, float(latency_us.min()))
-            made[self.name, dtype] = calibrated_errors(measured_grid(sizes, latency_us, bound_us))
-        return made[self.name, dtype]  # type: ignore[no-any-return]
+            return calibrated_errors(measured_grid(sizes, latency_us, bound_us))
+
+        return tables.once(("local errors", self.name, dtype), errors)
 
     def relative_error(self, tables: Tables, key: Key, sizes: list[Floats], latency_us: Floats) -> Floats:
         """One standard error over the latency."""

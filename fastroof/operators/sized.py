@@ -82,7 +82,7 @@ class SizedOperator(Operator):
         MissingTableError
             If it was not measured.
         """
-        return tables.packed(self, key)  # type: ignore[no-any-return]
+        return tables.packed(self, key)
 
     def look_up(self, tables: Tables, method: str, key: Key, sizes: list[Floats], answers: Answers) -> None:
         """Look one kernel up; methods other than roofline keep size / latency, as MFU is for a curve."""
@@ -109,14 +109,16 @@ class SizedOperator(Operator):
 
     def local_errors(self, tables: Tables, key: Key) -> LocalErrors:
         """Local errors of one kernel, calibrated over those with the first and the last key in common."""
-        made = tables.kept("local errors")
-        if (self.name, key) not in made:
-            where = (self.name, key[0], key[-1])
-            if where not in made:
-                alike = [k for k in tables.groups(self.name) if k[0] == key[0] and k[-1] == key[-1]]
-                made[where] = calibration_factor(self._measured_grid(tables, k) for k in alike)
-            made[self.name, key] = calibrated_errors(self._measured_grid(tables, key), made[where])
-        return made[self.name, key]  # type: ignore[no-any-return]
+
+        def factor() -> float:
+            alike = [k for k in tables.groups(self.name) if k[0] == key[0] and k[-1] == key[-1]]
+            return calibration_factor(self._measured_grid(tables, k) for k in alike)
+
+        def errors() -> LocalErrors:
+            shared = tables.once(("calibration", self.name, key[0], key[-1]), factor)
+            return calibrated_errors(self._measured_grid(tables, key), shared)
+
+        return tables.once(("local errors", self.name, key), errors)
 
     def relative_error(self, tables: Tables, key: Key, sizes: list[Floats], latency_us: Floats) -> Floats:
         """One standard error over the latency."""

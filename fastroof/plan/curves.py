@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -66,8 +66,7 @@ class CurveSource(Protocol):
 
 def per_row(call: RowOperator) -> PerRowOperator:
     """Return the operator of a call."""
-    operator: Any = OPERATORS[call.operator]
-    return operator  # type: ignore[no-any-return]
+    return cast(PerRowOperator, OPERATORS[call.operator])
 
 
 def row_values(curve: RowCurve, max_rows: int) -> tuple[Floats, Flags]:

@@ -7,13 +7,12 @@ from typing import Any
 
 from fastroof.arrays import Flags, Floats
 from fastroof.errors import PlanError
-from fastroof.lazy_property import lazy_property
 from fastroof.operators.attention import ATTENTION, ATTENTION_PREFILL
 from fastroof.operators.attention_work import HeadShape
 from fastroof.operators.calls import RowOperator
 from fastroof.operators.gemm import GEMM
 from fastroof.operators.operator import METHODS
-from fastroof.operators.rows import CurveOptions
+from fastroof.operators.rows import CurveOptions, RowNodes
 from fastroof.plan.curves import RowCurve, per_row, row_values
 from fastroof.tables import Tables
 
@@ -38,10 +37,6 @@ class TableCurves:
         """How the tables are read."""
         return CurveOptions(self.method, self.gemm_smoothing, self.fp8_scales)
 
-    @lazy_property
-    def _made(self) -> dict[Any, Any]:
-        return self.tables.kept(("curves", *self.options))
-
     @property
     def quantise_inputs(self) -> bool:
         """Whether the source's fp8 GEMMs leave out quantising their input, as kernels alone do."""
@@ -49,33 +44,32 @@ class TableCurves:
 
     def row_curve(self, call: RowOperator, max_rows: int) -> RowCurve:
         """Latency of a call against its rows."""
-        key = self._key(call, max_rows)
-        if key not in self._made:
-            self._made[key] = per_row(call).row_nodes(call, self.tables, self.options, max_rows)
-        return RowCurve(call, *self._made[key])
+
+        def nodes() -> RowNodes:
+            return per_row(call).row_nodes(call, self.tables, self.options, max_rows)
+
+        return RowCurve(call, *self.tables.once(("row nodes", *self._key(call, max_rows)), nodes))
 
     def row_values(self, call: RowOperator, max_rows: int) -> tuple[Floats, Flags]:
         """Latency of a call at every number of rows, and its origin."""
-        key = ("rows", self._key(call, max_rows), max_rows)
-        if key not in self._made:
-            self._made[key] = row_values(self.row_curve(call, max_rows), max_rows)
-        return self._made[key]  # type: ignore[no-any-return]
+
+        def values() -> tuple[Floats, Flags]:
+            return row_values(self.row_curve(call, max_rows), max_rows)
+
+        return self.tables.once(("row values", max_rows, *self._key(call, max_rows)), values)
 
     def _key(self, call: RowOperator, max_rows: int) -> tuple[Any, ...]:
         """What a curve depends on: not the call's role, nor how often it runs."""
-        key = (call.operator, *per_row(call).row_key(call))
+        key = (self.options, call.operator, *per_row(call).row_key(call))
         return key if self.method == "roofline" else (*key, max_rows)
 
     def attention_block(self, operator: str, heads: HeadShape) -> Floats:
         """Grid block of an attention operator; borrowed nodes say so."""
-        key = (operator, heads)
-        if key not in self._made:
-            self._made[key] = ATTENTION[operator].block(self.tables, self.method, heads)
-        return self._made[key]  # type: ignore[no-any-return]
+        return self.tables.once(
+            ("attention blocks", operator, self.method, heads),
+            lambda: ATTENTION[operator].block(self.tables, self.method, heads),
+        )
 
     def prefix_us(self, heads: HeadShape) -> tuple[float, float]:
         """Price of a prefix, see :meth:`AttentionPrefill.prefix_us`."""
-        key = ("prefix", heads)
-        if key not in self._made:
-            self._made[key] = ATTENTION_PREFILL.prefix_us(self.tables, heads)
-        return self._made[key]  # type: ignore[no-any-return]
+        return self.tables.once(("prefix", heads), lambda: ATTENTION_PREFILL.prefix_us(self.tables, heads))

@@ -53,7 +53,8 @@ def _answer(out: Any, shape: tuple[int, ...], arrays: list[Ints]) -> Floats:
     for array in arrays:
         if np.may_share_memory(out, array):
             raise BatchError("out must not share memory with the sizes, which are read while it is written")
-    return out  # type: ignore[no-any-return]
+    answer: Floats = out
+    return answer
 
 
 def _common_shape(names: tuple[str, ...], arrays: list[Ints]) -> tuple[int, ...]:

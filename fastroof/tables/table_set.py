@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, Protocol, TypeVar, overload
 
 from fastroof.arrays import Array, Longs
+from fastroof.columns import Column
 from fastroof.config import GpuSpec
 from fastroof.errors import MissingTableError
 from fastroof.load import MeasuredTable, MeasuredTables, SourceChoice, load_measured
-from fastroof.operators.operator import Operator
+from fastroof.operators.operator import Columns
 from fastroof.tables.answers import Lookup, LookupWithError
 
 __all__ = ["Tables", "load_tables"]
 
 Key = tuple[Any, ...]
+T = TypeVar("T")
+Packed = TypeVar("Packed", covariant=True)
+
+
+class _Packs(Protocol[Packed]):
+    """An operator, and what its packed form is."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def keys(self) -> tuple[Column, ...]: ...
+    def pack(self, key: Key, rows: Columns, gpu: GpuSpec, variant: str = "") -> Packed: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,10 +48,10 @@ class Tables:
 
     measured: MeasuredTables
     gpu: GpuSpec
-    _packed: dict[Any, Any] = field(init=False, repr=False, default_factory=dict)
+    _kept: dict[tuple[Hashable, ...], Any] = field(init=False, repr=False, default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"measured": self.measured, "gpu": self.gpu, "_packed": {}}
+        return {"measured": self.measured, "gpu": self.gpu, "_kept": {}}
 
     def __repr__(self) -> str:
         rows = ", ".join(f"{name} {t.num_rows:,}" for name, t in self.measured.tables.items())
@@ -135,7 +148,7 @@ class Tables:
             raise MissingTableError(f"{self.gpu.name} has no {operator} table; it has {have}")
         return self.measured.tables[operator]
 
-    def packed(self, operator: Operator, key: Key, variant: str = "") -> Any:
+    def packed(self, operator: _Packs[T], key: Key, variant: str = "") -> T:
         """The packed form of one kernel's rows, made once.
 
         Parameters
@@ -152,12 +165,13 @@ class Tables:
         MissingTableError
             If no row has that key; the message names the closest that have.
         """
-        where = ("packed", operator.name, key, variant)
-        if where not in self._packed:
-            self._packed[where] = operator.pack(key, self.rows(operator, key), self.gpu, variant)
-        return self._packed[where]
 
-    def rows(self, operator: Operator, key: Key) -> dict[str, Array]:
+        def pack() -> T:
+            return operator.pack(key, self.rows(operator, key), self.gpu, variant)
+
+        return self.once(("packed", operator.name, key, variant), pack)
+
+    def rows(self, operator: _Packs[Any], key: Key) -> dict[str, Array]:
         """Columns of the measured rows of one kernel.
 
         Raises
@@ -170,18 +184,27 @@ class Tables:
             raise MissingTableError(self._missing(operator, key))
         return {name: values[rows] for name, values in self.table(operator.name).columns.items()}
 
-    def kept(self, name: Hashable) -> dict[Any, Any]:
-        """What a later stage made from these tables and keeps with them, under a name of its own."""
-        return self._packed.setdefault(("kept", name), {})  # type: ignore[no-any-return]
+    def once(self, key: tuple[Hashable, ...], make: Callable[[], T]) -> T:
+        """Return what was made from these tables under a key, made now if it was not yet.
+
+        Parameters
+        ----------
+        key : tuple
+            Its first part is a word that says what it is: things of one type.
+        make : callable
+            Makes it; two threads may, and one answer is kept.
+        """
+        if key in self._kept:
+            kept: T = self._kept[key]
+            return kept
+        made: T = self._kept.setdefault(key, make())
+        return made
 
     def groups(self, operator: str) -> dict[Key, Longs]:
         """Row indices by key of one operator's table."""
-        cache = self._packed
-        if ("groups", operator) not in cache:
-            cache["groups", operator] = self.table(operator).groups()
-        return cache["groups", operator]  # type: ignore[no-any-return]
+        return self.once(("groups", operator), lambda: self.table(operator).groups())
 
-    def _missing(self, operator: Operator, key: Key) -> str:
+    def _missing(self, operator: _Packs[Any], key: Key) -> str:
         """Say which key was asked for, and the measured keys that share most with it."""
         names = [c.name for c in operator.keys]
 

@@ -146,10 +146,10 @@ def _refuse_constant(name: str) -> None:
 
 
 def _request_id(request: dict[str, Any]) -> str | int | None:
-    request_id = request.pop("id", None)
+    request_id: str | int | None = request.pop("id", None)
     if request_id is not None and type(request_id) not in (str, int):
         raise BackendError(f"id must be a string or an integer, got {request_id!r:.60}")
-    return request_id  # type: ignore[no-any-return]
+    return request_id
 
 
 def _answer(served: ServedPlans, request: dict[str, Any]) -> dict[str, Any]:
