@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from fastroof.checks import whole_number
 from fastroof.errors import SweepError
 from fastroof.sweep.deployments import DeploymentSpec, DeploymentSweep
 from fastroof.sweep.kinds import load_spec
@@ -170,8 +171,7 @@ def best_deployments(
     """
     started = time.perf_counter()
     for name, value, least in (("runners_up", runners_up, 0), ("threads", threads, 1)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise SweepError(f"{name} must be a whole number of at least {least}, got {value!r}")
+        whole_number(name, value, least, error=SweepError)
     loaded = load_spec(spec)
     if not isinstance(loaded, DeploymentSpec):
         raise SweepError("the spec is one of steps: with isl, osl and concurrency it is of deployments")

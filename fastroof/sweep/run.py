@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from fastroof.checks import whole_number
 from fastroof.errors import SweepError
 from fastroof.sweep.deployments import DeploymentSpec, DeploymentSummary
 from fastroof.sweep.kinds import load_spec, sweep_of
@@ -98,8 +99,7 @@ def run_sweep(
     started = time.perf_counter()
     if engine not in ENGINES:
         raise SweepError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
-    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
-        raise SweepError(f"threads must be a whole number of at least 1, got {threads!r}")
+    threads = whole_number("threads", threads, error=SweepError)
     if address is not None and engine != "ray":
         raise SweepError(f"address goes with engine 'ray', got {engine!r}")
     if resume and restart:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from fastroof.checks import is_whole_number
 from fastroof.errors import SweepError
 from fastroof.sweep.units import WorkUnit
 
@@ -48,7 +49,7 @@ class Shard(NamedTuple):
         SweepError
             If the number is not from 1 to the total.
         """
-        whole = all(isinstance(value, int) and not isinstance(value, bool) for value in self)
+        whole = all(is_whole_number(value) for value in self)
         if not whole or not 1 <= self.number <= self.total <= MAX_SHARDS:
             raise SweepError(
                 f"shard must be i/n with i from 1 to n and n up to {MAX_SHARDS:,}, "

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from fastroof.errors import SweepError
 from fastroof.models import load_model, model_names
+from fastroof.ranges import MAX_NUMBERS, expand_sizes
 from fastroof.sweep import StepSpec, load_spec
 from fastroof.sweep import spec as common
-from fastroof.sweep.ranges import MAX_SIZES, expand_sizes
 from fastroof.sweep.steps import spec as spec_module
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -121,7 +121,7 @@ def test_wrong_sizes_are_named(value: Any, message: str) -> None:
 
 def test_a_list_that_is_too_long_is_refused() -> None:
     with pytest.raises(ValueError, match="1,048,577 values are too many"):
-        expand_sizes(range(1, MAX_SIZES + 2), 2**28)
+        expand_sizes(range(1, MAX_NUMBERS + 2), 2**28)
 
 
 @pytest.mark.parametrize(

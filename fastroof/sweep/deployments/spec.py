@@ -19,9 +19,8 @@ from pydantic import (
 from fastroof.config import load_gpu
 from fastroof.engines import engine_names, load_engine
 from fastroof.models.layout import TP_SIZES
+from fastroof.ranges import expand_reals, expand_sizes
 from fastroof.sweep.deployments.layouts import num_layouts
-from fastroof.sweep.ranges import expand_sizes
-from fastroof.sweep.real_ranges import expand_reals
 from fastroof.sweep.spec import MAX_ROWS, Names, Sizes, SweepSpec
 from fastroof.sweep.spec_values import SIZES_SCHEMA, checked_choices, checked_names, count_problem
 

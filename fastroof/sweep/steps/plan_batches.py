@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Flags, Floats, Longs
+from fastroof.checks import whole_number
 from fastroof.errors import BatchError, PlanRangeError, SweepError
 from fastroof.units import US_PER_MS
 
@@ -218,8 +219,7 @@ def _in_threads(
     threads: int,
 ) -> int:
     """Run a loop over parts of the rows, by some threads, and OR their codes."""
-    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
-        raise SweepError(f"threads must be a whole number of at least 1, got {threads!r}")
+    threads = whole_number("threads", threads, error=SweepError)
     rows = _plan_rows(plans, kv_len)
     num_rows = len(rows.kv_len)
     parts = min(PARTS_A_THREAD * threads, num_rows, -(-num_rows * steps_a_row // STEPS_A_PART))

@@ -12,7 +12,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from fastroof.config import load_gpu
 from fastroof.engines import engine_names, load_engine
 from fastroof.models.layout import TP_SIZES
-from fastroof.sweep.ranges import expand_sizes
+from fastroof.ranges import expand_sizes
 from fastroof.sweep.spec import MAX_ROWS, Sizes, SweepSpec
 from fastroof.sweep.spec_values import checked_choices, count_problem
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from fastroof.errors import SweepError
+from fastroof.ranges import expand_reals
 from fastroof.sweep import Constraints, DeploymentSpec, load_spec
 from fastroof.sweep.deployments import spec as spec_module
 from fastroof.sweep.deployments.layouts import Layout, layouts, num_layouts
-from fastroof.sweep.real_ranges import expand_reals
 from fastroof.sweep.spec_values import count_problem
 from fastroof.sweep.steps import spec as step_spec
 
@@ -185,7 +185,7 @@ def test_amounts(given: Any, expanded: tuple[float, ...]) -> None:
         ({"start": 0, "stop": 2, "step": 1}, "start must be one of numbers above 0 up to 10, got 0"),
         ({"start": 1, "stop": 2, "step": 0}, "step must be a number above 0, got 0"),
         ({"start": 1, "stop": 2, "factor": 1}, "factor must be a number above 1, got 1"),
-        ({"start": 1, "stop": 2, "num": 2.5}, "num must be a whole number above 1, got 2.5"),
+        ({"start": 1, "stop": 2, "num": 2.5}, "num must be a whole number of at least 2, got 2.5"),
         ({"start": 1, "stop": 2, "num": 3, "scale": "log"}, "scale must be linear or log2, got 'log'"),
         ({"start": 1, "stop": 2, "step": 1e-9}, "1,000,000,001 values are too many"),
         ([1.0] * (2**20 + 1), "1,048,577 values are too many"),
