@@ -75,7 +75,7 @@ def expand_sizes(value: Any, largest: int, least: int = 1, most: int = MAX_NUMBE
         most=most,
     )
     if not isinstance(value, Mapping):
-        return tuple(sorted(set(_listed(value, allowed))))
+        return tuple(sorted({int(size) for size in _listed(value, allowed)}))
     stop, numbers = _spaced(value, allowed)
     rounded = np.rint(numbers)
     return tuple(np.unique(rounded[rounded <= stop].astype(np.int64)).tolist())
