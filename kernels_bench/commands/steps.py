@@ -139,7 +139,8 @@ def _monitor(on_cpu: bool) -> Monitor:
 
 
 def _timer(on_cpu: bool) -> Timer:
-    from kernels_bench.run.timing import CpuTimer, GraphTimer, ReplayRule
+    from kernels_bench.replays import ReplayRule
+    from kernels_bench.run.timing import CpuTimer, GraphTimer
 
     return CpuTimer(ReplayRule(point_us=POINT_US)) if on_cpu else GraphTimer(ReplayRule(point_us=POINT_US))
 

@@ -20,8 +20,8 @@ from fastroof.units import PEAK_DTYPE, US_PER_S
 from kernels_bench.operators.operator import MeasuredOperator
 from kernels_bench.operators.registry import MEASURED
 from kernels_bench.points import Point
-from kernels_bench.run.sentinels import SENTINEL_EVERY
-from kernels_bench.run.timing import ReplayRule, pilot_calls, schedule
+from kernels_bench.replays import ReplayRule, pilot_calls, schedule
+from kernels_bench.sentinels import SENTINEL_EVERY
 
 __all__ = [
     "SENTINEL_PRIORITY",
@@ -113,7 +113,7 @@ def estimate_all(points: Sequence[Point], gpu: GpuSpec) -> list[Estimate]:
     -----
     Latency is the launch plus the larger of FLOPs and bytes over the rates that kernels reach. A point
     takes a set-up of 6 ms, the capture of its graphs, and the replays of
-    :func:`kernels_bench.run.timing.schedule`: 3 ms of warm-up and about 12 ms of measuring for a short call.
+    :func:`kernels_bench.replays.schedule`: 3 ms of warm-up and about 12 ms of measuring for a short call.
     Its memory is that of as many sets of its inputs and outputs as exceed twice the L2 together. Where
     the card has no units for a dtype, the bytes alone count; :func:`unfit` names such points.
     """

@@ -16,7 +16,7 @@ from fastroof.load.grid_checks import Grid, example, grid_of
 from fastroof.load.validate import validate
 from fastroof.operators.registry import OPERATORS
 from fastroof.units import US_PER_S
-from kernels_bench.grid.coverage import Coverage, coverage, coverage_findings
+from kernels_bench.output.coverage import Coverage, coverage, coverage_findings
 from kernels_bench.output.provenance import HARMLESS_THROTTLES
 from kernels_bench.points import Point
 

@@ -15,6 +15,7 @@ from kernels_bench.journal import Journal, done_keys, starts
 from kernels_bench.operators.communication import ALLREDUCE
 from kernels_bench.points import Point
 from kernels_bench.protocol import Clock, DeviceState, Monitor, Timing
+from kernels_bench.replays import ReplayRule, relative_iqr, summarise, suspicion
 from kernels_bench.run.allreduce_points import MODES
 from kernels_bench.run.allreduce_rank import Answer, Order
 from kernels_bench.run.allreduce_ranks import (
@@ -27,7 +28,6 @@ from kernels_bench.run.allreduce_ranks import (
 from kernels_bench.run.check import BOUNDS
 from kernels_bench.run.journaled_run import JournaledRun
 from kernels_bench.run.run_options import RunOptions, RunReport, measuring_order
-from kernels_bench.run.timing import ReplayRule, relative_iqr, summarise, suspicion
 
 __all__ = ["joined", "measure_allreduce", "slowest_rank"]
 

@@ -20,8 +20,8 @@ from typing import Any, Final
 from fastroof.units import DTYPE_BYTES, US_PER_MS, US_PER_S
 from kernels_bench.providers.device import oom_as_memory_error, torch_dtype
 from kernels_bench.providers.rotating import count_sets
+from kernels_bench.replays import ReplayRule, pilot_calls, schedule
 from kernels_bench.run.check import BOUNDS, relative_error
-from kernels_bench.run.timing import ReplayRule, pilot_calls, schedule
 
 __all__ = ["Answer", "Broken", "Order", "Ready", "World", "run_rank"]
 

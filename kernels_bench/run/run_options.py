@@ -10,7 +10,7 @@ from typing import Any
 from fastroof.units import GIB
 from kernels_bench.output.repeatability import SentinelRepeat
 from kernels_bench.points import Point
-from kernels_bench.run.sentinels import SENTINEL_EVERY
+from kernels_bench.sentinels import SENTINEL_EVERY
 
 __all__ = ["Progress", "RunOptions", "RunReport", "measuring_order"]
 

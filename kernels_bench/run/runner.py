@@ -15,10 +15,10 @@ from kernels_bench.journal import Journal, done_keys, starts
 from kernels_bench.output.repeatability import repeatability
 from kernels_bench.points import Point
 from kernels_bench.protocol import Clock, DeviceState, Monitor, Prepared, Provider, Timer, Timing
+from kernels_bench.replays import is_suspicious, relative_iqr, suspicion
 from kernels_bench.run.check import check_points, check_result
 from kernels_bench.run.journaled_run import JournaledRun
 from kernels_bench.run.run_options import RunOptions, RunReport, measuring_order
-from kernels_bench.run.timing import is_suspicious, relative_iqr, suspicion
 
 __all__ = ["measure"]
 

@@ -21,7 +21,7 @@ from kernels_bench.run.card import CPU, GPU_FILE, measured_gpu, refuse_other_gpu
 from kernels_bench.run.facts import checkout_commit, new_run_id, now_iso, software_versions
 from kernels_bench.run.request import Request, choose_providers
 from kernels_bench.run.run_options import Progress, RunOptions, RunReport
-from kernels_bench.run.sentinels import sentinel_points
+from kernels_bench.sentinels import sentinel_points
 
 if TYPE_CHECKING:
     from kernels_bench.grid.grid import Grid

@@ -18,8 +18,8 @@ from fastroof.load.write import toml_text
 from fastroof.models import DenseModel
 from fastroof.whole_files import write_whole
 from kernels_bench.protocol import Clock, Monitor, Timer, Timing
+from kernels_bench.replays import relative_iqr, suspicion
 from kernels_bench.run.check import relative_error
-from kernels_bench.run.timing import relative_iqr, suspicion
 from kernels_bench.steps.step_attention import StepBackend
 from kernels_bench.steps.step_model import StepModel
 from kernels_bench.steps.step_points import StepPoint, expected_seconds, step_bytes

@@ -17,16 +17,8 @@ from hypothesis import strategies as st
 
 from fastroof.errors import MeasureError
 from kernels_bench.protocol import DeviceState, Timing
-from kernels_bench.run.timing import (
-    CpuTimer,
-    GraphTimer,
-    ReplayRule,
-    is_suspicious,
-    relative_iqr,
-    schedule,
-    summarise,
-    suspicion,
-)
+from kernels_bench.replays import ReplayRule, is_suspicious, relative_iqr, schedule, summarise, suspicion
+from kernels_bench.run.timing import CpuTimer, GraphTimer
 from tests.kernels_bench.fakes import FakePrepared, FakeProvider, gemm
 
 RULE = ReplayRule()

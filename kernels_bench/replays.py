@@ -1,0 +1,200 @@
+"""Replays of a point: how many calls and replays a timing takes, and what they say of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from fastroof.errors import MeasureError
+from kernels_bench.protocol import DeviceState, Timing
+
+__all__ = [
+    "ReplayRule",
+    "Schedule",
+    "is_suspicious",
+    "pilot_calls",
+    "relative_iqr",
+    "schedule",
+    "summarise",
+    "suspicion",
+]
+
+MAX_RELATIVE_IQR: Final = 0.05
+MAX_CLOCK_SHARE: Final = 0.03
+
+
+@dataclass(frozen=True)
+class ReplayRule:
+    """What a measurement of one point is made of.
+
+    Attributes
+    ----------
+    warm_up_us : float
+        Replays before the timed ones last at least this, us.
+    replay_us : float
+        A replay lasts at least this, us.
+    num_replays : int
+        Replays that are timed and kept.
+    least_replays : int
+        Replays that a point has even where ``point_us`` is used up.
+    point_us : float
+        What the timed replays of one point may take, us: a prefill of 10 ms is not replayed 20 times.
+    dropped : int
+        First replays that are timed and dropped.
+    max_calls : int
+        Most calls in one graph, since each takes the host about 5 us to capture.
+    """
+
+    warm_up_us: float = 3000.0
+    replay_us: float = 500.0
+    num_replays: int = 20
+    least_replays: int = 5
+    point_us: float = 120_000.0
+    dropped: int = 1
+    max_calls: int = 2048
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How a point is timed once it is known how long a call takes.
+
+    Attributes
+    ----------
+    calls : int
+        Calls in one replay.
+    warm_up : int
+        Replays before the timed ones.
+    replays : int
+        Timed replays, the dropped ones included.
+    """
+
+    calls: int
+    warm_up: int
+    replays: int
+
+
+def pilot_calls(num_sets: int, rule: ReplayRule) -> int:
+    """Return the calls of the first graph, which finds how long a call takes: every input set once."""
+    return max(1, min(num_sets, rule.max_calls))
+
+
+def schedule(call_us: float, num_sets: int, rule: ReplayRule | None = None) -> Schedule:
+    """Decide how many calls a replay has, and how many replays there are.
+
+    Parameters
+    ----------
+    call_us : float
+        About how long one call takes, us.
+    num_sets : int
+        Input sets that the calls rotate over.
+    rule : ReplayRule, optional
+        The lengths to keep.
+
+    Returns
+    -------
+    Schedule
+        Whole rounds over the input sets: a part of a round would have the next replay find its first
+        inputs still in the L2. Where even one round is above ``max_calls``, the sets beyond are not used.
+
+    Raises
+    ------
+    MeasureError
+        If the call took no time, or the provider prepared no input.
+
+    Examples
+    --------
+    >>> schedule(5.0, num_sets=30)
+    Schedule(calls=120, warm_up=5, replays=21)
+    >>> schedule(10_000.0, num_sets=1)
+    Schedule(calls=1, warm_up=1, replays=13)
+    """
+    rule = rule or ReplayRule()
+    if not (math.isfinite(call_us) and call_us > 0):
+        raise MeasureError(f"a call took {call_us} us; need a time above 0: did the kernel run at all?")
+    if num_sets < 1:
+        raise MeasureError(f"num_sets is {num_sets}; a provider prepares at least one input set")
+    rounds = math.ceil(rule.replay_us / (call_us * num_sets))
+    calls = min(rounds * num_sets, max(1, rule.max_calls // num_sets) * num_sets, rule.max_calls)
+    replay_us = calls * call_us
+    fitting = int(rule.point_us // replay_us)
+    return Schedule(
+        calls=calls,
+        warm_up=max(1, math.ceil(rule.warm_up_us / replay_us)),
+        replays=max(rule.least_replays, min(rule.num_replays, fitting)) + rule.dropped,
+    )
+
+
+def summarise(replays_us: Sequence[float], calls: int, dropped: int = 1) -> Timing:
+    """Summarise timed replays as microseconds a call.
+
+    Parameters
+    ----------
+    replays_us : sequence of float
+        Duration of each replay in the order they ran, us.
+    calls : int
+        Calls in each replay.
+    dropped : int
+        First replays to leave out: they still carry the start of the graph.
+
+    Returns
+    -------
+    Timing
+        No other replay is left out: one slow replay in twenty moves neither median nor quartiles, and
+        many slow ones are what :func:`is_suspicious` is for.
+
+    Raises
+    ------
+    MeasureError
+        If nothing is left, or a duration is not above zero.
+
+    Examples
+    --------
+    >>> summarise([900.0, 500.0, 510.0, 490.0], calls=100).latency_us
+    5.0
+    """
+    kept = np.asarray(replays_us[dropped:], np.float64) / calls
+    if kept.size == 0 or not (np.isfinite(kept).all() and (kept > 0).all()):
+        raise MeasureError(f"replays took {list(replays_us)} us; need durations above 0 after the first")
+    p25, median, p75 = np.percentile(kept, (25, 50, 75))
+    return Timing(float(median), float(p25), float(p75), float(kept.min()), int(kept.size))
+
+
+def relative_iqr(timing: Timing) -> float:
+    """Distance of the quartiles over the median."""
+    return (timing.p75_us - timing.p25_us) / timing.latency_us
+
+
+def suspicion(timing: Timing, state: DeviceState, clocks_mhz: Sequence[float]) -> tuple[bool, bool]:
+    """Say what speaks against a measurement.
+
+    Parameters
+    ----------
+    timing : Timing
+        What was timed.
+    state : DeviceState
+        What the device said right after.
+    clocks_mhz : sequence of float
+        SM clocks of the last round of sentinels; those it did not tell are NaN.
+
+    Returns
+    -------
+    tuple of bool
+        Whether the quartiles are more than 5 % of the median apart, and whether the clock is more
+        than 3 % outside those of the sentinels. A GEMM that draws full power runs at a lower clock
+        than a copy, so what counts is the range of the sentinels, not one of them.
+    """
+    clocks = [c for c in clocks_mhz if math.isfinite(c)]
+    off = False
+    if clocks and math.isfinite(state.sm_clock_mhz):
+        low, high = min(clocks) * (1 - MAX_CLOCK_SHARE), max(clocks) * (1 + MAX_CLOCK_SHARE)
+        off = not low <= state.sm_clock_mhz <= high
+    return relative_iqr(timing) > MAX_RELATIVE_IQR, off
+
+
+def is_suspicious(timing: Timing, state: DeviceState, clocks_mhz: Sequence[float]) -> bool:
+    """Say whether a point should be measured again: either of :func:`suspicion`."""
+    return any(suspicion(timing, state, clocks_mhz))
