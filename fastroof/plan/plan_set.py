@@ -99,14 +99,21 @@ def compile_plans(requests: Iterable[Mapping[str, Any]], gpu: Any, tables: Table
     sources: dict[Any, CurveSource] = {}
     named: dict[str, ModelSpec] = {}
     families: dict[Any, int] = {}
+    known: dict[Any, int] = {}
     recipes: list[PlanRecipe] = []
     counts: list[list[list[int]]] = []
     members: list[tuple[int, int, ModelSpec]] = []
     for number, request in enumerate(requests):
         model, options = _read(number, request, named)
-        key = (options, _architecture(model))
-        family = families.get(key)
+        # by the very kinds of layers first, which ``members`` keeps alive: hashing them takes 2 us
+        same = (options, model.hidden, model.vocab, *[id(group.kind) for group in model.layers])
+        family = known.get(same)
         if family is None:
+            checked_model(model)
+            key = (options, _architecture(model))
+            family = known[same] = families.get(key, len(families))
+        if family == len(recipes):
+            families[key] = family
             checked = options.checked()
             check_kernels(tables, gpu, checked)
             kernels = checked.runtime.kernels
@@ -116,7 +123,6 @@ def compile_plans(requests: Iterable[Mapping[str, Any]], gpu: Any, tables: Table
                 source = sources[kind] = curves_of(tables, gpu, checked)
             recipes.append(plan_recipe(model, gpu, checked, source, tables_hash))
             counts.append([])
-            family = families[key] = len(families)
         members.append((family, len(counts[family]), model))
         counts[family].append([group.count for group in model.layers])
     sums = [recipe.row_sums(layers) for recipe, layers in zip(recipes, counts, strict=True)]
@@ -141,8 +147,6 @@ def _read(
         spec = checked_model(model)
         if isinstance(model, str):
             named[model] = spec
-    if spec.window is not None:
-        checked_model(spec)
     if "runtime" in given and isinstance(given["runtime"], Mapping):
         # what a dict holds cannot tell families apart: it has no hash
         given["runtime"] = load_engine(given["runtime"])
