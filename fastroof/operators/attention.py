@@ -16,8 +16,9 @@ from fastroof.columns import DTYPE, KV_DTYPE, LATENCY, Column
 from fastroof.compiled.layout import FORM_DECODE_RATE, FORM_PREFILL_RATE
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import LookupInputError
+from fastroof.operators.attention_blocks import PlannedAttention
 from fastroof.operators.attention_errors import attention_variance
-from fastroof.operators.attention_grids import AttentionOperator, AttentionRows
+from fastroof.operators.attention_grids import AttentionRows
 from fastroof.operators.attention_work import (
     BATCH,
     SEQ_LEN,
@@ -58,7 +59,6 @@ __all__ = [
     "ATTENTION_PREFILL",
     "OPERATORS",
     "AttentionDecode",
-    "AttentionOperator",
     "AttentionPrefill",
 ]
 
@@ -128,7 +128,7 @@ def _tree_decode(read: Raw, heads: Heads) -> dict[str, Array]:
 # -- operators -------------------------------------------------------------------------------------
 
 
-class AttentionPrefill(AttentionOperator):
+class AttentionPrefill(PlannedAttention):
     """Causal attention of prompts, or of chunks after a prefix.
 
     Without a prefix it is a grid of (batch, q_len); a prefix is priced by its roofline.
@@ -237,7 +237,7 @@ class AttentionPrefill(AttentionOperator):
         return np.asarray(np.sqrt(us2) / latency_us)
 
 
-class AttentionDecode(AttentionOperator):
+class AttentionDecode(PlannedAttention):
     """Paged attention of one new token a sequence: a grid of (batch, kv_len)."""
 
     name = "attention_decode"
@@ -322,6 +322,6 @@ class AttentionDecodeUnequal(AttentionRows):
 ATTENTION_PREFILL: Final = AttentionPrefill()
 ATTENTION_DECODE: Final = AttentionDecode()
 ATTENTION_DECODE_UNEQUAL: Final = AttentionDecodeUnequal()
-ATTENTION: Final[Mapping[str, AttentionOperator]] = {o.name: o for o in (ATTENTION_PREFILL, ATTENTION_DECODE)}
+ATTENTION: Final[Mapping[str, PlannedAttention]] = {o.name: o for o in (ATTENTION_PREFILL, ATTENTION_DECODE)}
 """What plans look up on a grid, by operator."""
 OPERATORS: Final = (ATTENTION_PREFILL, ATTENTION_DECODE, ATTENTION_DECODE_UNEQUAL)

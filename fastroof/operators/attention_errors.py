@@ -18,7 +18,7 @@ from fastroof.uncertainty.variance import (
 )
 
 if TYPE_CHECKING:
-    from fastroof.operators.attention import AttentionOperator
+    from fastroof.operators.attention_grids import AttentionOperator
     from fastroof.tables import Tables
 
 __all__ = ["AttentionErrors", "attention_errors", "attention_variance"]

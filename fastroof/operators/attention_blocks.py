@@ -1,0 +1,117 @@
+"""Attention in plans: the grid blocks of their arenas, from measured tables or from a datasheet."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from fastroof.arrays import Floats
+from fastroof.columns import ORIGIN_BORROWED, ORIGIN_MODELLED
+from fastroof.config.gpu import GpuSpec
+from fastroof.operators.attention_grids import AttentionOperator
+from fastroof.operators.attention_work import HeadShape
+from fastroof.operators.operator import DatasheetClass
+from fastroof.pack import SIZE_LIMIT, PackedGrid
+from fastroof.units import US_PER_S
+
+if TYPE_CHECKING:
+    from fastroof.tables import Tables
+
+__all__ = ["PlannedAttention"]
+
+
+class PlannedAttention(AttentionOperator):
+    """Attention that steps are made of.
+
+    Attributes
+    ----------
+    rate_form : int
+        Form of a block whose cells hold work / latency, see :mod:`fastroof.compiled.layout`.
+    """
+
+    rate_form: ClassVar[int]
+
+    @property
+    def datasheet(self) -> DatasheetClass:
+        """What the datasheet model assumes of it."""
+        return self.datasheets[self.name]
+
+    @abstractmethod
+    def sequence_bytes(self, shape: HeadShape) -> tuple[float, float]:
+        """Compulsory bytes of a sequence of no length, and of length 1."""
+
+    def block(self, tables: Tables, method: str, shape: HeadShape) -> Floats:
+        """Grid block of a head shape for a plan's arena; borrowed nodes say so.
+
+        Raises
+        ------
+        MissingTableError
+            As :meth:`grid`.
+        """
+        from fastroof.compiled.grids import cells_of
+
+        served = self.grid(tables, shape)
+        block = served.grid.arena if method == "roofline" else self._rate_block(served.grid, method)
+        if served.borrowed:
+            block = block.copy()
+            flags = block[cells_of(block).stop :]
+            np.maximum(flags, ORIGIN_BORROWED, out=flags)
+        return block
+
+    def _rate_block(self, grid: PackedGrid, method: str) -> Floats:
+        """Grid block whose cells hold work / latency, for the methods that keep MFU instead of latency.
+
+        linear_mfu is bilinear between the measured nodes; floor is constant above a node; nearest is
+        constant around a node, between the geometric means of its neighbours. A hole takes the MFU of the
+        node that the method picks at the hole itself.
+        """
+        y_axis, x_axis = grid.y_axis[1:-1], grid.x_axis[1:-1]
+        yy, xx = np.meshgrid(y_axis, x_axis, indexing="ij")
+        latency_us = np.empty(yy.size)
+        at = (yy.ravel(), xx.ravel())
+        self.grid_latency_us(grid, method, at, latency_us, np.empty(yy.size, np.uint8))
+        work = self.mfu_work(yy, xx)
+        rate = work / latency_us.reshape(work.shape)
+        flags = np.pad(grid.flags[1:-1, 1:-1], 1, constant_values=grid.flags[0, 0])
+        axes = [y_axis, x_axis]
+        if method == "nearest":
+            # one step above the mean, so that a tie goes to the smaller node
+            axes = [np.r_[a[:1], np.nextafter(np.sqrt(a[:-1] * a[1:]), np.inf)] for a in axes]
+        y_padded, x_padded = (np.r_[0.0, a, SIZE_LIMIT] for a in axes)
+        cells = np.zeros((*flags.shape, 6))
+        cells[..., 0] = np.pad(rate, 1, mode="edge")
+        if method == "linear_mfu":
+            cells[:, :-1, 1] = np.diff(cells[..., 0], axis=1) / np.diff(x_padded)
+            cells[:-1, :, 3:] = np.diff(cells[..., :3], axis=0) / np.diff(y_padded)[:, None, None]
+        return PackedGrid(y_padded, x_padded, cells, flags, grid.roofline, self.rate_form).arena
+
+    def datasheet_block(self, shape: HeadShape, gpu: GpuSpec) -> Floats:
+        """Grid block of the datasheet model: one row of cells, exact in batch and length.
+
+        A sequence costs the larger of two polynomials of its length, the FLOPs' and the bytes', so the
+        axis has a node where they cross.
+        """
+        whole = self.bound(shape, gpu, 0.0)
+        bytes_us = US_PER_S / gpu.hbm_bytes_per_s
+        fixed, one = (moved * bytes_us for moved in self.sequence_bytes(shape))
+        a_token = one - fixed
+        # work = square x^2 + slope x against moved = fixed + a_token x
+        square, slope = whole.square_us, whole.slope_us - a_token
+        line = (-fixed, slope - a_token)
+        roots = np.roots([square, line[1], line[0]]) if square or line[1] else np.array([])
+        kinks = sorted(float(r.real) for r in roots if abs(r.imag) < 1e-9 and 0.0 < r.real < SIZE_LIMIT)
+        x_axis = np.array([0.0, *kinks, SIZE_LIMIT])
+        y_axis = np.array([0.0, SIZE_LIMIT])
+        cells = np.zeros((2, len(x_axis), 6))
+        cells[0, :, 0] = self.datasheet.launch_us
+        for j, x0 in enumerate(x_axis):
+            middle = x0 + 1.0 if j == len(x_axis) - 1 else (x0 + min(x_axis[j + 1], 2.0 * x0 + 2.0)) / 2.0
+            compute_bound = (square * middle + slope) * middle > fixed + a_token * middle
+            a, b, c = (square, slope, 0.0) if compute_bound else (0.0, a_token, fixed)
+            terms = np.array([(a * x0 + b) * x0 + c, 2.0 * a * x0 + b, a])
+            cells[0, j, 3:] = terms / self.datasheet.efficiency
+        cells[1, :, 0] = self.datasheet.launch_us + cells[0, :, 3] * SIZE_LIMIT
+        flags = np.full((2, len(x_axis)), ORIGIN_MODELLED)
+        return PackedGrid(y_axis, x_axis, cells, flags, whole).arena
