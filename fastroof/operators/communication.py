@@ -181,7 +181,7 @@ class AllReduceOperator(SizedOperator, PerRowOperator):
 
 
 class CollectiveOperator(Operator):
-    """All-gathers, reduce-scatters and all-to-alls."""
+    """All-gathers, reduce-scatters and all-to-all exchanges."""
 
     name = "collective"
     rank = 60

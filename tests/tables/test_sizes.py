@@ -112,7 +112,8 @@ def test_an_allreduce_of_one_gpu_is_none(h100):
 def test_an_operator_without_a_table_says_what_there_is(h100):
     for operator in ("elementwise", "mla_decode", "conv", ""):
         with pytest.raises(
-            LookupInputError, match="gemm, attention_prefill, attention_decode, encoder_attention, allreduce, moe"
+            LookupInputError,
+            match="gemm, attention_prefill, attention_decode, encoder_attention, allreduce, moe",
         ):
             h100.lookup(operator, m=1)
     with pytest.raises(LookupInputError, match="roofline, linear_mfu, nearest, floor"):
