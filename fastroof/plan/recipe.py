@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fastroof.arrays import Array, Floats
+from fastroof.arrays import Array, Flags, Floats
 from fastroof.compiled import steps
 from fastroof.config import GpuSpec
+from fastroof.lazy_property import lazy_property
 from fastroof.models import ModelSpec
 from fastroof.models.precision import Precision
 from fastroof.models.step import StepCalls, step_calls
@@ -59,6 +60,16 @@ class PlanRecipe:
         """Sum the calls of plans with these numbers of layers of each kind, in the order of the step."""
         return sums_of(self.calls, counts, self.options.max_tokens, self.options.max_seqs)
 
+    @lazy_property
+    def _origins(self) -> dict[str, Flags]:
+        """Origins of the calls of each section: the same in every plan."""
+        tokens, seqs = self.options.max_tokens, self.options.max_seqs
+        return {
+            "tokens": origins_of(self.calls, "tokens", tokens),
+            "decode_tokens": origins_of(self.calls, "decode_tokens", tokens),
+            "sequences": origins_of(self.calls, "sequences", seqs),
+        }
+
     def plan(self, model: ModelSpec, sums: RowSums, row: int) -> StepPlan:
         """Compile the plan of one model from its row of :meth:`row_sums`."""
         counts = [*(group.count for group in model.layers), 1]  # ONCE is the last
@@ -92,14 +103,12 @@ class PlanRecipe:
         sections: dict[int, Array] = {
             steps.TOKENS_AT: sums.tokens_us,
             steps.LOGITS_AT: sums.logits_us,
-            steps.TOKENS_ORIGIN_AT: origins_of(self.calls, "tokens", options.max_tokens),
-            steps.LOGITS_ORIGIN_AT: origins_of(self.calls, "sequences", options.max_seqs),
+            steps.TOKENS_ORIGIN_AT: self._origins["tokens"],
+            steps.LOGITS_ORIGIN_AT: self._origins["sequences"],
         }
         if sums.decode_tokens_us is not sums.tokens_us:
             sections[steps.DECODE_TOKENS_AT] = sums.decode_tokens_us
-            sections[steps.DECODE_TOKENS_ORIGIN_AT] = origins_of(
-                self.calls, "decode_tokens", options.max_tokens
-            )
+            sections[steps.DECODE_TOKENS_ORIGIN_AT] = self._origins["decode_tokens"]
         sections[steps.DECODE_AT] = sum_blocks([part.decode_block for part in attention])
         sections[steps.PREFILL_AT] = sum_blocks([part.prefill_block for part in attention])
         header = np.zeros(steps.HEADER_SIZE)
