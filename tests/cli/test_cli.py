@@ -429,6 +429,7 @@ def own_source(root: Path, name: str, latencies_us: list[float]) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_validate_passes_the_shipped_tables() -> None:
     found = parsed("tables", "validate", "h100")
     assert found["severity"] != "error"
@@ -505,6 +506,7 @@ def test_holdout(h100: fastroof.Tables) -> None:
     assert "unknown" in refused("tables", "holdout", "--operator", "conv2d")
 
 
+@pytest.mark.slow
 def test_import_aiconfigurator(tmp_path: Path) -> None:
     try:
         installed_root()
@@ -607,6 +609,7 @@ def test_errors_are_one_line(arguments: tuple[str, ...], said: str) -> None:
     assert said in refused(*arguments)
 
 
+@pytest.mark.slow
 def test_error_in_a_process() -> None:
     done = process("step", "--model", "llama-9", "--decode", "1x16")
     assert done.returncode == 2
@@ -615,6 +618,7 @@ def test_error_in_a_process() -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_warning_in_a_process_where_warnings_are_errors() -> None:
     done = process("step", "--model", "llama-3.1-8b", "--gpu", "a100", "--decode", "4x512", "--json")
     assert done.returncode == 0, done.stderr
@@ -648,6 +652,7 @@ def test_tables_break_between_words_or_not_at_all(
     assert [line.rstrip() for line in capsys.readouterr().out.splitlines()[2:]] == lines
 
 
+@pytest.mark.slow
 def test_broken_pipe_is_quiet() -> None:
     # Unbuffered, Python takes a write that was cut short for a whole one.
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}

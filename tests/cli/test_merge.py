@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pytest
 from typer.testing import CliRunner
 
 from fastroof.cli import app
@@ -19,6 +20,7 @@ def run(*arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_shards_are_swept_and_merged(tmp_path: Path) -> None:
     files = [str(tmp_path / f"{number}.parquet") for number in (1, 2)]
     for number, file in enumerate(files, 1):

@@ -49,6 +49,7 @@ def test_plans_that_are_written_otherwise(texts, message):
         named_plans(texts)
 
 
+@pytest.mark.slow
 def test_export_c_says_what_it_wrote(tmp_path):
     done = fastroof("export", "c", "llama-3.1-8b", "-o", tmp_path / "step", "--no-library")
     assert (done.returncode, done.stderr) == (0, "")
@@ -57,6 +58,7 @@ def test_export_c_says_what_it_wrote(tmp_path):
     assert (tmp_path / "step" / "llama-3.1-8b.plan").stat().st_size > 100_000
 
 
+@pytest.mark.slow
 def test_export_errors_are_one_line(tmp_path):
     done = fastroof("export", "c", "llama-3.1-8b,tp=3", "-o", tmp_path / "step")
     assert done.returncode == 2

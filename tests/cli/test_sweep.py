@@ -31,6 +31,7 @@ def run(*arguments: str | Path) -> Any:
     return result
 
 
+@pytest.mark.slow
 def test_flags_are_a_specification(tmp_path: Path) -> None:
     printed = run(*FLAGS, "-o", tmp_path / "r.parquet", "--threads", "2")
     run_sweep(SPEC, tmp_path / "truth.parquet")
@@ -40,6 +41,7 @@ def test_flags_are_a_specification(tmp_path: Path) -> None:
     assert "sweep: 16 of 16 evaluations" in printed.stderr
 
 
+@pytest.mark.slow
 def test_flags_change_a_file(tmp_path: Path) -> None:
     (tmp_path / "my.toml").write_text(
         'models = ["llama-3.1-8b"]\nisl = 1000\nosl = 100\nconcurrency = 1\n[constraints]\ntpot_ms = 100\n'
@@ -81,6 +83,7 @@ def test_quiet_says_nothing(tmp_path: Path) -> None:
     assert len((tmp_path / "r.jsonl").read_text().splitlines()) == 2 * 5
 
 
+@pytest.mark.slow
 def test_the_summary_as_json(tmp_path: Path) -> None:
     result = run(*FLAGS, "--json", "--set", "histogram=true", "-o", tmp_path / "r.parquet")
     assert result.stderr == ""
@@ -121,6 +124,7 @@ def test_wrong_flags_are_refused(arguments: list[str], message: str) -> None:
     assert message in f"{result.output} {result.exception}"
 
 
+@pytest.mark.slow
 def test_what_cannot_be_is_printed_by_reason(tmp_path: Path) -> None:
     result = run(
         *("--models", "qwen2.5-7b", "--tp", "4,8", "--isl", "1000,40000", "--osl", "100"),

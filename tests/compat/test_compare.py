@@ -47,6 +47,7 @@ def case_of(found: Comparison, tables: fastroof.Tables) -> Any:
     return compare_case(fastroof.load_model(found.model), tables.gpu, tables, steps, found.tp)
 
 
+@pytest.mark.slow
 def test_components_add_up(compared: Comparison) -> None:
     for step in compared.steps:
         assert tuple(time.method for time in step.times) == METHODS
@@ -163,6 +164,7 @@ def test_methods_that_cannot_represent_a_model_say_why(h100: fastroof.Tables, tm
     assert not [d for d in found.differences if d.method == "roofline_v2"]
 
 
+@pytest.mark.slow
 def test_trees_by_path_are_used(h100: fastroof.Tables, shared: Path) -> None:
     root = next(iter(sorted(shared.glob("reference/h100_roofline_v2/bench_data"))), None)
     if root is None:
@@ -214,6 +216,7 @@ def run(*arguments: str) -> tuple[int, str, str]:
     return done.exit_code, done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_numbers_of_the_library(h100: fastroof.Tables) -> None:
     asked = ("--model", "llama-2-7b", "--decode", "1x1024,32x4096", "--prefill", "2048")
     code, out, err = run(*asked, "--json")
@@ -231,6 +234,7 @@ def test_the_command_prints_the_numbers_of_the_library(h100: fastroof.Tables) ->
     assert f"{found.steps[1].time('infersim').total_us / 1e3:,.3f}" in text
 
 
+@pytest.mark.slow
 def test_every_json_key_is_in_the_help() -> None:
     _, out, _ = run("--model", "llama-3.1-70b", "--decode", "8x1000", "--tp", "4", "--json")
 

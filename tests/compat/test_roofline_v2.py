@@ -274,6 +274,7 @@ def test_a_zero_in_a_curve_takes_the_nearest_row_too() -> None:
         assert v2.gemm_mfu(tables, [100, 101, 75], 64, 64).tolist() == [expected, 0.2, 0.15]
 
 
+@pytest.mark.slow
 @pytest.mark.loops
 def test_an_mfu_of_1e_4_is_no_hole() -> None:
     half = {"m": [100, 102], "k": [64] * 2, "n": [64] * 2, "mfu": [0.0, 0.0002]}

@@ -90,6 +90,7 @@ def nowhere(tmp_path):
     return file / "cache"
 
 
+@pytest.mark.slow
 def test_code_is_kept_by_cpu_and_found_again(tmp_path):
     cache = {"FASTROOF_CACHE_DIR": str(tmp_path / "cache"), "XDG_CACHE_HOME": str(tmp_path / "home")}
     answer, found, folder = run(**cache)
@@ -104,6 +105,7 @@ def test_code_is_kept_by_cpu_and_found_again(tmp_path):
     assert first.stat().st_mtime_ns == written
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_made_is_gone_without(nowhere, tmp_path):
     home = tmp_path / "home"
     places = {"FASTROOF_CACHE_DIR": str(nowhere), "XDG_CACHE_HOME": str(home), "HOME": str(home)}

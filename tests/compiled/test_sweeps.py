@@ -123,6 +123,7 @@ def assert_naive(
     assert {"memory": sum(over_memory), "tpot": sum(over_tpot)} == infeasible
 
 
+@pytest.mark.slow
 @pytest.mark.loops
 @settings(max_examples=200)
 @given(

@@ -77,6 +77,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_run_on_the_cpu_loads_and_every_lookup_comes_back_exactly(measured: Path) -> None:
     tables = fastroof.load_tables(measured)
     (journal,) = find_journals(measured)
@@ -168,6 +169,7 @@ def test_providers_says_which_work_and_why_the_others_do_not() -> None:
 # -- killed and resumed ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wait_rows", [0, 1, 25])
 def test_a_killed_process_is_resumed_to_every_point_once(tmp_path: Path, wait_rows: int) -> None:
     grid, folder = tmp_path / "g.toml", tmp_path / "out"
@@ -201,6 +203,7 @@ def test_a_killed_process_is_resumed_to_every_point_once(tmp_path: Path, wait_ro
     assert fastroof.load_tables(folder).measured.tables["gemm"].num_rows == len(rows) == 80
 
 
+@pytest.mark.slow
 def test_sigterm_writes_the_tables_of_what_was_measured(tmp_path: Path) -> None:
     grid, folder = tmp_path / "g.toml", tmp_path / "out"
     grid.write_text(GRID)
@@ -433,6 +436,7 @@ def test_no_module_of_ours_loads_pydantic_or_anything_heavy() -> None:
     assert loaded(code).isdisjoint(HEAVY)
 
 
+@pytest.mark.slow
 def test_a_run_works_where_they_are_not_installed(tmp_path: Path) -> None:
     code = (
         "import sys\n"

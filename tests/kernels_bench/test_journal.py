@@ -52,6 +52,7 @@ def test_unknown_clock_is_valid_json_and_reads_as_nan(tmp_path: Path) -> None:
     assert math.isnan(read["power_w"])
 
 
+@pytest.mark.slow
 @given(st.lists(st.text(min_size=1), min_size=1, max_size=6, unique=True), st.data())
 def test_any_truncation_resumes_right(
     tmp_path_factory: pytest.TempPathFactory, names: list[str], data: st.DataObject

@@ -322,6 +322,7 @@ def test_an_absent_package_says_how_to_install_it(monkeypatch: pytest.MonkeyPatc
 # -- the tables that fastroof ships --------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_converting_h100_again_gives_the_shipped_tables(tmp_path: Path) -> None:
     try:
         root = installed_root()

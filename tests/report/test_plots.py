@@ -231,6 +231,7 @@ def test_files_are_what_their_names_say(plan: fastroof.StepPlan, tmp_path: Path)
     assert b"dc:date" not in svg.read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["svg", "png"])
 def test_same_picture_is_the_same_file(h100: fastroof.Tables, tmp_path: Path, suffix: str) -> None:
     files = [tmp_path / f"{name}.{suffix}" for name in "ab"]
@@ -265,6 +266,7 @@ def test_labels_do_not_overlap() -> None:
 # -- the command ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -303,6 +305,7 @@ def test_plot_errors(tmp_path: Path, arguments: tuple[str, ...], said: str) -> N
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_without_matplotlib_the_error_says_what_to_install(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['matplotlib'] = None; from fastroof.cli import app; "

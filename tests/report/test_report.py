@@ -234,6 +234,7 @@ def test_steps_of_a_row(rows: list[dict[str, Any]]) -> None:
         steps_of_row("deployments", {**row, "tpot_ms": None})
 
 
+@pytest.mark.slow
 def test_rows_that_cannot_be_broken_down_are_said(
     tmp_path: Path, h100: fastroof.Tables, rows: list[dict[str, Any]]
 ) -> None:

@@ -111,6 +111,7 @@ def test_what_cannot_be_drawn_is_said(results: Results, rows: list[dict[str, Any
     assert swept_words(results, rows_where(results, isl=1024))[1] == "isl 1024, osl 128"
 
 
+@pytest.mark.slow
 def test_step_sweeps_and_their_best_rows(tmp_path: Path) -> None:
     spec = {"models": ["llama-3.1-8b"], "batch_size": [8, 64, 256], "kv_len": [1024, 2048, 4096, 8192]}
     fastroof.run_sweep(spec, tmp_path / "best.parquet")

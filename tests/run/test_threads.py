@@ -149,6 +149,7 @@ def test_children_are_forked_while_other_threads_call(plan, alone):
     assert set.union(*(call.result() for call in calling)) == {alone}
 
 
+@pytest.mark.slow
 def test_spawned_children_call_a_plan_that_was_pickled_to_them(plan, alone):
     assert exit_codes("spawn", plan, alone) == [0, 0]
 
@@ -179,6 +180,7 @@ print(answers[0][0].hex())
 """
 
 
+@pytest.mark.slow
 def test_sixteen_threads_compile_at_once_with_nothing_cached(plan, tmp_path):
     environment = {**os.environ, "FASTROOF_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(

@@ -467,6 +467,7 @@ def test_every_key_is_explained() -> None:
             assert key in explained
 
 
+@pytest.mark.slow
 def test_it_prints_tables() -> None:
     code, out, err = command(*DEPLOYMENT, "--rate", "20")
     assert (code, err) == (0, "")
@@ -487,6 +488,7 @@ def test_it_prints_tables() -> None:
     assert out.count("none") == 1
 
 
+@pytest.mark.slow
 def test_wrong_questions_are_refused() -> None:
     def refused(*arguments: str) -> str:
         code, out, err = command("--model", "llama-3.1-8b", *arguments)

@@ -44,6 +44,7 @@ def test_tasks_hold_enough_work_and_every_unit(cut_units: Callable[[int], None])
             assert all(weight * sum(unit.size for unit in task[:-1]) < least for task in tasks)
 
 
+@pytest.mark.slow
 def test_what_travels_to_workers_pickles() -> None:
     # a unit a plan, and each plan a group: nothing is dropped between units
     sweep = sweep_of(load_spec({**SPEC, "isl": 1000, "keep": "best", "per": ["model", "tp"]}))

@@ -123,6 +123,7 @@ def whole(tmp_path: Path) -> Callable[[Any], tuple[Any, Any]]:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["pareto", "steps"])
 def test_killed_at_random_moments_it_ends_as_if_it_had_not_been(
     tmp_path: Path, whole: Any, name: str

@@ -118,6 +118,7 @@ def same_as_python(plan, c_plan, path):
     return timed
 
 
+@pytest.mark.slow
 def test_golden_steps_have_the_bits_of_python(both):
     assert same_as_python(*both, SAMPLE) > 10
 
@@ -189,6 +190,7 @@ def test_a_plan_says_what_it_is(both):
     assert c_plan.library.fastroof_max_seqs(c_plan.plan) == plan.max_seqs
 
 
+@pytest.mark.slow
 def test_files_that_are_no_plans_have_a_code(library, exported, tmp_path):
     whole = exported.plans["bf16"].read_bytes()
     flipped = whole[:1000] + bytes([whole[1000] ^ 16]) + whole[1001:]
@@ -253,6 +255,7 @@ print(opened)
 """
 
 
+@pytest.mark.slow
 def test_no_file_makes_a_program_crash(library, exported):
     """Files with the right CRC and the wrong contents are refused, or timed within their bytes."""
     done = subprocess.run(
@@ -274,6 +277,7 @@ def test_the_object_calls_the_c_library_alone(exported):
     assert set(names) <= {*C_LIBRARY, "_GLOBAL_OFFSET_TABLE_"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(DEFAULT_CPU != "x86-64-v3", reason="registers of x86-64")
 @pytest.mark.skipif(shutil.which("objdump") is None, reason="no objdump")
 def test_the_object_is_for_the_cpu_that_was_named(exported, tmp_path):
@@ -300,6 +304,7 @@ def test_python_reads_plan_files(plans, tmp_path):
     assert zlib.crc32(path.read_bytes()[16:]) == int.from_bytes(path.read_bytes()[12:16], "little")
 
 
+@pytest.mark.slow
 def test_exports_that_cannot_be(plans, tmp_path, monkeypatch):
     with pytest.raises(BackendError, match="no plan"):
         export_c({}, tmp_path)

@@ -78,6 +78,7 @@ def batch_of(kv_len: Any) -> Any:
     return pa.record_batch({"batch_size": np.ones_like(kv_len), "kv_len": kv_len})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains(start: Any, plan: fastroof.StepPlan, number: int) -> None:
     """A stream that is at work goes on to its end; new calls and connections are refused; exit 0."""
@@ -107,6 +108,7 @@ def test_a_signal_drains(start: Any, plan: fastroof.StepPlan, number: int) -> No
     assert process.wait(10) == 0
 
 
+@pytest.mark.slow
 def test_an_idle_stream_is_not_waited_for(start: Any) -> None:
     process, location = start(60.0)
     with FlightSteps(location) as steps:
@@ -119,6 +121,7 @@ def test_an_idle_stream_is_not_waited_for(start: Any) -> None:
             steps.decode_us(NAME, 1, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signals", [1, 2])
 def test_draining_is_bounded(start: Any, signals: int) -> None:
     """A client that never stops asking is cut off after the timeout, or by a second signal."""
@@ -196,6 +199,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_good_calls_beside_bad_ones(plan: fastroof.StepPlan) -> None:
     """16 clients: what some of them do wrong, others do not notice, and nothing is left behind."""
     limits = ServeLimits(max_steps=10_000, max_message_bytes=2**18)
@@ -281,6 +285,7 @@ def _exchange_once(client: Any, batch: Any) -> None:
     writer.close()
 
 
+@pytest.mark.slow
 def test_sessions_with_wrong_bytes(start: Any, plan: fastroof.StepPlan) -> None:
     """Some bytes of a good session changed, anywhere behind its first frames: the server goes on."""
     process, location = start(30.0)
@@ -305,6 +310,7 @@ def test_sessions_with_wrong_bytes(start: Any, plan: fastroof.StepPlan) -> None:
         assert steps.decode_us(NAME, 7, 777) == plan.decode_us(7, 777)
 
 
+@pytest.mark.slow
 def test_memory_is_not_taken_for_what_is_refused(start: Any) -> None:
     """Messages that are too long are refused by their length, compressed ones by what they say."""
     process, location = start(30.0)

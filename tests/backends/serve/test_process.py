@@ -69,6 +69,7 @@ def arrived_bytes(stream):
     return struct.unpack("i", fcntl.ioctl(stream, termios.FIONREAD, bytes(4)))[0]
 
 
+@pytest.mark.slow
 def test_the_end_of_its_input_ends_it(plan):
     with serving() as (server, first):
         server.stdin.write(ONE[:-1])  # the last line may lack its end
@@ -77,6 +78,7 @@ def test_the_end_of_its_input_ends_it(plan):
     assert json.loads(first)["latency_us"] == [plan.decode_us(64, 4096)]
 
 
+@pytest.mark.slow
 def test_a_file_is_answered_as_well(tmp_path, plan):
     asked, answered = tmp_path / "asked.jsonl", tmp_path / "answered.jsonl"
     asked.write_bytes(ONE * 3)
@@ -87,6 +89,7 @@ def test_a_file_is_answered_as_well(tmp_path, plan):
     assert [line["latency_us"] for line in lines] == [[plan.decode_us(64, 4096)]] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_after_what_has_arrived(stop):
     with serving() as (server, first):
@@ -96,6 +99,7 @@ def test_a_signal_ends_it_after_what_has_arrived(stop):
     assert (said, code) == (first * 3000, 0)
 
 
+@pytest.mark.slow
 def test_a_signal_ends_it_where_it_waits():
     with serving() as (server, _):
         server.terminate()
@@ -103,6 +107,7 @@ def test_a_signal_ends_it_where_it_waits():
         assert server.stdout.read() + server.stderr.read() == b""
 
 
+@pytest.mark.slow
 def test_what_a_signal_cuts_off_gets_an_error():
     with serving() as (server, first):
         server.stdin.write(ONE + ONE[:20])
@@ -113,6 +118,7 @@ def test_what_a_signal_cuts_off_gets_an_error():
     assert "the server was stopped after 20 bytes of a line" in json.loads(cut)["message"]
 
 
+@pytest.mark.slow
 def test_a_signal_in_a_frame_gets_an_error():
     request = b"".join(frames.request_frame(7, frames.DECODE, 0, [np.ones(1000, np.int64)] * 2))
     with StdioClient([PLAN]) as client:
@@ -126,6 +132,7 @@ def test_a_signal_in_a_frame_gets_an_error():
             client.receive()
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_it_though_nobody_reads():
     with serving() as (server, _):
         long = {"batch_size": [1] * 200_000, "kv_len": 9}
@@ -140,6 +147,7 @@ def test_a_second_signal_ends_it_though_nobody_reads():
         assert server.wait(WAIT_S) == -signal.SIGTERM
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asks", [True, False])
 def test_a_closed_output_ends_it_quietly(asks):
     with serving() as (server, _):
@@ -150,6 +158,7 @@ def test_a_closed_output_ends_it_quietly(asks):
         assert server.stderr.read() == b""
 
 
+@pytest.mark.slow
 def test_only_replies_are_on_its_output():
     code = """
 import os, sys, warnings
@@ -170,6 +179,7 @@ print("afterwards")
     assert sorted([b"printed", b"written"]) == sorted(done.stderr.replace(b"written", b"written\n").split())
 
 
+@pytest.mark.slow
 def test_a_plan_that_cannot_be_compiled_is_said_on_standard_error():
     done = subprocess.run(
         [sys.executable, "-m", "fastroof", "serve", "nine", "--stdio"],
@@ -204,6 +214,7 @@ def test_what_the_command_refuses(arguments, message):
     assert message in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_flight_says_where_it_listens_and_a_signal_ends_it(tmp_path, host):
     pytest.importorskip("pyarrow.flight")
@@ -285,6 +296,7 @@ def test_client_takes_replies_as_they_are(client):
     assert client.receive_reply().request_id == 3
 
 
+@pytest.mark.slow
 def test_client_says_what_the_server_said_when_it_ended():
     with pytest.raises(BackendError, match="exit code 2: fastroof: error: unknown model 'nine'"):
         StdioClient(["nine"])
@@ -295,6 +307,7 @@ def test_client_says_what_the_server_said_when_it_ended():
             client.decode_us(1, 2)
 
 
+@pytest.mark.slow
 def test_client_refuses_what_is_no_reply():
     with StdioClient([PLAN]) as client:
         client._inbox += struct.pack("<40x")
@@ -302,6 +315,7 @@ def test_client_refuses_what_is_no_reply():
             client.receive()
 
 
+@pytest.mark.slow
 def test_example_runs(capsys):
     from fastroof.backends.serve import stdio_example
 

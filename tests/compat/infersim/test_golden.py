@@ -112,6 +112,7 @@ LOOKUPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOOKUPS)
 def test_lookups(golden, name):
     rows = golden.rows(name)

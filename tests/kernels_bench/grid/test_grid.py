@@ -178,6 +178,7 @@ def test_prefill_with_prefix_and_several_sequences(default: Grid) -> None:
     assert (64, 16, 16) in have
 
 
+@pytest.mark.slow
 def test_streaming_kernels_and_copies(default: Grid) -> None:
     kinds = {kind for (kind,) in sizes(default, "elementwise", "kind")}
     assert kinds == {"rmsnorm_residual", "rope", "silu_and_mul", "kv_write", "fp8_quantise", "copy", "launch"}
@@ -199,6 +200,7 @@ def test_unequal_decode_moe_and_mla(default: Grid) -> None:
     assert {heads for (heads,) in sizes(default, "mla_decode", "num_q_heads")} == {16, 32, 64, 128}
 
 
+@pytest.mark.slow
 def test_priorities_follow_the_order_in_which_minutes_are_given_up(default: Grid) -> None:
     def of(operator: str, **where: object) -> set[int]:
         return {

@@ -264,6 +264,7 @@ def invoke(app: typer.Typer, *arguments: str) -> str:
     return result.output
 
 
+@pytest.mark.slow
 def test_plan_prints_groups_and_totals(app: typer.Typer) -> None:
     text = invoke(app)
     for group in GRID.groups:
@@ -275,6 +276,7 @@ def test_plan_prints_groups_and_totals(app: typer.Typer) -> None:
     assert "dropped" not in text
 
 
+@pytest.mark.slow
 def test_plan_says_what_a_budget_drops(app: typer.Typer) -> None:
     text = invoke(app, "--budget", "300")
     _, dropped = fit_budget(POINTS, H100, 300)
@@ -283,6 +285,7 @@ def test_plan_says_what_a_budget_drops(app: typer.Typer) -> None:
     assert "the budget of 600 s drops nothing" in invoke(app, "--budget", "600")
 
 
+@pytest.mark.slow
 def test_plan_as_json(app: typer.Typer) -> None:
     document = json.loads(invoke(app, "--budget", "200", "--json"))
     kept, dropped = fit_budget(POINTS, H100, 200)
@@ -306,6 +309,7 @@ def test_plan_lists_points(app: typer.Typer) -> None:
     assert all(point.key in text for point in points)
 
 
+@pytest.mark.slow
 def test_plan_on_another_card_names_what_it_cannot_measure(app: typer.Typer) -> None:
     text = invoke(app, "--gpu", "a100")
     assert "points cannot be measured on this card and are left out" in text

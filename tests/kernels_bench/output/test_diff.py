@@ -111,6 +111,7 @@ def noisy(tables: MeasuredTables) -> MeasuredTables:
     return replace(tables, tables=changed)
 
 
+@pytest.mark.slow
 def test_the_picture_has_a_panel_an_operator_and_shows_the_shift(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     tables, gpu = load_table_set("h100"), load_gpu("h100")
@@ -152,6 +153,7 @@ def test_without_matplotlib_only_the_picture_fails(
         save_difference(diff_tables(*pair), load_gpu("h100"), tmp_path / "a.png")
 
 
+@pytest.mark.slow
 def test_comparing_loads_neither_matplotlib_nor_torch() -> None:
     code = (
         "import sys, kernels_bench.commands.diff, kernels_bench.commands.export, kernels_bench.commands.job; "

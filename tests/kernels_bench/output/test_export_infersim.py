@@ -219,6 +219,7 @@ def test_whose_rows_they_are_goes_with_them(tmp_path: Path) -> None:
     assert source["url"] == "https://github.com/ai-dynamo/aiconfigurator"
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["export", "infersim", str(tmp_path / "tree"), "--tables", "h100"])
     assert result.exit_code == 0, result.output

@@ -184,6 +184,7 @@ def test_every_json_value_is_plain(tmp_path: Path) -> None:
     assert json.loads(json.dumps(document, allow_nan=False)) == json.loads(json.dumps(document))
 
 
+@pytest.mark.slow
 def test_shipped_tables_are_no_errors() -> None:
     tables = load_table_set("h100")
     validation = validate_tables(tables, H100)

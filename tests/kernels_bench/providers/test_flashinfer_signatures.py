@@ -220,6 +220,7 @@ def small_workspace(monkeypatch):
     monkeypatch.setattr(flashinfer_calls, "WORKSPACE_BYTES", 1024)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", POINTS, ids=lambda p: p.key[:50])
 def test_calls_bind_and_give_the_reference(stand_in, point):
     chosen = provider(stand_in)
@@ -239,6 +240,7 @@ def test_cuda_cores_where_the_prefill_library_is_missing(stand_in):
     assert "tensor cores" in provider(stand_in).prepare(POINTS[2], 0, 10**9).kernel
 
 
+@pytest.mark.slow
 def test_whole_steps_plan_decode_or_paged_prefill(stand_in):
     from dataclasses import replace
 

@@ -320,6 +320,7 @@ def differs(rank: int, world: World, pipe: Connection) -> None:
 ORDER = Order("bf16", "eager", 256, 0, 2**30)
 
 
+@pytest.mark.slow
 def test_every_rank_answers_and_ends() -> None:
     ranks = SpawnedRanks(2, "gloo", 60.0, obeys)
     try:
@@ -330,6 +331,7 @@ def test_every_rank_answers_and_ends() -> None:
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "words"),
     [
@@ -350,6 +352,7 @@ def test_a_rank_that_fails_is_named_and_none_is_left(target: Any, words: str) ->
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.slow
 def test_ranks_that_never_meet_are_an_error() -> None:
     with pytest.raises(MeasureError, match=r"rank 0 of 2 died to meet \(exit code 3\)"):
         SpawnedRanks(2, "gloo", 60.0, dies_early)
@@ -483,6 +486,7 @@ def test_bad_input_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert not folder.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 def test_over_gloo_end_to_end(tmp_path: Path) -> None:
     """Two real ranks, checked sums, a journal, tables that load; then the same again, and a third rank."""
@@ -511,6 +515,7 @@ def test_over_gloo_end_to_end(tmp_path: Path) -> None:
     assert command("resume", folder).exit_code == 2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 def test_sums_agree_with_float64_and_a_wrong_one_is_caught() -> None:
     from kernels_bench.run.check import BOUNDS
@@ -529,6 +534,7 @@ def test_sums_agree_with_float64_and_a_wrong_one_is_caught() -> None:
             assert len({(a.calls, len(a.replays_us)) for a in answers}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 def test_one_rank_without_room_holds_up_nobody() -> None:
     ranks = SpawnedRanks(2, "gloo", 120.0)

@@ -186,6 +186,7 @@ class TestStep:
         with pytest.raises(MeasureError, match="sliding window"):
             StepModel(tiny(sliding_window=16), backend, 0).prepare(POINTS[0], 0)
 
+    @pytest.mark.slow
     def test_the_check_fails_on_a_wrong_kernel(self, backend):
         from kernels_bench.providers.small_ops import TorchSmallOps
         from kernels_bench.steps.measure import check_step
@@ -272,6 +273,7 @@ class TestMeasuring:
         assert (report.present, report.measured) == (kept, len(POINTS) - kept)
         assert len({step_key(row) for row in read_steps(tmp_path / "steps.csv")}) == len(POINTS)
 
+    @pytest.mark.slow
     def test_order_is_that_of_the_seed(self, tmp_path, backend):
         timers = [FakeTimer() for _ in range(3)]
         for number, (timer, seed) in enumerate(zip(timers, (0, 0, 1), strict=True)):
@@ -332,6 +334,7 @@ class TestCommand:
         assert not done.value.code
         assert "44 steps fit" in capsys.readouterr().out
 
+    @pytest.mark.slow
     def test_end_to_end_on_a_cpu(self, tmp_path, capsys):
         torch_or_skip()
         config = tmp_path / "tiny.json"

@@ -213,6 +213,7 @@ def test_errors_are_by_data_set():
     assert all(math.isnan(one.unseen_mape) and math.isnan(one.unseen_bias) for one in alone)
 
 
+@pytest.mark.slow
 def test_intervals_cover_the_truth():
     """12 clusters with errors of their own: nominally 95 %, a little less with so few clusters."""
     form, labels = FORMS["vllm"], made_labels(48)
@@ -247,6 +248,7 @@ def test_intervals_are_repeatable_and_honest_about_too_little():
     assert fits_without(times, one, form) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_packaged_profile_is_what_the_command_makes(calibrations, engine):
     packaged, made = load_engine(engine), calibrations[engine].profile

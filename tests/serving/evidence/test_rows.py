@@ -126,6 +126,7 @@ def test_the_sample_is_the_packages(rows: tuple[ServingRow, ...]) -> None:
     assert measured_on("h100").left_out == left_out
 
 
+@pytest.mark.slow
 def test_shipped_predictions_are_the_packages(rows: tuple[ServingRow, ...]) -> None:
     installed_sample()
     few = rows[::60]

@@ -430,6 +430,7 @@ def test_wrong_commands_say_what_would_do(arguments: tuple[str, ...], words: str
 # -- the picture ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_picture_shows_every_row(auto: Validation, unseen: Validation, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="plots need matplotlib: pip install fastroof[report]")
     from fastroof.report import save_figure
@@ -459,6 +460,7 @@ def test_the_picture_shows_every_row(auto: Validation, unseen: Validation, tmp_p
     assert (tmp_path / "one.png").read_bytes() == (tmp_path / "two.png").read_bytes()
 
 
+@pytest.mark.slow
 def test_steps_have_a_panel_of_their_own(h100: fastroof.Tables, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="plots need matplotlib: pip install fastroof[report]")
     from fastroof.report.serving_plot import draw_validation

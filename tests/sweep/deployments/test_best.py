@@ -36,6 +36,7 @@ def every_row(spec: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
     return [row for row in rows if row["exceeds"] is None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "column", "is_less_better"),
     [
@@ -71,6 +72,7 @@ def test_it_is_the_best_of_all(
             assert (one <= after * (1 + 1e-8)) if is_less_better else (one * (1 + 1e-8) >= after)
 
 
+@pytest.mark.slow
 def test_counts_add_up(tmp_path: Path) -> None:
     found = best_deployments(SPEC, threads=2)
     summary: Any = run_sweep(SPEC, tmp_path / "best.parquet")
@@ -82,6 +84,7 @@ def test_counts_add_up(tmp_path: Path) -> None:
     assert best_deployments(SPEC).answers == found.answers
 
 
+@pytest.mark.slow
 def test_why_it_is_the_best() -> None:
     answer = best_deployments(SPEC | {"isl": 4000}).answers[1]
     assert len(answer.choices) == 4
@@ -123,6 +126,7 @@ def test_equals_are_ordered_by_gpus_then_latency() -> None:
         assert not any(choice.at_edge for choice in answer.choices)
 
 
+@pytest.mark.slow
 def test_models_without_a_deployment_are_answered_too() -> None:
     spec = SPEC | {"models": ["llama-3.1-70b", "llama-3.1-8b"], "tp": [1, 2], "isl": 4000, "dtype": "bf16"}
     none, some = best_deployments(spec).answers
@@ -165,6 +169,7 @@ def command(*arguments: str) -> tuple[int, str, str]:
     return done.exit_code, done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_the_packaged_example_is_answered() -> None:
     code, out, _ = command("--runners-up", "1")
     assert code == 0
@@ -187,6 +192,7 @@ def toml(folder: Path, *more: str) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_the_command_gives_the_same_answers(tmp_path: Path) -> None:
     path = toml(tmp_path, "[constraints]", "tpot_ms = 12")
     code, out, err = command(path, "--json")
