@@ -1,45 +1,28 @@
-"""Stage 5, step times as an Arrow table that says where it came from."""
+"""Stage 5, the steps of a batch with their times as an Arrow table that says where it came from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
 
-from fastroof.columns import ORIGINS, Column
+from fastroof.arrow import arrow_schema
+from fastroof.columns import Column
+from fastroof.run import StepTimes
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
-    from fastroof.run import StepBatch, StepTimes
+    from fastroof.run import StepBatch
 
-__all__ = ["STEP_COLUMNS", "arrow_schema", "step_table"]
+__all__ = ["STEP_COLUMNS", "step_table"]
 
-STEP_COLUMNS: Final = (
-    Column("step", "int", "", "position in the batch", 0),
+_SIZES: Final = (
     Column("num_requests", "int", "", "requests in the step", 0),
     Column("num_tokens", "int", "tokens", "new tokens of all its requests", 0),
-    Column("latency_us", "float", "us", "time of the step", 0),
-    Column("tokens_us", "float", "us", "per-token operators of all layers", 0),
-    Column("logits_us", "float", "us", "LM head over the step's requests", 0),
-    Column("decode_attention_us", "float", "us", "decode attention of all layers", 0),
-    Column("prefill_attention_us", "float", "us", "prefill attention of all layers", 0),
-    Column("runtime_us", "float", "us", "what the engine adds", 0),
-    Column("origin", "text", "", "how the latency was made: measured to modelled"),
 )
-"""Columns of :func:`step_table`."""
-
-_ARROW_TYPES: Final = {"int": pa.int64(), "float": pa.float64(), "text": pa.string()}
-
-
-def arrow_schema(columns: Iterable[Column], metadata: dict[str, str]) -> pa.Schema:
-    """Arrow schema of result columns: every field has its unit and meaning, the table its metadata."""
-    fields = [
-        pa.field(c.name, _ARROW_TYPES[c.kind], metadata={"unit": c.unit, "meaning": c.meaning})
-        for c in columns
-    ]
-    return pa.schema(fields, metadata=metadata)
+STEP_COLUMNS: Final = (StepTimes.arrow_columns[0], *_SIZES, *StepTimes.arrow_columns[1:])
+"""Columns of :func:`step_table`: those of :meth:`fastroof.StepTimes.to_arrow`, and what each step is of."""
 
 
 def step_table(plan: StepPlan, batch: StepBatch, times: StepTimes) -> pa.Table:
@@ -69,26 +52,13 @@ def step_table(plan: StepPlan, batch: StepBatch, times: StepTimes) -> pa.Table:
     >>> step_table(plan, batch, plan.run(batch))["num_tokens"].to_pylist()
     [2048, 2]
     """
-    metadata = {
-        "fastroof.version": plan.version,
-        "fastroof.tables_hash": plan.tables_hash,
-        "fastroof.model": plan.model.name,
-        "fastroof.gpu": plan.gpu.name,
-        "fastroof.tp": str(plan.tp),
-        "fastroof.dtype": plan.dtype,
-        "fastroof.kv_dtype": plan.kv_dtype,
-        "fastroof.runtime": plan.runtime,
-        "fastroof.method": plan.method,
-    }
     offsets = batch.offsets.astype(np.int64)
     running = np.concatenate([[0], np.cumsum(batch.new_tokens, dtype=np.int64)])
-    columns = {
-        "step": np.arange(batch.num_steps),
+    table = times.to_arrow()
+    sizes = {
         "num_requests": np.diff(offsets),
         "num_tokens": running[offsets[1:]] - running[offsets[:-1]],
-        "latency_us": times.latency_us,
-        **times.components._asdict(),
-        "origin": np.array(ORIGINS, object)[times.origin],
     }
-    schema = arrow_schema(STEP_COLUMNS, metadata)
-    return pa.table([pa.array(columns[f.name], f.type) for f in schema], schema=schema)
+    schema = arrow_schema(STEP_COLUMNS, plan.made_from)
+    columns = [pa.array(sizes[f.name]) if f.name in sizes else table[f.name] for f in schema]
+    return pa.table(columns, schema=schema)

@@ -136,7 +136,7 @@ def _look_up(operator: Operator, options: dict[str, Any]) -> None:
     if tables is None:
         raise MissingTableError(f"{gpu} has no measured tables to look anything up in; see fastroof gpus")
     answer = tables.lookup(operator.name, method=method, with_error=with_error, **given)
-    errors = answer.relative_error.ravel().tolist() if with_error else ()
+    errors = None if answer.relative_error is None else answer.relative_error.ravel().tolist()
     shown = {
         name: np.broadcast_to(np.asarray(value), answer.latency_us.shape).ravel().tolist()
         for name, value in given.items()
@@ -153,7 +153,7 @@ def _look_up(operator: Operator, options: dict[str, Any]) -> None:
             "latency_us": latency_us,
             "mfu": mfu,
             "origin": ORIGINS[origin],
-            **({"relative_error": errors[i]} if with_error else {}),
+            **({} if errors is None else {"relative_error": errors[i]}),
         }
         for i, (latency_us, mfu, origin) in enumerate(answers)
     ]

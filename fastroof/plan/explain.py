@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastroof.arrays import Ints
-from fastroof.columns import ORIGIN_MODELLED
+from fastroof.arrow import ORIGIN, ArrowResult
+from fastroof.columns import ORIGIN_MODELLED, Column
 from fastroof.compiled.search import curve_point
 from fastroof.operators.attention_work import attention_bytes, attention_flops
 from fastroof.operators.calls import AllReduce, Role
+from fastroof.plan import step_error
 from fastroof.plan.attention import AttentionTimes, attention_times
 from fastroof.plan.curves import RowCurve, row_cost
 from fastroof.plan.rows import rows_of
@@ -56,7 +59,8 @@ class OperatorTime(NamedTuple):
     origin: int
 
 
-class Explanation(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Explanation(ArrowResult):
     """A step by operator; ``total_us`` is the step's time to the last bit.
 
     Attributes
@@ -68,11 +72,38 @@ class Explanation(NamedTuple):
         The step, us.
     origin : int
         Largest origin of its parts.
+    relative_error : float, or None
+        One standard error over the step's time, 0 without requests; None where not
+        asked for.
+    made_from : mapping of str to str
+        fastroof's version, the tables' hash and what the plan is: metadata of its Arrow table.
+
+    Notes
+    -----
+    Its Arrow table has a row an operator: the fields of :class:`OperatorTime`.
     """
 
     operators: tuple[OperatorTime, ...]
     total_us: float
     origin: int
+    relative_error: float | None = None
+    made_from: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    arrow_columns = (
+        Column("name", "text", "", "operator"),
+        Column("role", "text", "", "what it does in the step"),
+        Column("calls", "int", "", "how often it runs in the step"),
+        Column("total_us", "float", "us", "time of all calls"),
+        Column("flops", "float", "FLOPs", "work of all calls on one GPU", 0),
+        Column("moved_bytes", "float", "B", "compulsory bytes of all calls; all-reduces: on the wire", 0),
+        Column("mfu", "float", "", "FLOPs over time and peak; empty where it computes nothing", 0),
+        Column("bound", "text", "", "compute, memory, launch or communication: its roofline's largest term"),
+        ORIGIN,
+    )
+
+    def columns(self) -> dict[str, Any]:
+        """Fields of all operators: a list a field, an entry an operator."""
+        return {name: [getattr(part, name) for part in self.operators] for name in OperatorTime._fields}
 
 
 def _row_time(plan: StepPlan, curve: RowCurve, rows: int) -> OperatorTime:
@@ -164,13 +195,14 @@ def _attention_time(
     )
 
 
-def explain_step(plan: StepPlan, requests: Iterable[tuple[int, int]]) -> Explanation:
+def explain_step(plan: StepPlan, requests: Iterable[tuple[int, int]], with_error: bool) -> Explanation:
     """Answer ``plan.explain(requests)``."""
     batch = StepBatch.from_requests([requests])
     times = run_batch(plan, batch, 1)
     new, context = batch.new_tokens, batch.context_len
+    error = float(step_error.batch_error(plan, batch, times)[0]) if with_error else None
     if not len(new):
-        return Explanation((), 0.0, 0)
+        return Explanation((), 0.0, 0, error, plan.made_from)
     decode = (new == 1) & (context > 0)
     rows = rows_of(plan.layout, int(new.sum()), len(new))
     attention: list[list[OperatorTime]] = []
@@ -186,4 +218,5 @@ def explain_step(plan: StepPlan, requests: Iterable[tuple[int, int]]) -> Explana
                 operators += times_of_kind
         if curve.operator.steps != left_out:
             operators.append(_row_time(plan, curve, rows[curve.operator.rows]))
-    return Explanation(tuple(operators), float(times.latency_us[0]), int(times.origin[0]))
+    total_us, origin = float(times.latency_us[0]), int(times.origin[0])
+    return Explanation(tuple(operators), total_us, origin, error, plan.made_from)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from fastroof._version import __version__
@@ -145,8 +145,23 @@ class StepPlan:
         """Errors of its operators, worked out when first asked for; None for the datasheet model."""
         return step_error.step_errors(self)
 
+    @lazy_property
+    def made_from(self) -> dict[str, str]:
+        """What its answers carry as metadata of their Arrow tables."""
+        return {
+            "fastroof.version": self.version,
+            "fastroof.tables_hash": self.tables_hash,
+            "fastroof.model": self.model.name,
+            "fastroof.gpu": self.gpu.name,
+            "fastroof.tp": str(self.tp),
+            "fastroof.dtype": self.dtype,
+            "fastroof.kv_dtype": self.kv_dtype,
+            "fastroof.runtime": self.runtime,
+            "fastroof.method": self.method,
+        }
+
     def __getstate__(self) -> dict[str, Any]:
-        made = ("decode_lines", "memory", "scalar", "step_scalar")
+        made = ("decode_lines", "made_from", "memory", "scalar", "step_scalar")
         # a list: another thread may be adding one of them
         return {name: value for name, value in list(self.__dict__.items()) if name not in made}
 
@@ -261,7 +276,7 @@ class StepPlan:
         times = evaluate.run_batch(self, batch, threads)
         if not with_error:
             return times
-        return times._replace(relative_error=step_error.batch_error(self, batch, times))
+        return replace(times, relative_error=step_error.batch_error(self, batch, times))
 
     def step_error(self, batch: StepBatch) -> Floats:
         """Relative standard error of ragged steps: ``run(batch, with_error=True).relative_error``.
@@ -315,17 +330,24 @@ class StepPlan:
         """
         return evaluate.step_us(self, batch, threads)
 
-    def explain(self, requests: Iterable[tuple[int, int]]) -> Explanation:
+    def explain(self, requests: Iterable[tuple[int, int]], *, with_error: bool = False) -> Explanation:
         """Break one step down by operator: latency, FLOPs, bytes, MFU, what bounds it, origin.
 
         Parameters
         ----------
         requests : iterable of (new_tokens, context_len)
             The step's requests.
+        with_error : bool
+            Also say how good the step's time is: ``run(..., with_error=True).relative_error``.
 
         Returns
         -------
         Explanation
             Its ``total_us`` is the step's time to the last bit.
+
+        Raises
+        ------
+        PlanError
+            As in :meth:`step_error`, where the error is asked for.
         """
-        return explain_step(self, requests)
+        return explain_step(self, requests, with_error)

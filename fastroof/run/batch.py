@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fastroof.arrays import Flags, Floats, Ints
+from fastroof.arrow import ORIGIN, RELATIVE_ERROR, ArrowResult
+from fastroof.columns import Column
 from fastroof.errors import BatchError
 from fastroof.run.arrays import int_array, loop_array
 
@@ -124,7 +126,8 @@ class StepComponents(NamedTuple):
     runtime_us: Floats
 
 
-class StepTimes(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class StepTimes(ArrowResult):
     """Times of steps.
 
     Attributes
@@ -136,10 +139,35 @@ class StepTimes(NamedTuple):
     components : StepComponents
         Its parts; they add up to the latency but for rounding.
     relative_error : ndarray of float64, shape (steps,), or None
-        One standard error over the latency; None where it was not asked for.
+        One standard error over the latency, 0 for a step without requests; None where it was not asked for.
+    made_from : mapping of str to str
+        fastroof's version, the tables' hash and what the plan is: metadata of its Arrow table.
     """
 
     latency_us: Floats
     origin: Flags
     components: StepComponents
     relative_error: Floats | None = None
+    made_from: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    arrow_columns = (
+        Column("step", "int", "", "position in the batch", 0),
+        Column("latency_us", "float", "us", "time of the step", 0),
+        Column("tokens_us", "float", "us", "per-token operators of all layers", 0),
+        Column("logits_us", "float", "us", "LM head over the step's requests", 0),
+        Column("decode_attention_us", "float", "us", "decode attention of all layers", 0),
+        Column("prefill_attention_us", "float", "us", "prefill attention of all layers", 0),
+        Column("runtime_us", "float", "us", "what the engine adds", 0),
+        ORIGIN,
+        RELATIVE_ERROR,
+    )
+
+    def columns(self) -> dict[str, Any]:
+        """Place, latency_us, components, origin (codes) and relative_error of every step."""
+        return {
+            "step": np.arange(len(self.latency_us)),
+            "latency_us": self.latency_us,
+            **self.components._asdict(),
+            "origin": self.origin,
+            "relative_error": self.relative_error,
+        }

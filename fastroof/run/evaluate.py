@@ -162,7 +162,7 @@ def run_batch(plan: StepPlan, batch: StepBatch, threads: int) -> StepTimes:
 
     if _in_threads(loop, count, threads):
         raise_requests(plan, batch)
-    return StepTimes(out, origin, components)
+    return StepTimes(out, origin, components, made_from=plan.made_from)
 
 
 def _checked(batch: Any) -> StepBatch:

@@ -201,8 +201,8 @@ def _evaluated(
     """Run the sweep in memory: for each model the rows that are kept, and the counts."""
     import pyarrow as pa
 
+    from fastroof.arrow import arrow_schema
     from fastroof.models import load_model
-    from fastroof.results import arrow_schema
     from fastroof.sweep.local import local_results
     from fastroof.sweep.sources import load_tables_by_gpu
 

@@ -65,7 +65,7 @@ def merge_shards(shards: Iterable[str | Path], output: str | Path) -> StepSummar
     started = time.perf_counter()
 
     # sharing a sweep out needs no pyarrow
-    from fastroof.results import arrow_schema
+    from fastroof.arrow import arrow_schema
     from fastroof.sweep.collect import Collected
     from fastroof.sweep.identity import inputs_hash
     from fastroof.sweep.result_file import ResultFile

@@ -109,7 +109,7 @@ def run_sweep(
     sweep = sweep_of(load_spec(spec))
 
     # checking a spec needs neither numba nor pyarrow
-    from fastroof.results import arrow_schema
+    from fastroof.arrow import arrow_schema
     from fastroof.sweep.checkpoint import Checkpoint
     from fastroof.sweep.collect import Collected, CollectedShard
     from fastroof.sweep.identity import file_metadata

@@ -12,7 +12,7 @@ from fastroof.arrays import Longs
 from fastroof.errors import LookupInputError
 from fastroof.operators.operator import METHODS, Operator
 from fastroof.operators.registry import OPERATORS
-from fastroof.tables.answers import Lookup, LookupWithError
+from fastroof.tables.answers import Lookup
 from fastroof.tables.sizes import checked_points, checked_text
 
 if TYPE_CHECKING:
@@ -32,9 +32,7 @@ def lookup_operator(name: Any) -> Operator:
     return operator
 
 
-def run_lookup(
-    tables: Tables, name: str, method: str, with_error: bool, given: Mapping[str, Any]
-) -> Lookup | LookupWithError:
+def run_lookup(tables: Tables, name: str, method: str, with_error: bool, given: Mapping[str, Any]) -> Lookup:
     """Answer ``tables.lookup(name, method=method, with_error=with_error, **given)``."""
     operator = lookup_operator(name)
     if not isinstance(method, str) or method not in METHODS:
@@ -45,7 +43,7 @@ def run_lookup(
     text = {c.name: checked_text(c.name, arguments.pop(c.name)) for c in operator.keys if c.kind == "text"}
     asked = checked_points(arguments)
     count = math.prod(asked.shape)
-    lookup = Lookup(np.empty(count), np.empty(count), np.empty(count, np.uint8))
+    latency_us, mfu, origin = np.empty(count), np.empty(count), np.empty(count, np.uint8)
     relative_error = np.empty(count if with_error else 0)
     fixed = {**operator.constants, **text}
     sized_keys = [c.name for c in operator.keys if c.name not in fixed]
@@ -54,7 +52,7 @@ def run_lookup(
         return tuple(fixed[c.name] if c.name in fixed else sizes[c.name] for c in operator.keys)
 
     for part, sizes, columns in asked.chunks(operator.axis_names):
-        answers = (lookup.latency_us[part], lookup.mfu[part], lookup.origin[part])
+        answers = (latency_us[part], mfu[part], origin[part])
         if not columns:
             key = key_of(asked.whole)
             operator.check_key(key)
@@ -74,8 +72,13 @@ def run_lookup(
             if with_error:
                 relative_error[part][rows] = operator.relative_error(tables, key, few, some[0])
     shape = asked.shape
-    lookup = Lookup(lookup.latency_us.reshape(shape), lookup.mfu.reshape(shape), lookup.origin.reshape(shape))
-    return LookupWithError(*lookup, relative_error.reshape(shape)) if with_error else lookup
+    return Lookup(
+        latency_us.reshape(shape),
+        mfu.reshape(shape),
+        origin.reshape(shape),
+        relative_error.reshape(shape) if with_error else None,
+        tables.made_from,
+    )
 
 
 def _arguments(operator: Operator, given: Mapping[str, Any]) -> dict[str, Any]:

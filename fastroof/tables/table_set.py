@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar, overload
+from typing import Any, Protocol, TypeVar
 
+from fastroof._version import __version__
 from fastroof.arrays import Array, Longs
 from fastroof.columns import Column
 from fastroof.config import GpuSpec
 from fastroof.errors import MissingTableError
+from fastroof.lazy_property import lazy_property
 from fastroof.load import MeasuredTable, MeasuredTables, SourceChoice, load_measured
 from fastroof.operators.operator import Columns
-from fastroof.tables.answers import Lookup, LookupWithError
+from fastroof.tables.answers import Lookup
 
 __all__ = ["Tables", "load_tables"]
 
@@ -67,17 +69,18 @@ class Tables:
         """SHA-256 of the measured rows: results carry it."""
         return self.measured.content_hash
 
-    @overload
-    def lookup(
-        self, operator: str, *, method: str = ..., with_error: Literal[False] = ..., **sizes: Any
-    ) -> Lookup: ...
-    @overload
-    def lookup(
-        self, operator: str, *, method: str = ..., with_error: Literal[True], **sizes: Any
-    ) -> LookupWithError: ...
+    @lazy_property
+    def made_from(self) -> dict[str, str]:
+        """What lookups carry as metadata of their Arrow tables."""
+        return {
+            "fastroof.version": __version__,
+            "fastroof.tables_hash": self.content_hash,
+            "fastroof.gpu": self.gpu.name,
+        }
+
     def lookup(
         self, operator: str, *, method: str = "roofline", with_error: bool = False, **sizes: Any
-    ) -> Lookup | LookupWithError:
+    ) -> Lookup:
         """Look up kernels by their sizes; arrays broadcast.
 
         Parameters
@@ -99,7 +102,7 @@ class Tables:
 
         Returns
         -------
-        Lookup or LookupWithError
+        Lookup
             latency_us, mfu and origin, of the broadcast shape; relative_error where it was asked for.
 
         Raises

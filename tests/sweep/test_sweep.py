@@ -17,9 +17,9 @@ import pytest
 
 import fastroof
 from fastroof import StepBatch, SweepError, Tables, compile_plan
+from fastroof.arrow import arrow_schema
 from fastroof.columns import ORIGINS
 from fastroof.errors import PlanRangeError
-from fastroof.results import arrow_schema
 from fastroof.sweep import LIMITS, best_batches, load_spec, result_file, run_sweep
 from fastroof.sweep.kinds import sweep_of
 from fastroof.sweep.result_file import ResultFile

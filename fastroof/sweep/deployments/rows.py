@@ -8,12 +8,12 @@ import numpy as np
 import pyarrow as pa
 
 from fastroof.arrays import Bools, Flags, Floats, Longs
+from fastroof.arrow import arrow_schema
 from fastroof.columns import ORIGINS
 from fastroof.compiled import closed_loops
 from fastroof.compiled import deployments as loops
 from fastroof.errors import PlanError
 from fastroof.plan import StepPlan
-from fastroof.results import arrow_schema
 from fastroof.sweep.deployments.columns import COLUMNS
 from fastroof.sweep.deployments.spec import DeploymentSpec
 from fastroof.sweep.deployments.step_bounds import BOUNDS, mean_bounds

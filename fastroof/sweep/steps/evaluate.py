@@ -11,13 +11,13 @@ import numpy as np
 import pyarrow as pa
 
 from fastroof.arrays import Bools, Flags, Floats, Longs
+from fastroof.arrow import arrow_schema
 from fastroof.columns import ORIGINS
 from fastroof.compiled.steps import decode_origins
 from fastroof.config import load_gpu
 from fastroof.errors import MissingTableError, PlanError
 from fastroof.models import Layout, load_model
 from fastroof.plan import StepPlan, compile_plan
-from fastroof.results import arrow_schema
 from fastroof.sweep.sources import GpuTables
 from fastroof.sweep.steps.columns import step_columns
 from fastroof.sweep.steps.plan_batches import LIMITS, all_rows_us, best_rows

@@ -1,0 +1,129 @@
+"""Results as Arrow tables, and what takes them as they are."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import fastroof
+from fastroof import StepBatch, StepPlan, Tables
+from fastroof.arrow import ArrowResult
+from fastroof.columns import ORIGINS
+
+BATCH = StepBatch.from_requests([[(512, 0), (1, 4000)], [], [(1, 9)] * 3])
+STEP = [(512, 100), (1, 4000)]
+
+
+@pytest.fixture(scope="module")
+def plan(h100: Tables) -> StepPlan:
+    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, tp=2)
+
+
+@pytest.fixture(
+    params=["lookup", "lookup with error", "wide lookup", "one lookup", "run", "run with error", "explain"]
+)
+def result(request: pytest.FixtureRequest, plan: StepPlan, h100: Tables) -> ArrowResult:
+    wide = {"m": np.arange(1, 7).reshape(2, 3), "n": 6144, "k": 4096}
+    make = {
+        "lookup": lambda: h100.lookup("gemm", m=[64, 100, 100_000], n=6144, k=4096),
+        "lookup with error": lambda: h100.lookup("gemm", m=[64, 100], n=6144, k=4096, with_error=True),
+        "wide lookup": lambda: h100.lookup("gemm", **wide),
+        "one lookup": lambda: h100.lookup("allreduce", num_gpus=2, message_bytes=4096),
+        "run": lambda: plan.run(BATCH),
+        "run with error": lambda: plan.run(BATCH, with_error=True),
+        "explain": lambda: plan.explain(STEP),
+    }
+    return make[request.param]()
+
+
+def test_a_table_holds_every_answer_in_order(result: ArrowResult) -> None:
+    table = result.to_arrow()
+    assert table.column_names == [column.name for column in result.arrow_columns] == list(result.columns())
+    for name, values in result.columns().items():
+        if name == "origin":
+            assert table[name].to_pylist() == [ORIGINS[code] for code in np.ravel(values)]
+        elif values is None:
+            assert table[name].null_count == table.num_rows > 0
+        else:
+            expected = [None if value != value else value for value in np.ravel(values).tolist()]
+            assert table[name].to_pylist() == expected
+
+
+def test_a_table_says_what_its_numbers_are_and_what_they_come_from(result: ArrowResult, h100: Tables) -> None:
+    schema = result.to_arrow().schema
+    assert schema.metadata[b"fastroof.version"].decode() == fastroof.__version__
+    assert schema.metadata[b"fastroof.tables_hash"].decode() == h100.content_hash
+    assert schema.metadata[b"fastroof.gpu"] == b"h100"
+    for field in schema:
+        assert field.metadata[b"meaning"]
+        assert (field.metadata[b"unit"] == b"us") == field.name.endswith("_us")
+
+
+def test_arrow_takes_a_result_as_it_is(result: ArrowResult) -> None:
+    assert pa.table(result).equals(result.to_arrow(), check_metadata=True)
+    narrow = pa.schema(
+        [(f.name, "float32" if f.type == "float64" else f.type) for f in pa.table(result).schema]
+    )
+    assert pa.table(result, schema=narrow).schema.types == narrow.types
+
+
+def test_polars_takes_a_result_as_it_is(result: ArrowResult) -> None:
+    polars = pytest.importorskip("polars")
+    assert polars.DataFrame(result).to_dicts() == result.to_arrow().to_pylist()
+
+
+def test_pandas_takes_a_result_as_it_is(result: ArrowResult) -> None:
+    pandas = pytest.importorskip("pandas", minversion="3")
+    frame = pandas.DataFrame.from_arrow(result)
+    assert pa.Table.from_pandas(frame, preserve_index=False).num_rows == result.to_arrow().num_rows
+    assert list(frame) == result.to_arrow().column_names
+
+
+def test_duckdb_takes_a_result_as_it_is(result: ArrowResult) -> None:
+    duckdb = pytest.importorskip("duckdb")
+    rows = duckdb.sql("select * from result").fetchall()
+    assert rows == [tuple(row.values()) for row in result.to_arrow().to_pylist()]
+
+
+def test_results_pickle_and_stay_as_they_are(result: ArrowResult) -> None:
+    twin = pickle.loads(pickle.dumps(result))
+    assert twin.to_arrow().equals(result.to_arrow(), check_metadata=True)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        result.origin = None  # type: ignore[attr-defined]
+
+
+def test_one_relative_error_of_the_answers_shape(plan: StepPlan, h100: Tables) -> None:
+    sizes = {"m": np.arange(1, 7).reshape(2, 3), "n": 6144, "k": 4096}
+    found = h100.lookup("gemm", **sizes, with_error=True)
+    assert found.relative_error is not None
+    assert found.relative_error.shape == found.latency_us.shape == (2, 3)
+    times = plan.run(BATCH, with_error=True)
+    assert times.relative_error is not None
+    assert times.relative_error.shape == times.latency_us.shape
+    step = StepBatch.from_requests([STEP])
+    explained = plan.explain(STEP, with_error=True)
+    assert isinstance(explained.relative_error, float)
+    assert explained.relative_error == plan.step_error(step)[0] > 0.0
+    assert plan.explain([], with_error=True).relative_error == 0.0
+    for unasked in (h100.lookup("gemm", **sizes), plan.run(step), plan.explain(STEP), plan.explain([])):
+        assert unasked.relative_error is None
+
+
+def test_no_answer_is_a_table_of_no_rows(plan: StepPlan, h100: Tables) -> None:
+    empty = StepBatch.from_requests([])
+    for result in (h100.lookup("gemm", m=[], n=1, k=1), plan.run(empty), plan.explain([])):
+        table = result.to_arrow()
+        assert table.num_rows == 0
+        assert table.column_names == [column.name for column in result.arrow_columns]
+
+
+def test_importing_fastroof_loads_no_arrow() -> None:
+    code = "import sys, fastroof, fastroof.arrow; print('pyarrow' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "False\n"
