@@ -9,9 +9,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastroof import StepPlan, Tables, compile_plans, flops, load_model
+from fastroof import StepPlan, Tables, compile_plans, load_model
 from fastroof.errors import PlanError
 from fastroof.models import TP_SIZES
+from fastroof.operators.attention_work import attention_flops
+from fastroof.operators.gemm import gemm_flops
 from fastroof.units import DTYPE_BYTES, US_PER_S
 from tests.reference.shards import shard
 
@@ -96,7 +98,7 @@ def step_flops_us(plan: StepPlan, new_tokens: Any, kv_len: Any, batch_size: Any)
     model, share, gpu = plan.model, shard(plan.model, plan.tp), plan.gpu
     rows = np.multiply(new_tokens, batch_size)
     layer = sum(
-        flops.gemm_flops(rows, n, k)
+        gemm_flops(rows, n, k)
         for n, k in (
             (share.qkv_out, model.hidden),
             (model.hidden, share.o_in),
@@ -104,8 +106,8 @@ def step_flops_us(plan: StepPlan, new_tokens: Any, kv_len: Any, batch_size: Any)
             (model.hidden, share.intermediate),
         )
     )
-    attention = flops.attention_flops(share.num_q_heads, plan.heads.head_dim, new_tokens, kv_len, batch_size)
-    head = flops.gemm_flops(batch_size, share.vocab_rows, model.hidden)
+    attention = attention_flops(share.num_q_heads, plan.heads.head_dim, new_tokens, kv_len, batch_size)
+    head = gemm_flops(batch_size, share.vocab_rows, model.hidden)
     seconds = model.num_layers * layer / gpu.peak(plan.dtype) + head / gpu.peak("bf16")
     return (seconds + model.num_layers * attention / gpu.peak(plan.kv_dtype)) * US_PER_S
 

@@ -69,6 +69,7 @@ class Branches:
 
 def mixed(*groups: tuple[tuple[int, int, int], int, bool]) -> ModelSpec:
     """A model of these heads, counts and whether the cache is fp8."""
+    mlp = GatedMlp(14336)
     layers = tuple(
         LayerGroup(LayerKind((Fp8Cache if fp8 else GroupedQueryAttention)(*heads), mlp, f"kind {i}"), n)
         for i, (heads, n, fp8) in enumerate(groups)
