@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -18,7 +17,7 @@ from fastroof.uncertainty.leave_one_out import NORMAL_80
 
 if TYPE_CHECKING:
     from fastroof.load import MeasuredTable
-    from fastroof.tables import Tables
+    from fastroof.tables.table_set import Tables
 
 __all__ = ["COVERAGE_GRIDS", "LEVELS", "CoverageRow", "run_coverage"]
 
@@ -97,16 +96,12 @@ def _hidden_rows(grid: HoldoutGrid, table: MeasuredTable, part: Bools, rng: np.r
 
 def _draw(tables: Tables, grid: HoldoutGrid, rng: np.random.Generator) -> _Hidden | None:
     """Thin a table once, and look up what was hidden; None where nothing is."""
-    from fastroof.tables import Tables
-
     table = tables.measured.tables[grid.operator]
     part = taking_part(table, grid.only)
     hidden = _hidden_rows(grid, table, part, rng)
     if not hidden.any():
         return None
-    columns = {name: values[part & ~hidden] for name, values in table.columns.items()}
-    thin_table = replace(table, columns=columns)
-    thin = Tables(replace(tables.measured, tables={grid.operator: thin_table}), tables.gpu)
+    thin = tables.some_rows(grid.operator, part & ~hidden)
     parts = []
     for rows, arguments in lookup_arguments(table, np.flatnonzero(hidden)):
         found = thin.lookup(grid.operator, with_error=True, **arguments)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -16,7 +15,7 @@ from fastroof.operators.registry import OPERATORS
 
 if TYPE_CHECKING:
     from fastroof.load import MeasuredTable
-    from fastroof.tables import Tables
+    from fastroof.tables.table_set import Tables
 
 __all__ = [
     "GRIDS",
@@ -138,8 +137,6 @@ def run_holdout(
     LookupInputError
         For an unknown operator or method.
     """
-    from fastroof.tables import Tables
-
     methods = tuple(methods)
     judged = {grid.operator for grid in GRIDS}
     wanted = judged if operators is None else set(operators)
@@ -160,9 +157,7 @@ def run_holdout(
         hidden = np.flatnonzero(part & ~kept)
         if not kept.any() or not len(hidden):
             continue
-        columns = {name: values[kept] for name, values in table.columns.items()}
-        thin_table = replace(table, columns=columns)
-        thin = Tables(replace(tables.measured, tables={grid.operator: thin_table}), tables.gpu)
+        thin = tables.some_rows(grid.operator, kept)
         errors: dict[str, list[Floats]] = {method: [] for method in methods}
         inside = []
         for rows, arguments in lookup_arguments(table, hidden):

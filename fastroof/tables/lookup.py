@@ -16,7 +16,7 @@ from fastroof.tables.answers import Lookup
 from fastroof.tables.sizes import checked_points, checked_text
 
 if TYPE_CHECKING:
-    from fastroof.tables import Tables
+    from fastroof.tables.table_set import Tables
 
 __all__ = ["lookup_operator", "run_lookup"]
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from fastroof._version import __version__
-from fastroof.arrays import Array, Longs
+from fastroof.arrays import Array, Bools, Longs
 from fastroof.columns import Column
 from fastroof.config import GpuSpec
 from fastroof.errors import MissingTableError
@@ -150,6 +150,20 @@ class Tables:
             have = ", ".join(sorted(self.measured.tables))
             raise MissingTableError(f"{self.gpu.name} has no {operator} table; it has {have}")
         return self.measured.tables[operator]
+
+    def some_rows(self, operator: str, rows: Longs | Bools) -> Tables:
+        """Tables of some rows of one operator, and of nothing else: what a hold-out leaves.
+
+        Parameters
+        ----------
+        operator : str
+            Whose table.
+        rows : array of int or bool
+            Indices of its rows, or whether each is kept.
+        """
+        table = self.table(operator)
+        kept = replace(table, columns={name: values[rows] for name, values in table.columns.items()})
+        return Tables(replace(self.measured, tables={operator: kept}), self.gpu)
 
     def packed(self, operator: _Packs[T], key: Key, variant: str = "") -> T:
         """The packed form of one kernel's rows, made once.
