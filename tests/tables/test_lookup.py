@@ -352,8 +352,8 @@ def test_many_kernels_at_once_are_each_its_own(h100):
     for i, shape in enumerate(shapes):
         one = dict(zip(heads, shape, strict=True))
         alone = h100.lookup("attention_decode", **one, batch_size=3, kv_len=kv_len[which == i])
-        for whole, part in zip(got, alone, strict=True):
-            np.testing.assert_array_equal(whole[which == i], part)
+        for name in ("latency_us", "mfu", "origin"):
+            np.testing.assert_array_equal(getattr(got, name)[which == i], getattr(alone, name))
 
 
 @pytest.mark.loops
