@@ -15,6 +15,8 @@ import fastroof
 from fastroof import StepBatch, StepPlan, Tables
 from fastroof.arrow import ArrowResult
 from fastroof.columns import ORIGINS
+from fastroof.serving import estimate, estimate_disaggregated, least_gpus
+from fastroof.serving.least_gpus import RATE_LIMITS
 
 BATCH = StepBatch.from_requests([[(512, 0), (1, 4000)], [], [(1, 9)] * 3])
 STEP = [(512, 100), (1, 4000)]
@@ -26,7 +28,19 @@ def plan(h100: Tables) -> StepPlan:
 
 
 @pytest.fixture(
-    params=["lookup", "lookup with error", "wide lookup", "one lookup", "run", "run with error", "explain"]
+    params=[
+        "lookup",
+        "lookup with error",
+        "wide lookup",
+        "one lookup",
+        "run",
+        "run with error",
+        "explain",
+        "estimate",
+        "estimates with error",
+        "disaggregated",
+        "least GPUs",
+    ]
 )
 def result(request: pytest.FixtureRequest, plan: StepPlan, h100: Tables) -> ArrowResult:
     wide = {"m": np.arange(1, 7).reshape(2, 3), "n": 6144, "k": 4096}
@@ -38,6 +52,10 @@ def result(request: pytest.FixtureRequest, plan: StepPlan, h100: Tables) -> Arro
         "run": lambda: plan.run(BATCH),
         "run with error": lambda: plan.run(BATCH, with_error=True),
         "explain": lambda: plan.explain(STEP),
+        "estimate": lambda: estimate(plan, 1000, 200, 8),
+        "estimates with error": lambda: estimate(plan, 1000, [1, 200], [[8], [64]], with_error=True),
+        "disaggregated": lambda: estimate_disaggregated(plan, plan, 1000, 200, [8, 64]),
+        "least GPUs": lambda: least_gpus("llama-3.1-8b", "h100", h100, [1, 10], 1000, 200, tpot_ms=[20, 0.1]),
     }
     return make[request.param]()
 
@@ -46,8 +64,9 @@ def test_a_table_holds_every_answer_in_order(result: ArrowResult) -> None:
     table = result.to_arrow()
     assert table.column_names == [column.name for column in result.arrow_columns] == list(result.columns())
     for name, values in result.columns().items():
-        if name == "origin":
-            assert table[name].to_pylist() == [ORIGINS[code] for code in np.ravel(values)]
+        if name in result.arrow_names:
+            names = {"origin": ORIGINS, "limited_by": RATE_LIMITS}[name]
+            assert table[name].to_pylist() == [names[code] for code in np.ravel(values)]
         elif values is None:
             assert table[name].null_count == table.num_rows > 0
         else:
@@ -62,7 +81,8 @@ def test_a_table_says_what_its_numbers_are_and_what_they_come_from(result: Arrow
     assert schema.metadata[b"fastroof.gpu"] == b"h100"
     for field in schema:
         assert field.metadata[b"meaning"]
-        assert (field.metadata[b"unit"] == b"us") == field.name.endswith("_us")
+        for unit in ("us", "ms"):
+            assert (field.metadata[b"unit"].decode() == unit) == field.name.endswith(f"_{unit}")
 
 
 def test_arrow_takes_a_result_as_it_is(result: ArrowResult) -> None:

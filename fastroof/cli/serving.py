@@ -155,7 +155,8 @@ def serving(
             **schedule,
             link_bytes_per_s=None if link_gb_per_s is None else link_gb_per_s * GB,
         )
-    columns = {**scenarios, **found._asdict()}
+    found = {name: values for name, values in found.columns().items() if values is not None}
+    columns = {**scenarios, **found}
     rows = [{name: array[i].item() for name, array in columns.items()} for i in range(mesh[0].size)]
     if as_json:
         print_json(

@@ -249,8 +249,7 @@ def _deployments(
     best = least_gpus(*what, rates, tp=splits, **options)
     rows = []
     for split in (split for split in splits if split not in best.refused):
-        found = least_gpus(*what, rates, tp=split, **options)._asdict()
-        del found["refused"]
+        found = least_gpus(*what, rates, tp=split, **options).columns()
         for i, rate in enumerate(rates):
             row = {name: array[i].item() for name, array in found.items()}
             row["limited_by"] = RATE_LIMITS[row["limited_by"]]

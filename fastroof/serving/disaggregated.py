@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from fastroof.arrow import RELATIVE_ERROR, ArrowResult
+from fastroof.columns import Column
 from fastroof.compiled import disaggregated as loops
 from fastroof.compiled import serving
 from fastroof.errors import BatchError, PlanError, PlanRangeError
@@ -14,6 +18,7 @@ from fastroof.serving.scenarios import (
     EngineLimits,
     at_least,
     broadcast,
+    decode_errors,
     engine_limits,
     field_values,
     raise_scenario,
@@ -26,7 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["DisaggregatedEstimate", "WorkerMatch", "estimate_disaggregated", "match_workers"]
 
 
-class DisaggregatedEstimate(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class DisaggregatedEstimate(ArrowResult):
     """Estimates of disaggregated closed loops: floats, or arrays of the scenarios' shape.
 
     Attributes
@@ -52,6 +58,10 @@ class DisaggregatedEstimate(NamedTuple):
         Their step, us.
     kv_len : float or ndarray of float64
         Mean tokens that a decode attends to.
+    relative_error : float or ndarray of float64, or None
+        One standard error over ``decode_step_us``; None where it was not asked for.
+    made_from : mapping of str to str
+        fastroof's version, the tables' hash and what the decode plan is: metadata of its Arrow table.
     """
 
     ttft_ms: Any
@@ -69,6 +79,31 @@ class DisaggregatedEstimate(NamedTuple):
     decodes: Any
     decode_step_us: Any
     kv_len: Any
+    relative_error: Any = None
+    made_from: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    arrow_columns = (
+        Column("ttft_ms", "float", "ms", "mean time to first token: waiting, prefill and transfer"),
+        Column("tpot_ms", "float", "ms", "mean time per output token after the first"),
+        Column("itl_ms", "float", "ms", "mean time between two tokens: the same mean"),
+        Column("request_latency_ms", "float", "ms", "ttft_ms + tpot_ms * (osl - 1)"),
+        Column("tokens_per_s_per_gpu", "float", "tokens/s", "output tokens of all clients, over all GPUs"),
+        Column("wait_ms", "float", "ms", "share of ttft_ms that a request waits", 0),
+        Column("prefill_ms", "float", "ms", "share of ttft_ms that its prefill takes"),
+        Column("transfer_ms", "float", "ms", "share of ttft_ms that its KV cache is sent", 0),
+        Column("prefill_batch", "float", "", "prompts that are prefilled together"),
+        Column("prefill_load", "float", "", "share of what the prefill workers could do", 0),
+        Column("link_load", "float", "", "share of what their links could do", 0),
+        Column("kv_load", "float", "", "share of the decode workers' KV cache", 0),
+        Column("decodes", "float", "", "requests that decode together on one worker"),
+        Column("decode_step_us", "float", "us", "their step"),
+        Column("kv_len", "float", "tokens", "mean tokens that a decode attends to"),
+        RELATIVE_ERROR,
+    )
+
+    def columns(self) -> dict[str, Any]:
+        """All fields but made_from."""
+        return {column.name: getattr(self, column.name) for column in self.arrow_columns}
 
 
 class WorkerMatch(NamedTuple):
@@ -136,6 +171,7 @@ def estimate_disaggregated(
     chunked_prefill: bool | None = None,
     kv_reservation: str | None = None,
     max_seqs: float | None = None,
+    with_error: bool = False,
 ) -> DisaggregatedEstimate:
     """Estimate what clients see where prefill and decode run on GPUs of their own.
 
@@ -242,7 +278,13 @@ def estimate_disaggregated(
         out[loops.DECODE_STEP_US],
         out[loops.KV_LEN],
     ]
-    return DisaggregatedEstimate(*field_values(rows, shape))
+    if with_error:
+        sizes = (out[loops.DECODES], out[loops.KV_LEN], out[loops.DECODE_STEP_US])
+        rows.append(decode_errors(decode_plan, *sizes))
+    # the last row is there where it was asked for
+    names = [column.name for column in DisaggregatedEstimate.arrow_columns]
+    values = dict(zip(names, field_values(rows, shape), strict=False))
+    return DisaggregatedEstimate(**values, made_from=decode_plan.made_from)
 
 
 def _refuse(

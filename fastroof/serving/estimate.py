@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fastroof.arrow import RELATIVE_ERROR, ArrowResult
+from fastroof.columns import Column
 from fastroof.compiled import serving
-from fastroof.serving.scenarios import at_least, broadcast, engine_limits, field_values, raise_scenario
+from fastroof.serving.scenarios import (
+    at_least,
+    broadcast,
+    decode_errors,
+    engine_limits,
+    field_values,
+    raise_scenario,
+)
 from fastroof.units import US_PER_MS, US_PER_S
 
 if TYPE_CHECKING:
@@ -16,7 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["ServingEstimate", "estimate"]
 
 
-class ServingEstimate(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class ServingEstimate(ArrowResult):
     """Estimates of closed loops: floats, or arrays of the scenarios' shape.
 
     Attributes
@@ -46,6 +58,10 @@ class ServingEstimate(NamedTuple):
         Prompt tokens in a step that holds any, and how many prompts that is.
     kv_len : float or ndarray of float64
         Mean tokens that a decode attends to.
+    relative_error : float or ndarray of float64, or None
+        One standard error over ``decode_step_us``, nan where that is 0; None where it was not asked for.
+    made_from : mapping of str to str
+        fastroof's version, the tables' hash and what the plan is: metadata of its Arrow table.
     """
 
     ttft_ms: Any
@@ -62,6 +78,30 @@ class ServingEstimate(NamedTuple):
     prefill_tokens: Any
     prompts: Any
     kv_len: Any
+    relative_error: Any = None
+    made_from: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    arrow_columns = (
+        Column("ttft_ms", "float", "ms", "mean time to first token"),
+        Column("tpot_ms", "float", "ms", "mean time per output token after the first; empty where osl is 1"),
+        Column("itl_ms", "float", "ms", "mean time between two tokens: the same mean"),
+        Column("request_latency_ms", "float", "ms", "ttft_ms + tpot_ms * (osl - 1)"),
+        Column("tokens_per_s_per_gpu", "float", "tokens/s", "output tokens of all clients, over GPUs"),
+        Column("wait_ms", "float", "ms", "share of ttft_ms that a request waits for room", 0),
+        Column("effective_concurrency", "float", "", "requests that run at once"),
+        Column("decode_step_us", "float", "us", "mean step of decodes alone; 0 where there is none", 0),
+        Column("mixed_step_us", "float", "us", "mean step of decodes and prompts; 0 where there is none", 0),
+        Column("mixed_share", "float", "", "share of the steps that hold prompts", 0),
+        Column("decodes", "float", "", "requests that decode in a step"),
+        Column("prefill_tokens", "float", "tokens", "prompt tokens in a step that holds any"),
+        Column("prompts", "float", "", "prompts in a step that holds any"),
+        Column("kv_len", "float", "tokens", "mean tokens that a decode attends to"),
+        RELATIVE_ERROR,
+    )
+
+    def columns(self) -> dict[str, Any]:
+        """All fields but made_from."""
+        return {column.name: getattr(self, column.name) for column in self.arrow_columns}
 
 
 def estimate(
@@ -77,6 +117,7 @@ def estimate(
     max_seqs: float | None = None,
     requests_per_client: float | None = None,
     frontend_us_per_token: float = 0.0,
+    with_error: bool = False,
 ) -> ServingEstimate:
     """Estimate what clients of a continuously batching engine see, with prompts mixed into decode steps.
 
@@ -104,6 +145,8 @@ def estimate(
         start as one of so many requests. By default the steady state alone.
     frontend_us_per_token : float
         What the front end (tokenizer, HTTP, router) takes a prompt token, us; on time to first token.
+    with_error : bool
+        Also say how good the mean step of decodes is, see :meth:`fastroof.StepPlan.decode_error`.
 
     Returns
     -------
@@ -207,4 +250,10 @@ def estimate(
         out[serving.PROMPTS],
         out[serving.KV_LEN],
     ]
-    return ServingEstimate(*field_values(rows, shape))
+    if with_error:
+        sizes = (out[serving.DECODES], out[serving.KV_LEN], out[serving.DECODE_STEP_US])
+        rows.append(decode_errors(plan, *sizes))
+    # the last row is there where it was asked for
+    names = [column.name for column in ServingEstimate.arrow_columns]
+    values = dict(zip(names, field_values(rows, shape), strict=False))
+    return ServingEstimate(**values, made_from=plan.made_from)

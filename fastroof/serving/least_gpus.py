@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 
 from fastroof.arrays import Array, Floats, Longs
+from fastroof.arrow import ArrowResult
 from fastroof.checks import whole_number
+from fastroof.columns import Column
 from fastroof.compiled import sizing as loops
 from fastroof.config import GpuSpec, load_gpu
 from fastroof.engines import EngineProfile, load_engine
@@ -41,7 +44,8 @@ FINE: Final = 64
 """Up to as many clients, numbers of clients lie a 64th of the power of two below apart; then one."""
 
 
-class LeastGpus(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class LeastGpus(ArrowResult):
     """The smallest deployments that serve some request rates, of the scenarios' shape.
 
     Attributes
@@ -62,6 +66,8 @@ class LeastGpus(NamedTuple):
         does not keep to.
     refused : dict of int to str
         Which tp could not be tried, and why.
+    made_from : mapping of str to str
+        fastroof's version, the tables' hash, and what the plans have in common: metadata of its Arrow table.
     """
 
     total_gpus: Any
@@ -75,6 +81,25 @@ class LeastGpus(NamedTuple):
     max_request_rate_per_s: Any
     limited_by: Any
     refused: dict[int, str]
+    made_from: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    arrow_columns = (
+        Column("total_gpus", "int", "GPUs", "GPUs in all; 0 where no deployment keeps the limits", 0),
+        Column("tp", "int", "GPUs", "GPUs of a replica", 0),
+        Column("replicas", "int", "", "replicas that share the load evenly", 0),
+        Column("concurrency", "float", "", "fewest clients at which they serve the rate"),
+        Column("ttft_ms", "float", "ms", "mean time to first token"),
+        Column("tpot_ms", "float", "ms", "mean time per output token after the first"),
+        Column("request_latency_ms", "float", "ms", "ttft_ms + tpot_ms * (osl - 1)"),
+        Column("tokens_per_s_per_gpu", "float", "tokens/s", "output tokens of the rate, over all GPUs"),
+        Column("max_request_rate_per_s", "float", "1/s", "most requests that those GPUs serve", 0),
+        Column("limited_by", "text", "", "what limits that"),
+    )
+    arrow_names: ClassVar[Mapping[str, tuple[str, ...]]] = {"limited_by": RATE_LIMITS}
+
+    def columns(self) -> dict[str, Any]:
+        """All fields but refused and made_from; limited_by as codes."""
+        return {column.name: getattr(self, column.name) for column in self.arrow_columns}
 
 
 def client_grid(most: float) -> Floats:
@@ -289,7 +314,8 @@ def least_gpus(
             chosen = np.flatnonzero(which.reshape(-1) == number)
             _take_smaller(rows, chosen, plan.tp, curve, {n: a[chosen] for n, a in scenarios.items()})
     values = {name: row.reshape(shape) if shape else row[0].item() for name, row in rows.items()}
-    return LeastGpus(**values, refused=refused)
+    shared = {name: value for name, value in plans[0].made_from.items() if name != "fastroof.tp"}
+    return LeastGpus(**values, refused=refused, made_from=shared)
 
 
 def _check_lengths(model: ModelSpec, scenarios: Mapping[str, Floats]) -> None:

@@ -22,6 +22,7 @@ __all__ = [
     "EngineLimits",
     "at_least",
     "broadcast",
+    "decode_errors",
     "engine_limits",
     "field_values",
     "raise_scenario",
@@ -77,6 +78,21 @@ def broadcast(scenarios: Mapping[str, Any]) -> tuple[tuple[int, ...], list[Float
 def field_values(rows: list[Floats], shape: tuple[int, ...]) -> list[Any]:
     """Rows of answers as arrays of the scenarios' shape; floats where it is none."""
     return [row.reshape(shape) if shape else float(row[0]) for row in rows]
+
+
+def decode_errors(plan: StepPlan, decodes: Floats, kv_len: Floats, step_us: Floats) -> Floats:
+    """Relative standard error of mean steps of decodes, at the nearest sizes; nan where there is no step.
+
+    Raises
+    ------
+    PlanError
+        As :meth:`fastroof.StepPlan.decode_error`.
+    """
+    there = step_us > 0.0
+    errors = np.full(step_us.shape, np.nan)
+    sizes = (np.maximum(decodes[there], 1.0), kv_len[there])
+    errors[there] = plan.decode_error(*(np.rint(size).astype(np.int64) for size in sizes))
+    return errors
 
 
 def at_least(name: str, value: float, least: float) -> float:

@@ -28,11 +28,11 @@ NAMED: Final = [f"isl {isl}, osl {osl}, clients {clients}" for isl, osl, clients
 
 
 def _kept(answers: Answers, case: str, named: list[str], found: Any) -> None:
-    for name, values in found._asdict().items():
-        if isinstance(values, dict):
-            answers.text(case, name, ", ".join(map(str, values)))
-        else:
+    for name, values in found.columns().items():
+        if values is not None:
             answers.numbers(case, name, named, values)
+    if hasattr(found, "refused"):
+        answers.text(case, "refused", ", ".join(map(str, found.refused)))
 
 
 def estimates() -> Answers:

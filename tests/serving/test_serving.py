@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -144,27 +145,50 @@ def test_measured_tables_give_the_closed_form_too(plans):
             assert got.tpot_ms * 1e3 == pytest.approx(expected.tpot_us, rel=1e-5, nan_ok=True)
 
 
+def answers(found: ServingEstimate | DisaggregatedEstimate) -> list[Any]:
+    """Every number of an estimate, the error if it was asked for."""
+    return [values for values in found.columns().values() if values is not None]
+
+
 def test_many_scenarios_are_single_ones(plan):
     rng = np.random.default_rng(1)
     isl, osl, clients = rng.integers(1, 4000, 200), rng.integers(2, 900, 200), rng.integers(1, 300, 200)
-    together = estimate(plan, isl, osl, clients)
-    apart = estimate_disaggregated(plan, plan, isl, osl, clients, 2, 3)
+    together = estimate(plan, isl, osl, clients, with_error=True)
+    apart = estimate_disaggregated(plan, plan, isl, osl, clients, 2, 3, with_error=True)
     for i in range(0, 200, 7):
         sizes = (int(isl[i]), int(osl[i]), int(clients[i]))
-        assert [field[i] for field in together] == list(estimate(plan, *sizes))
-        assert [field[i] for field in apart] == list(estimate_disaggregated(plan, plan, *sizes, 2, 3))
+        one = answers(estimate(plan, *sizes, with_error=True))
+        np.testing.assert_equal([field[i] for field in answers(together)], one)
+        one = answers(estimate_disaggregated(plan, plan, *sizes, 2, 3, with_error=True))
+        assert [field[i] for field in answers(apart)] == one
+
+
+def test_an_estimate_knows_the_error_of_its_decode_steps(plan):
+    found = estimate(plan, 1000, 200, [1, 64], with_error=True)
+    for i in range(2):
+        sizes = int(np.rint(found.decodes[i])), int(np.rint(found.kv_len[i]))
+        assert found.relative_error[i] == plan.decode_error(*sizes)
+    apart = estimate_disaggregated(plan, plan, 1000, 200, 64, with_error=True)
+    assert apart.relative_error == plan.decode_error(
+        *(int(np.rint(n)) for n in (apart.decodes, apart.kv_len))
+    )
+    assert estimate(plan, 1000, 200, 64).relative_error is None
+    # one token: no step of decodes
+    assert np.isnan(estimate(plan, 1000, 1, 4, with_error=True).relative_error)
 
 
 def test_shapes_and_kinds(plan):
-    grid = estimate(plan, np.array([128, 1024], np.uint16)[:, None], 64.0, [1, 8, 64], np.array(4096))
+    isl = np.array([128, 1024], np.uint16)[:, None]
+    grid = answers(estimate(plan, isl, 64.0, [1, 8, 64], np.array(4096), with_error=True))
     assert {field.shape for field in grid} == {(2, 3)}
     assert {field.dtype for field in grid} == {np.dtype(np.float64)}
     assert all(field.flags.c_contiguous and field.flags.writeable for field in grid)
-    assert {type(field) for field in estimate(plan, 128, np.int32(64), 8)} == {float}
-    assert {field.shape for field in estimate(plan, [], 5, 5)} == {(0,)}
-    assert {field.shape for field in estimate_disaggregated(plan, plan, np.ones((2, 0), int), 5, 5)} == {
-        (2, 0)
-    }
+    one = answers(estimate(plan, 128, np.int32(64), 8, with_error=True))
+    assert {type(field) for field in one} == {float}
+    none = estimate(plan, [], 5, 5, with_error=True)
+    assert {field.shape for field in answers(none)} == {(0,)}
+    none = estimate_disaggregated(plan, plan, np.ones((2, 0), int), 5, 5, with_error=True)
+    assert {field.shape for field in answers(none)} == {(2, 0)}
     shape, (isl, osl) = broadcast({"isl": [[1], [2]], "osl": (3, 4)})
     assert (shape, isl.tolist(), osl.tolist()) == ((2, 2), [1, 1, 2, 2], [3, 4, 3, 4])
 
@@ -437,7 +461,8 @@ def test_the_command_with_workers_apart(plan):
     document = json.loads(out)
     assert [document[k] for k in ("prefill_tp", "prefill_workers", "decode_workers")] == [1, 1, 2]
     expected = estimate_disaggregated(plan, plan, 2048, 128, 32, 1, 2, link_bytes_per_s=50e9)
-    assert {k: document["rows"][0][k] for k in expected._fields} == expected._asdict()
+    fields = {name: value for name, value in expected.columns().items() if name != "relative_error"}
+    assert {name: document["rows"][0][name] for name in fields} == fields
     code, out, err = command(*sizes, "--prefill-tp", "2")
     assert (code, err) == (0, "")
     assert "1 workers of 2 GPUs that prefill and 2 of 1 that decode" in out
