@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Array", "Bools", "Flags", "Floats", "Ints", "Longs", "Reals"]
+__all__ = ["Array", "Bools", "Flags", "Floats", "Int", "Ints", "Longs", "Reals"]
 
 Array = npt.NDArray[Any]
 
@@ -21,6 +21,9 @@ Longs = npt.NDArray[np.int64]
 
 Ints = npt.NDArray[np.integer[Any]]
 """int64 or int32: sizes as an entry point takes them."""
+
+Int = int | np.integer[Any]
+"""One size."""
 
 Flags = npt.NDArray[np.uint8]
 """Origins, and codes."""

@@ -197,7 +197,7 @@ def _attention_us2(plan: StepPlan, is_decode: bool, batch: Floats, x: Floats, ow
     return np.asarray(np.sum(parts, axis=0))
 
 
-def decode_error(plan: StepPlan, batch_size: Any, kv_len: Any) -> Any:
+def decode_error(plan: StepPlan, batch_size: Any, kv_len: Any) -> float | Floats:
     """Answer ``plan.decode_error``."""
     step_us = plan.decode_us(batch_size, kv_len)
     batch, kv = (np.ravel(a) for a in np.broadcast_arrays(batch_size, kv_len))

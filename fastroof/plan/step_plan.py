@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
+
+from numpy.typing import ArrayLike
 
 from fastroof._version import __version__
-from fastroof.arrays import Floats
+from fastroof.arrays import Floats, Int
 from fastroof.config import GpuSpec
 from fastroof.engines import EngineProfile
 from fastroof.lazy_property import lazy_property
@@ -200,7 +202,15 @@ class StepPlan:
             "version": self.version,
         }
 
-    def decode_us(self, batch_size: Any, kv_len: Any, *, out: Floats | None = None, threads: int = 1) -> Any:
+    @overload
+    def decode_us(self, batch_size: Int, kv_len: Int, *, out: None = ..., threads: int = ...) -> float: ...
+    @overload
+    def decode_us(
+        self, batch_size: ArrayLike, kv_len: ArrayLike, *, out: Floats | None = ..., threads: int = ...
+    ) -> Floats: ...
+    def decode_us(
+        self, batch_size: ArrayLike, kv_len: ArrayLike, *, out: Floats | None = None, threads: int = 1
+    ) -> float | Floats:
         """Time decode steps of ``batch_size`` requests that each attend to ``kv_len`` tokens.
 
         Parameters
@@ -235,15 +245,35 @@ class StepPlan:
             return self.scalar(batch_size, kv_len)
         return evaluate.decode_us(self, batch_size, kv_len, out, threads)
 
+    @overload
     def prefill_us(
         self,
-        new_tokens: Any,
-        context_len: Any = 0,
-        batch_size: Any = 1,
+        new_tokens: Int,
+        context_len: Int = ...,
+        batch_size: Int = ...,
+        *,
+        out: None = ...,
+        threads: int = ...,
+    ) -> float: ...
+    @overload
+    def prefill_us(
+        self,
+        new_tokens: ArrayLike,
+        context_len: ArrayLike = ...,
+        batch_size: ArrayLike = ...,
+        *,
+        out: Floats | None = ...,
+        threads: int = ...,
+    ) -> Floats: ...
+    def prefill_us(
+        self,
+        new_tokens: ArrayLike,
+        context_len: ArrayLike = 0,
+        batch_size: ArrayLike = 1,
         *,
         out: Floats | None = None,
         threads: int = 1,
-    ) -> Any:
+    ) -> float | Floats:
         """Time steps of ``batch_size`` equal chunks of ``new_tokens`` after ``context_len`` tokens.
 
         Parameters
@@ -293,7 +323,11 @@ class StepPlan:
         """
         return step_error.batch_error(self, batch, evaluate.run_batch(self, batch, 1))
 
-    def decode_error(self, batch_size: Any, kv_len: Any) -> Any:
+    @overload
+    def decode_error(self, batch_size: Int, kv_len: Int) -> float: ...
+    @overload
+    def decode_error(self, batch_size: ArrayLike, kv_len: ArrayLike) -> Floats: ...
+    def decode_error(self, batch_size: ArrayLike, kv_len: ArrayLike) -> float | Floats:
         """Relative standard error of :meth:`decode_us`.
 
         Parameters

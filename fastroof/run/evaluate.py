@@ -71,7 +71,7 @@ def _common_shape(names: tuple[str, ...], arrays: list[Ints]) -> tuple[int, ...]
 
 def _equal_steps(
     plan: StepPlan, loop: Loop, names: tuple[str, ...], values: tuple[Any, ...], out: Any, threads: int
-) -> Any:
+) -> float | Floats:
     """Time steps of equal requests: a loop over integers of any kind."""
     arrays = [int_array(name, value) for name, value in zip(names, values, strict=True)]
     shape = _common_shape(names, arrays)
@@ -92,11 +92,11 @@ def _equal_steps(
         for where, converted in chunks(arrays, slice(0, len(flat))):
             raise_sizes(plan, dict(zip(names, converted, strict=True)), where.start)
     if out is not None:
-        return out
+        return answer
     return answer if shape else float(flat[0])
 
 
-def decode_us(plan: StepPlan, batch_size: Any, kv_len: Any, out: Any, threads: int) -> Any:
+def decode_us(plan: StepPlan, batch_size: Any, kv_len: Any, out: Any, threads: int) -> float | Floats:
     """Answer ``plan.decode_us``."""
     lines = plan.decode_lines
 
@@ -111,7 +111,7 @@ def decode_us(plan: StepPlan, batch_size: Any, kv_len: Any, out: Any, threads: i
 
 def prefill_us(
     plan: StepPlan, new_tokens: Any, context_len: Any, batch_size: Any, out: Any, threads: int
-) -> Any:
+) -> float | Floats:
     """Answer ``plan.prefill_us``."""
     names = ("new_tokens", "context_len", "batch_size")
 

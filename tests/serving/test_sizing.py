@@ -315,8 +315,8 @@ def test_arrays_of_lengths_equal_singles(h100: Tables) -> None:
             sizes = (float(rate[j]), int(isl[j]), int(osl[i, 0]))
             one = least_gpus("qwen3-32b", "h100", h100, *sizes, tp=[4, 8], tpot_ms=25)
             assert type(one.total_gpus) is int
-            assert one[:3] == tuple(row[i, j] for row in found[:3])
-            np.testing.assert_array_equal(one[3:-1], [row[i, j] for row in found[3:-1]])
+            for name, value in one.columns().items():
+                np.testing.assert_array_equal(value, found.columns()[name][i, j])
     assert least_gpus("qwen3-32b", "h100", h100, [], 9, 9).total_gpus.shape == (0,)
 
 
@@ -337,7 +337,7 @@ def test_what_limits_a_replica(h100: Tables, options: dict[str, Any], limit: str
 
 def test_what_no_deployment_serves(h100: Tables) -> None:
     found = least_gpus("llama-3.1-70b", "h100", h100, 1.0, **LOAD, tpot_ms=2.0)
-    assert found[:3] == (0, 0, 0)
+    assert (found.total_gpus, found.tp, found.replicas) == (0, 0, 0)
     assert found.max_request_rate_per_s == 0.0
     assert RATE_LIMITS[found.limited_by] == "tpot"
     assert found.tpot_ms > 2.0
