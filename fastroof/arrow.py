@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ORIGIN", "RELATIVE_ERROR", "ArrowResult", "arrow_schema"]
 
-ORIGIN: Final = Column("origin", "text", "", "how the time was made: measured to modelled")
+ORIGIN: Final = Column("origin", "text", "", "how the latency was made: measured to modelled")
 RELATIVE_ERROR: Final = Column(
     "relative_error", "float", "", "standard error of the time over it; empty where not asked for", 0
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow as pa
 
-from fastroof.arrow import arrow_schema
+from fastroof.arrow import RELATIVE_ERROR, arrow_schema
 from fastroof.columns import Column
 from fastroof.run import StepTimes
 
@@ -21,8 +21,8 @@ _SIZES: Final = (
     Column("num_requests", "int", "", "requests in the step", 0),
     Column("num_tokens", "int", "tokens", "new tokens of all its requests", 0),
 )
-STEP_COLUMNS: Final = (StepTimes.arrow_columns[0], *_SIZES, *StepTimes.arrow_columns[1:])
-"""Columns of :func:`step_table`: those of :meth:`fastroof.StepTimes.to_arrow`, and what each step is of."""
+STEP_COLUMNS: Final = (StepTimes.arrow_columns[0], *_SIZES, *StepTimes.arrow_columns[1:-1])
+"""Columns of :func:`step_table`: a step's times, origin and what it is of."""
 
 
 def step_table(plan: StepPlan, batch: StepBatch, times: StepTimes) -> pa.Table:
@@ -40,8 +40,8 @@ def step_table(plan: StepPlan, batch: StepBatch, times: StepTimes) -> pa.Table:
     Returns
     -------
     pyarrow.Table
-        The columns of :data:`STEP_COLUMNS`; the schema's metadata hold fastroof's
-        version, the tables' hash, and what the plan is.
+        The columns of :data:`STEP_COLUMNS`, and relative_error where it was asked for; the schema's
+        metadata hold fastroof's version, the tables' hash, and what the plan is.
 
     Examples
     --------
@@ -59,6 +59,7 @@ def step_table(plan: StepPlan, batch: StepBatch, times: StepTimes) -> pa.Table:
         "num_requests": np.diff(offsets),
         "num_tokens": running[offsets[1:]] - running[offsets[:-1]],
     }
-    schema = arrow_schema(STEP_COLUMNS, plan.made_from)
+    error = () if times.relative_error is None else (RELATIVE_ERROR,)
+    schema = arrow_schema((*STEP_COLUMNS, *error), plan.made_from)
     columns = [pa.array(sizes[f.name]) if f.name in sizes else table[f.name] for f in schema]
     return pa.table(columns, schema=schema)
