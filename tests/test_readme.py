@@ -1,46 +1,164 @@
-"""The README's Python runs as written, and the commands it names are those that CI runs."""
+"""What the READMEs say works: their Python and commands run as written, and what they link to is there."""
 
 from __future__ import annotations
 
 import doctest
 import re
 import shlex
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 README = CHECKOUT / "README.md"
-FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
+FOLDERS = (".github", "bench_data", "benchmarks", "fastroof", "kernels_bench", "tests")
+PAGES = [README, *sorted(page for folder in FOLDERS for page in (CHECKOUT / folder).rglob("*.md"))]
+FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 OPTIONS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 
 
-def blocks(language: str) -> list[tuple[int, str]]:
-    """The README's fenced blocks of a language, each with the line that it starts at."""
-    if not README.is_file():
-        pytest.skip("no README.md yet")
-    text = README.read_text(encoding="utf-8")
-    found = [
-        (text.count("\n", 0, m.start(2)), m[2]) for m in FENCE.finditer(text) if m[1].lower() == language
+def blocks(page: Path, language: str, *, runs: bool = True) -> list[tuple[int, str]]:
+    """A page's fenced blocks of a language, each with the line that it starts at.
+
+    Words behind the language say why a block does not run here: ```` ```console needs a GPU ````.
+    """
+    text = page.read_text(encoding="utf-8")
+    return [
+        (text.count("\n", 0, m.start(3)), m[3])
+        for m in FENCE.finditer(text)
+        if m[1].lower() == language and bool(m[2].strip()) != runs
     ]
-    if not found:
-        pytest.skip(f"README.md has no {language} block")
-    return found
 
 
-def test_python_blocks_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def pages_with(language: str, *, runs: bool = True) -> list[Any]:
+    """The pages that have such blocks, named by their path."""
+    pages = [page for page in PAGES if blocks(page, language, runs=runs)]
+    return [pytest.param(page, id=str(page.relative_to(CHECKOUT))) for page in pages]
+
+
+@pytest.mark.parametrize("page", pages_with("python"))
+def test_python_blocks_run_in_order(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {"__name__": "readme"}
-    for line, source in blocks("python"):
+    for line, source in blocks(page, "python"):
         if ">>>" in source:
-            test = doctest.DocTestParser().get_doctest(source, names, "README.md", str(README), line)
+            test = doctest.DocTestParser().get_doctest(source, names, page.name, str(page), line)
             report: list[str] = []
             doctest.DocTestRunner(optionflags=OPTIONS).run(test, out=report.append, clear_globs=False)
             assert not report, "".join(report)
             names = test.globs
         else:
-            # The empty lines make a traceback's line numbers the README's own.
-            exec(compile("\n" * line + source, str(README), "exec"), names)
+            # The empty lines make a traceback's line numbers the page's own.
+            exec(compile("\n" * line + source, str(page), "exec"), names)
+
+
+def program_of(name: str) -> typer.Typer:
+    """The command line of a program."""
+    from fastroof.cli import app
+    from kernels_bench.cli import app as measuring
+
+    return {"fastroof": app, "kernels-bench": measuring}[name]
+
+
+def transcript(source: str) -> list[tuple[list[str], str]]:
+    """The words of each command of a block, and the output that is shown under it."""
+    commands: list[tuple[list[str], str]] = []
+    for line in source.splitlines(keepends=True):
+        if line.startswith("$ "):
+            parts = line.removeprefix("$ ").split("&&")
+            commands += [(shlex.split(part, comments=True), "") for part in parts]
+        else:
+            words, shown = commands.pop()
+            commands.append((words, shown + line))
+    return commands
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", pages_with("console"))
+def test_commands_run_in_order(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    for line, source in blocks(page, "console"):
+        for words, shown in transcript(source):
+            name, *arguments = words
+            into = None
+            if ">" in arguments:
+                into = tmp_path / arguments[arguments.index(">") + 1]
+                arguments = arguments[: arguments.index(">")]
+            done = CliRunner().invoke(program_of(name), arguments)
+            assert done.exit_code == 0, f"{page}:{line}: {shlex.join(words)}: {done.output}"
+            if into is not None:
+                into.write_text(done.stdout, encoding="utf-8")
+            if shown:
+                assert doctest.OutputChecker().check_output(shown, done.stdout, OPTIONS), done.stdout
+
+
+@pytest.mark.parametrize("page", pages_with("console", runs=False))
+def test_commands_that_do_not_run_here_have_the_options_that_they_name(page: Path) -> None:
+    for line, source in blocks(page, "console", runs=False):
+        for words, _ in transcript(source):
+            if words[0] not in ("fastroof", "kernels-bench"):
+                continue
+            command: Any = typer.main.get_command(program_of(words[0]))
+            for word in words[1:]:
+                if word.startswith("-") and len(word) > 1:
+                    options = {name for option in command.params for name in option.opts}
+                    assert word.partition("=")[0] in options, f"{page}:{line}: {shlex.join(words)}"
+                elif hasattr(command, "commands"):
+                    # made when they are asked for, as the commands of fastroof lookup
+                    command = command.get_command(None, word)
+                    assert command is not None, f"{page}:{line}: {shlex.join(words)}"
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, id=str(page.relative_to(CHECKOUT))) for page in PAGES])
+def test_links_lead_to_files(page: Path) -> None:
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    for link in LINK.findall(text):
+        if not link.startswith(("http://", "https://", "mailto:")):
+            assert (page.parent / link).exists(), f"{page}: {link}"
+
+
+def is_there(name: str) -> bool:
+    """Whether a dotted name is a module, or something in one."""
+    parts = name.split(".")
+    for stop in range(len(parts), 0, -1):
+        try:
+            value: Any = import_module(".".join(parts[:stop]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[stop:]:
+            if not hasattr(value, part):
+                return False
+            value = getattr(value, part)
+        return True
+    return False
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, id=str(page.relative_to(CHECKOUT))) for page in PAGES])
+def test_names_and_paths_are_of_today(page: Path) -> None:
+    """Changes speak of names that were; all other pages of those that are."""
+    if page.name == "CHANGES.md":
+        return
+    text = page.read_text(encoding="utf-8")
+    for name in re.findall(r"`(fastroof(?:\.[A-Za-z_]\w*)+)", text):
+        # an adapter imports the program that it serves
+        assert name.startswith("fastroof.backends.vidur.") or is_there(name), f"{page}: {name}"
+    for path in re.findall(r"(?<![\w./-])((?:fastroof|kernels_bench|tests)(?:/\w+)+\.(?:py|toml))\b", text):
+        assert (CHECKOUT / path).is_file(), f"{page}: {path}"
+
+
+def test_every_folder_is_on_the_map() -> None:
+    text = (CHECKOUT / "fastroof" / "README.md").read_text(encoding="utf-8")
+    for folder in (CHECKOUT / "fastroof").iterdir():
+        if (folder / "__init__.py").is_file():
+            assert f"`{folder.name}/`" in text
+    for page in (CHECKOUT / "fastroof").glob("*/README.md"):
+        assert f"]({page.parent.name}/README.md)" in text
 
 
 def shell_commands(script: str) -> list[list[str]]:
@@ -58,7 +176,7 @@ def ci_commands() -> list[list[str]]:
 
 
 def test_install_and_test_commands_are_those_of_ci() -> None:
-    commands = [words for _, source in blocks("bash") for words in shell_commands(source) if words]
+    commands = [words for _, source in blocks(README, "bash") for words in shell_commands(source) if words]
     install = [words for words in commands if words[:3] == ["pip", "install", "-e"]]
     test = [words for words in commands if words[-1] == "pytest" or words[:3] == ["python", "-m", "pytest"]]
     assert len(install) == 1, "the README names one command that installs a clone"
