@@ -91,7 +91,7 @@ def sweep(
     total_gpus: Annotated[Text, _key("GPUs of the whole deployment.")] = None,
     dtype: Annotated[Text, _key("bf16, fp8, fp8_block.")] = None,
     kv_dtype: Annotated[Text, _key("bf16, fp8.")] = None,
-    runtime: Annotated[Text, _key("Names of runtime profiles, or files.")] = None,
+    runtime: Annotated[Text, _key("Names of engines' profiles, or files.")] = None,
     isl: Annotated[Text, _key("Tokens of a prompt.")] = None,
     osl: Annotated[Text, _key("Tokens of an output.")] = None,
     concurrency: Annotated[Text, _key("Clients; or --request-rate.")] = None,

@@ -1,4 +1,4 @@
-"""GPUs and runtimes that a step is predicted for, and where bench_data lies."""
+"""GPUs that a step is predicted for, and where bench_data lies."""
 
 from __future__ import annotations
 

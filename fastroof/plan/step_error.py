@@ -3,7 +3,7 @@
 An operator's error is the same in every layer, so it grows with the operator's total time, also over
 layers of several kinds that run the same call; different operators err independently, but for streaming
 kernels, which all share two constants: ``error = sqrt(sum (time error)^2) / step``, and in squares what a
-runtime profile leaves unexplained.
+engine's profile leaves unexplained.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ def decode_error(plan: StepPlan, batch_size: Any, kv_len: Any) -> float | Floats
 
 
 def _relative(plan: StepPlan, us2: Floats, step_us: Floats) -> Floats:
-    """Relative standard error of steps, with what the runtime profile leaves; 0 where there is no step."""
+    """Relative standard error of steps, with what the engine's profile leaves; 0 where there is no step."""
     there = step_us > 0.0
     share = np.where(there, us2 / np.where(there, step_us, 1.0) ** 2 + plan.engine.costs.residual**2, 0.0)
     return np.asarray(np.sqrt(share))

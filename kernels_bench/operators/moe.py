@@ -45,7 +45,7 @@ class MoeOperator(MeasuredOperator):
     def set_bytes(self, columns: Columns, moved_bytes: Floats) -> Floats:
         """Every expert is held, those that no token takes too."""
         c = columns
-        # flops.py types the size as a float; it broadcasts
+        # moe_bytes types the size as a float; it broadcasts
         element_bytes: Any = np.array([DTYPE_BYTES[str(dtype)] for dtype in c["dtype"]])
         # As if a token took all of them.
         return moe_bytes(

@@ -106,7 +106,7 @@ class StepExecutionTime(_entities.ExecutionTime):  # type: ignore[misc]
 
     ``total_time`` is the plan's step in seconds, rounded once. Vidur's formulas hold over the terms (ms):
     operators of a layer in theirs, embedding, last norm and LM head in ``sampler_e2e_time``, what the
-    runtime profile adds in ``schedule_time``, the all-reduces at their mean.
+    engine's profile adds in ``schedule_time``, the all-reduces at their mean.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class FastroofExecutionTimePredictor:
     plan : StepPlan
         What times a batch.
     kernels : StepPlan
-        The same without what the runtime profile adds; ``plan`` itself where it adds nothing.
+        The same without what the engine's profile adds; ``plan`` itself where it adds nothing.
     num_layers : int
         Layers of the model.
     """
