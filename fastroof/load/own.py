@@ -269,17 +269,18 @@ def _refuse_unknown_dtypes(path: Path, name: str, dtypes: Array) -> None:
 
 
 def _refuse_mfu_above_one(path: Path, operator: str, columns: Mapping[str, Array], gpu: GpuSpec) -> None:
-    work = OPERATORS[operator].work(columns, gpu)
+    work = OPERATORS[operator].flops(columns)
+    _, limit_flops_per_s = OPERATORS[operator].peaks(columns, gpu)
     # Attention computes in bf16, or over an fp8 KV cache at most at the fp8 peak.
-    dtypes = columns.get("dtype", columns.get("kv_dtype", np.full(len(work.flops), "bf16", object)))
-    no_units = np.isnan(work.limit_flops_per_s) & ~np.isnan(work.flops)
+    dtypes = columns.get("dtype", columns.get("kv_dtype", np.full(len(work), "bf16", object)))
+    no_units = np.isnan(limit_flops_per_s) & ~np.isnan(work)
     if no_units.any():
         row = int(np.argmax(no_units))
         raise TableError(
             f"{path}, row {row + 1}: {gpu.title} has no units for dtype {dtypes[row]!r}; "
             f"drop such rows, or name the dtype that they ran in"
         )
-    mfu = work.flops / (columns[LATENCY.name] / US_PER_S * work.limit_flops_per_s)
+    mfu = work / (columns[LATENCY.name] / US_PER_S * limit_flops_per_s)
     too_fast = mfu > 1.0
     if too_fast.any():
         row = int(np.argmax(too_fast))
@@ -287,6 +288,6 @@ def _refuse_mfu_above_one(path: Path, operator: str, columns: Mapping[str, Array
         raise TableError(
             f"{path}, row {row + 1} ({shape}): {columns[LATENCY.name][row]:.6g} us is an MFU of "
             f"{mfu[row]:.3f} of the {dtypes[row]} peak of {gpu.title} "
-            f"({work.limit_flops_per_s[row] / TFLOP:g} TFLOP/s); no kernel is that fast, "
+            f"({limit_flops_per_s[row] / TFLOP:g} TFLOP/s); no kernel is that fast, "
             f"so the dtype, the sizes, the unit or the GPU is not what the table says"
         )

@@ -127,10 +127,14 @@ class MoeOperator(SizedOperator):
         """With the experts that even routing is expected to reach; for uneven routing the fewest."""
         expected = moe_bytes(columns["num_tokens"], *_shape(columns), element_bytes(columns["dtype"]))
         even = np.isin(columns["distribution"].astype(str), EVENLY_ROUTED)
-        return np.where(even, expected, self.least_bytes(columns))
+        return np.where(even, expected, self._one_tokens_experts(columns))
 
-    def least_bytes(self, columns: Columns) -> Floats:
+    def least_bytes(self, columns: Columns, moved_bytes: Floats) -> Floats:
         """Bytes of a call whose tokens all take the experts of the first one."""
+        return self._one_tokens_experts(columns)
+
+    @staticmethod
+    def _one_tokens_experts(columns: Columns) -> Floats:
         shape = _shape(columns)
         one_token = moe_bytes(1, *shape, element_bytes(columns["dtype"]))
         return one_token + moe_bytes(columns["num_tokens"], *shape, 0) - moe_bytes(1, *shape, 0)

@@ -215,9 +215,9 @@ class Operator(ABC):
     def moved_bytes(self, columns: Columns) -> Floats:
         """Compulsory bytes of every row, see :class:`RowWork`."""
 
-    def least_bytes(self, columns: Columns) -> Floats:
-        """Bytes that no call of the row can do without."""
-        return self.moved_bytes(columns)
+    def least_bytes(self, columns: Columns, moved_bytes: Floats) -> Floats:
+        """Bytes that no call of the row can do without, beside those of :meth:`moved_bytes`."""
+        return moved_bytes
 
     def peaks(self, columns: Columns, gpu: GpuSpec) -> tuple[Floats, Floats]:
         """Peak of every row's own dtype and the one that no kernel of it can pass, FLOP/s."""
@@ -240,10 +240,11 @@ class Operator(ABC):
             Unknown dtypes give NaN, not an error: a report names them.
         """
         peak, limit = self.peaks(columns, gpu)
+        moved_bytes = self.moved_bytes(columns)
         return RowWork(
             flops=self.flops(columns),
-            moved_bytes=self.moved_bytes(columns),
-            least_bytes=self.least_bytes(columns),
+            moved_bytes=moved_bytes,
+            least_bytes=self.least_bytes(columns, moved_bytes),
             peak_flops_per_s=peak,
             limit_flops_per_s=limit,
             bandwidth_bytes_per_s=gpu.nvlink_bytes_per_s if self.over_link else gpu.hbm_bytes_per_s,
