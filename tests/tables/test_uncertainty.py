@@ -275,13 +275,15 @@ def test_other_levels_rise_and_stay_near_what_they_claim(coverage):
 
 def test_extrapolated_points_are_covered_and_claimed_to_be_worse(coverage):
     outside = [row for row in coverage if row.region == "outside"]
-    assert {row.operator for row in outside} == {"attention_decode", "attention_prefill"}
+    # of an encoder's grid a fifth is not there, and the holes lie where few tokens make little difference
+    least_worse = {"attention_decode": 1.3, "attention_prefill": 1.3, "encoder_attention": 1.0}
+    assert {row.operator for row in outside} == set(least_worse)
     for row in outside:
         inner = next(
             r for r in coverage if (r.operator, r.grid, r.region) == (row.operator, row.grid, "inside")
         )
         assert row.level_80 >= 0.8
-        assert row.median_error > 1.3 * inner.median_error
+        assert row.median_error > least_worse[row.operator] * inner.median_error
 
 
 def test_the_same_seeds_hide_the_same_points(h100):
