@@ -18,6 +18,7 @@ from fastroof.errors import FastroofError
 __all__ = [
     "check_file_place",
     "remove_unfinished",
+    "unfinished_path",
     "whole_file",
     "whole_folder",
     "write_errors",
@@ -55,7 +56,7 @@ def whole_file(path: str | Path, *, is_durable: bool = False) -> Iterator[Path]:
         yield Path(path)
         return
     place = Path(os.path.realpath(path))
-    unfinished = _beside(place)
+    unfinished = unfinished_path(place)
     try:
         yield unfinished
         if is_durable:
@@ -104,7 +105,7 @@ def whole_folder(folder: str | Path) -> Iterator[Path]:
     """
     folder = Path(folder)
     made = [above for above in folder.parents if not above.exists()]
-    unfinished = _beside(folder)
+    unfinished = unfinished_path(folder)
     is_whole = False
     try:
         unfinished.mkdir(parents=True)
@@ -123,7 +124,7 @@ def _put_in_place(unfinished: Path, folder: Path) -> None:
     if not folder.exists():
         unfinished.rename(folder)
         return
-    old = _beside(folder)
+    old = unfinished_path(folder)
     folder.rename(old)
     try:
         unfinished.rename(folder)
@@ -131,6 +132,11 @@ def _put_in_place(unfinished: Path, folder: Path) -> None:
         old.rename(folder)
         raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+def unfinished_path(path: Path) -> Path:
+    """Return a new hidden name on the same file system, so that renaming moves no bytes."""
+    return path.parent / f".{path.name}.{os.urandom(16).hex()}"
 
 
 def remove_unfinished(folder: Path, name: str | None = None) -> None:
@@ -192,7 +198,7 @@ def check_file_place(path: Path, what: str, error: type[FastroofError] = Fastroo
         raise error(f"{what}: there is no folder {path.parent}; make it, or name another")
     if not _is_device(path):
         with write_errors(what, error):
-            probe = _beside(path)
+            probe = unfinished_path(path)
             probe.touch()
             probe.unlink()
 
@@ -234,11 +240,6 @@ def write_output(
 def _is_device(path: str | Path) -> bool:
     """Whether a path is a pipe or a device, which is written to and not replaced."""
     return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
-
-
-def _beside(path: Path) -> Path:
-    """Return a new name on the same file system, so that renaming moves no bytes."""
-    return path.parent / f".{path.name}.{os.urandom(16).hex()}"
 
 
 def _flush_to_disk(path: Path) -> None:

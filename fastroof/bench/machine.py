@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from fastroof._version import __version__
+from fastroof.processors import usable_processors
 
 __all__ = ["Machine", "this_machine"]
 
@@ -43,9 +44,8 @@ def this_machine() -> Machine:
     """Look at the machine this runs on."""
     versions = {"fastroof": __version__, "numba": version("numba"), "numpy": version("numpy")}
     versions["python"] = platform.python_version()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
-    return Machine(_cpu_name(), cores, load, versions)
+    return Machine(_cpu_name(), usable_processors(), load, versions)
 
 
 def _cpu_name() -> str:

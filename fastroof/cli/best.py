@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -12,6 +11,7 @@ import typer
 from fastroof.cli.options import Json
 from fastroof.cli.output import console, duration, percent, print_json, print_table
 from fastroof.cli.progress import shown_progress
+from fastroof.processors import usable_processors
 
 if TYPE_CHECKING:
     from fastroof.sweep.best import Answer, Choice, Margin
@@ -81,7 +81,7 @@ def best(
         answers = best_deployments(
             example if spec is None else spec,
             runners_up=runners_up,
-            threads=threads or len(os.sched_getaffinity(0)),
+            threads=threads or usable_processors(),
             progress=shown,
         )
     if as_json:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 import tomllib
@@ -13,6 +12,7 @@ import typer
 
 from fastroof.cli.output import print_json
 from fastroof.cli.progress import shown_progress
+from fastroof.processors import usable_processors
 
 __all__ = ["register"]
 
@@ -136,7 +136,7 @@ def sweep(
                 loaded,
                 output,
                 engine,
-                threads=_all_processors() if threads is None else threads,
+                threads=usable_processors() if threads is None else threads,
                 address=address,
                 shard=part,
                 resume=resume,
@@ -207,7 +207,3 @@ def _say_how_to_resume(output: Path) -> None:
         "--resume",
     ]
     typer.echo(f"interrupted; what is done is kept in {folder}. To continue: {shlex.join(words)}", err=True)
-
-
-def _all_processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -6,10 +6,8 @@ import contextlib
 import fcntl
 import json
 import os
-import re
 import shutil
 import time
-import uuid
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +21,7 @@ from fastroof.sweep.identity import IDENTITY_KEYS, differences
 from fastroof.sweep.kind import SweepKind
 from fastroof.sweep.unit_rows import joined_rows, outcomes_from_json, outcomes_to_json, rows_by_unit
 from fastroof.sweep.units import UnitResult, WorkUnit
+from fastroof.whole_files import remove_unfinished, whole_file, write_whole
 
 __all__ = ["Checkpoint", "parts_folder"]
 
@@ -252,7 +251,8 @@ class Checkpoint:
         table = table.replace_schema_metadata({OUTCOMES: outcomes_to_json(units, results)})
         try:
             self._open_folder()
-            self._write_whole(f"{units[0].number:09d}.arrow", lambda file: _write_table(file, table))
+            with whole_file(self.folder / f"{units[0].number:09d}.arrow", is_durable=True) as unfinished:
+                _write_table(unfinished, table)
         except OSError as error:
             raise self._failed(error) from None
         self._pending.clear()
@@ -263,20 +263,7 @@ class Checkpoint:
             self.folder.mkdir(exist_ok=True)
             self._take_lock()
         if not (self.folder / MANIFEST).exists():
-            text = json.dumps(self.identity, indent=1)
-            self._write_whole(MANIFEST, lambda file: file.write(text.encode()))
-
-    def _write_whole(self, name: str, write: Callable[[Any], object]) -> None:
-        building = self.folder / f"{name}.{uuid.uuid4().hex}"
-        try:
-            with building.open("wb") as file:
-                write(file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(building, self.folder / name)
-        finally:
-            with contextlib.suppress(OSError):
-                building.unlink()
+            write_whole(self.folder / MANIFEST, json.dumps(self.identity, indent=1), is_durable=True)
 
     def _take_lock(self) -> None:
         """Keep other processes out; a process that is killed lets go."""
@@ -301,12 +288,8 @@ class Checkpoint:
 
     def _remove_leftovers(self) -> None:
         """Remove files that a killed run was writing."""
-        building = re.compile(re.escape(f".{self.output.name}.") + "[0-9a-f]{32}")
-        half = re.compile(r".*\.[0-9a-f]{32}")
-        for folder, pattern in ((self.output.parent, building), (self.folder, half)):
-            for path in folder.iterdir():
-                if pattern.fullmatch(path.name):
-                    path.unlink()
+        remove_unfinished(self.output.parent, self.output.name)
+        remove_unfinished(self.folder)
 
     def _failed(self, error: OSError) -> SweepError:
         reason = error.strerror or str(error)
@@ -316,9 +299,9 @@ class Checkpoint:
         )
 
 
-def _write_table(file: Any, table: pa.Table) -> None:
+def _write_table(path: Path, table: pa.Table) -> None:
     options = pa.ipc.IpcWriteOptions(compression="lz4")
-    with pa.ipc.new_file(file, table.schema, options=options) as writer:
+    with pa.ipc.new_file(path, table.schema, options=options) as writer:
         writer.write_table(table)
 
 

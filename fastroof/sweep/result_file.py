@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 import os
-import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +16,7 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from fastroof.errors import SweepError
+from fastroof.whole_files import unfinished_path
 
 __all__ = ["ResultFile"]
 
@@ -86,7 +86,7 @@ class ResultFile:
         self.schema = schema
         self.num_rows = 0
         self._held: list[pa.Table] = []
-        self._building = path.parent / f".{path.name}.{uuid.uuid4().hex}"
+        self._unfinished = unfinished_path(path)
         self._writer: Any = None
 
     def __enter__(self) -> Self:
@@ -99,12 +99,12 @@ class ResultFile:
 
     def _opened(self) -> _Writer:
         if self.path.suffix == ".jsonl":
-            return _JsonLines(self._building)
+            return _JsonLines(self._unfinished)
         if self.path.suffix == ".csv":
             options = pacsv.WriteOptions(quoting_style="needed")
-            writer: _Writer = pacsv.CSVWriter(self._building, self.schema, write_options=options)
+            writer: _Writer = pacsv.CSVWriter(self._unfinished, self.schema, write_options=options)
         else:
-            writer = pq.ParquetWriter(self._building, self.schema, compression="zstd")
+            writer = pq.ParquetWriter(self._unfinished, self.schema, compression="zstd")
         return writer
 
     def write(self, rows: Iterable[pa.RecordBatch]) -> None:
@@ -136,7 +136,7 @@ class ResultFile:
                 self._write_held()
             self._writer.close()
             if kind is None:
-                os.replace(self._building, self.path)
+                os.replace(self._unfinished, self.path)
         except OSError as failure:
             if kind is None:
                 raise self._failed(failure) from None
@@ -151,7 +151,7 @@ class ResultFile:
         elif getattr(self._writer, "is_open", False):
             self._writer.is_open = False
         with contextlib.suppress(OSError):
-            self._building.unlink()
+            self._unfinished.unlink()
 
     def _failed(self, error: OSError) -> SweepError:
         folder = self.path.parent

@@ -187,9 +187,15 @@ def test_what_was_done_is_not_done_again(
 def test_a_shorter_sweep_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "PART_EVERY_S", 1e9)
     written: list[str] = []
-    monkeypatch.setattr(Checkpoint, "_write_whole", lambda self, name, write: written.append(name))
+    replace = os.replace
+
+    def noted(unfinished: Path, place: Path) -> None:
+        written.append(os.path.basename(place))
+        replace(unfinished, place)
+
+    monkeypatch.setattr(os, "replace", noted)
     run_sweep(STEPS, tmp_path / "r.parquet", resume=True)
-    assert written == []
+    assert written == ["r.parquet"]
     monkeypatch.setattr(checkpoint, "ROWS_A_PART", 1)
     run_sweep(STEPS, tmp_path / "r.parquet")
     assert "manifest.json" in written

@@ -16,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from fastroof.checks import is_number
 from fastroof.config import load_gpu
 from fastroof.engines import engine_names, load_engine
 from fastroof.models.layout import TP_SIZES
@@ -206,8 +207,7 @@ class DeploymentSpec(SweepSpec):
     def _check_price(cls, value: Any) -> Any:
         prices = list(value.values()) if isinstance(value, dict) else [] if value is None else [value]
         for price in prices:
-            number = isinstance(price, int | float) and not isinstance(price, bool)
-            if not number or not 0 < price < math.inf:
+            if not is_number(price) or price <= 0:
                 raise ValueError(f"got {price!r:.60}, need a number above 0, or a table of them by GPU")
         if isinstance(value, dict):
             return {load_gpu(gpu).name: float(price) for gpu, price in value.items()}
