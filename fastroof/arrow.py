@@ -71,8 +71,8 @@ class ArrowResult:
         Examples
         --------
         >>> import fastroof
-        >>> found = fastroof.load_tables("h100").lookup("gemm", m=[64, 100], n=6144, k=4096)
-        >>> found.to_arrow()["origin"].to_pylist()
+        >>> looked_up = fastroof.load_tables("h100").lookup("gemm", m=[64, 100], n=6144, k=4096)
+        >>> looked_up.to_arrow()["origin"].to_pylist()
         ['measured', 'interpolated']
         """
         import pyarrow as pa

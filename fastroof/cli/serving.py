@@ -138,7 +138,7 @@ def serving(
 
     plan = plan_on(tp)
     if disaggregated is None:
-        found: Any = estimate(plan, **scenarios, **schedule, requests_per_client=requests_per_client)
+        times: Any = estimate(plan, **scenarios, **schedule, requests_per_client=requests_per_client)
         workers = {}
     else:
         match = _WORKERS.fullmatch(disaggregated)
@@ -146,7 +146,7 @@ def serving(
             raise BatchError(f"--disaggregated needs numbers of workers such as 2:1, got {disaggregated!r}")
         prefill, decode = map(int, match.groups())
         workers = {"prefill_tp": prefill_tp or tp, "prefill_workers": prefill, "decode_workers": decode}
-        found = estimate_disaggregated(
+        times = estimate_disaggregated(
             plan_on(workers["prefill_tp"]),
             plan,
             **scenarios,
@@ -155,8 +155,8 @@ def serving(
             **schedule,
             link_bytes_per_s=None if link_gb_per_s is None else link_gb_per_s * GB,
         )
-    found = {name: values for name, values in found.columns().items() if values is not None}
-    columns = {**scenarios, **found}
+    given = {name: values for name, values in times.columns().items() if values is not None}
+    columns = {**scenarios, **given}
     rows = [{name: array[i].item() for name, array in columns.items()} for i in range(mesh[0].size)]
     if as_json:
         print_json(

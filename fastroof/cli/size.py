@@ -249,9 +249,9 @@ def _deployments(
     best = least_gpus(*what, rates, tp=splits, **options)
     rows = []
     for split in (split for split in splits if split not in best.refused):
-        found = least_gpus(*what, rates, tp=split, **options).columns()
+        sized = least_gpus(*what, rates, tp=split, **options).columns()
         for i, rate in enumerate(rates):
-            row = {name: array[i].item() for name, array in found.items()}
+            row = {name: array[i].item() for name, array in sized.items()}
             row["limited_by"] = RATE_LIMITS[row["limited_by"]]
             is_best = row["total_gpus"] > 0 and split == best.tp[i]
             sizes = {"isl": options["isl"], "osl": options["osl"]}

@@ -99,10 +99,10 @@ def compare(
 
     Examples
     --------
-    >>> found = compare("llama-3.1-8b", "h100", decode=[(32, 4096)])
-    >>> [time.method for time in found.steps[0].times]
+    >>> compared = compare("llama-3.1-8b", "h100", decode=[(32, 4096)])
+    >>> [time.method for time in compared.steps[0].times]
     ['fastroof', 'roofline_v2', 'infersim', 'datasheet']
-    >>> found.constants["roofline_v2"]["perLayerOverhead"]
+    >>> compared.constants["roofline_v2"]["perLayerOverhead"]
     100.0
     """
     steps = _steps(decode, prefill)
@@ -224,17 +224,17 @@ def _compared(case: Case, step: Step) -> ComparedStep:
 
 
 def _steps(decode: Iterable[tuple[int, int]], prefill: Iterable[int]) -> tuple[Step, ...]:
-    found = []
+    steps = []
     for pair in decode:
         try:
             batch_size, kv_len = pair
         except (TypeError, ValueError):
             raise BatchError(f"decode needs pairs of (batch_size, kv_len), got {pair!r:.60}") from None
-        found.append(Step("decode", _size("batch_size", batch_size, 1), _size("kv_len", kv_len, 2)))
-    found += [Step("prefill", 1, _size("prefill", tokens, 1)) for tokens in prefill]
-    if not found:
+        steps.append(Step("decode", _size("batch_size", batch_size, 1), _size("kv_len", kv_len, 2)))
+    steps += [Step("prefill", 1, _size("prefill", tokens, 1)) for tokens in prefill]
+    if not steps:
         raise BatchError("nothing to compare: give decode=[(32, 4096)], prefill=[2048], or both")
-    return tuple(found)
+    return tuple(steps)
 
 
 def _size(name: str, value: Any, least: int) -> int:

@@ -51,10 +51,10 @@ def _component(operator: RowOperator) -> str:
 def _by_component(plan: StepPlan, explanation: Explanation) -> dict[str, dict[str, float]]:
     """Time of each component and what its roofline, without launches, would be."""
     of_role = {curve.operator.role: _component(curve.operator) for curve in plan.row_curves}
-    found: dict[str, dict[str, float]] = {}
+    by_component: dict[str, dict[str, float]] = {}
     for part in explanation.operators:
         component = of_role.get(part.role, "attention")
-        sums = found.setdefault(component, {"us": 0.0, "roofline_us": 0.0, "calls": 0.0})
+        sums = by_component.setdefault(component, {"us": 0.0, "roofline_us": 0.0, "calls": 0.0})
         link = component == "communication"
         bytes_per_s = plan.gpu.nvlink_bytes_per_s if link else plan.gpu.hbm_bytes_per_s
         sums["us"] += part.total_us
@@ -62,7 +62,7 @@ def _by_component(plan: StepPlan, explanation: Explanation) -> dict[str, dict[st
             part.flops / plan.gpu.peak("bf16"), part.moved_bytes / bytes_per_s
         )
         sums["calls"] += part.calls
-    return found
+    return by_component
 
 
 def datasheet_facts(case: Case, step: Step) -> dict[str, Any]:
@@ -86,5 +86,5 @@ def datasheet_facts(case: Case, step: Step) -> dict[str, Any]:
 def linear_us(tables: Tables, m: int, gemms: list[tuple[int, int, int]]) -> float:
     """Sum of GEMMs (count, k, n) as fastroof's tables time them, us."""
     counts, k, n = zip(*gemms, strict=True)
-    found = tables.lookup("gemm", m=m, k=list(k), n=list(n)).latency_us
-    return float(sum(count * us for count, us in zip(counts, found.tolist(), strict=True)))
+    each_us = tables.lookup("gemm", m=m, k=list(k), n=list(n)).latency_us
+    return float(sum(count * us for count, us in zip(counts, each_us.tolist(), strict=True)))

@@ -74,7 +74,7 @@ def hf_config(model: ModelSpec) -> dict[str, Any]:
 
 def _row(case: Case, step: Step) -> dict[str, Any]:
     """InferSim's answer: one row, with the prefix of its phase taken off."""
-    found: dict[str, Any] = infersim.evaluate(
+    answer: dict[str, Any] = infersim.evaluate(
         case.infersim,
         case.hf_config,
         {
@@ -96,7 +96,7 @@ def _row(case: Case, step: Step) -> dict[str, Any]:
         },
     ).to_pylist()[0]
     prefix = "d_" if step.phase == "decode" else "p_"
-    return found | {name.removeprefix(prefix): v for name, v in found.items() if name.startswith(prefix)}
+    return answer | {name.removeprefix(prefix): v for name, v in answer.items() if name.startswith(prefix)}
 
 
 def infersim_time(case: Case, step: Step) -> MethodTime:

@@ -106,7 +106,7 @@ def _gemm(tables: Tables) -> dict[str, Array]:
 
 
 def _decode(tables: Tables) -> dict[Heads, dict[str, Array]]:
-    found = {}
+    by_heads = {}
     for heads, batch_size, kv_len in _shapes(tables, "attention_decode", ("batch_size", "kv_len")):
         nh, nkv, width = heads
         latency_us = tables.lookup(
@@ -118,13 +118,13 @@ def _decode(tables: Tables) -> dict[Heads, dict[str, Array]]:
             kv_len=kv_len,
         ).latency_us
         work = decode_attention_flops(nh, width, kv_len, batch_size)
-        found[heads] = {"batch_size": batch_size, "kv_len": kv_len} | _timed(tables.gpu, work, latency_us)
-    return found
+        by_heads[heads] = {"batch_size": batch_size, "kv_len": kv_len} | _timed(tables.gpu, work, latency_us)
+    return by_heads
 
 
 def _prefill(tables: Tables) -> dict[Heads, dict[str, Array]]:
     """One sequence without a prefix; causal FLOPs are half of the square, as both methods' files have it."""
-    found = {}
+    by_heads = {}
     for heads, batch_size, q_len, kv_len in _shapes(
         tables, "attention_prefill", ("batch_size", "q_len", "kv_len")
     ):
@@ -142,8 +142,8 @@ def _prefill(tables: Tables) -> dict[Heads, dict[str, Array]]:
             kv_len=seq_len,
         ).latency_us
         work = decode_attention_flops(nh, width, seq_len, seq_len) / 2.0
-        found[heads] = {"seq_len": seq_len} | _timed(tables.gpu, work, latency_us)
-    return found
+        by_heads[heads] = {"seq_len": seq_len} | _timed(tables.gpu, work, latency_us)
+    return by_heads
 
 
 def _shapes(tables: Tables, operator: str, axes: Sequence[str]) -> list[tuple[Any, ...]]:

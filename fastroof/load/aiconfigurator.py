@@ -79,8 +79,8 @@ def available(root: Path | None = None) -> list[tuple[str, str, str]]:
     """
     data = _data_folder(root)
     files = data.glob("*/gemm/*/*/gemm_perf.parquet")
-    found = (path.relative_to(data).parts for path in files)
-    return sorted((parts[0], parts[2], parts[3]) for parts in found if parts[0] in SYSTEMS)
+    places = (path.relative_to(data).parts for path in files)
+    return sorted((parts[0], parts[2], parts[3]) for parts in places if parts[0] in SYSTEMS)
 
 
 def import_aiconfigurator(
@@ -251,15 +251,15 @@ def _check_available(data: Path, system: str, backend: str, version: str) -> Non
         if wanted.backend is None:
             files = (data / system / wanted.folder).glob(f"*/*/{wanted.file}.parquet")
             have[wanted.file] = sorted(f"{f.parts[-3]} {f.parts[-2]}" for f in files)
-    listed = "; ".join(f"{name}: {', '.join(found) or 'none'}" for name, found in have.items())
+    listed = "; ".join(f"{name}: {', '.join(names) or 'none'}" for name, names in have.items())
     raise TableError(f"no gemm_perf of {backend} {version} for {system}; there are {listed}")
 
 
 def _nccl_version(path: Path) -> str:
     """Return the NCCL version that the package pairs a system with, in the system's YAML file."""
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    found = re.search(r"^\s*nccl_version:\s*['\"]?([\w.]+)", text, re.MULTILINE)
-    return found[1] if found else ""
+    version = re.search(r"^\s*nccl_version:\s*['\"]?([\w.]+)", text, re.MULTILINE)
+    return version[1] if version else ""
 
 
 def _package_provenance(package: Path, system: str, gpu: str, backend: str, version: str) -> dict[str, Any]:
@@ -290,12 +290,12 @@ def _one_word(parts: list[Part], name: str) -> str:
 def _operator_provenance(operator: str, parts: list[Part]) -> dict[str, Any]:
     columns = joined(operator, parts)
     repeats = np.bincount(point_codes(operator, columns))
-    found: dict[str, Any] = {"rows": len(columns["latency_us"]), "points": len(repeats)}
-    found["kernels"] = sorted(set(columns["kernel"]))
+    provenance: dict[str, Any] = {"rows": len(columns["latency_us"]), "points": len(repeats)}
+    provenance["kernels"] = sorted(set(columns["kernel"]))
     if repeats.max() > 1:
-        found["repeats"] = _repeats(operator, columns)
-    found["files"] = {part.name: _file_provenance(part) for part in parts}
-    return found
+        provenance["repeats"] = _repeats(operator, columns)
+    provenance["files"] = {part.name: _file_provenance(part) for part in parts}
+    return provenance
 
 
 def _repeats(operator: str, columns: Mapping[str, Array]) -> str:
@@ -315,12 +315,12 @@ def _file_provenance(part: Part) -> dict[str, Any]:
     meta = part.path.parent / "collection_meta.yaml"
     text = meta.read_text(encoding="utf-8") if meta.is_file() else ""
     legacy = re.search(r"^provenance:\s*legacy\b", text, re.MULTILINE)
-    found: dict[str, Any] = {"sha256": hashlib.sha256(part.path.read_bytes()).hexdigest()}
+    provenance: dict[str, Any] = {"sha256": hashlib.sha256(part.path.read_bytes()).hexdigest()}
     versions = _one_word([part], "version")
     if versions and versions != part.path.parent.name:
-        found["version_in_rows"] = versions
+        provenance["version_in_rows"] = versions
     if legacy:
-        found["timing"] = "the package marks it legacy: no record of the collector, clocks or replays"
+        provenance["timing"] = "the package marks it legacy: no record of the collector, clocks or replays"
     if part.left_out:
-        found["left_out"] = part.left_out
-    return found
+        provenance["left_out"] = part.left_out
+    return provenance

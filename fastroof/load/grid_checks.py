@@ -72,8 +72,8 @@ def example(operator: str, columns: Columns, row: int) -> dict[str, Any]:
 
 def grid_findings(grid: Grid) -> list[Finding]:
     """Return what the rows of one file look like beside each other, duplicates apart."""
-    cold, found = _warm_up(grid)
-    return [*found, *_jumps(grid, cold), *_holes(grid)]
+    cold, warm_up = _warm_up(grid)
+    return [*warm_up, *_jumps(grid, cold), *_holes(grid)]
 
 
 def duplicates(operator: str, columns: Columns, file: Longs, files: int) -> dict[int, Finding]:
@@ -105,7 +105,7 @@ def duplicates(operator: str, columns: Columns, file: Longs, files: int) -> dict
     spread = np.where(counts > 1, highest / lowest - 1.0, -1.0)
     cell_of_row = np.empty(len(order), np.int64)
     cell_of_row[order] = np.repeat(np.arange(len(starts)), counts)
-    found = {}
+    by_first_row = {}
     for index in range(files):
         mine = np.unique(cell_of_row[file == index])
         mine = mine[counts[mine] > 1]
@@ -119,14 +119,14 @@ def duplicates(operator: str, columns: Columns, file: Longs, files: int) -> dict
         point |= {"latencies_us": [_plain(v) for v in latency[rows]], "spread": float(spread[at])}
         if "file" in columns:
             point["files"] = sorted({str(columns["file"][r]) for r in rows})
-        found[index] = Finding(
+        by_first_row[index] = Finding(
             "duplicate",
             "warning" if spread[at] > GRAVE_SPREAD else "note",
             len(mine),
             f"{len(mine)} points measured more than once, by up to {spread[at]:.1%} apart",
             point,
         )
-    return found
+    return by_first_row
 
 
 # -- checks of one file ------------------------------------------------------------------------

@@ -94,13 +94,13 @@ class MeasuredTable:
         order = np.argsort(codes, kind="stable")
         starts = np.flatnonzero(np.r_[True, np.diff(codes[order]) != 0])
         names = [c.name for c in self.schema.keys]
-        found = {}
+        rows_by_key = {}
         for rows in np.split(order, starts[1:]):
             key = tuple(
                 v if isinstance(v, str) else int(v) for v in (self.columns[n][rows[0]] for n in names)
             )
-            found[key] = rows
-        return found
+            rows_by_key[key] = rows
+        return rows_by_key
 
 
 @dataclass(frozen=True)

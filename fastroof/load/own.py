@@ -123,8 +123,8 @@ def load_own(folder: Path, source: SourceChoice = None) -> MeasuredTables:
         chosen = _chosen(sources, source, folder)
     gpus = {s.gpu: s.name for s in sources}
     if len(gpus) > 1:
-        found = ", ".join(f"{gpu} ({name})" for gpu, name in gpus.items())
-        raise TableError(f"{folder} has sources of several GPUs: {found}; keep one folder a GPU")
+        sources_by_gpu = ", ".join(f"{gpu} ({name})" for gpu, name in gpus.items())
+        raise TableError(f"{folder} has sources of several GPUs: {sources_by_gpu}; keep one folder a GPU")
     ignored |= {f"{s.name}/{name}": reason for s in sources for name, reason in s.ignored.items()}
     gpu = _gpu_spec(sources[0], folder)
     tables = {}
@@ -184,19 +184,19 @@ def _sources(folder: Path) -> tuple[list[Source], dict[str, str]]:
         raise TableError(f"{folder}: no such folder")
     if (folder / PROVENANCE_FILE).is_file():
         return [_source(folder)], {}
-    found, ignored = [], {}
+    sources, ignored = [], {}
     for entry in sorted(folder.iterdir()):
         if (entry / PROVENANCE_FILE).is_file():
-            found.append(_source(entry))
+            sources.append(_source(entry))
         elif entry.name == SERVING_FOLDER:
             ignored[entry.name] = "measured end to end, holds no kernels"
         elif entry.name != GPU_FILE:
             ignored[entry.name] = f"no source: no folder with a {PROVENANCE_FILE}"
-    if not found:
+    if not sources:
         raise TableError(
             f"{folder} holds no source; need {PROVENANCE_FILE} in it or in a folder in it, beside the tables"
         )
-    return found, ignored
+    return sources, ignored
 
 
 def _source(folder: Path) -> Source:

@@ -101,14 +101,14 @@ class _Reader:
         if missing:
             have = ", ".join(header) or "none"
             raise TableError(f"{self.label}: missing column {', '.join(missing)}; the file has {have}")
-        found = {}
+        positions = {}
         for column in (*columns, *optional):
             count = header.count(column.name)
             if count > 1:
                 raise TableError(f"{self.label}: column {column.name} is there {count} times; keep one")
             if count:
-                found[column.name] = header.index(column.name)
-        return found
+                positions[column.name] = header.index(column.name)
+        return positions
 
     def _csv(self, columns: Sequence[Column], optional: Sequence[Column]) -> pa.Table:
         header, skip = self._header()
@@ -230,10 +230,10 @@ class _Reader:
         """Raise for the first wrong cell."""
         row = int(np.argmax(wrong))
         cell = cells[row].as_py()
-        found = "nothing" if cell is None or cell == "" else repr(cell)
+        given = "nothing" if cell is None or cell == "" else repr(cell)
         raise TableError(
             f"{self.label}, row {row + 1}{self._line_of(row)}, column {column.name}: "
-            f"found {found}, need {_need(column)}"
+            f"found {given}, need {_need(column)}"
         )
 
     def _line_of(self, row: int) -> str:

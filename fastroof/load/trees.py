@@ -153,7 +153,7 @@ def _tree_root(root: Path) -> Path:
 
 def _tree_files(root: Path) -> list[_TreeFile]:
     """List the files of all GPUs in both orders of folders, sorted by name."""
-    found = []
+    files = []
     unread = [(kind, phase) for kind in UNREAD_KINDS for phase in PHASES]
     for kind, phase in (*_OPERATORS, *unread):
         file = "*.csv" if phase else "data.csv"
@@ -161,8 +161,8 @@ def _tree_files(root: Path) -> list[_TreeFile]:
         for pattern, place in ((kind_first, -2), (gpu_first, 0)):
             for path in root.glob(pattern.replace("//", "/")):
                 inside = path.relative_to(root)
-                found.append(_TreeFile(path, inside.as_posix(), inside.parts[place], kind, phase))
-    return sorted(found, key=lambda f: f.name)
+                files.append(_TreeFile(path, inside.as_posix(), inside.parts[place], kind, phase))
+    return sorted(files, key=lambda f: f.name)
 
 
 def _of_one_gpu(root: Path, files: list[_TreeFile], gpu: str | None) -> tuple[GpuSpec, list[_TreeFile]]:
@@ -249,10 +249,10 @@ def _fit_dtype(file: _TreeFile, operator: str, columns: Columns, gpu: GpuSpec) -
         return fit_peak(operator, columns, gpu, file.name, str(dtypes[0])) if len(dtypes) == 1 else None
     fit = fit_peak(operator, columns, gpu, file.name, None)
     if fit is None or fit.units is None:
-        found = "no mfu column either" if fit is None else f"an mfu column divided by {fit.finding.label}"
+        mfu_words = "no mfu column either" if fit is None else f"an mfu column divided by {fit.finding.label}"
         peaks = ", ".join(f"{units} {p / TFLOP:.4g}" for units, p in sorted(gpu.peak_flops_per_s.items()))
         raise TableError(
-            f"{file.name}: no dtype column, and {found}: what the kernels ran in is unknown; "
+            f"{file.name}: no dtype column, and {mfu_words}: what the kernels ran in is unknown; "
             f"add a dtype column, or an mfu column of one of the peaks of {gpu.name} ({peaks} TFLOP/s)"
         )
     columns["dtype"] = _repeat(fit.units, len(columns["latency_us"]))

@@ -121,7 +121,7 @@ def _check_peaks(operator: str, columns: Columns, work: RowWork, gpu: GpuSpec) -
     flops_per_s = work.flops * US_PER_S / columns["latency_us"]
     own, limit = flops_per_s / work.peak_flops_per_s, flops_per_s / work.limit_flops_per_s
     impossible = limit > 1.0
-    found = []
+    findings = []
     if unknown.any():
         row = int(np.argmax(unknown))
         column = "dtype" if "dtype" in columns else "kv_dtype"
@@ -129,7 +129,7 @@ def _check_peaks(operator: str, columns: Columns, work: RowWork, gpu: GpuSpec) -
         dtype = columns[column][row]
         message = f"{unknown.sum()} rows of dtype {dtype!r}: {gpu.name} computes in {have} only"
         point = example(operator, columns, row)
-        found.append(Finding("unknown_dtype", "error", int(unknown.sum()), message, point))
+        findings.append(Finding("unknown_dtype", "error", int(unknown.sum()), message, point))
     slow_units = (own > 1.0) & ~impossible
     cases: list[tuple[str, Severity, Bools, Floats, Floats, str]] = [
         ("mfu_above_1", "error", impossible, limit, work.limit_flops_per_s, "wrong unit, dtype or GPU"),
@@ -142,8 +142,8 @@ def _check_peaks(operator: str, columns: Columns, work: RowWork, gpu: GpuSpec) -
                 f"{rows.sum()} rows above {peak[row] / TFLOP:.4g} TFLOP/s, up to MFU {share[row]:.3f}: {why}"
             )
             point = example(operator, columns, row) | {"mfu": float(share[row])}
-            found.append(Finding(kind, severity, int(rows.sum()), message, point))
-    return found
+            findings.append(Finding(kind, severity, int(rows.sum()), message, point))
+    return findings
 
 
 def _check_bandwidth(
@@ -175,7 +175,7 @@ def _check_bandwidth(
             "its tokens shared experts more than even routing",
         ),
     ]
-    found = []
+    findings = []
     for kind, severity, rows, why in cases:
         if rows.any():
             row = int(np.argmax(np.where(rows, share, -np.inf)))
@@ -185,8 +185,8 @@ def _check_bandwidth(
             )
             point = example(operator, columns, row)
             point |= {"bytes": float(work.moved_bytes[row]), "bandwidth_bytes_per_s": float(bandwidth[row])}
-            found.append(Finding(kind, severity, int(rows.sum()), message, point))
-    return found
+            findings.append(Finding(kind, severity, int(rows.sum()), message, point))
+    return findings
 
 
 # -- against the file's own mfu column ---------------------------------------------------------
@@ -200,14 +200,14 @@ def _check_mfu_column(operator: str, columns: Columns, file: str, gpu: GpuSpec) 
     fit = fit_peak(operator, columns, gpu, file, str(dtypes[0])) if len(dtypes) == 1 else None
     if fit is None:
         return []
-    found = []
+    findings = []
     peak, label = fit.finding.peak_flops_per_s, fit.finding.label
     if not fit.finding.agrees:
         message = f"the mfu column was divided by {peak / TFLOP:.4g} TFLOP/s: {label}; latency is used"
-        found.append(Finding("mfu_column_peak", "warning", len(mfu), message, {"peak_flops_per_s": peak}))
+        findings.append(Finding("mfu_column_peak", "warning", len(mfu), message, {"peak_flops_per_s": peak}))
     elif label.endswith(("1.8", "not halved")):
         message = f"the mfu column counts other FLOPs than it should: {label}; latency is used"
-        found.append(Finding("mfu_column_flops", "note", len(mfu), message))
+        findings.append(Finding("mfu_column_flops", "note", len(mfu), message))
     wrong = fit.contradicts
     if wrong.any():
         apart = np.abs(mfu - fit.expected_mfu) / fit.expected_mfu
@@ -220,5 +220,5 @@ def _check_mfu_column(operator: str, columns: Columns, file: str, gpu: GpuSpec) 
         )
         point = example(operator, columns, row)
         point |= {"mfu": float(mfu[row]), "mfu_by_latency": float(fit.expected_mfu[row])}
-        found.append(Finding("mfu_column_rows", "warning", int(wrong.sum()), message, point))
-    return found
+        findings.append(Finding("mfu_column_rows", "warning", int(wrong.sum()), message, point))
+    return findings

@@ -97,12 +97,12 @@ class GroupedQueryAttention:
     def obstacles(self, layout: Layout) -> list[str]:
         """What keeps it from being split so."""
         q_heads, kv_heads, tp = self.num_q_heads, self.num_kv_heads, layout.tp
-        found = []
+        reasons = []
         if q_heads % tp:
-            found.append(f"{q_heads} query heads do not divide by {tp}")
+            reasons.append(f"{q_heads} query heads do not divide by {tp}")
         if kv_heads % tp and tp % kv_heads:
-            found.append(f"{kv_heads} KV heads neither divide by {tp} nor can be replicated evenly")
-        return found
+            reasons.append(f"{kv_heads} KV heads neither divide by {tp} nor can be replicated evenly")
+        return reasons
 
     def shard(self, layout: Layout) -> AttentionShard:
         """What one GPU runs."""

@@ -125,55 +125,55 @@ def missing_operators(fields: Fields) -> list[str]:
         Empty for a model that a plan can represent.
     """
     config = fields.config
-    found = []
+    missing = []
     wrappers = [key for key in _WRAPPER_KEYS if config.get(key) is not None]
     if wrappers:
-        found.append(f"it is multimodal ({', '.join(wrappers)})")
+        missing.append(f"it is multimodal ({', '.join(wrappers)})")
     text = config.get("text_config")
     inner = text if isinstance(text, Mapping) else config
-    found += _attention_and_experts(inner)
+    missing += _attention_and_experts(inner)
     for key in ("quantization_config", "compression_config"):
         if (quantization := config.get(key, inner.get(key))) is not None:
             method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
-            found.append(
+            missing.append(
                 f"its weights are stored quantised ({key}: {method or 'no quant_method'}); take the "
                 'unquantised config.json and choose the precision with dtype=, as in dtype="fp8"'
             )
     model_type = fields.text("model_type")
     architectures = fields.texts("architectures")
     if model_type is not None and model_type not in ARCHITECTURES:
-        found.append(f"model_type {model_type!r} is not one of {', '.join(ARCHITECTURES)}")
+        missing.append(f"model_type {model_type!r} is not one of {', '.join(ARCHITECTURES)}")
     elif architectures:
         served = set(ARCHITECTURES.values()) if model_type is None else {ARCHITECTURES[model_type]}
         if not served.intersection(architectures):
-            found.append(f"architectures {', '.join(architectures)} is not {' or '.join(sorted(served))}")
+            missing.append(f"architectures {', '.join(architectures)} is not {' or '.join(sorted(served))}")
     elif model_type is None:
         raise fields.error(f"field model_type is missing; supported are {', '.join(ARCHITECTURES)}")
-    return found
+    return missing
 
 
 def _attention_and_experts(config: Mapping[str, Any]) -> list[str]:
-    found = []
+    missing = []
     experts = [f"{key} {config[key]!r}" for key in _EXPERT_KEYS if config.get(key)]
     if experts:
-        found.append(f"it needs a MoE operator ({', '.join(experts)})")
+        missing.append(f"it needs a MoE operator ({', '.join(experts)})")
     if config.get("kv_lora_rank") is not None:
-        found.append(f"it needs a MLA operator (kv_lora_rank {config['kv_lora_rank']!r})")
+        missing.append(f"it needs a MLA operator (kv_lora_rank {config['kv_lora_rank']!r})")
     if config.get("index_topk") is not None:
-        found.append(f"it needs a sparse attention operator (index_topk {config['index_topk']!r})")
+        missing.append(f"it needs a sparse attention operator (index_topk {config['index_topk']!r})")
     kinds = config.get("layer_types")
     other = sorted({str(k) for k in kinds} - _PLAIN_LAYERS) if isinstance(kinds, list) else []
     interval = config.get("full_attention_interval")
     if interval is not None or other:
         why = [] if interval is None else [f"full_attention_interval {interval!r}"]
         why += [f"layer_types {', '.join(other)}"] if other else []
-        found.append(f"it needs a linear or hybrid attention operator ({'; '.join(why)})")
+        missing.append(f"it needs a linear or hybrid attention operator ({'; '.join(why)})")
     if config.get("attention_chunk_size") is not None:
         chunk = f"attention_chunk_size {config['attention_chunk_size']!r}"
-        found.append(f"it needs a chunked attention operator ({chunk})")
+        missing.append(f"it needs a chunked attention operator ({chunk})")
     if _is_mixed(config):
-        found.append("it needs interleaved sliding windows: its layers mix full and windowed attention")
-    return found
+        missing.append("it needs interleaved sliding windows: its layers mix full and windowed attention")
+    return missing
 
 
 def _is_mixed(config: Mapping[str, Any]) -> bool:

@@ -75,10 +75,10 @@ def cell_origins(flags: Flags) -> npt.NDArray[np.uint16]:
             upper[axis] = slice(1, None)
             above[tuple(inner)] = seen[tuple(upper)]
             cases.append(np.maximum(np.maximum(seen, above), ORIGIN_INTERPOLATED))
-    found = np.zeros(flags.shape, np.uint16)
+    origins = np.zeros(flags.shape, np.uint16)
     for number, case in enumerate(cases):
-        found |= case.astype(np.uint16) << (2 * number)
-    return found
+        origins |= case.astype(np.uint16) << (2 * number)
+    return origins
 
 
 def _restated(nodes: Floats, axis: Floats, value: Floats, flag: Flags) -> tuple[Floats, Flags]:

@@ -165,7 +165,7 @@ def _attention_time(
     new: Ints,
     context: Ints,
     is_decode: bool,
-    found: AttentionTimes,
+    times: AttentionTimes,
     all_us: float,
 ) -> OperatorTime:
     part = plan.attention[number]
@@ -174,11 +174,11 @@ def _attention_time(
     width = DTYPE_BYTES[call.kv_dtype]
     work: Any = attention_flops(shape[0], shape[2], new, context + new).sum()
     moved: Any = attention_bytes(*shape, new, context + new, 1, width).sum()
-    total_us, origin = all_us, int(found.origin[0])
+    total_us, origin = all_us, int(times.origin[0])
     if len(plan.attention) > 1:
         pair_us, token_us = (0.0, 0.0) if is_decode else part.prefix_us
         prefix_us = pair_us * float((new * context).sum()) + token_us * float(context.sum())
-        total_us = float(found.own_us[0]) + prefix_us
+        total_us = float(times.own_us[0]) + prefix_us
     if not is_decode and context.any():
         origin = ORIGIN_MODELLED
     role: Role = "decode_attention" if is_decode else "prefill_attention"
@@ -190,7 +190,7 @@ def _attention_time(
         float(work) * layers,
         float(moved) * layers,
         float(work) * layers / plan.gpu.peak("bf16") * US_PER_S / total_us,
-        _bound(plan, found.launch_us, float(work) / plan.gpu.peak("bf16"), float(moved)),
+        _bound(plan, times.launch_us, float(work) / plan.gpu.peak("bf16"), float(moved)),
         origin,
     )
 

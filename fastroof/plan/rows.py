@@ -128,13 +128,13 @@ def _longest_path(paths: Sequence[Sequence[RowCall]], layout: Layout) -> tuple[R
     """Calls of parallel paths: at each number of rows those of the longest path keep their time."""
     path_us = [np.sum([c.curve.operator.times * c.latency_us for c in path], axis=0) for path in paths]
     longest = np.argmax(path_us, axis=0)
-    found = []
+    calls = []
     for number, path in enumerate(paths):
         for part in path:
             latency_us = np.where(longest == number, part.latency_us, 0.0)
             curve = _every_row(part.curve, latency_us, part.origin, layout)
-            found.append(part._replace(curve=curve, latency_us=latency_us))
-    return tuple(found)
+            calls.append(part._replace(curve=curve, latency_us=latency_us))
+    return tuple(calls)
 
 
 def _every_row(curve: RowCurve, latency_us: Floats, origin: Flags, layout: Layout) -> RowCurve:

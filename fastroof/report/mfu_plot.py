@@ -70,8 +70,8 @@ def _measured_m(tables: Tables, dtype: str) -> Longs:
     return np.asarray(m[m <= LARGEST_M], np.int64)
 
 
-def _curve(label: str, size: Longs, found: Lookup, allowed: int) -> MfuCurve:
-    return MfuCurve(label, size, found.mfu, found.origin <= allowed)
+def _curve(label: str, size: Longs, looked_up: Lookup, allowed: int) -> MfuCurve:
+    return MfuCurve(label, size, looked_up.mfu, looked_up.origin <= allowed)
 
 
 def draw_mfu(
@@ -134,17 +134,17 @@ def draw_mfu(
     }
 
     def gemm(o: Gemm) -> MfuCurve:
-        found = tables.lookup("gemm", m=m, n=o.n, k=o.k, dtype=o.dtype, method=method)
-        return _curve(f"{o.name}\n{o.n} x {o.k}", m, found, ORIGIN_EXTRAPOLATED - 1)
+        looked_up = tables.lookup("gemm", m=m, n=o.n, k=o.k, dtype=o.dtype, method=method)
+        return _curve(f"{o.name}\n{o.n} x {o.k}", m, looked_up, ORIGIN_EXTRAPOLATED - 1)
 
     def decode(label: str, size: Longs, b: Any, kv: Any) -> MfuCurve:
-        found = tables.lookup("attention_decode", batch_size=b, kv_len=kv, **attention)
-        return _curve(label, size, found, _inside(found))
+        looked_up = tables.lookup("attention_decode", batch_size=b, kv_len=kv, **attention)
+        return _curve(label, size, looked_up, _inside(looked_up))
 
     def prefill(b: int) -> MfuCurve:
         fits = q_len[q_len * b <= 131072]
-        found = tables.lookup("attention_prefill", batch_size=b, q_len=fits, kv_len=fits, **attention)
-        return _curve(f"batch {b}", fits, found, _inside(found))
+        looked_up = tables.lookup("attention_prefill", batch_size=b, q_len=fits, kv_len=fits, **attention)
+        return _curve(f"batch {b}", fits, looked_up, _inside(looked_up))
 
     panels = [
         ("GEMMs against m", "m (tokens in the step)", [gemm(o) for o in gemms]),
@@ -189,9 +189,9 @@ def draw_mfu(
     return figure
 
 
-def _inside(found: Lookup) -> int:
+def _inside(looked_up: Lookup) -> int:
     """Largest origin that still lies between measured points; borrowed rows hide where theirs end."""
-    return ORIGIN_BORROWED if (found.origin >= ORIGIN_BORROWED).all() else ORIGIN_EXTRAPOLATED - 1
+    return ORIGIN_BORROWED if (looked_up.origin >= ORIGIN_BORROWED).all() else ORIGIN_EXTRAPOLATED - 1
 
 
 def _memory_ceiling(gpu: GpuSpec, call: AttentionCall) -> float:

@@ -388,10 +388,10 @@ def match_workers(
 
     best = (1, 1)
     for total in range(2, workers + 1):
-        found = max(((x, total - x) for x in range(1, total)), key=lambda pair: balance(*pair))
+        split = max(((x, total - x) for x in range(1, total)), key=lambda pair: balance(*pair))
         # a larger number has to be better, not the same ratio over again
-        if balance(*found) > balance(*best) * (1.0 + 1e-12):
-            best = found
+        if balance(*split) > balance(*best) * (1.0 + 1e-12):
+            best = split
         if balance(*best) >= 1.0 - tolerance:
             break
     return WorkerMatch(*best, balance(*best), prefill_rate * US_PER_S, decode_rate * US_PER_S)

@@ -141,12 +141,12 @@ def _curve(
     }
     tightest = min(fit, key=lambda name: fit[name])
     clients = client_grid(fit[tightest])
-    found = estimate(
+    estimates = estimate(
         plan, isl, osl, clients, budget, engine.is_chunked,
         kv_reservation=kv_reservation, max_seqs=engine.max_seqs,
     )  # fmt: skip
-    times = (found.ttft_ms, found.tpot_ms, found.request_latency_ms)
-    rate = found.tokens_per_s_per_gpu * (plan.tp / osl)
+    times = (estimates.ttft_ms, estimates.tpot_ms, estimates.request_latency_ms)
+    rate = estimates.tokens_per_s_per_gpu * (plan.tp / osl)
     return _Curve(loops.ReplicaCurve(clients, rate, *times), RATE_LIMITS.index(tightest))
 
 
@@ -266,8 +266,8 @@ def least_gpus(
     >>> import fastroof
     >>> from fastroof.serving.least_gpus import least_gpus
     >>> tables = fastroof.load_tables("h100")
-    >>> found = least_gpus("llama-3.1-8b", "h100", tables, [10, 100], isl=1000, osl=200, tpot_ms=20)
-    >>> bool(found.total_gpus[0] < found.total_gpus[1])
+    >>> sized = least_gpus("llama-3.1-8b", "h100", tables, [10, 100], isl=1000, osl=200, tpot_ms=20)
+    >>> bool(sized.total_gpus[0] < sized.total_gpus[1])
     True
     """
     model = checked_model(model)
@@ -351,15 +351,15 @@ def _take_smaller(
     """Let replicas of one plan take the place of larger deployments, or of less able ones of their size."""
     count = len(chosen)
     places = np.empty((3, count), np.int64)
-    found = loops.FewestReplicas(places[0], places[1], places[2], np.empty(count, np.uint8))
+    fewest = loops.FewestReplicas(places[0], places[1], places[2], np.empty(count, np.uint8))
     rates = scenarios["request_rate_per_s"]
     ttft_ms, tpot_ms, request_ms = (scenarios[f"{name}_ms"] for name in ("ttft", "tpot", "request_latency"))
-    loops.least_replicas(curve.replica, rates, ttft_ms, tpot_ms, request_ms, found)
-    limited_by = np.where(found.limited_by == loops.LIMITED_BY_ROOM, curve.room, found.limited_by)
-    gpus = tp * found.replicas
-    serves = found.replicas > 0
+    loops.least_replicas(curve.replica, rates, ttft_ms, tpot_ms, request_ms, fewest)
+    limited_by = np.where(fewest.limited_by == loops.LIMITED_BY_ROOM, curve.room, fewest.limited_by)
+    gpus = tp * fewest.replicas
+    serves = fewest.replicas > 0
     most = np.zeros(count)
-    most[serves] = found.replicas[serves] * curve.replica.requests_per_s[found.most_at[serves]]
+    most[serves] = fewest.replicas[serves] * curve.replica.requests_per_s[fewest.most_at[serves]]
     before = rows["total_gpus"][chosen]
     smaller = serves & ((before == 0) | (gpus < before))
     smaller |= serves & (gpus == before) & (most > rows["max_request_rate_per_s"][chosen])
@@ -369,11 +369,11 @@ def _take_smaller(
     times = ("ttft_ms", "tpot_ms", "request_latency_ms")
     for name, curve_ms in zip(times, curve.replica[2:], strict=True):
         rows[name][alone] = curve_ms[0] if len(curve_ms) else np.nan
-    place, at = chosen[smaller], found.runs_at[smaller]
+    place, at = chosen[smaller], fewest.runs_at[smaller]
     rows["total_gpus"][place] = gpus[smaller]
     rows["tp"][place] = tp
-    rows["replicas"][place] = found.replicas[smaller]
-    rows["concurrency"][place] = found.replicas[smaller] * curve.replica.clients[at]
+    rows["replicas"][place] = fewest.replicas[smaller]
+    rows["concurrency"][place] = fewest.replicas[smaller] * curve.replica.clients[at]
     for name, curve_ms in zip(times, curve.replica[2:], strict=True):
         rows[name][place] = curve_ms[at]
     rows["tokens_per_s_per_gpu"][place] = (rates * scenarios["osl"])[smaller] / gpus[smaller]

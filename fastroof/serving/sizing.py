@@ -89,7 +89,7 @@ def largest_batch(plan: StepPlan, kv_len: Any, tpot_ms: Any = np.inf) -> Any:
     raise_sizes(plan, {"batch_size": np.ones_like(lengths), "kv_len": lengths}, 0)
     order = np.argsort(lengths, kind="stable")
     batches = np.arange(1, min(plan.max_tokens, plan.max_seqs) + 1)
-    found = np.empty_like(lengths)
+    largest = np.empty_like(lengths)
     loops.largest_batches(
         plan.arena,
         plan.memory.max_kv_tokens,
@@ -97,10 +97,10 @@ def largest_batch(plan: StepPlan, kv_len: Any, tpot_ms: Any = np.inf) -> Any:
         lengths[order],
         limits_us[order],
         loops.new_scratch(len(batches)),
-        found,
+        largest,
     )
     answer = np.empty_like(lengths)
-    answer[order] = found
+    answer[order] = largest
     return answer.reshape(shape) if shape else int(answer[0])
 
 

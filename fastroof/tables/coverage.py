@@ -104,9 +104,15 @@ def _draw(tables: Tables, grid: HoldoutGrid, rng: np.random.Generator) -> _Hidde
     thin = tables.some_rows(grid.operator, part & ~hidden)
     parts = []
     for rows, arguments in lookup_arguments(table, np.flatnonzero(hidden)):
-        found = thin.lookup(grid.operator, with_error=True, **arguments)
-        off = np.abs(np.log(found.latency_us / table.columns["latency_us"][rows]))
-        parts.append((off / found.relative_error, found.relative_error, found.origin <= ORIGIN_INTERPOLATED))
+        looked_up = thin.lookup(grid.operator, with_error=True, **arguments)
+        off = np.abs(np.log(looked_up.latency_us / table.columns["latency_us"][rows]))
+        parts.append(
+            (
+                off / looked_up.relative_error,
+                looked_up.relative_error,
+                looked_up.origin <= ORIGIN_INTERPOLATED,
+            )
+        )
     return _Hidden(*(np.concatenate(values) for values in zip(*parts, strict=True)))
 
 
@@ -162,13 +168,13 @@ def run_coverage(
             progress(f"{grid.operator}, {grid.name}")
         draws = [_draw(tables, grid, np.random.default_rng(seed)) for seed in seeds]
         for region, is_inside in (("inside", True), ("outside", False)):
-            found = [
+            of_region = [
                 (draw.ratio[draw.inside == is_inside], draw.error[draw.inside == is_inside])
                 for draw in draws
                 if draw is not None and (draw.inside == is_inside).any()
             ]
-            if found:
-                report.append(_row(grid, region, found))
+            if of_region:
+                report.append(_row(grid, region, of_region))
     return report
 
 

@@ -162,11 +162,13 @@ def run_holdout(
         inside = []
         for rows, arguments in lookup_arguments(table, hidden):
             truth = table.columns["latency_us"][rows]
-            found = thin.lookup(grid.operator, **arguments)
-            inside.append(found.origin <= ORIGIN_INTERPOLATED)
+            looked_up = thin.lookup(grid.operator, **arguments)
+            inside.append(looked_up.origin <= ORIGIN_INTERPOLATED)
             for method in methods:
                 guess = (
-                    found if method == "roofline" else thin.lookup(grid.operator, method=method, **arguments)
+                    looked_up
+                    if method == "roofline"
+                    else thin.lookup(grid.operator, method=method, **arguments)
                 )
                 errors[method].append(guess.latency_us / truth - 1.0)
         is_inside = np.concatenate(inside)

@@ -135,10 +135,10 @@ def measured_grid(
         Of as many axes as there are sizes.
     """
     sorted_axes, latency_us = sorted_points(points, latency_us)
-    found = [np.unique(axis, return_inverse=True) for axis in sorted_axes]
-    axes = tuple(axis for axis, _ in found)
+    nodes_and_places = [np.unique(axis, return_inverse=True) for axis in sorted_axes]
+    axes = tuple(axis for axis, _ in nodes_and_places)
     log_us = np.full([len(axis) for axis in axes], np.nan)
-    log_us[tuple(place for _, place in found)] = np.log(latency_us)
+    log_us[tuple(place for _, place in nodes_and_places)] = np.log(latency_us)
     bound_us = np.broadcast_to(roofline_us(*np.ix_(*axes)), log_us.shape)
     return MeasuredGrid(axes, log_us, bound_us, is_additive)
 
@@ -328,8 +328,8 @@ def _hole_variances(grid: MeasuredGrid, beyond: list[EdgeVariances]) -> Floats |
         for distance, edge in zip(away, (beyond[axis].above, beyond[axis].below), strict=True):
             along = np.moveaxis(distance, -1, axis)
             reached = np.isfinite(along)
-            found = np.expand_dims(edge, axis) * reach(np.where(reached, along, 0.0))
-            np.minimum(variance, np.where(reached, found, np.inf), out=variance)
+            along_line = np.expand_dims(edge, axis) * reach(np.where(reached, along, 0.0))
+            np.minimum(variance, np.where(reached, along_line, np.inf), out=variance)
     # a node on no measured line is as bad as the worst that is on one
     return np.where(np.isinf(variance), variance[np.isfinite(variance)].max(), variance)
 

@@ -27,11 +27,11 @@ def providers(
 
     answers = working(known_providers())
     if as_json:
-        found = [
+        listing = [
             {"name": p.name, "works": a.works, "reason": a.reason, "versions": dict(a.versions or {})}
             for p, a in answers
         ]
-        typer.echo(json.dumps(found, indent=2))
+        typer.echo(json.dumps(listing, indent=2))
         return
     for provider, answer in answers:
         versions = ", ".join(f"{name} {version}" for name, version in (answer.versions or {}).items())

@@ -72,11 +72,11 @@ class CheckedTable:
     def texts(self, key: str, known: Sequence[str] = ()) -> list[str]:
         """Return one text or a list of them, each one of ``known`` where that is not empty."""
         given = self.value(key)
-        found = self._texts(key, given if isinstance(given, list) else [given])
-        for text in found:
+        words = self._texts(key, given if isinstance(given, list) else [given])
+        for text in words:
             if known and text not in known:
                 raise MeasureError(f"{self.where}: {key} {text!r:.60} is none of {', '.join(known)}")
-        return found
+        return words
 
     def _texts(self, key: str, given: list[Any]) -> list[str]:
         if not given or not all(isinstance(text, str) and text.strip() for text in given):

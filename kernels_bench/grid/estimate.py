@@ -117,15 +117,15 @@ def estimate_all(points: Sequence[Point], gpu: GpuSpec) -> list[Estimate]:
     Its memory is that of as many sets of its inputs and outputs as exceed twice the L2 together. Where
     the card has no units for a dtype, the bytes alone count; :func:`unfit` names such points.
     """
-    found: list[Estimate | None] = [None] * len(points)
+    estimates: list[Estimate | None] = [None] * len(points)
     rows_of: dict[str, list[int]] = {}
     for i, point in enumerate(points):
         rows_of.setdefault(point.operator, []).append(i)
     for name, rows in rows_of.items():
         of_operator = _estimate_operator(MEASURED[name], [points[i] for i in rows], gpu)
         for i, one in zip(rows, of_operator, strict=True):
-            found[i] = one
-    return [one for one in found if one is not None]
+            estimates[i] = one
+    return [one for one in estimates if one is not None]
 
 
 def _estimate_operator(operator: MeasuredOperator, points: Sequence[Point], gpu: GpuSpec) -> list[Estimate]:
@@ -196,19 +196,19 @@ def unfit(points: Sequence[Point], gpu: GpuSpec) -> list[tuple[Point, str]]:
         Each with the reason: memory, or a dtype that the card has no units for.
     """
     usable_bytes = USABLE_MEMORY * gpu.hbm_bytes
-    found = []
+    left_out = []
     for point, one in zip(points, estimate_all(points, gpu), strict=True):
         dtype = point.values.get("dtype", "bf16")
         computes = MEASURED[point.operator].computes_in_dtype
         if computes and PEAK_DTYPE.get(dtype) not in gpu.peak_flops_per_s:
-            found.append((point, f"{gpu.title} has no units for {dtype}"))
+            left_out.append((point, f"{gpu.title} has no units for {dtype}"))
         elif one.device_bytes > usable_bytes:
             reason = (
                 f"needs {one.device_bytes:,} B of device memory, "
                 f"{gpu.title} has {usable_bytes:,.0f} B for points ({USABLE_MEMORY:.0%} of its memory)"
             )
-            found.append((point, reason))
-    return found
+            left_out.append((point, reason))
+    return left_out
 
 
 def fit_budget(points: Sequence[Point], gpu: GpuSpec, budget_s: float) -> tuple[list[Point], list[Point]]:

@@ -104,12 +104,12 @@ class Grid:
         for group in sorted(self.groups, key=lambda g: g.priority):
             for point in group.candidates:
                 owner.setdefault(point.key, group)
-        found: dict[str, Point] = {}
+        by_key: dict[str, Point] = {}
         for group in self.groups:
             for point in group.candidates:
                 if owner[point.key] is group:
-                    found.setdefault(point.key, point)
-        return list(found.values())
+                    by_key.setdefault(point.key, point)
+        return list(by_key.values())
 
     def sentinels(self) -> list[Point]:
         """List the points that are measured again and again through a run, to show drift."""

@@ -99,10 +99,10 @@ def submit_kubernetes(manifest: str, say: Say, namespace: str = "", poll_s: floa
         If neither ``kubectl`` nor ``oc`` is on the PATH, the cluster refuses the manifest or stops
         answering, or the job fails.
     """
-    found = _found(("kubectl", "oc"), "install one, or leave --submit out and create the file elsewhere")
-    client = [found, *(["-n", namespace] if namespace else [])]
+    program = _found(("kubectl", "oc"), "install one, or leave --submit out and create the file elsewhere")
+    client = [program, *(["-n", namespace] if namespace else [])]
     name = _told([*client, "create", "-f", "-", "-o", "name"], manifest).strip()
-    words = " ".join(["kubectl" if found.endswith("kubectl") else "oc", *client[1:]])
+    words = " ".join(["kubectl" if program.endswith("kubectl") else "oc", *client[1:]])
     say(f"created {name}; {words} delete {name} stops it, {words} logs {name} shows what it prints")
     state = _follow(lambda: _kubernetes_state(client, name), say, name, poll_s)
     if not state.startswith("Complete"):
@@ -228,7 +228,7 @@ def _told(command: Sequence[str], text: str | None = None) -> str:
 
 def _json(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        document = json.loads(text)
     except ValueError as error:
         raise MeasureError(f"the cluster answered no JSON: {text[:80]!r}") from error
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}

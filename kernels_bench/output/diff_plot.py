@@ -221,13 +221,13 @@ def _scale(axes: Axes, limits: tuple[float, float]) -> None:
 def _binned(size: Floats, ratio: Floats) -> tuple[Floats, Floats, Floats, Floats]:
     """Return centre, 10th percentile, median and 90th of each quarter decade with enough points."""
     place = np.floor(np.log10(size) * 4.0)
-    found = []
+    bins = []
     for one in np.unique(place):
         mine = ratio[place == one]
         if len(mine) >= LEAST_IN_BIN:
             centre = 10.0 ** ((one + 0.5) / 4.0)
-            found.append((centre, *np.quantile(mine, (0.1, 0.5, 0.9))))
-    centre, p10, median, p90 = np.array(found, np.float64).reshape(-1, 4).T
+            bins.append((centre, *np.quantile(mine, (0.1, 0.5, 0.9))))
+    centre, p10, median, p90 = np.array(bins, np.float64).reshape(-1, 4).T
     return centre, p10, median, p90
 
 

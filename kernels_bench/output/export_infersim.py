@@ -141,17 +141,17 @@ _Part = tuple[str, Sequence[str], Mapping[str, Array]]
 
 def _unfit(file: TreeFile, columns: Columns) -> list[tuple[str, Bools]]:
     """Return why rows do not fit an operator's files, and which."""
-    found: list[tuple[str, Bools]] = []
+    unfit: list[tuple[str, Bools]] = []
     if "window" in columns:
-        found.append(("with a sliding window", columns["window"] > 0))
+        unfit.append(("with a sliding window", columns["window"] > 0))
     if "seq_len" in file.order:  # one prompt a row
         if "batch_size" in columns:
-            found.append(("of several sequences", columns["batch_size"] > 1))
+            unfit.append(("of several sequences", columns["batch_size"] > 1))
         if "kv_len" in columns:
-            found.append(("after a prefix", columns["kv_len"] > columns["q_len"]))
+            unfit.append(("after a prefix", columns["kv_len"] > columns["q_len"]))
     if "kv_dtype" in columns and "kv_dtype" not in file.order:
-        found.append(("over a KV cache other than bf16", columns["kv_dtype"] != "bf16"))
-    return found
+        unfit.append(("over a KV cache other than bf16", columns["kv_dtype"] != "bf16"))
+    return unfit
 
 
 def _gemm_dtype(table: MeasuredTable, dtype: str | None) -> str:

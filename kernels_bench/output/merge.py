@@ -93,8 +93,8 @@ def merge_runs(runs: Sequence[str | Path], prefer: Sequence[str] = ()) -> Merged
         raise MeasureError("a run is named twice; each counts once in a median")
     gpus = {word: tables.gpu for word, tables in sets.items()}
     if len(set(gpus.values())) > 1:
-        found = ", ".join(f"{word} is of {gpu}" for word, gpu in gpus.items())
-        raise MeasureError(f"runs of several GPUs are not merged: {found}")
+        listed = ", ".join(f"{word} is of {gpu}" for word, gpu in gpus.items())
+        raise MeasureError(f"runs of several GPUs are not merged: {listed}")
     gpu = next(iter(gpus.values()))
     notes: list[str] = []
     tables = {
@@ -226,10 +226,10 @@ def _names(codes: Longs, words: Array) -> Array:
     """Return the different words of each code, joined."""
     each = codes_of((codes, words))
     first = np.unique(each, return_index=True)[1]
-    found: dict[int, list[str]] = {}
+    words_of_code: dict[int, list[str]] = {}
     for code, word in zip(codes[first].tolist(), words[first].tolist(), strict=True):
-        found.setdefault(code, []).append(word)
-    return np.array([" | ".join(found[code]) for code in sorted(found)], object)
+        words_of_code.setdefault(code, []).append(word)
+    return np.array([" | ".join(words_of_code[code]) for code in sorted(words_of_code)], object)
 
 
 # -- provenance ----------------------------------------------------------------------------------
@@ -262,16 +262,16 @@ def _merged_from(tables: MeasuredTables) -> dict[str, Any]:
 def _summary(operator: str, columns: Columns) -> dict[str, Any]:
     spread, num_runs = columns[RUN_SPREAD], columns[NUM_RUNS]
     repeated = np.flatnonzero(num_runs > 1)
-    found: dict[str, Any] = {"rows": len(spread), "rows_of_several_runs": len(repeated)}
+    summary: dict[str, Any] = {"rows": len(spread), "rows_of_several_runs": len(repeated)}
     for name in (PROVIDER.name, KERNEL.name):
         if name in columns:
-            found[f"{name}s"] = sorted(set(columns[name].tolist()))
+            summary[f"{name}s"] = sorted(set(columns[name].tolist()))
     if len(repeated):
         worst = int(repeated[np.argmax(spread[repeated])])
-        found["run_spread"] = {
+        summary["run_spread"] = {
             "median": float(np.median(spread[repeated])),
             "p90": float(np.quantile(spread[repeated], 0.9)),
             "max": float(spread[worst]),
             "worst": next(row_keys(operator, {name: values[[worst]] for name, values in columns.items()})),
         }
-    return found
+    return summary

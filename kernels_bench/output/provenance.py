@@ -122,16 +122,16 @@ def _run(run: Run) -> dict[str, Any]:
 
 def _device(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     lines = list(lines)
-    found: dict[str, Any] = {}
+    device: dict[str, Any] = {}
     for name in _DEVICE_STATE:
         values = [v for line in lines if isinstance(v := line.get(name), int | float) and math.isfinite(v)]
         if values:
-            found[name] = {"min": min(values), "median": float(np.median(values)), "max": max(values)}
+            device[name] = {"min": min(values), "median": float(np.median(values)), "max": max(values)}
     throttled: Counter[str] = Counter()
     for line in lines:
         bits = int(line.get("throttle_reasons") or 0)
         throttled.update(word for bit, word in THROTTLE_REASONS.items() if bits & bit)
-    return {**found, "throttled_rows": dict(sorted(throttled.items()))}
+    return {**device, "throttled_rows": dict(sorted(throttled.items()))}
 
 
 def _skips(lines: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
@@ -140,12 +140,12 @@ def _skips(lines: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
     for line in lines:
         kind = str(line.get("kind", "error"))
         counts.setdefault(kind, Counter())[str(line.get("reason", "no reason given"))] += 1
-    found = {}
+    by_kind = {}
     for kind, reasons in sorted(counts.items()):
         common = dict(reasons.most_common(MOST_REASONS))
         rest = reasons.total() - sum(common.values())
-        found[kind] = common | ({"other reasons": rest} if rest else {})
-    return found
+        by_kind[kind] = common | ({"other reasons": rest} if rest else {})
+    return by_kind
 
 
 def _plain(value: Any) -> Any:

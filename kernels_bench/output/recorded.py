@@ -119,22 +119,22 @@ def _by_start(path: Path) -> list[tuple[Record, list[Record]]]:
     """Split a journal into its runs: each start line with the lines up to the next."""
     if not path.is_file():
         raise MeasureError(f"{path}: no such journal; give the .jsonl file that kernels-bench run wrote")
-    found: list[tuple[Record, list[Record]]] = []
+    starts: list[tuple[Record, list[Record]]] = []
     for line in read_journal(path):
         kind = line.get("type")
         if kind == "start":
             if not isinstance(line.get("gpu"), str) or not line["gpu"]:
                 raise MeasureError(f"{path}: a start line names no gpu: no journal of kernels-bench run")
-            found.append((line, []))
-        elif not found:
+            starts.append((line, []))
+        elif not starts:
             raise MeasureError(
                 f"{path}: the first line is {kind!r}, not 'start': no journal of kernels-bench run"
             )
         else:
-            found[-1][1].append(line)
-    if not found:
+            starts[-1][1].append(line)
+    if not starts:
         raise MeasureError(f"{path}: an empty journal; the run stopped before it started, run it again")
-    return found
+    return starts
 
 
 def _run(start: Record, lines: Sequence[Record], before: Sequence[Run]) -> Run:

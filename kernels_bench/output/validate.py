@@ -189,7 +189,7 @@ def ceilings(table: MeasuredTable, gpu: GpuSpec) -> list[Ceiling]:
     seconds = columns["latency_us"] / US_PER_S
     name = next((n for n in ("dtype", "kv_dtype", "kind") if n in columns), None)
     dtypes = columns[name] if name else np.full(len(seconds), "", object)
-    found = []
+    by_dtype = []
     for dtype in sorted(set(dtypes.tolist())):
         rows = dtypes == dtype
         most = [
@@ -201,8 +201,8 @@ def ceilings(table: MeasuredTable, gpu: GpuSpec) -> list[Ceiling]:
                 work.moved_bytes / (seconds * work.bandwidth_bytes_per_s),
             )
         ]
-        found.append(Ceiling(table.operator, dtype, int(rows.sum()), *most))
-    return found
+        by_dtype.append(Ceiling(table.operator, dtype, int(rows.sum()), *most))
+    return by_dtype
 
 
 def _most(values: Floats) -> float | None:
@@ -277,10 +277,10 @@ def _falls(grid: Grid) -> Iterator[Finding]:
     count, most, pair = 0, 0.0, (0, 0)
     for rows in grid.kernels():
         sizes = [grid.axes[name][rows] for name in grid.axes]
-        found = _least_beyond(sizes, fast_us[rows])
-        if found is None:
+        least_us = _least_beyond(sizes, fast_us[rows])
+        if least_us is None:
             continue
-        fall = 1.0 - found / slow_us[rows]
+        fall = 1.0 - least_us / slow_us[rows]
         count += int((fall > NOTED_FALL).sum())
         at = int(np.argmax(fall))
         if fall[at] > most:

@@ -293,20 +293,20 @@ def prepare_attention(
     def read(index: int) -> Any:
         import torch
 
-        found = [sets.out[index, int(starts[s]) + torch.as_tensor(rows), head] for s, head, rows in chosen]
-        return torch.cat(found)
+        outputs = [sets.out[index, int(starts[s]) + torch.as_tensor(rows), head] for s, head, rows in chosen]
+        return torch.cat(outputs)
 
     def expect(index: int) -> Any:
         import torch
 
-        found = []
+        outputs = []
         for sequence, head, rows in chosen:
             k, v = sets.sequence_kv(index, sequence, head // sets.heads.group_size)
             q = sets.q[index, int(starts[sequence]) + torch.as_tensor(rows), head]
             before = int(sets.kv_lens[sequence] - sets.new_tokens[sequence])
             positions = torch.as_tensor(rows + before, device=q.device)
-            found.append(references.attention_rows(q, k, v, positions, sets.heads.scale))
-        return torch.cat(found)
+            outputs.append(references.attention_rows(q, k, v, positions, sets.heads.scale))
+        return torch.cat(outputs)
 
     return RotatingCalls(kernel, sets.num_sets, sets.rotated_bytes, launch, read, expect)
 

@@ -79,9 +79,9 @@ class FlashinferProvider(CudaProvider):
 
     def availability(self) -> Availability:
         """Say whether flashinfer imports and torch sees a GPU that it has kernels for."""
-        found = cuda_availability()
-        if not found.works:
-            return found
+        cuda = cuda_availability()
+        if not cuda.works:
+            return cuda
         capability = self.device.capability
         if capability < (8, 0):
             has = ".".join(map(str, capability))
@@ -90,7 +90,7 @@ class FlashinferProvider(CudaProvider):
             package = self._package()
         except Exception as error:  # whatever a package raises when it is imported, this host lacks it
             return Availability(False, f"flashinfer cannot be imported: {type(error).__name__}: {error}")
-        versions = {**(found.versions or {}), "flashinfer": str(getattr(package, "__version__", "unknown"))}
+        versions = {**(cuda.versions or {}), "flashinfer": str(getattr(package, "__version__", "unknown"))}
         return Availability(True, versions=versions)
 
     def _package(self) -> Any:

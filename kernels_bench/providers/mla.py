@@ -126,7 +126,7 @@ def prepare_mla(
         return torch.stack([sets.out[index, sequence, head] for sequence, head in chosen])
 
     def expect(index: int) -> Any:
-        found = []
+        expected = []
         for sequence, head in chosen:
             pages = torch.as_tensor(batch.pages_of(sequence), dtype=torch.int64, device=sets.latent.device)
             kv_len = int(batch.kv_lens[sequence])
@@ -134,8 +134,8 @@ def prepare_mla(
             k = torch.cat((latent, sets.rope[index][pages].flatten(0, 1)[:kv_len]), dim=1)
             q = torch.cat((sets.q_nope[index, sequence, head], sets.q_pe[index, sequence, head]))[None]
             last = torch.tensor([kv_len - 1], device=k.device)
-            found.append(references.attention_rows(q, k, latent, last, 1.0 / math.sqrt(query_width)))
-        return torch.cat(found)
+            expected.append(references.attention_rows(q, k, latent, last, 1.0 / math.sqrt(query_width)))
+        return torch.cat(expected)
 
     num_sets = int(sets.q_nope.shape[0])
     return RotatingCalls(kernel, num_sets, sets.rotated_bytes, launch, read, expect)

@@ -48,10 +48,10 @@ class TorchProvider(CudaProvider):
         """Say whether torch sees a GPU."""
         if self._device == CPU_DEVICE:
             return Availability(True)
-        found = cuda_availability()
-        if found.works and (triton := _triton_version()):
-            return Availability(True, versions={**(found.versions or {}), "triton": triton})
-        return found
+        cuda = cuda_availability()
+        if cuda.works and (triton := _triton_version()):
+            return Availability(True, versions={**(cuda.versions or {}), "triton": triton})
+        return cuda
 
     def _refuses_gemm(self, point: Point) -> str | None:
         return refuses_gemm(point, self.device)

@@ -105,9 +105,9 @@ def find_library(name: str) -> Path | None:
     if spec is not None and spec.submodule_search_locations:
         folders += [Path(folder) for folder in spec.submodule_search_locations]
     for folder in folders:
-        found = sorted(folder.rglob(LIBRARY_FILES[name])) if folder.is_dir() else []
-        if found:
-            return found[0]
+        libraries = sorted(folder.rglob(LIBRARY_FILES[name])) if folder.is_dir() else []
+        if libraries:
+            return libraries[0]
     return None
 
 

@@ -60,14 +60,14 @@ class VllmProvider(CudaProvider):
 
     def availability(self) -> Availability:
         """Say whether any of the libraries loads on a GPU here."""
-        found = cuda_availability()
-        if not found.works:
-            return found
+        cuda = cuda_availability()
+        if not cuda.works:
+            return cuda
         missing = [reason for reason in self.reasons.values() if reason]
         if len(missing) == len(self.reasons):
             return Availability(False, "; ".join(missing))
         loaded = {f"vllm_{name}": _identity(name) for name, reason in self.reasons.items() if not reason}
-        return Availability(True, "; ".join(missing), {**(found.versions or {}), **loaded})
+        return Availability(True, "; ".join(missing), {**(cuda.versions or {}), **loaded})
 
     def _refuses_gemm(self, point: Point) -> str | None:
         if point.values["dtype"] == "bf16":

@@ -281,10 +281,10 @@ def _journal(folder: Path, gpu: GpuSpec, grid: Grid, resume: Path | None) -> tup
                 "put the old one back, or run the new one with another -o"
             )
         return resume, str(first["run_id"])
-    found = find_journals(folder)
-    if found:
+    journals = find_journals(folder)
+    if journals:
         raise MeasureError(
-            f"{folder} holds the run {found[-1].name}: `kernels-bench resume {folder}` goes on with it; "
+            f"{folder} holds the run {journals[-1].name}: `kernels-bench resume {folder}` goes on with it; "
             "a new run needs another -o, and kernels-bench merge joins several"
         )
     if (folder / TABLES_FOLDER).exists():

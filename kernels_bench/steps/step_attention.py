@@ -176,11 +176,11 @@ def choose_backend(names: Sequence[str], heads: Heads) -> StepBackend:
         if len(names) > 1:
             raise MeasureError("cpu runs on the host and the others on a GPU: pass --providers cpu alone")
         return _cpu_backend()
-    found = cuda_availability()
-    if not found.works:
-        raise MeasureError(f"steps need a GPU ({found.reason}); --providers cpu proves the step without one")
+    cuda = cuda_availability()
+    if not cuda.works:
+        raise MeasureError(f"steps need a GPU ({cuda.reason}); --providers cpu proves the step without one")
     device, reasons = cuda_device(), {}
-    versions = dict(found.versions or {})
+    versions = dict(cuda.versions or {})
     wanted = names or [name for name in STEP_PROVIDERS if name != "cpu"]
     vllm = VllmProvider(device) if "vllm" in wanted else None
     for name in wanted:

@@ -61,8 +61,8 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
         return []
     header = whole.split(b"\n", 1)[0].decode("utf-8", "replace").rstrip("\r")
     if header != ",".join(_NAMES):
-        found = header.replace(",", ", ")
-        raise MeasureError(f"{path} has columns {found:.200}; need {', '.join(_NAMES)}")
+        columns = header.replace(",", ", ")
+        raise MeasureError(f"{path} has columns {columns:.200}; need {', '.join(_NAMES)}")
     try:
         return read_step_rows(path)
     except TableError as error:

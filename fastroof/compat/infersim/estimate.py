@@ -144,18 +144,18 @@ def evaluate(
     with np.errstate(divide="ignore", invalid="ignore"):  # rows that fail are masked
         first = prefill(placed, columns, kv_token_bytes)
         each = decode(placed, columns, sizes["target_bs"], sizes["avg_context_len"], kv_token_bytes)
-    found: dict[str, pa.Array] = {name: pa.array(values) for name, values in sizes.items()}
+    answers: dict[str, pa.Array] = {name: pa.array(values) for name, values in sizes.items()}
     if model.gdn:
-        found["states_bytes"] = pa.repeat(pa.scalar(state_bytes(model.gdn), pa.int64()), len(device))
+        answers["states_bytes"] = pa.repeat(pa.scalar(state_bytes(model.gdn), pa.int64()), len(device))
     for phase in (first, each):
-        found |= {name: pa.array(values, mask=~alive) for name, (values, alive) in phase.columns.items()}
-        found[f"{phase.prefix}_error"] = pa.array(phase.errors, pa.string())
-        found[f"{phase.prefix}_fallbacks"] = _joined(", ", phase.fallbacks)
-    found["warnings"] = _warnings(placed, first, each, sizes["kv_fits"] == 0, columns["target_tpot"])
+        answers |= {name: pa.array(values, mask=~alive) for name, (values, alive) in phase.columns.items()}
+        answers[f"{phase.prefix}_error"] = pa.array(phase.errors, pa.string())
+        answers[f"{phase.prefix}_fallbacks"] = _joined(", ", phase.fallbacks)
+    answers["warnings"] = _warnings(placed, first, each, sizes["kv_fits"] == 0, columns["target_tpot"])
     shown = [label for label in LABELS if label in given]
     arrays = [
         *given.values(),
-        *(found.get(c.name, pa.nulls(len(device), _ARROW_TYPES[c.kind])) for c in RESULT_COLUMNS),
+        *(answers.get(c.name, pa.nulls(len(device), _ARROW_TYPES[c.kind])) for c in RESULT_COLUMNS),
     ]
     fields = [
         *(pa.field(label, given[label].type) for label in shown),

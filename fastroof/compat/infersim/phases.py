@@ -182,11 +182,11 @@ def _put_attention(phase: Phase, row: Longs, mfu: Reals, core_s: Reals, load_s: 
 
 
 def _projections(phase: Phase, p: Placed, tokens: Longs) -> Reals:
-    found = layers.attention_projections_s(p, tokens)
-    phase.fell_back("projections", found.fallback)
-    phase.fail(found.zero_mfu, ZERO_MFU)
-    phase.put(attn_others_s=found.seconds)
-    return found.seconds
+    projections = layers.attention_projections_s(p, tokens)
+    phase.fell_back("projections", projections.fallback)
+    phase.fail(projections.zero_mfu, ZERO_MFU)
+    phase.put(attn_others_s=projections.seconds)
+    return projections.seconds
 
 
 def _linear(
@@ -206,12 +206,12 @@ def _linear(
     core_us = rows.gdn_us_of(p.tables.blocks[kind], row, queried)
     states_s = state_bytes(gdn) * requests / gdn.num_layers / GIB / p.memory_gb_per_s
     core_s = np.maximum(core_us / US_PER_S, states_s)
-    found = layers.linear_projections_s(p, gdn, tokens)
+    projections = layers.linear_projections_s(p, gdn, tokens)
     phase.put(lin_core_us=core_us, lin_states_s=states_s, lin_core_max_s=core_s)
-    phase.fell_back("linear projections", found.fallback)
-    phase.fail(found.zero_mfu, ZERO_MFU)
-    phase.put(lin_others_s=found.seconds)
-    return core_s, found.seconds
+    phase.fell_back("linear projections", projections.fallback)
+    phase.fail(projections.zero_mfu, ZERO_MFU)
+    phase.put(lin_others_s=projections.seconds)
+    return core_s, projections.seconds
 
 
 def _experts(phase: Phase, p: Placed, word: str, tokens: Longs) -> Reals:

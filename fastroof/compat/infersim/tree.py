@@ -188,7 +188,7 @@ def read_files(
     """
     known = {**GPUS, **{name.lower(): gpu for name, gpu in (gpus or {}).items()}}
     numbers = {name: number for number, name in enumerate(known)}
-    found: dict[str, dict[Key, list[Row]]] = {kind: {} for kind in _KINDS}
+    by_kind: dict[str, dict[Key, list[Row]]] = {kind: {} for kind in _KINDS}
     read = []
     for path, text in files.items():
         place = _place(path)
@@ -199,16 +199,16 @@ def read_files(
         if kind.endswith("/decode") and kind[:3] in ("mha", "mla"):
             # InferSim falls back without the file, but raises in a file without rows of the KV dtype
             for kv_dtype in range(len(KV_DTYPES)):
-                found[kind].setdefault((*head, kv_dtype), [])
+                by_kind[kind].setdefault((*head, kv_dtype), [])
         for rest, row in _lines(f"{root}/{path}", text, _KINDS[kind]):
-            found[kind].setdefault((*head, *rest), []).append(row)
+            by_kind[kind].setdefault((*head, *rest), []).append(row)
         read.append(path)
     if not read:
         raise TableError(
             f"no file in {root} is where InferSim reads one, such as gemm/h20/data.csv; "
             f"the devices are {', '.join(known)}, and more with gpus="
         )
-    blocks = {kind: _blocks(by_key, _KINDS[kind]) for kind, by_key in found.items()}
+    blocks = {kind: _blocks(by_key, _KINDS[kind]) for kind, by_key in by_kind.items()}
     return InfersimTables(root, known, frozenset(read), blocks)
 
 

@@ -142,8 +142,8 @@ class _Keys:
             return default
         if value is not None and not isinstance(value, bool) and fits(value):
             return value
-        found = "it is missing" if key not in self.config else f"got {value!r:.60}"
-        self.wrong.append(f"{key} must be {need}, {found}")
+        given = "it is missing" if key not in self.config else f"got {value!r:.60}"
+        self.wrong.append(f"{key} must be {need}, {given}")
         return 1
 
     def refuse(self, error: type[FastroofError]) -> None:

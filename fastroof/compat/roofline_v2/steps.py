@@ -229,7 +229,7 @@ def _constants(tables: RooflineV2Tables, model: ModelSizes, hardware: Hardware, 
     unused = np.zeros(len(k))
     pairs = (tables.gemm_k, tables.gemm_n, tables.gemm_at)
     loops.gemm_mfus(tables.arena, pairs, unused, k, n, gemm_at, unused)
-    found = np.zeros(loops.MODEL_SIZE)
+    constants = np.zeros(loops.MODEL_SIZE)
     for slot, value in (
         (loops.PEAK_FLOPS_PER_S, hardware.peak_flops_per_s),
         (loops.BANDWIDTH_BYTES_PER_S, hardware.bandwidth_bytes_per_s),
@@ -244,7 +244,7 @@ def _constants(tables: RooflineV2Tables, model: ModelSizes, hardware: Hardware, 
         (loops.WEIGHT_BYTES, model.weight_bytes),
         (loops.DECODE_AT, decode_at(tables, shape, tp)),
     ):
-        found[slot] = value
+        constants[slot] = value
     for first, values in (
         (loops.GEMM_K, k),
         (loops.GEMM_N, n),
@@ -252,8 +252,8 @@ def _constants(tables: RooflineV2Tables, model: ModelSizes, hardware: Hardware, 
         (loops.GEMM_AT, gemm_at),
         (loops.BUCKET_MFU, prefill_mfu(tables, shape, loops.FIRST_BUCKET << np.arange(loops.NUM_BUCKETS))),
     ):
-        found[first : first + len(values)] = values
-    return found
+        constants[first : first + len(values)] = values
+    return constants
 
 
 def _integers(name: str, value: Any) -> Longs:

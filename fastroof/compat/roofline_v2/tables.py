@@ -183,14 +183,14 @@ def _attention_files(
 ) -> list[tuple[Path, tuple[str, ...]]]:
     """Files of one phase in name order, with what their names say; others are not roofline V2's."""
     folder = root / "mha" / phase / gpu
-    found = []
+    files = []
     for path in sorted(folder.glob("*.csv"), key=lambda path: path.name):
         match = re.fullmatch(pattern, path.stem)
         if match is not None:
-            found.append((path, match.groups()))
-    if not found:
+            files.append((path, match.groups()))
+    if not files:
         raise MissingTableError(f"{folder}: no {phase} table; need {need} in it")
-    return found
+    return files
 
 
 def _columns(path: Path, columns: Sequence[Column]) -> list[Floats]:
@@ -217,9 +217,9 @@ def _given_columns(label: str, given: Mapping[str, Any], columns: Sequence[Colum
         if wrong.any():
             row = int(np.argmax(wrong))
             what = "whole" if column.kind == "int" else "finite"
-            found = "no number" if np.isnan(array[row]) else f"{array[row]:g}"
+            cell = "no number" if np.isnan(array[row]) else f"{array[row]:g}"
             raise TableError(
-                f"{label}, row {row + 1}, column {column.name}: found {found}, "
+                f"{label}, row {row + 1}, column {column.name}: found {cell}, "
                 f"need a {what} number of at least {column.minimum}"
             )
         arrays.append(array)

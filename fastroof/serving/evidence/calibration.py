@@ -189,17 +189,19 @@ def _chosen(
 ) -> list[ServingRow]:
     """Rows to fit, by data set."""
     gpu = tables.gpu.name
-    found = [row for row in rows if row.engine_profile.name == engine and row.gpu == gpu and not row.left_out]
-    names = dataset_names(found)
-    if not found:
+    of_engine = [
+        row for row in rows if row.engine_profile.name == engine and row.gpu == gpu and not row.left_out
+    ]
+    names = dataset_names(of_engine)
+    if not of_engine:
         raise TableError(f"there are no serving rows of {engine} on {gpu} to fit")
     unknown = [name for name in datasets or () if name not in names]
     if unknown:
         raise TableError(f"{engine} on {gpu} has no data set {unknown[0]!r}; it has {', '.join(names)}")
-    short = [row.row for row in found if row.mean_osl <= 1.0]
+    short = [row.row for row in of_engine if row.mean_osl <= 1.0]
     if short:
         raise TableError(f"row {short[0]!r} has no output token after the first, so no time per token")
-    return [row for name in names if name in (datasets or names) for row in found if row.dataset == name]
+    return [row for name in names if name in (datasets or names) for row in of_engine if row.dataset == name]
 
 
 def kernel_times(rows: Sequence[ServingRow], tables: Tables, profile: EngineProfile) -> KernelTimes:
@@ -235,7 +237,7 @@ def kernel_times(rows: Sequence[ServingRow], tables: Tables, profile: EngineProf
             runtime=kernels,
             max_tokens=MAX_TOKENS,
         )
-        found = estimate(
+        predicted = estimate(
             plan,
             [rows[i].mean_isl for i in places],
             [rows[i].mean_osl for i in places],
@@ -244,11 +246,11 @@ def kernel_times(rows: Sequence[ServingRow], tables: Tables, profile: EngineProf
         )
         columns[:, places] = KernelTimes(
             measured_us=np.array([rows[i].tpot_ms for i in places]) * US_PER_MS,
-            decode_us=found.decode_step_us,
-            mixed_us=found.mixed_step_us,
-            decode_sequences=found.decodes,
-            mixed_sequences=found.decodes + found.prompts,
-            mixed_share=found.mixed_share,
+            decode_us=predicted.decode_step_us,
+            mixed_us=predicted.mixed_step_us,
+            decode_sequences=predicted.decodes,
+            mixed_sequences=predicted.decodes + predicted.prompts,
+            mixed_share=predicted.mixed_share,
             num_layers=np.full(len(places), float(plan.model.num_layers)),
         )
     return KernelTimes(*columns)

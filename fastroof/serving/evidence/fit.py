@@ -132,20 +132,20 @@ def fit_costs(times: KernelTimes, weights: Floats, form: CostForm) -> dict[str, 
     def descend(start: Floats) -> tuple[Floats, float]:
         return _descend(times, weights, form.outlier, free, start)
 
-    found, least = descend(np.zeros(len(COSTS)))
+    best, least = descend(np.zeros(len(COSTS)))
     if _FLOOR in free:
         for floor_us in _floors_us(times):
             costs, loss = descend(np.eye(len(COSTS))[_FLOOR] * floor_us)
             if loss < least * (1.0 - CLEARLY):
-                found, least = costs, loss
+                best, least = costs, loss
         left = list(SIDES)
         while left:
             side = np.ones(len(COSTS))
             side[_FLOOR] = left.pop()
-            costs, loss = descend(found * side)
+            costs, loss = descend(best * side)
             if loss < least * (1.0 - CLEARLY):
-                found, least, left = costs, loss, list(SIDES)
-    return {COSTS[i]: float(found[i]) for i in free}
+                best, least, left = costs, loss, list(SIDES)
+    return {COSTS[i]: float(best[i]) for i in free}
 
 
 def are_told_apart(times: KernelTimes, form: CostForm, costs: Mapping[str, float]) -> bool:
@@ -249,12 +249,12 @@ def _non_negative_least_squares(matrix: Floats, target: Floats) -> Floats:
     for size in range(1, unknowns + 1):
         for chosen in combinations(range(unknowns), size):
             part = matrix[:, chosen]
-            found = np.linalg.lstsq(part, target, rcond=None)[0]
-            if (found < 0.0).any():
+            solution = np.linalg.lstsq(part, target, rcond=None)[0]
+            if (solution < 0.0).any():
                 continue
-            off = part @ found - target
+            off = part @ solution - target
             # where two costs cannot be told apart, the first takes all
             if float(off @ off) < least * (1.0 - CLEARLY):
                 best, least = np.zeros(unknowns), float(off @ off)
-                best[list(chosen)] = found
+                best[list(chosen)] = solution
     return best

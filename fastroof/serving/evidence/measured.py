@@ -79,8 +79,8 @@ def measured_on(gpu: str, root: Path | None = None) -> Measured:
 
     Examples
     --------
-    >>> found = measured_on("h100")
-    >>> len(found.rows), sum(entry.rows for entry in found.left_out)
+    >>> evidence = measured_on("h100")
+    >>> len(evidence.rows), sum(entry.rows for entry in evidence.left_out)
     (592, 338)
     """
     rows, steps = shipped_rows(gpu, root), shipped_steps(gpu, root)
@@ -97,11 +97,11 @@ def measured_on(gpu: str, root: Path | None = None) -> Measured:
 def _shipped_left_out(gpu: str, root: Path | None) -> tuple[LeftOut, ...]:
     """What the conversion of each file left out, as the TOML beside it says."""
     folder = (bench_data_root() if root is None else root) / gpu / SERVING_FOLDER
-    found = []
+    left_out = []
     for path in sorted(folder.glob("*.toml")):
         try:
             reasons = tomllib.loads(path.read_text("utf-8")).get("left_out", {})
-            found += [LeftOut(path.stem, str(reason), int(rows)) for reason, rows in reasons.items()]
+            left_out += [LeftOut(path.stem, str(reason), int(rows)) for reason, rows in reasons.items()]
         except (OSError, UnicodeDecodeError, AttributeError, TypeError, ValueError) as error:
             raise TableError(f"{path}: cannot be read as the provenance of serving rows: {error}") from None
-    return tuple(found)
+    return tuple(left_out)

@@ -56,10 +56,10 @@ class Plans:
                 )
             except FastroofError as error:
                 self._plans[key] = error
-        found = self._plans[key]
-        if isinstance(found, FastroofError):
-            raise found
-        return found
+        plan = self._plans[key]
+        if isinstance(plan, FastroofError):
+            raise plan
+        return plan
 
 
 class RowPrediction(NamedTuple):
@@ -98,7 +98,7 @@ def predict_row(row: ServingRow, plan: StepPlan) -> RowPrediction:
     FastroofError
         If :func:`fastroof.serving.estimate` cannot represent it, or several clients share a prefix cache.
     """
-    found = estimate(
+    predicted = estimate(
         plan,
         row.mean_isl,
         row.mean_osl,
@@ -106,7 +106,7 @@ def predict_row(row: ServingRow, plan: StepPlan) -> RowPrediction:
         **row.schedule,
         requests_per_client=None if math.isnan(row.requests_per_client) else row.requests_per_client,
     )
-    ttft_ms = found.ttft_ms
+    ttft_ms = predicted.ttft_ms
     if row.prefix_tokens > 0:
         if not row.is_single:
             raise BatchError("a prefix cache with more than one client is not modelled")
@@ -114,7 +114,7 @@ def predict_row(row: ServingRow, plan: StepPlan) -> RowPrediction:
         batch = StepBatch.from_requests([[(new_tokens, context_len)]])
         ttft_ms = float(plan.step_us(batch)[0]) / US_PER_MS
     a_request = row.mean_isl + row.engine_profile.memory.osl_reserved * row.mean_osl
-    return RowPrediction(ttft_ms, found.tpot_ms, row.concurrency * a_request / plan.memory.max_kv_tokens)
+    return RowPrediction(ttft_ms, predicted.tpot_ms, row.concurrency * a_request / plan.memory.max_kv_tokens)
 
 
 def predict_step_ms(step: MeasuredStep, plan: StepPlan) -> float:
@@ -158,8 +158,8 @@ def frontend_us_per_token(rows: Sequence[tuple[ServingRow, float]]) -> dict[str,
             both[0] += slope * missing
             both[1] += slope * slope
     own_us = {name: max(0.0, up / down) * US_PER_MS for name, (up, down) in sums.items()}
-    found = {}
+    by_dataset = {}
     for dataset, frontend in fronts.items():
         others = [us for name, us in own_us.items() if name != dataset and fronts[name] == frontend]
-        found[dataset] = sum(others) / len(others) if frontend and others else 0.0
-    return found
+        by_dataset[dataset] = sum(others) / len(others) if frontend and others else 0.0
+    return by_dataset

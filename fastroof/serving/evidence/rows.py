@@ -219,17 +219,17 @@ def read_rows(path: str | Path) -> tuple[ServingRow, ...]:
 
 
 def _row(path: Path, line: int, values: Mapping[str, Any]) -> ServingRow:
-    found = {}
+    fields = {}
     for column in ROW_COLUMNS:
         text = values.get(column.name)
         empty = text is None or text == ""
         if empty and column.name in _DEFAULTS:
-            found[column.name] = _DEFAULTS[column.name]
+            fields[column.name] = _DEFAULTS[column.name]
         elif empty:
             raise TableError(f"{path}, line {line}, column {column.name}: empty; need {column.meaning}")
         else:
-            found[column.name] = _value(f"{path}, line {line}, column {column.name}", column, str(text))
-    row = ServingRow(**found)
+            fields[column.name] = _value(f"{path}, line {line}, column {column.name}", column, str(text))
+    row = ServingRow(**fields)
     if row.engine not in serving_engines():
         known = ", ".join(serving_engines())
         raise TableError(f"{path}, line {line}: engine {row.engine!r} is unknown; known are {known}")

@@ -88,7 +88,7 @@ def run_validation(
     >>> [group.rows for group in report.errors()]
     [7, 7]
     """
-    found = _measured(measured, tables.gpu.name)
+    evidence = _measured(measured, tables.gpu.name)
     if leave_one_model_out and runtime != "auto":
         raise TableError(
             f"leave_one_model_out fits each engine's own profile, so runtime must be 'auto', got {runtime!r}"
@@ -96,13 +96,13 @@ def run_validation(
     say = progress or (lambda words: None)
     if ask_aiconfigurator:
         say("asking aiconfigurator-core")
-        found = found._replace(rows=with_aiconfigurator_estimates(found.rows)[0])
+        evidence = evidence._replace(rows=with_aiconfigurator_estimates(evidence.rows)[0])
     skipped = Counter[tuple[str, ...]]()
-    rows = [row for row in found.rows if not _refused(row, tables.gpu.name, skipped)]
+    rows = [row for row in evidence.rows if not _refused(row, tables.gpu.name, skipped)]
     profile_of = _refitted(rows, tables, say) if leave_one_model_out else _profiles(runtime)
-    say(f"predicting {len(rows) + len(found.steps)} rows")
+    say(f"predicting {len(rows) + len(evidence.steps)} rows")
     plans = Plans(tables)
-    of_steps = list(_predicted_steps(found.steps, plans, skipped))
+    of_steps = list(_predicted_steps(evidence.steps, plans, skipped))
     of_runs, frontends = _predicted_runs(rows, plans, profile_of, leave_one_model_out, skipped)
     counted = tuple(LeftOut(key[0], key[1], rows, *key[2:]) for key, rows in skipped.items())
     return Validation(
@@ -112,25 +112,25 @@ def run_validation(
         runtime if isinstance(runtime, str) else load_engine(runtime).name,
         leave_one_model_out,
         (*of_runs, *of_steps),
-        (*counted, *found.left_out),
+        (*counted, *evidence.left_out),
         frontends,
     )
 
 
 def _measured(measured: Measured | Sequence[str] | None, gpu: str) -> Measured:
     if isinstance(measured, Measured):
-        found = measured
+        evidence = measured
     else:
         everything = measured_on(gpu)
         if isinstance(measured, str):
             measured = (measured,)
-        found = everything if measured is None else everything.pick(measured)
-    if not found.rows and not found.steps:
+        evidence = everything if measured is None else everything.pick(measured)
+    if not evidence.rows and not evidence.steps:
         raise TableError(
             f"nothing was measured end to end on {gpu}: give rows of it, or install aiconfigurator-core "
             "for its sample"
         )
-    return found
+    return evidence
 
 
 def _refused(row: ServingRow, gpu: str, skipped: Counter[tuple[str, ...]]) -> bool:
@@ -154,13 +154,13 @@ def _profiles(runtime: str | Path | EngineProfile) -> ProfileOf:
 
 def _refitted(rows: Sequence[ServingRow], tables: Tables, say: Callable[[str], None]) -> ProfileOf:
     """Profiles by engine and the model that each has not seen."""
-    found: dict[tuple[str, str], EngineProfile] = {}
+    profiles: dict[tuple[str, str], EngineProfile] = {}
     for engine in dict.fromkeys(row.engine_profile for row in rows):
         if engine.fit is not None:
             say(f"fitting {engine.name} without each of its models")
             without = calibrate(rows, tables, engine.name, resamples=0).without
-            found |= {(engine.name, model): profile for model, profile in without.items()}
-    return lambda row: found.get((row.engine_profile.name, row.model))
+            profiles |= {(engine.name, model): profile for model, profile in without.items()}
+    return lambda row: profiles.get((row.engine_profile.name, row.model))
 
 
 def _predicted_runs(

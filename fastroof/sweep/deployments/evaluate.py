@@ -197,7 +197,7 @@ def _histograms(
     sizes = [len(values) for values in axes.values()]
     layout_columns = [name for name in _LAYOUT_COLUMNS if name in spec.per]
     keys = list(dict.fromkeys(_layout_keys(spec, unit, plan)))
-    found = []
+    histograms = []
     for group in np.flatnonzero(reduction.histogram.any(axis=1)).tolist():
         places = np.unravel_index(group % math.prod(sizes), sizes) if sizes else ()
         values = fixed | {
@@ -205,5 +205,5 @@ def _histograms(
         }
         values |= dict(zip(layout_columns, keys[group // math.prod(sizes)], strict=True))
         counts = reduction.histogram[group].tolist()
-        found.append({"group": [values[name] for name in spec.per], "counts": counts})
-    return tuple(found)
+        histograms.append({"group": [values[name] for name in spec.per], "counts": counts})
+    return tuple(histograms)

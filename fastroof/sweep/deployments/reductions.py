@@ -25,14 +25,14 @@ def _groups(spec: DeploymentSpec, rows: pa.Table) -> Longs:
         "kv_dtype": list(spec.kv_dtype),
         "runtime": [load_engine(name).name for name in spec.runtime],
     }
-    found = np.zeros(rows.num_rows, np.int64)
+    group_of = np.zeros(rows.num_rows, np.int64)
     for name in spec.per:
         if name in orders:
             codes = pc.index_in(rows[name], value_set=pa.array(orders[name])).to_numpy().astype(np.int64)
         else:
             codes = np.unique(rows[name].to_numpy(), return_inverse=True)[1]
-        found = np.unique(found * (int(codes.max()) + 1) + codes, return_inverse=True)[1]
-    return found
+        group_of = np.unique(group_of * (int(codes.max()) + 1) + codes, return_inverse=True)[1]
+    return group_of
 
 
 def _column(rows: pa.Table, name: str) -> Floats:

@@ -222,29 +222,29 @@ class DeploymentSpec(SweepSpec):
         return self
 
     def _contradictions(self) -> list[str]:
-        found = []
+        problems = []
         if (self.concurrency is None) == (self.request_rate is None):
             given = "neither" if self.concurrency is None else "both"
-            found.append(f"concurrency: need concurrency or request_rate, got {given}")
+            problems.append(f"concurrency: need concurrency or request_rate, got {given}")
         laid_out = [key for key in ("replicas", "prefill_workers", "decode_workers") if getattr(self, key)]
         if self.total_gpus is not None and laid_out:
-            found.append(f"total_gpus: goes without {' and '.join(laid_out)}, which follow from it")
+            problems.append(f"total_gpus: goes without {' and '.join(laid_out)}, which follow from it")
         if "disaggregated" in self.mode:
             if self.osl[0] < 2:
-                found.append("osl: mode 'disaggregated' needs at least 2, there is nothing to decode")
+                problems.append("osl: mode 'disaggregated' needs at least 2, there is nothing to decode")
             if self.prefix_hit[-1] > 0:
-                found.append("prefix_hit: above 0 goes with mode 'aggregated' only")
+                problems.append("prefix_hit: above 0 goes with mode 'aggregated' only")
         prices = self.gpu_hour_price
         if self.objective == "cost" and prices is None:
-            found.append("objective: 'cost' needs a gpu_hour_price")
+            problems.append("objective: 'cost' needs a gpu_hour_price")
         if isinstance(prices, dict):
             missing = [gpu for gpu in self.gpu_names if gpu not in prices]
             if missing:
-                found.append(f"gpu_hour_price: none for {', '.join(missing)}")
+                problems.append(f"gpu_hour_price: none for {', '.join(missing)}")
         unknown = "request_rate_per_s" if self.request_rate is None else "concurrency"
         if unknown in self.per:
-            found.append(f"per: {unknown} is no axis of this sweep")
-        return found
+            problems.append(f"per: {unknown} is no axis of this sweep")
+        return problems
 
     def _check_counts(self) -> None:
         fixed = {key: len(getattr(self, key)) for key in ("models", "gpus", "dtype", "kv_dtype", "runtime")}

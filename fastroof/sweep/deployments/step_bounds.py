@@ -68,9 +68,9 @@ def mean_bounds(plan: StepPlan, answers: Floats, new_tokens: Floats, budget: Flo
     share = np.where(alone, 1.0, answers[closed_loops.MIXED_SHARE])
 
     def rows_us(of_tokens: Floats, m: Floats, seqs: Floats) -> Floats:
-        found = of_tokens[:, np.rint(m).astype(np.int64)] + logits[:, np.rint(seqs).astype(np.int64)]
-        found[_HOST] += arena[steps.STEP_US] + arena[steps.SEQUENCE_US] * seqs
-        return found
+        bound_us = of_tokens[:, np.rint(m).astype(np.int64)] + logits[:, np.rint(seqs).astype(np.int64)]
+        bound_us[_HOST] += arena[steps.STEP_US] + arena[steps.SEQUENCE_US] * seqs
+        return bound_us
 
     total = np.where(decode_us > 0.0, rows_us(decode_tokens, decodes, decodes), 0.0)
     attention_us = decode_us - total.sum(axis=0)
@@ -101,7 +101,7 @@ def _by_bound(plan: StepPlan, rows: Rows, left_out: str, limit: int) -> Floats:
 
     Of steps that do not run the calls of those that are ``left_out``.
     """
-    found = np.zeros((len(BOUNDS), limit + 1))
+    bound_us = np.zeros((len(BOUNDS), limit + 1))
     at = np.arange(limit + 1)
     for curve in plan.row_curves:
         call = curve.operator
@@ -109,9 +109,9 @@ def _by_bound(plan: StepPlan, rows: Rows, left_out: str, limit: int) -> Floats:
             continue
         ranks = rows_of(plan.layout, 1, 1)[call.rows]
         latency_us = row_values(curve, limit * ranks)[0][::ranks]
-        found[_curve_bound(plan, curve, at * float(ranks)), at] += call.times * latency_us
-    found[:, 0] = 0.0
-    return found
+        bound_us[_curve_bound(plan, curve, at * float(ranks)), at] += call.times * latency_us
+    bound_us[:, 0] = 0.0
+    return bound_us
 
 
 def _curve_bound(plan: StepPlan, curve: RowCurve, rows: Any) -> Any:
@@ -127,12 +127,12 @@ def _attention(plan: StepPlan, is_decode: bool, batch: Floats, x: Floats, left_u
     left_us = np.maximum(left_us, 0.0)
     kinds = [attention_times(plan, i, is_decode, batch, x) for i in range(len(plan.attention))]
     all_us = np.sum([kind.own_us for kind in kinds], axis=0)
-    found = np.zeros((len(BOUNDS), len(left_us)))
+    bound_us = np.zeros((len(BOUNDS), len(left_us)))
     for part, kind in zip(plan.attention, kinds, strict=True):
         bound = _attention_bound(plan, part.call, is_decode, batch, x, kind.launch_us)
         share = kind.own_us / all_us if len(kinds) > 1 else 1.0
-        found[bound, np.arange(len(left_us))] += left_us * share
-    return found
+        bound_us[bound, np.arange(len(left_us))] += left_us * share
+    return bound_us
 
 
 def _attention_bound(
