@@ -29,7 +29,7 @@ class _Allowed(NamedTuple):
 
     need: str
     each: str
-    bounds: str
+    end: str
     fits: Callable[[Any], bool]
     are_whole: bool
     most: int
@@ -69,7 +69,7 @@ def expand_sizes(value: Any, largest: int, least: int = 1, most: int = MAX_NUMBE
     allowed = _Allowed(
         need="a whole number, a list of them,",
         each=f"whole numbers from {least} to {largest:,}",
-        bounds=f"a whole number from {least} to {largest:,}",
+        end=f"a whole number from {least} to {largest:,}",
         fits=lambda number: is_whole_number(number, least, largest),
         are_whole=True,
         most=most,
@@ -112,7 +112,7 @@ def expand_reals(value: Any, least: float, largest: float, *, above: bool = Fals
     allowed = _Allowed(
         need=f"{words}: one, a list of them,",
         each=words,
-        bounds=f"one of {words}",
+        end=f"one of {words}",
         fits=lambda number: (
             is_number(number) and least <= number <= largest and not (above and number == least)
         ),
@@ -150,7 +150,7 @@ def _spaced(given: Mapping[str, Any], allowed: _Allowed) -> tuple[Any, npt.NDArr
     start, stop = given["start"], given["stop"]
     pace, scale = given[way], given.get("scale", "linear")
     problems = [
-        f"{key} must be {allowed.bounds}, got {given[key]!r:.30}"
+        f"{key} must be {allowed.end}, got {given[key]!r:.30}"
         for key in ("start", "stop")
         if not allowed.fits(given[key])
     ]

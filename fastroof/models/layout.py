@@ -68,11 +68,6 @@ class Layout:
             )
 
     @property
-    def stage_gpus(self) -> int:
-        """GPUs of one pipeline stage."""
-        return self.tp * self.dp
-
-    @property
     def world_size(self) -> int:
         """GPUs of the replica."""
         return self.tp * self.pp * self.dp

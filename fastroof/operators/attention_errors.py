@@ -70,7 +70,7 @@ def _lender_errors(operator: AttentionOperator, tables: Tables, lender: HeadShap
         factor = _factor(operator, tables, lender.kv_dtype)
         return calibrated_errors(_measured_grid(operator, tables, lender), factor)
 
-    return tables.once(("local errors", operator.name, lender), errors)
+    return tables.kept(("local errors", operator.name, lender), errors)
 
 
 def _borrowing_error(wanted: HeadShape, lender: HeadShape) -> float:
@@ -97,4 +97,4 @@ def _factor(operator: AttentionOperator, tables: Tables, kv_dtype: str) -> float
         alike = [shape for shape in operator.shapes(tables) if shape.kv_dtype == kv_dtype]
         return calibration_factor(_measured_grid(operator, tables, shape) for shape in alike)
 
-    return tables.once(("calibration", operator.name, kv_dtype), factor)
+    return tables.kept(("calibration", operator.name, kv_dtype), factor)

@@ -142,7 +142,7 @@ class AttentionOperator(AttentionRows):
         def grid() -> AttentionGrid:
             return attention_grid(shape, self.shapes(tables), grid_of, bound_of)
 
-        return tables.once(("attention grids", self.name, shape), grid)
+        return tables.kept(("attention grids", self.name, shape), grid)
 
     def prefix_us(self, tables: Tables, shape: HeadShape) -> tuple[float, float]:
         """Price of a prefix: us per (query, prefix token) pair, us per prefix token."""
@@ -158,7 +158,7 @@ class AttentionOperator(AttentionRows):
 
     def ready(self, tables: Tables, key: Key) -> _Ready:
         """A head shape's table with what its points need."""
-        return tables.once(("ready", self.name, key), lambda: self._made_ready(tables, HeadShape(*key[:4])))
+        return tables.kept(("ready", self.name, key), lambda: self._made_ready(tables, HeadShape(*key[:4])))
 
     def _made_ready(self, tables: Tables, shape: HeadShape) -> _Ready:
         served = self.grid(tables, shape)

@@ -267,7 +267,7 @@ class GemmOperator(PerRowOperator):
             with np.errstate(divide="ignore"):
                 return np.log2(packed.m_axis), np.log2(packed.n_axis), np.log2(packed.k_axis)
 
-        return tables.once(("log2 axes", self.name, key), log2_axes)
+        return tables.kept(("log2 axes", self.name, key), log2_axes)
 
     def local_errors(self, tables: Tables, dtype: str) -> LocalErrors:
         """Local errors of the GEMMs of one dtype, over (m, n, k)."""
@@ -279,7 +279,7 @@ class GemmOperator(PerRowOperator):
             bound_us = self.roofline(dtype, tables.gpu, float(latency_us.min()))
             return calibrated_errors(measured_grid(sizes, latency_us, bound_us))
 
-        return tables.once(("local errors", self.name, dtype), errors)
+        return tables.kept(("local errors", self.name, dtype), errors)
 
     def relative_error(self, tables: Tables, key: Key, sizes: list[Floats], latency_us: Floats) -> Floats:
         """One standard error over the latency."""

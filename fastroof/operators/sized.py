@@ -115,10 +115,10 @@ class SizedOperator(Operator):
             return calibration_factor(self._measured_grid(tables, k) for k in alike)
 
         def errors() -> LocalErrors:
-            shared = tables.once(("calibration", self.name, key[0], key[-1]), factor)
+            shared = tables.kept(("calibration", self.name, key[0], key[-1]), factor)
             return calibrated_errors(self._measured_grid(tables, key), shared)
 
-        return tables.once(("local errors", self.name, key), errors)
+        return tables.kept(("local errors", self.name, key), errors)
 
     def relative_error(self, tables: Tables, key: Key, sizes: list[Floats], latency_us: Floats) -> Floats:
         """One standard error over the latency."""

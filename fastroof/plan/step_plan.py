@@ -18,8 +18,8 @@ from fastroof.operators.attention_work import HeadShape
 from fastroof.plan import step_error
 from fastroof.plan.attention import PlanAttention, heads_of
 from fastroof.plan.curves import RowCurve
+from fastroof.plan.decode_lines import decode_lines
 from fastroof.plan.explain import Explanation, explain_step
-from fastroof.plan.lines import decode_lines
 from fastroof.plan.memory import PlanMemory, plan_memory
 from fastroof.run import evaluate
 

@@ -48,7 +48,7 @@ class TableCurves:
         def nodes() -> RowNodes:
             return per_row(call).row_nodes(call, self.tables, self.options, max_rows)
 
-        return RowCurve(call, *self.tables.once(("row nodes", *self._key(call, max_rows)), nodes))
+        return RowCurve(call, *self.tables.kept(("row nodes", *self._key(call, max_rows)), nodes))
 
     def row_values(self, call: RowOperator, max_rows: int) -> tuple[Floats, Flags]:
         """Latency of a call at every number of rows, and its origin."""
@@ -56,7 +56,7 @@ class TableCurves:
         def values() -> tuple[Floats, Flags]:
             return row_values(self.row_curve(call, max_rows), max_rows)
 
-        return self.tables.once(("row values", max_rows, *self._key(call, max_rows)), values)
+        return self.tables.kept(("row values", max_rows, *self._key(call, max_rows)), values)
 
     def _key(self, call: RowOperator, max_rows: int) -> tuple[Any, ...]:
         """What a curve depends on: not the call's role, nor how often it runs."""
@@ -65,11 +65,11 @@ class TableCurves:
 
     def attention_block(self, operator: str, heads: HeadShape) -> Floats:
         """Grid block of an attention operator; borrowed nodes say so."""
-        return self.tables.once(
+        return self.tables.kept(
             ("attention blocks", operator, self.method, heads),
             lambda: ATTENTION[operator].block(self.tables, self.method, heads),
         )
 
     def prefix_us(self, heads: HeadShape) -> tuple[float, float]:
         """Price of a prefix, see :meth:`AttentionPrefill.prefix_us`."""
-        return self.tables.once(("prefix", heads), lambda: ATTENTION_PREFILL.prefix_us(self.tables, heads))
+        return self.tables.kept(("prefix", heads), lambda: ATTENTION_PREFILL.prefix_us(self.tables, heads))

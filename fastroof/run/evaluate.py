@@ -15,7 +15,7 @@ from fastroof.compiled import decode_lines, steps
 from fastroof.errors import BatchError
 from fastroof.run.arrays import as_loops_read, chunks, int_array
 from fastroof.run.batch import StepBatch, StepComponents, StepTimes
-from fastroof.run.refusals import raise_requests, raise_sizes
+from fastroof.run.size_errors import raise_requests, raise_sizes
 
 if TYPE_CHECKING:
     from fastroof.plan.step_plan import StepPlan
@@ -37,10 +37,10 @@ def _in_threads(loop: Callable[[slice], int], count: int, threads: int) -> int:
     parts = min(PARTS_A_THREAD * threads, -(-count // STEPS_A_PART))
     if threads == 1 or parts < 2:
         return int(loop(slice(0, count)))
-    bounds = [count * i // parts for i in range(parts + 1)]
+    cuts = [count * i // parts for i in range(parts + 1)]
     code = 0
     with ThreadPoolExecutor(min(threads, parts)) as pool:
-        for met in pool.map(loop, [slice(a, b) for a, b in pairwise(bounds)]):
+        for met in pool.map(loop, [slice(a, b) for a, b in pairwise(cuts)]):
             code |= int(met)
     return code
 

@@ -27,7 +27,7 @@ from fastroof.serving.sizing import positive
 from fastroof.tables import Tables
 from fastroof.units import GB
 
-__all__ = ["RATE_LIMITS", "LeastGpus", "client_grid", "least_gpus", "replica_plans"]
+__all__ = ["RATE_LIMITS", "LeastGpus", "client_loads", "least_gpus", "replica_plans"]
 
 
 RATE_LIMITS: Final = ("throughput", "ttft", "tpot", "request_latency", "kv_cache", "max_seqs", "budget")
@@ -102,12 +102,12 @@ class LeastGpus(ArrowResult):
         return {column.name: getattr(self, column.name) for column in self.arrow_columns}
 
 
-def client_grid(most: float) -> Floats:
-    """Numbers of clients that are tried, from 1 to ``most``, rising.
+def client_loads(most: float) -> Floats:
+    """Clients that are tried at once, whole numbers or between, from 1 to ``most``, rising.
 
     Examples
     --------
-    >>> client_grid(66.5)[[0, 1, 64, -3, -2, -1]]
+    >>> client_loads(66.5)[[0, 1, 64, -3, -2, -1]]
     array([ 1.      ,  1.015625,  2.      , 65.      , 66.      , 66.5     ])
     """
     octaves = 2.0 ** np.arange(np.log2(FINE))
@@ -140,7 +140,7 @@ def _curve(
         "budget": begun,
     }
     tightest = min(fit, key=lambda name: fit[name])
-    clients = client_grid(fit[tightest])
+    clients = client_loads(fit[tightest])
     estimates = estimate(
         plan, isl, osl, clients, budget, engine.is_chunked,
         kv_reservation=kv_reservation, max_seqs=engine.max_seqs,

@@ -12,7 +12,7 @@ from fastroof.compiled import sizing as loops
 from fastroof.compiled.steps import MAX_KV_LEN
 from fastroof.errors import BatchError
 from fastroof.run.arrays import int_array
-from fastroof.run.refusals import raise_sizes
+from fastroof.run.size_errors import raise_sizes
 from fastroof.units import US_PER_MS
 
 if TYPE_CHECKING:

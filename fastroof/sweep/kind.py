@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from fastroof.sweep.sources import GpuTables
 
-__all__ = ["Summary", "SweepKind", "SweepTotals"]
+__all__ = ["SweepKind", "SweepTotals"]
 
 
 class SweepTotals(NamedTuple):
@@ -51,17 +51,6 @@ class SweepTotals(NamedTuple):
     evaluate_s: float
     total_s: float
     output: Path
-
-
-class Summary(Protocol):
-    """What a sweep hands back."""
-
-    @property
-    def kind(self) -> str:
-        """Name of the kind of sweep."""
-
-    def document(self) -> dict[str, Any]:
-        """Return it as values that JSON has, but for paths."""
 
 
 class SweepKind(Protocol):

@@ -138,9 +138,9 @@ def run_holdout(
         For an unknown operator or method.
     """
     methods = tuple(methods)
-    judged = {grid.operator for grid in GRIDS}
-    wanted = judged if operators is None else set(operators)
-    for given, known in ((wanted, judged), (set(methods), set(METHODS))):
+    with_grids = {grid.operator for grid in GRIDS}
+    wanted = with_grids if operators is None else set(operators)
+    for given, known in ((wanted, with_grids), (set(methods), set(METHODS))):
         if given - known:
             raise LookupInputError(
                 f"unknown {', '.join(sorted(given - known))}: use one of {', '.join(sorted(known))}"

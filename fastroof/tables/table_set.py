@@ -186,7 +186,7 @@ class Tables:
         def pack() -> T:
             return operator.pack(key, self.rows(operator, key), self.gpu, variant)
 
-        return self.once(("packed", operator.name, key, variant), pack)
+        return self.kept(("packed", operator.name, key, variant), pack)
 
     def rows(self, operator: _Packs[Any], key: Key) -> dict[str, Array]:
         """Columns of the measured rows of one kernel.
@@ -201,7 +201,7 @@ class Tables:
             raise MissingTableError(self._missing(operator, key))
         return {name: values[rows] for name, values in self.table(operator.name).columns.items()}
 
-    def once(self, key: tuple[Hashable, ...], make: Callable[[], T]) -> T:
+    def kept(self, key: tuple[Hashable, ...], make: Callable[[], T]) -> T:
         """Return what was made from these tables under a key, made now if it was not yet.
 
         Parameters
@@ -219,7 +219,7 @@ class Tables:
 
     def groups(self, operator: str) -> dict[Key, Longs]:
         """Row indices by key of one operator's table."""
-        return self.once(("groups", operator), lambda: self.table(operator).groups())
+        return self.kept(("groups", operator), lambda: self.table(operator).groups())
 
     def _missing(self, operator: _Packs[Any], key: Key) -> str:
         """Say which key was asked for, and the measured keys that share most with it."""

@@ -265,11 +265,11 @@ def fit_budget(points: Sequence[Point], gpu: GpuSpec, budget_s: float) -> tuple[
 
 def _ranks(points: Sequence[Point]) -> list[float]:
     """Place of each point in its line, from 0 (kept to the end) towards 1 (dropped first)."""
-    lines: dict[tuple[Any, ...], list[int]] = {}
+    rows_by_line: dict[tuple[Any, ...], list[int]] = {}
     for i, point in enumerate(points):
-        lines.setdefault(_line(point), []).append(i)
+        rows_by_line.setdefault(_line(point), []).append(i)
     rank = [0.0] * len(points)
-    for rows in lines.values():
+    for rows in rows_by_line.values():
         for place, position in enumerate(_ends_then_halves(len(rows))):
             rank[rows[position]] = place / len(rows)
     return rank

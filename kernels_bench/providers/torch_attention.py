@@ -171,5 +171,5 @@ def equal_runs(new_tokens: Any, kv_lens: Any) -> list[tuple[int, int]]:
     """
     pairs = np.stack((np.asarray(new_tokens), np.asarray(kv_lens)))
     change = np.flatnonzero((pairs[:, 1:] != pairs[:, :-1]).any(axis=0)) + 1
-    bounds = [0, *change.tolist(), pairs.shape[1]]
-    return list(pairwise(bounds))
+    edges = [0, *change.tolist(), pairs.shape[1]]
+    return list(pairwise(edges))

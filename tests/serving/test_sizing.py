@@ -22,7 +22,7 @@ from fastroof.compiled import steps
 from fastroof.engines import EngineProfile, StepCosts
 from fastroof.errors import LookupInputError
 from fastroof.serving import estimate
-from fastroof.serving.least_gpus import RATE_LIMITS, client_grid, least_gpus
+from fastroof.serving.least_gpus import RATE_LIMITS, client_loads, least_gpus
 from fastroof.serving.sizing import largest_batch, largest_context
 from tests.reference import sizing as naive
 from tests.reference.handmade import attention_rows, gemm_rows, handmade_tables
@@ -257,7 +257,7 @@ def test_replicas_are_the_fewest(h100: Tables, limits: tuple[float, float, float
     found = least_gpus("llama-3.1-8b", "h100", h100, rates, **LOAD, **options, tp=2, max_seqs=96)
     plan = compile_plan("llama-3.1-8b", "h100", h100, tp=2)
     for i, rate in enumerate(rates):
-        expected = naive.fewest_replicas(plan, rate, *LOAD.values(), limits, client_grid(96.0).tolist())
+        expected = naive.fewest_replicas(plan, rate, *LOAD.values(), limits, client_loads(96.0).tolist())
         assert found.replicas[i] == expected[0]
         assert found.concurrency[i] == expected[0] * expected[1]
         assert found.max_request_rate_per_s[i] == expected[2]
@@ -397,14 +397,14 @@ def test_any_load_is_sized(h100: Tables, isl: float, osl: float, budget: int, kv
     assert (found.max_request_rate_per_s >= [1.0, 100.0]).all()
 
 
-def test_client_grid_holds_all_whole_numbers_and_is_fine_below_64() -> None:
+def test_client_loads_hold_all_whole_numbers_and_is_fine_below_64() -> None:
     for most in (1.0, 1.3, 5.0, 63.5, 64.0, 64.5, 900.25):
-        grid = client_grid(most)
-        assert grid[0] == 1.0
-        assert grid[-1] == most
-        assert (np.diff(grid) > 0).all()
-        assert np.isin(np.arange(1, math.floor(most) + 1), grid).all()
-        assert (np.diff(grid) / grid[:-1] <= 1 / 64).all()
+        loads = client_loads(most)
+        assert loads[0] == 1.0
+        assert loads[-1] == most
+        assert (np.diff(loads) > 0).all()
+        assert np.isin(np.arange(1, math.floor(most) + 1), loads).all()
+        assert (np.diff(loads) / loads[:-1] <= 1 / 64).all()
 
 
 # -- the command ---------------------------------------------------------------------------------

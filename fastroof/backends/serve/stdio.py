@@ -90,14 +90,14 @@ def serve_stdio(
 def _stop_signals() -> Iterator[int]:
     """A file descriptor that becomes readable when SIGTERM or SIGINT comes."""
 
-    def once(number: int, _frame: object) -> None:
+    def end_at_the_next(number: int, _frame: object) -> None:
         signal.signal(number, signal.SIG_DFL)
 
     stop_fd, signal_fd = os.pipe()
     os.set_blocking(signal_fd, False)
     # written when the signal comes; a handler in Python may wait for the poll that it is to end
     former_fd = signal.set_wakeup_fd(signal_fd)
-    former = {number: signal.signal(number, once) for number in (signal.SIGTERM, signal.SIGINT)}
+    former = {number: signal.signal(number, end_at_the_next) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield stop_fd
     finally:

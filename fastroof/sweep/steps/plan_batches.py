@@ -289,7 +289,7 @@ def _axis(name: str, value: Any) -> Longs:
 
 def _refuse(plans: Sequence[StepPlan], kv_len: Sequence[Longs], batch_size: Longs) -> None:
     """Say which size cannot be timed, and what would do."""
-    from fastroof.run.refusals import raise_sizes
+    from fastroof.run.size_errors import raise_sizes
 
     largest = int(batch_size.max(initial=0))
     for plan, lengths in zip(plans, kv_len, strict=True):

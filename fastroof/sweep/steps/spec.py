@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -94,11 +93,6 @@ class StepSpec(SweepSpec):
         if self.with_error and self.method != "roofline":
             raise ValueError(f"with_error goes with method = 'roofline', got {self.method!r}")
         return self
-
-    @property
-    def num_plans(self) -> int:
-        """Combinations of model, tp, dtype and kv_dtype, whether or not a plan can be made of them."""
-        return math.prod(len(axis) for axis in (self.models, self.tp, self.dtype, self.kv_dtype))
 
 
 def _check_count(spec: StepSpec, axes: Sequence[str], what: str, most: int, hint: str) -> None:
