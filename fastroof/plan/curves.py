@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
 import numpy as np
@@ -38,6 +38,13 @@ class RowCurve:
     value: Floats
     flag: Flags
     launch_us: float
+
+    def in_layers(self, count: int) -> RowCurve:
+        """Return the curve of all calls of so many layers; ``replace`` would take three times as long."""
+        call = self.operator
+        if count > 1:
+            call = replace(call, times=call.times * count)
+        return RowCurve(call, self.axis, self.value, self.flag, self.launch_us)
 
 
 class CurveSource(Protocol):

@@ -105,8 +105,14 @@ def compile_plans(requests: Iterable[Mapping[str, Any]], gpu: Any, tables: Table
     members: list[tuple[int, int, ModelSpec]] = []
     for number, request in enumerate(requests):
         model, options = _read(number, request, named)
-        # by the very kinds of layers first, which ``members`` keeps alive: hashing them takes 2 us
-        same = (options, model.hidden, model.vocab, *[id(group.kind) for group in model.layers])
+        # by the very kinds of layers first, which ``members`` keeps alive: hashing them takes 2 us; in one
+        # loop with their counts: two comprehensions take 0.3 us more
+        kinds: list[int] = []
+        layers: list[int] = []
+        for group in model.layers:
+            kinds.append(id(group.kind))
+            layers.append(group.count)
+        same = (options, model.hidden, model.vocab, *kinds)
         family = known.get(same)
         if family is None:
             checked_model(model)
@@ -123,9 +129,10 @@ def compile_plans(requests: Iterable[Mapping[str, Any]], gpu: Any, tables: Table
                 source = sources[kind] = curves_of(tables, gpu, checked)
             recipes.append(plan_recipe(model, gpu, checked, source, tables_hash))
             counts.append([])
-        members.append((family, len(counts[family]), model))
-        counts[family].append([group.count for group in model.layers])
-    sums = [recipe.row_sums(layers) for recipe, layers in zip(recipes, counts, strict=True)]
+        of_family = counts[family]
+        members.append((family, len(of_family), model))
+        of_family.append(layers)
+    sums = [recipe.row_sums(plans) for recipe, plans in zip(recipes, counts, strict=True)]
     return PlanSet(list(zip(recipes, sums, strict=True)), members)
 
 

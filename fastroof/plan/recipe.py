@@ -73,10 +73,7 @@ class PlanRecipe:
     def plan(self, model: ModelSpec, sums: RowSums, row: int) -> StepPlan:
         """Compile the plan of one model from its row of :meth:`row_sums`."""
         counts = [*(group.count for group in model.layers), 1]  # ONCE is the last
-        row_curves = tuple(
-            replace(curve, operator=replace(curve.operator, times=curve.operator.times * counts[kind]))
-            for kind, curve, _, _ in self.calls
-        )
+        row_curves = tuple(curve.in_layers(counts[kind]) for kind, curve, _, _ in self.calls)
         attention = tuple(_all_layers(part, counts[part.kind]) for part in self.attention)
         options = self.options
         return StepPlan(

@@ -121,7 +121,9 @@ def _looked_up(curves: CurveSource, call: RowOperator, kind: int, layout: Layout
     ranks = rows_of(layout, 1, 1)[call.rows]
     curve = curves.row_curve(call, row_limit * ranks)
     latency_us, origin = curves.row_values(call, row_limit * ranks)
-    return RowCall(kind, curve, latency_us[::ranks], origin[::ranks])
+    if ranks > 1:
+        latency_us, origin = latency_us[::ranks], origin[::ranks]
+    return RowCall(kind, curve, latency_us, origin)
 
 
 def _longest_path(paths: Sequence[Sequence[RowCall]], layout: Layout) -> tuple[RowCall, ...]:

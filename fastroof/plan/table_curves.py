@@ -7,6 +7,7 @@ from typing import Any
 
 from fastroof.arrays import Flags, Floats
 from fastroof.errors import PlanError
+from fastroof.lazy_property import lazy_property
 from fastroof.operators.attention import ATTENTION, ATTENTION_PREFILL
 from fastroof.operators.attention_work import HeadShape
 from fastroof.operators.calls import RowOperator
@@ -32,7 +33,7 @@ class TableCurves:
         if self.method not in METHODS:
             raise PlanError(f"method must be one of {', '.join(METHODS)}, got {self.method!r}")
 
-    @property
+    @lazy_property
     def options(self) -> CurveOptions:
         """How the tables are read."""
         return CurveOptions(self.method, self.gemm_smoothing, self.fp8_scales)
