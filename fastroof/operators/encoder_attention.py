@@ -57,7 +57,7 @@ class EncoderAttention(AttentionOperator):
 
     name = "encoder_attention"
     rank = 36
-    summary = "Attention of an encoder: all tokens of a sequence attend to each other."
+    summary = "Attention of an encoder: no mask, no cache."
     axes = (BATCH, Column("kv_len", "int", "tokens", "tokens of each sequence, new ones all of them"))
     defaults: ClassVar[Mapping[str, Any]] = {"batch_size": 1, "kv_dtype": "bf16"}
     is_additive = False
