@@ -17,6 +17,7 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 README = CHECKOUT / "README.md"
 FOLDERS = (".github", "bench_data", "benchmarks", "fastroof", "kernels_bench", "tests")
 PAGES = [README, *sorted(page for folder in FOLDERS for page in (CHECKOUT / folder).rglob("*.md"))]
+MODULES = {path.name for folder in FOLDERS for path in (CHECKOUT / folder).rglob("*.py")}
 FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 OPTIONS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
@@ -150,6 +151,8 @@ def test_names_and_paths_are_of_today(page: Path) -> None:
         assert name.startswith("fastroof.backends.vidur.") or is_there(name), f"{page}: {name}"
     for path in re.findall(r"(?<![\w./-])((?:fastroof|kernels_bench|tests)(?:/\w+)+\.(?:py|toml))\b", text):
         assert (CHECKOUT / path).is_file(), f"{page}: {path}"
+    for path in re.findall(r"(?<![\w./*<>-])(?:\w+/)*(\w+\.py)\b", FENCE.sub("", text)):
+        assert path in MODULES, f"{page}: {path}"
 
 
 def test_every_folder_is_on_the_map() -> None:
