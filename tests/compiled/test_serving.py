@@ -153,7 +153,7 @@ def test_estimates_keep_to_what_an_engine_can_do(plan, isl, osl, clients, budget
             kinds = kinds if got[serving.MIXED_SHARE] > 0 else kinds[:1]
             assert min(kinds) * (1 - 1e-12) <= got[serving.TPOT_US] <= max(kinds) * (1 + 1e-12)
         # more clients than one is no reason for a first token before its prompt is read
-        assert got[serving.TTFT_US] >= PROFILE.prefill_floor_layer_us * plan.model.num_layers
+        assert got[serving.TTFT_US] >= PROFILE.costs.prefill_floor_layer_us * plan.model.num_layers
 
 
 @settings(max_examples=200)
@@ -186,7 +186,7 @@ def test_it_stops_at_the_first_scenario_that_cannot_be_timed(plan):
 def apart(plan, sizes, transfer=0.5, kv=1e5, prefill_kv=1e5, max_seqs=math.inf, reserved=0.5):
     out = np.full((disaggregated.DISAGGREGATED_ROWS, 1), np.nan)
     scenarios = np.array([[float(x)] for x in sizes])
-    chosen = disaggregated.LinkOptions(prefill_kv, kv, max_seqs, reserved, transfer)
+    chosen = disaggregated.LinkOptions(prefill_kv, kv, max_seqs, reserved, True, transfer)
     code, _, needed = disaggregated.disaggregated_estimates(plan.arena, plan.arena, scenarios, chosen, out)
     return code, needed, out[:, 0]
 
@@ -289,7 +289,7 @@ def test_each_disaggregated_code(plan):
 
 
 def test_rates_of_one_worker(plan):
-    chosen = disaggregated.LinkOptions(1e5, 1e5, math.inf, 0.5, 0.0)
+    chosen = disaggregated.LinkOptions(1e5, 1e5, math.inf, 0.5, True, 0.0)
     sizes = (100.0, 20.0, 8.0, 512.0)
     prefill, decode = disaggregated.worker_rates(plan.arena, plan.arena, *sizes, chosen)
     assert prefill == pytest.approx(5 / plan.prefill_us(100, 0, 5), rel=1e-9)

@@ -209,7 +209,7 @@ def test_sizes_of_any_integer_type_and_layout(plans: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("sizes", "error", "message"),
     [
-        (([1, 65], [4]), PlanRangeError, "largest batch is 65: .* max_seqs=65"),
+        (([1, 65], [4]), PlanRangeError, "largest batch, 65: .* max_seqs=65"),
         (([0], [4]), BatchError, "batch_size must be at least 1, got 0 at position 0"),
         (([1], [4, 0]), BatchError, "kv_len must be at least 1, got 0 at position 1"),
         (([1], [2**28 + 1]), BatchError, "kv_len must be at most 268435456, got 268435457"),
