@@ -124,8 +124,7 @@ class GroupedQueryAttention:
         hidden_bytes = float(hidden * ACTIVATION_BYTES)
         head_bytes = float(self.head_dim * ACTIVATION_BYTES)
         qk_bytes = (shard.num_q_heads + shard.num_kv_heads) * head_bytes
-        kv_elements = 2.0 * shard.num_kv_heads * self.head_dim
-        write_bytes = kv_elements * (ACTIVATION_BYTES + DTYPE_BYTES[kv_dtype])
+        write_bytes = float(self._kv_elements(layout)) * (ACTIVATION_BYTES + DTYPE_BYTES[kv_dtype])
         calls: list[Call] = [Elementwise("attention_norm", "attention rmsnorm", 1, 4.0 * hidden_bytes)]
         calls += linear_calls("qkv", "qkv_quantise", shard.qkv_out, hidden, precision)
         if self.qk_norm:
@@ -140,7 +139,11 @@ class GroupedQueryAttention:
 
     def kv_bytes_per_token(self, layout: Layout, kv_dtype: str) -> float:
         """Bytes that one GPU keeps of a token, of one layer: its keys and values."""
-        return 2 * self.shard(layout).num_kv_heads * self.head_dim * DTYPE_BYTES[kv_dtype]
+        return self._kv_elements(layout) * DTYPE_BYTES[kv_dtype]
+
+    def _kv_elements(self, layout: Layout) -> int:
+        """Keys and values of a token, on one GPU."""
+        return 2 * self.shard(layout).num_kv_heads * self.head_dim
 
     def linear_weights(self, hidden: int, layout: Layout) -> int:
         """Weights of the linear layers on one GPU, of one layer."""

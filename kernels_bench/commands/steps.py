@@ -77,7 +77,7 @@ def _measure(
     from kernels_bench.run.card import measured_gpu
     from kernels_bench.run.facts import checkout_commit, now_iso, software_versions
     from kernels_bench.run.session import MonotonicClock, usable_bytes
-    from kernels_bench.steps.measure import check_step, measure_steps, write_provenance
+    from kernels_bench.steps.measure import StepOptions, check_step, measure_steps, write_provenance
     from kernels_bench.steps.step_attention import choose_backend
     from kernels_bench.steps.step_model import refuses_model
     from kernels_bench.steps.step_points import default_steps
@@ -104,11 +104,13 @@ def _measure(
         monitor,
         clock,
         output,
-        gpu=card.name,
-        seed=seed,
-        deadline_s=None if deadline_s is None else deadline_s - (clock.seconds() - began_s),
-        usable_bytes=None if on_cpu else _usable(usable_bytes(on_cpu)),
-        on_step=_say,
+        StepOptions(
+            gpu=card.name,
+            seed=seed,
+            deadline_s=None if deadline_s is None else deadline_s - (clock.seconds() - began_s),
+            usable_bytes=None if on_cpu else _usable(usable_bytes(on_cpu)),
+            on_step=_say,
+        ),
     )
     facts = {
         "device": dict(monitor.facts()),

@@ -28,6 +28,7 @@ from kernels_bench.steps.step_rows import append_step, read_steps, step_key
 __all__ = [
     "PROVENANCE_FILE",
     "STEP_BOUNDS",
+    "StepOptions",
     "StepSkip",
     "StepsReport",
     "check_step",
@@ -62,6 +63,31 @@ class StepSkip:
     context_len: str
     kind: str
     reason: str
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """How to measure steps.
+
+    Attributes
+    ----------
+    gpu : str
+        Name of the GPU.
+    seed : int
+        Seed of the order, the weights and the inputs.
+    deadline_s : float, optional
+        Seconds from now; a step that is not expected to be done by then is not begun.
+    usable_bytes : int, optional
+        Memory that weights and a step may take; a step above it is skipped untried.
+    on_step : callable
+        Called with each step and its outcome.
+    """
+
+    gpu: str
+    seed: int = 0
+    deadline_s: float | None = None
+    usable_bytes: int | None = None
+    on_step: Callable[[StepPoint, Timing | StepSkip], None] = lambda point, outcome: None
 
 
 @dataclass
@@ -139,12 +165,7 @@ def measure_steps(
     monitor: Monitor,
     clock: Clock,
     folder: Path,
-    *,
-    gpu: str,
-    seed: int = 0,
-    deadline_s: float | None = None,
-    usable_bytes: int | None = None,
-    on_step: Callable[[StepPoint, Timing | StepSkip], None] = lambda point, outcome: None,
+    options: StepOptions,
 ) -> StepsReport:
     """Measure the steps that a folder lacks, in seeded random order.
 
@@ -160,16 +181,8 @@ def measure_steps(
         What times, what the device says, when a deadline is.
     folder : Path
         Where steps.csv is, or will be. Each row is on the disk before the next step begins.
-    gpu : str
-        Name of the GPU.
-    seed : int
-        Seed of the order, the weights and the inputs.
-    deadline_s : float, optional
-        Seconds from now; a step that is not expected to be done by then is not begun.
-    usable_bytes : int, optional
-        Memory that weights and a step may take; a step above it is skipped untried.
-    on_step : callable, optional
-        Called with each step and its outcome.
+    options : StepOptions
+        How to measure.
 
     Returns
     -------
@@ -184,46 +197,46 @@ def measure_steps(
     began_s = clock.seconds()
     path = folder / STEPS_FILE
     present = {step_key(row) for row in read_steps(path)}
-    if others := {row["gpu"] for row in read_steps(path)} - {gpu}:
+    if others := {row["gpu"] for row in read_steps(path)} - {options.gpu}:
         raise MeasureError(
-            f"{path} holds steps of {', '.join(sorted(others))}, this GPU is {gpu}: give another -o"
+            f"{path} holds steps of {', '.join(sorted(others))}, this GPU is {options.gpu}: give another -o"
         )
     report = StepsReport()
     element_bytes = 2 if backend.dtype == "bf16" else 4
     todo = []
     for point in points:
-        row = _row(spec, backend, gpu, point)
+        row = _row(spec, backend, options.gpu, point)
         if step_key(row) in present:
             report.present += 1
             continue
         needed = step_bytes(point, spec, element_bytes)
-        if usable_bytes is not None and needed > usable_bytes:
-            reason = f"needs about {needed:,} B with the weights, of {usable_bytes:,} B"
-            _skip(report, point, "oom", reason, on_step)
+        if options.usable_bytes is not None and needed > options.usable_bytes:
+            reason = f"needs about {needed:,} B with the weights, of {options.usable_bytes:,} B"
+            _skip(report, point, "oom", reason, options.on_step)
             continue
         todo.append(point)
     if not todo:
         return report
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        model = StepModel(spec, backend, seed)
+        model = StepModel(spec, backend, options.seed)
     except MemoryError as error:
         raise MeasureError(f"the weights of {spec.name} do not fit this device: {error}") from None
-    for place in np.random.default_rng(seed).permutation(len(todo)):
+    for place in np.random.default_rng(options.seed).permutation(len(todo)):
         point = todo[place]
         spent_s = clock.seconds() - began_s
-        if deadline_s is not None and spent_s + expected_seconds(point, spec) > deadline_s:
+        if options.deadline_s is not None and spent_s + expected_seconds(point, spec) > options.deadline_s:
             report.stopped = f"deadline: {len(todo) - report.measured} steps at most are left"
             break
-        outcome = _measure_one(model, point, timer, monitor, seed)
+        outcome = _measure_one(model, point, timer, monitor, options.seed)
         if isinstance(outcome, StepSkip):
             report.skips.append(outcome)
             if LOST_DEVICE in outcome.reason:
                 report.stopped = "the device reports an error that no later call survives"
         else:
-            append_step(path, {**_row(spec, backend, gpu, point), **_columns(outcome)})
+            append_step(path, {**_row(spec, backend, options.gpu, point), **_columns(outcome)})
             report.measured += 1
-        on_step(point, outcome)
+        options.on_step(point, outcome)
         if report.stopped:
             break
     return report

@@ -233,11 +233,11 @@ class Ticks:
 
 
 def run(folder, backend, timer=None, clock=None, **options):
-    from kernels_bench.steps.measure import measure_steps
+    from kernels_bench.steps.measure import StepOptions, measure_steps
 
-    spec = tiny()
+    options = StepOptions(**{"gpu": "cpu", **options})
     return measure_steps(
-        spec, POINTS, backend, timer or FakeTimer(), Quiet(), clock or Ticks(), folder, gpu="cpu", **options
+        tiny(), POINTS, backend, timer or FakeTimer(), Quiet(), clock or Ticks(), folder, options
     )
 
 
