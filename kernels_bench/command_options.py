@@ -11,6 +11,8 @@ from typing import Annotated, Any, Final
 import typer
 
 __all__ = [
+    "EXIT_INTERRUPTED",
+    "EXIT_UNFINISHED",
     "SET_WORDS",
     "DeadlineOfPart",
     "HostGpu",
@@ -22,6 +24,9 @@ __all__ = [
     "print_json",
     "print_table",
 ]
+
+EXIT_INTERRUPTED: Final = 130
+EXIT_UNFINISHED: Final = 1
 
 Output = Annotated[Path, typer.Option("--output", "-o", help="Folder of the source that is written.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the source that the folder holds.")]

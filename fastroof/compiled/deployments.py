@@ -63,8 +63,9 @@ from fastroof.compiled.closed_loops import (
 )
 from fastroof.compiled.grids import grid_flag
 from fastroof.compiled.jit import jit
+from fastroof.compiled.origins import MODELLED
 from fastroof.compiled.reductions import BestTable, Fronts, count_value, keep_best, keep_pareto
-from fastroof.compiled.steps import MODELLED, PlanParts, open_plan
+from fastroof.compiled.steps import PlanParts, open_plan
 
 __all__ = ["Axes", "Reduction", "candidate_digits", "evaluate_candidates", "reduce_candidates"]
 

@@ -15,8 +15,9 @@ from fastroof.arrays import Flags, Floats
 from fastroof.compiled.guides import Guide, guide_of, guided_cell
 from fastroof.compiled.jit import jit, jit_inline
 from fastroof.compiled.llvm import table_load
+from fastroof.compiled.origins import EXTRAPOLATED, INTERPOLATED
 from fastroof.compiled.packed import PackedGemm
-from fastroof.compiled.search import INTERPOLATED, bracket, curve_point, nearest_node
+from fastroof.compiled.search import bracket, curve_point, nearest_node
 
 __all__ = [
     "GemmSizes",
@@ -26,7 +27,6 @@ __all__ = [
     "gemm_nearest_us",
 ]
 
-EXTRAPOLATED = 2
 
 GemmGuides = tuple[Guide, Guide, Guide]
 """Of k, n and m."""

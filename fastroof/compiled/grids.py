@@ -15,8 +15,9 @@ from fastroof.arrays import Flags, Floats
 from fastroof.compiled.jit import jit, jit_inline
 from fastroof.compiled.layout import FORM_DECODE_RATE, FORM_LATENCY, FORM_PREFILL_RATE
 from fastroof.compiled.llvm import float_bits, output_store, table_load
+from fastroof.compiled.origins import EXTRAPOLATED, INTERPOLATED
 from fastroof.compiled.packed import GridNodes
-from fastroof.compiled.search import INTERPOLATED, bracket
+from fastroof.compiled.search import bracket
 
 __all__ = [
     "FORM",
@@ -36,8 +37,6 @@ __all__ = [
     "open_block",
     "x_axis_of",
 ]
-
-EXTRAPOLATED = 2
 
 
 # A grid block of an arena: four slots for the y axis, four for the x axis, the form, then the y axis, the

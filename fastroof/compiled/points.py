@@ -11,10 +11,9 @@ import numpy as np
 
 from fastroof.arrays import Flags, Floats
 from fastroof.compiled.jit import jit
+from fastroof.compiled.origins import MODELLED
 
 __all__ = ["AttentionPrices", "copied_sizes", "curve_mfu", "decode_mfu", "gemm_mfu", "prefill_us_and_mfu"]
-
-MODELLED = 4
 
 
 AttentionPrices = tuple[float, float, float]

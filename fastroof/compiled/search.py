@@ -6,11 +6,10 @@ from fastroof.arrays import Flags, Floats
 from fastroof.compiled.guides import guide_of, guided_cell
 from fastroof.compiled.jit import jit
 from fastroof.compiled.llvm import table_load
+from fastroof.compiled.origins import INTERPOLATED
 from fastroof.compiled.packed import PackedCurve
 
 __all__ = ["bracket", "curve_latency_us", "curve_point", "nearest_node"]
-
-INTERPOLATED = 1
 
 
 @jit

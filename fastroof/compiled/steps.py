@@ -21,6 +21,7 @@ from fastroof.arrays import Flags, Floats, Ints
 from fastroof.compiled.grids import FORM_LATENCY, GridBlock, grid_flag, grid_line, grid_value, open_block
 from fastroof.compiled.jit import jit, jit_inline
 from fastroof.compiled.llvm import output_store, table_load
+from fastroof.compiled.origins import MODELLED
 from fastroof.compiled.request_sums import MAX_KV_LEN, StepSums, decode_sums, request_sums
 
 __all__ = [
@@ -67,8 +68,6 @@ CODE_SIZES = 1
 
 CODE_OFFSETS = 2
 """Offsets that fall, or lie outside the requests."""
-
-MODELLED = 4
 
 
 class PlanParts(NamedTuple):

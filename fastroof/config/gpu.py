@@ -16,15 +16,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from fastroof.config.paths import bench_data_root
 from fastroof.errors import GpuError
 from fastroof.units import GB, GIB, MIB, PEAK_DTYPE, TB, TFLOP
 
-__all__ = ["GpuSpec", "gpu_names", "load_gpu"]
+__all__ = ["GPU_FILE", "GpuSpec", "gpu_names", "load_gpu"]
 
-GPU_FILE = "gpu.toml"
+GPU_FILE: Final = "gpu.toml"
 
 
 @dataclass(frozen=True)

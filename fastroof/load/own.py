@@ -12,7 +12,7 @@ import numpy as np
 
 from fastroof.arrays import Array
 from fastroof.columns import GPU, LATENCY, OPTIONAL_COLUMNS
-from fastroof.config.gpu import GpuSpec, load_gpu
+from fastroof.config.gpu import GPU_FILE, GpuSpec, load_gpu
 from fastroof.errors import TableError
 from fastroof.load.measured import MeasuredTable, MeasuredTables, SourceChoice
 from fastroof.load.rows import ENDINGS, read_columns
@@ -22,7 +22,6 @@ from fastroof.units import DTYPE_BYTES, TFLOP, US_PER_S
 __all__ = ["Source", "list_sources", "load_own"]
 
 
-GPU_FILE: Final = "gpu.toml"
 PROVENANCE_FILE: Final = "provenance.toml"
 SERVING_FOLDER: Final = "serving"
 DEFAULT_RANK: Final = 100

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from fastroof.arrays import Array
 from fastroof.columns import OPTIONAL_COLUMNS
 from fastroof.errors import TableError
+from fastroof.load.own import PROVENANCE_FILE
 from fastroof.operators.operator import Operator
 from fastroof.operators.registry import OPERATORS
 from fastroof.whole_files import whole_folder, write_whole
@@ -25,7 +26,6 @@ __all__ = ["sort_rows", "toml_text", "write_source"]
 
 Format = Literal["parquet", "csv"]
 
-PROVENANCE_FILE: Final = "provenance.toml"
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _ARROW_TYPES = {"int": pa.int64(), "float": pa.float64(), "text": pa.string()}
 

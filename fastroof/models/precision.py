@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-__all__ = ["Precision"]
+__all__ = ["DTYPES", "KV_DTYPES", "Precision"]
+
+DTYPES: Final = ("bf16", "fp8", "fp8_block")
+"""Formats of linear layers: fp8 is per tensor, fp8_block per block of 128 x 128 weights."""
+KV_DTYPES: Final = ("bf16", "fp8")
 
 
 class Precision(NamedTuple):

@@ -13,13 +13,12 @@ from fastroof.engines import load_engine
 from fastroof.engines.profile import GEMM_SMOOTHINGS
 from fastroof.errors import PlanError
 from fastroof.models import Layout, ModelSpec, load_model
+from fastroof.models.precision import DTYPES, KV_DTYPES
 from fastroof.operators.operator import METHODS
 from fastroof.tables import Tables
 
-__all__ = ["DTYPES", "KV_DTYPES", "PlanOptions", "check_kernels", "check_tables", "checked_model"]
+__all__ = ["PlanOptions", "check_kernels", "check_tables", "checked_model"]
 
-DTYPES: Final = ("bf16", "fp8", "fp8_block")
-KV_DTYPES: Final = ("bf16", "fp8")
 LARGEST_PLAN: Final = 2**22
 
 

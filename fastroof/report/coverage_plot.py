@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from fastroof.report.plots import COLOURS, QUIET, new_figure, style, write_titles
+from fastroof.report.plots import LINE_COLOURS, QUIET, new_figure, style, write_titles
 from fastroof.tables.coverage import LEVELS, CoverageRow
 
 if TYPE_CHECKING:
@@ -15,8 +15,6 @@ __all__ = ["draw_coverage"]
 
 WANTED: Final = (0.75, 0.85)
 """What 80 % intervals are to cover."""
-
-LINE_COLOURS: Final = tuple(COLOURS[c] for c in ("blue", "vermilion", "green", "purple", "sky", "orange"))
 
 
 def draw_coverage(rows: Sequence[CoverageRow], *, source: str = "") -> Figure:

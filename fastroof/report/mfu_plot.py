@@ -16,7 +16,7 @@ from fastroof.operators.attention import ATTENTION
 from fastroof.operators.attention_work import decode_attention_bytes, decode_attention_flops
 from fastroof.operators.calls import AttentionCall, Gemm
 from fastroof.plan.attention import heads_of
-from fastroof.report.plots import COLOURS, QUIET, label_line_ends, new_figure, style, write_titles
+from fastroof.report.plots import LINE_COLOURS, QUIET, label_line_ends, new_figure, style, write_titles
 from fastroof.units import DTYPE_BYTES, TFLOP
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ __all__ = ["MfuCurve", "draw_mfu"]
 
 POINTS_PER_DOUBLING: Final = 12
 LARGEST_M: Final = 8192
-LINE_COLOURS: Final = tuple(COLOURS[c] for c in ("blue", "vermilion", "green", "purple", "sky", "orange"))
 
 
 class MfuCurve(NamedTuple):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "COLOURS",
     "INK",
+    "LINE_COLOURS",
     "QUIET",
     "check_picture",
     "label_line_ends",
@@ -39,6 +40,7 @@ COLOURS: Final = {
     "sky": "#56B4E9",
     "orange": "#E69F00",
 }
+LINE_COLOURS: Final = tuple(COLOURS[c] for c in ("blue", "vermilion", "green", "purple", "sky", "orange"))
 """Okabe and Ito's colours, which people with any colour vision can tell apart."""
 
 _STYLE: Final[Any] = {

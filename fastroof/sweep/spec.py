@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, WithJsonSchema, field_validator
 
+from fastroof.models.precision import DTYPES, KV_DTYPES
 from fastroof.sweep.spec_values import (
     NAMES_SCHEMA,
     SIZES_SCHEMA,
@@ -23,8 +24,6 @@ DATASHEET: Final = "datasheet"
 MAX_ROWS: Final = 20_000_000
 """Most rows that a sweep writes."""
 
-DTYPES: Final = ("bf16", "fp8", "fp8_block")
-KV_DTYPES: Final = ("bf16", "fp8")
 _CHOICES: Final = {"dtype": DTYPES, "kv_dtype": KV_DTYPES}
 
 Sizes = Annotated[tuple[int, ...], WithJsonSchema(SIZES_SCHEMA)]

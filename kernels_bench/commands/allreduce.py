@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastroof.errors import MeasureError
-from kernels_bench.command_options import DeadlineOfPart, HostGpu, PointsSeed
+from kernels_bench.command_options import EXIT_INTERRUPTED, DeadlineOfPart, HostGpu, PointsSeed
 
 if TYPE_CHECKING:
     from fastroof.config.gpu import GpuSpec
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
-EXIT_INTERRUPTED: Final = 130
 GLOO_RANKS: Final = 2
 
 
@@ -141,8 +140,8 @@ def _need_torch() -> None:
 def _journal(output: Path, card: GpuSpec) -> tuple[Path, str]:
     """Return the journal to go on with, a new one where the folder has none, and the run's name."""
     from kernels_bench.journal import find_journals, read_journal, starts
+    from kernels_bench.output.table_sets import TABLES_FOLDER
     from kernels_bench.run.facts import new_run_id
-    from kernels_bench.run.session import TABLES_FOLDER
 
     for journal in reversed(find_journals(output)):
         if first := starts(read_journal(journal)):

@@ -10,12 +10,12 @@ import typer
 
 from fastroof.errors import MeasureError
 from fastroof.whole_files import write_whole
+from kernels_bench.command_options import EXIT_INTERRUPTED
 from kernels_bench.jobs.job_files import MOUNT, JobOptions, render_kubernetes, render_slurm
 from kernels_bench.jobs.submit import Ended, submit_kubernetes, submit_slurm
 
 __all__ = ["register"]
 
-EXIT_INTERRUPTED = 130
 SECONDS_PER_MINUTE = 60
 
 Name = Annotated[str, typer.Option(help="Name of the job.")]

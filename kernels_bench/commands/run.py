@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastroof.errors import MeasureError
-from kernels_bench.command_options import HostGpu, PointsSeed
+from kernels_bench.command_options import EXIT_INTERRUPTED, EXIT_UNFINISHED, HostGpu, PointsSeed
 
 if TYPE_CHECKING:
     from kernels_bench.points import Point
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Reporter", "register"]
 
-EXIT_UNFINISHED: Final = 1
-EXIT_INTERRUPTED: Final = 130
 PLAIN_EVERY_S: Final = 10.0
 
 Deadline = Annotated[

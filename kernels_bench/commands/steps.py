@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastroof.errors import MeasureError
-from kernels_bench.command_options import DeadlineOfPart, HostGpu
+from kernels_bench.command_options import EXIT_UNFINISHED, DeadlineOfPart, HostGpu
 
 if TYPE_CHECKING:
     from fastroof.models import DenseModel
@@ -21,7 +21,6 @@ __all__ = ["register"]
 POINT_US: Final = 400_000.0
 """Timed replays of one step take at most this: a prefill of 300 ms is replayed five times."""
 CPU_BYTES: Final = 2**30
-EXIT_UNFINISHED: Final = 1
 
 
 def register(app: typer.Typer) -> None:

@@ -20,6 +20,7 @@ from fastroof.units import PEAK_DTYPE, US_PER_S
 from kernels_bench.operators.operator import MeasuredOperator
 from kernels_bench.operators.registry import MEASURED
 from kernels_bench.points import Point
+from kernels_bench.providers.rotating import L2_MULTIPLE
 from kernels_bench.replays import ReplayRule, pilot_calls, schedule
 from kernels_bench.sentinels import SENTINEL_EVERY
 
@@ -40,8 +41,6 @@ SET_S: Final = 20e-6
 CAPTURE_S: Final = 5e-6
 """Capturing one call into a graph."""
 
-L2_MULTIPLE: Final = 2
-"""Inputs rotate over sets that together exceed this many L2 caches."""
 MAX_SETS: Final = ReplayRule().max_calls
 """No more sets than a graph has calls."""
 USABLE_MEMORY: Final = 0.9

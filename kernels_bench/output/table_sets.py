@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from fastroof.arrays import Array, Floats, Longs
-from fastroof.config.gpu import GpuSpec, load_gpu
+from fastroof.config.gpu import GPU_FILE, GpuSpec, load_gpu
 from fastroof.errors import MeasureError
 from fastroof.load import MeasuredTable, MeasuredTables, load_measured
 from fastroof.load.own import PROVENANCE_FILE
@@ -18,7 +18,7 @@ from fastroof.operators.registry import OPERATORS
 from kernels_bench.journal import find_journals
 from kernels_bench.output.provenance import provenance_of, recorded_gpu
 from kernels_bench.output.recorded import read_journals
-from kernels_bench.output.tables import GPU_FILE, spec_beside, usable_tables
+from kernels_bench.output.tables import spec_beside, usable_tables
 from kernels_bench.points import Point
 
 __all__ = [

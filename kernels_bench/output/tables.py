@@ -12,7 +12,7 @@ import numpy as np
 
 from fastroof.arrays import Array
 from fastroof.columns import GPU, KERNEL, LATENCY, OPTIONAL_COLUMNS, PROVIDER, SPREAD_COLUMNS
-from fastroof.config.gpu import GpuSpec, load_gpu
+from fastroof.config.gpu import GPU_FILE, GpuSpec, load_gpu
 from fastroof.errors import GpuError, MeasureError
 from fastroof.load.own import PROVENANCE_FILE, list_sources
 from fastroof.load.write import write_source
@@ -34,7 +34,6 @@ __all__ = [
 
 Columns = dict[str, Array]
 
-GPU_FILE: Final = "gpu.toml"
 MOST_IMPOSSIBLE: Final = 0.01
 """A larger share of rows above the peak is a wrong GPU, dtype or timer, not a glitch of single rows."""
 

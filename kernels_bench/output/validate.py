@@ -12,7 +12,7 @@ from fastroof.arrays import Array, Floats
 from fastroof.config.gpu import GpuSpec
 from fastroof.load import MeasuredTable, MeasuredTables
 from fastroof.load.file_report import SEVERITIES, FileReport, Finding, Severity, worst
-from fastroof.load.grid_checks import Grid, example, grid_of
+from fastroof.load.grid_checks import GRAVE_FALL, NOTED_FALL, Grid, example, grid_of
 from fastroof.load.validate import validate
 from fastroof.operators.registry import OPERATORS
 from fastroof.units import US_PER_S
@@ -32,9 +32,6 @@ GRAVE_SPREAD: Final = 0.25
 """A sentinel that varies by this much ran on a GPU that others used or that was throttled."""
 DRIFT: Final = 0.03
 """The difference of clocks at which a point is measured again: a drift of the same size is as bad."""
-NOTED_FALL: Final = 0.10
-"""Measured kernels are jagged (tiles, kernel switches): falls up to this are not worth a note."""
-GRAVE_FALL: Final = 0.30
 MOST_CELLS: Final = 30_000_000
 """Cells of a dense grid of one kernel: about 250 MB; a table of more is not checked for falls."""
 

@@ -13,6 +13,7 @@ from fastroof.arrays import Floats, Longs
 __all__ = ["L2_MULTIPLE", "MAX_SETS", "RotatingCalls", "count_sets", "sample"]
 
 L2_MULTIPLE: Final = 2
+"""Inputs rotate over sets that together exceed this many L2 caches."""
 MAX_SETS: Final = 256
 """A replay runs over every set, so more of them would make replays of small kernels many times too long.
 

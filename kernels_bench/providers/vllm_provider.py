@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, Final
+from typing import Any
 
 from kernels_bench.operators.attention import ATTENTION
 from kernels_bench.points import Point
@@ -13,13 +13,11 @@ from kernels_bench.providers.attention import paged_sets, prepare_attention, ref
 from kernels_bench.providers.cuda_provider import CudaProvider, Launch
 from kernels_bench.providers.device import Device, cuda_availability
 from kernels_bench.providers.elementwise import prepare_small_op, refuses_small_op
-from kernels_bench.providers.small_ops import VllmSmallOps
+from kernels_bench.providers.small_ops import KINDS, VllmSmallOps
 from kernels_bench.providers.torch_gemm import prepare_gemm, refuses_gemm
 from kernels_bench.providers.vllm_ops import find_library, load_libraries, plan_fa3
 
 __all__ = ["VllmProvider"]
-
-_KINDS: Final = ("rmsnorm_residual", "rope", "silu_and_mul", "kv_write", "fp8_quantise")
 
 
 class VllmProvider(CudaProvider):
@@ -80,7 +78,7 @@ class VllmProvider(CudaProvider):
         return prepare_gemm(point, self.device, seed, max_bytes, kernel, _scaled_mm)
 
     def _refuses_elementwise(self, point: Point) -> str | None:
-        if point.values["kind"] not in _KINDS:
+        if point.values["kind"] not in KINDS:
             return f"{self.name} {self.lacks} {point.values['kind']}"
         return refuses_small_op(point) or self.reasons["ops"] or None
 

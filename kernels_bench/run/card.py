@@ -7,15 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from fastroof.config.gpu import GpuSpec, load_gpu
+from fastroof.config.gpu import GPU_FILE, GpuSpec, load_gpu
 from fastroof.config.paths import bench_data_root
 from fastroof.errors import GpuError, MeasureError
 from fastroof.whole_files import write_whole
 
-__all__ = ["CPU", "CPU_GPU_TOML", "GPU_FILE", "measured_gpu", "refuse_other_gpu", "write_gpu_file"]
+__all__ = ["CPU", "CPU_GPU_TOML", "measured_gpu", "refuse_other_gpu", "write_gpu_file"]
 
 CPU: Final = "cpu"
-GPU_FILE: Final = "gpu.toml"
 
 CPU_GPU_TOML: Final = """\
 title = "no GPU: a host's CPU, to prove the harness"

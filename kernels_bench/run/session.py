@@ -10,14 +10,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from fastroof.config.gpu import GpuSpec
+from fastroof.config.gpu import GPU_FILE, GpuSpec
 from fastroof.errors import MeasureError
 from fastroof.units import GIB
 from kernels_bench.journal import find_journals, read_journal, starts
 from kernels_bench.operators.communication import ALLREDUCE
+from kernels_bench.output.table_sets import TABLES_FOLDER
 from kernels_bench.points import Point
 from kernels_bench.protocol import Availability, Clock, Monitor, Provider, Timer
-from kernels_bench.run.card import CPU, GPU_FILE, measured_gpu, refuse_other_gpu, write_gpu_file
+from kernels_bench.run.card import CPU, measured_gpu, refuse_other_gpu, write_gpu_file
 from kernels_bench.run.facts import checkout_commit, new_run_id, now_iso, software_versions
 from kernels_bench.run.request import Request, choose_providers
 from kernels_bench.run.run_options import Progress, RunOptions, RunReport
@@ -27,14 +28,12 @@ if TYPE_CHECKING:
     from kernels_bench.grid.grid import Grid
 
 __all__ = [
-    "TABLES_FOLDER",
     "MonotonicClock",
     "run_request",
     "usable_bytes",
     "write_tables_of",
 ]
 
-TABLES_FOLDER: Final = "kernels_bench"
 """Folder of the tables in the output folder, which is laid out as a GPU's in bench_data."""
 TABLES_RESERVE_S: Final = 3.0
 """Kept before a deadline for writing tables."""

@@ -11,8 +11,9 @@ from typing import NamedTuple
 from fastroof.config.paths import bench_data_root
 from fastroof.errors import TableError
 from fastroof.load.aiconfigurator import PACKAGE
+from fastroof.load.own import SERVING_FOLDER
 from fastroof.serving.evidence.measured_steps import STEPS_DATASET, MeasuredStep, shipped_steps
-from fastroof.serving.evidence.rows import SERVING_FOLDER, LeftOut, ServingRow, dataset_names, shipped_rows
+from fastroof.serving.evidence.rows import LeftOut, ServingRow, dataset_names, shipped_rows
 from fastroof.serving.evidence.silicon_sample import read_silicon_sample
 
 __all__ = ["Measured", "measured_on"]

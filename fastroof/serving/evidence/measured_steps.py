@@ -12,8 +12,8 @@ from typing import Any, Final
 from fastroof.columns import MEASURED_STEP_COLUMNS
 from fastroof.config.paths import bench_data_root
 from fastroof.errors import TableError
+from fastroof.load.own import SERVING_FOLDER
 from fastroof.load.steps_file import PHASES, STEPS_FILE, parse_runs, read_step_rows
-from fastroof.serving.evidence.rows import SERVING_FOLDER
 
 __all__ = ["STEPS_DATASET", "MeasuredStep", "read_steps", "shipped_steps"]
 

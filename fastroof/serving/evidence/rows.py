@@ -14,12 +14,12 @@ from fastroof.columns import Column
 from fastroof.config.paths import bench_data_root
 from fastroof.engines import EngineProfile, engine_of_version, serving_engines
 from fastroof.errors import TableError
+from fastroof.load.own import SERVING_FOLDER
 from fastroof.load.steps_file import STEPS_FILE
 from fastroof.whole_files import whole_file
 
 __all__ = [
     "ROW_COLUMNS",
-    "SERVING_FOLDER",
     "LeftOut",
     "ServingRow",
     "dataset_names",
@@ -27,8 +27,6 @@ __all__ = [
     "shipped_rows",
     "write_rows",
 ]
-
-SERVING_FOLDER: Final = "serving"
 
 
 @dataclass(frozen=True)

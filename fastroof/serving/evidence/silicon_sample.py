@@ -18,13 +18,15 @@ from typing import Final, NamedTuple
 from fastroof.engines import serving_engines
 from fastroof.errors import TableError
 from fastroof.load.aiconfigurator import SYSTEMS, installed_root
+from fastroof.load.own import SERVING_FOLDER
 from fastroof.load.write import toml_text
+from fastroof.models.precision import DTYPES
 from fastroof.serving.evidence.aiconfigurator_estimates import (
     AICONFIGURATOR,
     aiconfigurator_version,
     with_aiconfigurator_estimates,
 )
-from fastroof.serving.evidence.rows import SERVING_FOLDER, LeftOut, ServingRow, write_rows
+from fastroof.serving.evidence.rows import LeftOut, ServingRow, write_rows
 from fastroof.whole_files import write_whole
 
 __all__ = ["SAMPLE_FILE", "convert_silicon_sample", "read_silicon_sample"]
@@ -48,7 +50,6 @@ EXPERTS: Final = (
 )  # fmt: skip
 """What its mixtures of experts begin with."""
 
-DTYPES: Final = ("bf16", "fp8", "fp8_block")
 DYNAMO: Final = "dynamo"
 BENCH_ROUNDS: Final = 10.0
 INFERENCEMAX_LENGTHS: Final = 0.9
