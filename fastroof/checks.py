@@ -71,6 +71,8 @@ def whole_number(
         ...
     fastroof.errors.FastroofError: threads must be a whole number of at least 1, got 0
     """
+    if type(value) is int and least <= value and (most is None or value <= most):
+        return value  # nearly always: one step a call would take a tenth longer by way of the abstract class
     if not is_whole_number(value, least, most):
         needed = f"of at least {least:,}" if most is None else f"from {least:,} to {most:,}"
         raise error(f"{name} must be a whole number {needed}, got {value!r:.60}")
