@@ -57,6 +57,10 @@ def gemm_flops(m: Real, n: Real, k: Real) -> Floats:
     return 2.0 * as_floats(m) * as_floats(n) * as_floats(k)
 
 
+FLOPS_OF_ONE: Final = float(gemm_flops(1, 1, 1))
+"""Of one row, output and input: worked out here, as a lookup's parts would each take 10 us for it."""
+
+
 def gemm_bytes(m: Real, n: Real, k: Real, element_bytes: float) -> Floats:
     """Bytes of a GEMM: both inputs at ``element_bytes``, the output in bf16."""
     outputs = as_floats(m) * as_floats(n)
@@ -256,8 +260,7 @@ class GemmOperator(PerRowOperator):
         else:
             log2_sizes = (np.log2(m), np.log2(n), np.log2(k))
             gemms.gemm_nearest_us(packed, self._log2_axes(tables, key), (m, n, k), log2_sizes, out, origin)
-        one = float(gemm_flops(1, 1, 1))
-        points.gemm_mfu(m, n, k, unit_us(tables.gpu, key[0], one), out, mfu)
+        points.gemm_mfu(m, n, k, unit_us(tables.gpu, key[0], FLOPS_OF_ONE), out, mfu)
 
     def _log2_axes(self, tables: Tables, key: Key) -> tuple[Floats, Floats, Floats]:
         """Axes m, n and k of a table in log2: made once and kept with the tables."""

@@ -20,4 +20,5 @@ Real = Any
 
 def as_floats(x: Real) -> Floats:
     """A size or sizes in float64."""
-    return np.array(x, np.float64, copy=None)
+    # packing takes the roofline of a thousand curves, at an n and a k each: a fifth of the time of an array
+    return np.float64(x) if isinstance(x, float) else np.asarray(x, np.float64)  # type: ignore[return-value]
