@@ -11,7 +11,6 @@ from fastroof.arrays import Bools, Floats, Longs
 from fastroof.columns import ORIGIN_BORROWED, ORIGIN_EXTRAPOLATED
 from fastroof.models import Layout
 from fastroof.models.precision import Precision
-from fastroof.models.step import step_calls
 from fastroof.operators.attention import ATTENTION
 from fastroof.operators.attention_work import decode_attention_bytes, decode_attention_flops
 from fastroof.operators.calls import AttentionCall, Gemm
@@ -113,7 +112,7 @@ def draw_mfu(
     """
     layout = Layout(tp)
     model.check_layout(layout)
-    (calls,) = step_calls(model, layout, Precision(dtype, kv_dtype)).layers
+    calls = model.only_kind.calls(model.hidden, layout, Precision(dtype))
     (call,) = (c for c in calls if isinstance(c, AttentionCall))
     attention: dict[str, Any] = {
         "num_q_heads": call.num_q_heads,
@@ -126,7 +125,7 @@ def draw_mfu(
     m = np.union1d(_sizes(1, LARGEST_M), _measured_m(tables, dtype))
     batch, length, q_len = _sizes(1, 1024), _sizes(128, 131072), _sizes(16, 32768)
 
-    shape = heads_of(call)
+    shape = heads_of(call)._replace(kv_dtype=kv_dtype)
     borrowed = {
         phase: ", borrowed" if ATTENTION[f"attention_{phase}"].grid(tables, shape).borrowed else ""
         for phase in ("prefill", "decode")

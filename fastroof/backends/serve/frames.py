@@ -252,6 +252,7 @@ def request_frame(
 
     Examples
     --------
+    >>> import numpy as np
     >>> sizes = np.array([64, 65]), np.array([4096, 4096])
     >>> [len(part) for part in request_frame(7, DECODE, 0, sizes)]
     [48, 16, 16]
