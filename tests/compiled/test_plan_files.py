@@ -98,6 +98,8 @@ HEADER_SLOTS = (
     steps.LOGITS_AT,
     steps.TOKENS_ORIGIN_AT,
     steps.LOGITS_ORIGIN_AT,
+    steps.DECODE_TOKENS_AT,
+    steps.DECODE_TOKENS_ORIGIN_AT,
     steps.DECODE_AT,
     steps.PREFILL_AT,
     steps.ARENA_SIZE,

@@ -183,10 +183,12 @@ def test_it_stops_at_the_first_scenario_that_cannot_be_timed(plan):
 # -- disaggregated -------------------------------------------------------------------------------
 
 
-def apart(plan, sizes, transfer=0.5, kv=1e5, prefill_kv=1e5, max_seqs=math.inf, reserved=0.5):
+def apart(
+    plan, sizes, transfer=0.5, kv=1e5, prefill_kv=1e5, max_seqs=math.inf, reserved=0.5, is_chunked=True
+):
     out = np.full((disaggregated.DISAGGREGATED_ROWS, 1), np.nan)
     scenarios = np.array([[float(x)] for x in sizes])
-    chosen = disaggregated.LinkOptions(prefill_kv, kv, max_seqs, reserved, True, transfer)
+    chosen = disaggregated.LinkOptions(prefill_kv, kv, max_seqs, reserved, is_chunked, transfer)
     code, _, needed = disaggregated.disaggregated_estimates(plan.arena, plan.arena, scenarios, chosen, out)
     return code, needed, out[:, 0]
 
@@ -283,6 +285,8 @@ def test_each_disaggregated_code(plan):
     assert apart(plan, (100, 9, 1, 1, 1, 512), prefill_kv=99.0)[:2] == (disaggregated.CODE_PREFILL_KV, 100.0)
     assert apart(plan, (2, 9, 1, 1, 1, 1024))[:2] == (serving.CODE_SEQS, 512.0)
     assert apart(plan, (2000, 9, 1, 1, 1, 1500))[:2] == (serving.CODE_TOKENS, 1500.0)
+    whole = apart(plan, (600, 9, 1, 1, 1, 512), is_chunked=False)
+    assert whole[:2] == (serving.CODE_WHOLE_PROMPT, 600.0)
     code, needed, _ = apart(plan, (8, 900, 2000, 2, 1, 512), kv=1e6)
     assert code == disaggregated.CODE_DECODE_SEQS
     assert needed > plan.max_seqs
