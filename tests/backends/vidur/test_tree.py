@@ -184,7 +184,8 @@ def test_the_plan_is_of_the_replicas_sizes(vidur):
     plan = made(vidur, {"tensor_parallel_size": 2}, max_tokens=4096).plan
     sizes = vidur.config.MODELS[MODEL]
     assert (plan.model.name, plan.model.num_layers, plan.model.hidden) == (MODEL, 32, 4096)
-    assert (plan.heads.num_kv_heads, plan.heads.head_dim, plan.model.vocab) == (8, 128, sizes.vocab_size)
+    attention = plan.model.only_kind.attention
+    assert (attention.num_kv_heads, attention.head_dim, plan.model.vocab) == (8, 128, sizes.vocab_size)
     assert (plan.tp, plan.gpu.name, plan.max_tokens) == (2, "h100", 4096)
     same = made(vidur, model="llama-3.1-8b").plan
     assert same.decode_us(64, 4096) == made(vidur).plan.decode_us(64, 4096)
