@@ -78,6 +78,18 @@ def test_all_rows_equal_the_naive_ones(tmp_path: Path, truth: list[dict[str, Any
     assert summary.rows == len(there)
 
 
+@pytest.mark.loops
+def test_prompts_that_an_engine_does_not_cut_are_counted(tmp_path: Path) -> None:
+    spec = {"models": ["llama-3.1-8b"], "tp": [1], "osl": [20], "concurrency": [1], "total_gpus": [1]}
+    spec |= {"isl": [1000, 3000], "max_batched_tokens": [2048], "runtime": ["trtllm"], "keep": "all"}
+    summary, found = swept(tmp_path, spec)
+    assert [row["isl"] for row in found] == [1000]
+    assert summary.infeasible == {"whole_prompt": 1}
+    chunked, found = swept(tmp_path, {**spec, "runtime": ["vllm"]})
+    assert [row["isl"] for row in found] == [1000, 3000]
+    assert not chunked.infeasible
+
+
 @pytest.fixture(scope="module")
 def truth(h100: Tables) -> list[dict[str, Any]]:
     return naive.candidates(load_spec(LIMITED), h100)
