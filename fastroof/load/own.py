@@ -16,6 +16,7 @@ from fastroof.config.gpu import GPU_FILE, GpuSpec, load_gpu
 from fastroof.errors import TableError
 from fastroof.load.measured import MeasuredTable, MeasuredTables, SourceChoice
 from fastroof.load.rows import ENDINGS, read_columns
+from fastroof.load.soundness import unsound_families
 from fastroof.operators.registry import OPERATORS
 from fastroof.units import DTYPE_BYTES, TFLOP, US_PER_S
 
@@ -230,6 +231,11 @@ def _provenance(path: Path) -> dict[str, Any]:
         if type(rank) is not int:
             where = f"[operators.{owner}] " if owner else ""
             raise TableError(f"{path}: {where}rank is {rank!r}; need a whole number, lower comes first")
+    for operator in OPERATORS.keys() & operators.keys():
+        try:
+            unsound_families(provenance, operator)
+        except TableError as error:
+            raise TableError(f"{path}: {error}") from None
     return provenance
 
 

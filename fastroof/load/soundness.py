@@ -1,0 +1,249 @@
+"""Families of rows that a test found wrong, as a source's provenance.toml names them.
+
+An entry of ``unsound`` under ``[operators.<operator>]`` is a family: kernels of a dtype, a range of sizes.
+No row is dropped or mended for it. :func:`unsound` says whether a kernel should be served from another
+source, :func:`unsound_error` how far off its rows may be; what finds such families is beside it, in
+:mod:`fastroof.load.family_checks`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fastroof.arrays import Array, Bools, Floats
+from fastroof.errors import TableError
+from fastroof.operators.registry import OPERATORS
+
+__all__ = ["UnsoundFamily", "unsound", "unsound_error", "unsound_families", "unsound_rows"]
+
+FIELDS = ("keys", "test", "reason", "ratio", "excess_us", "serves", "rows")
+
+
+@dataclass(frozen=True)
+class UnsoundFamily:
+    """A family of rows that a test found wrong.
+
+    Attributes
+    ----------
+    keys : mapping of str to tuple
+        Where its rows lie: the words of a text column, ``(least, most)`` of a size. Empty: everywhere.
+    test : str
+        The test that found it, a word.
+    reason : str
+        What was found, with the figure.
+    ratio : float or None
+        A row's latency over what it should be: 1.5 is half as slow again.
+    excess_us : float or None
+        Part of each row's latency, us, that is not the kernel's: a launch by the host.
+    serves : bool
+        Whether its kernels are still served where another source has them: rows of some sizes alone
+        may be wrong.
+    rows : int
+        How many there are; 0 where nobody counted.
+    """
+
+    keys: Mapping[str, tuple[Any, ...]]
+    test: str
+    reason: str
+    ratio: float | None = None
+    excess_us: float | None = None
+    serves: bool = False
+    rows: int = 0
+
+    def holds_key(self, key: Mapping[str, Any]) -> bool:
+        """Whether some row of a kernel may be in it: columns that the kernel does not have do not count."""
+        return all(_has(cells, key[name]) for name, cells in self.keys.items() if name in key)
+
+    def holds(self, columns: Mapping[str, Array]) -> Bools:
+        """Which rows are in it."""
+        inside = np.full(len(columns["latency_us"]), True)
+        for name, cells in self.keys.items():
+            values = np.asarray(columns[name])
+            if isinstance(cells[0], str):
+                inside &= np.isin(values, np.array(cells, object))
+            else:
+                inside &= (values >= cells[0]) & (values <= cells[1])
+        return inside
+
+    def error(self, latency_us: Floats) -> Floats:
+        """How far off such latencies may be, relative to themselves."""
+        off = np.zeros(len(latency_us))
+        if self.ratio is not None:
+            off = np.full(len(latency_us), abs(1.0 / self.ratio - 1.0))
+        if self.excess_us is not None:
+            off = np.maximum(off, np.minimum(self.excess_us / latency_us, 1.0))
+        return off
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the entry of provenance.toml."""
+        entry: dict[str, Any] = {
+            "keys": {name: list(cells) for name, cells in self.keys.items()},
+            "test": self.test,
+            "reason": self.reason,
+        }
+        for name in ("ratio", "excess_us"):
+            if (value := getattr(self, name)) is not None:
+                entry[name] = value
+        return entry | {"serves": self.serves, "rows": self.rows}
+
+
+def unsound(provenance: Mapping[str, Any], operator: str, key: Mapping[str, Any]) -> str | None:
+    """Say why a source's rows of a kernel should not be served where another source has it sound.
+
+    Parameters
+    ----------
+    provenance : mapping
+        The source's provenance.toml.
+    operator : str
+        A key of :data:`fastroof.operators.registry.OPERATORS`.
+    key : mapping of str to value
+        The kernel: its key columns, or some of them.
+
+    Returns
+    -------
+    str or None
+        The reason, None where nothing is known against them.
+
+    Raises
+    ------
+    TableError
+        If an entry of the provenance is malformed.
+
+    Examples
+    --------
+    >>> flat = {"keys": {"dtype": ["fp8_block"], "m": [1, 64]}, "test": "flat", "reason": "55 us", "ratio": 5}
+    >>> provenance = {"operators": {"gemm": {"unsound": [flat]}}}
+    >>> unsound(provenance, "gemm", {"dtype": "fp8_block"})
+    '55 us'
+    >>> unsound(provenance, "gemm", {"dtype": "bf16"})
+    """
+    for family in unsound_families(provenance, operator):
+        if not family.serves and family.holds_key(key):
+            return family.reason
+    return None
+
+
+def unsound_error(
+    provenance: Mapping[str, Any],
+    operator: str,
+    key: Mapping[str, Any],
+    sizes: Mapping[str, Floats],
+    latency_us: Floats,
+) -> Floats:
+    """How far off answers may be for the families that they were looked up in.
+
+    Parameters
+    ----------
+    provenance, operator, key
+        As in :func:`unsound`, the whole key.
+    sizes : mapping of str to ndarray of float64, shape (points,)
+        The operator's axes; one that is not there is anywhere.
+    latency_us : ndarray of float64, shape (points,)
+        The answers, us.
+
+    Returns
+    -------
+    ndarray of float64, shape (points,)
+        Relative to the answers, of the worst family; 0 in none.
+
+    Raises
+    ------
+    TableError
+        If an entry of the provenance is malformed.
+    """
+    worst = np.zeros(len(latency_us))
+    for family in unsound_families(provenance, operator):
+        if not family.holds_key(key):
+            continue
+        there = {name: cells for name, cells in family.keys.items() if name in sizes}
+        inside = UnsoundFamily(there, "", "").holds({**sizes, "latency_us": latency_us})
+        worst = np.maximum(worst, np.where(inside, family.error(latency_us), 0.0))
+    return worst
+
+
+def unsound_rows(provenance: Mapping[str, Any], operator: str, columns: Mapping[str, Array]) -> Bools:
+    """Which rows of a table are in one of its families.
+
+    Parameters
+    ----------
+    provenance, operator
+        As in :func:`unsound`.
+    columns : mapping of str to ndarray, shape (rows,)
+        The rows.
+    """
+    inside = np.zeros(len(columns["latency_us"]), np.bool_)
+    for family in unsound_families(provenance, operator):
+        inside |= family.holds(columns)
+    return inside
+
+
+def unsound_families(provenance: Mapping[str, Any], operator: str) -> tuple[UnsoundFamily, ...]:
+    """Return the families that a source's provenance names for an operator.
+
+    Raises
+    ------
+    TableError
+        If an entry is malformed: the error says which, and what would do.
+    """
+    entries = provenance.get("operators", {}).get(operator, {}).get("unsound", ())
+    if not isinstance(entries, list | tuple):
+        raise TableError(f"operators.{operator}.unsound is {entries!r}; need a list of tables")
+    return tuple(_family(operator, number, entry) for number, entry in enumerate(entries, 1))
+
+
+def _family(operator: str, number: int, entry: Any) -> UnsoundFamily:
+    where = f"operators.{operator}.unsound, entry {number}"
+    if not isinstance(entry, Mapping):
+        raise TableError(f"{where} is {entry!r}; need a table with {', '.join(FIELDS)}")
+    if unknown := sorted(set(entry) - set(FIELDS)):
+        raise TableError(f"{where} has {', '.join(unknown)}; known are {', '.join(FIELDS)}")
+    keys = entry.get("keys", {})
+    if not isinstance(keys, Mapping):
+        raise TableError(f"{where}: keys is {keys!r}; need the columns that say where its rows lie")
+    for name in ("test", "reason"):
+        if not isinstance(entry.get(name), str) or not entry[name]:
+            raise TableError(f"{where}: {name} is {entry.get(name)!r}; need words")
+    amounts = {name: _amount(where, name, entry.get(name)) for name in ("ratio", "excess_us")}
+    if set(amounts.values()) == {None}:
+        raise TableError(f"{where} says not how far off its rows are; need ratio or excess_us")
+    serves, rows = entry.get("serves", False), entry.get("rows", 0)
+    if not isinstance(serves, bool):
+        raise TableError(f"{where}: serves is {serves!r}; need true or false")
+    if type(rows) is not int or rows < 0:
+        raise TableError(f"{where}: rows is {rows!r}; need how many rows it has")
+    cells = {name: _cells(operator, where, name, value) for name, value in keys.items()}
+    return UnsoundFamily(cells, entry["test"], entry["reason"], **amounts, serves=serves, rows=rows)
+
+
+def _amount(where: str, name: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < math.inf:
+        raise TableError(f"{where}: {name} is {value!r}; need a number above 0")
+    return float(value)
+
+
+def _cells(operator: str, where: str, name: Any, value: Any) -> tuple[Any, ...]:
+    columns = {c.name: c for c in (*OPERATORS[operator].keys, *OPERATORS[operator].axes)}
+    if name not in columns:
+        raise TableError(f"{where}: {operator} has no column {name!r}; its columns are {', '.join(columns)}")
+    is_text = columns[name].kind == "text"
+    cells = tuple(value) if isinstance(value, list | tuple) else ()
+    if is_text and cells and all(isinstance(cell, str) for cell in cells):
+        return cells
+    if not is_text and len(cells) == 2 and all(type(cell) is int for cell in cells) and cells[0] <= cells[1]:
+        return cells
+    need = "a list of its words" if is_text else "[least, most]"
+    raise TableError(f"{where}: {name} is {value!r}; need {need}")
+
+
+def _has(cells: Iterable[Any], value: Any) -> bool:
+    first, *others = cells
+    if isinstance(first, str):
+        return value in (first, *others)
+    return bool(first <= value <= others[0])

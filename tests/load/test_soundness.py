@@ -1,0 +1,123 @@
+"""soundness.py: which kernels and rows a provenance calls wrong, how far off, and what it may not say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fastroof.errors import TableError
+from fastroof.load.own import list_sources
+from fastroof.load.soundness import unsound, unsound_error, unsound_families, unsound_rows
+from fastroof.load.write import toml_text
+
+FLAT: dict[str, Any] = {
+    "keys": {"dtype": ["fp8_block"]},
+    "test": "launched",
+    "reason": "never below 55 us",
+    "excess_us": 50.0,
+    "rows": 7,
+}
+FALLS: dict[str, Any] = {
+    "keys": {"dtype": ["bf16"], "m": [1, 4], "n": [2048, 8192]},
+    "test": "falls",
+    "reason": "9.0 ms at m = 4, 5.0 at 8",
+    "ratio": 1.8,
+    "serves": True,
+}
+
+
+def provenance_with(*entries: dict[str, Any]) -> dict[str, Any]:
+    return {"gpu": "h100", "operators": {"gemm": {"unsound": list(entries)}}}
+
+
+def test_a_kernel_of_a_family_that_is_not_served_says_why() -> None:
+    provenance = provenance_with(FALLS, FLAT)
+    assert unsound(provenance, "gemm", {"dtype": "fp8_block"}) == "never below 55 us"
+    assert unsound(provenance, "gemm", {"dtype": "bf16"}) is None  # some of its rows are wrong, it is served
+    assert unsound(provenance, "gemm", {"dtype": "fp8"}) is None
+    assert unsound(provenance, "moe", {"dtype": "fp8_block"}) is None
+
+
+def test_a_kernel_is_told_by_its_sizes_too() -> None:
+    family = {
+        "keys": {"dtype": ["fp8"], "moe_tp": [2, 4]},
+        "test": "versions",
+        "reason": "6 times",
+        "ratio": 6.0,
+    }
+    provenance = {"operators": {"moe": {"unsound": [family]}}}
+    asked = [unsound(provenance, "moe", {"dtype": "fp8", "moe_tp": tp}) for tp in (1, 2, 3, 4, 8)]
+    assert asked == [None, "6 times", "6 times", "6 times", None]
+
+
+def test_the_error_is_that_of_the_worst_family_that_a_point_is_in() -> None:
+    twice = FALLS | {"keys": {"m": [4, 8]}, "ratio": 0.5}
+    sizes = {name: np.array(values) for name, values in (("m", [1.0, 4.0, 8.0, 9.0]), ("n", [4096.0] * 4))}
+    error = unsound_error(provenance_with(FALLS, twice), "gemm", {"dtype": "bf16"}, sizes, np.full(4, 100.0))
+    # 1.8 times too slow: off by 0.8 / 1.8 of itself; half of what it should be: by as much again
+    np.testing.assert_allclose(error, [0.8 / 1.8, 1.0, 1.0, 0.0])
+
+
+def test_a_launch_counts_less_the_longer_a_kernel_takes() -> None:
+    latency_us = np.array([40.0, 100.0, 5000.0])
+    sizes = {"m": np.ones(3)}
+    error = unsound_error(provenance_with(FLAT), "gemm", {"dtype": "fp8_block"}, sizes, latency_us)
+    np.testing.assert_allclose(error, [1.0, 0.5, 0.01])
+    other = unsound_error(provenance_with(FLAT), "gemm", {"dtype": "bf16"}, sizes, latency_us)
+    assert not other.any()
+
+
+def test_rows_of_families() -> None:
+    columns = {
+        "dtype": np.array(["bf16", "bf16", "fp8_block", "bf16", "fp8"], object),
+        "m": np.array([4, 5, 4096, 1, 1]),
+        "n": np.array([2048, 2048, 64, 8193, 2048]),
+        "latency_us": np.ones(5),
+    }
+    found = unsound_rows(provenance_with(FLAT, FALLS), "gemm", columns)
+    assert found.tolist() == [True, False, True, False, False]
+
+
+def test_an_entry_is_written_as_it_was_read(tmp_path: Path) -> None:
+    families = unsound_families(provenance_with(FLAT, FALLS), "gemm")
+    (tmp_path / "provenance.toml").write_text(toml_text(provenance_with(*(f.as_dict() for f in families))))
+    (source,) = list_sources(tmp_path)
+    assert unsound_families(source.provenance, "gemm") == families
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ({"keys": {"dtype": "fp8"}}, "dtype is 'fp8'; need a list of its words"),
+        ({"keys": {"dtype": []}}, "need a list of its words"),
+        ({"keys": {"m": [4, 1]}}, "need \\[least, most\\]"),
+        ({"keys": {"m": [1]}}, "need \\[least, most\\]"),
+        ({"keys": {"m": [1, True]}}, "need \\[least, most\\]"),
+        ({"keys": {"tokens": [1, 4]}}, "gemm has no column 'tokens'; its columns are dtype, m, n, k"),
+        ({"keys": ["dtype"]}, "keys is \\['dtype'\\]"),
+        ({"reason": ""}, "reason is ''; need words"),
+        ({"test": 3}, "test is 3; need words"),
+        ({"excess_us": None}, "need ratio or excess_us"),
+        ({"excess_us": 0}, "excess_us is 0; need a number above 0"),
+        ({"ratio": float("nan")}, "ratio is nan; need a number above 0"),
+        ({"serves": 1}, "serves is 1; need true or false"),
+        ({"rows": -1}, "rows is -1"),
+        ({"kyes": {}}, "has kyes; known are keys, test"),
+    ],
+)
+def test_a_malformed_entry_is_refused(entry: dict[str, Any], says: str) -> None:
+    with pytest.raises(TableError, match=says) as error:
+        unsound(provenance_with(FALLS, FLAT | entry), "gemm", {"dtype": "bf16"})
+    assert "operators.gemm.unsound, entry 2" in str(error.value)
+
+
+@pytest.mark.parametrize("entries", [7, ["flat"]])
+def test_what_is_no_list_of_tables_is_refused_when_a_source_is_read(tmp_path: Path, entries: Any) -> None:
+    (tmp_path / "provenance.toml").write_text(
+        toml_text({"gpu": "h100", "operators": {"gemm": {"unsound": entries}}})
+    )
+    with pytest.raises(TableError, match=r"provenance.toml: operators.gemm.unsound"):
+        list_sources(tmp_path)
