@@ -25,6 +25,9 @@ MIB: Final = 2**20
 GIB: Final = 2**30
 """Bytes in one GiB, as in memory sizes."""
 
+MX_BYTES: Final = 1 / 32
+"""Bytes of scale that an element of an MX format adds: 32 elements share one byte."""
+
 DTYPE_BYTES: Final[dict[str, float]] = {
     "bf16": 2,
     "fp16": 2,
@@ -32,10 +35,19 @@ DTYPE_BYTES: Final[dict[str, float]] = {
     "fp8_block": 1,
     "fp8_rowwise": 1,
     "int8": 1,
+    "sq": 1,
+    "int8_wo": 1,
     "int4_wo": 0.5,
-    "w4a16_mxfp4": 0.5,
+    "w4afp8": 0.5,
+    "nvfp4": 0.5 + 1 / 16,
+    "mxfp4": 0.5 + MX_BYTES,
+    "w4a8_mxfp4_mxfp8": 0.5 + MX_BYTES,
+    "w4a16_mxfp4": 0.5 + MX_BYTES,
 }
-"""Bytes of one stored weight or element, by dtype name."""
+"""Bytes of one stored weight or element, by dtype name, with the scales that belong to the format.
+
+Scales of int4 are not counted: how many elements share one is the checkpoint's choice.
+"""
 
 ACTIVATION_BYTES: Final = 2
 """Bytes of one activation: GEMM outputs, queries and attention outputs are bf16 whatever the weights are."""
@@ -47,7 +59,17 @@ PEAK_DTYPE: Final[dict[str, str]] = {
     "fp8_block": "fp8",
     "fp8_rowwise": "fp8",
     "int8": "int8",
+    "sq": "int8",
+    "int8_wo": "bf16",
     "int4_wo": "bf16",
+    "w4afp8": "fp8",
+    "nvfp4": "fp4",
+    "mxfp4": "fp4",
+    "w4a8_mxfp4_mxfp8": "fp8",
     "w4a16_mxfp4": "bf16",
 }
-"""Which of a GPU's peaks a kernel of a dtype runs against: weight-only formats compute in bf16."""
+"""Which of a GPU's peaks a kernel of a dtype runs against.
+
+Weight-only formats compute in bf16; 4-bit weights against 8-bit activations at the rate of the wider of
+the two; ``sq`` is SmoothQuant, int8 on both sides.
+"""

@@ -1,8 +1,9 @@
 """GPUs: the facts of a card, read from ``bench_data/<gpu>/gpu.toml``.
 
 The file has ``title``, ``source``, ``num_sms``, optionally ``name`` (else the folder's), ``aliases`` and
-``l2_mib``, and three tables: ``[peak_tflops]``, dense, by dtype, ``bf16`` at least; ``[memory]`` with
-``hbm_tb_per_s`` and ``hbm_gib``; ``[links]`` with ``nvlink_gb_per_s`` or ``pcie_gb_per_s``, each way.
+``l2_mib``, and three tables: ``[peak_tflops]``, dense, by dtype (``bf16``, which is a must, ``fp8``, ``fp4``,
+``int8``); ``[memory]`` with ``hbm_tb_per_s`` and ``hbm_gib``; ``[links]`` with ``nvlink_gb_per_s`` or
+``pcie_gb_per_s``, each way.
 """
 
 from __future__ import annotations
@@ -158,10 +159,13 @@ def _by_name(name: str) -> GpuSpec | None:
             return spec
     for spec in specs:
         rest = key.removeprefix(_key(spec.name))
-        if rest != key and re.search("pcie|nvl", rest):
+        # "l40pcie" begins as l4 does, and is another card
+        is_variant = rest != key and not re.match(r"\d+(?!\d|gb)", rest)
+        if is_variant and re.search("pcie|nvl", rest):
+            variants = [s for s in specs if re.match(rf"{spec.name}(?!\d)", s.name)]
+            cards = ", ".join(f"{s.name} is the {s.title}" for s in variants)
             raise GpuError(
-                f"unknown GPU {name!r}: {spec.name} is the SXM card ({spec.title}), no PCIe card is known; "
-                f"for one, give the path of its own {GPU_FILE}"
+                f"unknown GPU {name!r}: {cards}; for another card, give the path of its own {GPU_FILE}"
             )
     return None
 

@@ -36,7 +36,7 @@ Raw = Mapping[str, Array]
 Heads = tuple[int, int, int]
 """The three numbers in the name of a tree's attention file, on one GPU."""
 
-_RENAMED_DTYPES: Final = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16"}
+_RENAMED_DTYPES: Final = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "fp8_e4m3": "fp8"}
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,17 @@ def test_h100_has_the_figures_of_the_sxm_card() -> None:
         ("gb200", 2500e12, 5000e12, 8e12, 900e9, 152),
         ("h20", 148e12, 296e12, 4e12, 450e9, 78),
         ("h800", 989.5e12, 1979e12, 3.35e12, 200e9, 132),
+        ("b300", 2250e12, 4500e12, 7.75e12, 900e9, 148),
+        ("gb300", 2500e12, 5000e12, 8e12, 900e9, 152),
+        ("rtx_pro_6000", 467.8e12, 935.6e12, 1.597e12, 64e9, 188),
+        ("b60", 98.304e12, 98.304e12, 0.456e12, 32e9, 20),
+        ("l4", 121e12, 242.5e12, 0.3e12, 32e9, 58),
+        ("a30", 165e12, None, 0.933e12, 32e9, 56),
+        ("a100_pcie", 312e12, None, 1.935e12, 32e9, 108),
+        ("h100_pcie", 756e12, 1513e12, 2e12, 64e9, 114),
+        ("mi300x", 1307.4e12, 2614.9e12, 5.3e12, 448e9, 304),
+        ("mi325x", 1307.4e12, 2614.9e12, 6e12, 448e9, 304),
+        ("mi355x", 2516.6e12, 5033.2e12, 8e12, 537.6e9, 256),
     ],
 )
 def test_shipped_figures(
@@ -74,11 +85,33 @@ def test_shipped_figures(
     assert (gpu.hbm_bytes_per_s, gpu.nvlink_bytes_per_s, gpu.num_sms) == (bandwidth, link, sms)
 
 
+def test_cards_with_fp4_units() -> None:
+    peaks = {name: load_gpu(name).peak_flops_per_s.get("fp4") for name in gpu_names()}
+    assert {name: peak for name, peak in peaks.items() if peak is not None} == {
+        "b200": 9e15,
+        "b300": 14e15,
+        "gb200": 10e15,
+        "gb300": 15e15,
+        "mi355x": 10066.3e12,
+        "rtx_pro_6000": 1871.2e12,
+    }
+
+
+def test_no_peak_is_below_that_of_a_wider_dtype() -> None:
+    # int8 may be: Blackwell Ultra gave its units to fp4
+    for name in gpu_names():
+        peaks = load_gpu(name).peak_flops_per_s
+        assert peaks["bf16"] <= peaks.get("fp8", peaks["bf16"]) <= peaks.get("fp4", float("inf")), name
+
+
 def test_memory_sizes_are_whole_mebibytes() -> None:
     sizes = {name: load_gpu(name).hbm_bytes for name in gpu_names()}
     assert sizes["h200"] == 141 * 2**30
     assert sizes["gb200"] == 189471 * 2**20
     assert sizes["l40s"] == 46068 * 2**20
+    assert sizes["b300"] == 275040 * 2**20
+    assert sizes["gb300"] == 284208 * 2**20
+    assert sizes["rtx_pro_6000"] == 97887 * 2**20
     assert all(isinstance(size, int) and size % 2**20 == 0 for size in sizes.values())
 
 
@@ -111,23 +144,39 @@ def test_every_folder_is_named_as_its_file_says_and_no_spelling_is_taken_twice()
         ("L40S-PCIe", "l40s"),
         ("GB200 NVL72", "gb200"),
         ("nvidia_h200", "h200"),
+        ("h100 pcie", "h100_pcie"),
+        ("NVIDIA H100 PCIe", "h100_pcie"),
+        ("NVIDIA A100 80GB PCIe", "a100_pcie"),
+        ("rtx_pro_6000_server", "rtx_pro_6000"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx_pro_6000"),
+        ("NVIDIA B300 SXM6 AC", "b300"),
+        ("GB300 NVL72", "gb300"),
+        ("Intel Arc Pro B60", "b60"),
+        ("AMD Instinct MI300X", "mi300x"),
     ],
 )
 def test_spelling_does_not_matter(spelling: str, name: str) -> None:
     assert load_gpu(spelling).name == name
 
 
-@pytest.mark.parametrize("name", ["h100_pcie", "H100-PCIe", "NVIDIA H100 PCIe", "H100 NVL", "a100_pcie_80gb"])
-def test_a_pcie_card_is_not_the_sxm_card(name: str) -> None:
-    with pytest.raises(GpuError, match=r"(h100|a100) is the SXM card .*no PCIe card is known"):
+@pytest.mark.parametrize("name", ["H100 NVL", "h100_94gb_nvl", "H100-PCIe-96", "a100_pcie_40gb"])
+def test_a_card_of_the_same_die_is_another_card(name: str) -> None:
+    both = r"(?P<die>h100|a100) is the NVIDIA .* SXM.*, (?P=die)_pcie is the NVIDIA .* PCIe"
+    with pytest.raises(GpuError, match=f"{both}.*; for another card, give the path of its own"):
         load_gpu(name)
 
 
+def test_a_name_that_only_begins_like_a_card_is_no_variant_of_it() -> None:
+    with pytest.raises(GpuError, match="closest is l40s") as error:
+        load_gpu("l40_pcie")
+    assert "for another card" not in str(error.value)
+
+
 def test_unknown_gpu_lists_what_exists_and_the_closest() -> None:
-    with pytest.raises(GpuError, match=r"unknown GPU 'h100x'.*a100, b200, gb200, h100.*closest is h100"):
+    with pytest.raises(GpuError, match=r"unknown GPU 'h100x'.*a100, a100_pcie, .*h100, .*closest is h100"):
         load_gpu("h100x")
-    with pytest.raises(GpuError, match="unknown GPU 'mi300x'") as error:
-        load_gpu("mi300x")
+    with pytest.raises(GpuError, match="unknown GPU 'tpu_v5'") as error:
+        load_gpu("tpu_v5")
     assert "closest" not in str(error.value)
 
 
@@ -198,7 +247,7 @@ def test_optional_keys(tmp_path: Path) -> None:
         ("bf16 = 100.5", "bf16 = inf", "peak_tflops.bf16 must be above zero and finite"),
         ("bf16 = 100.5", "bf16 = nan", "peak_tflops.bf16 must be above zero and finite"),
         ("bf16 = 100.5", "", "key peak_tflops.bf16 is missing"),
-        ("fp8 = 201", "fp9 = 201", "unknown key peak_tflops.fp9; known are bf16, fp8, int8"),
+        ("fp8 = 201", "fp9 = 201", "unknown key peak_tflops.fp9; known are bf16, fp4, fp8, int8"),
         ("[peak_tflops]", "[peaks]", "unknown key peaks"),
         ("hbm_tb_per_s = 2.039", "", "key memory.hbm_tb_per_s is missing"),
         ("hbm_tb_per_s = 2.039", "hbm_tb_per_s = -3", "memory.hbm_tb_per_s must be above zero"),
@@ -237,6 +286,11 @@ def test_peak_goes_by_the_units_a_kernel_computes_on() -> None:
     h100 = load_gpu("h100")
     assert h100.peak("fp8_block") == h100.peak("fp8") == 1979e12
     assert h100.peak("int4_wo") == h100.peak("bf16") == h100.peak("fp16") == 989.5e12
+    assert h100.peak("w4a16_mxfp4") == h100.peak("int8_wo") == 989.5e12
+    assert h100.peak("w4afp8") == h100.peak("sq") == 1979e12
+    assert load_gpu("b200").peak("nvfp4") == 2 * load_gpu("b200").peak("w4a8_mxfp4_mxfp8") == 9e15
+    with pytest.raises(GpuError, match="no peak for dtype 'nvfp4'"):
+        h100.peak("nvfp4")
     with pytest.raises(GpuError, match=r"A100.*no peak for dtype 'fp8'; it has bf16, int8"):
         load_gpu("a100").peak("fp8")
     with pytest.raises(GpuError, match="no peak for dtype 'fp7'"):

@@ -86,13 +86,13 @@ def left_out(found: dict[str, Any]) -> dict[str, int]:
 
 def test_gemm_rows_keep_every_bit_and_known_dtypes(tmp_path: Path) -> None:
     odd = 0.1 + 0.2
-    rows = [GEMM | {"gemm_dtype": d} for d in ("fp8", "fp8_block", "nvfp4", "int8_wo", "nvfp4")]
+    rows = [GEMM | {"gemm_dtype": d} for d in ("fp8", "fp8_block", "nvfp5", "int9", "nvfp5")]
     columns, found = imported(tmp_path, "gemm", gemm=[GEMM | {"latency": odd}, *rows])
     assert columns["dtype"] == ["bf16", "fp8", "fp8_block"]
     assert columns["latency_us"] == [odd * 1e3, 0.0025 * 1e3, 0.0025 * 1e3]
     assert (columns["m"], columns["n"], columns["k"]) == ([1] * 3, [8] * 3, [16] * 3)
     assert columns["kernel"] == ["cublas"] * 3
-    assert left_out(found) == {"dtype int8_wo": 1, "dtype nvfp4": 2}
+    assert left_out(found) == {"dtype int9": 1, "dtype nvfp5": 2}
     assert (found["rows"], found["points"], found["kernels"]) == (3, 3, ["cublas"])
 
 

@@ -401,8 +401,8 @@ def test_refuses_folders_without_tables(tmp_path: Path) -> None:
 
 
 def test_refuses_unknown_dtypes(tmp_path: Path) -> None:
-    dtypes = np.array(["bf16", "bf16", "nvfp4", "bf16"], object)  # written last: rows are sorted
-    with pytest.raises(TableError, match="row 4, column dtype: found 'nvfp4', known are bf16"):
+    dtypes = np.array(["bf16", "bf16", "nvfp5", "bf16"], object)  # written last: rows are sorted
+    with pytest.raises(TableError, match="row 4, column dtype: found 'nvfp5', known are bf16"):
         load_own(source(tmp_path / "a", {"gemm": gemm_rows(dtype=dtypes)}))
     kv = np.array(["bf16", "bfloat16"], object)
     with pytest.raises(TableError, match="column kv_dtype: found 'bfloat16'"):

@@ -233,7 +233,7 @@ def test_moe_is_the_naive_lookup(h100, data, tokens):
     key = data.draw(st.sampled_from(sorted(h100.groups("moe"))))
     dtype, hidden, wide, topk, experts, tp, ep, _ = key
     points = naive.points_of(h100, "moe", key)
-    width = {"bf16": 2, "fp8": 1, "fp8_block": 1, "int4_wo": 0.5, "w4a16_mxfp4": 0.5}[dtype]
+    width = {"bf16": 2, "fp8": 1, "fp8_block": 1, "int4_wo": 0.5, "w4a16_mxfp4": 17 / 32}[dtype]
 
     def bound(t: float) -> float:
         touched = experts / ep * (1 - (1 - topk / experts) ** t)
