@@ -17,13 +17,15 @@ from typing import Any, Final
 import numpy as np
 
 from fastroof.arrays import Array
+from fastroof.columns import Column
 from fastroof.config.gpu import load_gpu
 from fastroof.errors import TableError
 from fastroof.load.measured import MeasuredTable, MeasuredTables
+from fastroof.load.package_places import find_place
 from fastroof.load.package_rows import PACKAGE_FILES, Part, joined, point_codes, select
 from fastroof.load.rows import read_columns
 from fastroof.load.write import Format, write_source
-from fastroof.operators.foreign_rows import PackageFile
+from fastroof.operators.foreign_rows import PackageFile, Raw
 from fastroof.operators.registry import OPERATORS
 
 __all__ = ["available", "convert_aiconfigurator", "import_aiconfigurator", "installed_root"]
@@ -31,6 +33,8 @@ __all__ = ["available", "convert_aiconfigurator", "import_aiconfigurator", "inst
 
 PACKAGE: Final = "aiconfigurator_core"
 INSTALL: Final = "pip install aiconfigurator-core==0.12.0"
+
+_NOWHERE: Final = "not in the package, of no version"
 
 SYSTEMS: Final = {
     "a100_sxm": "a100",
@@ -125,21 +129,22 @@ def import_aiconfigurator(
     data = _data_folder(root)
     _check_available(data, system, backend, version)
     gpu = load_gpu(SYSTEMS[system])
-    nccl = _nccl_version(data.parent / f"{system}.yaml")
     provenance = _package_provenance(data.parents[1], system, gpu.name, backend, version)
     parts: dict[str, list[Part]] = {}
     ignored: dict[str, str] = {}
+    read: dict[tuple[Path, tuple[Column, ...]], Raw] = {}
     for operator, wanted in _wanted_files(files):
-        where = version if wanted.backend is None else nccl
-        folder = data / system / wanted.folder / (wanted.backend or backend)
-        path = folder / where / f"{wanted.file}.parquet"
-        name = path.relative_to(data).as_posix()
-        if not path.is_file() or not where:
-            versions = sorted(p.parent.name for p in folder.glob(f"*/{wanted.file}.parquet"))
-            ignored[name] = f"not in the package; versions there: {', '.join(versions) or 'none'}"
+        place = find_place(data / system, wanted, backend, version)
+        if place is None:
+            ignored[f"{system}/{wanted.folder}/{wanted.backend or backend}/{wanted.file}"] = _NOWHERE
             continue
-        raw = read_columns(path, wanted.columns, wanted.optional, label=name)
-        part = Part(path, name, raw, *select(operator, wanted.convert(raw), gpu))
+        path = place.path
+        name = path.relative_to(data).as_posix()
+        # several operators have rows in one file
+        if (path, wanted.columns) not in read:
+            read[path, wanted.columns] = read_columns(path, wanted.columns, wanted.optional, label=name)
+        raw = read[path, wanted.columns]
+        part = Part(place, name, raw, *select(operator, wanted.convert(raw), gpu))
         if len(part.columns["latency_us"]):
             parts.setdefault(operator, []).append(part)
         else:
@@ -244,22 +249,15 @@ def _wanted_files(files: Collection[str] | None) -> tuple[tuple[str, PackageFile
 def _check_available(data: Path, system: str, backend: str, version: str) -> None:
     if system not in SYSTEMS:
         raise TableError(f"unknown system {system!r}; fastroof has a GPU for {', '.join(SYSTEMS)}")
-    if (data / system / "gemm" / backend / version / "gemm_perf.parquet").is_file():
-        return
-    have = {}
+    have: dict[str, list[str]] = {}
     for _, wanted in PACKAGE_FILES:
         if wanted.backend is None:
-            files = (data / system / wanted.folder).glob(f"*/*/{wanted.file}.parquet")
+            files = list((data / system / wanted.folder).glob(f"*/*/{wanted.file}.parquet"))
             have[wanted.file] = sorted(f"{f.parts[-3]} {f.parts[-2]}" for f in files)
-    listed = "; ".join(f"{name}: {', '.join(names) or 'none'}" for name, names in have.items())
-    raise TableError(f"no gemm_perf of {backend} {version} for {system}; there are {listed}")
-
-
-def _nccl_version(path: Path) -> str:
-    """Return the NCCL version that the package pairs a system with, in the system's YAML file."""
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    version = re.search(r"^\s*nccl_version:\s*['\"]?([\w.]+)", text, re.MULTILINE)
-    return version[1] if version else ""
+    if any(f"{backend} {version}" in names for names in have.values()):
+        return
+    listed = "; ".join(f"{name}: {', '.join(names)}" for name, names in have.items() if names)
+    raise TableError(f"no table of {backend} {version} for {system}; there are {listed or 'none'}")
 
 
 def _package_provenance(package: Path, system: str, gpu: str, backend: str, version: str) -> dict[str, Any]:
@@ -312,12 +310,16 @@ def _repeats(operator: str, columns: Mapping[str, Array]) -> str:
 
 
 def _file_provenance(part: Part) -> dict[str, Any]:
-    meta = part.path.parent / "collection_meta.yaml"
+    path = part.place.path
+    meta = path.parent / "collection_meta.yaml"
     text = meta.read_text(encoding="utf-8") if meta.is_file() else ""
     legacy = re.search(r"^provenance:\s*legacy\b", text, re.MULTILINE)
-    provenance: dict[str, Any] = {"sha256": hashlib.sha256(part.path.read_bytes()).hexdigest()}
+    provenance: dict[str, Any] = {"sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    if part.place.asked:
+        provenance["version"] = part.place.version
+        provenance["stands_for"] = f"{part.place.asked}, which has no such file"
     versions = _one_word([part], "version")
-    if versions and versions != part.path.parent.name:
+    if versions and versions != part.place.version:
         provenance["version_in_rows"] = versions
     if legacy:
         provenance["timing"] = "the package marks it legacy: no record of the collector, clocks or replays"

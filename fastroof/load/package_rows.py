@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from fastroof.arrays import Array, Bools, Longs
 from fastroof.config.gpu import GpuSpec
+from fastroof.load.package_places import Place
 from fastroof.load.write import sort_rows
 from fastroof.operators.foreign_rows import ForeignRows, Raw
 from fastroof.operators.registry import OPERATORS
@@ -31,7 +31,7 @@ PACKAGE_FILES: Final = tuple(
 class Part:
     """The rows that one file gave one operator."""
 
-    path: Path
+    place: Place
     name: str
     raw: Raw
     columns: dict[str, Array]

@@ -6,6 +6,7 @@ Each operator says which files are its own and converts their columns; reading t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -30,6 +31,7 @@ __all__ = [
     "size_columns",
     "text_columns",
     "unknown_dtypes",
+    "version_order",
 ]
 
 Raw = Mapping[str, Array]
@@ -140,3 +142,14 @@ def dtype_names(words: Array) -> Array:
 def unknown_dtypes(dtypes: Array) -> dict[str, Bools]:
     """Rows of dtypes that fastroof does not know, by reason."""
     return {f"dtype {d}": dtypes == d for d in sorted(set(dtypes)) if d not in DTYPE_BYTES}
+
+
+def version_order(version: str) -> tuple[int, ...]:
+    """Return the numbers of a version, by which versions are compared.
+
+    Examples
+    --------
+    >>> version_order("1.3.0rc20") < version_order("1.3.0rc23")
+    True
+    """
+    return tuple(int(number) for number in re.findall(r"\d+", version))

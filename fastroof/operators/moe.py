@@ -1,4 +1,8 @@
-"""Routed experts of one layer on one GPU: a fused kernel, by the tokens that enter the layer."""
+"""Routed experts of one layer on one GPU: a fused kernel, by the tokens that enter the layer.
+
+Experts with a gate are three GEMMs (gate, up, down), those without one two: two operators with equal keys,
+since an engine runs other kernels for them and a shape alone does not tell which it is.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from fastroof.arrays import Array, Floats
+from fastroof.arrays import Array, Bools, Floats
 from fastroof.columns import DTYPE, Column
 from fastroof.config.gpu import GpuSpec
 from fastroof.operators.foreign_rows import (
@@ -21,13 +25,30 @@ from fastroof.operators.foreign_rows import (
     size_columns,
     text_columns,
     unknown_dtypes,
+    version_order,
 )
 from fastroof.operators.operator import Columns, HoldoutGrid, Key, dtype_peaks, element_bytes
 from fastroof.operators.sized import SizedOperator
 from fastroof.operators.work import Real, as_floats
 from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES, US_PER_S
 
-__all__ = ["MOE", "OPERATORS", "MoeOperator", "moe_bytes", "moe_flops", "moe_touched_experts"]
+__all__ = [
+    "EXPERT_KEYS",
+    "MOE",
+    "MOE_NONGATED",
+    "OPERATORS",
+    "MoeOperator",
+    "NongatedMoeOperator",
+    "expert_shape",
+    "is_nongated",
+    "moe_bytes",
+    "moe_flops",
+    "moe_touched_experts",
+    "not_run_by_the_engine",
+]
+
+GATED_GEMMS: Final = 3
+NONGATED_GEMMS: Final = 2
 
 EVENLY_ROUTED: Final = ("balanced", "uniform")
 """Distributions of tokens over experts for which the expectation of uniform routing holds."""
@@ -43,10 +64,16 @@ def moe_touched_experts(num_tokens: Real, topk: Real, num_experts: Real, moe_ep:
 
 
 def moe_flops(
-    num_tokens: Real, hidden: Real, intermediate: Real, topk: Real, moe_tp: Real = 1, moe_ep: Real = 1
+    num_tokens: Real,
+    hidden: Real,
+    intermediate: Real,
+    topk: Real,
+    moe_tp: Real = 1,
+    moe_ep: Real = 1,
+    gemms: int = GATED_GEMMS,
 ) -> Floats:
-    """FLOPs of the three expert GEMMs on one GPU: ``6 tokens topk hidden intermediate / (tp ep)``."""
-    per_token = 6.0 * as_floats(topk) * as_floats(hidden) * as_floats(intermediate)
+    """FLOPs of the expert GEMMs on one GPU: ``2 gemms tokens topk hidden intermediate / (tp ep)``."""
+    per_token = 2.0 * gemms * as_floats(topk) * as_floats(hidden) * as_floats(intermediate)
     return as_floats(num_tokens) * per_token / (as_floats(moe_tp) * as_floats(moe_ep))
 
 
@@ -59,23 +86,94 @@ def moe_bytes(
     moe_tp: Real = 1,
     moe_ep: Real = 1,
     element_bytes: float = 2,
+    gemms: int = GATED_GEMMS,
 ) -> Floats:
     """Bytes of the routed experts on one GPU: weights of the touched experts, tokens in and out."""
-    expert = 3.0 * as_floats(hidden) * as_floats(intermediate) / as_floats(moe_tp) * element_bytes
+    expert = float(gemms) * as_floats(hidden) * as_floats(intermediate) / as_floats(moe_tp) * element_bytes
     tokens = 2.0 * ACTIVATION_BYTES * as_floats(num_tokens) * as_floats(hidden)
     return moe_touched_experts(num_tokens, topk, num_experts, moe_ep) * expert + tokens
 
 
-def _package_rows(raw: Raw) -> ForeignRows:
-    dtype = dtype_names(raw["moe_dtype"])
+NONGATED_SHAPES: Final = ((2688, 1856), (1024, 2688), (4096, 2688), (2048, 5120), (8192, 5120))
+"""Hidden and intermediate widths of models without a gate (Nemotron 3 Nano, Super and Ultra).
+
+Only TensorRT-LLM's kernels say so by name. Elsewhere the memory does: with three GEMMs an expert the bf16
+weights of all touched experts would come at 1.2 to 1.45 times its bandwidth, and at no more than 0.96 times
+for any other shape."""
+
+NONGATED_SINCE: Final = {"vllm": (0, 24), "sglang": (0, 5, 14)}
+"""Versions since which an engine's tables measure those shapes without a gate; before, as if they had one
+(with three GEMMs 0.82 to 0.92 of the memory's bandwidth)."""
+
+MIN_LATENCY_TOKENS: Final = 128
+"""Up to so many tokens TensorRT-LLM runs its min-latency kernel of nvfp4 experts, where there is one."""
+
+OTHER_ACTIVATION: Final = "_situ_as_silu"
+"""Ending of kernels that were measured with SiLU in place of the model's own activation."""
+
+
+def is_nongated(raw: Raw) -> Bools:
+    """Mark the package's rows of experts without a gate."""
+    kernel = raw["kernel_source"].astype(str)
+    by_shape = np.zeros(len(kernel), bool)
+    for hidden, intermediate in NONGATED_SHAPES:
+        by_shape |= (raw["hidden_size"] == hidden) & (raw["inter_size"] == intermediate)
+    # SGLang's Triton kernel of Nemotron 3 Super's latent width: 0.91 of the bandwidth with three GEMMs
+    by_shape &= ~((raw["hidden_size"] == 1024) & (kernel == "sglang_fused_moe_triton"))
+    versions = raw.get("version", np.full(len(kernel), "0", object))
+    is_since = np.zeros(len(kernel), bool)
+    for version in set(versions):
+        for engine, first in NONGATED_SINCE.items():
+            if version_order(version) >= first:
+                is_since |= (versions == version) & np.char.startswith(kernel, f"{engine}_")
+    return np.asarray(np.char.endswith(kernel, "_nongated") | (by_shape & is_since))
+
+
+def not_run_by_the_engine(raw: Raw) -> dict[str, Bools]:
+    """Mark rows of a kernel that TensorRT-LLM does not run for so many tokens, by reason.
+
+    Its min-latency kernel and another one were both measured at every point; which one serves is a matter
+    of tokens, not of which was faster.
+    """
+    kernel = raw["kernel_source"].astype(str)
+    quick = np.char.endswith(kernel, "_min_latency")
+    if not quick.any():
+        return {}
+    names = ("moe_dtype", "distribution", "num_tokens", "hidden_size", "inter_size", "topk", "num_experts")
+    code = np.zeros(len(kernel), np.int64)
+    for name in (*names, "moe_tp_size", "moe_ep_size"):
+        _, index = np.unique(raw[name], return_inverse=True)
+        _, code = np.unique(code * (int(index.max()) + 1) + index, return_inverse=True)
+    has_quick, has_other = (np.bincount(code[rows], minlength=code.max() + 1) > 0 for rows in (quick, ~quick))
+    small = raw["num_tokens"] <= MIN_LATENCY_TOKENS
+    few = f"up to {MIN_LATENCY_TOKENS} tokens, where the engine runs its min-latency kernel instead"
+    many = f"min-latency kernel, which the engine does not run beyond {MIN_LATENCY_TOKENS} tokens"
+    return {few: ~quick & small & has_quick[code], many: quick & ~small & has_other[code]}
+
+
+def expert_shape(raw: Raw) -> dict[str, Array]:
+    """Keys and tokens of the package's rows of experts; its sizes are those of the model, not of a shard."""
     same = ("num_tokens", "topk", "num_experts", "distribution")
     other = {"hidden": "hidden_size", "intermediate": "inter_size"}
     other |= {"moe_tp": "moe_tp_size", "moe_ep": "moe_ep_size"}
-    columns = {"dtype": dtype, **{n: raw[n] for n in same}, **{n: raw[o] for n, o in other.items()}}
-    out = unknown_dtypes(dtype)
-    # Two GEMMs an expert, not three; by its sizes alone such a layer looks like one with a gate.
-    out["experts without a gate"] = np.char.endswith(raw["kernel_source"].astype(str), "_nongated")
-    return ForeignRows({**columns, **measured_us(raw)}, out)
+    columns = {"dtype": dtype_names(raw["moe_dtype"]), **{name: raw[name] for name in same}}
+    return columns | {name: raw[theirs] for name, theirs in other.items()}
+
+
+def _package_rows(raw: Raw, has_gate: bool) -> ForeignRows:
+    columns = expert_shape(raw)
+    nongated = is_nongated(raw)
+    out = {"experts without a gate": nongated} if has_gate else {"experts with a gate": ~nongated}
+    out |= unknown_dtypes(columns["dtype"]) | not_run_by_the_engine(raw)
+    return ForeignRows(columns | measured_us(raw), out)
+
+
+def _gated_rows(raw: Raw) -> ForeignRows:
+    return _package_rows(raw, has_gate=True)
+
+
+def _nongated_rows(raw: Raw) -> ForeignRows:
+    return _package_rows(raw, has_gate=False)
 
 
 _PACKAGE_COLUMNS: Final = (
@@ -86,28 +184,37 @@ _PACKAGE_COLUMNS: Final = (
     *MEASURED,
 )
 
+EXPERT_KEYS: Final = (
+    DTYPE,
+    Column("hidden", "int", "", "model width"),
+    Column("intermediate", "int", "", "width of one expert, before moe_tp"),
+    Column("topk", "int", "", "experts a token is routed to"),
+    Column("num_experts", "int", "", "experts of the layer, before moe_ep"),
+    Column("moe_tp", "int", "", "tensor-parallel size inside an expert"),
+    Column("moe_ep", "int", "", "expert-parallel size"),
+    Column("distribution", "text", "", "how tokens spread over experts"),
+)
+
 
 def _shape(c: Columns) -> tuple[Array, Array, Array, Array, Array, Array]:
     return (c["hidden"], c["intermediate"], c["topk"], c["num_experts"], c["moe_tp"], c["moe_ep"])
 
 
 class MoeOperator(SizedOperator):
-    """Routed experts; B grows with the experts that tokens are expected to reach."""
+    """Routed experts; B grows with the experts that tokens are expected to reach.
 
+    Attributes
+    ----------
+    gemms : int
+        GEMMs an expert.
+    """
+
+    gemms: ClassVar[int] = GATED_GEMMS
     name = "moe"
     rank = 50
     summary = "Routed experts of one layer, on one GPU."
-    keys = (
-        DTYPE,
-        Column("hidden", "int", "", "model width"),
-        Column("intermediate", "int", "", "width of one expert, before moe_tp"),
-        Column("topk", "int", "", "experts a token is routed to"),
-        Column("num_experts", "int", "", "experts of the layer, before moe_ep"),
-        Column("moe_tp", "int", "", "tensor-parallel size inside an expert"),
-        Column("moe_ep", "int", "", "expert-parallel size"),
-        Column("distribution", "text", "", "how tokens spread over experts"),
-    )
-    axes = (Column("num_tokens", "int", "tokens", "tokens entering the layer"),)
+    keys = EXPERT_KEYS
+    axes = (Column("num_tokens", "int", "tokens", "tokens of all GPUs that share the experts"),)
     defaults: ClassVar[Mapping[str, Any]] = {
         "moe_tp": 1,
         "moe_ep": 1,
@@ -116,16 +223,18 @@ class MoeOperator(SizedOperator):
     }
     holdouts = (HoldoutGrid("moe", "every second", {}, {}),)
     coverages = (HoldoutGrid("moe", "bf16", {}, {"dtype": "bf16"}),)
-    package_files = (PackageFile("moe", "moe_perf", _PACKAGE_COLUMNS, _package_rows, RUN),)
+    package_files = (PackageFile("moe", "moe_perf", _PACKAGE_COLUMNS, _gated_rows, RUN),)
 
     def flops(self, columns: Columns) -> Floats:
-        """Three GEMMs an expert and token."""
+        """All GEMMs of every token's experts."""
         c = columns
-        return moe_flops(c["num_tokens"], c["hidden"], c["intermediate"], c["topk"], c["moe_tp"], c["moe_ep"])
+        experts = (c["hidden"], c["intermediate"], c["topk"], c["moe_tp"], c["moe_ep"])
+        return moe_flops(c["num_tokens"], *experts, self.gemms)
 
     def moved_bytes(self, columns: Columns) -> Floats:
         """With the experts that even routing is expected to reach; for uneven routing the fewest."""
-        expected = moe_bytes(columns["num_tokens"], *_shape(columns), element_bytes(columns["dtype"]))
+        width = element_bytes(columns["dtype"])
+        expected = moe_bytes(columns["num_tokens"], *_shape(columns), width, self.gemms)
         even = np.isin(columns["distribution"].astype(str), EVENLY_ROUTED)
         return np.where(even, expected, self._one_tokens_experts(columns))
 
@@ -133,10 +242,9 @@ class MoeOperator(SizedOperator):
         """Bytes of a call whose tokens all take the experts of the first one."""
         return self._one_tokens_experts(columns)
 
-    @staticmethod
-    def _one_tokens_experts(columns: Columns) -> Floats:
+    def _one_tokens_experts(self, columns: Columns) -> Floats:
         shape = _shape(columns)
-        one_token = moe_bytes(1, *shape, element_bytes(columns["dtype"]))
+        one_token = moe_bytes(1, *shape, element_bytes(columns["dtype"]), self.gemms)
         return one_token + moe_bytes(columns["num_tokens"], *shape, 0) - moe_bytes(1, *shape, 0)
 
     def peaks(self, columns: Columns, gpu: GpuSpec) -> tuple[Floats, Floats]:
@@ -150,8 +258,9 @@ class MoeOperator(SizedOperator):
         width = DTYPE_BYTES[dtype]
 
         def bound_us(tokens: Any) -> Floats:
-            work = moe_flops(tokens, hidden, intermediate, topk, moe_tp, moe_ep)
-            moved = moe_bytes(tokens, hidden, intermediate, topk, num_experts, moe_tp, moe_ep, width)
+            work = moe_flops(tokens, hidden, intermediate, topk, moe_tp, moe_ep, self.gemms)
+            experts = (hidden, intermediate, topk, num_experts, moe_tp, moe_ep)
+            moved = moe_bytes(tokens, *experts, width, self.gemms)
             seconds = work / gpu.peak(dtype) + moved / gpu.hbm_bytes_per_s
             return launch_us + seconds * US_PER_S
 
@@ -160,8 +269,33 @@ class MoeOperator(SizedOperator):
     def flops_per_unit(self, key: Key) -> float:
         """FLOPs of one token."""
         _, hidden, intermediate, topk, _, moe_tp, moe_ep, _ = key
-        return float(moe_flops(1, hidden, intermediate, topk, moe_tp, moe_ep))
+        return float(moe_flops(1, hidden, intermediate, topk, moe_tp, moe_ep, self.gemms))
+
+    def package_notes(self, columns: Mapping[str, Columns], gpu: GpuSpec) -> dict[str, Any]:
+        """Name the kernels that were measured with another activation than the model's."""
+        kernel = columns[self.name]["kernel"].astype(str)
+        other = np.char.endswith(kernel, OTHER_ACTIVATION)
+        if not other.any():
+            return {}
+        named = ", ".join(sorted(set(kernel[other])))
+        return {
+            "activation": f"{int(other.sum())} rows were measured with SiLU instead of the model's own "
+            f"activation, as their kernels' names say: {named}"
+        }
+
+
+class NongatedMoeOperator(MoeOperator):
+    """Routed experts of two GEMMs: up and down, as with a squared ReLU between."""
+
+    gemms: ClassVar[int] = NONGATED_GEMMS
+    name = "moe_nongated"
+    rank = 51
+    summary = "Routed experts without a gate, on one GPU."
+    holdouts = (HoldoutGrid("moe_nongated", "every second", {}, {}),)
+    coverages = (HoldoutGrid("moe_nongated", "bf16", {}, {"dtype": "bf16"}),)
+    package_files = (PackageFile("moe", "moe_perf", _PACKAGE_COLUMNS, _nongated_rows, RUN),)
 
 
 MOE: Final = MoeOperator()
-OPERATORS: Final = (MOE,)
+MOE_NONGATED: Final = NongatedMoeOperator()
+OPERATORS: Final = (MOE, MOE_NONGATED)

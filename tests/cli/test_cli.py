@@ -25,7 +25,7 @@ from fastroof.cli.written_sizes import Requests, parse_requests, parse_sizes
 from fastroof.columns import ORIGINS
 from fastroof.engines import EngineProfile, KernelChoices, OperatorKernel, engine_names, load_engine
 from fastroof.errors import BatchError, LookupInputError
-from fastroof.load.aiconfigurator import installed_root
+from fastroof.load.aiconfigurator import import_aiconfigurator, installed_root
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 H100 = CHECKOUT / "bench_data" / "h100"
@@ -524,7 +524,8 @@ def test_import_aiconfigurator(tmp_path: Path) -> None:
         str(tmp_path),
     )
     assert "107,188" in good(*arguments, "--version", "0.24.0")
-    assert fastroof.load_tables(tmp_path / "h100").content_hash == fastroof.load_tables("h100").content_hash
+    read = import_aiconfigurator("h100_sxm", "vllm", "0.24.0")
+    assert fastroof.load_tables(tmp_path / "h100").content_hash == read.content_hash
     assert "exists" in refused(*arguments, "--version", "0.24.0")
     good(*arguments, "--version", "0.24.0", "--overwrite")
 

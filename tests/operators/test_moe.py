@@ -1,0 +1,174 @@
+"""Experts with a gate and without one: work, lookups, and what of the package's rows is whose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fastroof import load_gpu
+from fastroof.errors import MissingTableError, TableError
+from fastroof.load.aiconfigurator import installed_root
+from fastroof.load.rows import read_columns
+from fastroof.operators.foreign_rows import ForeignRows
+from fastroof.operators.moe import MOE, MOE_NONGATED, is_nongated, moe_bytes, moe_touched_experts
+from tests.reference.handmade import handmade_tables
+
+SHAPE = {"hidden": 2688, "intermediate": 1856, "topk": 6, "num_experts": 128}
+ROWS = [("bf16", 2688, 1856, 6, 128, 1, 1, "balanced", tokens, us) for tokens, us in ((1, 40.0), (64, 900.0))]
+
+
+def raw(**given: list) -> dict[str, np.ndarray]:
+    """The package's columns; what is not given is the same in every row."""
+    same = {
+        "moe_dtype": "nvfp4", "num_tokens": 4, "hidden_size": 2048, "inter_size": 768, "topk": 8,
+        "num_experts": 128, "moe_tp_size": 1, "moe_ep_size": 1, "distribution": "balanced",
+        "kernel_source": "moe_torch_flow_cutlass", "version": "1.3.0rc20", "latency": 0.5,
+    }  # fmt: skip
+    rows = max((len(values) for values in given.values()), default=1)
+    columns = {name: given.get(name, [value] * rows) for name, value in same.items()}
+    return {n: np.array(v, object if isinstance(v[0], str) else None) for n, v in columns.items()}
+
+
+def kept(rows: ForeignRows) -> np.ndarray:
+    keep = np.ones(len(rows.columns["latency_us"]), bool)
+    for reason, mask in rows.left_out.items():
+        if not reason.startswith("dtype "):
+            keep &= ~mask
+    return keep
+
+
+def convert(operator: object, columns: dict[str, np.ndarray]) -> ForeignRows:
+    (file,) = operator.package_files  # type: ignore[attr-defined]
+    return file.convert(columns)
+
+
+def test_experts_without_a_gate_are_two_gemms_not_three():
+    tables = handmade_tables(moe=ROWS, moe_nongated=ROWS)
+    gated, nongated = (tables.lookup(name, num_tokens=[1, 64], **SHAPE) for name in ("moe", "moe_nongated"))
+    assert gated.latency_us.tolist() == nongated.latency_us.tolist() == [40.0, 900.0]
+    np.testing.assert_allclose(nongated.mfu, gated.mfu * 2 / 3, rtol=1e-12)
+    flops = 2 * 2 * 64 * 6 * 2688 * 1856
+    assert nongated.mfu[1] == pytest.approx(flops / (900e-6 * tables.gpu.peak("bf16")), rel=1e-12)
+    columns = tables.table("moe").columns
+    work, other = (operator.work(columns, tables.gpu) for operator in (MOE, MOE_NONGATED))
+    tokens = 2 * 2 * 2688 * columns["num_tokens"]
+    np.testing.assert_allclose(other.moved_bytes - tokens, (work.moved_bytes - tokens) * 2 / 3, rtol=1e-12)
+
+
+def test_a_shape_of_one_is_no_shape_of_the_other():
+    tables = handmade_tables(moe_nongated=ROWS)
+    with pytest.raises(MissingTableError):
+        tables.lookup("moe", num_tokens=1, **SHAPE)
+
+
+def test_the_public_lookup_of_experts_has_its_arguments_and_defaults():
+    assert MOE.arguments == (
+        "hidden", "intermediate", "topk", "num_experts", "num_tokens",
+        "dtype", "moe_tp", "moe_ep", "distribution",
+    )  # fmt: skip
+    assert dict(MOE.defaults) == {"moe_tp": 1, "moe_ep": 1, "distribution": "balanced", "dtype": "bf16"}
+    assert MOE_NONGATED.arguments == MOE.arguments
+
+
+def test_the_kernel_that_the_engine_runs_stays_not_the_fastest():
+    """Up to 128 tokens the min-latency kernel, faster or not; beyond them the other one."""
+    columns = raw(
+        num_tokens=[128, 128, 160, 160, 64, 1],
+        kernel_source=["moe_torch_flow_cutlass", "moe_torch_flow_min_latency"] * 2
+        + ["moe_torch_flow_cutlass", "moe_torch_flow_min_latency"],
+        latency=[0.1, 0.2, 0.2, 0.1, 0.3, 0.4],
+    )
+    rows = convert(MOE, columns)
+    assert kept(rows).tolist() == [False, True, True, False, True, True]
+    counts = {reason: int(mask.sum()) for reason, mask in rows.left_out.items() if "min-latency" in reason}
+    assert counts == {
+        "up to 128 tokens, where the engine runs its min-latency kernel instead": 1,
+        "min-latency kernel, which the engine does not run beyond 128 tokens": 1,
+    }
+
+
+def test_points_that_differ_in_one_key_are_no_alternatives():
+    columns = raw(
+        kernel_source=["moe_torch_flow_cutlass", "moe_torch_flow_min_latency"] * 2,
+        moe_ep_size=[2, 1, 4, 4],
+    )
+    assert kept(convert(MOE, columns)).tolist() == [True, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "version", "hidden", "intermediate", "expected"),
+    [
+        ("moe_torch_flow_nongated", "1.3.0rc20", 2048, 768, True),
+        ("moe_torch_flow_cutlass", "1.3.0rc20", 2688, 1856, False),
+        ("vllm_unquantizedfusedmoe_triton_tritonexperts", "0.24.0", 2688, 1856, True),
+        ("vllm_unquantizedfusedmoe_triton_tritonexperts", "0.24.0", 2688, 1857, False),
+        ("vllm_fused_moe", "0.22.0", 2688, 1856, False),
+        ("sglang_flashinfer_cutlass_moe", "0.5.14", 8192, 5120, True),
+        ("sglang_fused_moe_triton", "0.5.14", 2048, 5120, True),
+        ("sglang_fused_moe_triton", "0.5.14", 1024, 2688, False),
+        ("sglang_fused_moe_triton", "0.5.10", 2688, 1856, False),
+    ],
+)
+def test_whether_experts_have_a_gate_is_known_by_kernel_version_and_shape(
+    kernel: str, version: str, hidden: int, intermediate: int, expected: bool
+):
+    columns = raw(kernel_source=[kernel], version=[version], hidden_size=[hidden], inter_size=[intermediate])
+    assert is_nongated(columns).tolist() == [expected]
+    owner, other = (MOE_NONGATED, MOE) if expected else (MOE, MOE_NONGATED)
+    assert kept(convert(owner, columns)).all()
+    assert not kept(convert(other, columns)).any()
+
+
+def test_another_activation_than_the_models_is_named():
+    columns = {"moe": {"kernel": np.array(["triton", "marlin_situ_as_silu"], object)}}
+    assert MOE.package_notes(columns, load_gpu("h100")) == {
+        "activation": "1 rows were measured with SiLU instead of the model's own activation, as their "
+        "kernels' names say: marlin_situ_as_silu"
+    }
+    assert MOE.package_notes({"moe": {"kernel": np.array(["triton"], object)}}, load_gpu("h100")) == {}
+
+
+def files_of_the_package() -> Iterator[tuple[str, Path]]:
+    try:
+        data = installed_root() / "systems" / "data"
+    except TableError:
+        return
+    for system in ("h100_sxm", "h200_sxm", "l40s"):
+        for path in sorted(data.glob(f"{system}/moe/*/*/moe_perf.parquet")):
+            yield system, path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("system", "path"),
+    [pytest.param(*place, id="-".join(place[1].parts[-5:-1])) for place in files_of_the_package()],
+)
+def test_the_memory_tells_which_shapes_of_the_package_have_no_gate(system: str, path: Path):
+    """With three GEMMs an expert the weights of those without a gate come faster than the memory is."""
+    (file,) = MOE.package_files
+    columns = read_columns(path, file.columns, file.optional)
+    gpu = load_gpu({"h100_sxm": "h100", "h200_sxm": "h200", "l40s": "l40s"}[system])
+    part = (columns["moe_dtype"] == "bfloat16") & (columns["distribution"] == "balanced")
+    columns = {name: values[part] for name, values in columns.items()}
+    rows = convert(MOE, columns)
+    c = rows.columns
+    touched = moe_touched_experts(c["num_tokens"], c["topk"], c["num_experts"], c["moe_ep"])
+    all_gemms = moe_bytes(
+        c["num_tokens"], c["hidden"], c["intermediate"], c["topk"], c["num_experts"], c["moe_tp"], c["moe_ep"]
+    )
+    share = all_gemms / (c["latency_us"] * 1e-6) / gpu.hbm_bytes_per_s
+    large = (all_gemms > 8 * max(gpu.l2_bytes, 50e6)) & (touched >= 0.9 * c["num_experts"] / c["moe_ep"])
+    nongated = is_nongated(columns)
+    assert (share[large & ~nongated] < 1.0).all()
+    # FlashInfer's CUTLASS kernels of Hopper are too slow to tell: a third of the bandwidth
+    slow = np.char.find(columns["kernel_source"].astype(str), "flashinfer_cutlass") >= 0
+    shapes = {
+        (h, i)
+        for h, i in zip(c["hidden"][nongated & ~slow], c["intermediate"][nongated & ~slow], strict=True)
+    }
+    for hidden, intermediate in shapes:
+        of = large & (c["hidden"] == hidden) & (c["intermediate"] == intermediate)
+        assert share[of].max(initial=9.0 if not of.any() else 0.0) > 1.0
