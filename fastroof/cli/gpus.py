@@ -45,7 +45,9 @@ def gpus(as_json: Json = False) -> None:
             ]
         )
         return
-    dtypes = [dtype for dtype in ("bf16", "fp8", "int8") if any(dtype in s.peak_flops_per_s for s in specs)]
+    dtypes = [
+        dtype for dtype in ("bf16", "fp8", "fp4", "int8") if any(dtype in s.peak_flops_per_s for s in specs)
+    ]
     columns = (
         "gpu", "name", *(f"{dtype} TFLOP/s" for dtype in dtypes), "HBM TB/s", "HBM GiB",
         "link GB/s", "tables",
