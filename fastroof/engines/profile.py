@@ -148,6 +148,10 @@ class OperatorKernel:
         TOML a table, ``{tp = 8}``.
     source : str
         The source of the tables that measured it; empty where the tables' own choice does.
+    engine : str
+        The engine whose measured kernels stand for it, whatever their source is called.
+    reason : str
+        Why they do, where they are another engine's.
     version, dtype, kernel : str
         Of the library, that the kernel computes in, and its name: what a reader can check a source by.
     """
@@ -157,6 +161,8 @@ class OperatorKernel:
     format: str = ""
     layout: tuple[tuple[str, int], ...] = ()
     source: str = ""
+    engine: str = ""
+    reason: str = ""
     version: str = ""
     dtype: str = ""
     kernel: str = ""
@@ -197,17 +203,24 @@ class KernelChoices:
         How small bf16 GEMMs are smoothed along m before they are summed: none or median3.
     fp8_scales : str
         Whether fp8 GEMMs find the scale of their input (dynamic) or know it (static).
+    engines : tuple of str
+        Whose measured kernels stand for its own where a GPU has none of its own, the nearest first; its own
+        always come first.
     operators : tuple of OperatorKernel
-        Operators whose kernel is known; of several that apply the first counts. A plan refuses tables that
-        serve such an operator from another source.
+        Operators whose kernel is known; of several that apply the first counts. A plan reads them from the
+        source or engine that is named, and refuses tables that serve a named source's from another.
     """
 
     gemm_smoothing: str = "none"
     fp8_scales: str = "dynamic"
+    engines: tuple[str, ...] = ()
     operators: tuple[OperatorKernel, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse what cannot be chosen."""
+        if isinstance(self.engines, str) or not all(isinstance(name, str) for name in self.engines):
+            raise PlanError(f"engines must be a list of names, got {self.engines!r}")
+        object.__setattr__(self, "engines", tuple(self.engines))
         _check_one_of("gemm_smoothing", self.gemm_smoothing, GEMM_SMOOTHINGS)
         _check_one_of("fp8_scales", self.fp8_scales, FP8_SCALES)
         object.__setattr__(self, "operators", tuple(self.operators))

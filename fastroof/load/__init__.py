@@ -45,7 +45,7 @@ def load_measured(name: str | Path, *, gpu: str | None = None, source: SourceCho
     if isinstance(name, str) and "/" not in name:
         # a GPU's name means its shipped tables; a folder of that name is ./name
         try:
-            return _load_shipped(load_gpu(name).name, source)
+            return _load_by_name(load_gpu(name).name, source)
         except GpuError as error:
             if not folder.is_dir():
                 raise GpuError(f"{error}; a path of a folder of tables would do too") from None
@@ -64,11 +64,18 @@ def load_measured(name: str | Path, *, gpu: str | None = None, source: SourceCho
     return load_own(folder, source)
 
 
-def _load_shipped(gpu: str, source: SourceChoice) -> MeasuredTables:
-    folder = bench_data_root() / gpu
-    if not any(folder.glob("*/provenance.toml")):
+def _load_by_name(gpu: str, source: SourceChoice) -> MeasuredTables:
+    folders = table_folders(gpu)
+    if not folders:
         raise TableError(
             f"{gpu} has no measured tables: import some (fastroof tables import --help), "
             "give a folder of them, or compile plans with tables=None for the datasheet model"
         )
-    return load_own(folder, source)
+    # what ships was checked when it was written
+    return load_own(folders, source, when_needed=True)
+
+
+def table_folders(gpu: str) -> tuple[Path, ...]:
+    """Folders of a GPU's sources: those that ship, then the user's."""
+    folder = bench_data_root() / gpu
+    return (folder,) if any(folder.glob("*/provenance.toml")) else ()

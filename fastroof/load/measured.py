@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -16,7 +16,19 @@ from fastroof.lazy_property import lazy_property
 from fastroof.operators.operator import Operator
 from fastroof.operators.registry import OPERATORS
 
-__all__ = ["MeasuredTable", "MeasuredTables", "PeakFinding", "SourceChoice"]
+__all__ = [
+    "FILES",
+    "MeasuredTable",
+    "MeasuredTables",
+    "PeakFinding",
+    "SourceChoice",
+    "WrittenTable",
+    "file_sha256",
+    "rows_sha256",
+]
+
+FILES: Final = "files"
+"""Of provenance.toml: for each table's file its SHA-256 and that of its rows."""
 
 SourceChoice = str | Mapping[str, str] | None
 """One source for everything, or by operator the source that serves it; None leaves it to the ranks."""
@@ -47,6 +59,22 @@ class PeakFinding:
     rows: int
 
 
+class WrittenTable(NamedTuple):
+    """A table's file, and what provenance.toml says of it.
+
+    Attributes
+    ----------
+    path : Path
+        The file.
+    sha256, rows_sha256 : str
+        SHA-256 of its bytes and of its rows when it was written.
+    """
+
+    path: Path
+    sha256: str
+    rows_sha256: str
+
+
 @dataclass(frozen=True)
 class MeasuredTable:
     """All measured rows of one operator from one source.
@@ -57,7 +85,8 @@ class MeasuredTable:
         A key of :data:`fastroof.operators.registry.OPERATORS`.
     columns : mapping of str to ndarray
         The schema's required columns, each of shape (rows,): int64 for sizes, float64 for
-        latencies, str objects for text; optional columns where the file has them.
+        latencies, str objects for text; optional columns where the file has them. Of tables that ship
+        or were imported they are read when one is first asked for.
     source : str
         Name of the source.
     files : tuple of str
@@ -65,6 +94,8 @@ class MeasuredTable:
     provenance : mapping
         The source's provenance.toml as a dict; what applies to this operator alone is under
         ``provenance["operators"][operator]``.
+    written : WrittenTable, optional
+        The file that holds these rows and nothing else, where its hashes were written beside it.
     """
 
     operator: str
@@ -72,6 +103,7 @@ class MeasuredTable:
     source: str
     files: tuple[str, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    written: WrittenTable | None = None
 
     @property
     def schema(self) -> Operator:
@@ -82,6 +114,27 @@ class MeasuredTable:
     def num_rows(self) -> int:
         """Measured rows in the table."""
         return len(self.columns["latency_us"])
+
+    @property
+    def engine(self) -> str:
+        """The serving engine whose kernels were measured; empty where the source names none."""
+        return str(self.provenance.get("framework", ""))
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """What the provenance says of this operator alone."""
+        about: Mapping[str, Any] = self.provenance.get("operators", {}).get(self.operator, {})
+        return about
+
+    @lazy_property
+    def rows_sha256(self) -> str:
+        """SHA-256 over every required column: the same rows give the same hash.
+
+        Without reading them where the provenance names it beside the hash of the very file.
+        """
+        if self.written is not None and file_sha256(self.written.path) == self.written.sha256:
+            return self.written.rows_sha256
+        return rows_sha256(self.operator, self.columns)
 
     def groups(self) -> dict[tuple[Any, ...], Longs]:
         """Row indices by key: the values of ``schema.keys``, in the schema's order."""
@@ -121,6 +174,9 @@ class MeasuredTables:
         Files that were not read, and why.
     spec : GpuSpec, optional
         The GPU's facts from the gpu.toml beside the tables; without one, those that ship.
+    others : mapping of str to tuple of MeasuredTable
+        By operator, tables of other sources in the order of their ranks: they serve the kernels that
+        the first one has not measured. None where a source was asked for by name.
     """
 
     gpu: str
@@ -129,6 +185,7 @@ class MeasuredTables:
     findings: tuple[PeakFinding, ...] = ()
     ignored: Mapping[str, str] = field(default_factory=dict)
     spec: GpuSpec | None = None
+    others: Mapping[str, tuple[MeasuredTable, ...]] = field(default_factory=dict)
 
     @property
     def gpu_spec(self) -> GpuSpec:
@@ -140,16 +197,34 @@ class MeasuredTables:
         """Which source serves which operator."""
         return {name: table.source for name, table in self.tables.items()}
 
+    def candidates(self, operator: str) -> tuple[MeasuredTable, ...]:
+        """Every table that may serve an operator, the one that does first; none where there is none."""
+        first = self.tables.get(operator)
+        return () if first is None else (first, *self.others.get(operator, ()))
+
     @lazy_property
     def content_hash(self) -> str:
-        """SHA-256 over every required column of every table: the same rows give the same hash."""
+        """SHA-256 over every required column of every serving table: the same rows give the same hash."""
         digest = hashlib.sha256(self.gpu.encode())
         for name in sorted(self.tables):
-            table = self.tables[name]
-            digest.update(name.encode())
-            for column in table.schema.required:
-                digest.update(column.name.encode())
-                values = table.columns[column.name]
-                data = "\0".join(values).encode() if column.kind == "text" else values.tobytes()
-                digest.update(data)
+            digest.update(f"{name} {self.tables[name].rows_sha256}".encode())
         return digest.hexdigest()
+
+
+def rows_sha256(operator: str, columns: Mapping[str, Array]) -> str:
+    """SHA-256 over every required column of an operator's rows."""
+    digest = hashlib.sha256(operator.encode())
+    for column in OPERATORS[operator].required:
+        digest.update(column.name.encode())
+        values = columns[column.name]
+        digest.update("\0".join(values).encode() if column.kind == "text" else values.tobytes())
+    return digest.hexdigest()
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's bytes; empty where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -14,9 +14,10 @@ from fastroof.arrays import Array
 from fastroof.columns import GPU, LATENCY, OPTIONAL_COLUMNS
 from fastroof.config.gpu import GPU_FILE, GpuSpec, load_gpu
 from fastroof.errors import TableError
-from fastroof.load.measured import MeasuredTable, MeasuredTables, SourceChoice
+from fastroof.load.measured import FILES, MeasuredTable, MeasuredTables, SourceChoice, WrittenTable
 from fastroof.load.rows import ENDINGS, read_columns
 from fastroof.load.soundness import unsound_families
+from fastroof.load.when_needed import RowsWhenNeeded
 from fastroof.operators.registry import OPERATORS
 from fastroof.units import DTYPE_BYTES, TFLOP, US_PER_S
 
@@ -43,7 +44,9 @@ class Source:
     files : mapping of str to Path
         The table of each operator.
     provenance : mapping
-        The folder's provenance.toml.
+        The folder's provenance.toml, without the hashes of its files.
+    hashes : mapping of str to mapping
+        By file its ``sha256`` and that of its rows, ``rows_sha256``, as they were written.
     ignored : mapping of str to str
         Files of the folder that are no tables, and why.
     """
@@ -53,6 +56,7 @@ class Source:
     folder: Path
     files: Mapping[str, Path]
     provenance: Mapping[str, Any]
+    hashes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     ignored: Mapping[str, str] = field(default_factory=dict)
 
     def rank(self, operator: str) -> int:
@@ -82,18 +86,23 @@ def list_sources(folder: Path) -> list[Source]:
     return _sources(Path(folder))[0]
 
 
-def load_own(folder: Path, source: SourceChoice = None) -> MeasuredTables:
+def load_own(
+    folder: Path | Sequence[Path], source: SourceChoice = None, when_needed: bool = False
+) -> MeasuredTables:
     """Load measured tables in fastroof's own schema.
 
     Parameters
     ----------
-    folder : Path
-        A GPU folder (gpu.toml and one folder a source) or a source folder (provenance.toml).
+    folder : Path or sequence of Path
+        A GPU folder (gpu.toml and one folder a source) or a source folder (provenance.toml); or several
+        GPU folders of one GPU. Of an operator that sources of one name have twice the first folder's counts.
     source : str or mapping of str to str, optional
-        Read this source and no other; or, by operator, the source that it comes from. All that is
-        not named comes from the source of the lowest rank that has it: ``rank`` of
-        ``[operators.<operator>]`` in its provenance.toml, else ``rank`` at the top, else 100; sources
-        of one rank by name.
+        Read this source and no other; or, by operator, the source that it comes from: its name, or the
+        path of its folder. All that is not named comes from the source of the lowest rank that has it:
+        ``rank`` of ``[operators.<operator>]`` in its provenance.toml, else ``rank`` at the top, else 100;
+        sources of one rank by name. Kernels that it has not measured come from the next.
+    when_needed : bool
+        Read each table when its rows are first asked for, not now.
 
     Returns
     -------
@@ -114,37 +123,47 @@ def load_own(folder: Path, source: SourceChoice = None) -> MeasuredTables:
     The peak is that of the table's dtype for ``gemm`` and ``moe`` and that of bf16 for attention.
     MoE FLOPs are those of uniform routing; a sliding window limits what each query attends to.
     """
-    folder = Path(folder)
-    sources, ignored = _sources(folder)
+    folders = [Path(folder)] if isinstance(folder, str | Path) else [Path(one) for one in folder]
+    where = folders[0]
+    sources, ignored = _all_sources(folders)
     chosen: dict[str, Source] = {}
     if isinstance(source, str):
-        sources = [_named(sources, source, folder)]
+        sources = _named(sources, source, where)
     elif source is not None:
-        chosen = _chosen(sources, source, folder)
+        chosen = _chosen(sources, source, where)
+        sources += [s for s in chosen.values() if s not in sources]
     gpus = {s.gpu: s.name for s in sources}
     if len(gpus) > 1:
         sources_by_gpu = ", ".join(f"{gpu} ({name})" for gpu, name in gpus.items())
-        raise TableError(f"{folder} has sources of several GPUs: {sources_by_gpu}; keep one folder a GPU")
+        raise TableError(f"{where} has sources of several GPUs: {sources_by_gpu}; keep one folder a GPU")
     ignored |= {f"{s.name}/{name}": reason for s in sources for name, reason in s.ignored.items()}
-    gpu = _gpu_spec(sources[0], folder)
-    tables = {}
+    gpu = _gpu_spec(sources[0], where)
+    tables, others = {}, {}
     for operator in OPERATORS:
-        having = [s for s in sources if operator in s.files]
-        if having:
-            serving = chosen.get(operator) or min(having, key=lambda s: (s.rank(operator), s.name))
-            tables[operator] = _load_table(serving, operator, gpu)
+        serving = [chosen[operator]] if operator in chosen else _serving(sources, operator)
+        if serving:
+            first, *rest = (_table(one, operator, gpu, when_needed) for one in serving)
+            tables[operator] = first
+            if rest:
+                others[operator] = tuple(rest)
     if not tables:
         known = ", ".join(OPERATORS)
-        raise TableError(f"{folder} holds no table; need <operator>.parquet or .csv, operators are {known}")
-    return MeasuredTables(gpu=gpu.name, tables=tables, root=folder, ignored=ignored, spec=gpu)
+        raise TableError(f"{where} holds no table; need <operator>.parquet or .csv, operators are {known}")
+    return MeasuredTables(gpu=gpu.name, tables=tables, root=where, ignored=ignored, spec=gpu, others=others)
 
 
-def _named(sources: list[Source], name: str, folder: Path) -> Source:
-    for source in sources:
-        if source.name == name:
-            return source
-    names = ", ".join(s.name for s in sources)
-    raise TableError(f"{folder} has no source {name!r}; its sources are {names}")
+def _serving(sources: list[Source], operator: str) -> list[Source]:
+    """Sources that have an operator, in the order of their ranks; of one name the first."""
+    having = {s.name: s for s in reversed(sources) if operator in s.files}
+    return sorted(having.values(), key=lambda s: (s.rank(operator), s.name))
+
+
+def _named(sources: list[Source], name: str, folder: Path) -> list[Source]:
+    named = [source for source in sources if source.name == name]
+    if not named:
+        names = ", ".join(dict.fromkeys(s.name for s in sources))
+        raise TableError(f"{folder} has no source {name!r}; its sources are {names}")
+    return named
 
 
 def _chosen(sources: list[Source], names: Mapping[str, str], folder: Path) -> dict[str, Source]:
@@ -154,11 +173,17 @@ def _chosen(sources: list[Source], names: Mapping[str, str], folder: Path) -> di
         if operator not in OPERATORS:
             known = ", ".join(OPERATORS)
             raise TableError(f"source picks one for {operator!r}; the operators are {known}")
-        chosen[operator] = _named(sources, name, folder)
-        if operator not in chosen[operator].files:
-            having = ", ".join(s.name for s in sources if operator in s.files) or "none"
-            raise TableError(f"{folder}: source {name!r} has no {operator}; those that have it: {having}")
+        named = [_source(Path(name))] if _is_path(name) else _named(sources, name, folder)
+        having = [source for source in named if operator in source.files]
+        if not having:
+            able = ", ".join(dict.fromkeys(s.name for s in sources if operator in s.files)) or "none"
+            raise TableError(f"{folder}: source {name!r} has no {operator}; those that have it: {able}")
+        chosen[operator] = having[0]
     return chosen
+
+
+def _is_path(name: str) -> bool:
+    return "/" in name and (Path(name) / PROVENANCE_FILE).is_file()
 
 
 def _gpu_spec(source: Source, folder: Path) -> GpuSpec:
@@ -176,6 +201,16 @@ def _gpu_spec(source: Source, folder: Path) -> GpuSpec:
 
 
 # -- folders -------------------------------------------------------------------------------------
+
+
+def _all_sources(folders: Sequence[Path]) -> tuple[list[Source], dict[str, str]]:
+    """Return the sources of several folders, and what else they hold."""
+    sources, ignored = _sources(folders[0])
+    for folder in folders[1:]:
+        more, left = _sources(folder)
+        sources += more
+        ignored |= {f"{folder.name}/{name}": reason for name, reason in left.items()}
+    return sources, ignored
 
 
 def _sources(folder: Path) -> tuple[list[Source], dict[str, str]]:
@@ -201,6 +236,7 @@ def _sources(folder: Path) -> tuple[list[Source], dict[str, str]]:
 
 def _source(folder: Path) -> Source:
     provenance = _provenance(folder / PROVENANCE_FILE)
+    hashes = provenance.pop(FILES, {})
     files: dict[str, Path] = {}
     ignored: dict[str, str] = {}
     for path in sorted(folder.iterdir()):
@@ -212,7 +248,9 @@ def _source(folder: Path) -> Source:
             raise TableError(f"{folder} has {files[path.stem].name} and {path.name}; keep one of them")
         else:
             files[path.stem] = path
-    return Source(folder.resolve().name, provenance["gpu"], folder, files, provenance, ignored)
+    return Source(
+        folder.resolve().name, provenance["gpu"], folder, files, provenance, _hashes(hashes), ignored
+    )
 
 
 def _provenance(path: Path) -> dict[str, Any]:
@@ -239,10 +277,34 @@ def _provenance(path: Path) -> dict[str, Any]:
     return provenance
 
 
+def _hashes(given: Any) -> dict[str, dict[str, str]]:
+    """Hashes of files that were written whole; of others the rows are hashed when it is asked for."""
+    if not isinstance(given, Mapping):
+        return {}
+    known = {"sha256", "rows_sha256"}
+    return {
+        str(name): {key: str(one[key]) for key in known}
+        for name, one in given.items()
+        if isinstance(one, Mapping) and known <= one.keys()
+    }
+
+
 # -- tables --------------------------------------------------------------------------------------
 
 
-def _load_table(source: Source, operator: str, gpu: GpuSpec) -> MeasuredTable:
+def _table(source: Source, operator: str, gpu: GpuSpec, when_needed: bool) -> MeasuredTable:
+    path = source.files[operator]
+
+    def read() -> dict[str, Array]:
+        return _read_table(source, operator, gpu)
+
+    columns: Mapping[str, Array] = RowsWhenNeeded(read) if when_needed else read()
+    known = source.hashes.get(path.name, {})
+    written = WrittenTable(path, known["sha256"], known["rows_sha256"]) if known else None
+    return MeasuredTable(operator, columns, source.name, (path.name,), source.provenance, written)
+
+
+def _read_table(source: Source, operator: str, gpu: GpuSpec) -> dict[str, Array]:
     path = source.files[operator]
     schema = OPERATORS[operator]
     columns = read_columns(path, schema.required, OPTIONAL_COLUMNS)
@@ -252,7 +314,7 @@ def _load_table(source: Source, operator: str, gpu: GpuSpec) -> MeasuredTable:
         if column.name in ("dtype", "kv_dtype"):
             _refuse_unknown_dtypes(path, column.name, columns[column.name])
     _refuse_mfu_above_one(path, operator, columns, gpu)
-    return MeasuredTable(operator, columns, source.name, (path.name,), source.provenance)
+    return columns
 
 
 def _refuse_other_gpus(path: Path, gpus: Array, gpu: str) -> None:

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from fastroof.arrays import Array
 from fastroof.columns import OPTIONAL_COLUMNS
 from fastroof.errors import TableError
+from fastroof.load.measured import FILES, file_sha256, rows_sha256
 from fastroof.load.own import PROVENANCE_FILE
 from fastroof.operators.operator import Operator
 from fastroof.operators.registry import OPERATORS
@@ -70,7 +71,8 @@ def write_source(
     Notes
     -----
     Rows are sorted by keys, then axes, then latency, and nothing in the files depends on when or
-    where they are written: the same rows give the same bytes.
+    where they are written: the same rows give the same bytes. provenance.toml names the SHA-256 of each file
+    and of its rows, so that tables are told apart without reading them.
     """
     folder = Path(folder)
     if folder.exists() and not overwrite:
@@ -82,13 +84,20 @@ def write_source(
     if format not in ("parquet", "csv"):
         raise TableError(f"format is {format!r}; need 'parquet' or 'csv'")
     arrow = {operator: _arrow_table(operator, columns) for operator, columns in tables.items()}
-    text = toml_text(provenance)
+    toml_text(provenance)  # what TOML cannot hold is refused before anything is written
 
     with whole_folder(folder) as unfinished:
-        write_whole(unfinished / PROVENANCE_FILE, text)
+        files = {}
         for operator, table in arrow.items():
-            _write_table(unfinished / f"{operator}.{format}", table, OPERATORS[operator])
+            path = unfinished / f"{operator}.{format}"
+            _write_table(path, table, OPERATORS[operator])
+            files[path.name] = {"sha256": file_sha256(path), "rows_sha256": _rows_sha256(operator, table)}
+        write_whole(unfinished / PROVENANCE_FILE, toml_text({**provenance, FILES: files}))
     return folder
+
+
+def _rows_sha256(operator: str, table: pa.Table) -> str:
+    return rows_sha256(operator, {name: table[name].to_numpy() for name in table.column_names})
 
 
 def sort_rows(operator: str, columns: Mapping[str, Array]) -> dict[str, Array]:

@@ -67,7 +67,7 @@ def _lender_errors(operator: AttentionOperator, tables: Tables, lender: HeadShap
     """Local errors of one measured table."""
 
     def errors() -> LocalErrors:
-        factor = _factor(operator, tables, lender.kv_dtype)
+        factor = _factor(operator, tables, lender)
         return calibrated_errors(_measured_grid(operator, tables, lender), factor)
 
     return tables.kept(("local errors", operator.name, lender), errors)
@@ -90,11 +90,12 @@ def _measured_grid(operator: AttentionOperator, tables: Tables, shape: HeadShape
     return measured_grid(points, latency_us, bound.__call__, is_additive=operator.is_additive)
 
 
-def _factor(operator: AttentionOperator, tables: Tables, kv_dtype: str) -> float:
-    """Calibration over all measured head shapes of one KV dtype."""
+def _factor(operator: AttentionOperator, tables: Tables, lender: HeadShape) -> float:
+    """Calibration over all head shapes of one KV dtype that the first source has measured."""
+    kv_dtype = lender.kv_dtype
 
     def factor() -> float:
-        alike = [shape for shape in operator.shapes(tables) if shape.kv_dtype == kv_dtype]
+        alike = [shape for shape in operator.shapes(tables) if shape.kv_dtype == kv_dtype] or [lender]
         return calibration_factor(_measured_grid(operator, tables, shape) for shape in alike)
 
     return tables.kept(("calibration", operator.name, kv_dtype), factor)

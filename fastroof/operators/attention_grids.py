@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import numpy as np
@@ -113,8 +114,21 @@ class AttentionOperator(AttentionRows):
         """Work without a prefix, in units of one query that attends to one token of one head's width."""
 
     def shapes(self, tables: Tables) -> list[HeadShape]:
-        """Measured head shapes with full attention."""
+        """Head shapes with full attention of the source that serves first."""
         return [HeadShape(*key[:4]) for key in tables.groups(self.name) if key[4] == 0]
+
+    def lendable(self, tables: Tables, wanted: HeadShape) -> list[HeadShape]:
+        """Measured shapes that may serve one: itself alone, from whichever source, where it is there.
+
+        Else those of the source that serves the operator first; where none of them has its width and
+        format, those of every source.
+        """
+        if tables.serves(self.name, (*wanted, 0)):
+            return [wanted]
+        first = self.shapes(tables)
+        if any((s.kv_dtype, s.head_dim) == (wanted.kv_dtype, wanted.head_dim) for s in first):
+            return first
+        return [HeadShape(*key[:4]) for key in tables.every_key(self.name) if key[4] == 0]
 
     def pack(self, key: Key, rows: Columns, gpu: GpuSpec, variant: str = "") -> PackedGrid:
         """One head shape's grid: holes filled, edges padded."""
@@ -140,7 +154,9 @@ class AttentionOperator(AttentionRows):
             return self.bound(wanted, tables.gpu, launch_us)
 
         def grid() -> AttentionGrid:
-            return attention_grid(shape, self.shapes(tables), grid_of, bound_of)
+            made = attention_grid(shape, self.lendable(tables, shape), grid_of, bound_of)
+            is_foreign = any(tables.is_foreign(self.name, (*one, 0)) for one in made.lenders)
+            return replace(made, borrowed=True) if is_foreign and not made.borrowed else made
 
         return tables.kept(("attention grids", self.name, shape), grid)
 

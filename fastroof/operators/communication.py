@@ -160,9 +160,13 @@ class AllReduceOperator(SizedOperator, PerRowOperator):
         """GPUs and bytes a row."""
         return (call.num_gpus, call.row_bytes)
 
+    def table_key(self, call: AllReduce) -> Key:
+        """The group's all-reduces in CUDA graphs."""
+        return ("bf16", call.num_gpus, "graph")
+
     def row_nodes(self, call: AllReduce, tables: Tables, options: CurveOptions, max_rows: int) -> RowNodes:
         """The curve of the group's size, in rows."""
-        curve = self.packed(tables, ("bf16", call.num_gpus, "graph")).curve
+        curve = self.packed(tables, self.table_key(call)).curve
         launch_us = float(curve.value[1:-1].min())
         if options.method == "roofline":
             return RowNodes(curve.axis / call.row_bytes, curve.value, curve.flag, launch_us)
@@ -172,7 +176,7 @@ class AllReduceOperator(SizedOperator, PerRowOperator):
 
     def row_variance(self, call: AllReduce, tables: Tables, rows: Floats) -> Floats:
         """Of the group's curve."""
-        errors = self.local_errors(tables, ("bf16", call.num_gpus, "graph"))
+        errors = self.local_errors(tables, self.table_key(call))
         return relative_variance(errors, (rows * call.row_bytes,))
 
     def row_datasheet(self, call: AllReduce) -> DatasheetClass:

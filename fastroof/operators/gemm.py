@@ -292,8 +292,10 @@ class GemmOperator(PerRowOperator):
 
     def quantises_inputs_apart(self, tables: Tables) -> bool:
         """Whether fp8 latencies leave out quantising the input, as kernels alone do."""
-        about = tables.table(self.name).provenance.get("operators", {}).get(self.name, {})
-        return not about.get("fp8_includes_input_quantisation", False)
+        key = ("fp8",)
+        if not tables.serves(self.name, key):
+            return True
+        return not tables.serving(self.name, key).about.get("fp8_includes_input_quantisation", False)
 
     def row_cost(self, call: Gemm) -> RowCost:
         """Of rows x n x k."""
@@ -305,6 +307,10 @@ class GemmOperator(PerRowOperator):
     def row_key(self, call: Gemm) -> Key:
         """dtype, n and k."""
         return (call.dtype, call.n, call.k)
+
+    def table_key(self, call: Gemm) -> Key:
+        """All GEMMs of its dtype."""
+        return (call.dtype,)
 
     def row_nodes(self, call: Gemm, tables: Tables, options: CurveOptions, max_rows: int) -> RowNodes:
         """Latency at every m that one of the measured neighbours of (n, k) has."""

@@ -81,6 +81,10 @@ class PerRowOperator(Operator):
     def row_key(self, call: Any) -> Key:
         """What a call's latency depends on: not its role, nor how often it runs."""
 
+    def table_key(self, call: Any) -> Key | None:
+        """The kernel of a table that serves a call; None where all of the table does."""
+        return None
+
     @abstractmethod
     def row_nodes(self, call: Any, tables: Tables, options: CurveOptions, max_rows: int) -> RowNodes:
         """Latency of a call against its rows, from measured tables.

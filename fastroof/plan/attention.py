@@ -31,6 +31,8 @@ class PlanAttention(NamedTuple):
         Grid blocks of these layers; None where they are all the plan has: the arena's.
     prefix_us : tuple of float
         Price of a prefix in all of them: us a (query, prefix token) pair, us a prefix token.
+    sources : tuple of str
+        Which measured tables decodes and prompts come from.
     """
 
     call: AttentionCall
@@ -38,6 +40,7 @@ class PlanAttention(NamedTuple):
     decode_block: Any
     prefill_block: Any
     prefix_us: tuple[float, float]
+    sources: tuple[str, str]
 
     def without_blocks(self) -> PlanAttention:
         """Itself as the only kind of a plan, whose arena has the blocks."""

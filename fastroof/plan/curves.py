@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
 
 import numpy as np
 
@@ -14,7 +14,10 @@ from fastroof.operators.calls import RowOperator
 from fastroof.operators.registry import OPERATORS
 from fastroof.operators.rows import PerRowOperator, RowCost
 
-__all__ = ["CurveSource", "RowCurve", "per_row", "row_cost", "row_values"]
+__all__ = ["DATASHEET_SOURCE", "CurveSource", "RowCurve", "per_row", "row_cost", "row_values"]
+
+DATASHEET_SOURCE: Final = "datasheet"
+"""What stands for a source where no kernel was measured."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +34,8 @@ class RowCurve:
         Origin of each node.
     launch_us : float
         Latency of the smallest call, us.
+    source : str
+        Which measured tables it comes from; ``datasheet`` without any.
     """
 
     operator: RowOperator
@@ -38,13 +43,14 @@ class RowCurve:
     value: Floats
     flag: Flags
     launch_us: float
+    source: str = DATASHEET_SOURCE
 
     def in_layers(self, count: int) -> RowCurve:
         """Return the curve of all calls of so many layers; ``replace`` would take three times as long."""
         call = self.operator
         if count > 1:
             call = replace(call, times=call.times * count)
-        return RowCurve(call, self.axis, self.value, self.flag, self.launch_us)
+        return RowCurve(call, self.axis, self.value, self.flag, self.launch_us, self.source)
 
 
 class CurveSource(Protocol):
@@ -66,6 +72,9 @@ class CurveSource(Protocol):
 
     def attention_block(self, operator: str, heads: HeadShape) -> Floats:
         """Grid block of an attention operator, as ``grid_value`` reads it."""
+
+    def attention_source(self, operator: str, heads: HeadShape) -> str:
+        """Which measured tables a block of attention comes from."""
 
     def prefix_us(self, heads: HeadShape) -> tuple[float, float]:
         """Price of a prefix: us per (query, prefix token) pair, us per prefix token."""

@@ -17,7 +17,7 @@ from fastroof.operators.attention import ATTENTION, ATTENTION_PREFILL
 from fastroof.operators.attention_work import HeadShape, prefix_bound_us
 from fastroof.operators.calls import RowOperator
 from fastroof.operators.registry import OPERATORS
-from fastroof.plan.curves import RowCurve, per_row, row_values
+from fastroof.plan.curves import DATASHEET_SOURCE, RowCurve, per_row, row_values
 
 __all__ = ["CLASSES", "DatasheetCurves"]
 
@@ -56,6 +56,10 @@ class DatasheetCurves:
     def attention_block(self, operator: str, heads: HeadShape) -> Floats:
         """Grid block of an attention operator."""
         return ATTENTION[operator].datasheet_block(heads, self.gpu)
+
+    def attention_source(self, operator: str, heads: HeadShape) -> str:
+        """No kernel was measured."""
+        return DATASHEET_SOURCE
 
     def prefix_us(self, heads: HeadShape) -> tuple[float, float]:
         """Price of a prefix: its roofline at prefill attention's efficiency."""

@@ -46,6 +46,8 @@ class OperatorTime(NamedTuple):
         compute, memory, launch or communication: the largest term of its roofline.
     origin : int
         0 measured, 1 interpolated, 2 extrapolated, 3 borrowed, 4 modelled.
+    source : str
+        Which measured tables it comes from; ``datasheet`` without any.
     """
 
     name: str
@@ -57,6 +59,7 @@ class OperatorTime(NamedTuple):
     mfu: float
     bound: str
     origin: int
+    source: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +102,7 @@ class Explanation(ArrowResult):
         Column("mfu", "float", "", "FLOPs over time and peak; empty where it computes nothing", 0),
         Column("bound", "text", "", "compute, memory, launch or communication: its roofline's largest term"),
         ORIGIN,
+        Column("source", "text", "", "the measured tables that it comes from"),
     )
 
     def columns(self) -> dict[str, Any]:
@@ -128,6 +132,7 @@ def _row_time(plan: StepPlan, curve: RowCurve, rows: int) -> OperatorTime:
         mfu,
         bound,
         int(origin),
+        curve.source,
     )
 
 
@@ -192,6 +197,7 @@ def _attention_time(
         float(work) * layers / plan.gpu.peak("bf16") * US_PER_S / total_us,
         _bound(plan, times.launch_us, float(work) / plan.gpu.peak("bf16"), float(moved)),
         origin,
+        part.sources[0 if is_decode else 1],
     )
 
 

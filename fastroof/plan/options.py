@@ -16,8 +16,9 @@ from fastroof.models import Layout, ModelSpec, load_model
 from fastroof.models.precision import DTYPES, KV_DTYPES
 from fastroof.operators.operator import METHODS
 from fastroof.tables import Tables
+from fastroof.tables.kernel_order import KernelOrder
 
-__all__ = ["PlanOptions", "check_kernels", "check_tables", "checked_model"]
+__all__ = ["PlanOptions", "check_kernels", "check_tables", "checked_model", "kernel_order"]
 
 LARGEST_PLAN: Final = 2**22
 
@@ -79,13 +80,25 @@ def check_tables(tables: Any, gpu: GpuSpec) -> None:
         )
 
 
+def kernel_order(gpu: GpuSpec, options: PlanOptions) -> KernelOrder:
+    """Whose measured kernels a plan reads first; ``options`` are checked."""
+    engine = options.runtime
+    named = []
+    for operator in dict.fromkeys(kernel.operator for kernel in engine.kernels.operators):
+        kernel = engine.kernels.of(operator, gpu.name, options.dtype, {"tp": options.tp})
+        if kernel is not None and (kernel.source or kernel.engine):
+            named.append((operator, kernel.source or kernel.engine))
+    own = (engine.engine,) if engine.engine else ()
+    return KernelOrder(tuple(dict.fromkeys((*own, *engine.kernels.engines))), tuple(named))
+
+
 def check_kernels(tables: Tables | None, gpu: GpuSpec, options: PlanOptions) -> None:
     """Raise PlanError where tables serve an operator from another source than the engine's kernel has.
 
     ``options`` are checked.
     """
     engine = options.runtime
-    sources = {} if tables is None else tables.sources
+    sources = {} if tables is None else tables.in_order(kernel_order(gpu, options)).sources
     for operator in {kernel.operator for kernel in engine.kernels.operators} & sources.keys():
         kernel = engine.kernels.of(operator, gpu.name, options.dtype, {"tp": options.tp})
         if kernel is not None and kernel.source not in ("", sources[operator]):

@@ -11,7 +11,7 @@ from fastroof.engines import load_engine
 from fastroof.errors import PlanError
 from fastroof.models import ModelSpec
 from fastroof.plan.curves import CurveSource
-from fastroof.plan.options import PlanOptions, check_kernels, check_tables, checked_model
+from fastroof.plan.options import PlanOptions, check_kernels, check_tables, checked_model, kernel_order
 from fastroof.plan.recipe import PlanRecipe, curves_of, plan_recipe
 from fastroof.plan.rows import RowSums
 from fastroof.plan.step_plan import StepPlan
@@ -123,7 +123,8 @@ def compile_plans(requests: Iterable[Mapping[str, Any]], gpu: Any, tables: Table
             checked = options.checked()
             check_kernels(tables, gpu, checked)
             kernels = checked.runtime.kernels
-            kind = (checked.method, kernels.gemm_smoothing, kernels.fp8_scales)
+            order = kernel_order(gpu, checked)
+            kind = (checked.method, kernels.gemm_smoothing, kernels.fp8_scales, order)
             source = sources.get(kind)
             if source is None:
                 source = sources[kind] = curves_of(tables, gpu, checked)

@@ -20,7 +20,7 @@ from fastroof.plan.attention import PlanAttention, heads_of
 from fastroof.plan.blocks import scaled_block, sum_blocks
 from fastroof.plan.curves import CurveSource
 from fastroof.plan.datasheet import DatasheetCurves
-from fastroof.plan.options import PlanOptions
+from fastroof.plan.options import PlanOptions, kernel_order
 from fastroof.plan.rows import ONCE, RowCall, RowSums, origins_of, row_calls, sums_of
 from fastroof.plan.step_error import ErrorSource
 from fastroof.plan.step_plan import StepPlan
@@ -39,6 +39,7 @@ class _Attention(NamedTuple):
     decode_block: Floats
     prefill_block: Floats
     prefix_us: tuple[float, float]
+    sources: tuple[str, str]
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,6 +136,7 @@ def _all_layers(part: _Attention, count: int) -> PlanAttention:
         scaled_block(part.decode_block, part.call.times * count),
         scaled_block(part.prefill_block, part.call.times * count),
         (pair_us, token_us),
+        part.sources,
     )
 
 
@@ -143,6 +145,7 @@ def curves_of(tables: Tables | None, gpu: GpuSpec, options: PlanOptions) -> Curv
     if tables is None:
         return DatasheetCurves(gpu)
     kernels = options.runtime.kernels
+    tables = tables.in_order(kernel_order(gpu, options))
     return TableCurves(tables, options.method, kernels.gemm_smoothing, kernels.fp8_scales)
 
 
@@ -168,10 +171,12 @@ def plan_recipe(
     for kind, call in _in_order(model, made):
         if isinstance(call, AttentionCall):
             heads = heads_of(call)
-            decode_block = curves.attention_block("attention_decode", heads)
-            prefill_block = curves.attention_block("attention_prefill", heads)
+            phases = ("attention_decode", "attention_prefill")
+            decode_block, prefill_block = (curves.attention_block(name, heads) for name in phases)
+            decodes, prompts = (curves.attention_source(name, heads) for name in phases)
+            prefix_us = curves.prefix_us(heads)
             attention.append(
-                _Attention(kind, call, len(rows), decode_block, prefill_block, curves.prefix_us(heads))
+                _Attention(kind, call, len(rows), decode_block, prefill_block, prefix_us, (decodes, prompts))
             )
         else:
             rows += row_calls(curves, call, kind, layout, row_limit)

@@ -144,7 +144,7 @@ def _every_row(curve: RowCurve, latency_us: Floats, origin: Flags, layout: Layou
     ranks = rows_of(layout, 1, 1)[curve.operator.rows]
     axis = np.r_[0.0, np.arange(1.0, len(latency_us)) * ranks, SIZE_LIMIT]
     nodes = np.r_[1, 1 : len(latency_us), len(latency_us) - 1]
-    return RowCurve(curve.operator, axis, latency_us[nodes], origin[nodes], curve.launch_us)
+    return RowCurve(curve.operator, axis, latency_us[nodes], origin[nodes], curve.launch_us, curve.source)
 
 
 def sums_of(

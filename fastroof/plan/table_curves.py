@@ -5,16 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from fastroof.arrays import Flags, Floats
+from fastroof.columns import ORIGIN_BORROWED, ORIGIN_MODELLED
 from fastroof.errors import PlanError
 from fastroof.lazy_property import lazy_property
 from fastroof.operators.attention import ATTENTION, ATTENTION_PREFILL
 from fastroof.operators.attention_work import HeadShape
 from fastroof.operators.calls import RowOperator
 from fastroof.operators.gemm import GEMM
-from fastroof.operators.operator import METHODS
-from fastroof.operators.rows import CurveOptions, RowNodes
-from fastroof.plan.curves import RowCurve, per_row, row_values
+from fastroof.operators.operator import METHODS, Key
+from fastroof.operators.rows import CurveOptions, PerRowOperator, RowNodes
+from fastroof.plan.curves import DATASHEET_SOURCE, RowCurve, per_row, row_values
 from fastroof.tables import Tables
 
 __all__ = ["TableCurves"]
@@ -47,9 +50,23 @@ class TableCurves:
         """Latency of a call against its rows."""
 
         def nodes() -> RowNodes:
-            return per_row(call).row_nodes(call, self.tables, self.options, max_rows)
+            made = operator.row_nodes(call, self.tables, self.options, max_rows)
+            if not self._is_foreign(operator, key):
+                return made
+            return made._replace(flag=np.maximum(made.flag, np.uint8(ORIGIN_BORROWED)))
 
-        return RowCurve(call, *self.tables.kept(("row nodes", *self._key(call, max_rows)), nodes))
+        operator = per_row(call)
+        key = operator.table_key(call)
+        made = self.tables.kept(("row nodes", *self._key(call, max_rows)), nodes)
+        return RowCurve(call, *made, self._source(operator, key, made))
+
+    def _is_foreign(self, operator: PerRowOperator, key: Key | None) -> bool:
+        return operator.name in self.tables.measured.tables and self.tables.is_foreign(operator.name, key)
+
+    def _source(self, operator: PerRowOperator, key: Key | None, made: RowNodes) -> str:
+        if (made.flag == ORIGIN_MODELLED).all():
+            return DATASHEET_SOURCE
+        return self.tables.source_of(operator.name, key)
 
     def row_values(self, call: RowOperator, max_rows: int) -> tuple[Floats, Flags]:
         """Latency of a call at every number of rows, and its origin."""
@@ -70,6 +87,11 @@ class TableCurves:
             ("attention blocks", operator, self.method, heads),
             lambda: ATTENTION[operator].block(self.tables, self.method, heads),
         )
+
+    def attention_source(self, operator: str, heads: HeadShape) -> str:
+        """Which source has the rows of a head shape, or of the shapes that it is borrowed from."""
+        lenders = ATTENTION[operator].grid(self.tables, heads).lenders
+        return " ".join(dict.fromkeys(self.tables.source_of(operator, (*one, 0)) for one in lenders))
 
     def prefix_us(self, heads: HeadShape) -> tuple[float, float]:
         """Price of a prefix, see :meth:`AttentionPrefill.prefix_us`."""

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fastroof.arrays import Longs
+from fastroof.arrays import Floats, Longs
+from fastroof.columns import ORIGIN_BORROWED
 from fastroof.errors import LookupInputError
-from fastroof.operators.operator import METHODS, Operator
+from fastroof.operators.operator import METHODS, Answers, Operator
 from fastroof.operators.registry import OPERATORS
 from fastroof.tables.answers import Lookup
 from fastroof.tables.sizes import checked_points, checked_text
@@ -56,7 +57,7 @@ def run_lookup(tables: Tables, name: str, method: str, with_error: bool, given: 
         if not columns:
             key = key_of(asked.whole)
             operator.check_key(key)
-            operator.look_up(tables, method, key, sizes, answers)
+            _look_up(operator, tables, method, key, sizes, answers)
             if with_error:
                 relative_error[part] = operator.relative_error(tables, key, sizes, answers[0])
             continue
@@ -66,7 +67,7 @@ def run_lookup(tables: Tables, name: str, method: str, with_error: bool, given: 
             operator.check_key(key)
             some = (np.empty(len(rows)), np.empty(len(rows)), np.empty(len(rows), np.uint8))
             few = [size[rows] for size in sizes]
-            operator.look_up(tables, method, key, few, some)
+            _look_up(operator, tables, method, key, few, some)
             for i in range(len(answers)):
                 answers[i][rows] = some[i]
             if with_error:
@@ -79,6 +80,14 @@ def run_lookup(tables: Tables, name: str, method: str, with_error: bool, given: 
         relative_error.reshape(shape) if with_error else None,
         tables.made_from,
     )
+
+
+def _look_up(
+    operator: Operator, tables: Tables, method: str, key: Key, sizes: list[Floats], answers: Answers
+) -> None:
+    operator.look_up(tables, method, key, sizes, answers)
+    if tables.serves(operator.name, key) and tables.is_foreign(operator.name, key):
+        np.maximum(answers[2], ORIGIN_BORROWED, out=answers[2])
 
 
 def _arguments(operator: Operator, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,8 +14,11 @@ from fastroof.config import GpuSpec
 from fastroof.errors import MissingTableError
 from fastroof.lazy_property import lazy_property
 from fastroof.load import MeasuredTable, MeasuredTables, SourceChoice, load_measured
+from fastroof.load.soundness import unsound
 from fastroof.operators.operator import Columns
+from fastroof.operators.registry import OPERATORS
 from fastroof.tables.answers import Lookup
+from fastroof.tables.kernel_order import BY_RANK, KernelOrder
 
 __all__ = ["Tables", "load_tables"]
 
@@ -46,14 +49,18 @@ class Tables:
         The rows.
     gpu : GpuSpec
         The GPU they were measured on.
+    order : KernelOrder
+        Whose kernels are asked first, see :meth:`in_order`; by default as the ranks of the sources say.
     """
 
     measured: MeasuredTables
     gpu: GpuSpec
+    order: KernelOrder = BY_RANK
     _kept: dict[tuple[Hashable, ...], Any] = field(init=False, repr=False, default_factory=dict)
+    _of_all: Tables | None = field(default=None, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"measured": self.measured, "gpu": self.gpu, "_kept": {}}
+        return {"measured": self.measured, "gpu": self.gpu, "order": self.order, "_kept": {}, "_of_all": None}
 
     def __repr__(self) -> str:
         rows = ", ".join(f"{name} {t.num_rows:,}" for name, t in self.measured.tables.items())
@@ -61,8 +68,8 @@ class Tables:
 
     @property
     def sources(self) -> dict[str, str]:
-        """Which source serves which operator."""
-        return self.measured.sources
+        """Which source serves which operator, but for kernels that it has not measured."""
+        return {name: self.candidates(name)[0].source for name in self.measured.tables}
 
     @property
     def content_hash(self) -> str:
@@ -138,18 +145,82 @@ class Tables:
 
         return run_holdout(self, **options)
 
+    def in_order(self, order: KernelOrder) -> Tables:
+        """The same tables, served by the kernels of an engine where they were measured.
+
+        Made once an order. Of operators whose source was asked for by name nothing changes.
+        """
+        if order == self.order:
+            return self
+        of_all = self._of_all or self
+        if order == BY_RANK:
+            return of_all
+        return of_all.kept(("in order", order), lambda: Tables(self.measured, self.gpu, order, of_all))
+
+    def candidates(self, operator: str) -> tuple[MeasuredTable, ...]:
+        """Tables that may serve an operator, in the order in which they are asked.
+
+        Raises
+        ------
+        MissingTableError
+            If there is none.
+        """
+        return self.kept(("candidates", operator), lambda: self._candidates(operator))
+
+    def _candidates(self, operator: str) -> tuple[MeasuredTable, ...]:
+        tables = self.measured.candidates(operator)
+        if not tables:
+            have = ", ".join(sorted(self.measured.tables))
+            raise MissingTableError(f"{self.gpu.name} has no {operator} table; it has {have}")
+        return self.order.sorted(tables, operator)
+
     def table(self, operator: str) -> MeasuredTable:
-        """Measured rows of one operator.
+        """Measured rows of one operator, of the source that serves it first.
 
         Raises
         ------
         MissingTableError
             If this set has none.
         """
-        if operator not in self.measured.tables:
-            have = ", ".join(sorted(self.measured.tables))
-            raise MissingTableError(f"{self.gpu.name} has no {operator} table; it has {have}")
-        return self.measured.tables[operator]
+        return self.candidates(operator)[0]
+
+    def serving(self, operator: str, key: Key) -> MeasuredTable:
+        """The table that serves one kernel.
+
+        The first candidate that has measured it and is sound there; where none is, the first that has
+        measured it at all.
+
+        Raises
+        ------
+        MissingTableError
+            If no candidate has a row with that key; the message names the closest that have.
+        """
+        return self.kept(("serving", operator, key), lambda: self._serving(operator, key))
+
+    def _serving(self, operator: str, key: Key) -> MeasuredTable:
+        words = dict(zip((c.name for c in OPERATORS[operator].keys), key, strict=True))
+        doubtful = None
+        for table in self.candidates(operator):
+            if key not in self._groups(table):
+                continue
+            if unsound(table.provenance, operator, words) is None:
+                return table
+            doubtful = doubtful or table
+        if doubtful is None:
+            raise MissingTableError(self._missing(operator, key))
+        return doubtful
+
+    def serves(self, operator: str, key: Key) -> bool:
+        """Whether some row has that key; without reading other sources where the first has it."""
+        return any(key in self._groups(table) for table in self.candidates(operator))
+
+    def source_of(self, operator: str, key: Key | None = None) -> str:
+        """Name of the source that serves a kernel, or without a key an operator."""
+        return (self.table(operator) if key is None else self.serving(operator, key)).source
+
+    def is_foreign(self, operator: str, key: Key | None = None) -> bool:
+        """Whether a kernel is served as another engine runs it than the one asked for."""
+        return self.order.is_foreign(self.table(operator) if key is None else self.serving(operator, key))
 
     def some_rows(self, operator: str, rows: Longs | Bools) -> Tables:
         """Tables of some rows of one operator, and of nothing else: what a hold-out leaves.
@@ -162,8 +233,9 @@ class Tables:
             Indices of its rows, or whether each is kept.
         """
         table = self.table(operator)
-        kept = replace(table, columns={name: values[rows] for name, values in table.columns.items()})
-        return Tables(replace(self.measured, tables={operator: kept}), self.gpu)
+        columns = {name: values[rows] for name, values in table.columns.items()}
+        kept = replace(table, columns=columns, written=None)
+        return Tables(replace(self.measured, tables={operator: kept}, others={}), self.gpu)
 
     def packed(self, operator: _Packs[T], key: Key, variant: str = "") -> T:
         """The packed form of one kernel's rows, made once.
@@ -186,7 +258,9 @@ class Tables:
         def pack() -> T:
             return operator.pack(key, self.rows(operator, key), self.gpu, variant)
 
-        return self.kept(("packed", operator.name, key, variant), pack)
+        # whichever engine asks, one source's kernel is packed once
+        source = self.serving(operator.name, key).source
+        return (self._of_all or self).kept(("packed", operator.name, source, key, variant), pack)
 
     def rows(self, operator: _Packs[Any], key: Key) -> dict[str, Array]:
         """Columns of the measured rows of one kernel.
@@ -196,10 +270,9 @@ class Tables:
         MissingTableError
             As :meth:`packed`.
         """
-        rows = self.groups(operator.name).get(key)
-        if rows is None:
-            raise MissingTableError(self._missing(operator, key))
-        return {name: values[rows] for name, values in self.table(operator.name).columns.items()}
+        table = self.serving(operator.name, key)
+        rows = self._groups(table)[key]
+        return {name: values[rows] for name, values in table.columns.items()}
 
     def kept(self, key: tuple[Hashable, ...], make: Callable[[], T]) -> T:
         """Return what was made from these tables under a key, made now if it was not yet.
@@ -218,12 +291,20 @@ class Tables:
         return made
 
     def groups(self, operator: str) -> dict[Key, Longs]:
-        """Row indices by key of one operator's table."""
-        return self.kept(("groups", operator), lambda: self.table(operator).groups())
+        """Row indices by key of the table that serves an operator first."""
+        return self._groups(self.table(operator))
 
-    def _missing(self, operator: _Packs[Any], key: Key) -> str:
+    def every_key(self, operator: str) -> list[Key]:
+        """Keys that some source has measured; the first source's before the next one's."""
+        keys = (key for table in self.candidates(operator) for key in self._groups(table))
+        return list(dict.fromkeys(keys))
+
+    def _groups(self, table: MeasuredTable) -> dict[Key, Longs]:
+        return (self._of_all or self).kept(("groups", table.operator, table.source), table.groups)
+
+    def _missing(self, operator: str, key: Key) -> str:
         """Say which key was asked for, and the measured keys that share most with it."""
-        names = [c.name for c in operator.keys]
+        names = [c.name for c in OPERATORS[operator].keys]
 
         def shared(other: Key) -> int:
             return sum(a == b for a, b in zip(key, other, strict=True))
@@ -231,10 +312,10 @@ class Tables:
         def words(k: Key) -> str:
             return " ".join(f"{name}={value}" for name, value in zip(names, k, strict=True))
 
-        keys = sorted(self.groups(operator.name), key=lambda k: (-shared(k), str(k)))
+        keys = sorted(self.every_key(operator), key=lambda k: (-shared(k), str(k)))
         near = "; ".join(words(k) for k in keys[:3])
         return (
-            f"no {operator.name} row of {self.gpu.name} has {words(key)}; "
+            f"no {operator} row of {self.gpu.name} has {words(key)}; "
             f"{len(keys)} kernels were measured, the closest: {near}"
         )
 

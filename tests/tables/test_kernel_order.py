@@ -1,0 +1,194 @@
+"""Several sources of one GPU: which of them serves a kernel, and what is said of it."""
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fastroof
+from fastroof.columns import ORIGIN_BORROWED, ORIGIN_MEASURED
+from fastroof.engines import EngineProfile, KernelChoices, OperatorKernel, load_engine
+from fastroof.errors import MissingTableError, TableError
+from fastroof.load.own import load_own
+from fastroof.load.write import write_source
+from fastroof.tables import Tables
+from fastroof.tables.kernel_order import BY_RANK, KernelOrder
+
+SIZES = {"m": [1, 64, 4096], "n": [4096, 4096, 4096], "k": [4096, 4096, 4096]}
+
+
+def gemms(scale: float, *dtypes: str) -> dict[str, np.ndarray]:
+    rows = len(dtypes) * 3
+    return {
+        "dtype": np.repeat(np.array(dtypes, object), 3),
+        **{name: np.tile(np.array(values, np.int64), len(dtypes)) for name, values in SIZES.items()},
+        "latency_us": scale * np.tile([10.0, 20.0, 300.0], len(dtypes))[:rows],
+    }
+
+
+def write(folder: Path, name: str, rows: dict, **provenance: object) -> Path:
+    return write_source(folder / "h100" / name, {"gemm": rows}, {"gpu": "h100", **provenance})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three engines' GEMMs, and one's own of one dtype."""
+    flat = {"keys": {"dtype": ["fp8_block"]}, "test": "flat", "reason": "55 us at every m", "ratio": 5.0}
+    unsound = {"gemm": {"unsound": [flat]}}
+    write(tmp_path, "a-vllm", gemms(1.0, "bf16", "fp8", "fp8_block"), framework="vllm", operators=unsound)
+    write(tmp_path, "b-sglang", gemms(2.0, "bf16", "fp8_block"), framework="sglang")
+    write(tmp_path, "c-trtllm", gemms(3.0, "bf16"), framework="trtllm")
+    return tmp_path / "h100"
+
+
+def at_one(tables: Tables, dtype: str) -> tuple[float, int]:
+    answer = tables.lookup("gemm", m=1, n=4096, k=4096, dtype=dtype)
+    return float(answer.latency_us), int(answer.origin)
+
+
+def in_order(folder: Path, *engines: str, **operators: str) -> Tables:
+    return fastroof.load_tables(folder).in_order(KernelOrder(engines, tuple(operators.items())))
+
+
+def test_the_first_source_serves_what_it_has_and_the_next_one_what_it_lacks(folder):
+    tables = fastroof.load_tables(folder, source=None)
+    assert tables.sources == {"gemm": "a-vllm"}
+    assert at_one(tables, "bf16") == (10.0, ORIGIN_MEASURED)
+    trtllm = in_order(folder, "trtllm", "sglang")
+    assert trtllm.sources == {"gemm": "c-trtllm"}
+    assert at_one(trtllm, "bf16") == (30.0, ORIGIN_MEASURED)
+    # its own table has no fp8_block: SGLang's comes next, and is another engine's
+    assert at_one(trtllm, "fp8_block") == (20.0, ORIGIN_BORROWED)
+    assert at_one(trtllm, "fp8") == (10.0, ORIGIN_BORROWED)
+    assert trtllm.source_of("gemm", ("fp8_block",)) == "b-sglang"
+
+
+def test_rows_that_a_test_found_wrong_are_served_where_nothing_else_is(folder):
+    tables = fastroof.load_tables(folder)
+    assert tables.source_of("gemm", ("fp8_block",)) == "b-sglang"
+    assert at_one(tables, "fp8_block") == (20.0, ORIGIN_MEASURED)
+    alone = fastroof.load_tables(folder, source="a-vllm")
+    assert at_one(alone, "fp8_block") == (10.0, ORIGIN_MEASURED)
+    assert at_one(in_order(folder, "vllm"), "fp8_block") == (20.0, ORIGIN_BORROWED)
+
+
+def test_a_source_that_was_asked_for_stays_whatever_the_engine(folder):
+    for choice in ("a-vllm", {"gemm": "a-vllm"}):
+        tables = fastroof.load_tables(folder, source=choice).in_order(KernelOrder(("trtllm",)))
+        assert tables.sources == {"gemm": "a-vllm"}
+        assert at_one(tables, "bf16") == (10.0, ORIGIN_BORROWED)
+    with pytest.raises(MissingTableError, match="no gemm row of h100 has dtype=fp8; 1 kernels"):
+        at_one(fastroof.load_tables(folder, source={"gemm": "c-trtllm"}), "fp8")
+
+
+def test_ones_own_measurements_come_first_for_every_engine(folder):
+    write(folder.parent, "mine", gemms(0.5, "bf16"), rank=50)
+    for engines in ((), ("vllm",), ("trtllm", "vllm")):
+        tables = fastroof.load_tables(folder).in_order(KernelOrder(engines))
+        assert at_one(tables, "bf16") == (5.0, ORIGIN_MEASURED)
+    assert at_one(in_order(folder, "trtllm"), "fp8") == (10.0, ORIGIN_BORROWED)
+
+
+def test_an_operator_may_be_read_from_another_engine_by_choice(folder):
+    for named in ("sglang", "b-sglang"):
+        assert at_one(in_order(folder, "trtllm", gemm=named), "bf16") == (20.0, ORIGIN_MEASURED)
+
+
+def test_an_order_is_made_once_and_shares_what_it_packs(folder):
+    tables = fastroof.load_tables(folder)
+    vllm, trtllm = (tables.in_order(KernelOrder((engine,))) for engine in ("vllm", "trtllm"))
+    assert tables.in_order(BY_RANK) is tables is vllm.in_order(BY_RANK)
+    assert tables.in_order(KernelOrder(("vllm",))) is vllm is trtllm.in_order(KernelOrder(("vllm",)))
+    gemm = fastroof.operators.registry.OPERATORS["gemm"]
+    assert tables.packed(gemm, ("bf16",)) is vllm.packed(gemm, ("bf16",))
+    assert tables.packed(gemm, ("bf16",)) is not trtllm.packed(gemm, ("bf16",))
+    assert tables.content_hash == vllm.content_hash == trtllm.content_hash
+    copy = pickle.loads(pickle.dumps(trtllm))
+    assert copy.sources == trtllm.sources
+    assert at_one(copy, "fp8") == at_one(trtllm, "fp8")
+
+
+def test_folders_of_one_gpu_are_read_together_and_the_first_counts(folder, tmp_path):
+    other = tmp_path / "users"
+    write(other, "b-sglang", gemms(7.0, "bf16", "fp8"), framework="sglang")
+    write(other, "d", gemms(9.0, "int8"))
+    together = load_own([folder, other / "h100"], when_needed=True)
+    assert [t.source for t in together.candidates("gemm")] == ["a-vllm", "b-sglang", "c-trtllm", "d"]
+    tables = Tables(together, together.gpu_spec)
+    assert at_one(tables, "int8") == (90.0, ORIGIN_MEASURED)
+    # the second folder's source of the same name lends nothing: the first one has the operator
+    assert tables.source_of("gemm", ("fp8",)) == "a-vllm"
+    named = load_own([folder, other / "h100"], source="b-sglang")
+    assert len(named.candidates("gemm")) == 1
+    assert set(named.tables["gemm"].columns["dtype"]) == {"bf16", "fp8_block"}
+
+
+def test_rows_are_read_when_they_are_needed_and_errors_come_then(folder):
+    path = folder / "a-vllm" / "gemm.parquet"
+    path.write_bytes(b"no Parquet")
+    with pytest.raises(TableError, match=r"gemm\.parquet"):
+        load_own(folder)
+    lazily = load_own(folder, when_needed=True)
+    assert lazily.sources == {"gemm": "a-vllm"}
+    with pytest.raises(TableError, match=r"gemm\.parquet"):
+        lazily.tables["gemm"].num_rows  # noqa: B018
+
+
+def test_the_hash_is_that_of_the_rows_whether_they_are_read_or_not(folder):
+    read, lazily = load_own(folder), load_own(folder, when_needed=True)
+    path = folder / "a-vllm" / "gemm.parquet"
+    assert read.content_hash == lazily.content_hash
+    other = write(folder.parent, "a-vllm-2", gemms(1.5, "bf16", "fp8", "fp8_block"))
+    path.write_bytes((other / "gemm.parquet").read_bytes())  # not what provenance.toml says it is
+    assert load_own(folder, "a-vllm", when_needed=True).content_hash == load_own(other).content_hash
+    assert load_own(folder, when_needed=True).content_hash != read.content_hash
+
+
+def test_a_source_may_be_the_path_of_a_folder(folder, tmp_path):
+    own = write(tmp_path / "host", "pcie", gemms(4.0, "bf16"))
+    tables = fastroof.load_tables(folder, source={"gemm": str(own)})
+    assert at_one(tables, "bf16") == (40.0, ORIGIN_MEASURED)
+    assert tables.sources == {"gemm": "pcie"}
+    with pytest.raises(TableError, match=r"has no source .\./nowhere."):
+        fastroof.load_tables(folder, source={"gemm": "./nowhere"})
+
+
+# -- plans ----------------------------------------------------------------------------------------
+
+
+def test_a_plan_reads_its_engines_kernels_and_says_which(h100):
+    own_sum = "aiconfigurator-trtllm-1.3.0rc20"
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, tp=2, runtime="trtllm")
+    by_role = {o.role: o for o in plan.explain([(1, 4096)] * 8).operators}
+    assert by_role["mlp_allreduce"].source == own_sum
+    assert by_role["mlp_allreduce"].origin < ORIGIN_BORROWED
+    plain = fastroof.compile_plan("llama-3.1-8b", "h100", h100, tp=2)
+    sources = {o.source for o in plain.explain([(1, 4096)] * 8).operators}
+    assert sources == {h100.sources["gemm"]}
+    kernels = fastroof.load_tables("h100", source={"allreduce": own_sum})
+    chosen = fastroof.compile_plan("llama-3.1-8b", "h100", kernels, tp=2)
+    same = {o.role: o.total_us for o in chosen.explain([(1, 4096)] * 8).operators}
+    assert same["mlp_allreduce"] == by_role["mlp_allreduce"].total_us
+
+
+def test_a_profile_names_whose_kernels_stand_for_its_own(h100):
+    mine = OperatorKernel("allreduce", engine="trtllm", reason="this host's switch")
+    profile = EngineProfile("mine", "vllm", kernels=KernelChoices(operators=(mine,)))
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, tp=2, runtime=profile)
+    (found,) = {o.source for o in plan.explain([(1, 4096)]).operators if o.role == "mlp_allreduce"}
+    assert found == "aiconfigurator-trtllm-1.3.0rc20"
+    assert int(plan.run(fastroof.StepBatch.from_requests([[(1, 4095)]])).origin[0]) < ORIGIN_BORROWED
+
+
+def test_packaged_engines_name_the_engines_nearest_to_them():
+    for name in ("vllm", "sglang", "trtllm"):
+        others = load_engine(name).kernels.engines
+        assert {name, *others} == {"vllm", "sglang", "trtllm"}
+        assert name not in others
+
+
+def test_the_datasheet_is_a_source_too():
+    with pytest.warns(UserWarning, match="datasheet model"):
+        plan = fastroof.compile_plan("llama-3.1-8b", "h100", None)
+    assert {o.source for o in plan.explain([(1, 100), (64, 0)]).operators} == {"datasheet"}
