@@ -8,13 +8,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from fastroof.arrays import Array, Bools, Floats, Longs
+from fastroof.arrays import Array, Floats, Longs
 from fastroof.columns import LATENCY
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import MeasureError
 from fastroof.load import MeasuredTables
+from fastroof.load.common_points import PairedPoints, codes_of, paired_points
 from fastroof.operators.registry import OPERATORS
-from kernels_bench.output.table_sets import codes_of, group_medians
 
 __all__ = ["Common", "Difference", "KeyDifference", "diff_tables", "sizes_of"]
 
@@ -140,7 +140,7 @@ def diff_tables(
         raise MeasureError(f"neither {names[0]} nor {names[1]} has a table of {asked or 'any operator'}")
     totals, keys, common = [], [], {}
     for operator in wanted:
-        points = _paired(operator, a, b)
+        points = paired_points(operator, *(_columns(tables, operator) for tables in (a, b)))
         totals.append(_compared(operator, {}, points, np.arange(len(points.in_both))))
         schema = OPERATORS[operator]
         key = codes_of(points.columns[c.name] for c in schema.keys)
@@ -174,40 +174,11 @@ def sizes_of(operator: str, columns: Mapping[str, Array], gpu: GpuSpec) -> tuple
     return work.flops, "FLOP"
 
 
-@dataclass(frozen=True)
-class _Paired:
-    """Every point of either set; latencies are NaN where a set lacks the point."""
-
-    columns: Mapping[str, Array]
-    a_us: Floats
-    b_us: Floats
-
-    @property
-    def in_both(self) -> Bools:
-        return ~np.isnan(self.a_us) & ~np.isnan(self.b_us)
+def _columns(tables: MeasuredTables, operator: str) -> Mapping[str, Array] | None:
+    return tables.tables[operator].columns if operator in tables.tables else None
 
 
-def _paired(operator: str, a: MeasuredTables, b: MeasuredTables) -> _Paired:
-    tables = [s.tables[operator].columns if operator in s.tables else None for s in (a, b)]
-    present = [columns for columns in tables if columns is not None]
-    schema = OPERATORS[operator]
-    names = [c.name for c in (*schema.keys, *schema.axes)]
-    columns = {name: np.concatenate([part[name] for part in present]) for name in names}
-    codes = codes_of(columns.values())
-    first = np.unique(codes, return_index=True)[1]
-    latencies, start = [], 0
-    for table in tables:
-        latency_us = np.full(len(first), np.nan)
-        if table is not None:
-            mine = codes[start : start + len(table[LATENCY.name])]
-            start += len(mine)
-            points, dense = np.unique(mine, return_inverse=True)
-            latency_us[points] = group_medians(dense.reshape(-1), table[LATENCY.name])
-        latencies.append(latency_us)
-    return _Paired({name: values[first] for name, values in columns.items()}, *latencies)
-
-
-def _compared(operator: str, key: Mapping[str, Any], points: _Paired, rows: Longs) -> KeyDifference:
+def _compared(operator: str, key: Mapping[str, Any], points: PairedPoints, rows: Longs) -> KeyDifference:
     a_us, b_us = points.a_us[rows], points.b_us[rows]
     both = rows[points.in_both[rows]]
     ratio = points.b_us[both] / points.a_us[both]
@@ -226,7 +197,7 @@ def _compared(operator: str, key: Mapping[str, Any], points: _Paired, rows: Long
     )
 
 
-def _example(points: _Paired, row: int, ratio: float) -> dict[str, Any]:
+def _example(points: PairedPoints, row: int, ratio: float) -> dict[str, Any]:
     values = {name: _plain(column[row]) for name, column in points.columns.items()}
     return values | {"a_us": float(points.a_us[row]), "b_us": float(points.b_us[row]), "ratio": ratio}
 

@@ -14,9 +14,10 @@ from fastroof.arrays import Array, Longs
 from fastroof.columns import GPU, KERNEL, LATENCY, PROVIDER, SPREAD_COLUMNS
 from fastroof.errors import MeasureError
 from fastroof.load import MeasuredTables
+from fastroof.load.common_points import codes_of, group_medians
 from fastroof.load.write import write_source
 from fastroof.operators.registry import OPERATORS
-from kernels_bench.output.table_sets import codes_of, group_medians, load_table_set, row_keys
+from kernels_bench.output.table_sets import load_table_set, row_keys
 from kernels_bench.output.tables import carry_gpu_file, known_columns
 
 __all__ = ["NUM_RUNS", "RUN_SPREAD", "Merged", "merge_runs", "write_merged"]

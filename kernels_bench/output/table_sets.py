@@ -6,9 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
-from fastroof.arrays import Array, Floats, Longs
+from fastroof.arrays import Array
 from fastroof.config.gpu import GPU_FILE, GpuSpec, load_gpu
 from fastroof.errors import MeasureError
 from fastroof.load import MeasuredTable, MeasuredTables, load_measured
@@ -22,9 +20,7 @@ from kernels_bench.output.tables import spec_beside, usable_tables
 from kernels_bench.points import Point
 
 __all__ = [
-    "codes_of",
     "gpu_of",
-    "group_medians",
     "journals_of",
     "load_table_set",
     "row_keys",
@@ -154,47 +150,3 @@ def row_keys(operator: str, columns: Mapping[str, Array]) -> Iterator[str]:
     names = [c.name for c in (*schema.keys, *schema.axes)]
     for cells in zip(*(columns[name].tolist() for name in names), strict=True):
         yield Point(operator, dict(zip(names, cells, strict=True))).key
-
-
-def codes_of(columns: Iterable[Array]) -> Longs:
-    """Return one code for each combination of values, dense from 0 and in the order of the values.
-
-    Examples
-    --------
-    >>> codes_of([np.array([2, 1, 2]), np.array([5, 5, 5])]).tolist()
-    [1, 0, 1]
-    """
-    codes: Longs | None = None
-    for column in columns:
-        distinct, code = np.unique(column, return_inverse=True)
-        if codes is not None:
-            # Made dense again each time, so that the product never overflows.
-            _, code = np.unique(codes * len(distinct) + code, return_inverse=True)
-        codes = code.reshape(-1).astype(np.int64)
-    if codes is None:
-        raise ValueError("codes need at least one column")
-    return codes
-
-
-def group_medians(codes: Longs, values: Array) -> Floats:
-    """Return the median of the values of each code, in the order of the codes.
-
-    Parameters
-    ----------
-    codes : ndarray of int64, shape (rows,)
-        Dense from 0, as :func:`codes_of` returns them.
-    values : ndarray, shape (rows,)
-        What to take medians of.
-
-    Examples
-    --------
-    >>> group_medians(np.array([1, 0, 1]), np.array([4.0, 7.0, 2.0])).tolist()
-    [7.0, 3.0]
-    """
-    order = np.lexsort((values, codes))
-    counts = np.bincount(codes)
-    starts = np.cumsum(counts) - counts
-    ordered = np.asarray(values, np.float64)[order]
-    low, high = ordered[starts + (counts - 1) // 2], ordered[starts + counts // 2]
-    # Of one value its own bits, whatever its size.
-    return np.asarray(np.where(low == high, low, (low + high) / 2.0), np.float64)

@@ -76,7 +76,8 @@ def process(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]
         ("engines",), ("sweep",),
         ("bench",), ("serving",), ("validate",), ("calibrate",), ("size",), ("merge",), ("report",),
         ("tables",), ("tables", "list"), ("tables", "show"), ("tables", "validate"), ("tables", "import"),
-        ("tables", "import", "aiconfigurator"), ("tables", "holdout"), ("plot",), ("plot", "roofline"),
+        ("tables", "import", "aiconfigurator"), ("tables", "holdout"), ("tables", "diff"),
+        ("plot",), ("plot", "roofline"),
         ("plot", "mfu"), ("plot", "step"),
     ],
 )  # fmt: skip
@@ -108,6 +109,7 @@ def test_a_group_alone_says_its_help(group: tuple[str, ...]) -> None:
         (("tables", "show", "gemm"), "tables show"),
         (("tables", "validate"), "tables validate"),
         (("tables", "holdout", "--operator", "allreduce", "--method", "roofline"), "tables holdout"),
+        (("tables", "diff", "h100", "h100/aiconfigurator-trtllm-1.3.0rc20"), "tables diff"),
     ],
 )
 def test_json_keys_are_documented(arguments: tuple[str, ...], document: str) -> None:
@@ -430,6 +432,21 @@ def own_source(root: Path, name: str, latencies_us: list[float]) -> Path:
 
 
 @pytest.mark.slow
+def test_diff_shows_what_is_flagged_and_on_request_every_region() -> None:
+    sets = ("h100", "h100/aiconfigurator-trtllm-1.3.0rc20")
+    found = parsed("tables", "diff", *sets, "--operator", "allreduce")
+    graph = next(f for f in found["families"] if f["family"] == {"dtype": "bf16", "mode": "graph"})
+    assert graph["points"] == 69
+    assert 0.6 < graph["p10"] < graph["median"] < 0.8
+    text = good("tables", "diff", *sets, "--operator", "allreduce")
+    assert f"{sum(r['is_flagged'] for r in found['regions'])} of {len(found['regions'])} regions" in text
+    longer = good("tables", "diff", *sets, "--operator", "allreduce", "--regions")
+    assert len(longer.splitlines()) - len(text.splitlines()) == sum(
+        not r["is_flagged"] for r in found["regions"]
+    )
+    assert "unknown operator 'gem'" in refused("tables", "diff", *sets, "--operator", "gem")
+
+
 def test_validate_passes_the_shipped_tables() -> None:
     found = parsed("tables", "validate", "h100")
     assert found["severity"] != "error"

@@ -1,0 +1,193 @@
+"""The points that two tables have in common, and what kind of point each is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from fastroof.arrays import Array, Bools, Floats, Longs
+from fastroof.columns import LATENCY
+from fastroof.operators.registry import OPERATORS
+
+__all__ = [
+    "BAND",
+    "PairedPoints",
+    "band_words",
+    "bands",
+    "codes_of",
+    "group_medians",
+    "paired_points",
+    "region_sizes",
+]
+
+BAND_OCTAVES: Final = 3
+BAND: Final = 2**BAND_OCTAVES
+"""Sizes of one region lie within such a factor of each other: 1, 2 to 8, 9 to 64, 65 to 512."""
+
+Columns = Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class PairedPoints:
+    """Every point of either of two tables of one operator, as arrays of shape (points,).
+
+    Attributes
+    ----------
+    operator : str
+        The operator.
+    columns : mapping of str to ndarray
+        Keys and axes.
+    a_us, b_us : ndarray of float64
+        Latencies, the median of a point that was measured more than once; NaN where a table lacks it.
+    """
+
+    operator: str
+    columns: Columns
+    a_us: Floats
+    b_us: Floats
+
+    @property
+    def in_both(self) -> Bools:
+        """Points that both tables have."""
+        return ~np.isnan(self.a_us) & ~np.isnan(self.b_us)
+
+    def common(self) -> PairedPoints:
+        """Return those points alone."""
+        return self.some(self.in_both)
+
+    def some(self, rows: Bools | Longs) -> PairedPoints:
+        """Return some of the points."""
+        columns = {name: values[rows] for name, values in self.columns.items()}
+        return PairedPoints(self.operator, columns, self.a_us[rows], self.b_us[rows])
+
+    @property
+    def log_ratio(self) -> Floats:
+        """Ln of B over A; NaN where a table lacks the point."""
+        return np.asarray(np.log(self.b_us / self.a_us))
+
+
+def paired_points(operator: str, a: Columns | None, b: Columns | None) -> PairedPoints:
+    """Pair two tables of one operator point by point.
+
+    Parameters
+    ----------
+    operator : str
+        A key of :data:`fastroof.operators.registry.OPERATORS`.
+    a, b : mapping of str to ndarray, or None
+        Rows of either table; None where there is no such table.
+
+    Returns
+    -------
+    PairedPoints
+        In the order of the keys and axes.
+    """
+    tables = (a, b)
+    present = [columns for columns in tables if columns is not None]
+    schema = OPERATORS[operator]
+    names = [c.name for c in (*schema.keys, *schema.axes)]
+    columns = {name: np.concatenate([part[name] for part in present]) for name in names}
+    codes = codes_of(columns.values())
+    first = np.unique(codes, return_index=True)[1]
+    latencies, start = [], 0
+    for table in tables:
+        latency_us = np.full(len(first), np.nan)
+        if table is not None:
+            mine = codes[start : start + len(table[LATENCY.name])]
+            start += len(mine)
+            points, dense = np.unique(mine, return_inverse=True)
+            latency_us[points] = group_medians(dense.reshape(-1), table[LATENCY.name])
+        latencies.append(latency_us)
+    return PairedPoints(operator, {name: values[first] for name, values in columns.items()}, *latencies)
+
+
+def region_sizes(operator: str, columns: Columns) -> dict[str, Floats]:
+    """Return the sizes that say what region of an operator's shapes a point lies in.
+
+    Those that a lookup interpolates along; of sizes that come in pairs the product, as n k of a GEMM.
+
+    Parameters
+    ----------
+    operator : str
+        A key of :data:`fastroof.operators.registry.OPERATORS`.
+    columns : mapping of str to ndarray, shape (points,)
+        Its axes.
+
+    Examples
+    --------
+    >>> sizes = {"m": np.array([1, 64]), "n": np.array([4096, 8192]), "k": np.array([1024, 1024])}
+    >>> {name: values.tolist() for name, values in region_sizes("gemm", sizes).items()}
+    {'m': [1.0, 64.0], 'n k': [4194304.0, 8388608.0]}
+    """
+    schema = OPERATORS[operator]
+    pair = schema.paired_axes
+    names = [name for name in schema.free_axes() if name not in pair and name != "io_bytes"]
+    sizes = {name: np.asarray(columns[name], np.float64) for name in names}
+    if pair:
+        sizes[" ".join(pair)] = np.prod([np.asarray(columns[name], np.float64) for name in pair], axis=0)
+    return sizes
+
+
+def bands(sizes: Floats) -> Longs:
+    """Number of each size's band of a factor of :data:`BAND`: 0 for 1, 1 for 2 to 8, 2 for 9 to 64."""
+    # by the exponent: a logarithm would round sizes beside a power of two to it
+    mantissa, exponent = np.frexp(sizes)
+    octave = exponent - (mantissa == 0.5)
+    return np.asarray(-(-octave // BAND_OCTAVES), np.int64)
+
+
+def band_words(band: int) -> str:
+    """Say which sizes a band holds.
+
+    Examples
+    --------
+    >>> band_words(0), band_words(2)
+    ('1', '9 to 64')
+    """
+    return f"{BAND ** (band - 1) + 1} to {BAND**band}" if band > 0 else "1"
+
+
+def codes_of(columns: Iterable[Array]) -> Longs:
+    """Return one code for each combination of values, dense from 0 and in the order of the values.
+
+    Examples
+    --------
+    >>> codes_of([np.array([2, 1, 2]), np.array([5, 5, 5])]).tolist()
+    [1, 0, 1]
+    """
+    codes: Longs | None = None
+    for column in columns:
+        distinct, code = np.unique(column, return_inverse=True)
+        if codes is not None:
+            # Made dense again each time, so that the product never overflows.
+            _, code = np.unique(codes * len(distinct) + code, return_inverse=True)
+        codes = code.reshape(-1).astype(np.int64)
+    if codes is None:
+        raise ValueError("codes need at least one column")
+    return codes
+
+
+def group_medians(codes: Longs, values: Array) -> Floats:
+    """Return the median of the values of each code, in the order of the codes.
+
+    Parameters
+    ----------
+    codes : ndarray of int64, shape (rows,)
+        Dense from 0, as :func:`codes_of` returns them.
+    values : ndarray, shape (rows,)
+        What to take medians of.
+
+    Examples
+    --------
+    >>> group_medians(np.array([1, 0, 1]), np.array([4.0, 7.0, 2.0])).tolist()
+    [7.0, 3.0]
+    """
+    order = np.lexsort((values, codes))
+    counts = np.bincount(codes)
+    starts = np.cumsum(counts) - counts
+    ordered = np.asarray(values, np.float64)[order]
+    low, high = ordered[starts + (counts - 1) // 2], ordered[starts + counts // 2]
+    # Of one value its own bits, whatever its size.
+    return np.asarray(np.where(low == high, low, (low + high) / 2.0), np.float64)

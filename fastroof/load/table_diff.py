@@ -1,0 +1,189 @@
+"""Campaign against campaign: the same kernels of two table sets, by family and by region of shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from fastroof.arrays import Array, Longs
+from fastroof.errors import TableError
+from fastroof.load.common_points import (
+    PairedPoints,
+    band_words,
+    bands,
+    codes_of,
+    paired_points,
+    region_sizes,
+)
+from fastroof.load.measured import MeasuredTables
+from fastroof.operators.registry import OPERATORS
+
+__all__ = ["FAR_APART", "FEWEST_POINTS", "Comparison", "TableDiff", "diff_tables", "family_columns"]
+
+FAR_APART: Final = 1.5
+"""Two campaigns whose median ratio is beyond this did not measure one kernel."""
+
+FEWEST_POINTS: Final = 8
+"""A family or region of fewer points is no family."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How two tables compare over a family, or over one region of its shapes.
+
+    Attributes
+    ----------
+    operator : str
+        The operator.
+    family : mapping of str to str
+        The words that name its kernels: dtype, mode, distribution.
+    region : mapping of str to str
+        The sizes, as ``"9 to 64"``; empty for the whole family.
+    points, only_a, only_b : int
+        Points in both tables, and in one of them.
+    median, rms, p10, p90 : float or None
+        Of latency in B over latency in A: quantiles of the ratio, root mean square of its logarithm; None
+        without a common point.
+    is_flagged : bool
+        Whether the median is beyond :data:`FAR_APART`, over :data:`FEWEST_POINTS` points at least.
+    """
+
+    operator: str
+    family: Mapping[str, str]
+    region: Mapping[str, str]
+    points: int
+    only_a: int
+    only_b: int
+    median: float | None
+    rms: float | None
+    p10: float | None
+    p90: float | None
+    is_flagged: bool
+
+
+@dataclass(frozen=True)
+class TableDiff:
+    """What :func:`diff_tables` returns.
+
+    Attributes
+    ----------
+    a, b : str
+        The table sets, in words.
+    families : tuple of Comparison
+        One a family that either has.
+    regions : tuple of Comparison
+        One a region of a family with common points.
+    """
+
+    a: str
+    b: str
+    families: tuple[Comparison, ...]
+    regions: tuple[Comparison, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as plain values that JSON can hold."""
+        return asdict(self)
+
+
+def family_columns(operator: str) -> tuple[str, ...]:
+    """Names of the columns whose words tell an operator's families apart.
+
+    Examples
+    --------
+    >>> family_columns("moe"), family_columns("attention_decode")
+    (('dtype', 'distribution'), ('kv_dtype',))
+    """
+    return tuple(c.name for c in OPERATORS[operator].keys if c.kind == "text")
+
+
+def diff_tables(
+    a: MeasuredTables,
+    b: MeasuredTables,
+    names: tuple[str, str] = ("A", "B"),
+    operators: Sequence[str] | None = None,
+) -> TableDiff:
+    """Compare two table sets at the points that both have.
+
+    Parameters
+    ----------
+    a, b : MeasuredTables
+        Of two engines, two versions, or two GPUs.
+    names : tuple of str
+        What to call them.
+    operators : sequence of str, optional
+        Compare only these.
+
+    Returns
+    -------
+    TableDiff
+        Ratios are latency in B over latency in A. A point that a table has more than once counts with its
+        median, as in a lookup.
+
+    Raises
+    ------
+    TableError
+        If an operator is unknown, or neither set has any of those asked for.
+    """
+    if unknown := [name for name in operators or () if name not in OPERATORS]:
+        raise TableError(f"unknown operator {unknown[0]!r}; the operators are {', '.join(OPERATORS)}")
+    wanted = [
+        name
+        for name in OPERATORS
+        if (name in a.tables or name in b.tables) and (operators is None or name in operators)
+    ]
+    if not wanted:
+        asked = ", ".join(operators or ()) or "any operator"
+        raise TableError(f"neither {names[0]} nor {names[1]} has a table of {asked}")
+    families: list[Comparison] = []
+    regions: list[Comparison] = []
+    for operator in wanted:
+        columns = (t.tables[operator].columns if operator in t.tables else None for t in (a, b))
+        for family, points in _families(paired_points(operator, *columns)):
+            families.append(_compared(points, family, {}))
+            regions += [_compared(part, family, sizes) for sizes, part in _regions(points.common())]
+    return TableDiff(*names, tuple(families), tuple(regions))
+
+
+def _families(points: PairedPoints) -> Iterator[tuple[dict[str, str], PairedPoints]]:
+    names = family_columns(points.operator)
+    words = [points.columns[name] for name in names]
+    for rows in _groups(words, len(points.a_us)):
+        yield {name: str(points.columns[name][rows[0]]) for name in names}, points.some(rows)
+
+
+def _regions(points: PairedPoints) -> Iterator[tuple[dict[str, str], PairedPoints]]:
+    if not len(points.a_us):
+        return
+    band = {name: bands(sizes) for name, sizes in region_sizes(points.operator, points.columns).items()}
+    for rows in _groups(list(band.values()), len(points.a_us)):
+        yield {name: band_words(int(of[rows[0]])) for name, of in band.items()}, points.some(rows)
+
+
+def _groups(columns: list[Array], count: int) -> Iterator[Longs]:
+    codes = codes_of(columns) if columns else np.zeros(count, np.int64)
+    order = np.argsort(codes, kind="stable")
+    yield from np.split(order, np.flatnonzero(np.diff(codes[order])) + 1)
+
+
+def _compared(points: PairedPoints, family: Mapping[str, str], region: Mapping[str, str]) -> Comparison:
+    log_ratio = points.common().log_ratio
+    count = len(log_ratio)
+    p10, median, p90 = (
+        np.exp(np.quantile(log_ratio, (0.1, 0.5, 0.9))).tolist() if count else (None, None, None)
+    )
+    return Comparison(
+        operator=points.operator,
+        family=family,
+        region=region,
+        points=count,
+        only_a=int(np.isnan(points.b_us).sum()),
+        only_b=int(np.isnan(points.a_us).sum()),
+        median=median,
+        rms=float(np.sqrt(np.mean(log_ratio**2))) if count else None,
+        p10=p10,
+        p90=p90,
+        is_flagged=median is not None and count >= FEWEST_POINTS and max(median, 1.0 / median) > FAR_APART,
+    )

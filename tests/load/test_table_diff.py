@@ -1,0 +1,167 @@
+"""Two table sets at the points that both have: pairing, families, regions, flags, and sets by one word."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastroof.errors import GpuError, TableError
+from fastroof.load import MeasuredTable, MeasuredTables
+from fastroof.load.common_points import band_words, bands, paired_points, region_sizes
+from fastroof.load.named import load_named
+from fastroof.load.table_diff import FAR_APART, diff_tables
+
+
+def gemms(*rows: tuple[str, int, int, int, float]) -> dict[str, Any]:
+    columns = zip(*rows, strict=True)
+    named: dict[str, Any] = dict(
+        zip(("dtype", "m", "n", "k", "latency_us"), map(np.array, columns), strict=True)
+    )
+    return named | {"dtype": named["dtype"].astype(object)}
+
+
+def tables_of(columns: dict[str, Any]) -> MeasuredTables:
+    return MeasuredTables("h100", {"gemm": MeasuredTable("gemm", columns, "made")}, Path())
+
+
+def grid(dtype: str, factor: float, k: int = 64) -> list[tuple[str, int, int, int, float]]:
+    return [
+        (dtype, m, n, k, factor * (5.0 + m * n / 1e4)) for m in (1, 2, 5, 8, 9, 64) for n in (64, 128, 256)
+    ]
+
+
+def test_a_point_counts_once_with_its_median() -> None:
+    a = gemms(
+        ("bf16", 1, 8, 8, 10.0), ("bf16", 1, 8, 8, 30.0), ("bf16", 1, 8, 8, 11.0), ("bf16", 2, 8, 8, 5.0)
+    )
+    b = gemms(("bf16", 1, 8, 8, 22.0), ("fp8", 2, 8, 8, 1.0))
+    points = paired_points("gemm", a, b)
+    assert points.a_us.tolist()[:2] == [11.0, 5.0]
+    assert np.isnan(points.a_us[2])
+    common = points.common()
+    assert (common.a_us.tolist(), common.b_us.tolist()) == ([11.0], [22.0])
+    np.testing.assert_allclose(common.log_ratio, [np.log(2.0)])
+    assert common.columns["m"].tolist() == [1]
+
+
+@given(st.lists(st.integers(1, 2**40), min_size=1))
+def test_a_band_holds_the_sizes_that_it_says(sizes: list[int]) -> None:
+    for size, band in zip(sizes, bands(np.array(sizes, np.float64)).tolist(), strict=True):
+        least, _, most = band_words(band).partition(" to ")
+        assert int(least) <= size <= int(most or least)
+
+
+def test_ends_of_bands() -> None:
+    assert bands(np.array([1.0, 2, 8, 9, 64, 65, 512, 8.0**12, 8.0**12 + 1])).tolist() == [
+        0,
+        1,
+        1,
+        2,
+        2,
+        3,
+        3,
+        12,
+        13,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("operator", "names"),
+    [
+        ("gemm", ["m", "n k"]),
+        ("attention_decode", ["batch_size", "kv_len"]),
+        ("attention_prefill", ["batch_size", "q_len"]),
+        ("moe", ["num_tokens"]),
+        ("allreduce", ["message_bytes"]),
+        ("elementwise", ["m", "width"]),
+    ],
+)
+def test_regions_of_operators(operator: str, names: list[str]) -> None:
+    every = (
+        "m",
+        "n",
+        "k",
+        "batch_size",
+        "kv_len",
+        "q_len",
+        "num_tokens",
+        "message_bytes",
+        "width",
+        "io_bytes",
+    )
+    assert list(region_sizes(operator, dict.fromkeys(every, np.array([2])))) == names
+
+
+def test_families_and_regions_are_compared_apart() -> None:
+    a = gemms(*grid("bf16", 1.0), *grid("fp8", 1.0), ("bf16", 3, 8, 8, 1.0))
+    b = gemms(*grid("bf16", 1.1), *grid("fp8", 2.0), ("fp8", 3, 8, 8, 1.0), ("fp8", 3, 16, 8, 1.0))
+    found = diff_tables(tables_of(a), tables_of(b), ("one", "other"))
+    bf16, fp8 = found.families
+    assert (bf16.family, bf16.points, bf16.only_a, bf16.only_b) == ({"dtype": "bf16"}, 18, 1, 0)
+    assert (fp8.family, fp8.points, fp8.only_a, fp8.only_b) == ({"dtype": "fp8"}, 18, 0, 2)
+    assert (bf16.median, bf16.rms, bf16.p10, bf16.p90) == pytest.approx((1.1, np.log(1.1), 1.1, 1.1))
+    assert (bf16.is_flagged, fp8.is_flagged) == (False, True)
+    # n k is 4096, 8192 and 16384: two bands, by three of m
+    assert [(r.region["m"], r.region["n k"], r.points) for r in found.regions if r.family == fp8.family] == [
+        ("1", "513 to 4096", 1),
+        ("1", "4097 to 32768", 2),
+        ("2 to 8", "513 to 4096", 3),
+        ("2 to 8", "4097 to 32768", 6),
+        ("9 to 64", "513 to 4096", 2),
+        ("9 to 64", "4097 to 32768", 4),
+    ]
+    # of fewer than eight points none is a family
+    assert not any(r.is_flagged for r in found.regions)
+    assert found.as_dict()["a"] == "one"
+
+
+@pytest.mark.parametrize(
+    ("factor", "flagged"), [(FAR_APART * 1.01, True), (1 / FAR_APART / 1.01, True), (1.49, False)]
+)
+def test_a_family_is_flagged_whichever_is_slower(factor: float, flagged: bool) -> None:
+    one, other = (tables_of(gemms(*grid("bf16", f))) for f in (1.0, factor))
+    (family,) = diff_tables(one, other).families
+    assert family.is_flagged is flagged
+
+
+def test_without_common_points_there_is_no_ratio() -> None:
+    one, other = tables_of(gemms(*grid("bf16", 1.0))), tables_of(gemms(*grid("bf16", 1.0, k=32)))
+    (family,) = diff_tables(one, other).families
+    assert (family.points, family.only_a, family.only_b, family.median, family.rms) == (0, 18, 18, None, None)
+    assert not diff_tables(one, other).regions
+
+
+def test_operators_that_are_not_there_are_refused() -> None:
+    one = tables_of(gemms(*grid("bf16", 1.0)))
+    with pytest.raises(TableError, match="unknown operator 'gem'"):
+        diff_tables(one, one, operators=["gem"])
+    with pytest.raises(TableError, match="neither A nor B has a table of moe"):
+        diff_tables(one, one, operators=["moe"])
+
+
+def test_sets_by_one_word(tmp_path: Path) -> None:
+    source = "aiconfigurator-trtllm-1.3.0rc20"
+    assert load_named(f"h100/{source}").sources == {"allreduce": source}
+    assert "gemm" in load_named("h100").sources
+    shipped = Path(__file__).resolve().parents[2] / "bench_data" / "h100"
+    assert load_named(str(shipped / source)).sources == {"allreduce": source}
+
+
+@pytest.mark.parametrize("word", ["package:h100/vllm", "package:h100//0.24.0", "package:"])
+def test_half_a_name_in_the_package_is_refused(word: str) -> None:
+    with pytest.raises(TableError, match=r"write package:h200/vllm/0\.24\.0"):
+        load_named(word)
+
+
+def test_words_that_name_nothing_are_refused() -> None:
+    with pytest.raises(TableError, match="neither a folder nor GPU/SOURCE"):
+        load_named("h1000/mine")
+    with pytest.raises(TableError, match="no source 'mine'"):
+        load_named("h100/mine")
+    with pytest.raises(GpuError, match="h1000"):
+        load_named("h1000")
