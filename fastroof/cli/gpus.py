@@ -45,9 +45,8 @@ def gpus(as_json: Json = False) -> None:
             ]
         )
         return
-    dtypes = [
-        dtype for dtype in ("bf16", "fp8", "fp4", "int8") if any(dtype in s.peak_flops_per_s for s in specs)
-    ]
+    known = ("bf16", "fp8", "fp4", "int8")
+    dtypes = [dtype for dtype in known if any(dtype in s.peak_flops_per_s for s in specs)]
     columns = (
         "gpu", "name", *(f"{dtype} TFLOP/s" for dtype in dtypes), "HBM TB/s", "HBM GiB",
         "link GB/s", "tables",

@@ -111,23 +111,29 @@ def fit_peak(
         expected = work / (seconds * peak_flops_per_s)
         return np.asarray(np.abs(mfu - expected) > half_unit * (1 + 1e-6) + RELATIVE_SLACK * expected)
 
+    sharp = mfu * ROUNDED_AWAY > half_unit
+
+    def implied_peak(work: Floats) -> float:
+        if sharp.any():
+            return float(np.median(work[sharp] / (seconds[sharp] * mfu[sharp])))
+        # Rounding errors cancel in a sum; the rows that read 0.0 belong to it.
+        return float((work / seconds).sum() / mfu.sum())
+
     best: _Candidate | None = None
-    fewest_off = int(len(mfu) * (1.0 - ENOUGH_ROWS)) + 1
+    fewest_off, nearest = int(len(mfu) * (1.0 - ENOUGH_ROWS)) + 1, 0.0
     for candidate in _candidates(conventions, gpu, own_units):
-        if not fewest_off:
+        if best is not None and best.gpu == gpu.name and not fewest_off:
             break
         off = int(contradicts(candidate.flops, candidate.peak_flops_per_s).sum())
-        if off < fewest_off:
-            best, fewest_off = candidate, off
+        # 148 TFLOP/s and S^2 / 2 are within a percent of 165 and S^2 / 1.8: of two other cards the nearer
+        distance = abs(implied_peak(candidate.flops) / candidate.peak_flops_per_s - 1.0)
+        is_other_card = best is not None and best.gpu != gpu.name
+        if off < fewest_off or (off == fewest_off and is_other_card and distance < nearest):
+            best, fewest_off, nearest = candidate, off, distance
     convention, work = (best.convention, best.flops) if best else next(iter(conventions.items()))
-
-    sharp = mfu * ROUNDED_AWAY > half_unit
-    if sharp.any():
-        peak = float(np.median(work[sharp] / (seconds[sharp] * mfu[sharp])))
-    else:
-        # Rounding errors cancel in a sum; the rows that read 0.0 belong to it.
+    peak = implied_peak(work)
+    if not sharp.any():
         sharp = np.ones(len(mfu), bool)
-        peak = float((work / seconds).sum() / mfu.sum())
 
     used = best.peak_flops_per_s if best else peak
     own = best is not None and best.gpu == gpu.name
@@ -143,7 +149,7 @@ def fit_peak(
 
 
 def _candidates(conventions: dict[str, Floats], gpu: GpuSpec, own_units: str | None) -> Iterator[_Candidate]:
-    """Yield candidates, likeliest first: of several that fit equally the first is taken."""
+    """Yield candidates, the card's own first: of several of these that fit equally the first is taken."""
     own = sorted(gpu.peak_flops_per_s.items(), key=lambda item: (item[0] != own_units, item[1], item[0]))
     for convention, work in conventions.items():
         for units, peak in own:
