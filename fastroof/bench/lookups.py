@@ -30,8 +30,8 @@ def lookup_points(tables: Tables, operator: str, count: int, heads: HeadShape | 
     """Arguments of a lookup of one kernel, sizes log-uniform over its measured axes.
 
     Uniform sizes would nearly all fall between the two largest measured ones. The kernel is that of
-    ``heads`` where it was measured, else, in bf16 and in CUDA graphs where there are such, the one with
-    most measured points.
+    ``heads`` where it was measured, else, without a window, in bf16 and in CUDA graphs where there are
+    such, the one with most measured points.
 
     Examples
     --------
@@ -46,8 +46,11 @@ def lookup_points(tables: Tables, operator: str, count: int, heads: HeadShape | 
     plain = [(names.index(name), value) for name, value in table.schema.constants.items()]
     groups = {key: rows for key, rows in groups.items() if all(key[at] == value for at, value in plain)}
 
+    def is_full(key: tuple[Any, ...]) -> bool:
+        return "window" not in names or key[names.index("window")] == 0
+
     def rank(key: tuple[Any, ...]) -> tuple[Any, ...]:
-        return key[:4] == heads, "bf16" in key, "graph" in key, len(groups[key]), str(key)
+        return key == heads, is_full(key), "bf16" in key, "graph" in key, len(groups[key]), str(key)
 
     key = max(groups, key=rank)
     named = zip(names, key, strict=True)

@@ -88,7 +88,7 @@ class NumpySteps:
     @staticmethod
     def serves(plan: StepPlan, tables: Tables) -> bool:
         """Whether the plan's head shape was measured: nodes of a borrowed one are not public."""
-        shape = (*plan.heads, 0)
+        shape = tuple(plan.heads)
         return all(shape in tables.groups(name) for name in ATTENTION)
 
     def rows_us(self, rows: str, count: Array) -> Floats:
@@ -164,14 +164,14 @@ class NumpySteps:
 def _node_grid(plan: StepPlan, tables: Tables, operator: AttentionOperator) -> NodeGrid:
     """Latency at every combination of measured sizes, by public lookups: holes come back filled."""
     heads = plan.heads
-    rows = tables.rows(operator, (*heads, 0))
+    rows = tables.rows(operator, tuple(heads))
     plain = operator.plain_rows(rows)
     batch, length = (np.unique(rows[name][plain]) for name in ("batch_size", operator.length_axis))
     sizes: dict[str, Any] = {"batch_size": batch[:, None], operator.length_axis: length}
     sizes |= {name: sizes[other] for name, other in operator.equal_axes.items()}
     lookup = tables.lookup(
         operator.name, num_q_heads=heads.num_q_heads, num_kv_heads=heads.num_kv_heads,
-        head_dim=heads.head_dim, kv_dtype=heads.kv_dtype, **sizes,
+        head_dim=heads.head_dim, kv_dtype=heads.kv_dtype, window=heads.window, **sizes,
     )  # fmt: skip
     bound = operator.bound(heads, tables.gpu, 0.0)
     square, slope = (bound.square_us, bound.slope_us) if bound.square_us else (0.0, 1.0)

@@ -21,12 +21,12 @@ AttentionPrices = tuple[float, float, float]
 
 
 @jit
-def copied_sizes(source: Any, largest: float, out: Floats) -> bool:
-    """Copy numbers to ``out``; whether every one is a whole number from 1 to ``largest``."""
+def copied_sizes(source: Any, least: float, largest: float, out: Floats) -> bool:
+    """Copy numbers to ``out``; whether every one is a whole number from ``least`` to ``largest``."""
     good = True
     for p in range(len(out)):
         x = np.float64(source[p])
-        good &= (x >= 1.0) & (x <= largest) & (x == np.floor(x))
+        good &= (x >= least) & (x <= largest) & (x == np.floor(x))
         out[p] = x
     return bool(good)
 

@@ -6,13 +6,14 @@ measured is borrowed (:mod:`fastroof.operators.attention_borrowing`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
 from fastroof.arrays import Array, Floats
-from fastroof.columns import DTYPE, KV_DTYPE, LATENCY, Column
+from fastroof.columns import DTYPE, KV_DTYPE, LATENCY, ORIGIN_MODELLED, Column
 from fastroof.compiled.layout import FORM_DECODE_RATE, FORM_PREFILL_RATE
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import LookupInputError
@@ -65,6 +66,14 @@ __all__ = [
 _FULL_HEAD_DIM_128: Final = {"head_dim": 128, "window": 0}
 
 
+def _windows(operator: str) -> tuple[HoldoutGrid, ...]:
+    """Grids of the windows that published models have."""
+    return tuple(HoldoutGrid(operator, f"window {w}", {}, {"head_dim": d, "window": w}) for w, d in _WINDOWS)
+
+
+_WINDOWS: Final = ((128, 64), (1024, 256), (8192, 128))
+
+
 # -- rows of other programs ------------------------------------------------------------------------
 
 
@@ -92,7 +101,6 @@ def _package_rows(raw: Raw) -> ForeignRows:
         **measured_us(raw),
     }
     out = unknown_dtypes(dtype)
-    out |= {f"window {int(w)}": window == w for w in np.unique(window) if w > 0}
     # The schema's attention computes in bf16 whatever the cache holds.
     out |= {f"computes in {d}": attn_dtype == d for d in sorted(set(attn_dtype)) if d != "bf16"}
     out |= {"beam search": raw["beam_width"] > 1}
@@ -125,6 +133,17 @@ def _tree_decode(read: Raw, heads: Heads) -> dict[str, Array]:
     return _tree_heads(heads, len(read["latency_us"])) | named
 
 
+def _windowed_prefix(q_len: Floats, kv_len: Floats, window: int) -> tuple[Floats, Floats]:
+    """(query, prefix token) pairs of a sequence within a window, and prefix tokens that any query sees."""
+    context = kv_len - q_len
+    # the i-th new token, from 0, sees min(window, context + i + 1) tokens
+    growing = np.clip(window - context, 0.0, q_len)
+    alone = np.minimum(q_len, window)
+    seen = growing * context + growing * (growing + 1.0) * 0.5 + (q_len - growing) * window
+    own = alone * (alone + 1.0) * 0.5 + (q_len - alone) * window
+    return seen - own, np.minimum(context, window - 1.0)
+
+
 # -- operators -------------------------------------------------------------------------------------
 
 
@@ -143,7 +162,7 @@ class AttentionPrefill(PlannedAttention):
         Column("q_len", "int", "tokens", "new tokens of each sequence"),
         Column("kv_len", "int", "tokens", "tokens attended to: prefix plus q_len"),
     )
-    defaults: ClassVar[Mapping[str, Any]] = {"batch_size": 1, "kv_dtype": "bf16"}
+    defaults: ClassVar[Mapping[str, Any]] = {"batch_size": 1, "kv_dtype": "bf16", "window": 0}
     equal_axes: ClassVar[Mapping[str, str]] = {"kv_len": "q_len"}
     is_additive = False
     length_axis = "q_len"
@@ -157,8 +176,12 @@ class AttentionPrefill(PlannedAttention):
             {**_FULL_HEAD_DIM_128, "batch_size": 1},
         ),
         HoldoutGrid("attention_prefill", "every second", {}, _FULL_HEAD_DIM_128),
+        *_windows("attention_prefill"),
     )
-    coverages = (HoldoutGrid("attention_prefill", "head_dim 128", {}, _FULL_HEAD_DIM_128),)
+    coverages = (
+        HoldoutGrid("attention_prefill", "head_dim 128", {}, _FULL_HEAD_DIM_128),
+        *_windows("attention_prefill"),
+    )
     package_files = (
         PackageFile(
             "attention", "context_attention_perf", _PACKAGE_COLUMNS, _package_prefill, _PACKAGE_OPTIONAL
@@ -196,9 +219,10 @@ class AttentionPrefill(PlannedAttention):
         heads = (shape.num_q_heads, shape.num_kv_heads, shape.head_dim)
         return 0.0, float(attention_bytes(*heads, 1, 1, 1, width))
 
-    def mfu_work(self, batch: Any, length: Any) -> Any:
-        """Half a square."""
-        return batch * (length * (length + 1.0) * 0.5)
+    def mfu_work(self, batch: Any, length: Any, window: float = math.inf) -> Any:
+        """Half a square, and a window's width of pairs for each query beyond it."""
+        within = np.minimum(length, window)
+        return batch * (within * (within + 1.0) * 0.5 + (length - within) * within)
 
     def prefix_us(self, tables: Tables, shape: HeadShape) -> tuple[float, float]:
         """The roofline of the prefix alone, times latency / B of the longest measured sequence.
@@ -217,8 +241,17 @@ class AttentionPrefill(PlannedAttention):
         out, mfu, origin = answers
         table = self.ready(tables, key)
         self.own_us(table, method, (batch, q_len), out, origin)
-        prices = (*table.prefix_us, table.unit_us)
-        if not points.prefill_us_and_mfu(batch, q_len, kv_len, prices, out, mfu, origin):
+        window = key[4]
+        if window:
+            pairs, tokens = _windowed_prefix(q_len, kv_len, window)
+            out += batch * (table.prefix_us[0] * pairs + table.prefix_us[1] * tokens)
+            mfu[:] = (self.mfu_work(batch, q_len, window) + batch * pairs) * table.unit_us / out
+            origin[kv_len > q_len] = ORIGIN_MODELLED
+            good = bool((kv_len >= q_len).all())
+        else:
+            prices = (*table.prefix_us, table.unit_us)
+            good = points.prefill_us_and_mfu(batch, q_len, kv_len, prices, out, mfu, origin)
+        if not good:
             at = int(np.flatnonzero(kv_len < q_len)[0])
             raise LookupInputError(
                 f"kv_len {int(kv_len[at])} is less than q_len {int(q_len[at])}: "
@@ -228,10 +261,14 @@ class AttentionPrefill(PlannedAttention):
     def relative_error(self, tables: Tables, key: Key, sizes: list[Floats], latency_us: Floats) -> Floats:
         """One standard error over the latency: the grid's on its part, the price's on the prefix."""
         batch, q_len, kv_len = sizes
-        shape = HeadShape(*key[:4])
+        shape = HeadShape(*key)
         variance = attention_variance(self.local_errors(tables, shape), batch, q_len)
         pair_us, token_us = self.prefix_us(tables, shape)
-        prefix_us = batch * (kv_len - q_len) * (pair_us * q_len + token_us)
+        if shape.window:
+            pairs, tokens = _windowed_prefix(q_len, kv_len, shape.window)
+            prefix_us = batch * (pair_us * pairs + token_us * tokens)
+        else:
+            prefix_us = batch * (kv_len - q_len) * (pair_us * q_len + token_us)
         own_us = latency_us - prefix_us
         us2: Any = variance * own_us**2 + (PREFIX * prefix_us) ** 2
         return np.asarray(np.sqrt(us2) / latency_us)
@@ -244,7 +281,7 @@ class AttentionDecode(PlannedAttention):
     rank = 30
     summary = "Paged attention of one new token a sequence."
     axes = (BATCH, Column("kv_len", "int", "tokens", "tokens attended to, the new one included"))
-    defaults: ClassVar[Mapping[str, Any]] = {"kv_dtype": "bf16"}
+    defaults: ClassVar[Mapping[str, Any]] = {"kv_dtype": "bf16", "window": 0}
     is_additive = True
     length_axis = "kv_len"
     rate_form = FORM_DECODE_RATE
@@ -260,8 +297,12 @@ class AttentionDecode(PlannedAttention):
             _FULL_HEAD_DIM_128,
         ),
         HoldoutGrid("attention_decode", "every second", {}, _FULL_HEAD_DIM_128),
+        *_windows("attention_decode"),
     )
-    coverages = (HoldoutGrid("attention_decode", "head_dim 128", {}, _FULL_HEAD_DIM_128),)
+    coverages = (
+        HoldoutGrid("attention_decode", "head_dim 128", {}, _FULL_HEAD_DIM_128),
+        *_windows("attention_decode"),
+    )
     package_files = (
         PackageFile(
             "attention", "generation_attention_perf", _PACKAGE_COLUMNS, _package_decode, _PACKAGE_OPTIONAL
@@ -287,9 +328,9 @@ class AttentionDecode(PlannedAttention):
         fixed, one = (float(decode_attention_bytes(*heads, kv_len, 1, width)) for kv_len in (0, 1))
         return fixed, one
 
-    def mfu_work(self, batch: Any, length: Any) -> Any:
+    def mfu_work(self, batch: Any, length: Any, window: float = math.inf) -> Any:
         """One query a sequence."""
-        return batch * length
+        return batch * np.minimum(length, window)
 
     def look_up(self, tables: Tables, method: str, key: Key, sizes: list[Floats], answers: Answers) -> None:
         """Look (batch, kv_len) up."""
@@ -299,12 +340,12 @@ class AttentionDecode(PlannedAttention):
         out, mfu, origin = answers
         table = self.ready(tables, key)
         self.own_us(table, method, (batch, kv_len), out, origin)
-        points.decode_mfu(batch, kv_len, table.unit_us, out, mfu)
+        points.decode_mfu(batch, np.minimum(kv_len, key[4] or math.inf), table.unit_us, out, mfu)
 
     def relative_error(self, tables: Tables, key: Key, sizes: list[Floats], latency_us: Floats) -> Floats:
         """One standard error over the latency."""
         batch, kv_len = sizes
-        return np.sqrt(attention_variance(self.local_errors(tables, HeadShape(*key[:4])), batch, kv_len))
+        return np.sqrt(attention_variance(self.local_errors(tables, HeadShape(*key)), batch, kv_len))
 
 
 class AttentionDecodeUnequal(AttentionRows):

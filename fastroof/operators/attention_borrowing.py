@@ -52,18 +52,15 @@ def donors(wanted: HeadShape, measured: Iterable[HeadShape]) -> tuple[HeadShape,
     Raises
     ------
     MissingTableError
-        If nothing with this head_dim and kv_dtype was measured.
+        If nothing with this head_dim, kv_dtype and window was measured.
     """
     shapes = list(measured)
     if wanted in shapes:
         return (wanted,)
-    alike = [s for s in shapes if s.head_dim == wanted.head_dim and s.kv_dtype == wanted.kv_dtype]
+    alike = [s for s in shapes if s.kind == wanted.kind]
     if not alike:
-        have = sorted({(s.head_dim, s.kv_dtype) for s in shapes})
-        listed = ", ".join(f"head_dim {dim} with {kv} KV" for dim, kv in have) or "none"
-        raise MissingTableError(
-            f"no attention table has head_dim {wanted.head_dim} with {wanted.kv_dtype} KV; measured: {listed}"
-        )
+        listed = ", ".join(_kind_words(*kind) for kind in sorted({s.kind for s in shapes})) or "none"
+        raise MissingTableError(f"no attention table has {_kind_words(*wanted.kind)}; measured: {listed}")
 
     def closest(group_size: float) -> HeadShape:
         same = [s for s in alike if s.group_size == group_size]
@@ -76,6 +73,10 @@ def donors(wanted: HeadShape, measured: Iterable[HeadShape]) -> tuple[HeadShape,
     below = [g for g in groups if g < wanted.group_size]
     above = [g for g in groups if g > wanted.group_size]
     return tuple(closest(g) for g in (*below[-1:], *above[:1]))
+
+
+def _kind_words(head_dim: int, kv_dtype: str, window: int) -> str:
+    return f"head_dim {head_dim} with {kv_dtype} KV" + (f" and window {window}" if window else "")
 
 
 def _on_nodes(grid: PackedGrid, y: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -82,7 +82,7 @@ def _borrowing_error(wanted: HeadShape, lender: HeadShape) -> float:
 
 
 def _measured_grid(operator: AttentionOperator, tables: Tables, shape: HeadShape) -> MeasuredGrid:
-    rows = tables.rows(operator, (*shape, 0))
+    rows = tables.rows(operator, shape)
     keep = operator.plain_rows(rows)
     latency_us = rows["latency_us"][keep]
     bound = operator.bound(shape, tables.gpu, float(latency_us.min()))
@@ -91,11 +91,11 @@ def _measured_grid(operator: AttentionOperator, tables: Tables, shape: HeadShape
 
 
 def _factor(operator: AttentionOperator, tables: Tables, lender: HeadShape) -> float:
-    """Calibration over all head shapes of one KV dtype that the first source has measured."""
-    kv_dtype = lender.kv_dtype
+    """Calibration over head shapes of one KV dtype, with windows or without, of the first source."""
+    kind = (lender.kv_dtype, lender.window > 0)
 
     def factor() -> float:
-        alike = [shape for shape in operator.shapes(tables) if shape.kv_dtype == kv_dtype] or [lender]
+        alike = [s for s in operator.shapes(tables) if (s.kv_dtype, s.window > 0) == kind] or [lender]
         return calibration_factor(_measured_grid(operator, tables, shape) for shape in alike)
 
-    return tables.kept(("calibration", operator.name, kv_dtype), factor)
+    return tables.kept(("calibration", operator.name, *kind), factor)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
@@ -101,7 +101,6 @@ class AttentionOperator(AttentionRows):
         Which axis the length is.
     """
 
-    constants: ClassVar[Mapping[str, Any]] = {"window": 0}
     is_additive: ClassVar[bool]
     length_axis: ClassVar[str]
 
@@ -110,32 +109,32 @@ class AttentionOperator(AttentionRows):
         """B against (batch, length), us."""
 
     @abstractmethod
-    def mfu_work(self, batch: Any, length: Any) -> Any:
+    def mfu_work(self, batch: Any, length: Any, window: float = math.inf) -> Any:
         """Work without a prefix, in units of one query that attends to one token of one head's width."""
 
     def shapes(self, tables: Tables) -> list[HeadShape]:
-        """Head shapes with full attention of the source that serves first."""
-        return [HeadShape(*key[:4]) for key in tables.groups(self.name) if key[4] == 0]
+        """Head shapes, with windows and without, of the source that serves first."""
+        return [HeadShape(*key) for key in tables.groups(self.name)]
 
     def lendable(self, tables: Tables, wanted: HeadShape) -> list[HeadShape]:
         """Measured shapes that may serve one: itself alone, from whichever source, where it is there.
 
-        Else those of the source that serves the operator first; where none of them has its width and
-        format, those of every source.
+        Else those of the source that serves the operator first; where none of them has its width, window
+        and format, those of every source.
         """
-        if tables.serves(self.name, (*wanted, 0)):
+        if tables.serves(self.name, tuple(wanted)):
             return [wanted]
         first = self.shapes(tables)
-        if any((s.kv_dtype, s.head_dim) == (wanted.kv_dtype, wanted.head_dim) for s in first):
+        if any(s.kind == wanted.kind for s in first):
             return first
-        return [HeadShape(*key[:4]) for key in tables.every_key(self.name) if key[4] == 0]
+        return [HeadShape(*key) for key in tables.every_key(self.name)]
 
     def pack(self, key: Key, rows: Columns, gpu: GpuSpec, variant: str = "") -> PackedGrid:
         """One head shape's grid: holes filled, edges padded."""
         keep = self.plain_rows(rows)
         batch, length = (rows[name][keep].astype(np.float64) for name in ("batch_size", "kv_len"))
         latency_us = rows["latency_us"][keep]
-        bound = self.bound(HeadShape(*key[:4]), gpu, float(latency_us.min()))
+        bound = self.bound(HeadShape(*key), gpu, float(latency_us.min()))
         return pack_grid(batch, length, latency_us, bound, is_additive=self.is_additive)
 
     def grid(self, tables: Tables, shape: HeadShape) -> AttentionGrid:
@@ -144,18 +143,18 @@ class AttentionOperator(AttentionRows):
         Raises
         ------
         MissingTableError
-            If nothing with this head_dim and kv_dtype was measured.
+            If nothing with this head_dim, kv_dtype and window was measured.
         """
 
         def grid_of(lender: HeadShape) -> PackedGrid:
-            return tables.packed(self, (*lender, 0))
+            return tables.packed(self, tuple(lender))
 
         def bound_of(wanted: HeadShape, launch_us: float) -> BatchBound:
             return self.bound(wanted, tables.gpu, launch_us)
 
         def grid() -> AttentionGrid:
             made = attention_grid(shape, self.lendable(tables, shape), grid_of, bound_of)
-            is_foreign = any(tables.is_foreign(self.name, (*one, 0)) for one in made.lenders)
+            is_foreign = any(tables.is_foreign(self.name, tuple(one)) for one in made.lenders)
             return replace(made, borrowed=True) if is_foreign and not made.borrowed else made
 
         return tables.kept(("attention grids", self.name, shape), grid)
@@ -174,7 +173,7 @@ class AttentionOperator(AttentionRows):
 
     def ready(self, tables: Tables, key: Key) -> _Ready:
         """A head shape's table with what its points need."""
-        return tables.kept(("ready", self.name, key), lambda: self._made_ready(tables, HeadShape(*key[:4])))
+        return tables.kept(("ready", self.name, key), lambda: self._made_ready(tables, HeadShape(*key)))
 
     def _made_ready(self, tables: Tables, shape: HeadShape) -> _Ready:
         served = self.grid(tables, shape)
@@ -214,8 +213,9 @@ class AttentionOperator(AttentionRows):
         if method == "roofline":
             grids.grid_latency_us(grid.arena, y, x, out, origin)
             return
-        work = np.asarray(self.mfu_work(y, x))
-        node_work = np.asarray(self.mfu_work(grid.y_axis[:, None], grid.x_axis[None, :]))
+        window = grid.roofline.window
+        work = np.asarray(self.mfu_work(y, x, window))
+        node_work = np.asarray(self.mfu_work(grid.y_axis[:, None], grid.x_axis[None, :], window))
         nodes = GridNodes(grid.y_axis, grid.x_axis, grid.cells, grid.flags, node_work)
         if method == "linear_mfu":
             grids.grid_linear_mfu_us(grid.arena, nodes, y, x, work, out, origin)

@@ -5,6 +5,7 @@ Attention computes in bf16 whatever dtype the KV cache has.
 
 from __future__ import annotations
 
+import math
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -37,20 +38,27 @@ SEQ_LEN: Final = Column("seq_len", "int", "tokens", "tokens of the one sequence"
 
 
 class HeadShape(NamedTuple):
-    """What one GPU's attention kernel is keyed by, after tensor parallelism."""
+    """What one GPU's attention kernel is keyed by, after tensor parallelism; window 0 is full attention."""
 
     kv_dtype: str
     num_q_heads: int
     num_kv_heads: int
     head_dim: int
+    window: int = 0
 
     @property
     def group_size(self) -> float:
         """Query heads that share one KV head."""
         return self.num_q_heads / self.num_kv_heads
 
+    @property
+    def kind(self) -> tuple[int, str, int]:
+        """What shapes that stand in for each other have in common: head_dim, kv_dtype and window."""
+        return self.head_dim, self.kv_dtype, self.window
+
     def __str__(self) -> str:
-        return f"{self.num_q_heads}-{self.num_kv_heads}-{self.head_dim} ({self.kv_dtype} KV)"
+        window = f", window {self.window}" if self.window else ""
+        return f"{self.num_q_heads}-{self.num_kv_heads}-{self.head_dim} ({self.kv_dtype} KV{window})"
 
 
 def attention_flops(
@@ -98,7 +106,7 @@ def decode_attention_bytes(
 
 
 def decode_bound(shape: HeadShape, gpu: GpuSpec, launch_us: float) -> BatchBound:
-    """B of decode attention against (batch, kv_len)."""
+    """B of decode attention against (batch, kv_len): beyond its window it does not grow."""
     nh, nkv, dh = shape.num_q_heads, shape.num_kv_heads, shape.head_dim
     flops_us = US_PER_S / gpu.peak("bf16")
     bytes_us = US_PER_S / gpu.hbm_bytes_per_s
@@ -106,19 +114,21 @@ def decode_bound(shape: HeadShape, gpu: GpuSpec, launch_us: float) -> BatchBound
     fixed = float(decode_attention_bytes(nh, nkv, dh, 0, 1, kv_bytes))
     a_token = float(decode_attention_bytes(nh, nkv, dh, 1, 1, kv_bytes)) - fixed
     slope = float(decode_attention_flops(nh, dh, 1, 1)) * flops_us + a_token * bytes_us
-    return BatchBound(launch_us, 0.0, slope, fixed * bytes_us)
+    return BatchBound(launch_us, 0.0, slope, fixed * bytes_us, shape.window or math.inf)
 
 
 def prefill_bound(shape: HeadShape, gpu: GpuSpec, launch_us: float) -> BatchBound:
-    """B of causal prefill attention without a prefix against (batch, q_len)."""
+    """B of causal prefill attention without a prefix against (batch, q_len): linear beyond its window."""
     nh, nkv, dh = shape.num_q_heads, shape.num_kv_heads, shape.head_dim
     flops_us = US_PER_S / gpu.peak("bf16")
     one, two = (float(attention_flops(nh, dh, q, q)) for q in (1, 2))
     square = (two - 2.0 * one) / 2.0
     kv_bytes = DTYPE_BYTES[shape.kv_dtype]
     a_token = float(attention_bytes(nh, nkv, dh, 1, 1, 1, kv_bytes))
-    slope = (one - square) * flops_us + a_token * US_PER_S / gpu.hbm_bytes_per_s
-    return BatchBound(launch_us, square * flops_us, slope, 0.0)
+    token_us = a_token * US_PER_S / gpu.hbm_bytes_per_s
+    slope = (one - square) * flops_us + token_us
+    beyond_us = float(attention_flops(nh, dh, 1, shape.window)) * flops_us + token_us
+    return BatchBound(launch_us, square * flops_us, slope, 0.0, shape.window or math.inf, beyond_us)
 
 
 def prefix_bound_us(shape: HeadShape, gpu: GpuSpec) -> tuple[float, float]:

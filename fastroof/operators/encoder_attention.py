@@ -5,6 +5,7 @@ Vision encoders run it over the patches of an image. A grid of (batch, tokens), 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -60,6 +61,7 @@ class EncoderAttention(AttentionOperator):
     summary = "Attention of an encoder: no mask, no cache."
     axes = (BATCH, Column("kv_len", "int", "tokens", "tokens of each sequence, new ones all of them"))
     defaults: ClassVar[Mapping[str, Any]] = {"batch_size": 1, "kv_dtype": "bf16"}
+    constants: ClassVar[Mapping[str, Any]] = {"window": 0}
     is_additive = False
     length_axis = "kv_len"
     holdouts = (HoldoutGrid("encoder_attention", "every second", {}, {"window": 0}),)
@@ -96,7 +98,7 @@ class EncoderAttention(AttentionOperator):
         a_token = float(attention_bytes(*heads, 1, 1, 1, DTYPE_BYTES[shape.kv_dtype]))
         return BatchBound(launch_us, square * US_PER_S, a_token / gpu.hbm_bytes_per_s * US_PER_S, 0.0)
 
-    def mfu_work(self, batch: Any, length: Any) -> Any:
+    def mfu_work(self, batch: Any, length: Any, window: float = math.inf) -> Any:
         """A whole square."""
         return batch * (length * length)
 
@@ -113,7 +115,7 @@ class EncoderAttention(AttentionOperator):
     def relative_error(self, tables: Tables, key: Key, sizes: list[Floats], latency_us: Floats) -> Floats:
         """One standard error over the latency."""
         batch, tokens = sizes
-        return np.sqrt(attention_variance(self.local_errors(tables, HeadShape(*key[:4])), batch, tokens))
+        return np.sqrt(attention_variance(self.local_errors(tables, HeadShape(*key)), batch, tokens))
 
 
 ENCODER_ATTENTION: Final = EncoderAttention()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fastroof.arrays import Bools, Flags, Floats
-from fastroof.columns import ORIGIN_EXTRAPOLATED, ORIGIN_MEASURED
+from fastroof.columns import ORIGIN_EXTRAPOLATED, ORIGIN_INTERPOLATED, ORIGIN_MEASURED
 from fastroof.lazy_property import lazy_property
 from fastroof.pack.keys import axis_guide
 from fastroof.pack.points import SIZE_LIMIT, sorted_points
@@ -30,7 +30,8 @@ class PackedGrid:
     cells : ndarray of float64, shape (ny, nx, 6)
         Coefficients of the cell above each node; ``cells[..., 0]`` is the node.
     flags : ndarray of uint8, shape (ny, nx)
-        What each node is: 0 measured, 2 filled, 3 borrowed, 4 modelled.
+        What each node is: 0 measured, 1 the end of a window between measured ones, 2 filled, 3 borrowed,
+        4 modelled.
     roofline : BatchBound
         B of the table, us.
     form : int
@@ -84,7 +85,11 @@ def _fill_holes(
         between = next((line for line in (along_x, along_batch) if len(line) == 2), None)
         if between is not None:
             low, high = between
-            weight = (bound[i, j] - bound[low]) / (bound[high] - bound[low])
+            rise = bound[high] - bound[low]
+            # beyond a window B does not grow along kv_len
+            weight = (
+                (bound[i, j] - bound[low]) / rise if rise else (x[j] - x[low[1]]) / (x[high[1]] - x[low[1]])
+            )
             filled[i, j] = latency_us[low] + (latency_us[high] - latency_us[low]) * weight
         elif is_additive:
             added = [latency_us[edge] + (bound[i, j] - bound[edge]) for edge in (*along_batch, *along_x)]
@@ -118,13 +123,13 @@ def grid_cells(y_axis: Floats, x_axis: Floats, table: Floats, roofline: BatchBou
     cells = np.zeros((*table.shape, 6))
     cells[..., 0] = table
     x0, dx = x_axis[:-1], np.diff(x_axis)
-    linear = 2.0 * roofline.square_us * x0 + roofline.slope_us
-    whole = dx * (roofline.square_us * dx + linear)
+    square, slope = roofline.cell_terms(x_axis)
+    linear = 2.0 * square * x0 + slope
+    whole = dx * (square * dx + linear)
     rise = np.diff(table, axis=1)
     cells[:, :-1, 1] = rise * (linear / whole)
-    cells[:, :-1, 2] = rise * (roofline.square_us / whole)
-    slope = np.diff(cells[..., :3], axis=0) / np.diff(y_axis)[:, None, None]
-    cells[:-1, :, 3:] = slope
+    cells[:, :-1, 2] = rise * (square / whole)
+    cells[:-1, :, 3:] = np.diff(cells[..., :3], axis=0) / np.diff(y_axis)[:, None, None]
     return cells
 
 
@@ -151,10 +156,17 @@ def pack_grid(
     """
     (batch, x), latency_us = sorted_points((batch, x), latency_us)
     batch_nodes, rows = np.unique(batch, return_inverse=True)
-    x_nodes, columns = np.unique(x, return_inverse=True)
+    # the end of a window is a node, so that no cell has a kink, nor reaches from there to SIZE_LIMIT
+    ends = [roofline.window] if roofline.window < np.inf else []
+    x_nodes = np.union1d(x, ends)
+    columns = np.searchsorted(x_nodes, x)
     table = np.full((len(batch_nodes), len(x_nodes)), np.nan)
     table[rows, columns] = latency_us
+    known = ~np.isnan(table)
     table, flags = _fill_holes(batch_nodes, x_nodes, table, roofline, is_additive)
+    for end in np.searchsorted(x_nodes, ends):
+        between = ~known[:, end] & known[:, :end].any(axis=1) & known[:, end:].any(axis=1)
+        flags[between, end] = ORIGIN_INTERPOLATED
     y_axis = np.r_[0.0, batch_nodes, SIZE_LIMIT]
     x_axis = np.r_[0.0, x_nodes, SIZE_LIMIT]
     table = _pad((y_axis, x_axis), table, roofline, is_additive)

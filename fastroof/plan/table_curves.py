@@ -91,7 +91,7 @@ class TableCurves:
     def attention_source(self, operator: str, heads: HeadShape) -> str:
         """Which source has the rows of a head shape, or of the shapes that it is borrowed from."""
         lenders = ATTENTION[operator].grid(self.tables, heads).lenders
-        return " ".join(dict.fromkeys(self.tables.source_of(operator, (*one, 0)) for one in lenders))
+        return " ".join(dict.fromkeys(self.tables.source_of(operator, tuple(one)) for one in lenders))
 
     def prefix_us(self, heads: HeadShape) -> tuple[float, float]:
         """Price of a prefix, see :meth:`AttentionPrefill.prefix_us`."""

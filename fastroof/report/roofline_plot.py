@@ -98,6 +98,7 @@ def _rows(tables: Tables, operator: Operator, dtype: str) -> dict[str, Any] | No
         return None
     columns = tables.table(operator.name).columns
     keep = (columns[operator.keys[0].name] == dtype) & operator.plain_rows(columns)
+    keep &= columns.get("window", 0) == 0
     return {name: values[keep] for name, values in columns.items()} if keep.any() else None
 
 

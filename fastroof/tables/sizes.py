@@ -37,6 +37,9 @@ LARGEST: Final[dict[str, int]] = {
 
 LARGEST_OTHER: Final = 2**28
 
+LEAST: Final = {"window": 0}
+"""Smallest size an argument may have; 1 where it is not listed."""
+
 NATIVE: Final = (np.dtype(np.int64), np.dtype(np.int32))
 
 CHUNK: Final = 32_768
@@ -48,8 +51,9 @@ def _checked_size(name: str, value: Any) -> int:
     """One size in its range, or an error that names the argument."""
     if not math.isfinite(value) or value != math.floor(value):
         raise LookupInputError(f"{name} must be a whole number, got {value}")
-    if value < 1:
-        raise LookupInputError(f"{name} must be at least 1, got {value}")
+    least = LEAST.get(name, 1)
+    if value < least:
+        raise LookupInputError(f"{name} must be at least {least}, got {value}")
     largest = LARGEST.get(name, LARGEST_OTHER)
     if value > largest:
         raise LookupInputError(f"{name} must be at most {largest}, got {value}")
@@ -120,9 +124,10 @@ class Points:
                 if not _is_native(source):
                     np.copyto(row, source, casting="unsafe")
                     source = row
-                if not copied_sizes(source, largest, row):
+                least = float(LEAST.get(name, 1))
+                if not copied_sizes(source, least, largest, row):
                     with np.errstate(invalid="ignore"):
-                        good = (row >= 1.0) & (row <= largest) & (row == np.floor(row))
+                        good = (row >= least) & (row <= largest) & (row == np.floor(row))
                     _checked_size(name, row[~good][0].item())
             yield part, [sizes.pop(name) for name in names], sizes
 

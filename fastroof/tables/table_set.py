@@ -94,11 +94,12 @@ class Tables:
         ----------
         operator : str
             ``gemm`` (m, n, k, dtype), ``attention_prefill`` (num_q_heads, num_kv_heads, head_dim,
-            q_len, kv_len, batch_size=1, kv_dtype), ``attention_decode`` (num_q_heads, num_kv_heads,
-            head_dim, batch_size, kv_len, kv_dtype), ``allreduce`` (num_gpus, message_bytes, dtype,
-            mode="graph"), ``moe`` (num_tokens, hidden, intermediate, topk, num_experts, moe_tp=1,
-            moe_ep=1, distribution="balanced", dtype). dtype and kv_dtype default to bf16. Sizes are
-            integers or integer arrays of at least 1.
+            q_len, kv_len, batch_size=1, kv_dtype, window=0), ``attention_decode`` (num_q_heads,
+            num_kv_heads, head_dim, batch_size, kv_len, kv_dtype, window=0), ``allreduce`` (num_gpus,
+            message_bytes, dtype, mode="graph"), ``moe`` (num_tokens, hidden, intermediate, topk,
+            num_experts, moe_tp=1, moe_ep=1, distribution="balanced", dtype). dtype and kv_dtype
+            default to bf16; a window of 0 is full attention. Sizes are integers or integer
+            arrays of at least 1.
         method : str
             ``roofline`` interpolates latency in roofline coordinates; ``linear_mfu`` interpolates
             MFU; ``nearest`` (in log2 of the axes) and ``floor`` take the MFU of one measured point.

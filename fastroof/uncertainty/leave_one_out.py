@@ -170,7 +170,13 @@ def neighbour_errors(grid: MeasuredGrid, axis: int) -> Floats:
     inner = known & (before >= 0) & (after < known.shape[-1])
     before, after = np.where(inner, before, 0), np.where(inner, after, 0)
     low, high = (np.take_along_axis(bound_us, at, -1) for at in (before, after))
-    weight = (bound_us - low) / np.where(inner, high - low, 1.0)
+    rises = inner & (high > low)
+    weight = (bound_us - low) / np.where(rises, high - low, 1.0)
+    if not rises[inner].all():
+        # beyond a window B does not grow: the size itself tells where a node lies
+        size = grid.axes[axis]
+        apart = np.where(inner, size[after] - size[before], 1.0)
+        weight = np.where(rises, weight, (size - size[before]) / apart)
     first, second = (np.exp(np.take_along_axis(log_us, at, -1)) for at in (before, after))
     with np.errstate(invalid="ignore"):
         error = np.log(first + (second - first) * weight) - log_us

@@ -106,10 +106,11 @@ def test_prefill_attends_to_its_prefix_and_itself(tmp_path: Path) -> None:
         row | {"kv_cache_dtype": "int4"}, row | {"kv_cache_dtype": "fp8"},
     ]  # fmt: skip
     columns, found = imported(tmp_path, "attention_prefill", context=[row, *others])
-    assert columns["kv_dtype"] == ["bf16", "fp8"]
-    assert (columns["batch_size"], columns["q_len"], columns["kv_len"]) == ([2, 2], [512, 512], [612, 612])
-    assert [columns[n][0] for n in ("num_q_heads", "num_kv_heads", "head_dim", "window")] == [32, 8, 128, 0]
-    assert left_out(found) == {"window 128": 1, "computes in fp8": 1, "beam search": 1, "dtype int4": 1}
+    assert columns["kv_dtype"] == ["bf16", "bf16", "fp8"]
+    assert columns["window"] == [0, 128, 0]
+    assert (columns["batch_size"], columns["q_len"], columns["kv_len"]) == ([2] * 3, [512] * 3, [612] * 3)
+    assert [columns[n][0] for n in ("num_q_heads", "num_kv_heads", "head_dim")] == [32, 8, 128]
+    assert left_out(found) == {"computes in fp8": 1, "beam search": 1, "dtype int4": 1}
 
 
 def test_decode_attends_to_the_past_and_the_new_token(tmp_path: Path) -> None:

@@ -193,7 +193,7 @@ def test_loops_over_points_survive_any_coordinates(values):
         origins = cell_origins(grid.flags.astype(np.uint8)).ravel()
         grid_points.grid_points_us(GuidedGrid(axes, guides, grid.cells.ravel(), origins), a, b, out, origin)
         whole = [1 <= x <= 2**28 and x == int(x) for x in a.tolist()]
-        assert points.copied_sizes(a, 2.0**28, out) == all(whole)
+        assert points.copied_sizes(a, 1.0, 2.0**28, out) == all(whole)
         fits = [bool(kv - q >= 0) for q, kv in zip(b, c, strict=True)]
         assert points.prefill_us_and_mfu(a, b, c, (1.0, 1.0, 1.0), out, mfu, origin) == all(fits)
         points.gemm_mfu(a, b, c, 1.0, out, mfu)

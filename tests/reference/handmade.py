@@ -10,7 +10,9 @@ import numpy as np
 
 from fastroof import Tables, load_gpu
 from fastroof.load import MeasuredTable, MeasuredTables
+from fastroof.operators.operator import HoldoutGrid
 from fastroof.operators.registry import OPERATORS
+from fastroof.tables.holdout import taking_part
 
 Row = tuple[Any, ...]
 
@@ -43,9 +45,16 @@ def attention_rows(
     kv_dtype: str = "bf16",
     *,
     is_decode: bool = True,
+    window: int = 0,
 ) -> list[Row]:
     """Rows of an attention table out of points (batch_size, kv_len), or (batch_size, q_len) for prefill."""
     return [
-        (kv_dtype, *heads, 0, batch, *((x,) if is_decode else (x, x)), us)
+        (kv_dtype, *heads, window, batch, *((x,) if is_decode else (x, x)), us)
         for (batch, x), us in points.items()
     ]
+
+
+def grids_with_rows(tables: Tables, grids: Iterable[HoldoutGrid]) -> list[HoldoutGrid]:
+    """Those of some grids that the tables have rows of."""
+    measured = tables.measured.tables
+    return [g for g in grids if g.operator in measured and taking_part(measured[g.operator], g.only).any()]

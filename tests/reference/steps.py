@@ -113,7 +113,7 @@ def ragged_us(plan: Any, tables: Any, requests: Sequence[Request]) -> float:
     if not requests:
         return 0.0
     total = rows_us(plan, tables, sum(q for q, _ in requests), len(requests))
-    heads, layers = tuple(plan.heads), plan.model.num_layers
+    heads, layers = tuple(plan.heads)[:4], plan.model.num_layers
     decodes = [ctx + 1 for q, ctx in requests if q == 1 and ctx > 0]
     chunks = [(q, ctx) for q, ctx in requests if not (q == 1 and ctx > 0)]
     if decodes:

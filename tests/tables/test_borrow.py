@@ -87,7 +87,7 @@ def test_group_size_7_lies_between_6_and_8(h100):
     low, high = ATTENTION_DECODE.grid(h100, shape).lenders
     assert (low.group_size, high.group_size) == (6.0, 8.0)
     columns = h100.table("attention_decode").columns
-    rows = h100.groups("attention_decode")[(*low, 0)]
+    rows = h100.groups("attention_decode")[tuple(low)]
     kv_len = np.unique(columns["kv_len"][rows])
     for units in (8, 32, 128, 512):
         got = decode(h100, 28, 4, units // 4, kv_len)
