@@ -32,7 +32,7 @@ ORIGIN_WORDS: Final = {
     "measured": "measured",
     "interpolated": "interpolated between measured points",
     "extrapolated": "extrapolated beyond the measured points",
-    "borrowed": "borrowed from the measured rows of another head shape",
+    "borrowed": "borrowed from the rows of another head shape or engine",
     "modelled": "modelled, at least in part, rather than measured",
 }
 

@@ -48,11 +48,11 @@ Examples:
 
 \b
 JSON: version, model, gpu, tp, dtype, kv_dtype, runtime, method, tables_hash (empty for the datasheet
-model), requests [count, new_tokens, context_len], tokens, sequences, latency_us, relative_error (one
-standard error; with --explain), tokens_per_s, tokens_per_s_per_gpu, origin (measured, interpolated,
+model), kernels (which measured tables), requests [count, new_tokens, context_len], tokens, sequences,
+latency_us, relative_error (one standard error; with --explain), tokens_per_s, tokens_per_s_per_gpu, origin (measured, interpolated,
 extrapolated, borrowed or modelled), components_us [tokens, logits, decode_attention, prefill_attention,
 runtime], kv_tokens, max_kv_tokens, and with --explain operators [name, calls, total_us, share, flops,
-moved_bytes, mfu, bytes_per_s, bound, origin].
+moved_bytes, mfu, bytes_per_s, bound, origin, source].
 What does not apply is null.
 """
 
@@ -157,6 +157,7 @@ def _document(
         "runtime": plan.runtime,
         "method": plan.method,
         "tables_hash": plan.tables_hash,
+        "kernels": plan.kernels,
         "requests": [asdict(r) for r in requests],
         "tokens": facts["tokens"],
         "sequences": facts["sequences"],
@@ -182,6 +183,7 @@ def _document(
                 "bytes_per_s": o.moved_bytes / o.total_us * US_PER_S,
                 "bound": o.bound,
                 "origin": ORIGINS[o.origin],
+                "source": o.source,
             }
             for o in explanation.operators
         ]
@@ -210,6 +212,7 @@ def _print(
             ("step time", f"{time_words(total_us)}{give_or_take}"),
             ("tokens/s", f"{facts['tokens_per_s']:,.0f}{per_gpu}"),
             ("origin", ORIGIN_WORDS[facts["origin"]]),
+            ("kernels", plan.kernels),
             ("KV cache", f"{facts['kv_tokens']:,} of {plan.memory.max_kv_tokens:,} tokens that fit"),
         ]
     )

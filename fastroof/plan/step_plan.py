@@ -20,6 +20,7 @@ from fastroof.plan.attention import PlanAttention, heads_of
 from fastroof.plan.curves import RowCurve
 from fastroof.plan.decode_lines import decode_lines
 from fastroof.plan.explain import Explanation, explain_step
+from fastroof.plan.kernel_sources import source_words
 from fastroof.plan.memory import PlanMemory, plan_memory
 from fastroof.run import evaluate
 
@@ -160,6 +161,7 @@ class StepPlan:
             "fastroof.kv_dtype": self.kv_dtype,
             "fastroof.runtime": self.runtime,
             "fastroof.method": self.method,
+            "fastroof.kernels": self.kernels,
         }
 
     def __getstate__(self) -> dict[str, Any]:
@@ -177,6 +179,11 @@ class StepPlan:
             f"StepPlan({self.model.name} on {self.tp} x {self.gpu.name}, {self.dtype} weights, "
             f"{self.kv_dtype} KV, runtime {self.runtime!r}, up to {self.max_tokens} tokens)"
         )
+
+    @lazy_property
+    def kernels(self) -> str:
+        """Which measured tables its kernels come from, in words; ``datasheet`` without any."""
+        return source_words(self)
 
     def describe(self) -> dict[str, str | int]:
         """Say what it is a plan of, as JSON can hold it: what other programs are told of a plan.
@@ -199,6 +206,7 @@ class StepPlan:
             "max_tokens": self.max_tokens,
             "max_seqs": self.max_seqs,
             "tables_hash": self.tables_hash,
+            "kernels": self.kernels,
             "version": self.version,
         }
 

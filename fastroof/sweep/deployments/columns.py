@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from fastroof.columns import DTYPE, KV_DTYPE, Column
-from fastroof.sweep.columns import GPU, MODEL, RUNTIME, WEIGHT_BYTES
+from fastroof.sweep.columns import GPU, KERNELS, MODEL, RUNTIME, WEIGHT_BYTES
 
 __all__ = ["COLUMNS"]
 
@@ -21,6 +21,7 @@ COLUMNS: Final = (
     DTYPE,
     KV_DTYPE,
     RUNTIME,
+    KERNELS,
     Column("isl", "int", "tokens", "tokens of a prompt"),
     Column("osl", "int", "tokens", "tokens of an output"),
     Column(

@@ -70,7 +70,7 @@ def candidate_rows(
         name: pa.array(answers[row], from_pandas=True) for name, row in _ANSWER_COLUMNS.items()
     }
     fixed = {"model": plan.model.name, "gpu": plan.gpu.name, "mode": unit.mode, "dtype": plan.dtype,
-             "kv_dtype": plan.kv_dtype, "runtime": plan.runtime}  # fmt: skip
+             "kv_dtype": plan.kv_dtype, "runtime": plan.runtime, "kernels": plan.kernels}  # fmt: skip
     columns |= {name: pa.repeat(pa.scalar(value, pa.string()), count) for name, value in fixed.items()}
     workers = {
         name: getattr(axes, name)[layout] for name in ("replicas", "prefill_workers", "decode_workers")

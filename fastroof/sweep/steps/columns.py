@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, Literal
 
 from fastroof.columns import DTYPE, KV_DTYPE, Column
-from fastroof.sweep.columns import GPU, MODEL, RUNTIME, WEIGHT_BYTES
+from fastroof.sweep.columns import GPU, KERNELS, MODEL, RUNTIME, WEIGHT_BYTES
 
 __all__ = ["COLUMNS", "step_columns"]
 
@@ -16,6 +16,7 @@ COLUMNS: Final = (
     DTYPE,
     KV_DTYPE,
     RUNTIME,
+    KERNELS,
     Column("kv_len", "int", "tokens", "tokens that each request attends to, the new one included"),
     Column("batch_size", "int", "sequences", "decodes in the step; 0 where no batch is within the limits", 0),
     Column("step_us", "float", "us", "time of one decode step, which is the time per output token"),

@@ -196,6 +196,7 @@ class _StepRows:
             "dtype": plan.dtype,
             "kv_dtype": plan.kv_dtype,
             "runtime": plan.runtime,
+            "kernels": plan.kernels,
             "weight_bytes": plan.memory.weight_bytes,
             "max_kv_tokens": plan.memory.max_kv_tokens,
         }
