@@ -24,7 +24,7 @@ from fastroof.operators.foreign_rows import (
     text_columns,
     unknown_dtypes,
 )
-from fastroof.operators.operator import Columns, DatasheetClass, HoldoutGrid, Key, Operator
+from fastroof.operators.operator import Columns, DatasheetClass, HoldoutGrid, Key
 from fastroof.operators.rows import CurveOptions, PerRowOperator, RowCost, RowNodes
 from fastroof.operators.sized import SizedOperator
 from fastroof.operators.work import Real, as_floats
@@ -41,6 +41,7 @@ __all__ = [
     "AllReduceOperator",
     "CollectiveOperator",
     "allreduce_wire_bytes",
+    "collective_wire_bytes",
 ]
 
 _NUM_GPUS: Final = Column("num_gpus", "int", "", "GPUs in the group")
@@ -75,17 +76,25 @@ def _custom_allreduce(raw: Raw) -> ForeignRows:
     return ForeignRows(columns, out)
 
 
-def _nccl_allreduce(raw: Raw) -> ForeignRows:
+def _library_allreduce(raw: Raw, mode: str) -> ForeignRows:
     dtype, collective = dtype_names(raw["nccl_dtype"]), raw["op_name"]
     columns = {"dtype": dtype, "num_gpus": raw["num_gpus"], **measured_us(raw)}
-    columns |= {"mode": np.full(len(dtype), "nccl", object), "message_bytes": _message_bytes(raw, dtype)}
+    columns |= {"mode": np.full(len(dtype), mode, object), "message_bytes": _message_bytes(raw, dtype)}
     return ForeignRows(columns, unknown_dtypes(dtype) | {"other collectives": collective != "all_reduce"})
 
 
-def _nccl_collective(raw: Raw) -> ForeignRows:
+def _nccl_allreduce(raw: Raw) -> ForeignRows:
+    return _library_allreduce(raw, "nccl")
+
+
+def _oneccl_allreduce(raw: Raw) -> ForeignRows:
+    return _library_allreduce(raw, "oneccl")
+
+
+def _library_collective(raw: Raw) -> ForeignRows:
     dtype, collective = dtype_names(raw["nccl_dtype"]), raw["op_name"]
     size = _message_bytes(raw, dtype)
-    # NCCL's size of an all-gather is what all GPUs hold at its end; each contributes its share.
+    # The library's size of an all-gather is what all GPUs hold at its end; each contributes its share.
     share = np.where(collective == "all_gather", size // raw["num_gpus"], size)
     columns = {"dtype": dtype, "num_gpus": raw["num_gpus"], **measured_us(raw)}
     columns |= {"collective": collective, "message_bytes": share}
@@ -105,7 +114,7 @@ class AllReduceOperator(SizedOperator, PerRowOperator):
     keys = (
         DTYPE,
         _NUM_GPUS,
-        Column("mode", "text", "", "graph (CUDA graph replay), eager, or nccl"),
+        Column("mode", "text", "", "graph (CUDA graph replay), eager, nccl or oneccl"),
     )
     axes = (_MESSAGE,)
     defaults: ClassVar[Mapping[str, Any]] = {"dtype": "bf16", "mode": "graph"}
@@ -129,6 +138,7 @@ class AllReduceOperator(SizedOperator, PerRowOperator):
             (*text_columns("backend"), *RUN),
         ),
         PackageFile("comm", "nccl_perf", _NCCL_COLUMNS, _nccl_allreduce, RUN, backend="nccl"),
+        PackageFile("comm", "oneccl_perf", _NCCL_COLUMNS, _oneccl_allreduce, RUN, backend="oneccl"),
     )
 
     def moved_bytes(self, columns: Columns) -> Floats:
@@ -184,25 +194,58 @@ class AllReduceOperator(SizedOperator, PerRowOperator):
         return self.datasheets[self.name]
 
 
-class CollectiveOperator(Operator):
+def collective_wire_bytes(collective: str, message_bytes: Real, num_gpus: Real) -> Floats:
+    """Bytes each GPU sends: half an all-reduce; an all-gather passes on g shards, not one."""
+    half = allreduce_wire_bytes(message_bytes, num_gpus) / 2.0
+    return half * as_floats(num_gpus) if collective == "all_gather" else half
+
+
+class CollectiveOperator(SizedOperator):
     """All-gathers, reduce-scatters and all-to-all exchanges."""
 
     name = "collective"
     rank = 60
+    summary = "All-gather, reduce-scatter or all-to-all."
+    about = "message-bytes is what each GPU contributes: of an all-gather its own share of the result."
     keys = (
         DTYPE,
         Column("collective", "text", "", "all_gather, reduce_scatter or alltoall"),
         _NUM_GPUS,
     )
     axes = (_MESSAGE,)
+    # the package measured none in bf16; sums and copies of 2 bytes an element take the same time
+    defaults: ClassVar[Mapping[str, Any]] = {"dtype": "fp16"}
     over_link = True
-    package_files = (PackageFile("comm", "nccl_perf", _NCCL_COLUMNS, _nccl_collective, RUN, backend="nccl"),)
+    is_linear = True
+    holdouts = (HoldoutGrid("collective", "every second", {}, {"dtype": "fp16"}),)
+    coverages = (HoldoutGrid("collective", "all", {}, {}),)
+    package_files = (
+        PackageFile("comm", "nccl_perf", _NCCL_COLUMNS, _library_collective, RUN, backend="nccl"),
+        PackageFile("comm", "oneccl_perf", _NCCL_COLUMNS, _library_collective, RUN, backend="oneccl"),
+    )
 
     def moved_bytes(self, columns: Columns) -> Floats:
-        """Bytes each GPU sends: half an all-reduce; an all-gather passes on g shards, not one."""
-        half = allreduce_wire_bytes(columns["message_bytes"], columns["num_gpus"]) / 2.0
-        is_gather = columns["collective"].astype(str) == "all_gather"
-        return np.where(is_gather, half * columns["num_gpus"], half)
+        """Bytes each GPU sends."""
+        gather, other = (
+            collective_wire_bytes(name, columns["message_bytes"], columns["num_gpus"])
+            for name in ("all_gather", "")
+        )
+        return np.where(columns["collective"].astype(str) == "all_gather", gather, other)
+
+    def roofline(self, key: Key, gpu: GpuSpec, launch_us: float) -> Callable[[Any], Floats]:
+        """Launch and what is sent over the link."""
+        _, collective, num_gpus = key
+        link = gpu.nvlink_bytes_per_s / US_PER_S
+
+        def bound_us(message_bytes: Any) -> Floats:
+            return launch_us + collective_wire_bytes(collective, message_bytes, num_gpus) / link
+
+        return bound_us
+
+    def check_key(self, key: Key) -> None:
+        """Refuse a group of one."""
+        if key[2] == 1:
+            raise LookupInputError(f"a collective {key[1]} needs num_gpus of at least 2, got 1")
 
 
 ALLREDUCE: Final = AllReduceOperator()

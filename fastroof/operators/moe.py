@@ -290,7 +290,7 @@ class NongatedMoeOperator(MoeOperator):
     gemms: ClassVar[int] = NONGATED_GEMMS
     name = "moe_nongated"
     rank = 51
-    summary = "Routed experts without a gate, on one GPU."
+    summary = "Routed experts without a gate."
     holdouts = (HoldoutGrid("moe_nongated", "every second", {}, {}),)
     coverages = (HoldoutGrid("moe_nongated", "bf16", {}, {"dtype": "bf16"}),)
     package_files = (PackageFile("moe", "moe_perf", _PACKAGE_COLUMNS, _nongated_rows, RUN),)

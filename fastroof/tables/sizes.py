@@ -37,7 +37,7 @@ LARGEST: Final[dict[str, int]] = {
 
 LARGEST_OTHER: Final = 2**28
 
-LEAST: Final = {"window": 0}
+LEAST: Final = {"sms": 0, "window": 0}
 """Smallest size an argument may have; 1 where it is not listed."""
 
 NATIVE: Final = (np.dtype(np.int64), np.dtype(np.int32))

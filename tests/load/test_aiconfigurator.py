@@ -237,6 +237,15 @@ def test_nccl_rows_become_allreduce_and_collective(tmp_path: Path) -> None:
     }
 
 
+def test_oneccl_is_a_library_like_nccl(tmp_path: Path) -> None:
+    rows = [NCCL | {"kernel_source": "oneCCL"}, NCCL | {"op_name": "all_gather", "message_size": 1024}]
+    places = {"comm/oneccl/2021.15.9/oneccl_perf": rows}
+    columns, _ = imported(tmp_path, "allreduce", **places)
+    assert (columns["mode"], columns["message_bytes"]) == (["oneccl"], [1024])
+    columns, _ = imported(tmp_path / "again", "collective", **places)
+    assert (columns["collective"], columns["message_bytes"]) == (["all_gather"], [512])
+
+
 def test_quantising_is_the_streaming_kernel(tmp_path: Path) -> None:
     rows = [QUANTISE | {"latency": 0.0019}]
     sizes = [(20_000, 20_000), (40_000, 20_000), (80_000, 20_000)]

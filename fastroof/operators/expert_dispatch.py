@@ -1,0 +1,286 @@
+"""Tokens on their way to experts of other GPUs and back: what expert parallelism sends.
+
+Two calls a layer, by phase: ``dispatch`` sends each token to the GPUs of its experts, ``combine`` brings the
+experts' outputs back. A library has several kernels for that (DeepEP's low-latency and high-throughput
+ones, TensorRT-LLM's over NVLink), which are alternatives: ``library`` names one. Tokens are those of one
+GPU, unlike those of :mod:`fastroof.operators.moe`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from fastroof.arrays import Array, Floats
+from fastroof.columns import Column
+from fastroof.config.gpu import GpuSpec
+from fastroof.errors import LookupInputError
+from fastroof.operators.foreign_rows import (
+    LATENCY_MS,
+    RUN,
+    ForeignRows,
+    PackageFile,
+    Raw,
+    dtype_names,
+    measured_us,
+    size_columns,
+    text_columns,
+)
+from fastroof.operators.operator import Columns, HoldoutGrid, Key, by_word
+from fastroof.operators.sized import SizedOperator
+from fastroof.operators.work import Real, as_floats
+from fastroof.units import DTYPE_BYTES, US_PER_S
+
+__all__ = ["EXPERT_DISPATCH", "OPERATORS", "ExpertDispatch", "dispatch_wire_bytes"]
+
+UNASKED: Final = "default"
+"""The format that a library sends in unless it is told another."""
+
+UNASKED_BYTES: Final = {"dispatch": 1.0, "combine": 2.0}
+"""DeepEP sends fp8 with scales out, 1.034 bytes an element by its own figures, and bf16 back, 2.0."""
+
+INDEX_BYTES: Final = 4
+"""Of an expert's number."""
+
+GPUS_PER_NODE: Final = 8
+GPUS_PER_TRAY: Final = 4
+"""A node of GB200 and GB300 has four, as the expert-parallel size of one node says."""
+
+
+def dispatch_wire_bytes(num_tokens: Real, row_bytes: Real, topk: Real, num_gpus: Real) -> Floats:
+    """Bytes that a GPU sends: each of its tokens once to every other GPU that has one of its experts.
+
+    For evenly routed tokens the experts of one reach ``g (1 - (1 - 1/g)^topk)`` of g GPUs, itself one in g.
+    """
+    g = as_floats(num_gpus)
+    reached = g * (1.0 - (1.0 - 1.0 / g) ** as_floats(topk))
+    return as_floats(num_tokens) * as_floats(row_bytes) * reached * (g - 1.0) / g
+
+
+def _row_bytes(phase: str, comm_dtype: str, hidden: Real, topk: Real) -> Floats:
+    """Bytes of one token on the wire."""
+    if phase == "prepare":
+        return INDEX_BYTES * as_floats(topk)
+    unasked = UNASKED_BYTES.get(phase, 1.0)
+    return as_floats(hidden) * DTYPE_BYTES.get(comm_dtype, unasked)
+
+
+def _gpus_of_nodes(raw: Raw) -> Array:
+    devices = raw.get("device", np.full(len(raw["node_num"]), "", object)).astype(str)
+    is_tray = (np.char.find(devices, "GB200") >= 0) | (np.char.find(devices, "GB300") >= 0)
+    return np.asarray(raw["node_num"] * np.where(is_tray, GPUS_PER_TRAY, GPUS_PER_NODE))
+
+
+def _words(word: str, rows: int) -> Array:
+    return np.full(rows, word, object)
+
+
+def _moe_a2a(raw: Raw) -> ForeignRows:
+    columns = {
+        "library": raw["comm_backend"],
+        "comm_dtype": dtype_names(raw["comm_dtype"]),
+        "num_gpus": raw["ep_size"],
+        "num_nodes": raw["node_num"],
+        # microseconds, unlike the latency of every other file
+        "latency_us": raw["latency"],
+        "kernel": raw["kernel_source"],
+        **{name: raw[name] for name in ("phase", "hidden_size", "topk", "num_experts", "sms", "num_tokens")},
+    }
+    columns["hidden"] = columns.pop("hidden_size")
+    return ForeignRows(columns, {})
+
+
+def _deepep_phase(raw: Raw, library: str, phase: str, latency_us: Array, sms: Array) -> dict[str, Array]:
+    rows = len(latency_us)
+    return {
+        "library": _words(library, rows),
+        "phase": _words(phase, rows),
+        "comm_dtype": _words(UNASKED, rows),
+        "hidden": raw["hidden_size"],
+        "topk": raw["num_topk"],
+        "num_experts": raw["num_experts"],
+        "num_gpus": _gpus_of_nodes(raw),
+        "num_nodes": raw["node_num"],
+        "sms": sms,
+        "num_tokens": raw["num_token"],
+        "latency_us": latency_us,
+        "kernel": raw["kernel_source"],
+    }
+
+
+def _both_phases(dispatch: dict[str, Array], combine: dict[str, Array]) -> ForeignRows:
+    return ForeignRows({n: np.concatenate([dispatch[n], combine[n]]) for n in dispatch}, {})
+
+
+def _deepep_low_latency(raw: Raw) -> ForeignRows:
+    phases = (
+        _deepep_phase(raw, "deepep_ll", phase, raw[f"{phase}_avg_t_us"], np.zeros_like(raw["num_token"]))
+        for phase in ("dispatch", "combine")
+    )
+    return _both_phases(*phases)
+
+
+def _deepep_normal(raw: Raw) -> ForeignRows:
+    # GPUs first tell each other how much will come: a part of the call, like the sending
+    phases = (
+        _deepep_phase(
+            raw,
+            "deepep_normal",
+            phase,
+            raw[f"{phase}_transmit_us"] + raw[f"{phase}_notify_us"],
+            raw[f"{phase}_sms"],
+        )
+        for phase in ("dispatch", "combine")
+    )
+    return _both_phases(*phases)
+
+
+_TRTLLM_LIBRARIES: Final = {"NVLinkOneSided": "nvlink_one_sided", "NVLinkTwoSided": "nvlink_two_sided"}
+
+
+def _trtllm_alltoall(raw: Raw) -> ForeignRows:
+    kernel, rows = raw["kernel_source"], len(raw["kernel_source"])
+    gpus = raw["moe_ep_size"]
+    columns = {
+        "library": np.array([_TRTLLM_LIBRARIES.get(word, word) for word in kernel], object),
+        "phase": np.array([word.removeprefix("alltoall_") for word in raw["op_name"]], object),
+        "comm_dtype": dtype_names(raw["moe_dtype"]),
+        "hidden": raw["hidden_size"],
+        "topk": raw["topk"],
+        "num_experts": raw["num_experts"],
+        "num_gpus": gpus,
+        # trays of four GPUs; all 72 are behind the same switches
+        "num_nodes": -(-gpus // GPUS_PER_TRAY),
+        "sms": np.zeros(rows, np.int64),
+        "num_tokens": raw["num_tokens"],
+        **measured_us(raw),
+    }
+    uneven = {
+        f"routed by {d}": raw["distribution"] == d for d in sorted(set(raw["distribution"]) - {"balanced"})
+    }
+    return ForeignRows(columns, uneven)
+
+
+_LATENCY_US: Final = Column("latency", "float", "us", "measured latency")
+_DEEPEP_SIZES: Final = ("node_num", "hidden_size", "num_token", "num_topk", "num_experts")
+
+
+def _times_us(*names: str, minimum: int = 1) -> tuple[Column, ...]:
+    return tuple(Column(name, "float", "us", "measured time", minimum) for name in names)
+
+
+class ExpertDispatch(SizedOperator):
+    """One phase of an exchange of tokens between GPUs that share experts; B is linear in the tokens."""
+
+    name = "expert_dispatch"
+    rank = 62
+    summary = "Tokens to experts of other GPUs and back."
+    about = (
+        "Phases are dispatch and combine (nvlink_two_sided also prepare and combine_low_precision): "
+        "two calls a layer. Tokens are those of one GPU. sms 0: as many SMs as the library takes."
+    )
+    keys = (
+        Column(
+            "library", "text", "", "deepep_ll, deepep_normal, deepep_ht, trtllm_deepep_ll, nvlink_one_sided"
+        ),
+        Column("phase", "text", "", "dispatch or combine"),
+        Column("comm_dtype", "text", "", "what is sent; default: what the library sends unasked"),
+        Column("hidden", "int", "", "model width"),
+        Column("topk", "int", "", "experts a token is routed to"),
+        Column("num_experts", "int", "", "experts of the layer"),
+        Column("num_gpus", "int", "", "GPUs that share the experts"),
+        Column("num_nodes", "int", "", "nodes that they are in"),
+        Column("sms", "int", "", "SMs that the kernel may take, 0 for the library's choice", 0),
+    )
+    axes = (Column("num_tokens", "int", "tokens", "tokens of one GPU"),)
+    defaults: ClassVar[Mapping[str, Any]] = {"comm_dtype": UNASKED, "num_nodes": 1, "sms": 0}
+    over_link = True
+    is_linear = True
+    holdouts = (
+        HoldoutGrid("expert_dispatch", "every second (dispatch)", {}, {"phase": "dispatch"}),
+        HoldoutGrid("expert_dispatch", "every second (combine)", {}, {"phase": "combine"}),
+    )
+    coverages = (HoldoutGrid("expert_dispatch", "all", {}, {}),)
+    package_files = (
+        PackageFile(
+            "comm",
+            "moe_a2a_perf",
+            (
+                *text_columns("comm_backend", "phase", "comm_dtype", "kernel_source"),
+                *size_columns("ep_size", "node_num", "hidden_size", "topk", "num_experts", "num_tokens"),
+                *size_columns("sms", minimum=0),
+                _LATENCY_US,
+            ),
+            _moe_a2a,
+            RUN,
+        ),
+        PackageFile(
+            "comm",
+            "wideep_deepep_ll_perf",
+            (
+                *text_columns("kernel_source"),
+                *size_columns(*_DEEPEP_SIZES),
+                *_times_us("dispatch_avg_t_us", "combine_avg_t_us"),
+            ),
+            _deepep_low_latency,
+            RUN,
+        ),
+        PackageFile(
+            "comm",
+            "wideep_deepep_normal_perf",
+            (
+                *text_columns("kernel_source"),
+                *size_columns(*_DEEPEP_SIZES, "dispatch_sms", "combine_sms"),
+                *_times_us("dispatch_transmit_us", "combine_transmit_us"),
+                *_times_us("dispatch_notify_us", "combine_notify_us", minimum=0),
+            ),
+            _deepep_normal,
+            RUN,
+        ),
+        PackageFile(
+            "comm",
+            "trtllm_alltoall_perf",
+            (
+                *text_columns("op_name", "kernel_source", "moe_dtype", "distribution"),
+                *size_columns("num_tokens", "hidden_size", "topk", "num_experts", "moe_ep_size"),
+                LATENCY_MS,
+            ),
+            _trtllm_alltoall,
+            RUN,
+        ),
+    )
+
+    def moved_bytes(self, columns: Columns) -> Floats:
+        """Every token once to each other GPU that has one of its experts."""
+        phase, dtype = (columns[name].astype(str) for name in ("phase", "comm_dtype"))
+        is_prepare = phase == "prepare"
+        unasked = by_word(phase, lambda word: UNASKED_BYTES.get(word, 1.0))
+        known = by_word(dtype, lambda word: DTYPE_BYTES.get(word, np.nan))
+        row = columns["hidden"] * np.where(np.isnan(known), unasked, known)
+        row = np.where(is_prepare, INDEX_BYTES * columns["topk"], row)
+        return dispatch_wire_bytes(columns["num_tokens"], row, columns["topk"], columns["num_gpus"])
+
+    def roofline(self, key: Key, gpu: GpuSpec, launch_us: float) -> Callable[[Any], Floats]:
+        """Launch, and what a GPU sends over the link."""
+        _, phase, comm_dtype, hidden, topk, _, num_gpus, _, _ = key
+        row = _row_bytes(phase, comm_dtype, hidden, topk)
+        link = gpu.nvlink_bytes_per_s / US_PER_S
+
+        def bound_us(num_tokens: Any) -> Floats:
+            return launch_us + dispatch_wire_bytes(num_tokens, row, topk, num_gpus) / link
+
+        return bound_us
+
+    def check_key(self, key: Key) -> None:
+        """Refuse a group of one, and nodes without a GPU."""
+        _, _, _, _, _, _, num_gpus, num_nodes, _ = key
+        if num_gpus == 1:
+            raise LookupInputError("an exchange of tokens needs num_gpus of at least 2, got 1")
+        if num_nodes > num_gpus:
+            raise LookupInputError(f"num_nodes {num_nodes} is more than num_gpus {num_gpus}")
+
+
+EXPERT_DISPATCH: Final = ExpertDispatch()
+OPERATORS: Final = (EXPERT_DISPATCH,)

@@ -1,0 +1,158 @@
+"""Manifold-constrained hyper-connections: several residual streams, mixed before and after a sublayer.
+
+Before attention and before the MLP the streams are weighed into one input (``pre``, with weights of its own
+made doubly stochastic by Sinkhorn iterations); after each, its output goes back into all of them (``post``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from fastroof.arrays import Floats
+from fastroof.columns import DTYPE, Column
+from fastroof.config.gpu import GpuSpec
+from fastroof.operators.foreign_rows import (
+    MEASURED,
+    RUN,
+    ForeignRows,
+    PackageFile,
+    Raw,
+    measured_us,
+    size_columns,
+    text_columns,
+)
+from fastroof.operators.operator import Columns, HoldoutGrid, Key, dtype_peaks
+from fastroof.operators.sized import SizedOperator
+from fastroof.operators.work import Real, as_floats
+from fastroof.units import ACTIVATION_BYTES, US_PER_S
+
+__all__ = [
+    "HYPER_CONNECTIONS",
+    "OPERATORS",
+    "HyperConnections",
+    "hyper_connection_bytes",
+    "hyper_connection_flops",
+]
+
+WEIGHT_BYTES: Final = 4
+"""The weights that mix the streams are float32."""
+
+
+def hyper_connection_flops(stage: str, num_tokens: Real, hidden: Real, streams: Real, sites: Real) -> Floats:
+    """FLOPs of all sites: the projection to ``streams (streams + 2)`` weights, and mixing by them."""
+    tokens, s = as_floats(num_tokens) * as_floats(sites), as_floats(streams)
+    width = as_floats(hidden)
+    if stage == "pre":
+        return 2.0 * tokens * s * width * (s * (s + 2.0) + 1.0)
+    return 2.0 * tokens * s * width * (s + 1.0)
+
+
+def hyper_connection_bytes(stage: str, num_tokens: Real, hidden: Real, streams: Real, sites: Real) -> Floats:
+    """Bytes of all sites: streams in and one out, or streams and one in and streams out; weights once."""
+    s, width = as_floats(streams), as_floats(hidden)
+    moved = s + 1.0 if stage == "pre" else 2.0 * s + 1.0
+    weights = WEIGHT_BYTES * s * width * s * (s + 2.0) if stage == "pre" else 0.0
+    return as_floats(sites) * (ACTIVATION_BYTES * as_floats(num_tokens) * width * moved + weights)
+
+
+def _package_rows(raw: Raw) -> ForeignRows:
+    rows = len(raw["num_tokens"])
+    columns = {
+        "dtype": np.full(rows, "bf16", object),
+        "stage": raw["op_name"],
+        "hidden": raw["hidden_size"],
+        "streams": raw["hc_mult"],
+        "sinkhorn_iterations": raw["sinkhorn_iters"],
+        # one latency is that of all sites of a layer, attention's and the MLP's, one after the other
+        "sites": raw["num_sites"],
+        "num_tokens": raw["num_tokens"],
+        **measured_us(raw),
+    }
+    stages = sorted(set(raw["op_name"]) - {"pre", "post"})
+    return ForeignRows(columns, {f"stage {stage}": raw["op_name"] == stage for stage in stages})
+
+
+class HyperConnections(SizedOperator):
+    """Mixing residual streams around the sublayers of one layer; B is linear in the tokens."""
+
+    name = "hyper_connections"
+    rank = 72
+    summary = "Residual streams mixed around sublayers."
+    about = "A time is that of all sites of a layer: attention's and the MLP's, unless --sites says else."
+    keys = (
+        DTYPE,
+        Column("stage", "text", "", "pre or post: before a sublayer, or after it"),
+        Column("hidden", "int", "", "model width"),
+        Column("streams", "int", "", "residual streams"),
+        Column("sinkhorn_iterations", "int", "", "iterations that make the weights doubly stochastic"),
+        Column("sites", "int", "", "sublayers that one time is of"),
+    )
+    axes = (Column("num_tokens", "int", "tokens", "tokens of one GPU"),)
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "dtype": "bf16",
+        "streams": 4,
+        "sinkhorn_iterations": 20,
+        "sites": 2,
+    }
+    is_linear = True
+    holdouts = (
+        HoldoutGrid("hyper_connections", "every second (pre)", {}, {"stage": "pre"}),
+        HoldoutGrid("hyper_connections", "every second (post)", {}, {"stage": "post"}),
+    )
+    coverages = (HoldoutGrid("hyper_connections", "all", {}, {}),)
+    package_files = (
+        PackageFile(
+            "mhc",
+            "mhc_module_perf",
+            (
+                *text_columns("op_name"),
+                *size_columns("num_tokens", "num_sites", "hc_mult", "hidden_size", "sinkhorn_iters"),
+                *MEASURED,
+            ),
+            _package_rows,
+            RUN,
+        ),
+    )
+
+    @staticmethod
+    def _of_both(work: Callable[..., Floats], columns: Columns) -> Floats:
+        sizes = [columns[name] for name in ("num_tokens", "hidden", "streams", "sites")]
+        is_pre = columns["stage"].astype(str) == "pre"
+        return np.where(is_pre, work("pre", *sizes), work("post", *sizes))
+
+    def flops(self, columns: Columns) -> Floats:
+        """Of all sites."""
+        return self._of_both(hyper_connection_flops, columns)
+
+    def moved_bytes(self, columns: Columns) -> Floats:
+        """Of all sites."""
+        return self._of_both(hyper_connection_bytes, columns)
+
+    def peaks(self, columns: Columns, gpu: GpuSpec) -> tuple[Floats, Floats]:
+        """Peak of the row's dtype."""
+        peak = dtype_peaks(columns["dtype"], gpu)
+        return peak, peak
+
+    def roofline(self, key: Key, gpu: GpuSpec, launch_us: float) -> Callable[[Any], Floats]:
+        """Launch, FLOPs and bytes."""
+        dtype, stage, hidden, streams, _, sites = key
+
+        def bound_us(tokens: Any) -> Floats:
+            shape = (stage, tokens, hidden, streams, sites)
+            seconds = hyper_connection_flops(*shape) / gpu.peak(dtype)
+            seconds = seconds + hyper_connection_bytes(*shape) / gpu.hbm_bytes_per_s
+            return launch_us + seconds * US_PER_S
+
+        return bound_us
+
+    def flops_per_unit(self, key: Key) -> float:
+        """FLOPs of one token."""
+        _, stage, hidden, streams, _, sites = key
+        return float(hyper_connection_flops(stage, 1, hidden, streams, sites))
+
+
+HYPER_CONNECTIONS: Final = HyperConnections()
+OPERATORS: Final = (HYPER_CONNECTIONS,)

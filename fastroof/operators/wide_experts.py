@@ -1,0 +1,309 @@
+"""Experts over many GPUs, and what runs beside them: the kernels of wide expert parallelism.
+
+``moe_wide`` is the computing alone, after tokens have arrived (:mod:`fastroof.operators.expert_dispatch`);
+``megamoe`` is one kernel that sends, computes and brings back. Tokens of both are those of all GPUs that
+share the experts, as in ``moe``. ``mlp`` is a gated MLP of one GPU: a shared expert, a dense layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from fastroof.arrays import Array, Floats
+from fastroof.columns import DTYPE, Column
+from fastroof.config.gpu import GpuSpec
+from fastroof.operators.foreign_rows import (
+    MEASURED,
+    RUN,
+    ForeignRows,
+    PackageFile,
+    Raw,
+    dtype_names,
+    measured_us,
+    size_columns,
+    text_columns,
+    unknown_dtypes,
+)
+from fastroof.operators.moe import EVENLY_ROUTED, EXPERT_KEYS, moe_bytes, moe_flops
+from fastroof.operators.operator import Columns, HoldoutGrid, Key, dtype_peaks, element_bytes
+from fastroof.operators.sized import SizedOperator
+from fastroof.units import DTYPE_BYTES, US_PER_MS, US_PER_S
+
+__all__ = ["MEGAMOE", "MLP", "MOE_WIDE", "OPERATORS", "MegaMoe", "Mlp", "WideMoe"]
+
+_, _HIDDEN, _INTERMEDIATE, _TOPK, _NUM_EXPERTS, _, _MOE_EP, _DISTRIBUTION = EXPERT_KEYS
+_SLOTS: Final = Column("num_slots", "int", "", "places for experts on all GPUs: more where some are doubled")
+_PHASE: Final = Column("phase", "text", "", "context or generation; any where an engine has one kernel")
+_TOKENS: Final = Column("num_tokens", "int", "tokens", "tokens of all GPUs that share the experts")
+
+
+def _words(word: str, rows: int) -> Array:
+    return np.full(rows, word, object)
+
+
+def _experts(raw: Raw, phase: str, num_slots: Array) -> ForeignRows:
+    dtype = dtype_names(raw["moe_dtype"])
+    columns = {
+        "dtype": dtype,
+        "hidden": raw["hidden_size"],
+        "intermediate": raw["inter_size"],
+        "moe_ep": raw["moe_ep_size"],
+        "num_slots": num_slots,
+        "phase": _words(phase, len(dtype)),
+        **{name: raw[name] for name in ("topk", "num_experts", "distribution", "num_tokens")},
+        **measured_us(raw),
+    }
+    split = {"experts that are split": raw["moe_tp_size"] > 1}
+    return ForeignRows(columns, unknown_dtypes(dtype) | split)
+
+
+def _context_rows(raw: Raw) -> ForeignRows:
+    return _experts(raw, "context", raw["num_experts"])
+
+
+def _generation_rows(raw: Raw) -> ForeignRows:
+    return _experts(raw, "generation", raw["num_experts"])
+
+
+def _trtllm_rows(raw: Raw) -> ForeignRows:
+    # dp_num_tokens are a GPU's share of num_tokens, rank0_num_tokens those that routing sent to the first
+    return _experts(raw, "any", raw["num_slots"])
+
+
+_EXPERT_COLUMNS: Final = (
+    *text_columns("moe_dtype", "distribution"),
+    *size_columns("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size"),
+    *size_columns("num_tokens"),
+    *MEASURED,
+)
+
+
+class _Experts(SizedOperator):
+    """Gated experts of many GPUs, by the tokens of all of them."""
+
+    axes = (_TOKENS,)
+
+    @staticmethod
+    def _places(columns: Columns) -> Array:
+        """Places for experts on all GPUs."""
+        return columns["num_experts"]
+
+    def flops(self, columns: Columns) -> Floats:
+        """A GPU's share of all tokens' experts; the most loaded one has more of an uneven routing."""
+        c = columns
+        return moe_flops(c["num_tokens"], c["hidden"], c["intermediate"], c["topk"], 1, c["moe_ep"])
+
+    def moved_bytes(self, columns: Columns) -> Floats:
+        """Experts that even routing is expected to reach; for uneven routing the fewest."""
+        even = np.isin(columns["distribution"].astype(str), EVENLY_ROUTED)
+        return np.where(even, self._bytes(columns, columns["num_tokens"]), self._bytes(columns, 1))
+
+    def least_bytes(self, columns: Columns, moved_bytes: Floats) -> Floats:
+        """With the experts of one token alone."""
+        return self._bytes(columns, 1)
+
+    def _bytes(self, columns: Columns, routed_tokens: Any) -> Floats:
+        c = columns
+        shape = (c["hidden"], c["intermediate"], c["topk"], self._places(c), 1, c["moe_ep"])
+        # a GPU reads and writes its share of the tokens
+        tokens = moe_bytes(c["num_tokens"] / c["moe_ep"], *shape, 0)
+        return (
+            moe_bytes(routed_tokens, *shape, element_bytes(c["dtype"]))
+            - moe_bytes(routed_tokens, *shape, 0)
+            + tokens
+        )
+
+    def peaks(self, columns: Columns, gpu: GpuSpec) -> tuple[Floats, Floats]:
+        """Peak of the row's dtype."""
+        peak = dtype_peaks(columns["dtype"], gpu)
+        return peak, peak
+
+    def _key_columns(self, key: Key, tokens: Any) -> dict[str, Array]:
+        named = {c.name: value for c, value in zip(self.keys, key, strict=True)}
+        tokens = np.atleast_1d(np.asarray(tokens, np.float64))
+        kinds = {name: object if isinstance(value, str) else np.float64 for name, value in named.items()}
+        arrays = {name: np.full(len(tokens), value, kinds[name]) for name, value in named.items()}
+        return {**arrays, "num_tokens": tokens}
+
+    def roofline(self, key: Key, gpu: GpuSpec, launch_us: float) -> Callable[[Any], Floats]:
+        """Launch, FLOPs at the dtype's peak, weights of the touched experts and tokens."""
+        peak = gpu.peak(key[0])
+
+        def bound_us(tokens: Any) -> Floats:
+            columns = self._key_columns(key, tokens)
+            moved = self._bytes(columns, columns["num_tokens"])
+            seconds = self.flops(columns) / peak + moved / gpu.hbm_bytes_per_s
+            return (launch_us + seconds * US_PER_S).reshape(np.shape(tokens))
+
+        return bound_us
+
+    def flops_per_unit(self, key: Key) -> float:
+        """FLOPs of one token, on one of the GPUs."""
+        return float(self.flops(self._key_columns(key, 1))[0])
+
+
+class WideMoe(_Experts):
+    """Experts of wide expert parallelism: the most loaded GPU's computing."""
+
+    name = "moe_wide"
+    rank = 52
+    summary = "Experts over many GPUs, computing alone."
+    keys = (
+        DTYPE, _HIDDEN, _INTERMEDIATE, _TOPK, _NUM_EXPERTS, _SLOTS, _MOE_EP, _PHASE, _DISTRIBUTION,
+    )  # fmt: skip
+    defaults: ClassVar[Mapping[str, Any]] = {"phase": "generation", "dtype": "fp8_block"}
+    holdouts = (HoldoutGrid("moe_wide", "every second", {}, {}),)
+    coverages = (HoldoutGrid("moe_wide", "all", {}, {}),)
+    package_files = (
+        PackageFile("moe", "wideep_context_moe_perf", _EXPERT_COLUMNS, _context_rows, RUN),
+        PackageFile("moe", "wideep_generation_moe_perf", _EXPERT_COLUMNS, _generation_rows, RUN),
+        PackageFile(
+            "moe", "wideep_moe_perf", (*_EXPERT_COLUMNS, *size_columns("num_slots")), _trtllm_rows, RUN
+        ),
+    )
+
+    @staticmethod
+    def _places(columns: Columns) -> Array:
+        return columns["num_slots"]
+
+
+def _megamoe_rows(raw: Raw) -> ForeignRows:
+    dtype = dtype_names(raw["moe_dtype"])
+    columns = {
+        "dtype": dtype,
+        "hidden": raw["hidden_size"],
+        "intermediate": raw["inter_size"],
+        "moe_ep": raw["moe_ep_size"],
+        # num_tokens of the file are those of one GPU
+        "num_tokens": raw["global_num_tokens"],
+        **{name: raw[name] for name in ("topk", "num_experts", "phase", "distribution")},
+        **measured_us(raw),
+    }
+    other = {
+        "experts that are split": raw["moe_tp_size"] > 1,
+        "shared experts in the kernel": raw["num_fused_shared_experts"] > 0,
+    }
+    return ForeignRows(columns, unknown_dtypes(dtype) | other)
+
+
+class MegaMoe(_Experts):
+    """Dispatch, experts and combine in one kernel of DeepGEMM."""
+
+    name = "megamoe"
+    rank = 53
+    summary = "Experts over many GPUs, tokens sent too."
+    keys = (DTYPE, _HIDDEN, _INTERMEDIATE, _TOPK, _NUM_EXPERTS, _MOE_EP, _PHASE, _DISTRIBUTION)
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "phase": "generation",
+        "distribution": "balanced",
+        "dtype": "w4a8_mxfp4_mxfp8",
+    }
+    holdouts = (HoldoutGrid("megamoe", "every second", {}, {}),)
+    coverages = (HoldoutGrid("megamoe", "all", {}, {}),)
+    package_files = (
+        PackageFile(
+            "moe",
+            "dsv4_megamoe_module_perf",
+            (
+                *_EXPERT_COLUMNS,
+                *text_columns("phase"),
+                *size_columns("global_num_tokens"),
+                *size_columns("num_fused_shared_experts", minimum=0),
+            ),
+            _megamoe_rows,
+            RUN,
+        ),
+    )
+
+
+def _mlp(raw: Raw, phase: str) -> ForeignRows:
+    dtype = dtype_names(raw["quant_type"])
+    columns = {
+        "dtype": dtype,
+        "hidden": raw["hidden_size"],
+        "intermediate": raw["intermediate_size"],
+        "phase": _words(phase, len(dtype)),
+        "num_tokens": raw["num_token"],
+        "latency_us": raw["avg_ms"] * US_PER_MS,
+        "kernel": raw["kernel_source"],
+    }
+    return ForeignRows(columns, unknown_dtypes(dtype))
+
+
+def _context_mlp(raw: Raw) -> ForeignRows:
+    return _mlp(raw, "context")
+
+
+def _generation_mlp(raw: Raw) -> ForeignRows:
+    return _mlp(raw, "generation")
+
+
+_MLP_COLUMNS: Final = (
+    *text_columns("quant_type", "kernel_source"),
+    *size_columns("num_token", "hidden_size", "intermediate_size"),
+    Column("avg_ms", "float", "ms", "measured latency"),
+)
+
+
+class Mlp(SizedOperator):
+    """A gated MLP as one call: three GEMMs and the activation."""
+
+    name = "mlp"
+    rank = 54
+    summary = "Gated MLP of one GPU."
+    keys = (
+        DTYPE,
+        _HIDDEN,
+        Column("intermediate", "int", "", "width of the MLP on one GPU"),
+        Column("phase", "text", "", "context or generation: two ways to run it"),
+    )
+    axes = (Column("num_tokens", "int", "tokens", "tokens of one GPU"),)
+    defaults: ClassVar[Mapping[str, Any]] = {"phase": "generation", "dtype": "fp8_block"}
+    is_linear = True
+    holdouts = (HoldoutGrid("mlp", "every second", {}, {}),)
+    coverages = (HoldoutGrid("mlp", "all", {}, {}),)
+    package_files = (
+        PackageFile("mlp", "wideep_context_mlp_perf", _MLP_COLUMNS, _context_mlp, RUN),
+        PackageFile("mlp", "wideep_generation_mlp_perf", _MLP_COLUMNS, _generation_mlp, RUN),
+    )
+
+    def flops(self, columns: Columns) -> Floats:
+        """Three GEMMs a token: one expert that every token takes."""
+        return moe_flops(columns["num_tokens"], columns["hidden"], columns["intermediate"], 1)
+
+    def moved_bytes(self, columns: Columns) -> Floats:
+        """All weights, tokens in and out."""
+        c = columns
+        shape = (c["hidden"], c["intermediate"], 1, 1, 1, 1)
+        return moe_bytes(c["num_tokens"], *shape, element_bytes(c["dtype"]))
+
+    def peaks(self, columns: Columns, gpu: GpuSpec) -> tuple[Floats, Floats]:
+        """Peak of the row's dtype."""
+        peak = dtype_peaks(columns["dtype"], gpu)
+        return peak, peak
+
+    def roofline(self, key: Key, gpu: GpuSpec, launch_us: float) -> Callable[[Any], Floats]:
+        """Launch, FLOPs at the dtype's peak, weights and tokens."""
+        dtype, hidden, intermediate, _ = key
+
+        def bound_us(tokens: Any) -> Floats:
+            moved = moe_bytes(tokens, hidden, intermediate, 1, 1, 1, 1, DTYPE_BYTES[dtype])
+            seconds = (
+                moe_flops(tokens, hidden, intermediate, 1) / gpu.peak(dtype) + moved / gpu.hbm_bytes_per_s
+            )
+            return launch_us + seconds * US_PER_S
+
+        return bound_us
+
+    def flops_per_unit(self, key: Key) -> float:
+        """FLOPs of one token."""
+        return float(moe_flops(1, key[1], key[2], 1))
+
+
+MOE_WIDE: Final = WideMoe()
+MEGAMOE: Final = MegaMoe()
+MLP: Final = Mlp()
+OPERATORS: Final = (MOE_WIDE, MEGAMOE, MLP)
