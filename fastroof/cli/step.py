@@ -49,10 +49,10 @@ Examples:
 \b
 JSON: version, model, gpu, tp, dtype, kv_dtype, runtime, method, tables_hash (empty for the datasheet
 model), kernels (which measured tables), requests [count, new_tokens, context_len], tokens, sequences,
-latency_us, relative_error (one standard error; with --explain), tokens_per_s, tokens_per_s_per_gpu, origin (measured, interpolated,
-extrapolated, borrowed or modelled), components_us [tokens, logits, decode_attention, prefill_attention,
-runtime], kv_tokens, max_kv_tokens, and with --explain operators [name, calls, total_us, share, flops,
-moved_bytes, mfu, bytes_per_s, bound, origin, source].
+latency_us, relative_error (one standard error; with --explain), tokens_per_s, tokens_per_s_per_gpu,
+origin (measured, interpolated, extrapolated, borrowed or modelled), components_us [tokens, logits,
+decode_attention, prefill_attention, runtime], kv_tokens, max_kv_tokens, and with --explain operators
+[name, calls, total_us, share, flops, moved_bytes, mfu, bytes_per_s, bound, origin, source].
 What does not apply is null.
 """
 
