@@ -32,6 +32,7 @@ from fastroof.uncertainty.variance import relative_variance
 from fastroof.units import DTYPE_BYTES, US_PER_S
 
 if TYPE_CHECKING:
+    from fastroof.load import MeasuredTable
     from fastroof.tables import Tables
 
 __all__ = [
@@ -170,13 +171,18 @@ class AllReduceOperator(SizedOperator, PerRowOperator):
         """GPUs and bytes a row."""
         return (call.num_gpus, call.row_bytes)
 
-    def table_key(self, call: AllReduce) -> Key:
+    @staticmethod
+    def _plan_key(call: AllReduce) -> Key:
         """The group's all-reduces in CUDA graphs."""
         return ("bf16", call.num_gpus, "graph")
 
+    def serving(self, call: AllReduce, tables: Tables) -> MeasuredTable:
+        """The table that has the group's size."""
+        return tables.serving(self.name, self._plan_key(call))
+
     def row_nodes(self, call: AllReduce, tables: Tables, options: CurveOptions, max_rows: int) -> RowNodes:
         """The curve of the group's size, in rows."""
-        curve = self.packed(tables, self.table_key(call)).curve
+        curve = self.packed(tables, self._plan_key(call)).curve
         launch_us = float(curve.value[1:-1].min())
         if options.method == "roofline":
             return RowNodes(curve.axis / call.row_bytes, curve.value, curve.flag, launch_us)
@@ -186,7 +192,7 @@ class AllReduceOperator(SizedOperator, PerRowOperator):
 
     def row_variance(self, call: AllReduce, tables: Tables, rows: Floats) -> Floats:
         """Of the group's curve."""
-        errors = self.local_errors(tables, self.table_key(call))
+        errors = self.local_errors(tables, self._plan_key(call))
         return relative_variance(errors, (rows * call.row_bytes,))
 
     def row_datasheet(self, call: AllReduce) -> DatasheetClass:

@@ -29,6 +29,7 @@ from fastroof.uncertainty.leave_one_out import LEVEL, NORMAL_80
 from fastroof.units import GB, US_PER_S
 
 if TYPE_CHECKING:
+    from fastroof.load import MeasuredTable
     from fastroof.tables import Tables
 
 __all__ = ["ELEMENTWISE", "OPERATORS", "ElementwiseOperator", "Streaming"]
@@ -150,22 +151,22 @@ class ElementwiseOperator(PerRowOperator):
         }
 
     def streaming(self, tables: Tables) -> Streaming | None:
-        """Launch floor and copy bandwidth from the measured streaming kernels; None without them.
+        """Launch floor and copy bandwidth from measured streaming kernels; None without them.
 
-        Plain copies give the bandwidth where there are any, and an empty launch counts for neither.
+        Of the first source whose kernels are bound by memory: plain copies give the bandwidth where there
+        are any, and an empty launch counts for neither.
         """
-        if self.name not in tables.measured.tables:
-            return None
-        columns = tables.table(self.name).columns
-        kind, io_bytes, latency_us = columns["kind"], columns["io_bytes"], columns["latency_us"]
-        streams = ~np.isin(kind, NOT_STREAMING)
-        large = streams & (io_bytes > L2_MULTIPLE * max(tables.gpu.l2_bytes, 1))
-        copies = large & (kind == "copy")
-        large = copies if copies.any() else large
-        if not large.any():
-            return None
-        rate = np.median(io_bytes[large] / latency_us[large]) * US_PER_S
-        return Streaming(float(latency_us[streams].min()), float(rate))
+        return self._streaming(tables)[1]
+
+    def _streaming(self, tables: Tables) -> tuple[MeasuredTable | None, Streaming | None]:
+        def found() -> tuple[MeasuredTable | None, Streaming | None]:
+            for table in tables.candidates(self.name) if self.name in tables.measured.tables else ():
+                rates = _streaming_rates(table.columns, tables.gpu)
+                if rates is not None:
+                    return table, rates
+            return None, None
+
+        return tables.kept(("streaming",), found)
 
     def shared_error(self, tables: Tables) -> float | None:
         """Relative standard error of a streaming kernel's line; None where none was measured.
@@ -173,33 +174,36 @@ class ElementwiseOperator(PerRowOperator):
         From the measured streaming kernels themselves, which all lie on one line of launch and copy
         bandwidth.
         """
-        measured = self.streaming(tables)
-        if measured is None:
+        table, measured = self._streaming(tables)
+        if table is None or measured is None:
             return None
-        columns = tables.table(self.name).columns
+        columns = table.columns
         streams = ~np.isin(columns["kind"], NOT_STREAMING)
         launch_us, bytes_per_us = measured.rates
         line_us = launch_us + columns["io_bytes"][streams] / bytes_per_us
         off = np.abs(np.log(line_us / columns["latency_us"][streams]))
         return float(np.quantile(off, LEVEL)) / NORMAL_80
 
-    def fp8_scale_us(self, tables: Tables, m: Any, k: int) -> Floats:
+    def fp8_scale_us(self, tables: Tables, m: Any, k: int, source: str = "") -> Floats:
         """What finding its input's scale takes a dynamically quantised fp8 GEMM of m x k inputs, us.
 
-        Bilinear between the measured m and k, and held outside.
+        Bilinear between the measured m and k, and held outside; as the source of the GEMMs measured it,
+        where it did.
 
         Raises
         ------
         MissingTableError
             If nothing of the kind was measured.
         """
-        columns = tables.table(self.name).columns
-        rows = columns["kind"] == "fp8_scale"
-        if not rows.any():
+        every = tables.candidates(self.name) if self.name in tables.measured.tables else ()
+        having = [table for table in every if (table.columns["kind"] == "fp8_scale").any()]
+        if not having:
             raise MissingTableError(
                 f"{tables.gpu.name} has no fp8_scale rows, which fp8 GEMMs with static scales need: "
-                "compile with a runtime profile whose fp8_scales are dynamic"
+                "compile with an engine profile whose fp8_scales are dynamic"
             )
+        columns = next((table for table in having if table.source == source), having[0]).columns
+        rows = columns["kind"] == "fp8_scale"
         m_axis, at_m = np.unique(columns["m"][rows], return_inverse=True)
         k_axis, at_k = np.unique(columns["width"][rows], return_inverse=True)
         table = np.full((len(m_axis), len(k_axis)), np.nan)
@@ -217,6 +221,10 @@ class ElementwiseOperator(PerRowOperator):
     def row_key(self, call: Elementwise) -> Key:
         """Bytes a row."""
         return (call.row_bytes,)
+
+    def serving(self, call: Elementwise, tables: Tables) -> MeasuredTable | None:
+        """The first source whose streaming kernels are bound by memory."""
+        return self._streaming(tables)[0]
 
     def row_nodes(self, call: Elementwise, tables: Tables, options: CurveOptions, max_rows: int) -> RowNodes:
         """Launch floor plus bytes at copy bandwidth: the line through this GPU's two measured constants.
@@ -237,6 +245,21 @@ class ElementwiseOperator(PerRowOperator):
     def row_datasheet(self, call: Elementwise) -> DatasheetClass:
         """The one class."""
         return self.datasheets[self.name]
+
+
+def _streaming_rates(columns: Columns, gpu: GpuSpec) -> Streaming | None:
+    """Rates of one source's kernels; None where they are not bound by memory, or too small to say."""
+    kind, io_bytes, latency_us = columns["kind"], columns["io_bytes"], columns["latency_us"]
+    streams = ~np.isin(kind, NOT_STREAMING)
+    large = streams & (io_bytes > (L2_MULTIPLE * gpu.l2_bytes or GB))
+    copies = large & (kind == "copy")
+    large = copies if copies.any() else large
+    if not large.any():
+        return None
+    rate = float(np.median(io_bytes[large] / latency_us[large])) * US_PER_S
+    if rate < STREAM_FRACTION * gpu.hbm_bytes_per_s:
+        return None
+    return Streaming(float(latency_us[streams].min()), rate)
 
 
 ELEMENTWISE: Final = ElementwiseOperator()

@@ -45,6 +45,7 @@ from fastroof.uncertainty.variance import calibrated_errors, relative_variance
 from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES, PEAK_DTYPE, US_PER_S
 
 if TYPE_CHECKING:
+    from fastroof.load import MeasuredTable
     from fastroof.tables import Tables
 
 __all__ = ["GEMM", "OPERATORS", "GemmOperator", "gemm_bytes", "gemm_flops"]
@@ -308,9 +309,9 @@ class GemmOperator(PerRowOperator):
         """dtype, n and k."""
         return (call.dtype, call.n, call.k)
 
-    def table_key(self, call: Gemm) -> Key:
+    def serving(self, call: Gemm, tables: Tables) -> MeasuredTable:
         """All GEMMs of its dtype."""
-        return (call.dtype,)
+        return tables.serving(self.name, (call.dtype,))
 
     def row_nodes(self, call: Gemm, tables: Tables, options: CurveOptions, max_rows: int) -> RowNodes:
         """Latency at every m that one of the measured neighbours of (n, k) has."""
@@ -334,7 +335,8 @@ class GemmOperator(PerRowOperator):
         flag = np.empty(len(m), np.uint8)
         gemm_latency_us(packed, m, np.full(len(m), n), np.full(len(m), k), value, flag)
         if call.dtype == "fp8" and options.fp8_scales == "static" and not self.quantises_inputs_apart(tables):
-            value = np.maximum(value - ELEMENTWISE.fp8_scale_us(tables, m, call.k), 0.0)
+            source = tables.source_of(self.name, (call.dtype,))
+            value = np.maximum(value - ELEMENTWISE.fp8_scale_us(tables, m, call.k, source), 0.0)
         return RowNodes(m, value, flag, launch_us)
 
     def row_variance(self, call: Gemm, tables: Tables, rows: Floats) -> Floats:

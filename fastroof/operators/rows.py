@@ -19,6 +19,7 @@ from fastroof.pack import SIZE_LIMIT
 from fastroof.units import US_PER_S
 
 if TYPE_CHECKING:
+    from fastroof.load import MeasuredTable
     from fastroof.tables import Tables
 
 __all__ = ["CurveOptions", "PerRowOperator", "RowCost", "RowNodes"]
@@ -81,9 +82,15 @@ class PerRowOperator(Operator):
     def row_key(self, call: Any) -> Key:
         """What a call's latency depends on: not its role, nor how often it runs."""
 
-    def table_key(self, call: Any) -> Key | None:
-        """The kernel of a table that serves a call; None where all of the table does."""
-        return None
+    @abstractmethod
+    def serving(self, call: Any, tables: Tables) -> MeasuredTable | None:
+        """The measured table that a call's latencies come from; None where a datasheet serves.
+
+        Raises
+        ------
+        MissingTableError
+            If no table serves it.
+        """
 
     @abstractmethod
     def row_nodes(self, call: Any, tables: Tables, options: CurveOptions, max_rows: int) -> RowNodes:

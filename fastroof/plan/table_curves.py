@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 
 from fastroof.arrays import Flags, Floats
-from fastroof.columns import ORIGIN_BORROWED, ORIGIN_MODELLED
+from fastroof.columns import ORIGIN_BORROWED
 from fastroof.errors import PlanError
 from fastroof.lazy_property import lazy_property
 from fastroof.operators.attention import ATTENTION, ATTENTION_PREFILL
 from fastroof.operators.attention_work import HeadShape
 from fastroof.operators.calls import RowOperator
 from fastroof.operators.gemm import GEMM
-from fastroof.operators.operator import METHODS, Key
-from fastroof.operators.rows import CurveOptions, PerRowOperator, RowNodes
+from fastroof.operators.operator import METHODS
+from fastroof.operators.rows import CurveOptions, RowNodes
 from fastroof.plan.curves import DATASHEET_SOURCE, RowCurve, per_row, row_values
 from fastroof.tables import Tables
 
@@ -51,22 +51,14 @@ class TableCurves:
 
         def nodes() -> RowNodes:
             made = operator.row_nodes(call, self.tables, self.options, max_rows)
-            if not self._is_foreign(operator, key):
+            if table is None or not self.tables.order.is_foreign(table):
                 return made
             return made._replace(flag=np.maximum(made.flag, np.uint8(ORIGIN_BORROWED)))
 
         operator = per_row(call)
-        key = operator.table_key(call)
+        table = operator.serving(call, self.tables)
         made = self.tables.kept(("row nodes", *self._key(call, max_rows)), nodes)
-        return RowCurve(call, *made, self._source(operator, key, made))
-
-    def _is_foreign(self, operator: PerRowOperator, key: Key | None) -> bool:
-        return operator.name in self.tables.measured.tables and self.tables.is_foreign(operator.name, key)
-
-    def _source(self, operator: PerRowOperator, key: Key | None, made: RowNodes) -> str:
-        if (made.flag == ORIGIN_MODELLED).all():
-            return DATASHEET_SOURCE
-        return self.tables.source_of(operator.name, key)
+        return RowCurve(call, *made, DATASHEET_SOURCE if table is None else table.source)
 
     def row_values(self, call: RowOperator, max_rows: int) -> tuple[Floats, Flags]:
         """Latency of a call at every number of rows, and its origin."""
