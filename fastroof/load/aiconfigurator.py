@@ -20,6 +20,7 @@ from fastroof.arrays import Array
 from fastroof.columns import Column
 from fastroof.config.gpu import load_gpu
 from fastroof.errors import TableError
+from fastroof.load.family_checks import flag_unsound
 from fastroof.load.measured import MeasuredTable, MeasuredTables
 from fastroof.load.package_places import find_place
 from fastroof.load.package_rows import PACKAGE_FILES, Part, joined, point_codes, select
@@ -208,19 +209,22 @@ def convert_aiconfigurator(
     columns = {name: t.columns for name, t in imported.tables.items()}
     folder = Path(bench_data) / imported.gpu / table.source
     provenance = _with_flags(table.provenance, folder / "provenance.toml")
+    provenance = flag_unsound(provenance, imported.tables)
     if rank is not None:
         provenance = {"rank": rank, **provenance}
     return write_source(folder, columns, provenance, format, overwrite)
 
 
 def _with_flags(provenance: Mapping[str, Any], replaced: Path) -> dict[str, Any]:
-    """Keep the outliers that someone flagged in what is written over."""
+    """Keep what someone flagged in what is written over."""
     operators = {name: dict(about) for name, about in provenance["operators"].items()}
     if replaced.is_file():
         before = tomllib.loads(replaced.read_text(encoding="utf-8"))
         for name, about in before.get("operators", {}).items():
-            if name in operators and "outliers" in about:
-                operators[name]["outliers"] = about["outliers"]
+            if name in operators:
+                operators[name] |= {
+                    flags: about[flags] for flags in ("outliers", "unsound") if flags in about
+                }
     return {**provenance, "operators": operators}
 
 

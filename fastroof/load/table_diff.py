@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from fastroof.arrays import Array, Longs
+from fastroof.columns import LATENCY
 from fastroof.errors import TableError
 from fastroof.load.common_points import (
     PairedPoints,
@@ -18,10 +18,11 @@ from fastroof.load.common_points import (
     paired_points,
     region_sizes,
 )
+from fastroof.load.families import families_of, split_rows
 from fastroof.load.measured import MeasuredTables
 from fastroof.operators.registry import OPERATORS
 
-__all__ = ["FAR_APART", "FEWEST_POINTS", "Comparison", "TableDiff", "diff_tables", "family_columns"]
+__all__ = ["FAR_APART", "FEWEST_POINTS", "Comparison", "TableDiff", "diff_tables"]
 
 FAR_APART: Final = 1.5
 """Two campaigns whose median ratio is beyond this did not measure one kernel."""
@@ -88,17 +89,6 @@ class TableDiff:
         return asdict(self)
 
 
-def family_columns(operator: str) -> tuple[str, ...]:
-    """Names of the columns whose words tell an operator's families apart.
-
-    Examples
-    --------
-    >>> family_columns("moe"), family_columns("attention_decode")
-    (('dtype', 'distribution'), ('kv_dtype',))
-    """
-    return tuple(c.name for c in OPERATORS[operator].keys if c.kind == "text")
-
-
 def diff_tables(
     a: MeasuredTables,
     b: MeasuredTables,
@@ -148,24 +138,16 @@ def diff_tables(
 
 
 def _families(points: PairedPoints) -> Iterator[tuple[dict[str, str], PairedPoints]]:
-    names = family_columns(points.operator)
-    words = [points.columns[name] for name in names]
-    for rows in _groups(words, len(points.a_us)):
-        yield {name: str(points.columns[name][rows[0]]) for name in names}, points.some(rows)
+    for words, rows in families_of(points.operator, {**points.columns, LATENCY.name: points.a_us}):
+        yield words, points.some(rows)
 
 
 def _regions(points: PairedPoints) -> Iterator[tuple[dict[str, str], PairedPoints]]:
     if not len(points.a_us):
         return
     band = {name: bands(sizes) for name, sizes in region_sizes(points.operator, points.columns).items()}
-    for rows in _groups(list(band.values()), len(points.a_us)):
+    for rows in split_rows(codes_of(band.values())):
         yield {name: band_words(int(of[rows[0]])) for name, of in band.items()}, points.some(rows)
-
-
-def _groups(columns: list[Array], count: int) -> Iterator[Longs]:
-    codes = codes_of(columns) if columns else np.zeros(count, np.int64)
-    order = np.argsort(codes, kind="stable")
-    yield from np.split(order, np.flatnonzero(np.diff(codes[order])) + 1)
 
 
 def _compared(points: PairedPoints, family: Mapping[str, str], region: Mapping[str, str]) -> Comparison:

@@ -5,15 +5,17 @@ Nothing is changed or dropped here: a report says what was found, and how grave 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from fastroof.arrays import Array, Bools, Floats
 from fastroof.config.gpu import GpuSpec
+from fastroof.load.family_checks import find_unsound
 from fastroof.load.file_report import SEVERITIES, AxisRange, FileReport, Finding, Severity, worst
 from fastroof.load.grid_checks import duplicates, example, grid_findings, grid_of
 from fastroof.load.measured import MeasuredTable, MeasuredTables
+from fastroof.load.soundness import unsound_families
 from fastroof.load.tree_peaks import fit_peak
 from fastroof.operators.operator import RowWork
 from fastroof.operators.registry import OPERATORS
@@ -27,7 +29,9 @@ UNKNOWN_L2_BYTES = 64 * MIB
 """Taken where a gpu.toml does not say: more than Hopper's, so that the doubt favours the table."""
 
 
-def validate(tables: MeasuredTables, gpu: GpuSpec) -> list[FileReport]:
+def validate(
+    tables: MeasuredTables, gpu: GpuSpec, siblings: Mapping[str, Sequence[MeasuredTable]] | None = None
+) -> list[FileReport]:
     """Report on every file of some measured tables.
 
     Parameters
@@ -36,6 +40,8 @@ def validate(tables: MeasuredTables, gpu: GpuSpec) -> list[FileReport]:
         Of any loader; rows are told apart by their ``file`` column where there is one.
     gpu : GpuSpec
         The card they were measured on.
+    siblings : mapping of str to sequence of MeasuredTable, optional
+        By operator, tables of other sources of the card, to compare families of rows with.
 
     Returns
     -------
@@ -48,12 +54,18 @@ def validate(tables: MeasuredTables, gpu: GpuSpec) -> list[FileReport]:
     ``cached`` (above memory bandwidth, but small enough for the L2), ``few_experts`` (above it with the
     experts that even routing reaches: the tokens shared some), ``in_switch`` (all-reduce above its ring
     figure), ``mfu_column_peak``, ``mfu_column_flops``, ``mfu_column_rows``, ``duplicate``,
-    ``warm_up``, ``jump``, ``holes``, ``missing_pairs``.
+    ``warm_up``, ``jump``, ``holes``, ``missing_pairs``, ``unsound`` (a family of rows that a test of
+    :mod:`fastroof.load.family_checks` finds wrong; a note where the provenance says so).
     """
-    return [report for table in tables.tables.values() for report in _reports(table, gpu)]
+    beside = siblings or {}
+    return [
+        report
+        for name, table in tables.tables.items()
+        for report in _reports(table, gpu, beside.get(name, ()))
+    ]
 
 
-def _reports(table: MeasuredTable, gpu: GpuSpec) -> list[FileReport]:
+def _reports(table: MeasuredTable, gpu: GpuSpec, siblings: Sequence[MeasuredTable]) -> list[FileReport]:
     if not table.num_rows:
         return []
     columns = table.columns
@@ -63,13 +75,17 @@ def _reports(table: MeasuredTable, gpu: GpuSpec) -> list[FileReport]:
     else:
         names = np.array([", ".join(table.files) or table.operator], dtype=object)
         file, in_order = np.zeros(table.num_rows, np.int64), np.zeros(1, np.int64)
-    repeated = duplicates(table.operator, columns, file, len(names))
+    of_file = {
+        number: [finding] for number, finding in duplicates(table.operator, columns, file, len(names)).items()
+    }
+    # families run over all files of a table
+    of_file.setdefault(int(in_order[0]), []).extend(_unsound(table, siblings))
     return [
         _report(
             table,
             str(names[i]),
             {name: values[file == i] for name, values in columns.items()},
-            [repeated[int(i)]] if int(i) in repeated else [],
+            of_file.get(int(i), []),
             gpu,
         )
         for i in in_order
@@ -77,7 +93,7 @@ def _reports(table: MeasuredTable, gpu: GpuSpec) -> list[FileReport]:
 
 
 def _report(
-    table: MeasuredTable, file: str, columns: Columns, repeated: list[Finding], gpu: GpuSpec
+    table: MeasuredTable, file: str, columns: Columns, of_table: list[Finding], gpu: GpuSpec
 ) -> FileReport:
     operator = table.operator
     work = OPERATORS[operator].work(columns, gpu)
@@ -88,7 +104,7 @@ def _report(
         *_check_peaks(operator, columns, work, gpu),
         *_check_bandwidth(operator, columns, work, bandwidth, gpu),
         *_check_mfu_column(operator, columns, file, gpu),
-        *repeated,
+        *of_table,
         *grid_findings(grid_of(operator, columns)),
     ]
     axes = {c.name: columns[c.name] for c in OPERATORS[operator].axes}
@@ -106,6 +122,23 @@ def _report(
         bandwidth_limit_bytes_per_s=work.bandwidth_bytes_per_s,
         findings=tuple(sorted(findings, key=lambda f: -SEVERITIES.index(f.severity))),
     )
+
+
+def _unsound(table: MeasuredTable, siblings: Sequence[MeasuredTable]) -> list[Finding]:
+    flagged = [(family.test, family.keys) for family in unsound_families(table.provenance, table.operator)]
+    findings = []
+    for family in find_unsound(table, siblings):
+        is_flagged = (family.test, family.keys) in flagged
+        words = " ".join(
+            f"{name} {' '.join(cells)}" if isinstance(cells[0], str) else f"{name} {cells[0]} to {cells[1]}"
+            for name, cells in family.keys.items()
+        )
+        message = f"{words}: {family.test}: {family.reason}"
+        if not is_flagged:
+            message += "; provenance.toml does not say so"
+        severity: Severity = "note" if is_flagged else "warning"
+        findings.append(Finding("unsound", severity, family.rows, message, family.as_dict()))
+    return findings
 
 
 def _or_none(value: float) -> float | None:

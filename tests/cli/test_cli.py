@@ -77,6 +77,7 @@ def process(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]
         ("bench",), ("serving",), ("validate",), ("calibrate",), ("size",), ("merge",), ("report",),
         ("tables",), ("tables", "list"), ("tables", "show"), ("tables", "validate"), ("tables", "import"),
         ("tables", "import", "aiconfigurator"), ("tables", "holdout"), ("tables", "diff"),
+        ("tables", "flag"),
         ("plot",), ("plot", "roofline"),
         ("plot", "mfu"), ("plot", "step"),
     ],
@@ -109,6 +110,7 @@ def test_a_group_alone_says_its_help(group: tuple[str, ...]) -> None:
         (("tables", "show", "gemm"), "tables show"),
         (("tables", "validate"), "tables validate"),
         (("tables", "holdout", "--operator", "allreduce", "--method", "roofline"), "tables holdout"),
+        (("tables", "flag", "h100", "--dry-run"), "tables flag"),
         (("tables", "diff", "h100", "h100/aiconfigurator-trtllm-1.3.0rc20"), "tables diff"),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from fastroof.cli.tables import diff, holdout, import_aiconfigurator, list, show, validate
+from fastroof.cli.tables import diff, flag, holdout, import_aiconfigurator, list, show, validate
 from fastroof.command_group import help_if_alone
 
 __all__ = ["register"]
@@ -17,7 +17,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands."""
     group.callback(invoke_without_command=True)(help_if_alone)
     imports.callback(invoke_without_command=True)(help_if_alone)
-    for command in (list, show, validate, diff):
+    for command in (list, show, validate, diff, flag):
         command.register(group)
     import_aiconfigurator.register(imports)
     group.add_typer(imports, name="import")

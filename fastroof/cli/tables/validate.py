@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
@@ -14,6 +15,7 @@ from fastroof.errors import TableError
 from fastroof.units import TB
 
 if TYPE_CHECKING:
+    from fastroof.load import MeasuredTables
     from fastroof.load.validate import FileReport
 
 __all__ = ["register"]
@@ -61,7 +63,8 @@ def validate(
     """Check tables before they are used.
 
     Looks in every source at the MFU and the bandwidth that latencies mean, duplicate keys, holes in grids,
-    latencies that fall as work grows, and slow first rows.
+    latencies that fall as work grows, and slow first rows; and at families of rows that no kernel took, also
+    beside the GPU's other sources.
     """
     checked = _check(where, gpu, source)
     if as_json:
@@ -81,7 +84,10 @@ def validate(
 
 def _check(where: str, gpu: str | None, source: str | None) -> _Checked:
     from fastroof import load_gpu
+    from fastroof.load.family_checks import siblings_of
     from fastroof.load.validate import validate
+
+    beside: dict[str, list[MeasuredTables]] = {}
 
     checked = _Checked([], [], [])
     try:
@@ -91,10 +97,14 @@ def _check(where: str, gpu: str | None, source: str | None) -> _Checked:
             raise
         sets = []
         checked.refused.append({"folder": where, "gpu": None, "source": None, "error": str(error)})
+    for table_set in table_sets(where, gpu) if source is not None and sets else sets:
+        with suppress(TableError):
+            measured = table_set.load()
+            beside.setdefault(measured.gpu, []).append(measured)
     for table_set in sets:
         try:
             measured = table_set.load()
-            reports = validate(measured, load_gpu(measured.gpu))
+            reports = validate(measured, load_gpu(measured.gpu), siblings_of(measured, beside[measured.gpu]))
         except TableError as error:
             place = {"folder": str(table_set.folder), "gpu": table_set.gpu, "source": table_set.source}
             checked.refused.append({**place, "error": str(error)})

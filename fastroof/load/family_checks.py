@@ -1,0 +1,326 @@
+"""Tests that find families of rows that no kernel took: launches, falls, slower than wider, alone.
+
+A family is an operator's kernels of the same words (dtype, mode), not a single point. Every test reads
+kernels' rows alone, of one table or of the tables of one GPU beside each other.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from fastroof.arrays import Longs
+from fastroof.columns import LATENCY
+from fastroof.errors import TableError
+from fastroof.load.common_points import paired_points
+from fastroof.load.families import EAGER, Columns, families_of, family_keys, rows_of_family
+from fastroof.load.family_falls import find_falls
+from fastroof.load.measured import MeasuredTable, MeasuredTables
+from fastroof.load.own import PROVENANCE_FILE
+from fastroof.load.soundness import UnsoundFamily, unsound_families
+from fastroof.load.write import toml_text
+from fastroof.operators.registry import OPERATORS
+from fastroof.whole_files import write_whole
+
+__all__ = ["find_unsound", "flag_source", "flag_unsound", "siblings_of"]
+
+Words = Mapping[str, str]
+
+FLOOR_SHARE: Final = 0.01
+"""The floor of a family is this quantile of its latencies."""
+
+LAUNCHED: Final = 8.0
+"""A floor so many times that of the other families of the table: the host launched each call. fp8 GEMMs that
+quantise their input have up to 5.9 times the floor of bf16's."""
+
+LAUNCHED_BESIDE: Final = 4.0
+"""The same against the same family of another source."""
+
+NARROWER_SLOWER: Final = 1.5
+"""Median ratio to bf16 from which a family of narrower weights is no kernel to run."""
+
+NARROWER_EVERYWHERE: Final = 0.95
+"""And the least tenth of its ratios: it is faster nowhere."""
+
+ANOTHER_VERSION: Final = 2.0
+"""Slower than another version of the same engine by this much, at the median."""
+
+ALONE: Final = 2.5
+"""Slower than every other engine by this much, at the median, where they agree."""
+
+ALONE_OF_TWO: Final = 3.0
+"""The same where there is only one other."""
+
+AGREE: Final = 1.5
+"""Others agree that are at most this far apart, at the median."""
+
+FEWEST_POINTS: Final = 50
+"""Of a family, for tests that compare its quantiles."""
+
+
+def find_unsound(table: MeasuredTable, siblings: Sequence[MeasuredTable] = ()) -> tuple[UnsoundFamily, ...]:
+    """Find families of a table that no kernel took.
+
+    Parameters
+    ----------
+    table : MeasuredTable
+        All rows of one operator from one source.
+    siblings : sequence of MeasuredTable
+        The same operator of other sources of the GPU.
+
+    Returns
+    -------
+    tuple of UnsoundFamily
+        By test: ``launched`` (never below a floor far above that of other families), ``narrower_slower``
+        (slower than bf16 of the same shape nearly everywhere), ``another_version``, ``alone`` (slower by
+        far than the other sources), ``falls`` (rows of some sizes take longer than those of a larger one).
+    """
+    operator, columns = table.operator, table.columns
+    if not table.num_rows or not OPERATORS[operator].axes:
+        return ()
+    families = list(families_of(operator, columns))
+    floors = [_floor(columns, rows) for _, rows in families]
+    whole: list[UnsoundFamily] = []
+    for number, (words, rows) in enumerate(families):
+        if EAGER in words.values():
+            continue
+        found = (
+            _launched(operator, words, rows, columns, floors[:number] + floors[number + 1 :])
+            or _launched_beside(words, floors[number], rows, columns, operator, siblings)
+            or _narrower_slower(operator, words, rows, columns)
+            or _slower_than_siblings(table, words, rows, siblings)
+        )
+        if found is not None:
+            whole.append(found)
+    known = [family.keys for family in whole]
+    falls = [family for family in find_falls(operator, columns) if not any(_within(family, k) for k in known)]
+    return (*whole, *falls)
+
+
+def flag_unsound(
+    provenance: Mapping[str, Any],
+    tables: Mapping[str, MeasuredTable],
+    siblings: Mapping[str, Sequence[MeasuredTable]] | None = None,
+) -> dict[str, Any]:
+    """Return a source's provenance with the families that tests find; what was flagged by hand is kept.
+
+    An importer calls it without siblings, so that a conversion is the same wherever it is done;
+    ``fastroof tables flag`` calls it with those that are there.
+
+    Parameters
+    ----------
+    provenance : mapping
+        As it is.
+    tables : mapping of str to MeasuredTable
+        The source's tables, by operator.
+    siblings : mapping of str to sequence of MeasuredTable, optional
+        Those of other sources of the GPU, by operator.
+    """
+    operators = {name: dict(about) for name, about in provenance.get("operators", {}).items()}
+    for name, table in tables.items():
+        found = find_unsound(table, (siblings or {}).get(name, ()))
+        by_hand = [family for family in unsound_families(provenance, name) if family.test not in TESTS]
+        about = operators.setdefault(name, {})
+        about.pop("unsound", None)
+        if by_hand or found:
+            about["unsound"] = [family.as_dict() for family in (*by_hand, *found)]
+    return {**provenance, "operators": operators}
+
+
+def siblings_of(own: MeasuredTables, others: Iterable[MeasuredTables]) -> dict[str, list[MeasuredTable]]:
+    """By operator, the tables of other sources.
+
+    Parameters
+    ----------
+    own : MeasuredTables
+        Whose siblings.
+    others : iterable of MeasuredTables
+        Table sets of the same GPU; it may be one of them.
+    """
+    beside: dict[str, list[MeasuredTable]] = {}
+    for measured in others:
+        for name in measured.tables:
+            mine = own.tables.get(name)
+            seen = {table.source for table in beside.get(name, ())} | ({mine.source} if mine else set())
+            new = [table for table in measured.candidates(name) if table.source not in seen]
+            beside.setdefault(name, []).extend(new)
+    return beside
+
+
+def flag_source(
+    measured: MeasuredTables, siblings: Mapping[str, Sequence[MeasuredTable]], *, dry_run: bool = False
+) -> dict[str, Any]:
+    """Write a source's flags into its provenance.toml, and return what it says then.
+
+    Parameters
+    ----------
+    measured : MeasuredTables
+        All tables of one source in fastroof's own schema.
+    siblings : mapping of str to sequence of MeasuredTable
+        As :func:`siblings_of` finds them.
+    dry_run : bool
+        Write nothing.
+
+    Raises
+    ------
+    TableError
+        If its folder is not to be found.
+    """
+    sources = {table.source for table in measured.tables.values()}
+    places = [measured.root / PROVENANCE_FILE, *(measured.root / name / PROVENANCE_FILE for name in sources)]
+    found = [place for place in places if place.is_file()]
+    if len(sources) != 1 or not found:
+        raise TableError(f"{measured.root} is not one source with a {PROVENANCE_FILE}: load it by its name")
+    written = tomllib.loads(found[0].read_text(encoding="utf-8"))
+    flagged = flag_unsound(written, measured.tables, siblings)
+    if not dry_run and flagged != written:
+        write_whole(found[0], toml_text(flagged))
+    return flagged
+
+
+TESTS: Final = ("launched", "narrower_slower", "another_version", "alone", "falls")
+
+
+# -- launches --------------------------------------------------------------------------------------
+
+
+def _launched(
+    operator: str, words: Words, rows: Longs, columns: Columns, others_us: list[float]
+) -> UnsoundFamily | None:
+    if not {"dtype", "kv_dtype"} & words.keys() or not others_us or len(rows) < FEWEST_POINTS:
+        return None
+    floor_us, sound_us = _floor(columns, rows), min(others_us)
+    if floor_us < LAUNCHED * sound_us:
+        return None
+    reason = f"never below {floor_us:.3g} us, where other families of the table start at {sound_us:.3g}"
+    return _launch(operator, words, rows, columns, floor_us, sound_us, reason)
+
+
+def _launched_beside(
+    words: Words,
+    floor_us: float,
+    rows: Longs,
+    columns: Columns,
+    operator: str,
+    siblings: Sequence[MeasuredTable],
+) -> UnsoundFamily | None:
+    floors = {
+        other.source: _floor(part, np.arange(len(part[LATENCY.name])))
+        for other in siblings
+        if (part := rows_of_family(other, words)) is not None and len(part[LATENCY.name]) >= FEWEST_POINTS
+    }
+    # what computes nothing has its launch in its time by intent, or is a difference of two kernels
+    computes = not np.isnan(OPERATORS[operator].flops(columns)).all()
+    if not floors or len(rows) < FEWEST_POINTS or not computes:
+        return None
+    source = min(floors, key=lambda name: floors[name])
+    if floor_us < LAUNCHED_BESIDE * floors[source]:
+        return None
+    reason = (
+        f"never below {floor_us:.3g} us, where the same family of {source} starts at {floors[source]:.3g}"
+    )
+    return _launch(operator, words, rows, columns, floor_us, floors[source], reason)
+
+
+def _launch(
+    operator: str, words: Words, rows: Longs, columns: Columns, floor_us: float, sound_us: float, reason: str
+) -> UnsoundFamily:
+    latency_us = columns[LATENCY.name][rows]
+    flat = latency_us < AGREE * floor_us
+    work = OPERATORS[operator].moved_bytes({name: values[rows] for name, values in columns.items()})
+    apart = float(work[flat].max() / work[flat].min())
+    reason += (
+        f"; {flat.mean():.0%} of its rows are within {AGREE} times of that, over {apart:.1g} times the bytes"
+    )
+    return UnsoundFamily(
+        family_keys(words), "launched", reason, excess_us=round(floor_us - sound_us, 3), rows=len(rows)
+    )
+
+
+# -- beside others ---------------------------------------------------------------------------------
+
+
+def _narrower_slower(operator: str, words: Words, rows: Longs, columns: Columns) -> UnsoundFamily | None:
+    if words.get("dtype", "bf16") in ("bf16", "fp16") or not OPERATORS[operator].answers_lookups:
+        return None
+    if OPERATORS[operator].over_link:
+        return None
+    own = {name: values[rows] for name, values in columns.items()}
+    wide = np.full(len(columns[LATENCY.name]), True)
+    for name, word in {**words, "dtype": "bf16"}.items():
+        wide &= columns[name] == word
+    other = {name: values[wide] for name, values in columns.items()}
+    other["dtype"] = np.full(int(wide.sum()), words["dtype"], object)
+    log_ratio = paired_points(operator, other, own).common().log_ratio
+    if len(log_ratio) < FEWEST_POINTS:
+        return None
+    least, median = np.exp(np.quantile(log_ratio, (0.1, 0.5)))
+    if median < NARROWER_SLOWER or least < NARROWER_EVERYWHERE:
+        return None
+    reason = (
+        f"{median:.3g} times bf16 of the same shape at the median of {len(log_ratio)} points, "
+        f"slower at {(log_ratio > 0).mean():.0%}"
+    )
+    return UnsoundFamily(family_keys(words), "narrower_slower", reason, ratio=_digits(median), rows=len(rows))
+
+
+def _slower_than_siblings(
+    table: MeasuredTable, words: Words, rows: Longs, siblings: Sequence[MeasuredTable]
+) -> UnsoundFamily | None:
+    own = {name: values[rows] for name, values in table.columns.items()}
+    medians: dict[str, float] = {}
+    parts: dict[str, Columns] = {}
+    for other in siblings:
+        part = rows_of_family(other, words)
+        if part is None:
+            continue
+        log_ratio = paired_points(table.operator, part, own).common().log_ratio
+        if len(log_ratio) < FEWEST_POINTS:
+            continue
+        medians[other.source] = median = float(np.exp(np.median(log_ratio)))
+        parts[other.source] = part
+        if other.engine and other.engine == table.engine and median >= ANOTHER_VERSION:
+            reason = (
+                f"{medians[other.source]:.3g} times {other.source} at the median of {len(log_ratio)} points"
+            )
+            return UnsoundFamily(
+                family_keys(words), "another_version", reason, _digits(medians[other.source]), rows=len(rows)
+            )
+    computes = not np.isnan(OPERATORS[table.operator].flops(own)).all()
+    if not medians or min(medians.values()) < (ALONE if len(medians) > 1 else ALONE_OF_TWO):
+        return None
+    # two ways of counting what only moves bytes differ that far
+    if len(medians) == 1 and not computes:
+        return None
+    if not _agree(table.operator, list(parts.values())):
+        return None
+    said = " and ".join(f"{median:.3g} times {source}" for source, median in medians.items())
+    reason = f"{said} at the median"
+    return UnsoundFamily(family_keys(words), "alone", reason, _digits(min(medians.values())), rows=len(rows))
+
+
+def _agree(operator: str, parts: list[Columns]) -> bool:
+    for number, one in enumerate(parts):
+        for other in parts[number + 1 :]:
+            log_ratio = paired_points(operator, one, other).common().log_ratio
+            if len(log_ratio) and abs(float(np.median(log_ratio))) > np.log(AGREE):
+                return False
+    return True
+
+
+# -- figures ---------------------------------------------------------------------------------------
+
+
+def _floor(columns: Columns, rows: Longs) -> float:
+    return float(np.quantile(columns[LATENCY.name][rows], FLOOR_SHARE))
+
+
+def _within(family: UnsoundFamily, keys: Mapping[str, tuple[Any, ...]]) -> bool:
+    return all(family.keys.get(name) == cells for name, cells in keys.items())
+
+
+def _digits(value: float) -> float:
+    return float(f"{value:.4g}")
