@@ -22,6 +22,9 @@ FALL: Final = 0.2
 FALL_OF_ONE: Final = 0.3
 """The same of a single line, whose rows have the noise of one measurement, at two sizes in a row at least."""
 
+FEWEST_ROWS: Final = 3
+"""Rows of one size that fall, for them to be a family's."""
+
 FEWEST_LINES: Final = 8
 """A family of fewer lines along its size is taken apart by all of its keys."""
 
@@ -100,7 +103,10 @@ def _falls_of(
     sizes, at = np.unique(columns[axis][rows], return_inverse=True)
     square = np.bincount(at, beyond**2) / np.bincount(at)
     limit = FALL_OF_ONE if is_one else FALL
-    for first, last in _runs(square > limit**2):
+    is_bad = square > limit**2
+    if not is_one:
+        is_bad &= np.bincount(at, beyond > limit) >= FEWEST_ROWS
+    for first, last in _runs(is_bad):
         if is_one and first == last:
             continue
         part: Bools = (at >= first) & (at <= last)
