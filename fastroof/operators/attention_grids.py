@@ -96,7 +96,7 @@ class AttentionOperator(AttentionRows):
     Attributes
     ----------
     is_additive : bool
-        Whether a table is continued by what the roofline adds, not by holding latency / B.
+        Whether a table goes on by its lines (:mod:`fastroof.pack.continuation`), not by holding latency / B.
     length_axis : str
         Which axis the length is.
     """

@@ -4,14 +4,19 @@ Everything outside the measured range is settled here, once, as padded nodes: ea
 0 and one at :data:`SIZE_LIMIT`, and holes of a grid are filled. Two rules do it, both in the
 coordinates of the operator's roofline ``B = t_launch + flops / peak + bytes / bandwidth``:
 
-* *add*: ``T = T_edge + (B - B_edge)``, what the roofline adds. Decode attention.
+* *line*: ``T = T_edge + slope (B - B_edge)``, with slopes of :mod:`fastroof.pack.continuation`: along batch
+  what the line has added so far, along kv_len half-way from there to what B adds. Below the first node the
+  slope is 1, and no latency is under the smallest. Decode attention.
 * *hold*: ``T = T_edge * B / B_edge``, the edge's distance to the roofline. Everything else.
 
 B is linear in m, n, k, batch and kv_len, and quadratic in q_len, so one far node carries a rule
-exactly. Which of several neighbours fills a hole was decided on held-out points of the H100 tables
-(hiding the outer 1, 2 and 3 measured nodes): decode takes the larger of the two additions along kv
-and along batch (3.2, 4.2, 6.2 %; along kv alone 3.3, 4.7, 6.8; their mean 4.6, 6.8, 8.6), prefill
-holds along batch at equal q_len (2.2, 3.0, 3.6 %; along q_len 8.7, 14.6, 19.0).
+exactly. A hole beyond both of its lines takes their mean (decode), or is held along batch at equal q_len
+(prefill; hiding the outer 1, 2 and 3 measured nodes 2.2, 3.0, 3.6 %; along q_len 8.7, 14.6, 19.0).
+
+The line rule was chosen on the H100's decode tables of three engines. On those of H200, B200, A100 and L40S,
+12 tables that it was not chosen by, hiding the outer 1, 2 and 3 nodes leaves 5.4, 15.3, 15.4 % (median 2.0,
+5.5, 8.3) along batch, 12.5, 15.6, 18.0 along kv_len and 9.0, 12.6, 16.1 along the staircase; adding what B
+adds, as before, 33.0, 39.0, 41.5, 16.7, 20.4, 22.7 and 13.3, 17.2, 20.6.
 """
 
 from fastroof.pack.curves import PackedCurve, PackedGemm, pack_curve, pack_gemm

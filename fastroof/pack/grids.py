@@ -10,6 +10,7 @@ import numpy as np
 from fastroof.arrays import Bools, Flags, Floats
 from fastroof.columns import ORIGIN_EXTRAPOLATED, ORIGIN_INTERPOLATED, ORIGIN_MEASURED
 from fastroof.lazy_property import lazy_property
+from fastroof.pack.continuation import slopes_above
 from fastroof.pack.keys import axis_guide
 from fastroof.pack.points import SIZE_LIMIT, sorted_points
 from fastroof.roofline import BatchBound
@@ -78,6 +79,8 @@ def _fill_holes(
     """Fill the NaNs of a measured grid, and say which nodes were filled."""
     known = ~np.isnan(latency_us)
     bound = roofline(batch[:, None], x[None, :])
+    by_column = slopes_above(latency_us, bound, is_length=False)
+    by_row = slopes_above(latency_us.T, bound.T, is_length=True)
     filled = latency_us.copy()
     for i, j in np.argwhere(~known):
         along_batch = [(row, j) for row in _neighbours(known[:, j], i)]
@@ -92,8 +95,14 @@ def _fill_holes(
             )
             filled[i, j] = latency_us[low] + (latency_us[high] - latency_us[low]) * weight
         elif is_additive:
-            added = [latency_us[edge] + (bound[i, j] - bound[edge]) for edge in (*along_batch, *along_x)]
-            filled[i, j] = max(roofline.launch_us, *added)
+            slopes = [by_column[j]] * len(along_batch) + [by_row[i]] * len(along_x)
+            added, below = [], [roofline.launch_us]
+            for edge, slope in zip((*along_batch, *along_x), slopes, strict=True):
+                is_below = edge < (i, j)
+                rise = bound[i, j] - bound[edge]
+                added.append(latency_us[edge] + (slope * rise if is_below else rise))
+                below += [latency_us[edge]] if is_below else []
+            filled[i, j] = max(float(np.mean(added)), *below)
         else:
             edge = (*along_batch, *along_x)[0]
             filled[i, j] = latency_us[edge] * bound[i, j] / bound[edge]
@@ -110,7 +119,10 @@ def _pad(axes: tuple[Floats, Floats], table: Floats, roofline: BatchBound, is_ad
         edge, edge_bound = table.take([0, -1], direction), inner.take([0, -1], direction)
         outer_bound = bound.take([0, -1], direction)
         if is_additive:
-            outer = np.maximum(edge + (outer_bound - edge_bound), roofline.launch_us)
+            lines = (table.T, inner.T) if direction else (table, inner)
+            above = slopes_above(*lines, is_length=bool(direction))
+            slopes = np.stack([np.ones_like(above), above], direction)
+            outer = np.maximum(edge + slopes * (outer_bound - edge_bound), roofline.launch_us)
         else:
             outer = edge * outer_bound / edge_bound
         first, last = np.split(outer, 2, direction)
@@ -147,7 +159,7 @@ def pack_grid(
     roofline : BatchBound
         B of the operator at this head shape.
     is_additive : bool
-        Extrapolate by the *add* rule instead of the *hold* rule.
+        Extrapolate by the *line* rule instead of the *hold* rule.
 
     Returns
     -------

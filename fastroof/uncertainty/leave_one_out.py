@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Bools, Floats, Longs
+from fastroof.pack.continuation import slopes_above
 from fastroof.pack.points import sorted_points
 
 __all__ = [
@@ -68,7 +69,7 @@ class MeasuredGrid:
     bound_us : ndarray of float64
         The operator's roofline B at every node, us.
     is_additive : bool
-        Whether a table is continued by what the roofline adds, not by holding latency / B.
+        Whether a table of (batch, length) goes on by its lines, not by holding latency / B.
     """
 
     axes: tuple[Floats, ...]
@@ -240,7 +241,11 @@ def edge_variances(grid: MeasuredGrid, axis: int, unknown: float) -> EdgeVarianc
         )
         apart = np.abs(octaves[::step][edge] - octaves[::step][inner])[..., 0]
         if grid.is_additive:
-            guess = np.maximum(np.exp(log_inner) + edge_us - inner_us, np.exp(np.nanmin(log_us)))
+            rise = edge_us - inner_us
+            if step < 0:
+                others = np.where(rank == 1, np.nan, np.exp(log_us[..., ::step]))[..., ::step]
+                rise = rise * slopes_above(others.T, bound_us.T, is_length=axis == 1)
+            guess = np.maximum(np.exp(log_inner) + rise, np.exp(np.nanmin(log_us)))
         else:
             guess = np.exp(log_inner) * edge_us / inner_us
         error = np.clip(np.log(guess) - log_edge, -FAR_CLIP, FAR_CLIP)

@@ -77,13 +77,92 @@ def test_small_grids_are_looked_up_as_the_naive_ones(name, is_decode):
         assert np.isfinite(ask(tables, batch, length, method=method).latency_us).all()
 
 
+SEQUENCE_US = (2 * 2 * 32 * 128 / 3.35e12) * 1e6
+"""Query and output of one sequence of the hand-made tables."""
+TOKEN_US = (4 * 32 * 128 / 989.5e12 + 2 * 2 * 8 * 128 / 3.35e12) * 1e6
+
+
 @pytest.mark.loops
-def test_decode_beyond_the_table_adds_what_the_roofline_adds():
-    tables = handmade_tables(attention_decode=attention_rows(ONE_BATCH))
-    a_token_us = 4 * (4 * 32 * 128 / 989.5e12 + 2 * 2 * 8 * 128 / 3.35e12) * 1e6
-    got = decode(tables, 4, np.array([4096, 4097, 14096]))
-    np.testing.assert_allclose(got.latency_us - 40.0, [0.0, a_token_us, 10_000 * a_token_us], rtol=1e-9)
+def test_decode_beyond_the_last_batch_costs_what_a_sequence_cost_on_the_way_there():
+    """Short sequences: 0.5 us each, of which the roofline knows a hundredth."""
+    points = {(1, 64): 10.0, (32, 64): 14.0, (101, 64): 60.0}
+    got = decode(handmade_tables(attention_decode=attention_rows(points)), np.array([101, 201, 1001]), 64)
+    np.testing.assert_allclose(got.latency_us, [60.0, 110.0, 510.0], rtol=1e-9)
     assert got.origin.tolist() == [0, 2, 2]
+
+
+@pytest.mark.loops
+def test_decode_beyond_the_last_length_goes_half_way_between_its_line_and_the_roofline():
+    """The line rose by 1.5 roofline a token: 1.25 from there on, as latency / B is 1.4."""
+    added = 4096 * 4 * TOKEN_US
+    points = {(4, 1): 10.0, (4, 4097): 10.0 + 1.5 * added}
+    bound = 10.0 + 4 * (SEQUENCE_US + 4097 * TOKEN_US)
+    assert points[4, 4097] / bound > 1.25
+    got = decode(handmade_tables(attention_decode=attention_rows(points)), 4, np.array([4097, 8193]))
+    np.testing.assert_allclose(got.latency_us, [points[4, 4097], points[4, 4097] + 1.25 * added], rtol=1e-9)
+
+
+@pytest.mark.loops
+def test_decode_beyond_the_last_length_never_leaves_the_roofline_further_behind():
+    """A line that is still near its launch rose by 3 rooflines a token, of which 1.08 are held."""
+    added = 16 * 4 * TOKEN_US
+    points = {(4, 1): 10.0, (4, 17): 10.0 + 3.0 * added}
+    bound = naive_attention(
+        tables := handmade_tables(attention_decode=attention_rows(points)), points, is_decode=True
+    ).bound
+    got = decode(tables, 4, np.array([17, 1000, 100_000]))
+    held = [points[4, 17] * bound(4.0, float(x)) / bound(4.0, 17.0) for x in (17, 1000, 100_000)]
+    np.testing.assert_allclose(got.latency_us, held, rtol=1e-9)
+
+
+@pytest.mark.loops
+def test_decode_that_rose_less_than_the_roofline_goes_on_by_the_roofline():
+    points = {(1, 4096): 40.0, (4, 64): 39.9, (4, 4096): 40.1}
+    tables = handmade_tables(attention_decode=attention_rows(points))
+    got = decode(tables, np.array([4, 4, 10]), np.array([4097, 14096, 4096]))
+    a_sequence = SEQUENCE_US + 4096 * TOKEN_US
+    np.testing.assert_allclose(
+        got.latency_us - 40.1, [4 * TOKEN_US, 40_000 * TOKEN_US, 6 * a_sequence], rtol=1e-9
+    )
+
+
+@pytest.mark.loops
+@pytest.mark.parametrize("short_us", [24.0, 200.0])
+def test_a_hole_beyond_both_lines_takes_their_mean_and_no_less_than_either_edge(short_us):
+    """Either line has one point, and goes on by the roofline."""
+    tables = handmade_tables(
+        attention_decode=attention_rows({(1, 64): 10.0, (1, 4160): 20.0, (8, 64): short_us})
+    )
+    bound = naive_attention(tables, {(1, 64): 10.0}, is_decode=True).bound
+    along_batch = 20.0 + bound(8.0, 4160.0) - bound(1.0, 4160.0)
+    along_length = short_us + bound(8.0, 4160.0) - bound(8.0, 64.0)
+    mean = (along_batch + along_length) / 2
+    assert (mean > short_us) == (short_us == 24.0)
+    hole = decode(tables, 8, 4160)
+    assert float(hole.latency_us) == pytest.approx(max(short_us, mean), rel=1e-9)
+    assert int(hole.origin) == 2
+
+
+@given(
+    points=st.dictionaries(
+        st.tuples(st.sampled_from([1, 4, 16, 64]), st.sampled_from([2, 64, 512, 4096])),
+        st.floats(1.0, 1e3),
+        min_size=1,
+        max_size=10,
+    )
+)
+def test_beyond_its_ends_decode_grows_at_least_as_the_roofline(points):
+    tables = handmade_tables(attention_decode=attention_rows(points))
+    bound = naive_attention(tables, points, is_decode=True).bound
+    largest, longest = max(b for b, _ in points), max(x for _, x in points)
+    for batch, length in [(largest * 8, longest), (largest, longest * 8), (largest * 8, longest * 8)]:
+        sizes = np.array([[largest, longest], [batch, length]]).T
+        near_us, far_us = decode(tables, *sizes).latency_us
+        added = bound(float(batch), float(length)) - bound(float(largest), float(longest))
+        assert far_us - near_us >= added * (1.0 - 1e-9) - 1e-9
+        if batch == largest:
+            held = near_us / bound(float(largest), float(longest))
+            assert far_us <= max(near_us + added, held * bound(float(batch), float(length))) * (1.0 + 1e-9)
 
 
 @pytest.mark.loops

@@ -34,7 +34,7 @@ CAUSES = {
     "fp8 kernel": "the fp8 kernel is slower than the bf16 one there",
     "large GEMMs": "the MFU falls as the GEMM grows past its best size",
     "L2 cache": "about as many bytes as the L2 cache holds: how many stay in it varies",
-    "extrapolated": "beyond the measured range, where the datasheet's roofline is added",
+    "extrapolated": "beyond the measured range, where the datasheet's roofline is part of what is added",
     "other work": "the row did less than its keys say",
     "outlier": "one point off its neighbours on every axis; flagged in provenance.toml",
 }

@@ -3,7 +3,7 @@
 A table is a dict from a point's sizes to its latency in us. Inside the measured range latency is
 interpolated between the surrounding points, linearly in B = t_launch + flops/peak + bytes/bandwidth.
 Outside, a measured point is *carried* to where it is needed: by holding latency / B, or, for decode
-attention, by adding what B adds. Every function answers (latency_us, origin).
+attention, by its lines. Every function answers (latency_us, origin).
 """
 
 from __future__ import annotations
@@ -148,8 +148,10 @@ def gemm(points: Table, bound: Callable[..., float], m: float, n: float, k: floa
 class Attention:
     """An attention table of one head shape, its holes filled when they are met.
 
-    ``is_decode`` chooses how a point is carried: decode adds what B adds, prefill holds latency / B.
+    ``is_decode`` chooses how it goes on past its nodes: decode by its lines, prefill holds latency / B.
     """
+
+    FAR = 2.0**40
 
     def __init__(self, points: Table, work: Callable[..., tuple[float, float]], is_decode: bool) -> None:
         self.points = points
@@ -164,24 +166,36 @@ class Attention:
         return self.t_launch_us + sum(self.work(batch, x))
 
     def carried(self, us: float, origin: Point, to: Point) -> float:
-        """Latency at ``to`` from that at ``origin``."""
+        """Latency at ``to`` from that at ``origin``, which is larger where decode is carried."""
         if origin == to:
             return us
         if self.is_decode:
             return max(us + self.bound(*to) - self.bound(*origin), self.t_launch_us)
         return us * self.bound(*to) / self.bound(*origin)
 
+    def continued(self, line: list[tuple[Point, float]], to: Point) -> float:
+        """Decode latency beyond the last point of a line: so many times what B adds from there on."""
+        (first, first_us), (last, last_us) = line[0], line[-1]
+        slope = 1.0
+        if len(line) > 1:
+            slope = (last_us - first_us) / (self.bound(*last) - self.bound(*first))
+            if first[0] == last[0]:
+                slope = min((1 + slope) / 2, last_us / self.bound(*last))
+        return last_us + max(1.0, slope) * (self.bound(*to) - self.bound(*last))
+
     def node(self, batch: float, x: float) -> Answer:
-        """Latency at a node: measured, a filled hole, or the node at size 0 below the first one."""
-        if batch == 0:
-            first = self.batches[0]
-            return self.carried(self.node(first, x)[0], (first, x), (0.0, x)), EXTRAPOLATED
-        if x == 0:
-            first = self.lengths[0]
-            return self.carried(self.node(batch, first)[0], (batch, first), (batch, 0.0)), EXTRAPOLATED
-        if (batch, x) in self.points:
+        """Latency at a node: measured, a filled hole, or one of the outer nodes of size 0 and FAR."""
+        if batch in (0.0, self.FAR):
+            line = [((b, x), self.node(b, x)[0]) for b in self.batches]
+        elif x in (0.0, self.FAR):
+            line = [((batch, length), self.node(batch, length)[0]) for length in self.lengths]
+        elif (batch, x) in self.points:
             return self.points[batch, x], MEASURED
-        return self.filled(batch, x), EXTRAPOLATED
+        else:
+            return self.filled(batch, x), EXTRAPOLATED
+        if self.is_decode and (batch == self.FAR or (batch != 0.0 and x == self.FAR)):
+            return self.continued(line, (batch, x)), EXTRAPOLATED
+        return self.carried(line[0][1], line[0][0], (batch, x)), EXTRAPOLATED
 
     def filled(self, batch: float, x: float) -> float:
         """Latency in a hole: between measured neighbours on one line, else carried from the nearest."""
@@ -197,9 +211,23 @@ class Attention:
                 low, high = below[name][-1], above[name][0]
                 weight = (self.bound(*here) - self.bound(*low)) / (self.bound(*high) - self.bound(*low))
                 return self.points[low] + (self.points[high] - self.points[low]) * weight
-        nearest = [below[name][-1] if below[name] else above[name][0] for name in lines if lines[name]]
-        candidates = [self.carried(self.points[p], p, here) for p in nearest]
-        return max(candidates) if self.is_decode else candidates[0]
+        candidates = []
+        for name in lines:
+            if below[name] and self.is_decode:
+                candidates.append(self.continued([(p, self.points[p]) for p in below[name]], here))
+            elif below[name]:
+                candidates.append(self.carried(self.points[below[name][-1]], below[name][-1], here))
+            elif above[name]:
+                edge = above[name][0]
+                rise = self.bound(*here) - self.bound(*edge)
+                is_held = not self.is_decode
+                candidates.append(
+                    self.carried(self.points[edge], edge, here) if is_held else self.points[edge] + rise
+                )
+        if not self.is_decode:
+            return candidates[0]
+        smaller = [self.points[below[name][-1]] for name in lines if below[name]]
+        return max(sum(candidates) / len(candidates), self.t_launch_us, *smaller)
 
     def latency(self, batch: float, x: float) -> Answer:
         """Latency at (batch, x): the nodes around it, each carried to it where it lies beyond them."""
@@ -228,7 +256,9 @@ class Attention:
         near = around(nodes, x)
         if len(near) == 2 or near == (x,):
             return [(node, node) for node in near]
-        return [(near[0], x)] if x > near[0] else [(0.0, 0.0), (near[0], near[0])]
+        if x < near[0]:
+            return [(0.0, 0.0), (near[0], near[0])]
+        return [(near[0], near[0]), (self.FAR, self.FAR)] if self.is_decode else [(near[0], x)]
 
     def _weight(self, x0: float, x1: float, x: float) -> float:
         """(B(x) - B(x0)) / (B(x1) - B(x0)): the same for every batch. B has no digits to lose here."""
