@@ -10,7 +10,7 @@ In multiples of what the roofline B adds, and at least that:
 
 Tried on the H100's decode tables of three engines, their outer 1, 2 and 3 nodes hidden. MAPE along batch,
 SGLang's of head_dim 128: the chord 3.3, 6.6, 12.1 %; the last segment 4.0, 6.2, 8.0, and of vLLM's, whose
-kernel changes at batch 1024, 15.7 where the chord has 4.8; B alone 37, 44, 47; holding latency / B 19, 28, 36.
+kernel changes at batch 1024, 15.7 where the chord has 4.8; B alone 37, 44, 47; latency / B held 19, 28, 36.
 Along kv_len, 2 nodes of every head shape of the three: 6.8, 7.0, 10.5; the chord held under latency / B 7.1,
 6.3, 12.1; B alone 11.4, 11.8, 16.7.
 """
