@@ -118,8 +118,10 @@ def is_nongated(raw: Raw) -> Bools:
     by_shape = np.zeros(len(kernel), bool)
     for hidden, intermediate in NONGATED_SHAPES:
         by_shape |= (raw["hidden_size"] == hidden) & (raw["inter_size"] == intermediate)
-    # SGLang's Triton kernel of Nemotron 3 Super's latent width: 0.91 of the bandwidth with three GEMMs
+    # measured with a gate, as the bandwidth says: SGLang's Triton kernel of Nemotron 3 Super's latent width
+    # (0.91 with three GEMMs), and vLLM's on Intel cards (0.86, others 0.85)
     by_shape &= ~((raw["hidden_size"] == 1024) & (kernel == "sglang_fused_moe_triton"))
+    by_shape &= ~np.char.startswith(kernel, "vllm_xpu_")
     versions = raw.get("version", np.full(len(kernel), "0", object))
     is_since = np.zeros(len(kernel), bool)
     for version in set(versions):

@@ -341,8 +341,7 @@ class Operator(ABC):
 
 def unit_us(gpu: GpuSpec, dtype: str, work: float) -> float:
     """What some FLOPs take at the peak that ``dtype`` computes at, us; NaN where it has none."""
-    peak_dtype = PEAK_DTYPE.get(dtype)
-    return float("nan") if peak_dtype is None else work / (gpu.peak(peak_dtype) / US_PER_S)
+    return work / (gpu.peak(dtype) / US_PER_S) if dtype in PEAK_DTYPE else float("nan")
 
 
 def by_word(words: Array, value: Callable[[str], float]) -> Floats:

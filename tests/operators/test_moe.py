@@ -58,6 +58,17 @@ def test_experts_without_a_gate_are_two_gemms_not_three():
     np.testing.assert_allclose(other.moved_bytes - tokens, (work.moved_bytes - tokens) * 2 / 3, rtol=1e-12)
 
 
+def test_experts_in_fp4_have_an_mfu_of_the_cards_fp4_peak():
+    row = ("nvfp4", 7168, 2048, 8, 256, 1, 8, "balanced", 1024, 100.0)
+    tables = handmade_tables("gb200", moe=[row])
+    sizes = dict(
+        zip(("hidden", "intermediate", "topk", "num_experts", "moe_tp", "moe_ep"), row[1:7], strict=True)
+    )
+    answer = tables.lookup("moe", num_tokens=1024, dtype="nvfp4", **sizes)
+    flops = 6 * 1024 * 8 * 7168 * 2048 / 8
+    assert float(answer.mfu) == pytest.approx(flops / (100e-6 * tables.gpu.peak("nvfp4")), rel=1e-12)
+
+
 def test_a_shape_of_one_is_no_shape_of_the_other():
     tables = handmade_tables(moe_nongated=ROWS)
     with pytest.raises(MissingTableError):
@@ -110,6 +121,7 @@ def test_points_that_differ_in_one_key_are_no_alternatives():
         ("sglang_fused_moe_triton", "0.5.14", 2048, 5120, True),
         ("sglang_fused_moe_triton", "0.5.14", 1024, 2688, False),
         ("sglang_fused_moe_triton", "0.5.10", 2688, 1856, False),
+        ("vllm_xpu_moe", "0.26.0", 2688, 1856, False),
     ],
 )
 def test_whether_experts_have_a_gate_is_known_by_kernel_version_and_shape(
