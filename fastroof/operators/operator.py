@@ -268,6 +268,10 @@ class Operator(ABC):
         """Sizes that vary by themselves: no bytes beside sizes, a context instead of a sum."""
         return {axis.name: columns[axis.name] for axis in self.axes}
 
+    def thinned_values(self, columns: Columns, axis: str) -> Array:
+        """By which values a hold-out thins an axis: its own, or what varies by itself where it is a sum."""
+        return columns[axis]
+
     def free_axes(self) -> tuple[str, ...]:
         """Axes of plain rows that do not follow from another: those that a hold-out thins."""
         return tuple(name for name in self.axis_names if name not in self.equal_axes)

@@ -85,7 +85,7 @@ def _hidden_rows(grid: HoldoutGrid, table: MeasuredTable, part: Bools, rng: np.r
     for _, rows in sorted(table.groups().items(), key=lambda group: str(group[0])):
         rows = rows[part[rows]]
         for name in thinned_axes(grid, table):
-            values = table.columns[name][rows]
+            values = table.schema.thinned_values(table.columns, name)[rows]
             nodes = np.unique(values)
             lost = rng.random(len(nodes)) < HIDDEN_SHARE
             lost[:1] = lost[-1:] = False

@@ -78,7 +78,7 @@ def _kept_rows(grid: HoldoutGrid, table: MeasuredTable, part: Bools) -> Bools:
     kept = part.copy()
     groups = [rows[part[rows]] for rows in table.groups().values()]
     for name in thinned_axes(grid, table):
-        values = table.columns[name]
+        values = table.schema.thinned_values(table.columns, name)
         if name in grid.kept:
             kept &= np.isin(values, grid.kept[name])
             continue

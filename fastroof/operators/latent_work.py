@@ -1,0 +1,117 @@
+"""What latent attention costs: projections, absorbed and plain attention, the indexer, and their bytes.
+
+A multiply-add counts two FLOPs, a causal triangle its exact half. Prompts of full attention expand keys and
+values for every head; decodes and sparse attention keep the latent vectors, and absorb that expansion into
+queries and outputs. Kernels may do otherwise: SGLang's for prompts on Hopper absorbs, and its MFU by these
+FLOPs is no more than 0.20. As coordinates of an interpolation they serve all the same.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from fastroof.arrays import Array, Floats
+from fastroof.columns import DTYPE, KV_DTYPE, Column
+from fastroof.operators.foreign_rows import Raw, size_columns, text_columns
+from fastroof.operators.latent_shapes import width
+from fastroof.operators.operator import Columns, element_bytes
+from fastroof.operators.ragged import WorkPart
+from fastroof.operators.work import Real, as_floats
+from fastroof.units import ACTIVATION_BYTES
+
+__all__ = [
+    "MODULE_COLUMNS",
+    "MODULE_KEYS",
+    "NUM_HEADS",
+    "attended",
+    "causal_pairs",
+    "generation_kv_len",
+    "module_bytes",
+    "projections",
+]
+
+NUM_HEADS: Final = Column("num_heads", "int", "", "query heads on one GPU")
+MODULE_KEYS: Final = (
+    DTYPE,
+    KV_DTYPE,
+    Column("attn_dtype", "text", "", "dtype that attention computes in"),
+    Column("model", "text", "", "model whose widths the module has: deepseek-v3"),
+    NUM_HEADS,
+)
+"""What names a module of a model's attention block."""
+
+MODULE_COLUMNS: Final = (
+    *size_columns("num_heads", "batch_size", "isl"),
+    *size_columns("step", minimum=0),
+    *text_columns("mla_dtype", "kv_cache_dtype"),
+)
+"""What the package's files of such modules have."""
+
+
+def causal_pairs(q_len: Real, kv_len: Real, most: Real = np.inf) -> Floats:
+    """(query, token) pairs of one sequence whose last ``q_len`` tokens are new; at most ``most`` a query."""
+    q, context = as_floats(q_len), as_floats(kv_len) - as_floats(q_len)
+    growing = np.clip(most - context, 0.0, q)
+    beyond = np.where(q > growing, q - growing, 0.0)
+    some = np.where(beyond > 0.0, most, 0.0)
+    return np.asarray(growing * context + growing * (growing + 1.0) / 2.0 + beyond * some)
+
+
+def attended(kv_len: Real, most: Real) -> Floats:
+    """Tokens that one query attends to."""
+    return np.minimum(as_floats(kv_len), most)
+
+
+def generation_kv_len(raw: Raw) -> Array:
+    """Tokens attended to in the package's files of decodes.
+
+    Most count the cached tokens, 1, 3, 7 .. or 1, 4, 8 .., beside the new one. Modules of MLA and of DSA by
+    vLLM and TensorRT-LLM were measured at steps 2, 4, 8 .. 131072: their collector passes the step as the
+    length of the sequence, so it counts the new token.
+    """
+    steps = np.unique(raw["step"])
+    counts_new = steps[0] > 1 and not (steps & (steps - 1)).any() and bool((raw["isl"] == 1).all())
+    return raw["step"] if counts_new else raw["isl"] + raw["step"]
+
+
+def projections(columns: Columns, tokens: Floats, expanded: Real = 0.0) -> list[WorkPart]:
+    """The projections of a module over some tokens.
+
+    Parameters
+    ----------
+    columns : mapping of str to ndarray
+        Keys of the module.
+    tokens : ndarray of float64
+        New tokens.
+    expanded : ndarray of float64
+        Tokens whose keys and values are expanded; without any the expansion is absorbed.
+    """
+    model, heads = columns["model"], columns["num_heads"]
+    hidden, q_lora, kv_lora, nope, rope, v_dim = (
+        width(model, name)
+        for name in ("hidden", "q_lora_rank", "kv_lora_rank", "nope_dim", "rope_dim", "v_dim")
+    )
+    down = hidden * (q_lora + kv_lora + rope)
+    own = down + q_lora * heads * (nope + rope) + heads * v_dim * hidden
+    expansion = kv_lora * heads * (nope + v_dim)
+    return [
+        WorkPart(np.asarray(2.0 * tokens * own + 2.0 * expanded * expansion), columns["dtype"]),
+        WorkPart(np.asarray(np.where(expanded > 0.0, 0.0, 2.0 * tokens * expansion)), "bf16"),
+    ]
+
+
+def module_bytes(columns: Columns, tokens: Floats, cached: Floats) -> Floats:
+    """Weights once, tokens in and out, and the latent vectors of ``cached`` tokens."""
+    model, heads = columns["model"], columns["num_heads"]
+    hidden, q_lora, kv_lora, nope, rope, v_dim = (
+        width(model, name)
+        for name in ("hidden", "q_lora_rank", "kv_lora_rank", "nope_dim", "rope_dim", "v_dim")
+    )
+    weights = (
+        hidden * (q_lora + kv_lora + rope)
+        + heads * (q_lora * (nope + rope) + v_dim * hidden + kv_lora * (nope + v_dim))
+    ) * element_bytes(columns["dtype"])
+    kv = cached * (kv_lora + rope) * element_bytes(columns["kv_dtype"])
+    return np.asarray(weights + kv + 2.0 * ACTIVATION_BYTES * tokens * hidden)

@@ -1,0 +1,214 @@
+"""Operators whose tables are no grid: attention modules, and kernels of latent and sparse attention.
+
+Their points are rows within rows (:mod:`fastroof.pack.ragged`). What a call costs follows from its parts:
+FLOPs of several dtypes, and bytes; the roofline, MFU, errors and lookups all from these.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from fastroof.arrays import Array, Floats
+from fastroof.config.gpu import GpuSpec
+from fastroof.errors import LookupInputError
+from fastroof.operators.operator import Answers, Columns, Key, Operator, dtype_peaks
+from fastroof.pack.ragged import RaggedTable, Segment, pack_ragged
+from fastroof.uncertainty.leave_one_out import LocalErrors, MeasuredGrid, measured_grid
+from fastroof.uncertainty.variance import calibrated_errors, calibration_factor, relative_variance
+from fastroof.units import US_PER_S
+
+if TYPE_CHECKING:
+    from fastroof.tables import Tables
+
+__all__ = ["SEGMENT", "RaggedOperator", "RaggedPrefill", "WorkPart"]
+
+
+SEGMENT: Final = "segment"
+"""A column that rows at coordinates have beside those of the table, where several kernels serve one key."""
+
+
+class WorkPart(NamedTuple):
+    """Some of a call's FLOPs.
+
+    Attributes
+    ----------
+    flops : ndarray of float64
+        How many.
+    dtype : ndarray of str, or str
+        What they compute in: that peak bounds them.
+    """
+
+    flops: Floats
+    dtype: Array | str
+
+
+class RaggedOperator(Operator):
+    """An operator that is looked up along rows within rows."""
+
+    # -- work ----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def parts(self, columns: Columns) -> Sequence[WorkPart]:
+        """FLOPs of every row, by what they compute in."""
+
+    def fastest_dtype(self, columns: Columns) -> Array | None:
+        """What some kernels of the rows compute in, faster than said; None where none do."""
+        return None
+
+    def flops(self, columns: Columns) -> Floats:
+        """FLOPs of every row."""
+        return np.asarray(sum(part.flops for part in self.parts(columns)))
+
+    def peaks(self, columns: Columns, gpu: GpuSpec) -> tuple[Floats, Floats]:
+        """What the parts' peaks make together, and what they would if all computed in the fastest dtype."""
+        parts = self.parts(columns)
+        total, seconds = self.flops(columns), _seconds(parts, gpu)
+        fastest = self.fastest_dtype(columns)
+        peak = total / seconds
+        if fastest is None:
+            return peak, peak
+        dtypes = [np.broadcast_to(p.dtype, p.flops.shape) for p in parts]
+        peaks = dtype_peaks(fastest, gpu)
+        least = sum(p.flops / np.fmax(dtype_peaks(d, gpu), peaks) for p, d in zip(parts, dtypes, strict=True))
+        return peak, total / np.asarray(least)
+
+    def work_us(self, key: Key, gpu: GpuSpec, segment: Segment | None = None) -> Any:
+        """B less its launch floor against the coordinates of one kernel."""
+
+        def work_us(*coordinates: Any) -> Floats:
+            at = tuple(np.asarray(c, np.float64) for c in coordinates)
+            columns = self.columns_at(key, at, segment)
+            moved_us = self.moved_bytes(columns) * (US_PER_S / gpu.hbm_bytes_per_s)
+            return np.asarray(_seconds(self.parts(columns), gpu) * US_PER_S + moved_us)
+
+        return work_us
+
+    def columns_at(self, key: Key, at: tuple[Floats, ...], segment: Segment | None) -> dict[str, Any]:
+        """Columns of rows at coordinates of one kernel."""
+        named = {c.name: np.array([v], object if c.kind == "text" else None) for c, v in self._named(key)}
+        segments = {} if segment is None else {SEGMENT: segment(*at)}
+        return {**named, **self.sizes_at(*at), **segments}
+
+    def _named(self, key: Key) -> Any:
+        return zip(self.keys, key, strict=True)
+
+    # -- coordinates ---------------------------------------------------------------------------------
+
+    def coordinates(self, sizes: Mapping[str, Any]) -> tuple[Any, ...]:
+        """What is interpolated along, from the axes by name; the axes themselves."""
+        return tuple(sizes[name] for name in self.axis_names)
+
+    def sizes_at(self, *coordinates: Any) -> dict[str, Any]:
+        """Axes by name at coordinates."""
+        return dict(zip(self.axis_names, coordinates, strict=True))
+
+    def segment(self, key: Key, rows: Columns) -> Segment | None:
+        """Which kernel runs at coordinates of one key, as its rows tell; None where there is but one."""
+        return None
+
+    # -- lookups -------------------------------------------------------------------------------------
+
+    def pack(self, key: Key, rows: Columns, gpu: GpuSpec, variant: str = "") -> RaggedTable:
+        """One kernel's rows within rows."""
+        points = tuple(np.asarray(c, np.float64) for c in self.coordinates(rows))
+        segment = self.segment(key, rows)
+        return pack_ragged(points, rows["latency_us"], self.work_us(key, gpu, segment), segment)
+
+    def look_up(self, tables: Tables, method: str, key: Key, sizes: list[Floats], answers: Answers) -> None:
+        """Look points of one kernel up."""
+        out, mfu, origin = answers
+        named = dict(zip(self.axis_names, sizes, strict=True))
+        self.check_sizes(named)
+        packed: RaggedTable = tables.packed(self, key)
+        at = self.coordinates(named)
+        packed.latency(at, out, origin, method)
+        columns = self.columns_at(key, at, packed.segment)
+        np.divide(_seconds(self.parts(columns), tables.gpu) * US_PER_S, out, out=mfu)
+
+    def check_sizes(self, sizes: Mapping[str, Floats]) -> None:
+        """Raise LookupInputError for sizes that no call can have."""
+
+    # -- errors --------------------------------------------------------------------------------------
+
+    def _measured_grid(self, tables: Tables, key: Key) -> MeasuredGrid:
+        rows = tables.rows(self, key)
+        latency_us = rows["latency_us"]
+        packed: RaggedTable = tables.packed(self, key)
+        # a prefix of 0 has no octave
+        points = tuple(np.asarray(c, np.float64) + 1.0 for c in self.coordinates(rows))
+
+        def bound_us(*nodes: Any) -> Floats:
+            return np.asarray(packed.launch_us + packed.work_us(*(n - 1.0 for n in nodes)))
+
+        return measured_grid(points, latency_us, bound_us)
+
+    def alike(self, key: Key) -> Key:
+        """What kernels have in common whose errors are calibrated together: their words."""
+        return tuple(v for c, v in self._named(key) if c.kind == "text")
+
+    def local_errors(self, tables: Tables, key: Key) -> LocalErrors:
+        """Local errors of one kernel, calibrated over those that are alike."""
+        words = self.alike(key)
+
+        def factor() -> float:
+            alike = [k for k in tables.groups(self.name) if self.alike(k) == words] or [key]
+            return calibration_factor(self._measured_grid(tables, k) for k in alike)
+
+        def errors() -> LocalErrors:
+            shared = tables.kept(("calibration", self.name, words), factor)
+            return calibrated_errors(self._measured_grid(tables, key), shared)
+
+        return tables.kept(("local errors", self.name, key), errors)
+
+    def relative_error(self, tables: Tables, key: Key, sizes: list[Floats], latency_us: Floats) -> Floats:
+        """One standard error over the latency."""
+        named = dict(zip(self.axis_names, sizes, strict=True))
+        at = [np.asarray(c, np.float64) + 1.0 for c in self.coordinates(named)]
+        return np.sqrt(relative_variance(self.local_errors(tables, key), at))
+
+
+class RaggedPrefill(RaggedOperator):
+    """One that takes new tokens after a prefix: looked up along batch, new tokens and prefix.
+
+    Its axes are batch_size, q_len and kv_len. Of rows of different q_len those of one prefix are neighbours,
+    not those of one kv_len, at which the longer one may have no call at all.
+    """
+
+    def coordinates(self, sizes: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Batch, new tokens, prefix."""
+        return sizes["batch_size"], sizes["q_len"], sizes["kv_len"] - sizes["q_len"]
+
+    def sizes_at(self, *coordinates: Any) -> dict[str, Any]:
+        """Axes by name at coordinates."""
+        batch, q_len, prefix = coordinates
+        return {"batch_size": batch, "q_len": q_len, "kv_len": q_len + prefix}
+
+    def independent_axes(self, columns: Columns) -> dict[str, Array]:
+        """The context instead of the tokens attended to."""
+        context_len = columns["kv_len"] - columns["q_len"]
+        return {"batch_size": columns["batch_size"], "q_len": columns["q_len"], "context_len": context_len}
+
+    def thinned_values(self, columns: Columns, axis: str) -> Array:
+        """Of kv_len the prefix."""
+        return columns["kv_len"] - columns["q_len"] if axis == "kv_len" else columns[axis]
+
+    def check_sizes(self, sizes: Mapping[str, Floats]) -> None:
+        """Refuse a kv_len that does not count the new tokens."""
+        q_len, kv_len = sizes["q_len"], sizes["kv_len"]
+        if (kv_len < q_len).any():
+            at = int(np.flatnonzero(kv_len < q_len)[0])
+            raise LookupInputError(
+                f"kv_len {int(kv_len[at])} is less than q_len {int(q_len[at])}: "
+                "kv_len counts the prefix and the new tokens"
+            )
+
+
+def _seconds(parts: Sequence[WorkPart], gpu: GpuSpec) -> Floats:
+    """What some parts take at the peaks of their dtypes, s; NaN where the GPU has none."""
+    return np.asarray(
+        sum(p.flops / dtype_peaks(np.atleast_1d(np.asarray(p.dtype, object)), gpu) for p in parts)
+    )

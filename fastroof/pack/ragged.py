@@ -1,0 +1,209 @@
+"""Tables whose points are no grid: rows within rows, each with sizes of its own.
+
+Modules of sparse attention are measured at (batch, new tokens, prefix) with other prefixes at every batch
+and number of tokens. On the union of all sizes most nodes would be holes, and filling them made 8 us of a
+call of 70. Here each innermost row is interpolated over its own points, then rows of neighbouring sizes with
+each other. Beyond the end of a row latency / B is held: hiding the outer node of every row of the H100 tables
+of MLA, along each axis, held latencies are 1.6 to 14 % off (36 in one, with broken rows), those that add what
+the roofline adds 5 to 42 %, and worse in every table, decodes of one new token among them.
+
+NumPy alone: nothing that runs a hundred million times a second looks these tables up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from fastroof.arrays import Array, Flags, Floats, Longs
+from fastroof.columns import ORIGIN_EXTRAPOLATED, ORIGIN_INTERPOLATED, ORIGIN_MEASURED
+from fastroof.pack.points import sorted_points
+
+__all__ = ["RaggedLevel", "RaggedTable", "pack_ragged"]
+
+WorkUs = Callable[..., Floats]
+"""B less its launch floor, at coordinates that broadcast, us."""
+
+Segment = Callable[..., Array]
+"""Which kernel runs at coordinates: points of different ones are not interpolated between."""
+
+
+class RaggedLevel(NamedTuple):
+    """The nodes of one axis: every size that it has below each node of the axis before it.
+
+    Attributes
+    ----------
+    sizes : ndarray of float64
+        The distinct sizes of all nodes, sorted.
+    rank : ndarray of int64, shape (nodes,)
+        Each node's place among ``sizes``; sorted within a parent.
+    keys : ndarray of int64, shape (nodes,)
+        Its parent and its rank as one number, sorted.
+    starts : ndarray of int64, shape (parents + 1,)
+        Where the nodes of each parent start.
+    """
+
+    sizes: Floats
+    rank: Longs
+    keys: Longs
+    starts: Longs
+
+
+@dataclass(frozen=True, eq=False)
+class RaggedTable:
+    """Measured points of one kernel, as rows within rows.
+
+    Attributes
+    ----------
+    levels : tuple of RaggedLevel
+        An axis each, the innermost one last: its nodes are the points.
+    latency_us : ndarray of float64, shape (points,)
+        Measured latencies, us.
+    launch_us : float
+        The smallest of them.
+    work_us : callable
+        B less its launch floor.
+    segment : callable or None
+        Which kernel runs where; None where there is but one.
+    """
+
+    levels: tuple[RaggedLevel, ...]
+    latency_us: Floats
+    launch_us: float
+    work_us: WorkUs
+    segment: Segment | None = None
+
+    def points(self) -> tuple[Floats, ...]:
+        """Coordinates of every measured point, an array an axis."""
+        columns = []
+        node = np.arange(len(self.latency_us))
+        for level in reversed(self.levels):
+            columns.append(level.sizes[level.rank[node]])
+            node = np.searchsorted(level.starts, node, side="right") - 1
+        return tuple(reversed(columns))
+
+    def latency(self, sizes: Sequence[Floats], out: Floats, origin: Flags, method: str = "roofline") -> None:
+        """Look points up.
+
+        Parameters
+        ----------
+        sizes : sequence of ndarray of float64, shape (points,)
+            One an axis.
+        out, origin : ndarray, shape (points,)
+            latency_us, and how it was made.
+        method : str
+            ``roofline`` interpolates latency against B; the others keep work / latency: ``linear_mfu``
+            interpolates it along each axis, ``nearest`` and ``floor`` take that of one node.
+        """
+        roots = np.zeros(len(sizes[0]), np.int64)
+        out[:], origin[:] = self._below(0, roots, list(sizes), method)
+
+    def _below(self, depth: int, parent: Longs, at: list[Floats], method: str) -> tuple[Floats, Flags]:
+        """Latency at ``at`` from the nodes below ``parent``; the axes before ``depth`` are already nodes'."""
+        if depth == len(self.levels):
+            return self.latency_us[parent], np.full(len(parent), ORIGIN_MEASURED, np.uint8)
+        level = self.levels[depth]
+        size = at[depth]
+        low, high = self._neighbours(depth, parent, at)
+        if method in ("nearest", "floor"):
+            low_size, high_size = _sizes_of(level, low), _sizes_of(level, high)
+            # further than the geometric mean of its neighbours; a tie goes to the smaller one
+            is_high = (method == "nearest") & (size * size > low_size * high_size)
+            low = high = np.where(is_high, high, low)
+        us, flag = self._below(depth + 1, low, self._moved(depth, at, low), method)
+        here, start = self.work_us(*at), self.work_us(*self._moved(depth, at, low))
+        alone = (low == high) & (_sizes_of(level, low) != size)
+        if alone.any():
+            launch_us = self.launch_us if method == "roofline" else 0.0
+            carried = us * ((launch_us + here) / (launch_us + start))
+            us = np.where(alone, carried, us)
+            flag = np.where(alone, ORIGIN_EXTRAPOLATED, flag).astype(np.uint8)
+        between = np.flatnonzero(low != high)
+        if len(between):
+            some = [a[between] for a in at]
+            above = self._moved(depth, some, high[between])
+            second, other = self._below(depth + 1, high[between], above, method)
+            low_size, high_size = _sizes_of(level, low[between]), _sizes_of(level, high[between])
+            by_size = (some[depth] - low_size) / (high_size - low_size)
+            first, end = us[between], self.work_us(*above)
+            rise = end - start[between]
+            if method == "linear_mfu":
+                rate = start[between] / first
+                us[between] = here[between] / (rate + (end / second - rate) * by_size)
+            else:
+                flat = rise <= 0.0
+                weight = np.where(flat, by_size, (here - start)[between] / np.where(flat, 1.0, rise))
+                us[between] = first + (second - first) * weight
+            flag[between] = np.maximum(np.maximum(flag[between], other), ORIGIN_INTERPOLATED)
+        return us, flag
+
+    def _neighbours(self, depth: int, parent: Longs, at: list[Floats]) -> tuple[Longs, Longs]:
+        """The nodes on either side of each point below its parent; one of them twice on a node or outside."""
+        level = self.levels[depth]
+        first, last = level.starts[parent], level.starts[parent + 1] - 1
+        below = np.searchsorted(level.sizes, at[depth], side="right")
+        node = np.searchsorted(level.keys, parent * (len(level.sizes) + 1) + below, side="right") - 1
+        low, high = np.clip(node, first, last), np.clip(node + 1, first, last)
+        high = np.where(_sizes_of(level, low) == at[depth], low, high)
+        return self._of_one_kernel(depth, at, low, high)
+
+    def _moved(self, depth: int, at: list[Floats], node: Longs) -> list[Floats]:
+        """The coordinates with those of one axis at its nodes."""
+        level = self.levels[depth]
+        return [*at[:depth], _sizes_of(level, node), *at[depth + 1 :]]
+
+    def _of_one_kernel(self, depth: int, at: list[Floats], low: Longs, high: Longs) -> tuple[Longs, Longs]:
+        """Drop the neighbour where another kernel runs than at the point, if the other one's is the same."""
+        if self.segment is None or (low == high).all():
+            return low, high
+        here = self.segment(*at)
+        low_is_same, high_is_same = (self.segment(*self._moved(depth, at, n)) == here for n in (low, high))
+        one_is = low_is_same != high_is_same
+        return np.where(one_is & high_is_same, high, low), np.where(one_is & low_is_same, low, high)
+
+
+def _sizes_of(level: RaggedLevel, node: Longs) -> Floats:
+    """Sizes of some nodes of an axis."""
+    sizes: Floats = level.sizes[level.rank[node]]
+    return sizes
+
+
+def pack_ragged(
+    points: tuple[Floats, ...],
+    latency_us: Floats,
+    work_us: WorkUs,
+    segment: Segment | None = None,
+) -> RaggedTable:
+    """Pack measured points, in any order, as rows within rows.
+
+    Parameters
+    ----------
+    points : tuple of ndarray of float64, shape (rows,)
+        Coordinates, the outermost axis first.
+    latency_us : ndarray of float64, shape (rows,)
+        Measured latencies, us; of duplicates the median counts.
+    work_us, segment
+        As in :class:`RaggedTable`.
+
+    Returns
+    -------
+    RaggedTable
+        Of as many axes as there are coordinates.
+    """
+    axes, latency_us = sorted_points(points, latency_us)
+    count = len(latency_us)
+    parent = np.zeros(count, np.int64)
+    parents = 1
+    levels = []
+    for axis in axes:
+        sizes, rank = np.unique(axis, return_inverse=True)
+        code = parent * (len(sizes) + 1) + rank + 1
+        first = np.flatnonzero(np.r_[True, code[1:] != code[:-1]])
+        starts = np.searchsorted(parent[first], np.arange(parents + 1))
+        levels.append(RaggedLevel(sizes, rank[first], code[first], starts))
+        parent = np.cumsum(np.r_[True, code[1:] != code[:-1]]) - 1
+        parents = len(first)
+    return RaggedTable(tuple(levels), latency_us, float(latency_us.min()), work_us, segment)
