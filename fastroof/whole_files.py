@@ -17,6 +17,7 @@ from fastroof.errors import FastroofError
 
 __all__ = [
     "check_file_place",
+    "is_unfinished",
     "remove_unfinished",
     "unfinished_path",
     "whole_file",
@@ -137,6 +138,11 @@ def _put_in_place(unfinished: Path, folder: Path) -> None:
 def unfinished_path(path: Path) -> Path:
     """Return a new hidden name on the same file system, so that renaming moves no bytes."""
     return path.parent / f".{path.name}.{os.urandom(16).hex()}"
+
+
+def is_unfinished(path: Path) -> bool:
+    """Whether a file or folder is one that somebody is writing, or was when the process was killed."""
+    return re.fullmatch(r"\..+\.[0-9a-f]{32}", path.name) is not None
 
 
 def remove_unfinished(folder: Path, name: str | None = None) -> None:

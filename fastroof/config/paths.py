@@ -1,12 +1,19 @@
-"""Where bench_data lies: inside an installed wheel, or beside the package in a clone."""
+"""Where measured tables lie: those that ship, in a wheel or beside the package in a clone, and the user's."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Final
 
-from fastroof.errors import FastroofError
+import platformdirs
 
-__all__ = ["bench_data_root"]
+from fastroof.errors import FastroofError, TableError
+
+__all__ = ["TABLES_FOLDER", "bench_data_root", "user_tables_root"]
+
+TABLES_FOLDER: Final = "FASTROOF_TABLES"
+"""Environment variable that names another folder for the user's tables."""
 
 
 def bench_data_root() -> Path:
@@ -27,3 +34,24 @@ def bench_data_root() -> Path:
         f"no bench_data folder in {package} or {package.parent}: "
         "reinstall fastroof, or give load_tables a path"
     )
+
+
+def user_tables_root() -> Path:
+    """Return the folder of the user's own and imported tables: one folder a GPU, as in bench_data.
+
+    The environment variable ``FASTROOF_TABLES`` if it is set, else ``tables`` in the user's data folder of
+    fastroof. It need not exist.
+
+    Raises
+    ------
+    TableError
+        If there is no such folder: the user has no home.
+    """
+    given = os.environ.get(TABLES_FOLDER)
+    if given:
+        return Path(given).absolute()
+    root = Path(platformdirs.user_data_dir("fastroof"))
+    # where there is no home platformdirs answers "~/.local/share", which would be below the working directory
+    if not root.is_absolute():
+        raise TableError(f"there is no home folder for tables; set {TABLES_FOLDER} to a folder")
+    return root / "tables"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 from fastroof.config.gpu import load_gpu
-from fastroof.config.paths import bench_data_root
 from fastroof.errors import GpuError, TableError
+from fastroof.load.by_name import ensure_imported, missing_tables, table_folders
 from fastroof.load.measured import MeasuredTable, MeasuredTables, PeakFinding, SourceChoice
 from fastroof.load.own import load_own
 from fastroof.load.trees import is_tree, load_tree
@@ -65,17 +66,14 @@ def load_measured(name: str | Path, *, gpu: str | None = None, source: SourceCho
 
 
 def _load_by_name(gpu: str, source: SourceChoice) -> MeasuredTables:
+    try:
+        ensure_imported(gpu)
+    except TableError as error:
+        if not table_folders(gpu):
+            raise
+        warnings.warn(f"{gpu} is served by the tables that are there: {error}", stacklevel=4)
     folders = table_folders(gpu)
     if not folders:
-        raise TableError(
-            f"{gpu} has no measured tables: import some (fastroof tables import --help), "
-            "give a folder of them, or compile plans with tables=None for the datasheet model"
-        )
-    # what ships was checked when it was written
+        raise TableError(missing_tables(gpu))
+    # what ships or was imported was checked when it was written
     return load_own(folders, source, when_needed=True)
-
-
-def table_folders(gpu: str) -> tuple[Path, ...]:
-    """Folders of a GPU's sources: those that ship, then the user's."""
-    folder = bench_data_root() / gpu
-    return (folder,) if any(folder.glob("*/provenance.toml")) else ()

@@ -6,46 +6,53 @@ family, system, backend and version. Only its data files are read: it is not imp
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
-import re
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-import numpy as np
-
-from fastroof.arrays import Array
 from fastroof.columns import Column
-from fastroof.config.gpu import load_gpu
+from fastroof.config.gpu import GpuSpec, load_gpu
 from fastroof.errors import TableError
 from fastroof.load.family_checks import flag_unsound
 from fastroof.load.measured import MeasuredTable, MeasuredTables
-from fastroof.load.package_places import find_place
-from fastroof.load.package_rows import PACKAGE_FILES, Part, joined, point_codes, select
+from fastroof.load.package_places import Place, find_place
+from fastroof.load.package_provenance import DISTRIBUTION, operator_provenance, package_provenance, words_of
+from fastroof.load.package_rows import PACKAGE_FILES, Part, joined, select
 from fastroof.load.rows import read_columns
 from fastroof.load.write import Format, write_source
 from fastroof.operators.foreign_rows import PackageFile, Raw
 from fastroof.operators.registry import OPERATORS
 
-__all__ = ["available", "convert_aiconfigurator", "import_aiconfigurator", "installed_root"]
+__all__ = [
+    "WantedPlace",
+    "available",
+    "convert_aiconfigurator",
+    "import_aiconfigurator",
+    "installed_root",
+    "read_places",
+]
 
 
-PACKAGE: Final = "aiconfigurator_core"
-INSTALL: Final = "pip install aiconfigurator-core==0.12.0"
+PACKAGE: Final = DISTRIBUTION
+INSTALL: Final = "pip install 'fastroof[tables]'"
 
 _NOWHERE: Final = "not in the package, of no version"
 
 SYSTEMS: Final = {
     "a100_sxm": "a100",
     "b200_sxm": "b200",
+    "b300_sxm": "b300",
+    "b60": "b60",
     "gb200": "gb200",
+    "gb300": "gb300",
     "h100_sxm": "h100",
     "h200_sxm": "h200",
     "l40s": "l40s",
+    "rtx_pro_6000_server": "rtx_pro_6000",
 }
-"""The package's systems that fastroof has a gpu.toml for, and its name there."""
+"""The package's systems that have tables, and fastroof's names of their GPUs."""
 
 
 def installed_root() -> Path:
@@ -59,7 +66,7 @@ def installed_root() -> Path:
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise TableError(
-            f"the package {PACKAGE} is not installed; run `{INSTALL}`, or give root= a copy of it"
+            f"aiconfigurator-core is not installed: {INSTALL} brings it; or give root= a copy of it"
         )
     return Path(spec.submodule_search_locations[0])
 
@@ -130,17 +137,77 @@ def import_aiconfigurator(
     data = _data_folder(root)
     _check_available(data, system, backend, version)
     gpu = load_gpu(SYSTEMS[system])
-    provenance = _package_provenance(data.parents[1], system, gpu.name, backend, version)
-    parts: dict[str, list[Part]] = {}
+    source = f"aiconfigurator-{backend}-{version}"
+    provenance = package_provenance(data.parents[1], system, gpu.name, source, backend, version)
+    places: list[WantedPlace] = []
     ignored: dict[str, str] = {}
-    read: dict[tuple[Path, tuple[Column, ...]], Raw] = {}
     for operator, wanted in _wanted_files(files):
         place = find_place(data / system, wanted, backend, version)
         if place is None:
             ignored[f"{system}/{wanted.folder}/{wanted.backend or backend}/{wanted.file}"] = _NOWHERE
-            continue
+        else:
+            places.append(WantedPlace(operator, wanted, place))
+    imported = read_places(data, gpu, source, provenance, places, ignored)
+    if not imported.tables:
+        absent = "; ".join(f"{name}: {reason}" for name, reason in imported.ignored.items())
+        raise TableError(f"nothing to import of {backend} {version} for {system}: {absent}")
+    return imported
+
+
+class WantedPlace(NamedTuple):
+    """A file of the package, and the operator whose rows are wanted of it."""
+
+    operator: str
+    file: PackageFile
+    place: Place
+
+
+def read_places(
+    data: Path,
+    gpu: GpuSpec,
+    source: str,
+    provenance: Mapping[str, Any],
+    places: Sequence[WantedPlace],
+    ignored: Mapping[str, str],
+    progress: Callable[[str], None] | None = None,
+) -> MeasuredTables:
+    """Read files of the package as the tables of one source.
+
+    Parameters
+    ----------
+    data : Path
+        The package's systems/data.
+    gpu : GpuSpec
+        The GPU they were measured on.
+    source : str
+        What the source is called.
+    provenance : mapping
+        What is said of all of them.
+    places : sequence of WantedPlace
+        The files, one system's.
+    ignored : mapping of str to str
+        What was wanted besides and is not there, and why.
+    progress : callable, optional
+        Called with a file's name before it is read.
+
+    Returns
+    -------
+    MeasuredTables
+        One table an operator that has rows: none where no file holds a row that fastroof knows.
+
+    Raises
+    ------
+    TableError
+        If a file does not hold what its columns promise.
+    """
+    parts: dict[str, list[Part]] = {}
+    absent = dict(ignored)
+    read: dict[tuple[Path, tuple[Column, ...]], Raw] = {}
+    for operator, wanted, place in places:
         path = place.path
         name = path.relative_to(data).as_posix()
+        if progress is not None:
+            progress(name)
         # several operators have rows in one file
         if (path, wanted.columns) not in read:
             read[path, wanted.columns] = read_columns(path, wanted.columns, wanted.optional, label=name)
@@ -149,25 +216,21 @@ def import_aiconfigurator(
         if len(part.columns["latency_us"]):
             parts.setdefault(operator, []).append(part)
         else:
-            ignored[f"{name} ({operator})"] = f"no row that fastroof knows: {part.left_out}"
-    if not parts:
-        absent = "; ".join(f"{name}: {reason}" for name, reason in ignored.items())
-        raise TableError(f"nothing to import of {backend} {version} for {system}: {absent}")
-    provenance |= {"device": _one_word([p for ps in parts.values() for p in ps], "device")}
-    if ignored:
-        provenance["absent"] = ignored
-    notes = {op: _operator_provenance(op, ps) for op, ps in parts.items()}
-    provenance["operators"] = notes
+            absent[f"{name} ({operator})"] = f"no row that fastroof knows: {part.left_out}"
+    about = {**provenance, "device": words_of([p for ps in parts.values() for p in ps], "device")}
+    if absent:
+        about["absent"] = absent
     columns = {op: joined(op, ps) for op, ps in parts.items()}
+    notes = {op: operator_provenance(op, columns[op], ps) for op, ps in parts.items()}
+    about["operators"] = notes
     for op in parts:
         notes[op] |= OPERATORS[op].package_notes(columns, gpu)
-    source = f"aiconfigurator-{backend}-{version}"
     tables = {
-        op: MeasuredTable(op, columns[op], source, tuple(p.name for p in parts[op]), provenance)
+        op: MeasuredTable(op, columns[op], source, tuple(p.name for p in parts[op]), about)
         for op in OPERATORS
         if op in columns
     }
-    return MeasuredTables(gpu.name, tables, data / system, ignored=ignored)
+    return MeasuredTables(gpu.name, tables, data, ignored=absent)
 
 
 def convert_aiconfigurator(
@@ -235,7 +298,7 @@ def _data_folder(root: Path | None) -> Path:
     package = installed_root() if root is None else Path(root)
     data = package / "systems" / "data"
     if not data.is_dir():
-        raise TableError(f"{package} has no systems/data; need the folder {PACKAGE} of `{INSTALL}`")
+        raise TableError(f"{package} has no systems/data; need the folder {PACKAGE} that {INSTALL} brings")
     return data
 
 
@@ -262,71 +325,3 @@ def _check_available(data: Path, system: str, backend: str, version: str) -> Non
         return
     listed = "; ".join(f"{name}: {', '.join(names)}" for name, names in have.items() if names)
     raise TableError(f"no table of {backend} {version} for {system}; there are {listed or 'none'}")
-
-
-def _package_provenance(package: Path, system: str, gpu: str, backend: str, version: str) -> dict[str, Any]:
-    infos = sorted(package.parent.glob(f"{PACKAGE}-*.dist-info"))
-    return {
-        "gpu": gpu,
-        "name": f"aiconfigurator-{backend}-{version}",
-        "package": "aiconfigurator-core",
-        "package_version": infos[-1].name.split("-")[1].removesuffix(".dist") if infos else "unknown",
-        "url": "https://github.com/ai-dynamo/aiconfigurator",
-        "licence": "Apache-2.0",
-        "copyright": "Copyright (c) NVIDIA CORPORATION & AFFILIATES. All rights reserved.",
-        "changes": "rows selected, columns renamed, latency multiplied by 1e3 from ms to us, element "
-        "counts turned into bytes, rows sorted",
-        "system": system,
-        "framework": backend,
-        "framework_version": version,
-    }
-
-
-# -- what the provenance says --------------------------------------------------------------------
-
-
-def _one_word(parts: list[Part], name: str) -> str:
-    return ", ".join(sorted({word for p in parts for word in set(p.raw.get(name, ()))}))
-
-
-def _operator_provenance(operator: str, parts: list[Part]) -> dict[str, Any]:
-    columns = joined(operator, parts)
-    repeats = np.bincount(point_codes(operator, columns))
-    provenance: dict[str, Any] = {"rows": len(columns["latency_us"]), "points": len(repeats)}
-    provenance["kernels"] = sorted(set(columns["kernel"]))
-    if repeats.max() > 1:
-        provenance["repeats"] = _repeats(operator, columns)
-    provenance["files"] = {part.name: _file_provenance(part) for part in parts}
-    return provenance
-
-
-def _repeats(operator: str, columns: Mapping[str, Array]) -> str:
-    codes, latency = point_codes(operator, columns), columns["latency_us"]
-    count = np.bincount(codes)
-    low, high = np.full(len(count), np.inf), np.zeros(len(count))
-    np.minimum.at(low, codes, latency)
-    np.maximum.at(high, codes, latency)
-    apart = float((high / low).max() - 1.0)
-    return (
-        f"{int((count > 1).sum())} points were measured more than once, the times of one up to "
-        f"{apart:.0%} apart; all rows are kept and a lookup takes the median"
-    )
-
-
-def _file_provenance(part: Part) -> dict[str, Any]:
-    path = part.place.path
-    meta = path.parent / "collection_meta.yaml"
-    text = meta.read_text(encoding="utf-8") if meta.is_file() else ""
-    legacy = re.search(r"^provenance:\s*legacy\b", text, re.MULTILINE)
-    provenance: dict[str, Any] = {"sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-    if part.place.asked:
-        provenance["version"] = part.place.version
-        provenance["stands_for"] = f"{part.place.asked}, which has no such file"
-    versions = _one_word([part], "version")
-    if versions and versions != part.place.version:
-        provenance["version_in_rows"] = versions
-    if legacy:
-        provenance["timing"] = "the package marks it legacy: no record of the collector, clocks or replays"
-    if part.left_out:
-        provenance["left_out"] = part.left_out
-    return provenance

@@ -20,6 +20,7 @@ from fastroof.load.soundness import unsound_families
 from fastroof.load.when_needed import RowsWhenNeeded
 from fastroof.operators.registry import OPERATORS
 from fastroof.units import DTYPE_BYTES, TFLOP, US_PER_S
+from fastroof.whole_files import is_unfinished
 
 __all__ = ["Source", "list_sources", "load_own"]
 
@@ -225,7 +226,7 @@ def _sources(folder: Path) -> tuple[list[Source], dict[str, str]]:
             sources.append(_source(entry))
         elif entry.name == SERVING_FOLDER:
             ignored[entry.name] = "measured end to end, holds no kernels"
-        elif entry.name != GPU_FILE:
+        elif entry.name != GPU_FILE and not is_unfinished(entry):
             ignored[entry.name] = f"no source: no folder with a {PROVENANCE_FILE}"
     if not sources:
         raise TableError(

@@ -11,6 +11,7 @@ import numpy as np
 from fastroof.arrays import Array, Bools, Longs
 from fastroof.config.gpu import GpuSpec
 from fastroof.load.package_places import Place
+from fastroof.load.rows import word_codes
 from fastroof.load.write import sort_rows
 from fastroof.operators.foreign_rows import ForeignRows, Raw
 from fastroof.operators.registry import OPERATORS
@@ -20,6 +21,10 @@ __all__ = ["PACKAGE_FILES", "Part", "joined", "point_codes", "select"]
 
 
 _FEW: Final = 1e-3
+"""Share of a dtype's rows that may be faster than its peak by chance."""
+
+_CHANCE: Final = 3
+"""So many may be however few rows there are."""
 
 PACKAGE_FILES: Final = tuple(
     (operator.name, file) for operator in OPERATORS.values() for file in operator.package_files
@@ -52,19 +57,49 @@ def select(operator: str, rows: ForeignRows, gpu: GpuSpec) -> tuple[dict[str, Ar
     if slower.any():
         left_out["slower of two kernels for the same sizes"] = int(slower.sum())
         columns = {name: values[~slower] for name, values in columns.items()}
-    work = OPERATORS[operator].work(columns, gpu)
-    too_fast = work.flops > columns["latency_us"] / US_PER_S * work.peak_flops_per_s
-    # A few are broken measurements; more would mean a wrong peak or wrong sizes, which loading refuses.
-    if 0 < too_fast.sum() <= _FEW * len(too_fast):
-        left_out[f"faster than the peak of {gpu.name}"] = int(too_fast.sum())
-        columns = {name: values[~too_fast] for name, values in columns.items()}
+    impossible = _impossible(operator, columns, gpu)
+    if impossible:
+        left_out |= {reason: int(mask.sum()) for reason, mask in impossible.items()}
+        possible = ~np.any(list(impossible.values()), axis=0)
+        columns = {name: values[possible] for name, values in columns.items()}
     return columns, left_out
+
+
+def _impossible(operator: str, columns: Mapping[str, Array], gpu: GpuSpec) -> dict[str, Bools]:
+    """Mark, by reason, rows that the card cannot have run.
+
+    A few rows faster than the peak are broken measurements. Where more of a dtype are, its kernels compute
+    in another one than the file says, and no row of it is what it claims to be.
+    """
+    work = OPERATORS[operator].work(columns, gpu)
+    dtypes = columns.get("dtype", columns.get("kv_dtype", np.full(len(work.flops), "bf16", object)))
+    no_units = np.isnan(work.peak_flops_per_s) & ~np.isnan(work.flops)
+    rate = work.flops / (columns["latency_us"] / US_PER_S)
+    too_fast, refused = rate > work.peak_flops_per_s, rate > work.limit_flops_per_s
+    found = {
+        f"{gpu.name} has no units for {d}": no_units & (dtypes == d) for d in sorted(set(dtypes[no_units]))
+    }
+    for dtype in sorted(set(dtypes[too_fast])):
+        of_dtype = dtypes == dtype
+        few = max(_FEW * int(of_dtype.sum()), _CHANCE)
+        number = int((refused & of_dtype).sum())
+        if number > few:
+            found[f"computes in another dtype than {dtype}: {number} rows beat its peak on {gpu.name}"] = (
+                of_dtype
+            )
+            too_fast &= ~of_dtype
+        elif (too_fast & of_dtype).sum() > few:
+            # over an fp8 cache a kernel may compute in fp8
+            too_fast &= refused | ~of_dtype
+    if too_fast.any():
+        found[f"faster than the peak of {gpu.name}"] = too_fast
+    return found
 
 
 def _slower_kernels(operator: str, columns: Mapping[str, Array]) -> Bools:
     """Mark rows of every kernel but the fastest of its sizes: a framework that has several picks one."""
     point = point_codes(operator, columns)
-    _, kernel = np.unique(columns["kernel"], return_inverse=True)
+    kernel = word_codes(columns["kernel"])
     order = np.lexsort((columns["latency_us"], point))
     first = order[np.unique(point[order], return_index=True)[1]]
     return np.asarray(kernel != kernel[first][point])
@@ -73,11 +108,14 @@ def _slower_kernels(operator: str, columns: Mapping[str, Array]) -> Bools:
 def point_codes(operator: str, columns: Mapping[str, Array]) -> Longs:
     """Return a code for each row: equal for equal keys and axes."""
     schema = OPERATORS[operator]
-    codes = np.zeros(len(columns["latency_us"]), np.int64)
-    for column in (*schema.keys, *schema.axes):
-        _, code = np.unique(columns[column.name], return_inverse=True)
-        # Renumbered at each step, so that the product of two counts of rows cannot overflow.
-        _, codes = np.unique(codes * (int(code.max(initial=0)) + 1) + code, return_inverse=True)
+    values = [columns[column.name] for column in (*schema.keys, *schema.axes)]
+    sortable = [word_codes(column) if column.dtype == object else column for column in values]
+    order = np.lexsort(sortable[::-1])
+    is_new = np.zeros(len(order), bool)
+    for column in sortable:
+        is_new[1:] |= column[order[1:]] != column[order[:-1]]
+    codes = np.empty(len(order), np.int64)
+    codes[order] = np.cumsum(is_new)
     return codes
 
 

@@ -13,11 +13,11 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
-from fastroof.arrays import Array, Bools
+from fastroof.arrays import Array, Bools, Longs
 from fastroof.columns import Column
 from fastroof.errors import TableError
 
-__all__ = ["ENDINGS", "read_columns"]
+__all__ = ["ENDINGS", "read_columns", "word_codes"]
 
 
 ENDINGS = (".parquet", ".csv")
@@ -265,3 +265,28 @@ def _need(column: Column) -> str:
     if column.kind == "int":
         return f"a whole number of at least {column.minimum}{unit}"
     return f"a finite number {'of at least' if column.minimum == 0 else 'above'} 0{unit}"
+
+
+def word_codes(words: Array) -> Longs:
+    """Number the words of a column in alphabetical order: equal numbers for equal words.
+
+    Parameters
+    ----------
+    words : ndarray of str objects, shape (rows,)
+        As :func:`read_columns` returns text.
+
+    Returns
+    -------
+    ndarray of int64, shape (rows,)
+        From 0.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> word_codes(np.array(["fp8", "bf16", "fp8"], object)).tolist()
+    [1, 0, 1]
+    """
+    # ten times as fast as sorting all of them, as np.unique does: a column has few different words
+    listed = words.tolist()
+    code = {word: i for i, word in enumerate(sorted(set(listed)))}
+    return np.fromiter(map(code.__getitem__, listed), np.int64, len(listed))

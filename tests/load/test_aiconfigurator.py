@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from fastroof.errors import TableError
@@ -21,57 +19,11 @@ from fastroof.load.aiconfigurator import (
 )
 from fastroof.load.own import list_sources, load_own
 from fastroof.operators.registry import OPERATORS
+from tests.reference.packages import ALLREDUCE, ATTENTION, FILES, GEMM, MOE, NCCL, QUANTISE, RUN, package
 
 SHIPPED = Path(__file__).resolve().parents[2] / "bench_data" / "h100" / "aiconfigurator-vllm-0.24.0"
 SHIPPED_TRTLLM = SHIPPED.parent / "aiconfigurator-trtllm-1.3.0rc20"
 SHIPPED_PACKAGE_VERSION = "0.12.0"
-
-RUN = {"framework": "VLLM", "version": "0.24.0", "device": "NVIDIA H100 80GB HBM3"}
-GEMM = RUN | {"kernel_source": "cublas", "gemm_dtype": "bfloat16", "m": 1, "n": 8, "k": 16, "latency": 0.0025}
-ATTENTION = RUN | {
-    "kernel_source": "fa3", "batch_size": 2, "isl": 1, "num_heads": 32, "num_key_value_heads": 8,
-    "head_dim": 128, "beam_width": 1, "attn_dtype": "bfloat16", "kv_cache_dtype": "bfloat16",
-    "step": 1023, "window_size": 0, "latency": 0.015,
-}  # fmt: skip
-MOE = RUN | {
-    "kernel_source": "triton", "moe_dtype": "bfloat16", "num_tokens": 4, "hidden_size": 4096,
-    "inter_size": 14336, "topk": 2, "num_experts": 8, "moe_tp_size": 2, "moe_ep_size": 4,
-    "distribution": "power_law_1.2", "latency": 0.5,
-}  # fmt: skip
-ALLREDUCE = RUN | {
-    "kernel_source": "vLLM_custom_graph", "allreduce_dtype": "bfloat16", "num_gpus": 2,
-    "message_size": 1024, "latency": 0.0045, "backend": "vllm_graph",
-}  # fmt: skip
-NCCL = {
-    "framework": "TRTLLM", "version": "2.29.2", "device": "NVIDIA H100 80GB HBM3", "kernel_source": "NCCL",
-    "op_name": "all_reduce", "nccl_dtype": "half", "num_gpus": 4, "message_size": 512, "latency": 0.0155,
-}  # fmt: skip
-QUANTISE = RUN | {"kernel_source": "static", "m": 2, "k": 4096, "quant_dtype": "fp8", "latency": 0.002}
-
-FILES = {
-    "gemm": "gemm/vllm/0.24.0/gemm_perf",
-    "context": "attention/vllm/0.24.0/context_attention_perf",
-    "generation": "attention/vllm/0.24.0/generation_attention_perf",
-    "moe": "moe/vllm/0.24.0/moe_perf",
-    "allreduce": "comm/vllm/0.24.0/custom_allreduce_perf",
-    "nccl": "comm/nccl/2.27.3/nccl_perf",
-    "quantise": "quantize/vllm/0.24.0/scale_matrix_perf",
-}
-
-
-def package(root: Path, system: str = "h100_sxm", **files: list[dict[str, Any]]) -> Path:
-    """Write a package that holds these rows, and a GEMM row where none is given.
-
-    Files are families above, or their paths.
-    """
-    systems = root / "aiconfigurator_core" / "systems"
-    for family, rows in ({"gemm": [GEMM]} | files).items():
-        path = systems / "data" / system / f"{FILES.get(family, family)}.parquet"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(pa.Table.from_pylist(rows), path)
-    (systems / f"{system}.yaml").write_text("gpu:\n  mem_bw: 1\nmisc:\n  nccl_version: '2.27.3'\n")
-    (root / "aiconfigurator_core-0.9.1.dist-info").mkdir(exist_ok=True)
-    return root / "aiconfigurator_core"
 
 
 def imported(
@@ -285,12 +237,19 @@ def test_a_few_rows_faster_than_the_peak_are_left_out(tmp_path: Path) -> None:
     assert left_out(found) == {"faster than the peak of h100": 1}
 
 
-def test_many_rows_faster_than_the_peak_are_kept_for_the_loader_to_refuse(tmp_path: Path) -> None:
-    broken = GEMM | {"m": 4096, "n": 4096, "k": 4096, "latency": 0.1}
-    root = package(tmp_path, gemm=[GEMM, broken])
-    folder = convert_aiconfigurator("h100_sxm", "vllm", "0.24.0", tmp_path / "bench", root)
-    with pytest.raises(TableError, match=r"MFU of 1.389"):
-        load_own(folder)
+def test_a_dtype_that_computes_in_another_is_left_out_whole(tmp_path: Path) -> None:
+    # as SGLang 0.5.6's int8_wo on H100, which runs int8 against int8: up to 1.19 of the bf16 peak
+    shape = {"gemm_dtype": "int8_wo", "m": 4096, "n": 4096, "k": 4096}
+    broken = [GEMM | shape | {"latency": us} for us in (0.1, 0.11, 0.12, 0.13, 0.3)]
+    columns, found = imported(tmp_path, "gemm", gemm=[GEMM, *broken])
+    assert columns["dtype"] == ["bf16"]
+    assert left_out(found) == {"computes in another dtype than int8_wo: 4 rows beat its peak on h100": 5}
+
+
+def test_a_dtype_that_the_card_has_no_units_for_is_left_out(tmp_path: Path) -> None:
+    columns, found = imported(tmp_path, "gemm", gemm=[GEMM, GEMM | {"gemm_dtype": "nvfp4"}])
+    assert columns["dtype"] == ["bf16"]
+    assert left_out(found) == {"h100 has no units for nvfp4": 1}
 
 
 def test_provenance_names_source_licence_and_files(tmp_path: Path) -> None:
@@ -352,14 +311,14 @@ def test_a_wrong_row_names_the_packages_file(tmp_path: Path) -> None:
 def test_lists_what_can_be_imported(tmp_path: Path) -> None:
     package(tmp_path)
     package(tmp_path, "l40s")
-    root = package(tmp_path, "b60")
+    root = package(tmp_path, "l4")
     assert available(root) == [("h100_sxm", "vllm", "0.24.0"), ("l40s", "vllm", "0.24.0")]
 
 
 def test_refuses_what_is_not_there(tmp_path: Path) -> None:
     root = package(tmp_path, allreduce=[ALLREDUCE])
-    with pytest.raises(TableError, match="unknown system 'b60'; fastroof has a GPU for a100_sxm, b200_sxm"):
-        import_aiconfigurator("b60", "vllm", "0.24.0", root)
+    with pytest.raises(TableError, match="unknown system 'l4'; fastroof has a GPU for a100_sxm, b200_sxm"):
+        import_aiconfigurator("l4", "vllm", "0.24.0", root)
     with pytest.raises(TableError, match=r"no table of vllm 0.9.0 for h100_sxm; .*gemm_perf: vllm 0.24.0; "):
         import_aiconfigurator("h100_sxm", "vllm", "0.9.0", root)
     with pytest.raises(TableError, match=r"no table of sglang .*custom_allreduce_perf: vllm 0.24.0"):
@@ -370,7 +329,7 @@ def test_refuses_what_is_not_there(tmp_path: Path) -> None:
 
 def test_an_absent_package_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aiconfigurator, "PACKAGE", "no_such_package_as_this")
-    with pytest.raises(TableError, match=r"pip install aiconfigurator-core==0.12.0"):
+    with pytest.raises(TableError, match=r"pip install .fastroof\[tables\].* brings it"):
         installed_root()
 
 

@@ -362,7 +362,7 @@ def test_without_the_peer_its_shipped_answers_are_named(monkeypatch: pytest.Monk
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "version", absent)
-    with pytest.raises(FastroofError, match=r"is not installed.*pip install aiconfigurator-core"):
+    with pytest.raises(FastroofError, match=r"is not installed.*pip install .fastroof\[tables\]"):
         aiconfigurator_version()
     assert AICONFIGURATOR == "aiconfigurator-core"
 

@@ -1,0 +1,309 @@
+"""Tables by the name of a GPU: where they lie, and bringing in what a package measured on it, once.
+
+What ships lies in bench_data, what the user has in :func:`fastroof.config.paths.user_tables_root`. Where
+aiconfigurator-core is installed, its tables of a GPU are converted into the user's folder when they are
+first asked for; a note beside the GPU's folder says of which package and for which fastroof.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from fastroof._version import __version__
+from fastroof.config.paths import TABLES_FOLDER, bench_data_root, user_tables_root
+from fastroof.errors import TableError
+from fastroof.whole_files import is_unfinished, unfinished_path, write_whole
+
+if TYPE_CHECKING:
+    from fastroof.load.package_import import Progress
+
+__all__ = ["IMPORT", "can_import", "ensure_imported", "missing_tables", "table_folders"]
+
+IMPORT: Final = "FASTROOF_TABLES_IMPORT"
+"""Environment variable: "never" converts nothing unless it is asked for."""
+
+IMPORT_FORMAT: Final = 1
+"""Raised where the same files of the package become other rows: what was imported before is made again."""
+
+PROVENANCE: Final = "provenance.toml"
+
+
+class _Wanted(NamedTuple):
+    """What a GPU's import is made of, and the note that says it was made."""
+
+    gpu: str
+    system: str
+    data: Path
+    key: str
+
+
+def table_folders(gpu: str) -> tuple[Path, ...]:
+    """Folders that hold sources of a GPU: the one that ships, then the user's.
+
+    Parameters
+    ----------
+    gpu : str
+        A name out of :func:`fastroof.gpu_names`.
+
+    Returns
+    -------
+    tuple of Path
+        Those that exist and have a source; none where nothing was measured.
+    """
+    folders = [bench_data_root() / gpu]
+    # without a home there is no such folder, and what ships still serves
+    with contextlib.suppress(TableError):
+        folders.append(user_tables_root() / gpu)
+    return tuple(folder for folder in folders if any(folder.glob(f"*/{PROVENANCE}")))
+
+
+def can_import(gpu: str) -> bool:
+    """Whether aiconfigurator-core has tables of a GPU, be it installed or not.
+
+    Parameters
+    ----------
+    gpu : str
+        A name out of :func:`fastroof.gpu_names`.
+    """
+    from fastroof.load.aiconfigurator import SYSTEMS
+
+    return gpu in SYSTEMS.values()
+
+
+def missing_tables(gpu: str) -> str:
+    """Say in one line why there are no tables of a GPU, and what to do.
+
+    Parameters
+    ----------
+    gpu : str
+        A name out of :func:`fastroof.gpu_names`.
+    """
+    if not can_import(gpu):
+        return (
+            f"{gpu} has no measured tables, and no public package has any: give a folder of them, or compile "
+            "plans with tables=None for the datasheet model"
+        )
+    if _installed() is None:
+        from fastroof.load.aiconfigurator import INSTALL
+
+        return f"{gpu} has no measured tables yet: {INSTALL} brings them"
+    return (
+        f"{gpu} has no measured tables yet, and {IMPORT} is never: "
+        f"fastroof tables import aiconfigurator {gpu} converts them"
+    )
+
+
+def ensure_imported(gpu: str, *, progress: Progress | None = None, always: bool = False) -> Path | None:
+    """Convert what aiconfigurator-core measured on a GPU into the user's folder, unless that was done.
+
+    Parameters
+    ----------
+    gpu : str
+        A name out of :func:`fastroof.gpu_names`.
+    progress : callable, optional
+        Told of each file before it is read. Without one a line is written to stderr, if that is a terminal.
+    always : bool
+        Convert whatever ``FASTROOF_TABLES_IMPORT`` says, and again where it was done.
+
+    Returns
+    -------
+    Path or None
+        The user's folder of the GPU; None where there is nothing to convert: the package is not installed or
+        has no tables of the GPU, or the setting is "never".
+
+    Raises
+    ------
+    TableError
+        If the package is damaged, the folder cannot be written, or the setting is no setting.
+
+    Notes
+    -----
+    One process converts, others that want the same GPU wait for it. Each source appears whole, and the note
+    that all are there is written last: what a killed process left behind is made again. Operators and files
+    that ship are not converted again.
+    """
+    setting = os.environ.get(IMPORT, "") or "auto"
+    if setting not in ("auto", "never"):
+        raise TableError(f"{IMPORT} is {setting!r}; it may be auto or never")
+    wanted = None if setting == "never" and not always else _wanted(gpu)
+    if wanted is None:
+        return None
+    root = user_tables_root()
+    if not always and _is_made(root, wanted):
+        return root / gpu
+    with _writing(root), _only_process(root, gpu, progress) as is_alone:
+        # another process may have made them while this one waited
+        if always or not _is_made(root, wanted):
+            _convert(root, wanted, progress, is_alone)
+    return root / gpu
+
+
+def _wanted(gpu: str) -> _Wanted | None:
+    from fastroof.load.aiconfigurator import SYSTEMS
+    from fastroof.load.package_provenance import package_version
+    from fastroof.load.package_rows import PACKAGE_FILES
+
+    system = {name: system for system, name in SYSTEMS.items()}.get(gpu)
+    package = None if system is None else _installed()
+    if system is None or package is None:
+        return None
+    digest = hashlib.sha256()
+    for operator, file in PACKAGE_FILES:
+        digest.update(f"{operator} {file.folder}/{file.file} {file.backend}\n".encode())
+    for path in sorted((bench_data_root() / gpu).glob(f"*/{PROVENANCE}")):
+        digest.update(path.read_bytes())
+    key = (
+        f"aiconfigurator-core {package_version(package)}, fastroof {__version__}, format {IMPORT_FORMAT}, "
+        f"{digest.hexdigest()[:16]}"
+    )
+    return _Wanted(gpu, system, package / "systems" / "data", key)
+
+
+def _installed() -> Path | None:
+    from fastroof.load.aiconfigurator import installed_root
+
+    try:
+        return installed_root()
+    except TableError:
+        return None
+
+
+# -- the note ------------------------------------------------------------------------------------
+
+
+def _note(root: Path, gpu: str) -> Path:
+    return root / f".{gpu}.imported.json"
+
+
+def _read_note(root: Path, gpu: str) -> dict[str, Any]:
+    try:
+        note = json.loads(_note(root, gpu).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return note if isinstance(note, dict) and isinstance(note.get("sources"), list) else {}
+
+
+def _is_made(root: Path, wanted: _Wanted) -> bool:
+    note = _read_note(root, wanted.gpu)
+    places = (root / wanted.gpu / str(name) / PROVENANCE for name in note.get("sources", ()))
+    return note.get("made_from") == wanted.key and all(place.is_file() for place in places)
+
+
+# -- one process at a time -----------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _writing(root: Path) -> Iterator[None]:
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise TableError(
+            f"imported tables cannot be written below {root} ({error.strerror or error}); "
+            f"set {TABLES_FOLDER} to another folder"
+        ) from None
+
+
+@contextlib.contextmanager
+def _only_process(root: Path, gpu: str, progress: Progress | None) -> Iterator[bool]:
+    """Keep other processes from converting the same GPU; say whether that could be done.
+
+    The lock is the operating system's, which a killed process does not keep. Where the disk has no locks each
+    process converts for itself: sources appear whole all the same.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        yield False
+        return
+    with (root / f".{gpu}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _say(progress, f"fastroof: another process converts the tables of {gpu}, waiting for it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError:
+            yield False
+            return
+        yield True
+
+
+def _say(progress: Progress | None, words: str) -> None:
+    if progress is None and sys.stderr.isatty():
+        print(words, file=sys.stderr, flush=True)
+
+
+# -- converting ----------------------------------------------------------------------------------
+
+
+def _convert(root: Path, wanted: _Wanted, progress: Progress | None, is_alone: bool) -> None:
+    from fastroof.load.package_import import import_system
+
+    folder = root / wanted.gpu
+    if is_alone:
+        _remove_unfinished(root, wanted.gpu)
+    _say(progress, f"fastroof: converting the tables of {wanted.gpu} from {wanted.key.split(',')[0]}, once")
+    began = time.monotonic()
+    unfinished = unfinished_path(folder)
+    try:
+        unfinished.mkdir()
+        names = import_system(
+            wanted.data,
+            wanted.system,
+            wanted.gpu,
+            unfinished,
+            made_from=wanted.key,
+            shipped=bench_data_root() / wanted.gpu,
+            progress=progress,
+        )
+        before = _read_note(root, wanted.gpu).get("sources", ())
+        # until the new note is there, who asks finds that something is missing
+        _note(root, wanted.gpu).unlink(missing_ok=True)
+        put = [name for name in names if _put_in_place(unfinished / name, folder / name, name in before)]
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    for path in folder.glob(f"*/{PROVENANCE}"):
+        if path.parent.name not in put and _is_imported(path):
+            shutil.rmtree(path.parent)
+    write_whole(_note(root, wanted.gpu), json.dumps({"made_from": wanted.key, "sources": put}, indent=1))
+    _say(progress, f"fastroof: {len(put)} sources in {folder}, {time.monotonic() - began:.1f} s")
+
+
+def _put_in_place(made: Path, place: Path, was_imported: bool) -> bool:
+    """Move a source to its place, unless a source that was not imported by name lies there."""
+    old = None
+    if place.exists():
+        is_source = (place / PROVENANCE).is_file()
+        if not (_is_imported(place / PROVENANCE) if is_source else was_imported):
+            return False
+        old = unfinished_path(place)
+        place.rename(old)
+    place.parent.mkdir(exist_ok=True)
+    made.rename(place)
+    if old is not None:
+        shutil.rmtree(old, ignore_errors=True)
+    return True
+
+
+def _is_imported(provenance: Path) -> bool:
+    try:
+        return re.search(r"^imported = ", provenance.read_text(encoding="utf-8"), re.MULTILINE) is not None
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _remove_unfinished(root: Path, gpu: str) -> None:
+    """Remove what a killed process left half made."""
+    for path in (*root.glob(f".{gpu}.*"), *(root / gpu).glob(".*")):
+        if is_unfinished(path):
+            shutil.rmtree(path, ignore_errors=True)

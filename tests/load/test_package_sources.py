@@ -1,0 +1,124 @@
+"""Which sources a system's files make: versions in use, what others add, and where libraries go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastroof.errors import TableError
+from fastroof.load.aiconfigurator import SYSTEMS, installed_root
+from fastroof.load.package_sources import PackageSource, current_version, package_sources
+from tests.reference.packages import ALLREDUCE, GEMM, MOE, NCCL, package
+
+VERSIONS = """\
+# comment: trtllm: {current: "9.9"}
+schema_version: 1
+defaults:
+  trtllm: {current: "1.3.0rc20", previous: null}   # next derives to 1.3.0rc23 today
+  vllm: {current: "0.24.0", previous: "0.20.0"}
+overrides:
+  a100_sxm:
+    trtllm: {current: "1.0.0", previous: null}
+  b60:
+    # vllm: {current: "0.27.0"}
+    vllm: {current: '0.26.0', previous: "0.20.0"}
+"""
+
+
+def sources(root: Path, **files: list[dict[str, Any]]) -> list[PackageSource]:
+    data = package(root, **files) / "systems" / "data"
+    (data.parent / "query_versions.yaml").write_text(VERSIONS)
+    return package_sources(data, "h100_sxm")
+
+
+@pytest.mark.parametrize(
+    ("system", "engine", "version"),
+    [
+        ("h100_sxm", "vllm", "0.24.0"),
+        ("h100_sxm", "trtllm", "1.3.0rc20"),
+        ("a100_sxm", "trtllm", "1.0.0"),
+        ("a100_sxm", "vllm", "0.24.0"),
+        ("b60", "vllm", "0.26.0"),
+        ("b60", "trtllm", "1.3.0rc20"),
+        ("h100_sxm", "sglang", ""),
+    ],
+)
+def test_versions_in_use(tmp_path: Path, system: str, engine: str, version: str) -> None:
+    (tmp_path / "query_versions.yaml").write_text(VERSIONS)
+    assert current_version(tmp_path, system, engine) == version
+    assert current_version(tmp_path / "nowhere", system, engine) == ""
+
+
+def test_an_engine_is_the_version_in_use_with_the_nearest_of_what_it_lacks(tmp_path: Path) -> None:
+    found = sources(
+        tmp_path,
+        **{
+            "gemm/vllm/0.19.0/gemm_perf": [GEMM],
+            "moe/vllm/0.19.0/moe_perf": [MOE],
+            "moe/vllm/0.14.0/moe_perf": [MOE],
+            "comm/vllm/0.27.0/custom_allreduce_perf": [ALLREDUCE],
+        },
+    )
+    assert [(one.name, one.engine, one.rank, one.is_in_use) for one in found] == [
+        ("aiconfigurator-vllm-0.24.0", "vllm", 100, True),
+        ("aiconfigurator-vllm-0.19.0", "vllm", 500, False),
+        ("aiconfigurator-vllm-0.14.0", "vllm", 501, False),
+    ]
+    served = {place.operator: (place.place.version, place.place.asked) for place in found[0].places}
+    assert served == {
+        "gemm": ("0.24.0", ""),
+        "moe": ("0.19.0", "0.24.0"),  # the newest older one
+        "moe_nongated": ("0.19.0", "0.24.0"),
+        "allreduce": ("0.27.0", "0.24.0"),  # the oldest newer one
+    }
+    assert [place.operator for place in found[1].places] == ["gemm"]
+    assert {place.operator for place in found[2].places} == {"moe", "moe_nongated"}
+
+
+def test_a_library_is_a_source_that_every_engine_runs(tmp_path: Path) -> None:
+    found = sources(
+        tmp_path,
+        nccl=[NCCL],
+        **{"comm/nccl/2.23/nccl_perf": [NCCL], "gemm/trtllm/1.3.0rc20/gemm_perf": [GEMM]},
+    )
+    assert [(one.name, one.engine, one.rank) for one in found] == [
+        ("aiconfigurator-vllm-0.24.0", "vllm", 100),
+        ("aiconfigurator-trtllm-1.3.0rc20", "trtllm", 200),
+        ("aiconfigurator-nccl-2.27.3", "", 400),
+        ("aiconfigurator-nccl-2.23", "", 500),
+    ]
+    assert {place.operator for place in found[2].places} >= {"allreduce", "collective"}
+
+
+def test_what_ships_is_not_wanted_again(tmp_path: Path) -> None:
+    data = package(tmp_path, moe=[MOE], nccl=[NCCL]) / "systems" / "data"
+    (data.parent / "query_versions.yaml").write_text(VERSIONS)
+    nccl = "h100_sxm/comm/nccl/2.27.3/nccl_perf.parquet"
+    shipped = {("gemm", "h100_sxm/gemm/vllm/0.24.0/gemm_perf.parquet"), ("allreduce", nccl)}
+    found = package_sources(data, "h100_sxm", shipped)
+    assert {(one.name, place.operator) for one in found for place in one.places} >= {
+        ("aiconfigurator-vllm-0.24.0", "moe"),
+        ("aiconfigurator-nccl-2.27.3", "collective"),
+    }
+    assert not {"gemm", "allreduce"} & {place.operator for one in found for place in one.places}
+
+
+def test_every_file_of_the_installed_package_is_in_one_source_at_most() -> None:
+    try:
+        data = installed_root() / "systems" / "data"
+    except TableError as error:
+        pytest.skip(str(error))
+    for system in SYSTEMS:
+        found = package_sources(data, system)
+        places = [(place.operator, place.place.path) for one in found for place in one.places]
+        assert len(places) == len(set(places)) > 5
+        names = [one.name for one in found]
+        assert len(names) == len(set(names))
+        assert sorted(one.rank for one in found) == [one.rank for one in found]
+        in_use = {one.engine: one.version for one in found if one.is_in_use and one.engine}
+        if system in ("a100_sxm", "b60"):
+            assert in_use["vllm"] == {"a100_sxm": "0.14.0", "b60": "0.26.0"}[system]
+        else:
+            assert in_use == {"vllm": "0.24.0", "trtllm": "1.3.0rc20", "sglang": "0.5.14"}
