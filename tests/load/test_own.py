@@ -506,6 +506,25 @@ def test_the_same_rows_give_the_same_bytes(tmp_path: Path, format: Any) -> None:
         assert (first / name).read_bytes() == (second / name).read_bytes()
 
 
+@pytest.mark.parametrize("repeats", [True, False])
+def test_latencies_are_stored_the_smallest_way_and_read_back(tmp_path: Path, repeats: bool) -> None:
+    """Ticks of a timer as a dictionary, noise with its bytes split."""
+    rows = gemm_rows(4000)
+    noise = np.random.default_rng(0).uniform(200.0, 400.0, 4000)
+    rows["latency_us"] = np.round(noise, -1) + 0.1 if repeats else noise
+    folder = write_source(tmp_path / "a", {"gemm": rows}, {"gpu": "h100"})
+    file = pq.ParquetFile(folder / "gemm.parquet")
+    column = next(
+        c for c in map(file.metadata.row_group(0).column, range(99)) if c.path_in_schema == "latency_us"
+    )
+    assert ("RLE_DICTIONARY" in column.encodings, "BYTE_STREAM_SPLIT" in column.encodings) == (
+        repeats,
+        not repeats,
+    )
+    read = load_own(folder).tables["gemm"].columns
+    assert np.sort(read["latency_us"]).tolist() == np.sort(rows["latency_us"]).tolist()
+
+
 def test_an_existing_source_is_replaced_only_on_request(tmp_path: Path) -> None:
     folder = source(tmp_path / "a", {"gemm": gemm_rows(2), "attention_decode": decode_rows()})
     with pytest.raises(TableError, match="exists; pass overwrite=True"):
