@@ -17,6 +17,9 @@ __all__ = ["DISTRIBUTION", "operator_provenance", "package_provenance", "package
 
 DISTRIBUTION: Final = "aiconfigurator_core"
 
+ENGINES: Final = ("vllm", "trtllm", "sglang")
+"""Folders of serving engines; others are libraries', whose rows name the engine that they were measured in."""
+
 
 def package_version(package: Path) -> str:
     """Version of the package that lies in a folder, by the metadata beside it; "unknown" without any."""
@@ -85,6 +88,9 @@ def _file_provenance(part: Part) -> dict[str, Any]:
     versions = words_of([part], "version")
     if versions and versions != part.place.version:
         provenance["version_in_rows"] = versions
+    engine, frameworks = path.parents[1].name, words_of([part], "framework")
+    if engine in ENGINES and frameworks and frameworks.casefold() != engine:
+        provenance["framework_in_rows"] = frameworks
     if legacy:
         provenance["timing"] = "the package marks it legacy: no record of the collector, clocks or replays"
     if part.left_out:

@@ -133,7 +133,9 @@ class ElementwiseOperator(PerRowOperator):
         io_bytes, latency_us = own["io_bytes"][quantises], own["latency_us"][quantises]
         stream_bytes, bandwidth = L2_MULTIPLE * gpu.l2_bytes or GB, gpu.hbm_bytes_per_s
         large = io_bytes > stream_bytes
-        note = "fp8_scale is computescale_perf, a difference of two kernels: what finding the scales adds"
+        is_difference = any("_minus_" in word for word in own["kernel"])
+        how = "a difference of two kernels: what finding the scales adds"
+        note = f"fp8_scale is computescale_perf, {how if is_difference else 'finding the scales'}"
         if not large.any():
             return {"note": note}
         copy = float(np.median(io_bytes[large] / (latency_us[large] / US_PER_S)))

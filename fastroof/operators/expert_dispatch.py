@@ -273,6 +273,14 @@ class ExpertDispatch(SizedOperator):
 
         return bound_us
 
+    def package_notes(self, columns: Mapping[str, Columns], gpu: GpuSpec) -> dict[str, Any]:
+        """What the files count."""
+        return {
+            "note": "latencies of moe_a2a and DeepEP are microseconds in the package, those of trtllm_alltoall "
+            "milliseconds; of deepep_normal, telling how much will come is added to sending it. Tokens are "
+            "those of one GPU"
+        }
+
     def check_key(self, key: Key) -> None:
         """Refuse a group of one, and nodes without a GPU."""
         _, _, _, _, _, _, num_gpus, num_nodes, _ = key

@@ -148,6 +148,10 @@ class HyperConnections(SizedOperator):
 
         return bound_us
 
+    def package_notes(self, columns: Mapping[str, Columns], gpu: GpuSpec) -> dict[str, Any]:
+        """What one latency is of."""
+        return {"note": "a latency is that of all sites of one layer, measured one after the other"}
+
     def flops_per_unit(self, key: Key) -> float:
         """FLOPs of one token."""
         _, stage, hidden, streams, _, sites = key

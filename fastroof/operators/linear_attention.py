@@ -15,6 +15,7 @@ import numpy as np
 
 from fastroof.arrays import Array, Bools, Floats
 from fastroof.columns import ORIGIN_BORROWED, Column
+from fastroof.config.gpu import GpuSpec
 from fastroof.errors import LookupInputError, MissingTableError
 from fastroof.operators.foreign_rows import (
     MEASURED,
@@ -91,6 +92,13 @@ class StateOperator(RaggedOperator):
     axes = _AXES
     state_bytes: ClassVar[float]
     defaults: ClassVar[Mapping[str, Any]] = {"phase": "generation", "part": ALL, "conv_width": 4, "q_len": 1}
+
+    def package_notes(self, columns: Mapping[str, Columns], gpu: GpuSpec) -> dict[str, Any]:
+        """How parts make a layer."""
+        return {
+            "note": "rows are parts of a layer: convolution and recurrence add up, and a fused row is both. "
+            "vLLM's convolutions of prompts were launched by the host, not replayed from a CUDA graph"
+        }
 
     # -- what a layer has ----------------------------------------------------------------------------
 

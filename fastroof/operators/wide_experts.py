@@ -145,6 +145,9 @@ class _Experts(SizedOperator):
         return float(self.flops(self._key_columns(key, 1))[0])
 
 
+_GLOBAL_TOKENS: Final = "num_tokens are those of all GPUs that share the experts"
+
+
 class WideMoe(_Experts):
     """Experts of wide expert parallelism: the most loaded GPU's computing."""
 
@@ -168,6 +171,10 @@ class WideMoe(_Experts):
     @staticmethod
     def _places(columns: Columns) -> Array:
         return columns["num_slots"]
+
+    def package_notes(self, columns: Mapping[str, Columns], gpu: GpuSpec) -> dict[str, Any]:
+        """Whose tokens are counted."""
+        return {"note": f"{_GLOBAL_TOKENS}; the GPU that was measured is the most loaded one"}
 
 
 def _megamoe_rows(raw: Raw) -> ForeignRows:
@@ -217,6 +224,10 @@ class MegaMoe(_Experts):
             RUN,
         ),
     )
+
+    def package_notes(self, columns: Mapping[str, Columns], gpu: GpuSpec) -> dict[str, Any]:
+        """Whose tokens are counted."""
+        return {"note": f"{_GLOBAL_TOKENS}: global_num_tokens of the file, whose num_tokens are one GPU's"}
 
 
 def _mlp(raw: Raw, phase: str) -> ForeignRows:

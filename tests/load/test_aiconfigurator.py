@@ -128,6 +128,17 @@ def test_a_version_of_one_file_alone_can_be_chosen(tmp_path: Path) -> None:
         assert tables.sources == {"allreduce": f"aiconfigurator-vllm-{version}"}
 
 
+def test_rows_of_another_engine_in_an_engines_folder_are_named(tmp_path: Path) -> None:
+    """The package stands in with TensorRT-LLM's all-reduces where SGLang's were not measured."""
+    _, found = imported(
+        tmp_path, "allreduce", allreduce=[ALLREDUCE | {"framework": "TRTLLM", "version": "1.2.0"}]
+    )
+    (file,) = found["files"].values()
+    assert (file["framework_in_rows"], file["version_in_rows"]) == ("TRTLLM", "1.2.0")
+    _, found = imported(tmp_path / "own", "allreduce", allreduce=[ALLREDUCE], nccl=[NCCL])
+    assert all("framework_in_rows" not in file for file in found["files"].values())
+
+
 def test_a_library_is_of_the_version_that_the_system_is_paired_with(tmp_path: Path) -> None:
     other = [NCCL | {"version": "2.29.2", "latency": 9.0}]
     columns, _ = imported(tmp_path, "allreduce", nccl=[NCCL], **{"comm/nccl/2.29.2/nccl_perf": other})
@@ -196,6 +207,17 @@ def test_oneccl_is_a_library_like_nccl(tmp_path: Path) -> None:
     assert (columns["mode"], columns["message_bytes"]) == (["oneccl"], [1024])
     columns, _ = imported(tmp_path / "again", "collective", **places)
     assert (columns["collective"], columns["message_bytes"]) == (["all_gather"], [512])
+
+
+def test_only_vllms_scales_are_a_difference_of_kernels(tmp_path: Path) -> None:
+    place = "quantize/vllm/0.24.0/computescale_perf"
+    for kernel, said in (
+        ("dynamic_minus_static", "a difference of two kernels"),
+        ("torch_ops", "finding the scales"),
+    ):
+        rows = [QUANTISE | {"kernel_source": kernel, "latency": 0.001}]
+        _, found = imported(tmp_path / kernel, "elementwise", quantise=[QUANTISE], **{place: rows})
+        assert found["note"].startswith(f"fp8_scale is computescale_perf, {said}")
 
 
 def test_quantising_is_the_streaming_kernel(tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ def test_work_counts_fp8_out_and_bf16_back():
     np.testing.assert_allclose(out, [dispatch_wire_bytes(n, 7168, 8, 8) for n in (1, 128)], rtol=1e-12)
     work = EXPERT_DISPATCH.work(rows, tables().gpu)
     assert work.over_link
+    assert "microseconds" in EXPERT_DISPATCH.package_notes({}, tables().gpu)["note"]
     assert work.bandwidth_bytes_per_s == tables().gpu.nvlink_bytes_per_s
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from fastroof import load_gpu
 from fastroof.errors import MissingTableError, TableError
-from fastroof.load.aiconfigurator import installed_root
+from fastroof.load.aiconfigurator import SYSTEMS, installed_root
 from fastroof.load.rows import read_columns
 from fastroof.operators.foreign_rows import ForeignRows
 from fastroof.operators.moe import MOE, MOE_NONGATED, is_nongated, moe_bytes, moe_touched_experts
@@ -148,21 +148,21 @@ def files_of_the_package() -> Iterator[tuple[str, Path]]:
         data = installed_root() / "systems" / "data"
     except TableError:
         return
-    for system in ("h100_sxm", "h200_sxm", "l40s"):
+    for system in ("h100_sxm", "b200_sxm", "l40s", "rtx_pro_6000_server", "b60"):
         for path in sorted(data.glob(f"{system}/moe/*/*/moe_perf.parquet")):
-            yield system, path
+            yield SYSTEMS[system], path
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("system", "path"),
+    ("gpu_name", "path"),
     [pytest.param(*place, id="-".join(place[1].parts[-5:-1])) for place in files_of_the_package()],
 )
-def test_the_memory_tells_which_shapes_of_the_package_have_no_gate(system: str, path: Path):
+def test_the_memory_tells_which_shapes_of_the_package_have_no_gate(gpu_name: str, path: Path):
     """With three GEMMs an expert the weights of those without a gate come faster than the memory is."""
     (file,) = MOE.package_files
     columns = read_columns(path, file.columns, file.optional)
-    gpu = load_gpu({"h100_sxm": "h100", "h200_sxm": "h200", "l40s": "l40s"}[system])
+    gpu = load_gpu(gpu_name)
     part = (columns["moe_dtype"] == "bfloat16") & (columns["distribution"] == "balanced")
     columns = {name: values[part] for name, values in columns.items()}
     rows = convert(MOE, columns)
