@@ -18,7 +18,7 @@ __all__ = ["DISTRIBUTION", "operator_provenance", "package_provenance", "package
 DISTRIBUTION: Final = "aiconfigurator_core"
 
 ENGINES: Final = ("vllm", "trtllm", "sglang")
-"""Folders of serving engines; others are libraries', whose rows name the engine that they were measured in."""
+"""Folders of serving engines; rows of a library name the engine that they were measured in."""
 
 
 def package_version(package: Path) -> str:
