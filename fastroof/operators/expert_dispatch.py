@@ -276,8 +276,8 @@ class ExpertDispatch(SizedOperator):
     def package_notes(self, columns: Mapping[str, Columns], gpu: GpuSpec) -> dict[str, Any]:
         """What the files count."""
         return {
-            "note": "moe_a2a and DeepEP have microseconds in the package, trtllm_alltoall milliseconds; of deepep_normal, telling how much will come is added to sending it. Tokens are "
-            "those of one GPU"
+            "note": "moe_a2a and DeepEP have microseconds in the package, trtllm_alltoall milliseconds; of "
+            "deepep_normal, telling how much will come is added to sending it. Tokens are those of one GPU"
         }
 
     def check_key(self, key: Key) -> None:
