@@ -38,7 +38,9 @@ def test_names_and_ranks_are_distinct():
 def ones(operator: Operator) -> dict[str, np.ndarray]:
     """Two rows of every column: the smallest sizes, bf16 and balanced words."""
     words = {"dtype": "bf16", "kv_dtype": "bf16", "distribution": "balanced", "collective": "all_gather"}
-    words |= {"attn_dtype": "bf16", "model": "deepseek-v3.2"}
+    words |= {"attn_dtype": "bf16"}
+    models = {"csa": "deepseek-v4-flash", "hca": "deepseek-v4-flash", "msa": "minimax-m3"}
+    words |= {"model": models.get(operator.name[:3], "deepseek-v3.2")}
     rows = {}
     for column in operator.required:
         if column.kind == "text":

@@ -1,0 +1,322 @@
+"""Attention blocks over compressed caches, measured as one: CSA and HCA of DeepSeek-V4.
+
+Every 4 tokens (CSA) or 128 (HCA) are one entry of the cache, 512 wide, key and value of all heads; beside
+them a query attends to the last 128 tokens. CSA has an indexer, which scores every entry in fp8 and picks 512
+or 1024 of them; HCA attends to all.
+
+SGLang's rows of CSA were measured with scores that are all equal, the worst case of one of its top-k kernels.
+A decode of DeepSeek-V4-Flash (16 heads, H100) takes 84 us at 2048 tokens, where all are picked, 164 at 4096
+to 65536, and 93 at 131072, where another kernel picks. With the scores of a model it takes the block, less
+the top-k of flat scores, and the other one: 164 - 81 + 3. Both are rows of sparse_part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final, NamedTuple
+
+import numpy as np
+
+from fastroof.arrays import Array, Bools, Floats
+from fastroof.columns import Column
+from fastroof.errors import LookupInputError
+from fastroof.operators.attention_work import BATCH
+from fastroof.operators.foreign_rows import (
+    MEASURED,
+    RUN,
+    ForeignRows,
+    PackageFile,
+    Raw,
+    dtype_names,
+    measured_us,
+    size_columns,
+    text_columns,
+    unknown_dtypes,
+)
+from fastroof.operators.latent_work import MODULE_COLUMNS, MODULE_KEYS, causal_pairs, generation_kv_len
+from fastroof.operators.operator import Columns, HoldoutGrid, Key, by_word, element_bytes
+from fastroof.operators.ragged import RaggedOperator, RaggedPrefill, WorkPart
+from fastroof.units import ACTIVATION_BYTES
+
+__all__ = [
+    "COMPRESSED_SHAPES",
+    "ENTRY",
+    "INDEX_DIM",
+    "INDEX_HEADS",
+    "OPERATORS",
+    "WINDOW",
+    "CompressedShape",
+    "compressed_model_names",
+]
+
+ENTRY: Final = 512
+"""Width of an entry of the cache, key and value at once."""
+INDEX_HEADS: Final = 64
+INDEX_DIM: Final = 128
+WINDOW: Final = 128
+_O_LORA_RANK: Final = 1024
+_HEADS_A_GROUP: Final = 8
+"""Heads that share one part of the output's low-rank projection."""
+_CSA: Final = 4
+_HCA: Final = 128
+
+
+class CompressedShape(NamedTuple):
+    """Widths of one layer that differ between models.
+
+    Attributes
+    ----------
+    hidden : int
+        Width of the residual stream.
+    q_lora_rank : int
+        Width of the compressed queries.
+    topk : int
+        Entries that the indexer of a CSA layer picks.
+    """
+
+    hidden: int
+    q_lora_rank: int
+    topk: int
+
+
+COMPRESSED_SHAPES: Final[Mapping[str, CompressedShape]] = {
+    "deepseek-v4-flash": CompressedShape(4096, 1024, 512),
+    "deepseek-v4-pro": CompressedShape(7168, 1536, 1024),
+}
+
+_NAMES: Final = {
+    "sgl-project/DeepSeek-V4-Flash-FP8": "deepseek-v4-flash",
+    "deepseek-ai/DeepSeek-V4-Flash": "deepseek-v4-flash",
+    "sgl-project/DeepSeek-V4-Pro-FP8": "deepseek-v4-pro",
+    "deepseek-ai/DeepSeek-V4-Pro": "deepseek-v4-pro",
+}
+
+
+def compressed_model_names(words: Array) -> Array:
+    """The package's models by fastroof's names; others stay as they are."""
+    distinct, index = np.unique(words.astype(str), return_inverse=True)
+    renamed: Array = np.array([_NAMES.get(word, word) for word in distinct], object)[index]
+    return renamed
+
+
+def _width(models: Array, name: str) -> Array:
+    def of(model: str) -> float:
+        return getattr(COMPRESSED_SHAPES[model], name) if model in COMPRESSED_SHAPES else np.nan
+
+    return by_word(models, of)
+
+
+# -- rows of the package ---------------------------------------------------------------------------
+
+
+_COLUMNS: Final = (
+    *MODULE_COLUMNS,
+    *text_columns("model", "gemm_type"),
+    *size_columns("compress_ratio"),
+    *MEASURED,
+)
+
+
+def _package_rows(raw: Raw, ratio: int) -> ForeignRows:
+    columns = {
+        "dtype": dtype_names(raw["gemm_type"]),
+        "kv_dtype": dtype_names(raw["kv_cache_dtype"]),
+        "attn_dtype": dtype_names(raw["mla_dtype"]),
+        "model": compressed_model_names(raw["model"]),
+        "num_heads": raw["num_heads"],
+        "batch_size": raw["batch_size"],
+        **measured_us(raw),
+    }
+    out: dict[str, Bools] = unknown_dtypes(columns["dtype"]) | unknown_dtypes(columns["kv_dtype"])
+    model = columns["model"]
+    out |= {f"model {m}": model == m for m in sorted(set(model)) if m not in COMPRESSED_SHAPES}
+    out |= {f"not compressed {ratio} to 1": raw["compress_ratio"] != ratio}
+    return ForeignRows(columns, out)
+
+
+def _prefill_of(ratio: int) -> Any:
+    def convert(raw: Raw) -> ForeignRows:
+        rows = _package_rows(raw, ratio)
+        sizes = {"q_len": raw["isl"], "kv_len": raw["isl"] + raw["step"]}
+        return ForeignRows(rows.columns | sizes, rows.left_out)
+
+    return convert
+
+
+def _decode_of(ratio: int) -> Any:
+    def convert(raw: Raw) -> ForeignRows:
+        rows = _package_rows(raw, ratio)
+        return ForeignRows(rows.columns | {"kv_len": generation_kv_len(raw)}, rows.left_out)
+
+    return convert
+
+
+# -- work ------------------------------------------------------------------------------------------
+
+
+def _weights(columns: Columns, ratio: int) -> tuple[Floats, Floats]:
+    """Weights of a block without its indexer, and of the indexer."""
+    hidden, q_lora = (_width(columns["model"], name) for name in ("hidden", "q_lora_rank"))
+    heads = columns["num_heads"]
+    # entries of CSA overlap: its compressor sees every token twice
+    seen = 2 if ratio == _CSA else 1
+    compressor = hidden * 2 * seen * ENTRY
+    own = hidden * (q_lora + ENTRY) + q_lora * heads * ENTRY + heads * ENTRY * _O_LORA_RANK
+    out = heads / _HEADS_A_GROUP * _O_LORA_RANK * hidden
+    indexer = q_lora * INDEX_HEADS * INDEX_DIM + hidden * (INDEX_HEADS + 2 * seen * INDEX_DIM)
+    return np.asarray(own + out + compressor), np.asarray(indexer if ratio == _CSA else 0.0 * indexer)
+
+
+def _work(columns: Columns, ratio: int, tokens: Floats, pairs: Sequence[Floats]) -> list[WorkPart]:
+    """Projections of some tokens; ``pairs`` of queries and entries that are scored and attended to."""
+    own, indexer = _weights(columns, ratio)
+    scored, attended = pairs
+    attention = 4.0 * columns["num_heads"] * ENTRY * attended
+    return [
+        WorkPart(np.asarray(2.0 * tokens * (own + indexer)), columns["dtype"]),
+        WorkPart(np.asarray(2.0 * INDEX_HEADS * INDEX_DIM * scored), "fp8"),
+        WorkPart(np.asarray(attention), columns["attn_dtype"]),
+    ]
+
+
+def _bytes(columns: Columns, ratio: int, tokens: Floats, scored: Floats, read: Floats) -> Floats:
+    """Weights once, tokens in and out, the indexer's keys and the entries that are read."""
+    weights = np.asarray(sum(_weights(columns, ratio)) * element_bytes(columns["dtype"]))
+    kv = read * ENTRY * element_bytes(columns["kv_dtype"]) + scored * INDEX_DIM
+    return np.asarray(weights + kv + 2.0 * ACTIVATION_BYTES * tokens * _width(columns["model"], "hidden"))
+
+
+class _Compressed(RaggedOperator):
+    """What blocks over a compressed cache have in common."""
+
+    ratio: ClassVar[int]
+    keys = MODULE_KEYS
+
+    def check_key(self, key: Key) -> None:
+        """Refuse models whose widths are not known."""
+        if key[3] not in COMPRESSED_SHAPES:
+            known = ", ".join(COMPRESSED_SHAPES)
+            raise LookupInputError(f"unknown model {key[3]!r}: use one of {known}")
+
+    def fastest_dtype(self, columns: Columns) -> Array:
+        """Some kernels compute attention in the KV cache's dtype."""
+        return columns["kv_dtype"]
+
+    def most(self, columns: Columns) -> Any:
+        """Entries that a query attends to at most."""
+        return _width(columns["model"], "topk") if self.ratio == _CSA else np.inf
+
+
+class _CompressedPrefill(_Compressed, RaggedPrefill):
+    axes = (
+        BATCH,
+        Column("q_len", "int", "tokens", "new tokens of each sequence"),
+        Column("kv_len", "int", "tokens", "tokens attended to: prefix plus q_len"),
+    )
+    about = "q-len counts the new tokens of a sequence, kv-len the prefix and the new tokens."
+
+    def parts(self, columns: Columns) -> Sequence[WorkPart]:
+        """Projections, the indexer of CSA, attention to entries and to the window."""
+        batch, q_len, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
+        entries = batch * causal_pairs(q_len, kv_len, self.ratio * self.most(columns)) / self.ratio
+        near = batch * causal_pairs(q_len, kv_len, WINDOW)
+        scored = batch * causal_pairs(q_len, kv_len) / self.ratio if self.ratio == _CSA else 0.0 * batch
+        return _work(columns, self.ratio, batch * q_len, (np.asarray(scored), entries + near))
+
+    def moved_bytes(self, columns: Columns) -> Floats:
+        """Weights, tokens in and out, what of the cache all queries may pick."""
+        return self._moved(columns, np.asarray(columns["q_len"], np.float64))
+
+    def least_bytes(self, columns: Columns, moved_bytes: Floats) -> Floats:
+        """The same where all queries of a sequence pick the same entries."""
+        return self._moved(columns, np.asarray(1.0))
+
+    def _moved(self, columns: Columns, picking: Floats) -> Floats:
+        batch, q_len, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
+        read = np.minimum(kv_len / self.ratio, picking * self.most(columns)) + np.minimum(kv_len, WINDOW)
+        scored = kv_len / self.ratio if self.ratio == _CSA else 0.0
+        return _bytes(columns, self.ratio, batch * q_len, batch * scored, batch * read)
+
+
+class _CompressedDecode(_Compressed):
+    axes = (BATCH, Column("kv_len", "int", "tokens", "tokens of each sequence, the new one included"))
+
+    def parts(self, columns: Columns) -> Sequence[WorkPart]:
+        """Projections, the indexer of CSA, attention to entries and to the window."""
+        batch, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
+        entries = np.minimum(kv_len / self.ratio, self.most(columns)) + np.minimum(kv_len, WINDOW)
+        scored = kv_len / self.ratio if self.ratio == _CSA else 0.0 * kv_len
+        return _work(columns, self.ratio, batch, (batch * scored, batch * entries))
+
+    def moved_bytes(self, columns: Columns) -> Floats:
+        """Weights, tokens in and out, the entries read and the indexer's keys."""
+        batch, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
+        read = np.minimum(kv_len / self.ratio, self.most(columns)) + np.minimum(kv_len, WINDOW)
+        scored = kv_len / self.ratio if self.ratio == _CSA else 0.0
+        return _bytes(columns, self.ratio, batch, batch * scored, batch * read)
+
+
+_DEFAULTS: Final = {"dtype": "bf16", "kv_dtype": "fp8", "attn_dtype": "bf16", "model": "deepseek-v4-flash"}
+
+
+class CsaPrefill(_CompressedPrefill):
+    """A block of compressed sparse attention over prompts or chunks."""
+
+    name = "csa_prefill"
+    rank = 104
+    ratio = _CSA
+    summary = "A CSA block (DeepSeek-V4) over prompts."
+    defaults: ClassVar[Mapping[str, Any]] = {"batch_size": 1, **_DEFAULTS}
+    holdouts = (HoldoutGrid("csa_prefill", "every second", {}, {}),)
+    coverages = (HoldoutGrid("csa_prefill", "all", {}, {}),)
+    package_files = (
+        PackageFile("sparse_attention", "dsv4_csa_context_module_perf", _COLUMNS, _prefill_of(_CSA), RUN),
+    )
+
+
+class CsaDecode(_CompressedDecode):
+    """A block of compressed sparse attention over one new token a sequence."""
+
+    name = "csa_decode"
+    rank = 106
+    ratio = _CSA
+    summary = "A CSA block, one new token a sequence."
+    defaults: ClassVar[Mapping[str, Any]] = _DEFAULTS
+    holdouts = (HoldoutGrid("csa_decode", "every second", {}, {}),)
+    coverages = (HoldoutGrid("csa_decode", "all", {}, {}),)
+    package_files = (
+        PackageFile("sparse_attention", "dsv4_csa_generation_module_perf", _COLUMNS, _decode_of(_CSA), RUN),
+    )
+
+
+class HcaPrefill(_CompressedPrefill):
+    """A block of heavily compressed attention over prompts or chunks."""
+
+    name = "hca_prefill"
+    rank = 108
+    ratio = _HCA
+    summary = "An HCA block (DeepSeek-V4) over prompts."
+    defaults: ClassVar[Mapping[str, Any]] = {"batch_size": 1, **_DEFAULTS}
+    holdouts = (HoldoutGrid("hca_prefill", "every second", {}, {}),)
+    coverages = (HoldoutGrid("hca_prefill", "all", {}, {}),)
+    package_files = (
+        PackageFile("sparse_attention", "dsv4_hca_context_module_perf", _COLUMNS, _prefill_of(_HCA), RUN),
+    )
+
+
+class HcaDecode(_CompressedDecode):
+    """A block of heavily compressed attention over one new token a sequence."""
+
+    name = "hca_decode"
+    rank = 110
+    ratio = _HCA
+    summary = "An HCA block, one new token a sequence."
+    defaults: ClassVar[Mapping[str, Any]] = _DEFAULTS
+    holdouts = (HoldoutGrid("hca_decode", "every second", {}, {}),)
+    coverages = (HoldoutGrid("hca_decode", "all", {}, {}),)
+    package_files = (
+        PackageFile("sparse_attention", "dsv4_hca_generation_module_perf", _COLUMNS, _decode_of(_HCA), RUN),
+    )
+
+
+OPERATORS: Final = (CsaPrefill(), CsaDecode(), HcaPrefill(), HcaDecode())

@@ -1,0 +1,95 @@
+"""Attention of the installed package aiconfigurator-core: what its files mean, seen in them."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from fastroof.errors import TableError
+from fastroof.load.aiconfigurator import import_aiconfigurator, installed_root
+from fastroof.load.measured import MeasuredTables
+
+VERSIONS = {"sglang": "0.5.14", "trtllm": "1.3.0rc20", "vllm": "0.24.0"}
+
+
+@cache
+def imported(engine: str, *files: str) -> MeasuredTables:
+    try:
+        installed_root()
+    except TableError as error:
+        pytest.skip(str(error))
+    return import_aiconfigurator("h100_sxm", engine, VERSIONS[engine], files=files)
+
+
+def columns(engine: str, operator: str, *files: str):
+    return imported(engine, *files).tables[operator].columns
+
+
+@pytest.mark.parametrize("engine", VERSIONS)
+def test_no_attention_with_a_window_is_left_out(engine: str):
+    found = columns(engine, "attention_decode", "generation_attention_perf")
+    assert {0, 128} <= set(found["window"].tolist())
+    lengths = found["kv_len"]
+    # a power of two, and so is the longest context with the new token
+    assert not (lengths & (lengths - 1)).any()
+    assert lengths.max() == 131_072
+
+
+@pytest.mark.parametrize(
+    ("engine", "operator", "file"),
+    [
+        ("vllm", "mla_module_decode", "mla_generation_module_perf"),
+        ("trtllm", "mla_module_decode", "mla_generation_module_perf"),
+        ("vllm", "dsa_decode", "dsa_generation_module_perf"),
+        ("trtllm", "dsa_decode", "dsa_generation_module_perf"),
+        ("sglang", "mla_decode", "generation_mla_perf"),
+        ("vllm", "msa_decode", "msa_generation_module_perf"),
+    ],
+)
+def test_lengths_of_decodes_are_powers_of_two(engine: str, operator: str, file: str):
+    lengths = np.unique(columns(engine, operator, file)["kv_len"])
+    assert not (lengths & (lengths - 1)).any()
+    assert (lengths[0], lengths[-1]) == (2, 131_072)
+
+
+def test_longest_decodes_of_sglang_fill_the_models_positions():
+    found = columns("sglang", "dsa_decode", "dsa_generation_module_perf")
+    longest = {m: found["kv_len"][found["model"] == m].max() for m in ("deepseek-v3.2", "glm-5")}
+    assert longest == {"deepseek-v3.2": 163_840, "glm-5": 202_752}
+
+
+def test_tp_is_no_key_so_points_stand_there_twice():
+    tables = imported("sglang", "generation_mla_perf")
+    found = tables.tables["mla_decode"].provenance["operators"]["mla_decode"]
+    assert (found["rows"], found["points"]) == (5792, 2896)
+
+
+def test_parts_of_the_absorbed_gemms_are_both_kept():
+    found = columns("vllm", "mla_bmm", "mla_bmm_perf")
+    assert {part: int((found["part"] == part).sum()) for part in set(found["part"])} == {
+        "pre": 300,
+        "post": 336,
+    }
+
+
+@pytest.mark.parametrize("engine", ["trtllm", "vllm"])
+def test_a_block_takes_longer_than_the_attention_in_it(engine: str):
+    # of the same batch and length, in us both of them
+    kernel = columns("trtllm", "mla_decode", "generation_mla_perf")
+    block = columns(engine, "mla_module_decode", "mla_generation_module_perf")
+
+    def median_us(found, heads: str) -> float:
+        rows = (found[heads] == 128) & (found["batch_size"] == 64) & (found["kv_len"] == 4096)
+        return float(np.median(found["latency_us"][rows]))
+
+    assert 1.0 < median_us(block, "num_heads") / median_us(kernel, "num_q_heads") < 4.0
+
+
+def test_other_kernels_run_where_sglang_attends_to_all_tokens():
+    found = columns("sglang", "dsa_prefill", "dsa_context_module_perf")
+    is_dense = np.char.find(found["kernel"].astype(str), "_dense_") >= 0
+    by_size = (found["kv_len"] <= 2048) & (found["batch_size"] * found["kv_len"] <= 131_072)
+    assert is_dense.sum() == 50_621
+    assert (is_dense == by_size).all()
