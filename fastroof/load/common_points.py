@@ -10,6 +10,7 @@ import numpy as np
 
 from fastroof.arrays import Array, Bools, Floats, Longs
 from fastroof.columns import LATENCY
+from fastroof.load.rows import word_codes
 from fastroof.operators.registry import OPERATORS
 
 __all__ = [
@@ -157,15 +158,15 @@ def codes_of(columns: Iterable[Array]) -> Longs:
     >>> codes_of([np.array([2, 1, 2]), np.array([5, 5, 5])]).tolist()
     [1, 0, 1]
     """
-    codes: Longs | None = None
-    for column in columns:
-        distinct, code = np.unique(column, return_inverse=True)
-        if codes is not None:
-            # Made dense again each time, so that the product never overflows.
-            _, code = np.unique(codes * len(distinct) + code, return_inverse=True)
-        codes = code.reshape(-1).astype(np.int64)
-    if codes is None:
+    sortable = [word_codes(column) if column.dtype == object else column for column in columns]
+    if not sortable:
         raise ValueError("codes need at least one column")
+    order = np.lexsort(sortable[::-1])
+    is_new = np.zeros(len(order), bool)
+    for column in sortable:
+        is_new[1:] |= column[order[1:]] != column[order[:-1]]
+    codes = np.empty(len(order), np.int64)
+    codes[order] = np.cumsum(is_new)
     return codes
 
 

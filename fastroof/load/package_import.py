@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from fastroof.config.gpu import load_gpu
 from fastroof.load.aiconfigurator import read_places
-from fastroof.load.measured import MeasuredTable
+from fastroof.load.family_checks import flag_unsound, siblings_of
+from fastroof.load.measured import MeasuredTables
 from fastroof.load.own import PROVENANCE_FILE, Source, list_sources, load_own
 from fastroof.load.package_provenance import package_provenance
 from fastroof.load.package_sources import ENGINES, PackageSource, package_sources
@@ -29,10 +31,6 @@ QUICK: Final = 3
 
 Progress = Callable[[int, int, str], None]
 """Called with how many files were read, of how many, and the one that is read next."""
-
-_Kernel = tuple[Any, ...]
-_Of = tuple[str, str]
-"""An engine, none for a library, and an operator."""
 
 
 def import_system(
@@ -78,12 +76,6 @@ def import_system(
     """
     have = list_sources(shipped) if any(shipped.glob(f"*/{PROVENANCE_FILE}")) else []
     sources = package_sources(data, system, {pair for source in have for pair in _files(source)})
-    others = [source for source in sources if not source.is_in_use]
-    repeated = {place.operator for source in others for place in source.places}
-    known: dict[_Of, set[_Kernel]] = {}
-    for operator in repeated if have else ():
-        for table in load_own(shipped, when_needed=True).candidates(operator):
-            known.setdefault((table.engine, operator), set()).update(table.groups())
     spec = load_gpu(gpu)
     total, read, lock = sum(len(source.places) for source in sources), 0, threading.Lock()
 
@@ -94,34 +86,55 @@ def import_system(
                 progress(read, total, name)
             read += 1
 
-    def tables_of(source: PackageSource) -> Mapping[str, MeasuredTable]:
+    def tables_of(source: PackageSource) -> MeasuredTables:
         about = package_provenance(data.parents[1], system, gpu, source.name, source.engine, source.version)
         about = {"rank": source.rank, IMPORTED: made_from, **about}
-        return read_places(data, spec, source.name, about, source.places, {}, count).tables
-
-    def convert(source: PackageSource) -> dict[_Of, set[_Kernel]]:
-        tables = tables_of(source)
-        _write(folder, tables)
-        return {(source.engine, name): set(tables[name].groups()) for name in repeated & tables.keys()}
+        return read_places(data, spec, source.name, about, source.places, {}, count)
 
     # sorting and compressing leave the interpreter to other threads
     with ThreadPoolExecutor(min(MAX_THREADS, usable_processors())) as threads:
-        for kernels in threads.map(convert, (source for source in sources if source.is_in_use)):
-            for of, keys in kernels.items():
-                known.setdefault(of, set()).update(keys)
-    for source in others:
-        new = {}
-        for operator, table in tables_of(source).items():
-            # what a library has may lie in an engine's source
-            engines = (source.engine,) if source.engine else ("", *ENGINES)
-            old = set().union(*(known.get((engine, operator), ()) for engine in engines))
-            if not old.issuperset(table.groups()):
-                new[operator] = table
-                known.setdefault((source.engine, operator), set()).update(table.groups())
-        _write(folder, new)
+        everything = list(threads.map(tables_of, sources))
+        beside = load_own(shipped) if have else None
+        wanted = list(_with_new_kernels(sources, everything, beside))
+        siblings = [*wanted, beside] if beside is not None else wanted
+
+        def write(measured: MeasuredTables) -> str:
+            tables = measured.tables
+            first = next(iter(tables.values()))
+            operators = {name: first.provenance["operators"][name] for name in tables}
+            about = {**first.provenance, "operators": operators}
+            flagged = flag_unsound(about, tables, siblings_of(measured, siblings))
+            columns = {name: table.columns for name, table in tables.items()}
+            write_source(folder / first.source, columns, flagged, compression_level=QUICK)
+            return first.source
+
+        names = sorted(threads.map(write, wanted))
     if progress is not None:
         progress(total, total, "")
-    return sorted(path.name for path in folder.iterdir())
+    return names
+
+
+def _with_new_kernels(
+    sources: Sequence[PackageSource], everything: Iterable[MeasuredTables], shipped: MeasuredTables | None
+) -> Iterator[MeasuredTables]:
+    """Yield tables of the sources in use, and of the others the operators that add a kernel."""
+    known: dict[tuple[str, str], set[tuple[Any, ...]]] = {}
+    repeated = {place.operator for source in sources if not source.is_in_use for place in source.places}
+    for operator in repeated:
+        for table in () if shipped is None else shipped.candidates(operator):
+            known.setdefault((table.engine, operator), set()).update(table.groups())
+    for source, measured in zip(sources, everything, strict=True):
+        # what a library has may lie in an engine's source
+        engines = (source.engine,) if source.engine else ("", *ENGINES)
+        new = {}
+        for operator, table in measured.tables.items():
+            kernels = set(table.groups()) if operator in repeated else set()
+            before = set().union(*(known.get((engine, operator), ()) for engine in engines))
+            if source.is_in_use or not before.issuperset(kernels):
+                new[operator] = table
+                known.setdefault((source.engine, operator), set()).update(kernels)
+        if new:
+            yield replace(measured, tables=new)
 
 
 def _files(source: Source) -> Iterator[tuple[str, str]]:
@@ -129,13 +142,3 @@ def _files(source: Source) -> Iterator[tuple[str, str]]:
     for operator, about in source.provenance.get("operators", {}).items():
         for file in about.get("files", {}):
             yield operator, file
-
-
-def _write(folder: Path, tables: Mapping[str, MeasuredTable]) -> None:
-    if not tables:
-        return
-    first = next(iter(tables.values()))
-    operators = {name: first.provenance["operators"][name] for name in tables}
-    columns = {name: table.columns for name, table in tables.items()}
-    provenance = {**first.provenance, "operators": operators}
-    write_source(folder / first.source, columns, provenance, compression_level=QUICK)

@@ -10,6 +10,7 @@ import numpy as np
 
 from fastroof.arrays import Array, Bools, Longs
 from fastroof.config.gpu import GpuSpec
+from fastroof.load.common_points import codes_of
 from fastroof.load.package_places import Place
 from fastroof.load.rows import word_codes
 from fastroof.load.write import sort_rows
@@ -108,15 +109,7 @@ def _slower_kernels(operator: str, columns: Mapping[str, Array]) -> Bools:
 def point_codes(operator: str, columns: Mapping[str, Array]) -> Longs:
     """Return a code for each row: equal for equal keys and axes."""
     schema = OPERATORS[operator]
-    values = [columns[column.name] for column in (*schema.keys, *schema.axes)]
-    sortable = [word_codes(column) if column.dtype == object else column for column in values]
-    order = np.lexsort(sortable[::-1])
-    is_new = np.zeros(len(order), bool)
-    for column in sortable:
-        is_new[1:] |= column[order[1:]] != column[order[:-1]]
-    codes = np.empty(len(order), np.int64)
-    codes[order] = np.cumsum(is_new)
-    return codes
+    return codes_of(columns[column.name] for column in (*schema.keys, *schema.axes))
 
 
 def joined(operator: str, parts: list[Part]) -> dict[str, Array]:

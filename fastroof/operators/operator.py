@@ -353,7 +353,7 @@ def by_word(words: Array, value: Callable[[str], float]) -> Floats:
     # np.unique would sort the words, which takes a tenth of the time of loading everything
     listed = words.tolist()
     known = {word: value(str(word)) for word in set(listed)}
-    return np.array([known[word] for word in listed], np.float64)
+    return np.fromiter(map(known.__getitem__, listed), np.float64, len(listed))
 
 
 def element_bytes(words: Array) -> Any:

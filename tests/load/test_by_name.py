@@ -94,6 +94,24 @@ def test_each_engine_has_its_tables_and_other_versions_add_what_it_lacks(root: P
     ]
 
 
+def test_families_that_no_kernel_took_are_flagged_beside_the_other_engines(
+    root: Path, tmp_path: Path
+) -> None:
+    grid = [
+        GEMM | {"m": m, "n": n, "latency": 0.01 * m} for m in range(1, 11) for n in (8, 16, 24, 32, 40, 48)
+    ]
+    slow = [row | {"latency": 4.0 * row["latency"]} for row in grid]
+    package(tmp_path / "site", B300, gemm=grid, **{"gemm/sglang/0.5.14/gemm_perf": slow})
+    ensure_imported("b300")
+    flags = {
+        s.name: s.provenance["operators"].get("gemm", {}).get("unsound", [])
+        for s in list_sources(root / "b300")
+    }
+    (flag,) = flags[SGLANG]
+    assert VLLM in flag["reason"]
+    assert flags[VLLM] == []
+
+
 def test_what_ships_is_not_converted_and_what_is_there_serves_first(root: Path) -> None:
     alone = fastroof.load_tables("h100")
     # the allreduce and the GEMMs of this package's vLLM are files that ship
