@@ -59,7 +59,11 @@ def lookup_points(tables: Tables, operator: str, count: int, heads: HeadShape | 
     for axis in table.schema.axes:
         measured = table.columns[axis.name][groups[key]]
         arguments[axis.name] = _log_uniform(rng, int(measured.min()), int(measured.max()), count)
-    return arguments | {name: arguments[other] for name, other in table.schema.equal_axes.items()}
+    arguments |= {name: arguments[other] for name, other in table.schema.equal_axes.items()}
+    if "q_len" in arguments:
+        # tokens attended to count the new ones
+        arguments["kv_len"] = np.maximum(arguments["kv_len"], arguments["q_len"])
+    return arguments
 
 
 def _log_uniform(rng: np.random.Generator, low: int, high: int, count: int) -> Longs:

@@ -205,7 +205,7 @@ def _check_bandwidth(
             "few_experts",
             "warning",
             (share > 1.0) & ~above,
-            "its tokens shared experts more than even routing",
+            "its tokens shared what they read more than even routing does",
         ),
     ]
     findings = []

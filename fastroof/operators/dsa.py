@@ -26,7 +26,13 @@ from fastroof.operators.foreign_rows import (
     text_columns,
     unknown_dtypes,
 )
-from fastroof.operators.latent_shapes import LATENT_SHAPES, check_model, model_names, unknown_models, width
+from fastroof.operators.latent_shapes import (
+    LATENT_SHAPES,
+    check_model,
+    model_names,
+    shapes_of,
+    unknown_models,
+)
 from fastroof.operators.latent_work import (
     MODULE_COLUMNS,
     MODULE_KEYS,
@@ -100,10 +106,8 @@ def _indexer(columns: Columns, tokens: Floats, pairs: Floats) -> list[WorkPart]:
 
     Where nothing is scored it still has to fill its cache of keys.
     """
-    model = columns["model"]
-    hidden, q_lora, heads, dim = (
-        width(model, name) for name in ("hidden", "q_lora_rank", "index_heads", "index_dim")
-    )
+    shape = shapes_of(columns["model"])
+    hidden, q_lora, heads, dim = shape.hidden, shape.q_lora_rank, shape.index_heads, shape.index_dim
     queries = np.where(pairs > 0.0, q_lora * heads * dim + hidden * heads, 0.0)
     own = queries + hidden * dim
     return [
@@ -114,10 +118,8 @@ def _indexer(columns: Columns, tokens: Floats, pairs: Floats) -> list[WorkPart]:
 
 def _indexer_bytes(columns: Columns, cached: Floats) -> Floats:
     """Its weights once, and one key a cached token in fp8."""
-    model = columns["model"]
-    hidden, q_lora, heads, dim = (
-        width(model, name) for name in ("hidden", "q_lora_rank", "index_heads", "index_dim")
-    )
+    shape = shapes_of(columns["model"])
+    hidden, q_lora, heads, dim = shape.hidden, shape.q_lora_rank, shape.index_heads, shape.index_dim
     weights = (q_lora * heads * dim + hidden * dim) * element_bytes(columns["dtype"])
     return np.asarray(weights + cached * dim)
 
@@ -126,14 +128,14 @@ _DEFAULTS: Final = {"dtype": "bf16", "kv_dtype": "bf16", "attn_dtype": "bf16", "
 
 
 def _latent_flops(columns: Columns, pairs: Floats) -> Floats:
-    model = columns["model"]
-    widths = 2.0 * width(model, "kv_lora_rank") + width(model, "rope_dim")
+    shape = shapes_of(columns["model"])
+    widths = 2.0 * shape.kv_lora_rank + shape.rope_dim
     return np.asarray(2.0 * columns["num_heads"] * widths * pairs)
 
 
 def _expanded_flops(columns: Columns, pairs: Floats) -> Floats:
-    model = columns["model"]
-    widths = width(model, "nope_dim") + width(model, "rope_dim") + width(model, "v_dim")
+    shape = shapes_of(columns["model"])
+    widths = shape.nope_dim + shape.rope_dim + shape.v_dim
     return np.asarray(2.0 * columns["num_heads"] * widths * pairs)
 
 
@@ -186,7 +188,7 @@ class DsaPrefill(RaggedPrefill):
         tokens = batch * q_len
         is_dense = _is_dense(columns)
         all_pairs = batch * causal_pairs(q_len, kv_len)
-        picked = batch * causal_pairs(q_len, kv_len, width(columns["model"], "topk"))
+        picked = batch * causal_pairs(q_len, kv_len, shapes_of(columns["model"]).topk)
         scored = np.where(is_dense, 0.0, all_pairs)
         latent, expanded = _latent_flops(columns, picked), _expanded_flops(columns, all_pairs)
         return [
@@ -209,7 +211,7 @@ class DsaPrefill(RaggedPrefill):
 
     def _bytes(self, columns: Columns, picking: Floats) -> Floats:
         batch, q_len, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
-        read = np.minimum(kv_len, picking * width(columns["model"], "topk"))
+        read = np.minimum(kv_len, picking * shapes_of(columns["model"]).topk)
         own = module_bytes(columns, batch * q_len, batch * read)
         return own + _indexer_bytes(columns, batch * kv_len)
 
@@ -234,7 +236,7 @@ class DsaDecode(RaggedOperator):
     def parts(self, columns: Columns) -> Sequence[WorkPart]:
         """Projections, the indexer, and absorbed attention to what it picks."""
         batch, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
-        picked = batch * attended(kv_len, width(columns["model"], "topk"))
+        picked = batch * attended(kv_len, shapes_of(columns["model"]).topk)
         return [
             *projections(columns, batch),
             *_indexer(columns, batch, batch * kv_len),
@@ -248,7 +250,7 @@ class DsaDecode(RaggedOperator):
     def moved_bytes(self, columns: Columns) -> Floats:
         """Weights, tokens in and out, the picked tokens of the cache and the indexer's keys."""
         batch, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
-        own = module_bytes(columns, batch, batch * attended(kv_len, width(columns["model"], "topk")))
+        own = module_bytes(columns, batch, batch * attended(kv_len, shapes_of(columns["model"]).topk))
         return own + _indexer_bytes(columns, batch * kv_len)
 
 

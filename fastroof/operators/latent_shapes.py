@@ -8,19 +8,18 @@ The widths are facts of the models' config.json files.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from fastroof.arrays import Array, Bools
 from fastroof.errors import LookupInputError
-from fastroof.operators.operator import by_word
 
-__all__ = ["LATENT_SHAPES", "LatentShape", "check_model", "model_names", "unknown_models", "width"]
+__all__ = ["LATENT_SHAPES", "LatentShape", "check_model", "model_names", "shapes_of", "unknown_models"]
 
 
 class LatentShape(NamedTuple):
-    """Widths of one layer's latent attention; heads are those of a call.
+    """Widths of one layer's latent attention, or of many rows'; heads are those of a call.
 
     Attributes
     ----------
@@ -35,15 +34,15 @@ class LatentShape(NamedTuple):
         full attention, index_heads 0 a layer that reuses what another one's indexer picked.
     """
 
-    hidden: int
-    q_lora_rank: int
-    kv_lora_rank: int
-    nope_dim: int
-    rope_dim: int
-    v_dim: int
-    index_heads: int = 0
-    index_dim: int = 0
-    topk: int = 0
+    hidden: Any
+    q_lora_rank: Any
+    kv_lora_rank: Any
+    nope_dim: Any
+    rope_dim: Any
+    v_dim: Any
+    index_heads: Any = 0
+    index_dim: Any = 0
+    topk: Any = 0
 
 
 LATENT_SHAPES: Final[Mapping[str, LatentShape]] = {
@@ -84,6 +83,11 @@ def check_model(model: str) -> None:
         raise LookupInputError(f"unknown model {model!r}: use one of {', '.join(LATENT_SHAPES)}")
 
 
-def width(models: Array, name: str) -> Array:
-    """One width of each row's model; NaN where the model is not known."""
-    return by_word(models, lambda m: getattr(LATENT_SHAPES[m], name) if m in LATENT_SHAPES else np.nan)
+def shapes_of(models: Array) -> LatentShape:
+    """Widths of each row's model, arrays of shape (rows,); NaN where the model is not known."""
+    # one pass over the words: a pass a width took longer than reading the file
+    listed = models.tolist()
+    place = {model: i for i, model in enumerate(dict.fromkeys(listed))}
+    unknown = (np.nan,) * len(LatentShape._fields)
+    rows = np.array([LATENT_SHAPES.get(model, unknown) for model in place], np.float64)
+    return LatentShape(*rows[[place[model] for model in listed]].T)

@@ -15,7 +15,7 @@ import numpy as np
 from fastroof.arrays import Array, Floats
 from fastroof.columns import DTYPE, KV_DTYPE, Column
 from fastroof.operators.foreign_rows import Raw, size_columns, text_columns
-from fastroof.operators.latent_shapes import width
+from fastroof.operators.latent_shapes import shapes_of
 from fastroof.operators.operator import Columns, element_bytes
 from fastroof.operators.ragged import WorkPart
 from fastroof.operators.work import Real, as_floats
@@ -88,11 +88,8 @@ def projections(columns: Columns, tokens: Floats, expanded: Real = 0.0) -> list[
     expanded : ndarray of float64
         Tokens whose keys and values are expanded; without any the expansion is absorbed.
     """
-    model, heads = columns["model"], columns["num_heads"]
-    hidden, q_lora, kv_lora, nope, rope, v_dim = (
-        width(model, name)
-        for name in ("hidden", "q_lora_rank", "kv_lora_rank", "nope_dim", "rope_dim", "v_dim")
-    )
+    heads = columns["num_heads"]
+    hidden, q_lora, kv_lora, nope, rope, v_dim = shapes_of(columns["model"])[:6]
     down = hidden * (q_lora + kv_lora + rope)
     own = down + q_lora * heads * (nope + rope) + heads * v_dim * hidden
     expansion = kv_lora * heads * (nope + v_dim)
@@ -104,11 +101,8 @@ def projections(columns: Columns, tokens: Floats, expanded: Real = 0.0) -> list[
 
 def module_bytes(columns: Columns, tokens: Floats, cached: Floats) -> Floats:
     """Weights once, tokens in and out, and the latent vectors of ``cached`` tokens."""
-    model, heads = columns["model"], columns["num_heads"]
-    hidden, q_lora, kv_lora, nope, rope, v_dim = (
-        width(model, name)
-        for name in ("hidden", "q_lora_rank", "kv_lora_rank", "nope_dim", "rope_dim", "v_dim")
-    )
+    heads = columns["num_heads"]
+    hidden, q_lora, kv_lora, nope, rope, v_dim = shapes_of(columns["model"])[:6]
     weights = (
         hidden * (q_lora + kv_lora + rope)
         + heads * (q_lora * (nope + rope) + v_dim * hidden + kv_lora * (nope + v_dim))

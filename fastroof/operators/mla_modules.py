@@ -26,7 +26,7 @@ from fastroof.operators.foreign_rows import (
     text_columns,
     unknown_dtypes,
 )
-from fastroof.operators.latent_shapes import check_model, model_names, unknown_models, width
+from fastroof.operators.latent_shapes import check_model, model_names, shapes_of, unknown_models
 from fastroof.operators.latent_work import (
     MODULE_COLUMNS,
     MODULE_KEYS,
@@ -107,8 +107,8 @@ class MlaModulePrefill(RaggedPrefill):
     def parts(self, columns: Columns) -> Sequence[WorkPart]:
         """Projections, the expansion of every token attended to, and causal attention."""
         batch, q_len, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
-        model = columns["model"]
-        widths = width(model, "nope_dim") + width(model, "rope_dim") + width(model, "v_dim")
+        shape = shapes_of(columns["model"])
+        widths = shape.nope_dim + shape.rope_dim + shape.v_dim
         attention = 2.0 * columns["num_heads"] * widths * batch * causal_pairs(q_len, kv_len)
         own = projections(columns, batch * q_len, batch * kv_len)
         return [*own, WorkPart(np.asarray(attention), columns["attn_dtype"])]
@@ -146,8 +146,8 @@ class MlaModuleDecode(RaggedOperator):
     def parts(self, columns: Columns) -> Sequence[WorkPart]:
         """Projections, absorbed ones among them, and attention over latent vectors."""
         batch, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
-        model = columns["model"]
-        widths = 2.0 * width(model, "kv_lora_rank") + width(model, "rope_dim")
+        shape = shapes_of(columns["model"])
+        widths = 2.0 * shape.kv_lora_rank + shape.rope_dim
         attention = 2.0 * columns["num_heads"] * widths * batch * kv_len
         return [*projections(columns, batch), WorkPart(np.asarray(attention), columns["attn_dtype"])]
 
