@@ -28,6 +28,9 @@ __all__ = ["Source", "list_sources", "load_own"]
 PROVENANCE_FILE: Final = "provenance.toml"
 SERVING_FOLDER: Final = "serving"
 DEFAULT_RANK: Final = 100
+OWN_RANK: Final = 50
+"""Rank of what kernels-bench measured, unless it says another: one's own comes before what ships."""
+OWN_TOOL: Final = "kernels_bench"
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,9 @@ class Source:
     def rank(self, operator: str) -> int:
         """Place of the source among those that have an operator: the lowest serves it."""
         own = self.provenance.get("operators", {}).get(operator, {})
-        return int(own.get("rank", self.provenance.get("rank", DEFAULT_RANK)))
+        is_own = str(self.provenance.get("tool", "")).partition(" ")[0] == OWN_TOOL
+        default = OWN_RANK if is_own else DEFAULT_RANK
+        return int(own.get("rank", self.provenance.get("rank", default)))
 
 
 def list_sources(folder: Path) -> list[Source]:
@@ -100,7 +105,8 @@ def load_own(
     source : str or mapping of str to str, optional
         Read this source and no other; or, by operator, the source that it comes from: its name, or the
         path of its folder. All that is not named comes from the source of the lowest rank that has it:
-        ``rank`` of ``[operators.<operator>]`` in its provenance.toml, else ``rank`` at the top, else 100;
+        ``rank`` of ``[operators.<operator>]`` in its provenance.toml, else ``rank`` at the top, else 50 where
+        kernels-bench measured it, else 100;
         sources of one rank by name. Kernels that it has not measured come from the next.
     when_needed : bool
         Read each table when its rows are first asked for, not now.

@@ -13,7 +13,7 @@ from fastroof.arrays import Array, Floats
 from fastroof.columns import KV_DTYPE, ORIGIN_BORROWED, ORIGIN_MEASURED, Column
 from fastroof.compiled.packed import GridNodes, GuidedGrid
 from fastroof.config.gpu import GpuSpec
-from fastroof.errors import LookupInputError
+from fastroof.errors import LookupInputError, MissingTableError
 from fastroof.operators.attention_borrowing import AttentionGrid, attention_grid
 from fastroof.operators.attention_errors import AttentionErrors, attention_errors
 from fastroof.operators.attention_work import (
@@ -132,6 +132,11 @@ class AttentionOperator(AttentionRows):
     def pack(self, key: Key, rows: Columns, gpu: GpuSpec, variant: str = "") -> PackedGrid:
         """One head shape's grid: holes filled, edges padded."""
         keep = self.plain_rows(rows)
+        if not keep.any():
+            raise MissingTableError(
+                f"{self.name} of {HeadShape(*key[:4])} was measured after prefixes alone; a table starts "
+                "from prompts without one"
+            )
         batch, length = (rows[name][keep].astype(np.float64) for name in ("batch_size", "kv_len"))
         latency_us = rows["latency_us"][keep]
         bound = self.bound(HeadShape(*key), gpu, float(latency_us.min()))

@@ -272,6 +272,17 @@ def decode_rows(**changes: Any) -> dict[str, Any]:
     return {name: np.asarray(v) for name, v in (table | changes).items()}
 
 
+def test_what_kernels_bench_measured_comes_first_unless_it_says_otherwise(gpu_folder: Path) -> None:
+    both = {"gemm": gemm_rows(2)}
+    source(gpu_folder / "a_shipped", both)
+    source(gpu_folder / "b_own", both, tool="kernels_bench 0.1.0")
+    assert load_own(gpu_folder).sources == {"gemm": "b_own"}
+    assert load_own(gpu_folder, source="a_shipped").sources == {"gemm": "a_shipped"}
+    shutil.rmtree(gpu_folder / "b_own")
+    source(gpu_folder / "b_own", both, tool="kernels_bench 0.1.0", rank=150)
+    assert load_own(gpu_folder).sources == {"gemm": "a_shipped"}
+
+
 def test_sources_of_lower_rank_serve_first_then_by_name(gpu_folder: Path) -> None:
     both = {"gemm": gemm_rows(), "attention_decode": decode_rows()}
     source(gpu_folder / "b", both)

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import typer
 
-from fastroof.cli.tables import diff, flag, holdout, import_aiconfigurator, list, show, validate
+from fastroof.cli.tables import (
+    diff,
+    flag,
+    holdout,
+    import_aiconfigurator,
+    import_llmservingsim,
+    import_vidur,
+    list,
+    show,
+    validate,
+)
 from fastroof.command_group import help_if_alone
 
 __all__ = ["register"]
@@ -19,7 +29,8 @@ def register(app: typer.Typer) -> None:
     imports.callback(invoke_without_command=True)(help_if_alone)
     for command in (list, show, validate, diff, flag):
         command.register(group)
-    import_aiconfigurator.register(imports)
+    for program in (import_aiconfigurator, import_vidur, import_llmservingsim):
+        program.register(imports)
     group.add_typer(imports, name="import")
     holdout.register(group)
     app.add_typer(group, name="tables")

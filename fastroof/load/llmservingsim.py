@@ -1,0 +1,387 @@
+"""Profiles of LLMServingSim -> rows of GEMMs, attention and elementwise kernels: the inverse of its export.
+
+Today's, below ``profiler/perf``; times are in us, and ``kv_decode`` is a decode's context without the new
+token::
+
+    <hardware>/<model>/<variant>/tp<N>/dense.csv          layer,tokens,time_us
+    <hardware>/<model>/<variant>/tp<N>/per_sequence.csv   layer,sequences,time_us
+    <hardware>/<model>/<variant>/tp<N>/attention.csv      layer,prefill_chunk,prefill_key,n_decode,kv_decode,
+                                                          decode_q_len,time_us
+
+A chunk of c tokens after k has ``prefill_key`` k + c / 2; older files have k itself, as ``kv_prefill``.
+Release 1.0.0's, below ``llm_profile/perf_models``, later ``profiler/v0/perf_models``::
+
+    <hardware>/<model>/tp<N>/layers.csv      layer_name,input,kv_cache,tp_size,latency(ns)
+    <hardware>/<model>/tp<N>/attention.csv   as Vidur's, ms; but kv_cache_size counts the keys of all
+                                             sequences together, those of the call included
+
+So there a decode of batch b attends to ``kv_cache_size // b`` tokens: at equal kv_cache_size its time falls
+with the batch. Its layers are PyTorch's in float16, norms and rotary embedding several kernels each; decodes
+run a kernel for prompts. Files name no width: sizes are those of the model that the folders name, a GPU's
+share.
+
+Left out are ``predictions`` (made, not measured), mixed calls, layers that say too little of what they move,
+and prompts of a head shape that all came after a prefix: in today's default grid no ``prefill_key`` is c / 2.
+
+Sources: casys-kaist/LLMServingSim, docs/docs/profiler/output-bundle.md at
+11b96ae1ee5c339d40f8d9ba7b2052d8ef2ace0d, profiler/core/attention_shape.py at
+8d7b3d89fc07c4cce9918face131dba7e2f4857e; llm_profile/profiler/attention/attention_profiler.py and
+attention_input.py and llm_profile/profiler/layers/main.py at 9e3f0ece7cab1393f176a74d38601ef07103f2d3,
+models/llama.py of the same at 4a23e9f137dd83f91f5d2d449dd47ca51dd336c4.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from fastroof.arrays import Array, Bools, Floats
+from fastroof.columns import Column
+from fastroof.config.gpu import load_gpu
+from fastroof.errors import GpuError, ModelError, TableError
+from fastroof.load.profiles import HALF_DTYPES, Profile, gemm_rows, median_us, rope_rows, silu_rows
+from fastroof.load.rows import read_columns
+from fastroof.load.vidur import ATTENTION_COLUMNS, attention_rows
+from fastroof.load.write import Format
+from fastroof.models.dense import DenseModel, DenseShard, split
+from fastroof.models.load import load_model
+from fastroof.operators.foreign_rows import ForeignRows, size_columns, text_columns
+from fastroof.units import NS_PER_US
+
+__all__ = ["convert_llmservingsim"]
+
+PROGRAM: Final = "llmservingsim"
+DENSE, PER_SEQUENCE, ATTENTION, LAYERS = "dense.csv", "per_sequence.csv", "attention.csv", "layers.csv"
+OTHERS: Final = {
+    "moe.csv": "experts of a whole block, whose routing the schema has no keys for",
+    "linear_attention.csv": "linear attention",
+    "mtp.csv": "speculative decoding",
+    "skew.csv": "decodes of unequal length",
+    "step.csv": "whole steps",
+    "attn_prefill_predictions.csv": "predicted, not measured",
+    "attn_decode_predictions.csv": "predicted, not measured",
+}
+VARIANTS: Final = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
+_TP: Final = re.compile(r"tp([1-9]\d*)")
+_TIME: Final = "time_us"
+
+_ATTENTION: Final = (
+    *size_columns("prefill_chunk", "n_decode", "kv_decode", minimum=0),
+    *text_columns("layer"),
+)
+_PREFILL_KEY: Final = Column("prefill_key", "float", "tokens", "context and half the chunk", 0)
+_KV_PREFILL: Final = Column("kv_prefill", "int", "tokens", "context of the chunk", 0)
+_DECODE_Q: Final = size_columns("decode_q_len")
+
+
+class _Where(NamedTuple):
+    """What the folders of a file say of it."""
+
+    hardware: str
+    model: str
+    variant: str
+    tp: int
+
+
+def convert_llmservingsim(
+    folder: str | Path,
+    output: str | Path | None = None,
+    *,
+    gpu: str | None = None,
+    model: str | None = None,
+    dtype: str = "bf16",
+    format: Format = "parquet",
+    overwrite: bool = False,
+) -> Path:
+    """Import a folder of LLMServingSim's profiles and write ``<output>/<gpu>/llmservingsim/``.
+
+    Parameters
+    ----------
+    folder : str or Path
+        ``profiler/perf`` or ``perf_models``, or any folder below it down to a model's.
+    output : str or Path, optional
+        The folder that gets one folder a GPU; the user's folder of tables if not given, where
+        ``load_tables(<gpu>)`` finds it.
+    gpu : str, optional
+        Which hardware where the folder has several, or which GPU one is that fastroof has no name for.
+    model : str, optional
+        A preset or config.json whose sizes the profile has, where its folders name no preset's model.
+    dtype : {"bf16", "fp16"}
+        What rows in float16 are filed under, which are all of release 1.0.0. Plans ask for bf16.
+    format, overwrite
+        As in :func:`fastroof.load.write.write_source`.
+
+    Returns
+    -------
+    Path
+        The folder that was written.
+
+    Raises
+    ------
+    TableError
+        If there is nothing to import, there are several GPUs, or models for one ``model``, a file does not
+        hold what its columns promise, or the folder is there.
+    GpuError, ModelError
+        If ``gpu`` or ``model`` is unknown.
+    """
+    root = Path(folder)
+    if not root.is_dir():
+        raise TableError(f"{root} is no folder; need one of LLMServingSim's profiles, as in profiler/perf")
+    if dtype not in HALF_DTYPES:
+        raise TableError(f"dtype is {dtype!r}; rows in float16 are filed under {' or '.join(HALF_DTYPES)}")
+    names = (DENSE, PER_SEQUENCE, ATTENTION, LAYERS, *OTHERS)
+    found = {path: _where(path) for name in names for path in sorted(root.rglob(name))}
+    spec, hardware = _hardware(root, found, gpu)
+    profile = Profile(PROGRAM, spec, root)
+    found = {path: where for path, where in found.items() if where is not None and where.hardware == hardware}
+    names_of_models = sorted({where.model for where in found.values() if where is not None})
+    if model is not None and len(names_of_models) > 1:
+        raise TableError(
+            f"{root} has {', '.join(names_of_models)}: model= (--model) can stand for one of them"
+        )
+    sizes = {name: _sizes(name if model is None else model, model is not None) for name in names_of_models}
+    for path, where in sorted(found.items()):
+        assert where is not None
+        known = sizes[where.model]
+        if path.name in OTHERS:
+            profile.leave_out(path, OTHERS[path.name])
+        elif isinstance(known, str):
+            profile.leave_out(path, known)
+        else:
+            _add(profile, path, where, known, dtype)
+    provenance = {
+        "url": "https://github.com/casys-kaist/LLMServingSim",
+        "licence": "that of the repository; nothing of it is part of fastroof",
+        "hardware": hardware,
+        "changes": "times in us (ns / 1000 and ms x 1000 of release 1.0.0), sizes from the model's, divided "
+        f"by the tensor-parallel size; rows in float16 filed under {dtype}; sorted",
+        "timing": "kernels by the CUDA profiler, launched eagerly; KV writes are part of today's attention",
+    }
+    return profile.write(None if output is None else Path(output), provenance, format, overwrite)
+
+
+# -- folders ---------------------------------------------------------------------------------------
+
+
+def _where(path: Path) -> _Where | None:
+    """What a path says: ``<hardware>/<org>/<model>[/<variant>]/tp<N>/...``; None for others."""
+    parts = path.resolve().parts[:-1]
+    for place in range(len(parts) - 1, 3, -1):
+        if tp := _TP.fullmatch(parts[place]):
+            variant = "" if _is_release_1(path) else parts[place - 1]
+            above = parts[:place] if not variant else parts[: place - 1]
+            return _Where(above[-3], "/".join(above[-2:]), variant, int(tp[1])) if len(above) > 3 else None
+    return None
+
+
+def _is_release_1(path: Path) -> bool:
+    """Whether the folders of a file are release 1.0.0's, which have no variant."""
+    if path.name == ATTENTION:
+        with path.open("rb") as file:
+            return b"time_stats." in file.readline()
+    return path.name == LAYERS or path.name.endswith("_predictions.csv")
+
+
+def _hardware(root: Path, found: Mapping[Path, _Where | None], gpu: str | None) -> tuple[Any, str]:
+    """Which GPU, and the folder that it goes by."""
+    there = sorted({where.hardware for where in found.values() if where is not None})
+    if not there:
+        raise TableError(
+            f"{root} has no file of a profile in <hardware>/<organisation>/<model>/<variant>/tp<N>, "
+            "or without <variant>"
+        )
+
+    def named(word: str) -> str | None:
+        try:
+            return load_gpu(word).name
+        except GpuError:
+            return None
+
+    wanted = None if gpu is None else load_gpu(gpu)
+    mine = [word for word in there if wanted is None or named(word) == wanted.name]
+    if wanted is not None and not mine and len(there) == 1 and named(there[0]) is None:
+        return wanted, there[0]
+    if len(mine) != 1:
+        raise TableError(f"{root} has profiles of {', '.join(there)}: say which with gpu= (--gpu)")
+    return (wanted or load_gpu(mine[0])), mine[0]
+
+
+def _sizes(name: str, is_asked_for: bool) -> DenseModel | str:
+    """A model's sizes, or why they are not known."""
+    try:
+        return DenseModel.of(load_model(name))
+    except ModelError as error:
+        if is_asked_for:
+            raise
+        return f"{name}: no dense preset; model= (--model) would say its sizes ({str(error)[:60]} ..)"
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def _add(profile: Profile, path: Path, where: _Where, model: DenseModel, dtype: str) -> None:
+    try:
+        shard = split(model, where.tp)
+    except ModelError as error:
+        profile.leave_out(path, str(error))
+        return
+    profile.models.add(where.model)
+    if not where.variant:
+        (_add_layers if path.name == LAYERS else _add_v0_attention)(profile, path, model, where.tp, dtype)
+        return
+    weights, _, cache = where.variant.partition("-")
+    kv_dtype = VARIANTS.get(cache.removeprefix("kv")) if cache else "bf16" if weights == "fp8" else weights
+    if weights not in VARIANTS or kv_dtype is None:
+        profile.leave_out(path, f"variant {where.variant}: no dtype that is known")
+    elif path.name == ATTENTION:
+        _add_attention(profile, path, shard, model.head_dim, kv_dtype)
+    else:
+        # the simulator's share of the vocabulary is not padded
+        _add_dense(profile, path, shard, model, model.vocab // where.tp, VARIANTS[weights])
+
+
+def _times(path: Path, column: str, unit_us: float) -> Floats:
+    stats = median_us(path, [column], unit_us)
+    if column not in stats:
+        raise TableError(f"{path} has no column {column}")
+    return stats[column]
+
+
+def _by_layer(
+    profile: Profile,
+    path: Path,
+    layers: Array,
+    add: Mapping[str, Callable[[Bools], tuple[str, ForeignRows]]],
+    others: Mapping[str, str],
+) -> None:
+    """Hand each layer's rows to what makes rows of them, and count the others by why they are none."""
+    for layer in sorted(set(layers)):
+        rows = layers == layer
+        if layer in add:
+            operator, made = add[layer](rows)
+            profile.add(path, operator, made)
+        else:
+            profile.leave_out(path, others.get(layer, f"layer {layer}"), int(rows.sum()))
+
+
+def _add_dense(
+    profile: Profile, path: Path, shard: DenseShard, model: DenseModel, vocab_rows: int, dtype: str
+) -> None:
+    """dense.csv and per_sequence.csv: one layer a row, by tokens or by sequences."""
+    count = "tokens" if path.name == DENSE else "sequences"
+    raw = read_columns(path, (*text_columns("layer"), *size_columns(count)))
+    us, m = _times(path, _TIME, 1.0), raw[count]
+    gemms = {
+        "qkv_proj": (shard.qkv_out, model.hidden),
+        "o_proj": (model.hidden, shard.o_in),
+        "gate_up_proj": (2 * shard.intermediate, model.hidden),
+        "down_proj": (model.hidden, shard.intermediate),
+        "lm_head": (vocab_rows, model.hidden),
+    }
+
+    def gemm(layer: str) -> Callable[[Bools], tuple[str, ForeignRows]]:
+        n, k = gemms[layer]
+        name = "bf16" if layer == "lm_head" and dtype == "fp8" else dtype
+        return lambda rows: ("gemm", gemm_rows(m[rows], n, k, us[rows], name))
+
+    heads_width = (shard.num_q_heads + shard.num_kv_heads) * model.head_dim
+    add: dict[str, Callable[[Bools], tuple[str, ForeignRows]]] = {layer: gemm(layer) for layer in gemms}
+    add["act_fn"] = lambda rows: ("elementwise", silu_rows(m[rows], shard.intermediate, us[rows]))
+    add["rotary_emb"] = lambda rows: ("elementwise", rope_rows(m[rows], heads_width, us[rows]))
+    norm = "norms: whether the residual is added in the same kernel is not said"
+    others = dict.fromkeys(("layernorm", "final_layernorm", "qk_norm"), norm)
+    others |= {
+        "embedding": "embedding: a gather, no row of elementwise",
+        "sampler": "sampler: no operator of it",
+    }
+    _by_layer(profile, path, raw["layer"], add, others)
+
+
+def _add_attention(profile: Profile, path: Path, shard: DenseShard, head_dim: int, kv_dtype: str) -> None:
+    raw = read_columns(path, _ATTENTION, (_PREFILL_KEY, _KV_PREFILL, *_DECODE_Q))
+    us = _times(path, _TIME, 1.0)
+    chunk, batch = raw["prefill_chunk"], raw["n_decode"]
+    if "prefill_key" not in raw and "kv_prefill" not in raw:
+        raise TableError(f"{path} has neither a column prefill_key nor kv_prefill")
+    context = raw["prefill_key"] - chunk / 2.0 if "prefill_key" in raw else raw["kv_prefill"] * 1.0
+    whole = (context >= 0.0) & (context == np.floor(context))
+    shared = {
+        "another layer than attention": raw["layer"] != "attention",
+        "prompts and decodes in one call": (chunk > 0) & (batch > 0),
+        "no request": (chunk == 0) & (batch == 0),
+        "several new tokens a decode": (raw["decode_q_len"] > 1) & (batch > 0)
+        if "decode_q_len" in raw
+        else np.zeros(len(us), bool),
+    }
+    is_prefill = chunk > 0
+    for operator, rows in (("attention_prefill", is_prefill), ("attention_decode", ~is_prefill)):
+        count = int(rows.sum())
+        columns: dict[str, Array] = {
+            "kv_dtype": np.full(count, kv_dtype, object),
+            "num_q_heads": np.full(count, shard.num_q_heads),
+            "num_kv_heads": np.full(count, shard.num_kv_heads),
+            "head_dim": np.full(count, head_dim),
+            "window": np.zeros(count, np.int64),
+            "latency_us": us[rows],
+            "kernel": np.full(count, "attention", object),
+        }
+        out = {reason: mask[rows] for reason, mask in shared.items()}
+        if operator == "attention_prefill":
+            tokens = np.where(whole, context, 0.0).astype(np.int64)
+            columns |= {"batch_size": np.ones(count, np.int64), "q_len": chunk[rows]}
+            columns["kv_len"] = (tokens + chunk)[rows]
+            out["a context that is no whole number of tokens"] = ~whole[rows]
+        else:
+            columns |= {"batch_size": batch[rows], "kv_len": raw["kv_decode"][rows] + 1}
+        profile.add(path, operator, ForeignRows(columns, out))
+
+
+def _add_layers(profile: Profile, path: Path, model: DenseModel, tp: int, dtype: str) -> None:
+    """layers.csv of release 1.0.0: projections by themselves, over a prompt's tokens."""
+    sizes = (
+        *size_columns("input", "tp_size"),
+        *size_columns("kv_cache", minimum=0),
+        *text_columns("layer_name"),
+    )
+    raw = read_columns(path, sizes)
+    us, m = _times(path, "latency(ns)", 1.0 / NS_PER_US), raw["input"]
+    if (raw["tp_size"] != tp).any():
+        raise TableError(
+            f"{path} has rows of tp_size {sorted(set(raw['tp_size'].tolist()))}, its folder is tp{tp}"
+        )
+    hidden, width = model.hidden, model.intermediate // tp
+    q_out, kv_out = (heads * model.head_dim // tp for heads in (model.num_q_heads, model.num_kv_heads))
+    gemms = {
+        "q_proj": (q_out, hidden), "k_proj": (kv_out, hidden), "v_proj": (kv_out, hidden),
+        "o_proj": (hidden, q_out),
+        "gate_proj": (width, hidden), "up_proj": (width, hidden), "down_proj": (hidden, width),
+        "lm_head": (model.vocab // tp, hidden),
+    }  # fmt: skip
+
+    def gemm(layer: str) -> Callable[[Bools], tuple[str, ForeignRows]]:
+        n, k = gemms[layer]
+        return lambda rows: ("gemm", gemm_rows(m[rows], n, k, us[rows], dtype))
+
+    several = "several kernels of PyTorch, where engines run one"
+    others = dict.fromkeys(
+        ("input_layernorm", "post_layernorm", "final_layernorm", "rope", "act_fn"), several
+    )
+    others |= {
+        "embedding": "embedding: a gather, no row of elementwise",
+        "attn": "attention beside attention.csv",
+    }
+    _by_layer(profile, path, raw["layer_name"], {layer: gemm(layer) for layer in gemms}, others)
+
+
+def _add_v0_attention(profile: Profile, path: Path, model: DenseModel, tp: int, dtype: str) -> None:
+    raw = read_columns(path, ATTENTION_COLUMNS)
+    measured = (raw["n_embd"], raw["n_q_head"], raw["n_kv_head"], raw["num_tensor_parallel_workers"])
+    wanted = (model.hidden, model.num_q_heads, model.num_kv_heads, tp)
+    if any((have != want).any() for have, want in zip(measured, wanted, strict=True)):
+        raise TableError(f"{path} was not measured of {model.name} over {tp} GPUs, as its folders say")
+    # the keys of all sequences, those of the call included
+    attention_rows(profile, path, raw, raw["kv_cache_size"] // raw["batch_size"], dtype)

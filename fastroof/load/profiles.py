@@ -1,0 +1,288 @@
+"""Profiles that simulators measured for themselves -> sources in fastroof's own schema.
+
+What such folders have in common: CSV files below a folder of one GPU, a layer or an operation a column or a
+row, and float16 where the hardware is asked for no other dtype. :mod:`fastroof.load.vidur` and
+:mod:`fastroof.load.llmservingsim` say what their columns mean.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
+
+from fastroof.arrays import Array, Bools, Floats
+from fastroof.config.gpu import GpuSpec
+from fastroof.config.paths import user_tables_root
+from fastroof.errors import TableError
+from fastroof.load.package_rows import select
+from fastroof.load.write import Format, sort_rows, write_source
+from fastroof.operators.foreign_rows import ForeignRows
+from fastroof.operators.registry import OPERATORS
+from fastroof.units import ACTIVATION_BYTES, US_PER_MS, US_PER_S
+
+__all__ = [
+    "FOREIGN_RANK",
+    "HALF_DTYPES",
+    "Profile",
+    "gemm_rows",
+    "median_us",
+    "rope_rows",
+    "silu_rows",
+    "streaming_rows",
+    "words",
+]
+
+FOREIGN_RANK: Final = 300
+"""Rank of what another simulator measured: behind what ships (100), and far behind one's own (50)."""
+
+HALF_DTYPES: Final = ("bf16", "fp16")
+"""Where rows in float16 may be filed: plans ask for bf16, which moves the same bytes at the same peak."""
+
+NO_PLAIN_ROWS: Final = "prompts after a prefix, of heads of which no prompt without one was measured"
+
+FEW: Final = 1e-3
+"""Share of a file's rows that may be faster than the peak: broken measurements, which are left out."""
+
+NO_TIME: Final = "took no time that the profiler resolves, or was not timed"
+
+
+@dataclass
+class Profile:
+    """Rows of one GPU, gathered file by file, and what was left out.
+
+    Attributes
+    ----------
+    program : str
+        Whose profile it is; also the name of the source.
+    gpu : GpuSpec
+        What was measured.
+    root : Path
+        The folder that names of files are relative to.
+    """
+
+    program: str
+    gpu: GpuSpec
+    root: Path
+    rows: dict[str, list[dict[str, Array]]] = field(default_factory=dict)
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    models: set[str] = field(default_factory=set)
+
+    def add(self, path: Path, operator: str, rows: ForeignRows) -> None:
+        """Take the rows that one file gave one operator.
+
+        Raises
+        ------
+        TableError
+            If more than one in a thousand is faster than the GPU can be.
+        """
+        about = self._about(path)
+        if not len(rows.columns["latency_us"]):
+            return
+        timed = ~np.isnan(rows.columns["latency_us"]) & (rows.columns["latency_us"] > 0.0)
+        # what is left out is counted by the first reason that holds, and nothing else may be told of no time
+        us = np.where(timed, rows.columns["latency_us"], 1.0)
+        out = {NO_TIME: ~timed, **rows.left_out}
+        rows = ForeignRows({**rows.columns, "latency_us": us}, out)
+        self._check_rates(path, operator, rows)
+        columns, left_out = select(operator, rows, self.gpu)
+        for reason, count in left_out.items():
+            reasons = about.setdefault("left_out", {})
+            reasons[reason] = reasons.get(reason, 0) + count
+        if len(columns["latency_us"]):
+            about[operator] = about.get(operator, 0) + len(columns["latency_us"])
+            self.rows.setdefault(operator, []).append(columns)
+
+    def _check_rates(self, path: Path, operator: str, rows: ForeignRows) -> None:
+        """Refuse a file whose times or sizes are in another unit, or of another GPU."""
+        keep = ~np.any([*rows.left_out.values()], axis=0)
+        columns = {name: values[keep] for name, values in rows.columns.items()}
+        work = OPERATORS[operator].work(columns, self.gpu)
+        too_fast = work.flops > columns["latency_us"] / US_PER_S * work.peak_flops_per_s
+        if too_fast.sum() > FEW * len(too_fast):
+            raise TableError(
+                f"{path}: {int(too_fast.sum()):,} of {len(too_fast):,} rows of {operator} are faster than "
+                f"the peak of {self.gpu.title}; was it measured on another GPU (--gpu), or are its times in "
+                "another unit?"
+            )
+
+    def leave_out(self, path: Path, reason: str, count: int | None = None) -> None:
+        """Say why a file, or so many of its rows, became no rows."""
+        about = self._about(path)
+        if count is None:
+            about["ignored"] = reason
+        elif count:
+            reasons = about.setdefault("left_out", {})
+            reasons[reason] = reasons.get(reason, 0) + count
+
+    def _about(self, path: Path) -> dict[str, Any]:
+        name = path.relative_to(self.root).as_posix()
+        if name not in self.files:
+            self.files[name] = {"sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+        return self.files[name]
+
+    def write(
+        self,
+        output: Path | None,
+        provenance: Mapping[str, Any],
+        format: Format = "parquet",
+        overwrite: bool = False,
+    ) -> Path:
+        """Write ``<output>/<gpu>/<program>/``, whole or not at all; without output into the user's folder.
+
+        Raises
+        ------
+        TableError
+            If no file had rows, or as :func:`fastroof.load.write.write_source`.
+        """
+        if not self.rows:
+            why = "; ".join(f"{name}: {about.get('ignored', 'no row')}" for name, about in self.files.items())
+            raise TableError(f"{self.root} holds no row to import: {why or 'no file of a profile'}")
+        columns = {
+            operator: sort_rows(operator, {n: np.concatenate([p[n] for p in parts]) for n in parts[0]})
+            for operator, parts in self.rows.items()
+        }
+        operators: dict[str, dict[str, Any]] = {}
+        for operator, rows in list(columns.items()):
+            keep = _of_kernels_with_plain_rows(operator, rows)
+            columns[operator] = {name: values[keep] for name, values in rows.items()}
+            operators[operator] = {"rows": int(keep.sum())}
+            if not keep.all():
+                operators[operator]["left_out"] = {NO_PLAIN_ROWS: int((~keep).sum())}
+            if not keep.any():
+                del columns[operator]
+        if not columns:
+            raise TableError(f"{self.root} holds no row that a table can start from: {NO_PLAIN_ROWS}")
+        about = {
+            "gpu": self.gpu.name,
+            "rank": FOREIGN_RANK,
+            "name": self.program,
+            "program": self.program,
+            **provenance,
+            "models": sorted(self.models),
+            "operators": operators,
+            "imported": self.files,
+        }
+        root = user_tables_root() if output is None else output
+        return write_source(root / self.gpu.name / self.program, columns, about, format, overwrite)
+
+
+def _of_kernels_with_plain_rows(operator: str, columns: Mapping[str, Array]) -> Bools:
+    """Rows of those kernels that have one that a table can start from."""
+    schema = OPERATORS[operator]
+    codes = np.zeros(len(columns["latency_us"]), np.int64)
+    for key in schema.keys:
+        _, code = np.unique(columns[key.name], return_inverse=True)
+        _, codes = np.unique(codes * (int(code.max(initial=0)) + 1) + code, return_inverse=True)
+    return np.isin(codes, codes[schema.plain_rows(columns)])
+
+
+# -- cells -----------------------------------------------------------------------------------------
+
+
+def median_us(path: Path, names: Sequence[str], us: float = US_PER_MS) -> dict[str, Floats]:
+    """Times of a CSV file, of those columns that it has.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    names : sequence of str
+        Columns; an empty cell is a time that was not taken.
+    us : float
+        One of its units in us.
+
+    Returns
+    -------
+    dict of str to ndarray of float64, shape (rows,)
+        us; NaN where nothing was timed.
+
+    Raises
+    ------
+    TableError
+        If a cell is no number, not finite or below 0, or the file no table.
+    """
+    try:
+        table = pacsv.read_csv(
+            path,
+            convert_options=pacsv.ConvertOptions(
+                include_columns=list(names),
+                include_missing_columns=True,
+                column_types={name: pa.float64() for name in names},
+                null_values=[""],
+            ),
+        )
+    except (pa.ArrowInvalid, OSError) as error:
+        raise TableError(f"{path}: {error}") from None
+    times = {}
+    for name in names:
+        cells = table.column(name).combine_chunks()
+        if cells.null_count == len(cells):
+            continue
+        known = ~np.asarray(cells.is_null())
+        values = np.asarray(cells.fill_null(0.0), np.float64)
+        wrong = known & ~(np.isfinite(values) & (values >= 0.0))
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            raise TableError(
+                f"{path}, row {row + 1}, column {name}: found {values[row]}, need a finite number of at "
+                "least 0"
+            )
+        times[name] = np.where(known, values * us, np.nan)
+    return times
+
+
+def words(path: Path, column: str, cells: Array, meanings: Mapping[str, bool]) -> Bools:
+    """Cells of two words as booleans.
+
+    Raises
+    ------
+    TableError
+        For any other word.
+    """
+    unknown = sorted(set(cells) - set(meanings))
+    if unknown:
+        raise TableError(f"{path}, column {column}: found {unknown[0]!r}, need {' or '.join(meanings)}")
+    return np.array([meanings[cell] for cell in cells], bool)
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+
+def _constant(word: Any, rows: int) -> Array:
+    return np.full(rows, word, object if isinstance(word, str) else np.int64)
+
+
+def gemm_rows(m: Array, n: Any, k: Any, latency_us: Floats, dtype: str) -> ForeignRows:
+    """GEMMs by their sizes on one GPU; a size below 1 means that the layer cannot be split so."""
+    count = len(latency_us)
+    n, k = (np.broadcast_to(np.asarray(size, np.int64), count).copy() for size in (n, k))
+    out = {"fewer heads or columns than GPUs": (n < 1) | (k < 1)}
+    columns = {"m": m, "n": n, "k": k, "dtype": _constant(dtype, count), "kernel": _constant("linear", count)}
+    return ForeignRows({**columns, "latency_us": latency_us}, out)
+
+
+def streaming_rows(kind: str, m: Array, width: Any, passes: int, latency_us: Floats) -> ForeignRows:
+    """Elementwise kernels that move so many times ``m`` rows of ``width`` elements of two bytes."""
+    count = len(latency_us)
+    width = np.broadcast_to(np.asarray(width, np.int64), count).copy()
+    io_bytes = passes * ACTIVATION_BYTES * m * width
+    columns = {"kind": _constant(kind, count), "m": m, "width": width, "io_bytes": io_bytes}
+    out = {"fewer heads or columns than GPUs": width < 1}
+    return ForeignRows({**columns, "latency_us": latency_us, "kernel": _constant(kind, count)}, out)
+
+
+def silu_rows(m: Array, intermediate: Any, latency_us: Floats) -> ForeignRows:
+    """Activation of a gated MLP: two halves in, one out."""
+    return streaming_rows("silu_and_mul", m, intermediate, 3, latency_us)
+
+
+def rope_rows(m: Array, heads_width: Any, latency_us: Floats) -> ForeignRows:
+    """Rotary embedding of queries and keys, in place."""
+    return streaming_rows("rope", m, heads_width, 2, latency_us)

@@ -1,0 +1,326 @@
+"""Profiles of Vidur -> rows of GEMMs, attention, elementwise kernels and all-reduces.
+
+Below ``data/profiling``::
+
+    compute/<gpu>/<model>/mlp.csv             time_stats.<operation>.median and other statistics, ms;
+                                              n_head, n_kv_head, n_embd, n_expanded_embd: of the whole
+                                              model; num_tensor_parallel_workers, num_tokens, use_gated_mlp
+    compute/<gpu>/<model>/attention.csv       the same of attn_prefill and attn_decode, ms; n_q_head,
+                                              n_kv_head, n_embd; batch_size, prefill_chunk_size,
+                                              kv_cache_size, is_prefill
+    network/<gpu>_<topology>/all_reduce.csv   time_stats.all_reduce.median, ms; size in bytes (two an
+                                              element); num_workers GPUs, devices_per_node of them a node
+
+Heads, widths and sizes are the whole model's; what one GPU runs is their share. All runs in float16 and
+eagerly, timed as kernels (kineto, whole us) and not as launches. ``kv_cache_size`` is each sequence's,
+without the tokens of the call: a decode attends to one more, a chunk to as many more as it has. Several
+prompts of one call were not measured. All-reduces are NCCL's.
+
+Sources: microsoft/vidur, vidur/profiling: mlp/mlp_impl.py, mlp/mlp_wrapper.py,
+collectives/collectives_wrapper.py and common/timer_stats_store.py at
+e26eb8f79fa9a6a7c38eac0f5291302402b20364, attention/attention_wrapper.py at
+1478250bb8be249631e2b7353948faf662e28665, README.md at 6e2138f351d7aca3d9202594a090ccd7eac83f4a.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from fastroof.arrays import Array, Floats
+from fastroof.columns import Column
+from fastroof.config.gpu import GpuSpec, load_gpu
+from fastroof.errors import GpuError, TableError
+from fastroof.load.profiles import (
+    HALF_DTYPES,
+    Profile,
+    gemm_rows,
+    median_us,
+    rope_rows,
+    silu_rows,
+    streaming_rows,
+    words,
+)
+from fastroof.load.rows import read_columns
+from fastroof.load.write import Format
+from fastroof.operators.foreign_rows import ForeignRows, size_columns, text_columns
+
+__all__ = ["ATTENTION_COLUMNS", "attention_rows", "convert_vidur"]
+
+PROGRAM: Final = "vidur"
+COMPUTE, NETWORK = "compute", "network"
+MLP: Final = "mlp.csv"
+ATTENTION: Final = "attention.csv"
+ALLREDUCE: Final = "all_reduce.csv"
+OTHERS: Final = {"send_recv.csv": "point to point: no operator of it"}
+BOOLEANS: Final = {"True": True, "False": False}
+
+_MLP_COLUMNS: Final = (
+    *size_columns("n_head", "n_kv_head", "n_embd", "n_expanded_embd"),
+    *size_columns("num_tokens", "num_tensor_parallel_workers"),
+    *text_columns("use_gated_mlp"),
+)
+ATTENTION_COLUMNS: Final = (
+    *size_columns("n_embd", "n_q_head", "n_kv_head", "num_tensor_parallel_workers", "batch_size"),
+    *size_columns("prefill_chunk_size", "kv_cache_size", minimum=0),
+    *text_columns("is_prefill", "attention_backend"),
+)
+_NETWORK_COLUMNS: Final = (
+    *size_columns("num_workers", "devices_per_node"),
+    Column("size", "int", "B", "bytes that each GPU contributes"),
+    *text_columns("collective"),
+)
+
+
+def convert_vidur(
+    folder: str | Path,
+    output: str | Path | None = None,
+    *,
+    gpu: str | None = None,
+    topology: str | None = None,
+    dtype: str = "bf16",
+    format: Format = "parquet",
+    overwrite: bool = False,
+) -> Path:
+    """Import a folder of Vidur's profiles and write ``<output>/<gpu>/vidur/``.
+
+    Parameters
+    ----------
+    folder : str or Path
+        ``data/profiling``, or any folder below it.
+    output : str or Path, optional
+        The folder that gets one folder a GPU; the user's folder of tables if not given, where
+        ``load_tables(<gpu>)`` finds it.
+    gpu : str, optional
+        Which GPU where the folder has several, or whose it is where paths do not say.
+    topology : str, optional
+        Which folder of ``network``, where there are several of one GPU: their links differ.
+    dtype : {"bf16", "fp16"}
+        What the rows are filed under. All were measured in float16; plans ask for bf16.
+    format, overwrite
+        As in :func:`fastroof.load.write.write_source`.
+
+    Returns
+    -------
+    Path
+        The folder that was written.
+
+    Raises
+    ------
+    TableError
+        If there is nothing to import, the GPU or the topology is not one, a file does not hold what its
+        columns promise, or the folder is there.
+    GpuError
+        If the GPU is unknown.
+    """
+    root = Path(folder)
+    if not root.is_dir():
+        raise TableError(f"{root} is no folder; need one of Vidur's profiles, as in data/profiling")
+    if dtype not in HALF_DTYPES:
+        raise TableError(f"dtype is {dtype!r}; rows in float16 are filed under {' or '.join(HALF_DTYPES)}")
+    names = (MLP, ATTENTION, ALLREDUCE, *OTHERS)
+    found = sorted(path for name in names for path in root.rglob(name))
+    spec = _gpu(root, found, gpu)
+    profile = Profile(PROGRAM, spec, root)
+    own = [path for path in found if _gpu_of(path) in (None, spec.name)]
+    _check_topologies(own, topology)
+    for path in own:
+        if path.name in OTHERS:
+            profile.leave_out(path, OTHERS[path.name])
+        elif path.name == MLP:
+            _add_mlp(profile, path, dtype)
+        elif path.name == ATTENTION:
+            _add_attention(profile, path, dtype)
+        elif topology in (None, path.parent.name):
+            _add_allreduce(profile, path, dtype)
+        else:
+            profile.leave_out(path, f"another topology than {topology}")
+    provenance = {
+        "url": "https://github.com/microsoft/vidur",
+        "licence": "that of the repository; nothing of it is part of fastroof",
+        "changes": "median times multiplied by 1e3 from ms to us, sizes divided by the tensor-parallel size, "
+        f"rows in float16 filed under {dtype}, sorted",
+        "timing": "kernels by the CUDA profiler in whole us, launched eagerly; medians",
+    }
+    return profile.write(None if output is None else Path(output), provenance, format, overwrite)
+
+
+def _spelled(path: Path, folder: str) -> str | None:
+    """The folder below ``compute`` or ``network`` that a file lies in."""
+    parts = path.resolve().parts
+    return parts[parts.index(folder) + 1] if folder in parts[:-2] else None
+
+
+def _gpu_of(path: Path) -> str | None:
+    """The GPU that a path names, as fastroof calls it, or else as the path does; None where it names none."""
+    word = _spelled(path, COMPUTE) or (_spelled(path, NETWORK) or "").partition("_")[0]
+    if not word:
+        return None
+    try:
+        return load_gpu(word).name
+    except GpuError:
+        return word
+
+
+def _gpu(root: Path, found: Iterable[Path], gpu: str | None) -> GpuSpec:
+    there = sorted({name for path in found if (name := _gpu_of(path)) is not None})
+    if gpu is not None:
+        spec = load_gpu(gpu)
+        if there and spec.name not in there:
+            raise TableError(f"{root} has no profile of {gpu}; it has {', '.join(there)}")
+        return spec
+    if len(there) != 1:
+        what = f"profiles of {', '.join(there)}" if there else "no folder that names its GPU"
+        raise TableError(f"{root} has {what}: say which with gpu= (--gpu)")
+    return load_gpu(there[0])
+
+
+def _check_topologies(found: Iterable[Path], topology: str | None) -> None:
+    there = sorted({path.parent.name for path in found if path.name == ALLREDUCE})
+    if topology is not None and topology not in there:
+        raise TableError(f"no all-reduces of topology {topology!r}; there are {', '.join(there) or 'none'}")
+    if topology is None and len(there) > 1:
+        raise TableError(f"all-reduces of {', '.join(there)}: say which with topology= (--topology)")
+
+
+def _model(path: Path) -> str:
+    """The Hugging Face model of a compute file."""
+    parts = path.resolve().parts
+    below = parts[parts.index(COMPUTE) + 2 : -1] if COMPUTE in parts[:-2] else parts[-3:-1]
+    return "/".join(below)
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def _add_mlp(profile: Profile, path: Path, dtype: str) -> None:
+    raw = read_columns(path, _MLP_COLUMNS)
+    gated = words(path, "use_gated_mlp", raw["use_gated_mlp"], BOOLEANS)
+    operations = ("attn_pre_proj", "attn_post_proj", "mlp_up_proj", "mlp_down_proj", "attn_rope", "mlp_act")
+    norms = ("input_layernorm", "post_attention_layernorm")
+    stats = median_us(path, [f"time_stats.{name}.median" for name in (*operations, *norms, "add", "emb")])
+    us = {name.split(".")[1]: values for name, values in stats.items()}
+    tp, m, hidden = raw["num_tensor_parallel_workers"], raw["num_tokens"], raw["n_embd"]
+    head_dim = hidden // raw["n_head"]
+    q_heads, kv_heads = (_share(raw[name], tp) for name in ("n_head", "n_kv_head"))
+    width = _share(raw["n_expanded_embd"], tp)
+    qkv = np.where((q_heads > 0) & (kv_heads > 0), (q_heads + 2 * kv_heads) * head_dim, 0)
+    sizes = {
+        "attn_pre_proj": (qkv, hidden),
+        "attn_post_proj": (hidden, q_heads * head_dim),
+        "mlp_up_proj": (np.where(gated, 2, 1) * width, hidden),
+        "mlp_down_proj": (hidden, width),
+    }
+    if not us:
+        raise TableError(f"{path} has no column time_stats.<operation>.median")
+    profile.models.add(_model(path))
+    for name, (n, k) in sizes.items():
+        if name in us:
+            profile.add(path, "gemm", gemm_rows(m, n, k, us[name], dtype))
+    streaming = []
+    if "attn_rope" in us:
+        rope_width = np.where(kv_heads > 0, (q_heads + kv_heads) * head_dim, 0)
+        streaming.append(rope_rows(m, rope_width, us["attn_rope"]))
+    if "mlp_act" in us:
+        rows = silu_rows(m, width, us["mlp_act"])
+        streaming.append(ForeignRows(rows.columns, rows.left_out | {"activation without a gate": ~gated}))
+    if "add" in us:
+        streaming.append(streaming_rows("add", m, hidden, 3, us["add"]))
+    # a model with one norm a layer may have a layer norm, which says no kind of its own
+    kind = {True: "rmsnorm", False: "norm"}[norms[1] in us]
+    streaming += [streaming_rows(kind, m, hidden, 2, us[name]) for name in norms if name in us]
+    for rows in streaming:
+        profile.add(path, "elementwise", rows)
+    if "emb" in us:
+        profile.leave_out(path, "embedding: a gather, no row of elementwise", len(m))
+
+
+def _share(size: Array, tp: Array) -> Array:
+    """A GPU's share of a size; 0 where it cannot be divided."""
+    return np.where(size % tp == 0, size // tp, 0)
+
+
+def _add_attention(profile: Profile, path: Path, dtype: str) -> None:
+    raw = read_columns(path, (*ATTENTION_COLUMNS, *size_columns("block_size")))
+    profile.models.add(_model(path))
+    is_prefill = words(path, "is_prefill", raw["is_prefill"], BOOLEANS)
+    kv_len = raw["kv_cache_size"] + np.where(is_prefill, raw["prefill_chunk_size"], 1)
+    attention_rows(profile, path, raw, kv_len, dtype)
+
+
+def attention_rows(profile: Profile, path: Path, raw: dict[str, Array], kv_len: Array, dtype: str) -> None:
+    """Add prompts and decodes of an attention.csv, whose columns LLMServingSim's release 1.0.0 has too.
+
+    Parameters
+    ----------
+    profile : Profile
+        What the rows are added to.
+    path : Path
+        The file.
+    raw : dict of str to ndarray
+        Its sizes and words.
+    kv_len : ndarray of int64, shape (rows,)
+        Tokens that each sequence attends to.
+    dtype : str
+        What the KV cache is filed under.
+    """
+    tp = raw["num_tensor_parallel_workers"]
+    q_heads, kv_heads = (_share(raw[name], tp) for name in ("n_q_head", "n_kv_head"))
+    is_prefill = words(path, "is_prefill", raw["is_prefill"], BOOLEANS)
+    stats = median_us(path, ["time_stats.attn_prefill.median", "time_stats.attn_decode.median"])
+    for operator, name, rows in (
+        ("attention_prefill", "time_stats.attn_prefill.median", is_prefill),
+        ("attention_decode", "time_stats.attn_decode.median", ~is_prefill),
+    ):
+        if name not in stats or not rows.any():
+            continue
+        count = int(rows.sum())
+        columns = {
+            "kv_dtype": np.full(count, dtype, object),
+            "num_q_heads": q_heads[rows],
+            "num_kv_heads": kv_heads[rows],
+            "head_dim": (raw["n_embd"] // raw["n_q_head"])[rows],
+            "window": np.zeros(count, np.int64),
+            "batch_size": raw["batch_size"][rows],
+            "kv_len": kv_len[rows],
+            "latency_us": stats[name][rows],
+            "kernel": np.array(
+                [word.rpartition(".")[2].lower() for word in raw["attention_backend"]], object
+            )[rows],
+        }
+        chunk = raw["prefill_chunk_size"][rows]
+        out = {"fewer heads than GPUs": (columns["num_q_heads"] < 1) | (columns["num_kv_heads"] < 1)}
+        if operator == "attention_prefill":
+            columns["q_len"] = chunk
+            out |= {
+                "a prompt of no token": chunk < 1,
+                "attends to fewer tokens than it has": kv_len[rows] < chunk,
+            }
+        out |= {"attends to no token": columns["kv_len"] < 1}
+        profile.add(path, operator, ForeignRows(columns, out))
+
+
+def _add_allreduce(profile: Profile, path: Path, dtype: str) -> None:
+    raw = read_columns(path, _NETWORK_COLUMNS)
+    name = "time_stats.all_reduce.median"
+    stats: dict[str, Floats] = median_us(path, [name])
+    if name not in stats:
+        raise TableError(f"{path} has no column {name}")
+    count = len(raw["size"])
+    columns = {
+        "dtype": np.full(count, dtype, object),
+        "num_gpus": raw["num_workers"],
+        "mode": np.full(count, "nccl", object),
+        "message_bytes": raw["size"],
+        "latency_us": stats[name],
+        "kernel": np.full(count, "nccl", object),
+    }
+    out = {
+        "another collective": raw["collective"] != "all_reduce",
+        "one GPU": raw["num_workers"] < 2,
+        "across nodes": raw["devices_per_node"] < raw["num_workers"],
+    }
+    profile.add(path, "allreduce", ForeignRows(columns, out))
