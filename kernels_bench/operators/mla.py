@@ -17,7 +17,7 @@ def _latent_bytes(values: Values) -> float:
 
 
 class MlaPrefillOperator(MeasuredOperator):
-    """Causal attention of one sequence, before absorption."""
+    """Causal attention of prompts, before absorption."""
 
     name = "mla_prefill"
     title = "MLA prefill"
@@ -27,7 +27,7 @@ class MlaPrefillOperator(MeasuredOperator):
 
     def reference_work(self, values: Values) -> float:
         """Of every query with every token, keys and values."""
-        pairs = float(values["q_len"]) * float(values["q_len"])
+        pairs = float(values["batch_size"]) * float(values["q_len"]) * float(values["kv_len"])
         return pairs * float(values["num_q_heads"]) * 2.0 * float(values["nope_dim"])
 
 

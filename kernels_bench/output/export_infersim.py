@@ -202,7 +202,8 @@ def _attention_parts(
     if "dtype" not in columns:
         # What attention computes in; the cache's dtype is in kv_dtype.
         columns["dtype"] = np.array(["bf16"] * _rows(columns), object)
-    heads = [key.name for key in operator.keys if key.kind == "int" and key.name not in operator.constants]
+    # rows with a window are left out, so it is no part of a file's name
+    heads = [key.name for key in operator.keys if key.kind == "int" and key.name != "window"]
     of_file = codes_of(columns[name] for name in heads)
     parts: list[_Part] = []
     for code in range(int(of_file.max()) + 1):

@@ -32,7 +32,17 @@ MLA_DECODE = Point(
     },
 )
 MLA_PREFILL = Point(
-    "mla_prefill", {"dtype": "bf16", "num_q_heads": 128, "nope_dim": 128, "rope_dim": 64, "q_len": 4096}
+    "mla_prefill",
+    {
+        "dtype": "bf16",
+        "kv_dtype": "bf16",
+        "num_q_heads": 128,
+        "nope_dim": 128,
+        "rope_dim": 64,
+        "batch_size": 1,
+        "q_len": 4096,
+        "kv_len": 4096,
+    },
 )
 
 
