@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from fastroof.cli.gpu_tables import DEFAULT_GPU, gpu_and_tables, table_sets
-from fastroof.cli.options import Model, TablesInstead
+from fastroof.cli.options import GPU_NAMES, Model, TablesInstead
 from fastroof.cli.output import console, print_facts, print_table
 from fastroof.errors import FastroofError, MissingTableError
 from fastroof.units import GB, MS_PER_S
@@ -71,7 +71,8 @@ def bench(
     ] = None,
     model: Model = "llama-3.1-8b",
     gpu: Annotated[
-        str | None, typer.Option(help="GPU (see fastroof gpus).  [default: h100]", show_default=False)
+        str | None,
+        typer.Option(*GPU_NAMES, help="GPU (see fastroof gpus).  [default: h100]", show_default=False),
     ] = None,
     tables: TablesInstead = None,
     threads: Annotated[int, typer.Option(help="Threads of fastroof's own calls; baselines have one.")] = 1,
@@ -90,6 +91,7 @@ def bench(
     """
     names = _chosen(workload or list(NAMES))
     from fastroof.bench import new_setup, report_document, run_workloads
+    from fastroof.load.by_name import missing_tables
     from fastroof.whole_files import check_file_place, write_output
 
     if plot_path is not None:
@@ -100,7 +102,7 @@ def bench(
         check_file_place(json_path, str(json_path))
     spec, measured = gpu_and_tables(gpu, tables, None)
     if measured is None:
-        raise MissingTableError(f"{spec.name} has no measured tables to time; see fastroof gpus")
+        raise MissingTableError(missing_tables(spec.name))
     setup = new_setup(model, spec, measured, threads=threads, quick=quick, folder=tables)
     where = tables or gpu or DEFAULT_GPU
     report = run_workloads(setup, _workloads(names, setup, where), repeat, progress=_say)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastroof.cli.gpu_tables import DEFAULT_GPU, tables_of
-from fastroof.cli.options import Json
+from fastroof.cli.options import GPU_NAMES, Json
 from fastroof.cli.output import console, print_facts, print_json, print_table
 
 if TYPE_CHECKING:
@@ -52,7 +52,9 @@ def calibrate(
         Path | None,
         typer.Option(help="CSV of measured rows.  [default: those that ship with the GPU's tables]"),
     ] = None,
-    gpu: Annotated[str | None, typer.Option(help="GPU, or which one where a folder holds several.")] = None,
+    gpu: Annotated[
+        str | None, typer.Option(*GPU_NAMES, help="GPU, or which one where a folder holds several.")
+    ] = None,
     tables: Annotated[
         str | None, typer.Option(help="Folder of measured tables.  [default: the GPU's own]")
     ] = None,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from fastroof.cli.gpu_tables import DEFAULT_GPU, gpu_and_tables
+from fastroof.cli.gpu_tables import gpu_and_tables
 from fastroof.cli.options import Gpu, Json, Model, TablesPath, Tp
 from fastroof.cli.output import console, counted, print_json, print_table
 from fastroof.cli.written_sizes import parse_steps
@@ -83,13 +83,12 @@ def compare(
     fastroof's time of a component come with their causes.
     """
     from fastroof.compat.compare import compare as compare_methods
+    from fastroof.load.by_name import missing_tables
 
     decodes, prefills = parse_steps(decode or (), prefill or ())
     spec, measured = gpu_and_tables(gpu, tables, None)
     if measured is None:
-        raise MissingTableError(
-            f"{spec.name} has no measured tables to compare with: --gpu {DEFAULT_GPU}, or give --tables"
-        )
+        raise MissingTableError(missing_tables(spec.name))
     comparison = compare_methods(
         model,
         spec,

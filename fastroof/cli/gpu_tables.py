@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from fastroof.cli.progress import Progress, shown_progress
 from fastroof.errors import GpuError, TableError
 
 if TYPE_CHECKING:
@@ -15,28 +17,15 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_GPU",
     "TableSet",
+    "fetch_tables",
     "gpu_and_tables",
-    "gpu_folder",
+    "import_progress",
     "parse_source",
     "table_sets",
     "tables_of",
 ]
 
 DEFAULT_GPU: Final = "h100"
-
-
-def gpu_folder(gpu: str) -> Path:
-    """Return the folder that holds a GPU's gpu.toml and its sources."""
-    from fastroof import load_gpu
-    from fastroof.config.paths import bench_data_root
-
-    spec = load_gpu(gpu)
-    shipped = bench_data_root() / spec.name
-    path = Path(gpu)
-    # A name wins over a path of the same spelling, as in load_gpu.
-    if path.exists() and (not shipped.is_dir() or load_gpu(spec.name) != spec):
-        return path if path.is_dir() else path.parent
-    return shipped
 
 
 def gpu_and_tables(gpu: str | None, tables: str | None, source: str | None) -> tuple[GpuSpec, Tables | None]:
@@ -47,29 +36,63 @@ def gpu_and_tables(gpu: str | None, tables: str | None, source: str | None) -> t
     gpu : str or None
         What ``--gpu`` says; without it the GPU of the tables, else the default.
     tables : str or None
-        A folder of measured tables instead of those that ship with fastroof.
+        A folder of measured tables instead of those that ship or were imported.
     source : str or None
         Which source of them, as :func:`parse_source` reads it.
     """
     from fastroof import load_gpu, load_tables
+    from fastroof.load.by_name import table_folders
 
     spec = load_gpu(gpu or DEFAULT_GPU)
     if tables is not None:
         loaded = tables_of(tables, gpu and spec.name, source)
         return (loaded.gpu if gpu is None else spec), loaded
-    folder = gpu_folder(gpu or DEFAULT_GPU)
-    if any(folder.glob("*/provenance.toml")):
-        return spec, load_tables(folder, source=parse_source(source))
+    own = _own_folder(gpu or DEFAULT_GPU)
+    if own is None:
+        fetch_tables(spec.name)
+    folders = table_folders(spec.name) if own is None else [*own.glob("*/provenance.toml")]
+    if folders:
+        return spec, load_tables(spec.name if own is None else own, source=parse_source(source))
     if source is not None:
         raise TableError(f"{spec.name} has no measured tables, so no source {source!r}; leave out --source")
     return spec, None
 
 
 def tables_of(name: str, gpu: str | None = None, source: str | None = None) -> Tables:
-    """Load tables by the name of a GPU that ships with fastroof, or from a folder."""
-    from fastroof import load_tables
+    """Load tables by the name of a GPU, or from a folder."""
+    from fastroof import load_gpu, load_tables
 
-    return load_tables(_folder(name), gpu=gpu, source=parse_source(source))
+    if not _is_path(name) and _own_folder(name) is None:
+        fetch_tables(name)
+        return load_tables(load_gpu(name).name, gpu=gpu, source=parse_source(source))
+    return load_tables(_folders(name)[0], gpu=gpu, source=parse_source(source))
+
+
+def fetch_tables(gpu: str) -> None:
+    """Bring in what a package measured on a GPU, where that was not done, and show how far it is.
+
+    What goes wrong is said by loading the tables, which tries again.
+    """
+    from fastroof import load_gpu
+    from fastroof.load.by_name import ensure_imported
+
+    with import_progress(gpu) as progress, suppress(TableError):
+        ensure_imported(load_gpu(gpu).name, progress=progress)
+
+
+@contextmanager
+def import_progress(gpu: str) -> Iterator[Callable[[int, int, str], None]]:
+    """Show how far an import is, from the first file on: most often there is none to be made."""
+    with ExitStack() as shown:
+        tell: list[Progress] = []
+
+        def progress(done: int, total: int, file: str) -> None:
+            if not tell:
+                words = f"converting the tables of {gpu}"
+                tell.append(shown.enter_context(shown_progress(words, "files", quiet=False)))
+            tell[0](done, total)
+
+        yield progress
 
 
 def parse_source(text: str | None) -> str | dict[str, str] | None:
@@ -98,9 +121,40 @@ def parse_source(text: str | None) -> str | dict[str, str] | None:
     return sources
 
 
-def _folder(name: str) -> Path:
+def _is_path(name: str) -> bool:
     path = Path(name)
-    return path if path.is_dir() or path.name != name else gpu_folder(name)
+    return path.is_dir() or path.name != name
+
+
+def _own_folder(gpu: str) -> Path | None:
+    """Return the folder of a gpu.toml that ``--gpu`` names by its path; None for a GPU's name.
+
+    A name wins over a path of the same spelling, as in load_gpu.
+    """
+    from fastroof import gpu_names, load_gpu
+
+    path = Path(gpu)
+    if not path.exists():
+        return None
+    spec = load_gpu(gpu)
+    if spec.name in gpu_names() and load_gpu(spec.name) == spec:
+        return None
+    return path if path.is_dir() else path.parent
+
+
+def _folders(name: str, fetch: bool = True) -> tuple[Path, ...]:
+    """Folders of sources that a GPU's name or a path means."""
+    from fastroof import load_gpu
+    from fastroof.load.by_name import table_folders
+
+    if _is_path(name):
+        return (Path(name),)
+    own = _own_folder(name)
+    if own is not None:
+        return (own,)
+    if fetch:
+        fetch_tables(name)
+    return table_folders(load_gpu(name).name)
 
 
 class TableSet(NamedTuple):
@@ -136,8 +190,21 @@ class TableSet(NamedTuple):
         return (rank, self.source)
 
 
-def table_sets(name: str, gpu: str | None = None, source: str | None = None) -> list[TableSet]:
+def table_sets(
+    name: str, gpu: str | None = None, source: str | None = None, *, fetch: bool = True
+) -> list[TableSet]:
     """List everything that can be loaded from a GPU's name or a folder, one source at a time.
+
+    Parameters
+    ----------
+    name : str
+        A GPU or a folder.
+    gpu : str, optional
+        Only this one, where the folder holds several.
+    source : str, optional
+        Only this one.
+    fetch : bool
+        Whether to bring in first what a package measured on a GPU that is named.
 
     Raises
     ------
@@ -146,28 +213,32 @@ def table_sets(name: str, gpu: str | None = None, source: str | None = None) -> 
     GpuError
         If the name is neither a GPU's nor a folder.
     """
+    from fastroof import load_gpu
+    from fastroof.load.by_name import missing_tables
     from fastroof.load.own import list_sources
     from fastroof.load.trees import is_tree
 
-    folder = _folder(name)
-    if not folder.is_dir():
+    folders = _folders(name, fetch)
+    if not folders:
+        raise TableError(missing_tables(load_gpu(name).name))
+    if not folders[0].is_dir():
         raise TableError(f"{name} is not a folder: give a GPU's name or a folder of measured tables")
-    if is_tree(folder):
-        return [TableSet(folder, one, None) for one in ([gpu] if gpu else _gpus_of_tree(folder))]
-    several = sorted(path.parent for path in folder.glob("*/gpu.toml"))
+    if is_tree(folders[0]):
+        return [TableSet(folders[0], one, None) for one in ([gpu] if gpu else _gpus_of_tree(folders[0]))]
+    several = sorted(path.parent for path in folders[0].glob("*/gpu.toml"))
     if gpu is not None and several:
         several = [path for path in several if path.name == gpu]
         if not several:
-            raise TableError(f"{folder} has no folder of gpu {gpu!r}")
-    sets = []
-    for place in several or [folder]:
-        if several and not any(place.glob("*/provenance.toml")):
-            continue
-        names = [s.name for s in list_sources(place)]
-        if source is not None and source not in names:
-            raise TableError(f"{place} has no source {source!r}; its sources are {', '.join(names)}")
-        sets += [TableSet(place, None, one) for one in names if source in (None, one)]
-    return sets
+            raise TableError(f"{folders[0]} has no folder of gpu {gpu!r}")
+    places = [place for place in several if any(place.glob("*/provenance.toml"))] if several else folders
+    sets = [TableSet(place, None, one.name) for place in places for one in list_sources(place)]
+    if source is None:
+        return sets
+    named = [one for one in sets if one.source == source]
+    if not named:
+        names = ", ".join(dict.fromkeys(str(one.source) for one in sets))
+        raise TableError(f"{folders[0]} has no source {source!r}; its sources are {names}")
+    return named
 
 
 def _gpus_of_tree(folder: Path) -> list[str | None]:

@@ -7,7 +7,6 @@ from typing import Final
 
 import typer
 
-from fastroof.cli.gpu_tables import gpu_folder
 from fastroof.cli.options import Json
 from fastroof.cli.output import print_json, print_table
 from fastroof.units import GB, GIB, TB, TFLOP
@@ -31,10 +30,17 @@ def gpus(as_json: Json = False) -> None:
     --gpu also takes the path of a gpu.toml or of the folder that holds one.
     """
     from fastroof import gpu_names, load_gpu
+    from fastroof.load.by_name import can_import, table_folders
 
     specs = [load_gpu(name) for name in gpu_names()]
     sources = {
-        spec.name: sorted(path.parent.name for path in gpu_folder(spec.name).glob("*/provenance.toml"))
+        spec.name: list(
+            dict.fromkeys(
+                path.parent.name
+                for folder in table_folders(spec.name)
+                for path in sorted(folder.glob("*/provenance.toml"))
+            )
+        )
         for spec in specs
     }
     if as_json:
@@ -59,11 +65,17 @@ def gpus(as_json: Json = False) -> None:
             f"{spec.hbm_bytes_per_s / TB:.4g}",
             f"{spec.hbm_bytes / GIB:.4g}",
             f"{spec.nvlink_bytes_per_s / GB:.4g}",
-            ", ".join(sources[spec.name]) or "none: datasheet model",
+            _tables(sources[spec.name], can_import(spec.name)),
         )
         for spec in specs
     ]
     print_table(columns, rows, left=("gpu", "name", "tables"))
+
+
+def _tables(sources: list[str], can_import: bool) -> str:
+    if sources:
+        return sources[0] if len(sources) == 1 else f"{len(sources)} sources"
+    return "none yet: fastroof tables import" if can_import else "none: datasheet model"
 
 
 def _peak(flops_per_s: float | None) -> str:

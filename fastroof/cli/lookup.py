@@ -132,9 +132,11 @@ def _look_up(operator: Operator, options: dict[str, Any]) -> None:
         name: value if name in words else parse_sizes(f"--{name.replace('_', '-')}", value)
         for name, value in options.items()
     }
-    _, tables = gpu_and_tables(gpu, path, source)
+    spec, tables = gpu_and_tables(gpu, path, source)
     if tables is None:
-        raise MissingTableError(f"{gpu} has no measured tables to look anything up in; see fastroof gpus")
+        from fastroof.load.by_name import missing_tables
+
+        raise MissingTableError(missing_tables(spec.name))
     answer = tables.lookup(operator.name, method=method, with_error=with_error, **given)
     errors = None if answer.relative_error is None else answer.relative_error.ravel().tolist()
     shown = {

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastroof.cli.gpu_tables import gpu_and_tables
+from fastroof.cli.options import GPU_NAMES
 from fastroof.errors import PlanError
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ PlansArgument = Annotated[
     list[str], typer.Argument(metavar="PLAN...", help="MODEL[,KEY=VALUE...], as llama-3.1-70b,tp=4.")
 ]
 GpuOption = Annotated[
-    str | None, typer.Option(help="GPU of plans that name none, or path of a gpu.toml.  [default: h100]")
+    str | None,
+    typer.Option(*GPU_NAMES, help="GPU of plans that name none, or path of a gpu.toml.  [default: h100]"),
 ]
 
 _WORDS: Final = ("dtype", "kv_dtype", "runtime", "method")

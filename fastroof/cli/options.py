@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 __all__ = [
+    "GPU_NAMES",
     "Dtype",
     "Gpu",
     "GpuName",
@@ -24,9 +25,13 @@ __all__ = [
     "Tp",
 ]
 
+GPU_NAMES: Final = ("--gpu", "--system")
+"""The option that names a GPU, and what aiconfigurator calls it."""
+
 Model = Annotated[str, typer.Option(help="Preset (see fastroof models) or path of a config.json.")]
 Gpu = Annotated[
-    str | None, typer.Option(help="GPU (see fastroof gpus) or path of a gpu.toml.  [default: h100]")
+    str | None,
+    typer.Option(*GPU_NAMES, help="GPU (see fastroof gpus) or path of a gpu.toml.  [default: h100]"),
 ]
 Tp = Annotated[int, typer.Option(help="GPUs the model is split over: 1, 2, 4 or 8.")]
 Dtype = Annotated[str, typer.Option(help="Linear layers: bf16, fp8 or fp8_block.")]
@@ -48,7 +53,7 @@ Source = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
-GpuName = Annotated[str | None, typer.Option(help="GPU (see fastroof gpus).  [default: h100]")]
+GpuName = Annotated[str | None, typer.Option(*GPU_NAMES, help="GPU (see fastroof gpus).  [default: h100]")]
 TablesInstead = Annotated[
     str | None, typer.Option(metavar="PATH", help="Folder of measured tables to use instead.")
 ]

@@ -87,6 +87,7 @@ def validate(
 
     TTFT and TPOT of serving engines, and whole steps, that were measured end to end, beside predictions.
     """
+    from fastroof.load.by_name import missing_tables
     from fastroof.serving.evidence.validation import run_validation
 
     if peer is not None and peer not in PEERS:
@@ -97,9 +98,7 @@ def validate(
         check_picture(plot)
     spec, measured_kernels = gpu_and_tables(gpu, tables, source)
     if measured_kernels is None:
-        raise MissingTableError(
-            f"{spec.name} has no measured tables to predict with: give --tables, or see fastroof gpus"
-        )
+        raise MissingTableError(missing_tables(spec.name))
     report = run_validation(
         _rows(rows, steps, dataset),
         measured_kernels,

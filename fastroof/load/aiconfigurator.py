@@ -26,12 +26,16 @@ from fastroof.operators.foreign_rows import PackageFile, Raw
 from fastroof.operators.registry import OPERATORS
 
 __all__ = [
+    "INSTALL",
+    "SYSTEMS",
     "WantedPlace",
     "available",
     "convert_aiconfigurator",
+    "data_folder",
     "import_aiconfigurator",
     "installed_root",
     "read_places",
+    "system_of",
 ]
 
 
@@ -71,6 +75,37 @@ def installed_root() -> Path:
     return Path(spec.submodule_search_locations[0])
 
 
+def system_of(name: str) -> str:
+    """Return the package's name of a GPU's system.
+
+    Parameters
+    ----------
+    name : str
+        A system of the package, or a GPU's name or alias.
+
+    Raises
+    ------
+    TableError
+        If the package has no tables of the GPU; the error lists those that it has tables of.
+    GpuError
+        If there is no GPU of the name.
+
+    Examples
+    --------
+    >>> system_of("b300"), system_of("h200_sxm"), system_of("RTX PRO 6000")
+    ('b300_sxm', 'h200_sxm', 'rtx_pro_6000_server')
+    """
+    if name in SYSTEMS:
+        return name
+    gpu = load_gpu(name).name
+    for system, ours in SYSTEMS.items():
+        if ours == gpu:
+            return system
+    raise TableError(
+        f"aiconfigurator-core has no tables of {gpu}; it has some of {', '.join(SYSTEMS.values())}"
+    )
+
+
 def available(root: Path | None = None) -> list[tuple[str, str, str]]:
     """List what can be imported: every (system, backend, version) with a GEMM table.
 
@@ -89,7 +124,7 @@ def available(root: Path | None = None) -> list[tuple[str, str, str]]:
     TableError
         If the package is not installed or the folder is not that package.
     """
-    data = _data_folder(root)
+    data = data_folder(root)
     files = data.glob("*/gemm/*/*/gemm_perf.parquet")
     places = (path.relative_to(data).parts for path in files)
     return sorted((parts[0], parts[2], parts[3]) for parts in places if parts[0] in SYSTEMS)
@@ -107,7 +142,7 @@ def import_aiconfigurator(
     Parameters
     ----------
     system : str
-        A system of the package, as in ``"h100_sxm"``.
+        A system of the package, as in ``"h100_sxm"``, or the GPU's name.
     backend : str
         ``"vllm"``, ``"sglang"`` or ``"trtllm"``.
     version : str
@@ -134,7 +169,8 @@ def import_aiconfigurator(
     -----
     ``latency_us = latency * 1e3``, one multiplication of the file's float64 milliseconds.
     """
-    data = _data_folder(root)
+    data = data_folder(root)
+    system = system_of(system)
     _check_available(data, system, backend, version)
     gpu = load_gpu(SYSTEMS[system])
     source = f"aiconfigurator-{backend}-{version}"
@@ -294,7 +330,14 @@ def _with_flags(provenance: Mapping[str, Any], replaced: Path) -> dict[str, Any]
 # -- the package's folders -----------------------------------------------------------------------
 
 
-def _data_folder(root: Path | None) -> Path:
+def data_folder(root: Path | None = None) -> Path:
+    """Return systems/data of the package in a folder, by default of the installed one.
+
+    Raises
+    ------
+    TableError
+        If it is not installed, or the folder is not that package.
+    """
     package = installed_root() if root is None else Path(root)
     data = package / "systems" / "data"
     if not data.is_dir():
@@ -314,8 +357,6 @@ def _wanted_files(files: Collection[str] | None) -> tuple[tuple[str, PackageFile
 
 
 def _check_available(data: Path, system: str, backend: str, version: str) -> None:
-    if system not in SYSTEMS:
-        raise TableError(f"unknown system {system!r}; fastroof has a GPU for {', '.join(SYSTEMS)}")
     have: dict[str, list[str]] = {}
     for _, wanted in PACKAGE_FILES:
         if wanted.backend is None:

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from fastroof._version import __version__
 from fastroof.config.paths import TABLES_FOLDER, bench_data_root, user_tables_root
@@ -25,9 +25,18 @@ from fastroof.errors import TableError
 from fastroof.whole_files import is_unfinished, unfinished_path, write_whole
 
 if TYPE_CHECKING:
+    from fastroof.load.own import Source
     from fastroof.load.package_import import Progress
 
-__all__ = ["IMPORT", "can_import", "ensure_imported", "missing_tables", "table_folders"]
+__all__ = [
+    "IMPORT",
+    "can_import",
+    "ensure_imported",
+    "how_to_get",
+    "missing_tables",
+    "source_kind",
+    "table_folders",
+]
 
 IMPORT: Final = "FASTROOF_TABLES_IMPORT"
 """Environment variable: "never" converts nothing unless it is asked for."""
@@ -80,30 +89,60 @@ def can_import(gpu: str) -> bool:
     return gpu in SYSTEMS.values()
 
 
-def missing_tables(gpu: str) -> str:
-    """Say in one line why there are no tables of a GPU, and what to do.
+def how_to_get(gpu: str) -> str:
+    """Say how tables of a GPU are had where there are none yet; empty where nobody measured it.
 
     Parameters
     ----------
     gpu : str
         A name out of :func:`fastroof.gpu_names`.
     """
-    if not can_import(gpu):
-        return (
-            f"{gpu} has no measured tables, and no public package has any: give a folder of them, or compile "
-            "plans with tables=None for the datasheet model"
-        )
-    if _installed() is None:
-        from fastroof.load.aiconfigurator import INSTALL
+    from fastroof.load.aiconfigurator import INSTALL
 
-        return f"{gpu} has no measured tables yet: {INSTALL} brings them"
+    if not can_import(gpu):
+        return ""
+    if _installed() is None:
+        return f"{INSTALL} brings them"
+    return f"fastroof tables import aiconfigurator {gpu} converts them"
+
+
+def missing_tables(gpu: str) -> str:
+    """Say in one line that there are no tables of a GPU, and what to do.
+
+    Parameters
+    ----------
+    gpu : str
+        A name out of :func:`fastroof.gpu_names`.
+    """
+    if can_import(gpu):
+        return f"{gpu} has no measured tables yet: {how_to_get(gpu)}"
     return (
-        f"{gpu} has no measured tables yet, and {IMPORT} is never: "
-        f"fastroof tables import aiconfigurator {gpu} converts them"
+        f"{gpu} has no measured tables, and no public package has any: give a folder of them, or compile "
+        "plans with tables=None for the datasheet model"
     )
 
 
-def ensure_imported(gpu: str, *, progress: Progress | None = None, always: bool = False) -> Path | None:
+def source_kind(source: Source) -> Literal["shipped", "imported", "own"]:
+    """Whether a source came with fastroof, was imported by a GPU's name, or is somebody's own.
+
+    Parameters
+    ----------
+    source : Source
+        As :func:`fastroof.load.own.list_sources` lists it.
+    """
+    if source.folder.resolve().is_relative_to(bench_data_root()):
+        return "shipped"
+    return "imported" if "imported" in source.provenance else "own"
+
+
+def ensure_imported(
+    gpu: str,
+    *,
+    progress: Progress | None = None,
+    always: bool = False,
+    root: Path | None = None,
+    package: Path | None = None,
+) -> Path | None:
     """Convert what aiconfigurator-core measured on a GPU into the user's folder, unless that was done.
 
     Parameters
@@ -114,11 +153,15 @@ def ensure_imported(gpu: str, *, progress: Progress | None = None, always: bool 
         Told of each file before it is read. Without one a line is written to stderr, if that is a terminal.
     always : bool
         Convert whatever ``FASTROOF_TABLES_IMPORT`` says, and again where it was done.
+    root : Path, optional
+        The folder that gets the GPU's, instead of the user's.
+    package : Path, optional
+        The package's folder; the installed one if not given.
 
     Returns
     -------
     Path or None
-        The user's folder of the GPU; None where there is nothing to convert: the package is not installed or
+        The GPU's folder there; None where there is nothing to convert: the package is not installed or
         has no tables of the GPU, or the setting is "never".
 
     Raises
@@ -135,10 +178,10 @@ def ensure_imported(gpu: str, *, progress: Progress | None = None, always: bool 
     setting = os.environ.get(IMPORT, "") or "auto"
     if setting not in ("auto", "never"):
         raise TableError(f"{IMPORT} is {setting!r}; it may be auto or never")
-    wanted = None if setting == "never" and not always else _wanted(gpu)
+    wanted = None if setting == "never" and not always else _wanted(gpu, package)
     if wanted is None:
         return None
-    root = user_tables_root()
+    root = user_tables_root() if root is None else Path(root)
     if not always and _is_made(root, wanted):
         return root / gpu
     with _writing(root), _only_process(root, gpu, progress) as is_alone:
@@ -148,13 +191,13 @@ def ensure_imported(gpu: str, *, progress: Progress | None = None, always: bool 
     return root / gpu
 
 
-def _wanted(gpu: str) -> _Wanted | None:
-    from fastroof.load.aiconfigurator import SYSTEMS
+def _wanted(gpu: str, package: Path | None) -> _Wanted | None:
+    from fastroof.load.aiconfigurator import SYSTEMS, data_folder
     from fastroof.load.package_provenance import package_version
     from fastroof.load.package_rows import PACKAGE_FILES
 
     system = {name: system for system, name in SYSTEMS.items()}.get(gpu)
-    package = None if system is None else _installed()
+    package = _installed() if package is None else package
     if system is None or package is None:
         return None
     digest = hashlib.sha256()
@@ -166,7 +209,7 @@ def _wanted(gpu: str) -> _Wanted | None:
         f"aiconfigurator-core {package_version(package)}, fastroof {__version__}, format {IMPORT_FORMAT}, "
         f"{digest.hexdigest()[:16]}"
     )
-    return _Wanted(gpu, system, package / "systems" / "data", key)
+    return _Wanted(gpu, system, data_folder(package), key)
 
 
 def _installed() -> Path | None:
@@ -230,7 +273,7 @@ def _only_process(root: Path, gpu: str, progress: Progress | None) -> Iterator[b
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _say(progress, f"fastroof: another process converts the tables of {gpu}, waiting for it")
+            _say(None, f"fastroof: another process converts the tables of {gpu}, waiting for it")
             fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError:
             yield False

@@ -7,7 +7,7 @@ from typing import Final
 
 from fastroof.errors import GpuError, TableError
 from fastroof.load import load_measured
-from fastroof.load.aiconfigurator import SYSTEMS, import_aiconfigurator
+from fastroof.load.aiconfigurator import import_aiconfigurator
 from fastroof.load.measured import MeasuredTables
 
 __all__ = ["NAMED_WORDS", "load_named"]
@@ -48,8 +48,7 @@ def load_named(word: str) -> MeasuredTables:
         if len(parts) != 3 or not all(parts):
             raise TableError(f"{word!r} names no tables of the package; write package:h200/vllm/0.24.0")
         gpu, backend, version = parts
-        systems = {name: system for system, name in SYSTEMS.items()}
-        return import_aiconfigurator(systems.get(gpu, gpu), backend, version)
+        return import_aiconfigurator(gpu, backend, version)
     if Path(word).is_dir():
         return load_measured(Path(word))
     gpu, slash, source = word.partition("/")

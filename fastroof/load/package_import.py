@@ -109,7 +109,7 @@ def import_system(
             return first.source
 
         names = sorted(threads.map(write, wanted))
-    if progress is not None:
+    if progress is not None and total:
         progress(total, total, "")
     return names
 

@@ -14,13 +14,12 @@ from fastroof.operators.foreign_rows import version_order
 
 __all__ = ["ENGINES", "PackageSource", "current_version", "package_sources"]
 
-ENGINES: Final = ("vllm", "trtllm", "sglang")
-"""Whose kernels were measured, in the order in which they serve where no engine is asked for."""
+ENGINES: Final = {"vllm": 100, "trtllm": 200, "sglang": 210}
+"""Whose kernels were measured, with the rank of the version in use: the order where no engine is asked for."""
 
-RANK_STEP: Final = 100
-"""Between the ranks of two engines."""
+LIBRARY_RANK: Final = 220
 
-OTHERS_RANK: Final = RANK_STEP * (len(ENGINES) + 2)
+OTHERS_RANK: Final = 230
 """The first rank of versions that are not in use: they come after all that are, and after libraries."""
 
 VERSIONS_FILE: Final = "query_versions.yaml"
@@ -90,8 +89,7 @@ def package_sources(
         wanted = [(operator, file) for operator, file in PACKAGE_FILES if file.backend is None]
         found = [(operator, file, find_place(folder, file, engine, version)) for operator, file in wanted]
         places = [WantedPlace(operator, file, place) for operator, file, place in found if place is not None]
-        rank = RANK_STEP * (ENGINES.index(engine) + 1)
-        in_use.append(_source(engine, engine, version, rank, places))
+        in_use.append(_source(engine, engine, version, ENGINES[engine], places))
         taken = {(place.operator, place.place.path) for place in places}
         others += _other_versions(folder, engine, engine, taken)
     for library in libraries:
@@ -104,8 +102,7 @@ def package_sources(
                 places.append(WantedPlace(operator, file, place))
                 taken.add((operator, place.path))
         if places:
-            rank = RANK_STEP * (len(ENGINES) + 1)
-            in_use.append(_source(library, "", places[0].place.version, rank, places))
+            in_use.append(_source(library, "", places[0].place.version, LIBRARY_RANK, places))
             others += _other_versions(folder, library, "", taken)
     ranked = [one._replace(rank=OTHERS_RANK + i) for i, one in enumerate(others)]
     return list(_without(data, [*in_use, *ranked], shipped))

@@ -17,7 +17,7 @@ from fastroof.arrays import Array, Bools, Longs
 from fastroof.columns import Column
 from fastroof.errors import TableError
 
-__all__ = ["ENDINGS", "read_columns", "word_codes"]
+__all__ = ["ENDINGS", "count_rows", "read_columns", "word_codes"]
 
 
 ENDINGS = (".parquet", ".csv")
@@ -265,6 +265,22 @@ def _need(column: Column) -> str:
     if column.kind == "int":
         return f"a whole number of at least {column.minimum}{unit}"
     return f"a finite number {'of at least' if column.minimum == 0 else 'above'} 0{unit}"
+
+
+def count_rows(path: Path) -> int:
+    """Rows of a table's file; of Parquet without reading them.
+
+    Raises
+    ------
+    TableError
+        If the file is neither Parquet nor CSV.
+    """
+    try:
+        if path.suffix == ".parquet":
+            return int(pq.read_metadata(path).num_rows)
+        return int(pacsv.read_csv(path).num_rows)
+    except (pa.ArrowException, OSError) as error:
+        raise TableError(f"{path} cannot be read: {error}") from None
 
 
 def word_codes(words: Array) -> Longs:

@@ -13,6 +13,7 @@ from typing import Final
 
 from fastroof.arrays import Flags, Floats
 from fastroof.config import GpuSpec
+from fastroof.load.by_name import how_to_get, table_folders
 from fastroof.operators.attention import ATTENTION, ATTENTION_PREFILL
 from fastroof.operators.attention_work import HeadShape, prefix_bound_us
 from fastroof.operators.calls import RowOperator
@@ -39,8 +40,10 @@ class DatasheetCurves:
 
     def __init__(self, gpu: GpuSpec) -> None:
         self.gpu = gpu
+        hint = "" if table_folders(gpu.name) else how_to_get(gpu.name)
         warnings.warn(
-            f"no measured tables of {gpu.name}: its steps come from the datasheet model, not from kernels",
+            f"no measured tables of {gpu.name}: its steps come from the datasheet model, not from kernels"
+            + (f"; {hint}" if hint else ""),
             UserWarning,
             stacklevel=3,
         )

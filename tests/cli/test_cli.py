@@ -94,7 +94,7 @@ def test_every_command_has_help(arguments: tuple[str, ...]) -> None:
     assert not any(line.endswith("...") for line in shown), "a short help does not fit its line"
 
 
-@pytest.mark.parametrize("group", [(), ("lookup",), ("tables",), ("tables", "import"), ("plot",)])
+@pytest.mark.parametrize("group", [(), ("lookup",), ("tables", "import"), ("plot",)])
 def test_a_group_alone_says_its_help(group: tuple[str, ...]) -> None:
     assert good(*group) == good(*group, "--help")
 
@@ -386,7 +386,12 @@ def test_tables_list() -> None:
     assert all(one["serves"] for one in vllm)
     # what another engine measured is there to be asked for, and serves nothing by itself
     assert not any(one["serves"] for operators in entries.values() for one in operators)
-    assert "107,188" in good("tables", "list")
+    assert "107,188" in good("tables", "list", "h100")
+    text = good("tables", "list")
+    assert "229,083" in text  # of all operators
+    assert "to be imported when they are asked for: a100, b200" in text
+    assert "datasheet alone: a100_pcie" in text
+    assert good("tables") == text
 
 
 def test_an_operator_may_have_a_source_of_its_own() -> None:

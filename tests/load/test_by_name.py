@@ -21,35 +21,18 @@ from fastroof.load.aiconfigurator import SYSTEMS, installed_root
 from fastroof.load.by_name import ensure_imported, missing_tables, table_folders
 from fastroof.load.own import list_sources, load_own
 from fastroof.load.write import write_source
-from tests.reference.packages import ALLREDUCE, ATTENTION, GEMM, MOE, NCCL, RUN, package
+from tests.reference.packages import GEMM, install, package
 
 B300 = "b300_sxm"
 VLLM, SGLANG, NCCL_SOURCE = (
     f"aiconfigurator-{name}" for name in ("vllm-0.24.0", "sglang-0.5.14", "nccl-2.27.3")
 )
-LARGE = {"m": 4096, "n": 8192, "k": 8192, "latency": 0.4}
-OF_SGLANG = {
-    "gemm/sglang/0.5.14/gemm_perf": [GEMM, GEMM | LARGE],
-    "moe/sglang/0.5.14/moe_perf": [MOE],
-    "moe/sglang/0.5.10/moe_perf": [MOE, MOE | {"topk": 4}],
-    "gemm/sglang/0.5.10/gemm_perf": [GEMM],
-}
 
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's folder of tables, with a small package installed that measured a B300 and an H100."""
-    site = tmp_path / "site"
-    package(site, B300, generation=[ATTENTION], nccl=[NCCL], **OF_SGLANG)
-    systems = package(site, "h100_sxm", allreduce=[ALLREDUCE]) / "systems"
-    (systems / "query_versions.yaml").write_text(
-        'defaults:\n  vllm: {current: "0.24.0"}\n  sglang: {current: "0.5.14"}\n'
-    )
-    monkeypatch.syspath_prepend(site)
-    monkeypatch.setenv("PYTHONPATH", str(site))
-    monkeypatch.setenv("FASTROOF_TABLES", str(tmp_path / "tables"))
-    monkeypatch.delenv("FASTROOF_TABLES_IMPORT")
-    return tmp_path / "tables"
+    return install(tmp_path, monkeypatch)
 
 
 def files(folder: Path) -> dict[str, tuple[bytes, int]]:
@@ -348,4 +331,3 @@ def test_the_package_that_is_installed(tmp_path: Path, monkeypatch: pytest.Monke
     assert rows == {"vllm": 9_240, "trtllm": 27_384, "sglang": 35_742}
     dtypes = {key[0] for t in tables.candidates("gemm") for key in t.groups()}
     assert dtypes == {"bf16", "int8_wo", "int4_wo", "sq"}
-    assert RUN["framework"] == "VLLM"

@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 RUN = {"framework": "VLLM", "version": "0.24.0", "device": "NVIDIA H100 80GB HBM3"}
 GEMM = RUN | {"kernel_source": "cublas", "gemm_dtype": "bfloat16", "m": 1, "n": 8, "k": 16, "latency": 0.0025}
@@ -55,3 +56,30 @@ def package(root: Path, system: str = "h100_sxm", **files: list[dict[str, Any]])
     (root / "aiconfigurator_core" / "__init__.py").touch()
     (root / "aiconfigurator_core-0.9.1.dist-info").mkdir(exist_ok=True)
     return root / "aiconfigurator_core"
+
+
+LARGE = {"m": 4096, "n": 8192, "k": 8192, "latency": 0.4}
+OF_SGLANG = {
+    "gemm/sglang/0.5.14/gemm_perf": [GEMM, GEMM | LARGE],
+    "moe/sglang/0.5.14/moe_perf": [MOE],
+    "moe/sglang/0.5.10/moe_perf": [MOE, MOE | {"topk": 4}],
+    "gemm/sglang/0.5.10/gemm_perf": [GEMM],
+}
+
+
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Install a small package that measured a B300 and an H100, for this test and its processes.
+
+    Tables are imported into the folder that is returned, which is not there yet.
+    """
+    site = folder / "site"
+    package(site, "b300_sxm", generation=[ATTENTION], nccl=[NCCL], **OF_SGLANG)
+    systems = package(site, "h100_sxm", allreduce=[ALLREDUCE]) / "systems"
+    (systems / "query_versions.yaml").write_text(
+        'defaults:\n  vllm: {current: "0.24.0"}\n  sglang: {current: "0.5.14"}\n'
+    )
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    monkeypatch.setenv("FASTROOF_TABLES", str(folder / "tables"))
+    monkeypatch.delenv("FASTROOF_TABLES_IMPORT")
+    return folder / "tables"

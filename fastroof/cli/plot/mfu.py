@@ -30,10 +30,11 @@ def mfu(
 ) -> None:
     """MFU of one model's kernels against their sizes."""
     from fastroof import load_model
+    from fastroof.load.by_name import missing_tables
     from fastroof.report import draw_mfu
 
     spec, measured = gpu_and_tables_to_draw(output, gpu, tables, source)
     if measured is None:
-        raise MissingTableError(f"{spec.name} has no measured tables to draw; see fastroof gpus")
+        raise MissingTableError(missing_tables(spec.name))
     figure = draw_mfu(load_model(model), measured, tp=tp, dtype=dtype, kv_dtype=kv_dtype, method=method)
     save(figure, output)

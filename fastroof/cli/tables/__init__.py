@@ -19,13 +19,17 @@ from fastroof.command_group import help_if_alone
 
 __all__ = ["register"]
 
-group = typer.Typer(help="List, show, check, import, judge measured tables.", rich_markup_mode=None)
+group = typer.Typer(
+    help="List, show, check, import, judge measured tables.",
+    epilog="Alone it lists them.",
+    rich_markup_mode=None,
+)
 imports = typer.Typer(help="Convert tables that others measured.", rich_markup_mode=None)
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    group.callback(invoke_without_command=True)(help_if_alone)
+    group.callback(invoke_without_command=True)(list.list_or_command)
     imports.callback(invoke_without_command=True)(help_if_alone)
     for command in (list, show, validate, diff, flag):
         command.register(group)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastroof.cli.gpu_tables import DEFAULT_GPU, tables_of
-from fastroof.cli.options import Json
+from fastroof.cli.options import GPU_NAMES, Json
 from fastroof.cli.output import print_json, print_table
 from fastroof.errors import LookupInputError
 
@@ -38,7 +38,9 @@ def holdout(
     where: Annotated[
         str | None, typer.Argument(metavar="[GPU|PATH]", help="A GPU's name or a folder of measured tables.")
     ] = None,
-    gpu: Annotated[str | None, typer.Option(help="GPU, or which one where a folder holds several.")] = None,
+    gpu: Annotated[
+        str | None, typer.Option(*GPU_NAMES, help="GPU, or which one where a folder holds several.")
+    ] = None,
     source: Annotated[str | None, typer.Option(help="Use only this source.")] = None,
     operator: Annotated[list[str] | None, typer.Option(help="Judge only this operator; repeatable.")] = None,
     method: Annotated[list[str] | None, typer.Option(help="Judge only this method; repeatable.")] = None,

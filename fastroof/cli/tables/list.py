@@ -1,21 +1,24 @@
-"""``fastroof tables list``: what was measured, by source."""
+"""``fastroof tables list``: what was measured, by source, and where it lies."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Final
 
 import typer
 
-from fastroof.cli.gpu_tables import gpu_folder, table_sets
+from fastroof.cli.gpu_tables import TableSet, table_sets
 from fastroof.cli.options import Json
 from fastroof.cli.output import console, print_json, print_table
 from fastroof.cli.tables.options import Gpu, Where
 
-__all__ = ["register"]
+__all__ = ["list_or_command", "register"]
 
 EPILOG: Final = """\b
-JSON: a list with one object a source: gpu, source, folder, licence, operators: one object an operator
-[operator, rows, rank, serves]. serves is true where lookups use this source, which has the lowest rank.
+JSON: a list with one object a source: gpu, source, kind (shipped, imported or own; null in a published
+tree), folder, licence, operators: one object an operator [operator, rows, rank, serves]. serves is true
+where lookups use this source, which has the lowest rank.
 """
 
 
@@ -24,63 +27,110 @@ def register(group: typer.Typer) -> None:
     group.command("list", epilog=EPILOG)(list_tables)
 
 
+def list_or_command(context: typer.Context) -> None:
+    """List tables where no command is given."""
+    if context.invoked_subcommand is None:
+        list_tables()
+
+
 def list_tables(where: Where = None, gpu: Gpu = None, as_json: Json = False) -> None:
-    """List sources, their operators, rows and ranks.
+    """List sources, and of one GPU their operators, rows and ranks.
 
-    Without an argument, those of every GPU that has any.
+    Without an argument, those of every GPU that has any: what ships, what was imported, and one's own.
     """
-    from fastroof import gpu_names
+    from fastroof import gpu_names, load_gpu
+    from fastroof.config.paths import user_tables_root
+    from fastroof.load.by_name import can_import, table_folders
 
-    names = gpu_names() if where is None else [where]
-    sources: list[dict[str, Any]] = []
-    for name in names:
-        if where is None and not any(gpu_folder(name).glob("*/provenance.toml")):
-            continue
-        sources += _sources(name, gpu)
+    # --gpu without a folder is the GPU
+    where, gpu = (gpu, None) if where is None else (where, gpu)
+    names = [name for name in gpu_names() if table_folders(name)] if where is None else [where]
+    sources = [source for name in names for source in _sources(name, gpu)]
     if as_json:
         print_json(sources)
         return
+    if where is not None:
+        _print_operators(sources)
+        return
+    _print_sources(sources)
+    without = [name for name in gpu_names() if name not in names]
+    importable = [name for name in without if can_import(name)]
+    unmeasured = [name for name in without if not can_import(name)]
+    out = console()
+    out.print(f"\nimported and own tables lie in {user_tables_root()}", soft_wrap=True)
+    if importable:
+        out.print(f"to be imported when they are asked for: {', '.join(importable)}", soft_wrap=True)
+    if unmeasured:
+        titles = ", ".join(load_gpu(name).name for name in unmeasured)
+        out.print(f"datasheet alone: {titles}", soft_wrap=True)
+
+
+def _print_sources(sources: list[dict[str, Any]]) -> None:
+    columns = ("gpu", "source", "kind", "operators", "rows", "serves")
     rows = [
         (
-            entry["gpu"],
-            entry["source"],
+            source["gpu"],
+            source["source"],
+            source["kind"],
+            str(len(source["operators"])),
+            f"{sum(one['rows'] for one in source['operators']):,}",
+            _listed([one["operator"] for one in source["operators"] if one["serves"]]),
+        )
+        for source in sources
+    ]
+    print_table(columns, rows, left=("gpu", "source", "kind", "serves"))
+
+
+def _listed(operators: list[str], shown: int = 3) -> str:
+    if len(operators) <= shown + 1:
+        return ", ".join(operators) or "-"
+    return f"{', '.join(operators[:shown])} and {len(operators) - shown} more"
+
+
+def _print_operators(sources: list[dict[str, Any]]) -> None:
+    rows = [
+        (
+            source["gpu"],
+            source["source"],
+            source["kind"] or "-",
             one["operator"],
             f"{one['rows']:,}",
             "-" if one["rank"] is None else str(one["rank"]),
             "yes" if one["serves"] else "no",
         )
-        for entry in sources
-        for one in entry["operators"]
+        for source in sources
+        for one in source["operators"]
     ]
-    columns = ("gpu", "source", "operator", "rows", "rank", "serves")
-    print_table(columns, rows, left=("gpu", "source", "operator", "serves"))
-    without = [name for name in names if not any(entry["gpu"] == name for entry in sources)]
-    if where is None and without:
-        console().print(f"\nno measured tables: {', '.join(without)}", soft_wrap=True)
+    columns = ("gpu", "source", "kind", "operator", "rows", "rank", "serves")
+    print_table(columns, rows, left=("gpu", "source", "kind", "operator", "serves"))
 
 
 def _sources(where: str, gpu: str | None) -> list[dict[str, Any]]:
-    loaded = [(table_set, table_set.load()) for table_set in table_sets(where, gpu)]
-    serving: dict[tuple[str, str], tuple[int, str]] = {}
-    for table_set, measured in loaded:
-        for operator in measured.tables:
-            place = table_set.place(operator)
-            serving[measured.gpu, operator] = min(serving.get((measured.gpu, operator), place), place)
+    from fastroof.load.listing import list_tables
+
+    sets = table_sets(where, gpu, fetch=False)
+    if any(one.source is None for one in sets):
+        return [_tree(one) for one in sets]
+    folders = dict.fromkeys(one.folder for one in sets)
+    # several GPUs' folders are told apart by where they lie, one GPU's by the order in which they serve
+    together = [[folder] for folder in folders] if Path(where).is_dir() else [list(folders)]
     return [
-        {
-            "gpu": measured.gpu,
-            "source": next(iter(measured.sources.values())),
-            "folder": str(table_set.folder),
-            "licence": next(iter(measured.tables.values())).provenance.get("licence"),
-            "operators": [
-                {
-                    "operator": operator,
-                    "rows": table.num_rows,
-                    "rank": table_set.place(operator)[0] if table_set.source else None,
-                    "serves": serving[measured.gpu, operator] == table_set.place(operator),
-                }
-                for operator, table in measured.tables.items()
-            ],
-        }
-        for table_set, measured in loaded
+        {**asdict(source), "folder": str(source.folder)}
+        for folders in together
+        for source in list_tables(folders)
     ]
+
+
+def _tree(table_set: TableSet) -> dict[str, Any]:
+    measured = table_set.load()
+    return {
+        "gpu": measured.gpu,
+        "source": next(iter(measured.sources.values())),
+        "kind": None,
+        "folder": str(table_set.folder),
+        "licence": next(iter(measured.tables.values())).provenance.get("licence"),
+        "operators": [
+            {"operator": operator, "rows": table.num_rows, "rank": None, "serves": True}
+            for operator, table in measured.tables.items()
+        ],
+    }

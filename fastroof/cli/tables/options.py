@@ -6,10 +6,12 @@ from typing import Annotated
 
 import typer
 
+from fastroof.cli.options import GPU_NAMES
+
 __all__ = ["Gpu", "Where"]
 
 Where = Annotated[
     str | None, typer.Argument(metavar="[GPU|PATH]", help="A GPU's name or a folder of measured tables.")
 ]
 
-Gpu = Annotated[str | None, typer.Option(help="Which GPU, where a folder holds several.")]
+Gpu = Annotated[str | None, typer.Option(*GPU_NAMES, help="Which GPU, where a folder holds several.")]

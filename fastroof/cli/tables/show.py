@@ -33,13 +33,13 @@ def show(
     operator: Annotated[
         str, typer.Argument(help="gemm, attention_prefill, attention_decode, moe, allreduce, ...")
     ],
-    where: Where = DEFAULT_GPU,
+    where: Where = None,
     gpu: Gpu = None,
     source: Annotated[str | None, typer.Option(help="Which source, where there are several.")] = None,
     as_json: Json = False,
 ) -> None:
     """Show one operator's keys and axes."""
-    tables = tables_of(where or DEFAULT_GPU, gpu, source)
+    tables = tables_of(gpu or DEFAULT_GPU, None, source) if where is None else tables_of(where, gpu, source)
     table = tables.table(operator)
     keys, axes = _values(table)
     latency_us = table.columns["latency_us"]

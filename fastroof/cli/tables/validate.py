@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 import typer
 
 from fastroof.cli.gpu_tables import DEFAULT_GPU, table_sets
-from fastroof.cli.options import Json
+from fastroof.cli.options import GPU_NAMES, Json
 from fastroof.cli.output import console, counted, percent, print_json, print_table
+from fastroof.cli.tables.options import Where
 from fastroof.errors import TableError
 from fastroof.units import TB
 
@@ -51,11 +52,9 @@ def register(group: typer.Typer) -> None:
 
 
 def validate(
-    where: Annotated[
-        str, typer.Argument(metavar="[GPU|PATH]", help="A GPU's name or a folder of measured tables.")
-    ] = DEFAULT_GPU,
+    where: Where = None,
     gpu: Annotated[
-        str | None, typer.Option(help="Check only this GPU, where a folder holds several.")
+        str | None, typer.Option(*GPU_NAMES, help="Check only this GPU, where a folder holds several.")
     ] = None,
     source: Annotated[str | None, typer.Option(help="Check only this source.")] = None,
     as_json: Json = False,
@@ -66,7 +65,7 @@ def validate(
     latencies that fall as work grows, and slow first rows; and at families of rows that no kernel took, also
     beside the GPU's other sources.
     """
-    checked = _check(where, gpu, source)
+    checked = _check(gpu or DEFAULT_GPU, None, source) if where is None else _check(where, gpu, source)
     if as_json:
         print_json(
             {

@@ -1,0 +1,146 @@
+"""The command line of a newcomer: a GPU by its name, and what its tables are made of."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.test_cli import good, run
+from tests.reference.packages import install
+
+STEP = ("step", "--model", "llama-3.1-8b", "--decode", "8x1024")
+GEMM = ("lookup", "gemm", "--m", "1", "--n", "8", "--k", "16", "--json")
+NO_PACKAGE = "b300 has no measured tables yet: pip install 'fastroof[tables]' brings them"
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return install(tmp_path, monkeypatch)
+
+
+def done(*arguments: str) -> str:
+    """Output of a command that succeeds; on stderr it may say that it converts."""
+    code, out, err = run(*arguments)
+    assert code == 0, err
+    assert all(line.startswith("converting the tables of b300: ") for line in err.splitlines()), err
+    return out
+
+
+def parsed(*arguments: str) -> Any:
+    return json.loads(done(*arguments, "--json"))
+
+
+def refused(*arguments: str) -> str:
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    *before, error = err.splitlines()
+    assert all(line.startswith("converting") for line in before)
+    return error.removeprefix("fastroof: error: ")
+
+
+def made(root: Path) -> set[str]:
+    return {path.name for path in (root / "b300").iterdir()}
+
+
+def test_the_first_command_converts_with_progress_and_the_next_does_not(root: Path) -> None:
+    code, out, err = run(*GEMM, "--gpu", "b300")
+    assert (code, json.loads(out)["rows"][0]["latency_us"]) == (0, 2.5)
+    assert err.startswith("converting the tables of b300: ")
+    assert err.count("files") == 1
+    again = run(*GEMM, "--gpu", "b300")
+    assert again == (0, out, "")
+    assert len(made(root)) == 4
+
+
+@pytest.mark.parametrize("name", ["b300", "B300-SXM", "b300_sxm"])
+def test_system_is_another_word_for_gpu(root: Path, name: str) -> None:
+    assert parsed(*GEMM[:-1], "--system", name) == parsed(*GEMM[:-1], "--gpu", "b300")
+    assert parsed("tables", "show", "gemm", "--system", name)["gpu"] == "b300"
+
+
+@pytest.mark.parametrize(
+    "command", [("size",), ("compare",), ("serving",), ("validate",), ("bench",), ("calibrate",)]
+)
+def test_every_command_with_a_gpu_takes_a_system(command: tuple[str, ...]) -> None:
+    assert "--gpu, --system" in good(*command, "--help").replace("--gpu,--system", "--gpu, --system")
+
+
+def test_import_by_name_and_by_the_old_options(root: Path, tmp_path: Path) -> None:
+    said = done("tables", "import", "aiconfigurator", "b300_sxm")
+    assert f"wrote {root / 'b300'}" in said
+    assert len(made(root)) == 4
+    other = ("tables", "import", "aiconfigurator", "--gpu", "b300", "-o", str(tmp_path / "mine"))
+    done(*other)
+    assert {path.name for path in (tmp_path / "mine" / "b300").iterdir()} == made(root)
+    one = tmp_path / "one"
+    done(
+        "tables", "import", "aiconfigurator", "--system", "b300_sxm", "--backend", "sglang", "--version",
+        "0.5.10", "-o", str(one), "--format", "csv",
+    )  # fmt: skip
+    assert (one / "b300" / "aiconfigurator-sglang-0.5.10" / "gemm.csv").is_file()
+    own = ("tables", "import", "aiconfigurator", "b300", "--backend", "sglang")
+    assert "exists" in refused(*own)
+    done(*own, "--overwrite")
+    kinds = {entry["source"]: entry["kind"] for entry in parsed("tables", "list", "b300")}
+    assert kinds["aiconfigurator-sglang-0.5.14"] == "own"
+    assert kinds["aiconfigurator-vllm-0.24.0"] == "imported"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "name one GPU; the package has tables of a100, b200"),
+        (("b300", "--gpu", "h100"), "name one GPU"),
+        (("b30",), "unknown GPU 'b30'.*the closest is b300"),
+        (("l4",), "aiconfigurator-core has no tables of l4; it has some of a100"),
+        (("b300", "--version", "0.5.10"), "--version goes with --backend"),
+        (("b300", "--format", "csv"), "--format goes with --backend"),
+        (("b300", "--format", "xlsx", "--backend", "vllm"), "--format is parquet or csv"),
+        (("b300", "--backend", "tgi"), "no table of tgi"),
+    ],
+)
+def test_imports_that_cannot_be(root: Path, arguments: tuple[str, ...], said: str) -> None:
+    import re
+
+    assert re.search(said, refused("tables", "import", "aiconfigurator", *arguments))
+
+
+def test_list_imports_nothing_and_says_what_could_be(root: Path) -> None:
+    assert "to be imported when they are asked for: a100, b200, b300" in done("tables")
+    assert refused("tables", "list", "b300") == (
+        "b300 has no measured tables yet: fastroof tables import aiconfigurator b300 converts them"
+    )
+    assert not root.exists()
+    done("tables", "import", "aiconfigurator", "b300")
+    text = done("tables")
+    assert "b300" in text.partition("datasheet alone")[0]
+    assert str(root) in text
+    entries: list[dict[str, Any]] = parsed("tables", "list", "--gpu", "b300")
+    assert {entry["kind"] for entry in entries} == {"imported"}
+    assert "4 sources" in done("gpus")
+
+
+def test_without_the_package(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastroof.load.aiconfigurator.PACKAGE", "no_such_package")
+    assert refused(*GEMM[:-1], "--gpu", "b300") == NO_PACKAGE
+    assert refused("tables", "list", "b300") == NO_PACKAGE
+    assert "pip install 'fastroof[tables]'" in refused("tables", "import", "aiconfigurator", "b300")
+    code, out, err = run(*STEP, "--gpu", "b300")
+    assert code == 0
+    assert "modelled" in out
+    assert "datasheet model, not from kernels; pip install 'fastroof[tables]' brings them" in err
+    code, _, err = run(*STEP, "--gpu", "mi300x")
+    assert code == 0
+    assert err.strip().endswith("its steps come from the datasheet model, not from kernels")
+
+
+def test_a_folder_of_the_gpus_name_is_not_the_gpu(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done("tables", "import", "aiconfigurator", "b300", "-o", str(tmp_path / "mine"))
+    monkeypatch.chdir(tmp_path / "mine")
+    assert parsed(*GEMM[:-1], "--tables", "./b300")["rows"][0]["latency_us"] == 2.5
+    assert not root.exists()
