@@ -19,7 +19,7 @@ from fastroof.arrays import Array, Bools, Floats
 from fastroof.errors import TableError
 from fastroof.operators.registry import OPERATORS
 
-__all__ = ["UnsoundFamily", "unsound", "unsound_error", "unsound_families", "unsound_rows"]
+__all__ = ["UnsoundFamily", "families_error", "unsound", "unsound_error", "unsound_families", "unsound_rows"]
 
 FIELDS = ("keys", "test", "reason", "ratio", "excess_us", "serves", "rows")
 
@@ -156,10 +156,16 @@ def unsound_error(
     TableError
         If an entry of the provenance is malformed.
     """
+    families = (f for f in unsound_families(provenance, operator) if f.holds_key(key))
+    return families_error(families, sizes, latency_us)
+
+
+def families_error(
+    families: Iterable[UnsoundFamily], sizes: Mapping[str, Floats], latency_us: Floats
+) -> Floats:
+    """How far off answers out of some families may be, see :func:`unsound_error`."""
     worst = np.zeros(len(latency_us))
-    for family in unsound_families(provenance, operator):
-        if not family.holds_key(key):
-            continue
+    for family in families:
         there = {name: cells for name, cells in family.keys.items() if name in sizes}
         inside = UnsoundFamily(there, "", "").holds({**sizes, "latency_us": latency_us})
         worst = np.maximum(worst, np.where(inside, family.error(latency_us), 0.0))

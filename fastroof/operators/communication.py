@@ -190,10 +190,14 @@ class AllReduceOperator(SizedOperator, PerRowOperator):
         sizes: dict[str, Any] = {"num_gpus": call.num_gpus, "message_bytes": message}
         return self.looked_up_nodes(tables, options.method, max_rows, sizes, launch_us)
 
+    def table_points(self, call: AllReduce, rows: Floats) -> tuple[Key, list[Floats]]:
+        """The group's size, and the bytes of so many rows."""
+        return self._plan_key(call), [rows * call.row_bytes]
+
     def row_variance(self, call: AllReduce, tables: Tables, rows: Floats) -> Floats:
         """Of the group's curve."""
-        errors = self.local_errors(tables, self._plan_key(call))
-        return relative_variance(errors, (rows * call.row_bytes,))
+        key, sizes = self.table_points(call, rows)
+        return relative_variance(self.local_errors(tables, key), sizes)
 
     def row_datasheet(self, call: AllReduce) -> DatasheetClass:
         """The one class."""

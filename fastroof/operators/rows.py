@@ -109,6 +109,10 @@ class PerRowOperator(Operator):
         None where all calls of the operator err together, by :meth:`shared_error`.
         """
 
+    def table_points(self, call: Any, rows: Floats) -> tuple[Key, list[Floats]] | None:
+        """The kernel that a call is looked up as, and its sizes at numbers of rows; None without a lookup."""
+        return None
+
     def shared_error(self, tables: Tables) -> float | None:
         """Relative standard error that all calls of the operator share; None where nothing tells it."""
         return None

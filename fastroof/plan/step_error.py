@@ -4,6 +4,11 @@ An operator's error is the same in every layer, so it grows with the operator's 
 layers of several kinds that run the same call; different operators err independently, but for streaming
 kernels, which all share two constants: ``error = sqrt(sum (time error)^2) / step``, and in squares what a
 engine's profile leaves unexplained.
+
+Beside that a source is one campaign among others (:mod:`fastroof.uncertainty.campaign`), and families of its
+rows may be unsound: each call has a part of its own, and what all calls share adds up linearly over the
+operators of the step. A profile's residual was measured with the campaign of the tables that it was fitted
+to: on that GPU the larger of the common part and the residual counts, on another both do.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ from fastroof.compiled import steps
 from fastroof.errors import PlanError
 from fastroof.operators.attention import ATTENTION_DECODE, ATTENTION_PREFILL
 from fastroof.operators.attention_errors import AttentionErrors, attention_variance
+from fastroof.operators.attention_grids import AttentionOperator
 from fastroof.operators.attention_work import HeadShape
 from fastroof.operators.calls import RowOperator
 from fastroof.operators.rows import PerRowOperator
@@ -27,6 +33,7 @@ from fastroof.plan.datasheet import DatasheetCurves
 from fastroof.plan.rows import rows_of
 from fastroof.plan.table_curves import TableCurves
 from fastroof.tables import Tables
+from fastroof.tables.source_errors import SourceError, source_error
 from fastroof.uncertainty.variance import PREFIX
 
 if TYPE_CHECKING:
@@ -74,15 +81,31 @@ class StepErrors(NamedTuple):
     tokens_us2, decode_tokens_us2, logits_us2 : ndarray of float64
         Variance of the operators over tokens, by tokens: in steps with prefill and in steps of decodes
         alone; and of those over sequences, us^2.
+    tokens_us, decode_tokens_us, logits_us : ndarray of float64
+        What all calls of them share, us: it adds to what those of others share.
     decode, prefill : tuple of AttentionErrors
         Of attention, one for each kind of layers.
+    decode_sources, prefill_sources : tuple of SourceError
+        Of the sources that it comes from.
     """
 
     tokens_us2: Floats
     decode_tokens_us2: Floats
     logits_us2: Floats
+    tokens_us: Floats
+    decode_tokens_us: Floats
+    logits_us: Floats
     decode: tuple[AttentionErrors, ...]
     prefill: tuple[AttentionErrors, ...]
+    decode_sources: tuple[SourceError, ...]
+    prefill_sources: tuple[SourceError, ...]
+
+
+class _Errors(NamedTuple):
+    """Of some calls at each point: their variance, us^2, and what all of them share, us."""
+
+    us2: Floats
+    common_us: Floats
 
 
 def step_errors(plan: StepPlan) -> StepErrors | None:
@@ -104,26 +127,46 @@ def step_errors(plan: StepPlan) -> StepErrors | None:
             "this plan has no tables to tell its errors from: it was unpickled. Ask for an error before "
             "pickling it, and it takes them along, or compile it again"
         )
-    tokens_us2 = _rows_us2(plan, tables, "tokens", "decode_only", plan.max_tokens)
+    tokens = _rows_errors(plan, tables, "tokens", "decode_only", plan.max_tokens)
     same = all(curve.operator.steps == "all" for curve in plan.row_curves)
+    decodes = tokens if same else _rows_errors(plan, tables, "tokens", "with_prefill", plan.max_tokens)
+    logits = _rows_errors(plan, tables, "sequences", "", plan.max_seqs)
+    heads = [heads_of(part.call) for part in plan.attention]
+    decode, prefill = (
+        (
+            tuple(operator.local_errors(tables, one) for one in heads),
+            tuple(_attention_source(operator, tables, one) for one in heads),
+        )
+        for operator in (ATTENTION_DECODE, ATTENTION_PREFILL)
+    )
     return StepErrors(
-        tokens_us2,
-        tokens_us2 if same else _rows_us2(plan, tables, "tokens", "with_prefill", plan.max_tokens),
-        _rows_us2(plan, tables, "sequences", "", plan.max_seqs),
-        *(
-            tuple(operator.local_errors(tables, heads_of(part.call)) for part in plan.attention)
-            for operator in (ATTENTION_DECODE, ATTENTION_PREFILL)
-        ),
+        tokens_us2=tokens.us2,
+        decode_tokens_us2=decodes.us2,
+        logits_us2=logits.us2,
+        tokens_us=tokens.common_us,
+        decode_tokens_us=decodes.common_us,
+        logits_us=logits.common_us,
+        decode=decode[0],
+        prefill=prefill[0],
+        decode_sources=decode[1],
+        prefill_sources=prefill[1],
     )
 
 
-def _rows_us2(plan: StepPlan, tables: Tables, rows: str, left_out: str, limit: int) -> Floats:
-    """Variance of all operators over tokens or sequences at every number of them, us^2.
+def _attention_source(operator: AttentionOperator, tables: Tables, heads: HeadShape) -> SourceError:
+    """Of the source of a head shape, or of the first shape that it is borrowed from."""
+    lender = operator.grid(tables, heads).lenders[0]
+    return source_error(tables, operator.name, tuple(lender))
+
+
+def _rows_errors(plan: StepPlan, tables: Tables, rows: str, left_out: str, limit: int) -> _Errors:
+    """Errors of all operators over tokens or sequences at every number of them.
 
     Of steps that do not run the calls of those that are ``left_out``.
     """
-    total_us2 = np.zeros(limit + 1)
+    total_us2, common_us = np.zeros(limit + 1), np.zeros(limit + 1)
     of_call: dict[RowOperator, Floats] = {}
+    call_times: dict[RowOperator, int] = {}
     for curve in plan.row_curves:
         call = curve.operator
         if (call.rows == "sequences") != (rows == "sequences") or call.steps == left_out:
@@ -133,18 +176,28 @@ def _rows_us2(plan: StepPlan, tables: Tables, rows: str, left_out: str, limit: i
         # layers of several kinds may run one call
         one = replace(call, name="", times=1)
         of_call[one] = of_call[one] + time_us if one in of_call else time_us
+        call_times[one] = call_times.get(one, 0) + call.times
     together_us: dict[PerRowOperator, Floats] = {}
     for call, time_us in of_call.items():
         operator = per_row(call)
         call_rows = np.arange(1.0, limit + 1.0) * rows_of(plan.layout, 1, 1)[call.rows]
         variance = operator.row_variance(call, tables, call_rows)
+        points = operator.table_points(call, call_rows)
+        if points is not None and variance is not None:
+            key, sizes = points
+            source = source_error(tables, operator.name, key)
+            named = dict(zip(operator.axis_names, sizes, strict=True))
+            a_call_us = np.maximum(time_us[1:] / call_times[call], np.finfo(np.float64).tiny)
+            spread, common = source.parts(named, a_call_us)
+            common_us[1:] += time_us[1:] * common
+            variance = variance + spread**2
         if variance is None:
             together_us[operator] = together_us.get(operator, np.zeros(limit + 1)) + time_us
         else:
             total_us2[1:] += time_us[1:] ** 2 * variance
     for operator, time_us in together_us.items():
         total_us2 += (time_us * (operator.shared_error(tables) or DATASHEET)) ** 2
-    return total_us2
+    return _Errors(total_us2, common_us)
 
 
 def batch_error(plan: StepPlan, batch: StepBatch, times: StepTimes) -> Floats:
@@ -152,7 +205,7 @@ def batch_error(plan: StepPlan, batch: StepBatch, times: StepTimes) -> Floats:
     components = times.components
     if plan.errors is None:
         kernels_us = times.latency_us - components.runtime_us
-        return _relative(plan, (kernels_us * DATASHEET) ** 2, times.latency_us)
+        return _relative(plan, _Errors((kernels_us * DATASHEET) ** 2, np.zeros(1)), times.latency_us)
     new, context = batch.new_tokens.astype(np.int64), batch.context_len.astype(np.int64)
     decode = (new == 1) & (context > 0)
     prefill = ~decode
@@ -161,40 +214,60 @@ def batch_error(plan: StepPlan, batch: StepBatch, times: StepTimes) -> Floats:
         running = np.r_[0, np.cumsum(values)]
         return np.asarray(running[batch.offsets[1:]] - running[batch.offsets[:-1]])
 
-    tokens_us2 = np.where(
-        summed(prefill) > 0, plan.errors.tokens_us2[summed(new)], plan.errors.decode_tokens_us2[summed(new)]
-    )
-    us2 = tokens_us2 + plan.errors.logits_us2[np.diff(batch.offsets)]
+    errors, tokens, sequences = plan.errors, summed(new), np.diff(batch.offsets)
+    prefills = summed(prefill) > 0
+    us2 = np.where(prefills, errors.tokens_us2[tokens], errors.decode_tokens_us2[tokens])
+    common_us = np.where(prefills, errors.tokens_us[tokens], errors.decode_tokens_us[tokens])
+    us2 += errors.logits_us2[sequences]
+    common_us += errors.logits_us[sequences]
     decodes, kv_sum = summed(decode), summed(decode * (context + 1))
     some = decodes > 0
     bs, mean_kv = decodes[some].astype(np.float64), kv_sum[some] / decodes[some]
     attention_us = components.decode_attention_us[some]
-    us2[some] += _attention_us2(plan, True, bs, mean_kv, attention_us)
+    part = _attention_errors(plan, True, bs, mean_kv, attention_us)
+    us2[some] += part.us2
+    common_us[some] += part.common_us
     new_sum = summed(prefill * new)
     some = new_sum > 0
-    tokens = new_sum[some].astype(np.float64)
-    q_len = 2.0 * summed(prefill * (new * (new + 1) // 2))[some] / tokens - 1.0
+    prompts = new_sum[some].astype(np.float64)
+    q_len = 2.0 * summed(prefill * (new * (new + 1) // 2))[some] / prompts - 1.0
     prefix_us = plan.arena[steps.PREFIX_PAIR_US] * summed(prefill * new * context)[some]
     prefix_us += plan.arena[steps.PREFIX_TOKEN_US] * summed(prefill * context)[some]
     own_us = components.prefill_attention_us[some] - prefix_us
-    us2[some] += _attention_us2(plan, False, tokens / q_len, q_len, own_us)
-    us2[some] += (PREFIX * prefix_us) ** 2
-    return _relative(plan, us2, times.latency_us)
+    part = _attention_errors(plan, False, prompts / q_len, q_len, own_us)
+    us2[some] += part.us2 + (PREFIX * prefix_us) ** 2
+    common_us[some] += part.common_us
+    return _relative(plan, _Errors(us2, common_us), times.latency_us)
 
 
-def _attention_us2(plan: StepPlan, is_decode: bool, batch: Floats, x: Floats, own_us: Floats) -> Floats:
-    """Variance of attention, us^2: kinds of layers err independently, but for those of one head shape."""
+def _attention_errors(plan: StepPlan, is_decode: bool, batch: Floats, x: Floats, own_us: Floats) -> _Errors:
+    """Errors of attention: kinds of layers err independently, but for those of one head shape."""
     assert plan.errors is not None
     errors = plan.errors.decode if is_decode else plan.errors.prefill
+    sources = plan.errors.decode_sources if is_decode else plan.errors.prefill_sources
+    sizes = {"batch_size": batch, "kv_len": x, "q_len": x}
+
+    def of(heads_us: Floats, local: AttentionErrors, source: SourceError, layers: int) -> _Errors:
+        spread, common = source.parts(sizes, np.maximum(heads_us / layers, np.finfo(np.float64).tiny))
+        variance = attention_variance(local, batch, x) + spread**2
+        return _Errors(heads_us**2 * variance, heads_us * common)
+
     if len(errors) == 1:
-        return np.asarray(own_us**2 * attention_variance(errors[0], batch, x))
+        return of(own_us, errors[0], sources[0], plan.attention[0].call.times)
     of_heads: dict[HeadShape, Floats] = {}
     for number, part in enumerate(plan.attention):
         heads = heads_of(part.call)
         of_heads[heads] = of_heads.get(heads, 0.0) + attention_times(plan, number, is_decode, batch, x).own_us
-    error_of = {heads_of(part.call): error for part, error in zip(plan.attention, errors, strict=True)}
-    parts = [us**2 * attention_variance(error_of[heads], batch, x) for heads, us in of_heads.items()]
-    return np.asarray(np.sum(parts, axis=0))
+    known = {
+        heads_of(part.call): (error, source)
+        for part, error, source in zip(plan.attention, errors, sources, strict=True)
+    }
+    layers = dict.fromkeys(of_heads, 0)
+    for part in plan.attention:
+        layers[heads_of(part.call)] += part.call.times
+    parts = [of(us, *known[heads], layers[heads]) for heads, us in of_heads.items()]
+    us2, common_us = (np.sum([part[i] for part in parts], axis=0) for i in range(2))
+    return _Errors(np.asarray(us2), np.asarray(common_us))
 
 
 def decode_error(plan: StepPlan, batch_size: Any, kv_len: Any) -> float | Floats:
@@ -206,17 +279,24 @@ def decode_error(plan: StepPlan, batch_size: Any, kv_len: Any) -> float | Floats
     tokens_at, logits_at = int(arena[steps.DECODE_TOKENS_AT]), int(arena[steps.LOGITS_AT])
     runtime_us = arena[steps.STEP_US] + arena[steps.SEQUENCE_US] * batch
     if plan.errors is None:
-        error = _relative(plan, ((flat_us - runtime_us) * DATASHEET) ** 2, flat_us)
+        kernels_us = flat_us - runtime_us
+        error = _relative(plan, _Errors((kernels_us * DATASHEET) ** 2, np.zeros(1)), flat_us)
     else:
         attention_us = flat_us - arena[tokens_at + batch] - arena[logits_at + batch] - runtime_us
         us2 = plan.errors.decode_tokens_us2[batch] + plan.errors.logits_us2[batch]
-        us2 += _attention_us2(plan, True, batch.astype(np.float64), kv.astype(np.float64), attention_us)
-        error = _relative(plan, us2, flat_us)
+        common_us = plan.errors.decode_tokens_us[batch] + plan.errors.logits_us[batch]
+        sizes = (batch.astype(np.float64), kv.astype(np.float64))
+        part = _attention_errors(plan, True, *sizes, attention_us)
+        error = _relative(plan, _Errors(us2 + part.us2, common_us + part.common_us), flat_us)
     return error.reshape(np.shape(step_us)) if np.ndim(step_us) else float(error[0])
 
 
-def _relative(plan: StepPlan, us2: Floats, step_us: Floats) -> Floats:
+def _relative(plan: StepPlan, errors: _Errors, step_us: Floats) -> Floats:
     """Relative standard error of steps, with what the engine's profile leaves; 0 where there is no step."""
     there = step_us > 0.0
-    share = np.where(there, us2 / np.where(there, step_us, 1.0) ** 2 + plan.engine.costs.residual**2, 0.0)
-    return np.asarray(np.sqrt(share))
+    whole_us2 = np.where(there, step_us, 1.0) ** 2
+    common, residual = errors.common_us**2 / whole_us2, plan.engine.costs.residual**2
+    # what the residual was measured to be has that GPU's campaign in it
+    fitted_here = plan.engine.evidence.get("gpu") == plan.gpu.name
+    together = np.maximum(common, residual) if fitted_here else common + residual
+    return np.asarray(np.sqrt(np.where(there, errors.us2 / whole_us2 + together, 0.0)))

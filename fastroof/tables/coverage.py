@@ -13,6 +13,7 @@ from fastroof.errors import LookupInputError
 from fastroof.operators.operator import HoldoutGrid
 from fastroof.operators.registry import OPERATORS
 from fastroof.tables.holdout import lookup_arguments, taking_part, thinned_axes
+from fastroof.tables.lookup import run_lookup
 from fastroof.uncertainty.leave_one_out import NORMAL_80
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def _draw(tables: Tables, grid: HoldoutGrid, rng: np.random.Generator) -> _Hidde
     thin = tables.some_rows(grid.operator, part & ~hidden)
     parts = []
     for rows, arguments in lookup_arguments(table, np.flatnonzero(hidden)):
-        looked_up = thin.lookup(grid.operator, with_error=True, **arguments)
+        looked_up = run_lookup(thin, grid.operator, "roofline", True, arguments, of_source=False)
         off = np.abs(np.log(looked_up.latency_us / table.columns["latency_us"][rows]))
         parts.append(
             (

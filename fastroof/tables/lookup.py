@@ -15,6 +15,7 @@ from fastroof.operators.operator import METHODS, Answers, Operator
 from fastroof.operators.registry import OPERATORS
 from fastroof.tables.answers import Lookup
 from fastroof.tables.sizes import checked_points, checked_text
+from fastroof.tables.source_errors import source_error
 
 if TYPE_CHECKING:
     from fastroof.tables.table_set import Tables
@@ -33,8 +34,19 @@ def lookup_operator(name: Any) -> Operator:
     return operator
 
 
-def run_lookup(tables: Tables, name: str, method: str, with_error: bool, given: Mapping[str, Any]) -> Lookup:
-    """Answer ``tables.lookup(name, method=method, with_error=with_error, **given)``."""
+def run_lookup(
+    tables: Tables,
+    name: str,
+    method: str,
+    with_error: bool,
+    given: Mapping[str, Any],
+    *,
+    of_source: bool = True,
+) -> Lookup:
+    """Answer ``tables.lookup(name, method=method, with_error=with_error, **given)``.
+
+    Without ``of_source`` errors are those of interpolating alone, as hold-outs within one table judge them.
+    """
     operator = lookup_operator(name)
     if not isinstance(method, str) or method not in METHODS:
         raise LookupInputError(f"unknown method {method!r}: use one of {', '.join(METHODS)}")
@@ -59,7 +71,7 @@ def run_lookup(tables: Tables, name: str, method: str, with_error: bool, given: 
             operator.check_key(key)
             _look_up(operator, tables, method, key, sizes, answers)
             if with_error:
-                relative_error[part] = operator.relative_error(tables, key, sizes, answers[0])
+                relative_error[part] = _error(operator, tables, key, sizes, answers[0], of_source)
             continue
         wide = [columns.get(n, asked.whole.get(n)) for n in sized_keys]
         for key_sizes, rows in _kernels(wide, len(sizes[0])):
@@ -71,7 +83,7 @@ def run_lookup(tables: Tables, name: str, method: str, with_error: bool, given: 
             for i in range(len(answers)):
                 answers[i][rows] = some[i]
             if with_error:
-                relative_error[part][rows] = operator.relative_error(tables, key, few, some[0])
+                relative_error[part][rows] = _error(operator, tables, key, few, some[0], of_source)
     shape = asked.shape
     return Lookup(
         latency_us.reshape(shape),
@@ -88,6 +100,17 @@ def _look_up(
     operator.look_up(tables, method, key, sizes, answers)
     if tables.serves(operator.name, key) and tables.is_foreign(operator.name, key):
         np.maximum(answers[2], ORIGIN_BORROWED, out=answers[2])
+
+
+def _error(
+    operator: Operator, tables: Tables, key: Key, sizes: list[Floats], latency_us: Floats, of_source: bool
+) -> Floats:
+    local = operator.relative_error(tables, key, sizes, latency_us)
+    if not of_source:
+        return local
+    named = dict(zip(operator.axis_names, sizes, strict=True))
+    variance = source_error(tables, operator.name, key).variance(named, latency_us)
+    return np.asarray(np.sqrt(local**2 + variance))
 
 
 def _arguments(operator: Operator, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from fastroof.cli.tables import (
+    campaigns,
     diff,
     flag,
     holdout,
@@ -31,7 +32,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands."""
     group.callback(invoke_without_command=True)(list.list_or_command)
     imports.callback(invoke_without_command=True)(help_if_alone)
-    for command in (list, show, validate, diff, flag):
+    for command in (list, show, validate, diff, flag, campaigns):
         command.register(group)
     for program in (import_aiconfigurator, import_vidur, import_llmservingsim):
         program.register(imports)

@@ -1,0 +1,182 @@
+"""Sources of one GPU against each other: the figures of :mod:`fastroof.uncertainty.campaign`."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from fastroof.arrays import Array, Bools, Longs
+from fastroof.columns import KERNEL, LATENCY
+from fastroof.load.common_points import PairedPoints, paired_points, region_sizes
+from fastroof.load.families import Columns, families_of, rows_of_family
+from fastroof.load.family_checks import find_unsound
+from fastroof.load.measured import MeasuredTable
+from fastroof.load.soundness import UnsoundFamily
+from fastroof.operators.registry import OPERATORS
+from fastroof.uncertainty.campaign import LONG, CampaignFigure, common_scale, engine_pair, scale_of
+
+__all__ = ["campaign_family", "compare_sources", "same_kernels"]
+
+FEWEST_POINTS: Final = 40
+
+COPIED: Final = 0.3
+"""A pair of which so many points are equal to the last bit is one campaign twice."""
+
+IRRELEVANT: Final = ("distribution", "collective")
+"""Words that name the work, not the kernel."""
+
+LIBRARIES: Final = (
+    (r"situ_as_silu", ""),
+    (r"marlin", "marlin"),
+    (r"flashinfer_trtllm|trtllm_?mha|trtllmdecode|trtllmprefill", "trtllm-gen"),
+    (r"fa2$|flash_attn_2", "flash-attention 2"),
+    (r"fa3$|attention_v3", "flash-attention 3"),
+    (r"fa4$|attention_v4", "flash-attention 4"),
+    (r"fused_moe_triton$|_tritonexperts$", "fused_moe"),
+    (r"deepgemm", "deepgemm"),
+    (r"flashinfer_cutlass|torch_flow_cutlass", "cutlass"),
+    (r"fidecode|fiprefill|^flashinfer$|_flashinfer$", "flashinfer"),
+)
+"""Words in a kernel's name and the library that it is of; an empty one is nobody else's. Attention written in
+Triton and the custom all-reduces are each engine's own: they began as one and are up to 1.6 times apart."""
+
+LINEAR: Final = ("gemm", "bf16", "cublas")
+"""bf16 GEMMs are torch's linear in all three engines, whatever their tables call it."""
+
+
+def campaign_family(operator: str, words: Mapping[str, str]) -> str:
+    """Name a kernel's family as campaigns are compared by.
+
+    Examples
+    --------
+    >>> campaign_family("moe", {"dtype": "fp8", "distribution": "balanced"})
+    'fp8'
+    """
+    text = [c.name for c in OPERATORS[operator].keys if c.kind == "text" and c.name not in IRRELEVANT]
+    return " ".join(str(words[name]) for name in text)
+
+
+def compare_sources(operator: str, gpu: str, tables: Sequence[MeasuredTable]) -> Iterator[CampaignFigure]:
+    """Compare every two sources of an operator, where both are sound.
+
+    Parameters
+    ----------
+    operator : str
+        A key of :data:`fastroof.operators.registry.OPERATORS`.
+    gpu : str
+        Name of the GPU.
+    tables : sequence of MeasuredTable
+        Its rows of each source.
+
+    Yields
+    ------
+    CampaignFigure
+        One a pair of sources, family and kind of kernels.
+    """
+    sound = [(one, _sound_rows(one, [t for t in tables if t is not one])) for one in tables]
+    for (one, is_sound), (other, is_sound_there) in itertools.combinations(sound, 2):
+        a, b = _some(one, is_sound), _some(other, is_sound_there)
+        if not a.num_rows or not b.num_rows:
+            continue
+        for family, points in same_kernels(a, b):
+            for kernels, some in points.items():
+                yield from _figures(family, gpu, kernels, some)
+            if a.engine and b.engine and a.engine != b.engine and "any" in points:
+                yield from _figures(family, gpu, engine_pair(a.engine, b.engine), points["any"])
+
+
+def _figures(family: str, gpu: str, kernels: str, points: PairedPoints) -> Iterator[CampaignFigure]:
+    if np.mean(points.log_ratio == 0.0) > COPIED:
+        return
+    between_us = np.sqrt(points.a_us * points.b_us)
+    is_long = between_us >= LONG * between_us.min()
+    for length, part in (("short", ~is_long), ("long", is_long)):
+        some = points.some(part)
+        count = int(part.sum())
+        if count >= FEWEST_POINTS:
+            log_ratio = some.log_ratio
+            common = common_scale(log_ratio, _octaves(some))
+            scale = scale_of(log_ratio)
+            yield CampaignFigure(points.operator, family, gpu, kernels, length, scale, common, 1, count)
+
+
+def same_kernels(a: MeasuredTable, b: MeasuredTable) -> Iterator[tuple[str, dict[str, PairedPoints]]]:
+    """Pair two sources' points by family: all, and those that one library's kernels took in both.
+
+    Yields
+    ------
+    str
+        The family.
+    dict of str to PairedPoints
+        ``same``, and ``any``: all of them, where there are such points.
+    """
+    by_family: dict[str, list[dict[str, str]]] = {}
+    for words, _ in families_of(a.operator, a.columns):
+        by_family.setdefault(campaign_family(a.operator, words), []).append(words)
+    for family, members in by_family.items():
+        parts: dict[str, list[PairedPoints]] = {}
+        for words in members:
+            one, other = rows_of_family(a, words), rows_of_family(b, words)
+            if one is None or other is None:
+                continue
+            of_one, of_other = _libraries(a, family, one), _libraries(b, family, other)
+            for library in sorted(set(of_one)):
+                left = _rows(one, of_one == library)
+                for kernels, keep in (("same", of_other == library), ("any", np.full(len(of_other), True))):
+                    if keep.any():
+                        points = paired_points(a.operator, left, _rows(other, keep)).common()
+                        parts.setdefault(kernels, []).append(points)
+        joined = {kernels: _joined(points) for kernels, points in parts.items()}
+        yield family, {kernels: points for kernels, points in joined.items() if len(points.a_us)}
+
+
+def _libraries(table: MeasuredTable, family: str, columns: Columns) -> Array:
+    """Library of each row's kernel; the source's own name where it is nobody else's."""
+    if (table.operator, family) == LINEAR[:2]:
+        return np.full(len(columns[LATENCY.name]), LINEAR[2], object)
+    words = columns.get(KERNEL.name)
+    own = f"{table.engine or table.source} "
+    if words is None:
+        return np.full(len(columns[LATENCY.name]), own, object)
+    named = {word: _library(str(word)) or own + str(word) for word in set(words.tolist())}
+    return np.array([named[word] for word in words.tolist()], object)
+
+
+def _library(kernel: str) -> str:
+    found = (name for pattern, name in LIBRARIES if re.search(pattern, kernel, re.IGNORECASE))
+    return next(found, "")
+
+
+def _sound_rows(table: MeasuredTable, siblings: Sequence[MeasuredTable]) -> Bools:
+    keep = np.full(table.num_rows, True)
+    found: tuple[UnsoundFamily, ...] = find_unsound(table, siblings)
+    for family in found:
+        if not family.serves:
+            keep &= ~family.holds(table.columns)
+    return keep
+
+
+def _some(table: MeasuredTable, keep: Bools) -> MeasuredTable:
+    return MeasuredTable(
+        table.operator, _rows(table.columns, keep), table.source, provenance=table.provenance
+    )
+
+
+def _rows(columns: Columns, keep: Bools) -> dict[str, Array]:
+    return {name: values[keep] for name, values in columns.items()}
+
+
+def _joined(parts: list[PairedPoints]) -> PairedPoints:
+    columns = {name: np.concatenate([p.columns[name] for p in parts]) for name in parts[0].columns}
+    a_us, b_us = (np.concatenate([getattr(p, side) for p in parts]) for side in ("a_us", "b_us"))
+    return PairedPoints(parts[0].operator, columns, a_us, b_us)
+
+
+def _octaves(points: PairedPoints) -> Longs:
+    """Octave of each point's first size: of tokens, batch or message."""
+    sizes = next(iter(region_sizes(points.operator, points.columns).values()))
+    return np.asarray(np.floor(np.log2(sizes)), np.int64)

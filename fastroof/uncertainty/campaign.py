@@ -1,0 +1,258 @@
+"""What campaigns differ by: the same kernel on the same GPU, measured again by others.
+
+Neighbours in a table share its clocks, library versions and harness, so leave-one-out says nothing of them.
+Points that several sources measured do: ``campaigns.toml`` beside this module has what they say, by operator,
+family and GPU, apart for sources that ran the same library's kernels and for engines that ran their own.
+``python -m fastroof tables campaigns`` makes it from the tables themselves.
+
+The scale of a comparison is ``q80(|ln ratio|) / 1.28``: an interval of so many standard errors around one
+source's value holds 80 % of the other's. It is not divided by the square root of 2: the machine that a
+prediction is for is one more campaign. Of it the common part is the root mean square of the median
+ln ratio at each octave of the first size: what all shapes of a step share. The rest is each call's own.
+
+Short calls are launches and scheduling, which campaigns differ more by than long ones; figures are kept apart
+at :data:`LONG` times the least latency of the family.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import tomllib
+from collections.abc import Iterable, Sequence
+from importlib import resources
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from fastroof.arrays import Floats, Longs
+from fastroof.errors import TableError
+from fastroof.uncertainty.leave_one_out import LEVEL, NORMAL_80
+
+__all__ = [
+    "CAMPAIGNS_FILE",
+    "CampaignError",
+    "CampaignErrors",
+    "CampaignFigure",
+    "campaign_error",
+    "common_scale",
+    "engine_pair",
+    "figures",
+    "pooled_figures",
+    "scale_of",
+]
+
+CAMPAIGNS_FILE: Final = "campaigns.toml"
+
+
+class CampaignError(NamedTuple):
+    """Relative standard errors that a source's answers have for being one campaign among others.
+
+    Attributes
+    ----------
+    spread : float
+        Of each call by itself; alike in every layer.
+    common : float
+        Of all calls from one source together: it does not average out over operators.
+    """
+
+    spread: float
+    common: float
+
+    @property
+    def variance(self) -> float:
+        """Square of both together: of a single answer."""
+        return self.spread**2 + self.common**2
+
+
+NONE: Final = CampaignError(0.0, 0.0)
+
+
+LONG: Final = 4.0
+"""A call of so many times the least latency of its family, or more, is long."""
+
+BLEND: Final = 2.0
+"""Between this factor below and above :data:`LONG` one figure passes into the other."""
+
+
+class CampaignErrors(NamedTuple):
+    """Those of short calls and of long ones."""
+
+    short: CampaignError
+    long: CampaignError
+
+    def at(self, latency_us: Floats, floor_us: float) -> tuple[Floats, Floats]:
+        """Spread and common part of calls of some latency; ``floor_us`` is the least of the family."""
+        octaves = np.log2(np.maximum(latency_us / (floor_us * LONG), 1e-9)) / math.log2(BLEND)
+        weight = np.clip((octaves + 1.0) / 2.0, 0.0, 1.0)
+        spread, common = (
+            (1.0 - weight) * one + weight * other for one, other in zip(self.short, self.long, strict=True)
+        )
+        return spread, common
+
+
+class CampaignFigure(NamedTuple):
+    """What the common points of sources say.
+
+    Attributes
+    ----------
+    operator, family, gpu : str
+        Whose kernels; empty: of any, pooled.
+    kernels : str
+        ``same``: of one library in both sources; ``any``: what each engine runs; two engines, as
+        ``sglang+vllm``: what these two run.
+    length : str
+        Of ``short`` calls or of ``long`` ones.
+    scale, common : float
+        All of it, and the part that all calls share.
+    pairs, points : int
+        Pairs of sources, and points that both of a pair have.
+    """
+
+    operator: str
+    family: str
+    gpu: str
+    kernels: str
+    length: str
+    scale: float
+    common: float
+    pairs: int
+    points: int
+
+    @property
+    def error(self) -> CampaignError:
+        """As an error: the rest of the scale is each call's own."""
+        common = min(self.common, self.scale)
+        return CampaignError(math.sqrt(self.scale**2 - common**2), common)
+
+
+def engine_pair(one: str, other: str) -> str:
+    """Name two engines, whichever comes first.
+
+    Examples
+    --------
+    >>> engine_pair("vllm", "sglang")
+    'sglang+vllm'
+    """
+    return "+".join(sorted((one, other)))
+
+
+def scale_of(log_ratio: Floats) -> float:
+    """Standard errors, relative, that hold 80 % of the other source's values.
+
+    Examples
+    --------
+    >>> round(scale_of(np.linspace(-0.1, 0.1, 101)), 4)
+    0.0624
+    """
+    return float(np.quantile(np.abs(log_ratio), LEVEL)) / NORMAL_80
+
+
+def common_scale(log_ratio: Floats, octave: Longs) -> float:
+    """Root mean square of the median at each octave, by the points that it has.
+
+    Examples
+    --------
+    >>> common_scale(np.array([0.1, 0.3, -0.1, 0.1, -0.2, -0.2]), np.array([0, 0, 1, 1, 2, 2])) > 0.15
+    True
+    """
+    total = sum(
+        float(np.median(log_ratio[octave == one])) ** 2 * int((octave == one).sum())
+        for one in np.unique(octave)
+    )
+    return math.sqrt(total / len(log_ratio))
+
+
+def pooled_figures(pairs: Sequence[CampaignFigure]) -> list[CampaignFigure]:
+    """Pool comparisons of two sources: by family and GPU, by family, by operator, and all.
+
+    Parameters
+    ----------
+    pairs : sequence of CampaignFigure
+        One a pair of sources, family and kind of kernels.
+
+    Returns
+    -------
+    list of CampaignFigure
+        Medians over what is pooled: pairs of a GPU, then GPUs, then families, then operators.
+    """
+    by_gpu = _pool(pairs, ("operator", "family", "gpu"))
+    by_family = _pool(by_gpu, ("operator", "family"))
+    by_operator = _pool(by_family, ("operator",))
+    return [*by_gpu, *by_family, *by_operator, *_pool(by_operator, ())]
+
+
+def _pool(parts: Iterable[CampaignFigure], kept: tuple[str, ...]) -> list[CampaignFigure]:
+    groups: dict[tuple[str, str, str, str, str], list[CampaignFigure]] = {}
+    for part in parts:
+        operator, family, gpu = (
+            getattr(part, name) if name in kept else "" for name in ("operator", "family", "gpu")
+        )
+        groups.setdefault((operator, family, gpu, part.kernels, part.length), []).append(part)
+
+    return [
+        CampaignFigure(
+            *key,
+            float(np.median([part.scale for part in group])),
+            float(np.median([part.common for part in group])),
+            sum(part.pairs for part in group),
+            sum(part.points for part in group),
+        )
+        for key, group in sorted(groups.items())
+    ]
+
+
+@functools.cache
+def figures() -> dict[tuple[str, str, str, str, str], CampaignFigure]:
+    """What ships, by operator, family, GPU, kind of kernels and length of calls."""
+    text = (resources.files("fastroof.uncertainty") / CAMPAIGNS_FILE).read_text("utf-8")
+    rows = tomllib.loads(text)["figures"]
+    listed = (CampaignFigure(*(row[name] for name in CampaignFigure._fields)) for row in rows)
+    return {(one.operator, one.family, one.gpu, one.kernels, one.length): one for one in listed}
+
+
+def campaign_error(
+    operator: str, family: str, gpu: str, engines: tuple[str, str] | None = None
+) -> CampaignErrors:
+    """What an answer may be off for being one campaign's.
+
+    Parameters
+    ----------
+    operator : str
+        Name of the operator.
+    family : str
+        Words of its kernels: dtype, mode.
+    gpu : str
+        The GPU.
+    engines : tuple of str, optional
+        The engine that is meant to run the kernels and the other one whose kernels they are.
+
+    Returns
+    -------
+    CampaignErrors
+        By the nearest figure there is: the family's on this GPU, on all GPUs, the operator's, all operators'.
+
+    Raises
+    ------
+    TableError
+        If the shipped figures have none for all operators.
+
+    Examples
+    --------
+    >>> own = campaign_error("attention_decode", "bf16", "h100")
+    >>> other = campaign_error("attention_decode", "bf16", "h100", ("trtllm", "vllm"))
+    >>> own.long.variance < other.long.variance
+    True
+    """
+    known = figures()
+    kinds = (engine_pair(*engines), "any") if engines else ("same",)
+    places = ((operator, family, gpu), (operator, family, ""), (operator, "", ""), ("", "", ""))
+
+    def error(length: str) -> CampaignError:
+        asked = ((*place, kernels, length) for place in places for kernels in kinds)
+        found = next((key for key in asked if key in known), None)
+        if found is None:
+            raise TableError(f"{CAMPAIGNS_FILE} has no figure for all operators: install fastroof again")
+        return known[found].error
+
+    return CampaignErrors(error("short"), error("long"))
