@@ -25,6 +25,8 @@ from fastroof.operators.gemm import GEMM
 from fastroof.plan import step_error
 from fastroof.tables.answers import Lookup
 from fastroof.tables.coverage import COVERAGE_GRIDS, run_coverage
+from fastroof.tables.lookup import run_lookup
+from fastroof.tables.source_errors import source_error
 from fastroof.uncertainty.leave_one_out import LocalErrors, measured_grid, neighbour_errors
 from fastroof.uncertainty.variance import PREFIX, REPEATABILITY, relative_variance
 from tests.reference import uncertainty as reference
@@ -36,6 +38,11 @@ DECODE = {"num_q_heads": HEADS[0], "num_kv_heads": HEADS[1], "head_dim": HEADS[2
 @pytest.fixture(scope="module")
 def plan(h100: fastroof.Tables) -> fastroof.StepPlan:
     return fastroof.compile_plan("llama-3.1-8b", "h100", h100, tp=2)
+
+
+def local_lookup(tables: fastroof.Tables, operator: str, **sizes: Any) -> Lookup:
+    """A lookup with the errors of interpolating alone."""
+    return run_lookup(tables, operator, "roofline", True, sizes, of_source=False)
 
 
 # how an error is made
@@ -131,7 +138,7 @@ def test_an_error_grows_with_the_way_beyond_the_measured_range(h100):
 
 def test_a_hole_is_less_sure_than_what_is_around_it(h100):
     batches = [128, 512, 2048]
-    found = h100.lookup("attention_decode", batch_size=batches, kv_len=4096, **DECODE, with_error=True)
+    found = local_lookup(h100, "attention_decode", batch_size=batches, kv_len=4096, **DECODE)
     assert found.origin.tolist() == [0, 2, 2]
     edge, near, far = found.relative_error
     assert near > 2 * edge
@@ -154,8 +161,8 @@ def test_what_is_borrowed_has_the_error_of_borrowing_on_top():
 
 def test_a_prefix_adds_the_error_of_its_price(h100):
     sizes = {"q_len": 512, "batch_size": 2, **DECODE}
-    own = h100.lookup("attention_prefill", kv_len=512, **sizes, with_error=True)
-    found = h100.lookup("attention_prefill", kv_len=512 + 65536, **sizes, with_error=True)
+    own = local_lookup(h100, "attention_prefill", kv_len=512, **sizes)
+    found = local_lookup(h100, "attention_prefill", kv_len=512 + 65536, **sizes)
     prefix_us = float(found.latency_us - own.latency_us)
     expected = np.hypot(float(own.relative_error * own.latency_us), PREFIX * prefix_us) / float(
         found.latency_us
@@ -201,7 +208,7 @@ def test_moe_kernels_have_errors(h100):
     kernel = {n: columns[n][0] if n in ("dtype", "distribution") else int(columns[n][0]) for n in names}
     tokens = np.unique(columns["num_tokens"])
     between = (int(tokens[5]) + int(tokens[6])) // 2
-    found = h100.lookup("moe", num_tokens=[int(tokens[5]), between], **kernel, with_error=True)
+    found = local_lookup(h100, "moe", num_tokens=[int(tokens[5]), between], **kernel)
     assert found.origin.tolist() == [0, 1]
     assert REPEATABILITY == found.relative_error[0] < found.relative_error[1] < 0.5
 
@@ -317,32 +324,35 @@ def step_of(*requests: tuple[int, int]) -> StepBatch:
     return StepBatch.from_requests([list(requests)])
 
 
-def test_a_step_has_the_errors_of_its_operators_in_squares(plan, h100):
+def test_a_step_has_the_errors_of_its_operators_in_squares_and_what_they_share_in_full(plan, h100):
     error = float(plan.step_error(step_of(*[(1, 4095)] * 64))[0])
-    squares, streaming = 0.0, 0.0
+    squares, streaming, shared = 0.0, 0.0, 0.0
     for operator in plan.explain([(1, 4095)] * 64).operators:
         if operator.name == "decode attention":
-            found = h100.lookup(
-                "attention_decode", num_q_heads=16, num_kv_heads=4, head_dim=128, batch_size=64, kv_len=4096,
-                with_error=True,
-            )  # fmt: skip
+            sizes = {"batch_size": 64, "kv_len": 4096}
+            asked = ("attention_decode", {"num_q_heads": 16, "num_kv_heads": 4, "head_dim": 128, **sizes})
+            key = ("bf16", 16, 4, 128, 0)
         else:
             curve = next(c for c in plan.row_curves if c.operator.name == operator.name)
             if hasattr(curve.operator, "n"):
                 sizes = {"m": 64, "n": curve.operator.n, "k": curve.operator.k}
-                found = h100.lookup("gemm", **sizes, with_error=True)
+                asked, key = ("gemm", sizes), ("bf16",)
             elif hasattr(curve.operator, "num_gpus"):
-                found = h100.lookup(
-                    "allreduce", num_gpus=2, message_bytes=64 * int(curve.operator.row_bytes), with_error=True
-                )
+                sizes = {"message_bytes": 64 * int(curve.operator.row_bytes)}
+                asked, key = ("allreduce", {"num_gpus": 2, **sizes}), ("bf16", 2, "graph")
             else:
                 streaming += operator.total_us
                 continue
-        squares += (operator.total_us * float(found.relative_error)) ** 2
+        found = local_lookup(h100, asked[0], **asked[1])
+        at = {name: np.array([float(size)]) for name, size in sizes.items()}
+        spread, common = source_error(h100, asked[0], key).parts(at, np.ravel(found.latency_us))
+        squares += operator.total_us**2 * (float(found.relative_error) ** 2 + float(spread[0]) ** 2)
+        shared += operator.total_us * float(common[0])
     # rmsnorm, rope and the others share their two constants: their errors are one
     rows = ELEMENTWISE.shared_error(h100)
     squares += (streaming * rows) ** 2
-    assert error == pytest.approx(np.sqrt(squares) / plan.decode_us(64, 4096), rel=2e-3)
+    assert shared > 0.0
+    assert error == pytest.approx(np.hypot(np.sqrt(squares), shared) / plan.decode_us(64, 4096), rel=2e-3)
 
 
 def test_decodes_have_the_same_error_in_every_entry_point(plan):
