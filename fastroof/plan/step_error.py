@@ -8,17 +8,18 @@ engine's profile leaves unexplained.
 Beside that a source is one campaign among others (:mod:`fastroof.uncertainty.campaign`), and families of its
 rows may be unsound: each call has a part of its own, and what all calls share adds up linearly over the
 operators of the step. A profile's residual was measured with the campaign of the tables that it was fitted
-to: on that GPU the larger of the common part and the residual counts, on another both do.
+to: on that GPU the larger of what the campaign adds and the residual counts, on another both do.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from fastroof.arrays import Floats, Longs
+from fastroof.arrays import Bools, Floats, Longs
 from fastroof.compiled import steps
 from fastroof.errors import PlanError
 from fastroof.operators.attention import ATTENTION_DECODE, ATTENTION_PREFILL
@@ -40,7 +41,15 @@ if TYPE_CHECKING:
     from fastroof.plan.step_plan import StepPlan
     from fastroof.run import StepBatch, StepTimes
 
-__all__ = ["DATASHEET", "ErrorSource", "StepErrors", "batch_error", "decode_error", "step_errors"]
+__all__ = [
+    "DATASHEET",
+    "ErrorSource",
+    "RowErrors",
+    "StepErrors",
+    "batch_error",
+    "decode_error",
+    "step_errors",
+]
 
 
 DATASHEET: Final = 0.22
@@ -73,39 +82,58 @@ class ErrorSource:
         return {"tables": None, "is_datasheet": self.is_datasheet}
 
 
+class RowErrors(NamedTuple):
+    """Errors of some calls, an array each.
+
+    Attributes
+    ----------
+    local_us2 : ndarray of float64
+        Variance of interpolating, borrowing and formulas, us^2.
+    spread_us2 : ndarray of float64
+        Variance of each call's own part of what campaigns differ by, us^2.
+    common_us : ndarray of float64
+        What all calls share, us: it adds to what others share.
+    """
+
+    local_us2: Floats
+    spread_us2: Floats
+    common_us: Floats
+
+    def at(self, places: Longs) -> RowErrors:
+        """At some of the places."""
+        return RowErrors(*(values[places] for values in self))
+
+    def plus(self, other: RowErrors) -> RowErrors:
+        """Of these calls and of others."""
+        return RowErrors(*(np.asarray(mine + its) for mine, its in zip(self, other, strict=True)))
+
+    @classmethod
+    def none(cls, count: int) -> RowErrors:
+        """Of no calls."""
+        return cls(np.zeros(count), np.zeros(count), np.zeros(count))
+
+
 class StepErrors(NamedTuple):
     """Errors of a plan's operators.
 
     Attributes
     ----------
-    tokens_us2, decode_tokens_us2, logits_us2 : ndarray of float64
-        Variance of the operators over tokens, by tokens: in steps with prefill and in steps of decodes
-        alone; and of those over sequences, us^2.
-    tokens_us, decode_tokens_us, logits_us : ndarray of float64
-        What all calls of them share, us: it adds to what those of others share.
+    tokens, decode_tokens, logits : RowErrors
+        Of the operators over tokens, by tokens: in steps with prefill and in steps of decodes alone; and of
+        those over sequences.
     decode, prefill : tuple of AttentionErrors
         Of attention, one for each kind of layers.
     decode_sources, prefill_sources : tuple of SourceError
         Of the sources that it comes from.
     """
 
-    tokens_us2: Floats
-    decode_tokens_us2: Floats
-    logits_us2: Floats
-    tokens_us: Floats
-    decode_tokens_us: Floats
-    logits_us: Floats
+    tokens: RowErrors
+    decode_tokens: RowErrors
+    logits: RowErrors
     decode: tuple[AttentionErrors, ...]
     prefill: tuple[AttentionErrors, ...]
     decode_sources: tuple[SourceError, ...]
     prefill_sources: tuple[SourceError, ...]
-
-
-class _Errors(NamedTuple):
-    """Of some calls at each point: their variance, us^2, and what all of them share, us."""
-
-    us2: Floats
-    common_us: Floats
 
 
 def step_errors(plan: StepPlan) -> StepErrors | None:
@@ -139,18 +167,7 @@ def step_errors(plan: StepPlan) -> StepErrors | None:
         )
         for operator in (ATTENTION_DECODE, ATTENTION_PREFILL)
     )
-    return StepErrors(
-        tokens_us2=tokens.us2,
-        decode_tokens_us2=decodes.us2,
-        logits_us2=logits.us2,
-        tokens_us=tokens.common_us,
-        decode_tokens_us=decodes.common_us,
-        logits_us=logits.common_us,
-        decode=decode[0],
-        prefill=prefill[0],
-        decode_sources=decode[1],
-        prefill_sources=prefill[1],
-    )
+    return StepErrors(tokens, decodes, logits, decode[0], prefill[0], decode[1], prefill[1])
 
 
 def _attention_source(operator: AttentionOperator, tables: Tables, heads: HeadShape) -> SourceError:
@@ -159,12 +176,12 @@ def _attention_source(operator: AttentionOperator, tables: Tables, heads: HeadSh
     return source_error(tables, operator.name, tuple(lender))
 
 
-def _rows_errors(plan: StepPlan, tables: Tables, rows: str, left_out: str, limit: int) -> _Errors:
+def _rows_errors(plan: StepPlan, tables: Tables, rows: str, left_out: str, limit: int) -> RowErrors:
     """Errors of all operators over tokens or sequences at every number of them.
 
     Of steps that do not run the calls of those that are ``left_out``.
     """
-    total_us2, common_us = np.zeros(limit + 1), np.zeros(limit + 1)
+    total = RowErrors.none(limit + 1)
     of_call: dict[RowOperator, Floats] = {}
     call_times: dict[RowOperator, int] = {}
     for curve in plan.row_curves:
@@ -189,15 +206,15 @@ def _rows_errors(plan: StepPlan, tables: Tables, rows: str, left_out: str, limit
             named = dict(zip(operator.axis_names, sizes, strict=True))
             a_call_us = np.maximum(time_us[1:] / call_times[call], np.finfo(np.float64).tiny)
             spread, common = source.parts(named, a_call_us)
-            common_us[1:] += time_us[1:] * common
-            variance = variance + spread**2
+            total.common_us[1:] += time_us[1:] * common
+            total.spread_us2[1:] += (time_us[1:] * spread) ** 2
         if variance is None:
             together_us[operator] = together_us.get(operator, np.zeros(limit + 1)) + time_us
         else:
-            total_us2[1:] += time_us[1:] ** 2 * variance
+            total.local_us2[1:] += time_us[1:] ** 2 * variance
     for operator, time_us in together_us.items():
-        total_us2 += (time_us * (operator.shared_error(tables) or DATASHEET)) ** 2
-    return _Errors(total_us2, common_us)
+        total.local_us2[:] += (time_us * (operator.shared_error(tables) or DATASHEET)) ** 2
+    return total
 
 
 def batch_error(plan: StepPlan, batch: StepBatch, times: StepTimes) -> Floats:
@@ -205,7 +222,7 @@ def batch_error(plan: StepPlan, batch: StepBatch, times: StepTimes) -> Floats:
     components = times.components
     if plan.errors is None:
         kernels_us = times.latency_us - components.runtime_us
-        return _relative(plan, _Errors((kernels_us * DATASHEET) ** 2, np.zeros(1)), times.latency_us)
+        return _relative(plan, _datasheet_errors(kernels_us), times.latency_us)
     new, context = batch.new_tokens.astype(np.int64), batch.context_len.astype(np.int64)
     decode = (new == 1) & (context > 0)
     prefill = ~decode
@@ -214,19 +231,15 @@ def batch_error(plan: StepPlan, batch: StepBatch, times: StepTimes) -> Floats:
         running = np.r_[0, np.cumsum(values)]
         return np.asarray(running[batch.offsets[1:]] - running[batch.offsets[:-1]])
 
-    errors, tokens, sequences = plan.errors, summed(new), np.diff(batch.offsets)
-    prefills = summed(prefill) > 0
-    us2 = np.where(prefills, errors.tokens_us2[tokens], errors.decode_tokens_us2[tokens])
-    common_us = np.where(prefills, errors.tokens_us[tokens], errors.decode_tokens_us[tokens])
-    us2 += errors.logits_us2[sequences]
-    common_us += errors.logits_us[sequences]
+    tokens, prefills = summed(new), (summed(prefill) > 0)
+    parts = zip(plan.errors.tokens.at(tokens), plan.errors.decode_tokens.at(tokens), strict=True)
+    total = RowErrors(*(np.where(prefills, one, other) for one, other in parts))
+    total = total.plus(plan.errors.logits.at(np.diff(batch.offsets)))
     decodes, kv_sum = summed(decode), summed(decode * (context + 1))
     some = decodes > 0
     bs, mean_kv = decodes[some].astype(np.float64), kv_sum[some] / decodes[some]
     attention_us = components.decode_attention_us[some]
-    part = _attention_errors(plan, True, bs, mean_kv, attention_us)
-    us2[some] += part.us2
-    common_us[some] += part.common_us
+    _add(total, some, _attention_errors(plan, True, bs, mean_kv, attention_us))
     new_sum = summed(prefill * new)
     some = new_sum > 0
     prompts = new_sum[some].astype(np.float64)
@@ -234,23 +247,32 @@ def batch_error(plan: StepPlan, batch: StepBatch, times: StepTimes) -> Floats:
     prefix_us = plan.arena[steps.PREFIX_PAIR_US] * summed(prefill * new * context)[some]
     prefix_us += plan.arena[steps.PREFIX_TOKEN_US] * summed(prefill * context)[some]
     own_us = components.prefill_attention_us[some] - prefix_us
-    part = _attention_errors(plan, False, prompts / q_len, q_len, own_us)
-    us2[some] += part.us2 + (PREFIX * prefix_us) ** 2
-    common_us[some] += part.common_us
-    return _relative(plan, _Errors(us2, common_us), times.latency_us)
+    _add(total, some, _attention_errors(plan, False, prompts / q_len, q_len, own_us))
+    total.local_us2[some] += (PREFIX * prefix_us) ** 2
+    return _relative(plan, total, times.latency_us)
 
 
-def _attention_errors(plan: StepPlan, is_decode: bool, batch: Floats, x: Floats, own_us: Floats) -> _Errors:
+def _add(total: RowErrors, places: Bools, part: RowErrors) -> None:
+    for values, more in zip(total, part, strict=True):
+        values[places] += more
+
+
+def _datasheet_errors(kernels_us: Floats) -> RowErrors:
+    """Of the datasheet model: all kernels together."""
+    return RowErrors.none(len(kernels_us))._replace(local_us2=(kernels_us * DATASHEET) ** 2)
+
+
+def _attention_errors(plan: StepPlan, is_decode: bool, batch: Floats, x: Floats, own_us: Floats) -> RowErrors:
     """Errors of attention: kinds of layers err independently, but for those of one head shape."""
     assert plan.errors is not None
     errors = plan.errors.decode if is_decode else plan.errors.prefill
     sources = plan.errors.decode_sources if is_decode else plan.errors.prefill_sources
     sizes = {"batch_size": batch, "kv_len": x, "q_len": x}
 
-    def of(heads_us: Floats, local: AttentionErrors, source: SourceError, layers: int) -> _Errors:
+    def of(heads_us: Floats, local: AttentionErrors, source: SourceError, layers: int) -> RowErrors:
         spread, common = source.parts(sizes, np.maximum(heads_us / layers, np.finfo(np.float64).tiny))
-        variance = attention_variance(local, batch, x) + spread**2
-        return _Errors(heads_us**2 * variance, heads_us * common)
+        variance = attention_variance(local, batch, x)
+        return RowErrors(heads_us**2 * variance, (heads_us * spread) ** 2, heads_us * common)
 
     if len(errors) == 1:
         return of(own_us, errors[0], sources[0], plan.attention[0].call.times)
@@ -265,9 +287,8 @@ def _attention_errors(plan: StepPlan, is_decode: bool, batch: Floats, x: Floats,
     layers = dict.fromkeys(of_heads, 0)
     for part in plan.attention:
         layers[heads_of(part.call)] += part.call.times
-    parts = [of(us, *known[heads], layers[heads]) for heads, us in of_heads.items()]
-    us2, common_us = (np.sum([part[i] for part in parts], axis=0) for i in range(2))
-    return _Errors(np.asarray(us2), np.asarray(common_us))
+    parts = (of(us, *known[heads], layers[heads]) for heads, us in of_heads.items())
+    return functools.reduce(RowErrors.plus, parts)
 
 
 def decode_error(plan: StepPlan, batch_size: Any, kv_len: Any) -> float | Floats:
@@ -280,23 +301,22 @@ def decode_error(plan: StepPlan, batch_size: Any, kv_len: Any) -> float | Floats
     runtime_us = arena[steps.STEP_US] + arena[steps.SEQUENCE_US] * batch
     if plan.errors is None:
         kernels_us = flat_us - runtime_us
-        error = _relative(plan, _Errors((kernels_us * DATASHEET) ** 2, np.zeros(1)), flat_us)
+        error = _relative(plan, _datasheet_errors(kernels_us), flat_us)
     else:
         attention_us = flat_us - arena[tokens_at + batch] - arena[logits_at + batch] - runtime_us
-        us2 = plan.errors.decode_tokens_us2[batch] + plan.errors.logits_us2[batch]
-        common_us = plan.errors.decode_tokens_us[batch] + plan.errors.logits_us[batch]
         sizes = (batch.astype(np.float64), kv.astype(np.float64))
-        part = _attention_errors(plan, True, *sizes, attention_us)
-        error = _relative(plan, _Errors(us2 + part.us2, common_us + part.common_us), flat_us)
+        rows = plan.errors.decode_tokens.at(batch).plus(plan.errors.logits.at(batch))
+        error = _relative(plan, rows.plus(_attention_errors(plan, True, *sizes, attention_us)), flat_us)
     return error.reshape(np.shape(step_us)) if np.ndim(step_us) else float(error[0])
 
 
-def _relative(plan: StepPlan, errors: _Errors, step_us: Floats) -> Floats:
+def _relative(plan: StepPlan, errors: RowErrors, step_us: Floats) -> Floats:
     """Relative standard error of steps, with what the engine's profile leaves; 0 where there is no step."""
     there = step_us > 0.0
     whole_us2 = np.where(there, step_us, 1.0) ** 2
-    common, residual = errors.common_us**2 / whole_us2, plan.engine.costs.residual**2
-    # what the residual was measured to be has that GPU's campaign in it
+    campaign = (errors.spread_us2 + errors.common_us**2) / whole_us2
+    residual = plan.engine.costs.residual**2
+    # what the residual was measured to be has the campaign of that GPU's tables in it
     fitted_here = plan.engine.evidence.get("gpu") == plan.gpu.name
-    together = np.maximum(common, residual) if fitted_here else common + residual
-    return np.asarray(np.sqrt(np.where(there, errors.us2 / whole_us2 + together, 0.0)))
+    together = np.maximum(campaign, residual) if fitted_here else campaign + residual
+    return np.asarray(np.sqrt(np.where(there, errors.local_us2 / whole_us2 + together, 0.0)))
