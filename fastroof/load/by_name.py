@@ -123,7 +123,7 @@ def missing_tables(gpu: str) -> str:
 
 
 def source_kind(source: Source) -> Literal["shipped", "imported", "own"]:
-    """Whether a source came with fastroof, was imported by a GPU's name, or is somebody's own.
+    """Whether a source came with fastroof, was imported from another program's files, or is one's own.
 
     Parameters
     ----------
@@ -132,7 +132,7 @@ def source_kind(source: Source) -> Literal["shipped", "imported", "own"]:
     """
     if source.folder.resolve().is_relative_to(bench_data_root()):
         return "shipped"
-    return "imported" if "imported" in source.provenance else "own"
+    return "imported" if {"package", "imported"} & source.provenance.keys() else "own"
 
 
 def ensure_imported(

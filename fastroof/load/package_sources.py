@@ -15,7 +15,7 @@ from fastroof.operators.foreign_rows import version_order
 __all__ = ["ENGINES", "PackageSource", "current_version", "package_sources"]
 
 ENGINES: Final = {"vllm": 100, "trtllm": 200, "sglang": 210}
-"""Whose kernels were measured, with the rank of the version in use: the order where no engine is asked for."""
+"""Whose kernels were measured, with the rank of the version in use: the order without an engine."""
 
 LIBRARY_RANK: Final = 220
 

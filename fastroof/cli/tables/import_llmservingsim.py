@@ -7,6 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
+from fastroof.cli.options import GPU_NAMES
 from fastroof.cli.tables.imported import Dtype, Output, Overwrite, TableFormat, print_source, table_format
 
 __all__ = ["register"]
@@ -29,7 +30,9 @@ def llmservingsim(
         typer.Argument(metavar="DIR", help="Its profiler/perf (or perf_models), or a folder below it."),
     ],
     output: Output = None,
-    gpu: Annotated[str | None, typer.Option(help="GPU, where the folder has several or names none.")] = None,
+    gpu: Annotated[
+        str | None, typer.Option(*GPU_NAMES, help="GPU, where the folder has several or names none.")
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option(help="Preset or config.json of the profiled model, where the folders name no preset's."),

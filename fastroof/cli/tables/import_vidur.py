@@ -7,6 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
+from fastroof.cli.options import GPU_NAMES
 from fastroof.cli.tables.imported import Dtype, Output, Overwrite, TableFormat, print_source, table_format
 
 __all__ = ["register"]
@@ -28,7 +29,9 @@ def vidur(
         Path, typer.Argument(metavar="DIR", help="Vidur's data/profiling, or a folder below it.")
     ],
     output: Output = None,
-    gpu: Annotated[str | None, typer.Option(help="GPU, where the folder has several or names none.")] = None,
+    gpu: Annotated[
+        str | None, typer.Option(*GPU_NAMES, help="GPU, where the folder has several or names none.")
+    ] = None,
     topology: Annotated[
         str | None, typer.Option(help="Folder of network whose all-reduces are meant: a100_dgx.")
     ] = None,
