@@ -98,8 +98,11 @@ def paired_points(operator: str, a: Columns | None, b: Columns | None) -> Paired
         if table is not None:
             mine = codes[start : start + len(table[LATENCY.name])]
             start += len(mine)
-            points, dense = np.unique(mine, return_inverse=True)
-            latency_us[points] = group_medians(dense.reshape(-1), table[LATENCY.name])
+            if np.bincount(mine).max(initial=0) <= 1:
+                latency_us[mine] = table[LATENCY.name]
+            else:
+                points, dense = np.unique(mine, return_inverse=True)
+                latency_us[points] = group_medians(dense.reshape(-1), table[LATENCY.name])
         latencies.append(latency_us)
     return PairedPoints(operator, {name: values[first] for name, values in columns.items()}, *latencies)
 
@@ -161,6 +164,8 @@ def codes_of(columns: Iterable[Array]) -> Longs:
     sortable = [word_codes(column) if column.dtype == object else column for column in columns]
     if not sortable:
         raise ValueError("codes need at least one column")
+    # a family's words are all the same: columns that tell nothing apart need no sorting
+    sortable = [c for c in sortable if len(c) and (c != c[0]).any()] or sortable[:1]
     order = np.lexsort(sortable[::-1])
     is_new = np.zeros(len(order), bool)
     for column in sortable:

@@ -304,5 +304,7 @@ def word_codes(words: Array) -> Longs:
     """
     # ten times as fast as sorting all of them, as np.unique does: a column has few different words
     listed = words.tolist()
+    if not listed or listed.count(listed[0]) == len(listed):
+        return np.zeros(len(listed), np.int64)
     code = {word: i for i, word in enumerate(sorted(set(listed)))}
     return np.fromiter(map(code.__getitem__, listed), np.int64, len(listed))
