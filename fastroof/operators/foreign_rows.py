@@ -134,8 +134,10 @@ def measured_us(raw: Raw) -> dict[str, Array]:
 
 def dtype_names(words: Array) -> Array:
     """The package's dtypes by fastroof's names."""
-    distinct, index = np.unique(words, return_inverse=True)
-    renamed: Array = np.array([_RENAMED_DTYPES.get(word, word) for word in distinct], object)[index]
+    listed = words.tolist()
+    names = {word: _RENAMED_DTYPES.get(word, word) for word in set(listed)}
+    renamed: Array = np.empty(len(listed), object)
+    renamed[:] = list(map(names.__getitem__, listed))
     return renamed
 
 
