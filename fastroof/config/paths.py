@@ -6,8 +6,6 @@ import os
 from pathlib import Path
 from typing import Final
 
-import platformdirs
-
 from fastroof.errors import FastroofError, TableError
 
 __all__ = ["TABLES_FOLDER", "bench_data_root", "user_tables_root"]
@@ -50,6 +48,9 @@ def user_tables_root() -> Path:
     given = os.environ.get(TABLES_FOLDER)
     if given:
         return Path(given).absolute()
+    # here, so that what knows cards alone needs the standard library alone
+    import platformdirs
+
     root = Path(platformdirs.user_data_dir("fastroof"))
     # where there is no home platformdirs answers "~/.local/share", which would be below the working directory
     if not root.is_absolute():
