@@ -19,7 +19,7 @@ from fastroof.load.soundness import UnsoundFamily
 from fastroof.operators.registry import OPERATORS
 from fastroof.uncertainty.campaign import LONG, CampaignFigure, common_scale, engine_pair, scale_of
 
-__all__ = ["campaign_family", "compare_sources", "same_kernels"]
+__all__ = ["campaign_family", "compare_sources", "is_copy", "same_kernels", "sound_rows"]
 
 FEWEST_POINTS: Final = 40
 
@@ -77,7 +77,7 @@ def compare_sources(operator: str, gpu: str, tables: Sequence[MeasuredTable]) ->
     CampaignFigure
         One a pair of sources, family and kind of kernels.
     """
-    sound = [(one, _sound_rows(one, [t for t in tables if t is not one])) for one in tables]
+    sound = [(one, sound_rows(one, [t for t in tables if t is not one])) for one in tables]
     for (one, is_sound), (other, is_sound_there) in itertools.combinations(sound, 2):
         a, b = _some(one, is_sound), _some(other, is_sound_there)
         if not a.num_rows or not b.num_rows:
@@ -90,7 +90,7 @@ def compare_sources(operator: str, gpu: str, tables: Sequence[MeasuredTable]) ->
 
 
 def _figures(family: str, gpu: str, kernels: str, points: PairedPoints) -> Iterator[CampaignFigure]:
-    if np.mean(points.log_ratio == 0.0) > COPIED:
+    if is_copy(points):
         return
     between_us = np.sqrt(points.a_us * points.b_us)
     is_long = between_us >= LONG * between_us.min()
@@ -151,7 +151,13 @@ def _library(kernel: str) -> str:
     return next(found, "")
 
 
-def _sound_rows(table: MeasuredTable, siblings: Sequence[MeasuredTable]) -> Bools:
+def is_copy(points: PairedPoints) -> bool:
+    """Whether two sources have one campaign's rows: NCCL's of several engines, a file that stands in."""
+    return bool(np.mean(points.log_ratio == 0.0) > COPIED)
+
+
+def sound_rows(table: MeasuredTable, siblings: Sequence[MeasuredTable]) -> Bools:
+    """Rows of a table that are in no family that a test finds unsound."""
     keep = np.full(table.num_rows, True)
     found: tuple[UnsoundFamily, ...] = find_unsound(table, siblings)
     for family in found:

@@ -78,7 +78,7 @@ def process(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]
         ("tables",), ("tables", "list"), ("tables", "show"), ("tables", "validate"), ("tables", "import"),
         ("tables", "import", "aiconfigurator"), ("tables", "import", "vidur"),
         ("tables", "import", "llmservingsim"), ("tables", "holdout"), ("tables", "diff"),
-        ("tables", "flag"), ("tables", "campaigns"),
+        ("tables", "flag"), ("tables", "campaigns"), ("tables", "survey"),
         ("plot",), ("plot", "roofline"),
         ("plot", "mfu"), ("plot", "step"),
     ],

@@ -14,6 +14,7 @@ from fastroof.cli.tables import (
     import_vidur,
     list,
     show,
+    survey,
     validate,
 )
 from fastroof.command_group import help_if_alone
@@ -32,7 +33,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands."""
     group.callback(invoke_without_command=True)(list.list_or_command)
     imports.callback(invoke_without_command=True)(help_if_alone)
-    for command in (list, show, validate, diff, flag, campaigns):
+    for command in (list, show, validate, diff, flag, campaigns, survey):
         command.register(group)
     for program in (import_aiconfigurator, import_vidur, import_llmservingsim):
         program.register(imports)
