@@ -26,8 +26,8 @@ FEWEST_POINTS: Final = 40
 COPIED: Final = 0.3
 """A pair of which so many points are equal to the last bit is one campaign twice."""
 
-IRRELEVANT: Final = ("distribution", "collective")
-"""Words that name the work, not the kernel."""
+FAMILY_WORDS: Final = ("dtype", "kv_dtype", "mode", "kind")
+"""Of a kernel's words those that campaigns are told apart by; the others name the work, or are too many."""
 
 LIBRARIES: Final = (
     (r"situ_as_silu", ""),
@@ -56,7 +56,7 @@ def campaign_family(operator: str, words: Mapping[str, str]) -> str:
     >>> campaign_family("moe", {"dtype": "fp8", "distribution": "balanced"})
     'fp8'
     """
-    text = [c.name for c in OPERATORS[operator].keys if c.kind == "text" and c.name not in IRRELEVANT]
+    text = [c.name for c in OPERATORS[operator].keys if c.name in FAMILY_WORDS]
     return " ".join(str(words[name]) for name in text)
 
 

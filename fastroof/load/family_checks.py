@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from fastroof.arrays import Longs
+from fastroof.arrays import Floats, Longs
 from fastroof.columns import LATENCY
 from fastroof.errors import TableError
 from fastroof.load.common_points import paired_points
@@ -20,7 +20,7 @@ from fastroof.load.families import EAGER, Columns, families_of, family_keys, row
 from fastroof.load.family_falls import find_falls
 from fastroof.load.measured import MeasuredTable, MeasuredTables
 from fastroof.load.own import PROVENANCE_FILE
-from fastroof.load.soundness import UnsoundFamily, unsound_families
+from fastroof.load.soundness import UnsoundFamily, known_unsound, unsound_families
 from fastroof.load.write import toml_text
 from fastroof.operators.registry import OPERATORS
 from fastroof.whole_files import write_whole
@@ -44,6 +44,9 @@ NARROWER_SLOWER: Final = 1.5
 
 NARROWER_EVERYWHERE: Final = 0.95
 """And the least tenth of its ratios: it is faster nowhere."""
+
+LONGEST: Final = 0.8
+"""The median must be as bad over the calls from this quantile of bf16's latencies on."""
 
 ANOTHER_VERSION: Final = 2.0
 """Slower than another version of the same engine by this much, at the median."""
@@ -82,14 +85,14 @@ def find_unsound(table: MeasuredTable, siblings: Sequence[MeasuredTable] = ()) -
     if not table.num_rows or not OPERATORS[operator].axes:
         return ()
     families = list(families_of(operator, columns))
-    floors = [_floor(columns, rows) for _, rows in families]
+    floors = [(words, _floor(columns[LATENCY.name][rows])) for words, rows in families]
     whole: list[UnsoundFamily] = []
     for number, (words, rows) in enumerate(families):
         if EAGER in words.values():
             continue
         found = (
-            _launched(operator, words, rows, columns, floors[:number] + floors[number + 1 :])
-            or _launched_beside(words, floors[number], rows, columns, operator, siblings)
+            _launched(operator, words, rows, columns, [*floors[:number], *floors[number + 1 :]])
+            or _launched_beside(words, rows, columns, operator, siblings)
             or _narrower_slower(operator, words, rows, columns)
             or _slower_than_siblings(table, words, rows, siblings)
         )
@@ -108,7 +111,8 @@ def flag_unsound(
     """Return a source's provenance with the families that tests find; what was flagged by hand is kept.
 
     An importer calls it without siblings, so that a conversion is the same wherever it is done;
-    ``fastroof tables flag`` calls it with those that are there.
+    ``fastroof tables flag`` calls it with those that are there. What only lookups in several tables show is
+    listed in known_unsound.toml.
 
     Parameters
     ----------
@@ -122,6 +126,7 @@ def flag_unsound(
     operators = {name: dict(about) for name, about in provenance.get("operators", {}).items()}
     for name, table in tables.items():
         found = find_unsound(table, (siblings or {}).get(name, ()))
+        found += known_unsound(str(provenance.get("gpu")), table.source, name)
         by_hand = [family for family in unsound_families(provenance, name) if family.test not in TESTS]
         about = operators.setdefault(name, {})
         about.pop("unsound", None)
@@ -181,18 +186,25 @@ def flag_source(
     return flagged
 
 
-TESTS: Final = ("launched", "narrower_slower", "another_version", "alone", "falls")
+TESTS: Final = ("launched", "narrower_slower", "another_version", "alone", "falls", "module")
 
 
 # -- launches --------------------------------------------------------------------------------------
 
 
 def _launched(
-    operator: str, words: Words, rows: Longs, columns: Columns, others_us: list[float]
+    operator: str, words: Words, rows: Longs, columns: Columns, others: Sequence[tuple[Words, float]]
 ) -> UnsoundFamily | None:
-    if not {"dtype", "kv_dtype"} & words.keys() or not others_us or len(rows) < FEWEST_POINTS:
+    # families that differ in nothing but the dtype; prompts and decodes differ in their sizes too
+    apart = {"dtype", "kv_dtype"} & words.keys()
+    alike = [
+        floor_us
+        for other, floor_us in others
+        if all(other[name] == word for name, word in words.items() if name not in apart)
+    ]
+    if not apart or not alike or len(rows) < FEWEST_POINTS:
         return None
-    floor_us, sound_us = _floor(columns, rows), min(others_us)
+    floor_us, sound_us = _floor(columns[LATENCY.name][rows]), min(alike)
     if floor_us < LAUNCHED * sound_us:
         return None
     reason = f"never below {floor_us:.3g} us, where other families of the table start at {sound_us:.3g}"
@@ -200,29 +212,22 @@ def _launched(
 
 
 def _launched_beside(
-    words: Words,
-    floor_us: float,
-    rows: Longs,
-    columns: Columns,
-    operator: str,
-    siblings: Sequence[MeasuredTable],
+    words: Words, rows: Longs, columns: Columns, operator: str, siblings: Sequence[MeasuredTable]
 ) -> UnsoundFamily | None:
-    floors = {
-        other.source: _floor(part, np.arange(len(part[LATENCY.name])))
-        for other in siblings
-        if (part := rows_of_family(other, words)) is not None and len(part[LATENCY.name]) >= FEWEST_POINTS
-    }
     # what computes nothing has its launch in its time by intent, or is a difference of two kernels
-    computes = not np.isnan(OPERATORS[operator].flops(columns)).all()
-    if not floors or len(rows) < FEWEST_POINTS or not computes:
+    if np.isnan(OPERATORS[operator].flops(columns)).all():
         return None
-    source = min(floors, key=lambda name: floors[name])
-    if floor_us < LAUNCHED_BESIDE * floors[source]:
-        return None
-    reason = (
-        f"never below {floor_us:.3g} us, where the same family of {source} starts at {floors[source]:.3g}"
-    )
-    return _launch(operator, words, rows, columns, floor_us, floors[source], reason)
+    own = {name: values[rows] for name, values in columns.items()}
+    for other in siblings:
+        part = rows_of_family(other, words)
+        common = None if part is None else paired_points(operator, part, own).common()
+        if common is None or len(common.a_us) < FEWEST_POINTS:
+            continue
+        sound_us, floor_us = _floor(common.a_us), _floor(common.b_us)
+        if floor_us >= LAUNCHED_BESIDE * sound_us:
+            reason = f"never below {floor_us:.3g} us, where {other.source} starts at {sound_us:.3g}"
+            return _launch(operator, words, rows, columns, floor_us, sound_us, reason)
+    return None
 
 
 def _launch(
@@ -254,11 +259,14 @@ def _narrower_slower(operator: str, words: Words, rows: Longs, columns: Columns)
         wide &= columns[name] == word
     other = {name: values[wide] for name, values in columns.items()}
     other["dtype"] = np.full(int(wide.sum()), words["dtype"], object)
-    log_ratio = paired_points(operator, other, own).common().log_ratio
+    points = paired_points(operator, other, own).common()
+    log_ratio = points.log_ratio
     if len(log_ratio) < FEWEST_POINTS:
         return None
     least, median = np.exp(np.quantile(log_ratio, (0.1, 0.5)))
-    if median < NARROWER_SLOWER or least < NARROWER_EVERYWHERE:
+    # small calls may quantise their input for longer than they multiply
+    longest = log_ratio[points.a_us >= np.quantile(points.a_us, LONGEST)]
+    if min(median, np.exp(np.median(longest))) < NARROWER_SLOWER or least < NARROWER_EVERYWHERE:
         return None
     reason = (
         f"{median:.3g} times bf16 of the same shape at the median of {len(log_ratio)} points, "
@@ -314,8 +322,8 @@ def _agree(operator: str, parts: list[Columns]) -> bool:
 # -- figures ---------------------------------------------------------------------------------------
 
 
-def _floor(columns: Columns, rows: Longs) -> float:
-    return float(np.quantile(columns[LATENCY.name][rows], FLOOR_SHARE))
+def _floor(latency_us: Floats) -> float:
+    return float(np.quantile(latency_us, FLOOR_SHARE))
 
 
 def _within(family: UnsoundFamily, keys: Mapping[str, tuple[Any, ...]]) -> bool:

@@ -8,10 +8,13 @@ source, :func:`unsound_error` how far off its rows may be; what finds such famil
 
 from __future__ import annotations
 
+import functools
 import math
+import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from importlib import resources
+from typing import Any, Final
 
 import numpy as np
 
@@ -19,9 +22,20 @@ from fastroof.arrays import Array, Bools, Floats
 from fastroof.errors import TableError
 from fastroof.operators.registry import OPERATORS
 
-__all__ = ["UnsoundFamily", "families_error", "unsound", "unsound_error", "unsound_families", "unsound_rows"]
+__all__ = [
+    "KNOWN_FILE",
+    "UnsoundFamily",
+    "families_error",
+    "known_unsound",
+    "unsound",
+    "unsound_error",
+    "unsound_families",
+    "unsound_rows",
+]
 
-FIELDS = ("keys", "test", "reason", "ratio", "excess_us", "serves", "rows")
+KNOWN_FILE: Final = "known_unsound.toml"
+
+FIELDS: Final = ("keys", "test", "reason", "ratio", "excess_us", "serves", "rows")
 
 
 @dataclass(frozen=True)
@@ -200,6 +214,24 @@ def unsound_families(provenance: Mapping[str, Any], operator: str) -> tuple[Unso
     if not isinstance(entries, list | tuple):
         raise TableError(f"operators.{operator}.unsound is {entries!r}; need a list of tables")
     return tuple(_family(operator, number, entry) for number, entry in enumerate(entries, 1))
+
+
+def known_unsound(gpu: str, source: str, operator: str) -> tuple[UnsoundFamily, ...]:
+    """Families that ship as known: the tests that find them look up in several tables.
+
+    Modules that take far longer than their parts, see :mod:`fastroof.tables.module_check`.
+    """
+    return _known().get((gpu, source, operator), ())
+
+
+@functools.cache
+def _known() -> dict[tuple[str, str, str], tuple[UnsoundFamily, ...]]:
+    text = (resources.files("fastroof.load") / KNOWN_FILE).read_text("utf-8")
+    known: dict[tuple[str, str, str], tuple[UnsoundFamily, ...]] = {}
+    for number, entry in enumerate(tomllib.loads(text)["families"], 1):
+        place = (entry.pop("gpu"), entry.pop("source"), entry.pop("operator"))
+        known[place] = (*known.get(place, ()), _family(place[2], number, entry))
+    return known
 
 
 def _family(operator: str, number: int, entry: Any) -> UnsoundFamily:

@@ -65,7 +65,8 @@ class CampaignError(NamedTuple):
         return self.spread**2 + self.common**2
 
 
-NONE: Final = CampaignError(0.0, 0.0)
+KINDS: Final = ("same", "any")
+"""Kinds of kernels beside pairs of engines."""
 
 
 LONG: Final = 4.0
@@ -178,8 +179,11 @@ def pooled_figures(pairs: Sequence[CampaignFigure]) -> list[CampaignFigure]:
     """
     by_gpu = _pool(pairs, ("operator", "family", "gpu"))
     by_family = _pool(by_gpu, ("operator", "family"))
-    by_operator = _pool(by_family, ("operator",))
-    return [*by_gpu, *by_family, *by_operator, *_pool(by_operator, ())]
+    by_operator = _pool((one for one in by_family if one.kernels in KINDS), ("operator",))
+    listed = [*by_gpu, *by_family, *by_operator, *_pool(by_operator, ())]
+    # of two engines alone nothing is said twice
+    any_of = {(*one[:3], one.length): one for one in listed if one.kernels == "any"}
+    return [one for one in listed if one.kernels in KINDS or one[5:] != any_of[*one[:3], one.length][5:]]
 
 
 def _pool(parts: Iterable[CampaignFigure], kept: tuple[str, ...]) -> list[CampaignFigure]:

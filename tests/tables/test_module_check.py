@@ -1,0 +1,72 @@
+"""Whole blocks of latent attention against the sum of their parts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fastroof
+from fastroof.load.soundness import known_unsound
+from fastroof.tables.module_check import MODULE, MODULE_OVER_PARTS, module_families, parts_us
+from tests.reference.handmade import handmade_tables
+
+HEADS = (8, 16)
+KV = (256, 1024, 4096)
+
+
+def tables_of(module_over_parts: float) -> fastroof.Tables:
+    """Parts of 10 us each, attention that grows with kv_len, and blocks that take so many times their sum."""
+    gemm = [("bf16", m, n, k, 10.0) for m in (1, 64) for n in (64, 65536) for k in (64, 65536)]
+    bmm = [("bf16", p, h, t, 10.0) for p in ("pre", "post") for h in HEADS for t in (1, 64)]
+    attention = [("bf16", h, 512, 64, b, kv, 5.0 + kv / 256) for h in HEADS for b in (1, 64) for kv in KV]
+    module = [
+        ("bf16", "bf16", "bf16", "deepseek-v3", h, b, kv, b * module_over_parts * (55.0 + kv / 256))
+        for h in HEADS for b in (1, 64) for kv in KV
+    ]  # fmt: skip
+    return handmade_tables(gemm=gemm, mla_bmm=bmm, mla_decode=attention, mla_module_decode=module)
+
+
+def test_parts_are_three_projections_two_products_and_attention() -> None:
+    found = parts_us(tables_of(1.0), 16, np.array(KV))
+    assert found is not None
+    # GEMMs that share one time at every corner are interpolated to about that
+    np.testing.assert_allclose(found, [55.0 + kv / 256 for kv in KV], rtol=0.05)
+
+
+@pytest.mark.parametrize(("factor", "is_found"), [(0.8, False), (1.2, False), (1.6, True)])
+def test_a_module_far_above_its_parts_is_the_host(factor: float, is_found: bool) -> None:
+    found = module_families(tables_of(factor))
+    assert bool(found) is is_found
+    if is_found:
+        ((family,),) = found.values()
+        assert family.keys["dtype"] == ("bf16",)
+        assert not family.serves
+        assert family.rows == len(HEADS) * 2 * len(KV)
+        assert family.excess_us == pytest.approx(0.6 * 59.0, rel=0.15)
+
+
+def test_without_parts_nothing_is_said() -> None:
+    whole = tables_of(3.0)
+    few = {name: table for name, table in whole.measured.tables.items() if name != "mla_bmm"}
+    alone = fastroof.Tables(replace(whole.measured, tables=few), whole.gpu)
+    assert module_families(alone) == {}
+    assert (
+        module_families(
+            fastroof.load_tables("h100", source="aiconfigurator-vllm-0.24.0").some_rows("gemm", np.arange(9))
+        )
+        == {}
+    )
+
+
+def test_what_ships_as_known_is_vllms_host() -> None:
+    families: tuple[Any, ...] = known_unsound("b300", "aiconfigurator-vllm-0.24.0", MODULE)
+    assert {family.keys["dtype"][0] for family in families} >= {"bf16", "fp8_block", "nvfp4"}
+    for family in families:
+        assert family.test == "module"
+        assert family.excess_us > 30.0
+        assert float(family.reason.split()[3]) > MODULE_OVER_PARTS
+    # TensorRT-LLM's are replayed
+    assert not known_unsound("b300", "aiconfigurator-trtllm-1.3.0rc20", MODULE)
