@@ -60,7 +60,7 @@ def lookup_points(tables: Tables, operator: str, count: int, heads: HeadShape | 
         measured = table.columns[axis.name][groups[key]]
         arguments[axis.name] = _log_uniform(rng, int(measured.min()), int(measured.max()), count)
     arguments |= {name: arguments[other] for name, other in table.schema.equal_axes.items()}
-    if "q_len" in arguments:
+    if "q_len" in arguments and "kv_len" in arguments:
         # tokens attended to count the new ones
         arguments["kv_len"] = np.maximum(arguments["kv_len"], arguments["q_len"])
     return arguments

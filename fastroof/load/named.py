@@ -10,7 +10,7 @@ from fastroof.load import load_measured
 from fastroof.load.aiconfigurator import import_aiconfigurator
 from fastroof.load.measured import MeasuredTables
 
-__all__ = ["NAMED_WORDS", "load_named"]
+__all__ = ["NAMED_WORDS", "PACKAGE_PREFIX", "load_named"]
 
 PACKAGE_PREFIX: Final = "package:"
 

@@ -14,12 +14,15 @@ from fastroof.operators.foreign_rows import version_order
 
 __all__ = ["ENGINES", "PackageSource", "current_version", "package_sources"]
 
-ENGINES: Final = {"vllm": 100, "trtllm": 200, "sglang": 210}
-"""Whose kernels were measured, with the rank of the version in use: the order without an engine."""
+ENGINES: Final = {"vllm": 200, "trtllm": 210, "sglang": 220}
+"""Whose kernels were measured, with the rank of the version in use: the order without an engine.
 
-LIBRARY_RANK: Final = 220
+All come after what ships, so that an import changes no answer that there was.
+"""
 
-OTHERS_RANK: Final = 230
+LIBRARY_RANK: Final = 230
+
+OTHERS_RANK: Final = 240
 """The first rank of versions that are not in use: they come after all that are, and after libraries."""
 
 VERSIONS_FILE: Final = "query_versions.yaml"

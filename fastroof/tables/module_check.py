@@ -17,7 +17,7 @@ from fastroof.load.soundness import UnsoundFamily
 from fastroof.tables.kernel_order import KernelOrder
 from fastroof.tables.table_set import Tables
 
-__all__ = ["module_families", "parts_us"]
+__all__ = ["MODULE", "module_families", "parts_us"]
 
 MODULE: Final = "mla_module_decode"
 

@@ -319,7 +319,7 @@ def test_the_driver_names_the_card(name: str | None) -> None:
 def test_one_card_is_not_called_by_the_name_of_another(tmp_path: Path) -> None:
     with pytest.raises(MeasureError, match="--gpu h100 is NVIDIA H100 SXM, but this is NVIDIA H200"):
         measured_gpu("h100", {"gpu_name": "NVIDIA H200"}, on_cpu=False)
-    with pytest.raises(MeasureError, match="calls itself 'NVIDIA H100 PCIe'"):
+    with pytest.raises(MeasureError, match="--gpu h100 is NVIDIA H100 SXM, but this is NVIDIA H100 PCIe"):
         measured_gpu("h100", {"gpu_name": "NVIDIA H100 PCIe"}, on_cpu=False)
     with pytest.raises(MeasureError, match="calls itself 'NVIDIA RTX 9'"):
         measured_gpu(None, {"gpu_name": "NVIDIA RTX 9"}, on_cpu=False)

@@ -106,12 +106,13 @@ def test_what_ships_is_not_converted_and_what_is_there_serves_first(root: Path) 
 
 
 def test_the_rest_of_a_gpu_that_ships_is_brought_once(root: Path, tmp_path: Path) -> None:
-    package(tmp_path / "site", "h100_sxm", **{"gemm/sglang/0.5.14/gemm_perf": [GEMM | {"latency": 0.009}]})
-    tables = fastroof.load_tables("h100")
-    assert [t.source for t in tables.candidates("gemm")] == [VLLM, SGLANG]
-    assert tables.sources["gemm"] == VLLM
-    assert len(table_folders("h100")) == 2
-    of_sglang = fastroof.load_tables("h100", source=SGLANG)
+    package(tmp_path / "site", "gb200", **{"gemm/sglang/0.5.14/gemm_perf": [GEMM | {"latency": 0.009}]})
+    tables = fastroof.load_tables("gb200")
+    shipped = "aiconfigurator-trtllm-1.3.0rc20"
+    assert [t.source for t in tables.candidates("gemm")] == [shipped, VLLM, SGLANG]
+    assert tables.sources["gemm"] == shipped
+    assert len(table_folders("gb200")) == 2
+    of_sglang = fastroof.load_tables("gb200", source=SGLANG)
     assert of_sglang.lookup("gemm", m=1, n=8, k=16).latency_us == 9.0
 
 

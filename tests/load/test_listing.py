@@ -51,7 +51,7 @@ def test_of_one_name_in_two_folders_the_first_serves(tmp_path: Path) -> None:
         (source.kind, one.rows, one.serves)
         for source in listed
         for one in source.operators
-        if one.operator == "collective"
+        if one.operator == "collective" and source.source == name
     ]
     assert found == [("shipped", 756, True), ("own", 756, False)]
 

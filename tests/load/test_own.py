@@ -645,5 +645,5 @@ def test_one_operator_of_another_source(h100: Tables) -> None:
     assert mixed.lookup("allreduce", **message).latency_us != h100.lookup("allreduce", **message).latency_us
     with pytest.raises(TableError, match=other):
         load_tables("h100", source={"allreduce": "nobody"})
-    with pytest.raises(TableError):
-        load_tables("h100", source={"gemm": other})
+    with pytest.raises(TableError, match=r"has no mlp; those that have it: aiconfigurator-sglang"):
+        load_tables("h100", source={"mlp": other})

@@ -62,9 +62,9 @@ def test_an_engine_is_the_version_in_use_with_the_nearest_of_what_it_lacks(tmp_p
         },
     )
     assert [(one.name, one.engine, one.rank, one.is_in_use) for one in found] == [
-        ("aiconfigurator-vllm-0.24.0", "vllm", 100, True),
-        ("aiconfigurator-vllm-0.19.0", "vllm", 230, False),
-        ("aiconfigurator-vllm-0.14.0", "vllm", 231, False),
+        ("aiconfigurator-vllm-0.24.0", "vllm", 200, True),
+        ("aiconfigurator-vllm-0.19.0", "vllm", 240, False),
+        ("aiconfigurator-vllm-0.14.0", "vllm", 241, False),
     ]
     served = {place.operator: (place.place.version, place.place.asked) for place in found[0].places}
     assert served == {
@@ -84,10 +84,10 @@ def test_a_library_is_a_source_that_every_engine_runs(tmp_path: Path) -> None:
         **{"comm/nccl/2.23/nccl_perf": [NCCL], "gemm/trtllm/1.3.0rc20/gemm_perf": [GEMM]},
     )
     assert [(one.name, one.engine, one.rank) for one in found] == [
-        ("aiconfigurator-vllm-0.24.0", "vllm", 100),
-        ("aiconfigurator-trtllm-1.3.0rc20", "trtllm", 200),
-        ("aiconfigurator-nccl-2.27.3", "", 220),
-        ("aiconfigurator-nccl-2.23", "", 230),
+        ("aiconfigurator-vllm-0.24.0", "vllm", 200),
+        ("aiconfigurator-trtllm-1.3.0rc20", "trtllm", 210),
+        ("aiconfigurator-nccl-2.27.3", "", 230),
+        ("aiconfigurator-nccl-2.23", "", 240),
     ]
     assert {place.operator for place in found[2].places} >= {"allreduce", "collective"}
 

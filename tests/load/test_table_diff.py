@@ -146,10 +146,10 @@ def test_operators_that_are_not_there_are_refused() -> None:
 
 def test_sets_by_one_word(tmp_path: Path) -> None:
     source = "aiconfigurator-trtllm-1.3.0rc20"
-    assert load_named(f"h100/{source}").sources == {"allreduce": source}
+    assert set(load_named(f"h100/{source}").sources.values()) == {source}
     assert "gemm" in load_named("h100").sources
     shipped = Path(__file__).resolve().parents[2] / "bench_data" / "h100"
-    assert load_named(str(shipped / source)).sources == {"allreduce": source}
+    assert set(load_named(str(shipped / source)).sources.values()) == {source}
 
 
 @pytest.mark.parametrize("word", ["package:h100/vllm", "package:h100//0.24.0", "package:"])

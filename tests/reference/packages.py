@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,8 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (systems / "query_versions.yaml").write_text(
         'defaults:\n  vllm: {current: "0.24.0"}\n  sglang: {current: "0.5.14"}\n'
     )
+    # another test may have loaded the one that is installed
+    monkeypatch.delitem(sys.modules, "aiconfigurator_core", raising=False)
     monkeypatch.syspath_prepend(site)
     monkeypatch.setenv("PYTHONPATH", str(site))
     monkeypatch.setenv("FASTROOF_TABLES", str(folder / "tables"))

@@ -157,12 +157,13 @@ def test_a_source_may_be_the_path_of_a_folder(folder, tmp_path):
 # -- plans ----------------------------------------------------------------------------------------
 
 
-def test_a_plan_reads_its_engines_kernels_and_says_which(h100):
+def test_a_plan_reads_its_engines_kernels_and_says_which():
+    h100 = fastroof.load_tables("h100")
     own_sum = "aiconfigurator-trtllm-1.3.0rc20"
     plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, tp=2, runtime="trtllm")
     by_role = {o.role: o for o in plan.explain([(1, 4096)] * 8).operators}
-    assert by_role["mlp_allreduce"].source == own_sum
-    assert by_role["mlp_allreduce"].origin < ORIGIN_BORROWED
+    assert {o.source for o in by_role.values()} == {own_sum} == {plan.kernels}
+    assert max(o.origin for o in by_role.values()) < ORIGIN_BORROWED
     plain = fastroof.compile_plan("llama-3.1-8b", "h100", h100, tp=2)
     sources = {o.source for o in plain.explain([(1, 4096)] * 8).operators}
     assert sources == {h100.sources["gemm"]}
@@ -172,7 +173,8 @@ def test_a_plan_reads_its_engines_kernels_and_says_which(h100):
     assert same["mlp_allreduce"] == by_role["mlp_allreduce"].total_us
 
 
-def test_a_profile_names_whose_kernels_stand_for_its_own(h100):
+def test_a_profile_names_whose_kernels_stand_for_its_own():
+    h100 = fastroof.load_tables("h100")
     mine = OperatorKernel("allreduce", engine="trtllm", reason="this host's switch")
     profile = EngineProfile("mine", "vllm", kernels=KernelChoices(operators=(mine,)))
     plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, tp=2, runtime=profile)

@@ -302,6 +302,8 @@ def profile_text(profile: EngineProfile) -> str:
     fp8_scales = "dynamic"
     """
     content = {key: value for key, value in asdict(profile).items() if value not in ("", None, {})}
+    if not content["kernels"]["engines"]:
+        del content["kernels"]["engines"]
     content["costs"] = {cost: us for cost, us in content["costs"].items() if us}
     operators = content["kernels"].pop("operators")
     if operators:

@@ -1,0 +1,101 @@
+"""What ships of aiconfigurator-core's tables; ``python -m fastroof.load.shipped`` converts it again.
+
+Which GPUs and engines ship is a choice of size, within 15 MB of Parquet: H100 and H200 with all three
+engines, B200 and GB200 with those that most published measurements were made of. Everything else of the
+package comes with the extra ``tables``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from fastroof.config.paths import bench_data_root
+from fastroof.load.aiconfigurator import convert_aiconfigurator
+from fastroof.load.package_rows import PACKAGE_FILES
+
+__all__ = ["LEFT_OUT", "SHIPPED", "ShippedSource", "convert_shipped"]
+
+
+class ShippedSource(NamedTuple):
+    """One source that ships.
+
+    Attributes
+    ----------
+    system, backend, version : str
+        As the package names them.
+    rank : int
+        Its place among the sources of its GPU.
+    """
+
+    system: str
+    backend: str
+    version: str
+    rank: int
+
+
+SHIPPED: Final = (
+    ShippedSource("h100_sxm", "vllm", "0.24.0", 100),
+    ShippedSource("h100_sxm", "sglang", "0.5.14", 120),
+    ShippedSource("h100_sxm", "trtllm", "1.3.0rc20", 110),
+    ShippedSource("h200_sxm", "vllm", "0.24.0", 100),
+    ShippedSource("h200_sxm", "sglang", "0.5.14", 120),
+    ShippedSource("h200_sxm", "trtllm", "1.3.0rc20", 110),
+    ShippedSource("b200_sxm", "vllm", "0.24.0", 100),
+    ShippedSource("b200_sxm", "trtllm", "1.3.0rc20", 110),
+    ShippedSource("gb200", "trtllm", "1.3.0rc20", 110),
+)
+"""Every source that ships, in the order of their GPUs."""
+
+
+LEFT_OUT: Final = (
+    "csa_prefill", "csa_decode", "hca_prefill", "hca_decode", "msa_prefill", "msa_decode", "sparse_part",
+)  # fmt: skip
+"""Operators that do not ship: the attention of DeepSeek-V4 and MiniMax-M3 is not within the size."""
+
+
+def convert_shipped(
+    bench_data: Path, root: Path | None = None, systems: Collection[str] | None = None
+) -> list[Path]:
+    """Convert the sources that ship, over what is there.
+
+    Parameters
+    ----------
+    bench_data : Path
+        The folder that holds one folder a GPU.
+    root : Path, optional
+        The package's folder; the installed one if not given.
+    systems : collection of str, optional
+        Only those of these systems.
+
+    Returns
+    -------
+    list of Path
+        The folders that were written.
+
+    Raises
+    ------
+    TableError
+        As :func:`fastroof.load.aiconfigurator.convert_aiconfigurator`.
+    """
+    files = dict.fromkeys(file.file for operator, file in PACKAGE_FILES if operator not in LEFT_OUT)
+    wanted = [source for source in SHIPPED if systems is None or source.system in systems]
+    return [
+        convert_aiconfigurator(
+            source.system,
+            source.backend,
+            source.version,
+            bench_data,
+            root,
+            overwrite=True,
+            files=list(files),
+            rank=source.rank,
+        )
+        for source in wanted
+    ]
+
+
+if __name__ == "__main__":
+    for written in convert_shipped(bench_data_root()):
+        print(written)

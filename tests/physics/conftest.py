@@ -1,0 +1,13 @@
+"""One campaign is held to physics at a time: vLLM's, whose violations are listed by cause."""
+
+from __future__ import annotations
+
+import pytest
+
+import fastroof
+
+
+@pytest.fixture(scope="session")
+def h100() -> fastroof.Tables:
+    """The H100 tables of one engine."""
+    return fastroof.load_tables("h100", source="aiconfigurator-vllm-0.24.0")

@@ -1,0 +1,13 @@
+"""Lookups are held to one campaign: vLLM's H100 tables, with all that they hold."""
+
+from __future__ import annotations
+
+import pytest
+
+import fastroof
+
+
+@pytest.fixture(scope="session")
+def h100() -> fastroof.Tables:
+    """The H100 tables of one engine."""
+    return fastroof.load_tables("h100", source="aiconfigurator-vllm-0.24.0")
