@@ -117,7 +117,7 @@ def test_the_picture_has_a_panel_an_operator_and_shows_the_shift(tmp_path: Path)
     tables, gpu = load_table_set("h100"), load_gpu("h100")
     difference = diff_tables(tables, noisy(tables))
     figure = draw_difference(difference, gpu)
-    assert len(figure.axes) == len(difference.common) == 8
+    assert len(figure.axes) == len(difference.common) > 20
     gemms = figure.axes[0]
     assert gemms.get_xscale() == gemms.get_yscale() == "log"
     assert gemms.get_title(loc="left").startswith("GEMM: median 1.2")
