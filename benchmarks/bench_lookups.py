@@ -19,7 +19,10 @@ def workloads(setup: Setup) -> dict[str, Workload]:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("operator", LOOKUP_OPERATORS)
 def test_method(timed: Timed, workloads: dict[str, Workload], operator: str, method: str) -> None:
-    timed(workloads[f"{operator} {method}"])
+    name = f"{operator} {method}"
+    if name not in workloads:
+        pytest.skip(f"the H100 tables that ship have no {operator}")
+    timed(workloads[name])
 
 
 @pytest.mark.parametrize("operator", ["gemm", "attention_decode", "attention_prefill"])

@@ -12,7 +12,7 @@ from fastroof.load.package_places import Place, find_place, paired_version, vers
 from fastroof.load.package_rows import PACKAGE_FILES
 from fastroof.operators.foreign_rows import version_order
 
-__all__ = ["ENGINES", "PackageSource", "current_version", "package_sources"]
+__all__ = ["ENGINES", "LAST_RANK", "PackageSource", "current_version", "package_sources"]
 
 ENGINES: Final = {"vllm": 200, "trtllm": 210, "sglang": 220}
 """Whose kernels were measured, with the rank of the version in use: the order without an engine.
@@ -24,6 +24,9 @@ LIBRARY_RANK: Final = 230
 
 OTHERS_RANK: Final = 240
 """The first rank of versions that are not in use: they come after all that are, and after libraries."""
+
+LAST_RANK: Final = 299
+"""Of a version that was asked for by itself: before other programs' measurements alone."""
 
 VERSIONS_FILE: Final = "query_versions.yaml"
 

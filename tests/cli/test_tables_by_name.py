@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.cli.test_cli import good, run
-from tests.reference.packages import install
+from tests.reference.packages import GEMM as GEMM_ROW
+from tests.reference.packages import install, package
 
 STEP = ("step", "--model", "llama-3.1-8b", "--decode", "8x1024")
 GEMM = ("lookup", "gemm", "--m", "1", "--n", "8", "--k", "16", "--json")
@@ -143,3 +144,11 @@ def test_a_folder_of_the_gpus_name_is_not_the_gpu(
     monkeypatch.chdir(tmp_path / "mine")
     assert parsed(*GEMM[:-1], "--tables", "./b300")["rows"][0]["latency_us"] == 2.5
     assert not root.exists()
+
+
+def test_another_version_serves_when_it_is_asked_for(root: Path, tmp_path: Path) -> None:
+    package(tmp_path / "site", "b300_sxm", **{"gemm/vllm/0.19.0/gemm_perf": [GEMM_ROW | {"latency": 0.007}]})
+    done("tables", "import", "aiconfigurator", "--system", "b300", "--backend", "vllm", "--version", "0.19.0")
+    newest = parsed(*GEMM[:-1], "--gpu", "b300")["rows"][0]["latency_us"]
+    older = ("--source", "gemm=aiconfigurator-vllm-0.19.0")
+    assert (newest, parsed(*GEMM[:-1], "--gpu", "b300", *older)["rows"][0]["latency_us"]) == (2.5, 7.0)

@@ -361,6 +361,7 @@ def test_a_chunk_of_one_token_moves_what_a_decode_moves(tables: v2.RooflineV2Tab
     assert chunk["prefill_compute_s"] != decode["decode_compute_s"]
 
 
+@pytest.mark.loops
 def test_decode_attention_takes_the_mean_mfu_and_not_the_mean_time(tables: v2.RooflineV2Tables) -> None:
     gemms = _parts(tables, ([], [0, 0]))["decode_compute_s"]
     mixed = _parts(tables, ([], [1024, 65536]))["decode_compute_s"] - gemms

@@ -96,13 +96,23 @@ def _import_one(
 ) -> Path:
     from fastroof.config.paths import user_tables_root
     from fastroof.load.aiconfigurator import convert_aiconfigurator, data_folder
-    from fastroof.load.package_sources import current_version
+    from fastroof.load.package_sources import ENGINES, LAST_RANK, current_version
 
+    in_use = current_version(data_folder(root).parent, system, backend)
     if version is None:
-        version = current_version(data_folder(root).parent, system, backend)
+        version = in_use
     place = user_tables_root() if output is None else output
+    # registered beside what the GPU has, it serves what that lacks, and what is asked of it by name
+    rank = None if output is not None else ENGINES.get(backend) if version == in_use else LAST_RANK
     return convert_aiconfigurator(
-        system, backend, version, place, root, "csv" if table_format == "csv" else "parquet", overwrite
+        system,
+        backend,
+        version,
+        place,
+        root,
+        "csv" if table_format == "csv" else "parquet",
+        overwrite,
+        rank=rank,
     )
 
 
