@@ -117,16 +117,17 @@ class AttentionOperator(AttentionRows):
         return [HeadShape(*key) for key in tables.groups(self.name)]
 
     def lendable(self, tables: Tables, wanted: HeadShape) -> list[HeadShape]:
-        """Measured shapes that may serve one: itself alone, from whichever source, where it is there.
+        """Measured shapes that may serve one: those of the source that serves the operator first.
 
-        Else those of the source that serves the operator first; where none of them has its width, window
-        and format, those of every source.
+        Where none of them has its width, window and format: itself alone, from whichever source has it,
+        else those of every source. An engine's own kernel of another head shape comes before another
+        engine's of this one: at equal work it is 3.8 % off, campaigns are 7 to 9.
         """
-        if tables.serves(self.name, tuple(wanted)):
-            return [wanted]
         first = self.shapes(tables)
         if any(s.kind == wanted.kind for s in first):
             return first
+        if tables.serves(self.name, tuple(wanted)):
+            return [wanted]
         return [HeadShape(*key) for key in tables.every_key(self.name)]
 
     def pack(self, key: Key, rows: Columns, gpu: GpuSpec, variant: str = "") -> PackedGrid:

@@ -350,7 +350,7 @@ def run(*arguments: str) -> str:
 
 def test_the_command_prints_costs_and_errors():
     text = run("--engine", "vllm", "--bootstrap", "20")
-    assert "residual  4.7 % standard error on models that a fit did not see" in text
+    assert "residual  4.8 % standard error on models that a fit did not see" in text
     assert "95 % interval" in text
     for words in ("step_us", "sequence_us", "vllm-synchronous", "MAPE and (bias)"):
         assert words in text
