@@ -13,13 +13,21 @@ the top-k of flat scores, and the other one: 164 - 81 + 3. Both are rows of spar
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 
-from fastroof.arrays import Array, Bools, Floats
+from fastroof.arrays import Array, Floats
 from fastroof.columns import Column
 from fastroof.errors import LookupInputError
+from fastroof.operators.attention_modules import (
+    MODULE_COLUMNS,
+    AttentionModule,
+    decodes,
+    module_rows,
+    prompts,
+)
 from fastroof.operators.attention_work import BATCH
 from fastroof.operators.foreign_rows import (
     MEASURED,
@@ -27,15 +35,12 @@ from fastroof.operators.foreign_rows import (
     ForeignRows,
     PackageFile,
     Raw,
-    dtype_names,
-    measured_us,
     size_columns,
     text_columns,
-    unknown_dtypes,
 )
-from fastroof.operators.latent_work import MODULE_COLUMNS, MODULE_KEYS, causal_pairs, generation_kv_len
+from fastroof.operators.latent_work import causal_pairs
 from fastroof.operators.operator import Columns, HoldoutGrid, Key, by_word, element_bytes
-from fastroof.operators.ragged import RaggedOperator, RaggedPrefill, WorkPart
+from fastroof.operators.ragged import RaggedPrefill, WorkPart
 from fastroof.units import ACTIVATION_BYTES
 
 __all__ = [
@@ -118,37 +123,12 @@ _COLUMNS: Final = (
 
 
 def _package_rows(raw: Raw, ratio: int) -> ForeignRows:
-    columns = {
-        "dtype": dtype_names(raw["gemm_type"]),
-        "kv_dtype": dtype_names(raw["kv_cache_dtype"]),
-        "attn_dtype": dtype_names(raw["mla_dtype"]),
-        "model": compressed_model_names(raw["model"]),
-        "num_heads": raw["num_heads"],
-        "batch_size": raw["batch_size"],
-        **measured_us(raw),
-    }
-    out: dict[str, Bools] = unknown_dtypes(columns["dtype"]) | unknown_dtypes(columns["kv_dtype"])
-    model = columns["model"]
+    model = compressed_model_names(raw["model"])
+    rows = module_rows(raw, model)
+    out = dict(rows.left_out)
     out |= {f"model {m}": model == m for m in sorted(set(model)) if m not in COMPRESSED_SHAPES}
     out |= {f"not compressed {ratio} to 1": raw["compress_ratio"] != ratio}
-    return ForeignRows(columns, out)
-
-
-def _prefill_of(ratio: int) -> Any:
-    def convert(raw: Raw) -> ForeignRows:
-        rows = _package_rows(raw, ratio)
-        sizes = {"q_len": raw["isl"], "kv_len": raw["isl"] + raw["step"]}
-        return ForeignRows(rows.columns | sizes, rows.left_out)
-
-    return convert
-
-
-def _decode_of(ratio: int) -> Any:
-    def convert(raw: Raw) -> ForeignRows:
-        rows = _package_rows(raw, ratio)
-        return ForeignRows(rows.columns | {"kv_len": generation_kv_len(raw)}, rows.left_out)
-
-    return convert
+    return ForeignRows(rows.columns, out)
 
 
 # -- work ------------------------------------------------------------------------------------------
@@ -186,21 +166,16 @@ def _bytes(columns: Columns, ratio: int, tokens: Floats, scored: Floats, read: F
     return np.asarray(weights + kv + 2.0 * ACTIVATION_BYTES * tokens * _width(columns["model"], "hidden"))
 
 
-class _Compressed(RaggedOperator):
+class _Compressed(AttentionModule):
     """What blocks over a compressed cache have in common."""
 
     ratio: ClassVar[int]
-    keys = MODULE_KEYS
 
     def check_key(self, key: Key) -> None:
         """Refuse models whose widths are not known."""
         if key[3] not in COMPRESSED_SHAPES:
             known = ", ".join(COMPRESSED_SHAPES)
             raise LookupInputError(f"unknown model {key[3]!r}: use one of {known}")
-
-    def fastest_dtype(self, columns: Columns) -> Array:
-        """Some kernels compute attention in the KV cache's dtype."""
-        return columns["kv_dtype"]
 
     def most(self, columns: Columns) -> Any:
         """Entries that a query attends to at most."""
@@ -270,7 +245,13 @@ class CsaPrefill(_CompressedPrefill):
     holdouts = (HoldoutGrid("csa_prefill", "every second", {}, {}),)
     coverages = (HoldoutGrid("csa_prefill", "all", {}, {}),)
     package_files = (
-        PackageFile("sparse_attention", "dsv4_csa_context_module_perf", _COLUMNS, _prefill_of(_CSA), RUN),
+        PackageFile(
+            "sparse_attention",
+            "dsv4_csa_context_module_perf",
+            _COLUMNS,
+            prompts(partial(_package_rows, ratio=_CSA)),
+            RUN,
+        ),
     )
 
 
@@ -285,7 +266,13 @@ class CsaDecode(_CompressedDecode):
     holdouts = (HoldoutGrid("csa_decode", "every second", {}, {}),)
     coverages = (HoldoutGrid("csa_decode", "all", {}, {}),)
     package_files = (
-        PackageFile("sparse_attention", "dsv4_csa_generation_module_perf", _COLUMNS, _decode_of(_CSA), RUN),
+        PackageFile(
+            "sparse_attention",
+            "dsv4_csa_generation_module_perf",
+            _COLUMNS,
+            decodes(partial(_package_rows, ratio=_CSA)),
+            RUN,
+        ),
     )
 
 
@@ -300,7 +287,13 @@ class HcaPrefill(_CompressedPrefill):
     holdouts = (HoldoutGrid("hca_prefill", "every second", {}, {}),)
     coverages = (HoldoutGrid("hca_prefill", "all", {}, {}),)
     package_files = (
-        PackageFile("sparse_attention", "dsv4_hca_context_module_perf", _COLUMNS, _prefill_of(_HCA), RUN),
+        PackageFile(
+            "sparse_attention",
+            "dsv4_hca_context_module_perf",
+            _COLUMNS,
+            prompts(partial(_package_rows, ratio=_HCA)),
+            RUN,
+        ),
     )
 
 
@@ -315,7 +308,13 @@ class HcaDecode(_CompressedDecode):
     holdouts = (HoldoutGrid("hca_decode", "every second", {}, {}),)
     coverages = (HoldoutGrid("hca_decode", "all", {}, {}),)
     package_files = (
-        PackageFile("sparse_attention", "dsv4_hca_generation_module_perf", _COLUMNS, _decode_of(_HCA), RUN),
+        PackageFile(
+            "sparse_attention",
+            "dsv4_hca_generation_module_perf",
+            _COLUMNS,
+            decodes(partial(_package_rows, ratio=_HCA)),
+            RUN,
+        ),
     )
 
 

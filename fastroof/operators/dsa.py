@@ -14,6 +14,7 @@ import numpy as np
 
 from fastroof.arrays import Array, Floats
 from fastroof.columns import Column
+from fastroof.operators.attention_modules import MODULE_COLUMNS, LatentModule, decodes, module_rows, prompts
 from fastroof.operators.attention_work import BATCH
 from fastroof.operators.foreign_rows import (
     MEASURED,
@@ -21,29 +22,22 @@ from fastroof.operators.foreign_rows import (
     ForeignRows,
     PackageFile,
     Raw,
-    dtype_names,
-    measured_us,
     text_columns,
-    unknown_dtypes,
 )
 from fastroof.operators.latent_shapes import (
     LATENT_SHAPES,
-    check_model,
     model_names,
     shapes_of,
     unknown_models,
 )
 from fastroof.operators.latent_work import (
-    MODULE_COLUMNS,
-    MODULE_KEYS,
     attended,
     causal_pairs,
-    generation_kv_len,
     module_bytes,
     projections,
 )
 from fastroof.operators.operator import Columns, HoldoutGrid, Key, element_bytes
-from fastroof.operators.ragged import SEGMENT, RaggedOperator, RaggedPrefill, WorkPart
+from fastroof.operators.ragged import SEGMENT, RaggedPrefill, WorkPart
 from fastroof.pack.ragged import Segment
 
 __all__ = ["OPERATORS", "DsaDecode", "DsaPrefill"]
@@ -76,29 +70,9 @@ def _shares_an_index(raw: Raw) -> Array:
 
 def _package_rows(raw: Raw) -> ForeignRows:
     model = model_names(raw["model"])
-    columns = {
-        "dtype": dtype_names(raw["gemm_type"]),
-        "kv_dtype": dtype_names(raw["kv_cache_dtype"]),
-        "attn_dtype": dtype_names(raw["mla_dtype"]),
-        "model": np.where(_shares_an_index(raw), model + _SHARED, model),
-        "num_heads": raw["num_heads"],
-        "batch_size": raw["batch_size"],
-        **measured_us(raw),
-    }
-    out = unknown_dtypes(columns["dtype"]) | unknown_dtypes(columns["kv_dtype"])
-    return ForeignRows(columns, out | unknown_models(columns["model"]))
-
-
-def _prefill(raw: Raw) -> ForeignRows:
-    rows = _package_rows(raw)
-    return ForeignRows(
-        rows.columns | {"q_len": raw["isl"], "kv_len": raw["isl"] + raw["step"]}, rows.left_out
-    )
-
-
-def _decode(raw: Raw) -> ForeignRows:
-    rows = _package_rows(raw)
-    return ForeignRows(rows.columns | {"kv_len": generation_kv_len(raw)}, rows.left_out)
+    model = np.where(_shares_an_index(raw), model + _SHARED, model)
+    rows = module_rows(raw, model)
+    return ForeignRows(rows.columns, rows.left_out | unknown_models(model))
 
 
 def _indexer(columns: Columns, tokens: Floats, pairs: Floats) -> list[WorkPart]:
@@ -148,14 +122,13 @@ def _is_dense(columns: Columns) -> Array:
     return np.asarray(False)
 
 
-class DsaPrefill(RaggedPrefill):
+class DsaPrefill(LatentModule, RaggedPrefill):
     """A block of sparse attention over prompts or chunks."""
 
     name = "dsa_prefill"
     rank = 100
     summary = "A sparse attention block (DSA) over prompts."
     about = "q-len counts the new tokens of a sequence, kv-len the prefix and the new tokens."
-    keys = MODULE_KEYS
     axes = (
         BATCH,
         Column("q_len", "int", "tokens", "new tokens of each sequence"),
@@ -164,11 +137,9 @@ class DsaPrefill(RaggedPrefill):
     defaults: ClassVar[Mapping[str, Any]] = {"batch_size": 1, **_DEFAULTS}
     holdouts = (HoldoutGrid("dsa_prefill", "every second", {}, {}),)
     coverages = (HoldoutGrid("dsa_prefill", "all", {}, {}),)
-    package_files = (PackageFile("sparse_attention", "dsa_context_module_perf", _COLUMNS, _prefill, RUN),)
-
-    def check_key(self, key: Key) -> None:
-        """Refuse models whose widths are not known."""
-        check_model(key[3])
+    package_files = (
+        PackageFile("sparse_attention", "dsa_context_module_perf", _COLUMNS, prompts(_package_rows), RUN),
+    )
 
     def segment(self, key: Key, rows: Columns) -> Segment | None:
         """Sequences that another kernel attends to in full, where the rows name one."""
@@ -197,10 +168,6 @@ class DsaPrefill(RaggedPrefill):
             WorkPart(np.where(is_dense, expanded, latent), columns["attn_dtype"]),
         ]
 
-    def fastest_dtype(self, columns: Columns) -> Array:
-        """Some kernels compute attention in the KV cache's dtype."""
-        return columns["kv_dtype"]
-
     def moved_bytes(self, columns: Columns) -> Floats:
         """Weights, tokens in and out, what of the cache all queries may pick and the indexer's keys once."""
         return self._bytes(columns, np.asarray(columns["q_len"], np.float64))
@@ -216,22 +183,19 @@ class DsaPrefill(RaggedPrefill):
         return own + _indexer_bytes(columns, batch * kv_len)
 
 
-class DsaDecode(RaggedOperator):
+class DsaDecode(LatentModule):
     """A block of sparse attention over one new token a sequence."""
 
     name = "dsa_decode"
     rank = 102
     summary = "A DSA block, one new token a sequence."
-    keys = MODULE_KEYS
     axes = (BATCH, Column("kv_len", "int", "tokens", "tokens scored, the new one included"))
     defaults: ClassVar[Mapping[str, Any]] = _DEFAULTS
     holdouts = (HoldoutGrid("dsa_decode", "every second", {}, {}),)
     coverages = (HoldoutGrid("dsa_decode", "all", {}, {}),)
-    package_files = (PackageFile("sparse_attention", "dsa_generation_module_perf", _COLUMNS, _decode, RUN),)
-
-    def check_key(self, key: Key) -> None:
-        """Refuse models whose widths are not known."""
-        check_model(key[3])
+    package_files = (
+        PackageFile("sparse_attention", "dsa_generation_module_perf", _COLUMNS, decodes(_package_rows), RUN),
+    )
 
     def parts(self, columns: Columns) -> Sequence[WorkPart]:
         """Projections, the indexer, and absorbed attention to what it picks."""
@@ -242,10 +206,6 @@ class DsaDecode(RaggedOperator):
             *_indexer(columns, batch, batch * kv_len),
             WorkPart(_latent_flops(columns, picked), columns["attn_dtype"]),
         ]
-
-    def fastest_dtype(self, columns: Columns) -> Array:
-        """Some kernels compute attention in the KV cache's dtype."""
-        return columns["kv_dtype"]
 
     def moved_bytes(self, columns: Columns) -> Floats:
         """Weights, tokens in and out, the picked tokens of the cache and the indexer's keys."""

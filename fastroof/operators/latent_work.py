@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 
 from fastroof.arrays import Array, Floats
-from fastroof.columns import DTYPE, KV_DTYPE, Column
-from fastroof.operators.foreign_rows import Raw, size_columns, text_columns
+from fastroof.columns import Column
+from fastroof.operators.foreign_rows import Raw
 from fastroof.operators.latent_shapes import shapes_of
 from fastroof.operators.operator import Columns, element_bytes
 from fastroof.operators.ragged import WorkPart
@@ -22,8 +22,6 @@ from fastroof.operators.work import Real, as_floats
 from fastroof.units import ACTIVATION_BYTES
 
 __all__ = [
-    "MODULE_COLUMNS",
-    "MODULE_KEYS",
     "NUM_HEADS",
     "attended",
     "causal_pairs",
@@ -33,21 +31,6 @@ __all__ = [
 ]
 
 NUM_HEADS: Final = Column("num_heads", "int", "", "query heads on one GPU")
-MODULE_KEYS: Final = (
-    DTYPE,
-    KV_DTYPE,
-    Column("attn_dtype", "text", "", "dtype that attention computes in"),
-    Column("model", "text", "", "model whose widths the module has: deepseek-v3"),
-    NUM_HEADS,
-)
-"""What names a module of a model's attention block."""
-
-MODULE_COLUMNS: Final = (
-    *size_columns("num_heads", "batch_size", "isl"),
-    *size_columns("step", minimum=0),
-    *text_columns("mla_dtype", "kv_cache_dtype"),
-)
-"""What the package's files of such modules have."""
 
 
 def causal_pairs(q_len: Real, kv_len: Real, most: Real = np.inf) -> Floats:

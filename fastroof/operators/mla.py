@@ -13,6 +13,7 @@ import numpy as np
 
 from fastroof.arrays import Array, Floats
 from fastroof.columns import DTYPE, KV_DTYPE, LATENCY, Column
+from fastroof.operators.attention_modules import MODULE_COLUMNS
 from fastroof.operators.attention_work import (
     BATCH,
     SEQ_LEN,
@@ -35,7 +36,7 @@ from fastroof.operators.foreign_rows import (
     measured_us,
     unknown_dtypes,
 )
-from fastroof.operators.latent_work import MODULE_COLUMNS, generation_kv_len
+from fastroof.operators.latent_work import generation_kv_len
 from fastroof.operators.operator import Columns, HoldoutGrid, element_bytes
 from fastroof.operators.ragged import RaggedOperator, RaggedPrefill, WorkPart
 

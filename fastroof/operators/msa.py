@@ -15,6 +15,13 @@ import numpy as np
 from fastroof.arrays import Array, Floats
 from fastroof.columns import Column
 from fastroof.errors import LookupInputError
+from fastroof.operators.attention_modules import (
+    MODULE_COLUMNS,
+    AttentionModule,
+    decodes,
+    module_rows,
+    prompts,
+)
 from fastroof.operators.attention_work import BATCH
 from fastroof.operators.foreign_rows import (
     MEASURED,
@@ -22,20 +29,14 @@ from fastroof.operators.foreign_rows import (
     ForeignRows,
     PackageFile,
     Raw,
-    dtype_names,
-    measured_us,
     text_columns,
-    unknown_dtypes,
 )
 from fastroof.operators.latent_work import (
-    MODULE_COLUMNS,
-    MODULE_KEYS,
     attended,
     causal_pairs,
-    generation_kv_len,
 )
 from fastroof.operators.operator import Columns, HoldoutGrid, Key, element_bytes
-from fastroof.operators.ragged import RaggedOperator, RaggedPrefill, WorkPart
+from fastroof.operators.ragged import RaggedPrefill, WorkPart
 from fastroof.units import ACTIVATION_BYTES
 
 __all__ = ["OPERATORS", "MsaDecode", "MsaPrefill"]
@@ -52,29 +53,9 @@ _DEFAULTS: Final = {"dtype": "bf16", "kv_dtype": "bf16", "attn_dtype": "bf16", "
 
 def _package_rows(raw: Raw) -> ForeignRows:
     model = np.array([_NAMES.get(word, word) for word in raw["model"]], object)
-    columns = {
-        "dtype": dtype_names(raw["gemm_type"]),
-        "kv_dtype": dtype_names(raw["kv_cache_dtype"]),
-        "attn_dtype": dtype_names(raw["mla_dtype"]),
-        "model": model,
-        "num_heads": raw["num_heads"],
-        "batch_size": raw["batch_size"],
-        **measured_us(raw),
-    }
-    out = unknown_dtypes(columns["dtype"]) | unknown_dtypes(columns["kv_dtype"])
-    return ForeignRows(columns, out | {f"model {m}": model == m for m in sorted(set(model)) if m != _MODEL})
-
-
-def _prefill(raw: Raw) -> ForeignRows:
-    rows = _package_rows(raw)
-    return ForeignRows(
-        rows.columns | {"q_len": raw["isl"], "kv_len": raw["isl"] + raw["step"]}, rows.left_out
-    )
-
-
-def _decode(raw: Raw) -> ForeignRows:
-    rows = _package_rows(raw)
-    return ForeignRows(rows.columns | {"kv_len": generation_kv_len(raw)}, rows.left_out)
+    rows = module_rows(raw, model)
+    others = {f"model {m}": model == m for m in sorted(set(model)) if m != _MODEL}
+    return ForeignRows(rows.columns, rows.left_out | others)
 
 
 def _kv_heads(columns: Columns) -> Array:
@@ -102,19 +83,13 @@ def _bytes(columns: Columns, tokens: Floats, scored: Floats, read: Floats) -> Fl
     return np.asarray(_weights(columns) * element_bytes(columns["dtype"]) + kv + in_and_out)
 
 
-class _Msa(RaggedOperator):
+class _Msa(AttentionModule):
     """What prompts and decodes have in common."""
-
-    keys = MODULE_KEYS
 
     def check_key(self, key: Key) -> None:
         """Refuse models whose widths are not known."""
         if key[3] != _MODEL:
             raise LookupInputError(f"unknown model {key[3]!r}: use {_MODEL}")
-
-    def fastest_dtype(self, columns: Columns) -> Array:
-        """Some kernels compute attention in the KV cache's dtype."""
-        return columns["kv_dtype"]
 
 
 class MsaPrefill(_Msa, RaggedPrefill):
@@ -132,7 +107,7 @@ class MsaPrefill(_Msa, RaggedPrefill):
     defaults: ClassVar[Mapping[str, Any]] = {"batch_size": 1, **_DEFAULTS}
     holdouts = (HoldoutGrid("msa_prefill", "every second", {}, {}),)
     coverages = (HoldoutGrid("msa_prefill", "all", {}, {}),)
-    package_files = (PackageFile("msa", "msa_context_module_perf", _COLUMNS, _prefill, RUN),)
+    package_files = (PackageFile("msa", "msa_context_module_perf", _COLUMNS, prompts(_package_rows), RUN),)
 
     def parts(self, columns: Columns) -> Sequence[WorkPart]:
         """Projections, scores of all tokens, attention to the picked ones."""
@@ -163,7 +138,7 @@ class MsaDecode(_Msa):
     defaults: ClassVar[Mapping[str, Any]] = _DEFAULTS
     holdouts = (HoldoutGrid("msa_decode", "every second", {}, {}),)
     coverages = (HoldoutGrid("msa_decode", "all", {}, {}),)
-    package_files = (PackageFile("msa", "msa_generation_module_perf", _COLUMNS, _decode, RUN),)
+    package_files = (PackageFile("msa", "msa_generation_module_perf", _COLUMNS, decodes(_package_rows), RUN),)
 
     def parts(self, columns: Columns) -> Sequence[WorkPart]:
         """Projections, scores of all tokens, attention to the picked ones."""

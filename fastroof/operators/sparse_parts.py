@@ -14,6 +14,7 @@ import numpy as np
 
 from fastroof.arrays import Array, Floats
 from fastroof.columns import Column
+from fastroof.operators.attention_modules import MODULE_COLUMNS
 from fastroof.operators.attention_work import BATCH
 from fastroof.operators.compressed_attention import (
     COMPRESSED_SHAPES,
@@ -33,7 +34,7 @@ from fastroof.operators.foreign_rows import (
     text_columns,
 )
 from fastroof.operators.latent_shapes import LATENT_SHAPES, model_names
-from fastroof.operators.latent_work import MODULE_COLUMNS, NUM_HEADS, causal_pairs
+from fastroof.operators.latent_work import NUM_HEADS, causal_pairs
 from fastroof.operators.operator import Columns, HoldoutGrid, by_word
 from fastroof.operators.ragged import RaggedPrefill, WorkPart
 from fastroof.units import ACTIVATION_BYTES
