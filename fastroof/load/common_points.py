@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,6 +10,8 @@ import numpy as np
 
 from fastroof.arrays import Array, Bools, Floats, Longs
 from fastroof.columns import LATENCY
+from fastroof.errors import FastroofError
+from fastroof.load.measured import MeasuredTables
 from fastroof.load.rows import word_codes
 from fastroof.operators.registry import OPERATORS
 
@@ -22,6 +24,7 @@ __all__ = [
     "group_medians",
     "paired_points",
     "region_sizes",
+    "wanted_operators",
 ]
 
 BAND_OCTAVES: Final = 3
@@ -29,6 +32,33 @@ BAND: Final = 2**BAND_OCTAVES
 """Sizes of one region lie within such a factor of each other: 1, 2 to 8, 9 to 64, 65 to 512."""
 
 Columns = Mapping[str, Array]
+
+
+def wanted_operators(
+    a: MeasuredTables,
+    b: MeasuredTables,
+    names: tuple[str, str],
+    operators: Sequence[str] | None,
+    error: type[FastroofError],
+) -> list[str]:
+    """Operators that either of two table sets has, of those that are asked for.
+
+    Raises
+    ------
+    error
+        If an operator is unknown, or neither set has any of them.
+    """
+    if unknown := [name for name in operators or () if name not in OPERATORS]:
+        raise error(f"unknown operator {unknown[0]!r}; the operators are {', '.join(OPERATORS)}")
+    wanted = [
+        name
+        for name in OPERATORS
+        if (name in a.tables or name in b.tables) and (operators is None or name in operators)
+    ]
+    if not wanted:
+        asked = ", ".join(operators or ()) or "any operator"
+        raise error(f"neither {names[0]} nor {names[1]} has a table of {asked}")
+    return wanted
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from fastroof.load.common_points import (
     codes_of,
     paired_points,
     region_sizes,
+    wanted_operators,
 )
 from fastroof.load.families import families_of, split_rows
 from fastroof.load.measured import MeasuredTables
-from fastroof.operators.registry import OPERATORS
 
 __all__ = ["FAR_APART", "FEWEST_POINTS", "Comparison", "TableDiff", "diff_tables"]
 
@@ -117,16 +117,7 @@ def diff_tables(
     TableError
         If an operator is unknown, or neither set has any of those asked for.
     """
-    if unknown := [name for name in operators or () if name not in OPERATORS]:
-        raise TableError(f"unknown operator {unknown[0]!r}; the operators are {', '.join(OPERATORS)}")
-    wanted = [
-        name
-        for name in OPERATORS
-        if (name in a.tables or name in b.tables) and (operators is None or name in operators)
-    ]
-    if not wanted:
-        asked = ", ".join(operators or ()) or "any operator"
-        raise TableError(f"neither {names[0]} nor {names[1]} has a table of {asked}")
+    wanted = wanted_operators(a, b, names, operators, TableError)
     families: list[Comparison] = []
     regions: list[Comparison] = []
     for operator in wanted:

@@ -8,6 +8,7 @@ where it was measured, else the sum of both parts.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -102,21 +103,21 @@ class StateOperator(RaggedOperator):
 
     # -- what a layer has ----------------------------------------------------------------------------
 
+    @abstractmethod
     def channels(self, columns: Columns) -> Array:
         """Channels that the convolution runs over."""
-        raise NotImplementedError
 
+    @abstractmethod
     def state(self, columns: Columns) -> Array:
         """Elements of one sequence's state."""
-        raise NotImplementedError
 
+    @abstractmethod
     def flops_of_state(self) -> float:
         """FLOPs of the recurrence, a token and element of the state."""
-        raise NotImplementedError
 
+    @abstractmethod
     def token_bytes(self, columns: Columns) -> Array:
         """Bytes of one token's inputs and outputs of the recurrence."""
-        raise NotImplementedError
 
     # -- work ----------------------------------------------------------------------------------------
 

@@ -98,8 +98,11 @@ def check_kernels(tables: Tables | None, gpu: GpuSpec, options: PlanOptions) -> 
     ``options`` are checked.
     """
     engine = options.runtime
-    sources = {} if tables is None else tables.in_order(kernel_order(gpu, options)).sources
-    for operator in {kernel.operator for kernel in engine.kernels.operators} & sources.keys():
+    named = {kernel.operator for kernel in engine.kernels.operators}
+    if tables is None or not named:
+        return
+    sources = tables.in_order(kernel_order(gpu, options)).sources
+    for operator in named & sources.keys():
         kernel = engine.kernels.of(operator, gpu.name, options.dtype, {"tp": options.tp})
         if kernel is not None and kernel.source not in ("", sources[operator]):
             raise PlanError(

@@ -14,6 +14,7 @@ from fastroof.errors import LookupInputError
 from fastroof.operators.operator import METHODS, Answers, Operator
 from fastroof.operators.registry import OPERATORS
 from fastroof.tables.answers import Lookup
+from fastroof.tables.kernel_order import BY_RANK
 from fastroof.tables.sizes import checked_points, checked_text
 from fastroof.tables.source_errors import source_error
 
@@ -98,7 +99,12 @@ def _look_up(
     operator: Operator, tables: Tables, method: str, key: Key, sizes: list[Floats], answers: Answers
 ) -> None:
     operator.look_up(tables, method, key, sizes, answers)
-    if tables.serves(operator.name, key) and tables.is_foreign(operator.name, key):
+    # by the sources' ranks nothing is foreign, and asking who serves would read every source
+    if (
+        tables.order != BY_RANK
+        and tables.serves(operator.name, key)
+        and tables.is_foreign(operator.name, key)
+    ):
         np.maximum(answers[2], ORIGIN_BORROWED, out=answers[2])
 
 

@@ -13,7 +13,7 @@ from fastroof.columns import LATENCY
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import MeasureError
 from fastroof.load import MeasuredTables
-from fastroof.load.common_points import PairedPoints, codes_of, paired_points
+from fastroof.load.common_points import PairedPoints, codes_of, paired_points, wanted_operators
 from fastroof.operators.registry import OPERATORS
 
 __all__ = ["Common", "Difference", "KeyDifference", "diff_tables", "sizes_of"]
@@ -127,17 +127,7 @@ def diff_tables(
     MeasureError
         If an operator is unknown, or neither set has any of those asked for.
     """
-    unknown = [name for name in operators or () if name not in OPERATORS]
-    if unknown:
-        raise MeasureError(f"unknown operator {unknown[0]!r}; the operators are {', '.join(OPERATORS)}")
-    wanted = [
-        name
-        for name in OPERATORS
-        if (name in a.tables or name in b.tables) and (operators is None or name in operators)
-    ]
-    if not wanted:
-        asked = ", ".join(operators or ())
-        raise MeasureError(f"neither {names[0]} nor {names[1]} has a table of {asked or 'any operator'}")
+    wanted = wanted_operators(a, b, names, operators, MeasureError)
     totals, keys, common = [], [], {}
     for operator in wanted:
         points = paired_points(operator, *(_columns(tables, operator) for tables in (a, b)))

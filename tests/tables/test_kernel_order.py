@@ -194,3 +194,14 @@ def test_the_datasheet_is_a_source_too():
     with pytest.warns(UserWarning, match="datasheet model"):
         plan = fastroof.compile_plan("llama-3.1-8b", "h100", None)
     assert {o.source for o in plan.explain([(1, 100), (64, 0)]).operators} == {"datasheet"}
+
+
+def test_a_borrowed_lookup_reads_no_other_source():
+    tables = fastroof.load_tables("h100")
+    shape = {"num_q_heads": 32, "num_kv_heads": 32, "head_dim": 128}
+    answer = tables.lookup("attention_decode", **shape, batch_size=4, kv_len=1024)
+    assert answer.origin == ORIGIN_BORROWED
+    first, *others = tables.candidates("attention_decode")
+    assert first.columns._columns  # it was read
+    assert others
+    assert not any("_columns" in vars(table.columns) for table in others)
