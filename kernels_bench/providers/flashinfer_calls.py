@@ -1,4 +1,4 @@
-"""Every call into flashinfer, with the arguments of 0.6.14 (checked against the installed one in tests).
+"""Every call into flashinfer, with the arguments of 0.6.14 to 0.7.2 (bound to the installed one in tests).
 
 Wrappers are made without ``use_cuda_graph``: they are planned once, before capture, for lengths that no
 replay changes, and then only ``run`` is captured.

@@ -6,7 +6,9 @@ also bound to the real method's signature.
 """
 
 import importlib
+import importlib.util
 import inspect
+import os
 import types
 
 import pytest
@@ -30,10 +32,14 @@ HEADS = {"kv_dtype": "bf16", "num_q_heads": 8, "num_kv_heads": 2, "head_dim": 32
 @pytest.fixture(scope="module")
 def real():
     """The installed flashinfer, or None."""
+    if importlib.util.find_spec("flashinfer") is None:
+        return None
     try:
         package = importlib.import_module("flashinfer")
         importlib.import_module("flashinfer.mla")
     except Exception as error:  # whatever it raises here, its signatures cannot be read
+        if os.environ.get("CI"):
+            raise  # where it was installed for these tests, skipping them would prove nothing
         print(f"flashinfer is not here: {type(error).__name__}: {error}")
         return None
     return package
@@ -284,7 +290,9 @@ class TestInstalled:
         assert modules.prefill("fa3", "bf16", 128).endswith("f16qk_False_sm90")
         assert "dtype_q_bf16_dtype_kv_e4m3" in modules.prefill("fa2", "fp8", 128)
         assert "dtype_kv_e4m3" in modules.decode("fp8", 128)
-        assert modules.mla("fa3", 512, 64).endswith("profiler_False_sm90")
+        latent = modules.mla("fa3", 512, 64)  # since 0.7 the name says which layout of the plan it reads
+        assert "head_dim_ckv_512_head_dim_kpe_64_profiler_False" in latent
+        assert latent.endswith("_sm90")
 
     def test_libraries_are_looked_for_where_flashinfer_does(self, real, tmp_path, monkeypatch):
         from flashinfer.jit import env
