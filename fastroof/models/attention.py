@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from fastroof.errors import ModelError
+from fastroof.models.execution import Execution
 from fastroof.models.layout import Layout
 from fastroof.models.linear import linear_calls
-from fastroof.models.precision import Precision
 from fastroof.models.sizes import check_sizes
 from fastroof.operators.calls import AllReduce, AttentionCall, Call, Elementwise
 from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES
@@ -26,14 +26,14 @@ class Attention(Protocol):
     def obstacles(self, layout: Layout) -> list[str]:
         """What keeps it from being split so; empty where nothing does."""
 
-    def calls(self, hidden: int, layout: Layout, precision: Precision) -> tuple[Call, ...]:
+    def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
         """Calls of one layer on one GPU, in their order."""
 
     def kv_bytes_per_token(self, layout: Layout, kv_dtype: str) -> float:
         """Bytes that one GPU keeps of a token, of one layer."""
 
-    def linear_weights(self, hidden: int, layout: Layout) -> int:
-        """Weights of the linear layers on one GPU, of one layer."""
+    def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
+        """Weights of the linear layers on one GPU, of one layer, by the role of their call."""
 
     def other_weights(self, hidden: int, layout: Layout) -> int:
         """Weights that stay in bf16 on one GPU, of one layer: norms and biases."""
@@ -111,7 +111,7 @@ class GroupedQueryAttention:
         qkv_out = (q_heads + 2 * kv_heads) * self.head_dim
         return AttentionShard(q_heads, kv_heads, qkv_out, q_heads * self.head_dim)
 
-    def calls(self, hidden: int, layout: Layout, precision: Precision) -> tuple[Call, ...]:
+    def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
         """Calls of one layer on one GPU, in their order.
 
         Notes
@@ -120,19 +120,19 @@ class GroupedQueryAttention:
         embedding reads and writes queries and keys, the KV write reads bf16 and writes the cache's
         dtype. Biases are part of the GEMM's epilogue.
         """
-        shard, kv_dtype = self.shard(layout), precision.kv_dtype
+        shard, kv_dtype = self.shard(layout), execution.kv_dtype
         hidden_bytes = float(hidden * ACTIVATION_BYTES)
         head_bytes = float(self.head_dim * ACTIVATION_BYTES)
         qk_bytes = (shard.num_q_heads + shard.num_kv_heads) * head_bytes
         write_bytes = float(self._kv_elements(layout)) * (ACTIVATION_BYTES + DTYPE_BYTES[kv_dtype])
         calls: list[Call] = [Elementwise("attention_norm", "attention rmsnorm", 1, 4.0 * hidden_bytes)]
-        calls += linear_calls("qkv", "qkv_quantise", shard.qkv_out, hidden, precision)
+        calls += linear_calls("qkv", "qkv_quantise", shard.qkv_out, hidden, execution)
         if self.qk_norm:
             calls.append(Elementwise("qk_norm", "qk rmsnorm", 1, 2.0 * qk_bytes))
         calls.append(Elementwise("rope", "rope", 1, 2.0 * qk_bytes))
         calls.append(Elementwise("kv_write", "kv write", 1, write_bytes))
         calls.append(AttentionCall(1, shard.num_q_heads, shard.num_kv_heads, self.head_dim, kv_dtype))
-        calls += linear_calls("o", "o_quantise", hidden, shard.o_in, precision)
+        calls += linear_calls("o", "o_quantise", hidden, shard.o_in, execution)
         if layout.tp > 1:
             calls.append(AllReduce("attention_allreduce", "attention all-reduce", 1, layout.tp, hidden_bytes))
         return tuple(calls)
@@ -145,10 +145,10 @@ class GroupedQueryAttention:
         """Keys and values of a token, on one GPU."""
         return 2 * self.shard(layout).num_kv_heads * self.head_dim
 
-    def linear_weights(self, hidden: int, layout: Layout) -> int:
-        """Weights of the linear layers on one GPU, of one layer."""
+    def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
+        """Weights of the linear layers on one GPU, of one layer, by the role of their call."""
         shard = self.shard(layout)
-        return shard.qkv_out * hidden + hidden * shard.o_in
+        return {"qkv": shard.qkv_out * hidden, "o": hidden * shard.o_in}
 
     def other_weights(self, hidden: int, layout: Layout) -> int:
         """Weights that stay in bf16 on one GPU, of one layer: norms and biases."""

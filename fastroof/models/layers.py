@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fastroof.models.attention import Attention
+from fastroof.models.execution import Execution, Formats, weight_bytes
 from fastroof.models.layout import Layout
 from fastroof.models.mlp import Mlp
-from fastroof.models.precision import Precision
 from fastroof.models.sizes import check_sizes
 from fastroof.operators.calls import Call
 
@@ -26,30 +26,42 @@ class LayerKind:
         A dataclass of :mod:`fastroof.models.mlp`, or what answers alike.
     name : str
         What a person calls it, where a model has several kinds: ``"windowed"``.
+    formats : Formats
+        Modules that the checkpoint stores in another format than bf16, by the role of their call.
     """
 
     attention: Attention
     mlp: Mlp
     name: str = "dense"
+    formats: Formats = ()
 
     def obstacles(self, layout: Layout) -> list[str]:
         """What keeps a layer from being split so; empty where nothing does."""
         return [*self.attention.obstacles(layout), *self.mlp.obstacles(layout)]
 
-    def calls(self, hidden: int, layout: Layout, precision: Precision) -> tuple[Call, ...]:
+    def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
         """Calls of one layer on one GPU, in the order in which a step's time is summed."""
+        execution = self.run_as(execution)
         return (
-            *self.attention.calls(hidden, layout, precision),
-            *self.mlp.calls(hidden, layout, precision),
+            *self.attention.calls(hidden, layout, execution),
+            *self.mlp.calls(hidden, layout, execution),
         )
 
     def kv_bytes_per_token(self, layout: Layout, kv_dtype: str) -> float:
         """Bytes that one GPU keeps of a token, of one layer."""
         return self.attention.kv_bytes_per_token(layout, kv_dtype)
 
-    def linear_weights(self, hidden: int, layout: Layout) -> int:
-        """Weights of the linear layers on one GPU, of one layer."""
-        return self.attention.linear_weights(hidden, layout) + self.mlp.linear_weights(hidden, layout)
+    def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
+        """Weights of the linear layers on one GPU, of one layer, by the role of their call."""
+        return self.attention.linear_weights(hidden, layout) | self.mlp.linear_weights(hidden, layout)
+
+    def weight_bytes(self, hidden: int, layout: Layout, execution: Execution) -> float:
+        """Bytes of the linear layers' weights on one GPU, of one layer."""
+        return weight_bytes(self.linear_weights(hidden, layout), self.run_as(execution))
+
+    def run_as(self, execution: Execution) -> Execution:
+        """Return the execution with this kind's formats, where the checkpoint's are asked for."""
+        return execution if execution.formats is None else execution._replace(formats=self.formats)
 
     def other_weights(self, hidden: int, layout: Layout) -> int:
         """Weights that stay in bf16 on one GPU, of one layer: norms and biases."""
@@ -58,7 +70,7 @@ class LayerKind:
     def num_parameters(self, hidden: int) -> int:
         """Weights of one whole layer."""
         whole = Layout()
-        return self.linear_weights(hidden, whole) + self.other_weights(hidden, whole)
+        return sum(self.linear_weights(hidden, whole).values()) + self.other_weights(hidden, whole)
 
     def activation_width(self, hidden: int, layout: Layout) -> int:
         """Elements a token that its widest kernel reads and writes on one GPU."""

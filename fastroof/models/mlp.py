@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from fastroof.models.execution import Execution
 from fastroof.models.layout import Layout
 from fastroof.models.linear import linear_calls
-from fastroof.models.precision import Precision
 from fastroof.models.sizes import check_sizes
 from fastroof.operators.calls import AllReduce, Call, Elementwise
 from fastroof.units import ACTIVATION_BYTES
@@ -25,11 +25,11 @@ class Mlp(Protocol):
     def obstacles(self, layout: Layout) -> list[str]:
         """What keeps it from being split so; empty where nothing does."""
 
-    def calls(self, hidden: int, layout: Layout, precision: Precision) -> tuple[Call, ...]:
+    def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
         """Calls of one layer on one GPU, in their order."""
 
-    def linear_weights(self, hidden: int, layout: Layout) -> int:
-        """Weights of the linear layers on one GPU, of one layer."""
+    def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
+        """Weights of the linear layers on one GPU, of one layer, by the role of their call."""
 
     def other_weights(self, hidden: int, layout: Layout) -> int:
         """Weights that stay in bf16 on one GPU, of one layer: norms and biases."""
@@ -68,7 +68,7 @@ class GatedMlp:
         """Width of the MLP on one GPU."""
         return self.intermediate // layout.tp
 
-    def calls(self, hidden: int, layout: Layout, precision: Precision) -> tuple[Call, ...]:
+    def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
         """Calls of one layer on one GPU, in their order.
 
         Notes
@@ -78,16 +78,17 @@ class GatedMlp:
         """
         width, hidden_bytes = self.shard(layout), float(hidden * ACTIVATION_BYTES)
         calls: list[Call] = [Elementwise("mlp_norm", "mlp rmsnorm", 1, 4.0 * hidden_bytes)]
-        calls += linear_calls("gate_up", "gate_up_quantise", 2 * width, hidden, precision)
+        calls += linear_calls("gate_up", "gate_up_quantise", 2 * width, hidden, execution)
         calls.append(Elementwise("activation", "silu_and_mul", 1, 3.0 * width * ACTIVATION_BYTES))
-        calls += linear_calls("down", "down_quantise", hidden, width, precision)
+        calls += linear_calls("down", "down_quantise", hidden, width, execution)
         if layout.tp > 1:
             calls.append(AllReduce("mlp_allreduce", "mlp all-reduce", 1, layout.tp, hidden_bytes))
         return tuple(calls)
 
-    def linear_weights(self, hidden: int, layout: Layout) -> int:
-        """Weights of the linear layers on one GPU, of one layer."""
-        return 3 * hidden * self.shard(layout)
+    def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
+        """Weights of the linear layers on one GPU, of one layer, by the role of their call."""
+        weights = hidden * self.shard(layout)
+        return {"gate_up": 2 * weights, "down": weights}
 
     def other_weights(self, hidden: int, layout: Layout) -> int:
         """Weights that stay in bf16 on one GPU, of one layer: the norm and biases."""

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from fastroof.checks import whole_number
 from fastroof.errors import ModelError, PlanError
+from fastroof.models.checkpoint import UNQUANTISED, Checkpoint
 from fastroof.models.layers import LayerGroup, LayerKind
 from fastroof.models.layout import SIZES_OF_TP, TP_SIZES, Layout
 from fastroof.models.sizes import check_sizes
@@ -39,6 +40,8 @@ class ModelSpec:
         Dtype the weights are published in; what a plan runs in is chosen there.
     layers : tuple of LayerGroup
         Kinds of layers, and how many of each.
+    checkpoint : Checkpoint
+        What its weights are published in; kinds of layers say which modules have it.
     """
 
     name: str
@@ -49,6 +52,7 @@ class ModelSpec:
     max_position: int
     torch_dtype: str | None
     layers: tuple[LayerGroup, ...]
+    checkpoint: Checkpoint = UNQUANTISED
 
     def __post_init__(self) -> None:
         """Refuse sizes no model has, in specs that were built or changed by hand too."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from fastroof.models.execution import Execution
 from fastroof.models.layout import Layout
-from fastroof.models.precision import Precision
 from fastroof.models.spec import ModelSpec
 from fastroof.operators.calls import Call, Elementwise, Gemm
 from fastroof.units import ACTIVATION_BYTES
@@ -29,7 +29,7 @@ class StepCalls(NamedTuple):
     after: tuple[Call, ...]
 
 
-def step_calls(model: ModelSpec, layout: Layout, precision: Precision) -> StepCalls:
+def step_calls(model: ModelSpec, layout: Layout, execution: Execution) -> StepCalls:
     """Every call of a step on one GPU.
 
     Parameters
@@ -38,8 +38,9 @@ def step_calls(model: ModelSpec, layout: Layout, precision: Precision) -> StepCa
         The whole model; it can be split so.
     layout : Layout
         How it is split.
-    precision : Precision
-        What its weights and its cache are stored in.
+    execution : Execution
+        What its weights and its cache are stored in, and how an engine runs it; ``formats`` of an empty
+        tuple stand for those of each kind of layers.
 
     Returns
     -------
@@ -50,7 +51,7 @@ def step_calls(model: ModelSpec, layout: Layout, precision: Precision) -> StepCa
     vocab_rows = model.padded_vocab(layout.tp) // layout.tp
     return StepCalls(
         (Elementwise("embedding", "embedding", 1, 2.0 * row_bytes),),
-        tuple(kind.calls(model.hidden, layout, precision) for kind in model.kinds),
+        tuple(kind.calls(model.hidden, layout, execution) for kind in model.kinds),
         (
             Elementwise("final_norm", "final rmsnorm", 1, 4.0 * row_bytes),
             Gemm("lm_head", "lm_head", 1, vocab_rows, model.hidden, "bf16", "sequences"),

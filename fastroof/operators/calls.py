@@ -13,7 +13,9 @@ __all__ = [
     "AllReduce",
     "AttentionCall",
     "Call",
+    "Collective",
     "Elementwise",
+    "Experts",
     "Gemm",
     "Parallel",
     "Role",
@@ -48,6 +50,16 @@ Role = Literal[
     "down_quantise",
     "down",
     "mlp_allreduce",
+    "router",
+    "shared_gate_up_quantise",
+    "shared_gate_up",
+    "shared_activation",
+    "shared_down_quantise",
+    "shared_down",
+    "shared_gate",
+    "experts_gather",
+    "experts",
+    "experts_scatter",
     "final_norm",
     "lm_head",
 ]
@@ -96,7 +108,61 @@ class AllReduce:
     steps: Steps = "all"
 
 
-RowOperator = Gemm | Elementwise | AllReduce
+@dataclass(frozen=True)
+class Experts:
+    """Routed experts of a layer on one GPU: one fused kernel, ``times`` a step.
+
+    Attributes
+    ----------
+    hidden, intermediate, topk, num_experts : int
+        Of the whole layer: model width, width of one expert, experts a token is routed to, experts.
+    moe_tp, moe_ep : int
+        GPUs that share each expert, and groups of experts on GPUs of their own.
+    dtype : str
+        That its kernels compute in.
+    distribution : str
+        How tokens spread over experts, as measured tables call it.
+    is_gated : bool
+        Three GEMMs an expert; two without a gate.
+    """
+
+    role: Role
+    name: str
+    times: int
+    hidden: int
+    intermediate: int
+    topk: int
+    num_experts: int
+    moe_tp: int
+    moe_ep: int
+    dtype: str
+    distribution: str
+    is_gated: bool = True
+    rows: Rows = "expert_tokens"
+    steps: Steps = "all"
+
+    @property
+    def operator(self) -> str:
+        """The operator whose tables have it."""
+        return "moe" if self.is_gated else "moe_nongated"
+
+
+@dataclass(frozen=True)
+class Collective:
+    """An all-gather, reduce-scatter or all-to-all: ``row_bytes`` a row from each GPU, ``times`` a step."""
+
+    operator: ClassVar[str] = "collective"
+    role: Role
+    name: str
+    times: int
+    collective: str
+    num_gpus: int
+    row_bytes: float
+    rows: Rows = "tokens"
+    steps: Steps = "all"
+
+
+RowOperator = Gemm | Elementwise | AllReduce | Experts | Collective
 
 
 @dataclass(frozen=True)

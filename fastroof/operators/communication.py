@@ -11,7 +11,7 @@ from fastroof.arrays import Array, Floats
 from fastroof.columns import DTYPE, Column
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import LookupInputError
-from fastroof.operators.calls import AllReduce
+from fastroof.operators.calls import AllReduce, Collective
 from fastroof.operators.foreign_rows import (
     MEASURED,
     RUN,
@@ -210,7 +210,7 @@ def collective_wire_bytes(collective: str, message_bytes: Real, num_gpus: Real) 
     return half * as_floats(num_gpus) if collective == "all_gather" else half
 
 
-class CollectiveOperator(SizedOperator):
+class CollectiveOperator(SizedOperator, PerRowOperator):
     """All-gathers, reduce-scatters and all-to-all exchanges."""
 
     name = "collective"
@@ -256,6 +256,48 @@ class CollectiveOperator(SizedOperator):
         """Refuse a group of one."""
         if key[2] == 1:
             raise LookupInputError(f"a collective {key[1]} needs num_gpus of at least 2, got 1")
+
+    # -- in plans ----------------------------------------------------------------------------------
+
+    def row_cost(self, call: Collective) -> RowCost:
+        """What each GPU sends a row."""
+        moved = float(collective_wire_bytes(call.collective, call.row_bytes, call.num_gpus))
+        return RowCost(0.0, moved, 0.0, "bf16")
+
+    def row_key(self, call: Collective) -> Key:
+        """Which it is, GPUs and bytes a row."""
+        return (call.collective, call.num_gpus, call.row_bytes)
+
+    def _plan_key(self, call: Collective) -> Key:
+        return (self.defaults["dtype"], call.collective, call.num_gpus)
+
+    def serving(self, call: Collective, tables: Tables) -> MeasuredTable:
+        """The table that has the group's size."""
+        return tables.serving(self.name, self._plan_key(call))
+
+    def row_nodes(self, call: Collective, tables: Tables, options: CurveOptions, max_rows: int) -> RowNodes:
+        """The curve of the group's size, in rows."""
+        key = self._plan_key(call)
+        curve = self.packed(tables, key).curve
+        launch_us = float(curve.value[1:-1].min())
+        if options.method == "roofline":
+            return RowNodes(curve.axis / call.row_bytes, curve.value, curve.flag, launch_us)
+        sizes: dict[str, Any] = dict(zip((c.name for c in self.keys), key, strict=True))
+        sizes["message_bytes"] = np.arange(1, max_rows + 1) * int(call.row_bytes)
+        return self.looked_up_nodes(tables, options.method, max_rows, sizes, launch_us)
+
+    def table_points(self, call: Collective, rows: Floats) -> tuple[Key, list[Floats]]:
+        """The group's size, and the bytes of so many rows."""
+        return self._plan_key(call), [rows * call.row_bytes]
+
+    def row_variance(self, call: Collective, tables: Tables, rows: Floats) -> Floats:
+        """Of the group's curve."""
+        key, sizes = self.table_points(call, rows)
+        return relative_variance(self.local_errors(tables, key), sizes)
+
+    def row_datasheet(self, call: Collective) -> DatasheetClass:
+        """That of all-reduces: the same link."""
+        return ALLREDUCE.datasheets["allreduce"]
 
 
 ALLREDUCE: Final = AllReduceOperator()

@@ -7,13 +7,14 @@ since an engine runs other kernels for them and a shape alone does not tell whic
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
 from fastroof.arrays import Array, Bools, Floats
 from fastroof.columns import DTYPE, Column
 from fastroof.config.gpu import GpuSpec
+from fastroof.operators.calls import Experts
 from fastroof.operators.foreign_rows import (
     MEASURED,
     RUN,
@@ -27,10 +28,24 @@ from fastroof.operators.foreign_rows import (
     unknown_dtypes,
     version_order,
 )
-from fastroof.operators.operator import Columns, HoldoutGrid, Key, dtype_peaks, element_bytes
+from fastroof.operators.operator import (
+    Columns,
+    DatasheetClass,
+    HoldoutGrid,
+    Key,
+    dtype_peaks,
+    element_bytes,
+)
+from fastroof.operators.rows import CurveOptions, PerRowOperator, RowCost, RowNodes
 from fastroof.operators.sized import SizedOperator
 from fastroof.operators.work import Real, as_floats
+from fastroof.pack import SIZE_LIMIT
+from fastroof.uncertainty.variance import relative_variance
 from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES, US_PER_S
+
+if TYPE_CHECKING:
+    from fastroof.load import MeasuredTable
+    from fastroof.tables import Tables
 
 __all__ = [
     "EXPERT_KEYS",
@@ -202,7 +217,7 @@ def _shape(c: Columns) -> tuple[Array, Array, Array, Array, Array, Array]:
     return (c["hidden"], c["intermediate"], c["topk"], c["num_experts"], c["moe_tp"], c["moe_ep"])
 
 
-class MoeOperator(SizedOperator):
+class MoeOperator(SizedOperator, PerRowOperator):
     """Routed experts; B grows with the experts that tokens are expected to reach.
 
     Attributes
@@ -225,6 +240,8 @@ class MoeOperator(SizedOperator):
     }
     holdouts = (HoldoutGrid("moe", "every second", {}, {}),)
     coverages = (HoldoutGrid("moe", "bf16", {}, {"dtype": "bf16"}),)
+    # Over the bf16 rows of vLLM 0.24.0 on the H100, balanced, of 500 us and more.
+    datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"moe": DatasheetClass(23.3, 0.63)}
     package_files = (PackageFile("moe", "moe_perf", _PACKAGE_COLUMNS, _gated_rows, RUN),)
 
     def flops(self, columns: Columns) -> Floats:
@@ -273,6 +290,56 @@ class MoeOperator(SizedOperator):
         _, hidden, intermediate, topk, _, moe_tp, moe_ep, _ = key
         return float(moe_flops(1, hidden, intermediate, topk, moe_tp, moe_ep, self.gemms))
 
+    # -- in plans ----------------------------------------------------------------------------------
+
+    @staticmethod
+    def row_key(call: Experts) -> Key:
+        """The kernel's keys."""
+        shape = (call.hidden, call.intermediate, call.topk, call.num_experts, call.moe_tp, call.moe_ep)
+        return (call.dtype, *shape, call.distribution)
+
+    def row_cost(self, call: Experts) -> RowCost:
+        """FLOPs and bytes of a token, and the weights of all experts: those of many tokens."""
+        _, hidden, intermediate, topk, num_experts, moe_tp, moe_ep, _ = self.row_key(call)
+        per_row = float(moe_flops(1, hidden, intermediate, topk, moe_tp, moe_ep, self.gemms))
+        experts = num_experts / moe_ep * self.gemms * hidden * intermediate / moe_tp
+        tokens = 2.0 * ACTIVATION_BYTES * hidden
+        return RowCost(per_row, tokens, experts * DTYPE_BYTES[call.dtype], call.dtype)
+
+    def serving(self, call: Experts, tables: Tables) -> MeasuredTable:
+        """The table that has the layer's shape."""
+        return tables.serving(self.name, self.row_key(call))
+
+    def row_nodes(self, call: Experts, tables: Tables, options: CurveOptions, max_rows: int) -> RowNodes:
+        """The curve of the layer's shape, at every number of tokens: B is not linear in them."""
+        from fastroof.compiled.search import curve_latency_us
+
+        key = self.row_key(call)
+        packed = self.packed(tables, key)
+        launch_us = float(packed.curve.value[1:-1].min())
+        tokens = np.arange(1.0, max_rows + 1.0)
+        value, flag = np.empty(max_rows), np.empty(max_rows, np.uint8)
+        curve_latency_us(packed.curve, packed.coordinate(tokens), value, flag)
+        if options.method != "roofline":
+            sizes = dict(zip((c.name for c in self.keys), key, strict=True))
+            return self.looked_up_nodes(
+                tables, options.method, max_rows, sizes | {"num_tokens": tokens.astype(np.int64)}, launch_us
+            )
+        at = np.r_[0, :max_rows, max_rows - 1]
+        return RowNodes(np.r_[0.0, tokens, SIZE_LIMIT], value[at], flag[at], launch_us)
+
+    def table_points(self, call: Experts, rows: Floats) -> tuple[Key, list[Floats]]:
+        """So many tokens of the layer's shape."""
+        return self.row_key(call), [rows]
+
+    def row_variance(self, call: Experts, tables: Tables, rows: Floats) -> Floats:
+        """Of the shape's curve."""
+        return relative_variance(self.local_errors(tables, self.row_key(call)), [rows])
+
+    def row_datasheet(self, call: Experts) -> DatasheetClass:
+        """The one class."""
+        return MOE.datasheets["moe"]
+
     def package_notes(self, columns: Mapping[str, Columns], gpu: GpuSpec) -> dict[str, Any]:
         """Name the kernels that were measured with another activation than the model's."""
         kernel = columns[self.name]["kernel"].astype(str)
@@ -293,6 +360,7 @@ class NongatedMoeOperator(MoeOperator):
     name = "moe_nongated"
     rank = 51
     summary = "Routed experts without a gate."
+    datasheets: ClassVar[Mapping[str, DatasheetClass]] = {}
     holdouts = (HoldoutGrid("moe_nongated", "every second", {}, {}),)
     coverages = (HoldoutGrid("moe_nongated", "bf16", {}, {"dtype": "bf16"}),)
     package_files = (PackageFile("moe", "moe_perf", _PACKAGE_COLUMNS, _nongated_rows, RUN),)

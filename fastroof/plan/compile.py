@@ -9,6 +9,7 @@ from typing import Any
 from fastroof.config import GpuSpec, load_gpu
 from fastroof.engines import EngineProfile
 from fastroof.models import ModelSpec
+from fastroof.models.execution import AUTO
 from fastroof.plan.curves import CurveSource
 from fastroof.plan.options import PlanOptions, check_kernels, check_tables, checked_model
 from fastroof.plan.recipe import curves_of, plan_recipe
@@ -28,13 +29,15 @@ def compile_plan(
     dp: int = 1,
     ep: int = 1,
     moe_tp: int | None = None,
-    dtype: str = "bf16",
-    kv_dtype: str = "bf16",
+    dtype: str = AUTO,
+    kv_dtype: str = AUTO,
     runtime: EngineProfile | str | Path | Mapping[str, Any] = "kernels",
     method: str = "roofline",
     max_tokens: int = 8192,
     max_seqs: int = 1024,
     gemm_smoothing: str | None = None,
+    routing: str | None = None,
+    allow_modelled: bool = False,
     curves: CurveSource | None = None,
 ) -> StepPlan:
     """Compile a model on a GPU into a plan that times steps.
@@ -59,9 +62,10 @@ def compile_plan(
         Groups of experts on GPUs of their own, and GPUs that share each expert; ``moe_tp`` None is what
         tp x dp / ep leaves. A dense model has no experts to split: ep is 1.
     dtype : str
-        Linear layers: bf16, fp8 (weights and activations, per tensor) or fp8_block.
+        Linear layers and experts: ``auto`` takes each as the checkpoint has it, bf16, fp8 (weights and
+        activations, per tensor), fp8_block, nvfp4, ... one format for all but the router and the LM head.
     kv_dtype : str
-        KV cache: bf16 or fp8.
+        KV cache: ``auto`` (the checkpoint's, else bf16), bf16 or fp8.
     runtime : EngineProfile, str, Path or mapping
         What an engine adds to the sum of its kernels, and how it schedules, see
         :func:`fastroof.engines.load_engine`: ``kernels`` adds nothing; ``vllm`` and ``trtllm`` were fitted
@@ -73,6 +77,12 @@ def compile_plan(
     gemm_smoothing : str, optional
         ``none`` sums bf16 GEMMs as they were measured, ``median3`` smooths the small ones along m; by
         default as the engine's profile says.
+    routing : str, optional
+        How tokens spread over experts: balanced, power_law_1.01 or power_law_1.2 (the default, see
+        :data:`fastroof.models.execution.ROUTING`).
+    allow_modelled : bool
+        Whether a call that no measured table serves comes from the datasheet model (origin modelled)
+        instead of raising MissingTableError.
     curves : CurveSource, optional
         Where latencies come from instead of the tables; plans of the same tables share theirs anyway.
 
@@ -88,7 +98,7 @@ def compile_plan(
     MissingTableError
         If no table serves an operator.
     UnsupportedModelError
-        If the architecture is not a dense transformer.
+        If the architecture needs an operator that a plan does not have.
 
     Examples
     --------
@@ -100,8 +110,9 @@ def compile_plan(
     model = checked_model(model)
     gpu = gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu)
     options = PlanOptions(
-        tp, pp, dp, ep, moe_tp, dtype, kv_dtype, runtime, method, max_tokens, max_seqs, gemm_smoothing
-    ).checked()
+        tp, pp, dp, ep, moe_tp, dtype, kv_dtype, runtime, method, max_tokens, max_seqs, gemm_smoothing,
+        routing, allow_modelled,
+    ).checked().of(model)  # fmt: skip
     check_tables(tables, gpu)
     check_kernels(tables, gpu, options)
     if curves is None:

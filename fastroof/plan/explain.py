@@ -11,10 +11,10 @@ from fastroof.arrow import ORIGIN, ArrowResult
 from fastroof.columns import ORIGIN_MODELLED, Column
 from fastroof.compiled.search import curve_point
 from fastroof.operators.attention_work import attention_bytes, attention_flops
-from fastroof.operators.calls import AllReduce, Role
+from fastroof.operators.calls import Role
 from fastroof.plan import step_error
 from fastroof.plan.attention import AttentionTimes, attention_times
-from fastroof.plan.curves import RowCurve, row_cost
+from fastroof.plan.curves import RowCurve, per_row, row_cost
 from fastroof.plan.rows import rows_of
 from fastroof.run import StepBatch, StepTimes, run_batch
 from fastroof.units import DTYPE_BYTES, US_PER_S
@@ -115,7 +115,7 @@ def _row_time(plan: StepPlan, curve: RowCurve, rows: int) -> OperatorTime:
     latency_us, origin = curve_point(curve.axis, curve.value, curve.flag, 0, len(curve.axis), float(rows))
     work = cost.flops_per_row * rows
     moved = cost.fixed_bytes + cost.bytes_per_row * rows
-    if isinstance(operator, AllReduce):
+    if per_row(operator).over_link:
         bound = "communication"
     else:
         bound = _bound(plan, curve.launch_us, work / plan.gpu.peak(cost.dtype), moved)

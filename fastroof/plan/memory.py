@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from fastroof.config import GpuSpec
 from fastroof.models import Layout, ModelSpec
-from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES
+from fastroof.models.execution import Execution
+from fastroof.units import ACTIVATION_BYTES
 
 __all__ = ["MEMORY_SHARE", "PlanMemory", "plan_memory"]
 
@@ -20,7 +21,7 @@ class PlanMemory(NamedTuple):
     Attributes
     ----------
     weight_bytes : int
-        Linear layers in the plan's dtype; embedding, LM head, norms and biases in bf16.
+        Linear layers and experts in their formats; embedding, LM head, norms and biases in bf16.
     kv_bytes_per_token : int
         KV cache of one token over all layers.
     activation_bytes : int
@@ -39,16 +40,16 @@ class PlanMemory(NamedTuple):
 
 
 def plan_memory(
-    model: ModelSpec, layout: Layout, gpu: GpuSpec, dtype: str, kv_dtype: str, max_tokens: int
+    model: ModelSpec, layout: Layout, gpu: GpuSpec, execution: Execution, max_tokens: int
 ) -> PlanMemory:
     """Work out :class:`PlanMemory` of one GPU's share of a model."""
     hidden = model.hidden
     vocab_rows = model.padded_vocab(layout.tp) // layout.tp
-    linear = model.sum_layers(lambda kind: kind.linear_weights(hidden, layout))
+    linear_bytes = model.sum_layers(lambda kind: kind.weight_bytes(hidden, layout, execution))
     other = vocab_rows * hidden * (1 if model.tie_embeddings else 2) + hidden
     other += int(model.sum_layers(lambda kind: kind.other_weights(hidden, layout)))
-    weight_bytes = int(linear * DTYPE_BYTES[dtype]) + other * ACTIVATION_BYTES
-    kv_bytes = model.kv_bytes_per_token(layout, kv_dtype)
+    weight_bytes = int(linear_bytes) + other * ACTIVATION_BYTES
+    kv_bytes = model.kv_bytes_per_token(layout, execution.kv_dtype)
     widest = max(kind.activation_width(hidden, layout) for kind in model.kinds)
     activation_bytes = max_tokens * (2 * hidden + widest) * ACTIVATION_BYTES
     usable = int(gpu.hbm_bytes * MEMORY_SHARE)

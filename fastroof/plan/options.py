@@ -13,7 +13,7 @@ from fastroof.engines import load_engine
 from fastroof.engines.profile import GEMM_SMOOTHINGS
 from fastroof.errors import PlanError
 from fastroof.models import Layout, ModelSpec, load_model
-from fastroof.models.precision import DTYPES, KV_DTYPES
+from fastroof.models.execution import AUTO, DTYPES, KV_DTYPES, ROUTINGS
 from fastroof.operators.operator import METHODS
 from fastroof.tables import Tables
 from fastroof.tables.kernel_order import KernelOrder
@@ -31,13 +31,15 @@ class PlanOptions(NamedTuple):
     dp: int = 1
     ep: int = 1
     moe_tp: int | None = None
-    dtype: str = "bf16"
-    kv_dtype: str = "bf16"
+    dtype: str = AUTO
+    kv_dtype: str = AUTO
     runtime: Any = "kernels"
     method: str = "roofline"
     max_tokens: int = 8192
     max_seqs: int = 1024
     gemm_smoothing: str | None = None
+    routing: str | None = None
+    allow_modelled: bool = False
 
     @property
     def layout(self) -> Layout:
@@ -46,8 +48,12 @@ class PlanOptions(NamedTuple):
 
     def checked(self) -> PlanOptions:
         """Return options with the runtime loaded, or raise PlanError; the model checks the layout."""
-        _chosen("dtype", self.dtype, DTYPES, "; fp8 is per tensor, fp8_block its own name")
-        _chosen("kv_dtype", self.kv_dtype, KV_DTYPES)
+        _chosen("dtype", self.dtype, (AUTO, *DTYPES), "; fp8 is per tensor, fp8_block its own name")
+        _chosen("kv_dtype", self.kv_dtype, (AUTO, *KV_DTYPES))
+        if self.routing is not None:
+            _chosen("routing", self.routing, ROUTINGS, "; None takes the default")
+        if not isinstance(self.allow_modelled, bool):
+            raise PlanError(f"allow_modelled must be True or False, got {self.allow_modelled!r}")
         runtime = load_engine(self.runtime)
         if self.gemm_smoothing is not None:
             _chosen("gemm_smoothing", self.gemm_smoothing, GEMM_SMOOTHINGS)
@@ -56,6 +62,13 @@ class PlanOptions(NamedTuple):
         _chosen("method", self.method, METHODS)
         max_tokens, max_seqs = _limit("max_tokens", self.max_tokens), _limit("max_seqs", self.max_seqs)
         return self._replace(runtime=runtime, max_tokens=max_tokens, max_seqs=max_seqs)
+
+    def of(self, model: ModelSpec) -> PlanOptions:
+        """Return options with the formats of a model's checkpoint where they say auto."""
+        checkpoint = model.checkpoint
+        dtype = checkpoint.dtype if self.dtype == AUTO else self.dtype
+        kv_dtype = (checkpoint.kv_dtype or "bf16") if self.kv_dtype == AUTO else self.kv_dtype
+        return self._replace(dtype=dtype, kv_dtype=kv_dtype)
 
 
 def _chosen(name: str, value: Any, allowed: tuple[str, ...], hint: str = "") -> None:

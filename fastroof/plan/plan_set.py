@@ -20,7 +20,7 @@ from fastroof.tables import Tables
 __all__ = ["PlanSet", "compile_plans"]
 
 _OPTIONS: Final = frozenset(PlanOptions._fields)
-_architecture: Final = attrgetter("hidden", "vocab", "kinds")
+_architecture: Final = attrgetter("hidden", "vocab", "checkpoint", "kinds")
 """What a plan depends on of a model, but for its numbers of layers."""
 
 
@@ -112,7 +112,7 @@ def compile_plans(requests: Iterable[Mapping[str, Any]], gpu: Any, tables: Table
         for group in model.layers:
             kinds.append(id(group.kind))
             layers.append(group.count)
-        same = (options, model.hidden, model.vocab, *kinds)
+        same = (options, model.hidden, model.vocab, model.checkpoint, *kinds)
         family = known.get(same)
         if family is None:
             checked_model(model)
@@ -120,11 +120,11 @@ def compile_plans(requests: Iterable[Mapping[str, Any]], gpu: Any, tables: Table
             family = known[same] = families.get(key, len(families))
         if family == len(recipes):
             families[key] = family
-            checked = options.checked()
+            checked = options.checked().of(model)
             check_kernels(tables, gpu, checked)
             kernels = checked.runtime.kernels
             order = kernel_order(gpu, checked)
-            kind = (checked.method, kernels.gemm_smoothing, kernels.fp8_scales, order)
+            kind = (checked.method, kernels.gemm_smoothing, kernels.fp8_scales, checked.allow_modelled, order)
             source = sources.get(kind)
             if source is None:
                 source = sources[kind] = curves_of(tables, gpu, checked)

@@ -13,7 +13,7 @@ from fastroof.compiled import steps
 from fastroof.config import GpuSpec
 from fastroof.lazy_property import lazy_property
 from fastroof.models import ModelSpec
-from fastroof.models.precision import Precision
+from fastroof.models.execution import ROUTING, Execution
 from fastroof.models.step import StepCalls, step_calls
 from fastroof.operators.calls import AttentionCall, Call, Parallel
 from fastroof.plan.attention import PlanAttention, heads_of
@@ -51,6 +51,7 @@ class PlanRecipe:
 
     gpu: GpuSpec
     options: PlanOptions
+    execution: Execution
     tables_hash: str
     method: str
     calls: tuple[RowCall, ...]
@@ -83,6 +84,7 @@ class PlanRecipe:
             layout=options.layout,
             dtype=options.dtype,
             kv_dtype=options.kv_dtype,
+            execution=self.execution,
             engine=options.runtime,
             method=self.method,
             max_tokens=options.max_tokens,
@@ -146,7 +148,24 @@ def curves_of(tables: Tables | None, gpu: GpuSpec, options: PlanOptions) -> Curv
         return DatasheetCurves(gpu)
     kernels = options.runtime.kernels
     tables = tables.in_order(kernel_order(gpu, options))
-    return TableCurves(tables, options.method, kernels.gemm_smoothing, kernels.fp8_scales)
+    return TableCurves(
+        tables, options.method, kernels.gemm_smoothing, kernels.fp8_scales, options.allow_modelled
+    )
+
+
+def execution_of(model: ModelSpec, options: PlanOptions, curves: CurveSource) -> Execution:
+    """How a plan runs its model; ``options`` are those of that model, see :meth:`PlanOptions.of`."""
+    formats = () if options.dtype == model.checkpoint.dtype else None
+    stored = (
+        {options.dtype} if formats is None else {dtype for kind in model.kinds for _, dtype in kind.formats}
+    )
+    return Execution(
+        options.dtype,
+        options.kv_dtype,
+        "fp8" in stored and curves.quantise_inputs,
+        formats,
+        routing=ROUTING if options.routing is None else options.routing,
+    )
 
 
 def plan_recipe(
@@ -163,8 +182,8 @@ def plan_recipe(
     """
     layout = options.layout
     model.check_layout(layout)
-    quantise = options.dtype == "fp8" and curves.quantise_inputs
-    made = step_calls(model, layout, Precision(options.dtype, options.kv_dtype, quantise))
+    execution = execution_of(model, options, curves)
+    made = step_calls(model, layout, execution)
     row_limit = max(options.max_tokens, options.max_seqs)
     rows: list[RowCall] = []
     attention = []
@@ -183,6 +202,7 @@ def plan_recipe(
     return PlanRecipe(
         gpu=gpu,
         options=options,
+        execution=execution,
         tables_hash=tables_hash,
         method=curves.method,
         calls=tuple(rows),

@@ -14,6 +14,7 @@ from fastroof.config import GpuSpec
 from fastroof.engines import EngineProfile
 from fastroof.lazy_property import lazy_property
 from fastroof.models import Layout, ModelSpec
+from fastroof.models.execution import Execution
 from fastroof.operators.attention_work import HeadShape
 from fastroof.plan import step_error
 from fastroof.plan.attention import PlanAttention, heads_of
@@ -44,7 +45,9 @@ class StepPlan:
     layout : Layout
         How it is split over GPUs; its steps are those of one attention-data-parallel rank.
     dtype, kv_dtype, method : str
-        As given to :func:`compile_plan`.
+        As given to :func:`compile_plan`, ``"auto"`` resolved.
+    execution : Execution
+        Formats of every part, routing, and what runs beside what.
     engine : EngineProfile
         What the engine adds to the kernels, and how it schedules; ``runtime`` is its name.
     max_tokens, max_seqs : int
@@ -68,6 +71,7 @@ class StepPlan:
     layout: Layout
     dtype: str
     kv_dtype: str
+    execution: Execution
     engine: EngineProfile
     method: str
     max_tokens: int
@@ -105,7 +109,7 @@ class StepPlan:
     @lazy_property
     def memory(self) -> PlanMemory:
         """Weight bytes, KV bytes a token and the most KV tokens that fit, on one GPU."""
-        return plan_memory(self.model, self.layout, self.gpu, self.dtype, self.kv_dtype, self.max_tokens)
+        return plan_memory(self.model, self.layout, self.gpu, self.execution, self.max_tokens)
 
     @lazy_property
     def decode_lines(self) -> Floats | None:

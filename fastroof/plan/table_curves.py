@@ -9,7 +9,7 @@ import numpy as np
 
 from fastroof.arrays import Flags, Floats
 from fastroof.columns import ORIGIN_BORROWED
-from fastroof.errors import PlanError
+from fastroof.errors import MissingTableError, PlanError
 from fastroof.lazy_property import lazy_property
 from fastroof.operators.attention import ATTENTION, ATTENTION_PREFILL
 from fastroof.operators.attention_work import HeadShape
@@ -31,6 +31,7 @@ class TableCurves:
     method: str = "roofline"
     gemm_smoothing: str = "none"
     fp8_scales: str = "dynamic"
+    allow_modelled: bool = False
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -56,7 +57,12 @@ class TableCurves:
             return made._replace(flag=np.maximum(made.flag, np.uint8(ORIGIN_BORROWED)))
 
         operator = per_row(call)
-        table = operator.serving(call, self.tables)
+        try:
+            table = operator.serving(call, self.tables)
+        except MissingTableError:
+            if not self.allow_modelled:
+                raise
+            return RowCurve(call, *operator.datasheet_nodes(call, self.tables.gpu))
         made = self.tables.kept(("row nodes", *self._key(call, max_rows)), nodes)
         return RowCurve(call, *made, DATASHEET_SOURCE if table is None else table.source)
 
@@ -70,7 +76,7 @@ class TableCurves:
 
     def _key(self, call: RowOperator, max_rows: int) -> tuple[Any, ...]:
         """What a curve depends on: not the call's role, nor how often it runs."""
-        key = (self.options, call.operator, *per_row(call).row_key(call))
+        key = (self.options, self.allow_modelled, call.operator, *per_row(call).row_key(call))
         return key if self.method == "roofline" else (*key, max_rows)
 
     def attention_block(self, operator: str, heads: HeadShape) -> Floats:

@@ -10,7 +10,7 @@ import numpy as np
 from fastroof.arrays import Bools, Floats, Longs
 from fastroof.columns import ORIGIN_BORROWED, ORIGIN_EXTRAPOLATED
 from fastroof.models import Layout
-from fastroof.models.precision import Precision
+from fastroof.models.execution import Execution
 from fastroof.operators.attention import ATTENTION
 from fastroof.operators.attention_work import decode_attention_bytes, decode_attention_flops
 from fastroof.operators.calls import AttentionCall, Gemm
@@ -112,7 +112,7 @@ def draw_mfu(
     """
     layout = Layout(tp)
     model.check_layout(layout)
-    calls = model.only_kind.calls(model.hidden, layout, Precision(dtype))
+    calls = model.only_kind.calls(model.hidden, layout, Execution(dtype))
     (call,) = (c for c in calls if isinstance(c, AttentionCall))
     attention: dict[str, Any] = {
         "num_q_heads": call.num_q_heads,

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, WithJsonSchema, field_validator
 
-from fastroof.models.precision import DTYPES, KV_DTYPES
+from fastroof.models.execution import DTYPES, KV_DTYPES
 from fastroof.sweep.spec_values import (
     NAMES_SCHEMA,
     SIZES_SCHEMA,

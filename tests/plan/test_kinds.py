@@ -15,8 +15,8 @@ from fastroof.compiled.plan_files import arena_fits
 from fastroof.errors import ModelError, PlanError
 from fastroof.models import LayerGroup, LayerKind, Layout
 from fastroof.models.attention import GroupedQueryAttention
+from fastroof.models.execution import Execution
 from fastroof.models.mlp import GatedMlp
-from fastroof.models.precision import Precision
 from fastroof.operators.calls import Call, Gemm, Parallel
 from tests.reference.kinds import step_us
 
@@ -29,8 +29,8 @@ HEADS = ((32, 8, 128), (16, 2, 128), (32, 4, 128), (8, 8, 128), (16, 4, 64))
 class Fp8Cache(GroupedQueryAttention):
     """Attention whose cache is fp8 whatever the others' is."""
 
-    def calls(self, hidden: int, layout: Layout, precision: Precision) -> tuple[Call, ...]:
-        return super().calls(hidden, layout, precision._replace(kv_dtype="fp8"))
+    def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
+        return super().calls(hidden, layout, execution._replace(kv_dtype="fp8"))
 
     def kv_bytes_per_token(self, layout: Layout, kv_dtype: str) -> float:
         return super().kv_bytes_per_token(layout, "fp8")
@@ -45,7 +45,7 @@ class Branches:
     def obstacles(self, layout: Layout) -> list[str]:
         return []
 
-    def calls(self, hidden: int, layout: Layout, precision: Precision) -> tuple[Call, ...]:
+    def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
         shared = (Gemm("gate_up", "shared up", 1, 4096, hidden, "bf16"),)
         routed = (
             Gemm("gate_up", "routed up", 2, 1024, hidden, "bf16", "expert_tokens"),
@@ -57,8 +57,8 @@ class Branches:
             Gemm("down", "another in prefill", 1, hidden, 4096, "bf16", steps="with_prefill"),
         )
 
-    def linear_weights(self, hidden: int, layout: Layout) -> int:
-        return hidden
+    def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
+        return {"gate_up": hidden}
 
     def other_weights(self, hidden: int, layout: Layout) -> int:
         return 0

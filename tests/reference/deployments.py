@@ -68,7 +68,7 @@ def one(spec: Any, tables: Any, row: dict[str, Any]) -> dict[str, Any]:
         model, "h100", tables, tp=row["tp"], dtype=row["dtype"], runtime=spec.runtime[0], max_tokens=most,
         max_seqs=20_000,
     )  # fmt: skip
-    memory = plan_memory(model, plan.layout, plan.gpu, row["dtype"], "bf16", row["max_batched_tokens"])
+    memory = plan_memory(model, plan.layout, plan.gpu, plan.execution, row["max_batched_tokens"])
     room = memory.max_kv_tokens
     if row["isl"] + row["osl"] > model.max_position:
         return {"reason": "context"}

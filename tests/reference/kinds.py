@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastroof.models import ModelSpec
-from fastroof.models.precision import Precision
+from fastroof.models.execution import Execution
 from fastroof.models.step import step_calls
 from fastroof.operators.calls import AllReduce, AttentionCall, Gemm, Parallel
 from tests.reference import steps
@@ -19,7 +19,7 @@ def step_us(plan: Any, tables: Any, requests: list[Request]) -> float:
     """Sum of the lookups of every layer, us."""
     model: ModelSpec = plan.model
     quantise = False
-    calls = step_calls(model, plan.layout, Precision(plan.dtype, plan.kv_dtype, quantise))
+    calls = step_calls(model, plan.layout, Execution(plan.dtype, plan.kv_dtype, quantise))
     is_decode_only = all(new == 1 and context > 0 for new, context in requests)
     rows = {"tokens": sum(new for new, _ in requests), "sequences": len(requests)}
     rows["expert_tokens"] = rows["tokens"] * plan.layout.dp

@@ -20,7 +20,7 @@ from fastroof.errors import TableError
 from fastroof.load.aiconfigurator import SYSTEMS, installed_root
 from fastroof.load.own import SERVING_FOLDER
 from fastroof.load.write import toml_text
-from fastroof.models.precision import DTYPES
+from fastroof.models.execution import DTYPES
 from fastroof.serving.evidence.aiconfigurator_estimates import (
     AICONFIGURATOR,
     aiconfigurator_version,

@@ -65,7 +65,7 @@ def candidate_axes(spec: DeploymentSpec, plan: StepPlan, mode: str) -> Axes:
 
     laid_out = floats(layouts(spec, mode, plan.tp)).reshape(-1, 3)
     room = [
-        plan_memory(plan.model, plan.layout, plan.gpu, plan.dtype, plan.kv_dtype, budget).max_kv_tokens
+        plan_memory(plan.model, plan.layout, plan.gpu, plan.execution, budget).max_kv_tokens
         for budget in spec.max_batched_tokens
     ]
     load = spec.concurrency if spec.request_rate is None else spec.request_rate

@@ -19,7 +19,7 @@ import pytest
 import fastroof
 from fastroof.backends.vidur.terms import TERM_OF
 from fastroof.models import Layout
-from fastroof.models.precision import Precision
+from fastroof.models.execution import Execution
 from fastroof.models.step import step_calls
 from fastroof.operators.calls import AttentionCall
 
@@ -156,7 +156,7 @@ def test_terms_are_those_of_the_explanation(vidur, predictor):
 
 def test_every_operator_of_a_layer_has_a_term(vidur):
     for model in map(fastroof.load_model, fastroof.model_names()):
-        calls = step_calls(model, Layout(2), Precision("fp8", "fp8", True))
+        calls = step_calls(model, Layout(2), Execution("fp8", "fp8", True))
         (of_layer,) = calls.layers
         of_layer = [call for call in of_layer if not isinstance(call, AttentionCall)]
         assert all(call.role in TERM_OF for call in of_layer)

@@ -1,0 +1,148 @@
+"""Mixtures of experts: a router, routed experts, shared ones, and what GPUs exchange for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastroof.errors import ModelError
+from fastroof.models.exchange import after_experts, before_experts
+from fastroof.models.execution import Execution
+from fastroof.models.layout import Layout
+from fastroof.models.linear import linear_calls
+from fastroof.models.sizes import check_sizes
+from fastroof.operators.calls import Call, Elementwise, Experts, Gemm, Parallel, RowOperator
+from fastroof.units import ACTIVATION_BYTES
+
+__all__ = ["RoutedExperts"]
+
+GATED_GEMMS = 3
+NONGATED_GEMMS = 2
+
+
+@dataclass(frozen=True)
+class RoutedExperts:
+    """Experts of which a router picks some for each token, and shared ones that every token takes.
+
+    Attributes
+    ----------
+    num_experts, topk : int
+        Experts of the layer, and how many a token is routed to.
+    intermediate : int
+        Width of one expert.
+    shared_intermediate : int
+        Width of all shared experts together; 0 without any.
+    is_gated : bool
+        Whether experts have a gate: three GEMMs, else two.
+    shared_gate : bool
+        Whether a further output of the router's kind weighs the shared expert.
+    router_bias : bool
+        Whether the router has a bias or a correction an expert.
+    expert_bias : bool
+        Whether the experts' projections add biases.
+    """
+
+    num_experts: int
+    topk: int
+    intermediate: int
+    shared_intermediate: int = 0
+    is_gated: bool = True
+    shared_gate: bool = False
+    router_bias: bool = False
+    expert_bias: bool = False
+    has_experts = True
+
+    def __post_init__(self) -> None:
+        """Refuse sizes no layer has, in layers that were built or changed by hand too."""
+        check_sizes(self, "num_experts", "topk", "intermediate")
+        if self.shared_intermediate:
+            check_sizes(self, "shared_intermediate")
+        if self.topk > self.num_experts:
+            raise ModelError(f"a token cannot be routed to {self.topk} of {self.num_experts} experts")
+
+    @property
+    def gemms(self) -> int:
+        """GEMMs of an expert."""
+        return GATED_GEMMS if self.is_gated else NONGATED_GEMMS
+
+    def obstacles(self, layout: Layout) -> list[str]:
+        """What keeps it from being split so."""
+        reasons = []
+        if self.num_experts % layout.ep:
+            reasons.append(f"{self.num_experts} experts do not divide by ep {layout.ep}")
+        if self.intermediate % layout.moe_tp:
+            reasons.append(f"an expert's width of {self.intermediate} does not divide by {layout.moe_tp}")
+        if self.shared_intermediate % layout.tp:
+            reasons.append(
+                f"a shared expert's width of {self.shared_intermediate} does not divide by {layout.tp}"
+            )
+        return reasons
+
+    def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
+        """Calls of one layer on one GPU, in their order.
+
+        Notes
+        -----
+        The router stays in bf16. Shared experts come before the routed ones or beside them, as the engine
+        has it; what GPUs exchange is in :mod:`fastroof.models.exchange`.
+        """
+        calls: list[Call] = [Elementwise("mlp_norm", "mlp rmsnorm", 1, 4.0 * hidden * ACTIVATION_BYTES)]
+        routed = self._routed(hidden, layout, execution)
+        shared = self._shared(hidden, layout, execution)
+        if shared and execution.shared_beside:
+            calls.append(Parallel((tuple(routed), tuple(shared))))
+        else:
+            calls += [*shared, *routed]
+        return (*calls, *after_experts(hidden, layout))
+
+    def _routed(self, hidden: int, layout: Layout, execution: Execution) -> list[RowOperator]:
+        return [
+            Gemm("router", "router", 1, self.num_experts, hidden, "bf16"),
+            *before_experts(hidden, layout),
+            Experts(
+                "experts",
+                "experts",
+                1,
+                hidden,
+                self.intermediate,
+                self.topk,
+                self.num_experts,
+                layout.moe_tp,
+                layout.ep,
+                execution.kernel("experts"),
+                execution.routing,
+                self.is_gated,
+            ),
+        ]
+
+    def _shared(self, hidden: int, layout: Layout, execution: Execution) -> list[RowOperator]:
+        width = self.shared_intermediate // layout.tp
+        if not width:
+            return []
+        up, rows = (2, 3.0) if self.is_gated else (1, 2.0)
+        calls = linear_calls("shared_gate_up", "shared_gate_up_quantise", up * width, hidden, execution)
+        row_bytes = rows * width * ACTIVATION_BYTES
+        calls.append(Elementwise("shared_activation", "shared silu_and_mul", 1, row_bytes))
+        calls += linear_calls("shared_down", "shared_down_quantise", hidden, width, execution)
+        if self.shared_gate:
+            calls.append(Gemm("shared_gate", "shared gate", 1, 1, hidden, "bf16"))
+        return calls
+
+    def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
+        """Weights of the linear layers on one GPU, of one layer, by the role of their call."""
+        expert = self.gemms * hidden * (self.intermediate // layout.moe_tp)
+        weights = {"experts": self.num_experts // layout.ep * expert}
+        if self.shared_intermediate:
+            shared = hidden * (self.shared_intermediate // layout.tp)
+            weights |= {"shared_gate_up": (self.gemms - 1) * shared, "shared_down": shared}
+        return weights
+
+    def other_weights(self, hidden: int, layout: Layout) -> int:
+        """Weights that stay in bf16 on one GPU, of one layer: the norm, the router, biases."""
+        router = self.num_experts * (hidden + self.router_bias) + hidden * self.shared_gate
+        width = (self.gemms - 1) * (self.intermediate // layout.moe_tp) + hidden
+        return hidden + router + self.num_experts // layout.ep * width * self.expert_bias
+
+    def activation_width(self, hidden: int, layout: Layout) -> int:
+        """Elements a token that its widest kernel reads and writes on one GPU."""
+        routed = self.topk * (hidden + self.gemms * self.intermediate // layout.moe_tp)
+        return max(layout.dp * routed, self.gemms * self.shared_intermediate // layout.tp)
