@@ -27,15 +27,21 @@ SPREADS: Final = ("uniform", "bimodal", "one_long")
 DECODE_BANDWIDTH_SHARE: Final = 0.8 * STREAMING
 
 
+def _seen_tokens(values: Values) -> int:
+    """Tokens of a sequence that some query of it attends to."""
+    kv_len, window = int(values["kv_len"]), int(values.get("window", 0))
+    return min(kv_len, window + int(values.get("q_len", 1)) - 1) if window else kv_len
+
+
 def kv_tokens(values: Values) -> float:
     """Tokens that the sequences of a point attend to together."""
-    return float(values["batch_size"] * values["kv_len"])
+    return float(values["batch_size"] * _seen_tokens(values))
 
 
 def _kv_bytes(values: Values) -> float:
     heads = values["num_q_heads"], values["num_kv_heads"], values["head_dim"]
     kv_bytes = DTYPE_BYTES[values["kv_dtype"]]
-    return float(attention_bytes(*heads, 0, values["kv_len"], values["batch_size"], kv_bytes))
+    return float(attention_bytes(*heads, 0, _seen_tokens(values), values["batch_size"], kv_bytes))
 
 
 class AttentionOperator(MeasuredOperator):

@@ -42,17 +42,26 @@ class Heads:
     ----------
     num_q_heads, num_kv_heads, head_dim : int
         Query heads, KV heads, width of one.
+    window : int
+        Tokens that a query attends to, itself included; 0 for all.
     """
 
     num_q_heads: int
     num_kv_heads: int
     head_dim: int
+    window: int = 0
 
     @classmethod
     def of(cls, point: Point) -> Heads:
         """Take the head shape from a point's columns."""
         values = point.values
-        return cls(int(values["num_q_heads"]), int(values["num_kv_heads"]), int(values["head_dim"]))
+        window = int(values.get("window", 0))
+        return cls(int(values["num_q_heads"]), int(values["num_kv_heads"]), int(values["head_dim"]), window)
+
+    @property
+    def window_left(self) -> int:
+        """Tokens before its own that a query attends to, as kernels count a window; -1 for all."""
+        return self.window - 1
 
     @property
     def group_size(self) -> int:
@@ -66,12 +75,10 @@ class Heads:
 
 
 def refuses_heads(point: Point) -> str | None:
-    """Say why an attention point's heads or window are not measured by any provider; None where they are."""
+    """Say why an attention point's heads are not measured by any provider; None where they are."""
     heads = Heads.of(point)
     if heads.num_q_heads % heads.num_kv_heads:
         return f"{heads.num_q_heads} query heads do not divide by {heads.num_kv_heads} KV heads"
-    if int(point.values.get("window", 0)):
-        return f"a sliding window of {point.values['window']} tokens is not measured"
     if int(point.values.get("q_len", 1)) > int(point.values["kv_len"]):
         return f"{point.values['q_len']} new tokens are more than the {point.values['kv_len']} attended to"
     return None
@@ -235,7 +242,7 @@ def paged_sets(
     """
     heads = Heads.of(point)
     new_tokens, kv_lens = batch_of(point, seed)
-    batch = PagedBatch.make(new_tokens, kv_lens, seed)
+    batch = PagedBatch.make(new_tokens, kv_lens, seed, window=heads.window)
     kv_dtype = "fp8" if point.values["kv_dtype"] == "fp8" else dtype
     page = batch.page_size
     sets, set_bytes = _num_sets(heads, new_tokens, batch.num_pages * page, kv_dtype, device, max_bytes)
@@ -305,7 +312,8 @@ def prepare_attention(
             q = sets.q[index, int(starts[sequence]) + torch.as_tensor(rows), head]
             before = int(sets.kv_lens[sequence] - sets.new_tokens[sequence])
             positions = torch.as_tensor(rows + before, device=q.device)
-            outputs.append(references.attention_rows(q, k, v, positions, sets.heads.scale))
+            heads = sets.heads
+            outputs.append(references.attention_rows(q, k, v, positions, heads.scale, heads.window))
         return torch.cat(outputs)
 
     return RotatingCalls(kernel, sets.num_sets, sets.rotated_bytes, launch, read, expect)

@@ -80,8 +80,6 @@ class CpuProvider:
         for column in ("dtype", "kv_dtype"):
             if values.get(column, "bf16") != "bf16":
                 return f"{column} {values[column]}: bf16 is the only dtype that is emulated"
-        if values.get("window", 0):
-            return "no sliding window on a CPU"
         if values.get("kind", "copy") not in LANES:
             return f"no {values['kind']} on a CPU; there are {', '.join(LANES)}"
         if values.get("moe_ep", 1) != 1:
@@ -204,6 +202,7 @@ def _attention_inputs(v: Mapping[str, Any], random: np.random.Generator, seed: i
         "q": [_normal(random, kv_heads, group, q_len, head_dim) for _ in kv_lens],
         "k": [_normal(random, kv_heads, 1, int(n), head_dim) for n in kv_lens],
         "v": [_normal(random, kv_heads, 1, int(n), head_dim) for n in kv_lens],
+        "window": int(v.get("window", 0)),
     }
 
 
@@ -213,10 +212,12 @@ def _attention(a: Arrays, dtype: Any) -> Array:
         q_len, kv_len = q.shape[2], k.shape[2]
         scores = q.astype(dtype, copy=False) @ k.astype(dtype, copy=False).swapaxes(2, 3)
         scores *= q.shape[3] ** -0.5
-        if q_len > 1:
-            # A query sees the prefix, the queries before it and itself.
-            hidden = np.arange(kv_len) > np.arange(q_len)[:, None] + (kv_len - q_len)
-            scores[..., hidden] = -np.inf
+        # A query sees the prefix, the queries before it and itself, no more of them than the window holds.
+        place, own = np.arange(kv_len), np.arange(kv_len - q_len, kv_len)[:, None]
+        hidden = place > own
+        if a["window"]:
+            hidden |= place <= own - a["window"]
+        scores[..., hidden] = -np.inf
         outputs.append((_softmax(scores) @ v.astype(dtype, copy=False)).ravel())
     return np.concatenate(outputs)
 

@@ -48,7 +48,7 @@ class FlashinferModules:
 
     is_built: Callable[[str], bool]
 
-    def prefill(self, backend: str, kv_dtype: str, head_dim: int) -> str:
+    def prefill(self, backend: str, kv_dtype: str, head_dim: int, windowed: bool = False) -> str:
         """Name of the prefill module, which decode with tensor cores runs too."""
         import torch
         from flashinfer.jit.attention.modules import get_batch_prefill_uri
@@ -56,10 +56,12 @@ class FlashinferModules:
         bf16 = torch.bfloat16
         kv = torch_dtype(kv_dtype)
         shape = (head_dim, head_dim, POS_ENCODING_NONE)
-        # No sliding window, no soft cap, no fp16 accumulation.
-        return str(get_batch_prefill_uri(backend, bf16, kv, bf16, torch.int32, *shape, False, False, False))
+        # No soft cap, no fp16 accumulation.
+        return str(
+            get_batch_prefill_uri(backend, bf16, kv, bf16, torch.int32, *shape, windowed, False, False)
+        )
 
-    def decode(self, kv_dtype: str, head_dim: int) -> str:
+    def decode(self, kv_dtype: str, head_dim: int, windowed: bool = False) -> str:
         """Name of the decode module that runs without tensor cores."""
         import torch
         from flashinfer.jit.attention.modules import get_batch_decode_uri
@@ -67,7 +69,7 @@ class FlashinferModules:
         bf16 = torch.bfloat16
         kv = torch_dtype(kv_dtype)
         shape = (head_dim, head_dim, POS_ENCODING_NONE)
-        return str(get_batch_decode_uri(bf16, kv, bf16, torch.int32, *shape, False, False))
+        return str(get_batch_decode_uri(bf16, kv, bf16, torch.int32, *shape, windowed, False))
 
     def mla(self, backend: str, latent: int, rope_dim: int) -> str:
         """Name of the MLA module."""
@@ -77,18 +79,21 @@ class FlashinferModules:
         bf16 = torch.bfloat16
         return str(get_batch_mla_uri(backend, bf16, bf16, bf16, torch.int32, latent, rope_dim, False))
 
-    def prefill_backend(self, device: Device, kv_dtype: str, head_dim: int) -> str | None:
+    def prefill_backend(
+        self, device: Device, kv_dtype: str, head_dim: int, windowed: bool = False
+    ) -> str | None:
         """Return fa3 where it is built and runs, else fa2 where that is built, else None."""
         backends = ("fa3", "fa2") if device.is_hopper and kv_dtype == "bf16" else ("fa2",)
-        built = (b for b in backends if self.is_built(self.prefill(b, kv_dtype, head_dim)))
+        built = (b for b in backends if self.is_built(self.prefill(b, kv_dtype, head_dim, windowed)))
         return next(built, None)
 
     def decode_uses_tensor_cores(self, heads: Heads, kv_dtype: str) -> bool | None:
         """Return whether decode runs on tensor cores, as vLLM has it wherever it can; None: cannot run."""
-        if self.is_built(self.prefill("fa2", kv_dtype, heads.head_dim)):
+        windowed = heads.window > 0
+        if self.is_built(self.prefill("fa2", kv_dtype, heads.head_dim, windowed)):
             return True
         fits = heads.group_size in CUDA_CORE_GROUPS
-        return False if fits and self.is_built(self.decode(kv_dtype, heads.head_dim)) else None
+        return False if fits and self.is_built(self.decode(kv_dtype, heads.head_dim, windowed)) else None
 
 
 def flashinfer_modules() -> FlashinferModules:
@@ -151,6 +156,7 @@ def plan_ragged_prefill(
         heads.num_kv_heads,
         heads.head_dim,
         causal=True,
+        window_left=heads.window_left,
         sm_scale=heads.scale,
         q_data_type=sets.q.dtype,
         kv_data_type=sets.k.dtype,
@@ -163,7 +169,7 @@ def plan_ragged_prefill(
 
 
 def plan_paged_prefill(
-    flashinfer: Any, batch: PagedBatch, heads: Heads, dtype: Any, device: Device
+    flashinfer: Any, batch: PagedBatch, heads: Heads, dtype: Any, device: Device, backend: str = "fa2"
 ) -> Callable[[Any, Any, Any, Any], None]:
     """Plan attention of a whole step over paged KV, decodes among it.
 
@@ -179,13 +185,15 @@ def plan_paged_prefill(
         dtype of queries, keys and values.
     device : Device
         Where they live.
+    backend : {"fa2", "fa3"}
+        Kernel family.
 
     Returns
     -------
     callable
         ``attend(q, k, v, out)``; k and v are pages of shape (pages, page_size, KV heads, head_dim).
     """
-    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(_workspace(device), "NHD", backend="fa2")
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(_workspace(device), "NHD", backend=backend)
     wrapper.plan(
         _ints(batch.token_offsets, device),
         _ints(batch.page_offsets, device),
@@ -196,6 +204,7 @@ def plan_paged_prefill(
         heads.head_dim,
         batch.page_size,
         causal=True,
+        window_left=heads.window_left,
         sm_scale=heads.scale,
         q_data_type=dtype,
         kv_data_type=dtype,
@@ -250,6 +259,7 @@ def plan_decode(
         heads.num_kv_heads,
         heads.head_dim,
         batch.page_size,
+        window_left=heads.window_left,
         q_data_type=q_dtype,
         kv_data_type=kv_dtype,
         sm_scale=heads.scale,

@@ -30,6 +30,7 @@ from kernels_bench.providers.flashinfer_calls import (
     flashinfer_modules,
     plan_decode,
     plan_mla,
+    plan_paged_prefill,
     plan_ragged_prefill,
 )
 from kernels_bench.providers.flashinfer_elementwise import FlashinferSmallOps
@@ -116,8 +117,8 @@ class FlashinferProvider(CudaProvider):
         if point.values["kv_dtype"] != "bf16":
             return f"prefill over {point.values['kv_dtype']} KV is not measured"
         if self._prefill_backend(point) is None:
-            name = self.modules.prefill("fa3" if self.device.is_hopper else "fa2", "bf16", _head_dim(point))
-            return _not_built(name)
+            backend = "fa3" if self.device.is_hopper else "fa2"
+            return _not_built(self.modules.prefill(backend, "bf16", _head_dim(point), _is_windowed(point)))
         return None
 
     def _refuses_decode(self, point: Point) -> str | None:
@@ -127,7 +128,7 @@ class FlashinferProvider(CudaProvider):
         if kv_dtype not in ("bf16", "fp8"):
             return f"no decode over {kv_dtype} KV; there are bf16 and fp8"
         if self.modules.decode_uses_tensor_cores(Heads.of(point), kv_dtype) is None:
-            return _not_built(self.modules.prefill("fa2", kv_dtype, _head_dim(point)))
+            return _not_built(self.modules.prefill("fa2", kv_dtype, _head_dim(point), _is_windowed(point)))
         return None
 
     def _refuses_mla(self, point: Point) -> str | None:
@@ -139,7 +140,7 @@ class FlashinferProvider(CudaProvider):
         return None
 
     def _prefill_backend(self, point: Point) -> str | None:
-        return self.modules.prefill_backend(self.device, "bf16", _head_dim(point))
+        return self.modules.prefill_backend(self.device, "bf16", _head_dim(point), _is_windowed(point))
 
     def _mla_backend(self, point: Point) -> str | None:
         latent, rope = int(point.values["kv_lora_rank"]), int(point.values["rope_dim"])
@@ -149,9 +150,24 @@ class FlashinferProvider(CudaProvider):
 
     def _prepare_prefill(self, point: Point, seed: int, max_bytes: int) -> Prepared:
         backend = self._prefill_backend(point) or "fa2"
+        if _is_windowed(point):
+            return self._prepare_windowed_prefill(point, seed, max_bytes, backend)
         sets = contiguous_sets(point, self.device, seed, max_bytes)
         launch = plan_ragged_prefill(self._package(), sets, self.device, backend)
         return prepare_attention(sets, f"flashinfer ragged prefill {backend}", launch, seed)
+
+    def _prepare_windowed_prefill(self, point: Point, seed: int, max_bytes: int, backend: str) -> Prepared:
+        """Over pages, of which a window leaves most unread: contiguous KV would hold and rotate all of it."""
+        sets = paged_sets(point, self.device, seed, max_bytes, packed=False)
+        assert sets.batch is not None
+        package, dtype = self._package(), sets.q.dtype
+        attend = plan_paged_prefill(package, sets.batch, sets.heads, dtype, self.device, backend)
+
+        def launch(index: int) -> None:
+            attend(sets.q[index], sets.k[index], sets.v[index], sets.out[index])
+
+        kernel = f"flashinfer paged prefill {backend}, page {sets.batch.page_size}{_window_words(sets.heads)}"
+        return prepare_attention(sets, kernel, launch, seed)
 
     def _prepare_decode(self, point: Point, seed: int, max_bytes: int) -> Prepared:
         kv_dtype = str(point.values["kv_dtype"])
@@ -172,7 +188,7 @@ class FlashinferProvider(CudaProvider):
             attend(sets.q[index], sets.k[index], sets.v[index], sets.out[index])
 
         units = "tensor cores" if tensor_cores else "CUDA cores"
-        kernel = f"flashinfer paged decode, {units}, page {sets.batch.page_size}"
+        kernel = f"flashinfer paged decode, {units}, page {sets.batch.page_size}{_window_words(sets.heads)}"
         return prepare_attention(sets, kernel, launch, seed)
 
     def _prepare_mla(self, point: Point, seed: int, max_bytes: int) -> Prepared:
@@ -186,6 +202,14 @@ class FlashinferProvider(CudaProvider):
 
 def _head_dim(point: Point) -> int:
     return int(point.values["head_dim"])
+
+
+def _is_windowed(point: Point) -> bool:
+    return int(point.values.get("window", 0)) > 0
+
+
+def _window_words(heads: Heads) -> str:
+    return f", window {heads.window}" if heads.window else ""
 
 
 def _not_built(name: str) -> str:

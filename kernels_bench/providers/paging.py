@@ -99,7 +99,8 @@ class PagedBatch:
     page_size : int
         Tokens a page.
     pages : ndarray of int32
-        Pages of all sequences, one sequence after the other; each page of the pool exactly once.
+        Pages of all sequences, one sequence after the other; each page of the pool exactly once, but for
+        the one that stands for all that lie outside the window.
     """
 
     new_tokens: Longs
@@ -109,7 +110,7 @@ class PagedBatch:
 
     @classmethod
     def make(
-        cls, new_tokens: Longs, kv_lens: Longs, seed: int | None, page_size: int = PAGE_SIZE
+        cls, new_tokens: Longs, kv_lens: Longs, seed: int | None, page_size: int = PAGE_SIZE, window: int = 0
     ) -> PagedBatch:
         """Give sequences their pages.
 
@@ -121,11 +122,14 @@ class PagedBatch:
             Seed of the order of the pages; None for one sequence's pages in a row.
         page_size : int
             Tokens a page.
+        window : int
+            Tokens that a query attends to, itself included; 0 for all.
 
         Returns
         -------
         PagedBatch
-            Pages in random order, as a cache that has been in use has them.
+            Pages in random order, as a cache that has been in use has them. Those that no query's window
+            reaches share one page, as engines do that give them back.
 
         Raises
         ------
@@ -139,8 +143,15 @@ class PagedBatch:
             )
         if (new_tokens < 1).any() or (new_tokens > kv_lens).any():
             raise MeasureError("every sequence needs 1 <= new_tokens <= kv_len")
-        total = int((-(-kv_lens // page_size)).sum())
-        pages = np.arange(total) if seed is None else np.random.default_rng(seed).permutation(total)
+        counts = -(-kv_lens // page_size)
+        # The first query of a sequence reaches back furthest.
+        hidden = np.maximum(kv_lens - new_tokens + 1 - window, 0) // page_size if window else 0 * counts
+        place = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        is_held = place >= np.repeat(hidden, counts)
+        total = int(is_held.sum()) + int(hidden.any())
+        pool = np.arange(total) if seed is None else np.random.default_rng(seed).permutation(total)
+        pages = np.full(len(place), pool[-1])
+        pages[is_held] = pool[: is_held.sum()]
         return cls(new_tokens, kv_lens, page_size, pages.astype(np.int32))
 
     @property
@@ -156,7 +167,7 @@ class PagedBatch:
     @property
     def num_pages(self) -> int:
         """Pages of the pool."""
-        return len(self.pages)
+        return int(self.pages.max()) + 1
 
     @property
     def page_counts(self) -> Longs:

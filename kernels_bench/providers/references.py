@@ -46,7 +46,7 @@ def linear(x: Any, weight: Any, x_scale: Any = None, weight_scale: Any = None, b
     return product if bias is None else product + bias.double()
 
 
-def attention_rows(q: Any, k: Any, v: Any, positions: Any, scale: float) -> Any:
+def attention_rows(q: Any, k: Any, v: Any, positions: Any, scale: float, window: int = 0) -> Any:
     """Return causal attention of some queries of one head of one sequence.
 
     Parameters
@@ -61,6 +61,8 @@ def attention_rows(q: Any, k: Any, v: Any, positions: Any, scale: float) -> Any:
         Place of each query in the sequence; it attends to itself and what is before.
     scale : float
         What scores are multiplied by.
+    window : int
+        Tokens that a query attends to, itself included; 0 for all before it.
 
     Returns
     -------
@@ -70,8 +72,11 @@ def attention_rows(q: Any, k: Any, v: Any, positions: Any, scale: float) -> Any:
     import torch
 
     scores = scale * (q.double() @ k.double().T)
-    later = torch.arange(k.shape[0], device=k.device) > positions[:, None]
-    return torch.softmax(scores.masked_fill(later, float("-inf")), dim=1) @ v.double()
+    place = torch.arange(k.shape[0], device=k.device)
+    unseen = place > positions[:, None]
+    if window:
+        unseen |= place <= positions[:, None] - window
+    return torch.softmax(scores.masked_fill(unseen, float("-inf")), dim=1) @ v.double()
 
 
 def add_rmsnorm(x: Any, residual: Any, weight: Any, eps: float) -> tuple[Any, Any]:

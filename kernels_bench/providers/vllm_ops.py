@@ -191,6 +191,7 @@ def plan_fa3(
         for x in (batch.token_offsets, batch.kv_lens, batch.block_table)
     )
     longest_q, longest_kv = int(batch.new_tokens.max()), int(batch.kv_lens.max())
+    window = (heads.window_left, 0 if heads.window else -1)  # as vLLM's backend gives it
     splits = GRAPH_MAX_SPLITS if batch.num_tokens <= GRAPH_MAX_TOKENS else 0
     metadata = ops.get_scheduler_metadata(
         batch.num_sequences,
@@ -210,8 +211,7 @@ def plan_fa3(
         batch.page_size,
         0,  # max_seqlen_k_new
         True,  # is_causal
-        -1,
-        -1,
+        *window,
         False,  # has_softcap
         splits,
         None,  # pack_gqa
@@ -245,8 +245,7 @@ def plan_fa3(
             None,  # v_descale
             heads.scale,
             True,  # is_causal
-            -1,
-            -1,
+            *window,
             0.0,  # softcap
             True,  # is_rotary_interleaved
             metadata,

@@ -99,7 +99,9 @@ class VllmProvider(CudaProvider):
         def launch(index: int) -> None:
             attend(sets.q[index], sets.k[index], sets.v[index], sets.out[index])
 
-        return prepare_attention(sets, f"vllm FA3 paged, page {sets.batch.page_size}", launch, seed)
+        window = f", window {sets.heads.window}" if sets.heads.window else ""
+        kernel = f"vllm FA3 paged, page {sets.batch.page_size}{window}"
+        return prepare_attention(sets, kernel, launch, seed)
 
 
 def _scaled_mm(out: Any, x: Any, weight: Any, x_scale: Any, weight_scale: Any) -> None:

@@ -24,6 +24,7 @@ from kernels_bench.commands import plan as plan_command
 from kernels_bench.commands.plan import make_plan
 from kernels_bench.grid.estimate import estimate, estimate_all, fit_budget, run_seconds, unfit
 from kernels_bench.grid.grid import load_grid
+from kernels_bench.operators.registry import MEASURED
 from kernels_bench.points import Point
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -130,6 +131,21 @@ def test_inputs_rotate_over_more_than_twice_the_l2() -> None:
     kv_bytes = 64 * 4096 * 2 * 8 * 128 * 2
     assert kv_bytes < estimate(decode(64, 4096), H100).device_bytes < 1.01 * kv_bytes, "one set is enough"
     assert estimate(launch(), H100).device_bytes == 1
+
+
+def test_a_window_bounds_what_is_read_and_held() -> None:
+    def windowed(window: int, kv_len: int) -> Point:
+        point = decode(64, kv_len)
+        return Point(point.operator, {**point.values, "window": window})
+
+    near, far = (estimate(windowed(1024, kv_len), H100) for kv_len in (1024, 131072))
+    assert near == far
+    assert near.latency_us == pytest.approx(estimate(decode(64, 1024), H100).latency_us)
+    limits = MEASURED["attention_decode"].limits
+    assert limits["max_kv_bytes"](windowed(1024, 131072).values) == 64 * 1024 * 2 * 8 * 128 * 2
+    assert limits["max_kv_tokens"](windowed(1024, 131072).values) == 64 * 1024
+    chunk = {**windowed(1024, 9000).values, "q_len": 100}
+    assert MEASURED["attention_prefill"].limits["max_kv_tokens"](chunk) == 64 * 1123
 
 
 def test_a_moe_layer_holds_every_expert() -> None:

@@ -14,6 +14,7 @@ import types
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is optional: pip install torch")
+import torch.nn.functional as functional  # noqa: E402
 
 from kernels_bench.points import Point  # noqa: E402
 from kernels_bench.providers import flashinfer_calls  # noqa: E402
@@ -23,7 +24,7 @@ from kernels_bench.providers.flashinfer_calls import FlashinferModules, plan_dec
 from kernels_bench.providers.flashinfer_provider import FlashinferProvider  # noqa: E402
 from kernels_bench.providers.small_ops import RMS_EPSILON, TorchSmallOps  # noqa: E402
 from kernels_bench.providers.torch_attention import causal_attention  # noqa: E402
-from kernels_bench.run.check import check_result, relative_error  # noqa: E402
+from kernels_bench.run.check import check_result, error_bound, relative_error  # noqa: E402
 
 HOST = Device("cpu", 20_000, (9, 0))
 HEADS = {"kv_dtype": "bf16", "num_q_heads": 8, "num_kv_heads": 2, "head_dim": 32, "window": 0}
@@ -45,12 +46,18 @@ def real():
     return package
 
 
-def attend(q, k, v, out, q_offsets, sequences):
-    """Causal attention of ragged queries over a list of (K, V)."""
+def attend(q, k, v, out, q_offsets, sequences, window_left):
+    """Causal attention of ragged queries over a list of (K, V), back to ``window_left`` tokens before."""
     for s, (keys, values) in enumerate(sequences):
         rows = slice(int(q_offsets[s]), int(q_offsets[s + 1]))
         q_s, k_s, v_s = (x.transpose(0, 1)[None].to(out.dtype) for x in (q[rows], keys, values))
-        out[rows] = causal_attention(q_s, k_s, v_s)[0].transpose(0, 1)
+        if window_left < 0:
+            out[rows] = causal_attention(q_s, k_s, v_s)[0].transpose(0, 1)
+            continue
+        before = torch.arange(len(keys) - len(q[rows]), len(keys))[:, None] - torch.arange(len(keys))
+        seen = (before >= 0) & (before <= window_left)
+        result = functional.scaled_dot_product_attention(q_s, k_s, v_s, attn_mask=seen, enable_gqa=True)
+        out[rows] = result[0].transpose(0, 1)
 
 
 class Wrapper:
@@ -67,6 +74,9 @@ class Wrapper:
         found = getattr(self, "real_class", None)
         if found is not None:
             inspect.signature(inspect.unwrap(getattr(found, method))).bind(self, *arguments, **options)
+            # since 0.7 decode's plan hands any keyword on, to where they have names
+            if method == "plan" and hasattr(found, "_plan_impl"):
+                inspect.signature(inspect.unwrap(found._plan_impl)).bind(self, *arguments, **options)
 
     def plan(self, *arguments, **options):
         self.bind("plan", *arguments, **options)
@@ -87,7 +97,8 @@ class Ragged(Wrapper):
         assert planned["causal"]
         assert (planned["q_data_type"], planned["kv_data_type"]) == (q.dtype, k.dtype)
         bounds = list(zip(kv_offsets[:-1].tolist(), kv_offsets[1:].tolist(), strict=True))
-        attend(q, k, v, options["out"], q_offsets, [(k[a:b], v[a:b]) for a, b in bounds])
+        sequences = [(k[a:b], v[a:b]) for a, b in bounds]
+        attend(q, k, v, options["out"], q_offsets, sequences, planned["window_left"])
 
 
 def paged(k, v, page_offsets, pages, last, page_size):
@@ -108,7 +119,8 @@ class Decode(Wrapper):
         assert (planned["q_data_type"], planned["kv_data_type"]) == (q.dtype, kv[0].dtype)
         assert nh // nkv in flashinfer_calls.CUDA_CORE_GROUPS or self.options["use_tensor_cores"]
         offsets = torch.arange(len(last) + 1)
-        attend(q, *kv, options["out"], offsets, paged(*kv, page_offsets, pages, last, page_size))
+        sequences = paged(*kv, page_offsets, pages, last, page_size)
+        attend(q, *kv, options["out"], offsets, sequences, planned["window_left"])
 
 
 class PagedPrefill(Wrapper):
@@ -118,7 +130,8 @@ class PagedPrefill(Wrapper):
         self.bind("run", q, kv, **options)
         (q_offsets, page_offsets, pages, last, _, _, _, page_size), planned = self.planned
         assert planned["causal"]
-        attend(q, *kv, options["out"], q_offsets, paged(*kv, page_offsets, pages, last, page_size))
+        sequences = paged(*kv, page_offsets, pages, last, page_size)
+        attend(q, *kv, options["out"], q_offsets, sequences, planned["window_left"])
 
 
 class Mla(Wrapper):
@@ -182,11 +195,11 @@ def stand_in(real):
 
 
 class Named(FlashinferModules):
-    def prefill(self, backend, kv_dtype, head_dim):
-        return f"prefill {backend} {kv_dtype}"
+    def prefill(self, backend, kv_dtype, head_dim, windowed=False):
+        return f"prefill {backend} {kv_dtype}{' window' * windowed}"
 
-    def decode(self, kv_dtype, head_dim):
-        return f"decode {kv_dtype}"
+    def decode(self, kv_dtype, head_dim, windowed=False):
+        return f"decode {kv_dtype}{' window' * windowed}"
 
     def mla(self, backend, latent, rope_dim):
         return f"mla {backend}"
@@ -203,6 +216,16 @@ POINTS = [
     Point("attention_decode", {**HEADS, "num_q_heads": 14, "batch_size": 3, "kv_len": 40}),
     Point("attention_decode", {**HEADS, "kv_dtype": "fp8", "batch_size": 3, "kv_len": 48}),
     Point("attention_decode_unequal", {**HEADS, "spread": "bimodal", "batch_size": 5, "kv_len": 33}),
+    Point("attention_decode", {**HEADS, "window": 17, "batch_size": 3, "kv_len": 70}),
+    Point("attention_decode", {**HEADS, "window": 17, "batch_size": 3, "kv_len": 9}),
+    Point("attention_decode", {**HEADS, "window": 16, "num_q_heads": 14, "batch_size": 3, "kv_len": 48}),
+    Point("attention_decode", {**HEADS, "window": 20, "kv_dtype": "fp8", "batch_size": 2, "kv_len": 80}),
+    Point(
+        "attention_decode_unequal",
+        {**HEADS, "window": 8, "spread": "one_long", "batch_size": 5, "kv_len": 33},
+    ),
+    Point("attention_prefill", {**HEADS, "window": 8, "batch_size": 2, "q_len": 9, "kv_len": 90}),
+    Point("attention_prefill", {**HEADS, "window": 8, "batch_size": 3, "q_len": 37, "kv_len": 37}),
     Point(
         "mla_decode",
         {
@@ -237,6 +260,30 @@ def test_calls_bind_and_give_the_reference(stand_in, point):
         prepared.run(1)
         assert relative_error(prepared.result(1), prepared.reference(1)) < 1e-2
     assert "flashinfer" in prepared.kernel
+
+
+@pytest.mark.parametrize("window", [1, 16, 31])
+def test_a_window_leaves_the_pages_before_it_unread(stand_in, window):
+    point = Point("attention_decode", {**HEADS, "window": window, "batch_size": 4, "kv_len": 4000})
+    prepared = provider(stand_in).prepare(point, 1, 10**9)
+    assert f"window {window}" in prepared.kernel
+    set_bytes = prepared.rotated_bytes / prepared.num_sets
+    held_tokens = 4 * (window // 16 + 2) * 16 + 16  # whole pages, and the one that stands for the others
+    assert set_bytes <= (held_tokens * 2 * 2 + 4 * 2 * 8) * 32 * 2
+    assert check_result(point, prepared).passed
+
+
+def test_a_window_of_another_length_fails_the_check(stand_in):
+    values = {**HEADS, "window": 12, "batch_size": 2, "q_len": 9, "kv_len": 90}
+    point = Point("attention_prefill", values)
+    for window, passes in ((11, False), (12, True), (13, False)):
+        prepared = provider(stand_in).prepare(
+            Point("attention_prefill", {**values, "window": window}), 1, 10**9
+        )
+        wanted = provider(stand_in).prepare(point, 1, 10**9)
+        prepared.run(0)
+        error = relative_error(prepared.result(0), wanted.reference(0))
+        assert (error < error_bound(point)) == passes
 
 
 def test_cuda_cores_where_the_prefill_library_is_missing(stand_in):
@@ -290,6 +337,10 @@ class TestInstalled:
         assert modules.prefill("fa3", "bf16", 128).endswith("f16qk_False_sm90")
         assert "dtype_q_bf16_dtype_kv_e4m3" in modules.prefill("fa2", "fp8", 128)
         assert "dtype_kv_e4m3" in modules.decode("fp8", 128)
+        for windowed in (False, True):
+            says = f"use_swa_{windowed}_"
+            assert says in modules.prefill("fa2", "bf16", 128, windowed)
+            assert says in modules.decode("bf16", 128, windowed)
         latent = modules.mla("fa3", 512, 64)  # since 0.7 the name says which layout of the plan it reads
         assert "head_dim_ckv_512_head_dim_kpe_64_profiler_False" in latent
         assert latent.endswith("_sm90")

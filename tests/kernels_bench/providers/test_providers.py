@@ -40,11 +40,11 @@ def gemm(dtype, n=4096, k=4096):
 class NamedModules(FlashinferModules):
     """Names of libraries without flashinfer at hand."""
 
-    def prefill(self, backend, kv_dtype, head_dim):
-        return f"prefill_{backend}_{kv_dtype}_{head_dim}"
+    def prefill(self, backend, kv_dtype, head_dim, windowed=False):
+        return f"prefill_{backend}_{kv_dtype}_{head_dim}{'_window' * windowed}"
 
-    def decode(self, kv_dtype, head_dim):
-        return f"decode_{kv_dtype}_{head_dim}"
+    def decode(self, kv_dtype, head_dim, windowed=False):
+        return f"decode_{kv_dtype}_{head_dim}{'_window' * windowed}"
 
     def mla(self, backend, latent, rope_dim):
         return f"mla_{backend}_{latent}_{rope_dim}"
@@ -101,7 +101,10 @@ def test_availability_says_why_and_never_raises():
         (decode(kv_dtype="fp8"), {"built": ("decode_fp8_128",)}, "flashinfer"),
         (SEVEN_TO_ONE, {"built": ("decode_fp8_128",)}, None),
         (SEVEN_TO_ONE, {"built": ("prefill_fa2_fp8_128",)}, "flashinfer"),
-        (decode(window=4096), {}, None),
+        (decode(window=4096), {}, "vllm"),
+        (decode(window=4096), {"fa3": "no library", "built": ("prefill_fa2_bf16_128",)}, None),
+        (decode(window=4096), {"fa3": "no library", "built": ("prefill_fa2_bf16_128_window",)}, "flashinfer"),
+        (decode(window=4096, kv_dtype="fp8"), {"built": ("decode_fp8_128_window",)}, "flashinfer"),
         (gemm("bf16"), {}, "torch"),
         (gemm("fp8"), {}, "vllm"),
         (gemm("fp8_rowwise"), {"ops": "no library"}, "torch"),
@@ -231,6 +234,23 @@ class TestPaging:
                     row += 1
             assert batch.last_tokens[s] == row - 1
         assert row == batch.num_tokens
+
+    @given(LENGTHS, st.sampled_from([None, 7]), st.sampled_from([1, 16]), st.integers(1, 50))
+    def test_pages_that_no_window_reaches_are_one(self, lengths, seed, page_size, window):
+        new, context = np.array(lengths).T
+        batch = PagedBatch.make(new, new + context, seed, page_size, window)
+        taken, unread = [], set()
+        for s, (n, c) in enumerate(lengths):
+            seen = {p for q in range(c, c + n) for p in range(max(0, q - window + 1), q + 1)}
+            pages_seen = {p // page_size for p in seen}
+            assert len(batch.pages_of(s)) == -(-(n + c) // page_size)
+            for place, page in enumerate(batch.pages_of(s).tolist()):
+                taken += [page] if place in pages_seen else []
+                unread |= {page} if place not in pages_seen else set()
+        assert len(taken) == len(set(taken))
+        assert not unread & set(taken)
+        assert len(unread) <= 1
+        assert sorted({*taken, *unread}) == list(range(batch.num_pages))
 
     def test_pages_in_a_row_without_a_seed(self):
         batch = PagedBatch.make(np.array([1, 1]), np.array([17, 33]), None)

@@ -124,6 +124,17 @@ class TestReferences:
         got = references.attention_rows(*(torch.tensor(x) for x in (q, k, v)), torch.tensor(positions), 0.3)
         np.testing.assert_allclose(got.numpy(), want, rtol=1e-12)
 
+    def test_attention_within_a_window(self):
+        random = np.random.default_rng(0)
+        q, k, v = (torch.tensor(random.normal(size=(n, 8))) for n in (2, 9, 9))
+        for position, window in ((8, 3), (8, 1), (2, 5)):
+            seen = slice(max(0, position - window + 1), position + 1)
+            got = references.attention_rows(q[:1], k, v, torch.tensor([position]), 0.3, window)
+            want = references.attention_rows(
+                q[:1], k[seen], v[seen], torch.tensor([position - seen.start]), 0.3
+            )
+            np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=1e-12)
+
     def test_rope_turns_pairs_by_an_angle(self):
         make = InputMaker(CPU_DEVICE, 0)
         from kernels_bench.providers.elementwise import rope_table

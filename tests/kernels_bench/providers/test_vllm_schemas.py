@@ -3,12 +3,12 @@
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is optional: pip install torch")
+import torch.nn.functional as functional  # noqa: E402
 
 from kernels_bench.points import Point  # noqa: E402
 from kernels_bench.providers import vllm_ops  # noqa: E402
 from kernels_bench.providers.device import Device  # noqa: E402
 from kernels_bench.providers.small_ops import RMS_EPSILON, TorchSmallOps  # noqa: E402
-from kernels_bench.providers.torch_attention import causal_attention  # noqa: E402
 from kernels_bench.providers.vllm_provider import VllmProvider  # noqa: E402
 from kernels_bench.run.check import check_result  # noqa: E402
 
@@ -33,6 +33,7 @@ def metadata(
     assert page_size % 16 == 0
     assert is_causal
     SEEN["num_splits"] = num_splits
+    SEEN["window"] = window_size_left, window_size_right
     return torch.zeros(1 + -(-batch_size // 4) * 16, dtype=torch.int32)
 
 
@@ -62,7 +63,9 @@ def fwd(
         _,
     ) = rest
     assert descales == [None] * 3
-    assert (left, right, softcap, size, rank) == (-1, -1, 0.0, 1, 0)
+    assert (softcap, size, rank) == (0.0, 1, 0)
+    assert (left, right) == SEEN["window"]
+    assert right == (0 if left >= 0 else -1)
     assert causal
     assert metadata is not None
     assert splits == SEEN["num_splits"]
@@ -73,7 +76,13 @@ def fwd(
         rows = slice(int(cu_q[s]), int(cu_q[s + 1]))
         kv_len = int(used_k[s])
         keys, values = (x[page_table[s].long()].flatten(0, 1)[:kv_len].transpose(0, 1)[None] for x in (k, v))
-        out[rows] = causal_attention(q[rows].transpose(0, 1)[None], keys, values)[0].transpose(0, 1)
+        queries = q[rows].transpose(0, 1)[None]
+        before = torch.arange(kv_len - queries.shape[2], kv_len)[:, None] - torch.arange(kv_len)
+        seen = (before >= 0) & (before <= (left if left >= 0 else kv_len))
+        result = functional.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=seen, enable_gqa=True
+        )
+        out[rows] = result[0].transpose(0, 1)
     return [torch.zeros(1)]
 
 
@@ -148,6 +157,8 @@ POINTS = [
     Point("attention_decode_unequal", {**HEADS, "spread": "one_long", "batch_size": 5, "kv_len": 33}),
     Point("attention_prefill", {**HEADS, "batch_size": 2, "q_len": 9, "kv_len": 30}),
     Point("attention_prefill", {**HEADS, "batch_size": 1, "q_len": 600, "kv_len": 600}),
+    Point("attention_decode", {**HEADS, "window": 17, "batch_size": 3, "kv_len": 70}),
+    Point("attention_prefill", {**HEADS, "window": 8, "batch_size": 2, "q_len": 9, "kv_len": 90}),
     Point("gemm", {"dtype": "fp8", "m": 17, "n": 48, "k": 64}),
     Point("gemm", {"dtype": "fp8_rowwise", "m": 17, "n": 48, "k": 64}),
     *(
