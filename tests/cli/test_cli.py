@@ -361,6 +361,25 @@ def test_models_and_gpus() -> None:
     assert all(name in good("models") for name in fastroof.model_names())
 
 
+def test_what_plans_of_models_are_made_of() -> None:
+    asked = ("models", "--support", "--model", "llama-3.1-70b", "--gpu", "h100", "--engine", "vllm")
+    rows = parsed(*asked, "--dtype", "auto")
+    assert [(row["tp"], row["status"]) for row in rows] == [
+        (1, "refused"), (2, "measured"), (4, "measured"), (8, "measured"),
+    ]  # fmt: skip
+    names = ("model", "gpu", "engine", "dtype", "tp", "pp", "dp", "ep", "moe_tp", "status", "why")
+    assert tuple(rows[0]) == names
+    assert "no room for KV cache" in good(*asked, "--dtype", "bf16")
+    matrix = good(*asked, "--model", "qwen3-8b", "--dtype", "bf16")
+    assert "3/0/0/1" in matrix
+    assert "Of 8 in all: 7 measured, 0 borrowed, 0 modelled, 1 refused." in matrix
+
+
+def test_choices_of_support_alone_are_refused() -> None:
+    assert "choose what --support shows" in refused("models", "--gpu", "h100")
+    assert "--dtype must be out of auto" in refused("models", "--support", "--dtype", "fp4")
+
+
 def test_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     profiles = {entry["name"]: load_engine(entry) for entry in parsed("engines")}
     assert profiles == {name: load_engine(name) for name in engine_names()}

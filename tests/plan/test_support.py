@@ -1,0 +1,80 @@
+"""Which combinations of model, GPU, engine, format and layout plans have measured kernels for."""
+
+from __future__ import annotations
+
+import pytest
+
+from fastroof import compile_plan, load_model, load_tables
+from fastroof.errors import MissingTableError
+from fastroof.models import Layout
+from fastroof.plan.support import STATUSES, default_layouts, support_rows
+
+
+@pytest.fixture(scope="module")
+def rows():
+    models = [load_model("llama-3.1-70b"), load_model("qwen2.5-7b")]
+    return list(
+        support_rows(models, ["h100", "a100"], ["vllm", "sglang"], dtypes=("auto", "fp8_block", "nvfp4"))
+    )
+
+
+def one(rows, **wanted):
+    (row,) = [row for row in rows if all(getattr(row, name) == value for name, value in wanted.items())]
+    return row
+
+
+def test_every_combination_is_answered_once(rows):
+    assert len(rows) == 2 * 2 * 2 * 3 * 4
+    assert len({row[:9] for row in rows}) == len(rows)
+    assert {row.status for row in rows} <= set(STATUSES)
+    assert {row.dtype for row in rows} == {"bf16", "fp8_block", "nvfp4"}
+
+
+def test_kernels_of_the_engine_are_measured(rows):
+    row = one(rows, model="llama-3.1-70b", gpu="h100", engine="vllm", dtype="bf16", tp=4)
+    assert (row.status, row.why) == ("measured", "")
+
+
+def test_weights_that_do_not_fit_are_refused(rows):
+    row = one(rows, model="llama-3.1-70b", gpu="h100", engine="vllm", dtype="bf16", tp=1)
+    assert row.status == "refused"
+    assert "weights take 141 of a GPU's 86 GB" in row.why
+
+
+def test_a_split_that_the_model_refuses_says_why(rows):
+    row = one(rows, model="qwen2.5-7b", gpu="h100", engine="vllm", dtype="bf16", tp=8)
+    assert row.status == "refused"
+    assert "28 query heads do not divide by 8" in row.why
+
+
+def test_another_engines_kernels_are_borrowed_and_named(rows):
+    row = one(rows, model="llama-3.1-70b", gpu="h100", engine="vllm", dtype="fp8_block", tp=4)
+    assert row.status == "borrowed"
+    assert "from aiconfigurator-" in row.why
+
+
+def test_without_tables_everything_is_modelled(rows):
+    row = one(rows, model="llama-3.1-70b", gpu="a100", engine="vllm", dtype="bf16", tp=4)
+    assert row.status == "modelled"
+    assert "a100 has no measured tables" in row.why
+
+
+def test_measured_means_a_plan_without_the_datasheet(rows):
+    tables = load_tables("h100")
+    for row in rows:
+        if row.gpu != "h100" or row.status not in ("measured", "borrowed"):
+            continue
+        plan = compile_plan(row.model, "h100", tables, tp=row.tp, dtype=row.dtype, runtime=row.engine)
+        assert "datasheet" not in plan.kernels
+
+
+def test_modelled_means_that_a_table_is_missing():
+    model = load_model("llama-3.1-8b")
+    row = next(support_rows([model], ["h100"], ["vllm"], dtypes=("int4_wo",), layouts=[Layout()]))
+    assert row.status == "modelled"
+    with pytest.raises(MissingTableError):
+        compile_plan(model, "h100", load_tables("h100"), dtype="int4_wo", runtime="vllm")
+
+
+def test_dense_models_are_asked_for_no_experts():
+    assert all(layout.ep == 1 for layout in default_layouts(load_model("llama-3.1-8b")))
