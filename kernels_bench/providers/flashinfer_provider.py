@@ -34,6 +34,7 @@ from kernels_bench.providers.flashinfer_calls import (
     plan_ragged_prefill,
 )
 from kernels_bench.providers.flashinfer_elementwise import FlashinferSmallOps
+from kernels_bench.providers.flashinfer_gemm import prepare_block_gemm, refuses_block_gemm
 from kernels_bench.providers.mla import mla_sets, prepare_mla
 
 __all__ = ["FlashinferProvider"]
@@ -65,6 +66,7 @@ class FlashinferProvider(CudaProvider):
     def launches(self) -> Mapping[str, Launch]:
         """What it launches, by operator."""
         return {
+            "gemm": Launch(self._refuses_gemm, self._prepare_gemm),
             "attention_prefill": Launch(self._refuses_prefill, self._prepare_prefill),
             **dict.fromkeys(DECODES, Launch(self._refuses_decode, self._prepare_decode)),
             "mla_decode": Launch(self._refuses_mla, self._prepare_mla),
@@ -97,9 +99,16 @@ class FlashinferProvider(CudaProvider):
     def _package(self) -> Any:
         if self._flashinfer is None:
             package = importlib.import_module("flashinfer")
-            importlib.import_module("flashinfer.mla")
+            for part in ("mla", "gemm"):
+                importlib.import_module(f"flashinfer.{part}")
             self._flashinfer = package
         return self._flashinfer
+
+    def _refuses_gemm(self, point: Point) -> str | None:
+        return refuses_block_gemm(point, self.device, self.modules)
+
+    def _prepare_gemm(self, point: Point, seed: int, max_bytes: int) -> Prepared:
+        return prepare_block_gemm(point, self._package(), self.device, seed, max_bytes)
 
     def _refuses_elementwise(self, point: Point) -> str | None:
         kind = point.values["kind"]

@@ -9,11 +9,12 @@ from fastroof.operators.gemm import gemm_bytes
 from fastroof.units import DTYPE_BYTES
 from kernels_bench.points import Point
 from kernels_bench.providers import references
+from kernels_bench.providers.block_scales import SCALE_BLOCK, quantise_blocks, spread_scales
 from kernels_bench.providers.device import Device, take
 from kernels_bench.providers.random_inputs import InputMaker
 from kernels_bench.providers.rotating import RotatingCalls, count_sets, sample
 
-__all__ = ["FP8_ALIGNMENT", "Gemm", "prepare_gemm", "refuses_gemm", "torch_gemm"]
+__all__ = ["FP8_ALIGNMENT", "Arrange", "Gemm", "prepare_gemm", "refuses_gemm", "torch_gemm"]
 
 FP8_ALIGNMENT: Final = 16
 """fp8 kernels need n and k to be multiples of it."""
@@ -24,8 +25,12 @@ Gemm = Callable[[Any, Any, Any, Any, Any], None]
 """Writes ``(x * x_scale) @ (weight * weight_scale).T``, called as (out, x, weight, x_scale, weight_scale).
 
 ``weight`` is of shape (n, k), so that its transpose is column-major. ``weight_scale`` is of shape (1,) or
-(1, n); both scales are None for bf16.
+(1, n); of fp8_block it is (n / 128, k / 128) and ``x_scale`` is (m, k / 128), unless they were arranged
+otherwise. Both scales are None for bf16.
 """
+
+Arrange = Callable[[Any, Any], tuple[Any, Any]]
+"""Lays ``x_scale`` and ``weight_scale`` out as a kernel wants them, once and before any call."""
 
 
 def refuses_gemm(point: Point, device: Device) -> str | None:
@@ -33,8 +38,10 @@ def refuses_gemm(point: Point, device: Device) -> str | None:
     dtype, n, k = point.values["dtype"], point.values["n"], point.values["k"]
     if dtype == "bf16":
         return None
-    if dtype not in ("fp8", "fp8_rowwise"):
-        return f"no {dtype} GEMM here; there are bf16, fp8 and fp8_rowwise"
+    if dtype not in ("fp8", "fp8_rowwise", "fp8_block"):
+        return f"no {dtype} GEMM here; there are bf16, fp8, fp8_rowwise and fp8_block"
+    if dtype == "fp8_block" and (n % SCALE_BLOCK or k % SCALE_BLOCK):
+        return f"fp8_block needs n and k in multiples of {SCALE_BLOCK}, not {n} and {k}"
     if n % FP8_ALIGNMENT or k % FP8_ALIGNMENT:
         return f"fp8 needs n and k in multiples of {FP8_ALIGNMENT}, not {n} and {k}"
     if device.name == "cuda" and device.capability < (8, 9):
@@ -43,14 +50,20 @@ def refuses_gemm(point: Point, device: Device) -> str | None:
 
 
 def prepare_gemm(
-    point: Point, device: Device, seed: int, max_bytes: int, kernel: str, gemm: Gemm
+    point: Point,
+    device: Device,
+    seed: int,
+    max_bytes: int,
+    kernel: str,
+    gemm: Gemm,
+    arrange: Arrange = lambda x_scale, weight_scale: (x_scale, weight_scale),
 ) -> RotatingCalls:
     """Make inputs of a GEMM and bind a kernel to them.
 
     Parameters
     ----------
     point : Point
-        Operator gemm, dtype bf16, fp8 or fp8_rowwise.
+        Operator gemm, dtype bf16, fp8, fp8_rowwise or fp8_block.
     device : Device
         Where inputs live.
     seed : int
@@ -61,6 +74,8 @@ def prepare_gemm(
         What ``gemm`` launches.
     gemm : callable
         See :data:`Gemm`.
+    arrange : callable
+        See :data:`Arrange`.
 
     Returns
     -------
@@ -73,17 +88,25 @@ def prepare_gemm(
     num_sets = count_sets(set_bytes, device.l2_bytes, max_bytes)
     make = InputMaker(device, seed)
     sets = [_one_set(make, dtype, m, n, k) for _ in range(num_sets)]
+    arguments = [(*one[:3], *arrange(*one[3:])) for one in sets]
     rows = make.indices(sample(m, CHECKED_ROWS, seed), "int64")
     columns = make.indices(sample(n, CHECKED_COLUMNS, seed + 1), "int64")
 
     def launch(index: int) -> None:
-        gemm(*sets[index])
+        gemm(*arguments[index])
 
     def read(index: int) -> Any:
         return sets[index][0][rows][:, columns]
 
     def expect(index: int) -> Any:
         _, x, weight, x_scale, weight_scale = sets[index]
+        if dtype == "fp8_block":
+            return references.linear(
+                take(x, rows),
+                take(weight, columns),
+                spread_scales(x_scale[rows], 1, len(rows), k),
+                spread_scales(weight_scale, SCALE_BLOCK, n, k)[columns],
+            )
         per_row = x_scale is not None and x_scale.ndim == 2
         return references.linear(
             take(x, rows),
@@ -99,6 +122,10 @@ def _one_set(make: InputMaker, dtype: str, m: int, n: int, k: int) -> tuple[Any,
     out = make.poisoned(m, n)
     if dtype == "bf16":
         return out, make.normal(m, k), make.normal(n, k), None, None
+    if dtype == "fp8_block":
+        x, x_scale = quantise_blocks(make.normal(m, k), 1)
+        weight, weight_scale = quantise_blocks(make.normal(n, k), SCALE_BLOCK)
+        return out, x, weight, x_scale, weight_scale
     per_row = dtype == "fp8_rowwise"
     x, x_scale = make.quantised(m, k, per_row=per_row)
     weight, weight_scale = make.quantised(n, k, per_row=per_row)

@@ -54,6 +54,8 @@ class TorchProvider(CudaProvider):
         return cuda
 
     def _refuses_gemm(self, point: Point) -> str | None:
+        if point.values["dtype"] == "fp8_block":
+            return "torch's block-scaled GEMM is not measured; fp8_block needs vllm or flashinfer"
         return refuses_gemm(point, self.device)
 
     def _prepare_gemm(self, point: Point, seed: int, max_bytes: int) -> Prepared:

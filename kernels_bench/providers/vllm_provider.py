@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 from kernels_bench.operators.attention import ATTENTION
 from kernels_bench.points import Point
@@ -18,6 +18,12 @@ from kernels_bench.providers.torch_gemm import prepare_gemm, refuses_gemm
 from kernels_bench.providers.vllm_ops import find_library, load_libraries, plan_fa3
 
 __all__ = ["VllmProvider"]
+
+SCALINGS: Final = {
+    "fp8": "per tensor",
+    "fp8_rowwise": "row-wise",
+    "fp8_block": "blocks of 128, quantisation of activations not inside",
+}
 
 
 class VllmProvider(CudaProvider):
@@ -73,9 +79,10 @@ class VllmProvider(CudaProvider):
         return refuses_gemm(point, self.device) or self.reasons["ops"] or None
 
     def _prepare_gemm(self, point: Point, seed: int, max_bytes: int) -> Prepared:
-        scaling = "row-wise" if point.values["dtype"] == "fp8_rowwise" else "per tensor"
-        kernel = f"vllm cutlass_scaled_mm, {scaling}"
-        return prepare_gemm(point, self.device, seed, max_bytes, kernel, _scaled_mm)
+        kernel = f"vllm cutlass_scaled_mm, {SCALINGS[point.values['dtype']]}"
+        if point.values["dtype"] != "fp8_block":
+            return prepare_gemm(point, self.device, seed, max_bytes, kernel, _scaled_mm)
+        return prepare_gemm(point, self.device, seed, max_bytes, kernel, _scaled_mm, _by_columns)
 
     def _refuses_elementwise(self, point: Point) -> str | None:
         if point.values["kind"] not in KINDS:
@@ -108,6 +115,12 @@ def _scaled_mm(out: Any, x: Any, weight: Any, x_scale: Any, weight_scale: Any) -
     import torch
 
     torch.ops._C.cutlass_scaled_mm(out, x, weight.t(), x_scale, weight_scale, None)
+
+
+def _by_columns(x_scale: Any, weight_scale: Any) -> tuple[Any, Any]:
+    """Scales of blocks as CUTLASS reads them: those of a column together; the weight's as the weight lies."""
+    by_columns = x_scale.new_empty(x_scale.shape[::-1]).copy_(x_scale.t())
+    return by_columns.t(), weight_scale.t()
 
 
 def _identity(name: str) -> str:

@@ -37,7 +37,8 @@ def real():
         return None
     try:
         package = importlib.import_module("flashinfer")
-        importlib.import_module("flashinfer.mla")
+        for part in ("mla", "gemm"):
+            importlib.import_module(f"flashinfer.{part}")
     except Exception as error:  # whatever it raises here, its signatures cannot be read
         if os.environ.get("CI"):
             raise  # where it was installed for these tests, skipping them would prove nothing
@@ -160,10 +161,11 @@ def stand_in(real):
     def wrapper(base, owner, name):
         return type(name, (base,), {"real_class": getattr(owner, name) if owner else None})
 
-    def op(name, compute):
+    def op(name, compute, part=None):
         def call(*arguments, **options):
             if real is not None:
-                inspect.signature(inspect.unwrap(getattr(real, name))).bind(*arguments, **options)
+                owner = real if part is None else getattr(real, part)
+                inspect.signature(inspect.unwrap(getattr(owner, name))).bind(*arguments, **options)
             compute(*arguments, **options)
 
         return call
@@ -176,6 +178,15 @@ def stand_in(real):
         assert cos_sin_cache.dtype == torch.float32
         TorchSmallOps().rope(positions, query, key, head_size, cos_sin_cache)
 
+    def block_gemm(a, b, a_scale, b_scale, scale_major_mode, scale_granularity_mnk, out, backend):
+        assert (scale_major_mode, scale_granularity_mnk, backend) == ("K", (1, 128, 128), "cutlass")
+        (m, k), n = a.shape, b.shape[0]
+        assert (a_scale.shape, b_scale.shape) == ((m, k // 128), (n // 128, k // 128))
+        assert a_scale.is_contiguous()
+        assert b_scale.is_contiguous()
+        a_all, b_all = a_scale.repeat_interleave(128, 1), b_scale.repeat_interleave(128, 1)
+        out.copy_((a.float() * a_all) @ (b.float() * b_all.repeat_interleave(128, 0)).T)
+
     mla = real.mla if real is not None else None
     return types.SimpleNamespace(
         __version__="stand-in",
@@ -187,6 +198,7 @@ def stand_in(real):
         mla=types.SimpleNamespace(
             BatchMLAPagedAttentionWrapper=wrapper(Mla, mla, "BatchMLAPagedAttentionWrapper")
         ),
+        gemm=types.SimpleNamespace(gemm_fp8_nt_groupwise=op("gemm_fp8_nt_groupwise", block_gemm, "gemm")),
         fused_add_rmsnorm=op("fused_add_rmsnorm", norm),
         rmsnorm=op("rmsnorm", lambda x, weight, eps, out: TorchSmallOps().rmsnorm(out, x, weight)),
         silu_and_mul=op("silu_and_mul", lambda x, out: TorchSmallOps().silu_and_mul(out, x)),
@@ -284,6 +296,19 @@ def test_a_window_of_another_length_fails_the_check(stand_in):
         prepared.run(0)
         error = relative_error(prepared.result(0), wanted.reference(0))
         assert (error < error_bound(point)) == passes
+
+
+def test_block_scaled_gemms_are_for_blackwell(stand_in):
+    point = Point("gemm", {"dtype": "fp8_block", "m": 20, "n": 384, "k": 256})
+    built = Named(lambda name: name == "gemm_sm100")
+    blackwell = FlashinferProvider(Device("cpu", 20_000, (10, 0)), stand_in, built)
+    assert blackwell.refuses(point) is None
+    prepared = blackwell.prepare(point, 2, 10**9)
+    assert check_result(point, prepared).passed
+    assert "not built" in FlashinferProvider(Device("cpu", 0, (12, 0)), stand_in, built).refuses(point)
+    assert "this GPU has 9.0" in FlashinferProvider(HOST, stand_in, built).refuses(point)
+    for odd in ({"m": 17}, {"n": 192}, {"dtype": "fp8"}):
+        assert blackwell.refuses(Point("gemm", {**point.values, **odd}))
 
 
 def test_cuda_cores_where_the_prefill_library_is_missing(stand_in):

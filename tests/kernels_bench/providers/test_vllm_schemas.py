@@ -116,6 +116,14 @@ def reshape_and_cache_flash(
 def cutlass_scaled_mm(out, a, b, a_scales, b_scales, bias):
     assert a.is_contiguous()
     assert b.stride(0) == 1
+    if a_scales.ndim == b_scales.ndim == 2 and b_scales.shape[0] > 1:
+        # of blocks: those of a column's rows in a row, the weight's transposed as the weight is
+        (m, k), n = a.shape, b.shape[1]
+        assert (a_scales.shape, a_scales.stride()) == ((m, k // 128), (1, m))
+        assert (b_scales.shape, b_scales.stride()) == ((k // 128, n // 128), (1, k // 128))
+        a_all, b_all = a_scales.repeat_interleave(128, 1), b_scales.repeat_interleave(128, 0)
+        out.copy_((a.float() * a_all) @ (b.float() * b_all.repeat_interleave(128, 1)))
+        return
     assert a_scales.is_contiguous()
     assert b_scales.is_contiguous()
     assert a_scales.numel() in (1, a.shape[0])
@@ -161,6 +169,8 @@ POINTS = [
     Point("attention_prefill", {**HEADS, "window": 8, "batch_size": 2, "q_len": 9, "kv_len": 90}),
     Point("gemm", {"dtype": "fp8", "m": 17, "n": 48, "k": 64}),
     Point("gemm", {"dtype": "fp8_rowwise", "m": 17, "n": 48, "k": 64}),
+    Point("gemm", {"dtype": "fp8_block", "m": 17, "n": 384, "k": 256}),
+    Point("gemm", {"dtype": "fp8_block", "m": 1, "n": 256, "k": 512}),
     *(
         Point("elementwise", {"kind": kind, "m": 9, "width": 512, "io_bytes": 1})
         for kind in ("rmsnorm_residual", "rope", "silu_and_mul", "kv_write", "fp8_quantise")
