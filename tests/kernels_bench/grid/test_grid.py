@@ -230,7 +230,7 @@ def test_smoke_has_every_operator_of_the_default_grid(default: Grid) -> None:
         names = ("dtype", "kv_dtype", "kind")
         return {(p.operator, *(p.values.get(name) for name in names)) for p in grid.points()}
 
-    assert kinds(load_grid("smoke")) == kinds(default)
+    assert kinds(load_grid("smoke")) >= kinds(default)
 
 
 def test_the_cpu_grid_is_tiny_and_has_two_sizes_on_every_axis() -> None:
