@@ -2,8 +2,8 @@
 
 Two orders of folders are in use, and both are read::
 
-    gemm/<gpu>/data.csv           mha/<phase>/<gpu>/<heads>.csv
-    <gpu>/gemm/data.csv           <gpu>/mha/<phase>/<heads>.csv
+    gemm/<gpu>/data.csv   mha/<phase>/<gpu>/<heads>.csv   grouped_gemm/<phase>/<gpu>/data.csv
+    <gpu>/gemm/data.csv   <gpu>/mha/<phase>/<heads>.csv   <gpu>/grouped_gemm/<phase>/data.csv
 
 ``<heads>`` is ``<nh>-<nkv>-<dh>``, or ``<nh>-<nkv>-<dh>-tp<T>`` for rows that one GPU of T measured.
 A file's latency is taken, its ``mfu`` column only checked (:mod:`fastroof.load.tree_peaks`).
@@ -20,13 +20,14 @@ from typing import Final
 
 import numpy as np
 
-from fastroof.arrays import Array
+from fastroof.arrays import Array, Floats
 from fastroof.columns import DTYPE
 from fastroof.config.gpu import GpuSpec, load_gpu
 from fastroof.errors import GpuError, TableError
 from fastroof.load.measured import MeasuredTable, MeasuredTables, PeakFinding
 from fastroof.load.rows import read_columns
 from fastroof.load.tree_peaks import PeakFit, fit_peak
+from fastroof.operators.operator import RowWork
 from fastroof.operators.registry import OPERATORS
 from fastroof.units import PEAK_DTYPE, TFLOP, US_PER_S
 
@@ -34,16 +35,15 @@ __all__ = ["is_tree", "load_tree"]
 
 Columns = dict[str, Array]
 
+FEWEST_DRAWN: Final = 0.7
+"""Tokens that the scripts of grouped GEMMs draw at least, as a share of those asked for."""
 PHASES: Final = ("prefill", "decode")
 UNREAD_KINDS: Final = {
-    "grouped_gemm": "grouped GEMMs time up and down projections apart; fastroof has no such operator yet",
     "dsa": "sparse attention (DSA) is no operator of fastroof yet",
     "gdn": "linear attention (GDN) is no operator of fastroof yet",
 }
 _OPERATORS: Final = {
-    (o.tree_file.kind, o.tree_file.phase): (o.name, o.tree_file)
-    for o in OPERATORS.values()
-    if o.tree_file is not None
+    (file.kind, file.phase): (o.name, file) for o in OPERATORS.values() for file in o.tree_files
 }
 """Operator and layout of each kind of file, by its folders."""
 
@@ -92,7 +92,7 @@ def load_tree(root: Path, gpu: str | None = None) -> MeasuredTables:
     -------
     MeasuredTables
         ``findings`` says for each file with an mfu column which peak it was divided by, ``ignored``
-        which files were not read and why.
+        which files or rows of them were not read and why.
 
     Raises
     ------
@@ -123,8 +123,10 @@ def load_tree(root: Path, gpu: str | None = None) -> MeasuredTables:
         if isinstance(heads, str):
             ignored[file.name] = heads
             continue
-        operator, columns, finding = _read_file(file, heads, spec)
+        operator, columns, finding, left_out = _read_file(file, heads, spec)
         parts[operator].append(columns)
+        if left_out:
+            ignored[file.name] = left_out
         findings += [] if finding is None else [finding]
     if not parts:
         raise TableError(f"{root}: nothing to load for {spec.name}: " + _first(ignored))
@@ -156,7 +158,8 @@ def _tree_files(root: Path) -> list[_TreeFile]:
     files = []
     unread = [(kind, phase) for kind in UNREAD_KINDS for phase in PHASES]
     for kind, phase in (*_OPERATORS, *unread):
-        file = "*.csv" if phase else "data.csv"
+        layout = _OPERATORS.get((kind, phase))
+        file = "*.csv" if layout is None or layout[1].named_by_heads else "data.csv"
         kind_first, gpu_first = f"{kind}/{phase}/*/{file}", f"*/{kind}/{phase}/{file}"
         for pattern, place in ((kind_first, -2), (gpu_first, 0)):
             for path in root.glob(pattern.replace("//", "/")):
@@ -198,7 +201,7 @@ def _source_name(root: Path, gpu: GpuSpec) -> str:
 
 def _heads(file: _TreeFile) -> tuple[int, int, int] | str:
     """Return the three numbers of an attention file's name, on one GPU; or why it has none."""
-    if not file.phase:
+    if not _OPERATORS[file.kind, file.phase][1].named_by_heads:
         return (0, 0, 0)
     match = re.fullmatch(r"([1-9]\d*)-([1-9]\d*)-([1-9]\d*)(?:-tp([1-9]\d*))?", file.path.stem)
     if match is None:
@@ -212,23 +215,42 @@ def _heads(file: _TreeFile) -> tuple[int, int, int] | str:
 
 def _read_file(
     file: _TreeFile, heads: tuple[int, int, int], gpu: GpuSpec
-) -> tuple[str, Columns, PeakFinding | None]:
+) -> tuple[str, Columns, PeakFinding | None, str]:
     operator, layout = _OPERATORS[file.kind, file.phase]
     names = layout.order if _lacks_header(file.path) else None
     read = read_columns(file.path, layout.required, layout.optional, names=names, label=file.name)
-    rows = len(read["latency_us"])
     columns: Columns = {name: read[name] for name in ("latency_us", "mfu") if name in read}
-    columns |= layout.convert(read, heads)
-    if DTYPE in layout.optional:
+    try:
+        columns |= layout.convert(read, heads)
+    except TableError as error:
+        raise TableError(f"{file.name}, {error}") from None
+    if DTYPE in layout.optional or layout.draws_tokens:
         fit = _fit_dtype(file, operator, columns, gpu)
     else:
         _check_dtype(file, "dtype", read["dtype"], compute_only=not layout.computes_in_any_dtype)
         if "kv_dtype" in columns:
             _check_dtype(file, "kv_dtype", columns["kv_dtype"], compute_only=False)
         fit = fit_peak(operator, columns, gpu, file.name, str(read["dtype"][0]))
+    left_out = ""
+    if layout.draws_tokens:
+        columns, left_out = _possible_rows(operator, columns, gpu)
     _check_mfu(file, operator, columns, gpu, None if fit is None else fit.finding)
-    columns["file"] = _repeat(file.name, rows)
-    return operator, columns, None if fit is None else fit.finding
+    columns["file"] = _repeat(file.name, len(columns["latency_us"]))
+    return operator, columns, None if fit is None else fit.finding, left_out
+
+
+def _possible_rows(operator: str, columns: Columns, gpu: GpuSpec) -> tuple[Columns, str]:
+    """Leave out rows that ran fewer tokens than they name, and say so; what no draw explains stays."""
+    mfu = _mfu(OPERATORS[operator].work(columns, gpu), columns)
+    possible = (mfu <= 1.0) | (mfu > 1.0 / FEWEST_DRAWN)
+    if possible.all():
+        return columns, ""
+    words = f"{(~possible).sum()} of {len(possible)} rows: faster than the peak for the tokens they name"
+    return {name: column[possible] for name, column in columns.items()}, words
+
+
+def _mfu(work: RowWork, columns: Columns) -> Floats:
+    return np.asarray(work.flops * US_PER_S / (columns["latency_us"] * work.limit_flops_per_s))
 
 
 def _lacks_header(path: Path) -> bool:
@@ -282,7 +304,7 @@ def _check_mfu(
             f"{file.name}, row {row + 1}: found dtype {columns['dtype'][row]!r}, "
             f"but {gpu.name} computes in {have} only"
         )
-    mfu = work.flops * US_PER_S / (columns["latency_us"] * work.limit_flops_per_s)
+    mfu = _mfu(work, columns)
     if (mfu > 1.0).any():
         row = int(np.argmax(mfu))
         sizes = ", ".join(f"{c.name} {columns[c.name][row]}" for c in OPERATORS[operator].axes)

@@ -187,13 +187,15 @@ class AttentionPrefill(PlannedAttention):
             "attention", "context_attention_perf", _PACKAGE_COLUMNS, _package_prefill, _PACKAGE_OPTIONAL
         ),
     )
-    tree_file = TreeFile(
-        "mha",
-        "prefill",
-        (DTYPE, SEQ_LEN, LATENCY),
-        (MFU,),
-        ("dtype", "seq_len", "latency_us", "mfu"),
-        _tree_prefill,
+    tree_files = (
+        TreeFile(
+            "mha",
+            "prefill",
+            (DTYPE, SEQ_LEN, LATENCY),
+            (MFU,),
+            ("dtype", "seq_len", "latency_us", "mfu"),
+            _tree_prefill,
+        ),
     )
 
     def q_len(self, columns: Columns) -> Array:
@@ -308,13 +310,15 @@ class AttentionDecode(PlannedAttention):
             "attention", "generation_attention_perf", _PACKAGE_COLUMNS, _package_decode, _PACKAGE_OPTIONAL
         ),
     )
-    tree_file = TreeFile(
-        "mha",
-        "decode",
-        (DTYPE, KV_DTYPE, *axes, LATENCY),
-        (MFU,),
-        ("dtype", "kv_dtype", "batch_size", "kv_len", "latency_us", "mfu"),
-        _tree_decode,
+    tree_files = (
+        TreeFile(
+            "mha",
+            "decode",
+            (DTYPE, KV_DTYPE, *axes, LATENCY),
+            (MFU,),
+            ("dtype", "kv_dtype", "batch_size", "kv_len", "latency_us", "mfu"),
+            _tree_decode,
+        ),
     )
 
     def bound(self, shape: HeadShape, gpu: GpuSpec, launch_us: float) -> BatchBound:

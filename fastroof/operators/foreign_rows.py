@@ -83,7 +83,7 @@ class PackageFile:
 
 @dataclass(frozen=True)
 class TreeFile:
-    """The CSV file of InferSim's and roofline V2's trees that holds rows of an operator.
+    """A CSV file of InferSim's and roofline V2's trees that holds rows of an operator.
 
     Attributes
     ----------
@@ -97,6 +97,11 @@ class TreeFile:
         From its columns and the numbers in its name to the operator's keys and axes.
     computes_in_any_dtype : bool
         Whether ``dtype`` may be any; attention computes in bf16.
+    named_by_heads : bool
+        Whether there is a file a head shape, named after it; else one, ``data.csv``.
+    draws_tokens : bool
+        Whether tokens are what was asked for and a row ran a random number of about so many: one that
+        ran far fewer, which its peak shows, is left out.
     """
 
     kind: str
@@ -106,6 +111,8 @@ class TreeFile:
     order: tuple[str, ...]
     convert: Callable[[Raw, Heads], dict[str, Array]]
     computes_in_any_dtype: bool = False
+    named_by_heads: bool = True
+    draws_tokens: bool = False
 
 
 def size_columns(*names: str, minimum: int = 1) -> tuple[Column, ...]:

@@ -170,14 +170,17 @@ class GemmOperator(PerRowOperator):
             RUN,
         ),
     )
-    tree_file = TreeFile(
-        "gemm",
-        "",
-        (*axes, LATENCY),
-        (DTYPE, MFU),
-        ("m", "k", "n", "latency_us", "mfu"),
-        _tree_columns,
-        computes_in_any_dtype=True,
+    tree_files = (
+        TreeFile(
+            "gemm",
+            "",
+            (*axes, LATENCY),
+            (DTYPE, MFU),
+            ("m", "k", "n", "latency_us", "mfu"),
+            _tree_columns,
+            computes_in_any_dtype=True,
+            named_by_heads=False,
+        ),
     )
 
     def flops(self, columns: Columns) -> Floats:

@@ -117,14 +117,16 @@ class MlaPrefill(RaggedPrefill):
     package_files = (
         PackageFile("mla", "context_mla_perf", (*MODULE_COLUMNS, *MEASURED), _package_prefill, RUN),
     )
-    tree_file = TreeFile(
-        "mla",
-        "prefill",
-        (DTYPE, SEQ_LEN, LATENCY),
-        (MFU,),
-        ("dtype", "seq_len", "latency_us", "mfu"),
-        _prefill_from_tree,
-        computes_in_any_dtype=True,
+    tree_files = (
+        TreeFile(
+            "mla",
+            "prefill",
+            (DTYPE, SEQ_LEN, LATENCY),
+            (MFU,),
+            ("dtype", "seq_len", "latency_us", "mfu"),
+            _prefill_from_tree,
+            computes_in_any_dtype=True,
+        ),
     )
 
     @staticmethod
@@ -173,13 +175,15 @@ class MlaDecode(RaggedOperator):
     package_files = (
         PackageFile("mla", "generation_mla_perf", (*MODULE_COLUMNS, *MEASURED), _package_decode, RUN),
     )
-    tree_file = TreeFile(
-        "mla",
-        "decode",
-        (DTYPE, KV_DTYPE, *axes, LATENCY),
-        (MFU,),
-        ("dtype", "kv_dtype", "batch_size", "kv_len", "latency_us", "mfu"),
-        _decode_from_tree,
+    tree_files = (
+        TreeFile(
+            "mla",
+            "decode",
+            (DTYPE, KV_DTYPE, *axes, LATENCY),
+            (MFU,),
+            ("dtype", "kv_dtype", "batch_size", "kv_len", "latency_us", "mfu"),
+            _decode_from_tree,
+        ),
     )
 
     @staticmethod

@@ -21,6 +21,7 @@ from fastroof.operators.foreign_rows import (
     ForeignRows,
     PackageFile,
     Raw,
+    TreeFile,
     dtype_names,
     measured_us,
     size_columns,
@@ -28,6 +29,7 @@ from fastroof.operators.foreign_rows import (
     unknown_dtypes,
     version_order,
 )
+from fastroof.operators.grouped_gemms import GROUPED_GEMM_FILES
 from fastroof.operators.operator import (
     Columns,
     DatasheetClass,
@@ -243,6 +245,7 @@ class MoeOperator(SizedOperator, PerRowOperator):
     # Over the bf16 rows of vLLM 0.24.0 on the H100, balanced, of 500 us and more.
     datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"moe": DatasheetClass(23.3, 0.63)}
     package_files = (PackageFile("moe", "moe_perf", _PACKAGE_COLUMNS, _gated_rows, RUN),)
+    tree_files: ClassVar[tuple[TreeFile, ...]] = GROUPED_GEMM_FILES
 
     def flops(self, columns: Columns) -> Floats:
         """All GEMMs of every token's experts."""
@@ -364,6 +367,7 @@ class NongatedMoeOperator(MoeOperator):
     holdouts = (HoldoutGrid("moe_nongated", "every second", {}, {}),)
     coverages = (HoldoutGrid("moe_nongated", "bf16", {}, {"dtype": "bf16"}),)
     package_files = (PackageFile("moe", "moe_perf", _PACKAGE_COLUMNS, _nongated_rows, RUN),)
+    tree_files = ()
 
 
 MOE: Final = MoeOperator()

@@ -156,8 +156,8 @@ class Operator(ABC):
         What the datasheet model assumes of it, by class of its kernels.
     package_files : tuple of PackageFile
         The files of aiconfigurator-core that become its rows.
-    tree_file : TreeFile or None
-        The file of InferSim's trees that becomes its rows.
+    tree_files : tuple of TreeFile
+        The files of InferSim's trees that become its rows.
     """
 
     name: ClassVar[str]
@@ -177,7 +177,7 @@ class Operator(ABC):
     coverages: ClassVar[tuple[HoldoutGrid, ...]] = ()
     datasheets: ClassVar[Mapping[str, DatasheetClass]] = {}
     package_files: ClassVar[tuple[PackageFile, ...]] = ()
-    tree_file: ClassVar[TreeFile | None] = None
+    tree_files: ClassVar[tuple[TreeFile, ...]] = ()
 
     def __repr__(self) -> str:
         return f"<operator {self.name}>"
