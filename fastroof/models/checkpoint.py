@@ -19,11 +19,17 @@ class Checkpoint:
         Of its KV cache; None where it does not say, and bf16 is meant.
     method : str
         As a person reads it: ``"fp8, blocks of 128 x 128, dynamic scales"``; empty for plain bf16.
+    head_dtype : str
+        Of the LM head.
+    scale_bytes : tuple of (str, float)
+        Bytes of scales a weight in a format, where they are the checkpoint's choice: its group size.
     """
 
     dtype: str = "bf16"
     kv_dtype: str | None = None
     method: str = ""
+    head_dtype: str = "bf16"
+    scale_bytes: tuple[tuple[str, float], ...] = ()
 
 
 UNQUANTISED = Checkpoint()

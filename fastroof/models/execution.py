@@ -11,11 +11,22 @@ __all__ = ["AUTO", "DTYPES", "KV_DTYPES", "ROUTING", "ROUTINGS", "Execution", "F
 AUTO: Final = "auto"
 """The format that the checkpoint has."""
 
-DTYPES: Final = ("bf16", "fp8", "fp8_block", "int8", "int8_wo", "int4_wo", "w4afp8", "nvfp4", "mxfp4")
+DTYPES: Final = (
+    "bf16",
+    "fp8",
+    "fp8_block",
+    "int8",
+    "int8_wo",
+    "int4_wo",
+    "w4afp8",
+    "nvfp4",
+    "nvfp4_wo",
+    "mxfp4",
+)
 """Formats of linear layers and experts.
 
-fp8 is per tensor, fp8_block per block of 128 x 128 weights; int8 is weights and activations, int8_wo and
-int4_wo weights alone; w4afp8 is int4 weights against fp8 activations.
+fp8 is per tensor, fp8_block per block of 128 x 128 weights; int8 is weights and activations, int8_wo,
+int4_wo and nvfp4_wo weights alone; w4afp8 is int4 weights against fp8 activations.
 """
 KV_DTYPES: Final = ("bf16", "fp8")
 
@@ -47,6 +58,8 @@ class Execution(NamedTuple):
         that of all.
     kernels : tuple of (str, str)
         The format that the kernels of a stored format compute in, where it has another name.
+    scale_bytes : tuple of (str, float)
+        Bytes of scales a weight in a format, where the checkpoint has them beside the format's own.
     routing : str
         One of :data:`ROUTINGS`.
     shared_beside : bool
@@ -58,12 +71,22 @@ class Execution(NamedTuple):
     quantise_inputs: bool = False
     formats: Formats | None = None
     kernels: tuple[tuple[str, str], ...] = ()
+    scale_bytes: tuple[tuple[str, float], ...] = ()
     routing: str = ROUTING
     shared_beside: bool = False
 
     def stored(self, module: str) -> str:
         """Format in which the weights of a module are stored, such as ``qkv`` or ``experts``."""
         return self.dtype if self.formats is None else dict(self.formats).get(module, "bf16")
+
+    @property
+    def head_dtype(self) -> str:
+        """Format of the LM head: bf16 unless the checkpoint says otherwise."""
+        return "bf16" if self.formats is None else self.stored("lm_head")
+
+    def of_head(self) -> Execution:
+        """Return the execution with the head's format alone."""
+        return self._replace(formats=(("lm_head", self.head_dtype),))
 
     def kernel(self, module: str) -> str:
         """Format that the kernels of a module compute in."""
@@ -72,5 +95,10 @@ class Execution(NamedTuple):
 
 
 def weight_bytes(weights: dict[str, int], execution: Execution) -> float:
-    """Bytes of a layer's linear weights, each module in its own format."""
-    return sum(count * DTYPE_BYTES[execution.stored(module)] for module, count in weights.items())
+    """Bytes of a layer's linear weights and their scales, each module in its own format."""
+    scale_bytes = dict(execution.scale_bytes)
+
+    def bytes_of(dtype: str) -> float:
+        return DTYPE_BYTES[dtype] + scale_bytes.get(dtype, 0.0)
+
+    return sum(count * bytes_of(execution.stored(module)) for module, count in weights.items())

@@ -39,8 +39,8 @@ def step_calls(model: ModelSpec, layout: Layout, execution: Execution) -> StepCa
     layout : Layout
         How it is split.
     execution : Execution
-        What its weights and its cache are stored in, and how an engine runs it; ``formats`` of an empty
-        tuple stand for those of each kind of layers.
+        What its weights and its cache are stored in, and how an engine runs it; where it has ``formats``,
+        each kind of layers has its own, and only the head's are read of these.
 
     Returns
     -------
@@ -49,11 +49,12 @@ def step_calls(model: ModelSpec, layout: Layout, execution: Execution) -> StepCa
     """
     row_bytes = float(model.hidden * ACTIVATION_BYTES)
     vocab_rows = model.padded_vocab(layout.tp) // layout.tp
+    head_dtype = execution.of_head().kernel("lm_head")
     return StepCalls(
         (Elementwise("embedding", "embedding", 1, 2.0 * row_bytes),),
         tuple(kind.calls(model.hidden, layout, execution) for kind in model.kinds),
         (
             Elementwise("final_norm", "final rmsnorm", 1, 4.0 * row_bytes),
-            Gemm("lm_head", "lm_head", 1, vocab_rows, model.hidden, "bf16", "sequences"),
+            Gemm("lm_head", "lm_head", 1, vocab_rows, model.hidden, head_dtype, "sequences"),
         ),
     )

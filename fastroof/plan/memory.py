@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from fastroof.config import GpuSpec
 from fastroof.models import Layout, ModelSpec
-from fastroof.models.execution import Execution
+from fastroof.models.execution import Execution, weight_bytes
 from fastroof.units import ACTIVATION_BYTES
 
 __all__ = ["MEMORY_SHARE", "PlanMemory", "plan_memory"]
@@ -21,7 +21,8 @@ class PlanMemory(NamedTuple):
     Attributes
     ----------
     weight_bytes : int
-        Linear layers and experts in their formats; embedding, LM head, norms and biases in bf16.
+        Linear layers and experts in their formats, with their scales; embedding, norms and biases in bf16,
+        as nearly every LM head.
     kv_bytes_per_token : int
         KV cache of one token over all layers.
     activation_bytes : int
@@ -46,12 +47,14 @@ def plan_memory(
     hidden = model.hidden
     vocab_rows = model.padded_vocab(layout.tp) // layout.tp
     linear_bytes = model.sum_layers(lambda kind: kind.weight_bytes(hidden, layout, execution))
-    other = vocab_rows * hidden * (1 if model.tie_embeddings else 2) + hidden
+    other = vocab_rows * hidden + hidden
+    if not model.tie_embeddings or execution.head_dtype != "bf16":
+        linear_bytes += weight_bytes({"lm_head": vocab_rows * hidden}, execution.of_head())
     other += int(model.sum_layers(lambda kind: kind.other_weights(hidden, layout)))
-    weight_bytes = int(linear_bytes) + other * ACTIVATION_BYTES
+    held_bytes = int(linear_bytes) + other * ACTIVATION_BYTES
     kv_bytes = model.kv_bytes_per_token(layout, execution.kv_dtype)
     widest = max(kind.activation_width(hidden, layout) for kind in model.kinds)
     activation_bytes = max_tokens * (2 * hidden + widest) * ACTIVATION_BYTES
     usable = int(gpu.hbm_bytes * MEMORY_SHARE)
-    room = max(0, usable - weight_bytes - activation_bytes)
-    return PlanMemory(weight_bytes, kv_bytes, activation_bytes, gpu.hbm_bytes - usable, room // kv_bytes)
+    room = max(0, usable - held_bytes - activation_bytes)
+    return PlanMemory(held_bytes, kv_bytes, activation_bytes, gpu.hbm_bytes - usable, room // kv_bytes)

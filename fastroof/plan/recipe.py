@@ -13,7 +13,7 @@ from fastroof.compiled import steps
 from fastroof.config import GpuSpec
 from fastroof.lazy_property import lazy_property
 from fastroof.models import ModelSpec
-from fastroof.models.execution import ROUTING, Execution
+from fastroof.models.execution import ROUTING, Execution, Formats
 from fastroof.models.step import StepCalls, step_calls
 from fastroof.operators.calls import AttentionCall, Call, Parallel
 from fastroof.plan.attention import PlanAttention, heads_of
@@ -155,15 +155,19 @@ def curves_of(tables: Tables | None, gpu: GpuSpec, options: PlanOptions) -> Curv
 
 def execution_of(model: ModelSpec, options: PlanOptions, curves: CurveSource) -> Execution:
     """How a plan runs its model; ``options`` are those of that model, see :meth:`PlanOptions.of`."""
-    formats = () if options.dtype == model.checkpoint.dtype else None
-    stored = (
-        {options.dtype} if formats is None else {dtype for kind in model.kinds for _, dtype in kind.formats}
-    )
+    checkpoint = model.checkpoint
+    formats: Formats | None = None
+    scale_bytes: tuple[tuple[str, float], ...] = ()
+    stored = {options.dtype}
+    if options.dtype == checkpoint.dtype:
+        formats, scale_bytes = (("lm_head", checkpoint.head_dtype),), checkpoint.scale_bytes
+        stored = {dtype for kind in model.kinds for _, dtype in kind.formats} | {checkpoint.head_dtype}
     return Execution(
         options.dtype,
         options.kv_dtype,
         "fp8" in stored and curves.quantise_inputs,
         formats,
+        scale_bytes=scale_bytes,
         routing=ROUTING if options.routing is None else options.routing,
     )
 

@@ -1,0 +1,7 @@
+"""Quantised checkpoints: which modules of a model are stored in which format."""
+
+from __future__ import annotations
+
+from fastroof.models.quantisation.checkpoint_formats import QUANTISATION_KEYS, quantisation_of, quantised
+
+__all__ = ["QUANTISATION_KEYS", "quantisation_of", "quantised"]

@@ -1,0 +1,223 @@
+"""A model as its checkpoint stores it: which of its modules are in which format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from fastroof.errors import ModelError
+from fastroof.models.checkpoint import Checkpoint
+from fastroof.models.execution import Formats
+from fastroof.models.hf import Fields
+from fastroof.models.layers import LayerGroup, LayerKind
+from fastroof.models.layout import Layout
+from fastroof.models.quantisation.methods import read_quantisation
+from fastroof.models.quantisation.names import HEAD_NAMES, MODULE_NAMES, ModuleNames, layer_module_names
+from fastroof.models.quantisation.scheme import Group, Quantisation
+from fastroof.models.spec import ModelSpec
+
+__all__ = ["QUANTISATION_KEYS", "quantisation_of", "quantised"]
+
+QUANTISATION_KEYS: Final = ("quantization_config", "compression_config")
+"""Fields of a config.json that say how its weights are stored."""
+
+
+def quantisation_of(config: Mapping[str, Any], where: str = "model config") -> Mapping[str, Any] | None:
+    """Find how weights are stored in a config.json: its own field, or its text model's.
+
+    Parameters
+    ----------
+    config : mapping
+        Contents of a config.json.
+    where : str
+        What errors call it.
+
+    Returns
+    -------
+    mapping or None
+        The field; None where there is none or it is null.
+
+    Raises
+    ------
+    ModelError
+        If it is no JSON object.
+
+    Examples
+    --------
+    >>> quantisation_of({"text_config": {"quantization_config": {"quant_method": "fp8"}}})
+    {'quant_method': 'fp8'}
+    """
+    text = config.get("text_config")
+    for holder in (config, text if isinstance(text, Mapping) else {}):
+        for key in QUANTISATION_KEYS:
+            quantisation = holder.get(key)
+            if quantisation is None:
+                continue
+            if not isinstance(quantisation, Mapping):
+                raise ModelError(f"{where}: field {key} must be an object, got {quantisation!r}")
+            return quantisation
+    return None
+
+
+def quantised(
+    spec: ModelSpec,
+    quantisation: Mapping[str, Any] | None,
+    hf_quant: Mapping[str, Any] | None = None,
+    *,
+    layer_kinds: Sequence[LayerKind] | None = None,
+    module_names: ModuleNames | None = None,
+    where: str = "model config",
+) -> ModelSpec:
+    """Return a model with the formats that its checkpoint has.
+
+    A parser calls it last: ``quantised(spec, quantisation_of(config), hf_quant, layer_kinds=kinds)``.
+
+    Parameters
+    ----------
+    spec : ModelSpec
+        The model, unquantised.
+    quantisation : mapping or None
+        Its ``quantization_config``, see :func:`quantisation_of`.
+    hf_quant : mapping, optional
+        Contents of the hf_quant_config.json beside it. Of a ModelOpt checkpoint it counts more: it is
+        what ModelOpt writes itself.
+    layer_kinds : sequence of LayerKind, optional
+        The kind of every layer, in the order of the model; without it those of ``spec.layers``, group
+        after group. Layers that differ in their formats alone become kinds of their own.
+    module_names : mapping, optional
+        What the modules of a layer are called where it is something else than in
+        :data:`fastroof.models.quantisation.names.MODULE_NAMES`, by the role of their call, behind the layer's
+        own name: ``{"experts": ("experts",)}``.
+    where : str
+        What errors call the file.
+
+    Returns
+    -------
+    ModelSpec
+        With ``checkpoint``, and kinds with their formats; the same where nothing says that it is quantised.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If no kernel was measured for how it is quantised.
+    ModelError
+        If a field has a value that the method does not know, or no module is quantised.
+    """
+    read = _read(quantisation, hf_quant, where)
+    if read is None:
+        return spec
+    kinds = layer_kinds
+    if kinds is None:
+        kinds = [group.kind for group in spec.layers for _ in range(group.count)]
+    elif len(kinds) != spec.num_layers:
+        raise ModelError(f"{spec.name}: {len(kinds)} kinds of layers are given of {spec.num_layers} layers")
+    names = {**MODULE_NAMES, **(module_names or {})}
+    formats_of = _FormatsOf(read, names, spec)
+    formats = [formats_of.layer(number, kind) for number, kind in enumerate(kinds)]
+    head = formats_of.head()
+    weights = formats_of.weights
+    if read.groups and not weights:
+        raise ModelError(f"{where}: quantization_config: {read.method} is of no module of {spec.name}")
+    dtype = max(weights, key=lambda stored: (weights[stored], stored), default="bf16")
+    checkpoint = Checkpoint(
+        dtype, read.kv_dtype, read.method, head, tuple(sorted(formats_of.scale_bytes.items()))
+    )
+    return replace(spec, layers=_grouped(kinds, formats), checkpoint=checkpoint)
+
+
+def _read(
+    quantisation: Mapping[str, Any] | None, hf_quant: Mapping[str, Any] | None, where: str
+) -> Quantisation | None:
+    beside = None if hf_quant is None else _hf_quant(hf_quant, where)
+    if quantisation is None:
+        return None if beside is None else read_quantisation(beside)
+    own = Fields(quantisation, f"{where}: quantization_config")
+    method = own.text("quant_method")
+    if beside is None or (method is not None and not method.casefold().startswith("modelopt")):
+        return read_quantisation(own)
+    return read_quantisation(beside)
+
+
+def _hf_quant(hf_quant: Mapping[str, Any], where: str) -> Fields:
+    where = f"{where}: hf_quant_config.json"
+    quantisation = hf_quant.get("quantization")
+    if not isinstance(quantisation, Mapping):
+        raise ModelError(f"{where}: field quantization must be an object, got {quantisation!r}")
+    return Fields({"quant_method": "modelopt", **quantisation}, where)
+
+
+class _FormatsOf:
+    """Formats of the modules of a model, and how many weights each has."""
+
+    def __init__(self, quantisation: Quantisation, names: ModuleNames, spec: ModelSpec) -> None:
+        self._quantisation, self._names, self._spec = quantisation, names, spec
+        self.weights: dict[str, int] = {}
+        self.scale_bytes: dict[str, float] = {}
+
+    def layer(self, number: int, kind: LayerKind) -> Formats:
+        formats = []
+        for role, weights in kind.linear_weights(self._spec.hidden, Layout()).items():
+            if role not in self._names:
+                raise ModelError(f"{self._spec.name}: what is the module of {role} called? See module_names")
+            group = self._group(role, layer_module_names(number, self._names[role]))
+            if group is not None:
+                formats.append((role, group.dtype))
+                self._count(group, weights)
+        return tuple(formats)
+
+    def head(self) -> str:
+        # engines leave the head in bf16 unless it is named: it is no linear layer to them
+        group = self._group("lm_head", HEAD_NAMES)
+        if group is None or group.targets is None:
+            return "bf16"
+        self._count(group, 0)
+        return group.dtype
+
+    def _count(self, group: Group, weights: int) -> None:
+        self.weights[group.dtype] = self.weights.get(group.dtype, 0) + weights
+        known = self.scale_bytes.get(group.dtype, 0.0)
+        if group.scale_bytes > known:
+            self.scale_bytes[group.dtype] = group.scale_bytes
+
+    def _group(self, role: str, names: Sequence[str]) -> Group | None:
+        if self._quantisation.excluded.name_any(names):
+            return None
+        for group in self._quantisation.groups:
+            if (not group.roles or role in group.roles) and (
+                group.targets is None or group.targets.name_any(names)
+            ):
+                return group
+        return None
+
+
+def _grouped(kinds: Sequence[LayerKind], formats: Sequence[Formats]) -> tuple[LayerGroup, ...]:
+    """Layers by kind and formats, as they first come; a kind that has several is named by them too."""
+    counts: dict[tuple[LayerKind, Formats], int] = {}
+    for layer in zip(kinds, formats, strict=True):
+        counts[layer] = counts.get(layer, 0) + 1
+    groups = []
+    names = [kind.name for kind, _ in counts]
+    for kind, own in counts:
+        name = kind.name
+        if names.count(name) > 1:
+            name = f"{name}, {_said(kind, own)}"
+        groups.append((replace(kind, formats=own, name=name), counts[kind, own]))
+    taken = [kind.name for kind, _ in groups]
+    return tuple(
+        LayerGroup(
+            kind if taken.count(kind.name) == 1 else replace(kind, name=f"{kind.name} {number}"), count
+        )
+        for number, (kind, count) in enumerate(groups, 1)
+    )
+
+
+def _said(kind: LayerKind, formats: Formats) -> str:
+    stored = dict(formats)
+    if not stored:
+        return "bf16"
+    if len(set(stored.values())) == 1:
+        dtype = next(iter(stored.values()))
+        modules = kind.linear_weights(1, Layout())
+        return dtype if len(stored) == len(modules) else f"{dtype} {' '.join(stored)}"
+    return " ".join(f"{role} {dtype}" for role, dtype in formats)

@@ -1,0 +1,125 @@
+"""What checkpoints call the modules that a step's calls stand for, and patterns that pick some of them."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from fastroof.errors import ModelError
+
+__all__ = ["HEAD_NAMES", "MODULE_NAMES", "ModuleNames", "ModulePatterns", "layer_module_names"]
+
+ModuleNames = Mapping[str, Sequence[str]]
+"""What the modules of a layer are called, behind the layer's own name, by the role of their call."""
+
+_EXPERT_BLOCKS = ("mlp", "block_sparse_moe", "feed_forward", "moe", "mixer", "ffn")
+_EXPERT_PARTS = ("", ".0.gate_proj", ".0.up_proj", ".0.down_proj", ".0.w1", ".0.w2", ".0.w3")
+_SHARED_NAMES = ("shared_experts", "shared_expert")
+_SHARED_BLOCKS = (
+    *(f"{block}.{shared}" for block in _EXPERT_BLOCKS for shared in _SHARED_NAMES),
+    "share_expert",
+)
+_ATTENTION_NAMES = ("self_attn", "attn", "attention", "mixer")
+
+MODULE_NAMES: Final[dict[str, tuple[str, ...]]] = {
+    "qkv": tuple(f"{a}.{p}" for a in _ATTENTION_NAMES for p in ("q_proj", "k_proj", "v_proj", "qkv_proj")),
+    "o": tuple(f"{a}.o_proj" for a in _ATTENTION_NAMES),
+    "gate_up": tuple(
+        f"{block}.{p}" for block in ("mlp", "feed_forward") for p in ("gate_proj", "up_proj", "gate_up_proj")
+    ),
+    "down": ("mlp.down_proj", "feed_forward.down_proj"),
+    "experts": tuple(f"{block}.experts{part}" for block in _EXPERT_BLOCKS for part in _EXPERT_PARTS),
+    "shared_gate_up": tuple(f"{block}.{p}" for block in _SHARED_BLOCKS for p in ("gate_proj", "up_proj")),
+    "shared_down": tuple(f"{block}.down_proj" for block in _SHARED_BLOCKS),
+}
+"""Names in the checkpoints of most families; a family whose names mean something else gives its own."""
+
+HEAD_NAMES: Final = ("lm_head", "language_model.lm_head", "head", "output")
+"""Of the LM head."""
+
+_STACKS = ("model.", "model.language_model.", "language_model.model.", "backbone.", "")
+"""What stands before ``layers.0`` in a checkpoint, by how its model is wrapped."""
+_LAYER = re.compile(r"^layers\.(\d+)\.")
+# A repeated group that holds a repetition can take exponential time over a name that it does not match.
+_NESTED_REPETITION = re.compile(r"[+*}][^()]*\)[+*{]")
+
+
+def layer_module_names(layer: int, names: Sequence[str]) -> tuple[str, ...]:
+    """Names of a layer's modules behind the stack of layers: ``layers.3.self_attn.q_proj``."""
+    return tuple(f"layers.{layer}.{name}" for name in names)
+
+
+class ModulePatterns:
+    """Modules that a list in a checkpoint's configuration names.
+
+    Parameters
+    ----------
+    patterns : sequence of str
+        A name stands for the module and all in it, wherever in a longer name it stands between dots
+        (``"gate"`` is the router, never ``gate_proj``); ``*`` in one for any text; ``re:`` is followed by
+        a regular expression for the beginning of a module's name.
+    where : str
+        File and field, for errors.
+
+    Raises
+    ------
+    ModelError
+        If a regular expression is none.
+
+    Examples
+    --------
+    >>> patterns = ModulePatterns(["lm_head", "model.layers.*.self_attn", "re:.*shared.*"], "config.json")
+    >>> patterns.name_any(["layers.7.self_attn.q_proj"]), patterns.name_any(["layers.7.mlp.down_proj"])
+    (True, False)
+    """
+
+    def __init__(self, patterns: Sequence[str], where: str) -> None:
+        self.patterns = tuple(patterns)
+        self._literal: set[str] = set()
+        self._globs: list[re.Pattern[str]] = []
+        self._globs_of_layer: dict[int, list[re.Pattern[str]]] = {}
+        self._expressions: list[re.Pattern[str]] = []
+        for pattern in patterns:
+            if pattern.startswith("re:"):
+                self._expressions.append(_expression(pattern[3:], where))
+                continue
+            name = _behind_stack(pattern)
+            if "*" not in name:
+                self._literal.add(name)
+                continue
+            glob = re.compile(rf"(?:.*\.)?{fnmatch.translate(name)[:-2]}(?:\..*)?\Z")
+            layer = _LAYER.match(name)
+            of_layer = self._globs if layer is None else self._globs_of_layer.setdefault(int(layer[1]), [])
+            of_layer.append(glob)
+
+    def name_any(self, names: Sequence[str]) -> bool:
+        """Whether any of a module's names, each from the stack of layers on, is meant."""
+        return any(self._names(name) for name in names)
+
+    def _names(self, name: str) -> bool:
+        if self._literal:
+            parts = name.split(".")
+            ends = range(1, len(parts) + 1)
+            if any(".".join(parts[start:end]) in self._literal for end in ends for start in range(end)):
+                return True
+        layer = _LAYER.match(name)
+        globs = self._globs if layer is None else [*self._globs, *self._globs_of_layer.get(int(layer[1]), ())]
+        return any(glob.match(name) for glob in globs) or any(
+            expression.match(stack + name) for expression in self._expressions for stack in _STACKS
+        )
+
+
+def _behind_stack(name: str) -> str:
+    longest = max((stack for stack in _STACKS if name.startswith(stack)), key=len)
+    return name[len(longest) :]
+
+
+def _expression(text: str, where: str) -> re.Pattern[str]:
+    if _NESTED_REPETITION.search(text):
+        raise ModelError(f"{where}: {text!r} repeats a repetition, which can take forever to match")
+    try:
+        return re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ModelError(f"{where}: {text!r} is no regular expression: {error}") from error
