@@ -23,7 +23,8 @@ from fastroof.compiled.plan_files import (
     FILE_HEADER,
     plan_bytes_code,
 )
-from fastroof.compiled.steps import CODE_SIZES, MAX_SEQS, MAX_TOKENS, general_decode_steps_us, ragged_steps_us
+from fastroof.compiled.ragged_steps import ragged_steps_us
+from fastroof.compiled.steps import CODE_SIZES, MAX_SEQS, MAX_TOKENS, general_decode_steps_us
 
 __all__ = ["C_FUNCTIONS", "C_LIBRARY"]
 

@@ -18,6 +18,7 @@ from fastroof.compiled.steps import (
     open_plan,
     summed_step_us,
 )
+from fastroof.compiled.windows import equal_window_sums, no_window_sums, window_sums
 
 __all__ = ["equal_chunks_us", "equal_decodes_us", "requests_step_us", "sums_step_us"]
 
@@ -55,7 +56,10 @@ def requests_step_us(arena: Floats, new_tokens: Ints, context_len: Ints) -> floa
     sums, possible = request_sums(new_tokens, context_len, 0, seqs, plan.max_tokens)
     if not possible or sums.decodes + sums.new_sum > plan.max_tokens:
         return np.nan
-    return summed_step_us(arena, plan, seqs, sums)
+    in_window = no_window_sums()
+    if plan.window > 0:
+        in_window = window_sums(new_tokens, context_len, 0, seqs, plan.window)
+    return summed_step_us(arena, plan, seqs, sums, in_window)
 
 
 @jit
@@ -69,7 +73,10 @@ def sums_step_us(
     prefix_pairs: int,
     prefix_sum: int,
 ) -> float:
-    """Time a step of ``seqs`` requests, us; NaN for what no step has or the plan cannot time."""
+    """Time a step of ``seqs`` requests, us; NaN for what no step has or the plan cannot time.
+
+    Layers within a window take the decodes for equal ones, and the chunks: the sums do not tell.
+    """
     plan = open_plan(arena)
     if seqs < 1 or seqs > plan.max_seqs or decodes < 0 or decodes > seqs:
         return np.nan
@@ -78,4 +85,7 @@ def sums_step_us(
     if min(kv_sum, prefix_pairs, prefix_sum) < 0 or causal_pairs < new_sum:
         return np.nan
     sums = StepSums(decodes, kv_sum, new_sum, causal_pairs, prefix_pairs, prefix_sum)
-    return summed_step_us(arena, plan, seqs, sums)
+    in_window = no_window_sums()
+    if plan.window > 0:
+        in_window = equal_window_sums(decodes, kv_sum, new_sum, seqs - decodes, prefix_sum, plan.window)
+    return summed_step_us(arena, plan, seqs, sums, in_window)

@@ -18,6 +18,7 @@ from fastroof.compiled.jit import jit
 from fastroof.compiled.mean_steps import mean_decode_attention_us
 from fastroof.compiled.serving import ESTIMATE_ROWS, ServingOptions, serving_estimates
 from fastroof.compiled.steps import PlanParts
+from fastroof.compiled.windows import seen_before, windowed_pairs
 
 __all__ = [
     "ANSWERS",
@@ -175,6 +176,13 @@ def _add_prefix(
     decodes = mean[MEAN_DECODES]
     more_us = mean_decode_attention_us(arena, plan, decodes, sizes.isl, sizes.osl)
     more_us -= mean_decode_attention_us(arena, plan, decodes, sizes.new, sizes.osl)
+    chunks = math.ceil(sizes.new / max(sizes.budget - decodes, 1.0)) if is_chunked else 1
+    # a prompt's pairs with cached tokens within a window, and how many of them its chunks read
+    window = float(plan.window)
+    crossed = windowed_pairs(sizes.isl, window) - windowed_pairs(cached, window)
+    crossed -= windowed_pairs(sizes.new, window)
+    size = sizes.new / chunks
+    read = seen_before(float(chunks), size, cached, window) - seen_before(float(chunks), size, 0.0, window)
     share = mean[MEAN_SHARE]
     gaps = sizes.osl - 1.0
     before_us = mean[MEAN_DECODE_US] + share * (mean[MEAN_MIXED_US] - mean[MEAN_DECODE_US])
@@ -184,9 +192,11 @@ def _add_prefix(
         pairs = mean[MEAN_PREFILL] * cached
         mean[MEAN_MIXED_US] += more_us + plan.prefix_pair_us * pairs
         mean[MEAN_MIXED_US] += plan.prefix_token_us * cached * max(mean[MEAN_PROMPTS], 1.0)
+        mean[MEAN_MIXED_US] += plan.window_pair_us * (mean[MEAN_PREFILL] / sizes.new) * crossed
+        mean[MEAN_MIXED_US] += plan.window_token_us * read / chunks * max(mean[MEAN_PROMPTS], 1.0)
     step_us = mean[MEAN_DECODE_US] + share * (mean[MEAN_MIXED_US] - mean[MEAN_DECODE_US])
-    chunks = math.ceil(sizes.new / max(sizes.budget - decodes, 1.0)) if is_chunked else 1
     own_us = plan.prefix_pair_us * sizes.new * cached + plan.prefix_token_us * cached * chunks
+    own_us += plan.window_pair_us * crossed + plan.window_token_us * read
     if clients > 1.0:
         own_us += more_us * chunks + 0.5 * (step_us - before_us)
     steady_us = mean[MEAN_TTFT_US] - mean[MEAN_WAIT_US]

@@ -14,7 +14,14 @@ from fastroof.compiled.decode_lines import cell_at
 from fastroof.compiled.grids import grid_value
 from fastroof.compiled.jit import jit, jit_inline
 from fastroof.compiled.llvm import table_load
-from fastroof.compiled.steps import PlanParts, equal_chunks, prefill_attention_us, with_prefill_us
+from fastroof.compiled.steps import (
+    PlanParts,
+    equal_chunks,
+    prefill_attention_us,
+    window_prefill_us,
+    with_prefill_us,
+)
+from fastroof.compiled.windows import WindowSums, mean_chunk_sums, mean_seen, windowed_pairs
 
 __all__ = [
     "Prompt",
@@ -78,12 +85,25 @@ def mean_decode_rows_us(arena: Floats, plan: PlanParts, decodes: float) -> float
     return _rows_us(arena, plan, plan.decode_tokens_at, decodes, decodes)
 
 
+@jit_inline
+def _at_mean_us(arena: Floats, plan: PlanParts, batch: float, kv_len: float, spread: float) -> float:
+    """Decode attention of requests that are spread around a mean length, us."""
+    total = grid_value(arena, plan.decode, batch, kv_len)
+    if plan.window > 0:
+        window = float(plan.window)
+        seen = mean_seen(kv_len, spread, window)
+        total += grid_value(arena, plan.window_decode, batch, seen)
+        total -= grid_value(arena, plan.window_decode, batch, min(kv_len, window))
+    return total
+
+
 @jit
 def _spread_attention_us(
-    arena: Floats, plan: PlanParts, decodes: float, kv_len: float, spread: float
+    arena: Floats, plan: PlanParts, decodes: float, kv_len: float, spread: float, others: float
 ) -> float:
     """Decode attention of all layers, us: its mean over mean lengths within ``spread`` around ``kv_len``.
 
+    The requests of a step are spread by ``others`` around its mean, which layers within a window see.
     Two points of Gauss and Legendre in each cell of the table: exact on straight lines.
     """
     batch = max(decodes, 1.0)
@@ -99,8 +119,8 @@ def _spread_attention_us(
         stop = high if cell >= axis.last_cell else min(high, arena[axis.nodes_at + cell + 1])
         half = 0.5 * (stop - start)
         middle = start + half
-        total += half * grid_value(arena, plan.decode, batch, middle - GAUSS * half)
-        total += half * grid_value(arena, plan.decode, batch, middle + GAUSS * half)
+        total += half * _at_mean_us(arena, plan, batch, middle - GAUSS * half, others)
+        total += half * _at_mean_us(arena, plan, batch, middle + GAUSS * half, others)
         start = stop
         cell += 1
     return share * (total / spread)
@@ -114,8 +134,10 @@ def mean_decode_attention_us(arena: Floats, plan: PlanParts, decodes: float, isl
     """
     if decodes <= 0.0 or osl <= 1.0:
         return 0.0
-    spread = (osl - 1.0) / math.sqrt(max(decodes, 1.0))
-    return _spread_attention_us(arena, plan, decodes, isl + 0.5 * osl, spread)
+    requests = max(decodes, 1.0)
+    spread = (osl - 1.0) / math.sqrt(requests)
+    others = (osl - 1.0) * math.sqrt(1.0 - 1.0 / requests)
+    return _spread_attention_us(arena, plan, decodes, isl + 0.5 * osl, spread, others)
 
 
 @jit
@@ -133,11 +155,14 @@ def _mixed_us(
     decode_attention_us: float,
     decodes: float,
     chunks: ChunkSums,
+    in_window: WindowSums,
     seqs: float,
 ) -> float:
     """Step with prefill, us, from the sums over its chunks that ragged steps are timed from."""
     batch, q_len = equal_chunks(chunks.new_tokens, chunks.causal_pairs)
     prefill_us = prefill_attention_us(arena, plan, batch, q_len, chunks.prefix_pairs, chunks.prefix_sum)
+    if plan.window > 0:
+        prefill_us += window_prefill_us(arena, plan, (batch, q_len), chunks.new_tokens, in_window)
     before = mean_rows_us(arena, plan, chunks.new_tokens + decodes, seqs) + decode_attention_us
     return with_prefill_us(plan, before, prefill_us)
 
@@ -161,7 +186,9 @@ def mean_mixed_step_us(
         new_tokens * context,
         new_tokens / chunk * context,
     )
-    return _mixed_us(arena, plan, decode_attention_us, decodes, chunks, decodes + new_tokens / isl)
+    in_window = mean_chunk_sums(new_tokens / chunk, chunk, isl, float(plan.window))
+    seqs = decodes + new_tokens / isl
+    return _mixed_us(arena, plan, decode_attention_us, decodes, chunks, in_window, seqs)
 
 
 @jit
@@ -178,6 +205,7 @@ def prompt_steps_us(
 
     ``room`` tokens of each step are for prompts, ``decodes`` requests decode beside them.
     """
+    window = float(plan.window)
     full = max(math.ceil(isl / room) - 1.0, 0.0)
     context = full * room
     rest = isl - context
@@ -185,7 +213,8 @@ def prompt_steps_us(
     if full > 0.0:
         prefix = 0.5 * (context - room)
         chunks = ChunkSums(room, 0.5 * room * (room + 1.0), room * prefix, prefix)
-        total = full * _mixed_us(arena, plan, decode_attention_us, decodes, chunks, decodes)
+        in_window = mean_chunk_sums(1.0, room, context, window)
+        total = full * _mixed_us(arena, plan, decode_attention_us, decodes, chunks, in_window, decodes)
     shared = max(min(others * isl, room - rest), 0.0)
     chunk = min(isl, room)
     before = 0.5 * (isl - chunk)
@@ -196,6 +225,15 @@ def prompt_steps_us(
         rest * context + shared * before,
         context + shared / chunk * before,
     )
-    total += _mixed_us(arena, plan, decode_attention_us, decodes, last, seqs)
+    own = windowed_pairs(rest, window)
+    crossed = windowed_pairs(isl, window) - windowed_pairs(context, window) - own
+    beside = mean_chunk_sums(shared / chunk, chunk, isl, window)
+    in_window = WindowSums(
+        0.0,
+        own + beside.causal_pairs,
+        crossed + beside.prefix_pairs,
+        min(context, window - 1.0) + beside.prefix_sum,
+    )
+    total += _mixed_us(arena, plan, decode_attention_us, decodes, last, in_window, seqs)
     tokens = max(rest + shared, room if full > 0.0 else 0.0)
     return Prompt(total, decodes + tokens, seqs)

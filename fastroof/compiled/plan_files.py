@@ -47,11 +47,15 @@ from fastroof.compiled.steps import (
     LOGITS_AT,
     LOGITS_ORIGIN_AT,
     MAGIC,
+    MAX_KV_LEN,
     MAX_SEQS,
     MAX_TOKENS,
     PREFILL_AT,
     TOKENS_AT,
     TOKENS_ORIGIN_AT,
+    WINDOW,
+    WINDOW_DECODE_AT,
+    WINDOW_PREFILL_AT,
 )
 
 __all__ = [
@@ -185,7 +189,21 @@ def arena_fits(arena: Floats) -> bool:
     prefill_at = arena[PREFILL_AT]
     if arena[DECODE_AT] != at or not _is_whole(prefill_at, at, size):
         return False
-    return _block_fits(arena, int(at), int(prefill_at)) and _block_fits(arena, int(prefill_at), size)
+    if not _is_whole(arena[WINDOW], 0.0, float(MAX_KV_LEN)):
+        return False
+    window_at, last_at = arena[WINDOW_DECODE_AT], arena[WINDOW_PREFILL_AT]
+    if not _block_fits(arena, int(at), int(prefill_at)):
+        return False
+    if window_at == at:
+        # the blocks of all layers
+        return last_at == prefill_at and _block_fits(arena, int(prefill_at), size)
+    if not (_is_whole(window_at, prefill_at, size) and _is_whole(last_at, window_at, size)):
+        return False
+    return (
+        _block_fits(arena, int(prefill_at), int(window_at))
+        and _block_fits(arena, int(window_at), int(last_at))
+        and _block_fits(arena, int(last_at), size)
+    )
 
 
 @jit

@@ -23,6 +23,7 @@ from fastroof.compiled.jit import OPTIONS, jit_inline
 from fastroof.compiled.llvm import PLAIN, pointer_at, stack_words
 from fastroof.compiled.request_sums import MAX_KV_LEN, StepSums
 from fastroof.compiled.steps import open_plan, summed_step_us
+from fastroof.compiled.windows import no_window_sums, with_request
 
 __all__ = ["plan_function"]
 
@@ -145,6 +146,7 @@ def _step_call(this: int, arguments: Any, count: int) -> Any:
         arena = carray(pointer_at(state[_ARENA]), (state[_SIZE],), np.float64)
         plan = open_plan(arena)
         decodes = kv_sum = new_sum = causal_pairs = prefix_pairs = prefix_sum = 0
+        in_window = no_window_sums()
         possible = seqs <= plan.max_seqs
         for request in range(seqs):
             new = _integer(_list_item(arguments[0], request))
@@ -153,6 +155,8 @@ def _step_call(this: int, arguments: Any, count: int) -> Any:
                 _clear_error()
                 possible = False
                 break
+            if plan.window > 0:
+                in_window = with_request(in_window, new, context, plan.window)
             if new == 1 and context > 0:
                 decodes += 1
                 kv_sum += context + 1
@@ -163,7 +167,7 @@ def _step_call(this: int, arguments: Any, count: int) -> Any:
                 prefix_sum += context
         if possible and decodes + new_sum <= plan.max_tokens:
             sums = StepSums(decodes, kv_sum, new_sum, causal_pairs, prefix_pairs, prefix_sum)
-            return _float_object(summed_step_us(arena, plan, seqs, sums))
+            return _float_object(summed_step_us(arena, plan, seqs, sums, in_window))
     return _call(state[_OTHERWISE], arguments, count, 0)
 
 

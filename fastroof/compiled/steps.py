@@ -3,7 +3,8 @@
     step_us = rows_us + L decode_attention(bs, mean kv) + L prefill_attention(b, q, prefix)
     rows_us = tokens[m] + logits[s] + what the runtime adds to a step and for each of its sequences
 
-and a step with prefill takes what the runtime adds to it, and not less than the runtime's floor.
+and a step with prefill takes what the runtime adds to it, and not less than the runtime's floor. Where
+layers attend within a window, requests of different lengths are told apart (fastroof.compiled.windows).
 
 One thread owns a step. Between two nodes a step of equal decodes is a straight line in kv_len, and
 every entry point adds its two terms in the same order, so that a step is the same to the last bit
@@ -21,17 +22,20 @@ from fastroof.arrays import Flags, Floats, Ints
 from fastroof.compiled.grids import FORM_LATENCY, GridBlock, grid_flag, grid_line, grid_value, open_block
 from fastroof.compiled.jit import jit, jit_inline
 from fastroof.compiled.llvm import output_store, table_load
-from fastroof.compiled.origins import MODELLED
-from fastroof.compiled.request_sums import MAX_KV_LEN, StepSums, decode_sums, request_sums
+from fastroof.compiled.request_sums import MAX_KV_LEN, StepSums
+from fastroof.compiled.windows import (
+    WindowSums,
+    equal_window_sums,
+    windowed_decode_us,
+    windowed_prefill_us,
+)
 
 __all__ = [
     "ARENA_FORMAT",
     "ARENA_MAGIC",
-    "CODE_OFFSETS",
     "CODE_SIZES",
     "HEADER_SIZE",
     "MAX_KV_LEN",
-    "StepParts",
     "chunks_step_us",
     "decode_origins",
     "decode_rows_us",
@@ -42,10 +46,10 @@ __all__ = [
     "open_plan",
     "prefill_attention_us",
     "prefill_steps_us",
-    "ragged_step_parts",
-    "ragged_steps_us",
+    "rows_us_at",
     "step_rows_us",
     "summed_step_us",
+    "window_prefill_us",
     "with_prefill_us",
 ]
 
@@ -57,17 +61,17 @@ DECODE_AT, PREFILL_AT, ARENA_SIZE = 12, 13, 14
 SEQUENCE_US, PREFILL_US, PREFILL_FLOOR_US = 15, 16, 17
 # Per-token calls in steps of decodes alone: the sections of all steps where no call tells them apart.
 DECODE_TOKENS_AT, DECODE_TOKENS_ORIGIN_AT = 18, 19
-HEADER_SIZE = 24
+# Layers within a window, which is 0 where there are none: the price of their prefixes, and their own blocks,
+# which are those of all layers where all of them are such, or none.
+WINDOW, WINDOW_PAIR_US, WINDOW_TOKEN_US, WINDOW_DECODE_AT, WINDOW_PREFILL_AT = 20, 21, 22, 23, 24
+HEADER_SIZE = 32
 
 ARENA_MAGIC = 1718776436.0
-ARENA_FORMAT = 3.0
+ARENA_FORMAT = 4.0
 """Goes up when the arena's layout changes."""
 
 CODE_SIZES = 1
 """A size that no step has, or that is beyond the plan."""
-
-CODE_OFFSETS = 2
-"""Offsets that fall, or lie outside the requests."""
 
 
 class PlanParts(NamedTuple):
@@ -89,13 +93,11 @@ class PlanParts(NamedTuple):
     decode_tokens_origin_at: int
     decode: GridBlock
     prefill: GridBlock
-
-
-StepParts = tuple[Floats, Floats, Floats, Floats, Floats]
-"""Parts of steps, us: tokens, logits, decode attention, prefill attention, runtime.
-
-A call takes a tuple as fast as its arrays one by one; a NamedTuple of five costs 1.5 us more.
-"""
+    window: int
+    window_pair_us: float
+    window_token_us: float
+    window_decode: GridBlock
+    window_prefill: GridBlock
 
 
 @jit_inline
@@ -118,23 +120,29 @@ def open_plan(arena: Floats) -> PlanParts:
         int(arena[DECODE_TOKENS_ORIGIN_AT]),
         open_block(arena, int(arena[DECODE_AT])),
         open_block(arena, int(arena[PREFILL_AT])),
+        int(arena[WINDOW]),
+        arena[WINDOW_PAIR_US],
+        arena[WINDOW_TOKEN_US],
+        open_block(arena, int(arena[WINDOW_DECODE_AT])),
+        open_block(arena, int(arena[WINDOW_PREFILL_AT])),
     )
 
 
 @jit_inline
 def decode_rows_us(arena: Floats, plan: PlanParts, num_decodes: int) -> float:
     """:func:`step_rows_us` of a step of decodes alone, us."""
-    return _rows_us(arena, plan, plan.decode_tokens_at, num_decodes, num_decodes)
+    return rows_us_at(arena, plan, plan.decode_tokens_at, num_decodes, num_decodes)
 
 
 @jit_inline
 def step_rows_us(arena: Floats, plan: PlanParts, num_tokens: int, num_seqs: int) -> float:
     """Per-token operators of a step with prefill, the LM head of its sequences, the runtime's part, us."""
-    return _rows_us(arena, plan, plan.tokens_at, num_tokens, num_seqs)
+    return rows_us_at(arena, plan, plan.tokens_at, num_tokens, num_seqs)
 
 
 @jit_inline
-def _rows_us(arena: Floats, plan: PlanParts, tokens_at: int, num_tokens: int, num_seqs: int) -> float:
+def rows_us_at(arena: Floats, plan: PlanParts, tokens_at: int, num_tokens: int, num_seqs: int) -> float:
+    """Per-token operators from the section at ``tokens_at``, the LM head, the runtime's part, us."""
     tokens_us: float = table_load(arena, tokens_at + num_tokens)
     logits_us: float = table_load(arena, plan.logits_at + num_seqs)
     return (tokens_us + logits_us) + (plan.step_us + plan.sequence_us * float(num_seqs))
@@ -156,6 +164,18 @@ def prefill_attention_us(
     """Prefill attention of all layers, us: one call over all chunks, its floor paid once."""
     own = grid_value(arena, plan.prefill, batch, q_len)
     prefix: float = plan.prefix_pair_us * float(prefix_pairs) + plan.prefix_token_us * float(prefix_sum)
+    return own + prefix
+
+
+@jit_inline
+def window_prefill_us(
+    arena: Floats, plan: PlanParts, chunks: tuple[float, float], new_sum: float, sums: WindowSums
+) -> float:
+    """What windowed layers add to :func:`prefill_attention_us`, us: their prefix, and chunks' differences."""
+    own = windowed_prefill_us(
+        arena, plan.window_prefill, plan.window, chunks, new_sum, float(sums.causal_pairs)
+    )
+    prefix = plan.window_pair_us * float(sums.prefix_pairs) + plan.window_token_us * float(sums.prefix_sum)
     return own + prefix
 
 
@@ -230,6 +250,11 @@ def chunks_step_us(
     attention_us = prefill_attention_us(
         arena, plan, float(batch_size), float(new_tokens), tokens * context_len, batch_size * context_len
     )
+    if plan.window > 0 and context_len > 0:
+        sums = equal_window_sums(0, 0, tokens, batch_size, batch_size * context_len, plan.window)
+        attention_us += window_prefill_us(
+            arena, plan, (float(batch_size), float(new_tokens)), float(tokens), sums
+        )
     return with_prefill_us(plan, rows_us, attention_us)
 
 
@@ -253,132 +278,25 @@ def prefill_steps_us(
 
 
 @jit_inline
-def _step_bounds(offsets: Ints, i: int, num_requests: int) -> tuple[int, int, bool]:
-    """First and last request of step i, and whether they lie within the requests."""
-    start = int(table_load(offsets, i))
-    stop = int(table_load(offsets, i + 1))
-    return start, stop, 0 <= start <= stop <= num_requests
+def summed_step_us(arena: Floats, plan: PlanParts, seqs: int, sums: StepSums, in_window: WindowSums) -> float:
+    """Time a step of at least one request from the sums over its requests, us.
 
-
-@jit_inline
-def summed_step_us(
-    arena: Floats,
-    plan: PlanParts,
-    seqs: int,
-    sums: StepSums,
-) -> float:
-    """Time a step of at least one request from the sums over its requests, us."""
+    ``in_window`` is not read where the plan has no window.
+    """
     tokens_at = plan.tokens_at if sums.new_sum > 0 else plan.decode_tokens_at
-    total = _rows_us(arena, plan, tokens_at, sums.decodes + sums.new_sum, seqs)
+    total = rows_us_at(arena, plan, tokens_at, sums.decodes + sums.new_sum, seqs)
     if sums.decodes > 0:
         mean_kv = float(sums.kv_sum) / float(sums.decodes)
         total = decode_step_us(arena, plan, total, sums.decodes, mean_kv)
+        if plan.window > 0:
+            total += windowed_decode_us(
+                arena, plan.window_decode, plan.window, sums.decodes, mean_kv, in_window.kv_sum
+            )
     if sums.new_sum > 0:
         batch, q_len = equal_chunks(sums.new_sum, sums.causal_pairs)
         attention_us = prefill_attention_us(arena, plan, batch, q_len, sums.prefix_pairs, sums.prefix_sum)
+        if plan.window > 0:
+            chunks = (batch, q_len)
+            attention_us += window_prefill_us(arena, plan, chunks, float(sums.new_sum), in_window)
         total = with_prefill_us(plan, total, attention_us)
     return total
-
-
-@jit
-def ragged_steps_us(arena: Floats, new_tokens: Ints, context_len: Ints, offsets: Ints, out: Floats) -> int:
-    """Time ragged steps, CSR: step i holds requests ``offsets[i]:offsets[i + 1]``. Returns a code.
-
-    Stops at the first step that the plan cannot time. A step that follows one of decodes alone is first
-    taken for such a step, whose sums are fewer.
-    """
-    plan = open_plan(arena)
-    expect_decodes = True
-    for i in range(len(out)):
-        # one function for this and its twin below, returning all nine values, made ragged steps 20 % slower
-        start, stop, fits = _step_bounds(offsets, i, len(new_tokens))
-        if not fits:
-            return CODE_OFFSETS
-        seqs = stop - start
-        if seqs > plan.max_seqs:
-            return CODE_SIZES
-        if seqs == 0:
-            output_store(out, i, 0.0)
-            continue
-        if expect_decodes and seqs <= plan.max_tokens:
-            context_sum, expect_decodes = decode_sums(new_tokens, context_len, start, stop)
-            if expect_decodes:
-                mean_kv = float(context_sum + seqs) / float(seqs)
-                rows_us = decode_rows_us(arena, plan, seqs)
-                output_store(out, i, decode_step_us(arena, plan, rows_us, seqs, mean_kv))
-                continue
-        sums, possible = request_sums(new_tokens, context_len, start, stop, plan.max_tokens)
-        if not possible or sums.decodes + sums.new_sum > plan.max_tokens:
-            return CODE_SIZES
-        expect_decodes = sums.new_sum == 0
-        # summed_step_us, written out: called, it made mixed steps 8 % slower
-        tokens_at = plan.tokens_at if sums.new_sum > 0 else plan.decode_tokens_at
-        total = _rows_us(arena, plan, tokens_at, sums.decodes + sums.new_sum, seqs)
-        if sums.decodes > 0:
-            mean_kv = float(sums.kv_sum) / float(sums.decodes)
-            total = decode_step_us(arena, plan, total, sums.decodes, mean_kv)
-        if sums.new_sum > 0:
-            batch, q_len = equal_chunks(sums.new_sum, sums.causal_pairs)
-            attention_us = prefill_attention_us(arena, plan, batch, q_len, sums.prefix_pairs, sums.prefix_sum)
-            total = with_prefill_us(plan, total, attention_us)
-        output_store(out, i, total)
-    return 0
-
-
-@jit
-def ragged_step_parts(
-    arena: Floats,
-    new_tokens: Ints,
-    context_len: Ints,
-    offsets: Ints,
-    parts: StepParts,
-    out: Floats,
-    origin: Flags,
-) -> int:
-    """Time ragged steps part by part, with the origin of each step. Returns a code."""
-    plan = open_plan(arena)
-    tokens_us, logits_us, decode_us, prefill_us, runtime_us = parts
-    for i in range(len(out)):
-        start, stop, fits = _step_bounds(offsets, i, len(new_tokens))
-        if not fits:
-            return CODE_OFFSETS
-        sums, possible = request_sums(new_tokens, context_len, start, stop, plan.max_tokens)
-        seqs = stop - start
-        tokens = sums.decodes + sums.new_sum
-        if not possible or tokens > plan.max_tokens or seqs > plan.max_seqs:
-            return CODE_SIZES
-        tokens_us[i] = 0.0
-        logits_us[i] = 0.0
-        decode_us[i] = 0.0
-        prefill_us[i] = 0.0
-        runtime_us[i] = 0.0
-        out[i] = 0.0
-        origin[i] = 0
-        if seqs == 0:
-            continue
-        tokens_at = plan.tokens_at if sums.new_sum > 0 else plan.decode_tokens_at
-        origin_at = plan.tokens_origin_at if sums.new_sum > 0 else plan.decode_tokens_origin_at
-        tokens_us[i] = arena[tokens_at + tokens]
-        logits_us[i] = arena[plan.logits_at + seqs]
-        runtime_us[i] = plan.step_us + plan.sequence_us * float(seqs)
-        made = int(max(arena[origin_at + tokens], arena[plan.logits_origin_at + seqs]))
-        total = _rows_us(arena, plan, tokens_at, tokens, seqs)
-        if sums.decodes > 0:
-            mean_kv = float(sums.kv_sum) / float(sums.decodes)
-            decode_us[i] = decode_step_us(arena, plan, 0.0, sums.decodes, mean_kv)
-            made = max(made, grid_flag(arena, plan.decode, float(sums.decodes), mean_kv))
-            total = decode_step_us(arena, plan, total, sums.decodes, mean_kv)
-        if sums.new_sum > 0:
-            batch, q_len = equal_chunks(sums.new_sum, sums.causal_pairs)
-            prefill_us[i] = prefill_attention_us(
-                arena, plan, batch, q_len, sums.prefix_pairs, sums.prefix_sum
-            )
-            made = max(made, grid_flag(arena, plan.prefill, batch, q_len))
-            if sums.prefix_sum > 0:
-                made = MODELLED
-            before = total
-            total = with_prefill_us(plan, before, prefill_us[i])
-            runtime_us[i] += total - (before + prefill_us[i])
-        out[i] = total
-        origin[i] = made
-    return 0

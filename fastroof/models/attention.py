@@ -131,7 +131,8 @@ class GroupedQueryAttention:
             calls.append(Elementwise("qk_norm", "qk rmsnorm", 1, 2.0 * qk_bytes))
         calls.append(Elementwise("rope", "rope", 1, 2.0 * qk_bytes))
         calls.append(Elementwise("kv_write", "kv write", 1, write_bytes))
-        calls.append(AttentionCall(1, shard.num_q_heads, shard.num_kv_heads, self.head_dim, kv_dtype))
+        heads = (shard.num_q_heads, shard.num_kv_heads, self.head_dim)
+        calls.append(AttentionCall(1, *heads, kv_dtype, window=self.window or 0))
         calls += linear_calls("o", "o_quantise", hidden, shard.o_in, execution)
         if layout.tp > 1:
             calls.append(AllReduce("attention_allreduce", "attention all-reduce", 1, layout.tp, hidden_bytes))

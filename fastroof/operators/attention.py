@@ -30,6 +30,7 @@ from fastroof.operators.attention_work import (
     prefill_bound,
     prefill_flops_conventions,
     prefix_bound_us,
+    prefix_within,
 )
 from fastroof.operators.foreign_rows import (
     MEASURED,
@@ -133,17 +134,6 @@ def _tree_decode(read: Raw, heads: Heads) -> dict[str, Array]:
     return _tree_heads(heads, len(read["latency_us"])) | named
 
 
-def _windowed_prefix(q_len: Floats, kv_len: Floats, window: int) -> tuple[Floats, Floats]:
-    """(query, prefix token) pairs of a sequence within a window, and prefix tokens that any query sees."""
-    context = kv_len - q_len
-    # the i-th new token, from 0, sees min(window, context + i + 1) tokens
-    growing = np.clip(window - context, 0.0, q_len)
-    alone = np.minimum(q_len, window)
-    seen = growing * context + growing * (growing + 1.0) * 0.5 + (q_len - growing) * window
-    own = alone * (alone + 1.0) * 0.5 + (q_len - alone) * window
-    return seen - own, np.minimum(context, window - 1.0)
-
-
 # -- operators -------------------------------------------------------------------------------------
 
 
@@ -245,7 +235,7 @@ class AttentionPrefill(PlannedAttention):
         self.own_us(table, method, (batch, q_len), out, origin)
         window = key[4]
         if window:
-            pairs, tokens = _windowed_prefix(q_len, kv_len, window)
+            pairs, tokens = prefix_within(q_len, kv_len, window)
             out += batch * (table.prefix_us[0] * pairs + table.prefix_us[1] * tokens)
             mfu[:] = (self.mfu_work(batch, q_len, window) + batch * pairs) * table.unit_us / out
             origin[kv_len > q_len] = ORIGIN_MODELLED
@@ -267,7 +257,7 @@ class AttentionPrefill(PlannedAttention):
         variance = attention_variance(self.local_errors(tables, shape), batch, q_len)
         pair_us, token_us = self.prefix_us(tables, shape)
         if shape.window:
-            pairs, tokens = _windowed_prefix(q_len, kv_len, shape.window)
+            pairs, tokens = prefix_within(q_len, kv_len, shape.window)
             prefix_us = batch * (pair_us * pairs + token_us * tokens)
         else:
             prefix_us = batch * (kv_len - q_len) * (pair_us * q_len + token_us)

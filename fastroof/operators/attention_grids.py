@@ -18,9 +18,9 @@ from fastroof.operators.attention_borrowing import AttentionGrid, attention_grid
 from fastroof.operators.attention_errors import AttentionErrors, attention_errors
 from fastroof.operators.attention_work import (
     HeadShape,
-    attention_bytes,
+    attention_bytes_within,
     attention_flops,
-    decode_attention_flops,
+    attention_flops_within,
     reads_kv_peaks,
 )
 from fastroof.operators.operator import Columns, Key, Operator, element_bytes, unit_us
@@ -52,10 +52,6 @@ class _Ready(NamedTuple):
     prefix_us: tuple[float, float]
 
 
-def _window(c: Columns) -> Array:
-    return np.where(c["window"] > 0, c["window"], c["kv_len"])
-
-
 class AttentionRows(Operator):
     """What rows of any grouped-head attention ask of the GPU."""
 
@@ -67,22 +63,16 @@ class AttentionRows(Operator):
 
     def flops(self, columns: Columns) -> Floats:
         """Causal FLOPs: the first tokens see a growing past, those beyond the window exactly it."""
-        c, q_len = columns, self.q_len(columns)
-        heads, width, batch = c["num_q_heads"], c["head_dim"], c["batch_size"]
-        context = c["kv_len"] - q_len
-        window = _window(c)
-        growing = np.clip(window - context, 0, q_len)
-        within = attention_flops(heads, width, growing, context + growing, batch)
-        beyond = decode_attention_flops(heads, width, window, (q_len - growing) * batch)
-        return within + beyond
+        return attention_flops_within(
+            columns["num_q_heads"], columns["head_dim"], self.q_len(columns), columns["kv_len"],
+            columns["batch_size"], columns["window"],
+        )  # fmt: skip
 
     def moved_bytes(self, columns: Columns) -> Floats:
         """Queries, outputs, and the KV cache within the window."""
-        c, q_len = columns, self.q_len(columns)
-        seen = np.minimum(c["kv_len"], _window(c) + q_len - 1)
-        return attention_bytes(
-            c["num_q_heads"], c["num_kv_heads"], c["head_dim"], q_len, seen, c["batch_size"],
-            element_bytes(c["kv_dtype"]),
+        return attention_bytes_within(
+            columns["num_q_heads"], columns["num_kv_heads"], columns["head_dim"], self.q_len(columns),
+            columns["kv_len"], columns["batch_size"], columns["window"], element_bytes(columns["kv_dtype"]),
         )  # fmt: skip
 
     def peaks(self, columns: Columns, gpu: GpuSpec) -> tuple[Floats, Floats]:

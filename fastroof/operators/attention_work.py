@@ -23,13 +23,17 @@ __all__ = [
     "SEQ_LEN",
     "HeadShape",
     "attention_bytes",
+    "attention_bytes_within",
     "attention_flops",
+    "attention_flops_within",
     "decode_attention_bytes",
     "decode_attention_flops",
     "decode_bound",
+    "pairs_within",
     "prefill_bound",
     "prefill_flops_conventions",
     "prefix_bound_us",
+    "prefix_within",
     "reads_kv_peaks",
 ]
 
@@ -103,6 +107,52 @@ def decode_attention_bytes(
 ) -> Floats:
     """Bytes of decode attention: the KV cache once, one query and output a sequence."""
     return attention_bytes(num_q_heads, num_kv_heads, head_dim, 1, kv_len, batch_size, kv_bytes)
+
+
+def attention_flops_within(
+    num_q_heads: Real, head_dim: Real, q_len: Real, kv_len: Real, batch_size: Real, window: Real
+) -> Floats:
+    """Causal FLOPs within a window, of all tokens where it is 0.
+
+    The first queries see a growing past, those beyond the window exactly it.
+    """
+    q, kv = as_floats(q_len), as_floats(kv_len)
+    reach = np.where(as_floats(window) > 0.0, window, kv)
+    growing = np.clip(reach - (kv - q), 0.0, q)
+    within = attention_flops(num_q_heads, head_dim, growing, kv - q + growing, batch_size)
+    return within + decode_attention_flops(
+        num_q_heads, head_dim, reach, (q - growing) * as_floats(batch_size)
+    )
+
+
+def attention_bytes_within(
+    num_q_heads: Real,
+    num_kv_heads: Real,
+    head_dim: Real,
+    q_len: Real,
+    kv_len: Real,
+    batch_size: Real,
+    window: Real,
+    kv_bytes: float = 2,
+) -> Floats:
+    """Bytes of attention within a window, of all tokens where it is 0: queries, outputs, KV that any sees."""
+    kv = as_floats(kv_len)
+    reach = np.where(as_floats(window) > 0.0, window, kv)
+    seen = np.minimum(kv, reach + as_floats(q_len) - 1.0)
+    return attention_bytes(num_q_heads, num_kv_heads, head_dim, q_len, seen, batch_size, kv_bytes)
+
+
+def pairs_within(tokens: Real, window: Real) -> Floats:
+    """(query, key) pairs of a sequence's first tokens, each of which attends to ``window`` at most."""
+    within = np.minimum(as_floats(tokens), as_floats(window))
+    return np.asarray(within * (within + 1.0) * 0.5 + (as_floats(tokens) - within) * as_floats(window))
+
+
+def prefix_within(q_len: Real, kv_len: Real, window: Real) -> tuple[Floats, Floats]:
+    """(query, prefix token) pairs of a sequence within a window, and prefix tokens that any query sees."""
+    q, kv = as_floats(q_len), as_floats(kv_len)
+    crossed = pairs_within(kv, window) - pairs_within(kv - q, window) - pairs_within(q, window)
+    return crossed, np.minimum(kv - q, as_floats(window) - 1.0)
 
 
 def decode_bound(shape: HeadShape, gpu: GpuSpec, launch_us: float) -> BatchBound:

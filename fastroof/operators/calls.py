@@ -180,7 +180,10 @@ class Parallel:
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """Attention of a layer on one GPU, over the keys of the step's requests; ``times`` a step."""
+    """Attention of a layer on one GPU, over the keys of the step's requests; ``times`` a step.
+
+    A query attends to the last ``window`` tokens, itself included; to all of them where that is 0.
+    """
 
     times: int
     num_q_heads: int
@@ -188,6 +191,7 @@ class AttentionCall:
     head_dim: int
     kv_dtype: str
     name: str = "attention"
+    window: int = 0
 
 
 Call = RowOperator | Parallel | AttentionCall

@@ -6,14 +6,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from fastroof.arrays import Ints
 from fastroof.arrow import ORIGIN, ArrowResult
 from fastroof.columns import ORIGIN_MODELLED, Column
+from fastroof.compiled import steps
 from fastroof.compiled.search import curve_point
-from fastroof.operators.attention_work import attention_bytes, attention_flops
+from fastroof.operators.attention_work import attention_bytes_within, attention_flops_within, pairs_within
 from fastroof.operators.calls import Role
 from fastroof.plan import step_error
-from fastroof.plan.attention import AttentionTimes, attention_times
+from fastroof.plan.attention import AttentionTimes, attention_times, prefix_sizes, window_points
 from fastroof.plan.curves import RowCurve, per_row, row_cost
 from fastroof.plan.rows import rows_of
 from fastroof.run import StepBatch, StepTimes, run_batch
@@ -157,7 +160,12 @@ def _attention_parts(
         x = 2.0 * float((new * (new + 1) // 2).sum()) / float(new.sum()) - 1.0
         batch = float(new.sum()) / x
         all_us = float(times.components.prefill_attention_us[0])
-    kinds = [attention_times(plan, i, is_decode, [batch], [x]) for i in range(len(plan.attention))]
+    within = None
+    window = int(plan.arena[steps.WINDOW])
+    if window:
+        seen = np.minimum(context + 1, window) if is_decode else pairs_within(new, window)
+        within = window_points(window, is_decode, [batch], [x], [new.sum()], [seen.sum()])
+    kinds = [attention_times(plan, i, is_decode, [batch], [x], within) for i in range(len(plan.attention))]
     return [
         _attention_time(plan, number, new, context, is_decode, kind, all_us)
         for number, kind in enumerate(kinds)
@@ -177,12 +185,14 @@ def _attention_time(
     call, layers = part.call, part.call.times
     shape = call.num_q_heads, call.num_kv_heads, call.head_dim
     width = DTYPE_BYTES[call.kv_dtype]
-    work: Any = attention_flops(shape[0], shape[2], new, context + new).sum()
-    moved: Any = attention_bytes(*shape, new, context + new, 1, width).sum()
+    kv_len = context + new
+    work: Any = attention_flops_within(shape[0], shape[2], new, kv_len, 1, call.window).sum()
+    moved: Any = attention_bytes_within(*shape, new, kv_len, 1, call.window, width).sum()
     total_us, origin = all_us, int(times.origin[0])
     if len(plan.attention) > 1:
         pair_us, token_us = (0.0, 0.0) if is_decode else part.prefix_us
-        prefix_us = pair_us * float((new * context).sum()) + token_us * float(context.sum())
+        pairs, tokens = prefix_sizes(call, new, context)
+        prefix_us = pair_us * float(pairs.sum()) + token_us * float(tokens.sum())
         total_us = float(times.own_us[0]) + prefix_us
     if not is_decode and context.any():
         origin = ORIGIN_MODELLED

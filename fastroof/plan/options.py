@@ -128,9 +128,11 @@ def check_kernels(tables: Tables | None, gpu: GpuSpec, options: PlanOptions) -> 
 def checked_model(model: ModelSpec | str | Path | Mapping[str, Any]) -> ModelSpec:
     """Load a model unless it is one, and refuse what a plan has no operators for."""
     model = model if isinstance(model, ModelSpec) else load_model(model)
-    if model.window is not None:
+    windows = sorted({kind.attention.window for kind in model.kinds} - {None})
+    if len(windows) > 1:
+        sizes = " and ".join(map(str, windows))
         raise PlanError(
-            f"{model.name} attends to a sliding window of {model.window} tokens, and a plan has full "
-            "attention only; model.with_full_attention() times it as full attention"
+            f"{model.name} has layers that attend within windows of {sizes} tokens, and a plan times one "
+            "size of window beside full attention; model.with_full_attention() times all as full attention"
         )
     return model

@@ -10,7 +10,9 @@ import numpy as np
 
 from fastroof.arrays import Array, Flags, Floats
 from fastroof.compiled import steps
+from fastroof.compiled.grids import FORM, FORM_LATENCY
 from fastroof.config import GpuSpec
+from fastroof.errors import PlanError
 from fastroof.lazy_property import lazy_property
 from fastroof.models import ModelSpec
 from fastroof.models.execution import ROUTING, Execution, Formats
@@ -111,16 +113,26 @@ class PlanRecipe:
             sections[steps.DECODE_TOKENS_ORIGIN_AT] = self._origins["decode_tokens"]
         sections[steps.DECODE_AT] = sum_blocks([part.decode_block for part in attention])
         sections[steps.PREFILL_AT] = sum_blocks([part.prefill_block for part in attention])
+        windowed = [part for part in attention if part.call.window]
+        if 0 < len(windowed) < len(attention):
+            sections[steps.WINDOW_DECODE_AT] = sum_blocks([part.decode_block for part in windowed])
+            sections[steps.WINDOW_PREFILL_AT] = sum_blocks([part.prefill_block for part in windowed])
         header = np.zeros(steps.HEADER_SIZE)
         starts = steps.HEADER_SIZE + np.cumsum([0, *(len(section) for section in sections.values())])
         header[[*sections, steps.ARENA_SIZE]] = starts
         if steps.DECODE_TOKENS_AT not in sections:
             header[steps.DECODE_TOKENS_AT] = header[steps.TOKENS_AT]
             header[steps.DECODE_TOKENS_ORIGIN_AT] = header[steps.TOKENS_ORIGIN_AT]
-        pairs_us, tokens_us = zip(*(part.prefix_us for part in attention), strict=True)
+        if steps.WINDOW_DECODE_AT not in sections:
+            header[steps.WINDOW_DECODE_AT] = header[steps.DECODE_AT]
+            header[steps.WINDOW_PREFILL_AT] = header[steps.PREFILL_AT]
+        if windowed:
+            header[steps.WINDOW] = windowed[0].call.window
+            header[[steps.WINDOW_PAIR_US, steps.WINDOW_TOKEN_US]] = _prefix_us(windowed)
+        pair_us, token_us = _prefix_us([part for part in attention if not part.call.window])
         header[: steps.PREFIX_TOKEN_US + 1] = (
             steps.ARENA_MAGIC, steps.ARENA_FORMAT, options.max_tokens, options.max_seqs, num_layers,
-            costs.step_us, sum(pairs_us), sum(tokens_us),
+            costs.step_us, pair_us, token_us,
         )  # fmt: skip
         header[steps.SEQUENCE_US : steps.PREFILL_FLOOR_US + 1] = (
             costs.sequence_us, costs.prefill_us, costs.prefill_floor_layer_us * num_layers,
@@ -128,6 +140,11 @@ class PlanRecipe:
         arena = np.concatenate([header, *sections.values()], dtype=np.float64)
         arena.flags.writeable = False
         return arena
+
+
+def _prefix_us(attention: Sequence[PlanAttention]) -> tuple[float, float]:
+    """Price of a prefix in all layers of some kinds: us a pair, us a token."""
+    return sum(part.prefix_us[0] for part in attention), sum(part.prefix_us[1] for part in attention)
 
 
 def _all_layers(part: _Attention, count: int) -> PlanAttention:
@@ -203,6 +220,11 @@ def plan_recipe(
             )
         else:
             rows += row_calls(curves, call, kind, layout, row_limit)
+    if any(part.call.window and part.decode_block[FORM] != FORM_LATENCY for part in attention):
+        raise PlanError(
+            f"method={curves.method!r} holds MFU, and {model.name} attends within a window, beyond which "
+            "work does not grow with kv_len; method='roofline' times it"
+        )
     return PlanRecipe(
         gpu=gpu,
         options=options,

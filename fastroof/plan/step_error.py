@@ -25,10 +25,10 @@ from fastroof.errors import PlanError
 from fastroof.operators.attention import ATTENTION_DECODE, ATTENTION_PREFILL
 from fastroof.operators.attention_errors import AttentionErrors, attention_variance
 from fastroof.operators.attention_grids import AttentionOperator
-from fastroof.operators.attention_work import HeadShape
+from fastroof.operators.attention_work import HeadShape, pairs_within, prefix_within
 from fastroof.operators.calls import RowOperator
 from fastroof.operators.rows import PerRowOperator
-from fastroof.plan.attention import attention_times, heads_of
+from fastroof.plan.attention import WindowPoints, attention_times, heads_of, window_points
 from fastroof.plan.curves import CurveSource, per_row, row_values
 from fastroof.plan.datasheet import DatasheetCurves
 from fastroof.plan.rows import rows_of
@@ -239,15 +239,25 @@ def batch_error(plan: StepPlan, batch: StepBatch, times: StepTimes) -> Floats:
     some = decodes > 0
     bs, mean_kv = decodes[some].astype(np.float64), kv_sum[some] / decodes[some]
     attention_us = components.decode_attention_us[some]
-    _add(total, some, _attention_errors(plan, True, bs, mean_kv, attention_us))
+    window = int(plan.arena[steps.WINDOW])
+    within = None
+    if window:
+        seen = summed(decode * np.minimum(context + 1, window))[some]
+        within = window_points(window, True, bs, mean_kv, bs, seen)
+    _add(total, some, _attention_errors(plan, True, bs, mean_kv, attention_us, within))
     new_sum = summed(prefill * new)
     some = new_sum > 0
     prompts = new_sum[some].astype(np.float64)
     q_len = 2.0 * summed(prefill * (new * (new + 1) // 2))[some] / prompts - 1.0
     prefix_us = plan.arena[steps.PREFIX_PAIR_US] * summed(prefill * new * context)[some]
     prefix_us += plan.arena[steps.PREFIX_TOKEN_US] * summed(prefill * context)[some]
+    if window:
+        pairs, read = (summed(prefill * sizes)[some] for sizes in prefix_within(new, new + context, window))
+        prefix_us += plan.arena[steps.WINDOW_PAIR_US] * pairs + plan.arena[steps.WINDOW_TOKEN_US] * read
+        seen = summed(prefill * pairs_within(new, window))[some]
+        within = window_points(window, False, prompts / q_len, q_len, prompts, seen)
     own_us = components.prefill_attention_us[some] - prefix_us
-    _add(total, some, _attention_errors(plan, False, prompts / q_len, q_len, own_us))
+    _add(total, some, _attention_errors(plan, False, prompts / q_len, q_len, own_us, within))
     total.local_us2[some] += (PREFIX * prefix_us) ** 2
     return _relative(plan, total, times.latency_us)
 
@@ -262,24 +272,36 @@ def _datasheet_errors(kernels_us: Floats) -> RowErrors:
     return RowErrors.none(len(kernels_us))._replace(local_us2=(kernels_us * DATASHEET) ** 2)
 
 
-def _attention_errors(plan: StepPlan, is_decode: bool, batch: Floats, x: Floats, own_us: Floats) -> RowErrors:
+def _attention_errors(
+    plan: StepPlan,
+    is_decode: bool,
+    batch: Floats,
+    x: Floats,
+    own_us: Floats,
+    within: WindowPoints | None = None,
+) -> RowErrors:
     """Errors of attention: kinds of layers err independently, but for those of one head shape."""
     assert plan.errors is not None
     errors = plan.errors.decode if is_decode else plan.errors.prefill
     sources = plan.errors.decode_sources if is_decode else plan.errors.prefill_sources
-    sizes = {"batch_size": batch, "kv_len": x, "q_len": x}
 
-    def of(heads_us: Floats, local: AttentionErrors, source: SourceError, layers: int) -> RowErrors:
+    def of(
+        heads: HeadShape, heads_us: Floats, local: AttentionErrors, source: SourceError, layers: int
+    ) -> RowErrors:
+        y, z = (within.batch, within.x) if heads.window and within is not None else (batch, x)
+        sizes = {"batch_size": y, "kv_len": z, "q_len": z}
         spread, common = source.parts(sizes, np.maximum(heads_us / layers, np.finfo(np.float64).tiny))
-        variance = attention_variance(local, batch, x)
+        variance = attention_variance(local, y, z)
         return RowErrors(heads_us**2 * variance, (heads_us * spread) ** 2, heads_us * common)
 
     if len(errors) == 1:
-        return of(own_us, errors[0], sources[0], plan.attention[0].call.times)
+        call = plan.attention[0].call
+        return of(heads_of(call), own_us, errors[0], sources[0], call.times)
     of_heads: dict[HeadShape, Floats] = {}
     for number, part in enumerate(plan.attention):
         heads = heads_of(part.call)
-        of_heads[heads] = of_heads.get(heads, 0.0) + attention_times(plan, number, is_decode, batch, x).own_us
+        times = attention_times(plan, number, is_decode, batch, x, within)
+        of_heads[heads] = of_heads.get(heads, 0.0) + times.own_us
     known = {
         heads_of(part.call): (error, source)
         for part, error, source in zip(plan.attention, errors, sources, strict=True)
@@ -287,7 +309,7 @@ def _attention_errors(plan: StepPlan, is_decode: bool, batch: Floats, x: Floats,
     layers = dict.fromkeys(of_heads, 0)
     for part in plan.attention:
         layers[heads_of(part.call)] += part.call.times
-    parts = (of(us, *known[heads], layers[heads]) for heads, us in of_heads.items())
+    parts = (of(heads, us, *known[heads], layers[heads]) for heads, us in of_heads.items())
     return functools.reduce(RowErrors.plus, parts)
 
 

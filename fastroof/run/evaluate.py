@@ -11,7 +11,7 @@ import numpy as np
 
 from fastroof.arrays import Floats, Ints
 from fastroof.checks import whole_number
-from fastroof.compiled import decode_lines, steps
+from fastroof.compiled import decode_lines, ragged_steps, steps
 from fastroof.errors import BatchError
 from fastroof.run.arrays import as_loops_read, chunks, int_array
 from fastroof.run.batch import StepBatch, StepComponents, StepTimes
@@ -127,7 +127,9 @@ def step_us(plan: StepPlan, batch: StepBatch, threads: int) -> Floats:
 
     def loop(part: slice) -> int:
         offsets = batch.offsets[part.start : part.stop + 1]
-        return steps.ragged_steps_us(plan.arena, batch.new_tokens, batch.context_len, offsets, out[part])
+        return ragged_steps.ragged_steps_us(
+            plan.arena, batch.new_tokens, batch.context_len, offsets, out[part]
+        )
 
     if _in_threads(loop, len(out), threads):
         raise_requests(plan, batch)
@@ -141,7 +143,7 @@ def one_step_us(plan: StepPlan, new_tokens: Any, context_len: Any) -> float:
     if native is not None and new.ndim == 1:
         out = np.empty(1)
         whole = np.array([0, len(new)])
-        if not steps.ragged_steps_us(plan.arena, native[0], native[1], whole, out):
+        if not ragged_steps.ragged_steps_us(plan.arena, native[0], native[1], whole, out):
             return float(out[0])
     return float(step_us(plan, StepBatch(new, context, np.array([0, new.size])), 1)[0])
 
@@ -158,7 +160,7 @@ def run_batch(plan: StepPlan, batch: StepBatch, threads: int) -> StepTimes:
         tokens, logits, decode, prefill, runtime = (component[part] for component in components)
         parts = (tokens, logits, decode, prefill, runtime)
         requests = (batch.new_tokens, batch.context_len, offsets)
-        return steps.ragged_step_parts(plan.arena, *requests, parts, out[part], origin[part])
+        return ragged_steps.ragged_step_parts(plan.arena, *requests, parts, out[part], origin[part])
 
     if _in_threads(loop, count, threads):
         raise_requests(plan, batch)

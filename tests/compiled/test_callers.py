@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import fastroof
 from fastroof.backends import numba_callers
-from fastroof.compiled import callers, steps
+from fastroof.compiled import callers, ragged_steps, steps
 from tests.compiled.test_steps import ANY_INT, plan_of
 
 
@@ -47,7 +47,7 @@ def test_any_requests(plan, requests, kind):
     pairs = np.array(requests, kind).reshape(-1, 2)
     out = np.empty(1)
     new, context = pairs[:, 0].copy(), pairs[:, 1].copy()
-    code = steps.ragged_steps_us(plan.arena, new, context, np.array([0, len(requests)]), out)
+    code = ragged_steps.ragged_steps_us(plan.arena, new, context, np.array([0, len(requests)]), out)
     found = callers.requests_step_us(plan.arena, new, context)
     assert np.isnan(found) if code else found == out[0]
 

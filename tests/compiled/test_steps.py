@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastroof import compile_plan
-from fastroof.compiled import decode_lines, request_sums, steps
+from fastroof.compiled import decode_lines, ragged_steps, request_sums, steps, windows
 from fastroof.compiled.llvm import LANES
 from fastroof.plan.decode_lines import decode_lines as lines_of
 from tests.reference.handmade import attention_rows, gemm_rows, handmade_tables
@@ -115,15 +115,17 @@ def test_ragged_loops_survive_any_requests_and_offsets(arena, requests, offsets)
     out, again, origin = np.full(count, np.nan), np.full(count, np.nan), np.full(count, 9, np.uint8)
     parts = [np.full(count, np.nan) for _ in range(5)]
     with np.errstate(all="ignore"):
-        code = steps.ragged_steps_us(arena, new, context, offsets, out)
-        assert code == steps.ragged_step_parts(arena, new, context, offsets, tuple(parts), again, origin)
+        code = ragged_steps.ragged_steps_us(arena, new, context, offsets, out)
+        assert code == ragged_steps.ragged_step_parts(
+            arena, new, context, offsets, tuple(parts), again, origin
+        )
     np.testing.assert_array_equal(out, again)
     done = np.isfinite(out)
     assert (origin[done] <= 4).all()
     assert done.all() == (code == 0)
     fits = all(0 <= i <= j <= len(new) for i, j in itertools.pairwise(offsets.tolist()))
     assert fits or code != 0
-    if code == steps.CODE_OFFSETS:
+    if code == ragged_steps.CODE_OFFSETS:
         assert not fits
 
 
@@ -133,7 +135,7 @@ def test_each_code_says_what_it_met(plan):
     def ragged(new, context, offsets=None):
         arrays = [np.array(a) for a in (new, context, offsets or [0, len(new)])]
         out = np.empty(len(arrays[2]) - 1)
-        return steps.ragged_steps_us(arena, *arrays, out)
+        return ragged_steps.ragged_steps_us(arena, *arrays, out)
 
     def one_decode(batch, kv_len):
         return decode(plan, np.array([batch]), np.array([kv_len]))[0]
@@ -155,7 +157,7 @@ def test_each_code_says_what_it_met(plan):
             impossible += [(ragged([new], [context]), prefill(new, context, 1)) for new in (1, 2, 128)]
     assert {code for codes in impossible for code in codes} == {steps.CODE_SIZES}
     for offsets in ([0, 2], [1, 0], [-1, 1]):
-        assert ragged([5], [0], offsets) == steps.CODE_OFFSETS
+        assert ragged([5], [0], offsets) == ragged_steps.CODE_OFFSETS
 
 
 def test_steps_without_requests_or_of_one_kind(arena):
@@ -164,9 +166,9 @@ def test_steps_without_requests_or_of_one_kind(arena):
         out, origin = np.empty(3), np.empty(3, np.uint8)
         parts = [np.empty(3) for _ in range(5)]
         arrays = (arena, new, context, np.array(offsets))
-        assert steps.ragged_step_parts(*arrays, tuple(parts), out, origin) == 0
+        assert ragged_steps.ragged_step_parts(*arrays, tuple(parts), out, origin) == 0
         again = np.empty(3)
-        assert steps.ragged_steps_us(*arrays, again) == 0
+        assert ragged_steps.ragged_steps_us(*arrays, again) == 0
         np.testing.assert_array_equal(out, again)
         assert [us == 0 for us in out] == [a == b for a, b in itertools.pairwise(offsets)]
 
@@ -185,13 +187,14 @@ def test_origins_of_decodes_are_those_of_the_step(plan):
 def test_a_step_of_sums_is_the_step_of_its_requests(arena, requests):
     new, context = (np.array(column) for column in zip(*requests, strict=True))
     out = np.empty(1)
-    assert steps.ragged_steps_us(arena, new, context, np.array([0, len(new)]), out) == 0
+    assert ragged_steps.ragged_steps_us(arena, new, context, np.array([0, len(new)]), out) == 0
     is_decode = (new == 1) & (context > 0)
     chunk, before = new[~is_decode], context[~is_decode]
     sums = [is_decode.sum(), (context[is_decode] + 1).sum(), chunk.sum(), (chunk * (chunk + 1) // 2).sum()]
     sums += [(chunk * before).sum(), before.sum()]
     plan = steps.open_plan(arena)
-    assert steps.summed_step_us(arena, plan, len(new), request_sums.StepSums(*map(int, sums))) == out[0]
+    step_sums, in_window = request_sums.StepSums(*map(int, sums)), windows.no_window_sums()
+    assert steps.summed_step_us(arena, plan, len(new), step_sums, in_window) == out[0]
 
 
 @given(

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from fastroof import StepBatch, compile_plan
-from fastroof.compiled import decode_lines, steps
+from fastroof.compiled import decode_lines, ragged_steps, steps
 from fastroof.errors import BatchError, FastroofError
 from fastroof.run.arrays import CHUNK, as_loops_read, chunks, loop_array
 
@@ -66,7 +66,7 @@ def test_any_kind_of_array_gives_the_same_times_from_the_loops_that_there_are(pl
     batch, kv_len = sizes
     expected = plan.decode_us(batch, kv_len)
     plan.decode_us(batch.astype("i4"), kv_len.astype("i4"))
-    loops = (decode_lines.decode_steps_us, steps.prefill_steps_us, steps.ragged_steps_us)
+    loops = (decode_lines.decode_steps_us, steps.prefill_steps_us, ragged_steps.ragged_steps_us)
     plan.prefill_us(batch, kv_len)
     plan.prefill_us(batch.astype("i4"), kv_len.astype("i4"), batch.astype("i4") * 0 + 1)
     offsets = np.arange(COUNT + 1)

@@ -9,10 +9,8 @@ import numpy as np
 from fastroof.arrays import Flags, Floats
 from fastroof.compiled import closed_loops, steps
 from fastroof.operators.attention_work import (
-    attention_bytes,
-    attention_flops,
-    decode_attention_bytes,
-    decode_attention_flops,
+    attention_bytes_within,
+    attention_flops_within,
 )
 from fastroof.operators.calls import AllReduce, AttentionCall, Rows
 from fastroof.plan import StepPlan
@@ -140,10 +138,7 @@ def _attention_bound(
 ) -> Any:
     shape = call.num_q_heads, call.num_kv_heads, call.head_dim
     width = DTYPE_BYTES[call.kv_dtype]
-    if is_decode:
-        work = decode_attention_flops(shape[0], shape[2], x, batch)
-        moved = decode_attention_bytes(*shape, x, batch, width)
-    else:
-        work = batch * attention_flops(shape[0], shape[2], x, x)
-        moved = attention_bytes(*shape, x, x, batch, width)
+    q_len = 1.0 if is_decode else x
+    work = attention_flops_within(shape[0], shape[2], q_len, x, batch, call.window)
+    moved = attention_bytes_within(*shape, q_len, x, batch, call.window, width)
     return _largest_term(plan, np.asarray(work / plan.gpu.peak("bf16")), moved, launch_us)

@@ -18,7 +18,7 @@ import pytest
 import fastroof
 from fastroof.backends.c import export_c, read_plan_file, write_plan_file
 from fastroof.backends.c.objects import DEFAULT_CPU, object_code
-from fastroof.compiled import plan_files, steps
+from fastroof.compiled import plan_files, ragged_steps, steps
 from fastroof.compiled.c_steps import C_LIBRARY
 from fastroof.errors import BackendError
 
@@ -159,7 +159,10 @@ def test_many_steps_a_call(both):
     assert c_plan.library.fastroof_steps_us(c_plan.plan, *ragged, 1000, out.ctypes.data) == 0
     assert out.tolist() == plan.step_us(fastroof.StepBatch(new, context, offsets)).tolist()
     offsets[3] = -1
-    assert c_plan.library.fastroof_steps_us(c_plan.plan, *ragged, 1000, out.ctypes.data) == steps.CODE_OFFSETS
+    assert (
+        c_plan.library.fastroof_steps_us(c_plan.plan, *ragged, 1000, out.ctypes.data)
+        == ragged_steps.CODE_OFFSETS
+    )
 
 
 def test_sizes_that_cannot_be_timed_have_a_code(both):

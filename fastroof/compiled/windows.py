@@ -1,0 +1,214 @@
+"""Layers that attend within a sliding window, of plans that have some.
+
+A plan's blocks of decode and prefill attention hold all its kinds of layers, looked up at the mean kv_len of
+the decodes and at equal chunks. That is exact for equal requests. Where lengths differ, windowed layers
+cost the mean of min(kv_len, window), which is less than the mean's, and their chunks attend to fewer tokens
+than equal ones: so such layers have blocks of their own besides, and a step takes the difference of two
+lookups there. Both are one point where requests are equal, and the difference is 0.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fastroof.arrays import Floats, Ints
+from fastroof.compiled.grids import GridBlock, grid_value
+from fastroof.compiled.jit import jit_inline
+from fastroof.compiled.llvm import table_load
+from fastroof.compiled.request_sums import MAX_KV_LEN
+
+__all__ = [
+    "WindowSums",
+    "equal_window_sums",
+    "mean_chunk_sums",
+    "mean_seen",
+    "no_window_sums",
+    "seen_before",
+    "window_chunks",
+    "window_decode_sums",
+    "window_sums",
+    "windowed_decode_us",
+    "windowed_pairs",
+    "windowed_prefill_us",
+    "with_request",
+]
+
+
+class WindowSums(NamedTuple):
+    """Sums over the requests of a step, of layers that attend within a window.
+
+    ``kv_sum`` is the sum of min(kv_len, window) over the decodes; of the chunks ``causal_pairs`` are those
+    of their new tokens among themselves, ``prefix_pairs`` those with tokens before them, and ``prefix_sum``
+    counts the tokens before them that any query sees. A query attends to ``window`` tokens, its own included.
+    Whole numbers, or real ones of mean steps.
+    """
+
+    kv_sum: Any
+    causal_pairs: Any
+    prefix_pairs: Any
+    prefix_sum: Any
+
+
+@jit_inline
+def no_window_sums() -> WindowSums:
+    """Sums of a plan without windows, which nothing reads."""
+    return WindowSums(0, 0, 0, 0)
+
+
+@jit_inline
+def _whole_pairs(tokens: int, window: int) -> int:
+    within = min(tokens, window)
+    return ((within * (within + 1)) >> 1) + (tokens - within) * window
+
+
+@jit_inline
+def windowed_pairs(tokens: float, window: float) -> float:
+    """(query, key) pairs of a sequence's first ``tokens`` queries: the sum of min(i, window)."""
+    within = min(tokens, window)
+    return within * (within + 1.0) * 0.5 + (tokens - within) * window
+
+
+@jit_inline
+def with_request(sums: WindowSums, new: int, context: int, window: int) -> WindowSums:
+    """Sums with one request more.
+
+    Pairs of a chunk with its prefix are those of all tokens so far, less those before it and its own.
+    """
+    if new == 1 and context > 0:
+        kv_sum = sums.kv_sum + min(context + 1, window)
+        return WindowSums(kv_sum, sums.causal_pairs, sums.prefix_pairs, sums.prefix_sum)
+    own = _whole_pairs(new, window)
+    crossed = _whole_pairs(context + new, window) - _whole_pairs(context, window) - own
+    return WindowSums(
+        sums.kv_sum,
+        sums.causal_pairs + own,
+        sums.prefix_pairs + crossed,
+        sums.prefix_sum + min(context, window - 1),
+    )
+
+
+@jit_inline
+def mean_seen(kv_len: float, spread: float, window: float) -> float:
+    """Mean of min(length, window) over lengths that are spread evenly around ``kv_len``."""
+    high = kv_len + 0.5 * spread
+    if high <= window:
+        return kv_len
+    if kv_len - 0.5 * spread >= window:
+        return window
+    return kv_len - 0.5 * (high - window) ** 2 / spread
+
+
+@jit_inline
+def seen_before(count: float, chunk: float, start: float, window: float) -> float:
+    """Tokens before ``count`` chunks that any of their queries sees, where the first begins at ``start``."""
+    most = window - 1.0
+    if start >= most:
+        return count * most
+    growing = min(count, math.floor((most - start) / chunk) + 1.0)
+    return growing * (start + 0.5 * chunk * (growing - 1.0)) + (count - growing) * most
+
+
+@jit_inline
+def mean_chunk_sums(count: float, chunk: float, isl: float, window: float) -> WindowSums:
+    """Sums of ``count`` chunks anywhere in prompts of ``isl`` tokens, which are all cut into such chunks."""
+    own = windowed_pairs(chunk, window)
+    crossed = chunk * (windowed_pairs(isl, window) / isl) - own
+    pieces = isl / chunk
+    return WindowSums(
+        0.0, count * own, count * crossed, count * (seen_before(pieces, chunk, 0.0, window) / pieces)
+    )
+
+
+@jit_inline
+def window_sums(new_tokens: Ints, context_len: Ints, start: int, stop: int, window: int) -> WindowSums:
+    """Sums over one step's requests, whatever their order: :func:`with_request` without a branch."""
+    kv_sum: Any = 0
+    causal_pairs: Any = 0
+    prefix_pairs: Any = 0
+    prefix_sum: Any = 0
+    for r in range(start, stop):
+        new: Any = np.int64(table_load(new_tokens, r))
+        context: Any = np.int64(table_load(context_len, r))
+        is_decode: Any = (new == 1) & (context > 0)
+        own = _whole_pairs(new, window)
+        crossed = _whole_pairs(context + new, window) - _whole_pairs(context, window) - own
+        kv_sum += min(context + 1, window) if is_decode else 0
+        causal_pairs += 0 if is_decode else own
+        prefix_pairs += 0 if is_decode else crossed
+        prefix_sum += 0 if is_decode else min(context, window - 1)
+    return WindowSums(kv_sum, causal_pairs, prefix_pairs, prefix_sum)
+
+
+@jit_inline
+def window_decode_sums(
+    new_tokens: Ints, context_len: Ints, start: int, stop: int, window: int
+) -> tuple[int, int, bool]:
+    """Sums of one step's contexts, of min(kv_len, window), and whether its requests are possible decodes."""
+    other: Any = np.int64(0)
+    context_sum: Any = 0
+    kv_sum: Any = 0
+    largest: Any = np.uint64(0)
+    for r in range(start, stop):
+        context: Any = np.int64(table_load(context_len, r))
+        other |= np.int64(table_load(new_tokens, r)) ^ 1
+        context_sum += context
+        kv_sum += min(context + 1, window)
+        largest = max(largest, np.uint64(context - 1))
+    return context_sum, kv_sum, other == 0 and largest < np.uint64(MAX_KV_LEN - 1)
+
+
+@jit_inline
+def equal_window_sums(
+    decodes: int, kv_sum: int, new_sum: int, chunks: int, prefix_sum: int, window: int
+) -> WindowSums:
+    """Sums of equal decodes and equal chunks, as near as whole numbers come, where only sums are known."""
+    some = max(chunks, 1)
+    new, context = new_sum // some, prefix_sum // some
+    own = _whole_pairs(new, window)
+    crossed = _whole_pairs(context + new, window) - _whole_pairs(context, window) - own
+    window_kv = min(kv_sum, decodes * window)
+    return WindowSums(window_kv, some * own, some * crossed, some * min(context, window - 1))
+
+
+@jit_inline
+def windowed_decode_us(
+    arena: Floats, block: GridBlock, window: int, num_decodes: int, mean_kv: float, kv_sum: int
+) -> float:
+    """What decodes of different lengths take more, or less, than equal ones, us; 0 where they are equal."""
+    mean_seen = float(kv_sum) / float(num_decodes)
+    seen_by_mean = min(mean_kv, float(window))
+    if mean_seen == seen_by_mean:
+        return 0.0
+    batch = float(num_decodes)
+    return grid_value(arena, block, batch, mean_seen) - grid_value(arena, block, batch, seen_by_mean)
+
+
+@jit_inline
+def window_chunks(new_sum: float, causal_pairs: float, window: float) -> tuple[float, float]:
+    """Batch and q_len of equal chunks with as many tokens, and as many pairs within a window."""
+    mean_seen = float(causal_pairs) / float(new_sum)
+    q_len = 2.0 * float(causal_pairs) / float(new_sum) - 1.0
+    if q_len > window:
+        # of q tokens window (window - 1) / 2 pairs are less than a window for each
+        q_len = 0.5 * window * (window - 1.0) / (window - mean_seen)
+    return float(new_sum) / q_len, q_len
+
+
+@jit_inline
+def windowed_prefill_us(
+    arena: Floats,
+    block: GridBlock,
+    window: int,
+    chunks: tuple[float, float],
+    new_sum: float,
+    causal_pairs: float,
+) -> float:
+    """What chunks take more, or less, than equal ones of (batch, q_len), us; 0 where they are equal."""
+    batch, q_len = chunks
+    if batch * windowed_pairs(q_len, float(window)) == float(causal_pairs):
+        return 0.0
+    alike, tokens = window_chunks(new_sum, causal_pairs, float(window))
+    return grid_value(arena, block, alike, tokens) - grid_value(arena, block, batch, q_len)
