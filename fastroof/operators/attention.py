@@ -27,6 +27,7 @@ from fastroof.operators.attention_work import (
     attention_bytes,
     decode_attention_bytes,
     decode_bound,
+    pairs_within,
     prefill_bound,
     prefill_flops_conventions,
     prefix_bound_us,
@@ -215,6 +216,12 @@ class AttentionPrefill(PlannedAttention):
         """Half a square, and a window's width of pairs for each query beyond it."""
         within = np.minimum(length, window)
         return batch * (within * (within + 1.0) * 0.5 + (length - within) * within)
+
+    def equal_work(self, batch: Floats, length: Floats, window: float) -> tuple[Floats, Floats]:
+        """Prompts within the window are themselves, longer ones as many tokens and pairs in shorter ones."""
+        alike = 2.0 * pairs_within(length, window) / np.maximum(length, 1.0) - 1.0
+        alike = np.where(length > window, alike, length)
+        return np.where(length > window, batch * length / np.maximum(alike, 1.0), batch), alike
 
     def prefix_us(self, tables: Tables, shape: HeadShape) -> tuple[float, float]:
         """The roofline of the prefix alone, times latency / B of the longest measured sequence.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -91,7 +92,7 @@ class PlannedAttention(AttentionOperator):
         """Grid block of the datasheet model: one row of cells, exact in batch and length.
 
         A sequence costs the larger of two polynomials of its length, the FLOPs' and the bytes', so the
-        axis has a node where they cross.
+        axis has a node where they cross; and where a window ends, beyond which both are straight.
         """
         whole = self.bound(shape, gpu, 0.0)
         bytes_us = US_PER_S / gpu.hbm_bytes_per_s
@@ -99,19 +100,44 @@ class PlannedAttention(AttentionOperator):
         a_token = one - fixed
         # work = square x^2 + slope x against moved = fixed + a_token x
         square, slope = whole.square_us, whole.slope_us - a_token
-        line = (-fixed, slope - a_token)
-        roots = np.roots([square, line[1], line[0]]) if square or line[1] else np.array([])
-        kinks = sorted(float(r.real) for r in roots if abs(r.imag) < 1e-9 and 0.0 < r.real < SIZE_LIMIT)
+        parts = [(0.0, (square, slope, 0.0), (0.0, a_token, fixed))]
+        if whole.window < SIZE_LIMIT:
+            end = whole.window
+            # a decode reads no more tokens, a prompt's go on
+            rising = a_token if whole.beyond_us else 0.0
+            work, moved = (square * end + slope) * end, fixed + a_token * end
+            beyond = whole.beyond_us - rising
+            parts.append((end, (0.0, beyond, work - beyond * end), (0.0, rising, moved - rising * end)))
+        kinks = _crossings(parts)
         x_axis = np.array([0.0, *kinks, SIZE_LIMIT])
         y_axis = np.array([0.0, SIZE_LIMIT])
         cells = np.zeros((2, len(x_axis), 6))
         cells[0, :, 0] = self.datasheet.launch_us
         for j, x0 in enumerate(x_axis):
             middle = x0 + 1.0 if j == len(x_axis) - 1 else (x0 + min(x_axis[j + 1], 2.0 * x0 + 2.0)) / 2.0
-            compute_bound = (square * middle + slope) * middle > fixed + a_token * middle
-            a, b, c = (square, slope, 0.0) if compute_bound else (0.0, a_token, fixed)
+            _, work_of, moved_of = [part for part in parts if part[0] <= x0][-1]
+            a, b, c = work_of if _at(work_of, middle) > _at(moved_of, middle) else moved_of
             terms = np.array([(a * x0 + b) * x0 + c, 2.0 * a * x0 + b, a])
             cells[0, j, 3:] = terms / self.datasheet.efficiency
         cells[1, :, 0] = self.datasheet.launch_us + cells[0, :, 3] * SIZE_LIMIT
         flags = np.full((2, len(x_axis)), ORIGIN_MODELLED)
         return PackedGrid(y_axis, x_axis, cells, flags, whole).arena
+
+
+_Polynomial = tuple[float, float, float]
+
+
+def _at(terms: _Polynomial, x: float) -> float:
+    a, b, c = terms
+    return (a * x + b) * x + c
+
+
+def _crossings(parts: Sequence[tuple[float, _Polynomial, _Polynomial]]) -> list[float]:
+    """Where two curves cross, each given from a start on, and where they bend."""
+    found = [start for start, _, _ in parts[1:]]
+    stops = [*found, SIZE_LIMIT]
+    for (start, one, other), stop in zip(parts, stops, strict=True):
+        square, slope, fixed = (a - b for a, b in zip(one, other, strict=True))
+        roots = np.roots([square, slope, fixed]) if square or slope else np.array([])
+        found += [float(r.real) for r in roots if abs(r.imag) < 1e-9 and start < r.real < stop]
+    return sorted(found)

@@ -102,6 +102,10 @@ class AttentionOperator(AttentionRows):
     def mfu_work(self, batch: Any, length: Any, window: float = math.inf) -> Any:
         """Work without a prefix, in units of one query that attends to one token of one head's width."""
 
+    def equal_work(self, batch: Floats, length: Floats, window: float) -> tuple[Floats, Floats]:
+        """(batch, length) at which full attention does the work of calls within a window."""
+        return batch, np.minimum(length, window)
+
     def shapes(self, tables: Tables) -> list[HeadShape]:
         """Head shapes, with windows and without, of the source that serves first."""
         return [HeadShape(*key) for key in tables.groups(self.name)]
@@ -110,15 +114,19 @@ class AttentionOperator(AttentionRows):
         """Measured shapes that may serve one: those of the source that serves the operator first.
 
         Where none of them has its width, window and format: itself alone, from whichever source has it,
-        else those of every source. An engine's own kernel of another head shape comes before another
-        engine's of this one: at equal work it is 3.8 % off, campaigns are 7 to 9.
+        else those of every source; where those have no such window either, those of full attention. An
+        engine's own kernel of another head shape comes before another engine's of this one: at equal work
+        it is 3.8 % off, campaigns are 7 to 9.
         """
         first = self.shapes(tables)
         if any(s.kind == wanted.kind for s in first):
             return first
         if tables.serves(self.name, tuple(wanted)):
             return [wanted]
-        return [HeadShape(*key) for key in tables.every_key(self.name)]
+        every = [HeadShape(*key) for key in tables.every_key(self.name)]
+        if wanted.window and not any(s.kind == wanted.kind for s in every):
+            return self.lendable(tables, wanted._replace(window=0))
+        return every
 
     def pack(self, key: Key, rows: Columns, gpu: GpuSpec, variant: str = "") -> PackedGrid:
         """One head shape's grid: holes filled, edges padded."""
@@ -139,7 +147,7 @@ class AttentionOperator(AttentionRows):
         Raises
         ------
         MissingTableError
-            If nothing with this head_dim, kv_dtype and window was measured.
+            If nothing with this head_dim and kv_dtype was measured, with the window or without any.
         """
 
         def grid_of(lender: HeadShape) -> PackedGrid:
@@ -149,7 +157,7 @@ class AttentionOperator(AttentionRows):
             return self.bound(wanted, tables.gpu, launch_us)
 
         def grid() -> AttentionGrid:
-            made = attention_grid(shape, self.lendable(tables, shape), grid_of, bound_of)
+            made = attention_grid(shape, self.lendable(tables, shape), grid_of, bound_of, self.equal_work)
             is_foreign = any(tables.is_foreign(self.name, tuple(one)) for one in made.lenders)
             return replace(made, borrowed=True) if is_foreign and not made.borrowed else made
 

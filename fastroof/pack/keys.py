@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from fastroof.arrays import Floats, Longs
 
-__all__ = ["MANTISSA_BITS", "AxisGuide", "KeyColumns", "axis_guide", "axis_keys", "key_columns"]
+__all__ = [
+    "MANTISSA_BITS",
+    "AxisGuide",
+    "KeyColumns",
+    "axis_guide",
+    "axis_keys",
+    "key_columns",
+    "key_start_above",
+]
 
 MANTISSA_BITS: Final = 52
 MOST_KEY_BITS: Final = 4
@@ -101,3 +110,15 @@ def key_columns(axis: Floats) -> KeyColumns | None:
             starts = (np.arange(keys[0], keys[-1] + 1) << shift).view(np.float64)
             return KeyColumns(shift, int(keys[0]), starts)
     return None
+
+
+def key_start_above(x: float) -> float:
+    """Find the smallest number of at least ``x``, above 0, with at most MOST_KEY_BITS bits after its first.
+
+    Examples
+    --------
+    >>> key_start_above(4096.0), key_start_above(4097.0)
+    (4096.0, 4352.0)
+    """
+    step = 2.0 ** (math.floor(math.log2(x)) - MOST_KEY_BITS)
+    return math.ceil(x / step) * step

@@ -128,7 +128,7 @@ def check_kernels(tables: Tables | None, gpu: GpuSpec, options: PlanOptions) -> 
 def checked_model(model: ModelSpec | str | Path | Mapping[str, Any]) -> ModelSpec:
     """Load a model unless it is one, and refuse what a plan has no operators for."""
     model = model if isinstance(model, ModelSpec) else load_model(model)
-    windows = sorted({kind.attention.window for kind in model.kinds} - {None})
+    windows = sorted({kind.attention.window or 0 for kind in model.kinds} - {0})
     if len(windows) > 1:
         sizes = " and ".join(map(str, windows))
         raise PlanError(

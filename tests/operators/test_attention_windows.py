@@ -10,7 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastroof import load_gpu
+from fastroof.compiled.grids import grid_latency_us
 from fastroof.errors import LookupInputError, MissingTableError
+from fastroof.operators.attention import ATTENTION_PREFILL
+from fastroof.operators.attention_work import HeadShape
 from tests.reference.handmade import HEADS, attention_rows, handmade_tables
 
 H100 = load_gpu("h100")
@@ -40,6 +43,9 @@ def windowed(decode=DECODE, prefill=PREFILL):
 
 
 TABLES = windowed()
+TABLES_OF_FULL = handmade_tables(
+    attention_decode=attention_rows(DECODE), attention_prefill=attention_rows(PREFILL, is_decode=False)
+)
 
 
 def pairs(q_len: float, kv_len: float) -> float:
@@ -137,14 +143,59 @@ def test_a_window_is_0_unless_it_is_asked_for():
 
 def test_windows_are_not_borrowed_from_each_other():
     sizes = {"batch_size": 1, "kv_len": 64}
-    with pytest.raises(MissingTableError, match=r"window 256; measured: .*window 128"):
-        TABLES.lookup("attention_decode", **SHAPE, **sizes, window=256)
     other = TABLES.lookup(
         "attention_decode", **SHAPE | {"num_q_heads": 16, "num_kv_heads": 4}, **sizes, window=128
     )
     assert int(other.origin) == 3
+    only = handmade_tables(attention_decode=attention_rows(DECODE, window=WINDOW))
+    with pytest.raises(MissingTableError, match=r"window 256; measured: .*window 128"):
+        only.lookup("attention_decode", **SHAPE, **sizes, window=256)
     with pytest.raises(LookupInputError, match="window must be at least 0"):
         TABLES.lookup("attention_decode", **SHAPE, **sizes, window=-1)
+
+
+@given(
+    batch=st.integers(1, 32), kv_len=st.integers(2, 20000), window=st.sampled_from([2, 48, 512, 513, 5000])
+)
+def test_decodes_of_a_window_that_was_not_measured_are_full_attention_up_to_it(batch, kv_len, window):
+    sizes = {**SHAPE, "batch_size": batch}
+    got = TABLES.lookup("attention_decode", **sizes, kv_len=kv_len, window=window)
+    # the next simple number: 513 is none
+    end = {513: 544, 5000: 5120}.get(window, window)
+    full = TABLES.lookup("attention_decode", **sizes, kv_len=min(kv_len, end))
+    np.testing.assert_allclose(got.latency_us, full.latency_us, rtol=1e-12)
+    assert int(got.origin) == 3
+
+
+@given(
+    window=st.sampled_from([48, 256, 4096]),
+    b=st.sampled_from([1, 2, 8]),
+    q_len=st.sampled_from([32, 128, 512, 2048]),
+)
+def test_prompts_of_such_a_window_are_full_attention_of_as_many_tokens_and_pairs(window, b, q_len):
+    got = TABLES_OF_FULL.lookup(
+        "attention_prefill", **SHAPE, batch_size=b, q_len=q_len, kv_len=q_len, window=window
+    )
+    own = sum(min(i, window) for i in range(1, q_len + 1))
+    length = 2 * own / q_len - 1
+    table = ATTENTION_PREFILL.grid(TABLES_OF_FULL, HeadShape("bf16", *HEADS)).grid
+    expected, origin = np.empty(1), np.empty(1, np.uint8)
+    grid_latency_us(table.arena, np.array([b * q_len / length]), np.array([length]), expected, origin)
+    np.testing.assert_allclose(got.latency_us, expected[0], rtol=1e-12)
+    assert int(got.origin) == 3
+
+
+def test_a_borrowed_window_is_less_sure_beyond_it():
+    for operator, lengths in (("attention_decode", {"kv_len": [200, 4000]}), ("attention_prefill", None)):
+        lengths = lengths or {"q_len": [200, 4000], "kv_len": [200, 4000]}
+        errors = TABLES_OF_FULL.lookup(
+            operator, **SHAPE, batch_size=4, **lengths, window=256, with_error=True
+        ).relative_error
+        full = TABLES_OF_FULL.lookup(
+            operator, **SHAPE, batch_size=4, **lengths, with_error=True
+        ).relative_error
+        assert errors[0] == pytest.approx(full[0], rel=1e-9)
+        assert errors[1] > 0.1
 
 
 def test_a_window_between_nodes_ends_in_a_node_of_its_own():

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from fastroof import StepBatch, compile_plan, compile_plans, gpu_names
+from fastroof import StepBatch, compile_plan, compile_plans, gpu_names, load_model
+from fastroof.models import LayerGroup
 from fastroof.plan.datasheet import CLASSES
 
 
@@ -53,6 +56,27 @@ def test_attention_is_the_larger_of_its_flops_and_bytes_at_every_length(plan):
         bound = max(1e6 * o.flops / 989.5e12, 1e6 * o.moved_bytes / 3.35e12)
         assumed = CLASSES["attention_prefill"]
         assert o.total_us == pytest.approx(32 * assumed.launch_us + bound / assumed.efficiency, rel=1e-9), q
+
+
+@pytest.mark.parametrize("window", [128, 1000, 4096])
+def test_attention_within_a_window_is_its_own_roofline(window):
+    model = load_model("llama-3.1-8b")
+    group = model.layers[0]
+    kind = replace(group.kind, attention=replace(group.kind.attention, window=window))
+    with pytest.warns(UserWarning, match="no measured tables"):
+        plan = compile_plan(replace(model, layers=(LayerGroup(kind, 32),)), "h100", None)
+    # a prompt alone, which reads no more than it has; decodes of one length
+    for step in ([(q, 0)] for q in (1, 100, 127, 128, 129, 500, 1000, 3000, 8192)):
+        (o,) = [o for o in plan.explain(step).operators if o.name == "prefill attention"]
+        bound = max(1e6 * o.flops / 989.5e12, 1e6 * o.moved_bytes / 3.35e12)
+        assumed = CLASSES["attention_prefill"]
+        assert o.total_us == pytest.approx(32 * assumed.launch_us + bound / assumed.efficiency, rel=1e-9)
+    for step in ([(1, kv - 1)] * 7 for kv in (2, 127, 128, 129, 999, 1000, 1001, 50000)):
+        (o,) = [o for o in plan.explain(step).operators if o.name == "decode attention"]
+        bound = max(1e6 * o.flops / 989.5e12, 1e6 * o.moved_bytes / 3.35e12)
+        assumed = CLASSES["attention_decode"]
+        assert o.total_us == pytest.approx(32 * assumed.launch_us + bound / assumed.efficiency, rel=1e-9)
+    assert plan.decode_us(7, 50000) == plan.decode_us(7, window)
 
 
 def test_time_grows_with_every_size(plan):

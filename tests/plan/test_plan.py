@@ -8,7 +8,7 @@ import pickle
 import numpy as np
 import pytest
 
-from fastroof import StepBatch, compile_plan, compile_plans, load_gpu, load_model, load_tables
+from fastroof import StepBatch, compile_plan, compile_plans, load_gpu, load_tables
 from fastroof.columns import ORIGINS
 from fastroof.compiled import steps
 from fastroof.errors import (
@@ -20,7 +20,6 @@ from fastroof.errors import (
     UnsupportedModelError,
 )
 from tests.reference.handmade import attention_rows, gemm_rows, handmade_tables
-from tests.reference.shards import changed
 
 
 @pytest.fixture(scope="module")
@@ -85,14 +84,6 @@ def test_architectures_without_a_plan_are_refused(h100):
     config = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
     with pytest.raises(UnsupportedModelError, match="mixtral"):
         compile_plan(config, "h100", h100)
-
-
-def test_a_sliding_window_is_refused_and_the_way_out_works(h100):
-    windowed = changed(load_model("llama-3.1-8b"), sliding_window=4096)
-    with pytest.raises(PlanError, match=r"sliding window of 4096 .*with_full_attention\(\)"):
-        compile_plan(windowed, "h100", h100)
-    plan = compile_plan(windowed.with_full_attention(), "h100", h100, max_tokens=64)
-    assert plan.decode_us(1, 64) > 0
 
 
 def _few_tables():

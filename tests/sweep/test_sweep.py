@@ -212,12 +212,13 @@ def test_what_is_not_evaluated_is_named(tmp_path: Path) -> None:
 def test_a_model_that_no_plan_can_be_made_of_is_named(tmp_path: Path) -> None:
     preset = json.loads((CHECKOUT / "fastroof" / "models" / "presets" / "mistral-7b.json").read_text())
     (tmp_path / "windowed.json").write_text(json.dumps({**preset, "sliding_window": 512}))
-    spec = {**SPEC, "models": ["yi-34b", "llama-2-7b", str(tmp_path / "windowed.json")], "kv_len": [4096]}
+    models = ["yi-34b", "llama-2-7b", str(tmp_path / "windowed.json")]
+    spec = {**SPEC, "models": models, "kv_len": [4096], "method": "floor"}
     summary = run_sweep(spec, tmp_path / "r.parquet")
     assert [b.model for b in summary.best] == ["yi-34b", "llama-2-7b"]
     (windowed,) = summary.skipped["no plan"]
     assert windowed.startswith("windowed tp=1 bf16 kv bf16: ")
-    assert "sliding window of 512 tokens" in windowed
+    assert "method='floor' holds MFU, and windowed attends within a window" in windowed
     with pytest.raises(SweepError, match="nothing to evaluate: beyond the model's context: yi-34b: 2 of 2"):
         run_sweep({**SPEC, "models": "yi-34b", "kv_len": [5000, 6000]}, tmp_path / "r.parquet")
 
