@@ -132,13 +132,6 @@ def missing_operators(fields: Fields) -> list[str]:
     text = config.get("text_config")
     inner = text if isinstance(text, Mapping) else config
     missing += _attention_and_experts(inner)
-    for key in ("quantization_config", "compression_config"):
-        if (quantization := config.get(key, inner.get(key))) is not None:
-            method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
-            missing.append(
-                f"its weights are stored quantised ({key}: {method or 'no quant_method'}); take the "
-                'unquantised config.json and choose the precision with dtype=, as in dtype="fp8"'
-            )
     model_type = fields.text("model_type")
     architectures = fields.texts("architectures")
     if model_type is not None and model_type not in ARCHITECTURES:

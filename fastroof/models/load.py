@@ -12,6 +12,7 @@ from typing import Any, Final
 from fastroof.errors import ModelError, UnsupportedModelError
 from fastroof.models import hf
 from fastroof.models.dense import DenseModel
+from fastroof.models.quantisation import quantisation_of, quantised, read_hf_quant
 from fastroof.models.spec import ModelSpec
 
 __all__ = ["PRESETS", "load_model", "model_names"]
@@ -80,7 +81,8 @@ def load_model(name_or_path: str | Path | Mapping[str, Any], *, name: str | None
     Returns
     -------
     ModelSpec
-        The model as a whole; a ``Layout`` splits it over GPUs.
+        The model as a whole, in the formats of its checkpoint; a ``Layout`` splits it over GPUs. Beside a
+        config.json a hf_quant_config.json is read too.
 
     Raises
     ------
@@ -109,7 +111,7 @@ def load_model(name_or_path: str | Path | Mapping[str, Any], *, name: str | None
     if os.path.isfile(path):
         own = path.resolve()
         called = own.parent.name if own.name == hf.CONFIG_FILE else own.stem
-        return _parse(hf.read_config(path), str(path), name or called)
+        return _parse(hf.read_config(path), str(path), name or called, read_hf_quant(path))
     raise ModelError(_unknown(name_or_path, path))
 
 
@@ -132,7 +134,9 @@ def _unknown(given: str | Path, path: Path) -> str:
     return f"unknown model {given!r}: neither a file nor a preset{hint}; presets are {presets}"
 
 
-def _parse(config: Mapping[str, Any], where: str, name: str | None) -> ModelSpec:
+def _parse(
+    config: Mapping[str, Any], where: str, name: str | None, hf_quant: Mapping[str, Any] | None = None
+) -> ModelSpec:
     fields = hf.Fields(config, where)
     missing = hf.missing_operators(fields)
     if missing:
@@ -147,7 +151,7 @@ def _parse(config: Mapping[str, Any], where: str, name: str | None) -> ModelSpec
     max_position = fields.size("max_position_embeddings")
     attention_bias = fields.flag("attention_bias", default=model_type == "qwen2")
     architecture = hf.ARCHITECTURES[model_type]
-    return DenseModel(
+    unquantised = DenseModel(
         name=name or fields.text("_name_or_path") or architecture,
         architecture=architecture,
         num_layers=num_layers,
@@ -166,6 +170,7 @@ def _parse(config: Mapping[str, Any], where: str, name: str | None) -> ModelSpec
         max_position=max_position,
         torch_dtype=_torch_dtype(fields),
     ).spec()
+    return quantised(unquantised, quantisation_of(config, where), hf_quant, where=where)
 
 
 def _num_kv_heads(fields: hf.Fields, model_type: str, num_q_heads: int) -> int:

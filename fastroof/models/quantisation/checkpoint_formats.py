@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 from fastroof.errors import ModelError
 from fastroof.models.checkpoint import Checkpoint
 from fastroof.models.execution import Formats
-from fastroof.models.hf import Fields
+from fastroof.models.hf import CONFIG_FILE, Fields, read_config
 from fastroof.models.layers import LayerGroup, LayerKind
 from fastroof.models.layout import Layout
 from fastroof.models.quantisation.methods import read_quantisation
@@ -17,10 +18,12 @@ from fastroof.models.quantisation.names import HEAD_NAMES, MODULE_NAMES, ModuleN
 from fastroof.models.quantisation.scheme import Group, Quantisation
 from fastroof.models.spec import ModelSpec
 
-__all__ = ["QUANTISATION_KEYS", "quantisation_of", "quantised"]
+__all__ = ["QUANTISATION_KEYS", "quantisation_of", "quantised", "read_hf_quant"]
 
 QUANTISATION_KEYS: Final = ("quantization_config", "compression_config")
 """Fields of a config.json that say how its weights are stored."""
+
+_HF_QUANT_FILE: Final = "hf_quant_config.json"
 
 
 def quantisation_of(config: Mapping[str, Any], where: str = "model config") -> Mapping[str, Any] | None:
@@ -58,6 +61,30 @@ def quantisation_of(config: Mapping[str, Any], where: str = "model config") -> M
                 raise ModelError(f"{where}: field {key} must be an object, got {quantisation!r}")
             return quantisation
     return None
+
+
+def read_hf_quant(config_path: Path) -> Mapping[str, Any] | None:
+    """Read what ModelOpt writes beside a config.json: hf_quant_config.json.
+
+    Parameters
+    ----------
+    config_path : Path
+        The config.json; what stands before that in its name stands before the other's too.
+
+    Returns
+    -------
+    mapping or None
+        Contents; None where there is no such file.
+
+    Raises
+    ------
+    ModelError
+        If it cannot be read or is not a JSON object.
+    """
+    if not config_path.name.endswith(CONFIG_FILE):
+        return None
+    beside = config_path.with_name(config_path.name.removesuffix(CONFIG_FILE) + _HF_QUANT_FILE)
+    return read_config(beside) if beside.is_file() else None
 
 
 def quantised(
