@@ -44,6 +44,9 @@ def _print_steps(summary: StepSummary) -> None:
     ]
     if len(kv_dtypes) > 1:
         columns.insert(3, "kv dtype")
+    for size in ("ep", "dp", "pp"):
+        if any(getattr(best, size) > 1 for best in summary.best):
+            columns.insert(2, size)
     if len(kv_lens) > 1:
         columns.insert(columns.index("batch"), "kv_len")
     if any(best.relative_error is not None for best in summary.best):

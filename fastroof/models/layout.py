@@ -72,6 +72,11 @@ class Layout:
         """GPUs of the replica."""
         return self.tp * self.pp * self.dp
 
+    @property
+    def batches_in_flight(self) -> int:
+        """Batches that its GPUs work on at once: one a rank and pipeline stage."""
+        return self.pp * self.dp
+
     def __str__(self) -> str:
         sizes = {"tp": self.tp, "pp": self.pp, "dp": self.dp, "ep": self.ep}
         if self.ep > 1 and self.moe_tp > 1:

@@ -90,6 +90,11 @@ class ModelSpec:
         return self.layers[0].kind
 
     @property
+    def has_experts(self) -> bool:
+        """Whether any layer has experts."""
+        return any(kind.mlp.has_experts for kind in self.kinds)
+
+    @property
     def num_parameters(self) -> int:
         """Weights of the whole model: embedding, LM head if untied, norms and biases included.
 

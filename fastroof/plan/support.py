@@ -73,7 +73,7 @@ def default_layouts(model: ModelSpec) -> tuple[Layout, ...]:
     """
     sizes = (1, 2, 4, 8)
     layouts = [Layout(tp) for tp in sizes]
-    if any(kind.mlp.has_experts for kind in model.kinds):
+    if model.has_experts:
         layouts += [Layout(tp, ep=tp) for tp in sizes[1:]]
         layouts += [Layout(1, dp=dp, ep=dp) for dp in sizes[1:]]
     return tuple(layouts)

@@ -18,7 +18,7 @@ from fastroof.sweep.units import PlanKey
 
 __all__ = ["CHOICE_COLUMNS", "Answer", "Answers", "Choice", "Margin", "best_deployments"]
 
-CHOICE_COLUMNS: Final = ("gpu", "mode", "tp", "dtype", "kv_dtype", "runtime")
+CHOICE_COLUMNS: Final = ("gpu", "mode", "tp", "pp", "dp", "ep", "routing", "dtype", "kv_dtype", "runtime")
 """What makes two deployments different choices; replicas, budgets and loads are how one is run."""
 
 _DIGITS: Final = 8

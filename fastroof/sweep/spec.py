@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, WithJsonSchema, field_validator
 
-from fastroof.models.execution import DTYPES, KV_DTYPES
+from fastroof.models.execution import DTYPES, KV_DTYPES, ROUTING, ROUTINGS
+from fastroof.models.layout import SIZES_OF_TP, TP_SIZES
+from fastroof.ranges import expand_sizes
 from fastroof.sweep.spec_values import (
     NAMES_SCHEMA,
     SIZES_SCHEMA,
@@ -15,6 +18,7 @@ from fastroof.sweep.spec_values import (
     checked_names,
     model_name,
 )
+from fastroof.sweep.units import Split
 
 __all__ = ["DATASHEET", "MAX_ROWS", "Names", "Sizes", "SweepSpec"]
 
@@ -24,7 +28,10 @@ DATASHEET: Final = "datasheet"
 MAX_ROWS: Final = 20_000_000
 """Most rows that a sweep writes."""
 
-_CHOICES: Final = {"dtype": DTYPES, "kv_dtype": KV_DTYPES}
+MAX_GPUS: Final = 1024
+"""Largest size of a layout."""
+_SIZES: Final = "a number, a list of numbers, or a range like {start = 1, stop = 8, factor = 2}"
+_CHOICES: Final = {"dtype": DTYPES, "kv_dtype": KV_DTYPES, "routing": ROUTINGS}
 
 Sizes = Annotated[tuple[int, ...], WithJsonSchema(SIZES_SCHEMA)]
 Names = Annotated[tuple[str, ...], WithJsonSchema(NAMES_SCHEMA)]
@@ -48,8 +55,23 @@ class SweepSpec(BaseModel):
     method: Literal["roofline", "linear_mfu", "nearest", "floor"] = Field(
         "roofline", description="one of roofline, linear_mfu, nearest, floor"
     )
+    tp: Sizes = Field((1,), description=f"a list out of {SIZES_OF_TP}")
+    pp: Sizes = Field((1,), description=f"pipeline stages, {_SIZES}")
+    dp: Sizes = Field((1,), description=f"ranks of attention data parallelism in a replica, {_SIZES}")
+    ep: Sizes = Field(
+        (1,), description=f"groups of experts on GPUs of their own, out of the tp x dp of a stage, {_SIZES}"
+    )
+    routing: Names = Field(
+        (ROUTING,), description=f"how tokens spread over experts, a list out of {', '.join(ROUTINGS)}"
+    )
     dtype: Names = Field(("bf16",), description=f"a list out of {', '.join(DTYPES)}")
     kv_dtype: Names = Field(("bf16",), description=f"a list out of {', '.join(KV_DTYPES)}")
+
+    @property
+    def splits(self) -> tuple[tuple[int, Split], ...]:
+        """Every tensor-parallel size with every other size of a layout, in the order of the rows."""
+        others = list(itertools.starmap(Split, itertools.product(self.pp, self.dp, self.ep, self.routing)))
+        return tuple(itertools.product(self.tp, others))
 
     @field_validator("tables", mode="before")
     @classmethod
@@ -61,7 +83,17 @@ class SweepSpec(BaseModel):
     def _check_models(cls, value: Any) -> tuple[str, ...]:
         return checked_names(value, model_name, "model names or paths of config.json files")
 
-    @field_validator("dtype", "kv_dtype", mode="before")
+    @field_validator("tp", mode="before")
+    @classmethod
+    def _check_tp(cls, value: Any) -> tuple[Any, ...]:
+        return checked_choices(value, TP_SIZES)
+
+    @field_validator("pp", "dp", "ep", mode="before")
+    @classmethod
+    def _check_layouts(cls, value: Any) -> tuple[int, ...]:
+        return expand_sizes(value, MAX_GPUS)
+
+    @field_validator("dtype", "kv_dtype", "routing", mode="before")
     @classmethod
     def _check_dtypes(cls, value: Any, info: ValidationInfo) -> tuple[Any, ...]:
         return checked_choices(value, _CHOICES[str(info.field_name)])

@@ -5,10 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fastroof.models.execution import ROUTING
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["PlanKey", "UnitPiece", "UnitResult", "WorkUnit", "numbered_units", "slices"]
+__all__ = ["PlanKey", "Split", "UnitPiece", "UnitResult", "WorkUnit", "numbered_units", "slices"]
+
+
+class Split(NamedTuple):
+    """How a model is split beside its tensor-parallel size, and how its tokens are routed."""
+
+    pp: int = 1
+    dp: int = 1
+    ep: int = 1
+    routing: str = ROUTING
 
 
 class PlanKey(NamedTuple):
@@ -20,6 +31,21 @@ class PlanKey(NamedTuple):
     dtype: str
     kv_dtype: str
     runtime: str
+    pp: int = 1
+    dp: int = 1
+    ep: int = 1
+    routing: str = ROUTING
+
+    @property
+    def layout_options(self) -> dict[str, Any]:
+        """Arguments of ``compile_plan`` that say how the model is split and its tokens are routed."""
+        return {"tp": self.tp, "pp": self.pp, "dp": self.dp, "ep": self.ep, "routing": self.routing}
+
+    @property
+    def words(self) -> str:
+        """How it is split and stored, as messages name it."""
+        sizes = [f"{name}={getattr(self, name)}" for name in ("pp", "dp", "ep") if getattr(self, name) > 1]
+        return " ".join([f"tp={self.tp}", *sizes, self.dtype, f"kv {self.kv_dtype}"])
 
 
 class UnitPiece(NamedTuple):

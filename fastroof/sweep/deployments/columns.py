@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from fastroof.columns import DTYPE, KV_DTYPE, Column
-from fastroof.sweep.columns import GPU, KERNELS, MODEL, RUNTIME, WEIGHT_BYTES
+from fastroof.sweep.columns import GPU, KERNELS, MODEL, RUNTIME, SPLIT, WEIGHT_BYTES
 
 __all__ = ["COLUMNS"]
 
@@ -16,6 +16,7 @@ COLUMNS: Final = (
         "mode", "text", "", "aggregated: replicas do everything; disaggregated: workers prefill or decode"
     ),
     Column("tp", "int", "GPUs", "tensor-parallel size of a replica or worker"),
+    *SPLIT,
     Column("replicas", "int", "", "replicas that share the load evenly; 0 where disaggregated", 0),
     Column("total_gpus", "int", "GPUs", "GPUs of the whole deployment"),
     DTYPE,

@@ -15,7 +15,7 @@ from fastroof.compiled.reductions import BINS, BestTable, Fronts
 from fastroof.plan import StepPlan
 from fastroof.sweep.deployments.layouts import layouts
 from fastroof.sweep.deployments.plans import Impossible, candidate_axes, candidate_options, compiled_plan
-from fastroof.sweep.deployments.rows import candidate_rows, no_rows
+from fastroof.sweep.deployments.rows import candidate_rows, no_rows, split_values
 from fastroof.sweep.deployments.spec import DeploymentSpec
 from fastroof.sweep.sources import GpuTables
 from fastroof.sweep.units import UnitResult, WorkUnit
@@ -144,11 +144,13 @@ def _empty_reduction(spec: DeploymentSpec, unit: WorkUnit, plan: StepPlan) -> lo
 def _layout_keys(spec: DeploymentSpec, unit: WorkUnit, plan: StepPlan) -> list[tuple[int, ...]]:
     """What tells the groups of the layouts apart."""
     columns = [name for name in _LAYOUT_COLUMNS if name in spec.per]
+    gpus_each = plan.layout.world_size
     return [
         tuple(
-            layout.total_gpus(plan.tp) if name == "total_gpus" else getattr(layout, name) for name in columns
+            layout.total_gpus(plan.layout.world_size) if name == "total_gpus" else getattr(layout, name)
+            for name in columns
         )
-        for layout in layouts(spec, unit.mode, plan.tp)
+        for layout in layouts(spec, unit.mode, gpus_each)
     ]
 
 
@@ -192,7 +194,8 @@ def _histograms(
     if not spec.histogram:
         return ()
     fixed = {"model": plan.model.name, "gpu": plan.gpu.name, "mode": unit.mode, "tp": plan.tp,
-             "dtype": plan.dtype, "kv_dtype": plan.kv_dtype, "runtime": plan.runtime}  # fmt: skip
+             **split_values(plan), "dtype": plan.dtype, "kv_dtype": plan.kv_dtype,
+             "runtime": plan.runtime}  # fmt: skip
     axes = {name: values for name, values in spec.load_axes.items() if name in spec.per}
     sizes = [len(values) for values in axes.values()]
     layout_columns = [name for name in _LAYOUT_COLUMNS if name in spec.per]

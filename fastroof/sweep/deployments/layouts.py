@@ -35,12 +35,12 @@ class Layout(NamedTuple):
     prefill_workers: int
     decode_workers: int
 
-    def total_gpus(self, tp: int) -> int:
+    def total_gpus(self, gpus_each: int) -> int:
         """GPUs of all of them."""
-        return tp * sum(self)
+        return gpus_each * sum(self)
 
 
-def num_layouts(axes: LayoutAxes, mode: str, tp: int) -> int:
+def num_layouts(axes: LayoutAxes, mode: str, gpus_each: int) -> int:
     """Count the layouts that are asked for, those that are impossible included."""
     if axes.total_gpus is None:
         if mode == "aggregated":
@@ -48,30 +48,30 @@ def num_layouts(axes: LayoutAxes, mode: str, tp: int) -> int:
         return len(axes.prefill_workers or (1,)) * len(axes.decode_workers or (1,))
     if mode == "aggregated":
         return len(axes.total_gpus)
-    return sum(total // tp - 1 if _splits(total, tp) else 1 for total in axes.total_gpus)
+    return sum(total // gpus_each - 1 if _splits(total, gpus_each) else 1 for total in axes.total_gpus)
 
 
-def layouts(axes: LayoutAxes, mode: str, tp: int) -> tuple[Layout, ...]:
+def layouts(axes: LayoutAxes, mode: str, gpus_each: int) -> tuple[Layout, ...]:
     """List the possible layouts that are asked for: of a number of GPUs, every split into workers.
 
-    A number of GPUs that tp does not divide, or that is too small for both kinds of workers, is one
-    impossible layout.
+    ``gpus_each`` are those of a replica or worker. A number of GPUs that they do not divide, or that is too
+    small for both kinds of workers, is one impossible layout.
     """
     if mode == "aggregated":
         replicas = axes.replicas or (1,)
         if axes.total_gpus is not None:
-            replicas = tuple(total // tp for total in axes.total_gpus if total % tp == 0)
+            replicas = tuple(total // gpus_each for total in axes.total_gpus if total % gpus_each == 0)
         return tuple(Layout(count, 0, 0) for count in replicas)
     if axes.total_gpus is None:
         both = itertools.product(axes.prefill_workers or (1,), axes.decode_workers or (1,))
         return tuple(Layout(0, *pair) for pair in both)
     return tuple(
-        Layout(0, prefill, total // tp - prefill)
+        Layout(0, prefill, total // gpus_each - prefill)
         for total in axes.total_gpus
-        if _splits(total, tp)
-        for prefill in range(1, total // tp)
+        if _splits(total, gpus_each)
+        for prefill in range(1, total // gpus_each)
     )
 
 
-def _splits(total: int, tp: int) -> bool:
-    return total % tp == 0 and total >= 2 * tp
+def _splits(total: int, gpus_each: int) -> bool:
+    return total % gpus_each == 0 and total >= 2 * gpus_each

@@ -39,17 +39,18 @@ class Impossible(NamedTuple):
 def compiled_plan(spec: DeploymentSpec, key: PlanKey, tables: GpuTables) -> StepPlan | Impossible:
     """Compile a unit's plan, large enough for any of the spec's steps."""
     model = load_model(key.model)
-    name = f"{model.name} on {load_gpu(key.gpu).name} tp={key.tp} {key.dtype} kv {key.kv_dtype}"
+    name = f"{model.name} on {load_gpu(key.gpu).name} {key.words}"
     try:
-        model.check_layout(Layout(key.tp))
+        model.check_layout(Layout(key.tp, key.pp, key.dp, key.ep))
     except PlanError as error:
         return Impossible("tp", str(error))
     budget = spec.max_batched_tokens[-1]
     try:
         return compile_plan(
-            model, key.gpu, tables.tables, tp=key.tp, dtype=key.dtype, kv_dtype=key.kv_dtype,
+            model, key.gpu, tables.tables, dtype=key.dtype, kv_dtype=key.kv_dtype,
             runtime=key.runtime, method=spec.method, max_tokens=max(budget, spec.max_seqs) + MORE_TOKENS,
             max_seqs=spec.max_seqs + budget + MORE_TOKENS, curves=tables.curves,
+            **key.layout_options,
         )  # fmt: skip
     except MissingTableError as error:
         return Impossible("tables", f"{name}: {error}")
@@ -63,9 +64,12 @@ def candidate_axes(spec: DeploymentSpec, plan: StepPlan, mode: str) -> Axes:
     def floats(values: object) -> Floats:
         return np.array(values, np.float64)
 
-    laid_out = floats(layouts(spec, mode, plan.tp)).reshape(-1, 3)
+    # each batch in flight is a replica or worker of its own: a rank's, or a stage's share of the room
+    laid_out = floats(layouts(spec, mode, plan.layout.world_size)).reshape(-1, 3) * (
+        plan.layout.batches_in_flight
+    )
     room = [
-        plan_memory(plan.model, plan.layout, plan.gpu, plan.execution, budget).max_kv_tokens
+        plan_memory(plan.model, plan.layout, plan.gpu, plan.execution, budget).max_kv_tokens // plan.layout.pp
         for budget in spec.max_batched_tokens
     ]
     load = spec.concurrency if spec.request_rate is None else spec.request_rate
@@ -96,7 +100,7 @@ def candidate_options(spec: DeploymentSpec, plan: StepPlan, mode: str) -> Deploy
         osl_reserved=plan.engine.memory.osl_reserved,
         is_chunked=plan.engine.scheduling.chunked_prefill,
         # as estimate_disaggregated: all GPUs of a worker send at once
-        transfer_us_per_token=kv_bytes / (link * plan.tp) * US_PER_S,
+        transfer_us_per_token=kv_bytes / (link * plan.tp * plan.layout.pp) * US_PER_S,
         us_per_ms=US_PER_MS,
         us_per_s=US_PER_S,
         gpu_price=math.nan if price is None else price / SECONDS_AN_HOUR * TOKENS_A_PRICE,

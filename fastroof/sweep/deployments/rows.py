@@ -14,12 +14,13 @@ from fastroof.compiled import closed_loops
 from fastroof.compiled import deployments as loops
 from fastroof.errors import PlanError
 from fastroof.plan import StepPlan
+from fastroof.sweep.columns import NO_ROUTING
 from fastroof.sweep.deployments.columns import COLUMNS
 from fastroof.sweep.deployments.spec import DeploymentSpec
 from fastroof.sweep.deployments.step_bounds import BOUNDS, mean_bounds
 from fastroof.sweep.units import WorkUnit
 
-__all__ = ["candidate_rows", "no_rows"]
+__all__ = ["candidate_rows", "no_rows", "split_values"]
 
 
 _LIMIT_NAMES: Final = ("ttft", "tpot", "request_latency", "kv_share", "total_gpus")
@@ -50,6 +51,12 @@ def no_rows() -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([], schema=_SCHEMA)
 
 
+def split_values(plan: StepPlan) -> dict[str, Any]:
+    """How a plan's model is split beside tp, by column."""
+    routing = plan.execution.routing if plan.model.has_experts else NO_ROUTING
+    return {"pp": plan.layout.pp, "dp": plan.layout.dp, "ep": plan.layout.ep, "routing": routing}
+
+
 def candidate_rows(
     spec: DeploymentSpec,
     unit: WorkUnit,
@@ -73,7 +80,8 @@ def candidate_rows(
              "kv_dtype": plan.kv_dtype, "runtime": plan.runtime, "kernels": plan.kernels}  # fmt: skip
     columns |= {name: pa.repeat(pa.scalar(value, pa.string()), count) for name, value in fixed.items()}
     workers = {
-        name: getattr(axes, name)[layout] for name in ("replicas", "prefill_workers", "decode_workers")
+        name: getattr(axes, name)[layout] / plan.layout.batches_in_flight
+        for name in ("replicas", "prefill_workers", "decode_workers")
     }
     new_tokens = np.maximum(axes.isl[isl] * (1.0 - axes.prefix_hit[hit]), 1.0)
     kept_all = np.ones(count, bool)
@@ -81,7 +89,7 @@ def candidate_rows(
     whole = {
         **workers,
         "tp": np.full(count, plan.tp),
-        "total_gpus": plan.tp * sum(workers.values()),
+        "total_gpus": plan.layout.world_size * sum(workers.values()),
         "isl": axes.isl[isl],
         "osl": axes.osl[osl],
         "max_batched_tokens": axes.budget[budget],
@@ -89,6 +97,9 @@ def candidate_rows(
         "max_kv_tokens": axes.max_kv_tokens[budget],
     }
     columns |= {name: pa.array(np.asarray(values).astype(np.int64)) for name, values in whole.items()}
+    of_split = split_values(plan)
+    for name, value in of_split.items():
+        columns[name] = pa.repeat(pa.scalar(value, _SCHEMA.field(name).type), count)
     columns["prefix_hit"] = pa.array(axes.prefix_hit[hit])
     columns["bound"] = _names(mean_bounds(plan, answers, new_tokens, axes.budget[budget]), BOUNDS)
     columns["origin"] = _names(origins, ORIGINS)

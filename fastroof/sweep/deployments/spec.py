@@ -19,11 +19,12 @@ from pydantic import (
 from fastroof.checks import is_number
 from fastroof.config import load_gpu
 from fastroof.engines import engine_names, load_engine
-from fastroof.models.layout import TP_SIZES
+from fastroof.models.layout import SIZES_OF_TP, TP_SIZES
 from fastroof.ranges import expand_reals, expand_sizes
 from fastroof.sweep.deployments.layouts import num_layouts
 from fastroof.sweep.spec import MAX_ROWS, Names, Sizes, SweepSpec
 from fastroof.sweep.spec_values import SIZES_SCHEMA, checked_choices, checked_names, count_problem
+from fastroof.sweep.units import Split
 
 __all__ = ["GROUP_COLUMNS", "MAX_CANDIDATES", "MAX_GROUPS", "OBJECTIVES", "Constraints", "DeploymentSpec"]
 
@@ -35,13 +36,12 @@ MAX_GROUPS: Final = 2**16
 MODES: Final = ("aggregated", "disaggregated")
 OBJECTIVES: Final = ("tokens_per_s_per_gpu", "tokens_per_s_per_user", "cost", "goodput")
 GROUP_COLUMNS: Final = (
-    "model", "gpu", "mode", "tp", "dtype", "kv_dtype", "runtime", "replicas", "prefill_workers",
-    "decode_workers", "total_gpus", "isl", "osl", "concurrency", "request_rate_per_s", "max_batched_tokens",
-    "prefix_hit",
+    "model", "gpu", "mode", "tp", "pp", "dp", "ep", "routing", "dtype", "kv_dtype", "runtime", "replicas",
+    "prefill_workers", "decode_workers", "total_gpus", "isl", "osl", "concurrency", "request_rate_per_s",
+    "max_batched_tokens", "prefix_hit",
 )  # fmt: skip
 """Columns that rows can be grouped by."""
 _CHOICES: Final[dict[str, tuple[Any, ...]]] = {
-    "tp": TP_SIZES,
     "mode": MODES,
     "per": GROUP_COLUMNS,
 }
@@ -90,14 +90,14 @@ class Constraints(BaseModel):
 class DeploymentSpec(SweepSpec):
     """Which deployments a sweep estimates, under which load, and what it keeps.
 
-    Every combination of models, gpus, mode, tp, dtype, kv_dtype, runtime, layout, isl, osl, load,
-    max_batched_tokens and prefix_hit is one candidate. :func:`fastroof.sweep.load_spec` makes it and words
-    its errors.
+    Every combination of models, gpus, mode, tp, pp, dp, ep, routing, dtype, kv_dtype, runtime, layout, isl,
+    osl, load, max_batched_tokens and prefix_hit is one candidate. :func:`fastroof.sweep.load_spec` makes it
+    and words its errors.
     """
 
     gpus: Names = Field(("h100",), description="a list of GPU names, or paths of gpu.toml files")
     mode: Names = Field(("aggregated",), description=f"a list out of {', '.join(MODES)}")
-    tp: Sizes = Field(TP_SIZES, description=f"a list out of {', '.join(map(str, TP_SIZES))}")
+    tp: Sizes = Field(TP_SIZES, description=f"a list out of {SIZES_OF_TP}")
     replicas: Sizes | None = Field(
         None, description=f"copies of the model, {_SIZES}; or total_gpus; default one"
     )
@@ -168,7 +168,7 @@ class DeploymentSpec(SweepSpec):
             value, lambda name: load_engine(name).name, "names of runtimes or paths of profiles"
         )
 
-    @field_validator("tp", "mode", "per", mode="before")
+    @field_validator("mode", "per", mode="before")
     @classmethod
     def _check_choices(cls, value: Any, info: ValidationInfo) -> tuple[Any, ...]:
         if info.field_name == "per" and isinstance(value, list | tuple) and not value:
@@ -278,9 +278,12 @@ class DeploymentSpec(SweepSpec):
         }
 
     @property
-    def num_layouts(self) -> dict[tuple[str, int], int]:
-        """How many ways there are to lay a model out on GPUs, possible or not, by mode and tp."""
-        return {(mode, tp): num_layouts(self, mode, tp) for mode, tp in itertools.product(self.mode, self.tp)}
+    def num_layouts(self) -> dict[tuple[str, tuple[int, Split]], int]:
+        """How many ways there are to lay a model out on GPUs, possible or not, by mode and split."""
+        return {
+            (mode, (tp, split)): num_layouts(self, mode, tp * split.pp * split.dp)
+            for mode, (tp, split) in itertools.product(self.mode, self.splits)
+        }
 
     @property
     def num_candidates(self) -> int:

@@ -20,18 +20,19 @@ KEPT_A_UNIT: Final = 2**14
 
 
 def deployment_pieces(spec: DeploymentSpec) -> Iterator[UnitPiece]:
-    """Yield units in the order of the rows: models, GPUs, modes, tp, dtypes, kv_dtypes, runtimes, candidates.
+    """Yield units in the order of the rows: models, GPUs, modes, splits, formats, runtimes, candidates.
 
     Plans that cannot be compiled have units too, which count what is lost.
     """
     loads = math.prod(map(len, spec.load_axes.values()))
     most = KEPT_A_UNIT if spec.keep == "all" else CANDIDATES_A_UNIT
-    for model, gpu, mode, tp in itertools.product(spec.models, spec.gpus, spec.mode, spec.tp):
-        possible = len(layouts(spec, mode, tp))
+    for model, gpu, mode, (tp, split) in itertools.product(spec.models, spec.gpus, spec.mode, spec.splits):
+        gpus = tp * split.pp * split.dp
+        possible = len(layouts(spec, mode, gpus))
         # a unit of what cannot be laid out counts it
-        impossible = (num_layouts(spec, mode, tp) - possible) * loads
+        impossible = (num_layouts(spec, mode, gpus) - possible) * loads
         for dtype, kv_dtype, runtime in itertools.product(spec.dtype, spec.kv_dtype, spec.runtime):
-            key = PlanKey(model, gpu, tp, dtype, kv_dtype, runtime)
+            key = PlanKey(model, gpu, tp, dtype, kv_dtype, runtime, *split)
             for start, stop in slices(possible * loads, most):
                 size = stop - start + (impossible if start == 0 else 0)
                 yield UnitPiece(key, mode, start, stop, size, stop == possible * loads)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, Literal
 
 from fastroof.columns import DTYPE, KV_DTYPE, Column
-from fastroof.sweep.columns import GPU, KERNELS, MODEL, RUNTIME, WEIGHT_BYTES
+from fastroof.sweep.columns import GPU, KERNELS, MODEL, RUNTIME, SPLIT, WEIGHT_BYTES
 
 __all__ = ["COLUMNS", "step_columns"]
 
@@ -13,15 +13,22 @@ COLUMNS: Final = (
     MODEL,
     GPU,
     Column("tp", "int", "GPUs", "tensor-parallel size"),
+    *SPLIT,
     DTYPE,
     KV_DTYPE,
     RUNTIME,
     KERNELS,
     Column("kv_len", "int", "tokens", "tokens that each request attends to, the new one included"),
-    Column("batch_size", "int", "sequences", "decodes in the step; 0 where no batch is within the limits", 0),
+    Column(
+        "batch_size",
+        "int",
+        "sequences",
+        "decodes of a rank; 0 where no batch is within the limits",
+        0,
+    ),
     Column("step_us", "float", "us", "time of one decode step, which is the time per output token"),
-    Column("tokens_per_s", "float", "tokens/s", "output tokens of all requests, on all tp GPUs"),
-    Column("tokens_per_s_per_gpu", "float", "tokens/s", "tokens_per_s / tp"),
+    Column("tokens_per_s", "float", "tokens/s", "output tokens, every rank and stage busy with a batch"),
+    Column("tokens_per_s_per_gpu", "float", "tokens/s", "tokens_per_s over the tp x pp x dp GPUs"),
     Column(
         "limited_by",
         "text",

@@ -18,6 +18,7 @@ from fastroof.config import load_gpu
 from fastroof.errors import MissingTableError, PlanError
 from fastroof.models import Layout, load_model
 from fastroof.plan import StepPlan, compile_plan
+from fastroof.sweep.columns import NO_ROUTING
 from fastroof.sweep.sources import GpuTables
 from fastroof.sweep.steps.columns import step_columns
 from fastroof.sweep.steps.plan_batches import LIMITS, all_rows_us, best_rows
@@ -86,17 +87,17 @@ def evaluate_steps(spec: StepSpec, unit: WorkUnit, tables: GpuTables) -> UnitRes
 def _plan(spec: StepSpec, key: PlanKey, tables: GpuTables) -> StepPlan | tuple[str, str]:
     """Compile a unit's plan; or why there is none."""
     model = load_model(key.model)
-    name = f"{model.name} tp={key.tp} {key.dtype} kv {key.kv_dtype}"
+    name = f"{model.name} {key.words}"
     largest = spec.batch_size[-1]
     try:
-        model.check_layout(Layout(key.tp))
+        model.check_layout(Layout(key.tp, key.pp, key.dp, key.ep))
     except PlanError as error:
         return SKIPPED["tp"], str(error)
     try:
         plan = compile_plan(
-            model, load_gpu(key.gpu), tables.tables, tp=key.tp, dtype=key.dtype, kv_dtype=key.kv_dtype,
+            model, load_gpu(key.gpu), tables.tables, dtype=key.dtype, kv_dtype=key.kv_dtype,
             runtime=key.runtime, method=spec.method, max_tokens=largest, max_seqs=largest,
-            curves=tables.curves,
+            curves=tables.curves, **key.layout_options,
         )  # fmt: skip
     except MissingTableError as error:
         return SKIPPED["tables"], f"{name}: {error}"
@@ -177,13 +178,13 @@ class _StepRows:
         self, plan: StepPlan, kv_len: Longs, batch_size: Longs, step_us: Floats
     ) -> dict[str, pa.Array]:
         nothing = batch_size == 0
-        rate = batch_size / step_us * US_PER_S
+        rate = batch_size * plan.layout.batches_in_flight / step_us * US_PER_S
         return {
             "kv_len": pa.array(kv_len),
             "batch_size": pa.array(batch_size),
             "step_us": pa.array(step_us, mask=nothing),
             "tokens_per_s": pa.array(rate, mask=nothing),
-            "tokens_per_s_per_gpu": pa.array(rate / plan.tp, mask=nothing),
+            "tokens_per_s_per_gpu": pa.array(rate / plan.layout.world_size, mask=nothing),
             "origin": _names(_origins(plan, kv_len, batch_size), ORIGINS, nothing),
             "relative_error": pa.array(self._errors(plan, kv_len, batch_size), from_pandas=True),
         }
@@ -193,6 +194,10 @@ class _StepRows:
             "model": plan.model.name,
             "gpu": plan.gpu.name,
             "tp": plan.tp,
+            "pp": plan.layout.pp,
+            "dp": plan.layout.dp,
+            "ep": plan.layout.ep,
+            "routing": plan.execution.routing if plan.model.has_experts else NO_ROUTING,
             "dtype": plan.dtype,
             "kv_dtype": plan.kv_dtype,
             "runtime": plan.runtime,
@@ -225,17 +230,20 @@ def _best_step(
     relative_error: float,
 ) -> BestStep:
     is_any = batch_size > 0
-    rate = batch_size / step_us * US_PER_S
+    rate = batch_size * plan.layout.batches_in_flight / step_us * US_PER_S
     return BestStep(
         model=plan.model.name,
         tp=plan.tp,
+        pp=plan.layout.pp,
+        dp=plan.layout.dp,
+        ep=plan.layout.ep,
         dtype=plan.dtype,
         kv_dtype=plan.kv_dtype,
         kv_len=kv_len,
         batch_size=batch_size,
         step_us=step_us if is_any else None,
         tokens_per_s=rate if is_any else None,
-        tokens_per_s_per_gpu=rate / plan.tp if is_any else None,
+        tokens_per_s_per_gpu=rate / plan.layout.world_size if is_any else None,
         limited_by=limited_by,
         origin=origin if is_any else None,
         relative_error=None if math.isnan(relative_error) else relative_error,

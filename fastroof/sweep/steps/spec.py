@@ -10,10 +10,10 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from fastroof.config import load_gpu
 from fastroof.engines import engine_names, load_engine
-from fastroof.models.layout import TP_SIZES
 from fastroof.ranges import expand_sizes
 from fastroof.sweep.spec import MAX_ROWS, Sizes, SweepSpec
-from fastroof.sweep.spec_values import checked_choices, count_problem
+from fastroof.sweep.spec_values import count_problem
+from fastroof.sweep.units import Split
 
 __all__ = ["MAX_EVALUATIONS", "StepSpec"]
 
@@ -22,19 +22,19 @@ MAX_KV_LEN: Final = 2**28
 MAX_EVALUATIONS: Final = 10**11
 """Most steps that a sweep times: about an hour on one core."""
 
-_AXES: Final = ("models", "tp", "dtype", "kv_dtype", "batch_size", "kv_len")
+_AXES: Final = ("models", "tp", "pp", "dp", "ep", "routing", "dtype", "kv_dtype", "batch_size", "kv_len")
 _LARGEST: Final = {"batch_size": MAX_BATCH_SIZE, "kv_len": MAX_KV_LEN}
 
 
 class StepSpec(SweepSpec):
     """Which decode steps a sweep times, within which limits, and what it keeps.
 
-    Every combination of models, tp, dtype, kv_dtype, batch_size and kv_len is one decode step.
+    Every combination of models, tp, pp, dp, ep, routing, dtype, kv_dtype, batch_size and kv_len is one
+    decode step of one rank; layouts that a model cannot have are left out and counted.
     :func:`fastroof.sweep.load_spec` makes it and words its errors.
     """
 
     gpu: str = Field("h100", description="a GPU's name, or the path of a gpu.toml")
-    tp: Sizes = Field((1,), description=f"a list out of {', '.join(map(str, TP_SIZES))}")
     batch_size: Sizes = Field(
         description="a list of sizes, or a range like {start = 1, stop = 512, step = 1}"
     )
@@ -70,11 +70,6 @@ class StepSpec(SweepSpec):
         load_engine(runtime)
         return str(runtime)
 
-    @field_validator("tp", mode="before")
-    @classmethod
-    def _check_tp(cls, value: Any) -> tuple[int, ...]:
-        return checked_choices(value, TP_SIZES)
-
     @field_validator("batch_size", "kv_len", mode="before")
     @classmethod
     def _check_sizes(cls, value: Any, info: ValidationInfo) -> tuple[int, ...]:
@@ -96,4 +91,6 @@ class StepSpec(SweepSpec):
 
 
 def _check_count(spec: StepSpec, axes: Sequence[str], what: str, most: int, hint: str) -> None:
-    count_problem({axis: len(getattr(spec, axis)) for axis in axes}, what, most, hint)
+    sizes = {axis: len(getattr(spec, axis)) for axis in axes}
+    asked = {axis: size for axis, size in sizes.items() if size > 1 or axis not in Split._fields}
+    count_problem(asked, what, most, hint)

@@ -19,8 +19,8 @@ class BestStep:
     ----------
     model, dtype, kv_dtype : str
         What runs.
-    tp : int
-        GPUs the model is split over.
+    tp, pp, dp, ep : int
+        How the model is split.
     kv_len : int
         Tokens that each request attends to.
     batch_size : int
@@ -42,6 +42,9 @@ class BestStep:
 
     model: str
     tp: int
+    pp: int
+    dp: int
+    ep: int
     dtype: str
     kv_dtype: str
     kv_len: int

@@ -18,7 +18,7 @@ ROWS_A_UNIT: Final = 2**18
 
 
 def step_pieces(spec: StepSpec) -> Iterator[UnitPiece]:
-    """Yield units in the order of the rows: models, tp, dtypes, kv_dtypes, lengths.
+    """Yield units in the order of the rows: models, layouts, dtypes, kv_dtypes, lengths.
 
     Plans that cannot be compiled have units too, which count what is lost.
     """
@@ -28,7 +28,7 @@ def step_pieces(spec: StepSpec) -> Iterator[UnitPiece]:
     for model in spec.models:
         longest = load_model(model).max_position
         within = sum(kv_len <= longest for kv_len in spec.kv_len)
-        for tp, dtype, kv_dtype in itertools.product(spec.tp, spec.dtype, spec.kv_dtype):
-            key = PlanKey(model, spec.gpu, tp, dtype, kv_dtype, spec.runtime)
+        for (tp, split), dtype, kv_dtype in itertools.product(spec.splits, spec.dtype, spec.kv_dtype):
+            key = PlanKey(model, spec.gpu, tp, dtype, kv_dtype, spec.runtime, *split)
             for start, stop in slices(within, most):
                 yield UnitPiece(key, "steps", start, stop, (stop - start) * batches, stop == within)
