@@ -3,7 +3,8 @@
 The file has ``title``, ``source``, ``num_sms``, optionally ``name`` (else the folder's), ``aliases`` and
 ``l2_mib``, and three tables: ``[peak_tflops]``, dense, by dtype (``bf16``, which is a must, ``fp8``, ``fp4``,
 ``int8``); ``[memory]`` with ``hbm_tb_per_s`` and ``hbm_gib``; ``[links]`` with ``nvlink_gb_per_s`` or
-``pcie_gb_per_s``, each way.
+``pcie_gb_per_s``, each way, and optionally ``linked_gpus``, how many GPUs that link joins (8), and
+``inter_node_gb_per_s``, what one GPU has to those beyond.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ from fastroof.units import GB, GIB, MIB, PEAK_DTYPE, TB, TFLOP
 __all__ = ["GPU_FILE", "GpuSpec", "gpu_names", "load_gpu"]
 
 GPU_FILE: Final = "gpu.toml"
+
+NODE_GPUS: Final = 8
+"""GPUs of a node, unless a card's file says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,10 @@ class GpuSpec:
         L2 cache, B; 0 where the source does not say.
     source : str
         Where the figures come from.
+    linked_gpus : int
+        GPUs that the link joins: those of a node, or of a rack whose nodes are behind one switch.
+    inter_node_bytes_per_s : float
+        Bandwidth of one GPU to GPUs beyond them, each way, B/s; 0 where no source says.
     """
 
     name: str
@@ -64,6 +72,8 @@ class GpuSpec:
     num_sms: int
     l2_bytes: int
     source: str
+    linked_gpus: int = NODE_GPUS
+    inter_node_bytes_per_s: float = 0.0
 
     def peak(self, dtype: str) -> float:
         """Peak FLOP/s of the units that a kernel of ``dtype`` computes on.
@@ -196,6 +206,7 @@ def _read(path: Path) -> GpuSpec:
 _TOP = ("title", "name", "aliases", "source", "num_sms", "l2_mib", "peak_tflops", "memory", "links")
 _MEMORY = ("hbm_tb_per_s", "hbm_gib")
 _LINKS = ("nvlink_gb_per_s", "pcie_gb_per_s")
+_BEYOND = ("linked_gpus", "inter_node_gb_per_s")
 
 
 def _parse(data: Mapping[str, Any], where: str, folder: str | None) -> GpuSpec:
@@ -205,18 +216,18 @@ def _parse(data: Mapping[str, Any], where: str, folder: str | None) -> GpuSpec:
     links = _table(data, "links", where)
     _known(peaks, sorted(set(PEAK_DTYPE.values())), where, "peak_tflops.")
     _known(memory, _MEMORY, where, "memory.")
-    _known(links, _LINKS, where, "links.")
-    if len(links) != 1:
-        got = ", ".join(links) or "none"
+    _known(links, (*_LINKS, *_BEYOND), where, "links.")
+    link = [name for name in links if name in _LINKS]
+    if len(link) != 1:
+        got = ", ".join(link) or "none"
         raise GpuError(f"{where}: links needs one of {' and '.join(_LINKS)}, got {got}")
     if "bf16" not in peaks:
         raise GpuError(f"{where}: key peak_tflops.bf16 is missing")
     name = data.get("name", folder)
     if name is None:
         raise GpuError(f"{where}: key name is missing; a mapping has no folder to be named after")
-    num_sms = _amount(data, "num_sms", 1, where, "")
-    if not num_sms.is_integer():
-        raise GpuError(f"{where}: num_sms must be a whole number, got {data['num_sms']!r}")
+    beyond = "inter_node_gb_per_s"
+    num_sms = _count(data, "num_sms", where, "")
     return GpuSpec(
         name=_text({"name": name}, "name", where),
         title=_text(data, "title", where),
@@ -224,10 +235,12 @@ def _parse(data: Mapping[str, Any], where: str, folder: str | None) -> GpuSpec:
         peak_flops_per_s={dtype: _amount(peaks, dtype, TFLOP, where, "peak_tflops.") for dtype in peaks},
         hbm_bytes_per_s=_amount(memory, "hbm_tb_per_s", TB, where, "memory."),
         hbm_bytes=round(_amount(memory, "hbm_gib", GIB, where, "memory.")),
-        nvlink_bytes_per_s=_amount(links, next(iter(links)), GB, where, "links."),
-        num_sms=int(num_sms),
+        nvlink_bytes_per_s=_amount(links, link[0], GB, where, "links."),
+        num_sms=num_sms,
         l2_bytes=round(_amount(data, "l2_mib", MIB, where, "")) if "l2_mib" in data else 0,
         source=_text(data, "source", where),
+        linked_gpus=_count(links, "linked_gpus", where, "links.") if "linked_gpus" in links else NODE_GPUS,
+        inter_node_bytes_per_s=_amount(links, beyond, GB, where, "links.") if beyond in links else 0.0,
     )
 
 
@@ -264,6 +277,14 @@ def _aliases(data: Mapping[str, Any], where: str) -> tuple[str, ...]:
     if not isinstance(aliases, list | tuple) or not all(isinstance(a, str) and a.strip() for a in aliases):
         raise GpuError(f"{where}: aliases must be a list of names, got {aliases!r}")
     return tuple(aliases)
+
+
+def _count(table: Mapping[str, Any], key: str, where: str, prefix: str) -> int:
+    """Value of a key that counts something, at least 1."""
+    value = _amount(table, key, 1, where, prefix)
+    if not value.is_integer():
+        raise GpuError(f"{where}: {prefix}{key} must be a whole number, got {table[key]!r}")
+    return int(value)
 
 
 def _amount(table: Mapping[str, Any], key: str, unit: float, where: str, prefix: str) -> float:

@@ -8,12 +8,15 @@ from typing import Final
 from fastroof.checks import is_whole_number
 from fastroof.errors import PlanError
 
-__all__ = ["SIZES_OF_TP", "TP_SIZES", "Layout"]
+__all__ = ["ALL_TP_SIZES", "SIZES_OF_TP", "TP_SIZES", "Layout"]
 
 TP_SIZES: Final = (1, 2, 4, 8)
-"""Tensor-parallel sizes a plan can have: the GPUs of one NVLink node."""
+"""Tensor-parallel sizes on one node: what sweeps and searches take by default."""
 
-SIZES_OF_TP: Final = ", ".join(map(str, TP_SIZES))
+ALL_TP_SIZES: Final = (*TP_SIZES, 16, 32, 64)
+"""Those that a plan can have: beyond a node, or within a rack behind one NVLink switch."""
+
+SIZES_OF_TP: Final = ", ".join(map(str, ALL_TP_SIZES))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from fastroof.checks import whole_number
 from fastroof.errors import ModelError, PlanError
 from fastroof.models.checkpoint import UNQUANTISED, Checkpoint
 from fastroof.models.layers import LayerGroup, LayerKind
-from fastroof.models.layout import SIZES_OF_TP, TP_SIZES, Layout
+from fastroof.models.layout import ALL_TP_SIZES, SIZES_OF_TP, TP_SIZES, Layout
 from fastroof.models.sizes import check_sizes
 
 __all__ = ["ModelSpec", "padded_rows"]
@@ -156,7 +156,7 @@ class ModelSpec:
         PlanError
             Naming every obstacle, and the tensor-parallel sizes that would do.
         """
-        if layout.tp not in TP_SIZES:
+        if layout.tp not in ALL_TP_SIZES:
             raise PlanError(f"tp must be one of {SIZES_OF_TP}, got {layout.tp}")
         if layout.pp > 1:
             raise PlanError(

@@ -96,7 +96,7 @@ class Elementwise:
 
 @dataclass(frozen=True)
 class AllReduce:
-    """A sum over the GPUs of the group: ``row_bytes`` a row from each, ``times`` a step."""
+    """A sum over a group, ``stride`` GPUs apart: ``row_bytes`` a row from each, ``times`` a step."""
 
     operator: ClassVar[str] = "allreduce"
     role: Role
@@ -106,6 +106,7 @@ class AllReduce:
     row_bytes: float
     rows: Rows = "tokens"
     steps: Steps = "all"
+    stride: int = 1
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,10 @@ class Experts:
 
 @dataclass(frozen=True)
 class Collective:
-    """An all-gather, reduce-scatter or all-to-all: ``row_bytes`` a row from each GPU, ``times`` a step."""
+    """An all-gather, reduce-scatter or all-to-all: ``row_bytes`` a row from each GPU, ``times`` a step.
+
+    The GPUs of its group are ``stride`` apart.
+    """
 
     operator: ClassVar[str] = "collective"
     role: Role
@@ -160,6 +164,7 @@ class Collective:
     row_bytes: float
     rows: Rows = "tokens"
     steps: Steps = "all"
+    stride: int = 1
 
 
 RowOperator = Gemm | Elementwise | AllReduce | Experts | Collective

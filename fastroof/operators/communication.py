@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -24,16 +24,10 @@ from fastroof.operators.foreign_rows import (
     text_columns,
     unknown_dtypes,
 )
+from fastroof.operators.link_groups import Far, GroupOperator, Placement
 from fastroof.operators.operator import Columns, DatasheetClass, HoldoutGrid, Key
-from fastroof.operators.rows import CurveOptions, PerRowOperator, RowCost, RowNodes
-from fastroof.operators.sized import SizedOperator
 from fastroof.operators.work import Real, as_floats
-from fastroof.uncertainty.variance import relative_variance
 from fastroof.units import DTYPE_BYTES, US_PER_S
-
-if TYPE_CHECKING:
-    from fastroof.load import MeasuredTable
-    from fastroof.tables import Tables
 
 __all__ = [
     "ALLREDUCE",
@@ -106,7 +100,7 @@ def _library_collective(raw: Raw) -> ForeignRows:
 _NCCL_COLUMNS: Final = (*_PACKAGE_COLUMNS, *text_columns("nccl_dtype", "op_name"))
 
 
-class AllReduceOperator(SizedOperator, PerRowOperator):
+class AllReduceOperator(GroupOperator):
     """A sum over GPUs, in a CUDA graph unless the mode says otherwise."""
 
     name = "allreduce"
@@ -163,41 +157,22 @@ class AllReduceOperator(SizedOperator, PerRowOperator):
 
     # -- in plans ----------------------------------------------------------------------------------
 
-    def row_cost(self, call: AllReduce) -> RowCost:
-        """What a ring sends a row."""
-        return RowCost(0.0, float(allreduce_wire_bytes(call.row_bytes, call.num_gpus)), 0.0, "bf16")
+    def group_key(self, call: AllReduce, num_gpus: int) -> Key:
+        """Of bf16, in CUDA graphs."""
+        return ("bf16", num_gpus, "graph")
 
-    def row_key(self, call: AllReduce) -> Key:
-        """GPUs and bytes a row."""
-        return (call.num_gpus, call.row_bytes)
+    def wire_bytes(self, call: AllReduce, num_gpus: int) -> float:
+        """Of a ring."""
+        return float(allreduce_wire_bytes(1.0, num_gpus))
 
-    @staticmethod
-    def _plan_key(call: AllReduce) -> Key:
-        """The group's all-reduces in CUDA graphs."""
-        return ("bf16", call.num_gpus, "graph")
+    def near_row_bytes(self, call: AllReduce, where: Placement) -> float:
+        """All of the message is added up within the domain first."""
+        return call.row_bytes
 
-    def serving(self, call: AllReduce, tables: Tables) -> MeasuredTable:
-        """The table that has the group's size."""
-        return tables.serving(self.name, self._plan_key(call))
-
-    def row_nodes(self, call: AllReduce, tables: Tables, options: CurveOptions, max_rows: int) -> RowNodes:
-        """The curve of the group's size, in rows."""
-        curve = self.packed(tables, self._plan_key(call)).curve
-        launch_us = float(curve.value[1:-1].min())
-        if options.method == "roofline":
-            return RowNodes(curve.axis / call.row_bytes, curve.value, curve.flag, launch_us)
-        message = np.arange(1, max_rows + 1) * int(call.row_bytes)
-        sizes: dict[str, Any] = {"num_gpus": call.num_gpus, "message_bytes": message}
-        return self.looked_up_nodes(tables, options.method, max_rows, sizes, launch_us)
-
-    def table_points(self, call: AllReduce, rows: Floats) -> tuple[Key, list[Floats]]:
-        """The group's size, and the bytes of so many rows."""
-        return self._plan_key(call), [rows * call.row_bytes]
-
-    def row_variance(self, call: AllReduce, tables: Tables, rows: Floats) -> Floats:
-        """Of the group's curve."""
-        key, sizes = self.table_points(call, rows)
-        return relative_variance(self.local_errors(tables, key), sizes)
+    def far(self, call: AllReduce, where: Placement) -> Far:
+        """Each GPU's share of the sums: scattered over domains, and gathered."""
+        share = call.row_bytes / where.near
+        return Far(2, float(allreduce_wire_bytes(share, where.domains)))
 
     def row_datasheet(self, call: AllReduce) -> DatasheetClass:
         """The one class."""
@@ -210,7 +185,7 @@ def collective_wire_bytes(collective: str, message_bytes: Real, num_gpus: Real) 
     return half * as_floats(num_gpus) if collective == "all_gather" else half
 
 
-class CollectiveOperator(SizedOperator, PerRowOperator):
+class CollectiveOperator(GroupOperator):
     """All-gathers, reduce-scatters and all-to-all exchanges."""
 
     name = "collective"
@@ -259,41 +234,29 @@ class CollectiveOperator(SizedOperator, PerRowOperator):
 
     # -- in plans ----------------------------------------------------------------------------------
 
-    def row_cost(self, call: Collective) -> RowCost:
-        """What each GPU sends a row."""
-        moved = float(collective_wire_bytes(call.collective, call.row_bytes, call.num_gpus))
-        return RowCost(0.0, moved, 0.0, "bf16")
+    def group_key(self, call: Collective, num_gpus: int) -> Key:
+        """Of two bytes an element."""
+        return (self.defaults["dtype"], call.collective, num_gpus)
 
-    def row_key(self, call: Collective) -> Key:
-        """Which it is, GPUs and bytes a row."""
-        return (call.collective, call.num_gpus, call.row_bytes)
+    def wire_bytes(self, call: Collective, num_gpus: int) -> float:
+        """As :func:`collective_wire_bytes` counts them."""
+        return float(collective_wire_bytes(call.collective, 1.0, num_gpus))
 
-    def _plan_key(self, call: Collective) -> Key:
-        return (self.defaults["dtype"], call.collective, call.num_gpus)
+    def near_row_bytes(self, call: Collective, where: Placement) -> float:
+        """A gather passes on what came from other domains; an exchange sends the rest there."""
+        if call.collective == "all_gather":
+            return call.row_bytes * where.domains
+        if call.collective == "alltoall":
+            return call.row_bytes * where.near / call.num_gpus
+        return call.row_bytes
 
-    def serving(self, call: Collective, tables: Tables) -> MeasuredTable:
-        """The table that has the group's size."""
-        return tables.serving(self.name, self._plan_key(call))
-
-    def row_nodes(self, call: Collective, tables: Tables, options: CurveOptions, max_rows: int) -> RowNodes:
-        """The curve of the group's size, in rows."""
-        key = self._plan_key(call)
-        curve = self.packed(tables, key).curve
-        launch_us = float(curve.value[1:-1].min())
-        if options.method == "roofline":
-            return RowNodes(curve.axis / call.row_bytes, curve.value, curve.flag, launch_us)
-        sizes: dict[str, Any] = dict(zip((c.name for c in self.keys), key, strict=True))
-        sizes["message_bytes"] = np.arange(1, max_rows + 1) * int(call.row_bytes)
-        return self.looked_up_nodes(tables, options.method, max_rows, sizes, launch_us)
-
-    def table_points(self, call: Collective, rows: Floats) -> tuple[Key, list[Floats]]:
-        """The group's size, and the bytes of so many rows."""
-        return self._plan_key(call), [rows * call.row_bytes]
-
-    def row_variance(self, call: Collective, tables: Tables, rows: Floats) -> Floats:
-        """Of the group's curve."""
-        key, sizes = self.table_points(call, rows)
-        return relative_variance(self.local_errors(tables, key), sizes)
+    def far(self, call: Collective, where: Placement) -> Far:
+        """A GPU's own rows to its peers, its share of the sums, or what is for GPUs of other domains."""
+        if call.collective == "all_gather":
+            return Far(1, call.row_bytes * (where.domains - 1))
+        if call.collective == "alltoall":
+            return Far(1, call.row_bytes * (call.num_gpus - where.near) / call.num_gpus)
+        return Far(1, call.row_bytes / where.near * (where.domains - 1) / where.domains)
 
     def row_datasheet(self, call: Collective) -> DatasheetClass:
         """That of all-reduces: the same link."""

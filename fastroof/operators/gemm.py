@@ -342,13 +342,13 @@ class GemmOperator(PerRowOperator):
             value = np.maximum(value - ELEMENTWISE.fp8_scale_us(tables, m, call.k, source), 0.0)
         return RowNodes(m, value, flag, launch_us)
 
-    def table_points(self, call: Gemm, rows: Floats) -> tuple[Key, list[Floats]]:
+    def table_points(self, call: Gemm, tables: Tables, rows: Floats) -> tuple[Key, list[Floats]]:
         """(rows, n, k) of its dtype."""
         return (call.dtype,), [rows, *(np.full(len(rows), float(size)) for size in (call.n, call.k))]
 
     def row_variance(self, call: Gemm, tables: Tables, rows: Floats) -> Floats:
         """Of the table at (rows, n, k)."""
-        _, sizes = self.table_points(call, rows)
+        _, sizes = self.table_points(call, tables, rows)
         return relative_variance(self.local_errors(tables, call.dtype), sizes)
 
     def row_datasheet(self, call: Gemm) -> DatasheetClass:

@@ -331,7 +331,7 @@ class MoeOperator(SizedOperator, PerRowOperator):
         at = np.r_[0, :max_rows, max_rows - 1]
         return RowNodes(np.r_[0.0, tokens, SIZE_LIMIT], value[at], flag[at], launch_us)
 
-    def table_points(self, call: Experts, rows: Floats) -> tuple[Key, list[Floats]]:
+    def table_points(self, call: Experts, tables: Tables, rows: Floats) -> tuple[Key, list[Floats]]:
         """So many tokens of the layer's shape."""
         return self.row_key(call), [rows]
 

@@ -109,7 +109,7 @@ class PerRowOperator(Operator):
         None where all calls of the operator err together, by :meth:`shared_error`.
         """
 
-    def table_points(self, call: Any, rows: Floats) -> tuple[Key, list[Floats]] | None:
+    def table_points(self, call: Any, tables: Tables, rows: Floats) -> tuple[Key, list[Floats]] | None:
         """The kernel that a call is looked up as, and its sizes at numbers of rows; None without a lookup."""
         return None
 

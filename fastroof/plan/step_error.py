@@ -199,7 +199,7 @@ def _rows_errors(plan: StepPlan, tables: Tables, rows: str, left_out: str, limit
         operator = per_row(call)
         call_rows = np.arange(1.0, limit + 1.0) * rows_of(plan.layout, 1, 1)[call.rows]
         variance = operator.row_variance(call, tables, call_rows)
-        points = operator.table_points(call, call_rows)
+        points = operator.table_points(call, tables, call_rows)
         if points is not None and variance is not None:
             key, sizes = points
             source = source_error(tables, operator.name, key)

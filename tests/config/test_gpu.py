@@ -222,6 +222,19 @@ def test_the_contents_of_a_shipped_file_give_the_shipped_gpu() -> None:
         assert load_gpu(tomllib.load(file)) == load_gpu("h100")
 
 
+def test_what_lies_beyond_the_link(tmp_path: Path) -> None:
+    plain = load_gpu(write(tmp_path / "a", VALID))
+    assert (plain.linked_gpus, plain.inter_node_bytes_per_s) == (8, 0.0)
+    beyond = "nvlink_gb_per_s = 450\nlinked_gpus = 72\ninter_node_gb_per_s = 50.5"
+    rack = load_gpu(write(tmp_path / "b", VALID.replace("nvlink_gb_per_s = 450", beyond)))
+    assert (rack.linked_gpus, rack.inter_node_bytes_per_s) == (72, 50.5e9)
+    half = beyond.replace("72", "7.5")
+    with pytest.raises(GpuError, match=r"links.linked_gpus must be a whole number, got 7.5"):
+        load_gpu(write(tmp_path / "c", VALID.replace("nvlink_gb_per_s = 450", half)))
+    assert load_gpu("gb200").linked_gpus == 72
+    assert load_gpu("h100").inter_node_bytes_per_s < load_gpu("h100").nvlink_bytes_per_s
+
+
 def test_optional_keys(tmp_path: Path) -> None:
     text = VALID.replace("l2_mib = 40\n", "").replace('aliases = ["test_sxm"]\n', "")
     gpu = load_gpu(write(tmp_path / "a", text.replace("nvlink_gb", "pcie_gb")))

@@ -30,7 +30,7 @@ def plan(h100):
 BATCH = StepBatch.from_requests([[(300, 0), (1, 4095), (17, 100)], [], [(1, 9)] * 8])
 
 REFUSED = {
-    "tp of no node": ({"tp": 3}, "tp must be one of 1, 2, 4, 8, got 3"),
+    "tp of no node": ({"tp": 3}, "tp must be one of 1, 2, 4, 8, 16, 32, 64, got 3"),
     "tp 0": ({"tp": 0}, "tp must be"),
     "tp True": ({"tp": True}, "tp must be"),
     "tp 2.0": ({"tp": 2.0}, "tp must be"),

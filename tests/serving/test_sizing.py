@@ -352,7 +352,7 @@ def test_what_no_deployment_serves(h100: Tables) -> None:
         least_gpus("llama-3.1-70b", "h100", h100, 1.0, **LOAD, tp=1)
     with pytest.raises(PlanError, match=r"tp=1, 2: dtype must be one of"):
         least_gpus("llama-3.1-8b", "h100", h100, 1.0, **LOAD, tp=[1, 2], dtype="int3")
-    with pytest.raises(PlanError, match=r"tp must be one of 1, 2, 4, 8, got 3"):
+    with pytest.raises(PlanError, match=r"tp must be one of 1, 2, 4, 8, 16, 32, 64, got 3"):
         least_gpus("llama-3.1-8b", "h100", h100, 1.0, **LOAD, tp=3)
     with pytest.raises(PlanError, match="tp is empty"):
         least_gpus("llama-3.1-8b", "h100", h100, 1.0, **LOAD, tp=[])
@@ -503,7 +503,7 @@ def test_wrong_questions_are_refused() -> None:
     assert refused("--kv-len", "1", "--ttft-ms", "5").startswith("--ttft-ms goes with --rate, --kv-len asks")
     assert refused("--kv-len", "1", "--tpot-ms", "-5") == "tpot_ms must hold numbers above 0, got -5.0"
     assert refused("--kv-len", "x").startswith("--kv-len needs a whole number")
-    assert "tp must be one of 1, 2, 4, 8, got 3" in refused("--kv-len", "5", "--tp", "3")
+    assert "tp must be one of 1, 2, 4, 8, 16, 32, 64, got 3" in refused("--kv-len", "5", "--tp", "3")
     for text in ("", "0", "-1", "1,,2", "nan", "1e999"):
         with pytest.raises(LookupInputError, match="--rate needs a number above 0"):
             parse_rates(text)
