@@ -113,7 +113,9 @@ def export_infersim(
     rows: dict[str, int] = {}
     zeros = 0
     for operator, table in tables.tables.items():
-        file = OPERATORS[operator].tree_file
+        # experts are in two files by the tokens of their GEMMs, which a fused kernel's rows are not
+        files_of = OPERATORS[operator].tree_files
+        file = files_of[0] if len(files_of) == 1 else None
         if file is None:
             parts = []
             _count(left_out, f"InferSim has no file for {operator}", table.num_rows)
