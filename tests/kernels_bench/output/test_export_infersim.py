@@ -133,7 +133,11 @@ def test_headers_and_order_are_infersims(tmp_path: Path, shared: Path) -> None:
 def test_a_published_tree_survives_the_round_trip(gpu: str, tmp_path: Path, shared: Path) -> None:
     published = load_measured(shared / "reference" / "infersim_bench_data", gpu=gpu)
     export = export_infersim(published, tmp_path / "tree")
-    before, after = by_point(published), by_point(load_measured(tmp_path / "tree"))
+    # experts are one fused kernel here and two GEMMs there: they are counted, not written
+    experts = export.left_out.pop("InferSim has no file for moe")
+    before = {point: us for point, us in by_point(published).items() if point[0] != "moe"}
+    after = by_point(load_measured(tmp_path / "tree"))
+    assert experts == published.tables["moe"].num_rows
     if gpu == "h800":
         assert after == before
     else:
