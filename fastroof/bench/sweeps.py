@@ -31,7 +31,8 @@ def _requests(setup: Setup, count: int) -> list[dict[str, Any]]:
     """Arguments of ``count`` distinct plans: presets and splits that compile, at growing depths."""
     curves = TableCurves(setup.tables)
     fitting: list[dict[str, Any]] = []
-    for name, tp, dtype in product(model_names(), TP, DTYPES):
+    dense = [name for name in model_names() if not load_model(name).kinds[0].mlp.has_experts]
+    for name, tp, dtype in product(dense, TP, DTYPES):
         request: dict[str, Any] = {
             "model": load_model(name).with_full_attention(),
             "tp": tp,

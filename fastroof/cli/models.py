@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -12,12 +13,15 @@ from fastroof.cli.options import GPU_NAMES, Json
 from fastroof.cli.output import print_json, print_table
 from fastroof.errors import PlanError
 
+if TYPE_CHECKING:
+    from fastroof.models import ModelSpec
+
 __all__ = ["register"]
 
 EPILOG: Final = """\b
-JSON: a list with one object a model, its sizes (name, architecture, num_layers, hidden, intermediate,
-num_q_heads, num_kv_heads, head_dim, vocab, tie_embeddings, qkv_bias, o_bias, mlp_bias, qk_norm,
-sliding_window, max_position, torch_dtype) and num_parameters. With --support one object a model, GPU,
+JSON: a list with one object a model: name, architecture, hidden, vocab, tie_embeddings, max_position,
+torch_dtype, checkpoint (dtype, kv_dtype, method), num_layers, num_parameters, active_parameters, and layers:
+an object a kind, with its name, count, attention, mlp and formats. With --support one object a model, GPU,
 engine, format and layout: model, gpu, engine, dtype, tp, pp, dp, ep, moe_tp, status (measured, borrowed,
 modelled or refused), why.
 """
@@ -57,27 +61,52 @@ def models(
     if model or gpu or engine or dtype:
         raise PlanError("--model, --gpu, --engine and --dtype choose what --support shows; give it too")
     from fastroof import load_model, model_names
-    from fastroof.models import DenseModel
 
-    specs = [DenseModel.of(load_model(name)) for name in model_names()]
+    specs = [load_model(name) for name in model_names()]
     if as_json:
-        print_json([{**asdict(spec), "num_parameters": spec.num_parameters} for spec in specs])
+        print_json([_as_json(spec) for spec in specs])
         return
     columns = (
-        "model", "parameters", "layers", "hidden", "MLP width", "heads (Q-KV-dim)", "vocabulary",
-        "max context",
+        "model", "parameters", "active", "format", "layers", "hidden", "heads (Q-KV-dim)", "window",
+        "MLP width, experts", "vocabulary", "max context",
     )  # fmt: skip
-    rows = [
-        (
-            spec.name,
-            f"{spec.num_parameters / 1e9:.1f} B",
-            str(spec.num_layers),
-            str(spec.hidden),
-            str(spec.intermediate),
-            f"{spec.num_q_heads}-{spec.num_kv_heads}-{spec.head_dim}",
-            f"{spec.vocab:,}",
-            f"{spec.max_position:,}",
-        )
-        for spec in specs
-    ]
-    print_table(columns, rows, left=("model",))
+    print_table(columns, [_row(spec) for spec in specs], left=("model", "format", "layers"))
+
+
+def _as_json(spec: ModelSpec) -> dict[str, Any]:
+    sizes = asdict(spec)
+    layers = [{"count": group["count"], **group["kind"]} for group in sizes.pop("layers")]
+    parameters = {"num_parameters": spec.num_parameters, "active_parameters": spec.active_parameters}
+    return {**sizes, "num_layers": spec.num_layers, **parameters, "layers": layers}
+
+
+def _row(spec: ModelSpec) -> tuple[str, ...]:
+    kinds = spec.kinds
+    attentions: list[Any] = [kind.attention for kind in kinds]
+    one_kind = len(kinds) == 1
+    return (
+        spec.name,
+        f"{spec.num_parameters / 1e9:.1f} B",
+        f"{spec.active_parameters / 1e9:.1f} B",
+        spec.checkpoint.dtype,
+        str(spec.num_layers)
+        if one_kind
+        else ", ".join(f"{group.count} {group.kind.name}" for group in spec.layers),
+        str(spec.hidden),
+        _distinct(f"{a.num_q_heads}-{a.num_kv_heads}-{a.head_dim}" for a in attentions),
+        _distinct(str(a.window) for a in attentions if a.window is not None) or "-",
+        _distinct(_width(kind.mlp) for kind in kinds),
+        f"{spec.vocab:,}",
+        f"{spec.max_position:,}",
+    )
+
+
+def _width(mlp: Any) -> str:
+    if not mlp.has_experts:
+        return str(mlp.intermediate)
+    shared = f" + {mlp.shared_intermediate}" if mlp.shared_intermediate else ""
+    return f"{mlp.topk} of {mlp.num_experts} x {mlp.intermediate}{shared}"
+
+
+def _distinct(texts: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(texts))

@@ -73,6 +73,8 @@ class GroupedQueryAttention:
         Whether queries and keys are normalised per head.
     window : int or None
         Tokens that a query attends within; None for full attention.
+    sinks : bool
+        Whether every query head has a learned logit that no key stands behind.
     """
 
     num_q_heads: int
@@ -82,6 +84,7 @@ class GroupedQueryAttention:
     o_bias: bool = False
     qk_norm: bool = False
     window: int | None = None
+    sinks: bool = False
 
     def __post_init__(self) -> None:
         """Refuse sizes no layer has, in layers that were built or changed by hand too."""
@@ -153,8 +156,9 @@ class GroupedQueryAttention:
 
     def other_weights(self, hidden: int, layout: Layout) -> int:
         """Weights that stay in bf16 on one GPU, of one layer: norms and biases."""
-        norms = hidden + 2 * self.head_dim * self.qk_norm
-        return norms + self.shard(layout).qkv_out * self.qkv_bias + hidden * self.o_bias
+        shard = self.shard(layout)
+        norms = hidden + 2 * self.head_dim * self.qk_norm + shard.num_q_heads * self.sinks
+        return norms + shard.qkv_out * self.qkv_bias + hidden * self.o_bias
 
     def activation_width(self, hidden: int, layout: Layout) -> int:
         """Elements a token that its widest kernel reads and writes on one GPU."""

@@ -142,6 +142,11 @@ class RoutedExperts:
         width = (self.gemms - 1) * (self.intermediate // layout.moe_tp) + hidden
         return hidden + router + self.num_experts // layout.ep * width * self.expert_bias
 
+    def idle_weights(self, hidden: int) -> int:
+        """Weights of the experts that a token is not routed to, of one whole layer."""
+        biases = ((self.gemms - 1) * self.intermediate + hidden) * self.expert_bias
+        return (self.num_experts - self.topk) * (self.gemms * hidden * self.intermediate + biases)
+
     def activation_width(self, hidden: int, layout: Layout) -> int:
         """Elements a token that its widest kernel reads and writes on one GPU."""
         routed = self.topk * (hidden + self.gemms * self.intermediate // layout.moe_tp)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from fastroof.models.attention import Attention
 from fastroof.models.execution import Execution, Formats, weight_bytes
+from fastroof.models.experts import RoutedExperts
 from fastroof.models.layout import Layout
 from fastroof.models.mlp import Mlp
 from fastroof.models.sizes import check_sizes
@@ -71,6 +72,11 @@ class LayerKind:
         """Weights of one whole layer."""
         whole = Layout()
         return sum(self.linear_weights(hidden, whole).values()) + self.other_weights(hidden, whole)
+
+    def active_parameters(self, hidden: int) -> int:
+        """Weights of one whole layer that a token passes."""
+        idle = self.mlp.idle_weights(hidden) if isinstance(self.mlp, RoutedExperts) else 0
+        return self.num_parameters(hidden) - idle
 
     def activation_width(self, hidden: int, layout: Layout) -> int:
         """Elements a token that its widest kernel reads and writes on one GPU."""

@@ -20,7 +20,7 @@ VOCAB_PADDING: Final = 64
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A transformer with RMS norms: layers of one or several kinds.
+    """A transformer: layers of one or several kinds, between an embedding and an LM head.
 
     Attributes
     ----------
@@ -107,6 +107,25 @@ class ModelSpec:
         embeddings = self.vocab * self.hidden * (1 if self.tie_embeddings else 2)
         layers = sum(group.count * group.kind.num_parameters(self.hidden) for group in self.layers)
         return embeddings + layers + self.hidden
+
+    @property
+    def active_parameters(self) -> int:
+        """Weights that a token passes: those of the experts it is routed to, and all that are no experts'.
+
+        Embedding and LM head count whole, as in :attr:`num_parameters`; some model cards leave one of them
+        out.
+
+        Examples
+        --------
+        >>> from fastroof.models import load_model
+        >>> load_model("mixtral-8x7b").active_parameters
+        12879925248
+        """
+        idle = sum(
+            group.count * (group.kind.num_parameters(self.hidden) - group.kind.active_parameters(self.hidden))
+            for group in self.layers
+        )
+        return self.num_parameters - idle
 
     @property
     def window(self) -> int | None:

@@ -16,7 +16,6 @@ from fastroof import (
     load_gpu,
     load_model,
     load_tables,
-    model_names,
     run_sweep,
 )
 from fastroof.backends.c.plan_file import plan_bytes
@@ -39,6 +38,7 @@ from fastroof.sweep import decode_times_us as decode_grid_us
 from kernels_bench.grid.grid import grid_names, load_grid
 
 __all__ = [
+    "PRESETS",
     "FastroofError",
     "StepBatch",
     "StepPlan",
@@ -63,13 +63,31 @@ __all__ = [
     "load_model",
     "load_tables",
     "match_workers",
-    "model_names",
     "plan_bytes",
     "run_sweep",
     "run_validation",
     "step_table",
     "write_dynamo_profile",
 ]
+
+PRESETS = (
+    "codellama-34b",
+    "llama-2-13b",
+    "llama-2-70b",
+    "llama-2-7b",
+    "llama-3.1-70b",
+    "llama-3.1-8b",
+    "mistral-7b",
+    "mistral-nemo",
+    "qwen2.5-32b",
+    "qwen2.5-72b",
+    "qwen2.5-7b",
+    "qwen3-14b",
+    "qwen3-32b",
+    "qwen3-8b",
+    "yi-34b",
+)
+"""Models whose plans are on record."""
 
 
 @cache

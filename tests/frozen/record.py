@@ -34,7 +34,7 @@ from tests.frozen.answers import FOLDER, Answers, Difference, differences, read_
 __all__ = ["GROUPS", "summary"]
 
 GROUPS: Final[dict[str, Callable[[], Answers]]] = {
-    **{f"plans-{model}": partial(of_plans.preset_plans, model) for model in product.model_names()},
+    **{f"plans-{model}": partial(of_plans.preset_plans, model) for model in product.PRESETS},
     "plans-datasheet": of_plans.datasheet_plans,
     "plans-options": of_plans.options,
     "plans-errors": of_plans.errors,

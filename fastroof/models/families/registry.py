@@ -1,0 +1,81 @@
+"""Every family, by the ``model_type`` of its files: the modules of this package that name ``FAMILIES``.
+
+Nothing else has to be told of a new file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from fastroof.errors import UnsupportedModelError
+from fastroof.models import families as package
+from fastroof.models.families.family import Family
+from fastroof.models.hf import Fields
+
+__all__ = ["FAMILIES", "MODEL_TYPES", "family_of"]
+
+
+def _every_family() -> tuple[Family, ...]:
+    names = (m.name for m in pkgutil.iter_modules(package.__path__) if not __name__.endswith(f".{m.name}"))
+    modules = (importlib.import_module(f"{package.__name__}.{name}") for name in names)
+    families = [family for module in modules for family in getattr(module, "FAMILIES", ())]
+    return tuple(sorted(families, key=lambda family: family.name))
+
+
+FAMILIES: Final = _every_family()
+"""In the order of their names."""
+
+MODEL_TYPES: Final[Mapping[str, Family]] = MappingProxyType(
+    dict(sorted((model_type, family) for family in FAMILIES for model_type in family.classes))
+)
+"""Each ``model_type`` that is read, and its family."""
+
+
+def family_of(fields: Fields) -> tuple[Family, str]:
+    """The family of a config.json, and the class that it is served as.
+
+    Parameters
+    ----------
+    fields : Fields
+        Of the whole file: of a wrapper, not of the text model in it.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If no family has this ``model_type``, or it names a class that its family is not served as.
+    ModelError
+        If it says neither.
+    """
+    model_type, architectures = fields.text("model_type"), fields.texts("architectures")
+    if model_type is None and architectures:
+        named = (t for t, f in MODEL_TYPES.items() if set(f.classes[t]).intersection(architectures))
+        model_type = next(named, None)
+        if model_type is None:
+            served = sorted({name for f in FAMILIES for names in f.classes.values() for name in names})
+            raise UnsupportedModelError(
+                f"{fields.where} has no plan yet: architectures {', '.join(architectures)} is not "
+                f"{' or '.join(served)}"
+            )
+    if model_type is None:
+        raise fields.error(f"field model_type is missing; supported are {', '.join(MODEL_TYPES)}")
+    family = MODEL_TYPES.get(model_type)
+    if family is None:
+        text = fields.text_model()
+        if text is not fields and text.text("model_type") in MODEL_TYPES:
+            family, _ = family_of(text)
+            return family, architectures[0] if architectures else family_of(text)[1]
+        known_types = ", ".join(MODEL_TYPES)
+        raise UnsupportedModelError(
+            f"{fields.where} has no plan yet: model_type {model_type!r} is not one of {known_types}"
+        )
+    classes = family.classes[model_type]
+    if architectures and not set(classes).intersection(architectures):
+        raise UnsupportedModelError(
+            f"{fields.where} has no plan yet: architectures {', '.join(architectures)} is not "
+            f"{' or '.join(classes)}"
+        )
+    return family, next((name for name in architectures or () if name in classes), classes[0])

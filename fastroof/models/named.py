@@ -1,0 +1,149 @@
+"""Models known by name: presets, the Hugging Face ids they answer to, and what is said of other names."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from functools import cache
+from importlib import resources
+from typing import Any, Final
+
+from fastroof.models.hf import read_config
+
+__all__ = ["PRESETS", "model_names", "preset_config", "preset_named", "unknown_name"]
+
+PRESETS: Final[dict[str, tuple[str, ...]]] = {
+    "codellama-34b": ("codellama/CodeLlama-34b-hf", "codellama/CodeLlama-34b-Instruct-hf"),
+    "llama-2-7b": ("meta-llama/Llama-2-7b-hf", "meta-llama/Llama-2-7b-chat-hf"),
+    "llama-2-13b": ("meta-llama/Llama-2-13b-hf", "meta-llama/Llama-2-13b-chat-hf"),
+    "llama-2-70b": ("meta-llama/Llama-2-70b-hf", "meta-llama/Llama-2-70b-chat-hf"),
+    "llama-3.1-8b": (
+        "meta-llama/Llama-3.1-8B",
+        "meta-llama/Llama-3.1-8B-Instruct",
+        "meta-llama/Meta-Llama-3.1-8B",
+        "meta-llama/Meta-Llama-3.1-8B-Instruct",
+    ),
+    "llama-3.1-70b": (
+        "meta-llama/Llama-3.1-70B",
+        "meta-llama/Llama-3.1-70B-Instruct",
+        "meta-llama/Meta-Llama-3.1-70B",
+        "meta-llama/Meta-Llama-3.1-70B-Instruct",
+    ),
+    "gpt-oss-20b": ("openai/gpt-oss-20b",),
+    "gpt-oss-120b": ("openai/gpt-oss-120b",),
+    "llama-3.1-405b": (
+        "meta-llama/Llama-3.1-405B",
+        "meta-llama/Llama-3.1-405B-Instruct",
+        "meta-llama/Meta-Llama-3.1-405B",
+        "meta-llama/Meta-Llama-3.1-405B-Instruct",
+    ),
+    "mimo-7b": ("XiaomiMiMo/MiMo-7B-Base", "XiaomiMiMo/MiMo-7B-SFT", "XiaomiMiMo/MiMo-7B-RL"),
+    "mixtral-8x7b": ("mistralai/Mixtral-8x7B-v0.1", "mistralai/Mixtral-8x7B-Instruct-v0.1"),
+    "mixtral-8x22b": ("mistralai/Mixtral-8x22B-v0.1",),
+    "mistral-7b": ("mistralai/Mistral-7B-v0.3", "mistralai/Mistral-7B-Instruct-v0.3"),
+    "mistral-nemo": ("mistralai/Mistral-Nemo-Instruct-2407",),
+    "qwen2.5-7b": ("Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-7B-Instruct"),
+    "qwen2.5-32b": ("Qwen/Qwen2.5-32B", "Qwen/Qwen2.5-32B-Instruct"),
+    "qwen2.5-72b": ("Qwen/Qwen2.5-72B", "Qwen/Qwen2.5-72B-Instruct"),
+    "qwen3-0.6b": ("Qwen/Qwen3-0.6B",),
+    "qwen3-1.7b": ("Qwen/Qwen3-1.7B",),
+    "qwen3-8b": ("Qwen/Qwen3-8B",),
+    "qwen3-14b": ("Qwen/Qwen3-14B",),
+    "qwen3-32b": ("Qwen/Qwen3-32B",),
+    "qwen3-30b-a3b": ("Qwen/Qwen3-30B-A3B",),
+    "qwen3-235b-a22b": ("Qwen/Qwen3-235B-A22B",),
+    "qwen3-coder-480b-a35b": ("Qwen/Qwen3-Coder-480B-A35B-Instruct",),
+    "yi-34b": ("01-ai/Yi-34B",),
+}
+"""Preset names, and the Hugging Face models that have exactly these layers.
+
+Where base and instruct models differ in ``max_position_embeddings`` the preset has the instruct model's.
+"""
+
+NEEDS: Final[dict[str, str]] = {
+    "deepseek-v2": "MLA",
+    "deepseek-v3": "MLA",
+    "deepseek-r1": "MLA",
+    "deepseek-v4": "compressed sparse attention",
+    "kimi-k2": "MLA",
+    "kimi-k3": "MLA and linear attention",
+    "glm-5": "MLA and sparse attention",
+    "qwen3.5": "linear attention",
+    "qwen3.6": "linear attention",
+    "qwen3-next": "linear attention",
+    "minimax-m3": "sparse attention",
+    "nemotron-h": "Mamba",
+    "nemotron-3": "Mamba",
+}
+"""Families that a plan cannot represent yet, and the operators that it would need."""
+
+# Parts of a name that tell models of one family apart, and say nothing of its layers.
+_SIZE: Final = re.compile(r"(\d+x)?\d+(\.\d+)?[bm]|a\d+(\.\d+)?b|\d+e")
+_VARIANT: Final = re.compile(
+    r"base|chat|hf|instruct|it|thinking|sft|rl|v\d+(\.\d+)?|\d{4}|awq|gptq|w?\d*a?\d*fp\d+|int\d|nvfp4"
+)
+
+
+def model_names() -> list[str]:
+    """Return the presets that :func:`load_model` knows, sorted.
+
+    Returns
+    -------
+    list of str
+        Preset names.
+
+    Examples
+    --------
+    >>> "llama-3.1-8b" in model_names()
+    True
+    """
+    return sorted(PRESETS)
+
+
+@cache
+def _spellings() -> dict[str, str]:
+    spellings = {name: name for name in PRESETS}
+    for preset, ids in PRESETS.items():
+        for hf_id in ids:
+            spellings[hf_id.casefold()] = preset
+            spellings[hf_id.rpartition("/")[2].casefold()] = preset
+    return spellings
+
+
+def preset_named(name: str) -> str | None:
+    """The preset of this name or Hugging Face id, in any case; None where there is none."""
+    return _spellings().get(name.casefold())
+
+
+def preset_config(preset: str) -> dict[str, Any]:
+    """The contents of a preset: a config.json with the fields that are read."""
+    # The folder is package data; as_file also serves a package imported from a zip.
+    with resources.as_file(resources.files("fastroof.models") / "presets" / f"{preset}.json") as path:
+        return dict(read_config(path))
+
+
+def _family(name: str) -> str:
+    """What a name has in common with those of its family: ``llama-3.1`` of ``org/Llama-3.1-9B-Instruct``."""
+    parts = name.rpartition("/")[2].casefold().split("-")
+    return "-".join(p for p in parts if not _SIZE.fullmatch(p) and not _VARIANT.fullmatch(p))
+
+
+def unknown_name(given: str) -> str:
+    """What to say of a name that is neither a file nor a preset."""
+    own, family = given.rpartition("/")[2].casefold(), _family(given)
+    needed = next(
+        (what for prefix, what in NEEDS.items() if own.startswith((prefix, f"nvidia-{prefix}"))), None
+    )
+    if needed is not None:
+        return f"{given!r} has no plan yet: it needs {needed}, and a plan has no such operator"
+    relatives = sorted(name for name in PRESETS if _family(name) == family)
+    if family and relatives:
+        return (
+            f"unknown model {given!r}: of its family there are {', '.join(relatives)}; a model of another "
+            "size or format is loaded from its config.json"
+        )
+    close = difflib.get_close_matches(given.casefold(), _spellings(), n=1)
+    hint = f"; the closest is {_spellings()[close[0]]}" if close else ""
+    return (
+        f"unknown model {given!r}: neither a file nor a preset{hint}; presets are {', '.join(model_names())}"
+    )

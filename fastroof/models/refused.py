@@ -1,0 +1,79 @@
+"""What a plan has no operator for: found in a config.json before it is read, and named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from fastroof.models.hf import TEXT_CONFIG, Fields
+
+__all__ = ["missing_operators", "unread_parts"]
+
+_WRAPPED: Final = ("vision_config", "audio_config")
+_LATENT: Final = ("kv_lora_rank",)
+_SPARSE: Final = ("index_topk", "sparse_attention_config", "compress_ratios")
+_RECURRENT: Final = (
+    "full_attention_interval",
+    "linear_attn_config",
+    "hybrid_override_pattern",
+    "layers_block_type",
+    "mamba_num_heads",
+)
+_PLAIN_LAYERS: Final = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+
+_OF_SOME_FAMILIES: Final = {
+    "num_experts": "experts",
+    "num_local_experts": "experts",
+    "n_routed_experts": "experts",
+    "num_routed_experts": "experts",
+    "moe_num_experts": "experts",
+    "attention_chunk_size": "chunked attention",
+}
+
+
+def missing_operators(fields: Fields) -> list[str]:
+    """Return the operators that this model needs and a plan does not have, each with the field that says so.
+
+    Parameters
+    ----------
+    fields : Fields
+        The configuration, which need not be valid otherwise.
+
+    Returns
+    -------
+    list of str
+        Empty for a model that a plan can represent.
+    """
+    config = fields.config
+    text = config.get(TEXT_CONFIG)
+    inner = text if isinstance(text, Mapping) else config
+    missing = []
+    for what, keys in (("MLA", _LATENT), ("sparse attention", _SPARSE)):
+        if said := _said(inner, keys):
+            missing.append(f"it needs a {what} operator ({said})")
+    kinds = inner.get("layer_types")
+    other = sorted({str(k) for k in kinds} - _PLAIN_LAYERS) if isinstance(kinds, list) else []
+    why = [said] if (said := _said(inner, _RECURRENT)) else []
+    why += [f"layer_types {', '.join(other)}"] if other else []
+    if why:
+        missing.append(f"it needs a linear or hybrid attention operator ({'; '.join(why)})")
+    if text is None and (wrapped := [key for key in _WRAPPED if config.get(key) is not None]):
+        missing.append(f"it is multimodal ({', '.join(wrapped)}) without a {TEXT_CONFIG}")
+    return missing
+
+
+def unread_parts(fields: Fields, reads: tuple[str, ...], family: str) -> list[str]:
+    """Return parts that a text model's file has and its family does not, each with its field."""
+    return [
+        f"{key} {fields.config[key]!r} means {what}, which {family} models do not have"
+        for key, what in _OF_SOME_FAMILIES.items()
+        if fields.config.get(key) and key not in reads
+    ]
+
+
+def _said(config: Mapping[str, Any], keys: tuple[str, ...]) -> str:
+    def shown(value: Any) -> str:
+        text = repr(value)
+        return text if len(text) <= 40 else f"{text[:37]}..."
+
+    return ", ".join(f"{key} {shown(config[key])}" for key in keys if config.get(key) is not None)
