@@ -140,19 +140,26 @@ class MeasuredTable:
         """Row indices by key: the values of ``schema.keys``, in the schema's order."""
         if not self.num_rows:
             return {}
-        codes = np.zeros(self.num_rows, np.int64)
-        for column in self.schema.keys:
-            _, code = np.unique(self.columns[column.name], return_inverse=True)
+        names = [c.name for c in self.schema.keys]
+        columns = [self.columns[name] for name in names]
+        # tables hold a kernel's rows one after the other: runs of one key are sorted, not rows
+        is_first = np.zeros(self.num_rows, np.bool_)
+        is_first[0] = True
+        for values in columns:
+            is_first[1:] |= values[1:] != values[:-1]
+        firsts = np.flatnonzero(is_first)
+        ends = np.r_[firsts[1:], self.num_rows]
+        codes = np.zeros(len(firsts), np.int64)
+        for values in columns:
+            _, code = np.unique(values[firsts], return_inverse=True)
             codes = codes * (int(code.max()) + 1) + code
         order = np.argsort(codes, kind="stable")
         starts = np.flatnonzero(np.r_[True, np.diff(codes[order]) != 0])
-        names = [c.name for c in self.schema.keys]
+        keys = zip(*(values[firsts[order[starts]]].tolist() for values in columns), strict=True)
         rows_by_key = {}
-        for rows in np.split(order, starts[1:]):
-            key = tuple(
-                v if isinstance(v, str) else int(v) for v in (self.columns[n][rows[0]] for n in names)
-            )
-            rows_by_key[key] = rows
+        for key, start, stop in zip(keys, starts, np.r_[starts[1:], len(order)], strict=True):
+            runs = [np.arange(firsts[run], ends[run]) for run in order[start:stop]]
+            rows_by_key[key] = runs[0] if len(runs) == 1 else np.concatenate(runs)
         return rows_by_key
 
 

@@ -6,31 +6,38 @@ since an engine runs other kernels for them and a shape alone does not tell whic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
-from fastroof.arrays import Array, Bools, Floats
-from fastroof.columns import DTYPE, Column
+from fastroof.arrays import Array, Floats
+from fastroof.columns import DTYPE, ORIGIN_BORROWED, ORIGIN_EXTRAPOLATED, ORIGIN_MODELLED, Column
 from fastroof.config.gpu import GpuSpec
+from fastroof.errors import MissingTableError
 from fastroof.operators.calls import Experts
-from fastroof.operators.foreign_rows import (
-    MEASURED,
-    RUN,
-    ForeignRows,
-    PackageFile,
-    Raw,
-    TreeFile,
-    dtype_names,
-    measured_us,
-    size_columns,
-    text_columns,
-    unknown_dtypes,
-    version_order,
+from fastroof.operators.expert_borrowing import (
+    BorrowingErrors,
+    ExpertShape,
+    Lender,
+    borrowed_curve,
+    borrowing_errors,
+    nearest,
+    nearest_routing,
 )
+from fastroof.operators.expert_rows import PACKAGE_COLUMNS, gated_rows, nongated_rows
+from fastroof.operators.expert_work import (
+    EVENLY_ROUTED,
+    GATED_GEMMS,
+    NONGATED_GEMMS,
+    moe_bytes,
+    moe_flops,
+    tokens_to_reach_all,
+)
+from fastroof.operators.foreign_rows import RUN, PackageFile, TreeFile
 from fastroof.operators.grouped_gemms import GROUPED_GEMM_FILES
 from fastroof.operators.operator import (
+    Answers,
     Columns,
     DatasheetClass,
     HoldoutGrid,
@@ -39,8 +46,7 @@ from fastroof.operators.operator import (
     element_bytes,
 )
 from fastroof.operators.rows import CurveOptions, PerRowOperator, RowCost, RowNodes
-from fastroof.operators.sized import SizedOperator
-from fastroof.operators.work import Real, as_floats
+from fastroof.operators.sized import PackedSizes, SizedOperator
 from fastroof.pack import SIZE_LIMIT
 from fastroof.uncertainty.variance import relative_variance
 from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES, US_PER_S
@@ -49,159 +55,10 @@ if TYPE_CHECKING:
     from fastroof.load import MeasuredTable
     from fastroof.tables import Tables
 
-__all__ = [
-    "EXPERT_KEYS",
-    "MOE",
-    "MOE_NONGATED",
-    "OPERATORS",
-    "MoeOperator",
-    "NongatedMoeOperator",
-    "expert_shape",
-    "is_nongated",
-    "moe_bytes",
-    "moe_flops",
-    "moe_touched_experts",
-    "not_run_by_the_engine",
-]
-
-GATED_GEMMS: Final = 3
-NONGATED_GEMMS: Final = 2
-
-EVENLY_ROUTED: Final = ("balanced", "uniform")
-"""Distributions of tokens over experts for which the expectation of uniform routing holds."""
-
-
-def moe_touched_experts(num_tokens: Real, topk: Real, num_experts: Real, moe_ep: Real = 1) -> Floats:
-    """Experts of one GPU that at least one token reaches, for uniform routing.
-
-    ``E/ep (1 - (1 - topk/E)^tokens)``: the expectation over independent tokens.
-    """
-    experts = as_floats(num_experts)
-    return experts / as_floats(moe_ep) * (1.0 - (1.0 - as_floats(topk) / experts) ** as_floats(num_tokens))
-
-
-def moe_flops(
-    num_tokens: Real,
-    hidden: Real,
-    intermediate: Real,
-    topk: Real,
-    moe_tp: Real = 1,
-    moe_ep: Real = 1,
-    gemms: int = GATED_GEMMS,
-) -> Floats:
-    """FLOPs of the expert GEMMs on one GPU: ``2 gemms tokens topk hidden intermediate / (tp ep)``."""
-    per_token = 2.0 * gemms * as_floats(topk) * as_floats(hidden) * as_floats(intermediate)
-    return as_floats(num_tokens) * per_token / (as_floats(moe_tp) * as_floats(moe_ep))
-
-
-def moe_bytes(
-    num_tokens: Real,
-    hidden: Real,
-    intermediate: Real,
-    topk: Real,
-    num_experts: Real,
-    moe_tp: Real = 1,
-    moe_ep: Real = 1,
-    element_bytes: float = 2,
-    gemms: int = GATED_GEMMS,
-) -> Floats:
-    """Bytes of the routed experts on one GPU: weights of the touched experts, tokens in and out."""
-    expert = float(gemms) * as_floats(hidden) * as_floats(intermediate) / as_floats(moe_tp) * element_bytes
-    tokens = 2.0 * ACTIVATION_BYTES * as_floats(num_tokens) * as_floats(hidden)
-    return moe_touched_experts(num_tokens, topk, num_experts, moe_ep) * expert + tokens
-
-
-NONGATED_SHAPES: Final = ((2688, 1856), (1024, 2688), (4096, 2688), (2048, 5120), (8192, 5120))
-"""Hidden and intermediate widths of models without a gate (Nemotron 3 Nano, Super and Ultra).
-
-Only TensorRT-LLM's kernels say so by name. Elsewhere the memory does: with three GEMMs an expert the bf16
-weights of all touched experts would come at 1.2 to 1.45 times its bandwidth, and at no more than 0.96 times
-for any other shape."""
-
-NONGATED_SINCE: Final = {"vllm": (0, 24), "sglang": (0, 5, 14)}
-"""Versions since which an engine's tables measure those shapes without a gate; before, as if they had one
-(with three GEMMs 0.82 to 0.92 of the memory's bandwidth)."""
-
-MIN_LATENCY_TOKENS: Final = 128
-"""Up to so many tokens TensorRT-LLM runs its min-latency kernel of nvfp4 experts, where there is one."""
+__all__ = ["EXPERT_KEYS", "MOE", "MOE_NONGATED", "OPERATORS", "MoeOperator", "NongatedMoeOperator"]
 
 OTHER_ACTIVATION: Final = "_situ_as_silu"
 """Ending of kernels that were measured with SiLU in place of the model's own activation."""
-
-
-def is_nongated(raw: Raw) -> Bools:
-    """Mark the package's rows of experts without a gate."""
-    kernel = raw["kernel_source"].astype(str)
-    by_shape = np.zeros(len(kernel), bool)
-    for hidden, intermediate in NONGATED_SHAPES:
-        by_shape |= (raw["hidden_size"] == hidden) & (raw["inter_size"] == intermediate)
-    # measured with a gate, as the bandwidth says: SGLang's Triton kernel of Nemotron 3 Super's latent width
-    # (0.91 with three GEMMs), and vLLM's on Intel cards (0.86, others 0.85)
-    by_shape &= ~((raw["hidden_size"] == 1024) & (kernel == "sglang_fused_moe_triton"))
-    by_shape &= ~np.char.startswith(kernel, "vllm_xpu_")
-    versions = raw.get("version", np.full(len(kernel), "0", object))
-    is_since = np.zeros(len(kernel), bool)
-    for version in set(versions):
-        for engine, first in NONGATED_SINCE.items():
-            if version_order(version) >= first:
-                is_since |= (versions == version) & np.char.startswith(kernel, f"{engine}_")
-    return np.asarray(np.char.endswith(kernel, "_nongated") | (by_shape & is_since))
-
-
-def not_run_by_the_engine(raw: Raw) -> dict[str, Bools]:
-    """Mark rows of a kernel that TensorRT-LLM does not run for so many tokens, by reason.
-
-    Its min-latency kernel and another one were both measured at every point; which one serves is a matter
-    of tokens, not of which was faster.
-    """
-    kernel = raw["kernel_source"].astype(str)
-    quick = np.char.endswith(kernel, "_min_latency")
-    if not quick.any():
-        return {}
-    names = ("moe_dtype", "distribution", "num_tokens", "hidden_size", "inter_size", "topk", "num_experts")
-    code = np.zeros(len(kernel), np.int64)
-    for name in (*names, "moe_tp_size", "moe_ep_size"):
-        _, index = np.unique(raw[name], return_inverse=True)
-        _, code = np.unique(code * (int(index.max()) + 1) + index, return_inverse=True)
-    has_quick, has_other = (np.bincount(code[rows], minlength=code.max() + 1) > 0 for rows in (quick, ~quick))
-    small = raw["num_tokens"] <= MIN_LATENCY_TOKENS
-    few = f"up to {MIN_LATENCY_TOKENS} tokens, where the engine runs its min-latency kernel instead"
-    many = f"min-latency kernel, which the engine does not run beyond {MIN_LATENCY_TOKENS} tokens"
-    return {few: ~quick & small & has_quick[code], many: quick & ~small & has_other[code]}
-
-
-def expert_shape(raw: Raw) -> dict[str, Array]:
-    """Keys and tokens of the package's rows of experts; its sizes are those of the model, not of a shard."""
-    same = ("num_tokens", "topk", "num_experts", "distribution")
-    other = {"hidden": "hidden_size", "intermediate": "inter_size"}
-    other |= {"moe_tp": "moe_tp_size", "moe_ep": "moe_ep_size"}
-    columns = {"dtype": dtype_names(raw["moe_dtype"]), **{name: raw[name] for name in same}}
-    return columns | {name: raw[theirs] for name, theirs in other.items()}
-
-
-def _package_rows(raw: Raw, has_gate: bool) -> ForeignRows:
-    columns = expert_shape(raw)
-    nongated = is_nongated(raw)
-    out = {"experts without a gate": nongated} if has_gate else {"experts with a gate": ~nongated}
-    out |= unknown_dtypes(columns["dtype"]) | not_run_by_the_engine(raw)
-    return ForeignRows(columns | measured_us(raw), out)
-
-
-def _gated_rows(raw: Raw) -> ForeignRows:
-    return _package_rows(raw, has_gate=True)
-
-
-def _nongated_rows(raw: Raw) -> ForeignRows:
-    return _package_rows(raw, has_gate=False)
-
-
-_PACKAGE_COLUMNS: Final = (
-    *size_columns(
-        "num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size"
-    ),
-    *text_columns("moe_dtype", "distribution"),
-    *MEASURED,
-)
 
 EXPERT_KEYS: Final = (
     DTYPE,
@@ -244,7 +101,7 @@ class MoeOperator(SizedOperator, PerRowOperator):
     coverages = (HoldoutGrid("moe", "bf16", {}, {"dtype": "bf16"}),)
     # Over the bf16 rows of vLLM 0.24.0 on the H100, balanced, of 500 us and more.
     datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"moe": DatasheetClass(23.3, 0.63)}
-    package_files = (PackageFile("moe", "moe_perf", _PACKAGE_COLUMNS, _gated_rows, RUN),)
+    package_files = (PackageFile("moe", "moe_perf", PACKAGE_COLUMNS, gated_rows, RUN),)
     tree_files: ClassVar[tuple[TreeFile, ...]] = GROUPED_GEMM_FILES
 
     def flops(self, columns: Columns) -> Floats:
@@ -293,6 +150,134 @@ class MoeOperator(SizedOperator, PerRowOperator):
         _, hidden, intermediate, topk, _, moe_tp, moe_ep, _ = key
         return float(moe_flops(1, hidden, intermediate, topk, moe_tp, moe_ep, self.gemms))
 
+    # -- shapes that were not measured -------------------------------------------------------------
+
+    def lenders(self, tables: Tables, key: Key) -> tuple[Lender, ...]:
+        """Measured shapes that stand in for one, the nearest first; none where it was measured itself.
+
+        The kernels of the engine that is asked for lend before another engine's own are taken.
+
+        Raises
+        ------
+        MissingTableError
+            If no table has experts of this dtype.
+        """
+        return tables.kept(("expert lenders", self.name, key), lambda: self._lenders(tables, key))
+
+    def _lenders(self, tables: Tables, key: Key) -> tuple[Lender, ...]:
+        candidates = tables.candidates(self.name)
+        own = [table for table in candidates if not tables.order.is_foreign(table)]
+        # tables are read when they are asked, and those of other engines may not have to be
+        if any(key in tables.keys_of(table) and tables.is_sound(table, key) for table in own):
+            return ()
+        wanted = ExpertShape(*key)
+        if len(own) < len(candidates) and (found := self._nearest(tables, wanted, own, sound=True)):
+            return found
+        if tables.serves(self.name, key):
+            return ()
+        for sound in (True, False):
+            if found := self._nearest(tables, wanted, candidates, sound=sound):
+                return found
+        dtypes = ", ".join(sorted({one[0] for one in tables.every_key(self.name)}))
+        raise MissingTableError(
+            f"no {self.name} row of {tables.gpu.name} has dtype={wanted.dtype}, and experts of another dtype "
+            f"run other kernels; measured: {dtypes}"
+        )
+
+    def _nearest(
+        self, tables: Tables, wanted: ExpertShape, pool: Sequence[MeasuredTable], *, sound: bool
+    ) -> tuple[Lender, ...]:
+        """Lenders out of some tables: of the first that has the layer, else of the first of the dtype."""
+        routings = [self._shapes(tables, table, wanted.dtype, sound) for table in pool]
+        distribution = nearest_routing(wanted.distribution, set().union(*routings))
+        alike = [shapes[distribution] for shapes in routings if distribution in shapes]
+        alike.sort(key=lambda shapes: all(shape.layer != wanted.layer for shape in shapes))
+        return nearest(wanted, alike[0]) if alike else ()
+
+    def _shapes(
+        self, tables: Tables, table: MeasuredTable, dtype: str, sound: bool
+    ) -> dict[str, list[ExpertShape]]:
+        """Measured shapes of a table and dtype, by distribution."""
+
+        def shapes() -> dict[str, list[ExpertShape]]:
+            by_routing: dict[str, list[ExpertShape]] = {}
+            keys = [key for key in tables.keys_of(table) if key[0] == dtype]
+            for key in tables.sound_keys(table, keys) if sound else keys:
+                by_routing.setdefault(key[-1], []).append(ExpertShape(*key))
+            return by_routing
+
+        return tables.kept(("expert shapes", self.name, table.source, dtype, sound), shapes)
+
+    def packed(self, tables: Tables, key: Key) -> PackedSizes:
+        """One kernel's curve, borrowed where it was not measured.
+
+        Raises
+        ------
+        MissingTableError
+            If no table has experts of this dtype.
+        """
+        lenders = self.lenders(tables, key)
+        if not lenders:
+            return super().packed(tables, key)
+
+        def borrowed() -> PackedSizes:
+            return self._borrowed(tables, ExpertShape(*key), lenders)
+
+        return tables.kept(("borrowed experts", self.name, key), borrowed)
+
+    def _borrowed(self, tables: Tables, wanted: ExpertShape, lenders: Sequence[Lender]) -> PackedSizes:
+        return borrowed_curve(
+            wanted,
+            lenders,
+            lambda shape: super(MoeOperator, self).packed(tables, shape),
+            lambda shape, launch_us: self.roofline(shape, tables.gpu, launch_us),
+        )
+
+    def look_up(self, tables: Tables, method: str, key: Key, sizes: list[Floats], answers: Answers) -> None:
+        """Look one shape up; what is borrowed says so, whatever the method."""
+        super().look_up(tables, method, key, sizes, answers)
+        if self.lenders(tables, key):
+            np.maximum(answers[2], ORIGIN_BORROWED, out=answers[2])
+
+    def source_key(self, tables: Tables, key: Key) -> Key:
+        """Its nearest lender where it was not measured itself."""
+        lenders = self.lenders(tables, key)
+        return tuple(lenders[0].shape) if lenders else key
+
+    def relative_error(self, tables: Tables, key: Key, sizes: list[Floats], latency_us: Floats) -> Floats:
+        """One standard error over the latency."""
+        return np.sqrt(self._variance(tables, key, sizes[0]))
+
+    def _variance(self, tables: Tables, key: Key, tokens: Floats) -> Floats:
+        """Of a shape's curve; of a borrowed one that of its nearest lender, and of borrowing."""
+        lenders = self.lenders(tables, key)
+        if not lenders:
+            return relative_variance(self.local_errors(tables, key), [tokens])
+        wanted, near = ExpertShape(*key), lenders[0].shape
+        theirs = tokens * (wanted.topk * near.num_experts / (wanted.num_experts * near.topk))
+        own = relative_variance(self.local_errors(tables, near), [theirs])
+        return own + self.borrowing_errors(tables, near).of(wanted, lenders) ** 2
+
+    def borrowing_errors(self, tables: Tables, lender: ExpertShape) -> BorrowingErrors:
+        """How far off borrowing is in the table that has a lender, among its dtype and distribution."""
+        table = tables.serving(self.name, lender)
+        shapes = self._shapes(tables, table, lender.dtype, sound=False)[lender.distribution]
+        alike = [shape for shape in shapes if tables.serving(self.name, shape) is table]
+
+        def log_errors(shape: ExpertShape, lenders: Sequence[Lender]) -> Floats:
+            measured = super(MoeOperator, self).packed(tables, shape)
+            borrowed = self._borrowed(tables, shape, lenders)
+            found, flag = np.empty(len(measured.sizes)), np.empty(len(measured.sizes), np.uint8)
+            curve_latency_us(borrowed.curve, borrowed.coordinate(measured.sizes), found, flag)
+            return np.log(found / measured.curve.value[1:-1])
+
+        from fastroof.compiled.search import curve_latency_us
+
+        return tables.kept(
+            ("expert borrowing", self.name, table.source, lender.dtype, lender.distribution),
+            lambda: borrowing_errors(alike, log_errors),
+        )
+
     # -- in plans ----------------------------------------------------------------------------------
 
     @staticmethod
@@ -309,27 +294,50 @@ class MoeOperator(SizedOperator, PerRowOperator):
         tokens = 2.0 * ACTIVATION_BYTES * hidden
         return RowCost(per_row, tokens, experts * DTYPE_BYTES[call.dtype], call.dtype)
 
+    def row_work(self, call: Experts, rows: Floats) -> tuple[Floats, Floats]:
+        """FLOPs, and the bytes of the experts that so many tokens are expected to reach."""
+        _, hidden, intermediate, topk, num_experts, moe_tp, moe_ep, _ = self.row_key(call)
+        width = DTYPE_BYTES[call.dtype]
+        return (
+            moe_flops(rows, hidden, intermediate, topk, moe_tp, moe_ep, self.gemms),
+            moe_bytes(rows, hidden, intermediate, topk, num_experts, moe_tp, moe_ep, width, self.gemms),
+        )
+
     def serving(self, call: Experts, tables: Tables) -> MeasuredTable:
-        """The table that has the layer's shape."""
-        return tables.serving(self.name, self.row_key(call))
+        """The table that has the layer's shape, or its nearest lender."""
+        return tables.serving(self.name, self.source_key(tables, self.row_key(call)))
 
     def row_nodes(self, call: Experts, tables: Tables, options: CurveOptions, max_rows: int) -> RowNodes:
-        """The curve of the layer's shape, at every number of tokens: B is not linear in them."""
+        """The curve of the layer's shape: at every number of tokens until they reach all experts.
+
+        From there on B is linear in the tokens, and the curve's own nodes are enough.
+        """
         from fastroof.compiled.search import curve_latency_us
 
         key = self.row_key(call)
         packed = self.packed(tables, key)
         launch_us = float(packed.curve.value[1:-1].min())
-        tokens = np.arange(1.0, max_rows + 1.0)
-        value, flag = np.empty(max_rows), np.empty(max_rows, np.uint8)
-        curve_latency_us(packed.curve, packed.coordinate(tokens), value, flag)
         if options.method != "roofline":
             sizes = dict(zip((c.name for c in self.keys), key, strict=True))
+            tokens = np.arange(1, max_rows + 1)
             return self.looked_up_nodes(
-                tables, options.method, max_rows, sizes | {"num_tokens": tokens.astype(np.int64)}, launch_us
+                tables, options.method, max_rows, sizes | {"num_tokens": tokens}, launch_us
             )
-        at = np.r_[0, :max_rows, max_rows - 1]
-        return RowNodes(np.r_[0.0, tokens, SIZE_LIMIT], value[at], flag[at], launch_us)
+        all_reached = tokens_to_reach_all(call.topk, call.num_experts)
+        beyond = packed.sizes[packed.sizes > all_reached]
+        rows = np.r_[np.arange(1.0, all_reached + 1.0), beyond]
+        value, flag = np.empty(len(rows)), np.empty(len(rows), np.uint8)
+        curve_latency_us(packed.curve, packed.coordinate(rows), value, flag)
+        ends = packed.coordinate(np.array([rows[-1], SIZE_LIMIT]))
+        # beyond the last node latency / B is held, which is the last of these rows'
+        last_us = value[-1] * ends[1] / ends[0]
+        beyond_flag = max(flag[-1], ORIGIN_EXTRAPOLATED)
+        return RowNodes(
+            np.r_[0.0, rows, SIZE_LIMIT],
+            np.r_[value[0], value, last_us],
+            np.r_[flag[0], flag, np.uint8(beyond_flag)],
+            launch_us,
+        )
 
     def table_points(self, call: Experts, tables: Tables, rows: Floats) -> tuple[Key, list[Floats]]:
         """So many tokens of the layer's shape."""
@@ -337,11 +345,21 @@ class MoeOperator(SizedOperator, PerRowOperator):
 
     def row_variance(self, call: Experts, tables: Tables, rows: Floats) -> Floats:
         """Of the shape's curve."""
-        return relative_variance(self.local_errors(tables, self.row_key(call)), [rows])
+        return self._variance(tables, self.row_key(call), rows)
 
     def row_datasheet(self, call: Experts) -> DatasheetClass:
         """The one class."""
         return MOE.datasheets["moe"]
+
+    def datasheet_nodes(self, call: Experts, gpu: GpuSpec) -> RowNodes:
+        """Latency against rows, from a datasheet: with the experts that tokens are expected to reach."""
+        assumed = self.row_datasheet(call)
+        rows = np.unique(np.round(2.0 ** np.arange(0.0, np.log2(SIZE_LIMIT) + 0.125, 0.125)))
+        flops, moved = self.row_work(call, rows)
+        bound_us = np.maximum(flops / gpu.peak(call.dtype), moved / gpu.hbm_bytes_per_s) * US_PER_S
+        value = np.r_[0.0, bound_us] / assumed.efficiency + assumed.launch_us
+        flag = np.full(len(value), ORIGIN_MODELLED, np.uint8)
+        return RowNodes(np.r_[0.0, rows], value, flag, assumed.launch_us)
 
     def package_notes(self, columns: Mapping[str, Columns], gpu: GpuSpec) -> dict[str, Any]:
         """Name the kernels that were measured with another activation than the model's."""
@@ -366,7 +384,7 @@ class NongatedMoeOperator(MoeOperator):
     datasheets: ClassVar[Mapping[str, DatasheetClass]] = {}
     holdouts = (HoldoutGrid("moe_nongated", "every second", {}, {}),)
     coverages = (HoldoutGrid("moe_nongated", "bf16", {}, {"dtype": "bf16"}),)
-    package_files = (PackageFile("moe", "moe_perf", _PACKAGE_COLUMNS, _nongated_rows, RUN),)
+    package_files = (PackageFile("moe", "moe_perf", PACKAGE_COLUMNS, nongated_rows, RUN),)
     tree_files = ()
 
 

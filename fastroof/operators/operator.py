@@ -339,6 +339,16 @@ class Operator(ABC):
         """
         raise self._no_lookups()
 
+    def source_key(self, tables: Tables, key: Key) -> Key:
+        """The measured kernel whose source answers for a kernel: itself, or the nearest that lends to it.
+
+        Raises
+        ------
+        MissingTableError
+            If nothing lends to it.
+        """
+        return key
+
     def _no_lookups(self) -> LookupInputError:
         return LookupInputError(f"{self.name} has measured rows, but no lookup yet")
 

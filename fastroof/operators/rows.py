@@ -78,6 +78,11 @@ class PerRowOperator(Operator):
     def row_cost(self, call: Any) -> RowCost:
         """FLOPs and compulsory bytes of one call, a row and fixed."""
 
+    def row_work(self, call: Any, rows: Floats) -> tuple[Floats, Floats]:
+        """FLOPs and compulsory bytes of one call at numbers of rows."""
+        cost = self.row_cost(call)
+        return cost.flops_per_row * rows, cost.fixed_bytes + cost.bytes_per_row * rows
+
     @abstractmethod
     def row_key(self, call: Any) -> Key:
         """What a call's latency depends on: not its role, nor how often it runs."""

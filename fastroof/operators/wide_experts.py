@@ -15,6 +15,7 @@ import numpy as np
 from fastroof.arrays import Array, Floats
 from fastroof.columns import DTYPE, Column
 from fastroof.config.gpu import GpuSpec
+from fastroof.operators.expert_work import EVENLY_ROUTED, moe_bytes, moe_flops
 from fastroof.operators.foreign_rows import (
     MEASURED,
     RUN,
@@ -27,7 +28,7 @@ from fastroof.operators.foreign_rows import (
     text_columns,
     unknown_dtypes,
 )
-from fastroof.operators.moe import EVENLY_ROUTED, EXPERT_KEYS, moe_bytes, moe_flops
+from fastroof.operators.moe import EXPERT_KEYS
 from fastroof.operators.operator import Columns, HoldoutGrid, Key, dtype_peaks, element_bytes
 from fastroof.operators.sized import SizedOperator
 from fastroof.units import DTYPE_BYTES, US_PER_MS, US_PER_S

@@ -114,16 +114,15 @@ class Explanation(ArrowResult):
 
 
 def _row_time(plan: StepPlan, curve: RowCurve, rows: int) -> OperatorTime:
-    operator, cost = curve.operator, row_cost(curve.operator)
+    operator, dtype = curve.operator, row_cost(curve.operator).dtype
     latency_us, origin = curve_point(curve.axis, curve.value, curve.flag, 0, len(curve.axis), float(rows))
-    work = cost.flops_per_row * rows
-    moved = cost.fixed_bytes + cost.bytes_per_row * rows
+    work, moved = (float(part[0]) for part in per_row(operator).row_work(operator, np.array([float(rows)])))
     if per_row(operator).over_link:
         bound = "communication"
     else:
-        bound = _bound(plan, curve.launch_us, work / plan.gpu.peak(cost.dtype), moved)
+        bound = _bound(plan, curve.launch_us, work / plan.gpu.peak(dtype), moved)
     # no time: it runs beside what takes longer
-    mfu = work / plan.gpu.peak(cost.dtype) * US_PER_S / latency_us if work and latency_us else float("nan")
+    mfu = work / plan.gpu.peak(dtype) * US_PER_S / latency_us if work and latency_us else float("nan")
     times = operator.times
     return OperatorTime(
         operator.name,

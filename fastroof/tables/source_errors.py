@@ -57,7 +57,7 @@ class SourceError(NamedTuple):
         return np.asarray(spread**2 + common**2)
 
 
-def source_error(tables: Tables, operator: str, key: Key) -> SourceError:
+def source_error(tables: Tables, operator: str, asked: Key) -> SourceError:
     """Errors of a kernel's source; of one that was not measured those of the operator's first source.
 
     Parameters
@@ -66,8 +66,8 @@ def source_error(tables: Tables, operator: str, key: Key) -> SourceError:
         Where it is looked up.
     operator : str
         The operator.
-    key : tuple
-        The kernel.
+    asked : tuple
+        The kernel; one that was borrowed has the errors of its lender's source.
 
     Raises
     ------
@@ -81,6 +81,7 @@ def source_error(tables: Tables, operator: str, key: Key) -> SourceError:
     """
 
     def made() -> SourceError:
+        key = OPERATORS[operator].source_key(tables, asked)
         words = dict(zip((c.name for c in OPERATORS[operator].keys), key, strict=True))
         there = tables.serves(operator, key)
         table = tables.serving(operator, key) if there else tables.table(operator)
@@ -93,7 +94,7 @@ def source_error(tables: Tables, operator: str, key: Key) -> SourceError:
         floor_us = _floor_us(table, words)
         return SourceError(told, floor_us, tuple(family for family in families if family.holds_key(words)))
 
-    return tables.kept(("source error", operator, key), made)
+    return tables.kept(("source error", operator, asked), made)
 
 
 def _floor_us(table: MeasuredTable, words: Mapping[str, Any]) -> float:

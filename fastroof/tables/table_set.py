@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -14,7 +14,7 @@ from fastroof.config import GpuSpec
 from fastroof.errors import MissingTableError
 from fastroof.lazy_property import lazy_property
 from fastroof.load import MeasuredTable, MeasuredTables, SourceChoice, load_measured
-from fastroof.load.soundness import unsound
+from fastroof.load.soundness import unsound_families
 from fastroof.operators.operator import Columns
 from fastroof.operators.registry import OPERATORS
 from fastroof.tables.answers import Lookup
@@ -199,12 +199,11 @@ class Tables:
         return self.kept(("serving", operator, key), lambda: self._serving(operator, key))
 
     def _serving(self, operator: str, key: Key) -> MeasuredTable:
-        words = dict(zip((c.name for c in OPERATORS[operator].keys), key, strict=True))
         doubtful = None
         for table in self.candidates(operator):
             if key not in self._groups(table):
                 continue
-            if unsound(table.provenance, operator, words) is None:
+            if self.is_sound(table, key):
                 return table
             doubtful = doubtful or table
         if doubtful is None:
@@ -299,6 +298,23 @@ class Tables:
         """Keys that some source has measured; the first source's before the next one's."""
         keys = (key for table in self.candidates(operator) for key in self._groups(table))
         return list(dict.fromkeys(keys))
+
+    def keys_of(self, table: MeasuredTable) -> Iterable[Key]:
+        """Kernels that one source has measured."""
+        return self._groups(table).keys()
+
+    def is_sound(self, table: MeasuredTable, key: Key) -> bool:
+        """Whether nothing is known against one source's rows of a kernel."""
+        return bool(self.sound_keys(table, [key]))
+
+    def sound_keys(self, table: MeasuredTable, keys: Iterable[Key]) -> list[Key]:
+        """Those kernels of one source against whose rows nothing is known."""
+        families = [f for f in unsound_families(table.provenance, table.operator) if not f.serves]
+        if not families:
+            return list(keys)
+        names = [c.name for c in OPERATORS[table.operator].keys]
+        words = {key: dict(zip(names, key, strict=True)) for key in keys}
+        return [key for key, one in words.items() if not any(family.holds_key(one) for family in families)]
 
     def _groups(self, table: MeasuredTable) -> dict[Key, Longs]:
         return (self._of_all or self).kept(("groups", table.operator, table.source), table.groups)

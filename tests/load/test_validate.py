@@ -19,8 +19,8 @@ from fastroof.load.measured import MeasuredTable, MeasuredTables
 from fastroof.load.trees import load_tree
 from fastroof.load.validate import validate, worst
 from fastroof.operators.attention_work import attention_flops, decode_attention_bytes
+from fastroof.operators.expert_work import moe_bytes
 from fastroof.operators.gemm import gemm_bytes, gemm_flops
-from fastroof.operators.moe import moe_bytes
 from fastroof.operators.registry import OPERATORS
 
 MIB = 2**20

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fastroof import load_gpu
-from fastroof.operators.moe import moe_bytes, moe_flops
+from fastroof.operators.expert_work import moe_bytes, moe_flops
 from fastroof.operators.wide_experts import MEGAMOE, MLP, MOE_WIDE
 from tests.operators.package_columns import converted, lists
 from tests.reference.handmade import handmade_tables

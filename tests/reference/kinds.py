@@ -7,7 +7,7 @@ from typing import Any
 from fastroof.models import ModelSpec
 from fastroof.models.execution import Execution
 from fastroof.models.step import step_calls
-from fastroof.operators.calls import AllReduce, AttentionCall, Gemm, Parallel
+from fastroof.operators.calls import AllReduce, AttentionCall, Experts, Gemm, Parallel
 from tests.reference import steps
 
 __all__ = ["step_us"]
@@ -42,6 +42,10 @@ def _call_us(tables: Any, call: Any, rows: dict[str, int], requests: list[Reques
     count = rows[call.rows]
     if isinstance(call, Gemm):
         us = tables.lookup("gemm", m=count, n=call.n, k=call.k, dtype=call.dtype).latency_us
+    elif isinstance(call, Experts):
+        names = ("dtype", "hidden", "intermediate", "topk", "num_experts", "moe_tp", "moe_ep", "distribution")
+        shape = {name: getattr(call, name) for name in names}
+        us = tables.lookup(call.operator, num_tokens=count, **shape).latency_us
     elif isinstance(call, AllReduce):
         message_bytes = int(count * call.row_bytes)
         us = tables.lookup("allreduce", num_gpus=call.num_gpus, message_bytes=message_bytes).latency_us

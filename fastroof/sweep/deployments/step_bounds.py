@@ -12,10 +12,10 @@ from fastroof.operators.attention_work import (
     attention_bytes_within,
     attention_flops_within,
 )
-from fastroof.operators.calls import AllReduce, AttentionCall, Rows
+from fastroof.operators.calls import AttentionCall, Rows
 from fastroof.plan import StepPlan
 from fastroof.plan.attention import attention_times
-from fastroof.plan.curves import RowCurve, row_cost, row_values
+from fastroof.plan.curves import RowCurve, per_row, row_cost, row_values
 from fastroof.plan.rows import rows_of
 from fastroof.units import DTYPE_BYTES, US_PER_MS, US_PER_S
 
@@ -113,11 +113,11 @@ def _by_bound(plan: StepPlan, rows: Rows, left_out: str, limit: int) -> Floats:
 
 
 def _curve_bound(plan: StepPlan, curve: RowCurve, rows: Any) -> Any:
-    if isinstance(curve.operator, AllReduce):
+    operator = per_row(curve.operator)
+    if operator.over_link:
         return np.full(len(rows), _COMMUNICATION)
-    cost = row_cost(curve.operator)
-    compute_s = cost.flops_per_row * rows / plan.gpu.peak(cost.dtype)
-    return _largest_term(plan, compute_s, cost.fixed_bytes + cost.bytes_per_row * rows, curve.launch_us)
+    work, moved = operator.row_work(curve.operator, rows)
+    return _largest_term(plan, work / plan.gpu.peak(row_cost(curve.operator).dtype), moved, curve.launch_us)
 
 
 def _attention(plan: StepPlan, is_decode: bool, batch: Floats, x: Floats, left_us: Floats) -> Floats:

@@ -1,0 +1,113 @@
+"""Rows of aiconfigurator-core's tables of experts: their shapes, which have a gate, which no engine runs."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from fastroof.arrays import Array, Bools
+from fastroof.operators.foreign_rows import (
+    MEASURED,
+    ForeignRows,
+    Raw,
+    dtype_names,
+    measured_us,
+    size_columns,
+    text_columns,
+    unknown_dtypes,
+    version_order,
+)
+
+__all__ = ["PACKAGE_COLUMNS", "gated_rows", "is_nongated", "nongated_rows"]
+
+NONGATED_SHAPES: Final = ((2688, 1856), (1024, 2688), (4096, 2688), (2048, 5120), (8192, 5120))
+"""Hidden and intermediate widths of models without a gate (Nemotron 3 Nano, Super and Ultra).
+
+Only TensorRT-LLM's kernels say so by name. Elsewhere the memory does: with three GEMMs an expert the bf16
+weights of all touched experts would come at 1.2 to 1.45 times its bandwidth, and at no more than 0.96 times
+for any other shape."""
+
+NONGATED_SINCE: Final = {"vllm": (0, 24), "sglang": (0, 5, 14)}
+"""Versions since which an engine's tables measure those shapes without a gate; before, as if they had one
+(with three GEMMs 0.82 to 0.92 of the memory's bandwidth)."""
+
+MIN_LATENCY_TOKENS: Final = 128
+"""Up to so many tokens TensorRT-LLM runs its min-latency kernel of nvfp4 experts, where there is one."""
+
+
+def is_nongated(raw: Raw) -> Bools:
+    """Mark the package's rows of experts without a gate."""
+    kernel = raw["kernel_source"].astype(str)
+    by_shape = np.zeros(len(kernel), bool)
+    for hidden, intermediate in NONGATED_SHAPES:
+        by_shape |= (raw["hidden_size"] == hidden) & (raw["inter_size"] == intermediate)
+    # measured with a gate, as the bandwidth says: SGLang's Triton kernel of Nemotron 3 Super's latent width
+    # (0.91 with three GEMMs), and vLLM's on Intel cards (0.86, others 0.85)
+    by_shape &= ~((raw["hidden_size"] == 1024) & (kernel == "sglang_fused_moe_triton"))
+    by_shape &= ~np.char.startswith(kernel, "vllm_xpu_")
+    versions = raw.get("version", np.full(len(kernel), "0", object))
+    is_since = np.zeros(len(kernel), bool)
+    for version in set(versions):
+        for engine, first in NONGATED_SINCE.items():
+            if version_order(version) >= first:
+                is_since |= (versions == version) & np.char.startswith(kernel, f"{engine}_")
+    return np.asarray(np.char.endswith(kernel, "_nongated") | (by_shape & is_since))
+
+
+def not_run_by_the_engine(raw: Raw) -> dict[str, Bools]:
+    """Mark rows of a kernel that TensorRT-LLM does not run for so many tokens, by reason.
+
+    Its min-latency kernel and another one were both measured at every point; which one serves is a matter
+    of tokens, not of which was faster.
+    """
+    kernel = raw["kernel_source"].astype(str)
+    quick = np.char.endswith(kernel, "_min_latency")
+    if not quick.any():
+        return {}
+    names = ("moe_dtype", "distribution", "num_tokens", "hidden_size", "inter_size", "topk", "num_experts")
+    code = np.zeros(len(kernel), np.int64)
+    for name in (*names, "moe_tp_size", "moe_ep_size"):
+        _, index = np.unique(raw[name], return_inverse=True)
+        _, code = np.unique(code * (int(index.max()) + 1) + index, return_inverse=True)
+    has_quick, has_other = (np.bincount(code[rows], minlength=code.max() + 1) > 0 for rows in (quick, ~quick))
+    small = raw["num_tokens"] <= MIN_LATENCY_TOKENS
+    few = f"up to {MIN_LATENCY_TOKENS} tokens, where the engine runs its min-latency kernel instead"
+    many = f"min-latency kernel, which the engine does not run beyond {MIN_LATENCY_TOKENS} tokens"
+    return {few: ~quick & small & has_quick[code], many: quick & ~small & has_other[code]}
+
+
+def expert_shape(raw: Raw) -> dict[str, Array]:
+    """Keys and tokens of the package's rows of experts; its sizes are those of the model, not of a shard."""
+    same = ("num_tokens", "topk", "num_experts", "distribution")
+    other = {"hidden": "hidden_size", "intermediate": "inter_size"}
+    other |= {"moe_tp": "moe_tp_size", "moe_ep": "moe_ep_size"}
+    columns = {"dtype": dtype_names(raw["moe_dtype"]), **{name: raw[name] for name in same}}
+    return columns | {name: raw[theirs] for name, theirs in other.items()}
+
+
+def _package_rows(raw: Raw, has_gate: bool) -> ForeignRows:
+    columns = expert_shape(raw)
+    nongated = is_nongated(raw)
+    out = {"experts without a gate": nongated} if has_gate else {"experts with a gate": ~nongated}
+    out |= unknown_dtypes(columns["dtype"]) | not_run_by_the_engine(raw)
+    return ForeignRows(columns | measured_us(raw), out)
+
+
+def gated_rows(raw: Raw) -> ForeignRows:
+    """Rows of experts of three GEMMs."""
+    return _package_rows(raw, has_gate=True)
+
+
+def nongated_rows(raw: Raw) -> ForeignRows:
+    """Rows of experts of two GEMMs."""
+    return _package_rows(raw, has_gate=False)
+
+
+PACKAGE_COLUMNS: Final = (
+    *size_columns(
+        "num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size"
+    ),
+    *text_columns("moe_dtype", "distribution"),
+    *MEASURED,
+)

@@ -1,0 +1,316 @@
+"""Experts of shapes that were not measured: who lends, at equal work, and what answers say of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from fastroof import Tables, compile_plan, load_model, load_tables
+from fastroof.errors import MissingTableError
+from fastroof.models.experts import RoutedExperts
+from fastroof.operators.expert_borrowing import (
+    DISTANCE_EDGES,
+    BorrowingErrors,
+    ExpertShape,
+    nearest,
+    nearest_routing,
+)
+from fastroof.operators.moe import MOE, MOE_NONGATED
+from fastroof.tables.kernel_order import KernelOrder
+from tests.reference import experts as naive
+from tests.reference.handmade import handmade_tables
+from tests.reference.kinds import step_us
+
+NAMES = ("dtype", "hidden", "intermediate", "topk", "num_experts", "moe_tp", "moe_ep", "distribution")
+TOKENS = (1, 2, 4, 8, 16, 64, 256, 1024, 4096)
+VLLM = "aiconfigurator-vllm-0.24.0"
+TRTLLM = "aiconfigurator-trtllm-1.3.0rc20"
+
+
+@pytest.fixture(scope="module")
+def h100() -> Tables:
+    return load_tables("h100", source={"moe": VLLM, "moe_nongated": VLLM})
+
+
+@pytest.fixture(scope="module")
+def every_source() -> Tables:
+    return load_tables("h100")
+
+
+def asked(key: tuple) -> dict:
+    return dict(zip(NAMES, key, strict=True))
+
+
+def kernel(
+    hidden: int, intermediate: int, topk: int, experts: int, tp: int = 1, ep: int = 1,
+    dtype: str = "bf16", routing: str = "balanced",
+) -> tuple:  # fmt: skip
+    return (dtype, hidden, intermediate, topk, experts, tp, ep, routing)
+
+
+def rows(key: tuple, us: float = 10.0) -> list[tuple]:
+    """Rows of a made-up kernel, whose latency is no multiple of its roofline."""
+    return [
+        (*key, m, us + 0.37 * m ** (0.8 + 0.01 * (m % 3)) * key[2] / key[5] / key[6] / 99) for m in TOKENS
+    ]
+
+
+SPLITS = [kernel(2048, 768, 8, 128, tp, ep) for tp, ep in ((1, 1), (2, 1), (4, 1), (1, 4), (1, 8))]
+OTHERS = [kernel(4096, 1536, 8, 128), kernel(4096, 1024, 10, 512), kernel(5120, 8192, 1, 16, 2)]
+MADE = [row for key in (*SPLITS, *OTHERS) for row in rows(key)]
+
+
+sizes = st.tuples(
+    st.sampled_from([1024, 2048, 3000, 4096, 7168]), st.sampled_from([512, 768, 2048, 8192]),
+    st.integers(1, 16), st.sampled_from([16, 60, 128, 512]), st.sampled_from([1, 2, 8]),
+    st.sampled_from([1, 4, 16]),
+)  # fmt: skip
+
+
+@given(
+    sizes=sizes,
+    dtype=st.sampled_from(["bf16", "fp8_block"]),
+    routing=st.sampled_from(["balanced", "power_law_1.2"]),
+    place=st.integers(0, 20),
+)
+def test_a_shape_that_was_not_measured_is_the_naive_sum_of_its_lenders(h100, sizes, dtype, routing, place):
+    wanted = (dtype, *sizes, routing)
+    is_measured = wanted in h100.groups("moe")
+    assume(not is_measured)
+    key, _ = naive.lenders(wanted, list(h100.groups("moe")))[0]
+    node = h100.rows(MOE, key)["num_tokens"].tolist()[place]
+    tokens = node * (key[3] / key[4]) / (wanted[3] / wanted[4])
+    packed = MOE.packed(h100, wanted)
+    at = float(packed.sizes[np.argmin(np.abs(packed.sizes - tokens))])
+    assert at == pytest.approx(tokens, rel=1e-12)
+    values = dict(zip(packed.sizes.tolist(), packed.curve.value[1:-1].tolist(), strict=True))
+    assert values[at] == pytest.approx(naive.borrowed_us(h100, wanted, at), rel=1e-9)
+
+
+@given(data=st.data())
+def test_another_split_of_a_measured_layer_is_lent_by_that_layer(h100, data):
+    measured = data.draw(st.sampled_from(sorted(h100.groups("moe"))))
+    wanted = (*measured[:5], 8, 4, measured[-1])  # vLLM splits experts one way or the other
+    lent = MOE.lenders(h100, wanted)
+    assert 1 <= len(lent) <= 2
+    assert {one.shape.layer for one in lent} == {measured[1:5]}
+    assert sum(one.weight for one in lent) == pytest.approx(1.0)
+    answer = h100.lookup("moe", num_tokens=[1, 100, 100_000], **asked(wanted), with_error=True)
+    assert answer.origin.tolist() == [3, 3, 3]
+    assert (answer.latency_us > 0).all()
+    for method in ("linear_mfu", "nearest", "floor"):
+        assert h100.lookup("moe", num_tokens=7, method=method, **asked(wanted)).origin == 3
+
+
+def test_equal_work_takes_over_latency_over_roofline():
+    """One lender with as many tokens an expert, half as wide: what B says, times its latency / B."""
+    lender = kernel(2048, 768, 8, 128)
+    tables = handmade_tables(moe=rows(lender))
+    wanted = kernel(2048, 1536, 16, 256)
+    launch_us = min(us for *_, us in rows(lender))
+    ours, theirs = (naive.bound(tables.gpu, key, launch_us) for key in (wanted, lender))
+    answer = tables.lookup("moe", num_tokens=TOKENS, **asked(wanted))
+    expected = [us * ours(m) / theirs(m) for (*_, m, us) in rows(lender)]
+    np.testing.assert_allclose(answer.latency_us, expected, rtol=1e-12)
+    assert set(answer.origin.tolist()) == {3}
+    # half the share of the experts: as many tokens an expert at twice the tokens
+    sparser = kernel(2048, 768, 4, 128)
+    ours = naive.bound(tables.gpu, sparser, launch_us)
+    answer = tables.lookup("moe", num_tokens=[2 * m for m in TOKENS], **asked(sparser))
+    expected = [us * ours(2 * m) / theirs(m) for (*_, m, us) in rows(lender)]
+    np.testing.assert_allclose(answer.latency_us, expected, rtol=1e-12)
+
+
+@given(order=st.permutations(range(len(MADE))))
+def test_the_order_of_rows_changes_no_bit(order):
+    wanted = (kernel(2048, 768, 8, 128, 2, 4), kernel(3000, 900, 6, 100, 2))
+    answers = [
+        handmade_tables(moe=[MADE[i] for i in places]).lookup("moe", num_tokens=[1, 5, 3000], **asked(key))
+        for places in (range(len(MADE)), order)
+        for key in wanted
+    ]
+    assert answers[0].latency_us.tolist() == answers[2].latency_us.tolist()
+    assert answers[1].latency_us.tolist() == answers[3].latency_us.tolist()
+
+
+def test_a_measured_shape_comes_back_and_lends_to_none_but_others():
+    tables = handmade_tables(moe=MADE)
+    for key in (*SPLITS, *OTHERS):
+        answer = tables.lookup("moe", num_tokens=TOKENS, **asked(key))
+        assert answer.latency_us.tolist() == [us for *_, us in rows(key)]
+        assert not answer.origin.any()
+        assert MOE.lenders(tables, key) == ()
+
+
+def test_the_nearest_counts_most_and_no_other_layer_lends_where_the_layer_was_split():
+    shapes = [ExpertShape(*key) for key in (*SPLITS, *OTHERS)]
+    wanted = ExpertShape(*kernel(2048, 768, 8, 128, 1, 2))
+    lent = nearest(wanted, shapes)
+    assert [one.shape[5:7] for one in lent] == [(1, 1), (1, 4)]
+    assert lent[0].weight >= lent[1].weight
+    elsewhere = nearest(ExpertShape(*kernel(4096, 1600, 8, 128)), shapes)
+    assert elsewhere[0].shape[:5] == OTHERS[0][:5]
+    assert elsewhere[0].octaves < elsewhere[1].octaves
+
+
+def test_a_dtype_that_was_not_measured_is_not_borrowed_from_another():
+    tables = handmade_tables(moe=MADE)
+    with pytest.raises(MissingTableError, match=r"dtype=fp8_block, and experts of another.* measured: bf16"):
+        tables.lookup("moe", num_tokens=1, **asked(kernel(2048, 768, 8, 128, dtype="fp8_block")))
+
+
+def test_another_distribution_lends_where_nothing_has_the_one_that_is_asked_for():
+    tables = handmade_tables(moe=MADE)
+    wanted = kernel(2048, 768, 8, 128, routing="power_law_1.2")
+    answer, same = (
+        tables.lookup("moe", num_tokens=64, with_error=True, **asked(key)) for key in (wanted, SPLITS[0])
+    )
+    assert (int(answer.origin), int(same.origin)) == (3, 0)
+    assert float(answer.relative_error) >= 0.23
+    assert MOE.lenders(tables, wanted)[0].shape == SPLITS[0]
+    assert nearest_routing("power_law_1.2", ["balanced", "power_law_1.01"]) == "power_law_1.01"
+    assert nearest_routing("uniform", ["power_law_1.2", "balanced"]) == "balanced"
+    assert nearest_routing("balanced", []) == ""
+
+
+def test_experts_without_a_gate_lend_to_each_other_alone(h100):
+    wanted = kernel(2688, 1856, 6, 128, 4, 2)
+    assert {one.shape.layer for one in MOE_NONGATED.lenders(h100, wanted)} == {(2688, 1856, 6, 128)}
+    assert (2688, 1856, 6, 128) not in {one.shape.layer for one in MOE.lenders(h100, wanted)}
+
+
+def test_unsound_rows_neither_serve_nor_lend_where_others_are_sound(every_source):
+    measured = kernel(2048, 768, 8, 128, dtype="fp8", routing="power_law_1.2")
+    assert every_source.source_of("moe", measured) == TRTLLM
+    assert MOE.lenders(every_source, measured) == ()
+    wanted = kernel(2048, 1100, 8, 128, dtype="fp8", routing="power_law_1.2")
+    for tables in (every_source, every_source.in_order(KernelOrder(("vllm", "trtllm", "sglang")))):
+        for one in MOE.lenders(tables, wanted):
+            assert tables.source_of("moe", one.shape) == TRTLLM
+
+
+def test_the_kernels_of_an_engine_lend_before_another_engines_very_shape(every_source):
+    wanted = kernel(2048, 768, 8, 128, 2, 4)  # SGLang and TensorRT-LLM measured it, vLLM did not
+    assert every_source.lookup("moe", num_tokens=64, **asked(wanted)).origin == 0
+    assert every_source.source_of("moe", wanted) == TRTLLM
+    of_vllm = every_source.in_order(KernelOrder(("vllm", "trtllm", "sglang")))
+    answer = of_vllm.lookup("moe", num_tokens=64, **asked(wanted))
+    alone = load_tables("h100", source={"moe": VLLM}).lookup("moe", num_tokens=64, **asked(wanted))
+    assert answer.origin == 3
+    assert answer.latency_us == alone.latency_us
+
+
+def test_errors_of_borrowing_are_those_of_leaving_kernels_out(h100):
+    split = MOE.borrowing_errors(h100, ExpertShape(*kernel(4096, 1536, 8, 128)))
+    assert 0.02 < split.of_split < 0.2
+    assert len(split.of_layer) == len(DISTANCE_EDGES) + 1
+    assert split.of_split < min(split.of_layer)
+    wanted = (kernel(4096, 1536, 8, 128), kernel(4096, 1536, 8, 128, 2, 4), kernel(4096, 1700, 8, 128))
+    measured, of_split, of_layer = (
+        float(np.sqrt(MOE.row_variance(call, h100, np.array([64.0]))[0])) for call in map(_call, wanted)
+    )
+    assert measured < of_split < of_layer
+
+
+def test_a_table_of_one_layer_says_what_others_say():
+    tables = handmade_tables(moe=rows(SPLITS[0]))
+    answer = tables.lookup("moe", num_tokens=64, with_error=True, **asked(OTHERS[0]))
+    assert float(answer.relative_error) == pytest.approx(0.29, abs=0.01)
+    errors = BorrowingErrors(0.1, (0.2, 0.3, 0.4))
+    far = nearest(ExpertShape(*OTHERS[2]), [ExpertShape(*SPLITS[0])])
+    assert errors.of(ExpertShape(*OTHERS[2]), far) == 0.4
+
+
+def _call(key: tuple):
+    from fastroof.operators.calls import Experts
+
+    dtype, *shape, routing = key
+    return Experts("experts", "experts", 1, *shape, dtype, routing)
+
+
+# in plans
+
+
+def mixture(experts: RoutedExperts, hidden: int):
+    base = load_model("qwen3-8b")
+    (group,) = base.layers
+    kind = replace(group.kind, mlp=experts)
+    return replace(base, name="a mixture", hidden=hidden, layers=(replace(group, kind=kind, count=3),))
+
+
+LAYOUTS = ({"tp": 2}, {"tp": 2, "ep": 2}, {"tp": 4, "ep": 2}, {"tp": 1, "dp": 4, "ep": 4})
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize(
+    "experts", [(128, 8, 768, True), (100, 7, 900, True), (128, 6, 1856, False)], ids=str
+)
+def test_plans_read_the_same_curve_as_lookups(h100, layout, experts):
+    num_experts, topk, intermediate, is_gated = experts
+    hidden = 2048 if is_gated else 2688
+    model = mixture(RoutedExperts(num_experts, topk, intermediate, is_gated=is_gated), hidden)
+    compile_plan(model, "h100", h100, dtype="bf16", routing="balanced", max_tokens=64, max_seqs=64, **layout)
+    plan = compile_plan(model, "h100", h100, dtype="bf16", routing="balanced", **layout)
+    key = kernel(hidden, intermediate, topk, num_experts, plan.layout.moe_tp, plan.layout.ep)
+    operator = "moe" if is_gated else "moe_nongated"
+    tokens = (1, 3, 64, 100, 1000, 8000)
+    parts = [
+        next(part for part in plan.explain([(1, 100)] * m if m <= 64 else [(m, 0)]).operators
+             if part.role == "experts")
+        for m in tokens
+    ]  # fmt: skip
+    ranks = plan.layout.dp
+    found = h100.lookup(operator, num_tokens=[m * ranks for m in tokens], **asked(key))
+    np.testing.assert_allclose([part.total_us / part.calls for part in parts], found.latency_us, rtol=1e-12)
+    assert [part.origin for part in parts] == found.origin.tolist()
+    assert {part.source for part in parts} == {VLLM}
+
+
+@pytest.mark.parametrize("requests", [[(1, 500)] * 5, [(700, 0)], [(1, 99), (1, 99), (64, 0)]], ids=len)
+def test_a_step_is_the_naive_sum_of_its_lookups(h100, requests):
+    experts = RoutedExperts(100, 7, 900, shared_intermediate=1024, router_bias=True)
+    model = mixture(experts, 2048)
+    plan = compile_plan(model, "h100", h100, tp=2, dtype="bf16", kv_dtype="bf16", max_tokens=1024)
+    expected = step_us(plan, h100, requests)
+    assert float(plan.explain(requests).total_us) == pytest.approx(expected, rel=1e-11)
+
+
+def test_a_plan_of_few_tokens_reads_no_more_experts_than_they_reach(h100):
+    model = mixture(RoutedExperts(128, 8, 768), 2048)
+    plan = compile_plan(model, "h100", h100, dtype="bf16")
+    expert_bytes = 3 * 2048 * 768 * 2
+    one, many = (
+        next(part for part in plan.explain(step).operators if part.role == "experts")
+        for step in ([(1, 9)], [(8000, 0)])
+    )
+    assert one.moved_bytes == pytest.approx(3 * (8 * expert_bytes + 2 * 2 * 2048), rel=1e-12)
+    assert many.moved_bytes == pytest.approx(3 * (128 * expert_bytes + 2 * 2 * 2048 * 8000), rel=1e-12)
+    assert one.flops == 3 * 2 * 3 * 8 * 2048 * 768
+    assert (one.bound, many.bound) == ("launch", "compute") or one.bound in ("launch", "memory")
+
+
+def test_the_datasheet_knows_how_many_experts_tokens_reach(h100):
+    call = _call(kernel(2048, 768, 8, 128))
+    nodes = MOE.datasheet_nodes(call, h100.gpu)
+    assert (np.diff(nodes.value) > 0).all()
+    assert (np.diff(nodes.axis) > 0).all()
+    bound = naive.bound(h100.gpu, MOE.row_key(call), 0.0)
+    for m in (1, 2, 16, 100, 3000):
+        us = float(np.interp(m, nodes.axis, nodes.value))
+        # the larger of computing and moving is at least half of their sum
+        assert 23.3 + bound(m) / 2 < us < 23.3 + bound(m) / 0.63
+    few = float(np.interp(1, nodes.axis, nodes.value)) - nodes.launch_us
+    all_experts = float(np.interp(1000, nodes.axis, nodes.value)) - nodes.launch_us
+    assert few * 15 < all_experts
+
+
+def test_what_has_no_rows_is_modelled_where_that_is_allowed(h100):
+    tables = handmade_tables(moe=MADE)
+    call = _call(kernel(2048, 768, 8, 128, dtype="fp8_block"))
+    with pytest.raises(MissingTableError, match="fp8_block"):
+        MOE.serving(call, tables)
+    assert set(MOE.datasheet_nodes(call, tables.gpu).flag.tolist()) == {4}
