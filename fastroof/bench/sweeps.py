@@ -113,7 +113,7 @@ def numpy_best(plans: list[StepPlan], numpy: list[NumpySteps], batch: Any, kv_le
     best = []
     for plan, steps in zip(plans, numpy, strict=True):
         rate = batch[:, None] / steps.grid_us(batch, kv_len)
-        rate[batch[:, None] * kv_len > plan.memory.max_kv_tokens] = 0.0
+        rate[batch[:, None] > plan.memory.max_sequences(kv_len)] = 0.0
         best.append(rate.argmax(axis=0))
     return best
 

@@ -194,7 +194,7 @@ def _step_row(plan: StepPlan, batch: int, kv_len: int, limited_by: str) -> dict[
         "kv_len": kv_len,
         "step_ms": step_us / US_PER_MS,
         "tokens_per_s_per_gpu": batch / step_us * US_PER_S / plan.tp,
-        "kv_share": batch * kv_len / plan.memory.max_kv_tokens,
+        "kv_share": batch * plan.memory.held_tokens(kv_len) / plan.memory.max_kv_tokens,
         "limited_by": limited_by,
     }
 
@@ -209,7 +209,7 @@ def _batches(plan: StepPlan, lengths: Any, limit_ms: float) -> list[dict[str, An
     rows = []
     for batch, kv_len in zip(largest_batch(plan, kv, limit_ms).tolist(), kv.tolist(), strict=True):
         limited_by = "tpot"
-        if (batch + 1) * kv_len > plan.memory.max_kv_tokens:
+        if batch + 1 > plan.memory.max_sequences(kv_len):
             limited_by = "memory"
         elif batch == min(plan.max_seqs, plan.max_tokens):
             limited_by = "max_seqs"
@@ -229,7 +229,7 @@ def _contexts(plan: StepPlan, sizes: Any, limit_ms: float) -> list[dict[str, Any
         largest_context(plan, batches, limit_ms).tolist(), batches.tolist(), strict=True
     ):
         limited_by = "tpot"
-        if batch * (kv_len + 1) > plan.memory.max_kv_tokens:
+        if batch > plan.memory.max_sequences(kv_len + 1):
             limited_by = "memory"
         elif kv_len == plan.model.max_position:
             limited_by = "model"

@@ -119,7 +119,8 @@ def step(
     latency_us = float(times.latency_us[0])
     components = {name: float(part[0]) for name, part in times.components._asdict().items()}
     kv_tokens = sum(r.count * (r.new_tokens + r.context_len) for r in requests)
-    if kv_tokens > plan.memory.max_kv_tokens:
+    held = sum(r.count * plan.memory.kv_bytes(r.new_tokens + r.context_len) for r in requests)
+    if held > plan.memory.max_kv_tokens * plan.memory.kv_bytes_per_token:
         warn(
             f"the step holds {kv_tokens:,} tokens of KV cache, one {spec.name} has room for "
             f"{plan.memory.max_kv_tokens:,} beside the weights: the time is of a step that does not fit"
@@ -190,6 +191,18 @@ def _document(
     return document
 
 
+def _kv_words(plan: StepPlan, requests: list[Requests], kv_tokens: int) -> str:
+    """How much of the room for KV cache a step takes."""
+    memory = plan.memory
+    if not memory.window:
+        return f"{kv_tokens:,} of {memory.max_kv_tokens:,} tokens that fit"
+    held = sum(r.count * memory.held_tokens(r.new_tokens + r.context_len) for r in requests)
+    return (
+        f"{kv_tokens:,} tokens, of which windowed layers keep the last {memory.window:,} of a sequence: "
+        f"as much as {held:,.0f} of {memory.max_kv_tokens:,} whole ones that fit"
+    )
+
+
 def _print(
     plan: StepPlan,
     requests: list[Requests],
@@ -213,7 +226,7 @@ def _print(
             ("tokens/s", f"{facts['tokens_per_s']:,.0f}{per_gpu}"),
             ("origin", ORIGIN_WORDS[facts["origin"]]),
             ("kernels", plan.kernels),
-            ("KV cache", f"{facts['kv_tokens']:,} of {plan.memory.max_kv_tokens:,} tokens that fit"),
+            ("KV cache", _kv_words(plan, requests, facts["kv_tokens"])),
         ]
     )
     out.print()

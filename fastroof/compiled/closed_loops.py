@@ -15,6 +15,7 @@ from fastroof.arrays import Floats, Longs
 from fastroof.compiled import disaggregated, serving
 from fastroof.compiled.disaggregated import DISAGGREGATED_ROWS, LinkOptions, disaggregated_estimates
 from fastroof.compiled.jit import jit
+from fastroof.compiled.kv_room import held_tokens
 from fastroof.compiled.mean_steps import mean_decode_attention_us
 from fastroof.compiled.serving import ESTIMATE_ROWS, ServingOptions, serving_estimates
 from fastroof.compiled.steps import PlanParts
@@ -79,6 +80,10 @@ class DeploymentOptions(NamedTuple):
     kv_share: float
     total_gpus: float
     objective: int
+    window: float
+    """Tokens of a sequence that a share of its KV cache is kept of, on a worker and on the way."""
+    window_share: float
+    transfer_window_share: float
 
 
 class Scratch(NamedTuple):
@@ -122,6 +127,12 @@ def _read_times(estimate: Floats, mean: Floats) -> None:
 
 
 @jit
+def _held(isl: float, osl: float, options: DeploymentOptions) -> float:
+    """Tokens' worth of KV cache of a request, in the mean."""
+    return held_tokens(isl + options.osl_reserved * osl, options.window, options.window_share)
+
+
+@jit
 def _aggregated(
     arena: Floats,
     plan: PlanParts,
@@ -131,8 +142,8 @@ def _aggregated(
     scratch: Scratch,
 ) -> int:
     """Estimate one replica into ``scratch.mean``; returns a code."""
-    held = sizes.isl + options.osl_reserved * sizes.osl
-    new_held = sizes.new + options.osl_reserved * sizes.osl
+    held = _held(sizes.isl, sizes.osl, options)
+    new_held = _held(sizes.new, sizes.osl, options)
     # what is found in the prefix cache takes room too
     room = max(sizes.max_kv_tokens * (new_held / held), sizes.new + sizes.osl)
     given = scratch.sizes
@@ -141,7 +152,14 @@ def _aggregated(
     given[2, 0] = clients
     given[3, 0] = sizes.budget
     serving_options = ServingOptions(
-        room, options.max_seqs, options.osl_reserved, options.is_chunked, 0.0, 0.0
+        room,
+        options.max_seqs,
+        options.osl_reserved,
+        options.is_chunked,
+        0.0,
+        0.0,
+        options.window,
+        options.window_share,
     )
     code, _, _ = serving_estimates(
         arena, given[0], given[1], given[2], given[3], serving_options, scratch.aggregated
@@ -229,6 +247,10 @@ def _disaggregated(
         options.osl_reserved,
         options.is_chunked,
         options.transfer_us_per_token,
+        options.window,
+        options.window_share,
+        options.window_share,
+        options.transfer_window_share,
     )
     code, _, _ = disaggregated_estimates(arena, arena, given, link, scratch.disaggregated)
     estimate = scratch.disaggregated
@@ -271,7 +293,7 @@ def _most_clients(sizes: Sizes, options: DeploymentOptions) -> float:
     """Clients beyond which there are not more requests a second."""
     if options.is_disaggregated:
         return MOST_CLIENTS
-    held = sizes.isl + options.osl_reserved * sizes.osl
+    held = _held(sizes.isl, sizes.osl, options)
     # a whole prompt is begun where the decodes leave room for it
     begun = sizes.budget if options.is_chunked else sizes.budget - sizes.new + 1.0
     return max(min(sizes.max_kv_tokens / held, options.max_seqs, begun, MOST_CLIENTS), 1.0)

@@ -63,6 +63,7 @@ from fastroof.compiled.closed_loops import (
 )
 from fastroof.compiled.grids import grid_flag
 from fastroof.compiled.jit import jit
+from fastroof.compiled.kv_room import held_tokens
 from fastroof.compiled.origins import MODELLED
 from fastroof.compiled.reductions import BestTable, Fronts, count_value, keep_best, keep_pareto
 from fastroof.compiled.steps import PlanParts, open_plan
@@ -133,7 +134,7 @@ def _candidate(
     )
     if sizes.isl + sizes.osl > options.max_position:
         return CONTEXT
-    if sizes.isl + sizes.osl > sizes.max_kv_tokens:
+    if held_tokens(sizes.isl + sizes.osl, options.window, options.window_share) > sizes.max_kv_tokens:
         return MEMORY
     if not options.is_chunked and sizes.new > sizes.budget:
         return WHOLE_PROMPT

@@ -11,7 +11,8 @@ import math
 from typing import Any, NamedTuple
 
 from fastroof.arrays import Floats
-from fastroof.compiled.jit import jit
+from fastroof.compiled.jit import jit, jit_inline
+from fastroof.compiled.kv_room import held_tokens
 from fastroof.compiled.mean_steps import mean_decode_step_us, prompt_steps_us
 from fastroof.compiled.serving import CODE_KV, CODE_SEQS, CODE_SIZES, CODE_TOKENS, CODE_WHOLE_PROMPT
 from fastroof.compiled.steps import MAX_KV_LEN, PlanParts, open_plan
@@ -44,7 +45,10 @@ MAX_LOAD = 1.0 - 1e-9
 
 
 class LinkOptions(NamedTuple):
-    """What all scenarios of a call have in common."""
+    """What all scenarios of a call have in common.
+
+    Shares of a token's KV cache are kept of the last ``window`` tokens of a sequence alone.
+    """
 
     prefill_kv_tokens: float
     decode_kv_tokens: float
@@ -52,6 +56,10 @@ class LinkOptions(NamedTuple):
     osl_reserved: float
     is_chunked: bool
     transfer_us_per_token: float
+    window: float = 0.0
+    prefill_window_share: float = 0.0
+    decode_window_share: float = 0.0
+    transfer_window_share: float = 0.0
 
 
 class PrefillWorker(NamedTuple):
@@ -71,12 +79,20 @@ class PrefillTime(NamedTuple):
     batch_us: float
 
 
+@jit_inline
+def _transfer_us(isl: float, options: LinkOptions) -> float:
+    """Time that a prompt's KV cache takes from one worker to another, us."""
+    held = held_tokens(isl, options.window, options.transfer_window_share)
+    return held * options.transfer_us_per_token
+
+
 @jit
 def _prefill_worker(
-    arena: Floats, plan: PlanParts, isl: float, budget: float, max_kv_tokens: float
+    arena: Floats, plan: PlanParts, isl: float, budget: float, options: LinkOptions
 ) -> PrefillWorker:
     """Time the smallest and the largest batch of whole prompts."""
-    most = max(math.floor(min(budget, max_kv_tokens) / isl), 1.0)
+    held = held_tokens(isl, options.window, options.prefill_window_share)
+    most = max(math.floor(min(budget / isl, options.prefill_kv_tokens / held)), 1.0)
     one = prompt_steps_us(arena, plan, isl, budget, 0.0, 0.0, 0.0)
     full = prompt_steps_us(arena, plan, isl, budget, most - 1.0, 0.0, 0.0)
     return PrefillWorker(one.us, most, full.us, full.tokens)
@@ -127,20 +143,23 @@ def _scenario(
         return CODE_SIZES, 0.0
     if not (1.0 <= prefill_workers <= MAX_KV_LEN and 1.0 <= decode_workers <= MAX_KV_LEN):
         return CODE_SIZES, 0.0
-    if isl + osl > min(options.decode_kv_tokens, float(MAX_KV_LEN)):
-        return CODE_KV, isl + osl
-    if isl > options.prefill_kv_tokens:
-        return CODE_PREFILL_KV, isl
+    held = held_tokens(isl + osl, options.window, options.decode_window_share)
+    if held > options.decode_kv_tokens or isl + osl > MAX_KV_LEN:
+        return CODE_KV, held
+    held = held_tokens(isl, options.window, options.prefill_window_share)
+    if held > options.prefill_kv_tokens:
+        return CODE_PREFILL_KV, held
     if not options.is_chunked and isl > budget:
         return CODE_WHOLE_PROMPT, isl
     gaps = osl - 1.0
     others = (clients - 1.0) / clients
-    transfer_us = isl * options.transfer_us_per_token
-    worker = _prefill_worker(prefill_arena, prefill, isl, budget, options.prefill_kv_tokens)
+    transfer_us = _transfer_us(isl, options)
+    worker = _prefill_worker(prefill_arena, prefill, isl, budget, options)
     prefill_rate = prefill_workers * worker.most / worker.most_us
     link_rate = prefill_workers / transfer_us if transfer_us > 0.0 else math.inf
     rate_limit = min(prefill_rate, link_rate)
-    most = min(options.decode_kv_tokens / (isl + options.osl_reserved * osl), options.max_seqs)
+    a_request = held_tokens(isl + options.osl_reserved * osl, options.window, options.decode_window_share)
+    most = min(options.decode_kv_tokens / a_request, options.max_seqs)
 
     low = 0.0
     high = min(clients / decode_workers, most)
@@ -192,7 +211,7 @@ def _scenario(
     out[DECODES] = beside
     out[DECODE_STEP_US] = decode_us
     out[KV_LEN] = isl + 0.5 * osl
-    out[KV_LOAD] = at * (isl + options.osl_reserved * osl) / options.decode_kv_tokens
+    out[KV_LOAD] = at * a_request / options.decode_kv_tokens
     if worker.most > prefill.max_seqs:
         return CODE_SEQS, worker.most
     if worker.tokens > prefill.max_tokens:
@@ -239,7 +258,7 @@ def worker_rates(
     options: LinkOptions,
 ) -> tuple[float, float]:
     """Requests a us that one prefill worker hands over at most, and that one decode worker finishes."""
-    worker = _prefill_worker(prefill_arena, open_plan(prefill_arena), isl, budget, options.prefill_kv_tokens)
+    worker = _prefill_worker(prefill_arena, open_plan(prefill_arena), isl, budget, options)
     decode_us = mean_decode_step_us(decode_arena, open_plan(decode_arena), decodes, isl, osl)
-    slowest_us = max(worker.most_us / worker.most, isl * options.transfer_us_per_token)
+    slowest_us = max(worker.most_us / worker.most, _transfer_us(isl, options))
     return 1.0 / slowest_us, decodes / ((osl - 1.0) * decode_us)

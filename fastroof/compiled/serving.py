@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from fastroof.arrays import Floats
 from fastroof.compiled.jit import jit
+from fastroof.compiled.kv_room import held_tokens
 from fastroof.compiled.mean_steps import (
     mean_decode_attention_us,
     mean_decode_rows_us,
@@ -52,7 +53,10 @@ MAX_QUEUE = 0.999
 
 
 class ServingOptions(NamedTuple):
-    """What all scenarios of a call have in common; 0 requests a client is the steady state alone."""
+    """What all scenarios of a call have in common; 0 requests a client is the steady state alone.
+
+    Of the KV cache of a token ``window_share`` is kept of the last ``window`` tokens of a sequence alone.
+    """
 
     max_kv_tokens: float
     max_seqs: float
@@ -60,6 +64,8 @@ class ServingOptions(NamedTuple):
     is_chunked: bool
     requests_per_client: float
     frontend_us_per_token: float
+    window: float = 0.0
+    window_share: float = 0.0
 
 
 class SteadyState(NamedTuple):
@@ -85,7 +91,7 @@ def _steady_state(
     isl: float, osl: float, concurrency: float, budget: float, options: ServingOptions
 ) -> SteadyState:
     """What the mean steps of a closed loop hold."""
-    a_request = isl + options.osl_reserved * osl
+    a_request = held_tokens(isl + options.osl_reserved * osl, options.window, options.window_share)
     # a whole prompt is begun where the decodes leave room for it
     most = budget if options.is_chunked else budget - isl + 1.0
     admitted = min(concurrency, options.max_kv_tokens / a_request, options.max_seqs, most)
@@ -162,8 +168,9 @@ def _scenario(
         return CODE_SIZES, 0.0
     if not (1.0 <= concurrency <= MAX_KV_LEN and 1.0 <= budget <= MAX_KV_LEN):
         return CODE_SIZES, 0.0
-    if isl + osl > min(options.max_kv_tokens, float(MAX_KV_LEN)):
-        return CODE_KV, isl + osl
+    held = held_tokens(isl + osl, options.window, options.window_share)
+    if held > options.max_kv_tokens or isl + osl > MAX_KV_LEN:
+        return CODE_KV, held
     if not options.is_chunked and isl > budget:
         return CODE_WHOLE_PROMPT, isl
     state = _steady_state(isl, osl, concurrency, budget, options)

@@ -14,6 +14,7 @@ import numpy as np
 from fastroof.arrays import Flags, Floats, Longs
 from fastroof.compiled.decode_lines import cell_at
 from fastroof.compiled.jit import jit, jit_inline
+from fastroof.compiled.kv_room import KvRoom, held_parts, longest_held
 from fastroof.compiled.steps import (
     CODE_SIZES,
     MAX_KV_LEN,
@@ -95,7 +96,7 @@ def _last_within(scratch: Scratch, kv: float, limit_us: float, room: int) -> int
 @jit
 def largest_batches(
     arena: Floats,
-    max_kv_tokens: int,
+    kv_room: KvRoom,
     batch_size: Longs,
     kv_len: Longs,
     limit_us: Floats,
@@ -119,7 +120,7 @@ def largest_batches(
         kv = float(kv_len[i])
         if not start_kv <= kv < stop_kv:
             start_kv, stop_kv = _fill_lines(arena, plan, batch_size, runs, kv, scratch)
-        room = min(len(batch_size), max_kv_tokens // kv_len[i])
+        room = min(len(batch_size), kv_room[0] // held_parts(kv_room, kv_len[i]))
         out[i] = _last_within(scratch, kv, limit_us[i], room) + 1
     return 0
 
@@ -152,7 +153,7 @@ def _largest_context(arena: Floats, plan: PlanParts, batch: int, most: int, limi
 
 @jit
 def largest_contexts(
-    arena: Floats, max_kv_tokens: int, max_kv_len: int, batch_size: Longs, limit_us: Floats, out: Longs
+    arena: Floats, kv_room: KvRoom, max_kv_len: int, batch_size: Longs, limit_us: Floats, out: Longs
 ) -> int:
     """Find for each batch size the largest length whose step keeps its limit, 0 where none does.
 
@@ -164,7 +165,7 @@ def largest_contexts(
         batch = batch_size[i]
         if batch < 1 or batch > largest:
             return CODE_SIZES
-        most = min(max_kv_tokens // batch, max_kv_len, MAX_KV_LEN)
+        most = min(longest_held(kv_room, batch), max_kv_len, MAX_KV_LEN)
         out[i] = _largest_context(arena, plan, batch, most, limit_us[i])
     return 0
 

@@ -22,6 +22,7 @@ from fastroof.arrays import Flags, Floats, Longs
 from fastroof.compiled.decode_lines import cell_at, cell_line, line_cell
 from fastroof.compiled.grids import FORM_LATENCY
 from fastroof.compiled.jit import jit, jit_inline
+from fastroof.compiled.kv_room import held_parts
 from fastroof.compiled.llvm import float_bits, output_store, pointer_at, table_load
 from fastroof.compiled.steps import (
     CODE_SIZES,
@@ -54,11 +55,14 @@ NO_RATE = -1
 
 
 class PlanRows(NamedTuple):
-    """Plans, and the lengths that each is evaluated at: plan p has the rows offsets[p] to offsets[p + 1]."""
+    """Plans, and the lengths that each is evaluated at: plan p has the rows offsets[p] to offsets[p + 1].
+
+    ``kv_room`` has a row a plan, see :mod:`fastroof.compiled.kv_room`.
+    """
 
     arena_at: Longs
     arena_size: Longs
-    max_kv_tokens: Longs
+    kv_room: Longs
     offsets: Longs
     kv_len: Longs
 
@@ -238,7 +242,7 @@ def best_decode_batches(
         runs = _read_batches(arena, plan, batch_size, scratch)
         if runs < 0:
             return CODE_SIZES
-        max_kv_tokens = plans.max_kv_tokens[p]
+        parts = plans.kv_room[p, 0]
         start_kv = 0.0
         stop_kv = 0.0
         room = 0
@@ -250,9 +254,10 @@ def best_decode_batches(
             if not start_kv <= kv < stop_kv:
                 start_kv, stop_kv = _fill_lines(arena, plan, batch_size, runs, kv, scratch)
             # memory has room for the first batch sizes: from one length to the next, how many changes little
-            while room < count and batch_size[room] * kv_len <= max_kv_tokens:
+            held = held_parts(plans.kv_room[p], kv_len)
+            while room < count and batch_size[room] * held <= parts:
                 room += 1
-            while room > 0 and batch_size[room - 1] * kv_len > max_kv_tokens:
+            while room > 0 and batch_size[room - 1] * held > parts:
                 room -= 1
             most, best.over_limit[i] = _highest_rate(scratch, kv, limit_us, room)
             best.over_memory[i] = count - room

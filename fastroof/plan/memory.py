@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from fastroof.config import GpuSpec
 from fastroof.models import Layout, ModelSpec
 from fastroof.models.execution import Execution, weight_bytes
 from fastroof.units import ACTIVATION_BYTES
 
-__all__ = ["MEMORY_SHARE", "PlanMemory", "plan_memory"]
+__all__ = ["MEMORY_SHARE", "PlanMemory", "plan_memory", "window_kv_bytes"]
 
 MEMORY_SHARE = 0.9
 """Share of the GPU's memory that serving engines use by default; the rest is the driver's and theirs."""
@@ -24,13 +27,18 @@ class PlanMemory(NamedTuple):
         Linear layers and experts in their formats, with their scales; embedding, norms and biases in bf16,
         as nearly every LM head.
     kv_bytes_per_token : int
-        KV cache of one token over all layers.
+        KV cache of one token over all layers, as long as its sequence is within the window.
     activation_bytes : int
         Working set of a step of max_tokens: the widest layer's inputs and outputs, and the residual.
     reserve_bytes : int
         What is left untouched: a tenth of the GPU's memory.
     max_kv_tokens : int
-        Tokens that fit beside all that; 0 where the weights alone do not fit.
+        Tokens that fit beside all that, of sequences no longer than the window; 0 where the weights alone
+        do not fit. Of longer sequences more tokens fit: see :meth:`max_sequences`.
+    window : int
+        Tokens of a sequence that windowed layers keep at most; 0 without such layers.
+    window_kv_bytes_per_token : int
+        Their part of ``kv_bytes_per_token``.
     """
 
     weight_bytes: int
@@ -38,6 +46,70 @@ class PlanMemory(NamedTuple):
     activation_bytes: int
     reserve_bytes: int
     max_kv_tokens: int
+    window: int = 0
+    window_kv_bytes_per_token: int = 0
+
+    @property
+    def window_share(self) -> float:
+        """Share of a token's KV cache that is kept within the window alone."""
+        return self.window_kv_bytes_per_token / self.kv_bytes_per_token
+
+    @property
+    def kv_room(self) -> tuple[int, int, int, int]:
+        """Room for KV cache as loops count it, see :mod:`fastroof.compiled.kv_room`."""
+        window_bytes = self.window_kv_bytes_per_token
+        if not window_bytes:
+            return self.max_kv_tokens, 1, 0, 0
+        common = math.gcd(self.kv_bytes_per_token, window_bytes)
+        whole, within = self.kv_bytes_per_token // common, window_bytes // common
+        return self.max_kv_tokens * whole, whole - within, within, self.window
+
+    def kv_bytes(self, kv_len: Any) -> Any:
+        """KV cache of one sequence, bytes.
+
+        Parameters
+        ----------
+        kv_len : int or array_like of int
+            Its tokens.
+
+        Examples
+        --------
+        >>> PlanMemory(0, 3000, 0, 0, 10_000, 128, 1000).kv_bytes([100, 1000]).tolist()
+        [300000, 2128000]
+        """
+        length = np.asarray(kv_len, np.int64)
+        beyond = np.maximum(length - self.window, 0) * self.window_kv_bytes_per_token
+        held = length * self.kv_bytes_per_token - beyond
+        return held if held.ndim else int(held)
+
+    def held_tokens(self, kv_len: float) -> float:
+        """Tokens' worth of KV cache of one sequence, of those that ``max_kv_tokens`` counts.
+
+        Parameters
+        ----------
+        kv_len : number
+            Its tokens, or their mean.
+        """
+        return kv_len - self.window_share * max(kv_len - self.window, 0.0)
+
+    def max_sequences(self, kv_len: Any) -> Any:
+        """How many sequences of a length fit.
+
+        Parameters
+        ----------
+        kv_len : int or array_like of int
+            Tokens of each, at least 1.
+
+        Examples
+        --------
+        >>> memory = PlanMemory(0, 3000, 0, 0, 10_000, 128, 1000)
+        >>> memory.max_sequences(100), memory.max_sequences(1000), memory.max_kv_tokens // 1000
+        (100, 14, 10)
+        """
+        parts, whole, within, window = self.kv_room
+        length = np.asarray(kv_len, np.int64)
+        fit = parts // (whole * length + within * np.minimum(length, window))
+        return fit if fit.ndim else int(fit)
 
 
 def plan_memory(
@@ -57,4 +129,22 @@ def plan_memory(
     activation_bytes = max_tokens * (2 * hidden + widest) * ACTIVATION_BYTES
     usable = int(gpu.hbm_bytes * MEMORY_SHARE)
     room = max(0, usable - held_bytes - activation_bytes)
-    return PlanMemory(held_bytes, kv_bytes, activation_bytes, gpu.hbm_bytes - usable, room // kv_bytes)
+    reserve_bytes, window_bytes = gpu.hbm_bytes - usable, window_kv_bytes(model, layout, execution.kv_dtype)
+    return PlanMemory(
+        held_bytes,
+        kv_bytes,
+        activation_bytes,
+        reserve_bytes,
+        room // kv_bytes,
+        model.window or 0,
+        window_bytes,
+    )
+
+
+def window_kv_bytes(model: ModelSpec, layout: Layout, kv_dtype: str) -> int:
+    """Bytes of ``model.kv_bytes_per_token`` that layers keep within their window alone."""
+    return int(
+        model.sum_layers(
+            lambda kind: kind.kv_bytes_per_token(layout, kv_dtype) if kind.attention.window else 0
+        )
+    )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Floats, Longs
+from fastroof.compiled.kv_room import longest_held
 from fastroof.errors import FastroofError
 from fastroof.operators.calls import AllReduce, Gemm
 from fastroof.report.plots import COLOURS, INK, QUIET, label_line_ends, new_figure, style, write_titles
@@ -129,7 +130,11 @@ def draw_step(
     low, high = (1, plan.max_seqs) if against == "batch_size" else (128, plan.model.max_position)
     if high < 2 * low:
         raise FastroofError(f"{against} has to vary from {low} to at least {2 * low}, got at most {high}")
-    full = plan.memory.max_kv_tokens / (kv_len if against == "batch_size" else batch_size)
+    room = plan.memory.max_kv_tokens
+    if against == "batch_size":
+        full = room / plan.memory.held_tokens(kv_len)
+    else:
+        full = longest_held(plan.memory.kv_room, batch_size) if plan.memory.window else room / batch_size
     if full >= low:
         # The picture ends soon after the memory does: what lies beyond cannot run.
         high = min(high, max(8 * low, int(full * BEYOND_MEMORY)))

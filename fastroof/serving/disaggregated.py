@@ -14,6 +14,7 @@ from fastroof.compiled import disaggregated as loops
 from fastroof.compiled import serving
 from fastroof.errors import BatchError, PlanError, PlanRangeError
 from fastroof.models import Layout
+from fastroof.plan.memory import window_kv_bytes
 from fastroof.serving.scenarios import (
     EngineLimits,
     at_least,
@@ -154,6 +155,13 @@ def _options(
         osl_reserved=decode_engine.osl_reserved,
         is_chunked=prefill_engine.is_chunked,
         transfer_us_per_token=_transfer_us_per_token(prefill, decode, link_bytes_per_s),
+        window=float(prefill.memory.window),
+        prefill_window_share=prefill.memory.window_share,
+        decode_window_share=decode.memory.window_share,
+        transfer_window_share=(
+            window_kv_bytes(prefill.model, Layout(), prefill.kv_dtype)
+            / prefill.model.kv_bytes_per_token(Layout(), prefill.kv_dtype)
+        ),
     )
 
 
@@ -362,7 +370,7 @@ def match_workers(
     # refuses what neither plan can time
     estimate_disaggregated(prefill_plan, decode_plan, isl, osl, 1, max_batched_tokens=budget)
     most = min(
-        options.decode_kv_tokens / (isl + options.osl_reserved * osl),
+        options.decode_kv_tokens / decode_plan.memory.held_tokens(isl + options.osl_reserved * osl),
         decode_plan.max_seqs,
         decode_plan.max_tokens,
     )

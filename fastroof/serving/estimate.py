@@ -137,7 +137,8 @@ def estimate(
         ``mean``: a request takes KV cache as it grows, half its output in the mean (vLLM); ``full``: it
         reserves its whole output before it starts (TensorRT-LLM).
     max_kv_tokens : number, optional
-        Room for KV cache, tokens; by default ``plan.memory.max_kv_tokens``.
+        Room for KV cache, tokens; by default ``plan.memory.max_kv_tokens``. Layers within a window keep no
+        more than that of a longer request, which then counts as fewer.
     max_seqs : number, optional
         Requests that run at once at most; inf for as many as fit.
     requests_per_client : number, optional
@@ -225,6 +226,8 @@ def estimate(
             0.0 if requests_per_client is None else at_least("requests_per_client", requests_per_client, 1)
         ),
         frontend_us_per_token=at_least("frontend_us_per_token", frontend_us_per_token, 0),
+        window=float(plan.memory.window),
+        window_share=plan.memory.window_share,
     )
     out = np.empty((serving.ESTIMATE_ROWS, len(arrays[0])))
     lengths, outputs, clients, budgets = arrays

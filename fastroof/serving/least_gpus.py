@@ -131,11 +131,12 @@ def _curve(
     budget = float(engine.max_batched_tokens)
     # a whole prompt is begun where the decodes leave room for it
     begun = budget if engine.is_chunked else budget - isl + 1.0
-    for limit, is_over in (("kv_cache", isl + osl > room), ("budget", begun < 1.0)):
+    held = plan.memory.held_tokens
+    for limit, is_over in (("kv_cache", held(isl + osl) > room), ("budget", begun < 1.0)):
         if is_over:
             return _Curve(loops.ReplicaCurve(*np.empty((5, 0))), RATE_LIMITS.index(limit))
     fit = {
-        "kv_cache": room / (isl + engine.osl_reserved * osl),
+        "kv_cache": room / held(isl + engine.osl_reserved * osl),
         "max_seqs": engine.max_seqs,
         "budget": begun,
     }

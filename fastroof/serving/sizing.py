@@ -67,7 +67,7 @@ def largest_batch(plan: StepPlan, kv_len: Any, tpot_ms: Any = np.inf) -> Any:
     -------
     int or ndarray of int64
         The largest ``b`` up to ``plan.max_seqs`` and ``plan.max_tokens`` whose KV cache fits,
-        ``b * kv_len <= plan.memory.max_kv_tokens``, and whose step keeps the limit,
+        ``b <= plan.memory.max_sequences(kv_len)``, and whose step keeps the limit,
         ``plan.decode_us(b, kv_len) <= tpot_ms * 1000``; 0 where there is none. Smaller batches may
         be slower: measured kernels are jagged.
 
@@ -92,7 +92,7 @@ def largest_batch(plan: StepPlan, kv_len: Any, tpot_ms: Any = np.inf) -> Any:
     largest = np.empty_like(lengths)
     loops.largest_batches(
         plan.arena,
-        plan.memory.max_kv_tokens,
+        plan.memory.kv_room,
         batches,
         lengths[order],
         limits_us[order],
@@ -123,7 +123,7 @@ def largest_context(
     Returns
     -------
     int or ndarray of int64
-        The largest ``kv_len`` whose KV cache fits, ``batch_size * kv_len <= plan.memory.max_kv_tokens``, and
+        The largest ``kv_len`` whose KV cache fits, ``batch_size <= plan.memory.max_sequences(kv_len)``, and
         whose step keeps the limit, ``plan.decode_us(batch_size, kv_len) <= tpot_ms * 1000``; 0 where
         there is none. Shorter contexts may be slower: measured kernels are jagged.
 
@@ -148,5 +148,5 @@ def largest_context(
     shape, batches, limits_us = _together("batch_size", batch_size, tpot_ms)
     raise_sizes(plan, {"batch_size": batches, "kv_len": np.ones_like(batches)}, 0)
     answer = np.empty_like(batches)
-    loops.largest_contexts(plan.arena, plan.memory.max_kv_tokens, longest, batches, limits_us, answer)
+    loops.largest_contexts(plan.arena, plan.memory.kv_room, longest, batches, limits_us, answer)
     return answer.reshape(shape) if shape else int(answer[0])

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fastroof import compile_plan, load_model
+from fastroof.compiled.kv_room import longest_held
+from fastroof.compiled.steps import MAX_KV_LEN
+from fastroof.models import LayerGroup, LayerKind
+from fastroof.models.attention import GroupedQueryAttention
+from fastroof.models.mlp import GatedMlp
+from fastroof.serving import estimate, estimate_disaggregated
+from fastroof.serving.sizing import largest_batch, largest_context
+from fastroof.sweep import best_batches
 from fastroof.units import GIB
 
 
@@ -60,3 +72,68 @@ def test_tied_embeddings_are_held_once(h100):
     tied = dataclasses.replace(model, tie_embeddings=True)
     both = [memory(h100, m).weight_bytes for m in (model, tied)]
     assert both[0] - both[1] == 2 * 128256 * 4096
+
+
+def alternating(heads: tuple[int, int, int], window: int, windowed: int, full: int):
+    kinds = ((window, windowed, "windowed"), (None, full, "full"))
+    layers = tuple(
+        LayerGroup(LayerKind(GroupedQueryAttention(*heads, window=size), GatedMlp(2880), name), count)
+        for size, count, name in kinds
+        if count
+    )
+    return replace(load_model("llama-3.1-8b"), layers=layers, name="alternating")
+
+
+@given(kv_len=st.integers(1, 200_000))
+def test_windowed_layers_keep_no_more_than_their_window(h100, kv_len):
+    for windowed, full in ((12, 12), (24, 0), (30, 5)):
+        model = alternating((64, 8, 64), 128, windowed, full)
+        found = compile_plan(model, "h100", h100, max_tokens=64, max_seqs=8).memory
+        a_token = 2 * 8 * 64 * 2
+        assert found.kv_bytes_per_token == (windowed + full) * a_token
+        expected = a_token * (full * kv_len + windowed * min(kv_len, 128))
+        assert found.kv_bytes(kv_len) == expected
+        room = found.max_kv_tokens * found.kv_bytes_per_token
+        fit = found.max_sequences(kv_len)
+        assert fit * expected <= room < (fit + 1) * expected
+        assert found.held_tokens(kv_len) == pytest.approx(expected / found.kv_bytes_per_token)
+        # conservative: as many tokens, whatever their sequences
+        assert fit * kv_len >= found.max_kv_tokens - kv_len
+        longest = longest_held(found.kv_room, 100)
+        if longest < MAX_KV_LEN:
+            assert found.max_sequences(longest) >= 100 > found.max_sequences(longest + 1)
+
+
+def test_sequences_of_a_model_without_windows_fit_by_their_tokens(h100):
+    found = memory(h100, "llama-3.1-8b")
+    assert found.kv_room == (found.max_kv_tokens, 1, 0, 0)
+    assert found.max_sequences(1000) == found.max_kv_tokens // 1000
+    assert found.max_sequences([10, 5000]).tolist() == [found.max_kv_tokens // n for n in (10, 5000)]
+    assert found.kv_bytes(7) == 7 * found.kv_bytes_per_token
+    assert found.held_tokens(12345.5) == 12345.5
+    assert longest_held(found.kv_room, 7) == found.max_kv_tokens // 7
+
+
+def test_what_fits_by_length_is_what_serving_and_sweeps_take(h100):
+    model = replace(alternating((64, 8, 64), 128, 12, 12), max_position=131072)
+    plan = compile_plan(model, "h100", h100, max_tokens=4096, max_seqs=4096, runtime="vllm")
+    fit = plan.memory.max_sequences(16384)
+    assert fit > 1.9 * (plan.memory.max_kv_tokens // 16384)
+    assert largest_batch(plan, 16384) == fit
+    longest = largest_context(plan, fit)
+    assert longest >= 16384
+    assert plan.memory.max_sequences(longest) == fit > plan.memory.max_sequences(longest + 1)
+    best = best_batches(plan, range(1, 4097), [100, 16384])
+    assert best.over_memory[0].tolist() == [0, 4096 - fit]
+    # clients beyond those that fit run no more at once
+    held = plan.memory.held_tokens(16000 + 0.5 * 768)
+    got = estimate(plan, 16000, 768, 4000, max_batched_tokens=4000, max_seqs=math.inf)
+    full = estimate(plan, 16000, 768, 4000, max_batched_tokens=4000, max_seqs=math.inf, max_kv_tokens=1e5)
+    assert full.effective_concurrency == pytest.approx(min(1e5 / held, 4000))
+    assert got.effective_concurrency > full.effective_concurrency
+    one = estimate_disaggregated(plan, plan, 16000, 200, 1, max_batched_tokens=4000)
+    dense = compile_plan(
+        replace(model.with_full_attention()), "h100", h100, max_tokens=4096, max_seqs=4096, runtime="vllm"
+    )
+    other = estimate_disaggregated(dense, dense, 16000, 200, 1, max_batched_tokens=4000)
+    assert one.transfer_ms == pytest.approx(other.transfer_ms * (16000 + 128) / 32000)

@@ -113,7 +113,8 @@ def predict_row(row: ServingRow, plan: StepPlan) -> RowPrediction:
         new_tokens, context_len = round(row.mean_isl - row.prefix_tokens), round(row.prefix_tokens)
         batch = StepBatch.from_requests([[(new_tokens, context_len)]])
         ttft_ms = float(plan.step_us(batch)[0]) / US_PER_MS
-    a_request = row.mean_isl + row.engine_profile.memory.osl_reserved * row.mean_osl
+    length = row.mean_isl + row.engine_profile.memory.osl_reserved * row.mean_osl
+    a_request = plan.memory.held_tokens(length)
     return RowPrediction(ttft_ms, predicted.tpot_ms, row.concurrency * a_request / plan.memory.max_kv_tokens)
 
 

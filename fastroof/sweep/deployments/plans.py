@@ -14,7 +14,7 @@ from fastroof.config import load_gpu
 from fastroof.errors import MissingTableError, PlanError
 from fastroof.models import Layout, load_model
 from fastroof.plan import StepPlan, compile_plan
-from fastroof.plan.memory import plan_memory
+from fastroof.plan.memory import plan_memory, window_kv_bytes
 from fastroof.sweep.deployments.layouts import layouts
 from fastroof.sweep.deployments.spec import OBJECTIVES, DeploymentSpec
 from fastroof.sweep.sources import GpuTables
@@ -110,4 +110,7 @@ def candidate_options(spec: DeploymentSpec, plan: StepPlan, mode: str) -> Deploy
         kv_share=limit(limits.kv_share),
         total_gpus=limit(limits.total_gpus),
         objective=OBJECTIVES.index(spec.objective),
+        window=float(plan.memory.window),
+        window_share=plan.memory.window_share,
+        transfer_window_share=window_kv_bytes(model, Layout(), plan.kv_dtype) / kv_bytes,
     )

@@ -166,7 +166,7 @@ class _StepRows:
         batch_size = np.tile(self.batch_size, len(kv_len))
         step_us = np.empty(len(batch_size))
         all_rows_us([plan], [kv_len], self.batch_size, step_us, 1)
-        over_memory = batch_size * repeated > plan.memory.max_kv_tokens
+        over_memory = batch_size > plan.memory.max_sequences(repeated)
         over_tpot = ~over_memory & ~(step_us <= self.limit_us)
         columns = self._columns(plan, repeated, batch_size, step_us)
         columns["exceeds"] = _names(

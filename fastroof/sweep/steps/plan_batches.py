@@ -127,7 +127,7 @@ def best_batches(
     Parameters
     ----------
     plans : StepPlan or iterable of StepPlan
-        What is timed; ``plan.memory.max_kv_tokens`` is its memory.
+        What is timed; ``plan.memory`` says how many sequences fit.
     batch_size : array_like of int, one-dimensional
         Batch sizes to choose from, rising.
     kv_len : int or array_like of int, one-dimensional
@@ -239,7 +239,7 @@ def _plan_rows(plans: Sequence[StepPlan], kv_len: Sequence[Longs]) -> PlanRows:
     return PlanRows(
         np.array([arena_address(plan.arena) for plan in plans], np.int64),
         np.array([len(plan.arena) for plan in plans], np.int64),
-        np.array([plan.memory.max_kv_tokens for plan in plans], np.int64),
+        np.array([plan.memory.kv_room for plan in plans], np.int64).reshape(-1, 4),
         np.cumsum([0, *map(len, kv_len)]),
         np.concatenate([np.empty(0, np.int64), *kv_len]),
     )
@@ -253,7 +253,7 @@ def _rows_part(rows: PlanRows, part: slice) -> PlanRows:
     return rows._replace(
         arena_at=rows.arena_at[first:stop],
         arena_size=rows.arena_size[first:stop],
-        max_kv_tokens=rows.max_kv_tokens[first:stop],
+        kv_room=rows.kv_room[first:stop],
         offsets=offsets,
         kv_len=rows.kv_len[part],
     )
