@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastroof import StepBatch, StepPlan, compile_plan, load_model
-from fastroof.compiled import callers, mean_steps, plan_files, ragged_steps, steps, windows
+from fastroof.compiled import callers, kv_room, mean_steps, plan_files, ragged_steps, steps, windows
 from fastroof.models import LayerGroup, LayerKind
 from fastroof.models.attention import GroupedQueryAttention
 from fastroof.models.mlp import GatedMlp
@@ -240,3 +240,27 @@ def test_offsets_and_sizes_have_codes(plan):
     assert code([500, 13], [0, 0], [0, 2]) == steps.CODE_SIZES
     assert code([1], [5], [0, 0]) == 0
     assert out[0] == 0.0
+
+
+@given(
+    parts=st.integers(0, 10**7),
+    whole=st.integers(0, 5),
+    within=st.integers(0, 5),
+    window=st.integers(0, 300),
+    sequences=st.integers(1, 50),
+)
+def test_the_longest_sequences_that_fit(parts, whole, within, window, sequences):
+    if whole + within == 0:
+        return
+    room = (parts, whole, within, window)
+    longest = kv_room.longest_held(room, sequences)
+
+    def fits(length):
+        return sequences * kv_room.held_parts(room, length) <= parts
+
+    assert longest == 0 or fits(longest)
+    assert longest == kv_room.MAX_KV_LEN or not fits(longest + 1)
+    share = within / (whole + within)
+    if parts < 10**6:
+        held = kv_room.held_tokens(float(parts), float(window), share)
+        assert held * (whole + within) == pytest.approx(kv_room.held_parts(room, parts), rel=1e-9, abs=1e-6)
