@@ -246,7 +246,7 @@ def test_offsets_and_sizes_have_codes(plan):
     parts=st.integers(0, 10**7),
     whole=st.integers(0, 5),
     within=st.integers(0, 5),
-    window=st.integers(0, 300),
+    window=st.integers(1, 300),
     sequences=st.integers(1, 50),
 )
 def test_the_longest_sequences_that_fit(parts, whole, within, window, sequences):
