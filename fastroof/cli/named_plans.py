@@ -19,7 +19,7 @@ __all__ = ["PLANS_HELP", "GpuOption", "PlansArgument", "named_plans"]
 PLANS_HELP: Final = """\b
 A plan is MODEL[,KEY=VALUE...]: a preset or the path of a config.json, then any of name, gpu, tp, dtype,
 kv_dtype, runtime, method, max_tokens, max_seqs. Without a name it is called after its model and what
-differs from the defaults, as llama-3.1-70b-tp4-fp8.
+differs from the defaults, as llama-3.1-70b-tp4-fp8. pp, dp, ep, moe_tp and routing split and route experts.
 """
 
 PlansArgument = Annotated[
@@ -30,8 +30,9 @@ GpuOption = Annotated[
     typer.Option(*GPU_NAMES, help="GPU of plans that name none, or path of a gpu.toml.  [default: h100]"),
 ]
 
-_WORDS: Final = ("dtype", "kv_dtype", "runtime", "method")
-_NUMBERS: Final = ("tp", "max_tokens", "max_seqs")
+_WORDS: Final = ("dtype", "kv_dtype", "runtime", "method", "routing")
+_SPLIT: Final = ("pp", "dp", "ep", "moe_tp")
+_NUMBERS: Final = ("tp", *_SPLIT, "max_tokens", "max_seqs")
 _UNNAMED: Final = ("bf16", "kernels", "roofline")
 
 
@@ -104,6 +105,9 @@ def _name_of(plan: StepPlan) -> str:
     parts = [plan.model.name]
     if plan.tp > 1:
         parts.append(f"tp{plan.tp}")
+    layout = plan.layout
+    sizes = {"pp": layout.pp, "dp": layout.dp, "ep": layout.ep}
+    parts += [f"{size}{count}" for size, count in sizes.items() if count > 1]
     if plan.kv_dtype != "bf16":
         parts.append(f"{plan.dtype}-kv-{plan.kv_dtype}")
     elif plan.dtype != "bf16":

@@ -8,7 +8,10 @@ import typer
 
 __all__ = [
     "GPU_NAMES",
+    "AllowModelled",
+    "Dp",
     "Dtype",
+    "Ep",
     "Gpu",
     "GpuName",
     "Json",
@@ -17,7 +20,10 @@ __all__ = [
     "MaxSeqs",
     "Method",
     "Model",
+    "MoeTp",
     "OneSource",
+    "Pp",
+    "Routing",
     "Runtime",
     "Source",
     "TablesInstead",
@@ -34,6 +40,22 @@ Gpu = Annotated[
     typer.Option(*GPU_NAMES, help="GPU (see fastroof gpus) or path of a gpu.toml.  [default: h100]"),
 ]
 Tp = Annotated[int, typer.Option(help="GPUs the model is split over: 1, 2, 4 or 8.")]
+Pp = Annotated[int, typer.Option(help="Pipeline stages.")]
+Dp = Annotated[int, typer.Option(help="Ranks of attention data parallelism; batches are those of one.")]
+Ep = Annotated[int, typer.Option(help="Groups of experts on GPUs of their own.")]
+MoeTp = Annotated[
+    int | None, typer.Option(help="GPUs that share each expert.  [default: what tp x dp / ep leaves]")
+]
+Routing = Annotated[
+    str | None,
+    typer.Option(
+        help="How tokens spread over experts: balanced, power_law_1.01, power_law_1.2 (default).",
+    ),
+]
+AllowModelled = Annotated[
+    bool,
+    typer.Option("--allow-modelled", help="Take what was not measured from the datasheet, and say so."),
+]
 Dtype = Annotated[str, typer.Option(help="Linear layers: bf16, fp8 or fp8_block.")]
 KvDtype = Annotated[str, typer.Option(help="KV cache: bf16 or fp8.")]
 Runtime = Annotated[str, typer.Option(help="What an engine adds to its kernels.")]

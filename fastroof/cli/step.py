@@ -8,7 +8,24 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastroof.cli.gpu_tables import gpu_and_tables
-from fastroof.cli.options import Dtype, Gpu, Json, KvDtype, Method, Model, Runtime, Source, TablesPath, Tp
+from fastroof.cli.options import (
+    AllowModelled,
+    Dp,
+    Dtype,
+    Ep,
+    Gpu,
+    Json,
+    KvDtype,
+    Method,
+    Model,
+    MoeTp,
+    Pp,
+    Routing,
+    Runtime,
+    Source,
+    TablesPath,
+    Tp,
+)
 from fastroof.cli.output import (
     ORIGIN_WORDS,
     console,
@@ -47,12 +64,13 @@ Examples:
   fastroof step --model llama-3.1-70b --tp 4 --dtype fp8 --decode 32x8192 --prefill 2048@1024 --explain
 
 \b
-JSON: version, model, gpu, tp, dtype, kv_dtype, runtime, method, tables_hash (empty for the datasheet
-model), kernels (which measured tables), requests [count, new_tokens, context_len], tokens, sequences,
-latency_us, relative_error (one standard error; with --explain), tokens_per_s, tokens_per_s_per_gpu,
-origin (measured, interpolated, extrapolated, borrowed or modelled), components_us [tokens, logits,
-decode_attention, prefill_attention, runtime], kv_tokens, max_kv_tokens, and with --explain operators
-[name, calls, total_us, share, flops, moved_bytes, mfu, bytes_per_s, bound, origin, source].
+JSON: version, model, gpu, tp, pp, dp, ep, moe_tp, routing, dtype, kv_dtype, runtime, method, tables_hash
+(empty for the datasheet model), kernels (which measured tables), requests [count, new_tokens, context_len],
+tokens, sequences, latency_us, relative_error (one standard error; with --explain), tokens_per_s (of all
+ranks and stages), tokens_per_s_per_gpu, origin (measured, interpolated, extrapolated, borrowed or modelled),
+components_us [tokens, logits, decode_attention, prefill_attention, runtime], kv_tokens, max_kv_tokens, and
+with --explain operators [name, calls, total_us, share, flops, moved_bytes, mfu, bytes_per_s, bound, origin,
+source].
 What does not apply is null.
 """
 
@@ -66,6 +84,12 @@ def step(
     model: Model,
     gpu: Gpu = None,
     tp: Tp = 1,
+    pp: Pp = 1,
+    dp: Dp = 1,
+    ep: Ep = 1,
+    moe_tp: MoeTp = None,
+    routing: Routing = None,
+    allow_modelled: AllowModelled = False,
     dtype: Dtype = "bf16",
     kv_dtype: KvDtype = "bf16",
     decode: Annotated[
@@ -105,6 +129,12 @@ def step(
         spec,
         measured,
         tp=tp,
+        pp=pp,
+        dp=dp,
+        ep=ep,
+        moe_tp=moe_tp,
+        routing=routing,
+        allow_modelled=allow_modelled,
         dtype=dtype,
         kv_dtype=kv_dtype,
         runtime=runtime,
@@ -131,7 +161,7 @@ def step(
         "relative_error": None if times.relative_error is None else float(times.relative_error[0]),
         "tokens": num_tokens,
         "sequences": num_seqs,
-        "tokens_per_s": num_tokens / latency_us * US_PER_S,
+        "tokens_per_s": num_tokens * plan.layout.batches_in_flight / latency_us * US_PER_S,
         "origin": ORIGINS[times.origin[0]],
         "kv_tokens": kv_tokens,
     }
@@ -153,6 +183,11 @@ def _document(
         "model": plan.model.name,
         "gpu": plan.gpu.name,
         "tp": plan.tp,
+        "pp": plan.layout.pp,
+        "dp": plan.layout.dp,
+        "ep": plan.layout.ep,
+        "moe_tp": plan.layout.moe_tp,
+        "routing": plan.execution.routing if plan.model.has_experts else None,
         "dtype": plan.dtype,
         "kv_dtype": plan.kv_dtype,
         "runtime": plan.runtime,
@@ -165,7 +200,7 @@ def _document(
         "latency_us": facts["latency_us"],
         "relative_error": facts["relative_error"],
         "tokens_per_s": facts["tokens_per_s"],
-        "tokens_per_s_per_gpu": facts["tokens_per_s"] / plan.tp,
+        "tokens_per_s_per_gpu": facts["tokens_per_s"] / plan.layout.world_size,
         "origin": facts["origin"],
         "components_us": {name.removesuffix("_us"): us for name, us in components.items()},
         "kv_tokens": facts["kv_tokens"],
@@ -211,10 +246,13 @@ def _print(
     explanation: Explanation | None,
 ) -> None:
     total_us = facts["latency_us"]
-    per_gpu = f" ({facts['tokens_per_s'] / plan.tp:,.0f} a GPU)" if plan.tp > 1 else ""
+    gpus = plan.layout.world_size
+    per_gpu = f" ({facts['tokens_per_s'] / gpus:,.0f} a GPU)" if gpus > 1 else ""
+    split = "" if gpus == plan.tp == plan.layout.moe_tp else f" ({plan.layout})"
     out = console()
     out.print(
-        f"{plan.model.name} on {plan.tp} x {plan.gpu.title}, {plan.dtype} weights, {plan.kv_dtype} KV cache",
+        f"{plan.model.name} on {gpus} x {plan.gpu.title}{split}, {plan.dtype} weights, "
+        f"{plan.kv_dtype} KV cache",
         soft_wrap=True,
     )
     out.print(f"one step of {', '.join(r.words for r in requests)}\n", soft_wrap=True)

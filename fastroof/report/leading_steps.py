@@ -12,6 +12,8 @@ from fastroof.checks import is_number
 from fastroof.config import GpuSpec, load_gpu
 from fastroof.errors import FastroofError
 from fastroof.models import load_model
+from fastroof.models.execution import ROUTINGS
+from fastroof.report.components import component_of
 from fastroof.units import MS_PER_S, US_PER_S
 
 if TYPE_CHECKING:
@@ -24,10 +26,11 @@ __all__ = ["GROUPS", "LeadingStep", "StepSource", "achieved", "steps_of_row"]
 
 GROUPS: Final = (
     "linear layers",
+    "experts",
     "decode attention",
     "prefill attention",
     "norms, rope, activation",
-    "all-reduce",
+    "communication",
     "LM head",
     "runtime",
 )
@@ -124,7 +127,8 @@ class StepSource:
         seqs = max(len(step.requests) for step in wanted)
         size = (_room(tokens, _MAX_TOKENS), _room(seqs, _MAX_SEQS))
         words = [row.get(name) for name in ("model", "gpu", "tp", "dtype", "kv_dtype", "runtime")]
-        key = (*words, *size)
+        split = _split(row)
+        key = (*words, *split.values(), *size)
         if key not in self._plans:
             model, gpu, tp, dtype, kv_dtype, runtime = words
             spec = self.gpu(str(gpu))
@@ -142,6 +146,7 @@ class StepSource:
                     method=str(self._spec.get("method", "roofline")),
                     max_tokens=size[0],
                     max_seqs=size[1],
+                    **split,
                 )
         return self._plans[key]
 
@@ -175,27 +180,26 @@ class StepSource:
 
     def _explained(self, plan: StepPlan, step: _Requests) -> LeadingStep:
         explanation = plan.explain(step.requests)
-        kinds = {curve.operator.role: type(curve.operator).__name__ for curve in plan.row_curves}
+        components = {curve.operator.role: component_of(curve.operator) for curve in plan.row_curves}
         groups = dict.fromkeys(GROUPS, 0.0)
         for part in explanation.operators:
-            groups[_group(part.role, kinds.get(part.role))] += part.total_us
+            groups[components.get(part.role, part.role.replace("_", " "))] += part.total_us
         added = explanation.total_us - sum(groups.values())
         groups["runtime"] = added if added > _ROUNDING * explanation.total_us else 0.0
         kept = {name: us for name, us in groups.items() if us > 0}
         return LeadingStep(step.name, step.what, explanation.total_us, kept, explanation.operators)
 
 
+def _split(row: Mapping[str, Any]) -> dict[str, Any]:
+    """How a row's model is split beside tp; results of before layouts say nothing of it."""
+    split: dict[str, Any] = {name: int(_number(row.get(name), 1)) for name in ("pp", "dp", "ep")}
+    routing = row.get("routing")
+    return split | {"routing": routing if routing in ROUTINGS else None}
+
+
 def _room(needed: int, usual: int) -> int:
     """The usual size of a plan, or the next power of two: few sizes, so that rows share plans."""
     return usual if needed <= usual else 1 << (needed - 1).bit_length()
-
-
-def _group(role: str, kind: str | None) -> str:
-    if kind is None:
-        return role.replace("_", " ")
-    if role == "lm_head":
-        return "LM head"
-    return {"Gemm": "linear layers", "AllReduce": "all-reduce"}.get(kind, "norms, rope, activation")
 
 
 def steps_of_row(kind: str, row: Mapping[str, Any]) -> list[_Requests]:
@@ -234,7 +238,10 @@ def steps_of_row(kind: str, row: Mapping[str, Any]) -> list[_Requests]:
     if missing:
         raise FastroofError(f"the row has no {', '.join(missing)}")
     workers = max(1, int(_number(row.get("replicas"), 0)), int(_number(row.get("decode_workers"), 0)))
-    # tokens a second of one worker; total_gpus counts those that prefill too, so it is no way to find it
+    # a worker's batches in flight are as many of them, each on tp GPUs
+    split = _split(row)
+    workers *= split["pp"] * split["dp"]
+    # tokens a second of one of them; total_gpus counts those that prefill too, so it is no way to find it
     rate = _number(row.get("tokens_per_s")) / workers
     if math.isnan(rate):
         rate = numbers["tokens_per_s_per_gpu"] * numbers["tp"]

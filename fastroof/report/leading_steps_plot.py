@@ -26,7 +26,10 @@ _MOST_ROWS: Final = len(LINE_LOOKS)
 _GROUP_COLOURS: Final = dict(
     zip(
         GROUPS,
-        (*(COLOURS[c] for c in ("blue", "vermilion", "green", "purple", "orange", "sky")), QUIET),
+        (
+            *(COLOURS[c] for c in ("blue", "orange", "vermilion", "green", "yellow", "purple", "sky")),
+            QUIET,
+        ),
         strict=True,
     )
 )

@@ -39,6 +39,7 @@ COLOURS: Final = {
     "purple": "#CC79A7",
     "sky": "#56B4E9",
     "orange": "#E69F00",
+    "yellow": "#F0E442",
 }
 LINE_COLOURS: Final = tuple(COLOURS[c] for c in ("blue", "vermilion", "green", "purple", "sky", "orange"))
 """Okabe and Ito's colours, which people with any colour vision can tell apart."""

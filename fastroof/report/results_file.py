@@ -74,7 +74,7 @@ class ResultsKind:
     curves: tuple[str, str]
 
 
-_SETTINGS: Final = ("model", "gpu", "mode", "tp", "dtype", "kv_dtype", "runtime")
+_SETTINGS: Final = ("model", "gpu", "mode", "tp", "pp", "dp", "ep", "routing", "dtype", "kv_dtype", "runtime")
 _LAYOUT: Final = ("replicas", "prefill_workers", "decode_workers", "total_gpus", "max_batched_tokens")
 
 KINDS: Final = (

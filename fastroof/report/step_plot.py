@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
 
 from fastroof.arrays import Floats, Longs
 from fastroof.compiled.kv_room import longest_held
 from fastroof.errors import FastroofError
-from fastroof.operators.calls import AllReduce, Gemm
+from fastroof.report.components import ROW_COMPONENTS, component_of
 from fastroof.report.plots import COLOURS, INK, QUIET, label_line_ends, new_figure, style, write_titles
 from fastroof.units import US_PER_MS
 
@@ -24,13 +24,10 @@ __all__ = ["StepStack", "draw_step", "step_stack"]
 
 Against = Literal["batch_size", "kv_len"]
 
-GROUPS: Final = {
-    "linear layers": COLOURS["blue"],
-    "decode attention": COLOURS["vermilion"],
-    "norms, rope, activation": COLOURS["green"],
-    "all-reduce": COLOURS["purple"],
-    "LM head": COLOURS["sky"],
-}
+_ORDER: Final = (
+    "linear layers", "experts", "decode attention", "norms, rope, activation", "communication", "LM head",
+)  # fmt: skip
+GROUPS: Final = {name: ROW_COMPONENTS.get(name, COLOURS["vermilion"]) for name in _ORDER}
 """Components from the bottom of the stack to its top."""
 
 POINTS_PER_DOUBLING: Final = 8
@@ -78,18 +75,12 @@ def step_stack(plan: StepPlan, batch_size: Longs, kv_len: Longs) -> StepStack:
     FastroofError
         If a step is larger than the plan, or kv_len is below 2.
     """
-    group_of = {curve.operator.role: _group(curve.operator) for curve in plan.row_curves}
+    group_of = {curve.operator.role: component_of(curve.operator) for curve in plan.row_curves}
     parts = {name: np.zeros(len(batch_size)) for name in GROUPS}
     for i, (batch, kv) in enumerate(zip(batch_size.tolist(), kv_len.tolist(), strict=True)):
         for part in plan.explain([(1, kv - 1)] * batch).operators:
             parts[group_of.get(part.role, "decode attention")][i] += part.total_us
     return StepStack(batch_size, kv_len, {name: us for name, us in parts.items() if us.any()})
-
-
-def _group(operator: Any) -> str:
-    if isinstance(operator, Gemm):
-        return "LM head" if operator.role == "lm_head" else "linear layers"
-    return "all-reduce" if isinstance(operator, AllReduce) else "norms, rope, activation"
 
 
 def draw_step(
@@ -163,7 +154,8 @@ def draw_step(
             _mark_memory(axes, full, size, write=axes is left)
         figure.draw_without_rendering()
         _label_shares(right, stack, shares)
-        what = f"{plan.model.name} on {f'{plan.tp} x ' if plan.tp > 1 else ''}{plan.gpu.title}"
+        gpus = plan.layout.world_size
+        what = f"{plan.model.name} on {f'{gpus} x ' if gpus > 1 else ''}{plan.gpu.title}"
         which = f"kv_len {kv_len:,}" if against == "batch_size" else f"batch size {batch_size:,}"
         where = f"source {source or 'measured tables'}, method {plan.method}"
         if not plan.tables_hash:

@@ -174,7 +174,7 @@ def test_step_stack_adds_up_to_the_step(plan: fastroof.StepPlan) -> None:
     batch, kv_len = np.array([1, 7, 64, 512]), np.array([16, 4096, 4096, 1024])
     stack = step_stack(plan, batch, kv_len)
     assert np.allclose(stack.total_us, plan.decode_us(batch, kv_len), rtol=1e-12, atol=0.0)
-    assert "all-reduce" not in stack.parts_us
+    assert "communication" not in stack.parts_us
     assert list(stack.parts_us) == ["linear layers", "decode attention", "norms, rope, activation", "LM head"]
 
 
@@ -205,7 +205,7 @@ def test_step_against_context_and_all_reduce(h100: fastroof.Tables) -> None:
     plan = fastroof.compile_plan("llama-3.1-70b", "h100", h100, tp=4)
     figure = draw_step(plan, against="kv_len", batch_size=8)
     assert figure.axes[0].get_xlabel() == "kv_len (tokens)"
-    assert "all-reduce" in texts(figure)
+    assert "communication" in texts(figure)
     assert "4 x NVIDIA H100 SXM" in texts(figure)
     assert "batch size 8" in texts(figure)
 

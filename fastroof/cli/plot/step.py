@@ -6,7 +6,23 @@ from typing import Annotated, Literal, cast
 
 import typer
 
-from fastroof.cli.options import Dtype, GpuName, KvDtype, Method, Model, OneSource, Runtime, TablesInstead, Tp
+from fastroof.cli.options import (
+    AllowModelled,
+    Dp,
+    Dtype,
+    Ep,
+    GpuName,
+    KvDtype,
+    Method,
+    Model,
+    MoeTp,
+    OneSource,
+    Pp,
+    Routing,
+    Runtime,
+    TablesInstead,
+    Tp,
+)
 from fastroof.cli.plot.drawing import gpu_and_tables_to_draw, save, source_words
 from fastroof.cli.plot.options import DEFAULT_MODEL, Output
 from fastroof.errors import FastroofError
@@ -24,6 +40,12 @@ def step(
     model: Model = DEFAULT_MODEL,
     gpu: GpuName = None,
     tp: Tp = 1,
+    pp: Pp = 1,
+    dp: Dp = 1,
+    ep: Ep = 1,
+    moe_tp: MoeTp = None,
+    routing: Routing = None,
+    allow_modelled: AllowModelled = False,
     dtype: Dtype = "bf16",
     kv_dtype: KvDtype = "bf16",
     against: Annotated[str, typer.Option(help="What varies: batch or kv-len.")] = "batch",
@@ -48,6 +70,12 @@ def step(
         spec,
         measured,
         tp=tp,
+        pp=pp,
+        dp=dp,
+        ep=ep,
+        moe_tp=moe_tp,
+        routing=routing,
+        allow_modelled=allow_modelled,
         dtype=dtype,
         kv_dtype=kv_dtype,
         runtime=runtime,
