@@ -10,10 +10,12 @@ from fastroof.models.execution import Execution
 from fastroof.models.layout import Layout
 from fastroof.models.linear import linear_calls
 from fastroof.models.sizes import check_sizes
-from fastroof.operators.calls import AllReduce, AttentionCall, Call, Elementwise
+from fastroof.operators.calls import AllReduce, AttentionCall, Call, Elementwise, Gemm, RowOperator
 from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES
 
 __all__ = ["Attention", "AttentionShard", "GroupedQueryAttention"]
+
+VARIANCE_BYTES = 4
 
 
 class Attention(Protocol):
@@ -70,11 +72,29 @@ class GroupedQueryAttention:
     qkv_bias, o_bias : bool
         Whether those projections add a bias.
     qk_norm : bool
-        Whether queries and keys are normalised per head.
+        Whether queries and keys are normalised, each head by itself.
     window : int or None
         Tokens that a query attends within; None for full attention.
     sinks : bool
         Whether every query head has a learned logit that no key stands behind.
+    is_chunked : bool
+        Whether the window is a chunk: a query attends to its own chunk of that many tokens. It is timed as
+        a window, which has as many keys as a chunk at its end and more before it.
+    v_head_dim : int or None
+        Width of a head's values; None where it is that of queries and keys.
+    has_values : bool
+        Whether values have a projection of their own; else they are the keys before their norm. They are
+        cached either way.
+    qk_norm_weights, v_norm : bool
+        Whether that norm has weights, and whether values are normalised too, without weights.
+    qk_norm_spans_heads : bool
+        Whether the norm is over all heads together: GPUs that share them add up the squares.
+    rope : bool
+        Whether queries and keys are rotated by their position.
+    head_gate : bool
+        Whether a linear layer of the input weighs each head's output.
+    post_norm : bool
+        Whether the output is normalised too before it is added.
     """
 
     num_q_heads: int
@@ -85,12 +105,27 @@ class GroupedQueryAttention:
     qk_norm: bool = False
     window: int | None = None
     sinks: bool = False
+    is_chunked: bool = False
+    v_head_dim: int | None = None
+    has_values: bool = True
+    qk_norm_weights: bool = True
+    v_norm: bool = False
+    qk_norm_spans_heads: bool = False
+    rope: bool = True
+    head_gate: bool = False
+    post_norm: bool = False
 
     def __post_init__(self) -> None:
         """Refuse sizes no layer has, in layers that were built or changed by hand too."""
         check_sizes(self, "num_q_heads", "num_kv_heads", "head_dim")
+        check_sizes(self, *(name for name in ("window", "v_head_dim") if getattr(self, name) is not None))
         if self.num_q_heads % self.num_kv_heads:
             raise ModelError(f"{self.num_q_heads} query heads do not divide by {self.num_kv_heads} KV heads")
+
+    @property
+    def value_dim(self) -> int:
+        """Width of a head's values."""
+        return self.head_dim if self.v_head_dim is None else self.v_head_dim
 
     @property
     def group_size(self) -> int:
@@ -111,8 +146,8 @@ class GroupedQueryAttention:
         """What one GPU runs."""
         q_heads = self.num_q_heads // layout.tp
         kv_heads = max(1, self.num_kv_heads // layout.tp)
-        qkv_out = (q_heads + 2 * kv_heads) * self.head_dim
-        return AttentionShard(q_heads, kv_heads, qkv_out, q_heads * self.head_dim)
+        qkv_out = (q_heads + kv_heads) * self.head_dim + kv_heads * self.value_dim * self.has_values
+        return AttentionShard(q_heads, kv_heads, qkv_out, q_heads * self.value_dim)
 
     def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
         """Calls of one layer on one GPU, in their order.
@@ -121,25 +156,51 @@ class GroupedQueryAttention:
         -----
         Compulsory bytes a token: the fused residual-add RMSNorm reads and writes two rows, rotary
         embedding reads and writes queries and keys, the KV write reads bf16 and writes the cache's
-        dtype. Biases are part of the GEMM's epilogue.
+        dtype. Biases are part of the GEMM's epilogue. Attention is looked up by the width of queries and
+        keys: no table has another one for values.
         """
         shard, kv_dtype = self.shard(layout), execution.kv_dtype
         hidden_bytes = float(hidden * ACTIVATION_BYTES)
         head_bytes = float(self.head_dim * ACTIVATION_BYTES)
         qk_bytes = (shard.num_q_heads + shard.num_kv_heads) * head_bytes
+        out_bytes = float(shard.o_in * ACTIVATION_BYTES)
         write_bytes = float(self._kv_elements(layout)) * (ACTIVATION_BYTES + DTYPE_BYTES[kv_dtype])
         calls: list[Call] = [Elementwise("attention_norm", "attention rmsnorm", 1, 4.0 * hidden_bytes)]
         calls += linear_calls("qkv", "qkv_quantise", shard.qkv_out, hidden, execution)
-        if self.qk_norm:
-            calls.append(Elementwise("qk_norm", "qk rmsnorm", 1, 2.0 * qk_bytes))
-        calls.append(Elementwise("rope", "rope", 1, 2.0 * qk_bytes))
+        calls += self._norms(shard, qk_bytes, layout)
+        if self.rope:
+            calls.append(Elementwise("rope", "rope", 1, 2.0 * qk_bytes))
         calls.append(Elementwise("kv_write", "kv write", 1, write_bytes))
         heads = (shard.num_q_heads, shard.num_kv_heads, self.head_dim)
         calls.append(AttentionCall(1, *heads, kv_dtype, window=self.window or 0))
+        if self.head_gate:
+            calls.append(Gemm("attention_gate", "attention gate", 1, shard.num_q_heads, hidden, "bf16"))
+            calls.append(Elementwise("attention_gate", "gated attention", 1, 2.0 * out_bytes))
         calls += linear_calls("o", "o_quantise", hidden, shard.o_in, execution)
         if layout.tp > 1:
             calls.append(AllReduce("attention_allreduce", "attention all-reduce", 1, layout.tp, hidden_bytes))
+        if self.post_norm:
+            calls.append(Elementwise("attention_norm", "post-attention rmsnorm", 1, 2.0 * hidden_bytes))
         return tuple(calls)
+
+    def _norms(self, shard: AttentionShard, qk_bytes: float, layout: Layout) -> list[RowOperator]:
+        """Norms of queries, keys and values.
+
+        A norm over heads that several GPUs share takes the sums of squares first, of queries and of keys,
+        and adds up both in one all-reduce of two float32 a token.
+        """
+        calls: list[RowOperator] = []
+        if self.qk_norm and self.qk_norm_spans_heads and layout.tp > 1:
+            calls.append(Elementwise("qk_norm", "qk squares", 2, 0.5 * qk_bytes + VARIANCE_BYTES))
+            sums_bytes = 2.0 * VARIANCE_BYTES
+            calls.append(AllReduce("qk_norm_allreduce", "qk norm all-reduce", 1, layout.tp, sums_bytes))
+            calls.append(Elementwise("qk_norm", "qk rmsnorm", 2, qk_bytes))
+        elif self.qk_norm:
+            calls.append(Elementwise("qk_norm", "qk rmsnorm", 1, 2.0 * qk_bytes))
+        if self.v_norm:
+            v_bytes = float(shard.num_kv_heads * self.value_dim * ACTIVATION_BYTES)
+            calls.append(Elementwise("qk_norm", "v rmsnorm", 1, 2.0 * v_bytes))
+        return calls
 
     def kv_bytes_per_token(self, layout: Layout, kv_dtype: str) -> float:
         """Bytes that one GPU keeps of a token, of one layer: its keys and values."""
@@ -147,7 +208,7 @@ class GroupedQueryAttention:
 
     def _kv_elements(self, layout: Layout) -> int:
         """Keys and values of a token, on one GPU."""
-        return 2 * self.shard(layout).num_kv_heads * self.head_dim
+        return self.shard(layout).num_kv_heads * (self.head_dim + self.value_dim)
 
     def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
         """Weights of the linear layers on one GPU, of one layer, by the role of their call."""
@@ -157,8 +218,12 @@ class GroupedQueryAttention:
     def other_weights(self, hidden: int, layout: Layout) -> int:
         """Weights that stay in bf16 on one GPU, of one layer: norms and biases."""
         shard = self.shard(layout)
-        norms = hidden + 2 * self.head_dim * self.qk_norm + shard.num_q_heads * self.sinks
-        return norms + shard.qkv_out * self.qkv_bias + hidden * self.o_bias
+        heads = shard.num_q_heads + shard.num_kv_heads if self.qk_norm_spans_heads else 2
+        norms = hidden * (1 + self.post_norm) + heads * self.head_dim * (
+            self.qk_norm and self.qk_norm_weights
+        )
+        biases = shard.qkv_out * self.qkv_bias + hidden * self.o_bias
+        return norms + biases + shard.num_q_heads * (self.sinks + hidden * self.head_gate)
 
     def activation_width(self, hidden: int, layout: Layout) -> int:
         """Elements a token that its widest kernel reads and writes on one GPU."""

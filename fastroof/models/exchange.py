@@ -6,7 +6,7 @@ from fastroof.models.layout import Layout
 from fastroof.operators.calls import AllReduce, Collective, RowOperator
 from fastroof.units import ACTIVATION_BYTES
 
-__all__ = ["after_experts", "before_experts"]
+__all__ = ["after_experts", "after_shared", "before_experts"]
 
 
 def before_experts(hidden: int, layout: Layout) -> list[RowOperator]:
@@ -34,3 +34,11 @@ def after_experts(hidden: int, layout: Layout) -> list[RowOperator]:
         "expert_tokens",
     )
     return [scatter]
+
+
+def after_shared(hidden: int, layout: Layout) -> list[RowOperator]:
+    """What adds up the outputs of shared experts that are no part of the routed experts' sum."""
+    if layout.tp == 1:
+        return []
+    row_bytes = float(hidden * ACTIVATION_BYTES)
+    return [AllReduce("mlp_allreduce", "shared experts all-reduce", 1, layout.tp, row_bytes)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fastroof.errors import ModelError
-from fastroof.models.exchange import after_experts, before_experts
+from fastroof.models.exchange import after_experts, after_shared, before_experts
 from fastroof.models.execution import Execution
 from fastroof.models.layout import Layout
 from fastroof.models.linear import linear_calls
@@ -17,6 +17,8 @@ __all__ = ["RoutedExperts"]
 
 GATED_GEMMS = 3
 NONGATED_GEMMS = 2
+# before and after either MLP, after their sum, and the scale of the router's own
+NORMS_APART = 6
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,9 @@ class RoutedExperts:
         Whether the router has a bias or a correction an expert.
     expert_bias : bool
         Whether the experts' projections add biases.
+    apart : bool
+        Whether routed and shared experts are two MLPs of the same input, each with norms before and after it,
+        summed up over GPUs by itself, and their sum normalised again.
     """
 
     num_experts: int
@@ -49,6 +54,7 @@ class RoutedExperts:
     shared_gate: bool = False
     router_bias: bool = False
     expert_bias: bool = False
+    apart: bool = False
     has_experts = True
 
     def __post_init__(self) -> None:
@@ -85,14 +91,22 @@ class RoutedExperts:
         The router stays in bf16. Shared experts come before the routed ones or beside them, as the engine
         has it; what GPUs exchange is in :mod:`fastroof.models.exchange`.
         """
-        calls: list[Call] = [Elementwise("mlp_norm", "mlp rmsnorm", 1, 4.0 * hidden * ACTIVATION_BYTES)]
+        row_bytes = float(hidden * ACTIVATION_BYTES)
+        calls: list[Call] = [Elementwise("mlp_norm", "mlp rmsnorm", 1, 4.0 * row_bytes)]
         routed = self._routed(hidden, layout, execution)
         shared = self._shared(hidden, layout, execution)
+        after = after_experts(hidden, layout)
+        if self.apart:
+            norm = Elementwise("mlp_norm", "experts rmsnorm", 1, 2.0 * row_bytes)
+            # the router's own norm and that of the experts come before, one after
+            routed = [norm, norm, *routed, *after, norm]
+            shared = [*shared, *after_shared(hidden, layout), norm] if shared else []
+            after = [Elementwise("mlp_norm", "post-mlp rmsnorm", 1, 3.0 * row_bytes)]
         if shared and execution.shared_beside:
             calls.append(Parallel((tuple(routed), tuple(shared))))
         else:
             calls += [*shared, *routed]
-        return (*calls, *after_experts(hidden, layout))
+        return (*calls, *after)
 
     def _routed(self, hidden: int, layout: Layout, execution: Execution) -> list[RowOperator]:
         return [
@@ -140,7 +154,8 @@ class RoutedExperts:
         """Weights that stay in bf16 on one GPU, of one layer: the norm, the router, biases."""
         router = self.num_experts * (hidden + self.router_bias) + hidden * self.shared_gate
         width = (self.gemms - 1) * (self.intermediate // layout.moe_tp) + hidden
-        return hidden + router + self.num_experts // layout.ep * width * self.expert_bias
+        norms = hidden * (NORMS_APART if self.apart else 1)
+        return norms + router + self.num_experts // layout.ep * width * self.expert_bias
 
     def idle_weights(self, hidden: int) -> int:
         """Weights of the experts that a token is not routed to, of one whole layer."""

@@ -48,10 +48,13 @@ class GatedMlp:
         Width of the whole MLP.
     bias : bool
         Whether its projections add a bias.
+    post_norm : bool
+        Whether the output is normalised too before it is added.
     """
 
     intermediate: int
     bias: bool = False
+    post_norm: bool = False
     has_experts = False
 
     def __post_init__(self) -> None:
@@ -83,6 +86,8 @@ class GatedMlp:
         calls += linear_calls("down", "down_quantise", hidden, width, execution)
         if layout.tp > 1:
             calls.append(AllReduce("mlp_allreduce", "mlp all-reduce", 1, layout.tp, hidden_bytes))
+        if self.post_norm:
+            calls.append(Elementwise("mlp_norm", "post-mlp rmsnorm", 1, 2.0 * hidden_bytes))
         return tuple(calls)
 
     def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
@@ -92,7 +97,7 @@ class GatedMlp:
 
     def other_weights(self, hidden: int, layout: Layout) -> int:
         """Weights that stay in bf16 on one GPU, of one layer: the norm and biases."""
-        return hidden + (2 * self.shard(layout) + hidden) * self.bias
+        return hidden * (1 + self.post_norm) + (2 * self.shard(layout) + hidden) * self.bias
 
     def activation_width(self, hidden: int, layout: Layout) -> int:
         """Elements a token that its widest kernel reads and writes on one GPU."""

@@ -258,7 +258,7 @@ def test_sliding_window(config: dict[str, Any], window: int | None) -> None:
         (llama(attention_chunk_size=8192), "chunked attention"),
         (
             llama(model_type="gpt2"),
-            "model_type 'gpt2' is not one of .*llama, mimo.*, mistral, mixtral, qwen2, ",
+            "model_type 'gpt2' is not one of .*llama, llama4, .*, mistral, mixtral, ",
         ),
         (
             llama(model_type=..., architectures=["GPT2LMHeadModel"]),
@@ -373,13 +373,13 @@ def test_a_spec_changed_by_hand_is_checked_too() -> None:
 REFUSED = {
     "deepseek-v2-lite": ("MLA",),
     "glm-5.2-fp8": ("MLA", "sparse attention"),
-    "llama-4-scout-17b-16e-instruct-fp8-dynamic": ("llama4",),
     "deepseek_v3.2": ("MLA", "sparse attention"),
     "deepseek_v3": ("MLA",),
     "qwen3-next-80B-A3B": ("hybrid",),
     "qwen3.5-122B-A10B": ("hybrid",),
     "qwen3.5-35B-A3B": ("hybrid",),
 }
+SCOUT = "llama-4-scout-17b-16e-instruct-fp8-dynamic"
 LOADED = {
     "codellama-34b-instruct-hf": "codellama-34b",
     "llama-2-7b-hf": "llama-2-7b",
@@ -408,7 +408,17 @@ def shared_configs() -> dict[str, Path]:
 
 
 def test_every_shared_config_is_expected() -> None:
-    assert set(shared_configs()) == set(REFUSED) | set(LOADED)
+    assert set(shared_configs()) == set(REFUSED) | set(LOADED) | {SCOUT}
+
+
+def test_a_quantised_wrapper_loads_as_its_text_model() -> None:
+    model = load_model(shared_configs()[SCOUT])
+    assert [(group.kind.name, group.count) for group in model.layers] == [
+        ("moe chunked", 36),
+        ("moe full", 12),
+    ]
+    assert model.checkpoint.dtype == "fp8"
+    assert all(dict(kind.formats)["experts"] == "fp8" for kind in model.kinds)
 
 
 @pytest.mark.parametrize("name", sorted(LOADED))

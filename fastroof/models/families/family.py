@@ -60,7 +60,9 @@ def layer_kinds(layers: Iterable[tuple[Attention, Mlp]]) -> list[LayerKind]:
         own = "moe" if mlp.has_experts else "dense"
         if len(windows) == 1:
             return own
-        return f"{own} full" if attention.window is None else f"{own} windowed"
+        if attention.window is None:
+            return f"{own} full"
+        return f"{own} chunked" if getattr(attention, "is_chunked", False) else f"{own} windowed"
 
     return [LayerKind(attention, mlp, name(attention, mlp)) for attention, mlp in layers]
 

@@ -1,0 +1,109 @@
+"""Gemma 4: windows in five of six layers, wider heads and no value projection in the sixth.
+
+Some have experts beside an MLP that all tokens take, each with norms of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fastroof.errors import UnsupportedModelError
+from fastroof.models.attention import GroupedQueryAttention
+from fastroof.models.experts import RoutedExperts
+from fastroof.models.families.family import FULL, WINDOWED, Family, kv_heads, layer_kinds, layer_windows
+from fastroof.models.hf import Fields
+from fastroof.models.layers import LayerKind
+from fastroof.models.mlp import GatedMlp, Mlp
+
+__all__ = ["FAMILIES"]
+
+_EVERY: Final = 6
+_HEAD_DIM: Final = 256
+_FULL_HEAD_DIM: Final = 512
+_WINDOW: Final = 512
+
+_UNSUPPORTED: Final = {
+    "hidden_size_per_layer_input": "embeddings of each layer",
+    "num_kv_shared_layers": "layers that share the KV cache of others",
+    "use_double_wide_mlp": "MLPs of twice the width in some layers",
+}
+
+
+def _layers(fields: Fields) -> list[LayerKind]:
+    missing = [
+        f"{what} ({key} {fields.config[key]!r})"
+        for key, what in _UNSUPPORTED.items()
+        if fields.config.get(key)
+    ]
+    if missing:
+        raise UnsupportedModelError(f"{fields.where}: a plan has no {', no '.join(missing)}")
+    num_layers, num_q_heads = fields.size("num_hidden_layers"), fields.size("num_attention_heads")
+    keys_are_values = fields.flag("attention_k_eq_v", default=False)
+    bias = fields.flag("attention_bias", default=False)
+    num_kv_heads = kv_heads(fields, num_q_heads)
+    num_full_kv_heads = num_kv_heads
+    if keys_are_values:
+        num_full_kv_heads = fields.size_or("num_global_key_value_heads", num_kv_heads)
+    width, full_width = (
+        fields.size_or("head_dim", _HEAD_DIM),
+        fields.size_or("global_head_dim", _FULL_HEAD_DIM),
+    )
+
+    def attention(window: int | None, is_full: bool) -> GroupedQueryAttention:
+        return GroupedQueryAttention(
+            num_q_heads,
+            num_full_kv_heads if is_full else num_kv_heads,
+            full_width if is_full else width,
+            bias,
+            bias,
+            qk_norm=True,
+            window=window,
+            has_values=not (is_full and keys_are_values),
+            v_norm=True,
+            post_norm=True,
+        )
+
+    last = num_layers - 1
+    pattern = [FULL if (i + 1) % _EVERY == 0 or i == last else WINDOWED for i in range(num_layers)]
+    fields = fields.with_defaults({"layer_types": pattern})
+    windows = layer_windows(fields, num_layers, fields.size_or("sliding_window", _WINDOW))
+    # a window that covers the longest context is none, and its layer has the heads of a windowed one yet
+    is_full = [kind == FULL for kind in fields.texts("layer_types") or pattern]
+    mlp = _mlp(fields)
+    return layer_kinds((attention(*layer), mlp) for layer in zip(windows, is_full, strict=True))
+
+
+def _mlp(fields: Fields) -> Mlp:
+    if not fields.flag("enable_moe_block", default=False):
+        return GatedMlp(fields.size("intermediate_size"), post_norm=True)
+    return RoutedExperts(
+        fields.size("num_experts"),
+        fields.size("top_k_experts"),
+        fields.size("moe_intermediate_size", "expert_intermediate_size"),
+        fields.size("intermediate_size"),
+        router_bias=True,
+        apart=True,
+    )
+
+
+FAMILIES: Final = (
+    Family(
+        "gemma4",
+        {
+            "gemma4": ("Gemma4ForConditionalGeneration",),
+            "gemma4_text": ("Gemma4ForCausalLM",),
+        },
+        _layers,
+        tie_embeddings=True,
+        reads=("num_experts",),
+        module_names={
+            "experts": (
+                "experts",
+                "moe.experts",
+                *(f"experts.0.{name}_proj" for name in ("gate", "up", "down")),
+            ),
+            "shared_gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+            "shared_down": ("mlp.down_proj",),
+        },
+    ),
+)

@@ -1,0 +1,106 @@
+"""Step 3.5 and 3.7 Flash: windows in three of four layers, with more query heads; dense first layers."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from fastroof.models.attention import GroupedQueryAttention
+from fastroof.models.experts import RoutedExperts
+from fastroof.models.families.family import WINDOWED, Family, head_dim, kv_heads, layer_kinds, layer_windows
+from fastroof.models.hf import Fields
+from fastroof.models.layers import LayerKind
+from fastroof.models.mlp import GatedMlp
+
+__all__ = ["FAMILIES"]
+
+# Names of the published files, and what others call the same.
+_SAME: Final = {
+    "num_attention_groups": "num_key_value_heads",
+    "moe_num_experts": "num_experts",
+    "moe_top_k": "num_experts_per_tok",
+}
+
+
+def _layers(fields: Fields) -> list[LayerKind]:
+    fields = fields.with_defaults(
+        {ours: fields.config[own] for own, ours in _SAME.items() if fields.has(own)}
+    )
+    num_layers, num_q_heads = fields.size("num_hidden_layers"), fields.size("num_attention_heads")
+    hidden, other = fields.size("hidden_size"), fields.part("attention_other_setting")
+    full = {
+        "num_q_heads": num_q_heads,
+        "num_kv_heads": kv_heads(fields, num_q_heads),
+        "head_dim": head_dim(fields, hidden, num_q_heads),
+    }
+    windowed = full if other is None else _other(other, full)
+    gate = fields.flag("use_head_wise_attn_gate", default=False)
+    rest = {"qk_norm": True, "head_gate": gate}
+    experts = RoutedExperts(
+        fields.size("num_experts"),
+        fields.size("num_experts_per_tok"),
+        fields.size("moe_intermediate_size"),
+        fields.count("share_expert_dim"),
+        router_bias=fields.flag("use_moe_router_bias", default=False),
+    )
+    dense = GatedMlp(fields.size("intermediate_size"))
+    has_experts = _has_experts(fields, num_layers)
+    return layer_kinds(
+        (
+            GroupedQueryAttention(**(full if window is None else windowed), **rest, window=window),
+            experts if moe else dense,
+        )
+        for window, moe in zip(_windows(fields, num_layers), has_experts, strict=True)
+    )
+
+
+def _other(other: Fields, full: dict[str, Any]) -> dict[str, Any]:
+    """Heads of the windowed layers."""
+    if other.config.get("attention_type", WINDOWED) != WINDOWED:
+        raise other.error(f"field attention_type must be {WINDOWED}, got {other.config['attention_type']!r}")
+    return {
+        "num_q_heads": other.size_or("num_attention_heads", full["num_q_heads"]),
+        "num_kv_heads": other.size_or("num_attention_groups", full["num_kv_heads"]),
+        "head_dim": other.size_or("head_dim", full["head_dim"]),
+    }
+
+
+def _windows(fields: Fields, num_layers: int) -> list[int | None]:
+    kinds = fields.texts("layer_types")
+    if kinds is not None:
+        # the last ones are layers that predict further tokens
+        further = fields.count("num_nextn_predict_layers")
+        kinds = kinds[:num_layers] if len(kinds) == num_layers + further else kinds
+        fields = Fields({**fields.config, "layer_types": kinds}, fields.where)
+    return layer_windows(fields, num_layers, fields.optional_size("sliding_window"))
+
+
+def _has_experts(fields: Fields, num_layers: int) -> list[bool]:
+    listed = fields.config.get("moe_layers_enum")
+    if isinstance(listed, str):
+        try:
+            listed = [int(layer) for layer in listed.split(",")]
+        except ValueError:
+            raise fields.error(f"field moe_layers_enum must list layers, got {listed[:40]!r}") from None
+    if listed is None:
+        first = fields.count("first_k_dense_replace", 1)
+        return [layer >= first for layer in range(num_layers)]
+    layers = Fields({"moe_layers_enum": listed}, fields.where).numbers("moe_layers_enum") or ()
+    return [layer in set(layers) for layer in range(num_layers)]
+
+
+FAMILIES: Final = (
+    Family(
+        "step-3",
+        {
+            "step3p5": ("Step3p5ForCausalLM",),
+            "step3p7": ("Step3p7ForConditionalGeneration", "Step3p7FlashForCausalLM"),
+        },
+        _layers,
+        reads=("num_experts", "moe_num_experts"),
+        module_names={
+            "experts": ("moe.experts", *(f"moe.{name}_proj" for name in ("gate", "up", "down"))),
+            "shared_gate_up": ("share_expert.gate_proj", "share_expert.up_proj"),
+            "shared_down": ("share_expert.down_proj",),
+        },
+    ),
+)
