@@ -30,7 +30,7 @@ def held_parts(room: KvRoom, kv_len: int) -> int:
 def longest_held(room: KvRoom, sequences: int) -> int:
     """Length of the longest sequences of which so many fit, at most MAX_KV_LEN."""
     parts, window = int(room[0]) // sequences, int(room[3])
-    if parts <= (room[1] + room[2]) * window:
+    if parts < (room[1] + room[2]) * window:
         return parts // int(room[1] + room[2])
     if room[1] == 0:
         return MAX_KV_LEN
