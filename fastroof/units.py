@@ -50,6 +50,16 @@ DTYPE_BYTES: Final[dict[str, float]] = {
 Scales of int4 are not counted: how many elements share one is the checkpoint's choice.
 """
 
+INPUT_BYTES: Final[dict[str, float]] = DTYPE_BYTES | {
+    "int8_wo": 2,
+    "int4_wo": 2,
+    "nvfp4_wo": 2,
+    "w4a16_mxfp4": 2,
+    "w4afp8": 1,
+    "w4a8_mxfp4_mxfp8": 1 + MX_BYTES,
+}
+"""Bytes of an element that a kernel of a dtype multiplies weights with: more where only these are small."""
+
 ACTIVATION_BYTES: Final = 2
 """Bytes of one activation: GEMM outputs, queries and attention outputs are bf16 whatever the weights are."""
 

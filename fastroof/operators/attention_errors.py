@@ -42,7 +42,8 @@ class AttentionErrors(NamedTuple):
     Attributes
     ----------
     lenders : tuple of (float, LocalErrors)
-        Batch sizes of each measured table a batch size of this shape, and its errors.
+        Batch sizes of each measured table a batch size of this shape, and its errors; none where nothing
+        was measured.
     borrowed : float
         Squared relative standard error of borrowing; 0 where the shape was measured.
     window : float
@@ -62,7 +63,8 @@ def attention_variance(errors: AttentionErrors, batch: Floats, length: Floats) -
     within = np.minimum(length, errors.window)
     by_lender = [relative_variance(local, (batch * scale, within)) for scale, local in errors.lenders]
     beyond = np.where(length > errors.window, errors.beyond, 0.0)
-    return np.asarray(np.max(by_lender, axis=0) + errors.borrowed + beyond)
+    largest = np.max(by_lender, axis=0) if by_lender else np.zeros(np.shape(length))
+    return np.asarray(largest + errors.borrowed + beyond)
 
 
 def attention_errors(operator: AttentionOperator, tables: Tables, shape: HeadShape) -> AttentionErrors:

@@ -35,6 +35,7 @@ from fastroof.operators.operator import (
     Key,
     dtype_peaks,
     element_bytes,
+    input_bytes,
     unit_us,
 )
 from fastroof.operators.rows import CurveOptions, PerRowOperator, RowCost, RowNodes
@@ -42,7 +43,7 @@ from fastroof.operators.work import Real, as_floats
 from fastroof.pack import PackedGemm, pack_gemm
 from fastroof.uncertainty.leave_one_out import LocalErrors, measured_grid
 from fastroof.uncertainty.variance import calibrated_errors, relative_variance
-from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES, PEAK_DTYPE, US_PER_S
+from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES, INPUT_BYTES, PEAK_DTYPE, US_PER_S
 
 if TYPE_CHECKING:
     from fastroof.load import MeasuredTable
@@ -62,11 +63,17 @@ FLOPS_OF_ONE: Final = float(gemm_flops(1, 1, 1))
 """Of one row, output and input: worked out here, as a lookup's parts would each take 10 us for it."""
 
 
-def gemm_bytes(m: Real, n: Real, k: Real, element_bytes: float) -> Floats:
-    """Bytes of a GEMM: both inputs at ``element_bytes``, the output in bf16."""
+def gemm_bytes(m: Real, n: Real, k: Real, element_bytes: float, input_bytes: float | None = None) -> Floats:
+    """Bytes of a GEMM: weights and inputs at ``element_bytes``, the output in bf16.
+
+    Where a format is of weights alone its inputs have ``input_bytes``.
+    """
     outputs = as_floats(m) * as_floats(n)
     inputs = as_floats(m) * as_floats(k) + as_floats(n) * as_floats(k)
-    return element_bytes * inputs + ACTIVATION_BYTES * outputs
+    moved = element_bytes * inputs + ACTIVATION_BYTES * outputs
+    if input_bytes is None:
+        return moved
+    return moved + (input_bytes - element_bytes) * as_floats(m) * as_floats(k)
 
 
 def median_of_three(
@@ -188,8 +195,9 @@ class GemmOperator(PerRowOperator):
         return gemm_flops(columns["m"], columns["n"], columns["k"])
 
     def moved_bytes(self, columns: Columns) -> Floats:
-        """Both inputs in the row's dtype, the output in bf16."""
-        return gemm_bytes(columns["m"], columns["n"], columns["k"], element_bytes(columns["dtype"]))
+        """Weights and inputs in the row's dtype, the output in bf16."""
+        sizes = (columns["m"], columns["n"], columns["k"])
+        return gemm_bytes(*sizes, element_bytes(columns["dtype"]), input_bytes(columns["dtype"]))
 
     def peaks(self, columns: Columns, gpu: GpuSpec) -> tuple[Floats, Floats]:
         """Peak of the row's dtype."""
@@ -220,10 +228,12 @@ class GemmOperator(PerRowOperator):
     def roofline(self, dtype: str, gpu: GpuSpec, launch_us: float) -> Callable[[Any, Any, Any], Any]:
         """B at (m, n, k), us; ``launch_us`` is the smallest latency of the table."""
         flops_per_us, bytes_per_us = gpu.peak(dtype) / US_PER_S, gpu.hbm_bytes_per_s / US_PER_S
-        width = DTYPE_BYTES[dtype]
+        widths = DTYPE_BYTES[dtype], INPUT_BYTES[dtype]
 
         def bound_us(m: Any, n: Any, k: Any) -> Any:
-            return launch_us + gemm_flops(m, n, k) / flops_per_us + gemm_bytes(m, n, k, width) / bytes_per_us
+            return (
+                launch_us + gemm_flops(m, n, k) / flops_per_us + gemm_bytes(m, n, k, *widths) / bytes_per_us
+            )
 
         return bound_us
 
@@ -303,9 +313,9 @@ class GemmOperator(PerRowOperator):
 
     def row_cost(self, call: Gemm) -> RowCost:
         """Of rows x n x k."""
-        width = DTYPE_BYTES[call.dtype]
-        fixed = float(gemm_bytes(0, call.n, call.k, width))
-        a_row = float(gemm_bytes(1, call.n, call.k, width)) - fixed
+        widths = DTYPE_BYTES[call.dtype], INPUT_BYTES[call.dtype]
+        fixed = float(gemm_bytes(0, call.n, call.k, *widths))
+        a_row = float(gemm_bytes(1, call.n, call.k, *widths)) - fixed
         return RowCost(float(gemm_flops(1, call.n, call.k)), a_row, fixed, call.dtype)
 
     def row_key(self, call: Gemm) -> Key:

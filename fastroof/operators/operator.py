@@ -18,7 +18,7 @@ from fastroof.arrays import Array, Bools, Flags, Floats
 from fastroof.columns import LATENCY, Column
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import GpuError, LookupInputError
-from fastroof.units import DTYPE_BYTES, PEAK_DTYPE, US_PER_S
+from fastroof.units import DTYPE_BYTES, INPUT_BYTES, PEAK_DTYPE, US_PER_S
 
 if TYPE_CHECKING:
     from fastroof.operators.foreign_rows import PackageFile, TreeFile
@@ -369,6 +369,11 @@ def by_word(words: Array, value: Callable[[str], float]) -> Floats:
 def element_bytes(words: Array) -> Any:
     """Bytes of an element of each row's dtype; NaN for one that is not known."""
     return by_word(words, lambda dtype: DTYPE_BYTES.get(dtype, np.nan))
+
+
+def input_bytes(words: Array) -> Any:
+    """Bytes of what weights of each row's dtype are multiplied with; NaN for one that is not known."""
+    return by_word(words, lambda dtype: INPUT_BYTES.get(dtype, np.nan))
 
 
 def dtype_peaks(words: Array, gpu: GpuSpec) -> Floats:

@@ -9,12 +9,22 @@ import numpy as np
 
 from fastroof.arrays import Flags, Floats
 from fastroof.compiled.rows import curve_rows
-from fastroof.operators.attention_work import HeadShape
+from fastroof.config import GpuSpec
+from fastroof.operators.attention import ATTENTION_PREFILL
+from fastroof.operators.attention_work import HeadShape, prefix_bound_us
 from fastroof.operators.calls import RowOperator
 from fastroof.operators.registry import OPERATORS
 from fastroof.operators.rows import PerRowOperator, RowCost
 
-__all__ = ["DATASHEET_SOURCE", "CurveSource", "RowCurve", "per_row", "row_cost", "row_values"]
+__all__ = [
+    "DATASHEET_SOURCE",
+    "CurveSource",
+    "RowCurve",
+    "modelled_prefix_us",
+    "per_row",
+    "row_cost",
+    "row_values",
+]
 
 DATASHEET_SOURCE: Final = "datasheet"
 """What stands for a source where no kernel was measured."""
@@ -61,6 +71,10 @@ class CurveSource(Protocol):
         """How latencies are looked up."""
 
     @property
+    def gpu(self) -> GpuSpec:
+        """The GPU."""
+
+    @property
     def quantise_inputs(self) -> bool:
         """Whether an fp8 GEMM's latency leaves out quantising its input."""
 
@@ -91,6 +105,13 @@ def row_values(curve: RowCurve, max_rows: int) -> tuple[Floats, Flags]:
     origin = np.empty(max_rows + 1, np.uint8)
     curve_rows(curve.axis, curve.value, curve.flag, latency_us, origin)
     return latency_us, origin
+
+
+def modelled_prefix_us(heads: HeadShape, gpu: GpuSpec) -> tuple[float, float]:
+    """Price of a prefix from the datasheet: its roofline at prefill attention's efficiency."""
+    efficiency = ATTENTION_PREFILL.datasheet.efficiency
+    pair_us, token_us = prefix_bound_us(heads, gpu)
+    return pair_us / efficiency, token_us / efficiency
 
 
 def row_cost(call: RowOperator) -> RowCost:

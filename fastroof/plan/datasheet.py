@@ -14,11 +14,11 @@ from typing import Final
 from fastroof.arrays import Flags, Floats
 from fastroof.config import GpuSpec
 from fastroof.load.by_name import how_to_get, table_folders
-from fastroof.operators.attention import ATTENTION, ATTENTION_PREFILL
-from fastroof.operators.attention_work import HeadShape, prefix_bound_us
+from fastroof.operators.attention import ATTENTION
+from fastroof.operators.attention_work import HeadShape
 from fastroof.operators.calls import RowOperator
 from fastroof.operators.registry import OPERATORS
-from fastroof.plan.curves import DATASHEET_SOURCE, RowCurve, per_row, row_values
+from fastroof.plan.curves import DATASHEET_SOURCE, RowCurve, modelled_prefix_us, per_row, row_values
 
 __all__ = ["CLASSES", "DatasheetCurves"]
 
@@ -66,6 +66,4 @@ class DatasheetCurves:
 
     def prefix_us(self, heads: HeadShape) -> tuple[float, float]:
         """Price of a prefix: its roofline at prefill attention's efficiency."""
-        efficiency = ATTENTION_PREFILL.datasheet.efficiency
-        pair_us, token_us = prefix_bound_us(heads, self.gpu)
-        return pair_us / efficiency, token_us / efficiency
+        return modelled_prefix_us(heads, self.gpu)

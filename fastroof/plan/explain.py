@@ -51,6 +51,8 @@ class OperatorTime(NamedTuple):
         0 measured, 1 interpolated, 2 extrapolated, 3 borrowed, 4 modelled.
     source : str
         Which measured tables it comes from; ``datasheet`` without any.
+    dtype : str
+        Format that its kernel computes in, of attention the cache's; empty of kernels that only stream.
     """
 
     name: str
@@ -63,6 +65,7 @@ class OperatorTime(NamedTuple):
     bound: str
     origin: int
     source: str
+    dtype: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +109,7 @@ class Explanation(ArrowResult):
         Column("bound", "text", "", "compute, memory, launch or communication: its roofline's largest term"),
         ORIGIN,
         Column("source", "text", "", "the measured tables that it comes from"),
+        Column("dtype", "text", "", "format of its kernel; attention: of the cache"),
     )
 
     def columns(self) -> dict[str, Any]:
@@ -135,6 +139,7 @@ def _row_time(plan: StepPlan, curve: RowCurve, rows: int) -> OperatorTime:
         bound,
         int(origin),
         curve.source,
+        getattr(operator, "dtype", ""),
     )
 
 
@@ -207,6 +212,7 @@ def _attention_time(
         _bound(plan, times.launch_us, float(work) / plan.gpu.peak("bf16"), float(moved)),
         origin,
         part.sources[0 if is_decode else 1],
+        call.kv_dtype,
     )
 
 

@@ -22,6 +22,7 @@ from fastroof.plan.attention import PlanAttention, heads_of
 from fastroof.plan.blocks import scaled_block, sum_blocks
 from fastroof.plan.curves import CurveSource
 from fastroof.plan.datasheet import DatasheetCurves
+from fastroof.plan.kernel_formats import kernel_formats
 from fastroof.plan.options import PlanOptions, kernel_order
 from fastroof.plan.rows import ONCE, RowCall, RowSums, origins_of, row_calls, sums_of
 from fastroof.plan.step_error import ErrorSource
@@ -179,11 +180,13 @@ def execution_of(model: ModelSpec, options: PlanOptions, curves: CurveSource) ->
     if options.dtype == checkpoint.dtype:
         formats, scale_bytes = (("lm_head", checkpoint.head_dtype),), checkpoint.scale_bytes
         stored = {dtype for kind in model.kinds for _, dtype in kind.formats} | {checkpoint.head_dtype}
+    tables = curves.tables if isinstance(curves, TableCurves) else None
     return Execution(
         options.dtype,
         options.kv_dtype,
         "fp8" in stored and curves.quantise_inputs,
         formats,
+        kernel_formats(model, stored, curves.gpu, options, tables),
         scale_bytes=scale_bytes,
         routing=ROUTING if options.routing is None else options.routing,
     )

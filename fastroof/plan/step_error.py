@@ -21,7 +21,7 @@ import numpy as np
 
 from fastroof.arrays import Bools, Floats, Longs
 from fastroof.compiled import steps
-from fastroof.errors import PlanError
+from fastroof.errors import MissingTableError, PlanError
 from fastroof.operators.attention import ATTENTION_DECODE, ATTENTION_PREFILL
 from fastroof.operators.attention_errors import AttentionErrors, attention_variance
 from fastroof.operators.attention_grids import AttentionOperator
@@ -34,7 +34,7 @@ from fastroof.plan.datasheet import DatasheetCurves
 from fastroof.plan.rows import rows_of
 from fastroof.plan.table_curves import TableCurves
 from fastroof.tables import Tables
-from fastroof.tables.source_errors import SourceError, source_error
+from fastroof.tables.source_errors import NO_SOURCE, SourceError, source_error
 from fastroof.uncertainty.variance import PREFIX
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def step_errors(plan: StepPlan) -> StepErrors | None:
     heads = [heads_of(part.call) for part in plan.attention]
     decode, prefill = (
         (
-            tuple(operator.local_errors(tables, one) for one in heads),
+            tuple(_attention_local(operator, tables, one) for one in heads),
             tuple(_attention_source(operator, tables, one) for one in heads),
         )
         for operator in (ATTENTION_DECODE, ATTENTION_PREFILL)
@@ -170,9 +170,20 @@ def step_errors(plan: StepPlan) -> StepErrors | None:
     return StepErrors(tokens, decodes, logits, decode[0], prefill[0], decode[1], prefill[1])
 
 
+def _attention_local(operator: AttentionOperator, tables: Tables, heads: HeadShape) -> AttentionErrors:
+    """Local errors of a head shape; of one that nothing measured stands for the datasheet model's."""
+    try:
+        return operator.local_errors(tables, heads)
+    except MissingTableError:
+        return AttentionErrors((), DATASHEET**2)
+
+
 def _attention_source(operator: AttentionOperator, tables: Tables, heads: HeadShape) -> SourceError:
     """Of the source of a head shape, or of the first shape that it is borrowed from."""
-    lender = operator.grid(tables, heads).lenders[0]
+    try:
+        lender = operator.grid(tables, heads).lenders[0]
+    except MissingTableError:
+        return NO_SOURCE
     return source_error(tables, operator.name, tuple(lender))
 
 
@@ -198,7 +209,12 @@ def _rows_errors(plan: StepPlan, tables: Tables, rows: str, left_out: str, limit
     for call, time_us in of_call.items():
         operator = per_row(call)
         call_rows = np.arange(1.0, limit + 1.0) * rows_of(plan.layout, 1, 1)[call.rows]
-        variance = operator.row_variance(call, tables, call_rows)
+        try:
+            variance = operator.row_variance(call, tables, call_rows)
+        except MissingTableError:
+            # the datasheet model stands for it
+            total.local_us2[:] += (time_us * DATASHEET) ** 2
+            continue
         points = operator.table_points(call, tables, call_rows)
         if points is not None and variance is not None:
             key, sizes = points

@@ -9,6 +9,7 @@ import numpy as np
 
 from fastroof.arrays import Flags, Floats
 from fastroof.columns import ORIGIN_BORROWED
+from fastroof.config import GpuSpec
 from fastroof.errors import MissingTableError, PlanError
 from fastroof.lazy_property import lazy_property
 from fastroof.operators.attention import ATTENTION, ATTENTION_PREFILL
@@ -17,7 +18,7 @@ from fastroof.operators.calls import RowOperator
 from fastroof.operators.gemm import GEMM
 from fastroof.operators.operator import METHODS
 from fastroof.operators.rows import CurveOptions, RowNodes
-from fastroof.plan.curves import DATASHEET_SOURCE, RowCurve, per_row, row_values
+from fastroof.plan.curves import DATASHEET_SOURCE, RowCurve, modelled_prefix_us, per_row, row_values
 from fastroof.tables import Tables
 
 __all__ = ["TableCurves"]
@@ -43,6 +44,11 @@ class TableCurves:
         return CurveOptions(self.method, self.gemm_smoothing, self.fp8_scales)
 
     @property
+    def gpu(self) -> GpuSpec:
+        """The GPU that was measured."""
+        return self.tables.gpu
+
+    @property
     def quantise_inputs(self) -> bool:
         """Whether the source's fp8 GEMMs leave out quantising their input, as kernels alone do."""
         return GEMM.quantises_inputs_apart(self.tables)
@@ -59,9 +65,8 @@ class TableCurves:
         operator = per_row(call)
         try:
             table = operator.serving(call, self.tables)
-        except MissingTableError:
-            if not self.allow_modelled:
-                raise
+        except MissingTableError as error:
+            self._check_modelled(error)
             return RowCurve(call, *operator.datasheet_nodes(call, self.tables.gpu))
         made = self.tables.kept(("row nodes", *self._key(call, max_rows)), nodes)
         return RowCurve(call, *made, DATASHEET_SOURCE if table is None else table.source)
@@ -81,16 +86,43 @@ class TableCurves:
 
     def attention_block(self, operator: str, heads: HeadShape) -> Floats:
         """Grid block of an attention operator; borrowed nodes say so."""
+
+        def block() -> Floats:
+            if self._is_modelled(operator, heads):
+                return ATTENTION[operator].datasheet_block(heads, self.gpu)
+            return ATTENTION[operator].block(self.tables, self.method, heads)
+
         return self.tables.kept(
-            ("attention blocks", operator, self.method, heads),
-            lambda: ATTENTION[operator].block(self.tables, self.method, heads),
+            ("attention blocks", operator, self.method, self.allow_modelled, heads), block
         )
 
     def attention_source(self, operator: str, heads: HeadShape) -> str:
         """Which source has the rows of a head shape, or of the shapes that it is borrowed from."""
+        if self._is_modelled(operator, heads):
+            return DATASHEET_SOURCE
         lenders = ATTENTION[operator].grid(self.tables, heads).lenders
         return " ".join(dict.fromkeys(self.tables.source_of(operator, tuple(one)) for one in lenders))
 
     def prefix_us(self, heads: HeadShape) -> tuple[float, float]:
         """Price of a prefix, see :meth:`AttentionPrefill.prefix_us`."""
+        if self._is_modelled(ATTENTION_PREFILL.name, heads):
+            return modelled_prefix_us(heads, self.gpu)
         return self.tables.kept(("prefix", heads), lambda: ATTENTION_PREFILL.prefix_us(self.tables, heads))
+
+    def _is_modelled(self, operator: str, heads: HeadShape) -> bool:
+        """Whether nothing measured stands for a head shape, and the datasheet model may."""
+
+        def is_modelled() -> bool:
+            try:
+                ATTENTION[operator].grid(self.tables, heads)
+            except MissingTableError as error:
+                self._check_modelled(error)
+                return True
+            return False
+
+        return self.tables.kept(("is modelled", operator, self.allow_modelled, heads), is_modelled)
+
+    def _check_modelled(self, error: MissingTableError) -> None:
+        """Say what else would do, unless the datasheet model may stand for what was not measured."""
+        if not self.allow_modelled:
+            raise MissingTableError(f"{error}; allow_modelled=True models it from the datasheet") from None

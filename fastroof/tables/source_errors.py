@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fastroof.load import MeasuredTable
     from fastroof.tables.table_set import Tables
 
-__all__ = ["SourceError", "source_error"]
+__all__ = ["NO_SOURCE", "SourceError", "source_error"]
 
 Key = tuple[Any, ...]
 
@@ -55,6 +55,11 @@ class SourceError(NamedTuple):
         """Of a single answer, relative and squared."""
         spread, common = self.parts(sizes, latency_us)
         return np.asarray(spread**2 + common**2)
+
+
+_NONE: Final = CampaignError(0.0, 0.0)
+NO_SOURCE: Final = SourceError(CampaignErrors(_NONE, _NONE), 1.0, ())
+"""Of what was not measured: no campaign can be another one."""
 
 
 def source_error(tables: Tables, operator: str, asked: Key) -> SourceError:

@@ -329,7 +329,12 @@ class Tables:
         def words(k: Key) -> str:
             return " ".join(f"{name}={value}" for name, value in zip(names, k, strict=True))
 
-        keys = sorted(self.every_key(operator), key=lambda k: (-shared(k), str(k)))
+        measured = self.every_key(operator)
+        for name, value, others in zip(names, key, zip(*measured, strict=True), strict=True):
+            if name in ("dtype", "kv_dtype") and value not in others:
+                formats = ", ".join(sorted(set(others)))
+                return f"{self.gpu.name} has no {operator} table of {name} {value}; measured: {formats}"
+        keys = sorted(measured, key=lambda k: (-shared(k), str(k)))
         near = "; ".join(words(k) for k in keys[:3])
         return (
             f"no {operator} row of {self.gpu.name} has {words(key)}; "

@@ -213,6 +213,9 @@ def errors() -> Answers:
     return answers
 
 
+_NOT_RECORDED = ("name", "role", "dtype")
+
+
 def explanations() -> Answers:
     """Steps broken down by operator."""
     answers = Answers()
@@ -225,8 +228,8 @@ def explanations() -> Answers:
                 answers.number(f"{case}: {step}", "origin", explained.origin)
                 answers.text(f"{case}: {step}", "operators", ", ".join(o.name for o in explained.operators))
                 for operator in explained.operators:
-                    answers.record(f"{case}: {step}: {operator.name}", operator, without=("name", "role"))
+                    answers.record(f"{case}: {step}: {operator.name}", operator, without=_NOT_RECORDED)
     for case, plan in compiled(answers, None, "qwen3-32b", "h20", tp=2):
         for operator in plan.explain(RAGGED[1][1]).operators:
-            answers.record(f"{case}: {operator.name}", operator, without=("name", "role"))
+            answers.record(f"{case}: {operator.name}", operator, without=_NOT_RECORDED)
     return answers

@@ -1,0 +1,93 @@
+"""Which format the kernels of a stored format compute in: by GPU, engine, and what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from fastroof.config import GpuSpec
+from fastroof.models import ModelSpec
+from fastroof.models.experts import RoutedExperts
+from fastroof.operators.gemm import GEMM
+from fastroof.operators.moe import MOE, MOE_NONGATED
+from fastroof.plan.options import PlanOptions
+from fastroof.tables import Tables
+
+__all__ = ["KERNEL_FORMATS", "kernel_formats"]
+
+KERNEL_FORMATS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
+    "mxfp4": (("w4a8_mxfp4_mxfp8", "fp4"), ("w4a16_mxfp4", "bf16")),
+    "nvfp4": (("nvfp4", "fp4"), ("nvfp4_wo", "bf16")),
+    "int8": (("int8", "int8"), ("sq", "int8")),
+}
+"""Formats that kernels of a stored format compute in, the quickest first, and the peak that a GPU needs.
+
+Engines keep 4-bit weights on a GPU without units for them and compute in bf16. SmoothQuant's int8 kernels are
+called ``sq`` in the tables that have any.
+"""
+
+
+def kernel_formats(
+    model: ModelSpec, stored: set[str], gpu: GpuSpec, options: PlanOptions, tables: Tables | None
+) -> tuple[tuple[str, str], ...]:
+    """Stored formats whose kernels compute in another, each with that.
+
+    The engine's profile says it, with a kernel of ``moe`` or ``gemm`` for that ``format`` that names its
+    ``dtype``. Else it is the first that the GPU can run and that was measured: of this model's experts by the
+    source that serves first, by any, or of any shape at all. Where none was, the first that it can run.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        Whose layers.
+    stored : set of str
+        Formats of its modules.
+    gpu : GpuSpec
+        What it runs on.
+    options : PlanOptions
+        Checked, and of that model.
+    tables : Tables or None
+        In the engine's order; None for the datasheet model.
+    """
+    chosen = {dtype: _kernel_format(model, dtype, gpu, options, tables) for dtype in sorted(stored)}
+    return tuple((dtype, kernel) for dtype, kernel in chosen.items() if dtype != kernel)
+
+
+def _kernel_format(
+    model: ModelSpec, dtype: str, gpu: GpuSpec, options: PlanOptions, tables: Tables | None
+) -> str:
+    able = [kernel for kernel, peak in KERNEL_FORMATS.get(dtype, ()) if peak in gpu.peak_flops_per_s]
+    if not able:
+        return dtype
+    profile = options.runtime.kernels
+    for operator in (MOE.name, GEMM.name):
+        named = profile.of(operator, gpu.name, dtype, {"tp": options.tp})
+        if named is not None and named.dtype in able:
+            return str(named.dtype)
+    if len(able) == 1 or tables is None:
+        return able[0]
+    experts = frozenset(kind.mlp for kind in model.kinds if isinstance(kind.mlp, RoutedExperts))
+    key = ("measured formats", model.hidden, experts)
+    measured = tables.kept(key, lambda: list(_measured(tables, model.hidden, experts)))
+    return next((kernel for dtypes in measured for kernel in able if kernel in dtypes), able[0])
+
+
+def _measured(tables: Tables, hidden: int, experts: frozenset[RoutedExperts]) -> Iterator[set[str]]:
+    """Formats in which a model's experts were measured: by the first source, by any, of any shape.
+
+    Without experts those in which any GEMM was.
+    """
+    if not experts:
+        yield _dtypes(tables, GEMM.name, None)
+        return
+    shapes = {(hidden, one.intermediate, one.topk, one.num_experts) for one in experts}
+    operator = MOE.name if all(one.is_gated for one in experts) else MOE_NONGATED.name
+    if operator not in tables.sources:
+        return
+    yield {str(key[0]) for key in tables.groups(operator) if key[1:5] in shapes}
+    yield _dtypes(tables, operator, shapes)
+    yield _dtypes(tables, operator, None)
+
+
+def _dtypes(tables: Tables, operator: str, shapes: set[tuple[int, int, int, int]] | None) -> set[str]:
+    return {str(key[0]) for key in tables.every_key(operator) if shapes is None or key[1:5] in shapes}
