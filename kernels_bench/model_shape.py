@@ -112,9 +112,9 @@ class ModelShape:
         """Outputs and inputs (n, k) of the LM head on one GPU, padding included."""
         return self.share(tp).vocab_rows, self.hidden
 
-    def expert_layer(self, tp: int) -> tuple[int, int, int, int, int] | None:
-        """Hidden size, expert width before moe_tp, topk, num_experts and moe_tp; None for a dense model."""
+    def expert_layer(self) -> tuple[int, int, int, int]:
+        """Hidden size, width of an expert, topk and num_experts of a MoE layer, before any split."""
         if self.experts is None:
-            return None
+            raise ValueError(f"{self.name} has no experts")
         num_experts, topk, intermediate = self.experts
-        return self.hidden, intermediate, topk, num_experts, tp
+        return self.hidden, intermediate, topk, num_experts

@@ -4,9 +4,10 @@ A grid file has ``title``; ``tp`` and ``models``, where shapes are derived from 
 tables. A group has ``name``, ``operator`` and ``priority`` (0 for sentinels, the highest number is dropped
 first), and a value for every key and axis column of the operator: one, a list, or a range ``{start, stop,
 factor}`` or ``{start, stop, step}``. Its points are all combinations. ``shapes`` gives several columns
-together: a name (heads, linear, lm_head, experts; hidden, activations, rope, kv) derives them from the
-models at every tp, a list of lists spells them out. Limits (``max_kv_bytes``, ``max_kv_tokens``,
-``max_new_tokens``, ``max_io_bytes``) leave points out.
+together: a name (heads, linear, lm_head; experts, spread_experts; hidden, activations, rope, kv) derives
+them from the models at every tp, from those that ``models`` of the group names or all; a list of lists
+spells them out. Limits (``max_kv_bytes``, ``max_kv_tokens``, ``max_new_tokens``, ``max_io_bytes``) leave
+points out.
 """
 
 from __future__ import annotations
@@ -233,7 +234,7 @@ def _group(where: str, data: Any, models: Sequence[ModelShape]) -> Group:
     operator = MEASURED[given]
     priority = table.size("priority", 0, MAX_PRIORITY)
     columns = operator.given_columns()
-    may_shape = ("shapes",) if operator.shape_columns else ()
+    may_shape = ("shapes", "models") if operator.shape_columns else ()
     table.refuse_unknown(("name", "operator", "priority", *may_shape, *columns, *operator.limits))
     most_of = {limit: table.number(limit) for limit in operator.limits if limit in data}
 
@@ -265,6 +266,8 @@ def _shapes(
             raise MeasureError(f"{table.where}: {column} is given twice, by shapes too")
     given = table.data["shapes"]
     if isinstance(given, list):
+        if "models" in table.data:
+            raise MeasureError(f"{table.where}: shapes spells them out, so no models are asked for")
         names = ", ".join(columns)
         if not given:
             raise MeasureError(f"{table.where}: shapes is empty; need lists of {names}, or a name")
@@ -274,6 +277,9 @@ def _shapes(
             f"{table.where}: shapes {given!r:.60} is none of {', '.join(operator.model_shapes)}, "
             f"nor lists of {', '.join(columns)}"
         )
+    if "models" in table.data:
+        chosen = table.texts("models", [model.name for model in models])
+        models = [model for model in models if model.name in chosen]
     shapes = shapes_of(given, models)
     if not shapes:
         raise MeasureError(f"{table.where}: shapes {given!r} finds none in the grid's {len(models)} models")

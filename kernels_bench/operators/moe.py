@@ -9,16 +9,28 @@ import numpy as np
 
 from fastroof.arrays import Floats
 from fastroof.operators.expert_work import moe_bytes
-from fastroof.units import DTYPE_BYTES
+from fastroof.units import DTYPE_BYTES, PEAK_DTYPE
 from kernels_bench.model_shape import ModelShape
 from kernels_bench.operators.operator import Columns, MeasuredOperator, ModelShapes, Shape, Values
+from kernels_bench.routing import DISTRIBUTIONS
 
 __all__ = ["OPERATORS", "MoeOperator"]
 
 
-def _experts_of(model: ModelShape, tp: int) -> Iterable[Shape]:
-    layer = model.expert_layer(tp)
-    return [] if layer is None else [layer]
+FP8_SHARE: Final = 0.4
+"""Of 1979 TFLOP/s: 800."""
+
+
+def _experts_of(model: ModelShape, gpus: int) -> Iterable[Shape]:
+    """Every expert's width over all GPUs."""
+    return [] if model.experts is None else [(*model.expert_layer(), gpus, 1)]
+
+
+def _spread_experts_of(model: ModelShape, gpus: int) -> Iterable[Shape]:
+    """The experts over all GPUs, each whole."""
+    if model.experts is None or model.experts.num_experts % gpus:
+        return []
+    return [(*model.expert_layer(), 1, gpus)]
 
 
 class MoeOperator(MeasuredOperator):
@@ -29,10 +41,16 @@ class MoeOperator(MeasuredOperator):
     flops_share = 0.404  # of 989.5 TFLOP/s: 400
     launch_us = 25.0
     computes_in_dtype = True
-    shape_columns = ("hidden", "intermediate", "topk", "num_experts", "moe_tp")
-    model_shapes: ClassVar[ModelShapes] = {"experts": _experts_of}
+    shape_columns = ("hidden", "intermediate", "topk", "num_experts", "moe_tp", "moe_ep")
+    model_shapes: ClassVar[ModelShapes] = {"experts": _experts_of, "spread_experts": _spread_experts_of}
+    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"distribution": DISTRIBUTIONS}
     defaults: ClassVar[Mapping[str, int | str]] = {"moe_tp": 1, "moe_ep": 1, "distribution": "balanced"}
     divisors: ClassVar[Mapping[str, str]] = {"intermediate": "moe_tp", "num_experts": "moe_ep"}
+
+    def flops_shares(self, columns: Columns) -> Floats:
+        """Of fp8 kernels a smaller share of a higher peak."""
+        is_fp8 = np.array([PEAK_DTYPE.get(str(dtype)) == "fp8" for dtype in columns["dtype"]], np.bool_)
+        return np.where(is_fp8, FP8_SHARE, self.flops_share)
 
     def impossible(self, given: Values) -> str | None:
         """No token takes more experts than there are."""
@@ -52,6 +70,11 @@ class MoeOperator(MeasuredOperator):
             c["num_tokens"], c["hidden"], c["intermediate"], c["num_experts"], c["num_experts"],
             c["moe_tp"], c["moe_ep"], element_bytes,
         )  # fmt: skip
+
+    def checked_dtype(self, values: Values) -> str:
+        """Experts in fp8 round twice, one after the other."""
+        dtype = str(values["dtype"])
+        return "fp8_experts" if PEAK_DTYPE.get(dtype) == "fp8" else dtype
 
     def reference_work(self, values: Values) -> float:
         """Of three GEMMs for each expert that a token takes."""

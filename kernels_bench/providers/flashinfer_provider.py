@@ -34,6 +34,10 @@ from kernels_bench.providers.flashinfer_calls import (
     plan_ragged_prefill,
 )
 from kernels_bench.providers.flashinfer_elementwise import FlashinferSmallOps
+from kernels_bench.providers.flashinfer_experts import (
+    prepare_flashinfer_experts,
+    refuses_flashinfer_experts,
+)
 from kernels_bench.providers.flashinfer_gemm import prepare_block_gemm, refuses_block_gemm
 from kernels_bench.providers.mla import mla_sets, prepare_mla
 
@@ -70,6 +74,7 @@ class FlashinferProvider(CudaProvider):
             "attention_prefill": Launch(self._refuses_prefill, self._prepare_prefill),
             **dict.fromkeys(DECODES, Launch(self._refuses_decode, self._prepare_decode)),
             "mla_decode": Launch(self._refuses_mla, self._prepare_mla),
+            "moe": Launch(self._refuses_moe, self._prepare_moe),
             "elementwise": Launch(self._refuses_elementwise, self._prepare_elementwise),
         }
 
@@ -99,7 +104,7 @@ class FlashinferProvider(CudaProvider):
     def _package(self) -> Any:
         if self._flashinfer is None:
             package = importlib.import_module("flashinfer")
-            for part in ("mla", "gemm"):
+            for part in ("mla", "gemm", "fused_moe"):
                 importlib.import_module(f"flashinfer.{part}")
             self._flashinfer = package
         return self._flashinfer
@@ -109,6 +114,12 @@ class FlashinferProvider(CudaProvider):
 
     def _prepare_gemm(self, point: Point, seed: int, max_bytes: int) -> Prepared:
         return prepare_block_gemm(point, self._package(), self.device, seed, max_bytes)
+
+    def _refuses_moe(self, point: Point) -> str | None:
+        return refuses_flashinfer_experts(point, self.device, self.modules)
+
+    def _prepare_moe(self, point: Point, seed: int, max_bytes: int) -> Prepared:
+        return prepare_flashinfer_experts(point, self._package(), self.device, seed, max_bytes)
 
     def _refuses_elementwise(self, point: Point) -> str | None:
         kind = point.values["kind"]

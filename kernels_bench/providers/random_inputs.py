@@ -56,6 +56,10 @@ class InputMaker:
         scale = largest.float() / FP8_MAX
         return (values / scale.to(values.dtype)).clamp_(-FP8_MAX, FP8_MAX).to(torch_dtype("fp8")), scale
 
+    def constant(self, value: float) -> Any:
+        """Return a float32 number of shape (1,)."""
+        return self._torch.full((1,), value, dtype=self._torch.float32, device=self.device.name)
+
     def indices(self, values: Any, dtype: str = "int32") -> Any:
         """Return integers on the device."""
         return self._torch.as_tensor(values, dtype=getattr(self._torch, dtype), device=self.device.name)

@@ -15,6 +15,13 @@ from kernels_bench.providers.device import Device, cuda_availability
 from kernels_bench.providers.elementwise import prepare_small_op, refuses_small_op
 from kernels_bench.providers.small_ops import KINDS, VllmSmallOps
 from kernels_bench.providers.torch_gemm import prepare_gemm, refuses_gemm
+from kernels_bench.providers.vllm_experts import (
+    VllmExperts,
+    load_vllm_experts,
+    prepare_vllm_experts,
+    refuses_vllm_experts,
+    vllm_version,
+)
 from kernels_bench.providers.vllm_ops import find_library, load_libraries, plan_fa3
 
 __all__ = ["VllmProvider"]
@@ -33,13 +40,16 @@ class VllmProvider(CudaProvider):
     ----------
     device : Device, optional
         Where to run; the current CUDA device by default, found when it is first needed.
+    experts : VllmExperts, optional
+        Its fused experts; those of the installed vllm by default, imported when they are first needed.
     """
 
     name = "vllm"
 
-    def __init__(self, device: Device | None = None) -> None:
+    def __init__(self, device: Device | None = None, experts: VllmExperts | None = None) -> None:
         super().__init__(device)
         self._reasons: dict[str, str] | None = None
+        self._experts = experts
 
     @cached_property
     def launches(self) -> Mapping[str, Launch]:
@@ -48,6 +58,7 @@ class VllmProvider(CudaProvider):
         return {
             "gemm": Launch(self._refuses_gemm, self._prepare_gemm),
             **dict.fromkeys(ATTENTION, attention),
+            "moe": Launch(self._refuses_moe, self._prepare_moe),
             "elementwise": Launch(self._refuses_elementwise, self._prepare_elementwise),
         }
 
@@ -68,9 +79,12 @@ class VllmProvider(CudaProvider):
         if not cuda.works:
             return cuda
         missing = [reason for reason in self.reasons.values() if reason]
-        if len(missing) == len(self.reasons):
+        version = vllm_version()
+        if len(missing) == len(self.reasons) and not version:
             return Availability(False, "; ".join(missing))
         loaded = {f"vllm_{name}": _identity(name) for name, reason in self.reasons.items() if not reason}
+        if version:
+            loaded["vllm"] = version
         return Availability(True, "; ".join(missing), {**(cuda.versions or {}), **loaded})
 
     def _refuses_gemm(self, point: Point) -> str | None:
@@ -83,6 +97,18 @@ class VllmProvider(CudaProvider):
         if point.values["dtype"] != "fp8_block":
             return prepare_gemm(point, self.device, seed, max_bytes, kernel, _scaled_mm)
         return prepare_gemm(point, self.device, seed, max_bytes, kernel, _scaled_mm, _by_columns)
+
+    def _refuses_moe(self, point: Point) -> str | None:
+        if reason := refuses_vllm_experts(point, self.device):
+            return reason
+        if self._experts is None and not vllm_version():
+            return "vLLM's fused experts need vllm itself, which is not installed: its libraries hold none"
+        return None
+
+    def _prepare_moe(self, point: Point, seed: int, max_bytes: int) -> Prepared:
+        if self._experts is None:
+            self._experts = load_vllm_experts()
+        return prepare_vllm_experts(point, self._experts, self.device, seed, max_bytes)
 
     def _refuses_elementwise(self, point: Point) -> str | None:
         if point.values["kind"] not in KINDS:

@@ -24,6 +24,7 @@ num_sms = 1
 
 [peak_tflops]
 bf16 = 1000
+fp8 = 1000
 
 [memory]
 hbm_tb_per_s = 10

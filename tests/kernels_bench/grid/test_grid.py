@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastroof.config import load_gpu
+from fastroof.errors import MeasureError
 from fastroof.models import load_model
 from fastroof.operators.registry import OPERATORS
 from kernels_bench.grid.grid import Grid, grid_names, load_grid, shapes_of
@@ -54,7 +55,7 @@ MODELS = 'models = [{ name = "a", heads = [32, 8, 128], hidden = 4096, intermedi
 
 
 def test_the_packaged_grids() -> None:
-    assert grid_names() == ["cpu", "h100", "smoke"]
+    assert grid_names() == ["cpu", "h100", "moe", "smoke"]
 
 
 @pytest.mark.parametrize("name", grid_names())
@@ -195,9 +196,9 @@ def test_streaming_kernels_and_copies(default: Grid) -> None:
 def test_unequal_decode_moe_and_mla(default: Grid) -> None:
     spreads = {spread for (spread,) in sizes(default, "attention_decode_unequal", "spread")}
     assert spreads == {"uniform", "bimodal", "one_long"}
-    layers = sizes(default, "moe", "hidden", "intermediate", "topk", "num_experts", "moe_tp")
+    layers = sizes(default, "moe", "hidden", "intermediate", "topk", "num_experts", "moe_tp", "moe_ep")
     assert len(layers) == 12
-    assert (4096, 14336, 2, 8, 8) in layers
+    assert (4096, 14336, 2, 8, 8, 1) in layers
     assert {heads for (heads,) in sizes(default, "mla_decode", "num_q_heads")} == {16, 32, 64, 128}
 
 
@@ -231,12 +232,12 @@ def test_smoke_has_every_operator_of_the_default_grid(default: Grid) -> None:
         names = ("dtype", "kv_dtype", "kind")
         return {(p.operator, *(p.values.get(name) for name in names)) for p in grid.points()}
 
-    assert kinds(load_grid("smoke")) >= kinds(default)
+    assert kinds(load_grid("smoke")) == kinds(default) | kinds(load_grid("moe"))
 
 
 def test_the_cpu_grid_is_tiny_and_has_two_sizes_on_every_axis() -> None:
     points = load_grid("cpu").points()
-    assert 24 <= len(points) <= 60
+    assert 24 <= len(points) <= 80
     axes_of = {
         "gemm": "m n k",
         "attention_decode": "batch_size kv_len",
@@ -248,6 +249,34 @@ def test_the_cpu_grid_is_tiny_and_has_two_sizes_on_every_axis() -> None:
         for axis in axes.split():
             assert len({p.values[axis] for p in points if p.operator == operator}) > 1, (operator, axis)
     assert max(p.values.get("io_bytes", 0) for p in points) < 10e6
+
+
+def test_a_group_may_name_its_models(tmp_path: Path) -> None:
+    both = (
+        MODELS[:-1] + ', { name = "b", heads = [8, 8, 128], hidden = 512, intermediate = 1024, vocab = 9 }]'
+    )
+    group = 'operator = "gemm"\ndtype = "bf16"\nshapes = "linear"\nm = 1\nmodels = '
+    grid = grid_of(tmp_path, group + '["b"]', both)
+    assert {(p.values["n"], p.values["k"]) for p in grid.points()} == set(
+        shapes_of("linear", grid.models[1:])
+    )
+    with pytest.raises(MeasureError, match="models 'c' is none of a, b"):
+        grid_of(tmp_path, group + '"c"', both)
+
+
+def test_the_grid_of_experts_has_both_splits_three_routings_and_windows() -> None:
+    grid = load_grid("moe")
+    layers = sizes(grid, "moe", "dtype", "hidden", "num_experts", "moe_tp", "moe_ep", "distribution")
+    for distribution in ("balanced", "power_law_1.01", "power_law_1.2"):
+        assert ("bf16", 2048, 128, 8, 1, distribution) in layers
+        assert ("fp8_block", 7168, 256, 1, 8, distribution) in layers
+    assert ("fp8", 6144, 8, 1, 8, "power_law_1.2") in layers
+    assert not any(tp > 1 and ep > 1 for _, _, _, tp, ep, _ in layers)
+    windows = {(128, 64), (1024, 256), (512, 128), (8192, 128)}
+    for operator in ("attention_decode", "attention_prefill"):
+        assert windows <= sizes(grid, operator, "window", "head_dim")
+    blocks = sizes(grid, "gemm", "n", "k", dtype="fp8_block")
+    assert all(n % 128 == 0 and k % 128 == 0 for n, k in blocks)
 
 
 def test_a_group_is_all_combinations_in_order(tmp_path: Path) -> None:
@@ -327,7 +356,12 @@ def test_what_is_measured_has_a_table_in_fastroof() -> None:
 def test_a_moe_model_has_a_router_and_no_dense_mlp() -> None:
     model = ModelShape("m", 32, 4, 128, 2048, 1000, experts=Experts(128, 8, 768), tp=(1, 8))
     assert model.linear(8) == [((4 + 2) * 128, 2048), (2048, 4 * 128), (128, 2048)]
-    assert shapes_of("experts", [model]) == [(2048, 768, 8, 128, 1), (2048, 768, 8, 128, 8)]
+    assert shapes_of("experts", [model]) == [(2048, 768, 8, 128, 1, 1), (2048, 768, 8, 128, 8, 1)]
+    assert shapes_of("spread_experts", [model]) == [(2048, 768, 8, 128, 1, 1), (2048, 768, 8, 128, 1, 8)]
+    few = ModelShape("m", 32, 4, 128, 2048, 1000, experts=Experts(12, 2, 768), tp=(1, 8))
+    assert shapes_of("spread_experts", [few]) == [(2048, 768, 2, 12, 1, 1)], "12 experts do not divide by 8"
+    dense = ModelShape("m", 32, 4, 128, 2048, 1000, intermediate=768, tp=(1, 8))
+    assert shapes_of("experts", [dense]) == shapes_of("spread_experts", [dense]) == []
     assert shapes_of("activations", [model]) == [(96,), (768,)]
 
 

@@ -69,11 +69,19 @@ BAD = {
         "at least 2",
     ),
     "topk": (
-        'operator = "moe"\ndtype = "bf16"\nshapes = [[64, 64, 9, 8, 1]]\nnum_tokens = 1',
+        'operator = "moe"\ndtype = "bf16"\nshapes = [[64, 64, 9, 8, 1, 1]]\nnum_tokens = 1',
         "topk 9 is above num_experts 8",
     ),
+    "models of listed shapes": (
+        'operator = "gemm"\ndtype = "bf16"\nshapes = [[64, 64]]\nmodels = ["tiny"]\nm = 1',
+        "so no models are asked for",
+    ),
+    "an unknown model": (
+        'operator = "gemm"\ndtype = "bf16"\nshapes = "linear"\nmodels = ["tiny"]\nm = 1',
+        "finds none in the grid's 0 models",
+    ),
     "moe_tp": (
-        'operator = "moe"\ndtype = "bf16"\nshapes = [[64, 60, 2, 8, 8]]\nnum_tokens = 1',
+        'operator = "moe"\ndtype = "bf16"\nshapes = [[64, 60, 2, 8, 8, 1]]\nnum_tokens = 1',
         "intermediate 60 is not divisible by moe_tp 8",
     ),
     "kind": ('operator = "elementwise"\nkind = "gelu"\nm = 1\nwidth = 8', "kind 'gelu' is none of"),
@@ -139,7 +147,7 @@ def test_a_grid_that_is_no_grid(tmp_path: Path) -> None:
         load_grid(write(tmp_path, "title = "))
     with pytest.raises(MeasureError, match=r"has no \[\[group\]\]"):
         load_grid(write(tmp_path, 'title = "t"'))
-    with pytest.raises(MeasureError, match=r"cannot be read: No such file.*cpu, h100, smoke"):
+    with pytest.raises(MeasureError, match=r"cannot be read: No such file.*cpu, h100, moe, smoke"):
         load_grid(tmp_path / "none.toml")
     with pytest.raises(MeasureError, match="cannot be read: Is a directory"):
         load_grid(tmp_path)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from fastroof.errors import MeasureError
 from kernels_bench.grid.grid import load_grid
 from kernels_bench.points import Point
-from kernels_bench.providers.cpu import MAX_BYTES, CpuProvider, round_bf16
+from kernels_bench.providers.cpu import MAX_BYTES, CpuProvider
+from kernels_bench.providers.cpu_kernels import round_bf16, round_e4m3
 from kernels_bench.run.check import check_result
 from tests.kernels_bench.fakes import gemm
 
@@ -74,20 +75,52 @@ def test_unequal_decode_keeps_the_total_kv() -> None:
     assert len(set(lengths)) > 1
 
 
-def test_moe_is_the_mean_of_its_experts_written_out() -> None:
+@pytest.mark.parametrize("moe_ep", [1, 2])
+@pytest.mark.parametrize("distribution", ["balanced", "power_law_1.2"])
+def test_moe_is_the_sum_of_its_experts_written_out(moe_ep: int, distribution: str) -> None:
     values = {
         "dtype": "bf16", "hidden": 8, "intermediate": 6, "topk": 2, "num_experts": 4, "moe_tp": 2,
-        "moe_ep": 1, "distribution": "balanced", "num_tokens": 5,
+        "moe_ep": moe_ep, "distribution": distribution, "num_tokens": 5,
     }  # fmt: skip
     prepared = CpuProvider().prepare(Point("moe", values), 0, BIG)
     a = {name: np.asarray(value, np.float64) for name, value in prepared._sets[0].items()}
     expected = np.zeros((5, 8))
-    for token, experts in enumerate(a["chosen"].astype(int)):
-        for expert in experts:
+    for token, slot in np.ndindex(5, 2):
+        expert = int(a["chosen"][token, slot])
+        if expert < 4 // moe_ep:
             hidden = a["gate_up"][expert] @ a["x"][token]
             gate, up = hidden[:3], hidden[3:]
-            expected[token] += a["down"][expert] @ (gate / (1 + np.exp(-gate)) * up) / 2
+            made = a["down"][expert] @ (gate / (1 + np.exp(-gate)) * up)
+            expected[token] += a["shares"][token, slot] * made
+    assert expected.any()
     np.testing.assert_allclose(prepared.reference(0), expected, rtol=1e-9)
+
+
+def test_e4m3_holds_what_its_bits_do() -> None:
+    """All 8-bit patterns but NaN: 4 bits of exponent of bias 7, 3 of mantissa."""
+    numbers = [
+        sign * (2.0 ** (e - 7) * (1 + m / 8) if e else 2.0**-6 * m / 8)
+        for sign in (1, -1) for e in range(16) for m in range(8) if (e, m) != (15, 7)
+    ]  # fmt: skip
+    assert round_e4m3(numbers).tolist() == numbers
+    assert max(numbers) == 448
+    held = np.unique(numbers)
+    values = np.random.default_rng(0).normal(0, 100, 2000)
+    nearest = np.abs(held[:, None] - np.clip(values, -448, 448)).min(axis=0)
+    np.testing.assert_allclose(np.abs(round_e4m3(values) - np.clip(values, -448, 448)), nearest, atol=1e-12)
+    assert round_e4m3([17.0, 19.0]).tolist() == [16.0, 20.0], "ties go to the even mantissa"
+
+
+def test_block_scaled_inputs_have_blocks_whose_largest_is_e4m3s() -> None:
+    prepared = CpuProvider().prepare(gemm(4, 256, 256, dtype="fp8_block"), 0, BIG)
+    x, w = prepared._sets[0]["x"], prepared._sets[0]["w"]
+    for row, left in np.ndindex(4, 2):
+        block = x[row, 128 * left : 128 * (left + 1)]
+        scaled = block / np.abs(block).max() * 448
+        np.testing.assert_allclose(round_e4m3(scaled), scaled, rtol=1e-6)
+    block = w[128:, :128]
+    scaled = block / np.abs(block).max() * 448
+    np.testing.assert_allclose(round_e4m3(scaled), scaled, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +128,7 @@ def test_moe_is_the_mean_of_its_experts_written_out() -> None:
     [
         (gemm(4096, 4096, 4096), "too large for a CPU"),
         (gemm(1, 8192, 8192), "too large for a CPU"),
-        (gemm(1, dtype="fp8"), "bf16 is the only dtype"),
+        (gemm(1, dtype="fp8"), "fp8 of gemm is not emulated"),
         (
             Point("allreduce", {"dtype": "bf16", "num_gpus": 2, "mode": "graph", "message_bytes": 8}),
             "no allreduce",

@@ -19,6 +19,7 @@ import torch.nn.functional as functional  # noqa: E402
 from kernels_bench.points import Point  # noqa: E402
 from kernels_bench.providers import flashinfer_calls  # noqa: E402
 from kernels_bench.providers.attention import Heads  # noqa: E402
+from kernels_bench.providers.block_scales import spread_scales  # noqa: E402
 from kernels_bench.providers.device import Device  # noqa: E402
 from kernels_bench.providers.flashinfer_calls import FlashinferModules, plan_decode, plan_paged_prefill  # noqa: E402
 from kernels_bench.providers.flashinfer_provider import FlashinferProvider  # noqa: E402
@@ -37,7 +38,7 @@ def real():
         return None
     try:
         package = importlib.import_module("flashinfer")
-        for part in ("mla", "gemm"):
+        for part in ("mla", "gemm", "fused_moe"):
             importlib.import_module(f"flashinfer.{part}")
     except Exception as error:  # whatever it raises here, its signatures cannot be read
         if os.environ.get("CI"):
@@ -187,6 +188,27 @@ def stand_in(real):
         a_all, b_all = a_scale.repeat_interleave(128, 1), b_scale.repeat_interleave(128, 1)
         out.copy_((a.float() * a_all) @ (b.float() * b_all.repeat_interleave(128, 0)).T)
 
+    def fused_moe(
+        x, experts, shares, fc1, fc2, dtype, scales, tp_size, tp_rank, ep_size, ep_rank, output,
+        use_deepseek_fp8_block_scale,
+    ):  # fmt: skip
+        assert (experts.dtype, shares.dtype, output.dtype) == (torch.int32, torch.float32, dtype)
+        assert (tp_rank, ep_rank) == (0, 0)
+        assert len(scales) == (2 if use_deepseek_fp8_block_scale else 0)
+        fc1, fc2 = fc1.float(), fc2.float()
+        if scales:
+            fc1, fc2 = (
+                w * spread_scales(s, 128, *w.shape[1:]) for w, s in zip((fc1, fc2), scales, strict=True)
+            )
+        output.zero_()
+        for slot in range(experts.shape[1]):
+            for token in range(len(x)):
+                expert = int(experts[token, slot])
+                if expert < len(fc1):  # of rank 0, the first
+                    up, gate = (fc1[expert] @ x[token].float()).chunk(2)
+                    middle = functional.silu(gate) * up
+                    output[token] += shares[token, slot] * (fc2[expert] @ middle)
+
     mla = real.mla if real is not None else None
     return types.SimpleNamespace(
         __version__="stand-in",
@@ -199,6 +221,7 @@ def stand_in(real):
             BatchMLAPagedAttentionWrapper=wrapper(Mla, mla, "BatchMLAPagedAttentionWrapper")
         ),
         gemm=types.SimpleNamespace(gemm_fp8_nt_groupwise=op("gemm_fp8_nt_groupwise", block_gemm, "gemm")),
+        fused_moe=types.SimpleNamespace(cutlass_fused_moe=op("cutlass_fused_moe", fused_moe, "fused_moe")),
         fused_add_rmsnorm=op("fused_add_rmsnorm", norm),
         rmsnorm=op("rmsnorm", lambda x, weight, eps, out: TorchSmallOps().rmsnorm(out, x, weight)),
         silu_and_mul=op("silu_and_mul", lambda x, out: TorchSmallOps().silu_and_mul(out, x)),
@@ -220,6 +243,11 @@ class Named(FlashinferModules):
 def provider(stand_in, *missing):
     return FlashinferProvider(HOST, stand_in, Named(lambda name: name not in missing))
 
+
+LAYER = {
+    "dtype": "bf16", "hidden": 256, "intermediate": 256, "topk": 2, "num_experts": 8, "moe_tp": 2,
+    "moe_ep": 1, "distribution": "power_law_1.2",
+}  # fmt: skip
 
 POINTS = [
     Point("attention_prefill", {**HEADS, "batch_size": 2, "q_len": 9, "kv_len": 30}),
@@ -253,6 +281,9 @@ POINTS = [
         Point("elementwise", {"kind": kind, "m": 9, "width": 512, "io_bytes": 1})
         for kind in ("rmsnorm_residual", "rope", "silu_and_mul")
     ),
+    Point("moe", {**LAYER, "num_tokens": 9}),
+    Point("moe", {**LAYER, "num_tokens": 9, "moe_ep": 2}),
+    Point("moe", {**LAYER, "num_tokens": 9, "dtype": "fp8_block"}),
 ]
 
 
@@ -309,6 +340,20 @@ def test_block_scaled_gemms_are_for_blackwell(stand_in):
     assert "this GPU has 9.0" in FlashinferProvider(HOST, stand_in, built).refuses(point)
     for odd in ({"m": 17}, {"n": 192}, {"dtype": "fp8"}):
         assert blackwell.refuses(Point("gemm", {**point.values, **odd}))
+
+
+def test_experts_are_for_hopper_and_blackwell(stand_in):
+    def refuses(capability, **changes):
+        chosen = FlashinferProvider(
+            Device("cpu", 0, capability), stand_in, Named(lambda name: name == "fused_moe_90")
+        )
+        return chosen.refuses(Point("moe", {**LAYER, "num_tokens": 9, **changes})) or ""
+
+    assert refuses((9, 0)) == ""
+    assert "no fp8 experts" in refuses((9, 0), dtype="fp8")
+    assert "no fp8_block experts" in refuses((10, 0), dtype="fp8_block")
+    assert "fused_moe_100 is not built" in refuses((10, 0))
+    assert "this GPU has 8.0" in refuses((8, 0))
 
 
 def test_cuda_cores_where_the_prefill_library_is_missing(stand_in):

@@ -13,7 +13,7 @@ from fastroof.errors import MeasureError
 from fastroof.operators.registry import OPERATORS
 from kernels_bench.grid.grid import load_grid
 from kernels_bench.points import Point
-from kernels_bench.providers.cpu import round_bf16
+from kernels_bench.providers.cpu_kernels import round_bf16
 from kernels_bench.run.check import (
     BOUNDS,
     REFERENCE_WORK,

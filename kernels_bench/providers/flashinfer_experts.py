@@ -1,0 +1,88 @@
+"""flashinfer's fused experts: the CUTLASS kernels that it shares with TensorRT-LLM."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from kernels_bench.points import Point
+from kernels_bench.providers.device import Device
+from kernels_bench.providers.experts import ExpertSets, refuses_experts
+from kernels_bench.providers.flashinfer_calls import FlashinferModules
+from kernels_bench.providers.rotating import RotatingCalls
+
+__all__ = ["prepare_flashinfer_experts", "refuses_flashinfer_experts"]
+
+MODULES: Final = {
+    (9, 0): "fused_moe_90",
+    (10, 0): "fused_moe_100",
+    (10, 3): "fused_moe_103",
+    (12, 0): "fused_moe_120",
+    (12, 1): "fused_moe_120",
+}
+"""By compute capability."""
+
+
+def refuses_flashinfer_experts(point: Point, device: Device, modules: FlashinferModules) -> str | None:
+    """Say why experts are not for flashinfer's kernels on a device; None where they are."""
+    # Its blocks are for Hopper; per-tensor fp8 wants inputs that were quantised by another kernel.
+    dtypes = ("bf16", "fp8_block") if device.is_hopper else ("bf16",)
+    if reason := refuses_experts(point, dtypes):
+        return reason
+    name = MODULES.get(device.capability)
+    if name is None:
+        has = ".".join(map(str, device.capability))
+        return f"flashinfer's fused experts are for compute capability 9.0, 10 and 12, this GPU has {has}"
+    return None if modules.is_built(name) else f"flashinfer's library {name} is not built"
+
+
+def prepare_flashinfer_experts(
+    point: Point, flashinfer: Any, device: Device, seed: int, max_bytes: int
+) -> RotatingCalls:
+    """Make tokens and experts for flashinfer's fused experts.
+
+    Parameters
+    ----------
+    point : Point
+        Operator moe, bf16 or fp8_block.
+    flashinfer : module
+        The package.
+    device : Device
+        Where inputs live.
+    seed : int
+        Seed of inputs and routing.
+    max_bytes : int
+        What they may take, B.
+
+    Returns
+    -------
+    RotatingCalls
+        Of everything but the router, by the tactics that it takes without tuning. It wants the rows of
+        ``up`` before those of the gate.
+    """
+    import torch
+
+    sets = ExpertSets.make(point, device, seed, max_bytes, is_gate_first=False)
+    outputs = [torch.full_like(sets.x[index], float("nan")) for index in range(sets.num_sets)]
+    in_blocks = sets.layer.dtype == "fp8_block"
+
+    def compute(index: int) -> Any:
+        weights = sets.weights_of(index)
+        flashinfer.fused_moe.cutlass_fused_moe(
+            sets.x[index],
+            sets.experts[index],
+            sets.expert_weights[index],
+            weights.gate_up,
+            weights.down,
+            sets.x.dtype,
+            [weights.gate_up_scale, weights.down_scale] if in_blocks else [],
+            tp_size=int(point.values["moe_tp"]),
+            tp_rank=0,
+            ep_size=sets.layer.moe_ep,
+            ep_rank=0,
+            output=outputs[index],
+            use_deepseek_fp8_block_scale=in_blocks,
+        )
+        return outputs[index]
+
+    scaling = "fp8 in blocks of 128" if in_blocks else "bf16"
+    return sets.calls(f"flashinfer cutlass_fused_moe, {scaling}, untuned; router not inside", compute, seed)
