@@ -45,6 +45,7 @@ __all__ = [
     "ModelSpec",
     "PlanError",
     "PlanRangeError",
+    "SpeculativeDecoding",
     "StepBatch",
     "StepPlan",
     "StepTimes",
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from fastroof.models import ModelSpec, load_model, model_names
     from fastroof.plan import StepPlan, compile_plan, compile_plans
     from fastroof.run import StepBatch, StepTimes
+    from fastroof.serving import SpeculativeDecoding
     from fastroof.sweep import run_sweep
     from fastroof.tables import Lookup, Tables, load_tables
 else:
@@ -79,6 +81,7 @@ else:
         "GpuSpec": "config",
         "Lookup": "tables",
         "ModelSpec": "models",
+        "SpeculativeDecoding": "serving",
         "StepBatch": "run",
         "StepPlan": "plan",
         "StepTimes": "run",

@@ -6,7 +6,6 @@ estimated into one row of mean values.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -16,10 +15,9 @@ from fastroof.compiled import disaggregated, serving
 from fastroof.compiled.disaggregated import DISAGGREGATED_ROWS, LinkOptions, disaggregated_estimates
 from fastroof.compiled.jit import jit
 from fastroof.compiled.kv_room import held_tokens
-from fastroof.compiled.mean_steps import mean_decode_attention_us
-from fastroof.compiled.serving import ESTIMATE_ROWS, ServingOptions, serving_estimates
-from fastroof.compiled.steps import PlanParts
-from fastroof.compiled.windows import seen_before, windowed_pairs
+from fastroof.compiled.serving import ESTIMATE_ROWS, ServingOptions, most_admitted, serving_estimates
+from fastroof.compiled.steps import open_plan
+from fastroof.compiled.verification import open_speculation
 
 __all__ = [
     "ANSWERS",
@@ -134,25 +132,18 @@ def _held(isl: float, osl: float, options: DeploymentOptions) -> float:
 
 @jit
 def _aggregated(
-    arena: Floats,
-    plan: PlanParts,
-    sizes: Sizes,
-    clients: float,
-    options: DeploymentOptions,
-    scratch: Scratch,
+    arena: Floats, sizes: Sizes, clients: float, options: DeploymentOptions, scratch: Scratch
 ) -> int:
     """Estimate one replica into ``scratch.mean``; returns a code."""
     held = _held(sizes.isl, sizes.osl, options)
-    new_held = _held(sizes.new, sizes.osl, options)
-    # what is found in the prefix cache takes room too
-    room = max(sizes.max_kv_tokens * (new_held / held), sizes.new + sizes.osl)
     given = scratch.sizes
-    given[0, 0] = sizes.new
-    given[1, 0] = sizes.osl
-    given[2, 0] = clients
-    given[3, 0] = sizes.budget
+    given[0, 0] = sizes.isl
+    given[1, 0] = sizes.new
+    given[2, 0] = sizes.osl
+    given[3, 0] = clients
+    given[4, 0] = sizes.budget
     serving_options = ServingOptions(
-        room,
+        sizes.max_kv_tokens,
         options.max_seqs,
         options.osl_reserved,
         options.is_chunked,
@@ -162,7 +153,7 @@ def _aggregated(
         options.window_share,
     )
     code, _, _ = serving_estimates(
-        arena, given[0], given[1], given[2], given[3], serving_options, scratch.aggregated
+        arena, given[0], given[1], given[2], given[3], given[4], serving_options, scratch.aggregated
     )
     estimate = scratch.aggregated
     mean = scratch.mean
@@ -175,57 +166,8 @@ def _aggregated(
     mean[MEAN_DECODES] = estimate[serving.DECODES, 0]
     mean[MEAN_PREFILL] = estimate[serving.PREFILL_TOKENS, 0]
     mean[MEAN_PROMPTS] = estimate[serving.PROMPTS, 0]
-    mean[MEAN_KV_LEN] = sizes.isl + 0.5 * sizes.osl
-    if sizes.new < sizes.isl:
-        _add_prefix(arena, plan, sizes, clients, options.is_chunked, mean)
+    mean[MEAN_KV_LEN] = estimate[serving.KV_LEN, 0]
     return code
-
-
-@jit
-def _add_prefix(
-    arena: Floats, plan: PlanParts, sizes: Sizes, clients: float, is_chunked: bool, mean: Floats
-) -> None:
-    """Add what attending to cached tokens takes to an estimate of prompts without them.
-
-    Who is in a step does not depend on how long steps take, so steps grow by attention alone: decodes attend
-    to more tokens, prompts to the prefix as to earlier chunks.
-    """
-    cached = sizes.isl - sizes.new
-    decodes = mean[MEAN_DECODES]
-    more_us = mean_decode_attention_us(arena, plan, decodes, sizes.isl, sizes.osl)
-    more_us -= mean_decode_attention_us(arena, plan, decodes, sizes.new, sizes.osl)
-    chunks = math.ceil(sizes.new / max(sizes.budget - decodes, 1.0)) if is_chunked else 1
-    # a prompt's pairs with cached tokens within a window, and how many of them its chunks read
-    window = float(plan.window)
-    crossed = windowed_pairs(sizes.isl, window) - windowed_pairs(cached, window)
-    crossed -= windowed_pairs(sizes.new, window)
-    size = sizes.new / chunks
-    read = seen_before(float(chunks), size, cached, window) - seen_before(float(chunks), size, 0.0, window)
-    share = mean[MEAN_SHARE]
-    gaps = sizes.osl - 1.0
-    before_us = mean[MEAN_DECODE_US] + share * (mean[MEAN_MIXED_US] - mean[MEAN_DECODE_US])
-    if gaps > 0.0:
-        mean[MEAN_DECODE_US] += more_us
-    if share > 0.0:
-        pairs = mean[MEAN_PREFILL] * cached
-        mean[MEAN_MIXED_US] += more_us + plan.prefix_pair_us * pairs
-        mean[MEAN_MIXED_US] += plan.prefix_token_us * cached * max(mean[MEAN_PROMPTS], 1.0)
-        mean[MEAN_MIXED_US] += plan.window_pair_us * (mean[MEAN_PREFILL] / sizes.new) * crossed
-        mean[MEAN_MIXED_US] += plan.window_token_us * read / chunks * max(mean[MEAN_PROMPTS], 1.0)
-    step_us = mean[MEAN_DECODE_US] + share * (mean[MEAN_MIXED_US] - mean[MEAN_DECODE_US])
-    own_us = plan.prefix_pair_us * sizes.new * cached + plan.prefix_token_us * cached * chunks
-    own_us += plan.window_pair_us * crossed + plan.window_token_us * read
-    if clients > 1.0:
-        own_us += more_us * chunks + 0.5 * (step_us - before_us)
-    steady_us = mean[MEAN_TTFT_US] - mean[MEAN_WAIT_US]
-    # the more a request takes, the longer others wait for its place
-    grown = (steady_us + own_us + gaps * step_us) / (steady_us + gaps * before_us)
-    mean[MEAN_WAIT_US] *= grown
-    mean[MEAN_TTFT_US] = steady_us + own_us + mean[MEAN_WAIT_US]
-    if gaps > 0.0:
-        mean[MEAN_TPOT_US] = step_us
-    mean[MEAN_REQUEST_US] = mean[MEAN_TTFT_US] + gaps * step_us
-    mean[MEAN_TOKENS_PER_US] = clients * sizes.osl / mean[MEAN_REQUEST_US]
 
 
 @jit
@@ -272,36 +214,30 @@ def _disaggregated(
 
 @jit
 def closed_loop(
-    arena: Floats,
-    plan: PlanParts,
-    sizes: Sizes,
-    clients: float,
-    options: DeploymentOptions,
-    scratch: Scratch,
+    arena: Floats, sizes: Sizes, clients: float, options: DeploymentOptions, scratch: Scratch
 ) -> int:
     """Estimate a replica, or workers of both kinds, for at least one client; returns what became of it."""
     if options.is_disaggregated:
         code = _disaggregated(arena, sizes, max(clients, 1.0), options, scratch)
     else:
-        code = _aggregated(arena, plan, sizes, max(clients, 1.0), options, scratch)
+        code = _aggregated(arena, sizes, max(clients, 1.0), options, scratch)
     # sizes and memory have been seen to
     return FEASIBLE if code == 0 else PLAN_SIZE
 
 
 @jit
-def _most_clients(sizes: Sizes, options: DeploymentOptions) -> float:
+def _most_clients(sizes: Sizes, options: DeploymentOptions, tokens: float) -> float:
     """Clients beyond which there are not more requests a second."""
     if options.is_disaggregated:
         return MOST_CLIENTS
     held = _held(sizes.isl, sizes.osl, options)
-    # a whole prompt is begun where the decodes leave room for it
-    begun = sizes.budget if options.is_chunked else sizes.budget - sizes.new + 1.0
+    begun = most_admitted(sizes.new, sizes.budget, options.is_chunked, tokens)
     return max(min(sizes.max_kv_tokens / held, options.max_seqs, begun, MOST_CLIENTS), 1.0)
 
 
 @jit
 def solve_rate(
-    arena: Floats, plan: PlanParts, sizes: Sizes, rate: float, options: DeploymentOptions, scratch: Scratch
+    arena: Floats, sizes: Sizes, rate: float, options: DeploymentOptions, scratch: Scratch
 ) -> tuple[int, float]:
     """Find the clients whose closed loop makes ``rate`` requests a us. Returns a code, and how many.
 
@@ -309,22 +245,22 @@ def solve_rate(
     are, which leads up to the answer; then it is between two numbers (regula falsi, Illinois, and bisection).
     """
     mean = scratch.mean
-    code = closed_loop(arena, plan, sizes, 1.0, options, scratch)
+    code = closed_loop(arena, sizes, 1.0, options, scratch)
     if code != FEASIBLE:
         return code, 0.0
-    most = _most_clients(sizes, options)
+    most = _most_clients(sizes, options, open_speculation(arena, open_plan(arena)).tokens)
     low = 1.0
     short = 1.0 - 1.0 / (mean[MEAN_REQUEST_US] * rate)
     if short <= 0.0:
         # a client that pauses between requests
         return FEASIBLE, rate * mean[MEAN_REQUEST_US]
     at = min(rate * mean[MEAN_REQUEST_US], most)
-    code = closed_loop(arena, plan, sizes, most, options, scratch)
+    code = closed_loop(arena, sizes, most, options, scratch)
     if code == FEASIBLE and most / (mean[MEAN_REQUEST_US] * rate) < FAR:
         return RATE, 0.0
     over = 0.0
     while True:
-        code = closed_loop(arena, plan, sizes, at, options, scratch)
+        code = closed_loop(arena, sizes, at, options, scratch)
         if code != FEASIBLE:
             return code, 0.0
         over = at / (mean[MEAN_REQUEST_US] * rate) - 1.0
@@ -341,7 +277,7 @@ def solve_rate(
     while over > CLOSE and high - low > CLOSE * high:
         trial += 1
         at = 0.5 * (low + high) if trial % 3 == 2 else low + (high - low) * (short / (short + over))
-        code = closed_loop(arena, plan, sizes, at, options, scratch)
+        code = closed_loop(arena, sizes, at, options, scratch)
         excess = at / (mean[MEAN_REQUEST_US] * rate) - 1.0
         if excess >= 0.0:
             high, over, short = at, excess, 0.5 * short
@@ -349,5 +285,5 @@ def solve_rate(
             low, short, over = at, -excess, 0.5 * over
     if at != high:
         # measured kernels are jagged: the rate may lie in a jump, of which this is the far side
-        code = closed_loop(arena, plan, sizes, high, options, scratch)
+        code = closed_loop(arena, sizes, high, options, scratch)
     return code, high

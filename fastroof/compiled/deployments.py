@@ -66,7 +66,7 @@ from fastroof.compiled.jit import jit
 from fastroof.compiled.kv_room import held_tokens
 from fastroof.compiled.origins import MODELLED
 from fastroof.compiled.reductions import BestTable, Fronts, count_value, keep_best, keep_pareto
-from fastroof.compiled.steps import PlanParts, open_plan
+from fastroof.compiled.steps import SPECULATION_AT, PlanParts, open_plan
 
 __all__ = ["Axes", "Reduction", "candidate_digits", "evaluate_candidates", "reduce_candidates"]
 
@@ -113,9 +113,7 @@ def candidate_digits(axes: Axes, number: int, digits: Longs) -> None:
 
 
 @jit
-def _candidate(
-    arena: Floats, plan: PlanParts, axes: Axes, number: int, options: DeploymentOptions, scratch: Scratch
-) -> int:
+def _candidate(arena: Floats, axes: Axes, number: int, options: DeploymentOptions, scratch: Scratch) -> int:
     """Estimate a candidate into ``scratch.answer``; returns what became of it."""
     digits = scratch.digits
     candidate_digits(axes, number, digits)
@@ -142,11 +140,11 @@ def _candidate(
     gpus = options.tp * (sizes.replicas + sizes.prefill_workers + sizes.decode_workers)
     if options.is_rate:
         rate = sizes.load / options.us_per_s / replicas
-        code, clients = solve_rate(arena, plan, sizes, rate, options, scratch)
+        code, clients = solve_rate(arena, sizes, rate, options, scratch)
     else:
         rate = 0.0
         clients = sizes.load / replicas
-        code = closed_loop(arena, plan, sizes, clients, options, scratch)
+        code = closed_loop(arena, sizes, clients, options, scratch)
     if code != FEASIBLE:
         return code
     mean = scratch.mean
@@ -215,8 +213,8 @@ def _origin(
     made = max(made, float(grid_flag(arena, plan.decode, decodes, answer[KV_LEN])))
     chunk = min(new, prefill)
     made = max(made, float(grid_flag(arena, plan.prefill, prefill / chunk, chunk)))
-    # a prefix, and a link between workers, are modelled
-    if new < isl or chunk < new or is_disaggregated:
+    # a prefix, a link between workers, and steps of several tokens a request are modelled
+    if new < isl or chunk < new or is_disaggregated or arena[SPECULATION_AT] != 0.0:
         return MODELLED
     return int(made)
 
@@ -235,7 +233,7 @@ def evaluate_candidates(
     """Estimate candidates: ``answers`` has a column a candidate, of which those of estimates are filled."""
     plan = open_plan(arena)
     for i in range(len(numbers)):
-        codes[i] = _candidate(arena, plan, axes, numbers[i], options, scratch)
+        codes[i] = _candidate(arena, axes, numbers[i], options, scratch)
         origins[i] = 0
         if codes[i] == FEASIBLE or TTFT <= codes[i] <= GPUS:
             digits = scratch.digits
@@ -275,10 +273,9 @@ def reduce_candidates(
 
     Returns where a front had no room, to go on from there, or ``stop``.
     """
-    plan = open_plan(arena)
     strides = reduction.strides
     for number in range(start, stop):
-        code = _candidate(arena, plan, axes, number, options, scratch)
+        code = _candidate(arena, axes, number, options, scratch)
         if code == FEASIBLE:
             digits = scratch.digits
             group = reduction.layout_group[digits[0]]

@@ -11,11 +11,13 @@ import math
 from typing import Any, NamedTuple
 
 from fastroof.arrays import Floats
+from fastroof.compiled.drafts import draft_decode_us, draft_prompt_us
 from fastroof.compiled.jit import jit, jit_inline
 from fastroof.compiled.kv_room import held_tokens
 from fastroof.compiled.mean_steps import mean_decode_step_us, prompt_steps_us
 from fastroof.compiled.serving import CODE_KV, CODE_SEQS, CODE_SIZES, CODE_TOKENS, CODE_WHOLE_PROMPT
 from fastroof.compiled.steps import MAX_KV_LEN, PlanParts, open_plan
+from fastroof.compiled.verification import Speculation, decode_steps, open_speculation
 
 __all__ = [
     "CODE_DECODE_SEQS",
@@ -91,11 +93,25 @@ def _prefill_worker(
     arena: Floats, plan: PlanParts, isl: float, budget: float, options: LinkOptions
 ) -> PrefillWorker:
     """Time the smallest and the largest batch of whole prompts."""
+    there = open_speculation(arena, plan)
+    # the draft reads prompts here; what it says is said by the decode worker's
+    drafts = Speculation(1.0, 1.0, 1.0, there.head_at, there.head_last, 0, 0, there.draft_at)
     held = held_tokens(isl, options.window, options.prefill_window_share)
     most = max(math.floor(min(budget / isl, options.prefill_kv_tokens / held)), 1.0)
-    one = prompt_steps_us(arena, plan, isl, budget, 0.0, 0.0, 0.0)
-    full = prompt_steps_us(arena, plan, isl, budget, most - 1.0, 0.0, 0.0)
-    return PrefillWorker(one.us, most, full.us, full.tokens)
+    one = prompt_steps_us(arena, plan, drafts, isl, budget, 0.0, 0.0, 0.0)
+    full = prompt_steps_us(arena, plan, drafts, isl, budget, most - 1.0, 0.0, 0.0)
+    one_us = one.us + draft_prompt_us(arena, drafts, isl, 1.0, budget, 0.0, 0.0)
+    full_us = full.us + draft_prompt_us(arena, drafts, isl, 1.0, budget, most - 1.0, 0.0)
+    return PrefillWorker(one_us, most, full_us, full.tokens)
+
+
+@jit
+def _decode_us(
+    arena: Floats, plan: PlanParts, speculation: Speculation, decodes: float, isl: float, osl: float
+) -> float:
+    """Mean step of a decode worker, its draft's steps included, us."""
+    step_us = mean_decode_step_us(arena, plan, speculation, decodes, isl, osl)
+    return step_us + draft_decode_us(arena, speculation, decodes, isl, osl)
 
 
 @jit
@@ -151,7 +167,9 @@ def _scenario(
         return CODE_PREFILL_KV, held
     if not options.is_chunked and isl > budget:
         return CODE_WHOLE_PROMPT, isl
+    speculation = open_speculation(decode_arena, decode)
     gaps = osl - 1.0
+    says = decode_steps(osl, speculation.accepted)
     others = (clients - 1.0) / clients
     transfer_us = _transfer_us(isl, options)
     worker = _prefill_worker(prefill_arena, prefill, isl, budget, options)
@@ -175,8 +193,8 @@ def _scenario(
     while True:
         # a decoding request has the others' share of its worker beside itself, spread evenly
         beside = min(max(1.0 / decode_workers + at * others, 1.0), most)
-        decode_us = mean_decode_step_us(decode_arena, decode, beside, isl, osl)
-        rate = decode_workers * at / (gaps * decode_us)
+        decode_us = _decode_us(decode_arena, decode, speculation, beside, isl, osl)
+        rate = decode_workers * at / (says * decode_us)
         prompt = _prefill_time(worker, rate * others / prefill_workers)
         there = rate * (prompt.wait_us + prompt.batch_us + transfer_us) + decode_workers * at
         # from -1 to 1, since queues near their limit are any length
@@ -196,10 +214,10 @@ def _scenario(
         share = 0.5 if trial % 4 == 0 else too_few / (too_few + too_many)
         at = low + (high - low) * share
     # Little's law: clients over requests a second is the time from one request to the next
-    ttft_us = max(clients / rate - gaps * decode_us, prompt.batch_us + transfer_us)
-    request_us = ttft_us + gaps * decode_us
+    ttft_us = max(clients / rate - says * decode_us, prompt.batch_us + transfer_us)
+    request_us = ttft_us + says * decode_us
     out[TTFT_US] = ttft_us
-    out[TPOT_US] = decode_us
+    out[TPOT_US] = decode_us * (says / gaps)
     out[REQUEST_US] = request_us
     out[TOKENS_PER_US] = clients * osl / request_us
     out[WAIT_US] = ttft_us - (prompt.batch_us + transfer_us)
@@ -216,7 +234,7 @@ def _scenario(
         return CODE_SEQS, worker.most
     if worker.tokens > prefill.max_tokens:
         return CODE_TOKENS, worker.tokens
-    if beside > min(decode.max_seqs, decode.max_tokens):
+    if beside > min(decode.max_seqs, decode.max_tokens / speculation.tokens):
         return CODE_DECODE_SEQS, beside
     return 0, 0.0
 
@@ -259,6 +277,8 @@ def worker_rates(
 ) -> tuple[float, float]:
     """Requests a us that one prefill worker hands over at most, and that one decode worker finishes."""
     worker = _prefill_worker(prefill_arena, open_plan(prefill_arena), isl, budget, options)
-    decode_us = mean_decode_step_us(decode_arena, open_plan(decode_arena), decodes, isl, osl)
+    decode = open_plan(decode_arena)
+    speculation = open_speculation(decode_arena, decode)
+    decode_us = _decode_us(decode_arena, decode, speculation, decodes, isl, osl)
     slowest_us = max(worker.most_us / worker.most, _transfer_us(isl, options))
-    return 1.0 / slowest_us, decodes / ((osl - 1.0) * decode_us)
+    return 1.0 / slowest_us, decodes / (decode_steps(osl, speculation.accepted) * decode_us)

@@ -1,7 +1,8 @@
 """Steps whose composition is a mean: real numbers of tokens, sequences and chunks, us.
 
 Dense rows are read between two integers, and decode attention is averaged over the lengths that a growing
-context goes through. At integers, and for one request, a mean step is the step itself.
+context goes through. At integers, and for one request, a mean step is the step itself. Decodes verify as many
+tokens as their speculation says: one where there is none.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from fastroof.compiled.steps import (
     window_prefill_us,
     with_prefill_us,
 )
+from fastroof.compiled.verification import Speculation, queries_factor
 from fastroof.compiled.windows import WindowSums, mean_chunk_sums, mean_seen, windowed_pairs
 
 __all__ = [
@@ -29,7 +31,6 @@ __all__ = [
     "mean_decode_rows_us",
     "mean_decode_step_us",
     "mean_mixed_step_us",
-    "mean_rows_us",
     "prompt_steps_us",
 ]
 
@@ -67,22 +68,25 @@ def _between(arena: Floats, at: int, x: float, last: int) -> float:
 
 
 @jit_inline
-def _rows_us(arena: Floats, plan: PlanParts, tokens_at: int, tokens: float, seqs: float) -> float:
+def _rows_us(
+    arena: Floats,
+    plan: PlanParts,
+    speculation: Speculation,
+    tokens_at: int,
+    tokens: float,
+    seqs: float,
+    head_rows: float,
+) -> float:
     tokens_us = _between(arena, tokens_at, tokens, plan.max_tokens)
-    logits_us = _between(arena, plan.logits_at, seqs, plan.max_seqs)
+    logits_us = _between(arena, speculation.head_at, head_rows, speculation.head_last)
     return (tokens_us + logits_us) + (plan.step_us + plan.sequence_us * seqs)
 
 
 @jit
-def mean_rows_us(arena: Floats, plan: PlanParts, tokens: float, seqs: float) -> float:
-    """:func:`fastroof.compiled.steps.step_rows_us` of mean tokens and sequences, us."""
-    return _rows_us(arena, plan, plan.tokens_at, tokens, seqs)
-
-
-@jit
-def mean_decode_rows_us(arena: Floats, plan: PlanParts, decodes: float) -> float:
+def mean_decode_rows_us(arena: Floats, plan: PlanParts, speculation: Speculation, decodes: float) -> float:
     """:func:`fastroof.compiled.steps.decode_rows_us` of a mean number of decodes, us."""
-    return _rows_us(arena, plan, plan.decode_tokens_at, decodes, decodes)
+    rows = decodes * speculation.tokens
+    return _rows_us(arena, plan, speculation, plan.decode_tokens_at, rows, decodes, rows)
 
 
 @jit_inline
@@ -99,7 +103,13 @@ def _at_mean_us(arena: Floats, plan: PlanParts, batch: float, kv_len: float, spr
 
 @jit
 def _spread_attention_us(
-    arena: Floats, plan: PlanParts, decodes: float, kv_len: float, spread: float, others: float
+    arena: Floats,
+    plan: PlanParts,
+    speculation: Speculation,
+    decodes: float,
+    kv_len: float,
+    spread: float,
+    others: float,
 ) -> float:
     """Decode attention of all layers, us: its mean over mean lengths within ``spread`` around ``kv_len``.
 
@@ -119,15 +129,18 @@ def _spread_attention_us(
         stop = high if cell >= axis.last_cell else min(high, arena[axis.nodes_at + cell + 1])
         half = 0.5 * (stop - start)
         middle = start + half
-        total += half * _at_mean_us(arena, plan, batch, middle - GAUSS * half, others)
-        total += half * _at_mean_us(arena, plan, batch, middle + GAUSS * half, others)
+        for at in (middle - GAUSS * half, middle + GAUSS * half):
+            factor = queries_factor(arena, speculation, batch, at)
+            total += half * (_at_mean_us(arena, plan, batch, at, others) * factor)
         start = stop
         cell += 1
     return share * (total / spread)
 
 
 @jit
-def mean_decode_attention_us(arena: Floats, plan: PlanParts, decodes: float, isl: float, osl: float) -> float:
+def mean_decode_attention_us(
+    arena: Floats, plan: PlanParts, speculation: Speculation, decodes: float, isl: float, osl: float
+) -> float:
     """Decode attention of requests anywhere in their output, us.
 
     A request's length is anywhere in osl - 1; the mean of several, in as much over their root.
@@ -137,14 +150,18 @@ def mean_decode_attention_us(arena: Floats, plan: PlanParts, decodes: float, isl
     requests = max(decodes, 1.0)
     spread = (osl - 1.0) / math.sqrt(requests)
     others = (osl - 1.0) * math.sqrt(1.0 - 1.0 / requests)
-    return _spread_attention_us(arena, plan, decodes, isl + 0.5 * osl, spread, others)
+    # a step starts where the last one's accepted tokens end, and counts all that it verifies
+    ahead = (speculation.tokens - 1.0) - 0.5 * (speculation.accepted - 1.0)
+    return _spread_attention_us(arena, plan, speculation, decodes, isl + 0.5 * osl + ahead, spread, others)
 
 
 @jit
-def mean_decode_step_us(arena: Floats, plan: PlanParts, decodes: float, isl: float, osl: float) -> float:
+def mean_decode_step_us(
+    arena: Floats, plan: PlanParts, speculation: Speculation, decodes: float, isl: float, osl: float
+) -> float:
     """Mean step of decodes alone, us."""
-    return mean_decode_rows_us(arena, plan, decodes) + mean_decode_attention_us(
-        arena, plan, decodes, isl, osl
+    return mean_decode_rows_us(arena, plan, speculation, decodes) + mean_decode_attention_us(
+        arena, plan, speculation, decodes, isl, osl
     )
 
 
@@ -152,6 +169,7 @@ def mean_decode_step_us(arena: Floats, plan: PlanParts, decodes: float, isl: flo
 def _mixed_us(
     arena: Floats,
     plan: PlanParts,
+    speculation: Speculation,
     decode_attention_us: float,
     decodes: float,
     chunks: ChunkSums,
@@ -163,14 +181,17 @@ def _mixed_us(
     prefill_us = prefill_attention_us(arena, plan, batch, q_len, chunks.prefix_pairs, chunks.prefix_sum)
     if plan.window > 0:
         prefill_us += window_prefill_us(arena, plan, (batch, q_len), chunks.new_tokens, in_window)
-    before = mean_rows_us(arena, plan, chunks.new_tokens + decodes, seqs) + decode_attention_us
-    return with_prefill_us(plan, before, prefill_us)
+    tokens = chunks.new_tokens + decodes * speculation.tokens
+    head_rows = seqs + decodes * (speculation.tokens - 1.0)
+    rows_us = _rows_us(arena, plan, speculation, plan.tokens_at, tokens, seqs, head_rows)
+    return with_prefill_us(plan, rows_us + decode_attention_us, prefill_us)
 
 
 @jit
 def mean_mixed_step_us(
     arena: Floats,
     plan: PlanParts,
+    speculation: Speculation,
     decode_attention_us: float,
     decodes: float,
     new_tokens: float,
@@ -188,13 +209,14 @@ def mean_mixed_step_us(
     )
     in_window = mean_chunk_sums(new_tokens / chunk, chunk, isl, float(plan.window))
     seqs = decodes + new_tokens / isl
-    return _mixed_us(arena, plan, decode_attention_us, decodes, chunks, in_window, seqs)
+    return _mixed_us(arena, plan, speculation, decode_attention_us, decodes, chunks, in_window, seqs)
 
 
 @jit
 def prompt_steps_us(
     arena: Floats,
     plan: PlanParts,
+    speculation: Speculation,
     isl: float,
     room: float,
     others: float,
@@ -214,7 +236,9 @@ def prompt_steps_us(
         prefix = 0.5 * (context - room)
         chunks = ChunkSums(room, 0.5 * room * (room + 1.0), room * prefix, prefix)
         in_window = mean_chunk_sums(1.0, room, context, window)
-        total = full * _mixed_us(arena, plan, decode_attention_us, decodes, chunks, in_window, decodes)
+        total = full * _mixed_us(
+            arena, plan, speculation, decode_attention_us, decodes, chunks, in_window, decodes
+        )
     shared = max(min(others * isl, room - rest), 0.0)
     chunk = min(isl, room)
     before = 0.5 * (isl - chunk)
@@ -234,6 +258,6 @@ def prompt_steps_us(
         crossed + beside.prefix_pairs,
         min(context, window - 1.0) + beside.prefix_sum,
     )
-    total += _mixed_us(arena, plan, decode_attention_us, decodes, last, in_window, seqs)
+    total += _mixed_us(arena, plan, speculation, decode_attention_us, decodes, last, in_window, seqs)
     tokens = max(rest + shared, room if full > 0.0 else 0.0)
-    return Prompt(total, decodes + tokens, seqs)
+    return Prompt(total, decodes * speculation.tokens + tokens, seqs)

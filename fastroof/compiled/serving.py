@@ -2,7 +2,8 @@
 
 A scenario is reduced to two steps, one of decodes alone and one with prompts mixed in, whose composition
 is the mean that a decoding request sees (see :func:`fastroof.serving.estimate` for the formulas).
-Compositions are real numbers (see fastroof.compiled.mean_steps).
+Compositions are real numbers (see fastroof.compiled.mean_steps). What a step takes does not change who is in
+it: a cached prefix and a draft are added to steps that have been composed without them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 from typing import Any, NamedTuple
 
 from fastroof.arrays import Floats
+from fastroof.compiled.drafts import draft_decode_us, draft_mixed_us, draft_prefix_us, draft_prompt_us
 from fastroof.compiled.jit import jit
 from fastroof.compiled.kv_room import held_tokens
 from fastroof.compiled.mean_steps import (
@@ -20,6 +22,8 @@ from fastroof.compiled.mean_steps import (
     prompt_steps_us,
 )
 from fastroof.compiled.steps import MAX_KV_LEN, PlanParts, open_plan
+from fastroof.compiled.verification import Speculation, decode_steps, open_speculation
+from fastroof.compiled.windows import prefix_in_window
 
 __all__ = [
     "CODE_KV",
@@ -29,6 +33,7 @@ __all__ = [
     "CODE_WHOLE_PROMPT",
     "ESTIMATE_ROWS",
     "ServingOptions",
+    "most_admitted",
     "serving_estimates",
 ]
 
@@ -87,40 +92,54 @@ class SteadyState(NamedTuple):
 
 
 @jit
+def most_admitted(isl: float, budget: float, is_chunked: bool, tokens: float) -> float:
+    """Requests of ``tokens`` a step, the newest of them still with its prompt, that fit a step's budget."""
+    # a whole prompt is begun where the decodes leave room for it
+    room = budget if is_chunked else budget - isl + 1.0
+    return (room + (tokens - 1.0)) / tokens
+
+
+@jit
 def _steady_state(
-    isl: float, osl: float, concurrency: float, budget: float, options: ServingOptions
+    isl: float,
+    osl: float,
+    concurrency: float,
+    budget: float,
+    options: ServingOptions,
+    speculation: Speculation,
 ) -> SteadyState:
     """What the mean steps of a closed loop hold."""
+    tokens = speculation.tokens
     a_request = held_tokens(isl + options.osl_reserved * osl, options.window, options.window_share)
-    # a whole prompt is begun where the decodes leave room for it
-    most = budget if options.is_chunked else budget - isl + 1.0
+    most = most_admitted(isl, budget, options.is_chunked, tokens)
     admitted = min(concurrency, options.max_kv_tokens / a_request, options.max_seqs, most)
-    room = budget - (admitted - 1.0)
+    room = budget - (admitted - 1.0) * tokens
     if not options.is_chunked:
-        room = math.floor(room / isl) * isl
+        room = max(math.floor(room / isl), 1.0) * isl
     prompt_steps = max(1.0, isl / room)
     gaps = osl - 1.0
+    says = decode_steps(osl, speculation.accepted)
     # a request comes in one step and is prefilled from the next on; the last of these says its first token
-    cycle_steps = osl + prompt_steps
+    cycle_steps = (osl - (gaps - says)) + prompt_steps
     arrivals = (admitted - 1.0) / cycle_steps
     if arrivals * isl >= room:
         # more prompts than the budget takes: every step is full of them
         if options.is_chunked:
-            room = min(budget * isl / (gaps + isl), budget - min(gaps, 1.0))
+            room = min(budget * isl / (says * tokens + isl), budget - min(says, 1.0) * tokens)
         else:
-            room = max(math.floor(budget / (gaps + isl)), 1.0) * isl
+            room = max(math.floor(budget / (says * tokens + isl)), 1.0) * isl
         arrivals = room / isl
         prompt_steps = max(1.0, isl / room)
-        running = min(admitted, arrivals * (gaps + prompt_steps))
-        decodes = min(max(arrivals * gaps, min(gaps, 1.0)), admitted)
+        running = min(admitted, arrivals * (says + prompt_steps))
+        decodes = min(max(arrivals * says, min(says, 1.0)), admitted)
         return SteadyState(admitted, running, True, room, prompt_steps, arrivals, decodes, 1.0, room)
-    decodes = min(gaps, 1.0) + (admitted - 1.0) * gaps / cycle_steps
+    decodes = min(says, 1.0) + (admitted - 1.0) * says / cycle_steps
     mixed_share = 0.0
     prefill_tokens = 0.0
     if arrivals > 0.0:
         busy = 1.0 - math.exp(-arrivals * prompt_steps)
         mixed_share = max(busy, arrivals * isl / room) if gaps > 0.0 else 1.0
-        prefill_tokens = min(arrivals * isl / mixed_share, room, budget - decodes)
+        prefill_tokens = min(arrivals * isl / mixed_share, room, budget - decodes * tokens)
     return SteadyState(
         admitted, admitted, False, room, prompt_steps, arrivals, decodes, mixed_share, prefill_tokens
     )
@@ -130,6 +149,7 @@ def _steady_state(
 def _burst_us(
     arena: Floats,
     plan: PlanParts,
+    speculation: Speculation,
     isl: float,
     osl: float,
     budget: float,
@@ -137,25 +157,30 @@ def _burst_us(
     is_chunked: bool,
 ) -> tuple[float, float]:
     """Mean time to first token where all requests come at once, us, and the tokens of a step."""
-    room = budget - (state.admitted - 1.0)
+    room = budget - (state.admitted - 1.0) * speculation.tokens
     if not is_chunked:
-        room = math.floor(room / isl) * isl
+        room = max(math.floor(room / isl), 1.0) * isl
     a_step = max(1.0, math.floor(room / isl))
     groups = state.admitted / a_step
     if groups < 1.0:
         new_tokens = state.admitted * isl
-        return mean_mixed_step_us(arena, plan, 0.0, 0.0, new_tokens, isl, room), new_tokens
+        draft_us = draft_mixed_us(arena, speculation, 0.0, new_tokens, isl, osl, room)
+        step_us = mean_mixed_step_us(arena, plan, speculation, 0.0, 0.0, new_tokens, isl, room)
+        return step_us + draft_us, new_tokens
     decodes = 0.5 * (state.admitted - 1.0) * min(osl - 1.0, 1.0)
     new_tokens = min(a_step * isl, room)
-    attention_us = mean_decode_attention_us(arena, plan, decodes, isl, osl)
-    step_us = mean_mixed_step_us(arena, plan, attention_us, decodes, new_tokens, isl, room)
-    return step_us * max(1.0, isl / room) * 0.5 * (groups + 1.0), new_tokens + decodes
+    attention_us = mean_decode_attention_us(arena, plan, speculation, decodes, isl, osl)
+    step_us = mean_mixed_step_us(arena, plan, speculation, attention_us, decodes, new_tokens, isl, room)
+    step_us += draft_mixed_us(arena, speculation, decodes, new_tokens, isl, osl, room)
+    tokens = new_tokens + decodes * speculation.tokens
+    return step_us * max(1.0, isl / room) * 0.5 * (groups + 1.0), tokens
 
 
 @jit
 def _scenario(
     arena: Floats,
     plan: PlanParts,
+    speculation: Speculation,
     isl: float,
     osl: float,
     concurrency: float,
@@ -164,31 +189,27 @@ def _scenario(
     out: Any,
 ) -> tuple[int, float]:
     """Estimate one scenario into its column of the answer. Returns a code, and what it needed."""
-    if not (1.0 <= isl <= MAX_KV_LEN and 1.0 <= osl <= MAX_KV_LEN):
-        return CODE_SIZES, 0.0
-    if not (1.0 <= concurrency <= MAX_KV_LEN and 1.0 <= budget <= MAX_KV_LEN):
-        return CODE_SIZES, 0.0
-    held = held_tokens(isl + osl, options.window, options.window_share)
-    if held > options.max_kv_tokens or isl + osl > MAX_KV_LEN:
-        return CODE_KV, held
-    if not options.is_chunked and isl > budget:
-        return CODE_WHOLE_PROMPT, isl
-    state = _steady_state(isl, osl, concurrency, budget, options)
+    state = _steady_state(isl, osl, concurrency, budget, options, speculation)
     gaps = osl - 1.0
+    says = decode_steps(osl, speculation.accepted)
 
-    attention_us = mean_decode_attention_us(arena, plan, state.decodes, isl, osl)
+    attention_us = mean_decode_attention_us(arena, plan, speculation, state.decodes, isl, osl)
     decode_us = 0.0
     if gaps > 0.0:
-        decode_us = mean_decode_rows_us(arena, plan, state.decodes) + attention_us
+        decode_us = mean_decode_rows_us(arena, plan, speculation, state.decodes) + attention_us
+        decode_us += draft_decode_us(arena, speculation, state.decodes, isl, osl)
     mixed_us = 0.0
     if state.mixed_share > 0.0:
         mixed_us = mean_mixed_step_us(
-            arena, plan, attention_us, state.decodes, state.prefill_tokens, isl, state.room
+            arena, plan, speculation, attention_us, state.decodes, state.prefill_tokens, isl, state.room
+        )
+        mixed_us += draft_mixed_us(
+            arena, speculation, state.decodes, state.prefill_tokens, isl, osl, state.room
         )
     step_us = decode_us + state.mixed_share * (mixed_us - decode_us)
 
     # a prompt comes while a step runs, waits for its end and for earlier prompts, and is prefilled
-    beside = max(state.decodes - min(gaps, 1.0), 0.0)
+    beside = max(state.decodes - min(says, 1.0), 0.0)
     wait_us = 0.0
     others = 0.0
     if state.admitted > 1.0:
@@ -198,27 +219,29 @@ def _scenario(
         others = state.arrivals * square / step_us**2
         load = min(state.arrivals * isl / state.room, MAX_QUEUE)
         wait_us += 0.5 * min(load / (1.0 - load), 1.0) * state.mixed_share * mixed_us
-    beside_us = mean_decode_attention_us(arena, plan, beside, isl, osl)
-    own = prompt_steps_us(arena, plan, isl, state.room, others, beside, beside_us)
-    ttft_us = wait_us + own.us
+    beside_us = mean_decode_attention_us(arena, plan, speculation, beside, isl, osl)
+    own = prompt_steps_us(arena, plan, speculation, isl, state.room, others, beside, beside_us)
+    ttft_us = wait_us + own.us + draft_prompt_us(arena, speculation, isl, osl, state.room, others, beside)
 
     # Little's law: clients in all over requests a second is the time from one request to the next
     steady_us = ttft_us
     if state.is_bound:
-        ttft_us = max(steady_us, concurrency / state.arrivals * mixed_us - gaps * step_us)
+        ttft_us = max(steady_us, concurrency / state.arrivals * mixed_us - says * step_us)
     elif concurrency > state.admitted:
-        ttft_us += (concurrency / state.admitted - 1.0) * (ttft_us + gaps * step_us)
+        ttft_us += (concurrency / state.admitted - 1.0) * (ttft_us + says * step_us)
     not_fitting_us = ttft_us - steady_us
-    tokens = max(own.tokens, state.decodes + state.prefill_tokens)
+    tokens = max(own.tokens, state.decodes * speculation.tokens + state.prefill_tokens)
     if options.requests_per_client > 0.0:
-        burst_us, burst_tokens = _burst_us(arena, plan, isl, osl, budget, state, options.is_chunked)
+        burst_us, burst_tokens = _burst_us(
+            arena, plan, speculation, isl, osl, budget, state, options.is_chunked
+        )
         ttft_us += (burst_us - steady_us) / options.requests_per_client
         tokens = max(tokens, burst_tokens)
     ttft_us += options.frontend_us_per_token * isl
 
-    request_us = ttft_us + gaps * step_us
+    request_us = ttft_us + says * step_us
     out[TTFT_US] = ttft_us
-    out[TPOT_US] = step_us if gaps > 0.0 else math.nan
+    out[TPOT_US] = step_us * (says / gaps) if gaps > 0.0 else math.nan
     out[REQUEST_US] = request_us
     out[TOKENS_PER_US] = concurrency * osl / request_us
     out[WAIT_US] = not_fitting_us
@@ -240,9 +263,88 @@ def _scenario(
 
 
 @jit
+def _add_prefix(
+    arena: Floats,
+    plan: PlanParts,
+    speculation: Speculation,
+    isl: float,
+    new: float,
+    osl: float,
+    concurrency: float,
+    budget: float,
+    options: ServingOptions,
+    out: Any,
+) -> None:
+    """Add what attending to cached tokens takes to an estimate of the prompts' ``new`` ones alone.
+
+    Who is in a step does not depend on how long steps take, so steps grow by attention alone: decodes attend
+    to more tokens, prompts to the prefix as to earlier chunks.
+    """
+    cached = isl - new
+    decodes = out[DECODES]
+    more_us = mean_decode_attention_us(arena, plan, speculation, decodes, isl, osl)
+    more_us -= mean_decode_attention_us(arena, plan, speculation, decodes, new, osl)
+    more_us += draft_decode_us(arena, speculation, decodes, isl, osl)
+    more_us -= draft_decode_us(arena, speculation, decodes, new, osl)
+    chunks = 1.0
+    if options.is_chunked:
+        chunks = float(math.ceil(new / max(budget - decodes * speculation.tokens, 1.0)))
+    crossed, read = prefix_in_window(float(plan.window), new, cached, chunks)
+    readers = max(out[PROMPTS], 1.0)
+    draft_step_us, draft_own_us = draft_prefix_us(arena, speculation, new, cached, chunks, out[PROMPTS])
+    share = out[MIXED_SHARE]
+    gaps = osl - 1.0
+    says = decode_steps(osl, speculation.accepted)
+    before_us = out[DECODE_STEP_US] + share * (out[MIXED_STEP_US] - out[DECODE_STEP_US])
+    if gaps > 0.0:
+        out[DECODE_STEP_US] += more_us
+    if share > 0.0:
+        pairs = out[PREFILL_TOKENS] * cached
+        out[MIXED_STEP_US] += more_us + plan.prefix_pair_us * pairs
+        out[MIXED_STEP_US] += plan.prefix_token_us * cached * readers
+        out[MIXED_STEP_US] += plan.window_pair_us * (out[PREFILL_TOKENS] / new) * crossed
+        out[MIXED_STEP_US] += plan.window_token_us * read / chunks * readers
+        out[MIXED_STEP_US] += draft_step_us
+    step_us = out[DECODE_STEP_US] + share * (out[MIXED_STEP_US] - out[DECODE_STEP_US])
+    own_us = plan.prefix_pair_us * new * cached + plan.prefix_token_us * cached * chunks
+    own_us += plan.window_pair_us * crossed + plan.window_token_us * read
+    own_us += draft_own_us
+    if concurrency > 1.0:
+        own_us += more_us * chunks + 0.5 * (step_us - before_us)
+    steady_us = out[TTFT_US] - out[WAIT_US]
+    # the more a request takes, the longer others wait for its place
+    grown = (steady_us + own_us + says * step_us) / (steady_us + says * before_us)
+    out[WAIT_US] *= grown
+    out[TTFT_US] = steady_us + own_us + out[WAIT_US] + options.frontend_us_per_token * cached
+    if gaps > 0.0:
+        out[TPOT_US] = step_us * (says / gaps)
+    out[REQUEST_US] = out[TTFT_US] + says * step_us
+    out[TOKENS_PER_US] = concurrency * osl / out[REQUEST_US]
+    out[KV_LEN] = isl + 0.5 * osl
+
+
+@jit
+def _refused(
+    isl: float, new: float, osl: float, concurrency: float, budget: float, options: ServingOptions
+) -> tuple[int, float]:
+    """What is wrong with a scenario before it is estimated: a code, and what it needs."""
+    if not (1.0 <= isl <= MAX_KV_LEN and 1.0 <= osl <= MAX_KV_LEN and 1.0 <= new <= isl):
+        return CODE_SIZES, 0.0
+    if not (1.0 <= concurrency <= MAX_KV_LEN and 1.0 <= budget <= MAX_KV_LEN):
+        return CODE_SIZES, 0.0
+    held = held_tokens(isl + osl, options.window, options.window_share)
+    if held > options.max_kv_tokens or isl + osl > MAX_KV_LEN:
+        return CODE_KV, held
+    if not options.is_chunked and new > budget:
+        return CODE_WHOLE_PROMPT, new
+    return 0, 0.0
+
+
+@jit
 def serving_estimates(
     arena: Floats,
     isl: Floats,
+    new_tokens: Floats,
     osl: Floats,
     concurrency: Floats,
     max_batched_tokens: Floats,
@@ -251,13 +353,38 @@ def serving_estimates(
 ) -> tuple[int, int, float]:
     """Estimate scenarios: ``out`` has a column a scenario, its rows are named above.
 
-    Stops at the first that the plan cannot time: returns a code, its place and what it needed.
+    ``new_tokens`` of a prompt's ``isl`` are computed, the others are found in a cache. Stops at the first
+    that the plan cannot time: returns a code, its place and what it needed.
     """
     plan = open_plan(arena)
+    speculation = open_speculation(arena, plan)
     for i in range(len(isl)):
-        code, needed = _scenario(
-            arena, plan, isl[i], osl[i], concurrency[i], max_batched_tokens[i], options, out[:, i]
+        new = new_tokens[i]
+        clients = concurrency[i]
+        budget = max_batched_tokens[i]
+        code, needed = _refused(isl[i], new, osl[i], clients, budget, options)
+        if code != 0:
+            return code, i, needed
+        room = options.max_kv_tokens
+        if new < isl[i]:
+            # what is found in the prefix cache takes room too
+            said = options.osl_reserved * osl[i]
+            held = held_tokens(isl[i] + said, options.window, options.window_share)
+            new_held = held_tokens(new + said, options.window, options.window_share)
+            room = max(room * (new_held / held), new + osl[i])
+        chosen = ServingOptions(
+            room,
+            options.max_seqs,
+            options.osl_reserved,
+            options.is_chunked,
+            options.requests_per_client,
+            options.frontend_us_per_token,
+            options.window,
+            options.window_share,
         )
+        code, needed = _scenario(arena, plan, speculation, new, osl[i], clients, budget, chosen, out[:, i])
+        if code == 0 and new < isl[i]:
+            _add_prefix(arena, plan, speculation, isl[i], new, osl[i], clients, budget, options, out[:, i])
         if code != 0:
             return code, i, needed
     return 0, 0, 0.0

@@ -64,6 +64,8 @@ DECODE_TOKENS_AT, DECODE_TOKENS_ORIGIN_AT = 18, 19
 # Layers within a window, which is 0 where there are none: the price of their prefixes, and their own blocks,
 # which are those of all layers where all of them are such, or none.
 WINDOW, WINDOW_PAIR_US, WINDOW_TOKEN_US, WINDOW_DECODE_AT, WINDOW_PREFILL_AT = 20, 21, 22, 23, 24
+# Where fastroof.compiled.verification finds what follows a plan; 0 in a plan by itself.
+SPECULATION_AT = 31
 HEADER_SIZE = 32
 
 ARENA_MAGIC = 1718776436.0

@@ -26,6 +26,7 @@ __all__ = [
     "mean_chunk_sums",
     "mean_seen",
     "no_window_sums",
+    "prefix_in_window",
     "seen_before",
     "window_chunks",
     "window_decode_sums",
@@ -109,6 +110,15 @@ def seen_before(count: float, chunk: float, start: float, window: float) -> floa
         return count * most
     growing = min(count, math.floor((most - start) / chunk) + 1.0)
     return growing * (start + 0.5 * chunk * (growing - 1.0)) + (count - growing) * most
+
+
+@jit_inline
+def prefix_in_window(window: float, new: float, cached: float, chunks: float) -> tuple[float, float]:
+    """Pairs of ``new`` tokens with ``cached`` ones within a window, and how many of these chunks read."""
+    crossed = windowed_pairs(cached + new, window) - windowed_pairs(cached, window)
+    crossed -= windowed_pairs(new, window)
+    size = new / chunks
+    return crossed, seen_before(chunks, size, cached, window) - seen_before(chunks, size, 0.0, window)
 
 
 @jit_inline

@@ -62,6 +62,8 @@ Role = Literal[
     "experts_gather",
     "experts",
     "experts_scatter",
+    "mtp_norms",
+    "mtp_projection",
     "final_norm",
     "lm_head",
 ]

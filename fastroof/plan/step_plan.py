@@ -23,6 +23,7 @@ from fastroof.plan.decode_lines import decode_lines
 from fastroof.plan.explain import Explanation, explain_step
 from fastroof.plan.kernel_sources import source_words
 from fastroof.plan.memory import PlanMemory, plan_memory
+from fastroof.plan.verification import verification_arena
 from fastroof.run import evaluate
 
 if TYPE_CHECKING:
@@ -120,6 +121,11 @@ class StepPlan:
         return decode_lines(self.arena)
 
     @lazy_property
+    def verification_arena(self) -> Floats:
+        """The plan and what steps of several tokens a request need, as :meth:`verify_us` reads it."""
+        return verification_arena(self)
+
+    @lazy_property
     def scalar(self) -> Callable[[int, int], float]:
         """One decode step at a time, as a C function: ``plan.scalar(batch_size, kv_len)``, us.
 
@@ -169,7 +175,7 @@ class StepPlan:
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        made = ("decode_lines", "made_from", "memory", "scalar", "step_scalar")
+        made = ("decode_lines", "made_from", "memory", "scalar", "step_scalar", "verification_arena")
         # a list: another thread may be adding one of them
         return {name: value for name, value in list(self.__dict__.items()) if name not in made}
 
@@ -306,6 +312,66 @@ class StepPlan:
             As in :meth:`decode_us`.
         """
         return evaluate.prefill_us(self, new_tokens, context_len, batch_size, out, threads)
+
+    @overload
+    def verify_us(
+        self, batch_size: Int, kv_len: Int, tokens: Int, *, out: None = ..., threads: int = ...
+    ) -> float: ...
+    @overload
+    def verify_us(
+        self,
+        batch_size: ArrayLike,
+        kv_len: ArrayLike,
+        tokens: ArrayLike,
+        *,
+        out: Floats | None = ...,
+        threads: int = ...,
+    ) -> Floats: ...
+    def verify_us(
+        self,
+        batch_size: ArrayLike,
+        kv_len: ArrayLike,
+        tokens: ArrayLike,
+        *,
+        out: Floats | None = None,
+        threads: int = 1,
+    ) -> float | Floats:
+        """Time steps that verify draft tokens: ``batch_size`` requests with ``tokens`` new ones each.
+
+        Parameters
+        ----------
+        batch_size, kv_len, tokens : int or array_like of int
+            Broadcast; tokens is a request's, 1 and its draft tokens. kv_len counts all of them: the last
+            query attends to kv_len tokens.
+        out, threads
+            As in :meth:`decode_us`.
+
+        Returns
+        -------
+        float or ndarray of float64
+            Microseconds a step, of the broadcast shape; at one token :meth:`decode_us` to the last bit.
+
+        Raises
+        ------
+        PlanRangeError
+            If a step is larger than the plan: its tokens count one by one.
+        BatchError
+            If a size is not an integer of at least 1, or kv_len is less than tokens.
+
+        Notes
+        -----
+        Operators over tokens and the LM head have ``batch_size * tokens`` rows. Decode attention is that of
+        one query, times B(tokens) / B(1) of its roofline: FLOPs of all queries, the KV cache read once. No
+        public table has rows of several queries after a context, so that part is modelled.
+
+        Examples
+        --------
+        >>> import fastroof
+        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+        >>> bool(plan.verify_us(1, 4096, 4) < 1.2 * plan.decode_us(1, 4096))
+        True
+        """
+        return evaluate.verify_us(self, batch_size, kv_len, tokens, out, threads)
 
     def run(self, batch: StepBatch, *, threads: int = 1, with_error: bool = False) -> StepTimes:
         """Time ragged steps, with the origin and the parts of each.

@@ -11,7 +11,7 @@ import numpy as np
 
 from fastroof.arrays import Floats, Ints
 from fastroof.checks import whole_number
-from fastroof.compiled import decode_lines, ragged_steps, steps
+from fastroof.compiled import decode_lines, ragged_steps, steps, verification
 from fastroof.errors import BatchError
 from fastroof.run.arrays import as_loops_read, chunks, int_array
 from fastroof.run.batch import StepBatch, StepComponents, StepTimes
@@ -20,7 +20,7 @@ from fastroof.run.size_errors import raise_requests, raise_sizes
 if TYPE_CHECKING:
     from fastroof.plan.step_plan import StepPlan
 
-__all__ = ["decode_us", "one_step_us", "prefill_us", "run_batch", "step_us"]
+__all__ = ["decode_us", "one_step_us", "prefill_us", "run_batch", "step_us", "verify_us"]
 
 Loop = Callable[..., int]
 
@@ -119,6 +119,19 @@ def prefill_us(
         return steps.prefill_steps_us(plan.arena, new, context, batch, out)
 
     return _equal_steps(plan, loop, names, (new_tokens, context_len, batch_size), out, threads)
+
+
+def verify_us(
+    plan: StepPlan, batch_size: Any, kv_len: Any, tokens: Any, out: Any, threads: int
+) -> float | Floats:
+    """Answer ``plan.verify_us``."""
+
+    def loop(batch: Ints, kv: Ints, tokens: Ints, out: Floats) -> int:
+        return verification.verify_steps_us(plan.verification_arena, batch, kv, tokens, out)
+
+    return _equal_steps(
+        plan, loop, ("batch_size", "kv_len", "tokens"), (batch_size, kv_len, tokens), out, threads
+    )
 
 
 def step_us(plan: StepPlan, batch: StepBatch, threads: int) -> Floats:

@@ -47,8 +47,14 @@ def raise_sizes(plan: StepPlan, sizes: dict[str, Ints], before: int) -> None:
             i = _first(array < least)
             raise BatchError(f"{name} must be at least {least}, got {array[i]} at position {before + i}")
     seqs = sizes["batch_size"]
-    new = sizes.get("new_tokens", np.ones_like(seqs))
-    context = sizes["kv_len"] - 1 if "kv_len" in sizes else sizes["context_len"]
+    new = sizes["tokens"] if "tokens" in sizes else sizes.get("new_tokens", np.ones_like(seqs))
+    context = sizes["kv_len"] - np.minimum(new, limit) if "kv_len" in sizes else sizes["context_len"]
+    if (context < 0).any():
+        i = _first(context < 0)
+        raise BatchError(
+            f"kv_len counts the tokens that a step verifies, {int(new[i])}, and must be at least as many, "
+            f"got {int(sizes['kv_len'][i])} at position {before + i}"
+        )
     too_long = (new > limit) | (context > limit - np.minimum(new, limit))
     if too_long.any():
         i = _first(too_long)

@@ -9,11 +9,13 @@ from fastroof.serving.disaggregated import (
 from fastroof.serving.estimate import ServingEstimate, estimate
 from fastroof.serving.least_gpus import LeastGpus, least_gpus
 from fastroof.serving.sizing import largest_batch, largest_context
+from fastroof.serving.speculation import SpeculativeDecoding, mtp_draft
 
 __all__ = [
     "DisaggregatedEstimate",
     "LeastGpus",
     "ServingEstimate",
+    "SpeculativeDecoding",
     "WorkerMatch",
     "estimate",
     "estimate_disaggregated",
@@ -21,4 +23,5 @@ __all__ = [
     "largest_context",
     "least_gpus",
     "match_workers",
+    "mtp_draft",
 ]

@@ -24,6 +24,7 @@ from fastroof.serving.scenarios import (
     field_values,
     raise_scenario,
 )
+from fastroof.serving.speculation import SpeculatedPlan, SpeculativeDecoding, made_from, speculated
 from fastroof.units import US_PER_MS, US_PER_S
 
 if TYPE_CHECKING:
@@ -127,42 +128,61 @@ class WorkerMatch(NamedTuple):
     decode_requests_per_s: float
 
 
-def _transfer_us_per_token(prefill: StepPlan, decode: StepPlan, link_bytes_per_s: float | None) -> float:
-    """Time that the KV cache of a token takes from one worker to the other, us."""
-    model = prefill.model
-    if (model, prefill.kv_dtype) != (decode.model, decode.kv_dtype):
-        raise PlanError(
-            f"prefill and decode need one model and kv_dtype, got {model.name} with {prefill.kv_dtype} KV "
-            f"and {decode.model.name} with {decode.kv_dtype} KV"
+class _Workers(NamedTuple):
+    """Plans of both kinds of workers, and both as loops read them."""
+
+    prefill: StepPlan
+    decode: StepPlan
+    prefill_loops: SpeculatedPlan
+    decode_loops: SpeculatedPlan
+
+    @classmethod
+    def of(cls, prefill: StepPlan, decode: StepPlan, speculation: SpeculativeDecoding | None) -> _Workers:
+        """Check that the plans go together, and lay them out."""
+        model = prefill.model
+        if (model, prefill.kv_dtype) != (decode.model, decode.kv_dtype):
+            raise PlanError(
+                f"prefill and decode need one model and kv_dtype, got {model.name} with {prefill.kv_dtype} "
+                f"KV and {decode.model.name} with {decode.kv_dtype} KV"
+            )
+        return cls(prefill, decode, speculated(prefill, speculation), speculated(decode, speculation))
+
+    def transfer_us_per_token(self, link_bytes_per_s: float | None) -> float:
+        """Time that the KV cache of a token takes from one worker to the other, us."""
+        prefill, decode = self.prefill, self.decode
+        if link_bytes_per_s is None:
+            link_bytes_per_s = min(plan.gpu.nvlink_bytes_per_s for plan in (prefill, decode))
+        rate = at_least("link_bytes_per_s", link_bytes_per_s, 1) * min(prefill.tp, decode.tp)
+        return self.kv_bytes_per_token() / rate * US_PER_S
+
+    def kv_bytes_per_token(self) -> int:
+        """KV cache of a token over all layers of the model and its draft."""
+        return sum(plan.model.kv_bytes_per_token(Layout(), plan.kv_dtype) for plan in self.decode_loops.plans)
+
+    def window_share(self) -> float:
+        """Share of it that layers keep within the window alone."""
+        window = self.decode.memory.window
+        held = (plan for plan in self.decode_loops.plans if plan.memory.window == window)
+        within = sum(window_kv_bytes(plan.model, Layout(), plan.kv_dtype) for plan in held)
+        return within / self.kv_bytes_per_token()
+
+    def options(
+        self, link_bytes_per_s: float | None, prefill_engine: EngineLimits, decode_engine: EngineLimits
+    ) -> loops.LinkOptions:
+        """What all scenarios have in common."""
+        prefill, decode = self.prefill_loops.memory(), self.decode_loops.memory()
+        return loops.LinkOptions(
+            prefill_kv_tokens=float(prefill.max_kv_tokens),
+            decode_kv_tokens=float(decode.max_kv_tokens),
+            max_seqs=decode_engine.max_seqs,
+            osl_reserved=decode_engine.osl_reserved,
+            is_chunked=prefill_engine.is_chunked,
+            transfer_us_per_token=self.transfer_us_per_token(link_bytes_per_s),
+            window=float(decode.window),
+            prefill_window_share=prefill.window_share,
+            decode_window_share=decode.window_share,
+            transfer_window_share=self.window_share(),
         )
-    if link_bytes_per_s is None:
-        link_bytes_per_s = min(plan.gpu.nvlink_bytes_per_s for plan in (prefill, decode))
-    rate = at_least("link_bytes_per_s", link_bytes_per_s, 1) * min(prefill.tp, decode.tp)
-    return model.kv_bytes_per_token(Layout(), prefill.kv_dtype) / rate * US_PER_S
-
-
-def _options(
-    prefill: StepPlan,
-    decode: StepPlan,
-    link_bytes_per_s: float | None,
-    prefill_engine: EngineLimits,
-    decode_engine: EngineLimits,
-) -> loops.LinkOptions:
-    return loops.LinkOptions(
-        prefill_kv_tokens=float(prefill.memory.max_kv_tokens),
-        decode_kv_tokens=float(decode.memory.max_kv_tokens),
-        max_seqs=decode_engine.max_seqs,
-        osl_reserved=decode_engine.osl_reserved,
-        is_chunked=prefill_engine.is_chunked,
-        transfer_us_per_token=_transfer_us_per_token(prefill, decode, link_bytes_per_s),
-        window=float(prefill.memory.window),
-        prefill_window_share=prefill.memory.window_share,
-        decode_window_share=decode.memory.window_share,
-        transfer_window_share=(
-            window_kv_bytes(prefill.model, Layout(), prefill.kv_dtype)
-            / prefill.model.kv_bytes_per_token(Layout(), prefill.kv_dtype)
-        ),
-    )
 
 
 def estimate_disaggregated(
@@ -179,6 +199,7 @@ def estimate_disaggregated(
     chunked_prefill: bool | None = None,
     kv_reservation: str | None = None,
     max_seqs: float | None = None,
+    speculation: SpeculativeDecoding | None = None,
     with_error: bool = False,
 ) -> DisaggregatedEstimate:
     """Estimate what clients see where prefill and decode run on GPUs of their own.
@@ -202,6 +223,11 @@ def estimate_disaggregated(
         Whether a prefill worker cuts prompts that are longer than a step; by default as its plan's engine.
     kv_reservation, max_seqs : str and number, optional
         As in :func:`estimate`, of a decode worker; by default as its plan's engine.
+    speculation : SpeculativeDecoding, optional
+        As in :func:`estimate`: decode workers verify, workers of both kinds run the draft, and its KV cache
+        is sent too.
+    with_error : bool
+        As in :func:`estimate`.
 
     Returns
     -------
@@ -225,9 +251,10 @@ def estimate_disaggregated(
         concurrency = X (W + P(b) + transfer) + decode_workers n,    X = decode_workers n / ((osl - 1) D(n))
         transfer    = isl x KV bytes of a token / (link_bytes_per_s x min(tp of prefill, of decode))
 
-    D(n) is the mean step of n decodes over their growing context, P(b) the steps of b prompts together, at
-    most m. A prefill worker is FIFO: a prompt that finds it busy, in a share u of cases, waits half a batch,
-    and shares the next with all that came meanwhile; near a load rho of 1, some wait longer::
+    D(n) is the mean step of n decodes over their growing context (with speculation: of verifications and
+    drafts, and the steps of an output stand for osl - 1, as in :func:`estimate`), P(b) the steps of b prompts
+    together, at most m. A prefill worker is FIFO: a prompt that finds it busy, in a share u of cases, waits
+    half a batch, and shares the next with all that came meanwhile; near a load rho of 1, some wait longer::
 
         b = 1 + u a P(b), u = a P(b)/b            a: prompts that come in a unit of time, rho = a P(m)/m
         W = u P(b)/2 + max(1/(m (1 - rho^2)) - 1, 0) (1 + rho) P(m)/2
@@ -250,7 +277,10 @@ def estimate_disaggregated(
         prefill_plan.engine, max_batched_tokens=max_batched_tokens, chunked_prefill=chunked_prefill
     )
     decode_engine = engine_limits(decode_plan.engine, kv_reservation=kv_reservation, max_seqs=max_seqs)
-    options = _options(prefill_plan, decode_plan, link_bytes_per_s, prefill_engine, decode_engine)
+    workers = _Workers.of(prefill_plan, decode_plan, speculation)
+    if with_error and workers.decode_loops.tokens > 1:
+        raise BatchError("with_error goes without speculation: no step of several tokens was measured")
+    options = workers.options(link_bytes_per_s, prefill_engine, decode_engine)
     given = {
         "isl": isl,
         "osl": osl,
@@ -263,10 +293,10 @@ def estimate_disaggregated(
     scenarios = np.array(arrays)
     out = np.empty((loops.DISAGGREGATED_ROWS, len(arrays[0])))
     code, position, needed = loops.disaggregated_estimates(
-        prefill_plan.arena, decode_plan.arena, scenarios, options, out
+        workers.prefill_loops.arena, workers.decode_loops.arena, scenarios, options, out
     )
     if code:
-        _refuse(prefill_plan, decode_plan, dict(zip(given, arrays, strict=True)), code, position, needed)
+        _refuse(workers, options, dict(zip(given, arrays, strict=True)), code, position, needed)
     tpot_ms = out[loops.TPOT_US] / US_PER_MS
     gpus = scenarios[3] * prefill_plan.tp + scenarios[4] * decode_plan.tp
     rows = [
@@ -292,11 +322,16 @@ def estimate_disaggregated(
     # the last row is there where it was asked for
     names = [column.name for column in DisaggregatedEstimate.arrow_columns]
     values = dict(zip(names, field_values(rows, shape), strict=False))
-    return DisaggregatedEstimate(**values, made_from=decode_plan.made_from)
+    return DisaggregatedEstimate(**values, made_from=made_from(decode_plan, speculation))
 
 
 def _refuse(
-    prefill: StepPlan, decode: StepPlan, scenarios: dict[str, Any], code: int, position: int, needed: float
+    workers: _Workers,
+    options: loops.LinkOptions,
+    scenarios: dict[str, Any],
+    code: int,
+    position: int,
+    needed: float,
 ) -> None:
     """Say which plan cannot time which scenario."""
     osl = float(scenarios["osl"][position])
@@ -307,11 +342,11 @@ def _refuse(
         )
     if code in (serving.CODE_KV, loops.CODE_DECODE_SEQS):
         known = serving.CODE_SEQS if code == loops.CODE_DECODE_SEQS else code
-        room = float(decode.memory.max_kv_tokens)
-        raise_scenario(decode, scenarios, known, position, needed, room, "the decode plan")
+        room = options.decode_kv_tokens
+        raise_scenario(workers.decode, scenarios, known, position, needed, room, "the decode plan")
     known = serving.CODE_KV if code == loops.CODE_PREFILL_KV else code
-    room = float(prefill.memory.max_kv_tokens)
-    raise_scenario(prefill, scenarios, known, position, needed, room, "the prefill plan")
+    room = options.prefill_kv_tokens
+    raise_scenario(workers.prefill, scenarios, known, position, needed, room, "the prefill plan")
 
 
 def match_workers(
@@ -323,6 +358,7 @@ def match_workers(
     *,
     max_batched_tokens: float | None = None,
     link_bytes_per_s: float | None = None,
+    speculation: SpeculativeDecoding | None = None,
     tolerance: float = 0.1,
     max_workers: int = 32,
 ) -> WorkerMatch:
@@ -330,7 +366,7 @@ def match_workers(
 
     Parameters
     ----------
-    prefill_plan, decode_plan, isl, osl, max_batched_tokens, link_bytes_per_s
+    prefill_plan, decode_plan, isl, osl, max_batched_tokens, link_bytes_per_s, speculation
         As in :func:`estimate_disaggregated`.
     decodes : float, optional
         Requests that decode together on one worker; by default as many as its KV cache holds and its plan
@@ -360,19 +396,20 @@ def match_workers(
     True
     """
     prefill_engine = engine_limits(prefill_plan.engine, max_batched_tokens=max_batched_tokens)
-    options = _options(
-        prefill_plan, decode_plan, link_bytes_per_s, prefill_engine, engine_limits(decode_plan.engine)
-    )
+    plans = _Workers.of(prefill_plan, decode_plan, speculation)
+    options = plans.options(link_bytes_per_s, prefill_engine, engine_limits(decode_plan.engine))
     budget = prefill_engine.max_batched_tokens
     tolerance = at_least("tolerance", tolerance, 0)
     workers = int(at_least("max_workers", max_workers, 2))
     isl, osl = at_least("isl", isl, 1), at_least("osl", osl, 2)
     # refuses what neither plan can time
-    estimate_disaggregated(prefill_plan, decode_plan, isl, osl, 1, max_batched_tokens=budget)
+    estimate_disaggregated(
+        prefill_plan, decode_plan, isl, osl, 1, max_batched_tokens=budget, speculation=speculation
+    )
     most = min(
-        options.decode_kv_tokens / decode_plan.memory.held_tokens(isl + options.osl_reserved * osl),
+        options.decode_kv_tokens / plans.decode_loops.memory().held_tokens(isl + options.osl_reserved * osl),
         decode_plan.max_seqs,
-        decode_plan.max_tokens,
+        decode_plan.max_tokens / plans.decode_loops.tokens,
     )
     decodes = most if decodes is None else at_least("decodes", decodes, 1)
     if decodes > most:
@@ -381,8 +418,8 @@ def match_workers(
             f"{decode_plan.gpu.name} holds and the decode plan times, got {decodes:g}"
         )
     prefill_rate, decode_rate = loops.worker_rates(
-        prefill_plan.arena,
-        decode_plan.arena,
+        plans.prefill_loops.arena,
+        plans.decode_loops.arena,
         isl,
         osl,
         float(decodes),

@@ -11,14 +11,19 @@ import numpy as np
 from fastroof.arrow import RELATIVE_ERROR, ArrowResult
 from fastroof.columns import Column
 from fastroof.compiled import serving
+from fastroof.errors import BatchError
 from fastroof.serving.scenarios import (
     at_least,
     broadcast,
+    check_budgets,
     decode_errors,
     engine_limits,
     field_values,
+    new_tokens,
+    prefix_options,
     raise_scenario,
 )
+from fastroof.serving.speculation import SpeculativeDecoding, made_from, speculated
 from fastroof.units import US_PER_MS, US_PER_S
 
 if TYPE_CHECKING:
@@ -38,7 +43,7 @@ class ServingEstimate(ArrowResult):
     tpot_ms, itl_ms : float or ndarray of float64
         Mean time per output token after the first, ms, and mean time between two tokens: the same mean,
         since all outputs are of one length. nan where osl is 1. The gaps behind it are of two kinds,
-        ``decode_step_us`` and ``mixed_step_us``.
+        ``decode_step_us`` and ``mixed_step_us``; the accepted tokens of a step come together.
     request_latency_ms : float or ndarray of float64
         ``ttft_ms + tpot_ms * (osl - 1)``.
     tokens_per_s_per_gpu : float or ndarray of float64
@@ -49,13 +54,14 @@ class ServingEstimate(ArrowResult):
     effective_concurrency : float or ndarray of float64
         Requests that run at once.
     decode_step_us, mixed_step_us : float or ndarray of float64
-        Mean step of decodes alone, and of decodes and prompts, us; 0 where there is none.
+        Mean step of decodes alone, and of decodes and prompts, us; 0 where there is none. With speculative
+        decoding its draft is part of it.
     mixed_share : float or ndarray of float64
         Share of the steps that hold prompts, as a decoding request sees them.
     decodes : float or ndarray of float64
         Requests that decode in a step.
     prefill_tokens, prompts : float or ndarray of float64
-        Prompt tokens in a step that holds any, and how many prompts that is.
+        Prompt tokens that a step computes if it holds any, and how many prompts that is.
     kv_len : float or ndarray of float64
         Mean tokens that a decode attends to.
     relative_error : float or ndarray of float64, or None
@@ -117,6 +123,9 @@ def estimate(
     max_seqs: float | None = None,
     requests_per_client: float | None = None,
     frontend_us_per_token: float = 0.0,
+    speculation: SpeculativeDecoding | None = None,
+    prefix_hit: Any = None,
+    prefix_len: Any = None,
     with_error: bool = False,
 ) -> ServingEstimate:
     """Estimate what clients of a continuously batching engine see, with prompts mixed into decode steps.
@@ -146,8 +155,13 @@ def estimate(
         start as one of so many requests. By default the steady state alone.
     frontend_us_per_token : float
         What the front end (tokenizer, HTTP, router) takes a prompt token, us; on time to first token.
+    speculation : SpeculativeDecoding, optional
+        Draft tokens that requests verify in a step, and how many of them they keep.
+    prefix_hit, prefix_len : number or array_like, optional
+        Share of a prompt, or its tokens, that are found in the prefix cache; one of both. Broadcast.
     with_error : bool
-        Also say how good the mean step of decodes is, see :meth:`fastroof.StepPlan.decode_error`.
+        Also say how good the mean step of decodes is, see :meth:`fastroof.StepPlan.decode_error`. Not with
+        speculation: nothing that was measured says it.
 
     Returns
     -------
@@ -188,6 +202,16 @@ def estimate(
     ``TTFT + TPOT (osl - 1)``. A start of all at once, of g groups of whole prompts, has a mean TTFT of
     ``M (g + 1)/2``, counted as one of ``requests_per_client``.
 
+    With speculation a decode has q tokens of a step, 1 and its drafts, and says a of them: outputs take
+    ``max((osl - 1)/a, 1)`` steps, which stands for osl - 1 above, decodes count q times in B, D and M are
+    verifications (:meth:`fastroof.StepPlan.verify_us`) and what drafting takes, and TPOT is the step over a.
+    A draft goes through prompts too, its engine's costs are its target's, and its weights and KV cache leave
+    less room. The slots of draft tokens, a few a request, are not counted.
+
+    Prompt tokens of a prefix cache are not computed, the last one aside. They are attended to, and hold KV
+    cache for each request as if no other shared them: the room for requests is a lower bound where all share
+    one prefix.
+
     Against a simulation of every request, lengths spread by 20 %, TPOT and throughput are within 5 %, TTFT
     within 25 % below a load rho of 0.8; closer to 1, queues grow faster than modelled. Not modelled:
     preemption with kv_reservation ``mean`` (TPOT up to 20 % too low where long outputs overflow the KV
@@ -214,11 +238,21 @@ def estimate(
         "osl": osl,
         "concurrency": concurrency,
         "max_batched_tokens": engine.max_batched_tokens,
+        **prefix_options(prefix_hit, prefix_len),
     }
     shape, arrays = broadcast(given)
-    room = plan.memory.max_kv_tokens if max_kv_tokens is None else at_least("max_kv_tokens", max_kv_tokens, 1)
+    scenarios = dict(zip(given, arrays, strict=True))
+    new = new_tokens(scenarios)
+    target = speculated(plan, speculation)
+    if with_error and target.tokens > 1:
+        raise BatchError("with_error goes without speculation: no step of several tokens was measured")
+    check_budgets(scenarios["max_batched_tokens"], target.tokens)
+    memory = target.memory()
+    room = float(memory.max_kv_tokens)
+    if max_kv_tokens is not None:
+        room = at_least("max_kv_tokens", max_kv_tokens, 1)
     options = serving.ServingOptions(
-        max_kv_tokens=float(room),
+        max_kv_tokens=room,
         max_seqs=engine.max_seqs,
         osl_reserved=engine.osl_reserved,
         is_chunked=engine.is_chunked,
@@ -226,16 +260,16 @@ def estimate(
             0.0 if requests_per_client is None else at_least("requests_per_client", requests_per_client, 1)
         ),
         frontend_us_per_token=at_least("frontend_us_per_token", frontend_us_per_token, 0),
-        window=float(plan.memory.window),
-        window_share=plan.memory.window_share,
+        window=float(memory.window),
+        window_share=memory.window_share,
     )
     out = np.empty((serving.ESTIMATE_ROWS, len(arrays[0])))
-    lengths, outputs, clients, budgets = arrays
+    lengths, outputs, clients, budgets = arrays[:4]
     code, position, needed = serving.serving_estimates(
-        plan.arena, lengths, outputs, clients, budgets, options, out
+        target.arena, lengths, new, outputs, clients, budgets, options, out
     )
     if code:
-        raise_scenario(plan, dict(zip(given, arrays, strict=True)), code, position, needed, float(room))
+        raise_scenario(plan, scenarios, code, position, needed, room)
     tpot_ms = out[serving.TPOT_US] / US_PER_MS
     rows = [
         out[serving.TTFT_US] / US_PER_MS,
@@ -259,4 +293,4 @@ def estimate(
     # the last row is there where it was asked for
     names = [column.name for column in ServingEstimate.arrow_columns]
     values = dict(zip(names, field_values(rows, shape), strict=False))
-    return ServingEstimate(**values, made_from=plan.made_from)
+    return ServingEstimate(**values, made_from=made_from(plan, speculation))

@@ -22,9 +22,12 @@ __all__ = [
     "EngineLimits",
     "at_least",
     "broadcast",
+    "check_budgets",
     "decode_errors",
     "engine_limits",
     "field_values",
+    "new_tokens",
+    "prefix_options",
     "raise_scenario",
 ]
 
@@ -73,6 +76,62 @@ def broadcast(scenarios: Mapping[str, Any]) -> tuple[tuple[int, ...], list[Float
         shapes = ", ".join(f"{name} {array.shape}" for name, array in zip(scenarios, arrays, strict=True))
         raise BatchError(f"shapes do not broadcast: {shapes}") from None
     return shape, [np.array(np.broadcast_to(array, shape), order="C").reshape(-1) for array in arrays]
+
+
+def prefix_options(prefix_hit: Any, prefix_len: Any) -> dict[str, Any]:
+    """Take what was given of prompts that are found in a prefix cache, by its name; nothing if nothing was.
+
+    Raises
+    ------
+    BatchError
+        If both were.
+    """
+    given = {"prefix_hit": prefix_hit, "prefix_len": prefix_len}
+    given = {name: value for name, value in given.items() if value is not None}
+    if len(given) > 1:
+        raise BatchError("prefix_hit is a share of a prompt and prefix_len its tokens: one of them will do")
+    return given
+
+
+def new_tokens(scenarios: Mapping[str, Floats]) -> Floats:
+    """Tokens of prompts that are computed: those not found in the prefix cache, and the last in any case.
+
+    Raises
+    ------
+    BatchError
+        If a share is none, or a prefix longer than its prompt.
+    """
+    isl = scenarios["isl"]
+    for name in ("prefix_hit", "prefix_len"):
+        if name not in scenarios:
+            continue
+        found = scenarios[name]
+        most = np.ones_like(isl) if name == "prefix_hit" else isl
+        wrong = ~((found >= 0.0) & (found <= most))
+        if wrong.any():
+            i = int(np.flatnonzero(wrong)[0])
+            raise BatchError(f"{name} must be from 0 to {most[i]:g}, got {found[i]:g} at position {i}")
+        new: Floats = np.maximum(isl * (1.0 - found) if name == "prefix_hit" else isl - found, 1.0)
+        # prompts of no length are refused where lengths are
+        return np.minimum(new, isl)
+    return isl
+
+
+def check_budgets(budgets: Floats, tokens: int) -> None:
+    """Refuse steps that do not hold what one request verifies.
+
+    Raises
+    ------
+    BatchError
+        Naming the first of them.
+    """
+    small = budgets < tokens
+    if tokens > 1 and small.any():
+        i = int(np.flatnonzero(small)[0])
+        raise BatchError(
+            f"max_batched_tokens must be at least {tokens}, what one request verifies in a step, got "
+            f"{budgets[i]:g} at position {i}"
+        )
 
 
 def field_values(rows: list[Floats], shape: tuple[int, ...]) -> list[Any]:

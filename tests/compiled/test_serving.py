@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastroof import compile_plan
-from fastroof.compiled import disaggregated, mean_steps, serving, steps
+from fastroof.compiled import disaggregated, mean_steps, serving, steps, verification
 from fastroof.engines import EngineProfile, StepCosts
 from tests.reference.handmade import attention_rows, gemm_rows, handmade_tables
 from tests.reference.serving import closed_form, mean_step_us
@@ -19,6 +19,8 @@ pytestmark = pytest.mark.loops
 
 ANY = st.floats(allow_nan=True, allow_infinity=True) | st.sampled_from([0.0, 1.0, 1.5, 2.0, 2.0**28, 2.0**40])
 SIZE = st.integers(0, 12).flatmap(lambda power: st.integers(2**power, 2 ** (power + 1)))
+
+ONE = verification.one_token
 
 PROFILE = EngineProfile(
     "made up",
@@ -47,8 +49,8 @@ def options(
 def one(plan, sizes, chosen=None):
     """Code, what was needed, and the column of one scenario."""
     out = np.full((serving.ESTIMATE_ROWS, 1), np.nan)
-    arrays = [np.array([float(x)]) for x in sizes]
-    code, _, needed = serving.serving_estimates(plan.arena, *arrays, chosen or options(), out)
+    isl, *others = (np.array([float(x)]) for x in sizes)
+    code, _, needed = serving.serving_estimates(plan.arena, isl, isl, *others, chosen or options(), out)
     return code, needed, out[:, 0]
 
 
@@ -94,20 +96,22 @@ def test_mean_steps_of_whole_numbers_are_steps(plan):
     parts = steps.open_plan(plan.arena)
     for batch, kv in ((1, 70), (8, 512), (30, 1000)):
         # two tokens out: one decode, at isl + 1
-        got = mean_steps.mean_decode_step_us(plan.arena, parts, float(batch), kv - 1.0, 2.0)
+        got = mean_steps.mean_decode_step_us(plan.arena, parts, ONE(parts), float(batch), kv - 1.0, 2.0)
         between = (plan.decode_us(batch, kv - 1), plan.decode_us(batch, kv + 1))
         assert min(between) <= got <= max(between)
         assert got == pytest.approx(mean_step_us(plan, batch, kv - 1, 2, [], batch, batch), rel=1e-6)
     for new, context in ((100, 0), (300, 200)):
-        got = mean_steps.prompt_steps_us(plan.arena, parts, float(new + context), 512.0, 0.0, 0.0, 0.0)
+        got = mean_steps.prompt_steps_us(
+            plan.arena, parts, ONE(parts), float(new + context), 512.0, 0.0, 0.0, 0.0
+        )
         assert got.us == pytest.approx(plan.prefill_us(new + context), rel=1e-12)
-    assert mean_steps.mean_decode_attention_us(plan.arena, parts, 0.0, 5.0, 5.0) == 0.0
-    assert mean_steps.mean_decode_attention_us(plan.arena, parts, 3.0, 5.0, 1.0) == 0.0
+    assert mean_steps.mean_decode_attention_us(plan.arena, parts, ONE(parts), 0.0, 5.0, 5.0) == 0.0
+    assert mean_steps.mean_decode_attention_us(plan.arena, parts, ONE(parts), 3.0, 5.0, 1.0) == 0.0
 
 
 def test_a_prompt_in_chunks_takes_its_steps(plan):
     parts = steps.open_plan(plan.arena)
-    got = mean_steps.prompt_steps_us(plan.arena, parts, 1000.0, 300.0, 0.0, 0.0, 0.0)
+    got = mean_steps.prompt_steps_us(plan.arena, parts, ONE(parts), 1000.0, 300.0, 0.0, 0.0, 0.0)
     chunks = [plan.prefill_us(300, 300 * i) for i in range(3)] + [plan.prefill_us(100, 900)]
     # the plan samples a token after each chunk, the engine after the last
     logits = plan.arena[int(plan.arena[steps.LOGITS_AT]) + 1] + PROFILE.costs.sequence_us
@@ -170,7 +174,7 @@ def test_it_stops_at_the_first_scenario_that_cannot_be_timed(plan):
     def stop(isl, **more):
         arrays = [np.array(isl, float), *(np.full(len(isl), x, float) for x in (20, 8, 512))]
         out = np.empty((serving.ESTIMATE_ROWS, len(isl)))
-        return serving.serving_estimates(plan.arena, *arrays, options(**more), out)
+        return serving.serving_estimates(plan.arena, arrays[0], *arrays, options(**more), out)
 
     assert stop([5, 6, 7]) == (0, 0, 0.0)
     assert stop([5, 0, 7]) == (serving.CODE_SIZES, 1, 0.0)

@@ -11,6 +11,7 @@ import numpy as np
 from fastroof import StepBatch
 from fastroof.compiled import steps
 from fastroof.compiled.grids import grid_value
+from tests.reference import verification
 
 
 @dataclass
@@ -63,13 +64,17 @@ def simulate_closed_loop(
     length_spread: float = 0.2,
     rounds: int = 6,
     seed: int = 0,
+    tokens: int = 1,
+    accepted: float = 1.0,
+    prefix_hit: float = 0.0,
 ) -> Simulated:
     """Serve ``concurrency`` clients, each of which sends its next request when it has the last answer.
 
     A step holds every decode, then chunks of running prompts, then waiting prompts, oldest first, within the
     token budget and the KV cache, which a request reserves in full, or takes token by token (the newest is
     then thrown out when it is full). Clients start at any time of a cycle and take up to ``think_us``, by
-    default a step, so that requests come at any time of a step.
+    default a step, so that requests come at any time of a step. A decode verifies ``tokens`` and says one or
+    more of them, ``accepted`` in the mean; ``prefix_hit`` of a prompt need not be computed.
     """
     rng = np.random.default_rng(seed)
     step_us = float(plan.decode_us(min(concurrency, plan.max_seqs), isl + osl // 2))
@@ -81,7 +86,15 @@ def simulate_closed_loop(
         lengths = [
             max(1, round(n * rng.uniform(1.0 - length_spread, 1.0 + length_spread))) for n in (isl, osl)
         ]
-        return Request(*lengths, sent_us)
+        made = Request(*lengths, sent_us)
+        made.computed = min(round(prefix_hit * made.isl), made.isl - 1)
+        return made
+
+    def said() -> int:
+        """Tokens that a step says of a request."""
+        if tokens == 1:
+            return 1
+        return int(accepted) + int(rng.random() < accepted - int(accepted))
 
     waiting = [request(start) for start in sorted(rng.uniform(0.0, cycle_us, concurrency).tolist())]
     total = rounds * concurrency + 20
@@ -104,8 +117,8 @@ def simulate_closed_loop(
             waiting.insert(0, thrown)
             decoding = [r for r in running if not r.prompt_left]
         for r in decoding:
-            chunks.append((r, 1))
-            left -= 1
+            chunks.append((r, tokens))
+            left -= tokens
         for r in running:
             if r.prompt_left and left:
                 chunk = min(r.prompt_left, left)
@@ -128,15 +141,21 @@ def simulate_closed_loop(
             now_us = waiting[0].sent_us
             continue
         batch = [(q, r.computed) for r, q in chunks]
-        took = float(plan.step_us(StepBatch.from_requests([batch]))[0])
+        if tokens > 1:
+            took = verification.mixed_step_us(plan, batch[: len(decoding)], batch[len(decoding) :])
+        else:
+            took = float(plan.step_us(StepBatch.from_requests([batch]))[0])
         seen.append((now_us, took, len(decoding), len(running), len(chunks) > len(decoding)))
         now_us += took
         for r, q in chunks:
+            more = 1
+            if not r.prompt_left:
+                more = q = min(said(), r.osl - r.tokens_out)
             r.computed += q
             if r.prompt_left:
                 continue
-            r.tokens_out += 1
-            if r.tokens_out == 1:
+            r.tokens_out += more
+            if not r.first_us:
                 r.first_us = now_us
             if r.tokens_out >= r.osl:
                 r.done_us = now_us
@@ -186,6 +205,17 @@ def row(plan: Any, at: int, last: int, x: float) -> float:
     return float(np.interp(x, np.arange(last + 1), plan.arena[start : start + last + 1]))
 
 
+class Verified(NamedTuple):
+    """How a request decodes: tokens of a step, those it keeps in the mean, and what drafts the others."""
+
+    tokens: int = 1
+    accepted: float = 1.0
+    draft: Any = None
+
+
+ONE_TOKEN = Verified()
+
+
 def mean_step_us(
     plan: Any,
     decodes: float,
@@ -194,16 +224,30 @@ def mean_step_us(
     chunks: list[tuple[float, float, float]],
     tokens: float,
     seqs: float,
+    verified: Verified = ONE_TOKEN,
+    is_draft: bool = False,
 ) -> float:
-    """A step of ``decodes`` somewhere in their output and of chunks (how many, new tokens, context), us."""
+    """A step of ``decodes`` somewhere in their output and of chunks (how many, new tokens, context), us.
+
+    ``tokens`` and ``seqs`` count one token a decode.
+    """
     parts, costs = steps.open_plan(plan.arena), plan.engine.costs
-    total = row(plan, steps.TOKENS_AT, plan.max_tokens, tokens)
-    total += row(plan, steps.LOGITS_AT, plan.max_seqs, seqs)
-    total += costs.step_us + costs.sequence_us * seqs
-    if decodes > 0:
+    more = decodes * (verified.tokens - 1)
+    total = row(plan, steps.TOKENS_AT, plan.max_tokens, tokens + more)
+    total += verification.head_us(plan, seqs + more)
+    total += 0.0 if is_draft else costs.step_us + costs.sequence_us * seqs
+    if decodes > 0 and osl > 1:
         width = (osl - 1) / math.sqrt(max(decodes, 1.0))
-        kv_lens = isl + osl / 2 + width * ((np.arange(SLICES) + 0.5) / SLICES - 0.5)
-        attention = [grid_value(plan.arena, parts.decode, max(decodes, 1.0), kv) for kv in kv_lens.tolist()]
+        middle = isl + osl / 2 + (verified.tokens - 1) - (verified.accepted - 1) / 2
+        kv_lens = middle + width * ((np.arange(SLICES) + 0.5) / SLICES - 0.5)
+        batch = max(decodes, 1.0)
+        attention = [grid_value(plan.arena, parts.decode, batch, kv) for kv in kv_lens.tolist()]
+        if verified.tokens > 1:
+            longer = [
+                verification.factor(plan, batch, max(kv, verified.tokens), verified.tokens)
+                for kv in kv_lens.tolist()
+            ]
+            attention = [a * b for a, b in zip(attention, longer, strict=True)]
         total += min(decodes, 1.0) * float(np.mean(attention))
     if chunks:
         new = sum(count * q for count, q, _ in chunks)
@@ -211,9 +255,35 @@ def mean_step_us(
         q_len = 2 * causal / new - 1
         total += grid_value(plan.arena, parts.prefill, new / q_len, q_len)
         total += parts.prefix_pair_us * sum(count * q * ctx for count, q, ctx in chunks)
-        total += parts.prefix_token_us * sum(count * ctx for count, _, ctx in chunks) + costs.prefill_us
-        total = max(total, costs.prefill_floor_layer_us * plan.model.num_layers)
+        total += parts.prefix_token_us * sum(count * ctx for count, _, ctx in chunks)
+        if not is_draft:
+            total = max(total + costs.prefill_us, costs.prefill_floor_layer_us * plan.model.num_layers)
     return total
+
+
+def draft_us(
+    verified: Verified,
+    decodes: float,
+    isl: float,
+    osl: float,
+    chunks: list[tuple[float, float, float]],
+    prompts: float,
+) -> float:
+    """What drafting takes beside a step: one that reads the step's tokens, then steps of decodes alone."""
+    if verified.draft is None:
+        return 0.0
+    at = isl + (verified.tokens - 1) / 2 - (verified.accepted - 1) / 2
+    steps_alone = verified.tokens - 1
+
+    def alone(requests: float) -> float:
+        return mean_step_us(verified.draft, requests, at, osl, [], requests, requests, is_draft=True)
+
+    if not chunks:
+        return steps_alone * alone(decodes) if decodes else 0.0
+    new = sum(count * q for count, q, _ in chunks)
+    sizes = (decodes + new, decodes + prompts)
+    first = mean_step_us(verified.draft, decodes, at, osl, chunks, *sizes, is_draft=True)
+    return first + (steps_alone - 1) * alone(decodes + prompts)
 
 
 class ClosedForm(NamedTuple):
@@ -238,33 +308,40 @@ def closed_form(
     osl_reserved: float = 0.5,
     max_kv_tokens: float = math.inf,
     rounds: float | None = None,
+    verified: Verified = ONE_TOKEN,
 ) -> ClosedForm:
     """The formulas in the notes of ``fastroof.serving.estimate``, one after the other."""
+    q = verified.tokens
+    says = max((osl - 1) / verified.accepted, min(osl - 1, 1))
     fit = min(concurrency, max_kv_tokens / (isl + osl_reserved * osl))
-    fit = min(fit, budget if is_chunked else budget - isl + 1)
-    room_at_first = room = budget - (fit - 1) if is_chunked else (budget - (fit - 1)) // isl * isl
+    fit = min(fit, 1 + (budget - 1) / q if is_chunked else 1 + (budget - isl) / q)
+    room_at_first = room = budget - (fit - 1) * q if is_chunked else (budget - (fit - 1) * q) // isl * isl
     prompt_steps = max(1.0, isl / room)
-    arrivals = (fit - 1) / (osl + prompt_steps)
-    own_decode = min(osl - 1, 1)
+    arrivals = (fit - 1) / (says + 1 + prompt_steps)
+    own_decode = min(says, 1)
     is_bound = arrivals * isl >= room
     if is_bound:
-        room = budget * isl / (osl - 1 + isl) if is_chunked else max(budget // (osl - 1 + isl), 1) * isl
-        room = min(room, budget - own_decode) if is_chunked else room
+        room = budget * isl / (says * q + isl) if is_chunked else max(budget // (says * q + isl), 1) * isl
+        room = min(room, budget - own_decode * q) if is_chunked else room
         arrivals, prompt_steps = room / isl, max(1.0, isl / room)
-        decodes = min(max(arrivals * (osl - 1), own_decode), fit)
-        running, mixed, prefill = min(fit, arrivals * (osl - 1 + prompt_steps)), 1.0, room
+        decodes = min(max(arrivals * says, own_decode), fit)
+        running, mixed, prefill = min(fit, arrivals * (says + prompt_steps)), 1.0, room
     else:
-        running, decodes = fit, own_decode + (fit - 1) * (osl - 1) / (osl + prompt_steps)
+        running, decodes = fit, own_decode + (fit - 1) * says / (says + 1 + prompt_steps)
         mixed = max(1 - math.exp(-arrivals * prompt_steps), arrivals * isl / room)
         mixed = float(arrivals > 0) if osl == 1 else mixed
-        prefill = min(arrivals * isl / mixed, room, budget - decodes) if mixed else 0.0
+        prefill = min(arrivals * isl / mixed, room, budget - decodes * q) if mixed else 0.0
 
-    def step(d: float, tokens: float, chunks: list[tuple[float, float, float]], seqs: float) -> float:
-        return mean_step_us(plan, d, isl, osl, chunks, d + tokens, seqs)
+    def step(
+        d: float, tokens: float, chunks: list[tuple[float, float, float]], seqs: float, new: float = 0.0
+    ) -> float:
+        drafted = draft_us(verified, d, isl, osl, chunks, new)
+        return mean_step_us(plan, d, isl, osl, chunks, d + tokens, seqs, verified) + drafted
 
     def prompts(d: float, tokens: float, of: float) -> float:
         chunk = min(isl, of, tokens)
-        return step(d, tokens, [(tokens / chunk, chunk, (isl - chunk) / 2)], d + tokens / isl)
+        of_prompt = tokens / isl
+        return step(d, tokens, [(tokens / chunk, chunk, (isl - chunk) / 2)], d + of_prompt, of_prompt)
 
     decode_us = step(decodes, 0.0, [], decodes) if osl > 1 else 0.0
     mixed_us = prompts(decodes, prefill, room) if mixed else 0.0
@@ -278,23 +355,25 @@ def closed_form(
         queue = min(load / (1 - load), 1.0) * mixed * mixed_us / 2
     beside = max(decodes - own_decode, 0.0)
     full = math.ceil(isl / room) - 1
-    own = sum(step(beside, room, [(1, room, i * room)], beside) for i in range(full))
+    # a prompt's first chunks say nothing, yet the draft is taken to go on after each of them
+    own = sum(step(beside, room, [(1, room, i * room)], beside, 1.0) for i in range(full))
     rest = isl - full * room
     more = min(others * isl, room - rest)
     chunk = min(isl, room)
     last = [(1, rest, full * room), (more / chunk, chunk, (isl - chunk) / 2)]
-    own += step(beside, rest + more, last, beside + 1 + more / isl)
+    own += step(beside, rest + more, last, beside + 1 + more / isl, 1.0)
     steady = ttft = wait + queue + own
     if is_bound:
-        ttft = max(steady, concurrency / arrivals * mixed_us - (osl - 1) * mean)
+        ttft = max(steady, concurrency / arrivals * mixed_us - says * mean)
     elif concurrency > fit:
-        ttft += (concurrency / fit - 1) * (steady + (osl - 1) * mean)
+        ttft += (concurrency / fit - 1) * (steady + says * mean)
     if rounds is not None:
         a_step = max(1, room_at_first // isl)
         if fit < a_step:
-            burst = step(0.0, fit * isl, [(fit, isl, 0.0)], fit)
+            burst = step(0.0, fit * isl, [(fit, isl, 0.0)], fit, fit)
         else:
-            burst = prompts((fit - 1) / 2 * own_decode, min(a_step * isl, room_at_first), room_at_first)
+            burst = prompts((fit - 1) / 2 * min(osl - 1, 1), min(a_step * isl, room_at_first), room_at_first)
             burst *= max(1.0, isl / room_at_first) * (fit / a_step + 1) / 2
         ttft += (burst - steady) / rounds
-    return ClosedForm(ttft, mean if osl > 1 else math.nan, decode_us, mixed_us, mixed, running)
+    tpot = mean * says / (osl - 1) if osl > 1 else math.nan
+    return ClosedForm(ttft, tpot, decode_us, mixed_us, mixed, running)

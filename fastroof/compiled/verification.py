@@ -1,0 +1,205 @@
+"""Steps that verify draft tokens: each decode brings several queries, and each of them a row of the LM head.
+
+    step_us = decode_tokens[bs q] + head[bs q] + what the runtime adds to a step and for each of its sequences
+            + L decode_attention(bs, kv) B(q) / B(1)
+
+B is the roofline of decode attention with q queries a sequence: its FLOPs grow with the queries, the KV
+cache is read once. Tables hold no row of several queries after a long context, so latency / B is held and the
+attention is modelled. At q = 1 a step is that of :mod:`fastroof.compiled.steps` to the last bit.
+
+What plans do not hold follows the plan in one arena, at the slot SPECULATION_AT of its header: how many
+tokens are verified and accepted, the LM head at more rows than sequences, the rooflines, and the draft's own
+arena.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fastroof.arrays import Floats, Ints
+from fastroof.compiled.grids import grid_value, open_block
+from fastroof.compiled.jit import jit, jit_inline
+from fastroof.compiled.llvm import output_store, table_load
+from fastroof.compiled.steps import (
+    CODE_SIZES,
+    DECODE_AT,
+    MAX_KV_LEN,
+    PREFILL_AT,
+    SPECULATION_AT,
+    WINDOW_DECODE_AT,
+    WINDOW_PREFILL_AT,
+    PlanParts,
+    decode_rows_us,
+    decode_step_us,
+    open_plan,
+)
+
+__all__ = [
+    "BOUND_SIZE",
+    "SPECULATION_HEADER",
+    "Speculation",
+    "decode_steps",
+    "one_token",
+    "open_draft",
+    "open_speculation",
+    "queries_factor",
+    "verify_steps_us",
+]
+
+# Slots from SPECULATION_AT on, offsets from the start of the arena; a draft at 0 is none.
+TOKENS, ACCEPTED, DRAFT_STEPS, HEAD_AT, HEAD_LAST, BOUNDS_AT, BOUNDS, DRAFT_AT = range(8)
+SPECULATION_HEADER = 8
+
+# A roofline: all layers of a kind.
+LAUNCH_US, PAIR_US, QUERY_US, KV_US, WINDOW = range(5)
+BOUND_SIZE = 5
+
+
+class Speculation(NamedTuple):
+    """How decodes verify: ``tokens`` queries each, of which ``accepted`` are kept in the mean.
+
+    ``draft_steps`` of the draft come before each verification; 0 where drafts cost nothing.
+    """
+
+    tokens: float
+    accepted: float
+    draft_steps: float
+    head_at: int
+    head_last: int
+    bounds_at: int
+    bounds: int
+    draft_at: int
+
+
+@jit_inline
+def one_token(plan: PlanParts) -> Speculation:
+    """No speculation: a token a decode."""
+    return Speculation(1.0, 1.0, 0.0, plan.logits_at, plan.max_seqs, 0, 0, 0)
+
+
+@jit_inline
+def open_speculation(arena: Floats, plan: PlanParts) -> Speculation:
+    """Read what follows the plan in its arena; one token a decode where nothing does."""
+    at = int(arena[SPECULATION_AT])
+    if at == 0:
+        return one_token(plan)
+    return Speculation(
+        arena[at + TOKENS],
+        arena[at + ACCEPTED],
+        arena[at + DRAFT_STEPS],
+        int(arena[at + HEAD_AT]),
+        int(arena[at + HEAD_LAST]),
+        int(arena[at + BOUNDS_AT]),
+        int(arena[at + BOUNDS]),
+        int(arena[at + DRAFT_AT]),
+    )
+
+
+@jit_inline
+def open_draft(arena: Floats, at: int) -> PlanParts:
+    """Read the header of the draft's plan at ``arena[at]``: its kernels, without what its engine adds."""
+    draft = open_plan(arena[at:])
+    return PlanParts(
+        draft.max_tokens,
+        draft.max_seqs,
+        0.0,
+        0.0,
+        0.0,
+        0.0,
+        draft.prefix_pair_us,
+        draft.prefix_token_us,
+        at + draft.tokens_at,
+        at + draft.logits_at,
+        at + draft.tokens_origin_at,
+        at + draft.logits_origin_at,
+        at + draft.decode_tokens_at,
+        at + draft.decode_tokens_origin_at,
+        open_block(arena, at + int(arena[at + DECODE_AT])),
+        open_block(arena, at + int(arena[at + PREFILL_AT])),
+        draft.window,
+        draft.window_pair_us,
+        draft.window_token_us,
+        open_block(arena, at + int(arena[at + WINDOW_DECODE_AT])),
+        open_block(arena, at + int(arena[at + WINDOW_PREFILL_AT])),
+    )
+
+
+@jit_inline
+def decode_steps(osl: float, accepted: float) -> float:
+    """Steps that say the tokens of an output after its first: at least one where there are any."""
+    gaps = osl - 1.0
+    return max(gaps / accepted, min(gaps, 1.0))
+
+
+@jit
+def _bound_us(arena: Floats, speculation: Speculation, batch: float, kv_len: float, queries: float) -> float:
+    """Roofline of decode attention of all layers, us: ``queries`` a sequence, the last sees ``kv_len``."""
+    total = 0.0
+    at = speculation.bounds_at
+    first = kv_len - queries + 1.0
+    for _ in range(speculation.bounds):
+        window = table_load(arena, at + WINDOW)
+        # queries whose past is within the window, and those that see a window's worth
+        within = min(max(window - first, 0.0), queries)
+        pairs = within * first + 0.5 * within * (within - 1.0) + (queries - within) * window
+        read = min(kv_len, window + queries - 1.0)
+        total += table_load(arena, at + LAUNCH_US) + batch * (
+            pairs * table_load(arena, at + PAIR_US)
+            + queries * table_load(arena, at + QUERY_US)
+            + read * table_load(arena, at + KV_US)
+        )
+        at += BOUND_SIZE
+    return total
+
+
+@jit_inline
+def queries_factor(arena: Floats, speculation: Speculation, batch: float, kv_len: float) -> float:
+    """How much longer decode attention takes for the verified tokens than for one: B(q) / B(1)."""
+    if speculation.tokens == 1.0:
+        return 1.0
+    # a mean length may be shorter than the tokens that are verified
+    kv = max(kv_len, speculation.tokens)
+    return _bound_us(arena, speculation, batch, kv, speculation.tokens) / _bound_us(
+        arena, speculation, batch, kv, 1.0
+    )
+
+
+@jit
+def verify_steps_us(arena: Floats, batch_size: Ints, kv_len: Ints, tokens: Ints, out: Floats) -> int:
+    """Time steps of ``batch_size`` requests that verify ``tokens`` each, the last at ``kv_len``.
+
+    ``arena`` is a plan's with what follows it. Returns a code; stops at the first step that the plan cannot
+    time.
+    """
+    plan = open_plan(arena)
+    any_tokens = open_speculation(arena, plan)
+    for i in range(len(out)):
+        batch = int(table_load(batch_size, i))
+        kv = int(table_load(kv_len, i))
+        queries = int(table_load(tokens, i))
+        if batch < 1 or batch > plan.max_seqs or queries < 1 or queries > plan.max_tokens:
+            return CODE_SIZES
+        rows = batch * queries
+        if rows > plan.max_tokens or kv < queries or kv > MAX_KV_LEN:
+            return CODE_SIZES
+        if queries == 1:
+            rows_us = decode_rows_us(arena, plan, batch)
+            output_store(out, i, decode_step_us(arena, plan, rows_us, batch, float(kv)))
+            continue
+        speculation = Speculation(
+            float(queries),
+            1.0,
+            0.0,
+            any_tokens.head_at,
+            any_tokens.head_last,
+            any_tokens.bounds_at,
+            any_tokens.bounds,
+            0,
+        )
+        tokens_us = table_load(arena, plan.decode_tokens_at + rows)
+        head_us = table_load(arena, speculation.head_at + rows)
+        attention_us = grid_value(arena, plan.decode, float(batch), float(kv))
+        attention_us *= queries_factor(arena, speculation, float(batch), float(kv))
+        runtime_us = plan.step_us + plan.sequence_us * float(batch)
+        output_store(out, i, ((tokens_us + head_us) + runtime_us) + attention_us)
+    return 0

@@ -1,0 +1,49 @@
+"""Multi-token prediction: the layer that a model drafts its own next tokens with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+from fastroof.models.execution import Execution
+from fastroof.models.layers import LayerGroup, LayerKind
+from fastroof.models.layout import Layout
+from fastroof.models.spec import ModelSpec
+from fastroof.operators.calls import Call, Elementwise, Gemm
+from fastroof.units import ACTIVATION_BYTES
+
+__all__ = ["MtpLayer", "mtp_model"]
+
+
+@dataclass(frozen=True)
+class MtpLayer(LayerKind):
+    """A layer that first joins a token's embedding with the hidden state that came before it.
+
+    Notes
+    -----
+    Both are normalised and projected together, ``2 hidden -> hidden``, in bf16 and on every GPU whole
+    (DeepSeek-V3, arXiv:2412.19437, section 2.2).
+    """
+
+    def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
+        """Calls of the layer on one GPU, in their order."""
+        norms = Elementwise("mtp_norms", "mtp rmsnorms", 2, 2.0 * hidden * ACTIVATION_BYTES)
+        joined = Gemm("mtp_projection", "mtp projection", 1, hidden, 2 * hidden, "bf16")
+        return (norms, joined, *super().calls(hidden, layout, execution))
+
+    def other_weights(self, hidden: int, layout: Layout) -> int:
+        """Weights that stay in bf16 on one GPU: norms, biases and the projection."""
+        return super().other_weights(hidden, layout) + 2 * hidden + 2 * hidden * hidden
+
+
+def mtp_model(model: ModelSpec) -> ModelSpec:
+    """Return what a model drafts with: one layer like its last ones, with its own embedding and LM head.
+
+    Examples
+    --------
+    >>> from fastroof.models import load_model
+    >>> mtp_model(load_model("llama-3.1-8b")).num_layers
+    1
+    """
+    kind = model.layers[-1].kind
+    layer = MtpLayer(**{field.name: getattr(kind, field.name) for field in fields(kind)})
+    return replace(model, name=f"{model.name} mtp", layers=(LayerGroup(layer, 1),))

@@ -1,0 +1,301 @@
+"""Speculative decoding: tokens that a request verifies in a step, those it keeps, and what drafting takes."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from fastroof.arrays import Floats
+from fastroof.checks import is_number, whole_number
+from fastroof.errors import BatchError, PlanError, PlanRangeError
+from fastroof.models.mtp import mtp_model
+from fastroof.plan import StepPlan, compile_plan
+from fastroof.plan.verification import verification_arena
+
+if TYPE_CHECKING:
+    from fastroof.plan.memory import PlanMemory
+    from fastroof.tables import Tables
+
+__all__ = [
+    "MTP",
+    "SpeculatedPlan",
+    "SpeculativeDecoding",
+    "acceptance_length",
+    "made_from",
+    "mtp_draft",
+    "speculated",
+]
+
+MTP: Final = "mtp"
+"""Value of ``draft`` that asks for the model's own multi-token prediction layer."""
+
+MOST_DRAFT_TOKENS: Final = 1024
+
+
+def acceptance_length(num_draft_tokens: int, accepted: Any) -> float:
+    """Mean tokens that a request says in a step, from that number or from rates by position.
+
+    Parameters
+    ----------
+    num_draft_tokens : int
+        Tokens that are drafted a step.
+    accepted : float or sequence of float
+        As of :class:`SpeculativeDecoding`.
+
+    Returns
+    -------
+    float
+        From 1 to ``num_draft_tokens + 1``.
+
+    Raises
+    ------
+    BatchError
+        If there can be no such acceptance.
+    """
+    if isinstance(accepted, tuple | list):
+        wrong = [rate for rate in accepted if not is_number(rate) or not 0.0 <= rate <= 1.0]
+        if len(accepted) != num_draft_tokens or wrong:
+            given = f"{wrong[0]!r} among them" if wrong else f"{len(accepted)} of them"
+            raise BatchError(
+                f"accepted must be {num_draft_tokens} rates from 0 to 1, one a draft token, got {given}"
+            )
+        if any(later > rate for rate, later in pairwise(accepted)):
+            raise BatchError(
+                f"accepted must not rise from one position to the next, got {tuple(accepted)}: a token "
+                "counts as accepted where all before it are; rates on that condition are multiplied up first"
+            )
+        return 1.0 + float(sum(accepted))
+    if not is_number(accepted) or not 1.0 <= accepted <= num_draft_tokens + 1:
+        raise BatchError(
+            f"accepted must be a number from 1 to {num_draft_tokens + 1}, the mean tokens of a step, or a "
+            f"tuple of {num_draft_tokens} rates by position, got {accepted!r}"
+        )
+    return float(accepted)
+
+
+@dataclass(frozen=True)
+class SpeculativeDecoding:
+    """Steps in which every request verifies draft tokens, and keeps those that its model would have said.
+
+    Attributes
+    ----------
+    num_draft_tokens : int
+        Tokens that are drafted for a request before a step; it verifies them and the one that is its own.
+    accepted : float or tuple of float
+        Mean tokens that a request says in a step, its own included: what engines log as mean acceptance
+        length. Or the acceptance rate of each position, as vLLM logs them: the share of drafts whose token at
+        that position was accepted, with all before it. The length is 1 and their sum.
+    draft : StepPlan, str or None
+        What drafts: the plan of a second, smaller model, at a tp of its own; ``"mtp"``, the model's own
+        multi-token prediction layer (:func:`mtp_draft`); None where drafts take no time (n-grams).
+
+    Raises
+    ------
+    BatchError
+        If a number is wrong.
+    PlanError
+        If the draft is something else.
+
+    Examples
+    --------
+    >>> from fastroof import SpeculativeDecoding
+    >>> SpeculativeDecoding(3, accepted=(0.8, 0.5, 0.25)).acceptance_length
+    2.55
+    """
+
+    num_draft_tokens: int
+    accepted: float | tuple[float, ...]
+    draft: StepPlan | str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be."""
+        whole_number(
+            "num_draft_tokens", self.num_draft_tokens, least=0, most=MOST_DRAFT_TOKENS, error=BatchError
+        )
+        acceptance_length(self.num_draft_tokens, self.accepted)
+        if self.draft not in (None, MTP) and not isinstance(self.draft, StepPlan):
+            raise PlanError(
+                f"draft must be a StepPlan, {MTP!r} for the model's own layer, or None, "
+                f"got {self.draft!r:.60}"
+            )
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that a request verifies in a step."""
+        return self.num_draft_tokens + 1
+
+    @property
+    def acceptance_length(self) -> float:
+        """Mean tokens that a request says in a step."""
+        return acceptance_length(self.num_draft_tokens, self.accepted)
+
+    def __str__(self) -> str:
+        draft = self.draft.model.name if isinstance(self.draft, StepPlan) else self.draft
+        drafted = "" if draft is None else f" by {draft}"
+        accepted = f"{self.acceptance_length:g} tokens accepted a step"
+        return f"{self.num_draft_tokens} draft tokens{drafted}, {accepted}"
+
+
+class SpeculatedPlan(NamedTuple):
+    """A plan as the loops of serving read it.
+
+    Attributes
+    ----------
+    plan : StepPlan
+        The target's.
+    arena : ndarray of float64
+        The plan's, with what verifying and drafting need.
+    tokens : int
+        Tokens that a request has in a step.
+    draft : StepPlan or None
+        The plan of what drafts.
+    draft_weight_bytes : int
+        Weights that drafting adds on one GPU.
+    """
+
+    plan: StepPlan
+    arena: Floats
+    tokens: int = 1
+    draft: StepPlan | None = None
+    draft_weight_bytes: int = 0
+
+    @property
+    def plans(self) -> tuple[StepPlan, ...]:
+        """The target's plan, and the draft's where there is one."""
+        return (self.plan,) if self.draft is None else (self.plan, self.draft)
+
+    def memory(self, memory: PlanMemory | None = None) -> PlanMemory:
+        """One GPU's memory with the draft in it: its weights and cache leave less room.
+
+        Parameters
+        ----------
+        memory : PlanMemory, optional
+            The target's alone, if it is another than its plan's.
+        """
+        memory = self.plan.memory if memory is None else memory
+        if self.draft is None:
+            return memory
+        drafts = self.draft.memory
+        kv_bytes = memory.kv_bytes_per_token + drafts.kv_bytes_per_token
+        room = max(memory.max_kv_tokens * memory.kv_bytes_per_token - self.draft_weight_bytes, 0)
+        # a window of its own is counted as none
+        within = drafts.window_kv_bytes_per_token if drafts.window == memory.window else 0
+        return memory._replace(
+            weight_bytes=memory.weight_bytes + self.draft_weight_bytes,
+            kv_bytes_per_token=kv_bytes,
+            max_kv_tokens=room // kv_bytes,
+            window_kv_bytes_per_token=memory.window_kv_bytes_per_token + within,
+        )
+
+
+def mtp_draft(plan: StepPlan, tables: Tables | None = None) -> StepPlan:
+    """Compile what a model drafts with by itself: one of its layers, and its LM head, a draft token.
+
+    Parameters
+    ----------
+    plan : StepPlan
+        The model's.
+    tables : Tables, optional
+        What it was compiled from; by default the plan's own, which it no longer has once unpickled.
+
+    Returns
+    -------
+    StepPlan
+        Of one layer like the model's last ones, before which the token's embedding and its hidden state are
+        joined by a projection, on the same GPUs and in the same dtypes.
+
+    Raises
+    ------
+    PlanError
+        If there are no tables.
+
+    Notes
+    -----
+    As the modules of DeepSeek-V3 (arXiv:2412.19437, section 2.2), whose weights are used again for every
+    draft token. A model need not have such a layer: this is what one would take.
+    """
+    source = plan.error_source
+    tables = source.tables if tables is None else tables
+    if tables is None and not source.is_datasheet:
+        raise PlanError("an unpickled plan has no tables any more: draft=mtp_draft(plan, tables) takes them")
+    layout = plan.layout
+    with warnings.catch_warnings():
+        # of the datasheet model, as the plan's own did
+        warnings.simplefilter("ignore")
+        return compile_plan(
+            mtp_model(plan.model),
+            plan.gpu,
+            tables,
+            tp=layout.tp,
+            pp=layout.pp,
+            dp=layout.dp,
+            ep=layout.ep,
+            moe_tp=layout.moe_tp,
+            dtype=plan.dtype if plan.execution.formats is None else "auto",
+            kv_dtype=plan.kv_dtype,
+            routing=plan.execution.routing,
+            # what the plan's own layers were allowed
+            allow_modelled=True,
+            runtime=plan.engine,
+            method="roofline" if tables is None else plan.method,
+            max_tokens=plan.max_tokens,
+            max_seqs=plan.max_seqs,
+        )
+
+
+def speculated(plan: StepPlan, speculation: SpeculativeDecoding | None) -> SpeculatedPlan:
+    """Lay a plan out for the loops of serving.
+
+    Raises
+    ------
+    BatchError
+        If the speculation is none.
+    PlanError
+        If the draft is of another GPU, or on more of them.
+    PlanRangeError
+        If the draft's steps are smaller than the plan's.
+    """
+    if speculation is None:
+        return SpeculatedPlan(plan, plan.arena)
+    if not isinstance(speculation, SpeculativeDecoding):
+        raise BatchError(f"speculation must be a SpeculativeDecoding or None, got {speculation!r:.60}")
+    if speculation.num_draft_tokens == 0:
+        return SpeculatedPlan(plan, plan.arena)
+    draft, weight_bytes = None, 0
+    if isinstance(speculation.draft, StepPlan):
+        draft = speculation.draft
+        _check_draft(plan, draft)
+        weight_bytes = draft.memory.weight_bytes
+    elif speculation.draft == MTP:
+        draft = mtp_draft(plan)
+        (group,) = draft.model.layers
+        two = replace(draft, model=replace(draft.model, layers=(replace(group, count=2),)))
+        # embedding and LM head are the model's own
+        weight_bytes = two.memory.weight_bytes - draft.memory.weight_bytes
+    drafted = (0, None) if draft is None else (speculation.num_draft_tokens, draft)
+    arena = verification_arena(plan, speculation.tokens, speculation.acceptance_length, *drafted)
+    return SpeculatedPlan(plan, arena, speculation.tokens, draft, weight_bytes)
+
+
+def made_from(plan: StepPlan, speculation: SpeculativeDecoding | None) -> dict[str, str]:
+    """What an estimate's answers carry as metadata: the plan's, and the speculation."""
+    if speculation is None:
+        return plan.made_from
+    return {**plan.made_from, "fastroof.speculative_decoding": str(speculation)}
+
+
+def _check_draft(plan: StepPlan, draft: StepPlan) -> None:
+    if draft.gpu.name != plan.gpu.name or draft.tp > plan.tp:
+        raise PlanError(
+            f"the draft runs on GPUs of its target, got a draft on {draft.tp} x {draft.gpu.name} for "
+            f"{plan.tp} x {plan.gpu.name}"
+        )
+    for name in ("max_tokens", "max_seqs"):
+        most, needed = getattr(draft, name), getattr(plan, name)
+        if most < needed:
+            raise PlanRangeError(
+                f"the draft's plan times up to {most} {name[4:]} and its target's {needed}: "
+                f"compile_plan({draft.model.name!r}, ..., {name}={needed}) would do"
+            )
