@@ -26,6 +26,7 @@ TITLES: Final = {
 }
 PARTS: Final = {
     "linear": "linear layers",
+    "experts": "experts",
     "attention": "attention",
     "communication": "communication",
     "lm_head": "LM head",
@@ -38,12 +39,14 @@ EPILOG: Final = """\b
 Examples:
   fastroof compare --model llama-2-7b --gpu h100 --decode 1x1024,32x4096 --prefill 2048
   fastroof compare --model llama-3.1-70b --tp 4 --decode 32x4096 --infersim-tree InferSim/bench_data
+  fastroof compare --model qwen3-30b-a3b --dp 8 --ep 8 --dtype fp8_block --decode 32x4096
 
 \b
-JSON: model, gpu, tp, constants {method: {name: value}}, trees {method: where its tables are from}, steps
-[phase (decode or prefill), batch_size, tokens (kv_len of a decode, new tokens of a prefill), methods
-{method: total_us, components_us {linear, attention, communication, lm_head, elementwise, memory,
-overhead}, why_not (why it has no answer; else null)}, differences [method, component, cause, us,
+JSON: model, gpu, tp, dp, ep, moe_tp, dtype (of the layers' GEMMs), constants {method: {name: value}},
+trees {method: where its tables are from}, steps [phase (decode or prefill), batch_size, tokens (kv_len of
+a decode, new tokens of a prefill), methods
+{method: total_us, components_us {linear, experts, attention, communication, lm_head, elementwise,
+memory, overhead}, why_not (why it has no answer; else null)}, differences [method, component, cause, us,
 sentence]]. The methods are fastroof, roofline_v2, infersim and datasheet; what a method has no answer
 for is null.
 """
@@ -58,6 +61,18 @@ def compare(
     model: Model,
     gpu: Gpu = None,
     tp: Tp = 1,
+    dp: Annotated[int, typer.Option(help="Ranks of attention data parallelism; steps are a rank's.")] = 1,
+    ep: Annotated[int, typer.Option(help="Groups of experts on GPUs of their own.")] = 1,
+    dtype: Annotated[
+        str, typer.Option(help="Linear layers and experts: auto (the checkpoint's), bf16, fp8 or fp8_block.")
+    ] = "auto",
+    routing: Annotated[
+        str | None,
+        typer.Option(help="Of fastroof's experts: balanced, power_law_1.01 or power_law_1.2."),
+    ] = None,
+    allow_modelled: Annotated[
+        bool, typer.Option("--allow-modelled", help="Take what was not measured from the datasheet.")
+    ] = False,
     decode: Annotated[
         list[str] | None,
         typer.Option(metavar="BATCHxKV,...", help="Decode steps: 1x1024,32x4096; repeatable."),
@@ -79,8 +94,8 @@ def compare(
 
     They are roofline V2, InferSim and the datasheet model.
 
-    Every --decode and --prefill is a step of its own, in bf16. Differences of more than 10 % of
-    fastroof's time of a component come with their causes.
+    Every --decode and --prefill is a step of its own. Differences of more than 10 % of fastroof's time
+    of a component come with their causes; a method that cannot represent a model says why.
     """
     from fastroof.compat.compare import compare as compare_methods
     from fastroof.load.by_name import missing_tables
@@ -95,6 +110,11 @@ def compare(
         decode=decodes,
         prefill=prefills,
         tp=tp,
+        dp=dp,
+        ep=ep,
+        dtype=dtype,
+        routing=routing,
+        allow_modelled=allow_modelled,
         tables=measured,
         roofline_v2_root=roofline_v2_tree,
         infersim_root=infersim_tree,
@@ -109,7 +129,11 @@ def _document(comparison: Comparison) -> dict[str, Any]:
     return {
         "model": comparison.model,
         "gpu": comparison.gpu,
-        "tp": comparison.tp,
+        "tp": comparison.layout.tp,
+        "dp": comparison.layout.dp,
+        "ep": comparison.layout.ep,
+        "moe_tp": comparison.layout.moe_tp,
+        "dtype": comparison.dtype,
         "constants": comparison.constants,
         "trees": comparison.trees,
         "steps": [
@@ -143,7 +167,10 @@ def _document(comparison: Comparison) -> dict[str, Any]:
 
 def _print(comparison: Comparison) -> None:
     out = console()
-    out.print(f"{comparison.model} on {comparison.tp} x {comparison.gpu}, bf16", soft_wrap=True)
+    layout = comparison.layout
+    split = f" ({layout})" if layout.dp * layout.ep > 1 else ""
+    where = f"{layout.world_size} x {comparison.gpu}{split}"
+    out.print(f"{comparison.model} on {where}, {comparison.dtype}", soft_wrap=True)
     for method, constants in comparison.constants.items():
         listed = ", ".join(f"{name} {value:g}" for name, value in constants.items())
         out.print(f"{TITLES[method]}: tables: {comparison.trees[method]}; {listed}", soft_wrap=True)

@@ -14,6 +14,13 @@ from fastroof.compat import infersim, roofline_v2
 from fastroof.compat.compare_causes import CAUSES, Cause, differences
 from fastroof.compat.compare_fastroof import datasheet_facts, plan_time
 from fastroof.compat.compare_infersim import constants_of, hf_config, infersim_facts, infersim_time
+from fastroof.compat.compare_models import (
+    ComparedModel,
+    gemm_dtype,
+    infersim_obstacle,
+    is_fp8,
+    roofline_v2_obstacle,
+)
 from fastroof.compat.compare_roofline_v2 import roofline_v2_facts, roofline_v2_time
 from fastroof.compat.compare_steps import (
     COMPONENTS,
@@ -28,7 +35,7 @@ from fastroof.compat.compare_steps import (
 from fastroof.compat.compare_trees import infersim_tree, roofline_v2_tree
 from fastroof.config import GpuSpec, load_gpu
 from fastroof.errors import BatchError, FastroofError, MissingTableError
-from fastroof.models import DenseModel, ModelSpec, load_model
+from fastroof.models import ModelSpec, load_model
 from fastroof.plan import compile_plan
 from fastroof.plan.datasheet import CLASSES
 from fastroof.tables import Tables, load_tables
@@ -62,11 +69,17 @@ def compare(
     decode: Iterable[tuple[int, int]] = (),
     prefill: Iterable[int] = (),
     tp: int = 1,
+    dp: int = 1,
+    ep: int = 1,
+    moe_tp: int | None = None,
+    dtype: str = "auto",
+    routing: str | None = None,
+    allow_modelled: bool = False,
     tables: Tables | None = None,
     roofline_v2_root: str | Path | None = None,
     infersim_root: str | Path | None = None,
 ) -> Comparison:
-    """Time steps in bf16 by four methods, by component, with the reasons for their differences.
+    """Time steps by four methods, by component, with the reasons for their differences.
 
     Parameters
     ----------
@@ -76,8 +89,18 @@ def compare(
         Decode steps; kv_len counts the new token and is at least 2.
     prefill : iterable of int
         Prefill steps of one prompt of so many tokens.
-    tp : int
-        Tensor-parallel size.
+    tp, dp, ep, moe_tp : int
+        Layout, as of :func:`fastroof.compile_plan`; steps are those of each of the dp ranks. InferSim's
+        world is tp x dp, and its ep is dp.
+    dtype : str
+        Format of the layers' GEMMs, as of :func:`fastroof.compile_plan`; attention and its cache are bf16.
+        InferSim's fp8 is a byte a weight and the fp8 peak, whatever the scales are of: it reads fp8 and
+        fp8_block rows alike. Its own tables are DeepGEMM's kernels with a scale a block.
+    routing : str, optional
+        How tokens spread over experts in fastroof's plan; InferSim is given evenly routed rows.
+    allow_modelled : bool
+        Whether fastroof's calls that no table serves come from the datasheet, as of
+        :func:`fastroof.compile_plan`.
     tables : Tables, optional
         Measured tables; those that ship with fastroof for the GPU where left out.
     roofline_v2_root, infersim_root : str or Path, optional
@@ -86,7 +109,7 @@ def compare(
     Returns
     -------
     Comparison
-        Where a method cannot represent the model, its time of a step says why.
+        Where a method cannot represent the model or its layout, its time of a step says why.
 
     Raises
     ------
@@ -110,9 +133,25 @@ def compare(
     spec = gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu)
     if tables is None:
         tables = load_tables(spec.name if isinstance(gpu, GpuSpec | Mapping) else gpu)
-    case = compare_case(model, spec, tables, steps, tp, roofline_v2_root, infersim_root)
+    case = compare_case(
+        model,
+        spec,
+        tables,
+        steps,
+        tp=tp,
+        dp=dp,
+        ep=ep,
+        moe_tp=moe_tp,
+        dtype=dtype,
+        routing=routing,
+        allow_modelled=allow_modelled,
+        roofline_v2_root=roofline_v2_root,
+        infersim_root=infersim_root,
+    )
     constants = {
-        "fastroof": {"bf16 TFLOP/s": spec.peak("bf16") / TFLOP, "memory TB/s": spec.hbm_bytes_per_s / TB},
+        "fastroof": {"bf16 TFLOP/s": spec.peak("bf16") / TFLOP}
+        | ({"fp8 TFLOP/s": spec.peak("fp8") / TFLOP} if is_fp8(case.dtype) else {})
+        | {"memory TB/s": spec.hbm_bytes_per_s / TB},
         "roofline_v2": {name: float(value) for name, value in case.hardware.items()},
         "infersim": asdict(case.infersim.gpus[spec.name]),
         "datasheet": {f"{name} efficiency": kind.efficiency for name, kind in CLASSES.items()}
@@ -121,12 +160,12 @@ def compare(
     own = f"measured tables of {spec.name}"
     trees = {
         "fastroof": own,
-        "roofline_v2": _place(own, roofline_v2_root),
-        "infersim": _place(own, infersim_root),
+        "roofline_v2": "none" if case.roofline_v2 is None else _place(own, "bf16", roofline_v2_root),
+        "infersim": _place(own, case.dtype, infersim_root),
         "datasheet": "none",
     }
     compared = tuple(_compared(case, step) for step in steps)
-    return Comparison(model.name, spec.name, tp, constants, trees, compared)
+    return Comparison(model.name, spec.name, case.layout, case.dtype, constants, trees, compared)
 
 
 def compare_case(
@@ -134,25 +173,35 @@ def compare_case(
     gpu: GpuSpec,
     tables: Tables,
     steps: tuple[Step, ...],
-    tp: int = 1,
+    *,
     roofline_v2_root: str | Path | None = None,
     infersim_root: str | Path | None = None,
+    **options: Any,
 ) -> Case:
     """Plans, trees and configs that all methods time steps with; arguments as of :func:`compare`."""
+    sizes = ComparedModel.of(model)
     max_tokens = max(MIN_MAX_TOKENS, *(step.new_tokens for step in steps))
     max_seqs = max(MIN_MAX_SEQS, *(step.batch_size for step in steps))
-    plan = compile_plan(model, gpu, tables, tp=tp, max_tokens=max_tokens, max_seqs=max_seqs)
+    options |= {"kv_dtype": "bf16", "max_tokens": max_tokens, "max_seqs": max_seqs}
+    plan = compile_plan(model, gpu, tables, **options)
+    dtype = gemm_dtype(plan)
     with warnings.catch_warnings():
         # it stands beside the measured one, so nobody takes it for that
         warnings.simplefilter("ignore", UserWarning)
-        datasheet = compile_plan(model, gpu, None, tp=tp, max_tokens=max_tokens, max_seqs=max_seqs)
-    sizes = DenseModel.of(model)
+        datasheet = compile_plan(model, gpu, None, **options)
+    why_not = {
+        "roofline_v2": roofline_v2_obstacle(sizes, dtype),
+        "infersim": infersim_obstacle(sizes, plan.layout, dtype),
+    }
+    infersim_tables, same_rows = _infersim_tables(tables, gpu, infersim_root, sizes, dtype)
     return Case(
         plan=plan,
         datasheet=datasheet,
         tables=tables,
-        roofline_v2=_roofline_v2_tables(tables, gpu, roofline_v2_root),
-        infersim=_infersim_tables(tables, gpu, infersim_root),
+        model=sizes,
+        dtype=dtype,
+        infersim=infersim_tables,
+        roofline_v2=None if why_not["roofline_v2"] else _roofline_v2_tables(tables, gpu, roofline_v2_root),
         model_config={
             "num_hidden_layers": sizes.num_layers,
             "hidden_size": sizes.hidden,
@@ -168,12 +217,13 @@ def compare_case(
             "perLayerOverhead": LAYER_OVERHEAD_US,
         },
         hf_config=hf_config(model),
-        own_trees={"roofline_v2": roofline_v2_root is None, "infersim": infersim_root is None},
+        own_trees={"roofline_v2": roofline_v2_root is None, "infersim": same_rows},
+        why_not=why_not,
     )
 
 
-def _place(own: str, root: str | Path | None) -> str:
-    return f"{own}, bf16 rows, in its form" if root is None else str(root)
+def _place(own: str, dtype: str, root: str | Path | None) -> str:
+    return f"{own}, {dtype} rows, in its form" if root is None else str(root)
 
 
 def _roofline_v2_tables(
@@ -186,17 +236,20 @@ def _roofline_v2_tables(
     return roofline_v2.load(folder, gpu=gpu.name if named else None)
 
 
-def _infersim_tables(tables: Tables, gpu: GpuSpec, root: str | Path | None) -> infersim.InfersimTables:
+def _infersim_tables(
+    tables: Tables, gpu: GpuSpec, root: str | Path | None, model: ComparedModel, dtype: str
+) -> tuple[infersim.InfersimTables, bool]:
+    """InferSim's tree, and whether it has the rows of the tables."""
     constants = constants_of(gpu)
     if root is None:
-        return infersim_tree(tables, constants)
+        return infersim_tree(tables, constants, dtype=dtype, model=model), True
     folder = Path(root)
     if (folder / "bench_data").is_dir():
         folder = folder / "bench_data"
     loaded = infersim.load(folder, {gpu.name: constants})
     if not any(gpu.name in Path(name).parts for name in loaded.files):
         raise MissingTableError(f"{folder} has no file of gpu {gpu.name}, such as gemm/{gpu.name}/data.csv")
-    return loaded
+    return loaded, folder.resolve() == Path(tables.measured.root).resolve()
 
 
 def _compared(case: Case, step: Step) -> ComparedStep:
@@ -213,8 +266,9 @@ def _compared(case: Case, step: Step) -> ComparedStep:
     }
     times, told = [own], []
     for method, time_step in timed.items():
+        why_not = case.why_not.get(method, "")
         try:
-            time = time_step()
+            time = MethodTime(method, {}, float("nan"), why_not) if why_not else time_step()
         except FastroofError as error:
             time = MethodTime(method, {}, float("nan"), str(error))
         times.append(time)

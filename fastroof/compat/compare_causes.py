@@ -97,7 +97,7 @@ INFERSIM: Final = (
     _infersim("linear", "weights floor", "always", "linear_floor_us",
         "the MLP takes at least its weights at {memory_gb_per_s:.0f} GiB/s, 0.8 of the datasheet's GB/s"),
     _infersim("linear", "peak", "always", "linear_peak_us",
-        "its TFLOP/s has 1024 GFLOP/s: the peak is {its_peak_tflops:.1f}, not {peak_tflops:.1f}"),
+        "its TFLOP/s has 1024 GFLOP/s: the peak is {its_gemm_peak_tflops:.1f}, not {gemm_peak_tflops:.1f}"),
     _infersim("linear", "one MFU for the MLP", "always", "one_mfu_us",
         "down has the MFU that was looked up for gate and up"),
     _infersim("linear", "larger GEMM", "unmeasured_pairs", "linear_mfu_us",
@@ -112,6 +112,36 @@ INFERSIM: Final = (
     _infersim("linear", "tables", "given_tree", "linear_mfu_us",
         "its tree has MFU {linear_mfu:.4f} on average, where fastroof's times mean "
         "{linear_effective_mfu:.4f}"),
+    _infersim("experts", "weights floor", "expert_floored", "expert_floor_us",
+        "the weights of all {local_experts} experts of a GPU at {memory_gb_per_s:.0f} GiB/s take "
+        "{expert_load_us:,.0f} us, whichever its tokens reach, their FLOPs {expert_core_us:,.0f} us: the "
+        "longer counts"),
+    _infersim("experts", "peak", "always", "expert_peak_us",
+        "its TFLOP/s has 1024 GFLOP/s: the peak is {its_gemm_peak_tflops:.1f}, not {gemm_peak_tflops:.1f}"),
+    _infersim("experts", "one MFU for the projections", "always", "expert_one_mfu_us",
+        "gate, up and down all take the larger MFU of up, {up_mfu:.3f}, and down, {down_mfu:.3f}"),
+    _infersim("experts", "default MFU", "expert_default", "expert_tree_us",
+        "no row of this layer on so many GPUs answers for {m} tokens a GPU: the default MFU {default_mfu:g}, "
+        "where fastroof's time means {expert_effective_mfu:.4f}"),
+    _infersim("experts", "MFU of one row", "expert_row", "expert_row_us",
+        "{m} tokens a GPU take the MFU of the row of {row_tokens}, {expert_row_mfu:.4f} by its time, where "
+        "fastroof's time means {expert_effective_mfu:.4f}"),
+    _infersim("experts", "MFU to 3 decimals", "expert_rounded", "expert_mfu_us",
+        "it reads that row's MFU to 3 decimals: {expert_mfu:.3f}, not {expert_row_mfu:.4f}"),
+    _infersim("experts", "MFU of drawn tokens", "expert_drawn", "expert_mfu_us",
+        "the MFU in that row's file, {expert_mfu:.3f}, is of the tokens that its script drew; of those that "
+        "the row names, {row_tokens} a GPU, it is {expert_row_mfu:.4f}"),
+    _infersim("experts", "tables", "expert_given_tree", "expert_tree_us",
+        "its tree has MFU {expert_mfu:.3f}, where fastroof's time means {expert_effective_mfu:.4f}"),
+    _infersim("experts", "routing", "uneven", "routing_us",
+        "its tokens spread evenly over experts; fastroof's kernels ran with {routing} routing, and take "
+        "{even_us:,.0f} us with even routing"),
+    _infersim("experts", "no router", "always", "no_router_us", "it has no router"),
+    _infersim("experts", "no shared experts", "unread_shared", "shared_us",
+        "it does not read the width of this kind of shared expert, and has none"),
+    _infersim("experts", "shared experts", "read_shared", "shared_us",
+        "its shared experts take {its_shared_us:,.0f} us by the MFU of their GEMMs, fastroof's "
+        "{own_shared_us:,.0f} us"),
     _infersim("attention", "KV floor", "floored", "kv_floor_us",
         "the KV cache at {memory_gb_per_s:.0f} GiB/s takes {kv_load_us:,.0f} us, its FLOPs "
         "{core_us:,.0f} us: the longer counts"),
@@ -127,7 +157,11 @@ INFERSIM: Final = (
         "{effective_mfu:.4f}"),
     _infersim("attention", "tables", "given_tree", "attention_mfu_us",
         "its tree has MFU {attention_mfu:.3f}, where fastroof's time means {effective_mfu:.4f}"),
-    _infersim("communication", "exchange", "split", "exchange_us",
+    _infersim("communication", "exchange of tokens", "exchanges", "exchange_us",
+        "the tokens of all {world} GPUs pass its NVLink twice as bytes at {nvlink_gb_per_s:.0f} GiB/s, "
+        "{its_exchange_us:,.0f} us without a launch; fastroof's all-gather and reduce-scatter take "
+        "{own_exchange_us:,.0f} us"),
+    _infersim("communication", "exchange", "gathers", "exchange_us",
         "it gathers the tokens of all {tp} GPUs before and after the MLP as for experts, dense or not"),
     _infersim("communication", "all-reduce", "split", "allreduce_us",
         "one all-reduce a layer, of bytes at {nvlink_gb_per_s:.0f} GiB/s, where there are two with "
@@ -140,14 +174,22 @@ INFERSIM: Final = (
         "adds none"),
 )  # fmt: skip
 
-DATASHEET: Final = tuple(
+DATASHEET: Final = (
+    *(
+        Cause(
+            "datasheet", component, "efficiency of the class", f"has_{component}", f"{component}_us",
+            f"it assumes {{{component}_efficiency:.0%}} of the roofline, and {{{component}_launch_us:g}} us "
+            f"for each of {{{component}_calls}} calls; the measured reach "
+            f"{{{component}_reached:.0%}}, launch included",
+        )
+        for component in ("linear", "attention", "communication", "lm_head", "elementwise")
+    ),
     Cause(
-        "datasheet", component, "efficiency of the class", f"has_{component}", f"{component}_us",
-        f"it assumes {{{component}_efficiency:.0%}} of the roofline, and {{{component}_launch_us:g}} us for "
-        f"each of {{{component}_calls}} calls; the measured reach "
-        f"{{{component}_reached:.0%}}, launch included",
-    )
-    for component in ("linear", "attention", "communication", "lm_head", "elementwise")
+        "datasheet", "experts", "efficiency of the class", "has_experts", "experts_us",
+        "it assumes {experts_efficiency:.0%} of the routed experts' roofline and {experts_launch_us:g} us "
+        "for each call of them, and of the router what it assumes of any GEMM; the measured reach "
+        "{experts_reached:.0%}, launch included",
+    ),
 )  # fmt: skip
 
 CAUSES: Final = (*ROOFLINE_V2, *INFERSIM, *DATASHEET)

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from fastroof.compat.compare_steps import COMPONENTS, Case, MethodTime, Step
-from fastroof.operators.calls import AllReduce, Elementwise, RowOperator
+from fastroof.operators.calls import Elementwise, RowOperator
 from fastroof.plan import StepPlan
+from fastroof.plan.curves import per_row, row_cost
 from fastroof.plan.datasheet import CLASSES
 from fastroof.plan.explain import Explanation
 from fastroof.run import StepBatch
 from fastroof.tables import Tables
 from fastroof.units import US_PER_S
 
-__all__ = ["datasheet_facts", "linear_us", "plan_time", "requests_of"]
+__all__ = ["datasheet_facts", "linear_us", "plan_time", "requests_of", "roles_us"]
 
-DATASHEET_CLASS = {
+DATASHEET_CLASS: Final = {
     "linear": "gemm",
+    "experts": "moe",
     "lm_head": "gemm",
     "elementwise": "elementwise",
     "communication": "allreduce",
 }
+
+
+EXPERT_ROLES: Final = ("router", "experts", "shared_gate_up", "shared_down", "shared_gate")
+"""Calls that time experts; their norms, activations and exchanges are components of their own."""
 
 
 def requests_of(step: Step) -> list[tuple[int, int]]:
@@ -41,16 +47,19 @@ def plan_time(method: str, plan: StepPlan, step: Step) -> MethodTime:
 
 
 def _component(operator: RowOperator) -> str:
-    if isinstance(operator, AllReduce):
+    if per_row(operator).over_link:
         return "communication"
     if isinstance(operator, Elementwise):
         return "elementwise"
+    if operator.role in EXPERT_ROLES:
+        return "experts"
     return "lm_head" if operator.role == "lm_head" else "linear"
 
 
 def _by_component(plan: StepPlan, explanation: Explanation) -> dict[str, dict[str, float]]:
     """Time of each component and what its roofline, without launches, would be."""
     of_role = {curve.operator.role: _component(curve.operator) for curve in plan.row_curves}
+    dtypes = {curve.operator.role: row_cost(curve.operator).dtype for curve in plan.row_curves}
     by_component: dict[str, dict[str, float]] = {}
     for part in explanation.operators:
         component = of_role.get(part.role, "attention")
@@ -58,11 +67,18 @@ def _by_component(plan: StepPlan, explanation: Explanation) -> dict[str, dict[st
         link = component == "communication"
         bytes_per_s = plan.gpu.nvlink_bytes_per_s if link else plan.gpu.hbm_bytes_per_s
         sums["us"] += part.total_us
-        sums["roofline_us"] += US_PER_S * max(
-            part.flops / plan.gpu.peak("bf16"), part.moved_bytes / bytes_per_s
-        )
+        compute_s = part.flops / plan.gpu.peak(dtypes.get(part.role, "bf16")) if part.flops else 0.0
+        sums["roofline_us"] += US_PER_S * max(compute_s, part.moved_bytes / bytes_per_s)
         sums["calls"] += part.calls
     return by_component
+
+
+def roles_us(plan: StepPlan, step: Step) -> dict[str, float]:
+    """Time of a step by what its calls do in it, us."""
+    by_role: dict[str, float] = {}
+    for part in plan.explain(requests_of(step)).operators:
+        by_role[part.role] = by_role.get(part.role, 0.0) + part.total_us
+    return by_role
 
 
 def datasheet_facts(case: Case, step: Step) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from fastroof.compat.compare_fastroof import linear_us
 from fastroof.compat.compare_steps import COMPONENTS, Case, MethodTime, Step
 from fastroof.compat.roofline_v2.configs import Hardware, ModelSizes
 from fastroof.compat.roofline_v2.lookups import decode_at
-from fastroof.models import DenseModel
 from fastroof.operators.attention_work import decode_attention_flops
 from fastroof.units import TB, US_PER_S
 
@@ -42,7 +41,7 @@ def _step(step: Step) -> tuple[list[tuple[int, int]], list[int]]:
 def roofline_v2_time(case: Case, step: Step) -> MethodTime:
     """Time of a step by component; its total is :func:`fastroof.compat.roofline_v2.step_us`'s."""
     total, seconds = roofline_v2.step_us(
-        case.roofline_v2, case.model_config, case.hardware, case.plan.tp, [_step(step)], components=True
+        _tree(case), case.model_config, case.hardware, case.plan.tp, [_step(step)], components=True
     )
     parts = _parts(case, step)
     compute_s, memory_s = (float(seconds[f"{step.phase}_{kind}_s"][0]) for kind in ("compute", "memory"))
@@ -57,6 +56,11 @@ def roofline_v2_time(case: Case, step: Step) -> MethodTime:
     return MethodTime("roofline_v2", components, float(total[0]))
 
 
+def _tree(case: Case) -> roofline_v2.RooflineV2Tables:
+    assert case.roofline_v2 is not None
+    return case.roofline_v2
+
+
 def _bucket(tokens: int) -> int:
     bucket = FIRST_BUCKET
     while bucket < min(tokens, LAST_BUCKET):
@@ -66,7 +70,7 @@ def _bucket(tokens: int) -> int:
 
 def _parts(case: Case, step: Step) -> _Parts:
     sizes, gpu = ModelSizes.from_config(case.model_config), Hardware.from_config(case.hardware)
-    tables, tp = case.roofline_v2, case.plan.tp
+    tables, tp = _tree(case), case.plan.tp
     m = step.new_tokens
     k, n = (np.array(column, np.float64) for column in zip(*sizes.gemms, strict=True))
     mfu = roofline_v2.gemm_mfu(tables, m, k.astype(int), n.astype(int))
@@ -101,7 +105,7 @@ def roofline_v2_facts(case: Case, step: Step, own: MethodTime, other: MethodTime
         fastroof's time and roofline V2's.
     """
     hardware = Hardware.from_config(case.hardware)
-    model, sizes = DenseModel.of(case.plan.model), ModelSizes.from_config(case.model_config)
+    model, sizes = case.model, ModelSizes.from_config(case.model_config)
     facts: dict[str, Any] = {
         "tp": case.plan.tp,
         "split": case.plan.tp > 1,
@@ -123,7 +127,7 @@ def roofline_v2_facts(case: Case, step: Step, own: MethodTime, other: MethodTime
 
 
 def _linear_facts(case: Case, step: Step, own: MethodTime) -> dict[str, Any]:
-    model, sizes, tp = DenseModel.of(case.plan.model), ModelSizes.from_config(case.model_config), case.plan.tp
+    model, sizes, tp = case.model, ModelSizes.from_config(case.model_config), case.plan.tp
     m, hidden, ff = step.new_tokens, model.hidden, model.intermediate
     q, kv = model.num_q_heads * model.head_dim, model.num_kv_heads * model.head_dim
     its = [(count, k, n) for count, (k, n) in zip(SAME_GEMMS, sizes.gemms, strict=True)]
@@ -133,7 +137,7 @@ def _linear_facts(case: Case, step: Step, own: MethodTime) -> dict[str, Any]:
         linear_us(case.tables, m, gemms) * model.num_layers / tp for gemms in (its, apart, fused)
     )
     parts = _parts(case, step)
-    tables, peak = case.roofline_v2, Hardware.from_config(case.hardware).peak_flops_per_s
+    tables, peak = _tree(case), Hardware.from_config(case.hardware).peak_flops_per_s
     least_us = sum(2.0 * m * k * n * count for count, k, n in its) / peak * model.num_layers / tp * US_PER_S
     pairs = set(zip(tables.gemm_k.tolist(), tables.gemm_n.tolist(), strict=True))
     measured = _axis(tables.arena, int(tables.gemm_at[0]))
@@ -154,8 +158,8 @@ def _linear_facts(case: Case, step: Step, own: MethodTime) -> dict[str, Any]:
 
 
 def _attention_facts(case: Case, step: Step, own: MethodTime) -> dict[str, Any]:
-    model, sizes = DenseModel.of(case.plan.model), ModelSizes.from_config(case.model_config)
-    tables, tp = case.roofline_v2, case.plan.tp
+    model, sizes = case.model, ModelSizes.from_config(case.model_config)
+    tables, tp = _tree(case), case.plan.tp
     parts = _parts(case, step)
     own_us = own.components_us["attention"]
     shape = roofline_v2.nearest_attention(tables, sizes.num_heads, sizes.num_kv_heads, sizes.head_dim)
@@ -217,7 +221,7 @@ def _attention_facts(case: Case, step: Step, own: MethodTime) -> dict[str, Any]:
 
 def _decode_cells(case: Case, step: Step, shape: str) -> tuple[bool, bool]:
     """Whether an unmeasured cell takes part in a decode lookup, and whether the point is a measured one."""
-    tables = case.roofline_v2
+    tables = _tree(case)
     arena, at = tables.arena, decode_at(tables, shape, case.plan.tp)
     rows, columns = int(arena[at]), int(arena[at + 1])
     first = at + 3
@@ -236,7 +240,7 @@ def _decode_cells(case: Case, step: Step, shape: str) -> tuple[bool, bool]:
 
 
 def _prefill_lengths(case: Case, shape: str) -> set[int]:
-    tables = case.roofline_v2
+    tables = _tree(case)
     return _axis(tables.arena, int(tables.prefill_at[tables.attn_configs.index(shape)]))
 
 

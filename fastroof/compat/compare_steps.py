@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from fastroof.compat.compare_models import ComparedModel
 from fastroof.compat.infersim import InfersimTables
 from fastroof.compat.roofline_v2 import RooflineV2Tables
+from fastroof.models import Layout
 from fastroof.plan import StepPlan
 from fastroof.tables import Tables
 
@@ -23,9 +25,10 @@ __all__ = [
 ]
 
 COMPONENTS: Final = (
-    "linear", "attention", "communication", "lm_head", "elementwise", "memory", "overhead",
+    "linear", "experts", "attention", "communication", "lm_head", "elementwise", "memory", "overhead",
 )  # fmt: skip
-"""Parts of a step. ``memory`` is what roofline V2's bytes of the whole step take beyond its FLOPs."""
+"""Parts of a step. ``experts`` are routed and shared ones, with their router; ``memory`` is what
+roofline V2's bytes of the whole step take beyond its FLOPs."""
 
 METHODS: Final = ("fastroof", "roofline_v2", "infersim", "datasheet")
 """The methods, in the order in which they are shown."""
@@ -129,8 +132,10 @@ class Comparison:
     ----------
     model, gpu : str
         Names.
-    tp : int
-        GPUs the model is split over.
+    layout : Layout
+        How it is split over GPUs; steps are those of one attention-data-parallel rank.
+    dtype : str
+        Format of the layers' GEMMs.
     constants : mapping of str to mapping
         By method, the hardware constants it was given.
     trees : mapping of str to str
@@ -141,10 +146,16 @@ class Comparison:
 
     model: str
     gpu: str
-    tp: int
+    layout: Layout
+    dtype: str
     constants: Mapping[str, Mapping[str, float]]
     trees: Mapping[str, str]
     steps: tuple[ComparedStep, ...]
+
+    @property
+    def tp(self) -> int:
+        """GPUs that share each layer's attention."""
+        return self.layout.tp
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,22 +168,38 @@ class Case:
         fastroof's plans.
     tables : Tables
         The tables that ``plan`` is compiled from.
-    roofline_v2, infersim : tables of those methods
-        Their trees.
+    model : ComparedModel
+        Its sizes.
+    dtype : str
+        Format of the layers' GEMMs.
+    infersim : InfersimTables
+        Its tree.
+    roofline_v2 : RooflineV2Tables or None
+        Its tree; None where it has no answer.
     model_config, hardware : mapping
         What roofline V2 is given.
     hf_config : mapping
         What InferSim is given.
     own_trees : mapping of str to bool
-        By method, whether its tree is made of ``tables``.
+        By method, whether its tree has the rows of ``tables``.
+    why_not : mapping of str to str
+        By method, why it cannot represent the case.
     """
 
     plan: StepPlan
     datasheet: StepPlan
     tables: Tables
-    roofline_v2: RooflineV2Tables
+    model: ComparedModel
+    dtype: str
     infersim: InfersimTables
+    roofline_v2: RooflineV2Tables | None
     model_config: Mapping[str, Any]
     hardware: Mapping[str, Any]
     hf_config: Mapping[str, Any]
     own_trees: Mapping[str, bool] = field(default_factory=dict)
+    why_not: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def layout(self) -> Layout:
+        """How the model is split."""
+        return self.plan.layout

@@ -11,11 +11,15 @@ import numpy as np
 
 from fastroof.arrays import Array
 from fastroof.compat import infersim, roofline_v2
+from fastroof.compat.compare_infersim_experts import BALANCED, UP_SHARE
+from fastroof.compat.compare_models import ComparedModel
 from fastroof.config import GpuSpec
 from fastroof.errors import MissingTableError
+from fastroof.models.experts import RoutedExperts
 from fastroof.models.layout import TP_SIZES
 from fastroof.operators.attention_work import decode_attention_flops
 from fastroof.operators.gemm import gemm_flops
+from fastroof.operators.moe import MOE, moe_flops
 from fastroof.tables import Tables
 from fastroof.units import US_PER_S
 
@@ -24,6 +28,10 @@ __all__ = ["infersim_tree", "roofline_v2_tree"]
 Heads = tuple[int, int, int]
 
 HEADS: Final = ("num_q_heads", "num_kv_heads", "head_dim")
+GROUPED_COLUMNS: Final = (
+    "num_experts", "num_gpus", "num_local_experts", "topk", "hidden_size", "intermediate_size",
+    "tokens_per_gpu", "tokens_per_expert", "up_proj_us", "up_mfu", "down_proj_us", "down_mfu",
+)  # fmt: skip
 
 
 def roofline_v2_tree(tables: Tables) -> roofline_v2.RooflineV2Tables:
@@ -62,8 +70,17 @@ def roofline_v2_tree(tables: Tables) -> roofline_v2.RooflineV2Tables:
     )
 
 
-def infersim_tree(tables: Tables, constants: infersim.InfersimGpu) -> infersim.InfersimTables:
-    """Write measured tables as InferSim's, bf16 rows only: its GEMM file has no dtype.
+def infersim_tree(
+    tables: Tables,
+    constants: infersim.InfersimGpu,
+    *,
+    dtype: str = "bf16",
+    model: ComparedModel | None = None,
+) -> infersim.InfersimTables:
+    """Write measured tables as InferSim's, GEMMs of one dtype: its GEMM file has none.
+
+    Experts are written where a model has some: rows of its layer, evenly routed, on every number of GPUs.
+    InferSim has a time for up and one for down; the fused kernel's gives both the same MFU.
 
     Parameters
     ----------
@@ -71,6 +88,10 @@ def infersim_tree(tables: Tables, constants: infersim.InfersimGpu) -> infersim.I
         What :func:`fastroof.load_tables` returned.
     constants : InfersimGpu
         What InferSim is to know of the GPU.
+    dtype : str
+        Format of the GEMMs and experts; attention is bf16.
+    model : ComparedModel, optional
+        Whose experts are written.
 
     Returns
     -------
@@ -82,7 +103,13 @@ def infersim_tree(tables: Tables, constants: infersim.InfersimGpu) -> infersim.I
         If an operator was not measured.
     """
     gpu = tables.gpu.name
-    files = {f"gemm/{gpu}/data.csv": _csv(("m", "k", "n", "latency_us", "mfu"), _gemm(tables), {})}
+    files = {f"gemm/{gpu}/data.csv": _csv(("m", "k", "n", "latency_us", "mfu"), _gemm(tables, dtype), {})}
+    if model is not None and model.experts is not None:
+        experts = _experts(tables, model, model.experts, dtype)
+        text = _csv(tuple(experts), experts, {})
+        # few tokens and many are one kernel here; InferSim takes the nearest row of one file, in decode,
+        # and in prefill the row below of the other
+        files |= {f"grouped_gemm/{phase}/{gpu}/data.csv": text for phase in ("decode", "prefill")}
     for heads, columns in _prefill(tables).items():
         header = ("dtype", "seq_len", "latency_us", "mfu")
         files[f"mha/prefill/{gpu}/{_name(heads)}.csv"] = _csv(header, columns, {"dtype": "bf16"})
@@ -95,14 +122,46 @@ def infersim_tree(tables: Tables, constants: infersim.InfersimGpu) -> infersim.I
     return infersim.read_files(files, {gpu: constants}, root=f"the tables of {gpu}")
 
 
-def _gemm(tables: Tables) -> dict[str, Array]:
-    columns = _measured(tables, "gemm")
-    kept = columns["dtype"] == "bf16"
-    if not kept.any():
-        raise MissingTableError(f"no bf16 GEMM was measured on {tables.gpu.name}; both methods need them")
+def _gemm(tables: Tables, dtype: str = "bf16") -> dict[str, Array]:
+    _measured(tables, "gemm")
+    if not tables.serves("gemm", (dtype,)):
+        raise MissingTableError(f"no {dtype} GEMM was measured on {tables.gpu.name}; both methods need them")
+    columns = tables.serving("gemm", (dtype,)).columns
+    kept = columns["dtype"] == dtype
     k, n, m = np.unique(np.stack([columns[name][kept] for name in ("k", "n", "m")]), axis=1)
-    latency_us = tables.lookup("gemm", m=m, n=n, k=k).latency_us
-    return {"m": m, "k": k, "n": n} | _timed(tables.gpu, gemm_flops(m, n, k), latency_us)
+    latency_us = tables.lookup("gemm", m=m, n=n, k=k, dtype=dtype).latency_us
+    return {"m": m, "k": k, "n": n} | _timed(tables.gpu, gemm_flops(m, n, k), latency_us, dtype)
+
+
+def _experts(tables: Tables, model: ComparedModel, experts: RoutedExperts, dtype: str) -> dict[str, Array]:
+    """Columns of InferSim's files of grouped GEMMs, in their order; none where no such layer was measured."""
+    layer = (model.hidden, experts.intermediate, experts.topk, experts.num_experts)
+    keys = tables.every_key("moe") if "moe" in tables.measured.tables else []
+    parts = [np.empty((7, 0))]
+    for key in keys:
+        moe_tp, moe_ep, distribution = key[5:]
+        if key[:5] != (dtype, *layer) or distribution != BALANCED or experts.intermediate % moe_tp:
+            continue
+        tokens = np.unique(tables.rows(MOE, key)["num_tokens"])
+        tokens = tokens[tokens % moe_ep == 0]
+        sizes = dict(zip((column.name for column in MOE.keys), key, strict=True))
+        latency_us = tables.lookup("moe", num_tokens=tokens, **sizes).latency_us
+        work = moe_flops(tokens, *layer[:3], moe_tp, moe_ep)
+        mfu = _timed(tables.gpu, work, latency_us, dtype)["mfu"]
+        local, width = experts.num_experts // moe_ep, experts.intermediate // moe_tp
+        fixed = [np.full(len(tokens), size) for size in (moe_tp * moe_ep, local, width)]
+        parts.append(np.stack([*fixed, tokens // moe_ep, tokens * experts.topk // local, latency_us, mfu]))
+    num_gpus, local, width, m, per_expert, latency_us, mfu = np.concatenate(parts, axis=1)
+    names = ("num_gpus", "num_local_experts", "intermediate_size", "tokens_per_gpu", "tokens_per_expert")
+    sized = zip(names, (num_gpus, local, width, m, per_expert), strict=True)
+    columns = {name: column.astype(np.int64) for name, column in sized}
+    model_sizes = {
+        "num_experts": experts.num_experts, "topk": experts.topk, "hidden_size": model.hidden
+    }  # fmt: skip
+    columns |= {name: np.full(len(m), size) for name, size in model_sizes.items()}
+    columns |= {"up_proj_us": latency_us * UP_SHARE, "down_proj_us": latency_us * (1.0 - UP_SHARE)}
+    columns |= {"up_mfu": mfu, "down_mfu": mfu}
+    return {name: columns[name] for name in GROUPED_COLUMNS}
 
 
 def _decode(tables: Tables) -> dict[Heads, dict[str, Array]]:
@@ -165,8 +224,8 @@ def _measured(tables: Tables, operator: str) -> Mapping[str, Array]:
     return columns
 
 
-def _timed(gpu: GpuSpec, work: Any, latency_us: Array) -> dict[str, Array]:
-    mfu = np.asarray(work, np.float64) * US_PER_S / (latency_us * gpu.peak("bf16"))
+def _timed(gpu: GpuSpec, work: Any, latency_us: Array, dtype: str = "bf16") -> dict[str, Array]:
+    mfu = np.asarray(work, np.float64) * US_PER_S / (latency_us * gpu.peak(dtype))
     return {"latency_us": latency_us, "mfu": mfu}
 
 
@@ -175,7 +234,7 @@ def _name(heads: Heads) -> str:
 
 
 def _csv(header: Sequence[str], columns: Mapping[str, Array], words: Mapping[str, str]) -> str:
-    rows = len(columns["mfu"])
+    rows = len(next(iter(columns.values())))
     listed = [[words[name]] * rows if name in words else columns[name].tolist() for name in header]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")

@@ -44,7 +44,7 @@ def compared(request: pytest.FixtureRequest, h100: fastroof.Tables) -> Compariso
 
 def case_of(found: Comparison, tables: fastroof.Tables) -> Any:
     steps = tuple(step.step for step in found.steps)
-    return compare_case(fastroof.load_model(found.model), tables.gpu, tables, steps, found.tp)
+    return compare_case(fastroof.load_model(found.model), tables.gpu, tables, steps, tp=found.tp)
 
 
 @pytest.mark.slow

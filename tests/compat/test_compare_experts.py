@@ -1,0 +1,269 @@
+"""Mixtures of experts by every method: InferSim's own answers, and reasons that add up."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import fastroof
+from fastroof.cli import app
+from fastroof.compat import infersim
+from fastroof.compat.compare import CAUSES, COMPONENTS, Comparison, Step, compare, compare_case
+from fastroof.compat.compare_causes import TOLD_FROM
+from fastroof.compat.compare_fastroof import requests_of
+from fastroof.compat.compare_infersim import hf_config, infersim_facts
+from fastroof.compat.compare_steps import Case, ComparedStep
+from fastroof.errors import ModelError
+from fastroof.models import ModelSpec
+from fastroof.models.experts import RoutedExperts
+from fastroof.models.layers import LayerGroup
+from fastroof.models.mlp import GatedMlp
+
+DECODE = [(1, 4096), (32, 4096), (256, 4096), (24, 3000)]
+PREFILL = [2048, 3000]
+
+
+SMALL, LARGE = (fastroof.load_model(name) for name in ("qwen3-30b-a3b", "qwen3-235b-a22b"))
+
+
+def small(**further: Any) -> ModelSpec:
+    """Qwen3-30B-A3B with experts of another kind."""
+    kind = SMALL.only_kind
+    group = LayerGroup(replace(kind, mlp=RoutedExperts(128, 8, 768, **further)), SMALL.num_layers)
+    return replace(SMALL, name=f"a3b {further}", layers=(group,))
+
+
+FEW: list[tuple[ModelSpec, dict[str, Any]]] = [
+    (SMALL, {}),
+    (SMALL, {"dp": 8, "ep": 8, "dtype": "fp8_block"}),
+    (LARGE, {"dp": 8, "ep": 8}),
+    (small(shared_intermediate=1536), {}),
+]
+FURTHER: list[tuple[ModelSpec, dict[str, Any]]] = [
+    (SMALL, {"dp": 8, "ep": 8}),
+    (SMALL, {"tp": 2, "dp": 4, "ep": 4, "routing": "balanced"}),
+    (LARGE, {}),
+    (LARGE, {"tp": 4}),
+    (small(shared_intermediate=1536, shared_gate=True), {}),
+]
+CASES = [*FEW, *(pytest.param(case, marks=pytest.mark.slow) for case in FURTHER)]
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0].name} {case[1]}")
+def compared(request: pytest.FixtureRequest, h100: fastroof.Tables) -> tuple[Comparison, Case]:
+    model, options = request.param
+    found = compare(model, "h100", decode=DECODE, prefill=PREFILL, tables=h100, **options)
+    steps = tuple(step.step for step in found.steps)
+    return found, compare_case(model, h100.gpu, h100, steps, **options)
+
+
+def test_columns_are_the_methods_own(compared: tuple[Comparison, Case]) -> None:
+    found, case = compared
+    world = case.layout.tp * case.layout.dp
+    for step in found.steps:
+        batch = fastroof.StepBatch.from_requests([requests_of(step.step)])
+        assert step.time("fastroof").total_us == case.plan.run(batch).latency_us[0]
+        assert step.time("datasheet").total_us == case.datasheet.run(batch).latency_us[0]
+        row = infersim.evaluate(
+            case.infersim,
+            hf_config(case.plan.model),
+            {
+                "device": "H100", "world_size": world, "tp_size": case.layout.tp, "num_nodes": 1,
+                "max_prefill_tokens": step.step.tokens, "decode_bs": step.step.batch_size,
+                "target_tgs": 1.0, "target_tpot": 1.0, "isl": step.step.tokens, "osl": 0,
+                "fp8_gemm": int(case.dtype != "bf16"), "fp8_kv": 0, "deepep": 0, "tbo": 0,
+            },
+        ).to_pylist()[0]  # fmt: skip
+        its = step.time("infersim")
+        if its.why_not:
+            assert row[f"{step.step.phase[0]}_error"] in its.why_not
+            continue
+        ms = row["tpot_ms" if step.step.phase == "decode" else "ttft_ms"]
+        assert its.total_us == pytest.approx(ms * 1e3, rel=1e-15)
+
+
+def test_components_add_up(compared: tuple[Comparison, Case]) -> None:
+    for step in compared[0].steps:
+        for time in step.times:
+            if time.method == "roofline_v2":
+                assert "it has no experts" in time.why_not
+            if time.why_not:
+                assert math.isnan(time.total_us)
+                continue
+            assert tuple(time.components_us) == COMPONENTS
+            assert math.fsum(time.components_us.values()) == pytest.approx(time.total_us, rel=1e-12)
+            assert all(us >= 0.0 for us in time.components_us.values())
+            assert time.components_us["experts"] > 0.0
+
+
+def test_every_difference_is_told_and_adds_up(compared: tuple[Comparison, Case]) -> None:
+    found, case = compared
+    for step in found.steps:
+        own, its = step.time("fastroof"), step.time("infersim")
+        if its.why_not:
+            continue
+        facts = infersim_facts(case, step.step, own, its)
+        for component in COMPONENTS:
+            apart_us = its.components_us[component] - own.components_us[component]
+            causes = [c for c in CAUSES if (c.method, c.component) == ("infersim", component)]
+            known_us = sum(facts[c.us] for c in causes if facts.get(c.holds))
+            told = [d for d in step.differences if (d.method, d.component) == ("infersim", component)]
+            assert bool(told) == (abs(apart_us) > TOLD_FROM * own.components_us[component])
+            if told or component == "experts":
+                assert known_us == pytest.approx(apart_us, rel=1e-9, abs=1e-6)
+        assert not [d for d in step.differences if d.cause == "unexplained"]
+
+
+def reasons(step: ComparedStep) -> dict[tuple[str, str], str]:
+    return {(d.component, d.cause): d.sentence for d in step.differences if d.method == "infersim"}
+
+
+def test_reasons_where_they_are_expected(h100: fastroof.Tables) -> None:
+    found = compare(SMALL, "h100", decode=[(1, 4096)], prefill=[2048], dp=8, ep=8, tables=h100)
+    one, prompt = map(reasons, found.steps)
+    assert ("experts", "no router") in one
+    assert "to 3 decimals: 0.001" in one["experts", "MFU to 3 decimals"]
+    assert "all 8 GPUs" in one["communication", "exchange of tokens"]
+    assert "communication" not in {component for component, cause in one if cause == "exchange"}
+    assert "power_law_1.2" in prompt["experts", "routing"]
+    assert str(found.layout) == "tp 1, dp 8, ep 8"
+    alone = reasons(compare(SMALL, "h100", decode=[(1, 4096)], tables=h100).steps[0])
+    assert "all 128 experts" in alone["experts", "weights floor"]
+    assert not any(component == "communication" for component, _ in alone)
+
+
+def test_a_row_beside_the_step_is_named(h100: fastroof.Tables) -> None:
+    found = compare(SMALL, "h100", prefill=[2800], tables=h100, routing="balanced")
+    assert "the row of 2048" in reasons(found.steps[0])["experts", "MFU of one row"]
+
+
+def test_shared_experts_are_those_that_infersim_reads(h100: fastroof.Tables) -> None:
+    for gate, cause in ((False, "shared experts"), (True, "no shared experts")):
+        model = small(shared_intermediate=4 * 768, shared_gate=gate)
+        found = compare(model, "h100", prefill=[2048], tables=h100, routing="power_law_1.2")
+        told = reasons(found.steps[0])
+        assert (("experts", cause) in told) == gate
+        assert ("num_shared_experts" in hf_config(model)) != gate
+
+
+def test_layouts_that_infersim_cannot_have_say_so(h100: fastroof.Tables) -> None:
+    for layout, words in (
+        ({"tp": 4, "ep": 4}, "ep 1 with moe_tp 4, not ep 4 with moe_tp 1"),
+        ({"dp": 4, "ep": 2}, "ep 4 with moe_tp 1, not ep 2 with moe_tp 2"),
+    ):
+        time = compare(SMALL, "h100", decode=[(32, 4096)], tables=h100, **layout).steps[0].time("infersim")
+        assert words in time.why_not
+        assert math.isnan(time.total_us)
+
+
+def test_ranks_of_a_dense_model_share_nothing(h100: fastroof.Tables) -> None:
+    alone, ranks = (
+        compare("llama-3.1-8b", "h100", decode=[(32, 4096)], tables=h100, dp=dp).steps[0] for dp in (1, 2)
+    )
+    assert [time.total_us for time in alone.times] == [time.total_us for time in ranks.times]
+
+
+def test_fp8_of_a_dense_model_reads_its_own_rows(h100: fastroof.Tables) -> None:
+    found = compare("llama-3.1-8b", "h100", decode=[(32, 4096)], tables=h100, dtype="fp8")
+    step = found.steps[0]
+    assert found.dtype == "fp8"
+    assert "not fp8" in step.time("roofline_v2").why_not
+    bf16 = compare("llama-3.1-8b", "h100", decode=[(32, 4096)], tables=h100).steps[0]
+    for method in ("fastroof", "infersim"):
+        linear_us = (s.time(method).components_us["linear"] for s in (step, bf16))
+        assert next(linear_us) < 0.8 * next(linear_us)
+    assert not [d for d in step.differences if d.cause == "unexplained"]
+
+
+def test_the_tree_holds_the_measured_experts(h100: fastroof.Tables) -> None:
+    case = compare_case(SMALL, h100.gpu, h100, (Step("decode", 32, 4096),), dp=8, ep=8)
+    layer = {"hidden": 2048, "intermediate": 768, "topk": 8, "num_experts": 128}
+    us = float(h100.lookup("moe", num_tokens=512, moe_ep=8, distribution="balanced", **layer).latency_us)
+    mfu = 6.0 * 512 * 8 * 2048 * 768 / 8 / (us * 1e-6 * h100.gpu.peak("bf16"))
+    for phase in ("decode", "prefill"):
+        up, down = infersim.grouped_gemm_mfu(
+            case.infersim, "h100", phase, num_gpus=8, tokens_per_gpu=64, strict=True, **layer
+        )
+        assert up == down == round(mfu, 3)
+
+
+def other_models() -> list[tuple[ModelSpec, str]]:
+    kind = SMALL.only_kind
+    dense = LayerGroup(replace(kind, mlp=GatedMlp(6144)), 1)
+    windowed = replace(kind, attention=replace(kind.attention, window=1024))
+    return [
+        (replace(SMALL, layers=(dense, LayerGroup(kind, 47))), "several kinds"),
+        (replace(SMALL, layers=(LayerGroup(windowed, 48),)), "within 1024 tokens"),
+    ]
+
+
+@pytest.mark.parametrize(("model", "words"), other_models(), ids=["kinds", "window"])
+def test_models_that_no_other_method_has_are_refused(
+    model: ModelSpec, words: str, h100: fastroof.Tables
+) -> None:
+    with pytest.raises(ModelError, match=words):
+        compare(model, "h100", decode=[(1, 4096)], tables=h100)
+
+
+def test_experts_without_a_gate_have_no_infersim(h100: fastroof.Tables) -> None:
+    model = small(is_gated=False)
+    step = compare(model, "h100", decode=[(1, 4096)], tables=h100, allow_modelled=True).steps[0]
+    assert "three projections" in step.time("infersim").why_not
+
+
+# -- its own tables, by both methods -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", [{}, {"dp": 8, "ep": 8}], ids=str)
+@pytest.mark.parametrize("model", [SMALL, LARGE], ids=lambda model: model.name)
+def test_infersims_own_tables_by_both_methods(model: ModelSpec, layout: dict[str, int], shared: Path) -> None:
+    root = shared / "reference" / "infersim_bench_data"
+    tables = fastroof.load_tables(root, gpu="h20")
+    found = compare(
+        model,
+        "h20",
+        decode=[(1, 4096), (32, 4096), (256, 4096)],
+        prefill=[2048],
+        dtype="fp8",
+        routing="balanced",
+        allow_modelled=True,
+        tables=tables,
+        infersim_root=root,
+        **layout,
+    )
+    told = {(d.component, d.cause) for step in found.steps for d in step.differences}
+    assert ("experts", "tables") not in told
+    assert ("experts", "MFU of one row") in told
+    assert not [cause for _, cause in told if cause == "unexplained"]
+    if not layout:
+        # 32 tokens a GPU are a row, and InferSim takes its MFU, which is of the tokens that were drawn
+        assert "the row names, 32 a GPU" in reasons(found.steps[1])["experts", "MFU of drawn tokens"]
+        assert "the row of 1024" in reasons(found.steps[3])["experts", "MFU of one row"]
+        assert ("experts", "one MFU for the projections") in told
+
+
+# -- the command -------------------------------------------------------------------------------
+
+
+def test_the_command_prints_the_numbers_of_the_library(h100: fastroof.Tables) -> None:
+    asked = ("compare", "--model", "qwen3-30b-a3b", "--dp", "8", "--ep", "8", "--decode", "32x4096")
+    done = CliRunner().invoke(app, [*asked, "--json"], prog_name="fastroof")
+    assert (done.exit_code, done.stderr) == (0, "")
+    document = json.loads(done.stdout)
+    assert [document[name] for name in ("tp", "dp", "ep", "moe_tp", "dtype")] == [1, 8, 8, 1, "bf16"]
+    step = compare(SMALL, "h100", decode=[(32, 4096)], dp=8, ep=8, tables=h100).steps[0]
+    for time in step.times:
+        written = document["steps"][0]["methods"][time.method]
+        assert written["why_not"] == (time.why_not or None)
+        if not time.why_not:
+            assert (written["total_us"], written["components_us"]) == (time.total_us, time.components_us)
+    text = CliRunner().invoke(app, asked, prog_name="fastroof").stdout
+    assert "qwen3-30b-a3b on 8 x h100 (tp 1, dp 8, ep 8), bf16" in text
+    assert "roofline V2 has no answer: it has no experts" in text
+    assert f"{step.time('infersim').components_us['experts'] / 1e3:,.3f}" in text
