@@ -27,6 +27,9 @@ modelled or refused), why.
 """
 
 
+LISTED_KINDS: Final = 3
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command("models", epilog=EPILOG)(models)
@@ -81,24 +84,28 @@ def _as_json(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _row(spec: ModelSpec) -> tuple[str, ...]:
-    kinds = spec.kinds
-    attentions: list[Any] = [kind.attention for kind in kinds]
-    one_kind = len(kinds) == 1
+    attentions: list[Any] = [kind.attention for kind in spec.kinds if hasattr(kind.attention, "num_q_heads")]
     return (
         spec.name,
         f"{spec.num_parameters / 1e9:.1f} B",
         f"{spec.active_parameters / 1e9:.1f} B",
         spec.checkpoint.dtype,
-        str(spec.num_layers)
-        if one_kind
-        else ", ".join(f"{group.count} {group.kind.name}" for group in spec.layers),
+        _layers(spec),
         str(spec.hidden),
         _distinct(f"{a.num_q_heads}-{a.num_kv_heads}-{a.head_dim}" for a in attentions),
         _distinct(str(a.window) for a in attentions if a.window is not None) or "-",
-        _distinct(_width(kind.mlp) for kind in kinds),
+        _distinct(_width(kind.mlp) for kind in spec.kinds if hasattr(kind.mlp, "intermediate")),
         f"{spec.vocab:,}",
         f"{spec.max_position:,}",
     )
+
+
+def _layers(spec: ModelSpec) -> str:
+    if len(spec.layers) == 1:
+        return str(spec.num_layers)
+    if len(spec.layers) > LISTED_KINDS:
+        return f"{spec.num_layers} of {len(spec.layers)} kinds"
+    return ", ".join(f"{group.count} {group.kind.name}" for group in spec.layers)
 
 
 def _width(mlp: Any) -> str:

@@ -17,6 +17,7 @@ from fastroof.models.named import PRESETS, model_names, preset_config, preset_na
 from fastroof.models.quantisation import quantisation_of, quantised, read_hf_quant
 from fastroof.models.refused import missing_operators, unread_parts
 from fastroof.models.spec import ModelSpec
+from fastroof.models.vision import vision_encoder
 
 __all__ = ["PRESETS", "load_model", "model_names"]
 
@@ -95,6 +96,7 @@ def _parse(
         max_position=fields.size("max_position_embeddings"),
         torch_dtype=_torch_dtype(fields),
         layers=tuple(LayerGroup(kind, count) for kind, count in Counter(kinds).items()),
+        vision=vision_encoder(wrapper),
     )
     return quantised(
         unquantised,

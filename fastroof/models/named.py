@@ -13,49 +13,164 @@ from fastroof.models.hf import read_config
 __all__ = ["PRESETS", "model_names", "preset_config", "preset_named", "unknown_name"]
 
 PRESETS: Final[dict[str, tuple[str, ...]]] = {
-    "codellama-34b": ("codellama/CodeLlama-34b-hf", "codellama/CodeLlama-34b-Instruct-hf"),
-    "llama-2-7b": ("meta-llama/Llama-2-7b-hf", "meta-llama/Llama-2-7b-chat-hf"),
-    "llama-2-13b": ("meta-llama/Llama-2-13b-hf", "meta-llama/Llama-2-13b-chat-hf"),
-    "llama-2-70b": ("meta-llama/Llama-2-70b-hf", "meta-llama/Llama-2-70b-chat-hf"),
+    "codellama-34b": (
+        "codellama/CodeLlama-34b-hf",
+        "codellama/CodeLlama-34b-Instruct-hf",
+    ),
+    "gemma-2-9b": (
+        "google/gemma-2-9b",
+        "google/gemma-2-9b-it",
+    ),
+    "gemma-2-27b": (
+        "google/gemma-2-27b",
+        "google/gemma-2-27b-it",
+    ),
+    "gemma-3-12b": (
+        "google/gemma-3-12b-pt",
+        "google/gemma-3-12b-it",
+    ),
+    "gemma-3-27b": (
+        "google/gemma-3-27b-pt",
+        "google/gemma-3-27b-it",
+    ),
+    "gemma-4-26b-a4b": (
+        "google/gemma-4-26B-A4B",
+        "google/gemma-4-26B-A4B-it",
+    ),
+    "gemma-4-26b-a4b-nvfp4": ("nvidia/Gemma-4-26B-A4B-NVFP4",),
+    "gemma-4-31b": (
+        "google/gemma-4-31B",
+        "google/gemma-4-31B-it",
+    ),
+    "gemma-4-31b-nvfp4": ("nvidia/Gemma-4-31B-IT-NVFP4",),
+    "gpt-oss-20b": ("openai/gpt-oss-20b",),
+    "gpt-oss-120b": ("openai/gpt-oss-120b",),
+    "llama-2-7b": (
+        "meta-llama/Llama-2-7b-hf",
+        "meta-llama/Llama-2-7b-chat-hf",
+    ),
+    "llama-2-13b": (
+        "meta-llama/Llama-2-13b-hf",
+        "meta-llama/Llama-2-13b-chat-hf",
+    ),
+    "llama-2-70b": (
+        "meta-llama/Llama-2-70b-hf",
+        "meta-llama/Llama-2-70b-chat-hf",
+    ),
     "llama-3.1-8b": (
         "meta-llama/Llama-3.1-8B",
         "meta-llama/Llama-3.1-8B-Instruct",
         "meta-llama/Meta-Llama-3.1-8B",
         "meta-llama/Meta-Llama-3.1-8B-Instruct",
     ),
+    "llama-3.1-8b-fp8": ("nvidia/Llama-3.1-8B-Instruct-FP8",),
     "llama-3.1-70b": (
         "meta-llama/Llama-3.1-70B",
         "meta-llama/Llama-3.1-70B-Instruct",
         "meta-llama/Meta-Llama-3.1-70B",
         "meta-llama/Meta-Llama-3.1-70B-Instruct",
+        "meta-llama/Llama-3.3-70B-Instruct",
     ),
-    "gpt-oss-20b": ("openai/gpt-oss-20b",),
-    "gpt-oss-120b": ("openai/gpt-oss-120b",),
+    "llama-3.1-70b-fp8": (
+        "nvidia/Llama-3.1-70B-Instruct-FP8",
+        "nvidia/Llama-3.3-70B-Instruct-FP8",
+    ),
     "llama-3.1-405b": (
         "meta-llama/Llama-3.1-405B",
         "meta-llama/Llama-3.1-405B-Instruct",
         "meta-llama/Meta-Llama-3.1-405B",
         "meta-llama/Meta-Llama-3.1-405B-Instruct",
     ),
-    "mimo-7b": ("XiaomiMiMo/MiMo-7B-Base", "XiaomiMiMo/MiMo-7B-SFT", "XiaomiMiMo/MiMo-7B-RL"),
-    "mixtral-8x7b": ("mistralai/Mixtral-8x7B-v0.1", "mistralai/Mixtral-8x7B-Instruct-v0.1"),
-    "mixtral-8x22b": ("mistralai/Mixtral-8x22B-v0.1",),
-    "mistral-7b": ("mistralai/Mistral-7B-v0.3", "mistralai/Mistral-7B-Instruct-v0.3"),
+    "llama-3.1-405b-fp8": ("nvidia/Llama-3.1-405B-Instruct-FP8",),
+    "llama-4-scout": ("meta-llama/Llama-4-Scout-17B-16E-Instruct",),
+    "llama-4-scout-fp8": ("RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic",),
+    "llama-4-maverick": ("meta-llama/Llama-4-Maverick-17B-128E-Instruct",),
+    "mimo-7b": (
+        "XiaomiMiMo/MiMo-7B-Base",
+        "XiaomiMiMo/MiMo-7B-SFT",
+        "XiaomiMiMo/MiMo-7B-RL",
+    ),
+    "mimo-v2-flash": ("XiaomiMiMo/MiMo-V2-Flash",),
+    "minimax-m2.5": ("MiniMaxAI/MiniMax-M2.5",),
+    "minimax-m2.5-nvfp4": ("nvidia/MiniMax-M2.5-NVFP4",),
+    "minimax-m2.7": ("MiniMaxAI/MiniMax-M2.7",),
+    "minimax-m2.7-nvfp4": ("nvidia/MiniMax-M2.7-NVFP4",),
+    "mistral-7b": (
+        "mistralai/Mistral-7B-v0.3",
+        "mistralai/Mistral-7B-Instruct-v0.3",
+    ),
+    "mistral-7b-v0.1": (
+        "mistralai/Mistral-7B-v0.1",
+        "mistralai/Mistral-7B-Instruct-v0.1",
+    ),
     "mistral-nemo": ("mistralai/Mistral-Nemo-Instruct-2407",),
-    "qwen2.5-7b": ("Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-7B-Instruct"),
-    "qwen2.5-32b": ("Qwen/Qwen2.5-32B", "Qwen/Qwen2.5-32B-Instruct"),
-    "qwen2.5-72b": ("Qwen/Qwen2.5-72B", "Qwen/Qwen2.5-72B-Instruct"),
+    "mixtral-8x7b": (
+        "mistralai/Mixtral-8x7B-v0.1",
+        "mistralai/Mixtral-8x7B-Instruct-v0.1",
+    ),
+    "mixtral-8x22b": ("mistralai/Mixtral-8x22B-v0.1",),
+    "nemotron-super-49b": ("nvidia/Llama-3_3-Nemotron-Super-49B-v1",),
+    "phi-3-mini": ("microsoft/Phi-3-mini-4k-instruct",),
+    "phi-4": ("microsoft/phi-4",),
+    "qwen2.5-7b": (
+        "Qwen/Qwen2.5-7B",
+        "Qwen/Qwen2.5-7B-Instruct",
+    ),
+    "qwen2.5-32b": (
+        "Qwen/Qwen2.5-32B",
+        "Qwen/Qwen2.5-32B-Instruct",
+    ),
+    "qwen2.5-72b": (
+        "Qwen/Qwen2.5-72B",
+        "Qwen/Qwen2.5-72B-Instruct",
+    ),
     "qwen3-0.6b": ("Qwen/Qwen3-0.6B",),
+    "qwen3-0.6b-fp8": ("Qwen/Qwen3-0.6B-FP8",),
     "qwen3-1.7b": ("Qwen/Qwen3-1.7B",),
+    "qwen3-1.7b-fp8": ("Qwen/Qwen3-1.7B-FP8",),
     "qwen3-8b": ("Qwen/Qwen3-8B",),
+    "qwen3-8b-fp8": ("Qwen/Qwen3-8B-FP8",),
     "qwen3-14b": ("Qwen/Qwen3-14B",),
+    "qwen3-14b-fp8": ("Qwen/Qwen3-14B-FP8",),
     "qwen3-32b": ("Qwen/Qwen3-32B",),
+    "qwen3-32b-fp8": ("Qwen/Qwen3-32B-FP8",),
     "qwen3-30b-a3b": ("Qwen/Qwen3-30B-A3B",),
+    "qwen3-30b-a3b-fp8": ("Qwen/Qwen3-30B-A3B-FP8",),
     "qwen3-235b-a22b": ("Qwen/Qwen3-235B-A22B",),
+    "qwen3-235b-a22b-fp8": ("Qwen/Qwen3-235B-A22B-FP8",),
+    "qwen3-32b-fp8-static": ("Qwen/Qwen3-32B-FP8-Static-PerTensor",),
+    "qwen3-235b-a22b-nvfp4": ("nvidia/Qwen3-235B-A22B-NVFP4",),
     "qwen3-coder-480b-a35b": ("Qwen/Qwen3-Coder-480B-A35B-Instruct",),
+    "qwen3-coder-480b-a35b-fp8": ("Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8",),
+    "qwen3-vl-2b": (
+        "Qwen/Qwen3-VL-2B-Instruct",
+        "Qwen/Qwen3-VL-2B-Thinking",
+    ),
+    "qwen3-vl-4b": (
+        "Qwen/Qwen3-VL-4B-Instruct",
+        "Qwen/Qwen3-VL-4B-Thinking",
+    ),
+    "qwen3-vl-8b": (
+        "Qwen/Qwen3-VL-8B-Instruct",
+        "Qwen/Qwen3-VL-8B-Thinking",
+    ),
+    "qwen3-vl-32b": (
+        "Qwen/Qwen3-VL-32B-Instruct",
+        "Qwen/Qwen3-VL-32B-Thinking",
+    ),
+    "qwen3-vl-30b-a3b": (
+        "Qwen/Qwen3-VL-30B-A3B-Instruct",
+        "Qwen/Qwen3-VL-30B-A3B-Thinking",
+    ),
+    "qwen3-vl-235b-a22b": (
+        "Qwen/Qwen3-VL-235B-A22B-Instruct",
+        "Qwen/Qwen3-VL-235B-A22B-Thinking",
+    ),
+    "step-3.7-flash": ("stepfun-ai/Step-3.7-Flash",),
+    "step-3.7-flash-fp8": ("stepfun-ai/Step-3.7-Flash-FP8",),
     "yi-34b": ("01-ai/Yi-34B",),
 }
-"""Preset names, and the Hugging Face models that have exactly these layers.
+"""Preset names, and the Hugging Face models that have exactly these layers, in the same formats.
 
 Where base and instruct models differ in ``max_position_embeddings`` the preset has the instruct model's.
 """
@@ -116,10 +231,15 @@ def preset_named(name: str) -> str | None:
 
 
 def preset_config(preset: str) -> dict[str, Any]:
-    """The contents of a preset: a config.json with the fields that are read."""
+    """Return the contents of a preset: a config.json with the fields that are read.
+
+    A quantised one has its ``quantization_config`` alone, and names the ``preset`` of its sizes.
+    """
     # The folder is package data; as_file also serves a package imported from a zip.
     with resources.as_file(resources.files("fastroof.models") / "presets" / f"{preset}.json") as path:
-        return dict(read_config(path))
+        config = dict(read_config(path))
+    sizes = config.pop("preset", None)
+    return config if sizes is None else {**preset_config(sizes), **config}
 
 
 def _family(name: str) -> str:
@@ -136,7 +256,8 @@ def unknown_name(given: str) -> str:
     )
     if needed is not None:
         return f"{given!r} has no plan yet: it needs {needed}, and a plan has no such operator"
-    relatives = sorted(name for name in PRESETS if _family(name) == family)
+    plain = (name for name in PRESETS if not any(_VARIANT.fullmatch(part) for part in name.split("-")))
+    relatives = sorted(name for name in plain if _family(name) == family)
     if family and relatives:
         return (
             f"unknown model {given!r}: of its family there are {', '.join(relatives)}; a model of another "

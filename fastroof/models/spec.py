@@ -12,6 +12,7 @@ from fastroof.models.checkpoint import UNQUANTISED, Checkpoint
 from fastroof.models.layers import LayerGroup, LayerKind
 from fastroof.models.layout import ALL_TP_SIZES, SIZES_OF_TP, TP_SIZES, Layout
 from fastroof.models.sizes import check_sizes
+from fastroof.models.vision import VisionEncoder
 
 __all__ = ["ModelSpec", "padded_rows"]
 
@@ -42,6 +43,8 @@ class ModelSpec:
         Kinds of layers, and how many of each.
     checkpoint : Checkpoint
         What its weights are published in; kinds of layers say which modules have it.
+    vision : VisionEncoder or None
+        The encoder of images that stands before it; no part of a step.
     """
 
     name: str
@@ -53,6 +56,7 @@ class ModelSpec:
     torch_dtype: str | None
     layers: tuple[LayerGroup, ...]
     checkpoint: Checkpoint = UNQUANTISED
+    vision: VisionEncoder | None = None
 
     def __post_init__(self) -> None:
         """Refuse sizes no model has, in specs that were built or changed by hand too."""
@@ -97,6 +101,8 @@ class ModelSpec:
     @property
     def num_parameters(self) -> int:
         """Weights of the whole model: embedding, LM head if untied, norms and biases included.
+
+        A vision encoder and layers that predict further tokens are not.
 
         Examples
         --------

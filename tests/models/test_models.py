@@ -134,15 +134,14 @@ def test_hugging_face_ids_name_presets(given: str, preset: str) -> None:
 def test_unknown_model_lists_presets_and_the_closest() -> None:
     with pytest.raises(ModelError, match=r"unknown model 'lama-2-7b'.*closest is llama-2-7b; presets are"):
         load_model("lama-2-7b")
-    # v0.1 has a sliding window and another vocabulary, so it is not the preset.
-    with pytest.raises(ModelError, match="unknown model"):
-        load_model("mistralai/Mistral-7B-v0.1")
+    # v0.1 has a sliding window and another vocabulary, so it is a preset of its own
+    assert load_model("mistralai/Mistral-7B-v0.1").window == 4096
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("qwen3-4b", "of its family there are qwen3-0.6b, .*qwen3-8b; .*loaded from its config.json"),
+        ("qwen3-4b", "of its family there are qwen3-0.6b, qwen3-1.7b, .*qwen3-8b; .*loaded from its config.json"),
         ("mixtral-8x9b", "of its family there are mixtral-8x22b, mixtral-8x7b;"),
         ("meta-llama/Llama-3.1-9B-Instruct", "of its family there are llama-3.1-405b, llama-3.1-70b, "),
         ("openai/gpt-oss-240b", "of its family there are gpt-oss-120b, gpt-oss-20b;"),

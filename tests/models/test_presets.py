@@ -3,78 +3,147 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import replace
+from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from fastroof.errors import UnsupportedModelError
-from fastroof.models import Layout, ModelSpec, load_model, model_names
+from fastroof.models import Layout, load_model, model_names
 from fastroof.models.named import PRESETS
 
 
 class Published(NamedTuple):
     """What a model's publisher says of it.
 
-    ``billions`` of weights and, of models with experts, ``active`` ones; ``kv_bytes`` of a token in bf16,
-    over all layers, from the heads and layers that the publisher names; ``source`` of the weights.
+    ``billions`` of weights and, of models with experts, ``active`` ones, with the digits that are published;
+    ``kv_bytes`` of a token in bf16, over all layers, from the heads and layers that the publisher names;
+    ``source`` of the weights; ``beside``, the billions of them that are no part of the text model.
     """
 
-    billions: float
-    active: float | None
+    billions: str
+    active: str | None
     kv_bytes: int
     source: str
+    beside: float = 0.0
 
 
-SAFETENSORS = "weights in the checkpoint's index, as the model's page shows them"
+def kv(*layers: tuple[int, int, int]) -> int:
+    """Bytes in bf16 of a token's keys and values: layers, KV heads, elements of a head's key and value."""
+    return sum(count * heads * elements * 2 for count, heads, elements in layers)
+
+
+INDEX = "weights in the checkpoint's index, as the model's page shows them"
+CARD = "model card"
+QWEN3 = "the model card's table; the text model is that of Qwen3 of this size"
 
 PUBLISHED = {
-    "codellama-34b": Published(33.744, None, 48 * 2 * 8 * 128 * 2, SAFETENSORS),
-    "gpt-oss-20b": Published(20.91, 3.61, 24 * 2 * 8 * 64 * 2, "model card, arXiv 2508.10925, table 1"),
-    "gpt-oss-120b": Published(116.83, 5.13, 36 * 2 * 8 * 64 * 2, "model card, arXiv 2508.10925, table 1"),
-    "llama-2-7b": Published(6.738, None, 32 * 2 * 32 * 128 * 2, SAFETENSORS),
-    "llama-2-13b": Published(13.016, None, 40 * 2 * 40 * 128 * 2, SAFETENSORS),
-    "llama-2-70b": Published(68.977, None, 80 * 2 * 8 * 128 * 2, SAFETENSORS),
-    "llama-3.1-8b": Published(8.030, None, 32 * 2 * 8 * 128 * 2, SAFETENSORS),
-    "llama-3.1-70b": Published(70.554, None, 80 * 2 * 8 * 128 * 2, SAFETENSORS),
-    "llama-3.1-405b": Published(405.853, None, 126 * 2 * 8 * 128 * 2, SAFETENSORS),
+    "codellama-34b": Published("33.744", None, kv((48, 8, 256)), INDEX),
+    "gemma-2-9b": Published("9.24", None, kv((42, 8, 512)), INDEX),
+    "gemma-2-27b": Published("27.23", None, kv((46, 16, 256)), INDEX),
+    "gemma-3-12b": Published("12.19", None, kv((48, 8, 512)), INDEX, beside=0.42),
+    "gemma-3-27b": Published("27.43", None, kv((62, 16, 256)), INDEX, beside=0.42),
+    "gemma-4-26b-a4b": Published("25.2", "3.8", kv((25, 8, 512), (5, 2, 1024)), CARD),
+    "gemma-4-31b": Published("30.7", None, kv((50, 16, 512), (10, 4, 1024)), CARD),
+    "gpt-oss-20b": Published("20.91", "3.61", kv((24, 8, 128)), "model card, arXiv 2508.10925, table 1"),
+    "gpt-oss-120b": Published("116.83", "5.13", kv((36, 8, 128)), "model card, arXiv 2508.10925, table 1"),
+    "llama-2-7b": Published("6.738", None, kv((32, 32, 256)), INDEX),
+    "llama-2-13b": Published("13.016", None, kv((40, 40, 256)), INDEX),
+    "llama-2-70b": Published("68.977", None, kv((80, 8, 256)), INDEX),
+    "llama-3.1-8b": Published("8.030", None, kv((32, 8, 256)), INDEX),
+    "llama-3.1-70b": Published("70.554", None, kv((80, 8, 256)), INDEX),
+    "llama-3.1-405b": Published("405.853", None, kv((126, 8, 256)), INDEX),
+    "llama-4-scout": Published("109", "17", kv((48, 8, 256)), CARD, beside=0.87),
+    "llama-4-maverick": Published("400", "17", kv((48, 8, 256)), CARD, beside=0.87),
     # the card says 7 B; the page's 7.83 B holds a layer for multi-token prediction, 0.21 B of weights
-    "mimo-7b": Published(7.833 - 0.21, None, 36 * 2 * 8 * 128 * 2, SAFETENSORS),
-    "mistral-7b": Published(7.248, None, 32 * 2 * 8 * 128 * 2, SAFETENSORS),
-    "mistral-nemo": Published(12.248, None, 40 * 2 * 8 * 128 * 2, SAFETENSORS),
-    "mixtral-8x7b": Published(46.7, 12.9, 32 * 2 * 8 * 128 * 2, "mistral.ai/news/mixtral-of-experts"),
-    "mixtral-8x22b": Published(140.6, 39.1, 56 * 2 * 8 * 128 * 2, SAFETENSORS + "; 39 B: the announcement"),
-    "qwen2.5-7b": Published(7.616, None, 28 * 2 * 4 * 128 * 2, "model card: 7.61 B"),
-    "qwen2.5-32b": Published(32.764, None, 64 * 2 * 8 * 128 * 2, "model card: 32.5 B; the index: 32.8 B"),
-    "qwen2.5-72b": Published(72.7, None, 80 * 2 * 8 * 128 * 2, "model card"),
-    "qwen3-0.6b": Published(0.596, None, 28 * 2 * 8 * 128 * 2, "model card: 0.6 B; tied, without the head"),
-    "qwen3-1.7b": Published(1.721, None, 28 * 2 * 8 * 128 * 2, "model card: 1.7 B; tied, without the head"),
-    "qwen3-8b": Published(8.19, None, 36 * 2 * 8 * 128 * 2, "model card: 8.2 B"),
-    "qwen3-14b": Published(14.77, None, 40 * 2 * 8 * 128 * 2, "model card: 14.8 B"),
-    "qwen3-32b": Published(32.76, None, 64 * 2 * 8 * 128 * 2, "model card: 32.8 B"),
-    "qwen3-30b-a3b": Published(30.53, 3.35, 48 * 2 * 4 * 128 * 2, "model card: 30.5 B, 3.3 B activated"),
-    "qwen3-235b-a22b": Published(235.1, 22.2, 94 * 2 * 4 * 128 * 2, "model card: 235 B, 22 B activated"),
-    "qwen3-coder-480b-a35b": Published(480.2, 35.5, 62 * 2 * 8 * 128 * 2, "model card: 480 B, 35 B"),
-    "yi-34b": Published(34.389, None, 60 * 2 * 8 * 128 * 2, SAFETENSORS),
+    "mimo-7b": Published("7.83", None, kv((36, 8, 256)), INDEX, beside=0.21),
+    "mimo-v2-flash": Published("309", "15", kv((9, 4, 320), (39, 8, 320)), "arXiv 2601.02780, abstract"),
+    "minimax-m2.5": Published("229", "9.8", kv((62, 8, 256)), INDEX + "; active: the series' report"),
+    "minimax-m2.7": Published("229", "9.8", kv((62, 8, 256)), INDEX + "; active: the series' report"),
+    "mistral-7b": Published("7.248", None, kv((32, 8, 256)), INDEX),
+    "mistral-7b-v0.1": Published("7.24", None, kv((32, 8, 256)), INDEX),
+    "mistral-nemo": Published("12.248", None, kv((40, 8, 256)), INDEX),
+    "mixtral-8x7b": Published("46.7", "12.9", kv((32, 8, 256)), "mistral.ai/news/mixtral-of-experts"),
+    "mixtral-8x22b": Published("140.6", "39", kv((56, 8, 256)), INDEX + "; active: mistral.ai/news"),
+    "nemotron-super-49b": Published("49.9", None, kv((49, 8, 256)), INDEX),
+    "phi-3-mini": Published("3.82", None, kv((32, 32, 192)), INDEX),
+    "phi-4": Published("14.66", None, kv((40, 10, 256)), INDEX),
+    "qwen2.5-7b": Published("7.61", None, kv((28, 4, 256)), CARD),
+    "qwen2.5-32b": Published("32.76", None, kv((64, 8, 256)), INDEX),
+    "qwen2.5-72b": Published("72.7", None, kv((80, 8, 256)), CARD),
+    "qwen3-0.6b": Published("0.6", None, kv((28, 8, 256)), CARD),
+    "qwen3-1.7b": Published("1.7", None, kv((28, 8, 256)), CARD),
+    "qwen3-8b": Published("8.2", None, kv((36, 8, 256)), CARD),
+    "qwen3-14b": Published("14.8", None, kv((40, 8, 256)), CARD),
+    "qwen3-32b": Published("32.8", None, kv((64, 8, 256)), CARD),
+    "qwen3-30b-a3b": Published("30.5", "3.3", kv((48, 4, 256)), CARD),
+    "qwen3-235b-a22b": Published("235", "22", kv((94, 4, 256)), CARD),
+    "qwen3-coder-480b-a35b": Published("480", "35", kv((62, 8, 256)), CARD),
+    "qwen3-vl-2b": Published("1.7", None, kv((28, 8, 256)), QWEN3),
+    "qwen3-vl-4b": Published("4.0", None, kv((36, 8, 256)), QWEN3),
+    "qwen3-vl-8b": Published("8.2", None, kv((36, 8, 256)), QWEN3),
+    "qwen3-vl-32b": Published("32.8", None, kv((64, 8, 256)), QWEN3),
+    "qwen3-vl-30b-a3b": Published("30.5", "3.3", kv((48, 4, 256)), QWEN3),
+    "qwen3-vl-235b-a22b": Published("235", "22", kv((94, 4, 256)), QWEN3),
+    "step-3.7-flash": Published("196", "11", kv((45, 8, 256)), "of its language backbone: arXiv 2602.10604"),
+    "yi-34b": Published("34.389", None, kv((60, 8, 256)), INDEX),
 }
 
-# Their cards count the LM head among active weights and the embedding not.
-ACTIVE_WITHOUT_EMBEDDING = ("gpt-oss-20b", "gpt-oss-120b")
+# Matrices as large as the embedding that their publishers leave out of active weights: gpt-oss the
+# embedding, the others the LM head too.
+NOT_COUNTED_AS_ACTIVE = {
+    "gpt-oss-20b": 1,
+    "gpt-oss-120b": 1,
+    "minimax-m2.5": 2,
+    "minimax-m2.7": 2,
+    "step-3.7-flash": 2,
+}
+
+# Presets that store another one's layers in a format of their own: that one, the format, and the cache's.
+QUANTISED = {
+    "gemma-4-26b-a4b-nvfp4": ("gemma-4-26b-a4b", "nvfp4", "fp8"),
+    "gemma-4-31b-nvfp4": ("gemma-4-31b", "nvfp4", "fp8"),
+    "llama-3.1-8b-fp8": ("llama-3.1-8b", "fp8", "fp8"),
+    "llama-3.1-70b-fp8": ("llama-3.1-70b", "fp8", "fp8"),
+    "llama-3.1-405b-fp8": ("llama-3.1-405b", "fp8", "fp8"),
+    "llama-4-scout-fp8": ("llama-4-scout", "fp8", None),
+    "minimax-m2.5-nvfp4": ("minimax-m2.5", "nvfp4", "fp8"),
+    "minimax-m2.7-nvfp4": ("minimax-m2.7", "nvfp4", "fp8"),
+    "qwen3-0.6b-fp8": ("qwen3-0.6b", "fp8_block", None),
+    "qwen3-1.7b-fp8": ("qwen3-1.7b", "fp8_block", None),
+    "qwen3-8b-fp8": ("qwen3-8b", "fp8_block", None),
+    "qwen3-14b-fp8": ("qwen3-14b", "fp8_block", None),
+    "qwen3-32b-fp8": ("qwen3-32b", "fp8_block", None),
+    "qwen3-32b-fp8-static": ("qwen3-32b", "fp8", "fp8"),
+    "qwen3-30b-a3b-fp8": ("qwen3-30b-a3b", "fp8_block", None),
+    "qwen3-235b-a22b-fp8": ("qwen3-235b-a22b", "fp8_block", None),
+    "qwen3-235b-a22b-nvfp4": ("qwen3-235b-a22b", "nvfp4", "fp8"),
+    "qwen3-coder-480b-a35b-fp8": ("qwen3-coder-480b-a35b", "fp8_block", None),
+    "step-3.7-flash-fp8": ("step-3.7-flash", "fp8_block", None),
+}
+
+
+def digit(figure: str) -> float:
+    """One unit of the last digit of a figure: 0.1 of "25.2"."""
+    return 10.0 ** -len(figure.partition(".")[2])
 
 
 def test_every_preset_is_held_to_what_is_published() -> None:
-    assert model_names() == sorted(PUBLISHED)
+    assert model_names() == sorted([*PUBLISHED, *QUANTISED])
 
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
 def test_weights_are_those_published(name: str) -> None:
     model, published = load_model(name), PUBLISHED[name]
-    assert model.num_parameters == pytest.approx(published.billions * 1e9, rel=0.005)
-    embedding = model.vocab * model.hidden * (name in ACTIVE_WITHOUT_EMBEDDING)
-    active = published.active or published.billions
-    assert model.active_parameters - embedding == pytest.approx(active * 1e9, rel=0.005)
+    found, figure = model.num_parameters / 1e9 + published.beside, float(published.billions)
+    assert abs(found - figure) <= max(0.005 * figure, 0.5 * digit(published.billions))
     assert (model.active_parameters == model.num_parameters) == (published.active is None)
+    if published.active is not None:
+        left_out = model.vocab * model.hidden * NOT_COUNTED_AS_ACTIVE.get(name, 0)
+        active = (model.active_parameters - left_out) / 1e9
+        # cards round and cut alike
+        assert abs(active - float(published.active)) <= digit(published.active)
 
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
@@ -82,6 +151,20 @@ def test_kv_bytes_are_those_of_heads_and_layers(name: str) -> None:
     model, kv_bytes = load_model(name), PUBLISHED[name].kv_bytes
     assert model.kv_bytes_per_token(Layout(), "bf16") == kv_bytes
     assert model.kv_bytes_per_token(Layout(), "fp8") * 2 == kv_bytes
+
+
+@pytest.mark.parametrize("name", sorted(QUANTISED))
+def test_a_quantised_preset_has_the_layers_of_its_own(name: str) -> None:
+    base, dtype, kv_dtype = QUANTISED[name]
+    model, plain = load_model(name), load_model(base)
+    assert (model.checkpoint.dtype, model.checkpoint.kv_dtype) == (dtype, kv_dtype)
+    assert model.num_parameters == plain.num_parameters
+    assert [(g.kind.attention, g.kind.mlp, g.count) for g in model.layers] == [
+        (g.kind.attention, g.kind.mlp, g.count) for g in plain.layers
+    ]
+    for kind in model.kinds:
+        assert {stored for _, stored in kind.formats} <= {dtype}
+        assert kind.formats or not kind.mlp.has_experts
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
@@ -102,20 +185,27 @@ def configs() -> dict[str, Path]:
     return {path.name.removesuffix("_config.json").replace("--", "/", 1): path for path in paths}
 
 
-def as_loaded(model: ModelSpec) -> ModelSpec:
-    """The model without what files of one model differ in: dtype is left out of some."""
-    return replace(model, torch_dtype=None)
+# What the package leaves out of a published file: the encoder's sizes; heads and gate of windowed layers,
+# and which modules are quantised.
+SHORTENED = {
+    "llama-4-scout": ("vision",),
+    "llama-4-maverick": ("vision",),
+    "step-3.7-flash": ("architecture", "max_position", "layers"),
+    "step-3.7-flash-fp8": ("architecture", "max_position", "layers"),
+}
 
 
 def test_presets_are_the_published_files() -> None:
     files, compared = configs(), 0
     for preset, ids in PRESETS.items():
-        for hf_id in ids:
-            if hf_id in files:
-                found = load_model(files[hf_id], name=preset)
-                assert as_loaded(found) == as_loaded(load_model(preset)), hf_id
-                compared += 1
-    assert compared >= 14
+        for hf_id in set(ids) & set(files):
+            ours, theirs = load_model(preset), load_model(files[hf_id], name=preset)
+            # some files do not say what unquantised weights are in
+            differ = {"torch_dtype"} | set(SHORTENED.get(preset, ()))
+            found = {f.name for f in fields(ours) if getattr(ours, f.name) != getattr(theirs, f.name)}
+            assert found <= differ, hf_id
+            compared += 1
+    assert compared == 41
 
 
 # What files of models that need attention of another kind are refused for.
