@@ -12,7 +12,7 @@ from fastroof.compat.compare_models import infersim_world
 from fastroof.compat.compare_steps import Case, Step
 from fastroof.compat.infersim.rows import grouped_gemm_rows
 from fastroof.errors import MissingTableError
-from fastroof.operators.moe import moe_flops
+from fastroof.operators.expert_work import moe_flops
 from fastroof.units import US_PER_S
 
 __all__ = ["BALANCED", "experts_facts"]

@@ -18,8 +18,9 @@ from fastroof.errors import MissingTableError
 from fastroof.models.experts import RoutedExperts
 from fastroof.models.layout import TP_SIZES
 from fastroof.operators.attention_work import decode_attention_flops
+from fastroof.operators.expert_work import moe_flops
 from fastroof.operators.gemm import gemm_flops
-from fastroof.operators.moe import MOE, moe_flops
+from fastroof.operators.moe import MOE
 from fastroof.tables import Tables
 from fastroof.units import US_PER_S
 
