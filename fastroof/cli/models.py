@@ -20,7 +20,8 @@ __all__ = ["register"]
 
 EPILOG: Final = """\b
 JSON: a list with one object a model: name, architecture, hidden, vocab, tie_embeddings, max_position,
-torch_dtype, checkpoint (dtype, kv_dtype, method), num_layers, num_parameters, active_parameters, and layers:
+torch_dtype, checkpoint (dtype, kv_dtype, method, head_dtype, scale_bytes), vision (sizes of the encoder that
+stands before it and that no step runs, or null), num_layers, num_parameters, active_parameters, and layers:
 an object a kind, with its name, count, attention, mlp and formats. With --support one object a model, GPU,
 engine, format and layout: model, gpu, engine, dtype, tp, pp, dp, ep, moe_tp, status (measured, borrowed,
 modelled or refused), why.
