@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
+from fastroof.engines.layouts import LayoutRules
 from fastroof.engines.profile import (
     CostForm,
     EngineProfile,
@@ -29,6 +30,7 @@ _PARTS: Final[dict[str, type]] = {
     "scheduling": Scheduling,
     "memory": KvMemory,
     "kernels": KernelChoices,
+    "layout": LayoutRules,
     "fit": CostForm,
 }
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 from fastroof.checks import is_number, whole_number
+from fastroof.engines.layouts import ANY_LAYOUT, LayoutRules
 from fastroof.engines.versions import check_range
 from fastroof.errors import PlanError
 
@@ -275,6 +276,8 @@ class EngineProfile:
         How KV cache is reserved.
     kernels : KernelChoices
         Which kernels it runs.
+    layout : LayoutRules
+        Which layouts it accepts, and what its GPUs send each other.
     fit : CostForm, optional
         How its costs are fitted to measured rows; None where none are.
     evidence : mapping
@@ -288,6 +291,7 @@ class EngineProfile:
     scheduling: Scheduling = Scheduling()
     memory: KvMemory = KvMemory()
     kernels: KernelChoices = KernelChoices()
+    layout: LayoutRules = ANY_LAYOUT
     fit: CostForm | None = None
     evidence: Mapping[str, Any] = field(default_factory=dict, hash=False)
 

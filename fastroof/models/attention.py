@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from fastroof.errors import ModelError
+from fastroof.models.exchange import after_attention
 from fastroof.models.execution import Execution
 from fastroof.models.layout import Layout
 from fastroof.models.linear import linear_calls
@@ -177,8 +178,7 @@ class GroupedQueryAttention:
             calls.append(Gemm("attention_gate", "attention gate", 1, shard.num_q_heads, hidden, "bf16"))
             calls.append(Elementwise("attention_gate", "gated attention", 1, 2.0 * out_bytes))
         calls += linear_calls("o", "o_quantise", hidden, shard.o_in, execution)
-        if layout.tp > 1:
-            calls.append(AllReduce("attention_allreduce", "attention all-reduce", 1, layout.tp, hidden_bytes))
+        calls += after_attention(hidden, layout, execution)
         if self.post_norm:
             calls.append(Elementwise("attention_norm", "post-attention rmsnorm", 1, 2.0 * hidden_bytes))
         return tuple(calls)

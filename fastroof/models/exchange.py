@@ -1,39 +1,124 @@
-"""What GPUs send each other for the experts of a layer."""
+"""What GPUs send each other for a layer: after its attention, and before and after its experts.
+
+By what the layout and the engine's rules (:class:`ExchangeRules`) say:
+
+* attention by tp alone: every GPU has every token, and both sums of a layer are all-reduced;
+* ranks of attention data parallelism: the tokens of all are gathered before the experts, and their sums
+  scattered after them. Where a rank is split by tp as well, either each of its GPUs gathers over the ranks
+  and the sums are all-reduced over tp too, or each takes a share of the rank's tokens there and gathers the
+  rank's afterwards;
+* all-to-all: each GPU sends its share of tokens to the GPUs of their experts, and gets their outputs back.
+"""
 
 from __future__ import annotations
 
+from typing import Final, Protocol
+
+from fastroof.models.exchange_rules import ExchangeRules
+from fastroof.models.execution import Execution
 from fastroof.models.layout import Layout
-from fastroof.operators.calls import AllReduce, Collective, RowOperator
+from fastroof.operators.calls import AllReduce, Collective, Dispatch, Role, RowOperator, Steps
 from fastroof.units import ACTIVATION_BYTES
 
-__all__ = ["after_experts", "after_shared", "before_experts"]
+__all__ = [
+    "Routed",
+    "after_attention",
+    "after_experts",
+    "after_shared",
+    "before_experts",
+    "sends_to_experts",
+    "shares_tokens",
+]
+
+UNASKED: Final = "default"
+"""What a library sends unless it is told a format."""
+
+PREPARING: Final = ("nvlink_two_sided",)
+"""Libraries whose GPUs first tell each other what will come, in a kernel of its own."""
 
 
-def before_experts(hidden: int, layout: Layout) -> list[RowOperator]:
-    """What brings the tokens of every attention-data-parallel rank to the GPUs of their experts."""
-    if layout.dp == 1:
+class Routed(Protocol):
+    """What is asked of experts."""
+
+    @property
+    def num_experts(self) -> int:
+        """Experts of the layer."""
+
+    @property
+    def topk(self) -> int:
+        """How many of them a token is routed to."""
+
+
+def sends_to_experts(layout: Layout, rules: ExchangeRules, topk: int) -> bool:
+    """Whether tokens are sent to the GPUs of their experts alone."""
+    if layout.ep == 1 or layout.moe_tp > 1 or (rules.alltoall_needs_dp and layout.dp == 1):
+        return False
+    return rules.alltoall == "always" or (rules.alltoall == "over_topk" and layout.ep > topk)
+
+
+def shares_tokens(layout: Layout, rules: ExchangeRules, topk: int) -> bool:
+    """Whether each GPU of a rank takes a share of its tokens to the experts."""
+    if layout.tp == 1:
+        return False
+    if sends_to_experts(layout, rules, topk):
+        return True
+    with_ep = rules.token_shares == "with_ep" and layout.ep > 1
+    return layout.dp > 1 and (with_ep or rules.token_shares == "always")
+
+
+def after_attention(hidden: int, layout: Layout, execution: Execution) -> list[RowOperator]:
+    """What adds up the parts of a layer's attention."""
+    if layout.tp == 1:
         return []
     row_bytes = float(hidden * ACTIVATION_BYTES)
-    return [Collective("experts_gather", "experts all-gather", 1, "all_gather", layout.dp, row_bytes)]
+    if execution.scatters_attention:
+        name = "attention reduce-scatter"
+        return [Collective("attention_scatter", name, 1, "reduce_scatter", layout.tp, row_bytes)]
+    return [AllReduce("attention_allreduce", "attention all-reduce", 1, layout.tp, row_bytes)]
 
 
-def after_experts(hidden: int, layout: Layout) -> list[RowOperator]:
-    """What adds up the experts' outputs and brings each rank its tokens."""
-    row_bytes = float(hidden * ACTIVATION_BYTES)
+def before_experts(hidden: int, layout: Layout, execution: Execution, experts: Routed) -> list[RowOperator]:
+    """What brings the tokens of every attention-data-parallel rank to the GPUs of their experts."""
+    rules = execution.exchange
+    if sends_to_experts(layout, rules, experts.topk):
+        return _exchange("dispatch", hidden, layout, execution, experts)
     if layout.dp == 1:
+        return []
+    element = dict(rules.gathered_bytes).get(execution.kernel("experts"), float(ACTIVATION_BYTES))
+    gpus, stride, share = _group(layout, rules, experts.topk)
+    row_bytes = hidden * element / share
+    gather = Collective(
+        "experts_gather", "experts all-gather", 1, "all_gather", gpus, row_bytes, stride=stride
+    )
+    return [gather]
+
+
+def after_experts(hidden: int, layout: Layout, execution: Execution, experts: Routed) -> list[RowOperator]:
+    """What adds up the experts' outputs and brings each rank its tokens."""
+    row_bytes, rules = float(hidden * ACTIVATION_BYTES), execution.exchange
+    calls: list[RowOperator]
+    if sends_to_experts(layout, rules, experts.topk):
+        calls = _exchange("combine", hidden, layout, execution, experts)
+    elif layout.dp == 1:
         if layout.tp == 1:
             return []
         return [AllReduce("mlp_allreduce", "mlp all-reduce", 1, layout.tp, row_bytes)]
-    scatter = Collective(
-        "experts_scatter",
-        "experts reduce-scatter",
-        1,
-        "reduce_scatter",
-        layout.dp,
-        row_bytes,
-        "expert_tokens",
-    )
-    return [scatter]
+    else:
+        gpus, stride, _ = _group(layout, rules, experts.topk)
+        calls = [
+            Collective(
+                "experts_scatter", "experts reduce-scatter", 1, "reduce_scatter", gpus, row_bytes,
+                "expert_tokens", stride=stride,
+            )
+        ]  # fmt: skip
+    if layout.tp == 1:
+        return calls
+    if shares_tokens(layout, rules, experts.topk):
+        share = row_bytes / layout.tp
+        calls.append(Collective("tokens_gather", "tokens all-gather", 1, "all_gather", layout.tp, share))
+    else:
+        calls.append(AllReduce("mlp_allreduce", "mlp all-reduce", 1, layout.tp, row_bytes))
+    return calls
 
 
 def after_shared(hidden: int, layout: Layout) -> list[RowOperator]:
@@ -42,3 +127,35 @@ def after_shared(hidden: int, layout: Layout) -> list[RowOperator]:
         return []
     row_bytes = float(hidden * ACTIVATION_BYTES)
     return [AllReduce("mlp_allreduce", "shared experts all-reduce", 1, layout.tp, row_bytes)]
+
+
+def _group(layout: Layout, rules: ExchangeRules, topk: int) -> tuple[int, int, int]:
+    """GPUs that gather and scatter, how far apart they are, and how many share a rank's tokens."""
+    if shares_tokens(layout, rules, topk):
+        return layout.tp * layout.dp, 1, layout.tp
+    return layout.dp, layout.tp, 1
+
+
+def _exchange(
+    phase: str, hidden: int, layout: Layout, execution: Execution, experts: Routed
+) -> list[RowOperator]:
+    """One phase of the all-to-all, as the libraries of both kinds of steps send it."""
+    rules = execution.exchange
+    dtype = execution.kernel("experts")
+    dtype = dtype if dtype in rules.comm_dtypes else UNASKED
+    shapes = (hidden, experts.topk, experts.num_experts, layout.ep, layout.tp)
+    role: Role = "experts_dispatch" if phase == "dispatch" else "experts_combine"
+    decodes, prompts = rules.libraries
+    kinds: list[tuple[str, Steps]] = [(decodes, "decode_only"), (prompts, "with_prefill")]
+    if decodes == prompts:
+        kinds = [(decodes, "all")]
+    calls: list[RowOperator] = []
+    for library, steps in kinds:
+        if phase == "dispatch" and library in PREPARING:
+            calls.append(
+                Dispatch(
+                    "experts_dispatch", "experts prepare", 1, library, "prepare", dtype, *shapes, steps=steps
+                )
+            )
+        calls.append(Dispatch(role, f"experts {phase}", 1, library, phase, dtype, *shapes, steps=steps))
+    return calls

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from fastroof.models.exchange_rules import ExchangeRules
 from fastroof.units import DTYPE_BYTES
 
 __all__ = ["AUTO", "DTYPES", "KV_DTYPES", "ROUTING", "ROUTINGS", "Execution", "Formats", "weight_bytes"]
@@ -64,6 +65,13 @@ class Execution(NamedTuple):
         One of :data:`ROUTINGS`.
     shared_beside : bool
         Whether shared experts run beside the routed ones, not after them.
+    exchange : ExchangeRules
+        What GPUs send each other for experts.
+    scatters_attention : bool
+        Whether the sums of a layer's attention are scattered over tp, for its experts to gather.
+    dp_imbalance : float
+        Tokens of the most loaded attention-data-parallel rank over the mean of all; steps are those of the
+        most loaded one.
     """
 
     dtype: str = "bf16"
@@ -74,6 +82,9 @@ class Execution(NamedTuple):
     scale_bytes: tuple[tuple[str, float], ...] = ()
     routing: str = ROUTING
     shared_beside: bool = False
+    exchange: ExchangeRules = ExchangeRules()
+    scatters_attention: bool = False
+    dp_imbalance: float = 1.0
 
     def stored(self, module: str) -> str:
         """Format in which the weights of a module are stored, such as ``qkv`` or ``experts``."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from fastroof.errors import ModelError
 from fastroof.models.exchange import after_experts, after_shared, before_experts
@@ -10,7 +11,7 @@ from fastroof.models.execution import Execution
 from fastroof.models.layout import Layout
 from fastroof.models.linear import linear_calls
 from fastroof.models.sizes import check_sizes
-from fastroof.operators.calls import Call, Elementwise, Experts, Gemm, Parallel, RowOperator
+from fastroof.operators.calls import Call, Elementwise, Experts, Gemm, Parallel, RowOperator, Steps
 from fastroof.units import ACTIVATION_BYTES
 
 __all__ = ["RoutedExperts"]
@@ -95,7 +96,7 @@ class RoutedExperts:
         calls: list[Call] = [Elementwise("mlp_norm", "mlp rmsnorm", 1, 4.0 * row_bytes)]
         routed = self._routed(hidden, layout, execution)
         shared = self._shared(hidden, layout, execution)
-        after = after_experts(hidden, layout)
+        after = after_experts(hidden, layout, execution, self)
         if self.apart:
             norm = Elementwise("mlp_norm", "experts rmsnorm", 1, 2.0 * row_bytes)
             # the router's own norm and that of the experts come before, one after
@@ -103,7 +104,7 @@ class RoutedExperts:
             shared = [*shared, *after_shared(hidden, layout), norm] if shared else []
             after = [Elementwise("mlp_norm", "post-mlp rmsnorm", 1, 3.0 * row_bytes)]
         if shared and execution.shared_beside:
-            calls.append(Parallel((tuple(routed), tuple(shared))))
+            calls += _beside(routed, shared)
         else:
             calls += [*shared, *routed]
         return (*calls, *after)
@@ -111,7 +112,7 @@ class RoutedExperts:
     def _routed(self, hidden: int, layout: Layout, execution: Execution) -> list[RowOperator]:
         return [
             Gemm("router", "router", 1, self.num_experts, hidden, "bf16"),
-            *before_experts(hidden, layout),
+            *before_experts(hidden, layout, execution, self),
             Experts(
                 "experts",
                 "experts",
@@ -166,3 +167,17 @@ class RoutedExperts:
         """Elements a token that its widest kernel reads and writes on one GPU."""
         routed = self.topk * (hidden + self.gemms * self.intermediate // layout.moe_tp)
         return max(layout.dp * routed, self.gemms * self.shared_intermediate // layout.tp)
+
+
+def _beside(routed: Sequence[RowOperator], shared: Sequence[RowOperator]) -> list[Parallel]:
+    """Both paths beside each other: in each kind of steps by itself, where some calls run in one alone."""
+    paths = (routed, shared)
+    if all(call.steps == "all" for path in paths for call in path):
+        return [Parallel(tuple(tuple(path) for path in paths))]
+    kinds: tuple[Steps, Steps] = ("decode_only", "with_prefill")
+    return [
+        Parallel(
+            tuple(tuple(replace(c, steps=kind) for c in path if c.steps in ("all", kind)) for path in paths)
+        )
+        for kind in kinds
+    ]

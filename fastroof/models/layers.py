@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fastroof.models.attention import Attention
+from fastroof.models.exchange import shares_tokens
 from fastroof.models.execution import Execution, Formats, weight_bytes
 from fastroof.models.experts import RoutedExperts
 from fastroof.models.layout import Layout
@@ -44,9 +45,16 @@ class LayerKind:
         """Calls of one layer on one GPU, in the order in which a step's time is summed."""
         execution = self.run_as(execution)
         return (
-            *self.attention.calls(hidden, layout, execution),
+            *self.attention.calls(hidden, layout, self._attends_as(execution, layout)),
             *self.mlp.calls(hidden, layout, execution),
         )
+
+    def _attends_as(self, execution: Execution, layout: Layout) -> Execution:
+        """How attention runs before this kind's MLP: its sums are scattered where experts share tokens."""
+        rules = execution.exchange
+        if rules.attention_sum == "all_reduce" or not isinstance(self.mlp, RoutedExperts):
+            return execution
+        return execution._replace(scatters_attention=shares_tokens(layout, rules, self.mlp.topk))
 
     def kv_bytes_per_token(self, layout: Layout, kv_dtype: str) -> float:
         """Bytes that one GPU keeps of a token, of one layer."""

@@ -14,6 +14,7 @@ __all__ = [
     "AttentionCall",
     "Call",
     "Collective",
+    "Dispatch",
     "Elementwise",
     "Experts",
     "Gemm",
@@ -21,6 +22,7 @@ __all__ = [
     "Role",
     "RowOperator",
     "Rows",
+    "SendReceive",
     "Steps",
 ]
 
@@ -59,11 +61,16 @@ Role = Literal[
     "shared_down_quantise",
     "shared_down",
     "shared_gate",
+    "attention_scatter",
     "experts_gather",
+    "experts_dispatch",
     "experts",
+    "experts_combine",
     "experts_scatter",
     "mtp_norms",
     "mtp_projection",
+    "tokens_gather",
+    "stage_send",
     "final_norm",
     "lm_head",
 ]
@@ -171,7 +178,64 @@ class Collective:
     stride: int = 1
 
 
-RowOperator = Gemm | Elementwise | AllReduce | Experts | Collective
+@dataclass(frozen=True)
+class Dispatch:
+    """One phase of sending tokens to the GPUs of their experts, ``times`` a step.
+
+    Attributes
+    ----------
+    library : str
+        Whose kernels send, as measured tables call it: ``deepep_ll``.
+    phase : str
+        ``dispatch`` or ``combine``.
+    comm_dtype : str
+        What is sent; ``default`` for what the library sends unasked.
+    hidden, topk, num_experts : int
+        Of the whole layer.
+    num_gpus : int
+        GPUs that share the experts.
+    shared_by : int
+        GPUs that share the rows: each sends its part of them.
+    """
+
+    operator: ClassVar[str] = "expert_dispatch"
+    role: Role
+    name: str
+    times: int
+    library: str
+    phase: str
+    comm_dtype: str
+    hidden: int
+    topk: int
+    num_experts: int
+    num_gpus: int
+    shared_by: int = 1
+    rows: Rows = "tokens"
+    steps: Steps = "all"
+
+
+@dataclass(frozen=True)
+class SendReceive:
+    """What a pipeline stage sends the next one: ``row_bytes`` a row, ``times`` a step.
+
+    Attributes
+    ----------
+    stages, stage_gpus : int
+        Stages one after another, and the GPUs of each: they say which boundaries lie between nodes.
+    """
+
+    operator: ClassVar[str] = "send_receive"
+    role: Role
+    name: str
+    times: int
+    row_bytes: float
+    stages: int
+    stage_gpus: int
+    rows: Rows = "tokens"
+    steps: Steps = "all"
+
+
+RowOperator = Gemm | Elementwise | AllReduce | Experts | Collective | Dispatch | SendReceive
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ GPU, unlike those of :mod:`fastroof.operators.moe`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
@@ -17,6 +18,20 @@ from fastroof.arrays import Array, Floats
 from fastroof.columns import Column
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import LookupInputError
+from fastroof.operators.calls import Dispatch
+from fastroof.operators.dispatch_borrowing import (
+    INDEX_BYTES,
+    LOW_LATENCY_OVER_NODES,
+    UNASKED,
+    UNASKED_BYTES,
+    Loan,
+    crossing_bytes,
+    is_low_latency,
+    lent_nodes,
+    loan,
+    row_bytes_of,
+    sent_to,
+)
 from fastroof.operators.foreign_rows import (
     LATENCY_MS,
     RUN,
@@ -28,21 +43,19 @@ from fastroof.operators.foreign_rows import (
     size_columns,
     text_columns,
 )
-from fastroof.operators.operator import Columns, HoldoutGrid, Key, by_word
+from fastroof.operators.link_groups import BORROWED_GROUP, OVER_NODES, inter_node_us, placed
+from fastroof.operators.operator import Columns, DatasheetClass, HoldoutGrid, Key, by_word
+from fastroof.operators.rows import CurveOptions, PerRowOperator, RowCost, RowNodes
 from fastroof.operators.sized import SizedOperator
 from fastroof.operators.work import Real, as_floats
+from fastroof.uncertainty.variance import relative_variance
 from fastroof.units import DTYPE_BYTES, US_PER_S
 
+if TYPE_CHECKING:
+    from fastroof.load import MeasuredTable
+    from fastroof.tables import Tables
+
 __all__ = ["EXPERT_DISPATCH", "OPERATORS", "ExpertDispatch", "dispatch_wire_bytes"]
-
-UNASKED: Final = "default"
-"""The format that a library sends in unless it is told another."""
-
-UNASKED_BYTES: Final = {"dispatch": 1.0, "combine": 2.0}
-"""DeepEP sends fp8 with scales out, 1.034 bytes an element by its own figures, and bf16 back, 2.0."""
-
-INDEX_BYTES: Final = 4
-"""Of an expert's number."""
 
 GPUS_PER_NODE: Final = 8
 GPUS_PER_TRAY: Final = 4
@@ -57,14 +70,6 @@ def dispatch_wire_bytes(num_tokens: Real, row_bytes: Real, topk: Real, num_gpus:
     g = as_floats(num_gpus)
     reached = g * (1.0 - (1.0 - 1.0 / g) ** as_floats(topk))
     return as_floats(num_tokens) * as_floats(row_bytes) * reached * (g - 1.0) / g
-
-
-def _row_bytes(phase: str, comm_dtype: str, hidden: Real, topk: Real) -> Floats:
-    """Bytes of one token on the wire."""
-    if phase == "prepare":
-        return INDEX_BYTES * as_floats(topk)
-    unasked = UNASKED_BYTES.get(phase, 1.0)
-    return as_floats(hidden) * DTYPE_BYTES.get(comm_dtype, unasked)
 
 
 def _gpus_of_nodes(raw: Raw) -> Array:
@@ -171,7 +176,7 @@ def _times_us(*names: str, minimum: int = 1) -> tuple[Column, ...]:
     return tuple(Column(name, "float", "us", "measured time", minimum) for name in names)
 
 
-class ExpertDispatch(SizedOperator):
+class ExpertDispatch(SizedOperator, PerRowOperator):
     """One phase of an exchange of tokens between GPUs that share experts; B is linear in the tokens."""
 
     name = "expert_dispatch"
@@ -198,6 +203,8 @@ class ExpertDispatch(SizedOperator):
     defaults: ClassVar[Mapping[str, Any]] = {"comm_dtype": UNASKED, "num_nodes": 1, "sms": 0}
     over_link = True
     is_linear = True
+    # SGLang's H100 rows of DeepEP: the smallest, and those of the high-throughput kernels beyond 500 us.
+    datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"expert_dispatch": DatasheetClass(9.2, 0.34)}
     holdouts = (
         HoldoutGrid("expert_dispatch", "every second (dispatch)", {}, {"phase": "dispatch"}),
         HoldoutGrid("expert_dispatch", "every second (combine)", {}, {"phase": "combine"}),
@@ -265,7 +272,7 @@ class ExpertDispatch(SizedOperator):
     def roofline(self, key: Key, gpu: GpuSpec, launch_us: float) -> Callable[[Any], Floats]:
         """Launch, and what a GPU sends over the link."""
         _, phase, comm_dtype, hidden, topk, _, num_gpus, _, _ = key
-        row = _row_bytes(phase, comm_dtype, hidden, topk)
+        row = row_bytes_of(phase, comm_dtype, hidden, topk)
         link = gpu.nvlink_bytes_per_s / US_PER_S
 
         def bound_us(num_tokens: Any) -> Floats:
@@ -287,6 +294,75 @@ class ExpertDispatch(SizedOperator):
             raise LookupInputError("an exchange of tokens needs num_gpus of at least 2, got 1")
         if num_nodes > num_gpus:
             raise LookupInputError(f"num_nodes {num_nodes} is more than num_gpus {num_gpus}")
+
+    # -- in plans ----------------------------------------------------------------------------------
+
+    def row_cost(self, call: Dispatch) -> RowCost:
+        """What a GPU sends of a row of the rank."""
+        row = row_bytes_of(call.phase, call.comm_dtype, call.hidden, call.topk)
+        return RowCost(0.0, row * sent_to(call.num_gpus, call.topk) / call.shared_by, 0.0, "bf16")
+
+    def row_key(self, call: Dispatch) -> Key:
+        """The kernel, and how many GPUs share the rows."""
+        shape = (call.hidden, call.topk, call.num_experts, call.num_gpus)
+        return (call.library, call.phase, call.comm_dtype, *shape, call.shared_by)
+
+    def _loan(self, call: Dispatch, tables: Tables) -> Loan:
+        found = loan(call, tables, self.name)
+        if found is None:
+            nodes = -(-call.num_gpus // tables.gpu.linked_gpus)
+            tables.serving(self.name, (*self.row_key(call)[:-1], nodes, 0))
+            raise AssertionError("a kernel that is served was not found")
+        return found
+
+    def serving(self, call: Dispatch, tables: Tables) -> MeasuredTable:
+        """The table that has the kernel, or the nearest of its kind."""
+        return tables.serving(self.name, tuple(self._loan(call, tables).key))
+
+    def row_nodes(self, call: Dispatch, tables: Tables, options: CurveOptions, max_rows: int) -> RowNodes:
+        """The kernel's curve, in rows of the rank; other kernels at equal bytes, and other nodes."""
+        found = self._loan(call, tables)
+        if options.method == "roofline":
+            curve = self.packed(tables, tuple(found.key)).curve
+            made = lent_nodes(found, curve.axis, curve.value, curve.flag, tables.gpu)
+        else:
+            sizes: dict[str, Any] = found.key._asdict()
+            tokens = np.rint(np.arange(1, max_rows + 1) * found.tokens / call.shared_by)
+            sizes["num_tokens"] = np.maximum(tokens, 1).astype(np.int64)
+            at = self.looked_up_nodes(tables, options.method, max_rows, sizes, 0.0)
+            made = lent_nodes(found, at.axis * found.tokens / call.shared_by, at.value, at.flag, tables.gpu)
+        return made._replace(axis=made.axis * call.shared_by)
+
+    def table_points(self, call: Dispatch, tables: Tables, rows: Floats) -> tuple[Key, list[Floats]]:
+        """The kernel that is read, and its tokens at so many rows of the rank."""
+        found = self._loan(call, tables)
+        return tuple(found.key), [rows / call.shared_by * found.tokens]
+
+    def row_variance(self, call: Dispatch, tables: Tables, rows: Floats) -> Floats:
+        """Of the curve that is read, with what another kernel and other nodes add."""
+        found = self._loan(call, tables)
+        key, sizes = self.table_points(call, tables, rows)
+        variance = relative_variance(self.local_errors(tables, key), sizes)
+        if not found.is_own:
+            variance = variance + BORROWED_GROUP**2
+        if not found.crossing_bytes:
+            return variance
+        return variance + (LOW_LATENCY_OVER_NODES if is_low_latency(call.library) else OVER_NODES) ** 2
+
+    def row_datasheet(self, call: Dispatch) -> DatasheetClass:
+        """The one class."""
+        return self.datasheets[self.name]
+
+    def datasheet_nodes(self, call: Dispatch, gpu: GpuSpec) -> RowNodes:
+        """The link's bandwidth at the datasheet's efficiency, and what crosses nodes."""
+        where = placed(call.num_gpus, 1, gpu)
+        made = super().datasheet_nodes(replace(call, num_gpus=where.near), gpu)
+        if where.domains == 1:
+            return made
+        far_us = inter_node_us(made.axis / call.shared_by * crossing_bytes(call, where), 1, gpu)
+        return made._replace(
+            value=made.value + far_us, launch_us=made.launch_us + float(inter_node_us(0, 1, gpu))
+        )
 
 
 EXPERT_DISPATCH: Final = ExpertDispatch()

@@ -38,6 +38,8 @@ def compile_plan(
     gemm_smoothing: str | None = None,
     routing: str | None = None,
     allow_modelled: bool = False,
+    exchange: str | None = None,
+    dp_imbalance: float = 1.0,
     curves: CurveSource | None = None,
 ) -> StepPlan:
     """Compile a model on a GPU into a plan that times steps.
@@ -83,6 +85,13 @@ def compile_plan(
     allow_modelled : bool
         Whether a call that no measured table serves comes from the datasheet model (origin modelled)
         instead of raising MissingTableError.
+    exchange : str, optional
+        How tokens reach experts on other GPUs: ``gather`` (all-gather and reduce-scatter, or all-reduces) or
+        ``alltoall`` (dispatch and combine, in their low-latency kind in steps of decodes alone); by default
+        as the engine does it by itself.
+    dp_imbalance : float
+        Tokens of the most loaded rank of ``dp`` over the mean of all, at least 1. Steps are those of the
+        most loaded rank: experts get ``dp / dp_imbalance`` times its tokens.
     curves : CurveSource, optional
         Where latencies come from instead of the tables; plans of the same tables share theirs anyway.
 
@@ -111,7 +120,7 @@ def compile_plan(
     gpu = gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu)
     options = PlanOptions(
         tp, pp, dp, ep, moe_tp, dtype, kv_dtype, runtime, method, max_tokens, max_seqs, gemm_smoothing,
-        routing, allow_modelled,
+        routing, allow_modelled, exchange, dp_imbalance,
     ).checked().of(model)  # fmt: skip
     check_tables(tables, gpu)
     check_kernels(tables, gpu, options)

@@ -18,7 +18,7 @@ from fastroof.operators.calls import Role
 from fastroof.plan import step_error
 from fastroof.plan.attention import AttentionTimes, attention_times, prefix_sizes, window_points
 from fastroof.plan.curves import RowCurve, per_row, row_cost
-from fastroof.plan.rows import rows_of
+from fastroof.plan.rows import Ranks
 from fastroof.run import StepBatch, StepTimes, run_batch
 from fastroof.units import DTYPE_BYTES, US_PER_S
 
@@ -225,7 +225,7 @@ def explain_step(plan: StepPlan, requests: Iterable[tuple[int, int]], with_error
     if not len(new):
         return Explanation((), 0.0, 0, error, plan.made_from)
     decode = (new == 1) & (context > 0)
-    rows = rows_of(plan.layout, int(new.sum()), len(new))
+    rows = Ranks.of(plan.layout, plan.execution).of_step(int(new.sum()), len(new))
     attention: list[list[OperatorTime]] = []
     for chosen, is_decode in ((decode, True), (~decode, False)):
         if chosen.any():

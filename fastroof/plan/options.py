@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from fastroof.checks import whole_number
+from fastroof.checks import is_number, whole_number
 from fastroof.config import GpuSpec
 from fastroof.engines import load_engine
 from fastroof.engines.profile import GEMM_SMOOTHINGS
@@ -15,6 +15,7 @@ from fastroof.errors import PlanError
 from fastroof.models import Layout, ModelSpec, load_model
 from fastroof.models.execution import AUTO, DTYPES, KV_DTYPES, ROUTINGS
 from fastroof.operators.operator import METHODS
+from fastroof.plan.exchange import EXCHANGES
 from fastroof.tables import Tables
 from fastroof.tables.kernel_order import KernelOrder
 
@@ -40,6 +41,8 @@ class PlanOptions(NamedTuple):
     gemm_smoothing: str | None = None
     routing: str | None = None
     allow_modelled: bool = False
+    exchange: str | None = None
+    dp_imbalance: float = 1.0
 
     @property
     def layout(self) -> Layout:
@@ -54,6 +57,15 @@ class PlanOptions(NamedTuple):
             _chosen("routing", self.routing, ROUTINGS, "; None takes the default")
         if not isinstance(self.allow_modelled, bool):
             raise PlanError(f"allow_modelled must be True or False, got {self.allow_modelled!r}")
+        if self.exchange is not None:
+            _chosen("exchange", self.exchange, EXCHANGES, "; None is the engine's own choice")
+        if not is_number(self.dp_imbalance) or (
+            self.dp_imbalance != 1.0 and not 1.0 <= self.dp_imbalance <= self.layout.dp
+        ):
+            raise PlanError(
+                f"dp_imbalance is the tokens of the most loaded rank over the mean, 1 to dp ({self.dp}), "
+                f"got {self.dp_imbalance!r}"
+            )
         runtime = load_engine(self.runtime)
         if self.gemm_smoothing is not None:
             _chosen("gemm_smoothing", self.gemm_smoothing, GEMM_SMOOTHINGS)

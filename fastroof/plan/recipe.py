@@ -22,9 +22,10 @@ from fastroof.plan.attention import PlanAttention, heads_of
 from fastroof.plan.blocks import scaled_block, sum_blocks
 from fastroof.plan.curves import CurveSource
 from fastroof.plan.datasheet import DatasheetCurves
+from fastroof.plan.exchange import check_engine_layout, exchange_rules
 from fastroof.plan.kernel_formats import kernel_formats
 from fastroof.plan.options import PlanOptions, kernel_order
-from fastroof.plan.rows import ONCE, RowCall, RowSums, origins_of, row_calls, sums_of
+from fastroof.plan.rows import ONCE, Ranks, RowCall, RowSums, origins_of, row_calls, sums_of
 from fastroof.plan.step_error import ErrorSource
 from fastroof.plan.step_plan import StepPlan
 from fastroof.plan.table_curves import TableCurves
@@ -171,7 +172,7 @@ def curves_of(tables: Tables | None, gpu: GpuSpec, options: PlanOptions) -> Curv
     )
 
 
-def execution_of(model: ModelSpec, options: PlanOptions, curves: CurveSource) -> Execution:
+def execution_of(model: ModelSpec, gpu: GpuSpec, options: PlanOptions, curves: CurveSource) -> Execution:
     """How a plan runs its model; ``options`` are those of that model, see :meth:`PlanOptions.of`."""
     checkpoint = model.checkpoint
     formats: Formats | None = None
@@ -189,6 +190,8 @@ def execution_of(model: ModelSpec, options: PlanOptions, curves: CurveSource) ->
         kernel_formats(model, stored, curves.gpu, options, tables),
         scale_bytes=scale_bytes,
         routing=ROUTING if options.routing is None else options.routing,
+        exchange=exchange_rules(options.runtime, gpu, options.exchange),
+        dp_imbalance=float(options.dp_imbalance),
     )
 
 
@@ -206,9 +209,11 @@ def plan_recipe(
     """
     layout = options.layout
     model.check_layout(layout)
-    execution = execution_of(model, options, curves)
+    check_engine_layout(model, layout, options.runtime, options.exchange)
+    execution = execution_of(model, gpu, options, curves)
     made = step_calls(model, layout, execution)
     row_limit = max(options.max_tokens, options.max_seqs)
+    ranks = Ranks.of(layout, execution)
     rows: list[RowCall] = []
     attention = []
     for kind, call in _in_order(model, made):
@@ -222,7 +227,7 @@ def plan_recipe(
                 _Attention(kind, call, len(rows), decode_block, prefill_block, prefix_us, (decodes, prompts))
             )
         else:
-            rows += row_calls(curves, call, kind, layout, row_limit)
+            rows += row_calls(curves, call, kind, ranks, row_limit)
     if any(part.call.window and part.decode_block[FORM] != FORM_LATENCY for part in attention):
         raise PlanError(
             f"method={curves.method!r} holds MFU, and {model.name} attends within a window, beyond which "

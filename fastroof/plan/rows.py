@@ -7,18 +7,19 @@ ranks of attention data parallelism have together, and which calls steps of deco
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from fastroof.arrays import Flags, Floats
+from fastroof.arrays import Flags, Floats, Longs
 from fastroof.compiled.rows import sum_rows
 from fastroof.models import Layout
+from fastroof.models.execution import Execution
 from fastroof.operators.calls import AttentionCall, Call, Parallel, RowOperator, Rows
 from fastroof.pack import SIZE_LIMIT
 from fastroof.plan.curves import CurveSource, RowCurve
 
-__all__ = ["ONCE", "RowCall", "RowSums", "origins_of", "row_calls", "rows_of", "sums_of"]
+__all__ = ["ONCE", "Ranks", "RowCall", "RowSums", "origins_of", "row_calls", "sums_of"]
 
 
 ONCE = -1
@@ -80,13 +81,39 @@ class RowSums(NamedTuple):
         return RowSums(tokens_us, tokens_us if same else self.decode_tokens_us[row], self.logits_us[row])
 
 
-def rows_of(layout: Layout, tokens: int, sequences: int) -> dict[Rows, int]:
-    """How many rows a call has in a step of so many tokens and sequences on each rank."""
-    return {"tokens": tokens, "sequences": sequences, "expert_tokens": tokens * layout.dp}
+class Ranks(NamedTuple):
+    """Ranks of attention data parallelism, and how much more tokens the most loaded one has than the mean."""
+
+    dp: int
+    imbalance: float
+
+    @classmethod
+    def of(cls, layout: Layout, execution: Execution) -> Ranks:
+        """Those of a plan."""
+        return cls(layout.dp, execution.dp_imbalance)
+
+    def expert_tokens(self, tokens: Any) -> Any:
+        """Tokens of all ranks, where the most loaded one has so many."""
+        if self.imbalance == 1.0:
+            return tokens * self.dp
+        return np.ceil(np.asarray(tokens) * (self.dp / self.imbalance)).astype(np.int64)
+
+    def rows(self, call: RowOperator, limit: int) -> Longs:
+        """Rows of a call in steps of 0, 1, ... ``limit`` tokens or sequences."""
+        steps = np.arange(limit + 1)
+        return np.asarray(self.expert_tokens(steps) if call.rows == "expert_tokens" else steps)
+
+    def of_step(self, tokens: int, sequences: int) -> dict[Rows, int]:
+        """How many rows a call has in a step of so many tokens and sequences on the most loaded rank."""
+        return {
+            "tokens": tokens,
+            "sequences": sequences,
+            "expert_tokens": int(self.expert_tokens(tokens)),
+        }
 
 
 def row_calls(
-    curves: CurveSource, call: Call, kind: int, layout: Layout, row_limit: int
+    curves: CurveSource, call: Call, kind: int, ranks: Ranks, row_limit: int
 ) -> tuple[RowCall, ...]:
     """Look a call up at every number of rows; none for attention, several for parallel paths.
 
@@ -98,8 +125,8 @@ def row_calls(
         As often as one layer runs it.
     kind : int
         Which of the model's kinds it is of, or ONCE.
-    layout : Layout
-        Says how many tokens the ranks have together.
+    ranks : Ranks
+        Say how many tokens they have together.
     row_limit : int
         Most tokens or sequences of a step.
 
@@ -112,21 +139,22 @@ def row_calls(
         return ()
     if isinstance(call, Parallel):
         return _longest_path(
-            [[_looked_up(curves, c, kind, layout, row_limit) for c in path] for path in call.paths], layout
+            [[_looked_up(curves, c, kind, ranks, row_limit) for c in path] for path in call.paths], ranks
         )
-    return (_looked_up(curves, call, kind, layout, row_limit),)
+    return (_looked_up(curves, call, kind, ranks, row_limit),)
 
 
-def _looked_up(curves: CurveSource, call: RowOperator, kind: int, layout: Layout, row_limit: int) -> RowCall:
-    ranks = rows_of(layout, 1, 1)[call.rows]
-    curve = curves.row_curve(call, row_limit * ranks)
-    latency_us, origin = curves.row_values(call, row_limit * ranks)
-    if ranks > 1:
-        latency_us, origin = latency_us[::ranks], origin[::ranks]
+def _looked_up(curves: CurveSource, call: RowOperator, kind: int, ranks: Ranks, row_limit: int) -> RowCall:
+    most = ranks.of_step(row_limit, row_limit)[call.rows]
+    curve = curves.row_curve(call, most)
+    latency_us, origin = curves.row_values(call, most)
+    if most > row_limit:
+        rows = ranks.rows(call, row_limit)
+        latency_us, origin = latency_us[rows], origin[rows]
     return RowCall(kind, curve, latency_us, origin)
 
 
-def _longest_path(paths: Sequence[Sequence[RowCall]], layout: Layout) -> tuple[RowCall, ...]:
+def _longest_path(paths: Sequence[Sequence[RowCall]], ranks: Ranks) -> tuple[RowCall, ...]:
     """Calls of parallel paths: at each number of rows those of the longest path keep their time."""
     path_us = [np.sum([c.curve.operator.times * c.latency_us for c in path], axis=0) for path in paths]
     longest = np.argmax(path_us, axis=0)
@@ -134,15 +162,14 @@ def _longest_path(paths: Sequence[Sequence[RowCall]], layout: Layout) -> tuple[R
     for number, path in enumerate(paths):
         for part in path:
             latency_us = np.where(longest == number, part.latency_us, 0.0)
-            curve = _every_row(part.curve, latency_us, part.origin, layout)
+            curve = _every_row(part.curve, latency_us, part.origin, ranks)
             calls.append(part._replace(curve=curve, latency_us=latency_us))
     return tuple(calls)
 
 
-def _every_row(curve: RowCurve, latency_us: Floats, origin: Flags, layout: Layout) -> RowCurve:
+def _every_row(curve: RowCurve, latency_us: Floats, origin: Flags, ranks: Ranks) -> RowCurve:
     """A curve with a node at every number of rows that a step can have."""
-    ranks = rows_of(layout, 1, 1)[curve.operator.rows]
-    axis = np.r_[0.0, np.arange(1.0, len(latency_us)) * ranks, SIZE_LIMIT]
+    axis = np.r_[0.0, ranks.rows(curve.operator, len(latency_us) - 1)[1:], SIZE_LIMIT]
     nodes = np.r_[1, 1 : len(latency_us), len(latency_us) - 1]
     return RowCurve(curve.operator, axis, latency_us[nodes], origin[nodes], curve.launch_us, curve.source)
 

@@ -31,7 +31,7 @@ from fastroof.operators.rows import PerRowOperator
 from fastroof.plan.attention import WindowPoints, attention_times, heads_of, window_points
 from fastroof.plan.curves import CurveSource, per_row, row_values
 from fastroof.plan.datasheet import DatasheetCurves
-from fastroof.plan.rows import rows_of
+from fastroof.plan.rows import Ranks
 from fastroof.plan.table_curves import TableCurves
 from fastroof.tables import Tables
 from fastroof.tables.source_errors import NO_SOURCE, SourceError, source_error
@@ -192,15 +192,15 @@ def _rows_errors(plan: StepPlan, tables: Tables, rows: str, left_out: str, limit
 
     Of steps that do not run the calls of those that are ``left_out``.
     """
-    total = RowErrors.none(limit + 1)
+    total, ranks = RowErrors.none(limit + 1), Ranks.of(plan.layout, plan.execution)
     of_call: dict[RowOperator, Floats] = {}
     call_times: dict[RowOperator, int] = {}
     for curve in plan.row_curves:
         call = curve.operator
         if (call.rows == "sequences") != (rows == "sequences") or call.steps == left_out:
             continue
-        ranks = rows_of(plan.layout, 1, 1)[call.rows]
-        time_us = call.times * row_values(curve, limit * ranks)[0][::ranks]
+        at = ranks.rows(call, limit)
+        time_us = call.times * row_values(curve, int(at[-1]))[0][at]
         # layers of several kinds may run one call
         one = replace(call, name="", times=1)
         of_call[one] = of_call[one] + time_us if one in of_call else time_us
@@ -208,7 +208,7 @@ def _rows_errors(plan: StepPlan, tables: Tables, rows: str, left_out: str, limit
     together_us: dict[PerRowOperator, Floats] = {}
     for call, time_us in of_call.items():
         operator = per_row(call)
-        call_rows = np.arange(1.0, limit + 1.0) * rows_of(plan.layout, 1, 1)[call.rows]
+        call_rows = ranks.rows(call, limit)[1:].astype(np.float64)
         try:
             variance = operator.row_variance(call, tables, call_rows)
         except MissingTableError:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from fastroof.models import ModelSpec
-from fastroof.models.execution import Execution
 from fastroof.models.step import step_calls
-from fastroof.operators.calls import AllReduce, AttentionCall, Experts, Gemm, Parallel
+from fastroof.operators.calls import (
+    AllReduce,
+    AttentionCall,
+    Collective,
+    Dispatch,
+    Experts,
+    Gemm,
+    Parallel,
+)
 from tests.reference import steps
 
 __all__ = ["step_us"]
@@ -18,11 +26,10 @@ Request = tuple[int, int]
 def step_us(plan: Any, tables: Any, requests: list[Request]) -> float:
     """Sum of the lookups of every layer, us."""
     model: ModelSpec = plan.model
-    quantise = False
-    calls = step_calls(model, plan.layout, Execution(plan.dtype, plan.kv_dtype, quantise))
+    calls = step_calls(model, plan.layout, plan.execution._replace(quantise_inputs=False))
     is_decode_only = all(new == 1 and context > 0 for new, context in requests)
     rows = {"tokens": sum(new for new, _ in requests), "sequences": len(requests)}
-    rows["expert_tokens"] = rows["tokens"] * plan.layout.dp
+    rows["expert_tokens"] = math.ceil(rows["tokens"] * plan.layout.dp / plan.execution.dp_imbalance)
     total = sum(
         _call_us(tables, call, rows, requests, is_decode_only) for call in (*calls.before, *calls.after)
     )
@@ -49,6 +56,14 @@ def _call_us(tables: Any, call: Any, rows: dict[str, int], requests: list[Reques
     elif isinstance(call, AllReduce):
         message_bytes = int(count * call.row_bytes)
         us = tables.lookup("allreduce", num_gpus=call.num_gpus, message_bytes=message_bytes).latency_us
+    elif isinstance(call, Collective):
+        size = {"num_gpus": call.num_gpus, "message_bytes": int(count * call.row_bytes)}
+        us = tables.lookup("collective", collective=call.collective, **size).latency_us
+    elif isinstance(call, Dispatch):
+        names = ("library", "phase", "comm_dtype", "hidden", "topk", "num_experts", "num_gpus")
+        shape = {name: getattr(call, name) for name in names}
+        assert count % call.shared_by == 0
+        us = tables.lookup("expert_dispatch", num_tokens=count // call.shared_by, **shape).latency_us
     else:
         launch_us, bytes_per_us = steps.streaming(tables)
         us = launch_us + count * call.row_bytes / bytes_per_us

@@ -16,7 +16,7 @@ from fastroof.operators.calls import AttentionCall, Rows
 from fastroof.plan import StepPlan
 from fastroof.plan.attention import attention_times
 from fastroof.plan.curves import RowCurve, per_row, row_cost, row_values
-from fastroof.plan.rows import rows_of
+from fastroof.plan.rows import Ranks
 from fastroof.units import DTYPE_BYTES, US_PER_MS, US_PER_S
 
 __all__ = ["BOUNDS", "mean_bounds"]
@@ -100,14 +100,14 @@ def _by_bound(plan: StepPlan, rows: Rows, left_out: str, limit: int) -> Floats:
     Of steps that do not run the calls of those that are ``left_out``.
     """
     bound_us = np.zeros((len(BOUNDS), limit + 1))
-    at = np.arange(limit + 1)
+    at, ranks = np.arange(limit + 1), Ranks.of(plan.layout, plan.execution)
     for curve in plan.row_curves:
         call = curve.operator
         if (call.rows == "sequences") != (rows == "sequences") or call.steps == left_out:
             continue
-        ranks = rows_of(plan.layout, 1, 1)[call.rows]
-        latency_us = row_values(curve, limit * ranks)[0][::ranks]
-        bound_us[_curve_bound(plan, curve, at * float(ranks)), at] += call.times * latency_us
+        rows_of_call = ranks.rows(call, limit)
+        latency_us = row_values(curve, int(rows_of_call[-1]))[0][rows_of_call]
+        bound_us[_curve_bound(plan, curve, rows_of_call.astype(np.float64)), at] += call.times * latency_us
     bound_us[:, 0] = 0.0
     return bound_us
 

@@ -1,0 +1,194 @@
+"""Sending tokens to experts as plans call it: measured kernels, borrowed ones, and over several nodes.
+
+A call whose very kernel was not measured reads the nearest: of the same library before one of its kind, then
+the same format, the nearest number of GPUs, the nearest shape, and as many SMs as DeepEP takes by itself; at
+equal bytes that a GPU sends. Over several nodes, where no row has so many GPUs, a node's kernel serves what
+stays in it, and one message and the bytes that cross are added: low-latency kernels send a copy for each
+expert, the others one to each node, which passes it on.
+
+DeepEP's rows of 16, 32 and 64 H100 in nodes of eight (SGLang 0.5.6.post2 in aiconfigurator-core 0.12.0, whose
+rows of the H200 are the same), which do not ship and nothing here was chosen by, are predicted from those of
+one node within 2 to 17 % (low latency; means of the absolute error), 21 to 30 % (high throughput, 16 and 32
+GPUs) and 53 % (64 GPUs: they take twice what the bytes do).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from fastroof.arrays import Flags, Floats
+from fastroof.columns import ORIGIN_BORROWED, ORIGIN_MODELLED
+from fastroof.config.gpu import GpuSpec
+from fastroof.operators.calls import Dispatch
+from fastroof.operators.link_groups import Placement, inter_node_us, placed
+from fastroof.operators.operator import Key
+from fastroof.operators.rows import RowNodes
+from fastroof.units import DTYPE_BYTES
+
+if TYPE_CHECKING:
+    from fastroof.tables import Tables
+
+__all__ = [
+    "INDEX_BYTES",
+    "LOW_LATENCY_OVER_NODES",
+    "UNASKED",
+    "UNASKED_BYTES",
+    "DispatchKey",
+    "Loan",
+    "crossing_bytes",
+    "is_low_latency",
+    "lent_nodes",
+    "loan",
+    "row_bytes_of",
+    "sent_to",
+]
+
+UNASKED: Final = "default"
+UNASKED_BYTES: Final = {"dispatch": 1.0, "combine": 2.0}
+"""DeepEP sends fp8 with scales out, 1.034 bytes an element by its own figures, and bf16 back, 2.0."""
+
+INDEX_BYTES: Final = 4
+"""Of an expert's number."""
+
+LOW_LATENCY: Final = ("deepep_ll", "trtllm_deepep_ll", "deepep_v2_generation")
+HIGH_THROUGHPUT: Final = ("deepep_normal", "deepep_ht", "trtllm_deepep_ht", "deepep_v2_context")
+OVER_NVLINK: Final = ("nvlink_one_sided", "nvlink_two_sided")
+KINDS: Final = (LOW_LATENCY, HIGH_THROUGHPUT, OVER_NVLINK)
+
+LOW_LATENCY_OVER_NODES: Final = 0.1
+"""Relative standard error of low-latency kernels over several nodes, by the rows named above."""
+
+DEFAULT_SMS: Final = 20
+"""What DeepEP takes unless it is told another number (Buffer.num_sms in its source)."""
+
+
+class DispatchKey(NamedTuple):
+    """What names a kernel, in the order of the operator's keys."""
+
+    library: str
+    phase: str
+    comm_dtype: str
+    hidden: int
+    topk: int
+    num_experts: int
+    num_gpus: int
+    num_nodes: int
+    sms: int
+
+
+class Loan(NamedTuple):
+    """What serves a call.
+
+    Attributes
+    ----------
+    key : DispatchKey
+        The measured kernel that is read.
+    tokens : float
+        Its tokens that stand for one of a GPU's.
+    is_own : bool
+        Whether it is the very kernel, in as many nodes.
+    crossing_bytes : float
+        Bytes of one of a GPU's tokens that cross nodes beside it.
+    """
+
+    key: DispatchKey
+    tokens: float
+    is_own: bool
+    crossing_bytes: float
+
+
+def row_bytes_of(phase: str, comm_dtype: str, hidden: float, topk: float) -> float:
+    """Bytes of one token on the wire."""
+    if phase == "prepare":
+        return float(INDEX_BYTES * topk)
+    return hidden * DTYPE_BYTES.get(comm_dtype, UNASKED_BYTES.get(phase, 1.0))
+
+
+def sent_to(groups: float, topk: float) -> float:
+    """Groups of GPUs that hold some of a token's experts, evenly routed, without the token's own."""
+    return float((groups - 1.0) * (1.0 - (1.0 - 1.0 / groups) ** topk))
+
+
+def is_low_latency(library: str) -> bool:
+    """Whether a library's kernels send a copy for each expert, without passing on."""
+    return library in LOW_LATENCY
+
+
+def crossing_bytes(call: Dispatch, where: Placement) -> float:
+    """Bytes of one token that cross nodes: a copy for each expert beyond, or one to each node."""
+    row = row_bytes_of(call.phase, call.comm_dtype, call.hidden, call.topk)
+    if is_low_latency(call.library):
+        return row * call.topk * (call.num_gpus - where.near) / call.num_gpus
+    return row * sent_to(where.domains, call.topk)
+
+
+def loan(call: Dispatch, tables: Tables, operator: str) -> Loan | None:
+    """Find what serves a call; None where nothing of its kind was measured."""
+
+    def found() -> Loan | None:
+        keys = tables.every_key(operator) if operator in tables.measured.tables else []
+        kind = next((kind for kind in KINDS if call.library in kind), (call.library,))
+        there = [DispatchKey(*key) for key in keys]
+        there = [key for key in there if key.phase == call.phase and key.library in kind]
+        if not there:
+            return None
+        whole = [key for key in there if key.num_gpus == call.num_gpus]
+        where = placed(call.num_gpus, 1, tables.gpu)
+        if where.domains == 1 or whole:
+            key = min(whole or there, key=lambda one: _distance(call, call.num_gpus, one))
+            return Loan(key, _tokens(call, call.num_gpus, key), _is_own(call, key), 0.0)
+        near = [key for key in there if key.num_gpus <= tables.gpu.linked_gpus] or there
+        key = min(near, key=lambda one: _distance(call, where.near, one))
+        tokens = _tokens(call, where.near, key)
+        if is_low_latency(call.library):
+            tokens *= where.near / call.num_gpus
+        return Loan(key, tokens, False, crossing_bytes(call, where))
+
+    return tables.kept(("dispatch loan", *_key_of(call)), found)
+
+
+def _key_of(call: Dispatch) -> Key:
+    shape = (call.hidden, call.topk, call.num_experts, call.num_gpus)
+    return (call.library, call.phase, call.comm_dtype, *shape)
+
+
+def _is_own(call: Dispatch, key: DispatchKey) -> bool:
+    return key[:7] == _key_of(call)
+
+
+def _distance(call: Dispatch, num_gpus: int, key: DispatchKey) -> tuple[float, ...]:
+    formats = (call.comm_dtype, UNASKED)
+    ratios = (key.hidden / call.hidden, key.topk / call.topk, key.num_experts / call.num_experts)
+    return (
+        key.library != call.library,
+        formats.index(key.comm_dtype) if key.comm_dtype in formats else 2,
+        abs(float(np.log(key.num_gpus / num_gpus))),
+        sum(abs(float(np.log(ratio))) for ratio in ratios),
+        abs(key.sms - DEFAULT_SMS) if key.sms else 0.0,
+        key.num_nodes,
+    )
+
+
+def _tokens(call: Dispatch, num_gpus: int, key: DispatchKey) -> float:
+    """Tokens of the lender whose bytes are those of one token of the call."""
+    if key[3:7] == (call.hidden, call.topk, call.num_experts, num_gpus) and key.comm_dtype == call.comm_dtype:
+        return 1.0
+    own = row_bytes_of(call.phase, call.comm_dtype, call.hidden, call.topk) * sent_to(num_gpus, call.topk)
+    its = row_bytes_of(key.phase, key.comm_dtype, key.hidden, key.topk) * sent_to(key.num_gpus, key.topk)
+    return own / its
+
+
+def lent_nodes(found: Loan, axis: Floats, value: Floats, flag: Flags, gpu: GpuSpec) -> RowNodes:
+    """Nodes of a call in tokens of one GPU, from the curve that serves it."""
+    launch_us = float(value[1:-1].min())
+    made = RowNodes(axis / found.tokens, value, flag, launch_us)
+    if found.is_own:
+        return made
+    made = made._replace(flag=np.maximum(made.flag, np.uint8(ORIGIN_BORROWED)))
+    if not found.crossing_bytes:
+        return made
+    far_us = inter_node_us(made.axis * found.crossing_bytes, 1, gpu)
+    flags = np.full(len(made.flag), ORIGIN_MODELLED, np.uint8)
+    return RowNodes(made.axis, made.value + far_us, flags, launch_us + float(inter_node_us(0.0, 1, gpu)))

@@ -1,0 +1,74 @@
+"""An engine's rules of layouts, for one GPU and what a plan asks for."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fastroof.config import GpuSpec
+from fastroof.engines.profile import EngineProfile
+from fastroof.errors import PlanError
+from fastroof.models import Layout, ModelSpec
+from fastroof.models.exchange_rules import ExchangeRules
+
+__all__ = ["EXCHANGES", "check_engine_layout", "exchange_rules"]
+
+EXCHANGES: Final = ("gather", "alltoall")
+"""How tokens reach experts on other GPUs: gathered, or sent to their experts alone."""
+
+
+def exchange_rules(engine: EngineProfile, gpu: GpuSpec, exchange: str | None) -> ExchangeRules:
+    """Say what GPUs of a plan send each other for experts.
+
+    Parameters
+    ----------
+    engine : EngineProfile
+        Whose rules hold.
+    gpu : GpuSpec
+        On which they may be others.
+    exchange : str or None
+        One of :data:`EXCHANGES`; None as the engine chooses by itself.
+    """
+    rules = engine.layout
+    on_rack = gpu.name in rules.alltoall_gpus
+    alltoall = rules.alltoall if on_rack and rules.alltoall == "over_topk" else "never"
+    if exchange is not None:
+        alltoall = "always" if exchange == "alltoall" else "never"
+    libraries = (rules.decode_library, rules.prefill_library)
+    if on_rack and rules.rack_library:
+        libraries = (rules.rack_library, rules.rack_library)
+    return ExchangeRules(
+        alltoall,
+        rules.alltoall_needs_dp,
+        libraries,
+        rules.comm_dtypes,
+        rules.gathered_bytes if gpu.name in rules.gathered_gpus else (),
+        rules.token_shares,
+        rules.attention_sum,
+        rules.copies_embedding,
+    )
+
+
+def check_engine_layout(
+    model: ModelSpec, layout: Layout, engine: EngineProfile, exchange: str | None
+) -> None:
+    """Refuse layouts of experts that an engine does not run, or that cannot exchange tokens so.
+
+    Raises
+    ------
+    PlanError
+        Naming what would do.
+    """
+    if not any(kind.mlp.has_experts for kind in model.kinds):
+        return
+    sizes = {"tp": layout.tp, "dp": layout.dp, "ep": layout.ep}
+    reasons = engine.layout.obstacles(engine.name, sizes)
+    if exchange == "alltoall":
+        ranks = layout.tp * layout.dp
+        if layout.moe_tp > 1 or layout.ep == 1:
+            reasons.append(f"all-to-all needs experts that are whole on one of several GPUs: ep {ranks}")
+        if engine.layout.alltoall_needs_dp and layout.dp == 1:
+            reasons.append(f"{engine.name} sends tokens so between ranks of dp alone: tp 1, dp {ranks}")
+        if not engine.layout.decode_library:
+            reasons.append(f"{engine.name} names no library that sends tokens to experts")
+    if reasons:
+        raise PlanError(f"{model.name} does not run with {layout}: {'; '.join(reasons)}")

@@ -1,0 +1,143 @@
+"""Tokens to experts in plans: measured kernels, others at equal bytes, and nodes beyond."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fastroof import Tables
+from fastroof.columns import ORIGIN_BORROWED, ORIGIN_MEASURED, ORIGIN_MODELLED
+from fastroof.config import load_gpu
+from fastroof.errors import MissingTableError
+from fastroof.operators.calls import Dispatch, SendReceive
+from fastroof.operators.dispatch_borrowing import sent_to
+from fastroof.operators.expert_dispatch import EXPERT_DISPATCH, dispatch_wire_bytes
+from fastroof.operators.link_groups import INTER_NODE_US
+from fastroof.operators.rows import CurveOptions
+from fastroof.operators.send_receive import SEND_RECEIVE, boundaries_between_nodes
+from fastroof.plan.curves import RowCurve, row_values
+from tests.reference.handmade import handmade_tables
+
+SHAPE = ("default", 4096, 8, 128, 8, 1)
+POINTS = ((1, 20.0), (101, 120.0), (1001, 1020.0))
+ROWS = [
+    (library, phase, *SHAPE, sms, tokens, us * (2 if phase == "combine" else 1))
+    for library, sms in (("deepep_ll", 0), ("deepep_normal", 20), ("deepep_normal", 8))
+    for phase in ("dispatch", "combine")
+    for tokens, us in POINTS
+]  # fmt: skip
+CALL = Dispatch("experts_dispatch", "dispatch", 1, "deepep_ll", "dispatch", "default", 4096, 8, 128, 8)
+
+
+def at(tables: Tables, call: Any, rows: int) -> tuple[float, int]:
+    nodes = EXPERT_DISPATCH.row_nodes(call, tables, CurveOptions(), 4096)
+    value, flag = row_values(RowCurve(call, *nodes), rows)
+    return float(value[rows]), int(flag[rows])
+
+
+@pytest.fixture(scope="module")
+def tables() -> Tables:
+    return handmade_tables(expert_dispatch=ROWS)
+
+
+def test_a_measured_kernel_comes_back(tables):
+    assert at(tables, CALL, 101) == (120.0, ORIGIN_MEASURED)
+    assert at(tables, replace(CALL, phase="combine"), 101) == (240.0, ORIGIN_MEASURED)
+    # of a rank's tokens each of two GPUs sends half
+    assert at(tables, replace(CALL, shared_by=2), 202) == (120.0, ORIGIN_MEASURED)
+    # as many SMs as DeepEP takes by itself
+    normal = replace(CALL, library="deepep_normal")
+    table = EXPERT_DISPATCH.table_points(normal, tables, np.array([1.0]))[0]
+    assert table[-1] == 20
+
+
+def test_another_shape_is_borrowed_at_equal_bytes(tables):
+    wide = replace(CALL, hidden=8192)
+    assert at(tables, wide, 50) == pytest.approx((20.0 + 99.0, ORIGIN_BORROWED), rel=1e-12)
+    four = replace(CALL, num_gpus=4)
+    fewer = float(dispatch_wire_bytes(1, 1, 8, 4) / dispatch_wire_bytes(1, 1, 8, 8))
+    assert at(tables, four, 100) == pytest.approx((20.0 + 100 * fewer - 1, ORIGIN_BORROWED), rel=1e-12)
+    bf16 = replace(CALL, comm_dtype="bf16")
+    assert at(tables, bf16, 50)[0] == at(tables, wide, 50)[0]
+    with pytest.raises(MissingTableError, match="expert_dispatch row"):
+        at(tables, replace(CALL, library="nvlink_one_sided"), 1)
+    # of the same kind: another library's
+    assert at(tables, replace(CALL, library="deepep_ht"), 101)[1] == ORIGIN_BORROWED
+
+
+def test_over_nodes_a_message_and_the_bytes_that_cross_are_added(tables):
+    per_us = tables.gpu.inter_node_bytes_per_s / 1e6
+    two = replace(CALL, num_gpus=16)
+    # half of a token's copies stay in the node
+    found, origin = at(tables, two, 202)
+    assert found == pytest.approx(120.0 + INTER_NODE_US + 202 * 4096 * 8 / 2 / per_us, rel=1e-12)
+    assert origin == ORIGIN_MODELLED
+    # high throughput: one copy to the other node, which passes it on
+    found, _ = at(tables, replace(two, library="deepep_normal"), 101)
+    crossing = 101 * 4096 * sent_to(2, 8)
+    assert found == pytest.approx(120.0 + INTER_NODE_US + crossing / per_us, rel=1e-12)
+    assert sent_to(2, 8) == 1.0 - 0.5**8
+
+
+@pytest.mark.parametrize("library", ["deepep_ll", "deepep_normal"])
+@pytest.mark.parametrize("phase", ["dispatch", "combine"])
+def test_more_tokens_and_more_gpus_are_never_faster(h100, library, phase):
+    call = replace(CALL, library=library, phase=phase, hidden=7168, num_experts=256)
+    by_gpus = [at(h100, replace(call, num_gpus=gpus), 512)[0] for gpus in (8, 16, 32, 64)]
+    assert by_gpus == sorted(by_gpus)
+    nodes = EXPERT_DISPATCH.datasheet_nodes(replace(call, num_gpus=16), h100.gpu)
+    near = EXPERT_DISPATCH.datasheet_nodes(call, h100.gpu)
+    assert np.all(nodes.value > near.value)
+    assert np.all(np.diff(near.value) > 0)
+    variances = [
+        float(EXPERT_DISPATCH.row_variance(replace(call, num_gpus=gpus), h100, np.array([64.0]))[0])
+        for gpus in (8, 16)
+    ]
+    assert variances[0] < variances[1]
+
+
+def test_deepep_over_nodes_against_what_was_measured():
+    """H100 in nodes of eight, predicted from one node: rows that do not ship."""
+    core = pytest.importorskip("aiconfigurator_core")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    from pathlib import Path
+
+    folder = Path(core.__file__).parent / "systems/data/h100_sxm/comm/sglang/0.5.6.post2"
+    rows = [r for r in parquet.read_table(folder / "wideep_deepep_ll_perf.parquet").to_pylist()
+            if r["num_experts"] == 256]  # fmt: skip
+    near = [
+        ("deepep_ll", phase, "default", 7168, 8, 256, 8, 1, 0, row["num_token"], row[f"{phase}_avg_t_us"])
+        for row in rows if row["node_num"] == 1 for phase in ("dispatch", "combine")
+    ]  # fmt: skip
+    tables = handmade_tables(expert_dispatch=near)
+    for phase in ("dispatch", "combine"):
+        for node_num in (2, 4, 8):
+            call = replace(CALL, phase=phase, hidden=7168, num_experts=256, num_gpus=8 * node_num)
+            measured = [(r["num_token"], r[f"{phase}_avg_t_us"]) for r in rows if r["node_num"] == node_num]
+            off = [at(tables, call, tokens)[0] / us - 1.0 for tokens, us in measured]
+            assert len(off) == 13
+            assert np.mean(np.abs(off)) < 0.2
+
+
+def test_boundaries_of_stages():
+    sizes = ((2, 4), (4, 4), (2, 8), (4, 8), (2, 3))
+    assert [boundaries_between_nodes(*one, 8) for one in sizes] == [0, 1, 1, 3, 0]
+    assert boundaries_between_nodes(3, 3, 8) == 1
+    assert boundaries_between_nodes(9, 8, 72) == 0
+
+
+def test_a_send_is_a_message_and_its_bytes():
+    gpu = load_gpu("h100")
+    near = SendReceive("stage_send", "send", 1, 8192.0, 2, 4)
+    far = replace(near, stage_gpus=8)
+    both = replace(near, stages=4)
+    rows = np.array([0.0, 1024.0])
+    us = [np.interp(rows, *SEND_RECEIVE.datasheet_nodes(call, gpu)[:2]) for call in (near, far, both)]
+    assert us[1][0] == INTER_NODE_US
+    assert us[1][1] - us[1][0] == pytest.approx(1024 * 8192 / (gpu.inter_node_bytes_per_s / 1e6))
+    assert np.all(us[0] < us[1])
+    assert us[2] == pytest.approx((2 * us[0] + us[1]) / 3)
+    assert set(SEND_RECEIVE.datasheet_nodes(near, gpu).flag) == {ORIGIN_MODELLED}

@@ -1,0 +1,135 @@
+"""Plans of mixtures of experts in the layouts that engines run: the sum of what their kernels take."""
+
+from __future__ import annotations
+
+import pytest
+
+from fastroof import StepBatch, compile_plan, load_model, load_tables
+from fastroof.columns import ORIGIN_BORROWED, ORIGIN_MODELLED
+from fastroof.errors import PlanError
+from fastroof.models import LayerGroup, LayerKind
+from fastroof.models.attention import GroupedQueryAttention
+from fastroof.models.experts import RoutedExperts
+from tests.reference.kinds import step_us
+
+LIMITS = {"max_tokens": 256, "max_seqs": 64}
+MODEL = load_model("qwen3-235b-a22b")
+
+
+@pytest.mark.loops
+@pytest.mark.parametrize(
+    ("layout", "options"),
+    [
+        ({"tp": 4, "ep": 4}, {}),
+        ({"tp": 1, "dp": 8, "ep": 8}, {}),
+        ({"tp": 1, "dp": 8, "ep": 8}, {"dp_imbalance": 1.5}),
+        ({"tp": 4, "dp": 2, "ep": 8}, {"runtime": {"name": "a", "layout": {"token_shares": "always"}}}),
+    ],
+)
+def test_a_step_is_the_sum_of_its_kernels(h100, layout, options):
+    """Of shapes that were measured: what is borrowed has tests of its own."""
+    plan = compile_plan(MODEL, "h100", h100, dtype="bf16", **layout, **options, **LIMITS)
+    for requests in ([(1, 99)] * 8, [(1, 2000)] * 64, [(64, 0)] * 4):
+        explained = plan.explain(requests)
+        assert sum(o.total_us for o in explained.operators) == pytest.approx(explained.total_us, rel=1e-12)
+        assert explained.origin < ORIGIN_BORROWED
+        found = float(plan.step_us(StepBatch.from_requests([requests]))[0])
+        assert found == pytest.approx(step_us(plan, h100, requests), rel=1e-9)
+    assert 0.0 < plan.decode_error(8, 100) < 0.5
+
+
+@pytest.mark.loops
+def test_all_to_all_runs_one_kernel_in_decodes_and_another_in_prefill(h100):
+    plan = compile_plan(MODEL, "h100", h100, dp=8, ep=8, runtime="sglang", exchange="alltoall", **LIMITS)
+    steps = {"decode": [(1, 99)] * 8, "prefill": [(64, 0)] * 4}
+    us = {kind: {p.role: p for p in plan.explain(step).operators} for kind, step in steps.items()}
+    for role in ("experts_dispatch", "experts_combine"):
+        assert us["decode"][role].total_us < us["prefill"][role].total_us
+    assert "experts_gather" not in us["decode"]
+    gathered = compile_plan(MODEL, "h100", h100, dp=8, ep=8, runtime="sglang", **LIMITS)
+    assert {p.role for p in gathered.explain(steps["decode"]).operators} >= {
+        "experts_gather",
+        "experts_scatter",
+    }
+    for kind, step in steps.items():
+        explained = plan.explain(step)
+        assert sum(o.total_us for o in explained.operators) == pytest.approx(explained.total_us, rel=1e-12)
+        assert explained.total_us == float(plan.step_us(StepBatch.from_requests([step]))[0]), kind
+
+
+@pytest.mark.loops
+def test_an_exchange_of_a_measured_shape_is_its_lookup(h100):
+    """SGLang's DeepEP rows have 4096 wide layers with 128 experts, 8 a token."""
+    plan = compile_plan(MODEL, "h100", h100, dp=8, ep=8, runtime="sglang", exchange="alltoall", **LIMITS)
+    sglang = h100.in_order(plan.error_source.tables.order)
+    part = next(p for p in plan.explain([(1, 99)] * 8).operators if p.role == "experts_dispatch")
+    shape = {"hidden": 4096, "topk": 8, "num_experts": 128, "num_gpus": 8}
+    alone = sglang.lookup("expert_dispatch", library="deepep_ll", phase="dispatch", num_tokens=8, **shape)
+    assert part.total_us == pytest.approx(94 * float(alone.latency_us), rel=1e-12)
+    assert part.origin == int(alone.origin)
+
+
+def test_gb200_sends_to_experts_where_groups_outnumber_them():
+    tables = load_tables("gb200")
+    options = {"runtime": "trtllm-1.1", "dtype": "nvfp4", "allow_modelled": True, **LIMITS}
+    few, many = (
+        compile_plan(MODEL, "gb200", tables, dp=ranks, ep=ranks, **options).explain([(1, 99)] * 16)
+        for ranks in (8, 16)
+    )
+    assert "experts_dispatch" not in {p.role for p in few.operators}
+    gather = next(p for p in few.operators if p.role == "experts_gather")
+    # eight GPUs of two trays: borrowed from a tray of four
+    assert gather.origin == ORIGIN_BORROWED
+    sent = [p for p in many.operators if p.role in ("experts_dispatch", "experts_combine")]
+    assert len(sent) == 2
+    # all sixteen are behind one switch
+    assert max(p.origin for p in sent) < ORIGIN_MODELLED
+
+
+def test_loads_of_ranks(h100):
+    even, uneven = (
+        compile_plan(MODEL, "h100", h100, dp=8, ep=8, dtype="bf16", dp_imbalance=load, **LIMITS)
+        for load in (1, 2)
+    )
+    # the most loaded of eight ranks has twice the mean: experts see half as many tokens as if all had so
+    whole, half = ({p.role: p for p in plan.explain([(1, 999)] * 64).operators} for plan in (even, uneven))
+    fewer = {p.role: p for p in even.explain([(1, 999)] * 32).operators}
+    assert half["experts"].total_us == fewer["experts"].total_us
+    assert half["decode_attention"].total_us == whole["decode_attention"].total_us
+    assert half["experts_gather"].total_us == whole["experts_gather"].total_us
+    for load in (0.5, 9, True, "2"):
+        with pytest.raises(PlanError, match=r"dp_imbalance .*1 to dp \(8\), got"):
+            compile_plan(MODEL, "h100", h100, dp=8, ep=8, dp_imbalance=load, **LIMITS)
+
+
+def test_what_engines_do_not_run(h100):
+    for options, message in (
+        (
+            {"runtime": "vllm", "tp": 8, "ep": 4},
+            "vllm splits experts over all GPUs of a stage or none.* 1 or 8",
+        ),
+        ({"runtime": "trtllm", "tp": 2, "dp": 4, "ep": 8}, "tp 8 with dp 1, or tp 1 with dp 8"),
+        ({"exchange": "alltoall", "tp": 8}, "all-to-all needs experts that are whole .* ep 8"),
+        (
+            {"exchange": "alltoall", "tp": 8, "ep": 8, "runtime": "vllm"},
+            "between ranks of dp alone: tp 1, dp 8",
+        ),
+        ({"exchange": "sometimes", "tp": 8}, "exchange must be one of gather, alltoall, got 'sometimes'"),
+    ):
+        with pytest.raises(PlanError, match=message):
+            compile_plan(MODEL, "h100", h100, **options, **LIMITS)
+    # a dense model has no experts for the rules to hold of
+    compile_plan("llama-3.1-8b", "h100", h100, runtime="trtllm", tp=2, dp=4, **LIMITS)
+
+
+def test_shared_experts_beside_all_to_all(h100):
+    """Each kind of steps takes the longer of its own two paths."""
+    mlp = RoutedExperts(128, 8, 1536, shared_intermediate=65536)
+    kind = LayerKind(GroupedQueryAttention(64, 4, 128), mlp, "shared")
+    model = MODEL.__class__("mine", "MineForCausalLM", 4096, 1024, True, 4096, None, (LayerGroup(kind, 2),))
+    options = {"runtime": "sglang", "exchange": "alltoall", "dtype": "bf16", **LIMITS}
+    plan = compile_plan(model, "h100", h100, dp=8, ep=8, **options)
+    assert not plan.execution.shared_beside
+    for step in ([(1, 99)] * 8, [(64, 0)] * 4):
+        explained = plan.explain(step)
+        assert sum(o.total_us for o in explained.operators) == pytest.approx(explained.total_us, rel=1e-12)
