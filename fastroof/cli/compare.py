@@ -7,7 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastroof.cli.gpu_tables import gpu_and_tables
-from fastroof.cli.options import Gpu, Json, Model, TablesPath, Tp
+from fastroof.cli.options import (
+    AllowModelled,
+    Dp,
+    Dtype,
+    Ep,
+    Gpu,
+    Json,
+    Model,
+    MoeTp,
+    Routing,
+    TablesPath,
+    Tp,
+)
 from fastroof.cli.output import console, counted, print_json, print_table
 from fastroof.cli.written_sizes import parse_steps
 from fastroof.errors import MissingTableError
@@ -61,18 +73,12 @@ def compare(
     model: Model,
     gpu: Gpu = None,
     tp: Tp = 1,
-    dp: Annotated[int, typer.Option(help="Ranks of attention data parallelism; steps are a rank's.")] = 1,
-    ep: Annotated[int, typer.Option(help="Groups of experts on GPUs of their own.")] = 1,
-    dtype: Annotated[
-        str, typer.Option(help="Linear layers and experts: auto (the checkpoint's), bf16, fp8 or fp8_block.")
-    ] = "auto",
-    routing: Annotated[
-        str | None,
-        typer.Option(help="Of fastroof's experts: balanced, power_law_1.01 or power_law_1.2."),
-    ] = None,
-    allow_modelled: Annotated[
-        bool, typer.Option("--allow-modelled", help="Take what was not measured from the datasheet.")
-    ] = False,
+    dp: Dp = 1,
+    ep: Ep = 1,
+    moe_tp: MoeTp = None,
+    dtype: Dtype = "auto",
+    routing: Routing = None,
+    allow_modelled: AllowModelled = False,
     decode: Annotated[
         list[str] | None,
         typer.Option(metavar="BATCHxKV,...", help="Decode steps: 1x1024,32x4096; repeatable."),
@@ -112,6 +118,7 @@ def compare(
         tp=tp,
         dp=dp,
         ep=ep,
+        moe_tp=moe_tp,
         dtype=dtype,
         routing=routing,
         allow_modelled=allow_modelled,
@@ -168,8 +175,9 @@ def _document(comparison: Comparison) -> dict[str, Any]:
 def _print(comparison: Comparison) -> None:
     out = console()
     layout = comparison.layout
-    split = f" ({layout})" if layout.dp * layout.ep > 1 else ""
-    where = f"{layout.world_size} x {comparison.gpu}{split}"
+    gpus = layout.world_size
+    split = "" if gpus == layout.tp == layout.moe_tp else f" ({layout})"
+    where = f"{gpus} x {comparison.gpu}{split}"
     out.print(f"{comparison.model} on {where}, {comparison.dtype}", soft_wrap=True)
     for method, constants in comparison.constants.items():
         listed = ", ".join(f"{name} {value:g}" for name, value in constants.items())
