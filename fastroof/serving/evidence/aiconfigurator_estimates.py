@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from fastroof.serving.evidence.rows import ServingRow
 
-__all__ = ["AICONFIGURATOR", "aiconfigurator_version", "with_aiconfigurator_estimates"]
+__all__ = ["AICONFIGURATOR", "SDK", "aiconfigurator_version", "quiet", "with_aiconfigurator_estimates"]
 
 AICONFIGURATOR: Final = "aiconfigurator-core"
 SDK: Final = "aiconfigurator_core.sdk"
@@ -78,7 +78,7 @@ def with_aiconfigurator_estimates(
     aiconfigurator_version()
     systems = {name: system for system, name in SYSTEMS.items()}
     answered, refused = [], dict[str, int]()
-    with _quiet(), TemporaryDirectory() as folder:
+    with quiet(), TemporaryDirectory() as folder:
         for row in rows:
             try:
                 ttft_ms, tpot_ms = _estimate(row, systems[row.gpu], _config_folder(row.model, Path(folder)))
@@ -136,7 +136,7 @@ def _estimate(row: ServingRow, system: str, config_folder: str) -> tuple[float, 
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Its logs and warnings are about itself."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)

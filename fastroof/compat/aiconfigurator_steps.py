@@ -1,0 +1,247 @@
+"""Steps of mixtures of experts beside those of aiconfigurator-core, another estimator, part by part.
+
+    python -m fastroof.compat.aiconfigurator_steps
+
+It reads the same measured tables, which it brings, so that what differs is the method: what a step is made
+of, and how points between measured ones are found. It need not be installed for anything else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module, resources
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final, NamedTuple
+
+from fastroof.engines import load_engine
+from fastroof.load.aiconfigurator import SYSTEMS
+from fastroof.models import Layout
+from fastroof.operators.calls import Elementwise
+from fastroof.plan import StepPlan, compile_plan
+from fastroof.plan.curves import per_row
+from fastroof.serving.evidence.aiconfigurator_estimates import SDK, aiconfigurator_version, quiet
+from fastroof.tables import load_tables
+from fastroof.units import US_PER_MS
+
+__all__ = ["CASES", "TOLD_FROM", "StepCase", "SteppedCase", "main", "stepped_cases"]
+
+PARTS: Final = ("linear", "experts", "attention", "communication", "elementwise", "lm_head")
+TOLD_FROM: Final = 0.1
+"""A part is told apart from this difference on, as a share of the step."""
+
+_PART_OF: Final = (
+    ("lm_head", r"logits"),
+    ("communication", r"dispatch|_ar$|p2p|all_?reduce"),
+    ("experts", r"router|moe|shared"),
+    ("attention", r"attention$"),
+    ("linear", r"gemm|ffn"),
+    ("elementwise", r""),
+)
+"""Parts by the first pattern that is in the name of one of its operators."""
+
+
+class StepCase(NamedTuple):
+    """A model as an engine runs it on some GPUs.
+
+    Attributes
+    ----------
+    model : str
+        Hugging Face id; the package has its config.json.
+    gpu, engine : str
+        As fastroof calls the GPU, and an engine's profile.
+    layout : Layout
+        How it is split.
+    kv_dtype : str
+        KV cache.
+    """
+
+    model: str
+    gpu: str
+    engine: str
+    layout: Layout
+    kv_dtype: str = "bf16"
+
+
+CASES: Final = (
+    StepCase("mistralai/Mixtral-8x7B-v0.1", "h100", "vllm", Layout(2)),
+    StepCase("mistralai/Mixtral-8x22B-v0.1", "h200", "sglang", Layout(8)),
+    StepCase("Qwen/Qwen3-30B-A3B", "h100", "vllm", Layout(2)),
+    StepCase("Qwen/Qwen3-235B-A22B-FP8", "h100", "trtllm-1.1", Layout(8, ep=8), "fp8"),
+    StepCase("Qwen/Qwen3-235B-A22B-FP8", "h200", "sglang", Layout(4), "fp8"),
+    StepCase("nvidia/Qwen3-235B-A22B-NVFP4", "b200", "trtllm-1.1", Layout(4, ep=4), "fp8"),
+    StepCase("Qwen/Qwen3-Coder-480B-A35B-Instruct", "h200", "vllm", Layout(8)),
+    StepCase("openai/gpt-oss-120b", "h200", "vllm", Layout(4)),
+    StepCase("openai/gpt-oss-120b", "b200", "trtllm-1.1", Layout(2), "fp8"),
+    StepCase("openai/gpt-oss-20b", "h100", "sglang", Layout(1)),
+    StepCase("MiniMaxAI/MiniMax-M2.5", "h200", "vllm", Layout(4)),
+    StepCase("meta-llama/Llama-4-Scout-17B-16E-Instruct", "h100", "vllm", Layout(8)),
+)
+
+STEPS: Final[Mapping[str, Sequence[tuple[int, int]]]] = {
+    "64 decodes at 2,048": [(1, 2047)] * 64,
+    "a prompt of 2,048": [(2048, 0)],
+}
+
+
+class SteppedCase(NamedTuple):
+    """One step by both.
+
+    Attributes
+    ----------
+    case : StepCase
+        Of what.
+    step : str
+        A key of :data:`STEPS`.
+    own_ms, their_ms : dict of str to float
+        By part, ms; nothing where there is no answer.
+    why_not : str
+        Why there is none.
+    """
+
+    case: StepCase
+    step: str
+    own_ms: dict[str, float]
+    their_ms: dict[str, float]
+    why_not: str = ""
+
+    @property
+    def apart(self) -> float:
+        """How much longer fastroof's step is, as a share of theirs."""
+        return sum(self.own_ms.values()) / sum(self.their_ms.values()) - 1.0
+
+    def parts_apart(self) -> list[str]:
+        """Parts that differ by more than a tenth of the step."""
+        least = TOLD_FROM * sum(self.their_ms.values())
+        return [part for part in PARTS if abs(self.own_ms[part] - self.their_ms[part]) > least]
+
+
+def stepped_cases(cases: Sequence[StepCase] = CASES) -> Iterator[SteppedCase]:
+    """Time the steps of some cases by both.
+
+    Yields
+    ------
+    SteppedCase
+        Of every case each of :data:`STEPS`.
+
+    Raises
+    ------
+    FastroofError
+        If the package is not installed.
+    """
+    aiconfigurator_version()
+    for case in cases:
+        with TemporaryDirectory() as folder:
+            _write_config(case.model, Path(folder))
+            for step, requests in STEPS.items():
+                try:
+                    with quiet():
+                        own_ms = _own_parts(_plan(case, folder), requests)
+                        their_ms = _their_parts(case, folder, requests)
+                except Exception as error:
+                    # whatever either of them raises is its answer
+                    yield SteppedCase(case, step, {}, {}, f"{type(error).__name__}: {error!s:.120}")
+                    continue
+                yield SteppedCase(case, step, own_ms, their_ms)
+
+
+def _write_config(model: str, folder: Path) -> None:
+    """Lay the package's configuration of a model out as a checkpoint has it, for both to read."""
+    configs = resources.files("aiconfigurator_core") / "model_configs"
+    for name in ("config.json", "hf_quant_config.json"):
+        file = configs / f"{model.replace('/', '--')}_{name}"
+        if file.is_file():
+            (folder / name).write_bytes(file.read_bytes())
+
+
+def _plan(case: StepCase, folder: str) -> StepPlan:
+    """The kernels alone: what an engine adds is no table's."""
+    layout = case.layout
+    return compile_plan(
+        folder, case.gpu, load_tables(case.gpu), tp=layout.tp, pp=layout.pp, dp=layout.dp, ep=layout.ep,
+        moe_tp=layout.moe_tp, kv_dtype=case.kv_dtype, runtime=load_engine(case.engine).kernels_alone(),
+    )  # fmt: skip
+
+
+def _own_parts(plan: StepPlan, requests: Sequence[tuple[int, int]]) -> dict[str, float]:
+    part_of = {curve.operator.role: _part(curve.operator) for curve in plan.row_curves}
+    parts = dict.fromkeys(PARTS, 0.0)
+    for operator in plan.explain(requests).operators:
+        parts[part_of.get(operator.role, "attention")] += operator.total_us / US_PER_MS
+    return parts
+
+
+def _part(call: Any) -> str:
+    if per_row(call).over_link:
+        return "communication"
+    if isinstance(call, Elementwise):
+        return "elementwise"
+    if call.role == "lm_head":
+        return "lm_head"
+    return "experts" if call.role in ("router", "experts") or call.role.startswith("shared") else "linear"
+
+
+def _their_parts(case: StepCase, folder: str, requests: Sequence[tuple[int, int]]) -> dict[str, float]:
+    new, context = requests[0]
+    is_decode = new == 1
+    layout, engine = case.layout, load_engine(case.engine).engine
+    system = {name: system for system, name in SYSTEMS.items()}[case.gpu]
+    databases = import_module(f"{SDK}.perf_database")
+    database = databases.get_database(system, engine, databases.get_version_slots(system, engine)["current"])
+    model_config = import_module(f"{SDK}.config_builders").build_model_config(
+        layout.tp, layout.pp, layout.dp, layout.moe_tp, layout.ep,
+        kvcache_quant_mode={"bf16": "bfloat16"}.get(case.kv_dtype, case.kv_dtype),
+    )  # fmt: skip
+    model = import_module(f"{SDK}.models").get_model(folder, model_config, engine)
+    lengths = {
+        "isl": context if is_decode else new,
+        "osl": 2 if is_decode else 1,
+        "batch_size": len(requests),
+        "beam_width": 1,
+    }
+    summary = (
+        import_module(f"{SDK}.backends.factory")
+        .get_backend(engine)
+        .run_static(
+            model,
+            database,
+            import_module(f"{SDK}.config").RuntimeConfig(**lengths),
+            mode="static_gen" if is_decode else "static_ctx",
+        )
+    )
+    named = summary.get_generation_latency_dict() if is_decode else summary.get_context_latency_dict()
+    parts = dict.fromkeys(PARTS, 0.0)
+    for name, time_ms in named.items():
+        parts[next(part for part, pattern in _PART_OF if re.search(pattern, name))] += float(time_ms)
+    return parts
+
+
+def main() -> None:
+    """Print the table."""
+    from fastroof.cli.output import console, print_table
+
+    rows = []
+    for stepped in stepped_cases():
+        case = stepped.case
+        what = (case.model, case.gpu, case.engine, str(case.layout), stepped.step)
+        if stepped.why_not:
+            rows.append((*what, "", "", "", stepped.why_not))
+            continue
+        apart = [
+            f"{part} {stepped.own_ms[part]:.2f}, {stepped.their_ms[part]:.2f}"
+            for part in stepped.parts_apart()
+        ]
+        totals = (sum(stepped.own_ms.values()), sum(stepped.their_ms.values()))
+        times = (f"{totals[0]:.2f}", f"{totals[1]:.2f}", f"{stepped.apart:+.1%}")
+        rows.append((*what, *times, "; ".join(apart)))
+    columns = (
+        "model", "gpu", "engine", "layout", "step", "fastroof ms", "aiconfigurator ms", "apart",
+        "parts apart by more than a tenth",
+    )  # fmt: skip
+    print_table(columns, rows, left=(*columns[:5], columns[-1]))
+    console().print(f"aiconfigurator-core {aiconfigurator_version()}; kernels alone.")
+
+
+if __name__ == "__main__":
+    main()
