@@ -9,7 +9,10 @@ import typer
 
 from fastroof.cli.gpu_tables import gpu_and_tables
 from fastroof.cli.options import (
+    AllowModelled,
+    Dp,
     Dtype,
+    Ep,
     Gpu,
     Json,
     KvDtype,
@@ -17,6 +20,9 @@ from fastroof.cli.options import (
     MaxSeqs,
     Method,
     Model,
+    MoeTp,
+    Pp,
+    Routing,
     Runtime,
     Source,
     TablesPath,
@@ -43,7 +49,8 @@ Sizes are numbers or comma-separated lists; every combination is one scenario. -
 workers that prefill and Y that decode, each on --tp GPUs (--prefill-tp for those that prefill).
 
 \b
-JSON: version, model, gpu, tp, dtype, kv_dtype, runtime, max_batched_tokens, max_kv_tokens, tables_hash, rows:
+JSON: version, model, gpu, tp, pp, dp, ep, moe_tp, dtype, kv_dtype, runtime, max_batched_tokens,
+max_kv_tokens, tables_hash, rows:
 one object a scenario [isl, osl, concurrency and the fields of fastroof.serving.ServingEstimate], or with
 --disaggregated also prefill_tp, prefill_workers, decode_workers and the fields of DisaggregatedEstimate.
 """
@@ -61,6 +68,12 @@ def serving(
     concurrency: Annotated[str, typer.Option(metavar="CLIENTS", help="Requests in flight.")],
     gpu: Gpu = None,
     tp: Tp = 1,
+    pp: Pp = 1,
+    dp: Dp = 1,
+    ep: Ep = 1,
+    moe_tp: MoeTp = None,
+    routing: Routing = None,
+    allow_modelled: AllowModelled = False,
     dtype: Dtype = "bf16",
     kv_dtype: KvDtype = "bf16",
     runtime: Runtime = "kernels",
@@ -128,6 +141,12 @@ def serving(
             spec,
             measured,
             tp=gpus,
+            pp=pp,
+            dp=dp,
+            ep=ep,
+            moe_tp=moe_tp,
+            routing=routing,
+            allow_modelled=allow_modelled,
             dtype=dtype,
             kv_dtype=kv_dtype,
             runtime=engine,
@@ -165,6 +184,10 @@ def serving(
                 "model": plan.model.name,
                 "gpu": plan.gpu.name,
                 "tp": plan.tp,
+                "pp": plan.layout.pp,
+                "dp": plan.layout.dp,
+                "ep": plan.layout.ep,
+                "moe_tp": plan.layout.moe_tp,
                 **workers,
                 "dtype": plan.dtype,
                 "kv_dtype": plan.kv_dtype,
@@ -181,7 +204,9 @@ def serving(
 
 def _print(plan: StepPlan, workers: dict[str, int], rows: list[dict[str, Any]]) -> None:
     out = console()
-    where = f"{plan.tp} x {plan.gpu.title}"
+    gpus = plan.layout.world_size
+    split = "" if gpus == plan.tp == plan.layout.moe_tp else f" ({plan.layout})"
+    where = f"{gpus} x {plan.gpu.title}{split}"
     if workers:
         where = (
             f"{workers['prefill_workers']} workers of {workers['prefill_tp']} GPUs that prefill and "

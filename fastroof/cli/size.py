@@ -10,7 +10,10 @@ import typer
 from fastroof._version import __version__
 from fastroof.cli.gpu_tables import gpu_and_tables
 from fastroof.cli.options import (
+    AllowModelled,
+    Dp,
     Dtype,
+    Ep,
     Gpu,
     Json,
     KvDtype,
@@ -18,6 +21,8 @@ from fastroof.cli.options import (
     MaxSeqs,
     Method,
     Model,
+    Pp,
+    Routing,
     Runtime,
     Source,
     TablesPath,
@@ -94,6 +99,11 @@ def size(
     ] = None,
     gpu: Gpu = None,
     tp: Annotated[str, typer.Option(help="GPUs a model may be split over.")] = "1,2,4,8",
+    pp: Pp = 1,
+    dp: Dp = 1,
+    ep: Ep = 1,
+    routing: Routing = None,
+    allow_modelled: AllowModelled = False,
     dtype: Dtype = "bf16",
     kv_dtype: KvDtype = "bf16",
     runtime: Runtime = "kernels",
@@ -126,6 +136,11 @@ def size(
     budget = engine.scheduling.max_num_batched_tokens if max_batched_tokens is None else max_batched_tokens
     seqs = engine.scheduling.max_num_seqs if max_seqs is None else max_seqs
     plan_options: dict[str, Any] = {
+        "pp": pp,
+        "dp": dp,
+        "ep": ep,
+        "routing": routing,
+        "allow_modelled": allow_modelled,
         "dtype": dtype,
         "kv_dtype": kv_dtype,
         "runtime": engine,
@@ -188,12 +203,13 @@ def _check_together(asked: str, serving: dict[str, float | None]) -> None:
 
 def _step_row(plan: StepPlan, batch: int, kv_len: int, limited_by: str) -> dict[str, Any]:
     step_us = plan.decode_us(batch, kv_len) if batch and kv_len else math.nan
+    tokens = batch * plan.layout.batches_in_flight
     return {
         "tp": plan.tp,
         "batch_size": batch,
         "kv_len": kv_len,
         "step_ms": step_us / US_PER_MS,
-        "tokens_per_s_per_gpu": batch / step_us * US_PER_S / plan.tp,
+        "tokens_per_s_per_gpu": tokens / step_us * US_PER_S / plan.layout.world_size,
         "kv_share": batch * plan.memory.held_tokens(kv_len) / plan.memory.max_kv_tokens,
         "limited_by": limited_by,
     }

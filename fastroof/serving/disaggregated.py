@@ -152,7 +152,9 @@ class _Workers(NamedTuple):
         prefill, decode = self.prefill, self.decode
         if link_bytes_per_s is None:
             link_bytes_per_s = min(plan.gpu.nvlink_bytes_per_s for plan in (prefill, decode))
-        rate = at_least("link_bytes_per_s", link_bytes_per_s, 1) * min(prefill.tp, decode.tp)
+        rate = at_least("link_bytes_per_s", link_bytes_per_s, 1) * min(
+            plan.tp * plan.layout.pp for plan in (prefill, decode)
+        )
         return self.kv_bytes_per_token() / rate * US_PER_S
 
     def kv_bytes_per_token(self) -> int:
@@ -172,8 +174,8 @@ class _Workers(NamedTuple):
         """What all scenarios have in common."""
         prefill, decode = self.prefill_loops.memory(), self.decode_loops.memory()
         return loops.LinkOptions(
-            prefill_kv_tokens=float(prefill.max_kv_tokens),
-            decode_kv_tokens=float(decode.max_kv_tokens),
+            prefill_kv_tokens=prefill.max_kv_tokens / self.prefill.layout.pp,
+            decode_kv_tokens=decode.max_kv_tokens / self.decode.layout.pp,
             max_seqs=decode_engine.max_seqs,
             osl_reserved=decode_engine.osl_reserved,
             is_chunked=prefill_engine.is_chunked,
@@ -249,7 +251,7 @@ def estimate_disaggregated(
     Requests a second X are those at which the clients at all three places are ``concurrency``::
 
         concurrency = X (W + P(b) + transfer) + decode_workers n,    X = decode_workers n / ((osl - 1) D(n))
-        transfer    = isl x KV bytes of a token / (link_bytes_per_s x min(tp of prefill, of decode))
+        transfer    = isl x KV bytes of a token / (link_bytes_per_s x min(tp x pp of prefill, of decode))
 
     D(n) is the mean step of n decodes over their growing context (with speculation: of verifications and
     drafts, and the steps of an output stand for osl - 1, as in :func:`estimate`), P(b) the steps of b prompts
@@ -291,6 +293,10 @@ def estimate_disaggregated(
     }
     shape, arrays = broadcast(given)
     scenarios = np.array(arrays)
+    gpus = scenarios[3] * prefill_plan.layout.world_size + scenarios[4] * decode_plan.layout.world_size
+    # each batch in flight is served like a worker of its own
+    scenarios[3] *= prefill_plan.layout.batches_in_flight
+    scenarios[4] *= decode_plan.layout.batches_in_flight
     out = np.empty((loops.DISAGGREGATED_ROWS, len(arrays[0])))
     code, position, needed = loops.disaggregated_estimates(
         workers.prefill_loops.arena, workers.decode_loops.arena, scenarios, options, out
@@ -298,7 +304,6 @@ def estimate_disaggregated(
     if code:
         _refuse(workers, options, dict(zip(given, arrays, strict=True)), code, position, needed)
     tpot_ms = out[loops.TPOT_US] / US_PER_MS
-    gpus = scenarios[3] * prefill_plan.tp + scenarios[4] * decode_plan.tp
     rows = [
         out[loops.TTFT_US] / US_PER_MS,
         tpot_ms,
@@ -426,6 +431,9 @@ def match_workers(
         float(budget),
         options,
     )
+
+    prefill_rate *= prefill_plan.layout.batches_in_flight
+    decode_rate *= decode_plan.layout.batches_in_flight
 
     def balance(x: int, y: int) -> float:
         pair = (x * prefill_rate, y * decode_rate)

@@ -47,7 +47,7 @@ class ServingEstimate(ArrowResult):
     request_latency_ms : float or ndarray of float64
         ``ttft_ms + tpot_ms * (osl - 1)``.
     tokens_per_s_per_gpu : float or ndarray of float64
-        Output tokens of all clients a second, divided by the plan's GPUs.
+        Output tokens of all clients a second, divided by the plan's GPUs, those of all ranks and stages.
     wait_ms : float or ndarray of float64
         Share of ``ttft_ms`` that a request waits because not all clients fit the KV cache, max_seqs or
         the token budget; 0 where they fit.
@@ -59,7 +59,7 @@ class ServingEstimate(ArrowResult):
     mixed_share : float or ndarray of float64
         Share of the steps that hold prompts, as a decoding request sees them.
     decodes : float or ndarray of float64
-        Requests that decode in a step.
+        Requests that decode in a step, of one rank and one micro-batch.
     prefill_tokens, prompts : float or ndarray of float64
         Prompt tokens that a step computes if it holds any, and how many prompts that is.
     kv_len : float or ndarray of float64
@@ -137,7 +137,8 @@ def estimate(
     isl, osl : number or array_like
         Mean tokens of a prompt, and of an output, its first token included. Broadcast, as are the next two.
     concurrency : number or array_like
-        Clients, each of which sends its next request as soon as it has an answer.
+        Clients, each of which sends its next request as soon as it has an answer. They spread evenly over
+        the ranks and pipeline stages of a plan that has several.
     max_batched_tokens : number or array_like, optional
         Tokens that a step holds at most. It, the next two and ``max_seqs`` are the engine's own by default.
     chunked_prefill : bool, optional
@@ -248,9 +249,12 @@ def estimate(
         raise BatchError("with_error goes without speculation: no step of several tokens was measured")
     check_budgets(scenarios["max_batched_tokens"], target.tokens)
     memory = target.memory()
+    # each batch in flight is served like a replica of its own, in its share of the room
+    flight = plan.layout.batches_in_flight
     room = float(memory.max_kv_tokens)
     if max_kv_tokens is not None:
         room = at_least("max_kv_tokens", max_kv_tokens, 1)
+    room /= plan.layout.pp
     options = serving.ServingOptions(
         max_kv_tokens=room,
         max_seqs=engine.max_seqs,
@@ -265,6 +269,10 @@ def estimate(
     )
     out = np.empty((serving.ESTIMATE_ROWS, len(arrays[0])))
     lengths, outputs, clients, budgets = arrays[:4]
+    of_each = clients / flight
+    # with less than one client each, some are idle
+    busy = np.minimum(of_each, 1.0) if flight > 1 else 1.0
+    clients = np.maximum(of_each, 1.0) if flight > 1 else clients
     code, position, needed = serving.serving_estimates(
         target.arena, lengths, new, outputs, clients, budgets, options, out
     )
@@ -276,9 +284,9 @@ def estimate(
         tpot_ms,
         tpot_ms.copy(),
         out[serving.REQUEST_US] / US_PER_MS,
-        out[serving.TOKENS_PER_US] * (US_PER_S / plan.tp),
+        out[serving.TOKENS_PER_US] * (US_PER_S * flight / plan.layout.world_size) * busy,
         out[serving.WAIT_US] / US_PER_MS,
-        out[serving.EFFECTIVE_CONCURRENCY],
+        out[serving.EFFECTIVE_CONCURRENCY] * flight * busy,
         out[serving.DECODE_STEP_US],
         out[serving.MIXED_STEP_US],
         out[serving.MIXED_SHARE],

@@ -17,7 +17,7 @@ from fastroof.compiled import sizing as loops
 from fastroof.config import GpuSpec, load_gpu
 from fastroof.engines import EngineProfile, load_engine
 from fastroof.errors import BatchError, MissingTableError, PlanError
-from fastroof.models import ModelSpec
+from fastroof.models import Layout, ModelSpec
 from fastroof.models.layout import TP_SIZES
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.options import checked_model
@@ -127,7 +127,8 @@ def _curve(
     plan: StepPlan, isl: float, osl: float, engine: EngineLimits, kv_reservation: str | None
 ) -> _Curve:
     """Estimate a replica under every number of clients that run at once."""
-    room = float(plan.memory.max_kv_tokens)
+    layout = plan.layout
+    room = float(plan.memory.max_kv_tokens) / layout.pp
     budget = float(engine.max_batched_tokens)
     # a whole prompt is begun where the decodes leave room for it
     begun = budget if engine.is_chunked else budget - isl + 1.0
@@ -143,11 +144,12 @@ def _curve(
     tightest = min(fit, key=lambda name: fit[name])
     clients = client_loads(fit[tightest])
     estimates = estimate(
-        plan, isl, osl, clients, budget, engine.is_chunked,
+        plan, isl, osl, clients * layout.batches_in_flight, budget, engine.is_chunked,
         kv_reservation=kv_reservation, max_seqs=engine.max_seqs,
     )  # fmt: skip
     times = (estimates.ttft_ms, estimates.tpot_ms, estimates.request_latency_ms)
-    rate = estimates.tokens_per_s_per_gpu * (plan.tp / osl)
+    rate = estimates.tokens_per_s_per_gpu * (layout.world_size / osl)
+    clients = clients * layout.batches_in_flight
     return _Curve(loops.ReplicaCurve(clients, rate, *times), RATE_LIMITS.index(tightest))
 
 
@@ -206,6 +208,11 @@ def least_gpus(
     tpot_ms: Any = np.inf,
     request_latency_ms: Any = np.inf,
     tp: int | Sequence[int] = TP_SIZES,
+    pp: int = 1,
+    dp: int = 1,
+    ep: int = 1,
+    routing: str | None = None,
+    allow_modelled: bool = False,
     dtype: str = "bf16",
     kv_dtype: str = "bf16",
     runtime: EngineProfile | str | Path | Mapping[str, Any] = "kernels",
@@ -229,7 +236,10 @@ def least_gpus(
         Longest mean time to first token, time per output token and time of a whole request, ms; inf for no
         limit.
     tp : int or sequence of int
-        GPUs that a replica may be split over.
+        GPUs that each layer of a replica may be split over.
+    pp, dp, ep, routing, allow_modelled
+        As in :func:`fastroof.compile_plan`, with every tp; those that do not go with one of them are among
+        ``refused``.
     max_batched_tokens, max_seqs : int, optional
         Tokens that a step holds at most, and requests that a replica runs at once; by default as the engine.
     chunked_prefill, kv_reservation : bool and str, optional
@@ -256,7 +266,7 @@ def least_gpus(
         X_max    = max X(c) over them
         replicas = ceil(request_rate / X_max)
         c        = the least of them with replicas x X(c) >= request_rate
-        GPUs     = tp x replicas, the least over tp; of equals, where they could serve most requests
+        GPUs     = tp x pp x dp x replicas, the least over tp; of equals, where they could serve most requests
 
     Kernels are jagged, so every c is tried: all whole numbers, and below 64 steps of 1/64 of the power of
     two below, so that X_max is at most 1.6 % under what a c in between would give. Load spreads evenly over
@@ -297,6 +307,11 @@ def least_gpus(
     if not sizes:
         raise PlanError(f"tp is empty, need some of {', '.join(map(str, TP_SIZES))}")
     options = {
+        "pp": pp,
+        "dp": dp,
+        "ep": ep,
+        "routing": routing,
+        "allow_modelled": allow_modelled,
         "dtype": dtype,
         "kv_dtype": kv_dtype,
         "runtime": profile,
@@ -313,7 +328,7 @@ def least_gpus(
         for number, (a_prompt, an_output) in enumerate(pairs.tolist()):
             curve = _curve(plan, a_prompt, an_output, engine, kv_reservation)
             chosen = np.flatnonzero(which.reshape(-1) == number)
-            _take_smaller(rows, chosen, plan.tp, curve, {n: a[chosen] for n, a in scenarios.items()})
+            _take_smaller(rows, chosen, plan.layout, curve, {n: a[chosen] for n, a in scenarios.items()})
     values = {name: row.reshape(shape) if shape else row[0].item() for name, row in rows.items()}
     shared = {name: value for name, value in plans[0].made_from.items() if name != "fastroof.tp"}
     return LeastGpus(**values, refused=refused, made_from=shared)
@@ -345,7 +360,7 @@ def _none(count: int) -> dict[str, Array]:
 def _take_smaller(
     rows: dict[str, Array],
     chosen: Longs,
-    tp: int,
+    layout: Layout,
     curve: _Curve,
     scenarios: Mapping[str, Floats],
 ) -> None:
@@ -357,7 +372,7 @@ def _take_smaller(
     ttft_ms, tpot_ms, request_ms = (scenarios[f"{name}_ms"] for name in ("ttft", "tpot", "request_latency"))
     loops.least_replicas(curve.replica, rates, ttft_ms, tpot_ms, request_ms, fewest)
     limited_by = np.where(fewest.limited_by == loops.LIMITED_BY_ROOM, curve.room, fewest.limited_by)
-    gpus = tp * fewest.replicas
+    gpus = layout.world_size * fewest.replicas
     serves = fewest.replicas > 0
     most = np.zeros(count)
     most[serves] = fewest.replicas[serves] * curve.replica.requests_per_s[fewest.most_at[serves]]
@@ -372,7 +387,7 @@ def _take_smaller(
         rows[name][alone] = curve_ms[0] if len(curve_ms) else np.nan
     place, at = chosen[smaller], fewest.runs_at[smaller]
     rows["total_gpus"][place] = gpus[smaller]
-    rows["tp"][place] = tp
+    rows["tp"][place] = layout.tp
     rows["replicas"][place] = fewest.replicas[smaller]
     rows["concurrency"][place] = fewest.replicas[smaller] * curve.replica.clients[at]
     for name, curve_ms in zip(times, curve.replica[2:], strict=True):

@@ -1,0 +1,73 @@
+"""Estimates of plans of several ranks, stages and groups of experts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fastroof import compile_plan, load_tables
+from fastroof.serving import estimate, estimate_disaggregated
+from fastroof.serving.least_gpus import least_gpus
+from fastroof.sweep import best_deployments
+
+LOAD = {"isl": 1000, "osl": 100}
+FIELDS = ("ttft_ms", "tpot_ms", "request_latency_ms", "tokens_per_s_per_gpu", "decodes", "kv_len")
+
+
+@pytest.fixture(scope="module")
+def tables():
+    return load_tables("h100")
+
+
+def test_ranks_of_a_dense_model_serve_like_replicas(tables):
+    one = compile_plan("llama-3.1-8b", "h100", tables, max_tokens=16384)
+    four = compile_plan("llama-3.1-8b", "h100", tables, dp=4, max_tokens=16384)
+    clients = np.array([1, 8, 64])
+    alone, ranks = estimate(one, **LOAD, concurrency=clients), estimate(four, **LOAD, concurrency=4 * clients)
+    for name in FIELDS:
+        np.testing.assert_array_equal(getattr(ranks, name), getattr(alone, name))
+    np.testing.assert_array_equal(ranks.effective_concurrency, 4 * alone.effective_concurrency)
+
+
+def test_ranks_without_a_client_are_idle(tables):
+    plan = compile_plan("llama-3.1-8b", "h100", tables, dp=4, max_tokens=16384)
+    one, four = (estimate(plan, **LOAD, concurrency=clients) for clients in (1, 4))
+    assert one.tpot_ms == four.tpot_ms
+    assert one.tokens_per_s_per_gpu == pytest.approx(four.tokens_per_s_per_gpu / 4, rel=1e-12)
+    assert one.effective_concurrency == pytest.approx(1.0)
+
+
+def test_workers_of_ranks_are_as_many_workers(tables):
+    one = compile_plan("llama-3.1-8b", "h100", tables, max_tokens=16384)
+    two = compile_plan("llama-3.1-8b", "h100", tables, dp=2, max_tokens=16384)
+    workers = estimate_disaggregated(one, one, **LOAD, concurrency=64, prefill_workers=2, decode_workers=2)
+    ranks = estimate_disaggregated(two, two, **LOAD, concurrency=64)
+    assert ranks.columns() == workers.columns()
+
+
+@pytest.mark.parametrize("split", [{"tp": 2, "ep": 2}, {"tp": 1, "dp": 4, "ep": 4}, {"tp": 4, "ep": 1}])
+def test_best_is_what_estimate_says(tables, split):
+    sweep = {name: [size] for name, size in split.items()}
+    spec = {
+        "models": ["qwen3-30b-a3b"], "gpus": ["h100"], **sweep, "runtime": ["kernels"], **LOAD,
+        "concurrency": [96], "replicas": 2,
+    }  # fmt: skip
+    ((choice,),) = [answer.choices for answer in best_deployments(spec).answers]
+    plan = compile_plan("qwen3-30b-a3b", "h100", tables, **split, max_tokens=16384)
+    alone = estimate(plan, **LOAD, concurrency=48)
+    gpus = plan.layout.world_size * 2
+    assert choice.row["total_gpus"] == gpus
+    for name in ("ttft_ms", "tpot_ms", "tokens_per_s_per_gpu"):
+        assert choice.row[name] == pytest.approx(getattr(alone, name), rel=1e-9)
+
+
+def test_the_least_gpus_of_a_split_are_whole_replicas(tables):
+    sized = least_gpus(
+        "qwen3-30b-a3b", "h100", tables, [5.0, 200.0], 1000, 100, tp=[1], dp=4, ep=4, tpot_ms=50
+    )
+    assert (sized.total_gpus % 4 == 0).all()
+    assert (sized.total_gpus == 4 * sized.replicas).all()
+    plan = compile_plan("qwen3-30b-a3b", "h100", tables, dp=4, ep=4, max_tokens=16384)
+    clients = sized.concurrency / sized.replicas
+    again = estimate(plan, 1000, 100, np.maximum(clients, 4))
+    np.testing.assert_allclose(again.tpot_ms, sized.tpot_ms, rtol=1e-9)
