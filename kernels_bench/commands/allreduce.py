@@ -1,4 +1,4 @@
-"""``kernels-bench allreduce``: all-reduce over several GPUs, one process each."""
+"""``kernels-bench allreduce`` and ``collectives``: over several GPUs, one process each."""
 
 from __future__ import annotations
 
@@ -24,16 +24,39 @@ GLOO_RANKS: Final = 2
 def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command("allreduce", short_help="Measure all-reduce over several GPUs of this host.")(allreduce)
+    app.command("collectives", short_help="Measure what else several GPUs send each other.")(collectives)
+
+
+Output = Annotated[Path, typer.Option("--output", "-o", help="Folder for the journal and the tables.")]
+Gpus = Annotated[
+    str, typer.Option(help="Numbers of GPUs, with commas; those of 2,4,8 that are here without it.")
+]
+Backend = Annotated[
+    str, typer.Option(help="nccl; or gloo, which proves the harness on a CPU with few small messages.")
+]
+
+
+def collectives(
+    output: Output,
+    gpus: Gpus = "",
+    backend: Backend = "nccl",
+    gpu: HostGpu = None,
+    deadline: DeadlineOfPart = None,
+    seed: PointsSeed = 0,
+) -> None:
+    """Measure all-gather, reduce-scatter and all-to-all over several GPUs of this host, and write tables.
+
+    `kernels-bench run` does so too at its end where it sees two GPUs or more. OUTPUT may hold such a run,
+    or all-reduces: its journal is gone on with, and points that it has are not measured again. Exit codes:
+    0 done or at the deadline, 2 an error, 130 interrupted.
+    """
+    _command("collective", "collectives", output, gpus, backend, gpu, deadline, seed)
 
 
 def allreduce(
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the journal and the tables.")],
-    gpus: Annotated[
-        str, typer.Option(help="Numbers of GPUs, with commas; those of 2,4,8 that are here without it.")
-    ] = "",
-    backend: Annotated[
-        str, typer.Option(help="nccl; or gloo, which proves the harness on a CPU with few small messages.")
-    ] = "nccl",
+    output: Output,
+    gpus: Gpus = "",
+    backend: Backend = "nccl",
     gpu: HostGpu = None,
     deadline: DeadlineOfPart = None,
     seed: PointsSeed = 0,
@@ -44,6 +67,19 @@ def allreduce(
     its journal is gone on with, and points that it has are not measured again. Exit codes: 0 done or at
     the deadline, 2 an error, 130 interrupted.
     """
+    _command("allreduce", "all-reduces", output, gpus, backend, gpu, deadline, seed)
+
+
+def _command(
+    operator: str,
+    words: str,
+    output: Path,
+    gpus: str,
+    backend: str,
+    gpu: str | None,
+    deadline: float | None,
+    seed: int,
+) -> None:
     from kernels_bench.commands.run import Reporter, terminable
     from kernels_bench.run.allreduce_points import MODES
 
@@ -52,10 +88,11 @@ def allreduce(
     if backend not in MODES:
         raise MeasureError(f"unknown backend {backend!r}; there are {', '.join(MODES)}")
     with terminable(), Reporter() as reporter:
-        report, journal = _measure(output, _worlds(gpus, backend), backend, gpu, deadline, seed, reporter)
+        worlds = _worlds(gpus, backend)
+        report, journal = _measure(operator, output, worlds, backend, gpu, deadline, seed, reporter)
     skipped = ", ".join(f"{count} {kind}" for kind, count in sorted(report.skipped.items()) if count)
     typer.echo(
-        f"{report.reason}: {report.measured:,} all-reduces measured in {report.elapsed_s:.1f} s "
+        f"{report.reason}: {report.measured:,} {words} measured in {report.elapsed_s:.1f} s "
         f"({report.remeasured} of them twice), {report.before:,} before, "
         f"skipped {skipped or 'none'}, {report.left:,} left"
     )
@@ -80,6 +117,7 @@ def _worlds(given: str, backend: str) -> list[int]:
 
 
 def _measure(
+    operator: str,
     output: Path,
     worlds: list[int],
     backend: str,
@@ -90,7 +128,7 @@ def _measure(
 ) -> tuple[RunReport, Path]:
     from kernels_bench.journal import find_journals
     from kernels_bench.run.allreduce import measure_allreduce
-    from kernels_bench.run.allreduce_points import allreduce_points
+    from kernels_bench.run.allreduce_points import points_by_ranks
     from kernels_bench.run.card import measured_gpu, refuse_other_gpu, write_gpu_file
     from kernels_bench.run.monitor import HostMonitor, open_monitor
     from kernels_bench.run.run_options import RunOptions
@@ -104,7 +142,7 @@ def _measure(
     card = measured_gpu(given, monitor.facts(), on_cpu)
     refuse_other_gpu(output, card)
     journal, run_id = _journal(output, card)
-    points = allreduce_points(worlds, backend)
+    points = points_by_ranks(operator, worlds, backend)
     write_gpu_file(output, card, given)
     reporter.start(points, card.title)
     options = RunOptions(
@@ -131,10 +169,10 @@ def _need_torch() -> None:
         import torch.distributed as dist
     except ImportError as error:
         raise MeasureError(
-            f"torch cannot be imported ({error}); all-reduce needs it: pip install 'torch>=2.11'"
+            f"torch cannot be imported ({error}); collectives need it: pip install 'torch>=2.11'"
         ) from None
     if not dist.is_available():
-        raise MeasureError("this torch is built without torch.distributed, which all-reduce needs")
+        raise MeasureError("this torch is built without torch.distributed, which collectives need")
 
 
 def _journal(output: Path, card: GpuSpec) -> tuple[Path, str]:

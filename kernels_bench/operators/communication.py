@@ -10,7 +10,7 @@ import numpy as np
 from fastroof.arrays import Floats
 from kernels_bench.operators.operator import Columns, MeasuredOperator, Values
 
-__all__ = ["ALLREDUCE", "OPERATORS", "AllreduceOperator", "CollectiveOperator"]
+__all__ = ["ALLREDUCE", "BY_RANKS", "COLLECTIVE", "OPERATORS", "AllreduceOperator", "CollectiveOperator"]
 
 
 class CollectiveOperator(MeasuredOperator):
@@ -46,7 +46,9 @@ class AllreduceOperator(CollectiveOperator):
 
 
 ALLREDUCE: Final = AllreduceOperator.name
-"""The operator that ranks measure together, a process a GPU, where all others are measured by one process."""
+COLLECTIVE: Final = CollectiveOperator.name
+BY_RANKS: Final = (ALLREDUCE, COLLECTIVE)
+"""Operators that ranks measure together, a process a GPU, where all others are measured by one process."""
 
 OPERATORS: Final = (
     AllreduceOperator(),

@@ -24,7 +24,7 @@ __all__ = [
 FP8_MAX: Final = 448.0
 """Largest value of float8_e4m3fn."""
 
-DTYPE_NAMES: Final = {"bf16": "bfloat16", "fp8": "float8_e4m3fn", "fp32": "float32"}
+DTYPE_NAMES: Final = {"bf16": "bfloat16", "fp16": "float16", "fp8": "float8_e4m3fn", "fp32": "float32"}
 """torch's names of the dtypes that kernels read and write."""
 
 
@@ -99,7 +99,7 @@ def torch_dtype(name: str) -> Any:
     Parameters
     ----------
     name : str
-        ``"bf16"``, ``"fp8"`` or ``"fp32"``.
+        ``"bf16"``, ``"fp16"``, ``"fp8"`` or ``"fp32"``.
 
     Returns
     -------

@@ -1,10 +1,10 @@
-"""Measures all-reduce, which needs several GPUs and so a process each: every rank launches the same calls."""
+"""Measures collectives, which need several GPUs and so a process each: every rank launches the same calls."""
 
 from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
@@ -12,7 +12,7 @@ from typing import Any, Final
 from fastroof.errors import MeasureError
 from fastroof.units import DTYPE_BYTES
 from kernels_bench.journal import Journal, done_keys, starts
-from kernels_bench.operators.communication import ALLREDUCE
+from kernels_bench.operators.communication import ALLREDUCE, BY_RANKS, COLLECTIVE
 from kernels_bench.points import Point
 from kernels_bench.protocol import Clock, DeviceState, Monitor, Timing
 from kernels_bench.replays import ReplayRule, relative_iqr, summarise, suspicion
@@ -26,6 +26,7 @@ from kernels_bench.run.allreduce_ranks import (
     SpawnedRanks,
 )
 from kernels_bench.run.check import BOUNDS
+from kernels_bench.run.collective_calls import COLLECTIVE_CALLS
 from kernels_bench.run.journaled_run import JournaledRun
 from kernels_bench.run.run_options import RunOptions, RunReport, measuring_order
 
@@ -34,6 +35,7 @@ __all__ = ["joined", "measure_allreduce", "slowest_rank"]
 START_S: Final = 15.0
 """What the ranks of a world are expected to take to meet, until the first did."""
 POINT_S: Final = 1.0
+DTYPES: Final = ("bf16", "fp16")
 
 OpenRanks = Callable[[int, str, float], Ranks]
 
@@ -98,12 +100,12 @@ def measure_allreduce(
     options: RunOptions,
     open_ranks: OpenRanks = SpawnedRanks,
 ) -> RunReport:
-    """Measure every all-reduce that the journal does not have yet.
+    """Measure every all-reduce and other collective that the journal does not have yet.
 
     Parameters
     ----------
     points : sequence of Point
-        Of operator allreduce.
+        Of operators allreduce and collective.
     backend : str
         ``nccl``, or ``gloo`` on the CPU.
     monitor : Monitor
@@ -134,8 +136,8 @@ def measure_allreduce(
     when all have their sum. Replays are as of every other kernel: random inputs in rotation, at least
     0.5 ms each, 20 of them.
     """
-    if other := [p.key for p in points if p.operator != ALLREDUCE]:
-        raise MeasureError(f"{other[0]} is no all-reduce")
+    if other := [p.key for p in points if p.operator not in BY_RANKS]:
+        raise MeasureError(f"{other[0]} is no all-reduce and no other collective")
     with Journal(journal, clock.seconds) as book:
         return _Run(points, backend, monitor, clock, book, options, open_ranks).go()
 
@@ -221,15 +223,15 @@ class _Run(JournaledRun):
         bound = BOUNDS[point.values["dtype"]]
         if timing is None:
             reason = (
-                f"{ranks.ready.kernel} is wrong at {point.key}: relative error {error:.3g} against float64, "
-                f"at most {bound:g} may be"
+                f"{_kernel(point, ranks)} is wrong at {point.key}: relative error {error:.3g} "
+                f"against float64, at most {bound:g} may be"
             )
             self.say(f"reference check failed, {point.family} is not measured any further: {reason}")
             self.failed[point.family] = reason
             self.skip(point, "reference", reason)
             return None
         row = {"key": point.key, "operator": point.operator, "values": dict(point.values), **asdict(timing)}
-        row |= {"provider": "torch", "kernel": ranks.ready.kernel, **asdict(state)}
+        row |= {"provider": "torch", "kernel": _kernel(point, ranks), **asdict(state)}
         order, at_s = self.order[point.key], self.elapsed_s()
         self.book.append({"type": "row", **row, "remeasured": remeasured, "order": order, "at_s": at_s})
         self.measured += 1
@@ -240,7 +242,9 @@ class _Run(JournaledRun):
         """Time a point, once more where its replays are far apart; a sentence where memory ran out."""
         v = point.values
         seed = zlib.crc32(point.key.encode()) ^ self.options.seed
-        order = Order(v["dtype"], v["mode"], v["message_bytes"], seed, self.options.max_bytes)
+        mode = v.get("mode", MODES[self.backend][0])
+        collective = v.get("collective", "all_reduce")
+        order = Order(v["dtype"], mode, v["message_bytes"], seed, self.options.max_bytes, collective)
         kept: list[tuple[Timing, DeviceState]] = []
         while len(kept) < 2:
             answers = ranks.time(order, min(POINT_TIMEOUT_S, max(0.0, self._left_s())))
@@ -258,13 +262,17 @@ class _Run(JournaledRun):
     def _skip_unfit(self, point: Point) -> bool:
         """Skip a point that no rank could time; whether it was."""
         v = point.values
-        reason = None
-        if v["dtype"] != "bf16":
-            reason = f"all-reduce is measured in bf16, not {v['dtype']}"
-        elif v["mode"] not in MODES[self.backend]:
+        collective, reason = v.get("collective", "all_reduce"), None
+        if v["dtype"] not in DTYPES:
+            reason = f"collectives are measured in {', '.join(DTYPES)}, not {v['dtype']}"
+        elif v.get("mode", MODES[self.backend][0]) not in MODES[self.backend]:
             reason = f"{self.backend} is measured as {', '.join(MODES[self.backend])}, not {v['mode']}"
         elif v["message_bytes"] % DTYPE_BYTES[v["dtype"]]:
             reason = f"a message of {v['message_bytes']} B is no whole number of elements"
+        elif collective == "all_reduce" and v["dtype"] != "bf16":
+            reason = f"all-reduce is measured in bf16, not {v['dtype']}"
+        elif COLLECTIVE_CALLS[collective].is_shared and _elements(v) % v["num_gpus"]:
+            reason = f"a message of {v['message_bytes']} B has no equal part for each of {v['num_gpus']} GPUs"
         if reason is not None:
             self.skip(point, "unsupported", reason)
         return reason is not None
@@ -272,7 +280,12 @@ class _Run(JournaledRun):
     def _start(self, facts: dict[str, Any]) -> None:
         record = {"type": "start", "run_id": self.options.run_id, "gpu": self.options.gpu, "facts": facts}
         resumed = bool(starts(self.book.records))
-        part = {"part": ALLREDUCE, "backend": self.backend, "num_points": len(self.points)}
+        names = {p.operator for p in self.points.values()}
+        part = {
+            "part": COLLECTIVE if names == {COLLECTIVE} else ALLREDUCE,
+            "backend": self.backend,
+            "num_points": len(self.points),
+        }
         self.book.append(
             {**self.options.start, **record, **part, "seed": self.options.seed, "resumed": resumed}
         )
@@ -283,3 +296,12 @@ class _Run(JournaledRun):
         if deadline_s is None:
             return float("inf")
         return deadline_s - self.options.reserve_s - self.elapsed_s()
+
+
+def _elements(values: Mapping[str, Any]) -> int:
+    return int(values["message_bytes"] // DTYPE_BYTES[values["dtype"]])
+
+
+def _kernel(point: Point, ranks: Ranks) -> str:
+    """What a rank says of itself, of the collective that was called."""
+    return ranks.ready.kernel.replace("all_reduce", point.values.get("collective", "all_reduce"))

@@ -1,4 +1,4 @@
-"""Which all-reduces are measured: messages, modes, and as many GPUs as there are."""
+"""Which all-reduces and other collectives are measured: messages, modes, and as many GPUs as there are."""
 
 from __future__ import annotations
 
@@ -6,10 +6,18 @@ from collections.abc import Sequence
 from typing import Final
 
 from fastroof.errors import MeasureError
-from kernels_bench.operators.communication import ALLREDUCE
+from kernels_bench.operators.communication import ALLREDUCE, COLLECTIVE
 from kernels_bench.points import Point
 
-__all__ = ["MODES", "NUM_GPUS", "allreduce_points", "usable_worlds", "visible_gpus"]
+__all__ = [
+    "MODES",
+    "NUM_GPUS",
+    "allreduce_points",
+    "collective_points",
+    "points_by_ranks",
+    "usable_worlds",
+    "visible_gpus",
+]
 
 NUM_GPUS: Final = (2, 4, 8)
 MESSAGE_BYTES: Final = tuple(2**power for power in range(8, 30))
@@ -52,6 +60,48 @@ def allreduce_points(worlds: Sequence[int], backend: str = "nccl") -> list[Point
         for mode in MODES[backend]
         for message_bytes in sizes
     ]
+
+
+def collective_points(worlds: Sequence[int], backend: str = "nccl") -> list[Point]:
+    """Return which all-gathers, reduce-scatters and all-to-alls are measured where no grid says.
+
+    Parameters
+    ----------
+    worlds : sequence of int
+        Numbers of GPUs.
+    backend : str
+        ``nccl``, in CUDA graphs; or ``gloo`` with few small messages and without them.
+
+    Returns
+    -------
+    list of Point
+        fp16, which lookups ask for: published tables have no bf16, whose 2 bytes an element take as long.
+
+    Examples
+    --------
+    >>> len(collective_points([2, 4, 8]))
+    198
+    >>> collective_points([2], "gloo")[-1].values
+    {'dtype': 'fp16', 'collective': 'alltoall', 'num_gpus': 2, 'message_bytes': 65536}
+    """
+    sizes = MESSAGE_BYTES if backend == "nccl" else PROOF_BYTES
+    return [
+        Point(
+            COLLECTIVE,
+            {"dtype": "fp16", "collective": name, "num_gpus": num_gpus, "message_bytes": message_bytes},
+            priority=2,
+            group=name,
+        )
+        for num_gpus in worlds
+        for name in ("all_gather", "reduce_scatter", "alltoall")
+        for message_bytes in sizes
+    ]
+
+
+def points_by_ranks(operator: str, worlds: Sequence[int], backend: str = "nccl") -> list[Point]:
+    """Return the points of an operator that ranks measure together: allreduce or collective."""
+    of = {ALLREDUCE: allreduce_points, COLLECTIVE: collective_points}
+    return of[operator](worlds, backend)
 
 
 def visible_gpus() -> int:

@@ -1,4 +1,4 @@
-"""One rank of an all-reduce: the process of one GPU, which times what all ranks are told to time.
+"""One rank of a collective: the process of one GPU, which times what all ranks are told to time.
 
 A collective hangs where one rank calls it and another does not. So whatever a rank finds out alone (its
 memory, how long a call took, how far off a sum is) is agreed on with the others before anyone acts on it.
@@ -7,6 +7,7 @@ memory, how long a call took, how far off a sum is) is agreed on with the others
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 from collections.abc import Callable
@@ -22,17 +23,13 @@ from kernels_bench.providers.device import oom_as_memory_error, torch_dtype
 from kernels_bench.providers.rotating import count_sets
 from kernels_bench.replays import ReplayRule, pilot_calls, schedule
 from kernels_bench.run.check import BOUNDS, relative_error
+from kernels_bench.run.collective_calls import COLLECTIVE_CALLS, received
 
 __all__ = ["Answer", "Broken", "Order", "Ready", "World", "run_rank"]
 
 CHECKED_ELEMENTS: Final = 2**20
 """Of a message so many first and last elements are checked: every chunk of a small one, both ends of a
 large one."""
-SCALE: Final = 2.0**-100
-"""Of the random inputs, exact in bf16. The sum is in place and so grows by the number of GPUs each call:
-from here 8 GPUs can call 75 times on one buffer before bf16 ends, and 42 is the most that is timed."""
-
-
 PROOF_L2_BYTES: Final = 512
 """On a CPU, so that the smallest messages rotate there too."""
 
@@ -61,13 +58,14 @@ class World:
 
 @dataclass(frozen=True)
 class Order:
-    """A point to time: ``mode`` is graph or eager."""
+    """A point to time: ``mode`` is graph or eager, ``collective`` a key of :data:`COLLECTIVE_CALLS`."""
 
     dtype: str
     mode: str
     message_bytes: int
     seed: int
     max_bytes: int
+    collective: str = "all_reduce"
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,7 @@ class Answer:
     calls : int
         Calls in each replay.
     error : float
-        Relative error of the sum, the largest over the ranks.
+        Relative error of the result, the largest over the ranks.
     out_of_memory : bool
         Whether some rank had no room for the buffers.
     """
@@ -185,70 +183,79 @@ class _Member:
             return self._answer(order)
 
     def _answer(self, order: Order) -> Answer:
-        """Check one sum, then time: warm-up, fresh inputs, replays."""
+        """Check one result, then time: warm-up, fresh inputs, replays."""
         try:
             with oom_as_memory_error():
-                buffers, checked = self._buffers(order)
+                messages, outputs, checked = self._buffers(order)
         except MemoryError:
-            buffers = None
-        if self._most(0.0 if buffers is not None else 1.0) > 0:
+            messages = None
+        if self._most(0.0 if messages is not None else 1.0) > 0:
             return Answer(out_of_memory=True)
-        error = self._error(buffers, checked)
+        error = self._error(order, messages, outputs, checked)
         if not error <= BOUNDS[order.dtype]:
             return Answer(error=error)
-        num_sets = len(buffers)
+        num_sets = len(messages)
         pilot = pilot_calls(num_sets, self.rule)
         for _ in range(2):  # the second finds communicators and buffers ready
-            pilot_us = self._replays_us(self._eager(buffers, pilot), 1)[0]
+            pilot_us = self._replays_us(self._eager(order, messages, outputs, pilot), 1)[0]
         plan = schedule(self._most(pilot_us) / pilot, num_sets, self.rule)
-        graph = self._capture(buffers, plan.calls) if order.mode == "graph" else None
-        replay = self._eager(buffers, plan.calls) if graph is None else graph.replay
+        launches = self._eager(order, messages, outputs, plan.calls)
+        graph = self._capture(launches) if order.mode == "graph" else None
+        replay = launches if graph is None else graph.replay
         try:
             for _ in range(plan.warm_up):
                 replay()
-            self._fill(buffers, order.seed, self.rank)
+            self._fill(messages, order, self.rank)
             replays_us = self._replays_us(replay, plan.replays)
         finally:
             if graph is not None:
                 graph.reset()
         return Answer(tuple(replays_us), plan.calls, error)
 
-    # -- inputs and their sum ------------------------------------------------------------------------
+    # -- inputs and what becomes of them -------------------------------------------------------------
 
-    def _buffers(self, order: Order) -> tuple[Any, Any]:
-        """Return this rank's rotating inputs, and the float64 sum of all ranks' first ones."""
-        torch = self.torch
+    def _buffers(self, order: Order) -> tuple[Any, Any, Any]:
+        """Return this rank's rotating inputs and outputs, and in float64 what the first should leave."""
+        torch, call, num_gpus = self.torch, COLLECTIVE_CALLS[order.collective], self.world.num_gpus
         l2_bytes = PROOF_L2_BYTES
         if self.on_gpu:
             l2_bytes = int(torch.cuda.get_device_properties(self.device).L2_cache_size)
+        elements = int(order.message_bytes // DTYPE_BYTES[order.dtype])
+        left = call.output_elements(elements, num_gpus)
+        set_bytes = math.ceil((elements + left) * DTYPE_BYTES[order.dtype])
         # Half: the inputs of the other ranks are made once more, for the check.
-        num_sets = count_sets(order.message_bytes, l2_bytes, order.max_bytes // 2)
-        shape = (num_sets, order.message_bytes // DTYPE_BYTES[order.dtype])
-        # One allocation, which NCCL has to register once.
-        buffers = torch.empty(shape, dtype=torch_dtype(order.dtype), device=self.device)
-        other = torch.empty_like(buffers)
-        total = torch.zeros_like(self._ends(buffers[0]), dtype=torch.float64)
-        for rank in range(self.world.num_gpus):
-            self._fill(other, order.seed, rank)
-            total += self._ends(other[0]).double()
+        num_sets = count_sets(set_bytes, l2_bytes, order.max_bytes // 2)
+        # One allocation each, which NCCL has to register once.
+        made = {"dtype": torch_dtype(order.dtype), "device": self.device}
+        messages = torch.empty((num_sets, elements), **made)
+        outputs = torch.full((num_sets, left), float("nan"), **made) if left else messages
+        other = torch.empty_like(messages)
+        parts = []
+        for rank in range(num_gpus):
+            self._fill(other, order, rank)
+            parts.append(self._ends(received(call, other[0], self.rank, num_gpus)).double())
         del other
-        self._fill(buffers, order.seed, self.rank)
-        return buffers, total.cpu().numpy()
+        self._fill(messages, order, self.rank)
+        expected = sum(parts[1:], parts[0]) if call.adds else torch.cat(parts)
+        return messages, outputs, expected.cpu().numpy()
 
-    def _fill(self, buffers: Any, seed: int, rank: int) -> None:
+    def _fill(self, messages: Any, order: Order, rank: int) -> None:
         """Fill with what any rank can make again: one kind of GPU draws the same from one seed."""
-        generator = self.torch.Generator(self.device).manual_seed(seed * self.world.num_gpus + rank)
-        buffers.normal_(generator=generator).mul_(SCALE)
+        generator = self.torch.Generator(self.device).manual_seed(order.seed * self.world.num_gpus + rank)
+        messages.normal_(generator=generator).mul_(COLLECTIVE_CALLS[order.collective].scale)
 
     def _ends(self, message: Any) -> Any:
         if message.numel() <= 2 * CHECKED_ELEMENTS:
             return message
         return self.torch.cat((message[:CHECKED_ELEMENTS], message[-CHECKED_ELEMENTS:]))
 
-    def _error(self, buffers: Any, total: Any) -> float:
-        """Relative error of one sum, the largest over the ranks; infinite where a number is not finite."""
-        self.dist.all_reduce(buffers[0])
-        error = relative_error(self._ends(buffers[0]).double().cpu().numpy(), total)
+    def _error(self, order: Order, messages: Any, outputs: Any, expected: Any) -> float:
+        """Relative error of one result, the largest over the ranks; infinite where a number is not finite."""
+        call = COLLECTIVE_CALLS[order.collective]
+        call.launch(self.dist, messages[0], outputs[0])
+        parts = [outputs[0]] if call.adds else outputs[0].chunk(self.world.num_gpus)
+        result = self.torch.cat([self._ends(part) for part in parts]).double()
+        error = relative_error(result.cpu().numpy(), expected)
         return self._most(error if error == error else float("inf"))
 
     def _most(self, value: float) -> float:
@@ -259,19 +266,19 @@ class _Member:
 
     # -- time ----------------------------------------------------------------------------------------
 
-    def _eager(self, buffers: Any, calls: int) -> Callable[[], None]:
-        messages = list(buffers)  # indexing a tensor would be timed too
+    def _eager(self, order: Order, messages: Any, outputs: Any, calls: int) -> Callable[[], None]:
+        sets = list(zip(messages, outputs, strict=True))  # indexing a tensor would be timed too
+        launch, dist = COLLECTIVE_CALLS[order.collective].launch, self.dist
 
         def replay() -> None:
-            for call in range(calls):
-                self.dist.all_reduce(messages[call % len(messages)])
+            for index in range(calls):
+                launch(dist, *sets[index % len(sets)])
 
         return replay
 
-    def _capture(self, buffers: Any, calls: int) -> Any:
+    def _capture(self, launch: Callable[[], None]) -> Any:
         torch = self.torch
         graph = torch.cuda.CUDAGraph()
-        launch = self._eager(buffers, calls)
         # thread_local: NCCL's watchdog thread asks events in the meantime.
         with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
             launch()

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from fastroof.errors import MeasureError
 from kernels_bench.journal import read_journal, starts
-from kernels_bench.operators.communication import ALLREDUCE
+from kernels_bench.operators.communication import ALLREDUCE, COLLECTIVE
 from kernels_bench.protocol import Availability, Provider
 from kernels_bench.run.card import CPU
 from kernels_bench.run.facts import working
 
 __all__ = ["Request", "choose_providers", "known_providers", "request_of"]
+
+PARTS: Final = {ALLREDUCE: ("all-reduce", "allreduce"), COLLECTIVE: ("other collectives", "collectives")}
+"""What a journal of ranks holds, and the command that goes on with it."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +64,9 @@ def request_of(journal: Path) -> Request:
     first = starts(read_journal(journal))
     if not first:
         raise MeasureError(f"{journal} stopped before it started; delete it and run again")
-    if first[0].get("part") == ALLREDUCE:
-        raise MeasureError(f"{journal} holds all-reduce only: kernels-bench allreduce -o goes on with it")
+    if (part := first[0].get("part")) in PARTS:
+        words, command = PARTS[part]
+        raise MeasureError(f"{journal} holds {words} only: kernels-bench {command} -o goes on with it")
     asked: Mapping[str, Any] = first[0].get("request", {})
     if set(asked) != set(asdict(Request())):
         raise MeasureError(f"{journal} does not say what was asked: it is of another version")

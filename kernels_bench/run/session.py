@@ -14,7 +14,7 @@ from fastroof.config.gpu import GPU_FILE, GpuSpec
 from fastroof.errors import MeasureError
 from fastroof.units import GIB
 from kernels_bench.journal import find_journals, read_journal, starts
-from kernels_bench.operators.communication import ALLREDUCE
+from kernels_bench.operators.communication import BY_RANKS
 from kernels_bench.output.table_sets import TABLES_FOLDER
 from kernels_bench.points import Point
 from kernels_bench.protocol import Availability, Clock, Monitor, Provider, Timer
@@ -40,7 +40,7 @@ TABLES_RESERVE_S: Final = 3.0
 USABLE_MEMORY: Final = 0.85
 HOST_BYTES: Final = GIB
 COLLECTIVES_SHARE: Final = 0.1
-"""Of the time until a deadline, kept for all-reduce where there are several GPUs."""
+"""Of the time until a deadline, kept for collectives where there are several GPUs."""
 
 
 class MonotonicClock:
@@ -153,23 +153,28 @@ def _measure(
 def _collectives(
     points: Sequence[Point], request: Request, on_cpu: bool, say: Callable[[str], None]
 ) -> tuple[list[Point], list[Point]]:
-    """Part the points into those of one GPU and the all-reduces that the GPUs here can measure."""
-    from kernels_bench.run.allreduce_points import allreduce_points, usable_worlds, visible_gpus
+    """Part the points into those of one GPU and the collectives that the GPUs here can measure."""
+    from kernels_bench.run.allreduce_points import points_by_ranks, usable_worlds, visible_gpus
 
-    given = [p for p in points if p.operator == ALLREDUCE]
-    alone = [p for p in points if p.operator != ALLREDUCE]
-    if on_cpu or (request.only and ALLREDUCE not in request.only):
+    given = [p for p in points if p.operator in BY_RANKS]
+    alone = [p for p in points if p.operator not in BY_RANKS]
+    wanted = [name for name in BY_RANKS if not request.only or name in request.only]
+    if on_cpu or not wanted:
         return list(points), []
     num_gpus = visible_gpus()
     if num_gpus < 2:
-        say(f"all-reduce is left to another source: it needs two GPUs or more, torch sees {num_gpus} here")
+        say(
+            "all-reduce is left to another source, other collectives too: "
+            f"they need two GPUs or more, torch sees {num_gpus} here"
+        )
         return alone, []
     if not given:
-        return alone, allreduce_points(usable_worlds((), num_gpus))
+        worlds = usable_worlds((), num_gpus)
+        return alone, [point for name in wanted for point in points_by_ranks(name, worlds)]
     fitting = [p for p in given if p.values["num_gpus"] <= num_gpus]
     if len(fitting) < len(given):
         say(
-            f"{len(given) - len(fitting)} all-reduces of the grid need more than the {num_gpus} GPUs here "
+            f"{len(given) - len(fitting)} collectives of the grid need more than the {num_gpus} GPUs here "
             "and are left to another source"
         )
     return alone, fitting
@@ -240,8 +245,8 @@ def _points(
 
     points = grid.points()
     if request.only:
-        # All-reduce has points of its own where the grid gives none.
-        have = sorted({p.operator for p in points} | (set() if on_cpu else {ALLREDUCE}))
+        # Collectives have points of their own where the grid gives none.
+        have = sorted({p.operator for p in points} | (set() if on_cpu else set(BY_RANKS)))
         unknown = [name for name in request.only if name not in have]
         if unknown:
             raise MeasureError(f"--only {', '.join(unknown)}: grid {grid.name} has {', '.join(have)}")

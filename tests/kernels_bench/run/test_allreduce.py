@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import multiprocessing
 import os
 import time
@@ -31,6 +32,7 @@ from tests.kernels_bench.fakes import FakeClock, FakeMonitor, FakeProvider, Fake
 
 KERNEL = "nccl all_reduce 2.27.5"
 STEADY = (9e3, *[500.0] * 20)
+COLLECTIVE = {"dtype": "fp16", "collective": "alltoall"}
 
 
 def command(*arguments: str | Path) -> Result:
@@ -257,9 +259,12 @@ def test_what_no_rank_can_time_is_skipped_before_any_is_spawned(tmp_path: Path) 
         Point("allreduce", {**values, "dtype": "fp8"}),
         Point("allreduce", {**values, "mode": "nccl"}),
         Point("allreduce", {**values, "message_bytes": 257}),
+        Point("allreduce", {**values, "dtype": "fp16"}),
+        Point("collective", {**COLLECTIVE, "num_gpus": 3, "message_bytes": 256}),
+        Point("collective", {**COLLECTIVE, "num_gpus": 2, "message_bytes": 255}),
     ]
     worlds = FakeWorlds()
-    assert measure(tmp_path / "j", worlds, bad).skipped == {"unsupported": 3}
+    assert measure(tmp_path / "j", worlds, bad).skipped == {"unsupported": 6}
     assert not worlds.opened
     with pytest.raises(MeasureError, match="is no all-reduce"):
         measure(tmp_path / "k", worlds, [Point("gemm", {"dtype": "bf16", "m": 1, "n": 1, "k": 1})])
@@ -392,13 +397,16 @@ def test_run_with_four_gpus_measures_all_reduce_at_its_end(
     result = command("run", "smoke", "-o", folder, "--deadline", "600")
     assert result.exit_code == 0, result.output
     alone = len(load_grid("smoke").points())
-    assert f"complete: {alone + 88} points measured" in result.stdout
+    assert f"complete: {alone + 88 + 132} points measured" in result.stdout
     assert "another source" not in result.stderr
     tables = fastroof.load_tables(folder)
     looked_up = tables.lookup("allreduce", num_gpus=4, message_bytes=2**20, mode="graph")
     assert float(looked_up.latency_us) == pytest.approx(500.0 * 1e4 * 1.3)
+    for name in ("all_gather", "reduce_scatter", "alltoall"):
+        looked_up = tables.lookup("collective", collective=name, num_gpus=2, message_bytes=2**20)
+        assert float(looked_up.latency_us) == pytest.approx(500.0 * 1e4 * 1.1)
     result = command("resume", folder)
-    assert f"{alone + 88} before" in result.stdout, result.output
+    assert f"{alone + 88 + 132} before" in result.stdout, result.output
     assert len(gpu_run.opened) == 2
 
 
@@ -425,6 +433,14 @@ def test_only_all_reduce_measures_nothing_else(
     assert {r["operator"] for r in of_type(read_journal(journal), "row")} == {"allreduce"}
     command("run", "smoke", "-o", tmp_path / "gemm", "--only", "gemm")
     assert len(gpu_run.opened) == 1
+    result = command("run", "smoke", "-o", tmp_path / "others", "--only", "collective", "--budget", "60")
+    assert result.exit_code == 0, result.output
+    assert {order.collective for _, order in gpu_run.orders[-66:]} == {
+        "all_gather",
+        "reduce_scatter",
+        "alltoall",
+    }
+    assert {order.mode for _, order in gpu_run.orders[-66:]} == {"graph"}
 
 
 def test_points_of_the_grid_beyond_the_gpus_are_left_out(
@@ -438,7 +454,7 @@ def test_points_of_the_grid_beyond_the_gpus_are_left_out(
     )
     result = command("run", grid, "-o", tmp_path / "out")
     assert result.exit_code == 0, result.output
-    assert "2 all-reduces of the grid need more than the 2 GPUs here" in result.stderr
+    assert "2 collectives of the grid need more than the 2 GPUs here" in result.stderr
     assert [(n, o.message_bytes) for n, o in sorted(gpu_run.orders, key=str)] == [(2, 1024), (2, 2048)]
 
 
@@ -513,6 +529,91 @@ def test_over_gloo_end_to_end(tmp_path: Path) -> None:
     assert "5 before" in result.stdout
     assert len(of_type(read_journal(journal), "row")) == 10
     assert command("resume", folder).exit_code == 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+def test_collectives_over_gloo_end_to_end(tmp_path: Path) -> None:
+    """Two real ranks, what each is left with checked, tables that load, and all-reduces beside them."""
+    folder = tmp_path / "out"
+    result = command("collectives", "-o", folder, "--backend", "gloo", "--deadline", "300")
+    assert result.exit_code == 0, result.output
+    assert "complete: 15 collectives measured" in result.stdout
+    (journal,) = find_journals(folder)
+    rows = of_type(read_journal(journal), "row")
+    tables = fastroof.load_tables(folder)
+    for row in rows:
+        values = row["values"]
+        assert float(tables.lookup("collective", **values).latency_us) == row["latency_us"]
+        assert row["kernel"].startswith(f"gloo {values['collective']} (torch ")
+    assert {row["values"]["dtype"] for row in rows} == {OPERATORS["collective"].defaults["dtype"]}
+    assert "holds other collectives only" in command("resume", folder).stderr
+    result = command("allreduce", "-o", folder, "--backend", "gloo")
+    assert "complete: 5 all-reduces measured" in result.stdout, result.output
+    assert len(of_type(read_journal(journal), "row")) == 20
+
+
+def sends_recorded(rank: int, world: World, pipe: Connection) -> None:
+    """A rank that checks each call's tensors, as the schema's message_bytes has them."""
+    import torch.distributed as dist
+
+    from kernels_bench.run.allreduce_rank import run_rank
+
+    def checked(right: Callable[..., Any], share: Callable[[int], int]) -> Callable[..., Any]:
+        def call(output: Any, message: Any, *arguments: Any, **options: Any) -> Any:
+            assert message.nbytes == 4096 * world.num_gpus, "what each GPU contributes"
+            assert output.nbytes == share(message.nbytes)
+            assert output.is_contiguous()
+            assert message.is_contiguous()
+            assert output.data_ptr() != message.data_ptr()
+            return right(output, message, *arguments, **options)
+
+        return call
+
+    dist.all_gather_into_tensor = checked(dist.all_gather_into_tensor, lambda size: size * world.num_gpus)
+    dist.reduce_scatter_tensor = checked(dist.reduce_scatter_tensor, lambda size: size // world.num_gpus)
+    dist.all_to_all_single = checked(dist.all_to_all_single, lambda size: size)
+    run_rank(rank, world, pipe)
+
+
+def misplaced(rank: int, world: World, pipe: Connection) -> None:
+    """Collectives whose parts come in another GPU's place; of a sum, one part twice."""
+    import torch.distributed as dist
+
+    from kernels_bench.run.allreduce_rank import run_rank
+
+    def turned(right: Callable[..., Any]) -> Callable[..., Any]:
+        def call(output: Any, message: Any) -> None:
+            right(output, message)
+            if rank == 0:
+                output.copy_(output.roll(len(output) // world.num_gpus))
+
+        return call
+
+    dist.all_gather_into_tensor = turned(dist.all_gather_into_tensor)
+    dist.reduce_scatter_tensor = turned(dist.reduce_scatter_tensor)
+    dist.all_to_all_single = turned(dist.all_to_all_single)
+    run_rank(rank, world, pipe)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+@pytest.mark.parametrize("num_gpus", [2, 3])
+def test_each_collective_sends_what_its_message_says_and_a_misplaced_part_is_caught(num_gpus: int) -> None:
+    for target, is_right in ((sends_recorded, True), (misplaced, False)):
+        ranks = SpawnedRanks(num_gpus, "gloo", 120.0, target)
+        try:
+            for name in ("all_gather", "reduce_scatter", "alltoall"):
+                order = Order("fp16", "eager", 4096 * num_gpus, 5, 2**24, name)
+                answers = ranks.time(order, 60.0)
+                assert len({answer.error for answer in answers}) == 1, "the ranks agree on the error"
+                # what is only moved is exact; a sum of halves is rounded
+                most = (1e-3 if name == "reduce_scatter" else 0.0) if is_right else math.inf
+                least = 0.0 if is_right else 0.1
+                assert least <= answers[0].error <= most, name
+                assert bool(answers[0].replays_us) is is_right
+        finally:
+            ranks.close()
 
 
 @pytest.mark.slow
