@@ -56,8 +56,14 @@ AllowModelled = Annotated[
     bool,
     typer.Option("--allow-modelled", help="Take what was not measured from the datasheet, and say so."),
 ]
-Dtype = Annotated[str, typer.Option(help="Linear layers: bf16, fp8 or fp8_block.")]
-KvDtype = Annotated[str, typer.Option(help="KV cache: bf16 or fp8.")]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        help="Linear layers and experts: auto (the checkpoint's), bf16, fp8 (a scale a tensor), fp8_block, "
+        "int8, int8_wo, int4_wo, w4afp8, nvfp4, nvfp4_wo or mxfp4."
+    ),
+]
+KvDtype = Annotated[str, typer.Option(help="KV cache: auto (the checkpoint's, else bf16), bf16 or fp8.")]
 Runtime = Annotated[str, typer.Option(help="What an engine adds to its kernels.")]
 Method = Annotated[str, typer.Option(help="Lookup: roofline, linear_mfu, nearest or floor.")]
 MaxBatchedTokens = Annotated[

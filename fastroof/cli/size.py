@@ -104,8 +104,8 @@ def size(
     ep: Ep = 1,
     routing: Routing = None,
     allow_modelled: AllowModelled = False,
-    dtype: Dtype = "bf16",
-    kv_dtype: KvDtype = "bf16",
+    dtype: Dtype = "auto",
+    kv_dtype: KvDtype = "auto",
     runtime: Runtime = "kernels",
     max_batched_tokens: MaxBatchedTokens = None,
     max_seqs: MaxSeqs = None,
@@ -121,6 +121,7 @@ def size(
     """
     from fastroof import load_model
     from fastroof.engines import load_engine
+    from fastroof.plan.options import PlanOptions
     from fastroof.serving.least_gpus import replica_plans
 
     given = [rate, kv_len, batch_size]
@@ -135,6 +136,9 @@ def size(
     engine = load_engine(runtime)
     budget = engine.scheduling.max_num_batched_tokens if max_batched_tokens is None else max_batched_tokens
     seqs = engine.scheduling.max_num_seqs if max_seqs is None else max_seqs
+    loaded = load_model(model)
+    formats = PlanOptions(dtype=dtype, kv_dtype=kv_dtype).of(loaded)
+    dtype, kv_dtype = formats.dtype, formats.kv_dtype
     plan_options: dict[str, Any] = {
         "pp": pp,
         "dp": dp,
@@ -147,7 +151,6 @@ def size(
         "method": method,
     }
     limit_ms = math.inf if tpot_ms is None else tpot_ms
-    loaded = load_model(model)
     if rate is not None:
         limits = {"ttft_ms": ttft_ms, "tpot_ms": tpot_ms, "request_latency_ms": request_latency_ms}
         load = {"isl": isl, "osl": osl} | {name: ms for name, ms in limits.items() if ms is not None}

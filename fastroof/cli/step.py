@@ -70,7 +70,7 @@ tokens, sequences, latency_us, relative_error (one standard error; with --explai
 ranks and stages), tokens_per_s_per_gpu, origin (measured, interpolated, extrapolated, borrowed or modelled),
 components_us [tokens, logits, decode_attention, prefill_attention, runtime], kv_tokens, max_kv_tokens, and
 with --explain operators [name, calls, total_us, share, flops, moved_bytes, mfu, bytes_per_s, bound, origin,
-source].
+source, dtype (of its kernel)].
 What does not apply is null.
 """
 
@@ -90,8 +90,8 @@ def step(
     moe_tp: MoeTp = None,
     routing: Routing = None,
     allow_modelled: AllowModelled = False,
-    dtype: Dtype = "bf16",
-    kv_dtype: KvDtype = "bf16",
+    dtype: Dtype = "auto",
+    kv_dtype: KvDtype = "auto",
     decode: Annotated[
         list[str] | None,
         typer.Option(metavar="BATCHxKV", help="64x4096: 64 decodes attending to 4096 tokens; repeatable."),
@@ -220,10 +220,18 @@ def _document(
                 "bound": o.bound,
                 "origin": ORIGINS[o.origin],
                 "source": o.source,
+                "dtype": o.dtype,
             }
             for o in explanation.operators
         ]
     return document
+
+
+def _checkpoint_words(plan: StepPlan) -> str:
+    """How a checkpoint is quantised, and whether that was asked for."""
+    checkpoint = plan.model.checkpoint
+    other = "" if plan.dtype == checkpoint.dtype else f", timed as {plan.dtype}"
+    return f"{checkpoint.method}{other}"
 
 
 def _kv_words(plan: StepPlan, requests: list[Requests], kv_tokens: int) -> str:
@@ -264,6 +272,7 @@ def _print(
             ("tokens/s", f"{facts['tokens_per_s']:,.0f}{per_gpu}"),
             ("origin", ORIGIN_WORDS[facts["origin"]]),
             ("kernels", plan.kernels),
+            *([("checkpoint", _checkpoint_words(plan))] if plan.model.checkpoint.method else []),
             ("KV cache", _kv_words(plan, requests, facts["kv_tokens"])),
         ]
     )
@@ -272,7 +281,19 @@ def _print(
         rows = [(PARTS[name], f"{us:,.1f}", percent(us / total_us)) for name, us in components.items() if us]
         print_table(("part", "us", "share"), rows, left=("part",))
         return
-    columns = ("operator", "calls", "us", "share", "FLOPs", "bytes", "MFU", "TB/s", "bound", "origin")
+    columns = (
+        "operator",
+        "calls",
+        "us",
+        "share",
+        "FLOPs",
+        "bytes",
+        "MFU",
+        "TB/s",
+        "bound",
+        "origin",
+        "dtype",
+    )
     rows_by_operator = [
         (
             o.name,
@@ -285,7 +306,8 @@ def _print(
             f"{o.moved_bytes / o.total_us * US_PER_S / TB:.2f}",
             o.bound,
             ORIGINS[o.origin],
+            o.dtype,
         )
         for o in explanation.operators
     ]
-    print_table(columns, rows_by_operator, left=("operator", "bound", "origin"))
+    print_table(columns, rows_by_operator, left=("operator", "bound", "origin", "dtype"))

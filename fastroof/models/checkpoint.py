@@ -31,6 +31,11 @@ class Checkpoint:
     head_dtype: str = "bf16"
     scale_bytes: tuple[tuple[str, float], ...] = ()
 
+    @property
+    def formats(self) -> tuple[str, str]:
+        """What ``auto`` means of the linear layers, and of the cache."""
+        return self.dtype, self.kv_dtype or "bf16"
+
 
 UNQUANTISED = Checkpoint()
 """Weights in bf16."""

@@ -77,9 +77,9 @@ class PlanOptions(NamedTuple):
 
     def of(self, model: ModelSpec) -> PlanOptions:
         """Return options with the formats of a model's checkpoint where they say auto."""
-        checkpoint = model.checkpoint
-        dtype = checkpoint.dtype if self.dtype == AUTO else self.dtype
-        kv_dtype = (checkpoint.kv_dtype or "bf16") if self.kv_dtype == AUTO else self.kv_dtype
+        own, own_kv = model.checkpoint.formats
+        dtype = own if self.dtype == AUTO else self.dtype
+        kv_dtype = own_kv if self.kv_dtype == AUTO else self.kv_dtype
         return self._replace(dtype=dtype, kv_dtype=kv_dtype)
 
 

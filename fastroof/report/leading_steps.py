@@ -12,7 +12,7 @@ from fastroof.checks import is_number
 from fastroof.config import GpuSpec, load_gpu
 from fastroof.errors import FastroofError
 from fastroof.models import load_model
-from fastroof.models.execution import ROUTINGS
+from fastroof.models.execution import AUTO, ROUTINGS
 from fastroof.report.components import component_of
 from fastroof.units import MS_PER_S, US_PER_S
 
@@ -140,8 +140,8 @@ class StepSource:
                     spec,
                     self._measured(spec),
                     tp=tp if isinstance(tp, int) else 1,
-                    dtype=str(dtype),
-                    kv_dtype=str(kv_dtype or "bf16"),
+                    dtype=str(dtype or AUTO),
+                    kv_dtype=str(kv_dtype or AUTO),
                     runtime=self._runtime(str(runtime or "kernels")),
                     method=str(self._spec.get("method", "roofline")),
                     max_tokens=size[0],

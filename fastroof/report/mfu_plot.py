@@ -10,11 +10,13 @@ import numpy as np
 from fastroof.arrays import Bools, Floats, Longs
 from fastroof.columns import ORIGIN_BORROWED, ORIGIN_EXTRAPOLATED
 from fastroof.models import Layout
-from fastroof.models.execution import Execution
+from fastroof.models.execution import AUTO
 from fastroof.operators.attention import ATTENTION
 from fastroof.operators.attention_work import decode_attention_bytes, decode_attention_flops
 from fastroof.operators.calls import AttentionCall, Gemm
 from fastroof.plan.attention import heads_of
+from fastroof.plan.options import PlanOptions
+from fastroof.plan.recipe import curves_of, execution_of
 from fastroof.report.plots import LINE_COLOURS, QUIET, label_line_ends, new_figure, style, write_titles
 from fastroof.units import DTYPE_BYTES, TFLOP
 
@@ -77,8 +79,8 @@ def draw_mfu(
     tables: Tables,
     *,
     tp: int = 1,
-    dtype: str = "bf16",
-    kv_dtype: str = "bf16",
+    dtype: str = AUTO,
+    kv_dtype: str = AUTO,
     method: str = "roofline",
 ) -> Figure:
     """Draw the MFU of one model's kernels on one GPU of ``tp``.
@@ -96,7 +98,7 @@ def draw_mfu(
     tp : int
         Tensor-parallel size: 1, 2, 4 or 8.
     dtype, kv_dtype : str
-        Of the linear layers and of the KV cache.
+        Of the linear layers and of the KV cache; by default the checkpoint's.
     method : str
         As in :meth:`fastroof.Tables.lookup`.
 
@@ -112,7 +114,10 @@ def draw_mfu(
     """
     layout = Layout(tp)
     model.check_layout(layout)
-    calls = model.only_kind.calls(model.hidden, layout, Execution(dtype))
+    options = PlanOptions(tp=tp, dtype=dtype, kv_dtype=kv_dtype, method=method).checked().of(model)
+    dtype, kv_dtype = options.dtype, options.kv_dtype
+    execution = execution_of(model, options, curves_of(tables, tables.gpu, options))
+    calls = model.only_kind.calls(model.hidden, layout, execution)
     (call,) = (c for c in calls if isinstance(c, AttentionCall))
     attention: dict[str, Any] = {
         "num_q_heads": call.num_q_heads,

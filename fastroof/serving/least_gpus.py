@@ -18,6 +18,7 @@ from fastroof.config import GpuSpec, load_gpu
 from fastroof.engines import EngineProfile, load_engine
 from fastroof.errors import BatchError, MissingTableError, PlanError
 from fastroof.models import Layout, ModelSpec
+from fastroof.models.execution import AUTO
 from fastroof.models.layout import TP_SIZES
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.options import checked_model
@@ -213,8 +214,8 @@ def least_gpus(
     ep: int = 1,
     routing: str | None = None,
     allow_modelled: bool = False,
-    dtype: str = "bf16",
-    kv_dtype: str = "bf16",
+    dtype: str = AUTO,
+    kv_dtype: str = AUTO,
     runtime: EngineProfile | str | Path | Mapping[str, Any] = "kernels",
     method: str = "roofline",
     max_batched_tokens: int | None = None,

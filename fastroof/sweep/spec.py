@@ -8,7 +8,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, WithJsonSchema, field_validator
 
-from fastroof.models.execution import DTYPES, KV_DTYPES, ROUTING, ROUTINGS
+from fastroof.models import ModelSpec
+from fastroof.models.execution import AUTO, DTYPES, KV_DTYPES, ROUTING, ROUTINGS
 from fastroof.models.layout import SIZES_OF_TP, TP_SIZES
 from fastroof.ranges import expand_sizes
 from fastroof.sweep.spec_values import (
@@ -31,7 +32,7 @@ MAX_ROWS: Final = 20_000_000
 MAX_GPUS: Final = 1024
 """Largest size of a layout."""
 _SIZES: Final = "a number, a list of numbers, or a range like {start = 1, stop = 8, factor = 2}"
-_CHOICES: Final = {"dtype": DTYPES, "kv_dtype": KV_DTYPES, "routing": ROUTINGS}
+_CHOICES: Final = {"dtype": (AUTO, *DTYPES), "kv_dtype": (AUTO, *KV_DTYPES), "routing": ROUTINGS}
 
 Sizes = Annotated[tuple[int, ...], WithJsonSchema(SIZES_SCHEMA)]
 Names = Annotated[tuple[str, ...], WithJsonSchema(NAMES_SCHEMA)]
@@ -64,14 +65,21 @@ class SweepSpec(BaseModel):
     routing: Names = Field(
         (ROUTING,), description=f"how tokens spread over experts, a list out of {', '.join(ROUTINGS)}"
     )
-    dtype: Names = Field(("bf16",), description=f"a list out of {', '.join(DTYPES)}")
-    kv_dtype: Names = Field(("bf16",), description=f"a list out of {', '.join(KV_DTYPES)}")
+    dtype: Names = Field((AUTO,), description=f"a list out of {', '.join((AUTO, *DTYPES))}")
+    kv_dtype: Names = Field((AUTO,), description=f"a list out of {', '.join((AUTO, *KV_DTYPES))}")
 
     @property
     def splits(self) -> tuple[tuple[int, Split], ...]:
         """Every tensor-parallel size with every other size of a layout, in the order of the rows."""
         others = list(itertools.starmap(Split, itertools.product(self.pp, self.dp, self.ep, self.routing)))
         return tuple(itertools.product(self.tp, others))
+
+    def formats(self, model: ModelSpec) -> tuple[tuple[str, str], ...]:
+        """Every dtype with every kv_dtype of a model, each once: auto is what its checkpoint has."""
+        own, own_kv = model.checkpoint.formats
+        dtypes = dict.fromkeys(own if dtype == AUTO else dtype for dtype in self.dtype)
+        kv_dtypes = dict.fromkeys(own_kv if dtype == AUTO else dtype for dtype in self.kv_dtype)
+        return tuple(itertools.product(dtypes, kv_dtypes))
 
     @field_validator("tables", mode="before")
     @classmethod

@@ -20,6 +20,11 @@ LIMITS = {
 }
 
 
+def _dtypes(spec):
+    """Formats of checkpoints that are not quantised: bf16 where auto is asked for."""
+    return ["bf16" if dtype == "auto" else dtype for dtype in spec.dtype]
+
+
 def layouts_of(total: int, tp: int, mode: str) -> list[tuple[int, int, int]]:
     """Replicas, prefill workers and decode workers; empty where the GPUs do not divide."""
     if total % tp:
@@ -32,7 +37,7 @@ def layouts_of(total: int, tp: int, mode: str) -> list[tuple[int, int, int]]:
 def candidates(spec: Any, tables: Any) -> list[dict[str, Any]]:
     """Estimate all that a spec with total_gpus and concurrency asks for; ``reason`` says what failed."""
     found = []
-    for model, mode, tp, dtype in itertools.product(spec.models, spec.mode, spec.tp, spec.dtype):
+    for model, mode, tp, dtype in itertools.product(spec.models, spec.mode, spec.tp, _dtypes(spec)):
         for total in spec.total_gpus:
             laid_out = layouts_of(total, tp, mode)
             for layout in laid_out or [None]:

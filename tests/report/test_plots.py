@@ -292,8 +292,8 @@ def test_plot_commands(tmp_path: Path, arguments: tuple[str, ...]) -> None:
         (("step", "--kv-len", "1", "-o", "a.png"), "kv_len >= 2"),
         (("step", "--against", "kv-len", "--batch", "0", "-o", "a.png"), "batch_size >= 1"),
         (("step", "--max-batch", "1", "-o", "a.png"), "at least 2"),
-        (("mfu", "--dtype", "fp4", "-o", "a.png"), "dtype=fp4"),
-        (("mfu", "--kv-dtype", "fp4", "-o", "a.png"), "fp4 KV"),
+        (("mfu", "--dtype", "fp4", "-o", "a.png"), "dtype must be one of auto, bf16"),
+        (("mfu", "--kv-dtype", "fp4", "-o", "a.png"), "kv_dtype must be one of auto, bf16"),
         (("roofline",), "missing option"),
     ],
 )

@@ -6,6 +6,7 @@ import itertools
 import json
 import subprocess
 import sys
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from fastroof.errors import SweepError
 from fastroof.models import load_model, model_names
 from fastroof.ranges import MAX_NUMBERS, expand_sizes
-from fastroof.sweep import StepSpec, load_spec
+from fastroof.sweep import StepSpec, load_spec, run_sweep
 from fastroof.sweep import spec as common
 from fastroof.sweep.steps import spec as spec_module
 
@@ -48,7 +49,7 @@ def test_the_packaged_spec_is_the_main_job() -> None:
 
 def test_defaults() -> None:
     spec = load_spec(SMALL)
-    assert (spec.gpu, spec.tp, spec.dtype, spec.kv_dtype) == ("h100", (1,), ("bf16",), ("bf16",))
+    assert (spec.gpu, spec.tp, spec.dtype, spec.kv_dtype) == ("h100", (1,), ("auto",), ("auto",))
     assert (spec.tpot_ms, spec.keep, spec.report_kv_len) == (None, "best", 4096)
     assert load_spec(spec) is spec
 
@@ -131,7 +132,7 @@ def test_a_list_that_is_too_long_is_refused() -> None:
         ({"tp": [1, 3]}, "tp: got 3, need some of 1, 2, 4, 8"),
         ({"tp": [True]}, "tp: got True, need some of 1, 2, 4, 8"),
         ({"tp": [1.0]}, "tp: got 1.0, need"),
-        ({"dtype": "fp16"}, "dtype: got 'fp16', need some of bf16, fp8, fp8_block"),
+        ({"dtype": "fp16"}, "dtype: got 'fp16', need some of auto, bf16, fp8, fp8_block"),
         ({"kv_dtype": []}, "kv_dtype: the list is empty"),
         ({"gpu": "h101"}, "gpu: unknown GPU 'h101'"),
         ({"gpu": 100}, "gpu: got 100, need a GPU's name"),
@@ -278,3 +279,40 @@ def test_a_spec_is_checked_without_numba() -> None:
         [sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True, check=True
     )
     assert {"numba", "torch", "pyarrow"}.isdisjoint(done.stdout.split())
+
+
+def quantised_model(tmp_path: Path, name: str, quantisation: dict[str, Any] | None) -> str:
+    config = json.loads((files("fastroof.models") / "presets" / "qwen3-8b.json").read_text())
+    folder = tmp_path / name
+    folder.mkdir()
+    own = {} if quantisation is None else {"quantization_config": quantisation}
+    (folder / "config.json").write_text(json.dumps(config | own))
+    return str(folder)
+
+
+def test_auto_is_each_models_own_format_and_no_format_comes_twice(tmp_path: Path) -> None:
+    block = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    tensor = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}
+    models = [
+        quantised_model(tmp_path, name, quantisation)
+        for name, quantisation in (("plain", None), ("block", block), ("tensor", tensor))
+    ]
+    spec = StepSpec.model_validate(
+        {"models": models, "batch_size": [1], "kv_len": [1024], "dtype": ["auto", "bf16", "fp8"]}
+    )
+    formats = [spec.formats(load_model(model)) for model in models]
+    assert formats == [
+        (("bf16", "bf16"), ("fp8", "bf16")),
+        (("fp8_block", "bf16"), ("bf16", "bf16"), ("fp8", "bf16")),
+        (("fp8", "fp8"), ("bf16", "fp8")),
+    ]
+
+
+def test_rows_of_a_sweep_name_the_format_that_auto_stands_for(tmp_path: Path) -> None:
+    model = quantised_model(tmp_path, "block", {"quant_method": "fp8", "weight_block_size": [128, 128]})
+    spec = {"models": [model], "batch_size": [1, 8], "kv_len": [1024]}
+    run_sweep(spec, tmp_path / "auto.jsonl")
+    run_sweep({**spec, "dtype": "fp8_block", "kv_dtype": "bf16"}, tmp_path / "named.jsonl")
+    rows = [(tmp_path / f"{name}.jsonl").read_text() for name in ("auto", "named")]
+    assert '"fp8_block"' in rows[0]
+    assert rows[0] == rows[1]

@@ -108,8 +108,8 @@ class FastroofPredictorConfig(BaseExecutionTimePredictorConfig):  # type: ignore
 
     model: str = _option("llama-3.1-8b", "Preset, or path of a config.json.")
     gpu: str = _option("h100", "GPU, or path of a gpu.toml.")
-    dtype: str = _option("bf16", "Linear layers: bf16, fp8 or fp8_block.")
-    kv_dtype: str = _option("bf16", "KV cache: bf16 or fp8.")
+    dtype: str = _option("auto", "Linear layers: auto (the checkpoint's), bf16, fp8, fp8_block, ...")
+    kv_dtype: str = _option("auto", "KV cache: auto (the checkpoint's), bf16 or fp8.")
     runtime: str = _option("kernels", "What the engine adds: kernels, vllm, trtllm or a .toml file.")
     tables: str = _option("", "Folder of measured tables instead of the shipped ones.")
     source: str = _option("", "Only this source of the tables.")

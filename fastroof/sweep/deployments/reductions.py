@@ -10,6 +10,7 @@ from fastroof.arrays import Floats, Longs
 from fastroof.compiled.reductions import BestTable, Fronts, reduce_best, reduce_pareto
 from fastroof.engines import load_engine
 from fastroof.models import load_model
+from fastroof.models.execution import DTYPES, KV_DTYPES
 from fastroof.sweep.deployments.spec import DeploymentSpec
 
 __all__ = ["best_rows", "ordered_rows", "reduced_rows"]
@@ -21,8 +22,8 @@ def _groups(spec: DeploymentSpec, rows: pa.Table) -> Longs:
         "model": [load_model(name).name for name in spec.models],
         "gpu": list(spec.gpu_names),
         "mode": list(spec.mode),
-        "dtype": list(spec.dtype),
-        "kv_dtype": list(spec.kv_dtype),
+        "dtype": list(DTYPES),
+        "kv_dtype": list(KV_DTYPES),
         "runtime": [load_engine(name).name for name in spec.runtime],
     }
     group_of = np.zeros(rows.num_rows, np.int64)

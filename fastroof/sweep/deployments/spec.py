@@ -19,6 +19,7 @@ from pydantic import (
 from fastroof.checks import is_number
 from fastroof.config import load_gpu
 from fastroof.engines import engine_names, load_engine
+from fastroof.models import load_model
 from fastroof.models.layout import SIZES_OF_TP, TP_SIZES
 from fastroof.ranges import expand_reals, expand_sizes
 from fastroof.sweep.deployments.layouts import num_layouts
@@ -288,9 +289,8 @@ class DeploymentSpec(SweepSpec):
     @property
     def num_candidates(self) -> int:
         """All candidates, whether or not they are possible."""
-        plans = math.prod(
-            len(axis) for axis in (self.models, self.gpus, self.dtype, self.kv_dtype, self.runtime)
-        )
+        formats = sum(len(self.formats(load_model(model))) for model in self.models)
+        plans = formats * len(self.gpus) * len(self.runtime)
         return plans * sum(self.num_layouts.values()) * math.prod(map(len, self.load_axes.values()))
 
     def price(self, gpu: str) -> float | None:

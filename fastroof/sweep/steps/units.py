@@ -26,9 +26,10 @@ def step_pieces(spec: StepSpec) -> Iterator[UnitPiece]:
     rows_a_length = batches if spec.keep == "all" else 1
     most = min(ROWS_A_UNIT // rows_a_length, EVALUATIONS_A_UNIT // batches)
     for model in spec.models:
-        longest = load_model(model).max_position
+        loaded = load_model(model)
+        longest = loaded.max_position
         within = sum(kv_len <= longest for kv_len in spec.kv_len)
-        for (tp, split), dtype, kv_dtype in itertools.product(spec.splits, spec.dtype, spec.kv_dtype):
+        for (tp, split), (dtype, kv_dtype) in itertools.product(spec.splits, spec.formats(loaded)):
             key = PlanKey(model, spec.gpu, tp, dtype, kv_dtype, spec.runtime, *split)
             for start, stop in slices(within, most):
                 yield UnitPiece(key, "steps", start, stop, (stop - start) * batches, stop == within)
