@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Floats, Longs
+from fastroof.backends.dense_plans import check_dense
 from fastroof.compiled import steps
 from fastroof.compiled.grids import AxisSlots, open_block
 from fastroof.errors import BackendError
@@ -129,7 +130,8 @@ def export_llmservingsim(
     Raises
     ------
     BackendError
-        If the plans are of several models, or two of one size; if the folder exists or cannot be written.
+        If the plans are of several models, or two of one size; of experts, layers of several kinds or ranks,
+        which a profile has no place for; if the folder exists or cannot be written.
 
     Notes
     -----
@@ -187,6 +189,8 @@ def checked_plans(plans: StepPlan | Sequence[StepPlan]) -> tuple[StepPlan, ...]:
     listed = tuple(plans) if isinstance(plans, Sequence) else (plans,)
     if not listed:
         raise BackendError("a bundle needs a plan at least")
+    for plan in listed:
+        check_dense(plan, "LLMServingSim's profile")
     for plan in listed[1:]:
         if _what_is_shared(plan) != _what_is_shared(listed[0]):
             raise BackendError(f"plans of one bundle differ in tp alone: {plan!r} is not {listed[0]!r}")

@@ -31,6 +31,7 @@ from hashlib import sha256
 from typing import Any, Final
 
 import fastroof
+from fastroof.backends.dense_plans import check_dense
 from fastroof.backends.vidur.terms import TERM_OF
 from fastroof.errors import BackendError
 from fastroof.models import DenseModel
@@ -294,6 +295,7 @@ def _check_replica(plan: fastroof.StepPlan, replica: Any) -> None:
             f"the plan has tp={plan.tp}, the replica tensor_parallel_size={replica.tensor_parallel_size}: "
             "give both the same"
         )
+    check_dense(plan, "Vidur's replica")
     theirs, ours = replica.model_config, DenseModel.of(plan.model)
     differ = [
         f"{name} {getattr(theirs, name)} and {getattr(ours, own)}"

@@ -27,5 +27,21 @@ TERM_OF: Final[dict[Role, str]] = {
     "down": "mlp_layer_down_proj_execution_time",
     "attention_allreduce": "tensor_parallel_communication_time",
     "mlp_allreduce": "tensor_parallel_communication_time",
+    # of a mixture of experts, which Vidur has no terms of its own for
+    "router": "mlp_layer_up_proj_execution_time",
+    "experts": "mlp_layer_up_proj_execution_time",
+    "shared_gate_up_quantise": "mlp_layer_up_proj_execution_time",
+    "shared_gate_up": "mlp_layer_up_proj_execution_time",
+    "shared_gate": "mlp_layer_up_proj_execution_time",
+    "shared_activation": "mlp_layer_act_execution_time",
+    "shared_down_quantise": "mlp_layer_down_proj_execution_time",
+    "shared_down": "mlp_layer_down_proj_execution_time",
+    "attention_gate": "attention_layer_post_proj_execution_time",
+    "qk_norm_allreduce": "tensor_parallel_communication_time",
+    "attention_scatter": "tensor_parallel_communication_time",
+    "experts_gather": "tensor_parallel_communication_time",
+    "experts_dispatch": "tensor_parallel_communication_time",
+    "experts_combine": "tensor_parallel_communication_time",
+    "experts_scatter": "tensor_parallel_communication_time",
 }
 """Vidur's term of each call of a plan, by its role, that runs in every layer."""

@@ -21,7 +21,7 @@ from fastroof.backends.vidur.terms import TERM_OF
 from fastroof.models import Layout
 from fastroof.models.execution import Execution
 from fastroof.models.step import step_calls
-from fastroof.operators.calls import AttentionCall
+from fastroof.operators.calls import AttentionCall, Parallel
 
 TREE = Path(__file__).with_name("vidur_tree")
 CHECKOUT = TREE.parents[3]
@@ -157,11 +157,11 @@ def test_terms_are_those_of_the_explanation(vidur, predictor):
 def test_every_operator_of_a_layer_has_a_term(vidur):
     for model in map(fastroof.load_model, fastroof.model_names()):
         calls = step_calls(model, Layout(2), Execution("fp8", "fp8", True))
-        if any(kind.mlp.has_experts for kind in model.kinds):
-            continue
-        (of_layer,) = calls.layers
-        of_layer = [call for call in of_layer if not isinstance(call, AttentionCall)]
-        assert all(call.role in TERM_OF for call in of_layer)
+        of_layers = [call for layer in calls.layers for call in layer]
+        paths = [path for call in of_layers if isinstance(call, Parallel) for path in call.paths]
+        of_layers += [call for path in paths for call in path]
+        rows = [call for call in of_layers if not isinstance(call, AttentionCall | Parallel)]
+        assert all(call.role in TERM_OF for call in rows)
         assert not any(call.role in TERM_OF for call in (*calls.before, *calls.after))
 
 

@@ -1,0 +1,68 @@
+"""Programs that know dense models alone: which plans have no place in their files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastroof.errors import BackendError
+
+if TYPE_CHECKING:
+    from fastroof.plan import StepPlan
+
+__all__ = ["check_dense"]
+
+_DENSE_ROLES = frozenset(
+    [
+        "embedding",
+        "attention_norm",
+        "qkv_quantise",
+        "qkv",
+        "qk_norm",
+        "rope",
+        "kv_write",
+        "o_quantise",
+        "o",
+        "attention_allreduce",
+        "mlp_norm",
+        "gate_up_quantise",
+        "gate_up",
+        "activation",
+        "down_quantise",
+        "down",
+        "mlp_allreduce",
+        "final_norm",
+        "lm_head",
+    ]
+)
+INSTEAD = "export c, serve, Dynamo's profile and plan.scalar take any plan"
+
+
+def check_dense(plan: StepPlan, program: str) -> None:
+    """Refuse plans whose times would lack a part in a file of layers that all are alike and dense.
+
+    Raises
+    ------
+    BackendError
+        Naming what the program has no place for.
+    """
+    layout, model = plan.layout, plan.model
+    lacks = []
+    if model.has_experts:
+        lacks.append("experts")
+    if len(model.layers) > 1:
+        kinds = ", ".join(f"{group.count} {group.kind.name}" for group in model.layers)
+        lacks.append(f"layers of several kinds ({kinds})")
+    elif model.window is not None:
+        lacks.append(f"layers within a window of {model.window} tokens")
+    others = {
+        curve.operator.role: None for curve in plan.row_curves if curve.operator.role not in _DENSE_ROLES
+    }
+    if others and not lacks:
+        lacks.append(", ".join(role.replace("_", " ") for role in others))
+    if layout.world_size != layout.tp:
+        lacks.append(f"ranks and stages ({layout})")
+    if lacks:
+        raise BackendError(
+            f"{program} has no place for {' and '.join(lacks)} of {model.name}: its times would be of "
+            f"another model; {INSTEAD}"
+        )
