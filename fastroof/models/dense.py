@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple, Protocol
 
 from fastroof.errors import ModelError
@@ -144,13 +144,13 @@ class DenseModel:
         Raises
         ------
         ModelError
-            If it is something else than dense layers of one kind.
+            If it is something else than dense layers of one kind, or has parts that these sizes do not say.
         """
         kind = model.only_kind
         attention, mlp = kind.attention, kind.mlp
         if not isinstance(attention, GroupedQueryAttention) or not isinstance(mlp, GatedMlp):
             raise ModelError(f"{model.name} is no dense transformer: its layers are {kind.name}")
-        return cls(
+        sizes = cls(
             name=model.name,
             architecture=model.architecture,
             num_layers=model.num_layers,
@@ -169,6 +169,12 @@ class DenseModel:
             max_position=model.max_position,
             torch_dtype=model.torch_dtype,
         )
+        plain = sizes.spec().only_kind
+        for part, known in ((attention, plain.attention), (mlp, plain.mlp)):
+            more = [f.name for f in fields(part) if getattr(part, f.name) != getattr(known, f.name)]
+            if more:
+                raise ModelError(f"{model.name} is no plain transformer: its layers have {', '.join(more)}")
+        return sizes
 
     @property
     def group_size(self) -> int:

@@ -22,6 +22,7 @@ TEXT_CONFIG: Final = "text_config"
 # What a wrapper may say of its text model, where that says nothing itself.
 _SHARED: Final = ("tie_word_embeddings", "torch_dtype", "dtype", "_name_or_path")
 _MAX_SIZE = 2**31 - 1
+_MOST_LAYERS = 4096
 
 
 def read_config(path: Path) -> Mapping[str, Any]:
@@ -88,6 +89,14 @@ class Fields:
             raise self.error(f"field {key} is missing")
         value = self.config[named]
         return whole_number(f"{self.where}: field {named}", value, most=_MAX_SIZE, error=ModelError)
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the model; no list of more than a few thousand is made."""
+        named = f"{self.where}: field num_hidden_layers"
+        if "num_hidden_layers" not in self.config:
+            raise self.error("field num_hidden_layers is missing")
+        return whole_number(named, self.config["num_hidden_layers"], most=_MOST_LAYERS, error=ModelError)
 
     def optional_size(self, key: str, default: int | None = None) -> int | None:
         """As :meth:`size`, or the default where the field is null or missing."""

@@ -57,26 +57,26 @@ def _layers(
 
 def _llama(fields: Fields) -> list[LayerKind]:
     bias = fields.flag("attention_bias", default=False)
-    windows = layer_windows(fields, fields.size("num_hidden_layers"), fields.optional_size("sliding_window"))
+    windows = layer_windows(fields, fields.num_layers, fields.optional_size("sliding_window"))
     mlp_bias = fields.flag("mlp_bias", default=False)
     return _layers(fields, windows, qkv_bias=bias, o_bias=bias, mlp_bias=mlp_bias, missing_means_all=True)
 
 
 def _mistral(fields: Fields) -> list[LayerKind]:
     bias = fields.flag("attention_bias", default=False)
-    windows = layer_windows(fields, fields.size("num_hidden_layers"), _window(fields))
+    windows = layer_windows(fields, fields.num_layers, _window(fields))
     mlp_bias = fields.flag("mlp_bias", default=False)
     return _layers(fields, windows, qkv_bias=bias, o_bias=bias, mlp_bias=mlp_bias)
 
 
 def _qwen2(fields: Fields) -> list[LayerKind]:
-    windows = qwen_windows(fields, fields.size("num_hidden_layers"))
+    windows = qwen_windows(fields, fields.num_layers)
     bias, mlp_bias = fields.flag("attention_bias", default=True), fields.flag("mlp_bias", default=False)
     return _layers(fields, windows, qkv_bias=bias, o_bias=False, mlp_bias=mlp_bias)
 
 
 def _qwen3(fields: Fields) -> list[LayerKind]:
-    windows = qwen_windows(fields, fields.size("num_hidden_layers"))
+    windows = qwen_windows(fields, fields.num_layers)
     bias, mlp_bias = fields.flag("attention_bias", default=False), fields.flag("mlp_bias", default=False)
     return _layers(
         fields,

@@ -43,7 +43,7 @@ def _layers(
 
 
 def _gemma(fields: Fields) -> list[LayerKind]:
-    return _layers(fields, [None] * fields.size("num_hidden_layers"), has_post_norms=False)
+    return _layers(fields, [None] * fields.num_layers, has_post_norms=False)
 
 
 def _gemma2(fields: Fields) -> list[LayerKind]:
@@ -57,7 +57,7 @@ def _gemma3(fields: Fields) -> list[LayerKind]:
 
 def _windows(fields: Fields, every: int) -> list[int | None]:
     """Windows of all layers: every so many attend to everything, unless ``layer_types`` says otherwise."""
-    num_layers = fields.size("num_hidden_layers")
+    num_layers = fields.num_layers
     kinds = [FULL if (layer + 1) % every == 0 else WINDOWED for layer in range(num_layers)]
     fields = fields.with_defaults({"layer_types": kinds})
     return layer_windows(fields, num_layers, fields.size_or("sliding_window", _WINDOW))

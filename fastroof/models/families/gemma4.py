@@ -37,7 +37,7 @@ def _layers(fields: Fields) -> list[LayerKind]:
     ]
     if missing:
         raise UnsupportedModelError(f"{fields.where}: a plan has no {', no '.join(missing)}")
-    num_layers, num_q_heads = fields.size("num_hidden_layers"), fields.size("num_attention_heads")
+    num_layers, num_q_heads = fields.num_layers, fields.size("num_attention_heads")
     keys_are_values = fields.flag("attention_k_eq_v", default=False)
     bias = fields.flag("attention_bias", default=False)
     num_kv_heads = kv_heads(fields, num_q_heads)

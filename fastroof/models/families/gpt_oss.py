@@ -16,7 +16,7 @@ _HEAD_DIM: Final = 64
 
 
 def _layers(fields: Fields) -> list[LayerKind]:
-    num_q_heads, num_layers = fields.size("num_attention_heads"), fields.size("num_hidden_layers")
+    num_q_heads, num_layers = fields.size("num_attention_heads"), fields.num_layers
     num_kv_heads, width = kv_heads(fields, num_q_heads), fields.size_or("head_dim", _HEAD_DIM)
     bias = fields.flag("attention_bias", default=True)
     experts = RoutedExperts(

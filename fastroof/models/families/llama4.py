@@ -26,7 +26,7 @@ _DEFAULTS: Final[dict[str, Any]] = {
 
 
 def _layers(fields: Fields) -> list[LayerKind]:
-    num_layers = fields.size("num_hidden_layers")
+    num_layers = fields.num_layers
     hidden, num_q_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
     chunk, max_position = fields.optional_size("attention_chunk_size"), fields.size("max_position_embeddings")
     bias = fields.flag("attention_bias", default=False)
@@ -72,7 +72,8 @@ def _has_rope(fields: Fields, num_layers: int) -> list[bool]:
 def _has_experts(fields: Fields, num_layers: int) -> list[bool]:
     listed = fields.numbers("moe_layers")
     if listed is not None:
-        return [layer in set(listed) for layer in range(num_layers)]
+        moe_layers = set(listed)
+        return [layer in moe_layers for layer in range(num_layers)]
     step = fields.count("interleave_moe_layer_step", 1)
     return [step > 0 and (layer + 1) % step == 0 for layer in range(num_layers)]
 

@@ -15,7 +15,7 @@ __all__ = ["FAMILIES"]
 
 
 def _layers(fields: Fields) -> list[LayerKind]:
-    num_layers, num_q_heads = fields.size("num_hidden_layers"), fields.size("num_attention_heads")
+    num_layers, num_q_heads = fields.num_layers, fields.size("num_attention_heads")
     bias = fields.flag("attention_bias", default=False)
     full = GroupedQueryAttention(
         num_q_heads,

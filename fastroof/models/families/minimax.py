@@ -18,7 +18,7 @@ _OVER_ALL_HEADS: Final = "per_layer"
 
 
 def _layers(fields: Fields) -> list[LayerKind]:
-    num_layers = fields.size("num_hidden_layers")
+    num_layers = fields.num_layers
     softmax = fields.of_layers("attn_type_list", fields.numbers("attn_type_list"), num_layers)
     if softmax is not None and not all(softmax):
         raise UnsupportedModelError(

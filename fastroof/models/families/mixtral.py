@@ -21,7 +21,7 @@ def _layers(fields: Fields) -> list[LayerKind]:
         fields.size("num_experts_per_tok"),
         fields.size("intermediate_size"),
     )
-    windows = layer_windows(fields, fields.size("num_hidden_layers"), fields.optional_size("sliding_window"))
+    windows = layer_windows(fields, fields.num_layers, fields.optional_size("sliding_window"))
     return layer_kinds(
         (GroupedQueryAttention(num_q_heads, num_kv_heads, width, window=window), experts)
         for window in windows

@@ -20,7 +20,7 @@ _MAX_FFN_MULT: Final = 1024
 
 
 def _layers(fields: Fields) -> list[LayerKind]:
-    num_layers = fields.size("num_hidden_layers")
+    num_layers = fields.num_layers
     blocks = fields.of_layers("block_configs", fields.parts("block_configs"), num_layers)
     if blocks is None:
         raise fields.error("field block_configs is missing")

@@ -18,7 +18,7 @@ def _layers(fields: Fields) -> list[LayerKind]:
     num_kv_heads = kv_heads(fields, num_q_heads, missing_means_all=True)
     width = head_dim(fields, hidden, num_q_heads)
     mlp = GatedMlp(fields.size("intermediate_size"))
-    windows = layer_windows(fields, fields.size("num_hidden_layers"), fields.optional_size("sliding_window"))
+    windows = layer_windows(fields, fields.num_layers, fields.optional_size("sliding_window"))
     return layer_kinds(
         (GroupedQueryAttention(num_q_heads, num_kv_heads, width, window=window), mlp) for window in windows
     )

@@ -25,9 +25,7 @@ def _mlps(fields: Fields, shared_intermediate: int) -> list[Mlp]:
         shared_intermediate,
         shared_gate=shared_intermediate > 0,
     )
-    has_experts = [
-        (i + 1) % step == 0 and i not in dense_layers for i in range(fields.size("num_hidden_layers"))
-    ]
+    has_experts = [(i + 1) % step == 0 and i not in dense_layers for i in range(fields.num_layers)]
     dense = experts if all(has_experts) else GatedMlp(fields.size("intermediate_size"))
     return [experts if has else dense for has in has_experts]
 

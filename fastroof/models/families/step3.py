@@ -25,7 +25,7 @@ def _layers(fields: Fields) -> list[LayerKind]:
     fields = fields.with_defaults(
         {ours: fields.config[own] for own, ours in _SAME.items() if fields.has(own)}
     )
-    num_layers, num_q_heads = fields.size("num_hidden_layers"), fields.size("num_attention_heads")
+    num_layers, num_q_heads = fields.num_layers, fields.size("num_attention_heads")
     hidden, other = fields.size("hidden_size"), fields.part("attention_other_setting")
     full = {
         "num_q_heads": num_q_heads,
@@ -84,8 +84,8 @@ def _has_experts(fields: Fields, num_layers: int) -> list[bool]:
     if listed is None:
         first = fields.count("first_k_dense_replace", 1)
         return [layer >= first for layer in range(num_layers)]
-    layers = Fields({"moe_layers_enum": listed}, fields.where).numbers("moe_layers_enum") or ()
-    return [layer in set(layers) for layer in range(num_layers)]
+    layers = set(Fields({"moe_layers_enum": listed}, fields.where).numbers("moe_layers_enum") or ())
+    return [layer in layers for layer in range(num_layers)]
 
 
 FAMILIES: Final = (
