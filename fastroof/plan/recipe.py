@@ -187,7 +187,7 @@ def execution_of(model: ModelSpec, gpu: GpuSpec, options: PlanOptions, curves: C
         options.kv_dtype,
         "fp8" in stored and curves.quantise_inputs,
         formats,
-        kernel_formats(model, stored, curves.gpu, options, tables),
+        kernel_formats(model, stored, gpu, options, tables),
         scale_bytes=scale_bytes,
         routing=ROUTING if options.routing is None else options.routing,
         exchange=exchange_rules(options.runtime, gpu, options.exchange),
