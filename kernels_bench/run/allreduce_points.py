@@ -63,7 +63,7 @@ def allreduce_points(worlds: Sequence[int], backend: str = "nccl") -> list[Point
 
 
 def collective_points(worlds: Sequence[int], backend: str = "nccl") -> list[Point]:
-    """Return which all-gathers, reduce-scatters and all-to-alls are measured where no grid says.
+    """Return which all-gathers, reduce-scatters and all-to-all exchanges are measured where no grid says.
 
     Parameters
     ----------
