@@ -1,0 +1,131 @@
+"""Rows of experts, windows, block scales and collectives: written, loaded, validated, compared, exported."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import fastroof
+from fastroof.config.gpu import load_gpu
+from kernels_bench.cli import app
+from kernels_bench.grid.estimate import estimate_all
+from kernels_bench.output.diff import diff_tables
+from kernels_bench.output.export_infersim import export_infersim
+from kernels_bench.output.table_sets import load_table_set
+from kernels_bench.output.tables import write_tables
+from kernels_bench.output.validate import validate_tables
+from kernels_bench.points import Point
+from tests.reference.made_journals import decode, gemm, prefill, row, write_journal
+
+H100 = load_gpu("h100")
+LAYER = {"hidden": 2048, "intermediate": 768, "topk": 8, "num_experts": 128}
+TOKENS = (1, 16, 256, 4096)
+
+
+def experts(num_tokens: int, **keys: Any) -> Point:
+    given = {"dtype": "bf16", **LAYER, "moe_tp": 1, "moe_ep": 1, "distribution": "power_law_1.2"}
+    return Point("moe", {**given, **keys, "num_tokens": num_tokens})
+
+
+def collective(name: str, message_bytes: int) -> Point:
+    return Point(
+        "collective",
+        {"dtype": "fp16", "collective": name, "num_gpus": 8, "message_bytes": message_bytes},
+    )
+
+
+POINTS = [
+    *(experts(m) for m in TOKENS),
+    *(experts(m, distribution="balanced") for m in TOKENS),
+    *(experts(m, moe_ep=8) for m in TOKENS),
+    *(experts(m, dtype="fp8_block", moe_tp=2) for m in TOKENS),
+    *(experts(m, dtype="fp8") for m in TOKENS),
+    *(gemm(m, dtype=dtype) for m in (1, 64, 1024) for dtype in ("bf16", "fp8_block")),
+    *(decode(b, kv, window=128) for b in (1, 32) for kv in (64, 128, 4096)),
+    *(prefill(q, window=w) for q in (128, 512, 2048) for w in (0, 128)),
+    *(collective(name, 2**p) for name in ("all_gather", "alltoall") for p in (12, 20, 28)),
+]
+
+
+def rows(scale: float = 1.0) -> list[Any]:
+    """As long as such points are estimated to take."""
+    return [row(p, scale * one.latency_us) for p, one in zip(POINTS, estimate_all(POINTS, H100), strict=True)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    where = tmp_path_factory.mktemp("rows")
+    for name, scale in (("a", 1.0), ("b", 1.1)):
+        journal = write_journal(where / f"{name}.jsonl", rows(scale))
+        write_tables([journal], where / name / "kernels_bench")
+    return where
+
+
+def test_every_row_answers_a_lookup(folder: Path) -> None:
+    tables = fastroof.load_tables(str(folder / "a"), gpu="h100")
+    measured = {p.key: r["latency_us"] for p, r in zip(POINTS, rows(), strict=True)}
+    for point in POINTS:
+        found = tables.lookup(point.operator, **point.values)
+        assert float(found.latency_us) == measured[point.key], point.key
+        assert int(found.origin) == 0
+    between = tables.lookup("moe", num_tokens=64, **LAYER, distribution="power_law_1.2")
+    assert measured[experts(16).key] < float(between.latency_us) < measured[experts(256).key]
+    assert int(between.origin) == 1
+
+
+def test_nothing_is_wrong_with_them(folder: Path) -> None:
+    tables = load_table_set(str(folder / "a"))
+    validation = validate_tables(tables, H100, POINTS)
+    grave = [f for r in validation.reports for f in r.findings if f.severity == "error"]
+    assert grave == []
+    assert all(not group.missing for group in validation.coverage)
+    assert {(c.operator, c.dtype) for c in validation.ceilings} >= {
+        ("moe", "bf16"), ("moe", "fp8"), ("moe", "fp8_block"), ("gemm", "fp8_block"), ("collective", "fp16"),
+    }  # fmt: skip
+
+
+def test_experts_that_are_too_fast_are_found(tmp_path: Path) -> None:
+    # 4096 tokens at 8 experts are 309 GFLOP, 16 times the peak
+    journal = write_journal(tmp_path / "j.jsonl", [row(experts(m), 20.0) for m in TOKENS])
+    tables = load_table_set(str(journal))
+    assert 4096 not in tables.tables["moe"].columns["num_tokens"]
+    (finding,) = (f for f in validate_tables(tables, H100).findings if f.kind == "left_out")
+    assert '"num_tokens": 4096' in finding.message
+
+
+def test_two_sets_are_compared_by_layer_routing_and_window(folder: Path) -> None:
+    difference = diff_tables(*(load_table_set(str(folder / name)) for name in "ab"))
+    by_operator = {d.operator: d for d in difference.operators}
+    assert by_operator["moe"].common == 5 * len(TOKENS)
+    assert all(d.median == pytest.approx(1.1) for d in difference.operators)
+    keys = [d.key for d in difference.keys if d.operator == "moe"]
+    assert {(k["dtype"], k["moe_tp"], k["moe_ep"], k["distribution"]) for k in keys} == {
+        ("bf16", 1, 1, "power_law_1.2"), ("bf16", 1, 1, "balanced"), ("bf16", 1, 8, "power_law_1.2"),
+        ("fp8_block", 2, 1, "power_law_1.2"), ("fp8", 1, 1, "power_law_1.2"),
+    }  # fmt: skip
+    assert {d.key["window"] for d in difference.keys if d.operator == "attention_prefill"} == {0, 128}
+
+
+def test_what_infersims_files_have_no_room_for_is_counted(folder: Path, tmp_path: Path) -> None:
+    done = export_infersim(load_table_set(str(folder / "a")), tmp_path / "tree")
+    assert done.left_out["InferSim has no file for moe"] == 5 * len(TOKENS)
+    assert done.left_out["InferSim has no file for collective"] == 6
+    assert done.left_out["attention_decode with a sliding window"] == 6
+    assert done.left_out["attention_prefill with a sliding window"] == 3
+    assert done.left_out["gemm of fp8_block, the one GEMM file holds bf16"] == 3
+    blocks = export_infersim(load_table_set(str(folder / "a")), tmp_path / "blocks", gemm_dtype="fp8_block")
+    assert blocks.rows["gemm/h100/data.csv"] == 3
+
+
+def test_the_commands_take_them(folder: Path) -> None:
+    result = CliRunner().invoke(app, ["validate", str(folder / "a"), "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["severity"] != "error"
+    result = CliRunner().invoke(app, ["diff", str(folder / "a"), str(folder / "b")])
+    assert result.exit_code == 0, result.output
+    assert "moe" in result.stdout
+    assert "collective" in result.stdout
