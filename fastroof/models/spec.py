@@ -183,10 +183,9 @@ class ModelSpec:
         """
         if layout.tp not in ALL_TP_SIZES:
             raise PlanError(f"tp must be one of {SIZES_OF_TP}, got {layout.tp}")
-        if layout.pp > 1:
+        if layout.pp > self.num_layers:
             raise PlanError(
-                f"pp {layout.pp}: a plan times every layer on one group of GPUs; pipeline stages, their "
-                "bubbles and what they send each other have no operators yet"
+                f"pp {layout.pp}: {self.name} has {self.num_layers} layers, and every stage needs one"
             )
         dense = [kind.name for kind in self.kinds if not kind.mlp.has_experts]
         if layout.ep > 1 and len(dense) == len(self.layers):

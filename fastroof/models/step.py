@@ -7,7 +7,7 @@ from typing import NamedTuple
 from fastroof.models.execution import Execution
 from fastroof.models.layout import Layout
 from fastroof.models.spec import ModelSpec
-from fastroof.operators.calls import Call, Elementwise, Gemm
+from fastroof.operators.calls import Call, Elementwise, Gemm, SendReceive
 from fastroof.units import ACTIVATION_BYTES
 
 __all__ = ["StepCalls", "step_calls"]
@@ -54,7 +54,16 @@ def step_calls(model: ModelSpec, layout: Layout, execution: Execution) -> StepCa
         (Elementwise("embedding", "embedding", 1, 2.0 * row_bytes),),
         tuple(kind.calls(model.hidden, layout, execution) for kind in model.kinds),
         (
+            *_sent_on(layout, row_bytes),
             Elementwise("final_norm", "final rmsnorm", 1, 4.0 * row_bytes),
             Gemm("lm_head", "lm_head", 1, vocab_rows, model.hidden, head_dtype, "sequences"),
         ),
     )
+
+
+def _sent_on(layout: Layout, row_bytes: float) -> tuple[Call, ...]:
+    """What pipeline stages send each other: a token's hidden state at every boundary."""
+    if layout.pp == 1:
+        return ()
+    stage_gpus = layout.tp * layout.dp
+    return (SendReceive("stage_send", "pipeline send", layout.pp - 1, row_bytes, layout.pp, stage_gpus),)

@@ -56,7 +56,8 @@ def compile_plan(
     tp : int
         Tensor-parallel size: 1, 2, 4 or 8.
     pp : int
-        Pipeline stages: 1, until a plan has what they send each other.
+        Pipeline stages. A step is one batch through all of them, with what they send each other (modelled);
+        ``plan.stages``, ``plan.pipeline_us`` and ``plan.cycle_us`` know several batches at once.
     dp : int
         Ranks of attention data parallelism. Steps are those of one rank: ``batch_size`` and tokens are a
         rank's. Ranks of a dense model share nothing, so its times are those of dp 1.

@@ -62,6 +62,11 @@ class RowCurve:
             call = replace(call, times=call.times * count)
         return RowCurve(call, self.axis, self.value, self.flag, self.launch_us, self.source)
 
+    def once(self) -> RowCurve:
+        """Return the curve of one call."""
+        call = replace(self.operator, times=1)
+        return RowCurve(call, self.axis, self.value, self.flag, self.launch_us, self.source)
+
 
 class CurveSource(Protocol):
     """What a plan is compiled from."""

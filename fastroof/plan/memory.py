@@ -10,6 +10,7 @@ import numpy as np
 from fastroof.config import GpuSpec
 from fastroof.models import Layout, ModelSpec
 from fastroof.models.execution import Execution, weight_bytes
+from fastroof.models.stages import stages_of
 from fastroof.units import ACTIVATION_BYTES
 
 __all__ = ["MEMORY_SHARE", "PlanMemory", "plan_memory", "window_kv_bytes"]
@@ -113,14 +114,48 @@ class PlanMemory(NamedTuple):
 
 
 def plan_memory(
-    model: ModelSpec, layout: Layout, gpu: GpuSpec, execution: Execution, max_tokens: int
+    model: ModelSpec,
+    layout: Layout,
+    gpu: GpuSpec,
+    execution: Execution,
+    max_tokens: int,
+    *,
+    stage: int | None = None,
 ) -> PlanMemory:
-    """Work out :class:`PlanMemory` of one GPU's share of a model."""
+    """Work out :class:`PlanMemory` of one GPU's share of a model: of the pipeline stage with least room.
+
+    Parameters
+    ----------
+    model, layout, gpu, execution
+        Of a plan.
+    max_tokens : int
+        Of its largest step.
+    stage : int, optional
+        The stage whose layers ``model`` has; by default it has those of all.
+    """
+    if stage is not None or layout.pp == 1:
+        return _gpu_memory(model, layout, gpu, execution, max_tokens, stage or 0)
+    parts = [
+        _gpu_memory(one.model(model), layout, gpu, execution, max_tokens, one.number)
+        for one in stages_of(model, layout.pp)
+    ]
+    return min(parts, key=lambda part: (part.max_kv_tokens, -part.weight_bytes))
+
+
+def _gpu_memory(
+    model: ModelSpec, layout: Layout, gpu: GpuSpec, execution: Execution, max_tokens: int, stage: int
+) -> PlanMemory:
+    """Memory of a GPU of one stage."""
     hidden = model.hidden
+    is_first, is_last = stage == 0, stage == layout.pp - 1
     vocab_rows = model.padded_vocab(layout.tp) // layout.tp
     linear_bytes = model.sum_layers(lambda kind: kind.weight_bytes(hidden, layout, execution))
-    other = vocab_rows * hidden + hidden
-    if not model.tie_embeddings or execution.head_dtype != "bf16":
+    is_tied = model.tie_embeddings and execution.head_dtype == "bf16"
+    other = hidden if is_last else 0
+    if is_first:
+        is_copied = execution.exchange.copies_embedding and layout.dp > 1
+        other += (model.padded_vocab(1) if is_copied else vocab_rows) * hidden
+    if is_last and not (is_tied and is_first):
         linear_bytes += weight_bytes({"lm_head": vocab_rows * hidden}, execution.of_head())
     other += int(model.sum_layers(lambda kind: kind.other_weights(hidden, layout)))
     held_bytes = int(linear_bytes) + other * ACTIVATION_BYTES

@@ -16,8 +16,9 @@ from fastroof.errors import PlanError
 from fastroof.lazy_property import lazy_property
 from fastroof.models import ModelSpec
 from fastroof.models.execution import ROUTING, Execution, Formats
+from fastroof.models.stages import Stage, stages_of
 from fastroof.models.step import StepCalls, step_calls
-from fastroof.operators.calls import AttentionCall, Call, Parallel
+from fastroof.operators.calls import AttentionCall, Call, Parallel, Role
 from fastroof.plan.attention import PlanAttention, heads_of
 from fastroof.plan.blocks import scaled_block, sum_blocks
 from fastroof.plan.curves import CurveSource
@@ -76,8 +77,8 @@ class PlanRecipe:
             "sequences": origins_of(self.calls, "sequences", seqs),
         }
 
-    def plan(self, model: ModelSpec, sums: RowSums, row: int) -> StepPlan:
-        """Compile the plan of one model from its row of :meth:`row_sums`."""
+    def plan(self, model: ModelSpec, sums: RowSums, row: int, stage: int | None = None) -> StepPlan:
+        """Compile the plan of one model, or of a pipeline stage, from its row of :meth:`row_sums`."""
         counts = [*(group.count for group in model.layers), 1]  # ONCE is the last
         row_curves = tuple(curve.in_layers(counts[kind]) for kind, curve, _, _ in self.calls)
         attention = tuple(_all_layers(part, counts[part.kind]) for part in self.attention)
@@ -99,7 +100,44 @@ class PlanRecipe:
             # one kind's blocks are the arena's
             attention=attention if len(attention) > 1 else tuple(part.without_blocks() for part in attention),
             error_source=self.error_source,
+            stage=stage,
+            stage_plans=self._stage_plans(model) if options.pp > 1 and stage is None else (),
         )
+
+    def _stage_plans(self, model: ModelSpec) -> tuple[StepPlan, ...]:
+        """Plans of a model's pipeline stages; those that are alike are one."""
+        made: dict[tuple[tuple[int, ...], bool, bool], StepPlan] = {}
+        plans = []
+        for stage in stages_of(model, self.options.pp):
+            alike = (stage.counts, stage.is_first, stage.is_last)
+            if alike not in made:
+                made[alike] = self._stage_plan(model, stage)
+            plans.append(made[alike])
+        return tuple(plans)
+
+    def _stage_plan(self, model: ModelSpec, stage: Stage) -> StepPlan:
+        """The plan of one stage: its layers, what it sends on, and the embedding or the LM head."""
+        kinds = [kind for kind, count in enumerate(stage.counts) if count]
+        calls, places = [], [0]
+        for call in self.calls:
+            if call.kind == ONCE and _runs_in(call.curve.operator.role, stage):
+                calls.append(call._replace(curve=call.curve.once()))
+            elif call.kind in kinds:
+                calls.append(call._replace(kind=kinds.index(call.kind)))
+            places.append(len(calls))
+        attention = tuple(
+            part._replace(kind=kinds.index(part.kind), before=places[part.before])
+            for part in self.attention
+            if part.kind in kinds
+        )
+        options = self.options
+        if not stage.is_last:
+            # sequences are sampled by the last one
+            costs = replace(options.runtime.costs, sequence_us=0.0)
+            options = options._replace(runtime=replace(options.runtime, costs=costs))
+        recipe = replace(self, options=options, calls=tuple(calls), attention=attention)
+        part = stage.model(model)
+        return recipe.plan(part, recipe.row_sums([[g.count for g in part.layers]]), 0, stage.number)
 
     def _arena(self, num_layers: int, attention: Sequence[PlanAttention], sums: RowSums) -> Floats:
         """Lay a plan out as the step loops read it."""
@@ -142,6 +180,13 @@ class PlanRecipe:
         arena = np.concatenate([header, *sections.values()], dtype=np.float64)
         arena.flags.writeable = False
         return arena
+
+
+def _runs_in(role: Role, stage: Stage) -> bool:
+    """Whether a stage runs a call that runs once a step."""
+    if role == "embedding":
+        return stage.is_first
+    return not stage.is_last if role == "stage_send" else stage.is_last
 
 
 def _prefix_us(attention: Sequence[PlanAttention]) -> tuple[float, float]:

@@ -185,6 +185,8 @@ def sums_of(
     def summed(section: Section, limit: int) -> Floats:
         of = [i for i, call in enumerate(calls) if call.is_in(section)]
         sums = np.zeros((len(times), limit + 1))
+        if not of:
+            return sums
         sum_rows(np.stack([calls[i].latency_us for i in of]), times[:, of].copy(), sums)
         return sums
 

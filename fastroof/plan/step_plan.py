@@ -16,7 +16,7 @@ from fastroof.lazy_property import lazy_property
 from fastroof.models import Layout, ModelSpec
 from fastroof.models.execution import Execution
 from fastroof.operators.attention_work import HeadShape
-from fastroof.plan import step_error
+from fastroof.plan import pipeline, step_error
 from fastroof.plan.attention import PlanAttention, heads_of
 from fastroof.plan.curves import RowCurve
 from fastroof.plan.decode_lines import decode_lines
@@ -65,6 +65,10 @@ class StepPlan:
         Each operator's latency against its rows, in the order in which they are summed.
     attention : tuple of PlanAttention
         Attention of each kind of layers; ``arena`` holds their sum.
+    stage : int or None
+        Which pipeline stage it is a plan of; None where it is of the whole model.
+    stage_plans : tuple of StepPlan
+        Of its pipeline stages, where there are several; :attr:`stages` is there always.
     """
 
     model: ModelSpec
@@ -83,6 +87,18 @@ class StepPlan:
     attention: tuple[PlanAttention, ...]
     error_source: ErrorSource
     version: str = field(default=__version__)
+    stage: int | None = None
+    stage_plans: tuple[StepPlan, ...] = ()
+
+    @property
+    def stages(self) -> tuple[StepPlan, ...]:
+        """Plans of its pipeline stages, in their order; of a plan without, itself.
+
+        The first has the embedding, the last the final norm, the LM head and what the engine adds to a
+        sequence; all others send what they made. What the engine adds to a step every stage has, for its own
+        host; the plan itself has it once.
+        """
+        return self.stage_plans or (self,)
 
     @property
     def tp(self) -> int:
@@ -110,7 +126,9 @@ class StepPlan:
     @lazy_property
     def memory(self) -> PlanMemory:
         """Weight bytes, KV bytes a token and the most KV tokens that fit, on one GPU."""
-        return plan_memory(self.model, self.layout, self.gpu, self.execution, self.max_tokens)
+        return plan_memory(
+            self.model, self.layout, self.gpu, self.execution, self.max_tokens, stage=self.stage
+        )
 
     @lazy_property
     def decode_lines(self) -> Floats | None:
@@ -172,6 +190,7 @@ class StepPlan:
             "fastroof.runtime": self.runtime,
             "fastroof.method": self.method,
             "fastroof.kernels": self.kernels,
+            **{f"fastroof.{name}": str(value) for name, value in self._split().items()},
         }
 
     def __getstate__(self) -> dict[str, Any]:
@@ -184,10 +203,31 @@ class StepPlan:
             object.__setattr__(self, name, value)
         self.arena.flags.writeable = False
 
+    def _split(self) -> dict[str, str | int]:
+        """What tells it apart from a dense model that is split by tp alone."""
+        layout, split = self.layout, dict[str, str | int]()
+        if layout.world_size > self.tp or layout.ep > 1:
+            split |= {"pp": layout.pp, "dp": layout.dp, "ep": layout.ep, "moe_tp": layout.moe_tp}
+        if self.stage is not None:
+            split["stage"] = self.stage
+        if self.model.has_experts:
+            split["routing"] = self.execution.routing
+            if self.execution.exchange.alltoall != "never":
+                split["exchange"] = "alltoall"
+        if self.execution.dp_imbalance != 1.0:
+            split["dp_imbalance"] = str(self.execution.dp_imbalance)
+        return split
+
     def __repr__(self) -> str:
+        layout = self.layout
+        gpus = f"{layout.world_size} x {self.gpu.name}"
+        if layout.world_size > self.tp or layout.ep > 1:
+            gpus += f" ({layout})"
+        stage = "" if self.stage is None else f"stage {self.stage} of "
+        routing = f", routing {self.execution.routing}" if self.model.has_experts else ""
         return (
-            f"StepPlan({self.model.name} on {self.tp} x {self.gpu.name}, {self.dtype} weights, "
-            f"{self.kv_dtype} KV, runtime {self.runtime!r}, up to {self.max_tokens} tokens)"
+            f"StepPlan({stage}{self.model.name} on {gpus}, {self.dtype} weights, {self.kv_dtype} KV"
+            f"{routing}, runtime {self.runtime!r}, up to {self.max_tokens} tokens)"
         )
 
     @lazy_property
@@ -197,6 +237,8 @@ class StepPlan:
 
     def describe(self) -> dict[str, str | int]:
         """Say what it is a plan of, as JSON can hold it: what other programs are told of a plan.
+
+        Layouts beyond tp name every size, models with experts how tokens spread over them.
 
         Examples
         --------
@@ -218,6 +260,7 @@ class StepPlan:
             "tables_hash": self.tables_hash,
             "kernels": self.kernels,
             "version": self.version,
+            **self._split(),
         }
 
     @overload
@@ -441,6 +484,56 @@ class StepPlan:
             Microseconds a step.
         """
         return evaluate.step_us(self, batch, threads)
+
+    def pipeline_us(self, batch: StepBatch) -> float:
+        """Time micro-batches that follow each other through the pipeline stages, with their bubbles.
+
+        Parameters
+        ----------
+        batch : StepBatch
+            A step a micro-batch, in their order.
+
+        Returns
+        -------
+        float
+            From the first one's start to the last one's end, us: ``(n + pp - 1)`` times a stage for n equal
+            ones in equal stages, see :mod:`fastroof.plan.pipeline`. Without stages the sum of the steps.
+
+        Examples
+        --------
+        >>> import fastroof
+        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), pp=4)
+        >>> one, four = (fastroof.StepBatch.from_requests([[(1, 999)] * 16] * n) for n in (1, 4))
+        >>> 1.5 < plan.pipeline_us(four) / plan.pipeline_us(one) < 2.1
+        True
+        """
+        return pipeline.pipeline_us(self, batch)
+
+    def cycle_us(self, batch: StepBatch) -> float:
+        """Time of one round of micro-batches that keep going round the pipeline stages, as decodes do.
+
+        Parameters
+        ----------
+        batch : StepBatch
+            A step a micro-batch; with as many as stages none waits, where stages are equal.
+
+        Returns
+        -------
+        float
+            us in which each makes its step once: what the busiest stage needs for all of them, or the longest
+            for all stages. Equal ones take no longer; of unequal ones some may wait for each other beside.
+        """
+        return pipeline.cycle_us(self, batch)
+
+    def stage_times_us(self, batch: StepBatch) -> Floats:
+        """Time every step in every pipeline stage.
+
+        Returns
+        -------
+        ndarray of float64, shape (steps, pp)
+            us; the slowest stage is ``.max(axis=1)``.
+        """
+        return pipeline.stage_times_us(self, batch)
 
     def explain(self, requests: Iterable[tuple[int, int]], *, with_error: bool = False) -> Explanation:
         """Break one step down by operator: latency, FLOPs, bytes, MFU, what bounds it, origin.

@@ -133,3 +133,48 @@ def test_shared_experts_beside_all_to_all(h100):
     for step in ([(1, 99)] * 8, [(64, 0)] * 4):
         explained = plan.explain(step)
         assert sum(o.total_us for o in explained.operators) == pytest.approx(explained.total_us, rel=1e-12)
+
+
+def test_a_plan_says_how_it_is_split(h100):
+    plan = compile_plan(MODEL, "h100", h100, dp=4, pp=2, ep=4, dp_imbalance=1.5, **LIMITS)
+    words = (
+        "8 x h100 (tp 1, pp 2, dp 4, ep 4), bf16 weights, bf16 KV, routing power_law_1.2, runtime 'kernels'"
+    )
+    assert words in repr(plan)
+    assert "stage 1 of qwen3-235b-a22b on 8 x h100" in repr(plan.stages[1])
+    split = {"pp": 2, "dp": 4, "ep": 4, "moe_tp": 1, "routing": "power_law_1.2", "dp_imbalance": "1.5"}
+    assert plan.describe().items() >= split.items()
+    assert plan.made_from["fastroof.ep"] == "4"
+    dense = compile_plan("llama-3.1-8b", "h100", h100, tp=2, **LIMITS)
+    assert "llama-3.1-8b on 2 x h100, bf16" in repr(dense)
+    assert not split.keys() & dense.describe().keys()
+
+
+def test_weights_of_experts_by_layout(h100):
+    """A layer of Qwen3-235B by hand: 128 experts of 4096 x 1536, 64 and 4 heads of 128."""
+    expert = 3 * 4096 * 1536
+    attention = {
+        tp: (64 // tp + 2 * max(1, 4 // tp)) * 128 * 4096 + 4096 * 64 // tp * 128 for tp in (1, 2, 8)
+    }
+    small = 2 * 4096 + 2 * 128 + 128 * 4096
+
+    def held(experts: float, tp: int) -> int:
+        vocab = 2 * MODEL.padded_vocab(tp) // tp * 4096
+        return int(2 * (94 * (experts * expert + attention[tp] + small) + vocab + 4096))
+
+    for layout, experts, tp in (
+        ({"tp": 8, "ep": 8}, 16, 8),
+        ({"tp": 8}, 16, 8),
+        ({"dp": 8, "ep": 8}, 16, 1),
+        ({"tp": 2, "dp": 4, "ep": 4, "moe_tp": 2}, 16, 2),
+        ({"dp": 8, "ep": 2}, 16, 1),
+    ):
+        memory = compile_plan(
+            MODEL, "h100", h100, dtype="bf16", allow_modelled=True, **layout, **LIMITS
+        ).memory
+        assert memory.weight_bytes == pytest.approx(held(experts, tp), rel=1e-9), layout
+        # each rank keeps its own sequences, over its tp alone
+        assert memory.kv_bytes_per_token == 94 * 2 * max(1, 4 // tp) * 128 * 2
+    copied = compile_plan(MODEL, "h100", h100, tp=2, dp=4, ep=8, runtime="sglang", **LIMITS).memory
+    vocab = MODEL.padded_vocab(1) - MODEL.padded_vocab(2) // 2
+    assert copied.weight_bytes == held(16, 2) + 2 * vocab * 4096
