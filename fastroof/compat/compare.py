@@ -12,7 +12,7 @@ from typing import Any, Final
 from fastroof.checks import whole_number
 from fastroof.compat import infersim, roofline_v2
 from fastroof.compat.compare_causes import CAUSES, Cause, differences
-from fastroof.compat.compare_fastroof import datasheet_facts, plan_time
+from fastroof.compat.compare_fastroof import datasheet_facts, modelled_components, plan_time
 from fastroof.compat.compare_infersim import constants_of, hf_config, infersim_facts, infersim_time
 from fastroof.compat.compare_models import (
     ComparedModel,
@@ -35,6 +35,7 @@ from fastroof.compat.compare_steps import (
 from fastroof.compat.compare_trees import infersim_tree, roofline_v2_tree
 from fastroof.config import GpuSpec, load_gpu
 from fastroof.errors import BatchError, FastroofError, MissingTableError
+from fastroof.load.trees import load_tree
 from fastroof.models import ModelSpec, load_model
 from fastroof.plan import compile_plan
 from fastroof.plan.datasheet import CLASSES
@@ -158,8 +159,9 @@ def compare(
         | {f"{name} launch us": kind.launch_us for name, kind in CLASSES.items()},
     }
     own = f"measured tables of {spec.name}"
+    modelled = modelled_components(case.plan, steps[0])
     trees = {
-        "fastroof": own,
+        "fastroof": own + (f"; modelled, in part or whole: {', '.join(modelled)}" if modelled else ""),
         "roofline_v2": "none" if case.roofline_v2 is None else _place(own, "bf16", roofline_v2_root),
         "infersim": _place(own, case.dtype, infersim_root),
         "datasheet": "none",
@@ -193,7 +195,7 @@ def compare_case(
         "roofline_v2": roofline_v2_obstacle(sizes, dtype),
         "infersim": infersim_obstacle(sizes, plan.layout, dtype),
     }
-    infersim_tables, same_rows = _infersim_tables(tables, gpu, infersim_root, sizes, dtype)
+    infersim_tables, same_rows, infersim_dtype = _infersim_tables(tables, gpu, infersim_root, sizes, dtype)
     return Case(
         plan=plan,
         datasheet=datasheet,
@@ -218,6 +220,7 @@ def compare_case(
         },
         hf_config=hf_config(model),
         own_trees={"roofline_v2": roofline_v2_root is None, "infersim": same_rows},
+        infersim_dtype=infersim_dtype,
         why_not=why_not,
     )
 
@@ -238,18 +241,23 @@ def _roofline_v2_tables(
 
 def _infersim_tables(
     tables: Tables, gpu: GpuSpec, root: str | Path | None, model: ComparedModel, dtype: str
-) -> tuple[infersim.InfersimTables, bool]:
-    """InferSim's tree, and whether it has the rows of the tables."""
+) -> tuple[infersim.InfersimTables, bool, str]:
+    """InferSim's tree, whether it has the rows of the tables, and what format its GEMMs are in."""
     constants = constants_of(gpu)
     if root is None:
-        return infersim_tree(tables, constants, dtype=dtype, model=model), True
+        return infersim_tree(tables, constants, dtype=dtype, model=model), True, dtype
     folder = Path(root)
     if (folder / "bench_data").is_dir():
         folder = folder / "bench_data"
     loaded = infersim.load(folder, {gpu.name: constants})
     if not any(gpu.name in Path(name).parts for name in loaded.files):
         raise MissingTableError(f"{folder} has no file of gpu {gpu.name}, such as gemm/{gpu.name}/data.csv")
-    return loaded, folder.resolve() == Path(tables.measured.root).resolve()
+    try:
+        dtypes = set(load_tree(folder, gpu.name).tables["gemm"].columns["dtype"])
+    except (FastroofError, KeyError):
+        dtypes = set()
+    same_rows = folder.resolve() == Path(tables.measured.root).resolve()
+    return loaded, same_rows, dtypes.pop() if len(dtypes) == 1 else ""
 
 
 def _compared(case: Case, step: Step) -> ComparedStep:

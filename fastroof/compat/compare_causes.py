@@ -109,7 +109,10 @@ INFERSIM: Final = (
     _infersim("linear", "default MFU", "linear_default", "linear_mfu_us",
         "no measured row answers for {default_parts}: the default MFU {default_mfu:g} does, where fastroof's "
         "times mean {linear_effective_mfu:.4f}"),
-    _infersim("linear", "tables", "given_tree", "linear_mfu_us",
+    _infersim("linear", "MFU of another format", "linear_other_format", "linear_mfu_us",
+        "its tree has the MFUs of {its_dtype} kernels, {linear_mfu:.4f} on average, and takes them of the "
+        "{dtype} peak, where fastroof's times mean {linear_effective_mfu:.4f}"),
+    _infersim("linear", "tables", "linear_given_tree", "linear_mfu_us",
         "its tree has MFU {linear_mfu:.4f} on average, where fastroof's times mean "
         "{linear_effective_mfu:.4f}"),
     _infersim("experts", "weights floor", "expert_floored", "expert_floor_us",
@@ -131,6 +134,9 @@ INFERSIM: Final = (
     _infersim("experts", "MFU of drawn tokens", "expert_drawn", "expert_mfu_us",
         "the MFU in that row's file, {expert_mfu:.3f}, is of the tokens that its script drew; of those that "
         "the row names, {row_tokens} a GPU, it is {expert_row_mfu:.4f}"),
+    _infersim("experts", "MFU of another format", "expert_other_format", "expert_tree_us",
+        "its tree has the MFUs of {its_dtype} kernels, {expert_mfu:.3f} here, and takes them of the {dtype} "
+        "peak, where fastroof's time means {expert_effective_mfu:.4f}"),
     _infersim("experts", "tables", "expert_given_tree", "expert_tree_us",
         "its tree has MFU {expert_mfu:.3f}, where fastroof's time means {expert_effective_mfu:.4f}"),
     _infersim("experts", "routing", "uneven", "routing_us",
@@ -155,7 +161,7 @@ INFERSIM: Final = (
     _infersim("attention", "MFU of one row", "attention_rounded", "attention_mfu_us",
         "MFU of one measured row to 3 decimals: {attention_mfu:.3f}, where fastroof's time means "
         "{effective_mfu:.4f}"),
-    _infersim("attention", "tables", "given_tree", "attention_mfu_us",
+    _infersim("attention", "tables", "attention_given_tree", "attention_mfu_us",
         "its tree has MFU {attention_mfu:.3f}, where fastroof's time means {effective_mfu:.4f}"),
     _infersim("communication", "exchange of tokens", "exchanges", "exchange_us",
         "the tokens of all {world} GPUs pass its NVLink twice as bytes at {nvlink_gb_per_s:.0f} GiB/s, "

@@ -7,14 +7,21 @@ from typing import Any, Final
 from fastroof.compat.compare_steps import COMPONENTS, Case, MethodTime, Step
 from fastroof.operators.calls import Elementwise, RowOperator
 from fastroof.plan import StepPlan
-from fastroof.plan.curves import per_row, row_cost
+from fastroof.plan.curves import DATASHEET_SOURCE, per_row, row_cost
 from fastroof.plan.datasheet import CLASSES
 from fastroof.plan.explain import Explanation
 from fastroof.run import StepBatch
 from fastroof.tables import Tables
 from fastroof.units import US_PER_S
 
-__all__ = ["datasheet_facts", "linear_us", "plan_time", "requests_of", "roles_us"]
+__all__ = [
+    "datasheet_facts",
+    "linear_us",
+    "modelled_components",
+    "plan_time",
+    "requests_of",
+    "roles_us",
+]
 
 DATASHEET_CLASS: Final = {
     "linear": "gemm",
@@ -71,6 +78,14 @@ def _by_component(plan: StepPlan, explanation: Explanation) -> dict[str, dict[st
         sums["roofline_us"] += US_PER_S * max(compute_s, part.moved_bytes / bytes_per_s)
         sums["calls"] += part.calls
     return by_component
+
+
+def modelled_components(plan: StepPlan, step: Step) -> list[str]:
+    """Components of a step of which a part comes from the datasheet, in the order of the components."""
+    of_role = {curve.operator.role: _component(curve.operator) for curve in plan.row_curves}
+    parts = plan.explain(requests_of(step)).operators
+    modelled = {of_role.get(part.role, "attention") for part in parts if part.source == DATASHEET_SOURCE}
+    return [component for component in COMPONENTS if component in modelled]
 
 
 def roles_us(plan: StepPlan, step: Step) -> dict[str, float]:

@@ -7,7 +7,7 @@ from typing import Any, Final
 from fastroof.columns import ORIGIN_MEASURED
 from fastroof.compat import infersim
 from fastroof.compat.compare_fastroof import roles_us
-from fastroof.compat.compare_infersim_experts import experts_facts
+from fastroof.compat.compare_infersim_experts import experts_facts, has_other_format
 from fastroof.compat.compare_models import ComparedModel, infersim_world, is_fp8
 from fastroof.compat.compare_steps import COMPONENTS, Case, MethodTime, Step
 from fastroof.compat.infersim.hardware import (
@@ -162,10 +162,11 @@ def infersim_facts(case: Case, step: Step, own: MethodTime, other: MethodTime) -
     facts: dict[str, Any] = {
         "always": True,
         "own_tree": case.own_trees["infersim"],
-        "given_tree": not case.own_trees["infersim"],
         "split": case.layout.tp > 1,
         "gathers": case.layout.tp > 1 and not own_exchange_us,
         "exchanges": own_exchange_us > 0.0,
+        "dtype": case.dtype,
+        "its_dtype": case.infersim_dtype,
         "tp": case.layout.tp,
         "world": infersim_world(case.model, case.layout),
         "overhead_us": other.components_us["overhead"],
@@ -223,7 +224,8 @@ def _linear_facts(
     fell_back = [name for name in ("projections", "MLP") if name in (row["fallbacks"] or "").split(", ")]
     own_tree = case.own_trees["infersim"]
     coarse = min(float(x) for x in mfu.values()) < COARSE_MFU
-    looked_up = own_tree and not fell_back
+    other_format = has_other_format(case)
+    looked_up = own_tree and not fell_back and not other_format
     return {
         "linear_floor_us": floor_us,
         "linear_peak_us": unfloored_us - at_peak_us,
@@ -232,6 +234,8 @@ def _linear_facts(
         "linear_mfu": least_us / left_us,
         "linear_effective_mfu": least_us / own_us,
         "linear_default": bool(fell_back),
+        "linear_other_format": other_format and not fell_back,
+        "linear_given_tree": not own_tree and not fell_back and not other_format,
         "default_parts": " and ".join(fell_back),
         "default_mfu": case.infersim.gpus[plan.gpu.name].default_mfu,
         "unmeasured_pairs": looked_up and bool(inexact),
@@ -286,6 +290,7 @@ def _attention_facts(
         "attention_mfu": row["attn_mfu"],
         "effective_mfu": least_us / own_us,
         "attention_default": fell_back,
+        "attention_given_tree": not fell_back and not case.own_trees["infersim"],
         "attention_rounded": not fell_back and case.own_trees["infersim"] and (coarse or not measured),
         "heads": name,
     }

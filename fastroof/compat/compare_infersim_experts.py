@@ -8,14 +8,14 @@ from typing import Any, Final
 import numpy as np
 
 from fastroof.compat import infersim
-from fastroof.compat.compare_models import infersim_world
+from fastroof.compat.compare_models import infersim_world, is_fp8
 from fastroof.compat.compare_steps import Case, Step
 from fastroof.compat.infersim.rows import grouped_gemm_rows
 from fastroof.errors import MissingTableError
 from fastroof.operators.expert_work import moe_flops
 from fastroof.units import US_PER_S
 
-__all__ = ["BALANCED", "experts_facts"]
+__all__ = ["BALANCED", "experts_facts", "has_other_format"]
 
 BALANCED: Final = "balanced"
 """Routing of the rows that InferSim is given: it has none of its own."""
@@ -57,7 +57,8 @@ def experts_facts(
     even_us = own_us if routing == BALANCED else _evenly_routed_us(case, step.new_tokens, own_us)
     least_us = _least_us(case, step.new_tokens)
     fell_back = "experts" in (row["fallbacks"] or "").split(", ")
-    reads_row = case.own_trees["infersim"] and not fell_back
+    other_format = has_other_format(case)
+    reads_row = case.own_trees["infersim"] and not fell_back and not other_format
     mfu, row_mfu = least_us / apart_us, 0.0
     if reads_row:
         row_mfu = _least_us(case, row_tokens) / _evenly_routed_us(case, row_tokens, own_us)
@@ -86,7 +87,8 @@ def experts_facts(
         "expert_row": reads_row,
         "expert_rounded": reads_row and is_rounded,
         "expert_drawn": reads_row and not is_rounded,
-        "expert_given_tree": not reads_row and not fell_back,
+        "expert_other_format": other_format and not fell_back,
+        "expert_given_tree": not reads_row and not fell_back and not other_format,
         "row_tokens": row_tokens,
         "uneven": routing != BALANCED,
         "routing": routing,
@@ -99,6 +101,11 @@ def experts_facts(
         "its_shared_us": shared_us,
         "own_shared_us": own_shared_us,
     }
+
+
+def has_other_format(case: Case) -> bool:
+    """Whether InferSim's tree has MFUs of fp8 kernels for a case in bf16, or the other way round."""
+    return bool(case.infersim_dtype) and is_fp8(case.infersim_dtype) != is_fp8(case.dtype)
 
 
 _SHARED_ROLES: Final = ("shared_gate_up", "shared_down", "shared_gate")

@@ -182,6 +182,8 @@ class Case:
         What InferSim is given.
     own_trees : mapping of str to bool
         By method, whether its tree has the rows of ``tables``.
+    infersim_dtype : str
+        Format of the GEMMs whose MFUs InferSim's tree has, as their peak tells; empty where it does not.
     why_not : mapping of str to str
         By method, why it cannot represent the case.
     """
@@ -197,6 +199,7 @@ class Case:
     hardware: Mapping[str, Any]
     hf_config: Mapping[str, Any]
     own_trees: Mapping[str, bool] = field(default_factory=dict)
+    infersim_dtype: str = ""
     why_not: Mapping[str, str] = field(default_factory=dict)
 
     @property

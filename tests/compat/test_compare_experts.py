@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from dataclasses import replace
@@ -238,6 +239,9 @@ def test_infersims_own_tables_by_both_methods(model: ModelSpec, layout: dict[str
         **layout,
     )
     told = {(d.component, d.cause) for step in found.steps for d in step.differences}
+    # of the experts the router alone
+    modelled = f"experts, {'communication, ' if layout else ''}lm_head, elementwise"
+    assert found.trees["fastroof"] == f"measured tables of h20; modelled, in part or whole: {modelled}"
     assert ("experts", "tables") not in told
     assert ("experts", "MFU of one row") in told
     assert not [cause for _, cause in told if cause == "unexplained"]
@@ -246,6 +250,55 @@ def test_infersims_own_tables_by_both_methods(model: ModelSpec, layout: dict[str
         assert "the row names, 32 a GPU" in reasons(found.steps[1])["experts", "MFU of drawn tokens"]
         assert "the row of 1024" in reasons(found.steps[3])["experts", "MFU of one row"]
         assert ("experts", "one MFU for the projections") in told
+
+
+def recorded() -> list[dict[str, str]]:
+    """InferSim's own answers for these two models, on one node, by the exchange that a plan has."""
+    path = Path(__file__).resolve().parents[3] / "shared/golden/infersim/e2e.csv"
+    if not path.is_file():
+        return []
+    wanted = {"num_nodes": "1", "deepep": "0", "tbo": "0", "fp8_kv": "0"}
+    rows = csv.DictReader(path.read_text("utf-8").splitlines())
+    return [
+        row
+        for row in rows
+        if row["model"].lower() in (SMALL.name, LARGE.name)
+        and row["tp_size"] in ("1", "2", "4")
+        and row.items() >= wanted.items()
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", recorded(), ids=lambda row: row["id"])
+def test_its_column_is_what_infersim_answered(row: dict[str, str], shared: Path) -> None:
+    root = shared / "reference" / "infersim_bench_data"
+    gpu, tp = row["device"].lower(), int(row["tp_size"])
+    ranks = int(row["world_size"]) // tp
+    step = compare(
+        row["model"],
+        gpu,
+        decode=[(int(row["target_bs"]), int(row["avg_context_len"]))],
+        tp=tp,
+        dp=ranks,
+        ep=ranks,
+        dtype="fp8" if row["fp8_gemm"] == "1" else "bf16",
+        routing="balanced",
+        allow_modelled=True,
+        tables=fastroof.load_tables(root, gpu=gpu),
+        infersim_root=root,
+    ).steps[0]
+    its = step.time("infersim")
+    if row["d_error"]:
+        assert row["d_error"] in its.why_not
+    else:
+        assert its.total_us == float(row["tpot_ms"]) * 1e3
+    assert not [d for d in step.differences if d.method == "infersim" and d.cause == "unexplained"]
+    if row["fp8_gemm"] == "0" and gpu == "h20" and row["d_error"] == "":
+        # all of its GEMMs' rows are of FP8 kernels, by the peak that their MFUs mean
+        told = reasons(step)
+        for component in ("linear", "experts"):
+            causes = {cause for part, cause in told if part == component}
+            assert not causes & {"larger GEMM", "MFU of the row below", "MFU of one row", "tables"}
 
 
 # -- the command -------------------------------------------------------------------------------
