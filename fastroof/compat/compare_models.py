@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from fastroof.compat.roofline_v2.configs import NO_EXPERTS
 from fastroof.errors import ModelError
 from fastroof.models import Layout, ModelSpec
 from fastroof.models.attention import GroupedQueryAttention
@@ -110,10 +111,7 @@ def infersim_obstacle(model: ComparedModel, layout: Layout, dtype: str) -> str:
 def roofline_v2_obstacle(model: ComparedModel, dtype: str) -> str:
     """Why roofline V2 cannot represent a case; empty where it can."""
     if model.experts:
-        return (
-            "it has no experts: a layer is seven dense GEMMs, all of whose weights every step reads, and its "
-            "tables have no MFU of experts; roofline V1 counts the same FLOPs and bytes"
-        )
+        return f"{NO_EXPERTS}; and V2's tables have no MFU of any"
     if dtype != "bf16":
         return f"GEMMs and attention share one peak and one width of a weight: bf16, not {dtype}"
     return ""

@@ -5,13 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from fastroof.checks import is_whole_number, whole_number
 from fastroof.errors import FastroofError, GpuError, ModelError, PlanError
 from fastroof.units import TB, TFLOP
 
-__all__ = ["Hardware", "ModelSizes", "checked_tp"]
+__all__ = ["NO_EXPERTS", "Hardware", "ModelSizes", "checked_tp"]
+
+
+EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "num_routed_experts")
+NO_EXPERTS: Final = (
+    "rooflines V1 and V2 have no experts: a layer is seven dense GEMMs, all of whose weights every step reads"
+)
 
 
 @dataclass(frozen=True)
@@ -54,9 +60,12 @@ class ModelSizes:
         Raises
         ------
         ModelError
-            Naming every key that is missing or wrong.
+            Naming every key that is missing or wrong, or that says that a layer has experts.
         """
         keys = _Keys("model_config", config)
+        for name in EXPERTS:
+            if keys.config.get(name):
+                keys.wrong.append(f"{name} is {keys.config[name]!r:.20}: {NO_EXPERTS}")
         layers = keys.integer("num_hidden_layers")
         hidden = keys.integer("hidden_size")
         heads = keys.integer("num_attention_heads")
