@@ -217,7 +217,7 @@ def curves_of(tables: Tables | None, gpu: GpuSpec, options: PlanOptions) -> Curv
     )
 
 
-def execution_of(model: ModelSpec, gpu: GpuSpec, options: PlanOptions, curves: CurveSource) -> Execution:
+def execution_of(model: ModelSpec, options: PlanOptions, curves: CurveSource) -> Execution:
     """How a plan runs its model; ``options`` are those of that model, see :meth:`PlanOptions.of`."""
     checkpoint = model.checkpoint
     formats: Formats | None = None
@@ -235,7 +235,7 @@ def execution_of(model: ModelSpec, gpu: GpuSpec, options: PlanOptions, curves: C
         kernel_formats(model, stored, gpu, options, tables),
         scale_bytes=scale_bytes,
         routing=ROUTING if options.routing is None else options.routing,
-        exchange=exchange_rules(options.runtime, gpu, options.exchange),
+        exchange=exchange_rules(options.runtime, curves.gpu, options.exchange),
         dp_imbalance=float(options.dp_imbalance),
     )
 
@@ -255,7 +255,7 @@ def plan_recipe(
     layout = options.layout
     model.check_layout(layout)
     check_engine_layout(model, layout, options.runtime, options.exchange)
-    execution = execution_of(model, gpu, options, curves)
+    execution = execution_of(model, options, curves)
     made = step_calls(model, layout, execution)
     row_limit = max(options.max_tokens, options.max_seqs)
     ranks = Ranks.of(layout, execution)
