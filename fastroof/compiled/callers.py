@@ -16,9 +16,12 @@ from fastroof.compiled.steps import (
     decode_step_us,
     has_chunks,
     open_plan,
+    open_window,
     summed_step_us,
+    windowed_chunks_step_us,
+    windowed_step_us,
 )
-from fastroof.compiled.windows import equal_window_sums, no_window_sums, window_sums
+from fastroof.compiled.windows import equal_window_sums, window_sums
 
 __all__ = ["equal_chunks_us", "equal_decodes_us", "requests_step_us", "sums_step_us"]
 
@@ -41,7 +44,9 @@ def equal_chunks_us(arena: Floats, new_tokens: int, context_len: int, batch_size
     plan = open_plan(arena)
     if not has_chunks(plan, new_tokens, context_len, batch_size):
         return np.nan
-    return chunks_step_us(arena, plan, new_tokens, context_len, batch_size)
+    if plan.window > 0:
+        return windowed_chunks_step_us(arena, plan, new_tokens, context_len, batch_size)
+    return chunks_step_us(arena, plan, new_tokens, context_len, batch_size, 0.0)
 
 
 @jit
@@ -56,10 +61,10 @@ def requests_step_us(arena: Floats, new_tokens: Ints, context_len: Ints) -> floa
     sums, possible = request_sums(new_tokens, context_len, 0, seqs, plan.max_tokens)
     if not possible or sums.decodes + sums.new_sum > plan.max_tokens:
         return np.nan
-    in_window = no_window_sums()
     if plan.window > 0:
         in_window = window_sums(new_tokens, context_len, 0, seqs, plan.window)
-    return summed_step_us(arena, plan, seqs, sums, in_window)
+        return windowed_step_us(arena, plan, open_window(arena, 0), seqs, sums, in_window)
+    return summed_step_us(arena, plan, seqs, sums)
 
 
 @jit
@@ -85,7 +90,7 @@ def sums_step_us(
     if min(kv_sum, prefix_pairs, prefix_sum) < 0 or causal_pairs < new_sum:
         return np.nan
     sums = StepSums(decodes, kv_sum, new_sum, causal_pairs, prefix_pairs, prefix_sum)
-    in_window = no_window_sums()
     if plan.window > 0:
         in_window = equal_window_sums(decodes, kv_sum, new_sum, seqs - decodes, prefix_sum, plan.window)
-    return summed_step_us(arena, plan, seqs, sums, in_window)
+        return windowed_step_us(arena, plan, open_window(arena, 0), seqs, sums, in_window)
+    return summed_step_us(arena, plan, seqs, sums)

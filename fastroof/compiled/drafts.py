@@ -17,6 +17,7 @@ from fastroof.compiled.mean_steps import (
     mean_mixed_step_us,
     prompt_steps_us,
 )
+from fastroof.compiled.steps import window_prices_us
 from fastroof.compiled.verification import Speculation, one_token, open_draft
 from fastroof.compiled.windows import prefix_in_window
 
@@ -97,6 +98,7 @@ def draft_prefix_us(
         return 0.0, 0.0
     draft = open_draft(arena, speculation.draft_at)
     crossed, read = prefix_in_window(float(draft.window), new, cached, chunks)
-    pairs_us = draft.prefix_pair_us * new * cached + draft.window_pair_us * crossed
-    reads_us = draft.prefix_token_us * cached + draft.window_token_us * read / chunks
+    pair_us, token_us = window_prices_us(arena, draft)
+    pairs_us = draft.prefix_pair_us * new * cached + pair_us * crossed
+    reads_us = draft.prefix_token_us * cached + token_us * read / chunks
     return prompts * pairs_us + max(prompts, 1.0) * reads_us, pairs_us + chunks * reads_us

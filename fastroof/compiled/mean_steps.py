@@ -18,6 +18,7 @@ from fastroof.compiled.llvm import table_load
 from fastroof.compiled.steps import (
     PlanParts,
     equal_chunks,
+    open_window,
     prefill_attention_us,
     window_prefill_us,
     with_prefill_us,
@@ -33,6 +34,9 @@ __all__ = [
     "mean_mixed_step_us",
     "prompt_steps_us",
 ]
+
+NO_SUMS = WindowSums(0.0, 0.0, 0.0, 0.0)
+"""Of plans without a window, which read none."""
 
 GAUSS = 0.5773502691896257
 """Place of the two points of Gauss and Legendre, 1 / sqrt(3)."""
@@ -95,9 +99,9 @@ def _at_mean_us(arena: Floats, plan: PlanParts, batch: float, kv_len: float, spr
     total = grid_value(arena, plan.decode, batch, kv_len)
     if plan.window > 0:
         window = float(plan.window)
-        seen = mean_seen(kv_len, spread, window)
-        total += grid_value(arena, plan.window_decode, batch, seen)
-        total -= grid_value(arena, plan.window_decode, batch, min(kv_len, window))
+        block = open_window(arena, plan.header_at).decode
+        total += grid_value(arena, block, batch, mean_seen(kv_len, spread, window))
+        total -= grid_value(arena, block, batch, min(kv_len, window))
     return total
 
 
@@ -149,7 +153,7 @@ def mean_decode_attention_us(
         return 0.0
     requests = max(decodes, 1.0)
     spread = (osl - 1.0) / math.sqrt(requests)
-    others = (osl - 1.0) * math.sqrt(1.0 - 1.0 / requests)
+    others = (osl - 1.0) * math.sqrt(1.0 - 1.0 / requests) if plan.window > 0 else 0.0
     # a step starts where the last one's accepted tokens end, and counts all that it verifies
     ahead = (speculation.tokens - 1.0) - 0.5 * (speculation.accepted - 1.0)
     return _spread_attention_us(arena, plan, speculation, decodes, isl + 0.5 * osl + ahead, spread, others)
@@ -180,7 +184,9 @@ def _mixed_us(
     batch, q_len = equal_chunks(chunks.new_tokens, chunks.causal_pairs)
     prefill_us = prefill_attention_us(arena, plan, batch, q_len, chunks.prefix_pairs, chunks.prefix_sum)
     if plan.window > 0:
-        prefill_us += window_prefill_us(arena, plan, (batch, q_len), chunks.new_tokens, in_window)
+        prefill_us += window_prefill_us(
+            arena, open_window(arena, plan.header_at), (batch, q_len), chunks.new_tokens, in_window
+        )
     tokens = chunks.new_tokens + decodes * speculation.tokens
     head_rows = seqs + decodes * (speculation.tokens - 1.0)
     rows_us = _rows_us(arena, plan, speculation, plan.tokens_at, tokens, seqs, head_rows)
@@ -207,9 +213,26 @@ def mean_mixed_step_us(
         new_tokens * context,
         new_tokens / chunk * context,
     )
-    in_window = mean_chunk_sums(new_tokens / chunk, chunk, isl, float(plan.window))
+    in_window = NO_SUMS
+    if plan.window > 0:
+        in_window = mean_chunk_sums(new_tokens / chunk, chunk, isl, float(plan.window))
     seqs = decodes + new_tokens / isl
     return _mixed_us(arena, plan, speculation, decode_attention_us, decodes, chunks, in_window, seqs)
+
+
+@jit_inline
+def _last_in_window(window: float, isl: float, context: float, chunk: float, shared: float) -> WindowSums:
+    """Sums of the rest of a prompt after ``context`` tokens, and of ``shared`` tokens of others."""
+    rest = isl - context
+    own = windowed_pairs(rest, window)
+    crossed = windowed_pairs(isl, window) - windowed_pairs(context, window) - own
+    beside = mean_chunk_sums(shared / chunk, chunk, isl, window)
+    return WindowSums(
+        0.0,
+        own + beside.causal_pairs,
+        crossed + beside.prefix_pairs,
+        min(context, window - 1.0) + beside.prefix_sum,
+    )
 
 
 @jit
@@ -227,7 +250,6 @@ def prompt_steps_us(
 
     ``room`` tokens of each step are for prompts, ``decodes`` requests decode beside them.
     """
-    window = float(plan.window)
     full = max(math.ceil(isl / room) - 1.0, 0.0)
     context = full * room
     rest = isl - context
@@ -235,7 +257,9 @@ def prompt_steps_us(
     if full > 0.0:
         prefix = 0.5 * (context - room)
         chunks = ChunkSums(room, 0.5 * room * (room + 1.0), room * prefix, prefix)
-        in_window = mean_chunk_sums(1.0, room, context, window)
+        in_window = NO_SUMS
+        if plan.window > 0:
+            in_window = mean_chunk_sums(1.0, room, context, float(plan.window))
         total = full * _mixed_us(
             arena, plan, speculation, decode_attention_us, decodes, chunks, in_window, decodes
         )
@@ -249,15 +273,9 @@ def prompt_steps_us(
         rest * context + shared * before,
         context + shared / chunk * before,
     )
-    own = windowed_pairs(rest, window)
-    crossed = windowed_pairs(isl, window) - windowed_pairs(context, window) - own
-    beside = mean_chunk_sums(shared / chunk, chunk, isl, window)
-    in_window = WindowSums(
-        0.0,
-        own + beside.causal_pairs,
-        crossed + beside.prefix_pairs,
-        min(context, window - 1.0) + beside.prefix_sum,
-    )
+    in_window = NO_SUMS
+    if plan.window > 0:
+        in_window = _last_in_window(float(plan.window), isl, context, chunk, shared)
     total += _mixed_us(arena, plan, speculation, decode_attention_us, decodes, last, in_window, seqs)
     tokens = max(rest + shared, room if full > 0.0 else 0.0)
     return Prompt(total, decodes * speculation.tokens + tokens, seqs)

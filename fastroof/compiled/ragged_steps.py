@@ -18,10 +18,11 @@ from fastroof.compiled.steps import (
     decode_step_us,
     equal_chunks,
     open_plan,
+    open_window,
     prefill_attention_us,
     rows_us_at,
-    summed_step_us,
     window_prefill_us,
+    windowed_step_us,
     with_prefill_us,
 )
 from fastroof.compiled.windows import (
@@ -57,6 +58,7 @@ def _step_bounds(offsets: Ints, i: int, num_requests: int) -> tuple[int, int, bo
 def _windowed_steps_us(arena: Floats, new_tokens: Ints, context_len: Ints, offsets: Ints, out: Floats) -> int:
     """:func:`ragged_steps_us` of a plan with a window: one sum more over decodes, four over others."""
     plan = open_plan(arena)
+    within = open_window(arena, 0)
     expect_decodes = True
     for i in range(len(out)):
         start, stop, fits = _step_bounds(offsets, i, len(new_tokens))
@@ -75,7 +77,7 @@ def _windowed_steps_us(arena: Floats, new_tokens: Ints, context_len: Ints, offse
             if expect_decodes:
                 mean_kv = float(context_sum + seqs) / float(seqs)
                 total = decode_step_us(arena, plan, decode_rows_us(arena, plan, seqs), seqs, mean_kv)
-                total += windowed_decode_us(arena, plan.window_decode, plan.window, seqs, mean_kv, kv_sum)
+                total += windowed_decode_us(arena, within.decode, within.tokens, seqs, mean_kv, kv_sum)
                 output_store(out, i, total)
                 continue
         sums, possible = request_sums(new_tokens, context_len, start, stop, plan.max_tokens)
@@ -83,7 +85,7 @@ def _windowed_steps_us(arena: Floats, new_tokens: Ints, context_len: Ints, offse
             return CODE_SIZES
         expect_decodes = sums.new_sum == 0
         in_window = window_sums(new_tokens, context_len, start, stop, plan.window)
-        output_store(out, i, summed_step_us(arena, plan, seqs, sums, in_window))
+        output_store(out, i, windowed_step_us(arena, plan, within, seqs, sums, in_window))
     return 0
 
 
@@ -146,6 +148,7 @@ def ragged_step_parts(
 ) -> int:
     """Time ragged steps part by part, with the origin of each step. Returns a code."""
     plan = open_plan(arena)
+    within = open_window(arena, 0)
     tokens_us, logits_us, decode_us, prefill_us, runtime_us = parts
     for i in range(len(out)):
         start, stop, fits = _step_bounds(offsets, i, len(new_tokens))
@@ -182,13 +185,13 @@ def ragged_step_parts(
             total = decode_step_us(arena, plan, total, sums.decodes, mean_kv)
             if plan.window > 0:
                 more_us = windowed_decode_us(
-                    arena, plan.window_decode, plan.window, sums.decodes, mean_kv, in_window.kv_sum
+                    arena, within.decode, within.tokens, sums.decodes, mean_kv, in_window.kv_sum
                 )
                 decode_us[i] += more_us
                 total += more_us
                 mean_seen = float(in_window.kv_sum) / float(sums.decodes)
                 if mean_seen != min(mean_kv, float(plan.window)):
-                    made = max(made, grid_flag(arena, plan.window_decode, float(sums.decodes), mean_seen))
+                    made = max(made, grid_flag(arena, within.decode, float(sums.decodes), mean_seen))
         if sums.new_sum > 0:
             batch, q_len = equal_chunks(sums.new_sum, sums.causal_pairs)
             prefill_us[i] = prefill_attention_us(
@@ -197,11 +200,11 @@ def ragged_step_parts(
             made = max(made, grid_flag(arena, plan.prefill, batch, q_len))
             if plan.window > 0:
                 chunks = (batch, q_len)
-                prefill_us[i] += window_prefill_us(arena, plan, chunks, float(sums.new_sum), in_window)
+                prefill_us[i] += window_prefill_us(arena, within, chunks, float(sums.new_sum), in_window)
                 pairs, window = float(in_window.causal_pairs), float(plan.window)
                 if batch * windowed_pairs(q_len, window) != pairs:
                     alike, tokens_each = window_chunks(float(sums.new_sum), pairs, window)
-                    made = max(made, grid_flag(arena, plan.window_prefill, alike, tokens_each))
+                    made = max(made, grid_flag(arena, within.prefill, alike, tokens_each))
             if sums.prefix_sum > 0:
                 made = MODELLED
             before = total

@@ -22,7 +22,7 @@ from fastroof.compiled.code_cache import LoopCache
 from fastroof.compiled.jit import OPTIONS, jit_inline
 from fastroof.compiled.llvm import PLAIN, pointer_at, stack_words
 from fastroof.compiled.request_sums import MAX_KV_LEN, StepSums
-from fastroof.compiled.steps import open_plan, summed_step_us
+from fastroof.compiled.steps import open_plan, open_window, summed_step_us, windowed_step_us
 from fastroof.compiled.windows import no_window_sums, with_request
 
 __all__ = ["plan_function"]
@@ -167,7 +167,10 @@ def _step_call(this: int, arguments: Any, count: int) -> Any:
                 prefix_sum += context
         if possible and decodes + new_sum <= plan.max_tokens:
             sums = StepSums(decodes, kv_sum, new_sum, causal_pairs, prefix_pairs, prefix_sum)
-            return _float_object(summed_step_us(arena, plan, seqs, sums, in_window))
+            if plan.window > 0:
+                within = open_window(arena, 0)
+                return _float_object(windowed_step_us(arena, plan, within, seqs, sums, in_window))
+            return _float_object(summed_step_us(arena, plan, seqs, sums))
     return _call(state[_OTHERWISE], arguments, count, 0)
 
 

@@ -21,7 +21,7 @@ from fastroof.compiled.mean_steps import (
     mean_mixed_step_us,
     prompt_steps_us,
 )
-from fastroof.compiled.steps import MAX_KV_LEN, PlanParts, open_plan
+from fastroof.compiled.steps import MAX_KV_LEN, PlanParts, open_plan, window_prices_us
 from fastroof.compiled.verification import Speculation, decode_steps, open_speculation
 from fastroof.compiled.windows import prefix_in_window
 
@@ -290,6 +290,7 @@ def _add_prefix(
     if options.is_chunked:
         chunks = float(math.ceil(new / max(budget - decodes * speculation.tokens, 1.0)))
     crossed, read = prefix_in_window(float(plan.window), new, cached, chunks)
+    pair_us, token_us = window_prices_us(arena, plan)
     readers = max(out[PROMPTS], 1.0)
     draft_step_us, draft_own_us = draft_prefix_us(arena, speculation, new, cached, chunks, out[PROMPTS])
     share = out[MIXED_SHARE]
@@ -302,12 +303,12 @@ def _add_prefix(
         pairs = out[PREFILL_TOKENS] * cached
         out[MIXED_STEP_US] += more_us + plan.prefix_pair_us * pairs
         out[MIXED_STEP_US] += plan.prefix_token_us * cached * readers
-        out[MIXED_STEP_US] += plan.window_pair_us * (out[PREFILL_TOKENS] / new) * crossed
-        out[MIXED_STEP_US] += plan.window_token_us * read / chunks * readers
+        out[MIXED_STEP_US] += pair_us * (out[PREFILL_TOKENS] / new) * crossed
+        out[MIXED_STEP_US] += token_us * read / chunks * readers
         out[MIXED_STEP_US] += draft_step_us
     step_us = out[DECODE_STEP_US] + share * (out[MIXED_STEP_US] - out[DECODE_STEP_US])
     own_us = plan.prefix_pair_us * new * cached + plan.prefix_token_us * cached * chunks
-    own_us += plan.window_pair_us * crossed + plan.window_token_us * read
+    own_us += pair_us * crossed + token_us * read
     own_us += draft_own_us
     if concurrency > 1.0:
         own_us += more_us * chunks + 0.5 * (step_us - before_us)

@@ -25,7 +25,7 @@ from fastroof.compiled.llvm import output_store, table_load
 from fastroof.compiled.request_sums import MAX_KV_LEN, StepSums
 from fastroof.compiled.windows import (
     WindowSums,
-    equal_window_sums,
+    window_prefix,
     windowed_decode_us,
     windowed_prefill_us,
 )
@@ -36,6 +36,7 @@ __all__ = [
     "CODE_SIZES",
     "HEADER_SIZE",
     "MAX_KV_LEN",
+    "WindowParts",
     "chunks_step_us",
     "decode_origins",
     "decode_rows_us",
@@ -44,12 +45,16 @@ __all__ = [
     "general_decode_steps_us",
     "has_chunks",
     "open_plan",
+    "open_window",
     "prefill_attention_us",
     "prefill_steps_us",
     "rows_us_at",
     "step_rows_us",
     "summed_step_us",
     "window_prefill_us",
+    "window_prices_us",
+    "windowed_chunks_step_us",
+    "windowed_step_us",
     "with_prefill_us",
 ]
 
@@ -96,10 +101,20 @@ class PlanParts(NamedTuple):
     decode: GridBlock
     prefill: GridBlock
     window: int
-    window_pair_us: float
-    window_token_us: float
-    window_decode: GridBlock
-    window_prefill: GridBlock
+    header_at: int
+
+
+class WindowParts(NamedTuple):
+    """What a plan with a window has of its windowed layers.
+
+    Apart from :class:`PlanParts`, which every loop of every plan passes on.
+    """
+
+    tokens: int
+    pair_us: float
+    token_us: float
+    decode: GridBlock
+    prefill: GridBlock
 
 
 @jit_inline
@@ -123,10 +138,25 @@ def open_plan(arena: Floats) -> PlanParts:
         open_block(arena, int(arena[DECODE_AT])),
         open_block(arena, int(arena[PREFILL_AT])),
         int(arena[WINDOW]),
-        arena[WINDOW_PAIR_US],
-        arena[WINDOW_TOKEN_US],
-        open_block(arena, int(arena[WINDOW_DECODE_AT])),
-        open_block(arena, int(arena[WINDOW_PREFILL_AT])),
+        0,
+    )
+
+
+@jit_inline
+def window_prices_us(arena: Floats, plan: PlanParts) -> tuple[float, float]:
+    """Price of a prefix in layers within a window: us a (query, prefix token) pair, us a prefix token."""
+    return arena[plan.header_at + WINDOW_PAIR_US], arena[plan.header_at + WINDOW_TOKEN_US]
+
+
+@jit_inline
+def open_window(arena: Floats, at: int) -> WindowParts:
+    """Read what the header of a plan at ``arena[at]`` says of its windowed layers."""
+    return WindowParts(
+        int(arena[at + WINDOW]),
+        arena[at + WINDOW_PAIR_US],
+        arena[at + WINDOW_TOKEN_US],
+        open_block(arena, at + int(arena[at + WINDOW_DECODE_AT])),
+        open_block(arena, at + int(arena[at + WINDOW_PREFILL_AT])),
     )
 
 
@@ -171,13 +201,12 @@ def prefill_attention_us(
 
 @jit_inline
 def window_prefill_us(
-    arena: Floats, plan: PlanParts, chunks: tuple[float, float], new_sum: float, sums: WindowSums
+    arena: Floats, within: WindowParts, chunks: tuple[float, float], new_sum: float, sums: WindowSums
 ) -> float:
     """What windowed layers add to :func:`prefill_attention_us`, us: their prefix, and chunks' differences."""
-    own = windowed_prefill_us(
-        arena, plan.window_prefill, plan.window, chunks, new_sum, float(sums.causal_pairs)
-    )
-    prefix = plan.window_pair_us * float(sums.prefix_pairs) + plan.window_token_us * float(sums.prefix_sum)
+    pairs = float(sums.causal_pairs)
+    own = windowed_prefill_us(arena, within.prefill, within.tokens, chunks, new_sum, pairs)
+    prefix = within.pair_us * float(sums.prefix_pairs) + within.token_us * float(sums.prefix_sum)
     return own + prefix
 
 
@@ -240,9 +269,12 @@ def has_chunks(plan: PlanParts, new_tokens: int, context_len: int, batch_size: i
 
 @jit_inline
 def chunks_step_us(
-    arena: Floats, plan: PlanParts, new_tokens: int, context_len: int, batch_size: int
+    arena: Floats, plan: PlanParts, new_tokens: int, context_len: int, batch_size: int, windowed_us: float
 ) -> float:
-    """Time a step of equal chunks, us; one new token after a context is a decode."""
+    """Time a step of equal chunks, us; one new token after a context is a decode.
+
+    ``windowed_us`` is what layers within a window take for the prefixes, see :func:`windowed_chunks_step_us`.
+    """
     tokens = batch_size * new_tokens
     if new_tokens == 1 and context_len > 0:
         rows_us = decode_rows_us(arena, plan, batch_size)
@@ -252,12 +284,34 @@ def chunks_step_us(
     attention_us = prefill_attention_us(
         arena, plan, float(batch_size), float(new_tokens), tokens * context_len, batch_size * context_len
     )
-    if plan.window > 0 and context_len > 0:
-        sums = equal_window_sums(0, 0, tokens, batch_size, batch_size * context_len, plan.window)
-        attention_us += window_prefill_us(
-            arena, plan, (float(batch_size), float(new_tokens)), float(tokens), sums
-        )
-    return with_prefill_us(plan, rows_us, attention_us)
+    return with_prefill_us(plan, rows_us, attention_us + windowed_us)
+
+
+@jit_inline
+def windowed_chunks_step_us(
+    arena: Floats, plan: PlanParts, new_tokens: int, context_len: int, batch_size: int
+) -> float:
+    """:func:`chunks_step_us` of a plan with a window."""
+    pairs, tokens = window_prefix(new_tokens, context_len, plan.window)
+    pair_us, token_us = window_prices_us(arena, plan)
+    windowed_us = pair_us * float(batch_size * pairs) + token_us * float(batch_size * tokens)
+    return chunks_step_us(arena, plan, new_tokens, context_len, batch_size, windowed_us)
+
+
+@jit
+def _windowed_prefill_steps_us(
+    arena: Floats, new_tokens: Ints, context_len: Ints, batch_size: Ints, out: Floats
+) -> int:
+    """:func:`prefill_steps_us` of a plan with a window: in one loop, others took 5 times as long."""
+    plan = open_plan(arena)
+    for i in range(len(out)):
+        batch = int(table_load(batch_size, i))
+        new = int(table_load(new_tokens, i))
+        context = int(table_load(context_len, i))
+        if not has_chunks(plan, new, context, batch):
+            return CODE_SIZES
+        output_store(out, i, windowed_chunks_step_us(arena, plan, new, context, batch))
+    return 0
 
 
 @jit
@@ -268,6 +322,8 @@ def prefill_steps_us(
 
     Stops at the first step that the plan cannot time.
     """
+    if arena[WINDOW] > 0.0:
+        return _windowed_prefill_steps_us(arena, new_tokens, context_len, batch_size, out)
     plan = open_plan(arena)
     for i in range(len(out)):
         batch = int(table_load(batch_size, i))
@@ -275,30 +331,41 @@ def prefill_steps_us(
         context = int(table_load(context_len, i))
         if not has_chunks(plan, new, context, batch):
             return CODE_SIZES
-        output_store(out, i, chunks_step_us(arena, plan, new, context, batch))
+        output_store(out, i, chunks_step_us(arena, plan, new, context, batch, 0.0))
     return 0
 
 
 @jit_inline
-def summed_step_us(arena: Floats, plan: PlanParts, seqs: int, sums: StepSums, in_window: WindowSums) -> float:
-    """Time a step of at least one request from the sums over its requests, us.
-
-    ``in_window`` is not read where the plan has no window.
-    """
+def summed_step_us(arena: Floats, plan: PlanParts, seqs: int, sums: StepSums) -> float:
+    """Time a step of at least one request from the sums over its requests, us; of a plan without a window."""
     tokens_at = plan.tokens_at if sums.new_sum > 0 else plan.decode_tokens_at
     total = rows_us_at(arena, plan, tokens_at, sums.decodes + sums.new_sum, seqs)
     if sums.decodes > 0:
         mean_kv = float(sums.kv_sum) / float(sums.decodes)
         total = decode_step_us(arena, plan, total, sums.decodes, mean_kv)
-        if plan.window > 0:
-            total += windowed_decode_us(
-                arena, plan.window_decode, plan.window, sums.decodes, mean_kv, in_window.kv_sum
-            )
     if sums.new_sum > 0:
         batch, q_len = equal_chunks(sums.new_sum, sums.causal_pairs)
         attention_us = prefill_attention_us(arena, plan, batch, q_len, sums.prefix_pairs, sums.prefix_sum)
-        if plan.window > 0:
-            chunks = (batch, q_len)
-            attention_us += window_prefill_us(arena, plan, chunks, float(sums.new_sum), in_window)
+        total = with_prefill_us(plan, total, attention_us)
+    return total
+
+
+@jit_inline
+def windowed_step_us(
+    arena: Floats, plan: PlanParts, within: WindowParts, seqs: int, sums: StepSums, in_window: WindowSums
+) -> float:
+    """:func:`summed_step_us` of a plan with a window, us."""
+    tokens_at = plan.tokens_at if sums.new_sum > 0 else plan.decode_tokens_at
+    total = rows_us_at(arena, plan, tokens_at, sums.decodes + sums.new_sum, seqs)
+    if sums.decodes > 0:
+        mean_kv = float(sums.kv_sum) / float(sums.decodes)
+        total = decode_step_us(arena, plan, total, sums.decodes, mean_kv)
+        total += windowed_decode_us(
+            arena, within.decode, within.tokens, sums.decodes, mean_kv, in_window.kv_sum
+        )
+    if sums.new_sum > 0:
+        batch, q_len = equal_chunks(sums.new_sum, sums.causal_pairs)
+        attention_us = prefill_attention_us(arena, plan, batch, q_len, sums.prefix_pairs, sums.prefix_sum)
+        attention_us += window_prefill_us(arena, within, (batch, q_len), float(sums.new_sum), in_window)
         total = with_prefill_us(plan, total, attention_us)
     return total

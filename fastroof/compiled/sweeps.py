@@ -242,7 +242,9 @@ def best_decode_batches(
         runs = _read_batches(arena, plan, batch_size, scratch)
         if runs < 0:
             return CODE_SIZES
-        parts = plans.kv_room[p, 0]
+        # one by one: a row of the array would count a reference for each length
+        room_of = (plans.kv_room[p, 0], plans.kv_room[p, 1], plans.kv_room[p, 2], plans.kv_room[p, 3])
+        parts = room_of[0]
         start_kv = 0.0
         stop_kv = 0.0
         room = 0
@@ -254,7 +256,7 @@ def best_decode_batches(
             if not start_kv <= kv < stop_kv:
                 start_kv, stop_kv = _fill_lines(arena, plan, batch_size, runs, kv, scratch)
             # memory has room for the first batch sizes: from one length to the next, how many changes little
-            held = held_parts(plans.kv_room[p], kv_len)
+            held = held_parts(room_of, kv_len)
             while room < count and batch_size[room] * held <= parts:
                 room += 1
             while room > 0 and batch_size[room - 1] * held > parts:

@@ -26,8 +26,6 @@ from fastroof.compiled.steps import (
     MAX_KV_LEN,
     PREFILL_AT,
     SPECULATION_AT,
-    WINDOW_DECODE_AT,
-    WINDOW_PREFILL_AT,
     PlanParts,
     decode_rows_us,
     decode_step_us,
@@ -117,10 +115,7 @@ def open_draft(arena: Floats, at: int) -> PlanParts:
         open_block(arena, at + int(arena[at + DECODE_AT])),
         open_block(arena, at + int(arena[at + PREFILL_AT])),
         draft.window,
-        draft.window_pair_us,
-        draft.window_token_us,
-        open_block(arena, at + int(arena[at + WINDOW_DECODE_AT])),
-        open_block(arena, at + int(arena[at + WINDOW_PREFILL_AT])),
+        at,
     )
 
 

@@ -30,6 +30,7 @@ __all__ = [
     "seen_before",
     "window_chunks",
     "window_decode_sums",
+    "window_prefix",
     "window_sums",
     "windowed_decode_us",
     "windowed_pairs",
@@ -73,21 +74,27 @@ def windowed_pairs(tokens: float, window: float) -> float:
 
 
 @jit_inline
-def with_request(sums: WindowSums, new: int, context: int, window: int) -> WindowSums:
-    """Sums with one request more.
+def window_prefix(new_tokens: int, context_len: int, window: int) -> tuple[int, int]:
+    """Pairs of a chunk with tokens before it, and how many of those any query sees.
 
-    Pairs of a chunk with its prefix are those of all tokens so far, less those before it and its own.
+    The pairs are those of all tokens so far, less those before it and its own.
     """
+    crossed = _whole_pairs(context_len + new_tokens, window) - _whole_pairs(context_len, window)
+    return crossed - _whole_pairs(new_tokens, window), min(context_len, window - 1)
+
+
+@jit_inline
+def with_request(sums: WindowSums, new: int, context: int, window: int) -> WindowSums:
+    """Sums with one request more."""
     if new == 1 and context > 0:
         kv_sum = sums.kv_sum + min(context + 1, window)
         return WindowSums(kv_sum, sums.causal_pairs, sums.prefix_pairs, sums.prefix_sum)
-    own = _whole_pairs(new, window)
-    crossed = _whole_pairs(context + new, window) - _whole_pairs(context, window) - own
+    crossed, read = window_prefix(new, context, window)
     return WindowSums(
         sums.kv_sum,
-        sums.causal_pairs + own,
+        sums.causal_pairs + _whole_pairs(new, window),
         sums.prefix_pairs + crossed,
-        sums.prefix_sum + min(context, window - 1),
+        sums.prefix_sum + read,
     )
 
 
@@ -134,7 +141,7 @@ def mean_chunk_sums(count: float, chunk: float, isl: float, window: float) -> Wi
 
 @jit_inline
 def window_sums(new_tokens: Ints, context_len: Ints, start: int, stop: int, window: int) -> WindowSums:
-    """Sums over one step's requests, whatever their order: :func:`with_request` without a branch."""
+    """Sums over one step's requests, whatever their order."""
     kv_sum: Any = 0
     causal_pairs: Any = 0
     prefix_pairs: Any = 0
@@ -142,13 +149,13 @@ def window_sums(new_tokens: Ints, context_len: Ints, start: int, stop: int, wind
     for r in range(start, stop):
         new: Any = np.int64(table_load(new_tokens, r))
         context: Any = np.int64(table_load(context_len, r))
-        is_decode: Any = (new == 1) & (context > 0)
-        own = _whole_pairs(new, window)
-        crossed = _whole_pairs(context + new, window) - _whole_pairs(context, window) - own
-        kv_sum += min(context + 1, window) if is_decode else 0
-        causal_pairs += 0 if is_decode else own
-        prefix_pairs += 0 if is_decode else crossed
-        prefix_sum += 0 if is_decode else min(context, window - 1)
+        if new == 1 and context > 0:
+            kv_sum += min(context + 1, window)
+        else:
+            crossed, read = window_prefix(new, context, window)
+            causal_pairs += _whole_pairs(new, window)
+            prefix_pairs += crossed
+            prefix_sum += read
     return WindowSums(kv_sum, causal_pairs, prefix_pairs, prefix_sum)
 
 
@@ -177,10 +184,9 @@ def equal_window_sums(
     """Sums of equal decodes and equal chunks, as near as whole numbers come, where only sums are known."""
     some = max(chunks, 1)
     new, context = new_sum // some, prefix_sum // some
+    crossed, read = window_prefix(new, context, window)
     own = _whole_pairs(new, window)
-    crossed = _whole_pairs(context + new, window) - _whole_pairs(context, window) - own
-    window_kv = min(kv_sum, decodes * window)
-    return WindowSums(window_kv, some * own, some * crossed, some * min(context, window - 1))
+    return WindowSums(min(kv_sum, decodes * window), some * own, some * crossed, some * read)
 
 
 @jit_inline

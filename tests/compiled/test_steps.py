@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastroof import compile_plan
-from fastroof.compiled import decode_lines, ragged_steps, request_sums, steps, windows
+from fastroof.compiled import decode_lines, ragged_steps, request_sums, steps
 from fastroof.compiled.llvm import LANES
 from fastroof.plan.decode_lines import decode_lines as lines_of
 from tests.reference.handmade import attention_rows, gemm_rows, handmade_tables
@@ -193,8 +193,7 @@ def test_a_step_of_sums_is_the_step_of_its_requests(arena, requests):
     sums = [is_decode.sum(), (context[is_decode] + 1).sum(), chunk.sum(), (chunk * (chunk + 1) // 2).sum()]
     sums += [(chunk * before).sum(), before.sum()]
     plan = steps.open_plan(arena)
-    step_sums, in_window = request_sums.StepSums(*map(int, sums)), windows.no_window_sums()
-    assert steps.summed_step_us(arena, plan, len(new), step_sums, in_window) == out[0]
+    assert steps.summed_step_us(arena, plan, len(new), request_sums.StepSums(*map(int, sums))) == out[0]
 
 
 @given(
