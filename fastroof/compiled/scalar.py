@@ -23,7 +23,7 @@ from fastroof.compiled.jit import OPTIONS, jit_inline
 from fastroof.compiled.llvm import PLAIN, pointer_at, stack_words
 from fastroof.compiled.request_sums import MAX_KV_LEN, StepSums
 from fastroof.compiled.steps import open_plan, open_window, summed_step_us, windowed_step_us
-from fastroof.compiled.windows import no_window_sums, with_request
+from fastroof.compiled.windows import WindowSums, no_window_sums, with_request
 
 __all__ = ["plan_function"]
 
@@ -126,6 +126,16 @@ def _buffered_step_us(arena: Any, new_tokens: int, context_len: int) -> float:
     return time_us
 
 
+@jit_inline
+def _lists_in_window(window: int, new_tokens: int, context_len: int, seqs: int) -> WindowSums:
+    """Sums of requests that are possible within a window: read again, so that other plans do not wait."""
+    in_window = no_window_sums()
+    for request in range(seqs):
+        new = _integer(_list_item(new_tokens, request))
+        in_window = with_request(in_window, new, _integer(_list_item(context_len, request)), window)
+    return in_window
+
+
 def _step_call(this: int, arguments: Any, count: int) -> Any:
     """``builtin(new_tokens, context_len)`` of two lists or buffers of integers, a request each."""
     state = _bytes_of(this)
@@ -146,7 +156,6 @@ def _step_call(this: int, arguments: Any, count: int) -> Any:
         arena = carray(pointer_at(state[_ARENA]), (state[_SIZE],), np.float64)
         plan = open_plan(arena)
         decodes = kv_sum = new_sum = causal_pairs = prefix_pairs = prefix_sum = 0
-        in_window = no_window_sums()
         possible = seqs <= plan.max_seqs
         for request in range(seqs):
             new = _integer(_list_item(arguments[0], request))
@@ -155,8 +164,6 @@ def _step_call(this: int, arguments: Any, count: int) -> Any:
                 _clear_error()
                 possible = False
                 break
-            if plan.window > 0:
-                in_window = with_request(in_window, new, context, plan.window)
             if new == 1 and context > 0:
                 decodes += 1
                 kv_sum += context + 1
@@ -168,6 +175,7 @@ def _step_call(this: int, arguments: Any, count: int) -> Any:
         if possible and decodes + new_sum <= plan.max_tokens:
             sums = StepSums(decodes, kv_sum, new_sum, causal_pairs, prefix_pairs, prefix_sum)
             if plan.window > 0:
+                in_window = _lists_in_window(plan.window, arguments[0], arguments[1], seqs)
                 within = open_window(arena, 0)
                 return _float_object(windowed_step_us(arena, plan, within, seqs, sums, in_window))
             return _float_object(summed_step_us(arena, plan, seqs, sums))
