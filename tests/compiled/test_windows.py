@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fastroof import StepBatch, StepPlan, compile_plan, load_model
 from fastroof.compiled import callers, kv_room, mean_steps, plan_files, ragged_steps, steps, windows
+from fastroof.compiled.verification import one_token
 from fastroof.models import LayerGroup, LayerKind
 from fastroof.models.attention import GroupedQueryAttention
 from fastroof.models.mlp import GatedMlp
@@ -204,7 +205,7 @@ def test_the_mean_within_a_window(kv_len, spread, window):
 
 def test_a_prompt_in_chunks_takes_its_steps(plan):
     parts = steps.open_plan(plan.arena)
-    got = mean_steps.prompt_steps_us(plan.arena, parts, 1000.0, 300.0, 0.0, 0.0, 0.0)
+    got = mean_steps.prompt_steps_us(plan.arena, parts, one_token(parts), 1000.0, 300.0, 0.0, 0.0, 0.0)
     chunks = [plan.prefill_us(300, 300 * i) for i in range(3)] + [plan.prefill_us(100, 900)]
     # the plan samples a token after each chunk, the engine after the last
     logits = plan.arena[int(plan.arena[steps.LOGITS_AT]) + 1] + plan.arena[steps.SEQUENCE_US]
@@ -217,7 +218,8 @@ def test_a_prompt_in_chunks_takes_its_steps(plan):
 def test_mean_decodes_are_the_mean_of_ragged_steps(plan, isl, osl, decodes):
     """Requests anywhere in their output, each by itself."""
     parts = steps.open_plan(plan.arena)
-    got = mean_steps.mean_decode_attention_us(plan.arena, parts, float(decodes), float(isl), float(osl))
+    sizes = (float(decodes), float(isl), float(osl))
+    got = mean_steps.mean_decode_attention_us(plan.arena, parts, one_token(parts), *sizes)
     random = np.random.default_rng(5)
     count = 4000
     context = random.integers(isl, isl + osl - 1, count * decodes)
