@@ -232,7 +232,7 @@ def execution_of(model: ModelSpec, options: PlanOptions, curves: CurveSource) ->
         options.kv_dtype,
         "fp8" in stored and curves.quantise_inputs,
         formats,
-        kernel_formats(model, stored, gpu, options, tables),
+        kernel_formats(model, stored, curves.gpu, options, tables),
         scale_bytes=scale_bytes,
         routing=ROUTING if options.routing is None else options.routing,
         exchange=exchange_rules(options.runtime, curves.gpu, options.exchange),

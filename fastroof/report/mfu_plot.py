@@ -116,7 +116,7 @@ def draw_mfu(
     model.check_layout(layout)
     options = PlanOptions(tp=tp, dtype=dtype, kv_dtype=kv_dtype, method=method).checked().of(model)
     dtype, kv_dtype = options.dtype, options.kv_dtype
-    execution = execution_of(model, tables.gpu, options, curves_of(tables, tables.gpu, options))
+    execution = execution_of(model, options, curves_of(tables, tables.gpu, options))
     calls = model.only_kind.calls(model.hidden, layout, execution)
     (call,) = (c for c in calls if isinstance(c, AttentionCall))
     attention: dict[str, Any] = {
