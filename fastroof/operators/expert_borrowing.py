@@ -19,6 +19,7 @@ import numpy as np
 
 from fastroof.arrays import Floats, Longs
 from fastroof.columns import ORIGIN_BORROWED
+from fastroof.operators.operator import HoldoutGrid
 from fastroof.operators.sized import PackedSizes
 from fastroof.pack import pack_curve
 from fastroof.uncertainty.leave_one_out import LEVEL, NORMAL_80
@@ -26,11 +27,13 @@ from fastroof.uncertainty.leave_one_out import LEVEL, NORMAL_80
 __all__ = [
     "ANOTHER_ROUTING",
     "LENDERS",
+    "BorrowedPoints",
     "BorrowingErrors",
     "ExpertShape",
     "Lender",
-    "borrowed_curve",
+    "borrowed_points",
     "borrowing_errors",
+    "borrowing_grids",
     "features",
     "layers",
     "nearest",
@@ -56,12 +59,13 @@ with vLLM's kernels."""
 FEWEST_KERNELS: Final = 8
 """A class of fewer is not told apart."""
 
-MOST_LEFT_OUT: Final = 200
+MOST_LEFT_OUT: Final = 100
 """Kernels of a table that are left out; of more every so many."""
 
+FEWEST_LAYERS: Final = 4
 FEW_LAYERS: Final = 0.29
-"""Relative standard error of lending from another layer where a table has no second one to leave out: that of
-kernels 3.5 octaves away and farther on the H100 with vLLM's kernels."""
+"""Least relative standard error of lending from another layer where a table has fewer layers: that of kernels
+3.5 octaves away and farther on the H100 with vLLM's kernels."""
 
 
 class ExpertShape(NamedTuple):
@@ -88,6 +92,15 @@ class Lender(NamedTuple):
     shape: ExpertShape
     weight: float
     octaves: float
+
+
+def borrowing_grids(operator: str) -> tuple[HoldoutGrid, ...]:
+    """Hold-outs of whole kernels: other splits of the layer are left, or other layers alone."""
+    layer, routing = ("hidden", "intermediate", "topk", "num_experts"), {"distribution": "power_law_1.2"}
+    return (
+        HoldoutGrid(operator, "another split", {}, routing, (*layer, "moe_tp", "moe_ep")),
+        HoldoutGrid(operator, "another layer", {}, routing, layer),
+    )
 
 
 def features(shapes: Sequence[ExpertShape]) -> Floats:
@@ -138,23 +151,51 @@ def nearest(wanted: ExpertShape, measured: Sequence[ExpertShape]) -> tuple[Lende
     tuple of Lender
         Other splits of its layer where there are any; at most :data:`LENDERS`.
     """
-    apart = np.abs(features(measured) - features([wanted])).sum(axis=1)
+    # equal distances are equal, whatever the last bits of their sums: ties go by the shapes themselves
+    apart = np.abs(features(measured) - features([wanted])).sum(axis=1).round(9)
     own = np.array([shape.layer == wanted.layer for shape in measured])
     pool = np.flatnonzero(own) if own.any() else np.arange(len(measured))
-    # ties in an order that the rows' does not change
     ranked = sorted(pool.tolist(), key=lambda i: (apart[i], measured[i]))[:LENDERS]
     weight = 1.0 / (apart[ranked] + NEAR_OCTAVES)
     weight /= weight.sum()
     return tuple(Lender(measured[i], float(w), float(apart[i])) for i, w in zip(ranked, weight, strict=True))
 
 
-def borrowed_curve(
+class BorrowedPoints(NamedTuple):
+    """What lenders make of a shape.
+
+    Attributes
+    ----------
+    tokens, latency_us : ndarray of float64, shape (nodes,)
+        A node wherever a lender has one, at equal tokens an expert.
+    bound_us : callable
+        B of the shape at numbers of tokens, us.
+    """
+
+    tokens: Floats
+    latency_us: Floats
+    bound_us: Callable[[Any], Floats]
+
+    def packed(self) -> PackedSizes:
+        """As a curve of origin borrowed; beyond its ends latency / B is held."""
+        made = pack_curve(self.bound_us(self.tokens), self.latency_us, lambda coordinate: coordinate)
+        flag = np.full_like(made.flag, ORIGIN_BORROWED)
+        return PackedSizes(made._replace(flag=flag), self.tokens, self.bound_us)
+
+    def log_errors(self, tokens: Floats, latency_us: Floats) -> Floats:
+        """Ln of what it says over measured latencies."""
+        at, nodes = self.bound_us(tokens), self.bound_us(self.tokens)
+        held = np.clip(at, nodes[0], nodes[-1])
+        return np.log(np.interp(held, nodes, self.latency_us) * (at / held) / latency_us)
+
+
+def borrowed_points(
     wanted: ExpertShape,
     lenders: Sequence[Lender],
     packed_of: Callable[[ExpertShape], PackedSizes],
     roofline_of: Callable[[ExpertShape, float], Callable[[Any], Floats]],
-) -> PackedSizes:
-    """Make the curve of a shape from those of its lenders.
+) -> BorrowedPoints:
+    """Make the latencies of a shape from those of its lenders.
 
     Parameters
     ----------
@@ -169,9 +210,8 @@ def borrowed_curve(
 
     Returns
     -------
-    PackedSizes
-        A node wherever a lender has one, at equal tokens an expert; origin borrowed. Its latency is the
-        weighted geometric mean of ``B (latency / B)`` over the lenders.
+    BorrowedPoints
+        Weighted geometric means of ``B (latency / B)`` over the lenders.
     """
     from fastroof.compiled.search import curve_latency_us
 
@@ -191,9 +231,7 @@ def borrowed_curve(
         log_us += lender.weight * np.log(latency_us * own_us(tokens) / their_us(theirs))
         log_launch_us += lender.weight * np.log(launch_us)
     bound_us = roofline_of(wanted, float(np.exp(log_launch_us)))
-    made = pack_curve(bound_us(tokens), np.exp(log_us), lambda coordinate: coordinate)
-    flag = np.full_like(made.flag, ORIGIN_BORROWED)
-    return PackedSizes(made._replace(flag=flag), tokens, bound_us)
+    return BorrowedPoints(tokens, np.exp(log_us), bound_us)
 
 
 class BorrowingErrors(NamedTuple):
@@ -256,11 +294,14 @@ def borrowing_errors(
             if errors is layer:
                 octaves.append(lenders[0].octaves)
     whole = _scale(layer, FEW_LAYERS)
+    if number.max() + 1 < FEWEST_LAYERS:
+        whole = max(whole, FEW_LAYERS)
     place = np.searchsorted(DISTANCE_EDGES, octaves, "right")
     classes = []
     for number_of in range(len(DISTANCE_EDGES) + 1):
         of_class = [errors for errors, at in zip(layer, place, strict=True) if at == number_of]
-        own = _scale(of_class, whole) if len(of_class) >= FEWEST_KERNELS else whole
+        few = len(of_class) < FEWEST_KERNELS or whole == FEW_LAYERS
+        own = whole if few else _scale(of_class, whole)
         classes.append(float(np.sqrt((own**2 + whole**2) / 2.0)))
     return BorrowingErrors(_scale(split, whole), tuple(classes))
 

@@ -17,11 +17,13 @@ from fastroof.config.gpu import GpuSpec
 from fastroof.errors import MissingTableError
 from fastroof.operators.calls import Experts
 from fastroof.operators.expert_borrowing import (
+    BorrowedPoints,
     BorrowingErrors,
     ExpertShape,
     Lender,
-    borrowed_curve,
+    borrowed_points,
     borrowing_errors,
+    borrowing_grids,
     nearest,
     nearest_routing,
 )
@@ -97,8 +99,8 @@ class MoeOperator(SizedOperator, PerRowOperator):
         "distribution": "balanced",
         "dtype": "bf16",
     }
-    holdouts = (HoldoutGrid("moe", "every second", {}, {}),)
-    coverages = (HoldoutGrid("moe", "bf16", {}, {"dtype": "bf16"}),)
+    holdouts = (HoldoutGrid("moe", "every second", {}, {}), *borrowing_grids("moe"))
+    coverages = (HoldoutGrid("moe", "bf16", {}, {"dtype": "bf16"}), *borrowing_grids("moe"))
     # Over the bf16 rows of vLLM 0.24.0 on the H100, balanced, of 500 us and more.
     datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"moe": DatasheetClass(23.3, 0.63)}
     package_files = (PackageFile("moe", "moe_perf", PACKAGE_COLUMNS, gated_rows, RUN),)
@@ -221,12 +223,12 @@ class MoeOperator(SizedOperator, PerRowOperator):
             return super().packed(tables, key)
 
         def borrowed() -> PackedSizes:
-            return self._borrowed(tables, ExpertShape(*key), lenders)
+            return self._borrowed(tables, ExpertShape(*key), lenders).packed()
 
         return tables.kept(("borrowed experts", self.name, key), borrowed)
 
-    def _borrowed(self, tables: Tables, wanted: ExpertShape, lenders: Sequence[Lender]) -> PackedSizes:
-        return borrowed_curve(
+    def _borrowed(self, tables: Tables, wanted: ExpertShape, lenders: Sequence[Lender]) -> BorrowedPoints:
+        return borrowed_points(
             wanted,
             lenders,
             lambda shape: super(MoeOperator, self).packed(tables, shape),
@@ -267,11 +269,7 @@ class MoeOperator(SizedOperator, PerRowOperator):
         def log_errors(shape: ExpertShape, lenders: Sequence[Lender]) -> Floats:
             measured = super(MoeOperator, self).packed(tables, shape)
             borrowed = self._borrowed(tables, shape, lenders)
-            found, flag = np.empty(len(measured.sizes)), np.empty(len(measured.sizes), np.uint8)
-            curve_latency_us(borrowed.curve, borrowed.coordinate(measured.sizes), found, flag)
-            return np.log(found / measured.curve.value[1:-1])
-
-        from fastroof.compiled.search import curve_latency_us
+            return borrowed.log_errors(measured.sizes, measured.curve.value[1:-1])
 
         return tables.kept(
             ("expert borrowing", self.name, table.source, lender.dtype, lender.distribution),
@@ -382,8 +380,8 @@ class NongatedMoeOperator(MoeOperator):
     rank = 51
     summary = "Routed experts without a gate."
     datasheets: ClassVar[Mapping[str, DatasheetClass]] = {}
-    holdouts = (HoldoutGrid("moe_nongated", "every second", {}, {}),)
-    coverages = (HoldoutGrid("moe_nongated", "bf16", {}, {"dtype": "bf16"}),)
+    holdouts = (HoldoutGrid("moe_nongated", "every second", {}, {}), *borrowing_grids("moe_nongated"))
+    coverages = (HoldoutGrid("moe_nongated", "bf16", {}, {"dtype": "bf16"}), *borrowing_grids("moe_nongated"))
     package_files = (PackageFile("moe", "moe_perf", PACKAGE_COLUMNS, nongated_rows, RUN),)
     tree_files = ()
 

@@ -95,12 +95,16 @@ class HoldoutGrid:
         Kept values by axis; an axis that is not named keeps every second value, from the first.
     only : mapping of str to value
         Rows that take part at all; the others are neither kept nor looked up.
+    kernels : tuple of str
+        Keys by which whole kernels are left out, those together that agree in all of them, a quarter at a
+        time; no axis is thinned then. What is left lends to them.
     """
 
     operator: str
     name: str
     kept: Mapping[str, tuple[int, ...]]
     only: Mapping[str, Any]
+    kernels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

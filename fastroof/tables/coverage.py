@@ -9,10 +9,10 @@ import numpy as np
 
 from fastroof.arrays import Bools, Floats
 from fastroof.columns import ORIGIN_INTERPOLATED
-from fastroof.errors import LookupInputError
+from fastroof.errors import LookupInputError, MissingTableError
 from fastroof.operators.operator import HoldoutGrid
 from fastroof.operators.registry import OPERATORS
-from fastroof.tables.holdout import lookup_arguments, taking_part, thinned_axes
+from fastroof.tables.holdout import alike_kernels, lookup_arguments, taking_part, thinned_axes
 from fastroof.tables.lookup import run_lookup
 from fastroof.uncertainty.leave_one_out import NORMAL_80
 
@@ -83,6 +83,11 @@ class _Hidden(NamedTuple):
 def _hidden_rows(grid: HoldoutGrid, table: MeasuredTable, part: Bools, rng: np.random.Generator) -> Bools:
     """Rows with one of the values that each kernel's axes lose: a random quarter between their ends."""
     hidden = np.zeros(table.num_rows, np.bool_)
+    if grid.kernels:
+        groups = alike_kernels(grid, table, part)
+        for number in np.flatnonzero(rng.random(len(groups)) < HIDDEN_SHARE):
+            hidden[groups[number]] = True
+        return hidden
     for _, rows in sorted(table.groups().items(), key=lambda group: str(group[0])):
         rows = rows[part[rows]]
         for name in thinned_axes(grid, table):
@@ -100,12 +105,17 @@ def _draw(tables: Tables, grid: HoldoutGrid, rng: np.random.Generator) -> _Hidde
     table = tables.measured.tables[grid.operator]
     part = taking_part(table, grid.only)
     hidden = _hidden_rows(grid, table, part, rng)
-    if not hidden.any():
+    if not hidden.any() or not (part & ~hidden).any():
         return None
     thin = tables.some_rows(grid.operator, part & ~hidden)
     parts = []
     for rows, arguments in lookup_arguments(table, np.flatnonzero(hidden)):
-        looked_up = run_lookup(thin, grid.operator, "roofline", True, arguments, of_source=False)
+        try:
+            looked_up = run_lookup(thin, grid.operator, "roofline", True, arguments, of_source=False)
+        except MissingTableError:
+            if not grid.kernels:
+                raise
+            continue  # no kernel is left that could lend
         off = np.abs(np.log(looked_up.latency_us / table.columns["latency_us"][rows]))
         parts.append(
             (
@@ -114,6 +124,8 @@ def _draw(tables: Tables, grid: HoldoutGrid, rng: np.random.Generator) -> _Hidde
                 looked_up.origin <= ORIGIN_INTERPOLATED,
             )
         )
+    if not parts:
+        return None
     return _Hidden(*(np.concatenate(values) for values in zip(*parts, strict=True)))
 
 

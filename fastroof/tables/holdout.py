@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from fastroof.arrays import Bools, Floats, Longs
 from fastroof.columns import ORIGIN_INTERPOLATED
-from fastroof.errors import LookupInputError
+from fastroof.errors import LookupInputError, MissingTableError
 from fastroof.operators.operator import METHODS, HoldoutGrid
 from fastroof.operators.registry import OPERATORS
 
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GRIDS",
+    "KERNEL_PARTS",
     "HoldoutRow",
+    "alike_kernels",
     "lookup_arguments",
     "run_holdout",
     "taking_part",
@@ -29,6 +31,10 @@ __all__ = [
 
 GRIDS: Final = tuple(grid for operator in OPERATORS.values() for grid in operator.holdouts)
 """The thin grids that tables are judged on, as the operators have them."""
+
+
+KERNEL_PARTS: Final = 4
+"""Parts of whole kernels that are left out one after the other."""
 
 
 class HoldoutRow(NamedTuple):
@@ -85,6 +91,30 @@ def _kept_rows(grid: HoldoutGrid, table: MeasuredTable, part: Bools) -> Bools:
         for rows in groups:
             kept[rows] &= np.isin(values[rows], np.unique(values[rows])[::2])
     return kept
+
+
+def alike_kernels(grid: HoldoutGrid, table: MeasuredTable, part: Bools) -> list[Longs]:
+    """Rows of the kernels that a grid leaves out together, by the values that they agree in."""
+    names = [column.name for column in table.schema.keys]
+    places = [names.index(name) for name in grid.kernels]
+    groups: dict[tuple[Any, ...], list[Longs]] = {}
+    for key, rows in table.groups().items():
+        groups.setdefault(tuple(key[place] for place in places), []).append(rows[part[rows]])
+    return [np.concatenate(groups[values]) for values in sorted(groups)]
+
+
+def _thinned(grid: HoldoutGrid, table: MeasuredTable, part: Bools) -> Iterator[tuple[Bools, Longs]]:
+    """Rows that are kept and those that are looked up: once, or for each part of the kernels left out."""
+    if not grid.kernels:
+        kept = _kept_rows(grid, table, part)
+        yield kept, np.flatnonzero(part & ~kept)
+        return
+    groups = alike_kernels(grid, table, part)
+    for number in range(KERNEL_PARTS):
+        hidden = np.sort(np.concatenate([np.empty(0, np.int64), *groups[number::KERNEL_PARTS]]))
+        kept = part.copy()
+        kept[hidden] = False
+        yield kept, hidden
 
 
 def lookup_arguments(table: MeasuredTable, rows: Longs) -> Iterable[tuple[Any, dict[str, Any]]]:
@@ -153,26 +183,34 @@ def run_holdout(
         if progress is not None:
             progress(f"{grid.operator}, {grid.name}")
         part = taking_part(table, grid.only)
-        kept = _kept_rows(grid, table, part)
-        hidden = np.flatnonzero(part & ~kept)
-        if not kept.any() or not len(hidden):
-            continue
-        thin = tables.some_rows(grid.operator, kept)
-        errors: dict[str, list[Floats]] = {method: [] for method in methods}
+        # of another kernel's rate there is none at a node
+        judged = ("roofline",) if grid.kernels and "roofline" in methods else methods
+        errors: dict[str, list[Floats]] = {method: [] for method in judged}
         inside = []
-        for rows, arguments in lookup_arguments(table, hidden):
-            truth = table.columns["latency_us"][rows]
-            looked_up = thin.lookup(grid.operator, **arguments)
-            inside.append(looked_up.origin <= ORIGIN_INTERPOLATED)
-            for method in methods:
-                guess = (
-                    looked_up
-                    if method == "roofline"
-                    else thin.lookup(grid.operator, method=method, **arguments)
-                )
-                errors[method].append(guess.latency_us / truth - 1.0)
+        for kept, hidden in _thinned(grid, table, part):
+            if not kept.any() or not len(hidden):
+                continue
+            thin = tables.some_rows(grid.operator, kept)
+            for rows, arguments in lookup_arguments(table, hidden):
+                truth = table.columns["latency_us"][rows]
+                try:
+                    looked_up = thin.lookup(grid.operator, **arguments)
+                except MissingTableError:
+                    if not grid.kernels:
+                        raise
+                    continue  # no kernel is left that could lend
+                inside.append(looked_up.origin <= ORIGIN_INTERPOLATED)
+                for method in judged:
+                    guess = (
+                        looked_up
+                        if method == "roofline"
+                        else thin.lookup(grid.operator, method=method, **arguments)
+                    )
+                    errors[method].append(guess.latency_us / truth - 1.0)
+        if not inside:
+            continue
         is_inside = np.concatenate(inside)
-        for method in methods:
+        for method in judged:
             signed = np.concatenate(errors[method])
             for region, where in (("inside", is_inside), ("outside", ~is_inside)):
                 if where.any():

@@ -163,7 +163,7 @@ def _some(table: MeasuredTable, keep: Bools) -> MeasuredTable:
 
 def _holdout(alone: Tables, operator: str) -> tuple[dict[str, float], int]:
     """Mean error by region, over its grids by their points."""
-    grids = [grid for grid in GRIDS if grid.operator == operator and grid.name != COARSE]
+    grids = [grid for grid in GRIDS if grid.operator == operator and grid.name != COARSE and not grid.kernels]
     found = run_holdout(alone, operators=[operator], methods=["roofline"], grids=grids) if grids else []
     sums: dict[str, list[float]] = {}
     for row in found:

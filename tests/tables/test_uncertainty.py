@@ -268,7 +268,8 @@ JUDGED_CLOSELY = ("gemm", "attention_prefill", "attention_decode", "encoder_atte
 
 def test_80_percent_intervals_cover_80_percent_of_hidden_points(h100, coverage):
     inside = {(row.operator, row.grid): row for row in coverage if row.region == "inside"}
-    assert set(inside) == {(grid.operator, grid.name) for grid in grids_with_rows(h100, COVERAGE_GRIDS)}
+    thinned = [grid for grid in grids_with_rows(h100, COVERAGE_GRIDS) if not grid.kernels]
+    assert set(inside) == {(grid.operator, grid.name) for grid in thinned}
     for (operator, grid), row in inside.items():
         print(
             f"{operator}, {grid}: {row.level_80:.3f} of {row.points} points, by quartile {row.quartiles_80}"
@@ -282,6 +283,20 @@ def test_80_percent_intervals_cover_80_percent_of_hidden_points(h100, coverage):
         assert row.lowest_80 <= row.level_80 <= row.highest_80
 
 
+def test_intervals_of_borrowed_kernels_cover_80_percent_of_those_that_were_left_out(h100, coverage):
+    whole = {(grid.operator, grid.name) for grid in COVERAGE_GRIDS if grid.kernels}
+    borrowed = {(row.operator, row.grid): row for row in coverage if (row.operator, row.grid) in whole}
+    assert set(borrowed) == whole
+    for (operator, grid), row in borrowed.items():
+        print(f"{operator}, {grid}: {row.level_80:.3f} of {row.points} points")
+        assert row.region == "outside"
+        if (operator, grid) == ("moe_nongated", "another layer"):
+            # two and three layers that have little in common: what is left tells too little of the others
+            assert row.level_80 > 0.4
+            continue
+        assert 0.70 <= row.level_80 <= 0.92, (operator, grid)
+
+
 def test_other_levels_rise_and_stay_near_what_they_claim(coverage):
     for row in coverage:
         levels = (row.level_50, row.level_80, row.level_90, row.level_95)
@@ -291,7 +306,12 @@ def test_other_levels_rise_and_stay_near_what_they_claim(coverage):
 
 
 def test_extrapolated_points_are_covered_and_claimed_to_be_worse(coverage):
-    outside = [row for row in coverage if row.region == "outside" and row.points >= 100]
+    thinned = {(grid.operator, grid.name) for grid in COVERAGE_GRIDS if not grid.kernels}
+    outside = [
+        row
+        for row in coverage
+        if row.region == "outside" and row.points >= 100 and (row.operator, row.grid) in thinned
+    ]
     # elsewhere holes lie where more work makes little difference
     least_worse = {"attention_decode": 1.3, "attention_prefill": 1.1}
     assert {row.operator for row in outside} >= set(least_worse)
@@ -550,5 +570,5 @@ def test_the_picture_shows_every_grid_inside_its_range(h100, coverage):
 
     figure = draw_coverage(coverage, source="some tables")
     labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
-    assert len(labels) == len(grids_with_rows(h100, COVERAGE_GRIDS))
+    assert len(labels) == len([grid for grid in grids_with_rows(h100, COVERAGE_GRIDS) if not grid.kernels])
     assert "some tables" in figure.texts[1].get_text()
