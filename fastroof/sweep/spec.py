@@ -68,6 +68,11 @@ class SweepSpec(BaseModel):
     dtype: Names = Field((AUTO,), description=f"a list out of {', '.join((AUTO, *DTYPES))}")
     kv_dtype: Names = Field((AUTO,), description=f"a list out of {', '.join((AUTO, *KV_DTYPES))}")
 
+    allow_modelled: bool = Field(
+        False,
+        description="true or false: whether the datasheet model stands for kernels that nobody measured",
+    )
+
     @property
     def splits(self) -> tuple[tuple[int, Split], ...]:
         """Every tensor-parallel size with every other size of a layout, in the order of the rows."""

@@ -148,3 +148,18 @@ def test_modelled_kernels_err_as_the_datasheet_model_does(h100: Tables, dtype: s
     else:
         assert (errors[0] > errors[1]).all()
         assert (errors[0] < 0.5).all()
+
+
+@pytest.mark.parametrize(
+    ("model", "formats"),
+    [("Qwen/Qwen3-32B-FP8", ("fp8_block", "bf16")), ("Qwen/Qwen3-32B-FP8-Static-PerTensor", ("fp8", "fp8"))],
+)
+def test_the_two_kinds_of_fp8_of_one_model_are_two_plans(
+    h100: Tables, model: str, formats: tuple[str, str]
+) -> None:
+    plan = fastroof.compile_plan(model, "h100", h100, tp=2)
+    assert (plan.dtype, plan.kv_dtype) == formats
+    assert (plan.describe()["dtype"], plan.describe()["kv_dtype"]) == formats
+    parts = formats_of(plan)
+    assert {parts[role] for role in ("qkv", "o", "gate_up", "down")} == {formats[0]}
+    assert parts["decode_attention"] == formats[1]

@@ -316,3 +316,13 @@ def test_rows_of_a_sweep_name_the_format_that_auto_stands_for(tmp_path: Path) ->
     rows = [(tmp_path / f"{name}.jsonl").read_text() for name in ("auto", "named")]
     assert '"fp8_block"' in rows[0]
     assert rows[0] == rows[1]
+
+
+def test_kernels_that_nobody_measured_are_skipped_or_modelled(tmp_path: Path) -> None:
+    model = quantised_model(tmp_path, "awq", {"quant_method": "awq", "bits": 4, "group_size": 128})
+    spec = {"models": [model], "batch_size": [1, 8], "kv_len": [1024]}
+    with pytest.raises(SweepError, match="no gemm table of dtype int4_wo; measured: bf16, fp8, fp8_block; "):
+        run_sweep(spec, tmp_path / "measured.jsonl")
+    run_sweep({**spec, "allow_modelled": True}, tmp_path / "modelled.jsonl")
+    row = json.loads((tmp_path / "modelled.jsonl").read_text().splitlines()[-1])
+    assert (row["dtype"], row["origin"]) == ("int4_wo", "modelled")

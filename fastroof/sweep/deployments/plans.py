@@ -11,7 +11,7 @@ from fastroof.arrays import Floats
 from fastroof.compiled.closed_loops import DeploymentOptions
 from fastroof.compiled.deployments import Axes
 from fastroof.config import load_gpu
-from fastroof.errors import MissingTableError, PlanError
+from fastroof.errors import GpuError, MissingTableError, PlanError
 from fastroof.models import Layout, load_model
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.memory import plan_memory, window_kv_bytes
@@ -50,11 +50,11 @@ def compiled_plan(spec: DeploymentSpec, key: PlanKey, tables: GpuTables) -> Step
             model, key.gpu, tables.tables, dtype=key.dtype, kv_dtype=key.kv_dtype,
             runtime=key.runtime, method=spec.method, max_tokens=max(budget, spec.max_seqs) + MORE_TOKENS,
             max_seqs=spec.max_seqs + budget + MORE_TOKENS, curves=tables.curves,
-            **key.layout_options,
+            allow_modelled=spec.allow_modelled, **key.layout_options,
         )  # fmt: skip
     except MissingTableError as error:
         return Impossible("tables", f"{name}: {error}")
-    except PlanError as error:
+    except (PlanError, GpuError) as error:
         return Impossible("plan", f"{name}: {error}")
 
 

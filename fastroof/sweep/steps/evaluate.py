@@ -15,7 +15,7 @@ from fastroof.arrow import arrow_schema
 from fastroof.columns import ORIGINS
 from fastroof.compiled.steps import decode_origins
 from fastroof.config import load_gpu
-from fastroof.errors import MissingTableError, PlanError
+from fastroof.errors import GpuError, MissingTableError, PlanError
 from fastroof.models import Layout, load_model
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.sweep.columns import NO_ROUTING
@@ -97,11 +97,11 @@ def _plan(spec: StepSpec, key: PlanKey, tables: GpuTables) -> StepPlan | tuple[s
         plan = compile_plan(
             model, load_gpu(key.gpu), tables.tables, dtype=key.dtype, kv_dtype=key.kv_dtype,
             runtime=key.runtime, method=spec.method, max_tokens=largest, max_seqs=largest,
-            curves=tables.curves, **key.layout_options,
+            curves=tables.curves, allow_modelled=spec.allow_modelled, **key.layout_options,
         )  # fmt: skip
     except MissingTableError as error:
         return SKIPPED["tables"], f"{name}: {error}"
-    except PlanError as error:
+    except (PlanError, GpuError) as error:
         return SKIPPED["plan"], f"{name}: {error}"
     return plan if plan.memory.max_kv_tokens else (SKIPPED["memory"], name)
 

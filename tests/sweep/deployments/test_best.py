@@ -232,3 +232,22 @@ def test_it_says_what_does_as_well(tmp_path: Path) -> None:
     code, _, err = command(str(tmp_path / "none.toml"))
     assert code == 2
     assert "cannot be read" in err
+
+
+@pytest.mark.parametrize(
+    ("model", "dtype", "kv_dtype"),
+    [
+        ("qwen3-32b-fp8", "fp8_block", "bf16"),
+        ("qwen3-32b-fp8-static", "fp8", "fp8"),
+        ("qwen3-32b", "bf16", "bf16"),
+    ],
+)
+def test_the_best_is_in_the_formats_of_its_checkpoint_and_names_them(
+    model: str, dtype: str, kv_dtype: str
+) -> None:
+    spec = {"models": [model], "tp": [2], "isl": 1000, "osl": 100, "concurrency": [8]}
+    (answer,) = best_deployments(spec).answers
+    row = answer.choices[0].row
+    assert (row["dtype"], row["kv_dtype"]) == (dtype, kv_dtype)
+    named = best_deployments(spec | {"dtype": [dtype], "kv_dtype": [kv_dtype]}).answers[0].choices[0].row
+    assert named == row
