@@ -111,8 +111,9 @@ def estimate_all(points: Sequence[Point], gpu: GpuSpec) -> list[Estimate]:
     Notes
     -----
     Latency is the launch plus the larger of FLOPs and bytes over the rates that kernels reach. A point
-    takes a set-up of 6 ms, the capture of its graphs, and the replays of
-    :func:`kernels_bench.replays.schedule`: 3 ms of warm-up and about 12 ms of measuring for a short call.
+    takes a set-up of 6 ms, what drawing the weights of many experts takes, the capture of its graphs, and
+    the replays of :func:`kernels_bench.replays.schedule`: 3 ms of warm-up and about 12 ms of measuring for
+    a short call.
     Its memory is that of as many sets of its inputs and outputs as exceed twice the L2 together. Where
     the card has no units for a dtype, the bytes alone count; :func:`unfit` names such points.
     """
@@ -136,10 +137,12 @@ def _estimate_operator(operator: MeasuredOperator, points: Sequence[Point], gpu:
     one_set = operator.set_bytes(columns, work.moved_bytes)
     sets = np.minimum(L2_MULTIPLE * gpu.l2_bytes // one_set + 1, MAX_SETS).astype(np.int64)
     sets[~operator.rotates(columns)] = 1
-    held = (sets * one_set).tolist()
+    held = sets * one_set
+    fill_s = held / operator.fill_bytes_per_s(columns)
+    each = zip(latency_us, sets.tolist(), held.tolist(), fill_s.tolist(), strict=True)
     return [
-        Estimate(call_us, _seconds(call_us, num_sets), math.ceil(held_bytes))
-        for call_us, num_sets, held_bytes in zip(latency_us, sets.tolist(), held, strict=True)
+        Estimate(call_us, _seconds(call_us, num_sets) + made_s, math.ceil(held_bytes))
+        for call_us, num_sets, held_bytes, made_s in each
     ]
 
 

@@ -131,6 +131,10 @@ class MeasuredOperator:
         """Whether calls of each point rotate over sets of inputs."""
         return np.full(_count(columns), True)
 
+    def fill_bytes_per_s(self, columns: Columns) -> Floats:
+        """Rate at which each point's inputs are made, where that takes longer than setting a point up."""
+        return np.full(_count(columns), np.inf)
+
     def line(self, values: Values) -> tuple[Any, ...]:
         """Axes of a point that name its kernel's shape, rather than how much of it is asked for."""
         return ()

@@ -27,6 +27,8 @@ from kernels_bench.routing import DISTRIBUTIONS, route
 __all__ = ["ExpertLayer", "ExpertSets", "ExpertWeights", "refuses_experts"]
 
 CHECKED_TOKENS: Final = 32
+DRAWN_AT_ONCE: Final = 2**28
+"""Elements of a weight that is quantised: 0.5 GB of bf16."""
 LARGEST_INPUT: Final = 6.0
 LARGEST_GATED: Final = 20.0
 """What static scales of fp8 activations cover: of normal inputs, and of what comes between the GEMMs."""
@@ -142,24 +144,28 @@ class ExpertWeights:
 
     @classmethod
     def make(cls, layer: ExpertLayer, make: InputMaker, is_gate_first: bool) -> ExpertWeights:
-        """Draw them, one expert after the other, so that large ones need no second copy."""
+        """Draw them; what is quantised in parts, so that its bf16 takes little room beside it."""
         import torch
 
-        shapes = (2 * layer.width, layer.hidden), (layer.hidden, layer.width)
-        weights, scales = [], []
-        for rows, columns in shapes:
-            dtype = torch_dtype("bf16" if layer.dtype == "bf16" else "fp8")
-            name = make.device.name
-            weight = torch.empty((layer.num_local, rows, columns), dtype=dtype, device=name)
-            its_scales = []
-            for expert in range(layer.num_local):
-                # As trained weights are: outputs of the order of one, far from where bf16 ends.
-                drawn = make.normal(rows, columns).mul_(columns**-0.5)
-                quantised, scale = _quantised(drawn, layer.dtype)
-                weight[expert].copy_(quantised)
-                its_scales.append(scale)
+        weights: list[Any] = []
+        scales: list[Any] = []
+        for rows, columns in ((2 * layer.width, layer.hidden), (layer.hidden, layer.width)):
+            scale = columns**-0.5  # as trained weights are: outputs of the order of one
+            if layer.dtype == "bf16":
+                weights.append(make.normal(layer.num_local, rows, columns).mul_(scale))
+                scales.append(None)
+                continue
+            at_once = max(1, DRAWN_AT_ONCE // (rows * columns))
+            shape = (layer.num_local, rows, columns)
+            weight = torch.empty(shape, dtype=torch_dtype("fp8"), device=make.device.name)
+            parts = []
+            for first in range(0, layer.num_local, at_once):
+                part = weight[first : first + at_once]
+                quantised, part_scale = _quantised(make.normal(*part.shape).mul_(scale), layer.dtype)
+                part.copy_(quantised)
+                parts.append(part_scale)
             weights.append(weight)
-            scales.append(None if layer.dtype == "bf16" else torch.stack(its_scales))
+            scales.append(torch.cat(parts))
         return cls(weights[0], weights[1], scales[0], scales[1], is_gate_first)
 
     def expert(self, index: int) -> tuple[Any, Any]:
@@ -177,13 +183,12 @@ class ExpertWeights:
 
 
 def _quantised(values: Any, dtype: str) -> tuple[Any, Any]:
-    """Numbers of a weight in its dtype, and their scales."""
-    if dtype == "bf16":
-        return values, None
+    """Numbers of some experts' weight in fp8, and their scales: one an expert, or one a block."""
     if dtype == "fp8_block":
         return quantise_blocks(values, SCALE_BLOCK)
-    scale = values.abs().amax().float() / FP8_MAX
-    return (values / scale.to(values.dtype)).clamp_(-FP8_MAX, FP8_MAX).to(torch_dtype("fp8")), scale
+    scale = values.abs().amax(dim=(1, 2)).float() / FP8_MAX
+    divided = values / scale.to(values.dtype)[:, None, None]
+    return divided.clamp_(-FP8_MAX, FP8_MAX).to(torch_dtype("fp8")), scale
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is optional: pip install torch")
 
 from kernels_bench.points import Point  # noqa: E402
+from kernels_bench.providers import experts as drawn  # noqa: E402
 from kernels_bench.providers.block_scales import spread_scales  # noqa: E402
 from kernels_bench.providers.device import Device  # noqa: E402
 from kernels_bench.providers.experts import ExpertLayer, ExpertSets  # noqa: E402
@@ -187,6 +188,13 @@ def test_vllms_calls_bind_to_its_source_and_give_the_reference(asked):
         # both operands of two GEMMs are rounded, and those of the reference are the rounded weights
         assert 1e-2 < check.error < 0.7 * error_bound(asked)
         assert "fp8" in prepared.kernel
+
+
+@pytest.mark.parametrize("dtype", ["fp8", "fp8_block"])
+def test_weights_that_are_drawn_in_parts_are_whole(dtype, monkeypatch):
+    monkeypatch.setattr(drawn, "DRAWN_AT_ONCE", 3 * 256 * 256)  # three of eight experts at once
+    asked = point(9, dtype=dtype)
+    assert check_result(asked, VllmProvider(HOST, stand_in()).prepare(asked, 2, 10**9)).passed
 
 
 @pytest.mark.parametrize("wrong", ["experts", "shares", "scale", "gate"])
