@@ -65,8 +65,10 @@ def compile_plan(
         Groups of experts on GPUs of their own, and GPUs that share each expert; ``moe_tp`` None is what
         tp x dp / ep leaves. A dense model has no experts to split: ep is 1.
     dtype : str
-        Linear layers and experts: ``auto`` takes each as the checkpoint has it, bf16, fp8 (weights and
-        activations, per tensor), fp8_block, nvfp4, ... one format for all but the router and the LM head.
+        Linear layers and experts: ``auto`` takes each as the checkpoint has it, see ``plan.dtype`` for what
+        that is. Another name of :data:`fastroof.models.execution.DTYPES` (fp8 is a scale a tensor, fp8_block
+        a scale a block of 128 x 128) than the checkpoint's times the model as if all but the router and the
+        LM head were quantised so.
     kv_dtype : str
         KV cache: ``auto`` (the checkpoint's, else bf16), bf16 or fp8.
     runtime : EngineProfile, str, Path or mapping
@@ -84,8 +86,8 @@ def compile_plan(
         How tokens spread over experts: balanced, power_law_1.01 or power_law_1.2 (the default, see
         :data:`fastroof.models.execution.ROUTING`).
     allow_modelled : bool
-        Whether a call that no measured table serves comes from the datasheet model (origin modelled)
-        instead of raising MissingTableError.
+        Whether a call that no measured table serves, attention included, comes from the datasheet model
+        (origin modelled) instead of raising MissingTableError.
     exchange : str, optional
         How tokens reach experts on other GPUs: ``gather`` (all-gather and reduce-scatter, or all-reduces) or
         ``alltoall`` (dispatch and combine, in their low-latency kind in steps of decodes alone); by default
