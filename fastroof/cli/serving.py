@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from fastroof.cli.drafts import Accepted, Draft, NumDraftTokens, PrefixHit, asked_speculation
 from fastroof.cli.gpu_tables import gpu_and_tables
 from fastroof.cli.options import (
     AllowModelled,
@@ -34,7 +35,7 @@ from fastroof.errors import BatchError
 from fastroof.units import GB, US_PER_MS
 
 if TYPE_CHECKING:
-    from fastroof import StepPlan
+    from fastroof import SpeculativeDecoding, StepPlan
 
 __all__ = ["register"]
 
@@ -44,14 +45,16 @@ EPILOG: Final = """\b
 Examples:
   fastroof serving --model llama-3.1-8b --isl 1024 --osl 128 --concurrency 1,8,64 --runtime vllm
   fastroof serving --model llama-3.1-70b --tp 8 --isl 8192 --osl 256 --concurrency 64 --disaggregated 2:1
+  fastroof serving --model llama-3.1-70b --tp 8 --isl 8192 --osl 256 --concurrency 1,64 \\
+      --num-draft-tokens 3 --accepted 2.2 --draft llama-3.1-8b,tp=4 --prefix-hit 0.5
 
 Sizes are numbers or comma-separated lists; every combination is one scenario. --disaggregated X:Y is X
 workers that prefill and Y that decode, each on --tp GPUs (--prefill-tp for those that prefill).
 
 \b
 JSON: version, model, gpu, tp, pp, dp, ep, moe_tp, dtype, kv_dtype, runtime, max_batched_tokens,
-max_kv_tokens, tables_hash, rows:
-one object a scenario [isl, osl, concurrency and the fields of fastroof.serving.ServingEstimate], or with
+max_kv_tokens, tables_hash, num_draft_tokens, accepted (mean tokens of a step), draft, prefix_hit (these where
+they were given), rows: one object a scenario [isl, osl, concurrency and the fields of fastroof.serving.ServingEstimate], or with
 --disaggregated also prefill_tp, prefill_workers, decode_workers and the fields of DisaggregatedEstimate.
 """
 
@@ -97,6 +100,10 @@ def serving(
         float | None,
         typer.Option(help="Of a benchmark that starts all clients at once.  [default: steady state]"),
     ] = None,
+    num_draft_tokens: NumDraftTokens = None,
+    accepted: Accepted = None,
+    draft: Draft = None,
+    prefix_hit: PrefixHit = None,
     disaggregated: Annotated[
         str | None, typer.Option(metavar="X:Y", help="X workers that prefill, Y that decode.")
     ] = None,
@@ -156,8 +163,17 @@ def serving(
         )
 
     plan = plan_on(tp)
+    drafts = asked_speculation(
+        num_draft_tokens, accepted, draft, (gpu, tables, source), tp=tp, kv_dtype=plan.kv_dtype,
+        max_tokens=plan.max_tokens, max_seqs=plan.max_seqs,
+    )  # fmt: skip
+    if disaggregated is not None and prefix_hit is not None:
+        raise BatchError("--prefix-hit goes without --disaggregated, whose workers share no cache here")
+    schedule["speculation"] = drafts
     if disaggregated is None:
-        times: Any = estimate(plan, **scenarios, **schedule, requests_per_client=requests_per_client)
+        times: Any = estimate(
+            plan, **scenarios, **schedule, requests_per_client=requests_per_client, prefix_hit=prefix_hit
+        )
         workers = {}
     else:
         match = _WORKERS.fullmatch(disaggregated)
@@ -195,14 +211,26 @@ def serving(
                 "max_batched_tokens": budget,
                 "max_kv_tokens": plan.memory.max_kv_tokens,
                 "tables_hash": plan.tables_hash,
+                **_asked(drafts, prefix_hit),
                 "rows": rows,
             }
         )
     else:
-        _print(plan, workers, rows)
+        _print(plan, workers, rows, _asked(drafts, prefix_hit))
 
 
-def _print(plan: StepPlan, workers: dict[str, int], rows: list[dict[str, Any]]) -> None:
+def _asked(drafts: SpeculativeDecoding | None, prefix_hit: float | None) -> dict[str, Any]:
+    """What was asked of drafts and of the prefix cache, if anything."""
+    asked: dict[str, Any] = {}
+    if drafts is not None:
+        asked = {"num_draft_tokens": drafts.num_draft_tokens, "accepted": drafts.acceptance_length}
+        asked["draft"] = drafts.draft_name
+    return asked if prefix_hit is None else {**asked, "prefix_hit": prefix_hit}
+
+
+def _print(
+    plan: StepPlan, workers: dict[str, int], rows: list[dict[str, Any]], asked: dict[str, Any]
+) -> None:
     out = console()
     gpus = plan.layout.world_size
     split = "" if gpus == plan.tp == plan.layout.moe_tp else f" ({plan.layout})"
@@ -214,7 +242,7 @@ def _print(plan: StepPlan, workers: dict[str, int], rows: list[dict[str, Any]]) 
         )
     out.print(
         f"{plan.model.name} on {where}, {plan.dtype} weights, {plan.kv_dtype} KV cache, "
-        f"runtime {plan.runtime}\n",
+        f"runtime {plan.runtime}" + _asked_words(asked) + "\n",
         soft_wrap=True,
     )
     common = ("isl", "osl", "clients", "TTFT ms", "TPOT ms", "request ms", "tokens/s a GPU")
@@ -222,6 +250,16 @@ def _print(plan: StepPlan, workers: dict[str, int], rows: list[dict[str, Any]]) 
         "running", "decode ms", "mixed ms", "mixed steps", "wait ms"
     )  # fmt: skip
     print_table((*common, *more), [_cells(row, is_apart=bool(workers)) for row in rows])
+
+
+def _asked_words(asked: dict[str, Any]) -> str:
+    words = ""
+    if "num_draft_tokens" in asked:
+        words += f", {asked['num_draft_tokens']} draft tokens ({asked['draft']})"
+        words += f", {asked['accepted']:g} tokens a step"
+    if "prefix_hit" in asked:
+        words += f", {percent(asked['prefix_hit'])} of prompts in the prefix cache"
+    return words
 
 
 def _cells(row: dict[str, Any], *, is_apart: bool) -> list[str]:

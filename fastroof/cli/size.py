@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastroof._version import __version__
+from fastroof.cli.drafts import Accepted, Draft, NumDraftTokens, PrefixHit, asked_speculation
 from fastroof.cli.gpu_tables import gpu_and_tables
 from fastroof.cli.options import (
     AllowModelled,
@@ -54,6 +55,8 @@ _LIMITS: Final = {
 EPILOG: Final = """\b
 Examples:
   fastroof size --model llama-3.1-70b --rate 20 --isl 4000 --osl 500 --ttft-ms 500 --tpot-ms 30 --runtime vllm
+  fastroof size --model llama-3.1-70b --rate 20 --isl 4000 --osl 500 --tpot-ms 30 --runtime vllm \\
+      --num-draft-tokens 3 --accepted 2.2 --draft mtp --prefix-hit 0.5
   fastroof size --model llama-3.1-8b --kv-len 1024,4096,16384 --tpot-ms 10
   fastroof size --model llama-3.1-8b --batch-size 1,16,64 --tpot-ms 10
 
@@ -109,6 +112,10 @@ def size(
     runtime: Runtime = "kernels",
     max_batched_tokens: MaxBatchedTokens = None,
     max_seqs: MaxSeqs = None,
+    num_draft_tokens: NumDraftTokens = None,
+    accepted: Accepted = None,
+    draft: Draft = None,
+    prefix_hit: PrefixHit = None,
     as_json: Json = False,
     tables: TablesPath = None,
     source: Source = None,
@@ -129,6 +136,7 @@ def size(
     if len(asked) != 1:
         raise BatchError(f"give one of {', '.join(_QUESTIONS)}, got {' and '.join(asked) or 'none of them'}")
     serving = {"--isl": isl, "--osl": osl, "--ttft-ms": ttft_ms, "--request-latency-ms": request_latency_ms}
+    serving |= {"--num-draft-tokens": num_draft_tokens, "--prefix-hit": prefix_hit}
     _check_together(asked[0], serving)
     sizes = parse_sizes("--tp", tp)
     splits = sizes if isinstance(sizes, list) else [sizes]
@@ -154,7 +162,12 @@ def size(
     if rate is not None:
         limits = {"ttft_ms": ttft_ms, "tpot_ms": tpot_ms, "request_latency_ms": request_latency_ms}
         load = {"isl": isl, "osl": osl} | {name: ms for name, ms in limits.items() if ms is not None}
-        schedule = {"max_batched_tokens": budget, "max_seqs": seqs}
+        schedule: dict[str, Any] = {"max_batched_tokens": budget, "max_seqs": seqs}
+        schedule["speculation"] = asked_speculation(
+            num_draft_tokens, accepted, draft, (gpu, tables, source), max_tokens=budget + 1,
+            max_seqs=seqs + budget,
+        )  # fmt: skip
+        schedule["prefix_hit"] = 0.0 if prefix_hit is None else prefix_hit
         rows, refused = _deployments(
             (loaded, spec, measured), parse_rates(rate), splits, {**load, **schedule, **plan_options}
         )

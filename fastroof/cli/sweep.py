@@ -102,6 +102,7 @@ def sweep(
     request_rate: Annotated[Text, _key("Requests a second.")] = None,
     max_batched_tokens: Annotated[Text, _key("Tokens that a step holds.")] = None,
     prefix_hit: Annotated[Text, _key("Share of a prompt in the prefix cache.")] = None,
+    speculation: Annotated[Text, _key("{num_draft_tokens = 3, accepted = 2.2, draft = 'mtp'}")] = None,
     ttft_ms: Annotated[Text, _key("Longest mean time to first token, ms.")] = None,
     tpot_ms: Annotated[Text, _key("Longest mean time per output token, ms.")] = None,
     request_latency_ms: Annotated[Text, _key("Longest mean time of a request, ms.")] = None,

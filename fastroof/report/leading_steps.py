@@ -233,6 +233,8 @@ def steps_of_row(kind: str, row: Mapping[str, Any]) -> list[_Requests]:
         if not batch:
             raise FastroofError("no batch is within the limits")
         return [_decodes(batch, max(kv_len, 2))]
+    if _number(row.get("num_draft_tokens"), 0.0) > 0.0:
+        raise FastroofError("a step that verifies draft tokens is not broken down by operator")
     numbers = {name: _number(row.get(name)) for name in _NEEDED}
     missing = [name for name in _NEEDED if math.isnan(numbers[name])]
     if missing:

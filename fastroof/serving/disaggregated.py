@@ -13,8 +13,6 @@ from fastroof.columns import Column
 from fastroof.compiled import disaggregated as loops
 from fastroof.compiled import serving
 from fastroof.errors import BatchError, PlanError, PlanRangeError
-from fastroof.models import Layout
-from fastroof.plan.memory import window_kv_bytes
 from fastroof.serving.scenarios import (
     EngineLimits,
     at_least,
@@ -155,24 +153,14 @@ class _Workers(NamedTuple):
         rate = at_least("link_bytes_per_s", link_bytes_per_s, 1) * min(
             plan.tp * plan.layout.pp for plan in (prefill, decode)
         )
-        return self.kv_bytes_per_token() / rate * US_PER_S
-
-    def kv_bytes_per_token(self) -> int:
-        """KV cache of a token over all layers of the model and its draft."""
-        return sum(plan.model.kv_bytes_per_token(Layout(), plan.kv_dtype) for plan in self.decode_loops.plans)
-
-    def window_share(self) -> float:
-        """Share of it that layers keep within the window alone."""
-        window = self.decode.memory.window
-        held = (plan for plan in self.decode_loops.plans if plan.memory.window == window)
-        within = sum(window_kv_bytes(plan.model, Layout(), plan.kv_dtype) for plan in held)
-        return within / self.kv_bytes_per_token()
+        return self.decode_loops.whole_kv_bytes()[0] / rate * US_PER_S
 
     def options(
         self, link_bytes_per_s: float | None, prefill_engine: EngineLimits, decode_engine: EngineLimits
     ) -> loops.LinkOptions:
         """What all scenarios have in common."""
         prefill, decode = self.prefill_loops.memory(), self.decode_loops.memory()
+        kv_bytes, window_bytes = self.decode_loops.whole_kv_bytes()
         return loops.LinkOptions(
             prefill_kv_tokens=prefill.max_kv_tokens / self.prefill.layout.pp,
             decode_kv_tokens=decode.max_kv_tokens / self.decode.layout.pp,
@@ -183,7 +171,7 @@ class _Workers(NamedTuple):
             window=float(decode.window),
             prefill_window_share=prefill.window_share,
             decode_window_share=decode.window_share,
-            transfer_window_share=self.window_share(),
+            transfer_window_share=window_bytes / kv_bytes,
         )
 
 

@@ -11,9 +11,10 @@ import numpy as np
 
 from fastroof.arrays import Array, Floats, Longs
 from fastroof.arrow import ArrowResult
-from fastroof.checks import whole_number
+from fastroof.checks import is_number, whole_number
 from fastroof.columns import Column
 from fastroof.compiled import sizing as loops
+from fastroof.compiled.serving import most_admitted
 from fastroof.config import GpuSpec, load_gpu
 from fastroof.engines import EngineProfile, load_engine
 from fastroof.errors import BatchError, MissingTableError, PlanError
@@ -25,6 +26,7 @@ from fastroof.plan.options import checked_model
 from fastroof.serving.estimate import estimate
 from fastroof.serving.scenarios import EngineLimits, broadcast, engine_limits
 from fastroof.serving.sizing import positive
+from fastroof.serving.speculation import SpeculatedPlan, SpeculativeDecoding, speculated
 from fastroof.tables import Tables
 from fastroof.units import GB
 
@@ -124,16 +126,24 @@ class _Curve(NamedTuple):
     room: int
 
 
-def _curve(
-    plan: StepPlan, isl: float, osl: float, engine: EngineLimits, kv_reservation: str | None
-) -> _Curve:
+class _Asked(NamedTuple):
+    """What all replicas are estimated with."""
+
+    engine: EngineLimits
+    kv_reservation: str | None
+    speculation: SpeculativeDecoding | None
+    prefix_hit: float
+
+
+def _curve(target: SpeculatedPlan, isl: float, osl: float, asked: _Asked) -> _Curve:
     """Estimate a replica under every number of clients that run at once."""
+    plan, memory, engine = target.plan, target.memory(), asked.engine
     layout = plan.layout
-    room = float(plan.memory.max_kv_tokens) / layout.pp
+    room = float(memory.max_kv_tokens) / layout.pp
     budget = float(engine.max_batched_tokens)
-    # a whole prompt is begun where the decodes leave room for it
-    begun = budget if engine.is_chunked else budget - isl + 1.0
-    held = plan.memory.held_tokens
+    new = max(isl * (1.0 - asked.prefix_hit), 1.0)
+    begun = most_admitted(new, budget, engine.is_chunked, float(target.tokens))
+    held = memory.held_tokens
     for limit, is_over in (("kv_cache", held(isl + osl) > room), ("budget", begun < 1.0)):
         if is_over:
             return _Curve(loops.ReplicaCurve(*np.empty((5, 0))), RATE_LIMITS.index(limit))
@@ -146,7 +156,8 @@ def _curve(
     clients = client_loads(fit[tightest])
     estimates = estimate(
         plan, isl, osl, clients * layout.batches_in_flight, budget, engine.is_chunked,
-        kv_reservation=kv_reservation, max_seqs=engine.max_seqs,
+        kv_reservation=asked.kv_reservation, max_seqs=engine.max_seqs, speculation=asked.speculation,
+        prefix_hit=asked.prefix_hit,
     )  # fmt: skip
     times = (estimates.ttft_ms, estimates.tpot_ms, estimates.request_latency_ms)
     rate = estimates.tokens_per_s_per_gpu * (layout.world_size / osl)
@@ -222,6 +233,8 @@ def least_gpus(
     max_seqs: int | None = None,
     chunked_prefill: bool | None = None,
     kv_reservation: str | None = None,
+    speculation: SpeculativeDecoding | None = None,
+    prefix_hit: float = 0.0,
 ) -> LeastGpus:
     """Find the fewest GPUs that serve a request rate within limits, and how the model is laid out on them.
 
@@ -245,6 +258,10 @@ def least_gpus(
         Tokens that a step holds at most, and requests that a replica runs at once; by default as the engine.
     chunked_prefill, kv_reservation : bool and str, optional
         As in :func:`fastroof.serving.estimate`.
+    speculation : SpeculativeDecoding, optional
+        As in :func:`fastroof.serving.estimate`; a ``tp`` that its draft does not run on is refused.
+    prefix_hit : float
+        Share of a prompt that is found in the prefix cache.
 
     Returns
     -------
@@ -325,14 +342,37 @@ def least_gpus(
     plans, refused = replica_plans(model, gpu, tables, sizes, options)
     rows = _none(arrays[0].size)
     pairs, which = np.unique(np.stack(arrays[1:3], axis=1), axis=0, return_inverse=True)
-    for plan in plans:
+    if not is_number(prefix_hit) or not 0.0 <= prefix_hit <= 1.0:
+        raise BatchError(f"prefix_hit must be from 0 to 1, got {prefix_hit!r}")
+    asked = _Asked(engine, kv_reservation, speculation, float(prefix_hit))
+    for target in _with_drafts(plans, refused, speculation):
+        if target.tokens > budget:
+            raise BatchError(
+                f"max_batched_tokens must be at least {target.tokens}: one request verifies them"
+            )
         for number, (a_prompt, an_output) in enumerate(pairs.tolist()):
-            curve = _curve(plan, a_prompt, an_output, engine, kv_reservation)
+            curve = _curve(target, a_prompt, an_output, asked)
             chosen = np.flatnonzero(which.reshape(-1) == number)
-            _take_smaller(rows, chosen, plan.layout, curve, {n: a[chosen] for n, a in scenarios.items()})
+            layout = target.plan.layout
+            _take_smaller(rows, chosen, layout, curve, {n: a[chosen] for n, a in scenarios.items()})
     values = {name: row.reshape(shape) if shape else row[0].item() for name, row in rows.items()}
     shared = {name: value for name, value in plans[0].made_from.items() if name != "fastroof.tp"}
     return LeastGpus(**values, refused=refused, made_from=shared)
+
+
+def _with_drafts(
+    plans: Sequence[StepPlan], refused: dict[int, str], speculation: SpeculativeDecoding | None
+) -> list[SpeculatedPlan]:
+    """Plans as loops read them; those that the draft does not run beside are refused."""
+    targets = []
+    for plan in plans:
+        try:
+            targets.append(speculated(plan, speculation))
+        except PlanError as error:
+            refused[plan.tp] = str(error)
+    if not targets:
+        raise PlanError("; ".join(f"tp={size}: {why}" for size, why in refused.items()))
+    return targets
 
 
 def _check_lengths(model: ModelSpec, scenarios: Mapping[str, Floats]) -> None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from fastroof.acceptance import MTP, acceptance_length
 from fastroof.arrays import Floats
-from fastroof.checks import is_number, whole_number
 from fastroof.errors import BatchError, PlanError, PlanRangeError
+from fastroof.models import Layout
 from fastroof.models.mtp import mtp_model
 from fastroof.plan import StepPlan, compile_plan
+from fastroof.plan.memory import PlanMemory, window_kv_bytes
 from fastroof.plan.verification import verification_arena
 
 if TYPE_CHECKING:
-    from fastroof.plan.memory import PlanMemory
     from fastroof.tables import Tables
 
 __all__ = [
@@ -27,52 +27,6 @@ __all__ = [
     "mtp_draft",
     "speculated",
 ]
-
-MTP: Final = "mtp"
-"""Value of ``draft`` that asks for the model's own multi-token prediction layer."""
-
-MOST_DRAFT_TOKENS: Final = 1024
-
-
-def acceptance_length(num_draft_tokens: int, accepted: Any) -> float:
-    """Mean tokens that a request says in a step, from that number or from rates by position.
-
-    Parameters
-    ----------
-    num_draft_tokens : int
-        Tokens that are drafted a step.
-    accepted : float or sequence of float
-        As of :class:`SpeculativeDecoding`.
-
-    Returns
-    -------
-    float
-        From 1 to ``num_draft_tokens + 1``.
-
-    Raises
-    ------
-    BatchError
-        If there can be no such acceptance.
-    """
-    if isinstance(accepted, tuple | list):
-        wrong = [rate for rate in accepted if not is_number(rate) or not 0.0 <= rate <= 1.0]
-        if len(accepted) != num_draft_tokens or wrong:
-            given = f"{wrong[0]!r} among them" if wrong else f"{len(accepted)} of them"
-            raise BatchError(
-                f"accepted must be {num_draft_tokens} rates from 0 to 1, one a draft token, got {given}"
-            )
-        if any(later > rate for rate, later in pairwise(accepted)):
-            raise BatchError(
-                f"accepted must not rise from one position to the next, got {tuple(accepted)}: a token "
-                "counts as accepted where all before it are; rates on that condition are multiplied up first"
-            )
-        return 1.0 + float(sum(accepted))
-    if not is_number(accepted) or not 1.0 <= accepted <= num_draft_tokens + 1:
-        raise BatchError(
-            f"accepted must be a number from 1 to {num_draft_tokens + 1}, the mean tokens of a step, or a "
-            f"tuple of {num_draft_tokens} rates by position, got {accepted!r}"
-        )
-    return float(accepted)
 
 
 @dataclass(frozen=True)
@@ -111,9 +65,6 @@ class SpeculativeDecoding:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be."""
-        whole_number(
-            "num_draft_tokens", self.num_draft_tokens, least=0, most=MOST_DRAFT_TOKENS, error=BatchError
-        )
         acceptance_length(self.num_draft_tokens, self.accepted)
         if self.draft not in (None, MTP) and not isinstance(self.draft, StepPlan):
             raise PlanError(
@@ -131,9 +82,13 @@ class SpeculativeDecoding:
         """Mean tokens that a request says in a step."""
         return acceptance_length(self.num_draft_tokens, self.accepted)
 
+    @property
+    def draft_name(self) -> str:
+        """What drafts, in a word: a model's name, ``mtp`` or ``none``."""
+        return self.draft.model.name if isinstance(self.draft, StepPlan) else self.draft or "none"
+
     def __str__(self) -> str:
-        draft = self.draft.model.name if isinstance(self.draft, StepPlan) else self.draft
-        drafted = "" if draft is None else f" by {draft}"
+        drafted = "" if self.draft is None else f" by {self.draft_name}"
         accepted = f"{self.acceptance_length:g} tokens accepted a step"
         return f"{self.num_draft_tokens} draft tokens{drafted}, {accepted}"
 
@@ -165,6 +120,14 @@ class SpeculatedPlan(NamedTuple):
     def plans(self) -> tuple[StepPlan, ...]:
         """The target's plan, and the draft's where there is one."""
         return (self.plan,) if self.draft is None else (self.plan, self.draft)
+
+    def whole_kv_bytes(self) -> tuple[int, int]:
+        """KV cache of a token over all layers and GPUs, the draft's included, and what windows keep of it."""
+        window = self.plan.memory.window
+        kinds = [(plan.model, plan.kv_dtype, plan.memory.window == window) for plan in self.plans]
+        held = sum(model.kv_bytes_per_token(Layout(), kv_dtype) for model, kv_dtype, _ in kinds)
+        within = [window_kv_bytes(model, Layout(), kv_dtype) for model, kv_dtype, is_same in kinds if is_same]
+        return held, sum(within)
 
     def memory(self, memory: PlanMemory | None = None) -> PlanMemory:
         """One GPU's memory with the draft in it: its weights and cache leave less room.
@@ -229,7 +192,7 @@ def mtp_draft(plan: StepPlan, tables: Tables | None = None) -> StepPlan:
             plan.gpu,
             tables,
             tp=layout.tp,
-            pp=layout.pp,
+            # the last stage drafts
             dp=layout.dp,
             ep=layout.ep,
             moe_tp=layout.moe_tp,

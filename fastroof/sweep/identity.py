@@ -49,7 +49,7 @@ def file_metadata(sweep: SweepKind, tables_by_gpu: Mapping[str, GpuTables]) -> d
 def inputs_hash(sweep: SweepKind) -> str:
     """Hash what the models, GPUs and runtimes of a spec are, which may be files that change."""
     meant = [
-        *map(load_model, sweep.spec.models),
+        *map(load_model, sweep.spec.all_models),
         *map(load_gpu, sweep.gpus),
         *map(load_engine, sweep.runtimes),
     ]

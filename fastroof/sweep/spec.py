@@ -91,6 +91,11 @@ class SweepSpec(BaseModel):
     def _take_path(cls, value: Any) -> Any:
         return str(value) if isinstance(value, Path) else value
 
+    @property
+    def all_models(self) -> tuple[str, ...]:
+        """Models that answers depend on."""
+        return self.models
+
     @field_validator("models", mode="before")
     @classmethod
     def _check_models(cls, value: Any) -> tuple[str, ...]:

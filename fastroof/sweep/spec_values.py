@@ -7,7 +7,7 @@ import math
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -30,7 +30,7 @@ __all__ = [
 Spec = TypeVar("Spec", bound=BaseModel)
 
 _SHOWN: Final = 10
-_PATHS: Final = ("gpu", "gpus", "tables", "runtime", "models")
+_PATHS: Final = ("gpu", "gpus", "tables", "runtime", "models", "speculation")
 
 _RANGE: Final = {
     "type": "object",
@@ -195,6 +195,8 @@ def _beside_file(values: dict[str, Any], folder: Path) -> dict[Any, Any]:
     def resolve(value: Any) -> Any:
         if isinstance(value, list):
             return [resolve(v) for v in value]
+        if isinstance(value, dict):
+            return {key: resolve(v) for key, v in value.items()}
         return str(folder / value) if isinstance(value, str) and value.startswith(("./", "../")) else value
 
     return {key: resolve(value) if key in _PATHS else value for key, value in values.items()}
@@ -224,8 +226,8 @@ def _problem(
     if "error" in context:
         return f"{'.'.join(map(str, loc))}: {context['error']}" if key else str(context["error"])
     fields = kind.model_fields
-    table = fields[key].annotation if key in fields and len(loc) > 1 else None
-    if isinstance(table, type) and issubclass(table, BaseModel):
+    table = _table(fields[key].annotation) if key in fields and len(loc) > 1 else None
+    if table is not None:
         # a table of keys, like constraints
         return f"{key}.{_problem(table, loc[1:], error, context, given)}"
     if error == "missing":
@@ -237,12 +239,21 @@ def _problem(
     return f"{key}: got {given!r:.60}, need {fields[key].description}"
 
 
+def _table(annotation: Any) -> type[BaseModel] | None:
+    """The table of keys that a key takes, like constraints, if it takes one."""
+    for kind in (annotation, *get_args(annotation)):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None
+
+
 def _named(kind: type[BaseModel]) -> dict[str, str]:
     """Keys of a spec and of the tables in it, and where each is: ``tpot_ms`` in ``constraints.tpot_ms``."""
+    tables = {key: _table(field.annotation) for key, field in kind.model_fields.items()}
     inner = {
-        key: f"{table}.{key}"
-        for table, field in kind.model_fields.items()
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
-        for key in field.annotation.model_fields
+        key: f"{name}.{key}"
+        for name, table in tables.items()
+        if table is not None
+        for key in table.model_fields
     }
     return inner | {key: key for key in kind.model_fields}

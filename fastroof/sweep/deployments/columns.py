@@ -34,6 +34,11 @@ COLUMNS: Final = (
     Column("request_rate_per_s", "float", "1/s", "rate that was asked for; empty where concurrency was"),
     Column("max_batched_tokens", "int", "tokens", "tokens that a step holds at most"),
     Column("prefix_hit", "float", "", "share of a prompt that is found in the prefix cache", 0),
+    Column(
+        "num_draft_tokens", "int", "tokens", "tokens that a request verifies beside its own; 0 without", 0
+    ),
+    Column("accepted", "float", "tokens", "tokens that a step says of a request, in the mean"),
+    Column("draft", "text", "", "what drafts: a model, mtp, or none at no cost; empty without speculation"),
     Column("prefill_workers", "int", "", "workers that only prefill; 0 where aggregated", 0),
     Column("decode_workers", "int", "", "workers that only decode; 0 where aggregated", 0),
     Column("ttft_ms", "float", "ms", "mean time to first token"),
@@ -69,7 +74,8 @@ COLUMNS: Final = (
         "relative_error",
         "float",
         "",
-        "standard error of decode_step_ms over it (80 % are within 1.28 of them); empty where unknown",
+        "standard error of decode_step_ms over it (80 % are within 1.28 of them); empty where "
+        "unknown, as with draft tokens",
         0,
     ),
     Column(

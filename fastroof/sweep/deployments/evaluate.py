@@ -8,13 +8,19 @@ from typing import Any, Final
 
 import numpy as np
 
-from fastroof.arrays import Longs
+from fastroof.arrays import Floats, Longs
 from fastroof.compiled import closed_loops
 from fastroof.compiled import deployments as loops
 from fastroof.compiled.reductions import BINS, BestTable, Fronts
 from fastroof.plan import StepPlan
 from fastroof.sweep.deployments.layouts import layouts
-from fastroof.sweep.deployments.plans import Impossible, candidate_axes, candidate_options, compiled_plan
+from fastroof.sweep.deployments.plans import (
+    Impossible,
+    candidate_axes,
+    candidate_options,
+    compiled_plan,
+    speculated_plan,
+)
 from fastroof.sweep.deployments.rows import candidate_rows, no_rows, split_values
 from fastroof.sweep.deployments.spec import DeploymentSpec
 from fastroof.sweep.sources import GpuTables
@@ -53,30 +59,31 @@ def evaluate_deployments(spec: DeploymentSpec, unit: WorkUnit, tables: GpuTables
     """
     plan = compiled_plan(spec, unit.plan, tables)
     if isinstance(plan, Impossible):
-        counts = {"evaluated": unit.size, plan.reason: unit.size}
-        skipped = ((plan.reason, plan.name),) if unit.start == 0 else ()
-        return UnitResult(no_rows(), counts, skipped)
+        return _lost(unit, plan)
+    target = speculated_plan(spec, plan, unit.plan, tables)
+    if isinstance(target, Impossible):
+        return _lost(unit, target)
     counts = {"evaluated": unit.size}
     impossible = unit.size - (unit.stop - unit.start)
     if impossible:
         counts["layout"] = impossible
-    axes = candidate_axes(spec, plan, unit.mode)
-    options = candidate_options(spec, plan, unit.mode)
+    axes = candidate_axes(spec, target, unit.mode)
+    options = candidate_options(spec, target, unit.mode)
     scratch = closed_loops.new_scratch()
     is_reduced = spec.keep != "all" or spec.histogram
-    _compile_loops(plan, axes, options, scratch, is_reduced)
+    _compile_loops(target.arena, axes, options, scratch, is_reduced)
     began = time.perf_counter()
     histograms: tuple[dict[str, Any], ...] = ()
     if not is_reduced:
         numbers = np.arange(unit.start, unit.stop)
     else:
         reduction = _empty_reduction(spec, unit, plan)
-        by_code, reduction = _reduced(plan, axes, options, unit, scratch, reduction)
+        by_code, reduction = _reduced(target.arena, axes, options, unit, scratch, reduction)
         histograms = _histograms(spec, unit, plan, reduction)
         numbers = np.arange(unit.start, unit.stop) if spec.keep == "all" else _kept_numbers(reduction)
     answers = np.empty((closed_loops.ANSWERS, len(numbers)))
     codes, origins = np.empty(len(numbers), np.uint8), np.empty(len(numbers), np.uint8)
-    loops.evaluate_candidates(plan.arena, axes, options, numbers, scratch, answers, codes, origins)
+    loops.evaluate_candidates(target.arena, axes, options, numbers, scratch, answers, codes, origins)
     if spec.keep == "all":
         by_code = np.bincount(codes, minlength=closed_loops.CODES)
         there = (codes == closed_loops.FEASIBLE) | (
@@ -84,15 +91,21 @@ def evaluate_deployments(spec: DeploymentSpec, unit: WorkUnit, tables: GpuTables
         )
         numbers, answers, codes, origins = numbers[there], answers[:, there], codes[there], origins[there]
     evaluate_s = time.perf_counter() - began
-    for name, count in zip(CODE_NAMES[1:], by_code.tolist()[1:], strict=True):
-        if count:
-            counts[name] = count
-    rows = candidate_rows(spec, unit, plan, axes, numbers, answers, codes, origins)
+    by_name = dict(zip(CODE_NAMES[1:], by_code.tolist()[1:], strict=True))
+    counts |= {name: count for name, count in by_name.items() if count}
+    rows = candidate_rows(spec, unit, target, axes, numbers, answers, codes, origins)
     return UnitResult(rows, counts, (), histograms, evaluate_s)
 
 
+def _lost(unit: WorkUnit, why: Impossible) -> UnitResult:
+    """Count a unit without a plan."""
+    counts = {"evaluated": unit.size, why.reason: unit.size}
+    skipped = ((why.reason, why.name),) if unit.start == 0 else ()
+    return UnitResult(no_rows(), counts, skipped)
+
+
 def _compile_loops(
-    plan: StepPlan,
+    arena: Floats,
     axes: loops.Axes,
     options: closed_loops.DeploymentOptions,
     scratch: closed_loops.Scratch,
@@ -101,14 +114,12 @@ def _compile_loops(
     """Have the loops compiled, on no work, so that the time of evaluating is that alone."""
     nothing = np.empty(0, np.uint8)
     loops.evaluate_candidates(
-        plan.arena, axes, options, np.empty(0, np.int64), scratch, np.empty((closed_loops.ANSWERS, 0)),
+        arena, axes, options, np.empty(0, np.int64), scratch, np.empty((closed_loops.ANSWERS, 0)),
         nothing, nothing.copy(),
     )  # fmt: skip
     if is_reduced:
         counts = np.zeros(closed_loops.CODES, np.int64)
-        loops.reduce_candidates(
-            plan.arena, axes, options, 0, 0, scratch, _reduction(1, 1, False, False), counts
-        )
+        loops.reduce_candidates(arena, axes, options, 0, 0, scratch, _reduction(1, 1, False, False), counts)
 
 
 def _reduction(groups: int, k: int, is_pareto: bool, has_histogram: bool) -> loops.Reduction:
@@ -155,7 +166,7 @@ def _layout_keys(spec: DeploymentSpec, unit: WorkUnit, plan: StepPlan) -> list[t
 
 
 def _reduced(
-    plan: StepPlan,
+    arena: Floats,
     axes: loops.Axes,
     options: closed_loops.DeploymentOptions,
     unit: WorkUnit,
@@ -166,9 +177,7 @@ def _reduced(
     counts = np.zeros(closed_loops.CODES, np.int64)
     start = unit.start
     while True:
-        start = loops.reduce_candidates(
-            plan.arena, axes, options, start, unit.stop, scratch, reduction, counts
-        )
+        start = loops.reduce_candidates(arena, axes, options, start, unit.stop, scratch, reduction, counts)
         if start == unit.stop:
             return counts, reduction
         reduction = reduction._replace(fronts=grown(reduction.fronts))

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fastroof.acceptance import MTP
 from fastroof.arrays import Floats
 from fastroof.compiled.closed_loops import DeploymentOptions
 from fastroof.compiled.deployments import Axes
@@ -14,14 +15,15 @@ from fastroof.config import load_gpu
 from fastroof.errors import GpuError, MissingTableError, PlanError
 from fastroof.models import Layout, load_model
 from fastroof.plan import StepPlan, compile_plan
-from fastroof.plan.memory import plan_memory, window_kv_bytes
+from fastroof.plan.memory import plan_memory
+from fastroof.serving.speculation import SpeculatedPlan, SpeculativeDecoding, speculated
 from fastroof.sweep.deployments.layouts import layouts
 from fastroof.sweep.deployments.spec import OBJECTIVES, DeploymentSpec
 from fastroof.sweep.sources import GpuTables
 from fastroof.sweep.units import PlanKey
 from fastroof.units import US_PER_MS, US_PER_S
 
-__all__ = ["Impossible", "candidate_axes", "candidate_options", "compiled_plan"]
+__all__ = ["Impossible", "candidate_axes", "candidate_options", "compiled_plan", "speculated_plan"]
 
 SECONDS_AN_HOUR = 3600.0
 TOKENS_A_PRICE = 1e6
@@ -58,8 +60,32 @@ def compiled_plan(spec: DeploymentSpec, key: PlanKey, tables: GpuTables) -> Step
         return Impossible("plan", f"{name}: {error}")
 
 
-def candidate_axes(spec: DeploymentSpec, plan: StepPlan, mode: str) -> Axes:
+def speculated_plan(
+    spec: DeploymentSpec, plan: StepPlan, key: PlanKey, tables: GpuTables
+) -> SpeculatedPlan | Impossible:
+    """Lay a unit's plan out as the loops read it, with the draft that the spec asks for."""
+    asked = spec.speculation
+    if asked is None:
+        return speculated(plan, None)
+    name = f"{plan.model.name} on {plan.gpu.name} {key.words}, draft {asked.draft}"
+    draft: StepPlan | str | None = MTP if asked.draft == MTP else None
+    try:
+        if asked.draft_model is not None:
+            draft = compile_plan(
+                asked.draft_model, key.gpu, tables.tables, tp=asked.draft_tp or plan.tp,
+                dtype=asked.draft_dtype, kv_dtype=plan.kv_dtype, runtime=key.runtime, method=spec.method,
+                max_tokens=plan.max_tokens, max_seqs=plan.max_seqs, curves=tables.curves,
+            )  # fmt: skip
+        return speculated(plan, SpeculativeDecoding(asked.num_draft_tokens, asked.accepted, draft))
+    except MissingTableError as error:
+        return Impossible("tables", f"{name}: {error}")
+    except PlanError as error:
+        return Impossible("plan", f"{name}: {error}")
+
+
+def candidate_axes(spec: DeploymentSpec, target: SpeculatedPlan, mode: str) -> Axes:
     """Axes of a plan's candidates; memory is that of each budget, whatever others the spec has."""
+    plan = target.plan
 
     def floats(values: object) -> Floats:
         return np.array(values, np.float64)
@@ -69,7 +95,8 @@ def candidate_axes(spec: DeploymentSpec, plan: StepPlan, mode: str) -> Axes:
         plan.layout.batches_in_flight
     )
     room = [
-        plan_memory(plan.model, plan.layout, plan.gpu, plan.execution, budget).max_kv_tokens // plan.layout.pp
+        target.memory(plan_memory(plan.model, plan.layout, plan.gpu, plan.execution, budget)).max_kv_tokens
+        // plan.layout.pp
         for budget in spec.max_batched_tokens
     ]
     load = spec.concurrency if spec.request_rate is None else spec.request_rate
@@ -80,8 +107,9 @@ def candidate_axes(spec: DeploymentSpec, plan: StepPlan, mode: str) -> Axes:
     )  # fmt: skip
 
 
-def candidate_options(spec: DeploymentSpec, plan: StepPlan, mode: str) -> DeploymentOptions:
+def candidate_options(spec: DeploymentSpec, target: SpeculatedPlan, mode: str) -> DeploymentOptions:
     """What a plan's candidates have in common."""
+    plan, memory = target.plan, target.memory()
     limits = spec.constraints
     price = spec.price(plan.gpu.name)
 
@@ -90,7 +118,7 @@ def candidate_options(spec: DeploymentSpec, plan: StepPlan, mode: str) -> Deploy
 
     link = plan.gpu.nvlink_bytes_per_s if spec.link_bytes_per_s is None else spec.link_bytes_per_s
     model = plan.model
-    kv_bytes = model.kv_bytes_per_token(Layout(), plan.kv_dtype)
+    kv_bytes, window_bytes = target.whole_kv_bytes()
     return DeploymentOptions(
         is_disaggregated=mode == "disaggregated",
         is_rate=spec.request_rate is not None,
@@ -110,7 +138,7 @@ def candidate_options(spec: DeploymentSpec, plan: StepPlan, mode: str) -> Deploy
         kv_share=limit(limits.kv_share),
         total_gpus=limit(limits.total_gpus),
         objective=OBJECTIVES.index(spec.objective),
-        window=float(plan.memory.window),
-        window_share=plan.memory.window_share,
-        transfer_window_share=window_kv_bytes(model, Layout(), plan.kv_dtype) / kv_bytes,
+        window=float(memory.window),
+        window_share=memory.window_share,
+        transfer_window_share=window_bytes / kv_bytes,
     )

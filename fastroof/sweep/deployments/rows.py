@@ -14,6 +14,7 @@ from fastroof.compiled import closed_loops
 from fastroof.compiled import deployments as loops
 from fastroof.errors import PlanError
 from fastroof.plan import StepPlan
+from fastroof.serving.speculation import SpeculatedPlan
 from fastroof.sweep.columns import NO_ROUTING
 from fastroof.sweep.deployments.columns import COLUMNS
 from fastroof.sweep.deployments.spec import DeploymentSpec
@@ -60,7 +61,7 @@ def split_values(plan: StepPlan) -> dict[str, Any]:
 def candidate_rows(
     spec: DeploymentSpec,
     unit: WorkUnit,
-    plan: StepPlan,
+    target: SpeculatedPlan,
     axes: loops.Axes,
     numbers: Longs,
     answers: Floats,
@@ -68,7 +69,7 @@ def candidate_rows(
     origins: Flags,
 ) -> pa.RecordBatch:
     """Lay candidates and their answers out as rows."""
-    count = len(numbers)
+    count, plan, speculation = len(numbers), target.plan, spec.speculation
     if not count:
         return no_rows()
     sizes = (len(axes.replicas), *map(len, spec.load_axes.values()))
@@ -93,7 +94,8 @@ def candidate_rows(
         "isl": axes.isl[isl],
         "osl": axes.osl[osl],
         "max_batched_tokens": axes.budget[budget],
-        "weight_bytes": np.full(count, plan.memory.weight_bytes),
+        "weight_bytes": np.full(count, target.memory().weight_bytes),
+        "num_draft_tokens": np.full(count, target.tokens - 1),
         "max_kv_tokens": axes.max_kv_tokens[budget],
     }
     columns |= {name: pa.array(np.asarray(values).astype(np.int64)) for name, values in whole.items()}
@@ -101,10 +103,14 @@ def candidate_rows(
     for name, value in of_split.items():
         columns[name] = pa.repeat(pa.scalar(value, _SCHEMA.field(name).type), count)
     columns["prefix_hit"] = pa.array(axes.prefix_hit[hit])
-    columns["bound"] = _names(mean_bounds(plan, answers, new_tokens, axes.budget[budget]), BOUNDS)
+    columns["accepted"] = pa.repeat(1.0 if speculation is None else speculation.acceptance_length, count)
+    draft = None if speculation is None else speculation.draft
+    columns["draft"] = pa.repeat(pa.scalar(draft, pa.string()), count)
+    columns["bound"] = _names(mean_bounds(target, answers, new_tokens, axes.budget[budget]), BOUNDS)
     columns["origin"] = _names(origins, ORIGINS)
     columns["exceeds"] = _names(codes - closed_loops.TTFT, _LIMIT_NAMES, kept_all)
-    columns["relative_error"] = _relative_error(plan, answers)
+    errors = _relative_error(plan, answers) if target.tokens == 1 else pa.nulls(count, pa.float64())
+    columns["relative_error"] = errors
     return pa.RecordBatch.from_arrays([columns[field.name] for field in _SCHEMA], schema=_SCHEMA)
 
 

@@ -23,6 +23,7 @@ from fastroof.models import load_model
 from fastroof.models.layout import SIZES_OF_TP, TP_SIZES
 from fastroof.ranges import expand_reals, expand_sizes
 from fastroof.sweep.deployments.layouts import num_layouts
+from fastroof.sweep.deployments.speculation import Speculation
 from fastroof.sweep.spec import MAX_ROWS, Names, Sizes, SweepSpec
 from fastroof.sweep.spec_values import SIZES_SCHEMA, checked_choices, checked_names, count_problem
 from fastroof.sweep.units import Split
@@ -137,6 +138,11 @@ class DeploymentSpec(SweepSpec):
     prefix_hit: Reals = Field(
         (0.0,), description=f"share of a prompt that is found in the prefix cache, below 1: {_SIZES}"
     )
+    speculation: Speculation | None = Field(
+        None,
+        description="a table of how requests speculate, like {num_draft_tokens = 3, accepted = 2.2, draft = "
+        "'mtp'}; default not at all",
+    )
     link_bytes_per_s: float | None = Field(
         None, ge=1, allow_inf_nan=False,
         description="what a GPU sends to a GPU of another worker, a number of B/s; default NVLink",
@@ -198,10 +204,10 @@ class DeploymentSpec(SweepSpec):
     def _check_hits(cls, value: Any) -> tuple[float, ...]:
         return expand_reals(value, 0, 0.999)
 
-    @field_validator("constraints", mode="before")
+    @field_validator("constraints", "speculation", mode="before")
     @classmethod
-    def _take_constraints(cls, value: Any) -> Any:
-        return value.model_dump() if isinstance(value, Constraints) else value
+    def _take_tables(cls, value: Any) -> Any:
+        return value.model_dump() if isinstance(value, BaseModel) else value
 
     @field_validator("gpu_hour_price", mode="before")
     @classmethod
@@ -235,6 +241,9 @@ class DeploymentSpec(SweepSpec):
                 problems.append("osl: mode 'disaggregated' needs at least 2, there is nothing to decode")
             if self.prefix_hit[-1] > 0:
                 problems.append("prefix_hit: above 0 goes with mode 'aggregated' only")
+        if self.speculation is not None and self.max_batched_tokens[0] <= self.speculation.num_draft_tokens:
+            most = self.speculation.num_draft_tokens + 1
+            problems.append(f"max_batched_tokens: a request verifies {most} in a step, need at least as many")
         prices = self.gpu_hour_price
         if self.objective == "cost" and prices is None:
             problems.append("objective: 'cost' needs a gpu_hour_price")
@@ -292,6 +301,12 @@ class DeploymentSpec(SweepSpec):
         formats = sum(len(self.formats(load_model(model))) for model in self.models)
         plans = formats * len(self.gpus) * len(self.runtime)
         return plans * sum(self.num_layouts.values()) * math.prod(map(len, self.load_axes.values()))
+
+    @property
+    def all_models(self) -> tuple[str, ...]:
+        """Models that answers depend on: a draft's too."""
+        draft = None if self.speculation is None else self.speculation.draft_model
+        return self.models if draft is None else (*self.models, draft)
 
     def price(self, gpu: str) -> float | None:
         """Price of a GPU, as results call it, for an hour."""

@@ -17,6 +17,7 @@ from fastroof.plan import StepPlan
 from fastroof.plan.attention import attention_times
 from fastroof.plan.curves import RowCurve, per_row, row_cost, row_values
 from fastroof.plan.rows import Ranks
+from fastroof.serving.speculation import SpeculatedPlan
 from fastroof.units import DTYPE_BYTES, US_PER_MS, US_PER_S
 
 __all__ = ["BOUNDS", "mean_bounds"]
@@ -27,12 +28,12 @@ BOUNDS: Final = ("compute", "memory", "launch", "communication", "host")
 _COMMUNICATION, _HOST = 3, 4
 
 
-def mean_bounds(plan: StepPlan, answers: Floats, new_tokens: Floats, budget: Floats) -> Flags:
+def mean_bounds(target: SpeculatedPlan, answers: Floats, new_tokens: Floats, budget: Floats) -> Flags:
     """Find what bounds most of the time of mean steps, decodes alone and mixed ones in their shares.
 
     Parameters
     ----------
-    plan : StepPlan
+    target : SpeculatedPlan
         Whose steps they are.
     answers : ndarray of float64, shape (ANSWERS, rows)
         As :mod:`fastroof.compiled.deployments` fills them.
@@ -49,12 +50,14 @@ def mean_bounds(plan: StepPlan, answers: Floats, new_tokens: Floats, budget: Flo
     Notes
     -----
     An operator is bound by the largest term of its roofline, as ``plan.explain`` says; what the runtime
-    adds, and a step that is not faster than the host, are bound by the host.
+    adds, and a step that is not faster than the host, are bound by the host. What a draft takes is counted
+    as attention.
     """
-    arena = plan.arena
+    plan, arena, queries = target.plan, target.plan.arena, float(target.tokens)
     tokens = _by_bound(plan, "tokens", "decode_only", plan.max_tokens)
     decode_tokens = _by_bound(plan, "tokens", "with_prefill", plan.max_tokens)
-    logits = _by_bound(plan, "sequences", "", plan.max_seqs)
+    head_rows = plan.max_seqs if queries == 1.0 else max(plan.max_tokens, plan.max_seqs)
+    logits = _by_bound(plan, "sequences", "", head_rows)
     decodes, prefill = answers[closed_loops.DECODES], answers[closed_loops.PREFILL_TOKENS]
     decode_us = answers[closed_loops.DECODE_STEP_MS] * US_PER_MS
     mixed_us = answers[closed_loops.MIXED_STEP_MS] * US_PER_MS
@@ -65,8 +68,11 @@ def mean_bounds(plan: StepPlan, answers: Floats, new_tokens: Floats, budget: Flo
     prefill = np.where(alone, np.minimum(new_tokens, budget), prefill)
     share = np.where(alone, 1.0, answers[closed_loops.MIXED_SHARE])
 
+    verified = decodes * (queries - 1.0)
+
     def rows_us(of_tokens: Floats, m: Floats, seqs: Floats) -> Floats:
-        bound_us = of_tokens[:, np.rint(m).astype(np.int64)] + logits[:, np.rint(seqs).astype(np.int64)]
+        at = [np.rint(rows + verified).astype(np.int64) for rows in (m, seqs)]
+        bound_us = of_tokens[:, np.minimum(at[0], plan.max_tokens)] + logits[:, at[1]]
         bound_us[_HOST] += arena[steps.STEP_US] + arena[steps.SEQUENCE_US] * seqs
         return bound_us
 
@@ -75,8 +81,7 @@ def mean_bounds(plan: StepPlan, answers: Floats, new_tokens: Floats, budget: Flo
     left_us = np.where(decode_us > 0.0, attention_us, 0.0)
     of_decodes = _attention(plan, True, np.maximum(decodes, 1.0), answers[closed_loops.KV_LEN], left_us)
     total += of_decodes
-    all_tokens = np.minimum(decodes + prefill, plan.max_tokens)
-    mixed = rows_us(tokens, all_tokens, decodes + answers[closed_loops.PROMPTS])
+    mixed = rows_us(tokens, decodes + prefill, decodes + answers[closed_loops.PROMPTS])
     mixed += of_decodes
     mixed[_HOST] += arena[steps.PREFILL_US]
     chunk = np.clip(np.minimum(new_tokens, prefill), 1.0, None)

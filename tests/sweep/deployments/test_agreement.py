@@ -12,11 +12,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from fastroof import StepPlan, Tables, compile_plan
+from fastroof import SpeculativeDecoding, StepPlan, Tables, compile_plan
 from fastroof.engines import EngineProfile, KvMemory, Scheduling, load_engine
 from fastroof.errors import BatchError, PlanRangeError
 from fastroof.serving import estimate, estimate_disaggregated
 from fastroof.serving.evidence.calibration import write_profile
+from fastroof.serving.speculation import speculated
 from fastroof.sweep import load_spec, run_sweep
 
 TIMES = ("ttft_ms", "tpot_ms", "itl_ms", "request_latency_ms", "wait_ms")
@@ -135,6 +136,62 @@ def test_a_row_is_the_estimate_of_its_question(tmp_path: Path, h100: Tables, eng
     assert not rows
     assert summary.infeasible == dict(left_out)
     assert not (left_out["whole_prompt"] and profile.scheduling.chunked_prefill)
+
+
+@pytest.mark.parametrize("runtime", ["vllm", "trtllm"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"num_draft_tokens": 3, "accepted": 2.2},
+        {"num_draft_tokens": 2, "accepted": [0.75, 0.5], "draft": "mtp"},
+        {
+            "num_draft_tokens": 4,
+            "accepted": 3.0,
+            "draft": "llama-3.1-8b",
+            "draft_tp": 2,
+            "draft_dtype": "fp8",
+        },
+    ],
+)
+def test_a_row_speculates_as_its_estimate(
+    tmp_path: Path, h100: Tables, runtime: str, asked: dict[str, Any]
+) -> None:
+    sizes = {"isl": [200, 3000], "osl": [2, 400], "concurrency": [1, 24, 900], "max_batched_tokens": 8192}
+    spec = {"models": "llama-3.1-70b", "tp": 4, "runtime": runtime, "max_seqs": 300, "keep": "all", **sizes}
+    spec["speculation"] = asked
+    whole = {"prefill_workers": 2, "decode_workers": 2, "mode": "disaggregated"}
+    for more in ({"prefix_hit": [0.0, 0.6], "replicas": 2}, whole):
+        run_sweep({**spec, **more}, tmp_path / "r.parquet")
+        rows = pq.read_table(tmp_path / "r.parquet").to_pylist()
+        assert len(rows) == 12 * len(more.get("prefix_hit", [0]))
+        plan = compile_plan(
+            "llama-3.1-70b", "h100", h100, tp=4, runtime=runtime, max_tokens=8200, max_seqs=8500
+        )
+        # memory is that of steps of the budget
+        exact = replace(plan, max_tokens=8192)
+        draft = asked.get("draft")
+        if draft == "llama-3.1-8b":
+            draft = compile_plan(
+                draft, "h100", h100, tp=2, dtype="fp8", runtime=runtime, max_tokens=8200, max_seqs=8500
+            )
+        accepted = asked["accepted"]
+        speculation = SpeculativeDecoding(
+            asked["num_draft_tokens"], tuple(accepted) if isinstance(accepted, list) else accepted, draft
+        )
+        room = speculated(plan, speculation).memory(exact.memory)
+        for row in rows:
+            options = {"max_seqs": 300, "speculation": speculation}
+            if row["mode"] == "aggregated":
+                options |= {"prefix_hit": row["prefix_hit"], "max_kv_tokens": room.max_kv_tokens}
+            if row["mode"] == "aggregated" or row["kv_share"] < 0.9:
+                for name, value in estimated(plan, row, **options).items():
+                    if name != "kv_share":
+                        assert row[name] == pytest.approx(value, rel=1e-12), (name, row)
+            assert row["max_kv_tokens"] == room.max_kv_tokens
+            assert row["num_draft_tokens"] == asked["num_draft_tokens"]
+            assert row["accepted"] == speculation.acceptance_length
+            assert row["draft"] == asked.get("draft", "none")
+            assert (row["origin"], row["relative_error"]) == ("modelled", None)
 
 
 def test_an_engine_that_cuts_no_prompts_is_estimated_as_validation_judges_it(

@@ -19,6 +19,7 @@ from fastroof import SweepError, Tables, compile_plan
 from fastroof.compiled import closed_loops
 from fastroof.compiled import deployments as loops
 from fastroof.serving import estimate
+from fastroof.serving.speculation import speculated
 from fastroof.sweep import DeploymentSummary, load_spec, run_sweep, work_units
 from fastroof.sweep.deployments import COLUMNS, evaluate, plans, rows, units
 from fastroof.sweep.deployments.step_bounds import BOUNDS
@@ -426,8 +427,9 @@ def test_a_plan_that_is_too_small_is_a_reason_and_no_crash(h100: Tables) -> None
         for limits in ({"max_tokens": 8}, {"max_seqs": 2}):
             spec = load_spec({"models": "llama-3.1-8b", "tp": 1, "isl": 500, "osl": 100, **load})
             plan = compile_plan("llama-3.1-8b", "h100", h100, runtime="vllm", **limits)
-            axes = plans.candidate_axes(spec, plan, "aggregated")
-            options = plans.candidate_options(spec, plan, "aggregated")
+            target = speculated(plan, None)
+            axes = plans.candidate_axes(spec, target, "aggregated")
+            options = plans.candidate_options(spec, target, "aggregated")
             answers, codes, origins = (
                 np.empty((closed_loops.ANSWERS, 2)),
                 np.empty(2, np.uint8),

@@ -1,0 +1,58 @@
+"""Draft tokens that are accepted: a mean number of a step, or rates by position."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, Final
+
+from fastroof.checks import is_number, whole_number
+from fastroof.errors import BatchError
+
+__all__ = ["MTP", "acceptance_length"]
+
+MTP: Final = "mtp"
+"""What drafts where it is the model's own multi-token prediction layer."""
+
+MOST_DRAFT_TOKENS: Final = 1024
+
+
+def acceptance_length(num_draft_tokens: int, accepted: Any) -> float:
+    """Mean tokens that a request says in a step, from that number or from rates by position.
+
+    Parameters
+    ----------
+    num_draft_tokens : int
+        Tokens that are drafted a step.
+    accepted : float or sequence of float
+        As of :class:`SpeculativeDecoding`.
+
+    Returns
+    -------
+    float
+        From 1 to ``num_draft_tokens + 1``.
+
+    Raises
+    ------
+    BatchError
+        If there can be no such acceptance.
+    """
+    whole_number("num_draft_tokens", num_draft_tokens, least=0, most=MOST_DRAFT_TOKENS, error=BatchError)
+    if isinstance(accepted, tuple | list):
+        wrong = [rate for rate in accepted if not is_number(rate) or not 0.0 <= rate <= 1.0]
+        if len(accepted) != num_draft_tokens or wrong:
+            given = f"{wrong[0]!r} among them" if wrong else f"{len(accepted)} of them"
+            raise BatchError(
+                f"accepted must be {num_draft_tokens} rates from 0 to 1, one a draft token, got {given}"
+            )
+        if any(later > rate for rate, later in pairwise(accepted)):
+            raise BatchError(
+                f"accepted must not rise from one position to the next, got {tuple(accepted)}: a token "
+                "counts as accepted where all before it are; rates on that condition are multiplied up first"
+            )
+        return 1.0 + float(sum(accepted))
+    if not is_number(accepted) or not 1.0 <= accepted <= num_draft_tokens + 1:
+        raise BatchError(
+            f"accepted must be a number from 1 to {num_draft_tokens + 1}, the mean tokens of a step, or a "
+            f"tuple of {num_draft_tokens} rates by position, got {accepted!r}"
+        )
+    return float(accepted)
