@@ -54,8 +54,9 @@ workers that prefill and Y that decode, each on --tp GPUs (--prefill-tp for thos
 \b
 JSON: version, model, gpu, tp, pp, dp, ep, moe_tp, dtype, kv_dtype, runtime, max_batched_tokens,
 max_kv_tokens, tables_hash, num_draft_tokens, accepted (mean tokens of a step), draft, prefix_hit (these where
-they were given), rows: one object a scenario [isl, osl, concurrency and the fields of fastroof.serving.ServingEstimate], or with
---disaggregated also prefill_tp, prefill_workers, decode_workers and the fields of DisaggregatedEstimate.
+they were given), rows: one object a scenario [isl, osl, concurrency and the fields of
+fastroof.serving.ServingEstimate], or with --disaggregated also prefill_tp, prefill_workers, decode_workers
+and the fields of DisaggregatedEstimate.
 """
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 import fastroof
 from fastroof import SpeculativeDecoding, compile_plan
+from fastroof.cli import app
 from fastroof.engines import EngineProfile, StepCosts
 from fastroof.errors import BatchError, FastroofError, PlanError, PlanRangeError
 from fastroof.plan.verification import verification_arena
-from fastroof.serving import estimate, estimate_disaggregated, match_workers, mtp_draft
+from fastroof.serving import estimate, estimate_disaggregated, least_gpus, match_workers, mtp_draft
 from tests.reference.serving import simulate_closed_loop
 
 
@@ -253,6 +256,105 @@ def test_hits_and_drafts_go_together(large, draft):
     plain = estimate(large, 4096, 256, 16, speculation=SpeculativeDecoding(3, 2.2), prefix_hit=0.5)
     assert half.ttft_ms > plain.ttft_ms
     assert half.tpot_ms > plain.tpot_ms
+
+
+# -- asked backwards, and by the commands --------------------------------------------------------
+
+
+def test_least_gpus_take_both(h100, draft):
+    load = {"isl": 4000, "osl": 500, "runtime": "vllm", "tp": [2, 4, 8], "tpot_ms": 40.0}
+    plain = least_gpus("llama-3.1-70b", "h100", h100, 20.0, **load)
+    cached = least_gpus("llama-3.1-70b", "h100", h100, 20.0, **load, prefix_hit=0.5)
+    assert cached.total_gpus < plain.total_gpus
+    wide = compile_plan("llama-3.1-8b", "h100", h100, tp=4, max_tokens=20_000, max_seqs=20_000)
+    free, second = (
+        least_gpus(
+            "llama-3.1-70b", "h100", h100, 20.0, **load, speculation=SpeculativeDecoding(3, 2.8, drafter)
+        )
+        for drafter in (None, wide)
+    )
+    assert free.total_gpus <= plain.total_gpus
+    assert second.total_gpus >= free.total_gpus
+    assert "draft on 4 x h100 for 2 x h100" in second.refused[2]
+    # what it says is what an estimate says of its clients
+    sized = compile_plan(
+        "llama-3.1-70b", "h100", h100, tp=second.tp, runtime="vllm", max_tokens=8193, max_seqs=9216
+    )
+    one = estimate(
+        sized, 4000, 500, second.concurrency / second.replicas, speculation=SpeculativeDecoding(3, 2.8, wide)
+    )
+    assert one.tpot_ms == pytest.approx(second.tpot_ms, rel=1e-12)
+    with pytest.raises(PlanRangeError, match="the draft's plan times up to 8192 tokens"):
+        estimate(sized, 9, 9, 9, speculation=SpeculativeDecoding(3, 2.8, draft))
+    small = {**load, "tp": 2}
+    with pytest.raises(PlanError, match="tp=2: the draft runs on GPUs of its target"):
+        least_gpus("llama-3.1-70b", "h100", h100, 1.0, **small, speculation=SpeculativeDecoding(3, 2, wide))
+    for wrong in ({"prefix_hit": 2.0}, {"speculation": SpeculativeDecoding(9, 2.0), "max_batched_tokens": 8}):
+        with pytest.raises(BatchError, match="must be"):
+            least_gpus("llama-3.1-8b", "h100", h100, 1.0, isl=5, osl=5, **wrong)
+
+
+def command(*arguments):
+    done = CliRunner().invoke(app, arguments, prog_name="fastroof")
+    return done.exit_code, done.stdout, done.stderr
+
+
+SERVING = ("serving", "--model", "llama-3.1-70b", "--tp", "8", "--isl", "2048", "--osl", "64")
+
+
+def test_the_command_gives_the_same_numbers(h100):
+    asked = ("--concurrency", "1,16", "--num-draft-tokens", "2", "--accepted", "0.75,0.5")
+    code, out, err = command(
+        *SERVING, *asked, "--draft", "llama-3.1-8b,tp=4", "--prefix-hit", "0.5", "--json"
+    )
+    assert (code, err) == (0, "")
+    document = json.loads(out)
+    found = {key: document[key] for key in ("num_draft_tokens", "accepted", "draft", "prefix_hit")}
+    assert found == {
+        "num_draft_tokens": 2, "accepted": 2.25, "draft": "llama-3.1-8b", "prefix_hit": 0.5,
+    }  # fmt: skip
+    plan, draft = (
+        compile_plan(model, "h100", h100, tp=tp) for model, tp in (("llama-3.1-70b", 8), ("llama-3.1-8b", 4))
+    )
+    speculation = SpeculativeDecoding(2, (0.75, 0.5), draft)
+    expected = estimate(plan, 2048, 64, [1, 16], speculation=speculation, prefix_hit=0.5)
+    assert [row["tpot_ms"] for row in document["rows"]] == expected.tpot_ms.tolist()
+    assert [row["ttft_ms"] for row in document["rows"]] == expected.ttft_ms.tolist()
+    words = command(*SERVING, *asked, "--draft", "mtp", "--disaggregated", "1:1")[1]
+    assert "2 draft tokens (mtp), 2.25 tokens a step" in words.replace("\n", " ")
+    plain = json.loads(command(*SERVING, "--concurrency", "1", "--json")[1])
+    assert not {"num_draft_tokens", "prefix_hit"} & set(plain)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--accepted", "2"), "--num-draft-tokens is missing"),
+        (("--draft", "mtp"), "--num-draft-tokens is missing"),
+        (("--num-draft-tokens", "3"), "--num-draft-tokens needs --accepted too"),
+        (("--num-draft-tokens", "3", "--accepted", "x"), "--accepted needs a number"),
+        (("--num-draft-tokens", "3", "--accepted", "9"), "accepted must be a number from 1 to 4"),
+        (("--num-draft-tokens", "3", "--accepted", "2", "--draft", "eagle"), "eagle"),
+        (("--prefix-hit", "0.5", "--disaggregated", "1:1"), "--prefix-hit goes without --disaggregated"),
+    ],
+)
+def test_the_command_refuses_in_a_line(arguments, message):
+    code, out, err = command(*SERVING, "--concurrency", "1", *arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_sizes_take_both():
+    asked = ("--isl", "4000", "--osl", "500", "--tp", "4,8", "--num-draft-tokens", "3", "--accepted", "2.5")
+    size = ("size", "--model", "llama-3.1-70b", "--rate", "20", *asked, "--json")
+    rows = json.loads(command(*size, "--draft", "mtp", "--prefix-hit", "0.5")[1])["rows"]
+    fewer = json.loads(command(*size)[1])["rows"]
+    assert rows[0]["is_best"]
+    assert rows[0]["tpot_ms"] != fewer[0]["tpot_ms"]
+    code, _, err = command("size", "--model", "llama-3.1-8b", "--kv-len", "99", "--prefix-hit", "0.5")
+    assert code == 2
+    assert "--prefix-hit goes with --rate" in err
 
 
 # -- wrong input ---------------------------------------------------------------------------------

@@ -75,6 +75,21 @@ def test_the_longest_request_is_a_length_of_step_sweeps() -> None:
         ({"concurrency": None}, "need concurrency or request_rate, got neither"),
         ({"request_rate": 3}, "need concurrency or request_rate, got both"),
         ({"request_rate": [0]}, "request_rate: got 0 at position 0, need numbers above 0"),
+        ({"speculation": {"accepted": 2.0}}, "speculation.num_draft_tokens: missing, need tokens that"),
+        (
+            {"speculation": {"num_draft_tokens": 2, "accepted": 2, "draft_tb": 1}},
+            "did you mean draft_tp",
+        ),
+        (
+            {"speculation": {"num_draft_tokens": 2, "accepted": 4}},
+            "speculation: accepted must be a number from 1 to 3",
+        ),
+        ({"speculation": {"num_draft_tokens": 2, "accepted": 2, "draft": "eagle"}}, "eagle"),
+        ({"speculation": 3}, "speculation: got 3, need a table of how requests speculate"),
+        (
+            {"speculation": {"num_draft_tokens": 8, "accepted": 2}, "max_batched_tokens": [8, 99]},
+            "max_batched_tokens: a request verifies 9 in a step, need at least as many",
+        ),
         ({"prefix_hit": 1.5}, "prefix_hit: got 1.5 at position 0, need numbers from 0 to 0.999"),
         ({"prefix_hit": 0.5, "mode": "disaggregated"}, "prefix_hit: above 0 goes with mode 'aggregated'"),
         ({"osl": 1, "mode": "disaggregated"}, "osl: mode 'disaggregated' needs at least 2"),
