@@ -1,6 +1,6 @@
 """Steps of mixtures of experts beside those of aiconfigurator-core, another estimator, part by part.
 
-    python -m fastroof.compat.aiconfigurator_steps
+    python -m fastroof.serving.evidence.aiconfigurator_steps
 
 It reads the same measured tables, which it brings, so that what differs is the method: what a step is made
 of, and how points between measured ones are found. It need not be installed for anything else.
@@ -218,9 +218,7 @@ def _their_parts(case: StepCase, folder: str, requests: Sequence[tuple[int, int]
 
 
 def main() -> None:
-    """Print the table."""
-    from fastroof.cli.output import console, print_table
-
+    """Print the table, in Markdown."""
     rows = []
     for stepped in stepped_cases():
         case = stepped.case
@@ -239,8 +237,9 @@ def main() -> None:
         "model", "gpu", "engine", "layout", "step", "fastroof ms", "aiconfigurator ms", "apart",
         "parts apart by more than a tenth",
     )  # fmt: skip
-    print_table(columns, rows, left=(*columns[:5], columns[-1]))
-    console().print(f"aiconfigurator-core {aiconfigurator_version()}; kernels alone.")
+    for cells in (columns, ["---"] * len(columns), *rows):
+        print(f"| {' | '.join(cells)} |")
+    print(f"\naiconfigurator-core {aiconfigurator_version()}; kernels alone.")
 
 
 if __name__ == "__main__":

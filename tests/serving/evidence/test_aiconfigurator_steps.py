@@ -6,8 +6,8 @@ import importlib.util
 
 import pytest
 
-from fastroof.compat.aiconfigurator_steps import CASES, PARTS, STEPS, StepCase, stepped_cases
 from fastroof.models import Layout
+from fastroof.serving.evidence.aiconfigurator_steps import CASES, PARTS, STEPS, StepCase, stepped_cases
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("aiconfigurator_core") is None, reason="aiconfigurator-core is not installed"
