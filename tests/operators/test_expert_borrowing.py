@@ -204,6 +204,37 @@ def test_the_kernels_of_an_engine_lend_before_another_engines_very_shape(every_s
     assert answer.latency_us == alone.latency_us
 
 
+@given(sizes=sizes, dtype=st.sampled_from(["bf16", "fp8_block"]), tokens=st.integers(1, 20_000))
+def test_borrowed_latencies_are_no_less_than_their_flops_and_grow_with_tokens(h100, sizes, dtype, tokens):
+    wanted = (dtype, *sizes, "balanced")
+    some, more = h100.lookup("moe", num_tokens=[tokens, 16 * tokens], **asked(wanted)).latency_us
+    _, hidden, wide, topk, _, tp, ep, _ = wanted
+    assert some > 1e6 * 6 * tokens * topk * hidden * wide / (tp * ep) / h100.gpu.peak(dtype)
+    # few experts on a GPU: launches and tiles, which measured rows fall by up to a quarter for
+    assert more > 0.7 * some
+
+
+@given(sizes=sizes, place=st.integers(0, 20))
+def test_no_borrowed_kernel_is_nearer_to_its_roofline_than_its_lenders(h100, sizes, place):
+    wanted = ("bf16", *sizes, "balanced")
+    lent = MOE.lenders(h100, wanted)
+    assume(bool(lent))
+    packed = MOE.packed(h100, wanted)
+    tokens = float(packed.sizes[place % len(packed.sizes)])
+    scaled = []
+    for one in lent:
+        theirs = MOE.packed(h100, one.shape)
+        launch_us = float(theirs.curve.value[1:-1].min())
+        ours_us, their_us = (naive.bound(h100.gpu, key, launch_us) for key in (wanted, one.shape))
+        at = tokens * (wanted[3] / wanted[4]) / (one.shape.topk / one.shape.num_experts)
+        held = min(max(at, theirs.sizes[0]), theirs.sizes[-1])
+        nodes = [their_us(m) for m in theirs.sizes]
+        us = np.interp(their_us(held), nodes, theirs.curve.value[1:-1]) * their_us(at) / their_us(held)
+        scaled.append(us * ours_us(tokens) / their_us(at))
+    index = int(np.flatnonzero(packed.sizes == tokens)[0])
+    assert min(scaled) * (1 - 1e-9) <= packed.curve.value[1 + index] <= max(scaled) * (1 + 1e-9)
+
+
 def test_errors_of_borrowing_are_those_of_leaving_kernels_out(h100):
     split = MOE.borrowing_errors(h100, ExpertShape(*kernel(4096, 1536, 8, 128)))
     assert 0.02 < split.of_split < 0.2
