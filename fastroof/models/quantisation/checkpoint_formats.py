@@ -179,19 +179,30 @@ class _FormatsOf:
 
     def __init__(self, quantisation: Quantisation, names: ModuleNames, spec: ModelSpec) -> None:
         self._quantisation, self._names, self._spec = quantisation, names, spec
+        patterns = (quantisation.excluded, *(group.targets for group in quantisation.groups))
+        self._tells_layers_apart = any(p is not None and p.tells_layers_apart for p in patterns)
+        self._of_kind: dict[LayerKind, list[tuple[str, Group, int]]] = {}
         self.weights: dict[str, int] = {}
         self.scale_bytes: dict[str, float] = {}
 
     def layer(self, number: int, kind: LayerKind) -> Formats:
-        formats = []
-        for role, weights in kind.linear_weights(self._spec.hidden, Layout()).items():
-            if role not in self._names:
-                raise ModelError(f"{self._spec.name}: what is the module of {role} called? See module_names")
-            group = self._group(role, layer_module_names(number, self._names[role]))
-            if group is not None:
-                formats.append((role, group.dtype))
-                self._count(group, weights)
-        return tuple(formats)
+        groups = self._of_kind.get(kind)
+        if groups is None:
+            groups = [
+                (role, group, weights)
+                for role, weights in kind.linear_weights(self._spec.hidden, Layout()).items()
+                if (group := self._group_of(number, role)) is not None
+            ]
+            if not self._tells_layers_apart:
+                self._of_kind[kind] = groups
+        for _, group, weights in groups:
+            self._count(group, weights)
+        return tuple((role, group.dtype) for role, group, _ in groups)
+
+    def _group_of(self, number: int, role: str) -> Group | None:
+        if role not in self._names:
+            raise ModelError(f"{self._spec.name}: what is the module of {role} called? See module_names")
+        return self._group(role, layer_module_names(number, self._names[role]))
 
     def head(self) -> str:
         # engines leave the head in bf16 unless it is named: it is no linear layer to them

@@ -42,6 +42,7 @@ HEAD_NAMES: Final = ("lm_head", "language_model.lm_head", "head", "output")
 _STACKS = ("model.", "model.language_model.", "language_model.model.", "backbone.", "")
 """What stands before ``layers.0`` in a checkpoint, by how its model is wrapped."""
 _LAYER = re.compile(r"^layers\.(\d+)\.")
+_WITH_LAYER = re.compile(r"layers(\.|$)|\d+(\.|$)")
 # A repeated group that holds a repetition can take exponential time over a name that it does not match.
 _NESTED_REPETITION = re.compile(r"[+*}][^()]*\)[+*{]")
 
@@ -78,6 +79,8 @@ class ModulePatterns:
     def __init__(self, patterns: Sequence[str], where: str) -> None:
         self.patterns = tuple(patterns)
         self._literal: set[str] = set()
+        # what names no layer is of the same modules in all of them
+        self._named_modules: dict[str, bool] = {}
         self._globs: list[re.Pattern[str]] = []
         self._globs_of_layer: dict[int, list[re.Pattern[str]]] = {}
         self._expressions: list[re.Pattern[str]] = []
@@ -93,22 +96,40 @@ class ModulePatterns:
             layer = _LAYER.match(name)
             of_layer = self._globs if layer is None else self._globs_of_layer.setdefault(int(layer[1]), [])
             of_layer.append(glob)
+        self._with_layer = {name for name in self._literal if _WITH_LAYER.match(name)}
+
+    @property
+    def tells_layers_apart(self) -> bool:
+        """Whether the same module of two layers may be named in one of them alone."""
+        return bool(self._with_layer or self._globs or self._globs_of_layer or self._expressions)
 
     def name_any(self, names: Sequence[str]) -> bool:
         """Whether any of a module's names, each from the stack of layers on, is meant."""
         return any(self._names(name) for name in names)
 
     def _names(self, name: str) -> bool:
-        if self._literal:
-            parts = name.split(".")
-            ends = range(1, len(parts) + 1)
-            if any(".".join(parts[start:end]) in self._literal for end in ends for start in range(end)):
-                return True
         layer = _LAYER.match(name)
+        module = name if layer is None else name[layer.end() :]
+        if module not in self._named_modules:
+            self._named_modules[module] = not self._literal.isdisjoint(_runs(module.split(".")))
+        if self._named_modules[module] or (self._with_layer and self._names_layer(name)):
+            return True
         globs = self._globs if layer is None else [*self._globs, *self._globs_of_layer.get(int(layer[1]), ())]
         return any(glob.match(name) for glob in globs) or any(
             expression.match(stack + name) for expression in self._expressions for stack in _STACKS
         )
+
+    def _names_layer(self, name: str) -> bool:
+        """Whether a literal name from the layer's own on is meant: ``layers.3``, ``3.mlp``."""
+        parts = name.split(".")
+        return not self._with_layer.isdisjoint(_runs(parts, 2))
+
+
+def _runs(parts: Sequence[str], starts: int | None = None) -> list[str]:
+    """Every run of parts, or those that begin with one of the first few."""
+    count = len(parts)
+    begins = range(count if starts is None else min(starts, count))
+    return [".".join(parts[start:end]) for start in begins for end in range(start + 1, count + 1)]
 
 
 def _behind_stack(name: str) -> str:
