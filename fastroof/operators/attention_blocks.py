@@ -15,6 +15,7 @@ from fastroof.operators.attention_grids import AttentionOperator
 from fastroof.operators.attention_work import HeadShape
 from fastroof.operators.operator import DatasheetClass
 from fastroof.pack import SIZE_LIMIT, PackedGrid
+from fastroof.pack.keys import key_start_above
 from fastroof.units import US_PER_S
 
 if TYPE_CHECKING:
@@ -102,8 +103,9 @@ class PlannedAttention(AttentionOperator):
         square, slope = whole.square_us, whole.slope_us - a_token
         parts = [(0.0, (square, slope, 0.0), (0.0, a_token, fixed))]
         if whole.window < SIZE_LIMIT:
-            end = whole.window
-            # a decode reads no more tokens, a prompt's go on
+            # a decode reads no more tokens, a prompt's go on; a decode's stop at the next simple number, as
+            # those that are borrowed do, so that steps of equal decodes keep their table
+            end = whole.window if whole.beyond_us else key_start_above(whole.window)
             rising = a_token if whole.beyond_us else 0.0
             work, moved = (square * end + slope) * end, fixed + a_token * end
             beyond = whole.beyond_us - rising
