@@ -15,15 +15,16 @@ from fastroof.tables import Tables
 
 __all__ = ["KERNEL_FORMATS", "kernel_formats"]
 
-KERNEL_FORMATS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
-    "mxfp4": (("w4a8_mxfp4_mxfp8", "fp4"), ("w4a16_mxfp4", "bf16")),
-    "nvfp4": (("nvfp4", "fp4"), ("nvfp4_wo", "bf16")),
-    "int8": (("int8", "int8"), ("sq", "int8")),
+KERNEL_FORMATS: Final[dict[str, tuple[tuple[str, tuple[str, ...]], ...]]] = {
+    "int8": (("int8", ("int8", "sq")), ("bf16", ("int8_wo",))),
+    "w4afp8": (("fp8", ("w4afp8",)), ("bf16", ("int4_wo",))),
+    "nvfp4": (("fp4", ("nvfp4",)), ("bf16", ("nvfp4_wo",))),
+    "mxfp4": (("fp4", ("w4a8_mxfp4_mxfp8", "w4a16_mxfp4")), ("bf16", ("w4a16_mxfp4",))),
 }
-"""Formats that kernels of a stored format compute in, the quickest first, and the peak that a GPU needs.
+"""Formats that kernels of a stored format compute in on GPUs that have a peak, the first that they have.
 
-Engines keep 4-bit weights on a GPU without units for them and compute in bf16. SmoothQuant's int8 kernels are
-called ``sq`` in the tables that have any.
+On a GPU without units for 4 bits engines keep the weights as they are and compute in bf16; fp8 without units
+for it is refused. SmoothQuant's int8 kernels are called ``sq`` in the tables that have any.
 """
 
 
@@ -32,9 +33,9 @@ def kernel_formats(
 ) -> tuple[tuple[str, str], ...]:
     """Stored formats whose kernels compute in another, each with that.
 
-    The engine's profile says it, with a kernel of ``moe`` or ``gemm`` for that ``format`` that names its
-    ``dtype``. Else it is the first that the GPU can run and that was measured: of this model's experts by the
-    source that serves first, by any, or of any shape at all. Where none was, the first that it can run.
+    Where the GPU can run several the engine's profile says which, with a kernel of ``moe`` or ``gemm`` for
+    that ``format`` that names its ``dtype``. Else it is the first that was measured: of this model's experts
+    by the source that serves first, by any, or of any shape at all. Where none was, the first.
 
     Parameters
     ----------
@@ -56,15 +57,16 @@ def kernel_formats(
 def _kernel_format(
     model: ModelSpec, dtype: str, gpu: GpuSpec, options: PlanOptions, tables: Tables | None
 ) -> str:
-    able = [kernel for kernel, peak in KERNEL_FORMATS.get(dtype, ()) if peak in gpu.peak_flops_per_s]
-    if not able:
-        return dtype
+    by_peak = dict(KERNEL_FORMATS.get(dtype, ()))
+    able = next((kernels for peak, kernels in by_peak.items() if peak in gpu.peak_flops_per_s), (dtype,))
+    if len(able) == 1:
+        return able[0]
     profile = options.runtime.kernels
     for operator in (MOE.name, GEMM.name):
         named = profile.of(operator, gpu.name, dtype, {"tp": options.tp})
         if named is not None and named.dtype in able:
             return str(named.dtype)
-    if len(able) == 1 or tables is None:
+    if tables is None:
         return able[0]
     experts = frozenset(kind.mlp for kind in model.kinds if isinstance(kind.mlp, RoutedExperts))
     key = ("measured formats", model.hidden, experts)

@@ -163,3 +163,21 @@ def test_the_two_kinds_of_fp8_of_one_model_are_two_plans(
     parts = formats_of(plan)
     assert {parts[role] for role in ("qkv", "o", "gate_up", "down")} == {formats[0]}
     assert parts["decode_attention"] == formats[1]
+
+
+@pytest.mark.filterwarnings("ignore:no measured tables of")
+@pytest.mark.parametrize(
+    ("dtype", "kernel"),
+    [
+        ("fp8", "int8_wo"),
+        ("fp8_block", "int8_wo"),
+        ("int8", "int8"),
+        ("w4afp8", "int4_wo"),
+        ("nvfp4", "nvfp4_wo"),
+    ],
+)
+def test_a_gpu_without_units_for_a_format_computes_in_bf16(dtype: str, kernel: str) -> None:
+    plan = fastroof.compile_plan("llama-3.1-8b", "a100", None, dtype=dtype)
+    assert formats_of(plan)["qkv"] == kernel
+    own = fastroof.compile_plan("llama-3.1-8b", "h100", None, dtype=dtype)
+    assert plan.memory.weight_bytes == own.memory.weight_bytes
