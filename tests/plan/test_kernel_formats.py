@@ -169,8 +169,6 @@ def test_the_two_kinds_of_fp8_of_one_model_are_two_plans(
 @pytest.mark.parametrize(
     ("dtype", "kernel"),
     [
-        ("fp8", "int8_wo"),
-        ("fp8_block", "int8_wo"),
         ("int8", "int8"),
         ("w4afp8", "int4_wo"),
         ("nvfp4", "nvfp4_wo"),
