@@ -15,6 +15,7 @@ from fastroof.compat.compare_causes import CAUSES, Cause, differences
 from fastroof.compat.compare_fastroof import datasheet_facts, modelled_components, plan_time
 from fastroof.compat.compare_infersim import constants_of, hf_config, infersim_facts, infersim_time
 from fastroof.compat.compare_models import (
+    INFERSIM_DTYPES,
     ComparedModel,
     gemm_dtype,
     infersim_obstacle,
@@ -195,7 +196,9 @@ def compare_case(
         "roofline_v2": roofline_v2_obstacle(sizes, dtype),
         "infersim": infersim_obstacle(sizes, plan.layout, dtype),
     }
-    infersim_tables, same_rows, infersim_dtype = _infersim_tables(tables, gpu, infersim_root, sizes, dtype)
+    infersim_tables, same_rows, infersim_dtype = _infersim_tables(
+        tables, gpu, infersim_root, sizes, dtype if dtype in INFERSIM_DTYPES else "bf16"
+    )
     return Case(
         plan=plan,
         datasheet=datasheet,

@@ -10,10 +10,12 @@ from fastroof.models import Layout, ModelSpec
 from fastroof.models.attention import GroupedQueryAttention
 from fastroof.models.experts import RoutedExperts
 from fastroof.models.mlp import GatedMlp
+from fastroof.operators.calls import Experts, Gemm
 from fastroof.plan import StepPlan
 from fastroof.units import DTYPE_BYTES
 
 __all__ = [
+    "INFERSIM_DTYPES",
     "ComparedModel",
     "gemm_dtype",
     "infersim_obstacle",
@@ -22,7 +24,9 @@ __all__ = [
     "roofline_v2_obstacle",
 ]
 
+LAYER_GEMMS: Final = ("qkv", "o", "gate_up", "down", "experts", "shared_gate_up", "shared_down")
 INFERSIM_DTYPES: Final = ("bf16", "fp8", "fp8_block")
+"""Formats that InferSim has: two bytes a weight and the fp16 peak, or one and the fp8 peak."""
 
 
 class ComparedModel(NamedTuple):
@@ -82,8 +86,9 @@ class ComparedModel(NamedTuple):
 
 def gemm_dtype(plan: StepPlan) -> str:
     """Format that all GEMMs of a plan's layers compute in, the router aside; several are joined by commas."""
-    modules = set().union(*(kind.linear_weights(plan.model.hidden, plan.layout) for kind in plan.model.kinds))
-    return ", ".join(sorted({plan.execution.kernel(module) for module in modules}))
+    calls = (curve.operator for curve in plan.row_curves)
+    dtypes = {call.dtype for call in calls if isinstance(call, Gemm | Experts) and call.role in LAYER_GEMMS}
+    return ", ".join(sorted(dtypes))
 
 
 def infersim_world(model: ComparedModel, layout: Layout) -> int:

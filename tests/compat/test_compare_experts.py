@@ -51,6 +51,7 @@ FURTHER: list[tuple[ModelSpec, dict[str, Any]]] = [
     (SMALL, {"tp": 2, "dp": 4, "ep": 4, "routing": "balanced"}),
     (LARGE, {}),
     (LARGE, {"tp": 4}),
+    (fastroof.load_model("qwen3-30b-a3b-fp8"), {}),
     (small(shared_intermediate=1536, shared_gate=True), {}),
 ]
 CASES = [*FEW, *(pytest.param(case, marks=pytest.mark.slow) for case in FURTHER)]
@@ -161,6 +162,20 @@ def test_layouts_that_infersim_cannot_have_say_so(h100: fastroof.Tables) -> None
         time = compare(SMALL, "h100", decode=[(32, 4096)], tables=h100, **layout).steps[0].time("infersim")
         assert words in time.why_not
         assert math.isnan(time.total_us)
+
+
+def test_formats_that_infersim_has_not_say_so(h100: fastroof.Tables) -> None:
+    found = compare(SMALL, "h100", decode=[(32, 4096)], tables=h100, dtype="int8_wo", allow_modelled=True)
+    assert "its GEMMs are all bf16 or all fp8" in found.steps[0].time("infersim").why_not
+    assert found.steps[0].time("fastroof").total_us > 0.0
+
+
+def test_formats_are_the_checkpoints(h100: fastroof.Tables) -> None:
+    found = compare("qwen3-30b-a3b-fp8", "h100", decode=[(32, 4096)], tables=h100)
+    asked = compare(SMALL, "h100", decode=[(32, 4096)], tables=h100, dtype="fp8_block")
+    assert found.dtype == asked.dtype == "fp8_block"
+    for own, other in zip(found.steps[0].times, asked.steps[0].times, strict=True):
+        assert own == other or own.why_not == other.why_not != ""
 
 
 def test_ranks_of_a_dense_model_share_nothing(h100: fastroof.Tables) -> None:
