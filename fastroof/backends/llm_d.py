@@ -278,6 +278,11 @@ def llm_d_yaml(
     -------
     str
         YAML, with what was fitted and the fit's error in comments.
+
+    Notes
+    -----
+    The simulator has one time a token for transfers: that of a token of every layer, which is too long for
+    prompts beyond the window of layers that keep one.
     """
     latencies = fit.latencies
     if model is None:
@@ -296,7 +301,9 @@ def llm_d_yaml(
     else:
         times["time-to-first-token"] = latencies.prefill_overhead_ns
         times["time-to-first-token-std-dev"] = 0
-        times["kv-cache-transfer-latency"] = round(transfer_ns * float(fit.isl.mean()))
+        times["kv-cache-transfer-latency"] = round(
+            transfer_ns * plan.memory.held_tokens(float(fit.isl.mean()))
+        )
         times["kv-cache-transfer-latency-std-dev"] = 0
     indent = "" if is_flat else "  "
     lines = [

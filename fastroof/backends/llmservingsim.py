@@ -15,6 +15,9 @@ each is looked up by itself, linearly between the rows of its axes, and their in
 A decode's ``kv_decode`` is its context without the new token; prompts of c tokens after k are one
 ``prefill_chunk`` of sum(c) at ``prefill_key`` = sum(c (k + c/2)) / sum(c).
 
+Layers within a window are timed in it as the mean of the decodes would be: the files have one length for all,
+and the simulator's KV cache is of whole sequences, more than such layers keep.
+
 What version 1.0.0 reads instead is written by :mod:`fastroof.backends.llmservingsim_v0`.
 
 Sources: casys-kaist/LLMServingSim, serving/core/trace_generator.py and serving/core/utils.py at

@@ -133,6 +133,9 @@ class StepTimeRegressor:
     random steps of up to 40 decodes and 2 to 8 chunks of up to 900 tokens; 3.6 % with chunks of 2 tokens
     beside chunks of 900. A request of one token after nothing, in a step with others, is taken for a
     decode: at most 9 % off, in steps of such requests and decodes alone.
+
+    Where layers attend within a window it takes decodes for equal ones there, and chunks: certain only in
+    steps of equal requests.
     """
 
     def __init__(self, plan: StepPlan) -> None:
@@ -173,6 +176,9 @@ class StepTimeRegressor:
                     f"row {i}: a step of {row[1]} tokens in {row[0]} requests does not fit {self.plan!r}; "
                     "compile the plan with larger max_tokens and max_seqs, and write the model again"
                 )
+            # sums do not tell which requests are within a window, but for equal ones
+            if self.plan.memory.window and not _is_of_equals(row):
+                certain = False
             self.guessed_steps += not certain
             times[i] = step_us / US_PER_S
         return times
@@ -188,6 +194,12 @@ class _StepSums(NamedTuple):
     causal_pairs: int
     prefix_pairs: int
     prefix_sum: int
+
+
+def _is_of_equals(row: Sequence[float]) -> bool:
+    """Whether all requests of a step have as many new tokens and as long a past."""
+    _, _, most, least, _, past_most, past_least = map(int, row[:7])
+    return most == least and past_most == past_least
 
 
 def _sums_of(row: Sequence[float]) -> tuple[_StepSums, bool]:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import fastroof
 from fastroof.backends.sglang import FEATURES, StepTimePredictor, StepTimeRegressor, write_model
 from fastroof.compiled.callers import sums_step_us
+from tests.compiled.test_windows import PLANS
 
 CHECKOUT = Path(__file__).parents[2]
 _SPEC = importlib.util.spec_from_file_location(
@@ -180,3 +181,22 @@ def test_the_example_runs():
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.startswith("llama-3.1-8b on one h100, 32 prompts")
     assert "simulated in" in done.stdout
+
+
+def test_a_window_leaves_all_but_equal_requests_open(plan):
+    windowed = PLANS["alternating"]
+    regressor = StepTimeRegressor(windowed)
+    for pairs, certain in (
+        ([(1, 50)] * 4, True),
+        ([(40, 0)] * 2, True),
+        ([(1, 50), (1, 3000)], False),
+        ([(1, 50), (40, 0)], False),
+    ):
+        guessed = regressor.guessed_steps
+        found = by_features(regressor, pairs)
+        assert regressor.guessed_steps == guessed + (not certain)
+        exact = StepTimePredictor(windowed).predict_infer_time(batch_of(pairs))
+        if certain:
+            assert found == exact
+        else:
+            assert found == pytest.approx(exact, rel=0.1)

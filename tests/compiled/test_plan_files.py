@@ -10,15 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastroof.backends.c.plan_file import plan_bytes
-from fastroof.compiled import grids, plan_files, steps
+from fastroof.compiled import grids, plan_files, ragged_steps, steps
 from tests.compiled.test_steps import plan_of
+from tests.compiled.test_windows import PLANS
 
 pytestmark = pytest.mark.loops
 
 
-@pytest.fixture(scope="module")
-def plan():
-    return plan_of((64, 512, 4096))
+@pytest.fixture(scope="module", params=["full", *PLANS])
+def plan(request):
+    return PLANS.get(request.param) or plan_of((64, 512, 4096))
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +104,8 @@ HEADER_SLOTS = (
     steps.DECODE_AT,
     steps.PREFILL_AT,
     steps.ARENA_SIZE,
+    steps.WINDOW_DECODE_AT,
+    steps.WINDOW_PREFILL_AT,
 )
 BLOCK_SLOTS = (
     grids.Y + grids.NODES,
@@ -129,7 +132,10 @@ def test_an_arena_that_a_loop_would_read_beyond_does_not_fit(plan):
     for slot in HEADER_SLOTS:
         for value in (-1.0, 0.5, arena[slot] + 1.0, arena[slot] - 1.0, 1e300, np.nan, np.inf):
             assert not plan_files.arena_fits(changed(arena, slot, value)), (slot, value)
-    for at in (int(arena[steps.DECODE_AT]), int(arena[steps.PREFILL_AT])):
+    for value in (-1.0, 0.5, 2.0**28 + 1.0, 1e300, np.nan):
+        assert not plan_files.arena_fits(changed(arena, steps.WINDOW, value))
+    blocks = (steps.DECODE_AT, steps.PREFILL_AT, steps.WINDOW_DECODE_AT, steps.WINDOW_PREFILL_AT)
+    for at in sorted({int(arena[slot]) for slot in blocks}):
         for slot in BLOCK_SLOTS:
             for value in (-1.0, 0.5, arena[at + slot] + 100.0, 1e300):
                 assert not plan_files.arena_fits(changed(arena, at + slot, value)), (slot, value)
@@ -168,3 +174,5 @@ def test_what_fits_is_timed_within_the_arena(plan, data):
     tokens = int(arena[steps.MAX_TOKENS])
     new = np.array([1, tokens, tokens // 2 + 1])
     assert steps.prefill_steps_us(arena, new, np.array([0, 9, 0]), np.ones(3, np.int64), np.empty(3)) == 0
+    steps_of = (np.r_[new[:1], new[:1]], np.array([9, 2**20]), np.array([0, min(largest, 2)]))
+    assert ragged_steps.ragged_steps_us(arena, *steps_of, np.empty(1)) == 0
