@@ -89,8 +89,8 @@ class FastroofPredictorConfig(BaseExecutionTimePredictorConfig):  # type: ignore
     :meth:`of` takes a plan that is there; without it one is compiled from the fields, for the replica's
     ``tensor_parallel_size``. The fields that Vidur's own base adds, of profiles and their regressions,
     are not read, but for ``cache_dir``. How much KV cache there is stays Vidur's to say, which counts
-    2 bytes a weight: ``CacheConfig(num_blocks=plan.memory.max_kv_tokens // 16)`` says it as the plan does. Its blocks are of
-    all layers: where some keep a window of a sequence, more fits than it admits.
+    2 bytes a weight: ``CacheConfig(num_blocks=plan.memory.max_kv_tokens // 16)`` says it as the plan does.
+    Its blocks are of all layers: where some keep a window of a sequence, more fits than it admits.
 
     Attributes
     ----------
