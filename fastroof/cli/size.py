@@ -218,14 +218,17 @@ def _check_together(asked: str, serving: dict[str, float | None]) -> None:
 
 
 def _step_row(plan: StepPlan, batch: int, kv_len: int, limited_by: str) -> dict[str, Any]:
-    step_us = plan.decode_us(batch, kv_len) if batch and kv_len else math.nan
+    is_any = bool(batch and kv_len)
+    step_us = plan.decode_us(batch, kv_len) if is_any else math.nan
+    # with a batch in each stage, as fast as the slowest
+    paced_us = plan.paced.decode_us(batch, kv_len) if is_any else math.nan
     tokens = batch * plan.layout.batches_in_flight
     return {
         "tp": plan.tp,
         "batch_size": batch,
         "kv_len": kv_len,
         "step_ms": step_us / US_PER_MS,
-        "tokens_per_s_per_gpu": tokens / step_us * US_PER_S / plan.layout.world_size,
+        "tokens_per_s_per_gpu": tokens / paced_us * US_PER_S / plan.layout.world_size,
         "kv_share": batch * plan.memory.held_tokens(kv_len) / plan.memory.max_kv_tokens,
         "limited_by": limited_by,
     }

@@ -147,6 +147,9 @@ def step(
     has_error = explain and measured is not None and plan.method == "roofline"
     times = plan.run(StepBatch.from_requests([every]), with_error=has_error)
     latency_us = float(times.latency_us[0])
+    # every stage busy with a batch: as fast as the slowest
+    in_flight = StepBatch.from_requests([every] * plan.layout.pp)
+    paced_us = latency_us if plan.layout.pp == 1 else plan.cycle_us(in_flight)
     components = {name: float(part[0]) for name, part in times.components._asdict().items()}
     kv_tokens = sum(r.count * (r.new_tokens + r.context_len) for r in requests)
     held = sum(r.count * plan.memory.kv_bytes(r.new_tokens + r.context_len) for r in requests)
@@ -161,7 +164,7 @@ def step(
         "relative_error": None if times.relative_error is None else float(times.relative_error[0]),
         "tokens": num_tokens,
         "sequences": num_seqs,
-        "tokens_per_s": num_tokens * plan.layout.batches_in_flight / latency_us * US_PER_S,
+        "tokens_per_s": num_tokens * plan.batches_in_flight / paced_us * US_PER_S,
         "origin": ORIGINS[times.origin[0]],
         "kv_tokens": kv_tokens,
     }

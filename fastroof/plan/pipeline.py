@@ -7,21 +7,28 @@ are equal, of which ``pp - 1`` are the bubble, and otherwise what the recurrence
     end[batch, stage] = max(end[batch - 1, stage], end[batch, stage - 1]) + time[batch, stage]
 
 What a stage sends counts as its own time: nothing is taken to overlap with it.
+
+As many batches as stages, each of which goes round as decodes do, come round in ``pp`` times the slowest
+stage: that, not the time of one batch through all of them, is a step of an engine that keeps its stages busy,
+and is what estimates and rates take (``plan.paced``).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from fastroof.arrays import Floats
+from fastroof.compiled import steps
+from fastroof.plan.blocks import scaled_block
 
 if TYPE_CHECKING:
     from fastroof.plan.step_plan import StepPlan
     from fastroof.run import StepBatch
 
-__all__ = ["cycle_us", "makespan_us", "pipeline_us", "stage_times_us"]
+__all__ = ["cycle_us", "makespan_us", "paced_plan", "pipeline_us", "stage_times_us"]
 
 
 def stage_times_us(plan: StepPlan, batch: StepBatch) -> Floats:
@@ -54,3 +61,60 @@ def cycle_us(plan: StepPlan, batch: StepBatch) -> float:
     if not times_us.size:
         return 0.0
     return float(max(times_us.sum(axis=0).max(), times_us.sum(axis=1).max()))
+
+
+TYPICAL_BATCH: Final = 64
+TYPICAL_KV_LEN: Final = 2048
+"""Decodes that say which stage is the slowest: it is the one with the LM head, or with a layer more."""
+
+_TIMES: Final = (steps.TOKENS_AT, steps.DECODE_TOKENS_AT, steps.LOGITS_AT)
+_BLOCKS: Final = (steps.DECODE_AT, steps.PREFILL_AT, steps.WINDOW_DECODE_AT, steps.WINDOW_PREFILL_AT)
+_ORIGINS: Final = (steps.TOKENS_ORIGIN_AT, steps.DECODE_TOKENS_ORIGIN_AT, steps.LOGITS_ORIGIN_AT)
+_CONSTANTS: Final = (
+    steps.NUM_LAYERS,
+    steps.STEP_US,
+    steps.SEQUENCE_US,
+    steps.PREFILL_US,
+    steps.PREFILL_FLOOR_US,
+    steps.PREFIX_PAIR_US,
+    steps.PREFIX_TOKEN_US,
+    steps.WINDOW_PAIR_US,
+    steps.WINDOW_TOKEN_US,
+)
+
+
+def paced_plan(plan: StepPlan) -> StepPlan:
+    """Answer ``plan.paced``: the slowest stage, as often as there are stages."""
+    if len(plan.stages) == 1:
+        return plan
+    batch, times = min(TYPICAL_BATCH, plan.max_tokens, plan.max_seqs), len(plan.stages)
+    slowest = max(plan.stages, key=lambda stage: stage.decode_us(batch, TYPICAL_KV_LEN))
+    attention = (
+        part._replace(
+            call=replace(part.call, times=part.call.times * times),
+            decode_block=None if part.decode_block is None else scaled_block(part.decode_block, times),
+            prefill_block=None if part.prefill_block is None else scaled_block(part.prefill_block, times),
+            prefix_us=(part.prefix_us[0] * times, part.prefix_us[1] * times),
+        )
+        for part in slowest.attention
+    )
+    return replace(
+        plan,
+        arena=_scaled_arena(slowest.arena, times),
+        row_curves=tuple(curve.in_layers(times) for curve in slowest.row_curves),
+        attention=tuple(attention),
+    )
+
+
+def _scaled_arena(arena: Floats, times: int) -> Floats:
+    """An arena whose steps take so many times as long."""
+    scaled = arena.copy()
+    scaled[list(_CONSTANTS)] *= times
+    starts = sorted({int(arena[slot]) for slot in (*_TIMES, *_BLOCKS, *_ORIGINS)})
+    ends = dict(zip(starts, [*starts[1:], int(arena[steps.ARENA_SIZE])], strict=True))
+    for start in {int(arena[slot]) for slot in _TIMES}:
+        scaled[start : ends[start]] *= times
+    for start in {int(arena[slot]) for slot in _BLOCKS}:
+        scaled[start : ends[start]] = scaled_block(arena[start : ends[start]], times)
+    scaled.flags.writeable = False
+    return scaled

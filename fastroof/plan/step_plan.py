@@ -100,6 +100,24 @@ class StepPlan:
         """
         return self.stage_plans or (self,)
 
+    @lazy_property
+    def paced(self) -> StepPlan:
+        """The same plan at the pace of its slowest pipeline stage; of a plan without stages, itself.
+
+        Its steps take as many times the slowest stage as there are stages: what a batch takes in an engine
+        that has one in each, where this plan's are those of one batch alone.
+        """
+        return pipeline.paced_plan(self)
+
+    @property
+    def batches_in_flight(self) -> float:
+        """Batches as large as its steps that its GPUs work on at once: one a rank and pipeline stage.
+
+        Fewer where ranks are loaded unevenly: its steps are those of the most loaded one.
+        """
+        flight, imbalance = self.layout.batches_in_flight, self.execution.dp_imbalance
+        return flight if imbalance == 1.0 else flight / imbalance
+
     @property
     def tp(self) -> int:
         """GPUs that share each layer."""
@@ -194,7 +212,7 @@ class StepPlan:
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        made = ("decode_lines", "made_from", "memory", "scalar", "step_scalar", "verification_arena")
+        made = ("decode_lines", "made_from", "memory", "paced", "scalar", "step_scalar", "verification_arena")
         # a list: another thread may be adding one of them
         return {name: value for name, value in list(self.__dict__.items()) if name not in made}
 

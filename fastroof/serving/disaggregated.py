@@ -283,8 +283,8 @@ def estimate_disaggregated(
     scenarios = np.array(arrays)
     gpus = scenarios[3] * prefill_plan.layout.world_size + scenarios[4] * decode_plan.layout.world_size
     # each batch in flight is served like a worker of its own
-    scenarios[3] *= prefill_plan.layout.batches_in_flight
-    scenarios[4] *= decode_plan.layout.batches_in_flight
+    scenarios[3] *= prefill_plan.batches_in_flight
+    scenarios[4] *= decode_plan.batches_in_flight
     out = np.empty((loops.DISAGGREGATED_ROWS, len(arrays[0])))
     code, position, needed = loops.disaggregated_estimates(
         workers.prefill_loops.arena, workers.decode_loops.arena, scenarios, options, out
@@ -420,8 +420,8 @@ def match_workers(
         options,
     )
 
-    prefill_rate *= prefill_plan.layout.batches_in_flight
-    decode_rate *= decode_plan.layout.batches_in_flight
+    prefill_rate *= prefill_plan.batches_in_flight
+    decode_rate *= decode_plan.batches_in_flight
 
     def balance(x: int, y: int) -> float:
         pair = (x * prefill_rate, y * decode_rate)

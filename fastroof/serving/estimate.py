@@ -250,7 +250,7 @@ def estimate(
     check_budgets(scenarios["max_batched_tokens"], target.tokens)
     memory = target.memory()
     # each batch in flight is served like a replica of its own, in its share of the room
-    flight = plan.layout.batches_in_flight
+    flight = plan.batches_in_flight
     room = float(memory.max_kv_tokens)
     if max_kv_tokens is not None:
         room = at_least("max_kv_tokens", max_kv_tokens, 1)

@@ -220,12 +220,17 @@ def speculated(plan: StepPlan, speculation: SpeculativeDecoding | None) -> Specu
     PlanRangeError
         If the draft's steps are smaller than the plan's.
     """
+    plan = plan.paced
     if speculation is None:
         return SpeculatedPlan(plan, plan.arena)
     if not isinstance(speculation, SpeculativeDecoding):
         raise BatchError(f"speculation must be a SpeculativeDecoding or None, got {speculation!r:.60}")
     if speculation.num_draft_tokens == 0:
         return SpeculatedPlan(plan, plan.arena)
+    if plan.layout.pp > 1:
+        raise PlanError(
+            f"speculative decoding with pp {plan.layout.pp}: no stage is known to draft; pp 1 would do"
+        )
     draft, weight_bytes = None, 0
     if isinstance(speculation.draft, StepPlan):
         draft = speculation.draft

@@ -15,6 +15,7 @@ from fastroof.compiled.plan_files import arena_fits
 from fastroof.errors import PlanError
 from fastroof.models.stages import stages_of
 from fastroof.plan.pipeline import makespan_us
+from fastroof.serving import estimate
 
 LIMITS = {"max_tokens": 512, "max_seqs": 64}
 STEPS = ([(1, 99)] * 8, [(200, 0)] * 2, [(1, 40)] * 3 + [(100, 0)])
@@ -158,3 +159,52 @@ def test_more_stages_than_layers(h100):
 def test_errors_of_stages(four):
     assert 0.0 < four.decode_error(8, 1000) < 0.5
     assert 0.0 < four.stages[1].decode_error(8, 1000) < 0.5
+
+
+@pytest.mark.loops
+@pytest.mark.parametrize(("name", "pp"), [("qwen3-8b", 4), ("llama-3.1-8b", 3), ("gpt-oss-20b", 5)])
+def test_the_pace_is_that_of_the_slowest_stage(h100, name, pp):
+    plan = compile_plan(
+        name, "h100", h100, pp=pp, dtype="bf16", allow_modelled=True, runtime=KERNELS, **LIMITS
+    )
+    paced = plan.paced
+    assert (paced.memory, paced.layout) == (plan.memory, plan.layout)
+    slowest = max(plan.stages, key=lambda stage: stage.decode_us(64, 2048))
+    for requests in STEPS:
+        batch = StepBatch.from_requests([requests] * pp)
+        us = paced.step_us(batch)
+        assert us == pytest.approx(pp * slowest.step_us(batch), rel=1e-12)
+        explained = paced.explain(requests)
+        assert sum(part.total_us for part in explained.operators) == pytest.approx(
+            explained.total_us - paced.run(batch).components.runtime_us[0], rel=1e-9
+        )
+    decodes = StepBatch.from_requests([[(1, 2047)] * 64] * pp)
+    assert paced.step_us(decodes)[0] == pytest.approx(plan.cycle_us(decodes), rel=1e-12)
+    assert paced.decode_us(64, 2048) == paced.step_us(decodes)[0]
+    assert paced.decode_us(64, 2048) > plan.decode_us(64, 2048)
+    assert arena_fits(paced.arena)
+    alone = compile_plan("llama-3.1-8b", "h100", h100, **LIMITS)
+    assert alone.paced is alone
+
+
+def test_estimates_keep_the_pace_of_the_slowest_stage(h100):
+    """As many clients as stages, one each: a token every round of the stages."""
+    plan = compile_plan("llama-3.1-8b", "h100", h100, pp=4, max_tokens=4096, max_seqs=256)
+    found = estimate(plan, isl=1000, osl=400, concurrency=4)
+    kv_len = float(found.kv_len)
+    round_us = 4 * max(stage.decode_us(1, int(kv_len)) for stage in plan.stages)
+    assert float(found.decode_step_us) == pytest.approx(round_us, rel=1e-3)
+    assert float(found.decode_step_us) > 1.1 * plan.decode_us(1, int(kv_len))
+
+
+def test_estimates_of_ranks_with_uneven_loads(h100):
+    """The most loaded of eight has twice the mean: half as many as loaded as it would do the same work."""
+    even, uneven = (
+        compile_plan("llama-3.1-8b", "h100", h100, dp=8, dp_imbalance=load, max_tokens=4096, max_seqs=256)
+        for load in (1.0, 2.0)
+    )
+    assert (even.batches_in_flight, uneven.batches_in_flight) == (8, 4.0)
+    loaded = estimate(even, isl=1000, osl=100, concurrency=64)
+    found = estimate(uneven, isl=1000, osl=100, concurrency=32)
+    assert float(found.tpot_ms) == float(loaded.tpot_ms)
+    assert float(found.tokens_per_s_per_gpu) == pytest.approx(float(loaded.tokens_per_s_per_gpu) / 2)

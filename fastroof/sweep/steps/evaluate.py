@@ -178,7 +178,7 @@ class _StepRows:
         self, plan: StepPlan, kv_len: Longs, batch_size: Longs, step_us: Floats
     ) -> dict[str, pa.Array]:
         nothing = batch_size == 0
-        rate = batch_size * plan.layout.batches_in_flight / step_us * US_PER_S
+        rate = _tokens_per_s(plan, kv_len, batch_size, step_us)
         return {
             "kv_len": pa.array(kv_len),
             "batch_size": pa.array(batch_size),
@@ -220,6 +220,13 @@ def _origins(plan: StepPlan, kv_len: Longs, batch_size: Longs) -> Flags:
     return out
 
 
+def _tokens_per_s(plan: StepPlan, kv_len: Any, batch_size: Any, step_us: Any) -> Any:
+    """Output tokens of all ranks, and of as many batches as stages at the pace of the slowest."""
+    if plan.layout.pp > 1:
+        step_us = plan.paced.decode_us(np.maximum(batch_size, 1), kv_len)
+    return batch_size * plan.batches_in_flight / step_us * US_PER_S
+
+
 def _best_step(
     plan: StepPlan,
     kv_len: int,
@@ -230,7 +237,7 @@ def _best_step(
     relative_error: float,
 ) -> BestStep:
     is_any = batch_size > 0
-    rate = batch_size * plan.layout.batches_in_flight / step_us * US_PER_S
+    rate = _tokens_per_s(plan, kv_len, batch_size, step_us)
     return BestStep(
         model=plan.model.name,
         tp=plan.tp,
