@@ -12,6 +12,7 @@ from fastroof.models.checkpoint import UNQUANTISED, Checkpoint
 from fastroof.models.layers import LayerGroup, LayerKind
 from fastroof.models.layout import ALL_TP_SIZES, SIZES_OF_TP, TP_SIZES, Layout
 from fastroof.models.sizes import check_sizes
+from fastroof.models.skipped import NoAttention
 from fastroof.models.vision import VisionEncoder
 
 __all__ = ["ModelSpec", "padded_rows"]
@@ -66,6 +67,11 @@ class ModelSpec:
             raise ModelError(f"{self.name}: {error}") from None
         if not self.layers:
             raise ModelError(f"{self.name}: a model has layers")
+        if all(isinstance(kind.attention, NoAttention) for kind in self.kinds):
+            raise ModelError(
+                f"{self.name}: none of {self.num_layers} layers has attention, and a plan needs one that "
+                "has; of a model with some, fewer pipeline stages have one each"
+            )
 
     @property
     def num_layers(self) -> int:

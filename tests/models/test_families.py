@@ -16,6 +16,7 @@ from fastroof.models.execution import Execution
 from fastroof.models.families.registry import FAMILIES, MODEL_TYPES
 from fastroof.models.layers import LayerKind
 from fastroof.models.skipped import NoAttention, NoMlp
+from fastroof.models.stages import stages_of
 from fastroof.operators.calls import AllReduce, AttentionCall, Call, Elementwise, Experts, Gemm, Parallel
 
 Config = dict[str, Any]
@@ -383,6 +384,12 @@ def test_a_layer_may_be_without_attention_or_mlp() -> None:
     for kind in without:
         assert not [call for call in kind.calls(H, Layout(), Execution()) if isinstance(call, AttentionCall)]
         assert kind.kv_bytes_per_token(Layout(), "bf16") == 0
+    # what attends nowhere is no model: neither a file nor a pipeline stage
+    no_attention = {"attention": {"no_op": True}, "ffn": {"ffn_mult": 1}}
+    with pytest.raises(ModelError, match="none of 4 layers has attention"):
+        load_model(config("nemotron-nas", block_configs=[no_attention] * 4))
+    with pytest.raises(ModelError, match="fewer pipeline stages"):
+        stages_of(model, 4)[1].model(model)
     nothing = LayerKind(NoAttention(), NoMlp(), "nothing")
     assert nothing.calls(H, Layout(), Execution()) == ()
     assert nothing.num_parameters(H) == nothing.activation_width(H, Layout()) == 0
@@ -422,9 +429,10 @@ def test_wrappers_load_as_their_text_model() -> None:
         (config("minimax_m2", num_local_experts=4, num_experts_per_tok=2), "no dense transformer"),
         (
             config(
-                "nemotron-nas", block_configs=[{"attention": {"no_op": True}, "ffn": {"ffn_mult": 1}}] * 4
+                "nemotron-nas",
+                block_configs=[{"attention": {"n_heads_in_group": 4}, "ffn": {"no_op": True}}] * 4,
             ),
-            "no d",
+            "no dense transformer",
         ),
     ],
 )
