@@ -137,3 +137,8 @@ def test_forms(timed: Timed, setup: Setup, form: str, tmp_path: Path) -> None:
             baselines=(int32,),
         )
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["decode", "prefill", "ragged-decode", "ragged-mixed", "sweep-best"])
+def test_windowed(timed: Timed, setup: Setup, name: str) -> None:
+    timed(cases.windowed(setup, name))

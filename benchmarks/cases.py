@@ -22,11 +22,14 @@ from fastroof.bench.inputs import decode_sizes, ragged_decodes
 from fastroof.bench.lookups import lookup_points
 from fastroof.bench.sweeps import sweep_plans
 from fastroof.bench.workloads import homogeneous_decode, ragged
+from fastroof.models import LayerGroup
 from fastroof.operators.gemm import gemm_bytes, gemm_flops
+from fastroof.plan import compile_plan
 from fastroof.sweep import best_batches
 from fastroof.units import US_PER_S
 
 THREADS = 4
+WINDOW = 128
 
 
 def decode(setup: Setup) -> Workload:
@@ -62,6 +65,36 @@ def in_threads(setup: Setup, name: str) -> Workload:
     alone = Baseline("one thread", one.run, one.count, 0.0)
     title = f"{several.title}, {THREADS} threads"
     return replace(several, name=f"{name}-threads", title=title, baselines=(alone,))
+
+
+def windowed(setup: Setup, name: str) -> Workload:
+    """A workload of a plan half of whose layers attend within a window, against the plan without."""
+    (group,) = setup.model.layers
+    within = replace(group.kind, attention=replace(group.kind.attention, window=WINDOW), name="windowed")
+    half = group.count // 2
+    layers = (replace(group, count=group.count - half), LayerGroup(within, half))
+    model = replace(setup.model, layers=layers)
+    plan = compile_plan(
+        model, setup.gpu, setup.tables, max_tokens=setup.plan.max_tokens, max_seqs=setup.plan.max_seqs
+    )
+    of_windows = replace(setup, model=model, plan=plan)
+    if name == "sweep-best":
+        mine, theirs = (_best_of_one(one) for one in (of_windows, setup))
+    else:
+        mine, theirs = (WORKLOADS[name](one) for one in (of_windows, setup))
+    without = Baseline("the plan without", theirs.run, theirs.count, None)
+    title = f"{mine.title}, half of the layers within a window of {WINDOW}"
+    return replace(mine, name=f"{name}-windowed", title=title, baselines=(without,))
+
+
+def _best_of_one(setup: Setup) -> Workload:
+    """Steps of one plan, a hundred times over, of which the best batch of each length is kept."""
+    # short enough for the memory of both plans: what is beyond it is counted, not timed
+    plans, kv_len = [setup.plan] * setup.size(100, 2), np.arange(32, 32 + setup.size(481, 16))
+    batch = np.arange(1, setup.size(256, 16) + 1)
+    count = len(plans) * len(batch) * len(kv_len)
+    title = f"{len(plans)} plans x {len(batch)} batches x {len(kv_len)} kv, best batch kept"
+    return Workload("best-of-one", title, "step", count, lambda: best_batches(plans, batch, kv_len))
 
 
 def sweep_in_threads(setup: Setup) -> Workload:

@@ -56,6 +56,16 @@ ROWS = (
     ),
     Row("sweep", ">= 3 x NumPy", "instructions a step, and writing its 8 bytes", WORKLOADS["sweep"]),
     Row("sweep-best", ">= 10 x NumPy", "instructions a step, and one comparison", WORKLOADS["sweep-best"]),
+    *(
+        Row(f"{name}-windowed", target, limit, partial(cases.windowed, name=name))
+        for name, target, limit in (
+            ("decode", ">= 0.9 x the plan without", "the same table of lines"),
+            ("prefill", "-", "the pairs of each chunk with its prefix, of two kinds of layers"),
+            ("ragged-decode", "-", "a sum more a request, up to two lookups more a step"),
+            ("ragged-mixed", "-", "four sums more a request, up to four lookups more a step"),
+            ("sweep-best", ">= 0.9 x the plan without", "instructions a step, and one comparison"),
+        )
+    ),
     Row("gemm", PEERS, "three axes of scattered (n, k), MFU and origin", _lookup("gemm")),
     Row("attention_decode", PEERS, "checks, MFU and origin around the lookup", _lookup("attention_decode")),
     Row("attention_prefill", PEERS, "as decode, and the price of a prefix", _lookup("attention_prefill")),

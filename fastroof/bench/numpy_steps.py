@@ -87,7 +87,12 @@ class NumpySteps:
 
     @staticmethod
     def serves(plan: StepPlan, tables: Tables) -> bool:
-        """Whether the plan's head shape was measured: nodes of a borrowed one are not public."""
+        """Whether the plan has one head shape, without a window, and it was measured.
+
+        Nodes of a borrowed one are not public, and steps here are those of one kind of attention.
+        """
+        if len(plan.attention) > 1 or plan.heads.window:
+            return False
         shape = tuple(plan.heads)
         return all(shape in tables.groups(name) for name in ATTENTION)
 
