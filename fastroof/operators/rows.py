@@ -7,7 +7,7 @@ costs, from measured tables or from a datasheet, and how good that is, its opera
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -72,7 +72,15 @@ class CurveOptions(NamedTuple):
 
 
 class PerRowOperator(Operator):
-    """An operator that plans call over rows."""
+    """An operator that plans call over rows.
+
+    Attributes
+    ----------
+    datasheet_error : float or None
+        Relative standard error of its calls from a datasheet; None where that of dense kernels holds.
+    """
+
+    datasheet_error: ClassVar[float | None] = None
 
     @abstractmethod
     def row_cost(self, call: Any) -> RowCost:

@@ -213,7 +213,7 @@ def _rows_errors(plan: StepPlan, tables: Tables, rows: str, left_out: str, limit
             variance = operator.row_variance(call, tables, call_rows)
         except MissingTableError:
             # the datasheet model stands for it
-            total.local_us2[:] += (time_us * DATASHEET) ** 2
+            total.local_us2[:] += (time_us * (operator.datasheet_error or DATASHEET)) ** 2
             continue
         points = operator.table_points(call, tables, call_rows)
         if points is not None and variance is not None:
