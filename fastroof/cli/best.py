@@ -118,7 +118,7 @@ def _print(answer: Answer, objective: str) -> None:
     out.print(
         f"{title}: run {layout_words(row)} on {row['total_gpus']} x {row['gpu']}, {row['dtype']} weights, "
         f"{row['kv_dtype']} KV cache, runtime {row['runtime']}, steps of up to {row['max_batched_tokens']:,} "
-        "tokens",
+        f"tokens{_drafts_words(row)}",
         soft_wrap=True,
     )
     for line in _why(first, objective, answer.choices[1:]):
@@ -131,6 +131,12 @@ def _print(answer: Answer, objective: str) -> None:
     rows = [_cells(choice, sorted(limits)) for choice in answer.choices]
     print_table(columns, rows, left=("layout", "GPU", "dtype", "KV", "bound by"))
     out.print()
+
+
+def _drafts_words(row: dict[str, Any]) -> str:
+    if not row["num_draft_tokens"]:
+        return ""
+    return f", {row['num_draft_tokens']} draft tokens ({row['draft']}), {row['accepted']:g} tokens a step"
 
 
 def _lost_words(lost: Sequence[tuple[str, int]], candidates: int) -> str:

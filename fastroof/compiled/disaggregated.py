@@ -100,8 +100,10 @@ def _prefill_worker(
     most = max(math.floor(min(budget / isl, options.prefill_kv_tokens / held)), 1.0)
     one = prompt_steps_us(arena, plan, drafts, isl, budget, 0.0, 0.0, 0.0)
     full = prompt_steps_us(arena, plan, drafts, isl, budget, most - 1.0, 0.0, 0.0)
-    one_us = one.us + draft_prompt_us(arena, drafts, isl, 1.0, budget, 0.0, 0.0)
-    full_us = full.us + draft_prompt_us(arena, drafts, isl, 1.0, budget, most - 1.0, 0.0)
+    one_us, full_us = one.us, full.us
+    if drafts.draft_at > 0:
+        one_us += draft_prompt_us(arena, drafts, isl, 1.0, budget, 0.0, 0.0)
+        full_us += draft_prompt_us(arena, drafts, isl, 1.0, budget, most - 1.0, 0.0)
     return PrefillWorker(one_us, most, full_us, full.tokens)
 
 
@@ -111,7 +113,9 @@ def _decode_us(
 ) -> float:
     """Mean step of a decode worker, its draft's steps included, us."""
     step_us = mean_decode_step_us(arena, plan, speculation, decodes, isl, osl)
-    return step_us + draft_decode_us(arena, speculation, decodes, isl, osl)
+    if speculation.draft_at > 0:
+        step_us += draft_decode_us(arena, speculation, decodes, isl, osl)
+    return step_us
 
 
 @jit

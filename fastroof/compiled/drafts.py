@@ -1,4 +1,4 @@
-"""What a draft model takes of mean steps: nothing where there is none.
+"""What a draft model takes of mean steps, where there is one: its callers ask first, which is cheaper.
 
 After a step of its target the draft reads the tokens of that step, prompts included, and says a token a
 request; then it goes on alone, a token a request and step. The first of its steps is taken for one of decodes
@@ -33,7 +33,7 @@ def _draft_isl(speculation: Speculation, isl: float) -> float:
 @jit
 def draft_decode_us(arena: Floats, speculation: Speculation, decodes: float, isl: float, osl: float) -> float:
     """The draft's steps before a verification of ``decodes`` requests anywhere in their output, us."""
-    if speculation.draft_at == 0 or decodes <= 0.0:
+    if decodes <= 0.0:
         return 0.0
     draft = open_draft(arena, speculation.draft_at)
     at = _draft_isl(speculation, isl)
@@ -51,8 +51,6 @@ def draft_mixed_us(
     room: float,
 ) -> float:
     """The draft's steps after one of ``decodes`` requests and ``new_tokens`` of prompts, us."""
-    if speculation.draft_at == 0:
-        return 0.0
     draft = open_draft(arena, speculation.draft_at)
     alone = one_token(draft)
     at = _draft_isl(speculation, isl)
@@ -75,8 +73,6 @@ def draft_prompt_us(
     decodes: float,
 ) -> float:
     """The draft's part of the steps in which one prompt is prefilled, us; see ``prompt_steps_us``."""
-    if speculation.draft_at == 0:
-        return 0.0
     draft = open_draft(arena, speculation.draft_at)
     alone = one_token(draft)
     at = _draft_isl(speculation, isl)
@@ -94,8 +90,6 @@ def draft_prefix_us(
 
     A prompt's ``new`` tokens come in so many ``chunks``, each of which reads what is cached.
     """
-    if speculation.draft_at == 0:
-        return 0.0, 0.0
     draft = open_draft(arena, speculation.draft_at)
     crossed, read = prefix_in_window(float(draft.window), new, cached, chunks)
     pair_us, token_us = window_prices_us(arena, draft)

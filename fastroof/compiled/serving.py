@@ -164,14 +164,17 @@ def _burst_us(
     groups = state.admitted / a_step
     if groups < 1.0:
         new_tokens = state.admitted * isl
-        draft_us = draft_mixed_us(arena, speculation, 0.0, new_tokens, isl, osl, room)
+        draft_us = 0.0
+        if speculation.draft_at > 0:
+            draft_us = draft_mixed_us(arena, speculation, 0.0, new_tokens, isl, osl, room)
         step_us = mean_mixed_step_us(arena, plan, speculation, 0.0, 0.0, new_tokens, isl, room)
         return step_us + draft_us, new_tokens
     decodes = 0.5 * (state.admitted - 1.0) * min(osl - 1.0, 1.0)
     new_tokens = min(a_step * isl, room)
     attention_us = mean_decode_attention_us(arena, plan, speculation, decodes, isl, osl)
     step_us = mean_mixed_step_us(arena, plan, speculation, attention_us, decodes, new_tokens, isl, room)
-    step_us += draft_mixed_us(arena, speculation, decodes, new_tokens, isl, osl, room)
+    if speculation.draft_at > 0:
+        step_us += draft_mixed_us(arena, speculation, decodes, new_tokens, isl, osl, room)
     tokens = new_tokens + decodes * speculation.tokens
     return step_us * max(1.0, isl / room) * 0.5 * (groups + 1.0), tokens
 
@@ -197,15 +200,17 @@ def _scenario(
     decode_us = 0.0
     if gaps > 0.0:
         decode_us = mean_decode_rows_us(arena, plan, speculation, state.decodes) + attention_us
-        decode_us += draft_decode_us(arena, speculation, state.decodes, isl, osl)
+        if speculation.draft_at > 0:
+            decode_us += draft_decode_us(arena, speculation, state.decodes, isl, osl)
     mixed_us = 0.0
     if state.mixed_share > 0.0:
         mixed_us = mean_mixed_step_us(
             arena, plan, speculation, attention_us, state.decodes, state.prefill_tokens, isl, state.room
         )
-        mixed_us += draft_mixed_us(
-            arena, speculation, state.decodes, state.prefill_tokens, isl, osl, state.room
-        )
+        if speculation.draft_at > 0:
+            mixed_us += draft_mixed_us(
+                arena, speculation, state.decodes, state.prefill_tokens, isl, osl, state.room
+            )
     step_us = decode_us + state.mixed_share * (mixed_us - decode_us)
 
     # a prompt comes while a step runs, waits for its end and for earlier prompts, and is prefilled
@@ -221,7 +226,9 @@ def _scenario(
         wait_us += 0.5 * min(load / (1.0 - load), 1.0) * state.mixed_share * mixed_us
     beside_us = mean_decode_attention_us(arena, plan, speculation, beside, isl, osl)
     own = prompt_steps_us(arena, plan, speculation, isl, state.room, others, beside, beside_us)
-    ttft_us = wait_us + own.us + draft_prompt_us(arena, speculation, isl, osl, state.room, others, beside)
+    ttft_us = wait_us + own.us
+    if speculation.draft_at > 0:
+        ttft_us += draft_prompt_us(arena, speculation, isl, osl, state.room, others, beside)
 
     # Little's law: clients in all over requests a second is the time from one request to the next
     steady_us = ttft_us
@@ -284,15 +291,18 @@ def _add_prefix(
     decodes = out[DECODES]
     more_us = mean_decode_attention_us(arena, plan, speculation, decodes, isl, osl)
     more_us -= mean_decode_attention_us(arena, plan, speculation, decodes, new, osl)
-    more_us += draft_decode_us(arena, speculation, decodes, isl, osl)
-    more_us -= draft_decode_us(arena, speculation, decodes, new, osl)
+    if speculation.draft_at > 0:
+        more_us += draft_decode_us(arena, speculation, decodes, isl, osl)
+        more_us -= draft_decode_us(arena, speculation, decodes, new, osl)
     chunks = 1.0
     if options.is_chunked:
         chunks = float(math.ceil(new / max(budget - decodes * speculation.tokens, 1.0)))
     crossed, read = prefix_in_window(float(plan.window), new, cached, chunks)
     pair_us, token_us = window_prices_us(arena, plan)
     readers = max(out[PROMPTS], 1.0)
-    draft_step_us, draft_own_us = draft_prefix_us(arena, speculation, new, cached, chunks, out[PROMPTS])
+    draft_step_us, draft_own_us = 0.0, 0.0
+    if speculation.draft_at > 0:
+        draft_step_us, draft_own_us = draft_prefix_us(arena, speculation, new, cached, chunks, out[PROMPTS])
     share = out[MIXED_SHARE]
     gaps = osl - 1.0
     says = decode_steps(osl, speculation.accepted)

@@ -50,8 +50,8 @@ def mean_bounds(target: SpeculatedPlan, answers: Floats, new_tokens: Floats, bud
     Notes
     -----
     An operator is bound by the largest term of its roofline, as ``plan.explain`` says; what the runtime
-    adds, and a step that is not faster than the host, are bound by the host. What a draft takes is counted
-    as attention.
+    adds, and a step that is not faster than the host, are bound by the host. What a draft takes of prompts
+    is counted as attention.
     """
     plan, arena, queries = target.plan, target.plan.arena, float(target.tokens)
     tokens = _by_bound(plan, "tokens", "decode_only", plan.max_tokens)
@@ -77,12 +77,14 @@ def mean_bounds(target: SpeculatedPlan, answers: Floats, new_tokens: Floats, bud
         return bound_us
 
     total = np.where(decode_us > 0.0, rows_us(decode_tokens, decodes, decodes), 0.0)
+    drafted = _of_draft(target, decodes, answers[closed_loops.KV_LEN])
+    total += np.where(decode_us > 0.0, drafted, 0.0)
     attention_us = decode_us - total.sum(axis=0)
     left_us = np.where(decode_us > 0.0, attention_us, 0.0)
     of_decodes = _attention(plan, True, np.maximum(decodes, 1.0), answers[closed_loops.KV_LEN], left_us)
     total += of_decodes
     mixed = rows_us(tokens, decodes + prefill, decodes + answers[closed_loops.PROMPTS])
-    mixed += of_decodes
+    mixed += of_decodes + drafted
     mixed[_HOST] += arena[steps.PREFILL_US]
     chunk = np.clip(np.minimum(new_tokens, prefill), 1.0, None)
     mixed += _attention(plan, False, prefill / chunk, chunk, mixed_us - mixed.sum(axis=0))
@@ -91,6 +93,21 @@ def mean_bounds(target: SpeculatedPlan, answers: Floats, new_tokens: Floats, bud
     mixed = np.where(mixed_us <= floor_us, on_host, mixed)
     most: Flags = np.argmax((1.0 - share) * total + share * mixed, axis=0).astype(np.uint8)
     return most
+
+
+def _of_draft(target: SpeculatedPlan, decodes: Floats, kv_len: Floats) -> Floats:
+    """The draft's steps before a verification by what bounds them, us."""
+    draft = target.draft
+    if draft is None:
+        return np.zeros((len(BOUNDS), len(decodes)))
+    batch = np.maximum(decodes, 1.0)
+    at = np.rint(batch).astype(np.int64)
+    step_us = _by_bound(draft, "tokens", "with_prefill", draft.max_tokens)[:, at]
+    step_us += _by_bound(draft, "sequences", "", draft.max_seqs)[:, at]
+    kinds = (attention_times(draft, i, True, batch, kv_len).own_us for i in range(len(draft.attention)))
+    step_us += _attention(draft, True, batch, kv_len, np.sum(list(kinds), axis=0))
+    drafted: Floats = (target.tokens - 1) * step_us
+    return drafted
 
 
 def _largest_term(plan: StepPlan, compute_s: Any, moved_bytes: Any, launch_us: float) -> Any:

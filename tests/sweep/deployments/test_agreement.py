@@ -192,6 +192,9 @@ def test_a_row_speculates_as_its_estimate(
             assert row["accepted"] == speculation.acceptance_length
             assert row["draft"] == asked.get("draft", "none")
             assert (row["origin"], row["relative_error"]) == ("modelled", None)
+            if (row["concurrency"], row["osl"]) == (1.0, 400):
+                # weights of the model and of its draft
+                assert row["bound"] == "memory"
 
 
 def test_an_engine_that_cuts_no_prompts_is_estimated_as_validation_judges_it(
