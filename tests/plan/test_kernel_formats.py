@@ -12,7 +12,7 @@ import fastroof
 from fastroof import MissingTableError, Tables
 from fastroof.columns import ORIGIN_MODELLED
 from fastroof.engines import load_engine
-from fastroof.engines.profile import KernelChoices, OperatorKernel
+from fastroof.engines.profile import KernelChoices
 from fastroof.models import load_model
 from fastroof.units import GB
 
@@ -68,7 +68,7 @@ def test_weights_of_gpt_oss_120b_are_those_of_its_files(h100: Tables) -> None:
     assert (formats["experts"], formats["qkv"], formats["lm_head"]) == ("w4a16_mxfp4", "bf16", "bf16")
 
 
-@pytest.mark.parametrize(("runtime", "kernel"), [("trtllm", "w4a8_mxfp4_mxfp8"), ("vllm", "w4a16_mxfp4")])
+@pytest.mark.parametrize(("runtime", "kernel"), [("trtllm", "w4a8_mxfp4_mxfp8"), ("kernels", "w4a16_mxfp4")])
 def test_4_bit_experts_run_as_the_engine_measured_them(b200: Tables, runtime: str, kernel: str) -> None:
     plan = fastroof.compile_plan("gpt-oss-120b", "b200", b200, runtime=runtime)
     assert formats_of(plan)["experts"] == kernel
@@ -76,16 +76,15 @@ def test_4_bit_experts_run_as_the_engine_measured_them(b200: Tables, runtime: st
 
 def test_a_profile_may_say_what_kernels_compute_in(b200: Tables) -> None:
     vllm = load_engine("vllm")
-    named = OperatorKernel(
-        "moe", gpu="b200", format="mxfp4", engine="trtllm", dtype="w4a8_mxfp4_mxfp8", reason="its flag"
-    )
-    kernels = replace(vllm.kernels, operators=(named,))
-    own = fastroof.compile_plan("gpt-oss-120b", "b200", b200, runtime=vllm)
-    flagged = fastroof.compile_plan("gpt-oss-120b", "b200", b200, runtime=replace(vllm, kernels=kernels))
-    assert formats_of(flagged)["experts"] == "w4a8_mxfp4_mxfp8"
+    (named,) = vllm.kernels.operators
+    flagged = fastroof.compile_plan("gpt-oss-120b", "b200", b200, runtime=vllm)
+    assert formats_of(flagged)["experts"] == named.dtype == "w4a8_mxfp4_mxfp8"
+    plain = replace(vllm, kernels=replace(vllm.kernels, operators=()))
+    own = fastroof.compile_plan("gpt-oss-120b", "b200", b200, runtime=plain)
+    assert formats_of(own)["experts"] == "w4a16_mxfp4"
     assert flagged.decode_us(64, 1024) < own.decode_us(64, 1024)
-    wrong = KernelChoices(operators=(replace(named, dtype="bf16"),))
-    unread = fastroof.compile_plan("gpt-oss-120b", "b200", b200, runtime=replace(vllm, kernels=wrong))
+    wrong = replace(vllm, kernels=KernelChoices(operators=(replace(named, dtype="bf16"),)))
+    unread = fastroof.compile_plan("gpt-oss-120b", "b200", b200, runtime=wrong)
     assert formats_of(unread)["experts"] != "bf16"
 
 

@@ -45,6 +45,8 @@ _LAYER = re.compile(r"^layers\.(\d+)\.")
 _WITH_LAYER = re.compile(r"layers(\.|$)|\d+(\.|$)")
 # A repeated group that holds a repetition can take exponential time over a name that it does not match.
 _NESTED_REPETITION = re.compile(r"[+*}][^()]*\)[+*{]")
+_MOST_REPETITIONS: Final = 5
+"""Of one expression: the time over a name grows with its length to that power."""
 
 
 def layer_module_names(layer: int, names: Sequence[str]) -> tuple[str, ...]:
@@ -140,6 +142,8 @@ def _behind_stack(name: str) -> str:
 def _expression(text: str, where: str) -> re.Pattern[str]:
     if _NESTED_REPETITION.search(text):
         raise ModelError(f"{where}: {text!r} repeats a repetition, which can take forever to match")
+    if len(re.findall(r"(?<!\\)[*+{]", text)) > _MOST_REPETITIONS:
+        raise ModelError(f"{where}: {text!r} has more than {_MOST_REPETITIONS} repetitions")
     try:
         return re.compile(text)
     except (re.error, OverflowError, RecursionError) as error:

@@ -6,7 +6,7 @@ import hashlib
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ import numpy as np
 from fastroof._version import __version__
 from fastroof.checks import whole_number
 from fastroof.engines import EngineProfile, StepCosts, engine_names, load_engine
+from fastroof.engines.layouts import ANY_LAYOUT
 from fastroof.errors import TableError
 from fastroof.load.write import toml_text
 from fastroof.plan import compile_plan
@@ -311,7 +312,14 @@ def profile_text(profile: EngineProfile) -> str:
             {key: dict(value) if key == "layout" else value for key, value in one.items() if value}
             for one in operators
         ]
-    return toml_text(content)
+    plain = asdict(ANY_LAYOUT)
+    layout = {key: value for key, value in content.pop("layout").items() if value != plain[key]}
+    if "gathered_bytes" in layout:
+        layout["gathered_bytes"] = dict(layout["gathered_bytes"])
+    if layout:
+        content["layout"] = layout
+    order = [field.name for field in fields(profile)]
+    return toml_text(dict(sorted(content.items(), key=lambda part: order.index(part[0]))))
 
 
 def check_profile_path(path: str | Path) -> Path:

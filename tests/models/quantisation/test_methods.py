@@ -235,6 +235,7 @@ def test_a_family_may_have_names_of_its_own():
         ({"quant_method": "fp8", "ignored_layers": "lm_head"}, "ignored_layers must be a list"),
         ({"quant_method": "fp8", "ignored_layers": ["re:("]}, "no regular expression"),
         ({"quant_method": "fp8", "ignored_layers": ["re:(a+)+b"]}, "repeats a repetition"),
+        ({"quant_method": "fp8", "ignored_layers": ["re:" + ".*" * 9 + "x"]}, "more than 5 repetitions"),
         ({"quant_method": "fp8", "ignored_layers": ["model.layers"]}, "is of no module"),
         ({"quant_method": "awq", "bits": 3, "group_size": 128}, "weights in 3 bits"),
         ({"quant_method": "awq", "bits": 4, "group_size": 100}, "group_size must be one of"),

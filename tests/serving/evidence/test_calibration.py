@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import tomllib
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -256,8 +256,9 @@ def test_the_packaged_profile_is_what_the_command_makes(calibrations, engine):
     evidence = {**made.evidence, "fastroof": packaged.evidence["fastroof"]}
     assert replace(made, evidence={}) == replace(packaged, evidence={}), hint
     assert evidence == packaged.evidence, hint
-    path = resources.files("fastroof.engines") / "profiles" / f"{engine}.toml"
-    assert path.read_text("utf-8") == profile_text(packaged), hint
+    # comments, the order within a table and defaults that are written out are a person's
+    again = load_engine(tomllib.loads(profile_text(packaged)))
+    assert (again, again.evidence) == (packaged, packaged.evidence), hint
     assert packaged.evidence["command"] == f"fastroof calibrate --engine {engine}"
     for cost, (low_us, high_us) in packaged.evidence["interval_95"].items():
         assert low_us <= getattr(packaged.costs, cost) <= high_us
