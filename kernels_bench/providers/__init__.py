@@ -21,9 +21,9 @@ def all_providers() -> list[Provider]:
     list of Provider
         The first that works here and does not refuse a point measures it. One order serves all operators,
         since each refuses what is not its own: attention goes to vLLM's FA3, then flashinfer, then SDPA;
-        bf16 GEMM and MoE to torch alone; fp8 GEMM to vLLM's CUTLASS kernel, then torch._scaled_mm, or of
-        blocks to flashinfer's; a window to vLLM and flashinfer; MLA to flashinfer alone; norm, rope and
-        activation to vLLM, flashinfer, then Triton.
+        bf16 GEMM to torch alone; fp8 GEMM to vLLM's CUTLASS kernel, then torch._scaled_mm, or of blocks to
+        flashinfer's; experts to vLLM, flashinfer, then torch and Triton; a window to vLLM and flashinfer;
+        MLA to flashinfer alone; norm, rope and activation to vLLM, flashinfer, then Triton.
 
     Examples
     --------
