@@ -19,7 +19,7 @@ __all__ = ["PLANS_HELP", "GpuOption", "PlansArgument", "named_plans"]
 PLANS_HELP: Final = """\b
 A plan is MODEL[,KEY=VALUE...]: a preset or the path of a config.json, then any of name, gpu, tp, dtype,
 kv_dtype, runtime, method, max_tokens, max_seqs. Without a name it is called after its model and what
-differs from the defaults, as llama-3.1-70b-tp4-fp8. pp, dp, ep, moe_tp and routing split and route experts.
+differs from the defaults, as llama-3.1-70b-tp4-fp8. pp, dp, ep, moe_tp, routing and exchange split it.
 """
 
 PlansArgument = Annotated[
@@ -30,7 +30,7 @@ GpuOption = Annotated[
     typer.Option(*GPU_NAMES, help="GPU of plans that name none, or path of a gpu.toml.  [default: h100]"),
 ]
 
-_WORDS: Final = ("dtype", "kv_dtype", "runtime", "method", "routing")
+_WORDS: Final = ("dtype", "kv_dtype", "runtime", "method", "routing", "exchange")
 _SPLIT: Final = ("pp", "dp", "ep", "moe_tp")
 _NUMBERS: Final = ("tp", *_SPLIT, "max_tokens", "max_seqs")
 _UNNAMED: Final = ("bf16", "kernels", "roofline")

@@ -10,8 +10,10 @@ __all__ = [
     "GPU_NAMES",
     "AllowModelled",
     "Dp",
+    "DpImbalance",
     "Dtype",
     "Ep",
+    "Exchange",
     "Gpu",
     "GpuName",
     "Json",
@@ -39,7 +41,7 @@ Gpu = Annotated[
     str | None,
     typer.Option(*GPU_NAMES, help="GPU (see fastroof gpus) or path of a gpu.toml.  [default: h100]"),
 ]
-Tp = Annotated[int, typer.Option(help="GPUs the model is split over: 1, 2, 4 or 8.")]
+Tp = Annotated[int, typer.Option(help="GPUs that share each layer: 1, 2, 4, 8; 16, 32, 64 over nodes.")]
 Pp = Annotated[int, typer.Option(help="Pipeline stages.")]
 Dp = Annotated[int, typer.Option(help="Ranks of attention data parallelism; batches are those of one.")]
 Ep = Annotated[int, typer.Option(help="Groups of experts on GPUs of their own.")]
@@ -55,6 +57,14 @@ Routing = Annotated[
 AllowModelled = Annotated[
     bool,
     typer.Option("--allow-modelled", help="Take what was not measured from the datasheet, and say so."),
+]
+Exchange = Annotated[
+    str | None,
+    typer.Option(help="How tokens reach experts: gather or alltoall.  [default: as the runtime does]"),
+]
+DpImbalance = Annotated[
+    float,
+    typer.Option(help="Tokens of the most loaded rank of dp over the mean; steps are those of that rank."),
 ]
 Dtype = Annotated[
     str,

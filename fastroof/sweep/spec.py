@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, WithJsonSchem
 
 from fastroof.models import ModelSpec
 from fastroof.models.execution import AUTO, DTYPES, KV_DTYPES, ROUTING, ROUTINGS
-from fastroof.models.layout import SIZES_OF_TP, TP_SIZES
+from fastroof.models.layout import ALL_TP_SIZES, SIZES_OF_TP
 from fastroof.ranges import expand_sizes
 from fastroof.sweep.spec_values import (
     NAMES_SCHEMA,
@@ -104,7 +104,7 @@ class SweepSpec(BaseModel):
     @field_validator("tp", mode="before")
     @classmethod
     def _check_tp(cls, value: Any) -> tuple[Any, ...]:
-        return checked_choices(value, TP_SIZES)
+        return checked_choices(value, ALL_TP_SIZES)
 
     @field_validator("pp", "dp", "ep", mode="before")
     @classmethod

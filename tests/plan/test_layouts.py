@@ -7,7 +7,7 @@ import pytest
 from fastroof import StepBatch, compile_plan, load_model, load_tables
 from fastroof.columns import ORIGIN_BORROWED, ORIGIN_MODELLED
 from fastroof.errors import PlanError
-from fastroof.models import LayerGroup, LayerKind
+from fastroof.models import LayerGroup, LayerKind, Layout
 from fastroof.models.attention import GroupedQueryAttention
 from fastroof.models.experts import RoutedExperts
 from tests.reference.kinds import step_us
@@ -178,3 +178,22 @@ def test_weights_of_experts_by_layout(h100):
     copied = compile_plan(MODEL, "h100", h100, tp=2, dp=4, ep=8, runtime="sglang", **LIMITS).memory
     vocab = MODEL.padded_vocab(1) - MODEL.padded_vocab(2) // 2
     assert copied.weight_bytes == held(16, 2) + 2 * vocab * 4096
+
+
+def test_layers_of_deepseek_by_hand(h100):
+    """256 experts of 2,048 at 7,168, one shared: of 671 B parameters 653 are routed experts'."""
+    mlp = RoutedExperts(256, 8, 2048, shared_intermediate=2048)
+    kind = LayerKind(GroupedQueryAttention(128, 128, 128), mlp, "experts")
+    expert = 3 * 7168 * 2048
+    assert 58 * mlp.linear_weights(7168, Layout())["experts"] == 58 * 256 * expert == 653_908_770_816
+    for layout, experts, tp in (
+        (Layout(8, ep=8), 32, 8),
+        (Layout(1, dp=8, ep=8), 32, 1),
+        (Layout(8, dp=4, ep=32), 8, 8),
+        (Layout(2, dp=8, ep=4), 16, 2),
+    ):
+        held = kind.linear_weights(7168, layout)
+        assert held["experts"] == experts * expert
+        # shared experts and attention are split by tp, and whole on every rank of its own
+        assert held["shared_gate_up"] + held["shared_down"] == expert // tp
+        assert held["qkv"] == 3 * 128 // tp * 128 * 7168
