@@ -1,30 +1,62 @@
-"""The vision encoder that stands before a text model: its sizes, which no step runs."""
+"""The vision encoder that stands before a text model: its sizes, and what it runs of an image."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
+from fastroof.errors import ModelError
 from fastroof.models.hf import Fields
+from fastroof.operators.calls import AllReduce, Elementwise, Gemm, RowOperator
+from fastroof.units import ACTIVATION_BYTES
 
-__all__ = ["VisionEncoder", "vision_encoder"]
+__all__ = ["EncoderCalls", "VisionEncoder", "vision_encoder"]
+
+_COLOURS: Final = 3
+_GATED: Final = ("gemma4_vision",)
+
+
+class EncoderCalls(NamedTuple):
+    """What an encoder runs on one GPU, attention aside.
+
+    Attributes
+    ----------
+    before : tuple of RowOperator
+        Once, a row a patch.
+    layer : tuple of RowOperator
+        Of one layer, a row a patch.
+    after : tuple of RowOperator
+        Once, a row a token that the text model gets.
+    """
+
+    before: tuple[RowOperator, ...]
+    layer: tuple[RowOperator, ...]
+    after: tuple[RowOperator, ...]
 
 
 @dataclass(frozen=True)
 class VisionEncoder:
-    """Sizes of a vision encoder.
+    """Sizes of a vision encoder: a transformer over the patches of an image.
 
     It runs once an image, before the prompt: it is no part of a step, of the weights that a model counts or
-    of the memory that a plan has. Its attention can be looked up by itself (operator encoder_attention).
-    What the configuration does not say is None.
+    of the memory that a plan has. What the configuration does not say is None.
 
     Attributes
     ----------
     num_layers, hidden, intermediate : int or None
         Its layers, their width and that of their MLP.
     num_heads, head_dim : int or None
-        Its attention.
-    patch_size : int or None
-        Pixels on a side of what is one token before tokens are merged.
+        Its attention; as many KV heads.
+    patch_size, frames : int or None
+        Pixels on a side of a patch, and frames of a video that one patch spans.
+    merge : int
+        Patches on a side that become one token of the text model.
+    out_hidden : int or None
+        Width of the text model, where MLPs over merged patches bring them to it.
+    mergers : int
+        How many such MLPs there are: one more for each layer whose output the text model gets too.
+    is_gated : bool
+        Whether its MLPs have a gate.
     """
 
     num_layers: int | None
@@ -33,6 +65,56 @@ class VisionEncoder:
     num_heads: int | None
     head_dim: int | None
     patch_size: int | None
+    frames: int = 1
+    merge: int = 1
+    out_hidden: int | None = None
+    mergers: int = 1
+    is_gated: bool = False
+
+    def calls(self, tp: int) -> EncoderCalls:
+        """Calls of one GPU of ``tp``.
+
+        Raises
+        ------
+        ModelError
+            If a size is not known, or the encoder cannot be split so.
+        """
+        named = ("num_layers", "hidden", "intermediate", "num_heads", "head_dim", "patch_size")
+        unknown = [name for name in named if getattr(self, name) is None]
+        if unknown:
+            raise ModelError(f"the vision encoder's {', '.join(unknown)} stand in no vision_config")
+        hidden, width = self.hidden or 0, self.intermediate or 0
+        heads, head_dim = self.num_heads or 0, self.head_dim or 0
+        if heads % tp or width % tp:
+            raise ModelError(
+                f"a vision encoder of {heads} heads and MLPs of {width} does not divide by tp={tp}"
+            )
+        row_bytes = float(hidden * ACTIVATION_BYTES)
+        pixels = _COLOURS * (self.patch_size or 0) ** 2 * self.frames
+        up = 2 if self.is_gated else 1
+        attended = heads // tp * head_dim
+        sums = [] if tp == 1 else [AllReduce("attention_allreduce", "all-reduce", 2, tp, row_bytes)]
+        layer: list[RowOperator] = [
+            Elementwise("attention_norm", "norms", 2, 4.0 * row_bytes),
+            Gemm("qkv", "qkv", 1, 3 * attended, hidden, "bf16"),
+            Gemm("o", "o", 1, hidden, attended, "bf16"),
+            Gemm("gate_up", "up", 1, up * width // tp, hidden, "bf16"),
+            Elementwise("activation", "activation", 1, (up + 1.0) * (width // tp) * ACTIVATION_BYTES),
+            Gemm("down", "down", 1, hidden, width // tp, "bf16"),
+            *sums,
+        ]
+        return EncoderCalls(
+            (Gemm("embedding", "patches", 1, hidden, pixels, "bf16"),), tuple(layer), self._after(hidden)
+        )
+
+    def _after(self, hidden: int) -> tuple[RowOperator, ...]:
+        if self.out_hidden is None:
+            return ()
+        merged = hidden * self.merge**2
+        return (
+            Gemm("gate_up", "merger", self.mergers, merged, merged, "bf16"),
+            Gemm("down", "merger out", self.mergers, self.out_hidden, merged, "bf16"),
+        )
 
 
 def vision_encoder(fields: Fields) -> VisionEncoder | None:
@@ -44,7 +126,7 @@ def vision_encoder(fields: Fields) -> VisionEncoder | None:
     num_heads = vision.optional_size("num_heads", vision.optional_size("num_attention_heads"))
     head_dim = vision.optional_size("head_dim")
     if head_dim is None and hidden is not None and num_heads is not None:
-        head_dim = hidden // num_heads
+        head_dim = max(1, hidden // num_heads)
     return VisionEncoder(
         num_layers=vision.optional_size("depth", vision.optional_size("num_hidden_layers")),
         hidden=hidden,
@@ -52,4 +134,9 @@ def vision_encoder(fields: Fields) -> VisionEncoder | None:
         num_heads=num_heads,
         head_dim=head_dim,
         patch_size=vision.optional_size("patch_size"),
+        frames=vision.size_or("temporal_patch_size", 1),
+        merge=vision.size_or("spatial_merge_size", vision.size_or("pooling_kernel_size", 1)),
+        out_hidden=vision.optional_size("out_hidden_size"),
+        mergers=1 + len(vision.numbers("deepstack_visual_indexes") or ()),
+        is_gated=vision.config.get("model_type") in _GATED,
     )

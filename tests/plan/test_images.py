@@ -1,0 +1,80 @@
+"""Vision encoders: a sum of lookups a layer, once an image."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fastroof import Tables, load_model
+from fastroof.errors import ModelError, PlanError
+from fastroof.plan.images import image_us
+from fastroof.plan.table_curves import TableCurves
+
+
+@pytest.mark.loops
+@pytest.mark.parametrize(("patches", "images"), [(1024, 1), (4096, 2)])
+def test_an_encoder_is_the_sum_of_its_lookups(h100: Tables, patches: int, images: int) -> None:
+    m = patches * images
+
+    def gemm(n: int, k: int, rows: int = m) -> float:
+        return float(h100.lookup("gemm", m=rows, n=n, k=k).latency_us)
+
+    # Qwen3-VL-8B: 27 layers of 1152, 16 heads of 72, MLPs of 4304; patches of 2 x 16 x 16 pixels in three
+    # colours; four mergers of 2 x 2 patches
+    attention = h100.lookup(
+        "encoder_attention", num_q_heads=16, num_kv_heads=16, head_dim=72, kv_len=patches, batch_size=images
+    )
+    layer = gemm(3456, 1152) + gemm(1152, 1152) + gemm(4304, 1152) + gemm(1152, 4304)
+    ends = gemm(1152, 1536) + 4 * (gemm(4608, 4608, m // 4) + gemm(4096, 4608, m // 4))
+    found = image_us("qwen3-vl-8b", h100, patches, images)
+    streamed = sum(part.total_us for part in found.parts if part.name in ("norms", "activation"))
+    assert found.latency_us - streamed == pytest.approx(27 * (layer + float(attention.latency_us)) + ends)
+    assert found.latency_us == pytest.approx(sum(part.total_us for part in found.parts))
+    assert 0 < streamed < 0.3 * found.latency_us
+    assert (found.tokens, found.origin) == (patches // 4, max(part.origin for part in found.parts))
+
+
+@pytest.mark.loops
+def test_streams_are_what_norms_and_activations_move(h100: Tables) -> None:
+    """Two norms read and write two rows each, the activation reads and writes one of the MLP's width."""
+    encoder = load_model("qwen3-vl-8b").vision
+    assert encoder is not None
+    moved = {
+        call.name: call.times * call.row_bytes
+        for call in encoder.calls(1).layer
+        if call.name in ("norms", "activation")
+    }  # type: ignore[union-attr]
+    assert moved == {"norms": 2 * 4 * 1152 * 2, "activation": 2 * 4304 * 2}
+    norms = next(call for call in encoder.calls(1).layer if call.name == "norms")
+    part = next(part for part in image_us("qwen3-vl-8b", h100, 64).parts if part.name == "norms")
+    assert part.total_us == 27 * 2 * TableCurves(h100).row_values(norms, 64)[0][64]
+
+
+@pytest.mark.loops
+def test_gpus_share_heads_and_widths_and_sum_twice_a_layer(h100: Tables) -> None:
+    one, two = (image_us("qwen3-vl-8b", h100, 4096, tp=tp) for tp in (1, 2))
+    assert two.latency_us < one.latency_us
+    assert [part.name for part in two.parts if part.name not in {part.name for part in one.parts}] == [
+        "all-reduce"
+    ]
+    encoder = load_model("qwen3-vl-8b").vision
+    assert encoder is not None
+    (reduced,) = (call for call in encoder.calls(2).layer if call.name == "all-reduce")
+    assert reduced.times == 2
+
+
+@pytest.mark.loops
+def test_what_cannot_be_encoded_is_said(h100: Tables) -> None:
+    with pytest.raises(ModelError, match=r"llama-3\.1-8b has no vision encoder"):
+        image_us("llama-3.1-8b", h100, 1024)
+    with pytest.raises(ModelError, match="16 heads and MLPs of 4304 does not divide by tp=32"):
+        image_us("qwen3-vl-8b", h100, 1024, tp=32)
+    for wrong in ({"patches": 0}, {"patches": 1.5}, {"patches": 64, "images": 0}, {"patches": 2**18}):
+        with pytest.raises(PlanError):
+            image_us("qwen3-vl-8b", h100, **wrong)  # type: ignore[arg-type]
+    model = load_model("qwen3-vl-8b")
+    assert model.vision is not None
+    unsaid = replace(model, vision=replace(model.vision, patch_size=None))
+    with pytest.raises(ModelError, match="patch_size stand in no vision_config"):
+        image_us(unsaid, h100, 1024)
