@@ -35,7 +35,7 @@ from fastroof.compat.compare_steps import (
 )
 from fastroof.compat.compare_trees import infersim_tree, roofline_v2_tree
 from fastroof.config import GpuSpec, load_gpu
-from fastroof.errors import BatchError, FastroofError, MissingTableError
+from fastroof.errors import BatchError, FastroofError, MissingTableError, ModelError
 from fastroof.load.trees import load_tree
 from fastroof.models import ModelSpec, load_model
 from fastroof.plan import compile_plan
@@ -119,6 +119,8 @@ def compare(
         If there is no step, or a size is no integer that a step can have.
     MissingTableError
         If nothing was measured on the GPU, or a tree has no table of it.
+    ModelError
+        If layers attend within a window, which the other methods do not know.
     FastroofError
         As :func:`fastroof.compile_plan` and the trees' loaders raise.
 
@@ -182,6 +184,11 @@ def compare_case(
     **options: Any,
 ) -> Case:
     """Plans, trees and configs that all methods time steps with; arguments as of :func:`compare`."""
+    if model.window is not None:
+        raise ModelError(
+            f"{model.name} attends within a window of {model.window} tokens, and the methods compared "
+            "know full attention only: compare(model.with_full_attention(), ...)"
+        )
     sizes = ComparedModel.of(model)
     max_tokens = max(MIN_MAX_TOKENS, *(step.new_tokens for step in steps))
     max_seqs = max(MIN_MAX_SEQS, *(step.batch_size for step in steps))

@@ -123,6 +123,7 @@ def draw_mfu(
         "num_q_heads": call.num_q_heads,
         "num_kv_heads": call.num_kv_heads,
         "head_dim": call.head_dim,
+        "window": call.window,
         "kv_dtype": kv_dtype,
         "method": method,
     }

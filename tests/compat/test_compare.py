@@ -29,7 +29,7 @@ from fastroof.compat.compare_causes import TOLD_FROM, differences
 from fastroof.compat.compare_fastroof import datasheet_facts, requests_of
 from fastroof.compat.compare_infersim import constants_of, infersim_facts
 from fastroof.compat.compare_roofline_v2 import roofline_v2_facts
-from fastroof.errors import BatchError, MissingTableError, PlanError
+from fastroof.errors import BatchError, MissingTableError, ModelError, PlanError
 
 DECODE = [(1, 1024), (32, 4096), (24, 3000)]
 PREFILL = [2048, 3000, 100]
@@ -217,6 +217,13 @@ def run(*arguments: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.slow
+def test_windows_are_refused_with_the_way_out(h100: fastroof.Tables) -> None:
+    model = fastroof.load_model("mistral-7b-v0.1")
+    with pytest.raises(ModelError, match=r"window of 4096 tokens.*with_full_attention\(\)"):
+        compare(model, "h100", tables=h100, decode=[(8, 4096)])
+    assert compare(model.with_full_attention(), "h100", tables=h100, decode=[(8, 4096)]).steps
+
+
 def test_the_command_prints_the_numbers_of_the_library(h100: fastroof.Tables) -> None:
     asked = ("--model", "llama-2-7b", "--decode", "1x1024,32x4096", "--prefill", "2048")
     code, out, err = run(*asked, "--json")

@@ -159,6 +159,15 @@ def test_mfu_is_solid_only_between_measured_points(h100: fastroof.Tables) -> Non
     assert not np.isnan(dotted.get_ydata()).any()
 
 
+def test_mfu_within_a_window_is_that_of_the_window(h100: fastroof.Tables) -> None:
+    model = fastroof.load_model("mistral-7b-v0.1")
+    windowed, full = (draw_mfu(one, h100) for one in (model, model.with_full_attention()))
+    # the last panel, decodes against context: beyond the window work stops growing
+    lines = [figure.axes[3].lines[0].get_ydata() for figure in (windowed, full)]
+    assert lines[0][0] == pytest.approx(lines[1][0])
+    assert lines[0][-1] != pytest.approx(lines[1][-1], rel=0.05)
+
+
 def test_mfu_of_borrowed_heads_and_fp8(h100: fastroof.Tables) -> None:
     figure = draw_mfu(fastroof.load_model("qwen2.5-7b"), h100, tp=4, dtype="fp8", kv_dtype="fp8")
     assert "one GPU of tp=4" in texts(figure)
