@@ -12,6 +12,7 @@ from fastroof.arrays import Ints
 from fastroof.arrow import ORIGIN, ArrowResult
 from fastroof.columns import ORIGIN_MODELLED, Column
 from fastroof.compiled import steps
+from fastroof.compiled import verification as loops
 from fastroof.compiled.search import curve_point
 from fastroof.operators.attention_work import attention_bytes_within, attention_flops_within, pairs_within
 from fastroof.operators.calls import Role
@@ -25,7 +26,7 @@ from fastroof.units import DTYPE_BYTES, US_PER_S
 if TYPE_CHECKING:
     from fastroof.plan.step_plan import StepPlan
 
-__all__ = ["Explanation", "OperatorTime", "explain_step"]
+__all__ = ["Explanation", "OperatorTime", "explain_step", "explain_verification"]
 
 
 class OperatorTime(NamedTuple):
@@ -241,3 +242,26 @@ def explain_step(plan: StepPlan, requests: Iterable[tuple[int, int]], with_error
             operators.append(_row_time(plan, curve, rows[curve.operator.rows]))
     total_us, origin = float(times.latency_us[0]), int(times.origin[0])
     return Explanation(tuple(operators), total_us, origin, error, plan.made_from)
+
+
+def explain_verification(plan: StepPlan, batch_size: int, kv_len: int, tokens: int) -> Explanation:
+    """Answer ``plan.explain_verification``."""
+    total_us = plan.verify_us(batch_size, kv_len, tokens)
+    arena, batch = plan.verification_arena, float(batch_size)
+    asked = loops.open_speculation(arena, steps.open_plan(arena))._replace(tokens=float(tokens))
+    longer = loops.queries_factor(arena, asked, batch, float(kv_len))
+    new = np.full(batch_size, tokens)
+    parts = []
+    for number in range(len(plan.attention)):
+        one = attention_times(plan, number, True, [batch], [float(kv_len)])
+        made = one.origin if tokens == 1 else np.full_like(one.origin, ORIGIN_MODELLED)
+        times = one._replace(own_us=one.own_us * longer, origin=made)
+        parts.append(_attention_time(plan, number, new, kv_len - new, True, times, float(times.own_us[0])))
+    rows = Ranks.of(plan.layout, plan.execution).of_step(batch_size * tokens, batch_size * tokens)
+    operators: list[OperatorTime] = []
+    for place, curve in enumerate(plan.row_curves):
+        operators += [time for part, time in zip(plan.attention, parts, strict=True) if part.before == place]
+        if curve.operator.steps != "with_prefill":
+            operators.append(_row_time(plan, curve, rows[curve.operator.rows]))
+    origin = max(operator.origin for operator in operators)
+    return Explanation(tuple(operators), total_us, origin, None, plan.made_from)

@@ -20,7 +20,7 @@ from fastroof.plan import pipeline, step_error
 from fastroof.plan.attention import PlanAttention, heads_of
 from fastroof.plan.curves import RowCurve
 from fastroof.plan.decode_lines import decode_lines
-from fastroof.plan.explain import Explanation, explain_step
+from fastroof.plan.explain import Explanation, explain_step, explain_verification
 from fastroof.plan.kernel_sources import source_words
 from fastroof.plan.memory import PlanMemory, plan_memory
 from fastroof.plan.verification import verification_arena
@@ -574,3 +574,18 @@ class StepPlan:
             As in :meth:`step_error`, where the error is asked for.
         """
         return explain_step(self, requests, with_error)
+
+    def explain_verification(self, batch_size: int, kv_len: int, tokens: int) -> Explanation:
+        """Break one step of :meth:`verify_us` down by operator, as :meth:`explain` does.
+
+        Returns
+        -------
+        Explanation
+            Its ``total_us`` is the step's time to the last bit; attention of several queries is modelled.
+
+        Raises
+        ------
+        PlanRangeError, BatchError
+            As in :meth:`verify_us`.
+        """
+        return explain_verification(self, batch_size, kv_len, tokens)

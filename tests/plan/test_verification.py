@@ -92,6 +92,28 @@ def test_as_prompts_after_a_prefix_verifications_would_cost_more(plan):
     assert 1.2 < ratio.max() < 1.4
 
 
+@pytest.mark.parametrize("name", ["kernels", "vllm"])
+def test_a_verification_is_the_sum_of_its_operators(plans, name):
+    plan = plans[name]
+    for batch, kv, tokens in ((1, 8, 8), (40, 5000, 4), (40, 5000, 1)):
+        explained = plan.explain_verification(batch, kv, tokens)
+        assert explained.total_us == plan.verify_us(batch, kv, tokens)
+        costs = plan.engine.costs
+        parts_us = sum(part.total_us for part in explained.operators)
+        assert parts_us + costs.step_us + costs.sequence_us * batch == pytest.approx(
+            explained.total_us, rel=1e-9
+        )
+        assert explained.origin == (4 if tokens > 1 else plan.explain([(1, kv - 1)] * batch).origin)
+    found = {part.name: part for part in plan.explain_verification(40, 5000, 4).operators}
+    one = {part.name: part for part in plan.explain([(1, 4999)] * 40).operators}
+    assert found["lm_head"].flops == 4 * one["lm_head"].flops
+    # the cache is read once
+    assert found["decode attention"].moved_bytes < 1.01 * one["decode attention"].moved_bytes
+    assert found["decode attention"].flops == pytest.approx(4 * one["decode attention"].flops, rel=1e-3)
+    with pytest.raises(BatchError, match="kv_len counts the tokens"):
+        plan.explain_verification(1, 3, 4)
+
+
 @pytest.mark.parametrize(
     ("sizes", "error", "message"),
     [
