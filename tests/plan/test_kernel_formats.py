@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from fastroof.columns import ORIGIN_MODELLED
 from fastroof.engines import load_engine
 from fastroof.engines.profile import KernelChoices
 from fastroof.models import load_model
+from fastroof.models.execution import DTYPES
 from fastroof.units import GB
 
 QWEN3_MOE: dict[str, Any] = {
@@ -178,3 +180,27 @@ def test_a_gpu_without_units_for_a_format_computes_in_bf16(dtype: str, kernel: s
     assert formats_of(plan)["qkv"] == kernel
     own = fastroof.compile_plan("llama-3.1-8b", "h100", None, dtype=dtype)
     assert plan.memory.weight_bytes == own.memory.weight_bytes
+
+
+@pytest.mark.filterwarnings("ignore:no measured tables of")
+def test_formats_change_bytes_and_never_the_work() -> None:
+    """In the datasheet model, where nothing but work, bytes and peaks counts."""
+    smaller = ("bf16", "fp8", "nvfp4")
+    plans = {dtype: fastroof.compile_plan("qwen3-30b-a3b", "b200", None, dtype=dtype) for dtype in DTYPES}
+    parts = {
+        dtype: {part.role: part for part in plan.explain([(1, 2047)] * 16).operators}
+        for dtype, plan in plans.items()
+    }
+    for role in ("qkv", "o", "experts", "router", "lm_head", "decode_attention"):
+        assert len({of[role].flops for of in parts.values()}) == 1
+    for role in ("qkv", "o", "experts"):
+        assert all(
+            parts[wide][role].moved_bytes > parts[narrow][role].moved_bytes
+            for wide, narrow in itertools.pairwise(smaller)
+        )
+    for role in ("router", "lm_head"):
+        assert len({of[role].moved_bytes for of in parts.values()}) == 1
+    weights = [plans[dtype].memory.weight_bytes for dtype in smaller]
+    assert weights == sorted(weights, reverse=True)
+    room = [plans[dtype].memory.max_kv_tokens for dtype in smaller]
+    assert room == sorted(room)
