@@ -66,7 +66,10 @@ class SpeculativeDecoding:
     def __post_init__(self) -> None:
         """Refuse what cannot be."""
         acceptance_length(self.num_draft_tokens, self.accepted)
-        if self.draft not in (None, MTP) and not isinstance(self.draft, StepPlan):
+        if isinstance(self.accepted, list):
+            object.__setattr__(self, "accepted", tuple(self.accepted))
+        draft = self.draft
+        if not (draft is None or isinstance(draft, StepPlan) or (isinstance(draft, str) and draft == MTP)):
             raise PlanError(
                 f"draft must be a StepPlan, {MTP!r} for the model's own layer, or None, "
                 f"got {self.draft!r:.60}"

@@ -120,6 +120,8 @@ def test_rates_by_position_are_their_length(plan):
     by_position = SpeculativeDecoding(3, (0.75, 0.5, 0.125))
     assert by_position.acceptance_length == 2.375
     assert SpeculativeDecoding(2, [1, 0]).acceptance_length == 2.0
+    assert SpeculativeDecoding(2, [1, 0]) == SpeculativeDecoding(2, (1, 0))
+    assert len({SpeculativeDecoding(2, [1, 0]), SpeculativeDecoding(2, (1, 0))}) == 1
     lists = estimate(plan, 900, 300, [1, 50], speculation=by_position)
     number = estimate(plan, 900, 300, [1, 50], speculation=SpeculativeDecoding(3, 2.375))
     np.testing.assert_equal(fields(lists), fields(number))
@@ -379,6 +381,14 @@ def test_sizes_take_both():
         ),
         ((2, (0.5, 1.4)), BatchError, "2 rates from 0 to 1, one a draft token, got 1.4 among them"),
         ((2, (0.5, 0.6)), BatchError, "accepted must not rise from one position to the next"),
+        ((True, 1.0), BatchError, "num_draft_tokens must be a whole number"),
+        ((10**30, 1.0), BatchError, "num_draft_tokens must be a whole number"),
+        ((2, float("nan")), BatchError, "accepted must be a number from 1 to 3"),
+        ((2, True), BatchError, "accepted must be a number from 1 to 3"),
+        ((2, np.array([0.5, 0.4])), BatchError, "accepted must be a number from 1 to 3"),
+        ((2, (0.5, "a")), BatchError, "2 rates from 0 to 1"),
+        ((2, None), BatchError, "accepted must be a number from 1 to 3"),
+        ((2, 1.5, np.zeros(3)), PlanError, "draft must be a StepPlan"),
         ((2, 1.5, "eagle"), PlanError, "draft must be a StepPlan, 'mtp' .* or None, got 'eagle'"),
     ],
 )

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fastroof import SpeculativeDecoding, StepPlan, Tables, compile_plan
 from fastroof.engines import EngineProfile, KvMemory, Scheduling, load_engine
@@ -18,7 +20,7 @@ from fastroof.errors import BatchError, PlanRangeError
 from fastroof.serving import estimate, estimate_disaggregated
 from fastroof.serving.evidence.calibration import write_profile
 from fastroof.serving.speculation import speculated
-from fastroof.sweep import load_spec, run_sweep
+from fastroof.sweep import best_deployments, load_spec, run_sweep
 
 TIMES = ("ttft_ms", "tpot_ms", "itl_ms", "request_latency_ms", "wait_ms")
 SEEDS = range(3)
@@ -195,6 +197,29 @@ def test_a_row_speculates_as_its_estimate(
             if (row["concurrency"], row["osl"]) == (1.0, 400):
                 # weights of the model and of its draft
                 assert row["bound"] == "memory"
+
+
+@settings(max_examples=12)
+@given(
+    sizes=st.tuples(st.integers(10, 6000), st.integers(2, 900)),
+    drafts=st.integers(1, 6),
+    share=st.floats(0.0, 1.0),
+    draft=st.sampled_from(["none", "mtp"]),
+    hit=st.sampled_from([0.0, 0.5, 0.9]),
+)
+def test_the_best_is_as_good_as_its_estimate_says(
+    h100: Tables, sizes: tuple[int, int], drafts: int, share: float, draft: str, hit: float
+) -> None:
+    accepted = 1.0 + share * drafts
+    asked = {"num_draft_tokens": drafts, "accepted": accepted, "draft": draft}
+    spec = {"models": "llama-3.1-8b", "tp": [1, 2], "isl": sizes[0], "osl": sizes[1], "max_seqs": 256}
+    spec |= {"concurrency": [1, 16, 200], "speculation": asked, "prefix_hit": hit, "runtime": "vllm"}
+    row = best_deployments(spec, runners_up=0).answers[0].choices[0].row
+    plan = plan_of(row, load_engine("vllm"), h100, 256)
+    speculation = SpeculativeDecoding(drafts, accepted, None if draft == "none" else draft)
+    seen = estimated(plan, row, max_seqs=256, speculation=speculation, prefix_hit=row["prefix_hit"])
+    for name in (*TIMES, "tokens_per_s_per_gpu"):
+        assert row[name] == pytest.approx(seen[name], rel=1e-9), name
 
 
 def test_an_engine_that_cuts_no_prompts_is_estimated_as_validation_judges_it(
