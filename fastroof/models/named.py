@@ -6,6 +6,7 @@ import difflib
 import re
 from functools import cache
 from importlib import resources
+from itertools import takewhile
 from typing import Any, Final
 
 from fastroof.models.hf import read_config
@@ -91,7 +92,7 @@ PRESETS: Final[dict[str, tuple[str, ...]]] = {
         "XiaomiMiMo/MiMo-7B-RL",
     ),
     "mimo-v2-flash": ("XiaomiMiMo/MiMo-V2-Flash",),
-    "minimax-m2.5": ("MiniMaxAI/MiniMax-M2.5",),
+    "minimax-m2.5": ("MiniMaxAI/MiniMax-M2.5", "MiniMaxAI/MiniMax-M2.1", "MiniMaxAI/MiniMax-M2"),
     "minimax-m2.5-nvfp4": ("nvidia/MiniMax-M2.5-NVFP4",),
     "minimax-m2.7": ("MiniMaxAI/MiniMax-M2.7",),
     "minimax-m2.7-nvfp4": ("nvidia/MiniMax-M2.7-NVFP4",),
@@ -192,6 +193,9 @@ NEEDS: Final[dict[str, str]] = {
 }
 """Families that a plan cannot represent yet, and the operators that it would need."""
 
+# In names of models with another family's layers that were trained on these families' answers.
+_DISTILLED: Final = ("distill", "llama", "qwen3-8b")
+
 # Parts of a name that tell models of one family apart, and say nothing of its layers.
 _SIZE: Final = re.compile(r"(\d+x)?\d+(\.\d+)?[bm]|a\d+(\.\d+)?b|\d+e")
 _VARIANT: Final = re.compile(
@@ -242,23 +246,39 @@ def preset_config(preset: str) -> dict[str, Any]:
     return config if sizes is None else {**preset_config(sizes), **config}
 
 
-def _family(name: str) -> str:
-    """What a name has in common with those of its family: ``llama-3.1`` of ``org/Llama-3.1-9B-Instruct``."""
+def _family(name: str) -> tuple[str, ...]:
+    """What a name has in common with those of its family: llama, 3.1 of ``org/Llama-3.1-9B-Instruct``."""
     parts = name.rpartition("/")[2].casefold().split("-")
-    return "-".join(p for p in parts if not _SIZE.fullmatch(p) and not _VARIANT.fullmatch(p))
+    return tuple(p for p in parts if p and not _SIZE.fullmatch(p) and not _VARIANT.fullmatch(p))
+
+
+def _relatives(given: str) -> list[str]:
+    """Presets whose names begin alike: two words, or all that a preset's family is called."""
+    own, shared = _family(given), dict[str, int]()
+    for name in PRESETS:
+        family = _family(name)
+        if not any(_VARIANT.fullmatch(part) for part in name.split("-")):
+            common = sum(1 for _ in takewhile(bool, (a == b for a, b in zip(own, family, strict=False))))
+            shared[name] = common if common >= min(2, len(family)) else 0
+    most = max(shared.values())
+    return sorted(name for name, common in shared.items() if common == most > 0)
+
+
+def _missing_operator(given: str) -> str | None:
+    """What a plan would need for a family that it cannot represent; None for others."""
+    own = given.rpartition("/")[2].casefold().removeprefix("nvidia-")
+    if any(word in own for word in _DISTILLED):
+        return None
+    return next((what for prefix, what in NEEDS.items() if own.startswith(prefix)), None)
 
 
 def unknown_name(given: str) -> str:
     """What to say of a name that is neither a file nor a preset."""
-    own, family = given.rpartition("/")[2].casefold(), _family(given)
-    needed = next(
-        (what for prefix, what in NEEDS.items() if own.startswith((prefix, f"nvidia-{prefix}"))), None
-    )
+    needed = _missing_operator(given)
     if needed is not None:
         return f"{given!r} has no plan yet: it needs {needed}, and a plan has no such operator"
-    plain = (name for name in PRESETS if not any(_VARIANT.fullmatch(part) for part in name.split("-")))
-    relatives = sorted(name for name in plain if _family(name) == family)
-    if family and relatives:
+    relatives = _relatives(given)
+    if relatives:
         return (
             f"unknown model {given!r}: of its family there are {', '.join(relatives)}; a model of another "
             "size or format is loaded from its config.json"

@@ -145,10 +145,15 @@ def test_unknown_model_lists_presets_and_the_closest() -> None:
         ("mixtral-8x9b", "of its family there are mixtral-8x22b, mixtral-8x7b;"),
         ("meta-llama/Llama-3.1-9B-Instruct", "of its family there are llama-3.1-405b, llama-3.1-70b, "),
         ("openai/gpt-oss-240b", "of its family there are gpt-oss-120b, gpt-oss-20b;"),
+        ("meta-llama/Llama-4-Behemoth", "of its family there are llama-4-maverick, llama-4-scout;"),
+        ("Mistral-Large", "of its family there are mistral-7b;"),
         ("deepseek-ai/DeepSeek-V3-0324", "has no plan yet: it needs MLA,"),
         ("zai-org/GLM-5.1", "it needs MLA and sparse attention,"),
         ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "it needs Mamba,"),
         ("Qwen/Qwen3.5-27B", "it needs linear attention,"),
+        # layers of Llama and of Qwen3, whatever they were trained on
+        ("deepseek-ai/DeepSeek-R1-Distill-Llama-70B", "unknown model .*neither a file nor a preset"),
+        ("deepseek-ai/DeepSeek-R1-0528-Qwen3-8B", "unknown model .*neither a file nor a preset"),
     ],
 )
 def test_an_unknown_model_of_a_known_family_is_told_what_is_missing(given: str, said: str) -> None:
