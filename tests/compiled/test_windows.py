@@ -15,6 +15,7 @@ from fastroof.compiled.verification import one_token
 from fastroof.models import LayerGroup, LayerKind
 from fastroof.models.attention import GroupedQueryAttention
 from fastroof.models.mlp import GatedMlp
+from fastroof.serving import estimate
 from tests.reference import windows as naive
 from tests.reference.handmade import attention_rows, gemm_rows, handmade_tables
 
@@ -118,6 +119,7 @@ def test_equal_requests_are_timed_alike_to_the_last_bit(plan, batch, kv_len, new
     us = plan.prefill_us(new, context, batch)
     chunks = StepBatch.from_requests([[(new, context)] * batch])
     assert us == plan.step_us(chunks)[0] == plan.run(chunks).latency_us[0]
+    assert us == callers.equal_chunks_us(plan.arena, new, context, batch)
     if not (new == 1 and context):
         sums = [
             batch,
@@ -242,6 +244,8 @@ def test_offsets_and_sizes_have_codes(plan):
     assert code([500, 13], [0, 0], [0, 2]) == steps.CODE_SIZES
     assert code([1], [5], [0, 0]) == 0
     assert out[0] == 0.0
+    too_many = (np.array([300]), np.array([0]), np.array([2]))
+    assert steps.prefill_steps_us(plan.arena, *too_many, out) == steps.CODE_SIZES
 
 
 @given(
@@ -266,3 +270,32 @@ def test_the_longest_sequences_that_fit(parts, whole, within, window, sequences)
     if parts < 10**6:
         held = kv_room.held_tokens(float(parts), float(window), share)
         assert held * (whole + within) == pytest.approx(kv_room.held_parts(room, parts), rel=1e-9, abs=1e-6)
+
+
+@pytest.mark.parametrize("runtime", ["kernels", "vllm"])
+def test_one_client_sees_its_own_steps(runtime):
+    plan = compile_plan(model(12, 12), "h100", TABLES, max_tokens=512, max_seqs=16, runtime=runtime)
+    for isl, osl in ((20, 300), (100, 40), (400, 30)):
+        got = estimate(plan, isl, osl, 1, max_batched_tokens=512)
+        assert got.tpot_ms * 1e3 == pytest.approx(
+            plan.decode_us(1, np.arange(isl + 1, isl + osl)).mean(), rel=1e-4
+        )
+        assert got.ttft_ms * 1e3 == pytest.approx(plan.prefill_us(isl), rel=1e-9)
+    # cached tokens: the rest attends to a prefix, of which windowed layers read no more than their window
+    got = estimate(plan, 1000, 2, 1, max_batched_tokens=512, prefix_len=900)
+    assert got.ttft_ms * 1e3 == pytest.approx(plan.prefill_us(100, 900), rel=1e-9)
+
+
+@pytest.mark.parametrize(("room", "pieces"), [(40, 5), (100, 4), (64, 2)])
+def test_a_mean_mixed_step_is_the_mean_of_its_prompts_steps(room, pieces):
+    """A prompt anywhere in its prefill, by itself."""
+    plan = compile_plan(model(12, 12), "h100", TABLES, max_tokens=512, max_seqs=16)
+    parts = steps.open_plan(plan.arena)
+    isl = float(room * pieces)
+    got = mean_steps.mean_mixed_step_us(
+        plan.arena, parts, one_token(parts), 0.0, 0.0, float(room), isl, float(room)
+    )
+    alone = plan.run(StepBatch.from_requests([[(room, room * i)] for i in range(pieces)])).components
+    logits = plan.arena[int(plan.arena[steps.LOGITS_AT]) :][:2]
+    expected = alone.tokens_us[0] + alone.prefill_attention_us.mean()
+    assert got == pytest.approx(expected + logits[0] + (logits[1] - logits[0]) / pieces, rel=1e-9)
