@@ -161,6 +161,10 @@ class AllReduceOperator(GroupOperator):
         """Of bf16, in CUDA graphs."""
         return ("bf16", num_gpus, "graph")
 
+    def node_key(self, call: AllReduce, num_gpus: int) -> Key:
+        """NCCL's, of two bytes an element: engines' own kernels are of one node."""
+        return ("fp16", num_gpus, "nccl")
+
     def wire_bytes(self, call: AllReduce, num_gpus: int) -> float:
         """Of a ring."""
         return float(allreduce_wire_bytes(1.0, num_gpus))

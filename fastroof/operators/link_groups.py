@@ -12,12 +12,19 @@ of sixteen, from four and eight, by 0.2 to 0.5: other kernels run there.
 
 Over several domains each exchange is done within them and, by every GPU with its peers in the other ones,
 between them: one phase of ``INTER_NODE_US`` and the bytes that cross, over the bandwidth that the card's file
-gives. No table has a collective over several nodes, so nothing tells how good that is.
+gives. Engines' own all-reduces are of one node: within the nodes of a larger group NCCL's are read. No table
+has a collective over several nodes. Against what people report of nccl-tests in public threads, by which
+nothing here was chosen: all-reduces of a few bytes take 46 us on two nodes of H20 and 62 on 16 of H100
+(NVIDIA/nccl 1244, 1469), here 36; 8 GiB on two nodes of H100 go at 330 to 430 GB/s of bus bandwidth and on
+four at 320 (NVIDIA/nccl 1221), here at 293 and 253; 16 MiB between two single GPUs take 420 us
+(NVIDIA/nccl-tests 232), here 356.
 """
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -104,6 +111,10 @@ class GroupOperator(SizedOperator, PerRowOperator):
     def group_key(self, call: Any, num_gpus: int) -> Key:
         """The kernel of a call in a group of so many GPUs."""
 
+    def node_key(self, call: Any, num_gpus: int) -> Key:
+        """The kernel of so many GPUs of a node in a group that spans several."""
+        return self.group_key(call, num_gpus)
+
     @abstractmethod
     def wire_bytes(self, call: Any, num_gpus: int) -> float:
         """Bytes that each GPU of a group sends for each byte that it contributes."""
@@ -124,29 +135,34 @@ class GroupOperator(SizedOperator, PerRowOperator):
         """What it is, GPUs, how far apart they are, and bytes a row."""
         return (*self.group_key(call, call.num_gpus), call.stride, call.row_bytes)
 
-    def _sizes(self, call: Any, tables: Tables) -> list[int]:
+    def _sizes(self, tables: Tables, key_of: Callable[[int], Key]) -> list[int]:
         """Measured sizes of such groups, sorted."""
 
         def sizes() -> list[int]:
             at = [column.name for column in self.keys].index("num_gpus")
             keys = tables.every_key(self.name) if self.name in tables.measured.tables else []
-            return sorted({key[at] for key in keys if self.group_key(call, key[at]) == key})
+            return sorted({key[at] for key in keys if key_of(key[at]) == key})
 
-        return tables.kept(("group sizes", self.name, *self.group_key(call, 0)), sizes)
+        return tables.kept(("group sizes", self.name, *key_of(0)), sizes)
 
-    def _lender(self, call: Any, tables: Tables, near: int) -> int:
+    def _key_of(self, call: Any, tables: Tables, where: Placement) -> Callable[[int], Key]:
+        """Which kernels serve a group, by their number of GPUs."""
+        over_nodes = functools.partial(self.node_key, call)
+        if where.domains > 1 and self._sizes(tables, over_nodes):
+            return over_nodes
+        return functools.partial(self.group_key, call)
+
+    def _lender(self, tables: Tables, key_of: Callable[[int], Key], near: int) -> int:
         """The measured size that serves a group: its own, or the nearest, of two the larger."""
-        sizes = self._sizes(call, tables)
+        sizes = self._sizes(tables, key_of)
         return min(sizes, key=lambda size: (abs(np.log(size / near)), -size), default=near)
 
-    def _growth_us(self, call: Any, tables: Tables, near: int, lender: int) -> float:
+    def _growth_us(self, tables: Tables, key_of: Callable[[int], Key], near: int, lender: int) -> float:
         """How much more the smallest message takes than in the group that is borrowed from, us."""
-        less = [size for size in self._sizes(call, tables) if size < lender]
+        less = [size for size in self._sizes(tables, key_of) if size < lender]
         if near <= lender or not less:
             return 0.0
-        one, two = (
-            self.packed(tables, self.group_key(call, n)).curve.value[1:-1] for n in (less[-1], lender)
-        )
+        one, two = (self.packed(tables, key_of(size)).curve.value[1:-1] for size in (less[-1], lender))
         doublings = np.log2(near / lender) / np.log2(lender / less[-1])
         return max(0.0, float(two.min() - one.min())) * float(doublings)
 
@@ -160,15 +176,17 @@ class GroupOperator(SizedOperator, PerRowOperator):
         where = placed(call.num_gpus, call.stride, tables.gpu)
         if where.near == 1:
             return None
-        return tables.serving(self.name, self.group_key(call, self._lender(call, tables, where.near)))
+        key_of = self._key_of(call, tables, where)
+        return tables.serving(self.name, key_of(self._lender(tables, key_of, where.near)))
 
     def row_nodes(self, call: Any, tables: Tables, options: CurveOptions, max_rows: int) -> RowNodes:
         """The curve of the group, in rows: measured, borrowed from another size, or modelled over nodes."""
         where = placed(call.num_gpus, call.stride, tables.gpu)
         if where.near == 1:
             return self._between_nodes(call, where, tables.gpu)
-        lender = self._lender(call, tables, where.near)
-        key, row_bytes = self.group_key(call, lender), self._borrowed_bytes(call, where, lender)
+        key_of = self._key_of(call, tables, where)
+        lender = self._lender(tables, key_of, where.near)
+        key, row_bytes = key_of(lender), self._borrowed_bytes(call, where, lender)
         curve = self.packed(tables, key).curve
         launch_us = float(curve.value[1:-1].min())
         if options.method == "roofline":
@@ -180,7 +198,7 @@ class GroupOperator(SizedOperator, PerRowOperator):
             made = self.looked_up_nodes(tables, options.method, max_rows, sizes, launch_us)
         if lender == where.near and where.domains == 1:
             return made
-        grown_us = self._growth_us(call, tables, where.near, lender)
+        grown_us = self._growth_us(tables, key_of, where.near, lender)
         flag = np.maximum(made.flag, np.uint8(ORIGIN_BORROWED))
         made = RowNodes(made.axis, made.value + grown_us, flag, made.launch_us + grown_us)
         return made if where.domains == 1 else self._over_nodes(call, where, tables.gpu, made)
@@ -215,8 +233,9 @@ class GroupOperator(SizedOperator, PerRowOperator):
         where = placed(call.num_gpus, call.stride, tables.gpu)
         if where.near == 1:
             return None
-        lender = self._lender(call, tables, where.near)
-        return self.group_key(call, lender), [rows * self._borrowed_bytes(call, where, lender)]
+        key_of = self._key_of(call, tables, where)
+        lender = self._lender(tables, key_of, where.near)
+        return key_of(lender), [rows * self._borrowed_bytes(call, where, lender)]
 
     def row_variance(self, call: Any, tables: Tables, rows: Floats) -> Floats:
         """Of the curve that is read, with what another size and other nodes add."""
@@ -226,6 +245,6 @@ class GroupOperator(SizedOperator, PerRowOperator):
             return np.full(len(rows), OVER_NODES**2)
         key, sizes = points
         variance = relative_variance(self.local_errors(tables, key), sizes)
-        if key != self.group_key(call, where.near):
+        if key != self._key_of(call, tables, where)(where.near):
             variance = variance + BORROWED_GROUP**2
         return variance if where.domains == 1 else variance + OVER_NODES**2

@@ -147,3 +147,16 @@ def test_a_model_over_two_nodes(h100):
     assert parts[1]["mlp_allreduce"].origin == ORIGIN_MODELLED
     assert parts[1]["mlp_allreduce"].total_us > parts[0]["mlp_allreduce"].total_us
     assert 0.0 < plans[1].decode_error(8, 1000) < 1.0
+
+
+def test_nodes_of_a_larger_group_reduce_as_nccl_does():
+    """An engine's own all-reduce is of one node."""
+    rows = [("bf16", 8, "graph", *m) for m in MESSAGES]
+    rows += [("fp16", gpus, "nccl", size, 2 * us) for gpus in (4, 8) for size, us in MESSAGES]
+    tables = handmade_tables(allreduce=rows)
+    assert at(tables, allreduce(8), 1025) == (110.0, ORIGIN_MEASURED)
+    crossing = 1025 * KIB / 8 / (tables.gpu.inter_node_bytes_per_s / 1e6)
+    assert at(tables, allreduce(16), 1025)[0] == pytest.approx(
+        220.0 + 2 * INTER_NODE_US + crossing, rel=1e-12
+    )
+    assert ALLREDUCE.table_points(allreduce(16), tables, np.array([1.0]))[0] == ("fp16", 8, "nccl")
