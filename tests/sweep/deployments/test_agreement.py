@@ -41,7 +41,7 @@ def engine_of(name: str) -> EngineProfile:
     return MADE.get(name) or load_engine(name)
 
 
-def some_spec(seed: int, engine: str, folder: Path) -> dict[str, Any]:
+def some_spec(seed: int, engine: str, folder: Path, model: str) -> dict[str, Any]:
     """Lengths, clients, budgets and layouts of all sizes, some of them too large for anything."""
     random = np.random.default_rng(seed)
 
@@ -50,7 +50,7 @@ def some_spec(seed: int, engine: str, folder: Path) -> dict[str, Any]:
 
     path = engine if engine in PACKAGED else str(write_profile(MADE[engine], folder / f"{engine}.toml"))
     return {
-        "models": "llama-3.1-8b",
+        "models": model,
         "runtime": path,
         "tp": [int(random.choice([1, 2, 4, 8]))],
         "mode": ["aggregated", "disaggregated"],
@@ -68,11 +68,13 @@ def some_spec(seed: int, engine: str, folder: Path) -> dict[str, Any]:
     }
 
 
-def plan_of(row: dict[str, Any], engine: EngineProfile, tables: Tables, max_seqs: int) -> StepPlan:
+def plan_of(
+    row: dict[str, Any], engine: EngineProfile, tables: Tables, max_seqs: int, model: str
+) -> StepPlan:
     """Compile the plan of a row's deployment: its steps leave as much memory as the sweep says."""
     budget = row["max_batched_tokens"]
     return compile_plan(
-        "llama-3.1-8b", "h100", tables, tp=row["tp"], dtype=row["dtype"], kv_dtype=row["kv_dtype"],
+        model, "h100", tables, tp=row["tp"], dtype=row["dtype"], kv_dtype=row["kv_dtype"],
         runtime=engine, max_tokens=budget, max_seqs=max_seqs + budget + 8,
     )  # fmt: skip
 
@@ -89,7 +91,7 @@ def estimated(plan: StepPlan, row: dict[str, Any], **options: Any) -> dict[str, 
     clients = row["concurrency"] / row["replicas"]
     one = estimate(plan, *lengths, max(clients, 1.0), **options)
     busy = min(clients, 1.0)
-    held = row["isl"] + plan.engine.memory.osl_reserved * row["osl"]
+    held = plan.memory.held_tokens(row["isl"] + plan.engine.memory.osl_reserved * row["osl"])
     return {name: getattr(one, name) for name in TIMES} | {
         "tokens_per_s_per_gpu": one.tokens_per_s_per_gpu * busy,
         "effective_concurrency": one.effective_concurrency * busy * row["replicas"],
@@ -109,10 +111,15 @@ def refused_for(plan: StepPlan, asked: dict[str, Any], max_seqs: int) -> str:
     return "whole_prompt" if "chunked_prefill=True" in str(refused.value) else "memory"
 
 
-@pytest.mark.parametrize("engine", [*PACKAGED, *MADE])
+@pytest.mark.parametrize(
+    ("engine", "model"),
+    [*((engine, "llama-3.1-8b") for engine in (*PACKAGED, *MADE)), ("cut-full", "mistral-7b-v0.1")],
+)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_row_is_the_estimate_of_its_question(tmp_path: Path, h100: Tables, engine: str, seed: int) -> None:
-    given = some_spec(seed, engine, tmp_path)
+def test_a_row_is_the_estimate_of_its_question(
+    tmp_path: Path, h100: Tables, engine: str, model: str, seed: int
+) -> None:
+    given = some_spec(seed, engine, tmp_path, model)
     summary = run_sweep(given, tmp_path / "r.parquet")
     profile, spec = engine_of(engine), load_spec(given)
     fixed = {"tp": spec.tp[0], "dtype": spec.dtype[0], "kv_dtype": spec.kv_dtype[0]}
@@ -123,7 +130,7 @@ def test_a_row_is_the_estimate_of_its_question(tmp_path: Path, h100: Tables, eng
     workers = itertools.product(spec.prefill_workers, spec.decode_workers)
     layouts += [("disaggregated", 0, *pair) for pair in workers]
     for budget in spec.max_batched_tokens:
-        plan = plan_of({**fixed, "max_batched_tokens": budget}, profile, h100, spec.max_seqs)
+        plan = plan_of({**fixed, "max_batched_tokens": budget}, profile, h100, spec.max_seqs, model)
         for layout, *sizes in itertools.product(layouts, spec.isl, spec.osl, spec.concurrency):
             asked = dict(zip(KEYS, (*layout, *sizes, budget), strict=True)) | fixed
             row = rows.pop((*layout, *sizes, budget), None)
