@@ -73,7 +73,7 @@ CASES: Final = (
     StepCase("nvidia/Qwen3-235B-A22B-NVFP4", "b200", "trtllm-1.1", Layout(4, ep=4), "fp8"),
     StepCase("Qwen/Qwen3-Coder-480B-A35B-Instruct", "h200", "vllm", Layout(8)),
     StepCase("openai/gpt-oss-120b", "h200", "vllm", Layout(4)),
-    StepCase("openai/gpt-oss-120b", "b200", "trtllm-1.1", Layout(2), "fp8"),
+    StepCase("openai/gpt-oss-120b", "b200", "trtllm-1.1", Layout(2, ep=2), "fp8"),
     StepCase("openai/gpt-oss-20b", "h100", "sglang", Layout(1)),
     StepCase("MiniMaxAI/MiniMax-M2.5", "h200", "vllm", Layout(4)),
     StepCase("meta-llama/Llama-4-Scout-17B-16E-Instruct", "h100", "vllm", Layout(8)),
