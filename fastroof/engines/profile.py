@@ -26,6 +26,7 @@ __all__ = [
 
 GEMM_SMOOTHINGS: Final = ("none", "median3")
 FP8_SCALES: Final = ("dynamic", "static")
+SHARED_EXPERTS: Final = ("apart", "beside")
 KV_RESERVATIONS: Final[dict[str, float]] = {"mean": 0.5, "full": 1.0}
 """Share of its output that a request holds KV cache for, in the mean: as it grows, or from the beginning."""
 
@@ -204,6 +205,9 @@ class KernelChoices:
         How small bf16 GEMMs are smoothed along m before they are summed: none or median3.
     fp8_scales : str
         Whether fp8 GEMMs find the scale of their input (dynamic) or know it (static).
+    shared_experts : str
+        Whether shared experts have a time of their own (apart), or run beside the routed ones in steps of
+        decodes, which then take as long as the longer of both (beside).
     engines : tuple of str
         Whose measured kernels stand for its own where a GPU has none of its own, the nearest first; its own
         always come first.
@@ -214,6 +218,7 @@ class KernelChoices:
 
     gemm_smoothing: str = "none"
     fp8_scales: str = "dynamic"
+    shared_experts: str = "apart"
     engines: tuple[str, ...] = ()
     operators: tuple[OperatorKernel, ...] = ()
 
@@ -224,6 +229,7 @@ class KernelChoices:
         object.__setattr__(self, "engines", tuple(self.engines))
         _check_one_of("gemm_smoothing", self.gemm_smoothing, GEMM_SMOOTHINGS)
         _check_one_of("fp8_scales", self.fp8_scales, FP8_SCALES)
+        _check_one_of("shared_experts", self.shared_experts, SHARED_EXPERTS)
         object.__setattr__(self, "operators", tuple(self.operators))
 
     def of(self, operator: str, gpu: str, dtype: str, layout: Mapping[str, int]) -> OperatorKernel | None:

@@ -64,7 +64,7 @@ class Execution(NamedTuple):
     routing : str
         One of :data:`ROUTINGS`.
     shared_beside : bool
-        Whether shared experts run beside the routed ones, not after them.
+        Whether shared experts run beside the routed ones in steps of decodes alone, not before them.
     exchange : ExchangeRules
         What GPUs send each other for experts.
     scatters_attention : bool

@@ -89,8 +89,8 @@ class RoutedExperts:
 
         Notes
         -----
-        The router stays in bf16. Shared experts come before the routed ones or beside them, as the engine
-        has it; what GPUs exchange is in :mod:`fastroof.models.exchange`.
+        The router stays in bf16. Shared experts come before the routed ones or, in steps of decodes, beside
+        them, as the engine has it; what GPUs exchange is in :mod:`fastroof.models.exchange`.
         """
         row_bytes = float(hidden * ACTIVATION_BYTES)
         calls: list[Call] = [Elementwise("mlp_norm", "mlp rmsnorm", 1, 4.0 * row_bytes)]
@@ -169,15 +169,14 @@ class RoutedExperts:
         return max(layout.dp * routed, self.gemms * self.shared_intermediate // layout.tp)
 
 
-def _beside(routed: Sequence[RowOperator], shared: Sequence[RowOperator]) -> list[Parallel]:
-    """Both paths beside each other: in each kind of steps by itself, where some calls run in one alone."""
-    paths = (routed, shared)
-    if all(call.steps == "all" for path in paths for call in path):
-        return [Parallel(tuple(tuple(path) for path in paths))]
-    kinds: tuple[Steps, Steps] = ("decode_only", "with_prefill")
-    return [
-        Parallel(
-            tuple(tuple(replace(c, steps=kind) for c in path if c.steps in ("all", kind)) for path in paths)
-        )
-        for kind in kinds
-    ]
+def _beside(routed: Sequence[RowOperator], shared: Sequence[RowOperator]) -> list[Call]:
+    """Both paths beside each other in steps of decodes alone, which engines run on two streams of a graph.
+
+    Steps with prefill fill the GPU: one follows the other.
+    """
+
+    def in_steps(path: Sequence[RowOperator], kind: Steps) -> tuple[RowOperator, ...]:
+        return tuple(replace(call, steps=kind) for call in path if call.steps in ("all", kind))
+
+    paths = (in_steps(routed, "decode_only"), in_steps(shared, "decode_only"))
+    return [Parallel(paths), *in_steps(shared, "with_prefill"), *in_steps(routed, "with_prefill")]

@@ -235,6 +235,7 @@ def execution_of(model: ModelSpec, options: PlanOptions, curves: CurveSource) ->
         kernel_formats(model, stored, curves.gpu, options, tables),
         scale_bytes=scale_bytes,
         routing=ROUTING if options.routing is None else options.routing,
+        shared_beside=options.runtime.kernels.shared_experts == "beside",
         exchange=exchange_rules(options.runtime, curves.gpu, options.exchange),
         dp_imbalance=float(options.dp_imbalance),
     )

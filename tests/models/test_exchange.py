@@ -133,17 +133,17 @@ def test_all_to_all_where_groups_outnumber_a_tokens_experts():
 
 
 def test_shared_experts_beside_are_told_apart_by_the_kind_of_steps():
-    """Where a path's kernels differ between kinds of steps, each kind has the longest of its own."""
+    """Decodes take the longest of both paths, with their own kernels; prefill takes one after the other."""
     mlp = RoutedExperts(128, 8, 1536, shared_intermediate=1536)
-    rules = VLLM._replace(alltoall="always")
-    first, second = (
-        c for c in sent(Layout(1, dp=8, ep=8), rules, mlp, shared_beside=True) if isinstance(c, Parallel)
-    )
-    for parallel, kind, library in ((first, "decode_only", "ll"), (second, "with_prefill", "ht")):
-        assert {call.steps for path in parallel.paths for call in path} == {kind}
-        assert [c.library for c in parallel.paths[0] if isinstance(c, Dispatch)] == [library]
-        assert len(parallel.paths[1]) == 3
-    (both,) = [
-        c for c in sent(Layout(1, dp=8, ep=8), VLLM, mlp, shared_beside=True) if isinstance(c, Parallel)
-    ]
-    assert {call.steps for path in both.paths for call in path} == {"all"}
+    for rules, libraries in ((VLLM._replace(alltoall="always"), ("ll", "ht")), (VLLM, ())):
+        how = Execution(exchange=rules, shared_beside=True)
+        calls = LayerKind(ATTENTION, mlp).calls(HIDDEN, Layout(1, dp=8, ep=8), how)
+        (beside,) = (call for call in calls if isinstance(call, Parallel))
+        routed, shared = beside.paths
+        assert {call.steps for path in beside.paths for call in path} == {"decode_only"}
+        assert len(shared) == 3
+        assert "experts" in [call.role for call in routed]
+        assert tuple(c.library for c in routed if isinstance(c, Dispatch)) == libraries[:1]
+        after = [call for call in calls if getattr(call, "steps", "") == "with_prefill"]
+        assert len([call for call in after if call.role.startswith("shared")]) == 3
+        assert tuple(dict.fromkeys(c.library for c in after if isinstance(c, Dispatch))) == libraries[1:]
