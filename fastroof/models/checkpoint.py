@@ -23,6 +23,8 @@ class Checkpoint:
         Of the LM head.
     scale_bytes : tuple of (str, float)
         Bytes of scales a weight in a format, where they are the checkpoint's choice: its group size.
+    static_scales : bool
+        Whether it brings the scales of its fp8 layers' inputs, so that no kernel looks for them.
     """
 
     dtype: str = "bf16"
@@ -30,6 +32,7 @@ class Checkpoint:
     method: str = ""
     head_dtype: str = "bf16"
     scale_bytes: tuple[tuple[str, float], ...] = ()
+    static_scales: bool = False
 
     @property
     def formats(self) -> tuple[str, str]:

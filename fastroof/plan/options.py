@@ -22,6 +22,8 @@ from fastroof.tables.kernel_order import KernelOrder
 __all__ = ["PlanOptions", "check_kernels", "check_tables", "checked_model", "kernel_order"]
 
 LARGEST_PLAN: Final = 2**22
+KERNELS_ALONE: Final = "kernels"
+"""The profile that adds nothing to the kernels."""
 
 
 class PlanOptions(NamedTuple):
@@ -76,11 +78,18 @@ class PlanOptions(NamedTuple):
         return self._replace(runtime=runtime, max_tokens=max_tokens, max_seqs=max_seqs)
 
     def of(self, model: ModelSpec) -> PlanOptions:
-        """Return options with the formats of a model's checkpoint where they say auto."""
+        """Return options with the formats of a model's checkpoint where they say auto.
+
+        Kernels alone know the scales of fp8 inputs where the checkpoint brings them.
+        """
         own, own_kv = model.checkpoint.formats
         dtype = own if self.dtype == AUTO else self.dtype
         kv_dtype = own_kv if self.kv_dtype == AUTO else self.kv_dtype
-        return self._replace(dtype=dtype, kv_dtype=kv_dtype)
+        runtime = self.runtime
+        if model.checkpoint.static_scales and dtype == own and getattr(runtime, "name", "") == KERNELS_ALONE:
+            # an engine's profile says what fits the engine
+            runtime = replace(runtime, kernels=replace(runtime.kernels, fp8_scales="static"))
+        return self._replace(dtype=dtype, kv_dtype=kv_dtype, runtime=runtime)
 
 
 def _chosen(name: str, value: Any, allowed: tuple[str, ...], hint: str = "") -> None:

@@ -148,7 +148,12 @@ def quantised(
         raise ModelError(f"{where}: quantization_config: {read.method} is of no module of {spec.name}")
     dtype = max(weights, key=lambda stored: (weights[stored], stored), default="bf16")
     checkpoint = Checkpoint(
-        dtype, read.kv_dtype, read.method, head, tuple(sorted(formats_of.scale_bytes.items()))
+        dtype,
+        read.kv_dtype,
+        read.method,
+        head,
+        tuple(sorted(formats_of.scale_bytes.items())),
+        formats_of.static_scales == {True},
     )
     return replace(spec, layers=_grouped(kinds, formats), checkpoint=checkpoint)
 
@@ -184,6 +189,7 @@ class _FormatsOf:
         self._of_kind: dict[LayerKind, list[tuple[str, Group, int]]] = {}
         self.weights: dict[str, int] = {}
         self.scale_bytes: dict[str, float] = {}
+        self.static_scales: set[bool] = set()
 
     def layer(self, number: int, kind: LayerKind) -> Formats:
         groups = self._of_kind.get(kind)
@@ -214,6 +220,8 @@ class _FormatsOf:
 
     def _count(self, group: Group, weights: int) -> None:
         self.weights[group.dtype] = self.weights.get(group.dtype, 0) + weights
+        if group.dtype == "fp8":
+            self.static_scales.add(group.static_scales)
         known = self.scale_bytes.get(group.dtype, 0.0)
         if group.scale_bytes > known:
             self.scale_bytes[group.dtype] = group.scale_bytes

@@ -53,7 +53,8 @@ def config_groups(fields: Fields) -> tuple[tuple[Group, ...], list[str]]:
         if weights is None:
             raise within.error("field weights is missing")
         dtype, scale_bytes, text = _scheme_format(within, weights, inputs)
-        groups.append(Group(dtype, _targets(within), scale_bytes))
+        is_static = dtype == "fp8" and inputs is not None and inputs.is_static
+        groups.append(Group(dtype, _targets(within), scale_bytes, static_scales=is_static))
         names.append(text)
     # a group for a list of modules comes before one for all of them
     return tuple(sorted(groups, key=lambda group: group.targets is None)), names
@@ -77,6 +78,7 @@ class _Scheme(NamedTuple):
     group_size: int | None
     is_symmetric: bool
     block: Any
+    is_static: bool
 
 
 def _scheme(fields: Fields, key: str) -> _Scheme | None:
@@ -96,6 +98,7 @@ def _scheme(fields: Fields, key: str) -> _Scheme | None:
         group_size_of(within),
         within.flag("symmetric", default=True),
         given.get("block_structure"),
+        not given.get("dynamic"),
     )
 
 

@@ -76,7 +76,8 @@ def _fp8(fields: Fields) -> Quantisation:
     groups = quantized_layers(fields) if fields.config.get("quantized_layers") is not None else ()
     kv_dtype = kv_dtype_of(fields)
     if block is None:
-        return Quantisation(f"fp8, a scale a tensor, {scheme}", (*groups, Group("fp8")), excluded, kv_dtype)
+        rest = Group("fp8", static_scales=scheme == "static")
+        return Quantisation(f"fp8, a scale a tensor, {scheme}", (*groups, rest), excluded, kv_dtype)
     if scheme != "dynamic":
         raise fields.error(f"field activation_scheme must be dynamic with weight_block_size, got {scheme!r}")
     rest = Group("fp8_block", scale_bytes=block_scale_bytes(fields, "weight_block_size", block))

@@ -84,7 +84,7 @@ def _algorithm(fields: Fields, targets: ModulePatterns | None = None) -> tuple[G
         scale_bytes = BLOCK_SCALE_BYTES / BLOCK**2
     elif dtype in ("nvfp4", "nvfp4_wo") and group_size not in (None, NVFP4_GROUP):
         raise fields.error(f"field group_size of {algorithm} must be {NVFP4_GROUP}, got {group_size}")
-    return Group(dtype, targets, scale_bytes), text
+    return Group(dtype, targets, scale_bytes, static_scales=algorithm == "FP8"), text
 
 
 def quantized_layers(fields: Fields) -> tuple[Group, ...]:
@@ -92,7 +92,7 @@ def quantized_layers(fields: Fields) -> tuple[Group, ...]:
     layers = fields.config.get("quantized_layers")
     if not isinstance(layers, Mapping) or not layers:
         raise fields.error(f"field quantized_layers must hold an algorithm for each module, got {layers!r}")
-    modules: dict[tuple[str, float], list[str]] = {}
+    modules: dict[Group, list[str]] = {}
     for module, algorithm in layers.items():
         where = f"{fields.where}: field quantized_layers.{module}"
         if not isinstance(module, str) or not isinstance(algorithm, Mapping):
@@ -100,8 +100,6 @@ def quantized_layers(fields: Fields) -> tuple[Group, ...]:
                 f"field quantized_layers must hold an object for {module!r}, got {algorithm!r}"
             )
         group, _ = _algorithm(Fields(algorithm, where))
-        modules.setdefault((group.dtype, group.scale_bytes), []).append(module)
+        modules.setdefault(group, []).append(module)
     where = f"{fields.where}: field quantized_layers"
-    return tuple(
-        Group(dtype, ModulePatterns(names, where), scales) for (dtype, scales), names in modules.items()
-    )
+    return tuple(group._replace(targets=ModulePatterns(names, where)) for group, names in modules.items())

@@ -45,12 +45,15 @@ class Group(NamedTuple):
         Bytes of scales and zero points a weight, where the format's own bytes do not have them.
     roles : tuple of str
         The only roles it is for; empty for all.
+    static_scales : bool
+        Whether the scales of their inputs are known.
     """
 
     dtype: str
     targets: ModulePatterns | None = None
     scale_bytes: float = 0.0
     roles: tuple[str, ...] = ()
+    static_scales: bool = False
 
 
 class Quantisation(NamedTuple):

@@ -114,3 +114,16 @@ def test_the_file_that_modelopt_writes_beside_a_config_is_read(tmp_path: Path, p
 def test_what_says_nothing_is_refused(held: Any) -> None:
     with pytest.raises(ModelError, match="quantization_config"):
         load_model(LLAMA | {"quantization_config": held})
+
+
+def test_kernels_alone_look_for_no_scale_that_the_checkpoint_brings(h100: Tables) -> None:
+    fp8 = QUANTISATIONS["fp8"]
+    static = fastroof.compile_plan(llama(fp8 | {"activation_scheme": "static"}), "h100", h100)
+    dynamic = fastroof.compile_plan(llama(fp8), "h100", h100)
+    assert static.prefill_us(2048, 0) < dynamic.prefill_us(2048, 0)
+    # an engine's own figures are of the engine
+    own, other = (
+        fastroof.compile_plan(llama(fp8 | {"activation_scheme": scheme}), "h100", h100, runtime="trtllm")
+        for scheme in ("static", "dynamic")
+    )
+    assert own.prefill_us(2048, 0) == other.prefill_us(2048, 0)

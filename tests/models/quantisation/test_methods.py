@@ -301,3 +301,19 @@ def test_a_configuration_with_any_one_value_changed_is_read_or_refused(data):
         assert made.checkpoint.dtype in DTYPES
         assert made.checkpoint.kv_dtype in (None, *KV_DTYPES)
         assert made.num_layers == 2
+
+
+@pytest.mark.parametrize(
+    ("method", "is_static"),
+    [
+        ({"quant_method": "fp8", "activation_scheme": "static"}, True),
+        ({"quant_method": "fp8", "activation_scheme": "dynamic"}, False),
+        ({"quant_algo": "FP8"}, True),
+        ({"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}, False),
+        (compressed(FLOAT8, FLOAT8 | {"dynamic": False}), True),
+        (compressed(FLOAT8, FLOAT8 | {"dynamic": True}), False),
+        (compressed(FLOAT4, FLOAT4 | {"dynamic": "local"}), False),
+    ],
+)
+def test_scales_of_fp8_inputs_are_known_or_looked_for(method, is_static):
+    assert quantised(model(DENSE), method).checkpoint.static_scales is is_static
