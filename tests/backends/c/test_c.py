@@ -35,6 +35,7 @@ def plans(h100):
             "llama-3.1-70b", "h100", h100, tp=4, dtype="fp8", kv_dtype="fp8", runtime="vllm", max_tokens=4096
         ),
         "rate": fastroof.compile_plan("qwen2.5-7b", "h100", h100, method="linear_mfu", max_seqs=256),
+        "windowed": fastroof.compile_plan("gemma-3-12b", "h100", h100),
     }
 
 
@@ -83,7 +84,7 @@ class CPlan:
         return self.one("fastroof_step_us", new.ctypes.data, context.ctypes.data, len(new))
 
 
-@pytest.fixture(params=["bf16", "fp8", "rate"])
+@pytest.fixture(params=["bf16", "fp8", "rate", "windowed"])
 def both(request, plans, exported, library):
     c_plan = CPlan(library, exported.plans[request.param])
     yield plans[request.param], c_plan
