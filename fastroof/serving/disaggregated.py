@@ -12,9 +12,8 @@ from fastroof.arrow import RELATIVE_ERROR, ArrowResult
 from fastroof.columns import Column
 from fastroof.compiled import disaggregated as loops
 from fastroof.compiled import serving
-from fastroof.errors import BatchError, PlanError, PlanRangeError
+from fastroof.errors import BatchError, PlanRangeError
 from fastroof.serving.scenarios import (
-    EngineLimits,
     at_least,
     broadcast,
     decode_errors,
@@ -22,7 +21,8 @@ from fastroof.serving.scenarios import (
     field_values,
     raise_scenario,
 )
-from fastroof.serving.speculation import SpeculatedPlan, SpeculativeDecoding, made_from, speculated
+from fastroof.serving.speculation import SpeculativeDecoding, made_from
+from fastroof.serving.workers import Workers
 from fastroof.units import US_PER_MS, US_PER_S
 
 if TYPE_CHECKING:
@@ -126,55 +126,6 @@ class WorkerMatch(NamedTuple):
     decode_requests_per_s: float
 
 
-class _Workers(NamedTuple):
-    """Plans of both kinds of workers, and both as loops read them."""
-
-    prefill: StepPlan
-    decode: StepPlan
-    prefill_loops: SpeculatedPlan
-    decode_loops: SpeculatedPlan
-
-    @classmethod
-    def of(cls, prefill: StepPlan, decode: StepPlan, speculation: SpeculativeDecoding | None) -> _Workers:
-        """Check that the plans go together, and lay them out."""
-        model = prefill.model
-        if (model, prefill.kv_dtype) != (decode.model, decode.kv_dtype):
-            raise PlanError(
-                f"prefill and decode need one model and kv_dtype, got {model.name} with {prefill.kv_dtype} "
-                f"KV and {decode.model.name} with {decode.kv_dtype} KV"
-            )
-        return cls(prefill, decode, speculated(prefill, speculation), speculated(decode, speculation))
-
-    def transfer_us_per_token(self, link_bytes_per_s: float | None) -> float:
-        """Time that the KV cache of a token takes from one worker to the other, us."""
-        prefill, decode = self.prefill, self.decode
-        if link_bytes_per_s is None:
-            link_bytes_per_s = min(plan.gpu.nvlink_bytes_per_s for plan in (prefill, decode))
-        rate = at_least("link_bytes_per_s", link_bytes_per_s, 1) * min(
-            plan.tp * plan.layout.pp for plan in (prefill, decode)
-        )
-        return self.decode_loops.whole_kv_bytes()[0] / rate * US_PER_S
-
-    def options(
-        self, link_bytes_per_s: float | None, prefill_engine: EngineLimits, decode_engine: EngineLimits
-    ) -> loops.LinkOptions:
-        """What all scenarios have in common."""
-        prefill, decode = self.prefill_loops.memory(), self.decode_loops.memory()
-        kv_bytes, window_bytes = self.decode_loops.whole_kv_bytes()
-        return loops.LinkOptions(
-            prefill_kv_tokens=prefill.max_kv_tokens / self.prefill.layout.pp,
-            decode_kv_tokens=decode.max_kv_tokens / self.decode.layout.pp,
-            max_seqs=decode_engine.max_seqs,
-            osl_reserved=decode_engine.osl_reserved,
-            is_chunked=prefill_engine.is_chunked,
-            transfer_us_per_token=self.transfer_us_per_token(link_bytes_per_s),
-            window=float(decode.window),
-            prefill_window_share=prefill.window_share,
-            decode_window_share=decode.window_share,
-            transfer_window_share=window_bytes / kv_bytes,
-        )
-
-
 def estimate_disaggregated(
     prefill_plan: StepPlan,
     decode_plan: StepPlan,
@@ -267,7 +218,7 @@ def estimate_disaggregated(
         prefill_plan.engine, max_batched_tokens=max_batched_tokens, chunked_prefill=chunked_prefill
     )
     decode_engine = engine_limits(decode_plan.engine, kv_reservation=kv_reservation, max_seqs=max_seqs)
-    workers = _Workers.of(prefill_plan, decode_plan, speculation)
+    workers = Workers.of(prefill_plan, decode_plan, speculation)
     if with_error and workers.decode_loops.tokens > 1:
         raise BatchError("with_error goes without speculation: no step of several tokens was measured")
     options = workers.options(link_bytes_per_s, prefill_engine, decode_engine)
@@ -319,7 +270,7 @@ def estimate_disaggregated(
 
 
 def _refuse(
-    workers: _Workers,
+    workers: Workers,
     options: loops.LinkOptions,
     scenarios: dict[str, Any],
     code: int,
@@ -389,7 +340,7 @@ def match_workers(
     True
     """
     prefill_engine = engine_limits(prefill_plan.engine, max_batched_tokens=max_batched_tokens)
-    plans = _Workers.of(prefill_plan, decode_plan, speculation)
+    plans = Workers.of(prefill_plan, decode_plan, speculation)
     options = plans.options(link_bytes_per_s, prefill_engine, engine_limits(decode_plan.engine))
     budget = prefill_engine.max_batched_tokens
     tolerance = at_least("tolerance", tolerance, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from fastroof.arrow import ArrowResult
 from fastroof.checks import is_number, whole_number
 from fastroof.columns import Column
 from fastroof.compiled import sizing as loops
-from fastroof.compiled.serving import most_admitted
 from fastroof.config import GpuSpec, load_gpu
 from fastroof.engines import EngineProfile, load_engine
 from fastroof.errors import BatchError, MissingTableError, PlanError
@@ -23,8 +22,8 @@ from fastroof.models.execution import AUTO
 from fastroof.models.layout import TP_SIZES
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.options import checked_model
-from fastroof.serving.estimate import estimate
-from fastroof.serving.scenarios import EngineLimits, broadcast, engine_limits
+from fastroof.serving.rate_curves import RATE_LIMITS, RateCurve, ReplicaAsked, client_loads, rate_curve
+from fastroof.serving.scenarios import broadcast, engine_limits
 from fastroof.serving.sizing import positive
 from fastroof.serving.speculation import SpeculatedPlan, SpeculativeDecoding, speculated
 from fastroof.tables import Tables
@@ -33,18 +32,8 @@ from fastroof.units import GB
 __all__ = ["RATE_LIMITS", "LeastGpus", "client_loads", "least_gpus", "replica_plans"]
 
 
-RATE_LIMITS: Final = ("throughput", "ttft", "tpot", "request_latency", "kv_cache", "max_seqs", "budget")
-"""What can keep a replica from more requests a second, in the order of the codes in :class:`LeastGpus`.
-
-Of ``throughput`` more clients only wait longer; ``kv_cache``, ``max_seqs`` and ``budget`` (of tokens in a
-step) are what more clients do not fit in; the others are limits that were given.
-"""
-
 MAX_SIZE: Final = 2**20
 """Most tokens or requests that a step holds."""
-
-FINE: Final = 64
-"""Up to as many clients, numbers of clients lie a 64th of the power of two below apart; then one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,66 +92,6 @@ class LeastGpus(ArrowResult):
     def columns(self) -> dict[str, Any]:
         """All fields but refused and made_from; limited_by as codes."""
         return {column.name: getattr(self, column.name) for column in self.arrow_columns}
-
-
-def client_loads(most: float) -> Floats:
-    """Clients that are tried at once, whole numbers or between, from 1 to ``most``, rising.
-
-    Examples
-    --------
-    >>> client_loads(66.5)[[0, 1, 64, -3, -2, -1]]
-    array([ 1.      ,  1.015625,  2.      , 65.      , 66.      , 66.5     ])
-    """
-    octaves = 2.0 ** np.arange(np.log2(FINE))
-    fine = (octaves[:, None] * (1.0 + np.arange(FINE) / FINE)).reshape(-1)
-    clients = np.concatenate([fine, np.arange(float(FINE), most), [most]])
-    return np.unique(np.minimum(clients, most))
-
-
-class _Curve(NamedTuple):
-    """What one replica does, and the place in RATE_LIMITS of what more clients do not fit in."""
-
-    replica: loops.ReplicaCurve
-    room: int
-
-
-class _Asked(NamedTuple):
-    """What all replicas are estimated with."""
-
-    engine: EngineLimits
-    kv_reservation: str | None
-    speculation: SpeculativeDecoding | None
-    prefix_hit: float
-
-
-def _curve(target: SpeculatedPlan, isl: float, osl: float, asked: _Asked) -> _Curve:
-    """Estimate a replica under every number of clients that run at once."""
-    plan, memory, engine = target.plan, target.memory(), asked.engine
-    layout = plan.layout
-    room = float(memory.max_kv_tokens) / layout.pp
-    budget = float(engine.max_batched_tokens)
-    new = max(isl * (1.0 - asked.prefix_hit), 1.0)
-    begun = most_admitted(new, budget, engine.is_chunked, float(target.tokens))
-    held = memory.held_tokens
-    for limit, is_over in (("kv_cache", held(isl + osl) > room), ("budget", begun < 1.0)):
-        if is_over:
-            return _Curve(loops.ReplicaCurve(*np.empty((5, 0))), RATE_LIMITS.index(limit))
-    fit = {
-        "kv_cache": room / held(isl + engine.osl_reserved * osl),
-        "max_seqs": engine.max_seqs,
-        "budget": begun,
-    }
-    tightest = min(fit, key=lambda name: fit[name])
-    clients = client_loads(fit[tightest])
-    estimates = estimate(
-        plan, isl, osl, clients * layout.batches_in_flight, budget, engine.is_chunked,
-        kv_reservation=asked.kv_reservation, max_seqs=engine.max_seqs, speculation=asked.speculation,
-        prefix_hit=asked.prefix_hit,
-    )  # fmt: skip
-    times = (estimates.ttft_ms, estimates.tpot_ms, estimates.request_latency_ms)
-    rate = estimates.tokens_per_s_per_gpu * (layout.world_size / osl)
-    clients = clients * layout.batches_in_flight
-    return _Curve(loops.ReplicaCurve(clients, rate, *times), RATE_LIMITS.index(tightest))
 
 
 def replica_plans(
@@ -344,14 +273,14 @@ def least_gpus(
     pairs, which = np.unique(np.stack(arrays[1:3], axis=1), axis=0, return_inverse=True)
     if not is_number(prefix_hit) or not 0.0 <= prefix_hit <= 1.0:
         raise BatchError(f"prefix_hit must be from 0 to 1, got {prefix_hit!r}")
-    asked = _Asked(engine, kv_reservation, speculation, float(prefix_hit))
+    asked = ReplicaAsked(engine, kv_reservation, speculation, float(prefix_hit))
     for target in _with_drafts(plans, refused, speculation):
         if target.tokens > budget:
             raise BatchError(
                 f"max_batched_tokens must be at least {target.tokens}: one request verifies them"
             )
         for number, (a_prompt, an_output) in enumerate(pairs.tolist()):
-            curve = _curve(target, a_prompt, an_output, asked)
+            curve = rate_curve(target, a_prompt, an_output, asked)
             chosen = np.flatnonzero(which.reshape(-1) == number)
             layout = target.plan.layout
             _take_smaller(rows, chosen, layout, curve, {n: a[chosen] for n, a in scenarios.items()})
@@ -402,7 +331,7 @@ def _take_smaller(
     rows: dict[str, Array],
     chosen: Longs,
     layout: Layout,
-    curve: _Curve,
+    curve: RateCurve,
     scenarios: Mapping[str, Floats],
 ) -> None:
     """Let replicas of one plan take the place of larger deployments, or of less able ones of their size."""
