@@ -16,7 +16,7 @@ from fastroof.serving.speculation import SpeculatedPlan, SpeculativeDecoding
 __all__ = ["RATE_LIMITS", "RateCurve", "ReplicaAsked", "client_loads", "rate_curve"]
 
 RATE_LIMITS: Final = ("throughput", "ttft", "tpot", "request_latency", "kv_cache", "max_seqs", "budget")
-"""What can keep a replica from more requests a second, in the order of the codes in :class:`LeastGpus`.
+"""What can keep a replica from more requests a second, in the order of the codes of LeastGpus.
 
 Of ``throughput`` more clients only wait longer; ``kv_cache``, ``max_seqs`` and ``budget`` (of tokens in a
 step) are what more clients do not fit in; the others are limits that were given.
