@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -13,7 +14,11 @@ from fastroof.units import ACTIVATION_BYTES
 __all__ = ["EncoderCalls", "VisionEncoder", "vision_encoder"]
 
 _COLOURS: Final = 3
-_GATED: Final = ("gemma4_vision",)
+_GATED: Final = ("gemma4_vision", "pixtral")
+_MERGED: Final = ("spatial_merge_size", "pooling_kernel_size")
+_SHUFFLED: Final = ("pixel_shuffle_ratio", "downsample_ratio")
+_LEAST_RATIO: Final = 0.01
+_POOLED_TOKENS: Final = {"gemma3": 256}
 
 
 class EncoderCalls(NamedTuple):
@@ -39,7 +44,8 @@ class VisionEncoder:
     """Sizes of a vision encoder: a transformer over the patches of an image.
 
     It runs once an image, before the prompt: it is no part of a step, of the weights that a model counts or
-    of the memory that a plan has. What the configuration does not say is None.
+    of the memory that a plan has. :func:`fastroof.plan.images.image_us` times it. What the configuration does
+    not say is None.
 
     Attributes
     ----------
@@ -50,7 +56,7 @@ class VisionEncoder:
     patch_size, frames : int or None
         Pixels on a side of a patch, and frames of a video that one patch spans.
     merge : int
-        Patches on a side that become one token of the text model.
+        Patches on a side that become one token of the text model; 1 where the configuration names none.
     out_hidden : int or None
         Width of the text model, where MLPs over merged patches bring them to it.
     mergers : int
@@ -127,16 +133,51 @@ def vision_encoder(fields: Fields) -> VisionEncoder | None:
     head_dim = vision.optional_size("head_dim")
     if head_dim is None and hidden is not None and num_heads is not None:
         head_dim = max(1, hidden // num_heads)
+    patch_size = _side(vision, "patch_size")
     return VisionEncoder(
         num_layers=vision.optional_size("depth", vision.optional_size("num_hidden_layers")),
         hidden=hidden,
         intermediate=vision.optional_size("intermediate_size"),
         num_heads=num_heads,
         head_dim=head_dim,
-        patch_size=vision.optional_size("patch_size"),
+        patch_size=patch_size,
         frames=vision.size_or("temporal_patch_size", 1),
-        merge=vision.size_or("spatial_merge_size", vision.size_or("pooling_kernel_size", 1)),
+        merge=_merge(fields, vision, patch_size),
         out_hidden=vision.optional_size("out_hidden_size"),
         mergers=1 + len(vision.numbers("deepstack_visual_indexes") or ()),
         is_gated=vision.config.get("model_type") in _GATED,
     )
+
+
+def _side(vision: Fields, key: str) -> int | None:
+    """Pixels on a side; None where there are none, or height and width differ."""
+    if not isinstance(vision.config.get(key), list):
+        return vision.optional_size(key)
+    # InternVL: [height, width]
+    sides = set(vision.numbers(key) or ())
+    return sides.pop() or None if len(sides) == 1 else None
+
+
+def _merge(wrapper: Fields, vision: Fields, patch_size: int | None) -> int:
+    """Patches on a side that become one token: each wrapper says it in its own way."""
+    for fields in (vision, wrapper):
+        for key in _MERGED:
+            if fields.has(key):
+                return fields.size(key)
+        for key in _SHUFFLED:
+            if fields.has(key):
+                return _shuffled(fields, key)
+    model_type = wrapper.text("model_type") or ""
+    tokens = wrapper.optional_size("mm_tokens_per_image", _POOLED_TOKENS.get(model_type))
+    image_size = _side(vision, "image_size")
+    if tokens is None or image_size is None or patch_size is None:
+        return 1
+    # Gemma 3 pools every image to as many tokens.
+    return max(1, image_size // patch_size // math.isqrt(tokens))
+
+
+def _shuffled(fields: Fields, key: str) -> int:
+    ratio = fields.config[key]
+    if isinstance(ratio, bool) or not isinstance(ratio, (int, float)) or not _LEAST_RATIO <= ratio <= 1:
+        raise fields.error(f"field {key} must be a number from {_LEAST_RATIO} to 1, got {ratio!r}")
+    return round(1 / ratio)

@@ -79,7 +79,9 @@ def image_us(
 
     Notes
     -----
-    Position embeddings, rotation and reading the pixels are left out: they stream little beside the rest.
+    Position embeddings, rotation and reading the pixels are left out: they stream little beside the rest. So
+    is what brings the encoder's output to the text model's width where vision_config names no
+    out_hidden_size (Gemma, Llama 4, Pixtral, InternVL). Each GPU of ``tp`` embeds and merges all patches.
 
     Examples
     --------

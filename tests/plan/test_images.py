@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fastroof import Tables, load_model
-from fastroof.errors import ModelError, PlanError
+from fastroof.errors import MissingTableError, ModelError, PlanError
 from fastroof.plan.images import image_us
 from fastroof.plan.table_curves import TableCurves
 
@@ -49,6 +49,29 @@ def test_streams_are_what_norms_and_activations_move(h100: Tables) -> None:
     norms = next(call for call in encoder.calls(1).layer if call.name == "norms")
     part = next(part for part in image_us("qwen3-vl-8b", h100, 64).parts if part.name == "norms")
     assert part.total_us == 27 * 2 * TableCurves(h100).row_values(norms, 64)[0][64]
+
+
+@pytest.mark.loops
+def test_measured_attention_is_told_apart_and_more_patches_take_longer(h100: Tables) -> None:
+    times = [image_us("qwen3-vl-8b", h100, patches) for patches in (256, 1024, 4000, 4096)]
+    origins = [next(part.origin for part in time.parts if part.name == "attention") for time in times]
+    assert origins == [0, 0, 1, 0]
+    assert [time.latency_us for time in times] == sorted({time.latency_us for time in times})
+    # patches of one image attend to each other, those of two do not
+    assert image_us("qwen3-vl-8b", h100, 2048, 2).latency_us < times[-1].latency_us
+
+
+@pytest.mark.loops
+def test_text_models_get_pooled_tokens(h100: Tables) -> None:
+    """Gemma 3 makes 256 tokens of 64 x 64 patches, Gemma 4 one of 3 x 3."""
+    assert image_us("gemma-3-27b", h100, 4096).tokens == 256
+    assert image_us("gemma-4-31b", h100, 2304).tokens == 256
+
+
+@pytest.mark.loops
+def test_heads_that_no_table_has_are_said(h100: Tables) -> None:
+    with pytest.raises(MissingTableError, match="head_dim 88"):
+        image_us("llama-4-scout", h100, 576)
 
 
 @pytest.mark.loops
