@@ -23,7 +23,7 @@ def providers(
     JSON: a list with one object a provider: name, works, reason (why not), versions.
     """
     from kernels_bench.run.facts import working
-    from kernels_bench.run.request import known_providers
+    from kernels_bench.run.request import BY_NAME_ONLY, known_providers
 
     answers = working(known_providers())
     if as_json:
@@ -35,6 +35,6 @@ def providers(
         return
     for provider, answer in answers:
         versions = ", ".join(f"{name} {version}" for name, version in (answer.versions or {}).items())
-        note = " (only with --providers cpu)" if provider.name == "cpu" else ""
+        note = f" (only with --providers {provider.name})" if provider.name in BY_NAME_ONLY else ""
         says = f"works{note}; {versions}" if answer.works else f"does not work: {answer.reason}"
         typer.echo(f"{provider.name}: {says.rstrip('; ')}")

@@ -14,7 +14,10 @@ from kernels_bench.protocol import Availability, Provider
 from kernels_bench.run.card import CPU
 from kernels_bench.run.facts import working
 
-__all__ = ["Request", "choose_providers", "known_providers", "request_of"]
+__all__ = ["BY_NAME_ONLY", "Request", "choose_providers", "known_providers", "request_of"]
+
+BY_NAME_ONLY: Final = ("deepgemm", CPU)
+"""Providers that measure where they are named: one compiles a kernel a shape, one is no GPU."""
 
 PARTS: Final = {ALLREDUCE: ("all-reduce", "allreduce"), COLLECTIVE: ("other collectives", "collectives")}
 """What a journal of ranks holds, and the command that goes on with it."""
@@ -79,7 +82,7 @@ def choose_providers(names: Sequence[str]) -> list[tuple[Provider, Availability]
     Parameters
     ----------
     names : sequence of str
-        Which; every one but cpu where empty.
+        Which; every one but those of :data:`BY_NAME_ONLY` where empty.
 
     Raises
     ------
@@ -93,7 +96,7 @@ def choose_providers(names: Sequence[str]) -> list[tuple[Provider, Availability]
         raise MeasureError(f"unknown provider {', '.join(unknown)}; there are {', '.join(have)}")
     if CPU in names and set(names) != {CPU}:
         raise MeasureError("cpu measures the host and the others a GPU: pass --providers cpu alone, or not")
-    wanted = list(names) or [name for name in have if name != CPU]
+    wanted = list(names) or [name for name in have if name not in BY_NAME_ONLY]
     answers = working(p for name in wanted for p in known if p.name == name)
     usable = [(provider, answer) for provider, answer in answers if answer.works]
     if not usable:
@@ -105,8 +108,9 @@ def choose_providers(names: Sequence[str]) -> list[tuple[Provider, Availability]
 
 
 def known_providers() -> list[Provider]:
-    """Return every provider there is, cpu last."""
+    """Return every provider there is, those of :data:`BY_NAME_ONLY` last."""
     from kernels_bench.providers import all_providers
     from kernels_bench.providers.cpu import CpuProvider
+    from kernels_bench.providers.deepgemm_provider import DeepgemmProvider
 
-    return [*(p for p in all_providers() if p.name != CPU), CpuProvider()]
+    return [*all_providers(), DeepgemmProvider(), CpuProvider()]
