@@ -93,6 +93,10 @@ class Lender(NamedTuple):
     weight: float
     octaves: float
 
+    def is_near(self, wanted: ExpertShape) -> bool:
+        """Whether it is the layer itself, or not in the farthest class of distance."""
+        return self.shape.layer == wanted.layer or self.octaves < DISTANCE_EDGES[-1]
+
 
 def borrowing_grids(operator: str) -> tuple[HoldoutGrid, ...]:
     """Hold-outs of whole kernels: other splits of the layer are left, or other layers alone."""

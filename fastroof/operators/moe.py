@@ -164,7 +164,7 @@ class MoeOperator(SizedOperator, PerRowOperator):
     def lenders(self, tables: Tables, key: Key) -> tuple[Lender, ...]:
         """Measured shapes that stand in for one, the nearest first; none where it was measured itself.
 
-        The kernels of the engine that is asked for lend before another engine's own are taken.
+        The kernels of the engine that is asked for, if near, lend before another engine's serve.
 
         Raises
         ------
@@ -180,8 +180,10 @@ class MoeOperator(SizedOperator, PerRowOperator):
         if any(key in tables.keys_of(table) and tables.is_sound(table, key) for table in own):
             return ()
         wanted = ExpertShape(*key)
-        if len(own) < len(candidates) and (found := self._nearest(tables, wanted, own, sound=True)):
-            return found
+        if len(own) < len(candidates):
+            found = self._nearest(tables, wanted, own, sound=True)
+            if found and found[0].is_near(wanted):
+                return found
         if tables.serves(self.name, key):
             return ()
         for sound in (True, False):
@@ -196,12 +198,17 @@ class MoeOperator(SizedOperator, PerRowOperator):
     def _nearest(
         self, tables: Tables, wanted: ExpertShape, pool: Sequence[MeasuredTable], *, sound: bool
     ) -> tuple[Lender, ...]:
-        """Lenders out of some tables: of the first that has the layer, else of the first of the dtype."""
+        """Lenders out of some tables: of the first that has the layer, else any near it, else the nearest."""
         routings = [self._shapes(tables, table, wanted.dtype, sound) for table in pool]
         distribution = nearest_routing(wanted.distribution, set().union(*routings))
         alike = [shapes[distribution] for shapes in routings if distribution in shapes]
         alike.sort(key=lambda shapes: all(shape.layer != wanted.layer for shape in shapes))
-        return nearest(wanted, alike[0]) if alike else ()
+        lenders: list[tuple[Lender, ...]] = []
+        for shapes in alike:
+            lenders.append(nearest(wanted, shapes))
+            if lenders[-1][0].is_near(wanted):
+                return lenders[-1]
+        return min(lenders, key=lambda found: found[0].octaves, default=())
 
     def _shapes(
         self, tables: Tables, table: MeasuredTable, dtype: str, sound: bool

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from fastroof import Tables, compile_plan, load_model, load_tables
+from fastroof import Tables, compile_plan, load_gpu, load_model, load_tables
 from fastroof.errors import MissingTableError
 from fastroof.models.experts import RoutedExperts
 from fastroof.operators.expert_borrowing import (
@@ -233,6 +233,31 @@ def test_no_borrowed_kernel_is_nearer_to_its_roofline_than_its_lenders(h100, siz
         scaled.append(us * ours_us(tokens) / their_us(at))
     index = int(np.flatnonzero(packed.sizes == tokens)[0])
     assert min(scaled) * (1 - 1e-9) <= packed.curve.value[1 + index] <= max(scaled) * (1 + 1e-9)
+
+
+def test_a_table_of_far_kernels_does_not_lend_before_a_nearer_one():
+    far, near = kernel(7168, 8192, 1, 16), kernel(2048, 1024, 8, 128)
+    wanted = kernel(2048, 1100, 8, 128)
+    tables = two_engines(rows(far), rows(near))
+    assert [one.shape for one in MOE.lenders(tables, wanted)] == [near]
+    # nor before another engine's very shape
+    tables = two_engines(rows(far), [*rows(near), *rows(wanted)])
+    of_vllm = tables.in_order(KernelOrder(("vllm", "trtllm")))
+    assert MOE.lenders(of_vllm, wanted) == ()
+    assert of_vllm.lookup("moe", num_tokens=64, **asked(wanted)).origin == 3
+    assert tables.lookup("moe", num_tokens=64, **asked(wanted)).origin == 0
+
+
+def two_engines(vllm: list[tuple], trtllm: list[tuple]) -> Tables:
+    """Experts as two engines run them, the first ranked first."""
+    of_engine = []
+    for engine, listed in (("vllm", vllm), ("trtllm", trtllm)):
+        (table,) = handmade_tables(moe=listed).measured.tables.values()
+        named = {**table.provenance, "framework": engine}
+        of_engine.append(replace(table, source=engine, provenance=named))
+    first, second = of_engine
+    measured = replace(handmade_tables(moe=vllm).measured, tables={"moe": first}, others={"moe": (second,)})
+    return Tables(measured, load_gpu("h100"))
 
 
 def test_errors_of_borrowing_are_those_of_leaving_kernels_out(h100):
