@@ -70,7 +70,7 @@ def test_steps_obey_physics_but_for_the_list(cases, bandwidth, check):
 
 def test_every_preset_tp_and_dtype_is_checked(cases):
     plans = {(p.model.name, p.tp, p.dtype, p.kv_dtype) for p, *_ in cases}
-    assert len(plans) == len(cases) == 4 * (4 * len(steps.presets()) - 1)
+    assert len(plans) == len(cases) == 4 * (4 * len(steps.PRESETS) - 1)
     assert ("qwen2.5-7b", 8, "bf16", "bf16") not in plans, "28 query heads do not divide by 8"
 
 
