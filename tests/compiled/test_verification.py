@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastroof import compile_plan
-from fastroof.compiled import serving, steps, verification
+from fastroof.compiled import disaggregated, serving, steps, verification
 from fastroof.plan.verification import NO_WINDOW, verification_arena
 from tests.compiled.test_serving import PROFILE, one, options
 from tests.reference.handmade import attention_rows, gemm_rows, handmade_tables
-from tests.reference.serving import Verified, closed_form
+from tests.reference.serving import Verified, closed_form, mean_step_us
 from tests.reference.verification import verify_us
 
 pytestmark = pytest.mark.loops
@@ -116,6 +116,42 @@ def test_estimates_are_the_closed_form(plan, draft, tokens, has_draft, is_chunke
         assert got[serving.TPOT_US, 0] == pytest.approx(expected.tpot_us, rel=1e-4, nan_ok=True)
         assert got[serving.DECODE_STEP_US, 0] == pytest.approx(expected.decode_us, rel=1e-4)
         assert got[serving.MIXED_STEP_US, 0] == pytest.approx(expected.mixed_us, rel=1e-4)
+
+
+def test_workers_of_both_kinds_draft(plan, draft):
+    tokens, accepted = 4, 2.5
+    arena = verification_arena(plan, tokens, accepted, tokens - 1, draft)
+    isl, osl = 300, 40
+    expected = closed_form(plan, isl, osl, 1, 512, verified=Verified(tokens, accepted, draft))
+    scenario = np.array([[float(x)] for x in (isl, osl, 1, 1, 1, 512)])
+    link = disaggregated.LinkOptions(1e5, 1e5, np.inf, 0.5, True, 0.0, 0.0, 0.0, 0.0, 0.0)
+    out = np.full((disaggregated.DISAGGREGATED_ROWS, 1), np.nan)
+    assert disaggregated.disaggregated_estimates(arena, arena, scenario, link, out)[0] == 0
+    assert out[disaggregated.DECODE_STEP_US, 0] == pytest.approx(expected.decode_us, rel=1e-4)
+    assert out[disaggregated.TPOT_US, 0] == pytest.approx(expected.tpot_us, rel=1e-4)
+    # the prefill worker's draft reads the prompt, and leaves the rest to the decode worker's
+    chunks = [(1.0, float(isl), 0.0)]
+    prompt_us = mean_step_us(plan, 0.0, isl, osl, chunks, isl, 1.0)
+    prompt_us += mean_step_us(draft, 0.0, isl, osl, chunks, isl, 1.0, is_draft=True)
+    assert out[disaggregated.PREFILL_US, 0] == pytest.approx(prompt_us, rel=1e-9)
+
+
+@pytest.mark.parametrize("osl", [1.0, 40.0])
+def test_a_draft_attends_to_what_is_cached(plan, draft, osl):
+    arena = verification_arena(plan, 3, 2.0, 2, draft)
+
+    def ttft_us(isl, new):
+        out = np.full((serving.ESTIMATE_ROWS, 1), np.nan)
+        sizes = [np.array([x]) for x in (isl, new, osl, 1.0, 512.0)]
+        assert serving.serving_estimates(arena, *sizes, options(), out)[0] == 0
+        return out[serving.TTFT_US, 0]
+
+    pairs = 100.0 * 200.0
+    prefix_us = sum(
+        parts.prefix_pair_us * pairs + parts.prefix_token_us * 200.0
+        for parts in (steps.open_plan(plan.arena), steps.open_plan(draft.arena))
+    )
+    assert ttft_us(300.0, 100.0) == pytest.approx(ttft_us(100.0, 100.0) + prefix_us, rel=1e-9)
 
 
 ANY = st.floats(allow_nan=True, allow_infinity=True) | st.floats(1.0, 4000.0)
