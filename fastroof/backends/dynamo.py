@@ -64,7 +64,8 @@ def dynamo_profile(
         Most tokens that a decode attends to; by default the model's positions.
     max_kv_tokens : int, optional
         Most tokens that the decodes of a step attend to together; by default max_batch_size * max_context,
-        which the mocker's num_gpu_blocks * block_size is meant to be below.
+        which the mocker's num_gpu_blocks * block_size is meant to be below. It counts whole tokens: where
+        layers keep a window of a sequence, ``plan.memory.max_kv_tokens`` is less than what fits.
     max_batch_size : int
         Most decodes in a step, the mocker's max_num_seqs.
     points : int

@@ -747,3 +747,14 @@ def test_amounts_in_words() -> None:
         "", "12 B", "1.54 kB", "2.5 GB", "3.4 TB", "4,500 TB",
     ]  # fmt: skip
     assert [time_words(v) for v in (12.345, 18075.8, 2.5e6)] == ["12.35 us", "18.08 ms", "2.5 s"]
+
+
+def test_a_step_says_how_much_windowed_layers_keep() -> None:
+    plan = fastroof.compile_plan("gemma-3-12b", "h100", fastroof.load_tables("h100"))
+    held = 40 * plan.memory.held_tokens(8192)
+    words = " ".join(good("step", "--model", "gemma-3-12b", "--decode", "40x8192").split())
+    assert "327,680 tokens, of which windowed layers keep the last 1,024 of a sequence" in words
+    assert f"as much as {held:,.0f} of {plan.memory.max_kv_tokens:,} whole ones that fit" in words
+    whole = good("step", "--model", "llama-3.1-8b", "--decode", "40x8192")
+    assert "327,680 of" in whole
+    assert "tokens that fit" in whole
