@@ -128,7 +128,7 @@ def grid_names() -> list[str]:
     Examples
     --------
     >>> grid_names()
-    ['cpu', 'h100', 'smoke']
+    ['cpu', 'h100', 'moe', 'smoke']
     """
     return sorted(path.stem for path in GRIDS.glob("*.toml"))
 
