@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from fastroof.operators.attention import ATTENTION_DECODE, ATTENTION_PREFILL
 
 if TYPE_CHECKING:
-    from fastroof.plan.step_plan import StepPlan
+    from fastroof.plan.plan_facts import PlanFacts
 
 __all__ = ["kernel_sources", "source_words"]
 
 
-def kernel_sources(plan: StepPlan) -> dict[str, tuple[str, ...]]:
+def kernel_sources(plan: PlanFacts) -> dict[str, tuple[str, ...]]:
     """Sources by operator, in the order of the step."""
     sources: dict[str, dict[str, None]] = {}
     for curve in plan.row_curves:
@@ -23,7 +23,7 @@ def kernel_sources(plan: StepPlan) -> dict[str, tuple[str, ...]]:
     return {operator: tuple(names) for operator, names in sources.items()}
 
 
-def source_words(plan: StepPlan) -> str:
+def source_words(plan: PlanFacts) -> str:
     """The source of most operators, and by name the operators that come from another."""
     by_operator = {operator: " and ".join(names) for operator, names in kernel_sources(plan).items()}
     names = list(by_operator.values())

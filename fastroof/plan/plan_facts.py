@@ -1,0 +1,216 @@
+"""What a plan is: its model on its GPUs, its curves and blocks, and how it is told apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from fastroof._version import __version__
+from fastroof.arrays import Floats
+from fastroof.config import GpuSpec
+from fastroof.engines import EngineProfile
+from fastroof.lazy_property import lazy_property
+from fastroof.models import Layout, ModelSpec
+from fastroof.models.execution import Execution
+from fastroof.operators.attention_work import HeadShape
+from fastroof.plan.attention import PlanAttention, heads_of
+from fastroof.plan.curves import RowCurve
+from fastroof.plan.decode_lines import decode_lines
+from fastroof.plan.kernel_sources import source_words
+from fastroof.plan.memory import PlanMemory, plan_memory
+
+if TYPE_CHECKING:
+    from fastroof.plan.step_error import ErrorSource
+    from fastroof.plan.step_plan import StepPlan
+
+__all__ = ["PlanFacts"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PlanFacts:
+    """All that a plan holds, and what follows of it without timing a step.
+
+    Attributes
+    ----------
+    model, gpu : ModelSpec, GpuSpec
+        What runs where.
+    layout : Layout
+        How it is split over GPUs; its steps are those of one attention-data-parallel rank.
+    dtype, kv_dtype, method : str
+        As given to :func:`compile_plan`, ``"auto"`` resolved.
+    execution : Execution
+        Formats of every part, routing, and what runs beside what.
+    engine : EngineProfile
+        What the engine adds to the kernels, and how it schedules; ``runtime`` is its name.
+    max_tokens, max_seqs : int
+        The largest step it can time.
+    tables_hash : str
+        SHA-256 of the measured rows it was compiled from; empty for the datasheet model.
+    error_source : ErrorSource
+        What its errors are made from; stays behind when it is pickled.
+    version : str
+        fastroof's version.
+    arena : ndarray of float64
+        The plan as the compiled loops read it, see :mod:`fastroof.compiled.steps`.
+    row_curves : tuple of RowCurve
+        Each operator's latency against its rows, in the order in which they are summed.
+    attention : tuple of PlanAttention
+        Attention of each kind of layers; ``arena`` holds their sum.
+    stage : int or None
+        Which pipeline stage it is a plan of; None where it is of the whole model.
+    stage_plans : tuple of StepPlan
+        Of its pipeline stages, where there are several; :attr:`stages` is there always.
+    """
+
+    model: ModelSpec
+    gpu: GpuSpec
+    layout: Layout
+    dtype: str
+    kv_dtype: str
+    execution: Execution
+    engine: EngineProfile
+    method: str
+    max_tokens: int
+    max_seqs: int
+    tables_hash: str
+    arena: Floats
+    row_curves: tuple[RowCurve, ...]
+    attention: tuple[PlanAttention, ...]
+    error_source: ErrorSource
+    version: str = field(default=__version__)
+    stage: int | None = None
+    stage_plans: tuple[StepPlan, ...] = ()
+
+    @property
+    def batches_in_flight(self) -> float:
+        """Batches as large as its steps that its GPUs work on at once: one a rank and pipeline stage.
+
+        Fewer where ranks are loaded unevenly: its steps are those of the most loaded one.
+        """
+        flight, imbalance = self.layout.batches_in_flight, self.execution.dp_imbalance
+        return flight if imbalance == 1.0 else flight / imbalance
+
+    @property
+    def tp(self) -> int:
+        """GPUs that share each layer."""
+        return self.layout.tp
+
+    @property
+    def runtime(self) -> str:
+        """Name of the engine's profile."""
+        return self.engine.name
+
+    @property
+    def heads(self) -> HeadShape:
+        """What one GPU's attention kernels are keyed by, in a plan of one kind of layers.
+
+        Raises
+        ------
+        ModelError
+            If there are several.
+        """
+        if len(self.attention) > 1:
+            _ = self.model.only_kind
+        return heads_of(self.attention[0].call)
+
+    @lazy_property
+    def memory(self) -> PlanMemory:
+        """Weight bytes, KV bytes a token and the most KV tokens that fit, on one GPU."""
+        return plan_memory(
+            self.model, self.layout, self.gpu, self.execution, self.max_tokens, stage=self.stage
+        )
+
+    @lazy_property
+    def decode_lines(self) -> Floats | None:
+        """Steps of equal decodes by batch size and kv_len, tabulated when first needed.
+
+        None where the tables' kv_len axis has no simple keys: a general loop times such plans.
+        """
+        return decode_lines(self.arena)
+
+    @lazy_property
+    def made_from(self) -> dict[str, str]:
+        """What its answers carry as metadata of their Arrow tables."""
+        return {
+            "fastroof.version": self.version,
+            "fastroof.tables_hash": self.tables_hash,
+            "fastroof.model": self.model.name,
+            "fastroof.gpu": self.gpu.name,
+            "fastroof.tp": str(self.tp),
+            "fastroof.dtype": self.dtype,
+            "fastroof.kv_dtype": self.kv_dtype,
+            "fastroof.runtime": self.runtime,
+            "fastroof.method": self.method,
+            "fastroof.kernels": self.kernels,
+            **{f"fastroof.{name}": str(value) for name, value in self._split().items()},
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        made = ("decode_lines", "made_from", "memory", "paced", "scalar", "step_scalar", "verification_arena")
+        # a list: another thread may be adding one of them
+        return {name: value for name, value in list(self.__dict__.items()) if name not in made}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            object.__setattr__(self, name, value)
+        self.arena.flags.writeable = False
+
+    def _split(self) -> dict[str, str | int]:
+        """What tells it apart from a dense model that is split by tp alone."""
+        layout, split = self.layout, dict[str, str | int]()
+        if layout.world_size > self.tp or layout.ep > 1:
+            split |= {"pp": layout.pp, "dp": layout.dp, "ep": layout.ep, "moe_tp": layout.moe_tp}
+        if self.stage is not None:
+            split["stage"] = self.stage
+        if self.model.has_experts:
+            split["routing"] = self.execution.routing
+            if self.execution.exchange.alltoall != "never":
+                split["exchange"] = "alltoall"
+        if self.execution.dp_imbalance != 1.0:
+            split["dp_imbalance"] = str(self.execution.dp_imbalance)
+        return split
+
+    def __repr__(self) -> str:
+        layout = self.layout
+        gpus = f"{layout.world_size} x {self.gpu.name}"
+        if layout.world_size > self.tp or layout.ep > 1:
+            gpus += f" ({layout})"
+        stage = "" if self.stage is None else f"stage {self.stage} of "
+        routing = f", routing {self.execution.routing}" if self.model.has_experts else ""
+        return (
+            f"StepPlan({stage}{self.model.name} on {gpus}, {self.dtype} weights, {self.kv_dtype} KV"
+            f"{routing}, runtime {self.runtime!r}, up to {self.max_tokens} tokens)"
+        )
+
+    @lazy_property
+    def kernels(self) -> str:
+        """Which measured tables its kernels come from, in words; ``datasheet`` without any."""
+        return source_words(self)
+
+    def describe(self) -> dict[str, str | int]:
+        """Say what it is a plan of, as JSON can hold it: what other programs are told of a plan.
+
+        Layouts beyond tp name every size, models with experts how tokens spread over them.
+
+        Examples
+        --------
+        >>> import fastroof
+        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+        >>> [plan.describe()[name] for name in ("model", "gpu", "tp", "max_tokens")]
+        ['llama-3.1-8b', 'h100', 1, 8192]
+        """
+        return {
+            "model": self.model.name,
+            "gpu": self.gpu.name,
+            "tp": self.tp,
+            "dtype": self.dtype,
+            "kv_dtype": self.kv_dtype,
+            "runtime": self.runtime,
+            "method": self.method,
+            "max_tokens": self.max_tokens,
+            "max_seqs": self.max_seqs,
+            "tables_hash": self.tables_hash,
+            "kernels": self.kernels,
+            "version": self.version,
+            **self._split(),
+        }
