@@ -35,6 +35,7 @@ __all__ = [
     "borrowing_errors",
     "borrowing_grids",
     "features",
+    "is_routing",
     "layers",
     "nearest",
     "nearest_routing",
@@ -119,6 +120,17 @@ def layers(shapes: Sequence[ExpertShape]) -> Longs:
     """A number a layer: equal for its splits."""
     number: dict[tuple[int, ...], int] = {}
     return np.array([number.setdefault(shape.layer, len(number)) for shape in shapes], np.int64)
+
+
+def is_routing(distribution: str) -> bool:
+    """Whether a name says how tokens spread, as tables of experts call it.
+
+    Examples
+    --------
+    >>> [is_routing(name) for name in ("balanced", "power_law_1.5", "int3")]
+    [True, True, False]
+    """
+    return distribution.startswith(("balanced", "uniform", "power_law"))
 
 
 def nearest_routing(wanted: str, measured: Iterable[str]) -> str:

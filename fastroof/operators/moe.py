@@ -24,6 +24,7 @@ from fastroof.operators.expert_borrowing import (
     borrowed_points,
     borrowing_errors,
     borrowing_grids,
+    is_routing,
     nearest,
     nearest_routing,
 )
@@ -180,6 +181,10 @@ class MoeOperator(SizedOperator, PerRowOperator):
         if any(key in tables.keys_of(table) and tables.is_sound(table, key) for table in own):
             return ()
         wanted = ExpertShape(*key)
+        if not is_routing(wanted.distribution):
+            # nobody measured it: no other routing is near it
+            tables.serving(self.name, key)
+            return ()
         if len(own) < len(candidates):
             found = self._nearest(tables, wanted, own, sound=True)
             if found and found[0].is_near(wanted):

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fastroof.columns import ORIGIN_BORROWED
 from fastroof.errors import FastroofError, LookupInputError, MissingTableError
 
 QUERIES: dict[str, dict[str, Any]] = {
@@ -98,10 +99,14 @@ def test_an_unmeasured_key_lists_the_nearest(h100):
     with pytest.raises(MissingTableError, match=r"num_gpus=3.*closest: .*num_gpus=") as error:
         h100.lookup("allreduce", num_gpus=3, message_bytes=4096)
     assert "mode=graph" in str(error.value).split("closest:")[1].split(";")[0]
-    with pytest.raises(
-        MissingTableError, match=r"topk=7.*closest: .*hidden=2048 intermediate=512 .*num_experts=256"
-    ):
-        h100.lookup("moe", **{**QUERIES["moe"], "topk": 7})
+    sent = {"library": "deepep_ll", "phase": "dispatch", "num_experts": 256, "num_gpus": 8, "num_tokens": 64}
+    with pytest.raises(MissingTableError, match=r"topk=7.*closest: .*hidden=7168 topk=8 num_experts=256"):
+        h100.lookup("expert_dispatch", hidden=7168, topk=7, **sent)
+
+
+def test_experts_of_an_unmeasured_shape_are_lent(h100):
+    lent = h100.lookup("moe", **{**QUERIES["moe"], "topk": 7})
+    assert set(np.ravel(lent.origin).tolist()) == {ORIGIN_BORROWED}
 
 
 def test_an_allreduce_of_one_gpu_is_none(h100):
