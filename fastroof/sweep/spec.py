@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, WithJsonSchema, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from fastroof.models import ModelSpec
 from fastroof.models.execution import AUTO, DTYPES, KV_DTYPES, ROUTING, ROUTINGS
@@ -75,9 +83,13 @@ class SweepSpec(BaseModel):
 
     @property
     def splits(self) -> tuple[tuple[int, Split], ...]:
-        """Every tensor-parallel size with every other size of a layout, in the order of the rows."""
+        """Every tensor-parallel size with every other size of a layout, in the order of the rows.
+
+        Groups of experts that do not divide the tp x dp GPUs of a stage are none.
+        """
         others = list(itertools.starmap(Split, itertools.product(self.pp, self.dp, self.ep, self.routing)))
-        return tuple(itertools.product(self.tp, others))
+        every = itertools.product(self.tp, others)
+        return tuple((tp, split) for tp, split in every if tp * split.dp % split.ep == 0)
 
     def formats(self, model: ModelSpec) -> tuple[tuple[str, str], ...]:
         """Every dtype with every kv_dtype of a model, each once: auto is what its checkpoint has."""
@@ -85,6 +97,15 @@ class SweepSpec(BaseModel):
         dtypes = dict.fromkeys(own if dtype == AUTO else dtype for dtype in self.dtype)
         kv_dtypes = dict.fromkeys(own_kv if dtype == AUTO else dtype for dtype in self.kv_dtype)
         return tuple(itertools.product(dtypes, kv_dtypes))
+
+    @model_validator(mode="after")
+    def _check_splits(self) -> Self:
+        if not self.splits:
+            raise ValueError(
+                f"ep: {', '.join(map(str, self.ep))} divides none of the tp x dp GPUs of a stage: tp "
+                f"{', '.join(map(str, self.tp))}, dp {', '.join(map(str, self.dp))}"
+            )
+        return self
 
     @field_validator("tables", mode="before")
     @classmethod

@@ -59,5 +59,10 @@ def test_sizes_and_routings_are_checked():
     assert load_spec(spec).splits == ((1, (1, 1, 1, ROUTING)),)
     with pytest.raises(SweepError, match="pp"):
         load_spec({**spec, "pp": 0})
+    # groups that do not divide the GPUs of a stage are no layouts
+    splits = load_spec({**spec, "tp": [1, 2], "ep": [1, 2]}).splits
+    assert [(tp, split.ep) for tp, split in splits] == [(1, 1), (2, 1), (2, 2)]
+    with pytest.raises(SweepError, match="3 divides none of the tp x dp GPUs"):
+        load_spec({**spec, "ep": 3})
     with pytest.raises(SweepError, match="routing"):
         load_spec({**spec, "routing": "zipf"})
