@@ -13,11 +13,11 @@ of sixteen, from four and eight, by 0.2 to 0.5: other kernels run there.
 Over several domains each exchange is done within them and, by every GPU with its peers in the other ones,
 between them: one phase of ``INTER_NODE_US`` and the bytes that cross, over the bandwidth that the card's file
 gives. Engines' own all-reduces are of one node: within the nodes of a larger group NCCL's are read. No table
-has a collective over several nodes. Against what people report of nccl-tests in public threads, by which
-nothing here was chosen: all-reduces of a few bytes take 46 us on two nodes of H20 and 62 on 16 of H100
-(NVIDIA/nccl 1244, 1469), here 36; 8 GiB on two nodes of H100 go at 330 to 430 GB/s of bus bandwidth and on
-four at 320 (NVIDIA/nccl 1221), here at 293 and 253; 16 MiB between two single GPUs take 420 us
-(NVIDIA/nccl-tests 232), here 356.
+has a collective over several nodes. Against what people report of nccl-tests in public threads, by which no
+constant was chosen, only that NCCL's curve is read within the nodes: all-reduces of a few bytes take 46 us on
+two nodes of H20 and 62 on 16 of H100 (NVIDIA/nccl 1244, 1469), here 36; 8 GiB on two nodes of H100 go at 330
+to 430 GB/s of bus bandwidth and on four at 320 (NVIDIA/nccl 1221), here at 293 and 253; 16 MiB between two
+single GPUs take 420 us (NVIDIA/nccl-tests 232), here 356.
 """
 
 from __future__ import annotations
