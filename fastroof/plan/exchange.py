@@ -9,8 +9,11 @@ from fastroof.engines.profile import EngineProfile
 from fastroof.errors import PlanError
 from fastroof.models import Layout, ModelSpec
 from fastroof.models.exchange_rules import ExchangeRules
+from fastroof.models.execution import Execution
+from fastroof.models.experts import RoutedExperts
+from fastroof.models.quantisation.scheme import BLOCK
 
-__all__ = ["EXCHANGES", "check_engine_layout", "exchange_rules"]
+__all__ = ["EXCHANGES", "check_engine_layout", "check_expert_blocks", "exchange_rules"]
 
 EXCHANGES: Final = ("gather", "alltoall")
 """How tokens reach experts on other GPUs: gathered, or sent to their experts alone."""
@@ -72,3 +75,26 @@ def check_engine_layout(
             reasons.append(f"{engine.name} names no library that sends tokens to experts")
     if reasons:
         raise PlanError(f"{model.name} does not run with {layout}: {'; '.join(reasons)}")
+
+
+def check_expert_blocks(model: ModelSpec, layout: Layout, execution: Execution) -> None:
+    """Refuse experts whose share on one GPU is no whole number of blocks of fp8 scales: no engine runs them.
+
+    Raises
+    ------
+    PlanError
+        Naming the sizes that would do.
+    """
+    for kind in model.kinds:
+        mlp = kind.mlp
+        if not isinstance(mlp, RoutedExperts) or kind.run_as(execution).stored("experts") != "fp8_block":
+            continue
+        if mlp.intermediate // layout.moe_tp % BLOCK:
+            width, gpus = mlp.intermediate // layout.moe_tp, layout.moe_tp * layout.ep
+            fit = [n for n in range(1, gpus + 1) if gpus % n == 0 and mlp.intermediate % (n * BLOCK) == 0]
+            sizes = [f"ep {gpus // n} with moe_tp {n}" for n in fit]
+            raise PlanError(
+                f"{model.name} in fp8_block: an expert of width {mlp.intermediate} over {layout.moe_tp} GPUs "
+                f"is {width} wide, no multiple of the {BLOCK} that share a scale; "
+                f"{' or '.join(sizes) or 'no split'} would do"
+            )

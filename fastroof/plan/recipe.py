@@ -23,7 +23,7 @@ from fastroof.plan.attention import PlanAttention, heads_of
 from fastroof.plan.blocks import scaled_block, sum_blocks
 from fastroof.plan.curves import CurveSource
 from fastroof.plan.datasheet import DatasheetCurves
-from fastroof.plan.exchange import check_engine_layout, exchange_rules
+from fastroof.plan.exchange import check_engine_layout, check_expert_blocks, exchange_rules
 from fastroof.plan.kernel_formats import kernel_formats
 from fastroof.plan.options import PlanOptions, kernel_order
 from fastroof.plan.rows import ONCE, Ranks, RowCall, RowSums, origins_of, row_calls, sums_of
@@ -257,6 +257,7 @@ def plan_recipe(
     model.check_layout(layout)
     check_engine_layout(model, layout, options.runtime, options.exchange)
     execution = execution_of(model, options, curves)
+    check_expert_blocks(model, layout, execution)
     made = step_calls(model, layout, execution)
     row_limit = max(options.max_tokens, options.max_seqs)
     ranks = Ranks.of(layout, execution)

@@ -197,3 +197,17 @@ def test_layers_of_deepseek_by_hand(h100):
         # shared experts and attention are split by tp, and whole on every rank of its own
         assert held["shared_gate_up"] + held["shared_down"] == expert // tp
         assert held["qkv"] == 3 * 128 // tp * 128 * 7168
+
+
+@pytest.mark.parametrize(
+    ("dtype", "model"), [("fp8_block", MODEL), ("auto", load_model("Qwen/Qwen3-235B-A22B-FP8"))]
+)
+def test_experts_are_split_into_whole_blocks_of_scales(dtype, model):
+    tables = load_tables("h200")
+    with pytest.raises(
+        PlanError, match=r"192 wide.*ep 8 with moe_tp 1 or ep 4 with moe_tp 2 or ep 2 with moe_tp 4"
+    ):
+        compile_plan(model, "h200", tables, tp=8, dtype=dtype, **LIMITS)
+    for ep in (2, 4, 8):
+        assert compile_plan(model, "h200", tables, tp=8, ep=ep, dtype=dtype, **LIMITS).layout.ep == ep
+    assert compile_plan(MODEL, "h200", tables, tp=8, **LIMITS).layout.moe_tp == 8
