@@ -28,7 +28,7 @@ modelled or refused), why.
 """
 
 
-LISTED_KINDS: Final = 3
+LISTED_KINDS: Final = 2
 
 
 def register(app: typer.Typer) -> None:
@@ -117,4 +117,7 @@ def _width(mlp: Any) -> str:
 
 
 def _distinct(texts: Iterable[str]) -> str:
-    return ", ".join(dict.fromkeys(texts))
+    distinct = list(dict.fromkeys(texts))
+    if len(distinct) <= LISTED_KINDS or not all(text.isdigit() for text in distinct):
+        return ", ".join(distinct)
+    return f"{min(map(int, distinct))} to {max(map(int, distinct))}"

@@ -681,7 +681,8 @@ def test_output_into_a_pipe_is_not_cut() -> None:
     header, _, *rows = done.stdout.splitlines()
     assert header.startswith("model")
     assert len(rows) == len(fastroof.model_names())
-    assert max(map(len, done.stdout.splitlines())) < 150
+    # as wide as its cells, not as the pipe may be
+    assert max(map(len, done.stdout.splitlines())) < 200
 
 
 @pytest.mark.parametrize(

@@ -215,7 +215,7 @@ def other_models() -> list[tuple[ModelSpec, str]]:
     windowed = replace(kind, attention=replace(kind.attention, window=1024))
     return [
         (replace(SMALL, layers=(dense, LayerGroup(kind, 47))), "several kinds"),
-        (replace(SMALL, layers=(LayerGroup(windowed, 48),)), "within 1024 tokens"),
+        (replace(SMALL, layers=(LayerGroup(windowed, 48),)), "a window of 1024 tokens"),
     ]
 
 

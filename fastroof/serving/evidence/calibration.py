@@ -301,6 +301,7 @@ def profile_text(profile: EngineProfile) -> str:
     [kernels]
     gemm_smoothing = "none"
     fp8_scales = "dynamic"
+    shared_experts = "apart"
     """
     content = {key: value for key, value in asdict(profile).items() if value not in ("", None, {})}
     if not content["kernels"]["engines"]:

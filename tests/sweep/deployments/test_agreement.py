@@ -222,7 +222,7 @@ def test_the_best_is_as_good_as_its_estimate_says(
     spec = {"models": "llama-3.1-8b", "tp": [1, 2], "isl": sizes[0], "osl": sizes[1], "max_seqs": 256}
     spec |= {"concurrency": [1, 16, 200], "speculation": asked, "prefix_hit": hit, "runtime": "vllm"}
     row = best_deployments(spec, runners_up=0).answers[0].choices[0].row
-    plan = plan_of(row, load_engine("vllm"), h100, 256)
+    plan = plan_of(row, load_engine("vllm"), h100, 256, row["model"])
     speculation = SpeculativeDecoding(drafts, accepted, None if draft == "none" else draft)
     seen = estimated(plan, row, max_seqs=256, speculation=speculation, prefix_hit=row["prefix_hit"])
     for name in (*TIMES, "tokens_per_s_per_gpu"):
