@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from fastroof.compat.compare_steps import COMPONENTS, Case, MethodTime, Step
-from fastroof.operators.calls import Elementwise, RowOperator
 from fastroof.plan import StepPlan
-from fastroof.plan.curves import DATASHEET_SOURCE, per_row, row_cost
+from fastroof.plan.components import component_of
+from fastroof.plan.curves import DATASHEET_SOURCE, row_cost
 from fastroof.plan.datasheet import CLASSES
 from fastroof.plan.explain import Explanation
 from fastroof.run import StepBatch
@@ -32,10 +32,6 @@ DATASHEET_CLASS: Final = {
 }
 
 
-EXPERT_ROLES: Final = ("router", "experts", "shared_gate_up", "shared_down", "shared_gate")
-"""Calls that time experts; their norms, activations and exchanges are components of their own."""
-
-
 def requests_of(step: Step) -> list[tuple[int, int]]:
     """Requests of a step as (new_tokens, context_len)."""
     if step.phase == "decode":
@@ -53,19 +49,9 @@ def plan_time(method: str, plan: StepPlan, step: Step) -> MethodTime:
     return MethodTime(method, components, total_us)
 
 
-def _component(operator: RowOperator) -> str:
-    if per_row(operator).over_link:
-        return "communication"
-    if isinstance(operator, Elementwise):
-        return "elementwise"
-    if operator.role in EXPERT_ROLES:
-        return "experts"
-    return "lm_head" if operator.role == "lm_head" else "linear"
-
-
 def _by_component(plan: StepPlan, explanation: Explanation) -> dict[str, dict[str, float]]:
     """Time of each component and what its roofline, without launches, would be."""
-    of_role = {curve.operator.role: _component(curve.operator) for curve in plan.row_curves}
+    of_role = {curve.operator.role: component_of(curve.operator) for curve in plan.row_curves}
     dtypes = {curve.operator.role: row_cost(curve.operator).dtype for curve in plan.row_curves}
     by_component: dict[str, dict[str, float]] = {}
     for part in explanation.operators:
@@ -82,7 +68,7 @@ def _by_component(plan: StepPlan, explanation: Explanation) -> dict[str, dict[st
 
 def modelled_components(plan: StepPlan, step: Step) -> list[str]:
     """Components of a step of which a part comes from the datasheet, in the order of the components."""
-    of_role = {curve.operator.role: _component(curve.operator) for curve in plan.row_curves}
+    of_role = {curve.operator.role: component_of(curve.operator) for curve in plan.row_curves}
     parts = plan.explain(requests_of(step)).operators
     modelled = {of_role.get(part.role, "attention") for part in parts if part.source == DATASHEET_SOURCE}
     return [component for component in COMPONENTS if component in modelled]

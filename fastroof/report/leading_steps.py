@@ -13,7 +13,7 @@ from fastroof.config import GpuSpec, load_gpu
 from fastroof.errors import FastroofError
 from fastroof.models import load_model
 from fastroof.models.execution import AUTO, ROUTINGS
-from fastroof.report.components import component_of
+from fastroof.report.components import component_words
 from fastroof.units import MS_PER_S, US_PER_S
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ class StepSource:
 
     def _explained(self, plan: StepPlan, step: _Requests) -> LeadingStep:
         explanation = plan.explain(step.requests)
-        components = {curve.operator.role: component_of(curve.operator) for curve in plan.row_curves}
+        components = {curve.operator.role: component_words(curve.operator) for curve in plan.row_curves}
         groups = dict.fromkeys(GROUPS, 0.0)
         for part in explanation.operators:
             groups[components.get(part.role, part.role.replace("_", " "))] += part.total_us

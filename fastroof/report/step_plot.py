@@ -10,7 +10,7 @@ import numpy as np
 from fastroof.arrays import Floats, Longs
 from fastroof.compiled.kv_room import longest_held
 from fastroof.errors import FastroofError
-from fastroof.report.components import ROW_COMPONENTS, component_of
+from fastroof.report.components import ROW_COMPONENTS, component_words
 from fastroof.report.plots import COLOURS, INK, QUIET, label_line_ends, new_figure, style, write_titles
 from fastroof.units import US_PER_MS
 
@@ -75,7 +75,7 @@ def step_stack(plan: StepPlan, batch_size: Longs, kv_len: Longs) -> StepStack:
     FastroofError
         If a step is larger than the plan, or kv_len is below 2.
     """
-    group_of = {curve.operator.role: component_of(curve.operator) for curve in plan.row_curves}
+    group_of = {curve.operator.role: component_words(curve.operator) for curve in plan.row_curves}
     parts = {name: np.zeros(len(batch_size)) for name in GROUPS}
     for i, (batch, kv) in enumerate(zip(batch_size.tolist(), kv_len.tolist(), strict=True)):
         for part in plan.explain([(1, kv - 1)] * batch).operators:

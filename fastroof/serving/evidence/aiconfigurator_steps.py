@@ -13,14 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module, resources
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from fastroof.engines import load_engine
 from fastroof.load.aiconfigurator import SYSTEMS
 from fastroof.models import Layout
-from fastroof.operators.calls import Elementwise
 from fastroof.plan import StepPlan, compile_plan
-from fastroof.plan.curves import per_row
+from fastroof.plan.components import component_of
 from fastroof.serving.evidence.aiconfigurator_estimates import SDK, aiconfigurator_version, quiet
 from fastroof.tables import load_tables
 from fastroof.units import US_PER_MS
@@ -165,21 +164,11 @@ def _plan(case: StepCase, folder: str) -> StepPlan:
 
 
 def _own_parts(plan: StepPlan, requests: Sequence[tuple[int, int]]) -> dict[str, float]:
-    part_of = {curve.operator.role: _part(curve.operator) for curve in plan.row_curves}
+    part_of: dict[str, str] = {curve.operator.role: component_of(curve.operator) for curve in plan.row_curves}
     parts = dict.fromkeys(PARTS, 0.0)
     for operator in plan.explain(requests).operators:
         parts[part_of.get(operator.role, "attention")] += operator.total_us / US_PER_MS
     return parts
-
-
-def _part(call: Any) -> str:
-    if per_row(call).over_link:
-        return "communication"
-    if isinstance(call, Elementwise):
-        return "elementwise"
-    if call.role == "lm_head":
-        return "lm_head"
-    return "experts" if call.role in ("router", "experts") or call.role.startswith("shared") else "linear"
 
 
 def _their_parts(case: StepCase, folder: str, requests: Sequence[tuple[int, int]]) -> dict[str, float]:
