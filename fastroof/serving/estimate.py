@@ -269,10 +269,12 @@ def estimate(
     )
     out = np.empty((serving.ESTIMATE_ROWS, len(arrays[0])))
     lengths, outputs, clients, budgets = arrays[:4]
-    of_each = clients / flight
-    # with less than one client each, some are idle
-    busy = np.minimum(of_each, 1.0) if flight > 1 else 1.0
-    clients = np.maximum(of_each, 1.0) if flight > 1 else clients
+    busy: Any = 1.0
+    if flight > 1:
+        # with less than one client each, some are idle; less than one in all is for the loop to refuse
+        of_each = clients / flight
+        busy = np.minimum(of_each, 1.0)
+        clients = np.where(clients < 1.0, clients, np.maximum(of_each, 1.0))
     code, position, needed = serving.serving_estimates(
         target.arena, lengths, new, outputs, clients, budgets, options, out
     )

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fastroof import compile_plan, load_tables
+from fastroof.errors import BatchError
 from fastroof.serving import estimate, estimate_disaggregated
 from fastroof.serving.least_gpus import least_gpus
 from fastroof.sweep import best_deployments
@@ -35,6 +36,14 @@ def test_ranks_without_a_client_are_idle(tables):
     assert one.tpot_ms == four.tpot_ms
     assert one.tokens_per_s_per_gpu == pytest.approx(four.tokens_per_s_per_gpu / 4, rel=1e-12)
     assert one.effective_concurrency == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("clients", [0, -3, 0.5, float("nan")])
+def test_ranks_need_a_client_as_one_does(tables, clients):
+    for dp in (1, 4):
+        plan = compile_plan("llama-3.1-8b", "h100", tables, dp=dp, max_tokens=16384)
+        with pytest.raises(BatchError, match=f"concurrency {clients:g}"):
+            estimate(plan, **LOAD, concurrency=[8, clients])
 
 
 def test_workers_of_ranks_are_as_many_workers(tables):
