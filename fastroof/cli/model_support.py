@@ -42,17 +42,24 @@ def print_support(
 
 
 def _print_layouts(rows: Sequence[Support]) -> None:
+    from fastroof.models.layout import split_words
+
     columns = ("gpu", "engine", "format", "layout", "status", "why")
     print_table(
         columns,
-        [(row.gpu, row.engine, row.dtype, _layout(row), row.status, row.why) for row in rows],
+        [
+            (
+                row.gpu,
+                row.engine,
+                row.dtype,
+                split_words({"tp": row.tp, "pp": row.pp, "dp": row.dp, "ep": row.ep}),
+                row.status,
+                row.why,
+            )
+            for row in rows
+        ],
         left=columns,
     )
-
-
-def _layout(row: Support) -> str:
-    sizes = {"tp": row.tp, "pp": row.pp, "dp": row.dp, "ep": row.ep}
-    return ", ".join(f"{name} {size}" for name, size in sizes.items() if size > 1 or name == "tp")
 
 
 def _print_matrix(rows: Sequence[Support]) -> None:

@@ -94,8 +94,9 @@ def _step_cell(best: BestStep, column: str) -> str:
 
 def layout_words(row: dict[str, Any]) -> str:
     """Say on how many GPUs a deployment is, and how: ``4 x tp 2``, or ``1 + 3 x tp 2`` workers."""
-    sizes = {"pp": row.get("pp", 1), "dp": row.get("dp", 1), "ep": row.get("ep", 1)}
-    split = ", ".join([f"tp {row['tp']}", *(f"{name} {size}" for name, size in sizes.items() if size > 1)])
+    from fastroof.models.layout import split_words
+
+    split = split_words(row)
     if row["mode"] == "aggregated":
         return f"{row['replicas']} x {split}"
     return f"{row['prefill_workers']} prefill + {row['decode_workers']} decode x {split}"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from fastroof.checks import is_whole_number
 from fastroof.errors import PlanError
 
-__all__ = ["ALL_TP_SIZES", "SIZES_OF_TP", "TP_SIZES", "Layout"]
+__all__ = ["ALL_TP_SIZES", "SIZES_OF_TP", "TP_SIZES", "Layout", "split_words"]
 
 TP_SIZES: Final = (1, 2, 4, 8)
 """Tensor-parallel sizes on one node: what sweeps and searches take by default."""
@@ -84,4 +85,16 @@ class Layout:
         sizes = {"tp": self.tp, "pp": self.pp, "dp": self.dp, "ep": self.ep}
         if self.ep > 1 and self.moe_tp > 1:
             sizes["moe_tp"] = self.moe_tp
-        return ", ".join(f"{name} {size}" for name, size in sizes.items() if size > 1 or name == "tp")
+        return split_words(sizes)
+
+
+def split_words(row: Mapping[str, int]) -> str:
+    """Say how a row of results, or a layout, is split: its tp, and the other sizes that are more than one.
+
+    Examples
+    --------
+    >>> split_words({"tp": 1, "dp": 8, "ep": 8, "pp": 1})
+    'tp 1, dp 8, ep 8'
+    """
+    others = {name: row.get(name, 1) for name in ("pp", "dp", "ep", "moe_tp")}
+    return ", ".join([f"tp {row['tp']}", *(f"{name} {size}" for name, size in others.items() if size > 1)])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from fastroof.errors import FastroofError
+from fastroof.models.layout import split_words
 from fastroof.report.front import in_turns
 from fastroof.report.leading_steps import GROUPS, LeadingStep, StepSource, achieved
 from fastroof.report.pareto_plot import LINE_LOOKS, rows_where, swept_words
@@ -98,7 +99,7 @@ def _best_rows(results: Results, rows: Any) -> Any:
 def _words(row: dict[str, Any]) -> str:
     load = f"batch {row['batch_size']}" if "batch_size" in row else f"{row['concurrency']:g} clients"
     mode = "" if row.get("mode", "aggregated") == "aggregated" else f"{row['mode']}, "
-    return f"{row['model']}, tp {row['tp']},\n{mode}{row['dtype']}, {load}"
+    return f"{row['model']}, {split_words(row)},\n{mode}{row['dtype']}, {load}"
 
 
 def _draw_bars(axes: Axes, leading: list[tuple[dict[str, Any], LeadingStep]]) -> None:
@@ -115,7 +116,7 @@ def _draw_bars(axes: Axes, leading: list[tuple[dict[str, Any], LeadingStep]]) ->
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     axes.set_xlabel("decode step (ms)")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.45, -0.13), ncols=4, frameon=False, fontsize=9.0)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.45, -0.13), ncols=3, frameon=False, fontsize=9.0)
 
 
 def _draw_roofline(axes: Axes, leading: list[tuple[dict[str, Any], LeadingStep]], gpu: GpuSpec) -> None:
