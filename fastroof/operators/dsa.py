@@ -24,12 +24,8 @@ from fastroof.operators.foreign_rows import (
     Raw,
     text_columns,
 )
-from fastroof.operators.latent_shapes import (
-    LATENT_SHAPES,
-    model_names,
-    shapes_of,
-    unknown_models,
-)
+from fastroof.operators.latent_shapes import model_names, shapes_of, unknown_models
+from fastroof.operators.latent_widths import LATENT_SHAPES
 from fastroof.operators.latent_work import (
     attended,
     causal_pairs,

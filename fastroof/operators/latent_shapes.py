@@ -1,57 +1,16 @@
-"""Widths of models with latent attention, by the name that tables key their modules by.
-
-A module (projections, attention, output projection) is measured for a model, and so is named by it; models
-that share these widths share the rows (DeepSeek-R1 and Kimi K2 those of deepseek-v3, at their own heads).
-The widths are facts of the models' config.json files.
-"""
+"""Names of models in rows, and the widths of each row's model (:mod:`fastroof.operators.latent_widths`)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
 from fastroof.arrays import Array, Bools
 from fastroof.errors import LookupInputError
+from fastroof.operators.latent_widths import LATENT_SHAPES, LatentShape
 
-__all__ = ["LATENT_SHAPES", "LatentShape", "check_model", "model_names", "shapes_of", "unknown_models"]
-
-
-class LatentShape(NamedTuple):
-    """Widths of one layer's latent attention, or of many rows'; heads are those of a call.
-
-    Attributes
-    ----------
-    hidden : int
-        Width of the residual stream.
-    q_lora_rank, kv_lora_rank : int
-        Widths of the compressed queries, keys and values.
-    nope_dim, rope_dim, v_dim : int
-        Of one head: keys without and with rotary part, values.
-    index_heads, index_dim, topk : int
-        Indexer of sparse attention: its heads and their width, and how many tokens it picks; topk 0 is
-        full attention, index_heads 0 a layer that reuses what another one's indexer picked.
-    """
-
-    hidden: Any
-    q_lora_rank: Any
-    kv_lora_rank: Any
-    nope_dim: Any
-    rope_dim: Any
-    v_dim: Any
-    index_heads: Any = 0
-    index_dim: Any = 0
-    topk: Any = 0
-
-
-LATENT_SHAPES: Final[Mapping[str, LatentShape]] = {
-    "deepseek-v3": LatentShape(7168, 1536, 512, 128, 64, 128),
-    "deepseek-v3.2": LatentShape(7168, 1536, 512, 128, 64, 128, 64, 128, 2048),
-    "glm-5": LatentShape(6144, 2048, 512, 192, 64, 256, 32, 128, 2048),
-    "glm-5-shared-index": LatentShape(6144, 2048, 512, 192, 64, 256, 0, 0, 2048),
-}
-"""``glm-5-shared-index`` are the layers of GLM-5.2 that attend to what another layer's indexer picked."""
+__all__ = ["check_model", "model_names", "shapes_of", "unknown_models"]
 
 _NAMES: Final = {
     "deepseek-ai/DeepSeek-V3": "deepseek-v3",

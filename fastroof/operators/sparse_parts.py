@@ -33,7 +33,8 @@ from fastroof.operators.foreign_rows import (
     size_columns,
     text_columns,
 )
-from fastroof.operators.latent_shapes import LATENT_SHAPES, model_names
+from fastroof.operators.latent_shapes import model_names
+from fastroof.operators.latent_widths import LATENT_SHAPES
 from fastroof.operators.latent_work import NUM_HEADS, causal_pairs
 from fastroof.operators.operator import Columns, HoldoutGrid, by_word
 from fastroof.operators.ragged import RaggedPrefill, WorkPart
