@@ -7,7 +7,7 @@ Nothing here knows a latency.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 __all__ = [
     "AllReduce",
@@ -18,6 +18,8 @@ __all__ = [
     "Elementwise",
     "Experts",
     "Gemm",
+    "MixerCall",
+    "MixerKernel",
     "Parallel",
     "Role",
     "RowOperator",
@@ -44,6 +46,21 @@ Role = Literal[
     "decode_attention",
     "prefill_attention",
     "attention_gate",
+    "q_down_quantise",
+    "q_down",
+    "q_up_quantise",
+    "q_up",
+    "kv_up_quantise",
+    "kv_up",
+    "latent_products",
+    "index",
+    "state_in_quantise",
+    "state_in",
+    "state_conv",
+    "state_gate",
+    "state_out_quantise",
+    "state_out",
+    "hyper_connection",
     "o_quantise",
     "o",
     "attention_allreduce",
@@ -61,6 +78,10 @@ Role = Literal[
     "shared_down_quantise",
     "shared_down",
     "shared_gate",
+    "experts_down_quantise",
+    "experts_down",
+    "experts_up_quantise",
+    "experts_up",
     "attention_scatter",
     "experts_gather",
     "experts_dispatch",
@@ -267,4 +288,43 @@ class AttentionCall:
     window: int = 0
 
 
-Call = RowOperator | Parallel | AttentionCall
+class MixerKernel(NamedTuple):
+    """A measured kernel, or a block of several measured as one, by the table that has it.
+
+    Attributes
+    ----------
+    operator : str
+        Name of the operator: ``mla_decode``, ``dsa_prefill``, ``gdn``.
+    key : tuple
+        What names a kernel in its tables, in the order of the operator's ``keys``; heads are those of one
+        GPU.
+    """
+
+    operator: str
+    key: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class MixerCall:
+    """What mixes tokens otherwise than by grouped heads: latent and sparse attention, linear attention.
+
+    Of a layer on one GPU, over the keys or states of the step's requests, ``times`` a step.
+
+    Attributes
+    ----------
+    decode, prefill : MixerKernel or None
+        What runs over one new token a sequence, and over prompts; None where nothing does.
+    window : int
+        Tokens beyond which a query's attention costs no more, as where an indexer picks so many; 0 where it
+        always grows.
+    """
+
+    times: int
+    decode: MixerKernel | None
+    prefill: MixerKernel | None
+    kv_dtype: str
+    name: str = "attention"
+    window: int = 0
+
+
+Call = RowOperator | Parallel | AttentionCall | MixerCall

@@ -29,6 +29,7 @@ from fastroof.operators.foreign_rows import (
     text_columns,
     version_order,
 )
+from fastroof.operators.mixer_borrowing import Lent, lent
 from fastroof.operators.operator import Answers, Columns, HoldoutGrid, Key
 from fastroof.operators.ragged import RaggedOperator, WorkPart
 from fastroof.units import ACTIVATION_BYTES
@@ -92,6 +93,7 @@ class StateOperator(RaggedOperator):
 
     axes = _AXES
     state_bytes: ClassVar[float]
+    lent_sizes = frozenset({"num_heads", "num_k_heads", "num_v_heads"})
     defaults: ClassVar[Mapping[str, Any]] = {"phase": "generation", "part": ALL, "conv_width": 4, "q_len": 1}
 
     def package_notes(self, columns: Mapping[str, Columns], gpu: GpuSpec) -> dict[str, Any]:
@@ -146,6 +148,30 @@ class StateOperator(RaggedOperator):
         recurrence = batch * (moves * self.state_bytes * self.state(c) + q_len * self.token_bytes(c))
         fused = np.where(c["part"] == FUSED, taps, 0.0)
         return np.asarray(np.where(c["part"] == CONVOLUTION, convolution, recurrence + fused))
+
+    # -- in steps ------------------------------------------------------------------------------------
+
+    def step_sizes(self, is_decode: bool, batch: Any, length: Any, prefix: Any) -> dict[str, Any]:
+        """A decode has one new token, whatever came before; a prompt's prefix is in its state."""
+        return {"batch_size": batch, "q_len": np.ones_like(length) if is_decode else length}
+
+    def step_lengths(self, is_decode: bool, rows: Columns) -> Array:
+        """New tokens."""
+        return np.asarray(rows["q_len"])
+
+    def step_kernels(self, tables: Tables, key: Key) -> list[Lent]:
+        """The fused kernel where it was measured, else convolution and recurrence."""
+        phase, part, *shape = key
+        if part != ALL:
+            return [lent(tables, self, key)]
+        fused = (phase, FUSED, *shape)
+        if tables.serves(self.name, fused):
+            return [lent(tables, self, fused)]
+        return [lent(tables, self, (phase, name, *shape)) for name in (CONVOLUTION, RECURRENCE)]
+
+    def kernel_of(self, key: Key, lender: Key) -> Key:
+        """The part that the lender is."""
+        return (key[0], lender[1], *key[2:])
 
     # -- lookups -------------------------------------------------------------------------------------
 

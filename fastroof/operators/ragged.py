@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 
-from fastroof.arrays import Array, Floats
+from fastroof.arrays import Array, Flags, Floats
+from fastroof.columns import ORIGIN_BORROWED
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import LookupInputError
-from fastroof.operators.operator import Answers, Columns, Key, Operator, dtype_peaks
+from fastroof.operators.mixer_borrowing import Lent, lent
+from fastroof.operators.operator import Answers, Columns, DatasheetClass, Key, Operator, dtype_peaks
+from fastroof.operators.prefix_price import NO_PREFIX, PrefixUs
 from fastroof.pack.ragged import RaggedTable, Segment, pack_ragged
 from fastroof.uncertainty.leave_one_out import LocalErrors, MeasuredGrid, measured_grid
 from fastroof.uncertainty.variance import calibrated_errors, calibration_factor, relative_variance
@@ -132,6 +135,66 @@ class RaggedOperator(Operator):
     def check_sizes(self, sizes: Mapping[str, Floats]) -> None:
         """Raise LookupInputError for sizes that no call can have."""
 
+    # -- in steps ------------------------------------------------------------------------------------
+
+    lent_sizes: ClassVar[frozenset[str]] = frozenset({"num_heads", "num_q_heads"})
+    """Sizes of a key in which one kernel may stand for another, see :mod:`.mixer_borrowing`."""
+
+    datasheet_class: ClassVar[DatasheetClass] = DatasheetClass(10.0, 0.5)
+    """What the datasheet model assumes of a call."""
+
+    def step_sizes(self, is_decode: bool, batch: Any, length: Any, prefix: Any) -> dict[str, Any]:
+        """Axes by name at a grid's point of decodes (batch, kv_len) or prompts (batch, new tokens)."""
+        return {"batch_size": batch, "kv_len": length}
+
+    def step_lengths(self, is_decode: bool, rows: Columns) -> Array:
+        """Lengths of the grid's nodes: those of the rows."""
+        return np.asarray(rows["kv_len"])
+
+    def step_kernels(self, tables: Tables, key: Key) -> list[Lent]:
+        """Measured kernels whose times add up to those of a key, or stand for them.
+
+        Raises
+        ------
+        MissingTableError
+            If none does.
+        """
+        return [lent(tables, self, key)]
+
+    def step_latency(self, tables: Tables, key: Key, sizes: Mapping[str, Floats]) -> tuple[Floats, Flags]:
+        """Latency of what a step runs for a key, and how it was made; lenders give their latency / B."""
+        total, origin = np.zeros(len(sizes["batch_size"])), np.zeros(len(sizes["batch_size"]), np.uint8)
+        at = [np.asarray(sizes[name], np.float64) for name in self.axis_names]
+        for one in self.step_kernels(tables, key):
+            answers = (np.empty_like(total), np.empty_like(total), np.zeros_like(origin))
+            with np.errstate(divide="ignore", invalid="ignore"):
+                # mfu at sizes of 0
+                self.look_up(tables, "roofline", one.key, at, answers)
+            latency_us = answers[0]
+            wanted = self.kernel_of(key, one.key)
+            if wanted != one.key:
+                at_point = self.coordinates(sizes)
+                launch_us = tables.packed(self, one.key).launch_us
+                own = launch_us + self.work_us(wanted, tables.gpu)(*at_point)
+                latency_us = latency_us * (own / (launch_us + self.work_us(one.key, tables.gpu)(*at_point)))
+            if one.is_borrowed:
+                np.maximum(answers[2], ORIGIN_BORROWED, out=answers[2])
+            total += latency_us
+            np.maximum(origin, answers[2], out=origin)
+        return total, origin
+
+    def kernel_of(self, key: Key, lender: Key) -> Key:
+        """Which of the kernels of a key a lender stands for: the only one there is."""
+        return key
+
+    def prefix_prices(self, key: Key, gpu: GpuSpec, window: int) -> PrefixUs:
+        """What B says of a prefix; decodes have it in their length."""
+        return NO_PREFIX
+
+    def prefix_ratio(self, tables: Tables, key: Key) -> float:
+        """Latency / B of the longest measured prompt, at the smallest batch that has it; at least 1."""
+        return 1.0
+
     # -- errors --------------------------------------------------------------------------------------
 
     def _measured_grid(self, tables: Tables, key: Key) -> MeasuredGrid:
@@ -195,6 +258,42 @@ class RaggedPrefill(RaggedOperator):
     def thinned_values(self, columns: Columns, axis: str) -> Array:
         """Of kv_len the prefix."""
         return columns["kv_len"] - columns["q_len"] if axis == "kv_len" else columns[axis]
+
+    def step_sizes(self, is_decode: bool, batch: Any, length: Any, prefix: Any) -> dict[str, Any]:
+        """Axes by name at a grid's point of prompts (batch, new tokens)."""
+        return {"batch_size": batch, "q_len": length, "kv_len": length + prefix}
+
+    def step_lengths(self, is_decode: bool, rows: Columns) -> Array:
+        """New tokens of rows without a prefix, if there are any."""
+        fresh = rows["kv_len"] == rows["q_len"]
+        return np.asarray(rows["q_len"][fresh] if fresh.any() else rows["q_len"])
+
+    def prefix_prices(self, key: Key, gpu: GpuSpec, window: int) -> PrefixUs:
+        """What B grows by with a prefix: a pair and a token, without end and within the window."""
+        work_us = self.work_us(key, gpu)
+
+        def prices(prefix: float) -> tuple[float, float]:
+            """A pair and a token more of one sequence, of one and of two new tokens."""
+            q_len, before = np.array([1.0, 1.0, 2.0, 2.0]), np.array([0.0, 1.0, 0.0, 1.0]) + prefix
+            us = work_us(np.ones(4), q_len, before)
+            one, two = float(us[1] - us[0]), float(us[3] - us[2])
+            return max(two - one, 0.0), max(2.0 * one - two, 0.0)
+
+        pair_us, token_us = prices(0.0)
+        if not window:
+            return PrefixUs(pair_us, token_us)
+        far = prices(4.0 * window)
+        return PrefixUs(*far, max(pair_us - far[0], 0.0), max(token_us - far[1], 0.0))
+
+    def prefix_ratio(self, tables: Tables, key: Key) -> float:
+        """Latency / B of the longest measured prompt without a prefix, at the smallest batch that has it."""
+        one = self.step_kernels(tables, key)[0].key
+        packed: RaggedTable = tables.packed(self, one)
+        batch, q_len, prefix = packed.points()
+        fresh = np.flatnonzero(prefix == prefix.min())
+        at = fresh[np.lexsort((batch[fresh], -q_len[fresh]))[0]]
+        bound_us = packed.launch_us + packed.work_us(*(c[at : at + 1] for c in (batch, q_len, prefix)))
+        return max(1.0, float(packed.latency_us[at] / bound_us[0]))
 
     def check_sizes(self, sizes: Mapping[str, Floats]) -> None:
         """Refuse a kv_len that does not count the new tokens."""

@@ -10,7 +10,10 @@ from fastroof.arrays import Bools, Flags, Floats
 from fastroof.compiled import steps
 from fastroof.compiled.grids import grid_latency_us
 from fastroof.operators.attention_work import HeadShape, pairs_within, prefix_within
-from fastroof.operators.calls import AttentionCall
+from fastroof.operators.calls import AttentionCall, MixerCall
+from fastroof.operators.prefix_price import PrefixUs
+from fastroof.plan.mixers import step_attention
+from fastroof.plan.step_attention import StepAttention
 
 if TYPE_CHECKING:
     from fastroof.plan.step_plan import StepPlan
@@ -21,7 +24,6 @@ __all__ = [
     "WindowPoints",
     "attention_times",
     "heads_of",
-    "prefix_sizes",
     "window_points",
 ]
 
@@ -31,24 +33,37 @@ class PlanAttention(NamedTuple):
 
     Attributes
     ----------
-    call : AttentionCall
+    call : AttentionCall or MixerCall
         Its shape on one GPU, and how many layers run it.
     before : int
         Which of the plan's row curves follows it in a step.
     decode_block, prefill_block : ndarray of float64 or None
         Grid blocks of these layers; None where they are all the plan has: the arena's.
-    prefix_us : tuple of float
-        Price of a prefix in all of them: us a (query, prefix token) pair, us a prefix token.
+    prefix_us : PrefixUs
+        Price of a prefix in all of them.
     sources : tuple of str
         Which measured tables decodes and prompts come from.
     """
 
-    call: AttentionCall
+    call: AttentionCall | MixerCall
     before: int
     decode_block: Any
     prefill_block: Any
-    prefix_us: tuple[float, float]
+    prefix_us: PrefixUs
     sources: tuple[str, str]
+
+    def phase(self, is_decode: bool) -> StepAttention:
+        """Decodes or prompts, as tables know them."""
+        return step_attention(self.call, is_decode)
+
+    def prefixes_us(self, new_tokens: Any, context_len: Any) -> Any:
+        """Price of each chunk's prefix in all of the layers, us."""
+        price, window = self.prefix_us, self.call.window
+        total = price.pair * (new_tokens * context_len) + price.token * context_len
+        if window:
+            pairs, tokens = prefix_within(new_tokens, new_tokens + context_len, window)
+            total = total + (price.window_pair * pairs + price.window_token * tokens)
+        return total
 
     def without_blocks(self) -> PlanAttention:
         """Itself as the only kind of a plan, whose arena has the blocks."""
@@ -92,13 +107,6 @@ class WindowPoints(NamedTuple):
 def heads_of(call: AttentionCall) -> HeadShape:
     """What the tables of attention are keyed by."""
     return HeadShape(call.kv_dtype, call.num_q_heads, call.num_kv_heads, call.head_dim, call.window)
-
-
-def prefix_sizes(call: AttentionCall, new_tokens: Any, context_len: Any) -> tuple[Any, Any]:
-    """(query, prefix token) pairs of each chunk in one layer, and the prefix tokens that it reads."""
-    if not call.window:
-        return new_tokens * context_len, context_len
-    return prefix_within(new_tokens, new_tokens + context_len, call.window)
 
 
 def window_points(

@@ -10,17 +10,16 @@ import numpy as np
 from fastroof.arrays import Flags, Floats
 from fastroof.compiled.rows import curve_rows
 from fastroof.config import GpuSpec
-from fastroof.operators.attention import ATTENTION_PREFILL
-from fastroof.operators.attention_work import HeadShape, prefix_bound_us
 from fastroof.operators.calls import RowOperator
+from fastroof.operators.prefix_price import PrefixUs
 from fastroof.operators.registry import OPERATORS
 from fastroof.operators.rows import PerRowOperator, RowCost
+from fastroof.plan.step_attention import StepAttention
 
 __all__ = [
     "DATASHEET_SOURCE",
     "CurveSource",
     "RowCurve",
-    "modelled_prefix_us",
     "per_row",
     "row_cost",
     "row_values",
@@ -89,14 +88,14 @@ class CurveSource(Protocol):
     def row_values(self, call: RowOperator, max_rows: int) -> tuple[Floats, Flags]:
         """Latency of a call at every number of rows up to ``max_rows``, and its origin."""
 
-    def attention_block(self, operator: str, heads: HeadShape) -> Floats:
-        """Grid block of an attention operator, as ``grid_value`` reads it."""
+    def attention_block(self, attention: StepAttention) -> Floats:
+        """Grid block of one layer's attention, as ``grid_value`` reads it."""
 
-    def attention_source(self, operator: str, heads: HeadShape) -> str:
+    def attention_source(self, attention: StepAttention) -> str:
         """Which measured tables a block of attention comes from."""
 
-    def prefix_us(self, heads: HeadShape) -> tuple[float, float]:
-        """Price of a prefix: us per (query, prefix token) pair, us per prefix token."""
+    def prefix_us(self, attention: StepAttention) -> PrefixUs:
+        """Price of a prefix in one layer's prompts."""
 
 
 def per_row(call: RowOperator) -> PerRowOperator:
@@ -110,13 +109,6 @@ def row_values(curve: RowCurve, max_rows: int) -> tuple[Floats, Flags]:
     origin = np.empty(max_rows + 1, np.uint8)
     curve_rows(curve.axis, curve.value, curve.flag, latency_us, origin)
     return latency_us, origin
-
-
-def modelled_prefix_us(heads: HeadShape, gpu: GpuSpec) -> tuple[float, float]:
-    """Price of a prefix from the datasheet: its roofline at prefill attention's efficiency."""
-    efficiency = ATTENTION_PREFILL.datasheet.efficiency
-    pair_us, token_us = prefix_bound_us(heads, gpu)
-    return pair_us / efficiency, token_us / efficiency
 
 
 def row_cost(call: RowOperator) -> RowCost:

@@ -14,11 +14,11 @@ from typing import Final
 from fastroof.arrays import Flags, Floats
 from fastroof.config import GpuSpec
 from fastroof.load.by_name import how_to_get, table_folders
-from fastroof.operators.attention import ATTENTION
-from fastroof.operators.attention_work import HeadShape
 from fastroof.operators.calls import RowOperator
+from fastroof.operators.prefix_price import PrefixUs
 from fastroof.operators.registry import OPERATORS
-from fastroof.plan.curves import DATASHEET_SOURCE, RowCurve, modelled_prefix_us, per_row, row_values
+from fastroof.plan.curves import DATASHEET_SOURCE, RowCurve, per_row, row_values
+from fastroof.plan.step_attention import StepAttention
 
 __all__ = ["CLASSES", "DatasheetCurves"]
 
@@ -56,14 +56,14 @@ class DatasheetCurves:
         """Latency of a call at every number of rows, and its origin."""
         return row_values(self.row_curve(call, max_rows), max_rows)
 
-    def attention_block(self, operator: str, heads: HeadShape) -> Floats:
-        """Grid block of an attention operator."""
-        return ATTENTION[operator].datasheet_block(heads, self.gpu)
+    def attention_block(self, attention: StepAttention) -> Floats:
+        """Grid block of one layer's attention."""
+        return attention.datasheet_block(self.gpu)
 
-    def attention_source(self, operator: str, heads: HeadShape) -> str:
+    def attention_source(self, attention: StepAttention) -> str:
         """No kernel was measured."""
         return DATASHEET_SOURCE
 
-    def prefix_us(self, heads: HeadShape) -> tuple[float, float]:
-        """Price of a prefix: its roofline at prefill attention's efficiency."""
-        return modelled_prefix_us(heads, self.gpu)
+    def prefix_us(self, attention: StepAttention) -> PrefixUs:
+        """Price of a prefix: its roofline at the efficiency of prompts."""
+        return attention.datasheet_prefix_us(self.gpu)

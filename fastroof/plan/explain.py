@@ -14,14 +14,14 @@ from fastroof.columns import ORIGIN_MODELLED, Column
 from fastroof.compiled import steps
 from fastroof.compiled import verification as loops
 from fastroof.compiled.search import curve_point
-from fastroof.operators.attention_work import attention_bytes_within, attention_flops_within, pairs_within
+from fastroof.operators.attention_work import pairs_within
 from fastroof.operators.calls import Role
 from fastroof.plan import step_error
-from fastroof.plan.attention import AttentionTimes, attention_times, prefix_sizes, window_points
+from fastroof.plan.attention import AttentionTimes, attention_times, window_points
 from fastroof.plan.curves import RowCurve, per_row, row_cost
 from fastroof.plan.rows import Ranks
 from fastroof.run import StepBatch, StepTimes, run_batch
-from fastroof.units import DTYPE_BYTES, US_PER_S
+from fastroof.units import US_PER_S
 
 if TYPE_CHECKING:
     from fastroof.plan.step_plan import StepPlan
@@ -188,16 +188,11 @@ def _attention_time(
 ) -> OperatorTime:
     part = plan.attention[number]
     call, layers = part.call, part.call.times
-    shape = call.num_q_heads, call.num_kv_heads, call.head_dim
-    width = DTYPE_BYTES[call.kv_dtype]
-    kv_len = context + new
-    work: Any = attention_flops_within(shape[0], shape[2], new, kv_len, 1, call.window).sum()
-    moved: Any = attention_bytes_within(*shape, new, kv_len, 1, call.window, width).sum()
+    does = part.phase(is_decode).work(plan.gpu, new, context + new)
+    work, moved = float(does.flops.sum()), float(does.moved_bytes.sum())
     total_us, origin = all_us, int(times.origin[0])
     if len(plan.attention) > 1:
-        pair_us, token_us = (0.0, 0.0) if is_decode else part.prefix_us
-        pairs, tokens = prefix_sizes(call, new, context)
-        prefix_us = pair_us * float(pairs.sum()) + token_us * float(tokens.sum())
+        prefix_us = 0.0 if is_decode else float(part.prefixes_us(new, context).sum())
         total_us = float(times.own_us[0]) + prefix_us
     if not is_decode and context.any():
         origin = ORIGIN_MODELLED
@@ -207,10 +202,10 @@ def _attention_time(
         role,
         layers,
         total_us,
-        float(work) * layers,
-        float(moved) * layers,
-        float(work) * layers / plan.gpu.peak("bf16") * US_PER_S / total_us,
-        _bound(plan, times.launch_us, float(work) / plan.gpu.peak("bf16"), float(moved)),
+        work * layers,
+        moved * layers,
+        work * layers / does.peak * US_PER_S / total_us if work and total_us else float("nan"),
+        _bound(plan, times.launch_us, work / does.peak, moved),
         origin,
         part.sources[0 if is_decode else 1],
         call.kv_dtype,

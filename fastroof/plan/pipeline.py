@@ -94,7 +94,7 @@ def paced_plan(plan: StepPlan) -> StepPlan:
             call=replace(part.call, times=part.call.times * times),
             decode_block=None if part.decode_block is None else scaled_block(part.decode_block, times),
             prefill_block=None if part.prefill_block is None else scaled_block(part.prefill_block, times),
-            prefix_us=(part.prefix_us[0] * times, part.prefix_us[1] * times),
+            prefix_us=part.prefix_us.times(times),
         )
         for part in slowest.attention
     )

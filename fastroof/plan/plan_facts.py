@@ -9,10 +9,12 @@ from fastroof._version import __version__
 from fastroof.arrays import Floats
 from fastroof.config import GpuSpec
 from fastroof.engines import EngineProfile
+from fastroof.errors import PlanError
 from fastroof.lazy_property import lazy_property
 from fastroof.models import Layout, ModelSpec
 from fastroof.models.execution import Execution
 from fastroof.operators.attention_work import HeadShape
+from fastroof.operators.calls import AttentionCall
 from fastroof.plan.attention import PlanAttention, heads_of
 from fastroof.plan.curves import RowCurve
 from fastroof.plan.decode_lines import decode_lines
@@ -108,10 +110,17 @@ class PlanFacts:
         ------
         ModelError
             If there are several.
+        PlanError
+            If it has no grouped heads.
         """
         if len(self.attention) > 1:
             _ = self.model.only_kind
-        return heads_of(self.attention[0].call)
+        call = self.attention[0].call
+        if not isinstance(call, AttentionCall):
+            raise PlanError(
+                f"{self.model.name} has no attention of grouped heads: plan.attention has what it runs"
+            )
+        return heads_of(call)
 
     @lazy_property
     def memory(self) -> PlanMemory:

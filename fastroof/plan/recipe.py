@@ -18,13 +18,15 @@ from fastroof.models import ModelSpec
 from fastroof.models.execution import ROUTING, Execution, Formats
 from fastroof.models.stages import Stage, stages_of
 from fastroof.models.step import StepCalls, step_calls
-from fastroof.operators.calls import AttentionCall, Call, Parallel, Role
-from fastroof.plan.attention import PlanAttention, heads_of
+from fastroof.operators.calls import AttentionCall, Call, MixerCall, Parallel, Role
+from fastroof.operators.prefix_price import PrefixUs
+from fastroof.plan.attention import PlanAttention
 from fastroof.plan.blocks import scaled_block, sum_blocks
 from fastroof.plan.curves import CurveSource
 from fastroof.plan.datasheet import DatasheetCurves
 from fastroof.plan.exchange import check_engine_layout, check_expert_blocks, exchange_rules
 from fastroof.plan.kernel_formats import kernel_formats
+from fastroof.plan.mixers import step_attention
 from fastroof.plan.options import PlanOptions, kernel_order
 from fastroof.plan.rows import ONCE, Ranks, RowCall, RowSums, origins_of, row_calls, sums_of
 from fastroof.plan.step_error import ErrorSource
@@ -39,11 +41,11 @@ class _Attention(NamedTuple):
     """Attention of one layer of a kind: its blocks, and what stands after it in a step."""
 
     kind: int
-    call: AttentionCall
+    call: AttentionCall | MixerCall
     before: int
     decode_block: Floats
     prefill_block: Floats
-    prefix_us: tuple[float, float]
+    prefix_us: PrefixUs
     sources: tuple[str, str]
 
 
@@ -166,10 +168,13 @@ class PlanRecipe:
         if steps.WINDOW_DECODE_AT not in sections:
             header[steps.WINDOW_DECODE_AT] = header[steps.DECODE_AT]
             header[steps.WINDOW_PREFILL_AT] = header[steps.PREFILL_AT]
+        # summed apart: a kind's price has parts of both
+        pair_us, token_us, window_pair_us, window_token_us = (
+            sum(prices) for prices in zip(*(part.prefix_us for part in attention), strict=True)
+        )
         if windowed:
             header[steps.WINDOW] = windowed[0].call.window
-            header[[steps.WINDOW_PAIR_US, steps.WINDOW_TOKEN_US]] = _prefix_us(windowed)
-        pair_us, token_us = _prefix_us([part for part in attention if not part.call.window])
+            header[[steps.WINDOW_PAIR_US, steps.WINDOW_TOKEN_US]] = window_pair_us, window_token_us
         header[: steps.PREFIX_TOKEN_US + 1] = (
             steps.ARENA_MAGIC, steps.ARENA_FORMAT, options.max_tokens, options.max_seqs, num_layers,
             costs.step_us, pair_us, token_us,
@@ -189,19 +194,13 @@ def _runs_in(role: Role, stage: Stage) -> bool:
     return not stage.is_last if role == "stage_send" else stage.is_last
 
 
-def _prefix_us(attention: Sequence[PlanAttention]) -> tuple[float, float]:
-    """Price of a prefix in all layers of some kinds: us a pair, us a token."""
-    return sum(part.prefix_us[0] for part in attention), sum(part.prefix_us[1] for part in attention)
-
-
 def _all_layers(part: _Attention, count: int) -> PlanAttention:
-    pair_us, token_us = (count * us for us in part.prefix_us)
     return PlanAttention(
         replace(part.call, times=part.call.times * count),
         part.before,
         scaled_block(part.decode_block, part.call.times * count),
         scaled_block(part.prefill_block, part.call.times * count),
-        (pair_us, token_us),
+        part.prefix_us.times(count),
         part.sources,
     )
 
@@ -264,14 +263,18 @@ def plan_recipe(
     rows: list[RowCall] = []
     attention = []
     for kind, call in _in_order(model, made):
-        if isinstance(call, AttentionCall):
-            heads = heads_of(call)
-            phases = ("attention_decode", "attention_prefill")
-            decode_block, prefill_block = (curves.attention_block(name, heads) for name in phases)
-            decodes, prompts = (curves.attention_source(name, heads) for name in phases)
-            prefix_us = curves.prefix_us(heads)
+        if isinstance(call, AttentionCall | MixerCall):
+            decodes, prompts = (step_attention(call, is_decode) for is_decode in (True, False))
             attention.append(
-                _Attention(kind, call, len(rows), decode_block, prefill_block, prefix_us, (decodes, prompts))
+                _Attention(
+                    kind,
+                    call,
+                    len(rows),
+                    curves.attention_block(decodes),
+                    curves.attention_block(prompts),
+                    curves.prefix_us(prompts),
+                    (curves.attention_source(decodes), curves.attention_source(prompts)),
+                )
             )
         else:
             rows += row_calls(curves, call, kind, ranks, row_limit)

@@ -15,7 +15,7 @@ from fastroof.arrays import Flags, Floats, Longs
 from fastroof.compiled.rows import sum_rows
 from fastroof.models import Layout
 from fastroof.models.execution import Execution
-from fastroof.operators.calls import AttentionCall, Call, Parallel, RowOperator, Rows
+from fastroof.operators.calls import AttentionCall, Call, MixerCall, Parallel, RowOperator, Rows
 from fastroof.pack import SIZE_LIMIT
 from fastroof.plan.curves import CurveSource, RowCurve
 
@@ -135,7 +135,7 @@ def row_calls(
     tuple of RowCall
         Calls of parallel paths take no time where another path takes longer: their sum is the maximum.
     """
-    if isinstance(call, AttentionCall):
+    if isinstance(call, AttentionCall | MixerCall):
         return ()
     if isinstance(call, Parallel):
         return _longest_path(

@@ -22,16 +22,15 @@ import numpy as np
 from fastroof.arrays import Bools, Floats, Longs
 from fastroof.compiled import steps
 from fastroof.errors import MissingTableError, PlanError
-from fastroof.operators.attention import ATTENTION_DECODE, ATTENTION_PREFILL
 from fastroof.operators.attention_errors import AttentionErrors, attention_variance
-from fastroof.operators.attention_grids import AttentionOperator
-from fastroof.operators.attention_work import HeadShape, pairs_within, prefix_within
+from fastroof.operators.attention_work import pairs_within, prefix_within
 from fastroof.operators.calls import RowOperator
 from fastroof.operators.rows import PerRowOperator
-from fastroof.plan.attention import WindowPoints, attention_times, heads_of, window_points
+from fastroof.plan.attention import WindowPoints, attention_times, window_points
 from fastroof.plan.curves import CurveSource, per_row, row_values
 from fastroof.plan.datasheet import DatasheetCurves
 from fastroof.plan.rows import Ranks
+from fastroof.plan.step_attention import StepAttention, Variance
 from fastroof.plan.table_curves import TableCurves
 from fastroof.tables import Tables
 from fastroof.tables.source_errors import NO_SOURCE, SourceError, source_error
@@ -121,8 +120,8 @@ class StepErrors(NamedTuple):
     tokens, decode_tokens, logits : RowErrors
         Of the operators over tokens, by tokens: in steps with prefill and in steps of decodes alone; and of
         those over sequences.
-    decode, prefill : tuple of AttentionErrors
-        Of attention, one for each kind of layers.
+    decode, prefill : tuple of Variance
+        Of attention, one for each of the plan's.
     decode_sources, prefill_sources : tuple of SourceError
         Of the sources that it comes from.
     """
@@ -130,8 +129,8 @@ class StepErrors(NamedTuple):
     tokens: RowErrors
     decode_tokens: RowErrors
     logits: RowErrors
-    decode: tuple[AttentionErrors, ...]
-    prefill: tuple[AttentionErrors, ...]
+    decode: tuple[Variance, ...]
+    prefill: tuple[Variance, ...]
     decode_sources: tuple[SourceError, ...]
     prefill_sources: tuple[SourceError, ...]
 
@@ -159,32 +158,29 @@ def step_errors(plan: StepPlan) -> StepErrors | None:
     same = all(curve.operator.steps == "all" for curve in plan.row_curves)
     decodes = tokens if same else _rows_errors(plan, tables, "tokens", "with_prefill", plan.max_tokens)
     logits = _rows_errors(plan, tables, "sequences", "", plan.max_seqs)
-    heads = [heads_of(part.call) for part in plan.attention]
     decode, prefill = (
-        (
-            tuple(_attention_local(operator, tables, one) for one in heads),
-            tuple(_attention_source(operator, tables, one) for one in heads),
-        )
-        for operator in (ATTENTION_DECODE, ATTENTION_PREFILL)
+        [_attention_local(part.phase(is_decode), tables) for part in plan.attention]
+        for is_decode in (True, False)
     )
-    return StepErrors(tokens, decodes, logits, decode[0], prefill[0], decode[1], prefill[1])
+    return StepErrors(
+        tokens,
+        decodes,
+        logits,
+        tuple(one[0] for one in decode),
+        tuple(one[0] for one in prefill),
+        tuple(one[1] for one in decode),
+        tuple(one[1] for one in prefill),
+    )
 
 
-def _attention_local(operator: AttentionOperator, tables: Tables, heads: HeadShape) -> AttentionErrors:
-    """Local errors of a head shape; of one that nothing measured stands for the datasheet model's."""
+def _attention_local(attention: StepAttention, tables: Tables) -> tuple[Variance, SourceError]:
+    """Local errors of some attention, and of its source; the datasheet model's where nothing was measured."""
     try:
-        return operator.local_errors(tables, heads)
+        lender = attention.lender(tables)
+        source = source_error(tables, attention.operator, lender) if lender else NO_SOURCE
+        return attention.variance(tables), source
     except MissingTableError:
-        return AttentionErrors((), DATASHEET**2)
-
-
-def _attention_source(operator: AttentionOperator, tables: Tables, heads: HeadShape) -> SourceError:
-    """Of the source of a head shape, or of the first shape that it is borrowed from."""
-    try:
-        lender = operator.grid(tables, heads).lenders[0]
-    except MissingTableError:
-        return NO_SOURCE
-    return source_error(tables, operator.name, tuple(lender))
+        return functools.partial(attention_variance, AttentionErrors((), DATASHEET**2)), NO_SOURCE
 
 
 def _rows_errors(plan: StepPlan, tables: Tables, rows: str, left_out: str, limit: int) -> RowErrors:
@@ -296,36 +292,32 @@ def _attention_errors(
     own_us: Floats,
     within: WindowPoints | None = None,
 ) -> RowErrors:
-    """Errors of attention: kinds of layers err independently, but for those of one head shape."""
+    """Errors of attention: kinds of layers err independently, but for those of the same kernels."""
     assert plan.errors is not None
     errors = plan.errors.decode if is_decode else plan.errors.prefill
     sources = plan.errors.decode_sources if is_decode else plan.errors.prefill_sources
 
     def of(
-        heads: HeadShape, heads_us: Floats, local: AttentionErrors, source: SourceError, layers: int
+        attention: StepAttention, own_us: Floats, local: Variance, source: SourceError, layers: int
     ) -> RowErrors:
-        y, z = (within.batch, within.x) if heads.window and within is not None else (batch, x)
+        y, z = (within.batch, within.x) if attention.window and within is not None else (batch, x)
         sizes = {"batch_size": y, "kv_len": z, "q_len": z}
-        spread, common = source.parts(sizes, np.maximum(heads_us / layers, np.finfo(np.float64).tiny))
-        variance = attention_variance(local, y, z)
-        return RowErrors(heads_us**2 * variance, (heads_us * spread) ** 2, heads_us * common)
+        spread, common = source.parts(sizes, np.maximum(own_us / layers, np.finfo(np.float64).tiny))
+        variance = local(y, z)
+        return RowErrors(own_us**2 * variance, (own_us * spread) ** 2, own_us * common)
 
+    phases = [part.phase(is_decode) for part in plan.attention]
     if len(errors) == 1:
-        call = plan.attention[0].call
-        return of(heads_of(call), own_us, errors[0], sources[0], call.times)
-    of_heads: dict[HeadShape, Floats] = {}
-    for number, part in enumerate(plan.attention):
-        heads = heads_of(part.call)
+        return of(phases[0], own_us, errors[0], sources[0], plan.attention[0].call.times)
+    of_phase: dict[StepAttention, Floats] = {}
+    for number, phase in enumerate(phases):
         times = attention_times(plan, number, is_decode, batch, x, within)
-        of_heads[heads] = of_heads.get(heads, 0.0) + times.own_us
-    known = {
-        heads_of(part.call): (error, source)
-        for part, error, source in zip(plan.attention, errors, sources, strict=True)
-    }
-    layers = dict.fromkeys(of_heads, 0)
-    for part in plan.attention:
-        layers[heads_of(part.call)] += part.call.times
-    parts = (of(heads, us, *known[heads], layers[heads]) for heads, us in of_heads.items())
+        of_phase[phase] = of_phase.get(phase, 0.0) + times.own_us
+    known = {phase: (error, source) for phase, error, source in zip(phases, errors, sources, strict=True)}
+    layers = dict.fromkeys(of_phase, 0)
+    for phase, part in zip(phases, plan.attention, strict=True):
+        layers[phase] += part.call.times
+    parts = (of(phase, us, *known[phase], layers[phase]) for phase, us in of_phase.items())
     return functools.reduce(RowErrors.plus, parts)
 
 

@@ -12,13 +12,13 @@ from fastroof.columns import ORIGIN_BORROWED
 from fastroof.config import GpuSpec
 from fastroof.errors import MissingTableError, PlanError
 from fastroof.lazy_property import lazy_property
-from fastroof.operators.attention import ATTENTION, ATTENTION_PREFILL
-from fastroof.operators.attention_work import HeadShape
 from fastroof.operators.calls import RowOperator
 from fastroof.operators.gemm import GEMM
 from fastroof.operators.operator import METHODS
+from fastroof.operators.prefix_price import PrefixUs
 from fastroof.operators.rows import CurveOptions, RowNodes
-from fastroof.plan.curves import DATASHEET_SOURCE, RowCurve, modelled_prefix_us, per_row, row_values
+from fastroof.plan.curves import DATASHEET_SOURCE, RowCurve, per_row, row_values
+from fastroof.plan.step_attention import StepAttention
 from fastroof.tables import Tables
 
 __all__ = ["TableCurves"]
@@ -84,43 +84,40 @@ class TableCurves:
         key = (self.options, self.allow_modelled, call.operator, *per_row(call).row_key(call))
         return key if self.method == "roofline" else (*key, max_rows)
 
-    def attention_block(self, operator: str, heads: HeadShape) -> Floats:
-        """Grid block of an attention operator; borrowed nodes say so."""
+    def attention_block(self, attention: StepAttention) -> Floats:
+        """Grid block of one layer's attention; borrowed nodes say so."""
 
         def block() -> Floats:
-            if self._is_modelled(operator, heads):
-                return ATTENTION[operator].datasheet_block(heads, self.gpu)
-            return ATTENTION[operator].block(self.tables, self.method, heads)
+            if self._is_modelled(attention):
+                return attention.datasheet_block(self.gpu)
+            return attention.block(self.tables, self.method)
 
-        return self.tables.kept(
-            ("attention blocks", operator, self.method, self.allow_modelled, heads), block
-        )
+        return self.tables.kept(("attention blocks", self.method, self.allow_modelled, attention), block)
 
-    def attention_source(self, operator: str, heads: HeadShape) -> str:
-        """Which source has the rows of a head shape, or of the shapes that it is borrowed from."""
-        if self._is_modelled(operator, heads):
+    def attention_source(self, attention: StepAttention) -> str:
+        """Which sources have the kernels that stand for it."""
+        if self._is_modelled(attention):
             return DATASHEET_SOURCE
-        lenders = ATTENTION[operator].grid(self.tables, heads).lenders
-        return " ".join(dict.fromkeys(self.tables.source_of(operator, tuple(one)) for one in lenders))
+        return " ".join(dict.fromkeys(attention.sources(self.tables)))
 
-    def prefix_us(self, heads: HeadShape) -> tuple[float, float]:
-        """Price of a prefix, see :meth:`AttentionPrefill.prefix_us`."""
-        if self._is_modelled(ATTENTION_PREFILL.name, heads):
-            return modelled_prefix_us(heads, self.gpu)
-        return self.tables.kept(("prefix", heads), lambda: ATTENTION_PREFILL.prefix_us(self.tables, heads))
+    def prefix_us(self, attention: StepAttention) -> PrefixUs:
+        """Price of a prefix in one layer's prompts."""
+        if self._is_modelled(attention):
+            return attention.datasheet_prefix_us(self.gpu)
+        return self.tables.kept(("prefix", attention), lambda: attention.prefix_us(self.tables))
 
-    def _is_modelled(self, operator: str, heads: HeadShape) -> bool:
-        """Whether nothing measured stands for a head shape, and the datasheet model may."""
+    def _is_modelled(self, attention: StepAttention) -> bool:
+        """Whether nothing measured stands for it, and the datasheet model may."""
 
         def is_modelled() -> bool:
             try:
-                ATTENTION[operator].grid(self.tables, heads)
+                attention.check(self.tables)
             except MissingTableError as error:
                 self._check_modelled(error)
                 return True
             return False
 
-        return self.tables.kept(("is modelled", operator, self.allow_modelled, heads), is_modelled)
+        return self.tables.kept(("is modelled", self.allow_modelled, attention), is_modelled)
 
     def _check_modelled(self, error: MissingTableError) -> None:
         """Say what else would do, unless the datasheet model may stand for what was not measured."""

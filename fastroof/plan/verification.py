@@ -9,18 +9,13 @@ import numpy as np
 from fastroof.arrays import Floats
 from fastroof.compiled import steps
 from fastroof.compiled import verification as loops
-from fastroof.operators.attention_work import decode_attention_bytes, prefix_bound_us
-from fastroof.plan.attention import attention_times, heads_of
+from fastroof.plan.attention import attention_times
 from fastroof.plan.curves import row_values
-from fastroof.units import DTYPE_BYTES, US_PER_S
 
 if TYPE_CHECKING:
     from fastroof.plan.step_plan import StepPlan
 
 __all__ = ["verification_arena"]
-
-NO_WINDOW = 2.0**62
-"""Longer than any context."""
 
 
 def verification_arena(
@@ -79,12 +74,8 @@ def _head_us(plan: StepPlan) -> Floats:
 
 def _bound(plan: StepPlan, number: int) -> tuple[float, ...]:
     """Roofline of one kind's decode attention, all its layers, in the order of the loops' slots."""
-    call = plan.attention[number].call
-    shape, gpu, times = heads_of(call), plan.gpu, call.times
+    part = plan.attention[number]
+    times = part.call.times
     launch_us = attention_times(plan, number, True, [], []).launch_us
-    pair_us, kv_us = prefix_bound_us(shape, gpu)
-    sizes = (shape.num_q_heads, shape.num_kv_heads, shape.head_dim)
-    query_bytes = float(decode_attention_bytes(*sizes, 0, 1, DTYPE_BYTES[shape.kv_dtype]))
-    query_us = query_bytes / gpu.hbm_bytes_per_s * US_PER_S
-    window = float(shape.window or NO_WINDOW)
-    return times * launch_us, times * pair_us, times * query_us, times * kv_us, window
+    bound = part.phase(True).query_bound(plan.gpu)
+    return times * launch_us, times * bound.pair, times * bound.query, times * bound.kv, bound.window

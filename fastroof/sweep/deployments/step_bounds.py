@@ -8,17 +8,13 @@ import numpy as np
 
 from fastroof.arrays import Flags, Floats
 from fastroof.compiled import closed_loops, steps
-from fastroof.operators.attention_work import (
-    attention_bytes_within,
-    attention_flops_within,
-)
-from fastroof.operators.calls import AttentionCall, Rows
+from fastroof.operators.calls import Rows
 from fastroof.plan import StepPlan
 from fastroof.plan.attention import attention_times
 from fastroof.plan.curves import RowCurve, per_row, row_cost, row_values
 from fastroof.plan.rows import Ranks
 from fastroof.serving.speculation import SpeculatedPlan
-from fastroof.units import DTYPE_BYTES, US_PER_MS, US_PER_S
+from fastroof.units import US_PER_MS, US_PER_S
 
 __all__ = ["BOUNDS", "mean_bounds"]
 
@@ -149,18 +145,8 @@ def _attention(plan: StepPlan, is_decode: bool, batch: Floats, x: Floats, left_u
     all_us = np.sum([kind.own_us for kind in kinds], axis=0)
     bound_us = np.zeros((len(BOUNDS), len(left_us)))
     for part, kind in zip(plan.attention, kinds, strict=True):
-        bound = _attention_bound(plan, part.call, is_decode, batch, x, kind.launch_us)
+        does = part.phase(is_decode).work_at(plan.gpu, batch, x)
+        bound = _largest_term(plan, np.asarray(does.flops / does.peak), does.moved_bytes, kind.launch_us)
         share = kind.own_us / all_us if len(kinds) > 1 else 1.0
         bound_us[bound, np.arange(len(left_us))] += left_us * share
     return bound_us
-
-
-def _attention_bound(
-    plan: StepPlan, call: AttentionCall, is_decode: bool, batch: Floats, x: Floats, launch_us: float
-) -> Any:
-    shape = call.num_q_heads, call.num_kv_heads, call.head_dim
-    width = DTYPE_BYTES[call.kv_dtype]
-    q_len = 1.0 if is_decode else x
-    work = attention_flops_within(shape[0], shape[2], q_len, x, batch, call.window)
-    moved = attention_bytes_within(*shape, q_len, x, batch, call.window, width)
-    return _largest_term(plan, np.asarray(work / plan.gpu.peak("bf16")), moved, launch_us)

@@ -1,0 +1,188 @@
+"""Latent, sparse and linear attention in plans: blocks against the lookups that they are made of."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fastroof
+from fastroof.compiled import steps
+from fastroof.compiled.grids import grid_latency_us
+from fastroof.errors import FastroofError, MissingTableError
+from fastroof.models import ModelSpec
+from fastroof.models.layers import LayerGroup, LayerKind
+from fastroof.models.mlp import GatedMlp
+from fastroof.operators.calls import MixerCall, MixerKernel
+from fastroof.operators.registry import OPERATORS
+from fastroof.plan.mixers import step_attention
+
+MLA = MixerKernel("mla_decode", ("bf16", 16, 512, 64))
+MLA_PROMPT = MixerKernel("mla_prefill", ("bf16", "bf16", 16, 128, 64))
+DSA = MixerKernel("dsa_decode", ("fp8_block", "bf16", "bf16", "glm-5", 8))
+DSA_PROMPT = MixerKernel("dsa_prefill", ("fp8_block", "bf16", "bf16", "glm-5", 8))
+GDN = MixerKernel("gdn", ("generation", "all", 4, 4, 128, 16, 128))
+GDN_PROMPT = MixerKernel("gdn", ("context", "all", 4, 4, 128, 16, 128))
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """An attention of some mixers alone."""
+
+    mixers: tuple[MixerCall, ...]
+    window = None
+
+    def obstacles(self, layout: Any) -> list[str]:
+        return []
+
+    def calls(self, hidden: int, layout: Any, execution: Any) -> tuple[MixerCall, ...]:
+        return self.mixers
+
+    def kv_bytes_per_token(self, layout: Any, kv_dtype: str) -> float:
+        return 1152.0
+
+    def state_bytes(self, layout: Any) -> float:
+        return 0.0
+
+    def linear_weights(self, hidden: int, layout: Any) -> dict[str, int]:
+        return {}
+
+    def other_weights(self, hidden: int, layout: Any) -> int:
+        return 0
+
+    def activation_width(self, hidden: int, layout: Any) -> int:
+        return hidden
+
+
+def model(*mixers: MixerCall, layers: int = 3) -> ModelSpec:
+    kind = LayerKind(Mixing(mixers), GatedMlp(4096))  # type: ignore[arg-type]
+    return ModelSpec("mixing", "Mixing", 2048, 32000, False, 131072, None, (LayerGroup(kind, layers),))
+
+
+@pytest.fixture(scope="module")
+def h100() -> Any:
+    return fastroof.load_tables("h100")
+
+
+def step_us(plan: Any, *requests: tuple[int, int]) -> float:
+    return float(plan.step_us(fastroof.StepBatch.from_requests([requests]))[0])
+
+
+def in_block(block: Any, batch: Any, length: Any) -> Any:
+    out, origin = np.empty(len(batch)), np.empty(len(batch), np.uint8)
+    grid_latency_us(block, np.asarray(batch, np.float64), np.asarray(length, np.float64), out, origin)
+    return out, origin
+
+
+@pytest.mark.parametrize(("kernel", "is_decode", "window"), [
+    (MLA, True, 0), (MLA_PROMPT, False, 0), (DSA, True, 2048), (DSA_PROMPT, False, 2048), (GDN, True, 0),
+    (GDN_PROMPT, False, 0),
+])  # fmt: skip
+def test_a_block_is_the_lookups_of_its_table(h100: Any, kernel: Any, is_decode: bool, window: int) -> None:
+    operator = OPERATORS[kernel.operator]
+    phases = (kernel, None) if is_decode else (None, kernel)
+    phase = step_attention(MixerCall(1, *phases, "bf16", window=window), is_decode)
+    block = phase.block(h100, "roofline")
+    rows = h100.rows(operator, phase.lender(h100))
+    length = "kv_len" if is_decode and "kv_len" in rows else "q_len"
+    plain = rows["kv_len"] == rows["q_len"] if not is_decode and "kv_len" in rows else rows[length] > 0
+    batch, x = rows["batch_size"][plain], rows[length][plain]
+    rng = np.random.default_rng(1)
+    between = (np.exp(rng.uniform(0, np.log(top.max()), 300)).round() for top in (batch, x))
+    for b, a in ((batch, x), between):
+        sizes = {"batch_size": b, **operator.step_sizes(is_decode, b, np.asarray(a), 0)}
+        names = dict(zip((c.name for c in operator.keys), kernel.key, strict=True))
+        found = h100.lookup(
+            kernel.operator, **names, **{k: np.asarray(v).astype(int) for k, v in sizes.items()}
+        )
+        got, origin = in_block(block, b, a)
+        # next to where attention caps, a node of the plan alone
+        assert np.quantile(np.abs(got / found.latency_us - 1.0), 0.97) < 1e-9
+        assert np.abs(got / found.latency_us - 1.0).max() < 0.03
+        if b is batch:
+            assert got == pytest.approx(found.latency_us, rel=1e-12)
+            assert set(origin) == {0}
+
+
+def test_a_step_is_the_sum_of_its_layers(h100: Any) -> None:
+    plan = fastroof.compile_plan(model(MixerCall(1, MLA, MLA_PROMPT, "bf16")), "h100", h100)
+    without = fastroof.compile_plan(model(MixerCall(1, None, None, "bf16")), "h100", h100)
+    names = {"kv_dtype": "bf16", "num_q_heads": 16}
+    one = float(h100.lookup("mla_decode", **names, batch_size=16, kv_len=1024).latency_us)
+    assert plan.decode_us(16, 1024) - without.decode_us(16, 1024) == pytest.approx(3 * one, rel=1e-9)
+    one = float(h100.lookup("mla_prefill", **names, batch_size=2, q_len=512, kv_len=512).latency_us)
+    both = [(512, 0)] * 2
+    assert step_us(plan, *both) - step_us(without, *both) == pytest.approx(3 * one, rel=1e-9)
+    explained = plan.explain([(1, 1023)] * 16)
+    assert sum(part.total_us for part in explained.operators) == pytest.approx(explained.total_us, rel=1e-9)
+    (attention,) = (part for part in explained.operators if part.role == "decode_attention")
+    assert attention.total_us == pytest.approx(plan.decode_us(16, 1024) - without.decode_us(16, 1024))
+    assert 0.0 < attention.mfu < 1.0
+    assert 0.0 < plan.explain([(1, 1023)] * 16, with_error=True).relative_error < 0.5
+
+
+def test_several_mixers_add_up(h100: Any) -> None:
+    both = model(MixerCall(1, MLA, MLA_PROMPT, "bf16"), MixerCall(2, GDN, GDN_PROMPT, "bf16"))
+    alone = [model(MixerCall(1, MLA, MLA_PROMPT, "bf16")), model(MixerCall(2, GDN, GDN_PROMPT, "bf16"))]
+    nothing = model(MixerCall(1, None, None, "bf16"))
+    both_us, *one_us, none_us = (
+        fastroof.compile_plan(m, "h100", h100).decode_us(np.array([1, 16, 100]), 3000)
+        for m in (both, *alone, nothing)
+    )
+    assert both_us == pytest.approx(one_us[0] + one_us[1] - none_us, rel=1e-9)
+
+
+def test_prefixes_cost_their_pairs(h100: Any) -> None:
+    plan = fastroof.compile_plan(model(MixerCall(1, DSA, DSA_PROMPT, "bf16", window=2048)), "h100", h100)
+    assert plan.arena[steps.WINDOW] == 2048
+    price = plan.attention[0].prefix_us
+    assert min(price) > 0.0
+    # within the window a pair costs both prices, beyond it that of the scores
+    for new, context in ((4, 512), (4, 60_000)):
+        more = step_us(plan, (new, context)) - step_us(plan, (new, 0))
+        within = sum(min(context + i, 2048) - min(i, 2048) for i in range(1, new + 1))
+        expected = price.pair * new * context + price.token * context
+        expected += price.window_pair * within + price.window_token * min(context, 2047)
+        assert more == pytest.approx(expected, rel=1e-6)
+
+
+def test_other_heads_and_formats_are_borrowed(h100: Any) -> None:
+    odd = MLA._replace(key=("bf16", 24, 512, 64))
+    plan = fastroof.compile_plan(model(MixerCall(1, odd, MLA_PROMPT, "bf16")), "h100", h100)
+    (attention,) = (p for p in plan.explain([(1, 1023)] * 16).operators if p.role == "decode_attention")
+    assert attention.origin == 3
+    near = [
+        float(h100.lookup("mla_decode", num_q_heads=n, batch_size=16, kv_len=1024).latency_us)
+        for n in (16, 32)
+    ]
+    assert near[0] * 0.9 < attention.total_us / 3 < near[1] * 1.1
+
+
+def test_what_nothing_stands_for_is_refused_or_modelled(h100: Any) -> None:
+    unknown = GDN._replace(key=("generation", "all", 4, 4, 96, 16, 128))
+    spec = model(MixerCall(1, unknown, GDN_PROMPT, "bf16"))
+    with pytest.raises(MissingTableError, match="allow_modelled=True"):
+        fastroof.compile_plan(spec, "h100", h100)
+    plan = fastroof.compile_plan(spec, "h100", h100, allow_modelled=True)
+    (attention,) = (p for p in plan.explain([(1, 99)] * 4).operators if p.role == "decode_attention")
+    assert (attention.origin, attention.source) == (4, "datasheet")
+    with pytest.warns(UserWarning, match="no measured tables"):
+        of_datasheet = fastroof.compile_plan(spec, "h100", None)
+    assert of_datasheet.decode_us(4, 100) > 0.0
+
+
+def test_plans_of_mixers_are_values(h100: Any) -> None:
+    plan = fastroof.compile_plan(model(MixerCall(1, MLA, MLA_PROMPT, "bf16")), "h100", h100)
+    _ = plan.explain([(1, 99)], with_error=True)
+    again = pickle.loads(pickle.dumps(plan))
+    assert again.decode_us(7, 700) == plan.decode_us(7, 700)
+    with pytest.raises(FastroofError, match="no attention of grouped heads"):
+        _ = plan.heads
+    assert plan.verify_us(4, 1000, 4) > plan.verify_us(4, 1000, 1)
+    with pytest.raises(FastroofError, match="grouped heads alone"):
+        fastroof.compile_plan(plan.model, "h100", h100, method="floor")
+    deeper = replace(plan.model, layers=(LayerGroup(plan.model.kinds[0], 6),))
+    assert fastroof.compile_plan(deeper, "h100", h100).decode_us(7, 700) > plan.decode_us(7, 700)
