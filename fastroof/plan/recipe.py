@@ -278,6 +278,7 @@ def plan_recipe(
             )
         else:
             rows += row_calls(curves, call, kind, ranks, row_limit)
+    _check_windows(model, attention)
     if any(part.call.window and part.decode_block[FORM] != FORM_LATENCY for part in attention):
         raise PlanError(
             f"method={curves.method!r} holds MFU, and {model.name} attends within a window, beyond which "
@@ -293,6 +294,16 @@ def plan_recipe(
         attention=tuple(attention),
         error_source=ErrorSource.of(curves),
     )
+
+
+def _check_windows(model: ModelSpec, attention: Sequence[_Attention]) -> None:
+    """Refuse several sizes beyond which attention costs no more, of windows or of what indexers pick."""
+    windows = sorted({part.call.window for part in attention} - {0})
+    if len(windows) > 1:
+        raise PlanError(
+            f"{model.name} has attention whose cost caps at {' and at '.join(map(str, windows))} tokens, and a "
+            "plan times one such size beside attention that always grows"
+        )
 
 
 def _in_order(model: ModelSpec, made: StepCalls) -> Iterator[tuple[int, Call]]:

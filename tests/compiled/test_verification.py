@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from fastroof import compile_plan
 from fastroof.compiled import disaggregated, serving, steps, verification
-from fastroof.plan.verification import NO_WINDOW, verification_arena
+from fastroof.plan.step_attention import NO_WINDOW
+from fastroof.plan.verification import verification_arena
 from tests.compiled.test_serving import PROFILE, one, options
 from tests.reference.handmade import attention_rows, gemm_rows, handmade_tables
 from tests.reference.serving import Verified, closed_form, mean_step_us

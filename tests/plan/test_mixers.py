@@ -149,6 +149,12 @@ def test_prefixes_cost_their_pairs(h100: Any) -> None:
         assert more == pytest.approx(expected, rel=1e-6)
 
 
+def test_one_size_caps(h100: Any) -> None:
+    calls = [MixerCall(1, DSA, DSA_PROMPT, "bf16", window=window) for window in (2048, 1024)]
+    with pytest.raises(FastroofError, match="caps at 1024 and at 2048 tokens"):
+        fastroof.compile_plan(model(*calls), "h100", h100)
+
+
 def test_other_heads_and_formats_are_borrowed(h100: Any) -> None:
     odd = MLA._replace(key=("bf16", 24, 512, 64))
     plan = fastroof.compile_plan(model(MixerCall(1, odd, MLA_PROMPT, "bf16")), "h100", h100)

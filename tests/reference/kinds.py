@@ -14,8 +14,10 @@ from fastroof.operators.calls import (
     Dispatch,
     Experts,
     Gemm,
+    MixerCall,
     Parallel,
 )
+from fastroof.operators.registry import OPERATORS
 from tests.reference import steps
 
 __all__ = ["step_us"]
@@ -44,6 +46,8 @@ def _call_us(tables: Any, call: Any, rows: dict[str, int], requests: list[Reques
         return max(sum(_call_us(tables, c, rows, requests, alone) for c in path) for path in call.paths)
     if isinstance(call, AttentionCall):
         return call.times * _attention_us(tables, call, requests)
+    if isinstance(call, MixerCall):
+        return call.times * _mixer_us(tables, call, requests)
     if call.steps == ("with_prefill" if alone else "decode_only"):
         return 0.0
     count = rows[call.rows]
@@ -68,6 +72,25 @@ def _call_us(tables: Any, call: Any, rows: dict[str, int], requests: list[Reques
         launch_us, bytes_per_us = steps.streaming(tables)
         us = launch_us + count * call.row_bytes / bytes_per_us
     return call.times * float(us)
+
+
+def _mixer_us(tables: Any, call: MixerCall, requests: list[Request]) -> float:
+    """Equal decodes and equal prompts without a prefix, of kernels that were measured."""
+    decodes = [context + 1 for new, context in requests if new == 1 and context > 0]
+    chunks = [new for new, context in requests if not (new == 1 and context > 0)]
+    assert len(set(decodes)) <= 1 and len(set(chunks)) <= 1
+    total = 0.0
+    for kernel, lengths in ((call.decode, decodes), (call.prefill, chunks)):
+        if kernel is None or not lengths:
+            continue
+        operator = OPERATORS[kernel.operator]
+        names = dict(zip((column.name for column in operator.keys), kernel.key, strict=True))
+        sizes = {"batch_size": len(lengths), "q_len": lengths[0], "kv_len": lengths[0]}
+        if kernel is call.decode:
+            sizes["q_len"] = 1
+        named = {name: sizes[name] for name in operator.axis_names}
+        total += float(tables.lookup(kernel.operator, **names, **named).latency_us)
+    return total
 
 
 def _attention_us(tables: Any, call: AttentionCall, requests: list[Request]) -> float:
