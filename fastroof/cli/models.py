@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from fastroof.cli.model_roster import print_roster
 from fastroof.cli.model_support import print_support
 from fastroof.cli.options import GPU_NAMES, Json
 from fastroof.cli.output import print_json, print_table
@@ -24,7 +25,13 @@ torch_dtype, checkpoint (dtype, kv_dtype, method, head_dtype, scale_bytes), visi
 stands before it and that no step runs, or null), num_layers, num_parameters, active_parameters, and layers:
 an object a kind, with its name, count, attention, mlp and formats. With --support one object a model, GPU,
 engine, format and layout: model, gpu, engine, dtype, tp, pp, dp, ep, moe_tp, status (measured, borrowed,
-modelled or refused), why.
+modelled or refused), why. With --roster: aiconfigurator_core (its version), configs, configs_loaded, and
+combinations: an object each with model, gpu, engine, verdict (the matrix's), tp, status, on_request (whether
+it takes --allow-modelled), fits, why, borrowed, modelled (operators), streams_only, is_covered.
+
+The roster: of the combinations of model, GPU and engine that the support matrix of aiconfigurator-core calls
+PASS (--failed: those it has no data for), a plan each, of the largest tensor parallelism of 8, 4, 2 and 1
+that works. A cell is covered/all (measured, borrowed, only norms and the like modelled, others modelled).
 """
 
 
@@ -40,15 +47,26 @@ def models(
     support: Annotated[
         bool, typer.Option("--support", help="Say what is measured, borrowed, modelled or refused.")
     ] = False,
+    roster: Annotated[
+        bool,
+        typer.Option("--roster", help="Count what plans cover of aiconfigurator-core's support matrix."),
+    ] = False,
+    failed: Annotated[
+        bool, typer.Option("--failed", help="With --roster: what that matrix has no data for.")
+    ] = False,
     model: Annotated[
-        list[str] | None, typer.Option(help="With --support: only this preset or config.json; repeatable.")
+        list[str] | None,
+        typer.Option(
+            help="With --support: only this preset or config.json; with --roster: this Hugging Face id; "
+            "repeatable."
+        ),
     ] = None,
     gpu: Annotated[
         list[str] | None,
-        typer.Option(*GPU_NAMES, help="With --support: only this GPU; repeatable.  [default: with tables]"),
+        typer.Option(*GPU_NAMES, help="With either: only this GPU; repeatable.  [default: with tables]"),
     ] = None,
     engine: Annotated[
-        list[str] | None, typer.Option(help="With --support: as this runtime has it; repeatable.")
+        list[str] | None, typer.Option(help="With either: as this runtime has it; repeatable.")
     ] = None,
     dtype: Annotated[
         list[str] | None, typer.Option(help="With --support: only this format, or auto; repeatable.")
@@ -59,11 +77,20 @@ def models(
 
     --model also takes the Hugging Face id of one of them, or the path of any config.json of these families.
     """
+    if (failed and not roster) or (roster and (support or dtype)):
+        raise PlanError(
+            "--roster goes with --failed, --model, --gpu and --engine, and --failed with --roster"
+        )
+    if roster:
+        print_roster(model or (), gpu or (), engine or (), failed, as_json)
+        return
     if support:
         print_support(model or (), gpu or (), engine or (), dtype or (), as_json)
         return
     if model or gpu or engine or dtype:
-        raise PlanError("--model, --gpu, --engine and --dtype choose what --support shows; give it too")
+        raise PlanError(
+            "--model, --gpu, --engine and --dtype choose what --support shows; give it or --roster too"
+        )
     from fastroof import load_model, model_names
 
     specs = [load_model(name) for name in model_names()]

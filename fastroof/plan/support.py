@@ -15,11 +15,20 @@ from fastroof.load.by_name import table_folders
 from fastroof.models import Layout, ModelSpec
 from fastroof.models.execution import AUTO
 from fastroof.plan.compile import compile_plan
+from fastroof.plan.explain import OperatorTime
 from fastroof.plan.step_plan import StepPlan
 from fastroof.tables import Tables, load_tables
 from fastroof.units import GB
 
-__all__ = ["FORMATS", "STATUSES", "Support", "default_layouts", "support_rows"]
+__all__ = [
+    "FORMATS",
+    "STATUSES",
+    "Support",
+    "compiled_quietly",
+    "default_layouts",
+    "support_rows",
+    "typical_parts",
+]
 
 STATUSES: Final = ("measured", "borrowed", "modelled", "refused")
 """From the best to none: all kernels measured on that GPU for that engine (or between or beyond measured
@@ -132,10 +141,10 @@ def _status(
     missing = f"{gpu.name} has no measured tables" if tables is None else ""
     try:
         try:
-            plan = _plan(model, gpu, tables, engine, dtype, layout, allow_modelled=False)
+            plan = compiled_quietly(model, gpu, tables, engine, dtype, layout, allow_modelled=False)
         except MissingTableError as error:
             missing = str(error)
-            plan = _plan(model, gpu, tables, engine, dtype, layout, allow_modelled=True)
+            plan = compiled_quietly(model, gpu, tables, engine, dtype, layout, allow_modelled=True)
         if not plan.memory.max_kv_tokens:
             weights, room = plan.memory.weight_bytes / GB, gpu.hbm_bytes / GB
             return "refused", f"weights take {weights:,.0f} of a GPU's {room:,.0f} GB: no room for KV cache"
@@ -144,18 +153,24 @@ def _status(
         return "refused", str(error)
 
 
-def _plan(
+def compiled_quietly(
     model: ModelSpec,
     gpu: GpuSpec,
     tables: Tables | None,
-    engine: EngineProfile,
+    engine: EngineProfile | str,
     dtype: str,
     layout: Layout,
     *,
     allow_modelled: bool,
 ) -> StepPlan:
+    """Compile a plan that holds :func:`typical_parts` and says nothing of what is modelled: they do.
+
+    Raises
+    ------
+    FastroofError
+        As :func:`fastroof.compile_plan`.
+    """
     with warnings.catch_warnings():
-        # what is modelled is said in the answer
         warnings.simplefilter("ignore", UserWarning)
         return compile_plan(
             model, gpu, tables, tp=layout.tp, pp=layout.pp, dp=layout.dp, ep=layout.ep, moe_tp=layout.moe_tp,
@@ -164,9 +179,14 @@ def _plan(
         )  # fmt: skip
 
 
+def typical_parts(plan: StepPlan) -> list[OperatorTime]:
+    """Operators of sixteen decodes at 2,048 tokens, then those of a prompt of as many."""
+    return [part for step in _STEPS for part in plan.explain(step).operators]
+
+
 def _made(plan: StepPlan, missing: str) -> tuple[str, str]:
     """How the kernels of a plan's steps are made, and whose the borrowed ones are."""
-    parts = [part for step in _STEPS for part in plan.explain(step).operators]
+    parts = typical_parts(plan)
     modelled = dict.fromkeys(part.name for part in parts if part.origin == ORIGIN_MODELLED)
     if modelled:
         return "modelled", "; ".join(filter(None, (", ".join(modelled), missing)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -373,6 +374,30 @@ def test_what_plans_of_models_are_made_of() -> None:
     matrix = good(*asked, "--model", "qwen3-8b", "--dtype", "bf16")
     assert "3/0/0/1" in matrix
     assert "Of 8 in all: 7 measured, 0 borrowed, 0 modelled, 1 refused." in matrix
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("aiconfigurator_core") is None, reason="aiconfigurator-core is not installed"
+)
+def test_the_roster_counts_what_plans_cover() -> None:
+    asked = ("models", "--roster", "--gpu", "h100", "--engine", "vllm", "--model", "openai/gpt-oss-120b")
+    code, out, err = run(*asked, "--model", "Qwen/Qwen3-32B", "--json")
+    assert (code, err.splitlines()[-1].split(",")[0]) == (0, "plans: 2 of 2 combinations")
+    found = json.loads(out)
+    assert found["configs_loaded"] <= found["configs"]
+    assert [(row["model"], row["is_covered"]) for row in found["combinations"]] == [
+        ("Qwen/Qwen3-32B", True), ("openai/gpt-oss-120b", True),
+    ]  # fmt: skip
+    explained = good("models", "--help")
+    assert all(key in explained for key in (*found, *found["combinations"][0]))
+    code, out, _ = run(*asked)
+    assert code == 0
+    assert "1 of 1 combinations that pass there have a plan" in out
+    code, out, _ = run(*asked, "--failed")
+    assert (code, out.splitlines()[-1]) == (0, "No combination is left to plan.")
+    assert "the support matrix has none" in refused("models", "--roster", "--engine", "ollama")
+    for wrong in (("--failed",), ("--roster", "--support"), ("--roster", "--dtype", "fp8")):
+        assert "--roster goes with" in refused("models", *wrong)
 
 
 def test_choices_of_support_alone_are_refused() -> None:
