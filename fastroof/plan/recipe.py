@@ -301,8 +301,8 @@ def _check_windows(model: ModelSpec, attention: Sequence[_Attention]) -> None:
     windows = sorted({part.call.window for part in attention} - {0})
     if len(windows) > 1:
         raise PlanError(
-            f"{model.name} has attention whose cost caps at {' and at '.join(map(str, windows))} tokens, and a "
-            "plan times one such size beside attention that always grows"
+            f"{model.name} has attention whose cost caps at {' and at '.join(map(str, windows))} tokens, and "
+            "a plan times one such size beside attention that always grows"
         )
 
 

@@ -78,7 +78,8 @@ def _mixer_us(tables: Any, call: MixerCall, requests: list[Request]) -> float:
     """Equal decodes and equal prompts without a prefix, of kernels that were measured."""
     decodes = [context + 1 for new, context in requests if new == 1 and context > 0]
     chunks = [new for new, context in requests if not (new == 1 and context > 0)]
-    assert len(set(decodes)) <= 1 and len(set(chunks)) <= 1
+    assert len(set(decodes)) <= 1
+    assert len(set(chunks)) <= 1
     total = 0.0
     for kernel, lengths in ((call.decode, decodes), (call.prefill, chunks)):
         if kernel is None or not lengths:
