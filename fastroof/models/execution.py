@@ -69,6 +69,9 @@ class Execution(NamedTuple):
         What GPUs send each other for experts.
     scatters_attention : bool
         Whether the sums of a layer's attention are scattered over tp, for its experts to gather.
+    whole_blocks : tuple of str
+        Formats of projections whose blocks of latent attention are timed as the engine's were measured
+        whole; those of other formats are timed by parts.
     dp_imbalance : float
         Tokens of the most loaded attention-data-parallel rank over the mean of all; steps are those of the
         most loaded one.
@@ -84,6 +87,7 @@ class Execution(NamedTuple):
     shared_beside: bool = False
     exchange: ExchangeRules = ExchangeRules()
     scatters_attention: bool = False
+    whole_blocks: tuple[str, ...] = ()
     dp_imbalance: float = 1.0
 
     def stored(self, module: str) -> str:

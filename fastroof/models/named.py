@@ -18,6 +18,10 @@ PRESETS: Final[dict[str, tuple[str, ...]]] = {
         "codellama/CodeLlama-34b-hf",
         "codellama/CodeLlama-34b-Instruct-hf",
     ),
+    "deepseek-r1": ("deepseek-ai/DeepSeek-R1", "deepseek-ai/DeepSeek-R1-0528"),
+    "deepseek-v3": ("deepseek-ai/DeepSeek-V3", "deepseek-ai/DeepSeek-V3-0324"),
+    "deepseek-v3.1": ("deepseek-ai/DeepSeek-V3.1",),
+    "deepseek-v3.1-nvfp4": ("nvidia/DeepSeek-V3.1-NVFP4",),
     "gemma-2-9b": (
         "google/gemma-2-9b",
         "google/gemma-2-9b-it",
@@ -46,6 +50,11 @@ PRESETS: Final[dict[str, tuple[str, ...]]] = {
     "gemma-4-31b-nvfp4": ("nvidia/Gemma-4-31B-IT-NVFP4",),
     "gpt-oss-20b": ("openai/gpt-oss-20b",),
     "gpt-oss-120b": ("openai/gpt-oss-120b",),
+    "kimi-k2": ("moonshotai/Kimi-K2-Instruct", "moonshotai/Kimi-K2-Base"),
+    "kimi-k2.5": ("moonshotai/Kimi-K2.5",),
+    "kimi-k2.5-nvfp4": ("nvidia/Kimi-K2.5-NVFP4",),
+    "kimi-k2.6-nvfp4": ("nvidia/Kimi-K2.6-NVFP4",),
+    "kimi-k2.7-code-nvfp4": ("nvidia/Kimi-K2.7-Code-NVFP4",),
     "llama-2-7b": (
         "meta-llama/Llama-2-7b-hf",
         "meta-llama/Llama-2-7b-chat-hf",
@@ -177,11 +186,8 @@ Where base and instruct models differ in ``max_position_embeddings`` the preset 
 """
 
 NEEDS: Final[dict[str, str]] = {
-    "deepseek-v2": "MLA",
-    "deepseek-v3": "MLA",
-    "deepseek-r1": "MLA",
+    "deepseek-v3.2": "sparse attention",
     "deepseek-v4": "compressed sparse attention",
-    "kimi-k2": "MLA",
     "kimi-k3": "MLA and linear attention",
     "glm-5": "MLA and sparse attention",
     "qwen3.5": "linear attention",

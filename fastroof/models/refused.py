@@ -10,7 +10,6 @@ from fastroof.models.hf import TEXT_CONFIG, Fields
 __all__ = ["missing_operators", "unread_parts"]
 
 _WRAPPED: Final = ("vision_config", "audio_config")
-_LATENT: Final = ("kv_lora_rank",)
 _SPARSE: Final = ("index_topk", "sparse_attention_config", "compress_ratios")
 _RECURRENT: Final = (
     "full_attention_interval",
@@ -48,9 +47,8 @@ def missing_operators(fields: Fields) -> list[str]:
     text = config.get(TEXT_CONFIG)
     inner = text if isinstance(text, Mapping) else config
     missing = []
-    for what, keys in (("MLA", _LATENT), ("sparse attention", _SPARSE)):
-        if said := _said(inner, keys):
-            missing.append(f"it needs a {what} operator ({said})")
+    if said := _said(inner, _SPARSE):
+        missing.append(f"it needs a sparse attention operator ({said})")
     kinds = inner.get("layer_types")
     other = sorted({str(k) for k in kinds} - _PLAIN_LAYERS) if isinstance(kinds, list) else []
     why = [said] if (said := _said(inner, _RECURRENT)) else []

@@ -18,6 +18,7 @@ __all__ = [
     "Elementwise",
     "Experts",
     "Gemm",
+    "LatentProduct",
     "MixerCall",
     "MixerKernel",
     "Parallel",
@@ -256,7 +257,36 @@ class SendReceive:
     steps: Steps = "all"
 
 
-RowOperator = Gemm | Elementwise | AllReduce | Experts | Collective | Dispatch | SendReceive
+@dataclass(frozen=True)
+class LatentProduct:
+    """One of the two batched products that decodes of latent attention absorb, ``times`` a step.
+
+    Attributes
+    ----------
+    part : str
+        ``pre``: queries to latent ones, before attention; ``post``: latent outputs to values, after it.
+    num_heads : int
+        Heads on one GPU: a product each.
+    head_dim, kv_lora_rank : int
+        Widths of a head on its own side, and of the latent vector.
+    dtype : str
+        Of the weights that are absorbed; what kernels compute in, tables say.
+    """
+
+    operator: ClassVar[str] = "mla_bmm"
+    role: Role
+    name: str
+    times: int
+    part: str
+    num_heads: int
+    head_dim: int
+    kv_lora_rank: int
+    dtype: str
+    rows: Rows = "tokens"
+    steps: Steps = "decode_only"
+
+
+RowOperator = Gemm | Elementwise | AllReduce | Experts | Collective | Dispatch | SendReceive | LatentProduct
 
 
 @dataclass(frozen=True)

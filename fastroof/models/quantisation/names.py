@@ -22,9 +22,13 @@ _SHARED_BLOCKS = (
     "share_expert",
 )
 _ATTENTION_NAMES = ("self_attn", "attn", "attention", "mixer")
+_LATENT_DOWN = ("q_a_proj", "kv_a_proj_with_mqa", "fused_qkv_a_proj_with_mqa")
 
 MODULE_NAMES: Final[dict[str, tuple[str, ...]]] = {
     "qkv": tuple(f"{a}.{p}" for a in _ATTENTION_NAMES for p in ("q_proj", "k_proj", "v_proj", "qkv_proj")),
+    "q_down": tuple(f"{a}.{p}" for a in _ATTENTION_NAMES for p in _LATENT_DOWN),
+    "q_up": tuple(f"{a}.{p}" for a in _ATTENTION_NAMES for p in ("q_b_proj", "q_proj")),
+    "kv_up": tuple(f"{a}.kv_b_proj" for a in _ATTENTION_NAMES),
     "o": tuple(f"{a}.o_proj" for a in _ATTENTION_NAMES),
     "gate_up": tuple(
         f"{block}.{p}" for block in ("mlp", "feed_forward") for p in ("gate_proj", "up_proj", "gate_up_proj")

@@ -1,0 +1,73 @@
+"""DeepSeek V2 and V3, and Kimi K2 to K2.7: latent attention; dense first layers, then experts."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from fastroof.models.experts import RoutedExperts
+from fastroof.models.families.family import Family, layer_kinds
+from fastroof.models.hf import Fields
+from fastroof.models.latent import LatentAttention
+from fastroof.models.layers import LayerKind
+from fastroof.models.mlp import GatedMlp
+
+__all__ = ["FAMILIES", "latent_attention", "latent_experts"]
+
+# What the configuration class in transformers takes for sizes that all published models have.
+_DEFAULTS: Final[dict[str, Any]] = {
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+
+
+def latent_attention(fields: Fields) -> LatentAttention:
+    """Latent attention of a layer, by the names that DeepSeek's files have."""
+    return LatentAttention(
+        fields.size("num_attention_heads"),
+        fields.size("kv_lora_rank"),
+        fields.size("qk_nope_head_dim"),
+        fields.size("qk_rope_head_dim"),
+        fields.size("v_head_dim"),
+        fields.optional_size("q_lora_rank"),
+        fields.flag("attention_bias", default=False),
+    )
+
+
+def latent_experts(fields: Fields) -> RoutedExperts:
+    """Experts of a layer: shared ones are so many of a routed one's width."""
+    width = fields.size("moe_intermediate_size")
+    return RoutedExperts(
+        fields.size("n_routed_experts"),
+        fields.size("num_experts_per_tok"),
+        width,
+        fields.count("n_shared_experts") * width,
+        router_bias=fields.text("topk_method") == "noaux_tc",
+    )
+
+
+def _layers(fields: Fields) -> list[LayerKind]:
+    attention, first = latent_attention(fields), fields.count("first_k_dense_replace")
+    every = fields.size_or("moe_layer_freq", 1)
+    dense, experts = GatedMlp(fields.size("intermediate_size")), latent_experts(fields)
+    return layer_kinds(
+        (attention, experts if layer >= first and layer % every == 0 else dense)
+        for layer in range(fields.num_layers)
+    )
+
+
+FAMILIES: Final = (
+    Family(
+        "deepseek",
+        {
+            "deepseek_v2": ("DeepseekV2ForCausalLM",),
+            "deepseek_v3": ("DeepseekV3ForCausalLM",),
+            "kimi_k2": ("DeepseekV3ForCausalLM",),
+            "kimi_k25": ("KimiK25ForConditionalGeneration",),
+        },
+        _layers,
+        defaults=_DEFAULTS,
+        reads=("n_routed_experts",),
+    ),
+)

@@ -1,0 +1,198 @@
+"""Latent attention (MLA): queries, keys and values of all heads expanded from one narrow vector a token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from fastroof.models.exchange import after_attention
+from fastroof.models.execution import Execution
+from fastroof.models.layout import Layout
+from fastroof.models.linear import linear_calls
+from fastroof.models.sizes import check_sizes
+from fastroof.operators.calls import (
+    Call,
+    Elementwise,
+    Gemm,
+    LatentProduct,
+    MixerCall,
+    MixerKernel,
+    Role,
+)
+from fastroof.operators.latent_widths import LatentShape, shape_name
+from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES
+
+__all__ = ["LatentAttention"]
+
+ATTENTION_DTYPE = "bf16"
+"""What attention kernels of measured models compute in, whatever their cache is stored in."""
+
+PROJECTIONS: tuple[Role, ...] = ("q_down", "q_up", "kv_up", "o")
+
+
+@dataclass(frozen=True)
+class LatentAttention:
+    """Softmax attention whose keys and values are kept as one latent vector a token, for all heads.
+
+    Prompts expand it to keys and values of every head; decodes absorb that expansion into their queries and
+    outputs, by two batched products, and attend to the latent vectors themselves (DeepSeek-V2,
+    arXiv:2405.04434, section 2.1).
+
+    Attributes
+    ----------
+    num_heads : int
+        Query heads of the whole layer.
+    kv_lora_rank : int
+        Width of the latent vector of keys and values.
+    nope_dim, rope_dim : int
+        Widths of a head's query and key without rotary part, and of the rotary part, whose key all heads
+        share.
+    v_dim : int
+        Width of a head's values.
+    q_lora_rank : int or None
+        Width of the latent queries; None where one full projection makes them.
+    bias : bool
+        Whether the projections from the residual stream and the output projection add a bias.
+    rope : bool
+        Whether the rotary parts are rotated by their position.
+    output_gate : bool
+        Whether a linear layer of the input, in bf16, weighs every output before it is projected.
+    """
+
+    num_heads: int
+    kv_lora_rank: int
+    nope_dim: int
+    rope_dim: int
+    v_dim: int
+    q_lora_rank: int | None = None
+    bias: bool = False
+    rope: bool = True
+    output_gate: bool = False
+    window = None
+
+    def __post_init__(self) -> None:
+        """Refuse sizes no layer has, in layers that were built or changed by hand too."""
+        check_sizes(self, "num_heads", "kv_lora_rank", "nope_dim", "rope_dim", "v_dim")
+        if self.q_lora_rank is not None:
+            check_sizes(self, "q_lora_rank")
+
+    @property
+    def latent_dim(self) -> int:
+        """Elements that are kept of a token: its latent vector, and the rotary key of all heads."""
+        return self.kv_lora_rank + self.rope_dim
+
+    def obstacles(self, layout: Layout) -> list[str]:
+        """What keeps it from being split so."""
+        if self.num_heads % layout.tp:
+            return [f"{self.num_heads} heads do not divide by {layout.tp}"]
+        return []
+
+    def heads(self, layout: Layout) -> int:
+        """Query heads on one GPU: what kernels are measured by."""
+        return self.num_heads // layout.tp
+
+    def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
+        """Calls of one layer on one GPU, in their order.
+
+        Notes
+        -----
+        A block that was measured whole has everything from the projections of the residual stream to the
+        output projection, its norms, rotary embedding and KV write among them; which formats have one,
+        ``execution.whole_blocks`` says. Where a gate stands before the output projection, it is added.
+        """
+        norm = Elementwise("attention_norm", "attention rmsnorm", 1, 4.0 * hidden * ACTIVATION_BYTES)
+        block = self._block(hidden, layout, execution)
+        gate = self._gate(hidden, layout)
+        calls = [*gate, block] if block else self._parts(hidden, layout, execution, gate)
+        return (norm, *calls, *after_attention(hidden, layout, execution))
+
+    def _block(self, hidden: int, layout: Layout, execution: Execution) -> MixerCall | None:
+        """The whole block as one call; None where it is run by parts."""
+        dtypes = {execution.kernel(role) for role in PROJECTIONS}
+        widths = (self.q_lora_rank, self.kv_lora_rank, self.nope_dim, self.rope_dim, self.v_dim)
+        model = shape_name(LatentShape(hidden, *widths))
+        if model is None or len(dtypes) > 1 or not dtypes <= set(execution.whole_blocks):
+            return None
+        key = (*dtypes, execution.kv_dtype, ATTENTION_DTYPE, model, self.heads(layout))
+        decode, prefill = (MixerKernel(f"mla_module_{phase}", key) for phase in ("decode", "prefill"))
+        return MixerCall(1, decode, prefill, execution.kv_dtype, "attention block")
+
+    def _gate(self, hidden: int, layout: Layout) -> list[Call]:
+        if not self.output_gate:
+            return []
+        width = self.heads(layout) * self.v_dim
+        return [
+            Gemm("attention_gate", "attention gate", 1, width, hidden, "bf16"),
+            Elementwise("attention_gate", "gated attention", 1, 3.0 * width * ACTIVATION_BYTES),
+        ]
+
+    def _parts(self, hidden: int, layout: Layout, execution: Execution, gate: list[Call]) -> list[Call]:
+        """Projections, absorbed products and attention, each by itself.
+
+        Compulsory bytes a token: the norms of both latent vectors, one kernel, read and write them; rotary
+        embedding the rotary parts; the KV write reads bf16 and writes the cache's dtype. Steps of decodes
+        run the absorbed products; steps with prefill expand keys and values, of all their tokens.
+        """
+        heads, kv_dtype = self.heads(layout), execution.kv_dtype
+        q_lora = self.q_lora_rank or 0
+        norm_bytes = 2.0 * (q_lora + self.kv_lora_rank) * ACTIVATION_BYTES
+        rope_bytes = 2.0 * (heads + 1) * self.rope_dim * ACTIVATION_BYTES
+        write_bytes = float(self.latent_dim) * (ACTIVATION_BYTES + DTYPE_BYTES[kv_dtype])
+        down, up = q_lora + self.latent_dim, heads * (self.nope_dim + self.rope_dim)
+        calls: list[Call] = [
+            *linear_calls("q_down", "q_down_quantise", down, hidden, execution),
+            Elementwise("qk_norm", "latent rmsnorm", 1, norm_bytes),
+            *linear_calls("q_up", "q_up_quantise", up, q_lora or hidden, execution),
+        ]
+        if self.rope:
+            calls.append(Elementwise("rope", "rope", 1, rope_bytes))
+        calls.append(Elementwise("kv_write", "kv write", 1, write_bytes))
+        expanded = heads * (self.nope_dim + self.v_dim)
+        calls += [
+            replace(call, steps="with_prefill")
+            for call in linear_calls("kv_up", "kv_up_quantise", expanded, self.kv_lora_rank, execution)
+        ]
+        calls += [
+            self._product("pre", self.nope_dim, heads, execution),
+            MixerCall(
+                1,
+                MixerKernel("mla_decode", (kv_dtype, heads, self.kv_lora_rank, self.rope_dim)),
+                MixerKernel("mla_prefill", (ATTENTION_DTYPE, kv_dtype, heads, self.nope_dim, self.rope_dim)),
+                kv_dtype,
+            ),
+            self._product("post", self.v_dim, heads, execution),
+            *gate,
+        ]
+        return calls + linear_calls("o", "o_quantise", hidden, heads * self.v_dim, execution)
+
+    def _product(self, part: str, head_dim: int, heads: int, execution: Execution) -> LatentProduct:
+        """What decodes absorb: queries to latent ones, latent outputs to values."""
+        dtype, name = execution.kernel("kv_up"), f"absorbed product {part}"
+        return LatentProduct("latent_products", name, 1, part, heads, head_dim, self.kv_lora_rank, dtype)
+
+    def kv_bytes_per_token(self, layout: Layout, kv_dtype: str) -> float:
+        """Bytes that one GPU keeps of a token, of one layer: every GPU of tp has the whole of it."""
+        return self.latent_dim * DTYPE_BYTES[kv_dtype]
+
+    def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
+        """Weights of the linear layers on one GPU, of one layer, by the role of their call.
+
+        The projections to latent vectors are on every GPU whole.
+        """
+        heads, q_lora = self.heads(layout), self.q_lora_rank or 0
+        return {
+            "q_down": hidden * (q_lora + self.latent_dim),
+            "q_up": (q_lora or hidden) * heads * (self.nope_dim + self.rope_dim),
+            "kv_up": self.kv_lora_rank * heads * (self.nope_dim + self.v_dim),
+            "o": hidden * heads * self.v_dim,
+        }
+
+    def other_weights(self, hidden: int, layout: Layout) -> int:
+        """Weights that stay in bf16 on one GPU, of one layer: norms, biases and the gate."""
+        q_lora = self.q_lora_rank or 0
+        biases = (q_lora + self.latent_dim + hidden) * self.bias
+        gate = hidden * self.heads(layout) * self.v_dim * self.output_gate
+        return hidden + q_lora + self.kv_lora_rank + biases + gate
+
+    def activation_width(self, hidden: int, layout: Layout) -> int:
+        """Elements a token that its widest kernel reads and writes on one GPU: attention of prompts."""
+        return self.heads(layout) * 2 * (self.nope_dim + self.rope_dim + self.v_dim)
