@@ -270,10 +270,14 @@ def _relatives(given: str) -> list[str]:
     return sorted(name for name, common in shared.items() if common == most > 0)
 
 
+def _is_distilled(given: str) -> bool:
+    return any(word in given.rpartition("/")[2].casefold() for word in _DISTILLED)
+
+
 def _missing_operator(given: str) -> str | None:
     """What a plan would need for a family that it cannot represent; None for others."""
     own = given.rpartition("/")[2].casefold().removeprefix("nvidia-")
-    if any(word in own for word in _DISTILLED):
+    if _is_distilled(given):
         return None
     return next((what for prefix, what in NEEDS.items() if own.startswith(prefix)), None)
 
@@ -284,6 +288,8 @@ def unknown_name(given: str) -> str:
     if needed is not None:
         return f"{given!r} has no plan yet: it needs {needed}, and a plan has no such operator"
     relatives = _relatives(given)
+    if _is_distilled(given):
+        relatives = [name for name in relatives if _is_distilled(name)]
     if relatives:
         return (
             f"unknown model {given!r}: of its family there are {', '.join(relatives)}; a model of another "

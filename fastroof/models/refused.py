@@ -27,6 +27,7 @@ _OF_SOME_FAMILIES: Final = {
     "num_routed_experts": "experts",
     "moe_num_experts": "experts",
     "attention_chunk_size": "chunked attention",
+    "kv_lora_rank": "latent attention",
 }
 
 

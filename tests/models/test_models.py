@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fastroof.errors import ModelError, PlanError, UnsupportedModelError
-from fastroof.models import DenseModel, ModelSpec, load_model
+from fastroof.models import DenseModel, Layout, ModelSpec, load_model
 from fastroof.models.dense import DenseShard
 from tests.reference.shards import changed, shard
 
@@ -147,7 +147,7 @@ def test_unknown_model_lists_presets_and_the_closest() -> None:
         ("openai/gpt-oss-240b", "of its family there are gpt-oss-120b, gpt-oss-20b;"),
         ("meta-llama/Llama-4-Behemoth", "of its family there are llama-4-maverick, llama-4-scout;"),
         ("Mistral-Large", "of its family there are mistral-7b;"),
-        ("deepseek-ai/DeepSeek-V3-0324", "has no plan yet: it needs MLA,"),
+        ("deepseek-ai/DeepSeek-V3.2-Exp", "has no plan yet: it needs sparse attention,"),
         ("zai-org/GLM-5.1", "it needs MLA and sparse attention,"),
         ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "it needs Mamba,"),
         ("Qwen/Qwen3.5-27B", "it needs linear attention,"),
@@ -255,7 +255,7 @@ def test_sliding_window(config: dict[str, Any], window: int | None) -> None:
         (llama(num_experts=8), "num_experts 8 means experts, which llama models do not have"),
         (llama(num_local_experts=8), "num_local_experts 8 means experts"),
         (llama(n_routed_experts=64), "n_routed_experts 64 means experts"),
-        (llama(kv_lora_rank=512), "MLA operator .kv_lora_rank 512"),
+        (llama(kv_lora_rank=512), "kv_lora_rank 512 means latent attention, which llama models do not"),
         (llama(index_topk=2048), "sparse attention"),
         (llama(full_attention_interval=4), "hybrid attention operator .full_attention_interval 4"),
         (llama(layer_types=["linear_attention"] * 4), "hybrid attention operator .layer_types linear_att"),
@@ -375,15 +375,14 @@ def test_a_spec_changed_by_hand_is_checked_too() -> None:
 
 # What each configuration in the shared reference is refused for; the others load.
 REFUSED = {
-    "deepseek-v2-lite": ("MLA",),
-    "glm-5.2-fp8": ("MLA", "sparse attention"),
-    "deepseek_v3.2": ("MLA", "sparse attention"),
-    "deepseek_v3": ("MLA",),
+    "glm-5.2-fp8": ("sparse attention",),
+    "deepseek_v3.2": ("sparse attention",),
     "qwen3-next-80B-A3B": ("hybrid",),
     "qwen3.5-122B-A10B": ("hybrid",),
     "qwen3.5-35B-A3B": ("hybrid",),
 }
 SCOUT = "llama-4-scout-17b-16e-instruct-fp8-dynamic"
+V2_LITE = "deepseek-v2-lite"
 LOADED = {
     "codellama-34b-instruct-hf": "codellama-34b",
     "llama-2-7b-hf": "llama-2-7b",
@@ -398,6 +397,7 @@ LOADED = {
     "qwen3-30b-a3b": "qwen3-30b-a3b",
     "qwen3-30B-A3B": "qwen3-30b-a3b",
     "qwen3-235B-A22B": "qwen3-235b-a22b",
+    "deepseek_v3": "deepseek-v3",
 }
 
 
@@ -412,7 +412,18 @@ def shared_configs() -> dict[str, Path]:
 
 
 def test_every_shared_config_is_expected() -> None:
-    assert set(shared_configs()) == set(REFUSED) | set(LOADED) | {SCOUT}
+    assert set(shared_configs()) == set(REFUSED) | set(LOADED) | {SCOUT, V2_LITE}
+
+
+def test_latent_queries_may_be_missing() -> None:
+    model = load_model(shared_configs()[V2_LITE])
+    # its card: 15.7 B of weights, 2.4 of them active, which leaves out the embedding and more
+    assert round(model.num_parameters / 1e9, 1) == 15.7
+    assert 2.4e9 <= model.active_parameters - model.vocab * model.hidden < 2.5e9
+    assert model.kv_bytes_per_token(Layout(), "bf16") == 27 * 576 * 2
+    weights = model.kinds[0].linear_weights(model.hidden, Layout())
+    assert weights["q_down"] == 2048 * 576
+    assert weights["q_up"] == 2048 * 16 * 192
 
 
 def test_a_quantised_wrapper_loads_as_its_text_model() -> None:

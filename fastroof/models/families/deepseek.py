@@ -39,10 +39,10 @@ def latent_experts(fields: Fields) -> RoutedExperts:
     """Experts of a layer: shared ones are so many of a routed one's width."""
     width = fields.size("moe_intermediate_size")
     return RoutedExperts(
-        fields.size("n_routed_experts"),
+        fields.size("n_routed_experts", "num_routed_experts"),
         fields.size("num_experts_per_tok"),
         width,
-        fields.count("n_shared_experts") * width,
+        fields.count("n_shared_experts", fields.count("num_shared_experts")) * width,
         router_bias=fields.text("topk_method") == "noaux_tc",
     )
 
@@ -68,6 +68,6 @@ FAMILIES: Final = (
         },
         _layers,
         defaults=_DEFAULTS,
-        reads=("n_routed_experts",),
+        reads=("n_routed_experts", "num_routed_experts", "kv_lora_rank"),
     ),
 )

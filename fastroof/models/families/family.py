@@ -35,7 +35,7 @@ class Family:
     defaults : mapping of str to value
         What other missing fields mean, where a file of this family may leave sizes out.
     reads : tuple of str
-        Of the fields that make other models mixtures of experts or chunked, those that this family
+        Of the fields that make other models mixtures of experts, chunked or latent, those that this family
         reads; any other is refused.
     module_names : mapping
         What its checkpoints call the modules of a layer, by the role of their call, where that is not in

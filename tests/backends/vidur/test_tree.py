@@ -21,7 +21,7 @@ from fastroof.backends.vidur.terms import TERM_OF
 from fastroof.models import Layout
 from fastroof.models.execution import Execution
 from fastroof.models.step import step_calls
-from fastroof.operators.calls import AttentionCall, Parallel
+from fastroof.operators.calls import AttentionCall, MixerCall, Parallel
 
 TREE = Path(__file__).with_name("vidur_tree")
 CHECKOUT = TREE.parents[3]
@@ -160,7 +160,7 @@ def test_every_operator_of_a_layer_has_a_term(vidur):
         of_layers = [call for layer in calls.layers for call in layer]
         paths = [path for call in of_layers if isinstance(call, Parallel) for path in call.paths]
         of_layers += [call for path in paths for call in path]
-        rows = [call for call in of_layers if not isinstance(call, AttentionCall | Parallel)]
+        rows = [call for call in of_layers if not isinstance(call, AttentionCall | MixerCall | Parallel)]
         assert all(call.role in TERM_OF for call in rows)
         assert not any(call.role in TERM_OF for call in (*calls.before, *calls.after))
 
