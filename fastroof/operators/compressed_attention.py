@@ -39,7 +39,7 @@ from fastroof.operators.foreign_rows import (
     text_columns,
 )
 from fastroof.operators.latent_work import causal_pairs
-from fastroof.operators.operator import Columns, HoldoutGrid, Key, by_word, element_bytes
+from fastroof.operators.operator import Columns, DatasheetClass, HoldoutGrid, Key, by_word, element_bytes
 from fastroof.operators.ragged import RaggedPrefill, WorkPart
 from fastroof.units import ACTIVATION_BYTES
 
@@ -239,6 +239,7 @@ class CsaPrefill(_CompressedPrefill):
 
     name = "csa_prefill"
     rank = 104
+    datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"csa_prefill": DatasheetClass(67.0, 0.3)}
     ratio = _CSA
     summary = "A CSA block (DeepSeek-V4) over prompts."
     defaults: ClassVar[Mapping[str, Any]] = {"batch_size": 1, **_DEFAULTS}
@@ -260,6 +261,7 @@ class CsaDecode(_CompressedDecode):
 
     name = "csa_decode"
     rank = 106
+    datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"csa_decode": DatasheetClass(67.0, 0.54)}
     ratio = _CSA
     summary = "A CSA block, one new token a sequence."
     defaults: ClassVar[Mapping[str, Any]] = _DEFAULTS
@@ -281,6 +283,7 @@ class HcaPrefill(_CompressedPrefill):
 
     name = "hca_prefill"
     rank = 108
+    datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"hca_prefill": DatasheetClass(43.0, 0.3)}
     ratio = _HCA
     summary = "An HCA block (DeepSeek-V4) over prompts."
     defaults: ClassVar[Mapping[str, Any]] = {"batch_size": 1, **_DEFAULTS}
@@ -302,6 +305,7 @@ class HcaDecode(_CompressedDecode):
 
     name = "hca_decode"
     rank = 110
+    datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"hca_decode": DatasheetClass(43.0, 0.49)}
     ratio = _HCA
     summary = "An HCA block, one new token a sequence."
     defaults: ClassVar[Mapping[str, Any]] = _DEFAULTS

@@ -32,7 +32,7 @@ from fastroof.operators.latent_work import (
     module_bytes,
     projections,
 )
-from fastroof.operators.operator import Columns, HoldoutGrid, Key, element_bytes
+from fastroof.operators.operator import Columns, DatasheetClass, HoldoutGrid, Key, element_bytes
 from fastroof.operators.ragged import SEGMENT, RaggedPrefill, WorkPart
 from fastroof.pack.ragged import Segment
 
@@ -123,6 +123,7 @@ class DsaPrefill(LatentModule, RaggedPrefill):
 
     name = "dsa_prefill"
     rank = 100
+    datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"dsa_prefill": DatasheetClass(310.0, 0.42)}
     summary = "A sparse attention block (DSA) over prompts."
     about = "q-len counts the new tokens of a sequence, kv-len the prefix and the new tokens."
     axes = (
@@ -184,6 +185,7 @@ class DsaDecode(LatentModule):
 
     name = "dsa_decode"
     rank = 102
+    datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"dsa_decode": DatasheetClass(37.0, 0.32)}
     summary = "A DSA block, one new token a sequence."
     axes = (BATCH, Column("kv_len", "int", "tokens", "tokens scored, the new one included"))
     defaults: ClassVar[Mapping[str, Any]] = _DEFAULTS

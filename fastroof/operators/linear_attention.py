@@ -30,7 +30,7 @@ from fastroof.operators.foreign_rows import (
     version_order,
 )
 from fastroof.operators.mixer_borrowing import Lent, lent
-from fastroof.operators.operator import Answers, Columns, HoldoutGrid, Key
+from fastroof.operators.operator import Answers, Columns, DatasheetClass, HoldoutGrid, Key
 from fastroof.operators.ragged import RaggedOperator, WorkPart
 from fastroof.units import ACTIVATION_BYTES
 
@@ -316,6 +316,7 @@ class Gdn(DeltaRule):
 
     name = "gdn"
     rank = 82
+    datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"gdn": DatasheetClass(3.4, 0.67)}
     summary = "Gated delta rule with its convolution."
     about = "Part all adds up what runs: convolution and recurrence."
     # bf16 in vLLM, float32 in SGLang
@@ -345,6 +346,7 @@ class Kda(DeltaRule):
 
     name = "kda"
     rank = 83
+    datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"kda": DatasheetClass(6.4, 0.37)}
     summary = "Kimi delta attention with its convolution."
     about = (
         "Part all is the fused kernel where there is one, which engines run unless they speculate, else the "
@@ -393,6 +395,7 @@ class Mamba2(StateOperator):
 
     name = "mamba2"
     rank = 84
+    datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"mamba2": DatasheetClass(7.6, 0.63)}
     summary = "Mamba-2 with its convolution."
     state_bytes = 2
     keys = (

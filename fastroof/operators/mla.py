@@ -37,7 +37,7 @@ from fastroof.operators.foreign_rows import (
     unknown_dtypes,
 )
 from fastroof.operators.latent_work import generation_kv_len
-from fastroof.operators.operator import Columns, HoldoutGrid, element_bytes
+from fastroof.operators.operator import Columns, DatasheetClass, HoldoutGrid, element_bytes
 from fastroof.operators.ragged import RaggedOperator, RaggedPrefill, WorkPart
 
 __all__ = ["MLA_DECODE", "MLA_PREFILL", "OPERATORS", "MlaDecode", "MlaPrefill"]
@@ -95,6 +95,7 @@ class MlaPrefill(RaggedPrefill):
 
     name = "mla_prefill"
     rank = 80
+    datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"mla_prefill": DatasheetClass(15.0, 0.63)}
     summary = "MLA over prompts: the kernel alone."
     about = "q-len counts the new tokens of a sequence, kv-len the prefix and the new tokens."
     keys = (
@@ -166,6 +167,7 @@ class MlaDecode(RaggedOperator):
 
     name = "mla_decode"
     rank = 90
+    datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"mla_decode": DatasheetClass(11.0, 0.96)}
     summary = "MLA of one new token a sequence: the kernel."
     keys = (KV_DTYPE, _Q_HEADS, Column("kv_lora_rank", "int", "", "width of the compressed KV"), _ROPE_DIM)
     axes = (BATCH, Column("kv_len", "int", "tokens", "tokens attended to, the new one included"))

@@ -31,7 +31,7 @@ from fastroof.operators.latent_work import (
     module_bytes,
     projections,
 )
-from fastroof.operators.operator import Columns, HoldoutGrid
+from fastroof.operators.operator import Columns, DatasheetClass, HoldoutGrid
 from fastroof.operators.ragged import RaggedPrefill, WorkPart
 
 __all__ = ["OPERATORS", "MlaModuleDecode", "MlaModulePrefill"]
@@ -61,6 +61,7 @@ class MlaModulePrefill(LatentModule, RaggedPrefill):
 
     name = "mla_module_prefill"
     rank = 92
+    datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"mla_module_prefill": DatasheetClass(38.0, 0.62)}
     summary = "A whole attention block of MLA over prompts."
     about = "q-len counts the new tokens of a sequence, kv-len the prefix and the new tokens."
     axes = (
@@ -96,6 +97,7 @@ class MlaModuleDecode(LatentModule):
 
     name = "mla_module_decode"
     rank = 94
+    datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"mla_module_decode": DatasheetClass(34.0, 0.99)}
     summary = "A whole MLA block, one new token a sequence."
     axes = (BATCH, Column("kv_len", "int", "tokens", "tokens attended to, the new one included"))
     defaults: ClassVar[Mapping[str, Any]] = _DEFAULTS

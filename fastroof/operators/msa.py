@@ -35,7 +35,7 @@ from fastroof.operators.latent_work import (
     attended,
     causal_pairs,
 )
-from fastroof.operators.operator import Columns, HoldoutGrid, Key, element_bytes
+from fastroof.operators.operator import Columns, DatasheetClass, HoldoutGrid, Key, element_bytes
 from fastroof.operators.ragged import RaggedPrefill, WorkPart
 from fastroof.units import ACTIVATION_BYTES
 
@@ -97,6 +97,7 @@ class MsaPrefill(_Msa, RaggedPrefill):
 
     name = "msa_prefill"
     rank = 112
+    datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"msa_prefill": DatasheetClass(21.0, 0.29)}
     summary = "An MSA block (MiniMax-M3) over prompts."
     about = "q-len counts the new tokens of a sequence, kv-len the prefix and the new tokens."
     axes = (
@@ -133,6 +134,7 @@ class MsaDecode(_Msa):
 
     name = "msa_decode"
     rank = 114
+    datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"msa_decode": DatasheetClass(24.0, 0.85)}
     summary = "An MSA block, one new token a sequence."
     axes = (BATCH, Column("kv_len", "int", "tokens", "tokens scored, the new one included"))
     defaults: ClassVar[Mapping[str, Any]] = _DEFAULTS

@@ -140,8 +140,15 @@ class RaggedOperator(Operator):
     lent_sizes: ClassVar[frozenset[str]] = frozenset({"num_heads", "num_q_heads"})
     """Sizes of a key in which one kernel may stand for another, see :mod:`.mixer_borrowing`."""
 
-    datasheet_class: ClassVar[DatasheetClass] = DatasheetClass(10.0, 0.5)
-    """What the datasheet model assumes of a call."""
+    @property
+    def datasheet_class(self) -> DatasheetClass:
+        """What the datasheet model assumes of a call.
+
+        The smallest latency of the H100 rows of the engine that has the least, and the median of B less its
+        floor over latency less its own, of calls of over 200 us: TensorRT-LLM's of latent attention, SGLang's
+        of sparse attention with an indexer, vLLM's of the others.
+        """
+        return self.datasheets[self.name]
 
     def step_sizes(self, is_decode: bool, batch: Any, length: Any, prefix: Any) -> dict[str, Any]:
         """Axes by name at a grid's point of decodes (batch, kv_len) or prompts (batch, new tokens)."""

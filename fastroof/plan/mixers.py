@@ -33,7 +33,7 @@ from fastroof.plan.step_attention import (
     Variance,
 )
 from fastroof.uncertainty.leave_one_out import LocalErrors
-from fastroof.uncertainty.variance import MAPE_TO_ERROR, relative_variance
+from fastroof.uncertainty.variance import relative_variance
 from fastroof.units import US_PER_S
 
 if TYPE_CHECKING:
@@ -41,9 +41,6 @@ if TYPE_CHECKING:
     from fastroof.tables import Tables
 
 __all__ = ["Mixer", "MixerErrors", "NoMixer", "step_attention"]
-
-BORROWED = MAPE_TO_ERROR * 0.15
-"""Relative standard error of a kernel that another one stands for."""
 
 
 @dataclass(frozen=True)
@@ -146,8 +143,7 @@ class Mixer(StepAttention):
         own = self._own
         kernels = own.step_kernels(tables, self.kernel.key)
         errors = tuple(own.local_errors(tables, one.key) for one in kernels)
-        borrowed = BORROWED**2 if any(one.key != self.kernel.key for one in kernels) else 0.0
-        return MixerErrors(self, errors, borrowed if len(kernels) == 1 else 0.0)
+        return MixerErrors(self, errors, max(one.error for one in kernels) ** 2)
 
     def at(self, batch: Floats, length: Floats) -> tuple[Floats, ...]:
         """Coordinates of grid points."""

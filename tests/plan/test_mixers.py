@@ -17,8 +17,10 @@ from fastroof.models import ModelSpec
 from fastroof.models.layers import LayerGroup, LayerKind
 from fastroof.models.mlp import GatedMlp
 from fastroof.operators.calls import MixerCall, MixerKernel
+from fastroof.operators.mixer_borrowing import OCTAVE
 from fastroof.operators.registry import OPERATORS
 from fastroof.plan.mixers import step_attention
+from fastroof.tables.kernel_order import KernelOrder
 
 MLA = MixerKernel("mla_decode", ("bf16", 16, 512, 64))
 MLA_PROMPT = MixerKernel("mla_prefill", ("bf16", "bf16", 16, 128, 64))
@@ -165,6 +167,26 @@ def test_other_heads_and_formats_are_borrowed(h100: Any) -> None:
         for n in (16, 32)
     ]
     assert near[0] * 0.9 < attention.total_us / 3 < near[1] * 1.1
+
+
+@pytest.mark.parametrize("engine", ["trtllm", "vllm"])
+def test_lending_over_an_octave_errs_as_it_says(h100: Any, engine: str) -> None:
+    operator: Any = OPERATORS["mla_module_decode"]
+    tables = h100.in_order(KernelOrder((engine,)))
+    inside = []
+    for key in tables.groups(operator.name):
+        half = (*key[:-1], key[-1] // 2)
+        if half not in tables.groups(operator.name):
+            continue
+        rows = tables.rows(operator, key)
+        sizes = {name: rows[name].astype(float) for name in operator.axis_names}
+        at = [sizes[name] for name in operator.axis_names]
+        lent_us, own_us = np.empty(len(at[0])), rows["latency_us"]
+        tables.packed(operator, half).latency(at, lent_us, np.empty(len(at[0]), np.uint8))
+        launch_us = tables.packed(operator, half).launch_us
+        own, theirs = (launch_us + operator.work_us(k, tables.gpu)(*at) for k in (key, half))
+        inside.append(np.abs(np.log(lent_us * own / theirs / own_us)) <= 1.2816 * OCTAVE)
+    assert 0.75 < np.concatenate(inside).mean() < 0.97
 
 
 def test_what_nothing_stands_for_is_refused_or_modelled(h100: Any) -> None:
