@@ -22,9 +22,10 @@ from fastroof.units import ACTIVATION_BYTES
 
 __all__ = [
     "Routed",
+    "add_up_experts",
     "after_attention",
-    "after_experts",
     "after_shared",
+    "back_from_experts",
     "before_experts",
     "sends_to_experts",
     "shares_tokens",
@@ -93,32 +94,35 @@ def before_experts(hidden: int, layout: Layout, execution: Execution, experts: R
     return [gather]
 
 
-def after_experts(hidden: int, layout: Layout, execution: Execution, experts: Routed) -> list[RowOperator]:
-    """What adds up the experts' outputs and brings each rank its tokens."""
-    row_bytes, rules = float(hidden * ACTIVATION_BYTES), execution.exchange
-    calls: list[RowOperator]
+def back_from_experts(
+    width: int, layout: Layout, execution: Execution, experts: Routed
+) -> list[RowOperator]:
+    """What brings each rank the experts' outputs of its tokens; ``width`` is that which experts have."""
+    rules = execution.exchange
     if sends_to_experts(layout, rules, experts.topk):
-        calls = _exchange("combine", hidden, layout, execution, experts)
-    elif layout.dp == 1:
-        if layout.tp == 1:
-            return []
-        return [AllReduce("mlp_allreduce", "mlp all-reduce", 1, layout.tp, row_bytes)]
-    else:
-        gpus, stride, _ = _group(layout, rules, experts.topk)
-        calls = [
-            Collective(
-                "experts_scatter", "experts reduce-scatter", 1, "reduce_scatter", gpus, row_bytes,
-                "expert_tokens", stride=stride,
-            )
-        ]  # fmt: skip
+        return _exchange("combine", width, layout, execution, experts)
+    if layout.dp == 1:
+        return []
+    gpus, stride, _ = _group(layout, rules, experts.topk)
+    row_bytes = float(width * ACTIVATION_BYTES)
+    return [
+        Collective(
+            "experts_scatter", "experts reduce-scatter", 1, "reduce_scatter", gpus, row_bytes,
+            "expert_tokens", stride=stride,
+        )
+    ]  # fmt: skip
+
+
+def add_up_experts(hidden: int, layout: Layout, execution: Execution, experts: Routed) -> list[RowOperator]:
+    """What adds up the experts' outputs over a rank's GPUs, or gathers the tokens that these share."""
     if layout.tp == 1:
-        return calls
-    if shares_tokens(layout, rules, experts.topk):
+        return []
+    row_bytes = float(hidden * ACTIVATION_BYTES)
+    # without ranks and without an all-to-all no tokens are shared
+    if shares_tokens(layout, execution.exchange, experts.topk):
         share = row_bytes / layout.tp
-        calls.append(Collective("tokens_gather", "tokens all-gather", 1, "all_gather", layout.tp, share))
-    else:
-        calls.append(AllReduce("mlp_allreduce", "mlp all-reduce", 1, layout.tp, row_bytes))
-    return calls
+        return [Collective("tokens_gather", "tokens all-gather", 1, "all_gather", layout.tp, share)]
+    return [AllReduce("mlp_allreduce", "mlp all-reduce", 1, layout.tp, row_bytes)]
 
 
 def after_shared(hidden: int, layout: Layout) -> list[RowOperator]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fastroof.errors import ModelError
-from fastroof.models.exchange import after_experts, after_shared, before_experts
+from fastroof.models.exchange import add_up_experts, after_shared, back_from_experts, before_experts
 from fastroof.models.execution import Execution
 from fastroof.models.layout import Layout
 from fastroof.models.linear import linear_calls
@@ -45,6 +45,9 @@ class RoutedExperts:
     apart : bool
         Whether routed and shared experts are two MLPs of the same input, each with norms before and after it,
         summed up over GPUs by itself, and their sum normalised again.
+    latent : int
+        Width that tokens are projected to for the routed experts, and back from after them; 0 where these
+        take the model's own. Router and shared experts take the model's either way.
     """
 
     num_experts: int
@@ -56,13 +59,13 @@ class RoutedExperts:
     router_bias: bool = False
     expert_bias: bool = False
     apart: bool = False
+    latent: int = 0
     has_experts = True
 
     def __post_init__(self) -> None:
         """Refuse sizes no layer has, in layers that were built or changed by hand too."""
         check_sizes(self, "num_experts", "topk", "intermediate")
-        if self.shared_intermediate:
-            check_sizes(self, "shared_intermediate")
+        check_sizes(self, *(name for name in ("shared_intermediate", "latent") if getattr(self, name)))
         if self.topk > self.num_experts:
             raise ModelError(f"a token cannot be routed to {self.topk} of {self.num_experts} experts")
 
@@ -70,6 +73,10 @@ class RoutedExperts:
     def gemms(self) -> int:
         """GEMMs of an expert."""
         return GATED_GEMMS if self.is_gated else NONGATED_GEMMS
+
+    def width(self, hidden: int) -> int:
+        """Width of a token as the routed experts take it, and as it is sent to them."""
+        return self.latent or hidden
 
     def obstacles(self, layout: Layout) -> list[str]:
         """What keeps it from being split so."""
@@ -90,13 +97,21 @@ class RoutedExperts:
         Notes
         -----
         The router stays in bf16. Shared experts come before the routed ones or, in steps of decodes, beside
-        them, as the engine has it; what GPUs exchange is in :mod:`fastroof.models.exchange`.
+        them, as the engine has it; what GPUs exchange is in :mod:`fastroof.models.exchange`. Latent
+        projections are on every GPU whole: the one back follows the experts' sums over ranks and comes before
+        that over tp, which it commutes with.
         """
         row_bytes = float(hidden * ACTIVATION_BYTES)
         calls: list[Call] = [Elementwise("mlp_norm", "mlp rmsnorm", 1, 4.0 * row_bytes)]
         routed = self._routed(hidden, layout, execution)
         shared = self._shared(hidden, layout, execution)
-        after = after_experts(hidden, layout, execution, self)
+        returned = back_from_experts(self.width(hidden), layout, execution, self)
+        after = add_up_experts(hidden, layout, execution, self)
+        if self.latent:
+            up = linear_calls("experts_up", "experts_up_quantise", hidden, self.latent, execution)
+            routed += [*returned, *up]
+        else:
+            after = [*returned, *after]
         if self.apart:
             norm = Elementwise("mlp_norm", "experts rmsnorm", 1, 2.0 * row_bytes)
             # the router's own norm and that of the experts come before, one after
@@ -110,14 +125,18 @@ class RoutedExperts:
         return (*calls, *after)
 
     def _routed(self, hidden: int, layout: Layout, execution: Execution) -> list[RowOperator]:
+        width, down = self.width(hidden), list[RowOperator]()
+        if self.latent:
+            down = linear_calls("experts_down", "experts_down_quantise", width, hidden, execution)
         return [
             Gemm("router", "router", 1, self.num_experts, hidden, "bf16"),
-            *before_experts(hidden, layout, execution, self),
+            *down,
+            *before_experts(width, layout, execution, self),
             Experts(
                 "experts",
                 "experts",
                 1,
-                hidden,
+                width,
                 self.intermediate,
                 self.topk,
                 self.num_experts,
@@ -133,10 +152,10 @@ class RoutedExperts:
         width = self.shared_intermediate // layout.tp
         if not width:
             return []
-        up, rows = (2, 3.0) if self.is_gated else (1, 2.0)
+        up, rows, activation = (2, 3.0, "silu_and_mul") if self.is_gated else (1, 2.0, "relu2")
         calls = linear_calls("shared_gate_up", "shared_gate_up_quantise", up * width, hidden, execution)
         row_bytes = rows * width * ACTIVATION_BYTES
-        calls.append(Elementwise("shared_activation", "shared silu_and_mul", 1, row_bytes))
+        calls.append(Elementwise("shared_activation", f"shared {activation}", 1, row_bytes))
         calls += linear_calls("shared_down", "shared_down_quantise", hidden, width, execution)
         if self.shared_gate:
             calls.append(Gemm("shared_gate", "shared gate", 1, 1, hidden, "bf16"))
@@ -144,8 +163,10 @@ class RoutedExperts:
 
     def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
         """Weights of the linear layers on one GPU, of one layer, by the role of their call."""
-        expert = self.gemms * hidden * (self.intermediate // layout.moe_tp)
+        expert = self.gemms * self.width(hidden) * (self.intermediate // layout.moe_tp)
         weights = {"experts": self.num_experts // layout.ep * expert}
+        if self.latent:
+            weights |= dict.fromkeys(("experts_down", "experts_up"), hidden * self.latent)
         if self.shared_intermediate:
             shared = hidden * (self.shared_intermediate // layout.tp)
             weights |= {"shared_gate_up": (self.gemms - 1) * shared, "shared_down": shared}
@@ -154,18 +175,19 @@ class RoutedExperts:
     def other_weights(self, hidden: int, layout: Layout) -> int:
         """Weights that stay in bf16 on one GPU, of one layer: the norm, the router, biases."""
         router = self.num_experts * (hidden + self.router_bias) + hidden * self.shared_gate
-        width = (self.gemms - 1) * (self.intermediate // layout.moe_tp) + hidden
+        width = (self.gemms - 1) * (self.intermediate // layout.moe_tp) + self.width(hidden)
         norms = hidden * (NORMS_APART if self.apart else 1)
         return norms + router + self.num_experts // layout.ep * width * self.expert_bias
 
     def idle_weights(self, hidden: int) -> int:
         """Weights of the experts that a token is not routed to, of one whole layer."""
-        biases = ((self.gemms - 1) * self.intermediate + hidden) * self.expert_bias
-        return (self.num_experts - self.topk) * (self.gemms * hidden * self.intermediate + biases)
+        width = self.width(hidden)
+        biases = ((self.gemms - 1) * self.intermediate + width) * self.expert_bias
+        return (self.num_experts - self.topk) * (self.gemms * width * self.intermediate + biases)
 
     def activation_width(self, hidden: int, layout: Layout) -> int:
         """Elements a token that its widest kernel reads and writes on one GPU."""
-        routed = self.topk * (hidden + self.gemms * self.intermediate // layout.moe_tp)
+        routed = self.topk * (self.width(hidden) + self.gemms * self.intermediate // layout.moe_tp)
         return max(layout.dp * routed, self.gemms * self.shared_intermediate // layout.tp)
 
 

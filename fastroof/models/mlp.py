@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from fastroof.models.execution import Execution
 from fastroof.models.layout import Layout
@@ -12,7 +12,7 @@ from fastroof.models.sizes import check_sizes
 from fastroof.operators.calls import AllReduce, Call, Elementwise
 from fastroof.units import ACTIVATION_BYTES
 
-__all__ = ["GatedMlp", "Mlp"]
+__all__ = ["GatedMlp", "Mlp", "UngatedMlp"]
 
 
 class Mlp(Protocol):
@@ -39,23 +39,15 @@ class Mlp(Protocol):
 
 
 @dataclass(frozen=True)
-class GatedMlp:
-    """Gate and up projections, an activation of their product, and a down projection.
-
-    Attributes
-    ----------
-    intermediate : int
-        Width of the whole MLP.
-    bias : bool
-        Whether its projections add a bias.
-    post_norm : bool
-        Whether the output is normalised too before it is added.
-    """
+class _SplitMlp:
+    """Projections up, an activation, and one down, split over GPUs by their width."""
 
     intermediate: int
     bias: bool = False
     post_norm: bool = False
-    has_experts = False
+    has_experts: ClassVar[bool] = False
+    ups: ClassVar[int]
+    activation: ClassVar[str]
 
     def __post_init__(self) -> None:
         """Refuse sizes no layer has, in layers that were built or changed by hand too."""
@@ -76,13 +68,14 @@ class GatedMlp:
 
         Notes
         -----
-        Compulsory bytes a token: the fused residual-add RMSNorm reads and writes two rows, silu-and-mul
-        reads gate and up and writes one row. Biases are part of the GEMM's epilogue.
+        Compulsory bytes a token: the fused residual-add RMSNorm reads and writes two rows, the activation
+        reads what every projection up made and writes one row. Biases are part of the GEMM's epilogue.
         """
         width, hidden_bytes = self.shard(layout), float(hidden * ACTIVATION_BYTES)
+        row_bytes = (self.ups + 1.0) * width * ACTIVATION_BYTES
         calls: list[Call] = [Elementwise("mlp_norm", "mlp rmsnorm", 1, 4.0 * hidden_bytes)]
-        calls += linear_calls("gate_up", "gate_up_quantise", 2 * width, hidden, execution)
-        calls.append(Elementwise("activation", "silu_and_mul", 1, 3.0 * width * ACTIVATION_BYTES))
+        calls += linear_calls("gate_up", "gate_up_quantise", self.ups * width, hidden, execution)
+        calls.append(Elementwise("activation", self.activation, 1, row_bytes))
         calls += linear_calls("down", "down_quantise", hidden, width, execution)
         if layout.tp > 1:
             calls.append(AllReduce("mlp_allreduce", "mlp all-reduce", 1, layout.tp, hidden_bytes))
@@ -93,12 +86,41 @@ class GatedMlp:
     def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
         """Weights of the linear layers on one GPU, of one layer, by the role of their call."""
         weights = hidden * self.shard(layout)
-        return {"gate_up": 2 * weights, "down": weights}
+        return {"gate_up": self.ups * weights, "down": weights}
 
     def other_weights(self, hidden: int, layout: Layout) -> int:
         """Weights that stay in bf16 on one GPU, of one layer: the norm and biases."""
-        return hidden * (1 + self.post_norm) + (2 * self.shard(layout) + hidden) * self.bias
+        return hidden * (1 + self.post_norm) + (self.ups * self.shard(layout) + hidden) * self.bias
 
     def activation_width(self, hidden: int, layout: Layout) -> int:
         """Elements a token that its widest kernel reads and writes on one GPU."""
-        return 3 * self.shard(layout)
+        return (self.ups + 1) * self.shard(layout)
+
+
+@dataclass(frozen=True)
+class GatedMlp(_SplitMlp):
+    """Gate and up projections, an activation of their product, and a down projection.
+
+    Attributes
+    ----------
+    intermediate : int
+        Width of the whole MLP.
+    bias : bool
+        Whether its projections add a bias.
+    post_norm : bool
+        Whether the output is normalised too before it is added.
+    """
+
+    ups = 2
+    activation = "silu_and_mul"
+
+
+@dataclass(frozen=True)
+class UngatedMlp(_SplitMlp):
+    """One projection up, squared ReLU, and one down; attributes as those of :class:`GatedMlp`.
+
+    Its projection up has the role of a gated one's, ``gate_up``.
+    """
+
+    ups = 1
+    activation = "relu2"

@@ -82,7 +82,7 @@ def _measured(tables: Tables, hidden: int, experts: frozenset[RoutedExperts]) ->
     if not experts:
         yield _dtypes(tables, GEMM.name, None)
         return
-    shapes = {(hidden, one.intermediate, one.topk, one.num_experts) for one in experts}
+    shapes = {(one.width(hidden), one.intermediate, one.topk, one.num_experts) for one in experts}
     operator = MOE.name if all(one.is_gated for one in experts) else MOE_NONGATED.name
     if operator not in tables.sources:
         return
