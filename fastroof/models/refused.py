@@ -14,9 +14,6 @@ _SPARSE: Final = ("index_topk", "sparse_attention_config", "compress_ratios")
 _RECURRENT: Final = (
     "full_attention_interval",
     "linear_attn_config",
-    "hybrid_override_pattern",
-    "layers_block_type",
-    "mamba_num_heads",
 )
 _PLAIN_LAYERS: Final = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 
