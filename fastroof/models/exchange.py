@@ -94,9 +94,7 @@ def before_experts(hidden: int, layout: Layout, execution: Execution, experts: R
     return [gather]
 
 
-def back_from_experts(
-    width: int, layout: Layout, execution: Execution, experts: Routed
-) -> list[RowOperator]:
+def back_from_experts(width: int, layout: Layout, execution: Execution, experts: Routed) -> list[RowOperator]:
     """What brings each rank the experts' outputs of its tokens; ``width`` is that which experts have."""
     rules = execution.exchange
     if sends_to_experts(layout, rules, experts.topk):

@@ -46,7 +46,7 @@ class MambaShard(NamedTuple):
 
 @dataclass(frozen=True)
 class Mamba2:
-    """State space duality (arXiv:2405.21060): projection, short convolution, recurrence, gated norm, projection.
+    """State space duality (arXiv:2405.21060) between two projections, with a gated norm after it.
 
     Attributes
     ----------

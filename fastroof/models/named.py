@@ -119,6 +119,16 @@ PRESETS: Final[dict[str, tuple[str, ...]]] = {
         "mistralai/Mixtral-8x7B-Instruct-v0.1",
     ),
     "mixtral-8x22b": ("mistralai/Mixtral-8x22B-v0.1",),
+    "nemotron-3-nano-30b-a3b": ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",),
+    "nemotron-3-nano-30b-a3b-nvfp4": ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4",),
+    "nemotron-3-super-120b-a12b": ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16",),
+    "nemotron-3-super-120b-a12b-fp8": ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-FP8",),
+    "nemotron-3-super-120b-a12b-nvfp4": ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4",),
+    "nemotron-3-ultra-550b-a55b": ("nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16",),
+    "nemotron-3-ultra-550b-a55b-fp8": ("nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-FP8",),
+    "nemotron-3-ultra-550b-a55b-nvfp4": ("nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-NVFP4",),
+    "nemotron-3.5-lightning-30b-a3b-nvfp4": ("nvidia/NVIDIA-Nemotron-3.5-Lightning-30B-A3B-NVFP4",),
+    "nemotron-h-56b": ("nvidia/Nemotron-H-56B-Base-8K",),
     "nemotron-super-49b": ("nvidia/Llama-3_3-Nemotron-Super-49B-v1",),
     "phi-3-mini": ("microsoft/Phi-3-mini-4k-instruct",),
     "phi-4": ("microsoft/phi-4",),
@@ -194,8 +204,6 @@ NEEDS: Final[dict[str, str]] = {
     "qwen3.6": "linear attention",
     "qwen3-next": "linear attention",
     "minimax-m3": "sparse attention",
-    "nemotron-h": "Mamba",
-    "nemotron-3": "Mamba",
 }
 """Families that a plan cannot represent yet, and the operators that it would need."""
 

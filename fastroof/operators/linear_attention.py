@@ -1,9 +1,9 @@
 """Linear attention and state spaces: layers that keep a state of fixed size instead of a KV cache.
 
 A layer runs a short causal convolution over its channels, then a recurrence: gated delta rule (``gdn``,
-Qwen3-Next and Qwen3.5), Kimi delta attention (``kda``), Mamba-2. These are parts of one call and add up; an
-engine may have one kernel that does both, which is measured beside them. Part ``all`` is that kernel
-where it was measured, else the sum of both parts.
+Qwen3-Next and Qwen3.5), Kimi delta attention (``kda``), Mamba-2 (:mod:`.mamba2`). These are parts of one call
+and add up; an engine may have one kernel that does both, which is measured beside them. Part ``all`` is that
+kernel where it was measured, else the sum of both parts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,19 @@ from fastroof.units import ACTIVATION_BYTES
 if TYPE_CHECKING:
     from fastroof.tables import Tables
 
-__all__ = ["GDN", "KDA", "MAMBA2", "OPERATORS", "DeltaRule", "Mamba2", "StateOperator", "part_of"]
+__all__ = [
+    "CONVOLUTION",
+    "GATE_BYTES",
+    "GDN",
+    "KDA",
+    "LAYER_COLUMNS",
+    "OPERATORS",
+    "PACKAGE_COLUMNS",
+    "DeltaRule",
+    "StateOperator",
+    "part_of",
+    "parts_of_rows",
+]
 
 ALL: Final = "all"
 CONVOLUTION: Final = "convolution"
@@ -61,12 +73,13 @@ def part_of(kernel: str) -> str:
     return CONVOLUTION if kernel.startswith("causal_conv1d") else RECURRENCE
 
 
-def _parts(kernels: Array) -> Array:
+def parts_of_rows(kernels: Array) -> Array:
+    """Which part of a layer each row of the package is, by its kernel."""
     named = {kernel: part_of(kernel) for kernel in set(kernels)}
     return np.array([named[kernel] for kernel in kernels], object)
 
 
-_LAYER: Final = (
+LAYER_COLUMNS: Final = (
     Column("phase", "text", "", "context, generation, or verify (draft tokens of speculative decoding)"),
     Column("part", "text", "", "convolution, recurrence, fused (one kernel for both)"),
     Column("conv_width", "int", "", "taps of the convolution"),
@@ -75,7 +88,7 @@ _AXES: Final = (
     Column("batch_size", "int", "", "sequences"),
     Column("q_len", "int", "tokens", "new tokens of each sequence"),
 )
-_PACKAGE_COLUMNS: Final = (
+PACKAGE_COLUMNS: Final = (
     *text_columns("phase"),
     *size_columns("batch_size", "seq_len", "d_conv"),
     *MEASURED,
@@ -266,7 +279,7 @@ def _delta_rows(raw: Raw) -> ForeignRows:
     # models of equal heads were measured each: their width (d_model) is no size of these kernels
     columns = {
         "phase": raw["phase"],
-        "part": _parts(raw["kernel_source"]),
+        "part": parts_of_rows(raw["kernel_source"]),
         "conv_width": raw["d_conv"],
         "q_len": raw["seq_len"],
         **{name: raw[name] for name in ("batch_size", *_DELTA_SIZES)},
@@ -280,7 +293,7 @@ class DeltaRule(StateOperator):
     """A recurrence that corrects its state by what it would have answered."""
 
     keys = (
-        *_LAYER,
+        *LAYER_COLUMNS,
         Column("num_k_heads", "int", "", "heads of queries and keys on one GPU"),
         Column("head_k_dim", "int", "", "their width"),
         Column("num_v_heads", "int", "", "heads of values on one GPU"),
@@ -334,7 +347,7 @@ class Gdn(DeltaRule):
         PackageFile(
             "linear_attention",
             "gdn_perf",
-            (*_PACKAGE_COLUMNS, *size_columns(*_DELTA_SIZES)),
+            (*PACKAGE_COLUMNS, *size_columns(*_DELTA_SIZES)),
             _delta_rows,
             RUN,
         ),
@@ -362,88 +375,10 @@ class Kda(DeltaRule):
     )
     coverages = (HoldoutGrid("kda", "all", {}, {}),)
     package_files = (
-        PackageFile("kda", "kda_perf", (*_PACKAGE_COLUMNS, *size_columns(*_DELTA_SIZES)), _delta_rows, RUN),
+        PackageFile("kda", "kda_perf", (*PACKAGE_COLUMNS, *size_columns(*_DELTA_SIZES)), _delta_rows, RUN),
     )
-
-
-# -- Mamba-2 ---------------------------------------------------------------------------------------
-
-_MAMBA_SIZES: Final = {
-    "num_heads": "nheads",
-    "head_dim": "head_dim",
-    "state_dim": "d_state",
-    "num_groups": "n_groups",
-    "chunk_size": "chunk_size",
-}
-
-
-def _mamba_rows(raw: Raw) -> ForeignRows:
-    columns = {
-        "phase": raw["phase"],
-        "part": _parts(raw["kernel_source"]),
-        "conv_width": raw["d_conv"],
-        "batch_size": raw["batch_size"],
-        "q_len": raw["seq_len"],
-        **{name: raw[theirs] for name, theirs in _MAMBA_SIZES.items()},
-        **measured_us(raw),
-    }
-    return ForeignRows(columns, {})
-
-
-class Mamba2(StateOperator):
-    """State space duality; the public tables have its convolution alone."""
-
-    name = "mamba2"
-    rank = 84
-    datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"mamba2": DatasheetClass(7.6, 0.63)}
-    summary = "Mamba-2 with its convolution."
-    state_bytes = 2
-    keys = (
-        *_LAYER,
-        Column("num_heads", "int", "", "heads on one GPU"),
-        Column("head_dim", "int", "", "width of one head"),
-        Column("state_dim", "int", "", "states of each of a head's channels"),
-        Column("num_groups", "int", "", "groups of heads that share B and C"),
-        Column("chunk_size", "int", "", "tokens that a prefill takes at a time"),
-    )
-    defaults: ClassVar[Mapping[str, Any]] = {**StateOperator.defaults, "chunk_size": 128}
-    holdouts = (
-        HoldoutGrid("mamba2", "every second (context)", {}, {"phase": "context"}),
-        HoldoutGrid("mamba2", "every second (generation)", {}, {"phase": "generation"}),
-    )
-    coverages = (HoldoutGrid("mamba2", "all", {}, {}),)
-    package_files = (
-        PackageFile(
-            "linear_attention",
-            "mamba2_perf",
-            (*_PACKAGE_COLUMNS, *size_columns(*_MAMBA_SIZES.values())),
-            _mamba_rows,
-            RUN,
-        ),
-    )
-
-    def channels(self, columns: Columns) -> Array:
-        """Inputs of all heads, B and C of all groups."""
-        c = columns
-        return np.asarray(c["num_heads"] * c["head_dim"] + 2 * c["num_groups"] * c["state_dim"])
-
-    def state(self, columns: Columns) -> Array:
-        """A matrix a head."""
-        c = columns
-        return np.asarray(c["num_heads"] * c["head_dim"] * c["state_dim"], np.float64)
-
-    def flops_of_state(self) -> float:
-        """Decay, input and output: the last two a multiply-add each."""
-        return 5.0
-
-    def token_bytes(self, columns: Columns) -> Array:
-        """Inputs, B, C, outputs, and a step a head."""
-        c = columns
-        outputs = c["num_heads"] * c["head_dim"]
-        return np.asarray(ACTIVATION_BYTES * (self.channels(c) + outputs) + GATE_BYTES * c["num_heads"])
 
 
 GDN: Final = Gdn()
 KDA: Final = Kda()
-MAMBA2: Final = Mamba2()
-OPERATORS: Final = (GDN, KDA, MAMBA2)
+OPERATORS: Final = (GDN, KDA)

@@ -150,6 +150,17 @@ class RaggedOperator(Operator):
         """
         return self.datasheets[self.name]
 
+    def datasheet_of(self, key: Key) -> DatasheetClass:
+        """What the datasheet model assumes of one kernel."""
+        return self.datasheet_class
+
+    def is_modelled_unasked(self, key: Key) -> bool:
+        """Whether the datasheet model stands for a kernel without ``allow_modelled`` where nothing else does.
+
+        As for elementwise kernels: no table that there is has its kind, so there is nothing to ask for.
+        """
+        return False
+
     def step_sizes(self, is_decode: bool, batch: Any, length: Any, prefix: Any) -> dict[str, Any]:
         """Axes by name at a grid's point of decodes (batch, kv_len) or prompts (batch, new tokens)."""
         return {"batch_size": batch, "kv_len": length}
@@ -180,10 +191,7 @@ class RaggedOperator(Operator):
             latency_us = answers[0]
             wanted = self.kernel_of(key, one.key)
             if wanted != one.key:
-                at_point = self.coordinates(sizes)
-                launch_us = tables.packed(self, one.key).launch_us
-                own = launch_us + self.work_us(wanted, tables.gpu)(*at_point)
-                latency_us = latency_us * (own / (launch_us + self.work_us(one.key, tables.gpu)(*at_point)))
+                latency_us = latency_us * self.lent_share(tables, wanted, one.key, sizes)
             if one.is_borrowed:
                 np.maximum(answers[2], ORIGIN_BORROWED, out=answers[2])
             total += latency_us
@@ -193,6 +201,12 @@ class RaggedOperator(Operator):
     def kernel_of(self, key: Key, lender: Key) -> Key:
         """Which of the kernels of a key a lender stands for: the only one there is."""
         return key
+
+    def lent_share(self, tables: Tables, wanted: Key, lender: Key, sizes: Mapping[str, Floats]) -> Floats:
+        """What a kernel takes over what its lender does at the same sizes: B over B."""
+        at_point, launch_us = self.coordinates(sizes), tables.packed(self, lender).launch_us
+        own, theirs = (launch_us + self.work_us(key, tables.gpu)(*at_point) for key in (wanted, lender))
+        return np.asarray(own / theirs)
 
     def prefix_prices(self, key: Key, gpu: GpuSpec, window: int) -> PrefixUs:
         """What B says of a prefix; decodes have it in their length."""

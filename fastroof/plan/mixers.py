@@ -60,6 +60,11 @@ class Mixer(StepAttention):
     def _own(self) -> RaggedOperator:
         return cast(RaggedOperator, OPERATORS[self.kernel.operator])
 
+    @property
+    def is_modelled_unasked(self) -> bool:
+        """Whether the datasheet model stands for it where nothing measured does, unasked."""
+        return self._own.is_modelled_unasked(self.kernel.key)
+
     def check(self, tables: Tables) -> None:
         """Raise MissingTableError if nothing measured stands for it."""
         self._own.step_kernels(tables, self.kernel.key)
@@ -107,7 +112,7 @@ class Mixer(StepAttention):
 
     def datasheet_block(self, gpu: GpuSpec) -> Floats:
         """By its roofline: one layer's launch floor, and B at an efficiency."""
-        kind, work_us = self._own.datasheet_class, self._work_us(gpu)
+        kind, work_us = self._own.datasheet_of(self.kernel.key), self._work_us(gpu)
 
         def latency(batch: Floats, length: Floats) -> tuple[Floats, Flags]:
             us = kind.launch_us + work_us(batch, length) / kind.efficiency
@@ -132,7 +137,7 @@ class Mixer(StepAttention):
     def datasheet_prefix_us(self, gpu: GpuSpec) -> PrefixUs:
         """What B says of a prefix, at an efficiency."""
         prices = self._own.prefix_prices(self.kernel.key, gpu, self.window)
-        return prices.times(1.0 / self._own.datasheet_class.efficiency)
+        return prices.times(1.0 / self._own.datasheet_of(self.kernel.key).efficiency)
 
     def lender(self, tables: Tables) -> Key:
         """Key of the first kernel that stands for it."""

@@ -93,9 +93,12 @@ class StepAttention(ABC):
         One new token a sequence, or prompts.
     operator : str
         Whose tables have it.
+    is_modelled_unasked : bool
+        Whether the datasheet model stands for it where nothing measured does, without ``allow_modelled``.
     """
 
     is_decode: bool
+    is_modelled_unasked: bool = False
 
     @property
     @abstractmethod

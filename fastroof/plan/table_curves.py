@@ -113,7 +113,8 @@ class TableCurves:
             try:
                 attention.check(self.tables)
             except MissingTableError as error:
-                self._check_modelled(error)
+                if not attention.is_modelled_unasked:
+                    self._check_modelled(error)
                 return True
             return False
 

@@ -149,7 +149,7 @@ def test_unknown_model_lists_presets_and_the_closest() -> None:
         ("Mistral-Large", "of its family there are mistral-7b;"),
         ("deepseek-ai/DeepSeek-V3.2-Exp", "has no plan yet: it needs sparse attention,"),
         ("zai-org/GLM-5.1", "it needs MLA and sparse attention,"),
-        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "it needs Mamba,"),
+        ("nvidia/Nemotron-3-Super-12B", "of its family there are nemotron-3-super-120b-a12b;"),
         ("Qwen/Qwen3.5-27B", "it needs linear attention,"),
         # layers of Llama and of Qwen3, whatever they were trained on
         ("deepseek-ai/DeepSeek-R1-Distill-Llama-70B", "unknown model .*neither a file nor a preset"),

@@ -43,7 +43,9 @@ def _parts(fields: Fields) -> list[str]:
     other = sorted(set(parts) - set(_LETTERS.values()))
     if other:
         known = ", ".join(_LETTERS if field == _PATTERN else _LETTERS.values())
-        raise fields.error(f"field {field} has {', '.join(map(repr, other))}: {known} are layers of Nemotron-H")
+        raise fields.error(
+            f"field {field} has {', '.join(map(repr, other))}: {known} are layers of Nemotron-H"
+        )
     return fields.of_layers(field, parts, fields.num_layers) if fields.has("num_hidden_layers") else parts
 
 
