@@ -48,6 +48,8 @@ class RoutedExperts:
     latent : int
         Width that tokens are projected to for the routed experts, and back from after them; 0 where these
         take the model's own. Router and shared experts take the model's either way.
+    adds_residual : bool
+        Whether the norm adds the residual in the same kernel; hyper-connections do so in their own.
     """
 
     num_experts: int
@@ -60,6 +62,7 @@ class RoutedExperts:
     expert_bias: bool = False
     apart: bool = False
     latent: int = 0
+    adds_residual: bool = True
     has_experts = True
 
     def __post_init__(self) -> None:
@@ -102,7 +105,8 @@ class RoutedExperts:
         that over tp, which it commutes with.
         """
         row_bytes = float(hidden * ACTIVATION_BYTES)
-        calls: list[Call] = [Elementwise("mlp_norm", "mlp rmsnorm", 1, 4.0 * row_bytes)]
+        norm_rows = 4.0 if self.adds_residual else 2.0
+        calls: list[Call] = [Elementwise("mlp_norm", "mlp rmsnorm", 1, norm_rows * row_bytes)]
         routed = self._routed(hidden, layout, execution)
         shared = self._shared(hidden, layout, execution)
         returned = back_from_experts(self.width(hidden), layout, execution, self)

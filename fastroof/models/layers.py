@@ -8,6 +8,7 @@ from fastroof.models.attention import Attention
 from fastroof.models.exchange import shares_tokens
 from fastroof.models.execution import Execution, Formats, weight_bytes
 from fastroof.models.experts import RoutedExperts
+from fastroof.models.hyper_connections import HyperConnections
 from fastroof.models.layout import Layout
 from fastroof.models.mlp import Mlp
 from fastroof.models.sizes import check_sizes
@@ -30,12 +31,20 @@ class LayerKind:
         What a person calls it, where a model has several kinds: ``"windowed"``.
     formats : Formats
         Modules that the checkpoint stores in another format than bf16, by the role of their call.
+    connections : HyperConnections or None
+        Streams of the residual, and what mixes them; None where it is one that outputs are added to.
     """
 
     attention: Attention
     mlp: Mlp
     name: str = "dense"
     formats: Formats = ()
+    connections: HyperConnections | None = None
+
+    @property
+    def residual_rows(self) -> int:
+        """Rows of the residual a token."""
+        return 1 if self.connections is None else self.connections.streams
 
     def obstacles(self, layout: Layout) -> list[str]:
         """What keeps a layer from being split so; empty where nothing does."""
@@ -44,10 +53,14 @@ class LayerKind:
     def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
         """Calls of one layer on one GPU, in the order in which a step's time is summed."""
         execution = self.run_as(execution)
-        return (
+        calls = (
             *self.attention.calls(hidden, layout, self._attends_as(execution, layout)),
             *self.mlp.calls(hidden, layout, execution),
         )
+        if self.connections is None:
+            return calls
+        before, after = self.connections.calls(hidden)
+        return (before, *calls, after)
 
     def _attends_as(self, execution: Execution, layout: Layout) -> Execution:
         """How attention runs before this kind's MLP: its sums are scattered where experts share tokens."""
@@ -73,8 +86,9 @@ class LayerKind:
         return execution if execution.formats is None else execution._replace(formats=self.formats)
 
     def other_weights(self, hidden: int, layout: Layout) -> int:
-        """Weights that stay in bf16 on one GPU, of one layer: norms and biases."""
-        return self.attention.other_weights(hidden, layout) + self.mlp.other_weights(hidden, layout)
+        """Weights that stay in bf16 on one GPU, of one layer: norms, biases, what mixes streams."""
+        mixing = 0 if self.connections is None else self.connections.weights(hidden)
+        return self.attention.other_weights(hidden, layout) + self.mlp.other_weights(hidden, layout) + mixing
 
     def num_parameters(self, hidden: int) -> int:
         """Weights of one whole layer."""

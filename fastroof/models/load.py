@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,7 @@ def _parse(
         layers=tuple(LayerGroup(kind, count) for kind, count in Counter(kinds).items()),
         vision=vision_encoder(wrapper),
     )
-    return quantised(
+    stored = quantised(
         unquantised,
         quantisation_of(config, where),
         hf_quant,
@@ -106,6 +107,9 @@ def _parse(
         module_names=family.module_names,
         where=where,
     )
+    if family.kv_dtype is None or stored.checkpoint.kv_dtype is not None:
+        return stored
+    return replace(stored, checkpoint=replace(stored.checkpoint, kv_dtype=family.kv_dtype))
 
 
 def _layer_kinds(fields: Fields, family: Family) -> list[LayerKind]:

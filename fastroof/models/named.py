@@ -22,6 +22,12 @@ PRESETS: Final[dict[str, tuple[str, ...]]] = {
     "deepseek-v3": ("deepseek-ai/DeepSeek-V3", "deepseek-ai/DeepSeek-V3-0324"),
     "deepseek-v3.1": ("deepseek-ai/DeepSeek-V3.1",),
     "deepseek-v3.1-nvfp4": ("nvidia/DeepSeek-V3.1-NVFP4",),
+    "deepseek-v4-flash": ("deepseek-ai/DeepSeek-V4-Flash",),
+    "deepseek-v4-flash-fp8": ("sgl-project/DeepSeek-V4-Flash-FP8",),
+    "deepseek-v4-flash-nvfp4": ("nvidia/DeepSeek-V4-Flash-NVFP4",),
+    "deepseek-v4-pro": ("deepseek-ai/DeepSeek-V4-Pro",),
+    "deepseek-v4-pro-fp8": ("sgl-project/DeepSeek-V4-Pro-FP8",),
+    "deepseek-v4-pro-nvfp4": ("nvidia/DeepSeek-V4-Pro-NVFP4",),
     "gemma-2-9b": (
         "google/gemma-2-9b",
         "google/gemma-2-9b-it",
@@ -197,7 +203,6 @@ Where base and instruct models differ in ``max_position_embeddings`` the preset 
 
 NEEDS: Final[dict[str, str]] = {
     "deepseek-v3.2": "sparse attention",
-    "deepseek-v4": "compressed sparse attention",
     "kimi-k3": "MLA and linear attention",
     "glm-5": "MLA and sparse attention",
     "qwen3.5": "linear attention",

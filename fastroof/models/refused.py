@@ -10,7 +10,8 @@ from fastroof.models.hf import TEXT_CONFIG, Fields
 __all__ = ["missing_operators", "unread_parts"]
 
 _WRAPPED: Final = ("vision_config", "audio_config")
-_SPARSE: Final = ("index_topk", "sparse_attention_config", "compress_ratios")
+_SPARSE: Final = ("index_topk", "sparse_attention_config")
+_COMPRESSED: Final = "compress_ratios"
 _RECURRENT: Final = (
     "full_attention_interval",
     "linear_attn_config",
@@ -45,7 +46,9 @@ def missing_operators(fields: Fields) -> list[str]:
     text = config.get(TEXT_CONFIG)
     inner = text if isinstance(text, Mapping) else config
     missing = []
-    if said := _said(inner, _SPARSE):
+    # the indexer of a compressed cache is part of that attention's operators
+    sparse = () if inner.get(_COMPRESSED) is not None else _SPARSE
+    if said := _said(inner, sparse):
         missing.append(f"it needs a sparse attention operator ({said})")
     kinds = inner.get("layer_types")
     other = sorted({str(k) for k in kinds} - _PLAIN_LAYERS) if isinstance(kinds, list) else []

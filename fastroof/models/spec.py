@@ -140,6 +140,11 @@ class ModelSpec:
         return self.num_parameters - idle
 
     @property
+    def residual_rows(self) -> int:
+        """Rows of the residual a token: more than one with hyper-connections."""
+        return max(kind.residual_rows for kind in self.kinds)
+
+    @property
     def window(self) -> int | None:
         """The smallest window that a layer attends within, tokens; None where all attend to everything."""
         windows = [kind.attention.window for kind in self.kinds]

@@ -48,13 +48,14 @@ def step_calls(model: ModelSpec, layout: Layout, execution: Execution) -> StepCa
         A layer's calls once: how often they run is the model's to say.
     """
     row_bytes = float(model.hidden * ACTIVATION_BYTES)
+    residual_bytes = model.residual_rows * row_bytes
     vocab_rows = model.padded_vocab(layout.tp) // layout.tp
     head_dtype = execution.of_head().kernel("lm_head")
     return StepCalls(
-        (Elementwise("embedding", "embedding", 1, 2.0 * row_bytes),),
+        (Elementwise("embedding", "embedding", 1, row_bytes + residual_bytes),),
         tuple(kind.calls(model.hidden, layout, execution) for kind in model.kinds),
         (
-            *_sent_on(layout, row_bytes),
+            *_sent_on(layout, residual_bytes),
             Elementwise("final_norm", "final rmsnorm", 1, 4.0 * row_bytes),
             Gemm("lm_head", "lm_head", 1, vocab_rows, model.hidden, head_dtype, "sequences"),
         ),

@@ -18,6 +18,7 @@ __all__ = [
     "Elementwise",
     "Experts",
     "Gemm",
+    "HyperConnection",
     "LatentProduct",
     "MixerCall",
     "MixerKernel",
@@ -286,7 +287,47 @@ class LatentProduct:
     steps: Steps = "decode_only"
 
 
-RowOperator = Gemm | Elementwise | AllReduce | Experts | Collective | Dispatch | SendReceive | LatentProduct
+@dataclass(frozen=True)
+class HyperConnection:
+    """Mixing residual streams before a layer's sublayers, or after them, ``times`` a step.
+
+    Attributes
+    ----------
+    stage : str
+        ``pre`` or ``post``.
+    hidden, streams : int
+        Model width, and rows of the residual a token.
+    sinkhorn_iterations : int
+        Iterations that make the mixing weights doubly stochastic.
+    sites : int
+        Sublayers that one call is of.
+    """
+
+    operator: ClassVar[str] = "hyper_connections"
+    role: Role
+    name: str
+    times: int
+    stage: str
+    hidden: int
+    streams: int
+    sinkhorn_iterations: int
+    sites: int
+    dtype: str = "bf16"
+    rows: Rows = "tokens"
+    steps: Steps = "all"
+
+
+RowOperator = (
+    Gemm
+    | Elementwise
+    | AllReduce
+    | Experts
+    | Collective
+    | Dispatch
+    | SendReceive
+    | LatentProduct
+    | HyperConnection
+)
 
 
 @dataclass(frozen=True)

@@ -7,19 +7,24 @@ or 1024 of them; HCA attends to all.
 SGLang's rows of CSA were measured with scores that are all equal, the worst case of one of its top-k kernels.
 A decode of DeepSeek-V4-Flash (16 heads, H100) takes 84 us at 2048 tokens, where all are picked, 164 at 4096
 to 65536, and 93 at 131072, where another kernel picks. With the scores of a model it takes the block, less
-the top-k of flat scores, and the other one: 164 - 81 + 3. Both are rows of sparse_part.
+the top-k of flat scores, and the other one: 164 - 81 + 3. Both are rows of sparse_part, and steps take a
+block so corrected (:mod:`fastroof.operators.peaked_scores`); lookups have the rows as they were measured.
+
+Layers with the window alone, two of Flash's, were measured by nobody: HCA lends its latency / B to blocks of
+a model that is named for it (:data:`WINDOW_ALONE`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 
 from fastroof.arrays import Array, Floats
 from fastroof.columns import Column
+from fastroof.config.gpu import GpuSpec
 from fastroof.errors import LookupInputError
 from fastroof.operators.attention_modules import (
     MODULE_COLUMNS,
@@ -39,9 +44,24 @@ from fastroof.operators.foreign_rows import (
     text_columns,
 )
 from fastroof.operators.latent_work import causal_pairs
-from fastroof.operators.operator import Columns, DatasheetClass, HoldoutGrid, Key, by_word, element_bytes
+from fastroof.operators.mixer_borrowing import Lent, lent
+from fastroof.operators.operator import (
+    Answers,
+    Columns,
+    DatasheetClass,
+    HoldoutGrid,
+    Key,
+    by_word,
+    element_bytes,
+)
+from fastroof.operators.peaked_scores import peaked_table
+from fastroof.operators.prefix_price import NO_PREFIX, PrefixUs, measured_price
 from fastroof.operators.ragged import RaggedPrefill, WorkPart
+from fastroof.pack.ragged import RaggedTable
 from fastroof.units import ACTIVATION_BYTES
+
+if TYPE_CHECKING:
+    from fastroof.tables import Tables
 
 __all__ = [
     "COMPRESSED_SHAPES",
@@ -50,6 +70,7 @@ __all__ = [
     "INDEX_HEADS",
     "OPERATORS",
     "WINDOW",
+    "WINDOW_ALONE",
     "CompressedShape",
     "compressed_model_names",
 ]
@@ -62,8 +83,12 @@ WINDOW: Final = 128
 _O_LORA_RANK: Final = 1024
 _HEADS_A_GROUP: Final = 8
 """Heads that share one part of the output's low-rank projection."""
+_PRICED: Final = 256.0
+"""New tokens of the prompts that a prefix is priced at."""
 _CSA: Final = 4
 _HCA: Final = 128
+WINDOW_ALONE: Final = "-window"
+"""What the name of a model ends in for its layers with the window alone: kernels of HCA without entries."""
 
 
 class CompressedShape(NamedTuple):
@@ -77,16 +102,23 @@ class CompressedShape(NamedTuple):
         Width of the compressed queries.
     topk : int
         Entries that the indexer of a CSA layer picks.
+    has_entries : bool
+        Whether there is anything beside the window.
     """
 
     hidden: int
     q_lora_rank: int
     topk: int
+    has_entries: bool = True
 
 
-COMPRESSED_SHAPES: Final[Mapping[str, CompressedShape]] = {
+_MEASURED: Final = {
     "deepseek-v4-flash": CompressedShape(4096, 1024, 512),
     "deepseek-v4-pro": CompressedShape(7168, 1536, 1024),
+}
+
+COMPRESSED_SHAPES: Final[Mapping[str, CompressedShape]] = _MEASURED | {
+    f"{name}{WINDOW_ALONE}": shape._replace(has_entries=False) for name, shape in _MEASURED.items()
 }
 
 _NAMES: Final = {
@@ -140,7 +172,7 @@ def _weights(columns: Columns, ratio: int) -> tuple[Floats, Floats]:
     heads = columns["num_heads"]
     # entries of CSA overlap: its compressor sees every token twice
     seen = 2 if ratio == _CSA else 1
-    compressor = hidden * 2 * seen * ENTRY
+    compressor = hidden * 2 * seen * ENTRY * _width(columns["model"], "has_entries")
     own = hidden * (q_lora + ENTRY) + q_lora * heads * ENTRY + heads * ENTRY * _O_LORA_RANK
     out = heads / _HEADS_A_GROUP * _O_LORA_RANK * hidden
     indexer = q_lora * INDEX_HEADS * INDEX_DIM + hidden * (INDEX_HEADS + 2 * seen * INDEX_DIM)
@@ -170,6 +202,8 @@ class _Compressed(AttentionModule):
     """What blocks over a compressed cache have in common."""
 
     ratio: ClassVar[int]
+    picks_by: ClassVar[str]
+    """The top-k that SGLang's rows have in them, as sparse_part calls it."""
 
     def check_key(self, key: Key) -> None:
         """Refuse models whose widths are not known."""
@@ -179,10 +213,33 @@ class _Compressed(AttentionModule):
 
     def most(self, columns: Columns) -> Any:
         """Entries that a query attends to at most."""
-        return _width(columns["model"], "topk") if self.ratio == _CSA else np.inf
+        if self.ratio == _CSA:
+            return _width(columns["model"], "topk")
+        return np.where(_width(columns["model"], "has_entries") > 0.0, np.inf, 0.0)
+
+    # -- in steps ------------------------------------------------------------------------------------
+
+    def step_kernels(self, tables: Tables, key: Key) -> list[Lent]:
+        """The block; for the window alone that of its model with entries, which is another."""
+        model = key[3].removesuffix(WINDOW_ALONE)
+        found = lent(tables, self, (*key[:3], model, *key[4:]))
+        return [found if model == key[3] else found._replace(is_borrowed=True)]
+
+    def step_look_up(self, tables: Tables, key: Key, sizes: list[Floats], answers: Answers) -> None:
+        """Look a measured block up; of one that picks, over a model's scores."""
+        at = self.coordinates(dict(zip(self.axis_names, sizes, strict=True)))
+        self.step_table(tables, key).latency(at, answers[0], answers[2])
+
+    def step_table(self, tables: Tables, key: Key) -> RaggedTable:
+        """Rows of a measured block as steps run it."""
+        if self.ratio != _CSA:
+            return tables.packed(self, key)
+        model = key[3]
+        return peaked_table(tables, self, key, self.picks_by, model, _CSA, COMPRESSED_SHAPES[model].topk)
 
 
 class _CompressedPrefill(_Compressed, RaggedPrefill):
+    picks_by = "topk_v1"
     axes = (
         BATCH,
         Column("q_len", "int", "tokens", "new tokens of each sequence"),
@@ -202,18 +259,51 @@ class _CompressedPrefill(_Compressed, RaggedPrefill):
         """Weights, tokens in and out, what of the cache all queries may pick."""
         return self._moved(columns, np.asarray(columns["q_len"], np.float64))
 
+    def prefix_prices(self, key: Key, gpu: GpuSpec, window: int) -> PrefixUs:
+        """What B grows by with a prefix that is longer than the short window, which every prompt fills."""
+        work_us = self.work_us(key, gpu)
+
+        def prices(prefix: float) -> tuple[float, float]:
+            """A pair and a token more, from prompts of two lengths."""
+            q_len, before = _PRICED * np.array([1.0, 1.0, 2.0, 2.0]), np.array([0.0, 1.0, 0.0, 1.0]) + prefix
+            us = work_us(np.ones(4), q_len, before)
+            one, two = float(us[1] - us[0]), float(us[3] - us[2])
+            return max(two - one, 0.0) / _PRICED, max(2.0 * one - two, 0.0)
+
+        near = prices(float(WINDOW))
+        if not window:
+            return PrefixUs(*near)
+        far = prices(4.0 * window)
+        return PrefixUs(*far, max(near[0] - far[0], 0.0), max(near[1] - far[1], 0.0))
+
+    def prefix_us(self, tables: Tables, key: Key, window: int) -> PrefixUs:
+        """What B says of a prefix, times what measured prompts with one pay of it."""
+        prices = self.prefix_prices(key, tables.gpu, window)
+        if prices == NO_PREFIX:
+            return prices
+
+        def ratios() -> tuple[float, float]:
+            one = self.step_kernels(tables, key)[0].key
+            theirs = self.prefix_prices(one, tables.gpu, window)
+            return measured_price(self.step_table(tables, one), theirs, window)
+
+        return prices.times(*tables.kept(("prefix ratios", self.name, key, window), ratios))
+
     def least_bytes(self, columns: Columns, moved_bytes: Floats) -> Floats:
         """The same where all queries of a sequence pick the same entries."""
         return self._moved(columns, np.asarray(1.0))
 
     def _moved(self, columns: Columns, picking: Floats) -> Floats:
         batch, q_len, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
-        read = np.minimum(kv_len / self.ratio, picking * self.most(columns)) + np.minimum(kv_len, WINDOW)
+        # nothing picks any number of entries where there are no new tokens
+        most = np.maximum(picking, 1.0) * self.most(columns)
+        read = np.minimum(kv_len / self.ratio, most) + np.minimum(kv_len, WINDOW)
         scored = kv_len / self.ratio if self.ratio == _CSA else 0.0
         return _bytes(columns, self.ratio, batch * q_len, batch * scored, batch * read)
 
 
 class _CompressedDecode(_Compressed):
+    picks_by = "topk_v2"
     axes = (BATCH, Column("kv_len", "int", "tokens", "tokens of each sequence, the new one included"))
 
     def parts(self, columns: Columns) -> Sequence[WorkPart]:

@@ -7,13 +7,14 @@ made doubly stochastic by Sinkhorn iterations); after each, its output goes back
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
 from fastroof.arrays import Floats
 from fastroof.columns import DTYPE, Column
 from fastroof.config.gpu import GpuSpec
+from fastroof.operators.calls import HyperConnection
 from fastroof.operators.foreign_rows import (
     MEASURED,
     RUN,
@@ -24,10 +25,16 @@ from fastroof.operators.foreign_rows import (
     size_columns,
     text_columns,
 )
-from fastroof.operators.operator import Columns, HoldoutGrid, Key, dtype_peaks
+from fastroof.operators.operator import Columns, DatasheetClass, HoldoutGrid, Key, dtype_peaks
+from fastroof.operators.rows import CurveOptions, PerRowOperator, RowCost, RowNodes
 from fastroof.operators.sized import SizedOperator
 from fastroof.operators.work import Real, as_floats
+from fastroof.uncertainty.variance import relative_variance
 from fastroof.units import ACTIVATION_BYTES, US_PER_S
+
+if TYPE_CHECKING:
+    from fastroof.load import MeasuredTable
+    from fastroof.tables import Tables
 
 __all__ = [
     "HYPER_CONNECTIONS",
@@ -75,7 +82,7 @@ def _package_rows(raw: Raw) -> ForeignRows:
     return ForeignRows(columns, {f"stage {stage}": raw["op_name"] == stage for stage in stages})
 
 
-class HyperConnections(SizedOperator):
+class HyperConnections(SizedOperator, PerRowOperator):
     """Mixing residual streams around the sublayers of one layer; B is linear in the tokens."""
 
     name = "hyper_connections"
@@ -98,6 +105,11 @@ class HyperConnections(SizedOperator):
         "sites": 2,
     }
     is_linear = True
+    # H200, vLLM: the smallest calls, and the median of those beyond 500 us.
+    datasheets: ClassVar[Mapping[str, DatasheetClass]] = {
+        "hyper_connections_pre": DatasheetClass(17.5, 0.47),
+        "hyper_connections_post": DatasheetClass(6.1, 0.87),
+    }
     holdouts = (
         HoldoutGrid("hyper_connections", "every second (pre)", {}, {"stage": "pre"}),
         HoldoutGrid("hyper_connections", "every second (post)", {}, {"stage": "post"}),
@@ -156,6 +168,50 @@ class HyperConnections(SizedOperator):
         """FLOPs of one token."""
         _, stage, hidden, streams, _, sites = key
         return float(hyper_connection_flops(stage, 1, hidden, streams, sites))
+
+    # -- in plans ----------------------------------------------------------------------------------
+
+    def row_cost(self, call: HyperConnection) -> RowCost:
+        """FLOPs and bytes of a token at all sites, and the weights that mix."""
+        shape = (call.hidden, call.streams, call.sites)
+        fixed = float(hyper_connection_bytes(call.stage, 0, *shape))
+        per_row = float(hyper_connection_bytes(call.stage, 1, *shape)) - fixed
+        return RowCost(float(hyper_connection_flops(call.stage, 1, *shape)), per_row, fixed, call.dtype)
+
+    def row_key(self, call: HyperConnection) -> Key:
+        """The kernel's keys."""
+        return (
+            call.dtype, call.stage, call.hidden, call.streams, call.sinkhorn_iterations, call.sites,
+        )  # fmt: skip
+
+    def serving(self, call: HyperConnection, tables: Tables) -> MeasuredTable:
+        """The table that has the width and its streams."""
+        return tables.serving(self.name, self.row_key(call))
+
+    def row_nodes(
+        self, call: HyperConnection, tables: Tables, options: CurveOptions, max_rows: int
+    ) -> RowNodes:
+        """The kernel's curve, which is one of rows."""
+        key = self.row_key(call)
+        curve = self.packed(tables, key).curve
+        launch_us = float(curve.value[1:-1].min())
+        if options.method == "roofline":
+            return RowNodes(curve.axis, curve.value, curve.flag, launch_us)
+        sizes: dict[str, Any] = dict(zip((c.name for c in self.keys), key, strict=True))
+        sizes["num_tokens"] = np.arange(1, max_rows + 1)
+        return self.looked_up_nodes(tables, options.method, max_rows, sizes, launch_us)
+
+    def table_points(self, call: HyperConnection, tables: Tables, rows: Floats) -> tuple[Key, list[Floats]]:
+        """So many tokens."""
+        return self.row_key(call), [rows]
+
+    def row_variance(self, call: HyperConnection, tables: Tables, rows: Floats) -> Floats:
+        """Of the kernel's curve."""
+        return relative_variance(self.local_errors(tables, self.row_key(call)), [rows])
+
+    def row_datasheet(self, call: HyperConnection) -> DatasheetClass:
+        """Of its stage."""
+        return self.datasheets[f"{self.name}_{call.stage}"]
 
 
 HYPER_CONNECTIONS: Final = HyperConnections()

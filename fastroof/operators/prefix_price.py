@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-__all__ = ["NO_PREFIX", "PrefixUs"]
+import numpy as np
+
+from fastroof.arrays import Floats
+from fastroof.operators.attention_work import prefix_within
+from fastroof.pack.ragged import RaggedTable
+
+__all__ = ["NO_PREFIX", "PrefixUs", "measured_price"]
 
 
 class PrefixUs(NamedTuple):
@@ -23,9 +29,50 @@ class PrefixUs(NamedTuple):
     window_pair: float = 0.0
     window_token: float = 0.0
 
-    def times(self, factor: float) -> PrefixUs:
-        """So many times the price."""
-        return PrefixUs(*(factor * us for us in self))
+    def times(self, factor: float, within: float | None = None) -> PrefixUs:
+        """So many times the price, and so many times what is of the window."""
+        near = factor if within is None else within
+        return PrefixUs(
+            factor * self.pair, factor * self.token, near * self.window_pair, near * self.window_token
+        )
 
 
 NO_PREFIX: Final = PrefixUs()
+
+CHUNK: Final = 128.0
+"""New tokens from which on prompts tell the price of a prefix: shorter ones hide it behind launches."""
+
+
+def measured_price(table: RaggedTable, prices: PrefixUs, window: int) -> tuple[float, float]:
+    """How many times the roofline's price of a prefix measured prompts pay: beyond a window, and within it.
+
+    Parameters
+    ----------
+    table : RaggedTable
+        Prompts along batch, new tokens and prefix.
+    prices : PrefixUs
+        What B says of a prefix.
+    window : int
+        Tokens that the second pair of prices is of; 0 without one.
+
+    Returns
+    -------
+    tuple of float
+        Both ratios, at least 1: that of least squares over the latencies' shares. Of prompts without a prefix
+        what the table has between and beyond its rows is taken.
+    """
+    batch, q_len, prefix = table.points()
+    fresh_us, origin = np.empty(len(batch)), np.zeros(len(batch), np.uint8)
+    table.latency((batch, q_len, np.zeros_like(prefix)), fresh_us, origin)
+    far = batch * prefix * (prices.pair * q_len + prices.token)
+    near = np.zeros_like(far)
+    if window:
+        pairs, tokens = prefix_within(q_len, q_len + prefix, window)
+        near = batch * (prices.window_pair * pairs + prices.window_token * tokens)
+    told = (prefix > 0.0) & (q_len >= CHUNK)
+    if not told.any():
+        return 1.0, 1.0
+    shares: Floats = (np.stack([far, near], axis=1) / table.latency_us[:, None])[told]
+    paid = (1.0 - fresh_us / table.latency_us)[told]
+    ratios = np.linalg.lstsq(shares, paid, rcond=None)[0]
+    return max(1.0, float(ratios[0])), max(1.0, float(ratios[1]))

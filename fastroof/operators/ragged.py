@@ -187,7 +187,7 @@ class RaggedOperator(Operator):
             answers = (np.empty_like(total), np.empty_like(total), np.zeros_like(origin))
             with np.errstate(divide="ignore", invalid="ignore"):
                 # mfu at sizes of 0
-                self.look_up(tables, "roofline", one.key, at, answers)
+                self.step_look_up(tables, one.key, at, answers)
             latency_us = answers[0]
             wanted = self.kernel_of(key, one.key)
             if wanted != one.key:
@@ -197,6 +197,10 @@ class RaggedOperator(Operator):
             total += latency_us
             np.maximum(origin, answers[2], out=origin)
         return total, origin
+
+    def step_look_up(self, tables: Tables, key: Key, sizes: list[Floats], answers: Answers) -> None:
+        """Look a measured kernel up as steps run it: as it was measured."""
+        self.look_up(tables, "roofline", key, sizes, answers)
 
     def kernel_of(self, key: Key, lender: Key) -> Key:
         """Which of the kernels of a key a lender stands for: the only one there is."""
@@ -215,6 +219,11 @@ class RaggedOperator(Operator):
     def prefix_ratio(self, tables: Tables, key: Key) -> float:
         """Latency / B of the longest measured prompt, at the smallest batch that has it; at least 1."""
         return 1.0
+
+    def prefix_us(self, tables: Tables, key: Key, window: int) -> PrefixUs:
+        """Price of a prefix: what B says of it, times how many times B prompts take."""
+        prices = self.prefix_prices(key, tables.gpu, window)
+        return prices if prices == NO_PREFIX else prices.times(self.prefix_ratio(tables, key))
 
     # -- errors --------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fastroof.operators.calls import Elementwise, RowOperator
+from fastroof.operators.calls import Elementwise, HyperConnection, RowOperator
 from fastroof.plan.curves import per_row
 
 __all__ = ["Component", "component_of"]
@@ -20,7 +20,7 @@ def component_of(call: RowOperator) -> Component:
     """
     if per_row(call).over_link:
         return "communication"
-    if isinstance(call, Elementwise):
+    if isinstance(call, Elementwise | HyperConnection):
         return "elementwise"
     if call.role == "lm_head":
         return "lm_head"

@@ -161,7 +161,7 @@ def _gpu_memory(
     held_bytes = int(linear_bytes) + other * ACTIVATION_BYTES
     kv_bytes = model.kv_bytes_per_token(layout, execution.kv_dtype)
     widest = max(kind.activation_width(hidden, layout) for kind in model.kinds)
-    activation_bytes = max_tokens * (2 * hidden + widest) * ACTIVATION_BYTES
+    activation_bytes = max_tokens * (2 * hidden * model.residual_rows + widest) * ACTIVATION_BYTES
     usable = int(gpu.hbm_bytes * MEMORY_SHARE)
     room = max(0, usable - held_bytes - activation_bytes)
     reserve_bytes, window_bytes = gpu.hbm_bytes - usable, window_kv_bytes(model, layout, execution.kv_dtype)

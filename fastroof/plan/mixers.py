@@ -2,8 +2,8 @@
 
 What a kind of operator does otherwise it says in its own file, by these parts of
 :class:`~fastroof.operators.ragged.RaggedOperator`: ``step_sizes`` (its axes at a grid's point),
-``step_lengths`` (nodes), ``step_kernels`` (those whose times add up), ``step_latency`` (their sum, borrowed
-or not), ``prefix_prices``, ``lent_sizes`` and ``datasheet_class``.
+``step_lengths`` (nodes), ``step_kernels`` (those whose times add up), ``step_look_up`` (one of them),
+``step_latency`` (their sum, borrowed or not), ``prefix_us``, ``lent_sizes`` and ``datasheet_class``.
 """
 
 from __future__ import annotations
@@ -127,12 +127,8 @@ class Mixer(StepAttention):
         return tuple(tables.source_of(self.operator, one.key) for one in kernels)
 
     def prefix_us(self, tables: Tables) -> PrefixUs:
-        """What B says of a prefix, times latency / B of the longest measured prompt."""
-        own, key = self._own, self.kernel.key
-        prices = own.prefix_prices(key, tables.gpu, self.window)
-        if prices == NO_PREFIX:
-            return prices
-        return prices.times(own.prefix_ratio(tables, key))
+        """Price of a prefix, as its operator knows it."""
+        return self._own.prefix_us(tables, self.kernel.key, self.window)
 
     def datasheet_prefix_us(self, gpu: GpuSpec) -> PrefixUs:
         """What B says of a prefix, at an efficiency."""

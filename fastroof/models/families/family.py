@@ -40,6 +40,8 @@ class Family:
     module_names : mapping
         What its checkpoints call the modules of a layer, by the role of their call, where that is not in
         :data:`fastroof.models.quantisation.names.MODULE_NAMES`.
+    kv_dtype : str or None
+        Of the cache where the checkpoint says nothing of it, if engines have but one; None for bf16.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     reads: tuple[str, ...] = ()
     module_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    kv_dtype: str | None = None
 
 
 def layer_kinds(layers: Iterable[tuple[Attention, Mlp]]) -> list[LayerKind]:

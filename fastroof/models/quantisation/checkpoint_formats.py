@@ -23,6 +23,9 @@ __all__ = ["QUANTISATION_KEYS", "quantisation_of", "quantised", "read_hf_quant"]
 QUANTISATION_KEYS: Final = ("quantization_config", "compression_config")
 """Fields of a config.json that say how its weights are stored."""
 
+EXPERT_DTYPE: Final = "expert_dtype"
+"""Beside them: the format of experts alone, in DeepSeek-V4's files."""
+
 _HF_QUANT_FILE: Final = "hf_quant_config.json"
 
 
@@ -39,7 +42,7 @@ def quantisation_of(config: Mapping[str, Any], where: str = "model config") -> M
     Returns
     -------
     mapping or None
-        The field; None where there is none or it is null.
+        The field, with what stands beside it of experts; None where there is none or it is null.
 
     Raises
     ------
@@ -59,8 +62,12 @@ def quantisation_of(config: Mapping[str, Any], where: str = "model config") -> M
                 continue
             if not isinstance(quantisation, Mapping):
                 raise ModelError(f"{where}: field {key} must be an object, got {quantisation!r}")
-            return quantisation
+            return {**_of_experts(holder), **quantisation}
     return None
+
+
+def _of_experts(holder: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {EXPERT_DTYPE: holder[EXPERT_DTYPE]} if EXPERT_DTYPE in holder else {}
 
 
 def read_hf_quant(config_path: Path) -> Mapping[str, Any] | None:

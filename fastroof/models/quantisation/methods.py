@@ -73,7 +73,8 @@ def _fp8(fields: Fields) -> Quantisation:
         raise fields.error(f"field activation_scheme must be dynamic or static, got {scheme!r}")
     block = fields.config.get("weight_block_size")
     excluded = excluded_modules(fields, "modules_to_not_convert", "ignored_layers")
-    groups = quantized_layers(fields) if fields.config.get("quantized_layers") is not None else ()
+    listed = fields.config.get("quantized_layers") is not None
+    groups = quantized_layers(fields) if listed else _expert_dtype(fields)
     kv_dtype = kv_dtype_of(fields)
     if block is None:
         rest = Group("fp8", static_scales=scheme == "static")
@@ -83,8 +84,22 @@ def _fp8(fields: Fields) -> Quantisation:
     rest = Group("fp8_block", scale_bytes=block_scale_bytes(fields, "weight_block_size", block))
     method = f"fp8, blocks of {BLOCK} x {BLOCK}, dynamic"
     if groups:
-        method += f"; {' and '.join(sorted({group.dtype for group in groups}))} in listed modules"
+        where = "listed modules" if listed else "experts"
+        method += f"; {' and '.join(sorted({group.dtype for group in groups}))} in {where}"
     return Quantisation(method, (*groups, rest), excluded, kv_dtype)
+
+
+def _expert_dtype(fields: Fields) -> tuple[Group, ...]:
+    """Experts in a format of their own, as DeepSeek-V4 has them.
+
+    Where modules are listed, as ModelOpt does, these say it: NVIDIA's files still call the experts fp4.
+    """
+    dtype = fields.text("expert_dtype")
+    if dtype in (None, "fp8"):
+        return ()
+    if dtype != "fp4":
+        raise unsupported(fields, f"expert_dtype {dtype!r}: fp4 and fp8 are what plans know")
+    return (Group("mxfp4", roles=("experts",)),)
 
 
 def _fbgemm_fp8(fields: Fields) -> Quantisation:

@@ -1,0 +1,239 @@
+"""Attention over a compressed cache: CSA and HCA of DeepSeek-V4, and its layers with a window alone.
+
+Every 4 tokens (CSA) or 128 (HCA) make one entry of the cache, key and value of all heads at once. Beside the
+entries a query attends to the tokens of a short window, of which the cache has one each. CSA's indexer scores
+all entries and picks some; HCA attends to all of them; a ratio of 0 leaves the window alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from fastroof.errors import UnsupportedModelError
+from fastroof.models.exchange import after_attention
+from fastroof.models.execution import Execution
+from fastroof.models.layout import Layout
+from fastroof.models.sizes import check_sizes
+from fastroof.operators.calls import Call, Elementwise, MixerCall, MixerKernel
+from fastroof.units import ACTIVATION_BYTES
+
+__all__ = ["CSA", "HCA", "MEASURED_WIDTHS", "CompressedAttention", "CompressedWidths", "measured_as"]
+
+CSA: Final = 4
+HCA: Final = 128
+WINDOW_ALONE: Final = 0
+"""Tokens an entry of the cache."""
+
+_OPERATORS: Final[Mapping[int, str]] = {CSA: "csa", HCA: "hca", WINDOW_ALONE: "hca"}
+_ENDINGS: Final[Mapping[int, str]] = {WINDOW_ALONE: "-window"}
+"""What operators call a model's blocks with the window alone."""
+
+STATE_BYTES: Final = 4
+"""Compressors keep the tokens of an open entry in float32."""
+SCALED: Final = 64
+"""Elements of an entry that share a scale byte in fp8."""
+FP8_ALIGNMENT: Final = 8
+"""The scales of an entry are padded to so many bytes."""
+
+
+class CompressedWidths(NamedTuple):
+    """Widths of a model's compressed attention.
+
+    Attributes
+    ----------
+    num_heads : int
+        Query heads of the whole layer.
+    head_dim : int
+        Width of a query head and of an entry of the cache, of which ``rope_dim`` are rotated.
+    rope_dim : int
+        Elements that are rotated, and stay in bf16 in an fp8 cache.
+    q_lora_rank : int
+        Width of the compressed queries.
+    o_groups, o_lora_rank : int
+        Groups of heads whose outputs are projected to so many elements each, and from there all together.
+    window : int
+        Last tokens that every query attends to.
+    index_heads, index_dim, topk : int
+        The indexer's heads, the width of its keys, and how many entries it picks.
+    """
+
+    num_heads: int
+    head_dim: int
+    rope_dim: int
+    q_lora_rank: int
+    o_groups: int
+    o_lora_rank: int
+    window: int
+    index_heads: int
+    index_dim: int
+    topk: int
+
+
+MEASURED_WIDTHS: Final[Mapping[str, tuple[int, CompressedWidths]]] = {
+    "deepseek-v4-flash": (4096, CompressedWidths(64, 512, 64, 1024, 8, 1024, 128, 64, 128, 512)),
+    "deepseek-v4-pro": (7168, CompressedWidths(128, 512, 64, 1536, 16, 1024, 128, 64, 128, 1024)),
+}
+"""Model width and the others of models whose blocks were measured, by the name that their tables have."""
+
+
+def measured_as(hidden: int, widths: CompressedWidths) -> str:
+    """Name of the model whose blocks have these widths.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If no such block was measured.
+    """
+    for name, measured in MEASURED_WIDTHS.items():
+        if measured == (hidden, widths):
+            return name
+    sizes = ", ".join(f"{name} {size}" for name, size in widths._asdict().items())
+    raise UnsupportedModelError(
+        f"compressed attention {hidden} wide ({sizes}) was not measured: blocks are those of "
+        f"{' and '.join(MEASURED_WIDTHS)}"
+    )
+
+
+@dataclass(frozen=True)
+class CompressedAttention:
+    """Attention of one layer of DeepSeek-V4: a block that was measured whole, projections and all.
+
+    Attributes
+    ----------
+    widths : CompressedWidths
+        Of the whole layer.
+    ratio : int
+        Tokens an entry of the cache: 4 with an indexer, 128 without; 0 for the window alone.
+    window : int or None
+        Tokens that a query attends within where there is nothing beside the window; None elsewhere.
+
+    Notes
+    -----
+    Queries share one key and value, which every GPU of a tensor-parallel group keeps whole. The output's
+    first projection is of a group of heads, so groups are what tensor parallelism shares out. Compressors
+    and what weighs the indexer's heads stay in bf16 or float32; the rest is quantised as checkpoints are.
+
+    No table has a block of ratio 0: HCA's lends it its latency / B.
+    """
+
+    widths: CompressedWidths
+    ratio: int
+    window: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse sizes no layer has."""
+        if self.ratio not in _OPERATORS:
+            raise UnsupportedModelError(
+                f"a compress_ratio of {self.ratio} has no operator: "
+                f"{', '.join(map(str, sorted(_OPERATORS)))} would do"
+            )
+        check_sizes(self.widths, *self.widths._fields)
+
+    @property
+    def attended(self) -> int:
+        """Tokens beyond which a query costs no more, the indexer's scores apart; 0 where it always grows."""
+        return CSA * self.widths.topk if self.ratio == CSA else 0
+
+    def obstacles(self, layout: Layout) -> list[str]:
+        """What keeps it from being split so."""
+        groups = self.widths.o_groups
+        if groups % layout.tp:
+            return [f"{groups} groups of {self.widths.num_heads} query heads do not divide by {layout.tp}"]
+        return []
+
+    def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
+        """Calls of one layer on one GPU, in their order.
+
+        Notes
+        -----
+        The norm before it adds no residual: hyper-connections do that. The block has its projections, the
+        norms of queries and entries, rotation, the write to the cache and what picks entries.
+        """
+        hidden_bytes = float(hidden * ACTIVATION_BYTES)
+        heads = self.widths.num_heads // layout.tp
+        # attention computes in bf16 whatever the cache is: the one dtype that was measured
+        model = measured_as(hidden, self.widths) + _ENDINGS.get(self.ratio, "")
+        key = (execution.kernel("q_up"), execution.kv_dtype, "bf16", model, heads)
+        operator = _OPERATORS[self.ratio]
+        decode, prefill = (MixerKernel(f"{operator}_{phase}", key) for phase in ("decode", "prefill"))
+        return (
+            Elementwise("attention_norm", "attention rmsnorm", 1, 2.0 * hidden_bytes),
+            MixerCall(1, decode, prefill, execution.kv_dtype, window=self.attended),
+            *after_attention(hidden, layout, execution),
+        )
+
+    def entry_bytes(self, kv_dtype: str) -> int:
+        """Bytes of an entry of the cache: in fp8 what is not rotated, with a scale for every 64 elements."""
+        width, rotated = self.widths.head_dim, self.widths.rope_dim
+        if kv_dtype == "bf16":
+            return width * ACTIVATION_BYTES
+        scales = -(-((width - rotated) // SCALED) // FP8_ALIGNMENT) * FP8_ALIGNMENT
+        return width - rotated + rotated * ACTIVATION_BYTES + scales
+
+    def index_bytes(self, kv_dtype: str) -> int:
+        """Bytes of the indexer's key of an entry: in fp8 with one float32 scale."""
+        width = self.widths.index_dim
+        return width * ACTIVATION_BYTES if kv_dtype == "bf16" else width + STATE_BYTES
+
+    def kv_bytes_per_token(self, layout: Layout, kv_dtype: str) -> float:
+        """Bytes that one GPU keeps of a token, of one layer: its share of an entry, whatever tp is.
+
+        The last tokens that every layer keeps, and the compressors' open entries, are bytes of a sequence;
+        of a layer with the window alone a token is an entry within it.
+        """
+        if self.ratio == WINDOW_ALONE:
+            return float(self.entry_bytes(kv_dtype))
+        index = self.index_bytes(kv_dtype) if self.ratio == CSA else 0
+        return (self.entry_bytes(kv_dtype) + index) / self.ratio
+
+    def state_bytes_per_sequence(self, layout: Layout, kv_dtype: str) -> float:
+        """Bytes that one GPU keeps of a sequence, of one layer, however long it is.
+
+        The window's entries, and the tokens of an entry that is not complete: keys and scores in float32, of
+        CSA those of two entries at once, for its cache and for its indexer.
+        """
+        if self.ratio == WINDOW_ALONE:
+            return 0.0
+        w = self.widths
+        overlap = 2 if self.ratio == CSA else 1
+        open_tokens = overlap * self.ratio
+        compressed = w.head_dim + (w.index_dim if self.ratio == CSA else 0)
+        compressors = open_tokens * 2 * overlap * compressed * STATE_BYTES
+        return float(w.window * self.entry_bytes(kv_dtype) + compressors)
+
+    def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
+        """Weights of the linear layers on one GPU, of one layer, by the role of their call."""
+        w, tp = self.widths, layout.tp
+        heads_width = w.num_heads * w.head_dim // tp
+        weights = {
+            "q_down": hidden * (w.q_lora_rank + w.head_dim),
+            "q_up": w.q_lora_rank * heads_width,
+            "o": heads_width * w.o_lora_rank + w.o_groups // tp * w.o_lora_rank * hidden,
+        }
+        if self.ratio == CSA:
+            weights["index"] = w.q_lora_rank * w.index_heads * w.index_dim
+        return weights
+
+    def other_weights(self, hidden: int, layout: Layout) -> int:
+        """Weights that stay in bf16 on one GPU, of one layer: norms, sinks, compressors.
+
+        A compressor projects a token to a key and to a score of it, and learns where in an entry it stands;
+        entries of CSA overlap, which doubles both.
+        """
+        w = self.widths
+        norms = hidden + w.q_lora_rank + w.head_dim + w.num_heads // layout.tp
+        if self.ratio == WINDOW_ALONE:
+            return norms
+        overlap = 2 if self.ratio == CSA else 1
+
+        def compressor(width: int) -> int:
+            return overlap * width * (2 * hidden + self.ratio) + width
+
+        indexer = compressor(w.index_dim) + hidden * w.index_heads if self.ratio == CSA else 0
+        return norms + compressor(w.head_dim) + indexer
+
+    def activation_width(self, hidden: int, layout: Layout) -> int:
+        """Elements a token that its widest kernel reads and writes on one GPU: queries and their outputs."""
+        return 2 * self.widths.num_heads * self.widths.head_dim // layout.tp
