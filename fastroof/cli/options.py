@@ -60,7 +60,10 @@ AllowModelled = Annotated[
 ]
 Exchange = Annotated[
     str | None,
-    typer.Option(help="How tokens reach experts: gather or alltoall.  [default: as the runtime does]"),
+    typer.Option(
+        help="How tokens reach experts: gather, alltoall, nvlink_one_sided or nvlink_two_sided (racks).  "
+        "[default: as the runtime does]"
+    ),
 ]
 DpImbalance = Annotated[
     float,

@@ -34,6 +34,14 @@ __all__ = [
 UNASKED: Final = "default"
 """What a library sends unless it is told a format."""
 
+SENT_AS: Final = {
+    ("trtllm_deepep_ht", "dispatch"): (("fp8", "bf16"),),
+    ("trtllm_deepep_ht", "combine"): (("fp8", "bf16"),),
+    ("trtllm_deepep_ll", "combine"): (("nvfp4", "fp4"),),
+}
+"""Formats that a library sends in place of the experts': as aiconfigurator-core 0.12.0 collects and reads its
+rows (communication_dtype_for of its operations/moe_comm.py)."""
+
 PREPARING: Final = ("nvlink_two_sided",)
 """Libraries whose GPUs first tell each other what will come, in a kernel of its own."""
 
@@ -143,8 +151,6 @@ def _exchange(
 ) -> list[RowOperator]:
     """One phase of the all-to-all, as the libraries of both kinds of steps send it."""
     rules = execution.exchange
-    dtype = execution.kernel("experts")
-    dtype = dtype if dtype in rules.comm_dtypes else UNASKED
     shapes = (hidden, experts.topk, experts.num_experts, layout.ep, layout.tp)
     role: Role = "experts_dispatch" if phase == "dispatch" else "experts_combine"
     decodes, prompts = rules.libraries
@@ -153,6 +159,7 @@ def _exchange(
         kinds = [(decodes, "all")]
     calls: list[RowOperator] = []
     for library, steps in kinds:
+        dtype = _sent_as(execution.kernel("experts"), library, phase, rules)
         if phase == "dispatch" and library in PREPARING:
             calls.append(
                 Dispatch(
@@ -161,3 +168,11 @@ def _exchange(
             )
         calls.append(Dispatch(role, f"experts {phase}", 1, library, phase, dtype, *shapes, steps=steps))
     return calls
+
+
+def _sent_as(experts: str, library: str, phase: str, rules: ExchangeRules) -> str:
+    """Format in which a library sends tokens of experts in a format."""
+    dtype = "fp8" if experts == "fp8_block" else experts
+    if dtype not in rules.comm_dtypes:
+        return UNASKED
+    return dict(SENT_AS.get((library, phase), ())).get(dtype, dtype)

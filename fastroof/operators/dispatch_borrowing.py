@@ -2,18 +2,18 @@
 
 A call whose very kernel was not measured reads the nearest: of the same library before one of its kind, then
 the same format, the nearest number of GPUs, the nearest shape, and as many SMs as DeepEP takes by itself; at
-equal bytes that a GPU sends. Over several nodes, where no row has so many GPUs, a node's kernel serves what
-stays in it, and one message and the bytes that cross are added: low-latency kernels send a copy for each
-expert, the others one to each node, which passes it on.
+equal bytes that a GPU sends. Over several nodes kernels of as many nodes serve, else those of the nearest
+number of nodes, at equal bytes that cross. Where a table has one node alone, its kernel serves what stays in
+it, and one message and the bytes that cross are added: low-latency kernels send a copy for each expert, the
+others one to each node, which passes it on.
 
 DeepEP's rows of 16, 32 and 64 H100 in nodes of eight (SGLang 0.5.6.post2 in aiconfigurator-core 0.12.0, whose
-rows of the H200 are the same), which do not ship and nothing here was chosen by, are predicted from those of
-one node within 2 to 17 % (low latency; means of the absolute error), 21 to 30 % (high throughput, 16 and 32
-GPUs) and 53 % (64 GPUs: they take twice what the bytes do).
+rows of the H200 are the same) say how far off either is: README.md beside this file has the table.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -33,11 +33,13 @@ if TYPE_CHECKING:
 __all__ = [
     "INDEX_BYTES",
     "LOW_LATENCY_OVER_NODES",
+    "OTHER_NODES",
     "UNASKED",
     "UNASKED_BYTES",
     "DispatchKey",
     "Loan",
     "crossing_bytes",
+    "element_bytes_of",
     "is_low_latency",
     "lent_nodes",
     "loan",
@@ -57,8 +59,19 @@ HIGH_THROUGHPUT: Final = ("deepep_normal", "deepep_ht", "trtllm_deepep_ht", "dee
 OVER_NVLINK: Final = ("nvlink_one_sided", "nvlink_two_sided")
 KINDS: Final = (LOW_LATENCY, HIGH_THROUGHPUT, OVER_NVLINK)
 
+BACK_IN_BF16: Final = ("combine",)
+"""Phases of the kernels over NVLink whose rows take what two bytes an element do, whatever format the experts
+have: GB200's two-sided combine takes the same in bf16, fp8 and nvfp4, its one-sided one in nvfp4 3.5 times its
+dispatch."""
+
+FP4_BYTES: Final = 0.5
+
 LOW_LATENCY_OVER_NODES: Final = 0.1
-"""Relative standard error of low-latency kernels over several nodes, by the rows named above."""
+"""Relative standard error of low-latency kernels over several nodes, by the rows named above; from another
+number of nodes too."""
+
+OTHER_NODES: Final = 0.4
+"""The same of high-throughput kernels from another number of nodes: 20 to 41 % there."""
 
 DEFAULT_SMS: Final = 20
 """What DeepEP takes unless it is told another number (Buffer.num_sms in its source)."""
@@ -91,19 +104,31 @@ class Loan(NamedTuple):
         Whether it is the very kernel, in as many nodes.
     crossing_bytes : float
         Bytes of one of a GPU's tokens that cross nodes beside it.
+    is_other_nodes : bool
+        Whether it lies in several nodes, but not in as many.
     """
 
     key: DispatchKey
     tokens: float
     is_own: bool
     crossing_bytes: float
+    is_other_nodes: bool = False
 
 
-def row_bytes_of(phase: str, comm_dtype: str, hidden: float, topk: float) -> float:
+def row_bytes_of(library: str, phase: str, comm_dtype: str, hidden: float, topk: float) -> float:
     """Bytes of one token on the wire."""
     if phase == "prepare":
         return float(INDEX_BYTES * topk)
-    return hidden * DTYPE_BYTES.get(comm_dtype, UNASKED_BYTES.get(phase, 1.0))
+    return hidden * element_bytes_of(library, phase, comm_dtype)
+
+
+def element_bytes_of(library: str, phase: str, comm_dtype: str) -> float:
+    """Bytes of one element on the wire."""
+    if library in OVER_NVLINK and phase in BACK_IN_BF16:
+        return UNASKED_BYTES["combine"]
+    if comm_dtype == "fp4":
+        return FP4_BYTES
+    return DTYPE_BYTES.get(comm_dtype, UNASKED_BYTES.get(phase, 1.0))
 
 
 def sent_to(groups: float, topk: float) -> float:
@@ -118,7 +143,7 @@ def is_low_latency(library: str) -> bool:
 
 def crossing_bytes(call: Dispatch, where: Placement) -> float:
     """Bytes of one token that cross nodes: a copy for each expert beyond, or one to each node."""
-    row = row_bytes_of(call.phase, call.comm_dtype, call.hidden, call.topk)
+    row = row_bytes_of(call.library, call.phase, call.comm_dtype, call.hidden, call.topk)
     if is_low_latency(call.library):
         return row * call.topk * (call.num_gpus - where.near) / call.num_gpus
     return row * sent_to(where.domains, call.topk)
@@ -134,11 +159,17 @@ def loan(call: Dispatch, tables: Tables, operator: str) -> Loan | None:
         there = [key for key in there if key.phase == call.phase and key.library in kind]
         if not there:
             return None
-        whole = [key for key in there if key.num_gpus == call.num_gpus]
         where = placed(call.num_gpus, 1, tables.gpu)
+        whole = [key for key in there if key.num_gpus == call.num_gpus]
+        if where.domains > 1:
+            whole = [key for key in whole if key.num_nodes == where.domains]
         if where.domains == 1 or whole:
             key = min(whole or there, key=lambda one: _distance(call, call.num_gpus, one))
             return Loan(key, _tokens(call, call.num_gpus, key), _is_own(call, key), 0.0)
+        over_nodes = [key for key in there if key.num_gpus > tables.gpu.linked_gpus and key.num_nodes > 1]
+        if over_nodes:
+            key = min(over_nodes, key=lambda one: _distance(call, call.num_gpus, one))
+            return Loan(key, _crossing_tokens(call, where, key, tables.gpu), False, 0.0, True)
         near = [key for key in there if key.num_gpus <= tables.gpu.linked_gpus] or there
         key = min(near, key=lambda one: _distance(call, where.near, one))
         tokens = _tokens(call, where.near, key)
@@ -175,9 +206,17 @@ def _tokens(call: Dispatch, num_gpus: int, key: DispatchKey) -> float:
     """Tokens of the lender whose bytes are those of one token of the call."""
     if key[3:7] == (call.hidden, call.topk, call.num_experts, num_gpus) and key.comm_dtype == call.comm_dtype:
         return 1.0
-    own = row_bytes_of(call.phase, call.comm_dtype, call.hidden, call.topk) * sent_to(num_gpus, call.topk)
-    its = row_bytes_of(key.phase, key.comm_dtype, key.hidden, key.topk) * sent_to(key.num_gpus, key.topk)
+    own = row_bytes_of(call.library, call.phase, call.comm_dtype, call.hidden, call.topk) * sent_to(num_gpus, call.topk)
+    its = row_bytes_of(key.library, key.phase, key.comm_dtype, key.hidden, key.topk) * sent_to(key.num_gpus, key.topk)
     return own / its
+
+
+def _crossing_tokens(call: Dispatch, where: Placement, key: DispatchKey, gpu: GpuSpec) -> float:
+    """Tokens of a lender over nodes that cross with as many bytes as one token of the call."""
+    theirs = replace(
+        call, comm_dtype=key.comm_dtype, hidden=key.hidden, topk=key.topk, num_gpus=key.num_gpus
+    )
+    return crossing_bytes(call, where) / crossing_bytes(theirs, placed(key.num_gpus, 1, gpu))
 
 
 def lent_nodes(found: Loan, axis: Floats, value: Floats, flag: Flags, gpu: GpuSpec) -> RowNodes:

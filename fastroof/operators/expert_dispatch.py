@@ -22,10 +22,11 @@ from fastroof.operators.calls import Dispatch
 from fastroof.operators.dispatch_borrowing import (
     INDEX_BYTES,
     LOW_LATENCY_OVER_NODES,
+    OTHER_NODES,
     UNASKED,
-    UNASKED_BYTES,
     Loan,
     crossing_bytes,
+    element_bytes_of,
     is_low_latency,
     lent_nodes,
     loan,
@@ -49,7 +50,7 @@ from fastroof.operators.rows import CurveOptions, PerRowOperator, RowCost, RowNo
 from fastroof.operators.sized import SizedOperator
 from fastroof.operators.work import Real, as_floats
 from fastroof.uncertainty.variance import relative_variance
-from fastroof.units import DTYPE_BYTES, US_PER_S
+from fastroof.units import US_PER_S
 
 if TYPE_CHECKING:
     from fastroof.load import MeasuredTable
@@ -263,16 +264,16 @@ class ExpertDispatch(SizedOperator, PerRowOperator):
         """Every token once to each other GPU that has one of its experts."""
         phase, dtype = (columns[name].astype(str) for name in ("phase", "comm_dtype"))
         is_prepare = phase == "prepare"
-        unasked = by_word(phase, lambda word: UNASKED_BYTES.get(word, 1.0))
-        known = by_word(dtype, lambda word: DTYPE_BYTES.get(word, np.nan))
-        row = columns["hidden"] * np.where(np.isnan(known), unasked, known)
+        sent = np.char.add(np.char.add(columns["library"].astype(str), " "), np.char.add(phase, " "))
+        element = by_word(np.char.add(sent, dtype), lambda words: element_bytes_of(*words.split(" ")))
+        row = columns["hidden"] * element
         row = np.where(is_prepare, INDEX_BYTES * columns["topk"], row)
         return dispatch_wire_bytes(columns["num_tokens"], row, columns["topk"], columns["num_gpus"])
 
     def roofline(self, key: Key, gpu: GpuSpec, launch_us: float) -> Callable[[Any], Floats]:
         """Launch, and what a GPU sends over the link."""
-        _, phase, comm_dtype, hidden, topk, _, num_gpus, _, _ = key
-        row = row_bytes_of(phase, comm_dtype, hidden, topk)
+        library, phase, comm_dtype, hidden, topk, _, num_gpus, _, _ = key
+        row = row_bytes_of(library, phase, comm_dtype, hidden, topk)
         link = gpu.nvlink_bytes_per_s / US_PER_S
 
         def bound_us(num_tokens: Any) -> Floats:
@@ -299,7 +300,7 @@ class ExpertDispatch(SizedOperator, PerRowOperator):
 
     def row_cost(self, call: Dispatch) -> RowCost:
         """What a GPU sends of a row of the rank."""
-        row = row_bytes_of(call.phase, call.comm_dtype, call.hidden, call.topk)
+        row = row_bytes_of(call.library, call.phase, call.comm_dtype, call.hidden, call.topk)
         return RowCost(0.0, row * sent_to(call.num_gpus, call.topk) / call.shared_by, 0.0, "bf16")
 
     def row_key(self, call: Dispatch) -> Key:
@@ -345,9 +346,10 @@ class ExpertDispatch(SizedOperator, PerRowOperator):
         variance = relative_variance(self.local_errors(tables, key), sizes)
         if not found.is_own:
             variance = variance + BORROWED_GROUP**2
-        if not found.crossing_bytes:
+        if not found.crossing_bytes and not found.is_other_nodes:
             return variance
-        return variance + (LOW_LATENCY_OVER_NODES if is_low_latency(call.library) else OVER_NODES) ** 2
+        others = OTHER_NODES if found.is_other_nodes else OVER_NODES
+        return variance + (LOW_LATENCY_OVER_NODES if is_low_latency(call.library) else others) ** 2
 
     def row_datasheet(self, call: Dispatch) -> DatasheetClass:
         """The one class."""

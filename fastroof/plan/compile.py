@@ -90,8 +90,9 @@ def compile_plan(
         (origin modelled) instead of raising MissingTableError.
     exchange : str, optional
         How tokens reach experts on other GPUs: ``gather`` (all-gather and reduce-scatter, or all-reduces) or
-        ``alltoall`` (dispatch and combine, in their low-latency kind in steps of decodes alone); by default
-        as the engine does it by itself.
+        ``alltoall`` (dispatch and combine, in their low-latency kind in steps of decodes alone), or all-to-all
+        by the kernels of a rack, ``nvlink_one_sided`` or ``nvlink_two_sided``; by default as the engine does
+        it by itself.
     dp_imbalance : float
         Tokens of the most loaded rank of ``dp`` over the mean of all, at least 1. Steps are those of the
         most loaded rank: experts get ``dp / dp_imbalance`` times its tokens.

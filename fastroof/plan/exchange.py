@@ -15,8 +15,15 @@ from fastroof.models.quantisation.scheme import BLOCK
 
 __all__ = ["EXCHANGES", "check_engine_layout", "check_expert_blocks", "exchange_rules"]
 
-EXCHANGES: Final = ("gather", "alltoall")
-"""How tokens reach experts on other GPUs: gathered, or sent to their experts alone."""
+RACK_LIBRARIES: Final = ("nvlink_one_sided", "nvlink_two_sided")
+"""Whose GPUs write into each other's memory over NVLink: alone, or after they told each other what comes."""
+
+EXCHANGES: Final = ("gather", "alltoall", *RACK_LIBRARIES)
+"""How tokens reach experts on other GPUs: gathered, or sent to their experts alone, as the engine does or by
+kernels of NVLink."""
+
+NODE_GPUS: Final = 8
+"""GPUs behind one NVLink switch where that is a node; a rack has more."""
 
 
 def exchange_rules(engine: EngineProfile, gpu: GpuSpec, exchange: str | None) -> ExchangeRules:
@@ -35,9 +42,11 @@ def exchange_rules(engine: EngineProfile, gpu: GpuSpec, exchange: str | None) ->
     on_rack = gpu.name in rules.alltoall_gpus
     alltoall = rules.alltoall if on_rack and rules.alltoall == "over_topk" else "never"
     if exchange is not None:
-        alltoall = "always" if exchange == "alltoall" else "never"
+        alltoall = "never" if exchange == "gather" else "always"
     libraries = (rules.decode_library, rules.prefill_library)
-    if on_rack and rules.rack_library:
+    if exchange in RACK_LIBRARIES:
+        libraries = (exchange, exchange)
+    elif on_rack and rules.rack_library:
         libraries = (rules.rack_library, rules.rack_library)
     return ExchangeRules(
         alltoall,
@@ -52,7 +61,7 @@ def exchange_rules(engine: EngineProfile, gpu: GpuSpec, exchange: str | None) ->
 
 
 def check_engine_layout(
-    model: ModelSpec, layout: Layout, engine: EngineProfile, exchange: str | None
+    model: ModelSpec, layout: Layout, engine: EngineProfile, exchange: str | None, gpu: GpuSpec
 ) -> None:
     """Refuse layouts of experts that an engine does not run, or that cannot exchange tokens so.
 
@@ -65,13 +74,18 @@ def check_engine_layout(
         return
     sizes = {"tp": layout.tp, "dp": layout.dp, "ep": layout.ep}
     reasons = engine.layout.obstacles(engine.name, sizes)
-    if exchange == "alltoall":
+    if exchange in RACK_LIBRARIES and gpu.linked_gpus <= NODE_GPUS:
+        reasons.append(
+            f"{exchange} writes over NVLink between nodes, which join {gpu.linked_gpus} {gpu.name} each: "
+            "exchange='alltoall' is the engine's own library, and gb200 and gb300 have racks"
+        )
+    if exchange is not None and exchange != "gather":
         ranks = layout.tp * layout.dp
         if layout.moe_tp > 1 or layout.ep == 1:
             reasons.append(f"all-to-all needs experts that are whole on one of several GPUs: ep {ranks}")
         if engine.layout.alltoall_needs_dp and layout.dp == 1:
             reasons.append(f"{engine.name} sends tokens so between ranks of dp alone: tp 1, dp {ranks}")
-        if not engine.layout.decode_library:
+        if exchange == "alltoall" and not engine.layout.decode_library:
             reasons.append(f"{engine.name} names no library that sends tokens to experts")
     if reasons:
         raise PlanError(f"{model.name} does not run with {layout}: {'; '.join(reasons)}")

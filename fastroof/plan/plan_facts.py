@@ -18,6 +18,7 @@ from fastroof.operators.calls import AttentionCall
 from fastroof.plan.attention import PlanAttention, heads_of
 from fastroof.plan.curves import RowCurve
 from fastroof.plan.decode_lines import decode_lines
+from fastroof.plan.exchange import RACK_LIBRARIES
 from fastroof.plan.kernel_sources import source_words
 from fastroof.plan.memory import PlanMemory, plan_memory
 
@@ -174,7 +175,8 @@ class PlanFacts:
         if self.model.has_experts:
             split["routing"] = self.execution.routing
             if self.execution.exchange.alltoall != "never":
-                split["exchange"] = "alltoall"
+                library = self.execution.exchange.libraries[0]
+                split["exchange"] = library if library in RACK_LIBRARIES else "alltoall"
         if self.execution.dp_imbalance != 1.0:
             split["dp_imbalance"] = str(self.execution.dp_imbalance)
         return split

@@ -254,7 +254,7 @@ def plan_recipe(
     """
     layout = options.layout
     model.check_layout(layout)
-    check_engine_layout(model, layout, options.runtime, options.exchange)
+    check_engine_layout(model, layout, options.runtime, options.exchange, gpu)
     execution = execution_of(model, options, curves)
     check_expert_blocks(model, layout, execution)
     made = step_calls(model, layout, execution)
