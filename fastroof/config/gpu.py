@@ -4,7 +4,8 @@ The file has ``title``, ``source``, ``num_sms``, optionally ``name`` (else the f
 ``l2_mib``, and three tables: ``[peak_tflops]``, dense, by dtype (``bf16``, which is a must, ``fp8``, ``fp4``,
 ``int8``); ``[memory]`` with ``hbm_tb_per_s`` and ``hbm_gib``; ``[links]`` with ``nvlink_gb_per_s`` or
 ``pcie_gb_per_s``, each way, and optionally ``linked_gpus``, how many GPUs that link joins (8), and
-``inter_node_gb_per_s``, what one GPU has to those beyond.
+``inter_node_gb_per_s``, what one GPU has to those beyond, and ``kernels_of``, another card with the same link
+and switches, whose measured exchanges stand in where this one's were not measured.
 """
 
 from __future__ import annotations
@@ -60,6 +61,9 @@ class GpuSpec:
         GPUs that the link joins: those of a node, or of a rack whose nodes are behind one switch.
     inter_node_bytes_per_s : float
         Bandwidth of one GPU to GPUs beyond them, each way, B/s; 0 where no source says.
+    links_of : str
+        A GPU with the same link and switches, whose exchanges stand in for what was not measured; empty
+        without one.
     """
 
     name: str
@@ -74,6 +78,7 @@ class GpuSpec:
     source: str
     linked_gpus: int = NODE_GPUS
     inter_node_bytes_per_s: float = 0.0
+    links_of: str = ""
 
     def peak(self, dtype: str) -> float:
         """Peak FLOP/s of the units that a kernel of ``dtype`` computes on.
@@ -206,7 +211,7 @@ def _read(path: Path) -> GpuSpec:
 _TOP = ("title", "name", "aliases", "source", "num_sms", "l2_mib", "peak_tflops", "memory", "links")
 _MEMORY = ("hbm_tb_per_s", "hbm_gib")
 _LINKS = ("nvlink_gb_per_s", "pcie_gb_per_s")
-_BEYOND = ("linked_gpus", "inter_node_gb_per_s")
+_BEYOND = ("linked_gpus", "inter_node_gb_per_s", "kernels_of")
 
 
 def _parse(data: Mapping[str, Any], where: str, folder: str | None) -> GpuSpec:
@@ -241,6 +246,7 @@ def _parse(data: Mapping[str, Any], where: str, folder: str | None) -> GpuSpec:
         source=_text(data, "source", where),
         linked_gpus=_count(links, "linked_gpus", where, "links.") if "linked_gpus" in links else NODE_GPUS,
         inter_node_bytes_per_s=_amount(links, beyond, GB, where, "links.") if beyond in links else 0.0,
+        links_of=_text(links, "kernels_of", where) if "kernels_of" in links else "",
     )
 
 

@@ -206,16 +206,18 @@ def _tokens(call: Dispatch, num_gpus: int, key: DispatchKey) -> float:
     """Tokens of the lender whose bytes are those of one token of the call."""
     if key[3:7] == (call.hidden, call.topk, call.num_experts, num_gpus) and key.comm_dtype == call.comm_dtype:
         return 1.0
-    own = row_bytes_of(call.library, call.phase, call.comm_dtype, call.hidden, call.topk) * sent_to(num_gpus, call.topk)
-    its = row_bytes_of(key.library, key.phase, key.comm_dtype, key.hidden, key.topk) * sent_to(key.num_gpus, key.topk)
+    own = row_bytes_of(call.library, call.phase, call.comm_dtype, call.hidden, call.topk) * sent_to(
+        num_gpus, call.topk
+    )
+    its = row_bytes_of(key.library, key.phase, key.comm_dtype, key.hidden, key.topk) * sent_to(
+        key.num_gpus, key.topk
+    )
     return own / its
 
 
 def _crossing_tokens(call: Dispatch, where: Placement, key: DispatchKey, gpu: GpuSpec) -> float:
     """Tokens of a lender over nodes that cross with as many bytes as one token of the call."""
-    theirs = replace(
-        call, comm_dtype=key.comm_dtype, hidden=key.hidden, topk=key.topk, num_gpus=key.num_gpus
-    )
+    theirs = replace(call, comm_dtype=key.comm_dtype, hidden=key.hidden, topk=key.topk, num_gpus=key.num_gpus)
     return crossing_bytes(call, where) / crossing_bytes(theirs, placed(key.num_gpus, 1, gpu))
 
 

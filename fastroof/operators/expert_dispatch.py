@@ -308,42 +308,51 @@ class ExpertDispatch(SizedOperator, PerRowOperator):
         shape = (call.hidden, call.topk, call.num_experts, call.num_gpus)
         return (call.library, call.phase, call.comm_dtype, *shape, call.shared_by)
 
-    def _loan(self, call: Dispatch, tables: Tables) -> Loan:
+    def _lending(self, call: Dispatch, tables: Tables) -> tuple[Loan, Tables]:
+        """What serves a call, and the tables that have it: these, or those of a GPU with the same link."""
         found = loan(call, tables, self.name)
-        if found is None:
+        if found is not None:
+            return found, tables
+        alike = tables.of_like_links()
+        lent = None if alike is None else loan(call, alike, self.name)
+        if lent is None or alike is None:
             nodes = -(-call.num_gpus // tables.gpu.linked_gpus)
             tables.serving(self.name, (*self.row_key(call)[:-1], nodes, 0))
             raise AssertionError("a kernel that is served was not found")
-        return found
+        return lent._replace(is_own=False), alike
 
     def serving(self, call: Dispatch, tables: Tables) -> MeasuredTable:
         """The table that has the kernel, or the nearest of its kind."""
-        return tables.serving(self.name, tuple(self._loan(call, tables).key))
+        found, where = self._lending(call, tables)
+        table = where.serving(self.name, tuple(found.key))
+        return table if where is tables else replace(table, source=f"{where.gpu.name} {table.source}")
 
     def row_nodes(self, call: Dispatch, tables: Tables, options: CurveOptions, max_rows: int) -> RowNodes:
         """The kernel's curve, in rows of the rank; other kernels at equal bytes, and other nodes."""
-        found = self._loan(call, tables)
+        found, where = self._lending(call, tables)
         if options.method == "roofline":
-            curve = self.packed(tables, tuple(found.key)).curve
+            curve = self.packed(where, tuple(found.key)).curve
             made = lent_nodes(found, curve.axis, curve.value, curve.flag, tables.gpu)
         else:
             sizes: dict[str, Any] = found.key._asdict()
             tokens = np.rint(np.arange(1, max_rows + 1) * found.tokens / call.shared_by)
             sizes["num_tokens"] = np.maximum(tokens, 1).astype(np.int64)
-            at = self.looked_up_nodes(tables, options.method, max_rows, sizes, 0.0)
+            at = self.looked_up_nodes(where, options.method, max_rows, sizes, 0.0)
             made = lent_nodes(found, at.axis * found.tokens / call.shared_by, at.value, at.flag, tables.gpu)
         return made._replace(axis=made.axis * call.shared_by)
 
-    def table_points(self, call: Dispatch, tables: Tables, rows: Floats) -> tuple[Key, list[Floats]]:
-        """The kernel that is read, and its tokens at so many rows of the rank."""
-        found = self._loan(call, tables)
+    def table_points(self, call: Dispatch, tables: Tables, rows: Floats) -> tuple[Key, list[Floats]] | None:
+        """The kernel that is read, and its tokens at so many rows of the rank; None where another GPU has it."""
+        found, where = self._lending(call, tables)
+        if where is not tables:
+            return None
         return tuple(found.key), [rows / call.shared_by * found.tokens]
 
     def row_variance(self, call: Dispatch, tables: Tables, rows: Floats) -> Floats:
         """Of the curve that is read, with what another kernel and other nodes add."""
-        found = self._loan(call, tables)
-        key, sizes = self.table_points(call, tables, rows)
-        variance = relative_variance(self.local_errors(tables, key), sizes)
+        found, where = self._lending(call, tables)
+        tokens = [rows / call.shared_by * found.tokens]
+        variance = relative_variance(self.local_errors(where, tuple(found.key)), tokens)
         if not found.is_own:
             variance = variance + BORROWED_GROUP**2
         if not found.crossing_bytes and not found.is_other_nodes:

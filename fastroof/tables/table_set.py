@@ -11,7 +11,7 @@ from fastroof._version import __version__
 from fastroof.arrays import Array, Bools, Longs
 from fastroof.columns import Column
 from fastroof.config import GpuSpec
-from fastroof.errors import MissingTableError
+from fastroof.errors import MissingTableError, TableError
 from fastroof.lazy_property import lazy_property
 from fastroof.load import MeasuredTable, MeasuredTables, SourceChoice, load_measured
 from fastroof.load.soundness import unsound_families
@@ -157,6 +157,19 @@ class Tables:
         if order == BY_RANK:
             return of_all
         return of_all.kept(("in order", order), lambda: Tables(self.measured, self.gpu, order, of_all))
+
+    def of_like_links(self) -> Tables | None:
+        """Tables of the GPU that has the same link and switches, if this one's file names one with tables."""
+
+        def tables() -> Tables | None:
+            if not self.gpu.links_of:
+                return None
+            try:
+                return load_tables(self.gpu.links_of).in_order(self.order)
+            except TableError:
+                return None
+
+        return self.kept(("of like links",), tables)
 
     def candidates(self, operator: str) -> tuple[MeasuredTable, ...]:
         """Tables that may serve an operator, in the order in which they are asked.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastroof import Tables
+from fastroof import Tables, load_tables
 from fastroof.columns import ORIGIN_BORROWED, ORIGIN_MEASURED, ORIGIN_MODELLED
 from fastroof.config import load_gpu
 from fastroof.errors import MissingTableError
@@ -141,3 +141,76 @@ def test_a_send_is_a_message_and_its_bytes():
     assert np.all(us[0] < us[1])
     assert us[2] == pytest.approx((2 * us[0] + us[1]) / 3)
     assert set(SEND_RECEIVE.datasheet_nodes(near, gpu).flag) == {ORIGIN_MODELLED}
+
+
+def over_nodes(*counts: int, library: str = "deepep_ll") -> Tables:
+    """One node as above, and groups over nodes of eight whose latency is 100 us a node, and 1 us a token."""
+    shape = ("default", 4096, 8, 128)
+    rows = [
+        (library, "dispatch", *shape, 8 * count, count, 0, tokens, 100.0 * count + tokens)
+        for count in counts for tokens in (1, 101, 1001)
+    ]  # fmt: skip
+    return handmade_tables(expert_dispatch=[*ROWS, *rows])
+
+
+@pytest.mark.parametrize("nodes", [2, 4])
+def test_a_group_over_as_many_nodes_comes_back(nodes):
+    tables = over_nodes(2, 4)
+    call = replace(CALL, num_gpus=8 * nodes)
+    assert at(tables, call, 101) == (100.0 * nodes + 101, ORIGIN_MEASURED)
+    assert EXPERT_DISPATCH.table_points(call, tables, np.array([1.0]))[0][7] == nodes
+    # as many GPUs in more nodes than they need are another group
+    scattered = [
+        ("deepep_ll", "dispatch", "default", 4096, 8, 128, 16, 4, 0, tokens, 7.0) for tokens in (1, 9)
+    ]
+    far = handmade_tables(expert_dispatch=[*ROWS, *scattered])
+    assert at(far, replace(CALL, num_gpus=16), 9)[1] != ORIGIN_MEASURED
+
+
+def test_another_number_of_nodes_lends_at_equal_bytes_that_cross():
+    """Low latency: copies beyond the node, topk (g - 8) / g; high throughput: other nodes with an expert."""
+    tables = over_nodes(2, 4)
+    more = replace(CALL, num_gpus=64)
+    copies = (56 / 64) / (24 / 32)
+    assert at(tables, more, 300) == (pytest.approx(400.0 + 300 * copies, rel=1e-12), ORIGIN_BORROWED)
+    normal = over_nodes(2, library="deepep_normal")
+    reached = sent_to(8, 8) / sent_to(2, 8)
+    found = at(normal, replace(more, library="deepep_normal"), 200)
+    assert found == (pytest.approx(200.0 + 200 * reached, rel=1e-12), ORIGIN_BORROWED)
+    # at another width too
+    wide = at(tables, replace(more, hidden=8192), 150)
+    assert wide[0] == pytest.approx(400.0 + 300 * copies, rel=1e-12)
+    errors = [
+        EXPERT_DISPATCH.row_variance(replace(CALL, num_gpus=g), tables, np.array([50.0])) for g in (32, 64)
+    ]
+    assert errors[0] < errors[1]
+
+
+def test_a_combine_over_nvlink_is_bf16_whatever_the_experts_are():
+    tables = load_tables("gb200")
+    one = replace(CALL, library="nvlink_one_sided", hidden=7168, num_experts=256, num_gpus=16)
+    combine = replace(one, phase="combine", role="experts_combine")
+    asked = [at(tables, replace(combine, comm_dtype=dtype), 512) for dtype in ("nvfp4", "bf16", "fp8")]
+    assert [us for us, _ in asked] == [asked[0][0]] * 3
+    assert [origin for _, origin in asked] == [ORIGIN_MEASURED, ORIGIN_BORROWED, ORIGIN_BORROWED]
+    # dispatch is not: a token in bf16 is 32/9 of one in nvfp4
+    sent = [at(tables, replace(one, comm_dtype=dtype), 4096)[0] for dtype in ("nvfp4", "bf16")]
+    assert sent[1] > 2.0 * sent[0]
+
+
+def test_a_rack_without_rows_borrows_those_of_the_rack_with_its_link():
+    gb200 = load_tables("gb200")
+    own = [(*row[:6], 4, *row[7:]) for row in ROWS]
+    gb300 = handmade_tables("gb300", expert_dispatch=own)
+    one = replace(
+        CALL, library="nvlink_two_sided", comm_dtype="bf16", hidden=7168, num_experts=256, num_gpus=32
+    )
+    mine, theirs = (at(tables, one, 512) for tables in (gb300, gb200))
+    assert mine == (theirs[0], ORIGIN_BORROWED)
+    assert theirs[1] == ORIGIN_MEASURED
+    assert EXPERT_DISPATCH.serving(one, gb300).source.startswith("gb200 ")
+    assert EXPERT_DISPATCH.table_points(one, gb300, np.array([1.0])) is None
+    variances = [EXPERT_DISPATCH.row_variance(one, tables, np.array([512.0])) for tables in (gb200, gb300)]
+    assert variances[0] < variances[1]
+    # what it has of its own kind it reads itself
+    assert EXPERT_DISPATCH.serving(replace(CALL, num_gpus=4), gb300).source == "by hand"

@@ -86,6 +86,25 @@ def test_gb200_sends_to_experts_where_groups_outnumber_them():
     assert max(p.origin for p in sent) < ORIGIN_MODELLED
 
 
+def test_one_sided_and_two_sided_kernels_of_a_rack():
+    tables = load_tables("gb200")
+    options = {"runtime": "trtllm-1.1", "dtype": "nvfp4", "allow_modelled": True, **LIMITS}
+    plans = {
+        exchange: compile_plan(MODEL, "gb200", tables, dp=16, ep=16, exchange=exchange, **options)
+        for exchange in (None, "alltoall", "nvlink_one_sided", "nvlink_two_sided")
+    }
+    sent = {
+        exchange: [p.name for p in plan.explain([(1, 99)] * 16).operators if "experts_" in p.role]
+        for exchange, plan in plans.items()
+    }
+    assert sent["nvlink_one_sided"] == ["experts dispatch", "experts combine"] == sent[None]
+    assert sent["nvlink_two_sided"] == ["experts prepare", "experts dispatch", "experts combine"]
+    us = {exchange: plan.decode_us(16, 99) for exchange, plan in plans.items()}
+    assert us[None] == us["alltoall"] == us["nvlink_one_sided"] != us["nvlink_two_sided"]
+    for exchange in ("nvlink_one_sided", "nvlink_two_sided"):
+        assert plans[exchange].describe()["exchange"] == exchange
+
+
 def test_loads_of_ranks(h100):
     even, uneven = (
         compile_plan(MODEL, "h100", h100, dp=8, ep=8, dtype="bf16", dp_imbalance=load, **LIMITS)
@@ -114,7 +133,11 @@ def test_what_engines_do_not_run(h100):
             {"exchange": "alltoall", "tp": 8, "ep": 8, "runtime": "vllm"},
             "between ranks of dp alone: tp 1, dp 8",
         ),
-        ({"exchange": "sometimes", "tp": 8}, "exchange must be one of gather, alltoall, got 'sometimes'"),
+        (
+            {"exchange": "nvlink_one_sided", "dp": 8, "ep": 8},
+            "writes over NVLink between nodes, which join 8 h100 each: exchange='alltoall'",
+        ),
+        ({"exchange": "sometimes", "tp": 8}, "exchange must be one of gather, alltoall, nvlink_one_sided"),
     ):
         with pytest.raises(PlanError, match=message):
             compile_plan(MODEL, "h100", h100, **options, **LIMITS)
