@@ -72,6 +72,10 @@ class Execution(NamedTuple):
     whole_blocks : tuple of str
         Formats of projections whose blocks of latent attention are timed as the engine's were measured
         whole; those of other formats are timed by parts.
+    wide_experts : bool
+        Whether gated experts run the kernels of wide expert parallelism, which compute alone.
+    num_slots : int
+        Places for experts on all GPUs where a load balancer copies some; 0: one an expert.
     dp_imbalance : float
         Tokens of the most loaded attention-data-parallel rank over the mean of all; steps are those of the
         most loaded one.
@@ -89,6 +93,8 @@ class Execution(NamedTuple):
     scatters_attention: bool = False
     whole_blocks: tuple[str, ...] = ()
     dp_imbalance: float = 1.0
+    wide_experts: bool = False
+    num_slots: int = 0
 
     def stored(self, module: str) -> str:
         """Format in which the weights of a module are stored, such as ``qkv`` or ``experts``."""

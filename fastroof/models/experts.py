@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from fastroof.errors import ModelError
 from fastroof.models.exchange import add_up_experts, after_shared, back_from_experts, before_experts
@@ -15,6 +16,12 @@ from fastroof.operators.calls import Call, Elementwise, Experts, Gemm, Parallel,
 from fastroof.units import ACTIVATION_BYTES
 
 __all__ = ["RoutedExperts"]
+
+PHASES_OF_WIDE_EXPERTS: Final[tuple[tuple[str, Steps], ...]] = (
+    ("generation", "decode_only"),
+    ("context", "with_prefill"),
+)
+"""Two ways to run wide experts, and the steps of each."""
 
 GATED_GEMMS = 3
 NONGATED_GEMMS = 2
@@ -136,20 +143,21 @@ class RoutedExperts:
             Gemm("router", "router", 1, self.num_experts, hidden, "bf16"),
             *down,
             *before_experts(width, layout, execution, self),
-            Experts(
-                "experts",
-                "experts",
-                1,
-                width,
-                self.intermediate,
-                self.topk,
-                self.num_experts,
-                layout.moe_tp,
-                layout.ep,
-                execution.kernel("experts"),
-                execution.routing,
-                self.is_gated,
-            ),
+            *self._experts(width, layout, execution),
+        ]
+
+    def _experts(self, width: int, layout: Layout, execution: Execution) -> list[RowOperator]:
+        """The fused kernel; of wide expert parallelism one in prompts and another in decodes."""
+        call = Experts(
+            "experts", "experts", 1, width, self.intermediate, self.topk, self.num_experts, layout.moe_tp,
+            layout.ep, execution.kernel("experts"), execution.routing, self.is_gated,
+        )  # fmt: skip
+        if not execution.wide_experts or not self.is_gated:
+            return [call]
+        slots = execution.num_slots or self.num_experts
+        return [
+            replace(call, phase=phase, num_slots=slots, steps=steps)
+            for phase, steps in PHASES_OF_WIDE_EXPERTS
         ]
 
     def _shared(self, hidden: int, layout: Layout, execution: Execution) -> list[RowOperator]:

@@ -78,8 +78,11 @@ class LayerKind:
         return self.attention.linear_weights(hidden, layout) | self.mlp.linear_weights(hidden, layout)
 
     def weight_bytes(self, hidden: int, layout: Layout, execution: Execution) -> float:
-        """Bytes of the linear layers' weights on one GPU, of one layer."""
-        return weight_bytes(self.linear_weights(hidden, layout), self.run_as(execution))
+        """Bytes of the linear layers' weights on one GPU, of one layer, copies of experts among them."""
+        weights = self.linear_weights(hidden, layout)
+        if execution.num_slots and isinstance(self.mlp, RoutedExperts):
+            weights["experts"] = weights["experts"] * execution.num_slots // self.mlp.num_experts
+        return weight_bytes(weights, self.run_as(execution))
 
     def run_as(self, execution: Execution) -> Execution:
         """Return the execution with this kind's formats, where the checkpoint's are asked for."""

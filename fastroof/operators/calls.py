@@ -159,6 +159,11 @@ class Experts:
         How tokens spread over experts, as measured tables call it.
     is_gated : bool
         Three GEMMs an expert; two without a gate.
+    phase : str
+        ``context`` or ``generation`` of kernels of wide expert parallelism, which compute alone; empty of
+        others.
+    num_slots : int
+        Of those: places for experts on all GPUs, more than experts where a load balancer copies some.
     """
 
     role: Role
@@ -175,10 +180,14 @@ class Experts:
     is_gated: bool = True
     rows: Rows = "expert_tokens"
     steps: Steps = "all"
+    phase: str = ""
+    num_slots: int = 0
 
     @property
     def operator(self) -> str:
         """The operator whose tables have it."""
+        if self.phase:
+            return "moe_wide"
         return "moe" if self.is_gated else "moe_nongated"
 
 

@@ -60,9 +60,9 @@ OVER_NVLINK: Final = ("nvlink_one_sided", "nvlink_two_sided")
 KINDS: Final = (LOW_LATENCY, HIGH_THROUGHPUT, OVER_NVLINK)
 
 BACK_IN_BF16: Final = ("combine",)
-"""Phases of the kernels over NVLink whose rows take what two bytes an element do, whatever format the experts
-have: GB200's two-sided combine takes the same in bf16, fp8 and nvfp4, its one-sided one in nvfp4 3.5 times its
-dispatch."""
+"""Phases of the kernels over NVLink whose rows take what two bytes an element do, whatever format the
+experts have: GB200's two-sided combine takes the same in bf16, fp8 and nvfp4, its one-sided one in nvfp4 3.5
+times its dispatch."""
 
 FP4_BYTES: Final = 0.5
 

@@ -342,7 +342,7 @@ class ExpertDispatch(SizedOperator, PerRowOperator):
         return made._replace(axis=made.axis * call.shared_by)
 
     def table_points(self, call: Dispatch, tables: Tables, rows: Floats) -> tuple[Key, list[Floats]] | None:
-        """The kernel that is read, and its tokens at so many rows of the rank; None where another GPU has it."""
+        """The kernel that is read, and its tokens at so many rows of the rank; None of another GPU."""
         found, where = self._lending(call, tables)
         if where is not tables:
             return None

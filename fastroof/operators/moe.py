@@ -58,7 +58,15 @@ if TYPE_CHECKING:
     from fastroof.load import MeasuredTable
     from fastroof.tables import Tables
 
-__all__ = ["EXPERT_KEYS", "MOE", "MOE_NONGATED", "OPERATORS", "MoeOperator", "NongatedMoeOperator"]
+__all__ = [
+    "EXPERT_KEYS",
+    "MOE",
+    "MOE_NONGATED",
+    "OPERATORS",
+    "MoeOperator",
+    "NongatedMoeOperator",
+    "nodes_of_experts",
+]
 
 OTHER_ACTIVATION: Final = "_situ_as_silu"
 """Ending of kernels that were measured with SiLU in place of the model's own activation."""
@@ -73,6 +81,30 @@ EXPERT_KEYS: Final = (
     Column("moe_ep", "int", "", "expert-parallel size"),
     Column("distribution", "text", "", "how tokens spread over experts"),
 )
+
+
+def nodes_of_experts(packed: PackedSizes, all_reached: int) -> RowNodes:
+    """A curve's latency against tokens: at every number until they reach all experts.
+
+    From there on B is linear in the tokens, and the curve's own nodes are enough.
+    """
+    from fastroof.compiled.search import curve_latency_us
+
+    launch_us = float(packed.curve.value[1:-1].min())
+    beyond = packed.sizes[packed.sizes > all_reached]
+    rows = np.r_[np.arange(1.0, all_reached + 1.0), beyond]
+    value, flag = np.empty(len(rows)), np.empty(len(rows), np.uint8)
+    curve_latency_us(packed.curve, packed.coordinate(rows), value, flag)
+    ends = packed.coordinate(np.array([rows[-1], SIZE_LIMIT]))
+    # beyond the last node latency / B is held, which is the last of these rows'
+    last_us = value[-1] * ends[1] / ends[0]
+    beyond_flag = max(flag[-1], ORIGIN_EXTRAPOLATED)
+    return RowNodes(
+        np.r_[0.0, rows, SIZE_LIMIT],
+        np.r_[value[0], value, last_us],
+        np.r_[flag[0], flag, np.uint8(beyond_flag)],
+        launch_us,
+    )
 
 
 def _shape(c: Columns) -> tuple[Array, Array, Array, Array, Array, Array]:
@@ -329,8 +361,6 @@ class MoeOperator(SizedOperator, PerRowOperator):
 
         From there on B is linear in the tokens, and the curve's own nodes are enough.
         """
-        from fastroof.compiled.search import curve_latency_us
-
         key = self.row_key(call)
         packed = self.packed(tables, key)
         launch_us = float(packed.curve.value[1:-1].min())
@@ -340,21 +370,7 @@ class MoeOperator(SizedOperator, PerRowOperator):
             return self.looked_up_nodes(
                 tables, options.method, max_rows, sizes | {"num_tokens": tokens}, launch_us
             )
-        all_reached = tokens_to_reach_all(call.topk, call.num_experts)
-        beyond = packed.sizes[packed.sizes > all_reached]
-        rows = np.r_[np.arange(1.0, all_reached + 1.0), beyond]
-        value, flag = np.empty(len(rows)), np.empty(len(rows), np.uint8)
-        curve_latency_us(packed.curve, packed.coordinate(rows), value, flag)
-        ends = packed.coordinate(np.array([rows[-1], SIZE_LIMIT]))
-        # beyond the last node latency / B is held, which is the last of these rows'
-        last_us = value[-1] * ends[1] / ends[0]
-        beyond_flag = max(flag[-1], ORIGIN_EXTRAPOLATED)
-        return RowNodes(
-            np.r_[0.0, rows, SIZE_LIMIT],
-            np.r_[value[0], value, last_us],
-            np.r_[flag[0], flag, np.uint8(beyond_flag)],
-            launch_us,
-        )
+        return nodes_of_experts(packed, tokens_to_reach_all(call.topk, call.num_experts))
 
     def table_points(self, call: Experts, tables: Tables, rows: Floats) -> tuple[Key, list[Floats]]:
         """So many tokens of the layer's shape."""

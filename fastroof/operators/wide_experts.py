@@ -8,14 +8,18 @@ share the experts, as in ``moe``. ``mlp`` is a gated MLP of one GPU: a shared ex
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
 from fastroof.arrays import Array, Floats
 from fastroof.columns import DTYPE, Column
 from fastroof.config.gpu import GpuSpec
-from fastroof.operators.expert_work import EVENLY_ROUTED, moe_bytes, moe_flops
+from fastroof.errors import MissingTableError, PlanError
+from fastroof.operators.calls import Experts
+from fastroof.operators.expert_borrowing import borrowed_points
+from fastroof.operators.expert_work import EVENLY_ROUTED, moe_bytes, moe_flops, tokens_to_reach_all
 from fastroof.operators.foreign_rows import (
     MEASURED,
     RUN,
@@ -28,10 +32,24 @@ from fastroof.operators.foreign_rows import (
     text_columns,
     unknown_dtypes,
 )
-from fastroof.operators.moe import EXPERT_KEYS
-from fastroof.operators.operator import Columns, HoldoutGrid, Key, dtype_peaks, element_bytes
-from fastroof.operators.sized import SizedOperator
+from fastroof.operators.moe import EXPERT_KEYS, MOE, MoeOperator, nodes_of_experts
+from fastroof.operators.operator import (
+    Columns,
+    DatasheetClass,
+    HoldoutGrid,
+    Key,
+    dtype_peaks,
+    element_bytes,
+)
+from fastroof.operators.rows import CurveOptions, PerRowOperator, RowCost, RowNodes
+from fastroof.operators.sized import PackedSizes, SizedOperator
+from fastroof.operators.wide_borrowing import WideKey, WideLoan, lender_key, wide_loan
+from fastroof.uncertainty.variance import relative_variance
 from fastroof.units import DTYPE_BYTES, US_PER_MS, US_PER_S
+
+if TYPE_CHECKING:
+    from fastroof.load import MeasuredTable
+    from fastroof.tables import Tables
 
 __all__ = ["MEGAMOE", "MLP", "MOE_WIDE", "OPERATORS", "MegaMoe", "Mlp", "WideMoe"]
 
@@ -149,7 +167,7 @@ class _Experts(SizedOperator):
 _GLOBAL_TOKENS: Final = "num_tokens are those of all GPUs that share the experts"
 
 
-class WideMoe(_Experts):
+class WideMoe(_Experts, PerRowOperator):
     """Experts of wide expert parallelism: the most loaded GPU's computing."""
 
     name = "moe_wide"
@@ -159,6 +177,7 @@ class WideMoe(_Experts):
         DTYPE, _HIDDEN, _INTERMEDIATE, _TOPK, _NUM_EXPERTS, _SLOTS, _MOE_EP, _PHASE, _DISTRIBUTION,
     )  # fmt: skip
     defaults: ClassVar[Mapping[str, Any]] = {"phase": "generation", "dtype": "fp8_block"}
+    datasheet_error = MoeOperator.datasheet_error
     holdouts = (HoldoutGrid("moe_wide", "every second", {}, {}),)
     coverages = (HoldoutGrid("moe_wide", "all", {}, {}),)
     package_files = (
@@ -176,6 +195,75 @@ class WideMoe(_Experts):
     def package_notes(self, columns: Mapping[str, Columns], gpu: GpuSpec) -> dict[str, Any]:
         """Whose tokens are counted."""
         return {"note": f"{_GLOBAL_TOKENS}; the GPU that was measured is the most loaded one"}
+
+    # -- in plans ----------------------------------------------------------------------------------
+
+    def row_cost(self, call: Experts) -> RowCost:
+        """FLOPs and bytes of a token, and the weights of all places: those of many tokens."""
+        return MOE.row_cost(replace(call, num_experts=call.num_slots))
+
+    def row_work(self, call: Experts, rows: Floats) -> tuple[Floats, Floats]:
+        """FLOPs, and the bytes of the places that so many tokens are expected to reach."""
+        return MOE.row_work(replace(call, num_experts=call.num_slots), rows)
+
+    def row_key(self, call: Experts) -> WideKey:
+        """The kernel's keys."""
+        layer = (call.hidden, call.intermediate, call.topk, call.num_experts)
+        return WideKey(call.dtype, *layer, call.num_slots, call.moe_ep, call.phase, call.distribution)
+
+    def _loan(self, call: Experts, tables: Tables) -> WideLoan:
+        return wide_loan(tables, self.name, self.row_key(call))
+
+    def is_measured(self, call: Experts, tables: Tables) -> bool:
+        """Whether the engine that is asked for has the very kernel."""
+        try:
+            loan = self._loan(call, tables)
+        except MissingTableError:
+            return False
+        return loan.is_own and not tables.order.is_foreign(loan.table)
+
+    def serving(self, call: Experts, tables: Tables) -> MeasuredTable:
+        """The table that has the kernel, or the nearest one."""
+        return self._loan(call, tables).table
+
+    def _packed(self, call: Experts, tables: Tables) -> PackedSizes:
+        """The kernel's curve, or what its lenders make of it."""
+        loan, wanted = self._loan(call, tables), self.row_key(call)
+        keys = {key.shape: key for key, _ in loan.lenders}
+        if loan.is_own:
+            return self.packed(tables, loan.lenders[0][0])
+        return borrowed_points(
+            wanted.shape,
+            [lender for _, lender in loan.lenders],
+            lambda shape: self.packed(tables, keys[shape]),
+            lambda shape, launch_us: self.roofline(lender_key(shape, call.phase), tables.gpu, launch_us),
+        ).packed()
+
+    def row_nodes(self, call: Experts, tables: Tables, options: CurveOptions, max_rows: int) -> RowNodes:
+        """The curve of the layer's shape, at every number of tokens until they reach all places."""
+        if options.method != "roofline":
+            raise PlanError(f"experts of wide expert parallelism have no method={options.method!r}: roofline")
+        return nodes_of_experts(self._packed(call, tables), tokens_to_reach_all(call.topk, call.num_slots))
+
+    def table_points(self, call: Experts, tables: Tables, rows: Floats) -> tuple[Key, list[Floats]]:
+        """The nearest kernel that is read, at so many tokens."""
+        return tuple(self._loan(call, tables).lenders[0][0]), [rows]
+
+    def row_variance(self, call: Experts, tables: Tables, rows: Floats) -> Floats:
+        """Of the nearest kernel, and of borrowing."""
+        loan, wanted = self._loan(call, tables), self.row_key(call)
+        near = loan.lenders[0][0]
+        theirs = rows * (wanted.topk * near.num_slots / (wanted.num_slots * near.topk))
+        variance = relative_variance(self.local_errors(tables, near), [theirs])
+        return variance + loan.error(wanted) ** 2
+
+    def row_datasheet(self, call: Experts) -> DatasheetClass:
+        """That of experts."""
+        return MOE.row_datasheet(call)
+
+    def datasheet_nodes(self, call: Experts, gpu: GpuSpec) -> RowNodes:
+        """That of experts, with as many as there are places."""
+        return MOE.datasheet_nodes(replace(call, num_experts=call.num_slots, phase=""), gpu)
 
 
 def _megamoe_rows(raw: Raw) -> ForeignRows:

@@ -40,6 +40,9 @@ def compile_plan(
     allow_modelled: bool = False,
     exchange: str | None = None,
     dp_imbalance: float = 1.0,
+    wide_experts: bool | None = None,
+    eplb: bool = False,
+    num_slots: int | None = None,
     curves: CurveSource | None = None,
 ) -> StepPlan:
     """Compile a model on a GPU into a plan that times steps.
@@ -90,12 +93,21 @@ def compile_plan(
         (origin modelled) instead of raising MissingTableError.
     exchange : str, optional
         How tokens reach experts on other GPUs: ``gather`` (all-gather and reduce-scatter, or all-reduces) or
-        ``alltoall`` (dispatch and combine, in their low-latency kind in steps of decodes alone), or all-to-all
-        by the kernels of a rack, ``nvlink_one_sided`` or ``nvlink_two_sided``; by default as the engine does
-        it by itself.
+        ``alltoall`` (dispatch and combine, in their low-latency kind in steps of decodes alone), or
+        all-to-all by the kernels of a rack, ``nvlink_one_sided`` or ``nvlink_two_sided``; by default as the
+        engine does it by itself.
     dp_imbalance : float
         Tokens of the most loaded rank of ``dp`` over the mean of all, at least 1. Steps are those of the
         most loaded rank: experts get ``dp / dp_imbalance`` times its tokens.
+    wide_experts : bool, optional
+        Whether experts run the kernels of wide expert parallelism, one in decodes and another with prefill;
+        by default where tokens are sent to more than 8 groups of experts, and the engine's own wide kernels
+        were measured for the layer.
+    eplb : bool
+        Whether a load balancer spreads the busiest experts' tokens (as measured: ``routing`` with it).
+    num_slots : int, optional
+        Places for experts on all GPUs of a group, with ``eplb``: more than experts holds copies of some, in
+        memory too. By default one an expert.
     curves : CurveSource, optional
         Where latencies come from instead of the tables; plans of the same tables share theirs anyway.
 
@@ -124,7 +136,7 @@ def compile_plan(
     gpu = gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu)
     options = PlanOptions(
         tp, pp, dp, ep, moe_tp, dtype, kv_dtype, runtime, method, max_tokens, max_seqs, gemm_smoothing,
-        routing, allow_modelled, exchange, dp_imbalance,
+        routing, allow_modelled, exchange, dp_imbalance, wide_experts, eplb, num_slots,
     ).checked().of(model)  # fmt: skip
     check_tables(tables, gpu)
     check_kernels(tables, gpu, options)

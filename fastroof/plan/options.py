@@ -45,6 +45,9 @@ class PlanOptions(NamedTuple):
     allow_modelled: bool = False
     exchange: str | None = None
     dp_imbalance: float = 1.0
+    wide_experts: bool | None = None
+    eplb: bool = False
+    num_slots: int | None = None
 
     @property
     def layout(self) -> Layout:
@@ -59,6 +62,15 @@ class PlanOptions(NamedTuple):
             _chosen("routing", self.routing, ROUTINGS, "; None takes the default")
         if not isinstance(self.allow_modelled, bool):
             raise PlanError(f"allow_modelled must be True or False, got {self.allow_modelled!r}")
+        if not isinstance(self.eplb, bool):
+            raise PlanError(f"eplb must be True or False, got {self.eplb!r}")
+        if self.wide_experts is not None and not isinstance(self.wide_experts, bool):
+            raise PlanError(
+                "wide_experts must be True, False or None for the engine's own choice, "
+                f"got {self.wide_experts!r}"
+            )
+        if self.num_slots is not None:
+            _limit("num_slots", self.num_slots)
         if self.exchange is not None:
             _chosen("exchange", self.exchange, EXCHANGES, "; None is the engine's own choice")
         if not is_number(self.dp_imbalance) or (

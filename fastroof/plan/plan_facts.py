@@ -177,6 +177,10 @@ class PlanFacts:
             if self.execution.exchange.alltoall != "never":
                 library = self.execution.exchange.libraries[0]
                 split["exchange"] = library if library in RACK_LIBRARIES else "alltoall"
+            if self.execution.wide_experts:
+                split["experts"] = "wide"
+            if self.execution.num_slots:
+                split["num_slots"] = self.execution.num_slots
         if self.execution.dp_imbalance != 1.0:
             split["dp_imbalance"] = str(self.execution.dp_imbalance)
         return split

@@ -32,6 +32,7 @@ from fastroof.plan.rows import ONCE, Ranks, RowCall, RowSums, origins_of, row_ca
 from fastroof.plan.step_error import ErrorSource
 from fastroof.plan.step_plan import StepPlan
 from fastroof.plan.table_curves import TableCurves
+from fastroof.plan.wide_experts import wide_experts
 from fastroof.tables import Tables
 
 __all__ = ["PlanRecipe", "curves_of", "plan_recipe"]
@@ -226,7 +227,7 @@ def execution_of(model: ModelSpec, options: PlanOptions, curves: CurveSource) ->
         formats, scale_bytes = (("lm_head", checkpoint.head_dtype),), checkpoint.scale_bytes
         stored = {dtype for kind in model.kinds for _, dtype in kind.formats} | {checkpoint.head_dtype}
     tables = curves.tables if isinstance(curves, TableCurves) else None
-    return Execution(
+    execution = Execution(
         options.dtype,
         options.kv_dtype,
         "fp8" in stored and curves.quantise_inputs,
@@ -238,6 +239,8 @@ def execution_of(model: ModelSpec, options: PlanOptions, curves: CurveSource) ->
         exchange=exchange_rules(options.runtime, curves.gpu, options.exchange),
         dp_imbalance=float(options.dp_imbalance),
     )
+    wide = wide_experts(model, options.layout, options, execution, tables)
+    return execution._replace(wide_experts=wide.is_wide, num_slots=wide.num_slots, routing=wide.routing)
 
 
 def plan_recipe(

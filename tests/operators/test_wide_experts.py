@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from fastroof import load_gpu
+from fastroof.columns import ORIGIN_BORROWED
+from fastroof.errors import MissingTableError
+from fastroof.operators.calls import Experts
 from fastroof.operators.expert_work import moe_bytes, moe_flops
+from fastroof.operators.rows import CurveOptions
 from fastroof.operators.wide_experts import MEGAMOE, MLP, MOE_WIDE
+from fastroof.plan.curves import RowCurve, row_values
 from tests.operators.package_columns import converted, lists
 from tests.reference.handmade import handmade_tables
 
+H100 = load_gpu("h100")
 H200 = load_gpu("h200")
 
 
@@ -99,3 +108,92 @@ def test_an_mlp_is_three_gemms_between_its_points():
     answer = tables.lookup("mlp", hidden=7168, intermediate=2048, num_tokens=[1, 513])
     assert answer.latency_us.tolist() == pytest.approx([30.0, 130.0], rel=1e-12)
     assert answer.mfu[1] == pytest.approx(6 * 513 * 7168 * 2048 / (130e-6 * H200.peak("fp8")), rel=1e-12)
+
+
+LAYER = ("fp8_block", 7168, 2048, 8, 256)
+CALL = Experts(
+    "experts", "experts", 1, 7168, 2048, 8, 256, 1, 32, "fp8_block", "power_law_1.2",
+    phase="generation", num_slots=256,
+)  # fmt: skip
+POINTS = ((1, 50.0), (128, 120.0), (4096, 900.0))
+
+
+def rows_of(
+    ep: int, distribution: str = "power_law_1.2", slots: int = 256, phase: str = "any", times: float = 1
+):
+    return [(*LAYER, slots, ep, phase, distribution, tokens, us * times) for tokens, us in POINTS]
+
+
+def at(tables, call, tokens: int) -> tuple[float, int]:
+    nodes = MOE_WIDE.row_nodes(call, tables, CurveOptions(), 4096)
+    value, flag = row_values(RowCurve(call, *nodes), tokens)
+    return float(value[tokens]), int(flag[tokens])
+
+
+def test_a_plan_reads_the_phase_or_the_one_kernel_of_both():
+    tables = handmade_tables(moe_wide=rows_of(32))
+    assert [at(tables, CALL, tokens) for tokens, _ in POINTS] == [(us, 0) for _, us in POINTS]
+    both = handmade_tables(moe_wide=rows_of(32, phase="generation") + rows_of(32, phase="context", times=3))
+    assert at(both, CALL, 128) == (120.0, 0)
+    assert at(both, replace(CALL, phase="context"), 128) == (360.0, 0)
+
+
+def test_another_split_lends_at_equal_tokens_an_expert():
+    """Of two splits equally near the geometric mean of latency / B times its own B."""
+    tables = handmade_tables(moe_wide=rows_of(16) + rows_of(64, times=2))
+    found, origin = at(tables, CALL, 128)
+
+    def bound_us(ep: int, launch_us: float) -> float:
+        flops = float(moe_flops(128, 7168, 2048, 8, 1, ep))
+        weights = float(
+            moe_bytes(128, 7168, 2048, 8, 256, 1, ep, 1) - moe_bytes(128, 7168, 2048, 8, 256, 1, ep, 0)
+        )
+        moved = weights + 2.0 * 2 * 128 / ep * 7168
+        return launch_us + (flops / H100.peak("fp8_block") + moved / H100.hbm_bytes_per_s) * 1e6
+
+    shares = [
+        us * bound_us(32, launch) / bound_us(ep, launch)
+        for ep, us, launch in ((16, 120.0, 50.0), (64, 240.0, 100.0))
+    ]
+    assert found == pytest.approx(math.sqrt(shares[0] * shares[1]), rel=1e-9)
+    assert origin == ORIGIN_BORROWED
+    errors = [
+        MOE_WIDE.row_variance(one, tables, np.array([128.0])) for one in (replace(CALL, moe_ep=16), CALL)
+    ]
+    assert errors[0] < errors[1]
+    assert MOE_WIDE.table_points(CALL, tables, np.array([1.0]))[0][6] == 16
+
+
+def test_what_a_load_balancer_evened_out_lends_to_nothing_else():
+    tables = handmade_tables(moe_wide=rows_of(32, "power_law_1.2_eplb", 288))
+    with pytest.raises(
+        MissingTableError, match=r"no load balancer; measured: fp8_block any power_law_1.2_eplb"
+    ):
+        at(tables, CALL, 1)
+    balanced = replace(CALL, distribution="power_law_1.2_eplb", num_slots=288)
+    assert at(tables, balanced, 128) == (120.0, 0)
+    # another number of places, and another skew
+    assert at(tables, replace(balanced, num_slots=320), 128)[1] == ORIGIN_BORROWED
+    assert at(tables, replace(balanced, distribution="power_law_1.01_eplb"), 128)[1] == ORIGIN_BORROWED
+
+
+def test_the_layer_lends_before_another_layer_does():
+    other = [
+        ("fp8_block", 7168, 2048, 8, 384, 384, 32, "any", "power_law_1.2", t, 9 * us) for t, us in POINTS
+    ]
+    tables = handmade_tables(moe_wide=[*other, *rows_of(256)])
+    assert MOE_WIDE.table_points(CALL, tables, np.array([1.0]))[0][4] == 256
+    assert (
+        MOE_WIDE.table_points(replace(CALL, num_experts=512, num_slots=512), tables, np.array([1.0]))[0][4]
+        == 384
+    )
+
+
+def test_more_tokens_take_longer_in_what_ships(h100):
+    for change in (
+        {},
+        {"distribution": "power_law_1.2_eplb", "num_slots": 320},
+        {"hidden": 4096, "num_experts": 128, "num_slots": 128},
+    ):
+        us = [at(h100, replace(CALL, **change), tokens)[0] for tokens in (64, 4096)]
+        assert us == sorted(us)
