@@ -9,6 +9,7 @@ from fastroof.models import Layout, ModelSpec
 from fastroof.models.exchange import sends_to_experts
 from fastroof.models.execution import Execution
 from fastroof.models.experts import RoutedExperts
+from fastroof.operators.calls import Experts
 from fastroof.operators.wide_borrowing import BALANCED
 from fastroof.operators.wide_experts import MOE_WIDE
 from fastroof.plan.options import PlanOptions
@@ -68,7 +69,7 @@ def wide_experts(
         calls = [
             call
             for call in mlp.calls(model.hidden, layout, kind.run_as(tried))
-            if getattr(call, "operator", "") == MOE_WIDE.name
+            if isinstance(call, Experts) and call.operator == MOE_WIDE.name
         ]
         if not calls or not all(MOE_WIDE.is_measured(call, tables) for call in calls):
             return WideExperts(False, slots, routing)
