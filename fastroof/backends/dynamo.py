@@ -65,7 +65,8 @@ def dynamo_profile(
     max_kv_tokens : int, optional
         Most tokens that the decodes of a step attend to together; by default max_batch_size * max_context,
         which the mocker's num_gpu_blocks * block_size is meant to be below. It counts whole tokens: where
-        layers keep a window of a sequence, ``plan.memory.max_kv_tokens`` is less than what fits.
+        layers keep a window of a sequence, ``plan.memory.max_kv_tokens`` is less than what fits; beside
+        states ``plan.memory.tokens_beside_states(max_batch_size)`` are left.
     max_batch_size : int
         Most decodes in a step, the mocker's max_num_seqs.
     points : int

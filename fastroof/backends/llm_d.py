@@ -282,7 +282,7 @@ def llm_d_yaml(
     Notes
     -----
     The simulator has one time a token for transfers: that of a token of every layer, which is too long for
-    prompts beyond the window of layers that keep one.
+    prompts beyond the window of layers that keep one, with the state of a mean prompt spread over its tokens.
     """
     latencies = fit.latencies
     if model is None:
@@ -290,20 +290,21 @@ def llm_d_yaml(
     link = plan.gpu.nvlink_bytes_per_s if link_bytes_per_s is None else link_bytes_per_s
     if not link > 0.0:
         raise BackendError(f"a link of {link!r} bytes/s moves no KV cache")
-    transfer_ns = plan.memory.kv_bytes_per_token / link * US_PER_S * NS_PER_US
+    memory, isl = plan.memory, float(fit.isl.mean())
+    transfer_ns = memory.token_bytes / link * US_PER_S * NS_PER_US
     times = {"inter-token-latency": latencies.inter_token_latency_ns, "inter-token-latency-std-dev": 0}
     if latencies.calculator == "per-token":
         times["prefill-overhead"] = latencies.prefill_overhead_ns
         times["prefill-time-per-token"] = latencies.prefill_time_per_token_ns
         times["prefill-time-std-dev"] = 0
-        times["kv-cache-transfer-time-per-token"] = round(transfer_ns)
+        times["kv-cache-transfer-time-per-token"] = round(
+            (memory.kv_bytes_per_token + memory.state_bytes_per_sequence / isl) / link * US_PER_S * NS_PER_US
+        )
         times["kv-cache-transfer-time-std-dev"] = 0
     else:
         times["time-to-first-token"] = latencies.prefill_overhead_ns
         times["time-to-first-token-std-dev"] = 0
-        times["kv-cache-transfer-latency"] = round(
-            transfer_ns * plan.memory.held_tokens(float(fit.isl.mean()))
-        )
+        times["kv-cache-transfer-latency"] = round(transfer_ns * memory.held_tokens(isl))
         times["kv-cache-transfer-latency-std-dev"] = 0
     indent = "" if is_flat else "  "
     lines = [

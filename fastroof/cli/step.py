@@ -41,7 +41,7 @@ from fastroof.cli.output import (
 from fastroof.cli.written_sizes import Requests, parse_requests
 from fastroof.columns import ORIGINS
 from fastroof.command_group import warn
-from fastroof.units import TB, US_PER_S
+from fastroof.units import MIB, TB, US_PER_S
 
 if TYPE_CHECKING:
     from fastroof import StepPlan
@@ -159,7 +159,7 @@ def step(
     components = {name: float(part[0]) for name, part in times.components._asdict().items()}
     kv_tokens = sum(r.count * (r.new_tokens + r.context_len) for r in requests)
     held = sum(r.count * plan.memory.kv_bytes(r.new_tokens + r.context_len) for r in requests)
-    if held > plan.memory.max_kv_tokens * plan.memory.kv_bytes_per_token:
+    if held > plan.memory.max_kv_tokens * plan.memory.token_bytes:
         warn(
             f"the step holds {kv_tokens:,} tokens of KV cache, one {spec.name} has room for "
             f"{plan.memory.max_kv_tokens:,} beside the weights: the time is of a step that does not fit"
@@ -246,11 +246,14 @@ def _checkpoint_words(plan: StepPlan) -> str:
 def _kv_words(plan: StepPlan, requests: list[Requests], kv_tokens: int) -> str:
     """How much of the room for KV cache a step takes."""
     memory = plan.memory
-    if not memory.window:
+    state_bytes = memory.state_bytes_per_sequence
+    if not (memory.window or state_bytes):
         return f"{kv_tokens:,} of {memory.max_kv_tokens:,} tokens that fit"
     held = sum(r.count * memory.held_tokens(r.new_tokens + r.context_len) for r in requests)
+    kept = [f", of which windowed layers keep the last {memory.window:,} of a sequence"] * bool(memory.window)
+    kept += [f" and {state_bytes / MIB:,.1f} MiB of state a sequence"] * bool(state_bytes)
     return (
-        f"{kv_tokens:,} tokens, of which windowed layers keep the last {memory.window:,} of a sequence: "
+        f"{kv_tokens:,} tokens{''.join(kept)}: "
         f"as much as {held:,.0f} of {memory.max_kv_tokens:,} whole ones that fit"
     )
 

@@ -82,6 +82,9 @@ class DeploymentOptions(NamedTuple):
     """Tokens of a sequence that a share of its KV cache is kept of, on a worker and on the way."""
     window_share: float
     transfer_window_share: float
+    state_tokens: float
+    """Tokens' worth of a sequence's state, on a worker and on the way."""
+    transfer_state_tokens: float
 
 
 class Scratch(NamedTuple):
@@ -126,8 +129,9 @@ def _read_times(estimate: Floats, mean: Floats) -> None:
 
 @jit
 def _held(isl: float, osl: float, options: DeploymentOptions) -> float:
-    """Tokens' worth of KV cache of a request, in the mean."""
-    return held_tokens(isl + options.osl_reserved * osl, options.window, options.window_share)
+    """Tokens' worth of KV cache and state of a request, in the mean."""
+    said = options.osl_reserved * osl
+    return held_tokens(isl + said, options.window, options.window_share, options.state_tokens)
 
 
 @jit
@@ -151,6 +155,7 @@ def _aggregated(
         0.0,
         options.window,
         options.window_share,
+        options.state_tokens,
     )
     code, _, _ = serving_estimates(
         arena, given[0], given[1], given[2], given[3], given[4], serving_options, scratch.aggregated
@@ -193,6 +198,9 @@ def _disaggregated(
         options.window_share,
         options.window_share,
         options.transfer_window_share,
+        options.state_tokens,
+        options.state_tokens,
+        options.transfer_state_tokens,
     )
     code, _, _ = disaggregated_estimates(arena, arena, given, link, scratch.disaggregated)
     estimate = scratch.disaggregated

@@ -130,9 +130,11 @@ def _candidate(arena: Floats, axes: Axes, number: int, options: DeploymentOption
         axes.budget[digits[4]],
         axes.max_kv_tokens[digits[4]],
     )
-    if sizes.isl + sizes.osl > options.max_position:
+    length = sizes.isl + sizes.osl
+    if length > options.max_position:
         return CONTEXT
-    if held_tokens(sizes.isl + sizes.osl, options.window, options.window_share) > sizes.max_kv_tokens:
+    held = held_tokens(length, options.window, options.window_share, options.state_tokens)
+    if held > sizes.max_kv_tokens:
         return MEMORY
     if not options.is_chunked and sizes.new > sizes.budget:
         return WHOLE_PROMPT

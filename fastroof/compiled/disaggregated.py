@@ -49,7 +49,8 @@ MAX_LOAD = 1.0 - 1e-9
 class LinkOptions(NamedTuple):
     """What all scenarios of a call have in common.
 
-    Shares of a token's KV cache are kept of the last ``window`` tokens of a sequence alone.
+    Shares of a token's KV cache are kept of the last ``window`` tokens of a sequence alone; states take as
+    much of a sequence, however long, as so many tokens.
     """
 
     prefill_kv_tokens: float
@@ -62,6 +63,9 @@ class LinkOptions(NamedTuple):
     prefill_window_share: float = 0.0
     decode_window_share: float = 0.0
     transfer_window_share: float = 0.0
+    prefill_state_tokens: float = 0.0
+    decode_state_tokens: float = 0.0
+    transfer_state_tokens: float = 0.0
 
 
 class PrefillWorker(NamedTuple):
@@ -83,9 +87,21 @@ class PrefillTime(NamedTuple):
 
 @jit_inline
 def _transfer_us(isl: float, options: LinkOptions) -> float:
-    """Time that a prompt's KV cache takes from one worker to another, us."""
-    held = held_tokens(isl, options.window, options.transfer_window_share)
-    return held * options.transfer_us_per_token
+    """Time that a prompt's KV cache and state take from one worker to another, us."""
+    share, state = options.transfer_window_share, options.transfer_state_tokens
+    return held_tokens(isl, options.window, share, state) * options.transfer_us_per_token
+
+
+@jit_inline
+def _prefill_held(tokens: float, options: LinkOptions) -> float:
+    """Tokens' worth of KV cache and state of a sequence on a prefill worker."""
+    return held_tokens(tokens, options.window, options.prefill_window_share, options.prefill_state_tokens)
+
+
+@jit_inline
+def _decode_held(tokens: float, options: LinkOptions) -> float:
+    """Tokens' worth of KV cache and state of a sequence on a decode worker."""
+    return held_tokens(tokens, options.window, options.decode_window_share, options.decode_state_tokens)
 
 
 @jit
@@ -96,7 +112,7 @@ def _prefill_worker(
     there = open_speculation(arena, plan)
     # the draft reads prompts here; what it says is said by the decode worker's
     drafts = Speculation(1.0, 1.0, 1.0, there.head_at, there.head_last, 0, 0, there.draft_at)
-    held = held_tokens(isl, options.window, options.prefill_window_share)
+    held = _prefill_held(isl, options)
     most = max(math.floor(min(budget / isl, options.prefill_kv_tokens / held)), 1.0)
     one = prompt_steps_us(arena, plan, drafts, isl, budget, 0.0, 0.0, 0.0)
     full = prompt_steps_us(arena, plan, drafts, isl, budget, most - 1.0, 0.0, 0.0)
@@ -163,10 +179,10 @@ def _scenario(
         return CODE_SIZES, 0.0
     if not (1.0 <= prefill_workers <= MAX_KV_LEN and 1.0 <= decode_workers <= MAX_KV_LEN):
         return CODE_SIZES, 0.0
-    held = held_tokens(isl + osl, options.window, options.decode_window_share)
+    held = _decode_held(isl + osl, options)
     if held > options.decode_kv_tokens or isl + osl > MAX_KV_LEN:
         return CODE_KV, held
-    held = held_tokens(isl, options.window, options.prefill_window_share)
+    held = _prefill_held(isl, options)
     if held > options.prefill_kv_tokens:
         return CODE_PREFILL_KV, held
     if not options.is_chunked and isl > budget:
@@ -180,7 +196,7 @@ def _scenario(
     prefill_rate = prefill_workers * worker.most / worker.most_us
     link_rate = prefill_workers / transfer_us if transfer_us > 0.0 else math.inf
     rate_limit = min(prefill_rate, link_rate)
-    a_request = held_tokens(isl + options.osl_reserved * osl, options.window, options.decode_window_share)
+    a_request = _decode_held(isl + options.osl_reserved * osl, options)
     most = min(options.decode_kv_tokens / a_request, options.max_seqs)
 
     low = 0.0

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from fastroof.arrays import Floats
 from fastroof.compiled.drafts import draft_decode_us, draft_mixed_us, draft_prefix_us, draft_prompt_us
-from fastroof.compiled.jit import jit
+from fastroof.compiled.jit import jit, jit_inline
 from fastroof.compiled.kv_room import held_tokens
 from fastroof.compiled.mean_steps import (
     mean_decode_attention_us,
@@ -60,7 +60,8 @@ MAX_QUEUE = 0.999
 class ServingOptions(NamedTuple):
     """What all scenarios of a call have in common; 0 requests a client is the steady state alone.
 
-    Of the KV cache of a token ``window_share`` is kept of the last ``window`` tokens of a sequence alone.
+    Of the KV cache of a token ``window_share`` is kept of the last ``window`` tokens of a sequence alone; a
+    state takes as much of a sequence, however long, as ``state_tokens`` tokens.
     """
 
     max_kv_tokens: float
@@ -71,6 +72,7 @@ class ServingOptions(NamedTuple):
     frontend_us_per_token: float
     window: float = 0.0
     window_share: float = 0.0
+    state_tokens: float = 0.0
 
 
 class SteadyState(NamedTuple):
@@ -99,6 +101,12 @@ def most_admitted(isl: float, budget: float, is_chunked: bool, tokens: float) ->
     return (room + (tokens - 1.0)) / tokens
 
 
+@jit_inline
+def _held(tokens: float, options: ServingOptions) -> float:
+    """Tokens' worth of KV cache and state of a request."""
+    return held_tokens(tokens, options.window, options.window_share, options.state_tokens)
+
+
 @jit
 def _steady_state(
     isl: float,
@@ -110,7 +118,7 @@ def _steady_state(
 ) -> SteadyState:
     """What the mean steps of a closed loop hold."""
     tokens = speculation.tokens
-    a_request = held_tokens(isl + options.osl_reserved * osl, options.window, options.window_share)
+    a_request = _held(isl + options.osl_reserved * osl, options)
     most = most_admitted(isl, budget, options.is_chunked, tokens)
     admitted = min(concurrency, options.max_kv_tokens / a_request, options.max_seqs, most)
     room = budget - (admitted - 1.0) * tokens
@@ -343,7 +351,7 @@ def _refused(
         return CODE_SIZES, 0.0
     if not (1.0 <= concurrency <= MAX_KV_LEN and 1.0 <= budget <= MAX_KV_LEN):
         return CODE_SIZES, 0.0
-    held = held_tokens(isl + osl, options.window, options.window_share)
+    held = _held(isl + osl, options)
     if held > options.max_kv_tokens or isl + osl > MAX_KV_LEN:
         return CODE_KV, held
     if not options.is_chunked and new > budget:
@@ -380,9 +388,9 @@ def serving_estimates(
         if new < isl[i]:
             # what is found in the prefix cache takes room too
             said = options.osl_reserved * osl[i]
-            held = held_tokens(isl[i] + said, options.window, options.window_share)
-            new_held = held_tokens(new + said, options.window, options.window_share)
-            room = max(room * (new_held / held), new + osl[i])
+            held = _held(isl[i] + said, options)
+            new_held = _held(new + said, options)
+            room = max(room * (new_held / held), new + osl[i] + options.state_tokens)
         chosen = ServingOptions(
             room,
             options.max_seqs,
@@ -392,6 +400,7 @@ def serving_estimates(
             options.frontend_us_per_token,
             options.window,
             options.window_share,
+            options.state_tokens,
         )
         code, needed = _scenario(arena, plan, speculation, new, osl[i], clients, budget, chosen, out[:, i])
         if code == 0 and new < isl[i]:

@@ -243,7 +243,8 @@ def best_decode_batches(
         if runs < 0:
             return CODE_SIZES
         # one by one: a row of the array would count a reference for each length
-        room_of = (plans.kv_room[p, 0], plans.kv_room[p, 1], plans.kv_room[p, 2], plans.kv_room[p, 3])
+        of_plan = plans.kv_room
+        room_of = (of_plan[p, 0], of_plan[p, 1], of_plan[p, 2], of_plan[p, 3], of_plan[p, 4])
         parts = room_of[0]
         start_kv = 0.0
         stop_kv = 0.0

@@ -35,6 +35,9 @@ class Attention(Protocol):
     def kv_bytes_per_token(self, layout: Layout, kv_dtype: str) -> float:
         """Bytes that one GPU keeps of a token, of one layer."""
 
+    def state_bytes(self, layout: Layout) -> float:
+        """Bytes that one GPU keeps of a sequence whatever its length, of one layer; 0.0 without a state."""
+
     def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
         """Weights of the linear layers on one GPU, of one layer, by the role of their call."""
 
@@ -205,6 +208,10 @@ class GroupedQueryAttention:
     def kv_bytes_per_token(self, layout: Layout, kv_dtype: str) -> float:
         """Bytes that one GPU keeps of a token, of one layer: its keys and values."""
         return self._kv_elements(layout) * DTYPE_BYTES[kv_dtype]
+
+    def state_bytes(self, layout: Layout) -> float:
+        """Bytes that one GPU keeps of a sequence whatever its length, of one layer: none."""
+        return 0.0
 
     def _kv_elements(self, layout: Layout) -> int:
         """Keys and values of a token, on one GPU."""

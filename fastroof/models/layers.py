@@ -73,6 +73,10 @@ class LayerKind:
         """Bytes that one GPU keeps of a token, of one layer."""
         return self.attention.kv_bytes_per_token(layout, kv_dtype)
 
+    def state_bytes(self, layout: Layout) -> float:
+        """Bytes that one GPU keeps of a sequence whatever its length, of one layer."""
+        return self.attention.state_bytes(layout)
+
     def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
         """Weights of the linear layers on one GPU, of one layer, by the role of their call."""
         return self.attention.linear_weights(hidden, layout) | self.mlp.linear_weights(hidden, layout)

@@ -46,6 +46,10 @@ class NoAttention(_Skipped):
         """Bytes that one GPU keeps of a token, of one layer: none."""
         return 0.0
 
+    def state_bytes(self, layout: Layout) -> float:
+        """Bytes that one GPU keeps of a sequence whatever its length, of one layer: none."""
+        return 0.0
+
 
 @dataclass(frozen=True)
 class NoMlp(_Skipped):

@@ -180,6 +180,16 @@ class ModelSpec:
         """
         return int(self.sum_layers(lambda kind: kind.kv_bytes_per_token(layout, kv_dtype)))
 
+    def state_bytes(self, layout: Layout) -> int:
+        """Bytes that one GPU keeps of a sequence whatever its length, over all layers.
+
+        Parameters
+        ----------
+        layout : Layout
+            Of one GPU: ``Layout()``, where every head is once.
+        """
+        return int(self.sum_layers(lambda kind: kind.state_bytes(layout)))
+
     def sum_layers(self, of_layer: Callable[[LayerKind], float]) -> float:
         """Sum what one layer of a kind has over all layers."""
         return sum(group.count * of_layer(group.kind) for group in self.layers)

@@ -28,18 +28,22 @@ class PlanMemory(NamedTuple):
         Linear layers and experts in their formats, with their scales; embedding, norms and biases in bf16,
         as nearly every LM head.
     kv_bytes_per_token : int
-        KV cache of one token over all layers, as long as its sequence is within the window.
+        KV cache of one token over all layers, as long as its sequence is within the window; 0 where no layer
+        keeps any.
     activation_bytes : int
         Working set of a step of max_tokens: the widest layer's inputs and outputs, and the residual.
     reserve_bytes : int
         What is left untouched: a tenth of the GPU's memory.
     max_kv_tokens : int
         Tokens that fit beside all that, of sequences no longer than the window; 0 where the weights alone
-        do not fit. Of longer sequences more tokens fit: see :meth:`max_sequences`.
+        do not fit. Of longer sequences more tokens fit, and a state takes the room of some: see
+        :meth:`max_sequences`. Bytes where no layer keeps any of a token.
     window : int
         Tokens of a sequence that windowed layers keep at most; 0 without such layers.
     window_kv_bytes_per_token : int
         Their part of ``kv_bytes_per_token``.
+    state_bytes_per_sequence : int
+        What layers keep of a sequence whatever its length: states of linear attention.
     """
 
     weight_bytes: int
@@ -49,24 +53,37 @@ class PlanMemory(NamedTuple):
     max_kv_tokens: int
     window: int = 0
     window_kv_bytes_per_token: int = 0
+    state_bytes_per_sequence: int = 0
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of each of ``max_kv_tokens``: a token's, or 1 where no layer keeps any of a token."""
+        return max(self.kv_bytes_per_token, 1)
 
     @property
     def window_share(self) -> float:
-        """Share of a token's KV cache that is kept within the window alone."""
+        """Share of a token's KV cache that is kept within the window alone; 1 where there is none."""
+        if not self.kv_bytes_per_token:
+            return 1.0
         return self.window_kv_bytes_per_token / self.kv_bytes_per_token
 
     @property
-    def kv_room(self) -> tuple[int, int, int, int]:
+    def state_tokens(self) -> float:
+        """Tokens' worth of KV cache of a sequence's state."""
+        return self.state_bytes_per_sequence / self.token_bytes
+
+    @property
+    def kv_room(self) -> tuple[int, int, int, int, int]:
         """Room for KV cache as loops count it, see :mod:`fastroof.compiled.kv_room`."""
-        window_bytes = self.window_kv_bytes_per_token
-        if not window_bytes:
-            return self.max_kv_tokens, 1, 0, 0
-        common = math.gcd(self.kv_bytes_per_token, window_bytes)
-        whole, within = self.kv_bytes_per_token // common, window_bytes // common
-        return self.max_kv_tokens * whole, whole - within, within, self.window
+        whole, within = self.kv_bytes_per_token, self.window_kv_bytes_per_token
+        state = self.state_bytes_per_sequence
+        common = math.gcd(whole, within, state) or 1
+        parts = self.max_kv_tokens * self.token_bytes // common
+        window = self.window if within else 0
+        return parts, (whole - within) // common, within // common, window, state // common
 
     def kv_bytes(self, kv_len: Any) -> Any:
-        """KV cache of one sequence, bytes.
+        """KV cache and state of one sequence, bytes.
 
         Parameters
         ----------
@@ -80,18 +97,26 @@ class PlanMemory(NamedTuple):
         """
         length = np.asarray(kv_len, np.int64)
         beyond = np.maximum(length - self.window, 0) * self.window_kv_bytes_per_token
-        held = length * self.kv_bytes_per_token - beyond
+        held = length * self.kv_bytes_per_token - beyond + self.state_bytes_per_sequence
         return held if held.ndim else int(held)
 
     def held_tokens(self, kv_len: float) -> float:
-        """Tokens' worth of KV cache of one sequence, of those that ``max_kv_tokens`` counts.
+        """Tokens' worth of KV cache and state of one sequence, of those that ``max_kv_tokens`` counts.
 
         Parameters
         ----------
         kv_len : number
             Its tokens, or their mean.
         """
-        return kv_len - self.window_share * max(kv_len - self.window, 0.0)
+        return kv_len - self.window_share * max(kv_len - self.window, 0.0) + self.state_tokens
+
+    def tokens_beside_states(self, sequences: int) -> int:
+        """Of ``max_kv_tokens``, those that the states of so many sequences leave, 0 where they do not fit.
+
+        What engines that count blocks of tokens alone, and give every sequence its state, have blocks for.
+        """
+        room = self.max_kv_tokens * self.token_bytes - sequences * self.state_bytes_per_sequence
+        return max(room, 0) // self.token_bytes
 
     def max_sequences(self, kv_len: Any) -> Any:
         """How many sequences of a length fit.
@@ -106,10 +131,12 @@ class PlanMemory(NamedTuple):
         >>> memory = PlanMemory(0, 3000, 0, 0, 10_000, 128, 1000)
         >>> memory.max_sequences(100), memory.max_sequences(1000), memory.max_kv_tokens // 1000
         (100, 14, 10)
+        >>> memory._replace(state_bytes_per_sequence=300_000).max_sequences(100)
+        50
         """
-        parts, whole, within, window = self.kv_room
+        parts, whole, within, window, state = self.kv_room
         length = np.asarray(kv_len, np.int64)
-        fit = parts // (whole * length + within * np.minimum(length, window))
+        fit = parts // (whole * length + within * np.minimum(length, window) + state)
         return fit if fit.ndim else int(fit)
 
 
@@ -139,7 +166,25 @@ def plan_memory(
         _gpu_memory(one.model(model), layout, gpu, execution, max_tokens, one.number)
         for one in stages_of(model, layout.pp)
     ]
-    return min(parts, key=lambda part: (part.max_kv_tokens, -part.weight_bytes))
+    return _fullest(parts)
+
+
+def _fullest(parts: list[PlanMemory]) -> PlanMemory:
+    """Memory of the stage with least room for tokens, with the state that takes the largest share of a room.
+
+    Stages may differ in how much they keep of a token and of a sequence. No sequence takes more of any
+    stage's room than of this one's, and where stages are alike it is theirs.
+    """
+
+    def tokens(part: PlanMemory) -> float:
+        holds_any = part.kv_bytes_per_token or not part.max_kv_tokens
+        return part.max_kv_tokens if holds_any else math.inf
+
+    least = min(parts, key=lambda part: (tokens(part), -part.weight_bytes))
+    room = least.max_kv_tokens * least.token_bytes
+    rooms = ((part.max_kv_tokens * part.token_bytes, part.state_bytes_per_sequence) for part in parts)
+    state = max(least.state_bytes_per_sequence, *(-(-held * room // other) for other, held in rooms if other))
+    return least._replace(state_bytes_per_sequence=state)
 
 
 def _gpu_memory(
@@ -170,9 +215,10 @@ def _gpu_memory(
         kv_bytes,
         activation_bytes,
         reserve_bytes,
-        room // kv_bytes,
+        room // max(kv_bytes, 1),
         model.window or 0,
         window_bytes,
+        model.state_bytes(layout),
     )
 
 

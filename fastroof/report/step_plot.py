@@ -125,7 +125,8 @@ def draw_step(
     if against == "batch_size":
         full = room / plan.memory.held_tokens(kv_len)
     else:
-        full = longest_held(plan.memory.kv_room, batch_size) if plan.memory.window else room / batch_size
+        is_plain = not (plan.memory.window or plan.memory.state_bytes_per_sequence)
+        full = room / batch_size if is_plain else longest_held(plan.memory.kv_room, batch_size)
     if full >= low:
         # The picture ends soon after the memory does: what lies beyond cannot run.
         high = min(high, max(8 * low, int(full * BEYOND_MEMORY)))

@@ -148,7 +148,8 @@ def estimate(
         reserves its whole output before it starts (TensorRT-LLM).
     max_kv_tokens : number, optional
         Room for KV cache, tokens; by default ``plan.memory.max_kv_tokens``. Layers within a window keep no
-        more than that of a longer request, which then counts as fewer.
+        more than that of a longer request, which then counts as fewer; a state counts as the tokens whose
+        room it takes.
     max_seqs : number, optional
         Requests that run at once at most; inf for as many as fit.
     requests_per_client : number, optional
@@ -266,6 +267,7 @@ def estimate(
         frontend_us_per_token=at_least("frontend_us_per_token", frontend_us_per_token, 0),
         window=float(memory.window),
         window_share=memory.window_share,
+        state_tokens=memory.state_tokens,
     )
     out = np.empty((serving.ESTIMATE_ROWS, len(arrays[0])))
     lengths, outputs, clients, budgets = arrays[:4]

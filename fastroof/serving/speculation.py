@@ -124,13 +124,14 @@ class SpeculatedPlan(NamedTuple):
         """The target's plan, and the draft's where there is one."""
         return (self.plan,) if self.draft is None else (self.plan, self.draft)
 
-    def whole_kv_bytes(self) -> tuple[int, int]:
-        """KV cache of a token over all layers and GPUs, the draft's included, and what windows keep of it."""
+    def whole_kv_bytes(self) -> PlanMemory:
+        """What all layers and GPUs keep of a sequence, the draft's included; no weights, no room."""
         window = self.plan.memory.window
         kinds = [(plan.model, plan.kv_dtype, plan.memory.window == window) for plan in self.plans]
         held = sum(model.kv_bytes_per_token(Layout(), kv_dtype) for model, kv_dtype, _ in kinds)
         within = [window_kv_bytes(model, Layout(), kv_dtype) for model, kv_dtype, is_same in kinds if is_same]
-        return held, sum(within)
+        state = sum(model.state_bytes(Layout()) for model, _, _ in kinds)
+        return PlanMemory(0, held, 0, 0, 0, window, sum(within), state)
 
     def memory(self, memory: PlanMemory | None = None) -> PlanMemory:
         """One GPU's memory with the draft in it: its weights and cache leave less room.
@@ -145,14 +146,15 @@ class SpeculatedPlan(NamedTuple):
             return memory
         drafts = self.draft.memory
         kv_bytes = memory.kv_bytes_per_token + drafts.kv_bytes_per_token
-        room = max(memory.max_kv_tokens * memory.kv_bytes_per_token - self.draft_weight_bytes, 0)
+        room = max(memory.max_kv_tokens * memory.token_bytes - self.draft_weight_bytes, 0)
         # a window of its own is counted as none
         within = drafts.window_kv_bytes_per_token if drafts.window == memory.window else 0
         return memory._replace(
             weight_bytes=memory.weight_bytes + self.draft_weight_bytes,
             kv_bytes_per_token=kv_bytes,
-            max_kv_tokens=room // kv_bytes,
+            max_kv_tokens=room // max(kv_bytes, 1),
             window_kv_bytes_per_token=memory.window_kv_bytes_per_token + within,
+            state_bytes_per_sequence=memory.state_bytes_per_sequence + drafts.state_bytes_per_sequence,
         )
 
 

@@ -43,14 +43,14 @@ class Workers(NamedTuple):
         rate = at_least("link_bytes_per_s", link_bytes_per_s, 1) * min(
             plan.tp * plan.layout.pp for plan in (prefill, decode)
         )
-        return self.decode_loops.whole_kv_bytes()[0] / rate * US_PER_S
+        return self.decode_loops.whole_kv_bytes().token_bytes / rate * US_PER_S
 
     def options(
         self, link_bytes_per_s: float | None, prefill_engine: EngineLimits, decode_engine: EngineLimits
     ) -> loops.LinkOptions:
         """What all scenarios have in common."""
         prefill, decode = self.prefill_loops.memory(), self.decode_loops.memory()
-        kv_bytes, window_bytes = self.decode_loops.whole_kv_bytes()
+        sent = self.decode_loops.whole_kv_bytes()
         return loops.LinkOptions(
             prefill_kv_tokens=prefill.max_kv_tokens / self.prefill.layout.pp,
             decode_kv_tokens=decode.max_kv_tokens / self.decode.layout.pp,
@@ -61,5 +61,8 @@ class Workers(NamedTuple):
             window=float(decode.window),
             prefill_window_share=prefill.window_share,
             decode_window_share=decode.window_share,
-            transfer_window_share=window_bytes / kv_bytes,
+            transfer_window_share=sent.window_share,
+            prefill_state_tokens=prefill.state_tokens,
+            decode_state_tokens=decode.state_tokens,
+            transfer_state_tokens=sent.state_tokens,
         )

@@ -253,12 +253,13 @@ def test_offsets_and_sizes_have_codes(plan):
     whole=st.integers(0, 5),
     within=st.integers(0, 5),
     window=st.integers(1, 300),
+    state=st.just(0) | st.integers(1, 5000),
     sequences=st.integers(1, 50),
 )
-def test_the_longest_sequences_that_fit(parts, whole, within, window, sequences):
-    if whole + within == 0:
+def test_the_longest_sequences_that_fit(parts, whole, within, window, state, sequences):
+    if whole + within + state == 0:
         return
-    room = (parts, whole, within, window)
+    room = (parts, whole, within, window, state)
     longest = kv_room.longest_held(room, sequences)
 
     def fits(length):
@@ -266,9 +267,11 @@ def test_the_longest_sequences_that_fit(parts, whole, within, window, sequences)
 
     assert longest == 0 or fits(longest)
     assert longest == kv_room.MAX_KV_LEN or not fits(longest + 1)
+    if whole + within == 0:
+        return
     share = within / (whole + within)
     if parts < 10**6:
-        held = kv_room.held_tokens(float(parts), float(window), share)
+        held = kv_room.held_tokens(float(parts), float(window), share, state / (whole + within))
         assert held * (whole + within) == pytest.approx(kv_room.held_parts(room, parts), rel=1e-9, abs=1e-6)
 
 

@@ -16,6 +16,8 @@ from fastroof.compiled.steps import MAX_KV_LEN
 from fastroof.models import LayerGroup, LayerKind
 from fastroof.models.attention import GroupedQueryAttention
 from fastroof.models.mlp import GatedMlp
+from fastroof.models.stages import stages_of
+from fastroof.plan.memory import plan_memory
 from fastroof.serving import estimate, estimate_disaggregated
 from fastroof.serving.sizing import largest_batch, largest_context
 from fastroof.sweep import best_batches
@@ -106,7 +108,9 @@ def test_windowed_layers_keep_no_more_than_their_window(h100, kv_len):
 
 def test_sequences_of_a_model_without_windows_fit_by_their_tokens(h100):
     found = memory(h100, "llama-3.1-8b")
-    assert found.kv_room == (found.max_kv_tokens, 1, 0, 0)
+    assert found.kv_room == (found.max_kv_tokens, 1, 0, 0, 0)
+    assert found.state_bytes_per_sequence == 0
+    assert found.state_tokens == 0.0
     assert found.max_sequences(1000) == found.max_kv_tokens // 1000
     assert found.max_sequences([10, 5000]).tolist() == [found.max_kv_tokens // n for n in (10, 5000)]
     assert found.kv_bytes(7) == 7 * found.kv_bytes_per_token
@@ -137,3 +141,115 @@ def test_what_fits_by_length_is_what_serving_and_sweeps_take(h100):
     )
     other = estimate_disaggregated(dense, dense, 16000, 200, 1, max_batched_tokens=4000)
     assert one.transfer_ms == pytest.approx(other.transfer_ms * (16000 + 128) / 32000)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stateful(GroupedQueryAttention):
+    """Keeps a state of a sequence too, half of it on each of two GPUs; ``holds_tokens`` False: that alone."""
+
+    state: int = 3_000_000
+    holds_tokens: bool = True
+
+    def state_bytes(self, layout):
+        return self.state / layout.tp
+
+    def kv_bytes_per_token(self, layout, kv_dtype):
+        return super().kv_bytes_per_token(layout, kv_dtype) if self.holds_tokens else 0.0
+
+
+def stateful(full: int, linear: int, state: int = 3_000_000):
+    """Layers with KV cache, and layers with a state alone."""
+    attention = Stateful(64, 8, 64, state=state, holds_tokens=False)
+    layers = (
+        LayerGroup(LayerKind(attention, GatedMlp(2880), "linear"), max(linear, 1)),
+        LayerGroup(LayerKind(GroupedQueryAttention(64, 8, 64), GatedMlp(2880), "full"), max(full, 1)),
+    )
+    kept = tuple(group for group, count in zip(layers, (linear, full), strict=True) if count)
+    return replace(load_model("llama-3.1-8b"), layers=kept, name="stateful", max_position=131072)
+
+
+@given(kv_len=st.integers(1, 200_000))
+def test_a_state_is_bytes_a_sequence(h100, kv_len):
+    found = memory(h100, stateful(6, 18), max_seqs=8)
+    assert found.kv_bytes_per_token == 6 * 2 * 8 * 64 * 2
+    assert found.state_bytes_per_sequence == 18 * 3_000_000
+    expected = found.kv_bytes_per_token * kv_len + found.state_bytes_per_sequence
+    assert found.kv_bytes(kv_len) == expected
+    room = found.max_kv_tokens * found.kv_bytes_per_token
+    fit = found.max_sequences(kv_len)
+    assert fit * expected <= room < (fit + 1) * expected
+    assert found.held_tokens(kv_len) == pytest.approx(expected / found.kv_bytes_per_token)
+    assert found.tokens_beside_states(100) == (room - 100 * 54_000_000) // found.kv_bytes_per_token
+    longest = longest_held(found.kv_room, 100)
+    assert found.max_sequences(longest) >= 100 > found.max_sequences(longest + 1)
+    # more sequences than there is room for states of: none of any length
+    assert longest_held(found.kv_room, 10**5) == found.tokens_beside_states(10**5) == 0
+
+
+def test_states_take_room_in_serving_sizing_and_sweeps_alike(h100):
+    options = {"max_tokens": 4096, "max_seqs": 4096, "runtime": "vllm"}
+    plan, stateless = (compile_plan(stateful(6, 18, n), "h100", h100, **options) for n in (3_000_000, 0))
+    fit = plan.memory.max_sequences(2048)
+    assert fit < 0.5 * stateless.memory.max_sequences(2048)
+    assert largest_batch(plan, 2048) == fit
+    longest = largest_context(plan, fit)
+    assert plan.memory.max_sequences(longest) == fit > plan.memory.max_sequences(longest + 1)
+    over = best_batches(plan, range(1, 4097), [100, 2048]).over_memory[0].tolist()
+    assert over == [4096 - plan.memory.max_sequences(length) for length in (100, 2048)]
+    room = plan.memory.max_kv_tokens * plan.memory.kv_bytes_per_token
+    got = estimate(plan, 2048, 8192, 4000, max_batched_tokens=4096, max_seqs=math.inf)
+    assert got.effective_concurrency == pytest.approx(room / plan.memory.kv_bytes(2048 + 4096))
+    # a cached prefix takes room as a computed one does
+    cached = estimate(plan, 2048, 8192, 4000, max_batched_tokens=4096, max_seqs=math.inf, prefix_hit=0.5)
+    assert cached.effective_concurrency == pytest.approx(got.effective_concurrency)
+
+
+def test_a_state_is_sent_from_worker_to_worker_once_a_prompt(h100):
+    options = {"max_tokens": 4096, "max_seqs": 256, "runtime": "vllm"}
+    sent = []
+    for layers in ((6, 18, 3_000_000), (6, 18, 0), (0, 24, 3_000_000)):
+        plan = compile_plan(stateful(*layers), "h100", h100, **options)
+        times = [
+            estimate_disaggregated(plan, plan, isl, 200, 1, max_batched_tokens=4096, link_bytes_per_s=1e9)
+            for isl in (1000, 3000)
+        ]
+        sent.append([found.transfer_ms for found in times])
+    a_token_ms = 6 * 2 * 8 * 64 * 2 / 1e9 * 1e3
+    assert sent[1] == pytest.approx([1000 * a_token_ms, 3000 * a_token_ms])
+    assert sent[0] == pytest.approx([54 + 1000 * a_token_ms, 54 + 3000 * a_token_ms])
+    assert sent[2] == pytest.approx([72, 72])
+
+
+def test_a_model_of_states_alone_holds_sequences_of_any_length(h100):
+    plan = compile_plan(stateful(0, 24), "h100", h100, max_tokens=4096, max_seqs=4096, runtime="vllm")
+    found = plan.memory
+    assert found.kv_bytes_per_token == 0
+    fit = found.max_kv_tokens // 72_000_000  # of bytes
+    assert found.max_sequences([1, 100_000]).tolist() == [fit, fit]
+    assert longest_held(found.kv_room, fit) == MAX_KV_LEN
+    assert longest_held(found.kv_room, fit + 1) == 0
+    assert largest_batch(plan, 100_000) == fit
+    got = estimate(plan, 512, 4096, 4000, max_batched_tokens=4096, max_seqs=math.inf)
+    assert got.effective_concurrency == pytest.approx(found.max_kv_tokens / 72_000_000)
+
+
+def test_no_stage_holds_fewer_than_the_plan_says(h100):
+    model = stateful(6, 18)
+    plan = compile_plan(model, "h100", h100, pp=8, max_tokens=64, max_seqs=8)
+    stages = [
+        plan_memory(one.model(model), plan.layout, plan.gpu, plan.execution, 64, stage=one.number)
+        for one in stages_of(model, 8)
+    ]
+    # some stages have two linear layers and a full one, others three linear ones and no token's bytes
+    assert {part.kv_bytes_per_token for part in stages} == {0, 2 * 8 * 64 * 2}
+    assert plan.memory.kv_bytes_per_token == 2 * 8 * 64 * 2
+    for kv_len in (1, 1000, 100_000):
+        fewest = min(part.max_sequences(kv_len) for part in stages)
+        # the fullest stage's tokens and another's state: nearly all of a room each, at worst
+        assert 0.5 * fewest <= plan.memory.max_sequences(kv_len) <= fewest
+        if kv_len != 1000:
+            assert plan.memory.max_sequences(kv_len) > 0.98 * fewest
+    alike = stateful(8, 16)
+    ends = [memory(h100, alike, pp=pp).state_bytes_per_sequence for pp in (1, 8)]
+    assert ends[0] == 16 * 3_000_000
+    assert ends[1] == pytest.approx(2 * 3_000_000, rel=0.05)

@@ -106,7 +106,7 @@ def test_loops_refuse_sizes_that_no_step_has(plan: Any) -> None:
     def batches(count: int, kv_len: int) -> int:
         sizes = np.arange(1, count + 1)
         return loops.largest_batches(
-            plan.arena, (10**9, 1, 0, 0), sizes, np.array([kv_len]), limits, scratch, out
+            plan.arena, (10**9, 1, 0, 0, 0), sizes, np.array([kv_len]), limits, scratch, out
         )
 
     assert batches(150, 5) == 0
@@ -114,7 +114,8 @@ def test_loops_refuse_sizes_that_no_step_has(plan: Any) -> None:
     for batch in (0, 151):
         sizes = np.array([batch])
         assert (
-            loops.largest_contexts(plan.arena, (10**9, 1, 0, 0), 99, sizes, limits, out) == steps.CODE_SIZES
+            loops.largest_contexts(plan.arena, (10**9, 1, 0, 0, 0), 99, sizes, limits, out)
+            == steps.CODE_SIZES
         )
 
 

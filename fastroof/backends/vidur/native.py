@@ -90,7 +90,8 @@ class FastroofPredictorConfig(BaseExecutionTimePredictorConfig):  # type: ignore
     ``tensor_parallel_size``. The fields that Vidur's own base adds, of profiles and their regressions,
     are not read, but for ``cache_dir``. How much KV cache there is stays Vidur's to say, which counts
     2 bytes a weight: ``CacheConfig(num_blocks=plan.memory.max_kv_tokens // 16)`` says it as the plan does.
-    Its blocks are of all layers: where some keep a window of a sequence, more fits than it admits.
+    Its blocks are of all layers: where some keep a window of a sequence, more fits than it admits, and
+    beside states ``plan.memory.tokens_beside_states`` of its largest batch are left.
 
     Attributes
     ----------

@@ -91,7 +91,7 @@ def npz(
         f"wrote {output}: {name}, prefill of 1 to {tokens[-1]:,.0f} tokens, decode at {len(active)} x "
         f"{len(context)} points, up to {context[-1]:,.0f} tokens a request and {batch:,} requests"
     )
-    blocks = compiled.memory.max_kv_tokens // BLOCK_TOKENS
+    blocks = compiled.memory.tokens_beside_states(batch) // BLOCK_TOKENS
     if blocks:
         typer.echo(
             f"what fits beside it: --num-gpu-blocks-override {blocks} --block-size {BLOCK_TOKENS} "

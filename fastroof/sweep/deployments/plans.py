@@ -118,7 +118,7 @@ def candidate_options(spec: DeploymentSpec, target: SpeculatedPlan, mode: str) -
 
     link = plan.gpu.nvlink_bytes_per_s if spec.link_bytes_per_s is None else spec.link_bytes_per_s
     model = plan.model
-    kv_bytes, window_bytes = target.whole_kv_bytes()
+    a_sequence = target.whole_kv_bytes()
     return DeploymentOptions(
         is_disaggregated=mode == "disaggregated",
         is_rate=spec.request_rate is not None,
@@ -128,7 +128,7 @@ def candidate_options(spec: DeploymentSpec, target: SpeculatedPlan, mode: str) -
         osl_reserved=plan.engine.memory.osl_reserved,
         is_chunked=plan.engine.scheduling.chunked_prefill,
         # as estimate_disaggregated: all GPUs of a worker send at once
-        transfer_us_per_token=kv_bytes / (link * plan.tp * plan.layout.pp) * US_PER_S,
+        transfer_us_per_token=a_sequence.token_bytes / (link * plan.tp * plan.layout.pp) * US_PER_S,
         us_per_ms=US_PER_MS,
         us_per_s=US_PER_S,
         gpu_price=math.nan if price is None else price / SECONDS_AN_HOUR * TOKENS_A_PRICE,
@@ -140,5 +140,7 @@ def candidate_options(spec: DeploymentSpec, target: SpeculatedPlan, mode: str) -
         objective=OBJECTIVES.index(spec.objective),
         window=float(memory.window),
         window_share=memory.window_share,
-        transfer_window_share=window_bytes / kv_bytes,
+        transfer_window_share=a_sequence.window_share,
+        state_tokens=memory.state_tokens,
+        transfer_state_tokens=a_sequence.state_tokens,
     )
