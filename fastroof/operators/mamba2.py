@@ -62,11 +62,11 @@ class Mamba2(StateOperator):
     state_bytes = 4
     lent_sizes = frozenset({"num_heads", "state_dim", "num_groups", "chunk_size"})
     datasheets: ClassVar[Mapping[str, DatasheetClass]] = {
-        "mamba2_generation_convolution": DatasheetClass(3.8, 0.61),
-        "mamba2_context_convolution": DatasheetClass(5.2, 0.34),
+        "mamba2_generation_convolution": DatasheetClass(3.8, 0.66),
+        "mamba2_context_convolution": DatasheetClass(5.2, 0.63),
         # Kimi delta attention's, whose state is a matrix a head in float32 as well
-        "mamba2_generation_recurrence": DatasheetClass(3.3, 0.87),
-        "mamba2_context_recurrence": DatasheetClass(21.0, 0.39),
+        "mamba2_generation_recurrence": DatasheetClass(3.3, 0.9),
+        "mamba2_context_recurrence": DatasheetClass(21.0, 0.42),
     }
     keys = (
         *LAYER_COLUMNS,
