@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from fastroof.models.execution import Execution
 from fastroof.models.layers import LayerGroup, LayerKind
 from fastroof.models.layout import Layout
+from fastroof.models.skipped import NoMlp
 from fastroof.models.spec import ModelSpec
 from fastroof.operators.calls import Call, Elementwise, Gemm
 from fastroof.units import ACTIVATION_BYTES
@@ -38,12 +39,36 @@ class MtpLayer(LayerKind):
 def mtp_model(model: ModelSpec) -> ModelSpec:
     """Return what a model drafts with: one layer like its last ones, with its own embedding and LM head.
 
+    Where layers are one thing alone, the draft layer is an attention with what the last MLPs or experts are.
+
     Examples
     --------
     >>> from fastroof.models import load_model
     >>> mtp_model(load_model("llama-3.1-8b")).num_layers
     1
     """
-    kind = model.layers[-1].kind
+    kind = _whole(model)
     layer = MtpLayer(**{field.name: getattr(kind, field.name) for field in fields(kind)})
     return replace(model, name=f"{model.name} mtp", layers=(LayerGroup(layer, 1),))
+
+
+def _whole(model: ModelSpec) -> LayerKind:
+    """The last kind of layers; what it is without is that of the last kind that has it."""
+    kind = model.layers[-1].kind
+    without_attention, without_mlp = _without(kind)
+    if without_attention == without_mlp:
+        return kind
+    others = (one for one in reversed(model.kinds) if not _without(one)[0 if without_attention else 1])
+    other = next(others, None)
+    if other is None:
+        return kind
+    formats = (*kind.formats, *other.formats)
+    if without_attention:
+        return replace(kind, attention=other.attention, formats=formats)
+    return replace(kind, mlp=other.mlp, formats=formats)
+
+
+def _without(kind: LayerKind) -> tuple[bool, bool]:
+    """Whether a kind has no attention over tokens, and whether it has no MLP."""
+    whole = Layout()
+    return not kind.attention.kv_bytes_per_token(whole, "bf16"), isinstance(kind.mlp, NoMlp)

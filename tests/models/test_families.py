@@ -51,6 +51,22 @@ def moe(num_experts: int, width: int, shared: int = 0) -> Shapes:
     return [(num_experts, H), (H,), *experts, *([(shared, H), (shared, H), (H, shared)] if shared else [])]
 
 
+# 8 heads of 16 and 32 states in 2 groups: projections, convolution with its bias, A, D, time steps, norms.
+MAMBA: Shapes = [(2 * 128 + 2 * 64 + 8, H), (256, 4), (256,), (8,), (8,), (8,), (128,), (H, 128), (H,)]
+NEMOTRON: Config = {
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 32,
+    "n_groups": 2,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 1,
+    "moe_shared_expert_intermediate_size": 48,
+}
+# Router with its correction and norm, experts of two projections over 24, projections to 24 and back.
+LATENT: Shapes = [(4, H), (4,), (H,), *4 * [(32, 24), (24, 32)], (48, H), (H, 48), (24, H), (H, 24)]
+
 # A file, its kinds of layers, and the tensors of all layers.
 CASES: dict[str, tuple[Config, list[tuple[str, int]], Shapes]] = {
     "mixtral": (
@@ -211,6 +227,22 @@ CASES: dict[str, tuple[Config, list[tuple[str, int]], Shapes]] = {
         [("2 KV heads + MLP 256", 1), ("MLP 256", 1), ("2 KV heads", 1), ("MLP 96", 1)],
         2 * ATTENTION + 2 * [(256, H), (256, H), (H, 256), (H,)] + DENSE,
     ),
+    "nemotron_h": (
+        config("nemotron_h", hybrid_override_pattern="M*-M", mamba_ssm_cache_dtype="float32", **NEMOTRON),
+        [("mamba", 2), ("attention", 1), ("MLP", 1)],
+        2 * MAMBA + ATTENTION + [(96, H), (H, 96), (H,)],
+    ),
+    "nemotron_h with experts": (
+        config(
+            "nemotron_h",
+            layers_block_type=["mamba", "moe", "attention", "moe"],
+            num_hidden_layers=...,
+            moe_latent_size=24,
+            **NEMOTRON,
+        ),
+        [("mamba", 1), ("experts", 2), ("attention", 1)],
+        MAMBA + ATTENTION + 2 * LATENT,
+    ),
     "phi3": (
         config("phi3", head_dim=..., num_key_value_heads=...),
         [("dense", 4)],
@@ -247,7 +279,8 @@ def test_shares_of_gpus_are_the_whole(name: str) -> None:
             else k.attention.num_kv_heads * k.attention.head_dim * (1 + k.attention.has_values) * H
         )
     )
-    assert 2 * two == one + replicated
+    latent = model.sum_layers(lambda k: 2 * H * getattr(k.mlp, "latent", 0))
+    assert 2 * two == one + replicated + latent
     assert model.kv_bytes_per_token(Layout(2), "bf16") * 2 >= model.kv_bytes_per_token(Layout(), "bf16")
 
 
@@ -259,7 +292,8 @@ def test_gemms_are_the_linear_layers(name: str) -> None:
             if isinstance(call, Gemm) and call.role not in ("router", "shared_gate", "attention_gate"):
                 found[call.role] = found.get(call.role, 0) + call.n * call.k * call.times
             elif isinstance(call, Experts):
-                found["experts"] = call.num_experts * 3 * call.hidden * call.intermediate // call.moe_tp
+                gemms = 3 if call.is_gated else 2
+                found["experts"] = call.num_experts * gemms * call.hidden * call.intermediate // call.moe_tp
         assert found == kind.linear_weights(H, Layout(2))
 
 
@@ -494,6 +528,36 @@ def test_every_model_type_is_of_one_family() -> None:
             config("mixtral", num_local_experts=4, num_experts_per_tok=8),
             ModelError,
             "model config: a token cannot be routed to 8 of 4 experts",
+        ),
+        (
+            config("nemotron_h", hybrid_override_pattern="MXE*", **NEMOTRON),
+            ModelError,
+            r"hybrid_override_pattern has 'X': M, \*, -, E are layers of Nemotron-H",
+        ),
+        (
+            config("nemotron_h", hybrid_override_pattern="ME*", **NEMOTRON),
+            ModelError,
+            "hybrid_override_pattern has 3 layers, num_hidden_layers is 4",
+        ),
+        (
+            config("nemotron_h", layers_block_type=["mamba", "rnn", "moe", "moe"], **NEMOTRON),
+            ModelError,
+            "layers_block_type has 'rnn': mamba, attention, mlp, moe are layers",
+        ),
+        (
+            config("nemotron_h", **NEMOTRON),
+            ModelError,
+            "hybrid_override_pattern or layers_block_type is missing",
+        ),
+        (
+            config("nemotron_h", hybrid_override_pattern="MMMM", **NEMOTRON | {"n_groups": 3}),
+            ModelError,
+            "model config: 8 heads do not divide into 3 groups",
+        ),
+        (
+            config("nemotron_h", hybrid_override_pattern="MMMM", mamba_ssm_cache_dtype="int8", **NEMOTRON),
+            ModelError,
+            "a state in 'int8' is unknown: float32, float16, bfloat16 would do",
         ),
         (config("mixtral", num_experts_per_tok=2), ModelError, "field num_local_experts is missing"),
         (config("mimo_v2_flash", v_head_dim=8), ModelError, "field sliding_window_size is missing"),
