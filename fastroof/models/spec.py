@@ -8,11 +8,13 @@ from typing import Any, Final
 
 from fastroof.checks import whole_number
 from fastroof.errors import ModelError, PlanError
+from fastroof.models.attention import Attention
 from fastroof.models.checkpoint import UNQUANTISED, Checkpoint
 from fastroof.models.layers import LayerGroup, LayerKind
 from fastroof.models.layout import ALL_TP_SIZES, SIZES_OF_TP, TP_SIZES, Layout
+from fastroof.models.mlp import Mlp
 from fastroof.models.sizes import check_sizes
-from fastroof.models.skipped import NoAttention
+from fastroof.models.skipped import NoAttention, NoMlp
 from fastroof.models.vision import VisionEncoder
 
 __all__ = ["ModelSpec", "padded_rows"]
@@ -77,6 +79,20 @@ class ModelSpec:
     def num_layers(self) -> int:
         """Layers of all kinds."""
         return sum(group.count for group in self.layers)
+
+    @property
+    def num_blocks(self) -> float:
+        """Layers of an attention and an MLP each, by the kernels that are launched: one thing alone is half.
+
+        What an engine's floor of a layer is counted in: it was fitted on layers of both.
+
+        Examples
+        --------
+        >>> from fastroof.models import load_model
+        >>> load_model("nemotron-h-56b").num_blocks, load_model("qwen3-8b").num_blocks
+        (59.0, 36.0)
+        """
+        return self.sum_layers(lambda kind: (_is_there(kind.attention) + _is_there(kind.mlp)) / 2)
 
     @property
     def kinds(self) -> tuple[LayerKind, ...]:
@@ -252,6 +268,10 @@ class ModelSpec:
         19008
         """
         return padded_rows(self.vocab, whole_number("tp", tp, error=PlanError))
+
+
+def _is_there(part: Attention | Mlp) -> bool:
+    return not isinstance(part, NoAttention | NoMlp)
 
 
 def padded_rows(vocab: int, tp: int) -> int:

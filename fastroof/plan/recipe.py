@@ -98,7 +98,7 @@ class PlanRecipe:
             max_tokens=options.max_tokens,
             max_seqs=options.max_seqs,
             tables_hash=self.tables_hash,
-            arena=self._arena(model.num_layers, attention, sums.of_plan(row)),
+            arena=self._arena(model, attention, sums.of_plan(row)),
             row_curves=row_curves,
             # one kind's blocks are the arena's
             attention=attention if len(attention) > 1 else tuple(part.without_blocks() for part in attention),
@@ -142,7 +142,7 @@ class PlanRecipe:
         part = stage.model(model)
         return recipe.plan(part, recipe.row_sums([[g.count for g in part.layers]]), 0, stage.number)
 
-    def _arena(self, num_layers: int, attention: Sequence[PlanAttention], sums: RowSums) -> Floats:
+    def _arena(self, model: ModelSpec, attention: Sequence[PlanAttention], sums: RowSums) -> Floats:
         """Lay a plan out as the step loops read it."""
         options, costs = self.options, self.options.runtime.costs
         sections: dict[int, Array] = {
@@ -177,11 +177,11 @@ class PlanRecipe:
             header[steps.WINDOW] = windowed[0].call.window
             header[[steps.WINDOW_PAIR_US, steps.WINDOW_TOKEN_US]] = window_pair_us, window_token_us
         header[: steps.PREFIX_TOKEN_US + 1] = (
-            steps.ARENA_MAGIC, steps.ARENA_FORMAT, options.max_tokens, options.max_seqs, num_layers,
+            steps.ARENA_MAGIC, steps.ARENA_FORMAT, options.max_tokens, options.max_seqs, model.num_layers,
             costs.step_us, pair_us, token_us,
         )  # fmt: skip
         header[steps.SEQUENCE_US : steps.PREFILL_FLOOR_US + 1] = (
-            costs.sequence_us, costs.prefill_us, costs.prefill_floor_layer_us * num_layers,
+            costs.sequence_us, costs.prefill_us, costs.prefill_floor_layer_us * model.num_blocks,
         )  # fmt: skip
         arena = np.concatenate([header, *sections.values()], dtype=np.float64)
         arena.flags.writeable = False

@@ -127,6 +127,29 @@ def test_lending_by_channels_beats_lending_by_b(h200: Any) -> None:
     assert np.mean(off["channels"]) < np.mean(off["B"]) / 2
 
 
+def test_a_floor_of_layers_counts_those_of_one_thing_as_halves(h200: Any) -> None:
+    plan = fastroof.compile_plan(NANO, "h200", h200, runtime="trtllm")
+    floor_us = plan.engine.costs.prefill_floor_layer_us
+    assert floor_us > 0.0
+    # 23 of Mamba, 23 of experts, 6 of attention
+    assert plan.prefill_us(16, 0) == pytest.approx(26 * floor_us)
+    assert load_model(SUPER).num_blocks == 44.0
+
+
+@pytest.mark.parametrize("pp", [2, 8])
+def test_stages_have_layers_of_every_kind_and_add_up(h200: Any, pp: int) -> None:
+    plan = fastroof.compile_plan(NANO, "h200", h200, pp=pp)
+    whole = fastroof.compile_plan(NANO, "h200", h200)
+    stages = plan.stages
+    counts = [{g.kind.name: g.count for g in stage.model.layers} for stage in stages]
+    assert sum(sum(count.values()) for count in counts) == 52
+    assert all(count["mamba"] > 0 and count["experts"] > 0 for count in counts)
+    requests = fastroof.StepBatch.from_requests([[(1, 1023)] * 16])
+    sent = sum(p.total_us for p in plan.explain([(1, 1023)] * 16).operators if p.role == "stage_send")
+    assert plan.step_us(requests)[0] == pytest.approx(whole.step_us(requests)[0] + sent, rel=1e-9)
+    assert plan.stage_times_us(requests).sum() == pytest.approx(plan.step_us(requests)[0], rel=1e-9)
+
+
 # -- layers ----------------------------------------------------------------------------------------
 
 
