@@ -25,9 +25,9 @@ _COSTS: Final = {
 EPILOG: Final = """\b
 JSON: a list with one object a profile: name, engine, versions, costs [step_us, sequence_us, prefill_us,
 prefill_floor_layer_us, residual], scheduling [chunked_prefill, max_num_batched_tokens, max_num_seqs], memory
-[kv_reservation], kernels [gemm_smoothing, fp8_scales, shared_experts, engines, operators: operator, gpu,
-format, layout, source, version, dtype, kernel], layout [ep, attention, alltoall, ...], fit [costs, outlier]
-or null, evidence.
+[kv_reservation], kernels [gemm_smoothing, fp8_scales, shared_experts, latent_attention, engines, operators:
+operator, gpu, format, layout, source, version, dtype, kernel], layout [ep, attention, alltoall, ...], fit
+[costs, outlier] or null, evidence.
 """
 
 

@@ -27,6 +27,7 @@ __all__ = [
 GEMM_SMOOTHINGS: Final = ("none", "median3")
 FP8_SCALES: Final = ("dynamic", "static")
 SHARED_EXPERTS: Final = ("apart", "beside")
+LATENT_ATTENTION: Final = ("whole", "parts")
 KV_RESERVATIONS: Final[dict[str, float]] = {"mean": 0.5, "full": 1.0}
 """Share of its output that a request holds KV cache for, in the mean: as it grows, or from the beginning."""
 
@@ -208,6 +209,9 @@ class KernelChoices:
     shared_experts : str
         Whether shared experts have a time of their own (apart), or run beside the routed ones in steps of
         decodes, which then take as long as the longer of both (beside).
+    latent_attention : str
+        How blocks of latent attention are timed: as they were measured, projections and all, where the tables
+        have sound ones (whole), or projections, absorbed products and attention each by itself (parts).
     engines : tuple of str
         Whose measured kernels stand for its own where a GPU has none of its own, the nearest first; its own
         always come first.
@@ -219,6 +223,7 @@ class KernelChoices:
     gemm_smoothing: str = "none"
     fp8_scales: str = "dynamic"
     shared_experts: str = "apart"
+    latent_attention: str = "parts"
     engines: tuple[str, ...] = ()
     operators: tuple[OperatorKernel, ...] = ()
 
@@ -230,6 +235,7 @@ class KernelChoices:
         _check_one_of("gemm_smoothing", self.gemm_smoothing, GEMM_SMOOTHINGS)
         _check_one_of("fp8_scales", self.fp8_scales, FP8_SCALES)
         _check_one_of("shared_experts", self.shared_experts, SHARED_EXPERTS)
+        _check_one_of("latent_attention", self.latent_attention, LATENT_ATTENTION)
         object.__setattr__(self, "operators", tuple(self.operators))
 
     def of(self, operator: str, gpu: str, dtype: str, layout: Mapping[str, int]) -> OperatorKernel | None:

@@ -70,8 +70,8 @@ class Execution(NamedTuple):
     scatters_attention : bool
         Whether the sums of a layer's attention are scattered over tp, for its experts to gather.
     whole_blocks : tuple of str
-        Formats of projections whose blocks of latent attention are timed as the engine's were measured
-        whole; those of other formats are timed by parts.
+        Formats of projections whose blocks of latent attention are timed as measured whole; those of other
+        formats are timed by parts.
     wide_experts : bool
         Whether gated experts run the kernels of wide expert parallelism, which compute alone.
     num_slots : int

@@ -26,6 +26,7 @@ from fastroof.plan.curves import CurveSource
 from fastroof.plan.datasheet import DatasheetCurves
 from fastroof.plan.exchange import check_engine_layout, check_expert_blocks, exchange_rules
 from fastroof.plan.kernel_formats import kernel_formats
+from fastroof.plan.latent_blocks import whole_blocks
 from fastroof.plan.mixers import step_attention
 from fastroof.plan.options import PlanOptions, kernel_order
 from fastroof.plan.rows import ONCE, Ranks, RowCall, RowSums, origins_of, row_calls, sums_of
@@ -237,6 +238,7 @@ def execution_of(model: ModelSpec, options: PlanOptions, curves: CurveSource) ->
         routing=ROUTING if options.routing is None else options.routing,
         shared_beside=options.runtime.kernels.shared_experts == "beside",
         exchange=exchange_rules(options.runtime, curves.gpu, options.exchange),
+        whole_blocks=whole_blocks(options, tables),
         dp_imbalance=float(options.dp_imbalance),
     )
     wide = wide_experts(model, options.layout, options, execution, tables)

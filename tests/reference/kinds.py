@@ -14,6 +14,7 @@ from fastroof.operators.calls import (
     Dispatch,
     Experts,
     Gemm,
+    LatentProduct,
     MixerCall,
     Parallel,
 )
@@ -69,10 +70,20 @@ def _call_us(tables: Any, call: Any, rows: dict[str, int], requests: list[Reques
         shape = {name: getattr(call, name) for name in names}
         assert count % call.shared_by == 0
         us = tables.lookup("expert_dispatch", num_tokens=count // call.shared_by, **shape).latency_us
+    elif isinstance(call, LatentProduct):
+        us = _product_us(tables, call, count)
     else:
         launch_us, bytes_per_us = steps.streaming(tables)
         us = launch_us + count * call.row_bytes / bytes_per_us
     return call.times * float(us)
+
+
+def _product_us(tables: Any, call: LatentProduct, count: int) -> float:
+    """Weights in fp8 are multiplied in fp8 where the first source has such products."""
+    formats = set(tables.table("mla_bmm").columns["dtype"])
+    dtype = "fp8" if call.dtype.startswith("fp8") and "fp8" in formats else "bf16"
+    shape = {"part": call.part, "num_heads": call.num_heads, "dtype": dtype}
+    return float(tables.lookup("mla_bmm", num_tokens=count, **shape).latency_us)
 
 
 def _mixer_us(tables: Any, call: MixerCall, requests: list[Request]) -> float:

@@ -302,6 +302,7 @@ def profile_text(profile: EngineProfile) -> str:
     gemm_smoothing = "none"
     fp8_scales = "dynamic"
     shared_experts = "apart"
+    latent_attention = "parts"
     """
     content = {key: value for key, value in asdict(profile).items() if value not in ("", None, {})}
     if not content["kernels"]["engines"]:
