@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Final, NamedTuple
 
 from fastroof.engines import load_engine
+from fastroof.errors import PlanRangeError
 from fastroof.load.aiconfigurator import SYSTEMS
 from fastroof.models import Layout
 from fastroof.plan import StepPlan, compile_plan
@@ -24,7 +25,7 @@ from fastroof.serving.evidence.aiconfigurator_estimates import SDK, aiconfigurat
 from fastroof.tables import load_tables
 from fastroof.units import US_PER_MS
 
-__all__ = ["CASES", "TOLD_FROM", "StepCase", "SteppedCase", "main", "stepped_cases"]
+__all__ = ["CASES", "TOLD_FROM", "Joined", "StepCase", "SteppedCase", "main", "stepped_cases"]
 
 PARTS: Final = ("linear", "experts", "attention", "communication", "elementwise", "lm_head")
 TOLD_FROM: Final = 0.1
@@ -33,12 +34,17 @@ TOLD_FROM: Final = 0.1
 _PART_OF: Final = (
     ("lm_head", r"logits"),
     ("communication", r"dispatch|_ar$|p2p|all_?reduce"),
-    ("experts", r"router|moe|shared"),
-    ("attention", r"attention$"),
-    ("linear", r"gemm|ffn"),
+    ("experts", r"router|moe(?!_norm)|shared"),
+    ("attention", r"attention$|_block$|recurrence|conv1d|_ssm$"),
+    ("linear", r"gemm"),
     ("elementwise", r""),
 )
 """Parts by the first pattern that is in the name of one of its operators."""
+
+_MODULE: Final = re.compile(r"attention$|_block$")
+_PROJECTION: Final = re.compile(r"(?:qkv|proj)_gemm$")
+_OVERLAP: Final = "overlap"
+_MLP_ROLES: Final = ("gate_up", "down", "gate_up_quantise", "down_quantise")
 
 
 class StepCase(NamedTuple):
@@ -53,7 +59,7 @@ class StepCase(NamedTuple):
     layout : Layout
         How it is split.
     kv_dtype : str
-        KV cache.
+        KV cache; ``auto`` is the checkpoint's.
     """
 
     model: str
@@ -131,16 +137,21 @@ def stepped_cases(cases: Sequence[StepCase] = CASES) -> Iterator[SteppedCase]:
     """
     aiconfigurator_version()
     for case in cases:
-        with TemporaryDirectory() as folder:
-            _write_config(case.model, Path(folder))
+        with TemporaryDirectory() as above:
+            folder = Path(above) / case.model.split("/")[-1]
+            folder.mkdir()
+            _write_config(case.model, folder)
             for step, requests in STEPS.items():
                 try:
                     with quiet():
-                        own_ms = _own_parts(_plan(case, folder), requests)
-                        their_ms = _their_parts(case, folder, requests)
+                        plan = _plan(case, str(folder))
+                        named = _their_times(case, plan.kv_dtype, str(folder), requests)
+                        whole = Joined.of(named)
+                        own_ms, their_ms = _own_parts(plan, requests, whole), _their_parts(named, whole)
                 except Exception as error:
                     # whatever either of them raises is its answer
-                    yield SteppedCase(case, step, {}, {}, f"{type(error).__name__}: {error!s:.120}")
+                    words = str(error).replace(f"{above}/", "")
+                    yield SteppedCase(case, step, {}, {}, f"{type(error).__name__}: {words:.160}")
                     continue
                 yield SteppedCase(case, step, own_ms, their_ms)
 
@@ -157,21 +168,63 @@ def _write_config(model: str, folder: Path) -> None:
 def _plan(case: StepCase, folder: str) -> StepPlan:
     """The kernels alone: what an engine adds is no table's."""
     layout = case.layout
-    return compile_plan(
+    plan = compile_plan(
         folder, case.gpu, load_tables(case.gpu), tp=layout.tp, pp=layout.pp, dp=layout.dp, ep=layout.ep,
         moe_tp=layout.moe_tp, kv_dtype=case.kv_dtype, runtime=load_engine(case.engine).kernels_alone(),
     )  # fmt: skip
+    if not plan.memory.max_kv_tokens:
+        raise PlanRangeError(f"{plan!r}: its weights leave no room for KV cache")
+    return plan
 
 
-def _own_parts(plan: StepPlan, requests: Sequence[tuple[int, int]]) -> dict[str, float]:
+class Joined(NamedTuple):
+    """Which parts the other has as one: only their sums can be told apart.
+
+    Attributes
+    ----------
+    mixing : bool
+        Attention with its projections, measured as a module.
+    mlp : bool
+        Experts, what runs beside them and their exchange.
+    """
+
+    mixing: bool
+    mlp: bool
+
+    @staticmethod
+    def of(named: Mapping[str, float]) -> Joined:
+        """By the names of its operators."""
+        is_module = any(_MODULE.search(name) for name in named)
+        has_projections = any(_PROJECTION.search(name) for name in named)
+        return Joined(is_module and not has_projections, any(_OVERLAP in name for name in named))
+
+    def part(self, part: str, role: str = "") -> str:
+        """The part that stands for one."""
+        if self.mlp and (part == "communication" or role in _MLP_ROLES):
+            return "experts"
+        return "attention" if self.mixing and part == "linear" and role not in _MLP_ROLES else part
+
+
+def _own_parts(plan: StepPlan, requests: Sequence[tuple[int, int]], whole: Joined) -> dict[str, float]:
     part_of: dict[str, str] = {curve.operator.role: component_of(curve.operator) for curve in plan.row_curves}
     parts = dict.fromkeys(PARTS, 0.0)
     for operator in plan.explain(requests).operators:
-        parts[part_of.get(operator.role, "attention")] += operator.total_us / US_PER_MS
+        part = whole.part(part_of.get(operator.role, "attention"), operator.role)
+        parts[part] += operator.total_us / US_PER_MS
     return parts
 
 
-def _their_parts(case: StepCase, folder: str, requests: Sequence[tuple[int, int]]) -> dict[str, float]:
+def _their_parts(named: Mapping[str, float], whole: Joined) -> dict[str, float]:
+    parts = dict.fromkeys(PARTS, 0.0)
+    for name, time_ms in named.items():
+        parts[whole.part(next(part for part, pattern in _PART_OF if re.search(pattern, name)))] += time_ms
+    return parts
+
+
+def _their_times(
+    case: StepCase, kv_dtype: str, folder: str, requests: Sequence[tuple[int, int]]
+) -> dict[str, float]:
+    """Its operators of a step, ms."""
     new, context = requests[0]
     is_decode = new == 1
     layout, engine = case.layout, load_engine(case.engine).engine
@@ -180,7 +233,7 @@ def _their_parts(case: StepCase, folder: str, requests: Sequence[tuple[int, int]
     database = databases.get_database(system, engine, databases.get_version_slots(system, engine)["current"])
     model_config = import_module(f"{SDK}.config_builders").build_model_config(
         layout.tp, layout.pp, layout.dp, layout.moe_tp, layout.ep,
-        kvcache_quant_mode={"bf16": "bfloat16"}.get(case.kv_dtype, case.kv_dtype),
+        kvcache_quant_mode={"bf16": "bfloat16"}.get(kv_dtype, kv_dtype),
     )  # fmt: skip
     model = import_module(f"{SDK}.models").get_model(folder, model_config, engine)
     lengths = {
@@ -200,10 +253,7 @@ def _their_parts(case: StepCase, folder: str, requests: Sequence[tuple[int, int]
         )
     )
     named = summary.get_generation_latency_dict() if is_decode else summary.get_context_latency_dict()
-    parts = dict.fromkeys(PARTS, 0.0)
-    for name, time_ms in named.items():
-        parts[next(part for part, pattern in _PART_OF if re.search(pattern, name))] += float(time_ms)
-    return parts
+    return {name: float(time_ms) for name, time_ms in named.items()}
 
 
 def main() -> None:
