@@ -9,7 +9,7 @@ import pytest
 
 from fastroof.errors import TableError
 from fastroof.models import Layout
-from fastroof.serving.evidence.aiconfigurator_steps import PARTS, StepCase, SteppedCase, Joined
+from fastroof.serving.evidence.aiconfigurator_steps import PARTS, Joined, StepCase, SteppedCase
 from fastroof.serving.evidence.most_served import ServedModel, cause_of, most_served, served_steps
 
 HEADER = "model_path,system,mode,tp_size,pp_size,attention_dp_size,moe_ep_size"
