@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 from fastroof.errors import ModelError
 from fastroof.models.hf import Fields
+from fastroof.models.image_sizes import ImagePieces, Resizing, check_sides, resizing_of
 from fastroof.operators.calls import AllReduce, Elementwise, Gemm, RowOperator
 from fastroof.units import ACTIVATION_BYTES
 
@@ -15,7 +16,7 @@ __all__ = ["EncoderCalls", "VisionEncoder", "vision_encoder"]
 
 _COLOURS: Final = 3
 _GATED: Final = ("gemma4_vision", "pixtral")
-_MERGED: Final = ("spatial_merge_size", "pooling_kernel_size")
+_MERGED: Final = ("spatial_merge_size", "pooling_kernel_size", "merge_kernel_size")
 _SHUFFLED: Final = ("pixel_shuffle_ratio", "downsample_ratio")
 _LEAST_RATIO: Final = 0.01
 _POOLED_TOKENS: Final = {"gemma3": 256}
@@ -30,12 +31,15 @@ class EncoderCalls(NamedTuple):
         Once, a row a patch.
     layer : tuple of RowOperator
         Of one layer, a row a patch.
+    projection : tuple of RowOperator
+        Once after the layers, a row a patch.
     after : tuple of RowOperator
         Once, a row a token that the text model gets.
     """
 
     before: tuple[RowOperator, ...]
     layer: tuple[RowOperator, ...]
+    projection: tuple[RowOperator, ...]
     after: tuple[RowOperator, ...]
 
 
@@ -43,9 +47,9 @@ class EncoderCalls(NamedTuple):
 class VisionEncoder:
     """Sizes of a vision encoder: a transformer over the patches of an image.
 
-    It runs once an image, before the prompt: it is no part of a step, of the weights that a model counts or
-    of the memory that a plan has. :func:`fastroof.plan.images.image_us` times it. What the configuration does
-    not say is None.
+    It runs once an image, in the step that has the first of its tokens: it is no part of the weights that a
+    model counts or of the memory that a plan has. :mod:`fastroof.plan.images` times it. What the
+    configuration does not say is None.
 
     Attributes
     ----------
@@ -63,6 +67,10 @@ class VisionEncoder:
         How many such MLPs there are: one more for each layer whose output the text model gets too.
     is_gated : bool
         Whether its MLPs have a gate.
+    projection : int or None
+        Width to which an MLP brings each patch before they are merged (MiniMax-M3).
+    resizing : Resizing or None
+        What becomes of an image before it is cut into patches; None where that is not known.
     """
 
     num_layers: int | None
@@ -76,6 +84,34 @@ class VisionEncoder:
     out_hidden: int | None = None
     mergers: int = 1
     is_gated: bool = False
+    projection: int | None = None
+    resizing: Resizing | None = None
+
+    def pieces(self, width: int, height: int) -> ImagePieces:
+        """Patches and tokens of an image.
+
+        Parameters
+        ----------
+        width, height : int
+            Its sides, pixels.
+
+        Raises
+        ------
+        ModelError
+            If it is no image, or how this model resizes images is not known.
+
+        Examples
+        --------
+        >>> from fastroof import load_model
+        >>> load_model("qwen3-vl-8b").vision.pieces(1920, 1080)
+        ImagePieces(pieces=1, patches=8160, tokens=2040)
+        """
+        check_sides(width, height)
+        if self.resizing is None or self.patch_size is None:
+            raise ModelError(
+                "how images are resized for this encoder is not known: image_us times a number of patches"
+            )
+        return self.resizing.pieces(width, height, self.patch_size, self.merge)
 
     def calls(self, tp: int) -> EncoderCalls:
         """Calls of one GPU of ``tp``.
@@ -109,17 +145,23 @@ class VisionEncoder:
             Gemm("down", "down", 1, hidden, width // tp, "bf16"),
             *sums,
         ]
-        return EncoderCalls(
-            (Gemm("embedding", "patches", 1, hidden, pixels, "bf16"),), tuple(layer), self._after(hidden)
-        )
+        projection: list[RowOperator] = []
+        if self.projection is not None:
+            projection = [
+                Gemm("gate_up", "projection", 1, self.projection, hidden, "bf16"),
+                Gemm("down", "projection out", 1, self.projection, self.projection, "bf16"),
+            ]
+        patches = Gemm("embedding", "patches", 1, hidden, pixels, "bf16")
+        return EncoderCalls((patches,), tuple(layer), tuple(projection), self._after(hidden))
 
     def _after(self, hidden: int) -> tuple[RowOperator, ...]:
         if self.out_hidden is None:
             return ()
-        merged = hidden * self.merge**2
+        merged = (self.projection or hidden) * self.merge**2
+        inner = self.projection or merged
         return (
-            Gemm("gate_up", "merger", self.mergers, merged, merged, "bf16"),
-            Gemm("down", "merger out", self.mergers, self.out_hidden, merged, "bf16"),
+            Gemm("gate_up", "merger", self.mergers, inner, merged, "bf16"),
+            Gemm("down", "merger out", self.mergers, self.out_hidden, inner, "bf16"),
         )
 
 
@@ -128,25 +170,38 @@ def vision_encoder(fields: Fields) -> VisionEncoder | None:
     vision = fields.part("vision_config")
     if vision is None:
         return None
-    hidden = vision.optional_size("hidden_size")
-    num_heads = vision.optional_size("num_heads", vision.optional_size("num_attention_heads"))
+    hidden = _of_tower(vision, "hidden_size")
+    num_heads = vision.optional_size("num_heads", _of_tower(vision, "num_attention_heads"))
     head_dim = vision.optional_size("head_dim")
     if head_dim is None and hidden is not None and num_heads is not None:
-        head_dim = max(1, hidden // num_heads)
+        # Kimi-K3's heads are wider than its rows
+        head_dim = max(1, vision.size_or("qkv_hidden_size", hidden) // num_heads)
     patch_size = _side(vision, "patch_size")
+    # MiniMax-M3 has both in a part of its own
+    merging = vision.part("img_token_compression_config") or vision
+    projection = vision.optional_size("projection_dim") if merging is not vision else None
     return VisionEncoder(
-        num_layers=vision.optional_size("depth", vision.optional_size("num_hidden_layers")),
+        num_layers=vision.optional_size("depth", _of_tower(vision, "num_hidden_layers")),
         hidden=hidden,
-        intermediate=vision.optional_size("intermediate_size"),
+        intermediate=_of_tower(vision, "intermediate_size"),
         num_heads=num_heads,
         head_dim=head_dim,
         patch_size=patch_size,
-        frames=vision.size_or("temporal_patch_size", 1),
-        merge=_merge(fields, vision, patch_size),
-        out_hidden=vision.optional_size("out_hidden_size"),
+        frames=merging.size_or("temporal_patch_size", 1),
+        merge=_merge(fields, merging, patch_size),
+        out_hidden=vision.optional_size(
+            "out_hidden_size", vision.optional_size("text_hidden_size", projection)
+        ),
         mergers=1 + len(vision.numbers("deepstack_visual_indexes") or ()),
         is_gated=vision.config.get("model_type") in _GATED,
+        projection=projection,
+        resizing=resizing_of(fields, _side(vision, "image_size")),
     )
+
+
+def _of_tower(vision: Fields, key: str) -> int | None:
+    """A size, by Kimi's name of it too."""
+    return vision.optional_size(key, vision.optional_size(f"vt_{key}"))
 
 
 def _side(vision: Fields, key: str) -> int | None:
@@ -163,7 +218,7 @@ def _merge(wrapper: Fields, vision: Fields, patch_size: int | None) -> int:
     for fields in (vision, wrapper):
         for key in _MERGED:
             if fields.has(key):
-                return fields.size(key)
+                return _side(fields, key) or 1
         for key in _SHUFFLED:
             if fields.has(key):
                 return _shuffled(fields, key)

@@ -28,7 +28,7 @@ from fastroof.operators.foreign_rows import (
     size_columns,
     text_columns,
 )
-from fastroof.operators.operator import Answers, Columns, HoldoutGrid, Key
+from fastroof.operators.operator import Answers, Columns, DatasheetClass, HoldoutGrid, Key
 from fastroof.roofline import BatchBound
 from fastroof.units import DTYPE_BYTES, US_PER_S
 
@@ -64,6 +64,7 @@ class EncoderAttention(AttentionOperator):
     constants: ClassVar[Mapping[str, Any]] = {"window": 0}
     is_additive = False
     length_axis = "kv_len"
+    datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"encoder_attention": DatasheetClass(7.7, 0.47)}
     holdouts = (HoldoutGrid("encoder_attention", "every second", {}, {"window": 0}),)
     coverages = (HoldoutGrid("encoder_attention", "all", {}, {"window": 0}),)
     package_files = (
@@ -79,6 +80,11 @@ class EncoderAttention(AttentionOperator):
             RUN,
         ),
     )
+
+    @property
+    def datasheet(self) -> DatasheetClass:
+        """What the datasheet model assumes of it."""
+        return self.datasheets[self.name]
 
     def flops(self, columns: Columns) -> Floats:
         """``4 nh dh S^2`` a sequence: no triangle is left out."""

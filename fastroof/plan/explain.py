@@ -14,6 +14,7 @@ from fastroof.columns import ORIGIN_MODELLED, Column
 from fastroof.compiled import steps
 from fastroof.compiled import verification as loops
 from fastroof.compiled.search import curve_point
+from fastroof.config import GpuSpec
 from fastroof.operators.attention_work import pairs_within
 from fastroof.operators.calls import Role
 from fastroof.plan import step_error
@@ -26,7 +27,7 @@ from fastroof.units import US_PER_S
 if TYPE_CHECKING:
     from fastroof.plan.step_plan import StepPlan
 
-__all__ = ["Explanation", "OperatorTime", "explain_step", "explain_verification"]
+__all__ = ["Explanation", "OperatorTime", "bound_of", "explain_step", "explain_verification", "row_time"]
 
 
 class OperatorTime(NamedTuple):
@@ -118,16 +119,17 @@ class Explanation(ArrowResult):
         return {name: [getattr(part, name) for part in self.operators] for name in OperatorTime._fields}
 
 
-def _row_time(plan: StepPlan, curve: RowCurve, rows: int) -> OperatorTime:
+def row_time(gpu: GpuSpec, curve: RowCurve, rows: int) -> OperatorTime:
+    """One call over rows, at so many of them."""
     operator, dtype = curve.operator, row_cost(curve.operator).dtype
     latency_us, origin = curve_point(curve.axis, curve.value, curve.flag, 0, len(curve.axis), float(rows))
     work, moved = (float(part[0]) for part in per_row(operator).row_work(operator, np.array([float(rows)])))
     if per_row(operator).over_link:
         bound = "communication"
     else:
-        bound = _bound(plan, curve.launch_us, work / plan.gpu.peak(dtype), moved)
+        bound = bound_of(gpu, curve.launch_us, work / gpu.peak(dtype), moved)
     # no time: it runs beside what takes longer
-    mfu = work / plan.gpu.peak(dtype) * US_PER_S / latency_us if work and latency_us else float("nan")
+    mfu = work / gpu.peak(dtype) * US_PER_S / latency_us if work and latency_us else float("nan")
     times = operator.times
     return OperatorTime(
         operator.name,
@@ -144,10 +146,11 @@ def _row_time(plan: StepPlan, curve: RowCurve, rows: int) -> OperatorTime:
     )
 
 
-def _bound(plan: StepPlan, launch_us: float, compute_s: float, moved_bytes: float) -> str:
+def bound_of(gpu: GpuSpec, launch_us: float, compute_s: float, moved_bytes: float) -> str:
+    """Name the largest term of a roofline."""
     terms = {
         "compute": compute_s * US_PER_S,
-        "memory": moved_bytes / plan.gpu.hbm_bytes_per_s * US_PER_S,
+        "memory": moved_bytes / gpu.hbm_bytes_per_s * US_PER_S,
         "launch": launch_us,
     }
     return max(terms, key=lambda name: terms[name])
@@ -205,7 +208,7 @@ def _attention_time(
         work * layers,
         moved * layers,
         work * layers / does.peak * US_PER_S / total_us if work and total_us else float("nan"),
-        _bound(plan, times.launch_us, work / does.peak, moved),
+        bound_of(plan.gpu, times.launch_us, work / does.peak, moved),
         origin,
         part.sources[0 if is_decode else 1],
         call.kv_dtype,
@@ -234,7 +237,7 @@ def explain_step(plan: StepPlan, requests: Iterable[tuple[int, int]], with_error
             if part.before == place:
                 operators += times_of_kind
         if curve.operator.steps != left_out:
-            operators.append(_row_time(plan, curve, rows[curve.operator.rows]))
+            operators.append(row_time(plan.gpu, curve, rows[curve.operator.rows]))
     total_us, origin = float(times.latency_us[0]), int(times.origin[0])
     return Explanation(tuple(operators), total_us, origin, error, plan.made_from)
 
@@ -257,6 +260,6 @@ def explain_verification(plan: StepPlan, batch_size: int, kv_len: int, tokens: i
     for place, curve in enumerate(plan.row_curves):
         operators += [time for part, time in zip(plan.attention, parts, strict=True) if part.before == place]
         if curve.operator.steps != "with_prefill":
-            operators.append(_row_time(plan, curve, rows[curve.operator.rows]))
+            operators.append(row_time(plan.gpu, curve, rows[curve.operator.rows]))
     origin = max(operator.origin for operator in operators)
     return Explanation(tuple(operators), total_us, origin, None, plan.made_from)

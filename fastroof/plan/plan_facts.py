@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from fastroof.plan.attention import PlanAttention, heads_of
 from fastroof.plan.curves import RowCurve
 from fastroof.plan.decode_lines import decode_lines
 from fastroof.plan.exchange import RACK_LIBRARIES
+from fastroof.plan.images import EncoderTime, images_us
 from fastroof.plan.kernel_sources import source_words
 from fastroof.plan.memory import PlanMemory, plan_memory
 
@@ -201,6 +203,38 @@ class PlanFacts:
     def kernels(self) -> str:
         """Which measured tables its kernels come from, in words; ``datasheet`` without any."""
         return source_words(self)
+
+    def encode(self, images: Iterable[tuple[int, int]]) -> EncoderTime:
+        """Time the model's vision encoder over some images, and count the tokens that they are.
+
+        Parameters
+        ----------
+        images : iterable of (width, height)
+            Pixels, before they are resized as the model's processor does it.
+
+        Returns
+        -------
+        EncoderTime
+            latency_us, origin, tokens and parts; by all GPUs of tp together, where the encoder divides.
+
+        Raises
+        ------
+        ModelError
+            If the model has no vision encoder, or how it resizes images is not known.
+        MissingTableError
+            If no table serves an operator, and the plan was compiled without ``allow_modelled``.
+        PlanError
+            If the plan was unpickled.
+
+        Examples
+        --------
+        >>> import fastroof
+        >>> plan = fastroof.compile_plan("qwen3-vl-8b", "h100", fastroof.load_tables("h100"))
+        >>> tokens = plan.encode([(1024, 768)]).tokens
+        >>> tokens, plan.explain([(tokens + 50, 0)], images=[(1024, 768)]).operators[0].name
+        (768, 'vision encoder patches')
+        """
+        return images_us(self, images)
 
     def describe(self) -> dict[str, str | int]:
         """Say what it is a plan of, as JSON can hold it: what other programs are told of a plan.

@@ -66,19 +66,22 @@ class ErrorSource:
         The tables that the plan was compiled from.
     is_datasheet : bool
         Whether it was compiled from the datasheet model.
+    curves : CurveSource or None
+        What it was compiled from: where operators that are no part of it are looked up.
     """
 
     tables: Tables | None
     is_datasheet: bool
+    curves: CurveSource | None = None
 
     @classmethod
     def of(cls, curves: CurveSource) -> ErrorSource:
         """Where the errors of such curves come from."""
         tables = curves.tables if isinstance(curves, TableCurves) else None
-        return cls(tables, isinstance(curves, DatasheetCurves))
+        return cls(tables, isinstance(curves, DatasheetCurves), curves)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"tables": None, "is_datasheet": self.is_datasheet}
+        return {"tables": None, "is_datasheet": self.is_datasheet, "curves": None}
 
 
 class RowErrors(NamedTuple):

@@ -11,7 +11,8 @@ from numpy.typing import ArrayLike
 from fastroof.arrays import Floats, Int
 from fastroof.lazy_property import lazy_property
 from fastroof.plan import pipeline, step_error
-from fastroof.plan.explain import Explanation, explain_step, explain_verification
+from fastroof.plan.explain import Explanation, explain_verification
+from fastroof.plan.images import explain_with_images, step_us_with_images
 from fastroof.plan.plan_facts import PlanFacts
 from fastroof.plan.verification import verification_arena
 from fastroof.run import evaluate
@@ -309,15 +310,31 @@ class StepPlan(PlanFacts):
         """
         return step_error.decode_error(self, batch_size, kv_len)
 
-    def step_us(self, batch: StepBatch, *, threads: int = 1) -> Floats:
+    def step_us(
+        self,
+        batch: StepBatch,
+        *,
+        threads: int = 1,
+        images: Iterable[Iterable[tuple[int, int]]] | None = None,
+    ) -> Floats:
         """Time ragged steps: ``run(batch).latency_us``, without the rest.
+
+        Parameters
+        ----------
+        batch : StepBatch
+            The steps.
+        threads : int
+            As in :meth:`decode_us`.
+        images : iterable of iterables of (width, height), optional
+            What each step encodes, see :meth:`encode`; its tokens are in the batch, among a prompt's.
 
         Returns
         -------
         ndarray of float64, shape (steps,)
             Microseconds a step.
         """
-        return evaluate.step_us(self, batch, threads)
+        step_us = evaluate.step_us(self, batch, threads)
+        return step_us if images is None else step_us_with_images(self, batch, step_us, images)
 
     def pipeline_us(self, batch: StepBatch) -> float:
         """Time micro-batches that follow each other through the pipeline stages, with their bubbles.
@@ -369,7 +386,13 @@ class StepPlan(PlanFacts):
         """
         return pipeline.stage_times_us(self, batch)
 
-    def explain(self, requests: Iterable[tuple[int, int]], *, with_error: bool = False) -> Explanation:
+    def explain(
+        self,
+        requests: Iterable[tuple[int, int]],
+        *,
+        with_error: bool = False,
+        images: Iterable[tuple[int, int]] = (),
+    ) -> Explanation:
         """Break one step down by operator: latency, FLOPs, bytes, MFU, what bounds it, origin.
 
         Parameters
@@ -378,6 +401,8 @@ class StepPlan(PlanFacts):
             The step's requests.
         with_error : bool
             Also say how good the step's time is: ``run(..., with_error=True).relative_error``.
+        images : iterable of (width, height)
+            What the step encodes, see :meth:`encode`; its tokens are among a prompt's new ones.
 
         Returns
         -------
@@ -389,7 +414,7 @@ class StepPlan(PlanFacts):
         PlanError
             As in :meth:`step_error`, where the error is asked for.
         """
-        return explain_step(self, requests, with_error)
+        return explain_with_images(self, requests, images, with_error)
 
     def explain_verification(self, batch_size: int, kv_len: int, tokens: int) -> Explanation:
         """Break one step of :meth:`verify_us` down by operator, as :meth:`explain` does.

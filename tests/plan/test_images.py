@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 
 import pytest
 
-from fastroof import Tables, load_model
-from fastroof.errors import MissingTableError, ModelError, PlanError
+from fastroof import StepBatch, StepPlan, Tables, compile_plan, load_model, load_tables
+from fastroof.errors import BatchError, MissingTableError, ModelError, PlanError
 from fastroof.plan.images import image_us
 from fastroof.plan.table_curves import TableCurves
 
@@ -32,7 +33,7 @@ def test_an_encoder_is_the_sum_of_its_lookups(h100: Tables, patches: int, images
     assert found.latency_us - streamed == pytest.approx(27 * (layer + float(attention.latency_us)) + ends)
     assert found.latency_us == pytest.approx(sum(part.total_us for part in found.parts))
     assert 0 < streamed < 0.3 * found.latency_us
-    assert (found.tokens, found.origin) == (patches // 4, max(part.origin for part in found.parts))
+    assert (found.tokens, found.origin) == (images * patches // 4, max(part.origin for part in found.parts))
 
 
 @pytest.mark.loops
@@ -101,3 +102,113 @@ def test_what_cannot_be_encoded_is_said(h100: Tables) -> None:
     unsaid = replace(model, vision=replace(model.vision, patch_size=None))
     with pytest.raises(ModelError, match="patch_size stand in no vision_config"):
         image_us(unsaid, h100, 1024)
+
+
+@pytest.fixture(scope="module")
+def plan(h100: Tables) -> StepPlan:
+    return compile_plan("qwen3-vl-8b", "h100", h100, tp=2)
+
+
+IMAGES = [(1024, 768), (640, 640), (640, 640)]
+
+
+@pytest.mark.loops
+def test_images_of_several_sizes_are_the_sum_of_their_lookups(h100: Tables, plan: StepPlan) -> None:
+    """Rows of every image together; attention within each, on half of the heads; sums over both GPUs."""
+    sizes = [(64 * 48, 1), (40 * 40, 2)]
+    m = sum(patches * count for patches, count in sizes)
+
+    def gemm(n: int, k: int, rows: int = m) -> float:
+        return float(h100.lookup("gemm", m=rows, n=n, k=k).latency_us)
+
+    attention = sum(
+        float(
+            h100.lookup(
+                "encoder_attention",
+                num_q_heads=8,
+                num_kv_heads=8,
+                head_dim=72,
+                kv_len=patches,
+                batch_size=count,
+            ).latency_us
+        )
+        for patches, count in sizes
+    )
+    layer = gemm(3 * 576, 1152) + gemm(1152, 576) + gemm(2152, 1152) + gemm(1152, 2152)
+    ends = gemm(1152, 1536) + 4 * (gemm(4608, 4608, m // 4) + gemm(4096, 4608, m // 4))
+    encoded = plan.encode(IMAGES)
+    others = ("norms", "activation", "all-reduce")
+    streamed = sum(part.total_us for part in encoded.parts if part.name.endswith(others))
+    assert encoded.latency_us - streamed == pytest.approx(27 * (layer + attention) + ends)
+    assert encoded.tokens == m // 4 == sum(plan.encode([image]).tokens for image in IMAGES)
+    assert {part.source for part in encoded.parts} <= set(h100.measured.sources.values())
+
+
+@pytest.mark.loops
+def test_a_step_with_images_is_the_step_and_its_encoder(plan: StepPlan) -> None:
+    tokens = plan.encode(IMAGES).tokens
+    requests = [(tokens + 100, 0), (1, 999)]
+    step, with_images = plan.explain(requests), plan.explain(requests, images=IMAGES)
+    encoded = plan.encode(IMAGES)
+    own = [(part.name, part.total_us) for part in (*encoded.parts, *step.operators)]
+    assert [(part.name, part.total_us) for part in with_images.operators] == own
+    assert with_images.total_us == step.total_us + encoded.latency_us
+    assert with_images.origin == max(step.origin, encoded.origin)
+    assert all(part.name.startswith("vision encoder ") for part in encoded.parts)
+    assert with_images.to_arrow().num_rows == len(with_images.operators)
+    batch = StepBatch.from_requests([requests, [(1, 5)], [(64, 0)]])
+    bare = plan.step_us(batch)
+    times = plan.step_us(batch, images=[IMAGES, [], [(64, 64)]])
+    assert times.tolist() == [with_images.total_us, bare[1], bare[2] + plan.encode([(64, 64)]).latency_us]
+    assert plan.explain(requests, images=[]).total_us == step.total_us
+
+
+@pytest.mark.loops
+def test_images_need_a_prompt_and_a_list_a_step(plan: StepPlan) -> None:
+    batch = StepBatch.from_requests([[(100, 0)], [(1, 5)]])
+    with pytest.raises(BatchError, match="2 steps, 1 lists of images"):
+        plan.step_us(batch, images=[[]])
+    with pytest.raises(BatchError, match="a step of decodes alone has 1 images"):
+        plan.step_us(batch, images=[[], [(64, 64)]])
+    with pytest.raises(BatchError, match="a step of decodes alone"):
+        plan.explain([(1, 5)], images=[(64, 64)])
+    with pytest.raises(BatchError, match="an image is"):
+        plan.encode([64])  # type: ignore[list-item]
+    with pytest.raises(PlanError, match="more than 131,072 at once"):
+        plan.encode([(4096, 4096)] * 3)
+    with pytest.raises(PlanError, match="with_error goes without images"):
+        plan.explain([(100, 0)], images=[(64, 64)], with_error=True)
+    assert plan.encode([]) == (0.0, 0, 0, ())
+
+
+@pytest.mark.loops
+def test_a_plan_that_travelled_has_no_tables_for_images(plan: StepPlan) -> None:
+    unpickled = pickle.loads(pickle.dumps(plan))
+    with pytest.raises(PlanError, match="no tables any more"):
+        unpickled.encode([(64, 64)])
+    assert unpickled.explain([(100, 0)]).total_us == plan.explain([(100, 0)]).total_us
+
+
+@pytest.mark.loops
+def test_heads_that_no_table_has_are_modelled_on_request(h100: Tables) -> None:
+    """Llama 4's are 88 wide: launch, and the longer of FLOPs and bytes over their efficiency."""
+    bare = compile_plan("llama-4-scout", "h100", h100, tp=8)
+    with pytest.raises(MissingTableError, match=r"head_dim 88.*allow_modelled=True"):
+        bare.encode([(336, 336)])
+    plan = compile_plan("llama-4-scout", "h100", h100, tp=8, allow_modelled=True)
+    part = next(part for part in plan.encode([(336, 336)]).parts if part.name.endswith("attention"))
+    flops = 4 * 2 * 88 * 576**2
+    longest_us = max(flops / 989.5e12, 2 * 4 * 2 * 88 * 576 / 3.35e12) * 1e6
+    assert part.total_us == pytest.approx(34 * (7.7 + longest_us / 0.47))
+    assert (part.origin, part.source, part.calls) == (4, "datasheet", 34)
+    assert part.flops == 34 * flops
+
+
+@pytest.mark.loops
+def test_without_tables_all_of_an_encoder_is_modelled() -> None:
+    with pytest.warns(UserWarning, match="datasheet"):
+        plan = compile_plan("qwen3-vl-8b", "h100", None)
+    encoded = plan.encode([(1024, 768)])
+    assert {part.origin for part in encoded.parts} == {4}
+    with pytest.raises(ModelError, match="no vision encoder"):
+        compile_plan("qwen3-8b", "h100", load_tables("h100")).encode([(64, 64)])
