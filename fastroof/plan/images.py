@@ -287,7 +287,8 @@ def step_us_with_images(
     _check_prompts(
         [requests[a:b].tolist() for a, b in zip(batch.offsets[:-1], batch.offsets[1:], strict=True)], of_steps
     )
-    return step_us + np.array([images_us(plan, one).latency_us if one else 0.0 for one in of_steps])
+    encoders_us: Floats = np.array([images_us(plan, one).latency_us if one else 0.0 for one in of_steps])
+    return np.asarray(step_us + encoders_us)
 
 
 def _check_prompts(steps: Iterable[Sequence[Sequence[int]]], images: Iterable[Sequence[ImageSize]]) -> None:
