@@ -16,6 +16,7 @@ DTYPES: Final = (
     "bf16",
     "fp8",
     "fp8_block",
+    "mxfp8",
     "int8",
     "int8_wo",
     "int4_wo",
@@ -26,8 +27,8 @@ DTYPES: Final = (
 )
 """Formats of linear layers and experts.
 
-fp8 is per tensor, fp8_block per block of 128 x 128 weights; int8 is weights and activations, int8_wo,
-int4_wo and nvfp4_wo weights alone; w4afp8 is int4 weights against fp8 activations.
+fp8 is per tensor, fp8_block per block of 128 x 128 weights, mxfp8 per 32 of a row; int8 is weights and
+activations, int8_wo, int4_wo and nvfp4_wo weights alone; w4afp8 is int4 weights against fp8 activations.
 """
 KV_DTYPES: Final = ("bf16", "fp8")
 

@@ -28,6 +28,12 @@ PRESETS: Final[dict[str, tuple[str, ...]]] = {
     "deepseek-v4-pro": ("deepseek-ai/DeepSeek-V4-Pro",),
     "deepseek-v4-pro-fp8": ("sgl-project/DeepSeek-V4-Pro-FP8",),
     "deepseek-v4-pro-nvfp4": ("nvidia/DeepSeek-V4-Pro-NVFP4",),
+    "deepseek-v3.2": (
+        "deepseek-ai/DeepSeek-V3.2",
+        "deepseek-ai/DeepSeek-V3.2-Exp",
+        "deepseek-ai/DeepSeek-V3.2-Speciale",
+    ),
+    "deepseek-v3.2-nvfp4": ("nvidia/DeepSeek-V3.2-NVFP4",),
     "gemma-2-9b": (
         "google/gemma-2-9b",
         "google/gemma-2-9b-it",
@@ -54,6 +60,28 @@ PRESETS: Final[dict[str, tuple[str, ...]]] = {
         "google/gemma-4-31B-it",
     ),
     "gemma-4-31b-nvfp4": ("nvidia/Gemma-4-31B-IT-NVFP4",),
+    "glm-5": (
+        "zai-org/GLM-5",
+        "zai-org/GLM-5.1",
+    ),
+    "glm-5-fp8": (
+        "zai-org/GLM-5-FP8",
+        "zai-org/GLM-5.1-FP8",
+    ),
+    "glm-5-nvfp4": ("nvidia/GLM-5-NVFP4",),
+    "glm-5.1-nvfp4": ("nvidia/GLM-5.1-NVFP4",),
+    "glm-5.2": (
+        "zai-org/GLM-5.2",
+        "zai-org/GLM-5.3",
+    ),
+    "glm-5.2-fp8": (
+        "zai-org/GLM-5.2-FP8",
+        "zai-org/GLM-5.3-FP8",
+    ),
+    "glm-5.2-nvfp4": (
+        "nvidia/GLM-5.2-NVFP4",
+        "nvidia/GLM-5.3-NVFP4",
+    ),
     "gpt-oss-20b": ("openai/gpt-oss-20b",),
     "gpt-oss-120b": ("openai/gpt-oss-120b",),
     "kimi-k2": ("moonshotai/Kimi-K2-Instruct", "moonshotai/Kimi-K2-Base"),
@@ -111,6 +139,8 @@ PRESETS: Final[dict[str, tuple[str, ...]]] = {
     "minimax-m2.5-nvfp4": ("nvidia/MiniMax-M2.5-NVFP4",),
     "minimax-m2.7": ("MiniMaxAI/MiniMax-M2.7",),
     "minimax-m2.7-nvfp4": ("nvidia/MiniMax-M2.7-NVFP4",),
+    "minimax-m3": ("MiniMaxAI/MiniMax-M3",),
+    "minimax-m3-nvfp4": ("nvidia/MiniMax-M3-NVFP4",),
     "mistral-7b": (
         "mistralai/Mistral-7B-v0.3",
         "mistralai/Mistral-7B-Instruct-v0.3",
@@ -202,13 +232,10 @@ Where base and instruct models differ in ``max_position_embeddings`` the preset 
 """
 
 NEEDS: Final[dict[str, str]] = {
-    "deepseek-v3.2": "sparse attention",
     "kimi-k3": "MLA and linear attention",
-    "glm-5": "MLA and sparse attention",
     "qwen3.5": "linear attention",
     "qwen3.6": "linear attention",
     "qwen3-next": "linear attention",
-    "minimax-m3": "sparse attention",
 }
 """Families that a plan cannot represent yet, and the operators that it would need."""
 

@@ -10,13 +10,13 @@ from fastroof.models.hf import TEXT_CONFIG, Fields
 __all__ = ["missing_operators", "unread_parts"]
 
 _WRAPPED: Final = ("vision_config", "audio_config")
-_SPARSE: Final = ("index_topk", "sparse_attention_config")
-_COMPRESSED: Final = "compress_ratios"
 _RECURRENT: Final = (
     "full_attention_interval",
     "linear_attn_config",
 )
-_PLAIN_LAYERS: Final = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+_PLAIN_LAYERS: Final = frozenset(
+    {"full_attention", "sliding_attention", "chunked_attention", "deepseek_sparse_attention"}
+)
 
 _OF_SOME_FAMILIES: Final = {
     "num_experts": "experts",
@@ -26,6 +26,9 @@ _OF_SOME_FAMILIES: Final = {
     "moe_num_experts": "experts",
     "attention_chunk_size": "chunked attention",
     "kv_lora_rank": "latent attention",
+    "index_topk": "sparse attention",
+    "sparse_attention_config": "sparse attention",
+    "compress_ratios": "a compressed cache",
 }
 
 
@@ -46,10 +49,6 @@ def missing_operators(fields: Fields) -> list[str]:
     text = config.get(TEXT_CONFIG)
     inner = text if isinstance(text, Mapping) else config
     missing = []
-    # the indexer of a compressed cache is part of that attention's operators
-    sparse = () if inner.get(_COMPRESSED) is not None else _SPARSE
-    if said := _said(inner, sparse):
-        missing.append(f"it needs a sparse attention operator ({said})")
     kinds = inner.get("layer_types")
     other = sorted({str(k) for k in kinds} - _PLAIN_LAYERS) if isinstance(kinds, list) else []
     why = [said] if (said := _said(inner, _RECURRENT)) else []

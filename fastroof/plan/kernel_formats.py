@@ -16,6 +16,7 @@ from fastroof.tables import Tables
 __all__ = ["KERNEL_FORMATS", "kernel_formats"]
 
 KERNEL_FORMATS: Final[dict[str, tuple[tuple[str, tuple[str, ...]], ...]]] = {
+    "mxfp8": (("fp8", ("fp8_block",)),),
     "int8": (("int8", ("int8", "sq")), ("bf16", ("int8_wo",))),
     "w4afp8": (("fp8", ("w4afp8",)), ("bf16", ("int4_wo",))),
     "nvfp4": (("fp4", ("nvfp4",)), ("bf16", ("nvfp4_wo",))),
@@ -24,7 +25,8 @@ KERNEL_FORMATS: Final[dict[str, tuple[tuple[str, tuple[str, ...]], ...]]] = {
 """Formats that kernels of a stored format compute in on GPUs that have a peak, the first that they have.
 
 On a GPU without units for 4 bits engines keep the weights as they are and compute in bf16; fp8 without units
-for it is refused. SmoothQuant's int8 kernels are called ``sq`` in the tables that have any.
+for it is refused. SmoothQuant's int8 kernels are called ``sq`` in the tables that have any. No kernel of
+mxfp8 was measured: those of fp8_block stand for it, which compute in fp8 too and read 3 % fewer bytes.
 """
 
 

@@ -70,7 +70,7 @@ FAMILIES: Final = (
         "deepseek-v4",
         {"deepseek_v4": ("DeepseekV4ForCausalLM",), "deepseek_ref": ("DeepseekV4ForCausalLM",)},
         _layers,
-        reads=("n_routed_experts",),
+        reads=("n_routed_experts", "index_topk", "compress_ratios"),
         kv_dtype="fp8",
         module_names={
             "q_down": ("attn.wq_a", "attn.wkv"),

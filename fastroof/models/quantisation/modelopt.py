@@ -28,6 +28,7 @@ _ALGORITHMS: Final[dict[str, tuple[str, str]]] = {
     "FP8_PER_CHANNEL_PER_TOKEN": ("fp8", "fp8, a scale a row, dynamic"),
     "FP8_BLOCK_SCALES": ("fp8_block", f"fp8, blocks of {BLOCK} x {BLOCK}"),
     "FP8_PB_WO": ("fp8_block", f"fp8, blocks of {BLOCK} x {BLOCK}"),
+    "MXFP8": ("mxfp8", "mxfp8"),
     "NVFP4": ("nvfp4", "nvfp4"),
     "NVFP4_AWQ": ("nvfp4", "nvfp4"),
     "W4A16_NVFP4": ("nvfp4_wo", "nvfp4 weights alone"),

@@ -246,7 +246,7 @@ def test_a_family_may_have_names_of_its_own():
         (compressed(FLOAT8, FLOAT8, kv_cache_scheme={"num_bits": 8, "type": "int"}), "KV cache is in INT8"),
         (compressed(FLOAT8, FLOAT8, sparsity_config={"format": "sparse-24-bitmask"}), "sparse"),
         ({"quant_method": "compressed-tensors", "config_groups": []}, "config_groups"),
-        ({"quant_algo": "MXFP8"}, "quant_algo 'MXFP8' has no measured kernels"),
+        ({"quant_algo": "MXFP6"}, "quant_algo 'MXFP6' has no measured kernels"),
         ({"quant_algo": "MIXED_PRECISION", "quantized_layers": {}}, "quantized_layers"),
         ({"quant_algo": "NVFP4", "group_size": 32}, "must be 16"),
         ({"quant_algo": "FP8", "kv_cache_quant_algo": "NVFP4"}, "kv_dtype="),

@@ -1,0 +1,117 @@
+"""DeepSeek-V3.2 and GLM-5 to 5.3: latent attention to the tokens that an indexer picks, and experts.
+
+Layers of GLM-5.2 and 5.3 share an indexer: ``indexer_types`` says which have one, else every
+``index_topk_freq``-th from ``index_skip_topk_offset`` on and those before. ``moe_router_dtype`` says that
+GLM's router is kept in float32; it is timed in bf16, like every router. Layers that predict further tokens
+are left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from fastroof.models.experts import RoutedExperts
+from fastroof.models.families.family import Family
+from fastroof.models.hf import Fields
+from fastroof.models.layers import LayerKind
+from fastroof.models.mlp import GatedMlp, Mlp
+from fastroof.models.sparse import SparseLatentAttention
+
+__all__ = ["FAMILIES"]
+
+_INDEXED, _SHARED = "full", "shared"
+_DENSE, _SPARSE = "dense", "sparse"
+_ROUTER_DTYPES: Final = (None, "float32", "bfloat16")
+_INDEXER: Final = {"index": ("self_attn.indexer.wq_b", "self_attn.indexer.wk")}
+
+
+def _shares_index(fields: Fields, num_layers: int) -> list[bool]:
+    """Which layers attend to what another one's indexer picked."""
+    kinds = fields.of_layers("indexer_types", fields.texts("indexer_types"), num_layers)
+    pattern = fields.text("index_topk_pattern")
+    if kinds is None and pattern is not None:
+        named = [{"F": _INDEXED, "S": _SHARED}.get(letter, letter) for letter in pattern]
+        kinds = fields.of_layers("index_topk_pattern", named, num_layers)
+    if kinds is not None:
+        other = sorted(set(kinds) - {_INDEXED, _SHARED})
+        if other:
+            raise fields.error(f"indexer_types has {', '.join(other)}: {_INDEXED} and {_SHARED} would do")
+        if kinds[0] == _SHARED:
+            raise fields.error(f"indexer_types says {_SHARED} of the first layer, before any indexer")
+        return [kind == _SHARED for kind in kinds]
+    every, first = fields.size_or("index_topk_freq", 1), fields.count("index_skip_topk_offset", 2)
+    return [max(layer - first + 1, 0) % every != 0 for layer in range(num_layers)]
+
+
+def _has_experts(fields: Fields, num_layers: int) -> list[bool]:
+    kinds = fields.of_layers("mlp_layer_types", fields.texts("mlp_layer_types"), num_layers)
+    if kinds is not None:
+        other = sorted(set(kinds) - {_DENSE, _SPARSE})
+        if other:
+            raise fields.error(f"mlp_layer_types has {', '.join(other)}: {_DENSE} and {_SPARSE} would do")
+        return [kind == _SPARSE for kind in kinds]
+    first, every = fields.count("first_k_dense_replace"), fields.size_or("moe_layer_freq", 1)
+    return [layer >= first and layer % every == 0 for layer in range(num_layers)]
+
+
+def _mlps(fields: Fields, num_layers: int) -> list[Mlp]:
+    router = fields.text("moe_router_dtype")
+    if router not in _ROUTER_DTYPES:
+        raise fields.error(f"field moe_router_dtype must be float32 or bfloat16, got {router!r}")
+    width = fields.size("moe_intermediate_size")
+    experts = RoutedExperts(
+        fields.size("n_routed_experts"),
+        fields.size("num_experts_per_tok"),
+        width,
+        fields.count("n_shared_experts") * width,
+        router_bias=fields.config.get("topk_method", "noaux_tc") == "noaux_tc",
+    )
+    dense = GatedMlp(fields.size("intermediate_size"))
+    return [experts if has else dense for has in _has_experts(fields, num_layers)]
+
+
+def _layers(fields: Fields) -> list[LayerKind]:
+    num_layers = fields.num_layers
+    indexed = SparseLatentAttention(
+        fields.size("num_attention_heads"),
+        fields.size("q_lora_rank"),
+        fields.size("kv_lora_rank"),
+        fields.size("qk_nope_head_dim"),
+        fields.size("qk_rope_head_dim"),
+        fields.size("v_head_dim"),
+        fields.size("index_n_heads"),
+        fields.size("index_head_dim"),
+        fields.size("index_topk"),
+    )
+    shared = replace(indexed, shares_index=True)
+    hidden = fields.size("hidden_size")
+
+    def kind(shares: bool, mlp: Mlp) -> LayerKind:
+        attention = shared if shares else indexed
+        # refused where a file is read, not where a plan first asks
+        attention.module(hidden)
+        name = "moe" if mlp.has_experts else "dense"
+        return LayerKind(attention, mlp, f"{name} shared index" if shares else name)
+
+    shares, mlps = _shares_index(fields, num_layers), _mlps(fields, num_layers)
+    return [kind(*layer) for layer in zip(shares, mlps, strict=True)]
+
+
+FAMILIES: Final = (
+    Family(
+        "deepseek-v3.2",
+        {"deepseek_v32": ("DeepseekV32ForCausalLM",)},
+        _layers,
+        reads=("n_routed_experts", "kv_lora_rank", "index_topk"),
+        module_names=_INDEXER,
+    ),
+    Family(
+        "glm-5",
+        {"glm_moe_dsa": ("GlmMoeDsaForCausalLM",)},
+        _layers,
+        # GLM-5.2 in nvfp4 has the number of its experts twice
+        reads=("n_routed_experts", "num_experts", "kv_lora_rank", "index_topk"),
+        module_names=_INDEXER,
+    ),
+)

@@ -1,0 +1,272 @@
+"""Sparse attention with an indexer: DeepSeek's over latent vectors (DSA), MiniMax's over blocks (MSA).
+
+An indexer scores every token for every query, and attention goes over the best ones: its cost grows with
+kv_len without end, that of attention up to there. Both blocks were measured whole, from the input of their
+first projection to the output of their last, so a layer calls one kernel between its norm and its sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from fastroof.errors import ModelError
+from fastroof.models.exchange import after_attention
+from fastroof.models.execution import Execution
+from fastroof.models.layout import Layout
+from fastroof.models.sizes import check_sizes
+from fastroof.operators.calls import Call, Elementwise, MixerCall, MixerKernel
+from fastroof.operators.latent_widths import LATENT_SHAPES, LatentShape, shape_name
+from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES
+
+__all__ = ["MSA_HEAD_DIM", "BlockSparseAttention", "SparseLatentAttention"]
+
+ATTENTION_DTYPE: Final = "bf16"
+"""What attention computes in, in every table of such blocks."""
+
+INDEX_DTYPE: Final = "fp8"
+INDEX_GROUP: Final = 128
+INDEX_SCALE_BYTES: Final = 4
+"""The indexer's keys of DSA, in every engine: fp8, and a float32 scale of as many elements."""
+
+MSA_MODEL: Final = "minimax-m3"
+MSA_HEAD_DIM: Final = 128
+"""Of the one model whose blocks of MSA were measured, of its heads and of its indexer's."""
+
+
+def _block_calls(
+    operator: str,
+    key: tuple[str, str, str, str, int],
+    window: int,
+    hidden: int,
+    layout: Layout,
+    execution: Execution,
+) -> tuple[Call, ...]:
+    """The norm, a block that was measured whole, and what GPUs exchange after it."""
+    norm_bytes = 4.0 * hidden * ACTIVATION_BYTES
+    decode, prefill = (MixerKernel(f"{operator}_{phase}", key) for phase in ("decode", "prefill"))
+    return (
+        Elementwise("attention_norm", "attention rmsnorm", 1, norm_bytes),
+        MixerCall(1, decode, prefill, execution.kv_dtype, window=window),
+        *after_attention(hidden, layout, execution),
+    )
+
+
+def _block_dtype(weights: Mapping[str, int], execution: Execution) -> str:
+    """Format that most of a block's weights are computed in; of equal ones that of the output projection.
+
+    Tables have one format a block. Of checkpoints that mix them, as DeepSeek-V3.2's in nvfp4 does with its
+    output projections alone, most weights are read in this one.
+    """
+    totals: dict[str, int] = {}
+    for role, count in weights.items():
+        dtype = execution.kernel(role)
+        totals[dtype] = totals.get(dtype, 0) + count
+    most = max(totals.values())
+    of_output = execution.kernel("o")
+    return of_output if totals[of_output] == most else max(totals, key=lambda dtype: totals[dtype])
+
+
+@dataclass(frozen=True)
+class SparseLatentAttention:
+    """Latent attention to the tokens that an indexer picks (DSA), of DeepSeek-V3.2 and GLM-5.
+
+    Attributes
+    ----------
+    num_heads : int
+        Query heads of the whole layer; all share one latent vector a token.
+    q_lora_rank, kv_lora_rank : int
+        Widths of the compressed queries, keys and values.
+    nope_dim, rope_dim, v_dim : int
+        Of one head: keys without and with rotary part, values.
+    index_heads, index_dim : int
+        The indexer's heads and their width.
+    topk : int
+        Tokens that a query attends to at most.
+    shares_index : bool
+        Whether the layer attends to what an earlier layer's indexer picked, and has none of its own.
+    """
+
+    num_heads: int
+    q_lora_rank: int
+    kv_lora_rank: int
+    nope_dim: int
+    rope_dim: int
+    v_dim: int
+    index_heads: int
+    index_dim: int
+    topk: int
+    shares_index: bool = False
+    window = None
+    """It keeps every token, since it may pick any."""
+
+    def __post_init__(self) -> None:
+        """Refuse sizes no layer has, in layers that were built or changed by hand too."""
+        names = ("num_heads", "q_lora_rank", "kv_lora_rank", "nope_dim", "rope_dim", "v_dim")
+        check_sizes(self, *names, "index_heads", "index_dim", "topk")
+
+    def module(self, hidden: int) -> str:
+        """Name under which blocks of its widths were measured.
+
+        Raises
+        ------
+        ModelError
+            If none were.
+        """
+        index = (0, 0) if self.shares_index else (self.index_heads, self.index_dim)
+        shape = LatentShape(
+            hidden,
+            self.q_lora_rank,
+            self.kv_lora_rank,
+            self.nope_dim,
+            self.rope_dim,
+            self.v_dim,
+            *index,
+            self.topk,
+        )
+        name = shape_name(shape)
+        if name is None:
+            known = ", ".join(name for name, one in LATENT_SHAPES.items() if one.topk)
+            raise ModelError(
+                f"no block of sparse attention was measured with these widths ({shape}); known are those of "
+                f"{known}"
+            )
+        return name
+
+    def obstacles(self, layout: Layout) -> list[str]:
+        """What keeps it from being split so."""
+        if self.num_heads % layout.tp:
+            return [f"{self.num_heads} query heads do not divide by {layout.tp}"]
+        return []
+
+    def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
+        """Calls of one layer on one GPU, in their order.
+
+        Notes
+        -----
+        Projections, their norms, rotation, the indexer, the write to the caches and attention are one
+        measured block.
+        """
+        dtype = _block_dtype(self.linear_weights(hidden, layout), execution)
+        heads = self.num_heads // layout.tp
+        key = (dtype, execution.kv_dtype, ATTENTION_DTYPE, self.module(hidden), heads)
+        return _block_calls("dsa", key, self.topk, hidden, layout, execution)
+
+    def kv_bytes_per_token(self, layout: Layout, kv_dtype: str) -> float:
+        """Bytes that every GPU keeps of a token, of one layer: its latent vector, and the indexer's key.
+
+        Notes
+        -----
+        Nothing of it is divided by tp: all heads read the same vector. TensorRT-LLM's fp8 cache is counted;
+        FlashMLA's, which vLLM and SGLang have on Hopper, leaves the rotary part in bf16 and adds 4 scales:
+        656 bytes instead of 576.
+        """
+        latent = (self.kv_lora_rank + self.rope_dim) * DTYPE_BYTES[kv_dtype]
+        if self.shares_index:
+            return latent
+        scales = INDEX_SCALE_BYTES * -(-self.index_dim // INDEX_GROUP)
+        return latent + self.index_dim * DTYPE_BYTES[INDEX_DTYPE] + scales
+
+    def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
+        """Weights of the linear layers on one GPU, of one layer, by the role of their call."""
+        heads, latent = self.num_heads // layout.tp, self.kv_lora_rank
+        weights = {
+            "q_down": hidden * (self.q_lora_rank + latent + self.rope_dim),
+            "q_up": self.q_lora_rank * heads * (self.nope_dim + self.rope_dim),
+            "kv_up": latent * heads * (self.nope_dim + self.v_dim),
+            "o": heads * self.v_dim * hidden,
+        }
+        if not self.shares_index:
+            weights["index"] = (self.q_lora_rank * self.index_heads + hidden) * self.index_dim
+        return weights
+
+    def other_weights(self, hidden: int, layout: Layout) -> int:
+        """Weights that stay in bf16 on one GPU, of one layer: norms, and what weighs the indexer's heads."""
+        index = 0 if self.shares_index else hidden * self.index_heads + 2 * self.index_dim
+        return hidden + self.q_lora_rank + self.kv_lora_rank + index
+
+    def activation_width(self, hidden: int, layout: Layout) -> int:
+        """Elements a token that its widest kernel reads and writes on one GPU."""
+        heads = self.num_heads // layout.tp
+        return heads * (self.nope_dim + self.rope_dim + self.kv_lora_rank + self.rope_dim)
+
+
+@dataclass(frozen=True)
+class BlockSparseAttention:
+    """Grouped-query attention to the blocks of tokens that an indexer picks (MSA), of MiniMax-M3.
+
+    Attributes
+    ----------
+    num_q_heads, num_kv_heads, head_dim : int
+        Heads of the whole layer, and the width of one.
+    index_heads, index_dim : int
+        The indexer's query heads, as many as KV heads, and their width; it has one key a token.
+    topk_blocks, block_size : int
+        Blocks that a query attends to at most, and tokens of one.
+    """
+
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    index_heads: int
+    index_dim: int
+    topk_blocks: int
+    block_size: int
+    window = None
+    """It keeps every token, since it may pick any."""
+
+    def __post_init__(self) -> None:
+        """Refuse sizes no layer has, in layers that were built or changed by hand too."""
+        names = ("num_q_heads", "num_kv_heads", "head_dim", "index_heads", "index_dim")
+        check_sizes(self, *names, "topk_blocks", "block_size")
+        if self.num_q_heads % self.num_kv_heads:
+            raise ModelError(f"{self.num_q_heads} query heads do not divide by {self.num_kv_heads} KV heads")
+
+    @property
+    def topk(self) -> int:
+        """Tokens that a query attends to at most."""
+        return self.topk_blocks * self.block_size
+
+    def obstacles(self, layout: Layout) -> list[str]:
+        """What keeps it from being split so."""
+        heads, tp = (self.num_q_heads, self.num_kv_heads), layout.tp
+        reasons = [f"{heads[0]} query heads do not divide by {tp}"] if heads[0] % tp else []
+        if heads[1] % tp and tp % heads[1]:
+            reasons.append(f"{heads[1]} KV heads neither divide by {tp} nor can be replicated evenly")
+        return reasons
+
+    def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
+        """Calls of one layer on one GPU, in their order; projections to attention are one measured block."""
+        dtype = _block_dtype(self.linear_weights(hidden, layout), execution)
+        key = (dtype, execution.kv_dtype, ATTENTION_DTYPE, MSA_MODEL, self.num_q_heads // layout.tp)
+        return _block_calls("msa", key, self.topk, hidden, layout, execution)
+
+    def _kv_heads(self, layout: Layout) -> int:
+        return max(1, self.num_kv_heads // layout.tp)
+
+    def kv_bytes_per_token(self, layout: Layout, kv_dtype: str) -> float:
+        """Bytes that one GPU keeps of a token, of one layer: keys and values, and the indexer's key.
+
+        That one is in bf16 whatever the cache is, and on every GPU.
+        """
+        keys_and_values = 2 * self._kv_heads(layout) * self.head_dim * DTYPE_BYTES[kv_dtype]
+        return keys_and_values + self.index_dim * ACTIVATION_BYTES
+
+    def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
+        """Weights of the linear layers on one GPU, of one layer, by the role of their call."""
+        q_width = self.num_q_heads // layout.tp * self.head_dim
+        index_heads = max(1, self.index_heads // layout.tp)
+        return {
+            "qkv": hidden * (q_width + 2 * self._kv_heads(layout) * self.head_dim),
+            "o": hidden * q_width,
+            "index": hidden * (index_heads + 1) * self.index_dim,
+        }
+
+    def other_weights(self, hidden: int, layout: Layout) -> int:
+        """Weights that stay in bf16 on one GPU, of one layer: norms, of queries and keys too."""
+        return hidden + 2 * self.head_dim + 2 * self.index_dim
+
+    def activation_width(self, hidden: int, layout: Layout) -> int:
+        """Elements a token that its widest kernel reads and writes on one GPU."""
+        return 2 * (self.num_q_heads // layout.tp + self._kv_heads(layout)) * self.head_dim
