@@ -19,7 +19,8 @@ __all__ = ["PLANS_HELP", "GpuOption", "PlansArgument", "named_plans"]
 PLANS_HELP: Final = """\b
 A plan is MODEL[,KEY=VALUE...]: a preset or the path of a config.json, then any of name, gpu, tp, dtype,
 kv_dtype, runtime, method, max_tokens, max_seqs. Without a name it is called after its model and what
-differs from the defaults, as llama-3.1-70b-tp4-fp8. pp, dp, ep, moe_tp, routing and exchange split it.
+differs from the defaults, as llama-3.1-70b-tp4-fp8. pp, dp, ep, moe_tp, routing and exchange split it;
+eplb=yes (with num_slots), wide_experts=yes and two_batch_overlap=yes say how its experts run.
 """
 
 PlansArgument = Annotated[
@@ -32,7 +33,9 @@ GpuOption = Annotated[
 
 _WORDS: Final = ("dtype", "kv_dtype", "runtime", "method", "routing", "exchange")
 _SPLIT: Final = ("pp", "dp", "ep", "moe_tp")
-_NUMBERS: Final = ("tp", *_SPLIT, "max_tokens", "max_seqs")
+_NUMBERS: Final = ("tp", *_SPLIT, "num_slots", "max_tokens", "max_seqs")
+_FLAGS: Final = ("wide_experts", "eplb", "two_batch_overlap")
+_SAID: Final = (("experts", "wide"), ("num_slots", "slots"), ("two_batch_overlap", "two-batches"))
 _UNNAMED: Final = ("bf16", "kernels", "roofline")
 
 
@@ -84,8 +87,8 @@ def _read(text: str) -> tuple[str, str | None, str | None, dict[str, Any]]:
     for pair in pairs:
         key, equals, value = pair.partition("=")
         key = key.strip().replace("-", "_")
-        if not equals or not value or key not in ("name", "gpu", *_WORDS, *_NUMBERS):
-            keys = ", ".join(("name", "gpu", *_NUMBERS, *_WORDS))
+        if not equals or not value or key not in ("name", "gpu", *_WORDS, *_NUMBERS, *_FLAGS):
+            keys = ", ".join(("name", "gpu", *_NUMBERS, *_WORDS, *_FLAGS))
             raise PlanError(f"{text!r}: {pair!r} is not KEY=VALUE, where KEY is one of {keys}")
         if key in options:
             raise PlanError(f"{text!r} gives {key} twice")
@@ -93,6 +96,10 @@ def _read(text: str) -> tuple[str, str | None, str | None, dict[str, Any]]:
             if not value.isascii() or not value.isdigit():
                 raise PlanError(f"{text!r}: {key} needs a whole number, got {value!r}")
             options[key] = int(value)
+        elif key in _FLAGS:
+            if value not in ("yes", "no"):
+                raise PlanError(f"{text!r}: {key} is yes or no, got {value!r}")
+            options[key] = value == "yes"
         else:
             options[key] = value
     if not model or "=" in model:
@@ -108,6 +115,9 @@ def _name_of(plan: StepPlan) -> str:
     layout = plan.layout
     sizes = {"pp": layout.pp, "dp": layout.dp, "ep": layout.ep}
     parts += [f"{size}{count}" for size, count in sizes.items() if count > 1]
+    split = plan.describe()
+    parts += [f"{word}{split[key] if key == 'num_slots' else ''}" for key, word in _SAID if key in split]
+    parts += ["eplb"] if str(split.get("routing", "")).endswith("_eplb") else []
     if plan.kv_dtype != "bf16":
         parts.append(f"{plan.dtype}-kv-{plan.kv_dtype}")
     elif plan.dtype != "bf16":

@@ -13,6 +13,7 @@ __all__ = [
     "DpImbalance",
     "Dtype",
     "Ep",
+    "Eplb",
     "Exchange",
     "Gpu",
     "GpuName",
@@ -23,6 +24,7 @@ __all__ = [
     "Method",
     "Model",
     "MoeTp",
+    "NumSlots",
     "OneSource",
     "Pp",
     "Routing",
@@ -31,6 +33,8 @@ __all__ = [
     "TablesInstead",
     "TablesPath",
     "Tp",
+    "TwoBatchOverlap",
+    "WideExperts",
 ]
 
 GPU_NAMES: Final = ("--gpu", "--system")
@@ -63,6 +67,24 @@ Exchange = Annotated[
     typer.Option(
         help="How tokens reach experts: gather, alltoall, nvlink_one_sided or nvlink_two_sided (racks).  "
         "[default: as the runtime does]"
+    ),
+]
+WideExperts = Annotated[
+    bool | None,
+    typer.Option(
+        help="Whether experts run the kernels of wide expert parallelism.  "
+        "[default: over 8 groups, if measured]"
+    ),
+]
+Eplb = Annotated[bool, typer.Option("--eplb", help="Balance experts' load over GPUs, as was measured.")]
+NumSlots = Annotated[
+    int | None,
+    typer.Option(help="With --eplb: places for experts on all GPUs, copies in those beyond one an expert."),
+]
+TwoBatchOverlap = Annotated[
+    bool,
+    typer.Option(
+        "--two-batch-overlap", help="Halves of a batch take turns: one computes, one sends (modelled)."
     ),
 ]
 DpImbalance = Annotated[

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
-from fastroof.checks import is_number
+from fastroof.checks import is_number, is_whole_number
 from fastroof.errors import PlanError
 
 __all__ = ["ALLTOALL_RULES", "ANY_LAYOUT", "ATTENTION_SPLITS", "EP_SIZES", "LayoutRules"]
@@ -58,6 +58,9 @@ class LayoutRules:
         How attention's sums are formed there: all_reduce or reduce_scatter.
     copies_embedding : bool
         Whether every GPU has the whole embedding where attention is data parallel.
+    two_batches_from : tuple of int
+        Tokens of a rank from which steps of decodes alone, and steps with prefill, can be split into two
+        halves that take turns; empty where it has no such option.
     source : str
         Where all that is from.
     """
@@ -76,6 +79,7 @@ class LayoutRules:
     token_shares: str = "never"
     attention_sum: str = "all_reduce"
     copies_embedding: bool = False
+    two_batches_from: tuple[int, ...] = (2, 2)
     source: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
@@ -93,6 +97,8 @@ class LayoutRules:
                 if value not in allowed[key.name]:
                     choices = ", ".join(allowed[key.name])
                     raise PlanError(f"{key.name} must be one of {choices}, got {value!r}")
+            elif key.name == "two_batches_from":
+                object.__setattr__(self, key.name, _two_tokens(value))
             elif key.name == "gathered_bytes":
                 object.__setattr__(self, key.name, _element_bytes(value))
             elif isinstance(key.default, bool):
@@ -144,6 +150,16 @@ def _element_bytes(value: Any) -> tuple[tuple[str, float], ...]:
             f"{{nvfp4 = 0.5625}}, got {value!r}"
         )
     return tuple((name, float(size)) for name, size in sizes)
+
+
+def _two_tokens(value: Any) -> tuple[int, ...]:
+    is_list = isinstance(value, list | tuple)
+    if not is_list or len(value) not in (0, 2) or not all(is_whole_number(one) and one >= 2 for one in value):
+        raise PlanError(
+            f"two_batches_from must be tokens of decodes and of prefill, at least 2, or empty: [32, 512], "
+            f"got {value!r}"
+        )
+    return tuple(value)
 
 
 ANY_LAYOUT: Final = LayoutRules()

@@ -77,6 +77,9 @@ class Execution(NamedTuple):
         Whether gated experts run the kernels of wide expert parallelism, which compute alone.
     num_slots : int
         Places for experts on all GPUs where a load balancer copies some; 0: one an expert.
+    two_batches_from : tuple of int
+        Tokens of a rank from which steps of decodes alone, and steps with prefill, run as two halves whose
+        sending and computing overlap; empty where they never do.
     dp_imbalance : float
         Tokens of the most loaded attention-data-parallel rank over the mean of all; steps are those of the
         most loaded one.
@@ -96,6 +99,7 @@ class Execution(NamedTuple):
     dp_imbalance: float = 1.0
     wide_experts: bool = False
     num_slots: int = 0
+    two_batches_from: tuple[int, ...] = ()
 
     def stored(self, module: str) -> str:
         """Format in which the weights of a module are stored, such as ``qkv`` or ``experts``."""

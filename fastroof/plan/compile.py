@@ -43,6 +43,7 @@ def compile_plan(
     wide_experts: bool | None = None,
     eplb: bool = False,
     num_slots: int | None = None,
+    two_batch_overlap: bool = False,
     curves: CurveSource | None = None,
 ) -> StepPlan:
     """Compile a model on a GPU into a plan that times steps.
@@ -108,6 +109,10 @@ def compile_plan(
     num_slots : int, optional
         Places for experts on all GPUs of a group, with ``eplb``: more than experts holds copies of some, in
         memory too. By default one an expert.
+    two_batch_overlap : bool
+        Whether a step runs as two halves, one's tokens on their way to experts and back while the other
+        computes (modelled, see :mod:`fastroof.plan.two_batches`): with an all-to-all alone, from as many
+        tokens on as the engine's profile says.
     curves : CurveSource, optional
         Where latencies come from instead of the tables; plans of the same tables share theirs anyway.
 
@@ -137,6 +142,7 @@ def compile_plan(
     options = PlanOptions(
         tp, pp, dp, ep, moe_tp, dtype, kv_dtype, runtime, method, max_tokens, max_seqs, gemm_smoothing,
         routing, allow_modelled, exchange, dp_imbalance, wide_experts, eplb, num_slots,
+        two_batch_overlap,
     ).checked().of(model)  # fmt: skip
     check_tables(tables, gpu)
     check_kernels(tables, gpu, options)

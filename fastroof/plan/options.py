@@ -48,6 +48,7 @@ class PlanOptions(NamedTuple):
     wide_experts: bool | None = None
     eplb: bool = False
     num_slots: int | None = None
+    two_batch_overlap: bool = False
 
     @property
     def layout(self) -> Layout:
@@ -62,8 +63,9 @@ class PlanOptions(NamedTuple):
             _chosen("routing", self.routing, ROUTINGS, "; None takes the default")
         if not isinstance(self.allow_modelled, bool):
             raise PlanError(f"allow_modelled must be True or False, got {self.allow_modelled!r}")
-        if not isinstance(self.eplb, bool):
-            raise PlanError(f"eplb must be True or False, got {self.eplb!r}")
+        for name in ("eplb", "two_batch_overlap"):
+            if not isinstance(getattr(self, name), bool):
+                raise PlanError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if self.wide_experts is not None and not isinstance(self.wide_experts, bool):
             raise PlanError(
                 "wide_experts must be True, False or None for the engine's own choice, "

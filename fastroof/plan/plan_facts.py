@@ -183,6 +183,8 @@ class PlanFacts:
                 split["experts"] = "wide"
             if self.execution.num_slots:
                 split["num_slots"] = self.execution.num_slots
+            if self.execution.two_batches_from:
+                split["two_batch_overlap"] = "yes"
         if self.execution.dp_imbalance != 1.0:
             split["dp_imbalance"] = str(self.execution.dp_imbalance)
         return split

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -10,7 +11,7 @@ import numpy as np
 
 from fastroof.arrays import Array, Flags, Floats
 from fastroof.compiled import steps
-from fastroof.compiled.grids import FORM, FORM_LATENCY
+from fastroof.compiled.grids import FORM, FORM_LATENCY, grid_latency_us
 from fastroof.config import GpuSpec
 from fastroof.errors import PlanError
 from fastroof.lazy_property import lazy_property
@@ -33,6 +34,7 @@ from fastroof.plan.rows import ONCE, Ranks, RowCall, RowSums, origins_of, row_ca
 from fastroof.plan.step_error import ErrorSource
 from fastroof.plan.step_plan import StepPlan
 from fastroof.plan.table_curves import TableCurves
+from fastroof.plan.two_batches import Floors, check_two_batches, in_two_batches
 from fastroof.plan.wide_experts import wide_experts
 from fastroof.tables import Tables
 
@@ -242,7 +244,12 @@ def execution_of(model: ModelSpec, options: PlanOptions, curves: CurveSource) ->
         dp_imbalance=float(options.dp_imbalance),
     )
     wide = wide_experts(model, options.layout, options, execution, tables)
-    return execution._replace(wide_experts=wide.is_wide, num_slots=wide.num_slots, routing=wide.routing)
+    execution = execution._replace(wide_experts=wide.is_wide, num_slots=wide.num_slots, routing=wide.routing)
+    if not options.two_batch_overlap:
+        return execution
+    starts = options.runtime.layout.two_batches_from
+    check_two_batches(model, options.layout, execution, options.runtime.name, starts)
+    return execution._replace(two_batches_from=starts, shared_beside=False)
 
 
 def plan_recipe(
@@ -266,7 +273,7 @@ def plan_recipe(
     row_limit = max(options.max_tokens, options.max_seqs)
     ranks = Ranks.of(layout, execution)
     rows: list[RowCall] = []
-    attention = []
+    attention: list[_Attention] = []
     for kind, call in _in_order(model, made):
         if isinstance(call, AttentionCall | MixerCall):
             decodes, prompts = (step_attention(call, is_decode) for is_decode in (True, False))
@@ -283,6 +290,8 @@ def plan_recipe(
             )
         else:
             rows += row_calls(curves, call, kind, ranks, row_limit)
+    if execution.two_batches_from:
+        rows, attention = _in_two_batches(rows, attention, execution.two_batches_from, ranks)
     _check_windows(model, attention)
     if any(part.call.window and part.decode_block[FORM] != FORM_LATENCY for part in attention):
         raise PlanError(
@@ -299,6 +308,43 @@ def plan_recipe(
         attention=tuple(attention),
         error_source=ErrorSource.of(curves),
     )
+
+
+def _in_two_batches(
+    rows: Sequence[RowCall], attention: Sequence[_Attention], starts: tuple[int, ...], ranks: Ranks
+) -> tuple[list[RowCall], list[_Attention]]:
+    """Every kind's calls as two halves of a batch run them."""
+    made: list[RowCall] = []
+    places = [0]
+    for kind, group in itertools.groupby(rows, lambda call: call.kind):
+        calls = list(group)
+        if kind == ONCE:
+            parts = [*((call,) for call in calls), ()]
+        else:
+            least_us = [
+                (_least_us(part.decode_block), _least_us(part.prefill_block))
+                for part in attention
+                if part.kind == kind
+            ]
+            floors = (
+                Floors(*(sum(us) * 1.0 for us in zip(*least_us, strict=True)))
+                if least_us
+                else Floors(0.0, 0.0)
+            )
+            parts = in_two_batches(calls, floors, starts, ranks)
+        for part in parts[:-1]:
+            made += part
+            places.append(len(made))
+        made += parts[-1]
+        places[-1] = len(made)
+    return made, [part._replace(before=places[part.before]) for part in attention]
+
+
+def _least_us(block: Floats) -> float:
+    """Latency of the smallest attention that a block times, us."""
+    value, flag = np.empty(1), np.empty(1, np.uint8)
+    grid_latency_us(block, np.ones(1), np.ones(1), value, flag)
+    return float(value[0])
 
 
 def _check_windows(model: ModelSpec, attention: Sequence[_Attention]) -> None:

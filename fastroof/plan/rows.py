@@ -19,7 +19,7 @@ from fastroof.operators.calls import AttentionCall, Call, MixerCall, Parallel, R
 from fastroof.pack import SIZE_LIMIT
 from fastroof.plan.curves import CurveSource, RowCurve
 
-__all__ = ["ONCE", "Ranks", "RowCall", "RowSums", "origins_of", "row_calls", "sums_of"]
+__all__ = ["ONCE", "Ranks", "RowCall", "RowSums", "every_row", "origins_of", "row_calls", "sums_of"]
 
 
 ONCE = -1
@@ -162,12 +162,12 @@ def _longest_path(paths: Sequence[Sequence[RowCall]], ranks: Ranks) -> tuple[Row
     for number, path in enumerate(paths):
         for part in path:
             latency_us = np.where(longest == number, part.latency_us, 0.0)
-            curve = _every_row(part.curve, latency_us, part.origin, ranks)
+            curve = every_row(part.curve, latency_us, part.origin, ranks)
             calls.append(part._replace(curve=curve, latency_us=latency_us))
     return tuple(calls)
 
 
-def _every_row(curve: RowCurve, latency_us: Floats, origin: Flags, ranks: Ranks) -> RowCurve:
+def every_row(curve: RowCurve, latency_us: Floats, origin: Flags, ranks: Ranks) -> RowCurve:
     """A curve with a node at every number of rows that a step can have."""
     axis = np.r_[0.0, ranks.rows(curve.operator, len(latency_us) - 1)[1:], SIZE_LIMIT]
     nodes = np.r_[1, 1 : len(latency_us), len(latency_us) - 1]

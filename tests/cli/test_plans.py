@@ -30,6 +30,17 @@ def test_plans_are_named_after_what_they_are():
     assert plans["llama-3.1-8b-tp2-bf16-kv-fp8"].kv_dtype == "fp8"
 
 
+def test_plans_of_large_expert_parallelism_say_so():
+    sent = "qwen3-235b-a22b,dp=16,ep=16,exchange=alltoall,dtype=fp8_block,max_tokens=64"
+    plans = named_plans(
+        [sent, f"{sent},eplb=yes,num_slots=160", f"{sent},two_batch_overlap=yes,wide_experts=no"]
+    )
+    first, balanced, halves = plans
+    assert balanced == first.replace("fp8_block", "wide-slots160-eplb-fp8_block")
+    assert halves == first.replace("fp8_block", "two-batches-fp8_block")
+    assert plans[balanced].execution.num_slots == 160
+
+
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
@@ -39,6 +50,7 @@ def test_plans_are_named_after_what_they_are():
         (["llama-3.1-8b,tp="], "'tp=' is not KEY=VALUE"),
         (["llama-3.1-8b,tp=two"], "tp needs a whole number, got 'two'"),
         (["llama-3.1-8b,tp=2,tp=4"], "gives tp twice"),
+        (["llama-3.1-8b,eplb=1"], "eplb is yes or no, got '1'"),
         (["tp=2"], "starts with no model"),
         (["llama-3.1-8b", "llama-3.1-8b,tp=1"], "two plans are called 'llama-3.1-8b'"),
         (["llama-3.1-8b,tp=3"], "3"),
