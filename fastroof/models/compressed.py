@@ -17,18 +17,27 @@ from fastroof.models.execution import Execution
 from fastroof.models.layout import Layout
 from fastroof.models.sizes import check_sizes
 from fastroof.operators.calls import Call, Elementwise, MixerCall, MixerKernel
+from fastroof.operators.compressed_widths import (
+    COMPRESSED_SHAPES,
+    CSA,
+    ENTRY,
+    HCA,
+    HEADS_A_GROUP,
+    INDEX_DIM,
+    INDEX_HEADS,
+    O_LORA_RANK,
+    ROPE_DIM,
+    WINDOW,
+    WINDOW_ALONE,
+    CompressedShape,
+)
 from fastroof.units import ACTIVATION_BYTES
 
-__all__ = ["CSA", "HCA", "MEASURED_WIDTHS", "CompressedAttention", "CompressedWidths", "measured_as"]
+__all__ = ["CSA", "HCA", "CompressedAttention", "CompressedWidths", "measured_as"]
 
-CSA: Final = 4
-HCA: Final = 128
-WINDOW_ALONE: Final = 0
-"""Tokens an entry of the cache."""
-
-_OPERATORS: Final[Mapping[int, str]] = {CSA: "csa", HCA: "hca", WINDOW_ALONE: "hca"}
-_ENDINGS: Final[Mapping[int, str]] = {WINDOW_ALONE: "-window"}
-"""What operators call a model's blocks with the window alone."""
+_NO_ENTRIES: Final = 0
+_OPERATORS: Final[Mapping[int, str]] = {CSA: "csa", HCA: "hca", _NO_ENTRIES: "hca"}
+"""Operators by the tokens that an entry of the cache is made of."""
 
 STATE_BYTES: Final = 4
 """Compressors keep the tokens of an open entry in float32."""
@@ -71,13 +80,6 @@ class CompressedWidths(NamedTuple):
     topk: int
 
 
-MEASURED_WIDTHS: Final[Mapping[str, tuple[int, CompressedWidths]]] = {
-    "deepseek-v4-flash": (4096, CompressedWidths(64, 512, 64, 1024, 8, 1024, 128, 64, 128, 512)),
-    "deepseek-v4-pro": (7168, CompressedWidths(128, 512, 64, 1536, 16, 1024, 128, 64, 128, 1024)),
-}
-"""Model width and the others of models whose blocks were measured, by the name that their tables have."""
-
-
 def measured_as(hidden: int, widths: CompressedWidths) -> str:
     """Name of the model whose blocks have these widths.
 
@@ -86,14 +88,21 @@ def measured_as(hidden: int, widths: CompressedWidths) -> str:
     UnsupportedModelError
         If no such block was measured.
     """
-    for name, measured in MEASURED_WIDTHS.items():
-        if measured == (hidden, widths):
+    for name, shape in COMPRESSED_SHAPES.items():
+        if shape.has_entries and widths == _widths_of(shape) and hidden == shape.hidden:
             return name
     sizes = ", ".join(f"{name} {size}" for name, size in widths._asdict().items())
     raise UnsupportedModelError(
         f"compressed attention {hidden} wide ({sizes}) was not measured: blocks are those of "
-        f"{' and '.join(MEASURED_WIDTHS)}"
+        f"{' and '.join(name for name, shape in COMPRESSED_SHAPES.items() if shape.has_entries)}"
     )
+
+
+def _widths_of(shape: CompressedShape) -> CompressedWidths:
+    return CompressedWidths(
+        shape.num_heads, ENTRY, ROPE_DIM, shape.q_lora_rank, shape.num_heads // HEADS_A_GROUP, O_LORA_RANK,
+        WINDOW, INDEX_HEADS, INDEX_DIM, shape.topk,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -154,7 +163,7 @@ class CompressedAttention:
         hidden_bytes = float(hidden * ACTIVATION_BYTES)
         heads = self.widths.num_heads // layout.tp
         # attention computes in bf16 whatever the cache is: the one dtype that was measured
-        model = measured_as(hidden, self.widths) + _ENDINGS.get(self.ratio, "")
+        model = measured_as(hidden, self.widths) + ("" if self.ratio else WINDOW_ALONE)
         key = (execution.kernel("q_up"), execution.kv_dtype, "bf16", model, heads)
         operator = _OPERATORS[self.ratio]
         decode, prefill = (MixerKernel(f"{operator}_{phase}", key) for phase in ("decode", "prefill"))
@@ -183,7 +192,7 @@ class CompressedAttention:
         The last tokens that every layer keeps, and the compressors' open entries, are bytes of a sequence;
         of a layer with the window alone a token is an entry within it.
         """
-        if self.ratio == WINDOW_ALONE:
+        if self.ratio == _NO_ENTRIES:
             return float(self.entry_bytes(kv_dtype))
         index = self.index_bytes(kv_dtype) if self.ratio == CSA else 0
         return (self.entry_bytes(kv_dtype) + index) / self.ratio
@@ -194,7 +203,7 @@ class CompressedAttention:
         The window's entries, and the tokens of an entry that is not complete: keys and scores in float32, of
         CSA those of two entries at once, for its cache and for its indexer.
         """
-        if self.ratio == WINDOW_ALONE:
+        if self.ratio == _NO_ENTRIES:
             return 0.0
         w = self.widths
         overlap = 2 if self.ratio == CSA else 1
@@ -224,7 +233,7 @@ class CompressedAttention:
         """
         w = self.widths
         norms = hidden + w.q_lora_rank + w.head_dim + w.num_heads // layout.tp
-        if self.ratio == WINDOW_ALONE:
+        if self.ratio == _NO_ENTRIES:
             return norms
         overlap = 2 if self.ratio == CSA else 1
 

@@ -11,14 +11,14 @@ the top-k of flat scores, and the other one: 164 - 81 + 3. Both are rows of spar
 block so corrected (:mod:`fastroof.operators.peaked_scores`); lookups have the rows as they were measured.
 
 Layers with the window alone, two of Flash's, were measured by nobody: HCA lends its latency / B to blocks of
-a model that is named for it (:data:`WINDOW_ALONE`).
+a model that is named for it (:mod:`fastroof.operators.compressed_widths`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
@@ -34,6 +34,8 @@ from fastroof.operators.attention_modules import (
     prompts,
 )
 from fastroof.operators.attention_work import BATCH
+from fastroof.operators.compressed_widths import COMPRESSED_SHAPES, CSA, HCA, WINDOW, WINDOW_ALONE
+from fastroof.operators.compressed_work import block_bytes, block_parts, width_of
 from fastroof.operators.foreign_rows import (
     MEASURED,
     RUN,
@@ -51,75 +53,19 @@ from fastroof.operators.operator import (
     DatasheetClass,
     HoldoutGrid,
     Key,
-    by_word,
-    element_bytes,
 )
 from fastroof.operators.peaked_scores import peaked_table
 from fastroof.operators.prefix_price import NO_PREFIX, PrefixUs, measured_price
 from fastroof.operators.ragged import RaggedPrefill, WorkPart
 from fastroof.pack.ragged import RaggedTable
-from fastroof.units import ACTIVATION_BYTES
 
 if TYPE_CHECKING:
     from fastroof.tables import Tables
 
-__all__ = [
-    "COMPRESSED_SHAPES",
-    "ENTRY",
-    "INDEX_DIM",
-    "INDEX_HEADS",
-    "OPERATORS",
-    "WINDOW",
-    "WINDOW_ALONE",
-    "CompressedShape",
-    "compressed_model_names",
-]
+__all__ = ["OPERATORS", "compressed_model_names"]
 
-ENTRY: Final = 512
-"""Width of an entry of the cache, key and value at once."""
-INDEX_HEADS: Final = 64
-INDEX_DIM: Final = 128
-WINDOW: Final = 128
-_O_LORA_RANK: Final = 1024
-_HEADS_A_GROUP: Final = 8
-"""Heads that share one part of the output's low-rank projection."""
 _PRICED: Final = 256.0
 """New tokens of the prompts that a prefix is priced at."""
-_CSA: Final = 4
-_HCA: Final = 128
-WINDOW_ALONE: Final = "-window"
-"""What the name of a model ends in for its layers with the window alone: kernels of HCA without entries."""
-
-
-class CompressedShape(NamedTuple):
-    """Widths of one layer that differ between models.
-
-    Attributes
-    ----------
-    hidden : int
-        Width of the residual stream.
-    q_lora_rank : int
-        Width of the compressed queries.
-    topk : int
-        Entries that the indexer of a CSA layer picks.
-    has_entries : bool
-        Whether there is anything beside the window.
-    """
-
-    hidden: int
-    q_lora_rank: int
-    topk: int
-    has_entries: bool = True
-
-
-_MEASURED: Final = {
-    "deepseek-v4-flash": CompressedShape(4096, 1024, 512),
-    "deepseek-v4-pro": CompressedShape(7168, 1536, 1024),
-}
-
-COMPRESSED_SHAPES: Final[Mapping[str, CompressedShape]] = _MEASURED | {
-    f"{name}{WINDOW_ALONE}": shape._replace(has_entries=False) for name, shape in _MEASURED.items()
-}
 
 _NAMES: Final = {
     "sgl-project/DeepSeek-V4-Flash-FP8": "deepseek-v4-flash",
@@ -134,13 +80,6 @@ def compressed_model_names(words: Array) -> Array:
     distinct, index = np.unique(words.astype(str), return_inverse=True)
     renamed: Array = np.array([_NAMES.get(word, word) for word in distinct], object)[index]
     return renamed
-
-
-def _width(models: Array, name: str) -> Array:
-    def of(model: str) -> float:
-        return getattr(COMPRESSED_SHAPES[model], name) if model in COMPRESSED_SHAPES else np.nan
-
-    return by_word(models, of)
 
 
 # -- rows of the package ---------------------------------------------------------------------------
@@ -163,41 +102,6 @@ def _package_rows(raw: Raw, ratio: int) -> ForeignRows:
     return ForeignRows(rows.columns, out)
 
 
-# -- work ------------------------------------------------------------------------------------------
-
-
-def _weights(columns: Columns, ratio: int) -> tuple[Floats, Floats]:
-    """Weights of a block without its indexer, and of the indexer."""
-    hidden, q_lora = (_width(columns["model"], name) for name in ("hidden", "q_lora_rank"))
-    heads = columns["num_heads"]
-    # entries of CSA overlap: its compressor sees every token twice
-    seen = 2 if ratio == _CSA else 1
-    compressor = hidden * 2 * seen * ENTRY * _width(columns["model"], "has_entries")
-    own = hidden * (q_lora + ENTRY) + q_lora * heads * ENTRY + heads * ENTRY * _O_LORA_RANK
-    out = heads / _HEADS_A_GROUP * _O_LORA_RANK * hidden
-    indexer = q_lora * INDEX_HEADS * INDEX_DIM + hidden * (INDEX_HEADS + 2 * seen * INDEX_DIM)
-    return np.asarray(own + out + compressor), np.asarray(indexer if ratio == _CSA else 0.0 * indexer)
-
-
-def _work(columns: Columns, ratio: int, tokens: Floats, pairs: Sequence[Floats]) -> list[WorkPart]:
-    """Projections of some tokens; ``pairs`` of queries and entries that are scored and attended to."""
-    own, indexer = _weights(columns, ratio)
-    scored, attended = pairs
-    attention = 4.0 * columns["num_heads"] * ENTRY * attended
-    return [
-        WorkPart(np.asarray(2.0 * tokens * (own + indexer)), columns["dtype"]),
-        WorkPart(np.asarray(2.0 * INDEX_HEADS * INDEX_DIM * scored), "fp8"),
-        WorkPart(np.asarray(attention), columns["attn_dtype"]),
-    ]
-
-
-def _bytes(columns: Columns, ratio: int, tokens: Floats, scored: Floats, read: Floats) -> Floats:
-    """Weights once, tokens in and out, the indexer's keys and the entries that are read."""
-    weights = np.asarray(sum(_weights(columns, ratio)) * element_bytes(columns["dtype"]))
-    kv = read * ENTRY * element_bytes(columns["kv_dtype"]) + scored * INDEX_DIM
-    return np.asarray(weights + kv + 2.0 * ACTIVATION_BYTES * tokens * _width(columns["model"], "hidden"))
-
-
 class _Compressed(AttentionModule):
     """What blocks over a compressed cache have in common."""
 
@@ -213,9 +117,9 @@ class _Compressed(AttentionModule):
 
     def most(self, columns: Columns) -> Any:
         """Entries that a query attends to at most."""
-        if self.ratio == _CSA:
-            return _width(columns["model"], "topk")
-        return np.where(_width(columns["model"], "has_entries") > 0.0, np.inf, 0.0)
+        if self.ratio == CSA:
+            return width_of(columns["model"], "topk")
+        return np.where(width_of(columns["model"], "has_entries") > 0.0, np.inf, 0.0)
 
     # -- in steps ------------------------------------------------------------------------------------
 
@@ -232,10 +136,10 @@ class _Compressed(AttentionModule):
 
     def step_table(self, tables: Tables, key: Key) -> RaggedTable:
         """Rows of a measured block as steps run it."""
-        if self.ratio != _CSA:
+        if self.ratio != CSA:
             return tables.packed(self, key)
         model = key[3]
-        return peaked_table(tables, self, key, self.picks_by, model, _CSA, COMPRESSED_SHAPES[model].topk)
+        return peaked_table(tables, self, key, self.picks_by, model, CSA, COMPRESSED_SHAPES[model].topk)
 
 
 class _CompressedPrefill(_Compressed, RaggedPrefill):
@@ -252,8 +156,8 @@ class _CompressedPrefill(_Compressed, RaggedPrefill):
         batch, q_len, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
         entries = batch * causal_pairs(q_len, kv_len, self.ratio * self.most(columns)) / self.ratio
         near = batch * causal_pairs(q_len, kv_len, WINDOW)
-        scored = batch * causal_pairs(q_len, kv_len) / self.ratio if self.ratio == _CSA else 0.0 * batch
-        return _work(columns, self.ratio, batch * q_len, (np.asarray(scored), entries + near))
+        scored = batch * causal_pairs(q_len, kv_len) / self.ratio if self.ratio == CSA else 0.0 * batch
+        return block_parts(columns, self.ratio, batch * q_len, (np.asarray(scored), entries + near))
 
     def moved_bytes(self, columns: Columns) -> Floats:
         """Weights, tokens in and out, what of the cache all queries may pick."""
@@ -298,8 +202,8 @@ class _CompressedPrefill(_Compressed, RaggedPrefill):
         # nothing picks any number of entries where there are no new tokens
         most = np.maximum(picking, 1.0) * self.most(columns)
         read = np.minimum(kv_len / self.ratio, most) + np.minimum(kv_len, WINDOW)
-        scored = kv_len / self.ratio if self.ratio == _CSA else 0.0
-        return _bytes(columns, self.ratio, batch * q_len, batch * scored, batch * read)
+        scored = kv_len / self.ratio if self.ratio == CSA else 0.0
+        return block_bytes(columns, self.ratio, batch * q_len, batch * scored, batch * read)
 
 
 class _CompressedDecode(_Compressed):
@@ -310,15 +214,15 @@ class _CompressedDecode(_Compressed):
         """Projections, the indexer of CSA, attention to entries and to the window."""
         batch, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
         entries = np.minimum(kv_len / self.ratio, self.most(columns)) + np.minimum(kv_len, WINDOW)
-        scored = kv_len / self.ratio if self.ratio == _CSA else 0.0 * kv_len
-        return _work(columns, self.ratio, batch, (batch * scored, batch * entries))
+        scored = kv_len / self.ratio if self.ratio == CSA else 0.0 * kv_len
+        return block_parts(columns, self.ratio, batch, (batch * scored, batch * entries))
 
     def moved_bytes(self, columns: Columns) -> Floats:
         """Weights, tokens in and out, the entries read and the indexer's keys."""
         batch, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
         read = np.minimum(kv_len / self.ratio, self.most(columns)) + np.minimum(kv_len, WINDOW)
-        scored = kv_len / self.ratio if self.ratio == _CSA else 0.0
-        return _bytes(columns, self.ratio, batch, batch * scored, batch * read)
+        scored = kv_len / self.ratio if self.ratio == CSA else 0.0
+        return block_bytes(columns, self.ratio, batch, batch * scored, batch * read)
 
 
 _DEFAULTS: Final = {"dtype": "bf16", "kv_dtype": "fp8", "attn_dtype": "bf16", "model": "deepseek-v4-flash"}
@@ -330,7 +234,7 @@ class CsaPrefill(_CompressedPrefill):
     name = "csa_prefill"
     rank = 104
     datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"csa_prefill": DatasheetClass(67.0, 0.3)}
-    ratio = _CSA
+    ratio = CSA
     summary = "A CSA block (DeepSeek-V4) over prompts."
     defaults: ClassVar[Mapping[str, Any]] = {"batch_size": 1, **_DEFAULTS}
     holdouts = (HoldoutGrid("csa_prefill", "every second", {}, {}),)
@@ -340,7 +244,7 @@ class CsaPrefill(_CompressedPrefill):
             "sparse_attention",
             "dsv4_csa_context_module_perf",
             _COLUMNS,
-            prompts(partial(_package_rows, ratio=_CSA)),
+            prompts(partial(_package_rows, ratio=CSA)),
             RUN,
         ),
     )
@@ -352,7 +256,7 @@ class CsaDecode(_CompressedDecode):
     name = "csa_decode"
     rank = 106
     datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"csa_decode": DatasheetClass(67.0, 0.54)}
-    ratio = _CSA
+    ratio = CSA
     summary = "A CSA block, one new token a sequence."
     defaults: ClassVar[Mapping[str, Any]] = _DEFAULTS
     holdouts = (HoldoutGrid("csa_decode", "every second", {}, {}),)
@@ -362,7 +266,7 @@ class CsaDecode(_CompressedDecode):
             "sparse_attention",
             "dsv4_csa_generation_module_perf",
             _COLUMNS,
-            decodes(partial(_package_rows, ratio=_CSA)),
+            decodes(partial(_package_rows, ratio=CSA)),
             RUN,
         ),
     )
@@ -374,7 +278,7 @@ class HcaPrefill(_CompressedPrefill):
     name = "hca_prefill"
     rank = 108
     datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"hca_prefill": DatasheetClass(43.0, 0.3)}
-    ratio = _HCA
+    ratio = HCA
     summary = "An HCA block (DeepSeek-V4) over prompts."
     defaults: ClassVar[Mapping[str, Any]] = {"batch_size": 1, **_DEFAULTS}
     holdouts = (HoldoutGrid("hca_prefill", "every second", {}, {}),)
@@ -384,7 +288,7 @@ class HcaPrefill(_CompressedPrefill):
             "sparse_attention",
             "dsv4_hca_context_module_perf",
             _COLUMNS,
-            prompts(partial(_package_rows, ratio=_HCA)),
+            prompts(partial(_package_rows, ratio=HCA)),
             RUN,
         ),
     )
@@ -396,7 +300,7 @@ class HcaDecode(_CompressedDecode):
     name = "hca_decode"
     rank = 110
     datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"hca_decode": DatasheetClass(43.0, 0.49)}
-    ratio = _HCA
+    ratio = HCA
     summary = "An HCA block, one new token a sequence."
     defaults: ClassVar[Mapping[str, Any]] = _DEFAULTS
     holdouts = (HoldoutGrid("hca_decode", "every second", {}, {}),)
@@ -406,7 +310,7 @@ class HcaDecode(_CompressedDecode):
             "sparse_attention",
             "dsv4_hca_generation_module_perf",
             _COLUMNS,
-            decodes(partial(_package_rows, ratio=_HCA)),
+            decodes(partial(_package_rows, ratio=HCA)),
             RUN,
         ),
     )

@@ -16,14 +16,8 @@ from fastroof.arrays import Array, Floats
 from fastroof.columns import Column
 from fastroof.operators.attention_modules import MODULE_COLUMNS
 from fastroof.operators.attention_work import BATCH
-from fastroof.operators.compressed_attention import (
-    COMPRESSED_SHAPES,
-    ENTRY,
-    INDEX_DIM,
-    INDEX_HEADS,
-    WINDOW,
-    compressed_model_names,
-)
+from fastroof.operators.compressed_attention import compressed_model_names
+from fastroof.operators.compressed_widths import COMPRESSED_SHAPES, ENTRY, INDEX_DIM, INDEX_HEADS, WINDOW
 from fastroof.operators.foreign_rows import (
     RUN,
     ForeignRows,
