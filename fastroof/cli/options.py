@@ -65,7 +65,8 @@ AllowModelled = Annotated[
 Exchange = Annotated[
     str | None,
     typer.Option(
-        help="How tokens reach experts: gather, alltoall, nvlink_one_sided or nvlink_two_sided (racks).  "
+        help="How tokens reach experts: gather, alltoall, nvlink_one_sided or nvlink_two_sided (racks), "
+        "or megamoe (one kernel with the experts).  "
         "[default: as the runtime does]"
     ),
 ]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-from fastroof.models.exchange_rules import ExchangeRules
+from fastroof.models.exchange_rules import SENDING_EXPERTS, ExchangeRules
 from fastroof.models.execution import Execution
 from fastroof.models.layout import Layout
 from fastroof.operators.calls import AllReduce, Collective, Dispatch, Role, RowOperator, Steps
@@ -27,6 +27,7 @@ __all__ = [
     "after_shared",
     "back_from_experts",
     "before_experts",
+    "experts_send",
     "sends_to_experts",
     "shares_tokens",
 ]
@@ -63,6 +64,11 @@ def sends_to_experts(layout: Layout, rules: ExchangeRules, topk: int) -> bool:
     if layout.ep == 1 or layout.moe_tp > 1 or (rules.alltoall_needs_dp and layout.dp == 1):
         return False
     return rules.alltoall == "always" or (rules.alltoall == "over_topk" and layout.ep > topk)
+
+
+def experts_send(layout: Layout, rules: ExchangeRules, topk: int) -> bool:
+    """Whether the experts' own kernel sends their tokens."""
+    return SENDING_EXPERTS in rules.libraries and sends_to_experts(layout, rules, topk)
 
 
 def shares_tokens(layout: Layout, rules: ExchangeRules, topk: int) -> bool:
@@ -151,6 +157,8 @@ def _exchange(
 ) -> list[RowOperator]:
     """One phase of the all-to-all, as the libraries of both kinds of steps send it."""
     rules = execution.exchange
+    if SENDING_EXPERTS in rules.libraries:
+        return []
     shapes = (hidden, experts.topk, experts.num_experts, layout.ep, layout.tp)
     role: Role = "experts_dispatch" if phase == "dispatch" else "experts_combine"
     decodes, prompts = rules.libraries

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-__all__ = ["ALLTOALL", "ATTENTION_SUMS", "TOKEN_SHARES", "ExchangeRules"]
+__all__ = ["ALLTOALL", "ATTENTION_SUMS", "SENDING_EXPERTS", "TOKEN_SHARES", "ExchangeRules"]
 
 ALLTOALL: Final = ("never", "over_topk", "always")
 """Whether tokens are sent to their experts alone: also where expert groups outnumber a token's experts."""
@@ -12,6 +12,9 @@ ALLTOALL: Final = ("never", "over_topk", "always")
 TOKEN_SHARES: Final = ("never", "with_ep", "always")
 """Whether the GPUs of a rank, where attention is split by tp and dp at once, each take a share of its tokens
 to the experts: also only with groups of experts."""
+
+SENDING_EXPERTS: Final = "megamoe"
+"""What stands in the place of a library where the experts' own kernel sends tokens."""
 
 ATTENTION_SUMS: Final = ("all_reduce", "reduce_scatter")
 """How the sums of attention are formed where tokens are then shared."""
@@ -27,7 +30,8 @@ class ExchangeRules(NamedTuple):
     alltoall_needs_dp : bool
         Whether only ranks of attention data parallelism send tokens so.
     libraries : tuple of (str, str)
-        The library that sends tokens in steps of decodes alone, and in steps with prefill.
+        The library that sends tokens in steps of decodes alone, and in steps with prefill; both
+        :data:`SENDING_EXPERTS` where the experts' kernel does.
     comm_dtypes : tuple of str
         Formats of experts in which such a library sends; others go as it sends unasked.
     gathered_bytes : tuple of (str, float)

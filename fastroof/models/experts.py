@@ -7,7 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from fastroof.errors import ModelError
-from fastroof.models.exchange import add_up_experts, after_shared, back_from_experts, before_experts
+from fastroof.models.exchange import (
+    add_up_experts,
+    after_shared,
+    back_from_experts,
+    before_experts,
+    experts_send,
+)
 from fastroof.models.execution import Execution
 from fastroof.models.layout import Layout
 from fastroof.models.linear import linear_calls
@@ -147,11 +153,15 @@ class RoutedExperts:
         ]
 
     def _experts(self, width: int, layout: Layout, execution: Execution) -> list[RowOperator]:
-        """The fused kernel; of wide expert parallelism one in prompts and another in decodes."""
+        """The fused kernel; wide ones, and those that send, are others in prompts than in decodes."""
         call = Experts(
             "experts", "experts", 1, width, self.intermediate, self.topk, self.num_experts, layout.moe_tp,
             layout.ep, execution.kernel("experts"), execution.routing, self.is_gated,
         )  # fmt: skip
+        if experts_send(layout, execution.exchange, self.topk):
+            return [
+                replace(call, phase=phase, sends=True, steps=steps) for phase, steps in PHASES_OF_WIDE_EXPERTS
+            ]
         if not execution.wide_experts or not self.is_gated:
             return [call]
         slots = execution.num_slots or self.num_experts

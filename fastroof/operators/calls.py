@@ -160,10 +160,12 @@ class Experts:
     is_gated : bool
         Three GEMMs an expert; two without a gate.
     phase : str
-        ``context`` or ``generation`` of kernels of wide expert parallelism, which compute alone; empty of
-        others.
+        ``context`` or ``generation`` of kernels of wide expert parallelism, which compute alone, and of
+        those that send; empty of others.
     num_slots : int
-        Of those: places for experts on all GPUs, more than experts where a load balancer copies some.
+        Of the former: places for experts on all GPUs, more than experts where a load balancer copies some.
+    sends : bool
+        Whether the kernel sends tokens to their experts and back itself.
     """
 
     role: Role
@@ -182,10 +184,13 @@ class Experts:
     steps: Steps = "all"
     phase: str = ""
     num_slots: int = 0
+    sends: bool = False
 
     @property
     def operator(self) -> str:
         """The operator whose tables have it."""
+        if self.sends:
+            return "megamoe"
         if self.phase:
             return "moe_wide"
         return "moe" if self.is_gated else "moe_nongated"

@@ -1,8 +1,9 @@
 """Experts over many GPUs, and what runs beside them: the kernels of wide expert parallelism.
 
 ``moe_wide`` is the computing alone, after tokens have arrived (:mod:`fastroof.operators.expert_dispatch`);
-``megamoe`` is one kernel that sends, computes and brings back. Tokens of both are those of all GPUs that
-share the experts, as in ``moe``. ``mlp`` is a gated MLP of one GPU: a shared expert, a dense layer.
+one kernel that sends, computes and brings back is :mod:`fastroof.operators.sending_experts`. Tokens are those
+of all GPUs that share the experts, as in ``moe``. ``mlp`` is a gated MLP of one GPU: a shared expert, a
+dense layer.
 """
 
 from __future__ import annotations
@@ -51,11 +52,21 @@ if TYPE_CHECKING:
     from fastroof.load import MeasuredTable
     from fastroof.tables import Tables
 
-__all__ = ["MEGAMOE", "MLP", "MOE_WIDE", "OPERATORS", "MegaMoe", "Mlp", "WideMoe"]
+__all__ = [
+    "EXPERT_COLUMNS",
+    "GLOBAL_TOKENS",
+    "MLP",
+    "MOE_WIDE",
+    "OPERATORS",
+    "PHASE",
+    "GlobalExperts",
+    "Mlp",
+    "WideMoe",
+]
 
 _, _HIDDEN, _INTERMEDIATE, _TOPK, _NUM_EXPERTS, _, _MOE_EP, _DISTRIBUTION = EXPERT_KEYS
 _SLOTS: Final = Column("num_slots", "int", "", "places for experts on all GPUs: more where some are doubled")
-_PHASE: Final = Column("phase", "text", "", "context or generation; any where an engine has one kernel")
+PHASE: Final = Column("phase", "text", "", "context or generation; any where an engine has one kernel")
 _TOKENS: Final = Column("num_tokens", "int", "tokens", "tokens of all GPUs that share the experts")
 
 
@@ -92,7 +103,7 @@ def _trtllm_rows(raw: Raw) -> ForeignRows:
     return _experts(raw, "any", raw["num_slots"])
 
 
-_EXPERT_COLUMNS: Final = (
+EXPERT_COLUMNS: Final = (
     *text_columns("moe_dtype", "distribution"),
     *size_columns("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size"),
     *size_columns("num_tokens"),
@@ -100,7 +111,7 @@ _EXPERT_COLUMNS: Final = (
 )
 
 
-class _Experts(SizedOperator):
+class GlobalExperts(SizedOperator):
     """Gated experts of many GPUs, by the tokens of all of them."""
 
     axes = (_TOKENS,)
@@ -164,27 +175,27 @@ class _Experts(SizedOperator):
         return float(self.flops(self._key_columns(key, 1))[0])
 
 
-_GLOBAL_TOKENS: Final = "num_tokens are those of all GPUs that share the experts"
+GLOBAL_TOKENS: Final = "num_tokens are those of all GPUs that share the experts"
 
 
-class WideMoe(_Experts, PerRowOperator):
+class WideMoe(GlobalExperts, PerRowOperator):
     """Experts of wide expert parallelism: the most loaded GPU's computing."""
 
     name = "moe_wide"
     rank = 52
     summary = "Experts over many GPUs, computing alone."
     keys = (
-        DTYPE, _HIDDEN, _INTERMEDIATE, _TOPK, _NUM_EXPERTS, _SLOTS, _MOE_EP, _PHASE, _DISTRIBUTION,
+        DTYPE, _HIDDEN, _INTERMEDIATE, _TOPK, _NUM_EXPERTS, _SLOTS, _MOE_EP, PHASE, _DISTRIBUTION,
     )  # fmt: skip
     defaults: ClassVar[Mapping[str, Any]] = {"phase": "generation", "dtype": "fp8_block"}
     datasheet_error = MoeOperator.datasheet_error
     holdouts = (HoldoutGrid("moe_wide", "every second", {}, {}),)
     coverages = (HoldoutGrid("moe_wide", "all", {}, {}),)
     package_files = (
-        PackageFile("moe", "wideep_context_moe_perf", _EXPERT_COLUMNS, _context_rows, RUN),
-        PackageFile("moe", "wideep_generation_moe_perf", _EXPERT_COLUMNS, _generation_rows, RUN),
+        PackageFile("moe", "wideep_context_moe_perf", EXPERT_COLUMNS, _context_rows, RUN),
+        PackageFile("moe", "wideep_generation_moe_perf", EXPERT_COLUMNS, _generation_rows, RUN),
         PackageFile(
-            "moe", "wideep_moe_perf", (*_EXPERT_COLUMNS, *size_columns("num_slots")), _trtllm_rows, RUN
+            "moe", "wideep_moe_perf", (*EXPERT_COLUMNS, *size_columns("num_slots")), _trtllm_rows, RUN
         ),
     )
 
@@ -194,7 +205,7 @@ class WideMoe(_Experts, PerRowOperator):
 
     def package_notes(self, columns: Mapping[str, Columns], gpu: GpuSpec) -> dict[str, Any]:
         """Whose tokens are counted."""
-        return {"note": f"{_GLOBAL_TOKENS}; the GPU that was measured is the most loaded one"}
+        return {"note": f"{GLOBAL_TOKENS}; the GPU that was measured is the most loaded one"}
 
     # -- in plans ----------------------------------------------------------------------------------
 
@@ -264,59 +275,6 @@ class WideMoe(_Experts, PerRowOperator):
     def datasheet_nodes(self, call: Experts, gpu: GpuSpec) -> RowNodes:
         """That of experts, with as many as there are places."""
         return MOE.datasheet_nodes(replace(call, num_experts=call.num_slots, phase=""), gpu)
-
-
-def _megamoe_rows(raw: Raw) -> ForeignRows:
-    dtype = dtype_names(raw["moe_dtype"])
-    columns = {
-        "dtype": dtype,
-        "hidden": raw["hidden_size"],
-        "intermediate": raw["inter_size"],
-        "moe_ep": raw["moe_ep_size"],
-        # num_tokens of the file are those of one GPU
-        "num_tokens": raw["global_num_tokens"],
-        **{name: raw[name] for name in ("topk", "num_experts", "phase", "distribution")},
-        **measured_us(raw),
-    }
-    other = {
-        "experts that are split": raw["moe_tp_size"] > 1,
-        "shared experts in the kernel": raw["num_fused_shared_experts"] > 0,
-    }
-    return ForeignRows(columns, unknown_dtypes(dtype) | other)
-
-
-class MegaMoe(_Experts):
-    """Dispatch, experts and combine in one kernel of DeepGEMM."""
-
-    name = "megamoe"
-    rank = 53
-    summary = "Experts over many GPUs, tokens sent too."
-    keys = (DTYPE, _HIDDEN, _INTERMEDIATE, _TOPK, _NUM_EXPERTS, _MOE_EP, _PHASE, _DISTRIBUTION)
-    defaults: ClassVar[Mapping[str, Any]] = {
-        "phase": "generation",
-        "distribution": "balanced",
-        "dtype": "w4a8_mxfp4_mxfp8",
-    }
-    holdouts = (HoldoutGrid("megamoe", "every second", {}, {}),)
-    coverages = (HoldoutGrid("megamoe", "all", {}, {}),)
-    package_files = (
-        PackageFile(
-            "moe",
-            "dsv4_megamoe_module_perf",
-            (
-                *_EXPERT_COLUMNS,
-                *text_columns("phase"),
-                *size_columns("global_num_tokens"),
-                *size_columns("num_fused_shared_experts", minimum=0),
-            ),
-            _megamoe_rows,
-            RUN,
-        ),
-    )
-
-    def package_notes(self, columns: Mapping[str, Columns], gpu: GpuSpec) -> dict[str, Any]:
-        """Whose tokens are counted."""
-        return {"note": f"{_GLOBAL_TOKENS}: global_num_tokens of the file, whose num_tokens are one GPU's"}
 
 
 def _mlp(raw: Raw, phase: str) -> ForeignRows:
@@ -404,6 +362,5 @@ class Mlp(SizedOperator):
 
 
 MOE_WIDE: Final = WideMoe()
-MEGAMOE: Final = MegaMoe()
 MLP: Final = Mlp()
-OPERATORS: Final = (MOE_WIDE, MEGAMOE, MLP)
+OPERATORS: Final = (MOE_WIDE, MLP)

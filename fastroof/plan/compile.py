@@ -95,8 +95,8 @@ def compile_plan(
     exchange : str, optional
         How tokens reach experts on other GPUs: ``gather`` (all-gather and reduce-scatter, or all-reduces) or
         ``alltoall`` (dispatch and combine, in their low-latency kind in steps of decodes alone), or
-        all-to-all by the kernels of a rack, ``nvlink_one_sided`` or ``nvlink_two_sided``; by default as the
-        engine does it by itself.
+        all-to-all by the kernels of a rack, ``nvlink_one_sided`` or ``nvlink_two_sided``, or ``megamoe``, by
+        the experts' own kernel, which sends and computes; by default as the engine does it by itself.
     dp_imbalance : float
         Tokens of the most loaded rank of ``dp`` over the mean of all, at least 1. Steps are those of the
         most loaded rank: experts get ``dp / dp_imbalance`` times its tokens.

@@ -8,7 +8,7 @@ from fastroof.config import GpuSpec
 from fastroof.engines.profile import EngineProfile
 from fastroof.errors import PlanError
 from fastroof.models import Layout, ModelSpec
-from fastroof.models.exchange_rules import ExchangeRules
+from fastroof.models.exchange_rules import SENDING_EXPERTS, ExchangeRules
 from fastroof.models.execution import Execution
 from fastroof.models.experts import RoutedExperts
 from fastroof.models.quantisation.scheme import BLOCK
@@ -18,9 +18,9 @@ __all__ = ["EXCHANGES", "check_engine_layout", "check_expert_blocks", "exchange_
 RACK_LIBRARIES: Final = ("nvlink_one_sided", "nvlink_two_sided")
 """Whose GPUs write into each other's memory over NVLink: alone, or after they told each other what comes."""
 
-EXCHANGES: Final = ("gather", "alltoall", *RACK_LIBRARIES)
-"""How tokens reach experts on other GPUs: gathered, or sent to their experts alone, as the engine does or by
-kernels of NVLink."""
+EXCHANGES: Final = ("gather", "alltoall", *RACK_LIBRARIES, SENDING_EXPERTS)
+"""How tokens reach experts on other GPUs: gathered, or sent to their experts alone, as the engine does, by
+kernels of NVLink or by the experts' own kernel."""
 
 NODE_GPUS: Final = 8
 """GPUs behind one NVLink switch where that is a node; a rack has more."""
@@ -44,7 +44,7 @@ def exchange_rules(engine: EngineProfile, gpu: GpuSpec, exchange: str | None) ->
     if exchange is not None:
         alltoall = "never" if exchange == "gather" else "always"
     libraries = (rules.decode_library, rules.prefill_library)
-    if exchange in RACK_LIBRARIES:
+    if exchange in (*RACK_LIBRARIES, SENDING_EXPERTS):
         libraries = (exchange, exchange)
     elif on_rack and rules.rack_library:
         libraries = (rules.rack_library, rules.rack_library)

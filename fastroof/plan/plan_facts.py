@@ -19,7 +19,7 @@ from fastroof.operators.calls import AttentionCall
 from fastroof.plan.attention import PlanAttention, heads_of
 from fastroof.plan.curves import RowCurve
 from fastroof.plan.decode_lines import decode_lines
-from fastroof.plan.exchange import RACK_LIBRARIES
+from fastroof.plan.exchange import EXCHANGES
 from fastroof.plan.images import EncoderTime, images_us
 from fastroof.plan.kernel_sources import source_words
 from fastroof.plan.memory import PlanMemory, plan_memory
@@ -178,7 +178,7 @@ class PlanFacts:
             split["routing"] = self.execution.routing
             if self.execution.exchange.alltoall != "never":
                 library = self.execution.exchange.libraries[0]
-                split["exchange"] = library if library in RACK_LIBRARIES else "alltoall"
+                split["exchange"] = library if library in EXCHANGES else "alltoall"
             if self.execution.wide_experts:
                 split["experts"] = "wide"
             if self.execution.num_slots:

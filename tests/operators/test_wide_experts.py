@@ -14,7 +14,8 @@ from fastroof.errors import MissingTableError
 from fastroof.operators.calls import Experts
 from fastroof.operators.expert_work import moe_bytes, moe_flops
 from fastroof.operators.rows import CurveOptions
-from fastroof.operators.wide_experts import MEGAMOE, MLP, MOE_WIDE
+from fastroof.operators.sending_experts import MEGAMOE
+from fastroof.operators.wide_experts import MLP, MOE_WIDE
 from fastroof.plan.curves import RowCurve, row_values
 from tests.operators.package_columns import converted, lists
 from tests.reference.handmade import handmade_tables
