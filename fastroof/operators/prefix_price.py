@@ -74,5 +74,6 @@ def measured_price(table: RaggedTable, prices: PrefixUs, window: int) -> tuple[f
         return 1.0, 1.0
     shares: Floats = (np.stack([far, near], axis=1) / table.latency_us[:, None])[told]
     paid = (1.0 - fresh_us / table.latency_us)[told]
-    ratios = np.linalg.lstsq(shares, paid, rcond=None)[0]
-    return max(1.0, float(ratios[0])), max(1.0, float(ratios[1]))
+    beyond = max(1.0, float(np.linalg.lstsq(shares, paid, rcond=None)[0][0]))
+    within = np.linalg.lstsq(shares[:, 1:], paid - beyond * shares[:, 0], rcond=None)[0]
+    return beyond, max(1.0, float(within[0]))

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from fastroof import load_gpu
 from fastroof.errors import MissingTableError
+from fastroof.operators.calls import HyperConnection
 from fastroof.operators.hyper_connections import (
     HYPER_CONNECTIONS,
     hyper_connection_bytes,
     hyper_connection_flops,
 )
+from fastroof.operators.operator import METHODS
+from fastroof.operators.rows import CurveOptions
 from tests.operators.package_columns import converted, lists
 from tests.reference.handmade import handmade_tables
 
@@ -53,3 +58,38 @@ def test_measured_points_come_back_and_between_them_time_is_linear():
     np.testing.assert_allclose(answer.mfu, flops / (answer.latency_us * 1e-6 * H100.peak("bf16")), rtol=1e-12)
     with pytest.raises(MissingTableError):
         tables.lookup("hyper_connections", stage="pre", hidden=7168, num_tokens=1, sites=1)
+
+
+CALL = HyperConnection("hyper_connection", "before", 1, "pre", 7168, 4, 20, 2)
+
+
+def test_a_plan_reads_its_rows_as_lookups_do(h100):
+    tokens = np.array([1, 7, 64, 1000, 8192])
+    for stage in ("pre", "post"):
+        call = replace(CALL, stage=stage)
+        for method in METHODS:
+            nodes = HYPER_CONNECTIONS.row_nodes(call, h100, CurveOptions(method), 8192)
+            found = h100.lookup(
+                "hyper_connections", stage=stage, hidden=7168, num_tokens=tokens, method=method
+            )
+            np.testing.assert_allclose(
+                np.interp(tokens, nodes.axis, nodes.value), found.latency_us, rtol=1e-9
+            )
+        variance = HYPER_CONNECTIONS.row_variance(call, h100, tokens.astype(float))
+        errors = h100.lookup(
+            "hyper_connections", stage=stage, hidden=7168, num_tokens=tokens, with_error=True
+        ).relative_error
+        assert (np.sqrt(variance) <= errors * (1 + 1e-9)).all()
+
+
+def test_without_tables_streams_cost_their_bytes(h100):
+    nodes = HYPER_CONNECTIONS.datasheet_nodes(CALL, H100)
+    assert set(nodes.flag) == {4}
+    for tokens in (1024, 16384):
+        measured = float(
+            h100.lookup("hyper_connections", stage="pre", hidden=7168, num_tokens=tokens).latency_us
+        )
+        modelled = float(np.interp(tokens, nodes.axis, nodes.value))
+        assert 0.6 < modelled / measured < 1.6
+    with pytest.raises(MissingTableError):
+        HYPER_CONNECTIONS.serving(replace(CALL, hidden=5120), h100)

@@ -57,7 +57,10 @@ def _call_us(tables: Any, call: Any, rows: dict[str, int], requests: list[Reques
     elif isinstance(call, Experts):
         names = ("dtype", "hidden", "intermediate", "topk", "num_experts", "moe_ep", "distribution")
         shape = {name: getattr(call, name) for name in names}
-        shape |= {"num_slots": call.num_slots, "phase": "any"} if call.phase else {"moe_tp": call.moe_tp}
+        if call.sends:
+            shape |= {"phase": call.phase}
+        else:
+            shape |= {"num_slots": call.num_slots, "phase": "any"} if call.phase else {"moe_tp": call.moe_tp}
         us = tables.lookup(call.operator, num_tokens=count, **shape).latency_us
     elif isinstance(call, AllReduce):
         message_bytes = int(count * call.row_bytes)
