@@ -173,6 +173,10 @@ class LatentAttention:
         """Bytes that one GPU keeps of a token, of one layer: every GPU of tp has the whole of it."""
         return self.latent_dim * DTYPE_BYTES[kv_dtype]
 
+    def state_bytes(self, layout: Layout) -> float:
+        """Bytes that one GPU keeps of a sequence, whatever its length, of one layer: none."""
+        return 0.0
+
     def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
         """Weights of the linear layers on one GPU, of one layer, by the role of their call.
 
