@@ -197,11 +197,11 @@ class CompressedAttention:
         index = self.index_bytes(kv_dtype) if self.ratio == CSA else 0
         return (self.entry_bytes(kv_dtype) + index) / self.ratio
 
-    def state_bytes_per_sequence(self, layout: Layout, kv_dtype: str) -> float:
-        """Bytes that one GPU keeps of a sequence, of one layer, however long it is.
+    def state_bytes(self, layout: Layout) -> float:
+        """Bytes that one GPU keeps of a sequence whatever its length, of one layer.
 
-        The window's entries, and the tokens of an entry that is not complete: keys and scores in float32, of
-        CSA those of two entries at once, for its cache and for its indexer.
+        The window's entries, in fp8 as engines have them, and the tokens of an entry that is not complete:
+        keys and scores in float32, of CSA those of two entries at once, for its cache and for its indexer.
         """
         if self.ratio == _NO_ENTRIES:
             return 0.0
@@ -210,7 +210,7 @@ class CompressedAttention:
         open_tokens = overlap * self.ratio
         compressed = w.head_dim + (w.index_dim if self.ratio == CSA else 0)
         compressors = open_tokens * 2 * overlap * compressed * STATE_BYTES
-        return float(w.window * self.entry_bytes(kv_dtype) + compressors)
+        return float(w.window * self.entry_bytes("fp8") + compressors)
 
     def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
         """Weights of the linear layers on one GPU, of one layer, by the role of their call."""

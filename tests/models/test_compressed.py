@@ -71,9 +71,9 @@ def test_an_fp8_entry_is_584_bytes_and_an_indexers_key_132():
 def test_a_sequence_keeps_its_window_and_open_entries():
     """Compressors keep 8 tokens of two entries (CSA) or 128 of one, a key and a score of each, in float32."""
     csa, hca, window = (kinds(FLASH)[ratio].attention for ratio in (4, 128, 0))
-    assert csa.state_bytes_per_sequence(Layout(), "fp8") == 128 * 584 + 8 * 2 * 2 * (512 + 128) * 4
-    assert hca.state_bytes_per_sequence(Layout(), "fp8") == 128 * 584 + 128 * 2 * 512 * 4
-    assert window.state_bytes_per_sequence(Layout(), "fp8") == 0.0
+    assert csa.state_bytes(Layout()) == 128 * 584 + 8 * 2 * 2 * (512 + 128) * 4
+    assert hca.state_bytes(Layout()) == 128 * 584 + 128 * 2 * 512 * 4
+    assert window.state_bytes(Layout()) == 0.0
 
 
 def test_tensor_parallelism_shares_heads_and_leaves_what_comes_before_them():

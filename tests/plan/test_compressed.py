@@ -161,6 +161,7 @@ def test_every_gpu_keeps_the_cache_whole(plan: Any) -> None:
     assert plan.memory.window == 128
     # two layers keep their window alone: an entry of 584 bytes a token
     assert plan.memory.window_kv_bytes_per_token == 2 * 584
+    assert plan.memory.state_bytes_per_sequence == 3 * (74752 + 81920) + 4 * (74752 + 524288)
     assert plan.kv_dtype == "fp8"
 
 
