@@ -168,6 +168,10 @@ class SparseLatentAttention:
         scales = INDEX_SCALE_BYTES * -(-self.index_dim // INDEX_GROUP)
         return latent + self.index_dim * DTYPE_BYTES[INDEX_DTYPE] + scales
 
+    def state_bytes(self, layout: Layout) -> float:
+        """Bytes that one GPU keeps of a sequence whatever its length: none."""
+        return 0.0
+
     def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
         """Weights of the linear layers on one GPU, of one layer, by the role of their call."""
         heads, latent = self.num_heads // layout.tp, self.kv_lora_rank
@@ -252,6 +256,10 @@ class BlockSparseAttention:
         """
         keys_and_values = 2 * self._kv_heads(layout) * self.head_dim * DTYPE_BYTES[kv_dtype]
         return keys_and_values + self.index_dim * ACTIVATION_BYTES
+
+    def state_bytes(self, layout: Layout) -> float:
+        """Bytes that one GPU keeps of a sequence whatever its length: none."""
+        return 0.0
 
     def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
         """Weights of the linear layers on one GPU, of one layer, by the role of their call."""

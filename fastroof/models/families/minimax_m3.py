@@ -52,7 +52,7 @@ def _sparse(fields: Fields, heads: tuple[int, int, int]) -> tuple[Attention | No
             f"{MSA_HEAD_DIM}, 16 blocks of 128 tokens"
         )
     which = sparse.of_layers("sparse_attention_freq", sparse.numbers("sparse_attention_freq"), num_layers)
-    return attention, [1] * num_layers if which is None else which
+    return attention, which or [1] * num_layers
 
 
 def _layers(fields: Fields) -> list[LayerKind]:
