@@ -8,7 +8,7 @@ that are no longer, by another kernel and without scores: lookups do not interpo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
@@ -33,8 +33,13 @@ from fastroof.operators.latent_work import (
     projections,
 )
 from fastroof.operators.operator import Columns, DatasheetClass, HoldoutGrid, Key, element_bytes
+from fastroof.operators.prefix_price import PrefixUs
 from fastroof.operators.ragged import SEGMENT, RaggedPrefill, WorkPart
+from fastroof.operators.sparse_prefixes import sparse_prefix_us
 from fastroof.pack.ragged import Segment
+
+if TYPE_CHECKING:
+    from fastroof.tables import Tables
 
 __all__ = ["OPERATORS", "DsaDecode", "DsaPrefill"]
 
@@ -164,6 +169,10 @@ class DsaPrefill(LatentModule, RaggedPrefill):
             *_indexer(columns, tokens, scored),
             WorkPart(np.where(is_dense, expanded, latent), columns["attn_dtype"]),
         ]
+
+    def prefix_us(self, tables: Tables, key: Key, window: int) -> PrefixUs:
+        """Price of a prefix, fitted where long ones were measured."""
+        return sparse_prefix_us(self, tables, key, window)
 
     def moved_bytes(self, columns: Columns) -> Floats:
         """Weights, tokens in and out, what of the cache all queries may pick and the indexer's keys once."""

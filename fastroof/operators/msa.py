@@ -8,7 +8,7 @@ with the square of kv_len, up to 3 seconds a call, which no sparse kernel explai
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
@@ -36,8 +36,13 @@ from fastroof.operators.latent_work import (
     causal_pairs,
 )
 from fastroof.operators.operator import Columns, DatasheetClass, HoldoutGrid, Key, element_bytes
+from fastroof.operators.prefix_price import PrefixUs
 from fastroof.operators.ragged import RaggedPrefill, WorkPart
+from fastroof.operators.sparse_prefixes import sparse_prefix_us
 from fastroof.units import ACTIVATION_BYTES
+
+if TYPE_CHECKING:
+    from fastroof.tables import Tables
 
 __all__ = ["OPERATORS", "MsaDecode", "MsaPrefill"]
 
@@ -115,6 +120,10 @@ class MsaPrefill(_Msa, RaggedPrefill):
         batch, q_len, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
         scored, picked = (batch * causal_pairs(q_len, kv_len, most) for most in (np.inf, _PICKED))
         return _work(columns, batch * q_len, scored, picked)
+
+    def prefix_us(self, tables: Tables, key: Key, window: int) -> PrefixUs:
+        """Price of a prefix, fitted where long ones were measured."""
+        return sparse_prefix_us(self, tables, key, window)
 
     def moved_bytes(self, columns: Columns) -> Floats:
         """Weights, tokens in and out, the indexer's keys, what of the cache all queries may pick."""
