@@ -150,6 +150,31 @@ def test_stages_have_layers_of_every_kind_and_add_up(h200: Any, pp: int) -> None
     assert plan.stage_times_us(requests).sum() == pytest.approx(plan.step_us(requests)[0], rel=1e-9)
 
 
+@pytest.mark.parametrize("tp", [1, 4])
+def test_memory_worked_out_by_hand(h200: Any, tp: int) -> None:
+    memory = fastroof.compile_plan(NANO, "h200", h200, tp=tp).memory
+    # 23 layers: 3 taps of 6,144 channels in bf16, 64 heads of 64 x 128 in float32
+    state_bytes = 23 * (3 * 6144 * 2 + 64 * 64 * 128 * 4) // tp
+    # 6 layers: two KV heads of 128 in bf16, one of them at least on every GPU
+    kv_bytes = 6 * 2 * 128 * 2 * max(2 // tp, 1)
+    assert memory.state_bytes_per_sequence == state_bytes
+    assert memory.kv_bytes_per_token == kv_bytes
+    assert memory.kv_bytes([1, 100_000]).tolist() == [
+        kv_bytes + state_bytes,
+        100_000 * kv_bytes + state_bytes,
+    ]
+    room = memory.max_kv_tokens * kv_bytes
+    assert memory.max_sequences(1000) == pytest.approx(room / (1000 * kv_bytes + state_bytes), abs=1)
+
+
+def test_a_model_of_mamba_alone_has_no_kv_cache(h200: Any) -> None:
+    config = {**preset_config(NANO), "hybrid_override_pattern": "ME" * 4, "num_hidden_layers": 8}
+    plan = fastroof.compile_plan(load_model(config), "h200", h200)
+    assert plan.memory.kv_bytes_per_token == 0
+    assert plan.memory.max_sequences(10) == plan.memory.max_sequences(100_000) > 0
+    assert plan.decode_us(8, 100) == plan.decode_us(8, 100_000)
+
+
 # -- layers ----------------------------------------------------------------------------------------
 
 
