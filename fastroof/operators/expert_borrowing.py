@@ -69,6 +69,10 @@ FEW_LAYERS: Final = 0.29
 3.5 octaves away and farther on the H100 with vLLM's kernels."""
 
 
+Roofline = Callable[["ExpertShape", float], Callable[[Any], Floats]]
+"""B at numbers of tokens, us, of a shape and for a least latency in us."""
+
+
 class ExpertShape(NamedTuple):
     """Keys of a kernel of routed experts, in the order of its table."""
 
@@ -209,7 +213,8 @@ def borrowed_points(
     wanted: ExpertShape,
     lenders: Sequence[Lender],
     packed_of: Callable[[ExpertShape], PackedSizes],
-    roofline_of: Callable[[ExpertShape, float], Callable[[Any], Floats]],
+    roofline_of: Roofline,
+    lender_roofline_of: Roofline | None = None,
 ) -> BorrowedPoints:
     """Make the latencies of a shape from those of its lenders.
 
@@ -223,6 +228,8 @@ def borrowed_points(
         Packed curve of a lender.
     roofline_of : callable
         B at numbers of tokens, us, of a shape and for a least latency in us.
+    lender_roofline_of : callable, optional
+        The same of the lenders, where their experts have other GEMMs.
 
     Returns
     -------
@@ -243,7 +250,8 @@ def borrowed_points(
         theirs = tokens * u / o
         latency_us, flag = np.empty(len(tokens)), np.empty(len(tokens), np.uint8)
         curve_latency_us(curve.curve, curve.coordinate(theirs), latency_us, flag)
-        own_us, their_us = (roofline_of(shape, launch_us) for shape in (wanted, lender.shape))
+        own_us = roofline_of(wanted, launch_us)
+        their_us = (lender_roofline_of or roofline_of)(lender.shape, launch_us)
         log_us += lender.weight * np.log(latency_us * own_us(tokens) / their_us(theirs))
         log_launch_us += lender.weight * np.log(launch_us)
     bound_us = roofline_of(wanted, float(np.exp(log_launch_us)))

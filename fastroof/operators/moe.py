@@ -1,7 +1,8 @@
 """Routed experts of one layer on one GPU: a fused kernel, by the tokens that enter the layer.
 
 Experts with a gate are three GEMMs (gate, up, down), those without one two: two operators with equal keys,
-since an engine runs other kernels for them and a shape alone does not tell which it is.
+since an engine runs other kernels for them and a shape alone does not tell which it is. Those without are in
+:mod:`.moe_nongated`.
 """
 
 from __future__ import annotations
@@ -28,11 +29,10 @@ from fastroof.operators.expert_borrowing import (
     nearest,
     nearest_routing,
 )
-from fastroof.operators.expert_rows import PACKAGE_COLUMNS, gated_rows, nongated_rows
+from fastroof.operators.expert_rows import PACKAGE_COLUMNS, gated_rows
 from fastroof.operators.expert_work import (
     EVENLY_ROUTED,
     GATED_GEMMS,
-    NONGATED_GEMMS,
     moe_bytes,
     moe_flops,
     tokens_to_reach_all,
@@ -61,10 +61,8 @@ if TYPE_CHECKING:
 __all__ = [
     "EXPERT_KEYS",
     "MOE",
-    "MOE_NONGATED",
     "OPERATORS",
     "MoeOperator",
-    "NongatedMoeOperator",
     "nodes_of_experts",
 ]
 
@@ -408,20 +406,5 @@ class MoeOperator(SizedOperator, PerRowOperator):
         }
 
 
-class NongatedMoeOperator(MoeOperator):
-    """Routed experts of two GEMMs: up and down, as with a squared ReLU between."""
-
-    gemms: ClassVar[int] = NONGATED_GEMMS
-    name = "moe_nongated"
-    rank = 51
-    summary = "Routed experts without a gate."
-    datasheets: ClassVar[Mapping[str, DatasheetClass]] = {}
-    holdouts = (HoldoutGrid("moe_nongated", "every second", {}, {}), *borrowing_grids("moe_nongated"))
-    coverages = (HoldoutGrid("moe_nongated", "bf16", {}, {"dtype": "bf16"}), *borrowing_grids("moe_nongated"))
-    package_files = (PackageFile("moe", "moe_perf", PACKAGE_COLUMNS, nongated_rows, RUN),)
-    tree_files = ()
-
-
 MOE: Final = MoeOperator()
-MOE_NONGATED: Final = NongatedMoeOperator()
-OPERATORS: Final = (MOE, MOE_NONGATED)
+OPERATORS: Final = (MOE,)

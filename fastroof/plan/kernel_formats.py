@@ -9,7 +9,8 @@ from fastroof.config import GpuSpec
 from fastroof.models import ModelSpec
 from fastroof.models.experts import RoutedExperts
 from fastroof.operators.gemm import GEMM
-from fastroof.operators.moe import MOE, MOE_NONGATED
+from fastroof.operators.moe import MOE
+from fastroof.operators.moe_nongated import MOE_NONGATED
 from fastroof.plan.options import PlanOptions
 from fastroof.tables import Tables
 

@@ -16,10 +16,12 @@ from fastroof.operators.expert_borrowing import (
     DISTANCE_EDGES,
     BorrowingErrors,
     ExpertShape,
+    borrowed_points,
     nearest,
     nearest_routing,
 )
-from fastroof.operators.moe import MOE, MOE_NONGATED
+from fastroof.operators.moe import MOE
+from fastroof.operators.moe_nongated import GATED, MOE_NONGATED
 from fastroof.tables.kernel_order import KernelOrder
 from tests.reference import experts as naive
 from tests.reference.handmade import handmade_tables
@@ -29,6 +31,7 @@ NAMES = ("dtype", "hidden", "intermediate", "topk", "num_experts", "moe_tp", "mo
 TOKENS = (1, 2, 4, 8, 16, 64, 256, 1024, 4096)
 VLLM = "aiconfigurator-vllm-0.24.0"
 TRTLLM = "aiconfigurator-trtllm-1.3.0rc20"
+ROUTED = ("bf16", "power_law_1.2")
 
 
 @pytest.fixture(scope="module")
@@ -181,6 +184,62 @@ def test_experts_without_a_gate_lend_to_each_other_alone(h100):
     wanted = kernel(2688, 1856, 6, 128, 4, 2)
     assert {one.shape.layer for one in MOE_NONGATED.lenders(h100, wanted)} == {(2688, 1856, 6, 128)}
     assert (2688, 1856, 6, 128) not in {one.shape.layer for one in MOE.lenders(h100, wanted)}
+
+
+def test_experts_with_a_gate_lend_where_no_others_were_measured(h100):
+    """As on the A100, whose tables have Nemotron's shape with a gate alone."""
+
+    def without(*names: str) -> Tables:
+        kept = {name: table for name, table in h100.measured.tables.items() if name not in names}
+        return Tables(replace(h100.measured, tables=kept), h100.gpu)
+
+    gated = without("moe_nongated")
+    shape = kernel(2048, 768, 8, 128)
+    (lent,) = MOE_NONGATED.lenders(gated, shape)
+    assert (tuple(lent.shape), lent.weight) == (shape, 1.0)
+    packed, theirs = MOE_NONGATED.packed(gated, shape), MOE.packed(gated, shape)
+    launch_us = float(theirs.curve.value[1:-1].min())
+    two, three = (one.roofline(shape, gated.gpu, launch_us) for one in (MOE_NONGATED, MOE))
+    at = theirs.sizes
+    expected = theirs.curve.value[1:-1] * two(at) / three(at)
+    assert packed.curve.value[1:-1] == pytest.approx(expected)
+    assert set(packed.curve.flag) == {3}
+    assert (expected < theirs.curve.value[1:-1]).all()
+    model = load_model("qwen3-30b-a3b")
+    kind = replace(model.only_kind, mlp=RoutedExperts(128, 8, 768, is_gated=False))
+    model = replace(model, layers=(replace(model.layers[0], kind=kind),))
+    plan = compile_plan(model, "h100", gated)
+    explained = plan.explain([(1, 1023)] * 16, with_error=True)
+    (part,) = (one for one in explained.operators if one.role == "experts")
+    assert (part.origin, part.source) == (3, VLLM)
+    assert explained.relative_error > 0.05
+    # neither kind
+    nothing = without("moe", "moe_nongated")
+    with pytest.raises(MissingTableError, match="no moe_nongated table"):
+        MOE_NONGATED.lenders(nothing, shape)
+
+
+@pytest.mark.parametrize("engine", [VLLM, TRTLLM])
+def test_what_lending_across_the_gate_is_off_by(engine):
+    """bf16 kernels of the H200 without a gate, by the nearest of the same engine that have one."""
+    tables = load_tables("h200", source={"moe": engine, "moe_nongated": engine})
+    gated = [ExpertShape(*key) for key in tables.groups("moe") if (key[0], key[-1]) == ROUTED]
+    off = []
+    for key in tables.groups("moe_nongated"):
+        if (key[0], key[-1]) != ROUTED:
+            continue
+        wanted = ExpertShape(*key)
+        made = borrowed_points(
+            wanted,
+            nearest(wanted, gated),
+            lambda shape: MOE.packed(tables, shape),
+            lambda shape, launch_us: MOE_NONGATED.roofline(shape, tables.gpu, launch_us),
+            lambda shape, launch_us: MOE.roofline(shape, tables.gpu, launch_us),
+        )
+        rows_of = tables.rows(MOE_NONGATED, key)
+        off.append(made.log_errors(np.asarray(rows_of["num_tokens"], float), rows_of["latency_us"]))
+    assert len(off) > 5
+    assert np.quantile(np.abs(np.concatenate(off)), 0.8) < 1.2816 * GATED * 1.1
 
 
 def test_unsound_rows_neither_serve_nor_lend_where_others_are_sound(every_source):

@@ -15,7 +15,8 @@ from fastroof.load.rows import read_columns
 from fastroof.operators.expert_rows import is_nongated
 from fastroof.operators.expert_work import moe_bytes, moe_touched_experts
 from fastroof.operators.foreign_rows import ForeignRows
-from fastroof.operators.moe import MOE, MOE_NONGATED
+from fastroof.operators.moe import MOE
+from fastroof.operators.moe_nongated import MOE_NONGATED
 from tests.reference.handmade import handmade_tables
 
 SHAPE = {"hidden": 2688, "intermediate": 1856, "topk": 6, "num_experts": 128}
