@@ -36,7 +36,7 @@ from fastroof.cli.options import (
     WideExperts,
 )
 from fastroof.cli.output import console, percent, print_json, print_table
-from fastroof.cli.written_sizes import parse_sizes
+from fastroof.cli.written_sizes import parse_images, parse_sizes
 from fastroof.errors import BatchError
 from fastroof.units import GB, US_PER_MS
 
@@ -54,15 +54,17 @@ Examples:
   fastroof serving --model llama-3.1-70b --tp 8 --isl 8192 --osl 256 --concurrency 1,64 \\
       --num-draft-tokens 3 --accepted 2.2 --draft llama-3.1-8b,tp=4 --prefix-hit 0.5
 
+  fastroof serving --model qwen3-vl-8b --isl 100 --osl 128 --concurrency 1,16 --images 2 --image-size 1024x768
+
 Sizes are numbers or comma-separated lists; every combination is one scenario. --disaggregated X:Y is X
 workers that prefill and Y that decode, each on --tp GPUs (--prefill-tp for those that prefill).
 
 \b
 JSON: version, model, gpu, tp, pp, dp, ep, moe_tp, dtype, kv_dtype, runtime, max_batched_tokens,
-max_kv_tokens, tables_hash, num_draft_tokens, accepted (mean tokens of a step), draft, prefix_hit (these where
-they were given), rows: one object a scenario [isl, osl, concurrency and the fields of
-fastroof.serving.ServingEstimate], or with --disaggregated also prefill_tp, prefill_workers, decode_workers
-and the fields of DisaggregatedEstimate.
+max_kv_tokens, tables_hash, num_draft_tokens, accepted (mean tokens of a step), draft, prefix_hit, images,
+image_size, image_tokens (of a prompt, beside isl; these where they were given), rows: one object a scenario
+[isl, osl, concurrency and the fields of fastroof.serving.ServingEstimate], or with --disaggregated also
+prefill_tp, prefill_workers, decode_workers and the fields of DisaggregatedEstimate.
 """
 
 
@@ -117,6 +119,12 @@ def serving(
     accepted: Accepted = None,
     draft: Draft = None,
     prefix_hit: PrefixHit = None,
+    images: Annotated[
+        int, typer.Option(min=0, help="Images in every prompt, beside the --isl tokens of its text.")
+    ] = 0,
+    image_size: Annotated[
+        str, typer.Option(metavar="WIDTHxHEIGHT", help="Pixels of each of --images.")
+    ] = "1024x768",
     disaggregated: Annotated[
         str | None, typer.Option(metavar="X:Y", help="X workers that prefill, Y that decode.")
     ] = None,
@@ -139,7 +147,7 @@ def serving(
 
     from fastroof import compile_plan
     from fastroof.engines import load_engine
-    from fastroof.serving import estimate, estimate_disaggregated
+    from fastroof.serving import estimate, estimate_disaggregated, estimate_with_images
 
     lists = [parse_sizes("--isl", isl), parse_sizes("--osl", osl), parse_sizes("--concurrency", concurrency)]
     mesh = np.meshgrid(*(np.atleast_1d(sizes) for sizes in lists), indexing="ij")
@@ -188,12 +196,19 @@ def serving(
     )  # fmt: skip
     if disaggregated is not None and prefix_hit is not None:
         raise BatchError("--prefix-hit goes without --disaggregated, whose workers share no cache here")
+    if disaggregated is not None and images:
+        raise BatchError("--images go without --disaggregated")
     schedule["speculation"] = drafts
+    asked = _asked(drafts, prefix_hit)
+    workers: dict[str, int] = {}
     if disaggregated is None:
-        times: Any = estimate(
-            plan, **scenarios, **schedule, requests_per_client=requests_per_client, prefix_hit=prefix_hit
-        )
-        workers = {}
+        schedule |= {"requests_per_client": requests_per_client, "prefix_hit": prefix_hit}
+        if images:
+            every = parse_images("--image-size", [image_size]) * images
+            asked |= {"images": images, "image_size": every[0], "image_tokens": plan.encode(every).tokens}
+            times: Any = estimate_with_images(plan, **scenarios, **schedule, images=every)
+        else:
+            times = estimate(plan, **scenarios, **schedule)
     else:
         match = _WORKERS.fullmatch(disaggregated)
         if match is None:
@@ -230,12 +245,12 @@ def serving(
                 "max_batched_tokens": budget,
                 "max_kv_tokens": plan.memory.max_kv_tokens,
                 "tables_hash": plan.tables_hash,
-                **_asked(drafts, prefix_hit),
+                **asked,
                 "rows": rows,
             }
         )
     else:
-        _print(plan, workers, rows, _asked(drafts, prefix_hit))
+        _print(plan, workers, rows, asked)
 
 
 def _asked(drafts: SpeculativeDecoding | None, prefix_hit: float | None) -> dict[str, Any]:
@@ -278,6 +293,10 @@ def _asked_words(asked: dict[str, Any]) -> str:
         words += f", {asked['accepted']:g} tokens a step"
     if "prefix_hit" in asked:
         words += f", {percent(asked['prefix_hit'])} of prompts in the prefix cache"
+    if "images" in asked:
+        width, height = asked["image_size"]
+        words += f", {asked['images']} images of {width} x {height} a prompt: "
+        words += f"{asked['image_tokens']:,} tokens beside isl"
     return words
 
 

@@ -42,7 +42,7 @@ from fastroof.cli.output import (
     scaled,
     time_words,
 )
-from fastroof.cli.written_sizes import Requests, parse_requests
+from fastroof.cli.written_sizes import Requests, parse_images, parse_requests, with_image_tokens
 from fastroof.columns import ORIGINS
 from fastroof.command_group import warn
 from fastroof.units import MIB, TB, US_PER_S
@@ -62,19 +62,22 @@ PARTS: Final = {
     "decode_attention_us": "decode attention",
     "prefill_attention_us": "prefill attention",
     "runtime_us": "runtime",
+    "vision_encoder_us": "vision encoder",
 }
 
 EPILOG: Final = """\b
 Examples:
   fastroof step --model llama-3.1-8b --decode 64x4096
   fastroof step --model llama-3.1-70b --tp 4 --dtype fp8 --decode 32x8192 --prefill 2048@1024 --explain
+  fastroof step --model qwen3-vl-8b --prefill 4x100@0 --image 1920x1080 --explain
 
 \b
 JSON: version, model, gpu, tp, pp, dp, ep, moe_tp, routing, dtype, kv_dtype, runtime, method, tables_hash
 (empty for the datasheet model), kernels (which measured tables), requests [count, new_tokens, context_len],
 tokens, sequences, latency_us, relative_error (one standard error; with --explain), tokens_per_s (of all
 ranks and stages), tokens_per_s_per_gpu, origin (measured, interpolated, extrapolated, borrowed or modelled),
-components_us [tokens, logits, decode_attention, prefill_attention, runtime], kv_tokens, max_kv_tokens, and
+components_us [tokens, logits, decode_attention, prefill_attention, runtime, vision_encoder (with images)],
+images [width, height] and image_tokens (of a prompt; with --image), kv_tokens, max_kv_tokens, and
 with --explain operators [name, calls, total_us, share, flops, moved_bytes, mfu, bytes_per_s, bound, origin,
 source, dtype (of its kernel)].
 What does not apply is null.
@@ -115,6 +118,13 @@ def step(
             help="2048@1024: 2048 new tokens after 1024; 4x2048@0: four prompts; repeatable.",
         ),
     ] = None,
+    image: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="WIDTHxHEIGHT",
+            help="1920x1080: an image in every prompt of --prefill, whose tokens are added; repeatable.",
+        ),
+    ] = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Break the step down by operator; say how sure it is.")
     ] = False,
@@ -130,9 +140,15 @@ def step(
 
     A GPU without measured tables is timed by the datasheet model, with a warning.
     """
-    from fastroof import StepBatch, compile_plan
+    from fastroof import StepBatch, compile_plan, load_model
 
     requests = parse_requests(decode or (), prefill or ())
+    images = parse_images("--image", image or ())
+    image_tokens = 0
+    if images:
+        encoder = load_model(model).encoder
+        image_tokens = sum(encoder.pieces(*size).tokens for size in images)
+        requests = with_image_tokens(requests, image_tokens)
     spec, measured = gpu_and_tables(gpu, tables, source)
     num_tokens = sum(r.count * r.new_tokens for r in requests)
     num_seqs = sum(r.count for r in requests)
@@ -162,13 +178,18 @@ def step(
     )
     every = [(r.new_tokens, r.context_len) for r in requests for _ in range(r.count)]
     # 0.1 s: it is made of what the measured points beside those that were looked up say of each other
-    has_error = explain and measured is not None and plan.method == "roofline"
+    has_error = explain and measured is not None and plan.method == "roofline" and not images
     times = plan.run(StepBatch.from_requests([every]), with_error=has_error)
-    latency_us = float(times.latency_us[0])
+    pictures = images * sum(r.count for r in requests if not r.is_decode)
+    encoded = plan.encode(pictures) if images else None
+    encoder_us = 0.0 if encoded is None else encoded.latency_us
+    latency_us = float(times.latency_us[0]) + encoder_us
     # every stage busy with a batch: as fast as the slowest
     in_flight = StepBatch.from_requests([every] * plan.layout.pp)
-    paced_us = latency_us if plan.layout.pp == 1 else plan.cycle_us(in_flight)
+    paced_us = latency_us if plan.layout.pp == 1 else plan.cycle_us(in_flight) + encoder_us * plan.layout.pp
     components = {name: float(part[0]) for name, part in times.components._asdict().items()}
+    if images:
+        components["vision_encoder_us"] = encoder_us
     kv_tokens = sum(r.count * (r.new_tokens + r.context_len) for r in requests)
     held = sum(r.count * plan.memory.kv_bytes(r.new_tokens + r.context_len) for r in requests)
     if held > plan.memory.max_kv_tokens * plan.memory.token_bytes:
@@ -176,16 +197,18 @@ def step(
             f"the step holds {kv_tokens:,} tokens of KV cache, one {spec.name} has room for "
             f"{plan.memory.max_kv_tokens:,} beside the weights: the time is of a step that does not fit"
         )
-    operators = plan.explain(every) if explain else None
+    operators = plan.explain(every, images=pictures) if explain else None
     facts = {
         "latency_us": latency_us,
         "relative_error": None if times.relative_error is None else float(times.relative_error[0]),
         "tokens": num_tokens,
         "sequences": num_seqs,
         "tokens_per_s": num_tokens * plan.batches_in_flight / paced_us * US_PER_S,
-        "origin": ORIGINS[times.origin[0]],
+        "origin": ORIGINS[max(int(times.origin[0]), 0 if encoded is None else encoded.origin)],
         "kv_tokens": kv_tokens,
     }
+    if images:
+        facts |= {"images": images, "image_tokens": image_tokens}
     if as_json:
         print_json(_document(plan, requests, facts, components, operators))
     else:
@@ -224,6 +247,7 @@ def _document(
         "tokens_per_s_per_gpu": facts["tokens_per_s"] / plan.layout.world_size,
         "origin": facts["origin"],
         "components_us": {name.removesuffix("_us"): us for name, us in components.items()},
+        **{name: facts[name] for name in ("images", "image_tokens") if name in facts},
         "kv_tokens": facts["kv_tokens"],
         "max_kv_tokens": plan.memory.max_kv_tokens,
     }
@@ -287,7 +311,11 @@ def _print(
         f"{plan.kv_dtype} KV cache",
         soft_wrap=True,
     )
-    out.print(f"one step of {', '.join(r.words for r in requests)}\n", soft_wrap=True)
+    pictures = ""
+    if "images" in facts:
+        sizes = ", ".join(f"{width} x {height}" for width, height in facts["images"])
+        pictures = f"; in each prompt {facts['image_tokens']:,} tokens of images of {sizes}"
+    out.print(f"one step of {', '.join(r.words for r in requests)}{pictures}\n", soft_wrap=True)
     error = facts["relative_error"]
     give_or_take = "" if error is None else f", give or take {percent(error)}"
     print_facts(

@@ -11,11 +11,20 @@ from typing import Final
 from fastroof.cli.output import counted
 from fastroof.errors import BatchError, LookupInputError
 
-__all__ = ["Requests", "parse_rates", "parse_requests", "parse_sizes", "parse_steps"]
+__all__ = [
+    "Requests",
+    "parse_images",
+    "parse_rates",
+    "parse_requests",
+    "parse_sizes",
+    "parse_steps",
+    "with_image_tokens",
+]
 
 MOST_REQUESTS: Final = 2**22
 _NUMBER: Final = re.compile(r"[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]{1,2})?")
 _DECODE: Final = re.compile(r"([0-9]+)x([0-9]+)")
+_IMAGE: Final = re.compile(r"([0-9]{1,6})x([0-9]{1,6})")
 _PREFILL: Final = re.compile(r"(?:([0-9]+)x)?([0-9]+)@([0-9]+)")
 
 
@@ -69,9 +78,14 @@ class Requests:
     context_len: int
 
     @property
+    def is_decode(self) -> bool:
+        """Whether they are decodes."""
+        return self.new_tokens == 1 and self.context_len > 0
+
+    @property
     def words(self) -> str:
         """The requests as a person says them."""
-        if self.new_tokens == 1 and self.context_len > 0:
+        if self.is_decode:
             return f"{counted(self.count, 'decode')} at kv_len {self.context_len + 1}"
         after = f" after {self.context_len}" if self.context_len else ""
         return f"{counted(self.count, 'prefill')} of {counted(self.new_tokens, 'token')}{after}"
@@ -121,6 +135,51 @@ def parse_requests(decode: Sequence[str], prefill: Sequence[str]) -> list[Reques
     if total > MOST_REQUESTS:
         raise BatchError(f"{total} requests in one step are more than the {MOST_REQUESTS} it can hold")
     return parsed
+
+
+def parse_images(option: str, texts: Sequence[str]) -> list[tuple[int, int]]:
+    """Read images as ``1024x768``: width and height in pixels.
+
+    Raises
+    ------
+    BatchError
+        Naming the option, and what is written otherwise.
+
+    Examples
+    --------
+    >>> parse_images("--image", ["1024x768", "640x640"])
+    [(1024, 768), (640, 640)]
+    """
+    images = []
+    for text in texts:
+        match = _IMAGE.fullmatch(text)
+        if match is None:
+            raise BatchError(f"{option} {text} is not WIDTHxHEIGHT in pixels: 1024x768")
+        images.append((int(match[1]), int(match[2])))
+    return images
+
+
+def with_image_tokens(requests: Sequence[Requests], tokens: int) -> list[Requests]:
+    """Add the tokens of images to the new ones of every prompt.
+
+    Raises
+    ------
+    BatchError
+        If there is no prompt.
+
+    Examples
+    --------
+    >>> with_image_tokens([Requests(8, 1, 99), Requests(2, 100, 0)], 768)
+    [Requests(count=8, new_tokens=1, context_len=99), Requests(count=2, new_tokens=868, context_len=0)]
+    """
+    if all(one.is_decode for one in requests):
+        raise BatchError(
+            "images are part of a prompt: give --prefill 50@0 too, say, with the text beside them"
+        )
+    return [
+        one if one.is_decode else Requests(one.count, one.new_tokens + tokens, one.context_len)
+        for one in requests
+    ]
 
 
 def parse_steps(decode: Sequence[str], prefill: Sequence[str]) -> tuple[list[tuple[int, int]], list[int]]:

@@ -121,6 +121,19 @@ class ModelSpec:
         return any(kind.mlp.has_experts for kind in self.kinds)
 
     @property
+    def encoder(self) -> VisionEncoder:
+        """Its vision encoder.
+
+        Raises
+        ------
+        ModelError
+            If it has none.
+        """
+        if self.vision is None:
+            raise ModelError(f"{self.name} has no vision encoder: its config.json has no vision_config")
+        return self.vision
+
+    @property
     def num_parameters(self) -> int:
         """Weights of the whole model: embedding, LM head if untied, norms and biases included.
 

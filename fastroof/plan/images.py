@@ -14,7 +14,7 @@ from fastroof.arrays import Floats
 from fastroof.checks import whole_number
 from fastroof.columns import ORIGIN_BORROWED, ORIGIN_MODELLED
 from fastroof.config import GpuSpec
-from fastroof.errors import BatchError, MissingTableError, ModelError, PlanError
+from fastroof.errors import BatchError, MissingTableError, PlanError
 from fastroof.models import ModelSpec, load_model
 from fastroof.models.image_sizes import ImagePieces
 from fastroof.models.vision import VisionEncoder
@@ -117,25 +117,12 @@ def image_us(
     1024
     """
     model = model if isinstance(model, ModelSpec) else load_model(model)
-    encoder = encoder_of(model)
+    encoder = model.encoder
     whole_number("patches", patches, error=PlanError)
     whole_number("images", images, error=PlanError)
     whole_number("tp", tp, error=PlanError)
     one = ImagePieces(1, patches, -(-patches // encoder.merge**2))
     return encode(encoder, TableCurves(tables), [one] * images, tp)
-
-
-def encoder_of(model: ModelSpec) -> VisionEncoder:
-    """Return a model's encoder.
-
-    Raises
-    ------
-    ModelError
-        If it has none.
-    """
-    if model.vision is None:
-        raise ModelError(f"{model.name} has no vision encoder: its config.json has no vision_config")
-    return model.vision
 
 
 def encode(
@@ -237,7 +224,7 @@ def _datasheet_us(gpu: GpuSpec, work: float, moved: float) -> float:
 
 def images_us(plan: PlanFacts, images: Iterable[ImageSize]) -> EncoderTime:
     """Answer ``plan.encode(images)``."""
-    encoder = encoder_of(plan.model)
+    encoder = plan.model.encoder
     curves = plan.error_source.curves
     if curves is None:
         raise PlanError("an unpickled plan has no tables any more, and encoders are looked up in them")

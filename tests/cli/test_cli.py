@@ -20,6 +20,7 @@ import pytest
 from typer.testing import CliRunner
 
 import fastroof
+from fastroof import compile_plan, load_tables
 from fastroof.cli import app
 from fastroof.cli.output import ORIGIN_WORDS, print_table, scaled, time_words
 from fastroof.cli.written_sizes import Requests, parse_requests, parse_sizes
@@ -342,6 +343,45 @@ def test_wrong_sizes_are_refused_by_name(m: str, said: str) -> None:
 def test_sizes_are_ascii_digits() -> None:
     with pytest.raises(LookupInputError, match="--m needs a whole number"):
         parse_sizes("--m", "٣")
+
+
+def test_images_of_a_prompt_are_tokens_and_an_encoder() -> None:
+    asked = ("step", "--model", "qwen3-vl-8b", "--prefill", "2x100@0")
+    found = parsed(*asked, "--image", "1024x768", "--image", "640x640", "--explain")
+    # 64 x 48 patches and 40 x 40, four of which are a token
+    assert (found["images"], found["image_tokens"]) == ([[1024, 768], [640, 640]], 768 + 400)
+    assert found["requests"] == [{"count": 2, "new_tokens": 1268, "context_len": 0}]
+    of_text = parsed("step", "--model", "qwen3-vl-8b", "--prefill", "2x1268@0")
+    plan = compile_plan("qwen3-vl-8b", "h100", load_tables("h100"))
+    encoder_us = plan.encode([(1024, 768), (640, 640)] * 2).latency_us
+    assert found["latency_us"] == of_text["latency_us"] + encoder_us
+    assert found["components_us"]["vision_encoder"] == encoder_us
+    assert sum(one["total_us"] for one in found["operators"]) == pytest.approx(found["latency_us"])
+    text = good(*asked, "--image", "1024x768")
+    assert "in each prompt 768 tokens of images of 1024 x 768" in text
+    assert "vision encoder" in text
+    explained = good("step", "--help")
+    assert all(key in explained for key in (*found, *found["components_us"]))
+    assert "--image 640 is not WIDTHxHEIGHT" in refused(*asked, "--image", "640")
+    assert "images are part of a prompt" in refused(
+        "step", "--model", "qwen3-vl-8b", "--decode", "1x9", "--image", "64x64"
+    )
+
+
+def test_images_of_clients_are_tokens_and_an_encoder() -> None:
+    asked = ("serving", "--model", "qwen3-vl-8b", "--osl", "16", "--concurrency", "1", "--isl")
+    found = parsed(*asked, "100", "--images", "2", "--image-size", "640x640")
+    assert (found["images"], found["image_size"], found["image_tokens"]) == (2, [640, 640], 800)
+    (row,), (of_text,) = found["rows"], parsed(*asked, "900")["rows"]
+    assert row["isl"] == 100
+    plan = compile_plan("qwen3-vl-8b", "h100", load_tables("h100"))
+    encoder_ms = plan.encode([(640, 640)] * 2).latency_us / 1e3
+    assert row["ttft_ms"] == pytest.approx(of_text["ttft_ms"] + encoder_ms)
+    assert "2 images of 640 x 640 a prompt: 800 tokens" in good(
+        *asked, "100", "--images", "2", "--image-size", "640x640"
+    )
+    assert "without --disaggregated" in refused(*asked, "100", "--images", "1", "--disaggregated", "1:1")
+    assert "--image-size big is not" in refused(*asked, "100", "--images", "1", "--image-size", "big")
 
 
 # -- models and gpus -----------------------------------------------------------------------------
