@@ -198,7 +198,7 @@ def step(
             f"{plan.memory.max_kv_tokens:,} beside the weights: the time is of a step that does not fit"
         )
     operators = plan.explain(every, images=pictures) if explain else None
-    facts = {
+    facts: dict[str, Any] = {
         "latency_us": latency_us,
         "relative_error": None if times.relative_error is None else float(times.relative_error[0]),
         "tokens": num_tokens,
@@ -222,7 +222,7 @@ def _document(
     components: dict[str, float],
     explanation: Explanation | None,
 ) -> dict[str, Any]:
-    document = {
+    document: dict[str, Any] = {
         "version": plan.version,
         "model": plan.model.name,
         "gpu": plan.gpu.name,
