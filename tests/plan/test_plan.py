@@ -81,8 +81,8 @@ def test_unknown_models_and_gpus_are_refused(h100):
 
 
 def test_architectures_without_a_plan_are_refused(h100):
-    config = {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "kv_lora_rank": 512}
-    with pytest.raises(UnsupportedModelError, match="MLA"):
+    config = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}
+    with pytest.raises(UnsupportedModelError, match="'gpt2' is not one of"):
         compile_plan(config, "h100", h100)
 
 
