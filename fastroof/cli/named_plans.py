@@ -19,7 +19,7 @@ __all__ = ["PLANS_HELP", "GpuOption", "PlansArgument", "named_plans"]
 PLANS_HELP: Final = """\b
 A plan is MODEL[,KEY=VALUE...]: a preset or the path of a config.json, then any of name, gpu, tp, dtype,
 kv_dtype, runtime, method, max_tokens, max_seqs. Without a name it is called after its model and what
-differs from the defaults, as llama-3.1-70b-tp4-fp8. pp, dp, ep, moe_tp, routing and exchange split it;
+differs from the defaults, as llama-3.1-70b-tp4-fp8. pp, cp, dp, ep, moe_tp, routing and exchange split it;
 eplb=yes (with num_slots), wide_experts=yes and two_batch_overlap=yes say how its experts run.
 """
 
@@ -32,7 +32,7 @@ GpuOption = Annotated[
 ]
 
 _WORDS: Final = ("dtype", "kv_dtype", "runtime", "method", "routing", "exchange")
-_SPLIT: Final = ("pp", "dp", "ep", "moe_tp")
+_SPLIT: Final = ("pp", "cp", "dp", "ep", "moe_tp")
 _NUMBERS: Final = ("tp", *_SPLIT, "num_slots", "max_tokens", "max_seqs")
 _FLAGS: Final = ("wide_experts", "eplb", "two_batch_overlap")
 _SAID: Final = (("experts", "wide"), ("num_slots", "slots"), ("two_batch_overlap", "two-batches"))
@@ -113,7 +113,7 @@ def _name_of(plan: StepPlan) -> str:
     if plan.tp > 1:
         parts.append(f"tp{plan.tp}")
     layout = plan.layout
-    sizes = {"pp": layout.pp, "dp": layout.dp, "ep": layout.ep}
+    sizes = {"pp": layout.pp, "cp": layout.cp, "dp": layout.dp, "ep": layout.ep}
     parts += [f"{size}{count}" for size, count in sizes.items() if count > 1]
     split = plan.describe()
     parts += [f"{word}{split[key] if key == 'num_slots' else ''}" for key, word in _SAID if key in split]

@@ -9,6 +9,7 @@ import typer
 __all__ = [
     "GPU_NAMES",
     "AllowModelled",
+    "Cp",
     "Dp",
     "DpImbalance",
     "Dtype",
@@ -69,6 +70,9 @@ Exchange = Annotated[
         "or megamoe (one kernel with the experts).  "
         "[default: as the runtime does]"
     ),
+]
+Cp = Annotated[
+    int, typer.Option(help="GPUs that share the new tokens of each prompt (context parallelism of prefill).")
 ]
 WideExperts = Annotated[
     bool | None,

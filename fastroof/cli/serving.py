@@ -11,6 +11,7 @@ from fastroof.cli.drafts import Accepted, Draft, NumDraftTokens, PrefixHit, aske
 from fastroof.cli.gpu_tables import gpu_and_tables
 from fastroof.cli.options import (
     AllowModelled,
+    Cp,
     Dp,
     DpImbalance,
     Dtype,
@@ -91,6 +92,7 @@ def serving(
     eplb: Eplb = False,
     num_slots: NumSlots = None,
     two_batch_overlap: TwoBatchOverlap = False,
+    cp: Cp = 1,
     allow_modelled: AllowModelled = False,
     dtype: Dtype = "auto",
     kv_dtype: KvDtype = "auto",
@@ -180,6 +182,7 @@ def serving(
             eplb=eplb,
             num_slots=num_slots,
             two_batch_overlap=two_batch_overlap,
+            cp=cp,
             allow_modelled=allow_modelled,
             dtype=dtype,
             kv_dtype=kv_dtype,

@@ -10,6 +10,7 @@ import typer
 from fastroof.cli.gpu_tables import gpu_and_tables
 from fastroof.cli.options import (
     AllowModelled,
+    Cp,
     Dp,
     DpImbalance,
     Dtype,
@@ -104,6 +105,7 @@ def step(
     eplb: Eplb = False,
     num_slots: NumSlots = None,
     two_batch_overlap: TwoBatchOverlap = False,
+    cp: Cp = 1,
     allow_modelled: AllowModelled = False,
     dtype: Dtype = "auto",
     kv_dtype: KvDtype = "auto",
@@ -168,6 +170,7 @@ def step(
         eplb=eplb,
         num_slots=num_slots,
         two_batch_overlap=two_batch_overlap,
+        cp=cp,
         allow_modelled=allow_modelled,
         dtype=dtype,
         kv_dtype=kv_dtype,

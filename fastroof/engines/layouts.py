@@ -61,6 +61,8 @@ class LayoutRules:
     two_batches_from : tuple of int
         Tokens of a rank from which steps of decodes alone, and steps with prefill, can be split into two
         halves that take turns; empty where it has no such option.
+    context_parallel : bool
+        Whether it has context parallelism of prefill.
     source : str
         Where all that is from.
     """
@@ -80,6 +82,7 @@ class LayoutRules:
     attention_sum: str = "all_reduce"
     copies_embedding: bool = False
     two_batches_from: tuple[int, ...] = (2, 2)
+    context_parallel: bool = True
     source: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:

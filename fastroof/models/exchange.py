@@ -73,7 +73,7 @@ def experts_send(layout: Layout, rules: ExchangeRules, topk: int) -> bool:
 
 def shares_tokens(layout: Layout, rules: ExchangeRules, topk: int) -> bool:
     """Whether each GPU of a rank takes a share of its tokens to the experts."""
-    if layout.tp == 1:
+    if layout.sharers == 1:
         return False
     if sends_to_experts(layout, rules, topk):
         return True
@@ -127,14 +127,14 @@ def back_from_experts(width: int, layout: Layout, execution: Execution, experts:
 
 def add_up_experts(hidden: int, layout: Layout, execution: Execution, experts: Routed) -> list[RowOperator]:
     """What adds up the experts' outputs over a rank's GPUs, or gathers the tokens that these share."""
-    if layout.tp == 1:
+    if layout.sharers == 1:
         return []
     row_bytes = float(hidden * ACTIVATION_BYTES)
     # without ranks and without an all-to-all no tokens are shared
     if shares_tokens(layout, execution.exchange, experts.topk):
-        share = row_bytes / layout.tp
-        return [Collective("tokens_gather", "tokens all-gather", 1, "all_gather", layout.tp, share)]
-    return [AllReduce("mlp_allreduce", "mlp all-reduce", 1, layout.tp, row_bytes)]
+        share = row_bytes / layout.sharers
+        return [Collective("tokens_gather", "tokens all-gather", 1, "all_gather", layout.sharers, share)]
+    return [AllReduce("mlp_allreduce", "mlp all-reduce", 1, layout.sharers, row_bytes)]
 
 
 def after_shared(hidden: int, layout: Layout) -> list[RowOperator]:
@@ -148,8 +148,8 @@ def after_shared(hidden: int, layout: Layout) -> list[RowOperator]:
 def _group(layout: Layout, rules: ExchangeRules, topk: int) -> tuple[int, int, int]:
     """GPUs that gather and scatter, how far apart they are, and how many share a rank's tokens."""
     if shares_tokens(layout, rules, topk):
-        return layout.tp * layout.dp, 1, layout.tp
-    return layout.dp, layout.tp, 1
+        return layout.stage_gpus, 1, layout.sharers
+    return layout.dp, layout.sharers, 1
 
 
 def _exchange(
@@ -159,7 +159,7 @@ def _exchange(
     rules = execution.exchange
     if SENDING_EXPERTS in rules.libraries:
         return []
-    shapes = (hidden, experts.topk, experts.num_experts, layout.ep, layout.tp)
+    shapes = (hidden, experts.topk, experts.num_experts, layout.ep, layout.sharers)
     role: Role = "experts_dispatch" if phase == "dispatch" else "experts_combine"
     decodes, prompts = rules.libraries
     kinds: list[tuple[str, Steps]] = [(decodes, "decode_only"), (prompts, "with_prefill")]

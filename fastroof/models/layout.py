@@ -35,12 +35,15 @@ class Layout:
     ep : int
         Groups of experts on GPUs of their own.
     moe_tp : int
-        GPUs that share each expert; None when made: what tp x dp / ep leaves.
+        GPUs that share each expert; None when made: what tp x dp x cp / ep leaves.
+    cp : int
+        GPUs that share the new tokens of each prompt (context parallelism of prefill), each a whole cache.
 
     Raises
     ------
     PlanError
-        If a size is none, or ``tp x dp`` is not ``moe_tp x ep``: the same GPUs run attention and experts.
+        If a size is none, or ``tp x dp x cp`` is not ``moe_tp x ep``: the same GPUs run attention and
+        experts.
 
     Examples
     --------
@@ -53,28 +56,45 @@ class Layout:
     dp: int = 1
     ep: int = 1
     moe_tp: int = None  # type: ignore[assignment]  # a layout that is made has one
+    cp: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("tp", "pp", "dp", "ep"):
+        for name in ("tp", "pp", "dp", "ep", "cp"):
             if not is_whole_number(getattr(self, name)):
                 wanted = f"one of {SIZES_OF_TP}" if name == "tp" else "a whole number of at least 1"
                 raise PlanError(f"{name} must be {wanted}, got {getattr(self, name)!r}")
-        ranks = self.tp * self.dp
+        ranks = self.stage_gpus
         if self.moe_tp is None and ranks % self.ep == 0:
             object.__setattr__(self, "moe_tp", ranks // self.ep)
         elif self.moe_tp is not None and not is_whole_number(self.moe_tp):
             raise PlanError(f"moe_tp must be a whole number of at least 1, or None, got {self.moe_tp!r}")
         if self.moe_tp is None or self.moe_tp * self.ep != ranks:
+            cp = f" x cp {self.cp}" if self.cp > 1 else ""
             raise PlanError(
-                f"tp {self.tp} x dp {self.dp} is {ranks} GPUs a stage, which ep {self.ep}"
+                f"tp {self.tp} x dp {self.dp}{cp} is {ranks} GPUs a stage, which ep {self.ep}"
                 f"{'' if self.moe_tp is None else f' x moe_tp {self.moe_tp}'} does not fill: "
-                "tp x dp must be moe_tp x ep"
+                f"tp x dp{' x cp' if cp else ''} must be moe_tp x ep"
             )
 
     @property
     def world_size(self) -> int:
         """GPUs of the replica."""
-        return self.tp * self.pp * self.dp
+        return self.stage_gpus * self.pp
+
+    @property
+    def stage_gpus(self) -> int:
+        """GPUs of a pipeline stage."""
+        return self.tp * self.dp * self.cp
+
+    @property
+    def sharers(self) -> int:
+        """GPUs that have the same tokens of a step of decodes."""
+        return self.tp * self.cp
+
+    @property
+    def of_prompts(self) -> Layout:
+        """How steps with prefill are split: GPUs that share a prompt have tokens of their own, like ranks."""
+        return self if self.cp == 1 else Layout(self.tp, self.pp, self.dp * self.cp, self.ep, self.moe_tp)
 
     @property
     def batches_in_flight(self) -> int:
@@ -82,7 +102,7 @@ class Layout:
         return self.pp * self.dp
 
     def __str__(self) -> str:
-        sizes = {"tp": self.tp, "pp": self.pp, "dp": self.dp, "ep": self.ep}
+        sizes = {"tp": self.tp, "pp": self.pp, "cp": self.cp, "dp": self.dp, "ep": self.ep}
         if self.ep > 1 and self.moe_tp > 1:
             sizes["moe_tp"] = self.moe_tp
         return split_words(sizes)
@@ -96,5 +116,5 @@ def split_words(row: Mapping[str, int]) -> str:
     >>> split_words({"tp": 1, "dp": 8, "ep": 8, "pp": 1})
     'tp 1, dp 8, ep 8'
     """
-    others = {name: row.get(name, 1) for name in ("pp", "dp", "ep", "moe_tp")}
+    others = {name: row.get(name, 1) for name in ("pp", "cp", "dp", "ep", "moe_tp")}
     return ", ".join([f"tp {row['tp']}", *(f"{name} {size}" for name, size in others.items() if size > 1)])

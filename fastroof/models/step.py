@@ -66,5 +66,5 @@ def _sent_on(layout: Layout, row_bytes: float) -> tuple[Call, ...]:
     """What pipeline stages send each other: a token's hidden state at every boundary."""
     if layout.pp == 1:
         return ()
-    stage_gpus = layout.tp * layout.dp
+    stage_gpus = layout.stage_gpus
     return (SendReceive("stage_send", "pipeline send", layout.pp - 1, row_bytes, layout.pp, stage_gpus),)

@@ -93,6 +93,7 @@ Role = Literal[
     "mtp_norms",
     "mtp_projection",
     "tokens_gather",
+    "kv_gather",
     "stage_send",
     "final_norm",
     "lm_head",

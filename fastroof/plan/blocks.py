@@ -31,8 +31,8 @@ class _Grid(NamedTuple):
     flags: Floats
 
 
-def scaled_block(block: Floats, num_layers: int) -> Floats:
-    """Make a block of one call one of all layers: cells are latencies, or work / latency."""
+def scaled_block(block: Floats, num_layers: float) -> Floats:
+    """Make a block of one call one of all layers, or of a share: cells are latencies, or work / latency."""
     scaled = block.copy()
     cells = scaled[grids.cells_of(scaled)]
     if block[grids.FORM] == grids.FORM_LATENCY:

@@ -44,6 +44,7 @@ def compile_plan(
     eplb: bool = False,
     num_slots: int | None = None,
     two_batch_overlap: bool = False,
+    cp: int = 1,
     curves: CurveSource | None = None,
 ) -> StepPlan:
     """Compile a model on a GPU into a plan that times steps.
@@ -113,6 +114,9 @@ def compile_plan(
         Whether a step runs as two halves, one's tokens on their way to experts and back while the other
         computes (modelled, see :mod:`fastroof.plan.two_batches`): with an all-to-all alone, from as many
         tokens on as the engine's profile says.
+    cp : int
+        GPUs that share the new tokens of each prompt, each with the whole cache (context parallelism of
+        prefill, see :mod:`fastroof.plan.context_parallel`); decodes run on all of them alike.
     curves : CurveSource, optional
         Where latencies come from instead of the tables; plans of the same tables share theirs anyway.
 
@@ -142,7 +146,7 @@ def compile_plan(
     options = PlanOptions(
         tp, pp, dp, ep, moe_tp, dtype, kv_dtype, runtime, method, max_tokens, max_seqs, gemm_smoothing,
         routing, allow_modelled, exchange, dp_imbalance, wide_experts, eplb, num_slots,
-        two_batch_overlap,
+        two_batch_overlap, cp,
     ).checked().of(model)  # fmt: skip
     check_tables(tables, gpu)
     check_kernels(tables, gpu, options)

@@ -45,6 +45,8 @@ class RowCurve:
         Latency of the smallest call, us.
     source : str
         Which measured tables it comes from; ``datasheet`` without any.
+    share : float
+        Of its rows, what one GPU runs: less than 1 where several share a rank's.
     """
 
     operator: RowOperator
@@ -53,18 +55,19 @@ class RowCurve:
     flag: Flags
     launch_us: float
     source: str = DATASHEET_SOURCE
+    share: float = 1.0
 
     def in_layers(self, count: int) -> RowCurve:
         """Return the curve of all calls of so many layers; ``replace`` would take three times as long."""
         call = self.operator
         if count > 1:
             call = replace(call, times=call.times * count)
-        return RowCurve(call, self.axis, self.value, self.flag, self.launch_us, self.source)
+        return RowCurve(call, self.axis, self.value, self.flag, self.launch_us, self.source, self.share)
 
     def once(self) -> RowCurve:
         """Return the curve of one call."""
         call = replace(self.operator, times=1)
-        return RowCurve(call, self.axis, self.value, self.flag, self.launch_us, self.source)
+        return RowCurve(call, self.axis, self.value, self.flag, self.launch_us, self.source, self.share)
 
 
 class CurveSource(Protocol):

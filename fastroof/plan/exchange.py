@@ -72,7 +72,7 @@ def check_engine_layout(
     """
     if not any(kind.mlp.has_experts for kind in model.kinds):
         return
-    sizes = {"tp": layout.tp, "dp": layout.dp, "ep": layout.ep}
+    sizes = {"tp": layout.tp, "dp": layout.dp * layout.cp, "ep": layout.ep}
     reasons = engine.layout.obstacles(engine.name, sizes)
     if exchange in RACK_LIBRARIES and gpu.linked_gpus <= NODE_GPUS:
         reasons.append(
@@ -80,10 +80,10 @@ def check_engine_layout(
             "exchange='alltoall' is the engine's own library, and gb200 and gb300 have racks"
         )
     if exchange is not None and exchange != "gather":
-        ranks = layout.tp * layout.dp
+        ranks = layout.stage_gpus
         if layout.moe_tp > 1 or layout.ep == 1:
             reasons.append(f"all-to-all needs experts that are whole on one of several GPUs: ep {ranks}")
-        if engine.layout.alltoall_needs_dp and layout.dp == 1:
+        if engine.layout.alltoall_needs_dp and layout.of_prompts.dp == 1:
             reasons.append(f"{engine.name} sends tokens so between ranks of dp alone: tp 1, dp {ranks}")
         if exchange == "alltoall" and not engine.layout.decode_library:
             reasons.append(f"{engine.name} names no library that sends tokens to experts")

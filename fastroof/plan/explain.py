@@ -123,7 +123,9 @@ def row_time(gpu: GpuSpec, curve: RowCurve, rows: int) -> OperatorTime:
     """One call over rows, at so many of them."""
     operator, dtype = curve.operator, row_cost(curve.operator).dtype
     latency_us, origin = curve_point(curve.axis, curve.value, curve.flag, 0, len(curve.axis), float(rows))
-    work, moved = (float(part[0]) for part in per_row(operator).row_work(operator, np.array([float(rows)])))
+    work, moved = (
+        float(part[0]) for part in per_row(operator).row_work(operator, np.array([rows * curve.share]))
+    )
     if per_row(operator).over_link:
         bound = "communication"
     else:
@@ -193,6 +195,8 @@ def _attention_time(
     call, layers = part.call, part.call.times
     does = part.phase(is_decode).work(plan.gpu, new, context + new)
     work, moved = float(does.flops.sum()), float(does.moved_bytes.sum())
+    if not is_decode:
+        work /= plan.layout.cp
     total_us, origin = all_us, int(times.origin[0])
     if len(plan.attention) > 1:
         prefix_us = 0.0 if is_decode else float(part.prefixes_us(new, context).sum())

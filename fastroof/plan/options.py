@@ -49,11 +49,12 @@ class PlanOptions(NamedTuple):
     eplb: bool = False
     num_slots: int | None = None
     two_batch_overlap: bool = False
+    cp: int = 1
 
     @property
     def layout(self) -> Layout:
         """How the model is split; the model checks that it can be."""
-        return Layout(self.tp, self.pp, self.dp, self.ep, self.moe_tp)  # type: ignore[arg-type]
+        return Layout(self.tp, self.pp, self.dp, self.ep, self.moe_tp, self.cp)  # type: ignore[arg-type]
 
     def checked(self) -> PlanOptions:
         """Return options with the runtime loaded, or raise PlanError; the model checks the layout."""

@@ -172,6 +172,8 @@ class PlanFacts:
         layout, split = self.layout, dict[str, str | int]()
         if layout.world_size > self.tp or layout.ep > 1:
             split |= {"pp": layout.pp, "dp": layout.dp, "ep": layout.ep, "moe_tp": layout.moe_tp}
+        if layout.cp > 1:
+            split["cp"] = layout.cp
         if self.stage is not None:
             split["stage"] = self.stage
         if self.model.has_experts:

@@ -15,7 +15,7 @@ from fastroof.compiled.grids import FORM, FORM_LATENCY, grid_latency_us
 from fastroof.config import GpuSpec
 from fastroof.errors import PlanError
 from fastroof.lazy_property import lazy_property
-from fastroof.models import ModelSpec
+from fastroof.models import Layout, ModelSpec
 from fastroof.models.execution import ROUTING, Execution, Formats
 from fastroof.models.stages import Stage, stages_of
 from fastroof.models.step import StepCalls, step_calls
@@ -23,6 +23,15 @@ from fastroof.operators.calls import AttentionCall, Call, MixerCall, Parallel, R
 from fastroof.operators.prefix_price import PrefixUs
 from fastroof.plan.attention import PlanAttention
 from fastroof.plan.blocks import scaled_block, sum_blocks
+from fastroof.plan.context_parallel import (
+    check_context_parallel,
+    in_decodes,
+    in_prompts,
+    interleaved,
+    kv_gather,
+    launches,
+    shared_prefix,
+)
 from fastroof.plan.curves import CurveSource
 from fastroof.plan.datasheet import DatasheetCurves
 from fastroof.plan.exchange import check_engine_layout, check_expert_blocks, exchange_rules
@@ -267,31 +276,20 @@ def plan_recipe(
     layout = options.layout
     model.check_layout(layout)
     check_engine_layout(model, layout, options.runtime, options.exchange, gpu)
+    check_context_parallel(
+        model,
+        layout,
+        options.runtime.name,
+        options.runtime.layout.context_parallel,
+        options.two_batch_overlap,
+    )
     execution = execution_of(model, options, curves)
     check_expert_blocks(model, layout, execution)
-    made = step_calls(model, layout, execution)
     row_limit = max(options.max_tokens, options.max_seqs)
-    ranks = Ranks.of(layout, execution)
-    rows: list[RowCall] = []
-    attention: list[_Attention] = []
-    for kind, call in _in_order(model, made):
-        if isinstance(call, AttentionCall | MixerCall):
-            decodes, prompts = (step_attention(call, is_decode) for is_decode in (True, False))
-            attention.append(
-                _Attention(
-                    kind,
-                    call,
-                    len(rows),
-                    curves.attention_block(decodes),
-                    curves.attention_block(prompts),
-                    curves.prefix_us(prompts),
-                    (curves.attention_source(decodes), curves.attention_source(prompts)),
-                )
-            )
-        else:
-            rows += row_calls(curves, call, kind, ranks, row_limit)
-    if execution.two_batches_from:
-        rows, attention = _in_two_batches(rows, attention, execution.two_batches_from, ranks)
+    if layout.cp == 1:
+        rows, attention = _looked_up(model, layout, execution, curves, row_limit)
+    else:
+        rows, attention = _in_shared_prompts(model, layout, execution, curves, row_limit)
     _check_windows(model, attention)
     if any(part.call.window and part.decode_block[FORM] != FORM_LATENCY for part in attention):
         raise PlanError(
@@ -308,6 +306,74 @@ def plan_recipe(
         attention=tuple(attention),
         error_source=ErrorSource.of(curves),
     )
+
+
+def _looked_up(
+    model: ModelSpec,
+    layout: Layout,
+    execution: Execution,
+    curves: CurveSource,
+    row_limit: int,
+    whole: Layout | None = None,
+) -> tuple[list[RowCall], list[_Attention]]:
+    """Every call of a step over rows, and its attention; ``whole`` is the layout whose GPUs share prompts."""
+    ranks = Ranks.of(layout, execution)
+    rows: list[RowCall] = []
+    attention: list[_Attention] = []
+    for kind, call in _in_order(model, step_calls(model, layout, execution)):
+        if isinstance(call, AttentionCall | MixerCall):
+            for gather in kv_gather(model.kinds[kind], whole) if whole else ():
+                rows += row_calls(curves, gather, kind, ranks, row_limit)
+            decodes, prompts = (step_attention(call, is_decode) for is_decode in (True, False))
+            attention.append(
+                _Attention(
+                    kind,
+                    call,
+                    len(rows),
+                    curves.attention_block(decodes),
+                    curves.attention_block(prompts),
+                    curves.prefix_us(prompts),
+                    (curves.attention_source(decodes), curves.attention_source(prompts)),
+                )
+            )
+        else:
+            rows += row_calls(curves, call, kind, ranks, row_limit)
+    if execution.two_batches_from:
+        return _in_two_batches(rows, attention, execution.two_batches_from, ranks)
+    return rows, attention
+
+
+def _in_shared_prompts(
+    model: ModelSpec, layout: Layout, execution: Execution, curves: CurveSource, row_limit: int
+) -> tuple[list[RowCall], list[_Attention]]:
+    """The same where GPUs share the new tokens of prompts."""
+    ranks, cp = Ranks.of(layout, execution), layout.cp
+    whole, attention = _looked_up(model, layout, execution, curves, row_limit)
+    shares, theirs = _looked_up(
+        model, layout.of_prompts, execution, curves, -(-row_limit // cp), whole=layout
+    )
+    prompts = in_prompts(shares, layout, ranks, row_limit)
+    for part in theirs:
+        # at the end of what stands before it
+        floor = launches(part.kind, _least_us(part.prefill_block), layout, ranks, row_limit)
+        prompts[part.before - 1] = (*prompts[part.before - 1], floor)
+    cuts = list(zip(_cuts(whole, attention), _cuts(shares, theirs), strict=True))
+    rows, places = interleaved(in_decodes(whole), prompts, [(one[0], other[0]) for one, other in cuts])
+    before = [place for place, (one, _) in zip(places, cuts, strict=True) if one[1]]
+    return rows, [
+        part._replace(
+            before=place,
+            prefill_block=scaled_block(part.prefill_block, 1.0 / cp),
+            prefix_us=shared_prefix(part.prefix_us, cp),
+        )
+        for part, place in zip(attention, before, strict=True)
+    ]
+
+
+def _cuts(rows: Sequence[RowCall], attention: Sequence[_Attention]) -> list[tuple[int, bool]]:
+    """Where attention stands, and where calls of another kind of layers start."""
+    starts = [place for place in range(1, len(rows)) if rows[place].kind != rows[place - 1].kind]
+    return sorted([*((place, False) for place in starts), *((part.before, True) for part in attention)])
 
 
 def _in_two_batches(

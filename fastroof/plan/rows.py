@@ -171,7 +171,9 @@ def every_row(curve: RowCurve, latency_us: Floats, origin: Flags, ranks: Ranks) 
     """A curve with a node at every number of rows that a step can have."""
     axis = np.r_[0.0, ranks.rows(curve.operator, len(latency_us) - 1)[1:], SIZE_LIMIT]
     nodes = np.r_[1, 1 : len(latency_us), len(latency_us) - 1]
-    return RowCurve(curve.operator, axis, latency_us[nodes], origin[nodes], curve.launch_us, curve.source)
+    return RowCurve(
+        curve.operator, axis, latency_us[nodes], origin[nodes], curve.launch_us, curve.source, curve.share
+    )
 
 
 def sums_of(

@@ -28,7 +28,7 @@ from fastroof.arrays import Bools, Flags, Floats
 from fastroof.columns import ORIGIN_MODELLED
 from fastroof.errors import PlanError
 from fastroof.models import Layout, ModelSpec
-from fastroof.models.exchange import sends_to_experts
+from fastroof.models.exchange import experts_send, sends_to_experts
 from fastroof.models.execution import Execution
 from fastroof.models.experts import RoutedExperts
 from fastroof.operators.calls import Elementwise, Role
@@ -71,11 +71,13 @@ def check_two_batches(
     if not topks:
         reasons.append("a model without routed experts sends them nothing")
     elif not all(sends_to_experts(layout, execution.exchange, topk) for topk in topks):
-        ranks = layout.tp * layout.dp
+        ranks = layout.stage_gpus
         reasons.append(
             "engines overlap an all-to-all with computing: "
             f"exchange='alltoall', with dp and ep {ranks}, over 1"
         )
+    elif any(experts_send(layout, execution.exchange, topk) for topk in topks):
+        reasons.append("the kernel of its experts sends their tokens itself: exchange='alltoall' sends apart")
     if reasons:
         raise PlanError(f"{model.name} does not run in two batches in {layout}: {'; '.join(reasons)}")
 

@@ -92,7 +92,7 @@ def _check(model: ModelSpec, layout: Layout, options: PlanOptions, layers: list[
     if not layers:
         reasons.append("it has no routed experts")
     if layout.ep == 1 or layout.moe_tp > 1:
-        reasons.append(f"experts must be whole on one of several GPUs: ep {layout.tp * layout.dp}, over 1")
+        reasons.append(f"experts must be whole on one of several GPUs: ep {layout.stage_gpus}, over 1")
     if layers and not all(mlp.is_gated for mlp in layers):
         reasons.append("wide kernels were measured of gated experts alone")
     if options.eplb and options.wide_experts is False:

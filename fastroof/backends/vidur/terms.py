@@ -64,5 +64,6 @@ TERM_OF: Final[dict[Role, str]] = {
     "experts_combine": "tensor_parallel_communication_time",
     "experts_scatter": "tensor_parallel_communication_time",
     "tokens_gather": "tensor_parallel_communication_time",
+    "kv_gather": "tensor_parallel_communication_time",
 }
 """Vidur's term of each call of a plan, by its role, that runs in every layer."""
