@@ -97,6 +97,8 @@ class GroupedQueryAttention:
         Whether queries and keys are rotated by their position.
     head_gate : bool
         Whether a linear layer of the input weighs each head's output.
+    output_gate : bool
+        Whether the query projection makes a gate too, which weighs every output before it is projected.
     post_norm : bool
         Whether the output is normalised too before it is added.
     """
@@ -117,6 +119,7 @@ class GroupedQueryAttention:
     qk_norm_spans_heads: bool = False
     rope: bool = True
     head_gate: bool = False
+    output_gate: bool = False
     post_norm: bool = False
 
     def __post_init__(self) -> None:
@@ -151,6 +154,7 @@ class GroupedQueryAttention:
         q_heads = self.num_q_heads // layout.tp
         kv_heads = max(1, self.num_kv_heads // layout.tp)
         qkv_out = (q_heads + kv_heads) * self.head_dim + kv_heads * self.value_dim * self.has_values
+        qkv_out += q_heads * self.value_dim * self.output_gate
         return AttentionShard(q_heads, kv_heads, qkv_out, q_heads * self.value_dim)
 
     def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
@@ -180,6 +184,8 @@ class GroupedQueryAttention:
         if self.head_gate:
             calls.append(Gemm("attention_gate", "attention gate", 1, shard.num_q_heads, hidden, "bf16"))
             calls.append(Elementwise("attention_gate", "gated attention", 1, 2.0 * out_bytes))
+        if self.output_gate:
+            calls.append(Elementwise("attention_gate", "gated attention", 1, 3.0 * out_bytes))
         calls += linear_calls("o", "o_quantise", hidden, shard.o_in, execution)
         calls += after_attention(hidden, layout, execution)
         if self.post_norm:

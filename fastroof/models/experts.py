@@ -61,6 +61,8 @@ class RoutedExperts:
     latent : int
         Width that tokens are projected to for the routed experts, and back from after them; 0 where these
         take the model's own. Router and shared experts take the model's either way.
+    latent_norm : bool
+        Whether the sum of a token's routed experts is normalised at that width before it is projected back.
     adds_residual : bool
         Whether the norm adds the residual in the same kernel; hyper-connections do so in their own.
     """
@@ -75,6 +77,7 @@ class RoutedExperts:
     expert_bias: bool = False
     apart: bool = False
     latent: int = 0
+    latent_norm: bool = False
     adds_residual: bool = True
     has_experts = True
 
@@ -115,7 +118,8 @@ class RoutedExperts:
         The router stays in bf16. Shared experts come before the routed ones or, in steps of decodes, beside
         them, as the engine has it; what GPUs exchange is in :mod:`fastroof.models.exchange`. Latent
         projections are on every GPU whole: the one back follows the experts' sums over ranks and comes before
-        that over tp, which it commutes with.
+        that over tp, which it commutes with; with a norm before it that sum comes first, at the latent width,
+        and shared experts have one of their own.
         """
         row_bytes = float(hidden * ACTIVATION_BYTES)
         norm_rows = 4.0 if self.adds_residual else 2.0
@@ -126,6 +130,11 @@ class RoutedExperts:
         after = add_up_experts(hidden, layout, execution, self)
         if self.latent:
             up = linear_calls("experts_up", "experts_up_quantise", hidden, self.latent, execution)
+            if self.latent_norm:
+                norm_bytes = 2.0 * self.latent * ACTIVATION_BYTES
+                returned += add_up_experts(self.latent, layout, execution, self)
+                returned.append(Elementwise("mlp_norm", "latent rmsnorm", 1, norm_bytes))
+                after = after_shared(hidden, layout) if shared else []
             routed += [*returned, *up]
         else:
             after = [*returned, *after]
@@ -198,7 +207,7 @@ class RoutedExperts:
         """Weights that stay in bf16 on one GPU, of one layer: the norm, the router, biases."""
         router = self.num_experts * (hidden + self.router_bias) + hidden * self.shared_gate
         width = (self.gemms - 1) * (self.intermediate // layout.moe_tp) + self.width(hidden)
-        norms = hidden * (NORMS_APART if self.apart else 1)
+        norms = hidden * (NORMS_APART if self.apart else 1) + self.latent * self.latent_norm
         return norms + router + self.num_experts // layout.ep * width * self.expert_bias
 
     def idle_weights(self, hidden: int) -> int:

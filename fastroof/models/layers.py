@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fastroof.models.attention import Attention
+from fastroof.models.attention_residuals import AttentionResiduals
 from fastroof.models.exchange import shares_tokens
 from fastroof.models.execution import Execution, Formats, weight_bytes
 from fastroof.models.experts import RoutedExperts
@@ -31,7 +32,7 @@ class LayerKind:
         What a person calls it, where a model has several kinds: ``"windowed"``.
     formats : Formats
         Modules that the checkpoint stores in another format than bf16, by the role of their call.
-    connections : HyperConnections or None
+    connections : HyperConnections, AttentionResiduals or None
         Streams of the residual, and what mixes them; None where it is one that outputs are added to.
     """
 
@@ -39,7 +40,7 @@ class LayerKind:
     mlp: Mlp
     name: str = "dense"
     formats: Formats = ()
-    connections: HyperConnections | None = None
+    connections: HyperConnections | AttentionResiduals | None = None
 
     @property
     def residual_rows(self) -> int:
@@ -59,8 +60,8 @@ class LayerKind:
         )
         if self.connections is None:
             return calls
-        before, after = self.connections.calls(hidden)
-        return (before, *calls, after)
+        before, *after = self.connections.calls(hidden)
+        return (before, *calls, *after)
 
     def _attends_as(self, execution: Execution, layout: Layout) -> Execution:
         """How attention runs before this kind's MLP: its sums are scattered where experts share tokens."""

@@ -89,6 +89,7 @@ PRESETS: Final[dict[str, tuple[str, ...]]] = {
     "kimi-k2.5-nvfp4": ("nvidia/Kimi-K2.5-NVFP4",),
     "kimi-k2.6-nvfp4": ("nvidia/Kimi-K2.6-NVFP4",),
     "kimi-k2.7-code-nvfp4": ("nvidia/Kimi-K2.7-Code-NVFP4",),
+    "kimi-k3": ("moonshotai/Kimi-K3",),
     "llama-2-7b": (
         "meta-llama/Llama-2-7b-hf",
         "meta-llama/Llama-2-7b-chat-hf",
@@ -198,6 +199,7 @@ PRESETS: Final[dict[str, tuple[str, ...]]] = {
     "qwen3-235b-a22b-nvfp4": ("nvidia/Qwen3-235B-A22B-NVFP4",),
     "qwen3-coder-480b-a35b": ("Qwen/Qwen3-Coder-480B-A35B-Instruct",),
     "qwen3-coder-480b-a35b-fp8": ("Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8",),
+    "qwen3-next-80b-a3b": ("Qwen/Qwen3-Next-80B-A3B-Instruct", "Qwen/Qwen3-Next-80B-A3B-Thinking"),
     "qwen3-vl-2b": (
         "Qwen/Qwen3-VL-2B-Instruct",
         "Qwen/Qwen3-VL-2B-Thinking",
@@ -222,6 +224,15 @@ PRESETS: Final[dict[str, tuple[str, ...]]] = {
         "Qwen/Qwen3-VL-235B-A22B-Instruct",
         "Qwen/Qwen3-VL-235B-A22B-Thinking",
     ),
+    "qwen3.5-27b": ("Qwen/Qwen3.5-27B",),
+    "qwen3.5-35b-a3b": ("Qwen/Qwen3.5-35B-A3B",),
+    "qwen3.5-122b-a10b": ("Qwen/Qwen3.5-122B-A10B",),
+    "qwen3.5-122b-a10b-fp8": ("Qwen/Qwen3.5-122B-A10B-FP8",),
+    "qwen3.5-122b-a10b-nvfp4": ("nvidia/Qwen3.5-122B-A10B-NVFP4",),
+    "qwen3.5-397b-a17b": ("Qwen/Qwen3.5-397B-A17B",),
+    "qwen3.5-397b-a17b-nvfp4": ("nvidia/Qwen3.5-397B-A17B-NVFP4",),
+    "qwen3.6-27b-nvfp4": ("nvidia/Qwen3.6-27B-NVFP4",),
+    "qwen3.6-35b-a3b-nvfp4": ("nvidia/Qwen3.6-35B-A3B-NVFP4",),
     "step-3.7-flash": ("stepfun-ai/Step-3.7-Flash",),
     "step-3.7-flash-fp8": ("stepfun-ai/Step-3.7-Flash-FP8",),
     "yi-34b": ("01-ai/Yi-34B",),
@@ -230,14 +241,6 @@ PRESETS: Final[dict[str, tuple[str, ...]]] = {
 
 Where base and instruct models differ in ``max_position_embeddings`` the preset has the instruct model's.
 """
-
-NEEDS: Final[dict[str, str]] = {
-    "kimi-k3": "MLA and linear attention",
-    "qwen3.5": "linear attention",
-    "qwen3.6": "linear attention",
-    "qwen3-next": "linear attention",
-}
-"""Families that a plan cannot represent yet, and the operators that it would need."""
 
 # In names of models with another family's layers that were trained on these families' answers.
 _DISTILLED: Final = ("distill", "llama", "qwen3-8b")
@@ -314,19 +317,8 @@ def _is_distilled(given: str) -> bool:
     return any(word in given.rpartition("/")[2].casefold() for word in _DISTILLED)
 
 
-def _missing_operator(given: str) -> str | None:
-    """What a plan would need for a family that it cannot represent; None for others."""
-    own = given.rpartition("/")[2].casefold().removeprefix("nvidia-")
-    if _is_distilled(given):
-        return None
-    return next((what for prefix, what in NEEDS.items() if own.startswith(prefix)), None)
-
-
 def unknown_name(given: str) -> str:
     """What to say of a name that is neither a file nor a preset."""
-    needed = _missing_operator(given)
-    if needed is not None:
-        return f"{given!r} has no plan yet: it needs {needed}, and a plan has no such operator"
     relatives = _relatives(given)
     if _is_distilled(given):
         relatives = [name for name in relatives if _is_distilled(name)]

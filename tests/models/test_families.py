@@ -67,6 +67,17 @@ NEMOTRON: Config = {
 # Router with its correction and norm, experts of two projections over 24, projections to 24 and back.
 LATENT: Shapes = [(4, H), (4,), (H,), *4 * [(32, 24), (24, 32)], (48, H), (H, 48), (24, H), (H, 24)]
 
+# 2 heads of keys and 4 of values, of 16: projections to queries, keys, values and gate, and to decays and
+# steps; convolution, decay's scale and bias, norm of the output, output, norm.
+DELTA: Shapes = [(2 * 32 + 64 + 64, H), (2 * 4, H), (128, 4), (4,), (4,), (16,), (H, 64), (H,)]
+LINEAR: Config = {
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_num_value_heads": 4,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+}
+
 # A file, its kinds of layers, and the tensors of all layers.
 CASES: dict[str, tuple[Config, list[tuple[str, int]], Shapes]] = {
     "mixtral": (
@@ -248,6 +259,33 @@ CASES: dict[str, tuple[Config, list[tuple[str, int]], Shapes]] = {
         [("dense", 4)],
         4 * (4 * [(H, H)] + [(H,)] + DENSE),
     ),
+    "qwen3_next": (
+        config(
+            "qwen3_next",
+            full_attention_interval=4,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=32,
+            shared_expert_intermediate_size=48,
+            **LINEAR,
+        ),
+        [("moe linear", 3), ("moe full", 1)],
+        # a gate beside the queries, one weight of the shared expert
+        3 * DELTA + ATTENTION + QK_NORMS + [(Q, H)] + 4 * (moe(4, 32, 48) + [(1, H)]),
+    ),
+    "qwen3_5": (
+        {
+            "model_type": "qwen3_5",
+            "text_config": config(
+                "qwen3_5_text",
+                attn_output_gate=False,
+                layer_types=["full_attention", "linear_attention", "linear_attention", "full_attention"],
+                **LINEAR,
+            ),
+        },
+        [("dense full", 2), ("dense linear", 2)],
+        2 * DELTA + 2 * (ATTENTION + QK_NORMS) + 4 * DENSE,
+    ),
     "qwen2 with windows": (
         config("qwen2", sliding_window=512, use_sliding_window=True, max_window_layers=1),
         [("dense full", 1), ("dense windowed", 3)],
@@ -284,12 +322,16 @@ def test_shares_of_gpus_are_the_whole(name: str) -> None:
     assert model.kv_bytes_per_token(Layout(2), "bf16") * 2 >= model.kv_bytes_per_token(Layout(), "bf16")
 
 
+# Roles of small linear layers that no checkpoint quantises.
+APART = ("router", "shared_gate", "attention_gate", "state_gate")
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_gemms_are_the_linear_layers(name: str) -> None:
     for kind in load_model(CASES[name][0]).kinds:
         found: dict[str, int] = {}
         for call in flat(kind.calls(H, Layout(2), Execution())):
-            if isinstance(call, Gemm) and call.role not in ("router", "shared_gate", "attention_gate"):
+            if isinstance(call, Gemm) and call.role not in APART:
                 found[call.role] = found.get(call.role, 0) + call.n * call.k * call.times
             elif isinstance(call, Experts):
                 gemms = 3 if call.is_gated else 2

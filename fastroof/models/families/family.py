@@ -39,7 +39,7 @@ class Family:
         reads; any other is refused.
     module_names : mapping
         What its checkpoints call the modules of a layer, by the role of their call, where that is not in
-        :data:`fastroof.models.quantisation.names.MODULE_NAMES`.
+        :data:`fastroof.models.quantisation.names.MODULE_NAMES`; no names where it is never quantised.
     kv_dtype : str or None
         Of the cache where the checkpoint says nothing of it, if engines have but one; None for bf16.
     """

@@ -122,7 +122,7 @@ def quantised(
     module_names : mapping, optional
         What the modules of a layer are called where it is something else than in
         :data:`fastroof.models.quantisation.names.MODULE_NAMES`, by the role of their call, behind the layer's
-        own name: ``{"experts": ("experts",)}``.
+        own name: ``{"experts": ("experts",)}``; no names: never quantised.
     where : str
         What errors call the file.
 
@@ -215,7 +215,8 @@ class _FormatsOf:
     def _group_of(self, number: int, role: str) -> Group | None:
         if role not in self._names:
             raise ModelError(f"{self._spec.name}: what is the module of {role} called? See module_names")
-        return self._group(role, layer_module_names(number, self._names[role]))
+        names = self._names[role]
+        return self._group(role, layer_module_names(number, names)) if names else None
 
     def head(self) -> str:
         # engines leave the head in bf16 unless it is named: it is no linear layer to them

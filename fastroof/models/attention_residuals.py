@@ -1,0 +1,56 @@
+"""Attention residuals: every sublayer reads a mix of what blocks of layers before it put out.
+
+They stand in the place of adding to one residual: the outputs of a block of layers are summed up, and a
+sublayer's input is the softmax-weighted mix of the sums of all earlier blocks, of the embedding, and of its
+own block so far (arXiv:2603.15031, section on blocks).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastroof.errors import ModelError
+from fastroof.models.sizes import check_sizes
+from fastroof.operators.calls import Elementwise
+from fastroof.units import ACTIVATION_BYTES
+
+__all__ = ["AttentionResiduals"]
+
+SITES = 2
+"""Sublayers of a layer: attention and the MLP."""
+
+
+@dataclass(frozen=True)
+class AttentionResiduals:
+    """The sums that a layer's sublayers read, and how many are kept.
+
+    Attributes
+    ----------
+    streams : int
+        Rows of a token that are kept: the sums of all blocks, the embedding, and the current block's.
+    sealed : float
+        Sums of earlier blocks that a layer reads, the embedding among them, in the mean over the layers of
+        a model: where in the model a layer stands does not matter to a step's time.
+    """
+
+    streams: int
+    sealed: float
+
+    def __post_init__(self) -> None:
+        """Refuse what no layer has."""
+        check_sizes(self, "streams")
+        if not 1.0 <= self.sealed <= self.streams:
+            raise ModelError(f"of {self.streams} rows of a token no layer reads {self.sealed}")
+
+    def calls(self, hidden: int) -> tuple[Elementwise, ...]:
+        """What runs before both sublayers of one layer.
+
+        Compulsory bytes a token: a mix reads the sums of earlier blocks and that of the current one, to
+        which the norm before the sublayer has added, and writes one row. No table has it.
+        """
+        row_bytes = (self.sealed + 2.0) * hidden * ACTIVATION_BYTES
+        return (Elementwise("hyper_connection", "attention residuals", SITES, row_bytes),)
+
+    def weights(self, hidden: int) -> int:
+        """Weights of one layer: a query and the norm of the keys, of each sublayer."""
+        return SITES * 2 * hidden

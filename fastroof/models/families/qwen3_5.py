@@ -1,0 +1,111 @@
+"""Qwen3-Next, Qwen3.5 and Qwen3.6: gated delta nets in three of four layers, attention in the fourth."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from fastroof.models.attention import Attention, GroupedQueryAttention
+from fastroof.models.experts import RoutedExperts
+from fastroof.models.families.family import FULL, Family, head_dim, kv_heads
+from fastroof.models.hf import Fields
+from fastroof.models.layers import LayerKind
+from fastroof.models.linear_attention import GatedDeltaNet
+from fastroof.models.mlp import GatedMlp, Mlp
+
+__all__ = ["FAMILIES"]
+
+_LINEAR: Final = "linear_attention"
+_EVERY: Final = 4
+
+# What the configuration classes in transformers take for sizes that a file may leave out.
+_DEFAULTS: Final[dict[str, Any]] = {"head_dim": 256}
+
+
+def _layers(fields: Fields) -> list[LayerKind]:
+    linear, full = _linear(fields), _full(fields)
+    mixers = [full if kind == FULL else linear for kind in _kinds(fields)]
+    return [
+        LayerKind(
+            mixer, mlp, f"{'moe' if mlp.has_experts else 'dense'} {'full' if mixer is full else 'linear'}"
+        )
+        for mixer, mlp in zip(mixers, _mlps(fields), strict=True)
+    ]
+
+
+def _kinds(fields: Fields) -> list[str]:
+    num_layers = fields.num_layers
+    kinds = fields.of_layers("layer_types", fields.texts("layer_types"), num_layers)
+    if kinds is None:
+        every = fields.size_or("full_attention_interval", _EVERY)
+        kinds = [_LINEAR if (layer + 1) % every else FULL for layer in range(num_layers)]
+    other = sorted(set(kinds) - {FULL, _LINEAR})
+    if other:
+        raise fields.error(f"field layer_types has {', '.join(other)}: {FULL} and {_LINEAR} would do")
+    return kinds
+
+
+def _linear(fields: Fields) -> GatedDeltaNet:
+    return GatedDeltaNet(
+        fields.size("linear_num_key_heads"),
+        fields.size("linear_key_head_dim"),
+        fields.size("linear_num_value_heads"),
+        fields.size("linear_value_head_dim"),
+        fields.size("linear_conv_kernel_dim"),
+        fields.text("mamba_ssm_dtype") or "float32",
+    )
+
+
+def _full(fields: Fields) -> Attention:
+    num_q_heads = fields.size("num_attention_heads")
+    bias = fields.flag("attention_bias", default=False)
+    return GroupedQueryAttention(
+        num_q_heads,
+        kv_heads(fields, num_q_heads),
+        head_dim(fields, fields.size("hidden_size"), num_q_heads),
+        bias,
+        bias,
+        qk_norm=True,
+        output_gate=fields.flag("attn_output_gate", default=True),
+    )
+
+
+def _mlps(fields: Fields) -> list[Mlp]:
+    num_layers = fields.num_layers
+    if not fields.count("num_experts"):
+        return [GatedMlp(fields.size("intermediate_size"))] * num_layers
+    shared = fields.count("shared_expert_intermediate_size")
+    experts = RoutedExperts(
+        fields.size("num_experts"),
+        fields.size("num_experts_per_tok"),
+        fields.size("moe_intermediate_size"),
+        shared,
+        shared_gate=shared > 0,
+    )
+    every, dense_layers = (
+        fields.size_or("decoder_sparse_step", 1),
+        set(fields.numbers("mlp_only_layers") or ()),
+    )
+    has_experts = [(i + 1) % every == 0 and i not in dense_layers for i in range(num_layers)]
+    dense = experts if all(has_experts) else GatedMlp(fields.size("intermediate_size"))
+    return [experts if has else dense for has in has_experts]
+
+
+FAMILIES: Final = (
+    Family(
+        "qwen3.5",
+        {
+            "qwen3_next": ("Qwen3NextForCausalLM",),
+            "qwen3_5": ("Qwen3_5ForConditionalGeneration",),
+            "qwen3_5_text": ("Qwen3_5ForCausalLM", "Qwen3_5TextModel"),
+            "qwen3_5_moe": ("Qwen3_5MoeForConditionalGeneration",),
+            "qwen3_5_moe_text": ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeTextModel"),
+        },
+        _layers,
+        defaults=_DEFAULTS,
+        reads=("num_experts", "full_attention_interval"),
+        module_names={
+            "state_in": tuple(f"linear_attn.in_proj_{name}" for name in ("qkvz", "qkv", "z")),
+            "state_out": ("linear_attn.out_proj",),
+        },
+    ),
+)
