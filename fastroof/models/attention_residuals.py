@@ -42,6 +42,11 @@ class AttentionResiduals:
         if not 1.0 <= self.sealed <= self.streams:
             raise ModelError(f"of {self.streams} rows of a token no layer reads {self.sealed}")
 
+    @property
+    def embedded_rows(self) -> int:
+        """Rows that an embedding is written to: the others are sums of layers."""
+        return 1
+
     def calls(self, hidden: int) -> tuple[Elementwise, ...]:
         """What runs before both sublayers of one layer.
 

@@ -36,6 +36,11 @@ class HyperConnections:
         """Refuse sizes no layer has."""
         check_sizes(self, "streams", "sinkhorn_iterations")
 
+    @property
+    def embedded_rows(self) -> int:
+        """Rows that an embedding is written to: all of them begin with it."""
+        return self.streams
+
     def calls(self, hidden: int) -> tuple[HyperConnection, HyperConnection]:
         """What runs before both sublayers of one layer, and after both.
 

@@ -47,6 +47,11 @@ class LayerKind:
         """Rows of the residual a token."""
         return 1 if self.connections is None else self.connections.streams
 
+    @property
+    def embedded_rows(self) -> int:
+        """Rows of the residual that a token's embedding is written to."""
+        return 1 if self.connections is None else self.connections.embedded_rows
+
     def obstacles(self, layout: Layout) -> list[str]:
         """What keeps a layer from being split so; empty where nothing does."""
         return [*self.attention.obstacles(layout), *self.mlp.obstacles(layout)]

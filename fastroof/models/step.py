@@ -49,10 +49,11 @@ def step_calls(model: ModelSpec, layout: Layout, execution: Execution) -> StepCa
     """
     row_bytes = float(model.hidden * ACTIVATION_BYTES)
     residual_bytes = model.residual_rows * row_bytes
+    embedded_rows = max(kind.embedded_rows for kind in model.kinds)
     vocab_rows = model.padded_vocab(layout.tp) // layout.tp
     head_dtype = execution.of_head().kernel("lm_head")
     return StepCalls(
-        (Elementwise("embedding", "embedding", 1, row_bytes + residual_bytes),),
+        (Elementwise("embedding", "embedding", 1, row_bytes + embedded_rows * row_bytes),),
         tuple(kind.calls(model.hidden, layout, execution) for kind in model.kinds),
         (
             *_sent_on(layout, residual_bytes),
