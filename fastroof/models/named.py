@@ -9,11 +9,13 @@ from importlib import resources
 from itertools import takewhile
 from typing import Any, Final
 
+from fastroof.models.families.registry import FAMILIES
 from fastroof.models.hf import read_config
 
 __all__ = ["PRESETS", "model_names", "preset_config", "preset_named", "unknown_name"]
 
 PRESETS: Final[dict[str, tuple[str, ...]]] = {
+    **{name: ids for family in FAMILIES for name, ids in family.presets.items()},
     "codellama-34b": (
         "codellama/CodeLlama-34b-hf",
         "codellama/CodeLlama-34b-Instruct-hf",
@@ -237,7 +239,8 @@ PRESETS: Final[dict[str, tuple[str, ...]]] = {
     "step-3.7-flash-fp8": ("stepfun-ai/Step-3.7-Flash-FP8",),
     "yi-34b": ("01-ai/Yi-34B",),
 }
-"""Preset names, and the Hugging Face models that have exactly these layers, in the same formats.
+"""Preset names, and the Hugging Face models that have exactly these layers, in the same formats: those that
+families name, and the others.
 
 Where base and instruct models differ in ``max_position_embeddings`` the preset has the instruct model's.
 """

@@ -15,41 +15,25 @@ from fastroof.models.attention import GroupedQueryAttention
 from fastroof.models.execution import Execution
 from fastroof.models.families.registry import FAMILIES, MODEL_TYPES
 from fastroof.models.layers import LayerKind
+from fastroof.models.mamba import Mamba2
 from fastroof.models.skipped import NoAttention, NoMlp
 from fastroof.models.stages import stages_of
 from fastroof.operators.calls import AllReduce, AttentionCall, Call, Elementwise, Experts, Gemm, Parallel
-
-Config = dict[str, Any]
-Shapes = list[tuple[int, ...]]
-
-H, V = 64, 320
-SIZES: Config = {
-    "hidden_size": H,
-    "intermediate_size": 96,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": V,
-    "max_position_embeddings": 4096,
-}
-Q, KV = 8 * 16, 2 * 16
-ATTENTION: Shapes = [(Q, H), (KV, H), (KV, H), (H, Q), (H,)]
-QK_NORMS: Shapes = [(16,), (16,)]
-DENSE: Shapes = [(96, H), (96, H), (H, 96), (H,)]
-
-
-def config(model_type: str, **more: Any) -> Config:
-    """A small file of a family; ``...`` leaves a field out."""
-    merged = {**SIZES, "model_type": model_type, **more}
-    return {key: value for key, value in merged.items() if value is not ...}
-
-
-def moe(num_experts: int, width: int, shared: int = 0) -> Shapes:
-    """Router, norm and experts; a shared one."""
-    experts: Shapes = [(width, H), (width, H), (H, width)] * num_experts
-    return [(num_experts, H), (H,), *experts, *([(shared, H), (shared, H), (H, shared)] if shared else [])]
-
+from tests.reference import families
+from tests.reference.checkpoints import (
+    ATTENTION,
+    DENSE,
+    KV,
+    QK_NORMS,
+    Case,
+    Config,
+    H,
+    Q,
+    Shapes,
+    V,
+    config,
+    moe,
+)
 
 # 8 heads of 16 and 32 states in 2 groups: projections, convolution with its bias, A, D, time steps, norms.
 MAMBA: Shapes = [(2 * 128 + 2 * 64 + 8, H), (256, 4), (256,), (8,), (8,), (8,), (128,), (H, 128), (H,)]
@@ -79,7 +63,8 @@ LINEAR: Config = {
 }
 
 # A file, its kinds of layers, and the tensors of all layers.
-CASES: dict[str, tuple[Config, list[tuple[str, int]], Shapes]] = {
+CASES: dict[str, Case] = {
+    **families.cases(),
     "mixtral": (
         config("mixtral", num_local_experts=4, num_experts_per_tok=2),
         [("moe", 4)],
@@ -318,8 +303,14 @@ def test_shares_of_gpus_are_the_whole(name: str) -> None:
         )
     )
     latent = model.sum_layers(lambda k: 2 * H * getattr(k.mlp, "latent", 0))
-    assert 2 * two == one + replicated + latent
+    # a single group of heads has its B and C on every GPU
+    single = model.sum_layers(lambda k: 2 * H * single_group_states(k.attention))
+    assert 2 * two == one + replicated + latent + single
     assert model.kv_bytes_per_token(Layout(2), "bf16") * 2 >= model.kv_bytes_per_token(Layout(), "bf16")
+
+
+def single_group_states(attention: object) -> int:
+    return attention.state_dim if isinstance(attention, Mamba2) and attention.num_groups == 1 else 0
 
 
 # Roles of small linear layers that no checkpoint quantises.

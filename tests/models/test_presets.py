@@ -6,7 +6,6 @@ import importlib.util
 from collections import Counter
 from dataclasses import fields
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -14,28 +13,8 @@ from fastroof.models import Layout, ModelSpec, load_model, model_names
 from fastroof.models.attention import Attention
 from fastroof.models.mlp import Mlp
 from fastroof.models.named import PRESETS
-
-
-class Published(NamedTuple):
-    """What a model's publisher says of it.
-
-    ``billions`` of weights and, of models with experts, ``active`` ones, with the digits that are published;
-    ``kv_bytes`` of a token in bf16, over all layers, from the heads and layers that the publisher names;
-    ``source`` of the weights; ``beside``, the billions of them that are no part of the text model;
-    ``rounded``, the billions that a figure of trillions may be off.
-    """
-
-    billions: str
-    active: str | None
-    kv_bytes: int
-    source: str
-    beside: float = 0.0
-    rounded: float = 0.0
-
-
-def kv(*layers: tuple[int, int, int]) -> int:
-    """Bytes in bf16 of a token's keys and values: layers, KV heads, elements of a head's key and value."""
-    return sum(count * heads * elements * 2 for count, heads, elements in layers)
+from tests.reference import families
+from tests.reference.checkpoints import CARD, Published, kv
 
 
 def compressed(index: int, heavy: int, windowed: int) -> int:
@@ -52,10 +31,10 @@ def dsa(indexed: int, shared: int = 0) -> int:
 
 
 INDEX = "weights in the checkpoint's index, as the model's page shows them"
-CARD = "model card"
 QWEN3 = "the model card's table; the text model is that of Qwen3 of this size"
 
 PUBLISHED = {
+    **families.published(),
     "codellama-34b": Published("33.744", None, kv((48, 8, 256)), INDEX),
     "deepseek-v3": Published("671", "37", kv((61, 1, 576)), "arXiv 2412.19437, abstract"),
     "deepseek-r1": Published("671", "37", kv((61, 1, 576)), CARD),

@@ -42,6 +42,8 @@ class Family:
         :data:`fastroof.models.quantisation.names.MODULE_NAMES`; no names where it is never quantised.
     kv_dtype : str or None
         Of the cache where the checkpoint says nothing of it, if engines have but one; None for bf16.
+    presets : mapping of str to tuple of str
+        Its presets, with the Hugging Face ids of each, that :mod:`fastroof.models.named` does not list itself.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Family:
     reads: tuple[str, ...] = ()
     module_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     kv_dtype: str | None = None
+    presets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def layer_kinds(layers: Iterable[tuple[Attention, Mlp]]) -> list[LayerKind]:

@@ -1,0 +1,56 @@
+"""Bamba: Mamba-2 in place of attention in all layers but some, an MLP in every one."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fastroof.models.attention import GroupedQueryAttention
+from fastroof.models.families.family import Family, head_dim, kv_heads
+from fastroof.models.hf import Fields
+from fastroof.models.layers import LayerKind
+from fastroof.models.mamba import Mamba2
+from fastroof.models.mlp import GatedMlp
+
+__all__ = ["FAMILIES"]
+
+
+def _layers(fields: Fields) -> list[LayerKind]:
+    hidden, num_q_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
+    num_heads = fields.size("mamba_n_heads")
+    if fields.config.get("mamba_d_head") in (None, "auto"):
+        width = fields.size_or("mamba_expand", 2) * hidden // num_heads
+    else:
+        width = fields.size("mamba_d_head")
+    mamba = Mamba2(
+        num_heads,
+        width,
+        fields.size("mamba_d_state"),
+        fields.size_or("mamba_n_groups", 1),
+        fields.size_or("mamba_d_conv", 4),
+        fields.size_or("mamba_chunk_size", 256),
+        # engines keep it in what the model computes in
+        "bfloat16",
+        bias=fields.flag("mamba_proj_bias", default=False),
+        conv_bias=fields.flag("mamba_conv_bias", default=True),
+    )
+    attention = GroupedQueryAttention(
+        num_q_heads, kv_heads(fields, num_q_heads), head_dim(fields, hidden, num_q_heads)
+    )
+    mlp = GatedMlp(fields.size("intermediate_size"))
+    attends = set(fields.numbers("attn_layer_indices") or ())
+    return [
+        LayerKind(attention, mlp, "attention") if i in attends else LayerKind(mamba, mlp, "mamba")
+        for i in range(fields.num_layers)
+    ]
+
+
+FAMILIES: Final = (
+    Family(
+        "bamba",
+        {"bamba": ("BambaForCausalLM",)},
+        _layers,
+        defaults={"max_position_embeddings": 262144},
+        module_names={"state_in": ("mamba.in_proj",), "state_out": ("mamba.out_proj",)},
+        presets={"bamba-9b": ("ibm-ai-platform/Bamba-9B", "ibm-fms/Bamba-9B")},
+    ),
+)
