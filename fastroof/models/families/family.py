@@ -43,7 +43,7 @@ class Family:
     kv_dtype : str or None
         Of the cache where the checkpoint says nothing of it, if engines have but one; None for bf16.
     presets : mapping of str to tuple of str
-        Its presets, with the Hugging Face ids of each, that :mod:`fastroof.models.named` does not list itself.
+        Its presets that :mod:`fastroof.models.named` does not list itself, with their Hugging Face ids.
     """
 
     name: str
