@@ -9,6 +9,7 @@ import numpy as np
 
 from fastroof.arrays import Bools, Floats, Longs
 from fastroof.columns import ORIGIN_BORROWED, ORIGIN_EXTRAPOLATED
+from fastroof.errors import PlanError
 from fastroof.models import Layout
 from fastroof.models.execution import AUTO
 from fastroof.operators.attention import ATTENTION
@@ -118,7 +119,9 @@ def draw_mfu(
     dtype, kv_dtype = options.dtype, options.kv_dtype
     execution = execution_of(model, options, curves_of(tables, tables.gpu, options))
     calls = model.only_kind.calls(model.hidden, layout, execution)
-    (call,) = (c for c in calls if isinstance(c, AttentionCall))
+    call = next((c for c in calls if isinstance(c, AttentionCall)), None)
+    if call is None:
+        raise PlanError(f"{model.name} has no attention of grouped heads, whose MFU is drawn")
     attention: dict[str, Any] = {
         "num_q_heads": call.num_q_heads,
         "num_kv_heads": call.num_kv_heads,

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 import fastroof
 from fastroof.cli import app
-from fastroof.errors import FastroofError
+from fastroof.errors import FastroofError, PlanError
+from fastroof.models.named import preset_config
 from fastroof.operators.elementwise import ELEMENTWISE
 from fastroof.report import draw_mfu, draw_roofline, draw_step, save_figure
 from fastroof.report.plots import _spread
@@ -166,6 +167,12 @@ def test_mfu_within_a_window_is_that_of_the_window(h100: fastroof.Tables) -> Non
     lines = [figure.axes[3].lines[0].get_ydata() for figure in (windowed, full)]
     assert lines[0][0] == pytest.approx(lines[1][0])
     assert lines[0][-1] != pytest.approx(lines[1][-1], rel=0.05)
+
+
+def test_mfu_needs_grouped_heads(h100: fastroof.Tables) -> None:
+    sizes = preset_config("deepseek-v3") | {"first_k_dense_replace": 0}
+    with pytest.raises(PlanError, match="no attention of grouped heads"):
+        draw_mfu(fastroof.load_model(sizes), h100, tp=8)
 
 
 def test_mfu_of_borrowed_heads_and_fp8(h100: fastroof.Tables) -> None:
