@@ -125,9 +125,6 @@ def test_holes_of_a_ragged_table_are_no_cheap_calls(h100: Any, operator: str) ->
         at |= {"q_len": np.minimum(kv_len, 512)}
     names = dict(zip((column.name for column in own.keys), key, strict=True))
     found = tables.lookup(operator, **names, **at).latency_us
-    assert len(found) > 2 * len(np.unique(np.stack([rows["batch_size"], rows["kv_len"]]), axis=1).T) or len(
-        found
-    )
     assert found.min() > 0.9 * rows["latency_us"].min()
 
 
