@@ -119,8 +119,8 @@ class Mamba2:
         ]
         calls += linear_calls("state_in", "state_in_quantise", shard.in_out, hidden, execution)
         for part in ("convolution", "recurrence"):
-            kernels = (self._kernel(phase, part, shard) for phase in ("generation", "context"))
-            calls.append(MixerCall(1, *kernels, execution.kv_dtype, name=f"mamba {part}"))
+            decode, prefill = (self._kernel(phase, part, shard) for phase in ("generation", "context"))
+            calls.append(MixerCall(1, decode, prefill, execution.kv_dtype, name=f"mamba {part}"))
         row_bytes = 3.0 * shard.inner * ACTIVATION_BYTES
         calls.append(Elementwise("state_gate", "mamba gated rmsnorm", 1, row_bytes))
         calls += linear_calls("state_out", "state_out_quantise", hidden, shard.inner, execution)

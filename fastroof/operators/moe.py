@@ -370,7 +370,7 @@ class MoeOperator(SizedOperator, PerRowOperator):
             )
         return nodes_of_experts(packed, tokens_to_reach_all(call.topk, call.num_experts))
 
-    def table_points(self, call: Experts, tables: Tables, rows: Floats) -> tuple[Key, list[Floats]]:
+    def table_points(self, call: Experts, tables: Tables, rows: Floats) -> tuple[Key, list[Floats]] | None:
         """So many tokens of the layer's shape."""
         return self.row_key(call), [rows]
 

@@ -93,12 +93,9 @@ class StepAttention(ABC):
         One new token a sequence, or prompts.
     operator : str
         Whose tables have it.
-    is_modelled_unasked : bool
-        Whether the datasheet model stands for it where nothing measured does, without ``allow_modelled``.
     """
 
     is_decode: bool
-    is_modelled_unasked: bool = False
 
     @property
     @abstractmethod
@@ -109,6 +106,11 @@ class StepAttention(ABC):
     @abstractmethod
     def window(self) -> int:
         """Tokens beyond which a query costs no more; 0 where it always grows."""
+
+    @property
+    def is_modelled_unasked(self) -> bool:
+        """Whether the datasheet model stands for it unasked, where nothing measured does."""
+        return False
 
     @abstractmethod
     def check(self, tables: Tables) -> None:

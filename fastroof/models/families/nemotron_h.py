@@ -46,7 +46,9 @@ def _parts(fields: Fields) -> list[str]:
         raise fields.error(
             f"field {field} has {', '.join(map(repr, other))}: {known} are layers of Nemotron-H"
         )
-    return fields.of_layers(field, parts, fields.num_layers) if fields.has("num_hidden_layers") else parts
+    if fields.has("num_hidden_layers"):
+        fields.of_layers(field, parts, fields.num_layers)
+    return parts
 
 
 def _mamba(fields: Fields) -> LayerKind:
