@@ -137,7 +137,7 @@ def _questions() -> dict[str, Callable[[], Any]]:
         "a runtime that is not there": compile_with(runtime="sgl"),
         "a method that is not there": compile_with(method="cubic"),
         "no tokens": compile_with(max_tokens=0),
-        "experts": compile_with({"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}),
+        "another architecture": compile_with({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}),
         "tables that are not there": lambda: product.load_tables("nowhere"),
         "a source that is not there": lambda: product.load_tables("h100", source="nowhere"),
         "a GPU's facts": lambda: product.load_gpu("nowhere"),
