@@ -35,7 +35,7 @@ _PART_OF: Final = (
     ("lm_head", r"logits"),
     ("communication", r"dispatch|_ar$|p2p|all_?reduce"),
     ("experts", r"router|moe(?!_norm)|shared"),
-    ("attention", r"attention$|_block$|recurrence|conv1d|_ssm$"),
+    ("attention", r"attention$|_block$|recurrence|conv1d|_scan$|fused_decode|_ssm$"),
     ("linear", r"gemm"),
     ("elementwise", r""),
 )
@@ -82,6 +82,8 @@ CASES: Final = (
     StepCase("openai/gpt-oss-20b", "h100", "sglang", Layout(1)),
     StepCase("MiniMaxAI/MiniMax-M2.5", "h200", "vllm", Layout(4)),
     StepCase("meta-llama/Llama-4-Scout-17B-16E-Instruct", "h100", "vllm", Layout(8)),
+    StepCase("Qwen/Qwen3.5-27B", "h200", "sglang", Layout(2)),
+    StepCase("nvidia/Qwen3.5-397B-A17B-NVFP4", "b200", "vllm", Layout(4), "fp8"),
 )
 
 STEPS: Final[Mapping[str, Sequence[tuple[int, int]]]] = {
