@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from fastroof.errors import UnsupportedModelError
+from fastroof.errors import ModelError, UnsupportedModelError
 from fastroof.models.exchange import after_attention
 from fastroof.models.execution import Execution
 from fastroof.models.layout import Layout
@@ -139,6 +139,10 @@ class CompressedAttention:
                 f"{', '.join(map(str, sorted(_OPERATORS)))} would do"
             )
         check_sizes(self.widths, *self.widths._fields)
+        if (self.ratio == _NO_ENTRIES) != (self.window is not None):
+            raise ModelError(
+                "a layer of compress_ratio 0 has a window and nothing beside it, others attend to all"
+            )
 
     @property
     def attended(self) -> int:
