@@ -130,6 +130,7 @@ class CompressedAttention:
     widths: CompressedWidths
     ratio: int
     window: int | None = None
+    is_recurrent = False
 
     def __post_init__(self) -> None:
         """Refuse sizes no layer has."""

@@ -56,12 +56,17 @@ def check_context_parallel(
     reasons = []
     if not is_known:
         reasons.append(f"{engine} has no context parallelism of prefill: runtime 'sglang' or 'vllm'")
-    if any(kind.attention.state_bytes(Layout()) for kind in model.kinds):
+    if any(_passes_state(kind) for kind in model.kinds):
         reasons.append("a state passes from one part of a prompt to the next, so parts cannot run at once")
     if overlaps:
         reasons.append("no plan times it together with two batches: two_batch_overlap=False")
     if reasons:
         raise PlanError(f"{model.name} does not run with cp {layout.cp}: {'; '.join(reasons)}")
+
+
+def _passes_state(kind: LayerKind) -> bool:
+    """Whether what a sequence keeps in a layer goes from token to token, not only of its last ones."""
+    return bool(kind.attention.state_bytes(Layout())) and getattr(kind.attention, "is_recurrent", True)
 
 
 def kv_gather(kind: LayerKind, layout: Layout) -> list[Collective]:

@@ -153,6 +153,14 @@ def test_cost_of_selected_entries_caps_and_the_indexers_goes_on(plan: Any) -> No
     assert plan.decode_us(8, 2048) < between < plan.decode_us(8, 65536)
 
 
+def test_gpus_can_share_a_prompt(tables: Tables) -> None:
+    """What a sequence keeps are its last tokens: nothing goes from one part of a prompt to the next."""
+    options = {"runtime": "sglang", **LIMITS}
+    alone = fastroof.compile_plan(flash(LAYERS), "h100", tables, **options)
+    shared = fastroof.compile_plan(flash(LAYERS), "h100", tables, cp=2, moe_tp=2, **options)
+    assert shared.prefill_us(512) < alone.prefill_us(512)
+
+
 def test_every_gpu_keeps_the_cache_whole(plan: Any) -> None:
     model = fastroof.load_model("deepseek-v4-flash")
     assert [model.kv_bytes_per_token(Layout(tp), "fp8") for tp in (1, 2, 8)] == [5018] * 3
