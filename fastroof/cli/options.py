@@ -78,7 +78,7 @@ WideExperts = Annotated[
     bool | None,
     typer.Option(
         help="Whether experts run the kernels of wide expert parallelism.  "
-        "[default: over 8 groups, if measured]"
+        "[default: as the runtime does, where measured]"
     ),
 ]
 Eplb = Annotated[bool, typer.Option("--eplb", help="Balance experts' load over GPUs, as was measured.")]

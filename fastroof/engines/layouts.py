@@ -61,6 +61,8 @@ class LayoutRules:
     two_batches_from : tuple of int
         Tokens of a rank from which steps of decodes alone, and steps with prefill, can be split into two
         halves that take turns; empty where it has no such option.
+    wide_experts_over : int
+        Groups of experts over which those that tokens are sent to run kernels of wide expert parallelism.
     context_parallel : bool
         Whether it has context parallelism of prefill.
     source : str
@@ -82,6 +84,7 @@ class LayoutRules:
     attention_sum: str = "all_reduce"
     copies_embedding: bool = False
     two_batches_from: tuple[int, ...] = (2, 2)
+    wide_experts_over: int = 8
     context_parallel: bool = True
     source: str = field(default="", compare=False)
 
@@ -100,6 +103,9 @@ class LayoutRules:
                 if value not in allowed[key.name]:
                     choices = ", ".join(allowed[key.name])
                     raise PlanError(f"{key.name} must be one of {choices}, got {value!r}")
+            elif key.name == "wide_experts_over":
+                if not is_whole_number(value):
+                    raise PlanError(f"wide_experts_over must be a whole number of at least 1, got {value!r}")
             elif key.name == "two_batches_from":
                 object.__setattr__(self, key.name, _two_tokens(value))
             elif key.name == "gathered_bytes":

@@ -217,9 +217,14 @@ class RoutedExperts:
         return (self.num_experts - self.topk) * (self.gemms * width * self.intermediate + biases)
 
     def activation_width(self, hidden: int, layout: Layout) -> int:
-        """Elements a token that its widest kernel reads and writes on one GPU."""
-        routed = self.topk * (self.width(hidden) + self.gemms * self.intermediate // layout.moe_tp)
-        return max(layout.dp * routed, self.gemms * self.shared_intermediate // layout.tp)
+        """Elements a token that its widest kernel reads and writes on one GPU.
+
+        Tokens of all ranks arrive, and of their experts' rows those of a group of experts on GPUs of its own.
+        """
+        width = self.width(hidden)
+        routed = self.topk * (width + self.gemms * self.intermediate // layout.moe_tp)
+        rows = -(-layout.dp // layout.ep) * routed
+        return max(rows, layout.dp * width, self.gemms * self.shared_intermediate // layout.tp)
 
 
 def _beside(routed: Sequence[RowOperator], shared: Sequence[RowOperator]) -> list[Call]:

@@ -103,8 +103,8 @@ def compile_plan(
         most loaded rank: experts get ``dp / dp_imbalance`` times its tokens.
     wide_experts : bool, optional
         Whether experts run the kernels of wide expert parallelism, one in decodes and another with prefill;
-        by default where tokens are sent to more than 8 groups of experts, and the engine's own wide kernels
-        were measured for the layer.
+        by default where tokens are sent to more groups of experts than the engine's profile says (8; any of
+        SGLang's DeepEP), and its own wide kernels were measured for the layer.
     eplb : bool
         Whether a load balancer spreads the busiest experts' tokens (as measured: ``routing`` with it).
     num_slots : int, optional

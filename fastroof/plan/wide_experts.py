@@ -17,9 +17,6 @@ from fastroof.tables import Tables
 
 __all__ = ["WideExperts", "wide_experts"]
 
-NARROW: Final = 8
-"""Groups of experts up to which engines run the kernels of a node unless a plan asks for wide ones."""
-
 EVEN: Final = "balanced"
 
 
@@ -36,8 +33,8 @@ def wide_experts(
 ) -> WideExperts:
     """Say what kernels a plan's experts run, and over how many places.
 
-    By themselves plans run wide kernels where tokens are sent to more than :data:`NARROW` groups of experts
-    and the engine's own wide kernels were measured for every layer; a load balancer runs no others.
+    By themselves plans run wide kernels where tokens are sent to more groups of experts than the engine's
+    profile says, and its own wide kernels were measured for every layer; a load balancer runs no others.
 
     Parameters
     ----------
@@ -59,7 +56,7 @@ def wide_experts(
     slots = options.num_slots or 0
     if options.eplb or options.wide_experts is not None:
         return WideExperts(options.eplb or bool(options.wide_experts), slots, routing)
-    if layout.ep <= NARROW or tables is None:
+    if layout.ep <= options.runtime.layout.wide_experts_over or tables is None:
         return WideExperts(False, slots, routing)
     tried = execution._replace(wide_experts=True)
     for kind in layers:

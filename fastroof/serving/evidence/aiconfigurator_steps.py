@@ -25,7 +25,7 @@ from fastroof.serving.evidence.aiconfigurator_estimates import SDK, aiconfigurat
 from fastroof.tables import load_tables
 from fastroof.units import US_PER_MS
 
-__all__ = ["CASES", "TOLD_FROM", "Joined", "StepCase", "SteppedCase", "main", "stepped_cases"]
+__all__ = ["CASES", "TOLD_FROM", "WIDE_CASES", "Joined", "StepCase", "SteppedCase", "main", "stepped_cases"]
 
 PARTS: Final = ("linear", "experts", "attention", "communication", "elementwise", "lm_head")
 TOLD_FROM: Final = 0.1
@@ -33,7 +33,7 @@ TOLD_FROM: Final = 0.1
 
 _PART_OF: Final = (
     ("lm_head", r"logits"),
-    ("communication", r"dispatch|_ar$|p2p|all_?reduce"),
+    ("communication", r"dispatch|combine|_ar$|p2p|all_?reduce"),
     ("experts", r"router|moe(?!_norm)|shared"),
     ("attention", r"attention$|_block$|recurrence|conv1d|_scan$|fused_decode|_ssm$"),
     ("linear", r"gemm"),
@@ -60,6 +60,9 @@ class StepCase(NamedTuple):
         How it is split.
     kv_dtype : str
         KV cache; ``auto`` is the checkpoint's.
+    sends : bool
+        Whether tokens are sent to experts over several nodes: DeepEP and the kernels of wide expert
+        parallelism, and the other's routing, power_law_1.01.
     """
 
     model: str
@@ -67,6 +70,7 @@ class StepCase(NamedTuple):
     engine: str
     layout: Layout
     kv_dtype: str = "bf16"
+    sends: bool = False
 
 
 CASES: Final = (
@@ -85,6 +89,20 @@ CASES: Final = (
     StepCase("Qwen/Qwen3.5-27B", "h200", "sglang", Layout(2)),
     StepCase("nvidia/Qwen3.5-397B-A17B-NVFP4", "b200", "vllm", Layout(4), "fp8"),
 )
+
+WIDE_CASES: Final = (
+    StepCase("deepseek-ai/DeepSeek-V3", "h100", "sglang", Layout(1, dp=16, ep=16), "fp8", True),
+    StepCase("deepseek-ai/DeepSeek-V3", "h100", "sglang", Layout(1, dp=32, ep=32), "fp8", True),
+    StepCase("deepseek-ai/DeepSeek-V3", "h200", "sglang", Layout(1, dp=32, ep=32), "fp8", True),
+)
+"""Over several nodes; its tables of wide attention have an fp8 cache alone."""
+
+WIDE_CONFIG: Final[Mapping[str, object]] = {
+    "moe_comm_backend": {"context": "deepep_ht", "generation": "deepep_ll"},
+    "num_gpus_per_node": 8,
+    "attention_backend": "fa3",
+}
+"""How it is asked for large expert parallelism with SGLang on Hopper."""
 
 STEPS: Final[Mapping[str, Sequence[tuple[int, int]]]] = {
     "64 decodes at 2,048": [(1, 2047)] * 64,
@@ -149,6 +167,9 @@ def stepped_cases(cases: Sequence[StepCase] = CASES) -> Iterator[SteppedCase]:
                         plan = _plan(case, str(folder))
                         named = _their_times(case, plan.kv_dtype, str(folder), requests)
                         whole = Joined.of(named)
+                        if case.sends:
+                            # its module of wide attention has all but the first projections
+                            whole = whole._replace(mixing=True)
                         own_ms, their_ms = _own_parts(plan, requests, whole), _their_parts(named, whole)
                 except Exception as error:
                     # whatever either of them raises is its answer
@@ -173,6 +194,7 @@ def _plan(case: StepCase, folder: str) -> StepPlan:
     plan = compile_plan(
         folder, case.gpu, load_tables(case.gpu), tp=layout.tp, pp=layout.pp, dp=layout.dp, ep=layout.ep,
         moe_tp=layout.moe_tp, kv_dtype=case.kv_dtype, runtime=load_engine(case.engine).kernels_alone(),
+        exchange="alltoall" if case.sends else None, routing="power_law_1.01" if case.sends else None,
     )  # fmt: skip
     if not plan.memory.max_kv_tokens:
         raise PlanRangeError(f"{plan!r}: its weights leave no room for KV cache")
@@ -237,6 +259,10 @@ def _their_times(
         layout.tp, layout.pp, layout.dp, layout.moe_tp, layout.ep,
         kvcache_quant_mode={"bf16": "bfloat16"}.get(kv_dtype, kv_dtype),
     )  # fmt: skip
+    if case.sends:
+        fp8_block = import_module(f"{SDK}.common").FMHAQuantMode["fp8_block"]
+        for name, value in {**WIDE_CONFIG, "system": system, "fmha_quant_mode": fp8_block}.items():
+            setattr(model_config, name, value)
     model = import_module(f"{SDK}.models").get_model(folder, model_config, engine)
     lengths = {
         "isl": context if is_decode else new,
@@ -261,7 +287,7 @@ def _their_times(
 def main() -> None:
     """Print the table, in Markdown."""
     rows = []
-    for stepped in stepped_cases():
+    for stepped in stepped_cases((*CASES, *WIDE_CASES)):
         case = stepped.case
         what = (case.model, case.gpu, case.engine, str(case.layout), stepped.step)
         if stepped.why_not:

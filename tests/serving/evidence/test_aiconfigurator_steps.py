@@ -7,7 +7,14 @@ import importlib.util
 import pytest
 
 from fastroof.models import Layout
-from fastroof.serving.evidence.aiconfigurator_steps import CASES, PARTS, STEPS, StepCase, stepped_cases
+from fastroof.serving.evidence.aiconfigurator_steps import (
+    CASES,
+    PARTS,
+    STEPS,
+    WIDE_CASES,
+    StepCase,
+    stepped_cases,
+)
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("aiconfigurator_core") is None, reason="aiconfigurator-core is not installed"
@@ -36,3 +43,17 @@ def test_cases_are_of_several_models_gpus_and_engines():
     assert len({case.model for case in CASES}) >= 8
     assert {case.gpu for case in CASES} == {"h100", "h200", "b200"}
     assert {case.engine for case in CASES} == {"vllm", "sglang", "trtllm-1.1"}
+
+
+def test_large_expert_parallelism_sends_and_computes_alike():
+    """Of 61 layers it sends for all, where the first three have no experts: 58."""
+    case = StepCase("deepseek-ai/DeepSeek-V3", "h200", "sglang", Layout(1, dp=8, ep=8), "fp8", True)
+    for one in stepped_cases([case]):
+        assert not one.why_not
+        assert one.own_ms["communication"] == pytest.approx(one.their_ms["communication"] * 58 / 61, rel=1e-3)
+        # it has shared experts apart
+        assert 0.9 < one.own_ms["experts"] / one.their_ms["experts"] < 1.1
+
+
+def test_cases_over_nodes_are_asked_of_both():
+    assert all(case.sends and case.layout.ep > 8 for case in WIDE_CASES)
