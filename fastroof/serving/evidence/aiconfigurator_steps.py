@@ -9,12 +9,15 @@ of, and how points between measured ones are found. It need not be installed for
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module, resources
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from fastroof.columns import ORIGIN_BORROWED
 from fastroof.engines import load_engine
 from fastroof.errors import PlanRangeError
 from fastroof.load.aiconfigurator import SYSTEMS
@@ -123,6 +126,9 @@ class SteppedCase(NamedTuple):
         By part, ms; nothing where there is no answer.
     why_not : str
         Why there is none.
+    lenders : dict of str to str
+        By part, whose kernels fastroof borrows most of its time there from, or ``datasheet``; parts that are
+        measured, at least for the most part, are not in it.
     """
 
     case: StepCase
@@ -130,6 +136,7 @@ class SteppedCase(NamedTuple):
     own_ms: dict[str, float]
     their_ms: dict[str, float]
     why_not: str = ""
+    lenders: Mapping[str, str] = MappingProxyType({})
 
     @property
     def apart(self) -> float:
@@ -170,13 +177,14 @@ def stepped_cases(cases: Sequence[StepCase] = CASES) -> Iterator[SteppedCase]:
                         if case.sends:
                             # its module of wide attention has all but the first projections
                             whole = whole._replace(mixing=True)
-                        own_ms, their_ms = _own_parts(plan, requests, whole), _their_parts(named, whole)
+                        own_ms, lenders = _own_parts(plan, requests, whole)
+                        their_ms = _their_parts(named, whole)
                 except Exception as error:
                     # whatever either of them raises is its answer
                     words = str(error).replace(f"{above}/", "")
                     yield SteppedCase(case, step, {}, {}, f"{type(error).__name__}: {words:.160}")
                     continue
-                yield SteppedCase(case, step, own_ms, their_ms)
+                yield SteppedCase(case, step, own_ms, their_ms, lenders=lenders)
 
 
 def _write_config(model: str, folder: Path) -> None:
@@ -229,13 +237,21 @@ class Joined(NamedTuple):
         return "attention" if self.mixing and part == "linear" and role not in _MLP_ROLES else part
 
 
-def _own_parts(plan: StepPlan, requests: Sequence[tuple[int, int]], whole: Joined) -> dict[str, float]:
+def _own_parts(
+    plan: StepPlan, requests: Sequence[tuple[int, int]], whole: Joined
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Parts, ms, and where those come from that are not measured for the most part."""
     part_of: dict[str, str] = {curve.operator.role: component_of(curve.operator) for curve in plan.row_curves}
-    parts = dict.fromkeys(PARTS, 0.0)
+    from_sources: dict[str, Counter[str]] = {part: Counter() for part in PARTS}
     for operator in plan.explain(requests).operators:
         part = whole.part(part_of.get(operator.role, "attention"), operator.role)
-        parts[part] += operator.total_us / US_PER_MS
-    return parts
+        source = operator.source if operator.origin >= ORIGIN_BORROWED else ""
+        from_sources[part][source] += operator.total_us / US_PER_MS
+    most = {
+        part: max(found, key=lambda name: found[name], default="") for part, found in from_sources.items()
+    }
+    parts = {part: sum(found.values(), 0.0) for part, found in from_sources.items()}
+    return parts, {part: source for part, source in most.items() if source}
 
 
 def _their_parts(named: Mapping[str, float], whole: Joined) -> dict[str, float]:

@@ -165,12 +165,17 @@ def _first_answered(cases: Sequence[StepCase]) -> ServedSteps:
 
 
 def cause_of(stepped: SteppedCase) -> str:
-    """Say which part sets a step apart by a tenth or more, ms by fastroof and by the other; else nothing."""
+    """Say which part sets a step apart by a tenth or more, ms by fastroof and by the other; else nothing.
+
+    Where fastroof borrows or models most of that part, it says from what.
+    """
     if abs(stepped.apart) < TOLD_FROM:
         return ""
     sign = 1.0 if stepped.apart > 0 else -1.0
     part = max(stepped.own_ms, key=lambda name: sign * (stepped.own_ms[name] - stepped.their_ms[name]))
-    return f"{part} {stepped.own_ms[part]:.2f}, {stepped.their_ms[part]:.2f}"
+    lender = stepped.lenders.get(part, "")
+    from_what = f" (from {lender.removeprefix('aiconfigurator-')})" if lender else ""
+    return f"{part} {stepped.own_ms[part]:.2f}, {stepped.their_ms[part]:.2f}{from_what}"
 
 
 def main() -> None:

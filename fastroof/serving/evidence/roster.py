@@ -1,4 +1,9 @@
-"""Where aiconfigurator-core can estimate a model: how many plans of measured kernels, and what is missing."""
+"""Where aiconfigurator-core can estimate a model: how many plans of measured kernels, and what is missing.
+
+    python -m fastroof.serving.evidence.roster
+
+prints what README.md has of it; ``fastroof models --roster`` asks for some of it.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +23,23 @@ from fastroof.models import Layout, ModelSpec
 from fastroof.models.execution import AUTO
 from fastroof.plan import StepPlan
 from fastroof.plan.support import STATUSES, compiled_quietly, typical_parts
-from fastroof.serving.evidence.support_matrix import Combination
+from fastroof.serving.evidence.aiconfigurator_estimates import aiconfigurator_version
+from fastroof.serving.evidence.support_matrix import (
+    PASS,
+    Combination,
+    published_models,
+    read_support_matrix,
+)
 from fastroof.tables import Tables, load_tables
 
-__all__ = ["SIZES", "Cell", "RosterRow", "RosterSummary", "in_short", "roster_rows", "summarise"]
+__all__ = ["SIZES", "Cell", "RosterRow", "RosterSummary", "in_short", "main", "roster_rows", "summarise"]
 
 SIZES: Final = (8, 4, 2, 1)
 """GPUs that share each layer, as they are tried: the first that a plan takes is the row's."""
 
 _MEASURED, _BORROWED, _MODELLED, _REFUSED = STATUSES
 _OF_ONE: Final = re.compile(
-    r"\s*\([^()]*\)|\S+--\S+?_config(?:\.json)?\s*|; measured: .*|; allow_modelled=.*"
+    r"\s*\([^()]*\)|\S+--\S+?_config(?:\.json)?\s*|; (?:measured: |it has |\d+ kernels? |allow_modelled=).*"
 )
 _STREAMED: Final = "elementwise"
 
@@ -242,3 +253,63 @@ def in_short(why: str) -> str:
     'has no plan yet: it needs a MLA operator'
     """
     return _OF_ONE.sub("", why)
+
+
+def main() -> None:
+    """Print the roster in Markdown: every combination that passes, then those without data."""
+    models = published_models()
+    loaded = sum(isinstance(model, ModelSpec) for model in models.values())
+    print(
+        f"{loaded} of {len(models)} config.json files of aiconfigurator-core {aiconfigurator_version()} load.\n"
+    )
+    for words, chosen in (("PASS", _passes), ("no data", _wants_data)):
+        summary = summarise(list(roster_rows(filter(chosen, read_support_matrix()), models)))
+        engines = sorted({engine for _, engine in summary.cells})
+        columns = (
+            f"{words}, by GPU",
+            *engines,
+            "measured",
+            "borrowed",
+            "norms modelled",
+            "others",
+            "on request",
+        )
+        _print_markdown(columns, _markdown_rows(summary, engines))
+        kinds = (("borrowed", summary.borrowed), ("modelled", summary.modelled))
+        for kind, operators in kinds:
+            listed = ", ".join(f"{name} {count}" for name, count in operators.items())
+            print(f"Operators {kind}, in so many combinations: {listed or 'none'}.\n")
+        for why, rows in summary.uncovered.items():
+            names = sorted({row.model.split("/")[-1] for row in rows})
+            print(f"* {len(rows)} not covered: {why} ({', '.join(names)})")
+        print()
+
+
+def _passes(one: Combination) -> bool:
+    return one.verdict == PASS
+
+
+def _wants_data(one: Combination) -> bool:
+    return one.wants_data
+
+
+def _markdown_rows(summary: RosterSummary, engines: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """A row a GPU, and one of all."""
+    for gpu in dict.fromkeys(place[0] for place in summary.cells):
+        cells = [summary.cells.get((gpu, engine)) for engine in engines]
+        there = [cell for cell in cells if cell is not None]
+        covered = ("" if cell is None else f"{cell.covered} of {cell.total}" for cell in cells)
+        yield (gpu, *covered, *(str(sum(values)) for values in list(zip(*there, strict=True))[2:]))
+    every = [[cell for (_, of), cell in summary.cells.items() if of == engine] for engine in engines]
+    covered = (f"{sum(c.covered for c in cells)} of {sum(c.total for c in cells)}" for cells in every)
+    yield ("together", *covered, *map(str, summary.whole[2:]))
+
+
+def _print_markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    for cells in (columns, ["---"] * len(columns), *rows):
+        print(f"| {' | '.join(cells)} |")
+    print()
+
+
+if __name__ == "__main__":
+    main()
