@@ -17,7 +17,7 @@ import numpy as np
 from fastroof.arrays import Flags, Floats
 from fastroof.columns import ORIGIN_MODELLED
 from fastroof.config.gpu import GpuSpec
-from fastroof.errors import LookupInputError
+from fastroof.errors import GpuError, LookupInputError
 from fastroof.operators.attention_work import HeadShape
 from fastroof.operators.calls import AttentionCall, MixerCall, MixerKernel
 from fastroof.operators.mixer_blocks import LENGTHS, constant_block, sampled_block
@@ -111,8 +111,20 @@ class Mixer(StepAttention):
         return at
 
     def datasheet_block(self, gpu: GpuSpec) -> Floats:
-        """By its roofline: one layer's launch floor, and B at an efficiency."""
+        """By its roofline: one layer's launch floor, and B at an efficiency.
+
+        Raises
+        ------
+        GpuError
+            If the GPU has no peak of what a part of it computes in.
+        """
         kind, work_us = self._own.datasheet_of(self.kernel.key), self._work_us(gpu)
+        if not np.isfinite(work_us(np.ones(1), np.ones(1))).all():
+            have = ", ".join(sorted(gpu.peak_flops_per_s))
+            raise GpuError(
+                f"{gpu.title} has no peak of what a part of {self._own.name} computes in, as an indexer in "
+                f"fp8; it has {have}"
+            )
 
         def latency(batch: Floats, length: Floats) -> tuple[Floats, Flags]:
             us = kind.launch_us + work_us(batch, length) / kind.efficiency

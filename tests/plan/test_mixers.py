@@ -12,7 +12,7 @@ import pytest
 import fastroof
 from fastroof.compiled import steps
 from fastroof.compiled.grids import grid_latency_us
-from fastroof.errors import FastroofError, MissingTableError
+from fastroof.errors import FastroofError, GpuError, MissingTableError
 from fastroof.models import ModelSpec
 from fastroof.models.layers import LayerGroup, LayerKind
 from fastroof.models.mlp import GatedMlp
@@ -214,3 +214,12 @@ def test_plans_of_mixers_are_values(h100: Any) -> None:
         fastroof.compile_plan(plan.model, "h100", h100, method="floor")
     deeper = replace(plan.model, layers=(LayerGroup(plan.model.kinds[0], 6),))
     assert fastroof.compile_plan(deeper, "h100", h100).decode_us(7, 700) > plan.decode_us(7, 700)
+
+
+def test_a_gpu_without_the_indexers_format_has_no_time() -> None:
+    """An A100 has no fp8: neither a time nor NaN."""
+    with (
+        pytest.warns(UserWarning, match="datasheet"),
+        pytest.raises(GpuError, match="no peak of what a part of dsa"),
+    ):
+        fastroof.compile_plan("glm-5.2", "a100", None, tp=8)

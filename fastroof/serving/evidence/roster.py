@@ -259,9 +259,8 @@ def main() -> None:
     """Print the roster in Markdown: every combination that passes, then those without data."""
     models = published_models()
     loaded = sum(isinstance(model, ModelSpec) for model in models.values())
-    print(
-        f"{loaded} of {len(models)} config.json files of aiconfigurator-core {aiconfigurator_version()} load.\n"
-    )
+    version = aiconfigurator_version()
+    print(f"{loaded} of {len(models)} config.json files of aiconfigurator-core {version} load.\n")
     for words, chosen in (("PASS", _passes), ("no data", _wants_data)):
         summary = summarise(list(roster_rows(filter(chosen, read_support_matrix()), models)))
         engines = sorted({engine for _, engine in summary.cells})
