@@ -207,7 +207,9 @@ def resizing_of(wrapper: Fields, image_size: int | None) -> Resizing | None:
         return FilledTokens(wrapper.size_or("vision_soft_tokens_per_image", 280))
     if image_size is None:
         return None
-    return {"gemma3": OneSize(image_size), "llama4": Tiles(image_size)}.get(name)
+    if name == "gemma3":
+        return OneSize(image_size)
+    return Tiles(image_size) if name == "llama4" else None
 
 
 def check_sides(width: int, height: int) -> None:

@@ -9,7 +9,6 @@ of, and how points between measured ones are found. It need not be installed for
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module, resources
 from pathlib import Path
@@ -242,11 +241,12 @@ def _own_parts(
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Parts, ms, and where those come from that are not measured for the most part."""
     part_of: dict[str, str] = {curve.operator.role: component_of(curve.operator) for curve in plan.row_curves}
-    from_sources: dict[str, Counter[str]] = {part: Counter() for part in PARTS}
+    from_sources: dict[str, dict[str, float]] = {part: {} for part in PARTS}
     for operator in plan.explain(requests).operators:
         part = whole.part(part_of.get(operator.role, "attention"), operator.role)
         source = operator.source if operator.origin >= ORIGIN_BORROWED else ""
-        from_sources[part][source] += operator.total_us / US_PER_MS
+        times = from_sources[part]
+        times[source] = times.get(source, 0.0) + operator.total_us / US_PER_MS
     most = {
         part: max(found, key=lambda name: found[name], default="") for part, found in from_sources.items()
     }
