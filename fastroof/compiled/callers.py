@@ -21,7 +21,7 @@ from fastroof.compiled.steps import (
     windowed_chunks_step_us,
     windowed_step_us,
 )
-from fastroof.compiled.windows import equal_window_sums, window_sums
+from fastroof.compiled.windows import equal_window_sums
 
 __all__ = ["equal_chunks_us", "equal_decodes_us", "requests_step_us", "sums_step_us"]
 
@@ -58,11 +58,10 @@ def requests_step_us(arena: Floats, new_tokens: Ints, context_len: Ints) -> floa
         return 0.0
     if seqs > plan.max_seqs or len(context_len) != seqs:
         return np.nan
-    sums, possible = request_sums(new_tokens, context_len, 0, seqs, plan.max_tokens)
+    sums, in_window, possible = request_sums(new_tokens, context_len, 0, seqs, plan.window)
     if not possible or sums.decodes + sums.new_sum > plan.max_tokens:
         return np.nan
     if plan.window > 0:
-        in_window = window_sums(new_tokens, context_len, 0, seqs, plan.window)
         return windowed_step_us(arena, plan, open_window(arena, 0), seqs, sums, in_window)
     return summed_step_us(arena, plan, seqs, sums)
 

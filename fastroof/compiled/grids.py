@@ -26,6 +26,8 @@ __all__ = [
     "FORM_PREFILL_RATE",
     "GridBlock",
     "GridLog2",
+    "GridPlace",
+    "axis_cell",
     "cells_of",
     "grid_flag",
     "grid_floor_us",
@@ -33,7 +35,10 @@ __all__ = [
     "grid_line",
     "grid_linear_mfu_us",
     "grid_nearest_us",
+    "grid_place",
     "grid_value",
+    "latency_at",
+    "line_at",
     "open_block",
     "x_axis_of",
 ]
@@ -81,6 +86,14 @@ class GridBlock(NamedTuple):
     flags_at: int
 
 
+class GridPlace(NamedTuple):
+    """Where a point is in all blocks of the same axes: its cell's coefficients, its offsets from there."""
+
+    coefficients: int
+    v: float
+    u: float
+
+
 class GridLog2(NamedTuple):
     """log2 of a grid's nodes and of the points looked up."""
 
@@ -117,7 +130,7 @@ def open_block(arena: Floats, at: int) -> GridBlock:
 
 
 @jit_inline
-def _axis_cell(arena: Floats, axis: AxisSlots, x: float) -> int:
+def axis_cell(arena: Floats, axis: AxisSlots, x: float) -> int:
     """Index of the cell of an axis that x is in, clamped to the outer cells.
 
     The guide holds the cell at the start of each key: the exponent of a float64 and the leading bits of
@@ -131,22 +144,35 @@ def _axis_cell(arena: Floats, axis: AxisSlots, x: float) -> int:
 
 
 @jit_inline
+def grid_place(arena: Floats, block: GridBlock, y: float, x: float) -> GridPlace:
+    """Find the cell of a block that (y, x) is in."""
+    i = axis_cell(arena, block.y, y)
+    j = axis_cell(arena, block.x, x)
+    v = y - table_load(arena, block.y.nodes_at + i)
+    u = x - table_load(arena, block.x.nodes_at + j)
+    return GridPlace((i * block.nx + j) * 6, v, u)
+
+
+@jit_inline
+def latency_at(arena: Floats, block: GridBlock, place: GridPlace) -> float:
+    """What the cell of a block says of a place: its value where the block holds latencies."""
+    c, u = block.cells_at + place.coefficients, place.u
+    value: float = (
+        table_load(arena, c)
+        + u * (table_load(arena, c + 1) + u * table_load(arena, c + 2))
+        + place.v * (table_load(arena, c + 3) + u * (table_load(arena, c + 4) + u * table_load(arena, c + 5)))
+    )
+    return value
+
+
+@jit_inline
 def grid_value(arena: Floats, block: GridBlock, y: float, x: float) -> float:
     """Value at (y, x) of a grid block.
 
     A cell is a polynomial of its offsets u = x - x0 and v = y - y0 from its lower corner:
     ``c0 + u (c1 + u c2) + v (c3 + u (c4 + u c5))``. At a node it is c0, the node itself.
     """
-    i = _axis_cell(arena, block.y, y)
-    j = _axis_cell(arena, block.x, x)
-    v = y - table_load(arena, block.y.nodes_at + i)
-    u = x - table_load(arena, block.x.nodes_at + j)
-    c = block.cells_at + (i * block.nx + j) * 6
-    value: float = (
-        table_load(arena, c)
-        + u * (table_load(arena, c + 1) + u * table_load(arena, c + 2))
-        + v * (table_load(arena, c + 3) + u * (table_load(arena, c + 4) + u * table_load(arena, c + 5)))
-    )
+    value = latency_at(arena, block, grid_place(arena, block, y, x))
     if block.form == FORM_DECODE_RATE:
         return y * x / value
     if block.form == FORM_PREFILL_RATE:
@@ -157,9 +183,14 @@ def grid_value(arena: Floats, block: GridBlock, y: float, x: float) -> float:
 @jit_inline
 def grid_line(arena: Floats, block: GridBlock, y: float, x: float) -> tuple[float, float]:
     """Value at 0 and slope of the straight line along x that (y, x) is on, in a block without curvature."""
-    i = _axis_cell(arena, block.y, y)
-    j = _axis_cell(arena, block.x, x)
+    i = axis_cell(arena, block.y, y)
     v = y - table_load(arena, block.y.nodes_at + i)
+    return line_at(arena, block, i, v, axis_cell(arena, block.x, x))
+
+
+@jit_inline
+def line_at(arena: Floats, block: GridBlock, i: int, v: float, j: int) -> tuple[float, float]:
+    """:func:`grid_line` of the cell (i, j), ``v`` above its lower row."""
     c = block.cells_at + (i * block.nx + j) * 6
     slope = table_load(arena, c + 1) + v * table_load(arena, c + 4)
     x0 = table_load(arena, block.x.nodes_at + j)
@@ -169,8 +200,8 @@ def grid_line(arena: Floats, block: GridBlock, y: float, x: float) -> tuple[floa
 @jit_inline
 def grid_flag(arena: Floats, block: GridBlock, y: float, x: float) -> int:
     """How the value at (y, x) is made: the largest flag among the nodes it uses."""
-    i = _axis_cell(arena, block.y, y)
-    j = _axis_cell(arena, block.x, x)
+    i = axis_cell(arena, block.y, y)
+    j = axis_cell(arena, block.x, x)
     f = block.flags_at + i * block.nx + j
     made = int(table_load(arena, f))
     on_column = x == table_load(arena, block.x.nodes_at + j)

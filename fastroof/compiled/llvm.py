@@ -29,6 +29,7 @@ from fastroof.compiled.jit import jit
 __all__ = [
     "LANES",
     "PLAIN",
+    "array_data",
     "float_bits",
     "line_lanes",
     "output_store",
@@ -36,6 +37,7 @@ __all__ = [
     "prefetch",
     "stack_words",
     "table_load",
+    "tagged_load",
 ]
 
 _NO_JIT = bool(getattr(config, "DISABLE_JIT"))  # noqa: B009  numba sets its options the same way
@@ -74,7 +76,12 @@ def _tagged(builder: Any, instruction: Any, *, is_store: bool) -> Any:
     return instruction
 
 
-def _data(context: Any, builder: Any, array_type: Any, array: Any) -> Any:
+def tagged_load(builder: Any, load: Any) -> Any:
+    """Mark a load as one of a table."""
+    return _tagged(builder, load, is_store=False)
+
+
+def array_data(context: Any, builder: Any, array_type: Any, array: Any) -> Any:
     """Pointer to the first element of an array argument."""
     return context.make_array(array_type)(context, builder, array).data
 
@@ -86,7 +93,7 @@ def _element(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     if index.type.width < _INT64.width:
         extend = builder.sext if index_type.signed else builder.zext
         index = extend(index, _INT64)
-    array = _data(context, builder, signature.args[0], args[0])
+    array = array_data(context, builder, signature.args[0], args[0])
     return builder.gep(array, [index], inbounds=True)
 
 
@@ -116,7 +123,7 @@ def _intrinsic_float_bits(typing_context: Any, x: Any) -> Any:
 def _intrinsic_prefetch(typing_context: Any, array: Any, index: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         # not inbounds: the address may lie beyond the end, and is never read
-        element = builder.gep(_data(context, builder, signature.args[0], args[0]), [args[1]])
+        element = builder.gep(array_data(context, builder, signature.args[0], args[0]), [args[1]])
         address = builder.bitcast(element, ir.IntType(8).as_pointer())
         arguments = [address, *(ir.Constant(_INT32, word) for word in (0, 0, 1))]  # read, not kept, data
         kind = ir.FunctionType(ir.VoidType(), [a.type for a in arguments])
@@ -138,7 +145,7 @@ def _intrinsic_line_lanes(
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         def pointer(array: int, index: Any, lanes_of: Any) -> Any:
             element = builder.gep(
-                _data(context, builder, signature.args[array], args[array]), [index], inbounds=True
+                array_data(context, builder, signature.args[array], args[array]), [index], inbounds=True
             )
             return builder.bitcast(element, lanes_of.as_pointer())
 

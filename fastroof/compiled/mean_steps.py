@@ -15,16 +15,17 @@ from fastroof.compiled.decode_lines import cell_at
 from fastroof.compiled.grids import grid_value
 from fastroof.compiled.jit import jit, jit_inline
 from fastroof.compiled.llvm import table_load
+from fastroof.compiled.request_sums import WindowSums
 from fastroof.compiled.steps import (
     PlanParts,
     equal_chunks,
     open_window,
     prefill_attention_us,
-    window_prefill_us,
+    windowed_prefill_us,
     with_prefill_us,
 )
 from fastroof.compiled.verification import Speculation, queries_factor
-from fastroof.compiled.windows import WindowSums, mean_chunk_sums, mean_seen, windowed_pairs
+from fastroof.compiled.windows import mean_chunk_sums, mean_seen, windowed_pairs
 
 __all__ = [
     "Prompt",
@@ -182,11 +183,14 @@ def _mixed_us(
 ) -> float:
     """Step with prefill, us, from the sums over its chunks that ragged steps are timed from."""
     batch, q_len = equal_chunks(chunks.new_tokens, chunks.causal_pairs)
-    prefill_us = prefill_attention_us(arena, plan, batch, q_len, chunks.prefix_pairs, chunks.prefix_sum)
     if plan.window > 0:
-        prefill_us += window_prefill_us(
-            arena, open_window(arena, plan.header_at), (batch, q_len), chunks.new_tokens, in_window
+        prefixes = chunks.prefix_pairs, chunks.prefix_sum
+        within = open_window(arena, plan.header_at)
+        prefill_us = windowed_prefill_us(
+            arena, plan, within, (batch, q_len), chunks.new_tokens, prefixes, in_window
         )
+    else:
+        prefill_us = prefill_attention_us(arena, plan, batch, q_len, chunks.prefix_pairs, chunks.prefix_sum)
     tokens = chunks.new_tokens + decodes * speculation.tokens
     head_rows = seqs + decodes * (speculation.tokens - 1.0)
     rows_us = _rows_us(arena, plan, speculation, plan.tokens_at, tokens, seqs, head_rows)

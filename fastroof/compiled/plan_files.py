@@ -156,6 +156,16 @@ def _block_fits(arena: Floats, at: int, stop: int) -> bool:
 
 
 @jit
+def _same_axes(arena: Floats, one: int, other: int) -> bool:
+    """Whether two blocks that fit have the same axes, so that a cell of one is a cell of the other."""
+    header = int(arena[one + Y + NODES] + arena[one + X + NODES]) + BLOCK_HEADER
+    for i in range(header):  # noqa: SIM110  Numba takes no generator here
+        if arena[one + i] != arena[other + i]:
+            return False
+    return True
+
+
+@jit
 def arena_fits(arena: Floats) -> bool:
     """Whether an array is a plan's arena that no loop reads beyond."""
     size = len(arena)
@@ -203,6 +213,8 @@ def arena_fits(arena: Floats) -> bool:
         _block_fits(arena, int(prefill_at), int(window_at))
         and _block_fits(arena, int(window_at), int(last_at))
         and _block_fits(arena, int(last_at), size)
+        and _same_axes(arena, int(at), int(window_at))
+        and _same_axes(arena, int(prefill_at), int(last_at))
     )
 
 

@@ -21,18 +21,13 @@ from fastroof.compiled.steps import (
     open_window,
     prefill_attention_us,
     rows_us_at,
-    window_prefill_us,
+    summed_step_us,
+    windowed_decode_step_us,
+    windowed_prefill_us,
     windowed_step_us,
     with_prefill_us,
 )
-from fastroof.compiled.windows import (
-    no_window_sums,
-    window_chunks,
-    window_decode_sums,
-    window_sums,
-    windowed_decode_us,
-    windowed_pairs,
-)
+from fastroof.compiled.windows import window_chunks, windowed_pairs
 
 __all__ = ["CODE_OFFSETS", "StepParts", "ragged_step_parts", "ragged_steps_us"]
 
@@ -56,7 +51,7 @@ def _step_bounds(offsets: Ints, i: int, num_requests: int) -> tuple[int, int, bo
 
 @jit
 def _windowed_steps_us(arena: Floats, new_tokens: Ints, context_len: Ints, offsets: Ints, out: Floats) -> int:
-    """:func:`ragged_steps_us` of a plan with a window: one sum more over decodes, four over others."""
+    """:func:`ragged_steps_us` of a plan with a window: a sum more over decodes, three over others."""
     plan = open_plan(arena)
     within = open_window(arena, 0)
     expect_decodes = True
@@ -71,20 +66,19 @@ def _windowed_steps_us(arena: Floats, new_tokens: Ints, context_len: Ints, offse
             output_store(out, i, 0.0)
             continue
         if expect_decodes and seqs <= plan.max_tokens:
-            context_sum, kv_sum, expect_decodes = window_decode_sums(
+            context_sum, kv_sum, expect_decodes = decode_sums(
                 new_tokens, context_len, start, stop, plan.window
             )
             if expect_decodes:
                 mean_kv = float(context_sum + seqs) / float(seqs)
-                total = decode_step_us(arena, plan, decode_rows_us(arena, plan, seqs), seqs, mean_kv)
-                total += windowed_decode_us(arena, within.decode, within.tokens, seqs, mean_kv, kv_sum)
+                rows_us = decode_rows_us(arena, plan, seqs)
+                total = windowed_decode_step_us(arena, plan, within, rows_us, seqs, mean_kv, kv_sum)
                 output_store(out, i, total)
                 continue
-        sums, possible = request_sums(new_tokens, context_len, start, stop, plan.max_tokens)
+        sums, in_window, possible = request_sums(new_tokens, context_len, start, stop, plan.window)
         if not possible or sums.decodes + sums.new_sum > plan.max_tokens:
             return CODE_SIZES
         expect_decodes = sums.new_sum == 0
-        in_window = window_sums(new_tokens, context_len, start, stop, plan.window)
         output_store(out, i, windowed_step_us(arena, plan, within, seqs, sums, in_window))
     return 0
 
@@ -101,7 +95,7 @@ def ragged_steps_us(arena: Floats, new_tokens: Ints, context_len: Ints, offsets:
     plan = open_plan(arena)
     expect_decodes = True
     for i in range(len(out)):
-        # one function for this and its twin below, returning all nine values, made ragged steps 20 % slower
+        # one function for this and its twin above, returning all nine values, made ragged steps 20 % slower
         start, stop, fits = _step_bounds(offsets, i, len(new_tokens))
         if not fits:
             return CODE_OFFSETS
@@ -112,27 +106,17 @@ def ragged_steps_us(arena: Floats, new_tokens: Ints, context_len: Ints, offsets:
             output_store(out, i, 0.0)
             continue
         if expect_decodes and seqs <= plan.max_tokens:
-            context_sum, expect_decodes = decode_sums(new_tokens, context_len, start, stop)
+            context_sum, _, expect_decodes = decode_sums(new_tokens, context_len, start, stop, 0)
             if expect_decodes:
                 mean_kv = float(context_sum + seqs) / float(seqs)
                 rows_us = decode_rows_us(arena, plan, seqs)
                 output_store(out, i, decode_step_us(arena, plan, rows_us, seqs, mean_kv))
                 continue
-        sums, possible = request_sums(new_tokens, context_len, start, stop, plan.max_tokens)
+        sums, _, possible = request_sums(new_tokens, context_len, start, stop, 0)
         if not possible or sums.decodes + sums.new_sum > plan.max_tokens:
             return CODE_SIZES
         expect_decodes = sums.new_sum == 0
-        # summed_step_us, written out: called, it made mixed steps 8 % slower
-        tokens_at = plan.tokens_at if sums.new_sum > 0 else plan.decode_tokens_at
-        total = rows_us_at(arena, plan, tokens_at, sums.decodes + sums.new_sum, seqs)
-        if sums.decodes > 0:
-            mean_kv = float(sums.kv_sum) / float(sums.decodes)
-            total = decode_step_us(arena, plan, total, sums.decodes, mean_kv)
-        if sums.new_sum > 0:
-            batch, q_len = equal_chunks(sums.new_sum, sums.causal_pairs)
-            attention_us = prefill_attention_us(arena, plan, batch, q_len, sums.prefix_pairs, sums.prefix_sum)
-            total = with_prefill_us(plan, total, attention_us)
-        output_store(out, i, total)
+        output_store(out, i, summed_step_us(arena, plan, seqs, sums))
     return 0
 
 
@@ -154,7 +138,7 @@ def ragged_step_parts(
         start, stop, fits = _step_bounds(offsets, i, len(new_tokens))
         if not fits:
             return CODE_OFFSETS
-        sums, possible = request_sums(new_tokens, context_len, start, stop, plan.max_tokens)
+        sums, in_window, possible = request_sums(new_tokens, context_len, start, stop, plan.window)
         seqs = stop - start
         tokens = sums.decodes + sums.new_sum
         if not possible or tokens > plan.max_tokens or seqs > plan.max_seqs:
@@ -168,9 +152,6 @@ def ragged_step_parts(
         origin[i] = 0
         if seqs == 0:
             continue
-        in_window = no_window_sums()
-        if plan.window > 0:
-            in_window = window_sums(new_tokens, context_len, start, stop, plan.window)
         tokens_at = plan.tokens_at if sums.new_sum > 0 else plan.decode_tokens_at
         origin_at = plan.tokens_origin_at if sums.new_sum > 0 else plan.decode_tokens_origin_at
         tokens_us[i] = arena[tokens_at + tokens]
@@ -180,27 +161,31 @@ def ragged_step_parts(
         total = rows_us_at(arena, plan, tokens_at, tokens, seqs)
         if sums.decodes > 0:
             mean_kv = float(sums.kv_sum) / float(sums.decodes)
-            decode_us[i] = decode_step_us(arena, plan, 0.0, sums.decodes, mean_kv)
             made = max(made, grid_flag(arena, plan.decode, float(sums.decodes), mean_kv))
-            total = decode_step_us(arena, plan, total, sums.decodes, mean_kv)
-            if plan.window > 0:
-                more_us = windowed_decode_us(
-                    arena, within.decode, within.tokens, sums.decodes, mean_kv, in_window.kv_sum
+            if plan.window == 0:
+                decode_us[i] = decode_step_us(arena, plan, 0.0, sums.decodes, mean_kv)
+                total = decode_step_us(arena, plan, total, sums.decodes, mean_kv)
+            else:
+                kv_sum = in_window.kv_sum
+                decode_us[i] = windowed_decode_step_us(
+                    arena, plan, within, 0.0, sums.decodes, mean_kv, kv_sum
                 )
-                decode_us[i] += more_us
-                total += more_us
+                total = windowed_decode_step_us(arena, plan, within, total, sums.decodes, mean_kv, kv_sum)
                 mean_seen = float(in_window.kv_sum) / float(sums.decodes)
                 if mean_seen != min(mean_kv, float(plan.window)):
                     made = max(made, grid_flag(arena, within.decode, float(sums.decodes), mean_seen))
         if sums.new_sum > 0:
             batch, q_len = equal_chunks(sums.new_sum, sums.causal_pairs)
-            prefill_us[i] = prefill_attention_us(
-                arena, plan, batch, q_len, sums.prefix_pairs, sums.prefix_sum
-            )
             made = max(made, grid_flag(arena, plan.prefill, batch, q_len))
-            if plan.window > 0:
-                chunks = (batch, q_len)
-                prefill_us[i] += window_prefill_us(arena, within, chunks, float(sums.new_sum), in_window)
+            if plan.window == 0:
+                prefill_us[i] = prefill_attention_us(
+                    arena, plan, batch, q_len, sums.prefix_pairs, sums.prefix_sum
+                )
+            else:
+                prefixes = float(sums.prefix_pairs), float(sums.prefix_sum)
+                prefill_us[i] = windowed_prefill_us(
+                    arena, plan, within, (batch, q_len), float(sums.new_sum), prefixes, in_window
+                )
                 pairs, window = float(in_window.causal_pairs), float(plan.window)
                 if batch * windowed_pairs(q_len, window) != pairs:
                     alike, tokens_each = window_chunks(float(sums.new_sum), pairs, window)

@@ -9,11 +9,16 @@ import numpy as np
 from fastroof.arrays import Ints
 from fastroof.compiled.jit import jit_inline
 from fastroof.compiled.llvm import table_load
+from fastroof.compiled.request_lanes import TILE, bit_count, lowest_bit, request_lanes
 
-__all__ = ["MAX_KV_LEN", "StepSums", "decode_sums", "request_sums"]
+__all__ = ["MAX_KV_LEN", "StepSums", "WindowSums", "decode_sums", "request_sums"]
 
 MAX_KV_LEN = 2**28
 """Longest sequence that an entry point accepts, tokens."""
+
+HIGH_BITS = ~(MAX_KV_LEN - 1)
+MANY_CHUNKS = 16
+"""Of 64 requests, from which on all are added up as chunks: one by one a chunk takes four times as long."""
 
 
 class StepSums(NamedTuple):
@@ -31,57 +36,136 @@ class StepSums(NamedTuple):
     prefix_sum: int
 
 
+class WindowSums(NamedTuple):
+    """Sums over the requests of a step, of layers that attend within a window.
+
+    ``kv_sum`` is the sum of min(kv_len, window) over the decodes; of the chunks ``causal_pairs`` are those
+    of their new tokens among themselves, ``prefix_pairs`` those with tokens before them, and ``prefix_sum``
+    counts the tokens before them that any query sees. A query attends to ``window`` tokens, its own included.
+    Whole numbers, or real ones of mean steps.
+    """
+
+    kv_sum: Any
+    causal_pairs: Any
+    prefix_pairs: Any
+    prefix_sum: Any
+
+
+class ChunkSums(NamedTuple):
+    """Sums over chunks, those without tokens included, and of what a window has room for beyond them."""
+
+    count: Any
+    new: Any
+    squares: Any
+    prefix_pairs: Any
+    prefix: Any
+    own_room: Any
+    pairs_room: Any
+    prefix_room: Any
+
+
+@jit_inline
+def _no_chunks() -> ChunkSums:
+    return ChunkSums(0, 0, 0, 0, 0, 0, 0, 0)
+
+
+@jit_inline
+def _added(sums: ChunkSums, new: int, context: int, room: int) -> ChunkSums:
+    """Sums with a chunk more; a chunk without tokens adds to none of a step's.
+
+    Room is what a window has beyond some tokens and the query itself, or 0: r = max(window - 1 - tokens, 0).
+    The pairs of a sequence's first t queries, the sum of min(i, window), are
+    t window - window (window - 1) / 2 + r (r + 1) / 2 with the room beyond t.
+    """
+    own, before, all_room = max(room - new, 0), max(room - context, 0), max(room - context - new, 0)
+    return ChunkSums(
+        sums.count + 1,
+        sums.new + new,
+        sums.squares + new * new,
+        sums.prefix_pairs + new * context,
+        sums.prefix + context,
+        sums.own_room + own * (own + 1),
+        sums.pairs_room + (all_room * (all_room + 1) - before * (before + 1)),
+        sums.prefix_room + before,
+    )
+
+
 @jit_inline
 def request_sums(
-    new_tokens: Ints, context_len: Ints, start: int, stop: int, max_tokens: int
-) -> tuple[StepSums, bool]:
-    """Integer sums over one step's requests, and whether all are possible: order does not matter to them.
+    new_tokens: Ints, context_len: Ints, start: int, stop: int, window: int
+) -> tuple[StepSums, WindowSums, bool]:
+    """Sums over one step's requests, all and within a window, and whether all are possible in any plan.
 
-    Sums over all requests and over the decodes, without a branch, so that LLVM vectorises: a decode adds
-    1 to new and to pairs and its context to prefix pairs and prefixes, which are taken off at the end.
+    In whatever order, for they are integers. Without a window, where it is 0, the second are any. Requests
+    are taken for decodes, up to 64 at once; what more there is to the others is added up one by one, or
+    where they are many for all of the 64.
     """
-    decodes: Any = 0
-    decode_context: Any = 0
-    new_sum: Any = 0
-    square_sum: Any = 0
-    prefix_pairs: Any = 0
-    prefix_sum: Any = 0
-    largest_new: Any = np.uint64(0)
-    largest_context: Any = np.uint64(0)
-    for r in range(start, stop):
-        new: Any = np.int64(table_load(new_tokens, r))
-        context: Any = np.int64(table_load(context_len, r))
-        is_decode: Any = (new == 1) & (context > 0)
-        decodes += np.int64(is_decode)
-        decode_context += context if is_decode else 0
-        new_sum += new
-        square_sum += new * new
-        prefix_pairs += new * context
-        prefix_sum += context
-        # as unsigned numbers, sizes below what is allowed are the largest
-        largest_new = max(largest_new, np.uint64(new - 1))
-        largest_context = max(largest_context, np.uint64(context), np.uint64(context + new))
-    possible = largest_new < np.uint64(max_tokens) and largest_context <= np.uint64(MAX_KV_LEN)
-    sums = StepSums(
+    room = window - 1
+    context_sum: Any = 0
+    room_sum: Any = 0
+    high: Any = 0
+    chunks: Any = 0
+    sums = _no_chunks()
+    for tile in range(start, stop, TILE):
+        size = min(stop - tile, TILE)
+        bits, contexts, rooms, high_bits = request_lanes(new_tokens, context_len, tile, size, room)
+        context_sum += contexts
+        room_sum += rooms
+        high |= high_bits
+        if bits == 0:
+            continue
+        count = bit_count(bits)
+        chunks += count
+        if count > MANY_CHUNKS:
+            for r in range(tile, tile + size):
+                new: Any = np.int64(table_load(new_tokens, r))
+                context: Any = np.int64(table_load(context_len, r))
+                is_chunk: Any = (new != 1) | (context == 0)
+                sums = _added(sums, new if is_chunk else 0, context if is_chunk else 0, room)
+            continue
+        while bits != 0:
+            at = tile + lowest_bit(bits)
+            bits &= bits - 1
+            a_new: Any = np.int64(table_load(new_tokens, at))
+            a_context: Any = np.int64(table_load(context_len, at))
+            sums = _added(sums, a_new, a_context, room)
+    decodes = stop - start - chunks
+    of_all = StepSums(
         decodes,
-        decode_context + decodes,
-        new_sum - decodes,
-        ((square_sum + new_sum) >> 1) - decodes,
-        prefix_pairs - decode_context,
-        prefix_sum - decode_context,
+        context_sum - sums.prefix + decodes,
+        sums.new,
+        (sums.squares + sums.new) >> 1,
+        sums.prefix_pairs,
+        sums.prefix,
     )
-    return sums, possible
+    # all that were added up without being chunks have no tokens: their room is a window's
+    less = (window * room) >> 1  # pairs that a window's first queries see less than a window
+    own = sums.new * window - sums.count * less + (sums.own_room >> 1)
+    in_window = WindowSums(
+        decodes * window - (room_sum - (sums.prefix_room - (sums.count - chunks) * room)),
+        own,
+        sums.new * window + (sums.pairs_room >> 1) - own,
+        sums.count * room - sums.prefix_room,
+    )
+    return of_all, in_window, high & HIGH_BITS == 0
 
 
 @jit_inline
-def decode_sums(new_tokens: Ints, context_len: Ints, start: int, stop: int) -> tuple[int, bool]:
-    """Sum of one step's contexts, and whether its requests are decodes that any plan times."""
-    other: Any = np.int64(0)
+def decode_sums(
+    new_tokens: Ints, context_len: Ints, start: int, stop: int, window: int
+) -> tuple[int, int, bool]:
+    """Sums of one step's contexts and of min(kv_len, window), and whether its requests are possible decodes.
+
+    Without a window, where it is 0, the second is any.
+    """
     context_sum: Any = 0
-    largest: Any = np.uint64(0)
-    for r in range(start, stop):
-        context: Any = np.int64(table_load(context_len, r))
-        other |= np.int64(table_load(new_tokens, r)) ^ 1
-        context_sum += context
-        largest = max(largest, np.uint64(context - 1))
-    return context_sum, other == 0 and largest < np.uint64(MAX_KV_LEN - 1)
+    room_sum: Any = 0
+    other: Any = 0
+    for tile in range(start, stop, TILE):
+        bits, contexts, rooms, high = request_lanes(
+            new_tokens, context_len, tile, min(stop - tile, TILE), window - 1
+        )
+        context_sum += contexts
+        room_sum += rooms
+        other |= bits | (high & HIGH_BITS)
+    return context_sum, (stop - start) * window - room_sum, other == 0

@@ -19,16 +19,22 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fastroof.arrays import Flags, Floats, Ints
-from fastroof.compiled.grids import FORM_LATENCY, GridBlock, grid_flag, grid_line, grid_value, open_block
+from fastroof.compiled.grids import (
+    FORM_LATENCY,
+    GridBlock,
+    axis_cell,
+    grid_flag,
+    grid_line,
+    grid_place,
+    grid_value,
+    latency_at,
+    line_at,
+    open_block,
+)
 from fastroof.compiled.jit import jit, jit_inline
 from fastroof.compiled.llvm import output_store, table_load
-from fastroof.compiled.request_sums import MAX_KV_LEN, StepSums
-from fastroof.compiled.windows import (
-    WindowSums,
-    window_prefix,
-    windowed_decode_us,
-    windowed_prefill_us,
-)
+from fastroof.compiled.request_sums import MAX_KV_LEN, StepSums, WindowSums
+from fastroof.compiled.windows import window_chunks, window_prefix, windowed_pairs
 
 __all__ = [
     "ARENA_FORMAT",
@@ -51,9 +57,10 @@ __all__ = [
     "rows_us_at",
     "step_rows_us",
     "summed_step_us",
-    "window_prefill_us",
     "window_prices_us",
     "windowed_chunks_step_us",
+    "windowed_decode_step_us",
+    "windowed_prefill_us",
     "windowed_step_us",
     "with_prefill_us",
 ]
@@ -74,7 +81,7 @@ SPECULATION_AT = 31
 HEADER_SIZE = 32
 
 ARENA_MAGIC = 1718776436.0
-ARENA_FORMAT = 4.0
+ARENA_FORMAT = 5.0
 """Goes up when the arena's layout changes."""
 
 CODE_SIZES = 1
@@ -115,6 +122,7 @@ class WindowParts(NamedTuple):
     token_us: float
     decode: GridBlock
     prefill: GridBlock
+    window_cell: int
 
 
 @jit_inline
@@ -151,12 +159,14 @@ def window_prices_us(arena: Floats, plan: PlanParts) -> tuple[float, float]:
 @jit_inline
 def open_window(arena: Floats, at: int) -> WindowParts:
     """Read what the header of a plan at ``arena[at]`` says of its windowed layers."""
+    decode = open_block(arena, at + int(arena[at + WINDOW_DECODE_AT]))
     return WindowParts(
         int(arena[at + WINDOW]),
         arena[at + WINDOW_PAIR_US],
         arena[at + WINDOW_TOKEN_US],
-        open_block(arena, at + int(arena[at + WINDOW_DECODE_AT])),
+        decode,
         open_block(arena, at + int(arena[at + WINDOW_PREFILL_AT])),
+        axis_cell(arena, decode.x, arena[at + WINDOW]),
     )
 
 
@@ -200,14 +210,60 @@ def prefill_attention_us(
 
 
 @jit_inline
-def window_prefill_us(
-    arena: Floats, within: WindowParts, chunks: tuple[float, float], new_sum: float, sums: WindowSums
+def windowed_decode_step_us(
+    arena: Floats,
+    plan: PlanParts,
+    within: WindowParts,
+    rows_us: float,
+    num_decodes: int,
+    mean_kv: float,
+    kv_sum: int,
 ) -> float:
-    """What windowed layers add to :func:`prefill_attention_us`, us: their prefix, and chunks' differences."""
-    pairs = float(sums.causal_pairs)
-    own = windowed_prefill_us(arena, within.prefill, within.tokens, chunks, new_sum, pairs)
-    prefix = within.pair_us * float(sums.prefix_pairs) + within.token_us * float(sums.prefix_sum)
-    return own + prefix
+    """:func:`decode_step_us` of a plan with a window, whose decodes see ``kv_sum`` tokens within it, us.
+
+    Blocks of the same axes: one row for all, and a column of the mean for both of its lookups.
+    """
+    batch = float(num_decodes)
+    i = axis_cell(arena, plan.decode.y, batch)
+    j = axis_cell(arena, plan.decode.x, mean_kv)
+    v = batch - table_load(arena, plan.decode.y.nodes_at + i)
+    at_zero_us, slope_us = line_at(arena, plan.decode, i, v, j)
+    total = (rows_us + at_zero_us) + slope_us * mean_kv
+    mean_seen = float(kv_sum) / batch
+    seen_by_mean = min(mean_kv, float(within.tokens))
+    if mean_seen == seen_by_mean:
+        return total
+    own_us, own_slope_us = line_at(arena, within.decode, i, v, axis_cell(arena, plan.decode.x, mean_seen))
+    alike_us, alike_slope_us = line_at(arena, within.decode, i, v, min(j, within.window_cell))
+    return total + ((own_us + own_slope_us * mean_seen) - (alike_us + alike_slope_us * seen_by_mean))
+
+
+@jit_inline
+def windowed_prefill_us(
+    arena: Floats,
+    plan: PlanParts,
+    within: WindowParts,
+    chunks: tuple[float, float],
+    new_sum: float,
+    prefixes: tuple[float, float],
+    sums: WindowSums,
+) -> float:
+    """:func:`prefill_attention_us` of a plan with a window, us.
+
+    ``chunks`` are (batch, q_len) of equal chunks, ``prefixes`` the pairs with prefixes and their tokens.
+    """
+    batch, q_len = chunks
+    place = grid_place(arena, plan.prefill, batch, q_len)
+    pairs, window = float(sums.causal_pairs), float(within.tokens)
+    own = latency_at(arena, plan.prefill, place)
+    if batch * windowed_pairs(q_len, window) != pairs:
+        alike, tokens = window_chunks(new_sum, pairs, window)
+        others = latency_at(arena, within.prefill, place)
+        own += latency_at(arena, within.prefill, grid_place(arena, plan.prefill, alike, tokens)) - others
+    prefix_pairs, prefix_sum = prefixes
+    prefix: float = plan.prefix_pair_us * float(prefix_pairs) + plan.prefix_token_us * float(prefix_sum)
+    prefix_in: float = within.pair_us * float(sums.prefix_pairs) + within.token_us * float(sums.prefix_sum)
+    return (own + prefix) + prefix_in
 
 
 @jit_inline
@@ -359,13 +415,12 @@ def windowed_step_us(
     total = rows_us_at(arena, plan, tokens_at, sums.decodes + sums.new_sum, seqs)
     if sums.decodes > 0:
         mean_kv = float(sums.kv_sum) / float(sums.decodes)
-        total = decode_step_us(arena, plan, total, sums.decodes, mean_kv)
-        total += windowed_decode_us(
-            arena, within.decode, within.tokens, sums.decodes, mean_kv, in_window.kv_sum
-        )
+        total = windowed_decode_step_us(arena, plan, within, total, sums.decodes, mean_kv, in_window.kv_sum)
     if sums.new_sum > 0:
-        batch, q_len = equal_chunks(sums.new_sum, sums.causal_pairs)
-        attention_us = prefill_attention_us(arena, plan, batch, q_len, sums.prefix_pairs, sums.prefix_sum)
-        attention_us += window_prefill_us(arena, within, (batch, q_len), float(sums.new_sum), in_window)
+        chunks = equal_chunks(sums.new_sum, sums.causal_pairs)
+        prefixes = float(sums.prefix_pairs), float(sums.prefix_sum)
+        attention_us = windowed_prefill_us(
+            arena, plan, within, chunks, float(sums.new_sum), prefixes, in_window
+        )
         total = with_prefill_us(plan, total, attention_us)
     return total

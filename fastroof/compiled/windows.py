@@ -10,18 +10,11 @@ lookups there. Both are one point where requests are equal, and the difference i
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
 
-import numpy as np
-
-from fastroof.arrays import Floats, Ints
-from fastroof.compiled.grids import GridBlock, grid_value
 from fastroof.compiled.jit import jit_inline
-from fastroof.compiled.llvm import table_load
-from fastroof.compiled.request_sums import MAX_KV_LEN
+from fastroof.compiled.request_sums import WindowSums
 
 __all__ = [
-    "WindowSums",
     "equal_window_sums",
     "mean_chunk_sums",
     "mean_seen",
@@ -29,29 +22,10 @@ __all__ = [
     "prefix_in_window",
     "seen_before",
     "window_chunks",
-    "window_decode_sums",
     "window_prefix",
-    "window_sums",
-    "windowed_decode_us",
     "windowed_pairs",
-    "windowed_prefill_us",
     "with_request",
 ]
-
-
-class WindowSums(NamedTuple):
-    """Sums over the requests of a step, of layers that attend within a window.
-
-    ``kv_sum`` is the sum of min(kv_len, window) over the decodes; of the chunks ``causal_pairs`` are those
-    of their new tokens among themselves, ``prefix_pairs`` those with tokens before them, and ``prefix_sum``
-    counts the tokens before them that any query sees. A query attends to ``window`` tokens, its own included.
-    Whole numbers, or real ones of mean steps.
-    """
-
-    kv_sum: Any
-    causal_pairs: Any
-    prefix_pairs: Any
-    prefix_sum: Any
 
 
 @jit_inline
@@ -140,44 +114,6 @@ def mean_chunk_sums(count: float, chunk: float, isl: float, window: float) -> Wi
 
 
 @jit_inline
-def window_sums(new_tokens: Ints, context_len: Ints, start: int, stop: int, window: int) -> WindowSums:
-    """Sums over one step's requests, whatever their order."""
-    kv_sum: Any = 0
-    causal_pairs: Any = 0
-    prefix_pairs: Any = 0
-    prefix_sum: Any = 0
-    for r in range(start, stop):
-        new: Any = np.int64(table_load(new_tokens, r))
-        context: Any = np.int64(table_load(context_len, r))
-        if new == 1 and context > 0:
-            kv_sum += min(context + 1, window)
-        else:
-            crossed, read = window_prefix(new, context, window)
-            causal_pairs += _whole_pairs(new, window)
-            prefix_pairs += crossed
-            prefix_sum += read
-    return WindowSums(kv_sum, causal_pairs, prefix_pairs, prefix_sum)
-
-
-@jit_inline
-def window_decode_sums(
-    new_tokens: Ints, context_len: Ints, start: int, stop: int, window: int
-) -> tuple[int, int, bool]:
-    """Sums of one step's contexts, of min(kv_len, window), and whether its requests are possible decodes."""
-    other: Any = np.int64(0)
-    context_sum: Any = 0
-    kv_sum: Any = 0
-    largest: Any = np.uint64(0)
-    for r in range(start, stop):
-        context: Any = np.int64(table_load(context_len, r))
-        other |= np.int64(table_load(new_tokens, r)) ^ 1
-        context_sum += context
-        kv_sum += min(context + 1, window)
-        largest = max(largest, np.uint64(context - 1))
-    return context_sum, kv_sum, other == 0 and largest < np.uint64(MAX_KV_LEN - 1)
-
-
-@jit_inline
 def equal_window_sums(
     decodes: int, kv_sum: int, new_sum: int, chunks: int, prefix_sum: int, window: int
 ) -> WindowSums:
@@ -190,19 +126,6 @@ def equal_window_sums(
 
 
 @jit_inline
-def windowed_decode_us(
-    arena: Floats, block: GridBlock, window: int, num_decodes: int, mean_kv: float, kv_sum: int
-) -> float:
-    """What decodes of different lengths take more, or less, than equal ones, us; 0 where they are equal."""
-    mean_seen = float(kv_sum) / float(num_decodes)
-    seen_by_mean = min(mean_kv, float(window))
-    if mean_seen == seen_by_mean:
-        return 0.0
-    batch = float(num_decodes)
-    return grid_value(arena, block, batch, mean_seen) - grid_value(arena, block, batch, seen_by_mean)
-
-
-@jit_inline
 def window_chunks(new_sum: float, causal_pairs: float, window: float) -> tuple[float, float]:
     """Batch and q_len of equal chunks with as many tokens, and as many pairs within a window."""
     mean_seen = float(causal_pairs) / float(new_sum)
@@ -211,20 +134,3 @@ def window_chunks(new_sum: float, causal_pairs: float, window: float) -> tuple[f
         # of q tokens window (window - 1) / 2 pairs are less than a window for each
         q_len = 0.5 * window * (window - 1.0) / (window - mean_seen)
     return float(new_sum) / q_len, q_len
-
-
-@jit_inline
-def windowed_prefill_us(
-    arena: Floats,
-    block: GridBlock,
-    window: int,
-    chunks: tuple[float, float],
-    new_sum: float,
-    causal_pairs: float,
-) -> float:
-    """What chunks take more, or less, than equal ones of (batch, q_len), us; 0 where they are equal."""
-    batch, q_len = chunks
-    if batch * windowed_pairs(q_len, float(window)) == float(causal_pairs):
-        return 0.0
-    alike, tokens = window_chunks(new_sum, causal_pairs, float(window))
-    return grid_value(arena, block, alike, tokens) - grid_value(arena, block, batch, q_len)

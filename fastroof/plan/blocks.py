@@ -42,29 +42,32 @@ def scaled_block(block: Floats, num_layers: float) -> Floats:
     return scaled
 
 
-def sum_blocks(blocks: Sequence[Floats]) -> Floats:
+def sum_blocks(blocks: Sequence[Floats], like: Floats | None = None) -> Floats:
     """Add up blocks of the same form.
 
     Parameters
     ----------
     blocks : sequence of ndarray of float64
         At least one.
+    like : ndarray of float64, optional
+        A block whose axes the sum is to have: all nodes of the blocks' own, and more.
 
     Returns
     -------
     ndarray of float64
-        A block on the union of their axes; of one block that block itself.
+        A block on the union of their axes, or on those of ``like``; of one block alone that block itself.
 
     Raises
     ------
     PlanError
         If there are several whose MFU is interpolated: a sum of such times is no interpolated MFU.
     """
-    if len(blocks) == 1:
+    if len(blocks) == 1 and like is None:
         return blocks[0]
     opened = [_open(block) for block in blocks]
-    y_axis = np.unique(np.concatenate([grid.y_axis for grid in opened]))
-    x_axis = np.unique(np.concatenate([grid.x_axis for grid in opened]))
+    axes = opened if like is None else [_open(like)]
+    y_axis = np.unique(np.concatenate([grid.y_axis for grid in axes]))
+    x_axis = np.unique(np.concatenate([grid.x_axis for grid in axes]))
     parts = [_on_axes(grid, y_axis, x_axis) for grid in opened]
     form = opened[0].form
     if form == grids.FORM_LATENCY:

@@ -170,8 +170,12 @@ class PlanRecipe:
         sections[steps.PREFILL_AT] = sum_blocks([part.prefill_block for part in attention])
         windowed = [part for part in attention if part.call.window]
         if 0 < len(windowed) < len(attention):
-            sections[steps.WINDOW_DECODE_AT] = sum_blocks([part.decode_block for part in windowed])
-            sections[steps.WINDOW_PREFILL_AT] = sum_blocks([part.prefill_block for part in windowed])
+            # on the axes of all layers' blocks: a step finds a point's cell once for both
+            for slot, whole, blocks in (
+                (steps.WINDOW_DECODE_AT, steps.DECODE_AT, [part.decode_block for part in windowed]),
+                (steps.WINDOW_PREFILL_AT, steps.PREFILL_AT, [part.prefill_block for part in windowed]),
+            ):
+                sections[slot] = sum_blocks(blocks, like=sections[whole])
         header = np.zeros(steps.HEADER_SIZE)
         starts = steps.HEADER_SIZE + np.cumsum([0, *(len(section) for section in sections.values())])
         header[[*sections, steps.ARENA_SIZE]] = starts

@@ -151,6 +151,13 @@ def test_an_arena_that_a_loop_would_read_beyond_does_not_fit(plan):
         for guide, count in ((y_guide, ny), (x_guide, nx)):
             for value in (-1.0, 0.5, count - 1.0):
                 assert not plan_files.arena_fits(changed(arena, guide, value))
+    if arena[steps.WINDOW_DECODE_AT] != arena[steps.DECODE_AT]:
+        # a cell of all layers is a cell of those within a window
+        for slot in (steps.WINDOW_DECODE_AT, steps.WINDOW_PREFILL_AT):
+            node = int(arena[slot]) + grids.BLOCK_HEADER + 1
+            between = (arena[node] + arena[node + 1]) / 2.0
+            assert plan_files.arena_fits(changed(arena, node, arena[node]))
+            assert not plan_files.arena_fits(changed(arena, node, between))
     # no room for a block's header
     short = changed(arena, steps.PREFILL_AT, arena[steps.DECODE_AT] + 2.0)
     assert not plan_files.arena_fits(short)

@@ -194,27 +194,3 @@ def test_a_step_of_sums_is_the_step_of_its_requests(arena, requests):
     sums += [(chunk * before).sum(), before.sum()]
     plan = steps.open_plan(arena)
     assert steps.summed_step_us(arena, plan, len(new), request_sums.StepSums(*map(int, sums))) == out[0]
-
-
-@given(
-    requests=st.lists(st.tuples(st.integers(-1, 140), st.integers(-1, 6000)), min_size=1, max_size=20),
-    kind=st.sampled_from([np.int64, np.int32]),
-)
-def test_sums_over_requests_are_those_of_plain_python(requests, kind):
-    new, context = np.array(requests, kind).T.copy()
-    sums, possible = request_sums.request_sums(new, context, 0, len(requests), 128)
-    assert possible == all(1 <= n <= 128 and c >= 0 for n, c in requests)
-    decodes = [(n, c) for n, c in requests if n == 1 and c > 0]
-    chunks = [(n, c) for n, c in requests if not (n == 1 and c > 0)]
-    if possible:
-        assert list(sums) == [
-            len(decodes),
-            sum(c + 1 for _, c in decodes),
-            sum(n for n, _ in chunks),
-            sum(n * (n + 1) // 2 for n, _ in chunks),
-            sum(n * c for n, c in chunks),
-            sum(c for _, c in chunks),
-        ]
-    context_sum, all_decodes = request_sums.decode_sums(new, context, 0, len(requests))
-    assert all_decodes == (len(decodes) == len(requests))
-    assert context_sum == context.sum()
