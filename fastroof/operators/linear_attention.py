@@ -29,6 +29,7 @@ from fastroof.operators.foreign_rows import (
     text_columns,
     version_order,
 )
+from fastroof.operators.mixer_blocks import LENGTHS
 from fastroof.operators.mixer_borrowing import Lent, lent
 from fastroof.operators.operator import Answers, Columns, DatasheetClass, HoldoutGrid, Key
 from fastroof.operators.ragged import RaggedOperator, WorkPart
@@ -169,8 +170,8 @@ class StateOperator(RaggedOperator):
         return {"batch_size": batch, "q_len": np.ones_like(length) if is_decode else length}
 
     def step_lengths(self, is_decode: bool, rows: Columns) -> Array:
-        """New tokens."""
-        return np.asarray(rows["q_len"])
+        """New tokens; a decode was measured at every length, whatever came before."""
+        return np.array(LENGTHS) if is_decode else np.asarray(rows["q_len"])
 
     def step_kernels(self, tables: Tables, key: Key) -> list[Lent]:
         """The fused kernel where it was measured, else convolution and recurrence."""

@@ -108,6 +108,13 @@ def test_a_decode_costs_the_same_whatever_came_before(dense: Any) -> None:
     assert mixed[name] == pytest.approx(near[name], rel=1e-12)
 
 
+def test_a_decode_is_as_measured_as_its_batch(dense: Any) -> None:
+    for batch, context, origin in ((16, 1023, 0), (16, 2**20 - 1, 0), (24, 1023, 1), (2000, 1023, 2)):
+        if batch <= dense.max_seqs:
+            parts = {part.name: part.origin for part in dense.explain([(1, context)] * batch).operators}
+            assert parts["gated delta net (dense linear)"] == origin
+
+
 def test_a_prefix_is_in_the_state(dense: Any) -> None:
     mixers = [part for part in dense.attention if isinstance(part.call, MixerCall)]
     assert [max(part.prefix_us) for part in mixers] == [0.0]
