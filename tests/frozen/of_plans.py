@@ -106,7 +106,9 @@ def times(answers: Answers, case: str, plan: product.StepPlan) -> None:
     answers.hashed(case, "run, many", [ran.latency_us, *ran.components, ran.origin])
     answers.number(case, "scalar", plan.scalar(13, 1300))
     answers.number(case, "step_scalar", plan.step_scalar([300, 1, 1], [0, 50, 9000]))
-    answers.record(case, plan.memory, without=("window", "window_kv_bytes_per_token"))
+    answers.record(
+        case, plan.memory, without=("window", "window_kv_bytes_per_token", "state_bytes_per_sequence")
+    )
 
 
 def preset_plans(model: str) -> Answers:
