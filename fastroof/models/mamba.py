@@ -62,7 +62,7 @@ class Mamba2:
         Tokens that a prompt's scan takes at a time.
     state_dtype : str
         Of the state that is kept of a sequence, one of :data:`STATE_DTYPES`; the convolution's taps are kept
-        in bf16. Memory follows it; the recurrence is timed with a state in float32.
+        in bf16.
     bias, conv_bias : bool
         Whether the projections and the convolution add a bias.
     """
@@ -118,9 +118,10 @@ class Mamba2:
             Elementwise("attention_norm", "mamba rmsnorm", 1, 4.0 * hidden * ACTIVATION_BYTES)
         ]
         calls += linear_calls("state_in", "state_in_quantise", shard.in_out, hidden, execution)
-        for part in ("convolution", "recurrence"):
+        recurrence = "recurrence" if STATE_DTYPES[self.state_dtype] == 4 else "recurrence_16bit"
+        for name, part in (("mamba convolution", "convolution"), ("mamba recurrence", recurrence)):
             decode, prefill = (self._kernel(phase, part, shard) for phase in ("generation", "context"))
-            calls.append(MixerCall(1, decode, prefill, execution.kv_dtype, name=f"mamba {part}"))
+            calls.append(MixerCall(1, decode, prefill, execution.kv_dtype, name=name))
         row_bytes = 3.0 * shard.inner * ACTIVATION_BYTES
         calls.append(Elementwise("state_gate", "mamba gated rmsnorm", 1, row_bytes))
         calls += linear_calls("state_out", "state_out_quantise", hidden, shard.inner, execution)

@@ -46,6 +46,7 @@ __all__ = [
     "LAYER_COLUMNS",
     "OPERATORS",
     "PACKAGE_COLUMNS",
+    "RECURRENCE",
     "DeltaRule",
     "StateOperator",
     "part_of",
@@ -135,6 +136,10 @@ class StateOperator(RaggedOperator):
     def token_bytes(self, columns: Columns) -> Array:
         """Bytes of one token's inputs and outputs of the recurrence."""
 
+    def state_width(self, columns: Columns) -> Any:
+        """Bytes of an element of the state."""
+        return self.state_bytes
+
     # -- work ----------------------------------------------------------------------------------------
 
     def parts(self, columns: Columns) -> Sequence[WorkPart]:
@@ -159,7 +164,8 @@ class StateOperator(RaggedOperator):
         channels = ACTIVATION_BYTES * self.channels(c)
         taps = (c["conv_width"] - 1) * channels * batch * moves
         convolution = taps + 2.0 * channels * batch * q_len
-        recurrence = batch * (moves * self.state_bytes * self.state(c) + q_len * self.token_bytes(c))
+        state = self.state_width(c) * self.state(c)
+        recurrence = batch * (moves * state + q_len * self.token_bytes(c))
         fused = np.where(c["part"] == FUSED, taps, 0.0)
         return np.asarray(np.where(c["part"] == CONVOLUTION, convolution, recurrence + fused))
 

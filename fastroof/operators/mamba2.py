@@ -15,6 +15,7 @@ from fastroof.operators.linear_attention import (
     GATE_BYTES,
     LAYER_COLUMNS,
     PACKAGE_COLUMNS,
+    RECURRENCE,
     StateOperator,
     parts_of_rows,
 )
@@ -24,7 +25,10 @@ from fastroof.units import ACTIVATION_BYTES
 if TYPE_CHECKING:
     from fastroof.tables import Tables
 
-__all__ = ["MAMBA2", "OPERATORS", "Mamba2"]
+__all__ = ["MAMBA2", "OPERATORS", "SHORT_RECURRENCE", "Mamba2"]
+
+SHORT_RECURRENCE: Final = "recurrence_16bit"
+"""The recurrence with a state in bf16 or fp16, which is modelled as the other one is."""
 
 _SIZES: Final = {
     "num_heads": "nheads",
@@ -58,7 +62,7 @@ class Mamba2(StateOperator):
     name = "mamba2"
     rank = 84
     summary = "Mamba-2 with its convolution."
-    # float32 in every engine unless a checkpoint says otherwise
+    # float32 unless a checkpoint or its engine says otherwise
     state_bytes = 4
     lent_sizes = frozenset({"num_heads", "state_dim", "num_groups", "chunk_size"})
     datasheets: ClassVar[Mapping[str, DatasheetClass]] = {
@@ -112,12 +116,20 @@ class Mamba2(StateOperator):
         outputs = c["num_heads"] * c["head_dim"]
         return np.asarray(ACTIVATION_BYTES * (self.channels(c) + outputs) + GATE_BYTES * c["num_heads"])
 
+    def state_width(self, columns: Columns) -> Array:
+        """Bytes of an element of the state."""
+        return np.where(columns["part"] == SHORT_RECURRENCE, ACTIVATION_BYTES, self.state_bytes)
+
+    def check_key(self, key: Key) -> None:
+        """Refuse a phase or part that there is not."""
+        super().check_key((key[0], RECURRENCE, *key[2:]) if key[1] == SHORT_RECURRENCE else key)
+
     # -- in steps ------------------------------------------------------------------------------------
 
     def datasheet_of(self, key: Key) -> DatasheetClass:
         """By phase and part."""
         phase = "context" if key[0] == "context" else "generation"
-        return self.datasheets[f"mamba2_{phase}_{key[1]}"]
+        return self.datasheets[f"mamba2_{phase}_{RECURRENCE if key[1] == SHORT_RECURRENCE else key[1]}"]
 
     def is_modelled_unasked(self, key: Key) -> bool:
         """No table has the recurrence, and not every GPU a convolution."""

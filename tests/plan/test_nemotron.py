@@ -92,6 +92,18 @@ def test_more_sequences_move_more_state(nano: Any) -> None:
     assert times[-1] > state_bytes / nano.gpu.hbm_bytes_per_s * 1e6
 
 
+def test_a_state_in_16_bits_moves_half_the_bytes(nano: Any, h200: Any) -> None:
+    short = load_model({**preset_config(NANO), "mamba_ssm_cache_dtype": "bfloat16"})
+    other = fastroof.compile_plan(short, "h200", h200)
+    times = []
+    for plan in (nano, other):
+        (part,) = (p for p in plan.explain([(1, 1023)] * 128).operators if "recurrence" in p.name)
+        assert (part.origin, part.source) == (4, "datasheet")
+        times.append(part.total_us)
+    saved_bytes = 23 * 128 * 2 * 2 * 64 * 64 * 128
+    assert times[0] - times[1] == pytest.approx(saved_bytes / nano.gpu.hbm_bytes_per_s * 1e6 / 0.9)
+
+
 def test_convolutions_are_lent_by_their_channels(h200: Any) -> None:
     plan = fastroof.compile_plan(NANO, "h200", h200, tp=8)
     parts = {part.name: part for part in plan.explain([(2048, 0)]).operators}
