@@ -73,7 +73,7 @@ Examples:
   fastroof step --model qwen3-vl-8b --prefill 4x100@0 --image 1920x1080 --explain
 
 \b
-JSON: version, model, gpu, tp, pp, dp, ep, moe_tp, routing, dtype, kv_dtype, runtime, method, tables_hash
+JSON: version, model, gpu, tp, pp, cp, dp, ep, moe_tp, routing, dtype, kv_dtype, runtime, method, tables_hash
 (empty for the datasheet model), kernels (which measured tables), requests [count, new_tokens, context_len],
 tokens, sequences, latency_us, relative_error (one standard error; with --explain), tokens_per_s (of all
 ranks and stages), tokens_per_s_per_gpu, origin (measured, interpolated, extrapolated, borrowed or modelled),
@@ -231,6 +231,7 @@ def _document(
         "gpu": plan.gpu.name,
         "tp": plan.tp,
         "pp": plan.layout.pp,
+        "cp": plan.layout.cp,
         "dp": plan.layout.dp,
         "ep": plan.layout.ep,
         "moe_tp": plan.layout.moe_tp,

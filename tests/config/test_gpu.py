@@ -326,3 +326,10 @@ def test_agrees_with_the_hardware_file_of_the_published_tables(theirs: str, ours
     assert gpu.peak("bf16") / 1e12 == figures["TFlopsPeak"]
     assert gpu.hbm_bytes_per_s / 1e12 == figures["BwPeakTBs"]
     assert gpu.hbm_bytes / 2**30 == figures["MemoryGiB"]
+
+
+def test_a_rack_names_the_one_with_its_link():
+    rack = load_gpu("gb300")
+    assert rack.links_of == "gb200"
+    assert (rack.nvlink_bytes_per_s, rack.linked_gpus) == (load_gpu("gb200").nvlink_bytes_per_s, 72)
+    assert load_gpu("h100").links_of == ""
