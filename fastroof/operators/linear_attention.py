@@ -179,6 +179,10 @@ class StateOperator(RaggedOperator):
         """New tokens; a decode was measured at every length, whatever came before."""
         return np.array(LENGTHS) if is_decode else np.asarray(rows["q_len"])
 
+    def verifying(self, key: Key) -> Key | None:
+        """A state is read once and kept after every token."""
+        return ("verify", *key[1:])
+
     def step_kernels(self, tables: Tables, key: Key) -> list[Lent]:
         """The fused kernel where it was measured, else convolution and recurrence."""
         phase, part, *shape = key

@@ -212,6 +212,10 @@ class RaggedOperator(Operator):
         own, theirs = (launch_us + self.work_us(key, tables.gpu)(*at_point) for key in (wanted, lender))
         return np.asarray(own / theirs)
 
+    def verifying(self, key: Key) -> Key | None:
+        """Key of what runs in a decode's place where it verifies several tokens; None: the decode itself."""
+        return None
+
     def prefix_prices(self, key: Key, gpu: GpuSpec, window: int) -> PrefixUs:
         """What B says of a prefix; decodes have it in their length."""
         return NO_PREFIX

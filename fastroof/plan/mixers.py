@@ -186,7 +186,16 @@ class Mixer(StepAttention):
         return AttentionWork(flops, np.asarray(own.moved_bytes(columns)), np.where(flops > 0.0, peak, 1.0))
 
     def query_bound(self, gpu: GpuSpec) -> QueryBound:
-        """By differences of B at one sequence: of a token more, and of a sequence more."""
+        """By differences of B at one sequence: of a token more, and of a sequence more.
+
+        Of a state: of a query more, where what is read once a sequence counts in the first query and is taken
+        off each further one.
+        """
+        verifying = self._own.verifying(self.kernel.key)
+        if verifying is not None:
+            sizes = {"batch_size": np.ones(2), "q_len": np.array([1.0, 2.0])}
+            one, two = self._own.work_us(verifying, gpu)(*self._own.coordinates(sizes))
+            return QueryBound(0.0, float(one), float(two - 2.0 * one), 0.0)
         bytes_us = US_PER_S / gpu.hbm_bytes_per_s
         batch, length = np.array([1.0, 1.0, 2.0]), np.array([16.0, 17.0, 16.0])
         work = self._work(gpu, self._sizes(batch, length))

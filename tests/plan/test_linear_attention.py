@@ -18,6 +18,7 @@ from fastroof.models.linear_attention import DeltaRule, GatedDeltaNet, KimiDelta
 from fastroof.models.named import preset_config
 from fastroof.operators.calls import AllReduce, Elementwise, Gemm, MixerCall
 from fastroof.operators.linear_attention import GDN
+from fastroof.serving import SpeculativeDecoding, estimate
 from tests.reference import linear_attention as naive
 
 QWEN, EXPERTS, NEXT, KIMI = "qwen3.5-27b", "qwen3.5-35b-a3b", "qwen3-next-80b-a3b", "kimi-k3"
@@ -158,6 +159,35 @@ def test_stages_of_delta_rules_alone_have_plans(h200: Any) -> None:
     # of a stage that keeps 4 KV heads of a token, and a state that none keeps more of
     assert plan.memory.kv_bytes_per_token == 2 * 4 * 256 * 2
     assert plan.memory.state_bytes_per_sequence >= 48 * 128 * 128 * 4
+
+
+def test_verifying_drafts_reads_a_state_once_as_measured(h200: Any) -> None:
+    config = kimi_of_one_kind()
+    plan = fastroof.compile_plan(load_model(config), "h200", h200)
+    bound = plan.attention[0].phase(True).query_bound(plan.gpu)
+
+    def roofline_us(queries: int) -> float:
+        # as loops take it: a query's price, and what is read again
+        return queries * bound.query + (queries - 1) * bound.kv
+
+    sizes = {"num_k_heads": 96, "num_v_heads": 96, "batch_size": 256}
+    for queries in (2, 4, 8):
+        several, one = (
+            sum(
+                float(h200.lookup("kda", phase=phase, part=part, q_len=q_len, **sizes).latency_us)
+                for part in ("convolution", "recurrence")
+            )
+            for phase, q_len in (("verify", queries), ("generation", 1))
+        )
+        assert roofline_us(queries) / roofline_us(1) == pytest.approx(several / one, rel=0.12)
+    # far from a state read again for every query
+    assert roofline_us(8) < 0.6 * 8 * roofline_us(1)
+
+
+def test_speculation_takes_a_drafted_token_for_less_than_a_sequence(dense: Any) -> None:
+    drafted = estimate(dense, 1024, 256, 64, speculation=SpeculativeDecoding(3, 2.0)).decode_step_us
+    wide = dense.decode_us(256, 1152)
+    assert dense.decode_us(64, 1152) < drafted < wide
 
 
 # -- memory ----------------------------------------------------------------------------------------
