@@ -9,7 +9,6 @@ is needed, as for :mod:`fastroof.serving.evidence.aiconfigurator_steps`, which t
 from __future__ import annotations
 
 import csv
-import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -147,9 +146,7 @@ def served_steps(
         for gpu in gpus:
             layouts = list(dict.fromkeys([*served.layouts_on(gpu), *map(Layout, _SIZES)]))
             for engine in engines:
-                # its tables of attention with fp8 weights may be those of an fp8 cache alone
-                asked = itertools.product(layouts, (AUTO, "fp8"))
-                yield _first_answered([StepCase(served.model, gpu, engine, *one) for one in asked])
+                yield _first_answered([StepCase(served.model, gpu, engine, one, AUTO) for one in layouts])
 
 
 def _first_answered(cases: Sequence[StepCase]) -> ServedSteps:
@@ -180,7 +177,7 @@ def cause_of(stepped: SteppedCase) -> str:
 
 def main() -> None:
     """Print the table, in Markdown."""
-    columns: tuple[str, ...] = ("model", "gpu", "engine", "layout", "KV cache")
+    columns: tuple[str, ...] = ("model", "gpu", "engine", "layout")
     for name in STEPS:
         columns += (f"{name}: fastroof, it, ms", "apart", "most by")
     for cells in (columns, ["---"] * len(columns)):
@@ -188,7 +185,7 @@ def main() -> None:
     refused: dict[str, list[str]] = {}
     for served in served_steps(most_served()):
         case = served.case
-        what = (case.model.split("/")[1], case.gpu, case.engine, str(case.layout), case.kv_dtype)
+        what = (case.model.split("/")[1], case.gpu, case.engine, str(case.layout))
         if served.why_not:
             refused.setdefault(served.why_not, []).append(" ".join(what[:3]))
             continue
