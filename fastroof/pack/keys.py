@@ -17,6 +17,7 @@ __all__ = [
     "axis_keys",
     "key_columns",
     "key_start_above",
+    "nearest_key_starts",
 ]
 
 MANTISSA_BITS: Final = 52
@@ -122,3 +123,16 @@ def key_start_above(x: float) -> float:
     """
     step = 2.0 ** (math.floor(math.log2(x)) - MOST_KEY_BITS)
     return math.ceil(x / step) * step
+
+
+def nearest_key_starts(sizes: Floats, key_bits: int) -> Floats:
+    """Move sizes of at least 1 to the nearest with at most so many bits after their first; sorted, each once.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> nearest_key_starts(np.array([2.0, 5.0, 1025.0, 1537.0, 10001.0, 10241.0]), 2).tolist()
+    [2.0, 5.0, 1024.0, 1536.0, 10240.0]
+    """
+    step = 2.0 ** (np.floor(np.log2(sizes)) - key_bits)
+    return np.unique(np.round(sizes / step) * step)

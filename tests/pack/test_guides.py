@@ -22,6 +22,7 @@ from fastroof.operators.gemm import GEMM
 from fastroof.pack import SIZE_LIMIT, curves, pack_curve, pack_gemm
 from fastroof.pack.curves import cell_origins
 from fastroof.pack.guides import joined_axes
+from fastroof.pack.keys import key_columns, nearest_key_starts
 from fastroof.tables import sizes
 from tests.reference import lookups as naive
 from tests.reference.handmade import HEADS, attention_rows, gemm_rows, handmade_tables
@@ -307,3 +308,17 @@ def test_the_naive_lookup_agrees_where_a_curve_was_restated(small):
         got = small.lookup("gemm", **dict(zip("mnk", at, strict=True)))
         assert abs(float(got.latency_us) - expected) <= 1e-13 * expected
         assert int(got.origin) == origin
+
+
+@pytest.mark.parametrize("key_bits", [0, 1, 2, 4])
+def test_sizes_move_to_the_nearest_start_of_a_key(key_bits: int) -> None:
+    rng = np.random.default_rng(key_bits)
+    sizes = np.sort(np.exp(rng.uniform(0.0, 14.0, 300)).round())
+    moved = nearest_key_starts(sizes, key_bits)
+    # every number of so many bits after the first one, by itself
+    starts = [2.0**e * (1.0 + part / 2**key_bits) for e in range(22) for part in range(2**key_bits)]
+    assert set(moved.tolist()) <= set(starts)
+    for size in sizes:
+        assert np.abs(moved - size).min() == min(abs(start - size) for start in starts)
+    assert key_columns(np.r_[0.0, moved, SIZE_LIMIT]) is not None
+    assert nearest_key_starts(moved, key_bits).tolist() == moved.tolist()

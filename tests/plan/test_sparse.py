@@ -50,13 +50,13 @@ def attention_us(plan: Any, requests: list[tuple[int, int]], role: str, kind: st
 @pytest.mark.parametrize(
     ("name", "engine", "requests"),
     [
-        ("glm-5-fp8", "sglang", [(1, 4096)]),
-        ("glm-5-fp8", "sglang", [(1, 2048)] * 16),
+        ("glm-5-fp8", "sglang", [(1, 4095)]),
+        ("glm-5-fp8", "sglang", [(1, 2047)] * 16),
         ("glm-5-fp8", "sglang", [(2048, 0)]),
-        ("glm-5-fp8", "sglang", [(1, 1024)] * 64 + [(1024, 0)] * 2),
-        ("glm-5.2-fp8", "sglang", [(1, 8192)] * 4),
+        ("glm-5-fp8", "sglang", [(1, 1023)] * 64 + [(1024, 0)] * 2),
+        ("glm-5.2-fp8", "sglang", [(1, 8191)] * 4),
         ("glm-5.2-fp8", "sglang", [(512, 0)] * 4),
-        ("deepseek-v3.2", "sglang", [(1, 4096)] * 8),
+        ("deepseek-v3.2", "sglang", [(1, 4095)] * 8),
         ("deepseek-v3.2", "trtllm-1.1", [(1, 4095)] * 16),
         ("deepseek-v3.2", "trtllm-1.1", [(1024, 0)]),
         ("glm-5", "trtllm-1.1", [(1, 65535)]),
@@ -144,3 +144,30 @@ def test_mxfp8_runs_on_kernels_of_fp8_block_and_block_sparse_attention_needs_its
     step = np.diff(plan.decode_us(64, np.array([1024, 1536, 2048, 20_480, 38_912])))
     assert step[0] / 512 == pytest.approx(step[1] / 512, rel=0.05)
     assert step[3] / 18_432 < 0.75 * step[0] / 512
+
+
+@pytest.mark.parametrize(("name", "module", "heads"), [
+    ("glm-5-fp8", "glm-5", 8), ("glm-5.2-fp8", "glm-5-shared-index", 8),
+    ("deepseek-v3.2", "deepseek-v3.2", 16),
+])  # fmt: skip
+def test_sizes_one_token_beyond_round_ones_keep_the_fast_decode_lines(
+    h100: Any, name: str, module: str, heads: int
+) -> None:
+    plan = compiled(h100, short(name))
+    assert plan.decode_lines is not None
+    kind = "moe shared index" if "shared" in module else "moe"
+    (count,) = (group.count for group in plan.model.layers if group.kind.name == kind)
+    own: Any = OPERATORS["dsa_decode"]
+    tables = fastroof.load_tables("h100", source="aiconfigurator-sglang-0.5.14")
+    packed = tables.packed(own, ("fp8_block", "bf16", "bf16", module, heads))
+    points = zip(*packed.points(), packed.latency_us, strict=True)
+    some = [point for point in points if point[0] in (1, 16, 64)]
+    errors = []
+    for batch, kv_len, measured_us in some:
+        requests = [(1, int(kv_len) - 1)] * int(batch)
+        got = attention_us(plan, requests, "decode_attention", f"({kind})") / count
+        errors.append(abs(got / measured_us - 1.0))
+    assert len(errors) > 40
+    # gated against collapse alone
+    assert np.median(errors) < 1e-3
+    assert np.quantile(errors, 0.95) < 0.02
