@@ -160,11 +160,12 @@ def loan(call: Dispatch, tables: Tables, operator: str) -> Loan | None:
         if not there:
             return None
         where = placed(call.num_gpus, 1, tables.gpu)
-        whole = [key for key in there if key.num_gpus == call.num_gpus]
+        whole = there
         if where.domains > 1:
-            whole = [key for key in whole if key.num_nodes == where.domains]
-        if where.domains == 1 or whole:
-            key = min(whole or there, key=lambda one: _distance(call, call.num_gpus, one))
+            nodes = (call.num_gpus, where.domains)
+            whole = [key for key in there if (key.num_gpus, key.num_nodes) == nodes]
+        if whole:
+            key = min(whole, key=lambda one: _distance(call, call.num_gpus, one))
             return Loan(key, _tokens(call, call.num_gpus, key), _is_own(call, key), 0.0)
         over_nodes = [key for key in there if key.num_gpus > tables.gpu.linked_gpus and key.num_nodes > 1]
         if over_nodes:

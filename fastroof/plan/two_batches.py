@@ -41,7 +41,6 @@ OTHER_HALF: Final = "attention of the other half"
 """What is called so: the floor of attention, which a second half pays again."""
 
 _ON_THE_WAY: Final = ("experts_dispatch", "experts_combine")
-_ROUTED: Final = ("experts", "experts_down", "experts_up", "experts_down_quantise", "experts_up_quantise")
 _SHARED: Final = "shared_"
 
 _Part = Literal["before", "dispatch", "routed", "shared", "combine"]
@@ -121,7 +120,7 @@ def _part(call: RowCall) -> _Part:
     role = _role(call)
     if role in _ON_THE_WAY:
         return "dispatch" if role == "experts_dispatch" else "combine"
-    if role in _ROUTED:
+    if role == "experts":
         return "routed"
     return "shared" if role.startswith(_SHARED) else "before"
 

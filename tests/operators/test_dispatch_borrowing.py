@@ -214,3 +214,14 @@ def test_a_rack_without_rows_borrows_those_of_the_rack_with_its_link():
     assert variances[0] < variances[1]
     # what it has of its own kind it reads itself
     assert EXPERT_DISPATCH.serving(replace(CALL, num_gpus=4), gb300).source == "by hand"
+
+
+def test_the_same_library_lends_before_as_many_gpus_do():
+    """One-sided kernels were measured of up to 32 GPUs, two-sided ones of 64."""
+    tables = load_tables("gb200")
+    one = replace(
+        CALL, library="nvlink_one_sided", comm_dtype="nvfp4", hidden=7168, num_experts=256, num_gpus=64
+    )
+    for phase in ("dispatch", "combine"):
+        key, _ = EXPERT_DISPATCH.table_points(replace(one, phase=phase), tables, np.array([1.0]))
+        assert (key[0], key[6]) == ("nvlink_one_sided", 32)
