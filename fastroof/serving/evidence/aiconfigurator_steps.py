@@ -91,6 +91,9 @@ CASES: Final = (
     StepCase("meta-llama/Llama-4-Scout-17B-16E-Instruct", "h100", "vllm", Layout(8)),
     StepCase("Qwen/Qwen3.5-27B", "h200", "sglang", Layout(2)),
     StepCase("nvidia/Qwen3.5-397B-A17B-NVFP4", "b200", "vllm", Layout(4), "fp8"),
+    StepCase("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "h200", "vllm", Layout(1)),
+    StepCase("nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-NVFP4", "b200", "trtllm-1.1", Layout(8), "fp8"),
+    StepCase("nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16", "b200", "vllm", Layout(8)),
 )
 
 WIDE_CASES: Final = (
