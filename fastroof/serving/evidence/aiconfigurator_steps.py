@@ -94,6 +94,9 @@ CASES: Final = (
     StepCase("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "h200", "vllm", Layout(1)),
     StepCase("nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-NVFP4", "b200", "trtllm-1.1", Layout(8), "fp8"),
     StepCase("nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16", "b200", "vllm", Layout(8)),
+    StepCase("deepseek-ai/DeepSeek-V3.2", "h200", "sglang", Layout(8)),
+    StepCase("zai-org/GLM-5.2-FP8", "h200", "sglang", Layout(8)),
+    StepCase("deepseek-ai/DeepSeek-V3.2", "h200", "vllm", Layout(8)),
 )
 
 WIDE_CASES: Final = (
