@@ -191,7 +191,9 @@ class Mixer(StepAttention):
         own = self._own
         columns = own.columns_at(self.kernel.key, own.coordinates(sizes), None)
         flops = np.asarray(own.flops(columns), np.float64)
-        peak = own.peaks(columns, gpu)[0]
+        with np.errstate(invalid="ignore"):
+            # of no tokens at all
+            peak = own.peaks(columns, gpu)[0]
         return AttentionWork(flops, np.asarray(own.moved_bytes(columns)), np.where(flops > 0.0, peak, 1.0))
 
     def query_bound(self, gpu: GpuSpec) -> QueryBound:

@@ -113,7 +113,11 @@ def refused_for(plan: StepPlan, asked: dict[str, Any], max_seqs: int) -> str:
 
 @pytest.mark.parametrize(
     ("engine", "model"),
-    [*((engine, "llama-3.1-8b") for engine in (*PACKAGED, *MADE)), ("cut-full", "mistral-7b-v0.1")],
+    [
+        *((engine, "llama-3.1-8b") for engine in (*PACKAGED, *MADE)),
+        ("cut-full", "mistral-7b-v0.1"),
+        ("cut-full", "qwen3.5-27b"),
+    ],
 )
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_row_is_the_estimate_of_its_question(
