@@ -11,8 +11,9 @@ from fastroof.engines import EngineProfile
 from fastroof.models import ModelSpec
 from fastroof.models.execution import AUTO
 from fastroof.plan.curves import CurveSource
+from fastroof.plan.execution import curves_of
 from fastroof.plan.options import PlanOptions, check_kernels, check_tables, checked_model
-from fastroof.plan.recipe import curves_of, plan_recipe
+from fastroof.plan.recipe import plan_recipe
 from fastroof.plan.step_plan import StepPlan
 from fastroof.tables import Tables
 

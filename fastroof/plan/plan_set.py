@@ -11,8 +11,9 @@ from fastroof.engines import load_engine
 from fastroof.errors import PlanError
 from fastroof.models import ModelSpec
 from fastroof.plan.curves import CurveSource
+from fastroof.plan.execution import curves_of
 from fastroof.plan.options import PlanOptions, check_kernels, check_tables, checked_model, kernel_order
-from fastroof.plan.recipe import PlanRecipe, curves_of, plan_recipe
+from fastroof.plan.recipe import PlanRecipe, plan_recipe
 from fastroof.plan.rows import RowSums
 from fastroof.plan.step_plan import StepPlan
 from fastroof.tables import Tables

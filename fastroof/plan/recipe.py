@@ -2,64 +2,36 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 
 from fastroof.arrays import Array, Flags, Floats
 from fastroof.compiled import steps
-from fastroof.compiled.grids import FORM, FORM_LATENCY, grid_latency_us
+from fastroof.compiled.grids import FORM, FORM_LATENCY
 from fastroof.config import GpuSpec
 from fastroof.errors import PlanError
 from fastroof.lazy_property import lazy_property
-from fastroof.models import Layout, ModelSpec
-from fastroof.models.execution import ROUTING, Execution, Formats
+from fastroof.models import ModelSpec
+from fastroof.models.execution import Execution
 from fastroof.models.stages import Stage, stages_of
-from fastroof.models.step import StepCalls, step_calls
-from fastroof.operators.calls import AttentionCall, Call, MixerCall, Parallel, Role
-from fastroof.operators.prefix_price import PrefixUs
+from fastroof.operators.calls import Role
 from fastroof.plan.attention import PlanAttention
 from fastroof.plan.blocks import scaled_block, sum_blocks
 from fastroof.plan.context_parallel import (
     check_context_parallel,
-    in_decodes,
-    in_prompts,
-    interleaved,
-    kv_gather,
-    launches,
-    shared_prefix,
 )
 from fastroof.plan.curves import CurveSource
-from fastroof.plan.datasheet import DatasheetCurves
-from fastroof.plan.exchange import check_engine_layout, check_expert_blocks, exchange_rules
-from fastroof.plan.kernel_formats import kernel_formats
-from fastroof.plan.latent_blocks import whole_blocks
-from fastroof.plan.mixers import step_attention
-from fastroof.plan.options import PlanOptions, kernel_order
-from fastroof.plan.rows import ONCE, Ranks, RowCall, RowSums, origins_of, row_calls, sums_of
+from fastroof.plan.exchange import check_engine_layout, check_expert_blocks
+from fastroof.plan.execution import execution_of
+from fastroof.plan.looked_up import LayerAttention, looked_up
+from fastroof.plan.options import PlanOptions
+from fastroof.plan.rows import ONCE, RowCall, RowSums, origins_of, sums_of
 from fastroof.plan.step_error import ErrorSource
 from fastroof.plan.step_plan import StepPlan
-from fastroof.plan.table_curves import TableCurves
-from fastroof.plan.two_batches import Floors, check_two_batches, in_two_batches
-from fastroof.plan.wide_experts import wide_experts
-from fastroof.tables import Tables
 
-__all__ = ["PlanRecipe", "curves_of", "plan_recipe"]
-
-
-class _Attention(NamedTuple):
-    """Attention of one layer of a kind: its blocks, and what stands after it in a step."""
-
-    kind: int
-    call: AttentionCall | MixerCall
-    before: int
-    decode_block: Floats
-    prefill_block: Floats
-    prefix_us: PrefixUs
-    sources: tuple[str, str]
+__all__ = ["PlanRecipe", "plan_recipe"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +47,7 @@ class PlanRecipe:
     tables_hash: str
     method: str
     calls: tuple[RowCall, ...]
-    attention: tuple[_Attention, ...]
+    attention: tuple[LayerAttention, ...]
     error_source: ErrorSource
 
     def row_sums(self, counts: Sequence[Sequence[int]]) -> RowSums:
@@ -211,7 +183,7 @@ def _runs_in(role: Role, stage: Stage) -> bool:
     return not stage.is_last if role == "stage_send" else stage.is_last
 
 
-def _all_layers(part: _Attention, count: int) -> PlanAttention:
+def _all_layers(part: LayerAttention, count: int) -> PlanAttention:
     return PlanAttention(
         replace(part.call, times=part.call.times * count),
         part.before,
@@ -220,49 +192,6 @@ def _all_layers(part: _Attention, count: int) -> PlanAttention:
         part.prefix_us.times(count),
         part.sources,
     )
-
-
-def curves_of(tables: Tables | None, gpu: GpuSpec, options: PlanOptions) -> CurveSource:
-    """Where a plan's latencies come from; ``options`` are checked."""
-    if tables is None:
-        return DatasheetCurves(gpu)
-    kernels = options.runtime.kernels
-    tables = tables.in_order(kernel_order(gpu, options))
-    return TableCurves(
-        tables, options.method, kernels.gemm_smoothing, kernels.fp8_scales, options.allow_modelled
-    )
-
-
-def execution_of(model: ModelSpec, options: PlanOptions, curves: CurveSource) -> Execution:
-    """How a plan runs its model; ``options`` are those of that model, see :meth:`PlanOptions.of`."""
-    checkpoint = model.checkpoint
-    formats: Formats | None = None
-    scale_bytes: tuple[tuple[str, float], ...] = ()
-    stored = {options.dtype}
-    if options.dtype == checkpoint.dtype:
-        formats, scale_bytes = (("lm_head", checkpoint.head_dtype),), checkpoint.scale_bytes
-        stored = {dtype for kind in model.kinds for _, dtype in kind.formats} | {checkpoint.head_dtype}
-    tables = curves.tables if isinstance(curves, TableCurves) else None
-    execution = Execution(
-        options.dtype,
-        options.kv_dtype,
-        "fp8" in stored and curves.quantise_inputs,
-        formats,
-        kernel_formats(model, stored, curves.gpu, options, tables),
-        scale_bytes=scale_bytes,
-        routing=ROUTING if options.routing is None else options.routing,
-        shared_beside=options.runtime.kernels.shared_experts == "beside",
-        exchange=exchange_rules(options.runtime, curves.gpu, options.exchange),
-        whole_blocks=whole_blocks(options, tables),
-        dp_imbalance=float(options.dp_imbalance),
-    )
-    wide = wide_experts(model, options.layout, options, execution, tables)
-    execution = execution._replace(wide_experts=wide.is_wide, num_slots=wide.num_slots, routing=wide.routing)
-    if not options.two_batch_overlap:
-        return execution
-    starts = options.runtime.layout.two_batches_from
-    check_two_batches(model, options.layout, execution, options.runtime.name, starts)
-    return execution._replace(two_batches_from=starts, shared_beside=False)
 
 
 def plan_recipe(
@@ -290,10 +219,7 @@ def plan_recipe(
     execution = execution_of(model, options, curves)
     check_expert_blocks(model, layout, execution)
     row_limit = max(options.max_tokens, options.max_seqs)
-    if layout.cp == 1:
-        rows, attention = _looked_up(model, layout, execution, curves, row_limit)
-    else:
-        rows, attention = _in_shared_prompts(model, layout, execution, curves, row_limit)
+    rows, attention = looked_up(model, layout, execution, curves, row_limit)
     _check_windows(model, attention)
     if any(part.call.window and part.decode_block[FORM] != FORM_LATENCY for part in attention):
         raise PlanError(
@@ -312,112 +238,7 @@ def plan_recipe(
     )
 
 
-def _looked_up(
-    model: ModelSpec,
-    layout: Layout,
-    execution: Execution,
-    curves: CurveSource,
-    row_limit: int,
-    whole: Layout | None = None,
-) -> tuple[list[RowCall], list[_Attention]]:
-    """Every call of a step over rows, and its attention; ``whole`` is the layout whose GPUs share prompts."""
-    ranks = Ranks.of(layout, execution)
-    rows: list[RowCall] = []
-    attention: list[_Attention] = []
-    for kind, call in _in_order(model, step_calls(model, layout, execution)):
-        if isinstance(call, AttentionCall | MixerCall):
-            for gather in kv_gather(model.kinds[kind], whole) if whole else ():
-                rows += row_calls(curves, gather, kind, ranks, row_limit)
-            decodes, prompts = (step_attention(call, is_decode) for is_decode in (True, False))
-            attention.append(
-                _Attention(
-                    kind,
-                    call,
-                    len(rows),
-                    curves.attention_block(decodes),
-                    curves.attention_block(prompts),
-                    curves.prefix_us(prompts),
-                    (curves.attention_source(decodes), curves.attention_source(prompts)),
-                )
-            )
-        else:
-            rows += row_calls(curves, call, kind, ranks, row_limit)
-    if execution.two_batches_from:
-        return _in_two_batches(rows, attention, execution.two_batches_from, ranks)
-    return rows, attention
-
-
-def _in_shared_prompts(
-    model: ModelSpec, layout: Layout, execution: Execution, curves: CurveSource, row_limit: int
-) -> tuple[list[RowCall], list[_Attention]]:
-    """The same where GPUs share the new tokens of prompts."""
-    ranks, cp = Ranks.of(layout, execution), layout.cp
-    whole, attention = _looked_up(model, layout, execution, curves, row_limit)
-    shares, theirs = _looked_up(
-        model, layout.of_prompts, execution, curves, -(-row_limit // cp), whole=layout
-    )
-    prompts = in_prompts(shares, layout, ranks, row_limit)
-    for part in theirs:
-        # at the end of what stands before it
-        floor = launches(part.kind, _least_us(part.prefill_block), layout, ranks, row_limit)
-        prompts[part.before - 1] = (*prompts[part.before - 1], floor)
-    cuts = list(zip(_cuts(whole, attention), _cuts(shares, theirs), strict=True))
-    rows, places = interleaved(in_decodes(whole), prompts, [(one[0], other[0]) for one, other in cuts])
-    before = [place for place, (one, _) in zip(places, cuts, strict=True) if one[1]]
-    return rows, [
-        part._replace(
-            before=place,
-            prefill_block=scaled_block(part.prefill_block, 1.0 / cp),
-            prefix_us=shared_prefix(part.prefix_us, cp),
-        )
-        for part, place in zip(attention, before, strict=True)
-    ]
-
-
-def _cuts(rows: Sequence[RowCall], attention: Sequence[_Attention]) -> list[tuple[int, bool]]:
-    """Where attention stands, and where calls of another kind of layers start."""
-    starts = [place for place in range(1, len(rows)) if rows[place].kind != rows[place - 1].kind]
-    return sorted([*((place, False) for place in starts), *((part.before, True) for part in attention)])
-
-
-def _in_two_batches(
-    rows: Sequence[RowCall], attention: Sequence[_Attention], starts: tuple[int, ...], ranks: Ranks
-) -> tuple[list[RowCall], list[_Attention]]:
-    """Every kind's calls as two halves of a batch run them."""
-    made: list[RowCall] = []
-    places = [0]
-    for kind, group in itertools.groupby(rows, lambda call: call.kind):
-        calls = list(group)
-        if kind == ONCE:
-            parts = [*((call,) for call in calls), ()]
-        else:
-            least_us = [
-                (_least_us(part.decode_block), _least_us(part.prefill_block))
-                for part in attention
-                if part.kind == kind
-            ]
-            floors = (
-                Floors(*(sum(us) * 1.0 for us in zip(*least_us, strict=True)))
-                if least_us
-                else Floors(0.0, 0.0)
-            )
-            parts = in_two_batches(calls, floors, starts, ranks)
-        for part in parts[:-1]:
-            made += part
-            places.append(len(made))
-        made += parts[-1]
-        places[-1] = len(made)
-    return made, [part._replace(before=places[part.before]) for part in attention]
-
-
-def _least_us(block: Floats) -> float:
-    """Latency of the smallest attention that a block times, us."""
-    value, flag = np.empty(1), np.empty(1, np.uint8)
-    grid_latency_us(block, np.ones(1), np.ones(1), value, flag)
-    return float(value[0])
-
-
-def _check_windows(model: ModelSpec, attention: Sequence[_Attention]) -> None:
+def _check_windows(model: ModelSpec, attention: Sequence[LayerAttention]) -> None:
     """Refuse several sizes beyond which attention costs no more, of windows or of what indexers pick."""
     windows = sorted({part.call.window for part in attention} - {0})
     if len(windows) > 1:
@@ -425,17 +246,3 @@ def _check_windows(model: ModelSpec, attention: Sequence[_Attention]) -> None:
             f"{model.name} has attention whose cost caps at {' and at '.join(map(str, windows))} tokens, and "
             "a plan times one such size beside attention that always grows"
         )
-
-
-def _in_order(model: ModelSpec, made: StepCalls) -> Iterator[tuple[int, Call]]:
-    """Calls in the order of the step, each with the number of its kind; of several kinds, named by it."""
-    yield from ((ONCE, call) for call in made.before)
-    for number, (kind, calls) in enumerate(zip(model.kinds, made.layers, strict=True)):
-        yield from ((number, _named(call, kind.name) if len(model.layers) > 1 else call) for call in calls)
-    yield from ((ONCE, call) for call in made.after)
-
-
-def _named(call: Call, kind: str) -> Call:
-    if isinstance(call, Parallel):
-        return Parallel(tuple(tuple(_named(c, kind) for c in path) for path in call.paths))  # type: ignore[misc]
-    return replace(call, name=f"{call.name} ({kind})")

@@ -16,8 +16,8 @@ from fastroof.operators.attention import ATTENTION
 from fastroof.operators.attention_work import decode_attention_bytes, decode_attention_flops
 from fastroof.operators.calls import AttentionCall, Gemm
 from fastroof.plan.attention import heads_of
+from fastroof.plan.execution import curves_of, execution_of
 from fastroof.plan.options import PlanOptions
-from fastroof.plan.recipe import curves_of, execution_of
 from fastroof.report.plots import LINE_COLOURS, QUIET, label_line_ends, new_figure, style, write_titles
 from fastroof.units import DTYPE_BYTES, TFLOP
 
