@@ -123,6 +123,7 @@ class WindowParts(NamedTuple):
     decode: GridBlock
     prefill: GridBlock
     window_cell: int
+    is_all: bool
 
 
 @jit_inline
@@ -167,6 +168,7 @@ def open_window(arena: Floats, at: int) -> WindowParts:
         decode,
         open_block(arena, at + int(arena[at + WINDOW_PREFILL_AT])),
         axis_cell(arena, decode.x, arena[at + WINDOW]),
+        arena[at + WINDOW_DECODE_AT] == arena[at + DECODE_AT],
     )
 
 
@@ -253,13 +255,19 @@ def windowed_prefill_us(
     ``chunks`` are (batch, q_len) of equal chunks, ``prefixes`` the pairs with prefixes and their tokens.
     """
     batch, q_len = chunks
-    place = grid_place(arena, plan.prefill, batch, q_len)
     pairs, window = float(sums.causal_pairs), float(within.tokens)
-    own = latency_at(arena, plan.prefill, place)
-    if batch * windowed_pairs(q_len, window) != pairs:
-        alike, tokens = window_chunks(new_sum, pairs, window)
-        others = latency_at(arena, within.prefill, place)
-        own += latency_at(arena, within.prefill, grid_place(arena, plan.prefill, alike, tokens)) - others
+    alike, tokens = window_chunks(new_sum, pairs, window)
+    is_equal = batch * windowed_pairs(q_len, window) == pairs
+    if within.is_all:
+        # what all layers take at equal chunks is less and more
+        own = grid_value(arena, plan.prefill, batch if is_equal else alike, q_len if is_equal else tokens)
+    else:
+        place = grid_place(arena, plan.prefill, batch, q_len)
+        own = latency_at(arena, plan.prefill, place)
+        # where no chunk is longer than the window, both are one place
+        if not (is_equal | (tokens == q_len)):
+            others = latency_at(arena, within.prefill, place)
+            own += latency_at(arena, within.prefill, grid_place(arena, plan.prefill, alike, tokens)) - others
     prefix_pairs, prefix_sum = prefixes
     prefix: float = plan.prefix_pair_us * float(prefix_pairs) + plan.prefix_token_us * float(prefix_sum)
     prefix_in: float = within.pair_us * float(sums.prefix_pairs) + within.token_us * float(sums.prefix_sum)

@@ -27,6 +27,9 @@ __all__ = [
     "with_request",
 ]
 
+LEAST_SHORT = 2.0**-60
+"""Less than any mean of whole numbers of tokens is short of a window; a window of 1 has none to divide by."""
+
 
 @jit_inline
 def no_window_sums() -> WindowSums:
@@ -129,8 +132,8 @@ def equal_window_sums(
 def window_chunks(new_sum: float, causal_pairs: float, window: float) -> tuple[float, float]:
     """Batch and q_len of equal chunks with as many tokens, and as many pairs within a window."""
     mean_seen = float(causal_pairs) / float(new_sum)
-    q_len = 2.0 * float(causal_pairs) / float(new_sum) - 1.0
-    if q_len > window:
-        # of q tokens window (window - 1) / 2 pairs are less than a window for each
-        q_len = 0.5 * window * (window - 1.0) / (window - mean_seen)
+    short = 2.0 * mean_seen - 1.0
+    # of q tokens window (window - 1) / 2 pairs are less than a window for each
+    long = 0.5 * window * (window - 1.0) / max(window - mean_seen, LEAST_SHORT)
+    q_len = long if short > window else short
     return float(new_sum) / q_len, q_len
