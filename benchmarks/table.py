@@ -61,8 +61,8 @@ ROWS = (
         for name, target, limit in (
             ("decode", ">= 0.9 x the plan without", "the same table of lines"),
             ("prefill", "-", "the pairs of each chunk with its prefix, of two kinds of layers"),
-            ("ragged-decode", "-", "a sum more a request, up to two lookups more a step"),
-            ("ragged-mixed", "-", "four sums more a request, up to four lookups more a step"),
+            ("ragged-decode", "-", "a sum more a request, an axis and two cells more a step"),
+            ("ragged-mixed", "-", "a sum more a request, four more a chunk, up to five cells more a step"),
             ("sweep-best", ">= 0.9 x the plan without", "instructions a step, and one comparison"),
         )
     ),
