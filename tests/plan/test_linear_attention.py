@@ -345,6 +345,20 @@ def test_layers_of_kimi_k3_that_cannot_be(layers: dict[str, Any], why: str) -> N
         load_model({**sizes, "linear_attn_config": {**sizes["linear_attn_config"], **layers}})
 
 
+def test_kimi_linear_has_a_narrow_gate_and_one_residual() -> None:
+    sizes = {**kimi_of_one_kind(), "attn_res_block_size": None}
+    model = load_model(
+        {
+            **sizes,
+            "linear_attn_config": {**sizes["linear_attn_config"], "use_full_rank_gate": False},
+        }
+    )
+    (kind,) = model.kinds
+    assert kind.connections is None
+    assert model.residual_rows == 1
+    assert kind.attention == KimiDeltaAttention(96, 128, 96, 128, gate_rank=128)
+
+
 def test_kimi_k3_without_its_delta_rules_sizes() -> None:
     with pytest.raises(ModelError, match="field linear_attn_config is missing"):
         load_model({**text(KIMI), "linear_attn_config": None})

@@ -1,4 +1,7 @@
-"""Kimi K3: Kimi delta attention in three of four layers, latent attention in the fourth, latent experts."""
+"""Kimi K3: Kimi delta attention in three of four layers, latent attention in the fourth, latent experts.
+
+Kimi Linear is read too: its gates are narrower, its residual is one, its experts take the model's width.
+"""
 
 from __future__ import annotations
 
