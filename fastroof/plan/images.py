@@ -202,7 +202,9 @@ def _attention_us(
         lender = tuple(ENCODER_ATTENTION.grid(tables, heads).lenders[0])
     except MissingTableError as error:
         if not curves.allow_modelled:
-            raise MissingTableError(f"{error}; allow_modelled=True models it from the datasheet") from None
+            raise MissingTableError(
+                f"the vision encoder's attention: {error}; allow_modelled=True models it from the datasheet"
+            ) from None
         return _datasheet_us(curves.gpu, *work), ORIGIN_MODELLED, DATASHEET_SOURCE
     sizes = {**heads._asdict(), "kv_len": patches, "batch_size": batch}
     found = tables.lookup(
