@@ -48,11 +48,15 @@ class Lent(NamedTuple):
         Whether it is another, or another engine's.
     error : float
         Relative standard error of standing for another kernel; what engines differ by is no part of it.
+    bounded_by : str
+        Source of the engine's own rows of the kernel that is stood for, where a check found them too slow:
+        it takes no longer than these. Empty where there are none.
     """
 
     key: Key
     is_borrowed: bool
     error: float = 0.0
+    bounded_by: str = ""
 
 
 def lent(tables: Tables, operator: RaggedOperator, key: Key) -> Lent:
@@ -92,7 +96,16 @@ def _lent(tables: Tables, operator: RaggedOperator, key: Key) -> Lent:
         raise MissingTableError(f"no {operator.name} kernel is like {key}")
     _, apart, lender = best
     is_borrowed = lender != key or tables.is_foreign(operator.name, lender)
-    return Lent(lender, is_borrowed, OCTAVE * apart)
+    bound = "" if lender == key and not is_borrowed else _too_slow(tables, operator, key)
+    return Lent(lender, is_borrowed, OCTAVE * apart, bound)
+
+
+def _too_slow(tables: Tables, operator: RaggedOperator, key: Key) -> str:
+    """Source of an engine's own rows of a kernel that serve nothing; every check finds what is too slow."""
+    for table in tables.candidates(operator.name):
+        if not tables.order.is_foreign(table) and tables.has(table, key) and not tables.is_sound(table, key):
+            return table.source
+    return ""
 
 
 def _apart(operator: RaggedOperator, wanted: Key, have: Key) -> float | None:

@@ -192,6 +192,11 @@ class RaggedOperator(Operator):
             wanted = self.kernel_of(key, one.key)
             if wanted != one.key:
                 latency_us = latency_us * self.lent_share(tables, wanted, one.key, sizes)
+            if one.bounded_by:
+                most_us = np.empty_like(total)
+                own: RaggedTable = tables.packed_of(self, wanted, one.bounded_by)
+                own.latency(self.coordinates(sizes), most_us, np.zeros_like(origin))
+                latency_us = np.minimum(latency_us, most_us)
             if one.is_borrowed:
                 np.maximum(answers[2], ORIGIN_BORROWED, out=answers[2])
             total += latency_us

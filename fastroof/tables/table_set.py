@@ -275,6 +275,21 @@ class Tables:
         source = self.serving(operator.name, key).source
         return (self._of_all or self).kept(("packed", operator.name, source, key, variant), pack)
 
+    def packed_of(self, operator: _Packs[T], key: Key, source: str) -> T:
+        """The packed form of one source's rows of a kernel, whether or not it serves it."""
+
+        def pack() -> T:
+            (table,) = (one for one in self.candidates(operator.name) if one.source == source)
+            rows = self._groups(table)[key]
+            columns = {name: values[rows] for name, values in table.columns.items()}
+            return operator.pack(key, columns, self.gpu, "")
+
+        return (self._of_all or self).kept(("packed", operator.name, source, key, ""), pack)
+
+    def has(self, table: MeasuredTable, key: Key) -> bool:
+        """Whether one source has measured a kernel."""
+        return key in self._groups(table)
+
     def rows(self, operator: _Packs[Any], key: Key) -> dict[str, Array]:
         """Columns of the measured rows of one kernel.
 

@@ -17,7 +17,7 @@ from fastroof.models import ModelSpec
 from fastroof.models.layers import LayerGroup, LayerKind
 from fastroof.models.mlp import GatedMlp
 from fastroof.operators.calls import MixerCall, MixerKernel
-from fastroof.operators.mixer_borrowing import OCTAVE
+from fastroof.operators.mixer_borrowing import OCTAVE, lent
 from fastroof.operators.registry import OPERATORS
 from fastroof.plan.mixers import step_attention
 from fastroof.tables.kernel_order import KernelOrder
@@ -187,6 +187,22 @@ def test_lending_over_an_octave_errs_as_it_says(h100: Any, engine: str) -> None:
         own, theirs = (launch_us + operator.work_us(k, tables.gpu)(*at) for k in (key, half))
         inside.append(np.abs(np.log(lent_us * own / theirs / own_us)) <= 1.2816 * OCTAVE)
     assert 0.75 < np.concatenate(inside).mean() < 0.97
+
+
+def test_a_lender_takes_no_longer_than_rows_found_too_slow() -> None:
+    tables = fastroof.load_tables("h200").in_order(KernelOrder(("vllm",)))
+    operator: Any = OPERATORS["dsa_prefill"]
+    key = ("fp8_block", "bf16", "bf16", "deepseek-v3.2", 16)
+    one = lent(tables, operator, key)
+    (table,) = (table for table in tables.candidates("dsa_prefill") if table.engine == "vllm")
+    assert not tables.is_sound(table, key)
+    assert (one.key != key, one.bounded_by) == (True, table.source)
+    own = {name: values[table.groups()[key]] for name, values in table.columns.items()}
+    sizes = {name: own[name].astype(float) for name in operator.axis_names}
+    us, origin = operator.step_latency(tables, key, sizes)
+    assert (us <= own["latency_us"] * (1.0 + 1e-12)).all()
+    assert us.min() > 0.0
+    assert set(origin) == {3}
 
 
 def test_what_nothing_stands_for_is_refused_or_modelled(h100: Any) -> None:
