@@ -15,6 +15,7 @@ from fastroof.bench.numpy_steps import NumpySteps
 from fastroof.bench.workload import Baseline, Setup, Workload
 from fastroof.errors import FastroofError, PlanError
 from fastroof.models import ModelSpec, load_model, model_names
+from fastroof.models.attention import GroupedQueryAttention
 from fastroof.plan import StepPlan, compile_plan, compile_plans
 from fastroof.plan.table_curves import TableCurves
 from fastroof.sweep import best_batches, decode_times_us
@@ -31,7 +32,7 @@ def _requests(setup: Setup, count: int) -> list[dict[str, Any]]:
     """Arguments of ``count`` distinct plans: presets and splits that compile, at growing depths."""
     curves = TableCurves(setup.tables)
     fitting: list[dict[str, Any]] = []
-    dense = [name for name in model_names() if not load_model(name).kinds[0].mlp.has_experts]
+    dense = [name for name in model_names() if _is_dense(load_model(name))]
     for name, tp, dtype in product(dense, TP, DTYPES):
         request: dict[str, Any] = {
             "model": load_model(name).with_full_attention(),
@@ -53,6 +54,13 @@ def _requests(setup: Setup, count: int) -> list[dict[str, Any]]:
         {**request, "model": _deeper(request["model"], more)} for more in range(count) for request in fitting
     )
     return list(islice(deeper, count))
+
+
+def _is_dense(model: ModelSpec) -> bool:
+    """Whether all layers are of grouped heads and an MLP without experts."""
+    return all(
+        isinstance(kind.attention, GroupedQueryAttention) and not kind.mlp.has_experts for kind in model.kinds
+    )
 
 
 def _deeper(model: ModelSpec, more: int) -> ModelSpec:

@@ -249,13 +249,14 @@ def explain_with_images(
     plan: StepPlan, requests: Iterable[tuple[int, int]], images: Iterable[ImageSize], with_error: bool
 ) -> Explanation:
     """Answer ``plan.explain(requests, images=images)``: the encoder's operators, then the step's."""
-    requests, images = list(requests), list(images)
-    if with_error and images:
-        raise PlanError("with_error goes without images: what encoders are off by was not put together")
-    _check_prompts([requests], [images])
-    step = explain_step(plan, requests, with_error)
+    images = list(images)
     if not images:
-        return step
+        return explain_step(plan, requests, with_error)
+    if with_error:
+        raise PlanError("with_error goes without images: what encoders are off by was not put together")
+    requests = list(requests)
+    _check_prompts([requests], [images])
+    step = explain_step(plan, requests, False)
     encoded = images_us(plan, images)
     return replace(
         step,
