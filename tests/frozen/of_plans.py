@@ -13,7 +13,16 @@ import numpy as np
 from tests.frozen import product
 from tests.frozen.answers import Answers
 
-__all__ = ["H100_PLANS", "compiled", "datasheet_plans", "errors", "explanations", "options", "preset_plans"]
+__all__ = [
+    "H100_PLANS",
+    "compiled",
+    "datasheet_plans",
+    "errors",
+    "explanations",
+    "kinds_plans",
+    "options",
+    "preset_plans",
+]
 
 RUNTIMES: Final = ("kernels", "vllm", "trtllm")
 DTYPES: Final = ("bf16", "fp8", "fp8_block")
@@ -81,6 +90,10 @@ def compiled(
     yield case, plan
 
 
+BESIDE_TOKENS: Final = ("window", "window_kv_bytes_per_token", "state_bytes_per_sequence")
+"""What memory has of layers that dense models have none of."""
+
+
 def times(answers: Answers, case: str, plan: product.StepPlan) -> None:
     """Keep what a plan says of steps of every kind, and its memory."""
     decodes = [d for d in DECODES if d[0] <= plan.max_seqs]
@@ -106,9 +119,7 @@ def times(answers: Answers, case: str, plan: product.StepPlan) -> None:
     answers.hashed(case, "run, many", [ran.latency_us, *ran.components, ran.origin])
     answers.number(case, "scalar", plan.scalar(13, 1300))
     answers.number(case, "step_scalar", plan.step_scalar([300, 1, 1], [0, 50, 9000]))
-    answers.record(
-        case, plan.memory, without=("window", "window_kv_bytes_per_token", "state_bytes_per_sequence")
-    )
+    answers.record(case, plan.memory, without=BESIDE_TOKENS)
 
 
 def preset_plans(model: str) -> Answers:
@@ -119,6 +130,38 @@ def preset_plans(model: str) -> Answers:
         options = {"tp": tp, "dtype": dtype, "kv_dtype": kv_dtype, "runtime": runtime}
         for case, plan in compiled(answers, tables, model, "h100", **options):
             times(answers, case, plan)
+    return answers
+
+
+KINDS: Final[tuple[tuple[str, str, dict[str, Any]], ...]] = (
+    ("mixtral-8x7b", "h100", {"tp": 2, "runtime": "vllm"}),
+    ("gpt-oss-20b", "h100", {"tp": 1, "runtime": "vllm"}),
+    ("qwen3-30b-a3b", "h100", {"tp": 1, "dp": 2, "ep": 2, "runtime": "sglang"}),
+    ("qwen3-235b-a22b", "h200", {"tp": 8, "ep": 8, "runtime": "trtllm"}),
+    ("deepseek-v3", "h200", {"tp": 8, "runtime": "sglang"}),
+    ("deepseek-v3", "h200", {"tp": 8, "runtime": "trtllm"}),
+    ("deepseek-v3", "h100", {"tp": 1, "dp": 32, "ep": 32, "exchange": "alltoall", "runtime": "sglang"}),
+    ("kimi-k2.5", "h200", {"tp": 8, "runtime": "vllm"}),
+    ("deepseek-v3.2", "h200", {"tp": 8, "runtime": "vllm"}),
+    ("glm-5.2", "h200", {"tp": 8, "runtime": "sglang"}),
+    ("minimax-m3", "h200", {"tp": 8, "runtime": "vllm", "allow_modelled": True}),
+    ("deepseek-v4-flash", "h200", {"tp": 4, "runtime": "vllm", "allow_modelled": True}),
+    ("qwen3.5-35b-a3b", "h100", {"tp": 1, "runtime": "vllm"}),
+    ("qwen3-next-80b-a3b", "h200", {"tp": 4, "runtime": "sglang"}),
+    ("kimi-k3", "h200", {"tp": 8, "runtime": "sglang", "allow_modelled": True}),
+    ("nemotron-3-nano-30b-a3b", "h100", {"tp": 1, "runtime": "trtllm"}),
+)
+"""Experts, windows, latent, sparse and linear attention, as engines run them."""
+
+
+def kinds_plans() -> Answers:
+    """Models of several kinds of layers, experts and attention."""
+    answers = Answers()
+    tables = {gpu: product.load_tables(gpu) for gpu in {gpu for _, gpu, _ in KINDS}}
+    for model, gpu, options in KINDS:
+        for case, plan in compiled(answers, tables[gpu], model, gpu, **options):
+            times(answers, case, plan)
+            answers.record(case, {name: getattr(plan.memory, name) for name in BESIDE_TOKENS})
     return answers
 
 

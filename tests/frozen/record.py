@@ -35,6 +35,7 @@ __all__ = ["GROUPS", "summary"]
 
 GROUPS: Final[dict[str, Callable[[], Answers]]] = {
     **{f"plans-{model}": partial(of_plans.preset_plans, model) for model in product.PRESETS},
+    "plans-of-kinds": of_plans.kinds_plans,
     "plans-datasheet": of_plans.datasheet_plans,
     "plans-options": of_plans.options,
     "plans-errors": of_plans.errors,
