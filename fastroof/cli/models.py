@@ -98,7 +98,7 @@ def models(
         print_json([_as_json(spec) for spec in specs])
         return
     columns = (
-        "model", "parameters", "active", "format", "layers", "hidden", "heads (Q-KV-dim)", "window",
+        "model", "parameters", "active", "format", "layers", "hidden", "heads", "window",
         "MLP width, experts", "vocabulary", "max context",
     )  # fmt: skip
     print_table(columns, [_row(spec) for spec in specs], left=("model", "format", "layers"))
@@ -112,7 +112,7 @@ def _as_json(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _row(spec: ModelSpec) -> tuple[str, ...]:
-    attentions: list[Any] = [kind.attention for kind in spec.kinds if hasattr(kind.attention, "num_q_heads")]
+    attentions = [kind.attention for kind in spec.kinds]
     return (
         spec.name,
         f"{spec.num_parameters / 1e9:.1f} B",
@@ -120,7 +120,7 @@ def _row(spec: ModelSpec) -> tuple[str, ...]:
         spec.checkpoint.dtype,
         _layers(spec),
         str(spec.hidden),
-        _distinct(f"{a.num_q_heads}-{a.num_kv_heads}-{a.head_dim}" for a in attentions),
+        _distinct(a.heads_text for a in attentions if a.heads_text),
         _distinct(str(a.window) for a in attentions if a.window is not None) or "-",
         _distinct(_width(kind.mlp) for kind in spec.kinds if hasattr(kind.mlp, "intermediate")),
         f"{spec.vocab:,}",

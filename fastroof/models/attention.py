@@ -23,6 +23,10 @@ class Attention(Protocol):
     """What a layer kind asks of its attention. ``hidden`` is the width of the residual stream."""
 
     @property
+    def heads_text(self) -> str:
+        """Heads, as lists of models show them; empty where there are none."""
+
+    @property
     def window(self) -> int | None:
         """Tokens that a query attends within; None for all."""
 
@@ -138,6 +142,11 @@ class GroupedQueryAttention:
     def group_size(self) -> int:
         """Query heads that share one KV head."""
         return self.num_q_heads // self.num_kv_heads
+
+    @property
+    def heads_text(self) -> str:
+        """Heads, as lists of models show them."""
+        return f"{self.num_q_heads}-{self.num_kv_heads}-{self.head_dim}"
 
     def obstacles(self, layout: Layout) -> list[str]:
         """What keeps it from being split so."""

@@ -36,6 +36,7 @@ from fastroof.units import ACTIVATION_BYTES
 __all__ = ["CSA", "HCA", "CompressedAttention", "CompressedWidths", "measured_as"]
 
 _NO_ENTRIES: Final = 0
+_NAMES: Final[Mapping[int, str]] = {CSA: "CSA", HCA: "HCA", _NO_ENTRIES: "window"}
 _OPERATORS: Final[Mapping[int, str]] = {CSA: "csa", HCA: "hca", _NO_ENTRIES: "hca"}
 """Operators by the tokens that an entry of the cache is made of."""
 
@@ -149,6 +150,11 @@ class CompressedAttention:
     def attended(self) -> int:
         """Tokens beyond which a query costs no more, the indexer's scores apart; 0 where it always grows."""
         return CSA * self.widths.topk if self.ratio == CSA else 0
+
+    @property
+    def heads_text(self) -> str:
+        """Heads, as lists of models show them."""
+        return f"{self.widths.num_heads} {_NAMES[self.ratio]} {self.widths.head_dim}"
 
     def obstacles(self, layout: Layout) -> list[str]:
         """What keeps it from being split so."""

@@ -80,6 +80,11 @@ class LatentAttention:
         """Elements that are kept of a token: its latent vector, and the rotary key of all heads."""
         return self.kv_lora_rank + self.rope_dim
 
+    @property
+    def heads_text(self) -> str:
+        """Heads, as lists of models show them."""
+        return f"{self.num_heads} MLA {self.kv_lora_rank}+{self.rope_dim}"
+
     def obstacles(self, layout: Layout) -> list[str]:
         """What keeps it from being split so."""
         if self.num_heads % layout.tp:

@@ -80,6 +80,11 @@ class DeltaRule(ABC):
             known = ", ".join(STATE_DTYPES)
             raise ModelError(f"a state in {self.state_dtype!r} is unknown: {known} would do")
 
+    @property
+    def heads_text(self) -> str:
+        """Heads, as lists of models show them."""
+        return f"{self.num_v_heads} {self.operator.upper()} {self.head_k_dim}x{self.head_v_dim}"
+
     def obstacles(self, layout: Layout) -> list[str]:
         """What keeps it from being split so: GPUs share whole heads."""
         of = {"keys": self.num_k_heads, "values": self.num_v_heads}

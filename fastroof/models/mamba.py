@@ -87,6 +87,11 @@ class Mamba2:
             known = ", ".join(STATE_DTYPES)
             raise ModelError(f"a state in {self.state_dtype!r} is unknown: {known} would do")
 
+    @property
+    def heads_text(self) -> str:
+        """Heads, as lists of models show them."""
+        return f"{self.num_heads} SSM {self.head_dim}x{self.state_dim}"
+
     def obstacles(self, layout: Layout) -> list[str]:
         """What keeps it from being split so: GPUs share whole groups, or all have the only one."""
         reasons = []

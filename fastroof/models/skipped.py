@@ -41,6 +41,7 @@ class NoAttention(_Skipped):
     """A layer without attention, which keeps nothing of a token."""
 
     window = None
+    heads_text = ""
 
     def kv_bytes_per_token(self, layout: Layout, kv_dtype: str) -> float:
         """Bytes that one GPU keeps of a token, of one layer: none."""

@@ -134,6 +134,11 @@ class SparseLatentAttention:
             )
         return name
 
+    @property
+    def heads_text(self) -> str:
+        """Heads, as lists of models show them."""
+        return f"{self.num_heads} DSA {self.kv_lora_rank}+{self.rope_dim}"
+
     def obstacles(self, layout: Layout) -> list[str]:
         """What keeps it from being split so."""
         if self.num_heads % layout.tp:
@@ -231,6 +236,11 @@ class BlockSparseAttention:
     def topk(self) -> int:
         """Tokens that a query attends to at most."""
         return self.topk_blocks * self.block_size
+
+    @property
+    def heads_text(self) -> str:
+        """Heads, as lists of models show them."""
+        return f"{self.num_q_heads}-{self.num_kv_heads}-{self.head_dim} MSA"
 
     def obstacles(self, layout: Layout) -> list[str]:
         """What keeps it from being split so."""

@@ -528,3 +528,20 @@ def test_padded_vocab() -> None:
     assert [model.padded_vocab(tp) for tp in (1, 2, 4, 8)] == [1024, 1024, 1024, 1024]
     assert load_model(llama(vocab_size=1025)).padded_vocab(2) == 1152
     assert load_model("llama-3.1-8b").padded_vocab(8) == 128512
+
+
+@pytest.mark.parametrize(
+    ("model", "heads"),
+    [
+        ("llama-3.1-8b", ["32-8-128"]),
+        ("deepseek-v3", ["128 MLA 512+64"] * 2),
+        ("glm-5", ["64 DSA 512+64"] * 2),
+        ("minimax-m3", ["64-4-128", "64-4-128 MSA"]),
+        ("deepseek-v4-flash", ["64 window 512", "64 CSA 512", "64 HCA 512"]),
+        ("qwen3.5-27b", ["48 GDN 128x128", "24-4-256"]),
+        ("kimi-k3", ["96 KDA 128x128", "96 KDA 128x128", "96 MLA 512+64"]),
+        ("nemotron-3-nano-30b-a3b", ["64 SSM 64x128", "", "32-2-128"]),
+    ],
+)
+def test_heads_of_every_kind_of_attention_are_listed(model: str, heads: list[str]) -> None:
+    assert [kind.attention.heads_text for kind in load_model(model).kinds] == heads
