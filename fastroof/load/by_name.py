@@ -36,6 +36,7 @@ __all__ = [
     "missing_tables",
     "source_kind",
     "table_folders",
+    "what_would_bring_more",
 ]
 
 IMPORT: Final = "FASTROOF_TABLES_IMPORT"
@@ -104,6 +105,17 @@ def how_to_get(gpu: str) -> str:
     if _installed() is None:
         return f"{INSTALL} brings them"
     return f"fastroof tables import aiconfigurator {gpu} converts them"
+
+
+def what_would_bring_more(gpu: str) -> str:
+    """Say how tables beyond those that ship are had; empty where they are there, or nobody has any.
+
+    Parameters
+    ----------
+    gpu : str
+        A name out of :func:`fastroof.gpu_names`.
+    """
+    return how_to_get(gpu) if _installed() is None else ""
 
 
 def missing_tables(gpu: str) -> str:

@@ -14,6 +14,7 @@ from fastroof.config import GpuSpec
 from fastroof.errors import MissingTableError, TableError
 from fastroof.lazy_property import lazy_property
 from fastroof.load import MeasuredTable, MeasuredTables, SourceChoice, load_measured
+from fastroof.load.by_name import what_would_bring_more
 from fastroof.load.soundness import unsound_families
 from fastroof.operators.operator import Columns
 from fastroof.operators.registry import OPERATORS
@@ -185,7 +186,9 @@ class Tables:
         tables = self.measured.candidates(operator)
         if not tables:
             have = ", ".join(sorted(self.measured.tables))
-            raise MissingTableError(f"{self.gpu.name} has no {operator} table; it has {have}")
+            more = what_would_bring_more(self.gpu.name) if OPERATORS[operator].package_files else ""
+            more = f"; {more}, where aiconfigurator-core measured it" if more else ""
+            raise MissingTableError(f"{self.gpu.name} has no {operator} table; it has {have}{more}")
         return self.order.sorted(tables, operator)
 
     def table(self, operator: str) -> MeasuredTable:

@@ -205,3 +205,16 @@ def test_a_borrowed_lookup_reads_no_other_source():
     assert first.columns._columns  # it was read
     assert others
     assert not any("_columns" in vars(table.columns) for table in others)
+
+
+def test_a_missing_table_says_who_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fastroof.load import by_name
+
+    monkeypatch.setattr(by_name, "_installed", lambda: None)
+    tables = fastroof.load_tables("h200")
+    with pytest.raises(MissingTableError, match=r"no hca_decode table; .*pip install 'fastroof\[tables\]'"):
+        tables.table("hca_decode")
+    monkeypatch.setattr(by_name, "_installed", lambda: object())
+    with pytest.raises(MissingTableError) as found:
+        fastroof.load_tables("h100").table("hca_decode")
+    assert "pip install" not in str(found.value)
