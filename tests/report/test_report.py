@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 import fastroof
 from fastroof.cli import app
+from fastroof.columns import ORIGINS
 from fastroof.errors import FastroofError
 from fastroof.report.front import CURVE_POINTS, MOST_LEADERS, choose_rows, pareto_front
 from fastroof.report.html import charts, write_report
@@ -265,6 +266,18 @@ def test_page_holds_the_rows(deployed: Path, rows: list[dict[str, Any]], tmp_pat
     assert data["facts"]["curves"] == ["ttft_ms", "tpot_ms"]
     assert data["notes"] == [f"The sweep counted {len(rows)} evaluated; infeasible: 3 memory."]
     assert data["gpus"]["h100"]["hbm_bytes_per_s"] == 3.35e12
+    # the page's script reads an operator's figures by their places
+    steps = [step for of_row in data["steps"].values() for step in of_row]
+    assert steps
+    for step in steps:
+        for _, calls, total_us, flops, moved, mfu, bound, origin in step["operators"]:
+            assert calls >= 1
+            assert 0 < total_us <= step["total_us"]
+            assert moved > 0
+            assert bound in ("compute", "memory", "launch", "communication")
+            assert origin in ORIGINS
+            assert (mfu is None) == (flops == 0)
+            assert mfu is None or mfu < 1
     assert charts.chart_facts(read_results(deployed))["load"] == "concurrency"
     assert len(packed_columns(read_results(deployed), {"tp": [1, 1]})) == 1
 

@@ -94,7 +94,13 @@ def _packed(step: LeadingStep) -> dict[str, Any]:
         "total_us": rounded(step.total_us),
         "groups": {name: rounded(us) for name, us in step.groups_us.items()},
         "operators": [
-            [part.name, part.calls, *map(rounded, part[2:6]), part.bound, ORIGINS[part.origin]]
+            [
+                part.name,
+                part.calls,
+                *map(rounded, (part.total_us, part.flops, part.moved_bytes, part.mfu)),
+                part.bound,
+                ORIGINS[part.origin],
+            ]
             for part in step.operators
         ],
     }
