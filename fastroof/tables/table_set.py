@@ -186,7 +186,8 @@ class Tables:
         tables = self.measured.candidates(operator)
         if not tables:
             have = ", ".join(sorted(self.measured.tables))
-            more = what_would_bring_more(self.gpu.name) if OPERATORS[operator].package_files else ""
+            is_measured = operator in OPERATORS and bool(OPERATORS[operator].package_files)
+            more = what_would_bring_more(self.gpu.name) if is_measured else ""
             more = f"; {more}, where aiconfigurator-core measured it" if more else ""
             raise MissingTableError(f"{self.gpu.name} has no {operator} table; it has {have}{more}")
         return self.order.sorted(tables, operator)
