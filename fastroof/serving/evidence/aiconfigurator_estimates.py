@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fastroof.errors import FastroofError
 from fastroof.load.aiconfigurator import INSTALL, SYSTEMS
+from fastroof.models import load_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +34,9 @@ SDK: Final = "aiconfigurator_core.sdk"
 DIGITS: Final = 4
 """Of its times in ms: what it answers is no measurement."""
 
-_DTYPES: Final = {"bf16": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block"}
+_GEMM_DTYPES: Final = {"bf16": "bfloat16", "mxfp4": None}
+_EXPERT_DTYPES: Final = {"bf16": "bfloat16", "mxfp4": None}
+"""Its names of formats, where they are not fastroof's; None: as it reads the checkpoint."""
 
 
 def aiconfigurator_version() -> str:
@@ -81,7 +84,10 @@ def with_aiconfigurator_estimates(
     with quiet(), TemporaryDirectory() as folder:
         for row in rows:
             try:
-                ttft_ms, tpot_ms = _estimate(row, systems[row.gpu], _config_folder(row.model, Path(folder)))
+                if row.is_disaggregated:
+                    raise NotImplementedError("disaggregated runs are not asked for")
+                config = _config_folder(row.model, Path(folder))
+                ttft_ms, tpot_ms = _estimate(row, systems[row.gpu], config)
             except Exception as error:
                 # whatever it raises is its answer for this row, and must not end the others'
                 reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:100]
@@ -108,19 +114,23 @@ def _estimate(row: ServingRow, system: str, config_folder: str) -> tuple[float, 
     databases = import_module(f"{SDK}.perf_database")
     version = databases.get_version_slots(system, row.engine)["current"]
     database = databases.get_database(system, row.engine, version)
+    # replicas of a dense model are asked for one by one
+    experts = load_model(row.model).has_experts
+    dp = row.dp if experts else 1
     model_config = import_module(f"{SDK}.config_builders").build_model_config(
         row.tp,
-        1,
-        1,
-        1,
-        1,
-        gemm_quant_mode=_DTYPES[row.dtype],
-        kvcache_quant_mode=_DTYPES[row.kv_dtype],
-        moe_quant_mode=None,
+        row.pp,
+        dp,
+        row.tp * row.dp // row.ep if experts else 1,
+        row.ep,
+        gemm_quant_mode=_GEMM_DTYPES.get(row.dtype, row.dtype),
+        kvcache_quant_mode={"bf16": "bfloat16"}.get(row.kv_dtype, row.kv_dtype),
+        moe_quant_mode=_EXPERT_DTYPES.get(row.dtype, row.dtype) if experts else None,
     )
     model = import_module(f"{SDK}.models").get_model(config_folder, model_config, row.engine)
     prefix, isl = round(row.prefix_tokens), round(row.isl)
-    lengths = {"isl": isl, "osl": round(row.osl), "batch_size": round(row.concurrency), "prefix": prefix}
+    batch_size = max(1, round(row.concurrency / row.dp))
+    lengths = {"isl": isl, "osl": round(row.osl), "batch_size": batch_size, "prefix": prefix}
     summary = (
         import_module(f"{SDK}.backends.factory")
         .get_backend(row.engine)

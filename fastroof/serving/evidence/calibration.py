@@ -225,18 +225,23 @@ def kernel_times(rows: Sequence[ServingRow], tables: Tables, profile: EngineProf
     kernels = profile.kernels_alone()
     alike: dict[tuple[Any, ...], list[int]] = {}
     for i, row in enumerate(rows):
-        alike.setdefault((row.model, row.tp, row.dtype, row.kv_dtype, row.engine_profile), []).append(i)
+        place = (row.model, row.layout, row.plan_dtype, row.kv_dtype, row.engine_profile)
+        alike.setdefault(place, []).append(i)
     columns = np.empty((len(KernelTimes._fields), len(rows)))
-    for (model, tp, dtype, kv_dtype, _), places in alike.items():
+    for (model, layout, dtype, kv_dtype, _), places in alike.items():
         plan = compile_plan(
             model,
             tables.gpu,
             tables,
-            tp=tp,
+            tp=layout.tp,
+            pp=layout.pp,
+            dp=layout.dp,
+            ep=layout.ep,
             dtype=dtype,
             kv_dtype=kv_dtype,
             runtime=kernels,
             max_tokens=MAX_TOKENS,
+            allow_modelled=True,
         )
         predicted = estimate(
             plan,

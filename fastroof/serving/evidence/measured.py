@@ -88,7 +88,7 @@ def measured_on(gpu: str, root: Path | None = None) -> Measured:
     if rows or steps or importlib.util.find_spec(PACKAGE) is None:
         return Measured(rows, steps, _shipped_left_out(gpu, root))
     try:
-        sample, left_out = read_silicon_sample(gpu)
+        sample, left_out, _ = read_silicon_sample(gpu)
     except TableError:
         # the sample has nothing of this GPU
         return Measured((), steps)

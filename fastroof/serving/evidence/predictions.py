@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from fastroof.engines import EngineProfile
 from fastroof.errors import BatchError, FastroofError
+from fastroof.models.layout import Layout
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.run import StepBatch
 from fastroof.serving.estimate import estimate
@@ -41,18 +42,26 @@ class Plans:
         FastroofError
             As :func:`fastroof.compile_plan` does, for each row of the plan.
         """
-        key = (row.model, row.tp, row.dtype, row.kv_dtype, runtime)
+        if isinstance(row, MeasuredStep):
+            layout, dtype = Layout(row.tp), row.dtype
+        else:
+            layout, dtype = row.layout, row.plan_dtype
+        key = (row.model, layout, dtype, row.kv_dtype, runtime)
         if key not in self._plans:
             try:
                 self._plans[key] = compile_plan(
                     row.model,
                     self.tables.gpu,
                     self.tables,
-                    tp=row.tp,
-                    dtype=row.dtype,
+                    dtype=dtype,
                     kv_dtype=row.kv_dtype,
                     runtime=runtime,
                     max_tokens=MAX_TOKENS,
+                    allow_modelled=True,
+                    tp=layout.tp,
+                    pp=layout.pp,
+                    dp=layout.dp,
+                    ep=layout.ep,
                 )
             except FastroofError as error:
                 self._plans[key] = error

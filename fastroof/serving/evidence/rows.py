@@ -16,6 +16,9 @@ from fastroof.engines import EngineProfile, engine_of_version, serving_engines
 from fastroof.errors import TableError
 from fastroof.load.own import SERVING_FOLDER
 from fastroof.load.steps_file import STEPS_FILE
+from fastroof.models import load_model
+from fastroof.models.execution import AUTO
+from fastroof.models.layout import Layout
 from fastroof.whole_files import whole_file
 
 __all__ = [
@@ -63,6 +66,23 @@ class ServingRow:
         What aiconfigurator-core predicts for the row; nan where it was not asked.
     left_out : str
         Why the row is not judged; empty where it is.
+    pp, dp, ep : int
+        Pipeline stages, ranks of attention data parallelism (replicas of a dense model) and groups of experts
+        of the engine, or of each decode worker where prefill is apart.
+    architecture : str
+        What is left out together where a model is: labels and formats of one model; empty: ``model`` itself.
+    bench : str
+        Whose protocol the run followed: inferencemax, dynamo; empty where it is not known.
+    length_spread : float
+        Range of the lengths, uniform, over the nominal one; 0 where all are equal.
+    measured_on : str
+        Date of the run, as the source has it.
+    also_as : str
+        Other labels that the source gives the same run, by commas.
+    decode_workers : int
+        Engines that decode alone; 0 where one engine does all.
+    prefill_workers, prefill_tp, prefill_dp, prefill_ep : int
+        Engines that prefill alone, and the layout of each.
     """
 
     dataset: str
@@ -88,6 +108,39 @@ class ServingRow:
     aic_ttft_ms: float
     aic_tpot_ms: float
     left_out: str
+    pp: int = 1
+    dp: int = 1
+    ep: int = 1
+    architecture: str = ""
+    bench: str = ""
+    length_spread: float = 0.0
+    measured_on: str = ""
+    also_as: str = ""
+    decode_workers: int = 0
+    prefill_workers: int = 0
+    prefill_tp: int = 0
+    prefill_dp: int = 0
+    prefill_ep: int = 0
+
+    @property
+    def is_disaggregated(self) -> bool:
+        """Whether some engines prefill and others decode."""
+        return self.decode_workers > 0
+
+    @property
+    def whole_model(self) -> str:
+        """The model that its rows are left out with, whatever its format."""
+        return self.architecture or self.model
+
+    @property
+    def layout(self) -> Layout:
+        """Its engine's layout."""
+        return Layout(self.tp, self.pp, self.dp, self.ep)
+
+    @property
+    def plan_dtype(self) -> str:
+        """Its ``dtype`` as a plan takes it: each layer's own where the checkpoint has it."""
+        return AUTO if load_model(self.model).checkpoint.formats[0] == self.dtype else self.dtype
 
     @property
     def engine_profile(self) -> EngineProfile:
@@ -142,7 +195,7 @@ ROW_COLUMNS: Final = (
     _column("engine_version", "text", "", "its version; empty where the source has none"),
     _column("checkpoint", "text", "", "Hugging Face model that was served"),
     _column("model", "text", "", "fastroof's preset of it, or a config.json"),
-    _column("dtype", "text", "", "dtype of the linear layers: bf16, fp8 or fp8_block"),
+    _column("dtype", "text", "", "dtype of the linear layers: bf16, fp8, fp8_block, nvfp4 .."),
     _column("kv_dtype", "text", "", "dtype of the KV cache"),
     _column("kv_dtype_from", "text", "", "how kv_dtype is known"),
     _column("tp", "int", "GPUs", "tensor-parallel size", 1),
@@ -158,6 +211,19 @@ ROW_COLUMNS: Final = (
     _column("aic_ttft_ms", "float", "ms", "prediction of aiconfigurator-core for the row"),
     _column("aic_tpot_ms", "float", "ms", "prediction of aiconfigurator-core for the row"),
     _column("left_out", "text", "", "why the row is not judged; empty where it is"),
+    _column("pp", "int", "", "pipeline stages", 1),
+    _column("dp", "int", "", "ranks of attention data parallelism; of a dense model replicas", 1),
+    _column("ep", "int", "", "groups of experts", 1),
+    _column("architecture", "text", "", "what is left out with its model; empty: the model itself"),
+    _column("bench", "text", "", "whose protocol the run followed; empty: not known"),
+    _column("length_spread", "float", "", "range of the lengths over the nominal one; 0: all equal"),
+    _column("measured_on", "text", "", "date of the run"),
+    _column("also_as", "text", "", "other labels of the same run in its source"),
+    _column("decode_workers", "int", "", "engines that decode alone; empty: one engine does all", 1),
+    _column("prefill_workers", "int", "", "engines that prefill alone", 1),
+    _column("prefill_tp", "int", "GPUs", "tensor-parallel size of each", 1),
+    _column("prefill_dp", "int", "", "their ranks of attention data parallelism", 1),
+    _column("prefill_ep", "int", "", "their groups of experts", 1),
 )
 """The columns of a file of serving rows; other columns are not read."""
 
@@ -175,6 +241,19 @@ _DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType(
         "aic_ttft_ms": math.nan,
         "aic_tpot_ms": math.nan,
         "left_out": "",
+        "pp": 1,
+        "dp": 1,
+        "ep": 1,
+        "architecture": "",
+        "bench": "",
+        "length_spread": 0.0,
+        "measured_on": "",
+        "also_as": "",
+        "decode_workers": 0,
+        "prefill_workers": 0,
+        "prefill_tp": 0,
+        "prefill_dp": 0,
+        "prefill_ep": 0,
     }
 )
 """What a column that a file lacks, or an empty cell of it, stands for."""
@@ -246,7 +325,7 @@ def _value(where: str, column: Column, text: str) -> Any:
         value: float = int(text) if column.kind == "int" else float(text)
     except ValueError:
         raise TableError(f"{where}: found {text!r}, need a number") from None
-    optional_zero = column.name == "prefix_tokens"
+    optional_zero = column.name in ("prefix_tokens", "length_spread")
     good = math.isfinite(value) and value >= column.minimum and (value > 0 or optional_zero)
     if not good:
         least = column.minimum or (0 if optional_zero else None)
@@ -281,7 +360,7 @@ def write_rows(path: str | Path, rows: Sequence[ServingRow]) -> Path:
 def _text(value: Any) -> str:
     if isinstance(value, float):
         return "" if math.isnan(value) else repr(int(value) if value.is_integer() else value)
-    return str(value)
+    return "" if value == 0 else str(value)
 
 
 def shipped_rows(gpu: str, root: Path | None = None) -> tuple[ServingRow, ...]:
