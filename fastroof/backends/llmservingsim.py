@@ -274,9 +274,9 @@ def _row_layers(plan: StepPlan, rows: Rows) -> Iterator[str]:
                 f"{layer},{n},{_time(t)}" for n, t in zip(nodes, np.atleast_1d(latency_us), strict=True)
             )
     if rows == "sequences":
-        costs = plan.engine.costs
+        added_us, sequence_us = plan.arena[[steps.STEP_US, steps.SEQUENCE_US]].tolist()
         for n in _nodes(np.zeros(0), 1, last):
-            yield f"sampler,{n},{_time(costs.step_us + costs.sequence_us * n)}"
+            yield f"sampler,{n},{_time(added_us + sequence_us * n)}"
 
 
 def _nodes(axis: Floats, first: int, last: int) -> list[int]:
@@ -329,7 +329,8 @@ def _slice(
 def others_us(plan: StepPlan, tokens: int | Longs, sequences: int | Longs) -> Floats:
     """Steps without their attention kernels, us, of the broadcast shape."""
     rows = {"tokens": tokens, "sequences": sequences}
-    total_us = plan.engine.costs.step_us + plan.engine.costs.sequence_us * np.asarray(sequences, np.float64)
+    added_us, sequence_us = plan.arena[[steps.STEP_US, steps.SEQUENCE_US]].tolist()
+    total_us: Floats = added_us + sequence_us * np.asarray(sequences, np.float64)
     for operator, axis, value in ((c.operator, c.axis, c.value) for c in plan.row_curves):
         total_us = total_us + operator.times * np.interp(rows[operator.rows], axis, value)
     return total_us
@@ -387,4 +388,5 @@ def _decode_attention_us(plan: StepPlan, decodes: Sequence[int], contexts: Seque
 def _prefill_attention_us(plan: StepPlan, prompts: Sequence[_Prompts]) -> Floats:
     """Prefill attention of one layer, and its share of what the runtime adds to prompts, us."""
     times = plan.run(StepBatch.from_requests([prompt.requests for prompt in prompts]))
-    return (times.components.prefill_attention_us + plan.engine.costs.prefill_us) / plan.model.num_layers
+    prompts_us: Floats = times.components.prefill_attention_us + plan.arena[steps.PREFILL_US]
+    return prompts_us / plan.model.num_layers

@@ -39,6 +39,7 @@ from fastroof.backends.llmservingsim import (
     profile_folder,
     write_rows,
 )
+from fastroof.compiled import steps
 from fastroof.errors import BackendError
 from fastroof.operators.calls import Role
 from fastroof.units import NS_PER_US
@@ -155,8 +156,8 @@ def _layers(plan: StepPlan) -> Iterator[str]:
         latency_us: Floats = np.zeros(len(tokens))
         if layers == ("lm_head",):
             inputs = tokens[: plan.max_seqs]
-            costs = plan.engine.costs
-            latency_us = costs.step_us + costs.sequence_us * inputs.astype(np.float64)
+            added_us, sequence_us = plan.arena[[steps.STEP_US, steps.SEQUENCE_US]].tolist()
+            latency_us = added_us + sequence_us * inputs.astype(np.float64)
         for part in (curves[role] for role in roles if role in curves):
             latency_us = latency_us + np.interp(inputs, part.axis, part.value)
         whole_ns = _whole_ns(latency_us)

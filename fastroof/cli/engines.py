@@ -20,11 +20,15 @@ _COSTS: Final = {
     "sequence_us": "us per sequence",
     "prefill_us": "us per step with prefill",
     "prefill_floor_layer_us": "us per layer at least with prefill",
+    "allreduce_us": "us per all-reduce",
+    "layer_us": "us per layer",
+    "prefill_layer_us": "us per layer with prefill",
 }
 
 EPILOG: Final = """\b
 JSON: a list with one object a profile: name, engine, versions, costs [step_us, sequence_us, prefill_us,
-prefill_floor_layer_us, residual], scheduling [chunked_prefill, max_num_batched_tokens, max_num_seqs], memory
+prefill_floor_layer_us, allreduce_us, layer_us, prefill_layer_us, residual, layers: architecture, layer_us,
+versions, evidence], scheduling [chunked_prefill, max_num_batched_tokens, max_num_seqs], memory
 [kv_reservation], kernels [gemm_smoothing, fp8_scales, shared_experts, latent_attention, engines, operators:
 operator, gpu, format, layout, source, version, dtype, kernel], layout [ep, attention, alltoall, ...], fit
 [costs, outlier] or null, evidence.
@@ -67,7 +71,10 @@ def engines(as_json: Json = False) -> None:
 
 def _cells(profile: EngineProfile) -> tuple[str, ...]:
     costs = asdict(profile.costs)
-    adds = ", ".join(f"{costs[name]:,g} {words}" for name, words in _COSTS.items() if costs[name])
+    adds = ", ".join(
+        [f"{costs[name]:,g} {words}" for name, words in _COSTS.items() if costs[name]]
+        + [f"{one.layer_us:g} us per layer of {one.architecture}" for one in profile.costs.layers]
+    )
     scheduling = profile.scheduling
     return (
         profile.name,

@@ -16,6 +16,7 @@ from fastroof.engines.profile import (
     EngineProfile,
     KernelChoices,
     KvMemory,
+    LayerCost,
     OperatorKernel,
     Scheduling,
     StepCosts,
@@ -92,7 +93,7 @@ def _of_version(engine: str, version: str) -> EngineProfile:
     profiles = [profile for profile in map(_packaged, engine_names()) if profile.engine == engine]
     for profile in profiles:
         if holds_for(profile.versions, version):
-            return profile
+            return profile.at(version)
     ranges = ", ".join(f"{profile.name} ({profile.versions})" for profile in profiles)
     raise PlanError(f"no profile is of {engine} {version}; there are {ranges}")
 
@@ -172,6 +173,10 @@ def _part(name: str, made: type, keys: Any, where: str) -> Any:
         if not isinstance(values["operators"], list | tuple):
             raise PlanError("operators must be a list of tables, each of an operator")
         values["operators"] = [_kernel(one, where) for one in values["operators"]]
+    if made is StepCosts and "layers" in values:
+        if not isinstance(values["layers"], list | tuple):
+            raise PlanError("layers must be a list of tables, each of an architecture")
+        values["layers"] = [_layer_cost(one, where) for one in values["layers"]]
     if made is CostForm and not isinstance(values.get("costs"), list | tuple):
         raise PlanError("[fit] needs costs, a list of names")
     return made(**values)
@@ -182,6 +187,13 @@ def _kernel(keys: Any, where: str) -> OperatorKernel:
         raise PlanError("each of [[kernels.operators]] needs an operator")
     _check_keys(keys, [key.name for key in fields(OperatorKernel)], where, "[[kernels.operators]]")
     return OperatorKernel(**keys)
+
+
+def _layer_cost(keys: Any, where: str) -> LayerCost:
+    if not isinstance(keys, Mapping) or not {"architecture", "layer_us"} <= set(keys):
+        raise PlanError("each of [[costs.layers]] needs an architecture and its layer_us")
+    _check_keys(keys, [key.name for key in fields(LayerCost)], where, "[[costs.layers]]")
+    return LayerCost(**keys)
 
 
 def _check_keys(keys: Mapping[str, Any], known: list[str], where: str, what: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from fastroof.checks import is_number, whole_number
 from fastroof.engines.layouts import ANY_LAYOUT, LayoutRules
-from fastroof.engines.versions import check_range
+from fastroof.engines.versions import check_range, holds_for
 from fastroof.errors import PlanError
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "EngineProfile",
     "KernelChoices",
     "KvMemory",
+    "LayerCost",
     "OperatorKernel",
     "Scheduling",
     "StepCosts",
@@ -57,8 +58,41 @@ def _check_text(name: str, value: Any) -> None:
 
 
 @dataclass(frozen=True)
+class LayerCost:
+    """What a layer of one architecture takes beside its kernels: kernels of it that no table has.
+
+    Attributes
+    ----------
+    architecture : str
+        Hugging Face class of the models: ``"GlmMoeDsaForCausalLM"``.
+    layer_us : float
+        Added to every step for each layer, us.
+    versions : str
+        Of the engine, such as ``>=0.5.9,<0.5.10``; empty for all of its profile's.
+    evidence : str
+        On which runs it was found, and how well it held on those of another GPU.
+    """
+
+    architecture: str
+    layer_us: float
+    versions: str = ""
+    evidence: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no cost of an architecture."""
+        for key in ("architecture", "versions", "evidence"):
+            _check_text(key, getattr(self, key))
+        if not self.architecture:
+            raise PlanError("a cost of layers needs the architecture that it is of")
+        object.__setattr__(self, "layer_us", _check_number("layer_us", self.layer_us))
+        check_range(self.versions)
+
+
+@dataclass(frozen=True)
 class StepCosts:
-    """What a step costs beside its kernels: ``max(kernels + step + sequence x seqs, floor x layers)``.
+    """What a step costs beside its kernels: ``max(kernels + added, floor x layers)``.
+
+    All that is constant within a plan, as the costs of its layers and all-reduces, is one number of it.
 
     Attributes
     ----------
@@ -71,6 +105,13 @@ class StepCosts:
     prefill_floor_layer_us : float
         A step that holds prefill takes at least this a layer, us: kernels that are launched one by one,
         without a CUDA graph, are not faster than the host.
+    allreduce_us : float
+        Added for every all-reduce of a step, us: GPUs that wait for each other.
+    layer_us : float
+        Added to every step for each layer, us: launching its kernels from the host.
+    prefill_layer_us : float
+        Added to a step that holds prefill for each layer, us: the same where only decodes run in CUDA
+        graphs.
     residual : float
         Relative standard error that is left on models which a fit has not seen; 0 where unknown.
     """
@@ -79,12 +120,38 @@ class StepCosts:
     sequence_us: float = 0.0
     prefill_us: float = 0.0
     prefill_floor_layer_us: float = 0.0
+    allreduce_us: float = 0.0
+    layer_us: float = 0.0
+    prefill_layer_us: float = 0.0
     residual: float = 0.0
+    layers: tuple[LayerCost, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse costs that are no costs, in profiles that were built or changed by hand too."""
         for cost in fields(self):
-            object.__setattr__(self, cost.name, _check_number(cost.name, getattr(self, cost.name)))
+            if cost.name != "layers":
+                object.__setattr__(self, cost.name, _check_number(cost.name, getattr(self, cost.name)))
+        object.__setattr__(self, "layers", tuple(self.layers))
+
+    def of_step_us(self, architecture: str, layers: float, allreduces: int) -> float:
+        """What is added to every step of a model, us: its sequences and prompts aside.
+
+        Of an architecture's costs in several versions the last counts: the newest.
+
+        Examples
+        --------
+        >>> costs = StepCosts(step_us=100.0, allreduce_us=2.0, layers=(LayerCost("Some", 5.0),))
+        >>> costs.of_step_us("Some", 10.0, 20), costs.of_step_us("Other", 10.0, 20)
+        (190.0, 140.0)
+        """
+        own_us = next(
+            (one.layer_us for one in reversed(self.layers) if one.architecture == architecture), 0.0
+        )
+        return self.step_us + self.allreduce_us * allreduces + (self.layer_us + own_us) * layers
+
+    def of_prefill_us(self, layers: float) -> float:
+        """What is added to a step that holds prefill, us."""
+        return self.prefill_us + self.prefill_layer_us * layers
 
 
 @dataclass(frozen=True)
@@ -261,7 +328,7 @@ class CostForm:
 
     def __post_init__(self) -> None:
         """Refuse costs that there are not."""
-        known = [cost.name for cost in fields(StepCosts) if cost.name != "residual"]
+        known = [cost.name for cost in fields(StepCosts) if cost.name not in ("residual", "layers")]
         for name in self.costs:
             _check_one_of("a cost to fit", name, known)
         object.__setattr__(self, "costs", tuple(self.costs))
@@ -314,6 +381,13 @@ class EngineProfile:
         check_range(self.versions)
         if not isinstance(self.evidence, Mapping):
             raise PlanError(f"evidence must be a table, got {self.evidence!r}")
+
+    def at(self, version: str) -> EngineProfile:
+        """Return the engine as it is in one of its versions: without costs of layers in others."""
+        layers = tuple(one for one in self.costs.layers if holds_for(one.versions, version))
+        if layers == self.costs.layers:
+            return self
+        return replace(self, costs=replace(self.costs, layers=layers))
 
     def kernels_alone(self) -> EngineProfile:
         """Return the engine without what it adds to its kernels."""

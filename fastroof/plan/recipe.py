@@ -22,7 +22,7 @@ from fastroof.plan.blocks import scaled_block, sum_blocks
 from fastroof.plan.context_parallel import (
     check_context_parallel,
 )
-from fastroof.plan.curves import CurveSource
+from fastroof.plan.curves import CurveSource, RowCurve
 from fastroof.plan.exchange import check_engine_layout, check_expert_blocks
 from fastroof.plan.execution import execution_of
 from fastroof.plan.looked_up import LayerAttention, looked_up
@@ -82,7 +82,7 @@ class PlanRecipe:
             max_tokens=options.max_tokens,
             max_seqs=options.max_seqs,
             tables_hash=self.tables_hash,
-            arena=self._arena(model, attention, sums.of_plan(row)),
+            arena=self._arena(model, attention, sums.of_plan(row), row_curves),
             row_curves=row_curves,
             # one kind's blocks are the arena's
             attention=attention if len(attention) > 1 else tuple(part.without_blocks() for part in attention),
@@ -126,9 +126,16 @@ class PlanRecipe:
         part = stage.model(model)
         return recipe.plan(part, recipe.row_sums([[g.count for g in part.layers]]), 0, stage.number)
 
-    def _arena(self, model: ModelSpec, attention: Sequence[PlanAttention], sums: RowSums) -> Floats:
+    def _arena(
+        self,
+        model: ModelSpec,
+        attention: Sequence[PlanAttention],
+        sums: RowSums,
+        row_curves: Sequence[RowCurve],
+    ) -> Floats:
         """Lay a plan out as the step loops read it."""
         options, costs = self.options, self.options.runtime.costs
+        allreduces = sum(c.operator.times for c in row_curves if c.operator.operator == "allreduce")
         sections: dict[int, Array] = {
             steps.TOKENS_AT: sums.tokens_us,
             steps.LOGITS_AT: sums.logits_us,
@@ -166,10 +173,11 @@ class PlanRecipe:
             header[[steps.WINDOW_PAIR_US, steps.WINDOW_TOKEN_US]] = window_pair_us, window_token_us
         header[: steps.PREFIX_TOKEN_US + 1] = (
             steps.ARENA_MAGIC, steps.ARENA_FORMAT, options.max_tokens, options.max_seqs, model.num_layers,
-            costs.step_us, pair_us, token_us,
+            costs.of_step_us(model.architecture, model.num_blocks, allreduces), pair_us, token_us,
         )  # fmt: skip
         header[steps.SEQUENCE_US : steps.PREFILL_FLOOR_US + 1] = (
-            costs.sequence_us, costs.prefill_us, costs.prefill_floor_layer_us * model.num_blocks,
+            costs.sequence_us, costs.of_prefill_us(model.num_blocks),
+            costs.prefill_floor_layer_us * model.num_blocks,
         )  # fmt: skip
         arena = np.concatenate([header, *sections.values()], dtype=np.float64)
         arena.flags.writeable = False

@@ -13,6 +13,7 @@ from fastroof.engines import (
     EngineProfile,
     KernelChoices,
     KvMemory,
+    LayerCost,
     OperatorKernel,
     Scheduling,
     StepCosts,
@@ -70,6 +71,12 @@ def test_a_profile_is_a_file_too(tmp_path):
         ("sequence_ms = 1", "does not know sequence_ms: an engine profile has name, engine"),
         ("step_us = 1", r"step_us belongs into its part \[costs\], not beside the name"),
         ("chunked_prefill = true", r"belongs into its part \[scheduling\]"),
+        ("costs.layers = 1", "layers must be a list of tables"),
+        ("costs.layers = [{layer_us = 1}]", r"each of \[\[costs.layers\]\] needs an architecture and its"),
+        ("costs.layers = [{architecture = '', layer_us = 1}]", "needs the architecture that it is of"),
+        ("costs.layers = [{architecture = 'A', layer_us = -1}]", "layer_us must be a number of at least 0"),
+        ("costs.layers = [{architecture = 'A', layer_us = 1, tp = 1}]", "does not know tp"),
+        ("costs.layers = [{architecture = 'A', layer_us = 1, versions = '1'}]", "versions must be bounds"),
         ("costs = 1", "costs must be a table of step_us"),
         ("name = 1", "needs a name"),
         ("engine = 1", "engine must be a text, got 1"),
@@ -103,9 +110,33 @@ def test_a_profile_that_is_none_is_refused(tmp_path, content, words):
         load_engine(path)
 
 
+def test_costs_of_layers_and_all_reduces_are_one_number_of_a_plan(h100):
+    """Counted by hand: 32 layers of two all-reduces each; those of another architecture add nothing."""
+    layers = (LayerCost("LlamaForCausalLM", 7.0, "<0.5"), LayerCost("LlamaForCausalLM", 3.0, ">=0.5"))
+    profile = EngineProfile(
+        "mine",
+        costs=StepCosts(50.0, allreduce_us=2.0, layer_us=1.0, prefill_layer_us=10.0, layers=layers),
+    )
+    for tp, one, added_us in (
+        (1, profile, 50.0 + 32 * (1.0 + 3.0)),
+        (2, profile, 50.0 + 32 * (1.0 + 3.0) + 64 * 2.0),
+        (2, profile.at("0.4"), 50.0 + 32 * (1.0 + 7.0) + 64 * 2.0),
+        (2, profile.at("0.5.1"), 50.0 + 32 * (1.0 + 3.0) + 64 * 2.0),
+    ):
+        plan, bare = (compile_plan("llama-3.1-8b", "h100", h100, tp=tp, runtime=r) for r in (one, "kernels"))
+        added = plan.step_us(STEPS) - bare.step_us(STEPS)
+        np.testing.assert_allclose(added[:3], added_us + np.array([0.0, 320.0, 320.0]), rtol=1e-9)
+    other = compile_plan("qwen3-8b", "h100", h100, runtime=profile)
+    bare = compile_plan("qwen3-8b", "h100", h100)
+    assert other.decode_us(1, 100) - bare.decode_us(1, 100) == pytest.approx(50.0 + 36)
+    assert profile.at("0.4").costs.layers == layers[:1]
+    assert PROFILE.at("0.4") is PROFILE
+
+
 def test_a_profile_comes_back_from_its_dict():
     every = EngineProfile(
-        "mine", "vllm", ">=0.12", fit=CostForm(["step_us"]), evidence={"by": "hand"},
+        "mine", "vllm", ">=0.12", StepCosts(layers=[LayerCost("Some", 2.0, "<0.13", "seen")]),
+        fit=CostForm(["step_us"]), evidence={"by": "hand"},
         kernels=KernelChoices(operators=[OperatorKernel("gemm", "h100", layout={"tp": 8}, source="own")]),
     )  # fmt: skip
     assert load_engine(dataclasses.asdict(every)) == every

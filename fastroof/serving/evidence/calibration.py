@@ -181,7 +181,7 @@ def calibrate(
         replace(bare, costs=StepCosts(**rounded, residual=residual), evidence=evidence),
         costs,
         errors,
-        {model: replace(bare, costs=StepCosts(**others)) for model, others in without.items()},
+        {model: replace(bare, costs=_costs(others)) for model, others in without.items()},
     )
 
 
@@ -274,6 +274,10 @@ def _errors_of(one: DatasetErrors) -> dict[str, Any]:
     return kept
 
 
+def _costs(us: Mapping[str, Any]) -> StepCosts:
+    return StepCosts(**us)
+
+
 def _digits(value: float, digits: int = DIGITS) -> float:
     return float(f"{value:.{digits}g}")
 
@@ -312,7 +316,10 @@ def profile_text(profile: EngineProfile) -> str:
     content = {key: value for key, value in asdict(profile).items() if value not in ("", None, {})}
     if not content["kernels"]["engines"]:
         del content["kernels"]["engines"]
+    layers = content["costs"].pop("layers")
     content["costs"] = {cost: us for cost, us in content["costs"].items() if us}
+    if layers:
+        content["costs"]["layers"] = [{key: value for key, value in one.items() if value} for one in layers]
     operators = content["kernels"].pop("operators")
     if operators:
         content["kernels"]["operators"] = [
