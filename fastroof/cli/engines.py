@@ -25,10 +25,12 @@ _COSTS: Final = {
     "prefill_layer_us": "us per layer with prefill",
 }
 
+_ORDERS: Final = {"mixed": "", "prefill_first": ", first"}
+
 EPILOG: Final = """\b
 JSON: a list with one object a profile: name, engine, versions, costs [step_us, sequence_us, prefill_us,
 prefill_floor_layer_us, allreduce_us, layer_us, prefill_layer_us, residual, layers: architecture, layer_us,
-versions, evidence], scheduling [chunked_prefill, max_num_batched_tokens, max_num_seqs], memory
+versions, evidence], scheduling [order, chunked_prefill, max_num_batched_tokens, max_num_seqs], memory
 [kv_reservation], kernels [gemm_smoothing, fp8_scales, shared_experts, latent_attention, engines, operators:
 operator, gpu, format, layout, source, version, dtype, kernel], layout [ep, attention, alltoall, ...], fit
 [costs, outlier] or null, evidence.
@@ -81,7 +83,7 @@ def _cells(profile: EngineProfile) -> tuple[str, ...]:
         profile.versions if profile.engine else "",
         adds or "nothing",
         percent(profile.costs.residual or None),
-        "in chunks" if scheduling.chunked_prefill else "whole",
+        ("in chunks" if scheduling.chunked_prefill else "whole") + _ORDERS[scheduling.order],
         f"{scheduling.max_num_batched_tokens:,}",
         f"{scheduling.max_num_seqs:,}",
         {"mean": "as it grows", "full": "whole output"}[profile.memory.kv_reservation],

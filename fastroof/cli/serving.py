@@ -113,6 +113,20 @@ def serving(
             "the runtime's]"
         ),
     ] = None,
+    order: Annotated[
+        str | None,
+        typer.Option(
+            help="Prompts beside decodes (mixed) or in steps of their own ahead of them (prefill_first).  "
+            "[default: the runtime's]"
+        ),
+    ] = None,
+    length_spread: Annotated[
+        float | None,
+        typer.Option(
+            help="How far the shortest output is below the longest, of that one; 0: all are equally long. "
+            "Matters where prompts run first.  [default: 0.2]"
+        ),
+    ] = None,
     requests_per_client: Annotated[
         float | None,
         typer.Option(help="Of a benchmark that starts all clients at once.  [default: steady state]"),
@@ -143,7 +157,8 @@ def serving(
 ) -> None:
     """Estimate TTFT, TPOT and throughput of a serving engine.
 
-    Clients that each have one request in flight, in steady state; prompts share steps with decodes.
+    Clients that each have one request in flight, in steady state; prompts share steps with decodes, or run
+    ahead of them.
     """
     import numpy as np
 
@@ -164,6 +179,8 @@ def serving(
         "kv_reservation": kv_reservation,
         "max_seqs": seqs,
     }
+    ahead: dict[str, Any] = {"order": order, "length_spread": length_spread}
+    ahead = {name: value for name, value in ahead.items() if value is not None}
 
     def plan_on(gpus: int) -> StepPlan:
         return compile_plan(
@@ -201,11 +218,13 @@ def serving(
         raise BatchError("--prefix-hit goes without --disaggregated, whose workers share no cache here")
     if disaggregated is not None and images:
         raise BatchError("--images go without --disaggregated")
+    if disaggregated is not None and ahead:
+        raise BatchError("--order and --length-spread go without --disaggregated: workers do one of both")
     schedule["speculation"] = drafts
     asked = _asked(drafts, prefix_hit)
     workers: dict[str, int] = {}
     if disaggregated is None:
-        schedule |= {"requests_per_client": requests_per_client, "prefix_hit": prefix_hit}
+        schedule |= {"requests_per_client": requests_per_client, "prefix_hit": prefix_hit, **ahead}
         if images:
             every = parse_images("--image-size", [image_size]) * images
             asked |= {"images": images, "image_size": every[0], "image_tokens": plan.encode(every).tokens}

@@ -85,6 +85,8 @@ class DeploymentOptions(NamedTuple):
     state_tokens: float
     """Tokens' worth of a sequence's state, on a worker and on the way."""
     transfer_state_tokens: float
+    is_prefill_first: bool
+    length_spread: float
 
 
 class Scratch(NamedTuple):
@@ -156,6 +158,8 @@ def _aggregated(
         options.window,
         options.window_share,
         options.state_tokens,
+        options.is_prefill_first,
+        options.length_spread,
     )
     code, _, _ = serving_estimates(
         arena, given[0], given[1], given[2], given[3], given[4], serving_options, scratch.aggregated
@@ -239,7 +243,7 @@ def _most_clients(sizes: Sizes, options: DeploymentOptions, tokens: float) -> fl
     if options.is_disaggregated:
         return MOST_CLIENTS
     held = _held(sizes.isl, sizes.osl, options)
-    begun = most_admitted(sizes.new, sizes.budget, options.is_chunked, tokens)
+    begun = most_admitted(sizes.new, sizes.budget, options.is_chunked, tokens, options.is_prefill_first)
     return max(min(sizes.max_kv_tokens / held, options.max_seqs, begun, MOST_CLIENTS), 1.0)
 
 

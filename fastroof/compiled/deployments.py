@@ -199,7 +199,7 @@ def _origin(
     isl: float,
     new: float,
     budget: float,
-    is_disaggregated: bool,
+    options: DeploymentOptions,
 ) -> int:
     """How a candidate's mean steps are made: the largest origin of their parts."""
     decodes = max(answer[DECODES], 1.0)
@@ -207,8 +207,12 @@ def _origin(
     if prefill == 0.0:
         # a prompt by itself
         prefill = min(new, budget)
-    tokens = int(min(math.ceil(answer[DECODES] + prefill), plan.max_tokens))
-    seqs = int(min(math.ceil(decodes + answer[PROMPTS]), plan.max_seqs))
+    # of a step with prompts
+    step_tokens, step_seqs = answer[DECODES] + prefill, decodes + answer[PROMPTS]
+    if options.is_prefill_first:
+        step_tokens, step_seqs = prefill, max(decodes, answer[PROMPTS])
+    tokens = int(min(math.ceil(step_tokens), plan.max_tokens))
+    seqs = int(min(math.ceil(step_seqs), plan.max_seqs))
     decode_tokens = int(min(math.ceil(decodes), plan.max_tokens))
     made = max(arena[plan.tokens_origin_at + tokens], arena[plan.tokens_origin_at + decode_tokens])
     made = max(made, arena[plan.logits_origin_at + seqs])
@@ -216,7 +220,7 @@ def _origin(
     chunk = min(new, prefill)
     made = max(made, float(grid_flag(arena, plan.prefill, prefill / chunk, chunk)))
     # a prefix, a link between workers, and steps of several tokens a request are modelled
-    if new < isl or chunk < new or is_disaggregated or arena[SPECULATION_AT] != 0.0:
+    if new < isl or chunk < new or options.is_disaggregated or arena[SPECULATION_AT] != 0.0:
         return MODELLED
     return int(made)
 
@@ -242,7 +246,7 @@ def evaluate_candidates(
             isl = axes.isl[digits[1]]
             new = max(isl * (1.0 - axes.prefix_hit[digits[5]]), 1.0)
             budget = axes.budget[digits[4]]
-            origins[i] = _origin(arena, plan, scratch.answer, isl, new, budget, options.is_disaggregated)
+            origins[i] = _origin(arena, plan, scratch.answer, isl, new, budget, options)
             for row in range(ANSWERS):
                 answers[row, i] = scratch.answer[row]
 

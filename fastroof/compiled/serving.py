@@ -21,6 +21,29 @@ from fastroof.compiled.mean_steps import (
     mean_mixed_step_us,
     prompt_steps_us,
 )
+from fastroof.compiled.prefill_first import PromptSizes, prefill_first_scenario
+from fastroof.compiled.serving_options import (
+    CODE_KV,
+    CODE_SEQS,
+    CODE_SIZES,
+    CODE_TOKENS,
+    CODE_WHOLE_PROMPT,
+    DECODE_STEP_US,
+    DECODES,
+    EFFECTIVE_CONCURRENCY,
+    ESTIMATE_ROWS,
+    KV_LEN,
+    MIXED_SHARE,
+    MIXED_STEP_US,
+    PREFILL_TOKENS,
+    PROMPTS,
+    REQUEST_US,
+    TOKENS_PER_US,
+    TPOT_US,
+    TTFT_US,
+    WAIT_US,
+    ServingOptions,
+)
 from fastroof.compiled.steps import MAX_KV_LEN, PlanParts, open_plan, window_prices_us
 from fastroof.compiled.verification import Speculation, decode_steps, open_speculation
 from fastroof.compiled.windows import prefix_in_window
@@ -31,48 +54,27 @@ __all__ = [
     "CODE_SIZES",
     "CODE_TOKENS",
     "CODE_WHOLE_PROMPT",
+    "DECODES",
+    "DECODE_STEP_US",
+    "EFFECTIVE_CONCURRENCY",
     "ESTIMATE_ROWS",
+    "KV_LEN",
+    "MIXED_SHARE",
+    "MIXED_STEP_US",
+    "PREFILL_TOKENS",
+    "PROMPTS",
+    "REQUEST_US",
+    "TOKENS_PER_US",
+    "TPOT_US",
+    "TTFT_US",
+    "WAIT_US",
     "ServingOptions",
     "most_admitted",
     "serving_estimates",
 ]
 
-CODE_SIZES = 1
-"""A size that no scenario has."""
-CODE_KV = 2
-"""One request alone is larger than the KV cache."""
-CODE_WHOLE_PROMPT = 3
-"""Prompts are not chunked, and one is larger than a step."""
-CODE_TOKENS = 4
-"""A step of more tokens than the plan times."""
-CODE_SEQS = 5
-"""A step of more sequences than the plan times."""
-
-# Rows of the answer; tokens are those of all clients.
-TTFT_US, TPOT_US, REQUEST_US, TOKENS_PER_US, WAIT_US, DECODE_STEP_US, MIXED_STEP_US = range(7)
-EFFECTIVE_CONCURRENCY, MIXED_SHARE, DECODES, PREFILL_TOKENS, PROMPTS, KV_LEN = range(7, 13)
-ESTIMATE_ROWS = 13
-
 MAX_QUEUE = 0.999
 """Utilisation at which waiting for the token budget is no longer worked out, but follows from its rate."""
-
-
-class ServingOptions(NamedTuple):
-    """What all scenarios of a call have in common; 0 requests a client is the steady state alone.
-
-    Of the KV cache of a token ``window_share`` is kept of the last ``window`` tokens of a sequence alone; a
-    state takes as much of a sequence, however long, as ``state_tokens`` tokens.
-    """
-
-    max_kv_tokens: float
-    max_seqs: float
-    osl_reserved: float
-    is_chunked: bool
-    requests_per_client: float
-    frontend_us_per_token: float
-    window: float = 0.0
-    window_share: float = 0.0
-    state_tokens: float = 0.0
 
 
 class SteadyState(NamedTuple):
@@ -94,8 +96,13 @@ class SteadyState(NamedTuple):
 
 
 @jit
-def most_admitted(isl: float, budget: float, is_chunked: bool, tokens: float) -> float:
+def most_admitted(
+    isl: float, budget: float, is_chunked: bool, tokens: float, is_prefill_first: bool
+) -> float:
     """Requests of ``tokens`` a step, the newest of them still with its prompt, that fit a step's budget."""
+    if is_prefill_first:
+        # the budget is of prompts alone
+        return math.inf if is_chunked or isl <= budget else 0.0
     # a whole prompt is begun where the decodes leave room for it
     room = budget if is_chunked else budget - isl + 1.0
     return (room + (tokens - 1.0)) / tokens
@@ -119,7 +126,7 @@ def _steady_state(
     """What the mean steps of a closed loop hold."""
     tokens = speculation.tokens
     a_request = _held(isl + options.osl_reserved * osl, options)
-    most = most_admitted(isl, budget, options.is_chunked, tokens)
+    most = most_admitted(isl, budget, options.is_chunked, tokens, False)
     admitted = min(concurrency, options.max_kv_tokens / a_request, options.max_seqs, most)
     room = budget - (admitted - 1.0) * tokens
     if not options.is_chunked:
@@ -401,7 +408,15 @@ def serving_estimates(
             options.window,
             options.window_share,
             options.state_tokens,
+            options.is_prefill_first,
+            options.length_spread,
         )
+        if options.is_prefill_first:
+            sizes = PromptSizes(isl[i], new, osl[i], clients, budget)
+            code, needed = prefill_first_scenario(arena, plan, speculation, sizes, chosen, out[:, i])
+            if code != 0:
+                return code, i, needed
+            continue
         code, needed = _scenario(arena, plan, speculation, new, osl[i], clients, budget, chosen, out[:, i])
         if code == 0 and new < isl[i]:
             _add_prefix(arena, plan, speculation, isl[i], new, osl[i], clients, budget, options, out[:, i])

@@ -8,6 +8,7 @@ from __future__ import annotations
 from fastroof.engines.load import engine_names, engine_of_version, load_engine, serving_engines
 from fastroof.engines.profile import (
     KV_RESERVATIONS,
+    STEP_ORDERS,
     CostForm,
     EngineProfile,
     KernelChoices,
@@ -20,6 +21,7 @@ from fastroof.engines.profile import (
 
 __all__ = [
     "KV_RESERVATIONS",
+    "STEP_ORDERS",
     "CostForm",
     "EngineProfile",
     "KernelChoices",

@@ -15,6 +15,7 @@ __all__ = [
     "FP8_SCALES",
     "GEMM_SMOOTHINGS",
     "KV_RESERVATIONS",
+    "STEP_ORDERS",
     "CostForm",
     "EngineProfile",
     "KernelChoices",
@@ -31,6 +32,9 @@ SHARED_EXPERTS: Final = ("apart", "beside")
 LATENT_ATTENTION: Final = ("whole", "parts")
 KV_RESERVATIONS: Final[dict[str, float]] = {"mean": 0.5, "full": 1.0}
 """Share of its output that a request holds KV cache for, in the mean: as it grows, or from the beginning."""
+
+STEP_ORDERS: Final = ("mixed", "prefill_first")
+"""Whether prompts share steps with decodes, or run ahead of them in steps of their own."""
 
 LAYOUT_KEYS: Final = ("tp", "pp", "dp", "moe_tp", "ep")
 MOST: Final = 2**20
@@ -160,20 +164,25 @@ class Scheduling:
 
     Attributes
     ----------
+    order : str
+        ``mixed``: prompts share steps with decodes; ``prefill_first``: prompts run in steps of their own, and
+        decodes only when none waits.
     chunked_prefill : bool
         Whether prompts are cut where a step has no room for the whole.
     max_num_batched_tokens : int
-        Tokens that a step holds at most.
+        Tokens that a step holds at most; of prompts, where they run first.
     max_num_seqs : int
         Requests that run at once at most.
     """
 
+    order: str = "mixed"
     chunked_prefill: bool = True
     max_num_batched_tokens: int = 8192
     max_num_seqs: int = 1024
 
     def __post_init__(self) -> None:
         """Refuse what is no schedule."""
+        _check_one_of("order", self.order, STEP_ORDERS)
         if not isinstance(self.chunked_prefill, bool):
             raise PlanError(f"chunked_prefill must be true or false, got {self.chunked_prefill!r}")
         _check_size("max_num_batched_tokens", self.max_num_batched_tokens)

@@ -1,10 +1,10 @@
-"""What clients of a serving engine see in steady state, where prompts share steps with decodes."""
+"""What clients of a serving engine see in steady state, with prompts beside decodes or ahead of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -29,7 +29,10 @@ from fastroof.units import US_PER_MS, US_PER_S
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
 
-__all__ = ["ServingEstimate", "estimate"]
+__all__ = ["LENGTH_SPREAD", "ServingEstimate", "estimate"]
+
+LENGTH_SPREAD: Final = 0.2
+"""Spread of output lengths that estimates assume: that of the public benchmarks that draw lengths."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +60,9 @@ class ServingEstimate(ArrowResult):
         Mean step of decodes alone, and of decodes and prompts, us; 0 where there is none. With speculative
         decoding its draft is part of it.
     mixed_share : float or ndarray of float64
-        Share of the steps that hold prompts, as a decoding request sees them.
+        Share of the steps that hold prompts, as a decoding request sees them. Where prompts run first a
+        mixed step is one of prompts alone, after which nobody has a token: TPOT is the mean step over one
+        less this share.
     decodes : float or ndarray of float64
         Requests that decode in a step, of one rank and one micro-batch.
     prefill_tokens, prompts : float or ndarray of float64
@@ -121,6 +126,8 @@ def estimate(
     kv_reservation: str | None = None,
     max_kv_tokens: float | None = None,
     max_seqs: float | None = None,
+    order: str | None = None,
+    length_spread: float = LENGTH_SPREAD,
     requests_per_client: float | None = None,
     frontend_us_per_token: float = 0.0,
     speculation: SpeculativeDecoding | None = None,
@@ -128,7 +135,7 @@ def estimate(
     prefix_len: Any = None,
     with_error: bool = False,
 ) -> ServingEstimate:
-    """Estimate what clients of a continuously batching engine see, with prompts mixed into decode steps.
+    """Estimate what clients of a continuously batching engine see.
 
     Parameters
     ----------
@@ -152,6 +159,12 @@ def estimate(
         room it takes.
     max_seqs : number, optional
         Requests that run at once at most; inf for as many as fit.
+    order : str, optional
+        ``mixed``: prompts share steps with decodes; ``prefill_first``: prompts run in steps of their own,
+        and decodes only when none waits (SGLang). The engine's own by default.
+    length_spread : number
+        How far the shortest output is below the longest, of that one, with lengths drawn evenly between;
+        0 where all are equally long. Where prompts run first it decides how many requests end together.
     requests_per_client : number, optional
         Length of a benchmark that starts all clients at once: its mean time to first token counts the
         start as one of so many requests. By default the steady state alone.
@@ -204,6 +217,18 @@ def estimate(
     ``TTFT + TPOT (osl - 1)``. A start of all at once, of g groups of whole prompts, has a mean TTFT of
     ``M (g + 1)/2``, counted as one of ``requests_per_client``.
 
+    Where prompts run first, decode steps hold all c and everybody's cycle is n = osl - 1 of them and the
+    prompts of all. With e, the share of the others that ends in the same step as a request, and g prompts
+    that so come together, in W of steps that are full but for the last, done in O in the mean::
+
+        e    = 1 without a spread: all clients, who began at once, go on together ("waves")
+             = 1/osl with one, in the long run; after j requests erf(1/(4 s sqrt(j))), s steps the deviation
+        g    = 1 + (c - 1) e as requests see it;   O = C (g isl/B + 1)/2, C a full step
+        TTFT = rest of the running step + O,   TPOT = D + (W of all c - what TTFT has seen)/n
+
+    Those who end while a step of prompts runs come next, without a decode step between. A benchmark of
+    ``requests_per_client`` begins with e = 1, and has the mean e of the others after.
+
     With speculation a decode has q tokens of a step, 1 and its drafts, and says a of them: outputs take
     ``max((osl - 1)/a, 1)`` steps, which stands for osl - 1 above, decodes count q times in B, D and M are
     verifications (:meth:`fastroof.StepPlan.verify_us`) and what drafting takes, and TPOT is the step over a.
@@ -217,7 +242,7 @@ def estimate(
     Against a simulation of every request, lengths spread by 20 %, TPOT and throughput are within 5 %, TTFT
     within 25 % below a load rho of 0.8; closer to 1, queues grow faster than modelled. Not modelled:
     preemption with kv_reservation ``mean`` (TPOT up to 20 % too low where long outputs overflow the KV
-    cache), and waves of requests of equal lengths that stay together.
+    cache), and waves of requests of equal lengths that stay together under a mixed schedule.
 
     Examples
     --------
@@ -234,7 +259,11 @@ def estimate(
         chunked_prefill=chunked_prefill,
         kv_reservation=kv_reservation,
         max_seqs=max_seqs,
+        order=order,
     )
+    spread = at_least("length_spread", length_spread, 0)
+    if spread >= 1.0:
+        raise BatchError(f"length_spread must be below 1, got {length_spread!r}")
     given = {
         "isl": isl,
         "osl": osl,
@@ -268,6 +297,8 @@ def estimate(
         window=float(memory.window),
         window_share=memory.window_share,
         state_tokens=memory.state_tokens,
+        is_prefill_first=engine.is_prefill_first,
+        length_spread=spread,
     )
     out = np.empty((serving.ESTIMATE_ROWS, len(arrays[0])))
     lengths, outputs, clients, budgets = arrays[:4]

@@ -63,7 +63,7 @@ def rate_curve(target: SpeculatedPlan, isl: float, osl: float, asked: ReplicaAsk
     room = float(memory.max_kv_tokens) / layout.pp
     budget = float(engine.max_batched_tokens)
     new = max(isl * (1.0 - asked.prefix_hit), 1.0)
-    begun = most_admitted(new, budget, engine.is_chunked, float(target.tokens))
+    begun = most_admitted(new, budget, engine.is_chunked, float(target.tokens), engine.is_prefill_first)
     held = memory.held_tokens
     for limit, is_over in (("kv_cache", held(isl + osl) > room), ("budget", begun < 1.0)):
         if is_over:

@@ -12,7 +12,7 @@ from fastroof.arrays import Floats
 from fastroof.checks import is_number
 from fastroof.compiled import serving
 from fastroof.compiled.steps import MAX_KV_LEN
-from fastroof.engines import KV_RESERVATIONS, EngineProfile
+from fastroof.engines import KV_RESERVATIONS, STEP_ORDERS, EngineProfile
 from fastroof.errors import BatchError, PlanRangeError
 
 if TYPE_CHECKING:
@@ -45,12 +45,15 @@ class EngineLimits(NamedTuple):
         Share of its output that a request holds KV cache for, in the mean.
     max_seqs : float
         Requests that run at once at most.
+    is_prefill_first : bool
+        Whether prompts run in steps of their own, ahead of decodes.
     """
 
     max_batched_tokens: Any
     is_chunked: bool
     osl_reserved: float
     max_seqs: float
+    is_prefill_first: bool
 
 
 def broadcast(scenarios: Mapping[str, Any]) -> tuple[tuple[int, ...], list[Floats]]:
@@ -174,6 +177,7 @@ def engine_limits(
     chunked_prefill: bool | None = None,
     kv_reservation: str | None = None,
     max_seqs: float | None = None,
+    order: str | None = None,
 ) -> EngineLimits:
     """Take what was given, and the engine's own where nothing was.
 
@@ -181,7 +185,7 @@ def engine_limits(
     ------
     BatchError
         If chunked_prefill is no truth value, max_seqs no number of at least 1, or there is no such
-        reservation.
+        reservation or order.
     """
     scheduling = engine.scheduling
     if chunked_prefill is None:
@@ -196,11 +200,16 @@ def engine_limits(
         )
     if max_seqs is None:
         max_seqs = scheduling.max_num_seqs
+    if order is None:
+        order = scheduling.order
+    if order not in STEP_ORDERS:
+        raise BatchError(f"order must be one of {', '.join(STEP_ORDERS)}, got {order!r}")
     return EngineLimits(
         scheduling.max_num_batched_tokens if max_batched_tokens is None else max_batched_tokens,
         bool(chunked_prefill),
         KV_RESERVATIONS[kv_reservation],
         math.inf if max_seqs == math.inf else at_least("max_seqs", max_seqs, 1),
+        order == "prefill_first",
     )
 
 

@@ -83,6 +83,7 @@ def test_a_profile_is_a_file_too(tmp_path):
         ("versions = '0.12'", "versions must be bounds such as >=0.12,<0.14, got '0.12'"),
         ("versions = '>=new'", "'new' is no version"),
         ("scheduling.chunked_prefill = 1", "chunked_prefill must be true or false, got 1"),
+        ("scheduling.order = 'decodes'", "order must be one of mixed, prefill_first, got 'decodes'"),
         ("scheduling.max_num_seqs = 0", "max_num_seqs must be a whole number from 1 to"),
         ("scheduling.max_num_batched_tokens = 8e3", "max_num_batched_tokens must be a whole number"),
         ("memory.kv_reservation = 'none'", "kv_reservation must be one of mean, full, got 'none'"),

@@ -156,6 +156,7 @@ class ServingRow:
             "chunked_prefill": engine.scheduling.chunked_prefill,
             "kv_reservation": engine.memory.kv_reservation,
             "max_seqs": engine.scheduling.max_num_seqs,
+            "order": engine.scheduling.order,
         }
 
     @property

@@ -16,6 +16,7 @@ from fastroof.errors import GpuError, MissingTableError, PlanError
 from fastroof.models import Layout, load_model
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.memory import plan_memory
+from fastroof.serving.estimate import LENGTH_SPREAD
 from fastroof.serving.speculation import SpeculatedPlan, SpeculativeDecoding, speculated
 from fastroof.sweep.deployments.layouts import layouts
 from fastroof.sweep.deployments.spec import OBJECTIVES, DeploymentSpec
@@ -143,4 +144,6 @@ def candidate_options(spec: DeploymentSpec, target: SpeculatedPlan, mode: str) -
         transfer_window_share=a_sequence.window_share,
         state_tokens=memory.state_tokens,
         transfer_state_tokens=a_sequence.state_tokens,
+        is_prefill_first=plan.engine.scheduling.order == "prefill_first",
+        length_spread=LENGTH_SPREAD,
     )

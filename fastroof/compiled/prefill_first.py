@@ -1,0 +1,318 @@
+"""Closed loops of an engine that runs prompts ahead of decodes, never in one step with them.
+
+A decode step runs only when no prompt waits, and holds all that run; a step of prompts keeps all decodes
+waiting. So everybody's time from one request to the next is the same: n decode steps, and the prompts of all.
+What is to be found is how much of the prompts' time a request sees before its first token, and how much
+after. That depends on how many requests end in the same decode step, whose clients' next prompts then come
+together: all of them where outputs are equally long (they stay together for good, "waves"), one in n where
+they end anywhere. See :func:`fastroof.serving.estimate` for the formulas.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from fastroof.arrays import Floats
+from fastroof.compiled.drafts import draft_decode_us, draft_mixed_us, draft_prefix_us, draft_prompt_us
+from fastroof.compiled.jit import jit, jit_inline
+from fastroof.compiled.kv_room import held_tokens
+from fastroof.compiled.mean_steps import (
+    mean_decode_attention_us,
+    mean_decode_rows_us,
+    mean_mixed_step_us,
+    prompt_steps_us,
+)
+from fastroof.compiled.serving_options import (
+    CODE_SEQS,
+    CODE_TOKENS,
+    DECODE_STEP_US,
+    DECODES,
+    EFFECTIVE_CONCURRENCY,
+    KV_LEN,
+    MIXED_SHARE,
+    MIXED_STEP_US,
+    PREFILL_TOKENS,
+    PROMPTS,
+    REQUEST_US,
+    TOKENS_PER_US,
+    TPOT_US,
+    TTFT_US,
+    WAIT_US,
+    ServingOptions,
+)
+from fastroof.compiled.steps import PlanParts, window_prices_us
+from fastroof.compiled.verification import Speculation, decode_steps
+from fastroof.compiled.windows import prefix_in_window
+
+__all__ = ["PromptSizes", "prefill_first_scenario"]
+
+MOST_CYCLES = 32
+"""Requests of a client for each of which it is worked out how far clients have come apart; of more, as many
+between the first and the last."""
+
+
+class PromptSizes(NamedTuple):
+    """One scenario: ``new`` of its ``isl`` tokens are not found in the prefix cache."""
+
+    isl: float
+    new: float
+    osl: float
+    concurrency: float
+    budget: float
+
+
+class Prompts(NamedTuple):
+    """What prompts take, us: one by itself, a full step, and one more of a prompt that takes several."""
+
+    one_us: float
+    full_us: float
+    room: float
+
+
+class Shared(NamedTuple):
+    """What a request sees of prompts, its own and others', us: before its first token, and after it.
+
+    ``decodes`` of the requests run in a decode step; ``together`` prompts make up a row of steps.
+    """
+
+    ttft_us: float
+    after_us: float
+    decodes: float
+    together: float
+
+
+@jit
+def same_step_share(steps: float, spread: float, requests_per_client: float) -> float:
+    """Share of the other requests that end in the same decode step as one, in the mean.
+
+    After j requests two clients that began together are a normal number of steps apart, its deviation
+    sqrt(2) s, where s is that of j outputs: they are in one step with probability erf(1/(4 s)). Clients that
+    are anywhere are in one with 1 / (steps + 1).
+    """
+    if spread <= 0.0:
+        return 1.0
+    anywhere = 1.0 / (steps + 1.0)
+    cycles = requests_per_client - 1.0
+    if cycles <= 0.0:
+        return anywhere
+    deviation = spread / (1.0 - 0.5 * spread) / math.sqrt(12.0) * steps
+    places = min(math.ceil(cycles), MOST_CYCLES)
+    total = 0.0
+    for i in range(places):
+        cycle = 0.5 + cycles * (i + 0.5) / places
+        total += max(math.erf(0.25 / (deviation * math.sqrt(cycle))), anywhere)
+    return total / places
+
+
+@jit
+def _prompts_us(
+    arena: Floats, plan: PlanParts, speculation: Speculation, sizes: PromptSizes, tokens: float, room: float
+) -> float:
+    """A step of ``tokens`` of prompts anywhere in their prefill, us, and what a draft does with them."""
+    new = sizes.new
+    total = mean_mixed_step_us(arena, plan, speculation, 0.0, 0.0, tokens, new, room)
+    if speculation.draft_at > 0:
+        total += draft_mixed_us(arena, speculation, 0.0, tokens, new, sizes.osl, room)
+    cached = sizes.isl - new
+    if cached > 0.0:
+        prompts = tokens / new
+        chunks = float(math.ceil(new / room))
+        readers = max(prompts, 1.0)
+        crossed, read = prefix_in_window(float(plan.window), new, cached, chunks)
+        pair_us, token_us = window_prices_us(arena, plan)
+        total += plan.prefix_pair_us * tokens * cached + plan.prefix_token_us * cached * readers
+        total += pair_us * prompts * crossed + token_us * read / chunks * readers
+        if speculation.draft_at > 0:
+            total += draft_prefix_us(arena, speculation, new, cached, chunks, prompts)[0]
+    return total
+
+
+@jit
+def _one_prompt_us(
+    arena: Floats, plan: PlanParts, speculation: Speculation, sizes: PromptSizes, room: float
+) -> float:
+    """One prompt by itself, in as many steps as it takes, us."""
+    new = sizes.new
+    if new <= room:
+        return _prompts_us(arena, plan, speculation, sizes, new, room)
+    total: float = prompt_steps_us(arena, plan, speculation, new, room, 0.0, 0.0, 0.0).us
+    if speculation.draft_at > 0:
+        total += draft_prompt_us(arena, speculation, new, sizes.osl, room, 0.0, 0.0)
+    cached = sizes.isl - new
+    if cached > 0.0:
+        chunks = float(math.ceil(new / room))
+        crossed, read = prefix_in_window(float(plan.window), new, cached, chunks)
+        pair_us, token_us = window_prices_us(arena, plan)
+        total += plan.prefix_pair_us * new * cached + plan.prefix_token_us * cached * chunks
+        total += pair_us * crossed + token_us * read
+        if speculation.draft_at > 0:
+            total += draft_prefix_us(arena, speculation, new, cached, chunks, 1.0)[1]
+    return total
+
+
+@jit
+def _row_us(
+    arena: Floats,
+    plan: PlanParts,
+    speculation: Speculation,
+    sizes: PromptSizes,
+    prompts: Prompts,
+    together: float,
+) -> tuple[float, float]:
+    """Steps of prompts that come together, us: all of them, and until a prompt is done, in the mean."""
+    new, room = sizes.new, prompts.room
+    if together <= 1.0:
+        return together * prompts.one_us, prompts.one_us
+    if together * new <= room:
+        step_us = _prompts_us(arena, plan, speculation, sizes, together * new, room)
+        return step_us, step_us
+    if new > room:
+        # several steps each: whoever is j-th waits for j of them
+        more_us = (together - 1.0) * (new / room) * prompts.full_us
+        return prompts.one_us + more_us, prompts.one_us + 0.5 * more_us
+    steps = together * new / room
+    return steps * prompts.full_us, 0.5 * (steps + 1.0) * prompts.full_us
+
+
+@jit
+def _shared(
+    arena: Floats,
+    plan: PlanParts,
+    speculation: Speculation,
+    sizes: PromptSizes,
+    prompts: Prompts,
+    clients: float,
+    steps: float,
+    step_us: float,
+    same: float,
+) -> Shared:
+    """What ``clients`` see of prompts if a share ``same`` of the others ends with a request."""
+    # as a request sees them, and as steps do: those in which requests end
+    seen = 1.0 + (clients - 1.0) * same
+    ended = clients * same
+    group = clients
+    if same < 1.0:
+        group = max(ended / (1.0 - (1.0 - same) ** clients), 1.0)
+    group_us, _ = _row_us(arena, plan, speculation, sizes, prompts, group)
+    _, own_us = _row_us(arena, plan, speculation, sizes, prompts, seen)
+    if same > 0.0 and clients > 1.0:
+        # where nobody is left to decode, the first that comes is begun by itself, the others after it
+        others = max(seen - 1.0, 1.0)
+        behind_us = _row_us(arena, plan, speculation, sizes, prompts, others)[1]
+        alone_us = (prompts.one_us + others * (prompts.one_us + behind_us)) / (1.0 + others)
+        alone_us = prompts.one_us + min(seen - 1.0, 1.0) * (alone_us - prompts.one_us)
+        own_us += same * (alone_us - own_us)
+    decoding = (1.0 - same) * min(clients - 1.0, 1.0)
+    # of those that end while prompts of the step before are computed, who come next without a step between
+    found = (1.0 - math.exp(-ended)) * min(group_us / step_us, 1.0) * decoding
+    joining = found / (1.0 + found)
+    covered_us = min(group_us, step_us)
+    wait_us = decoding * ((1.0 - joining) * 0.5 * step_us + joining * (group_us - 0.5 * covered_us))
+    # all prompts once, less what is seen before the first token
+    after_us = clients / group * group_us - own_us - decoding * joining * (group_us - covered_us)
+    decodes = clients * steps / (steps + decoding * (1.0 - joining))
+    return Shared(wait_us + own_us, max(after_us, 0.0), decodes, group)
+
+
+@jit_inline
+def _decode_us(
+    arena: Floats, plan: PlanParts, speculation: Speculation, decodes: float, isl: float, osl: float
+) -> float:
+    """Mean step of decodes, us, and what drafting it takes."""
+    total = mean_decode_rows_us(arena, plan, speculation, decodes)
+    total += mean_decode_attention_us(arena, plan, speculation, decodes, isl, osl)
+    if speculation.draft_at > 0:
+        total += draft_decode_us(arena, speculation, decodes, isl, osl)
+    return total
+
+
+@jit
+def prefill_first_scenario(
+    arena: Floats,
+    plan: PlanParts,
+    speculation: Speculation,
+    sizes: PromptSizes,
+    options: ServingOptions,
+    out: Any,
+) -> tuple[int, float]:
+    """Estimate one scenario into its column of the answer. Returns a code, and what it needed."""
+    isl, new, osl = sizes.isl, sizes.new, sizes.osl
+    held = held_tokens(
+        new + options.osl_reserved * osl, options.window, options.window_share, options.state_tokens
+    )
+    clients = min(sizes.concurrency, options.max_kv_tokens / held, options.max_seqs)
+    room = sizes.budget
+    if not options.is_chunked:
+        room = max(math.floor(room / new), 1.0) * new
+    gaps = osl - 1.0
+    steps = decode_steps(osl, speculation.accepted)
+    prompts = Prompts(
+        _one_prompt_us(arena, plan, speculation, sizes, room),
+        _prompts_us(arena, plan, speculation, sizes, room, room),
+        room,
+    )
+    decodes, decode_us, mixed_us, share = 0.0, 0.0, 0.0, 0.0
+    largest = min(clients * new, room)
+    if gaps > 0.0:
+        same = same_step_share(steps, options.length_spread, options.requests_per_client)
+        decode_us = _decode_us(arena, plan, speculation, clients, isl, osl)
+        mean = _shared(arena, plan, speculation, sizes, prompts, clients, steps, decode_us, same)
+        decodes = mean.decodes
+        decode_us = _decode_us(arena, plan, speculation, decodes, isl, osl)
+        together = mean.together
+        if options.requests_per_client <= 0.0 and same < 1.0:
+            largest = min(together * new, room)
+        ttft_us, after_us = mean.ttft_us, mean.after_us
+    else:
+        # nobody decodes: all wait for all
+        together = clients
+        after_us = 0.0
+        ttft_us = _row_us(arena, plan, speculation, sizes, prompts, clients)[0]
+    step_us = decode_us + after_us / steps if gaps > 0.0 else 0.0
+
+    steady_us = ttft_us
+    if sizes.concurrency > clients:
+        ttft_us += (sizes.concurrency / clients - 1.0) * (ttft_us + steps * step_us)
+    not_fitting_us = ttft_us - steady_us
+    if options.requests_per_client > 0.0:
+        first_us, first_after_us = ttft_us, after_us
+        if gaps > 0.0:
+            first = _shared(arena, plan, speculation, sizes, prompts, clients, steps, decode_us, 1.0)
+            first_us, first_after_us = first.ttft_us, first.after_us
+        else:
+            first_us = _row_us(arena, plan, speculation, sizes, prompts, clients)[1]
+        ttft_us += (first_us - steady_us) / options.requests_per_client
+        after_us += (first_after_us - after_us) / options.requests_per_client
+        step_us = decode_us + after_us / steps if gaps > 0.0 else 0.0
+    ttft_us += options.frontend_us_per_token * isl
+
+    prefill_tokens = min(together * new, room)
+    if after_us > 0.0:
+        mixed_us = _prompts_us(arena, plan, speculation, sizes, max(prefill_tokens, min(new, room)), room)
+        share = after_us / (after_us + steps * mixed_us)
+    elif clients > 1.0 and gaps <= 0.0:
+        mixed_us, share = _prompts_us(arena, plan, speculation, sizes, prefill_tokens, room), 1.0
+    if share <= 0.0:
+        prefill_tokens = 0.0
+    request_us = ttft_us + steps * step_us
+    out[TTFT_US] = ttft_us
+    out[TPOT_US] = step_us * (steps / gaps) if gaps > 0.0 else math.nan
+    out[REQUEST_US] = request_us
+    out[TOKENS_PER_US] = sizes.concurrency * osl / request_us
+    out[WAIT_US] = not_fitting_us
+    out[DECODE_STEP_US] = decode_us
+    out[MIXED_STEP_US] = mixed_us
+    out[EFFECTIVE_CONCURRENCY] = clients
+    out[MIXED_SHARE] = share
+    out[DECODES] = decodes
+    out[PREFILL_TOKENS] = prefill_tokens
+    out[PROMPTS] = prefill_tokens / new
+    out[KV_LEN] = isl + 0.5 * osl
+    seqs = max(decodes, largest / new, 1.0)
+    if seqs > plan.max_seqs:
+        return CODE_SEQS, seqs
+    tokens = max(decodes * speculation.tokens, largest)
+    if tokens > plan.max_tokens * (1.0 + 1e-12):
+        return CODE_TOKENS, tokens
+    return 0, 0.0

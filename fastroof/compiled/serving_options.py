@@ -1,0 +1,43 @@
+"""What loops of serving estimates are given beside sizes, and what they answer: options, codes, rows."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+CODE_SIZES = 1
+"""A size that no scenario has."""
+CODE_KV = 2
+"""One request alone is larger than the KV cache."""
+CODE_WHOLE_PROMPT = 3
+"""Prompts are not chunked, and one is larger than a step."""
+CODE_TOKENS = 4
+"""A step of more tokens than the plan times."""
+CODE_SEQS = 5
+"""A step of more sequences than the plan times."""
+
+# Rows of the answer; tokens are those of all clients.
+TTFT_US, TPOT_US, REQUEST_US, TOKENS_PER_US, WAIT_US, DECODE_STEP_US, MIXED_STEP_US = range(7)
+EFFECTIVE_CONCURRENCY, MIXED_SHARE, DECODES, PREFILL_TOKENS, PROMPTS, KV_LEN = range(7, 13)
+ESTIMATE_ROWS = 13
+
+
+class ServingOptions(NamedTuple):
+    """What all scenarios of a call have in common; 0 requests a client is the steady state alone.
+
+    Of the KV cache of a token ``window_share`` is kept of the last ``window`` tokens of a sequence alone; a
+    state takes as much of a sequence, however long, as ``state_tokens`` tokens. With ``is_prefill_first``
+    prompts go ahead of decodes instead of beside them (fastroof.compiled.prefill_first), and outputs are
+    drawn evenly, the shortest ``length_spread`` of the longest below it.
+    """
+
+    max_kv_tokens: float
+    max_seqs: float
+    osl_reserved: float
+    is_chunked: bool
+    requests_per_client: float
+    frontend_us_per_token: float
+    window: float = 0.0
+    window_share: float = 0.0
+    state_tokens: float = 0.0
+    is_prefill_first: bool = False
+    length_spread: float = 0.0

@@ -1,0 +1,256 @@
+"""An engine that runs prompts ahead of decodes, naively: simulated, and the closed form in plain Python."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tests.reference.serving import ONE_TOKEN, Verified, draft_us, mean_step_us
+
+PrefillUs = Callable[[list[tuple[int, int]]], float]
+"""What a step of prompts takes, us, from (new tokens, tokens before them) of each."""
+DecodeUs = Callable[[int, int], float]
+"""What a step of so many decodes takes, us, at a mean length."""
+
+
+@dataclass
+class Request:
+    """One request: what is computed of it, and when what happened."""
+
+    client: int
+    isl: int
+    osl: int
+    sent_us: float
+    computed: int = 0
+    said: int = 0
+    first_us: float = 0.0
+
+
+class Seen(NamedTuple):
+    """Means over all requests of a run but the first and last of each client, where asked for."""
+
+    ttft_us: float
+    tpot_us: float
+    requests_per_s: float
+    together: float
+    """Prompts that are computed without a decode step between them, as a request sees them."""
+
+
+def simulate(
+    prefill_us: PrefillUs,
+    decode_us: DecodeUs,
+    isl: int,
+    osl: int,
+    clients: int,
+    *,
+    budget: int = 8192,
+    max_running: float = math.inf,
+    length_spread: float = 0.0,
+    requests_per_client: int = 10,
+    counted: slice = slice(None),
+    think_us: float = 0.0,
+    seed: int = 0,
+) -> Seen:
+    """Serve clients that start at once and send their next request when they have the last answer.
+
+    A step is prompts alone while any wait: as many as ``budget`` tokens hold, the last of them in part. Only
+    when none waits do all that run decode once. Lengths are drawn evenly, the shortest ``length_spread``
+    below the longest, around the means that are given. A client's next request comes at any time up to
+    ``think_us`` after its last token. Of each client ``counted`` requests make the means.
+    """
+    rng = np.random.default_rng(seed)
+    half = length_spread / (2.0 - length_spread)
+
+    def length(mean: int) -> int:
+        return max(1, round(mean * rng.uniform(1.0 - half, 1.0 + half)))
+
+    coming = [Request(client, length(isl), length(osl), 0.0) for client in range(clients)]
+    sent = [1] * clients
+    waiting: list[Request] = []
+    running: list[Request] = []
+    done: list[tuple[Request, float]] = []
+    of_client = range(requests_per_client)[counted]
+    group = 0
+    now = 0.0
+    groups: dict[int, int] = {}
+
+    def finish(request: Request) -> None:
+        if sent[request.client] - 1 in of_client:
+            done.append((request, now))
+        running.remove(request)
+        if sent[request.client] < requests_per_client:
+            sent[request.client] += 1
+            sent_us = now + rng.uniform(0.0, think_us)
+            coming.append(Request(request.client, length(isl), length(osl), sent_us))
+
+    while coming or waiting or running:
+        arrived = sorted((r for r in coming if r.sent_us <= now), key=lambda r: r.sent_us)
+        coming = [r for r in coming if r.sent_us > now]
+        waiting += arrived
+        chunks: list[tuple[int, int]] = []
+        begun: list[Request] = []
+        left = budget
+        for request in waiting:
+            if not left or (request not in running and len(running) >= max_running):
+                break
+            if request not in running:
+                running.append(request)
+            new = min(request.isl - request.computed, left)
+            chunks.append((new, request.computed))
+            request.computed += new
+            left -= new
+            begun.append(request)
+        if chunks:
+            now += prefill_us(chunks)
+            for request in begun:
+                if request.computed == request.isl:
+                    waiting.remove(request)
+                    request.said, request.first_us = 1, now
+                    if sent[request.client] - 1 in of_client:
+                        groups[group] = groups.get(group, 0) + 1
+                    if request.said == request.osl:
+                        finish(request)
+        elif running:
+            # a request that was cut waits, so that all that run are done with their prompts
+            now += decode_us(len(running), round(float(np.mean([r.isl + r.said for r in running]))))
+            group += 1
+            for request in tuple(running):
+                request.said += 1
+                if request.said == request.osl:
+                    finish(request)
+        else:
+            now = min(r.sent_us for r in coming)
+    ttft = float(np.mean([r.first_us - r.sent_us for r, _ in done]))
+    tpot = float(np.mean([(end - r.first_us) / (r.osl - 1) for r, end in done if r.osl > 1] or [math.nan]))
+    first = min(r.sent_us for r, _ in done)
+    sizes = np.array(list(groups.values()), np.float64)
+    return Seen(ttft, tpot, len(done) / (now - first) * 1e6, float((sizes**2).sum() / sizes.sum()))
+
+
+class ClosedForm(NamedTuple):
+    """What the closed form says, us."""
+
+    ttft_us: float
+    tpot_us: float
+    decode_us: float
+    mixed_us: float
+    mixed_share: float
+    running: float
+
+
+def same_step(steps: float, spread: float, rounds: float | None) -> float:
+    """Share of the others that end in one step with a request: see ``fastroof.serving.estimate``."""
+    if spread == 0:
+        return 1.0
+    if rounds is None or rounds <= 1:
+        return 1 / (steps + 1)
+    deviation = spread / (1 - spread / 2) / math.sqrt(12) * steps
+    count = min(math.ceil(rounds - 1), 32)
+    after = [0.5 + (rounds - 1) * (i + 0.5) / count for i in range(count)]
+    each = [max(math.erf(1 / (4 * deviation * math.sqrt(j))), 1 / (steps + 1)) for j in after]
+    return sum(each) / count
+
+
+def closed_form(
+    plan: Any,
+    isl: float,
+    osl: float,
+    concurrency: float,
+    budget: float = 8192,
+    *,
+    cached: float = 0.0,
+    is_chunked: bool = True,
+    osl_reserved: float = 0.5,
+    max_kv_tokens: float = math.inf,
+    rounds: float | None = None,
+    spread: float = 0.2,
+    verified: Verified = ONE_TOKEN,
+) -> ClosedForm:
+    """The formulas in the notes of ``fastroof.serving.estimate``; ``cached`` tokens go before ``isl``."""
+    steps = max((osl - 1) / verified.accepted, min(osl - 1, 1))
+    # what a prefix takes leaves less room
+    fit = min(concurrency, max_kv_tokens / (isl + cached + osl_reserved * osl))
+    room = budget if is_chunked else budget // isl * isl
+
+    def chunks_us(chunks: list[tuple[float, float, float]], seqs: float) -> float:
+        new = sum(count * q for count, q, _ in chunks)
+        longer = [(count, q, context + cached) for count, q, context in chunks]
+        total = mean_step_us(plan, 0.0, isl, osl, longer, new, seqs, verified)
+        return total + draft_us(verified, 0.0, isl, osl, longer, seqs)
+
+    def step_us(tokens: float) -> float:
+        chunk = min(isl, room, tokens)
+        return chunks_us([(tokens / chunk, chunk, (isl - chunk) / 2)], tokens / isl)
+
+    def one_us() -> float:
+        if isl <= room:
+            return step_us(isl)
+        full = math.ceil(isl / room) - 1
+        # the plain steps say nothing but for the last; the draft goes on after each of them
+        total = sum(
+            mean_step_us(plan, 0.0, isl, osl, [(1, room, i * room + cached)], room, 0.0, verified)
+            + draft_us(verified, 0.0, isl, osl, [(1, room, i * room + cached)], 1.0)
+            for i in range(full)
+        )
+        return total + chunks_us([(1, isl - full * room, full * room)], 1.0)
+
+    def decode_us(requests: float) -> float:
+        total = mean_step_us(plan, requests, isl + cached, osl, [], requests, requests, verified)
+        return total + draft_us(verified, requests, isl + cached, osl, [], 0.0)
+
+    def row(together: float) -> tuple[float, float]:
+        if together <= 1:
+            return together * one_us(), one_us()
+        if together * isl <= room:
+            return step_us(together * isl), step_us(together * isl)
+        if isl > room:
+            more = (together - 1) * isl / room * step_us(room)
+            return one_us() + more, one_us() + more / 2
+        of_steps = together * isl / room
+        return of_steps * step_us(room), (of_steps + 1) / 2 * step_us(room)
+
+    def seen(same: float, decode: float) -> tuple[float, float, float, float]:
+        mine = 1 + (fit - 1) * same
+        group = fit if same == 1 else max(fit * same / (1 - (1 - same) ** fit), 1.0)
+        in_all, own = row(group)[0], row(mine)[1]
+        if fit > 1:
+            others = max(mine - 1, 1)
+            behind = (one_us() + others * (one_us() + row(others)[1])) / (1 + others)
+            behind = one_us() + min(mine - 1, 1) * (behind - one_us())
+            own = (1 - same) * own + same * behind
+        decoding = (1 - same) * min(fit - 1, 1)
+        found = (1 - math.exp(-fit * same)) * min(in_all / decode, 1) * decoding
+        joins = found / (1 + found)
+        short = min(in_all, decode)
+        wait = decoding * ((1 - joins) * decode / 2 + joins * (in_all - short / 2))
+        after = fit / group * in_all - own - decoding * joins * (in_all - short)
+        return wait + own, max(after, 0.0), fit * steps / (steps + decoding * (1 - joins)), group
+
+    mixed = share = decode = after = 0.0
+    group = fit
+    if osl > 1:
+        same = same_step(steps, spread, rounds)
+        ttft, after, decodes, group = seen(same, decode_us(fit))
+        decode = decode_us(decodes)
+    else:
+        ttft = row(fit)[0]
+    each = decode + after / steps if osl > 1 else 0.0
+    steady = ttft
+    if concurrency > fit:
+        ttft += (concurrency / fit - 1) * (steady + steps * each)
+    if rounds is not None:
+        first, first_after = seen(1.0, decode)[:2] if osl > 1 else (row(fit)[1], 0.0)
+        ttft += (first - steady) / rounds
+        after += (first_after - after) / rounds
+        each = decode + after / steps if osl > 1 else 0.0
+    if after > 0:
+        mixed = step_us(min(group * isl, room))
+        share = after / (after + steps * mixed)
+    elif fit > 1 and osl == 1:
+        mixed, share = step_us(min(fit * isl, room)), 1.0
+    tpot = each * steps / (osl - 1) if osl > 1 else math.nan
+    return ClosedForm(ttft, tpot, decode, mixed, share, fit)
