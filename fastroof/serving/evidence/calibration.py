@@ -225,10 +225,13 @@ def kernel_times(rows: Sequence[ServingRow], tables: Tables, profile: EngineProf
     kernels = profile.kernels_alone()
     alike: dict[tuple[Any, ...], list[int]] = {}
     for i, row in enumerate(rows):
-        place = (row.model, row.layout, row.plan_dtype, row.kv_dtype, row.engine_profile)
+        # nan is no equal of nan
+        rounds = None if math.isnan(row.requests_per_client) else row.requests_per_client
+        schedule = (row.engine_profile, row.length_spread, rounds)
+        place = (row.model, row.layout, row.plan_dtype, row.kv_dtype, schedule)
         alike.setdefault(place, []).append(i)
     columns = np.empty((len(KernelTimes._fields), len(rows)))
-    for (model, layout, dtype, kv_dtype, _), places in alike.items():
+    for (model, layout, dtype, kv_dtype, (_, _, rounds)), places in alike.items():
         plan = compile_plan(
             model,
             tables.gpu,
@@ -249,6 +252,7 @@ def kernel_times(rows: Sequence[ServingRow], tables: Tables, profile: EngineProf
             [rows[i].mean_osl for i in places],
             [rows[i].concurrency for i in places],
             **rows[places[0]].schedule,
+            requests_per_client=rounds,
         )
         columns[:, places] = KernelTimes(
             measured_us=np.array([rows[i].tpot_ms for i in places]) * US_PER_MS,

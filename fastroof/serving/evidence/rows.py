@@ -157,6 +157,7 @@ class ServingRow:
             "kv_reservation": engine.memory.kv_reservation,
             "max_seqs": engine.scheduling.max_num_seqs,
             "order": engine.scheduling.order,
+            "length_spread": self.length_spread,
         }
 
     @property
