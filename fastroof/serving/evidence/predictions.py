@@ -11,10 +11,12 @@ from fastroof.errors import BatchError, FastroofError
 from fastroof.models.layout import Layout
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.run import StepBatch
+from fastroof.serving.disaggregated import estimate_disaggregated
 from fastroof.serving.estimate import estimate
 from fastroof.serving.evidence.calibration import MAX_TOKENS
 from fastroof.serving.evidence.measured_steps import MeasuredStep
 from fastroof.serving.evidence.rows import ServingRow
+from fastroof.serving.speculation import SpeculativeDecoding
 from fastroof.tables import Tables
 from fastroof.units import US_PER_MS
 
@@ -43,10 +45,31 @@ class Plans:
             As :func:`fastroof.compile_plan` does, for each row of the plan.
         """
         if isinstance(row, MeasuredStep):
-            layout, dtype = Layout(row.tp), row.dtype
-        else:
-            layout, dtype = row.layout, row.plan_dtype
-        key = (row.model, layout, dtype, row.kv_dtype, runtime)
+            return self._get(row, Layout(row.tp), row.dtype, runtime)
+        return self._get(row, row.layout, row.plan_dtype, runtime, row.exchange or None)
+
+    def get_prefill(self, row: ServingRow, runtime: EngineProfile) -> StepPlan | None:
+        """Return the plan of a row's prefill workers; None where one engine does all.
+
+        Raises
+        ------
+        FastroofError
+            As :meth:`get` does.
+        """
+        if not row.is_disaggregated:
+            return None
+        layout = Layout(row.prefill_tp, row.pp, row.prefill_dp, row.prefill_ep)
+        return self._get(row, layout, row.plan_dtype, runtime)
+
+    def _get(
+        self,
+        row: ServingRow | MeasuredStep,
+        layout: Layout,
+        dtype: str,
+        runtime: EngineProfile,
+        exchange: str | None = None,
+    ) -> StepPlan:
+        key = (row.model, layout, dtype, row.kv_dtype, runtime, exchange)
         if key not in self._plans:
             try:
                 self._plans[key] = compile_plan(
@@ -62,6 +85,7 @@ class Plans:
                     pp=layout.pp,
                     dp=layout.dp,
                     ep=layout.ep,
+                    exchange=exchange,
                 )
             except FastroofError as error:
                 self._plans[key] = error
@@ -87,7 +111,12 @@ class RowPrediction(NamedTuple):
     kv_load: float
 
 
-def predict_row(row: ServingRow, plan: StepPlan) -> RowPrediction:
+def predict_row(
+    row: ServingRow,
+    plan: StepPlan,
+    prefill_plan: StepPlan | None = None,
+    speculation: SpeculativeDecoding | None = None,
+) -> RowPrediction:
     """Predict one row.
 
     Parameters
@@ -95,7 +124,11 @@ def predict_row(row: ServingRow, plan: StepPlan) -> RowPrediction:
     row : ServingRow
         A measured run.
     plan : StepPlan
-        Its plan.
+        Its plan; of the workers that decode where prefill is apart.
+    prefill_plan : StepPlan, optional
+        Of the workers that prefill, where they are others.
+    speculation : SpeculativeDecoding, optional
+        What its requests draft and keep.
 
     Returns
     -------
@@ -107,6 +140,8 @@ def predict_row(row: ServingRow, plan: StepPlan) -> RowPrediction:
     FastroofError
         If :func:`fastroof.serving.estimate` cannot represent it, or several clients share a prefix cache.
     """
+    if prefill_plan is not None:
+        return _disaggregated(row, plan, prefill_plan, speculation)
     predicted = estimate(
         plan,
         row.mean_isl,
@@ -114,6 +149,7 @@ def predict_row(row: ServingRow, plan: StepPlan) -> RowPrediction:
         row.concurrency,
         **row.schedule,
         requests_per_client=None if math.isnan(row.requests_per_client) else row.requests_per_client,
+        speculation=speculation,
     )
     ttft_ms = predicted.ttft_ms
     if row.prefix_tokens > 0:
@@ -122,9 +158,31 @@ def predict_row(row: ServingRow, plan: StepPlan) -> RowPrediction:
         new_tokens, context_len = round(row.mean_isl - row.prefix_tokens), round(row.prefix_tokens)
         batch = StepBatch.from_requests([[(new_tokens, context_len)]])
         ttft_ms = float(plan.step_us(batch)[0]) / US_PER_MS
+    return RowPrediction(ttft_ms, predicted.tpot_ms, _kv_load(row, plan, row.concurrency))
+
+
+def _kv_load(row: ServingRow, plan: StepPlan, requests: float) -> float:
+    """KV cache that requests of an engine ask for, over what all of its ranks have."""
     length = row.mean_isl + row.engine_profile.memory.osl_reserved * row.mean_osl
-    a_request = plan.memory.held_tokens(length)
-    return RowPrediction(ttft_ms, predicted.tpot_ms, row.concurrency * a_request / plan.memory.max_kv_tokens)
+    return requests * plan.memory.held_tokens(length) / (plan.memory.max_kv_tokens * row.dp)
+
+
+def _disaggregated(
+    row: ServingRow, plan: StepPlan, prefill_plan: StepPlan, speculation: SpeculativeDecoding | None
+) -> RowPrediction:
+    """Predict a row whose prompts are computed by other workers; these run prompts whole."""
+    predicted = estimate_disaggregated(
+        prefill_plan,
+        plan,
+        row.mean_isl,
+        row.mean_osl,
+        row.concurrency,
+        row.prefill_workers,
+        row.decode_workers,
+        row.schedule["max_batched_tokens"],
+        speculation=speculation,
+    )
+    return RowPrediction(predicted.ttft_ms, predicted.tpot_ms, predicted.kv_load)
 
 
 def predict_step_ms(step: MeasuredStep, plan: StepPlan) -> float:

@@ -83,6 +83,8 @@ class ServingRow:
         Engines that decode alone; 0 where one engine does all.
     prefill_workers, prefill_tp, prefill_dp, prefill_ep : int
         Engines that prefill alone, and the layout of each.
+    exchange : str
+        How tokens reach experts on other GPUs in decodes, as a plan takes it; empty: the engine's own choice.
     """
 
     dataset: str
@@ -121,6 +123,7 @@ class ServingRow:
     prefill_tp: int = 0
     prefill_dp: int = 0
     prefill_ep: int = 0
+    exchange: str = ""
 
     @property
     def is_disaggregated(self) -> bool:
@@ -226,6 +229,7 @@ ROW_COLUMNS: Final = (
     _column("prefill_tp", "int", "GPUs", "tensor-parallel size of each", 1),
     _column("prefill_dp", "int", "", "their ranks of attention data parallelism", 1),
     _column("prefill_ep", "int", "", "their groups of experts", 1),
+    _column("exchange", "text", "", "how tokens reach experts in decodes; empty: the engine's own choice"),
 )
 """The columns of a file of serving rows; other columns are not read."""
 
@@ -256,6 +260,7 @@ _DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType(
         "prefill_tp": 0,
         "prefill_dp": 0,
         "prefill_ep": 0,
+        "exchange": "",
     }
 )
 """What a column that a file lacks, or an empty cell of it, stands for."""

@@ -24,6 +24,8 @@ DYNAMO, INFERENCEMAX = "dynamo", "inferencemax"
 BENCH_ROUNDS: Final = 10.0
 INFERENCEMAX_LENGTHS: Final = 0.9
 INFERENCEMAX_SPREAD: Final = 0.2
+NODE_GPUS: Final[Mapping[str, int]] = MappingProxyType({"gb200": 4, "gb300": 4})
+"""GPUs of a node where they are not eight."""
 SAME_MS: Final = 1e-3
 """Times closer than this are one run's: a part of the sample was written with fewer digits."""
 
@@ -241,10 +243,14 @@ def _cleaned(cell: Mapping[str, str], gpu_of: Mapping[str, str], changed: Counte
     version = cell["backend_version"]
     known_version = version or _VERSIONS.get((engine, measured_on), "")
     changed["version"] += known_version != version
-    is_disaggregated = cell["mode"] == "disagg"
+    is_disaggregated, exchange = cell["mode"] == "disagg", ""
     if is_disaggregated:
         layout = _disaggregated(cell)
         concurrency = layout.pop("concurrency")
+        if engine == "sglang" and layout["dp"] > NODE_GPUS.get(gpu, 8):
+            layout["ep"] = layout["tp"] * layout["dp"]
+            exchange = "alltoall"
+            changed["wide"] += 1
     else:
         layout = _layout(cell, model, is_inferencemax, changed)
         concurrency = layout.pop("concurrency")
@@ -283,6 +289,7 @@ def _cleaned(cell: Mapping[str, str], gpu_of: Mapping[str, str], changed: Counte
         bench=INFERENCEMAX if is_inferencemax else DYNAMO,
         length_spread=INFERENCEMAX_SPREAD if is_inferencemax else 0.0,
         measured_on=measured_on,
+        exchange=exchange,
         **layout,
     )  # fmt: skip
 

@@ -1,0 +1,140 @@
+"""Runs that are faster than their own kernels: which, and what speculative decoding makes of them.
+
+No column of a public sample says that a run drafted tokens. What tells is that it took less time a token than
+the kernels of a plain step do: a rule that looks at measured times and at kernels alone, never at an engine's
+fitted costs. Such runs are judged apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from fastroof.acceptance import MTP
+from fastroof.serving.evidence.rows import ServingRow
+from fastroof.serving.speculation import SpeculativeDecoding
+
+__all__ = ["ACCEPTED", "FASTEST", "accepted_without", "drafts_of", "series_of", "speculative_runs"]
+
+FASTEST: Final = 0.7
+"""Share of the time of its own kernels under which a run cannot have taken plain steps."""
+
+MOST_RUNS: Final = 0.5
+"""Share of a series under :data:`FASTEST` from which all of it speculates: drafts are set for a series."""
+
+RECIPES: Final[Mapping[tuple[str, str], str]] = {
+    (
+        "trtllm",
+        "1.2.0rc6.post3",
+    ): "all runs of this version in the sample: the public benchmark's recipes for "
+    "it set speculative decoding by the model's own draft layer",
+}
+"""Engines and versions whose recipes speculate, and what says so."""
+
+DRAFTING: Final = ("deepseek-v3", "glm-5", "qwen3.5-397b-a17b")
+"""Models of the sample whose checkpoints bring a draft layer."""
+
+ACCEPTED: Final = tuple(round(1.2 + 0.1 * i, 1) for i in range(20))
+"""Tokens a step that are tried, of 1 and the drafts."""
+
+
+class Series(NamedTuple):
+    """Runs of one launch of an engine under one load, by number of clients."""
+
+    dataset: str
+    gpu: str
+    layout: tuple[int, ...]
+    lengths: tuple[float, float]
+    measured_on: str
+
+
+def series_of(row: ServingRow) -> Series:
+    """Return the series that a run belongs to."""
+    layout = (row.tp, row.dp, row.ep, row.prefill_workers, row.prefill_tp, row.prefill_dp, row.decode_workers)
+    return Series(row.dataset, row.gpu, layout, (row.isl, row.osl), row.measured_on)
+
+
+def speculative_runs(rows: Sequence[ServingRow], kernels_ms: Sequence[float]) -> list[str]:
+    """Say which runs are faster than plain steps of their kernels can be.
+
+    Parameters
+    ----------
+    rows : sequence of ServingRow
+        Measured runs.
+    kernels_ms : sequence of float
+        TPOT of each by its kernels alone, ms; nan where there is none.
+
+    Returns
+    -------
+    list of str
+        Why a run is taken to speculate; empty for one that is not.
+
+    Examples
+    --------
+    >>> speculative_runs([], [])
+    []
+    """
+    share = np.array([row.tpot_ms for row in rows]) / np.array(kernels_ms, np.float64)
+    fast = share < FASTEST
+    series: dict[Series, list[int]] = {}
+    for i, row in enumerate(rows):
+        series.setdefault(series_of(row), []).append(i)
+    reasons = [""] * len(rows)
+    for places in series.values():
+        mostly = float(np.mean(fast[places])) >= MOST_RUNS
+        for i in places:
+            recipe = RECIPES.get((rows[i].engine, rows[i].engine_version), "")
+            if recipe:
+                reasons[i] = recipe
+            elif fast[i]:
+                reasons[i] = f"it took less than {FASTEST:g} of what its own kernels take"
+            elif mostly:
+                reasons[i] = f"most of its series took less than {FASTEST:g} of what their kernels take"
+    return reasons
+
+
+def drafts_of(row: ServingRow, accepted: float) -> SpeculativeDecoding | None:
+    """Return what such a run drafts, as recipes of DeepSeek do: three tokens, or one a rank of attention.
+
+    None for models whose checkpoints have no draft layer.
+    """
+    if row.whole_model not in DRAFTING:
+        return None
+    drafts = 1 if row.dp > 1 else 3
+    return SpeculativeDecoding(drafts, accepted=min(accepted, drafts + 1.0), draft=MTP)
+
+
+def accepted_without(
+    rows: Sequence[ServingRow], predict: Callable[[ServingRow, float], float]
+) -> list[float]:
+    """Find the tokens accepted in a step, for each run from the runs of other GPUs, formats and versions.
+
+    Parameters
+    ----------
+    rows : sequence of ServingRow
+        Runs that speculate.
+    predict : callable
+        TPOT of a run, ms, at so many accepted tokens a step; nan where it cannot be timed.
+
+    Returns
+    -------
+    list of float
+        One of :data:`ACCEPTED` for each run, with the smallest mean absolute relative error on the runs of
+        all other groups with as many drafts; nan where there is no other group.
+    """
+    if not rows:
+        return []
+    errors = np.array([[predict(row, accepted) / row.tpot_ms - 1.0 for accepted in ACCEPTED] for row in rows])
+    groups = [(row.gpu, row.dtype, row.engine, row.engine_version) for row in rows]
+    ranks = np.array([row.dp > 1 for row in rows])
+    found = []
+    for i, group in enumerate(groups):
+        others = np.array([other != group for other in groups]) & (ranks == ranks[i])
+        others &= ~np.isnan(errors).any(axis=1)
+        if not others.any():
+            found.append(float("nan"))
+            continue
+        found.append(ACCEPTED[int(np.abs(errors[others]).mean(axis=0).argmin())])
+    return found
