@@ -21,8 +21,8 @@ from fastroof.serving.evidence.speculative_runs import (
 def row() -> ServingRow:
     first = next(row for row in shipped_rows("h100") if row.tp == 2)
     return dataclasses.replace(
-        first, dataset="trtllm-deepseek-v3", engine="trtllm", engine_version="1.1.0", architecture="deepseek-v3",
-        tpot_ms=10.0, dp=1,
+        first, dataset="trtllm-deepseek-v3", engine="trtllm", engine_version="1.1.0",
+        architecture="deepseek-v3", tpot_ms=10.0, dp=1,
     )  # fmt: skip
 
 
