@@ -32,8 +32,8 @@ JSON: a list with one object a profile: name, engine, versions, costs [step_us, 
 prefill_floor_layer_us, allreduce_us, layer_us, prefill_layer_us, residual, layers: architecture, layer_us,
 versions, evidence], scheduling [order, chunked_prefill, max_num_batched_tokens, max_num_seqs], memory
 [kv_reservation], kernels [gemm_smoothing, fp8_scales, shared_experts, latent_attention, engines, operators:
-operator, gpu, format, layout, source, version, dtype, kernel], layout [ep, attention, alltoall, ...], fit
-[costs, outlier] or null, evidence.
+operator, gpu, format, layout, source, engine, reason, version, dtype, kernel, versions, architecture,
+required, shared_experts], layout [ep, attention, alltoall, ...], fit [costs, outlier] or null, evidence.
 """
 
 
@@ -92,5 +92,14 @@ def _cells(profile: EngineProfile) -> tuple[str, ...]:
 
 def _kernel_cells(name: str, kernel: OperatorKernel) -> tuple[str, ...]:
     layout = [f"{size} {value}" for size, value in kernel.layout]
-    where = ", ".join(filter(None, (kernel.gpu, kernel.format, *layout))) or "everywhere"
-    return name, kernel.operator, where, kernel.source, kernel.version, kernel.dtype, kernel.kernel
+    parts = (kernel.versions, kernel.gpu, kernel.architecture, kernel.format, *layout)
+    where = ", ".join(filter(None, parts)) or "everywhere"
+    return (
+        name,
+        kernel.operator,
+        where,
+        kernel.source or kernel.engine,
+        kernel.version,
+        kernel.dtype,
+        kernel.kernel,
+    )

@@ -1,10 +1,12 @@
 """Serving engines: what each adds to its kernels, how it schedules and reserves memory, and the evidence.
 
-One TOML in ``profiles`` is an engine in a range of its versions. It needs the standard library alone.
+One TOML in ``profiles`` is an engine in a range of its versions, one in ``recipes`` what is known of how a
+public benchmark launched it. It needs the standard library alone.
 """
 
 from __future__ import annotations
 
+from fastroof.engines.deployments import Recipe, recipe_for, recipes_of
 from fastroof.engines.load import engine_names, engine_of_version, load_engine, serving_engines
 from fastroof.engines.profile import (
     KV_RESERVATIONS,
@@ -28,10 +30,13 @@ __all__ = [
     "KvMemory",
     "LayerCost",
     "OperatorKernel",
+    "Recipe",
     "Scheduling",
     "StepCosts",
     "engine_names",
     "engine_of_version",
     "load_engine",
+    "recipe_for",
+    "recipes_of",
     "serving_engines",
 ]

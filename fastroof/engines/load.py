@@ -21,7 +21,7 @@ from fastroof.engines.profile import (
     Scheduling,
     StepCosts,
 )
-from fastroof.engines.versions import holds_for
+from fastroof.engines.versions import holds_for, is_version
 from fastroof.errors import PlanError
 
 __all__ = ["engine_names", "engine_of_version", "load_engine", "serving_engines"]
@@ -49,6 +49,11 @@ def _packaged(name: str) -> EngineProfile:
     return _profile({"name": name, **tomllib.loads(text)}, f"profile {name}")
 
 
+@cache
+def _narrowed(name: str, version: str) -> EngineProfile:
+    return _packaged(name).at(version)
+
+
 def serving_engines() -> tuple[str, ...]:
     """Return the serving engines that packaged profiles describe, sorted.
 
@@ -73,8 +78,8 @@ def engine_of_version(engine: str, version: str = "") -> EngineProfile:
     Returns
     -------
     EngineProfile
-        The one whose range holds the version; where none does, or it is unknown or no version, the one that
-        is called like the engine.
+        The one whose range holds the version, with that version's kernels; where none does, or it is unknown
+        or no version, the one that is called like the engine.
 
     Raises
     ------
@@ -83,17 +88,19 @@ def engine_of_version(engine: str, version: str = "") -> EngineProfile:
     """
     if engine not in serving_engines():
         raise PlanError(f"engine must be one of {', '.join(serving_engines())}, got {engine!r}")
+    if not is_version(version):
+        return _packaged(engine)
     try:
         return _of_version(engine, version)
     except PlanError:
-        return _packaged(engine)
+        return _narrowed(engine, version)
 
 
 def _of_version(engine: str, version: str) -> EngineProfile:
     profiles = [profile for profile in map(_packaged, engine_names()) if profile.engine == engine]
     for profile in profiles:
         if holds_for(profile.versions, version):
-            return profile.at(version)
+            return _narrowed(profile.name, version)
     ranges = ", ".join(f"{profile.name} ({profile.versions})" for profile in profiles)
     raise PlanError(f"no profile is of {engine} {version}; there are {ranges}")
 

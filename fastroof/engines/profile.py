@@ -220,13 +220,23 @@ class OperatorKernel:
     ----------
     operator : str
         As tables call it, such as ``gemm``.
+    versions : str
+        Of which versions of the engine, a range within the profile's; empty for all of them. One with a range
+        counts in a profile that was loaded for a version, as ``vllm-0.17.0``.
     gpu, format : str
         Of which GPU, and of linear layers of which dtype; empty for any.
+    architecture : str
+        Of which models: a Hugging Face class, such as ``MiniMaxM2ForCausalLM``; empty for any.
     layout : tuple of (str, int)
         Of which sizes of the layout, such as ``("tp", 8)``; those that are not named may be any. In a
         TOML a table, ``{tp = 8}``.
     source : str
         The source of the tables that measured it; empty where the tables' own choice does.
+    required : bool
+        Whether tables that serve another source's rows are refused; else they stand for it.
+    shared_experts : str
+        Of the operator ``moe``: how shared experts run with these kernels, where not as
+        :class:`KernelChoices` says; empty where so.
     engine : str
         The engine whose measured kernels stand for it, whatever their source is called.
     reason : str
@@ -245,14 +255,23 @@ class OperatorKernel:
     version: str = ""
     dtype: str = ""
     kernel: str = ""
+    versions: str = ""
+    architecture: str = ""
+    required: bool = True
+    shared_experts: str = ""
 
     def __post_init__(self) -> None:
         """Refuse what names no kernel."""
         for key in fields(self):
-            if key.name != "layout":
+            if key.name not in ("layout", "required"):
                 _check_text(key.name, getattr(self, key.name))
         if not self.operator:
             raise PlanError("a kernel needs the operator that it is of")
+        if not isinstance(self.required, bool):
+            raise PlanError(f"required must be true or false, got {self.required!r}")
+        if self.shared_experts:
+            _check_one_of("shared_experts", self.shared_experts, SHARED_EXPERTS)
+        check_range(self.versions)
         try:
             sizes = tuple(dict(self.layout).items())
         except (TypeError, ValueError):
@@ -262,14 +281,24 @@ class OperatorKernel:
             _check_size(f"layout {name}", size)
         object.__setattr__(self, "layout", sizes)
 
-    def is_for(self, operator: str, gpu: str, dtype: str, layout: Mapping[str, int]) -> bool:
-        """Whether it is run for an operator on a GPU, in a format and layout."""
+    def is_for(
+        self, operator: str, gpu: str, dtype: str, layout: Mapping[str, int], architecture: str = ""
+    ) -> bool:
+        """Whether it is run for an operator on a GPU, in a format and layout, by models of a class."""
         return (
             self.operator == operator
+            and self.versions == ""
             and self.gpu in ("", gpu)
             and self.format in ("", dtype)
+            and self.architecture in ("", architecture)
             and all(layout.get(name, 1) == size for name, size in self.layout)
         )
+
+    def of_version(self, version: str) -> OperatorKernel | None:
+        """Return the kernel as a version of the engine has it; None if its range does not hold it."""
+        if not self.versions:
+            return self
+        return replace(self, versions="") if holds_for(self.versions, version) else None
 
 
 @dataclass(frozen=True)
@@ -314,9 +343,19 @@ class KernelChoices:
         _check_one_of("latent_attention", self.latent_attention, LATENT_ATTENTION)
         object.__setattr__(self, "operators", tuple(self.operators))
 
-    def of(self, operator: str, gpu: str, dtype: str, layout: Mapping[str, int]) -> OperatorKernel | None:
+    def of(
+        self, operator: str, gpu: str, dtype: str, layout: Mapping[str, int], architecture: str = ""
+    ) -> OperatorKernel | None:
         """Return the kernel of an operator on a GPU, in a format and layout; None where it is not known."""
-        return next((k for k in self.operators if k.is_for(operator, gpu, dtype, layout)), None)
+        return next((k for k in self.operators if k.is_for(operator, gpu, dtype, layout, architecture)), None)
+
+    def of_version(self, version: str) -> KernelChoices:
+        """Return the choices of one version of the engine: those of its range come before those of any."""
+        ranged = [(k.versions != "", k.of_version(version)) for k in self.operators]
+        kept = [k for is_ranged, k in sorted(ranged, key=lambda one: not one[0]) if k is not None]
+        if not any(is_ranged and k is not None for is_ranged, k in ranged):
+            return self
+        return replace(self, operators=tuple(kept))
 
 
 @dataclass(frozen=True)
@@ -392,11 +431,12 @@ class EngineProfile:
             raise PlanError(f"evidence must be a table, got {self.evidence!r}")
 
     def at(self, version: str) -> EngineProfile:
-        """Return the engine as it is in one of its versions: without costs of layers in others."""
+        """Return the engine as it is in one of its versions: without other versions' layers and kernels."""
         layers = tuple(one for one in self.costs.layers if holds_for(one.versions, version))
-        if layers == self.costs.layers:
+        kernels = self.kernels.of_version(version)
+        if layers == self.costs.layers and kernels is self.kernels:
             return self
-        return replace(self, costs=replace(self.costs, layers=layers))
+        return replace(self, costs=replace(self.costs, layers=layers), kernels=kernels)
 
     def kernels_alone(self) -> EngineProfile:
         """Return the engine without what it adds to its kernels."""

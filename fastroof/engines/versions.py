@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from fastroof.errors import PlanError
 
-__all__ = ["check_range", "holds_for"]
+__all__ = ["check_range", "holds_for", "is_version"]
 
 _VERSION: Final = re.compile(r"(\d+(?:\.\d+)*)(?:[.-]?(a|b|rc)(\d+))?(?:\.post(\d+))?(?:\+.*)?")
 _COMPARED: Final[dict[str, Callable[[Any, Any], bool]]] = {
@@ -62,3 +62,8 @@ def holds_for(versions: str, version: str) -> bool:
     """
     wanted = _key(version)
     return not versions or all(_COMPARED[sign](wanted, bound) for sign, bound in _bounds(versions))
+
+
+def is_version(version: str) -> bool:
+    """Whether a text is a version that ranges can hold, as ``1.1.0rc2`` is and ``nightly`` is not."""
+    return _VERSION.fullmatch(version) is not None

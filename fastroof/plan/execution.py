@@ -10,7 +10,7 @@ from fastroof.plan.datasheet import DatasheetCurves
 from fastroof.plan.exchange import exchange_rules
 from fastroof.plan.kernel_formats import kernel_formats
 from fastroof.plan.latent_blocks import whole_blocks
-from fastroof.plan.options import PlanOptions, kernel_order
+from fastroof.plan.options import PlanOptions, kernel_order, shares_experts_beside
 from fastroof.plan.table_curves import TableCurves
 from fastroof.plan.two_batches import check_two_batches
 from fastroof.plan.wide_experts import wide_experts
@@ -48,7 +48,7 @@ def execution_of(model: ModelSpec, options: PlanOptions, curves: CurveSource) ->
         kernel_formats(model, stored, curves.gpu, options, tables),
         scale_bytes=scale_bytes,
         routing=ROUTING if options.routing is None else options.routing,
-        shared_beside=options.runtime.kernels.shared_experts == "beside",
+        shared_beside=shares_experts_beside(curves.gpu, options),
         exchange=exchange_rules(options.runtime, curves.gpu, options.exchange),
         whole_blocks=whole_blocks(options, tables),
         dp_imbalance=float(options.dp_imbalance),

@@ -64,9 +64,8 @@ def _kernel_format(
     able = next((kernels for peak, kernels in by_peak.items() if peak in gpu.peak_flops_per_s), (dtype,))
     if len(able) == 1:
         return able[0]
-    profile = options.runtime.kernels
     for operator in (MOE.name, GEMM.name):
-        named = profile.of(operator, gpu.name, dtype, {"tp": options.tp})
+        named = options.kernel(operator, gpu, dtype)
         if named is not None and named.dtype in able:
             return str(named.dtype)
     if tables is None:

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from fastroof.checks import is_number, whole_number
 from fastroof.config import GpuSpec
-from fastroof.engines import load_engine
+from fastroof.engines import KernelChoices, OperatorKernel, load_engine
 from fastroof.engines.profile import GEMM_SMOOTHINGS
 from fastroof.errors import PlanError
 from fastroof.models import Layout, ModelSpec, load_model
@@ -19,7 +19,14 @@ from fastroof.plan.exchange import EXCHANGES
 from fastroof.tables import Tables
 from fastroof.tables.kernel_order import KernelOrder
 
-__all__ = ["PlanOptions", "check_kernels", "check_tables", "checked_model", "kernel_order"]
+__all__ = [
+    "PlanOptions",
+    "check_kernels",
+    "check_tables",
+    "checked_model",
+    "kernel_order",
+    "shares_experts_beside",
+]
 
 LARGEST_PLAN: Final = 2**22
 KERNELS_ALONE: Final = "kernels"
@@ -50,6 +57,8 @@ class PlanOptions(NamedTuple):
     num_slots: int | None = None
     two_batch_overlap: bool = False
     cp: int = 1
+    architecture: str = ""
+    """Of the model that they are for, see :meth:`of`."""
 
     @property
     def layout(self) -> Layout:
@@ -104,7 +113,20 @@ class PlanOptions(NamedTuple):
         if model.checkpoint.static_scales and dtype == own and getattr(runtime, "name", "") == KERNELS_ALONE:
             # an engine's profile says what fits the engine
             runtime = replace(runtime, kernels=replace(runtime.kernels, fp8_scales="static"))
-        return self._replace(dtype=dtype, kv_dtype=kv_dtype, runtime=runtime)
+        return self._replace(dtype=dtype, kv_dtype=kv_dtype, runtime=runtime, architecture=model.architecture)
+
+    def kernel(self, operator: str, gpu: GpuSpec, dtype: str) -> OperatorKernel | None:
+        """Return the kernel that the engine is known to run for an operator; options are a model's."""
+        sizes = {"tp": self.tp, "pp": self.pp, "dp": self.dp, "ep": self.ep}
+        kernels: KernelChoices = self.runtime.kernels
+        return kernels.of(operator, gpu.name, dtype, sizes, self.architecture)
+
+
+def shares_experts_beside(gpu: GpuSpec, options: PlanOptions) -> bool:
+    """Whether shared experts run beside the routed ones in steps of decodes; ``options`` are a model's."""
+    kernel = options.kernel("moe", gpu, options.dtype)
+    chosen = kernel.shared_experts if kernel is not None else ""
+    return (chosen or options.runtime.kernels.shared_experts) == "beside"
 
 
 def _chosen(name: str, value: Any, allowed: tuple[str, ...], hint: str = "") -> None:
@@ -134,7 +156,7 @@ def kernel_order(gpu: GpuSpec, options: PlanOptions) -> KernelOrder:
     engine = options.runtime
     named = []
     for operator in dict.fromkeys(kernel.operator for kernel in engine.kernels.operators):
-        kernel = engine.kernels.of(operator, gpu.name, options.dtype, {"tp": options.tp})
+        kernel = options.kernel(operator, gpu, options.dtype)
         if kernel is not None and (kernel.source or kernel.engine):
             named.append((operator, kernel.source or kernel.engine))
     own = (engine.engine,) if engine.engine else ()
@@ -152,8 +174,8 @@ def check_kernels(tables: Tables | None, gpu: GpuSpec, options: PlanOptions) -> 
         return
     sources = tables.in_order(kernel_order(gpu, options)).sources
     for operator in named & sources.keys():
-        kernel = engine.kernels.of(operator, gpu.name, options.dtype, {"tp": options.tp})
-        if kernel is not None and kernel.source not in ("", sources[operator]):
+        kernel = options.kernel(operator, gpu, options.dtype)
+        if kernel is not None and kernel.required and kernel.source not in ("", sources[operator]):
             raise PlanError(
                 f"{engine.name} runs {operator} on {gpu.name} as source {kernel.source!r} measured it, and "
                 f"the tables serve it from {sources[operator]!r}: "

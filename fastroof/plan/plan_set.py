@@ -20,7 +20,7 @@ from fastroof.tables import Tables
 
 __all__ = ["PlanSet", "compile_plans"]
 
-_OPTIONS: Final = frozenset(PlanOptions._fields)
+_OPTIONS: Final = frozenset(PlanOptions._fields) - {"architecture"}
 _architecture: Final = attrgetter("hidden", "vocab", "checkpoint", "kinds")
 """What a plan depends on of a model, but for its numbers of layers."""
 
@@ -113,11 +113,11 @@ def compile_plans(requests: Iterable[Mapping[str, Any]], gpu: Any, tables: Table
         for group in model.layers:
             kinds.append(id(group.kind))
             layers.append(group.count)
-        same = (options, model.hidden, model.vocab, model.checkpoint, *kinds)
+        same = (options, model.architecture, model.hidden, model.vocab, model.checkpoint, *kinds)
         family = known.get(same)
         if family is None:
             checked_model(model)
-            key = (options, _architecture(model))
+            key = (options, model.architecture, _architecture(model))
             family = known[same] = families.get(key, len(families))
         if family == len(recipes):
             families[key] = family

@@ -14,7 +14,7 @@ import numpy as np
 
 from fastroof._version import __version__
 from fastroof.checks import whole_number
-from fastroof.engines import EngineProfile, StepCosts, engine_names, load_engine
+from fastroof.engines import EngineProfile, OperatorKernel, StepCosts, engine_names, load_engine
 from fastroof.engines.layouts import ANY_LAYOUT
 from fastroof.errors import TableError
 from fastroof.load.write import toml_text
@@ -325,9 +325,14 @@ def profile_text(profile: EngineProfile) -> str:
     if layers:
         content["costs"]["layers"] = [{key: value for key, value in one.items() if value} for one in layers]
     operators = content["kernels"].pop("operators")
+    unsaid = {"operator": "", **{key.name: key.default for key in fields(OperatorKernel)[1:]}}
     if operators:
         content["kernels"]["operators"] = [
-            {key: dict(value) if key == "layout" else value for key, value in one.items() if value}
+            {
+                key: dict(value) if key == "layout" else value
+                for key, value in one.items()
+                if value != unsaid[key]
+            }
             for one in operators
         ]
     plain = asdict(ANY_LAYOUT)

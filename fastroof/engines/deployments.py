@@ -1,0 +1,261 @@
+"""Recipes: how a public benchmark launched an engine, by version, date, GPU, model and format.
+
+One TOML an engine in ``recipes``: facts out of launch scripts, each with its file and commit. They say what
+runs that were measured with them had for a KV cache, a layout and a draft, where the rows say nothing or
+something else; plans of one's own name these themselves.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib import resources
+from typing import Any, Final
+
+from fastroof.checks import is_number, is_whole_number
+from fastroof.engines.versions import check_range, holds_for, is_version
+from fastroof.errors import PlanError
+
+__all__ = ["Recipe", "recipe_for", "recipes_of"]
+
+_FOLDER: Final = "recipes"
+_KV_DTYPES: Final = ("", "bf16", "fp8")
+_SPLITS: Final = {"attention": ("", "tp"), "experts": ("", "tp", "ep")}
+_LISTS: Final = ("measured", "builds", "gpus", "models", "formats", "by_rows")
+_COUNTS: Final = (
+    "min_tp", "num_draft_tokens", "num_draft_tokens_dp", "max_num_batched_tokens", "max_num_seqs",
+    "requests_per_client", "stream_interval",
+)  # fmt: skip
+_NUMBERS: Final = ("accepted", "accepted_dp", "batched_tokens_per_isl", "memory_fraction")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How an engine was launched, where its conditions hold; what a script does not set is empty or 0.
+
+    Attributes
+    ----------
+    engine : str
+        Which engine.
+    file, commit, reason : str
+        Where that is from, and what else there is to say of it.
+    versions : str
+        Range of its versions; empty for any.
+    builds : tuple of str
+        Names of builds that are no versions (``nightly-dev``), beside the range; ``""`` is a run without any.
+    measured : tuple of str
+        First and last day of the runs; empty for any. Runs without a date are of any day.
+    gpus, formats : tuple of str
+        Of which GPUs, and of linear layers of which dtype; empty for any.
+    models : tuple of str
+        Beginnings of the names of models; empty for any.
+    min_tp : int
+        From which tensor-parallel size on.
+    speculative : bool
+        Whether requests verify draft tokens.
+    kv_dtype : str
+        KV cache.
+    attention, experts : str
+        ``tp`` where attention is split by tensor parallelism whatever a row says of data parallelism, and
+        experts too whatever it says of groups; ``ep`` where experts are groups on all GPUs.
+    moe_backend, moe_backend_dp, attention_backend : str
+        Kernels that it asks for, by the engine's own words; with data-parallel attention, if others.
+    num_draft_tokens, num_draft_tokens_dp : int
+        Tokens drafted for a request a step; with data-parallel attention.
+    accepted, accepted_dp : float
+        Tokens that a request says in a step.
+    max_num_batched_tokens, max_num_seqs : int
+        What a step holds.
+    batched_tokens_per_isl : float
+        The first of both, where it goes by the length of prompts.
+    client_seqs : bool
+        Whether the second is the number of clients.
+    memory_fraction : float
+        Of the GPU's memory, by the engine's own measure.
+    cuda_graphs : str
+        In words.
+    fused_allreduce, async_scheduling : bool
+        Whether it asks for all-reduces that norms are fused with, and for the next step to be scheduled
+        during one, where that is not the version's default.
+    stream_interval : int
+        Tokens that a client is sent at once.
+    requests_per_client : int
+        Where they are not 10.
+    by_rows : tuple of str
+        Which of these no script says: they were chosen by the runs themselves.
+    """
+
+    engine: str
+    file: str
+    commit: str
+    reason: str = ""
+    versions: str = ""
+    builds: tuple[str, ...] = ()
+    measured: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    formats: tuple[str, ...] = ()
+    min_tp: int = 0
+    speculative: bool = False
+    kv_dtype: str = ""
+    attention: str = ""
+    experts: str = ""
+    moe_backend: str = ""
+    moe_backend_dp: str = ""
+    attention_backend: str = ""
+    num_draft_tokens: int = 0
+    num_draft_tokens_dp: int = 0
+    accepted: float = 0.0
+    accepted_dp: float = 0.0
+    max_num_batched_tokens: int = 0
+    max_num_seqs: int = 0
+    batched_tokens_per_isl: float = 0.0
+    client_seqs: bool = False
+    memory_fraction: float = 0.0
+    cuda_graphs: str = ""
+    fused_allreduce: bool = False
+    async_scheduling: bool = False
+    stream_interval: int = 0
+    requests_per_client: int = 0
+    by_rows: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what no recipe says."""
+        for name in _LISTS:
+            value: Any = getattr(self, name)
+            if isinstance(value, str) or not all(isinstance(one, str) for one in value):
+                raise PlanError(f"{name} must be a list of words, got {value!r}")
+            object.__setattr__(self, name, tuple(value))
+        if len(self.measured) not in (0, 2):
+            raise PlanError(f"measured must be a first and a last day, got {list(self.measured)!r}")
+        for name, allowed in (("kv_dtype", _KV_DTYPES), *_SPLITS.items()):
+            if getattr(self, name) not in allowed:
+                raise PlanError(
+                    f"{name} must be one of {', '.join(allowed[1:])}, got {getattr(self, name)!r}"
+                )
+        for name in _COUNTS:
+            value = getattr(self, name)
+            if value != 0 and not is_whole_number(value):
+                raise PlanError(f"{name} must be a whole number of at least 1, got {value!r}")
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            if not is_number(value) or value < 0:
+                raise PlanError(f"{name} must be a number of at least 0, got {value!r}")
+        if self.speculative != bool(self.num_draft_tokens):
+            raise PlanError(
+                f"a recipe that is speculative drafts tokens, another none: got speculative "
+                f"{self.speculative} and num_draft_tokens {self.num_draft_tokens}"
+            )
+        check_range(self.versions)
+
+    def holds(
+        self, version: str, gpu: str, model: str, dtype: str, tp: int = 0, measured_on: str = ""
+    ) -> bool:
+        """Whether a run was launched so, as :func:`recipe_for` asks."""
+        is_version_of = self.versions != "" and is_version(version) and holds_for(self.versions, version)
+        days = self.measured or ("", "")
+        return (
+            (is_version_of or version in self.builds or not (self.versions or self.builds))
+            and (not self.gpus or gpu in self.gpus)
+            and (not self.formats or dtype in self.formats)
+            and (not self.models or model.startswith(self.models))
+            and (tp == 0 or tp >= self.min_tp)
+            and (not days[0] or not measured_on or days[0] <= measured_on <= days[1])
+        )
+
+    def layout(self, tp: int, dp: int, ep: int) -> tuple[int, int, int]:
+        """Return tp, dp and ep as they ran, of those that a row says.
+
+        Examples
+        --------
+        >>> recipe_for("vllm", "0.17.0", "b200", "kimi-k2.5", "nvfp4").layout(1, 4, 4)
+        (4, 1, 1)
+        """
+        gpus = tp * dp
+        if self.attention == "tp":
+            tp, dp = gpus, 1
+        if self.experts == "tp" and dp == 1:
+            ep = 1
+        elif self.experts == "ep":
+            ep = gpus
+        return tp, dp, ep
+
+    def drafts(self, dp: int) -> tuple[int, float]:
+        """Return tokens drafted for a request a step, and said by it; 0 and 0.0 where that is not known."""
+        if dp > 1 and self.num_draft_tokens_dp:
+            return self.num_draft_tokens_dp, self.accepted_dp
+        return self.num_draft_tokens, self.accepted
+
+
+@cache
+def recipes_of(engine: str) -> tuple[Recipe, ...]:
+    """Return what is known of how an engine was launched, in the order of its file; empty of others.
+
+    Examples
+    --------
+    >>> {recipe.engine for recipe in recipes_of("sglang")}, recipes_of("tgi")
+    ({'sglang'}, ())
+    """
+    file = resources.files("fastroof.engines") / _FOLDER / f"{engine}.toml"
+    if not file.is_file():
+        return ()
+    content = tomllib.loads(file.read_text("utf-8"))
+    return tuple(_recipe(engine, keys) for keys in content["recipes"])
+
+
+def _recipe(engine: str, keys: Mapping[str, Any]) -> Recipe:
+    unknown = sorted(set(keys) - {key.name for key in fields(Recipe)})
+    if unknown:
+        raise PlanError(f"[[recipes]] of {engine} do not know {', '.join(unknown)}")
+    return Recipe(engine=engine, **keys)
+
+
+def recipe_for(
+    engine: str,
+    version: str,
+    gpu: str,
+    model: str,
+    dtype: str,
+    *,
+    tp: int = 0,
+    measured_on: str = "",
+    speculative: bool | None = None,
+) -> Recipe | None:
+    """Return how a public benchmark launched an engine for a run.
+
+    Parameters
+    ----------
+    engine, version : str
+        As rows have them; the version may be the name of a build, or empty.
+    gpu, model, dtype : str
+        GPU, the model's preset or architecture, and the dtype of its linear layers.
+    tp : int
+        Tensor-parallel size; 0 where it does not matter.
+    measured_on : str
+        Day of the run, ``2026-03-28``; empty where it is not known.
+    speculative : bool, optional
+        Whether the run is known to verify draft tokens or not to; None takes the first that holds, which is
+        one without drafts where there are both.
+
+    Returns
+    -------
+    Recipe or None
+        None where none is known.
+
+    Examples
+    --------
+    >>> recipe = recipe_for("trtllm", "1.2.0rc6.post3", "b200", "deepseek-v3", "fp8_block")
+    >>> recipe.kv_dtype, recipe.moe_backend, recipe.drafts(dp=1), recipe.drafts(dp=8)
+    ('fp8', 'trtllm', (3, 2.2), (1, 1.6))
+    """
+    return next(
+        (
+            recipe
+            for recipe in recipes_of(engine)
+            if recipe.holds(version, gpu, model, dtype, tp, measured_on)
+            and speculative in (None, recipe.speculative)
+        ),
+        None,
+    )
