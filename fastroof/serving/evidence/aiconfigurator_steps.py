@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import import_module, resources
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
@@ -23,7 +23,12 @@ from fastroof.load.aiconfigurator import SYSTEMS
 from fastroof.models import Layout
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.components import component_of
-from fastroof.serving.evidence.aiconfigurator_estimates import SDK, aiconfigurator_version, quiet
+from fastroof.serving.evidence.aiconfigurator_estimates import (
+    SDK,
+    aiconfigurator_version,
+    quiet,
+    write_published_config,
+)
 from fastroof.tables import load_tables
 from fastroof.units import US_PER_MS
 
@@ -173,7 +178,7 @@ def stepped_cases(cases: Sequence[StepCase] = CASES) -> Iterator[SteppedCase]:
         with TemporaryDirectory() as above:
             folder = Path(above) / case.model.split("/")[-1]
             folder.mkdir()
-            _write_config(case.model, folder)
+            write_published_config(case.model, folder)
             for step, requests in STEPS.items():
                 try:
                     with quiet():
@@ -191,15 +196,6 @@ def stepped_cases(cases: Sequence[StepCase] = CASES) -> Iterator[SteppedCase]:
                     yield SteppedCase(case, step, {}, {}, f"{type(error).__name__}: {words:.160}")
                     continue
                 yield SteppedCase(case, step, own_ms, their_ms, lenders=lenders)
-
-
-def _write_config(model: str, folder: Path) -> None:
-    """Lay the package's configuration of a model out as a checkpoint has it, for both to read."""
-    configs = resources.files("aiconfigurator_core") / "model_configs"
-    for name in ("config.json", "hf_quant_config.json"):
-        file = configs / f"{model.replace('/', '--')}_{name}"
-        if file.is_file():
-            (folder / name).write_bytes(file.read_bytes())
 
 
 def _plan(case: StepCase, folder: str) -> StepPlan:

@@ -388,7 +388,7 @@ def shipped_rows(gpu: str, root: Path | None = None) -> tuple[ServingRow, ...]:
     Examples
     --------
     >>> len(shipped_rows("h100"))
-    592
+    815
     """
     folder = (bench_data_root() if root is None else root) / gpu / SERVING_FOLDER
     files = sorted(path for path in folder.glob("*.csv") if path.name != STEPS_FILE)

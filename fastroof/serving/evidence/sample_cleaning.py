@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from fastroof.engines import serving_engines
 from fastroof.serving.evidence.rows import ServingRow
@@ -296,7 +296,7 @@ def _cleaned(cell: Mapping[str, str], gpu_of: Mapping[str, str], changed: Counte
 
 def _layout(
     cell: Mapping[str, str], model: str, is_inferencemax: bool, changed: Counter[str]
-) -> dict[str, int]:
+) -> dict[str, Any]:
     """Layout and concurrency of an aggregated run."""
     tp, dp = _number(cell, "tp_size"), _number(cell, "attention_dp_size")
     moe_tp, ep = max(_number(cell, "moe_tp_size"), 1), max(_number(cell, "moe_ep_size"), 1)
@@ -340,7 +340,7 @@ def _layout(
     return {"tp": tp, "pp": _number(cell, "pp_size"), "dp": dp, "ep": ep, "concurrency": concurrency}
 
 
-def _disaggregated(cell: Mapping[str, str]) -> dict[str, int]:
+def _disaggregated(cell: Mapping[str, str]) -> dict[str, Any]:
     """Layouts, workers and concurrency of a disaggregated run."""
     if not cell.get("prefill_num_workers"):
         raise _Refused("disaggregated without worker counts")

@@ -2,13 +2,22 @@
 
 The package (Apache-2.0, https://github.com/ai-dynamo/aiconfigurator) holds them as
 ``systems/silicon_sample.csv``. Only that file is read: the package is not imported.
+
+    python -m fastroof.serving.evidence.silicon_sample bench_data [GPU ...]
+
+writes the rows that ship, of all GPUs that have some unless named, with the package's own predictions beside
+them; what it was asked before, at the same version, is not asked again.
 """
 
 from __future__ import annotations
 
 import csv
 import hashlib
-from collections.abc import Mapping
+import math
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -21,14 +30,22 @@ from fastroof.serving.evidence.aiconfigurator_estimates import (
     aiconfigurator_version,
     with_aiconfigurator_estimates,
 )
-from fastroof.serving.evidence.rows import LeftOut, ServingRow, write_rows
+from fastroof.serving.evidence.rows import LeftOut, ServingRow, read_rows, write_rows
 from fastroof.serving.evidence.sample_cleaning import KV_DTYPE_FROM, RULES, clean_sample
 from fastroof.whole_files import write_whole
 
-__all__ = ["SAMPLE_FILE", "convert_silicon_sample", "read_silicon_sample"]
+__all__ = ["SAMPLE_FILE", "SAMPLE_GPUS", "convert_silicon_sample", "main", "read_silicon_sample"]
 
 SAMPLE_FILE: Final = "systems/silicon_sample.csv"
 SOURCE: Final = "silicon_sample"
+SAMPLE_GPUS: Final = ("h100", "h200", "b200", "b300", "gb200", "gb300")
+"""GPUs that the sample has runs of."""
+
+_ASKED: Final = (
+    "gpu", "engine", "model", "dtype", "kv_dtype", "tp", "pp", "dp", "ep", "isl", "osl", "concurrency",
+    "prefix_tokens", "decode_workers",
+)  # fmt: skip
+"""What the package is told of a row."""
 
 
 def read_silicon_sample(
@@ -103,10 +120,10 @@ def convert_silicon_sample(gpu: str, bench_data: str | Path) -> Path:
         If the package is not installed.
     """
     rows, left_out, changed = read_silicon_sample(gpu)
-    rows, refused = with_aiconfigurator_estimates(rows)
     folder = Path(bench_data) / gpu / SERVING_FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     version = aiconfigurator_version()
+    rows, refused = _with_estimates(rows, folder, version)
     provenance = {
         "gpu": gpu,
         "package": AICONFIGURATOR,
@@ -130,3 +147,37 @@ def convert_silicon_sample(gpu: str, bench_data: str | Path) -> Path:
     }
     write_whole(folder / f"{SOURCE}.toml", toml_text(provenance))
     return write_rows(folder / f"{SOURCE}.csv", rows)
+
+
+def _with_estimates(
+    rows: Sequence[ServingRow], folder: Path, version: str
+) -> tuple[tuple[ServingRow, ...], dict[str, int]]:
+    """Ask the package for what the file that is there does not know of it."""
+    told, known = folder / f"{SOURCE}.toml", dict[tuple[object, ...], ServingRow]()
+    if told.is_file() and tomllib.loads(told.read_text("utf-8")).get("package_version") == version:
+        answered = read_rows(folder / f"{SOURCE}.csv")
+        known = {_asked(row): row for row in answered if not math.isnan(row.aic_tpot_ms)}
+    unknown = [row for row in rows if _asked(row) not in known]
+    fresh, refused = with_aiconfigurator_estimates(unknown)
+    known |= {_asked(row): row for row in fresh}
+    answers = [known[_asked(row)] for row in rows]
+    return tuple(
+        replace(row, aic_ttft_ms=answer.aic_ttft_ms, aic_tpot_ms=answer.aic_tpot_ms)
+        for row, answer in zip(rows, answers, strict=True)
+    ), refused
+
+
+def _asked(row: ServingRow) -> tuple[object, ...]:
+    return tuple(getattr(row, name) for name in _ASKED)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Write the rows of some GPUs, or of all that the sample has."""
+    if not arguments:
+        raise SystemExit("usage: python -m fastroof.serving.evidence.silicon_sample BENCH_DATA [GPU ...]")
+    for gpu in arguments[1:] or SAMPLE_GPUS:
+        print(convert_silicon_sample(gpu, arguments[0]), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
