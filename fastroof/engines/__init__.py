@@ -20,6 +20,7 @@ from fastroof.engines.profile import (
     Scheduling,
     StepCosts,
 )
+from fastroof.engines.serving_errors import ServingErrors
 
 __all__ = [
     "KV_RESERVATIONS",
@@ -32,6 +33,7 @@ __all__ = [
     "OperatorKernel",
     "Recipe",
     "Scheduling",
+    "ServingErrors",
     "StepCosts",
     "engine_names",
     "engine_of_version",

@@ -21,6 +21,7 @@ from fastroof.engines.profile import (
     Scheduling,
     StepCosts,
 )
+from fastroof.engines.serving_errors import ServingErrors
 from fastroof.engines.versions import holds_for, is_version
 from fastroof.errors import PlanError
 
@@ -32,6 +33,7 @@ _PARTS: Final[dict[str, type]] = {
     "memory": KvMemory,
     "kernels": KernelChoices,
     "layout": LayoutRules,
+    "errors": ServingErrors,
     "fit": CostForm,
 }
 

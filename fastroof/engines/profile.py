@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from fastroof.checks import is_number, whole_number
 from fastroof.engines.layouts import ANY_LAYOUT, LayoutRules
+from fastroof.engines.serving_errors import NO_ERRORS, ServingErrors
 from fastroof.engines.versions import check_range, holds_for
 from fastroof.errors import PlanError
 
@@ -405,6 +406,8 @@ class EngineProfile:
         Which kernels it runs.
     layout : LayoutRules
         Which layouts it accepts, and what its GPUs send each other.
+    errors : ServingErrors
+        How far off its serving estimates are on runs that no fit has seen.
     fit : CostForm, optional
         How its costs are fitted to measured rows; None where none are.
     evidence : mapping
@@ -419,6 +422,7 @@ class EngineProfile:
     memory: KvMemory = KvMemory()
     kernels: KernelChoices = KernelChoices()
     layout: LayoutRules = ANY_LAYOUT
+    errors: ServingErrors = NO_ERRORS
     fit: CostForm | None = None
     evidence: Mapping[str, Any] = field(default_factory=dict, hash=False)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from fastroof.arrow import RELATIVE_ERROR, ArrowResult
+from fastroof.checks import is_number
 from fastroof.columns import Column
 from fastroof.compiled import serving
 from fastroof.errors import BatchError
@@ -71,6 +73,10 @@ class ServingEstimate(ArrowResult):
         Mean tokens that a decode attends to.
     relative_error : float or ndarray of float64, or None
         One standard error over ``decode_step_us``, nan where that is 0; None where it was not asked for.
+    tpot_relative_error, ttft_relative_error : float or ndarray of float64, or None
+        One standard error over ``tpot_ms`` and ``ttft_ms`` (in ln), as the engine's profile knows it from
+        runs of models, GPUs and versions that no fit has seen; that of ``ttft_ms`` is nan where requests
+        wait. None where it was not asked for or the profile knows none.
     made_from : mapping of str to str
         fastroof's version, the tables' hash and what the plan is: metadata of its Arrow table.
     """
@@ -90,6 +96,8 @@ class ServingEstimate(ArrowResult):
     prompts: Any
     kv_len: Any
     relative_error: Any = None
+    tpot_relative_error: Any = None
+    ttft_relative_error: Any = None
     made_from: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     arrow_columns = (
@@ -108,11 +116,54 @@ class ServingEstimate(ArrowResult):
         Column("prompts", "float", "", "prompts in a step that holds any"),
         Column("kv_len", "float", "tokens", "mean tokens that a decode attends to"),
         RELATIVE_ERROR,
+        Column("tpot_relative_error", "float", "", "standard error of tpot_ms over it, on unseen runs", 0),
+        Column("ttft_relative_error", "float", "", "standard error of ttft_ms over it, on unseen runs", 0),
     )
 
     def columns(self) -> dict[str, Any]:
         """All fields but made_from."""
         return {column.name: getattr(self, column.name) for column in self.arrow_columns}
+
+    def interval_ms(self, quantity: str = "tpot", share: float = 0.8) -> tuple[Any, Any]:
+        """Return where a measured run would lie.
+
+        Parameters
+        ----------
+        quantity : str
+            tpot or ttft.
+        share : float
+            Of the runs that lie between both.
+
+        Returns
+        -------
+        low, high : float or ndarray of float64
+            ms; nan where the error is not known.
+
+        Raises
+        ------
+        BatchError
+            If the quantity or share is none.
+
+        Examples
+        --------
+        >>> import fastroof
+        >>> from fastroof.serving import estimate
+        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), runtime="vllm")
+        >>> seen = estimate(plan, isl=1024, osl=128, concurrency=16, with_error=True)
+        >>> low, high = seen.interval_ms("tpot")
+        >>> bool(low < seen.tpot_ms < high) or seen.tpot_relative_error is None
+        True
+        """
+        if quantity not in ("tpot", "ttft"):
+            raise BatchError(f"quantity must be tpot or ttft, got {quantity!r}")
+        if not is_number(share) or not 0.0 < share < 1.0:
+            raise BatchError(f"share must be a number between 0 and 1, got {share!r}")
+        middle = getattr(self, f"{quantity}_ms")
+        error = getattr(self, f"{quantity}_relative_error")
+        if error is None:
+            error = np.full(np.shape(middle), np.nan)[()]
+        spread = np.exp(NormalDist().inv_cdf(0.5 + share / 2.0) * error)
+        return middle / spread, middle * spread
 
 
 def estimate(
@@ -175,8 +226,8 @@ def estimate(
     prefix_hit, prefix_len : number or array_like, optional
         Share of a prompt, or its tokens, that are found in the prefix cache; one of both. Broadcast.
     with_error : bool
-        Also say how good the mean step of decodes is, see :meth:`fastroof.StepPlan.decode_error`. Not with
-        speculation: nothing that was measured says it.
+        Also say how good the mean step of decodes is, see :meth:`fastroof.StepPlan.decode_error`, and how
+        good TPOT and TTFT are. Not with speculation: nothing that was measured says it.
 
     Returns
     -------
@@ -333,7 +384,11 @@ def estimate(
     if with_error:
         sizes = (out[serving.DECODES], out[serving.KV_LEN], out[serving.DECODE_STEP_US])
         rows.append(decode_errors(plan, *sizes))
-    # the last row is there where it was asked for
+        known = plan.engine.errors
+        if known.tpot or known.ttft:
+            rows.append(np.full(len(tpot_ms), known.tpot or np.nan))
+            rows.append(np.where(out[serving.WAIT_US] > 0.0, np.nan, known.ttft or np.nan))
+    # the last rows are there where they were asked for
     names = [column.name for column in ServingEstimate.arrow_columns]
     values = dict(zip(names, field_values(rows, shape), strict=False))
     return ServingEstimate(**values, made_from=made_from(plan, speculation))

@@ -321,6 +321,9 @@ def profile_text(profile: EngineProfile) -> str:
     if not content["kernels"]["engines"]:
         del content["kernels"]["engines"]
     layers = content["costs"].pop("layers")
+    content["errors"] = {name: error for name, error in content["errors"].items() if error}
+    if not content["errors"]:
+        del content["errors"]
     content["costs"] = {cost: us for cost, us in content["costs"].items() if us}
     if layers:
         content["costs"]["layers"] = [{key: value for key, value in one.items() if value} for one in layers]

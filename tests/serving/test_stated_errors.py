@@ -1,0 +1,64 @@
+"""What estimates say of their own errors: the profile's, on runs that no fit has seen."""
+
+import dataclasses
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+
+import fastroof
+from fastroof.engines import ServingErrors, load_engine
+from fastroof.errors import BatchError, PlanError
+from fastroof.serving import estimate
+
+KNOWN = ServingErrors(tpot=0.08, ttft=0.2)
+
+
+@pytest.fixture(scope="module")
+def plan(h100: fastroof.Tables) -> fastroof.StepPlan:
+    engine = dataclasses.replace(load_engine("vllm"), errors=KNOWN)
+    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, runtime=engine)
+
+
+def test_errors_are_the_profiles_where_they_are_asked_for(plan: fastroof.StepPlan) -> None:
+    seen = estimate(plan, 1024, 128, [1, 16, 20000], with_error=True)
+    assert seen.tpot_relative_error.tolist() == [0.08] * 3
+    assert seen.wait_ms[2] > 0.0
+    np.testing.assert_array_equal(seen.ttft_relative_error, [0.2, 0.2, np.nan])
+    assert estimate(plan, 1024, 128, 1).tpot_relative_error is None
+    assert {"tpot_relative_error", "ttft_relative_error"} <= set(seen.to_arrow().column_names)
+
+
+def test_a_profile_without_errors_knows_none(h100: fastroof.Tables) -> None:
+    engine = dataclasses.replace(load_engine("vllm"), errors=ServingErrors())
+    seen = estimate(
+        fastroof.compile_plan("llama-3.1-8b", "h100", h100, runtime=engine), 1024, 128, 8, with_error=True
+    )
+    assert seen.relative_error is not None
+    assert seen.tpot_relative_error is None
+    assert np.isnan(seen.interval_ms("tpot")).all()
+
+
+@pytest.mark.parametrize("share", [0.5, 0.8, 0.95])
+def test_an_interval_holds_its_share_of_normal_errors(plan: fastroof.StepPlan, share: float) -> None:
+    seen = estimate(plan, 1024, 128, 16, with_error=True)
+    low, high = seen.interval_ms("tpot", share)
+    normal = NormalDist(np.log(seen.tpot_ms), KNOWN.tpot)
+    assert normal.cdf(np.log(high)) - normal.cdf(np.log(low)) == pytest.approx(share)
+    low, high = seen.interval_ms("ttft", share)
+    assert np.sqrt(low * high) == pytest.approx(seen.ttft_ms)
+
+
+def test_what_is_no_interval_is_said(plan: fastroof.StepPlan) -> None:
+    seen = estimate(plan, 1024, 128, 16, with_error=True)
+    with pytest.raises(BatchError, match="quantity must be tpot or ttft, got 'itl'"):
+        seen.interval_ms("itl")
+    for share in (0, 1, -0.1, float("nan"), "0.8", True):
+        with pytest.raises(BatchError, match="share must be a number between 0 and 1"):
+            seen.interval_ms("tpot", share)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [-0.1, float("nan"), "0.1", True, None])
+def test_what_is_no_error_is_refused(value: object) -> None:
+    with pytest.raises(PlanError, match=r"tpot of \[errors\] must be a number of at least 0"):
+        load_engine({"name": "mine", "errors": {"tpot": value}})
