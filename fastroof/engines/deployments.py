@@ -7,6 +7,8 @@ something else; plans of one's own name these themselves.
 
 from __future__ import annotations
 
+import math
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -53,6 +55,8 @@ class Recipe:
         Beginnings of the names of models; empty for any.
     min_tp : int
         From which tensor-parallel size on.
+    labelled : tuple of int
+        Of which tp, dp and ep as a row says them; empty for any.
     speculative : bool
         Whether requests verify draft tokens.
     kv_dtype : str
@@ -62,6 +66,9 @@ class Recipe:
         experts too whatever it says of groups; ``ep`` where experts are groups on all GPUs.
     moe_backend, moe_backend_dp, attention_backend : str
         Kernels that it asks for, by the engine's own words; with data-parallel attention, if others.
+    ep_from, dp_from : tuple of (str, int)
+        Clients from which experts are groups on all GPUs, and attention is data parallel, by tensor-parallel
+        size, prompt and output, ``4x1024x1024``. In a TOML a table.
     num_draft_tokens, num_draft_tokens_dp : int
         Tokens drafted for a request a step; with data-parallel attention.
     accepted, accepted_dp : float
@@ -98,10 +105,13 @@ class Recipe:
     models: tuple[str, ...] = ()
     formats: tuple[str, ...] = ()
     min_tp: int = 0
+    labelled: tuple[int, ...] = ()
     speculative: bool = False
     kv_dtype: str = ""
     attention: str = ""
     experts: str = ""
+    ep_from: tuple[tuple[str, int], ...] = ()
+    dp_from: tuple[tuple[str, int], ...] = ()
     moe_backend: str = ""
     moe_backend_dp: str = ""
     attention_backend: str = ""
@@ -143,6 +153,11 @@ class Recipe:
             value = getattr(self, name)
             if not is_number(value) or value < 0:
                 raise PlanError(f"{name} must be a number of at least 0, got {value!r}")
+        object.__setattr__(self, "labelled", tuple(self.labelled))
+        if len(self.labelled) not in (0, 3) or not all(map(is_whole_number, self.labelled)):
+            raise PlanError(f"labelled must be tp, dp and ep, got {list(self.labelled)!r}")
+        for name in ("ep_from", "dp_from"):
+            object.__setattr__(self, name, _clients(name, getattr(self, name)))
         if self.speculative != bool(self.num_draft_tokens):
             raise PlanError(
                 f"a recipe that is speculative drafts tokens, another none: got speculative "
@@ -151,7 +166,13 @@ class Recipe:
         check_range(self.versions)
 
     def holds(
-        self, version: str, gpu: str, model: str, dtype: str, tp: int = 0, measured_on: str = ""
+        self,
+        version: str,
+        gpu: str,
+        model: str,
+        dtype: str,
+        layout: tuple[int, int, int] | None = None,
+        measured_on: str = "",
     ) -> bool:
         """Whether a run was launched so, as :func:`recipe_for` asks."""
         is_version_of = self.versions != "" and is_version(version) and holds_for(self.versions, version)
@@ -161,12 +182,17 @@ class Recipe:
             and (not self.gpus or gpu in self.gpus)
             and (not self.formats or dtype in self.formats)
             and (not self.models or model.startswith(self.models))
-            and (tp == 0 or tp >= self.min_tp)
+            and (layout is None or layout[0] * layout[1] >= self.min_tp)
+            and (not self.labelled or layout == self.labelled)
             and (not days[0] or not measured_on or days[0] <= measured_on <= days[1])
         )
 
-    def layout(self, tp: int, dp: int, ep: int) -> tuple[int, int, int]:
+    def layout(
+        self, tp: int, dp: int, ep: int, *, isl: float = 0, osl: float = 0, clients: float = 0
+    ) -> tuple[int, int, int]:
         """Return tp, dp and ep as they ran, of those that a row says.
+
+        Where they go by prompts, outputs and clients, these are needed too.
 
         Examples
         --------
@@ -176,6 +202,11 @@ class Recipe:
         gpus = tp * dp
         if self.attention == "tp":
             tp, dp = gpus, 1
+        run = f"{tp}x{isl:g}x{osl:g}"
+        if dp == 1 and clients >= dict(self.dp_from).get(run, math.inf):
+            return 1, gpus, gpus
+        if dp == 1 and clients >= dict(self.ep_from).get(run, math.inf):
+            return tp, dp, gpus
         if self.experts == "tp" and dp == 1:
             ep = 1
         elif self.experts == "ep":
@@ -187,6 +218,18 @@ class Recipe:
         if dp > 1 and self.num_draft_tokens_dp:
             return self.num_draft_tokens_dp, self.accepted_dp
         return self.num_draft_tokens, self.accepted
+
+
+def _clients(name: str, value: Any) -> tuple[tuple[str, int], ...]:
+    try:
+        clients = tuple(dict(value).items())
+    except (TypeError, ValueError):
+        clients = ()
+    if (value and not clients) or not all(
+        re.fullmatch(r"\d+x\d+x\d+", str(run)) and is_whole_number(least) for run, least in clients
+    ):
+        raise PlanError(f"{name} must be a table of clients such as {{4x1024x1024 = 64}}, got {value!r}")
+    return clients
 
 
 @cache
@@ -219,7 +262,7 @@ def recipe_for(
     model: str,
     dtype: str,
     *,
-    tp: int = 0,
+    layout: tuple[int, int, int] | None = None,
     measured_on: str = "",
     speculative: bool | None = None,
 ) -> Recipe | None:
@@ -231,8 +274,8 @@ def recipe_for(
         As rows have them; the version may be the name of a build, or empty.
     gpu, model, dtype : str
         GPU, the model's preset or architecture, and the dtype of its linear layers.
-    tp : int
-        Tensor-parallel size; 0 where it does not matter.
+    layout : tuple of int, optional
+        tp, dp and ep as the row says them; recipes of one layout alone are not found without it.
     measured_on : str
         Day of the run, ``2026-03-28``; empty where it is not known.
     speculative : bool, optional
@@ -254,7 +297,7 @@ def recipe_for(
         (
             recipe
             for recipe in recipes_of(engine)
-            if recipe.holds(version, gpu, model, dtype, tp, measured_on)
+            if recipe.holds(version, gpu, model, dtype, layout, measured_on)
             and speculative in (None, recipe.speculative)
         ),
         None,

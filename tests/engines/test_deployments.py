@@ -19,7 +19,7 @@ def test_every_engine_has_recipes_with_their_source():
         for recipe in recipes:
             assert recipe.engine == engine
             assert re.fullmatch("[0-9a-f]{40}", recipe.commit)
-            assert recipe.file.endswith((".sh", ".yaml"))
+            assert recipe.file.split()[0].endswith((".sh", ".yaml"))
             assert recipe.versions or recipe.builds
             # what no script says is said to be chosen, and why
             assert {name for name in ("accepted", "accepted_dp") if getattr(recipe, name)} <= {
@@ -79,11 +79,31 @@ def test_drafts_are_known_where_an_image_ran_with_them():
 
 def test_the_size_of_a_layout_tells_recipes_apart():
     run = ("sglang", "0.5.9", "b200", "deepseek-v3", "fp8_block")
-    found = {tp: recipe_for(*run, tp=tp) for tp in (4, 8)}
+    found = {tp: recipe_for(*run, layout=(tp, 1, 1)) for tp in (4, 8)}
     assert {tp: recipe and recipe.max_num_batched_tokens for tp, recipe in found.items()} == {
         4: 8192,
         8: 32768,
     }
+
+
+def test_layouts_can_go_by_prompts_outputs_and_clients():
+    recipe = recipe_for("trtllm", "", "b200", "deepseek-v3.1-nvfp4", "nvfp4", measured_on="2025-11-02")
+    assert recipe is not None
+    ran = {
+        (tp, isl, osl, clients): recipe.layout(tp, 1, 1, isl=isl, osl=osl, clients=clients)
+        for tp, isl, osl, clients in [
+            (4, 1024, 1024, 32), (4, 1024, 1024, 64), (4, 1024, 1024, 256),
+            (8, 8192, 1024, 32), (8, 8192, 1024, 64),
+        ]
+    }  # fmt: skip
+    assert list(ran.values()) == [(4, 1, 1), (4, 1, 4), (1, 4, 4), (8, 1, 1), (1, 8, 8)]
+    assert recipe.layout(4, 1, 1) == (4, 1, 1)
+
+
+def test_a_label_can_tell_drafts():
+    run = ("sglang", "0.5.9", "b200", "qwen3.5-397b-a17b", "fp8_block")
+    found = {layout: recipe_for(*run, layout=layout) for layout in ((4, 1, 1), (4, 1, 4), (8, 1, 1))}
+    assert [recipe and recipe.speculative for recipe in found.values()] == [True, False, False]
 
 
 @pytest.mark.parametrize(
@@ -99,6 +119,9 @@ def test_the_size_of_a_layout_tells_recipes_apart():
         ({"memory_fraction": "most"}, "memory_fraction must be a number of at least 0"),
         ({"speculative": True}, "a recipe that is speculative drafts tokens"),
         ({"num_draft_tokens": 3}, "a recipe that is speculative drafts tokens"),
+        ({"labelled": [8]}, "labelled must be tp, dp and ep, got"),
+        ({"ep_from": {"4": 8}}, "ep_from must be a table of clients"),
+        ({"dp_from": {"4x1024x1024": "most"}}, "dp_from must be a table of clients"),
     ],
 )
 def test_what_no_recipe_says_is_refused(keys, words):
