@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from fastroof.engines import serving_engines
+from fastroof.engines import recipe_for, serving_engines
 from fastroof.serving.evidence.rows import ServingRow
 
 __all__ = ["RULES", "CleanedSample", "Rule", "clean_sample"]
@@ -70,6 +70,11 @@ RULES: Final = (
         "SGLang's rows of November 2025 without a version, and MiniMax in fp8_block over 8 GPUs, whose "
         "experts cannot be cut so: moe_ep_size 1",
         "ep = tp",
+    ),
+    Rule(
+        "recipe",
+        "labels of layouts that are not what the public benchmark's launch scripts of that date ran",
+        "what they ran, see fastroof/engines/README.md; their KV cache and requests a client too",
     ),
     Rule(
         "duplicate",
@@ -259,6 +264,21 @@ def _cleaned(cell: Mapping[str, str], gpu_of: Mapping[str, str], changed: Counte
             changed["experts"] += layout["ep"] == 1
             layout["ep"] = layout["tp"]
     kv_dtype, kv_from = _kv_dtype(engine, gpu, architecture, dtype, measured_on)
+    rounds = BENCH_ROUNDS
+    if is_inferencemax and not is_disaggregated:
+        labelled = (layout["tp"], layout["dp"], layout["ep"])
+        recipe = recipe_for(
+            engine, known_version, gpu, architecture, dtype, layout=labelled, measured_on=measured_on
+        )
+        if recipe is not None:
+            ran = recipe.layout(
+                *labelled, isl=float(cell["isl"]), osl=float(cell["osl"]), clients=concurrency
+            )
+            changed["recipe"] += ran != labelled
+            layout |= dict(zip(("tp", "dp", "ep"), ran, strict=True))
+            if recipe.kv_dtype:
+                kv_dtype, kv_from = recipe.kv_dtype, _RECIPE
+            rounds = float(recipe.requests_per_client or rounds)
     return ServingRow(
         dataset="-".join(
             filter(None, (engine, version, architecture if model not in _DENSE else model, dtype,
@@ -278,7 +298,7 @@ def _cleaned(cell: Mapping[str, str], gpu_of: Mapping[str, str], changed: Counte
         concurrency=float(concurrency),
         length_factor=INFERENCEMAX_LENGTHS if is_inferencemax else 1.0,
         prefix_tokens=0.0,
-        requests_per_client=BENCH_ROUNDS,
+        requests_per_client=rounds,
         frontend="" if is_inferencemax else DYNAMO,
         ttft_ms=float(cell["silicon_ttft_ms"]),
         tpot_ms=float(cell["silicon_tpot_ms"]),

@@ -105,8 +105,10 @@ def test_the_other_estimator_answers_what_it_can(gpu: str) -> None:
     assert len(unanswered) == sum(refused.values())
     assert all(math.isnan(row.aic_ttft_ms) for row in unanswered)
     assert {"/" in reason for reason in refused} <= {False}
-    # of runs of one engine it lacks the experts of gpt-oss in some layouts, and nothing else
-    assert {row.model for row in unanswered if not row.is_disaggregated} <= {"gpt-oss-120b"}
+    # of runs of one engine it lacks the experts of gpt-oss in some layouts, and with an fp8 cache prompts'
+    # attention with heads as wide as Qwen3.5's on Hopper
+    lacks = {row.model for row in unanswered if not row.is_disaggregated}
+    assert lacks <= {"gpt-oss-120b", *(["qwen3.5-397b-a17b"] if gpu == "h200" else [])}
 
 
 @pytest.mark.parametrize("gpu", SAMPLE_GPUS)
