@@ -160,6 +160,7 @@ def _aggregated(
         options.state_tokens,
         options.is_prefill_first,
         options.length_spread,
+        0.0,
     )
     code, _, _ = serving_estimates(
         arena, given[0], given[1], given[2], given[3], given[4], serving_options, scratch.aggregated

@@ -186,14 +186,19 @@ def _shared(
     steps: float,
     step_us: float,
     same: float,
+    looks: float,
 ) -> Shared:
-    """What ``clients`` see of prompts if a share ``same`` of the others ends with a request."""
+    """What ``clients`` see of prompts if a share ``same`` of the others ends in one step with a request.
+
+    The engine looks for new ones every ``looks`` steps of decodes, and after prompts.
+    """
     # as a request sees them, and as steps do: those in which requests end
-    seen = 1.0 + (clients - 1.0) * same
+    ending = min(same * looks, 1.0)
+    seen = 1.0 + (clients - 1.0) * ending
     ended = clients * same
     group = clients
-    if same < 1.0:
-        group = max(ended / (1.0 - (1.0 - same) ** clients), 1.0)
+    if ending < 1.0:
+        group = max(clients * ending / (1.0 - (1.0 - ending) ** clients), 1.0)
     group_us, _ = _row_us(arena, plan, speculation, sizes, prompts, group)
     _, own_us = _row_us(arena, plan, speculation, sizes, prompts, seen)
     if same > 0.0 and clients > 1.0:
@@ -206,12 +211,12 @@ def _shared(
     decoding = (1.0 - same) * min(clients - 1.0, 1.0)
     # of those that end while prompts of the step before are computed, who come next without a step between
     found = (1.0 - math.exp(-ended)) * min(group_us / step_us, 1.0) * decoding
-    joining = found / (1.0 + found)
+    joining = found / (looks + found)
     covered_us = min(group_us, step_us)
-    wait_us = decoding * ((1.0 - joining) * 0.5 * step_us + joining * (group_us - 0.5 * covered_us))
+    wait_us = decoding * ((1.0 - joining) * 0.5 * looks * step_us + joining * (group_us - 0.5 * covered_us))
     # all prompts once, less what is seen before the first token
     after_us = clients / group * group_us - own_us - decoding * joining * (group_us - covered_us)
-    decodes = clients * steps / (steps + decoding * (1.0 - joining))
+    decodes = clients * steps / (steps + decoding * (1.0 - joining) * 0.5 * (looks + 1.0))
     return Shared(wait_us + own_us, max(after_us, 0.0), decodes, group)
 
 
@@ -257,7 +262,8 @@ def prefill_first_scenario(
     if gaps > 0.0:
         same = same_step_share(steps, options.length_spread, options.requests_per_client)
         decode_us = _decode_us(arena, plan, speculation, clients, isl, osl)
-        mean = _shared(arena, plan, speculation, sizes, prompts, clients, steps, decode_us, same)
+        looks = max(options.wait_steps, 1.0)
+        mean = _shared(arena, plan, speculation, sizes, prompts, clients, steps, decode_us, same, looks)
         decodes = mean.decodes
         decode_us = _decode_us(arena, plan, speculation, decodes, isl, osl)
         together = mean.together
@@ -278,7 +284,7 @@ def prefill_first_scenario(
     if options.requests_per_client > 0.0:
         first_us, first_after_us = ttft_us, after_us
         if gaps > 0.0:
-            first = _shared(arena, plan, speculation, sizes, prompts, clients, steps, decode_us, 1.0)
+            first = _shared(arena, plan, speculation, sizes, prompts, clients, steps, decode_us, 1.0, 1.0)
             first_us, first_after_us = first.ttft_us, first.after_us
         else:
             first_us = _row_us(arena, plan, speculation, sizes, prompts, clients)[1]

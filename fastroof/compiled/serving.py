@@ -77,11 +77,16 @@ MAX_QUEUE = 0.999
 """Utilisation at which waiting for the token budget is no longer worked out, but follows from its rate."""
 
 
+HELD_ROUNDS = 3
+"""Times that held prompts and arrivals, which decide each other, are worked out in turn."""
+
+
 class SteadyState(NamedTuple):
     """Mean composition of a scenario's steps, real numbers.
 
     ``admitted`` requests fit the KV cache, ``running`` of them fit the token budget too; ``room`` tokens of
-    a step are left for prompts, of which ``arrivals`` come in a step and each takes ``prompt_steps``.
+    a step are left for prompts, of which ``arrivals`` come in a step and each takes ``prompt_steps``. A
+    prompt is held back for ``held_steps``, until ``held_prompts`` others have come.
     """
 
     admitted: float
@@ -93,6 +98,8 @@ class SteadyState(NamedTuple):
     decodes: float
     mixed_share: float
     prefill_tokens: float
+    held_steps: float
+    held_prompts: float
 
 
 @jit
@@ -137,6 +144,15 @@ def _steady_state(
     # a request comes in one step and is prefilled from the next on; the last of these says its first token
     cycle_steps = (osl - (gaps - says)) + prompt_steps
     arrivals = (admitted - 1.0) / cycle_steps
+    held_steps, held_prompts = 0.0, 0.0
+    if options.wait_steps > 0.0 and admitted > 1.0 and gaps > 0.0:
+        # the first of those held back waits for all of it, others for half in the mean; a request that waits
+        # sends no other meanwhile
+        for _ in range(HELD_ROUNDS):
+            held_prompts = min(arrivals * options.wait_steps, max(room / isl - 1.0, 0.0))
+            held_steps = held_prompts / arrivals * (1.0 + 0.5 * held_prompts) / (1.0 + held_prompts)
+            arrivals = (admitted - 1.0) / (cycle_steps + held_steps)
+        cycle_steps += held_steps
     if arrivals * isl >= room:
         # more prompts than the budget takes: every step is full of them
         if options.is_chunked:
@@ -147,16 +163,30 @@ def _steady_state(
         prompt_steps = max(1.0, isl / room)
         running = min(admitted, arrivals * (says + prompt_steps))
         decodes = min(max(arrivals * says, min(says, 1.0)), admitted)
-        return SteadyState(admitted, running, True, room, prompt_steps, arrivals, decodes, 1.0, room)
+        return SteadyState(
+            admitted, running, True, room, prompt_steps, arrivals, decodes, 1.0, room, 0.0, 0.0
+        )
     decodes = min(says, 1.0) + (admitted - 1.0) * says / cycle_steps
     mixed_share = 0.0
     prefill_tokens = 0.0
     if arrivals > 0.0:
         busy = 1.0 - math.exp(-arrivals * prompt_steps)
+        if held_prompts > 0.0:
+            busy = arrivals * prompt_steps / (1.0 + held_prompts)
         mixed_share = max(busy, arrivals * isl / room) if gaps > 0.0 else 1.0
         prefill_tokens = min(arrivals * isl / mixed_share, room, budget - decodes * tokens)
     return SteadyState(
-        admitted, admitted, False, room, prompt_steps, arrivals, decodes, mixed_share, prefill_tokens
+        admitted,
+        admitted,
+        False,
+        room,
+        prompt_steps,
+        arrivals,
+        decodes,
+        mixed_share,
+        prefill_tokens,
+        held_steps,
+        held_prompts,
     )
 
 
@@ -239,6 +269,9 @@ def _scenario(
         others = state.arrivals * square / step_us**2
         load = min(state.arrivals * isl / state.room, MAX_QUEUE)
         wait_us += 0.5 * min(load / (1.0 - load), 1.0) * state.mixed_share * mixed_us
+        if state.held_prompts > 0.0:
+            wait_us += min(state.admitted - 1.0, 1.0) * state.held_steps * step_us
+            others += state.held_prompts
     beside_us = mean_decode_attention_us(arena, plan, speculation, beside, isl, osl)
     own = prompt_steps_us(arena, plan, speculation, isl, state.room, others, beside, beside_us)
     ttft_us = wait_us + own.us
@@ -410,6 +443,7 @@ def serving_estimates(
             options.state_tokens,
             options.is_prefill_first,
             options.length_spread,
+            options.wait_steps,
         )
         if options.is_prefill_first:
             sizes = PromptSizes(isl[i], new, osl[i], clients, budget)

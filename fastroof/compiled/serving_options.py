@@ -27,7 +27,9 @@ class ServingOptions(NamedTuple):
     Of the KV cache of a token ``window_share`` is kept of the last ``window`` tokens of a sequence alone; a
     state takes as much of a sequence, however long, as ``state_tokens`` tokens. With ``is_prefill_first``
     prompts go ahead of decodes instead of beside them (fastroof.compiled.prefill_first), and outputs are
-    drawn evenly, the shortest ``length_spread`` of the longest below it.
+    drawn evenly, the shortest ``length_spread`` of the longest below it. Prompts wait for others to come
+    with: up to ``wait_steps`` from the first that came on, or until the engine looks, which it does every so
+    many steps where prompts go first.
     """
 
     max_kv_tokens: float
@@ -41,3 +43,4 @@ class ServingOptions(NamedTuple):
     state_tokens: float = 0.0
     is_prefill_first: bool = False
     length_spread: float = 0.0
+    wait_steps: float = 0.0

@@ -179,6 +179,7 @@ def estimate(
     max_seqs: float | None = None,
     order: str | None = None,
     length_spread: float = LENGTH_SPREAD,
+    wait_steps: float = 0.0,
     requests_per_client: float | None = None,
     frontend_us_per_token: float = 0.0,
     speculation: SpeculativeDecoding | None = None,
@@ -216,6 +217,10 @@ def estimate(
     length_spread : number
         How far the shortest output is below the longest, of that one, with lengths drawn evenly between;
         0 where all are equally long. Where prompts run first it decides how many requests end together.
+    wait_steps : number
+        Steps that prompts wait for others to come with: TensorRT-LLM's ``batch_wait_timeout_iters``, from the
+        first that waits on; where prompts run first, the steps of decodes between two looks at what has come
+        (SGLang's ``scheduler_recv_interval``).
     requests_per_client : number, optional
         Length of a benchmark that starts all clients at once: its mean time to first token counts the
         start as one of so many requests. By default the steady state alone.
@@ -276,6 +281,9 @@ def estimate(
              = 1/osl with one, in the long run; after j requests erf(1/(4 s sqrt(j))), s steps the deviation
         g    = 1 + (c - 1) e as requests see it;   O = C (g isl/B + 1)/2, C a full step
         TTFT = rest of the running step + O,   TPOT = D + (W of all c - what TTFT has seen)/n
+
+    Prompts that wait up to N steps for others have aN of them with, a the arrivals, and wait
+    ``N (1 + aN/2) / (1 + aN)`` steps in the mean; where prompts run first those of N steps come together.
 
     Those who end while a step of prompts runs come next, without a decode step between. A benchmark of
     ``requests_per_client`` begins with e = 1, and has the mean e of the others after.
@@ -350,6 +358,7 @@ def estimate(
         state_tokens=memory.state_tokens,
         is_prefill_first=engine.is_prefill_first,
         length_spread=spread,
+        wait_steps=at_least("wait_steps", wait_steps, 0),
     )
     out = np.empty((serving.ESTIMATE_ROWS, len(arrays[0])))
     lengths, outputs, clients, budgets = arrays[:4]

@@ -47,9 +47,12 @@ def draft():
     return made_plan("llama-3.1-8b", 4.0, "kernels")
 
 
-def options(max_kv_tokens=1e6, max_seqs=math.inf, osl_reserved=0.5, is_chunked=True, rounds=0.0, spread=0.2):
+def options(
+    max_kv_tokens=1e6, max_seqs=math.inf, osl_reserved=0.5, is_chunked=True, rounds=0.0, spread=0.2, looks=0
+):
+    unused = (0.0, 0.0, 0.0, 0.0)
     return serving.ServingOptions(
-        max_kv_tokens, max_seqs, osl_reserved, is_chunked, rounds, 0.0, 0.0, 0.0, 0.0, True, spread
+        max_kv_tokens, max_seqs, osl_reserved, is_chunked, rounds, *unused, True, spread, float(looks)
     )
 
 
@@ -97,6 +100,20 @@ def test_the_loop_is_the_closed_form(
     request_us = expected.ttft_us + (osl - 1) * (expected.tpot_us if osl > 1 else 0.0)
     assert got[serving.REQUEST_US] == pytest.approx(request_us, rel=1e-5)
     assert got[serving.TOKENS_PER_US] == pytest.approx(clients * osl / request_us, rel=1e-5)
+
+
+@pytest.mark.parametrize("looks", [3, 10, 400])
+@pytest.mark.parametrize("spread", [0.0, 0.2])
+def test_an_engine_that_looks_seldom_takes_more_at_once(plan, looks, spread):
+    for clients in (1, 2, 40):
+        for rounds in (0, 5):
+            chosen = options(looks=looks, rounds=float(rounds), spread=spread)
+            code, _, got = one(plan.arena, (64, 64, 300, clients, 512), chosen)
+            assert code == 0
+            expected = closed_form(
+                plan, 64, 300, clients, 512, looks=looks, rounds=rounds or None, spread=spread
+            )
+            np.testing.assert_allclose(got[ROWS], expected, rtol=1e-5, atol=1e-12)
 
 
 @pytest.mark.parametrize("isl", [200, 900])

@@ -41,9 +41,12 @@ def plan():
 
 
 def options(
-    max_kv_tokens=1e6, max_seqs=math.inf, osl_reserved=0.5, is_chunked=True, rounds=0.0, frontend_us=0.0
-):
-    return serving.ServingOptions(max_kv_tokens, max_seqs, osl_reserved, is_chunked, rounds, frontend_us)
+    max_kv_tokens=1e6, max_seqs=math.inf, osl_reserved=0.5, is_chunked=True, rounds=0.0, frontend_us=0.0,
+    wait_steps=0.0,
+):  # fmt: skip
+    return serving.ServingOptions(
+        max_kv_tokens, max_seqs, osl_reserved, is_chunked, rounds, frontend_us, wait_steps=wait_steps
+    )
 
 
 def one(plan, sizes, chosen=None):
@@ -90,6 +93,22 @@ def test_the_loop_is_the_closed_form(plan, isl, osl, clients, budget, is_chunked
     request_us = expected.ttft_us + (osl - 1) * (expected.tpot_us if osl > 1 else 0.0)
     assert got[serving.REQUEST_US] == pytest.approx(request_us, rel=1e-5)
     assert got[serving.TOKENS_PER_US] == pytest.approx(clients * osl / request_us, rel=1e-5)
+
+
+@pytest.mark.parametrize("wait_steps", [1, 20, 500])
+@pytest.mark.parametrize("is_chunked", [True, False])
+@pytest.mark.parametrize("rounds", [0, 3])
+def test_prompts_held_back_are_the_closed_form(plan, wait_steps, is_chunked, rounds):
+    chosen = options(is_chunked=is_chunked, rounds=float(rounds), wait_steps=float(wait_steps))
+    for sizes in ((100, 200, 1, 512), (100, 200, 30, 512), (100, 1, 30, 512), (30, 20, 100, 512)):
+        code, _, got = one(plan, sizes, chosen)
+        assert code == 0
+        expected = closed_form(
+            plan, *sizes, is_chunked=is_chunked, rounds=rounds or None, wait_steps=wait_steps
+        )
+        assert got[serving.TTFT_US] == pytest.approx(expected.ttft_us, rel=1e-5)
+        assert got[serving.TPOT_US] == pytest.approx(expected.tpot_us, rel=1e-5, nan_ok=True)
+        assert got[serving.MIXED_SHARE] == pytest.approx(expected.mixed_share, rel=1e-9)
 
 
 def test_mean_steps_of_whole_numbers_are_steps(plan):

@@ -53,6 +53,7 @@ def simulate(
     requests_per_client: int = 10,
     counted: slice = slice(None),
     think_us: float = 0.0,
+    looks: int = 1,
     seed: int = 0,
 ) -> Seen:
     """Serve clients that start at once and send their next request when they have the last answer.
@@ -60,7 +61,8 @@ def simulate(
     A step is prompts alone while any wait: as many as ``budget`` tokens hold, the last of them in part. Only
     when none waits do all that run decode once. Lengths are drawn evenly, the shortest ``length_spread``
     below the longest, around the means that are given. A client's next request comes at any time up to
-    ``think_us`` after its last token. Of each client ``counted`` requests make the means.
+    ``think_us`` after its last token. What has come is looked at every ``looks`` steps of decodes, after
+    prompts, and where nothing runs. Of each client ``counted`` requests make the means.
     """
     rng = np.random.default_rng(seed)
     half = length_spread / (2.0 - length_spread)
@@ -75,7 +77,7 @@ def simulate(
     done: list[tuple[Request, float]] = []
     of_client = range(requests_per_client)[counted]
     group = 0
-    now = 0.0
+    now, unseen_steps = 0.0, looks
     groups: dict[int, int] = {}
 
     def finish(request: Request) -> None:
@@ -88,9 +90,11 @@ def simulate(
             coming.append(Request(request.client, length(isl), length(osl), sent_us))
 
     while coming or waiting or running:
-        arrived = sorted((r for r in coming if r.sent_us <= now), key=lambda r: r.sent_us)
-        coming = [r for r in coming if r.sent_us > now]
-        waiting += arrived
+        if unseen_steps >= looks or not running:
+            arrived = sorted((r for r in coming if r.sent_us <= now), key=lambda r: r.sent_us)
+            coming = [r for r in coming if r.sent_us > now]
+            waiting += arrived
+            unseen_steps = 0
         chunks: list[tuple[int, int]] = []
         begun: list[Request] = []
         left = budget
@@ -106,6 +110,7 @@ def simulate(
             begun.append(request)
         if chunks:
             now += prefill_us(chunks)
+            unseen_steps = looks
             for request in begun:
                 if request.computed == request.isl:
                     waiting.remove(request)
@@ -118,6 +123,7 @@ def simulate(
             # a request that was cut waits, so that all that run are done with their prompts
             now += decode_us(len(running), round(float(np.mean([r.isl + r.said for r in running]))))
             group += 1
+            unseen_steps += 1
             for request in tuple(running):
                 request.said += 1
                 if request.said == request.osl:
@@ -168,6 +174,7 @@ def closed_form(
     max_kv_tokens: float = math.inf,
     rounds: float | None = None,
     spread: float = 0.2,
+    looks: float = 1.0,
     verified: Verified = ONE_TOKEN,
 ) -> ClosedForm:
     """The formulas in the notes of ``fastroof.serving.estimate``; ``cached`` tokens go before ``isl``."""
@@ -213,9 +220,10 @@ def closed_form(
         of_steps = together * isl / room
         return of_steps * step_us(room), (of_steps + 1) / 2 * step_us(room)
 
-    def seen(same: float, decode: float) -> tuple[float, float, float, float]:
-        mine = 1 + (fit - 1) * same
-        group = fit if same == 1 else max(fit * same / (1 - (1 - same) ** fit), 1.0)
+    def seen(same: float, decode: float, looks: float) -> tuple[float, float, float, float]:
+        ending = min(same * looks, 1.0)
+        mine = 1 + (fit - 1) * ending
+        group = fit if ending == 1 else max(fit * ending / (1 - (1 - ending) ** fit), 1.0)
         in_all, own = row(group)[0], row(mine)[1]
         if fit > 1:
             others = max(mine - 1, 1)
@@ -224,17 +232,22 @@ def closed_form(
             own = (1 - same) * own + same * behind
         decoding = (1 - same) * min(fit - 1, 1)
         found = (1 - math.exp(-fit * same)) * min(in_all / decode, 1) * decoding
-        joins = found / (1 + found)
+        joins = found / (looks + found)
         short = min(in_all, decode)
-        wait = decoding * ((1 - joins) * decode / 2 + joins * (in_all - short / 2))
+        wait = decoding * ((1 - joins) * looks * decode / 2 + joins * (in_all - short / 2))
         after = fit / group * in_all - own - decoding * joins * (in_all - short)
-        return wait + own, max(after, 0.0), fit * steps / (steps + decoding * (1 - joins)), group
+        return (
+            wait + own,
+            max(after, 0.0),
+            fit * steps / (steps + decoding * (1 - joins) * (looks + 1) / 2),
+            group,
+        )
 
     mixed = share = decode = after = 0.0
     group = fit
     if osl > 1:
         same = same_step(steps, spread, rounds)
-        ttft, after, decodes, group = seen(same, decode_us(fit))
+        ttft, after, decodes, group = seen(same, decode_us(fit), looks)
         decode = decode_us(decodes)
     else:
         ttft = row(fit)[0]
@@ -243,7 +256,7 @@ def closed_form(
     if concurrency > fit:
         ttft += (concurrency / fit - 1) * (steady + steps * each)
     if rounds is not None:
-        first, first_after = seen(1.0, decode)[:2] if osl > 1 else (row(fit)[1], 0.0)
+        first, first_after = seen(1.0, decode, 1.0)[:2] if osl > 1 else (row(fit)[1], 0.0)
         ttft += (first - steady) / rounds
         after += (first_after - after) / rounds
         each = decode + after / steps if osl > 1 else 0.0

@@ -67,6 +67,7 @@ def simulate_closed_loop(
     tokens: int = 1,
     accepted: float = 1.0,
     prefix_hit: float = 0.0,
+    wait_steps: int = 0,
 ) -> Simulated:
     """Serve ``concurrency`` clients, each of which sends its next request when it has the last answer.
 
@@ -74,7 +75,9 @@ def simulate_closed_loop(
     token budget and the KV cache, which a request reserves in full, or takes token by token (the newest is
     then thrown out when it is full). Clients start at any time of a cycle and take up to ``think_us``, by
     default a step, so that requests come at any time of a step. A decode verifies ``tokens`` and says one or
-    more of them, ``accepted`` in the mean; ``prefix_hit`` of a prompt need not be computed.
+    more of them, ``accepted`` in the mean; ``prefix_hit`` of a prompt need not be computed. Beside decodes,
+    waiting prompts are held back for ``wait_steps`` from the first on, or until they fill nine tenths of a
+    step.
     """
     rng = np.random.default_rng(seed)
     step_us = float(plan.decode_us(min(concurrency, plan.max_seqs), isl + osl // 2))
@@ -102,6 +105,7 @@ def simulate_closed_loop(
     running: list[Request] = []
     done: list[Request] = []
     seen: list[tuple[float, float, int, int, bool]] = []
+    held_steps = 0
     while len(done) < total:
         chunks: list[tuple[Request, int]] = []
         left = max_batched_tokens
@@ -125,7 +129,12 @@ def simulate_closed_loop(
                 chunks.append((r, chunk))
                 left -= chunk
         waiting.sort(key=lambda r: r.sent_us)
-        while left and waiting and waiting[0].sent_us <= now_us and len(running) < concurrency:
+        come = sum(r.prompt_left for r in waiting if r.sent_us <= now_us)
+        is_held = bool(decoding) and 0 < come < 0.9 * max_batched_tokens and held_steps < wait_steps
+        held_steps = held_steps + 1 if is_held else 0
+        while (
+            not is_held and left and waiting and waiting[0].sent_us <= now_us and len(running) < concurrency
+        ):
             r = waiting[0]
             wanted = r.isl + (r.osl if is_reserved else r.again)
             if running and held(running, chunks, is_reserved) + wanted > max_kv_tokens:
@@ -308,6 +317,7 @@ def closed_form(
     osl_reserved: float = 0.5,
     max_kv_tokens: float = math.inf,
     rounds: float | None = None,
+    wait_steps: float = 0.0,
     verified: Verified = ONE_TOKEN,
 ) -> ClosedForm:
     """The formulas in the notes of ``fastroof.serving.estimate``, one after the other."""
@@ -318,6 +328,12 @@ def closed_form(
     room_at_first = room = budget - (fit - 1) * q if is_chunked else (budget - (fit - 1) * q) // isl * isl
     prompt_steps = max(1.0, isl / room)
     arrivals = (fit - 1) / (says + 1 + prompt_steps)
+    held = held_steps = 0.0
+    if wait_steps and fit > 1 and osl > 1:
+        for _ in range(3):
+            held = min(arrivals * wait_steps, max(room / isl - 1, 0))
+            held_steps = held / arrivals * (1 + held / 2) / (1 + held)
+            arrivals = (fit - 1) / (says + 1 + prompt_steps + held_steps)
     own_decode = min(says, 1)
     is_bound = arrivals * isl >= room
     if is_bound:
@@ -327,8 +343,9 @@ def closed_form(
         decodes = min(max(arrivals * says, own_decode), fit)
         running, mixed, prefill = min(fit, arrivals * (says + prompt_steps)), 1.0, room
     else:
-        running, decodes = fit, own_decode + (fit - 1) * says / (says + 1 + prompt_steps)
-        mixed = max(1 - math.exp(-arrivals * prompt_steps), arrivals * isl / room)
+        running, decodes = fit, own_decode + (fit - 1) * says / (says + 1 + prompt_steps + held_steps)
+        busy = arrivals * prompt_steps / (1 + held) if held else 1 - math.exp(-arrivals * prompt_steps)
+        mixed = max(busy, arrivals * isl / room)
         mixed = float(arrivals > 0) if osl == 1 else mixed
         prefill = min(arrivals * isl / mixed, room, budget - decodes * q) if mixed else 0.0
 
@@ -353,6 +370,9 @@ def closed_form(
         others = arrivals * square / mean**2
         load = min(arrivals * isl / room, 0.999)
         queue = min(load / (1 - load), 1.0) * mixed * mixed_us / 2
+        if held and not is_bound:
+            wait += min(fit - 1, 1.0) * held_steps * mean
+            others += held
     beside = max(decodes - own_decode, 0.0)
     full = math.ceil(isl / room) - 1
     # a prompt's first chunks say nothing, yet the draft is taken to go on after each of them

@@ -72,6 +72,15 @@ def test_estimates_are_near_a_simulation(plan, simulated, bench, isl, osl, clien
     assert got.ttft_ms * 1e3 == pytest.approx(seen.ttft_us, rel=TTFT_TOLERANCE[bench])
 
 
+@pytest.mark.parametrize(("isl", "osl", "clients"), [(1024, 256, 4), (1024, 256, 32), (300, 512, 16)])
+def test_an_engine_that_looks_seldom_is_simulated_too(plan, simulated, isl, osl, clients):
+    run = {"length_spread": 0.2, "requests_per_client": 25, "counted": slice(14, 20), "looks": 20}
+    seen = simulated(isl, osl, clients, **run)
+    got = estimate(plan, isl, osl, clients, max_kv_tokens=2e6, wait_steps=20)
+    assert got.tpot_ms * 1e3 == pytest.approx(seen.tpot_us, rel=0.06)
+    assert got.ttft_ms * 1e3 == pytest.approx(seen.ttft_us, rel=0.15)
+
+
 def test_mixing_prompts_in_is_another_answer(plan):
     """What waves do: first tokens come later, the others sooner, and throughput stays."""
     sizes = (1024, 128, 64)

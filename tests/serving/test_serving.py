@@ -46,7 +46,8 @@ def plan(plans):
 LIGHT = [
     (1024, 128, 2, {}), (1024, 128, 8, {}), (1024, 128, 32, {}), (128, 512, 64, {}), (512, 1, 16, {}),
     (1024, 2, 8, {}), (1024, 128, 32, {"max_batched_tokens": 2048}), (4096, 64, 16, {}),
-    (1024, 128, 32, {"chunked_prefill": False}),
+    (1024, 128, 32, {"chunked_prefill": False}), (1024, 256, 16, {"wait_steps": 20}),
+    (1024, 512, 64, {"wait_steps": 20, "max_batched_tokens": 16384}),
 ]  # fmt: skip
 HEAVY = [
     (1024, 128, 128, {}), (4096, 128, 16, {"max_batched_tokens": 2048}), (512, 16, 64, {}),
@@ -73,6 +74,7 @@ def compared(plan, isl, osl, clients, options):
         max_kv_tokens=chosen["max_kv_tokens"],
         is_chunked=chosen.get("chunked_prefill", True),
         is_reserved=chosen["kv_reservation"] == "full",
+        wait_steps=chosen.get("wait_steps", 0),
     )
     tpot = got.tpot_ms / seen.tpot_ms if osl > 1 else 1.0
     return got.ttft_ms / seen.ttft_ms, tpot, got.tokens_per_s_per_gpu / seen.tokens_per_s
