@@ -36,6 +36,7 @@ Examples:
 Errors are relative to what was measured; bias is their signed mean. fitted: yes where the profile's
 constants were fitted to these rows. aic is aiconfigurator-core on the same rows. tpot: time per output token;
 ttft: time to first token; decode, prefill, mixed, unequal: single steps, decode that of one client too.
+throughput: output tokens a second; e2e: whole requests; tpot p90: a percentile, where requests are single.
 
 \b
 JSON: version, gpu, tables_hash, runtime, leave_one_model_out, frontends_us_per_token {data set: us},

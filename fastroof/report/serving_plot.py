@@ -38,6 +38,8 @@ class _Panel(NamedTuple):
 PANELS: Final = (
     _Panel("Time per output token", "TPOT", ("tpot", "decode")),
     _Panel("Time to first token", "TTFT", ("ttft",)),
+    _Panel("Whole requests", "end to end", ("e2e",)),
+    _Panel("Throughput, as time", "time of an output token", ("throughput",)),
     _Panel("Whole steps", "step", ("decode", "prefill", "mixed", "unequal")),
 )
 STEPS: Final = "steps"
@@ -122,7 +124,9 @@ def _draw(
             continue
         measured, predicted = np.array(pairs).T
         fitted = ", fitted" if who == OWN and any(r.fitted for r in rows if r.dataset == dataset) else ""
-        mape = float(np.abs(predicted / measured - 1.0).mean())
+        of_set = [row for row in rows if row.dataset == dataset]
+        errors = [row.error if who == OWN else row.aic_error for row in of_set]
+        mape = float(np.nanmean(np.abs(errors)))
         axes.scatter(
             measured,
             predicted,

@@ -13,8 +13,10 @@ from fastroof.errors import TableError
 from fastroof.load.aiconfigurator import PACKAGE
 from fastroof.load.own import SERVING_FOLDER
 from fastroof.serving.evidence.measured_steps import STEPS_DATASET, MeasuredStep, shipped_steps
+from fastroof.serving.evidence.open_loop import shipped_open_loop
 from fastroof.serving.evidence.rows import LeftOut, ServingRow, dataset_names, shipped_rows
 from fastroof.serving.evidence.silicon_sample import read_silicon_sample
+from fastroof.serving.evidence.throughput_rows import ServedModel, shipped_throughput
 
 __all__ = ["Measured", "measured_on"]
 
@@ -30,16 +32,20 @@ class Measured(NamedTuple):
         Whole steps.
     left_out : tuple of LeftOut
         Rows of the sources that fastroof cannot represent.
+    independent : tuple of ServedModel
+        Published throughput and runs with open-loop arrivals, which nothing is fitted to.
     """
 
     rows: tuple[ServingRow, ...]
     steps: tuple[MeasuredStep, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
+    independent: tuple[ServedModel, ...] = ()
 
     @property
     def datasets(self) -> tuple[str, ...]:
         """The names of all data sets."""
-        return (*dataset_names(self.rows), *((STEPS_DATASET,) if self.steps else ()))
+        of_steps = (STEPS_DATASET,) if self.steps else ()
+        return (*dataset_names(self.rows), *of_steps, *dict.fromkeys(row.dataset for row in self.independent))
 
     def pick(self, datasets: Sequence[str]) -> Measured:
         """Return some of the data sets.
@@ -54,7 +60,9 @@ class Measured(NamedTuple):
             there = ", ".join(self.datasets) or "none"
             raise TableError(f"no data set {', '.join(map(repr, unknown))}; there is {there}")
         steps = self.steps if STEPS_DATASET in datasets else ()
-        return Measured(tuple(row for row in self.rows if row.dataset in datasets), steps)
+        rows = tuple(row for row in self.rows if row.dataset in datasets)
+        independent = tuple(row for row in self.independent if row.dataset in datasets)
+        return Measured(rows, steps, independent=independent)
 
 
 def measured_on(gpu: str, root: Path | None = None) -> Measured:
@@ -85,14 +93,15 @@ def measured_on(gpu: str, root: Path | None = None) -> Measured:
     (815, 115)
     """
     rows, steps = shipped_rows(gpu, root), shipped_steps(gpu, root)
+    independent = (*shipped_throughput(gpu, root), *shipped_open_loop(gpu, root))
     if rows or steps or importlib.util.find_spec(PACKAGE) is None:
-        return Measured(rows, steps, _shipped_left_out(gpu, root))
+        return Measured(rows, steps, _shipped_left_out(gpu, root), independent)
     try:
         sample, left_out, _ = read_silicon_sample(gpu)
     except TableError:
         # the sample has nothing of this GPU
-        return Measured((), steps)
-    return Measured(sample, steps, left_out)
+        return Measured((), steps, independent=independent)
+    return Measured(sample, steps, left_out, independent)
 
 
 def _shipped_left_out(gpu: str, root: Path | None) -> tuple[LeftOut, ...]:

@@ -12,7 +12,7 @@ import numpy as np
 from fastroof.errors import TableError
 from fastroof.serving.evidence.rows import LeftOut
 
-__all__ = ["GROUPINGS", "ErrorGroup", "PredictedTime", "Validation"]
+__all__ = ["GROUPINGS", "ErrorGroup", "PredictedRate", "PredictedTime", "Validation"]
 
 GROUPINGS: Final = (
     "model", "tp", "engine", "engine_version", "dtype", "isl", "osl", "concurrency", "runtime",
@@ -28,7 +28,8 @@ class PredictedTime(NamedTuple):
     dataset, row : str
         Where it is from.
     quantity : str
-        ``tpot``, ``ttft``, or a kind of step: ``decode`` (of one client too), ``prefill``, ``mixed``,
+        ``tpot``, ``ttft``, ``e2e``, each a mean, or with a percentile behind it (``tpot p90``);
+        ``throughput``; or a kind of step: ``decode`` (of one client too), ``prefill``, ``mixed``,
         ``unequal``.
     engine, engine_version, model, dtype, kv_dtype, runtime : str
         What was measured, and what it was predicted with.
@@ -71,6 +72,25 @@ class PredictedTime(NamedTuple):
     def aic_error(self) -> float:
         """The same of aiconfigurator-core."""
         return self.aic_ms / self.measured_ms - 1.0
+
+
+class PredictedRate(PredictedTime):
+    """One measured throughput beside its prediction, both as the time of one output token of all clients, ms.
+
+    Its errors are those of the throughput: below 0 where fewer tokens a second were predicted.
+    """
+
+    __slots__ = ()
+
+    @property
+    def error(self) -> float:
+        """Signed error, as a share of what was measured."""
+        return self.measured_ms / self.predicted_ms - 1.0
+
+    @property
+    def aic_error(self) -> float:
+        """The same of aiconfigurator-core."""
+        return self.measured_ms / self.aic_ms - 1.0
 
 
 class ErrorGroup(NamedTuple):

@@ -13,6 +13,7 @@ from fastroof.engines import EngineProfile, load_engine
 from fastroof.errors import FastroofError, TableError
 from fastroof.serving.evidence.aiconfigurator_estimates import with_aiconfigurator_estimates
 from fastroof.serving.evidence.calibration import calibrate
+from fastroof.serving.evidence.independent import judge, profile_of_served
 from fastroof.serving.evidence.measured import Measured, measured_on
 from fastroof.serving.evidence.measured_steps import STEPS_DATASET, MeasuredStep
 from fastroof.serving.evidence.prediction_errors import PredictedTime, Validation
@@ -100,10 +101,14 @@ def run_validation(
     skipped = Counter[tuple[str, ...]]()
     rows = [row for row in evidence.rows if not _refused(row, tables.gpu.name, skipped)]
     profile_of = _refitted(rows, tables, say) if leave_one_model_out else _profiles(runtime)
-    say(f"predicting {len(rows) + len(evidence.steps)} rows")
+    say(f"predicting {len(rows) + len(evidence.steps) + len(evidence.independent)} rows")
     plans = Plans(tables)
     of_steps = list(_predicted_steps(evidence.steps, plans, skipped))
     of_runs, frontends = _predicted_runs(rows, plans, profile_of, leave_one_model_out, skipped)
+    one = None if runtime == "auto" else load_engine(runtime)
+    independent = list(
+        judge(evidence.independent, tables, lambda row: one or profile_of_served(row), skipped)
+    )
     counted = tuple(LeftOut(key[0], key[1], rows, *key[2:]) for key, rows in skipped.items())
     return Validation(
         tables.gpu.name,
@@ -111,7 +116,7 @@ def run_validation(
         __version__,
         runtime if isinstance(runtime, str) else load_engine(runtime).name,
         leave_one_model_out,
-        (*of_runs, *of_steps),
+        (*of_runs, *of_steps, *independent),
         (*counted, *evidence.left_out),
         frontends,
     )
@@ -125,7 +130,7 @@ def _measured(measured: Measured | Sequence[str] | None, gpu: str) -> Measured:
         if isinstance(measured, str):
             measured = (measured,)
         evidence = everything if measured is None else everything.pick(measured)
-    if not evidence.rows and not evidence.steps:
+    if not evidence.rows and not evidence.steps and not evidence.independent:
         raise TableError(
             f"nothing was measured end to end on {gpu}: give rows of it, or install aiconfigurator-core "
             "for its sample"

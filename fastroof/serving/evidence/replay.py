@@ -1,0 +1,333 @@
+"""Requests of a log, replayed step by step as vLLM schedules them: what each of its clients should have seen.
+
+Written to be read: one Python loop over steps, for logs of some hundred requests that are to be held against
+predictions. Closed loops of equal clients have a closed form, :func:`fastroof.serving.estimate`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from fastroof.arrays import Floats
+from fastroof.errors import BatchError
+from fastroof.units import US_PER_S
+
+__all__ = ["WAITING_WEIGHT", "ReplayedTimes", "Schedule", "TimedRequest", "replay"]
+
+WAITING_WEIGHT: Final = 4
+"""Running requests that a waiting one counts as, where a new one goes to the rank with the least load."""
+
+
+class TimedRequest(NamedTuple):
+    """One request of a log.
+
+    Attributes
+    ----------
+    arrival_s : float
+        When the engine has it, s.
+    prompt_tokens, output_tokens : int
+        Its prompt, and its output with the first token.
+    cached_tokens : int
+        Tokens of its prompt that its first chunk finds in the prefix cache.
+    """
+
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How an engine makes steps of requests.
+
+    Attributes
+    ----------
+    max_num_seqs, max_num_batched_tokens : int
+        Requests that run at once, and new tokens of a step, at most; of one rank.
+    num_blocks : int or None
+        Blocks of KV cache that a rank can give to requests; None: more than they need.
+    block_size : int
+        Tokens of a block.
+    ranks : int
+        Engines of attention data parallelism, whose steps start together.
+    is_asynchronous : bool
+        Whether a step is scheduled while the one before it runs, so that arrivals, free places and free
+        blocks are seen a step late.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_blocks: int | None = None
+    block_size: int = 16
+    ranks: int = 1
+    is_asynchronous: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "ranks"):
+            if getattr(self, name) < 1:
+                raise BatchError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    def blocks_of(self, tokens: int) -> int:
+        """Return the blocks that so many tokens of one request need."""
+        return -(-tokens // self.block_size)
+
+
+class ReplayedTimes(NamedTuple):
+    """What the clients of a replay saw, a value a request in their order.
+
+    Attributes
+    ----------
+    first_token_s, last_token_s : ndarray of float64
+        When they had them, on the clock of the arrivals, s.
+    ttft_ms, tpot_ms, e2e_ms : ndarray of float64
+        Time to the first token, mean time per output token after it (nan of outputs of one token), time to
+        the last token, ms.
+    steps, preemptions : int
+        Steps that ran, and requests that lost their blocks in between.
+    """
+
+    first_token_s: Floats
+    last_token_s: Floats
+    ttft_ms: Floats
+    tpot_ms: Floats
+    e2e_ms: Floats
+    steps: int
+    preemptions: int
+
+
+RankStep = tuple[list[int], list[int]]
+"""New tokens and context of each request that a rank runs in a step."""
+
+
+@dataclass(eq=False)
+class _Request:
+    """A request on its way: what is computed and sent counts from when it is scheduled."""
+
+    index: int
+    prompt: int
+    output: int
+    cached: int
+    computed: int = 0
+    sent: int = 0
+    blocks: int = 0
+    tokens_seen: int = 0
+
+    @property
+    def to_compute(self) -> int:
+        """Tokens that its next step may compute; none where its last one is under way."""
+        return 0 if self.sent == self.output else self.prompt + self.sent - self.computed
+
+
+class _Scheduled(NamedTuple):
+    """A step as one rank runs it, and the requests that have a token after it."""
+
+    new_tokens: list[int]
+    context_len: list[int]
+    with_token: list[_Request]
+
+
+@dataclass
+class _Rank:
+    schedule: Schedule
+    waiting: deque[_Request] = field(default_factory=deque)
+    running: list[_Request] = field(default_factory=list)
+    preemptions: int = 0
+
+    def __post_init__(self) -> None:
+        self.free: float = math.inf if self.schedule.num_blocks is None else self.schedule.num_blocks
+
+    @property
+    def load(self) -> int:
+        return WAITING_WEIGHT * len(self.waiting) + len(self.running)
+
+    def make_step(self) -> _Scheduled:
+        """Schedule one step: running requests first, in order of admission, then waiting ones."""
+        step = _Scheduled([], [], [])
+        budget = self.schedule.max_num_batched_tokens
+        preempted = False
+        place = 0
+        while place < len(self.running) and budget:
+            request = self.running[place]
+            new = min(request.to_compute, budget)
+            if new and not self._take_blocks(request, request.computed + new):
+                preempted = True
+                victim = self._preempt_last()
+                if victim is request:
+                    break
+                continue
+            if new:
+                budget -= self._run(step, request, new)
+            place += 1
+        while not preempted and budget and self.waiting and len(self.running) < self.schedule.max_num_seqs:
+            request = self.waiting[0]
+            computed = request.cached
+            whole = request.prompt + request.sent
+            # an engine admits a prompt only if all of it has room, though it takes blocks chunk by chunk
+            if self.schedule.blocks_of(whole) > self.free:
+                break
+            new = min(whole - computed, budget)
+            self._take_blocks(request, computed + new)
+            request.computed = computed
+            self.running.append(self.waiting.popleft())
+            budget -= self._run(step, request, new)
+        return step
+
+    def _run(self, step: _Scheduled, request: _Request, new: int) -> int:
+        step.new_tokens.append(new)
+        step.context_len.append(request.computed)
+        request.computed += new
+        if request.computed == request.prompt + request.sent:
+            request.sent += 1
+            step.with_token.append(request)
+        return new
+
+    def _take_blocks(self, request: _Request, tokens: int) -> bool:
+        needed = self.schedule.blocks_of(tokens) - request.blocks
+        if needed > self.free:
+            return False
+        if needed > 0:
+            request.blocks += needed
+            self.free -= needed
+        return True
+
+    def _preempt_last(self) -> _Request:
+        victim = self.running.pop()
+        self._release(victim)
+        # it computes its prompt and what it has sent again, from the start
+        victim.computed = victim.cached = 0
+        self.waiting.appendleft(victim)
+        self.preemptions += 1
+        return victim
+
+    def _release(self, request: _Request) -> None:
+        self.free += request.blocks
+        request.blocks = 0
+
+    def finish(self, request: _Request) -> None:
+        """Give its place and blocks back; it may have lost both while its last token was under way."""
+        self._release(request)
+        (self.running if request in self.running else self.waiting).remove(request)
+
+
+def replay(
+    requests: Sequence[TimedRequest],
+    step_us: Callable[[Sequence[RankStep]], float],
+    schedule: Schedule,
+) -> ReplayedTimes:
+    """Replay requests through the scheduler of vLLM.
+
+    Parameters
+    ----------
+    requests : sequence of TimedRequest
+        In any order; equal arrivals keep theirs.
+    step_us : callable
+        What a step takes, us, of the new tokens and the context of each request of each rank.
+    schedule : Schedule
+        The engine's.
+
+    Returns
+    -------
+    ReplayedTimes
+        Of each request.
+
+    Raises
+    ------
+    BatchError
+        If there is no request, one has no tokens, or one can never have the blocks that it needs.
+
+    Notes
+    -----
+    Where steps are scheduled asynchronously, step k + 1 is made when step k starts: with the arrivals until
+    then, and with the places and blocks of requests that ended with step k - 1. An idle engine starts at an
+    arrival. A new request goes to the rank with the least load. After a preemption nothing is cached.
+
+    Examples
+    --------
+    >>> one_ms = lambda ranks: 1000.0
+    >>> seen = replay([TimedRequest(0.0, 100, 3)], one_ms, Schedule(8, 2048))
+    >>> seen.first_token_s.tolist(), seen.last_token_s.round(4).tolist()
+    ([0.001], [0.003])
+    """
+    _check(requests, schedule)
+    by_arrival = sorted(range(len(requests)), key=lambda index: requests[index].arrival_s)
+    arrivals = deque(by_arrival)
+    ranks = [_Rank(schedule) for _ in range(schedule.ranks)]
+    first_s, last_s = np.full(len(requests), math.nan), np.full(len(requests), math.nan)
+    # those that run, then those that were made while these run
+    queue: deque[list[_Scheduled]] = deque()
+    depth = 2 if schedule.is_asynchronous else 1
+    now_s, end_s, steps = 0.0, 0.0, 0
+    while True:
+        while arrivals and requests[arrivals[0]].arrival_s <= now_s:
+            _arrive(requests, arrivals.popleft(), ranks)
+        while len(queue) < depth:
+            made = [rank.make_step() for rank in ranks]
+            if not any(step.new_tokens for step in made):
+                break
+            queue.append(made)
+            if len(queue) == 1:
+                end_s = now_s + _step_s(made, step_us)
+        if not queue:
+            if not arrivals:
+                break
+            now_s = requests[arrivals[0]].arrival_s
+            continue
+        now_s = end_s
+        steps += 1
+        for rank, step in zip(ranks, queue.popleft(), strict=True):
+            for request in step.with_token:
+                request.tokens_seen += 1
+                if request.tokens_seen == 1:
+                    first_s[request.index] = now_s
+                if request.tokens_seen == request.output:
+                    last_s[request.index] = now_s
+                    rank.finish(request)
+        if queue:
+            end_s = now_s + _step_s(queue[0], step_us)
+    arrival_s = np.array([request.arrival_s for request in requests])
+    gaps = np.array([request.output_tokens - 1.0 for request in requests])
+    gaps[gaps == 0.0] = math.nan
+    return ReplayedTimes(
+        first_s,
+        last_s,
+        (first_s - arrival_s) * 1e3,
+        (last_s - first_s) * 1e3 / gaps,
+        (last_s - arrival_s) * 1e3,
+        steps,
+        sum(rank.preemptions for rank in ranks),
+    )
+
+
+def _check(requests: Sequence[TimedRequest], schedule: Schedule) -> None:
+    if not requests:
+        raise BatchError("nothing to replay: need at least one request")
+    for index, (arrival_s, prompt, output, cached) in enumerate(requests):
+        if not math.isfinite(arrival_s) or arrival_s < 0.0 or prompt < 1 or output < 1:
+            raise BatchError(
+                f"request {index} needs an arrival from 0 s on, and a prompt and an output of at least 1 "
+                f"token; got {arrival_s:g} s, {prompt} and {output}"
+            )
+        if not 0 <= cached < prompt:
+            raise BatchError(
+                f"request {index} has {cached} cached tokens; of {prompt} at least one is to be computed"
+            )
+        needed = schedule.blocks_of(prompt + output)
+        if schedule.num_blocks is not None and needed > schedule.num_blocks:
+            raise BatchError(f"request {index} needs {needed} blocks, there are {schedule.num_blocks}")
+
+
+def _arrive(requests: Sequence[TimedRequest], index: int, ranks: Sequence[_Rank]) -> None:
+    request = requests[index]
+    least = min(ranks, key=lambda rank: rank.load)
+    least.waiting.append(_Request(index, request.prompt_tokens, request.output_tokens, request.cached_tokens))
+
+
+def _step_s(step: Sequence[_Scheduled], step_us: Callable[[Sequence[RankStep]], float]) -> float:
+    return step_us([(of_rank.new_tokens, of_rank.context_len) for of_rank in step]) / US_PER_S
