@@ -105,10 +105,7 @@ def run_validation(
     plans = Plans(tables)
     of_steps = list(_predicted_steps(evidence.steps, plans, skipped))
     of_runs, frontends = _predicted_runs(rows, plans, profile_of, leave_one_model_out, skipped)
-    one = None if runtime == "auto" else load_engine(runtime)
-    independent = list(
-        judge(evidence.independent, tables, lambda row: one or profile_of_served(row), skipped)
-    )
+    independent = _independent(evidence, tables, runtime, leave_one_model_out, skipped)
     counted = tuple(LeftOut(key[0], key[1], rows, *key[2:]) for key, rows in skipped.items())
     return Validation(
         tables.gpu.name,
@@ -120,6 +117,23 @@ def run_validation(
         (*counted, *evidence.left_out),
         frontends,
     )
+
+
+def _independent(
+    evidence: Measured,
+    tables: Tables,
+    runtime: str | Path | EngineProfile,
+    unseen: bool,
+    skipped: Counter[tuple[str, ...]],
+) -> list[PredictedTime]:
+    """Judge what nothing is fitted to; profiles that were fitted without a model say nothing new of it."""
+    if unseen:
+        skipped.update(
+            (row.dataset, "nothing is fitted to it, so nothing is left out") for row in evidence.independent
+        )
+        return []
+    one = None if runtime == "auto" else load_engine(runtime)
+    return list(judge(evidence.independent, tables, lambda row: one or profile_of_served(row), skipped))
 
 
 def _measured(measured: Measured | Sequence[str] | None, gpu: str) -> Measured:
