@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib import resources
@@ -28,7 +28,7 @@ _SPLITS: Final = {"attention": ("", "tp"), "experts": ("", "tp", "ep")}
 _LISTS: Final = ("measured", "builds", "gpus", "models", "formats", "by_rows")
 _COUNTS: Final = (
     "min_tp", "num_draft_tokens", "num_draft_tokens_dp", "max_num_batched_tokens", "max_num_seqs",
-    "requests_per_client", "stream_interval",
+    "requests_per_client", "stream_interval", "wait_below_tp",
 )  # fmt: skip
 _NUMBERS: Final = ("accepted", "accepted_dp", "batched_tokens_per_isl", "memory_fraction")
 
@@ -88,6 +88,13 @@ class Recipe:
         during one, where that is not the version's default.
     stream_interval : int
         Tokens that a client is sent at once.
+    wait_steps : tuple of (int, int)
+        From how many clients on prompts wait for others for how many steps (TensorRT-LLM's
+        ``batch_wait_timeout_iters``, SGLang's ``scheduler_recv_interval``), fewest clients first.
+    wait_lengths : tuple of int
+        Of which nominal isl and osl alone; empty for any.
+    wait_below_tp : int
+        Below which tensor-parallel size alone; 0 for any.
     requests_per_client : int
         Where they are not 10.
     by_rows : tuple of str
@@ -128,6 +135,9 @@ class Recipe:
     fused_allreduce: bool = False
     async_scheduling: bool = False
     stream_interval: int = 0
+    wait_steps: tuple[tuple[int, int], ...] = ()
+    wait_lengths: tuple[int, ...] = ()
+    wait_below_tp: int = 0
     requests_per_client: int = 0
     by_rows: tuple[str, ...] = ()
 
@@ -145,6 +155,13 @@ class Recipe:
                 raise PlanError(
                     f"{name} must be one of {', '.join(allowed[1:])}, got {getattr(self, name)!r}"
                 )
+        waits: Any = self.wait_steps
+        if not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in waits):
+            raise PlanError(f"wait_steps must be pairs of clients and steps, got {waits!r}")
+        object.__setattr__(self, "wait_steps", tuple((pair[0], pair[1]) for pair in waits))
+        object.__setattr__(self, "wait_lengths", tuple(self.wait_lengths))
+        if len(self.wait_lengths) not in (0, 2):
+            raise PlanError(f"wait_lengths must be an isl and an osl, got {self.wait_lengths!r}")
         for name in _COUNTS:
             value = getattr(self, name)
             if value != 0 and not is_whole_number(value):
@@ -212,6 +229,19 @@ class Recipe:
         elif self.experts == "ep":
             ep = gpus
         return tp, dp, ep
+
+    def steps_to_wait(self, isl: float, osl: float, tp: int, clients: float) -> int:
+        """Return the steps that prompts wait for others; 0 where none do.
+
+        Examples
+        --------
+        >>> recipe = recipe_for("trtllm", "1.1.0rc2.post2", "h200", "llama-3.1-70b", "fp8")
+        >>> recipe.steps_to_wait(1024, 1024, 4, 64), recipe.steps_to_wait(1024, 1024, 8, 64)
+        (20, 0)
+        """
+        if self.wait_lengths not in ((), (isl, osl)) or 0 < self.wait_below_tp <= tp:
+            return 0
+        return max((steps for least, steps in self.wait_steps if clients >= least), default=0)
 
     def drafts(self, dp: int) -> tuple[int, float]:
         """Return tokens drafted for a request a step, and said by it; 0 and 0.0 where that is not known."""

@@ -155,3 +155,17 @@ def test_kernels_of_a_version_come_first_and_others_are_gone():
     }
     kernels = engine_of_version("trtllm", "1.2.0rc6.post2").kernels
     assert kernels.of("moe", "b200", "fp8_block", {"dp": 8}) is None
+
+
+def test_prompts_wait_where_a_script_says_so() -> None:
+    trtllm = recipe_for("trtllm", "1.1.0rc2.post2", "b200", "llama-3.1-70b", "nvfp4")
+    assert trtllm is not None
+    asked = ((1024, 1024, 4, 8), (1024, 1024, 8, 8), (1024, 8192, 4, 8))
+    assert [trtllm.steps_to_wait(*one) for one in asked] == [20, 0, 0]
+    sglang = recipe_for("sglang", "0.5.9", "b200", "deepseek-v3", "fp8_block", layout=(8, 1, 1))
+    assert sglang is not None
+    assert [sglang.steps_to_wait(8192, 1024, 8, clients) for clients in (4, 15, 16, 512)] == [10, 10, 30, 30]
+    with pytest.raises(PlanError, match="wait_steps must be pairs of clients and steps"):
+        Recipe("sglang", "a", "b", wait_steps=((1, 2, 3),))
+    with pytest.raises(PlanError, match="wait_lengths must be an isl and an osl"):
+        Recipe("sglang", "a", "b", wait_lengths=(1024,))

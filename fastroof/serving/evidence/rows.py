@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from fastroof.columns import Column
 from fastroof.config.paths import bench_data_root
-from fastroof.engines import EngineProfile, engine_of_version, serving_engines
+from fastroof.engines import EngineProfile, engine_of_version, recipe_for, serving_engines
 from fastroof.errors import TableError
 from fastroof.load.own import SERVING_FOLDER
 from fastroof.load.steps_file import STEPS_FILE
@@ -161,7 +161,19 @@ class ServingRow:
             "max_seqs": engine.scheduling.max_num_seqs,
             "order": engine.scheduling.order,
             "length_spread": self.length_spread,
+            "wait_steps": self.wait_steps,
         }
+
+    @property
+    def wait_steps(self) -> int:
+        """Steps that prompts wait for others, as the public benchmark's scripts launched the engine."""
+        if self.bench != "inferencemax":
+            return 0
+        recipe = recipe_for(
+            self.engine, self.engine_version, self.gpu, self.whole_model, self.dtype,
+            layout=(self.tp, self.dp, self.ep), measured_on=self.measured_on,
+        )  # fmt: skip
+        return 0 if recipe is None else recipe.steps_to_wait(self.isl, self.osl, self.tp, self.concurrency)
 
     @property
     def is_single(self) -> bool:
