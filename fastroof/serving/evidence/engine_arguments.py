@@ -1,0 +1,291 @@
+"""How an engine was started -> what a fit needs of it: GPU, version, model, formats, layout, schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from fastroof.checks import is_whole_number
+from fastroof.engines import EngineProfile, engine_of_version, serving_engines
+from fastroof.errors import TableError
+from fastroof.models import Layout, load_model
+from fastroof.models.execution import DTYPES
+from fastroof.serving.evidence.engine_argument_files import settings_of_file
+from fastroof.serving.evidence.engine_flags import ENGINE_FLAGS, SETTINGS, spelled
+
+__all__ = ["EngineArguments", "read_engine_arguments"]
+
+KV_FORMATS: Final[Mapping[str, str]] = {
+    "fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "fp8_inc": "fp8", "bf16": "bf16", "bfloat16": "bf16",
+    "float16": "bf16", "fp16": "bf16", "half": "bf16",
+}  # fmt: skip
+ACTIVATIONS: Final = ("auto", "bfloat16", "bf16", "float16", "fp16", "half")
+CHECKPOINTS: Final = (
+    "modelopt", "modelopt_fp8", "modelopt_fp4", "modelopt_mixed", "compressed_tensors", "awq", "awq_marlin",
+    "gptq", "gptq_marlin", "mxfp4", "w8a8_int8", "w8a8_fp8", "auto", "none",
+)  # fmt: skip
+"""Methods that say how the checkpoint is read, not what is made of it."""
+
+TRUE: Final = ("true", "1", "yes", "on")
+FALSE: Final = ("false", "0", "no", "off")
+MOST_GPUS: Final = 1024
+
+
+@dataclass(frozen=True)
+class EngineArguments:
+    """One engine as it was started.
+
+    Attributes
+    ----------
+    gpu, engine, version : str
+        What it ran on, and which engine; the version is empty where it is unknown.
+    checkpoint, model : str
+        As it was given, and what :func:`fastroof.load_model` makes of it: a name or a path.
+    dtype, kv_dtype, kv_dtype_from : str
+        Of linear layers and KV cache, and how the latter is known.
+    layout : Layout
+        Its GPUs.
+    profile : EngineProfile
+        The packaged profile of its version, with the schedule that it was given.
+    warnings : tuple of str
+        What was said and is not represented, in words.
+    """
+
+    gpu: str
+    engine: str
+    version: str
+    checkpoint: str
+    model: str
+    dtype: str
+    kv_dtype: str
+    kv_dtype_from: str
+    layout: Layout
+    profile: EngineProfile
+    warnings: tuple[str, ...] = ()
+
+
+def read_engine_arguments(
+    path: str | Path | None = None, given: Mapping[str, Any] | None = None
+) -> EngineArguments:
+    """Read how an engine was started.
+
+    Parameters
+    ----------
+    path : str or Path, optional
+        A .json, .toml or .yaml file (YAML needs PyYAML) of the engine's flags or of fastroof's own names,
+        or any other file with the command line: ``vllm serve ..``, ``python -m sglang.launch_server ..``,
+        ``trtllm-serve ..``.
+    given : mapping, optional
+        Values by fastroof's own names (``SETTINGS`` of engine_flags.py), which add to the file's; what both
+        say must be the same, the model aside, which they may name in two ways.
+
+    Returns
+    -------
+    EngineArguments
+        With warnings for flags that are unknown, or known and not modelled.
+
+    Raises
+    ------
+    TableError
+        If the file cannot be read, two places contradict each other, a value is none, or the GPU, engine or
+        model is missing.
+    FastroofError
+        If the model or the layout is none.
+
+    Examples
+    --------
+    >>> own = {"gpu": "h100", "engine": "vllm", "version": "0.12.0", "model": "llama-3.1-70b", "tp": 4}
+    >>> started = read_engine_arguments(given=own)
+    >>> started.layout.tp, started.kv_dtype, started.profile.name
+    (4, 'bf16', 'vllm')
+    """
+    where = "the options" if path is None else str(path)
+    settings: dict[str, tuple[str, str]] = {}
+    unknown: list[str] = []
+    overlooked: list[str] = []
+    if path is not None:
+        engine, pairs = settings_of_file(Path(path))
+        for flag, value in pairs:
+            _settle(settings, *_meaning(where, engine, flag, value, unknown, overlooked))
+        if engine:
+            _settle(settings, "engine", engine, where)
+    for name, value in (given or {}).items():
+        if name not in SETTINGS:
+            raise TableError(f"{name!r} is no setting of an engine; known are {', '.join(SETTINGS)}")
+        if value is not None and name == "model" and "model" in settings:
+            settings.setdefault("checkpoint", settings["model"])
+            settings["model"] = (str(value), "the options")
+        elif value is not None:
+            _settle(settings, name, str(value), "the options")
+    warnings = []
+    if unknown:
+        warnings.append(f"{where}: flags that are not known here, and were not used: {', '.join(unknown)}")
+    if overlooked:
+        warnings.append(f"{where}: not modelled, though it may change steps: {', '.join(overlooked)}")
+    return _arguments(where, {name: value for name, (value, _) in settings.items()}, warnings)
+
+
+def _meaning(
+    where: str, engine: str, flag: str, value: str | None, unknown: list[str], overlooked: list[str]
+) -> tuple[str, str, str]:
+    """Setting, value and place of a flag; an empty setting where it has none."""
+    name = spelled(flag)
+    known = ENGINE_FLAGS.get(engine)
+    if known is not None:
+        if name in known.speculative and value not in ("null", "None", "none"):
+            raise TableError(
+                f"{where}: {flag}: speculative decoding; what an engine adds is fitted to runs without it"
+            )
+        if name in known.settings and value is not None:
+            return known.settings[name], value, f"{where}, {flag}"
+        if name in known.switches:
+            setting, on = known.switches[name]
+            if value is not None and value.lower() in FALSE:
+                return setting, "true" if on == "false" else "false", f"{where}, {flag}"
+            return setting, on, f"{where}, {flag}"
+        if name in known.settings:
+            raise TableError(f"{where}: {flag} needs a value")
+        if name in known.not_modelled:
+            overlooked.append(flag)
+            return "", "", ""
+        if name in known.silent:
+            return "", "", ""
+    if name in SETTINGS and value is not None:
+        return name, value, f"{where}, {flag}"
+    unknown.append(flag)
+    return "", "", ""
+
+
+def _settle(settings: dict[str, tuple[str, str]], name: str, value: str, place: str) -> None:
+    if not name:
+        return
+    before = settings.setdefault(name, (value, place))
+    if before[0].lower() != value.lower():
+        raise TableError(f"{name} is {before[0]} in {before[1]} and {value} in {place}; give one")
+
+
+def _arguments(where: str, said: Mapping[str, str], warnings: Sequence[str]) -> EngineArguments:
+    for need, example in (("engine", "vllm"), ("gpu", "h100"), ("model", "llama-3.1-70b")):
+        if not said.get(need):
+            raise TableError(
+                f"{where} does not say the {need}; add it to the file or give --{need} {example}"
+            )
+    engine, version = said["engine"].lower(), said.get("version", "").removeprefix("v")
+    if engine not in serving_engines():
+        raise TableError(f"{where}: engine {engine!r} is unknown; known are {', '.join(serving_engines())}")
+    checkpoint = said.get("checkpoint", said["model"])
+    spec = load_model(said["model"])
+    dtype, notes = _dtype(where, said, spec.checkpoint.formats[0])
+    kv_dtype, known_from = _kv_dtype(where, said, spec.checkpoint.kv_dtype, engine)
+    profile = _scheduled(where, engine_of_version(engine, version), said)
+    return EngineArguments(
+        said["gpu"].lower(),
+        engine,
+        version,
+        checkpoint,
+        said["model"],
+        dtype,
+        kv_dtype,
+        known_from,
+        _layout(where, engine, said),
+        profile,
+        (*warnings, *notes),
+    )
+
+
+def _dtype(where: str, said: Mapping[str, str], of_checkpoint: str) -> tuple[str, list[str]]:
+    activations = said.get("activations", "auto").lower()
+    notes = []
+    if activations not in ACTIVATIONS:
+        raise TableError(
+            f"{where}: dtype {activations!r} is not modelled; known are {', '.join(ACTIVATIONS)}"
+        )
+    if activations in ("float16", "fp16", "half"):
+        notes.append(f"{where}: float16 is taken as bf16, which its kernels are as fast as")
+    if (dtype := said.get("dtype")) is not None:
+        if dtype != "auto" and dtype not in DTYPES:
+            raise TableError(f"{where}: dtype must be auto or one of {', '.join(DTYPES)}, got {dtype!r}")
+        return (of_checkpoint if dtype == "auto" else dtype), notes
+    method = spelled(said.get("quantization", "auto"))
+    if method in CHECKPOINTS:
+        return of_checkpoint, notes
+    if method == "fp8":
+        return (of_checkpoint if of_checkpoint != "bf16" else "fp8"), notes
+    raise TableError(f"{where}: quantization {method!r} is unknown; give --dtype, one of {', '.join(DTYPES)}")
+
+
+def _kv_dtype(where: str, said: Mapping[str, str], of_checkpoint: str | None, engine: str) -> tuple[str, str]:
+    given = said.get("kv_dtype", "auto").lower()
+    if given != "auto":
+        if given not in KV_FORMATS:
+            raise TableError(
+                f"{where}: KV cache in {given!r} is not modelled; known are auto, {', '.join(KV_FORMATS)}"
+            )
+        return KV_FORMATS[given], "given"
+    if of_checkpoint is not None:
+        return of_checkpoint, "assumed: what the checkpoint says"
+    return "bf16", f"assumed: {engine}'s default, the dtype of the activations"
+
+
+def _size(where: str, said: Mapping[str, str], name: str, most: int = MOST_GPUS) -> int:
+    text = said.get(name, "1")
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if not is_whole_number(value, 1, most):
+        raise TableError(f"{where}: {name} must be a whole number from 1 to {most}, got {text[:40]!r}")
+    return value
+
+
+def _is_on(where: str, said: Mapping[str, str], name: str) -> bool | None:
+    text = said.get(name)
+    if text is None:
+        return None
+    if text.lower() not in TRUE + FALSE:
+        raise TableError(f"{where}: {name} must be true or false, got {text[:40]!r}")
+    return text.lower() in TRUE
+
+
+def _layout(where: str, engine: str, said: Mapping[str, str]) -> Layout:
+    tp, pp, dp, ep = (_size(where, said, name) for name in ("tp", "pp", "dp", "ep"))
+    shares_attention = _is_on(where, said, "dp_attention")
+    if engine == "vllm" and _is_on(where, said, "expert_parallel"):
+        if "ep" in said and ep != tp * dp:
+            raise TableError(f"{where}: with expert parallelism vLLM has ep = tp x dp = {tp * dp}, got {ep}")
+        ep = tp * dp
+    elif engine == "sglang" and shares_attention:
+        # its ranks of attention share the GPUs of tp
+        if tp % dp:
+            raise TableError(
+                f"{where}: --enable-dp-attention needs tp that dp divides, got tp {tp} and dp {dp}"
+            )
+        tp //= dp
+    elif engine == "trtllm" and shares_attention:
+        if dp not in (1, tp):
+            raise TableError(f"{where}: enable_attention_dp makes each of {tp} GPUs a rank, got dp {dp}")
+        tp, dp = 1, tp
+    elif engine == "sglang" and dp > 1 and ep > tp:
+        raise TableError(f"{where}: without --enable-dp-attention ep is at most tp {tp}, got {ep}")
+    return Layout(tp, pp, dp, ep)
+
+
+def _scheduled(where: str, profile: EngineProfile, said: Mapping[str, str]) -> EngineProfile:
+    """Give a profile the schedule that was asked for."""
+    schedule = profile.scheduling
+    most = 2**20
+    if said.get("max_num_batched_tokens") == "-1" and profile.engine == "sglang":
+        schedule = replace(schedule, chunked_prefill=False)
+    elif "max_num_batched_tokens" in said:
+        tokens = _size(where, said, "max_num_batched_tokens", most)
+        schedule = replace(schedule, max_num_batched_tokens=tokens)
+    if "max_num_seqs" in said:
+        schedule = replace(schedule, max_num_seqs=_size(where, said, "max_num_seqs", most))
+    chunked = _is_on(where, said, "chunked_prefill")
+    if chunked is not None:
+        if chunked and said.get("max_num_batched_tokens") == "-1":
+            raise TableError(f"{where}: a chunk of -1 tokens turns chunked prefill off, which was asked for")
+        schedule = replace(schedule, chunked_prefill=chunked)
+    return replace(profile, scheduling=schedule)

@@ -1,0 +1,177 @@
+"""What a flag of a serving engine says: a setting of a run, nothing of it, or something that is not modelled.
+
+TensorRT-LLM's are those of tensorrt_llm/commands/serve.py at 00209af149e7774406881a37283dce303571eb11; vLLM's
+and SGLang's are those that public recipes and tests of both pass to them. Names are compared with ``_`` for
+``-``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+__all__ = ["ENGINE_FLAGS", "SETTINGS", "EngineFlags", "spelled"]
+
+SETTINGS: Final = (
+    "gpu", "engine", "version", "model", "checkpoint", "dtype", "kv_dtype", "tp", "pp", "dp", "ep",
+    "max_num_batched_tokens", "max_num_seqs", "chunked_prefill",
+)  # fmt: skip
+"""What a file of one's own may say by these names, beside the engine's flags."""
+
+
+class EngineFlags(NamedTuple):
+    """The flags of an engine.
+
+    Attributes
+    ----------
+    settings : mapping of str to str
+        Setting that a flag's value is, by the flag.
+    switches : mapping of str to (str, str)
+        Setting and value of a flag that takes none.
+    silent : frozenset of str
+        Flags that say nothing of how fast a step is; a value may follow.
+    not_modelled : frozenset of str
+        Flags that change steps in a way that no plan knows.
+    speculative : frozenset of str
+        Flags of speculative decoding.
+    """
+
+    settings: Mapping[str, str]
+    switches: Mapping[str, tuple[str, str]]
+    silent: frozenset[str]
+    not_modelled: frozenset[str]
+    speculative: frozenset[str]
+
+
+def spelled(flag: str) -> str:
+    """A flag as it stands in the tables: without dashes, ``_`` for ``-``, in lower case."""
+    return flag.lstrip("-").replace("-", "_").replace(".", "_").lower()
+
+
+def _flags(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
+_SERVER: Final = _flags(
+    "host port api_key served_model_name trust_remote_code tokenizer tokenizer_mode tokenizer_path revision "
+    "download_dir load_format log_level log_requests chat_template tool_call_parser reasoning_parser "
+    "enable_auto_tool_choice seed random_seed uvicorn_log_level model_impl skip_server_warmup "
+    "enable_metrics stream_interval config_format hf_config_path hf_overrides"
+)
+
+ENGINE_FLAGS: Final[Mapping[str, EngineFlags]] = {
+    "vllm": EngineFlags(
+        settings={
+            "model": "model",
+            "tensor_parallel_size": "tp",
+            "tp": "tp",
+            "pipeline_parallel_size": "pp",
+            "pp": "pp",
+            "data_parallel_size": "dp",
+            "dp": "dp",
+            "dtype": "activations",
+            "quantization": "quantization",
+            "q": "quantization",
+            "kv_cache_dtype": "kv_dtype",
+            "max_num_batched_tokens": "max_num_batched_tokens",
+            "max_num_seqs": "max_num_seqs",
+        },
+        switches={
+            "enable_expert_parallel": ("expert_parallel", "true"),
+            "ep": ("expert_parallel", "true"),
+            "enable_chunked_prefill": ("chunked_prefill", "true"),
+            "no_enable_chunked_prefill": ("chunked_prefill", "false"),
+        },
+        silent=_SERVER
+        | _flags(
+            "max_model_len max_logprobs disable_log_requests disable_log_stats no_enable_log_requests "
+            "enable_log_requests gpu_memory_utilization swap_space enable_prefix_caching "
+            "no_enable_prefix_caching distributed_executor_backend max_seq_len_to_capture "
+            "async_scheduling no_async_scheduling disable_uvicorn_access_log "
+            "enable_request_id_headers data_parallel_backend data_parallel_address "
+            "data_parallel_rpc_port data_parallel_size_local data_parallel_start_rank headless "
+            "api_server_count enable_sleep_mode block_size generation_config "
+            "max_cudagraph_capture_size cuda_graph_sizes nnodes node_rank master_addr master_port"
+        ),
+        not_modelled=_flags(
+            "enforce_eager cpu_offload_gb enable_lora enable_dbo all2all_backend enable_eplb "
+            "compilation_config o attention_backend moe_backend decode_context_parallel_size "
+            "prefill_context_parallel_size kv_transfer_config limit_mm_per_prompt "
+            "disable_custom_all_reduce scheduling_policy"
+        ),
+        speculative=_flags("speculative_config speculative_model num_speculative_tokens"),
+    ),
+    "sglang": EngineFlags(
+        settings={
+            "model_path": "model",
+            "model": "model",
+            "tp": "tp",
+            "tp_size": "tp",
+            "tensor_parallel_size": "tp",
+            "pp": "pp",
+            "pp_size": "pp",
+            "pipeline_parallel_size": "pp",
+            "dp": "dp",
+            "dp_size": "dp",
+            "data_parallel_size": "dp",
+            "ep": "ep",
+            "ep_size": "ep",
+            "expert_parallel_size": "ep",
+            "dtype": "activations",
+            "quantization": "quantization",
+            "kv_cache_dtype": "kv_dtype",
+            "chunked_prefill_size": "max_num_batched_tokens",
+            "max_running_requests": "max_num_seqs",
+        },
+        switches={"enable_dp_attention": ("dp_attention", "true")},
+        silent=_SERVER
+        | _flags(
+            "context_length mem_fraction_static max_total_tokens max_prefill_tokens cuda_graph_max_bs "
+            "cuda_graph_bs page_size schedule_policy schedule_conservativeness disable_radix_cache "
+            "dist_init_addr nccl_port nnodes node_rank decode_log_interval watchdog_timeout "
+            "enable_p2p_check stream_output base_gpu_id is_embedding moe_dense_tp_size"
+        ),
+        not_modelled=_flags(
+            "disable_cuda_graph enable_torch_compile attention_backend prefill_attention_backend "
+            "decode_attention_backend moe_runner_backend moe_a2a_backend deepep_mode "
+            "enable_two_batch_overlap enable_eplb disaggregation_mode enable_mixed_chunk "
+            "disable_overlap_schedule num_continuous_decode_steps enable_dp_lm_head "
+            "disable_custom_all_reduce attn_cp_size lora_paths"
+        ),
+        speculative=_flags("speculative_algorithm speculative_draft_model_path speculative_algo"),
+    ),
+    "trtllm": EngineFlags(
+        settings={
+            "model": "model",
+            "tensor_parallel_size": "tp",
+            "tp_size": "tp",
+            "pipeline_parallel_size": "pp",
+            "pp_size": "pp",
+            "moe_expert_parallel_size": "ep",
+            "ep_size": "ep",
+            "max_num_tokens": "max_num_batched_tokens",
+            "max_batch_size": "max_num_seqs",
+            "kv_cache_config_dtype": "kv_dtype",
+            "kv_cache_dtype": "kv_dtype",
+            "enable_attention_dp": "dp_attention",
+            "enable_chunked_prefill": "chunked_prefill",
+        },
+        switches={"enable_chunked_prefill": ("chunked_prefill", "true")},
+        silent=_SERVER
+        | _flags(
+            "backend max_seq_len kv_cache_free_gpu_memory_fraction free_gpu_memory_fraction "
+            "gpus_per_node num_postprocess_workers max_beam_width custom_tokenizer custom_module_dirs "
+            "print_iter_log kv_cache_config_free_gpu_memory_fraction "
+            "kv_cache_config_enable_block_reuse extra_llm_api_options config "
+            "cuda_graph_config_max_batch_size cuda_graph_config_enable_padding "
+            "cuda_graph_config_batch_sizes fail_fast_on_attention_window_too_large stream_interval"
+        ),
+        not_modelled=_flags(
+            "moe_config_backend disable_overlap_scheduler context_parallel_size cp_size "
+            "batch_wait_timeout_iters scheduler_config moe_cluster_parallel_size server_role "
+            "attn_backend"
+        ),
+        speculative=_flags("speculative_config speculative_config_decoding_type"),
+    ),
+}
+"""The flags that are known of each engine; others are named in a warning."""

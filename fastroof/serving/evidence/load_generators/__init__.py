@@ -1,0 +1,8 @@
+"""What load generators write of their runs: vLLM's and SGLang's benches, aiperf, guidellm, inference-perf."""
+
+from __future__ import annotations
+
+from fastroof.serving.evidence.load_generators.figures import GeneratorRun
+from fastroof.serving.evidence.load_generators.files import GENERATORS, FoundRuns, read_runs
+
+__all__ = ["GENERATORS", "FoundRuns", "GeneratorRun", "read_runs"]

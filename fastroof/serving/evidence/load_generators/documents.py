@@ -1,0 +1,156 @@
+"""JSON files of load generators: documents and their numbers, with errors that name the file and the key."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from fastroof.checks import is_number
+from fastroof.errors import TableError
+
+__all__ = [
+    "Document",
+    "documents_of",
+    "mean_of",
+    "number",
+    "numbers",
+    "part",
+    "spread_of",
+    "spread_of_std",
+    "text",
+]
+
+Document = Mapping[str, Any]
+
+MOST_BYTES: Final = 4 * 2**30
+
+
+def documents_of(path: Path) -> list[Document]:
+    """Read the JSON objects of a file: one, or one a line (JSON Lines, results that were appended).
+
+    Raises
+    ------
+    TableError
+        If it cannot be read, is cut off, or holds something else.
+    """
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise TableError(f"{path}: larger than {MOST_BYTES} bytes; give the file without its details")
+        content = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise TableError(f"{path}: cannot be read as JSON: {error}") from None
+    if not content.strip():
+        raise TableError(f"{path}: empty; need what a load generator wrote")
+    try:
+        return [_object(path, json.loads(content))]
+    except (json.JSONDecodeError, RecursionError) as whole:
+        lines = [line for line in content.splitlines() if line.strip()]
+        if len(lines) < 2 or not _is_object(lines[0]):
+            raise TableError(f"{path}: not whole JSON: {whole}; was the run cut off?") from None
+    return [_line(path, number_, line) for number_, line in enumerate(lines, start=1)]
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _line(path: Path, line: int, content: str) -> Document:
+    try:
+        return _object(path, json.loads(content))
+    except (ValueError, RecursionError) as error:
+        raise TableError(f"{path}, line {line}: not whole JSON: {error}; was the run cut off?") from None
+
+
+def _object(path: Path, value: Any) -> Document:
+    if not isinstance(value, dict):
+        raise TableError(f"{path}: a run is a JSON object, found a {type(value).__name__}")
+    return value
+
+
+def part(document: Any, *keys: str) -> Document:
+    """Return an inner object, empty where there is none."""
+    for key in keys:
+        document = document.get(key) if isinstance(document, Mapping) else None
+    return document if isinstance(document, Mapping) else {}
+
+
+def number(where: str, document: Document, key: str) -> float:
+    """Return a number, nan where it is missing or null, inf where it says so.
+
+    Raises
+    ------
+    TableError
+        If something else stands there.
+    """
+    value = document.get(key)
+    if value is None:
+        return math.nan
+    if isinstance(value, str) and value.strip().lower() in ("inf", "infinity"):
+        return math.inf
+    if isinstance(value, float) and not math.isfinite(value):
+        return value
+    if not is_number(value):
+        raise TableError(f"{where}: {key} must be a number, got {_short(value)}")
+    return float(value)
+
+
+def _short(value: Any) -> str:
+    words = repr(value) if not isinstance(value, int) else f"a number of {len(hex(value))} digits"
+    return words if len(words) <= 60 else f"{words[:57]}..."
+
+
+def numbers(where: str, document: Document, key: str) -> list[float]:
+    """Return a list of numbers; empty where there is none.
+
+    Raises
+    ------
+    TableError
+        If it is no list, or one of them is no number.
+    """
+    values = document.get(key)
+    if values is None:
+        return []
+    if not isinstance(values, list) or not all(is_number(value) for value in values):
+        raise TableError(f"{where}: {key} must be a list of finite numbers")
+    return [float(value) for value in values]
+
+
+def text(document: Document, *keys: str) -> str:
+    """Return the first text among keys; empty where there is none."""
+    found = (document.get(key) for key in keys)
+    return next((value for value in found if isinstance(value, str)), "")
+
+
+def spread_of(values: Sequence[float]) -> float:
+    """Return the range of lengths over their mean; nan of nothing.
+
+    Examples
+    --------
+    >>> spread_of([80.0, 120.0])
+    0.4
+    """
+    mean = mean_of(values)
+    return (max(values) - min(values)) / mean if mean > 0.0 else math.nan
+
+
+def spread_of_std(mean: float, std: float) -> float:
+    """Return the range over the mean of a uniform distribution with that standard deviation.
+
+    Examples
+    --------
+    >>> round(spread_of_std(100.0, 100.0 * 0.2 / math.sqrt(12.0)), 6)
+    0.2
+    """
+    return std * math.sqrt(12.0) / mean if mean > 0.0 else math.nan
+
+
+def mean_of(values: Iterable[float]) -> float:
+    """Return the mean; nan of nothing."""
+    listed = list(values)
+    return math.fsum(listed) / len(listed) if listed else math.nan

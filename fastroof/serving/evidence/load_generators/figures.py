@@ -1,0 +1,289 @@
+"""What a load generator's file says of one run, and whether that is a steady state that a fit can take.
+
+Every generator's file comes down to the same figures; what becomes of them is decided here alone.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from fastroof.units import MS_PER_S
+
+__all__ = ["Figures", "GeneratorRun", "run_of"]
+
+MOST_FAILED: Final = 0.05
+"""Share of failed requests from which the others say nothing of a load that was meant."""
+
+LEAST_ROUNDS: Final = 2.0
+"""Requests a client: with fewer the start and the end, when not all clients are busy, are most of the run."""
+
+ADDS_UP: Final = 0.2
+"""How far TTFT + TPOT (OSL - 1) may lie from the latency of a request: lengths vary, tokens may not."""
+
+KEEPS_UP: Final = 0.9
+"""Share of the rate asked for below which requests pile up, so that no two moments of the run are alike."""
+
+NEVER_SENT: Final = 0.6
+"""Share of it below which they were not sent, or not answered, though none waits long for its first token.
+
+A few long answers alone make a run end later, but not by so much."""
+
+MOST_WAITING: Final = 0.25
+"""Share of its latency that a request waits for its first token where requests pile up."""
+
+LEAST_BUSY: Final = 0.5
+"""Share of the clients that are busy in the mean, by Little's law, below which they are not the load."""
+
+POISSON: Final = "poisson"
+CONSTANT: Final = "constant"
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a file says of a run; nan, or an empty text, where it says nothing.
+
+    Attributes
+    ----------
+    file, name, generator, model : str
+        Where it stands, the run's name in it, who wrote it, and the model's name there.
+    requests, failed : float
+        Requests that were answered, and that were not.
+    isl, osl : float
+        Mean tokens of a prompt and of an output.
+    ttft_ms, tpot_ms, latency_ms : float
+        Means over requests: to the first token, a token after it, and of the whole request, ms.
+    has_medians : bool
+        Whether there are percentiles of TPOT, though no mean.
+    clients : float
+        Requests that were in flight at most; nan where nothing held them.
+    rate_per_s : float
+        Requests sent a second; inf where each was sent as soon as it could be, nan where it is not said.
+    arrivals : str
+        ``poisson`` or ``constant``: how they follow each other, where there is a rate.
+    duration_s : float
+        From the first request to the last answer, s.
+    accepted : float
+        Tokens that a step of speculative decoding keeps; nan without.
+    length_spread : float
+        Range of the prompts' lengths over their mean, as if it were uniform.
+    refused : str
+        Why no fit should take it, where the reader of its file knows; empty where it may.
+    """
+
+    file: str
+    name: str
+    generator: str
+    model: str = ""
+    requests: float = math.nan
+    failed: float = 0.0
+    isl: float = math.nan
+    osl: float = math.nan
+    ttft_ms: float = math.nan
+    tpot_ms: float = math.nan
+    latency_ms: float = math.nan
+    has_medians: bool = False
+    clients: float = math.nan
+    rate_per_s: float = math.nan
+    arrivals: str = ""
+    duration_s: float = math.nan
+    accepted: float = math.nan
+    length_spread: float = math.nan
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class GeneratorRun:
+    """One run as a fit takes it: clients with one request in flight each, or why it is none.
+
+    Attributes
+    ----------
+    file, name, generator, model : str
+        Where it stands, the run's name in it, who wrote it, and the model's name there.
+    isl, osl : float
+        Mean tokens of a prompt and of an output.
+    concurrency : float
+        Requests in flight that a request meets, itself included.
+    concurrency_from : str
+        How that is known, in words.
+    requests_per_client : float
+        nan where there were no clients but a rate.
+    ttft_ms, tpot_ms : float
+        Means over requests, ms.
+    length_spread : float
+        Range of the prompts' lengths over their mean, as if it were uniform; nan where it is not known.
+    refused : str
+        Why no fit should take it, with what would do; empty where it may.
+    path : str
+        The file alone.
+    """
+
+    file: str
+    name: str
+    generator: str
+    model: str
+    isl: float
+    osl: float
+    concurrency: float
+    concurrency_from: str
+    requests_per_client: float
+    ttft_ms: float
+    tpot_ms: float
+    length_spread: float = math.nan
+    refused: str = ""
+    path: str = ""
+
+
+def run_of(figures: Figures) -> GeneratorRun:
+    """Make a run of what a file says of it.
+
+    Notes
+    -----
+    In a closed loop a request meets the other ``clients - 1``. With a rate, Little's law gives the mean
+    number in flight, ``L = rate x latency``. A request that comes at random (Poisson) finds L others, as an
+    observer at any time would, so it sees what one of ``L + 1`` clients sees; one that comes at even
+    intervals is one of L. What is said of an unknown kind of arrivals is the latter.
+
+    Examples
+    --------
+    >>> run = run_of(Figures("a.json", "a", "vllm", requests=100, isl=1024, osl=101, ttft_ms=100,
+    ...     tpot_ms=10, latency_ms=1100, rate_per_s=10, arrivals="poisson", duration_s=11.1))
+    >>> run.concurrency, run.concurrency_from
+    (12.0, "Little's law, 10/s x 1.1 s, and the request itself: arrivals are Poisson")
+    """
+    refused = figures.refused or _refusal(figures)
+    concurrency, known_from, rounds = math.nan, "", math.nan
+    if not refused:
+        concurrency, known_from, rounds, refused = _in_flight(figures)
+    return GeneratorRun(
+        figures.file,
+        figures.name,
+        figures.generator,
+        figures.model,
+        figures.isl,
+        figures.osl,
+        concurrency,
+        known_from,
+        rounds,
+        figures.ttft_ms,
+        figures.tpot_ms,
+        figures.length_spread,
+        refused,
+    )
+
+
+def _refusal(figures: Figures) -> str:
+    """Why its means are none; empty where they are."""
+    if math.isnan(figures.tpot_ms):
+        if figures.has_medians:
+            return (
+                "it has medians and percentiles of the time per output token but no mean, which a fit takes"
+            )
+        return "it has no time per output token: requests must be streamed, with outputs of several tokens"
+    if not figures.requests >= 1:
+        return "no request was answered"
+    asked = figures.requests + figures.failed
+    if figures.failed > MOST_FAILED * asked:
+        return f"{figures.failed:g} of {asked:g} requests failed, more than {MOST_FAILED:.0%}"
+    if not (1.0 <= figures.isl < math.inf and 1.0 < figures.osl < math.inf):
+        return (
+            f"mean lengths must be known, at least 1 token in and above 1 out; "
+            f"got {figures.isl:g} in and {figures.osl:g} out"
+        )
+    if not 0.0 < figures.tpot_ms < math.inf:
+        return f"the time per output token must be above 0 ms, got {figures.tpot_ms:g}"
+    if figures.accepted > 1.0:
+        return (
+            f"{figures.accepted:.3g} tokens a step: speculative decoding; "
+            "what an engine adds is fitted to runs without it"
+        )
+    latency_ms, by_tokens_ms = figures.latency_ms, _by_tokens_ms(figures)
+    if latency_ms <= 0.0:
+        return f"the latency of a request must be above 0 ms, got {latency_ms:g}"
+    if abs(by_tokens_ms / latency_ms - 1.0) > ADDS_UP:
+        return (
+            f"its means do not add up: a request took {latency_ms:.4g} ms, TTFT + TPOT x (OSL - 1) is "
+            f"{by_tokens_ms:.4g}: tokens of one answer were counted in two ways, or lengths vary too much"
+        )
+    return ""
+
+
+def _by_tokens_ms(figures: Figures) -> float:
+    return figures.ttft_ms + figures.tpot_ms * (figures.osl - 1.0)
+
+
+def _in_flight(figures: Figures) -> tuple[float, str, float, str]:
+    """Requests in flight, how that is known, requests a client, and why it is no steady state."""
+    latency_s = (_by_tokens_ms(figures) if math.isnan(figures.latency_ms) else figures.latency_ms) / MS_PER_S
+    if math.isfinite(figures.rate_per_s) and figures.rate_per_s > 0.0:
+        return _open(figures, latency_s)
+    if not figures.clients >= 1.0:
+        return (
+            math.nan,
+            "",
+            math.nan,
+            "neither a number of clients nor a rate held its requests: they came all at once, and no two "
+            "moments of such a run are alike; bound them (--max-concurrency or --concurrency)",
+        )
+    clients = figures.clients
+    rounds = figures.requests / clients
+    if rounds < LEAST_ROUNDS:
+        return (
+            math.nan,
+            "",
+            rounds,
+            f"{figures.requests:g} requests for {clients:g} clients: with fewer than {LEAST_ROUNDS:g} each "
+            f"they are never in a steady state; send {5 * clients:g} or more",
+        )
+    busy = figures.requests * latency_s / figures.duration_s
+    if busy < LEAST_BUSY * clients:
+        return (
+            math.nan,
+            "",
+            rounds,
+            f"of {clients:g} clients {busy:.3g} were busy in the mean: the generator did not keep up, or "
+            "waited in between",
+        )
+    if busy > clients * (1.0 + ADDS_UP):
+        return (
+            math.nan,
+            "",
+            rounds,
+            f"its figures do not add up: {clients:g} clients cannot have {busy:.3g} requests in flight",
+        )
+    return clients, "clients of a closed loop", rounds, ""
+
+
+def _open(figures: Figures, latency_s: float) -> tuple[float, str, float, str]:
+    rate = figures.rate_per_s
+    if not figures.ttft_ms > 0.0 and math.isnan(figures.latency_ms):
+        return math.nan, "", math.nan, "a rate alone, without TTFT or latency, says nothing of the load"
+    sending_s = figures.duration_s - latency_s
+    if not sending_s > latency_s:
+        refused = (
+            f"it lasted {figures.duration_s:.4g} s, a request {latency_s:.4g} s: with less than the time "
+            "of two the start and the end are most of the run; send more"
+        )
+        return math.nan, "", math.nan, refused
+    # the last answer comes a latency after the last request; at random, few are more or fewer by chance
+    sent = figures.requests / sending_s
+    chance = 2.0 / math.sqrt(figures.requests) if figures.arrivals == POISSON else 0.0
+    waits = not figures.ttft_ms < MOST_WAITING * latency_s * MS_PER_S
+    if sent < ((KEEPS_UP if waits else NEVER_SENT) - chance) * rate:
+        refused = (
+            f"{rate:.4g} requests a second were asked for and {sent:.4g} answered: they pile up, so that "
+            "there is no steady state; send fewer, or bound them"
+        )
+        return math.nan, "", math.nan, refused
+    rate = min(rate, sent) if chance else rate
+    mean = rate * latency_s
+    words = f"Little's law, {rate:.4g}/s x {latency_s:.4g} s"
+    met = mean
+    if figures.arrivals == POISSON:
+        met, words = mean + 1.0, f"{words}, and the request itself: arrivals are Poisson"
+    elif not figures.arrivals:
+        words = f"{words}, arrivals taken as even"
+    if figures.clients >= 1.0:
+        met = min(met, figures.clients)
+    return max(met, 1.0), words, math.nan, ""
