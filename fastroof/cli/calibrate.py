@@ -13,20 +13,30 @@ import typer
 from fastroof.cli.gpu_tables import DEFAULT_GPU, tables_of
 from fastroof.cli.options import GPU_NAMES, Json
 from fastroof.cli.output import console, print_facts, print_json, print_table
+from fastroof.cli.own_runs import EngineArgs, OwnModel, Runs, own_document, own_runs_of, print_own_fit
+from fastroof.errors import FastroofError
 
 if TYPE_CHECKING:
     from fastroof.serving.evidence.calibration import Calibration
 
 __all__ = ["register"]
 
+DEFAULT_ENGINE: Final = "vllm"
+
 EPILOG: Final = """\b
 Examples:
   fastroof calibrate --engine vllm
   fastroof calibrate --engine vllm --rows my_runs.csv --output mine.toml
+  fastroof calibrate --runs results/ --engine-args serve.txt --gpu h100 --output mine.toml
   fastroof step --model llama-3.1-8b --runtime mine.toml --decode 64x4096
 
 Rows are a CSV: dataset, gpu, engine, model, dtype, kv_dtype, tp, isl, osl, concurrency, tpot_ms, and the
 optional columns of fastroof.serving.evidence.rows.ROW_COLUMNS. Rows with a reason in left_out are not fitted.
+
+Runs are what load generators wrote of one engine, which --engine-args says how it was started. Few runs tell
+few costs: how many are fitted, and whether they stay near the packaged profile, is chosen by leaving each run
+out. Shown are errors on runs unseen after 3, 5, 10 and 20 runs, kernels that look wrong in the runs, and why
+runs were left out.
 
 Each data set weighs the same, errors are relative, costs are shared by all models and tp. Intervals are
 95 %, from a bootstrap over (model, tp). Unseen: each model with the costs fitted to the other models.
@@ -44,7 +54,10 @@ def register(app: typer.Typer) -> None:
 
 
 def calibrate(
-    engine: Annotated[str, typer.Option(help="Whose rows to fit: vllm or trtllm.")] = "vllm",
+    engine: Annotated[
+        str | None,
+        typer.Option(help="Whose rows to fit: vllm or trtllm.  [default: vllm, or what the runs are of]"),
+    ] = None,
     dataset: Annotated[
         list[str] | None, typer.Option(help="Fit this data set only; repeatable.  [default: all]")
     ] = None,
@@ -52,6 +65,12 @@ def calibrate(
         Path | None,
         typer.Option(help="CSV of measured rows.  [default: those that ship with the GPU's tables]"),
     ] = None,
+    runs: Runs = None,
+    engine_args: EngineArgs = None,
+    engine_version: Annotated[
+        str | None, typer.Option(help="With --runs: the engine's version, such as 0.15.1.")
+    ] = None,
+    model: OwnModel = None,
     gpu: Annotated[
         str | None, typer.Option(*GPU_NAMES, help="GPU, or which one where a folder holds several.")
     ] = None,
@@ -77,6 +96,15 @@ def calibrate(
 
     if output is not None:
         check_profile_path(output)
+    if runs:
+        if rows is not None or dataset:
+            raise FastroofError("--runs stands instead of --rows and --dataset; give one of them")
+        settings = {"engine": engine, "version": engine_version, "model": model, "gpu": gpu}
+        _calibrate_own(runs, engine_args, settings, tables, source, output, bootstrap, as_json)
+        return
+    if engine_args is not None or engine_version is not None or model is not None:
+        raise FastroofError("--engine-args, --engine-version and --model go with --runs")
+    engine = engine or DEFAULT_ENGINE
     loaded = tables_of(gpu or DEFAULT_GPU, None, source) if tables is None else tables_of(tables, gpu, source)
     options: list[tuple[str, Any]] = [("--engine", engine), *(("--dataset", name) for name in dataset or ())]
     options += [("--rows", rows), ("--gpu", gpu), ("--tables", tables), ("--source", source)]
@@ -97,6 +125,42 @@ def calibrate(
         print_json(_document(fitted, output))
         return
     _print(fitted)
+    if output is not None:
+        typer.echo(f"\nwritten to {output}: --runtime {output} uses it")
+
+
+def _calibrate_own(
+    runs: list[Path],
+    engine_args: Path | None,
+    settings: dict[str, str | None],
+    tables: str | None,
+    source: str | None,
+    output: Path | None,
+    bootstrap: int | None,
+    as_json: bool,
+) -> None:
+    """Fit a profile to what load generators wrote."""
+    from fastroof.serving.evidence.calibration import RESAMPLES, write_profile
+    from fastroof.serving.evidence.own_runs import fit_own_runs
+
+    own = own_runs_of(runs, engine_args, settings, warn=not as_json)
+    gpu = own.engines[0].gpu
+    loaded = tables_of(gpu, None, source) if tables is None else tables_of(tables, gpu, source)
+    words = ["fastroof", "calibrate", *(f"--runs={path}" for path in runs)]
+    words += [] if engine_args is None else [f"--engine-args={engine_args}"]
+    fitted = fit_own_runs(
+        own,
+        loaded,
+        resamples=RESAMPLES if bootstrap is None else bootstrap,
+        name="" if output is None else output.stem,
+        command=shlex.join(words),
+    )
+    if output is not None:
+        write_profile(fitted.profile, output)
+    if as_json:
+        print_json(own_document(fitted, own, output))
+        return
+    print_own_fit(fitted, own)
     if output is not None:
         typer.echo(f"\nwritten to {output}: --runtime {output} uses it")
 

@@ -16,11 +16,13 @@ import typer
 from fastroof.cli.gpu_tables import gpu_and_tables
 from fastroof.cli.options import Gpu, Json, OneSource, TablesPath
 from fastroof.cli.output import console, counted, print_json, print_table
+from fastroof.cli.own_runs import EngineArgs, OwnModel, Runs, own_runs_of
 from fastroof.errors import FastroofError, MissingTableError
 
 if TYPE_CHECKING:
     from fastroof.serving.evidence.measured import Measured
     from fastroof.serving.evidence.prediction_errors import ErrorGroup, PredictedTime, Validation
+    from fastroof.serving.evidence.rows import ServingRow
 
 __all__ = ["register"]
 
@@ -32,6 +34,7 @@ Examples:
   fastroof validate --by tp --runtime kernels
   fastroof validate --leave-one-model-out --plot validation.png
   fastroof validate --rows my_runs.csv --gpu h100
+  fastroof validate --runs results/ --engine-args serve.txt --gpu h100 --runtime mine.toml
 
 Errors are relative to what was measured; bias is their signed mean. fitted: yes where the profile's
 constants were fitted to these rows. aic is aiconfigurator-core on the same rows. tpot: time per output token;
@@ -63,6 +66,9 @@ def validate(
     steps: Annotated[
         Path | None, typer.Option(help="steps.csv of kernels-bench steps to judge instead, or beside --rows.")
     ] = None,
+    runs: Runs = None,
+    engine_args: EngineArgs = None,
+    model: OwnModel = None,
     runtime: Annotated[
         str, typer.Option(help="Profile, or .toml file; auto: that of each row's engine.")
     ] = "auto",
@@ -97,11 +103,17 @@ def validate(
         from fastroof.report import check_picture
 
         check_picture(plot)
+    if runs and rows is not None:
+        raise FastroofError("--runs stands instead of --rows; give one of them")
+    if not runs and (engine_args is not None or model is not None):
+        raise FastroofError("--engine-args and --model go with --runs")
+    own = own_runs_of(runs, engine_args, {"gpu": gpu, "model": model}, warn=not as_json) if runs else None
+    gpu = own.engines[0].gpu if own is not None else gpu
     spec, measured_kernels = gpu_and_tables(gpu, tables, source)
     if measured_kernels is None:
         raise MissingTableError(missing_tables(spec.name))
     report = run_validation(
-        _rows(rows, steps, dataset),
+        _rows(rows if own is None else own.rows, steps, dataset),
         measured_kernels,
         runtime=runtime,
         leave_one_model_out=leave_one_model_out,
@@ -122,14 +134,17 @@ def validate(
         _print(report, groups)
 
 
-def _rows(rows: Path | None, steps: Path | None, datasets: list[str] | None) -> Measured | list[str] | None:
+def _rows(
+    rows: Path | Sequence[ServingRow] | None, steps: Path | None, datasets: list[str] | None
+) -> Measured | list[str] | None:
     if rows is None and steps is None:
         return datasets
     from fastroof.serving.evidence.measured import Measured
     from fastroof.serving.evidence.measured_steps import read_steps
     from fastroof.serving.evidence.rows import read_rows
 
-    given = Measured(() if rows is None else read_rows(rows), () if steps is None else read_steps(steps))
+    listed = read_rows(rows) if isinstance(rows, Path) else tuple(rows or ())
+    given = Measured(listed, () if steps is None else read_steps(steps))
     return given if datasets is None else given.pick(datasets)
 
 

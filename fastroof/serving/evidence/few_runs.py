@@ -1,0 +1,232 @@
+"""What an engine adds to its kernels, from few runs: fewer costs than a large sample fits, or none.
+
+Few runs tell few constants. Each candidate is a set of costs that are fitted (the others stay as the packaged
+profile has them, or are 0) and how far the fit goes from the packaged profile towards the runs; which one is
+taken, leave-one-run-out says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from fastroof.arrays import Floats, Longs
+from fastroof.serving.evidence.fit import KernelTimes, predicted_us
+
+__all__ = [
+    "CANDIDATES",
+    "FITTED",
+    "RUNS_A_COST",
+    "Candidate",
+    "FewRunsFit",
+    "candidates_of",
+    "fit_candidate",
+    "fit_few_runs",
+]
+
+FITTED: Final = ("step_us", "sequence_us")
+"""Costs that a few runs can tell; others stay as they are packaged."""
+
+RUNS_A_COST: Final = 3
+"""Runs that each fitted cost needs at least."""
+
+DIFFERENCE_US: Final = 1.0
+MOST_ITERATIONS: Final = 30
+CLEARLY: Final = 1e-9
+
+MOST_LEFT_OUT: Final = 20
+"""Runs up to which each is left out by itself; of more, as many groups of them are."""
+
+Costs = Mapping[str, float]
+
+
+class Candidate(NamedTuple):
+    """A way to take runs.
+
+    Attributes
+    ----------
+    name : str
+        In words.
+    fitted : tuple of str
+        Costs that are fitted; others are 0.
+    share : float
+        How far the costs go from the packaged ones (0) to those that fit best (1).
+    """
+
+    name: str
+    fitted: tuple[str, ...]
+    share: float
+
+
+CANDIDATES: Final = (
+    Candidate("the packaged costs", (), 0.0),
+    Candidate("kernels alone", (), 1.0),
+    *(
+        Candidate(f"{words}{how}", fitted, share)
+        for words, fitted in (
+            ("a step", ("step_us",)),
+            ("a sequence", ("sequence_us",)),
+            ("a step and a sequence", FITTED),
+        )
+        for how, share in ((", half-way to the packaged costs", 0.5), ("", 1.0))
+    ),
+)
+"""All of them, the simplest first: of equal ones it is taken."""
+
+
+@dataclass(frozen=True)
+class FewRunsFit:
+    """Costs from few runs.
+
+    Attributes
+    ----------
+    candidate : Candidate
+        Which way was taken.
+    costs : mapping of str to float
+        us.
+    left_out_mape : float
+        Error of each run by the costs that the others gave, the candidate chosen without it; nan of one run.
+    errors : mapping of str to float
+        Leave-one-run-out error of every candidate that was tried, by its name: what the choice was made by.
+    """
+
+    candidate: Candidate
+    costs: Costs
+    left_out_mape: float
+    errors: Mapping[str, float]
+
+
+def candidates_of(runs: int) -> tuple[Candidate, ...]:
+    """Return the candidates that so many runs may choose among.
+
+    Examples
+    --------
+    >>> [len(candidates_of(runs)) for runs in (1, 3, 6)]
+    [2, 6, 8]
+    """
+    return tuple(c for c in CANDIDATES if RUNS_A_COST * len(c.fitted) <= runs)
+
+
+def fit_few_runs(times: KernelTimes, packaged: Costs, *, is_nested: bool = True) -> FewRunsFit:
+    """Fit what an engine adds to its kernels, choosing how much to fit by leave-one-run-out.
+
+    Parameters
+    ----------
+    times : KernelTimes
+        The runs, all of one engine.
+    packaged : mapping of str to float
+        Costs of the packaged profile, us.
+    is_nested : bool
+        Whether to say how far off a run is that neither the costs nor the choice among candidates saw.
+
+    Returns
+    -------
+    FewRunsFit
+        The costs.
+
+    Notes
+    -----
+    Relative errors, costs of at least 0. The choice is by the mean absolute error of runs left out, so that
+    error is no measure of the choice; ``left_out_mape`` repeats the choice without each run.
+    """
+    runs = len(times.measured_us)
+    everything = np.arange(runs)
+    best, errors = _choose(times, packaged, everything)
+    left_out = math.nan
+    if is_nested and runs > 1:
+        off = []
+        for left in _left_out(everything):
+            others = np.setdiff1d(everything, left)
+            chosen, _ = _choose(times, packaged, others)
+            off += np.abs(_errors(times, fit_candidate(times, packaged, chosen, others))[left]).tolist()
+        left_out = float(np.mean(off))
+    return FewRunsFit(best, fit_candidate(times, packaged, best, everything), left_out, errors)
+
+
+def _choose(times: KernelTimes, packaged: Costs, runs: Longs) -> tuple[Candidate, dict[str, float]]:
+    """Return the candidate of the least leave-one-run-out error."""
+    found, least = CANDIDATES[0], math.inf
+    errors = {}
+    # a cost is fitted where enough runs are left without the one that is left out
+    for candidate in candidates_of(len(runs)):
+        if candidate.fitted:
+            off = [
+                error
+                for left in _left_out(runs)
+                for error in _errors(
+                    times, fit_candidate(times, packaged, candidate, np.setdiff1d(runs, left))
+                )[left]
+            ]
+        else:
+            off = _errors(times, fit_candidate(times, packaged, candidate, runs))[runs].tolist()
+        errors[candidate.name] = float(np.abs(off).mean()) if len(off) else math.inf
+        if errors[candidate.name] < least * (1.0 - CLEARLY):
+            found, least = candidate, errors[candidate.name]
+    return found, errors
+
+
+def _left_out(runs: Longs) -> list[Longs]:
+    """Runs that are left out together: one by one, or every twentieth of many."""
+    return [runs[i::MOST_LEFT_OUT] for i in range(min(len(runs), MOST_LEFT_OUT))]
+
+
+def _errors(times: KernelTimes, costs: Costs) -> Floats:
+    return predicted_us(times, costs) / times.measured_us - 1.0
+
+
+def fit_candidate(times: KernelTimes, packaged: Costs, candidate: Candidate, runs: Longs) -> Costs:
+    """Return the costs of a candidate from some runs, us."""
+    if not candidate.share:
+        return dict(packaged)
+    if not candidate.fitted:
+        return {}
+    fixed = {name: us for name, us in packaged.items() if name not in FITTED}
+    # a run that is drawn twice counts twice
+    drawn = KernelTimes(*(column[runs] for column in times))
+    fitted = _least_squares(drawn, fixed, candidate.fitted)
+    share = candidate.share
+    return fixed | {
+        name: (1.0 - share) * packaged.get(name, 0.0) + share * fitted.get(name, 0.0) for name in FITTED
+    }
+
+
+def _least_squares(times: KernelTimes, fixed: Costs, free: tuple[str, ...]) -> dict[str, float]:
+    """Gauss-Newton on relative errors: the prediction is linear in each cost, but for a floor."""
+    costs = dict.fromkeys(free, 0.0)
+    for _ in range(MOST_ITERATIONS):
+        predicted = predicted_us(times, {**fixed, **costs})
+        slopes = np.stack(
+            [
+                (predicted_us(times, {**fixed, **costs, name: costs[name] + DIFFERENCE_US}) - predicted)
+                / DIFFERENCE_US
+                for name in free
+            ],
+            axis=1,
+        )
+        target = times.measured_us - predicted + slopes @ np.array(list(costs.values()))
+        solved = _non_negative(slopes / times.measured_us[:, None], target / times.measured_us)
+        moved = max(abs(us - before) for us, before in zip(solved, costs.values(), strict=True))
+        costs = dict(zip(free, solved, strict=True))
+        if moved < 1e-3 * DIFFERENCE_US:
+            break
+    return costs
+
+
+def _non_negative(matrix: Floats, target: Floats) -> list[float]:
+    """Solve least squares with unknowns of at least 0, by trying which of them are above it."""
+    unknowns = matrix.shape[1]
+    best, least = np.zeros(unknowns), float(target @ target)
+    for size in range(1, unknowns + 1):
+        for chosen in combinations(range(unknowns), size):
+            part = matrix[:, chosen]
+            solution = np.linalg.lstsq(part, target, rcond=None)[0]
+            off = part @ solution - target
+            if (solution >= 0.0).all() and float(off @ off) < least * (1.0 - CLEARLY):
+                best, least = np.zeros(unknowns), float(off @ off)
+                best[list(chosen)] = solution
+    return [float(us) for us in best]

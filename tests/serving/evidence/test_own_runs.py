@@ -1,0 +1,145 @@
+"""Runs of one's own engine: few of them fit few costs, and errors are those of runs unseen."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fastroof
+from fastroof.engines import StepCosts, load_engine
+from fastroof.errors import TableError
+from fastroof.serving import estimate
+from fastroof.serving.evidence.calibration import profile_text
+from fastroof.serving.evidence.few_runs import CANDIDATES, candidates_of, fit_few_runs
+from fastroof.serving.evidence.fit import KernelTimes, predicted_us
+from fastroof.serving.evidence.learning_curve import learning_curve
+from fastroof.serving.evidence.own_runs import fit_own_runs, read_own_runs
+
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+PACKAGED = {"step_us": 633.0, "sequence_us": 47.8}
+
+
+def kernels(runs: int, seed: int) -> KernelTimes:
+    """Kernels of made-up runs, and no measured times yet."""
+    generator = np.random.default_rng(seed)
+    sequences = np.exp(generator.uniform(0.0, 5.5, runs)).round()
+    decode = 4000.0 + 60.0 * sequences
+    ones = np.ones(runs)
+    return KernelTimes(ones, decode, 3.0 * decode, sequences, sequences, 0.2 * ones, 32.0 * ones)._replace(
+        mixed_share=generator.uniform(0.0, 0.5, runs)
+    )
+
+
+def measured(times: KernelTimes, costs: dict[str, float], noise: float, seed: int) -> KernelTimes:
+    off = np.exp(np.random.default_rng(seed).normal(0.0, noise, len(times.decode_us)))
+    return times._replace(measured_us=predicted_us(times, costs) * off)
+
+
+def test_costs_come_back_from_runs_without_noise() -> None:
+    costs = {"step_us": 300.0, "sequence_us": 5.0}
+    fit = fit_few_runs(measured(kernels(12, 0), costs, 0.0, 0), PACKAGED)
+    assert fit.candidate.name == "a step and a sequence"
+    assert fit.costs == pytest.approx(costs, rel=1e-6)
+    assert fit.left_out_mape < 1e-6
+
+
+def test_packaged_costs_stay_where_they_hold() -> None:
+    fit = fit_few_runs(measured(kernels(12, 1), PACKAGED, 0.0, 0), PACKAGED)
+    assert fit.candidate.name == "the packaged costs"
+    assert fit.costs == PACKAGED
+
+
+def test_few_runs_fit_few_costs() -> None:
+    for runs in range(1, 8):
+        assert max(len(candidate.fitted) for candidate in candidates_of(runs)) == min(runs // 3, 2)
+    fit = fit_few_runs(measured(kernels(2, 2), {"step_us": 5000.0}, 0.05, 0), PACKAGED)
+    assert not fit.candidate.fitted
+    assert set(fit.errors) == {CANDIDATES[0].name, CANDIDATES[1].name}
+
+
+def test_three_noisy_runs_are_no_worse_than_the_better_of_no_fit() -> None:
+    """Where the packaged costs hold, a fit of three runs must not throw them away for noise."""
+    fitted_errors, packaged_errors = [], []
+    for seed in range(20):
+        times = measured(kernels(40, seed), PACKAGED, 0.05, seed)
+        chosen = np.arange(40) < 3
+        costs = fit_few_runs(times.pick(chosen), PACKAGED, is_nested=False).costs
+        left = times.pick(~chosen)
+        for errors, by in ((fitted_errors, costs), (packaged_errors, PACKAGED)):
+            errors.append(float(np.abs(predicted_us(left, by) / left.measured_us - 1.0).mean()))
+    assert np.mean(fitted_errors) < 1.6 * np.mean(packaged_errors)
+
+
+def test_the_curve_falls_and_ends_at_each_run_left_out() -> None:
+    times = measured(kernels(30, 5), {"step_us": 300.0, "sequence_us": 5.0}, 0.03, 1)
+    points = learning_curve(times, PACKAGED, draws=15)
+    assert [point.runs for point in points] == [3, 5, 10, 20, 29]
+    assert points[0].mape > points[-2].mape
+    assert points[-1].mape == fit_few_runs(times, PACKAGED).left_out_mape
+    assert all(point.low <= point.mape <= point.high for point in points)
+    assert learning_curve(times, PACKAGED, draws=15) == points
+
+
+def recorded_cluster(folder: Path, costs: StepCosts) -> None:
+    """What vllm bench serve would have written of an engine that is exactly its kernels and some costs."""
+    profile = replace(load_engine("vllm"), costs=costs)
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), runtime=profile)
+    for clients in (1, 4, 16, 64):
+        for isl, osl in ((1024, 128), (512, 512)):
+            seen = estimate(plan, isl, osl, clients)
+            requests, latency_ms = 10 * clients, seen.ttft_ms + seen.tpot_ms * (osl - 1)
+            result = {
+                "tokenizer_id": LLAMA,
+                "model_id": LLAMA,
+                "num_prompts": requests,
+                "completed": requests,
+                "request_rate": "inf",
+                "max_concurrency": clients,
+                "burstiness": 1.0,
+                "duration": 10 * latency_ms / 1e3,
+                "total_input_tokens": requests * isl,
+                "total_output_tokens": requests * osl,
+                "request_throughput": 1.0,
+                "mean_ttft_ms": seen.ttft_ms,
+                "mean_tpot_ms": seen.tpot_ms,
+            }
+            (folder / f"c{clients}-{isl}-{osl}.json").write_text(json.dumps(result))
+
+
+def test_a_cluster_of_known_costs_comes_back(tmp_path: Path) -> None:
+    recorded_cluster(tmp_path, StepCosts(step_us=300.0, sequence_us=5.0))
+    (tmp_path / "engine_args.txt").write_text(f"vllm serve {LLAMA} --max-num-seqs 512")
+    own = read_own_runs([tmp_path], given={"gpu": "h100", "version": "0.12.0"})
+    fitted = fit_own_runs(own, fastroof.load_tables("h100"), resamples=20, name="mine")
+    assert (fitted.profile.costs.step_us, fitted.profile.costs.sequence_us) == (300.0, 5.0)
+    assert fitted.profile.scheduling.max_num_seqs == 512
+    assert fitted.fit.left_out_mape < 1e-3 < fitted.kernels_mape
+    for cost in fitted.costs:
+        assert cost.low_us <= cost.us * (1.0 + 1e-6)
+        assert cost.us <= cost.high_us * (1.0 + 1e-6)
+    path = tmp_path / "mine.toml"
+    path.write_text(profile_text(fitted.profile))
+    assert load_engine(path).costs == fitted.profile.costs
+
+
+def test_what_cannot_be_fitted_is_said(tmp_path: Path) -> None:
+    recorded_cluster(tmp_path, StepCosts())
+    tables = fastroof.load_tables("h100")
+    with pytest.raises(TableError, match="how was its engine started"):
+        read_own_runs([tmp_path])
+    given = {"gpu": "h100", "engine": "vllm", "model": "llama-3.1-8b"}
+    own = read_own_runs([tmp_path], given=given)
+    assert any("lengths are taken as equal" in words for words in own.warnings)
+    nothing = replace(own, rows=tuple(replace(row, left_out="no") for row in own.rows))
+    with pytest.raises(TableError, match="none of 8 runs can be fitted"):
+        fit_own_runs(nothing, tables)
+    with pytest.raises(TableError, match="the runs are of h200"):
+        fit_own_runs(read_own_runs([tmp_path], given=given | {"gpu": "h200"}), tables)
+    (tmp_path / "engine_args.txt").write_text(f"vllm serve {LLAMA}")
+    (tmp_path / "engine_args.json").write_text("{}")
+    with pytest.raises(TableError, match="keep one"):
+        read_own_runs([tmp_path], given=given)
