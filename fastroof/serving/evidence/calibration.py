@@ -48,8 +48,6 @@ RESAMPLES: Final = 400
 DIGITS: Final = 3
 """Significant digits that a profile keeps of a cost: its interval is wider than the fourth."""
 
-MAX_TOKENS: Final = 16384
-
 NORMAL_SE_OF_MAPE: Final = 1.25
 """Standard error of a normal error over its mean absolute one, sqrt(pi/2)."""
 
@@ -227,7 +225,7 @@ def kernel_times(rows: Sequence[ServingRow], tables: Tables, profile: EngineProf
     for i, row in enumerate(rows):
         # nan is no equal of nan
         rounds = None if math.isnan(row.requests_per_client) else row.requests_per_client
-        schedule = (row.engine_profile, row.length_spread, rounds)
+        schedule = (row.engine_profile, *row.schedule.values(), rounds)
         place = (row.model, row.layout, row.plan_dtype, row.kv_dtype, schedule)
         alike.setdefault(place, []).append(i)
     columns = np.empty((len(KernelTimes._fields), len(rows)))
@@ -243,7 +241,7 @@ def kernel_times(rows: Sequence[ServingRow], tables: Tables, profile: EngineProf
             dtype=dtype,
             kv_dtype=kv_dtype,
             runtime=kernels,
-            max_tokens=MAX_TOKENS,
+            max_tokens=rows[places[0]].plan_tokens,
             allow_modelled=True,
         )
         predicted = estimate(

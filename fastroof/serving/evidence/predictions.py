@@ -13,9 +13,8 @@ from fastroof.plan import StepPlan, compile_plan
 from fastroof.run import StepBatch
 from fastroof.serving.disaggregated import estimate_disaggregated
 from fastroof.serving.estimate import estimate
-from fastroof.serving.evidence.calibration import MAX_TOKENS
 from fastroof.serving.evidence.measured_steps import MeasuredStep
-from fastroof.serving.evidence.rows import ServingRow
+from fastroof.serving.evidence.rows import LARGEST_STEP, ServingRow
 from fastroof.serving.speculation import SpeculativeDecoding
 from fastroof.tables import Tables
 from fastroof.units import US_PER_MS
@@ -45,8 +44,9 @@ class Plans:
             As :func:`fastroof.compile_plan` does, for each row of the plan.
         """
         if isinstance(row, MeasuredStep):
-            return self._get(row, Layout(row.tp), row.dtype, runtime)
-        return self._get(row, row.layout, row.plan_dtype, runtime, row.exchange or None)
+            return self._get(row, Layout(row.tp), row.dtype, runtime, LARGEST_STEP)
+        exchange = row.exchange or None
+        return self._get(row, row.layout, row.plan_dtype, runtime, row.plan_tokens, exchange)
 
     def get_prefill(self, row: ServingRow, runtime: EngineProfile) -> StepPlan | None:
         """Return the plan of a row's prefill workers; None where one engine does all.
@@ -59,7 +59,7 @@ class Plans:
         if not row.is_disaggregated:
             return None
         layout = Layout(row.prefill_tp, row.pp, row.prefill_dp, row.prefill_ep)
-        return self._get(row, layout, row.plan_dtype, runtime)
+        return self._get(row, layout, row.plan_dtype, runtime, row.plan_tokens)
 
     def _get(
         self,
@@ -67,9 +67,10 @@ class Plans:
         layout: Layout,
         dtype: str,
         runtime: EngineProfile,
+        max_tokens: int,
         exchange: str | None = None,
     ) -> StepPlan:
-        key = (row.model, layout, dtype, row.kv_dtype, runtime, exchange)
+        key = (row.model, layout, dtype, row.kv_dtype, runtime, max_tokens, exchange)
         if key not in self._plans:
             try:
                 self._plans[key] = compile_plan(
@@ -79,7 +80,7 @@ class Plans:
                     dtype=dtype,
                     kv_dtype=row.kv_dtype,
                     runtime=runtime,
-                    max_tokens=MAX_TOKENS,
+                    max_tokens=max_tokens,
                     allow_modelled=True,
                     tp=layout.tp,
                     pp=layout.pp,

@@ -22,6 +22,7 @@ from fastroof.models.layout import Layout
 from fastroof.whole_files import whole_file
 
 __all__ = [
+    "LARGEST_STEP",
     "ROW_COLUMNS",
     "LeftOut",
     "ServingRow",
@@ -30,6 +31,10 @@ __all__ = [
     "shipped_rows",
     "write_rows",
 ]
+
+
+LARGEST_STEP: Final = 16384
+"""Tokens of a step that plans of rows time, where no row says more."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,8 @@ class ServingRow:
         Engines that decode alone; 0 where one engine does all.
     prefill_workers, prefill_tp, prefill_dp, prefill_ep : int
         Engines that prefill alone, and the layout of each.
+    max_num_batched_tokens, max_num_seqs : int
+        Tokens and requests that a step of it held at most, where known; 0 for the engine's own default.
     exchange : str
         How tokens reach experts on other GPUs in decodes, as a plan takes it; empty: the engine's own choice.
     """
@@ -124,6 +131,8 @@ class ServingRow:
     prefill_dp: int = 0
     prefill_ep: int = 0
     exchange: str = ""
+    max_num_batched_tokens: int = 0
+    max_num_seqs: int = 0
 
     @property
     def is_disaggregated(self) -> bool:
@@ -155,10 +164,10 @@ class ServingRow:
         """How its engine schedules, as :func:`fastroof.serving.estimate` takes it."""
         engine = self.engine_profile
         return {
-            "max_batched_tokens": engine.scheduling.max_num_batched_tokens,
+            "max_batched_tokens": self.max_num_batched_tokens or engine.scheduling.max_num_batched_tokens,
             "chunked_prefill": engine.scheduling.chunked_prefill,
             "kv_reservation": engine.memory.kv_reservation,
-            "max_seqs": engine.scheduling.max_num_seqs,
+            "max_seqs": self.max_num_seqs or engine.scheduling.max_num_seqs,
             "order": engine.scheduling.order,
             "length_spread": self.length_spread,
             "wait_steps": self.wait_steps,
@@ -174,6 +183,11 @@ class ServingRow:
             layout=(self.tp, self.dp, self.ep), measured_on=self.measured_on,
         )  # fmt: skip
         return 0 if recipe is None else recipe.steps_to_wait(self.isl, self.osl, self.tp, self.concurrency)
+
+    @property
+    def plan_tokens(self) -> int:
+        """The largest step that a plan of it has to time."""
+        return max(LARGEST_STEP, 2 * self.max_num_batched_tokens)
 
     @property
     def is_single(self) -> bool:
@@ -241,6 +255,8 @@ ROW_COLUMNS: Final = (
     _column("prefill_tp", "int", "GPUs", "tensor-parallel size of each", 1),
     _column("prefill_dp", "int", "", "their ranks of attention data parallelism", 1),
     _column("prefill_ep", "int", "", "their groups of experts", 1),
+    _column("max_num_batched_tokens", "int", "tokens", "of a step at most; empty: the engine's default", 1),
+    _column("max_num_seqs", "int", "", "requests of a step at most; empty: the engine's default", 1),
     _column("exchange", "text", "", "how tokens reach experts in decodes; empty: the engine's own choice"),
 )
 """The columns of a file of serving rows; other columns are not read."""
@@ -273,6 +289,8 @@ _DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType(
         "prefill_dp": 0,
         "prefill_ep": 0,
         "exchange": "",
+        "max_num_batched_tokens": 0,
+        "max_num_seqs": 0,
     }
 )
 """What a column that a file lacks, or an empty cell of it, stands for."""

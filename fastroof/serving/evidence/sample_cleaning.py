@@ -74,7 +74,13 @@ RULES: Final = (
     Rule(
         "recipe",
         "labels of layouts that are not what the public benchmark's launch scripts of that date ran",
-        "what they ran, see fastroof/engines/README.md; their KV cache and requests a client too",
+        "what they ran, see fastroof/engines/README.md; their KV cache, requests a client and limits of a "
+        "step too",
+    ),
+    Rule(
+        "wide",
+        "decode workers of SGLang with more ranks of attention than a node has GPUs: ep 1 or their number",
+        "ep = ranks, tokens sent by DeepEP, as NVIDIA's public recipes for these deployments",
     ),
     Rule(
         "duplicate",
@@ -279,6 +285,9 @@ def _cleaned(cell: Mapping[str, str], gpu_of: Mapping[str, str], changed: Counte
             if recipe.kv_dtype:
                 kv_dtype, kv_from = recipe.kv_dtype, _RECIPE
             rounds = float(recipe.requests_per_client or rounds)
+            of_isl = round(recipe.batched_tokens_per_isl * float(cell["isl"]))
+            layout["max_num_batched_tokens"] = of_isl or recipe.max_num_batched_tokens
+            layout["max_num_seqs"] = recipe.max_num_seqs
     return ServingRow(
         dataset="-".join(
             filter(None, (engine, version, architecture if model not in _DENSE else model, dtype,
