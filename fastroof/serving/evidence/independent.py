@@ -14,10 +14,10 @@ from fastroof.engines.versions import holds_for
 from fastroof.errors import FastroofError, TableError
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.serving.estimate import estimate
-from fastroof.serving.evidence.calibration import MAX_TOKENS
 from fastroof.serving.evidence.open_loop import OpenLoopRun
 from fastroof.serving.evidence.prediction_errors import PredictedRate, PredictedTime
 from fastroof.serving.evidence.replay import RankStep, ReplayedTimes, replay
+from fastroof.serving.evidence.rows import LARGEST_STEP
 from fastroof.serving.evidence.throughput_rows import ServedModel, ThroughputRow
 from fastroof.tables import Tables
 from fastroof.units import MS_PER_S
@@ -216,7 +216,7 @@ def _plan(
                 dtype=row.plan_dtype,
                 kv_dtype=row.kv_dtype,
                 runtime=profile,
-                max_tokens=MAX_TOKENS,
+                max_tokens=LARGEST_STEP,
                 max_seqs=SEQUENCES,
                 allow_modelled=True,
             )
