@@ -18,7 +18,6 @@ from fastroof.engines import CostForm, EngineProfile, StepCosts, load_engine
 from fastroof.errors import TableError
 from fastroof.serving import estimate
 from fastroof.serving.evidence.calibration import (
-    MAX_TOKENS,
     Calibration,
     calibrate,
     kernel_times,
@@ -34,7 +33,7 @@ from fastroof.serving.evidence.fit import (
     predicted_us,
 )
 from fastroof.serving.evidence.fit_errors import RowLabels, cost_intervals, dataset_errors, fits_without
-from fastroof.serving.evidence.rows import shipped_rows, write_rows
+from fastroof.serving.evidence.rows import LARGEST_STEP, shipped_rows, write_rows
 
 ENGINES = ("vllm", "trtllm")
 FORMS = {name: load_engine(name).fit for name in ENGINES}
@@ -289,7 +288,7 @@ def test_the_fit_predicts_what_estimates_say(calibrations, rows, h100, engine):
     for row, us in zip(chosen, fitted, strict=True):
         plan = fastroof.compile_plan(
             row.model, "h100", h100, tp=row.tp, dtype=row.dtype, kv_dtype=row.kv_dtype,
-            runtime=profile, max_tokens=MAX_TOKENS,
+            runtime=profile, max_tokens=LARGEST_STEP,
         )  # fmt: skip
         found = estimate(
             plan, row.mean_isl, row.mean_osl, row.concurrency,

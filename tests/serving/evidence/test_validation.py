@@ -22,12 +22,12 @@ from fastroof.engines import EngineProfile, StepCosts, load_engine
 from fastroof.errors import FastroofError, TableError
 from fastroof.serving import estimate
 from fastroof.serving.evidence.aiconfigurator_estimates import AICONFIGURATOR
-from fastroof.serving.evidence.calibration import MAX_TOKENS, calibrate
+from fastroof.serving.evidence.calibration import calibrate
 from fastroof.serving.evidence.measured import Measured, measured_on
 from fastroof.serving.evidence.measured_steps import MeasuredStep
 from fastroof.serving.evidence.prediction_errors import GROUPINGS, ErrorGroup, PredictedTime, Validation
 from fastroof.serving.evidence.predictions import Plans, frontend_us_per_token, predict_row
-from fastroof.serving.evidence.rows import ServingRow, shipped_rows, write_rows
+from fastroof.serving.evidence.rows import LARGEST_STEP, ServingRow, shipped_rows, write_rows
 from fastroof.serving.evidence.validation import FULL_KV_LOAD, run_validation
 
 VLLM_QWEN, VLLM_70B = "vllm-0.12.0-qwen3-32b-bf16", "vllm-llama-3.1-70b-fp8"
@@ -164,7 +164,7 @@ def test_rows_are_predicted_by_the_estimate(rows: tuple[ServingRow, ...], h100: 
 
 def test_one_client_is_a_mean_decode_step(rows: tuple[ServingRow, ...], h100: fastroof.Tables) -> None:
     (row,) = some(rows, SINGLE)
-    plan = fastroof.compile_plan(row.model, "h100", h100, runtime="vllm", max_tokens=MAX_TOKENS)
+    plan = fastroof.compile_plan(row.model, "h100", h100, runtime="vllm", max_tokens=LARGEST_STEP)
     found = predict_row(row, plan)
     middle_us = plan.decode_us(1, round(row.isl + (row.osl + 1) / 2))
     assert found.tpot_ms == pytest.approx(middle_us / 1e3, rel=2e-3)
