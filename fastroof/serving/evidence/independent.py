@@ -238,10 +238,11 @@ def _times(
     run: OpenLoopRun, profile: EngineProfile, predicted_ms: dict[tuple[str, str], float]
 ) -> Iterator[PredictedTime]:
     lengths = float(run.isl), float(run.osl), float(run.max_num_seqs)
+    chose = bool(run.chose and getattr(profile.kernels, run.chose, ()))
     for (quantity, statistic), measured_ms in run.measured_ms.items():
         name = quantity if statistic == "mean" else f"{quantity} {statistic}"
         times_ms = measured_ms, predicted_ms[quantity, statistic]
-        yield PredictedTime._make(_fields(run, name, profile, lengths, times_ms))
+        yield PredictedTime._make(_fields(run, name, profile, lengths, times_ms, chose=chose))
 
 
 def _fields(
@@ -250,9 +251,10 @@ def _fields(
     profile: EngineProfile,
     lengths: tuple[float, float, float],
     times_ms: tuple[float, float],
+    *,
+    chose: bool = False,
 ) -> tuple[Any, ...]:
-    """A prediction's fields; of lengths: isl, osl and concurrency."""
+    """A prediction's fields; lengths are isl, osl and concurrency; ``chose``: the row chose the profile."""
     engine = (row.engine, row.engine_version)
     served = (row.model, row.dtype, row.kv_dtype, profile.name, row.tp)
-    is_fitted = False
-    return (row.dataset, row.row, quantity, *engine, *served, *lengths, is_fitted, *times_ms, math.nan)
+    return (row.dataset, row.row, quantity, *engine, *served, *lengths, chose, *times_ms, math.nan)

@@ -64,6 +64,8 @@ class OpenLoopRun(ServedModel):
         Of each request of a run with stages; 0 otherwise.
     clock : str
         Where times were taken: engine, or client, with its front end and the network.
+    chose : str
+        What of an engine's profile was chosen by this run, so that it is no judge of it; empty: nothing.
     measured_ms : mapping of (str, str) to float
         What was measured, by quantity and statistic, ms.
     """
@@ -77,6 +79,7 @@ class OpenLoopRun(ServedModel):
     osl: int
     cached_tokens: int
     clock: str
+    chose: str
     measured_ms: Mapping[tuple[str, str], float]
 
     def schedule(self, max_kv_tokens: int) -> Schedule:
@@ -153,6 +156,7 @@ OPEN_LOOP_COLUMNS: Final = (
     _column("osl", "int", "tokens", "length of each of their outputs"),
     _column("cached_tokens", "int", "tokens", "of each of their prompts in the prefix cache", 0),
     _column("clock", "text", "", "where times were taken: engine or client"),
+    _column("chose", "text", "", "what of an engine's profile was chosen by it; empty: nothing"),
     *(
         _column(f"{quantity}_{statistic}_ms", "float", "ms", f"{statistic} of {quantity} over requests")
         for quantity, statistic in MEASURED
@@ -169,6 +173,7 @@ _DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType(
         "isl": 0,
         "osl": 0,
         "cached_tokens": 0,
+        "chose": "",
         **{f"{quantity}_{statistic}_ms": math.nan for quantity, statistic in MEASURED},
     }
 )

@@ -232,6 +232,18 @@ def test_a_step_of_ranks_takes_its_largest() -> None:
     assert replace(run, kv_blocks=500).schedule(160_000).num_blocks == 499
 
 
+def test_a_run_that_chose_a_figure_is_no_judge_of_it(h100: fastroof.Tables) -> None:
+    run = replace(shipped_open_loop("h100")[0], chose="operators")
+    kernels, vllm = load_engine("kernels"), load_engine("vllm")
+    assert vllm.kernels.operators
+    assert not kernels.kernels.operators
+    for profile in (kernels, vllm):
+        rows = list(judge([run], h100, lambda _, profile=profile: profile, Counter()))
+        assert {row.fitted for row in rows} == {profile is vllm}
+    (row, *_) = judge([replace(run, chose="")], h100, lambda _: vllm, Counter())
+    assert not row.fitted
+
+
 # ---- their files
 
 
@@ -248,7 +260,9 @@ def test_every_file_says_where_it_is_from(gpu: str) -> None:
         assert said["licence"] in ("Apache-2.0", "MIT")
         assert len(said["commit"]) == 40
         assert said["url"].startswith("https://github.com/")
-        assert said["fitted_to"] == "nothing"
+        chose = {row["chose"] for row in rows if row.get("chose")}
+        assert said["fitted_to"] == "nothing" or all(name in said["fitted_to"] for name in chose)
+        assert said["fitted_to"].startswith("nothing but") == bool(chose)
         assert {row["gpu"] for row in rows} == {gpu}
         kind = THROUGHPUT_COLUMNS if path.parent.name == "throughput" else OPEN_LOOP_COLUMNS
         assert set(rows[0]) == {column.name for column in kind}
