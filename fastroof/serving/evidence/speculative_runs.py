@@ -1,19 +1,21 @@
 """Runs that are faster than their own kernels: which, and what speculative decoding makes of them.
 
-No column of a public sample says that a run drafted tokens. What tells is that it took less time a token than
-the kernels of a plain step do: a rule that looks at measured times and at kernels alone, never at an engine's
-fitted costs. Such runs are judged apart.
+No column of a public sample says that a run drafted tokens. What tells is how it was launched (see
+fastroof/engines/README.md), or that it took less time a token than the kernels of a plain step do: rules
+that look at labels, measured times and kernels alone, never at an engine's fitted costs. Such runs are judged apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from fastroof.acceptance import MTP
+from fastroof.engines import Recipe, recipe_for
 from fastroof.serving.evidence.rows import ServingRow
+from fastroof.serving.evidence.sample_cleaning import INFERENCEMAX
 from fastroof.serving.speculation import SpeculativeDecoding
 
 __all__ = ["ACCEPTED", "FASTEST", "accepted_without", "drafts_of", "series_of", "speculative_runs"]
@@ -24,14 +26,13 @@ FASTEST: Final = 0.7
 MOST_RUNS: Final = 0.5
 """Share of a series under :data:`FASTEST` from which all of it speculates: drafts are set for a series."""
 
-RECIPES: Final[Mapping[tuple[str, str], str]] = {
-    (
-        "trtllm",
-        "1.2.0rc6.post3",
-    ): "all runs of this version in the sample: the public benchmark's recipes for "
-    "it set speculative decoding by the model's own draft layer",
-}
-"""Engines and versions whose recipes speculate, and what says so."""
+BY_RECIPE: Final = "the public benchmark's recipe of it drafts by the model's own draft layer"
+BY_LABEL: Final = (
+    "the public benchmark launched this version with and without drafts, its database calls the runs without "
+    "DeepSeek-V3, and this one has no such label"
+)
+
+_PLAIN: Final = "DeepSeek-V3"
 
 DRAFTING: Final = ("deepseek-v3", "glm-5", "qwen3.5-397b-a17b")
 """Models of the sample whose checkpoints bring a draft layer."""
@@ -81,13 +82,13 @@ def speculative_runs(rows: Sequence[ServingRow], kernels_ms: Sequence[float]) ->
     series: dict[Series, list[int]] = {}
     for i, row in enumerate(rows):
         series.setdefault(series_of(row), []).append(i)
+    by_recipe = _by_recipe(rows)
     reasons = [""] * len(rows)
     for places in series.values():
         mostly = float(np.mean(fast[places])) >= MOST_RUNS
         for i in places:
-            recipe = RECIPES.get((rows[i].engine, rows[i].engine_version), "")
-            if recipe:
-                reasons[i] = recipe
+            if by_recipe[i]:
+                reasons[i] = by_recipe[i]
             elif fast[i]:
                 reasons[i] = f"it took less than {FASTEST:g} of what its own kernels take"
             elif mostly:
@@ -95,14 +96,53 @@ def speculative_runs(rows: Sequence[ServingRow], kernels_ms: Sequence[float]) ->
     return reasons
 
 
+def _recipe(row: ServingRow, speculative: bool | None = None) -> Recipe | None:
+    """How the public benchmark launched a run."""
+    if row.bench != INFERENCEMAX or row.is_disaggregated:
+        return None
+    return recipe_for(
+        row.engine,
+        row.engine_version,
+        row.gpu,
+        row.whole_model,
+        row.dtype,
+        layout=(row.tp, row.dp, row.ep),
+        measured_on=row.measured_on,
+        speculative=speculative,
+    )
+
+
+def _by_recipe(rows: Sequence[ServingRow]) -> list[str]:
+    """Why runs speculate by how they were launched, whatever they took; empty where that is not known."""
+
+    def launched(row: ServingRow) -> tuple[str, ...]:
+        return row.engine, row.engine_version, row.gpu, row.dtype, row.whole_model
+
+    def is_plain(row: ServingRow) -> bool:
+        return any(_PLAIN in label for label in (row.checkpoint, row.also_as))
+
+    told = {launched(row) for row in rows if is_plain(row)}
+    reasons = []
+    for row in rows:
+        recipe = _recipe(row)
+        if recipe is not None and recipe.speculative:
+            reasons.append(BY_RECIPE)
+        elif launched(row) in told and not is_plain(row) and _recipe(row, speculative=True) is not None:
+            reasons.append(BY_LABEL)
+        else:
+            reasons.append("")
+    return reasons
+
+
 def drafts_of(row: ServingRow, accepted: float) -> SpeculativeDecoding | None:
-    """Return what such a run drafts, as recipes of DeepSeek do: three tokens, or one a rank of attention.
+    """Return what such a run drafts: as its recipe says, else three tokens, or one a rank of attention.
 
     None for models whose checkpoints have no draft layer.
     """
     if row.whole_model not in DRAFTING:
         return None
-    drafts = 1 if row.dp > 1 else 3
+    recipe = _recipe(row, speculative=True)
+    drafts = recipe.drafts(row.dp)[0] if recipe is not None else 1 if row.dp > 1 else 3
     return SpeculativeDecoding(drafts, accepted=min(accepted, drafts + 1.0), draft=MTP)
 
 

@@ -44,9 +44,30 @@ def test_a_series_that_mostly_speculates_does_so_whole(row: ServingRow) -> None:
 
 
 def test_recipes_speak_for_runs_that_times_do_not_tell(row: ServingRow) -> None:
-    known = dataclasses.replace(row, engine_version="1.2.0rc6.post3")
-    assert "recipes" in speculative_runs([known], [10.0])[0]
+    known = dataclasses.replace(
+        row, engine_version="1.2.0rc6.post3", gpu="b200", dtype="fp8_block", bench="inferencemax"
+    )
+    assert "recipe" in speculative_runs([known], [10.0])[0]
     assert speculative_runs([row], [math.nan]) == [""]
+    assert speculative_runs([dataclasses.replace(known, bench="dynamo")], [10.0]) == [""]
+
+
+def test_labels_tell_runs_with_drafts_where_an_image_ran_both(row: ServingRow) -> None:
+    both = dataclasses.replace(
+        row, engine_version="1.1.0rc2.post2", gpu="h200", dtype="fp8_block", bench="inferencemax",
+        checkpoint="deepseek-ai/DeepSeek-R1",
+    )  # fmt: skip
+    plain = dataclasses.replace(both, also_as="deepseek-ai/DeepSeek-V3", isl=4096.0)
+    reasons = speculative_runs([both, plain], [10.0, 10.0])
+    assert "label" in reasons[0]
+    assert reasons[1] == ""
+    # without a run that has the label nothing is told
+    assert speculative_runs([both], [10.0]) == [""]
+    drafts = drafts_of(
+        dataclasses.replace(both, engine="sglang", engine_version="0.5.9", gpu="b200", tp=8), 2.2
+    )
+    assert drafts is not None
+    assert drafts.num_draft_tokens == 2
 
 
 def test_what_is_drafted_follows_attention(row: ServingRow) -> None:
