@@ -26,8 +26,8 @@ INFERENCEMAX_LENGTHS: Final = 0.9
 INFERENCEMAX_SPREAD: Final = 0.2
 NODE_GPUS: Final[Mapping[str, int]] = MappingProxyType({"gb200": 4, "gb300": 4})
 """GPUs of a node where they are not eight."""
-SAME_MS: Final = 1e-3
-"""Times closer than this are one run's: a part of the sample was written with fewer digits."""
+SAME_MS: Final = 1e-2
+"""Times closer than this are one run's: parts of the sample were written with two digits."""
 
 
 class Rule(NamedTuple):
@@ -144,6 +144,10 @@ KV_DTYPE_FROM: Final[Mapping[str, str]] = MappingProxyType(
 """How the dtype of a KV cache is known, in words."""
 
 
+_OF_INFERENCEMAX: Final = r"db-dump|source_file=2026-|source_file=[a-z0-9.-]+-gap-analysis\.csv"
+"""Files of the public benchmark's runs: those of a gap analysis repeat the others' to two digits."""
+
+
 class _Refused(Exception):
     """A row that means nothing that a plan could represent, and why."""
 
@@ -217,7 +221,7 @@ def _completeness(cell: Mapping[str, str]) -> int:
 
 
 def _run_key(row: ServingRow) -> tuple[object, ...]:
-    """What is equal in all rows of one run: nobody measures the same microsecond twice."""
+    """What is equal in all rows of one run: nobody measures the same ten microseconds twice."""
     return (
         row.gpu, row.engine, row.isl, row.osl, row.concurrency, row.is_disaggregated,
         round(row.ttft_ms / SAME_MS), round(row.tpot_ms / SAME_MS),
@@ -250,7 +254,7 @@ def _cleaned(cell: Mapping[str, str], gpu_of: Mapping[str, str], changed: Counte
         changed["format"] += 1
     origin = cell["silicon_data_source"]
     measured_on = _found(r"measured=([0-9-]{10})", origin)
-    is_inferencemax = "source_file=2026-" in origin or origin.startswith("db-dump")
+    is_inferencemax = re.match(_OF_INFERENCEMAX, origin) is not None
     version = cell["backend_version"]
     known_version = version or _VERSIONS.get((engine, measured_on), "")
     changed["version"] += known_version != version

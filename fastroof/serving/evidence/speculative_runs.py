@@ -2,7 +2,8 @@
 
 No column of a public sample says that a run drafted tokens. What tells is how it was launched (see
 fastroof/engines/README.md), or that it took less time a token than the kernels of a plain step do: rules
-that look at labels, measured times and kernels alone, never at an engine's fitted costs. Such runs are judged apart.
+that look at labels, measured times and kernels alone, never at an engine's fitted costs. Such runs are
+judged apart.
 """
 
 from __future__ import annotations
