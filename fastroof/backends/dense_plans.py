@@ -1,15 +1,16 @@
-"""Programs that know dense models alone: which plans have no place in their files."""
+"""Programs that know less than a plan does: which plans have no place in their files."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fastroof.compiled import steps
 from fastroof.errors import BackendError
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
 
-__all__ = ["check_dense"]
+__all__ = ["check_decodes_alone", "check_dense"]
 
 _DENSE_ROLES = frozenset(
     [
@@ -65,4 +66,21 @@ def check_dense(plan: StepPlan, program: str) -> None:
         raise BackendError(
             f"{program} has no place for {' and '.join(lacks)} of {model.name}: its times would be of "
             f"another model; {INSTEAD}"
+        )
+
+
+def check_decodes_alone(plan: StepPlan, program: str) -> None:
+    """Refuse plans whose decodes take longer beside prefill, for programs that add up both from tables.
+
+    Raises
+    ------
+    BackendError
+        Saying what its steps would lack.
+    """
+    if plan.arena[steps.MIXED_KV_US] > 0.0 or plan.arena[steps.MIXED_WINDOW_KV_US] > 0.0:
+        raise BackendError(
+            f"{program} adds a step of decodes to one of prompts, and {plan.engine.name} on {plan.gpu.name} "
+            "has decode attention that takes longer beside prompts than alone (mixed_attention of its "
+            "profile): its mixed steps would come out too fast; a profile without mixed_attention, or export "
+            "c, serve and plan.scalar"
         )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from fastroof.arrays import Floats, Longs
+from fastroof.backends.dense_plans import check_decodes_alone
 from fastroof.checks import whole_number
 from fastroof.errors import BackendError, PlanRangeError
 from fastroof.run import StepBatch
@@ -81,7 +82,7 @@ def dynamo_profile(
     Raises
     ------
     BackendError
-        If a limit is not an integer of a size that makes a grid.
+        If a limit is not an integer of a size that makes a grid, or decodes take longer beside prefill.
     PlanRangeError
         If max_isl or max_batch_size is larger than the plan.
 
@@ -107,6 +108,7 @@ def dynamo_profile(
     >>> bool(profile["decode_itl"][at] == plan.decode_us(64, 4096) / 1e3)
     True
     """
+    check_decodes_alone(plan, "Dynamo's mocker")
     most_new = _size("max_isl", plan.max_tokens if max_isl is None else max_isl, 2)
     most_batch = _size("max_batch_size", max_batch_size, 1)
     for name, size, limit in (

@@ -302,7 +302,13 @@ def _attention_rows(plan: StepPlan) -> Iterator[str]:
         prompts_us = _prefill_attention_us(plan, prompts)[:, np.newaxis]
         yield from _slice(plan, chunk, 0, prompts, [0], prompts_us)
         for count, some_us in zip(decodes, decode_us, strict=True):
-            yield from _slice(plan, chunk, count, prompts, contexts, prompts_us + some_us)
+            # decodes beside prompts may take longer than by themselves
+            least_us = (
+                plan.arena[steps.MIXED_KV_US] * count * (np.array(contexts) + 1) / plan.model.num_layers
+            )
+            yield from _slice(
+                plan, chunk, count, prompts, contexts, prompts_us + np.maximum(some_us, least_us)
+            )
 
 
 def _slice(

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from fastroof.arrays import Floats, Longs
+from fastroof.backends.dense_plans import check_decodes_alone
 from fastroof.backends.llmservingsim import (
     Bundle,
     checked_plans,
@@ -121,6 +122,8 @@ def export_llmservingsim_v0(
     ``attn`` are read where ``--enable-attn-prediction`` finds no predictor, and none is written.
     """
     listed = checked_plans(plans)
+    for plan in listed:
+        check_decodes_alone(plan, "LLMServingSim v1.0.0")
     names = folder_names(listed[0], hardware, model)
     if "TPU" in names["hardware"] or names["hardware"].lower().startswith("tpu"):
         raise BackendError(

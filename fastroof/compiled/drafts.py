@@ -15,6 +15,7 @@ from fastroof.compiled.mean_steps import (
     mean_decode_attention_us,
     mean_decode_step_us,
     mean_mixed_step_us,
+    mixed_decode_attention_us,
     prompt_steps_us,
 )
 from fastroof.compiled.steps import window_prices_us
@@ -55,6 +56,7 @@ def draft_mixed_us(
     alone = one_token(draft)
     at = _draft_isl(speculation, isl)
     attention_us = mean_decode_attention_us(arena, draft, alone, decodes, at, osl)
+    attention_us = mixed_decode_attention_us(arena, draft, alone, attention_us, decodes, at, osl)
     first_us = mean_mixed_step_us(arena, draft, alone, attention_us, decodes, new_tokens, isl, room)
     seqs = decodes + new_tokens / isl
     return first_us + (speculation.draft_steps - 1.0) * mean_decode_step_us(
@@ -77,6 +79,7 @@ def draft_prompt_us(
     alone = one_token(draft)
     at = _draft_isl(speculation, isl)
     attention_us = mean_decode_attention_us(arena, draft, alone, decodes, at, osl)
+    attention_us = mixed_decode_attention_us(arena, draft, alone, attention_us, decodes, at, osl)
     own = prompt_steps_us(arena, draft, alone, isl, room, others, decodes, attention_us)
     more_us = mean_decode_step_us(arena, draft, alone, decodes + 1.0, at, osl)
     return own.us + math.ceil(isl / room) * (speculation.draft_steps - 1.0) * more_us

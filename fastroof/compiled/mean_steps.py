@@ -17,6 +17,7 @@ from fastroof.compiled.jit import jit, jit_inline
 from fastroof.compiled.llvm import table_load
 from fastroof.compiled.request_sums import WindowSums
 from fastroof.compiled.steps import (
+    MIXED_WINDOW_KV_US,
     PlanParts,
     equal_chunks,
     open_window,
@@ -33,6 +34,7 @@ __all__ = [
     "mean_decode_rows_us",
     "mean_decode_step_us",
     "mean_mixed_step_us",
+    "mixed_decode_attention_us",
     "prompt_steps_us",
 ]
 
@@ -142,6 +144,14 @@ def _spread_attention_us(
     return share * (total / spread)
 
 
+@jit_inline
+def _mean_kv_len(speculation: Speculation, isl: float, osl: float) -> float:
+    """What decodes anywhere in their output attend to, in the mean."""
+    # a step starts where the last one's accepted tokens end, and counts all that it verifies
+    ahead = (speculation.tokens - 1.0) - 0.5 * (speculation.accepted - 1.0)
+    return isl + 0.5 * osl + ahead
+
+
 @jit
 def mean_decode_attention_us(
     arena: Floats, plan: PlanParts, speculation: Speculation, decodes: float, isl: float, osl: float
@@ -155,9 +165,33 @@ def mean_decode_attention_us(
     requests = max(decodes, 1.0)
     spread = (osl - 1.0) / math.sqrt(requests)
     others = (osl - 1.0) * math.sqrt(1.0 - 1.0 / requests) if plan.window > 0 else 0.0
-    # a step starts where the last one's accepted tokens end, and counts all that it verifies
-    ahead = (speculation.tokens - 1.0) - 0.5 * (speculation.accepted - 1.0)
-    return _spread_attention_us(arena, plan, speculation, decodes, isl + 0.5 * osl + ahead, spread, others)
+    kv_len = _mean_kv_len(speculation, isl, osl)
+    return _spread_attention_us(arena, plan, speculation, decodes, kv_len, spread, others)
+
+
+@jit
+def mixed_decode_attention_us(
+    arena: Floats,
+    plan: PlanParts,
+    speculation: Speculation,
+    attention_us: float,
+    decodes: float,
+    isl: float,
+    osl: float,
+) -> float:
+    """Decode attention in a step that prefills too, us: ``attention_us`` is that of decodes alone.
+
+    At least what it takes for each of the decodes' KV tokens, of which there are as many whatever lengths
+    they are spread over. A cache is read once for all tokens that a request verifies.
+    """
+    if decodes <= 0.0 or osl <= 1.0:
+        return attention_us
+    kv_len = _mean_kv_len(speculation, isl, osl)
+    least_us = plan.mixed_kv_us * (decodes * kv_len)
+    if plan.window > 0:
+        seen = mean_seen(kv_len, osl - 1.0, float(plan.window))
+        least_us += arena[plan.header_at + MIXED_WINDOW_KV_US] * (decodes * seen)
+    return max(attention_us, least_us)
 
 
 @jit

@@ -50,6 +50,8 @@ from fastroof.compiled.steps import (
     MAX_KV_LEN,
     MAX_SEQS,
     MAX_TOKENS,
+    MIXED_KV_US,
+    MIXED_WINDOW_KV_US,
     PREFILL_AT,
     TOKENS_AT,
     TOKENS_ORIGIN_AT,
@@ -200,6 +202,8 @@ def arena_fits(arena: Floats) -> bool:
     if arena[DECODE_AT] != at or not _is_whole(prefill_at, at, size):
         return False
     if not _is_whole(arena[WINDOW], 0.0, float(MAX_KV_LEN)):
+        return False
+    if arena[MIXED_KV_US] < 0.0 or arena[MIXED_WINDOW_KV_US] < 0.0:
         return False
     window_at, last_at = arena[WINDOW_DECODE_AT], arena[WINDOW_PREFILL_AT]
     if not _block_fits(arena, int(at), int(prefill_at)):

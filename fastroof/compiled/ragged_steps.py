@@ -14,6 +14,7 @@ from fastroof.compiled.request_sums import decode_sums, request_sums
 from fastroof.compiled.steps import (
     CODE_SIZES,
     WINDOW,
+    beside_prefill_us,
     decode_rows_us,
     decode_step_us,
     equal_chunks,
@@ -158,7 +159,8 @@ def ragged_step_parts(
         logits_us[i] = arena[plan.logits_at + seqs]
         runtime_us[i] = plan.step_us + plan.sequence_us * float(seqs)
         made = int(max(arena[origin_at + tokens], arena[plan.logits_origin_at + seqs]))
-        total = rows_us_at(arena, plan, tokens_at, tokens, seqs)
+        rows_us = rows_us_at(arena, plan, tokens_at, tokens, seqs)
+        total = rows_us
         if sums.decodes > 0:
             mean_kv = float(sums.kv_sum) / float(sums.decodes)
             made = max(made, grid_flag(arena, plan.decode, float(sums.decodes), mean_kv))
@@ -175,6 +177,12 @@ def ragged_step_parts(
                 if mean_seen != min(mean_kv, float(plan.window)):
                     made = max(made, grid_flag(arena, within.decode, float(sums.decodes), mean_seen))
         if sums.new_sum > 0:
+            least_us = plan.mixed_kv_us * float(sums.kv_sum) + within.mixed_kv_us * float(in_window.kv_sum)
+            total = beside_prefill_us(rows_us, total, least_us)
+            if least_us > decode_us[i]:
+                # fitted on whole runs of an engine, not a kernel by itself
+                decode_us[i] = least_us
+                made = MODELLED
             batch, q_len = equal_chunks(sums.new_sum, sums.causal_pairs)
             made = max(made, grid_flag(arena, plan.prefill, batch, q_len))
             if plan.window == 0:

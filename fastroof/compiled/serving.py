@@ -19,6 +19,7 @@ from fastroof.compiled.mean_steps import (
     mean_decode_attention_us,
     mean_decode_rows_us,
     mean_mixed_step_us,
+    mixed_decode_attention_us,
     prompt_steps_us,
 )
 from fastroof.compiled.prefill_first import PromptSizes, prefill_first_scenario
@@ -217,6 +218,7 @@ def _burst_us(
     decodes = 0.5 * (state.admitted - 1.0) * min(osl - 1.0, 1.0)
     new_tokens = min(a_step * isl, room)
     attention_us = mean_decode_attention_us(arena, plan, speculation, decodes, isl, osl)
+    attention_us = mixed_decode_attention_us(arena, plan, speculation, attention_us, decodes, isl, osl)
     step_us = mean_mixed_step_us(arena, plan, speculation, attention_us, decodes, new_tokens, isl, room)
     if speculation.draft_at > 0:
         step_us += draft_mixed_us(arena, speculation, decodes, new_tokens, isl, osl, room)
@@ -249,8 +251,9 @@ def _scenario(
             decode_us += draft_decode_us(arena, speculation, state.decodes, isl, osl)
     mixed_us = 0.0
     if state.mixed_share > 0.0:
+        mixed_us = mixed_decode_attention_us(arena, plan, speculation, attention_us, state.decodes, isl, osl)
         mixed_us = mean_mixed_step_us(
-            arena, plan, speculation, attention_us, state.decodes, state.prefill_tokens, isl, state.room
+            arena, plan, speculation, mixed_us, state.decodes, state.prefill_tokens, isl, state.room
         )
         if speculation.draft_at > 0:
             mixed_us += draft_mixed_us(
@@ -273,6 +276,7 @@ def _scenario(
             wait_us += min(state.admitted - 1.0, 1.0) * state.held_steps * step_us
             others += state.held_prompts
     beside_us = mean_decode_attention_us(arena, plan, speculation, beside, isl, osl)
+    beside_us = mixed_decode_attention_us(arena, plan, speculation, beside_us, beside, isl, osl)
     own = prompt_steps_us(arena, plan, speculation, isl, state.room, others, beside, beside_us)
     ttft_us = wait_us + own.us
     if speculation.draft_at > 0:
@@ -337,11 +341,16 @@ def _add_prefix(
     """
     cached = isl - new
     decodes = out[DECODES]
-    more_us = mean_decode_attention_us(arena, plan, speculation, decodes, isl, osl)
-    more_us -= mean_decode_attention_us(arena, plan, speculation, decodes, new, osl)
+    longer_us = mean_decode_attention_us(arena, plan, speculation, decodes, isl, osl)
+    shorter_us = mean_decode_attention_us(arena, plan, speculation, decodes, new, osl)
+    more_us = longer_us - shorter_us
+    mixed_more_us = mixed_decode_attention_us(arena, plan, speculation, longer_us, decodes, isl, osl)
+    mixed_more_us -= mixed_decode_attention_us(arena, plan, speculation, shorter_us, decodes, new, osl)
     if speculation.draft_at > 0:
-        more_us += draft_decode_us(arena, speculation, decodes, isl, osl)
-        more_us -= draft_decode_us(arena, speculation, decodes, new, osl)
+        draft_longer_us = draft_decode_us(arena, speculation, decodes, isl, osl)
+        draft_shorter_us = draft_decode_us(arena, speculation, decodes, new, osl)
+        more_us = (more_us + draft_longer_us) - draft_shorter_us
+        mixed_more_us = (mixed_more_us + draft_longer_us) - draft_shorter_us
     chunks = 1.0
     if options.is_chunked:
         chunks = float(math.ceil(new / max(budget - decodes * speculation.tokens, 1.0)))
@@ -359,7 +368,7 @@ def _add_prefix(
         out[DECODE_STEP_US] += more_us
     if share > 0.0:
         pairs = out[PREFILL_TOKENS] * cached
-        out[MIXED_STEP_US] += more_us + plan.prefix_pair_us * pairs
+        out[MIXED_STEP_US] += mixed_more_us + plan.prefix_pair_us * pairs
         out[MIXED_STEP_US] += plan.prefix_token_us * cached * readers
         out[MIXED_STEP_US] += pair_us * (out[PREFILL_TOKENS] / new) * crossed
         out[MIXED_STEP_US] += token_us * read / chunks * readers
@@ -369,7 +378,7 @@ def _add_prefix(
     own_us += pair_us * crossed + token_us * read
     own_us += draft_own_us
     if concurrency > 1.0:
-        own_us += more_us * chunks + 0.5 * (step_us - before_us)
+        own_us += mixed_more_us * chunks + 0.5 * (step_us - before_us)
     steady_us = out[TTFT_US] - out[WAIT_US]
     # the more a request takes, the longer others wait for its place
     grown = (steady_us + own_us + says * step_us) / (steady_us + says * before_us)

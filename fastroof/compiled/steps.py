@@ -43,6 +43,7 @@ __all__ = [
     "HEADER_SIZE",
     "MAX_KV_LEN",
     "WindowParts",
+    "beside_prefill_us",
     "chunks_step_us",
     "decode_origins",
     "decode_rows_us",
@@ -76,12 +77,15 @@ DECODE_TOKENS_AT, DECODE_TOKENS_ORIGIN_AT = 18, 19
 # Layers within a window, which is 0 where there are none: the price of their prefixes, and their own blocks,
 # which are those of all layers where all of them are such, or none.
 WINDOW, WINDOW_PAIR_US, WINDOW_TOKEN_US, WINDOW_DECODE_AT, WINDOW_PREFILL_AT = 20, 21, 22, 23, 24
+# In a step that prefills too, decode attention takes at least so long a KV token, us: of all layers but those
+# within a window, and of these a token that they see.
+MIXED_KV_US, MIXED_WINDOW_KV_US = 25, 26
 # Where fastroof.compiled.verification finds what follows a plan; 0 in a plan by itself.
 SPECULATION_AT = 31
 HEADER_SIZE = 32
 
 ARENA_MAGIC = 1718776436.0
-ARENA_FORMAT = 5.0
+ARENA_FORMAT = 6.0
 """Goes up when the arena's layout changes."""
 
 CODE_SIZES = 1
@@ -109,6 +113,7 @@ class PlanParts(NamedTuple):
     prefill: GridBlock
     window: int
     header_at: int
+    mixed_kv_us: float
 
 
 class WindowParts(NamedTuple):
@@ -124,6 +129,7 @@ class WindowParts(NamedTuple):
     prefill: GridBlock
     window_cell: int
     is_all: bool
+    mixed_kv_us: float
 
 
 @jit_inline
@@ -148,6 +154,7 @@ def open_plan(arena: Floats) -> PlanParts:
         open_block(arena, int(arena[PREFILL_AT])),
         int(arena[WINDOW]),
         0,
+        arena[MIXED_KV_US],
     )
 
 
@@ -169,6 +176,7 @@ def open_window(arena: Floats, at: int) -> WindowParts:
         open_block(arena, at + int(arena[at + WINDOW_PREFILL_AT])),
         axis_cell(arena, decode.x, arena[at + WINDOW]),
         arena[at + WINDOW_DECODE_AT] == arena[at + DECODE_AT],
+        arena[at + MIXED_WINDOW_KV_US],
     )
 
 
@@ -272,6 +280,15 @@ def windowed_prefill_us(
     prefix: float = plan.prefix_pair_us * float(prefix_pairs) + plan.prefix_token_us * float(prefix_sum)
     prefix_in: float = within.pair_us * float(sums.prefix_pairs) + within.token_us * float(sums.prefix_sum)
     return (own + prefix) + prefix_in
+
+
+@jit_inline
+def beside_prefill_us(rows_us: float, total_us: float, least_us: float) -> float:
+    """``total_us`` of rows and decodes, whose attention takes at least ``least_us`` beside prefill, us.
+
+    Without a branch: at least 0 leaves what it was, to the last bit.
+    """
+    return max(total_us, rows_us + least_us)
 
 
 @jit_inline
@@ -403,11 +420,13 @@ def prefill_steps_us(
 def summed_step_us(arena: Floats, plan: PlanParts, seqs: int, sums: StepSums) -> float:
     """Time a step of at least one request from the sums over its requests, us; of a plan without a window."""
     tokens_at = plan.tokens_at if sums.new_sum > 0 else plan.decode_tokens_at
-    total = rows_us_at(arena, plan, tokens_at, sums.decodes + sums.new_sum, seqs)
+    rows_us = rows_us_at(arena, plan, tokens_at, sums.decodes + sums.new_sum, seqs)
+    total = rows_us
     if sums.decodes > 0:
         mean_kv = float(sums.kv_sum) / float(sums.decodes)
-        total = decode_step_us(arena, plan, total, sums.decodes, mean_kv)
+        total = decode_step_us(arena, plan, rows_us, sums.decodes, mean_kv)
     if sums.new_sum > 0:
+        total = beside_prefill_us(rows_us, total, plan.mixed_kv_us * float(sums.kv_sum))
         batch, q_len = equal_chunks(sums.new_sum, sums.causal_pairs)
         attention_us = prefill_attention_us(arena, plan, batch, q_len, sums.prefix_pairs, sums.prefix_sum)
         total = with_prefill_us(plan, total, attention_us)
@@ -420,11 +439,14 @@ def windowed_step_us(
 ) -> float:
     """:func:`summed_step_us` of a plan with a window, us."""
     tokens_at = plan.tokens_at if sums.new_sum > 0 else plan.decode_tokens_at
-    total = rows_us_at(arena, plan, tokens_at, sums.decodes + sums.new_sum, seqs)
+    rows_us = rows_us_at(arena, plan, tokens_at, sums.decodes + sums.new_sum, seqs)
+    total = rows_us
     if sums.decodes > 0:
         mean_kv = float(sums.kv_sum) / float(sums.decodes)
-        total = windowed_decode_step_us(arena, plan, within, total, sums.decodes, mean_kv, in_window.kv_sum)
+        total = windowed_decode_step_us(arena, plan, within, rows_us, sums.decodes, mean_kv, in_window.kv_sum)
     if sums.new_sum > 0:
+        least_us = plan.mixed_kv_us * float(sums.kv_sum) + within.mixed_kv_us * float(in_window.kv_sum)
+        total = beside_prefill_us(rows_us, total, least_us)
         chunks = equal_chunks(sums.new_sum, sums.causal_pairs)
         prefixes = float(sums.prefix_pairs), float(sums.prefix_sum)
         attention_us = windowed_prefill_us(

@@ -116,6 +116,7 @@ def open_draft(arena: Floats, at: int) -> PlanParts:
         open_block(arena, at + int(arena[at + PREFILL_AT])),
         draft.window,
         at,
+        draft.mixed_kv_us,
     )
 
 

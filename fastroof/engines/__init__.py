@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from fastroof.engines.deployments import Recipe, recipe_for, recipes_of
 from fastroof.engines.load import engine_names, engine_of_version, load_engine, serving_engines
+from fastroof.engines.mixed_attention import MixedAttention
 from fastroof.engines.profile import (
     KV_RESERVATIONS,
     STEP_ORDERS,
@@ -30,6 +31,7 @@ __all__ = [
     "KernelChoices",
     "KvMemory",
     "LayerCost",
+    "MixedAttention",
     "OperatorKernel",
     "Recipe",
     "Scheduling",

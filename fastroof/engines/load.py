@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fastroof.engines.layouts import LayoutRules
+from fastroof.engines.mixed_attention import MixedAttention
 from fastroof.engines.profile import (
     CostForm,
     EngineProfile,
@@ -186,6 +187,10 @@ def _part(name: str, made: type, keys: Any, where: str) -> Any:
         if not isinstance(values["layers"], list | tuple):
             raise PlanError("layers must be a list of tables, each of an architecture")
         values["layers"] = [_layer_cost(one, where) for one in values["layers"]]
+    if made is KernelChoices and "mixed_attention" in values:
+        if not isinstance(values["mixed_attention"], list | tuple):
+            raise PlanError("mixed_attention must be a list of tables, each of a GPU")
+        values["mixed_attention"] = [_mixed_attention(one, where) for one in values["mixed_attention"]]
     if made is CostForm and not isinstance(values.get("costs"), list | tuple):
         raise PlanError("[fit] needs costs, a list of names")
     return made(**values)
@@ -203,6 +208,13 @@ def _layer_cost(keys: Any, where: str) -> LayerCost:
         raise PlanError("each of [[costs.layers]] needs an architecture and its layer_us")
     _check_keys(keys, [key.name for key in fields(LayerCost)], where, "[[costs.layers]]")
     return LayerCost(**keys)
+
+
+def _mixed_attention(keys: Any, where: str) -> MixedAttention:
+    if not isinstance(keys, Mapping) or "ns" not in keys:
+        raise PlanError("each of [[kernels.mixed_attention]] needs ns")
+    _check_keys(keys, [key.name for key in fields(MixedAttention)], where, "[[kernels.mixed_attention]]")
+    return MixedAttention(**keys)
 
 
 def _check_keys(keys: Mapping[str, Any], known: list[str], where: str, what: str) -> None:

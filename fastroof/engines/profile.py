@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from fastroof.checks import is_number, whole_number
 from fastroof.engines.layouts import ANY_LAYOUT, LayoutRules
+from fastroof.engines.mixed_attention import MixedAttention
 from fastroof.engines.serving_errors import NO_ERRORS, ServingErrors
 from fastroof.engines.versions import check_range, holds_for
 from fastroof.errors import PlanError
@@ -324,6 +325,9 @@ class KernelChoices:
     operators : tuple of OperatorKernel
         Operators whose kernel is known; of several that apply the first counts. A plan reads them from the
         source or engine that is named, and refuses tables that serve a named source's from another.
+    mixed_attention : tuple of MixedAttention
+        How long decodes attend at least in steps that prefill too, by GPU; of several that apply the first
+        counts, and where none does decodes take as long as by themselves.
     """
 
     gemm_smoothing: str = "none"
@@ -332,6 +336,7 @@ class KernelChoices:
     latent_attention: str = "parts"
     engines: tuple[str, ...] = ()
     operators: tuple[OperatorKernel, ...] = ()
+    mixed_attention: tuple[MixedAttention, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse what cannot be chosen."""
@@ -343,6 +348,12 @@ class KernelChoices:
         _check_one_of("shared_experts", self.shared_experts, SHARED_EXPERTS)
         _check_one_of("latent_attention", self.latent_attention, LATENT_ATTENTION)
         object.__setattr__(self, "operators", tuple(self.operators))
+        object.__setattr__(self, "mixed_attention", tuple(self.mixed_attention))
+
+    def mixed_attention_ns(self, gpu: str, head_dim: int, kv_dtype: str) -> float:
+        """Return what decodes take at least beside prefill, ns a query head, KV token and layer; or 0."""
+        known = (one.ns for one in self.mixed_attention if one.is_for(gpu, head_dim, kv_dtype))
+        return next(known, 0.0)
 
     def of(
         self, operator: str, gpu: str, dtype: str, layout: Mapping[str, int], architecture: str = ""

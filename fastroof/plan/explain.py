@@ -20,6 +20,7 @@ from fastroof.operators.calls import Role
 from fastroof.plan import step_error
 from fastroof.plan.attention import AttentionTimes, attention_times, window_points
 from fastroof.plan.curves import RowCurve, per_row, row_cost
+from fastroof.plan.mixed_attention import kinds_beside_prefill
 from fastroof.plan.rows import Ranks
 from fastroof.run import StepBatch, StepTimes, run_batch
 from fastroof.units import US_PER_S
@@ -159,9 +160,12 @@ def bound_of(gpu: GpuSpec, launch_us: float, compute_s: float, moved_bytes: floa
 
 
 def _attention_parts(
-    plan: StepPlan, new: Ints, context: Ints, times: StepTimes, is_decode: bool
+    plan: StepPlan, new: Ints, context: Ints, times: StepTimes, is_decode: bool, is_mixed: bool
 ) -> list[OperatorTime]:
-    """Attention over some requests of the step, all of them decodes or none, by kind of layers."""
+    """Attention over some requests of the step, all of them decodes or none, by kind of layers.
+
+    Decodes beside prefill may take longer than their kernels by themselves: then each kind takes its price.
+    """
     if is_decode:
         batch = float(len(new))
         x = float((context + 1).sum()) / batch
@@ -176,6 +180,8 @@ def _attention_parts(
         seen = np.minimum(context + 1, window) if is_decode else pairs_within(new, window)
         within = window_points(window, is_decode, [batch], [x], [new.sum()], [seen.sum()])
     kinds = [attention_times(plan, i, is_decode, [batch], [x], within) for i in range(len(plan.attention))]
+    if is_decode and is_mixed:
+        kinds = kinds_beside_prefill(plan, context + 1, kinds)
     return [
         _attention_time(plan, number, new, context, is_decode, kind, all_us)
         for number, kind in enumerate(kinds)
@@ -232,7 +238,8 @@ def explain_step(plan: StepPlan, requests: Iterable[tuple[int, int]], with_error
     attention: list[list[OperatorTime]] = []
     for chosen, is_decode in ((decode, True), (~decode, False)):
         if chosen.any():
-            attention.append(_attention_parts(plan, new[chosen], context[chosen], times, is_decode))
+            is_mixed = not chosen.all()
+            attention.append(_attention_parts(plan, new[chosen], context[chosen], times, is_decode, is_mixed))
     kinds = list(zip(*attention, strict=True))
     left_out = "with_prefill" if decode.all() else "decode_only"
     operators: list[OperatorTime] = []

@@ -80,6 +80,8 @@ _CONSTANTS: Final = (
     steps.PREFIX_TOKEN_US,
     steps.WINDOW_PAIR_US,
     steps.WINDOW_TOKEN_US,
+    steps.MIXED_KV_US,
+    steps.MIXED_WINDOW_KV_US,
 )
 
 

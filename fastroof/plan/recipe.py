@@ -26,6 +26,7 @@ from fastroof.plan.curves import CurveSource, RowCurve
 from fastroof.plan.exchange import check_engine_layout, check_expert_blocks
 from fastroof.plan.execution import execution_of
 from fastroof.plan.looked_up import LayerAttention, looked_up
+from fastroof.plan.mixed_attention import mixed_kv_us
 from fastroof.plan.options import PlanOptions
 from fastroof.plan.rows import ONCE, RowCall, RowSums, origins_of, sums_of
 from fastroof.plan.step_error import ErrorSource
@@ -167,6 +168,9 @@ class PlanRecipe:
         # summed apart: a kind's price has parts of both
         pair_us, token_us, window_pair_us, window_token_us = (
             sum(prices) for prices in zip(*(part.prefix_us for part in attention), strict=True)
+        )
+        header[[steps.MIXED_KV_US, steps.MIXED_WINDOW_KV_US]] = mixed_kv_us(
+            [part.call for part in attention], options.runtime, self.gpu
         )
         if windowed:
             header[steps.WINDOW] = windowed[0].call.window

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from fastroof import compile_plan
 from fastroof.compiled import disaggregated, mean_steps, serving, steps, verification
-from fastroof.engines import EngineProfile, StepCosts
+from fastroof.engines import EngineProfile, KernelChoices, MixedAttention, StepCosts
 from tests.reference.handmade import attention_rows, gemm_rows, handmade_tables
 from tests.reference.serving import closed_form, mean_step_us
 
@@ -28,8 +29,11 @@ PROFILE = EngineProfile(
 )
 
 
-@pytest.fixture(scope="module")
-def plan():
+@pytest.fixture(scope="module", params=["decodes alike", "slower beside prefill"])
+def plan(request):
+    profile = PROFILE
+    if request.param != "decodes alike":
+        profile = replace(PROFILE, kernels=KernelChoices(mixed_attention=(MixedAttention(0.3),)))
     grid = {(b, x): 9.0 + b * x / 4096 + x / 700 for b in (1, 8, 64) for x in (64, 512, 4096)}
     tables = handmade_tables(
         gemm=gemm_rows({(1, 64, 64): 3.0, (16, 64, 64): 4.0, (8, 256, 64): 5.0, (16, 128, 512): 6.0}),
@@ -37,7 +41,7 @@ def plan():
         attention_prefill=attention_rows(grid, is_decode=False),
         elementwise=[("copy", 1, 2**28, 2**30, 400.0)],
     )
-    return compile_plan("llama-3.1-8b", "h100", tables, max_tokens=1024, max_seqs=256, runtime=PROFILE)
+    return compile_plan("llama-3.1-8b", "h100", tables, max_tokens=1024, max_seqs=256, runtime=profile)
 
 
 def options(

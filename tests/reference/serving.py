@@ -11,7 +11,7 @@ import numpy as np
 from fastroof import StepBatch
 from fastroof.compiled import steps
 from fastroof.compiled.grids import grid_value
-from tests.reference import verification
+from tests.reference import mixed_attention, verification
 
 
 @dataclass
@@ -257,7 +257,10 @@ def mean_step_us(
                 for kv in kv_lens.tolist()
             ]
             attention = [a * b for a, b in zip(attention, longer, strict=True)]
-        total += min(decodes, 1.0) * float(np.mean(attention))
+        attention_us = min(decodes, 1.0) * float(np.mean(attention))
+        if chunks:
+            attention_us = max(attention_us, mixed_attention.kv_token_us(plan) * decodes * middle)
+        total += attention_us
     if chunks:
         new = sum(count * q for count, q, _ in chunks)
         causal = sum(count * q * (q + 1) / 2 for count, q, _ in chunks)

@@ -80,7 +80,18 @@ def mean_bounds(target: SpeculatedPlan, answers: Floats, new_tokens: Floats, bud
     of_decodes = _attention(plan, True, np.maximum(decodes, 1.0), answers[closed_loops.KV_LEN], left_us)
     total += of_decodes
     mixed = rows_us(tokens, decodes + prefill, decodes + answers[closed_loops.PROMPTS])
-    mixed += of_decodes + drafted
+    # a plan whose decodes take longer beside prefill
+    kv_tokens = decodes * answers[closed_loops.KV_LEN]
+    least_us = arena[steps.MIXED_KV_US] * kv_tokens
+    window = arena[steps.WINDOW]
+    if window > 0.0:
+        seen = decodes * np.minimum(answers[closed_loops.KV_LEN], window)
+        least_us = least_us + arena[steps.MIXED_WINDOW_KV_US] * seen
+    own_us = of_decodes.sum(axis=0)
+    longer = np.where(
+        own_us > 0.0, np.maximum(least_us / np.maximum(own_us, np.finfo(np.float64).tiny), 1.0), 1.0
+    )
+    mixed += of_decodes * longer + drafted
     mixed[_HOST] += arena[steps.PREFILL_US]
     chunk = np.clip(np.minimum(new_tokens, prefill), 1.0, None)
     mixed += _attention(plan, False, prefill / chunk, chunk, mixed_us - mixed.sum(axis=0))

@@ -1,0 +1,52 @@
+"""Decode attention beside prefill, naively: every KV token of every decode, head by head, layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+Request = tuple[int, int]
+
+
+def is_decode(request: Request) -> bool:
+    """Whether a request is one new token after a context."""
+    return request[0] == 1 and request[1] > 0
+
+
+def kv_token_us(plan: Any, window: int = 0) -> float:
+    """Price of a KV token in the layers of a plan with that window, us; of an engine with one figure."""
+    total = 0.0
+    for figure in plan.engine.kernels.mixed_attention:
+        for part in plan.attention:
+            if part.call.window == window:
+                for _ in range(part.call.times):
+                    total += figure.ns / 1000 * part.call.num_q_heads
+    return total
+
+
+def least_us(plan: Any, requests: Sequence[Request]) -> float:
+    """What the decodes of a step attend for at least, us: 0 in a step without decodes or without prefill."""
+    if all(map(is_decode, requests)):
+        return 0.0
+    total = 0.0
+    for new, context in requests:
+        if is_decode((new, context)):
+            for window in {part.call.window for part in plan.attention}:
+                seen = min(context + 1, window or context + 1)
+                total += seen * kv_token_us(plan, window)
+    return total
+
+
+def step_us(alone: Any, plan: Any, requests: Sequence[Request]) -> tuple[float, float]:
+    """A step of ``plan`` and its decode attention, us, from the parts of ``alone``, which has no figure."""
+    from fastroof import StepBatch
+
+    times = alone.run(StepBatch.from_requests([requests]))
+    tokens, logits, decode, prefill, _ = (float(part[0]) for part in times.components)
+    decode = max(decode, least_us(plan, requests))
+    costs = plan.engine.costs
+    total = tokens + logits + decode + prefill + costs.step_us + costs.sequence_us * len(requests)
+    if any(not is_decode(request) for request in requests):
+        floor_us = costs.prefill_floor_layer_us * plan.model.num_layers
+        total = max(total + costs.prefill_us, floor_us)
+    return total, decode
