@@ -425,8 +425,9 @@ def summed_step_us(arena: Floats, plan: PlanParts, seqs: int, sums: StepSums) ->
     if sums.decodes > 0:
         mean_kv = float(sums.kv_sum) / float(sums.decodes)
         total = decode_step_us(arena, plan, rows_us, sums.decodes, mean_kv)
+        if sums.new_sum > 0:
+            total = beside_prefill_us(rows_us, total, plan.mixed_kv_us * float(sums.kv_sum))
     if sums.new_sum > 0:
-        total = beside_prefill_us(rows_us, total, plan.mixed_kv_us * float(sums.kv_sum))
         batch, q_len = equal_chunks(sums.new_sum, sums.causal_pairs)
         attention_us = prefill_attention_us(arena, plan, batch, q_len, sums.prefix_pairs, sums.prefix_sum)
         total = with_prefill_us(plan, total, attention_us)
@@ -444,9 +445,10 @@ def windowed_step_us(
     if sums.decodes > 0:
         mean_kv = float(sums.kv_sum) / float(sums.decodes)
         total = windowed_decode_step_us(arena, plan, within, rows_us, sums.decodes, mean_kv, in_window.kv_sum)
+        if sums.new_sum > 0:
+            least_us = plan.mixed_kv_us * float(sums.kv_sum) + within.mixed_kv_us * float(in_window.kv_sum)
+            total = beside_prefill_us(rows_us, total, least_us)
     if sums.new_sum > 0:
-        least_us = plan.mixed_kv_us * float(sums.kv_sum) + within.mixed_kv_us * float(in_window.kv_sum)
-        total = beside_prefill_us(rows_us, total, least_us)
         chunks = equal_chunks(sums.new_sum, sums.causal_pairs)
         prefixes = float(sums.prefix_pairs), float(sums.prefix_sum)
         attention_us = windowed_prefill_us(

@@ -1,0 +1,44 @@
+"""Plans whose decodes take longer beside prompts: who gets that too, and who refuses such a plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fastroof
+from fastroof.backends.dynamo import dynamo_profile
+from fastroof.backends.llmservingsim import export_llmservingsim
+from fastroof.backends.llmservingsim_v0 import export_llmservingsim_v0
+from fastroof.engines import EngineProfile, KernelChoices, MixedAttention
+from fastroof.errors import BackendError
+from tests.backends.llmservingsim_reader import Bundle
+
+SLOWER = EngineProfile("made up", kernels=KernelChoices(mixed_attention=(MixedAttention(0.3),)))
+
+
+@pytest.fixture(scope="module")
+def plan(h100: fastroof.Tables) -> fastroof.StepPlan:
+    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, runtime=SLOWER, max_tokens=512, max_seqs=64)
+
+
+def test_programs_that_add_up_both_refuse_it(plan: fastroof.StepPlan, tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match=r"Dynamo's mocker adds .* without mixed_attention"):
+        dynamo_profile(plan)
+    with pytest.raises(BackendError, match=r"LLMServingSim v1.0.0 adds .* made up on h100"):
+        export_llmservingsim_v0(plan, tmp_path / "perf")
+    assert not (tmp_path / "perf").exists()
+
+
+def test_rows_of_both_have_it(plan: fastroof.StepPlan, tmp_path: Path) -> None:
+    bundle = Bundle(export_llmservingsim(plan, tmp_path).folder, plan.tp)
+    chunk, decodes = [(256, 0)], [(1, 3000)] * 16
+    batch = fastroof.StepBatch.from_requests([chunk, decodes, chunk + decodes])
+    alone_us, slower_us = plan.run(batch).components.decode_attention_us[1:]
+    assert slower_us > 1.5 * alone_us
+    got_us = (
+        np.array([bundle.step_ns(step, plan.model.num_layers) for step in (chunk, decodes, chunk + decodes)])
+        / 1e3
+    )
+    np.testing.assert_allclose(got_us, plan.step_us(batch), rtol=2e-3)
