@@ -11,7 +11,7 @@ from fastroof.cli.options import Json
 from fastroof.cli.output import console, percent, print_json, print_table
 
 if TYPE_CHECKING:
-    from fastroof.engines import EngineProfile, OperatorKernel
+    from fastroof.engines import EngineProfile, MixedAttention, OperatorKernel
 
 __all__ = ["register"]
 
@@ -33,7 +33,8 @@ prefill_floor_layer_us, allreduce_us, layer_us, prefill_layer_us, residual, laye
 versions, evidence], scheduling [order, chunked_prefill, max_num_batched_tokens, max_num_seqs], memory
 [kv_reservation], kernels [gemm_smoothing, fp8_scales, shared_experts, latent_attention, engines, operators:
 operator, gpu, format, layout, source, engine, reason, version, dtype, kernel, versions, architecture,
-required, shared_experts], layout [ep, attention, alltoall, ...], fit [costs, outlier] or null, evidence.
+required, shared_experts; mixed_attention: ns, interval_ns, gpu, head_dim, kv_dtype, reason, evidence],
+layout [ep, attention, alltoall, ...], fit [costs, outlier] or null, evidence.
 """
 
 
@@ -69,6 +70,11 @@ def engines(as_json: Json = False) -> None:
         console().print()
         parts = ("runtime", "operator", "where", "source", "version", "dtype", "kernel")
         print_table(parts, [_kernel_cells(name, kernel) for name, kernel in known], left=parts)
+    figures = [(profile.name, one) for profile in profiles for one in profile.kernels.mixed_attention]
+    if figures:
+        console().print()
+        named = ("runtime", "decode attention beside prefill", "ns per query head and KV token", "within")
+        print_table(named, [_mixed_cells(name, one) for name, one in figures], left=named[:2])
 
 
 def _cells(profile: EngineProfile) -> tuple[str, ...]:
@@ -88,6 +94,12 @@ def _cells(profile: EngineProfile) -> tuple[str, ...]:
         f"{scheduling.max_num_seqs:,}",
         {"mean": "as it grows", "full": "whole output"}[profile.memory.kv_reservation],
     )
+
+
+def _mixed_cells(name: str, figure: MixedAttention) -> tuple[str, ...]:
+    heads = f"heads of {figure.head_dim}" if figure.head_dim else ""
+    where = ", ".join(filter(None, (figure.gpu, heads, figure.kv_dtype))) or "everywhere"
+    return name, where, f"{figure.ns:g}", " to ".join(f"{end:g}" for end in figure.interval_ns)
 
 
 def _kernel_cells(name: str, kernel: OperatorKernel) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ import pytest
 
 from fastroof.engines import EngineProfile, KernelChoices, MixedAttention, load_engine
 from fastroof.errors import PlanError
+from fastroof.serving.evidence.calibration import profile_text
 
 FIGURE = MixedAttention(
     0.13, (0.1, 0.19), gpu="h100", head_dim=128, kv_dtype="bf16", reason="r", evidence="e"
@@ -25,6 +26,9 @@ def test_a_file_has_figures(tmp_path):
     assert profile.kernels.mixed_attention == (FIGURE, MixedAttention(1.0))
     assert load_engine(dataclasses.asdict(profile)) == profile
     assert profile.kernels_alone().kernels == profile.kernels
+    again = tmp_path / "again.toml"
+    again.write_text(profile_text(profile), "utf-8")
+    assert dataclasses.replace(load_engine(again), name="mine") == profile
     hash(profile)
     asked = (("h100", 128, "bf16", 0.13), ("h100", 64, "bf16", 1.0), ("b200", 128, "fp8", 1.0))
     for gpu, head_dim, kv_dtype, ns in asked:

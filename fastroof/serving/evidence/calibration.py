@@ -318,6 +318,12 @@ def profile_text(profile: EngineProfile) -> str:
     content = {key: value for key, value in asdict(profile).items() if value not in ("", None, {})}
     if not content["kernels"]["engines"]:
         del content["kernels"]["engines"]
+    figures = content["kernels"].pop("mixed_attention")
+    if figures:
+        content["kernels"]["mixed_attention"] = [
+            {key: list(value) if isinstance(value, tuple) else value for key, value in one.items() if value}
+            for one in figures
+        ]
     layers = content["costs"].pop("layers")
     content["errors"] = {name: error for name, error in content["errors"].items() if error}
     if not content["errors"]:
