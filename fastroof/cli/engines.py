@@ -11,7 +11,7 @@ from fastroof.cli.options import Json
 from fastroof.cli.output import console, percent, print_json, print_table
 
 if TYPE_CHECKING:
-    from fastroof.engines import EngineProfile, MixedAttention, OperatorKernel
+    from fastroof.engines import EngineProfile, KvMemory, MixedAttention, OperatorKernel
 
 __all__ = ["register"]
 
@@ -31,7 +31,9 @@ EPILOG: Final = """\b
 JSON: a list with one object a profile: name, engine, versions, costs [step_us, sequence_us, prefill_us,
 prefill_floor_layer_us, allreduce_us, layer_us, prefill_layer_us, residual, layers: architecture, layer_us,
 versions, evidence], scheduling [order, chunked_prefill, max_num_batched_tokens, max_num_seqs], memory
-[kv_reservation], kernels [gemm_smoothing, fp8_scales, shared_experts, latent_attention, engines, operators:
+[kv_reservation, room, fraction, context_gib, group_gib, slow_group_gib, graphs_gib, activation, sample_bytes,
+small_gib, small_seqs, small_gpus, block_tokens, reserve: how a GPU's memory is divided], kernels
+[gemm_smoothing, fp8_scales, shared_experts, latent_attention, engines, operators:
 operator, gpu, format, layout, source, engine, reason, version, dtype, kernel, versions, architecture,
 required, shared_experts; mixed_attention: ns, interval_ns, gpu, head_dim, kv_dtype, reason, evidence],
 layout [ep, attention, alltoall, ...], fit [costs, outlier] or null, evidence.
@@ -63,6 +65,7 @@ def engines(as_json: Json = False) -> None:
         "tokens a step",
         "requests",
         "KV cache",
+        "of memory",
     )
     print_table(columns, [_cells(profile) for profile in profiles], left=("runtime", "versions", "adds"))
     known = [(profile.name, kernel) for profile in profiles for kernel in profile.kernels.operators]
@@ -93,6 +96,7 @@ def _cells(profile: EngineProfile) -> tuple[str, ...]:
         f"{scheduling.max_num_batched_tokens:,}",
         f"{scheduling.max_num_seqs:,}",
         {"mean": "as it grows", "full": "whole output"}[profile.memory.kv_reservation],
+        _room_words(profile.memory),
     )
 
 
@@ -100,6 +104,12 @@ def _mixed_cells(name: str, figure: MixedAttention) -> tuple[str, ...]:
     heads = f"heads of {figure.head_dim}" if figure.head_dim else ""
     where = ", ".join(filter(None, (figure.gpu, heads, figure.kv_dtype))) or "everywhere"
     return name, where, f"{figure.ns:g}", " to ".join(f"{end:g}" for end in figure.interval_ns)
+
+
+def _room_words(memory: KvMemory) -> str:
+    """What share of a GPU is for weights and KV cache, and of which memory."""
+    of = {"datasheet": "", "all": " of all", "free": " of free", "static": " before loading"}[memory.room]
+    return f"{memory.fraction:g}{of}" if memory.fraction else f"a formula{of}"
 
 
 def _kernel_cells(name: str, kernel: OperatorKernel) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ __all__ = [
     "KvDtype",
     "MaxBatchedTokens",
     "MaxSeqs",
+    "MemoryFraction",
     "Method",
     "Model",
     "MoeTp",
@@ -111,6 +112,13 @@ MaxBatchedTokens = Annotated[
 ]
 MaxSeqs = Annotated[
     int | None, typer.Option(min=1, help="Requests that run at once at most.  [default: the runtime's]")
+]
+MemoryFraction = Annotated[
+    float | None,
+    typer.Option(
+        help="gpu_memory_utilization, free_gpu_memory_fraction or mem_fraction_static.  "
+        "[default: the runtime's]"
+    ),
 ]
 TablesPath = Annotated[
     str | None,

@@ -23,6 +23,7 @@ from fastroof.cli.options import (
     KvDtype,
     MaxBatchedTokens,
     MaxSeqs,
+    MemoryFraction,
     Method,
     Model,
     MoeTp,
@@ -99,6 +100,7 @@ def serving(
     runtime: Runtime = "kernels",
     max_batched_tokens: MaxBatchedTokens = None,
     max_seqs: MaxSeqs = None,
+    memory_fraction: MemoryFraction = None,
     chunked_prefill: Annotated[
         bool | None,
         typer.Option(
@@ -204,6 +206,7 @@ def serving(
             dtype=dtype,
             kv_dtype=kv_dtype,
             runtime=engine,
+            memory_fraction=memory_fraction,
             method=method,
             max_tokens=budget,
             max_seqs=max(seqs, min(budget, int(scenarios["concurrency"].max()))),

@@ -20,6 +20,7 @@ from fastroof.cli.options import (
     KvDtype,
     MaxBatchedTokens,
     MaxSeqs,
+    MemoryFraction,
     Method,
     Model,
     Pp,
@@ -112,6 +113,7 @@ def size(
     runtime: Runtime = "kernels",
     max_batched_tokens: MaxBatchedTokens = None,
     max_seqs: MaxSeqs = None,
+    memory_fraction: MemoryFraction = None,
     num_draft_tokens: NumDraftTokens = None,
     accepted: Accepted = None,
     draft: Draft = None,
@@ -156,6 +158,7 @@ def size(
         "dtype": dtype,
         "kv_dtype": kv_dtype,
         "runtime": engine,
+        "memory_fraction": memory_fraction,
         "method": method,
     }
     limit_ms = math.inf if tpot_ms is None else tpot_ms
@@ -173,7 +176,7 @@ def size(
         )
     else:
         plan_options |= {"max_tokens": budget, "max_seqs": seqs}
-        plans, refused = replica_plans(loaded, spec, measured, splits, plan_options)
+        plans, refused = replica_plans(loaded, spec, measured, splits, plan_options, running=max_seqs)
         if kv_len is not None:
             lengths = parse_sizes("--kv-len", kv_len)
             rows = [row for plan in plans for row in _batches(plan, lengths, limit_ms)]

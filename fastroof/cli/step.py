@@ -20,6 +20,7 @@ from fastroof.cli.options import (
     Gpu,
     Json,
     KvDtype,
+    MemoryFraction,
     Method,
     Model,
     MoeTp,
@@ -46,7 +47,7 @@ from fastroof.cli.output import (
 from fastroof.cli.written_sizes import Requests, parse_images, parse_requests, with_image_tokens
 from fastroof.columns import ORIGINS
 from fastroof.command_group import warn
-from fastroof.units import MIB, TB, US_PER_S
+from fastroof.units import GIB, MIB, TB, US_PER_S
 
 if TYPE_CHECKING:
     from fastroof import StepPlan
@@ -80,7 +81,7 @@ ranks and stages), tokens_per_s_per_gpu, origin (measured, interpolated, extrapo
 components_us [tokens, logits, decode_attention, prefill_attention, runtime, vision_encoder (with images)],
 images [width, height] and image_tokens (of a prompt; with --image), kv_tokens, max_kv_tokens, and
 with --explain operators [name, calls, total_us, share, flops, moved_bytes, mfu, bytes_per_s, bound, origin,
-source, dtype (of its kernel)].
+source, dtype (of its kernel)] and memory_bytes (of one GPU) [weights, workspace, context, reserve, kv_cache].
 What does not apply is null.
 """
 
@@ -135,6 +136,7 @@ def step(
     source: Source = None,
     method: Method = "roofline",
     runtime: Runtime = "kernels",
+    memory_fraction: MemoryFraction = None,
 ) -> None:
     """Time one step of a batch.
 
@@ -175,6 +177,7 @@ def step(
         dtype=dtype,
         kv_dtype=kv_dtype,
         runtime=runtime,
+        memory_fraction=memory_fraction,
         method=method,
         max_tokens=max(DEFAULT_MAX_TOKENS, num_tokens),
         max_seqs=max(DEFAULT_MAX_SEQS, num_seqs),
@@ -256,6 +259,7 @@ def _document(
         "max_kv_tokens": plan.memory.max_kv_tokens,
     }
     if explanation is not None:
+        document["memory_bytes"] = plan.memory.explain()
         document["operators"] = [
             {
                 "name": o.name,
@@ -281,6 +285,14 @@ def _checkpoint_words(plan: StepPlan) -> str:
     checkpoint = plan.model.checkpoint
     other = "" if plan.dtype == checkpoint.dtype else f", timed as {plan.dtype}"
     return f"{checkpoint.method}{other}"
+
+
+def _memory_words(plan: StepPlan) -> str:
+    """Where a GPU's memory goes, as the runtime reserves it."""
+    parts = plan.memory.explain()
+    return ", ".join(
+        f"{name.replace('_', ' ')} {held / GIB:,.1f} GiB" for name, held in parts.items() if held
+    )
 
 
 def _kv_words(plan: StepPlan, requests: list[Requests], kv_tokens: int) -> str:
@@ -330,6 +342,7 @@ def _print(
             ("kernels", plan.kernels),
             *([("checkpoint", _checkpoint_words(plan))] if plan.model.checkpoint.method else []),
             ("KV cache", _kv_words(plan, requests, facts["kv_tokens"])),
+            *([] if explanation is None else [("memory of a GPU", _memory_words(plan))]),
         ]
     )
     out.print()

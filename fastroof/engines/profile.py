@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from fastroof.checks import is_number, whole_number
 from fastroof.engines.layouts import ANY_LAYOUT, LayoutRules
+from fastroof.engines.memory import DATASHEET_MEMORY, KV_RESERVATIONS, KvMemory
 from fastroof.engines.mixed_attention import MixedAttention
 from fastroof.engines.serving_errors import NO_ERRORS, ServingErrors
 from fastroof.engines.versions import check_range, holds_for
@@ -32,9 +33,6 @@ GEMM_SMOOTHINGS: Final = ("none", "median3")
 FP8_SCALES: Final = ("dynamic", "static")
 SHARED_EXPERTS: Final = ("apart", "beside")
 LATENT_ATTENTION: Final = ("whole", "parts")
-KV_RESERVATIONS: Final[dict[str, float]] = {"mean": 0.5, "full": 1.0}
-"""Share of its output that a request holds KV cache for, in the mean: as it grows, or from the beginning."""
-
 STEP_ORDERS: Final = ("mixed", "prefill_first")
 """Whether prompts share steps with decodes, or run ahead of them in steps of their own."""
 
@@ -189,29 +187,6 @@ class Scheduling:
             raise PlanError(f"chunked_prefill must be true or false, got {self.chunked_prefill!r}")
         _check_size("max_num_batched_tokens", self.max_num_batched_tokens)
         _check_size("max_num_seqs", self.max_num_seqs)
-
-
-@dataclass(frozen=True)
-class KvMemory:
-    """How an engine reserves KV cache.
-
-    Attributes
-    ----------
-    kv_reservation : str
-        ``mean``: a request takes KV cache as it grows, half its output in the mean; ``full``: it reserves
-        its whole output before it starts.
-    """
-
-    kv_reservation: str = "mean"
-
-    def __post_init__(self) -> None:
-        """Refuse a reservation that there is not."""
-        _check_one_of("kv_reservation", self.kv_reservation, tuple(KV_RESERVATIONS))
-
-    @property
-    def osl_reserved(self) -> float:
-        """Share of its output that a request holds KV cache for, in the mean."""
-        return KV_RESERVATIONS[self.kv_reservation]
 
 
 @dataclass(frozen=True)
@@ -412,7 +387,7 @@ class EngineProfile:
     scheduling : Scheduling
         What a step holds.
     memory : KvMemory
-        How KV cache is reserved.
+        How memory is reserved, and KV cache of it.
     kernels : KernelChoices
         Which kernels it runs.
     layout : LayoutRules
@@ -430,7 +405,7 @@ class EngineProfile:
     versions: str = ""
     costs: StepCosts = StepCosts()
     scheduling: Scheduling = Scheduling()
-    memory: KvMemory = KvMemory()
+    memory: KvMemory = DATASHEET_MEMORY
     kernels: KernelChoices = KernelChoices()
     layout: LayoutRules = ANY_LAYOUT
     errors: ServingErrors = NO_ERRORS

@@ -46,6 +46,7 @@ def compile_plan(
     num_slots: int | None = None,
     two_batch_overlap: bool = False,
     cp: int = 1,
+    memory_fraction: float | None = None,
     curves: CurveSource | None = None,
 ) -> StepPlan:
     """Compile a model on a GPU into a plan that times steps.
@@ -118,6 +119,10 @@ def compile_plan(
     cp : int
         GPUs that share the new tokens of each prompt, each with the whole cache (context parallelism of
         prefill, see :mod:`fastroof.plan.context_parallel`); decodes run on all of them alike.
+    memory_fraction : float, optional
+        ``gpu_memory_utilization`` of vLLM, ``free_gpu_memory_fraction`` of TensorRT-LLM,
+        ``mem_fraction_static`` of SGLang, each of what the engine takes it of; without an engine of the
+        datasheet's memory. By default the engine's own. What is left for KV cache is ``plan.memory``.
     curves : CurveSource, optional
         Where latencies come from instead of the tables; plans of the same tables share theirs anyway.
 
@@ -147,7 +152,7 @@ def compile_plan(
     options = PlanOptions(
         tp, pp, dp, ep, moe_tp, dtype, kv_dtype, runtime, method, max_tokens, max_seqs, gemm_smoothing,
         routing, allow_modelled, exchange, dp_imbalance, wide_experts, eplb, num_slots,
-        two_batch_overlap, cp,
+        two_batch_overlap, cp, memory_fraction,
     ).checked().of(model)  # fmt: skip
     check_tables(tables, gpu)
     check_kernels(tables, gpu, options)

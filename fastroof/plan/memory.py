@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fastroof.config import GpuSpec
+from fastroof.engines import KvMemory
+from fastroof.engines.memory import DATASHEET_MEMORY
 from fastroof.models import Layout, ModelSpec
 from fastroof.models.execution import Execution, weight_bytes
 from fastroof.models.stages import stages_of
+from fastroof.plan.memory_room import left_for_kv
 from fastroof.units import ACTIVATION_BYTES
 
-__all__ = ["MEMORY_SHARE", "PlanMemory", "plan_memory", "window_kv_bytes"]
-
-MEMORY_SHARE = 0.9
-"""Share of the GPU's memory that serving engines use by default; the rest is the driver's and theirs."""
+__all__ = ["PlanMemory", "plan_memory", "window_kv_bytes"]
 
 
 class PlanMemory(NamedTuple):
@@ -31,12 +31,13 @@ class PlanMemory(NamedTuple):
         KV cache of one token over all layers, as long as its sequence is within the window; 0 where no layer
         keeps any.
     activation_bytes : int
-        Working set of a step of max_tokens: the widest layer's inputs and outputs, and the residual.
+        Working set of a step of max_tokens: the widest layer's inputs and outputs, and the residual. Of an
+        engine's profile, what its profiling run takes; 0 where its reserve holds that.
     reserve_bytes : int
-        What is left untouched: a tenth of the GPU's memory.
+        What is left untouched: a tenth of the GPU's memory, or what an engine's profile leaves.
     max_kv_tokens : int
-        Tokens that fit beside all that, of sequences no longer than the window; 0 where the weights alone
-        do not fit. Of longer sequences more tokens fit, and a state takes the room of some: see
+        Tokens that fit beside all that, in whole blocks, of sequences no longer than the window; 0 where the
+        weights alone do not fit. Of longer sequences more tokens fit, and a state takes the room of some: see
         :meth:`max_sequences`. Bytes where no layer keeps any of a token.
     window : int
         Tokens of a sequence that windowed layers keep at most; 0 without such layers.
@@ -44,6 +45,8 @@ class PlanMemory(NamedTuple):
         Their part of ``kv_bytes_per_token``.
     state_bytes_per_sequence : int
         What layers keep of a sequence whatever its length: states of linear attention.
+    context_bytes : int
+        CUDA context, buffers of collectives and CUDA graphs, as an engine's profile counts them.
     """
 
     weight_bytes: int
@@ -54,6 +57,25 @@ class PlanMemory(NamedTuple):
     window: int = 0
     window_kv_bytes_per_token: int = 0
     state_bytes_per_sequence: int = 0
+    context_bytes: int = 0
+
+    def explain(self) -> dict[str, int]:
+        """Return where a GPU's memory goes, bytes: weights, workspace, context, reserve and KV cache.
+
+        What is less than a block of KV cache is of none of them.
+
+        Examples
+        --------
+        >>> PlanMemory(70, 2, 10, 8, 6).explain()
+        {'weights': 70, 'workspace': 10, 'context': 0, 'reserve': 8, 'kv_cache': 12}
+        """
+        return {
+            "weights": self.weight_bytes,
+            "workspace": self.activation_bytes,
+            "context": self.context_bytes,
+            "reserve": self.reserve_bytes,
+            "kv_cache": self.max_kv_tokens * self.token_bytes,
+        }
 
     @property
     def token_bytes(self) -> int:
@@ -148,6 +170,8 @@ def plan_memory(
     max_tokens: int,
     *,
     stage: int | None = None,
+    rule: KvMemory = DATASHEET_MEMORY,
+    max_seqs: int = 1024,
 ) -> PlanMemory:
     """Work out :class:`PlanMemory` of one GPU's share of a model: of the pipeline stage with least room.
 
@@ -159,11 +183,16 @@ def plan_memory(
         Of its largest step.
     stage : int, optional
         The stage whose layers ``model`` has; by default it has those of all.
+    rule : KvMemory
+        What an engine leaves for KV cache; by default nine tenths of the datasheet's memory less weights and
+        the working set of a step.
+    max_seqs : int
+        Requests that the engine runs at most, for which its profiling run samples.
     """
     if stage is not None or layout.pp == 1:
-        return _gpu_memory(model, layout, gpu, execution, max_tokens, stage or 0)
+        return _gpu_memory(model, layout, gpu, execution, max_tokens, stage or 0, rule, max_seqs)
     parts = [
-        _gpu_memory(one.model(model), layout, gpu, execution, max_tokens, one.number)
+        _gpu_memory(one.model(model), layout, gpu, execution, max_tokens, one.number, rule, max_seqs)
         for one in stages_of(model, layout.pp)
     ]
     return _fullest(parts)
@@ -188,7 +217,14 @@ def _fullest(parts: list[PlanMemory]) -> PlanMemory:
 
 
 def _gpu_memory(
-    model: ModelSpec, layout: Layout, gpu: GpuSpec, execution: Execution, max_tokens: int, stage: int
+    model: ModelSpec,
+    layout: Layout,
+    gpu: GpuSpec,
+    execution: Execution,
+    max_tokens: int,
+    stage: int,
+    rule: KvMemory,
+    max_seqs: int,
 ) -> PlanMemory:
     """Memory of a GPU of one stage."""
     hidden = model.hidden
@@ -207,18 +243,20 @@ def _gpu_memory(
     kv_bytes = model.kv_bytes_per_token(layout, execution.kv_dtype)
     widest = max(kind.activation_width(hidden, layout) for kind in model.kinds)
     activation_bytes = max_tokens * (2 * hidden * model.residual_rows + widest) * ACTIVATION_BYTES
-    usable = int(gpu.hbm_bytes * MEMORY_SHARE)
-    room = max(0, usable - held_bytes - activation_bytes)
-    reserve_bytes, window_bytes = gpu.hbm_bytes - usable, window_kv_bytes(model, layout, execution.kv_dtype)
+    seqs = rule.seqs(gpu.name, gpu.hbm_bytes, max_seqs)
+    logits = seqs * model.padded_vocab(1) if is_last else 0
+    left = left_for_kv(rule, gpu, layout, held_bytes, activation_bytes, max_tokens, logits)
+    room = left.room_bytes // max(kv_bytes, 1)
     return PlanMemory(
         held_bytes,
         kv_bytes,
-        activation_bytes,
-        reserve_bytes,
-        room // max(kv_bytes, 1),
+        left.activation_bytes,
+        left.reserve_bytes,
+        room // rule.block_tokens * rule.block_tokens if kv_bytes else room,
         model.window or 0,
-        window_bytes,
+        window_kv_bytes(model, layout, execution.kv_dtype),
         model.state_bytes(layout),
+        left.context_bytes,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 from fastroof.checks import is_number, whole_number
 from fastroof.config import GpuSpec
 from fastroof.engines import KernelChoices, OperatorKernel, load_engine
+from fastroof.engines.memory import checked_fraction
 from fastroof.engines.profile import GEMM_SMOOTHINGS
 from fastroof.errors import PlanError
 from fastroof.models import Layout, ModelSpec, load_model
@@ -57,6 +58,7 @@ class PlanOptions(NamedTuple):
     num_slots: int | None = None
     two_batch_overlap: bool = False
     cp: int = 1
+    memory_fraction: float | None = None
     architecture: str = ""
     """Of the model that they are for, see :meth:`of`."""
 
@@ -97,6 +99,9 @@ class PlanOptions(NamedTuple):
             _chosen("gemm_smoothing", self.gemm_smoothing, GEMM_SMOOTHINGS)
             kernels = replace(runtime.kernels, gemm_smoothing=self.gemm_smoothing)
             runtime = replace(runtime, kernels=kernels)
+        if self.memory_fraction is not None:
+            fraction = checked_fraction("memory_fraction", self.memory_fraction)
+            runtime = replace(runtime, memory=replace(runtime.memory, fraction=fraction))
         _chosen("method", self.method, METHODS)
         max_tokens, max_seqs = _limit("max_tokens", self.max_tokens), _limit("max_seqs", self.max_seqs)
         return self._replace(runtime=runtime, max_tokens=max_tokens, max_seqs=max_seqs)

@@ -128,9 +128,44 @@ class PlanFacts:
     @lazy_property
     def memory(self) -> PlanMemory:
         """Weight bytes, KV bytes a token and the most KV tokens that fit, on one GPU."""
+        return self.memory_of()
+
+    def memory_of(self, *, max_tokens: int | None = None, max_seqs: float | None = None) -> PlanMemory:
+        """Work out ``memory`` of other limits than the plan's and its engine's own.
+
+        Parameters
+        ----------
+        max_tokens : int, optional
+            Tokens of the largest step; by default the plan's. An engine that reserves memory by a rule of its
+            own reserves it for no more tokens than its profile schedules.
+        max_seqs : number, optional
+            Requests that run at once at most; by default, and where they are more, the engine's. Where fewer
+            sample at once, some engines reserve less memory.
+        """
+        rule, own = self.engine.memory, self.engine.scheduling
+        tokens = self.max_tokens if max_tokens is None else max_tokens
+        if rule.room != "datasheet":
+            # a plan may time larger steps than its engine runs
+            tokens = min(tokens, own.max_num_batched_tokens)
         return plan_memory(
-            self.model, self.layout, self.gpu, self.execution, self.max_tokens, stage=self.stage
+            self.model,
+            self.layout,
+            self.gpu,
+            self.execution,
+            tokens,
+            stage=self.stage,
+            rule=rule,
+            max_seqs=int(own.max_num_seqs if max_seqs is None else min(own.max_num_seqs, max_seqs)),
         )
+
+    @property
+    def has_room(self) -> bool:
+        """Whether weights and a step leave room for KV cache in nine tenths of the datasheet's memory.
+
+        An engine's defaults may leave none where fewer requests, or more of memory, would.
+        """
+        parts = (self.model, self.layout, self.gpu, self.execution)
+        return plan_memory(*parts, self.max_tokens, stage=self.stage).max_kv_tokens > 0
 
     @lazy_property
     def decode_lines(self) -> Floats | None:

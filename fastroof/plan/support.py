@@ -145,7 +145,7 @@ def _status(
         except MissingTableError as error:
             missing = str(error)
             plan = compiled_quietly(model, gpu, tables, engine, dtype, layout, allow_modelled=True)
-        if not plan.memory.max_kv_tokens:
+        if not plan.has_room:
             weights, room = plan.memory.weight_bytes / GB, gpu.hbm_bytes / GB
             return "refused", f"weights take {weights:,.0f} of a GPU's {room:,.0f} GB: no room for KV cache"
         return _made(plan, missing)

@@ -337,7 +337,7 @@ def estimate(
     if with_error and target.tokens > 1:
         raise BatchError("with_error goes without speculation: no step of several tokens was measured")
     check_budgets(scenarios["max_batched_tokens"], target.tokens)
-    memory = target.memory()
+    memory = target.memory(max_seqs=engine.max_seqs)
     # each batch in flight is served like a replica of its own, in its share of the room
     flight = plan.batches_in_flight
     room = float(memory.max_kv_tokens)

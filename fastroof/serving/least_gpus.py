@@ -95,7 +95,13 @@ class LeastGpus(ArrowResult):
 
 
 def replica_plans(
-    model: ModelSpec, gpu: GpuSpec, tables: Tables | None, tp: Sequence[int], options: Mapping[str, Any]
+    model: ModelSpec,
+    gpu: GpuSpec,
+    tables: Tables | None,
+    tp: Sequence[int],
+    options: Mapping[str, Any],
+    *,
+    running: float | None = None,
 ) -> tuple[list[StepPlan], dict[int, str]]:
     """Compile the plans of one replica, and say which there cannot be.
 
@@ -105,6 +111,8 @@ def replica_plans(
         Of :func:`fastroof.compile_plan`.
     tp : sequence of int
         GPUs that the replica may be split over.
+    running : number, optional
+        Requests that run at once at most; by default the engine's.
 
     Returns
     -------
@@ -124,10 +132,13 @@ def replica_plans(
         except (PlanError, MissingTableError) as error:
             refused[size] = str(error)
             continue
-        if plan.memory.max_kv_tokens < 2:
+        memory = plan.memory if running is None else plan.memory_of(max_seqs=running)
+        if memory.max_kv_tokens < 2:
+            own = memory.activation_bytes + memory.context_bytes
+            beside = f" and {own / GB:.1f} GB of {plan.runtime}'s own" if memory.context_bytes else ""
             refused[size] = (
-                f"{plan.memory.weight_bytes / GB:.1f} GB of weights leave no room for KV cache on a GPU of "
-                f"{gpu.hbm_bytes / GB:.1f} GB"
+                f"{memory.weight_bytes / GB:.1f} GB of weights{beside} leave no room for KV cache on a GPU "
+                f"of {gpu.hbm_bytes / GB:.1f} GB"
             )
             continue
         plans.append(plan)
@@ -164,6 +175,7 @@ def least_gpus(
     kv_reservation: str | None = None,
     speculation: SpeculativeDecoding | None = None,
     prefix_hit: float = 0.0,
+    memory_fraction: float | None = None,
 ) -> LeastGpus:
     """Find the fewest GPUs that serve a request rate within limits, and how the model is laid out on them.
 
@@ -191,6 +203,8 @@ def least_gpus(
         As in :func:`fastroof.serving.estimate`; a ``tp`` that its draft does not run on is refused.
     prefix_hit : float
         Share of a prompt that is found in the prefix cache.
+    memory_fraction : float, optional
+        As in :func:`fastroof.compile_plan`.
 
     Returns
     -------
@@ -263,12 +277,13 @@ def least_gpus(
         "kv_dtype": kv_dtype,
         "runtime": profile,
         "method": method,
+        "memory_fraction": memory_fraction,
         # a mean step may be larger than the budget by a rounding
         "max_tokens": budget + 1,
         # prompts that are prefilled beside the decodes are sequences too
         "max_seqs": seqs + budget,
     }
-    plans, refused = replica_plans(model, gpu, tables, sizes, options)
+    plans, refused = replica_plans(model, gpu, tables, sizes, options, running=seqs)
     rows = _none(arrays[0].size)
     pairs, which = np.unique(np.stack(arrays[1:3], axis=1), axis=0, return_inverse=True)
     if not is_number(prefix_hit) or not 0.0 <= prefix_hit <= 1.0:

@@ -58,7 +58,8 @@ class ReplicaAsked(NamedTuple):
 
 def rate_curve(target: SpeculatedPlan, isl: float, osl: float, asked: ReplicaAsked) -> RateCurve:
     """Estimate a replica under every number of clients that run at once."""
-    plan, memory, engine = target.plan, target.memory(), asked.engine
+    plan, engine = target.plan, asked.engine
+    memory = target.memory(max_seqs=engine.max_seqs)
     layout = plan.layout
     room = float(memory.max_kv_tokens) / layout.pp
     budget = float(engine.max_batched_tokens)

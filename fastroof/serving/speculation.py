@@ -133,15 +133,22 @@ class SpeculatedPlan(NamedTuple):
         state = sum(model.state_bytes(Layout()) for model, _, _ in kinds)
         return PlanMemory(0, held, 0, 0, 0, window, sum(within), state)
 
-    def memory(self, memory: PlanMemory | None = None) -> PlanMemory:
+    def memory(self, memory: PlanMemory | None = None, *, max_seqs: float | None = None) -> PlanMemory:
         """One GPU's memory with the draft in it: its weights and cache leave less room.
 
         Parameters
         ----------
         memory : PlanMemory, optional
             The target's alone, if it is another than its plan's.
+        max_seqs : number, optional
+            Requests that run at once at most; fewer than its engine's leave more room, where it reserves
+            memory to sample for them.
         """
-        memory = self.plan.memory if memory is None else memory
+        if memory is None:
+            engine = self.plan.engine
+            is_own = max_seqs is None or max_seqs >= engine.scheduling.max_num_seqs
+            is_own = is_own or not engine.memory.sample_bytes
+            memory = self.plan.memory if is_own else self.plan.memory_of(max_seqs=max_seqs)
         if self.draft is None:
             return memory
         drafts = self.draft.memory

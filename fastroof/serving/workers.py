@@ -49,7 +49,9 @@ class Workers(NamedTuple):
         self, link_bytes_per_s: float | None, prefill_engine: EngineLimits, decode_engine: EngineLimits
     ) -> loops.LinkOptions:
         """What all scenarios have in common."""
-        prefill, decode = self.prefill_loops.memory(), self.decode_loops.memory()
+        prefill, decode = (
+            one.memory(max_seqs=decode_engine.max_seqs) for one in (self.prefill_loops, self.decode_loops)
+        )
         sent = self.decode_loops.whole_kv_bytes()
         return loops.LinkOptions(
             prefill_kv_tokens=prefill.max_kv_tokens / self.prefill.layout.pp,

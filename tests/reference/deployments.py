@@ -7,7 +7,6 @@ from typing import Any
 
 from fastroof import compile_plan, load_model
 from fastroof.errors import PlanError, PlanRangeError
-from fastroof.plan.memory import plan_memory
 from fastroof.serving import estimate, estimate_disaggregated
 from tests.reference.shards import shard
 
@@ -73,7 +72,7 @@ def one(spec: Any, tables: Any, row: dict[str, Any]) -> dict[str, Any]:
         model, "h100", tables, tp=row["tp"], dtype=row["dtype"], runtime=spec.runtime[0], max_tokens=most,
         max_seqs=20_000,
     )  # fmt: skip
-    memory = plan_memory(model, plan.layout, plan.gpu, plan.execution, row["max_batched_tokens"])
+    memory = plan.memory_of(max_tokens=row["max_batched_tokens"], max_seqs=spec.max_seqs)
     room = memory.max_kv_tokens
     if row["isl"] + row["osl"] > model.max_position:
         return {"reason": "context"}

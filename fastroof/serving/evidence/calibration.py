@@ -14,7 +14,7 @@ import numpy as np
 
 from fastroof._version import __version__
 from fastroof.checks import whole_number
-from fastroof.engines import EngineProfile, OperatorKernel, StepCosts, engine_names, load_engine
+from fastroof.engines import EngineProfile, KvMemory, OperatorKernel, StepCosts, engine_names, load_engine
 from fastroof.engines.layouts import ANY_LAYOUT
 from fastroof.errors import TableError
 from fastroof.load.write import toml_text
@@ -229,7 +229,7 @@ def kernel_times(rows: Sequence[ServingRow], tables: Tables, profile: EngineProf
         place = (row.model, row.layout, row.plan_dtype, row.kv_dtype, schedule)
         alike.setdefault(place, []).append(i)
     columns = np.empty((len(KernelTimes._fields), len(rows)))
-    for (model, layout, dtype, kv_dtype, (_, _, rounds)), places in alike.items():
+    for (model, layout, dtype, kv_dtype, (*_, rounds)), places in alike.items():
         plan = compile_plan(
             model,
             tables.gpu,
@@ -325,6 +325,12 @@ def profile_text(profile: EngineProfile) -> str:
             for one in figures
         ]
     layers = content["costs"].pop("layers")
+    unsaid = asdict(KvMemory())
+    content["memory"] = {
+        key: value
+        for key, value in content["memory"].items()
+        if key == "kv_reservation" or value != unsaid[key]
+    }
     content["errors"] = {name: error for name, error in content["errors"].items() if error}
     if not content["errors"]:
         del content["errors"]

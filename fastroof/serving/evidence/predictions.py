@@ -165,7 +165,8 @@ def predict_row(
 def _kv_load(row: ServingRow, plan: StepPlan, requests: float) -> float:
     """KV cache that requests of an engine ask for, over what all of its ranks have."""
     length = row.mean_isl + row.engine_profile.memory.osl_reserved * row.mean_osl
-    return requests * plan.memory.held_tokens(length) / (plan.memory.max_kv_tokens * row.dp)
+    memory = plan.memory_of(max_seqs=row.max_seqs)
+    return requests * memory.held_tokens(length) / (memory.max_kv_tokens * row.dp)
 
 
 def _disaggregated(

@@ -156,7 +156,7 @@ def _of_plan(one: Combination, plan: StepPlan, missing: str) -> RosterRow:
     modelled = [part for part in parts if part.origin == ORIGIN_MODELLED]
     status = _MODELLED if modelled else _BORROWED if names[ORIGIN_BORROWED] else _MEASURED
     return RosterRow(
-        *one[:4], plan.tp, status, on_request=bool(missing), fits=plan.memory.max_kv_tokens > 0, why=missing,
+        *one[:4], plan.tp, status, on_request=bool(missing), fits=plan.has_room, why=missing,
         borrowed=names[ORIGIN_BORROWED], modelled=names[ORIGIN_MODELLED],
         streams_only=bool(modelled) and all(roles.get(part.role) == _STREAMED for part in modelled),
     )  # fmt: skip

@@ -167,7 +167,7 @@ class ServingRow:
             "max_batched_tokens": self.max_num_batched_tokens or engine.scheduling.max_num_batched_tokens,
             "chunked_prefill": engine.scheduling.chunked_prefill,
             "kv_reservation": engine.memory.kv_reservation,
-            "max_seqs": self.max_num_seqs or engine.scheduling.max_num_seqs,
+            "max_seqs": self.max_seqs,
             "order": engine.scheduling.order,
             "length_spread": self.length_spread,
             "wait_steps": self.wait_steps,
@@ -188,6 +188,20 @@ class ServingRow:
     def plan_tokens(self) -> int:
         """The largest step that a plan of it has to time."""
         return max(LARGEST_STEP, 2 * self.max_num_batched_tokens)
+
+    @property
+    def max_seqs(self) -> int:
+        """Requests that its engine runs at most, for which vLLM reserves memory.
+
+        InferenceMAX starts vLLM with ``--max-num-seqs=$CONC`` (its benchmarks/*_docker.sh on H100, H200 and
+        B200, Apache-2.0); others leave the engine's default.
+        """
+        if self.max_num_seqs:
+            return self.max_num_seqs
+        own = self.engine_profile.scheduling.max_num_seqs
+        # rows of a source without versions and benches are InferenceMAX's where their lengths are
+        is_told = self.bench == "inferencemax" or not (self.bench or self.frontend or self.length_factor == 1)
+        return min(own, max(round(self.concurrency), 1)) if is_told and self.engine == "vllm" else own
 
     @property
     def is_single(self) -> bool:

@@ -15,7 +15,6 @@ from fastroof.config import load_gpu
 from fastroof.errors import GpuError, MissingTableError, PlanError
 from fastroof.models import Layout, load_model
 from fastroof.plan import StepPlan, compile_plan
-from fastroof.plan.memory import plan_memory
 from fastroof.serving.estimate import LENGTH_SPREAD
 from fastroof.serving.speculation import SpeculatedPlan, SpeculativeDecoding, speculated
 from fastroof.sweep.deployments.layouts import layouts
@@ -96,7 +95,7 @@ def candidate_axes(spec: DeploymentSpec, target: SpeculatedPlan, mode: str) -> A
         plan.layout.batches_in_flight
     )
     room = [
-        target.memory(plan_memory(plan.model, plan.layout, plan.gpu, plan.execution, budget)).max_kv_tokens
+        target.memory(plan.memory_of(max_tokens=budget, max_seqs=spec.max_seqs)).max_kv_tokens
         // plan.layout.pp
         for budget in spec.max_batched_tokens
     ]

@@ -91,11 +91,12 @@ def estimated(plan: StepPlan, row: dict[str, Any], **options: Any) -> dict[str, 
     clients = row["concurrency"] / row["replicas"]
     one = estimate(plan, *lengths, max(clients, 1.0), **options)
     busy = min(clients, 1.0)
-    held = plan.memory.held_tokens(row["isl"] + plan.engine.memory.osl_reserved * row["osl"])
+    memory = plan.memory_of(max_seqs=options["max_seqs"])
+    held = memory.held_tokens(row["isl"] + plan.engine.memory.osl_reserved * row["osl"])
     return {name: getattr(one, name) for name in TIMES} | {
         "tokens_per_s_per_gpu": one.tokens_per_s_per_gpu * busy,
         "effective_concurrency": one.effective_concurrency * busy * row["replicas"],
-        "kv_share": one.effective_concurrency * held / plan.memory.max_kv_tokens,
+        "kv_share": one.effective_concurrency * held / memory.max_kv_tokens,
         "decode_step_ms": one.decode_step_us / 1e3,
         "mixed_step_ms": one.mixed_step_us / 1e3,
         "mixed_share": one.mixed_share,
@@ -141,7 +142,7 @@ def test_a_row_is_the_estimate_of_its_question(
             if row is None:
                 left_out[refused_for(plan, asked, spec.max_seqs)] += 1
                 continue
-            assert row["max_kv_tokens"] == plan.memory.max_kv_tokens
+            assert row["max_kv_tokens"] == plan.memory_of(max_seqs=spec.max_seqs).max_kv_tokens
             for name, value in estimated(plan, asked, max_seqs=spec.max_seqs).items():
                 expected = value if name in EXACT else pytest.approx(value, rel=1e-12)
                 assert row[name] == expected, (name, asked)
@@ -191,7 +192,7 @@ def test_a_row_speculates_as_its_estimate(
         speculation = SpeculativeDecoding(
             asked["num_draft_tokens"], tuple(accepted) if isinstance(accepted, list) else accepted, draft
         )
-        room = speculated(plan, speculation).memory(exact.memory)
+        room = speculated(plan, speculation).memory(exact.memory_of(max_seqs=300))
         for row in rows:
             options = {"max_seqs": 300, "speculation": speculation}
             if row["mode"] == "aggregated":

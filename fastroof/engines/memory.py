@@ -1,0 +1,220 @@
+"""How an engine keeps memory: what it leaves for KV cache, and what requests reserve of that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+from fastroof.checks import is_number, whole_number
+from fastroof.errors import PlanError
+from fastroof.units import GB, GIB, MIB
+
+__all__ = ["DATASHEET_MEMORY", "KV_RESERVATIONS", "ROOMS", "KvMemory", "StaticReserve", "checked_fraction"]
+
+KV_RESERVATIONS: Final[dict[str, float]] = {"mean": 0.5, "full": 1.0}
+"""Share of its output that a request holds KV cache for, in the mean: as it grows, or from the beginning."""
+
+ROOMS: Final[dict[str, str]] = {
+    "datasheet": "of the datasheet's memory, less weights and the working set of a step",
+    "all": "of all memory, less weights and a profiling run",
+    "free": "of what is free beside weights and a profiling run",
+    "static": "of what is free before loading, less weights",
+}
+"""What the fraction is a fraction of, by the name of the rule."""
+
+FAST_LINK_BYTES_PER_S: Final = 400 * GB
+"""NVLink of Hopper GPUs has 450 GB/s each way, that of A100 300."""
+
+MOST_SEQS: Final = 2**20
+_AMOUNTS: Final = (
+    "context_gib",
+    "group_gib",
+    "slow_group_gib",
+    "graphs_gib",
+    "activation",
+    "sample_bytes",
+    "small_gib",
+)
+
+
+def _at_least_0(name: str, value: Any) -> float:
+    if not is_number(value) or value < 0:
+        raise PlanError(f"{name} must be a number of at least 0, got {value!r}")
+    return float(value)
+
+
+def _one_of(name: str, value: Any, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise PlanError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+
+
+def checked_fraction(name: str, value: Any) -> float:
+    """Return a fraction of a GPU's memory, checked: above 0, at most 1."""
+    if not is_number(value) or not 0 < value <= 1:
+        raise PlanError(f"{name} must be a number above 0 and at most 1, got {value!r}")
+    return float(value)
+
+
+@dataclass(frozen=True)
+class StaticReserve:
+    """What an engine leaves beside weights and KV cache where no fraction is given, by a formula of its own.
+
+    ``mib + mib_per_token x tokens of a step + mib_per_graph x largest graph + mib_per_gpu x GPUs of a
+    replica``, with data-parallel attention ``mib_per_rank_graph x largest graph x ranks`` more; on GPUs of
+    more than ``large_gib`` at least ``least_gib``.
+
+    Attributes
+    ----------
+    mib, mib_per_token, mib_per_graph, mib_per_gpu, mib_per_rank_graph : float
+        The formula's, MiB.
+    least_tokens : int
+        Tokens that a step counts as at least.
+    least_gib, large_gib : float
+        The floor, and the memory above which it holds, GiB.
+    graphs : tuple of (float, int, int)
+        Largest batch that has a CUDA graph: below so many GiB, with tp below 4, with tp of 4 or more. The
+        first that applies counts; 0 GiB is any.
+    """
+
+    mib: float = 0.0
+    mib_per_token: float = 0.0
+    mib_per_graph: float = 0.0
+    mib_per_gpu: float = 0.0
+    mib_per_rank_graph: float = 0.0
+    least_tokens: int = 1
+    least_gib: float = 0.0
+    large_gib: float = 0.0
+    graphs: tuple[tuple[float, int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what is no reserve."""
+        for key in fields(self):
+            if key.name not in ("graphs", "least_tokens"):
+                object.__setattr__(self, key.name, _at_least_0(key.name, getattr(self, key.name)))
+        whole_number("least_tokens", self.least_tokens, most=MOST_SEQS, error=PlanError)
+        given = self.graphs
+        if not isinstance(given, list | tuple) or not all(
+            isinstance(row, list | tuple) and len(row) == 3 for row in given
+        ):
+            raise PlanError(
+                f"graphs must be rows of [GiB below, batch, batch from tp 4 on], got {given!r:.80}"
+            )
+        for below, *batches in given:
+            _at_least_0("the GiB of a row of graphs", below)
+            for batch in batches:
+                whole_number("a batch of graphs", batch, most=MOST_SEQS, error=PlanError)
+        object.__setattr__(self, "graphs", tuple((float(row[0]), *row[1:]) for row in given))
+
+    def bytes(self, gpu_bytes: int, tokens: int, tp: int, pp: int, ranks: int) -> int:
+        """Bytes that are left on a GPU of so many, by the tokens of a step and the layout of a replica."""
+        gib = gpu_bytes / GIB
+        graph = next((batches[tp >= 4] for below, *batches in self.graphs if below == 0 or gib < below), 0)
+        mib = self.mib + self.mib_per_token * max(tokens, self.least_tokens)
+        mib += self.mib_per_graph * graph + self.mib_per_gpu * tp * pp
+        if ranks > 1:
+            mib += self.mib_per_rank_graph * graph * ranks
+        if gib > self.large_gib:
+            mib = max(mib, self.least_gib * GIB / MIB)
+        return round(mib * MIB)
+
+
+@dataclass(frozen=True)
+class KvMemory:
+    """How an engine reserves memory, and KV cache of it.
+
+    Attributes
+    ----------
+    kv_reservation : str
+        ``mean``: a request takes KV cache as it grows, half its output in the mean; ``full``: it reserves
+        its whole output before it starts.
+    room : str
+        What is left for KV cache: ``fraction``, one of :data:`ROOMS`.
+    fraction : float
+        ``gpu_memory_utilization``, ``free_gpu_memory_fraction`` or ``mem_fraction_static``; 0, of the static
+        rule alone, is what ``reserve`` leaves.
+    context_gib : float
+        CUDA context, handles and workspaces of libraries on each GPU, GiB.
+    group_gib, slow_group_gib : float
+        Buffers of collectives where a replica has several GPUs, GiB: over links of at least
+        ``FAST_LINK_BYTES_PER_S``, whose switches multicast, and over slower ones.
+    graphs_gib : float
+        CUDA graphs, where the engine counts them before it reserves KV cache, GiB.
+    activation : float
+        What the profiling run's forward pass takes, in working sets of a step (``activation_bytes`` of the
+        datasheet rule).
+    sample_bytes : float
+        What its sampling takes for every request and entry of the vocabulary; the larger of both counts.
+    small_gib, small_seqs : float, int
+        On GPUs below so many GiB the engine runs no more requests than that at once; 0 for no such GPUs.
+    small_gpus : tuple of str
+        Larger GPUs on which it does not either.
+    block_tokens : int
+        Tokens of a block of KV cache.
+    reserve : StaticReserve, optional
+        Of the static rule; a table in a TOML.
+    """
+
+    kv_reservation: str = "mean"
+    room: str = "datasheet"
+    fraction: float = 0.9
+    context_gib: float = 0.0
+    group_gib: float = 0.0
+    slow_group_gib: float = 0.0
+    graphs_gib: float = 0.0
+    activation: float = 1.0
+    sample_bytes: float = 0.0
+    small_gib: float = 0.0
+    small_seqs: int = 1
+    small_gpus: tuple[str, ...] = ()
+    block_tokens: int = 1
+    reserve: StaticReserve | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what no engine does."""
+        _one_of("kv_reservation", self.kv_reservation, tuple(KV_RESERVATIONS))
+        _one_of("room", self.room, tuple(ROOMS))
+        for name in _AMOUNTS:
+            object.__setattr__(self, name, _at_least_0(name, getattr(self, name)))
+        gpus = self.small_gpus
+        if not isinstance(gpus, list | tuple) or not all(isinstance(gpu, str) for gpu in gpus):
+            raise PlanError(f"small_gpus must be a list of names, got {gpus!r:.80}")
+        object.__setattr__(self, "small_gpus", tuple(gpus))
+        for name in ("small_seqs", "block_tokens"):
+            whole_number(name, getattr(self, name), most=MOST_SEQS, error=PlanError)
+        given = self.reserve
+        if isinstance(given, Mapping):
+            known = [key.name for key in fields(StaticReserve)]
+            unknown = sorted(str(key) for key in given if key not in known)
+            if unknown:
+                raise PlanError(f"reserve does not know {', '.join(unknown)}: it has {', '.join(known)}")
+            object.__setattr__(self, "reserve", StaticReserve(**given))
+        elif given is not None and not isinstance(given, StaticReserve):
+            raise PlanError(f"reserve must be a table, got {given!r:.60}")
+        if self.room == "static" and self.fraction == 0 and is_number(self.fraction):
+            if self.reserve is None:
+                raise PlanError("a fraction of 0 needs a reserve, which it then is")
+            object.__setattr__(self, "fraction", 0.0)
+            return
+        object.__setattr__(self, "fraction", checked_fraction("fraction", self.fraction))
+
+    @property
+    def osl_reserved(self) -> float:
+        """Share of its output that a request holds KV cache for, in the mean."""
+        return KV_RESERVATIONS[self.kv_reservation]
+
+    def seqs(self, gpu: str, gpu_bytes: int, most: int) -> int:
+        """Requests that a profiling run samples for, of those that the engine runs at most."""
+        is_small = gpu_bytes < self.small_gib * GIB or gpu in self.small_gpus
+        return min(most, self.small_seqs) if is_small else most
+
+    def context_bytes(self, link_bytes_per_s: float, gpus: int) -> int:
+        """Bytes of contexts, collectives and CUDA graphs on one of a replica's GPUs."""
+        gib = self.context_gib + self.graphs_gib
+        if gpus > 1:
+            gib += self.group_gib if link_bytes_per_s >= FAST_LINK_BYTES_PER_S else self.slow_group_gib
+        return round(gib * GIB)
+
+
+DATASHEET_MEMORY: Final = KvMemory()
+"""What a profile has that says nothing of memory."""
