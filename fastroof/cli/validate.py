@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 PEERS: Final = ("aiconfigurator",)
+ALL: Final = "all"
 
 EPILOG: Final = """\b
 Examples:
@@ -35,6 +36,7 @@ Examples:
   fastroof validate --leave-one-model-out --plot validation.png
   fastroof validate --rows my_runs.csv --gpu h100
   fastroof validate --runs results/ --engine-args serve.txt --gpu h100 --runtime mine.toml
+  fastroof validate --gpu all --leave-one-model-out --min-rows 10
 
 Errors are relative to what was measured; bias is their signed mean. fitted: yes where the profile's
 constants were fitted to these rows. aic is aiconfigurator-core on the same rows. tpot: time per output token;
@@ -44,8 +46,13 @@ throughput: output tokens a second; e2e: whole requests; tpot p90: a percentile,
 \b
 JSON: version, gpu, tables_hash, runtime, leave_one_model_out, frontends_us_per_token {data set: us},
 groups: one object a data set and quantity [dataset, quantity, by, fitted, rows, mape, median, p90, bias,
-aic_rows, aic_mape, aic_bias, all errors as fractions], left_out [source, reason, rows,
+aic_rows, aic_mape, aic_bias, kind, all errors as fractions], left_out [source, reason, rows,
 quantity: empty where it is all of a row].
+
+\b
+Of --gpu all: version, runtime, leave_out, gpus, gpus_left_out {gpu: why}, rows, runs (distinct), represented,
+left_out {reason: rows}, totals, groups: one object a kind, model, gpu, engine, version, dtype and quantity
+[rows, mape, median, p90, bias, aic_rows, aic_mape, beside_mape, fitted]. rows = represented + left_out.
 """
 
 
@@ -78,6 +85,19 @@ def validate(
             "--leave-one-model-out", help="Predict each model by constants fitted to the other models."
         ),
     ] = False,
+    leave_one_gpu_out: Annotated[
+        bool, typer.Option("--leave-one-gpu-out", help="The same of GPUs; needs --gpu all.")
+    ] = False,
+    leave_one_version_out: Annotated[
+        bool,
+        typer.Option("--leave-one-version-out", help="The same of an engine's versions; needs --gpu all."),
+    ] = False,
+    min_rows: Annotated[
+        int, typer.Option(help="Of --gpu all: show groups of at least so many rows.", min=1)
+    ] = 1,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Of --gpu all: print the tables as Markdown.")
+    ] = False,
     by: Annotated[str, typer.Option(help="Keep apart too, with commas: tp,model,engine_version ...")] = "",
     peer: Annotated[
         str | None, typer.Option(help="aiconfigurator: ask the installed package, not its shipped answers.")
@@ -103,6 +123,23 @@ def validate(
         from fastroof.report import check_picture
 
         check_picture(plot)
+    split = _split(model=leave_one_model_out, gpu=leave_one_gpu_out, version=leave_one_version_out)
+    if gpu == ALL:
+        given = {
+            "--dataset": dataset, "--rows": rows, "--steps": steps, "--by": by, "--peer": peer,
+            "--tables": tables, "--source": source, "--runs": runs, "--engine-args": engine_args,
+            "--model": model,
+        }  # fmt: skip
+        one_gpu_only = [name for name, value in given.items() if value]
+        if one_gpu_only:
+            raise FastroofError(f"{', '.join(one_gpu_only)} is of one GPU: --gpu all takes no such option")
+        _validate_all(runtime, split, min_rows, markdown, csv_path, plot, as_json)
+        return
+    if markdown or min_rows > 1 or split in ("gpu", "version"):
+        raise FastroofError(
+            "--leave-one-gpu-out, --leave-one-version-out, --min-rows and --markdown need --gpu all, "
+            f"got --gpu {gpu or 'of this machine'}"
+        )
     if runs and rows is not None:
         raise FastroofError("--runs stands instead of --rows; give one of them")
     if not runs and (engine_args is not None or model is not None):
@@ -132,6 +169,50 @@ def validate(
         print_json(_document(report, groups))
     else:
         _print(report, groups)
+
+
+def _split(**splits: bool) -> str | None:
+    """What is left out of the fits."""
+    asked = [name for name, is_asked in splits.items() if is_asked]
+    if len(asked) > 1:
+        options = ", ".join(f"--leave-one-{name}-out" for name in asked)
+        raise FastroofError(f"one split at a time: got {options}")
+    return asked[0] if asked else None
+
+
+def _validate_all(
+    runtime: str,
+    split: str | None,
+    min_rows: int,
+    markdown: bool,
+    csv_path: Path | None,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Judge all GPUs that something was measured on."""
+    from fastroof.cli.validate_all import markdown_groups, print_report
+    from fastroof.serving.evidence.whole_sample import report_document, validate_gpus
+
+    if as_json and markdown:
+        raise FastroofError("--json and --markdown are two forms of one answer: give one of them")
+    report = validate_gpus(
+        runtime=runtime,
+        leave_out=split,
+        progress=None if as_json else lambda words: typer.echo(words, err=True),
+    )
+    if csv_path is not None:
+        _write_csv(csv_path, report.times)
+    if plot is not None:
+        from fastroof.report import save_figure
+        from fastroof.report.sample_plot import draw_sample
+
+        save_figure(draw_sample(report), plot)
+    if as_json:
+        print_json(report_document(report, min_rows))
+    elif markdown:
+        typer.echo(markdown_groups(report, min_rows))
+    else:
+        print_report(report, min_rows)
 
 
 def _rows(
@@ -181,6 +262,7 @@ def _print(report: Validation, groups: Sequence[ErrorGroup]) -> None:
         "quantity",
         "data set",
         *by,
+        "kind",
         "rows",
         "MAPE",
         "median",
@@ -195,6 +277,7 @@ def _print(report: Validation, groups: Sequence[ErrorGroup]) -> None:
             group.quantity,
             group.dataset,
             *(_words(value) for value in group.values.values()),
+            group.kind,
             f"{group.rows}",
             *(f"{share:.1%}" for share in (group.mape, group.median, group.p90)),
             f"{group.bias:+.1%}",
@@ -205,7 +288,7 @@ def _print(report: Validation, groups: Sequence[ErrorGroup]) -> None:
         for group in groups
     ]
     if groups:
-        print_table(columns, text, left=("quantity", "data set", "model", "engine", "fitted"))
+        print_table(columns, text, left=("quantity", "data set", "model", "engine", "kind", "fitted"))
     else:
         out.print("nothing could be judged")
     given = {name: us for name, us in report.frontends.items() if us > 0.0}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from fastroof.serving.evidence.prediction_errors import PredictedTime, Validation
 
-__all__ = ["draw_validation"]
+__all__ = ["draw_validation", "log_ticks"]
 
 BAND: Final = 0.1
 PANEL_IN: Final = 4.9
@@ -141,7 +141,7 @@ def _draw(
     axes.set_xlabel(f"measured {panel.unit_of} (ms)")
     axes.set_ylabel(f"predicted {panel.unit_of} (ms)")
     for axis in (axes.xaxis, axes.yaxis):
-        _log_ticks(axis, low, high)
+        log_ticks(axis, low, high)
     axes.set_xlim(low, high)
     axes.set_ylim(low, high)
     if axes.get_legend_handles_labels()[0]:
@@ -150,7 +150,7 @@ def _draw(
         axes.text(0.5, 0.5, "no predictions", transform=axes.transAxes, ha="center", color=QUIET)
 
 
-def _log_ticks(axis: Any, low: float, high: float) -> None:
+def log_ticks(axis: Any, low: float, high: float) -> None:
     """Ticks at 1, 2, 5 of each decade, or at the decades where those would be many."""
     from matplotlib.ticker import NullLocator
 

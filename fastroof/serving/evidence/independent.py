@@ -231,7 +231,7 @@ def _plan(
 def _throughput(row: ThroughputRow, profile: EngineProfile, tokens_per_s: float) -> PredictedTime:
     lengths = float(row.isl), float(row.osl), float(row.max_concurrency)
     times_ms = MS_PER_S / row.output_tokens_per_s, MS_PER_S / tokens_per_s
-    return PredictedRate._make(_fields(row, "throughput", profile, lengths, times_ms))
+    return PredictedRate(*_fields(row, "throughput", profile, lengths, times_ms))
 
 
 def _times(
@@ -242,7 +242,7 @@ def _times(
     for (quantity, statistic), measured_ms in run.measured_ms.items():
         name = quantity if statistic == "mean" else f"{quantity} {statistic}"
         times_ms = measured_ms, predicted_ms[quantity, statistic]
-        yield PredictedTime._make(_fields(run, name, profile, lengths, times_ms, chose=chose))
+        yield PredictedTime(*_fields(run, name, profile, lengths, times_ms, chose=chose))
 
 
 def _fields(

@@ -43,6 +43,12 @@ class PredictedTime(NamedTuple):
         ms.
     aic_ms : float
         Prediction of aiconfigurator-core, ms; nan where there is none.
+    gpu, architecture : str
+        Where it ran, and what its model is left out with, whatever the format.
+    kind : str
+        What is judged apart: see :data:`fastroof.serving.evidence.predicted_runs.KINDS`.
+    layout : str
+        How its engine was split, in words.
     """
 
     dataset: str
@@ -62,6 +68,10 @@ class PredictedTime(NamedTuple):
     measured_ms: float
     predicted_ms: float
     aic_ms: float
+    gpu: str = ""
+    architecture: str = ""
+    kind: str = "judged"
+    layout: str = ""
 
     @property
     def error(self) -> float:
@@ -114,6 +124,8 @@ class ErrorGroup(NamedTuple):
         Rows that aiconfigurator-core has a prediction of.
     aic_mape, aic_bias : float
         Its errors on those; nan where there is none.
+    kind : str
+        Of its runs.
     """
 
     dataset: str
@@ -128,6 +140,7 @@ class ErrorGroup(NamedTuple):
     aic_rows: int
     aic_mape: float
     aic_bias: float
+    kind: str = "judged"
 
 
 @dataclass(frozen=True)
@@ -160,7 +173,7 @@ class Validation:
     frontends: Mapping[str, float]
 
     def errors(self, by: Sequence[str] = ()) -> tuple[ErrorGroup, ...]:
-        """Sum errors up by data set and quantity.
+        """Sum errors up by data set, quantity and kind of run.
 
         Parameters
         ----------
@@ -183,11 +196,11 @@ class Validation:
         order = {name: i for i, name in enumerate(dict.fromkeys(row.dataset for row in self.rows))}
         groups: dict[tuple[Any, ...], list[PredictedTime]] = {}
         for row in self.rows:
-            key = (order[row.dataset], row.quantity, *(getattr(row, name) for name in by))
+            key = (order[row.dataset], row.quantity, row.kind, *(getattr(row, name) for name in by))
             groups.setdefault(key, []).append(row)
         quantities = {name: i for i, name in enumerate(dict.fromkeys(row.quantity for row in self.rows))}
         keys = sorted(groups, key=lambda key: (quantities[key[1]], key[0], *key[2:]))
-        return tuple(_group(groups[key], dict(zip(by, key[2:], strict=True))) for key in keys)
+        return tuple(_group(groups[key], dict(zip(by, key[3:], strict=True))) for key in keys)
 
 
 def _group(rows: list[PredictedTime], values: dict[str, Any]) -> ErrorGroup:
@@ -207,4 +220,5 @@ def _group(rows: list[PredictedTime], values: dict[str, Any]) -> ErrorGroup:
         len(aic_errors),
         float(np.abs(aic_errors).mean()) if len(aic_errors) else math.nan,
         float(aic_errors.mean()) if len(aic_errors) else math.nan,
+        rows[0].kind,
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -159,7 +159,7 @@ class CleanedSample:
     Attributes
     ----------
     rows : tuple of ServingRow
-        Distinct runs, some with a reason in ``left_out`` why they are not judged.
+        Distinct runs.
     refused : mapping of str to int
         Rows that are no run which a plan could represent, by reason.
     duplicates : int
@@ -317,7 +317,7 @@ def _cleaned(cell: Mapping[str, str], gpu_of: Mapping[str, str], changed: Counte
         tpot_ms=float(cell["silicon_tpot_ms"]),
         aic_ttft_ms=math.nan,
         aic_tpot_ms=math.nan,
-        left_out=_odd(cell),
+        left_out="",
         architecture=architecture,
         bench=INFERENCEMAX if is_inferencemax else DYNAMO,
         length_spread=INFERENCEMAX_SPREAD if is_inferencemax else 0.0,
@@ -408,17 +408,3 @@ def _kv_dtype(engine: str, gpu: str, architecture: str, dtype: str, measured_on:
         # H100 holds as many requests as a bf16 cache has room for, the others as an fp8 one
         return ("bf16" if gpu == "h100" else "fp8"), _ONSET
     return ("fp8", _MODELOPT) if engine == "trtllm" else ("bf16", _DEFAULT)
-
-
-_Oddity = tuple[str, Callable[[Mapping[str, str]], bool]]
-_ODD: Final[tuple[_Oddity, ...]] = (
-    (
-        "it took less than half of what its kernels alone take",
-        lambda cell: cell["model_path"] == "nvidia/Llama-3.1-8B-Instruct-FP8",
-    ),
-)
-
-
-def _odd(cell: Mapping[str, str]) -> str:
-    """Why a row that could be represented is no ground truth; empty where it is."""
-    return next((reason for reason, holds in _ODD if holds(cell)), "")

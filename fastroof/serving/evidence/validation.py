@@ -3,37 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import NamedTuple
 
 from fastroof._version import __version__
 from fastroof.engines import EngineProfile, load_engine
 from fastroof.errors import FastroofError, TableError
 from fastroof.serving.evidence.aiconfigurator_estimates import with_aiconfigurator_estimates
-from fastroof.serving.evidence.calibration import calibrate
 from fastroof.serving.evidence.independent import judge, profile_of_served
+from fastroof.serving.evidence.left_out_profiles import profiles_of, profiles_without
 from fastroof.serving.evidence.measured import Measured, measured_on
 from fastroof.serving.evidence.measured_steps import STEPS_DATASET, MeasuredStep
-from fastroof.serving.evidence.prediction_errors import PredictedTime, Validation
-from fastroof.serving.evidence.predictions import (
-    Plans,
-    RowPrediction,
-    frontend_us_per_token,
-    predict_row,
-    predict_step_ms,
+from fastroof.serving.evidence.predicted_runs import (
+    INDEPENDENT,
+    PredictedRun,
+    ProfileOf,
+    Skipped,
+    judged_times,
+    predict_runs,
+    with_drafts,
 )
+from fastroof.serving.evidence.prediction_errors import PredictedTime, Validation
+from fastroof.serving.evidence.predictions import Plans, predict_step_ms
 from fastroof.serving.evidence.rows import LeftOut, ServingRow
 from fastroof.tables import Tables
 from fastroof.units import US_PER_MS
 
-__all__ = ["FULL_KV_LOAD", "run_validation"]
-
-FULL_KV_LOAD: Final = 0.9
-"""KV load from which TTFT is mostly waiting: such rows are judged by their TPOT alone."""
-
-FULL_KV: Final = "the KV cache is full, so that requests wait"
+__all__ = ["GpuPredictions", "judge_independent", "predict_gpu", "run_validation", "runtime_name"]
 
 
 def run_validation(
@@ -98,42 +95,113 @@ def run_validation(
     if ask_aiconfigurator:
         say("asking aiconfigurator-core")
         evidence = evidence._replace(rows=with_aiconfigurator_estimates(evidence.rows)[0])
-    skipped = Counter[tuple[str, ...]]()
+    profile_of = profiles_of(runtime)
+    if leave_one_model_out:
+        profile_of = profiles_without("model", evidence.rows, {tables.gpu.name: tables}, say)
+    say(f"predicting {len(evidence.rows) + len(evidence.steps) + len(evidence.independent)} rows")
+    on_gpu = predict_gpu(evidence, tables, profile_of)
+    independent = judge_independent(evidence, tables, runtime, leave_one_model_out, on_gpu.skipped)
+    on_gpu = on_gpu._replace(others=(*on_gpu.others, *independent))
+    return on_gpu.judged(with_drafts(on_gpu.runs), runtime_name(runtime), leave_one_model_out)
+
+
+def runtime_name(runtime: str | Path | EngineProfile) -> str:
+    """Return what a report calls the profile that was asked for."""
+    return runtime if isinstance(runtime, str) else load_engine(runtime).name
+
+
+class GpuPredictions(NamedTuple):
+    """Everything that was predicted of one GPU, before runs that speculate have learnt from other GPUs'.
+
+    Attributes
+    ----------
+    gpu, tables_hash : str
+        The tables' GPU, and their hash.
+    runs : tuple of PredictedRun
+        Of serving engines.
+    others : tuple of PredictedTime
+        Whole steps, and what nothing is fitted to.
+    skipped : Counter
+        Runs and steps that have no prediction.
+    left_out : tuple of LeftOut
+        What the sources' conversion left out.
+    """
+
+    gpu: str
+    tables_hash: str
+    runs: tuple[PredictedRun, ...]
+    others: tuple[PredictedTime, ...]
+    skipped: Skipped
+    left_out: tuple[LeftOut, ...]
+
+    def judged(self, runs: Sequence[PredictedRun], runtime: str, unseen: bool) -> Validation:
+        """Put predictions of its runs beside what was measured.
+
+        Parameters
+        ----------
+        runs : sequence of PredictedRun
+            Its runs, as they are predicted in the end.
+        runtime : str
+            As asked for.
+        unseen : bool
+            Whether their constants have not seen them.
+        """
+        skipped = self.skipped.copy()
+        of_runs, frontends = judged_times(runs, unseen, skipped)
+        counted = tuple(LeftOut(key[0], key[1], rows, *key[2:]) for key, rows in skipped.items())
+        return Validation(
+            self.gpu,
+            self.tables_hash,
+            __version__,
+            runtime,
+            unseen,
+            (*of_runs, *self.others),
+            (*counted, *self.left_out),
+            frontends,
+        )
+
+
+def predict_gpu(evidence: Measured, tables: Tables, profile_of: ProfileOf) -> GpuPredictions:
+    """Predict everything that was measured on a GPU.
+
+    Parameters
+    ----------
+    evidence : Measured
+        Its runs and steps.
+    tables : Tables
+        Its measured kernels.
+    profile_of : callable
+        The profile that predicts a run.
+
+    Returns
+    -------
+    GpuPredictions
+        What cannot be predicted is counted, with the reason.
+    """
+    skipped = Skipped()
     rows = [row for row in evidence.rows if not _refused(row, tables.gpu.name, skipped)]
-    profile_of = _refitted(rows, tables, say) if leave_one_model_out else _profiles(runtime)
-    say(f"predicting {len(rows) + len(evidence.steps) + len(evidence.independent)} rows")
     plans = Plans(tables)
-    of_steps = list(_predicted_steps(evidence.steps, plans, skipped))
-    of_runs, frontends = _predicted_runs(rows, plans, profile_of, leave_one_model_out, skipped)
-    independent = _independent(evidence, tables, runtime, leave_one_model_out, skipped)
-    counted = tuple(LeftOut(key[0], key[1], rows, *key[2:]) for key, rows in skipped.items())
-    return Validation(
-        tables.gpu.name,
-        tables.content_hash,
-        __version__,
-        runtime if isinstance(runtime, str) else load_engine(runtime).name,
-        leave_one_model_out,
-        (*of_runs, *of_steps, *independent),
-        (*counted, *evidence.left_out),
-        frontends,
-    )
+    steps = tuple(_predicted_steps(evidence.steps, plans, skipped))
+    runs = tuple(predict_runs(rows, plans, profile_of, skipped))
+    return GpuPredictions(tables.gpu.name, tables.content_hash, runs, steps, skipped, evidence.left_out)
 
 
-def _independent(
+def judge_independent(
     evidence: Measured,
     tables: Tables,
     runtime: str | Path | EngineProfile,
     unseen: bool,
-    skipped: Counter[tuple[str, ...]],
-) -> list[PredictedTime]:
+    skipped: Skipped,
+) -> tuple[PredictedTime, ...]:
     """Judge what nothing is fitted to; profiles that were fitted without a model say nothing new of it."""
     if unseen:
         skipped.update(
             (row.dataset, "nothing is fitted to it, so nothing is left out") for row in evidence.independent
         )
-        return []
+        return ()
     one = None if runtime == "auto" else load_engine(runtime)
-    return list(judge(evidence.independent, tables, lambda row: one or profile_of_served(row), skipped))
+    judged = judge(evidence.independent, tables, lambda row: one or profile_of_served(row), skipped)
+    return tuple(time._replace(gpu=tables.gpu.name, kind=INDEPENDENT) for time in judged)
 
 
 def _measured(measured: Measured | Sequence[str] | None, gpu: str) -> Measured:
@@ -152,7 +220,7 @@ def _measured(measured: Measured | Sequence[str] | None, gpu: str) -> Measured:
     return evidence
 
 
-def _refused(row: ServingRow, gpu: str, skipped: Counter[tuple[str, ...]]) -> bool:
+def _refused(row: ServingRow, gpu: str, skipped: Skipped) -> bool:
     reason = row.left_out
     if row.gpu != gpu:
         reason = f"measured on {row.gpu}, the tables are of {gpu}"
@@ -161,94 +229,8 @@ def _refused(row: ServingRow, gpu: str, skipped: Counter[tuple[str, ...]]) -> bo
     return bool(reason)
 
 
-ProfileOf = Callable[[ServingRow], EngineProfile | None]
-
-
-def _profiles(runtime: str | Path | EngineProfile) -> ProfileOf:
-    if runtime != "auto":
-        one = load_engine(runtime)
-        return lambda row: one
-    return lambda row: row.engine_profile
-
-
-def _refitted(rows: Sequence[ServingRow], tables: Tables, say: Callable[[str], None]) -> ProfileOf:
-    """Profiles by engine and the model that each has not seen."""
-    profiles: dict[tuple[str, str], EngineProfile] = {}
-    for engine in dict.fromkeys(row.engine_profile for row in rows):
-        if engine.fit is not None:
-            say(f"fitting {engine.name} without each of its models")
-            without = calibrate(rows, tables, engine.name, resamples=0).without
-            profiles |= {(engine.name, model): profile for model, profile in without.items()}
-    return lambda row: profiles.get((row.engine_profile.name, row.model))
-
-
-def _predicted_runs(
-    rows: Sequence[ServingRow],
-    plans: Plans,
-    profile_of: ProfileOf,
-    unseen: bool,
-    skipped: Counter[tuple[str, ...]],
-) -> tuple[list[PredictedTime], dict[str, float]]:
-    """Judge runs of engines by TPOT, and by TTFT where that is no waiting."""
-    predicted: list[tuple[ServingRow, EngineProfile, RowPrediction]] = []
-    for row in rows:
-        profile = profile_of(row)
-        if profile is None:
-            skipped[row.dataset, f"no other model of {row.engine} to fit"] += 1
-            continue
-        try:
-            predicted.append((row, profile, predict_row(row, plans.get(row, profile))))
-        except FastroofError as error:
-            skipped[row.dataset, str(error)] += 1
-    prompt = []
-    for row, profile, times in predicted:
-        if times.kv_load >= FULL_KV_LOAD:
-            skipped[row.dataset, FULL_KV, "ttft"] += 1
-        elif not math.isnan(row.ttft_ms):
-            prompt.append((row, profile, times))
-    frontends = frontend_us_per_token([(row, times.ttft_ms) for row, _, times in prompt])
-    times_beside = [
-        _predicted_time(row, profile, "decode" if row.is_single else "tpot", times.tpot_ms, unseen)
-        for row, profile, times in predicted
-    ]
-    for row, profile, times in prompt:
-        added_ms = frontends[row.dataset] * row.mean_isl / US_PER_MS
-        times_beside.append(_predicted_time(row, profile, "ttft", times.ttft_ms + added_ms, unseen))
-    return times_beside, frontends
-
-
-def _predicted_time(
-    row: ServingRow, profile: EngineProfile, quantity: str, predicted_ms: float, unseen: bool
-) -> PredictedTime:
-    is_ttft = quantity == "ttft"
-    return PredictedTime(
-        row.dataset,
-        row.row,
-        quantity,
-        row.engine,
-        row.engine_version,
-        row.model,
-        row.dtype,
-        row.kv_dtype,
-        profile.name,
-        row.tp,
-        row.isl,
-        row.osl,
-        row.concurrency,
-        not (unseen or is_ttft) and _is_fitted(row, profile),
-        row.ttft_ms if is_ttft else row.tpot_ms,
-        predicted_ms,
-        row.aic_ttft_ms if is_ttft else row.aic_tpot_ms,
-    )
-
-
-def _is_fitted(row: ServingRow, profile: EngineProfile) -> bool:
-    evidence = profile.evidence
-    return evidence.get("gpu") == row.gpu and row.dataset in evidence.get("datasets", ())
-
-
 def _predicted_steps(
-    steps: Sequence[MeasuredStep], plans: Plans, skipped: Counter[tuple[str, ...]]
+    steps: Sequence[MeasuredStep], plans: Plans, skipped: Skipped
 ) -> Iterator[PredictedTime]:
     kernels = load_engine("kernels")
     for step in steps:
@@ -277,4 +259,7 @@ def _predicted_steps(
             step.latency_us / US_PER_MS,
             predicted_ms,
             math.nan,
+            step.gpu,
+            step.model,
+            INDEPENDENT,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import tomllib
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -25,14 +26,16 @@ from fastroof.serving.evidence.aiconfigurator_estimates import AICONFIGURATOR
 from fastroof.serving.evidence.calibration import calibrate
 from fastroof.serving.evidence.measured import Measured, measured_on
 from fastroof.serving.evidence.measured_steps import MeasuredStep
+from fastroof.serving.evidence.predicted_runs import FULL_KV_LOAD
 from fastroof.serving.evidence.prediction_errors import GROUPINGS, ErrorGroup, PredictedTime, Validation
 from fastroof.serving.evidence.predictions import Plans, frontend_us_per_token, predict_row
 from fastroof.serving.evidence.rows import LARGEST_STEP, ServingRow, shipped_rows, write_rows
-from fastroof.serving.evidence.validation import FULL_KV_LOAD, run_validation
+from fastroof.serving.evidence.validation import run_validation
 
 VLLM_QWEN, VLLM_70B = "vllm-0.12.0-qwen3-32b-bf16", "vllm-llama-3.1-70b-fp8"
 TRT_QWEN, TRT_8B = "trtllm-1.0.0rc3-qwen3-32b-fp8", "trtllm-1.0.0rc3-llama-3.1-8b-bf16"
 SINGLE = "vllm-synchronous"
+CHECKOUT = Path(__file__).resolve().parents[3]
 FITTED = (VLLM_QWEN, VLLM_70B, TRT_QWEN, TRT_8B, SINGLE)
 
 
@@ -52,7 +55,9 @@ def unseen(h100: fastroof.Tables) -> Validation:
 
 
 def groups(report: Validation) -> dict[tuple[str, str], ErrorGroup]:
-    return {(group.dataset, group.quantity): group for group in report.errors()}
+    """Of the runs that are judged, and of those from sources that are no sample."""
+    kinds = ("judged", "independent")
+    return {(group.dataset, group.quantity): group for group in report.errors() if group.kind in kinds}
 
 
 def some(rows: tuple[ServingRow, ...], dataset: str, count: int = 1) -> list[ServingRow]:
@@ -109,7 +114,8 @@ def test_every_row_is_judged_or_counted(
         assert judged[dataset] + left_out[dataset] == count
         ttft = [row for row in report.rows if (row.dataset, row.quantity) == (dataset, "ttft")]
         assert len(ttft) + without_ttft[dataset] == judged[dataset]
-    assert sum(left_out[source] for source in left_out if source == "silicon_sample") == 338
+    refused = tomllib.loads((CHECKOUT / "bench_data/h100/serving/silicon_sample.toml").read_text("utf-8"))
+    assert left_out["silicon_sample"] == sum(refused["left_out"].values()) > 0
 
 
 def test_what_cannot_be_predicted_is_counted_with_its_reason(
@@ -236,7 +242,7 @@ def test_errors_are_those_of_the_rows(auto: Validation) -> None:
                 )
                 - 1.0
                 for row in auto.rows
-                if (row.dataset, row.quantity) == (group.dataset, group.quantity)
+                if (row.dataset, row.quantity, row.kind) == (group.dataset, group.quantity, group.kind)
                 and all(getattr(row, name) == value for name, value in group.values.items())
             ]
             size = [abs(error) for error in errors]
@@ -245,7 +251,8 @@ def test_errors_are_those_of_the_rows(auto: Validation) -> None:
             assert group.median == pytest.approx(median(size))
             assert group.p90 == pytest.approx(np.quantile(size, 0.9))
             assert group.bias == pytest.approx(fmean(errors))
-    assert [g.values["tp"] for g in auto.errors(["tp"]) if (g.dataset, g.quantity) == (TRT_8B, "tpot")] == [
+    judged = [g for g in auto.errors(["tp"]) if (g.dataset, g.quantity, g.kind) == (TRT_8B, "tpot", "judged")]
+    assert [g.values["tp"] for g in judged] == [
         1, 2, 4, 8,
     ]  # fmt: skip
 
@@ -355,8 +362,8 @@ def test_the_command_prints_a_table(auto: Validation) -> None:
     for group in auto.errors(["tp"]):
         if (group.dataset, group.quantity) == (VLLM_70B, "tpot"):
             cells = [f"{group.mape:.1%}", f"{group.median:.1%}", f"{group.p90:.1%}", f"{group.bias:+.1%}"]
-            assert any(line[:4] == ["tpot", VLLM_70B, str(group.values["tp"]), "15"] and line[4:8] == cells
-                       for line in lines)  # fmt: skip
+            start = ["tpot", VLLM_70B, str(group.values["tp"]), group.kind, str(group.rows)]
+            assert any(line[:5] == start and line[5:9] == cells for line in lines)
     assert f"6  {SINGLE}: approximate" in done.stdout
     assert f"3  ttft of {VLLM_70B}: the KV cache is full" in done.stdout
 
@@ -367,7 +374,7 @@ def test_the_command_says_what_it_gave_the_front_end(auto: Validation) -> None:
     assert f"{auto.frontends[VLLM_QWEN]:.0f} to {VLLM_QWEN}" in done.stdout
     not_judged = sum(entry.rows for entry in auto.left_out if not entry.quantity)
     assert f"not judged: {not_judged} rows, and a part of others" in done.stdout
-    assert "mixture of experts: Qwen/Qwen3-235B" in done.stdout
+    assert "silicon_sample: disaggregated without worker counts" in done.stdout
 
 
 def test_json_and_csv(tmp_path: Path) -> None:

@@ -1,0 +1,258 @@
+"""Runs of serving engines beside their predictions, and of what kind each is.
+
+A kind is settled by what was measured, by lists of what is known, and by kernels alone; never by the
+prediction on trial.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from fastroof.engines import EngineProfile
+from fastroof.errors import FastroofError
+from fastroof.serving.evidence.defects import defect_of
+from fastroof.serving.evidence.prediction_errors import PredictedTime
+from fastroof.serving.evidence.predictions import Plans, RowPrediction, frontend_us_per_token, predict_row
+from fastroof.serving.evidence.rows import ServingRow
+from fastroof.serving.evidence.speculative_runs import (
+    ACCEPTED,
+    accepted_without,
+    drafts_of,
+    speculative_runs,
+)
+from fastroof.units import US_PER_MS
+
+__all__ = [
+    "ADMISSION_LIMITED", "DEFECTIVE", "DISAGGREGATED", "FULL_KV", "FULL_KV_LOAD", "INDEPENDENT", "JUDGED",
+    "KINDS", "SPECULATIVE", "PredictedRun", "ProfileOf", "Skipped", "judged_times", "kind_of", "predict_runs",
+    "with_drafts",
+]  # fmt: skip
+
+JUDGED, DISAGGREGATED, SPECULATIVE = "judged", "disaggregated", "speculative"
+ADMISSION_LIMITED, DEFECTIVE, INDEPENDENT = "admission-limited", "defective", "independent"
+KINDS: Final = (JUDGED, INDEPENDENT, DISAGGREGATED, SPECULATIVE, ADMISSION_LIMITED, DEFECTIVE)
+"""What a run can be, in the order in which tables list them."""
+
+FULL_KV_LOAD: Final = 0.9
+"""KV load from which TTFT is mostly waiting: such rows are judged by their TPOT alone."""
+
+FULL_KV: Final = "the KV cache is full, so that requests wait"
+
+WAITING: Final = 0.35
+"""Share of a request's measured time before its first token, from which admission limits the run."""
+
+ProfileOf = Callable[[ServingRow], EngineProfile | None]
+Skipped = Counter[tuple[str, ...]]
+
+
+class PredictedRun(NamedTuple):
+    """A run, and what was predicted of it.
+
+    Attributes
+    ----------
+    row : ServingRow
+        What was measured.
+    profile : EngineProfile
+        What it was predicted by.
+    prediction : RowPrediction
+        TTFT without what a front end adds, and TPOT.
+    kind : str
+        One of :data:`KINDS`.
+    reason : str
+        Why it is of a kind of its own; empty for one that is judged.
+    drafting : tuple of RowPrediction
+        The same for each of :data:`fastroof.serving.evidence.speculative_runs.ACCEPTED` tokens accepted in a
+        step; empty for runs that do not speculate, or whose model has no draft layer.
+    """
+
+    row: ServingRow
+    profile: EngineProfile
+    prediction: RowPrediction
+    kind: str
+    reason: str
+    drafting: tuple[RowPrediction, ...] = ()
+
+
+def kind_of(row: ServingRow, speculates: str) -> tuple[str, str]:
+    """Say of what kind a run is, and why.
+
+    Parameters
+    ----------
+    row : ServingRow
+        A run.
+    speculates : str
+        Why it is taken to speculate, as :func:`speculative_runs` says; else empty.
+
+    Returns
+    -------
+    kind, reason : str
+        One of :data:`KINDS`; why it is not simply judged.
+    """
+    defect = defect_of(row)
+    if defect:
+        return DEFECTIVE, defect
+    if speculates:
+        return SPECULATIVE, speculates
+    if row.is_disaggregated:
+        return DISAGGREGATED, "some workers prefill, others decode"
+    if not row.architecture:
+        return INDEPENDENT, "its source is no sample that constants are fitted to"
+    is_in_order = row.schedule.get("order") != "prefill_first"
+    request_ms = row.ttft_ms + row.tpot_ms * (row.mean_osl - 1.0)
+    if is_in_order and row.ttft_ms > WAITING * request_ms:
+        return ADMISSION_LIMITED, f"its requests wait for more than {WAITING:.0%} of their time"
+    return JUDGED, ""
+
+
+def predict_runs(
+    rows: Sequence[ServingRow], plans: Plans, profile_of: ProfileOf, skipped: Skipped
+) -> list[PredictedRun]:
+    """Predict the runs of one GPU.
+
+    Parameters
+    ----------
+    rows : sequence of ServingRow
+        Runs of the plans' GPU.
+    plans : Plans
+        Of its tables.
+    profile_of : callable
+        The profile that predicts a run; None where there is none.
+    skipped : Counter
+        Counts the runs that cannot be predicted by data set and reason.
+
+    Returns
+    -------
+    list of PredictedRun
+        In the order of the rows.
+    """
+    speculates = speculative_runs(rows, [_kernels_ms(row, plans) for row in rows])
+    runs = []
+    for row, why in zip(rows, speculates, strict=True):
+        profile = profile_of(row)
+        if profile is None:
+            skipped[row.dataset, f"nothing else of {row.engine} to fit"] += 1
+            continue
+        kind, reason = kind_of(row, why)
+        try:
+            plan, prefill_plan = plans.get(row, profile), plans.get_prefill(row, profile)
+            plain = predict_row(row, plan, prefill_plan)
+            drafting = tuple(
+                predict_row(row, plan, prefill_plan, drafts)
+                for accepted in ACCEPTED
+                if kind == SPECULATIVE and (drafts := drafts_of(row, accepted)) is not None
+            )
+        except FastroofError as error:
+            skipped[row.dataset, str(error)] += 1
+            continue
+        runs.append(PredictedRun(row, profile, plain, kind, reason, drafting))
+    return runs
+
+
+def _kernels_ms(row: ServingRow, plans: Plans) -> float:
+    """TPOT by kernels alone; nan where there is none."""
+    kernels = row.engine_profile.kernels_alone()
+    try:
+        return predict_row(row, plans.get(row, kernels), plans.get_prefill(row, kernels)).tpot_ms
+    except FastroofError:
+        return math.nan
+
+
+def with_drafts(runs: Sequence[PredictedRun]) -> list[PredictedRun]:
+    """Predict runs that speculate with what runs of other GPUs, formats and versions accept.
+
+    Parameters
+    ----------
+    runs : sequence of PredictedRun
+        Of all GPUs that are judged.
+
+    Returns
+    -------
+    list of PredictedRun
+        Runs without drafts, or without such others, as they are.
+    """
+    drafting = [run for run in runs if run.drafting]
+    places = {id(run.row): run for run in drafting}
+
+    def predict(row: ServingRow, accepted: float) -> float:
+        return places[id(row)].drafting[ACCEPTED.index(accepted)].tpot_ms
+
+    found = accepted_without([run.row for run in drafting], predict)
+    settled = {
+        id(run.row): run._replace(prediction=run.drafting[ACCEPTED.index(accepted)])
+        for run, accepted in zip(drafting, found, strict=True)
+        if not math.isnan(accepted)
+    }
+    return [settled.get(id(run.row), run) for run in runs]
+
+
+def judged_times(
+    runs: Sequence[PredictedRun], unseen: bool, skipped: Skipped
+) -> tuple[list[PredictedTime], dict[str, float]]:
+    """Put measured times beside predictions: TPOT of all runs, and TTFT where that is no waiting.
+
+    Parameters
+    ----------
+    runs : sequence of PredictedRun
+        Of one GPU.
+    unseen : bool
+        Whether the constants have not seen them.
+    skipped : Counter
+        Counts the times to first token that are not judged.
+
+    Returns
+    -------
+    times : list of PredictedTime
+        TPOT of all, then TTFT.
+    frontends : dict of str to float
+        What TTFT was given for the front end, us per prompt token, by data set.
+    """
+    prompt = []
+    for run in runs:
+        if run.prediction.kv_load >= FULL_KV_LOAD:
+            skipped[run.row.dataset, FULL_KV, "ttft"] += 1
+        elif not math.isnan(run.row.ttft_ms):
+            prompt.append(run)
+    frontends = frontend_us_per_token([(run.row, run.prediction.ttft_ms) for run in prompt])
+    times = [
+        _time(run, "decode" if run.row.is_single else "tpot", run.prediction.tpot_ms, unseen) for run in runs
+    ]
+    for run in prompt:
+        added_ms = frontends[run.row.dataset] * run.row.mean_isl / US_PER_MS
+        times.append(_time(run, "ttft", run.prediction.ttft_ms + added_ms, unseen))
+    return times, frontends
+
+
+def _time(run: PredictedRun, quantity: str, predicted_ms: float, unseen: bool) -> PredictedTime:
+    row, is_ttft = run.row, quantity == "ttft"
+    return PredictedTime(
+        row.dataset,
+        row.row,
+        quantity,
+        row.engine,
+        row.engine_version,
+        row.model,
+        row.dtype,
+        row.kv_dtype,
+        run.profile.name,
+        row.tp,
+        row.isl,
+        row.osl,
+        row.concurrency,
+        not (unseen or is_ttft) and _is_fitted(row, run.profile),
+        row.ttft_ms if is_ttft else row.tpot_ms,
+        predicted_ms,
+        row.aic_ttft_ms if is_ttft else row.aic_tpot_ms,
+        row.gpu,
+        row.whole_model,
+        run.kind,
+        str(row.layout),
+    )
+
+
+def _is_fitted(row: ServingRow, profile: EngineProfile) -> bool:
+    evidence = profile.evidence
+    gpus = evidence.get("gpus", (evidence.get("gpu"),))
+    return row.gpu in gpus and row.dataset in evidence.get("datasets", ())
