@@ -62,8 +62,8 @@ RULES: Final = (
     ),
     Rule(
         "version",
-        "no version",
-        "the one that the public benchmark's recipes of that date name, where they do",
+        "no version, or that of the Dynamo release that the engine came in",
+        "the one that the public benchmark's recipes of that date name, where they do; the release's engine",
     ),
     Rule(
         "experts",
@@ -130,6 +130,20 @@ _VERSIONS: Final[Mapping[tuple[str, str], str]] = MappingProxyType(
     {("vllm", "2025-10-29"): "0.10.2", ("trtllm", "2025-10-29"): "1.1.0rc2.post2"}
 )
 """Versions of runs that have none, by engine and date: what the public benchmark's repository named then."""
+
+_OF_DYNAMO: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "0.5.1-rc0.pre3": "1.1.0rc5",
+        "0.7.0.post2": "1.2.0rc3",
+        "0.8.1.post1": "1.2.0rc6.post1",
+        "0.8.1.post2": "1.2.0rc6.post2",
+        "0.8.1.post3": "1.2.0rc6.post3",
+        "1.1.0-dev.2": "1.3.0rc5.post1",
+    }
+)
+"""TensorRT-LLM in releases of Dynamo, whose version its rows have: docs.nvidia.com/dynamo, support matrix.
+Three are not listed and have that of the nearest release: 0.5.1-rc0.pre3 of 0.6.0, 0.7.0.post2 of 0.7.0.post1
+and 0.7.1, 1.1.0-dev.2 of 1.0.0."""
 
 _ONSET, _DEFAULT, _MODELOPT = "queueing onset", "engine default", "modelopt default"
 _RECIPE = "recipe"
@@ -257,6 +271,8 @@ def _cleaned(cell: Mapping[str, str], gpu_of: Mapping[str, str], changed: Counte
     is_inferencemax = re.match(_OF_INFERENCEMAX, origin) is not None
     version = cell["backend_version"]
     known_version = version or _VERSIONS.get((engine, measured_on), "")
+    if engine == "trtllm":
+        known_version = _OF_DYNAMO.get(version, known_version)
     changed["version"] += known_version != version
     is_disaggregated, exchange = cell["mode"] == "disagg", ""
     if is_disaggregated:
