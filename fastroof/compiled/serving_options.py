@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
+
+from fastroof.compiled.jit import jit, jit_inline
+from fastroof.compiled.kv_room import held_tokens
 
 CODE_SIZES = 1
 """A size that no scenario has."""
@@ -44,3 +48,22 @@ class ServingOptions(NamedTuple):
     is_prefill_first: bool = False
     length_spread: float = 0.0
     wait_steps: float = 0.0
+
+
+@jit
+def most_admitted(
+    isl: float, budget: float, is_chunked: bool, tokens: float, is_prefill_first: bool
+) -> float:
+    """Requests of ``tokens`` a step, the newest of them still with its prompt, that fit a step's budget."""
+    if is_prefill_first:
+        # the budget is of prompts alone
+        return math.inf if is_chunked or isl <= budget else 0.0
+    # a whole prompt is begun where the decodes leave room for it
+    room = budget if is_chunked else budget - isl + 1.0
+    return (room + (tokens - 1.0)) / tokens
+
+
+@jit_inline
+def held_room(tokens: float, options: ServingOptions) -> float:
+    """Tokens' worth of KV cache and state of a request."""
+    return held_tokens(tokens, options.window, options.window_share, options.state_tokens)

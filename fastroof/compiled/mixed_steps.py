@@ -1,0 +1,345 @@
+"""Closed loops of an engine that mixes prompts into decode steps.
+
+A scenario is reduced to two steps, one of decodes alone and one with prompts mixed in, whose composition
+is the mean that a decoding request sees (see :func:`fastroof.serving.estimate` for the formulas).
+Compositions are real numbers (see fastroof.compiled.mean_steps). What a step takes does not change who is in
+it: a cached prefix and a draft are added to steps that have been composed without them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from fastroof.arrays import Floats
+from fastroof.compiled.drafts import draft_decode_us, draft_mixed_us, draft_prefix_us, draft_prompt_us
+from fastroof.compiled.jit import jit
+from fastroof.compiled.mean_steps import (
+    mean_decode_attention_us,
+    mean_decode_rows_us,
+    mean_mixed_step_us,
+    mixed_decode_attention_us,
+    prompt_steps_us,
+)
+from fastroof.compiled.serving_options import (
+    CODE_SEQS,
+    CODE_TOKENS,
+    DECODE_STEP_US,
+    DECODES,
+    EFFECTIVE_CONCURRENCY,
+    KV_LEN,
+    MIXED_SHARE,
+    MIXED_STEP_US,
+    PREFILL_TOKENS,
+    PROMPTS,
+    REQUEST_US,
+    TOKENS_PER_US,
+    TPOT_US,
+    TTFT_US,
+    WAIT_US,
+    ServingOptions,
+    held_room,
+    most_admitted,
+)
+from fastroof.compiled.steps import PlanParts, window_prices_us
+from fastroof.compiled.verification import Speculation, decode_steps
+from fastroof.compiled.windows import prefix_in_window
+
+__all__ = ["add_prefix", "mixed_scenario"]
+
+MAX_QUEUE = 0.999
+"""Utilisation at which waiting for the token budget is no longer worked out, but follows from its rate."""
+
+
+HELD_ROUNDS = 3
+"""Times that held prompts and arrivals, which decide each other, are worked out in turn."""
+
+
+class SteadyState(NamedTuple):
+    """Mean composition of a scenario's steps, real numbers.
+
+    ``admitted`` requests fit the KV cache, ``running`` of them fit the token budget too; ``room`` tokens of
+    a step are left for prompts, of which ``arrivals`` come in a step and each takes ``prompt_steps``. A
+    prompt is held back for ``held_steps``, until ``held_prompts`` others have come.
+    """
+
+    admitted: float
+    running: float
+    is_bound: bool
+    room: float
+    prompt_steps: float
+    arrivals: float
+    decodes: float
+    mixed_share: float
+    prefill_tokens: float
+    held_steps: float
+    held_prompts: float
+
+
+@jit
+def _steady_state(
+    isl: float,
+    osl: float,
+    concurrency: float,
+    budget: float,
+    options: ServingOptions,
+    speculation: Speculation,
+) -> SteadyState:
+    """What the mean steps of a closed loop hold."""
+    tokens = speculation.tokens
+    a_request = held_room(isl + options.osl_reserved * osl, options)
+    most = most_admitted(isl, budget, options.is_chunked, tokens, False)
+    admitted = min(concurrency, options.max_kv_tokens / a_request, options.max_seqs, most)
+    room = budget - (admitted - 1.0) * tokens
+    if not options.is_chunked:
+        room = max(math.floor(room / isl), 1.0) * isl
+    prompt_steps = max(1.0, isl / room)
+    gaps = osl - 1.0
+    says = decode_steps(osl, speculation.accepted)
+    # a request comes in one step and is prefilled from the next on; the last of these says its first token
+    cycle_steps = (osl - (gaps - says)) + prompt_steps
+    arrivals = (admitted - 1.0) / cycle_steps
+    held_steps, held_prompts = 0.0, 0.0
+    if options.wait_steps > 0.0 and admitted > 1.0 and gaps > 0.0:
+        # the first of those held back waits for all of it, others for half in the mean; a request that waits
+        # sends no other meanwhile
+        for _ in range(HELD_ROUNDS):
+            held_prompts = min(arrivals * options.wait_steps, max(room / isl - 1.0, 0.0))
+            held_steps = held_prompts / arrivals * (1.0 + 0.5 * held_prompts) / (1.0 + held_prompts)
+            arrivals = (admitted - 1.0) / (cycle_steps + held_steps)
+        cycle_steps += held_steps
+    if arrivals * isl >= room:
+        # more prompts than the budget takes: every step is full of them
+        if options.is_chunked:
+            room = min(budget * isl / (says * tokens + isl), budget - min(says, 1.0) * tokens)
+        else:
+            room = max(math.floor(budget / (says * tokens + isl)), 1.0) * isl
+        arrivals = room / isl
+        prompt_steps = max(1.0, isl / room)
+        running = min(admitted, arrivals * (says + prompt_steps))
+        decodes = min(max(arrivals * says, min(says, 1.0)), admitted)
+        return SteadyState(
+            admitted, running, True, room, prompt_steps, arrivals, decodes, 1.0, room, 0.0, 0.0
+        )
+    decodes = min(says, 1.0) + (admitted - 1.0) * says / cycle_steps
+    mixed_share = 0.0
+    prefill_tokens = 0.0
+    if arrivals > 0.0:
+        busy = 1.0 - math.exp(-arrivals * prompt_steps)
+        if held_prompts > 0.0:
+            busy = arrivals * prompt_steps / (1.0 + held_prompts)
+        mixed_share = max(busy, arrivals * isl / room) if gaps > 0.0 else 1.0
+        prefill_tokens = min(arrivals * isl / mixed_share, room, budget - decodes * tokens)
+    return SteadyState(
+        admitted,
+        admitted,
+        False,
+        room,
+        prompt_steps,
+        arrivals,
+        decodes,
+        mixed_share,
+        prefill_tokens,
+        held_steps,
+        held_prompts,
+    )
+
+
+@jit
+def _burst_us(
+    arena: Floats,
+    plan: PlanParts,
+    speculation: Speculation,
+    isl: float,
+    osl: float,
+    budget: float,
+    state: SteadyState,
+    is_chunked: bool,
+) -> tuple[float, float]:
+    """Mean time to first token where all requests come at once, us, and the tokens of a step."""
+    room = budget - (state.admitted - 1.0) * speculation.tokens
+    if not is_chunked:
+        room = max(math.floor(room / isl), 1.0) * isl
+    a_step = max(1.0, math.floor(room / isl))
+    groups = state.admitted / a_step
+    if groups < 1.0:
+        new_tokens = state.admitted * isl
+        draft_us = 0.0
+        if speculation.draft_at > 0:
+            draft_us = draft_mixed_us(arena, speculation, 0.0, new_tokens, isl, osl, room)
+        step_us = mean_mixed_step_us(arena, plan, speculation, 0.0, 0.0, new_tokens, isl, room)
+        return step_us + draft_us, new_tokens
+    decodes = 0.5 * (state.admitted - 1.0) * min(osl - 1.0, 1.0)
+    new_tokens = min(a_step * isl, room)
+    attention_us = mean_decode_attention_us(arena, plan, speculation, decodes, isl, osl)
+    attention_us = mixed_decode_attention_us(arena, plan, speculation, attention_us, decodes, isl, osl)
+    step_us = mean_mixed_step_us(arena, plan, speculation, attention_us, decodes, new_tokens, isl, room)
+    if speculation.draft_at > 0:
+        step_us += draft_mixed_us(arena, speculation, decodes, new_tokens, isl, osl, room)
+    tokens = new_tokens + decodes * speculation.tokens
+    return step_us * max(1.0, isl / room) * 0.5 * (groups + 1.0), tokens
+
+
+@jit
+def mixed_scenario(
+    arena: Floats,
+    plan: PlanParts,
+    speculation: Speculation,
+    isl: float,
+    osl: float,
+    concurrency: float,
+    budget: float,
+    options: ServingOptions,
+    out: Any,
+) -> tuple[int, float]:
+    """Estimate one scenario into its column of the answer. Returns a code, and what it needed."""
+    state = _steady_state(isl, osl, concurrency, budget, options, speculation)
+    gaps = osl - 1.0
+    says = decode_steps(osl, speculation.accepted)
+
+    attention_us = mean_decode_attention_us(arena, plan, speculation, state.decodes, isl, osl)
+    decode_us = 0.0
+    if gaps > 0.0:
+        decode_us = mean_decode_rows_us(arena, plan, speculation, state.decodes) + attention_us
+        if speculation.draft_at > 0:
+            decode_us += draft_decode_us(arena, speculation, state.decodes, isl, osl)
+    mixed_us = 0.0
+    if state.mixed_share > 0.0:
+        mixed_us = mixed_decode_attention_us(arena, plan, speculation, attention_us, state.decodes, isl, osl)
+        mixed_us = mean_mixed_step_us(
+            arena, plan, speculation, mixed_us, state.decodes, state.prefill_tokens, isl, state.room
+        )
+        if speculation.draft_at > 0:
+            mixed_us += draft_mixed_us(
+                arena, speculation, state.decodes, state.prefill_tokens, isl, osl, state.room
+            )
+    step_us = decode_us + state.mixed_share * (mixed_us - decode_us)
+
+    # a prompt comes while a step runs, waits for its end and for earlier prompts, and is prefilled
+    beside = max(state.decodes - min(says, 1.0), 0.0)
+    wait_us = 0.0
+    others = 0.0
+    if state.admitted > 1.0:
+        square = decode_us**2 + state.mixed_share * (mixed_us**2 - decode_us**2)
+        # alone, a request never finds a step running
+        wait_us = min(state.admitted - 1.0, 1.0) * square / (2.0 * step_us)
+        others = state.arrivals * square / step_us**2
+        load = min(state.arrivals * isl / state.room, MAX_QUEUE)
+        wait_us += 0.5 * min(load / (1.0 - load), 1.0) * state.mixed_share * mixed_us
+        if state.held_prompts > 0.0:
+            wait_us += min(state.admitted - 1.0, 1.0) * state.held_steps * step_us
+            others += state.held_prompts
+    beside_us = mean_decode_attention_us(arena, plan, speculation, beside, isl, osl)
+    beside_us = mixed_decode_attention_us(arena, plan, speculation, beside_us, beside, isl, osl)
+    own = prompt_steps_us(arena, plan, speculation, isl, state.room, others, beside, beside_us)
+    ttft_us = wait_us + own.us
+    if speculation.draft_at > 0:
+        ttft_us += draft_prompt_us(arena, speculation, isl, osl, state.room, others, beside)
+
+    # Little's law: clients in all over requests a second is the time from one request to the next
+    steady_us = ttft_us
+    if state.is_bound:
+        ttft_us = max(steady_us, concurrency / state.arrivals * mixed_us - says * step_us)
+    elif concurrency > state.admitted:
+        ttft_us += (concurrency / state.admitted - 1.0) * (ttft_us + says * step_us)
+    not_fitting_us = ttft_us - steady_us
+    tokens = max(own.tokens, state.decodes * speculation.tokens + state.prefill_tokens)
+    if options.requests_per_client > 0.0:
+        burst_us, burst_tokens = _burst_us(
+            arena, plan, speculation, isl, osl, budget, state, options.is_chunked
+        )
+        ttft_us += (burst_us - steady_us) / options.requests_per_client
+        tokens = max(tokens, burst_tokens)
+    ttft_us += options.frontend_us_per_token * isl
+
+    request_us = ttft_us + says * step_us
+    out[TTFT_US] = ttft_us
+    out[TPOT_US] = step_us * (says / gaps) if gaps > 0.0 else math.nan
+    out[REQUEST_US] = request_us
+    out[TOKENS_PER_US] = concurrency * osl / request_us
+    out[WAIT_US] = not_fitting_us
+    out[DECODE_STEP_US] = decode_us
+    out[MIXED_STEP_US] = mixed_us
+    out[EFFECTIVE_CONCURRENCY] = state.running
+    out[MIXED_SHARE] = state.mixed_share
+    out[DECODES] = state.decodes
+    out[PREFILL_TOKENS] = state.prefill_tokens
+    out[PROMPTS] = state.prefill_tokens / isl
+    out[KV_LEN] = isl + 0.5 * osl
+    seqs = max(own.seqs, state.decodes + state.prefill_tokens / isl)
+    if seqs > plan.max_seqs:
+        return CODE_SEQS, seqs
+    # a full step is a sum that may come out a rounding above its budget
+    if tokens > plan.max_tokens * (1.0 + 1e-12):
+        return CODE_TOKENS, tokens
+    return 0, 0.0
+
+
+@jit
+def add_prefix(
+    arena: Floats,
+    plan: PlanParts,
+    speculation: Speculation,
+    isl: float,
+    new: float,
+    osl: float,
+    concurrency: float,
+    budget: float,
+    options: ServingOptions,
+    out: Any,
+) -> None:
+    """Add what attending to cached tokens takes to an estimate of the prompts' ``new`` ones alone.
+
+    Who is in a step does not depend on how long steps take, so steps grow by attention alone: decodes attend
+    to more tokens, prompts to the prefix as to earlier chunks.
+    """
+    cached = isl - new
+    decodes = out[DECODES]
+    longer_us = mean_decode_attention_us(arena, plan, speculation, decodes, isl, osl)
+    shorter_us = mean_decode_attention_us(arena, plan, speculation, decodes, new, osl)
+    more_us = longer_us - shorter_us
+    mixed_more_us = mixed_decode_attention_us(arena, plan, speculation, longer_us, decodes, isl, osl)
+    mixed_more_us -= mixed_decode_attention_us(arena, plan, speculation, shorter_us, decodes, new, osl)
+    if speculation.draft_at > 0:
+        draft_longer_us = draft_decode_us(arena, speculation, decodes, isl, osl)
+        draft_shorter_us = draft_decode_us(arena, speculation, decodes, new, osl)
+        more_us = (more_us + draft_longer_us) - draft_shorter_us
+        mixed_more_us = (mixed_more_us + draft_longer_us) - draft_shorter_us
+    chunks = 1.0
+    if options.is_chunked:
+        chunks = float(math.ceil(new / max(budget - decodes * speculation.tokens, 1.0)))
+    crossed, read = prefix_in_window(float(plan.window), new, cached, chunks)
+    pair_us, token_us = window_prices_us(arena, plan)
+    readers = max(out[PROMPTS], 1.0)
+    draft_step_us, draft_own_us = 0.0, 0.0
+    if speculation.draft_at > 0:
+        draft_step_us, draft_own_us = draft_prefix_us(arena, speculation, new, cached, chunks, out[PROMPTS])
+    share = out[MIXED_SHARE]
+    gaps = osl - 1.0
+    says = decode_steps(osl, speculation.accepted)
+    before_us = out[DECODE_STEP_US] + share * (out[MIXED_STEP_US] - out[DECODE_STEP_US])
+    if gaps > 0.0:
+        out[DECODE_STEP_US] += more_us
+    if share > 0.0:
+        pairs = out[PREFILL_TOKENS] * cached
+        out[MIXED_STEP_US] += mixed_more_us + plan.prefix_pair_us * pairs
+        out[MIXED_STEP_US] += plan.prefix_token_us * cached * readers
+        out[MIXED_STEP_US] += pair_us * (out[PREFILL_TOKENS] / new) * crossed
+        out[MIXED_STEP_US] += token_us * read / chunks * readers
+        out[MIXED_STEP_US] += draft_step_us
+    step_us = out[DECODE_STEP_US] + share * (out[MIXED_STEP_US] - out[DECODE_STEP_US])
+    own_us = plan.prefix_pair_us * new * cached + plan.prefix_token_us * cached * chunks
+    own_us += pair_us * crossed + token_us * read
+    own_us += draft_own_us
+    if concurrency > 1.0:
+        own_us += mixed_more_us * chunks + 0.5 * (step_us - before_us)
+    steady_us = out[TTFT_US] - out[WAIT_US]
+    # the more a request takes, the longer others wait for its place
+    grown = (steady_us + own_us + says * step_us) / (steady_us + says * before_us)
+    out[WAIT_US] *= grown
+    out[TTFT_US] = steady_us + own_us + out[WAIT_US] + options.frontend_us_per_token * cached
+    if gaps > 0.0:
+        out[TPOT_US] = step_us * (says / gaps)
+    out[REQUEST_US] = out[TTFT_US] + says * step_us
+    out[TOKENS_PER_US] = concurrency * osl / out[REQUEST_US]
+    out[KV_LEN] = isl + 0.5 * osl
