@@ -377,6 +377,17 @@ def test_the_bound_is_that_of_the_operators(tmp_path: Path, h100: Tables) -> Non
     assert {row["runtime"] for row in hosted} == {"slow"}
 
 
+def test_decodes_that_wait_for_the_cache_beside_prompts_bind_by_memory(tmp_path: Path) -> None:
+    spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 2000, "osl": 20, "keep": "all", "concurrency": 64}
+    bound = {}
+    for ns in (0.001, 2.0):
+        profile = tmp_path / f"slower_{ns}.toml"
+        profile.write_text(f"[[kernels.mixed_attention]]\nns = {ns}\n")
+        (row,) = swept(tmp_path, {**spec, "runtime": str(profile)})[1]
+        bound[ns] = row["bound"]
+    assert bound == {0.001: "compute", 2.0: "memory"}
+
+
 def test_errors_are_those_of_the_step_of_decodes(tmp_path: Path, h100: Tables) -> None:
     spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 1000, "osl": [1, 200], "concurrency": 1, "keep": "all"}
     one, more = swept(tmp_path, spec)[1]
