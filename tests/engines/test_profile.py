@@ -24,8 +24,10 @@ from fastroof.engines import (
 )
 from fastroof.engines.versions import holds_for
 from fastroof.errors import PlanError
+from fastroof.models import load_model
 from fastroof.operators.elementwise import ELEMENTWISE
 from fastroof.operators.gemm import LARGEST_SMOOTHED_M, median_of_three
+from fastroof.plan.kernel_sources import kernel_sources
 
 STEPS = StepBatch.from_requests([[(1, 4095)] * 8, [(512, 0), (1, 99)], [(300, 40)], [], [(1, 0)]])
 PROFILE = EngineProfile(
@@ -230,6 +232,44 @@ def test_a_plan_refuses_tables_that_measured_another_kernel(h100):
         compile_plan("llama-3.1-8b", "h100", h100, dtype="fp8", runtime=engine)
     with pytest.raises(PlanError, match=words):
         compile_plans([{"model": "llama-3.1-8b", "dtype": "fp8", "runtime": engine}], "h100", h100)
+
+
+def test_a_kernel_that_is_not_required_stands_where_it_is_at_hand(h100):
+    served = h100.sources["gemm"]
+    for source in ("nowhere", served):
+        kernels = KernelChoices(operators=(OperatorKernel("gemm", source=source, required=False),))
+        plan = compile_plan("llama-3.1-8b", "h100", h100, runtime=EngineProfile("mine", kernels=kernels))
+        assert kernel_sources(plan)["gemm"] == (served,)
+
+
+def test_kernels_of_an_architecture_are_for_its_models_alone(h100):
+    kernel = OperatorKernel("gemm", engine="trtllm", architecture="Qwen3ForCausalLM")
+    engine = EngineProfile("mine", engine="vllm", kernels=KernelChoices(operators=(kernel,)))
+    other = load_model("llama-3.1-8b")
+    named = dataclasses.replace(other, architecture="Qwen3ForCausalLM")
+    # of equal layers, so that a set could take one for the other
+    plans = compile_plans([{"model": one, "runtime": engine} for one in (other, named)], "h100", h100)
+    sources = [kernel_sources(plan)["gemm"] for plan in plans]
+    assert [("trtllm" in source, "vllm" in source) for (source,) in sources] == [(False, True), (True, False)]
+    for plan, model in zip(plans, (other, named), strict=True):
+        alone = compile_plan(model, "h100", h100, runtime=engine)
+        np.testing.assert_array_equal(plan.arena, alone.arena)
+
+
+def test_shared_experts_can_go_by_the_kernels_of_routed_ones(h100):
+    def beside(shared_experts: str, of_kernel: str) -> bool:
+        kernels = KernelChoices(
+            shared_experts=shared_experts, operators=(OperatorKernel("moe", shared_experts=of_kernel),)
+        )
+        plan = compile_plan("deepseek-v3", "h100", h100, tp=8, runtime=EngineProfile("mine", kernels=kernels))
+        return bool(plan.execution.shared_beside)
+
+    assert [beside("apart", ""), beside("beside", "")] == [False, True]
+    assert [beside("apart", "beside"), beside("beside", "apart")] == [True, False]
+    with pytest.raises(PlanError, match="shared_experts must be one of apart, beside, got 'inside'"):
+        OperatorKernel("moe", shared_experts="inside")
+    with pytest.raises(PlanError, match="required must be true or false"):
+        OperatorKernel("moe", required=1)
 
 
 @pytest.mark.parametrize("given", ["vlm", "nowhere.toml", 5, None])
