@@ -72,6 +72,7 @@ def own_document(fitted: OwnFit, own: OwnRuns, output: Path | None) -> dict[str,
             "fitted": fitted.fitted_mape,
             "left_out": fitted.fit.left_out_mape,
         },
+        "suspects": [asdict(one) for one in fitted.suspects],
         "curve": [point._asdict() for point in fitted.curve],
         "runs": [
             {
@@ -144,10 +145,22 @@ def print_own_fit(fitted: OwnFit, own: OwnRuns) -> None:
             ],
         )
         out.print(_more(fitted), soft_wrap=True)
+    out.print(f"\n{_suspects(fitted)}", soft_wrap=True)
     if fitted.left_out:
         out.print(f"\nnot fitted: {counted(len(fitted.left_out), 'run')}", soft_wrap=True)
         for run, reason in fitted.left_out.items():
             out.print(f"  {run}: {reason}", soft_wrap=True)
+
+
+def _suspects(fitted: OwnFit) -> str:
+    """Which kernels look wrong, in words."""
+    from fastroof.serving.evidence.suspect_kernels import LEAST_RUNS
+
+    if fitted.suspects:
+        return "\n".join(map(str, fitted.suspects))
+    if len(fitted.rows) < LEAST_RUNS:
+        return f"whether a kernel looks wrong is told from {LEAST_RUNS} runs on"
+    return "no kernel looks wrong: what its multiplier would explain is within the runs' own scatter"
 
 
 def _more(fitted: OwnFit) -> str:

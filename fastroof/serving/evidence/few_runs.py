@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -187,7 +187,8 @@ def fit_candidate(times: KernelTimes, packaged: Costs, candidate: Candidate, run
         return {}
     fixed = {name: us for name, us in packaged.items() if name not in FITTED}
     # a run that is drawn twice counts twice
-    drawn = KernelTimes(*(column[runs] for column in times))
+    columns: list[Any] = [None if column is None else column[runs] for column in times]
+    drawn = KernelTimes(*columns)
     fitted = _least_squares(drawn, fixed, candidate.fitted)
     share = candidate.share
     return fixed | {

@@ -107,13 +107,18 @@ def _times(rows: list[ServingRow], tables: Tables) -> tuple[list[ServingRow], Ke
         kept += group
     if not parts:
         return [], kernel_times([], tables, rows[0].engine_profile)
-    return kept, KernelTimes(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+    columns: list[Any] = [
+        None if column[0] is None else np.concatenate(column) for column in zip(*parts, strict=True)
+    ]
+    return kept, KernelTimes(*columns)
 
 
 def _packaged(row: ServingRow) -> Costs:
     """Costs of the row's packaged profile, without the row's own model where it was fitted to it."""
     profile = row.engine_profile
     without = profile.evidence.get("without", {}).get(row.model)
+    if without is not None:
+        without = {name: us for name, us in without.items() if name in COSTS}
     costs = {name: getattr(profile.costs, name) for name in COSTS}
     return dict(without) if without is not None else {name: us for name, us in costs.items() if us}
 

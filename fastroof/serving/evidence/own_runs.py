@@ -21,6 +21,7 @@ from fastroof.serving.evidence.fit_errors import FittedCost
 from fastroof.serving.evidence.learning_curve import CurvePoint, learning_curve
 from fastroof.serving.evidence.load_generators import GeneratorRun, read_runs
 from fastroof.serving.evidence.rows import ServingRow
+from fastroof.serving.evidence.suspect_kernels import SuspectKernel, operator_times, suspect_kernels
 from fastroof.tables import Tables
 
 __all__ = ["OwnFit", "OwnRow", "OwnRuns", "fit_own_runs", "read_own_runs"]
@@ -201,6 +202,8 @@ class OwnFit:
         Errors of these runs by kernels alone, by the packaged profile, and in sample, fractions.
     curve : tuple of CurvePoint
         Errors on runs unseen after fewer runs.
+    suspects : tuple of SuspectKernel
+        Kinds of kernels that look wrong in these runs, where what an engine adds cannot explain them.
     """
 
     profile: EngineProfile
@@ -214,6 +217,7 @@ class OwnFit:
     packaged_mape: float
     fitted_mape: float
     curve: tuple[CurvePoint, ...]
+    suspects: tuple[SuspectKernel, ...]
 
 
 def fit_own_runs(
@@ -299,6 +303,7 @@ def fit_own_runs(
         _mape(times, packaged),
         _mape(times, fit.costs),
         curve,
+        suspect_kernels(times, operator_times(rows, tables)),
     )
 
 

@@ -268,7 +268,7 @@ def _mutated(value: Any, generator: random.Random) -> Any:
     if isinstance(value, list) and value and generator.random() < 0.9:
         place = generator.randrange(len(value))
         return [*value[:place], _mutated(value[place], generator), *value[place + 1 :]]
-    odd = [
+    odd: list[Any] = [
         None,
         -1,
         0,

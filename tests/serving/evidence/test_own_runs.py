@@ -8,8 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import fastroof
+from fastroof.cli import app
 from fastroof.engines import StepCosts, load_engine
 from fastroof.errors import TableError
 from fastroof.serving import estimate
@@ -27,11 +29,21 @@ def kernels(runs: int, seed: int) -> KernelTimes:
     """Kernels of made-up runs, and no measured times yet."""
     generator = np.random.default_rng(seed)
     sequences = np.exp(generator.uniform(0.0, 5.5, runs)).round()
-    decode = 4000.0 + 60.0 * sequences
-    ones = np.ones(runs)
-    return KernelTimes(ones, decode, 3.0 * decode, sequences, sequences, 0.2 * ones, 32.0 * ones)._replace(
-        mixed_share=generator.uniform(0.0, 0.5, runs)
-    )
+    decode, ones = 4000.0 + 60.0 * sequences, np.ones(runs)
+    share = generator.uniform(0.0, 0.5, runs)
+    known = {
+        "measured_us": ones,
+        "decode_us": decode,
+        "mixed_us": 3.0 * decode,
+        "decode_sequences": sequences,
+        "mixed_sequences": sequences,
+        "mixed_share": share,
+        "decode_steps": 1.0 - share,
+        "mixed_steps": share,
+        "num_layers": 32.0 * ones,
+        "num_allreduces": 64.0 * ones,
+    }
+    return KernelTimes(**{name: known[name] for name in KernelTimes._fields if name in known})
 
 
 def measured(times: KernelTimes, costs: dict[str, float], noise: float, seed: int) -> KernelTimes:
@@ -63,7 +75,8 @@ def test_few_runs_fit_few_costs() -> None:
 
 def test_three_noisy_runs_are_no_worse_than_the_better_of_no_fit() -> None:
     """Where the packaged costs hold, a fit of three runs must not throw them away for noise."""
-    fitted_errors, packaged_errors = [], []
+    fitted_errors: list[float] = []
+    packaged_errors: list[float] = []
     for seed in range(20):
         times = measured(kernels(40, seed), PACKAGED, 0.05, seed)
         chosen = np.arange(40) < 3
@@ -143,3 +156,29 @@ def test_what_cannot_be_fitted_is_said(tmp_path: Path) -> None:
     (tmp_path / "engine_args.json").write_text("{}")
     with pytest.raises(TableError, match="keep one"):
         read_own_runs([tmp_path], given=given)
+
+
+def test_the_commands_take_them(tmp_path: Path) -> None:
+    recorded_cluster(tmp_path, StepCosts(step_us=300.0, sequence_us=5.0))
+    (tmp_path / "engine_args.txt").write_text(f"vllm serve {LLAMA} --frobnicate 3")
+    runner, place = CliRunner(), str(tmp_path / "mine.toml")
+    given = ["--runs", str(tmp_path), "--gpu", "h100"]
+    made = runner.invoke(app, ["calibrate", *given, "--engine-version", "0.12.0", "-o", place])
+    assert made.exit_code == 0
+    assert "--frobnicate" in made.stderr
+    assert "a step and a sequence" in made.stdout
+    assert load_engine(place).costs.step_us == 300.0
+    said = json.loads(runner.invoke(app, ["calibrate", *given, "--json"]).stdout)
+    assert set(said) >= {"profile", "chosen", "chosen_by", "errors", "curve", "runs", "suspects", "warnings"}
+    judged = runner.invoke(app, ["validate", *given, "--runtime", place, "--json"])
+    groups = {group["quantity"]: group["mape"] for group in json.loads(judged.stdout)["groups"]}
+    assert groups["tpot"] < 1e-3
+    for command in (
+        ["calibrate", *given, "--rows", "a.csv"],
+        ["calibrate", "--engine-args", "a.txt"],
+        ["validate", *given, "--rows", "a.csv"],
+        ["validate", "--model", "llama-3.1-8b"],
+    ):
+        refused = runner.invoke(app, command)
+        assert refused.exit_code != 0
+        assert "--runs" in f"{refused.exception} {refused.stderr}"

@@ -1,0 +1,329 @@
+"""Which kernels look wrong in one's own runs, where what an engine adds cannot explain the rest.
+
+Tables are never changed by it: it only reports. Kinds of operators take turns: each gets a multiplier, fitted
+beside the engine's costs, which may explain the same runs. A kind is named where the interval of its
+multiplier excludes 1 and runs that were left out come out clearly better with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from fastroof.arrays import Floats
+from fastroof.plan import StepPlan, compile_plan
+from fastroof.plan.explain import OperatorTime
+from fastroof.serving.estimate import ServingEstimate, estimate
+from fastroof.serving.evidence.fit import KernelTimes, predicted_us
+from fastroof.serving.evidence.rows import ServingRow
+from fastroof.tables import Tables
+
+__all__ = ["OperatorTimes", "SuspectKernel", "added_by", "operator_times", "suspect_kernels"]
+
+LEAST_RUNS: Final = 12
+"""Runs below which three constants and a multiplier are not told apart."""
+
+LEAST_SHARE: Final = 0.05
+"""Share of the steps of at least one run in four below which a kind of operator cannot be judged."""
+
+TOLD_APART: Final = 6.0
+"""Twice the logarithm of how much likelier the runs are by one kind's multiplier than by another's."""
+
+LEAST_GAIN: Final = 0.15
+"""Share of the leave-one-run-out error that a multiplier must take away."""
+
+CONFIDENCE: Final = 0.99
+"""That nothing is named where nothing is wrong: shared by all kinds that are tried."""
+
+LEAST_OFF: Final = 0.1
+"""How far from 1 a multiplier must lie to be worth a look."""
+
+NO_ERROR: Final = 1e-18
+
+
+class OperatorTimes(NamedTuple):
+    """What each kind of operator takes of an output token, one row a run.
+
+    Attributes
+    ----------
+    kinds : tuple of str
+        Their names.
+    us : ndarray of float64, shape (runs, kinds)
+        Time within the mean step of each run, us.
+    """
+
+    kinds: tuple[str, ...]
+    us: Floats
+
+
+@dataclass(frozen=True)
+class SuspectKernel:
+    """A kind of operator that looks wrong.
+
+    Attributes
+    ----------
+    kind : str
+        The operator and its format.
+    multiplier, low, high : float
+        What its table would have to be multiplied by, and the interval that excludes 1.
+    better, runs : int
+        Runs that come out nearer with it, each judged by the others, of those where it takes 5 % or more.
+    error_without, error_with : float
+        Mean leave-one-run-out error without the multiplier and with it, fractions.
+    or_else : tuple of str
+        Other kinds that these runs do not tell apart from it.
+    """
+
+    kind: str
+    multiplier: float
+    low: float
+    high: float
+    better: int
+    runs: int
+    error_without: float
+    error_with: float
+    or_else: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Say it in words."""
+        words = (
+            f"{self.kind} looks {self.multiplier:.2f} [{self.low:.2f}, {self.high:.2f}] times its table: "
+            f"{self.better} of {self.runs} runs that it matters in come out nearer, "
+            f"{self.error_without:.1%} becomes "
+            f"{self.error_with:.1%}"
+        )
+        others = ", ".join(self.or_else)
+        return f"{words}; these runs do not tell it from {others}" if others else words
+
+
+def operator_times(rows: Sequence[ServingRow], tables: Tables) -> OperatorTimes:
+    """Share the mean steps of runs out to kinds of operators.
+
+    Parameters
+    ----------
+    rows : sequence of ServingRow
+        Measured runs.
+    tables : Tables
+        Kernels of their GPU.
+
+    Returns
+    -------
+    OperatorTimes
+        A row a run, whose sum is its kernels' time per output token.
+
+    Raises
+    ------
+    FastroofError
+        If a row has no plan.
+    """
+    plans: dict[tuple[Any, ...], StepPlan] = {}
+    by_row: list[dict[str, float]] = []
+    for row in rows:
+        engine = row.engine_profile.kernels_alone()
+        key = (row.model, row.layout, row.plan_dtype, row.kv_dtype, engine)
+        if key not in plans:
+            layout = row.layout
+            plans[key] = compile_plan(
+                row.model,
+                tables.gpu,
+                tables,
+                tp=layout.tp,
+                pp=layout.pp,
+                dp=layout.dp,
+                ep=layout.ep,
+                dtype=row.plan_dtype,
+                kv_dtype=row.kv_dtype,
+                runtime=engine,
+                max_tokens=row.plan_tokens,
+                allow_modelled=True,
+            )
+        rounds = None if math.isnan(row.requests_per_client) else row.requests_per_client
+        seen = estimate(
+            plans[key],
+            row.mean_isl,
+            row.mean_osl,
+            row.concurrency,
+            **row.schedule,
+            requests_per_client=rounds,
+        )
+        by_row.append(_of_row(plans[key], row, seen))
+    kinds = tuple(sorted({kind for times in by_row for kind in times}))
+    return OperatorTimes(kinds, np.array([[times.get(kind, 0.0) for kind in kinds] for times in by_row]))
+
+
+def _of_row(plan: StepPlan, row: ServingRow, seen: ServingEstimate) -> dict[str, float]:
+    """Time of each kind within a run's mean step, us."""
+    decodes = max(1, round(seen.decodes))
+    decoding = [(1, max(1, round(seen.kv_len) - 1))] * decodes
+    steps = [(1.0 - seen.mixed_share, seen.decode_step_us, decoding)]
+    if seen.mixed_share > 0.0:
+        prompts = max(1, round(seen.prompts))
+        new = max(2, round(seen.prefill_tokens / prompts))
+        before = max(0, round((row.mean_isl - new) / 2.0))
+        steps.append((seen.mixed_share, seen.mixed_step_us, [*decoding, *[(new, before)] * prompts]))
+    times: dict[str, float] = {}
+    for share, step_us, requests in steps:
+        if not share > 0.0 or not step_us > 0.0:
+            continue
+        explained = plan.explain(requests)
+        # the mean step lies between whole numbers of requests: its parts are as large as the whole one's
+        scale = share * step_us / explained.total_us
+        for operator in explained.operators:
+            kind = _kind(operator)
+            times[kind] = times.get(kind, 0.0) + operator.total_us * scale
+    return times
+
+
+def _kind(operator: OperatorTime) -> str:
+    """What an operator's table is, as a person would look it up."""
+    if operator.bound == "communication":
+        return "communication"
+    if operator.role in ("decode_attention", "prefill_attention"):
+        return f"{operator.name}, {operator.dtype} cache"
+    if math.isnan(operator.mfu):
+        return "elementwise kernels"
+    if "expert" in operator.role:
+        return f"experts, {operator.dtype}"
+    if "attention" in operator.name or not operator.dtype:
+        return operator.name
+    return f"GEMMs, {operator.dtype}"
+
+
+def suspect_kernels(times: KernelTimes, operators: OperatorTimes) -> tuple[SuspectKernel, ...]:
+    """Name the kind of operator that looks wrong in runs, if any does.
+
+    Parameters
+    ----------
+    times : KernelTimes
+        The runs.
+    operators : OperatorTimes
+        What kinds of operators take of them.
+
+    Returns
+    -------
+    tuple of SuspectKernel
+        The kind that explains the runs best; empty where none does, or there are fewer than 12 runs.
+
+    Notes
+    -----
+    A step and a sequence are fitted in both cases, so that what an engine adds is not taken for a kernel.
+    Intervals are the jackknife's, by Student's distribution, at 99 % over all kinds together (Bonferroni).
+    What a multiplier explains must be as clear by the residuals of all runs. Another kind counts as told
+    apart where its residuals are so much larger that runs with normal errors would be e^3 times less likely.
+    """
+    runs = len(times.measured_us)
+    if runs < LEAST_RUNS:
+        return ()
+    kernels = operators.us.sum(axis=1)
+    constants = added_by(times, ("step_us", "sequence_us"))
+    plain = _left_out(constants, times.measured_us - kernels, times.measured_us, 0)
+    without = plain.errors
+    often = np.quantile(operators.us / kernels[:, None], 0.75, axis=0)
+    tried = [i for i in range(len(operators.kinds)) if often[i] >= LEAST_SHARE]
+    found: list[tuple[float, SuspectKernel]] = []
+    fits: dict[str, float] = {}
+    for i in np.flatnonzero(often > 0.0).tolist():
+        design = np.concatenate([operators.us[:, i : i + 1], constants], axis=1)
+        rest = kernels - operators.us[:, i]
+        fit = _left_out(design, times.measured_us - rest, times.measured_us, 1)
+        fits[operators.kinds[i]] = fit.squares
+        # what takes little is not named by itself, but may be what another seems to be
+        if i not in tried:
+            continue
+        freedom = runs - design.shape[1]
+        quantile = _student(1.0 - (1.0 - CONFIDENCE) / (2.0 * len(tried)), freedom)
+        low, high = _interval(fit.first, fit.each_first, quantile)
+        is_clear = (plain.squares - fit.squares) * freedom > quantile**2 * fit.squares
+        errors = fit.errors
+        gained = 1.0 - float(errors.mean()) / float(without.mean())
+        off = abs(fit.first - 1.0) >= LEAST_OFF
+        if off and is_clear and gained >= LEAST_GAIN and (low > 1.0 or high < 1.0):
+            takes = operators.us[:, i] >= LEAST_SHARE * kernels
+            suspect = SuspectKernel(
+                operators.kinds[i],
+                fit.first,
+                low,
+                high,
+                int((errors < without)[takes].sum()),
+                int(takes.sum()),
+                float(without.mean()),
+                float(errors.mean()),
+            )
+            found.append((fit.squares, suspect))
+    if not found:
+        return ()
+    squares, best = min(found, key=lambda one: one[0])
+    others = tuple(
+        kind
+        for kind, other in sorted(fits.items(), key=lambda one: one[1])
+        if kind != best.kind and runs * math.log(other / squares) < TOLD_APART
+    )
+    return (replace(best, or_else=others),)
+
+
+def added_by(times: KernelTimes, costs: Sequence[str]) -> Floats:
+    """Return what a microsecond of each cost adds to the time per output token of each run."""
+    alone = predicted_us(times, {})
+    return np.stack([predicted_us(times, {name: 1.0}) - alone for name in costs], axis=1)
+
+
+class _Fit(NamedTuple):
+    """The first unknown, by all runs and without each, errors of runs left out, and squares that remain."""
+
+    first: float
+    each_first: Floats
+    errors: Floats
+    squares: float
+
+
+def _left_out(design: Floats, target_us: Floats, measured_us: Floats, free: int) -> _Fit:
+    """Fit relative errors by all runs, and without each; unknowns after the first ``free`` are at least 0."""
+    matrix, target = design / measured_us[:, None], target_us / measured_us
+    whole = _bounded(matrix, target, free)
+    runs = len(target)
+    each, errors = np.empty(runs), np.empty(runs)
+    for i in range(runs):
+        others = np.arange(runs) != i
+        solved = _bounded(matrix[others], target[others], free)
+        each[i] = solved[0]
+        errors[i] = abs(float(matrix[i] @ solved) - target[i])
+    off = matrix @ whole - target
+    # of runs without any error the ratio of two sums of squares is one of rounding
+    return _Fit(float(whole[0]), each, errors, max(float(off @ off), NO_ERROR))
+
+
+def _bounded(matrix: Floats, target: Floats, free: int) -> Floats:
+    """Least squares with the unknowns behind the first ``free`` at least 0, by trying which are above it."""
+    unknowns = matrix.shape[1]
+    best, least = np.zeros(unknowns), math.inf
+    for which in range(2 ** (unknowns - free)):
+        chosen = [i for i in range(unknowns) if i < free or which >> (i - free) & 1]
+        solution = np.linalg.lstsq(matrix[:, chosen], target, rcond=None)[0] if chosen else np.zeros(0)
+        if (solution[free:] < 0.0).any():
+            continue
+        off = matrix[:, chosen] @ solution - target
+        if float(off @ off) < least:
+            best, least = np.zeros(unknowns), float(off @ off)
+            best[chosen] = solution
+    return best
+
+
+def _interval(value: float, each: Floats, quantile: float) -> tuple[float, float]:
+    """Interval of a multiplier by the jackknife."""
+    runs = len(each)
+    error = math.sqrt((runs - 1) / runs * float(((each - each.mean()) ** 2).sum()))
+    return value - quantile * error, value + quantile * error
+
+
+def _student(share: float, freedom: int) -> float:
+    """Quantile of Student's distribution (expansion about the normal one: Abramowitz, Stegun 26.7.5)."""
+    z = NormalDist().inv_cdf(share)
+    first = (z**3 + z) / 4.0
+    second = (5.0 * z**5 + 16.0 * z**3 + 3.0 * z) / 96.0
+    third = (3.0 * z**7 + 19.0 * z**5 + 17.0 * z**3 - 15.0 * z) / 384.0
+    return z + first / freedom + second / freedom**2 + third / freedom**3
