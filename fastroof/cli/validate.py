@@ -44,7 +44,7 @@ ttft: time to first token; decode, prefill, mixed, unequal: single steps, decode
 throughput: output tokens a second; e2e: whole requests; tpot p90: a percentile, where requests are single.
 
 \b
-JSON: version, gpu, tables_hash, runtime, leave_one_model_out, frontends_us_per_token {data set: us},
+JSON: version, gpu, tables_hash, runtime, leave_one_model_out, frontends {data set: what TTFT was given},
 groups: one object a data set and quantity [dataset, quantity, by, fitted, rows, mape, median, p90, bias,
 aic_rows, aic_mape, aic_bias, kind, all errors as fractions], left_out [source, reason, rows,
 quantity: empty where it is all of a row].
@@ -236,7 +236,8 @@ def _document(report: Validation, groups: Sequence[ErrorGroup]) -> dict[str, Any
         "tables_hash": report.tables_hash,
         "runtime": report.runtime,
         "leave_one_model_out": report.unseen,
-        "frontends_us_per_token": dict(report.frontends),
+        "frontends_us_per_token": {name: front.token_us for name, front in report.frontends.items()},
+        "frontends": {name: front._asdict() for name, front in report.frontends.items()},
         "groups": [{"by" if k == "values" else k: v for k, v in g._asdict().items()} for g in groups],
         "left_out": [entry._asdict() for entry in report.left_out],
     }
@@ -291,12 +292,11 @@ def _print(report: Validation, groups: Sequence[ErrorGroup]) -> None:
         print_table(columns, text, left=("quantity", "data set", "model", "engine", "kind", "fitted"))
     else:
         out.print("nothing could be judged")
-    given = {name: us for name, us in report.frontends.items() if us > 0.0}
+    given = {name: front for name, front in report.frontends.items() if any(front)}
     if given:
-        listed = ", ".join(f"{us:.0f} to {name}" for name, us in given.items())
-        out.print(
-            f"\nfront end in TTFT, us per prompt token, from the other data sets: {listed}", soft_wrap=True
-        )
+        out.print("\nin TTFT for the test bench, as runs of other models say:", soft_wrap=True)
+    for name, front in given.items():
+        out.print(f"  {name}: {front}", soft_wrap=True)
     if report.left_out:
         whole = sum(entry.rows for entry in report.left_out if not entry.quantity)
         part = ", and a part of others" if any(entry.quantity for entry in report.left_out) else ""

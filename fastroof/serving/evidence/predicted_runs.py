@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from fastroof.engines import EngineProfile
 from fastroof.errors import FastroofError
 from fastroof.serving.evidence.defects import defect_of
+from fastroof.serving.evidence.front_end import FrontEnd, PromptTime, front_ends
 from fastroof.serving.evidence.prediction_errors import PredictedTime
-from fastroof.serving.evidence.predictions import Plans, RowPrediction, frontend_us_per_token, predict_row
+from fastroof.serving.evidence.predictions import Plans, RowPrediction, predict_row
 from fastroof.serving.evidence.rows import ServingRow
 from fastroof.serving.evidence.speculative_runs import (
     ACCEPTED,
@@ -23,12 +25,11 @@ from fastroof.serving.evidence.speculative_runs import (
     drafts_of,
     speculative_runs,
 )
-from fastroof.units import US_PER_MS
 
 __all__ = [
     "ADMISSION_LIMITED", "DEFECTIVE", "DISAGGREGATED", "FULL_KV", "FULL_KV_LOAD", "INDEPENDENT", "JUDGED",
-    "KINDS", "SPECULATIVE", "PredictedRun", "ProfileOf", "Skipped", "judged_times", "kind_of", "predict_runs",
-    "with_drafts",
+    "KINDS", "SPECULATIVE", "SPLIT_NAMES", "PredictedRun", "ProfileOf", "Skipped", "front_ends_of",
+    "is_queueing", "judged_times", "kind_of", "predict_runs", "with_drafts",
 ]  # fmt: skip
 
 JUDGED, DISAGGREGATED, SPECULATIVE = "judged", "disaggregated", "speculative"
@@ -43,6 +44,15 @@ FULL_KV: Final = "the KV cache is full, so that requests wait"
 
 WAITING: Final = 0.35
 """Share of a request's measured time before its first token, from which admission limits the run."""
+
+SPLIT_NAMES: Final[Mapping[str, Callable[[ServingRow], Hashable]]] = MappingProxyType(
+    {
+        "model": lambda row: row.whole_model,
+        "gpu": lambda row: row.gpu,
+        "version": lambda row: (row.engine, row.engine_version),
+    }
+)
+"""What can be left out of the fits that predict it, and what a run is one of."""
 
 ProfileOf = Callable[[ServingRow], EngineProfile | None]
 Skipped = Counter[tuple[str, ...]]
@@ -188,15 +198,53 @@ def with_drafts(runs: Sequence[PredictedRun]) -> list[PredictedRun]:
     return [settled.get(id(run.row), run) for run in runs]
 
 
+def is_queueing(run: PredictedRun) -> bool:
+    """Whether its TTFT is mostly waiting, so that it is not judged."""
+    return run.prediction.kv_load >= FULL_KV_LOAD
+
+
+def front_ends_of(runs: Sequence[PredictedRun], split: str = "model") -> dict[int, FrontEnd]:
+    """Find what each run's test bench adds to TTFT, from judged runs that its split leaves in.
+
+    Parameters
+    ----------
+    runs : sequence of PredictedRun
+        Of all GPUs that are judged.
+    split : str
+        What the runs that say it are without: model, gpu or version of the run's own.
+
+    Returns
+    -------
+    dict of int to FrontEnd
+        By id of the run's row; see :func:`fastroof.serving.evidence.front_end.front_ends`. Runs of kinds of
+        their own say nothing, and are given what a judged run in their place has.
+    """
+    name_of = SPLIT_NAMES[split]
+    judged = [
+        PromptTime(run.row, run.prediction.ttft_ms, run.prediction.tpot_ms)
+        for run in runs
+        if run.kind == JUDGED and not is_queueing(run) and not math.isnan(run.row.ttft_ms)
+    ]
+
+    def place(row: ServingRow) -> tuple[object, ...]:
+        return (row.bench or row.frontend, row.engine, name_of(row))
+
+    found = front_ends(judged, name_of)
+    known = {place(one.row): front_end for one, front_end in zip(judged, found, strict=True)}
+    return {id(run.row): known.get(place(run.row), FrontEnd()) for run in runs}
+
+
 def judged_times(
-    runs: Sequence[PredictedRun], unseen: bool, skipped: Skipped
-) -> tuple[list[PredictedTime], dict[str, float]]:
+    runs: Sequence[PredictedRun], front_end_of: Mapping[int, FrontEnd], unseen: bool, skipped: Skipped
+) -> tuple[list[PredictedTime], dict[str, FrontEnd]]:
     """Put measured times beside predictions: TPOT of all runs, and TTFT where that is no waiting.
 
     Parameters
     ----------
     runs : sequence of PredictedRun
         Of one GPU.
+    front_end_of : mapping of int to FrontEnd
+        As :func:`front_ends_of` says.
     unseen : bool
         Whether the constants have not seen them.
     skipped : Counter
@@ -206,22 +254,20 @@ def judged_times(
     -------
     times : list of PredictedTime
         TPOT of all, then TTFT.
-    frontends : dict of str to float
-        What TTFT was given for the front end, us per prompt token, by data set.
+    frontends : dict of str to FrontEnd
+        What TTFT was given for the front end, by data set.
     """
-    prompt = []
-    for run in runs:
-        if run.prediction.kv_load >= FULL_KV_LOAD:
-            skipped[run.row.dataset, FULL_KV, "ttft"] += 1
-        elif not math.isnan(run.row.ttft_ms):
-            prompt.append(run)
-    frontends = frontend_us_per_token([(run.row, run.prediction.ttft_ms) for run in prompt])
     times = [
         _time(run, "decode" if run.row.is_single else "tpot", run.prediction.tpot_ms, unseen) for run in runs
     ]
-    for run in prompt:
-        added_ms = frontends[run.row.dataset] * run.row.mean_isl / US_PER_MS
-        times.append(_time(run, "ttft", run.prediction.ttft_ms + added_ms, unseen))
+    frontends: dict[str, FrontEnd] = {}
+    for run in runs:
+        if is_queueing(run):
+            skipped[run.row.dataset, FULL_KV, "ttft"] += 1
+        elif not math.isnan(run.row.ttft_ms):
+            front_end = frontends[run.row.dataset] = front_end_of[id(run.row)]
+            added_ms = front_end.added_ms(run.row, run.prediction.tpot_ms)
+            times.append(_time(run, "ttft", run.prediction.ttft_ms + added_ms, unseen))
     return times, frontends
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from fastroof.errors import TableError
+from fastroof.serving.evidence.front_end import FrontEnd
 from fastroof.serving.evidence.rows import LeftOut
 
 __all__ = ["GROUPINGS", "ErrorGroup", "PredictedRate", "PredictedTime", "Validation"]
@@ -159,8 +160,8 @@ class Validation:
         Every time that was judged.
     left_out : tuple of LeftOut
         Rows that were not judged, by reason.
-    frontends : mapping of str to float
-        What TTFT was given for the front end, us per prompt token, by data set.
+    frontends : mapping of str to FrontEnd
+        What TTFT was given for the test bench's front end, by data set.
     """
 
     gpu: str
@@ -170,7 +171,7 @@ class Validation:
     unseen: bool
     rows: tuple[PredictedTime, ...]
     left_out: tuple[LeftOut, ...]
-    frontends: Mapping[str, float]
+    frontends: Mapping[str, FrontEnd]
 
     def errors(self, by: Sequence[str] = ()) -> tuple[ErrorGroup, ...]:
         """Sum errors up by data set, quantity and kind of run.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ from fastroof._version import __version__
 from fastroof.engines import EngineProfile, load_engine
 from fastroof.errors import FastroofError, TableError
 from fastroof.serving.evidence.aiconfigurator_estimates import with_aiconfigurator_estimates
+from fastroof.serving.evidence.front_end import FrontEnd
 from fastroof.serving.evidence.independent import judge, profile_of_served
 from fastroof.serving.evidence.left_out_profiles import profiles_of, profiles_without
 from fastroof.serving.evidence.measured import Measured, measured_on
@@ -20,6 +21,7 @@ from fastroof.serving.evidence.predicted_runs import (
     PredictedRun,
     ProfileOf,
     Skipped,
+    front_ends_of,
     judged_times,
     predict_runs,
     with_drafts,
@@ -74,8 +76,8 @@ def run_validation(
 
     Notes
     -----
-    TTFT gets what the test bench's front end adds, as the other data sets of the same bench say: see
-    :func:`fastroof.serving.evidence.predictions.frontend_us_per_token`. It is left out where the clients
+    TTFT gets what the test bench adds, as runs of other models by the same bench say: see
+    :func:`fastroof.serving.evidence.front_end.front_ends`. It is left out where the clients
     ask for more than 0.9 of the KV cache: there it is waiting.
 
     Examples
@@ -102,7 +104,8 @@ def run_validation(
     on_gpu = predict_gpu(evidence, tables, profile_of)
     independent = judge_independent(evidence, tables, runtime, leave_one_model_out, on_gpu.skipped)
     on_gpu = on_gpu._replace(others=(*on_gpu.others, *independent))
-    return on_gpu.judged(with_drafts(on_gpu.runs), runtime_name(runtime), leave_one_model_out)
+    runs = with_drafts(on_gpu.runs)
+    return on_gpu.judged(runs, front_ends_of(runs), runtime_name(runtime), leave_one_model_out)
 
 
 def runtime_name(runtime: str | Path | EngineProfile) -> str:
@@ -134,20 +137,28 @@ class GpuPredictions(NamedTuple):
     skipped: Skipped
     left_out: tuple[LeftOut, ...]
 
-    def judged(self, runs: Sequence[PredictedRun], runtime: str, unseen: bool) -> Validation:
+    def judged(
+        self,
+        runs: Sequence[PredictedRun],
+        front_end_of: Mapping[int, FrontEnd],
+        runtime: str,
+        unseen: bool,
+    ) -> Validation:
         """Put predictions of its runs beside what was measured.
 
         Parameters
         ----------
         runs : sequence of PredictedRun
             Its runs, as they are predicted in the end.
+        front_end_of : mapping of int to FrontEnd
+            What their test benches add, by id of the row.
         runtime : str
             As asked for.
         unseen : bool
             Whether their constants have not seen them.
         """
         skipped = self.skipped.copy()
-        of_runs, frontends = judged_times(runs, unseen, skipped)
+        of_runs, frontends = judged_times(runs, front_end_of, unseen, skipped)
         counted = tuple(LeftOut(key[0], key[1], rows, *key[2:]) for key, rows in skipped.items())
         return Validation(
             self.gpu,

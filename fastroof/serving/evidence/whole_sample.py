@@ -16,7 +16,7 @@ from fastroof.load.own import SERVING_FOLDER
 from fastroof.serving.evidence.left_out_profiles import SPLITS, profiles_of, profiles_without
 from fastroof.serving.evidence.measured import Measured, measured_on
 from fastroof.serving.evidence.measured_steps import STEPS_DATASET
-from fastroof.serving.evidence.predicted_runs import JUDGED, KINDS, with_drafts
+from fastroof.serving.evidence.predicted_runs import JUDGED, KINDS, front_ends_of, with_drafts
 from fastroof.serving.evidence.prediction_errors import PredictedTime, Validation
 from fastroof.serving.evidence.run_groups import RunGroup, Totals, run_groups, totals_of
 from fastroof.serving.evidence.validation import judge_independent, predict_gpu, runtime_name
@@ -150,9 +150,14 @@ def validate_gpus(
             others = judge_independent(evidence[gpu], measured_kernels, runtime, False, on_gpu.skipped)
             on_gpu = on_gpu._replace(others=(*on_gpu.others, *others))
         predicted.append(on_gpu)
-    settled = iter(with_drafts([run for one in predicted for run in one.runs]))
+    settled = with_drafts([run for one in predicted for run in one.runs])
+    say("finding what test benches add to TTFT")
+    front_end_of = front_ends_of(settled, leave_out or "model")
+    following = iter(settled)
     reports = tuple(
-        one.judged([next(settled) for _ in one.runs], runtime_name(runtime), leave_out is not None)
+        one.judged(
+            [next(following) for _ in one.runs], front_end_of, runtime_name(runtime), leave_out is not None
+        )
         for one in predicted
     )
     return SampleValidation(
@@ -219,8 +224,9 @@ def report_document(report: SampleValidation, min_rows: int = 1) -> dict[str, An
         "version": report.version,
         "runtime": report.runtime,
         "leave_out": report.split,
-        "gpus": {
-            one.gpu: {"tables_hash": one.tables_hash, "frontends_us_per_token": dict(one.frontends)}
+        "gpus": {one.gpu: {"tables_hash": one.tables_hash} for one in report.gpus},
+        "frontends": {
+            one.gpu: {dataset: front._asdict() for dataset, front in one.frontends.items()}
             for one in report.gpus
         },
         "gpus_left_out": report.absent,

@@ -193,14 +193,15 @@ def test_the_front_end_is_learned_from_other_data_sets(rows: tuple[ServingRow, .
     assert found == pytest.approx({"one": 60.0, "two": 40.0, "alone": 0.0, "plain": 0.0, "waves": 50.0})
 
 
-def test_ttft_has_the_front_end_of_the_others(auto: Validation, h100: fastroof.Tables) -> None:
-    assert auto.frontends[VLLM_70B] == auto.frontends[SINGLE] == 0.0
-    assert 30.0 < auto.frontends[VLLM_QWEN] < 90.0
+def test_ttft_has_the_front_end_that_others_say(auto: Validation, h100: fastroof.Tables) -> None:
+    assert not any(auto.frontends[SINGLE])
+    assert any(auto.frontends[VLLM_QWEN])
     row = next(row for row in shipped_rows("h100") if row.dataset == VLLM_QWEN)
     judged = next(found for found in auto.rows if (found.row, found.quantity) == (row.row, "ttft"))
-    predicted = predict_row(row, Plans(h100).get(row, load_engine("vllm")))
+    predicted = predict_row(row, Plans(h100).get(row, row.engine_profile))
     assert predicted.kv_load < FULL_KV_LOAD
-    assert judged.predicted_ms == predicted.ttft_ms + auto.frontends[VLLM_QWEN] * row.isl / 1e3
+    added_ms = auto.frontends[VLLM_QWEN].added_ms(row, predicted.tpot_ms)
+    assert judged.predicted_ms == predicted.ttft_ms + added_ms
 
 
 def test_steps_are_predicted_by_kernels_alone(h100: fastroof.Tables) -> None:
@@ -371,7 +372,7 @@ def test_the_command_prints_a_table(auto: Validation) -> None:
 def test_the_command_says_what_it_gave_the_front_end(auto: Validation) -> None:
     done = command()
     assert done.exit_code == 0, done.stderr
-    assert f"{auto.frontends[VLLM_QWEN]:.0f} to {VLLM_QWEN}" in done.stdout
+    assert f"{VLLM_QWEN}: {auto.frontends[VLLM_QWEN]}" in " ".join(done.stdout.split())
     not_judged = sum(entry.rows for entry in auto.left_out if not entry.quantity)
     assert f"not judged: {not_judged} rows, and a part of others" in done.stdout
     assert "silicon_sample: disaggregated without worker counts" in done.stdout
