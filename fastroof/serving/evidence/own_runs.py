@@ -12,7 +12,7 @@ import numpy as np
 
 from fastroof._version import __version__
 from fastroof.engines import EngineProfile, StepCosts
-from fastroof.errors import TableError
+from fastroof.errors import FastroofError, TableError
 from fastroof.serving.evidence.calibration import kernel_times
 from fastroof.serving.evidence.engine_arguments import EngineArguments, read_engine_arguments
 from fastroof.serving.evidence.few_runs import FITTED, Costs, FewRunsFit, fit_candidate, fit_few_runs
@@ -246,7 +246,7 @@ def fit_own_runs(
     TableError
         If no run can be taken, they are of another GPU than the tables, or of several engines.
     FastroofError
-        If their model has no plan.
+        If none of them has a plan.
 
     Notes
     -----
@@ -266,7 +266,8 @@ def fit_own_runs(
         names = ", ".join(profile.name for profile in profiles)
         raise TableError(f"runs of {names} are of several engines or ranges of versions; fit each by itself")
     base = next(iter(profiles))
-    times = kernel_times(rows, tables, base)
+    rows, times, refused = _timed(rows, tables, base)
+    left_out |= refused
     packaged = _costs_of(base)
     fit = fit_few_runs(times, packaged)
     curve = learning_curve(times, packaged)
@@ -305,6 +306,27 @@ def fit_own_runs(
         curve,
         suspect_kernels(times, operator_times(rows, tables)),
     )
+
+
+def _timed(
+    rows: tuple[OwnRow, ...], tables: Tables, base: EngineProfile
+) -> tuple[tuple[OwnRow, ...], KernelTimes, dict[str, str]]:
+    """Rows that a plan can represent, their kernels, and why others are none."""
+    try:
+        return rows, kernel_times(rows, tables, base), {}
+    except FastroofError as error:
+        first = error
+    kept: list[OwnRow] = []
+    refused: dict[str, str] = {}
+    for row in rows:
+        try:
+            kernel_times([row], tables, base)
+            kept.append(row)
+        except FastroofError as error:
+            refused[row.row] = str(error)
+    if not kept:
+        raise first
+    return tuple(kept), kernel_times(kept, tables, base), refused
 
 
 def _costs_of(profile: EngineProfile) -> dict[str, float]:

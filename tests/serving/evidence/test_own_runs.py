@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import fastroof
 from fastroof.cli import app
 from fastroof.engines import StepCosts, load_engine
-from fastroof.errors import TableError
+from fastroof.errors import FastroofError, TableError
 from fastroof.serving import estimate
 from fastroof.serving.evidence.calibration import profile_text
 from fastroof.serving.evidence.few_runs import CANDIDATES, candidates_of, fit_few_runs
@@ -182,3 +182,15 @@ def test_the_commands_take_them(tmp_path: Path) -> None:
         refused = runner.invoke(app, command)
         assert refused.exit_code != 0
         assert "--runs" in f"{refused.exception} {refused.stderr}"
+
+
+def test_a_run_that_no_plan_holds_is_left_out(tmp_path: Path) -> None:
+    recorded_cluster(tmp_path, StepCosts(step_us=300.0, sequence_us=5.0))
+    given = {"gpu": "h100", "engine": "vllm", "model": "llama-3.1-8b", "version": "0.12.0"}
+    own = read_own_runs([tmp_path], given=given)
+    longer = replace(own.rows[0], row="too long", isl=1e7)
+    fitted = fit_own_runs(replace(own, rows=(*own.rows, longer)), fastroof.load_tables("h100"), resamples=0)
+    assert len(fitted.rows) == 8
+    assert "too long" in fitted.left_out
+    with pytest.raises(FastroofError):
+        fit_own_runs(replace(own, rows=(longer,)), fastroof.load_tables("h100"))

@@ -23,7 +23,7 @@ Simulated = tuple[KernelTimes, OperatorTimes]
 
 @pytest.fixture(scope="module")
 def simulated() -> Simulated:
-    rows = simulated_rows("h100", "llama-3.1-70b", (2, 8), LOADS, (2, 16, 64, 128))
+    rows = simulated_rows("h100", "llama-3.1-70b", (4, 8), LOADS, (2, 16, 64, 128))
     tables = fastroof.load_tables("h100")
     return kernel_times(rows, tables, rows[0].engine_profile), operator_times(rows, tables)
 
