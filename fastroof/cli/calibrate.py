@@ -18,14 +18,16 @@ from fastroof.errors import FastroofError
 
 if TYPE_CHECKING:
     from fastroof.serving.evidence.calibration import Calibration
+    from fastroof.tables import Tables
 
 __all__ = ["register"]
 
 DEFAULT_ENGINE: Final = "vllm"
+EVERY_GPU: Final = "all"
 
 EPILOG: Final = """\b
 Examples:
-  fastroof calibrate --engine vllm
+  fastroof calibrate --engine vllm --gpu all
   fastroof calibrate --engine vllm --rows my_runs.csv --output mine.toml
   fastroof calibrate --runs results/ --engine-args serve.txt --gpu h100 --output mine.toml
   fastroof step --model llama-3.1-8b --runtime mine.toml --decode 64x4096
@@ -38,13 +40,16 @@ few costs: how many are fitted, and whether they stay near the packaged profile,
 out. Shown are errors on runs unseen after 3, 5, 10 and 20 runs, kernels that look wrong in the runs, and why
 runs were left out.
 
-Each data set weighs the same, errors are relative, costs are shared by all models and tp. Intervals are
-95 %, from a bootstrap over (model, tp). Unseen: each model with the costs fitted to the other models.
+Each data set of a GPU weighs the same, errors are relative, costs are shared by all models and tp. Intervals
+are 95 %, from a bootstrap over (model, tp, GPU). Which costs there are is chosen by rows too, by leaving
+models out in turn. Unseen: each model, GPU and version, with all of that chosen and fitted without it.
+Runs that waited to be admitted, draft tokens or are known to be defective are not fitted; it says how many.
 
 \b
-JSON: profile (its parts), evidence (command, hashes, intervals, fits without each model, data sets), costs: a
-list [name, us, low_us, high_us], datasets: a list [dataset, rows, models, tps, and mape and bias of kernels,
-fitted and unseen as fractions], without (model: costs), output (the profile written, or null).
+JSON: profile (its parts), evidence (command, hashes, intervals, fits without each model, GPU and version,
+errors, data sets), costs: a list [name, us, low_us, high_us], datasets: a list [dataset, rows, models, gpus,
+tps, and mape and bias of kernels, fitted and unseen as fractions], without, without_gpu, without_version
+(name: costs), output (the profile written, or null).
 """
 
 
@@ -56,7 +61,9 @@ def register(app: typer.Typer) -> None:
 def calibrate(
     engine: Annotated[
         str | None,
-        typer.Option(help="Whose rows to fit: vllm or trtllm.  [default: vllm, or what the runs are of]"),
+        typer.Option(
+            help="Whose rows to fit, by profile: vllm-0.12.  [default: vllm, or what the runs are of]"
+        ),
     ] = None,
     dataset: Annotated[
         list[str] | None, typer.Option(help="Fit this data set only; repeatable.  [default: all]")
@@ -72,7 +79,8 @@ def calibrate(
     ] = None,
     model: OwnModel = None,
     gpu: Annotated[
-        str | None, typer.Option(*GPU_NAMES, help="GPU, or which one where a folder holds several.")
+        str | None,
+        typer.Option(*GPU_NAMES, help="GPU, which one where a folder holds several, or all with runs."),
     ] = None,
     tables: Annotated[
         str | None, typer.Option(help="Folder of measured tables.  [default: the GPU's own]")
@@ -105,13 +113,13 @@ def calibrate(
     if engine_args is not None or engine_version is not None or model is not None:
         raise FastroofError("--engine-args, --engine-version and --model go with --runs")
     engine = engine or DEFAULT_ENGINE
-    loaded = tables_of(gpu or DEFAULT_GPU, None, source) if tables is None else tables_of(tables, gpu, source)
+    loaded = _tables(engine, gpu, tables, source)
     options: list[tuple[str, Any]] = [("--engine", engine), *(("--dataset", name) for name in dataset or ())]
     options += [("--rows", rows), ("--gpu", gpu), ("--tables", tables), ("--source", source)]
     options += [("--bootstrap", bootstrap)]
     given = [str(word) for option in options if option[1] is not None for word in option]
     fitted = calibrate(
-        shipped_rows(loaded.gpu.name) if rows is None else read_rows(rows),
+        [row for name in loaded for row in shipped_rows(name)] if rows is None else read_rows(rows),
         loaded,
         engine,
         datasets=dataset,
@@ -165,6 +173,23 @@ def _calibrate_own(
         typer.echo(f"\nwritten to {output}: --runtime {output} uses it")
 
 
+def _tables(engine: str, gpu: str | None, tables: str | None, source: str | None) -> dict[str, Tables]:
+    """Tables by GPU: of one, or of all that an engine's runs ship of."""
+    from fastroof.serving.evidence.rows import shipped_rows
+
+    if gpu != EVERY_GPU:
+        one = (
+            tables_of(gpu or DEFAULT_GPU, None, source) if tables is None else tables_of(tables, gpu, source)
+        )
+        return {one.gpu.name: one}
+    if tables is not None:
+        raise FastroofError("--gpu all reads every GPU's own tables; leave --tables out")
+    from fastroof import gpu_names
+
+    ran = [name for name in gpu_names() if any(r.engine_profile.name == engine for r in shipped_rows(name))]
+    return {name: tables_of(name, None, source) for name in ran}
+
+
 def _document(fitted: Calibration, output: Path | None) -> dict[str, Any]:
     profile = asdict(fitted.profile)
     return {
@@ -172,9 +197,13 @@ def _document(fitted: Calibration, output: Path | None) -> dict[str, Any]:
         "profile": profile,
         "costs": [cost._asdict() for cost in fitted.costs],
         "datasets": [one._asdict() for one in fitted.datasets],
-        "without": {
-            model: {cost.name: getattr(other.costs, cost.name) for cost in fitted.costs}
-            for model, other in fitted.without.items()
+        **{
+            name: {left_out: asdict(other.costs) for left_out, other in profiles.items()}
+            for name, profiles in (
+                ("without", fitted.without),
+                ("without_gpu", fitted.without_gpu),
+                ("without_version", fitted.without_version),
+            )
         },
         "output": None if output is None else str(output),
     }
@@ -187,13 +216,15 @@ def _print(fitted: Calibration) -> None:
             ("profile", profile.name),
             ("engine", fitted.engine),
             ("kernels", f"gemm_smoothing {kernels.gemm_smoothing}, fp8_scales {kernels.fp8_scales}"),
+            ("costs", ", ".join(profile.fit.costs if profile.fit else ()) or "none beside its kernels"),
             ("residual", _residual(profile.costs.residual)),
+            *((f"not fitted, {rows}", why) for why, rows in profile.evidence["not_fitted"].items()),
         ]
     )
     out = console()
     out.print()
     ranges = {
-        cost.name: sorted(getattr(other.costs, cost.name) for other in fitted.without.values())
+        cost.name: sorted(getattr(other.costs, cost.name, 0.0) for other in fitted.without.values())
         for cost in fitted.costs
     }
     print_table(
@@ -205,24 +236,30 @@ def _print(fitted: Calibration) -> None:
         left=("cost",),
     )
     out.print()
-    columns = ("data set", "rows", "models", "tp", "kernels", "fitted", "unseen")
+    columns = ("data set", "rows", "gpu", "tp", "kernels", "fitted", "unseen model", "gpu", "version")
     print_table(
         columns,
         [
             (
                 one.dataset,
                 str(one.rows),
-                str(len(one.models)),
+                " ".join(one.gpus),
                 " ".join(map(str, one.tps)),
                 _error(one.kernels_mape, one.kernels_bias),
                 _error(one.fitted_mape, one.fitted_bias),
                 _error(one.unseen_mape, one.unseen_bias),
+                _error(one.unseen_gpu_mape, one.unseen_gpu_bias),
+                _error(one.unseen_version_mape, one.unseen_version_bias),
             )
             for one in fitted.datasets
         ],
-        left=("data set", "tp"),
+        left=("data set", "gpu", "tp"),
     )
     out.print("MAPE and (bias) of the time per output token", soft_wrap=True)
+    for what, errors in fitted.profile.evidence["errors"].items():
+        out.print(
+            f"{what.replace('_', ' ')}: {errors['mape']:.1%} over {errors['rows']:.0f} rows", soft_wrap=True
+        )
 
 
 def _residual(residual: float) -> str:

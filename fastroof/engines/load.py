@@ -18,6 +18,7 @@ from fastroof.engines.profile import (
     KernelChoices,
     KvMemory,
     LayerCost,
+    NotFitted,
     OperatorKernel,
     Scheduling,
     StepCosts,
@@ -82,7 +83,7 @@ def engine_of_version(engine: str, version: str = "") -> EngineProfile:
     -------
     EngineProfile
         The one whose range holds the version, with that version's kernels; where none does, or it is unknown
-        or no version, the one that is called like the engine.
+        or no version, the newest.
 
     Raises
     ------
@@ -91,18 +92,18 @@ def engine_of_version(engine: str, version: str = "") -> EngineProfile:
     """
     if engine not in serving_engines():
         raise PlanError(f"engine must be one of {', '.join(serving_engines())}, got {engine!r}")
-    if not is_version(version):
-        return _packaged(engine)
     try:
-        return _of_version(engine, version)
+        return _of_version(engine, version if is_version(version) else "")
     except PlanError:
-        return _narrowed(engine, version)
+        return _narrowed(_of_version(engine, "").name, version)
 
 
 def _of_version(engine: str, version: str) -> EngineProfile:
+    """The profile whose range holds a version, or has no end where none is given."""
     profiles = [profile for profile in map(_packaged, engine_names()) if profile.engine == engine]
     for profile in profiles:
-        if holds_for(profile.versions, version):
+        is_open = "<" not in profile.versions and "==" not in profile.versions
+        if holds_for(profile.versions, version) if version else is_open:
             return _narrowed(profile.name, version)
     ranges = ", ".join(f"{profile.name} ({profile.versions})" for profile in profiles)
     raise PlanError(f"no profile is of {engine} {version}; there are {ranges}")
@@ -132,7 +133,7 @@ def load_engine(given: EngineProfile | str | Path | Mapping[str, Any]) -> Engine
     >>> load_engine("kernels").costs.step_us
     0.0
     >>> load_engine("vllm-0.12.0").name, load_engine("vllm").versions
-    ('vllm', '<0.14')
+    ('vllm-0.12', '>=0.14')
     """
     if isinstance(given, EngineProfile):
         return given
@@ -193,6 +194,10 @@ def _part(name: str, made: type, keys: Any, where: str) -> Any:
         values["mixed_attention"] = [_mixed_attention(one, where) for one in values["mixed_attention"]]
     if made is CostForm and not isinstance(values.get("costs"), list | tuple):
         raise PlanError("[fit] needs costs, a list of names")
+    if made is CostForm and "left_out" in values:
+        if not isinstance(values["left_out"], list | tuple):
+            raise PlanError("left_out must be a list of tables, each of runs")
+        values["left_out"] = [_not_fitted(one, where) for one in values["left_out"]]
     return made(**values)
 
 
@@ -201,6 +206,13 @@ def _kernel(keys: Any, where: str) -> OperatorKernel:
         raise PlanError("each of [[kernels.operators]] needs an operator")
     _check_keys(keys, [key.name for key in fields(OperatorKernel)], where, "[[kernels.operators]]")
     return OperatorKernel(**keys)
+
+
+def _not_fitted(keys: Any, where: str) -> NotFitted:
+    if not isinstance(keys, Mapping) or "reason" not in keys:
+        raise PlanError("each of [[fit.left_out]] needs a reason")
+    _check_keys(keys, [key.name for key in fields(NotFitted)], where, "[[fit.left_out]]")
+    return NotFitted(**keys)
 
 
 def _layer_cost(keys: Any, where: str) -> LayerCost:

@@ -11,7 +11,7 @@ from fastroof.engines.layouts import ANY_LAYOUT, LayoutRules
 from fastroof.engines.memory import DATASHEET_MEMORY, KV_RESERVATIONS, KvMemory
 from fastroof.engines.mixed_attention import MixedAttention
 from fastroof.engines.serving_errors import NO_ERRORS, ServingErrors
-from fastroof.engines.versions import check_range, holds_for
+from fastroof.engines.versions import check_range, holds_for, is_version
 from fastroof.errors import PlanError
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "KernelChoices",
     "KvMemory",
     "LayerCost",
+    "NotFitted",
     "OperatorKernel",
     "Scheduling",
     "StepCosts",
@@ -35,6 +36,9 @@ SHARED_EXPERTS: Final = ("apart", "beside")
 LATENT_ATTENTION: Final = ("whole", "parts")
 STEP_ORDERS: Final = ("mixed", "prefill_first")
 """Whether prompts share steps with decodes, or run ahead of them in steps of their own."""
+
+CHOSEN: Final = ("form", "gemm_smoothing", "fp8_scales")
+"""What rows may choose when costs are fitted."""
 
 LAYOUT_KEYS: Final = ("tp", "pp", "dp", "moe_tp", "ep")
 MOST: Final = 2**20
@@ -346,6 +350,34 @@ class KernelChoices:
 
 
 @dataclass(frozen=True)
+class NotFitted:
+    """Runs that an engine's costs are not fitted to, since they say nothing of them.
+
+    Attributes
+    ----------
+    reason : str
+        Why: a defect of a version, or of a table that was found without these runs.
+    model, gpu, format, versions : str
+        Which: of a model with all of its formats, on a GPU, in a format, in a range of the engine's versions;
+        empty for any.
+    """
+
+    reason: str
+    model: str = ""
+    gpu: str = ""
+    format: str = ""
+    versions: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what names no runs."""
+        for key in fields(self):
+            _check_text(key.name, getattr(self, key.name))
+        if not self.reason:
+            raise PlanError("runs that are not fitted need a reason")
+        check_range(self.versions)
+
+
+@dataclass(frozen=True)
 class CostForm:
     """Which of its costs are fitted to measured rows, and how much a row that lies far off counts.
 
@@ -356,10 +388,20 @@ class CostForm:
     outlier : float
         Relative error from which the squared error grows like the absolute one (soft L1); 0 for plain
         least squares.
+    chosen : tuple of str
+        What the rows choose, of ``form`` (both of these), ``gemm_smoothing`` and ``fp8_scales``; the others
+        are as the profile has them.
+    layers : tuple of (str, str)
+        Architectures whose layers have a cost of their own, and the range of versions; empty for any.
+    left_out : tuple of NotFitted
+        Runs that are judged, and not fitted.
     """
 
     costs: tuple[str, ...]
     outlier: float = 0.0
+    chosen: tuple[str, ...] = ()
+    layers: tuple[tuple[str, str], ...] = ()
+    left_out: tuple[NotFitted, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse costs that there are not."""
@@ -368,6 +410,20 @@ class CostForm:
             _check_one_of("a cost to fit", name, known)
         object.__setattr__(self, "costs", tuple(self.costs))
         object.__setattr__(self, "outlier", _check_number("outlier", self.outlier))
+        if isinstance(self.chosen, str):
+            raise PlanError(f"chosen must be a list of what is, got {self.chosen!r}")
+        for name in self.chosen:
+            _check_one_of("what is chosen", name, CHOSEN)
+        object.__setattr__(self, "chosen", tuple(self.chosen))
+        layers = tuple(tuple(pair) if isinstance(pair, list | tuple) else (pair,) for pair in self.layers)
+        if not all(len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in layers):
+            raise PlanError(
+                f"layers to fit must be pairs of an architecture and a range, got {self.layers!r}"
+            )
+        for _, versions in layers:
+            check_range(versions)
+        object.__setattr__(self, "layers", layers)
+        object.__setattr__(self, "left_out", tuple(self.left_out))
 
 
 @dataclass(frozen=True)
@@ -421,9 +477,17 @@ class EngineProfile:
             raise PlanError(f"evidence must be a table, got {self.evidence!r}")
 
     def at(self, version: str) -> EngineProfile:
-        """Return the engine as it is in one of its versions: without other versions' layers and kernels."""
-        layers = tuple(one for one in self.costs.layers if holds_for(one.versions, version))
-        kernels = self.kernels.of_version(version)
+        """Return the engine as it is in one of its versions: without other versions' layers and kernels.
+
+        A build that is no version has what all versions have alone.
+        """
+        is_known = is_version(version)
+        layers = tuple(
+            one
+            for one in self.costs.layers
+            if not one.versions or (is_known and holds_for(one.versions, version))
+        )
+        kernels = self.kernels.of_version(version) if is_known else self.kernels
         if layers == self.costs.layers and kernels is self.kernels:
             return self
         return replace(self, costs=replace(self.costs, layers=layers), kernels=kernels)

@@ -350,6 +350,6 @@ def _relative(plan: StepPlan, errors: RowErrors, step_us: Floats) -> Floats:
     campaign = (errors.spread_us2 + errors.common_us**2) / whole_us2
     residual = plan.engine.costs.residual**2
     # what the residual was measured to be has the campaign of that GPU's tables in it
-    fitted_here = plan.engine.evidence.get("gpu") == plan.gpu.name
+    fitted_here = plan.gpu.name in plan.engine.evidence.get("gpus", ())
     together = np.maximum(campaign, residual) if fitted_here else campaign + residual
     return np.asarray(np.sqrt(np.where(there, errors.local_us2 / whole_us2 + together, 0.0)))

@@ -44,7 +44,7 @@ def test_the_packaged_profiles_load():
         assert profile.engine in (name.partition("-")[0], "")
         chosen = dataclasses.replace(profile.kernels, engines=(), operators=())
         adds_nothing = profile == profile.kernels_alone() and chosen == KernelChoices()
-        assert adds_nothing == (name in ("kernels", "sglang"))
+        assert adds_nothing == (name == "kernels")
         assert load_engine(profile) is profile
         assert load_engine(dataclasses.asdict(profile)) == profile
     recent = load_engine("trtllm-1.2.0")
@@ -194,13 +194,23 @@ def test_a_range_holds_versions_as_packages_order_them(versions, inside, outside
 def test_an_engine_is_found_by_its_version():
     assert serving_engines() == ("sglang", "trtllm", "vllm")
     for engine in serving_engines():
-        # of no version, of an unknown one and of one that no range holds: what is called like the engine
+        # of no version, of an unknown one and of one that no range holds: the newest
         for version in ("", "main", "0.0.1", "999.0"):
             assert engine_of_version(engine, version).engine == engine
-        assert engine_of_version(engine) is load_engine(engine)
+    assert [engine_of_version(engine).name for engine in serving_engines()] == [
+        "sglang",
+        "trtllm-1.1",
+        "vllm",
+    ]
+    assert engine_of_version("vllm", "0.0.1").name == load_engine("vllm-0.12.0").name == "vllm-0.12"
+    # what only some versions have is not of an unknown one
+    sglang = engine_of_version("sglang", "nightly")
+    assert all(not one.versions for one in sglang.costs.layers)
     assert load_engine("trtllm-1.0.0rc3") is load_engine("trtllm")
-    with pytest.raises(PlanError, match=r"no profile is of vllm 0\.99; there are vllm \(<0\.14\)"):
-        load_engine("vllm-0.99")
+    with pytest.raises(
+        PlanError, match=r"no profile is of trtllm 0\.9; there are trtllm \(>=1\.0\.0rc0,<1\.1"
+    ):
+        load_engine("trtllm-0.9")
     with pytest.raises(PlanError, match="'new' is no version"):
         load_engine("vllm-new")
     with pytest.raises(PlanError, match="engine must be one of sglang, trtllm, vllm, got 'tgi'"):

@@ -4,35 +4,41 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
 from fastroof._version import __version__
+from fastroof.arrays import Floats
 from fastroof.checks import whole_number
-from fastroof.engines import EngineProfile, KvMemory, OperatorKernel, StepCosts, engine_names, load_engine
-from fastroof.engines.layouts import ANY_LAYOUT
+from fastroof.engines import CostForm, EngineProfile, LayerCost, StepCosts, engine_names, load_engine
+from fastroof.engines.profile import FP8_SCALES, GEMM_SMOOTHINGS
 from fastroof.errors import TableError
-from fastroof.load.write import toml_text
-from fastroof.plan import compile_plan
-from fastroof.serving.estimate import estimate
-from fastroof.serving.evidence.fit import KernelTimes, are_told_apart, equal_weights, fit_costs
+from fastroof.models import load_model
+from fastroof.serving.evidence.fit import OWN_LAYERS, Form, are_told_apart
+from fastroof.serving.evidence.fit_choice import FORMS, HOST_FORMS, OUTLIERS, Choice, FittedRows, RowLabels
 from fastroof.serving.evidence.fit_errors import (
+    SPLITS,
     DatasetErrors,
     FittedCost,
-    RowLabels,
+    Split,
+    SplitFit,
     cost_intervals,
     dataset_errors,
     fits_without,
+    split_errors,
+    unseen_errors,
 )
-from fastroof.serving.evidence.rows import ServingRow, dataset_names
+from fastroof.serving.evidence.fitted_rows import chosen_rows, is_of
+from fastroof.serving.evidence.kernel_times import KernelTimes, kernel_times, time_rows
+from fastroof.serving.evidence.profile_file import check_profile_path, profile_text, write_profile
+from fastroof.serving.evidence.rows import ServingRow
+from fastroof.serving.evidence.speculative_runs import speculative_runs
 from fastroof.tables import Tables
 from fastroof.units import US_PER_MS
-from fastroof.whole_files import check_file_place, write_output
 
 __all__ = [
     "RESAMPLES",
@@ -48,12 +54,12 @@ RESAMPLES: Final = 400
 DIGITS: Final = 3
 """Significant digits that a profile keeps of a cost: its interval is wider than the fourth."""
 
-NORMAL_SE_OF_MAPE: Final = 1.25
-"""Standard error of a normal error over its mean absolute one, sqrt(pi/2)."""
+NORMAL_P80: Final = 1.2816
+"""80 % of a normal error's absolute values are below so many standard errors."""
 
 _FITTED_FIELDS: Final = (
-    "dataset", "row", "gpu", "engine", "model", "dtype", "kv_dtype", "tp", "isl", "osl", "concurrency",
-    "length_factor", "tpot_ms",
+    "dataset", "row", "gpu", "engine", "engine_version", "model", "dtype", "kv_dtype", "tp", "pp", "dp", "ep",
+    "isl", "osl", "concurrency", "length_factor", "tpot_ms",
 )  # fmt: skip
 
 
@@ -64,15 +70,21 @@ class Calibration:
     Attributes
     ----------
     engine : str
-        Which engine's rows it was fitted to.
+        Which profile's rows it was fitted to.
     profile : EngineProfile
         The costs to three significant digits, with their evidence.
     costs : tuple of FittedCost
         The costs in full, with their 95 % intervals.
     datasets : tuple of DatasetErrors
-        Errors by data set: of kernels alone, in sample, and on models that a fit did not see.
-    without : mapping of str to EngineProfile
-        By model, the profile fitted to the rows of all the others; empty where there is only one.
+        Errors by data set: of kernels alone, in sample, and on models, GPUs and versions unseen.
+    without, without_gpu, without_version : mapping of str to EngineProfile
+        By model, GPU and version of the engine, the profile whose form and costs come from the rows of all
+        the others; empty where there is only one.
+    fitted_rows : tuple of ServingRow
+        The rows that were fitted.
+    unseen : mapping of str to ndarray of float64
+        Relative error of each of them by the profile without its model, GPU or version; nan where there is
+        none.
     """
 
     engine: str
@@ -80,29 +92,50 @@ class Calibration:
     costs: tuple[FittedCost, ...]
     datasets: tuple[DatasetErrors, ...]
     without: Mapping[str, EngineProfile]
+    without_gpu: Mapping[str, EngineProfile]
+    without_version: Mapping[str, EngineProfile]
+    fitted_rows: tuple[ServingRow, ...]
+    unseen: Mapping[Split, Floats]
+
+    def profile_without(self, row: ServingRow, split: Split = "model") -> EngineProfile | None:
+        """Return the profile that saw no row of a row's model, GPU or version; None where there is no other.
+
+        It is narrowed to the row's version. A model, GPU or version that no fitted row has is unseen by all.
+        """
+        by_name = {"model": self.without, "gpu": self.without_gpu, "version": self.without_version}[split]
+        if not by_name:
+            return None
+        name = {"model": row.whole_model, "gpu": row.gpu, "version": row.engine_version}[split]
+        return at_version(by_name.get(name, self.profile), row)
+
+
+def at_version(profile: EngineProfile, row: ServingRow) -> EngineProfile:
+    """Return a profile as it is in the version of a row."""
+    return profile.at(row.engine_version)
 
 
 def calibrate(
     rows: Iterable[ServingRow],
-    tables: Tables,
+    tables: Tables | Mapping[str, Tables],
     engine: str,
     *,
     datasets: Sequence[str] | None = None,
     resamples: int = RESAMPLES,
     name: str | None = None,
     command: str = "",
+    splits: Sequence[Split] = SPLITS,
 ) -> Calibration:
     """Fit what an engine adds to its kernels to the times per output token that were measured.
 
     Parameters
     ----------
     rows : iterable of ServingRow
-        Those of the engine on the tables' GPU are fitted, but for the ones that are left out.
-    tables : Tables
-        Measured kernels of that GPU.
+        Those of the engine on the tables' GPUs are fitted, but for the ones that are left out.
+    tables : Tables or mapping of str to Tables
+        Measured kernels of a GPU, or of several by their names.
     engine : str
         Name of the packaged profile whose rows are fitted, such as vllm or trtllm; its ``fit`` says which
-        costs there are, and all but the costs and their evidence stays as it is.
+        costs there are or that rows choose them, and all else stays as it is.
     datasets : sequence of str, optional
         Fit these data sets only.
     resamples : int
@@ -111,6 +144,8 @@ def calibrate(
         What the profile is called; by default as the engine.
     command : str
         What the evidence calls the command that made it.
+    splits : sequence of str
+        What is left out in turn: model, gpu, version.
 
     Returns
     -------
@@ -124,9 +159,15 @@ def calibrate(
 
     Notes
     -----
-    Each data set has the same total weight, errors are relative, costs are at least 0 and shared by all
-    models and tensor-parallel sizes. How many requests decode in a step, and how many prompts share it, does
-    not depend on how long it takes: the kernels of each row's two steps are timed once, whatever is fitted.
+    Each data set of a GPU has the same total weight (one of fewer than ten rows less), errors are relative,
+    costs are at least 0 and shared by all models and tensor-parallel sizes. How many requests decode in a
+    step, and how many prompts share it, does not depend on how long it takes: the kernels of each row's two
+    steps are timed once, whatever is fitted.
+
+    What rows choose (which costs, how a row far off counts, smoothing, scales) is chosen by leaving models
+    out in turn (GPUs, layouts or single rows where there is one model). For each model, GPU and version that
+    is left out all of it is chosen and fitted again without its rows: those errors are of rows that nothing
+    has seen.
     """
     base = load_engine(engine) if engine in engine_names() else None
     if base is None or base.fit is None:
@@ -135,133 +176,201 @@ def calibrate(
             f"engine must be one of {', '.join(known)}, got {engine!r}: no costs are known of it"
         )
     resamples = whole_number("resamples", resamples, 0, error=TableError)
-    form = base.fit
-    chosen = _chosen(rows, tables, engine, datasets)
-    if len(chosen) < len(form.costs):
-        raise TableError(f"{len(form.costs)} costs need at least as many rows, got {len(chosen)}")
+    by_gpu = tables if isinstance(tables, Mapping) else {tables.gpu.name: tables}
+    chosen, not_fitted = chosen_rows(rows, by_gpu, base, datasets)
+    if "form" not in base.fit.chosen and len(chosen) < len(base.fit.costs):
+        raise TableError(f"{len(base.fit.costs)} costs need at least as many rows, got {len(chosen)}")
     bare = replace(base, name=engine if name is None else name, costs=StepCosts(), evidence={})
-    times = kernel_times(chosen, tables, bare)
-    labels = RowLabels(
-        np.array([row.dataset for row in chosen]),
-        np.array([row.model for row in chosen]),
-        np.array([row.tp for row in chosen], np.int64),
+    kept, times = _timed(chosen, by_gpu, bare, not_fitted)
+    fitted = FittedRows(
+        times,
+        _labels(kept),
+        FORMS if "form" in base.fit.chosen else (base.fit.costs,),
+        OUTLIERS if "form" in base.fit.chosen else (base.fit.outlier,),
     )
-    fitted = fit_costs(times, equal_weights(labels.dataset), form)
-    if not are_told_apart(times, form, fitted):
+    choice = fitted.choose()
+    every = np.ones(len(kept), bool)
+    costs_us = fitted.fit(every, choice)
+    if "form" not in base.fit.chosen and not are_told_apart(times[choice.kernels], choice.form, costs_us):
         raise TableError(
-            f"{len(chosen)} rows do not tell {' and '.join(form.costs)} apart; add rows of other concurrency"
+            f"{len(kept)} rows do not tell {' and '.join(base.fit.costs)} apart; "
+            "add rows of other concurrency"
         )
-    costs = cost_intervals(times, labels, form, fitted, resamples)
-    without = fits_without(times, labels, form)
-    errors = dataset_errors(times, labels, fitted, without)
+    costs = cost_intervals(fitted, choice, costs_us, resamples)
+    fits = {split: fits_without(fitted, split) if split in splits else {} for split in SPLITS}
+    unseen = {split: unseen_errors(fitted, split, one) for split, one in fits.items()}
+    kernels = fitted.errors(choice._replace(form=Form(())), {})
+    in_sample = fitted.errors(choice, costs_us)
+    errors = dataset_errors(fitted, kernels, in_sample, unseen)
+    judged = {"kernels": kernels, "in_sample": in_sample}
+    judged |= {f"unseen_{split}": of_split for split, of_split in unseen.items()}
+    summary = {key: split_errors(fitted, of_split) for key, of_split in judged.items()}
     evidence: dict[str, Any] = {
         "command": command,
         "fastroof": __version__,
-        "gpu": tables.gpu.name,
-        "tables_hash": tables.content_hash,
-        "rows_hash": _rows_hash(chosen),
+        "gpus": sorted({row.gpu for row in kept}),
+        "tables_hash": {gpu: by_gpu[gpu].content_hash for gpu in sorted({row.gpu for row in kept})},
+        "rows_hash": _rows_hash(kept),
+        "rows": len(kept),
         "resamples": resamples,
+        "not_fitted": dict(sorted(not_fitted.items())),
         "interval_95": {
-            cost.name: [_digits(cost.low_us), _digits(cost.high_us)]
+            _cost_name(cost.name, base.fit): [_digits(cost.low_us), _digits(cost.high_us)]
             for cost in costs
             if not math.isnan(cost.low_us)
         },
-        "without": {
-            model: {cost: _digits(us) for cost, us in others.items()} for model, others in without.items()
+        "errors": {
+            key: {what: round(value, 4) for what, value in one.items()} for key, one in summary.items() if one
+        },
+        "tried": _tried(fitted, base.fit),
+        **{
+            f"without_{split}": {left_out: _kept_fit(one, base.fit) for left_out, one in of_split.items()}
+            for split, of_split in fits.items()
+            if of_split
         },
         "datasets": {one.dataset: _errors_of(one) for one in errors},
     }
-    unseen = [one.unseen_mape for one in errors if not math.isnan(one.unseen_mape)]
-    residual = _digits(NORMAL_SE_OF_MAPE * sum(unseen) / len(unseen), 2) if unseen else 0.0
-    rounded: dict[str, Any] = {cost: _digits(us) for cost, us in fitted.items()}
+    # what an 80 % interval is to hold: the worse of models and GPUs that a fit has not seen
+    p80 = max((summary[f"unseen_{split}"].get("p80", 0.0) for split in ("model", "gpu")), default=0.0)
+    residual = _digits(p80 / NORMAL_P80, 2)
+    profiles = {
+        split: {left_out: _profile(bare, one.choice, one.costs) for left_out, one in of_split.items()}
+        for split, of_split in fits.items()
+    }
+    rounded = {cost: _digits(us) for cost, us in costs_us.items()}
+    profile = _profile(bare, choice, rounded, residual)
+    profile = replace(profile, costs=_with_evidence(profile.costs, base.fit, fits["gpu"]))
     return Calibration(
         engine,
-        replace(bare, costs=StepCosts(**rounded, residual=residual), evidence=evidence),
+        replace(profile, evidence=evidence),
         costs,
         errors,
-        {model: replace(bare, costs=_costs(others)) for model, others in without.items()},
+        profiles["model"],
+        profiles["gpu"],
+        profiles["version"],
+        kept,
+        unseen,
     )
 
 
-def _chosen(
-    rows: Iterable[ServingRow], tables: Tables, engine: str, datasets: Sequence[str] | None
-) -> list[ServingRow]:
-    """Rows to fit, by data set."""
-    gpu = tables.gpu.name
-    of_engine = [
-        row for row in rows if row.engine_profile.name == engine and row.gpu == gpu and not row.left_out
-    ]
-    names = dataset_names(of_engine)
-    if not of_engine:
-        raise TableError(f"there are no serving rows of {engine} on {gpu} to fit")
-    unknown = [name for name in datasets or () if name not in names]
-    if unknown:
-        raise TableError(f"{engine} on {gpu} has no data set {unknown[0]!r}; it has {', '.join(names)}")
-    short = [row.row for row in of_engine if row.mean_osl <= 1.0]
-    if short:
-        raise TableError(f"row {short[0]!r} has no output token after the first, so no time per token")
-    return [row for name in names if name in (datasets or names) for row in of_engine if row.dataset == name]
+def _timed(
+    rows: Sequence[ServingRow],
+    tables: Mapping[str, Tables],
+    bare: EngineProfile,
+    not_fitted: Counter[str],
+) -> tuple[tuple[ServingRow, ...], dict[tuple[str, str], KernelTimes]]:
+    """Time rows by every kind of kernels that may be chosen, the profile's own first."""
+    assert bare.fit is not None
+    own = bare.kernels.gemm_smoothing, bare.kernels.fp8_scales
+    smoothings = GEMM_SMOOTHINGS if "gemm_smoothing" in bare.fit.chosen else own[:1]
+    # where rows do not tell: as fp8 checkpoints of most publishers are, with scales of their inputs
+    scales = tuple(reversed(FP8_SCALES)) if "fp8_scales" in bare.fit.chosen else own[1:]
+    times: dict[tuple[str, str], KernelTimes] = {}
+    kept: tuple[ServingRow, ...] = ()
+    for scale in scales:
+        for smoothing in smoothings:
+            kernels = replace(bare.kernels, gemm_smoothing=smoothing, fp8_scales=scale)
+            timed = time_rows(rows, tables, replace(bare, kernels=kernels))
+            if not times:
+                not_fitted.update(timed.refused)
+                kept = timed.rows
+            times[smoothing, scale] = timed.times
+    kernels_ms = (next(iter(times.values())).kernels_us / US_PER_MS).tolist()
+    speculating = speculative_runs(kept, kernels_ms)
+    not_fitted.update(reason for reason in speculating if reason)
+    plain = np.array([not reason for reason in speculating])
+    kept = tuple(row for row, is_plain in zip(kept, plain, strict=True) if is_plain)
+    if not kept:
+        raise TableError("none of the rows has a plan and takes at least the time of its kernels")
+    own_layers = _own_layers(kept, bare.fit)
+    return kept, {key: one.pick(plain)._replace(own_layers=own_layers) for key, one in times.items()}
 
 
-def kernel_times(rows: Sequence[ServingRow], tables: Tables, profile: EngineProfile) -> KernelTimes:
-    """Time the kernels of the two mean steps of each row.
-
-    Parameters
-    ----------
-    rows : sequence of ServingRow
-        Measured runs.
-    tables : Tables
-        Kernels of their GPU.
-    profile : EngineProfile
-        How GEMMs are smoothed and fp8 scales found; its costs are left out.
-
-    Returns
-    -------
-    KernelTimes
-        An entry a row.
-    """
-    kernels = profile.kernels_alone()
-    alike: dict[tuple[Any, ...], list[int]] = {}
+def _own_layers(rows: Sequence[ServingRow], form: CostForm) -> Floats | None:
+    """Layers of each row that have a cost of their architecture's own, a column a cost."""
+    if not form.layers:
+        return None
+    layers = np.zeros((len(rows), len(form.layers)))
     for i, row in enumerate(rows):
-        # nan is no equal of nan
-        rounds = None if math.isnan(row.requests_per_client) else row.requests_per_client
-        schedule = (row.engine_profile, *row.schedule.values(), rounds)
-        place = (row.model, row.layout, row.plan_dtype, row.kv_dtype, schedule)
-        alike.setdefault(place, []).append(i)
-    columns = np.empty((len(KernelTimes._fields), len(rows)))
-    for (model, layout, dtype, kv_dtype, (*_, rounds)), places in alike.items():
-        plan = compile_plan(
-            model,
-            tables.gpu,
-            tables,
-            tp=layout.tp,
-            pp=layout.pp,
-            dp=layout.dp,
-            ep=layout.ep,
-            dtype=dtype,
-            kv_dtype=kv_dtype,
-            runtime=kernels,
-            max_tokens=rows[places[0]].plan_tokens,
-            allow_modelled=True,
-        )
-        predicted = estimate(
-            plan,
-            [rows[i].mean_isl for i in places],
-            [rows[i].mean_osl for i in places],
-            [rows[i].concurrency for i in places],
-            **rows[places[0]].schedule,
-            requests_per_client=rounds,
-        )
-        columns[:, places] = KernelTimes(
-            measured_us=np.array([rows[i].tpot_ms for i in places]) * US_PER_MS,
-            decode_us=predicted.decode_step_us,
-            mixed_us=predicted.mixed_step_us,
-            decode_sequences=predicted.decodes,
-            mixed_sequences=predicted.decodes + predicted.prompts,
-            mixed_share=predicted.mixed_share,
-            num_layers=np.full(len(places), float(plan.model.num_layers)),
-        )
-    return KernelTimes(*columns)
+        model = load_model(row.model)
+        # the last that holds, as in a plan
+        holding = [
+            j
+            for j, (architecture, versions) in enumerate(form.layers)
+            if model.architecture == architecture and is_of(row, versions)
+        ]
+        if holding:
+            layers[i, holding[-1]] = model.num_blocks
+    return layers
+
+
+def _labels(rows: Sequence[ServingRow]) -> RowLabels:
+    return RowLabels(
+        np.array([row.dataset for row in rows]),
+        np.array([row.whole_model for row in rows]),
+        np.array([row.gpu for row in rows]),
+        np.array([row.engine_version for row in rows]),
+        np.array([row.tp for row in rows], np.int64),
+    )
+
+
+def _profile(
+    bare: EngineProfile, choice: Choice, costs: Mapping[str, float], residual: float = 0.0
+) -> EngineProfile:
+    """Put a fit into a profile."""
+    assert bare.fit is not None
+    layers = tuple(
+        LayerCost(architecture, costs.get(f"{OWN_LAYERS}.{i}", 0.0), versions)
+        for i, (architecture, versions) in enumerate(bare.fit.layers)
+        if costs.get(f"{OWN_LAYERS}.{i}", 0.0) > 0.0
+    )
+    shared: dict[str, Any] = {name: us for name, us in costs.items() if not name.startswith(OWN_LAYERS)}
+    return replace(
+        bare,
+        costs=StepCosts(**shared, residual=residual, layers=layers),
+        kernels=replace(bare.kernels, gemm_smoothing=choice.gemm_smoothing, fp8_scales=choice.fp8_scales),
+        fit=replace(bare.fit, costs=choice.form.costs, outlier=choice.form.outlier),
+    )
+
+
+def _with_evidence(costs: StepCosts, form: CostForm, without_gpu: Mapping[str, SplitFit]) -> StepCosts:
+    """Say beside each architecture's own cost what it is without each GPU."""
+    layers = []
+    for one in costs.layers:
+        name = f"{OWN_LAYERS}.{form.layers.index((one.architecture, one.versions))}"
+        others = ", ".join(f"{_digits(fit.costs[name]):g} without {gpu}" for gpu, fit in without_gpu.items())
+        layers.append(replace(one, evidence=f"fitted with the shared costs; us: {others}" if others else ""))
+    return replace(costs, layers=tuple(layers))
+
+
+def _cost_name(name: str, form: CostForm) -> str:
+    if not name.startswith(OWN_LAYERS):
+        return name
+    architecture, versions = form.layers[int(name.partition(".")[2])]
+    return f"layers {architecture} {versions}".rstrip()
+
+
+def _kept_fit(one: SplitFit, form: CostForm) -> dict[str, Any]:
+    """A fit as a profile's evidence keeps it."""
+    costs = {_cost_name(name, form): _digits(us) for name, us in one.costs.items()}
+    return {
+        **costs,
+        "gemm_smoothing": one.choice.gemm_smoothing,
+        "fp8_scales": one.choice.fp8_scales,
+        "outlier": one.choice.form.outlier,
+    }
+
+
+def _tried(fitted: FittedRows, form: CostForm) -> dict[str, float]:
+    """Error of each form on what was left out in turn, with the best kernels: a host beside the GPU too."""
+    if "form" not in form.chosen:
+        return {}
+    every = np.ones(len(fitted.labels.tp), bool)
+    tried: dict[str, float] = {}
+    for trial in fitted.trials(every, (*fitted.forms, *HOST_FORMS)):
+        name = " ".join(trial.choice.form.costs) or "kernels"
+        tried[name] = min(tried.get(name, math.inf), round(trial.error, 4))
+    return tried
 
 
 def _errors_of(one: DatasetErrors) -> dict[str, Any]:
@@ -276,10 +385,6 @@ def _errors_of(one: DatasetErrors) -> dict[str, Any]:
     return kept
 
 
-def _costs(us: Mapping[str, Any]) -> StepCosts:
-    return StepCosts(**us)
-
-
 def _digits(value: float, digits: int = DIGITS) -> float:
     return float(f"{value:.{digits}g}")
 
@@ -288,97 +393,3 @@ def _rows_hash(rows: Iterable[ServingRow]) -> str:
     """SHA-256 of what was fitted, whatever file it came from."""
     text = "\n".join("\t".join(str(getattr(row, name)) for name in _FITTED_FIELDS) for row in rows)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def profile_text(profile: EngineProfile) -> str:
-    """Write a profile as the TOML that :func:`fastroof.engines.load_engine` reads.
-
-    Examples
-    --------
-    >>> print(profile_text(EngineProfile("mine", costs=StepCosts(step_us=600.0))), end="")
-    name = "mine"
-    <BLANKLINE>
-    [costs]
-    step_us = 600.0
-    <BLANKLINE>
-    [scheduling]
-    chunked_prefill = true
-    max_num_batched_tokens = 8192
-    max_num_seqs = 1024
-    <BLANKLINE>
-    [memory]
-    kv_reservation = "mean"
-    <BLANKLINE>
-    [kernels]
-    gemm_smoothing = "none"
-    fp8_scales = "dynamic"
-    shared_experts = "apart"
-    latent_attention = "parts"
-    """
-    content = {key: value for key, value in asdict(profile).items() if value not in ("", None, {})}
-    if not content["kernels"]["engines"]:
-        del content["kernels"]["engines"]
-    figures = content["kernels"].pop("mixed_attention")
-    if figures:
-        content["kernels"]["mixed_attention"] = [
-            {key: list(value) if isinstance(value, tuple) else value for key, value in one.items() if value}
-            for one in figures
-        ]
-    layers = content["costs"].pop("layers")
-    unsaid = asdict(KvMemory())
-    content["memory"] = {
-        key: value
-        for key, value in content["memory"].items()
-        if key == "kv_reservation" or value != unsaid[key]
-    }
-    content["errors"] = {name: error for name, error in content["errors"].items() if error}
-    if not content["errors"]:
-        del content["errors"]
-    content["costs"] = {cost: us for cost, us in content["costs"].items() if us}
-    if layers:
-        content["costs"]["layers"] = [{key: value for key, value in one.items() if value} for one in layers]
-    operators = content["kernels"].pop("operators")
-    unsaid = {"operator": "", **{key.name: key.default for key in fields(OperatorKernel)[1:]}}
-    if operators:
-        content["kernels"]["operators"] = [
-            {
-                key: dict(value) if key == "layout" else value
-                for key, value in one.items()
-                if value != unsaid[key]
-            }
-            for one in operators
-        ]
-    plain = asdict(ANY_LAYOUT)
-    layout = {key: value for key, value in content.pop("layout").items() if value != plain[key]}
-    if "gathered_bytes" in layout:
-        layout["gathered_bytes"] = dict(layout["gathered_bytes"])
-    if layout:
-        content["layout"] = layout
-    order = [field.name for field in fields(profile)]
-    return toml_text(dict(sorted(content.items(), key=lambda part: order.index(part[0]))))
-
-
-def check_profile_path(path: str | Path) -> Path:
-    """Return where a profile may be written.
-
-    Raises
-    ------
-    TableError
-        If the name does not end in .toml, or its folder does not exist.
-    """
-    path = Path(path)
-    if path.suffix != ".toml" or os.path.isdir(path):
-        raise TableError(f"an engine profile is a .toml file, got {path}")
-    check_file_place(path, f"profile {path}", TableError)
-    return path
-
-
-def write_profile(profile: EngineProfile, path: str | Path) -> Path:
-    """Write a profile as TOML, whole or not at all.
-
-    Raises
-    ------
-    TableError
-        If the name does not end in .toml, or the file cannot be written.
-    """
-    return write_output(check_profile_path(path), profile_text(profile), "profile", TableError)

@@ -1,27 +1,30 @@
 """Fitting what an engine adds to its kernels: few non-negative costs, relative errors, every data set equal.
 
-A row's time per token is a mean over two steps, one of decodes alone and one that prefills too, so
+A row's time per token is made of two steps, one of decodes alone and one that prefills too, so
 
-    predicted = (1 - p) (D + step + sequence s_D) + p max(M + step + sequence s_M, floor L)
+    predicted = n_D max(D + added_D, floor_D) + n_M max(M + added_M, floor_M)
 
-with the kernels D and M, the sequences s_D and s_M, the share p of steps that prefill and L layers. It is
-linear in the costs but for the floor.
+with the kernels D and M and such steps a token n_D and n_M. What is added and the floors are sums of costs,
+each times what it is counted by: 1, sequences, layers, all-reduces. It is linear in them but for the floors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import combinations
-from typing import Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from fastroof.arrays import Bools, Floats
 from fastroof.engines import CostForm
+from fastroof.serving.evidence.kernel_times import KernelTimes
 
 __all__ = [
     "COSTS",
+    "HOST_COSTS",
+    "OWN_LAYERS",
+    "Form",
     "KernelTimes",
     "are_told_apart",
     "equal_weights",
@@ -30,10 +33,19 @@ __all__ = [
 ]
 
 
-COSTS: Final = ("step_us", "sequence_us", "prefill_floor_layer_us")
-"""The costs of an engine that can be fitted; a cost of prefilling steps did not carry over."""
+COSTS: Final = (
+    "step_us", "sequence_us", "allreduce_us", "layer_us", "prefill_us", "prefill_layer_us",
+    "prefill_floor_layer_us",
+)  # fmt: skip
+"""The costs of an engine that can be fitted."""
 
-_STEP, _SEQUENCE, _FLOOR = range(3)
+HOST_COSTS: Final = ("host_step_us", "host_sequence_us")
+"""A host beside the GPU, a step and a sequence: a step takes the longer of both. Tried, in no profile."""
+
+OWN_LAYERS: Final = "own_layers"
+"""Begin of the names of architectures' own costs of a layer: with their place among the columns."""
+
+_FLOORS: Final = ("prefill_floor_layer_us", *HOST_COSTS)
 MOST_ITERATIONS: Final = 60
 MOST_HALVINGS: Final = 30
 SMALLEST_MOVE_US: Final = 1e-3
@@ -47,34 +59,20 @@ CLEARLY: Final = 1e-9
 """Relative difference of two losses that is more than rounding."""
 
 
-class KernelTimes(NamedTuple):
-    """Measured rows beside the kernels of the steps that they are a mean of, one entry a row.
+class Form(NamedTuple):
+    """As :class:`fastroof.engines.CostForm`, of costs that no profile has too."""
 
-    Attributes
-    ----------
-    measured_us : ndarray of float64
-        Time per output token, as measured.
-    decode_us, mixed_us : ndarray of float64
-        Kernels of a step of decodes alone, and of one that prefills too.
-    decode_sequences, mixed_sequences : ndarray of float64
-        Requests of such a step whose logits it needs.
-    mixed_share : ndarray of float64
-        Share of the steps that prefill; 0 where the row has decodes alone.
-    num_layers : ndarray of float64
-        Layers of the row's model.
-    """
+    costs: tuple[str, ...]
+    outlier: float = 0.0
 
-    measured_us: Floats
-    decode_us: Floats
-    mixed_us: Floats
-    decode_sequences: Floats
-    mixed_sequences: Floats
-    mixed_share: Floats
-    num_layers: Floats
 
-    def pick(self, rows: Bools) -> KernelTimes:
-        """Return the chosen rows."""
-        return KernelTimes(*(column[rows] for column in self))
+class _Columns(NamedTuple):
+    """What each of some costs is counted by in a row's two steps, a column a cost: added, and as a floor."""
+
+    decode: Floats
+    mixed: Floats
+    decode_floor: Floats
+    mixed_floor: Floats
 
 
 def predicted_us(times: KernelTimes, costs: Mapping[str, float]) -> Floats:
@@ -82,17 +80,24 @@ def predicted_us(times: KernelTimes, costs: Mapping[str, float]) -> Floats:
 
     Examples
     --------
-    >>> one = KernelTimes(*(np.array([us]) for us in (0.0, 100.0, 300.0, 2.0, 3.0, 0.25, 4.0)))
+    >>> one = KernelTimes(*(np.array([us]) for us in (0.0, 100.0, 300.0, 2.0, 3.0, 0.75, 0.25, 4.0, 8.0)))
     >>> float(predicted_us(one, {"step_us": 10.0, "sequence_us": 1.0})[0])
     162.25
     >>> float(predicted_us(one, {"step_us": 10.0, "prefill_floor_layer_us": 100.0})[0])
     182.5
     """
-    return _predicted(times, np.array([float(costs.get(name, 0.0)) for name in COSTS]))
+    return _predicted(times, _columns(times, list(costs)), np.array([*costs.values()], np.float64))
 
 
-def equal_weights(datasets: npt.NDArray[np.str_]) -> Floats:
+def equal_weights(datasets: npt.NDArray[Any], fewest: int = 1) -> Floats:
     """Weight rows so that every data set has the same total.
+
+    Parameters
+    ----------
+    datasets : ndarray
+        Which each row is of.
+    fewest : int
+        Data sets of fewer rows than these count less: as many have a total of 1.
 
     Examples
     --------
@@ -100,11 +105,13 @@ def equal_weights(datasets: npt.NDArray[np.str_]) -> Floats:
     [0.5, 0.5, 1.0]
     """
     _, which = np.unique(datasets, return_inverse=True)
-    weights: Floats = 1.0 / np.bincount(which)[which]
+    weights: Floats = 1.0 / np.maximum(np.bincount(which), fewest)[which]
     return weights
 
 
-def fit_costs(times: KernelTimes, weights: Floats, form: CostForm) -> dict[str, float]:
+def fit_costs(
+    times: KernelTimes, weights: Floats, form: Form | CostForm, *, thorough: bool = True
+) -> dict[str, float]:
     """Fit an engine's costs to measured rows.
 
     Parameters
@@ -114,7 +121,10 @@ def fit_costs(times: KernelTimes, weights: Floats, form: CostForm) -> dict[str, 
     weights : ndarray of float64
         Of each row's squared relative error.
     form : CostForm
-        Which costs there are.
+        Which costs there are; those of :data:`HOST_COSTS` may be among them, and ``times.own_layers`` adds
+        one a column.
+    thorough : bool
+        Look for other valleys of a floor for as long as that helps, not from a few starts alone.
 
     Returns
     -------
@@ -127,75 +137,121 @@ def fit_costs(times: KernelTimes, weights: Floats, form: CostForm) -> dict[str, 
     rows kept on their side of the floor. The floor makes many valleys, with kinks between them: it starts
     from several floors, and steps out of the best valley to both sides for as long as that helps.
     """
-    free = [COSTS.index(name) for name in form.costs]
+    names = _names(times, form.costs)
+    if not names:
+        return {}
+    columns = _columns(times, names)
 
     def descend(start: Floats) -> tuple[Floats, float]:
-        return _descend(times, weights, form.outlier, free, start)
+        return _descend(times, weights, form.outlier, columns, start)
 
-    best, least = descend(np.zeros(len(COSTS)))
-    if _FLOOR in free:
-        for floor_us in _floors_us(times):
-            costs, loss = descend(np.eye(len(COSTS))[_FLOOR] * floor_us)
+    best, least = descend(np.zeros(len(names)))
+    floor = next((i for i, name in enumerate(names) if name in _FLOORS), None)
+    if floor is not None:
+        starts = _floors_us(times, names[floor])
+        for floor_us in starts if thorough else starts[1:2]:
+            costs, loss = descend(np.eye(len(names))[floor] * floor_us)
             if loss < least * (1.0 - CLEARLY):
                 best, least = costs, loss
-        left = list(SIDES)
+        left = list(SIDES) if thorough else []
         while left:
-            side = np.ones(len(COSTS))
-            side[_FLOOR] = left.pop()
+            side = np.ones(len(names))
+            side[floor] = left.pop()
             costs, loss = descend(best * side)
             if loss < least * (1.0 - CLEARLY):
                 best, least, left = costs, loss, list(SIDES)
-    return {COSTS[i]: float(best[i]) for i in free}
+    return {name: float(us) for name, us in zip(names, best, strict=True)}
 
 
-def are_told_apart(times: KernelTimes, form: CostForm, costs: Mapping[str, float]) -> bool:
+def are_told_apart(times: KernelTimes, form: Form | CostForm, costs: Mapping[str, float]) -> bool:
     """Whether rows tell an engine's costs from each other: none is a mix of the others in every row."""
-    slopes = _slopes(times, np.array([float(costs.get(name, 0.0)) for name in COSTS]))
-    moving = slopes[:, [i for i, name in enumerate(COSTS) if name in form.costs and slopes[:, i].any()]]
-    relative = moving / times.measured_us[:, None]
+    names = _names(times, form.costs)
+    slopes = _slopes(times, _columns(times, names), np.array([float(costs.get(name, 0.0)) for name in names]))
+    relative = slopes[:, slopes.any(axis=0)] / times.measured_us[:, None]
     relative /= np.linalg.norm(relative, axis=0)
     return bool(np.linalg.matrix_rank(relative, tol=SMALLEST_ANGLE) == relative.shape[1])
 
 
-def _floors_us(times: KernelTimes) -> Floats:
-    """Floors to start from: what the kernels of prefilling steps take a layer."""
-    prefills = times.mixed_share > 0.0
+def _names(times: KernelTimes, costs: Sequence[str]) -> list[str]:
+    """All costs of a fit: architectures' own come last."""
+    own = 0 if times.own_layers is None else times.own_layers.shape[1]
+    return [*costs, *(f"{OWN_LAYERS}.{i}" for i in range(own))]
+
+
+def _columns(times: KernelTimes, names: Sequence[str]) -> _Columns:
+    shape = (len(times.measured_us), len(names))
+    columns = _Columns(*(np.zeros(shape) for _ in _Columns._fields))
+    for i, name in enumerate(names):
+        if name in _FLOORS:
+            if name == "prefill_floor_layer_us":
+                columns.mixed_floor[:, i] = times.num_layers
+            elif name == "host_step_us":
+                columns.decode_floor[:, i] = columns.mixed_floor[:, i] = 1.0
+            else:
+                columns.decode_floor[:, i] = times.decode_sequences
+                columns.mixed_floor[:, i] = times.mixed_sequences
+            continue
+        mixed = _counted_by(times, name)
+        columns.mixed[:, i] = mixed
+        if name == "sequence_us":
+            columns.decode[:, i] = times.decode_sequences
+        elif name not in ("prefill_us", "prefill_layer_us"):
+            columns.decode[:, i] = mixed
+    return columns
+
+
+def _counted_by(times: KernelTimes, name: str) -> Floats:
+    """What a cost is counted by in a step that prefills."""
+    if name.startswith(OWN_LAYERS):
+        assert times.own_layers is not None
+        own: Floats = times.own_layers[:, int(name.partition(".")[2])]
+        return own
+    if name == "sequence_us":
+        return times.mixed_sequences
+    if name == "allreduce_us":
+        return times.num_allreduces
+    if name in ("layer_us", "prefill_layer_us"):
+        return times.num_layers
+    return np.ones(len(times.measured_us))
+
+
+def _floors_us(times: KernelTimes, name: str) -> Floats:
+    """Floors to start from: what the kernels of prefilling steps take a layer, or those of steps."""
+    if name in HOST_COSTS:
+        return np.quantile(times.decode_us, (0.2, 0.5, 0.8))
+    prefills = times.mixed_steps > 0.0
     if not prefills.any():
         return np.empty(0)
     return np.quantile((times.mixed_us / times.num_layers)[prefills], (0.2, 0.5, 0.8))
 
 
-def _added_us(times: KernelTimes, costs: Floats) -> tuple[Floats, Floats]:
-    """Decode and mixed steps with what the engine adds, the floor left out."""
-    decode_us = times.decode_us + costs[_STEP] + costs[_SEQUENCE] * times.decode_sequences
-    mixed_us = times.mixed_us + costs[_STEP] + costs[_SEQUENCE] * times.mixed_sequences
-    return decode_us, mixed_us
-
-
-def _predicted(times: KernelTimes, costs: Floats) -> Floats:
-    decode_us, mixed_us = _added_us(times, costs)
-    mixed_us = np.maximum(mixed_us, costs[_FLOOR] * times.num_layers)
-    mean_us: Floats = (1.0 - times.mixed_share) * decode_us + times.mixed_share * mixed_us
+def _predicted(times: KernelTimes, columns: _Columns, costs: Floats) -> Floats:
+    decode_us = np.maximum(times.decode_us + columns.decode @ costs, columns.decode_floor @ costs)
+    mixed_us = np.maximum(times.mixed_us + columns.mixed @ costs, columns.mixed_floor @ costs)
+    mean_us: Floats = times.decode_steps * decode_us + times.mixed_steps * mixed_us
     return mean_us
 
 
-def _loss(times: KernelTimes, weights: Floats, outlier: float, costs: Floats) -> float:
-    error = _predicted(times, costs) / times.measured_us - 1.0
+def _loss_of(error: Floats, weights: Floats, outlier: float) -> float:
     if outlier:
         return float(weights @ (2.0 * outlier**2 * (np.sqrt(1.0 + (error / outlier) ** 2) - 1.0)))
     return float(weights @ error**2)
 
 
 def _descend(
-    times: KernelTimes, weights: Floats, outlier: float, free: list[int], costs: Floats
+    times: KernelTimes, weights: Floats, outlier: float, columns: _Columns, costs: Floats
 ) -> tuple[Floats, float]:
     """Costs and loss at the bottom of the valley that costs lie in."""
-    loss = _loss(times, weights, outlier, costs)
+
+    def loss_at(tried: Floats) -> float:
+        return _loss_of(_predicted(times, columns, tried) / times.measured_us - 1.0, weights, outlier)
+
+    loss = loss_at(costs)
     for _ in range(MOST_ITERATIONS):
-        move = _newton_costs(times, weights, outlier, free, costs) - costs
+        move = _newton_costs(times, weights, outlier, columns, costs) - costs
         for _ in range(MOST_HALVINGS):
             tried = costs + move
-            tried_loss = _loss(times, weights, outlier, tried)
+            tried_loss = loss_at(tried)
             if tried_loss < loss:
                 break
             move = move / 2.0
@@ -207,54 +263,66 @@ def _descend(
     return costs, loss
 
 
-def _slopes(times: KernelTimes, costs: Floats) -> Floats:
-    """What a microsecond of each cost adds to each row, on its side of the floor."""
-    share, unbound = times.mixed_share, _added_us(times, costs)[1] >= costs[_FLOOR] * times.num_layers
-    above = share * unbound
-    return np.stack(
-        [
-            (1.0 - share) + above,
-            (1.0 - share) * times.decode_sequences + above * times.mixed_sequences,
-            (share - above) * times.num_layers,
-        ],
-        axis=1,
-    )
+def _slopes(times: KernelTimes, columns: _Columns, costs: Floats) -> Floats:
+    """What a microsecond of each cost adds to each row, on its side of the floors."""
+
+    def of_step(kernels_us: Floats, added: Floats, floor: Floats) -> Floats:
+        unbound: Bools = kernels_us + added @ costs >= floor @ costs
+        return np.where(unbound[:, None], added, floor)
+
+    decode = of_step(times.decode_us, columns.decode, columns.decode_floor)
+    mixed = of_step(times.mixed_us, columns.mixed, columns.mixed_floor)
+    slopes: Floats = times.decode_steps[:, None] * decode + times.mixed_steps[:, None] * mixed
+    return slopes
 
 
 def _newton_costs(
-    times: KernelTimes, weights: Floats, outlier: float, free: list[int], costs: Floats
+    times: KernelTimes, weights: Floats, outlier: float, columns: _Columns, costs: Floats
 ) -> Floats:
     """Best costs if every row stays on its side of the floor and counts what it counts here."""
-    slopes = _slopes(times, costs)
-    predicted = _predicted(times, costs)
-    fixed = predicted - slopes[:, free] @ costs[free]
+    slopes = _slopes(times, columns, costs)
+    predicted = _predicted(times, columns, costs)
     if outlier:
         weights = weights / np.sqrt(1.0 + ((predicted / times.measured_us - 1.0) / outlier) ** 2)
     root = np.sqrt(weights)
     # a cost that moves no row stays where it is
-    moving = [i for i in free if slopes[:, i].any()]
-    left = fixed + slopes[:, [i for i in free if i not in moving]] @ np.array(
-        [costs[i] for i in free if i not in moving]
-    )
+    moving = slopes.any(axis=0)
+    fixed = predicted - slopes @ costs
     matrix = slopes[:, moving] * (root / times.measured_us)[:, None]
     best = costs.copy()
-    best[moving] = _non_negative_least_squares(matrix, (1.0 - left / times.measured_us) * root)
+    best[moving] = _non_negative_least_squares(matrix, (1.0 - fixed / times.measured_us) * root)
     return best
 
 
 def _non_negative_least_squares(matrix: Floats, target: Floats) -> Floats:
-    """Solve it by trying every set of positive unknowns: there are at most three."""
-    unknowns = matrix.shape[1]
-    best, least = np.zeros(unknowns), float(target @ target)
-    for size in range(1, unknowns + 1):
-        for chosen in combinations(range(unknowns), size):
-            part = matrix[:, chosen]
-            solution = np.linalg.lstsq(part, target, rcond=None)[0]
-            if (solution < 0.0).any():
-                continue
-            off = part @ solution - target
-            # where two costs cannot be told apart, the first takes all
-            if float(off @ off) < least * (1.0 - CLEARLY):
-                best, least = np.zeros(unknowns), float(off @ off)
-                best[list(chosen)] = solution
-    return best
+    """Solve it by Lawson and Hanson's active sets, on columns of length 1.
+
+    Where two costs cannot be told apart, one takes all.
+    """
+    length = np.linalg.norm(matrix, axis=0)
+    unit = matrix / length
+    gram, pull = unit.T @ unit, unit.T @ target
+    free = np.zeros(len(length), bool)
+    best = np.zeros(len(length))
+    for _ in range(3 * len(length)):
+        slope = np.where(free, -np.inf, pull - gram @ best)
+        if free.all() or slope.max() <= CLEARLY * np.abs(pull).max():
+            break
+        free[int(slope.argmax())] = True
+        while True:
+            tried = np.zeros(len(length))
+            tried[free] = np.linalg.lstsq(gram[np.ix_(free, free)], pull[free], rcond=1e-12)[0]
+            falling = free & (tried <= 0.0)
+            if not falling.any():
+                break
+            # as far towards it as no cost turns negative; those that arrive at 0 stay there
+            way = float(np.min(best[falling] / (best[falling] - tried[falling] + 1e-300)))
+            best += way * (tried - best)
+            free &= ~(falling & (best <= CLEARLY * np.abs(tried).max()))
+            best[~free] = 0.0
+            if not free.any():
+                break
+        if not free.any():
+            break
+        best = tried
+    return np.asarray(best / length)

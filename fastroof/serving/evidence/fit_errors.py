@@ -1,22 +1,33 @@
-"""How well costs are known and how far they carry: bootstrap intervals, and models that a fit did not see."""
+"""How well costs are known and how far they carry: bootstrap intervals, and rows that a fit did not see."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from fastroof.arrays import Floats, Longs
-from fastroof.engines import CostForm
-from fastroof.serving.evidence.fit import KernelTimes, equal_weights, fit_costs, predicted_us
+from fastroof.arrays import Bools, Floats
+from fastroof.serving.evidence.fit import fit_costs
+from fastroof.serving.evidence.fit_choice import FEWEST_ROWS, Choice, FittedRows
 
-__all__ = ["DatasetErrors", "FittedCost", "RowLabels", "cost_intervals", "dataset_errors", "fits_without"]
+__all__ = [
+    "SPLITS",
+    "DatasetErrors",
+    "FittedCost",
+    "Split",
+    "SplitFit",
+    "cost_intervals",
+    "dataset_errors",
+    "fits_without",
+    "split_errors",
+    "unseen_errors",
+]
 
-Costs = Mapping[str, float]
+Split = Literal["model", "gpu", "version"]
+SPLITS: Final[tuple[Split, ...]] = ("model", "gpu", "version")
 
 INTERVAL: Final = 0.95
 _SEED: Final = 0
@@ -31,6 +42,13 @@ class FittedCost(NamedTuple):
     high_us: float
 
 
+class SplitFit(NamedTuple):
+    """What was chosen and fitted without some rows."""
+
+    choice: Choice
+    costs: dict[str, float]
+
+
 class DatasetErrors(NamedTuple):
     """Relative errors on one data set, as fractions: mean of the absolute ones, and of the signed ones.
 
@@ -40,8 +58,8 @@ class DatasetErrors(NamedTuple):
         Which rows.
     rows : int
         How many.
-    models : tuple of str
-        Their models.
+    models, gpus : tuple of str
+        Their models and GPUs.
     tps : tuple of int
         Their tensor-parallel sizes.
     kernels_mape, kernels_bias : float
@@ -49,12 +67,15 @@ class DatasetErrors(NamedTuple):
     fitted_mape, fitted_bias : float
         With the costs fitted to all rows, these among them.
     unseen_mape, unseen_bias : float
-        With costs fitted to the rows of the other models; nan where there is no other.
+        With form and costs from the rows of the other models; nan where there is no other.
+    unseen_gpu_mape, unseen_gpu_bias, unseen_version_mape, unseen_version_bias : float
+        The same of other GPUs, and of the engine's other versions.
     """
 
     dataset: str
     rows: int
     models: tuple[str, ...]
+    gpus: tuple[str, ...]
     tps: tuple[int, ...]
     kernels_mape: float
     kernels_bias: float
@@ -62,98 +83,117 @@ class DatasetErrors(NamedTuple):
     fitted_bias: float
     unseen_mape: float
     unseen_bias: float
+    unseen_gpu_mape: float
+    unseen_gpu_bias: float
+    unseen_version_mape: float
+    unseen_version_bias: float
 
 
-@dataclass(frozen=True)
-class RowLabels:
-    """What each row is one of.
-
-    Attributes
-    ----------
-    dataset, model : ndarray of str
-        Where it is from, and what was served.
-    tp : ndarray of int64
-        On how many GPUs.
-    """
-
-    dataset: npt.NDArray[np.str_]
-    model: npt.NDArray[np.str_]
-    tp: Longs
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """All models, sorted."""
-        return tuple(str(model) for model in np.unique(self.model))
-
-
-def fits_without(times: KernelTimes, labels: RowLabels, form: CostForm) -> dict[str, dict[str, float]]:
-    """Fit once without each model; nothing where there is only one.
+def fits_without(fitted: FittedRows, split: Split) -> dict[str, SplitFit]:
+    """Choose and fit once without the rows of each model, GPU or version; nothing where there is only one.
 
     Returns
     -------
-    dict of str to dict
-        The costs fitted to the rows of the other models, by the model that was left out.
+    dict of str to SplitFit
+        By what was left out. Neither the form nor its costs saw a row of it.
     """
-    if len(labels.models) < 2:
-        return {}
-    fits = {}
-    for model in labels.models:
-        seen = labels.model != model
-        fits[model] = fit_costs(times.pick(seen), equal_weights(labels.dataset[seen]), form)
+    names: npt.NDArray[np.str_] = getattr(fitted.labels, split)
+    each = np.unique(names)
+    fits: dict[str, SplitFit] = {}
+    if len(each) < 2:
+        return fits
+    for name in each:
+        seen = names != name
+        choice = fitted.choose(seen)
+        fits[str(name)] = SplitFit(choice, fitted.fit(seen, choice))
     return fits
 
 
-def cost_intervals(
-    times: KernelTimes, labels: RowLabels, form: CostForm, costs: Costs, resamples: int
-) -> tuple[FittedCost, ...]:
-    """Find 95 % intervals by a bootstrap whose unit is all rows of one model at one tp.
+def unseen_errors(fitted: FittedRows, split: Split, fits: Mapping[str, SplitFit]) -> Floats:
+    """Relative error of each row by the fit that did not see it; nan where there is none."""
+    names: npt.NDArray[np.str_] = getattr(fitted.labels, split)
+    unseen = np.full(len(names), np.nan)
+    for name, one in fits.items():
+        rows = names == name
+        unseen[rows] = fitted.errors(one.choice, one.costs)[rows]
+    return unseen
 
-    Rows of one model at one tp share their errors: drawn one by one they would look far surer than they
-    are. A row keeps its weight, so that a resample that draws more of a data set leans to it. The ends are
-    nan without resamples, and where all rows are of one model at one tp.
+
+def cost_intervals(
+    fitted: FittedRows, choice: Choice, costs: Mapping[str, float], resamples: int
+) -> tuple[FittedCost, ...]:
+    """Find 95 % intervals by a bootstrap whose unit is all rows of one model at one tp on one GPU.
+
+    Such rows share their errors: drawn one by one they would look far surer than they are. A row keeps its
+    weight, so that a resample that draws more of a data set leans to it. The form stays as it was chosen. The
+    ends are nan without resamples, and where all rows are of one model at one tp on one GPU.
     """
-    keys = [f"{model} {tp}" for model, tp in zip(labels.model, labels.tp, strict=True)]
-    clusters, cluster_of = np.unique(keys, return_inverse=True)
-    if not resamples or len(clusters) < 2:
-        return tuple(FittedCost(name, costs[name], math.nan, math.nan) for name in form.costs)
-    weights = equal_weights(labels.dataset)
+    clusters, cluster_of = np.unique(fitted.labels.cluster, return_inverse=True)
+    if not resamples or len(clusters) < 2 or not costs:
+        return tuple(FittedCost(name, us, math.nan, math.nan) for name, us in costs.items())
+    times = fitted.times[choice.kernels]
+    weights = fitted.weights(np.ones(len(cluster_of), bool))
     generator = np.random.default_rng(_SEED)
-    drawn = np.empty((resamples, len(form.costs)))
+    drawn = np.empty((resamples, len(costs)))
     for i in range(resamples):
         picked = generator.integers(len(clusters), size=len(clusters))
         counts = np.bincount(picked, minlength=len(clusters)).astype(np.float64)[cluster_of]
-        rows = counts > 0.0
-        resampled = fit_costs(times.pick(rows), (weights * counts)[rows], form)
-        drawn[i] = [resampled[name] for name in form.costs]
+        rows: Bools = counts > 0.0
+        resampled = fit_costs(times.pick(rows), (weights * counts)[rows], choice.form)
+        drawn[i] = [resampled[name] for name in costs]
     tail = 50.0 * (1.0 - INTERVAL)
     low, high = np.percentile(drawn, (tail, 100.0 - tail), axis=0)
     return tuple(
-        FittedCost(name, costs[name], float(low[i]), float(high[i])) for i, name in enumerate(form.costs)
+        FittedCost(name, us, float(low[i]), float(high[i])) for i, (name, us) in enumerate(costs.items())
     )
 
 
 def dataset_errors(
-    times: KernelTimes, labels: RowLabels, costs: Costs, without: Mapping[str, Costs]
+    fitted: FittedRows, kernels: Floats, in_sample: Floats, unseen: Mapping[Split, Floats]
 ) -> tuple[DatasetErrors, ...]:
-    """Judge costs on each data set, in sample and on models that their fit did not see."""
-    unseen = np.full(len(labels.model), np.nan)
-    for model, others in without.items():
-        rows = labels.model == model
-        unseen[rows] = _errors(times, others)[rows]
-    errors_by_fit = (_errors(times, {}), _errors(times, costs), unseen)
+    """Sum relative errors of rows up by data set: of kernels, in sample, and of fits without them."""
+    labels = fitted.labels
     report = []
     for dataset in dict.fromkeys(labels.dataset.tolist()):
         rows = labels.dataset == dataset
-        summary = [float(f(errors[rows])) for errors in errors_by_fit for f in (_mape, np.mean)]
-        models = tuple(str(model) for model in np.unique(labels.model[rows]))
+        summary = [
+            float(f(errors[rows]))
+            for errors in (kernels, in_sample, *(unseen[split] for split in SPLITS))
+            for f in (_mape, _mean)
+        ]
+        models, gpus = (
+            tuple(str(name) for name in np.unique(names[rows])) for names in (labels.model, labels.gpu)
+        )
         tps = tuple(int(tp) for tp in np.unique(labels.tp[rows]))
-        report.append(DatasetErrors(dataset, int(rows.sum()), models, tps, *summary))
+        report.append(DatasetErrors(dataset, int(rows.sum()), models, gpus, tps, *summary))
     return tuple(report)
 
 
-def _errors(times: KernelTimes, costs: Costs) -> Floats:
-    return predicted_us(times, costs) / times.measured_us - 1.0
+def split_errors(fitted: FittedRows, errors: Floats) -> dict[str, float]:
+    """Mean absolute error over rows, and the median of data sets of a GPU with ten rows or more.
+
+    With them the 80th percentile, every data set of a GPU weighing the same: what an 80 % interval is to
+    hold.
+    """
+    there = ~np.isnan(errors)
+    if not there.any():
+        return {}
+    size, cells = np.abs(errors[there]), fitted.labels.cell[there]
+    large = [float(size[cells == c].mean()) for c in np.unique(cells) if (cells == c).sum() >= FEWEST_ROWS]
+    order = np.argsort(size)
+    reached = np.cumsum(fitted.weights(there)[order])
+    at = int(np.searchsorted(reached, 0.8 * reached[-1]))
+    found = {"rows": float(there.sum()), "mape": float(size.mean()), "bias": float(errors[there].mean())}
+    if large:
+        found["median_of_groups"] = float(np.median(large))
+    return {**found, "p80": float(size[order[min(at, len(order) - 1)]])}
 
 
 def _mape(errors: Floats) -> float:
-    return float(np.abs(errors).mean())
+    return _mean(np.abs(errors))
+
+
+def _mean(errors: Floats) -> float:
+    """Mean of what is there; nan where nothing is."""
+    there = errors[~np.isnan(errors)]
+    return float(there.mean()) if len(there) else math.nan

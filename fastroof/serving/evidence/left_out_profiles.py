@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from fastroof.engines import EngineProfile, load_engine
 from fastroof.errors import FastroofError, TableError
-from fastroof.serving.evidence.calibration import calibrate
-from fastroof.serving.evidence.defects import defect_of
+from fastroof.serving.evidence.calibration import Calibration, calibrate
+from fastroof.serving.evidence.fit_errors import Split
 from fastroof.serving.evidence.predicted_runs import ProfileOf
 from fastroof.serving.evidence.rows import ServingRow
 from fastroof.tables import Tables
@@ -63,24 +63,21 @@ def profiles_without(
     """
     if split not in SPLITS:
         raise TableError(f"what is left out is one of {', '.join(SPLITS)}, got {split!r}")
-    known = [row for row in rows if not row.left_out and not defect_of(row)]
-    profiles: dict[tuple[str, str, str], EngineProfile] = {}
-    for gpu, kernels in tables.items():
-        here = [row for row in known if row.gpu == gpu]
-        for engine in dict.fromkeys(row.engine_profile for row in here):
-            if engine.fit is None:
-                continue
-            say(f"fitting {engine.name} on {gpu} without each of its {split}s")
-            try:
-                without = calibrate(here, kernels, engine.name, resamples=0).without
-            except FastroofError:
-                continue
-            profiles |= {(engine.name, gpu, name): profile for name, profile in without.items()}
+    known = [row for row in rows if not row.left_out]
+    fitted: dict[str, Calibration] = {}
+    for name in dict.fromkeys(row.engine_profile.name for row in known):
+        if load_engine(name).fit is None:
+            continue
+        say(f"fitting {name} without each of its {split}s")
+        try:
+            fitted[name] = calibrate(known, tables, name, resamples=0, splits=(cast("Split", split),))
+        except FastroofError:
+            continue
 
     def profile_of(row: ServingRow) -> EngineProfile:
         own = row.engine_profile
-        names = (row.whole_model, row.model)
-        found = (profiles.get((own.name, row.gpu, name)) for name in names)
-        return next((profile for profile in found if profile is not None), own.kernels_alone())
+        of_engine = fitted.get(own.name)
+        unseen = None if of_engine is None else of_engine.profile_without(row, cast("Split", split))
+        return own.kernels_alone() if unseen is None else unseen
 
     return profile_of

@@ -1,0 +1,115 @@
+"""Engine profiles as files: the TOML of what a calibration found."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, fields
+from pathlib import Path
+
+from fastroof.engines import EngineProfile, KvMemory, OperatorKernel
+from fastroof.engines.layouts import ANY_LAYOUT
+from fastroof.errors import TableError
+from fastroof.load.write import toml_text
+from fastroof.whole_files import check_file_place, write_output
+
+__all__ = ["check_profile_path", "profile_text", "write_profile"]
+
+
+def profile_text(profile: EngineProfile) -> str:
+    """Write a profile as the TOML that :func:`fastroof.engines.load_engine` reads.
+
+    Examples
+    --------
+    >>> from fastroof.engines import StepCosts
+    >>> print(profile_text(EngineProfile("mine", costs=StepCosts(step_us=600.0))), end="")
+    name = "mine"
+    <BLANKLINE>
+    [costs]
+    step_us = 600.0
+    <BLANKLINE>
+    [scheduling]
+    chunked_prefill = true
+    max_num_batched_tokens = 8192
+    max_num_seqs = 1024
+    <BLANKLINE>
+    [memory]
+    kv_reservation = "mean"
+    <BLANKLINE>
+    [kernels]
+    gemm_smoothing = "none"
+    fp8_scales = "dynamic"
+    shared_experts = "apart"
+    latent_attention = "parts"
+    """
+    content = {key: value for key, value in asdict(profile).items() if value not in ("", None, {})}
+    if not content["kernels"]["engines"]:
+        del content["kernels"]["engines"]
+    unsaid_memory = asdict(KvMemory())
+    content["memory"] = {
+        key: value
+        for key, value in content["memory"].items()
+        if key == "kv_reservation" or value != unsaid_memory[key]
+    }
+    figures = content["kernels"].pop("mixed_attention")
+    if figures:
+        content["kernels"]["mixed_attention"] = [
+            {key: list(value) if isinstance(value, tuple) else value for key, value in one.items() if value}
+            for one in figures
+        ]
+    layers = content["costs"].pop("layers")
+    content["costs"] = {cost: us for cost, us in content["costs"].items() if us}
+    if layers:
+        content["costs"]["layers"] = [{key: value for key, value in one.items() if value} for one in layers]
+    content["errors"] = {name: error for name, error in content["errors"].items() if error}
+    if not content["errors"]:
+        del content["errors"]
+    operators = content["kernels"].pop("operators")
+    unsaid = {"operator": "", **{key.name: key.default for key in fields(OperatorKernel)[1:]}}
+    if operators:
+        content["kernels"]["operators"] = [
+            {
+                key: dict(value) if key == "layout" else value
+                for key, value in one.items()
+                if value != unsaid[key]
+            }
+            for one in operators
+        ]
+    plain = asdict(ANY_LAYOUT)
+    fit = content.get("fit")
+    if fit is not None:
+        fit["layers"] = [list(pair) for pair in fit["layers"]]
+        fit["left_out"] = [{key: value for key, value in one.items() if value} for one in fit["left_out"]]
+        content["fit"] = {key: value for key, value in fit.items() if key in ("costs", "outlier") or value}
+    layout = {key: value for key, value in content.pop("layout").items() if value != plain[key]}
+    if "gathered_bytes" in layout:
+        layout["gathered_bytes"] = dict(layout["gathered_bytes"])
+    if layout:
+        content["layout"] = layout
+    order = [field.name for field in fields(profile)]
+    return toml_text(dict(sorted(content.items(), key=lambda part: order.index(part[0]))))
+
+
+def check_profile_path(path: str | Path) -> Path:
+    """Return where a profile may be written.
+
+    Raises
+    ------
+    TableError
+        If the name does not end in .toml, or its folder does not exist.
+    """
+    path = Path(path)
+    if path.suffix != ".toml" or os.path.isdir(path):
+        raise TableError(f"an engine profile is a .toml file, got {path}")
+    check_file_place(path, f"profile {path}", TableError)
+    return path
+
+
+def write_profile(profile: EngineProfile, path: str | Path) -> Path:
+    """Write a profile as TOML, whole or not at all.
+
+    Raises
+    ------
+    TableError
+        If the name does not end in .toml, or the file cannot be written.
+    """
+    return write_output(check_profile_path(path), profile_text(profile), "profile", TableError)
