@@ -23,7 +23,7 @@ from fastroof.serving.evidence.fit import KernelTimes, predicted_us
 from fastroof.serving.evidence.rows import ServingRow
 from fastroof.tables import Tables
 
-__all__ = ["OperatorTimes", "SuspectKernel", "added_by", "operator_times", "suspect_kernels"]
+__all__ = ["LEAST_RUNS", "OperatorTimes", "SuspectKernel", "added_by", "operator_times", "suspect_kernels"]
 
 LEAST_RUNS: Final = 12
 """Runs below which three constants and a multiplier are not told apart."""
