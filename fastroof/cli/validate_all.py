@@ -52,11 +52,37 @@ def markdown_groups(report: SampleValidation, min_rows: int) -> str:
     lines = [f"{report.represented} of {report.runs} distinct runs, {_how(report)}.", ""]
     for total in report.totals():
         lines += [f"* {line.strip()}" for line in _total_lines(total)]
+    lines += ["", *_by_engine(report.groups())]
     for quantity, groups in _by_quantity(report.groups(min_rows)).items():
         lines += ["", f"**{_TITLES.get(quantity, quantity)}**", ""]
         lines += [f"| {' | '.join(COLUMNS)} |", f"|{'---|' * 6}{'---:|' * (len(COLUMNS) - 6)}"]
         lines += [f"| {' | '.join(_cells(group))} |" for group in groups]
     return "\n".join(lines)
+
+
+def _by_engine(groups: Sequence[RunGroup]) -> list[str]:
+    """All judged runs by GPU and engine, with the group that does worst: TPOT."""
+    members: dict[tuple[str, str], list[RunGroup]] = {}
+    for group in groups:
+        if (group.quantity, group.kind) == ("tpot", "judged"):
+            members.setdefault((group.gpu, group.engine), []).append(group)
+    columns = ("gpu", "engine", "runs", "groups", "TPOT MAPE", "bias", "aic", "the worst group")
+    lines = [f"| {' | '.join(columns)} |", "|---|---|---:|---:|---:|---:|---:|---|"]
+    for (gpu, engine), some in sorted(members.items()):
+        runs, answered = sum(group.rows for group in some), sum(group.aic_rows for group in some)
+        mape, bias = (
+            sum(group.rows * value for group, value in zip(some, values, strict=True)) / runs
+            for values in ([group.mape for group in some], [group.bias for group in some])
+        )
+        aic = sum(group.aic_rows * group.aic_mape for group in some if group.aic_rows)
+        beside = f"{aic / answered:.1%}" if answered else ""
+        worst = max(some, key=lambda group: group.mape)
+        named = (
+            f"{worst.model} {worst.dtype}, {worst.version or 'no version'}: {worst.mape:.1%} of {worst.rows}"
+        )
+        cells = (gpu, engine, f"{runs}", f"{len(some)}", f"{mape:.1%}", f"{bias:+.1%}", beside, named)
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
 
 
 def _how(report: SampleValidation) -> str:

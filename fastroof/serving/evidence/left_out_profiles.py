@@ -71,8 +71,8 @@ def profiles_without(
         say(f"fitting {name} without each of its {split}s")
         try:
             fitted[name] = calibrate(known, tables, name, resamples=0, splits=(cast("Split", split),))
-        except FastroofError:
-            continue
+        except FastroofError as error:
+            say(f"{name} is predicted by its kernels alone: {error}")
 
     def profile_of(row: ServingRow) -> EngineProfile:
         own = row.engine_profile

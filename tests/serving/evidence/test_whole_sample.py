@@ -235,9 +235,14 @@ def test_json_has_the_fixed_form(report: SampleValidation) -> None:
 def test_markdown_has_a_row_a_group(report: SampleValidation) -> None:
     lines = markdown_groups(report, 5).splitlines()
     assert lines[0].startswith(f"{report.represented} of {report.runs} distinct runs, runtime auto")
-    table = [line for line in lines if line.startswith("| ") and not line.startswith("| model")]
+    first = next(i for i, line in enumerate(lines) if line.startswith("| model"))
+    table = [line for line in lines[first:] if line.startswith("| ") and not line.startswith("| model")]
     assert len(table) == len(report.groups(5))
     assert len({line.count("|") for line in table}) == 1
+    # above it all judged runs by GPU and engine
+    rows = [line.split(" | ") for line in lines[:first] if line.startswith("| h100")]
+    judged = [time for time in report.times if (time.quantity, time.kind) == ("tpot", JUDGED)]
+    assert sum(int(cells[2]) for cells in rows) == len(judged)
 
 
 def test_the_picture_shows_every_run(report: SampleValidation) -> None:
