@@ -98,7 +98,7 @@ def read_engine_arguments(
     --------
     >>> own = {"gpu": "h100", "engine": "vllm", "version": "0.12.0", "model": "llama-3.1-70b", "tp": 4}
     >>> started = read_engine_arguments(given=own)
-    >>> started.layout.tp, started.kv_dtype, started.profile.name
+    >>> started.layout.tp, started.kv_dtype, started.profile.engine
     (4, 'bf16', 'vllm')
     """
     where = "the options" if path is None else str(path)

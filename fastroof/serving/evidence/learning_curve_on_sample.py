@@ -116,7 +116,7 @@ def _times(rows: list[ServingRow], tables: Tables) -> tuple[list[ServingRow], Ke
 def _packaged(row: ServingRow) -> Costs:
     """Costs of the row's packaged profile, without the row's own model where it was fitted to it."""
     profile = row.engine_profile
-    without = profile.evidence.get("without", {}).get(row.model)
+    without = profile.evidence.get("without_model", {}).get(row.model)
     if without is not None:
         without = {name: us for name, us in without.items() if name in COSTS}
     costs = {name: getattr(profile.costs, name) for name in COSTS}
