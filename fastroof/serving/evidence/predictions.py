@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from fastroof.engines import EngineProfile
@@ -19,7 +18,7 @@ from fastroof.serving.speculation import SpeculativeDecoding
 from fastroof.tables import Tables
 from fastroof.units import US_PER_MS
 
-__all__ = ["Plans", "RowPrediction", "frontend_us_per_token", "predict_row", "predict_step_ms"]
+__all__ = ["Plans", "RowPrediction", "predict_row", "predict_step_ms"]
 
 
 class Plans:
@@ -196,40 +195,3 @@ def predict_step_ms(step: MeasuredStep, plan: StepPlan) -> float:
         If the plan cannot time it.
     """
     return float(plan.step_us(StepBatch.from_requests([step.requests]))[0]) / US_PER_MS
-
-
-def frontend_us_per_token(rows: Sequence[tuple[ServingRow, float]]) -> dict[str, float]:
-    """Find what a test bench's front end adds to TTFT, for each data set from the others alone.
-
-    Parameters
-    ----------
-    rows : sequence of (ServingRow, float)
-        Rows whose requests do not queue for KV cache, and their predicted TTFT, ms.
-
-    Returns
-    -------
-    dict of str to float
-        us per prompt token, by data set: the mean of what the other data sets of its front end say, each by
-        least squares on relative errors. 0 where there is no front end, or no other data set. Rows of an
-        engine whose costs were not fitted say nothing: what they wait for is its scheduler.
-
-    Examples
-    --------
-    >>> frontend_us_per_token([])
-    {}
-    """
-    sums: dict[str, list[float]] = {}
-    fronts: dict[str, str] = {}
-    for row, predicted_ms in rows:
-        fronts[row.dataset] = row.frontend
-        if row.frontend and row.engine_profile.fit is not None:
-            slope, missing = row.mean_isl / row.ttft_ms, 1.0 - predicted_ms / row.ttft_ms
-            both = sums.setdefault(row.dataset, [0.0, 0.0])
-            both[0] += slope * missing
-            both[1] += slope * slope
-    own_us = {name: max(0.0, up / down) * US_PER_MS for name, (up, down) in sums.items()}
-    by_dataset = {}
-    for dataset, frontend in fronts.items():
-        others = [us for name, us in own_us.items() if name != dataset and fronts[name] == frontend]
-        by_dataset[dataset] = sum(others) / len(others) if frontend and others else 0.0
-    return by_dataset

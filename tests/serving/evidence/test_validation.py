@@ -28,7 +28,7 @@ from fastroof.serving.evidence.measured import Measured, measured_on
 from fastroof.serving.evidence.measured_steps import MeasuredStep
 from fastroof.serving.evidence.predicted_runs import FULL_KV_LOAD
 from fastroof.serving.evidence.prediction_errors import GROUPINGS, ErrorGroup, PredictedTime, Validation
-from fastroof.serving.evidence.predictions import Plans, frontend_us_per_token, predict_row
+from fastroof.serving.evidence.predictions import Plans, predict_row
 from fastroof.serving.evidence.rows import LARGEST_STEP, ServingRow, shipped_rows, write_rows
 from fastroof.serving.evidence.validation import run_validation
 
@@ -175,22 +175,6 @@ def test_one_client_is_a_mean_decode_step(rows: tuple[ServingRow, ...], h100: fa
     middle_us = plan.decode_us(1, round(row.isl + (row.osl + 1) / 2))
     assert found.tpot_ms == pytest.approx(middle_us / 1e3, rel=2e-3)
     assert found.ttft_ms == plan.prefill_us(70, 284) / 1e3
-
-
-def test_the_front_end_is_learned_from_other_data_sets(rows: tuple[ServingRow, ...]) -> None:
-    row = replace(some(rows, VLLM_QWEN)[0], isl=1000.0)
-    one, two = replace(row, dataset="one"), replace(row, dataset="two")
-    alone = replace(row, dataset="alone", frontend="other")
-    plain = replace(row, dataset="plain", frontend="")
-    waves = replace(row, dataset="waves", engine="sglang")
-
-    def short_of(given: ServingRow, missing_ms: float) -> tuple[ServingRow, float]:
-        return given, given.ttft_ms - missing_ms
-
-    pairs = [short_of(one, 40.0), short_of(two, 60.0), short_of(two, 60.0), short_of(alone, 9.0)]
-    pairs += [short_of(plain, 50.0), short_of(waves, 80.0)]
-    found = frontend_us_per_token(pairs)
-    assert found == pytest.approx({"one": 60.0, "two": 40.0, "alone": 0.0, "plain": 0.0, "waves": 50.0})
 
 
 def test_ttft_has_the_front_end_that_others_say(auto: Validation, h100: fastroof.Tables) -> None:
