@@ -70,7 +70,7 @@ def estimate_with_images(
     >>> plan = fastroof.compile_plan("qwen3-vl-8b", "h100", fastroof.load_tables("h100"), runtime="vllm")
     >>> seen = estimate_with_images(plan, 100, 128, [1, 16], images=[(1024, 768)])
     >>> seen.ttft_ms.round().tolist()
-    [28.0, 42.0]
+    [27.0, 42.0]
     """
     if plan.layout.pp > 1:
         raise PlanError(
