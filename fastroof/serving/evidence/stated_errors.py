@@ -7,6 +7,7 @@ hold which is reported.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
@@ -14,9 +15,13 @@ import numpy as np
 
 from fastroof.arrays import Floats
 from fastroof.errors import TableError
+from fastroof.serving.evidence.left_out_profiles import SPLITS
+from fastroof.serving.evidence.predicted_runs import JUDGED
+from fastroof.serving.evidence.prediction_errors import PredictedTime
+from fastroof.serving.evidence.whole_sample import validate_gpus
 from fastroof.uncertainty.leave_one_out import NORMAL_80
 
-__all__ = ["Coverage", "UnseenError", "coverages", "stated_error"]
+__all__ = ["Coverage", "UnseenError", "coverages", "stated_error", "unseen_errors"]
 
 SHARE: Final = 0.8
 """Of the runs that an interval is to hold."""
@@ -145,3 +150,50 @@ def coverages(errors: Iterable[UnseenError]) -> tuple[Coverage, ...]:
             )
         )
     return tuple(found)
+
+
+def unseen_errors(times: Iterable[PredictedTime], quantity: str) -> list[UnseenError]:
+    """Take the judged runs of one quantity out of a validation whose constants have not seen them.
+
+    Parameters
+    ----------
+    times : iterable of PredictedTime
+        Of :func:`fastroof.serving.evidence.whole_sample.validate_gpus` with ``leave_out``.
+    quantity : str
+        tpot, that of one client included, or ttft.
+    """
+    wanted = ("tpot", "decode") if quantity == "tpot" else (quantity,)
+    return [
+        UnseenError(
+            time.runtime,
+            (time.architecture, time.gpu, time.engine, time.engine_version),
+            math.log(time.predicted_ms / time.measured_ms),
+        )
+        for time in times
+        if time.kind == JUDGED and time.quantity in wanted and time.gpu
+    ]
+
+
+def main() -> None:
+    """Print what profiles state, and what their intervals hold, as tables in Markdown.
+
+    ``python -m fastroof.serving.evidence.stated_errors``: each split fits every engine anew, so that it takes
+    some minutes. The last table's errors are what ``[errors]`` of the profiles have.
+    """
+    reports = {split: validate_gpus(leave_out=split).times for split in SPLITS}
+    for quantity in ("tpot", "ttft"):
+        pooled: list[UnseenError] = []
+        print(f"\n{quantity.upper()}\n\n| left out | profile | groups | runs | held of 80 % | error |")
+        print("|---|---|---:|---:|---:|---:|")
+        of_splits = {split: unseen_errors(times, quantity) for split, times in reports.items()}
+        for runs in of_splits.values():
+            pooled += runs
+        for split, runs in (*of_splits.items(), ("any of them", pooled)):
+            for one in coverages(runs):
+                name = one.profile or "all"
+                held = f"{one.held:.1%}".replace("%", " %")
+                print(f"| {split} | {name} | {one.groups} | {one.runs} | {held} | {one.error:.3f} |")
+
+
+if __name__ == "__main__":
+    main()
