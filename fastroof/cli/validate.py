@@ -45,6 +45,7 @@ throughput: output tokens a second; e2e: whole requests; tpot p90: a percentile,
 
 \b
 JSON: version, gpu, tables_hash, runtime, leave_one_model_out, frontends {data set: what TTFT was given},
+frontends_us_per_token {data set: us},
 groups: one object a data set and quantity [dataset, quantity, by, fitted, rows, mape, median, p90, bias,
 aic_rows, aic_mape, aic_bias, kind, all errors as fractions], left_out [source, reason, rows,
 quantity: empty where it is all of a row].

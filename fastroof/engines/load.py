@@ -82,8 +82,8 @@ def engine_of_version(engine: str, version: str = "") -> EngineProfile:
     Returns
     -------
     EngineProfile
-        The one whose range holds the version, with that version's kernels; where none does, or it is unknown
-        or no version, the newest.
+        The one whose range holds the version, with that version's kernels; of a version before all ranges the
+        oldest; where none does, or it is unknown or no version, the newest.
 
     Raises
     ------
@@ -95,7 +95,17 @@ def engine_of_version(engine: str, version: str = "") -> EngineProfile:
     try:
         return _of_version(engine, version if is_version(version) else "")
     except PlanError:
-        return _narrowed(_of_version(engine, "").name, version)
+        return _narrowed(_before_all(engine, version) or _of_version(engine, "").name, version)
+
+
+def _before_all(engine: str, version: str) -> str:
+    """Name of the oldest profile of an engine, where a version is before its range; else nothing."""
+    for name in engine_names():
+        profile = _packaged(name)
+        ends = [bound for bound in profile.versions.split(",") if bound.strip().startswith("<")]
+        if profile.engine == engine and ends and holds_for(",".join(ends), version):
+            return name
+    return ""
 
 
 def _of_version(engine: str, version: str) -> EngineProfile:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from fastroof import StepBatch, compile_plan, compile_plans, load_model
+from fastroof.engines import load_engine
 from fastroof.errors import PlanError
 from fastroof.models import Layout
 from tests.reference.context_parallel import prompts_us
 
+SGLANG = load_engine("sglang").kernels_alone()
 LIMITS = {"max_tokens": 4096, "max_seqs": 64}
 DENSE = load_model("llama-3.1-8b")
 EXPERTS = load_model("qwen3-235b-a22b")
@@ -26,7 +28,7 @@ def floor_us(tables, heads):
         (DENSE, 1, 4, (32, 8, 128), {}),
         (DENSE, 2, 2, (16, 4, 128), {}),
         (EXPERTS, 1, 8, (64, 4, 128), {"ep": 8}),
-        (EXPERTS, 1, 8, (64, 4, 128), {"ep": 8, "exchange": "alltoall", "runtime": "sglang"}),
+        (EXPERTS, 1, 8, (64, 4, 128), {"ep": 8, "exchange": "alltoall", "runtime": SGLANG}),
     ],
 )
 def test_a_prompt_is_a_share_of_its_rows_and_pairs(h100, model, tp, cp, heads, options):

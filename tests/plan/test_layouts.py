@@ -6,12 +6,14 @@ import pytest
 
 from fastroof import StepBatch, compile_plan, load_model, load_tables
 from fastroof.columns import ORIGIN_BORROWED, ORIGIN_MODELLED
+from fastroof.engines import load_engine
 from fastroof.errors import PlanError
 from fastroof.models import LayerGroup, LayerKind, Layout
 from fastroof.models.attention import GroupedQueryAttention
 from fastroof.models.experts import RoutedExperts
 from tests.reference.kinds import step_us
 
+SGLANG = load_engine("sglang").kernels_alone()
 LIMITS = {"max_tokens": 256, "max_seqs": 64}
 MODEL = load_model("qwen3-235b-a22b")
 
@@ -40,13 +42,13 @@ def test_a_step_is_the_sum_of_its_kernels(h100, layout, options):
 
 @pytest.mark.loops
 def test_all_to_all_runs_one_kernel_in_decodes_and_another_in_prefill(h100):
-    plan = compile_plan(MODEL, "h100", h100, dp=8, ep=8, runtime="sglang", exchange="alltoall", **LIMITS)
+    plan = compile_plan(MODEL, "h100", h100, dp=8, ep=8, runtime=SGLANG, exchange="alltoall", **LIMITS)
     steps = {"decode": [(1, 99)] * 8, "prefill": [(64, 0)] * 4}
     us = {kind: {p.role: p for p in plan.explain(step).operators} for kind, step in steps.items()}
     for role in ("experts_dispatch", "experts_combine"):
         assert us["decode"][role].total_us < us["prefill"][role].total_us
     assert "experts_gather" not in us["decode"]
-    gathered = compile_plan(MODEL, "h100", h100, dp=8, ep=8, runtime="sglang", **LIMITS)
+    gathered = compile_plan(MODEL, "h100", h100, dp=8, ep=8, runtime=SGLANG, **LIMITS)
     assert {p.role for p in gathered.explain(steps["decode"]).operators} >= {
         "experts_gather",
         "experts_scatter",
@@ -60,7 +62,7 @@ def test_all_to_all_runs_one_kernel_in_decodes_and_another_in_prefill(h100):
 @pytest.mark.loops
 def test_an_exchange_of_a_measured_shape_is_its_lookup(h100):
     """SGLang's DeepEP rows have 4096 wide layers with 128 experts, 8 a token."""
-    plan = compile_plan(MODEL, "h100", h100, dp=8, ep=8, runtime="sglang", exchange="alltoall", **LIMITS)
+    plan = compile_plan(MODEL, "h100", h100, dp=8, ep=8, runtime=SGLANG, exchange="alltoall", **LIMITS)
     sglang = h100.in_order(plan.error_source.tables.order)
     part = next(p for p in plan.explain([(1, 99)] * 8).operators if p.role == "experts_dispatch")
     shape = {"hidden": 4096, "topk": 8, "num_experts": 128, "num_gpus": 8}
@@ -150,7 +152,7 @@ def test_shared_experts_beside_all_to_all(h100):
     mlp = RoutedExperts(128, 8, 1536, shared_intermediate=65536)
     kind = LayerKind(GroupedQueryAttention(64, 4, 128), mlp, "shared")
     model = MODEL.__class__("mine", "MineForCausalLM", 4096, 1024, True, 4096, None, (LayerGroup(kind, 2),))
-    options = {"runtime": "sglang", "exchange": "alltoall", "dtype": "bf16", **LIMITS}
+    options = {"runtime": SGLANG, "exchange": "alltoall", "dtype": "bf16", **LIMITS}
     plan = compile_plan(model, "h100", h100, dp=8, ep=8, **options)
     assert not plan.execution.shared_beside
     for step in ([(1, 99)] * 8, [(64, 0)] * 4):

@@ -8,6 +8,7 @@ import pytest
 
 from fastroof import StepBatch, compile_plan, compile_plans, load_model
 from fastroof.columns import ORIGIN_MODELLED
+from fastroof.engines import load_engine
 from fastroof.errors import PlanError
 from fastroof.models import LayerGroup, LayerKind
 from fastroof.models.attention import GroupedQueryAttention
@@ -16,9 +17,10 @@ from fastroof.models.mlp import GatedMlp
 from fastroof.plan.two_batches import OTHER_HALF
 from tests.reference.two_batches import step_us
 
+SGLANG = load_engine("sglang").kernels_alone()
 LIMITS = {"max_tokens": 1024, "max_seqs": 256}
 MODEL = load_model("qwen3-235b-a22b")
-SENT = {"dp": 8, "ep": 8, "runtime": "sglang", "exchange": "alltoall", "dtype": "fp8_block", **LIMITS}
+SENT = {"dp": 8, "ep": 8, "runtime": SGLANG, "exchange": "alltoall", "dtype": "fp8_block", **LIMITS}
 
 
 def pair(h100, model=MODEL, **options):

@@ -23,7 +23,7 @@ def plans(h100):
         name: compile_plan("llama-3.1-8b", "h100", h100, **options)
         for name, options in {
             "kernels": {},
-            "vllm": {"runtime": "vllm", "tp": 2, "dtype": "fp8", "kv_dtype": "fp8"},
+            "vllm": {"runtime": "vllm-0.12", "tp": 2, "dtype": "fp8", "kv_dtype": "fp8"},
             "nearest": {"method": "nearest", "max_tokens": 512, "max_seqs": 64},
         }.items()
     }

@@ -14,9 +14,11 @@ def is_decode(request: Request) -> bool:
 
 
 def kv_token_us(plan: Any, window: int = 0) -> float:
-    """Price of a KV token in the layers of a plan with that window, us; of an engine with one figure."""
+    """Price of a KV token in the layers of a plan with that window, us; of a GPU with one figure."""
     total = 0.0
     for figure in plan.engine.kernels.mixed_attention:
+        if figure.gpu not in ("", plan.gpu.name):
+            continue
         for part in plan.attention:
             if part.call.window == window:
                 for _ in range(part.call.times):

@@ -189,7 +189,7 @@ def test_the_datasheet_drafts_too():
 
 
 def test_apart_decode_workers_verify(large, draft):
-    clients = np.array([1, 16, 64])
+    clients = np.array([1, 16, 32])
     plain = estimate_disaggregated(large, large, 1024, 256, clients, 4)
     found = estimate_disaggregated(
         large, large, 1024, 256, clients, 4, speculation=SpeculativeDecoding(3, 2.2, draft)

@@ -28,6 +28,7 @@ def profile_text(profile: EngineProfile) -> str:
     step_us = 600.0
     <BLANKLINE>
     [scheduling]
+    order = "mixed"
     chunked_prefill = true
     max_num_batched_tokens = 8192
     max_num_seqs = 1024
