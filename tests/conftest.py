@@ -22,7 +22,8 @@ os.environ["MPLBACKEND"] = "Agg"
 # What a test sees of a GPU is what ships, whoever runs it: no tables of the user's, and none that a package
 # that happens to be installed would bring. Tests of imports point these elsewhere for themselves.
 _NO_TABLES = tempfile.TemporaryDirectory(prefix="fastroof-tables-")
-os.environ["FASTROOF_TABLES"] = _NO_TABLES.name
+# tables that were imported, for tests of what was made with them
+os.environ["FASTROOF_TABLES"] = os.environ.get("FASTROOF_TEST_TABLES", _NO_TABLES.name)
 os.environ["FASTROOF_TABLES_IMPORT"] = "never"
 
 # A shell starts what runs in the background deaf to Ctrl-C, and so would be every process that a test
