@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
-from fastroof.checks import is_number, whole_number
+from fastroof.engines.kernel_choices import (
+    ANY_KERNELS,
+    FP8_SCALES,
+    GEMM_SMOOTHINGS,
+    KernelChoices,
+    OperatorKernel,
+)
 from fastroof.engines.layouts import ANY_LAYOUT, LayoutRules
 from fastroof.engines.memory import DATASHEET_MEMORY, KV_RESERVATIONS, KvMemory
-from fastroof.engines.mixed_attention import MixedAttention
 from fastroof.engines.serving_errors import NO_ERRORS, ServingErrors
+from fastroof.engines.values import check_number, check_one_of, check_size, check_text
 from fastroof.engines.versions import check_range, holds_for, is_version
 from fastroof.errors import PlanError
 
@@ -30,39 +36,11 @@ __all__ = [
     "StepCosts",
 ]
 
-GEMM_SMOOTHINGS: Final = ("none", "median3")
-FP8_SCALES: Final = ("dynamic", "static")
-SHARED_EXPERTS: Final = ("apart", "beside")
-LATENT_ATTENTION: Final = ("whole", "parts")
 STEP_ORDERS: Final = ("mixed", "prefill_first")
 """Whether prompts share steps with decodes, or run ahead of them in steps of their own."""
 
 CHOSEN: Final = ("form", "gemm_smoothing", "fp8_scales")
 """What rows may choose when costs are fitted."""
-
-LAYOUT_KEYS: Final = ("tp", "pp", "dp", "moe_tp", "ep")
-MOST: Final = 2**20
-"""Most tokens or requests that a step holds."""
-
-
-def _check_number(name: str, value: Any) -> float:
-    if not is_number(value) or value < 0:
-        raise PlanError(f"{name} must be a number of at least 0, got {value!r}")
-    return float(value)
-
-
-def _check_size(name: str, value: Any) -> None:
-    whole_number(name, value, most=MOST, error=PlanError)
-
-
-def _check_one_of(name: str, value: Any, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise PlanError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
-
-
-def _check_text(name: str, value: Any) -> None:
-    if not isinstance(value, str):
-        raise PlanError(f"{name} must be a text, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -89,10 +67,10 @@ class LayerCost:
     def __post_init__(self) -> None:
         """Refuse what is no cost of an architecture."""
         for key in ("architecture", "versions", "evidence"):
-            _check_text(key, getattr(self, key))
+            check_text(key, getattr(self, key))
         if not self.architecture:
             raise PlanError("a cost of layers needs the architecture that it is of")
-        object.__setattr__(self, "layer_us", _check_number("layer_us", self.layer_us))
+        object.__setattr__(self, "layer_us", check_number("layer_us", self.layer_us))
         check_range(self.versions)
 
 
@@ -138,7 +116,7 @@ class StepCosts:
         """Refuse costs that are no costs, in profiles that were built or changed by hand too."""
         for cost in fields(self):
             if cost.name != "layers":
-                object.__setattr__(self, cost.name, _check_number(cost.name, getattr(self, cost.name)))
+                object.__setattr__(self, cost.name, check_number(cost.name, getattr(self, cost.name)))
         object.__setattr__(self, "layers", tuple(self.layers))
 
     def of_step_us(self, architecture: str, layers: float, allreduces: int) -> float:
@@ -186,167 +164,11 @@ class Scheduling:
 
     def __post_init__(self) -> None:
         """Refuse what is no schedule."""
-        _check_one_of("order", self.order, STEP_ORDERS)
+        check_one_of("order", self.order, STEP_ORDERS)
         if not isinstance(self.chunked_prefill, bool):
             raise PlanError(f"chunked_prefill must be true or false, got {self.chunked_prefill!r}")
-        _check_size("max_num_batched_tokens", self.max_num_batched_tokens)
-        _check_size("max_num_seqs", self.max_num_seqs)
-
-
-@dataclass(frozen=True)
-class OperatorKernel:
-    """Which measured kernel an engine runs for an operator, where.
-
-    Attributes
-    ----------
-    operator : str
-        As tables call it, such as ``gemm``.
-    versions : str
-        Of which versions of the engine, a range within the profile's; empty for all of them. One with a range
-        counts in a profile that was loaded for a version, as ``vllm-0.17.0``.
-    gpu, format : str
-        Of which GPU, and of linear layers of which dtype; empty for any.
-    architecture : str
-        Of which models: a Hugging Face class, such as ``MiniMaxM2ForCausalLM``; empty for any.
-    layout : tuple of (str, int)
-        Of which sizes of the layout, such as ``("tp", 8)``; those that are not named may be any. In a
-        TOML a table, ``{tp = 8}``.
-    source : str
-        The source of the tables that measured it; empty where the tables' own choice does.
-    required : bool
-        Whether tables that serve another source's rows are refused; else they stand for it.
-    shared_experts : str
-        Of the operator ``moe``: how shared experts run with these kernels, where not as
-        :class:`KernelChoices` says; empty where so.
-    engine : str
-        The engine whose measured kernels stand for it, whatever their source is called.
-    reason : str
-        Why they do, where they are another engine's.
-    version, dtype, kernel : str
-        Of the library, that the kernel computes in, and its name: what a reader can check a source by.
-    """
-
-    operator: str
-    gpu: str = ""
-    format: str = ""
-    layout: tuple[tuple[str, int], ...] = ()
-    source: str = ""
-    engine: str = ""
-    reason: str = ""
-    version: str = ""
-    dtype: str = ""
-    kernel: str = ""
-    versions: str = ""
-    architecture: str = ""
-    required: bool = True
-    shared_experts: str = ""
-
-    def __post_init__(self) -> None:
-        """Refuse what names no kernel."""
-        for key in fields(self):
-            if key.name not in ("layout", "required"):
-                _check_text(key.name, getattr(self, key.name))
-        if not self.operator:
-            raise PlanError("a kernel needs the operator that it is of")
-        if not isinstance(self.required, bool):
-            raise PlanError(f"required must be true or false, got {self.required!r}")
-        if self.shared_experts:
-            _check_one_of("shared_experts", self.shared_experts, SHARED_EXPERTS)
-        check_range(self.versions)
-        try:
-            sizes = tuple(dict(self.layout).items())
-        except (TypeError, ValueError):
-            raise PlanError(f"layout must be a table such as {{tp = 8}}, got {self.layout!r}") from None
-        for name, size in sizes:
-            _check_one_of("a key of layout", name, LAYOUT_KEYS)
-            _check_size(f"layout {name}", size)
-        object.__setattr__(self, "layout", sizes)
-
-    def is_for(
-        self, operator: str, gpu: str, dtype: str, layout: Mapping[str, int], architecture: str = ""
-    ) -> bool:
-        """Whether it is run for an operator on a GPU, in a format and layout, by models of a class."""
-        return (
-            self.operator == operator
-            and self.versions == ""
-            and self.gpu in ("", gpu)
-            and self.format in ("", dtype)
-            and self.architecture in ("", architecture)
-            and all(layout.get(name, 1) == size for name, size in self.layout)
-        )
-
-    def of_version(self, version: str) -> OperatorKernel | None:
-        """Return the kernel as a version of the engine has it; None if its range does not hold it."""
-        if not self.versions:
-            return self
-        return replace(self, versions="") if holds_for(self.versions, version) else None
-
-
-@dataclass(frozen=True)
-class KernelChoices:
-    """Which kernels an engine runs.
-
-    Attributes
-    ----------
-    gemm_smoothing : str
-        How small bf16 GEMMs are smoothed along m before they are summed: none or median3.
-    fp8_scales : str
-        Whether fp8 GEMMs find the scale of their input (dynamic) or know it (static).
-    shared_experts : str
-        Whether shared experts have a time of their own (apart), or run beside the routed ones in steps of
-        decodes, which then take as long as the longer of both (beside).
-    latent_attention : str
-        How blocks of latent attention are timed: as they were measured, projections and all, where the tables
-        have sound ones (whole), or projections, absorbed products and attention each by itself (parts).
-    engines : tuple of str
-        Whose measured kernels stand for its own where a GPU has none of its own, the nearest first; its own
-        always come first.
-    operators : tuple of OperatorKernel
-        Operators whose kernel is known; of several that apply the first counts. A plan reads them from the
-        source or engine that is named, and refuses tables that serve a named source's from another.
-    mixed_attention : tuple of MixedAttention
-        How long decodes attend at least in steps that prefill too, by GPU; of several that apply the first
-        counts, and where none does decodes take as long as by themselves.
-    """
-
-    gemm_smoothing: str = "none"
-    fp8_scales: str = "dynamic"
-    shared_experts: str = "apart"
-    latent_attention: str = "parts"
-    engines: tuple[str, ...] = ()
-    operators: tuple[OperatorKernel, ...] = ()
-    mixed_attention: tuple[MixedAttention, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be chosen."""
-        if isinstance(self.engines, str) or not all(isinstance(name, str) for name in self.engines):
-            raise PlanError(f"engines must be a list of names, got {self.engines!r}")
-        object.__setattr__(self, "engines", tuple(self.engines))
-        _check_one_of("gemm_smoothing", self.gemm_smoothing, GEMM_SMOOTHINGS)
-        _check_one_of("fp8_scales", self.fp8_scales, FP8_SCALES)
-        _check_one_of("shared_experts", self.shared_experts, SHARED_EXPERTS)
-        _check_one_of("latent_attention", self.latent_attention, LATENT_ATTENTION)
-        object.__setattr__(self, "operators", tuple(self.operators))
-        object.__setattr__(self, "mixed_attention", tuple(self.mixed_attention))
-
-    def mixed_attention_ns(self, gpu: str, head_dim: int, kv_dtype: str) -> float:
-        """Return what decodes take at least beside prefill, ns a query head, KV token and layer; or 0."""
-        known = (one.ns for one in self.mixed_attention if one.is_for(gpu, head_dim, kv_dtype))
-        return next(known, 0.0)
-
-    def of(
-        self, operator: str, gpu: str, dtype: str, layout: Mapping[str, int], architecture: str = ""
-    ) -> OperatorKernel | None:
-        """Return the kernel of an operator on a GPU, in a format and layout; None where it is not known."""
-        return next((k for k in self.operators if k.is_for(operator, gpu, dtype, layout, architecture)), None)
-
-    def of_version(self, version: str) -> KernelChoices:
-        """Return the choices of one version of the engine: those of its range come before those of any."""
-        ranged = [(k.versions != "", k.of_version(version)) for k in self.operators]
-        kept = [k for is_ranged, k in sorted(ranged, key=lambda one: not one[0]) if k is not None]
-        if not any(is_ranged and k is not None for is_ranged, k in ranged):
-            return self
-        return replace(self, operators=tuple(kept))
+        check_size("max_num_batched_tokens", self.max_num_batched_tokens)
+        check_size("max_num_seqs", self.max_num_seqs)
 
 
 @dataclass(frozen=True)
@@ -371,7 +193,7 @@ class NotFitted:
     def __post_init__(self) -> None:
         """Refuse what names no runs."""
         for key in fields(self):
-            _check_text(key.name, getattr(self, key.name))
+            check_text(key.name, getattr(self, key.name))
         if not self.reason:
             raise PlanError("runs that are not fitted need a reason")
         check_range(self.versions)
@@ -407,13 +229,13 @@ class CostForm:
         """Refuse costs that there are not."""
         known = [cost.name for cost in fields(StepCosts) if cost.name not in ("residual", "layers")]
         for name in self.costs:
-            _check_one_of("a cost to fit", name, known)
+            check_one_of("a cost to fit", name, known)
         object.__setattr__(self, "costs", tuple(self.costs))
-        object.__setattr__(self, "outlier", _check_number("outlier", self.outlier))
+        object.__setattr__(self, "outlier", check_number("outlier", self.outlier))
         if isinstance(self.chosen, str):
             raise PlanError(f"chosen must be a list of what is, got {self.chosen!r}")
         for name in self.chosen:
-            _check_one_of("what is chosen", name, CHOSEN)
+            check_one_of("what is chosen", name, CHOSEN)
         object.__setattr__(self, "chosen", tuple(self.chosen))
         layers = tuple(tuple(pair) if isinstance(pair, list | tuple) else (pair,) for pair in self.layers)
         if not all(len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in layers):
@@ -462,7 +284,7 @@ class EngineProfile:
     costs: StepCosts = StepCosts()
     scheduling: Scheduling = Scheduling()
     memory: KvMemory = DATASHEET_MEMORY
-    kernels: KernelChoices = KernelChoices()
+    kernels: KernelChoices = ANY_KERNELS
     layout: LayoutRules = ANY_LAYOUT
     errors: ServingErrors = NO_ERRORS
     fit: CostForm | None = None
@@ -471,7 +293,7 @@ class EngineProfile:
     def __post_init__(self) -> None:
         """Refuse what is no name or range; the parts have seen to themselves."""
         for key in ("name", "engine", "versions"):
-            _check_text(key, getattr(self, key))
+            check_text(key, getattr(self, key))
         check_range(self.versions)
         if not isinstance(self.evidence, Mapping):
             raise PlanError(f"evidence must be a table, got {self.evidence!r}")
