@@ -133,7 +133,8 @@ def test_models_without_a_deployment_are_answered_too() -> None:
     assert none.group["model"] == "llama-3.1-70b"
     assert none.choices == ()
     assert none.feasible == 0
-    assert none.infeasible["memory"] == none.candidates / 2
+    # in bf16 neither one nor two of these GPUs hold it beside what the engine keeps for itself
+    assert none.infeasible == {"memory": none.candidates}
     assert some.choices
     # a model that no tp splits is named
     found = best_deployments(spec | {"models": ["qwen2.5-7b", "llama-3.1-8b"], "tp": [8]})
