@@ -16,6 +16,7 @@ import pytest
 
 import fastroof
 from fastroof import SweepError, Tables, compile_plan
+from fastroof.columns import ORIGINS
 from fastroof.compiled import closed_loops
 from fastroof.compiled import deployments as loops
 from fastroof.serving import estimate
@@ -375,6 +376,18 @@ def test_the_bound_is_that_of_the_operators(tmp_path: Path, h100: Tables) -> Non
     hosted = swept(tmp_path, {**spec, "runtime": str(slow)})[1]
     assert {row["bound"] for row in hosted} == {"host"}
     assert {row["runtime"] for row in hosted} == {"slow"}
+
+
+@pytest.mark.loops
+def test_prompts_that_run_ahead_are_steps_of_their_own(tmp_path: Path, h100: Tables) -> None:
+    spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 1000, "osl": 20, "keep": "all", "concurrency": 4}
+    (ahead,) = swept(tmp_path, {**spec, "runtime": "sglang"})[1]
+    plan = compile_plan("llama-3.1-8b", "h100", h100, runtime="sglang")
+    seen = estimate(plan, 1000, 20, 4)
+    assert (ahead["ttft_ms"], ahead["tpot_ms"]) == (seen.ttft_ms, seen.tpot_ms)
+    # SGLang's table of GEMMs holds the sizes of both steps
+    parts = (plan.explain([(1, 1009)] * 4), plan.explain([(1000, 0)]))
+    assert ahead["origin"] == ORIGINS[max(int(part.origin) for part in parts)]
 
 
 def test_decodes_that_wait_for_the_cache_beside_prompts_bind_by_memory(tmp_path: Path) -> None:
