@@ -18,11 +18,11 @@ from fastroof.errors import TableError
 from fastroof.load.own import SERVING_FOLDER
 from fastroof.serving.evidence.record_files import read_records
 from fastroof.serving.evidence.replay import Schedule, TimedRequest
+from fastroof.serving.evidence.served_as import check_served
 from fastroof.serving.evidence.throughput_rows import (
     SERVED_COLUMNS,
     SERVED_DEFAULTS,
     ServedModel,
-    check_served,
 )
 
 __all__ = [

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fastroof.columns import Column
 from fastroof.errors import TableError
 
-__all__ = ["read_records"]
+__all__ = ["read_number", "read_records"]
 
 
 def read_records(
-    path: str | Path, columns: Sequence[Column], defaults: Mapping[str, Any], what: str
+    path: str | Path,
+    columns: Sequence[Column],
+    defaults: Mapping[str, Any],
+    what: str,
+    *,
+    value: Callable[[str, Column, str], Any] | None = None,
+    one: str = "",
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Read a CSV row by row, each cell as its column says.
 
@@ -29,6 +35,11 @@ def read_records(
         What an empty cell, or a column that the file lacks, stands for; columns without one are required.
     what : str
         What its rows are, in words.
+    value : callable, optional
+        Reads a cell, of where it is, its column and text, or raises a TableError; by default an int is at
+        least its column's minimum, a float above 0, or 0 where that is its minimum.
+    one : str
+        What one row is, in words; by default one of ``what``.
 
     Yields
     ------
@@ -54,14 +65,14 @@ def read_records(
             f"{path}: {what} need column {', '.join(missing)}; the file has {', '.join(names) or 'none'}"
         )
     if not rows:
-        raise TableError(f"{path}: no rows; need at least one of {what}")
+        raise TableError(f"{path}: no rows; need at least one {one or f'of {what}'}")
     for line, cells in enumerate(rows, start=2):
         where = f"{path}, line {line}"
         values = {}
         for column in columns:
             text = cells.get(column.name)
             if text:
-                values[column.name] = _value(f"{where}, column {column.name}", column, text)
+                values[column.name] = (value or _value)(f"{where}, column {column.name}", column, text)
             elif column.name in defaults:
                 values[column.name] = defaults[column.name]
             else:
@@ -69,13 +80,24 @@ def read_records(
         yield where, values
 
 
+def read_number(where: str, column: Column, text: str) -> float:
+    """Read a number of a column, int or float, whatever it is.
+
+    Raises
+    ------
+    TableError
+        If it is none.
+    """
+    try:
+        return int(text) if column.kind == "int" else float(text)
+    except ValueError:
+        raise TableError(f"{where}: found {text!r}, need a number") from None
+
+
 def _value(where: str, column: Column, text: str) -> Any:
     if column.kind == "text":
         return text
-    try:
-        value: float = int(text) if column.kind == "int" else float(text)
-    except ValueError:
-        raise TableError(f"{where}: found {text!r}, need a number") from None
+    value = read_number(where, column, text)
     # as everywhere: an int of at least its minimum, a float above 0 unless 0 is its minimum
     if column.kind == "int":
         good = value >= column.minimum

@@ -12,13 +12,12 @@ from typing import Any, Final, NamedTuple
 
 from fastroof.columns import Column
 from fastroof.config.paths import bench_data_root
-from fastroof.engines import EngineProfile, engine_of_version, recipe_for, serving_engines
+from fastroof.engines import recipe_for, serving_engines
 from fastroof.errors import TableError
 from fastroof.load.own import SERVING_FOLDER
 from fastroof.load.steps_file import STEPS_FILE
-from fastroof.models import load_model
-from fastroof.models.execution import AUTO
-from fastroof.models.layout import Layout
+from fastroof.serving.evidence.record_files import read_number, read_records
+from fastroof.serving.evidence.served_as import ServedAs, check_served
 from fastroof.whole_files import whole_file
 
 __all__ = [
@@ -38,7 +37,7 @@ LARGEST_STEP: Final = 16384
 
 
 @dataclass(frozen=True)
-class ServingRow:
+class ServingRow(ServedAs):
     """One measured run: clients that each had one request in flight, and the means that they saw.
 
     Attributes
@@ -143,21 +142,6 @@ class ServingRow:
     def whole_model(self) -> str:
         """The model that its rows are left out with, whatever its format."""
         return self.architecture or self.model
-
-    @property
-    def layout(self) -> Layout:
-        """Its engine's layout."""
-        return Layout(self.tp, self.pp, self.dp, self.ep)
-
-    @property
-    def plan_dtype(self) -> str:
-        """Its ``dtype`` as a plan takes it: each layer's own where the checkpoint has it."""
-        return AUTO if load_model(self.model).checkpoint.formats[0] == self.dtype else self.dtype
-
-    @property
-    def engine_profile(self) -> EngineProfile:
-        """The packaged profile of its engine and version."""
-        return engine_of_version(self.engine, self.engine_version)
 
     @property
     def schedule(self) -> dict[str, Any]:
@@ -329,41 +313,16 @@ def read_rows(path: str | Path) -> tuple[ServingRow, ...]:
     TableError
         If it is no such file, or a cell is not what its column holds; names line and column.
     """
-    path = Path(path)
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            reader = csv.DictReader(file, strict=True)
-            cells = list(reader)
-            names = reader.fieldnames or ()
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise TableError(f"{path}: cannot be read as serving rows: {error}") from None
-    missing = [c.name for c in ROW_COLUMNS if c.name not in names and c.name not in _DEFAULTS]
-    if missing:
-        have = ", ".join(names) or "none"
-        raise TableError(f"{path}: serving rows need column {', '.join(missing)}; the file has {have}")
-    if not cells:
-        raise TableError(f"{path}: no rows; need at least one measured run")
-    return tuple(_row(path, line, values) for line, values in enumerate(cells, start=2))
+    records = read_records(path, ROW_COLUMNS, _DEFAULTS, "serving rows", value=_value, one="measured run")
+    return tuple(_row(where, values) for where, values in records)
 
 
-def _row(path: Path, line: int, values: Mapping[str, Any]) -> ServingRow:
-    fields = {}
-    for column in ROW_COLUMNS:
-        text = values.get(column.name)
-        empty = text is None or text == ""
-        if empty and column.name in _DEFAULTS:
-            fields[column.name] = _DEFAULTS[column.name]
-        elif empty:
-            raise TableError(f"{path}, line {line}, column {column.name}: empty; need {column.meaning}")
-        else:
-            fields[column.name] = _value(f"{path}, line {line}, column {column.name}", column, str(text))
-    row = ServingRow(**fields)
-    if row.engine not in serving_engines():
-        known = ", ".join(serving_engines())
-        raise TableError(f"{path}, line {line}: engine {row.engine!r} is unknown; known are {known}")
+def _row(where: str, values: Mapping[str, Any]) -> ServingRow:
+    row = ServingRow(**values)
+    check_served(where, row)
     if row.prefix_tokens >= row.isl:
         raise TableError(
-            f"{path}, line {line}: a prompt of {row.isl:g} tokens has fewer than that in the prefix cache, "
+            f"{where}: a prompt of {row.isl:g} tokens has fewer than that in the prefix cache, "
             f"got prefix_tokens {row.prefix_tokens:g}"
         )
     return row
@@ -372,10 +331,7 @@ def _row(path: Path, line: int, values: Mapping[str, Any]) -> ServingRow:
 def _value(where: str, column: Column, text: str) -> Any:
     if column.kind == "text":
         return text
-    try:
-        value: float = int(text) if column.kind == "int" else float(text)
-    except ValueError:
-        raise TableError(f"{where}: found {text!r}, need a number") from None
+    value = read_number(where, column, text)
     optional_zero = column.name in ("prefix_tokens", "length_spread")
     good = math.isfinite(value) and value >= column.minimum and (value > 0 or optional_zero)
     if not good:

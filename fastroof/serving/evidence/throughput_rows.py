@@ -10,13 +10,10 @@ from typing import Any, Final
 
 from fastroof.columns import Column
 from fastroof.config.paths import bench_data_root
-from fastroof.engines import EngineProfile, engine_of_version, serving_engines
-from fastroof.errors import TableError
+from fastroof.engines import serving_engines
 from fastroof.load.own import SERVING_FOLDER
-from fastroof.models import load_model
-from fastroof.models.execution import AUTO
-from fastroof.models.layout import Layout
 from fastroof.serving.evidence.record_files import read_records
+from fastroof.serving.evidence.served_as import ServedAs, check_served
 
 __all__ = [
     "SERVED_COLUMNS",
@@ -24,7 +21,6 @@ __all__ = [
     "THROUGHPUT_COLUMNS",
     "ServedModel",
     "ThroughputRow",
-    "check_served",
     "read_throughput",
     "shipped_throughput",
 ]
@@ -33,7 +29,7 @@ THROUGHPUT_FOLDER: Final = "throughput"
 
 
 @dataclass(frozen=True)
-class ServedModel:
+class ServedModel(ServedAs):
     """What was measured: a model as one engine served it.
 
     Attributes
@@ -67,21 +63,6 @@ class ServedModel:
     dp: int
     ep: int
     left_out: str
-
-    @property
-    def layout(self) -> Layout:
-        """Its engine's layout."""
-        return Layout(tp=self.tp, pp=self.pp, dp=self.dp, ep=self.ep)
-
-    @property
-    def plan_dtype(self) -> str:
-        """Its ``dtype`` as a plan takes it: each layer's own where the checkpoint has it."""
-        return AUTO if load_model(self.model).checkpoint.formats[0] == self.dtype else self.dtype
-
-    @property
-    def engine_profile(self) -> EngineProfile:
-        """The packaged profile of its engine and version."""
-        return engine_of_version(self.engine, self.engine_version)
 
 
 @dataclass(frozen=True)
@@ -148,13 +129,6 @@ SERVED_DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType(
     {"checkpoint": "", "kv_dtype_from": "", "pp": 1, "dp": 1, "ep": 1, "left_out": ""}
 )
 """What a column that a file lacks, or an empty cell of it, stands for."""
-
-
-def check_served(where: str, row: ServedModel) -> None:
-    """Raise a TableError if its engine is unknown."""
-    if row.engine not in serving_engines():
-        known = ", ".join(serving_engines())
-        raise TableError(f"{where}: engine {row.engine!r} is unknown; known are {known}")
 
 
 def read_throughput(path: str | Path) -> tuple[ThroughputRow, ...]:
