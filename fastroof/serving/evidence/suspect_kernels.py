@@ -11,15 +11,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from fastroof.arrays import Floats
-from fastroof.plan import StepPlan, compile_plan
+from fastroof.plan import StepPlan
 from fastroof.plan.explain import OperatorTime
 from fastroof.serving.estimate import ServingEstimate, estimate
 from fastroof.serving.evidence.fit import KernelTimes, predicted_us
+from fastroof.serving.evidence.predictions import Plans
 from fastroof.serving.evidence.rows import ServingRow
 from fastroof.tables import Tables
 
@@ -121,37 +122,20 @@ def operator_times(rows: Sequence[ServingRow], tables: Tables) -> OperatorTimes:
     FastroofError
         If a row has no plan.
     """
-    plans: dict[tuple[Any, ...], StepPlan] = {}
+    plans = Plans(tables)
     by_row: list[dict[str, float]] = []
     for row in rows:
-        engine = row.engine_profile.kernels_alone()
-        key = (row.model, row.layout, row.plan_dtype, row.kv_dtype, engine)
-        if key not in plans:
-            layout = row.layout
-            plans[key] = compile_plan(
-                row.model,
-                tables.gpu,
-                tables,
-                tp=layout.tp,
-                pp=layout.pp,
-                dp=layout.dp,
-                ep=layout.ep,
-                dtype=row.plan_dtype,
-                kv_dtype=row.kv_dtype,
-                runtime=engine,
-                max_tokens=row.plan_tokens,
-                allow_modelled=True,
-            )
+        plan = plans.get(row, row.engine_profile.kernels_alone())
         rounds = None if math.isnan(row.requests_per_client) else row.requests_per_client
         seen = estimate(
-            plans[key],
+            plan,
             row.mean_isl,
             row.mean_osl,
             row.concurrency,
             **row.schedule,
             requests_per_client=rounds,
         )
-        by_row.append(_of_row(plans[key], row, seen))
+        by_row.append(_of_row(plan, row, seen))
     kinds = tuple(sorted({kind for times in by_row for kind in times}))
     return OperatorTimes(kinds, np.array([[times.get(kind, 0.0) for kind in kinds] for times in by_row]))
 
