@@ -28,6 +28,7 @@ from fastroof.errors import (
     PlanRangeError,
     SweepError,
     TableError,
+    TraceError,
     UnsupportedModelError,
 )
 
@@ -52,6 +53,8 @@ __all__ = [
     "SweepError",
     "TableError",
     "Tables",
+    "Trace",
+    "TraceError",
     "UnsupportedModelError",
     "__version__",
     "compile_plan",
@@ -60,6 +63,7 @@ __all__ = [
     "load_gpu",
     "load_model",
     "load_tables",
+    "load_trace",
     "model_names",
     "numba_decode",
     "numba_step",
@@ -73,6 +77,7 @@ if TYPE_CHECKING:
     from fastroof.plan import StepPlan, compile_plan, compile_plans
     from fastroof.run import StepBatch, StepTimes
     from fastroof.serving import SpeculativeDecoding
+    from fastroof.simulate import Trace, load_trace
     from fastroof.sweep import run_sweep
     from fastroof.tables import Lookup, Tables, load_tables
 else:
@@ -86,12 +91,14 @@ else:
         "StepPlan": "plan",
         "StepTimes": "run",
         "Tables": "tables",
+        "Trace": "simulate",
         "compile_plan": "plan",
         "compile_plans": "plan",
         "gpu_names": "config",
         "load_gpu": "config",
         "load_model": "models",
         "load_tables": "tables",
+        "load_trace": "simulate",
         "model_names": "models",
         "numba_decode": "backends.numba_callers",
         "numba_step": "backends.numba_callers",

@@ -15,6 +15,7 @@ __all__ = [
     "PlanRangeError",
     "SweepError",
     "TableError",
+    "TraceError",
     "UnsupportedModelError",
 ]
 
@@ -61,6 +62,10 @@ class PlanRangeError(PlanError):
 
 class BatchError(FastroofError):
     """A batch of steps is malformed."""
+
+
+class TraceError(FastroofError):
+    """A trace of requests, or a workload that makes one, is wrong."""
 
 
 class SweepError(FastroofError):

@@ -1,0 +1,33 @@
+"""A serving engine, request by request: the requests that it meets, its schedule, its answers.
+
+The names are imported when they are first used: to read a trace needs no compiled loops.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+__all__ = ["Trace", "load_trace"]
+
+if TYPE_CHECKING:
+    from fastroof.simulate.load_trace import load_trace
+    from fastroof.simulate.trace import Trace
+else:
+    # Hidden from type checkers, to which a module with __getattr__ has every name there is.
+    _MODULE_OF = {
+        "Trace": "trace",
+        "load_trace": "load_trace",
+    }
+
+    def __getattr__(name):
+        module = _MODULE_OF.get(name)
+        if module is None:
+            raise AttributeError(f"module 'fastroof.simulate' has no attribute {name!r}")
+        from importlib import import_module
+
+        value = getattr(import_module(f"fastroof.simulate.{module}"), name)
+        globals()[name] = value
+        return value
+
+    def __dir__():
+        return sorted({*globals(), *__all__})

@@ -1,0 +1,392 @@
+"""The requests that an engine meets: when each arrives, and how long its prompt and its answer are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fastroof.arrays import Array, Floats, Longs
+from fastroof.arrow import arrow_schema
+from fastroof.checks import is_number, whole_number
+from fastroof.columns import Column
+from fastroof.errors import TraceError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["HASH_IDS", "MOST_SECONDS", "MOST_TOKENS", "TRACE_COLUMNS", "Sizes", "Trace"]
+
+Sizes = npt.NDArray[np.int32]
+"""Tokens, one number a request."""
+
+MOST_TOKENS: Final = 2**24
+"""Most tokens of a prompt or an answer: above what any model attends to, so that sums stay within int32."""
+
+MOST_SECONDS: Final = 1e10
+"""Latest arrival, three centuries: microseconds up to there are told apart in float64."""
+
+TRACE_COLUMNS: Final = (
+    Column("arrival_s", "float", "s", "when the request arrives; the first of a file at 0", 0),
+    Column("input_tokens", "int", "tokens", "tokens of the prompt"),
+    Column("output_tokens", "int", "tokens", "tokens of the answer, the first included"),
+    Column("cached_tokens", "int", "tokens", "tokens of the prompt that are in the prefix cache", 0),
+)
+"""Columns of :meth:`Trace.table`, which :func:`fastroof.load_trace` reads back."""
+
+HASH_IDS: Final = "hash_ids"
+"""Column of lists of block ids, where a trace has them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """Requests, sorted by arrival; those of one time stay as they were given.
+
+    Parameters
+    ----------
+    arrival_s : array of float, shape (requests,)
+        When each arrives, seconds from the start, in any order; at least 0. All 0 in a closed loop, whose
+        arrivals are decided while it is simulated.
+    input_tokens, output_tokens : array of int, shape (requests,)
+        Tokens of the prompt and of the answer, at least 1 each.
+    cached_tokens : array of int, shape (requests,), optional
+        Tokens of the prompt that the prefix cache has, less than the prompt.  Default 0.
+    hash_ids : array of int, shape (blocks,), optional
+        Ids of the blocks of all prompts, one after the other: where two requests' ids are equal up to a
+        block, so are their prompts.
+    hash_offsets : array of int, shape (requests + 1,), optional
+        Where each request's ids start; rises from 0 to the number of ids.
+    hash_block_size : int, default 0
+        Tokens of a block; request i has ``ceil(input_tokens[i] / hash_block_size)`` ids, the last block
+        perhaps in part. 0 without ids.
+    name : str
+        What reports call it.
+    clients : int, optional
+        Of a closed loop: how many clients send the requests in turn, each when it has had the answer to
+        its last one.
+    think_s : float, default 0
+        Of a closed loop: seconds between an answer's end and the client's next request.
+    left_out : mapping of str to int
+        Rows of the file that are no requests, counted by the reason.
+    order : array of int, shape (requests,), optional
+        Where each of the sorted requests was in the file: a permutation. Left out, the requests are sorted
+        here and it is made.
+
+    Raises
+    ------
+    TraceError
+        If an array is no array of numbers, lengths differ, or a request cannot be; it names the row.
+
+    Notes
+    -----
+    The arrays are copies, writable for the sake of compiled loops, and meant to be read: a change to one is
+    not checked.
+
+    Examples
+    --------
+    >>> trace = Trace(arrival_s=[0.5, 0.0], input_tokens=[100, 2000], output_tokens=[10, 20])
+    >>> trace.input_tokens.tolist(), trace.order.tolist(), trace.duration_s
+    ([2000, 100], [1, 0], 0.5)
+    """
+
+    arrival_s: Floats
+    input_tokens: Sizes
+    output_tokens: Sizes
+    cached_tokens: Sizes = None  # type: ignore[assignment]  # zeros are made where it is left out
+    hash_ids: Longs | None = None
+    hash_offsets: Longs | None = None
+    hash_block_size: int = 0
+    name: str = "trace"
+    clients: int | None = None
+    think_s: float = 0.0
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    order: Longs = None  # type: ignore[assignment]  # made where it is left out
+
+    def __post_init__(self) -> None:
+        where = f"trace {self.name!r:.60}"
+        arrival_s = _one_dimension(where, "arrival_s", self.arrival_s, "fiu").astype(np.float64)
+        count = len(arrival_s)
+        if not count:
+            raise TraceError(f"{where} has no requests: give at least one")
+        _refuse(where, "arrival_s", arrival_s, ~((arrival_s >= 0) & (arrival_s <= MOST_SECONDS)),
+                f"must be seconds from 0 to {MOST_SECONDS:g}")  # fmt: skip
+        arrays: dict[str, Any] = {"arrival_s": arrival_s}
+        for name in ("input_tokens", "output_tokens", "cached_tokens"):
+            given = getattr(self, name)
+            if name == "cached_tokens" and given is None:
+                given = np.zeros(count, np.int32)
+            sizes = _one_dimension(where, name, given, "iu")
+            if len(sizes) != count:
+                raise TraceError(f"{where}: arrival_s has {count} requests, {name} {len(sizes)}")
+            least = 0 if name == "cached_tokens" else 1
+            _refuse(where, name, sizes, (sizes < least) | (sizes > MOST_TOKENS),
+                    f"must be tokens from {least} to {MOST_TOKENS:,}")  # fmt: skip
+            arrays[name] = sizes.astype(np.int32)
+        _refuse(where, "cached_tokens", arrays["cached_tokens"],
+                arrays["cached_tokens"] >= arrays["input_tokens"],
+                "must be less than the prompt's tokens, of which the last is always computed")  # fmt: skip
+        if self.clients is not None:
+            whole_number("clients", self.clients, error=TraceError)
+        if not is_number(self.think_s) or self.think_s < 0:
+            raise TraceError(f"{where}: think_s must be seconds of at least 0, got {self.think_s!r:.60}")
+        arrays |= self._checked_hashes(where, arrays["input_tokens"])
+        if self.order is None:
+            arrays = _sorted(arrays)
+        else:
+            order = _one_dimension(where, "order", self.order, "iu").astype(np.int64)
+            if not np.array_equal(np.sort(order), np.arange(count)):
+                raise TraceError(f"{where}: order must hold 0 to {count - 1} once each")
+            if (np.diff(arrival_s) < 0).any():
+                raise TraceError(f"{where}: order goes with sorted arrivals; leave it out to sort them")
+            arrays["order"] = order
+        for name, array in arrays.items():
+            object.__setattr__(self, name, array)
+        object.__setattr__(self, "left_out", dict(self.left_out))
+
+    def _checked_hashes(self, where: str, input_tokens: Sizes) -> dict[str, Any]:
+        given = (self.hash_ids is not None, self.hash_offsets is not None, self.hash_block_size != 0)
+        if not any(given):
+            return {}
+        if not all(given):
+            raise TraceError(f"{where}: give hash_ids, hash_offsets and hash_block_size, or none of them")
+        size = whole_number("hash_block_size", self.hash_block_size, 1, MOST_TOKENS, TraceError)
+        ids = _one_dimension(where, "hash_ids", self.hash_ids, "iu").astype(np.int64)
+        offsets = _one_dimension(where, "hash_offsets", self.hash_offsets, "iu").astype(np.int64)
+        if len(offsets) != len(input_tokens) + 1 or offsets[0] != 0 or offsets[-1] != len(ids):
+            raise TraceError(
+                f"{where}: hash_offsets must be {len(input_tokens) + 1} numbers from 0 to the {len(ids)} ids"
+            )
+        needed = -(-input_tokens.astype(np.int64) // size)
+        wrong = np.flatnonzero(np.diff(offsets) != needed)
+        if len(wrong):
+            row = int(wrong[0])
+            raise TraceError(
+                f"{where}, row {row}: a prompt of {input_tokens[row]} tokens has {needed[row]} blocks "
+                f"of {size}, got {offsets[row + 1] - offsets[row]} hash_ids"
+            )
+        return {"hash_ids": ids, "hash_offsets": offsets}
+
+    def __len__(self) -> int:
+        return len(self.arrival_s)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether clients send the requests, each when it has had its last answer."""
+        return self.clients is not None
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds from the first arrival to the last."""
+        return float(self.arrival_s[-1] - self.arrival_s[0])
+
+    @property
+    def requests_per_s(self) -> float:
+        """Mean rate of arrivals: gaps over the time they take; inf where all arrive at once."""
+        return (len(self) - 1) / self.duration_s if self.duration_s else math.inf
+
+    def rate_scaled(self, factor: float) -> Trace:
+        """Return the same requests ``factor`` times as fast: every arrival divided by it.
+
+        Parameters
+        ----------
+        factor : float
+            Above 0; 2 is twice the rate.
+
+        Returns
+        -------
+        Trace
+            The same but for ``arrival_s``.
+
+        Raises
+        ------
+        TraceError
+            If the factor is no number above 0, arrivals would be too late, or it is a closed loop, which
+            has clients and no rate.
+
+        Examples
+        --------
+        >>> Trace([0.0, 1.0], [8, 8], [1, 1]).rate_scaled(4).arrival_s.tolist()
+        [0.0, 0.25]
+        """
+        if not is_number(factor) or factor <= 0:
+            raise TraceError(f"rate_scale must be a number above 0, got {factor!r:.60}")
+        if self.is_closed:
+            raise TraceError(f"trace {self.name!r:.60} is a closed loop: it has clients and no rate to scale")
+        with np.errstate(over="ignore"):
+            return replace(self, arrival_s=self.arrival_s / factor)
+
+    def limited(self, limit: int) -> Trace:
+        """Return the first requests by arrival, all of them where there are no more.
+
+        Parameters
+        ----------
+        limit : int
+            How many, at least 1.
+
+        Returns
+        -------
+        Trace
+            The rows left keep the file's order among themselves.
+
+        Raises
+        ------
+        TraceError
+            If the limit is no whole number of at least 1.
+
+        Examples
+        --------
+        >>> Trace([0.0, 1.0], [8, 9], [1, 1]).limited(1).input_tokens.tolist()
+        [8]
+        """
+        limit = whole_number("limit", limit, error=TraceError)
+        return self if limit >= len(self) else self._part(slice(0, limit))
+
+    def sliced(self, start_s: float = 0.0, stop_s: float = math.inf) -> Trace:
+        """Return the requests that arrive from ``start_s`` until before ``stop_s``, which then is time 0.
+
+        Parameters
+        ----------
+        start_s, stop_s : float
+            Seconds.
+
+        Returns
+        -------
+        Trace
+            Arrivals count from ``start_s``.
+
+        Raises
+        ------
+        TraceError
+            If no request arrives then.
+
+        Examples
+        --------
+        >>> Trace([0.0, 1.0, 2.5], [8, 9, 7], [1, 1, 1]).sliced(1, 3).arrival_s.tolist()
+        [0.0, 1.5]
+        """
+        first, last = np.searchsorted(self.arrival_s, (start_s, stop_s)).tolist()
+        if not (start_s >= 0 and first < last):
+            raise TraceError(
+                f"trace {self.name!r:.60} has no requests from {start_s:g} to {stop_s:g} s: it has "
+                f"{len(self)} from {self.arrival_s[0]:g} to {self.arrival_s[-1]:g} s"
+            )
+        part = self._part(slice(first, last))
+        return replace(part, arrival_s=part.arrival_s - start_s)
+
+    def _part(self, kept: slice) -> Trace:
+        rows: dict[str, Any] = {
+            name: getattr(self, name)[kept]
+            for name in ("arrival_s", "input_tokens", "output_tokens", "cached_tokens")
+        }
+        if self.hash_ids is not None and self.hash_offsets is not None:
+            offsets = self.hash_offsets[kept.start : kept.stop + 1]
+            rows |= {
+                "hash_ids": self.hash_ids[offsets[0] : offsets[-1]],
+                "hash_offsets": offsets - offsets[0],
+            }
+        order = np.empty(kept.stop - kept.start, np.int64)
+        order[np.argsort(self.order[kept])] = np.arange(len(order))
+        return replace(self, **rows, order=order)
+
+    def in_file_order(self, values: Array) -> Array:
+        """Put answers, one a sorted request, into the order of the file's rows.
+
+        Parameters
+        ----------
+        values : ndarray, shape (requests, ...)
+            In the order of ``arrival_s``.
+
+        Returns
+        -------
+        ndarray
+            A new array, row i of which is of the file's request i.
+
+        Examples
+        --------
+        >>> trace = Trace([0.5, 0.0], [8, 9], [1, 1])
+        >>> trace.in_file_order(trace.input_tokens).tolist()
+        [8, 9]
+        """
+        placed = np.empty_like(values)
+        placed[self.order] = values
+        return placed
+
+    def table(self) -> pa.Table:
+        """Return the requests as an Arrow table, a row a request in the file's order.
+
+        Returns
+        -------
+        pyarrow.Table
+            The columns of :data:`TRACE_COLUMNS`, and ``hash_ids``, a list a row, where there are any; units
+            are metadata of its fields. ``load_trace`` reads it back.
+
+        Examples
+        --------
+        >>> Trace([0.5, 0.0], [8, 9], [1, 1]).table()["arrival_s"].to_pylist()
+        [0.5, 0.0]
+        """
+        import pyarrow as pa
+
+        made_from = {"name": self.name}
+        if self.is_closed:
+            made_from |= {"clients": str(self.clients), "think_s": repr(self.think_s)}
+        schema = arrow_schema(TRACE_COLUMNS, made_from)
+        columns = [
+            pa.array(self.in_file_order(getattr(self, column.name)), type_.type)
+            for column, type_ in zip(TRACE_COLUMNS, schema, strict=True)
+        ]
+        if self.hash_ids is not None and self.hash_offsets is not None:
+            lists = pa.LargeListArray.from_arrays(self.hash_offsets, self.hash_ids)
+            columns.append(lists.take(pa.array(self.in_file_order(np.arange(len(self))))))
+            block_size = {"hash_block_size": str(self.hash_block_size)}
+            schema = schema.append(pa.field(HASH_IDS, lists.type, metadata=block_size))
+        return pa.table(columns, schema=schema)
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """Hand the table over as an Arrow stream: the PyCapsule interface."""
+        return self.table().__arrow_c_stream__(requested_schema)
+
+    def __repr__(self) -> str:
+        said = f"{self.clients} clients" if self.is_closed else f"{self.duration_s:.4g} s"
+        return f"Trace({self.name!r}, {len(self)} requests, {said})"
+
+
+def _one_dimension(where: str, name: str, value: Any, kinds: str) -> Array:
+    """Return an array of numbers of one dimension; anything else is refused by name."""
+    needed = "numbers" if "f" in kinds else "whole numbers"
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError, OverflowError):
+        raise TraceError(f"{where}: {name} must hold {needed}, got {value!r:.60}") from None
+    if array.ndim != 1:
+        raise TraceError(f"{where}: {name} must be one-dimensional, got shape {array.shape}")
+    if array.dtype.kind not in kinds and array.size:
+        raise TraceError(f"{where}: {name} must hold {needed}, got {array.dtype} in {value!r:.60}")
+    return array
+
+
+def _refuse(where: str, name: str, values: Array, wrong: npt.NDArray[np.bool_], needed: str) -> None:
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        more = int(np.count_nonzero(wrong)) - 1
+        others = f" ({more} more rows likewise)" if more else ""
+        raise TraceError(f"{where}, row {row}: {name} {needed}, got {values[row]}{others}")
+
+
+def _sorted(arrays: dict[str, Any]) -> dict[str, Any]:
+    """Sort requests by arrival, stable, their blocks with them."""
+    arrival_s = arrays["arrival_s"]
+    if not (np.diff(arrival_s) < 0).any():
+        return arrays | {"order": np.arange(len(arrival_s), dtype=np.int64)}
+    order = np.argsort(arrival_s, kind="stable").astype(np.int64)
+    sorted_rows = {name: values[order] for name, values in arrays.items() if not name.startswith("hash_")}
+    if "hash_ids" in arrays:
+        starts, counts = arrays["hash_offsets"][:-1][order], np.diff(arrays["hash_offsets"])[order]
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], counts)
+        sorted_rows |= {"hash_ids": arrays["hash_ids"][places], "hash_offsets": offsets}
+    return sorted_rows | {"order": order}
