@@ -56,6 +56,7 @@ __all__ = [
     "Trace",
     "TraceError",
     "UnsupportedModelError",
+    "Workload",
     "__version__",
     "compile_plan",
     "compile_plans",
@@ -77,7 +78,7 @@ if TYPE_CHECKING:
     from fastroof.plan import StepPlan, compile_plan, compile_plans
     from fastroof.run import StepBatch, StepTimes
     from fastroof.serving import SpeculativeDecoding
-    from fastroof.simulate import Trace, load_trace
+    from fastroof.simulate import Trace, Workload, load_trace
     from fastroof.sweep import run_sweep
     from fastroof.tables import Lookup, Tables, load_tables
 else:
@@ -92,6 +93,7 @@ else:
         "StepTimes": "run",
         "Tables": "tables",
         "Trace": "simulate",
+        "Workload": "simulate",
         "compile_plan": "plan",
         "compile_plans": "plan",
         "gpu_names": "config",

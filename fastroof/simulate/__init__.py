@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-__all__ = ["Trace", "load_trace"]
+__all__ = ["Trace", "Workload", "load_trace"]
 
 if TYPE_CHECKING:
-    from fastroof.simulate.load_trace import load_trace
     from fastroof.simulate.trace import Trace
+    from fastroof.simulate.trace_files import load_trace
+    from fastroof.simulate.workload import Workload
 else:
     # Hidden from type checkers, to which a module with __getattr__ has every name there is.
     _MODULE_OF = {
         "Trace": "trace",
-        "load_trace": "load_trace",
+        "Workload": "workload",
+        "load_trace": "trace_files",
     }
 
     def __getattr__(name):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -217,7 +218,15 @@ class Trace:
         if self.is_closed:
             raise TraceError(f"trace {self.name!r:.60} is a closed loop: it has clients and no rate to scale")
         with np.errstate(over="ignore"):
-            return replace(self, arrival_s=self.arrival_s / factor)
+            arrival_s = self.arrival_s / factor
+        if not arrival_s[-1] <= MOST_SECONDS:
+            raise TraceError(
+                f"trace {self.name!r:.60}: at {factor!r} times its rate it lasts over {MOST_SECONDS:g} s"
+            )
+        # nothing else changes, so nothing is checked again: a search for a rate scales often
+        scaled = copy.copy(self)
+        object.__setattr__(scaled, "arrival_s", arrival_s)
+        return scaled
 
     def limited(self, limit: int) -> Trace:
         """Return the first requests by arrival, all of them where there are no more.

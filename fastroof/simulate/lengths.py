@@ -1,0 +1,184 @@
+"""How long prompts and answers of a workload are: fixed, lognormal, uniform, or drawn from a trace."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from fastroof.arrays import Floats
+from fastroof.checks import is_whole_number
+from fastroof.errors import TraceError
+from fastroof.simulate.trace import MOST_TOKENS, Sizes, Trace
+from fastroof.simulate.trace_files import load_trace
+
+__all__ = ["LENGTH_FORMS", "CachedShare", "FixedLength", "Lengths", "LognormalLength", "RecordedLength",
+           "UniformLength", "parse_lengths"]  # fmt: skip
+
+LENGTH_FORMS: Final = (
+    "a number of tokens (1024), lognormal:MEAN:SIGMA[:MOST] (sigma of the logarithm; cut to MOST), "
+    "uniform:LEAST:MOST (both included) or file:PATH (drawn from a trace)"
+)
+_NUMBER: Final = r"([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]{1,2})?)"
+_WHOLE: Final = r"([0-9]{1,12})"
+
+
+@dataclass(frozen=True)
+class FixedLength:
+    """The same tokens for every request."""
+
+    tokens: int
+
+    def drawn(self, unit: Draws) -> Sizes:
+        """Tokens of each request."""
+        return np.full(unit.count, self.tokens, np.int32)
+
+
+@dataclass(frozen=True)
+class LognormalLength:
+    """Tokens whose logarithm is normal: mean ``mean``, ``sigma`` the standard deviation of the logarithm.
+
+    The logarithm's mean is ``ln(mean) - sigma**2 / 2``, so that the tokens' is ``mean``; they are rounded, to
+    at least 1, and cut to ``most``, which makes the mean of those drawn smaller.
+    """
+
+    mean: float
+    sigma: float
+    most: int = MOST_TOKENS
+
+    def drawn(self, unit: Draws) -> Sizes:
+        """Tokens of each request."""
+        exponent = math.log(self.mean) - self.sigma**2 / 2 + self.sigma * unit.normal()
+        # a number beyond the largest is cut anyway
+        tokens = np.exp(np.minimum(exponent, math.log(MOST_TOKENS) + 1))
+        return np.clip(np.rint(tokens), 1, self.most).astype(np.int32)
+
+
+@dataclass(frozen=True)
+class UniformLength:
+    """Whole tokens from ``least`` to ``most``, both included, each as likely."""
+
+    least: int
+    most: int
+
+    def drawn(self, unit: Draws) -> Sizes:
+        """Tokens of each request."""
+        # the least of the two: a product of floats may round up to the number of choices
+        steps = np.minimum(unit.uniform() * (self.most - self.least + 1), self.most - self.least)
+        return (self.least + steps.astype(np.int64)).astype(np.int32)
+
+
+@dataclass(frozen=True)
+class RecordedLength:
+    """Tokens of requests of a trace, each request as likely, drawn again and again."""
+
+    trace: Trace
+    source: object
+    """What tells that two lengths are of one trace: a request's prompt and answer are then drawn together."""
+
+    def drawn(self, unit: Draws, name: str = "input_tokens") -> Sizes:
+        """Tokens of each request: of the trace's ``name``."""
+        rows = np.minimum(unit.uniform() * len(self.trace), len(self.trace) - 1).astype(np.int64)
+        recorded: Sizes = getattr(self.trace, name)[rows]
+        return recorded
+
+
+@dataclass(frozen=True)
+class CachedShare:
+    """A share of each prompt, rounded down."""
+
+    share: float
+
+    def of(self, input_tokens: Sizes) -> Sizes:
+        """Tokens of each request that the prefix cache has."""
+        cached: Sizes = np.floor(self.share * input_tokens).astype(np.int32)
+        return cached
+
+
+Lengths = FixedLength | LognormalLength | UniformLength | RecordedLength
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Draws of one stream of random numbers, the same ones however often they are asked for."""
+
+    count: int
+    generator: Callable[[], np.random.Generator]
+
+    def uniform(self) -> Floats:
+        """From 0 to below 1."""
+        return self.generator().random(self.count)
+
+    def normal(self) -> Floats:
+        """Mean 0, standard deviation 1."""
+        return self.generator().standard_normal(self.count)
+
+
+def parse_lengths(name: str, given: Any, least: int = 1) -> Lengths:
+    """Read what is given for lengths.
+
+    Parameters
+    ----------
+    name : str
+        What it is called where it was given.
+    given : int, str, Trace or Lengths
+        See :data:`LENGTH_FORMS`.
+    least : int, default 1
+        The fewest tokens.
+
+    Raises
+    ------
+    TraceError
+        Naming what was given, if it is none of the forms.
+
+    Examples
+    --------
+    >>> parse_lengths("input_tokens", "lognormal:1024:0.5")
+    LognormalLength(mean=1024.0, sigma=0.5, most=16777216)
+    """
+    if isinstance(given, Lengths):
+        return given
+    if isinstance(given, Trace):
+        return RecordedLength(given, id(given))
+    if isinstance(given, Mapping):
+        return RecordedLength(load_trace(given), id(given))
+    if isinstance(given, str):
+        return _parse_text(name, given.strip(), least)
+    if not is_whole_number(given, least, MOST_TOKENS):
+        raise TraceError(_wrong(name, given, least))
+    return FixedLength(int(given))
+
+
+def _parse_text(name: str, text: str, least: int) -> Lengths:
+    if text.startswith("file:"):
+        path = text.removeprefix("file:")
+        return RecordedLength(load_trace(path), str(Path(path)))
+    if match := re.fullmatch(_WHOLE, text):
+        length: Lengths = FixedLength(int(match[1]))
+        sizes = [int(match[1])]
+    elif match := re.fullmatch(f"lognormal:{_NUMBER}:{_NUMBER}(?::{_WHOLE})?", text):
+        most = int(match[3]) if match[3] else MOST_TOKENS
+        length = LognormalLength(float(match[1]), float(match[2]), most)
+        sizes = [most]
+        if not (1 <= length.mean <= MOST_TOKENS and length.sigma <= 10):
+            raise TraceError(f"{name} {text}: need a mean from 1 to {MOST_TOKENS:,}, and a sigma up to 10")
+    elif match := re.fullmatch(f"uniform:{_WHOLE}:{_WHOLE}", text):
+        length = UniformLength(int(match[1]), int(match[2]))
+        sizes = [length.least, length.most]
+        if length.least > length.most:
+            raise TraceError(f"{name} {text}: the least is above the most")
+    else:
+        raise TraceError(_wrong(name, text, least))
+    wrong = [tokens for tokens in sizes if not least <= tokens <= MOST_TOKENS]
+    if wrong:
+        raise TraceError(f"{name} {text}: need tokens from {least} to {MOST_TOKENS:,}, got {wrong[0]:,}")
+    return length
+
+
+def _wrong(name: str, given: object, least: int) -> str:
+    return f"{name} must be {LENGTH_FORMS}, from {least} to {MOST_TOKENS:,} tokens; got {given!r:.60}"

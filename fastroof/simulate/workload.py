@@ -1,0 +1,270 @@
+"""Requests that are drawn: how they arrive, and how long they are."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+
+from fastroof.checks import is_number, is_whole_number, whole_number
+from fastroof.errors import TraceError
+from fastroof.simulate.arrivals import ARRIVALS, ramped, unit_arrivals
+from fastroof.simulate.lengths import CachedShare, Draws, Lengths, RecordedLength, parse_lengths
+from fastroof.simulate.trace import MOST_SECONDS, MOST_TOKENS, Trace
+
+__all__ = ["MOST_REQUESTS", "Workload"]
+
+MOST_REQUESTS: Final = 10**8
+"""Most requests of a workload."""
+
+_ARRIVALS: Final = 0
+_STREAMS: Final = {"input_tokens": 1, "output_tokens": 2, "cached_tokens": 3}
+"""Streams of random numbers: each has its own, so that a change of one changes no other."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests to be drawn: a process of arrivals and distributions of lengths.
+
+    Parameters
+    ----------
+    rate : float, optional
+        Requests a second in the mean; of a ramp, the mean of its rates, to which they are scaled. May be left
+        to :meth:`trace`.
+    arrivals : str, optional
+        ``"poisson"`` (the default), ``"gamma"``, ``"constant"``, ``"ramp"`` or ``"closed"``; the default
+        where ``burstiness``, ``ramp`` or ``clients`` is given is what goes with it.
+    burstiness : float, default 1
+        Shape of gamma-distributed gaps, as in the load generator of vLLM: 1 is Poisson, less comes in
+        bursts, more is more even. The gaps' coefficient of variation is ``1 / sqrt(burstiness)``. Of ramps
+        too.
+    ramp : tuple of float, optional
+        Requests a second at the start and the end of the run, or at the ends of equally long parts of it,
+        with straight lines between: ``(2, 20)``, ``(2, 20, 2)``.
+    clients : int, optional
+        Of a closed loop: how many clients send one request after the other.
+    think_s : float, default 0
+        Of a closed loop: seconds from an answer's end to the client's next request.
+    requests : int, default 1000
+        How many.
+    input_tokens, output_tokens : int, str or Trace, default 1024 and 128
+        Tokens of prompts and answers: a number, ``"lognormal:MEAN:SIGMA[:MOST]"`` (mean of the tokens, sigma
+        of their logarithm), ``"uniform:LEAST:MOST"``, ``"file:PATH"`` or a trace to draw from. Where both
+        are of one trace, a request's two lengths are of one of its rows.
+    cached_tokens : int, str or Trace, default 0
+        Tokens of a prompt that are in the prefix cache: the same forms, or ``"share:0.5"`` of the prompt; at
+        most all but its last token, which is always computed.
+    seed : int, default 0
+        Of the random numbers (PCG64). Arrivals and each length have a stream of their own.
+    name : str
+        What reports call it.
+
+    Raises
+    ------
+    TraceError
+        If a number cannot be, or two of them do not go together.
+
+    Notes
+    -----
+    Common random numbers: the same seed at another rate draws the same lengths and the same gaps, divided by
+    the rate, so that two rates differ by the rate alone. Fewer requests are the first of more (but for ramps,
+    which span the run).
+
+    Examples
+    --------
+    >>> workload = Workload(rate=10, requests=3, input_tokens="lognormal:1024:0.5", output_tokens=64)
+    >>> slow, fast = workload.trace(), workload.trace(rate=20)
+    >>> (slow.arrival_s / 2 == fast.arrival_s).all() and (slow.input_tokens == fast.input_tokens).all()
+    np.True_
+    """
+
+    rate: float | None = None
+    arrivals: str = ""
+    burstiness: float = 1.0
+    ramp: tuple[float, ...] | None = None
+    clients: int | None = None
+    think_s: float = 0.0
+    requests: int = 1000
+    input_tokens: int | str | Trace | Lengths = 1024
+    output_tokens: int | str | Trace | Lengths = 128
+    cached_tokens: int | str | Trace | Lengths | CachedShare = 0
+    seed: int = 0
+    name: str = "workload"
+    _drawn: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not is_number(self.burstiness) or not 1e-3 <= self.burstiness <= 1e6:
+            raise TraceError(f"burstiness must be a number from 0.001 to 1e6, got {self.burstiness!r:.60}")
+        arrivals = self.arrivals or self._meant_arrivals()
+        object.__setattr__(self, "arrivals", arrivals)
+        if arrivals not in ARRIVALS:
+            raise TraceError(f"arrivals must be one of {', '.join(ARRIVALS)}, got {arrivals!r:.60}")
+        self._check_together()
+        if self.rate is not None:
+            _checked_rate(self.rate)
+        if self.ramp is not None:
+            object.__setattr__(self, "ramp", _checked_ramp(self.ramp))
+        if self.clients is not None:
+            whole_number("clients", self.clients, 1, MOST_REQUESTS, TraceError)
+        if not is_number(self.think_s) or not 0 <= self.think_s <= MOST_SECONDS:
+            raise TraceError(f"think_s must be seconds from 0 to {MOST_SECONDS:g}, got {self.think_s!r:.60}")
+        whole_number("requests", self.requests, 1, MOST_REQUESTS, TraceError)
+        _checked_seed(self.seed)
+        for name in ("input_tokens", "output_tokens"):
+            object.__setattr__(self, name, parse_lengths(name, getattr(self, name)))
+        object.__setattr__(self, "cached_tokens", _parse_cached(self.cached_tokens))
+
+    def _meant_arrivals(self) -> str:
+        if self.clients is not None:
+            return "closed"
+        if self.ramp is not None:
+            return "ramp"
+        return "poisson" if self.burstiness == 1.0 else "gamma"
+
+    def _check_together(self) -> None:
+        arrivals = self.arrivals
+        if (self.clients is not None) != (arrivals == "closed"):
+            raise TraceError(f"clients go with arrivals 'closed', got {self.clients!r:.60} and {arrivals!r}")
+        if self.think_s and arrivals != "closed":
+            raise TraceError(f"think_s goes with arrivals 'closed', got {arrivals!r}")
+        if (self.ramp is not None) != (arrivals == "ramp"):
+            raise TraceError(f"ramp goes with arrivals 'ramp', got {self.ramp!r:.60} and {arrivals!r}")
+        if arrivals == "closed" and self.rate is not None:
+            raise TraceError("a closed loop has clients and no rate: give one of them")
+        if self.burstiness != 1.0 and arrivals not in ("gamma", "ramp"):
+            raise TraceError(f"burstiness goes with arrivals 'gamma' or 'ramp', got {arrivals!r}")
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether clients send the requests, each when it has had its last answer."""
+        return self.arrivals == "closed"
+
+    @property
+    def requests_per_s(self) -> float | None:
+        """The mean rate that was given, or that of the ramp; None where there is none."""
+        if self.rate is not None or self.ramp is None:
+            return self.rate
+        return _mean_rate(self.ramp)
+
+    def trace(self, rate: float | None = None, seed: int | None = None) -> Trace:
+        """Draw the requests.
+
+        Parameters
+        ----------
+        rate : float, optional
+            Requests a second in the mean, instead of the workload's.
+        seed : int, optional
+            Instead of the workload's.
+
+        Returns
+        -------
+        Trace
+            The first request at 0; of a closed loop all at 0, with ``clients`` and ``think_s``. Lengths are
+            the same arrays for every rate.
+
+        Raises
+        ------
+        TraceError
+            If there is no rate, or it is no number above 0, or a closed loop is given one.
+
+        Examples
+        --------
+        >>> Workload(rate=2, arrivals="constant", requests=3).trace().arrival_s.tolist()
+        [0.0, 0.5, 1.0]
+        """
+        seed = self.seed if seed is None else _checked_seed(seed)
+        drawn = self._drawn.get("trace")
+        if drawn is None or drawn[0] != seed:
+            drawn = self._drawn["trace"] = (seed, self._at_unit_rate(seed))
+        unit: Trace = drawn[1]
+        if self.is_closed:
+            if rate is not None:
+                raise TraceError("a closed loop has clients and no rate: its clients decide when they send")
+            return unit
+        asked = self.requests_per_s if rate is None else rate
+        if asked is None:
+            raise TraceError("a workload needs requests a second: Workload(rate=..) or trace(rate=..)")
+        return unit.rate_scaled(_checked_rate(asked))
+
+    def _at_unit_rate(self, seed: int) -> Trace:
+        """Draw the requests at one a second in the mean."""
+        arrival_s = np.zeros(self.requests)
+        if not self.is_closed:
+            gaps = _generator(seed, _ARRIVALS)
+            arrival_s = unit_arrivals(self.arrivals, self.burstiness, self.requests, gaps)
+        if self.ramp is not None:
+            mean = _mean_rate(self.ramp)
+            arrival_s = ramped(arrival_s, tuple(rate / mean for rate in self.ramp))
+        sizes: dict[str, Any] = {}
+        streams: dict[object, int] = {}
+        for name, stream in _STREAMS.items():
+            length: Any = getattr(self, name)
+            if isinstance(length, CachedShare):
+                sizes[name] = length.of(sizes["input_tokens"])
+            elif isinstance(length, RecordedLength):
+                # the same draws pick the same rows
+                stream = streams.setdefault(length.source, stream)
+                sizes[name] = length.drawn(self._draws(seed, stream), name)
+            else:
+                sizes[name] = length.drawn(self._draws(seed, stream))
+        sizes["cached_tokens"] = np.minimum(sizes["cached_tokens"], sizes["input_tokens"] - 1)
+        return Trace(arrival_s, **sizes, name=self.name, clients=self.clients, think_s=self.think_s)
+
+    def _draws(self, seed: int, stream: int) -> Draws:
+        return Draws(self.requests, lambda: _generator(seed, stream))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is drawn is drawn again elsewhere."""
+        state = copy.copy(self.__dict__)
+        state["_drawn"] = {}
+        return state
+
+
+def _generator(seed: int, stream: int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(stream,))))
+
+
+def _checked_rate(rate: Any) -> float:
+    if not is_number(rate) or rate <= 0:
+        raise TraceError(f"rate must be requests a second, a number above 0, got {rate!r:.60}")
+    return float(rate)
+
+
+def _checked_seed(seed: Any) -> int:
+    return whole_number("seed", seed, 0, 2**63 - 1, TraceError)
+
+
+def _checked_ramp(ramp: Any) -> tuple[float, ...]:
+    listed = tuple(ramp) if isinstance(ramp, tuple | list) else ()
+    fits = len(listed) > 1 and all(is_number(rate) and rate >= 0 for rate in listed)
+    # where two neighbours are 0 no request comes, at the end none ever again
+    if not fits or listed[-1] == 0 or any(a == b == 0 for a, b in pairwise(listed)):
+        raise TraceError(
+            "ramp must be two or more requests a second, such as (2, 20), the last above 0 and no two "
+            f"neighbours 0, got {ramp!r:.60}"
+        )
+    return tuple(float(rate) for rate in listed)
+
+
+def _mean_rate(ramp: tuple[float, ...]) -> float:
+    return sum((a + b) / 2 for a, b in pairwise(ramp)) / (len(ramp) - 1)
+
+
+def _parse_cached(given: Any) -> Lengths | CachedShare:
+    if isinstance(given, CachedShare):
+        return given
+    if isinstance(given, str) and given.strip().startswith("share:"):
+        text = given.strip().removeprefix("share:")
+        try:
+            share = float(text)
+        except ValueError:
+            share = -1.0
+        if not 0 <= share <= 1:
+            raise TraceError(f"cached_tokens {given!r:.60}: a share of the prompt is from 0 to 1")
+        return CachedShare(share)
+    if is_whole_number(given, 0, MOST_TOKENS) or not isinstance(given, int | float):
+        return parse_lengths("cached_tokens", given, 0)
+    raise TraceError(f"cached_tokens must be whole tokens from 0, got {given!r:.60}")

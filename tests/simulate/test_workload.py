@@ -1,0 +1,194 @@
+"""Workloads draw what they say, the same for a seed, and differ by the rate alone where the rate differs."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fastroof
+from fastroof import Trace, TraceError, Workload
+
+MANY = 40_000
+SIZES = ("input_tokens", "output_tokens", "cached_tokens")
+ARRIVALS: list[dict[str, Any]] = [
+    {},
+    {"arrivals": "constant"},
+    {"burstiness": 0.5},
+    {"burstiness": 4.0},
+    {"ramp": (2, 20)},
+    {"ramp": (0, 5, 1), "burstiness": 0.7},
+]
+
+
+def recorded() -> Trace:
+    return Trace([0.0, 1.0, 2.0], [100, 200, 300], [10, 20, 30], [1, 2, 3])
+
+
+@pytest.mark.parametrize("arrivals", ARRIVALS)
+def test_rates_differ_by_the_rate_alone(arrivals: dict[str, Any]) -> None:
+    workload = Workload(
+        requests=500, input_tokens="lognormal:800:1", output_tokens="uniform:1:9", cached_tokens="share:0.3",
+        seed=7, **arrivals,
+    )  # fmt: skip
+    slow, fast = workload.trace(rate=3), workload.trace(rate=12)
+    assert (slow.arrival_s == fast.arrival_s * 4).all()
+    for name in SIZES:
+        assert (getattr(slow, name) == getattr(fast, name)).all()
+    assert slow.arrival_s[0] == 0
+    assert (np.diff(slow.arrival_s) >= 0).all()
+    other = workload.trace(rate=3, seed=8)
+    assert (other.input_tokens != slow.input_tokens).any()
+    # drawn anew, and by another process
+    for again in (replace(workload), pickle.loads(pickle.dumps(workload))):
+        assert (again.trace(rate=3).arrival_s == slow.arrival_s).all()
+
+
+@pytest.mark.parametrize("arrivals", ARRIVALS)
+def test_the_mean_rate_is_what_was_asked_for(arrivals: dict[str, Any]) -> None:
+    trace = Workload(rate=8, requests=MANY, **arrivals).trace()
+    # the mean of n gaps is within 5 standard errors
+    variation = 0.0 if arrivals.get("arrivals") == "constant" else arrivals.get("burstiness", 1.0) ** -0.5
+    assert abs(trace.requests_per_s / 8 - 1) <= 5 * max(variation, 0.01) / MANY**0.5 * 2
+
+
+@pytest.mark.parametrize("burstiness", [0.25, 1.0, 9.0])
+def test_burstiness_is_the_shape_of_gaps(burstiness: float) -> None:
+    gaps = np.diff(Workload(rate=1, requests=MANY, burstiness=burstiness).trace().arrival_s)
+    assert gaps.mean() == pytest.approx(1, rel=0.05)
+    assert gaps.std() / gaps.mean() == pytest.approx(burstiness**-0.5, rel=0.05)
+
+
+def test_a_ramp_has_its_rates() -> None:
+    trace = Workload(ramp=(2, 20, 2), requests=MANY, seed=3).trace()
+    end_s = MANY / 11
+    assert trace.arrival_s[-1] == pytest.approx(end_s, abs=5 * MANY**0.5 / 2)
+    for share, rate in ((0.0, 2), (0.25, 11), (0.5, 20), (0.75, 11), (1.0, 2)):
+        middle, width = share * end_s, 0.02 * end_s
+        start, stop = max(middle - width, 0), min(middle + width, end_s)
+        # the mean of a straight line there; twice the deviation of a count and more
+        near = np.interp([start, middle, stop], [0, end_s / 2, end_s], [2, 20, 2]) @ [0.25, 0.5, 0.25]
+        count = np.count_nonzero((trace.arrival_s >= start) & (trace.arrival_s < stop))
+        expected = near * (stop - start)
+        assert abs(count - expected) < 5 * expected**0.5 + 0.02 * expected, (share, rate)
+
+
+def test_a_level_ramp_is_poisson() -> None:
+    level = Workload(ramp=(4, 4), requests=300).trace().arrival_s
+    np.testing.assert_allclose(level, Workload(rate=4, requests=300).trace().arrival_s, rtol=1e-12)
+
+
+@given(st.integers(1, 300), st.integers(1, 300), st.integers(0, 2**63 - 1))
+def test_fewer_requests_are_the_first_of_more(few: int, more: int, seed: int) -> None:
+    few, more = sorted((few, more))
+    workload = Workload(
+        rate=5, burstiness=0.5, input_tokens="lognormal:500:1:4096", output_tokens="uniform:1:99",
+        cached_tokens=recorded(), seed=seed,
+    )  # fmt: skip
+    short = replace(workload, requests=few).trace()
+    long = replace(workload, requests=more).trace().limited(few)
+    for name in ("arrival_s", *SIZES):
+        assert (getattr(short, name) == getattr(long, name)).all()
+
+
+def test_lengths_have_their_means() -> None:
+    trace = Workload(
+        rate=1, requests=MANY, input_tokens="lognormal:1024:0.5", output_tokens="uniform:512:2048"
+    ).trace()
+    assert trace.input_tokens.mean() == pytest.approx(1024, rel=0.02)
+    assert np.log(trace.input_tokens).std() == pytest.approx(0.5, rel=0.02)
+    assert trace.output_tokens.mean() == pytest.approx(1280, rel=0.02)
+    assert (trace.output_tokens.min(), trace.output_tokens.max()) == (512, 2048)
+    cut = Workload(rate=1, requests=MANY, input_tokens="lognormal:1024:2:4000").trace()
+    assert cut.input_tokens.max() == 4000
+
+
+def test_lengths_of_one_trace_are_drawn_together(tmp_path: Any) -> None:
+    source = recorded()
+    pairs = set(zip([100, 200, 300], [10, 20, 30], [1, 2, 3], strict=True))
+    drawn = Workload(rate=1, input_tokens=source, output_tokens=source, cached_tokens=source).trace()
+    assert set(zip(*(getattr(drawn, name).tolist() for name in SIZES), strict=True)) == pairs
+    apart = Workload(rate=1, input_tokens=source, output_tokens=recorded()).trace()
+    assert len(set(zip(apart.input_tokens.tolist(), apart.output_tokens.tolist(), strict=True))) == 9
+
+
+def test_a_cached_prefix_leaves_the_last_token() -> None:
+    trace = Workload(rate=1, input_tokens="uniform:1:20", cached_tokens=10).trace()
+    assert (trace.cached_tokens == np.minimum(10, trace.input_tokens - 1)).all()
+    half = Workload(rate=1, input_tokens="uniform:1:20", cached_tokens="share:0.5").trace()
+    assert (half.cached_tokens == half.input_tokens // 2).all()
+    assert (Workload(rate=1, cached_tokens="share:1").trace().cached_tokens == 1023).all()
+
+
+def test_a_closed_loop_has_clients() -> None:
+    workload = Workload(clients=4, think_s=0.5, requests=9, input_tokens="uniform:5:9")
+    trace = workload.trace()
+    assert (workload.arrivals, trace.clients, trace.think_s) == ("closed", 4, 0.5)
+    assert (trace.arrival_s == 0).all()
+    for wrong in (lambda: workload.trace(rate=2), lambda: trace.rate_scaled(2)):
+        with pytest.raises(TraceError, match="closed loop"):
+            wrong()
+
+
+def test_one_request_is_a_workload() -> None:
+    for arrivals in ARRIVALS:
+        assert Workload(rate=2, requests=1, **arrivals).trace().arrival_s.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"rate": 0}, "rate must be requests a second"),
+        ({"rate": float("nan")}, "rate must be"),
+        ({"rate": "4"}, "rate must be"),
+        ({"arrivals": "bursty"}, "arrivals must be one of poisson, gamma"),
+        ({"burstiness": 0}, "burstiness must be"),
+        ({"burstiness": 2, "arrivals": "poisson"}, "burstiness goes with"),
+        ({"clients": 4, "rate": 1}, "clients and no rate"),
+        ({"clients": 4, "arrivals": "poisson"}, "clients go with"),
+        ({"arrivals": "closed"}, "clients go with"),
+        ({"clients": 0}, "clients must be a whole number"),
+        ({"think_s": 1}, "think_s goes with"),
+        ({"clients": 1, "think_s": -1}, "think_s must be"),
+        ({"arrivals": "ramp"}, "ramp goes with"),
+        ({"ramp": (1,)}, "ramp must be two or more"),
+        ({"ramp": (5, 0)}, "the last above 0"),
+        ({"ramp": (0, 0, 5)}, "no two neighbours 0"),
+        ({"ramp": 5}, "ramp must be"),
+        ({"requests": 0}, "requests must be"),
+        ({"requests": 10**9}, "requests must be"),
+        ({"seed": -1}, "seed must be"),
+        ({"seed": 1.5}, "seed must be"),
+        ({"input_tokens": 0}, "input_tokens must be"),
+        ({"input_tokens": 2**24 + 1}, "input_tokens must be"),
+        ({"input_tokens": 10.5}, "input_tokens must be"),
+        ({"input_tokens": "normal:1:2"}, "input_tokens must be a number of tokens"),
+        ({"input_tokens": "lognormal:0.5:2"}, "need a mean from 1"),
+        ({"input_tokens": "lognormal:100:11"}, "a sigma up to 10"),
+        ({"input_tokens": "lognormal:100:1:0"}, "need tokens from 1"),
+        ({"output_tokens": "uniform:9:5"}, "the least is above the most"),
+        ({"output_tokens": "uniform:0:5"}, "need tokens from 1"),
+        ({"output_tokens": "99999999999"}, "need tokens from 1"),
+        ({"cached_tokens": "share:1.5"}, "from 0 to 1"),
+        ({"cached_tokens": "share:x"}, "from 0 to 1"),
+        ({"cached_tokens": "share:nan"}, "from 0 to 1"),
+        ({"cached_tokens": 0.5}, "whole tokens"),
+        ({"cached_tokens": None}, "cached_tokens must be"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(TraceError, match=said):
+        Workload(**given)
+
+
+def test_a_workload_without_a_rate_says_so() -> None:
+    with pytest.raises(TraceError, match="needs requests a second"):
+        Workload().trace()
+    assert Workload().requests_per_s is None
+    assert Workload(ramp=(2, 20, 2)).requests_per_s == 11
+    assert fastroof.Workload(rate=3).requests_per_s == 3
