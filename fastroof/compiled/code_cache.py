@@ -50,7 +50,7 @@ def code_version() -> str | None:
     names = ("BOUNDSCHECK", "OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "DEBUGINFO_DEFAULT")
     settings = [str(getattr(config, name, None)) for name in names]
     digest = hashlib.sha256(repr((numba.__version__, llvmlite.__version__, sys.version, settings)).encode())
-    sources = sorted(Path(__file__).parent.glob("*.py"))
+    sources = sorted(Path(__file__).parent.rglob("*.py"))
     for source in sources:
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16] if sources else None

@@ -20,6 +20,7 @@ OPTIONS: Final[dict[str, Any]] = {
     "error_model": "numpy",
     # a second entry, for callers in C: nobody calls it, and it takes 9 % of compiling
     "no_cfunc_wrapper": True,
+    "_nrt": False,
 }
 
 # A child forked while another thread compiles would wait for ever for that thread's lock.

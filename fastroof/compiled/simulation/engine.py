@@ -1,0 +1,162 @@
+"""One engine over time: steps end, requests arrive, steps are scheduled."""
+
+from __future__ import annotations
+
+import math
+
+from fastroof.arrays import Floats
+from fastroof.compiled.jit import jit, jit_inline
+from fastroof.compiled.simulation.completion import complete_step
+from fastroof.compiled.simulation.leaving import time_out
+from fastroof.compiled.simulation.records import Record, add_interval
+from fastroof.compiled.simulation.scheduling import make_step
+from fastroof.compiled.simulation.state import (
+    ARRIVED,
+    CODE_STUCK,
+    DEADLINE,
+    END,
+    FLIGHT_DECODES,
+    FLIGHT_FIRSTS,
+    FLIGHT_TOKENS,
+    FREE,
+    HEAD,
+    IN_FLIGHT,
+    NONE,
+    NOW,
+    NUM_BLOCKS,
+    OLDEST,
+    PEAK_WAITING,
+    RELEASED,
+    RUNNING,
+    TAIL,
+    TIMED_OUT,
+    WAITING,
+    EngineOptions,
+    EngineState,
+    Requests,
+    Served,
+    push_request,
+    restart,
+)
+from fastroof.compiled.steps import PlanParts, open_plan
+
+__all__ = ["advance", "engine_run"]
+
+
+@jit_inline
+def see_arrivals(state: EngineState, requests: Requests, now_us: float) -> None:
+    """Count those that have come as waiting."""
+    scalars = state.scalars
+    while scalars[ARRIVED] != NONE and requests.arrival_us[scalars[ARRIVED]] <= now_us:
+        scalars[ARRIVED] = requests.next_arrived[scalars[ARRIVED]]
+        scalars[WAITING] += 1
+    scalars[PEAK_WAITING] = max(scalars[PEAK_WAITING], scalars[WAITING])
+
+
+@jit_inline
+def begin_us(state: EngineState, requests: Requests, served: Served) -> float:
+    """When an idle engine has something to do: at its next arrival, or never."""
+    scalars = state.scalars
+    while scalars[HEAD] != NONE and served.status[scalars[HEAD]] == TIMED_OUT:
+        scalars[HEAD] = requests.next_arrived[scalars[HEAD]]
+    if scalars[HEAD] == NONE:
+        return math.inf
+    return max(state.clock[NOW], requests.arrival_us[scalars[HEAD]])
+
+
+@jit_inline
+def _at_instant(
+    arena: Floats,
+    plan: PlanParts,
+    options: EngineOptions,
+    state: EngineState,
+    requests: Requests,
+    served: Served,
+    record: Record,
+) -> None:
+    """What happens between two steps: arrivals, time-outs, scheduling."""
+    scalars, clock = state.scalars, state.clock
+    now_us = clock[NOW]
+    see_arrivals(state, requests, now_us)
+    if options.timeout_us < math.inf:
+        time_out(state, options, requests, served, plan.window, now_us, False)
+    while scalars[IN_FLIGHT] < options.depth:
+        was_idle = scalars[IN_FLIGHT] == 0
+        step_us = make_step(arena, plan, options, state, requests, served)
+        if step_us == 0.0:
+            break
+        if was_idle:
+            clock[END] = now_us + step_us
+    if scalars[IN_FLIGHT] > 0:
+        flight = scalars[OLDEST]
+        tokens = scalars[FLIGHT_TOKENS + flight], scalars[FLIGHT_DECODES + flight] + scalars[FLIGHT_FIRSTS + flight]
+        blocks = scalars[NUM_BLOCKS] - scalars[FREE]
+        add_interval(record, now_us, clock[END], scalars[RUNNING], scalars[WAITING], blocks, tokens)
+
+
+@jit
+def advance(
+    arena: Floats,
+    options: EngineOptions,
+    state: EngineState,
+    requests: Requests,
+    served: Served,
+    record: Record,
+    until_us: float,
+) -> int:
+    """Run an engine until its next event is not before ``until_us``. Returns a code.
+
+    An event is the end of a step, or an arrival at an idle engine. What arrives at ``until_us`` is to be
+    pushed before the engine goes on.
+    """
+    plan = open_plan(arena)
+    scalars, clock = state.scalars, state.clock
+    while True:
+        if scalars[IN_FLIGHT] > 0:
+            now_us = clock[END]
+            if now_us >= until_us:
+                return 0
+            clock[NOW] = now_us
+            if options.timeout_us < math.inf:
+                see_arrivals(state, requests, now_us)
+                time_out(state, options, requests, served, plan.window, now_us, True)
+            complete_step(state, options, requests, served, record, now_us)
+        else:
+            if scalars[WAITING] > 0:
+                return CODE_STUCK
+            now_us = begin_us(state, requests, served)
+            if now_us >= until_us:
+                return 0
+            clock[NOW] = now_us
+        _at_instant(arena, plan, options, state, requests, served, record)
+
+
+@jit
+def engine_run(
+    arena: Floats,
+    options: EngineOptions,
+    state: EngineState,
+    requests: Requests,
+    served: Served,
+    record: Record,
+    num_blocks: int,
+) -> int:
+    """Serve all requests of a trace with one engine. Returns a code.
+
+    State may hold anything; ``served`` and ``record`` are as nothing has been served.
+    """
+    restart(state, num_blocks)
+    count = len(requests.arrival_us)
+    if options.clients > 0:
+        clients = min(options.clients, count)
+        state.scalars[RELEASED] = clients
+        for request in range(clients):
+            push_request(state, requests, request)
+    else:
+        for request in range(count):
+            requests.next_arrived[request] = request + 1
+        requests.next_arrived[count - 1] = NONE
+        for name in (HEAD, ARRIVED, DEADLINE):
+            state.scalars[name] = 0
+        state.scalars[TAIL] = count - 1
+    return advance(arena, options, state, requests, served, record, math.inf)

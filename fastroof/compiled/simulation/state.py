@@ -1,0 +1,249 @@
+"""What an engine remembers between two steps: arrays that its loops read and write, and their slots.
+
+A running request has a slot, of which nothing is touched while it decodes: all decodes go on by one token a
+step, so what changes follows from the number of the step. Its number of computed tokens is BASE + decode
+step; the block that it needs next falls due in steps with one remainder of the block size, whose requests
+are counted (``due``); its last token falls due in a step whose bucket of the calendar it waits in.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fastroof.arrays import Flags, Floats, Ints, Longs
+from fastroof.compiled.jit import jit_inline
+
+__all__ = [
+    "CODE_STUCK",
+    "FINISHED",
+    "FIRST_SIZE",
+    "NONE",
+    "NUM_CLOCKS",
+    "NUM_FIELDS",
+    "NUM_SCALARS",
+    "REJECTED",
+    "TIMED_OUT",
+    "EngineOptions",
+    "EngineState",
+    "Requests",
+    "Served",
+    "blocks_of",
+    "engine_of",
+    "push_request",
+    "release_next",
+    "restart",
+]
+
+NONE = -1
+"""No request, no slot, no step."""
+
+FINISHED, TIMED_OUT, REJECTED = 0, 1, 2
+"""Status of a request."""
+
+CODE_STUCK = 1
+"""Requests wait, none runs, and the first of them has no room: it never will."""
+
+
+class EngineOptions(NamedTuple):
+    """How an engine makes steps; flags are 0 or 1.
+
+    ``depth`` steps are scheduled at once, the running one included: 1, or 2 where scheduling is asynchronous.
+    ``clients`` is 0 where arrivals are given; else so many send their next request ``think_us`` after the
+    last token of the one before.
+    """
+
+    budget: int
+    max_seqs: int
+    block_size: int
+    is_chunked: int
+    admits_whole: int
+    reserves_output: int
+    prefill_first: int
+    depth: int
+    clients: int
+    think_us: float
+    timeout_us: float
+    time_scale: float
+
+
+class Requests(NamedTuple):
+    """Requests in order of arrival. ``next_arrived`` links those of one engine; arrivals may be written."""
+
+    arrival_us: Floats
+    input_tokens: Ints
+    output_tokens: Ints
+    cached_tokens: Ints
+    next_arrived: Ints
+
+
+class Served(NamedTuple):
+    """What has become of each request.
+
+    While it is on its way, ``last_us`` is when its last token was made before it was preempted, ``sent`` how
+    many it had. ``place`` is its slot, WAITING_PLACE or DONE_PLACE, kept where there are time-outs only.
+    """
+
+    first_us: Floats
+    last_us: Floats
+    preemptions: Ints
+    status: Flags
+    sent: Ints
+    next_preempted: Ints
+    place: Ints
+
+
+WAITING_PLACE, DONE_PLACE = -1, -2
+
+
+class EngineState(NamedTuple):
+    """One engine, or all replicas along the first axis: see :func:`engine_of`.
+
+    ``scalars`` and ``clock`` by the names below; ``slots`` a column a running request; ``calendar`` first
+    slot of each bucket, and how many decodes fill the window in its step, a power of two of buckets; ``due`` decodes by the steps that need a block; ``firsts``
+    requests that have a token by prefill, and their slots where they end with it, of two steps in flight.
+    ``fresh`` are those that have prefilled since the last step of decodes, where these are apart.
+    """
+
+    scalars: Longs
+    clock: Floats
+    slots: Longs
+    calendar: Ints
+    due: Ints
+    firsts: Ints
+    fresh: Ints
+
+
+# scalars
+(
+    HEAD,  # next to be admitted of those that were never
+    TAIL,  # last that was pushed
+    ARRIVED,  # next to be counted as waiting
+    DEADLINE,  # next to time out
+    RELEASED,  # of a closed loop: next that a client sends
+    PREEMPTED,  # last preempted, first to come back
+    WAITING,
+    RUNNING,  # slots taken
+    FREE_SLOT,
+    LAST,  # last admitted
+    PARTIAL,  # slot of the prompt that is cut
+    PARTIAL_COMPUTED,
+    PARTIAL_WHOLE,
+    FREE,  # blocks
+    STEP,  # decode step to be scheduled next
+    DECODES,  # that run in it
+    KV_SUM,  # of them in it
+    BELOW,  # decodes that attend to fewer tokens than the window has
+    WINDOW_SUM,  # tokens within the window of all decodes
+    IN_FLIGHT,
+    OLDEST,  # which of two is the running step
+    FRESH,  # requests in ``fresh``
+    STEPS,
+    MIXED_STEPS,
+    PREFILL_STEPS,
+    PREEMPTIONS,
+    PREFILL_TOKENS,
+    DECODE_TOKENS,
+    CACHED_TOKENS,
+    PEAK_RUNNING,
+    PEAK_WAITING,
+    LEAST_FREE,
+    # of two steps in flight
+    FLIGHT_STEP,  # its decode step, or NONE
+    _,
+    FLIGHT_DECODES,  # whose tokens are awaited
+    _,
+    FLIGHT_FIRSTS,
+    _,
+    FLIGHT_TOKENS,
+    _,
+    NUM_FINISHED,
+    NUM_BLOCKS,
+) = range(42)
+NUM_SCALARS = 48
+
+# clock, us
+NOW, END, LAST_END, BUSY_US, LAST_DECODE_END, FLIGHT_US = range(6)
+NUM_CLOCKS = 8
+
+# fields of a slot; FINISH is the decode step with its last token, NONE where a prompt's own step has it
+REQUEST, BASE, FINISH, ENTERED, BUCKET_NEXT, BUCKET_PREVIOUS, ORDER_NEXT, ORDER_PREVIOUS, HELD, FRESH_AT = range(10)
+NUM_FIELDS = 10
+
+FIRST_SLOT, FILLED = 0, 1
+"""Rows of the calendar."""
+
+GOES_ON = -2
+"""A slot in ``firsts`` that goes on after its first token is kept as this less the slot."""
+
+FIRST_SIZE = 4
+"""Rows of ``firsts``: requests and slots of two steps."""
+
+GONE = -2
+"""HELD of a slot whose blocks are free, and which only awaits its last token."""
+
+
+@jit_inline
+def blocks_of(tokens: int, block_size: int) -> int:
+    """Blocks of KV cache that so many tokens of one request take."""
+    return (tokens + block_size - 1) // block_size
+
+
+@jit_inline
+def engine_of(states: EngineState, replica: int) -> EngineState:
+    """One replica of several."""
+    return EngineState(
+        states.scalars[replica],
+        states.clock[replica],
+        states.slots[replica],
+        states.calendar[replica],
+        states.due[replica],
+        states.firsts[replica],
+        states.fresh[replica],
+    )
+
+
+@jit_inline
+def restart(state: EngineState, num_blocks: int) -> None:
+    """Empty an engine, whose arrays may hold anything."""
+    scalars, slots = state.scalars, state.slots
+    scalars[:] = 0
+    for name in (HEAD, TAIL, ARRIVED, DEADLINE, PREEMPTED, LAST, PARTIAL):
+        scalars[name] = NONE
+    scalars[NUM_BLOCKS] = num_blocks
+    scalars[FREE] = num_blocks
+    scalars[LEAST_FREE] = num_blocks
+    state.clock[:] = 0.0
+    state.calendar[FIRST_SLOT] = NONE
+    state.calendar[FILLED] = 0
+    state.due[:] = 0
+    count = slots.shape[1]
+    for slot in range(count):
+        slots[REQUEST, slot] = NONE
+        slots[ORDER_NEXT, slot] = slot + 1 if slot + 1 < count else NONE
+    scalars[FREE_SLOT] = 0
+
+
+@jit_inline
+def push_request(state: EngineState, requests: Requests, request: int) -> None:
+    """Append a request to an engine's queue; those of one engine come in order of arrival."""
+    scalars = state.scalars
+    requests.next_arrived[request] = NONE
+    if scalars[TAIL] != NONE:
+        requests.next_arrived[scalars[TAIL]] = request
+    scalars[TAIL] = request
+    if scalars[HEAD] == NONE:
+        scalars[HEAD] = request
+    if scalars[ARRIVED] == NONE:
+        scalars[ARRIVED] = request
+    if scalars[DEADLINE] == NONE:
+        scalars[DEADLINE] = request
+
+
+@jit_inline
+def release_next(state: EngineState, requests: Requests, options: EngineOptions, now_us: float) -> None:
+    """Let a client whose request has ended send its next."""
+    request = state.scalars[RELEASED]
+    if request < len(requests.arrival_us):
+        state.scalars[RELEASED] = request + 1
+        requests.arrival_us[request] = now_us + options.think_us
+        push_request(state, requests, request)
