@@ -13,6 +13,7 @@ __all__ = [
     "ModelError",
     "PlanError",
     "PlanRangeError",
+    "SimulationError",
     "SweepError",
     "TableError",
     "TraceError",
@@ -66,6 +67,10 @@ class BatchError(FastroofError):
 
 class TraceError(FastroofError):
     """A trace of requests, or a workload that makes one, is wrong."""
+
+
+class SimulationError(FastroofError):
+    """An engine cannot serve what it is to be simulated with."""
 
 
 class SweepError(FastroofError):

@@ -155,18 +155,23 @@ class Scheduling:
         Tokens that a step holds at most; of prompts, where they run first.
     max_num_seqs : int
         Requests that run at once at most.
+    async_scheduling : bool
+        Whether a step is scheduled while the one before it runs, so that what has ended or come meanwhile is
+        seen a step late. Of simulations: the closed form has no such thing.
     """
 
     order: str = "mixed"
     chunked_prefill: bool = True
     max_num_batched_tokens: int = 8192
     max_num_seqs: int = 1024
+    async_scheduling: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what is no schedule."""
         check_one_of("order", self.order, STEP_ORDERS)
-        if not isinstance(self.chunked_prefill, bool):
-            raise PlanError(f"chunked_prefill must be true or false, got {self.chunked_prefill!r}")
+        for name in ("chunked_prefill", "async_scheduling"):
+            if not isinstance(getattr(self, name), bool):
+                raise PlanError(f"{name} must be true or false, got {getattr(self, name)!r}")
         check_size("max_num_batched_tokens", self.max_num_batched_tokens)
         check_size("max_num_seqs", self.max_num_seqs)
 

@@ -1,0 +1,265 @@
+"""One engine: a plan, a trace and settings in, outcomes out."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from fastroof.arrays import Bools
+from fastroof.compiled.simulation.engine import engine_run
+from fastroof.compiled.simulation.records import GAP_BINS, SERIES_BINS, SERIES_FIELDS, Record
+from fastroof.compiled.simulation.state import (
+    BUSY_US,
+    CACHED_TOKENS,
+    CODE_STUCK,
+    DECODE_TOKENS,
+    FIRST_SIZE,
+    LEAST_FREE,
+    MIXED_STEPS,
+    NONE,
+    NOW,
+    NUM_BLOCKS,
+    NUM_CLOCKS,
+    NUM_FIELDS,
+    NUM_SCALARS,
+    PEAK_RUNNING,
+    PEAK_WAITING,
+    PREEMPTIONS,
+    PREFILL_STEPS,
+    PREFILL_TOKENS,
+    STEPS,
+    EngineOptions,
+    EngineState,
+    Requests,
+    Served,
+)
+from fastroof.errors import SimulationError
+from fastroof.simulate.outcomes import REJECTED, Outcomes
+from fastroof.simulate.settings import EngineSettings
+from fastroof.simulate.trace import Trace
+from fastroof.units import US_PER_S
+
+if TYPE_CHECKING:
+    from fastroof.plan import StepPlan
+
+__all__ = ["Arrays", "arrays_of", "counters_of", "new_arrays", "options_of", "raise_stuck", "run_engine", "too_long"]
+
+FIRST_BIN_US: Final = 1000.0
+"""Width of the series' bins at the beginning, us."""
+
+
+class Arrays(NamedTuple):
+    """All that the loops of one or several engines read and write."""
+
+    state: EngineState
+    requests: Requests
+    served: Served
+    record: Record
+
+
+def options_of(settings: EngineSettings, trace: Trace, time_scale: float = 1.0) -> EngineOptions:
+    """Return settings and a trace's clients as the loops read them."""
+    return EngineOptions(
+        budget=settings.max_num_batched_tokens,
+        max_seqs=settings.max_num_seqs,
+        block_size=settings.block_size,
+        is_chunked=int(settings.chunked_prefill),
+        admits_whole=int(settings.admit_whole_prompt),
+        reserves_output=int(settings.reserve_output),
+        prefill_first=int(settings.order == "prefill_first"),
+        depth=2 if settings.async_scheduling else 1,
+        clients=trace.clients or 0,
+        think_us=trace.think_s * US_PER_S,
+        timeout_us=settings.timeout_s * US_PER_S,
+        time_scale=float(time_scale),
+    )
+
+
+def too_long(trace: Trace, settings: EngineSettings) -> Bools:
+    """Which requests of a trace can never run: their tokens are beyond all blocks, or a step that is not cut.
+
+    Parameters
+    ----------
+    trace : Trace
+        Its requests.
+    settings : EngineSettings
+        The engine's.
+
+    Returns
+    -------
+    ndarray of bool, shape (requests,)
+    """
+    tokens = trace.input_tokens.astype(np.int64) + trace.output_tokens
+    beyond: Bools = -(-tokens // settings.block_size) > settings.num_gpu_blocks
+    if not settings.chunked_prefill:
+        # a preempted request computes its answer so far with its prompt
+        whole = trace.input_tokens - trace.cached_tokens if settings.reserve_output else tokens - 1
+        beyond |= whole > settings.max_num_batched_tokens
+    return beyond
+
+
+def new_arrays(settings: EngineSettings, requests: Requests, longest: int, replicas: int | None = None) -> Arrays:
+    """Make what engines need: of one, or of several along a first axis.
+
+    Parameters
+    ----------
+    settings : EngineSettings
+        Of each of them.
+    requests : Requests
+        In order of arrival.
+    longest : int
+        Tokens of the longest output.
+    replicas : int, optional
+        Engines; None: one, without an axis of its own.
+    """
+    several = () if replicas is None else (replicas,)
+    count, slots = len(requests.arrival_us), min(settings.max_num_seqs, len(requests.arrival_us))
+    buckets = 1 << (longest + 4).bit_length()
+    state = EngineState(
+        scalars=np.zeros((*several, NUM_SCALARS), np.int64),
+        clock=np.zeros((*several, NUM_CLOCKS)),
+        slots=np.zeros((*several, NUM_FIELDS, slots), np.int64),
+        calendar=np.zeros((*several, 2, buckets), np.int32),
+        due=np.zeros((*several, settings.block_size), np.int32),
+        firsts=np.zeros((*several, FIRST_SIZE, slots), np.int32),
+        fresh=np.zeros((*several, slots), np.int32),
+    )
+    served = Served(
+        first_us=np.full(count, math.nan),
+        last_us=np.full(count, math.nan),
+        preemptions=np.zeros(count, np.int32),
+        status=np.zeros(count, np.uint8),
+        sent=np.zeros(count, np.int32),
+        next_preempted=np.zeros(count, np.int32),
+        place=np.full(count if settings.timeout_s < math.inf else 1, NONE, np.int32),
+    )
+    record = Record(np.zeros(GAP_BINS, np.int64), np.zeros((SERIES_BINS, SERIES_FIELDS)), np.array([FIRST_BIN_US]))
+    return Arrays(state, requests, served, record)
+
+
+def arrays_of(trace: Trace, served: Bools | None = None) -> Requests:
+    """Return a trace's requests as the loops read them.
+
+    Parameters
+    ----------
+    trace : Trace
+        In order of arrival.
+    served : ndarray of bool, optional
+        Which of them; all by default.
+    """
+    which: Any = slice(None) if served is None else served
+    arrival_us = trace.arrival_s[which] * US_PER_S
+    return Requests(
+        arrival_us,
+        np.ascontiguousarray(trace.input_tokens[which]),
+        np.ascontiguousarray(trace.output_tokens[which]),
+        np.ascontiguousarray(trace.cached_tokens[which]),
+        np.full(len(arrival_us), NONE, np.int32),
+    )
+
+
+def counters_of(state: EngineState) -> dict[str, Any]:
+    """Return one engine's counts: see :class:`fastroof.simulate.outcomes.Outcomes`."""
+    scalars = state.scalars
+    names = {
+        "steps": STEPS,
+        "mixed_steps": MIXED_STEPS,
+        "prefill_steps": PREFILL_STEPS,
+        "preemptions": PREEMPTIONS,
+        "prefill_tokens": PREFILL_TOKENS,
+        "decode_tokens": DECODE_TOKENS,
+        "cached_tokens": CACHED_TOKENS,
+        "peak_running": PEAK_RUNNING,
+        "peak_waiting": PEAK_WAITING,
+        "num_gpu_blocks": NUM_BLOCKS,
+    }
+    counters: dict[str, Any] = {name: int(scalars[at]) for name, at in names.items()}
+    counters["decode_steps"] = counters["steps"] - counters["mixed_steps"] - counters["prefill_steps"]
+    counters["peak_blocks"] = int(scalars[NUM_BLOCKS] - scalars[LEAST_FREE])
+    counters["busy_us"], counters["end_us"] = float(state.clock[BUSY_US]), float(state.clock[NOW])
+    return counters
+
+
+def raise_stuck(code: int) -> None:
+    """Raise what a loop's code means."""
+    if code & CODE_STUCK:
+        raise SimulationError("the first request that waits has no room in an empty engine: give it more blocks")
+
+
+def run_engine(plan: StepPlan, trace: Trace, settings: EngineSettings, *, time_scale: float = 1.0) -> Outcomes:
+    """Serve a trace with one engine.
+
+    Parameters
+    ----------
+    plan : StepPlan
+        What its steps take.
+    trace : Trace
+        The requests.
+    settings : EngineSettings
+        How it schedules.
+    time_scale : float, default 1
+        Every step takes so many times as long.
+
+    Returns
+    -------
+    Outcomes
+        In the trace's order; requests that can never run (:func:`too_long`) are rejected.
+
+    Raises
+    ------
+    SimulationError
+        If steps may be larger than the plan.
+
+    Notes
+    -----
+    Releases the GIL while it runs. The loop is :mod:`fastroof.compiled.simulation.engine`.
+    """
+    rejected = too_long(trace, settings)
+    some = bool(rejected.any())
+    count = len(trace)
+    requests = arrays_of(trace, ~rejected if some else None)
+    longest = int(trace.output_tokens.max())
+    arrays = new_arrays(settings, requests, longest)
+    state, _, served, record = arrays
+    if len(requests.arrival_us):
+        options = options_of(settings, trace, time_scale)
+        raise_stuck(
+            engine_run(plan.arena, options, state, requests, served, record, settings.num_gpu_blocks)
+        )
+    replica = np.zeros(count, np.int32)
+    outcomes = Outcomes(
+        requests.arrival_us,
+        served.first_us,
+        served.last_us,
+        served.preemptions,
+        served.status,
+        replica,
+        record.gaps,
+        record.series,
+        float(record.width_us[0]),
+        counters_of(state),
+    )
+    return _with_rejected(outcomes, trace, rejected) if some else outcomes
+
+
+def _with_rejected(outcomes: Outcomes, trace: Trace, rejected: Bools) -> Outcomes:
+    """Put requests that never ran back in their places."""
+    count = len(rejected)
+
+    def spread(values: Any, fill: Any) -> Any:
+        whole = np.full(count, fill, values.dtype)
+        whole[~rejected] = values
+        return whole
+
+    arrival_us = trace.arrival_s * US_PER_S
+    arrival_us[~rejected] = outcomes.arrival_us
+    return outcomes._replace(
+        arrival_us=arrival_us,
+        first_us=spread(outcomes.first_us, math.nan),
+        last_us=spread(outcomes.last_us, math.nan),
+        preemptions=spread(outcomes.preemptions, 0),
+        status=spread(outcomes.status, REJECTED),
+        replica=np.where(rejected, NONE, outcomes.replica).astype(np.int32),
+    )
