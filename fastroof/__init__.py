@@ -47,7 +47,6 @@ __all__ = [
     "ModelSpec",
     "PlanError",
     "PlanRangeError",
-    "Simulation",
     "SimulationError",
     "SpeculativeDecoding",
     "StepBatch",
@@ -81,7 +80,7 @@ if TYPE_CHECKING:
     from fastroof.plan import StepPlan, compile_plan, compile_plans
     from fastroof.run import StepBatch, StepTimes
     from fastroof.serving import SpeculativeDecoding
-    from fastroof.simulate import Trace, Workload, load_trace
+    from fastroof.simulation import Trace, Workload, load_trace
     from fastroof.sweep import run_sweep
     from fastroof.tables import Lookup, Tables, load_tables
 else:
@@ -95,15 +94,15 @@ else:
         "StepPlan": "plan",
         "StepTimes": "run",
         "Tables": "tables",
-        "Trace": "simulate",
-        "Workload": "simulate",
+        "Trace": "simulation",
+        "Workload": "simulation",
         "compile_plan": "plan",
         "compile_plans": "plan",
         "gpu_names": "config",
         "load_gpu": "config",
         "load_model": "models",
         "load_tables": "tables",
-        "load_trace": "simulate",
+        "load_trace": "simulation",
         "model_names": "models",
         "numba_decode": "backends.numba_callers",
         "numba_step": "backends.numba_callers",

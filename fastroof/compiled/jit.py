@@ -11,7 +11,7 @@ from numba.core.compiler_lock import global_compiler_lock
 
 from fastroof.compiled.code_cache import LoopCache
 
-__all__ = ["jit", "jit_inline"]
+__all__ = ["jit", "jit_inline", "jit_stateful", "jit_stateful_inline"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -20,7 +20,6 @@ OPTIONS: Final[dict[str, Any]] = {
     "error_model": "numpy",
     # a second entry, for callers in C: nobody calls it, and it takes 9 % of compiling
     "no_cfunc_wrapper": True,
-    "_nrt": False,
 }
 
 # A child forked while another thread compiles would wait for ever for that thread's lock.
@@ -43,6 +42,21 @@ def jit_inline(function: F) -> F:
     through memory for each step (10 ns).
     """
     return _compiled(function, {**OPTIONS, "forceinline": True})
+
+
+def jit_stateful(function: F) -> F:
+    """Compile a loop that hands many arrays on to its parts, as :func:`jit` does; it counts no references.
+
+    Numba counts those of each array at each call, with atomic operations, and does not see that all of them
+    outlive the loop: with the 22 arrays of a simulated engine a step took 750 ns instead of 35. Such a loop
+    makes no arrays, not even of pointers.
+    """
+    return _compiled(function, {**OPTIONS, "_nrt": False})
+
+
+def jit_stateful_inline(function: F) -> F:
+    """Compile a part of such loops, as :func:`jit_inline` does."""
+    return _compiled(function, {**OPTIONS, "_nrt": False, "forceinline": True})
 
 
 def _compiled(function: F, options: dict[str, Any]) -> F:

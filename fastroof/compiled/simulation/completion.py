@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fastroof.compiled.jit import jit_inline
+from fastroof.compiled.jit import jit_stateful_inline
 from fastroof.compiled.simulation.leaving import free_slot, unlink_order
 from fastroof.compiled.simulation.records import Record, add_gaps
 from fastroof.compiled.simulation.state import (
@@ -41,7 +41,7 @@ from fastroof.compiled.simulation.state import (
 __all__ = ["complete_step"]
 
 
-@jit_inline
+@jit_stateful_inline
 def _finish(
     state: EngineState, options: EngineOptions, requests: Requests, served: Served, slot: int, now_us: float
 ) -> None:
@@ -64,7 +64,7 @@ def _finish(
         release_next(state, requests, options, now_us)
 
 
-@jit_inline
+@jit_stateful_inline
 def _say_decodes(
     state: EngineState,
     options: EngineOptions,
@@ -98,7 +98,7 @@ def _say_decodes(
             slot = after
 
 
-@jit_inline
+@jit_stateful_inline
 def _say_firsts(
     state: EngineState,
     options: EngineOptions,
@@ -126,7 +126,7 @@ def _say_firsts(
             state.scalars[FRESH] += 1
 
 
-@jit_inline
+@jit_stateful_inline
 def complete_step(
     state: EngineState,
     options: EngineOptions,

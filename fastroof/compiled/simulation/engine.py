@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from fastroof.arrays import Floats
-from fastroof.compiled.jit import jit, jit_inline
+from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
 from fastroof.compiled.simulation.completion import complete_step
 from fastroof.compiled.simulation.leaving import time_out
 from fastroof.compiled.simulation.records import Record, add_interval
@@ -43,7 +43,7 @@ from fastroof.compiled.steps import PlanParts, open_plan
 __all__ = ["advance", "engine_run"]
 
 
-@jit_inline
+@jit_stateful_inline
 def see_arrivals(state: EngineState, requests: Requests, now_us: float) -> None:
     """Count those that have come as waiting."""
     scalars = state.scalars
@@ -53,7 +53,7 @@ def see_arrivals(state: EngineState, requests: Requests, now_us: float) -> None:
     scalars[PEAK_WAITING] = max(scalars[PEAK_WAITING], scalars[WAITING])
 
 
-@jit_inline
+@jit_stateful_inline
 def begin_us(state: EngineState, requests: Requests, served: Served) -> float:
     """When an idle engine has something to do: at its next arrival, or never."""
     scalars = state.scalars
@@ -61,10 +61,10 @@ def begin_us(state: EngineState, requests: Requests, served: Served) -> float:
         scalars[HEAD] = requests.next_arrived[scalars[HEAD]]
     if scalars[HEAD] == NONE:
         return math.inf
-    return max(state.clock[NOW], requests.arrival_us[scalars[HEAD]])
+    return float(max(state.clock[NOW], requests.arrival_us[scalars[HEAD]]))
 
 
-@jit_inline
+@jit_stateful_inline
 def _at_instant(
     arena: Floats,
     plan: PlanParts,
@@ -89,12 +89,15 @@ def _at_instant(
             clock[END] = now_us + step_us
     if scalars[IN_FLIGHT] > 0:
         flight = scalars[OLDEST]
-        tokens = scalars[FLIGHT_TOKENS + flight], scalars[FLIGHT_DECODES + flight] + scalars[FLIGHT_FIRSTS + flight]
+        tokens = (
+            scalars[FLIGHT_TOKENS + flight],
+            scalars[FLIGHT_DECODES + flight] + scalars[FLIGHT_FIRSTS + flight],
+        )
         blocks = scalars[NUM_BLOCKS] - scalars[FREE]
         add_interval(record, now_us, clock[END], scalars[RUNNING], scalars[WAITING], blocks, tokens)
 
 
-@jit
+@jit_stateful
 def advance(
     arena: Floats,
     options: EngineOptions,
@@ -131,7 +134,7 @@ def advance(
         _at_instant(arena, plan, options, state, requests, served, record)
 
 
-@jit
+@jit_stateful
 def engine_run(
     arena: Floats,
     options: EngineOptions,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fastroof.compiled.jit import jit, jit_inline
+from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
 from fastroof.compiled.simulation.state import (
     BASE,
     BELOW,
@@ -56,7 +56,7 @@ from fastroof.compiled.simulation.state import (
 __all__ = ["free_slot", "leave_decodes", "preempt_last", "time_out", "unlink_order"]
 
 
-@jit_inline
+@jit_stateful_inline
 def unlink_order(state: EngineState, slot: int) -> None:
     """Take a request out of the order of admission."""
     slots = state.slots
@@ -69,7 +69,7 @@ def unlink_order(state: EngineState, slot: int) -> None:
         state.scalars[LAST] = before
 
 
-@jit_inline
+@jit_stateful_inline
 def free_slot(state: EngineState, slot: int) -> None:
     """Give a slot back, out of the order of admission already."""
     state.slots[REQUEST, slot] = NONE
@@ -78,7 +78,7 @@ def free_slot(state: EngineState, slot: int) -> None:
     state.scalars[RUNNING] -= 1
 
 
-@jit_inline
+@jit_stateful_inline
 def leave_decodes(state: EngineState, slot: int, block_size: int, window: int) -> None:
     """Take a request out of the sums over decodes."""
     scalars = state.scalars
@@ -96,7 +96,7 @@ def leave_decodes(state: EngineState, slot: int, block_size: int, window: int) -
                 state.calendar[FILLED, filled & (state.calendar.shape[1] - 1)] -= 1
 
 
-@jit_inline
+@jit_stateful_inline
 def _unlink_bucket(state: EngineState, slot: int) -> None:
     slots = state.slots
     before, after = slots[BUCKET_PREVIOUS, slot], slots[BUCKET_NEXT, slot]
@@ -108,14 +108,14 @@ def _unlink_bucket(state: EngineState, slot: int) -> None:
         state.calendar[FIRST_SLOT, slots[FINISH, slot] & (state.calendar.shape[1] - 1)] = after
 
 
-@jit_inline
+@jit_stateful_inline
 def _is_draining(state: EngineState, slot: int) -> bool:
     """Whether a request that is no partial prompt only awaits its last token."""
     finish = state.slots[FINISH, slot]
     return bool(finish < state.scalars[STEP])
 
 
-@jit_inline
+@jit_stateful_inline
 def _held_blocks(state: EngineState, options: EngineOptions, requests: Requests, slot: int) -> int:
     """Blocks of a running request."""
     if options.reserves_output:
@@ -130,7 +130,7 @@ def _held_blocks(state: EngineState, options: EngineOptions, requests: Requests,
     return blocks_of(state.slots[BASE, slot] + state.scalars[STEP], options.block_size)
 
 
-@jit_inline
+@jit_stateful_inline
 def _last_token_us(state: EngineState, options: EngineOptions, served: Served, slot: int) -> float:
     """When a decoding request has its latest token."""
     scalars, clock = state.scalars, state.clock
@@ -146,9 +146,14 @@ def _last_token_us(state: EngineState, options: EngineOptions, served: Served, s
     return float(clock[LAST_DECODE_END])
 
 
-@jit
+@jit_stateful
 def preempt_last(
-    state: EngineState, options: EngineOptions, requests: Requests, served: Served, window: int, partial_need: int
+    state: EngineState,
+    options: EngineOptions,
+    requests: Requests,
+    served: Served,
+    window: int,
+    partial_need: int,
 ) -> int:
     """Preempt the last admitted request. Returns how many blocks fewer the step needs now.
 
@@ -188,7 +193,7 @@ def preempt_last(
     return less
 
 
-@jit
+@jit_stateful
 def _forget_tokens(state: EngineState, slot: int) -> None:
     """Take a request's tokens out of the steps in flight, since nobody awaits them."""
     scalars, slots = state.scalars, state.slots
@@ -203,7 +208,7 @@ def _forget_tokens(state: EngineState, slot: int) -> None:
             scalars[FLIGHT_DECODES + flight] -= 1
 
 
-@jit
+@jit_stateful
 def _drop(
     state: EngineState, options: EngineOptions, requests: Requests, served: Served, window: int, request: int
 ) -> None:
@@ -233,7 +238,7 @@ def _drop(
     free_slot(state, slot)
 
 
-@jit
+@jit_stateful
 def time_out(
     state: EngineState,
     options: EngineOptions,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fastroof.arrays import Floats, Longs
-from fastroof.compiled.jit import jit, jit_inline
+from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
 from fastroof.compiled.llvm import float_bits
 
 __all__ = ["GAP_BINS", "SERIES_BINS", "SERIES_FIELDS", "Record", "add_gaps", "add_interval"]
@@ -29,21 +29,21 @@ SERIES_FIELDS = 6
 
 
 class Record(NamedTuple):
-    """Counts of gaps by bin, the series, and the width of a bin of these, us, in the first of ``width_us``."""
+    """Counts of gaps by bin, the series, and in ``width_us`` the width of one of its bins, us."""
 
     gaps: Longs
     series: Floats
     width_us: Floats
 
 
-@jit_inline
+@jit_stateful_inline
 def add_gaps(record: Record, gap_us: float, count: int) -> None:
     """Count gaps of one length."""
     key = (float_bits(gap_us) >> GAP_SHIFT) - FIRST_KEY
     record.gaps[min(max(key, 0), GAP_BINS - 1)] += count
 
 
-@jit
+@jit_stateful
 def _widen(record: Record) -> None:
     series = record.series
     half = SERIES_BINS // 2
@@ -54,9 +54,15 @@ def _widen(record: Record) -> None:
     record.width_us[0] *= 2.0
 
 
-@jit
+@jit_stateful
 def _add_across(
-    record: Record, from_us: float, to_us: float, running: int, waiting: int, blocks: int, tokens: tuple[int, int]
+    record: Record,
+    from_us: float,
+    to_us: float,
+    running: int,
+    waiting: int,
+    blocks: int,
+    tokens: tuple[int, int],
 ) -> None:
     """:func:`add_interval` of any interval: a part to each bin that it touches."""
     while to_us >= record.width_us[0] * SERIES_BINS:
@@ -73,9 +79,15 @@ def _add_across(
     series[last, OUTPUT_TOKENS] += tokens[1]
 
 
-@jit_inline
+@jit_stateful_inline
 def add_interval(
-    record: Record, from_us: float, to_us: float, running: int, waiting: int, blocks: int, tokens: tuple[int, int]
+    record: Record,
+    from_us: float,
+    to_us: float,
+    running: int,
+    waiting: int,
+    blocks: int,
+    tokens: tuple[int, int],
 ) -> None:
     """Add a step: what was there while it ran, and the tokens that it computed and that it made."""
     width = record.width_us[0]

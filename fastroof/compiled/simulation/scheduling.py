@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from fastroof.arrays import Floats
-from fastroof.compiled.jit import jit_inline
+from fastroof.compiled.jit import jit_stateful_inline
 from fastroof.compiled.request_sums import StepSums, WindowSums
 from fastroof.compiled.simulation.leaving import leave_decodes, preempt_last
 from fastroof.compiled.simulation.state import (
@@ -72,7 +72,7 @@ from fastroof.compiled.windows import no_window_sums, with_request
 __all__ = ["make_step"]
 
 
-@jit_inline
+@jit_stateful_inline
 def _with_chunk(sums: StepSums, new: int, context: int) -> StepSums:
     """Sums with one chunk more, which counts as a decode where it is one token after others."""
     if new == 1 and context > 0:
@@ -94,7 +94,7 @@ def _with_chunk(sums: StepSums, new: int, context: int) -> StepSums:
     )
 
 
-@jit_inline
+@jit_stateful_inline
 def _next_waiting(state: EngineState, requests: Requests, served: Served, now_us: float) -> int:
     """The first of those that wait, or NONE."""
     scalars = state.scalars
@@ -109,7 +109,7 @@ def _next_waiting(state: EngineState, requests: Requests, served: Served, now_us
     return NONE
 
 
-@jit_inline
+@jit_stateful_inline
 def _take_slot(state: EngineState, options: EngineOptions, served: Served, request: int, held: int) -> int:
     """Take the first that waits off its queue and give it a slot, the last in the order of admission."""
     scalars, slots = state.scalars, state.slots
@@ -132,8 +132,10 @@ def _take_slot(state: EngineState, options: EngineOptions, served: Served, reque
     return int(slot)
 
 
-@jit_inline
-def _enter_decodes(state: EngineState, slot: int, whole: int, remaining: int, block_size: int, window: int) -> None:
+@jit_stateful_inline
+def _enter_decodes(
+    state: EngineState, slot: int, whole: int, remaining: int, block_size: int, window: int
+) -> None:
     """Let a request whose ``whole`` tokens are computed decode from the next step on."""
     scalars, slots, step = state.scalars, state.slots, state.scalars[STEP]
     base = whole - step
@@ -160,7 +162,7 @@ def _enter_decodes(state: EngineState, slot: int, whole: int, remaining: int, bl
                 state.calendar[FILLED, filled & mask] += 1
 
 
-@jit_inline
+@jit_stateful_inline
 def _go_on(state: EngineState, block_size: int, window: int) -> None:
     """After all decodes have been given a token: those of which it was the last leave, the others grow."""
     scalars, step = state.scalars, state.scalars[STEP]
@@ -177,7 +179,7 @@ def _go_on(state: EngineState, block_size: int, window: int) -> None:
         state.calendar[FILLED, (step + 1) & mask] = 0
 
 
-@jit_inline
+@jit_stateful_inline
 def _have_room(
     state: EngineState, options: EngineOptions, requests: Requests, served: Served, window: int
 ) -> bool:
@@ -203,7 +205,7 @@ def _have_room(
     return True
 
 
-@jit_inline
+@jit_stateful_inline
 def _begin_chunk(
     state: EngineState, flight: int, request: int, slot: int, context: int, new: int, whole: int, firsts: int
 ) -> int:
@@ -219,7 +221,7 @@ def _begin_chunk(
     return firsts + 1
 
 
-@jit_inline
+@jit_stateful_inline
 def _end_prompts(
     state: EngineState,
     requests: Requests,
@@ -240,7 +242,7 @@ def _end_prompts(
             state.firsts[2 * flight + 1, i] = GOES_ON - slot
 
 
-@jit_inline
+@jit_stateful_inline
 def make_step(
     arena: Floats,
     plan: PlanParts,
@@ -249,7 +251,7 @@ def make_step(
     requests: Requests,
     served: Served,
 ) -> float:
-    """Schedule an engine's next step, behind those in flight. Returns what it takes, us; 0 without requests."""
+    """Schedule an engine's next step, behind those in flight. Returns what it takes, us; 0 if there is none."""
     scalars = state.scalars
     window, block_size = plan.window, options.block_size
     flight = (scalars[OLDEST] + scalars[IN_FLIGHT]) & 1

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fastroof.arrays import Flags, Floats, Ints, Longs
-from fastroof.compiled.jit import jit_inline
+from fastroof.compiled.jit import jit_stateful_inline
 
 __all__ = [
     "CODE_STUCK",
@@ -98,10 +98,11 @@ WAITING_PLACE, DONE_PLACE = -1, -2
 class EngineState(NamedTuple):
     """One engine, or all replicas along the first axis: see :func:`engine_of`.
 
-    ``scalars`` and ``clock`` by the names below; ``slots`` a column a running request; ``calendar`` first
-    slot of each bucket, and how many decodes fill the window in its step, a power of two of buckets; ``due`` decodes by the steps that need a block; ``firsts``
-    requests that have a token by prefill, and their slots where they end with it, of two steps in flight.
-    ``fresh`` are those that have prefilled since the last step of decodes, where these are apart.
+    ``scalars`` and ``clock`` by the names below; ``slots`` a column a running request; ``calendar`` the first
+    slot of each bucket, and how many decodes fill the window in its step, a power of two of buckets; ``due``
+    decodes by the steps that need a block; ``firsts`` requests that have a token by prefill, and their slots,
+    of two steps in flight; ``fresh`` slots of those that have prefilled since the last step of decodes, where
+    these are apart.
     """
 
     scalars: Longs
@@ -166,7 +167,9 @@ NOW, END, LAST_END, BUSY_US, LAST_DECODE_END, FLIGHT_US = range(6)
 NUM_CLOCKS = 8
 
 # fields of a slot; FINISH is the decode step with its last token, NONE where a prompt's own step has it
-REQUEST, BASE, FINISH, ENTERED, BUCKET_NEXT, BUCKET_PREVIOUS, ORDER_NEXT, ORDER_PREVIOUS, HELD, FRESH_AT = range(10)
+REQUEST, BASE, FINISH, ENTERED, BUCKET_NEXT, BUCKET_PREVIOUS, ORDER_NEXT, ORDER_PREVIOUS, HELD, FRESH_AT = (
+    range(10)
+)
 NUM_FIELDS = 10
 
 FIRST_SLOT, FILLED = 0, 1
@@ -182,13 +185,13 @@ GONE = -2
 """HELD of a slot whose blocks are free, and which only awaits its last token."""
 
 
-@jit_inline
+@jit_stateful_inline
 def blocks_of(tokens: int, block_size: int) -> int:
     """Blocks of KV cache that so many tokens of one request take."""
     return (tokens + block_size - 1) // block_size
 
 
-@jit_inline
+@jit_stateful_inline
 def engine_of(states: EngineState, replica: int) -> EngineState:
     """One replica of several."""
     return EngineState(
@@ -202,7 +205,7 @@ def engine_of(states: EngineState, replica: int) -> EngineState:
     )
 
 
-@jit_inline
+@jit_stateful_inline
 def restart(state: EngineState, num_blocks: int) -> None:
     """Empty an engine, whose arrays may hold anything."""
     scalars, slots = state.scalars, state.slots
@@ -223,7 +226,7 @@ def restart(state: EngineState, num_blocks: int) -> None:
     scalars[FREE_SLOT] = 0
 
 
-@jit_inline
+@jit_stateful_inline
 def push_request(state: EngineState, requests: Requests, request: int) -> None:
     """Append a request to an engine's queue; those of one engine come in order of arrival."""
     scalars = state.scalars
@@ -239,7 +242,7 @@ def push_request(state: EngineState, requests: Requests, request: int) -> None:
         scalars[DEADLINE] = request
 
 
-@jit_inline
+@jit_stateful_inline
 def release_next(state: EngineState, requests: Requests, options: EngineOptions, now_us: float) -> None:
     """Let a client whose request has ended send its next."""
     request = state.scalars[RELEASED]

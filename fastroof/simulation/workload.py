@@ -11,9 +11,9 @@ import numpy as np
 
 from fastroof.checks import is_number, is_whole_number, whole_number
 from fastroof.errors import TraceError
-from fastroof.simulate.arrivals import ARRIVALS, ramped, unit_arrivals
-from fastroof.simulate.lengths import CachedShare, Draws, Lengths, RecordedLength, parse_lengths
-from fastroof.simulate.trace import MOST_SECONDS, MOST_TOKENS, Trace
+from fastroof.simulation.arrivals import ARRIVALS, ramped, unit_arrivals
+from fastroof.simulation.lengths import CachedShare, Draws, Lengths, RecordedLength, parse_lengths
+from fastroof.simulation.trace import MOST_SECONDS, MOST_TOKENS, Trace
 
 __all__ = ["MOST_REQUESTS", "Workload"]
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
-from fastroof.arrays import Flags, Floats, Longs
+from fastroof.arrays import Flags, Floats, Ints, Longs
 from fastroof.compiled.simulation.state import FINISHED, REJECTED, TIMED_OUT
 
 __all__ = ["FINISHED", "REJECTED", "SERIES", "STATUS_WORDS", "TIMED_OUT", "Outcomes", "added_up"]
@@ -51,14 +48,14 @@ class Outcomes(NamedTuple):
     arrival_us: Floats
     first_us: Floats
     last_us: Floats
-    preemptions: npt.NDArray[np.int32]
+    preemptions: Ints
     status: Flags
-    replica: npt.NDArray[np.int32]
+    replica: Ints
     gaps: Longs
     series: Floats
     bin_us: float
     counters: dict[str, Any]
-    cached_tokens: npt.NDArray[np.int32] | None = None
+    cached_tokens: Ints | None = None
 
 
 def added_up(counters: Sequence[dict[str, Any]]) -> dict[str, Any]:

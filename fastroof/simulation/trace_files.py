@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastroof.errors import TraceError
-from fastroof.simulate.trace import Trace
+from fastroof.simulation.trace import Trace
 
 if TYPE_CHECKING:
     import pyarrow as pa

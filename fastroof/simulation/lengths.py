@@ -14,8 +14,8 @@ import numpy as np
 from fastroof.arrays import Floats
 from fastroof.checks import is_whole_number
 from fastroof.errors import TraceError
-from fastroof.simulate.trace import MOST_TOKENS, Sizes, Trace
-from fastroof.simulate.trace_files import load_trace
+from fastroof.simulation.trace import MOST_TOKENS, Sizes, Trace
+from fastroof.simulation.trace_files import load_trace
 
 __all__ = ["LENGTH_FORMS", "CachedShare", "FixedLength", "Lengths", "LognormalLength", "RecordedLength",
            "UniformLength", "parse_lengths"]  # fmt: skip

@@ -96,7 +96,9 @@ class EngineSettings:
                 raise SimulationError(f"{name} must be true or false, got {getattr(self, name)!r:.60}")
         timeout_s = self.timeout_s
         if timeout_s != math.inf and (not is_number(timeout_s) or timeout_s <= 0.0):
-            raise SimulationError(f"timeout_s must be seconds above 0, or inf for none; got {timeout_s!r:.60}")
+            raise SimulationError(
+                f"timeout_s must be seconds above 0, or inf for none; got {timeout_s!r:.60}"
+            )
         object.__setattr__(self, "timeout_s", float(timeout_s))
         if self.max_num_seqs > self.max_num_batched_tokens:
             raise SimulationError(
@@ -104,7 +106,9 @@ class EngineSettings:
                 f"{self.max_num_batched_tokens:,}: a step has a token for each running request"
             )
         if self.order == "prefill_first" and not self.admit_whole_prompt:
-            raise SimulationError("prompts that run ahead of decodes are admitted whole; leave admit_whole_prompt on")
+            raise SimulationError(
+                "prompts that run ahead of decodes are admitted whole; leave admit_whole_prompt on"
+            )
 
     @classmethod
     def of_plan(cls, plan: StepPlan, **given: Any) -> EngineSettings:

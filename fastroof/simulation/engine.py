@@ -36,15 +36,24 @@ from fastroof.compiled.simulation.state import (
     Served,
 )
 from fastroof.errors import SimulationError
-from fastroof.simulate.outcomes import REJECTED, Outcomes
-from fastroof.simulate.settings import EngineSettings
-from fastroof.simulate.trace import Trace
+from fastroof.simulation.outcomes import REJECTED, Outcomes
+from fastroof.simulation.settings import EngineSettings
+from fastroof.simulation.trace import Trace
 from fastroof.units import US_PER_S
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
 
-__all__ = ["Arrays", "arrays_of", "counters_of", "new_arrays", "options_of", "raise_stuck", "run_engine", "too_long"]
+__all__ = [
+    "Arrays",
+    "arrays_of",
+    "counters_of",
+    "new_arrays",
+    "options_of",
+    "raise_stuck",
+    "run_engine",
+    "too_long",
+]
 
 FIRST_BIN_US: Final = 1000.0
 """Width of the series' bins at the beginning, us."""
@@ -100,7 +109,9 @@ def too_long(trace: Trace, settings: EngineSettings) -> Bools:
     return beyond
 
 
-def new_arrays(settings: EngineSettings, requests: Requests, longest: int, replicas: int | None = None) -> Arrays:
+def new_arrays(
+    settings: EngineSettings, requests: Requests, longest: int, replicas: int | None = None
+) -> Arrays:
     """Make what engines need: of one, or of several along a first axis.
 
     Parameters
@@ -135,7 +146,9 @@ def new_arrays(settings: EngineSettings, requests: Requests, longest: int, repli
         next_preempted=np.zeros(count, np.int32),
         place=np.full(count if settings.timeout_s < math.inf else 1, NONE, np.int32),
     )
-    record = Record(np.zeros(GAP_BINS, np.int64), np.zeros((SERIES_BINS, SERIES_FIELDS)), np.array([FIRST_BIN_US]))
+    record = Record(
+        np.zeros(GAP_BINS, np.int64), np.zeros((SERIES_BINS, SERIES_FIELDS)), np.array([FIRST_BIN_US])
+    )
     return Arrays(state, requests, served, record)
 
 
@@ -161,7 +174,7 @@ def arrays_of(trace: Trace, served: Bools | None = None) -> Requests:
 
 
 def counters_of(state: EngineState) -> dict[str, Any]:
-    """Return one engine's counts: see :class:`fastroof.simulate.outcomes.Outcomes`."""
+    """Return one engine's counts: see :class:`fastroof.simulation.outcomes.Outcomes`."""
     scalars = state.scalars
     names = {
         "steps": STEPS,
@@ -185,10 +198,14 @@ def counters_of(state: EngineState) -> dict[str, Any]:
 def raise_stuck(code: int) -> None:
     """Raise what a loop's code means."""
     if code & CODE_STUCK:
-        raise SimulationError("the first request that waits has no room in an empty engine: give it more blocks")
+        raise SimulationError(
+            "the first request that waits has no room in an empty engine: give it more blocks"
+        )
 
 
-def run_engine(plan: StepPlan, trace: Trace, settings: EngineSettings, *, time_scale: float = 1.0) -> Outcomes:
+def run_engine(
+    plan: StepPlan, trace: Trace, settings: EngineSettings, *, time_scale: float = 1.0
+) -> Outcomes:
     """Serve a trace with one engine.
 
     Parameters
@@ -225,9 +242,7 @@ def run_engine(plan: StepPlan, trace: Trace, settings: EngineSettings, *, time_s
     state, _, served, record = arrays
     if len(requests.arrival_us):
         options = options_of(settings, trace, time_scale)
-        raise_stuck(
-            engine_run(plan.arena, options, state, requests, served, record, settings.num_gpu_blocks)
-        )
+        raise_stuck(engine_run(plan.arena, options, state, requests, served, record, settings.num_gpu_blocks))
     replica = np.zeros(count, np.int32)
     outcomes = Outcomes(
         requests.arrival_us,

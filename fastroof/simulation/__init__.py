@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 __all__ = ["Trace", "Workload", "load_trace"]
 
 if TYPE_CHECKING:
-    from fastroof.simulate.trace import Trace
-    from fastroof.simulate.trace_files import load_trace
-    from fastroof.simulate.workload import Workload
+    from fastroof.simulation.trace import Trace
+    from fastroof.simulation.trace_files import load_trace
+    from fastroof.simulation.workload import Workload
 else:
     # Hidden from type checkers, to which a module with __getattr__ has every name there is.
     _MODULE_OF = {
@@ -24,10 +24,10 @@ else:
     def __getattr__(name):
         module = _MODULE_OF.get(name)
         if module is None:
-            raise AttributeError(f"module 'fastroof.simulate' has no attribute {name!r}")
+            raise AttributeError(f"module 'fastroof.simulation' has no attribute {name!r}")
         from importlib import import_module
 
-        value = getattr(import_module(f"fastroof.simulate.{module}"), name)
+        value = getattr(import_module(f"fastroof.simulation.{module}"), name)
         globals()[name] = value
         return value
 
