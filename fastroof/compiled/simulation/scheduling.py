@@ -251,7 +251,7 @@ def make_step(
     requests: Requests,
     served: Served,
 ) -> float:
-    """Schedule an engine's next step, behind those in flight. Returns what it takes, us; 0 if there is none."""
+    """Schedule an engine's next step, behind those in flight. Returns its time, us; 0 if there is none."""
     scalars = state.scalars
     window, block_size = plan.window, options.block_size
     flight = (scalars[OLDEST] + scalars[IN_FLIGHT]) & 1
