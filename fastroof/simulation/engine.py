@@ -49,10 +49,12 @@ __all__ = [
     "arrays_of",
     "counters_of",
     "new_arrays",
+    "new_state",
     "options_of",
     "raise_stuck",
     "run_engine",
     "too_long",
+    "with_rejected",
 ]
 
 FIRST_BIN_US: Final = 1000.0
@@ -109,26 +111,24 @@ def too_long(trace: Trace, settings: EngineSettings) -> Bools:
     return beyond
 
 
-def new_arrays(
-    settings: EngineSettings, requests: Requests, longest: int, replicas: int | None = None
-) -> Arrays:
-    """Make what engines need: of one, or of several along a first axis.
+def new_state(settings: EngineSettings, count: int, longest: int, engines: int | None = None) -> EngineState:
+    """Make what engines remember: of one, or of several along a first axis.
 
     Parameters
     ----------
     settings : EngineSettings
         Of each of them.
-    requests : Requests
-        In order of arrival.
+    count : int
+        Requests of all.
     longest : int
         Tokens of the longest output.
-    replicas : int, optional
-        Engines; None: one, without an axis of its own.
+    engines : int, optional
+        How many; None: one, without an axis of its own.
     """
-    several = () if replicas is None else (replicas,)
-    count, slots = len(requests.arrival_us), min(settings.max_num_seqs, len(requests.arrival_us))
+    several = () if engines is None else (engines,)
+    slots = min(settings.max_num_seqs, count)
     buckets = 1 << (longest + 4).bit_length()
-    state = EngineState(
+    return EngineState(
         scalars=np.zeros((*several, NUM_SCALARS), np.int64),
         clock=np.zeros((*several, NUM_CLOCKS)),
         slots=np.zeros((*several, NUM_FIELDS, slots), np.int64),
@@ -137,6 +137,21 @@ def new_arrays(
         firsts=np.zeros((*several, FIRST_SIZE, slots), np.int32),
         fresh=np.zeros((*several, slots), np.int32),
     )
+
+
+def new_arrays(settings: EngineSettings, requests: Requests, longest: int) -> Arrays:
+    """Make what one engine needs.
+
+    Parameters
+    ----------
+    settings : EngineSettings
+        Of the engine.
+    requests : Requests
+        In order of arrival.
+    longest : int
+        Tokens of the longest output.
+    """
+    count = len(requests.arrival_us)
     served = Served(
         first_us=np.full(count, math.nan),
         last_us=np.full(count, math.nan),
@@ -149,7 +164,7 @@ def new_arrays(
     record = Record(
         np.zeros(GAP_BINS, np.int64), np.zeros((SERIES_BINS, SERIES_FIELDS)), np.array([FIRST_BIN_US])
     )
-    return Arrays(state, requests, served, record)
+    return Arrays(new_state(settings, count, longest), requests, served, record)
 
 
 def arrays_of(trace: Trace, served: Bools | None = None) -> Requests:
@@ -235,7 +250,6 @@ def run_engine(
     """
     rejected = too_long(trace, settings)
     some = bool(rejected.any())
-    count = len(trace)
     requests = arrays_of(trace, ~rejected if some else None)
     longest = int(trace.output_tokens.max())
     arrays = new_arrays(settings, requests, longest)
@@ -243,7 +257,7 @@ def run_engine(
     if len(requests.arrival_us):
         options = options_of(settings, trace, time_scale)
         raise_stuck(engine_run(plan.arena, options, state, requests, served, record, settings.num_gpu_blocks))
-    replica = np.zeros(count, np.int32)
+    replica = np.zeros(len(requests.arrival_us), np.int32)
     outcomes = Outcomes(
         requests.arrival_us,
         served.first_us,
@@ -256,10 +270,10 @@ def run_engine(
         float(record.width_us[0]),
         counters_of(state),
     )
-    return _with_rejected(outcomes, trace, rejected) if some else outcomes
+    return with_rejected(outcomes, trace, rejected) if some else outcomes
 
 
-def _with_rejected(outcomes: Outcomes, trace: Trace, rejected: Bools) -> Outcomes:
+def with_rejected(outcomes: Outcomes, trace: Trace, rejected: Bools) -> Outcomes:
     """Put requests that never ran back in their places."""
     count = len(rejected)
 
@@ -276,5 +290,5 @@ def _with_rejected(outcomes: Outcomes, trace: Trace, rejected: Bools) -> Outcome
         last_us=spread(outcomes.last_us, math.nan),
         preemptions=spread(outcomes.preemptions, 0),
         status=spread(outcomes.status, REJECTED),
-        replica=np.where(rejected, NONE, outcomes.replica).astype(np.int32),
+        replica=spread(outcomes.replica, NONE),
     )

@@ -31,6 +31,7 @@ from fastroof.compiled.simulation.state import (
     LAST,
     LAST_DECODE_END,
     NONE,
+    NUM_TIMED_OUT,
     OLDEST,
     ORDER_NEXT,
     ORDER_PREVIOUS,
@@ -217,6 +218,7 @@ def _drop(
     slot = served.place[request]
     served.place[request] = DONE_PLACE
     served.status[request] = TIMED_OUT
+    scalars[NUM_TIMED_OUT] += 1
     served.last_us[request] = math.nan
     if slot == WAITING_PLACE:
         # the queue passes over it

@@ -159,7 +159,8 @@ class EngineState(NamedTuple):
     _,
     NUM_FINISHED,
     NUM_BLOCKS,
-) = range(42)
+    NUM_TIMED_OUT,
+) = range(43)
 NUM_SCALARS = 48
 
 # clock, us

@@ -1,0 +1,273 @@
+"""Ranks of attention data parallelism: schedulers of their own, whose steps start together.
+
+A step of all ranks takes as long as the longest of theirs, and a rank without a request in it waits. A
+request goes to the rank with the least load when the engine sees it. One rank is an engine by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from fastroof.arrays import Floats, Longs
+from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
+from fastroof.compiled.simulation.completion import complete_step
+from fastroof.compiled.simulation.engine import see_arrivals
+from fastroof.compiled.simulation.leaving import time_out
+from fastroof.compiled.simulation.records import Record, add_interval
+from fastroof.compiled.simulation.scheduling import make_step
+from fastroof.compiled.simulation.state import (
+    CODE_STUCK,
+    END,
+    FLIGHT_DECODES,
+    FLIGHT_FIRSTS,
+    FLIGHT_TOKENS,
+    FREE,
+    NONE,
+    NOW,
+    NUM_BLOCKS,
+    NUM_FINISHED,
+    NUM_TIMED_OUT,
+    OLDEST,
+    RUNNING,
+    WAITING,
+    EngineOptions,
+    EngineState,
+    Requests,
+    Served,
+    engine_of,
+    push_request,
+    restart,
+)
+from fastroof.compiled.steps import PlanParts, open_plan
+
+__all__ = [
+    "GROUP_CLOCKS",
+    "GROUP_SCALARS",
+    "WAITING_WEIGHT",
+    "RankGroup",
+    "advance_ranks",
+    "group_next_us",
+    "group_of",
+    "group_schedule",
+    "group_step_end",
+    "group_time_out",
+    "push_to_group",
+    "restart_group",
+]
+
+WAITING_WEIGHT = 4
+"""Running requests that a waiting one counts as, where a request goes to what has the least load."""
+
+
+class RankGroup(NamedTuple):
+    """What ranks have in common, or all replicas' along the first axis.
+
+    Attributes
+    ----------
+    scalars, clock
+        By the names below.
+    takes_part
+        Whether a rank has requests in a step, of two steps in flight: a row each.
+    """
+
+    scalars: Longs
+    clock: Floats
+    takes_part: Longs
+
+
+# scalars: first and last of the requests that no rank has yet, how many they are, steps
+FIRST_SENT, LAST_SENT, SENT, GROUP_IN_FLIGHT, GROUP_OLDEST, GROUP_STEPS = range(6)
+GROUP_SCALARS = 8
+
+# clock, us
+GROUP_END, GROUP_FLIGHT_US = 0, 1
+GROUP_CLOCKS = 4
+
+
+@jit_stateful_inline
+def group_of(groups: RankGroup, replica: int) -> RankGroup:
+    """One replica's of several."""
+    return RankGroup(groups.scalars[replica], groups.clock[replica], groups.takes_part[replica])
+
+
+@jit_stateful_inline
+def restart_group(states: EngineState, group: RankGroup, num_blocks: int) -> None:
+    """Empty all ranks, whose arrays may hold anything."""
+    group.scalars[:] = 0
+    group.scalars[FIRST_SENT] = NONE
+    group.clock[:] = 0.0
+    for rank in range(states.scalars.shape[0]):
+        restart(engine_of(states, rank), num_blocks)
+
+
+@jit_stateful_inline
+def push_to_group(group: RankGroup, requests: Requests, request: int) -> None:
+    """Send a request, after all that arrive before it; a rank has it when the engine sees it."""
+    scalars = group.scalars
+    requests.next_arrived[request] = NONE
+    if scalars[FIRST_SENT] == NONE:
+        scalars[FIRST_SENT] = request
+    else:
+        requests.next_arrived[scalars[LAST_SENT]] = request
+    scalars[LAST_SENT] = request
+    scalars[SENT] += 1
+
+
+@jit_stateful_inline
+def group_next_us(states: EngineState, group: RankGroup, requests: Requests) -> float:
+    """When the next event is: a step's end, or the arrival that an idle engine waits for; or never."""
+    if group.scalars[GROUP_IN_FLIGHT] > 0:
+        return float(group.clock[GROUP_END])
+    if group.scalars[FIRST_SENT] == NONE:
+        return math.inf
+    return max(float(states.clock[0, NOW]), float(requests.arrival_us[group.scalars[FIRST_SENT]]))
+
+
+@jit_stateful_inline
+def _see_sent(states: EngineState, group: RankGroup, requests: Requests, now_us: float) -> None:
+    """Give what has arrived to the rank with the least load, the first of equals."""
+    scalars = group.scalars
+    while scalars[FIRST_SENT] != NONE and requests.arrival_us[scalars[FIRST_SENT]] <= now_us:
+        request = scalars[FIRST_SENT]
+        scalars[FIRST_SENT] = requests.next_arrived[request]
+        scalars[SENT] -= 1
+        least = 0
+        least_load = math.inf
+        for rank in range(states.scalars.shape[0]):
+            load = WAITING_WEIGHT * states.scalars[rank, WAITING] + states.scalars[rank, RUNNING]
+            if load < least_load:
+                least = rank
+                least_load = load
+        state = engine_of(states, least)
+        push_request(state, requests, request)
+        see_arrivals(state, requests, now_us)
+
+
+@jit_stateful
+def group_step_end(
+    plan: PlanParts,
+    options: EngineOptions,
+    states: EngineState,
+    group: RankGroup,
+    requests: Requests,
+    served: Served,
+    record: Record,
+    now_us: float,
+) -> int:
+    """Go to the next event, which may end a step. Returns how many requests have left since the last."""
+    scalars, clock = group.scalars, group.clock
+    left = 0
+    has_step = scalars[GROUP_IN_FLIGHT] > 0
+    flight = scalars[GROUP_OLDEST]
+    if has_step:
+        scalars[GROUP_OLDEST] = 1 - flight
+        scalars[GROUP_IN_FLIGHT] -= 1
+        clock[GROUP_END] = now_us + clock[GROUP_FLIGHT_US + scalars[GROUP_OLDEST]]
+    for rank in range(states.scalars.shape[0]):
+        state = engine_of(states, rank)
+        state.clock[NOW] = now_us
+        before = state.scalars[NUM_FINISHED] + state.scalars[NUM_TIMED_OUT]
+        if has_step and options.timeout_us < math.inf:
+            time_out(state, options, requests, served, plan.window, now_us, True)
+        if has_step and group.takes_part[flight, rank]:
+            complete_step(state, options, requests, served, record, now_us)
+            # the next one takes as long as the longest of all ranks'
+            state.clock[END] = clock[GROUP_END]
+        left += state.scalars[NUM_FINISHED] + state.scalars[NUM_TIMED_OUT] - before
+    return left
+
+
+@jit_stateful
+def group_time_out(
+    plan: PlanParts,
+    options: EngineOptions,
+    states: EngineState,
+    group: RankGroup,
+    requests: Requests,
+    served: Served,
+    now_us: float,
+) -> int:
+    """Let arrivals in and those out whose clients have given up. Returns how many these are."""
+    _see_sent(states, group, requests, now_us)
+    left = 0
+    if options.timeout_us < math.inf:
+        for rank in range(states.scalars.shape[0]):
+            state = engine_of(states, rank)
+            before = state.scalars[NUM_TIMED_OUT]
+            time_out(state, options, requests, served, plan.window, now_us, False)
+            left += state.scalars[NUM_TIMED_OUT] - before
+    return left
+
+
+@jit_stateful
+def group_schedule(
+    arena: Floats,
+    plan: PlanParts,
+    options: EngineOptions,
+    states: EngineState,
+    group: RankGroup,
+    requests: Requests,
+    served: Served,
+    record: Record,
+    now_us: float,
+) -> int:
+    """Make steps of all ranks until one runs and, where scheduling is asynchronous, one more is made."""
+    scalars, clock = group.scalars, group.clock
+    ranks = states.scalars.shape[0]
+    _see_sent(states, group, requests, now_us)
+    while scalars[GROUP_IN_FLIGHT] < options.depth:
+        flight = (scalars[GROUP_OLDEST] + scalars[GROUP_IN_FLIGHT]) & 1
+        longest_us = 0.0
+        for rank in range(ranks):
+            step_us = make_step(arena, plan, options, engine_of(states, rank), requests, served)
+            group.takes_part[flight, rank] = step_us > 0.0
+            longest_us = max(longest_us, step_us)
+        if longest_us == 0.0:
+            break
+        clock[GROUP_FLIGHT_US + flight] = longest_us
+        if scalars[GROUP_IN_FLIGHT] == 0:
+            clock[GROUP_END] = now_us + longest_us
+            for rank in range(ranks):
+                states.clock[rank, END] = clock[GROUP_END]
+        scalars[GROUP_IN_FLIGHT] += 1
+        scalars[GROUP_STEPS] += 1
+    running, waiting, blocks, new_tokens, tokens = 0, 0, 0, 0, 0
+    oldest = scalars[GROUP_OLDEST]
+    for rank in range(ranks):
+        state = engine_of(states, rank).scalars
+        running += state[RUNNING]
+        waiting += state[WAITING]
+        blocks += state[NUM_BLOCKS] - state[FREE]
+        if scalars[GROUP_IN_FLIGHT] > 0 and group.takes_part[oldest, rank]:
+            flight = state[OLDEST]
+            new_tokens += state[FLIGHT_TOKENS + flight]
+            tokens += state[FLIGHT_DECODES + flight] + state[FLIGHT_FIRSTS + flight]
+    if scalars[GROUP_IN_FLIGHT] > 0:
+        add_interval(record, now_us, clock[GROUP_END], running, waiting, blocks, (new_tokens, tokens))
+        return 0
+    return CODE_STUCK if waiting > 0 else 0
+
+
+@jit_stateful
+def advance_ranks(
+    arena: Floats,
+    options: EngineOptions,
+    states: EngineState,
+    group: RankGroup,
+    requests: Requests,
+    served: Served,
+    record: Record,
+    until_us: float,
+) -> int:
+    """Run ranks until their next event is not before ``until_us``. Returns a code, as ``advance`` does."""
+    plan = open_plan(arena)
+    while True:
+        now_us = group_next_us(states, group, requests)
+        if now_us >= until_us:
+            return 0
+        group_step_end(plan, options, states, group, requests, served, record, now_us)
+        group_time_out(plan, options, states, group, requests, served, now_us)
+        code = group_schedule(arena, plan, options, states, group, requests, served, record, now_us)
+        if code != 0:
+            return int(code)

@@ -1,0 +1,278 @@
+"""Replicas of an engine, and how requests are spread over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from fastroof.arrays import Floats, Ints
+from fastroof.checks import whole_number
+from fastroof.compiled.simulation import ranks as rank_loops
+from fastroof.compiled.simulation import replicas as loops
+from fastroof.compiled.simulation.records import SERIES_BINS, Record
+from fastroof.compiled.simulation.state import EngineOptions, EngineState
+from fastroof.errors import SimulationError
+from fastroof.processors import usable_processors
+from fastroof.simulation.engine import (
+    Arrays,
+    arrays_of,
+    counters_of,
+    new_arrays,
+    new_state,
+    options_of,
+    raise_stuck,
+    run_engine,
+    too_long,
+    with_rejected,
+)
+from fastroof.simulation.outcomes import Outcomes, added_up
+from fastroof.simulation.settings import EngineSettings
+from fastroof.simulation.trace import Trace
+
+if TYPE_CHECKING:
+    from fastroof.plan import StepPlan
+
+__all__ = ["MOST_REPLICAS", "ROUTINGS", "merged", "new_fleet", "ranks_of", "run_replicas"]
+
+_RULES: Final = {
+    "round_robin": loops.ROUND_ROBIN,
+    "least_outstanding": loops.LEAST_OUTSTANDING,
+    "least_load": loops.LEAST_LOAD,
+    "least_kv": loops.LEAST_KV,
+    "power_of_two": loops.POWER_OF_TWO,
+}
+
+ROUTINGS: Final = tuple(_RULES)
+"""Ways to choose the replica of a request: see :func:`run_replicas`."""
+
+MOST_REPLICAS: Final = 4096
+"""Most replicas of an engine."""
+
+
+def ranks_of(plan: StepPlan) -> int:
+    """Return how many schedulers an engine of a plan has: its ranks of attention data parallelism.
+
+    Parameters
+    ----------
+    plan : StepPlan
+        Its layout says.
+
+    Raises
+    ------
+    SimulationError
+        If it has pipeline stages.
+
+    Examples
+    --------
+    >>> import fastroof
+    >>> ranks_of(fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100")))
+    1
+    """
+    if plan.layout.pp > 1:
+        raise SimulationError(
+            f"an engine of {plan.layout.pp} pipeline stages has as many batches on their way at once, which "
+            "no scheduler here holds apart; compile the plan with pp=1"
+        )
+    return int(plan.layout.dp)
+
+
+def run_replicas(
+    plan: StepPlan,
+    trace: Trace,
+    settings: EngineSettings,
+    replicas: int = 1,
+    routing: str = "round_robin",
+    *,
+    time_scale: float = 1.0,
+    seed: int = 0,
+    threads: int | None = None,
+) -> Outcomes:
+    """Serve a trace with replicas of an engine, each with the ranks that its plan has.
+
+    Parameters
+    ----------
+    plan : StepPlan
+        What their steps take.
+    trace : Trace
+        The requests of all.
+    settings : EngineSettings
+        How each schedules: each rank of each, where attention is data parallel.
+    replicas : int, default 1
+        How many.
+    routing : str
+        Where a request goes, when it arrives: ``round_robin``; ``least_outstanding``, to the fewest requests
+        that wait or run; ``least_load``, the same with four times those that wait; ``least_kv``, to the
+        fewest blocks of KV cache in use, then the fewest that wait, then the fewest that run;
+        ``power_of_two``, of two that are drawn, to the fewest that wait or run. Of equals the first.
+    time_scale : float, default 1
+        Every step takes so many times as long.
+    seed : int, default 0
+        Of what ``power_of_two`` draws.
+    threads : int, optional
+        Where replicas do not depend on each other, how many run at once; by default one a processor.
+
+    Returns
+    -------
+    Outcomes
+        In the trace's order; requests that can never run are rejected, and sent to no replica.
+
+    Raises
+    ------
+    SimulationError
+        If there is no such routing, or the plan has pipeline stages.
+
+    Notes
+    -----
+    A router knows all replicas as they are when the request arrives: what ends at that very time has not
+    ended. A closed loop's clients send their next request to whichever replica the routing says then.
+
+    Ranks have schedulers, slots and blocks of their own. Their steps start together and take as long as the
+    longest of theirs would on all of them: engines that run their steps as CUDA graphs fill the others up to
+    as many tokens (vllm/v1/worker/gpu_model_runner.py: ``allow_dp_padding``), and attention is waited for in
+    any case. A request goes to the rank of the least load when the engine sees it, as ``least_load`` says.
+    The loops are :mod:`fastroof.compiled.simulation.replicas` and :mod:`fastroof.compiled.simulation.ranks`.
+
+    Examples
+    --------
+    >>> import fastroof
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+    >>> trace = fastroof.Trace([0.0, 0.0, 0.0], [1000, 10, 10], [50, 1, 1])
+    >>> run_replicas(plan, trace, EngineSettings(2048, 256, 1000), 2, "least_outstanding").replica.tolist()
+    [0, 1, 0]
+    """
+    replicas = whole_number("replicas", replicas, most=MOST_REPLICAS, error=SimulationError)
+    if routing not in ROUTINGS:
+        raise SimulationError(f"routing must be one of {', '.join(ROUTINGS)}; got {routing!r:.60}")
+    workers = usable_processors() if threads is None else threads
+    workers = whole_number("threads", workers, error=SimulationError)
+    ranks = ranks_of(plan)
+    if replicas == ranks == 1:
+        return run_engine(plan, trace, settings, time_scale=time_scale)
+    rejected = too_long(trace, settings)
+    some = bool(rejected.any())
+    requests = arrays_of(trace, ~rejected if some else None)
+    options = options_of(settings, trace, time_scale)
+    longest = int(trace.output_tokens.max())
+
+    arrays = new_arrays(settings, requests, longest)
+    count = len(requests.arrival_us)
+    replica_of = np.zeros(count, np.int32)
+
+    if routing == "round_robin" and trace.clients is None and replicas > 1:
+        replica_of[:] = np.arange(count) % replicas
+        fleet_of_one = partial(new_fleet, routing, settings, count, longest, ranks=ranks)
+        run = partial(_share, plan.arena, options, arrays, replica_of, fleet_of_one)
+        with ThreadPoolExecutor(min(workers, replicas)) as pool:
+            done = list(pool.map(run, range(replicas)))
+        record = merged([record for record, _ in done])
+        counters = added_up([counters for _, counters in done])
+    else:
+        drawn = np.random.default_rng(seed).integers(0, replicas, (2, count), np.int32)
+        fleet = new_fleet(routing, settings, count, longest, replicas, ranks, drawn)
+        record = arrays.record
+        given = (fleet, requests, arrays.served, record, replica_of)
+        if trace.clients is None:
+            code = loops.replicas_run(plan.arena, options, *given)
+        else:
+            # it is the router that knows of clients
+            alone = options._replace(clients=0)
+            code = loops.closed_loop_run(plan.arena, alone, *given, trace.clients)
+        raise_stuck(code)
+        counters = _counters(fleet.states)
+    served = arrays.served
+    outcomes = Outcomes(
+        requests.arrival_us,
+        served.first_us,
+        served.last_us,
+        served.preemptions,
+        served.status,
+        replica_of,
+        record.gaps,
+        record.series,
+        float(record.width_us[0]),
+        counters,
+    )
+    return with_rejected(outcomes, trace, rejected) if some else outcomes
+
+
+def new_fleet(
+    routing: str,
+    settings: EngineSettings,
+    count: int,
+    longest: int,
+    replicas: int = 1,
+    ranks: int = 1,
+    drawn: Ints | None = None,
+) -> loops.Fleet:
+    """Make replicas as the loops read them.
+
+    Parameters
+    ----------
+    routing : str
+        Of :data:`ROUTINGS`.
+    settings : EngineSettings
+        Of each rank.
+    count, longest : int
+        Requests of all, and tokens of their longest output.
+    replicas, ranks : int, default 1
+        Replicas, and ranks of each.
+    drawn : ndarray of int32, shape (2, count), optional
+        Two replicas a request, for a routing that draws.
+    """
+    groups = rank_loops.RankGroup(
+        np.zeros((replicas, rank_loops.GROUP_SCALARS), np.int64),
+        np.zeros((replicas, rank_loops.GROUP_CLOCKS)),
+        np.zeros((replicas, 2, ranks), np.int64),
+    )
+    if drawn is None:
+        drawn = np.zeros((2, count), np.int32)
+    router = loops.Router(_RULES[routing], drawn, np.zeros(replicas, np.int64))
+    states = new_state(settings, count, longest, replicas * ranks)
+    return loops.Fleet(states, groups, router, settings.num_gpu_blocks)
+
+
+def _share(
+    arena: Floats,
+    options: EngineOptions,
+    arrays: Arrays,
+    replica_of: Ints,
+    fleet_of_one: Callable[[], loops.Fleet],
+    replica: int,
+) -> tuple[Record, dict[str, Any]]:
+    """Run one replica, whose requests are known beforehand; each writes into its own requests' places."""
+    fleet = fleet_of_one()
+    empty = arrays.record
+    record = Record(np.zeros_like(empty.gaps), np.zeros_like(empty.series), empty.width_us.copy())
+    code = loops.share_run(arena, options, fleet, arrays.requests, arrays.served, record, replica, replica_of)
+    raise_stuck(code)
+    return record, _counters(fleet.states)
+
+
+def _counters(states: EngineState) -> dict[str, Any]:
+    engines = range(len(states.scalars))
+    return added_up([counters_of(EngineState(*(array[one] for array in states))) for one in engines])
+
+
+def merged(records: Sequence[Record]) -> Record:
+    """Add up what engines of one time recorded, in bins as wide as the widest of theirs.
+
+    Parameters
+    ----------
+    records : sequence of Record
+        Of engines that run beside each other.
+    """
+    width_us = max(float(record.width_us[0]) for record in records)
+    series = np.zeros_like(records[0].series)
+    for record in records:
+        own, own_us = record.series.copy(), float(record.width_us[0])
+        while own_us < width_us:
+            own[: SERIES_BINS // 2] = own[::2] + own[1::2]
+            own[SERIES_BINS // 2 :] = 0.0
+            own_us *= 2.0
+        series += own
+    gaps = np.sum([record.gaps for record in records], axis=0)
+    return Record(gaps, series, np.array([width_us]))
