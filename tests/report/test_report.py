@@ -24,7 +24,8 @@ from fastroof.columns import ORIGINS
 from fastroof.errors import FastroofError
 from fastroof.report.front import CURVE_POINTS, MOST_LEADERS, choose_rows, pareto_front
 from fastroof.report.html import charts, write_report
-from fastroof.report.html.table import embedded_json, packed_columns, rounded
+from fastroof.report.html.document import embedded_json
+from fastroof.report.html.table import packed_columns, rounded
 from fastroof.report.leading_steps import GROUPS, StepSource, steps_of_row
 from fastroof.report.results_file import read_results
 from tests.reference.browser import Browser, installed

@@ -1,22 +1,18 @@
-"""The page as a file: assets, plotly.js and the data in one HTML document, written whole or not at all."""
+"""A sweep's results as one interactive page."""
 
 from __future__ import annotations
 
-import html
-from importlib import resources
 from pathlib import Path
-from string import Template
 from typing import Any, Final, NamedTuple
 
 from fastroof._version import __version__
 from fastroof.checks import whole_number
-from fastroof.errors import FastroofError
 from fastroof.report.front import choose_rows
 from fastroof.report.html.charts import chart_facts, gpu_roofs, packed_steps
-from fastroof.report.html.table import embedded_json, packed_columns
+from fastroof.report.html.document import checked_page_path, need_plotly, write_page
+from fastroof.report.html.table import packed_columns
 from fastroof.report.leading_steps import StepSource
 from fastroof.report.results_file import Results, read_results
-from fastroof.whole_files import check_file_place, write_output
 
 __all__ = ["MAX_ROWS", "ReportFile", "write_report"]
 
@@ -24,11 +20,12 @@ MAX_ROWS: Final = 20_000
 """Rows on a page by default: about 6 MB of data beside plotly.js, and still quick to filter."""
 
 _MOST_ROWS: Final = 200_000
-_SUFFIXES: Final = (".html", ".htm")
 _SCRIPTS: Final = (
+    "page.js",
     "data.js",
     "filters.js",
     "look.js",
+    "hover.js",
     "pareto.js",
     "curves.js",
     "step.js",
@@ -100,10 +97,10 @@ def write_report(
     Traceback (most recent call last):
     fastroof.errors.FastroofError: results.csv does not exist; fastroof sweep writes results
     """
-    output = _checked_output(output)
+    output = checked_page_path(output)
     max_rows = whole_number("max_rows", max_rows, most=_MOST_ROWS)
     swept = read_results(results)
-    plotly_js = _plotly_js()
+    need_plotly()
     chosen = choose_rows(swept, max_rows)
     rows = swept.rows(chosen.indices)
     source = StepSource(swept)
@@ -120,32 +117,16 @@ def write_report(
         "gpus": gpu_roofs(source, [str(gpu) for gpu in swept.codes("gpu")[1]]),
         "notes": notes,
     }
-    page = Template(_asset("report.html")).substitute(
-        title=html.escape(heading),
-        subtitle=html.escape(_subtitle(swept)),
-        css=_asset("report.css"),
-        data=embedded_json(document),
-        plotly_js=plotly_js,
-        script="\n".join(_asset(name) for name in _SCRIPTS),
+    num_bytes = write_page(
+        output,
+        "report.html",
+        heading=heading,
+        subtitle=_subtitle(swept),
+        styles=("report.css",),
+        scripts=_SCRIPTS,
+        document=document,
     )
-    content = page.encode("utf-8", "replace")
-    write_output(output, content, "output")
-    return ReportFile(output, len(content), swept.num_rows, len(chosen.indices), len(steps), tuple(notes))
-
-
-def _asset(name: str) -> str:
-    return (resources.files("fastroof.report.html") / "assets" / name).read_text(encoding="utf-8")
-
-
-def _plotly_js() -> str:
-    try:
-        from plotly.offline import get_plotlyjs
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "plotly":
-            raise
-        raise FastroofError("the report needs plotly: pip install fastroof[report]") from None
-    # inside a script, where only a string could hold it, and there both spellings are one
-    return str(get_plotlyjs()).replace("</script", "<\\/script").replace("<!--", "<\\!--")
+    return ReportFile(output, num_bytes, swept.num_rows, len(chosen.indices), len(steps), tuple(notes))
 
 
 def _title(results: Results) -> str:
@@ -199,11 +180,3 @@ def _counted(counts: dict[str, Any]) -> str:
         elif isinstance(value, int):
             words.append(f"{value:,} {name}")
     return "; ".join(words)
-
-
-def _checked_output(output: str | Path) -> Path:
-    output = Path(output)
-    if output.suffix.lower() not in _SUFFIXES:
-        raise FastroofError(f"output {output} must end in .html")
-    check_file_place(output, f"output {output}")
-    return output

@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from typing import Any, Final
 
 from fastroof.report.results_file import Results
 
-__all__ = ["embedded_json", "packed_columns", "rounded"]
+__all__ = ["packed_columns", "rounded"]
 
 DIGITS: Final = 6
 """Significant digits of what the page shows; the results file has them all."""
-
-_ESCAPES: Final = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"}
-"""Signs that end a script or start a comment in HTML, or end a line in JavaScript."""
-
-
-def embedded_json(document: Any) -> str:
-    r"""Write a JSON document that can stand in an HTML script element, whatever its texts are.
-
-    Examples
-    --------
-    >>> embedded_json("</script>")
-    '"\\u003c/script\\u003e"'
-    """
-    text = json.dumps(document, separators=(",", ":"), allow_nan=False)
-    return text.translate(_ESCAPES)
 
 
 def rounded(value: Any) -> Any:

@@ -1,8 +1,4 @@
-// The rows, column by column, and how numbers and names are written.
-
-const report = JSON.parse(document.getElementById("results").textContent);
-const facts = report.facts;
-const byId = (id) => document.getElementById(id);
+// The rows, column by column.
 
 const columns = new Map();
 for (const column of report.columns) {
@@ -44,37 +40,8 @@ function number(row, name) {
   return typeof found === "number" ? found : NaN;
 }
 
-const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
-const short = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
-
-function write(found, column) {
-  if (found === null || found === undefined) return "–";
-  if (typeof found !== "number") return String(found);
-  if (column && column.unit === "B" && Math.abs(found) >= 1e6) return `${short.format(found / 1e9)} GB`;
-  return Number.isInteger(found) || Math.abs(found) >= 1e4 ? whole.format(found) : short.format(found);
-}
-
 function cell(row, name) {
   return write(value(row, name), columns.get(name));
-}
-
-// Plotly reads some tags in its texts: names are to be shown as they are.
-function plain(text) {
-  return String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
-}
-
-function make(tag, text, attributes) {
-  const element = document.createElement(tag);
-  if (text !== undefined && text !== null) element.textContent = text;
-  for (const [name, given] of Object.entries(attributes || {})) element.setAttribute(name, given);
-  return element;
-}
-
-function compare(a, b) {
-  if (a === b) return 0;
-  if (a === null || a === undefined) return 1;
-  if (b === null || b === undefined) return -1;
-  return typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b));
 }
 
 function distinct(name, rows) {

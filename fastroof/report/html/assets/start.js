@@ -35,12 +35,6 @@ function applyFilters() {
   drawAll();
 }
 
-function setTheme(theme) {
-  if (theme === "auto") delete document.documentElement.dataset.theme;
-  else document.documentElement.dataset.theme = theme;
-  drawAll();
-}
-
 function start() {
   buildFilters();
   const colour = byId("colour");
@@ -58,8 +52,7 @@ function start() {
   buildTable();
   colour.addEventListener("change", () => { state.colour = colour.value; drawPareto(); });
   byId("log-axes").addEventListener("change", drawPareto);
-  byId("theme").addEventListener("change", (event) => setTheme(event.target.value));
-  prefersDark.addEventListener("change", drawAll);
+  listenToTheme();
   byId("filters").addEventListener("input", applyFilters);
   byId("filters").addEventListener("submit", (event) => event.preventDefault());
   byId("filters").addEventListener("reset", () => setTimeout(applyFilters));
