@@ -1,0 +1,33 @@
+// The table of percentiles, and what stands beside it.
+
+const KEYS = ["mean", "p50", "p90", "p95", "p99"];
+
+function buildPercentiles() {
+  const head = make("tr");
+  head.append(make("th", "", { scope: "col", class: "text" }), ...KEYS.map((key) => make("th", key, { scope: "col" })));
+  const table = byId("percentiles");
+  table.tHead.append(head);
+  for (const row of report.percentiles) {
+    const line = make("tr");
+    line.append(make("th", row.name, { scope: "row", class: "text" }));
+    for (const key of KEYS) {
+      const cell = make("td", write(row.values[key]));
+      if (row.range) {
+        const [fast, slow] = row.range[key];
+        cell.append(make("span", `${write(fast)} – ${write(slow)}`, { class: "between" }));
+      }
+      line.append(cell);
+    }
+    table.tBodies[0].append(line);
+  }
+  byId("percentiles-words").textContent = report.error === null ? ""
+    : `Below each: on steps ${(100 * report.error).toFixed(1)} % faster and slower, one standard error.`;
+}
+
+function buildFigures() {
+  for (const [name, words] of report.figures) {
+    const pair = make("div");
+    pair.append(make("dt", name), make("dd", words));
+    byId("figures").append(pair);
+  }
+}

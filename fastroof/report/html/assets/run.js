@@ -1,0 +1,24 @@
+// Putting the page of one run together.
+
+function drawAll() {
+  buildLegend();
+  drawDistributions();
+  drawOverTime();
+}
+
+function start() {
+  const warnings = byId("warnings");
+  for (const words of report.warnings) warnings.append(make("li", words[0].toUpperCase() + words.slice(1)));
+  warnings.hidden = !report.warnings.length;
+  for (const words of report.notes) byId("notes").append(make("li", words));
+  const stretches = report.series.time_s;
+  byId("time-words").textContent = stretches.length < 2 ? ""
+    : `Means of ${whole.format(stretches.length)} stretches of ${write(stretches[1] - stretches[0])} s.`;
+  buildPercentiles();
+  buildFigures();
+  byId("tail").addEventListener("change", drawDistributions);
+  listenToTheme();
+  drawAll();
+}
+
+start();

@@ -1,0 +1,169 @@
+"""A simulated run as one interactive page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from fastroof._version import __version__
+from fastroof.report.html.document import checked_page_path, write_page
+from fastroof.report.html.simulation_charts import distributions, requests_over_time, series_values
+from fastroof.report.html.table import rounded
+
+if TYPE_CHECKING:
+    from fastroof.simulation import Simulation
+
+__all__ = ["write_simulation_report"]
+
+_SCRIPTS: Final = ("page.js", "look.js", "percentiles.js", "over_time.js", "distributions.js", "run.js")
+
+_TIMES: Final = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "itl_ms": "ITL, all gaps", "e2e_ms": "E2E"}
+
+
+def write_simulation_report(
+    sim: Simulation,
+    output: str | Path,
+    *,
+    title: str | None = None,
+    limits: Mapping[str, float] | None = None,
+    answers: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write a simulated run as one interactive page that loads nothing else.
+
+    Parameters
+    ----------
+    sim : Simulation
+        What ``fastroof.simulation`` returned.
+    output : str or Path
+        The page, ending in .html; a file of that name is replaced when all of it is there.
+    title : str, optional
+        Heading; by default the model, the GPUs and the trace.
+    limits : mapping of str to float, optional
+        Limits of a request, ms, by ``ttft_ms``, ``tpot_ms`` and ``e2e_ms``: drawn, and counted.
+    answers : mapping, optional
+        What ``sim.summary`` returned for them, where it was asked before.
+
+    Returns
+    -------
+    Path
+        The page.
+
+    Raises
+    ------
+    FastroofError
+        If plotly is not installed, a limit is none, or the page cannot be written.
+
+    Examples
+    --------
+    >>> write_simulation_report(None, "report.pdf")
+    Traceback (most recent call last):
+    fastroof.errors.FastroofError: output report.pdf must end in .html
+    """
+    output = checked_page_path(output)
+    limits = dict(limits or {})
+    answers = sim.summary(**limits) if answers is None else answers
+    found = answers.get("range")
+    has_range = found is not None and found["relative_error"] is not None
+    document = {
+        "facts": {"limits": limits},
+        "figures": [[name, words] for name, words in _figures(answers).items()],
+        "percentiles": [
+            {
+                "name": words,
+                "values": {key: rounded(value) for key, value in answers[name].items()},
+                "range": (
+                    {key: [rounded(value) for value in pair] for key, pair in found[name].items()}
+                    if has_range and found is not None
+                    else None
+                ),
+            }
+            for name, words in _TIMES.items()
+        ],
+        "series": series_values(sim),
+        "by_arrival": {name: requests_over_time(sim, name) for name in ("ttft_ms", "e2e_ms")},
+        "distributions": distributions(sim, has_range),
+        "error": None if not has_range or found is None else rounded(found["relative_error"]),
+        "warnings": list(answers["warnings"]),
+        "notes": _notes(sim, answers),
+    }
+    write_page(
+        output,
+        "simulation.html",
+        heading=title or _title(sim),
+        subtitle=_subtitle(sim),
+        styles=("report.css", "simulation.css"),
+        scripts=_SCRIPTS,
+        document=document,
+    )
+    return output
+
+
+def _title(sim: Simulation) -> str:
+    gpus = sim.plan.layout.world_size * sim.replicas
+    return f"{sim.plan.model.name} on {gpus} x {sim.plan.gpu.title}: {sim.trace.name}"
+
+
+def _subtitle(sim: Simulation) -> str:
+    plan, settings = sim.plan, sim.settings
+    words = [
+        f"{len(sim):,} requests simulated",
+        f"engine {plan.runtime}",
+        f"{sim.replicas} {'replica' if sim.replicas == 1 else 'replicas'} of tp {plan.tp}",
+        f"{plan.dtype} weights, {plan.kv_dtype} KV cache",
+        f"max_num_batched_tokens {settings.max_num_batched_tokens:,}, max_num_seqs {settings.max_num_seqs:,}",
+    ]
+    if settings.num_gpu_blocks:
+        words.append(f"{settings.num_gpu_blocks:,} blocks of {settings.block_size}")
+    words.append(f"measured tables {plan.tables_hash[:12]}" if plan.tables_hash else "no measured tables")
+    words.append(f"fastroof {__version__}")
+    return "; ".join(words)
+
+
+def _figures(answers: Mapping[str, Any]) -> dict[str, str]:
+    """What stands above the charts, in words."""
+    figures = {
+        "requests finished": f"{answers['finished']:,} of {answers['requests']:,}",
+        "duration": f"{answers['duration_s']:,.4g} s",
+        "requests/s": f"{answers['requests_per_s']:,.4g}",
+        "output tokens/s": f"{answers['output_tokens_per_s']:,.0f}",
+        "input tokens/s": f"{answers['input_tokens_per_s']:,.0f}",
+        "running, mean (peak)": f"{answers['running']['mean']:,.1f} ({answers['running']['peak']:,.0f})",
+        "waiting, mean (peak)": f"{answers['waiting']['mean']:,.1f} ({answers['waiting']['peak']:,.0f})",
+        "KV cache, mean (peak)": f"{answers['kv_use']['mean']:.1%} ({answers['kv_use']['peak']:.1%})",
+        "busy": f"{answers['busy']:.1%}",
+        "steps": f"{answers['steps']:,}",
+        "preemptions": f"{answers['preemptions']:,}",
+    }
+    if answers["timed_out"]:
+        figures["timed out"] = f"{answers['timed_out']:,}"
+    if answers["rejected"]:
+        figures["rejected"] = f"{answers['rejected']:,}"
+    goodput = answers.get("goodput")
+    if goodput is not None:
+        figures["goodput"] = f"{goodput['requests_per_s']:,.4g} requests/s ({goodput['share']:.1%})"
+    return figures
+
+
+def _notes(sim: Simulation, answers: Mapping[str, Any]) -> list[str]:
+    notes = [
+        "Percentiles are over the requests that finished; those of ITL, over all gaps between two tokens "
+        "of a request, are of a histogram and within 0.4 %.",
+    ]
+    found = answers.get("range")
+    if found is not None and found["relative_error"] is not None:
+        notes.append(
+            f"The range is of the same requests on steps {found['relative_error']:.1%} faster and slower: "
+            f"one standard error {found['basis']}."
+        )
+    elif found is not None:
+        notes.append(f"The error of a step is {found['basis']}.")
+    else:
+        error = sim.step_error
+        notes.append(
+            f"One standard error of a step is {error.relative:.1%}, {error.basis}; the load is not near "
+            "saturation, where queues make more of it."
+            if error.is_known
+            else f"The error of a step is {error.basis}."
+        )
+    return notes

@@ -1,0 +1,59 @@
+"""The numbers of one simulated run."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from fastroof.simulation.percentiles import gap_spread, gap_values_us, spread
+from fastroof.simulation.outcomes import STATUS_WORDS
+from fastroof.simulation.request_times import RequestTimes
+from fastroof.simulation.series import engine_use
+from fastroof.units import US_PER_MS, US_PER_S
+
+if TYPE_CHECKING:
+    from fastroof.simulation.outcomes import Outcomes
+    from fastroof.simulation.trace import Trace
+
+__all__ = ["TIMES", "duration_us", "run_answers"]
+
+TIMES: Final = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
+"""Answers that have a mean and percentiles."""
+
+STEPS: Final = ("steps", "mixed_steps", "prefill_steps", "decode_steps")
+
+FIRST_GAP_EXPONENT: Final = 0
+"""Of the histogram of gaps: from 1 us on."""
+
+
+def duration_us(outcomes: Outcomes) -> float:
+    """From the first request that is sent to the end of the last step, us."""
+    return float(outcomes.counters["end_us"]) - float(outcomes.arrival_us.min())
+
+
+def run_answers(trace: Trace, outcomes: Outcomes, times: RequestTimes, replicas: int) -> dict[str, Any]:
+    """Work out the numbers of a run, as :meth:`fastroof.simulation.Simulation.summary` names them."""
+    over_us = duration_us(outcomes)
+    per_s = US_PER_S / over_us if over_us > 0.0 else math.nan
+    finished = times.is_finished
+    status = np.bincount(np.asarray(outcomes.status), minlength=len(STATUS_WORDS)).tolist()
+    gaps_ms = gap_values_us(len(outcomes.gaps), FIRST_GAP_EXPONENT) / US_PER_MS
+    answers: dict[str, Any] = {
+        name: gap_spread(outcomes.gaps, gaps_ms) if name == "itl_ms" else spread(times.of_finished(name))
+        for name in TIMES
+    }
+    sent_us = float(outcomes.arrival_us.max() - outcomes.arrival_us.min())
+    return answers | {
+        "requests": len(finished),
+        **dict(zip(STATUS_WORDS, status, strict=True)),
+        "duration_s": over_us / US_PER_S,
+        "arrivals_per_s": (len(finished) - 1) / sent_us * US_PER_S if sent_us > 0.0 else math.nan,
+        "requests_per_s": int(finished.sum()) * per_s,
+        "input_tokens_per_s": int(trace.input_tokens[finished].sum()) * per_s,
+        "output_tokens_per_s": int(trace.output_tokens[finished].sum()) * per_s,
+        **{name: int(outcomes.counters[name]) for name in STEPS},
+        "preemptions": int(outcomes.counters["preemptions"]),
+        **engine_use(outcomes, replicas, over_us),
+    }

@@ -1,0 +1,145 @@
+"""What the error of a step means for a simulation: the same requests on steps one standard error off."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from fastroof.errors import PlanError, TableError
+from fastroof.simulation.request_times import LIMITS, RequestTimes
+
+if TYPE_CHECKING:
+    from fastroof.plan import StepPlan
+
+__all__ = [
+    "AMPLIFIED",
+    "StepError",
+    "amplification",
+    "flipped_limits",
+    "limits_kept",
+    "paired",
+    "step_error",
+]
+
+AMPLIFIED: Final = 2.0
+"""Near saturation the 99th percentile of TTFT changes by at least this power of what a step changes by."""
+
+LIMIT_PERCENTILE: Final = 99.0
+"""The percentile that a limit is held to."""
+
+
+class StepError(NamedTuple):
+    """How far off the steps of a plan may be, all of them together.
+
+    Attributes
+    ----------
+    relative : float
+        One standard error of a step's time, in ln; nan where it is not known.
+    basis : str
+        Where it is from, or why it is not known.
+    """
+
+    relative: float
+    basis: str
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is one."""
+        return self.relative > 0.0
+
+    @property
+    def time_scales(self) -> tuple[float, float]:
+        """What all steps are multiplied by: one standard error faster, and slower."""
+        return math.exp(-self.relative), math.exp(self.relative)
+
+
+def step_error(plan: StepPlan, decodes: float, kv_len: float) -> StepError:
+    """Say how far off the steps of a simulation may be.
+
+    Parameters
+    ----------
+    plan : StepPlan
+        What timed them.
+    decodes, kv_len : float
+        Mean requests that decode in a step, and mean tokens that they attend to.
+
+    Returns
+    -------
+    StepError
+        Of time per output token where the engine's profile states it: what steps were off by, all of a run
+        together, on runs that no fit has seen. Elsewhere, and where nothing was measured on the GPU, that
+        of a mean step of decodes, :meth:`fastroof.StepPlan.decode_error`.
+
+    Notes
+    -----
+    Errors of single steps that are independent would cancel over a request; what is left, and what moves a
+    percentile, is what all steps share. An error of TPOT over whole runs is that.
+
+    Examples
+    --------
+    >>> import fastroof
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), runtime="vllm")
+    >>> step_error(plan, 32, 2000).relative == plan.engine.errors.tpot
+    True
+    """
+    stated = plan.engine.errors.tpot
+    if stated and not plan.error_source.is_datasheet:
+        return StepError(stated, f"of TPOT on runs that no fit has seen, by the profile {plan.engine.name}")
+    batch = min(max(round(decodes), 1), plan.max_seqs, plan.max_tokens)
+    try:
+        relative = plan.decode_error(batch, max(round(kv_len), 1))
+    except (PlanError, TableError) as error:
+        return StepError(math.nan, f"not known: {error}")
+    if not relative > 0.0:
+        return StepError(math.nan, "not known: nothing measured says how good these tables are")
+    kernels = "the datasheet model's" if plan.error_source.is_datasheet else "its measured kernels'"
+    return StepError(relative, f"of a step of {batch:,} decodes, by {kernels} own error")
+
+
+def limits_kept(times: RequestTimes, limits: Mapping[str, float]) -> dict[str, bool]:
+    """Whether the 99th percentile over all requests is within each limit.
+
+    A request that did not finish has taken for ever.
+    """
+    return {
+        # nan: no request has such a time, and so none breaks the limit
+        name: not times.percentile(name, LIMIT_PERCENTILE) > limit_ms
+        for name, limit_ms in limits.items()
+    }
+
+
+def flipped_limits(fast: RequestTimes, slow: RequestTimes, limits: Mapping[str, float]) -> list[str]:
+    """Limits that are kept on faster steps, and broken on slower ones, or the other way round."""
+    kept = limits_kept(fast, limits), limits_kept(slow, limits)
+    return [name for name in limits if kept[0][name] != kept[1][name]]
+
+
+def amplification(fast: RequestTimes, slow: RequestTimes, relative: float) -> float:
+    """How much more the 99th percentile of TTFT changes than the steps do, in ln: 1 without queues.
+
+    Returns
+    -------
+    float
+        nan where no request finished or none has to wait; ``inf`` where slower steps leave more than one in
+        a hundred unfinished.
+    """
+    low, high = (times.percentile("ttft_ms", LIMIT_PERCENTILE) for times in (fast, slow))
+    if not 0.0 < low < math.inf:
+        return math.nan
+    return math.log(high / low) / (2.0 * relative)
+
+
+RANGED: Final = (*LIMITS, "itl_ms", "requests_per_s", "output_tokens_per_s", "preemptions", "timed_out")
+"""Answers that a range has."""
+
+
+def paired(fast: Mapping[str, Any], slow: Mapping[str, Any]) -> dict[str, Any]:
+    """Answers of two runs beside each other: ``[fast, slow]`` of every number of :data:`RANGED`."""
+    pairs: dict[str, Any] = {}
+    for name in RANGED:
+        if isinstance(fast[name], Mapping):
+            pairs[name] = {inner: [fast[name][inner], slow[name][inner]] for inner in fast[name]}
+        else:
+            pairs[name] = [fast[name], slow[name]]
+    return pairs
