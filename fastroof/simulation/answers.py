@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from fastroof.simulation.percentiles import gap_spread, gap_values_us, spread
 from fastroof.simulation.outcomes import STATUS_WORDS
+from fastroof.simulation.percentiles import gap_spread, gap_values_us, spread
 from fastroof.simulation.request_times import RequestTimes
 from fastroof.simulation.series import engine_use
 from fastroof.units import US_PER_MS, US_PER_S

@@ -142,16 +142,18 @@ def run_notes(trace: Trace, outcomes: Outcomes, times: RequestTimes) -> list[str
 
 
 def range_notes(found: Mapping[str, Any] | None) -> list[str]:
-    """Say where the error of a step decides an answer; nothing without a range, or a known error."""
-    if found is None or found["relative_error"] is None:
+    """Say where the error of a step decides an answer, or that it is not known; nothing without a range."""
+    if found is None:
         return []
+    if found["relative_error"] is None:
+        return [f"how far off the time of a step may be is {found['basis']}"]
     percent = found["relative_error"] * 100.0
     notes = []
     if found["near_saturation"]:
         low, high = found["ttft_ms"]["p99"]
         notes.append(
-            f"near saturation or beyond: steps {percent:.1f} % faster or slower, one standard error, make the 99th "
-            f"percentile of TTFT {low:,.0f} or {high:,.0f} ms"
+            f"near saturation or beyond: steps {percent:.1f} % faster or slower, one standard error, make "
+            f"the 99th percentile of TTFT {low:,.0f} or {high:,.0f} ms"
         )
     notes.extend(
         f"whether the 99th percentile of {_LIMIT_WORDS[name]} is within its limit is open: steps "

@@ -16,7 +16,7 @@ from fastroof.simulation import step_range
 from fastroof.simulation.answers import duration_us, run_answers
 from fastroof.simulation.request_table import checked_requests_path, request_table, write_table
 from fastroof.simulation.request_times import RequestTimes, checked_limits
-from fastroof.simulation.run_notes import range_notes, run_notes
+from fastroof.simulation.run_notes import queue_growth, range_notes, run_notes
 from fastroof.simulation.series import mean_step, series_table
 from fastroof.units import US_PER_S
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Simulation"]
 
-WAITING_PRESSED: Final = 1.0
-"""Where fewer requests wait in the mean, no load is near saturation."""
+SHORT_QUEUE: Final = 2
+"""Where never so many requests waited, no load is near saturation."""
 
 
 class Simulation:
@@ -62,10 +62,12 @@ class Simulation:
     Examples
     --------
     >>> import fastroof
-    >>> from fastroof.simulation import Trace
+    >>> from fastroof.simulation.engine import run_engine
+    >>> from fastroof.simulation.settings import EngineSettings
     >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), runtime="vllm")
-    >>> trace = Trace([0.0, 0.1, 0.2], [1000, 2000, 500], [100, 50, 1])
-    >>> sim = fastroof.simulate(plan, trace)
+    >>> trace = fastroof.Trace([0.0, 0.1, 0.2], [1000, 2000, 500], [100, 50, 1])
+    >>> settings = EngineSettings.of_plan(plan)
+    >>> sim = Simulation(plan, trace, settings, run_engine(plan, trace, settings))
     >>> sim.requests["status"].to_pylist()
     ['finished', 'finished', 'finished']
     >>> sim.summary()["tpot_ms"]["p50"] < 20.0
@@ -183,8 +185,8 @@ class Simulation:
             Limits of a request, ms: with any of them the answers have ``goodput``.
         with_range : bool, optional
             Whether they have ``range``: see :meth:`range`, which simulates twice more. By default where the
-            load is near saturation, or where one standard error of a step decides whether a limit is kept;
-            it is looked for where requests wait or there are limits.
+            load is near saturation, or where one standard error of a step decides whether a limit is kept,
+            or where that error is not known; it is looked for where requests queue or there are limits.
 
         Returns
         -------
@@ -213,10 +215,10 @@ class Simulation:
         answers = run_answers(self.trace, self.outcomes, self.times, self.replicas)
         if limits:
             answers["goodput"] = self.goodput(**limits)
-        is_pressed = bool(limits) or answers["waiting"]["mean"] >= WAITING_PRESSED
-        if with_range or (with_range is None and is_pressed):
+        has_queue = answers["waiting"]["peak"] >= SHORT_QUEUE
+        if with_range or (with_range is None and (has_queue or limits)):
             found = self.range(**limits)
-            if with_range or found["near_saturation"] or found["flips"]:
+            if with_range or found["near_saturation"] or found["flips"] or not self.step_error.is_known:
                 answers["range"] = found
         notes = run_notes(self.trace, self.outcomes, self.times)
         answers["warnings"] = [*notes, *range_notes(answers.get("range"))]
@@ -272,8 +274,9 @@ class Simulation:
         dict
             ``relative_error`` of a step, None where it is not known, and its ``basis``; ``amplification``,
             how much the 99th percentile of TTFT changes over what steps change, in ln; ``near_saturation``,
-            whether that is above 2, to which queues alone bring it; ``flips``, limits that are kept on one
-            side and not on the other; and, where the error is known, ``[fast, slow]`` of each number of
+            whether that is above 2, to which queues alone bring it, or the queue grows to the end of the
+            arrivals on the slower steps; ``flips``, limits that are kept on one side and not on the
+            other; and, where the error is known, ``[fast, slow]`` of each number of
             ``ttft_ms``, ``tpot_ms``, ``itl_ms``, ``e2e_ms``, ``requests_per_s``, ``output_tokens_per_s``,
             ``preemptions`` and ``timed_out``.
 
@@ -297,7 +300,9 @@ class Simulation:
         fast, slow = (RequestTimes.of(self.trace, run) for run in runs)
         amplified = step_range.amplification(fast, slow, error.relative)
         found["amplification"] = None if math.isnan(amplified) else amplified
-        found["near_saturation"] = amplified > step_range.AMPLIFIED
+        growth = queue_growth(self.trace, runs[1])
+        is_growing = growth is not None and growth.is_growing
+        found["near_saturation"] = is_growing or amplified > step_range.AMPLIFIED
         found["flips"] = step_range.flipped_limits(fast, slow, limits)
         answers = (
             run_answers(self.trace, run, times, self.replicas)

@@ -12,8 +12,8 @@ from fastroof.report.html.table import rounded
 from fastroof.units import US_PER_S
 
 if TYPE_CHECKING:
-    from fastroof.simulation import Simulation
     from fastroof.simulation.request_times import RequestTimes
+    from fastroof.simulation.simulation import Simulation
 
 __all__ = ["cumulative", "distributions", "requests_over_time", "series_values"]
 

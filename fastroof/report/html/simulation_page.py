@@ -10,9 +10,10 @@ from fastroof._version import __version__
 from fastroof.report.html.document import checked_page_path, write_page
 from fastroof.report.html.simulation_charts import distributions, requests_over_time, series_values
 from fastroof.report.html.table import rounded
+from fastroof.simulation.request_times import checked_limits
 
 if TYPE_CHECKING:
-    from fastroof.simulation import Simulation
+    from fastroof.simulation.simulation import Simulation
 
 __all__ = ["write_simulation_report"]
 
@@ -61,8 +62,8 @@ def write_simulation_report(
     fastroof.errors.FastroofError: output report.pdf must end in .html
     """
     output = checked_page_path(output)
-    limits = dict(limits or {})
-    answers = sim.summary(**limits) if answers is None else answers
+    limits = checked_limits(limits or {})
+    answers = sim.summary(**_given(limits)) if answers is None else answers
     found = answers.get("range")
     has_range = found is not None and found["relative_error"] is not None
     document = {
@@ -97,6 +98,10 @@ def write_simulation_report(
         document=document,
     )
     return output
+
+
+def _given(limits: Mapping[str, float]) -> dict[str, Any]:
+    return dict(limits)
 
 
 def _title(sim: Simulation) -> str:
