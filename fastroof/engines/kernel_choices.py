@@ -134,6 +134,9 @@ class KernelChoices:
     mixed_attention : tuple of MixedAttention
         How long decodes attend at least in steps that prefill too, by GPU; of several that apply the first
         counts, and where none does decodes take as long as by themselves.
+    cold_decode : tuple of str
+        GPUs on which decode attention reads its KV cache from memory in every step, though tables have calls
+        that found it in the L2; elsewhere decodes take as long as those calls.
     """
 
     gemm_smoothing: str = "none"
@@ -143,6 +146,7 @@ class KernelChoices:
     engines: tuple[str, ...] = ()
     operators: tuple[OperatorKernel, ...] = ()
     mixed_attention: tuple[MixedAttention, ...] = ()
+    cold_decode: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse what cannot be chosen."""
@@ -155,6 +159,11 @@ class KernelChoices:
         check_one_of("latent_attention", self.latent_attention, LATENT_ATTENTION)
         object.__setattr__(self, "operators", tuple(self.operators))
         object.__setattr__(self, "mixed_attention", tuple(self.mixed_attention))
+        if not isinstance(self.cold_decode, list | tuple):
+            raise PlanError(f"cold_decode must be a list of GPUs, got {self.cold_decode!r}")
+        for gpu in self.cold_decode:
+            check_text("a GPU of cold_decode", gpu)
+        object.__setattr__(self, "cold_decode", tuple(self.cold_decode))
 
     def mixed_attention_ns(self, gpu: str, head_dim: int, kv_dtype: str) -> float:
         """Return what decodes take at least beside prefill, ns a query head, KV token and layer; or 0."""

@@ -13,6 +13,7 @@ from fastroof.columns import ORIGIN_BORROWED, ORIGIN_MODELLED
 from fastroof.config.gpu import GpuSpec
 from fastroof.operators.attention_grids import AttentionOperator
 from fastroof.operators.attention_work import HeadShape
+from fastroof.operators.cold_decode import grid_from_memory
 from fastroof.operators.operator import DatasheetClass
 from fastroof.pack import SIZE_LIMIT, PackedGrid
 from fastroof.pack.keys import key_start_above
@@ -58,6 +59,17 @@ class PlannedAttention(AttentionOperator):
         block = served.grid.arena if method == "roofline" else self._rate_block(served.grid, method)
         if served.borrowed:
             block = block.copy()
+            flags = block[cells_of(block).stop :]
+            np.maximum(flags, ORIGIN_BORROWED, out=flags)
+        return block
+
+    def block_from_memory(self, tables: Tables, shape: HeadShape) -> Floats:
+        """Grid block of a head shape whose KV cache is never in the L2."""
+        from fastroof.compiled.grids import cells_of
+
+        served = self.grid(tables, shape)
+        block = grid_from_memory(served.grid, shape, tables.gpu.l2_bytes).arena
+        if served.borrowed:
             flags = block[cells_of(block).stop :]
             np.maximum(flags, ORIGIN_BORROWED, out=flags)
         return block

@@ -26,7 +26,12 @@ def curves_of(tables: Tables | None, gpu: GpuSpec, options: PlanOptions) -> Curv
     kernels = options.runtime.kernels
     tables = tables.in_order(kernel_order(gpu, options))
     return TableCurves(
-        tables, options.method, kernels.gemm_smoothing, kernels.fp8_scales, options.allow_modelled
+        tables,
+        options.method,
+        kernels.gemm_smoothing,
+        kernels.fp8_scales,
+        options.allow_modelled,
+        gpu.name in kernels.cold_decode,
     )
 
 

@@ -125,7 +125,8 @@ def compile_plans(requests: Iterable[Mapping[str, Any]], gpu: Any, tables: Table
             check_kernels(tables, gpu, checked)
             kernels = checked.runtime.kernels
             order = kernel_order(gpu, checked)
-            kind = (checked.method, kernels.gemm_smoothing, kernels.fp8_scales, checked.allow_modelled, order)
+            read = (kernels.gemm_smoothing, kernels.fp8_scales, gpu.name in kernels.cold_decode)
+            kind = (checked.method, *read, checked.allow_modelled, order)
             source = sources.get(kind)
             if source is None:
                 source = sources[kind] = curves_of(tables, gpu, checked)

@@ -120,6 +120,10 @@ class StepAttention(ABC):
     def block(self, tables: Tables, method: str) -> Floats:
         """Grid block of one layer, as :func:`fastroof.compiled.grids.grid_value` reads it."""
 
+    def block_from_memory(self, tables: Tables) -> Floats:
+        """The same where no call finds a KV cache in the L2; of what is no grid of decodes as measured."""
+        return self.block(tables, "roofline")
+
     @abstractmethod
     def datasheet_block(self, gpu: GpuSpec) -> Floats:
         """The same by the datasheet model."""
@@ -185,6 +189,12 @@ class GroupedHeads(StepAttention):
     def block(self, tables: Tables, method: str) -> Floats:
         """Grid block of one layer; borrowed nodes say so."""
         return self._tables_of.block(tables, method, self.heads)
+
+    def block_from_memory(self, tables: Tables) -> Floats:
+        """Of decodes whose KV cache is never in the L2; of prompts as measured."""
+        if not self.is_decode:
+            return self.block(tables, "roofline")
+        return self._tables_of.block_from_memory(tables, self.heads)
 
     def datasheet_block(self, gpu: GpuSpec) -> Floats:
         """The same by the datasheet model."""

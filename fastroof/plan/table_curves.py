@@ -33,6 +33,7 @@ class TableCurves:
     gemm_smoothing: str = "none"
     fp8_scales: str = "dynamic"
     allow_modelled: bool = False
+    is_cold: bool = False
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -90,9 +91,12 @@ class TableCurves:
         def block() -> Floats:
             if self._is_modelled(attention):
                 return attention.datasheet_block(self.gpu)
+            if self.is_cold and self.method == "roofline":
+                return attention.block_from_memory(self.tables)
             return attention.block(self.tables, self.method)
 
-        return self.tables.kept(("attention blocks", self.method, self.allow_modelled, attention), block)
+        how = (self.method, self.allow_modelled, self.is_cold)
+        return self.tables.kept(("attention blocks", *how, attention), block)
 
     def attention_source(self, attention: StepAttention) -> str:
         """Which sources have the kernels that stand for it."""

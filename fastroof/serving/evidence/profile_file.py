@@ -43,8 +43,9 @@ def profile_text(profile: EngineProfile) -> str:
     latent_attention = "parts"
     """
     content = {key: value for key, value in asdict(profile).items() if value not in ("", None, {})}
-    if not content["kernels"]["engines"]:
-        del content["kernels"]["engines"]
+    for names in ("engines", "cold_decode"):
+        if not content["kernels"][names]:
+            del content["kernels"][names]
     unsaid_memory = asdict(KvMemory())
     content["memory"] = {
         key: value
