@@ -76,6 +76,7 @@ def options_of(settings: EngineSettings, trace: Trace, time_scale: float = 1.0) 
         budget=settings.max_num_batched_tokens,
         max_seqs=settings.max_num_seqs,
         block_size=settings.block_size,
+        block_shift=_shift_of(settings.block_size),
         is_chunked=int(settings.chunked_prefill),
         admits_whole=int(settings.admit_whole_prompt),
         reserves_output=int(settings.reserve_output),
@@ -86,6 +87,11 @@ def options_of(settings: EngineSettings, trace: Trace, time_scale: float = 1.0) 
         timeout_us=settings.timeout_s * US_PER_S,
         time_scale=float(time_scale),
     )
+
+
+def _shift_of(block_size: int) -> int:
+    """Logarithm of a power of two, NONE of another number."""
+    return block_size.bit_length() - 1 if block_size & (block_size - 1) == 0 else NONE
 
 
 def too_long(trace: Trace, settings: EngineSettings) -> Bools:

@@ -53,7 +53,7 @@ def _finish(
         held = slots[HELD, slot]
         if not options.reserves_output:
             tokens = requests.input_tokens[request] + requests.output_tokens[request] - 1
-            held = blocks_of(tokens, options.block_size)
+            held = blocks_of(tokens, options)
         state.scalars[FREE] += held
         unlink_order(state, slot)
     free_slot(state, slot)

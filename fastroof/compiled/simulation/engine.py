@@ -7,6 +7,7 @@ import math
 from fastroof.arrays import Floats
 from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
 from fastroof.compiled.simulation.completion import complete_step
+from fastroof.compiled.simulation.decode_run import run_decodes
 from fastroof.compiled.simulation.leaving import time_out
 from fastroof.compiled.simulation.records import Record, add_interval
 from fastroof.compiled.simulation.scheduling import make_step
@@ -65,6 +66,18 @@ def begin_us(state: EngineState, requests: Requests, served: Served) -> float:
 
 
 @jit_stateful_inline
+def _next_event_us(state: EngineState, options: EngineOptions, requests: Requests, until_us: float) -> float:
+    """When something else than the end of a step happens: an arrival, a time-out, or ``until_us``."""
+    scalars = state.scalars
+    event_us = until_us
+    if scalars[ARRIVED] != NONE:
+        event_us = min(event_us, requests.arrival_us[scalars[ARRIVED]])
+    if options.timeout_us < math.inf and scalars[DEADLINE] != NONE:
+        event_us = min(event_us, requests.arrival_us[scalars[DEADLINE]] + options.timeout_us)
+    return event_us
+
+
+@jit_stateful_inline
 def _at_instant(
     arena: Floats,
     plan: PlanParts,
@@ -73,6 +86,7 @@ def _at_instant(
     requests: Requests,
     served: Served,
     record: Record,
+    until_us: float,
 ) -> None:
     """What happens between two steps: arrivals, time-outs, scheduling."""
     scalars, clock = state.scalars, state.clock
@@ -80,6 +94,8 @@ def _at_instant(
     see_arrivals(state, requests, now_us)
     if options.timeout_us < math.inf:
         time_out(state, options, requests, served, plan.window, now_us, False)
+    run_decodes(arena, plan, options, state, record, _next_event_us(state, options, requests, until_us))
+    now_us = clock[NOW]
     while scalars[IN_FLIGHT] < options.depth:
         was_idle = scalars[IN_FLIGHT] == 0
         step_us = make_step(arena, plan, options, state, requests, served)
@@ -131,7 +147,7 @@ def advance(
             if now_us >= until_us:
                 return 0
             clock[NOW] = now_us
-        _at_instant(arena, plan, options, state, requests, served, record)
+        _at_instant(arena, plan, options, state, requests, served, record, until_us)
 
 
 @jit_stateful

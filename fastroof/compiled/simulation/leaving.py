@@ -51,6 +51,7 @@ from fastroof.compiled.simulation.state import (
     Requests,
     Served,
     blocks_of,
+    in_block,
     release_next,
 )
 
@@ -80,14 +81,14 @@ def free_slot(state: EngineState, slot: int) -> None:
 
 
 @jit_stateful_inline
-def leave_decodes(state: EngineState, slot: int, block_size: int, window: int) -> None:
+def leave_decodes(state: EngineState, slot: int, options: EngineOptions, window: int) -> None:
     """Take a request out of the sums over decodes."""
     scalars = state.scalars
     base, step = state.slots[BASE, slot], scalars[STEP]
     kv_len = base + step + 1
     scalars[DECODES] -= 1
     scalars[KV_SUM] -= kv_len
-    state.due[(-base) % block_size] -= 1
+    state.due[in_block(-base, options)] -= 1
     if window > 0:
         scalars[WINDOW_SUM] -= min(kv_len, window)
         if kv_len < window:
@@ -122,13 +123,11 @@ def _held_blocks(state: EngineState, options: EngineOptions, requests: Requests,
     if options.reserves_output:
         return int(state.slots[HELD, slot])
     if slot == state.scalars[PARTIAL]:
-        return blocks_of(state.scalars[PARTIAL_COMPUTED], options.block_size)
+        return blocks_of(state.scalars[PARTIAL_COMPUTED], options)
     if _is_draining(state, slot):
         request = state.slots[REQUEST, slot]
-        return blocks_of(
-            requests.input_tokens[request] + requests.output_tokens[request] - 1, options.block_size
-        )
-    return blocks_of(state.slots[BASE, slot] + state.scalars[STEP], options.block_size)
+        return blocks_of(requests.input_tokens[request] + requests.output_tokens[request] - 1, options)
+    return blocks_of(state.slots[BASE, slot] + state.scalars[STEP], options)
 
 
 @jit_stateful_inline
@@ -177,13 +176,13 @@ def preempt_last(
         return 0
     else:
         step = scalars[STEP]
-        if (slots[BASE, slot] + step) % options.block_size == 0:
+        if in_block(slots[BASE, slot] + step, options) == 0:
             less = 1
         served.sent[request] = requests.output_tokens[request] - (slots[FINISH, slot] - step + 1)
         served.last_us[request] = _last_token_us(state, options, served, slot)
         if slots[FRESH_AT, slot] != NONE:
             state.fresh[slots[FRESH_AT, slot]] = NONE
-        leave_decodes(state, slot, options.block_size, window)
+        leave_decodes(state, slot, options, window)
         _unlink_bucket(state, slot)
     free_slot(state, slot)
     served.next_preempted[request] = scalars[PREEMPTED]
@@ -234,7 +233,7 @@ def _drop(
         if slots[FRESH_AT, slot] != NONE:
             state.fresh[slots[FRESH_AT, slot]] = NONE
         if not _is_draining(state, slot):
-            leave_decodes(state, slot, options.block_size, window)
+            leave_decodes(state, slot, options, window)
         if slots[FINISH, slot] != NONE:
             _unlink_bucket(state, slot)
     free_slot(state, slot)

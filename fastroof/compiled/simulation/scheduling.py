@@ -65,6 +65,7 @@ from fastroof.compiled.simulation.state import (
     Requests,
     Served,
     blocks_of,
+    in_block,
 )
 from fastroof.compiled.steps import PlanParts, open_window, summed_step_us, windowed_step_us
 from fastroof.compiled.windows import no_window_sums, with_request
@@ -134,7 +135,7 @@ def _take_slot(state: EngineState, options: EngineOptions, served: Served, reque
 
 @jit_stateful_inline
 def _enter_decodes(
-    state: EngineState, slot: int, whole: int, remaining: int, block_size: int, window: int
+    state: EngineState, slot: int, whole: int, remaining: int, options: EngineOptions, window: int
 ) -> None:
     """Let a request whose ``whole`` tokens are computed decode from the next step on."""
     scalars, slots, step = state.scalars, state.slots, state.scalars[STEP]
@@ -152,7 +153,7 @@ def _enter_decodes(
     state.calendar[FIRST_SLOT, finish & mask] = slot
     scalars[DECODES] += 1
     scalars[KV_SUM] += whole + 1
-    state.due[(-base) % block_size] += 1
+    state.due[in_block(-base, options)] += 1
     if window > 0:
         scalars[WINDOW_SUM] += min(whole + 1, window)
         if whole + 1 < window:
@@ -163,13 +164,13 @@ def _enter_decodes(
 
 
 @jit_stateful_inline
-def _go_on(state: EngineState, block_size: int, window: int) -> None:
+def _go_on(state: EngineState, options: EngineOptions, window: int) -> None:
     """After all decodes have been given a token: those of which it was the last leave, the others grow."""
     scalars, step = state.scalars, state.scalars[STEP]
     mask = state.calendar.shape[1] - 1
     slot = state.calendar[FIRST_SLOT, step & mask]
     while slot != NONE:
-        leave_decodes(state, slot, block_size, window)
+        leave_decodes(state, slot, options, window)
         slot = state.slots[BUCKET_NEXT, slot]
     scalars[KV_SUM] += scalars[DECODES]
     scalars[STEP] = step + 1
@@ -189,12 +190,12 @@ def _have_room(
     enough, whoever it is that asks.
     """
     scalars = state.scalars
-    need = state.due[scalars[STEP] % options.block_size]
+    need = state.due[in_block(scalars[STEP], options)]
     partial_need = 0
     if scalars[PARTIAL] != NONE:
         computed = scalars[PARTIAL_COMPUTED]
         new = min(scalars[PARTIAL_WHOLE] - computed, options.budget - scalars[DECODES])
-        partial_need = blocks_of(computed + new, options.block_size) - blocks_of(computed, options.block_size)
+        partial_need = blocks_of(computed + new, options) - blocks_of(computed, options)
         need += partial_need
     if need <= scalars[FREE]:
         scalars[FREE] -= need
@@ -228,7 +229,7 @@ def _end_prompts(
     served: Served,
     flight: int,
     firsts: int,
-    block_size: int,
+    options: EngineOptions,
     window: int,
 ) -> None:
     """Let those whose prompts a step completes decode from the next on, if they have more to say."""
@@ -238,7 +239,7 @@ def _end_prompts(
         remaining = requests.output_tokens[request] - sent - 1
         if remaining > 0:
             whole = requests.input_tokens[request] + sent
-            _enter_decodes(state, slot, whole, remaining, block_size, window)
+            _enter_decodes(state, slot, whole, remaining, options, window)
             state.firsts[2 * flight + 1, i] = GOES_ON - slot
 
 
@@ -253,7 +254,7 @@ def make_step(
 ) -> float:
     """Schedule an engine's next step, behind those in flight. Returns its time, us; 0 if there is none."""
     scalars = state.scalars
-    window, block_size = plan.window, options.block_size
+    window = plan.window
     flight = (scalars[OLDEST] + scalars[IN_FLIGHT]) & 1
     decodes_too = options.prefill_first == 0
     is_short = False
@@ -269,7 +270,7 @@ def make_step(
         context, whole = scalars[PARTIAL_COMPUTED], scalars[PARTIAL_WHOLE]
         new = min(whole - context, left)
         if not decodes_too and options.reserves_output == 0:
-            scalars[FREE] -= blocks_of(context + new, block_size) - blocks_of(context, block_size)
+            scalars[FREE] -= blocks_of(context + new, options) - blocks_of(context, options)
         left -= new
         chunks = 1
         prompt_tokens = new
@@ -290,13 +291,13 @@ def make_step(
             if options.is_chunked == 0:
                 break
             new = left
-        held = blocks_of(context + new, block_size)
+        held = blocks_of(context + new, options)
         asked = held
         if options.reserves_output:
-            held = blocks_of(requests.input_tokens[request] + requests.output_tokens[request], block_size)
+            held = blocks_of(requests.input_tokens[request] + requests.output_tokens[request], options)
             asked = held
         elif options.admits_whole:
-            asked = blocks_of(whole, block_size)
+            asked = blocks_of(whole, options)
         if asked > scalars[FREE]:
             break
         if comes_back:
@@ -353,7 +354,7 @@ def make_step(
     scalars[PEAK_RUNNING] = max(scalars[PEAK_RUNNING], scalars[RUNNING])
     scalars[LEAST_FREE] = min(scalars[LEAST_FREE], scalars[FREE])
     if decodes_too:
-        _go_on(state, block_size, window)
+        _go_on(state, options, window)
     if firsts > 0:
-        _end_prompts(state, requests, served, flight, firsts, block_size, window)
+        _end_prompts(state, requests, served, flight, firsts, options, window)
     return float(step_us)

@@ -29,6 +29,7 @@ __all__ = [
     "Served",
     "blocks_of",
     "engine_of",
+    "in_block",
     "push_request",
     "release_next",
     "restart",
@@ -48,6 +49,7 @@ class EngineOptions(NamedTuple):
     """How an engine makes steps; flags are 0 or 1.
 
     ``depth`` steps are scheduled at once, the running one included: 1, or 2 where scheduling is asynchronous.
+    ``block_shift`` is the block size's logarithm where that is a power of two, else NONE.
     ``clients`` is 0 where arrivals are given; else so many send their next request ``think_us`` after the
     last token of the one before.
     """
@@ -55,6 +57,7 @@ class EngineOptions(NamedTuple):
     budget: int
     max_seqs: int
     block_size: int
+    block_shift: int
     is_chunked: int
     admits_whole: int
     reserves_output: int
@@ -187,9 +190,24 @@ GONE = -2
 
 
 @jit_stateful_inline
-def blocks_of(tokens: int, block_size: int) -> int:
-    """Blocks of KV cache that so many tokens of one request take."""
-    return (tokens + block_size - 1) // block_size
+def blocks_of(tokens: int, options: EngineOptions) -> int:
+    """Blocks of KV cache that so many tokens of one request take.
+
+    A division takes 5 ns, of which a prompt's step had eight.
+    """
+    block_size, shift = options.block_size, options.block_shift
+    if shift >= 0:
+        return int((tokens + block_size - 1) >> shift)
+    return int((tokens + block_size - 1) // block_size)
+
+
+@jit_stateful_inline
+def in_block(tokens: int, options: EngineOptions) -> int:
+    """Tokens beyond whole blocks, of any number, a negative one included."""
+    block_size = options.block_size
+    if options.block_shift >= 0:
+        return int(tokens & (block_size - 1))
+    return int(tokens % block_size)
 
 
 @jit_stateful_inline
