@@ -47,6 +47,7 @@ __all__ = [
     "ModelSpec",
     "PlanError",
     "PlanRangeError",
+    "Simulation",
     "SimulationError",
     "SpeculativeDecoding",
     "StepBatch",
@@ -71,6 +72,7 @@ __all__ = [
     "numba_decode",
     "numba_step",
     "run_sweep",
+    "simulate",
 ]
 
 if TYPE_CHECKING:
@@ -80,7 +82,7 @@ if TYPE_CHECKING:
     from fastroof.plan import StepPlan, compile_plan, compile_plans
     from fastroof.run import StepBatch, StepTimes
     from fastroof.serving import SpeculativeDecoding
-    from fastroof.simulation import Trace, Workload, load_trace
+    from fastroof.simulation import Simulation, Trace, Workload, load_trace, simulate
     from fastroof.sweep import run_sweep
     from fastroof.tables import Lookup, Tables, load_tables
 else:
@@ -89,6 +91,7 @@ else:
         "GpuSpec": "config",
         "Lookup": "tables",
         "ModelSpec": "models",
+        "Simulation": "simulation",
         "SpeculativeDecoding": "serving",
         "StepBatch": "run",
         "StepPlan": "plan",
@@ -107,6 +110,7 @@ else:
         "numba_decode": "backends.numba_callers",
         "numba_step": "backends.numba_callers",
         "run_sweep": "sweep",
+        "simulate": "simulation",
     }
 
     def __getattr__(name):

@@ -7,18 +7,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-__all__ = ["Trace", "Workload", "load_trace"]
+__all__ = ["EngineSettings", "Simulation", "Trace", "Workload", "load_trace", "simulate"]
 
 if TYPE_CHECKING:
+    from fastroof.simulation.settings import EngineSettings
+    from fastroof.simulation.simulate import simulate
+    from fastroof.simulation.simulation import Simulation
     from fastroof.simulation.trace import Trace
     from fastroof.simulation.trace_files import load_trace
     from fastroof.simulation.workload import Workload
 else:
     # Hidden from type checkers, to which a module with __getattr__ has every name there is.
     _MODULE_OF = {
+        "EngineSettings": "settings",
+        "Simulation": "simulation",
         "Trace": "trace",
         "Workload": "workload",
         "load_trace": "trace_files",
+        "simulate": "simulate",
     }
 
     def __getattr__(name):
