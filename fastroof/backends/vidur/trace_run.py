@@ -1,0 +1,147 @@
+"""A trace through Vidur's own simulator with a plan's step times, to be held against fastroof's.
+
+Written for the package vidur 0.0.26. Vidur's Sarathi
+scheduler is the one that schedules as vLLM does: decodes first, then the prompt that is cut, then new ones,
+up to ``chunk_size`` tokens a step. With ``watermark_blocks_fraction`` 0 it admits whatever has room.
+
+What it does otherwise shows only where KV blocks run short: a prompt takes the blocks of all its chunks with
+the first, requests are admitted in the step in which others were preempted, and a preempted request keeps
+the count of stage tokens of its first run, at which Vidur stops with an AssertionError. So
+:func:`vidur_times` is for caches that are large enough.
+"""
+
+# No `from __future__ import annotations`: Vidur reads the types of configs' fields, see native.py.
+import csv
+import logging
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import vidur.config as v
+from vidur.entities import BatchStage, Replica
+from vidur.simulator import Simulator
+
+import fastroof
+from fastroof.arrays import Floats
+from fastroof.backends.vidur.native import FastroofPredictorConfig
+from fastroof.errors import BackendError
+from fastroof.units import MS_PER_S
+
+if TYPE_CHECKING:
+    from fastroof.simulation import Trace
+
+__all__ = ["VidurTimes", "vidur_times"]
+
+_DATE = "2026-01-01"
+_LONGEST = 2**24
+"""Tokens of a request above which Vidur would shorten it."""
+
+
+class VidurTimes(NamedTuple):
+    """What Vidur says that each request saw, in the trace's sorted order, ms, and how long it took to say so.
+
+    ``tpot_ms`` is nan where the output is one token.
+    """
+
+    ttft_ms: Floats
+    tpot_ms: Floats
+    e2e_ms: Floats
+    steps: int
+    took_s: float
+
+
+def vidur_times(
+    plan: fastroof.StepPlan,
+    trace: "Trace",
+    folder: Path,
+    *,
+    model: str = "meta-llama/Llama-3-8B",
+    max_num_batched_tokens: int = 2048,
+    max_num_seqs: int = 256,
+    num_gpu_blocks: int,
+    block_size: int = 16,
+    metrics: bool = False,
+) -> VidurTimes:
+    """Run a trace through one replica of Vidur, scheduled by Sarathi without a watermark.
+
+    Parameters
+    ----------
+    plan : StepPlan
+        What times steps.
+    trace : Trace
+        Arrivals and lengths; nothing of it is cached.
+    folder : Path
+        An empty folder for Vidur's files.
+    model : str
+        Vidur's name of the plan's model.
+    max_num_batched_tokens, max_num_seqs, num_gpu_blocks, block_size : int
+        The engine, as for :func:`fastroof.simulate`.
+    metrics : bool
+        Whether Vidur keeps and writes its metrics as it does by default, but for pictures; slower.
+
+    Returns
+    -------
+    VidurTimes
+        Of each request; ``took_s`` is the time of ``Simulator.run`` alone, its files included.
+
+    Raises
+    ------
+    BackendError
+        If the trace has cached tokens or closed-loop clients, or a request was preempted.
+    """
+    if trace.cached_tokens.any() or trace.clients is not None:
+        raise BackendError("Vidur's traces have neither cached tokens nor clients that wait for answers")
+    path = folder / "trace.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        rows.writerow(("Date", "Time", "PromptTokenCount", "CompletionTokenCount"))
+        columns = trace.arrival_s.tolist(), trace.input_tokens.tolist(), trace.output_tokens.tolist()
+        rows.writerows((_DATE, *row) for row in zip(*columns, strict=True))
+    config = v.SimulationConfig(
+        cluster_config=v.ClusterConfig(
+            replica_config=v.ReplicaConfig(model, num_pipeline_stages=1, tensor_parallel_size=plan.tp),
+            replica_scheduler_config=v.SarathiSchedulerConfig(
+                chunk_size=max_num_batched_tokens, batch_size_cap=max_num_seqs
+            ),
+            cache_config=v.CacheConfig(
+                block_size=block_size, num_blocks=num_gpu_blocks, watermark_blocks_fraction=0.0
+            ),
+        ),
+        request_generator_config=v.TraceRequestGeneratorConfig(
+            trace_file=str(path),
+            date=_DATE,
+            prefill_scale_factor=1,
+            decode_scale_factor=1,
+            time_scale_factor=1,
+            max_tokens=_LONGEST,
+        ),
+        execution_time_predictor_config=FastroofPredictorConfig.of(plan, cache_dir=str(folder / "cache")),
+        metrics_config=v.MetricsConfig(
+            write_metrics=metrics, store_plots=False, enable_chrome_trace=False, output_dir=str(folder)
+        ),
+    )
+    logging.getLogger("vidur").setLevel(logging.WARNING)
+    # of the whole process: its scheduler counts replicas from 0
+    Replica._id = -1
+    simulator = Simulator(config)
+    # the requests themselves: its files leave TPOT out, and divide by one token more
+    requests = [event._request for _, event in sorted(simulator._event_queue, key=lambda each: each[1]._id)]
+    first_step, began_s = BatchStage.generate_id(), time.perf_counter()
+    simulator.run()
+    took_s, steps = time.perf_counter() - began_s, BatchStage.generate_id() - first_step - 1
+    if restarted := sum(request.num_restarts > 0 for request in requests):
+        raise BackendError(f"{restarted} requests were preempted in Vidur: give it more num_gpu_blocks")
+    arrived, first, last = (
+        np.array([getattr(request, name) for request in requests])
+        for name in ("arrived_at", "prefill_completed_at", "completed_at")
+    )
+    gaps = trace.output_tokens - 1.0
+    gaps[gaps == 0.0] = np.nan
+    return VidurTimes(
+        (first - arrived) * MS_PER_S,
+        (last - first) * MS_PER_S / gaps,
+        (last - arrived) * MS_PER_S,
+        steps,
+        took_s,
+    )
