@@ -26,7 +26,7 @@ from fastroof.compiled.plan_files import (
 from fastroof.compiled.ragged_steps import ragged_steps_us
 from fastroof.compiled.steps import CODE_SIZES, MAX_SEQS, MAX_TOKENS, general_decode_steps_us
 
-__all__ = ["C_FUNCTIONS", "C_LIBRARY"]
+__all__ = ["C_FUNCTIONS", "C_LIBRARY", "plan_arena"]
 
 _t: Any = types  # numba's types have few types
 
@@ -56,7 +56,8 @@ def _word(plan: int, word: int) -> Any:
 
 
 @jit_inline
-def _arena(plan: int) -> Any:
+def plan_arena(plan: int) -> Any:
+    """The arena of a plan file at an address."""
     return carray(pointer_at(plan + FILE_HEADER), (_word(plan, ARENA_FLOATS),), np.float64)
 
 
@@ -121,11 +122,11 @@ def _close(plan: int) -> None:
 
 
 def _max_tokens(plan: int) -> int:
-    return int(_arena(plan)[MAX_TOKENS])
+    return int(plan_arena(plan)[MAX_TOKENS])
 
 
 def _max_seqs(plan: int) -> int:
-    return int(_arena(plan)[MAX_SEQS])
+    return int(plan_arena(plan)[MAX_SEQS])
 
 
 def _describe(plan: int) -> int:
@@ -133,24 +134,24 @@ def _describe(plan: int) -> int:
 
 
 def _decode_us(plan: int, batch_size: int, kv_len: int, step_us: Any) -> int:
-    return _one(equal_decodes_us(_arena(plan), batch_size, kv_len), step_us)
+    return _one(equal_decodes_us(plan_arena(plan), batch_size, kv_len), step_us)
 
 
 def _prefill_us(plan: int, new_tokens: int, context_len: int, batch_size: int, step_us: Any) -> int:
-    return _one(equal_chunks_us(_arena(plan), new_tokens, context_len, batch_size), step_us)
+    return _one(equal_chunks_us(plan_arena(plan), new_tokens, context_len, batch_size), step_us)
 
 
 def _step_us(plan: int, new_tokens: int, context_len: int, num_requests: int, step_us: Any) -> int:
     if num_requests < 0:
         return CODE_SIZES
     new, context = _sizes(new_tokens, num_requests), _sizes(context_len, num_requests)
-    return _one(requests_step_us(_arena(plan), new, context), step_us)
+    return _one(requests_step_us(plan_arena(plan), new, context), step_us)
 
 
 def _decode_steps_us(plan: int, batch_size: int, kv_len: int, num_steps: int, step_us: Any) -> int:
     count = max(num_steps, 0)
     return general_decode_steps_us(
-        _arena(plan), _sizes(batch_size, count), _sizes(kv_len, count), carray(step_us, (count,))
+        plan_arena(plan), _sizes(batch_size, count), _sizes(kv_len, count), carray(step_us, (count,))
     )
 
 
@@ -165,7 +166,7 @@ def _steps_us(
 ) -> int:
     steps, requests = max(num_steps, 0), max(num_requests, 0)
     return ragged_steps_us(
-        _arena(plan),
+        plan_arena(plan),
         _sizes(new_tokens, requests),
         _sizes(context_len, requests),
         _sizes(offsets, steps + 1),

@@ -26,7 +26,7 @@ _HEADER: Final = "fastroof_step.h"
 _OBJECT: Final = "fastroof_step.o"
 _LIBRARY: Final = "libfastroof_step.dylib" if sys.platform == "darwin" else "libfastroof_step.so"
 # Go compiles every C file next to its own: its example has a folder to itself
-_EXAMPLES: Final = ("example.c", "example.rs", "go/example.go", "go/go.mod", "blis/blis.go")
+_EXAMPLES: Final = ("example.c", "simulate.c", "example.rs", "go/example.go", "go/go.mod", "blis/blis.go")
 
 
 class CExport(NamedTuple):
@@ -77,9 +77,10 @@ def export_c(
     --------
     >>> import fastroof, tempfile
     >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
-    >>> with tempfile.TemporaryDirectory() as folder:
+    >>> with tempfile.TemporaryDirectory() as folder:  # doctest: +NORMALIZE_WHITESPACE
     ...     sorted(path.name for path in export_c({"llama-8b": plan}, folder, library=False).files)
-    ['blis.go', 'example.c', 'example.go', 'example.rs', 'fastroof_step.h', 'fastroof_step.o', 'go.mod']
+    ['blis.go', 'example.c', 'example.go', 'example.rs', 'fastroof_step.h', 'fastroof_step.o', 'go.mod',
+     'simulate.c']
     """
     folder = Path(folder)
     if not plans:

@@ -7,6 +7,7 @@
 #ifndef FASTROOF_STEP_H
 #define FASTROOF_STEP_H
 
+#include <math.h>
 #include <stdint.h>
 
 #ifdef __cplusplus
@@ -25,7 +26,11 @@ enum {
     FASTROOF_FOREIGN = 11,  /* not a plan file */
     FASTROOF_VERSION = 12,  /* a plan file of another version of the format */
     FASTROOF_TRUNCATED = 13,/* shorter or longer than it says */
-    FASTROOF_CORRUPT = 14   /* its CRC or its contents are wrong */
+    FASTROOF_CORRUPT = 14,  /* its CRC or its contents are wrong */
+    FASTROOF_ENGINE = 20,   /* an engine that is none, or larger than the plan */
+    FASTROOF_REQUEST = 21,  /* a request that is none, or arrivals that fall */
+    FASTROOF_TOO_LONG = 22, /* a request that the engine never has room for */
+    FASTROOF_MEMORY = 23    /* less memory than fastroof_simulate_bytes asks for */
 };
 
 /* Map and check a plan file. */
@@ -66,6 +71,68 @@ int32_t fastroof_decode_steps_us(const fastroof_plan *plan, const int64_t *batch
 int32_t fastroof_steps_us(const fastroof_plan *plan, const int64_t *new_tokens, const int64_t *context_len,
                           int64_t num_requests, const int64_t *offsets, int64_t num_steps, double *step_us);
 
+/* A serving engine: how it makes steps of requests. fastroof_engine_of sets what is not given. */
+typedef struct fastroof_engine {
+    int64_t max_num_batched_tokens; /* new tokens of a step; the plan's max_tokens at most */
+    int64_t max_num_seqs;       /* requests that run at once; the plan's max_seqs and the tokens above at most */
+    int64_t num_gpu_blocks;     /* blocks of KV cache that requests can have */
+    int64_t block_size;         /* tokens of a block */
+    int64_t chunked_prefill;    /* flags, 0 or 1: may a prompt be cut */
+    int64_t admit_whole_prompt; /* is a prompt admitted only where all of it has room */
+    int64_t reserve_output;     /* are the blocks of the output taken at admission: nothing is preempted */
+    int64_t prefill_first;      /* do prompts run ahead of decodes, in steps of their own */
+    int64_t async_scheduling;   /* is a step scheduled while the one before it runs */
+    int64_t clients;            /* 0: arrivals are given; else so many clients, a request at a time each */
+    double think_us;            /* what a client waits for before its next request, us */
+    double timeout_us;          /* after which a client gives a request up, us; INFINITY: never */
+    double time_scale;          /* what steps take, as a multiple of the plan's */
+    int64_t reserved[3];        /* 0 */
+} fastroof_engine;
+
+/* vLLM's scheduling in steps of 2048 tokens and 256 requests, synchronous; blocks of 16 tokens. */
+static inline fastroof_engine fastroof_engine_of(int64_t num_gpu_blocks)
+{
+    fastroof_engine engine = {2048, 256, 0, 16, 1, 1, 0, 0, 0, 0, 0.0, 0.0, 1.0, {0, 0, 0}};
+    engine.num_gpu_blocks = num_gpu_blocks;
+    engine.timeout_us = INFINITY;
+    return engine;
+}
+
+/* What an engine did, beside its requests. */
+typedef struct fastroof_served {
+    int64_t steps, mixed_steps, prefill_steps; /* all; prompts with decodes; prompts alone */
+    int64_t preemptions;
+    int64_t prefill_tokens, decode_tokens, cached_tokens;
+    int64_t peak_running, peak_waiting; /* requests */
+    int64_t least_free_blocks;
+    double busy_us, end_us; /* time in steps; when the last ended */
+} fastroof_served;
+
+/* What becomes of a request. */
+enum { FASTROOF_FINISHED = 0, FASTROOF_TIMED_OUT = 1 };
+
+/* Bytes of memory that fastroof_simulate needs for num_requests, none with more than longest_output tokens;
+ * less than 0 where the engine or a size is none. Some 30 a request, 84 a place of the batch, 70 kB in all. */
+int64_t fastroof_simulate_bytes(const fastroof_engine *engine, int64_t num_requests, int64_t longest_output);
+
+/* Serve num_requests by one engine, as fastroof.simulate does, to the last bit.
+ *
+ * arrival_us rises from 0 on; with clients it is written instead, as they send. A request has a prompt of
+ * input_tokens, of which cached_tokens are in the prefix cache (NULL: none are), and an output of
+ * output_tokens, its first included. first_us and last_us become when its first and last token came, on the
+ * clock of the arrivals, NAN where they never did; preemptions how often it lost its blocks; status
+ * FASTROOF_FINISHED or FASTROOF_TIMED_OUT. served may be NULL.
+ *
+ * memory is memory_bytes that nobody else uses meanwhile, of any contents; the arrays overlap neither it nor
+ * each other. Threads may serve at once, each in memory of its own. Where the code is not FASTROOF_OK
+ * nothing was served; FASTROOF_TOO_LONG is of a request whose prompt and output never fit num_gpu_blocks, or
+ * whose prompt no step holds whole where it may not be cut. */
+int32_t fastroof_simulate(const fastroof_plan *plan, const fastroof_engine *engine, int64_t num_requests,
+                          double *arrival_us, const int32_t *input_tokens, const int32_t *output_tokens,
+                          const int32_t *cached_tokens, void *memory, int64_t memory_bytes,
+                          double *first_us, double *last_us, int32_t *preemptions, uint8_t *status,
+                          fastroof_served *served);
+
 /* A code in words. */
 static inline const char *fastroof_message(int32_t code)
 {
@@ -78,6 +145,10 @@ static inline const char *fastroof_message(int32_t code)
     case FASTROOF_VERSION: return "a plan file of another version of the format";
     case FASTROOF_TRUNCATED: return "a plan file that is shorter or longer than it says";
     case FASTROOF_CORRUPT: return "a damaged plan file";
+    case FASTROOF_ENGINE: return "an engine that is none, or larger than the plan";
+    case FASTROOF_REQUEST: return "a request that is none, or arrivals that fall";
+    case FASTROOF_TOO_LONG: return "a request that the engine never has room for";
+    case FASTROOF_MEMORY: return "less memory than fastroof_simulate_bytes asks for";
     default: return "unknown code";
     }
 }

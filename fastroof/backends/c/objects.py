@@ -10,6 +10,7 @@ from typing import Any, Final
 import llvmlite.binding as llvm
 from numba.core.ccallback import CFunc
 
+from fastroof.compiled.c_simulation import C_SIMULATION
 from fastroof.compiled.c_steps import C_FUNCTIONS, C_LIBRARY
 from fastroof.compiled.jit import OPTIONS
 from fastroof.compiled.llvm import PLAIN
@@ -49,7 +50,7 @@ def object_code(cpu: str = DEFAULT_CPU) -> bytes:
     machine = _target_machine(cpu)
     module: Any = None
     names = {}
-    for name, (function, signature) in C_FUNCTIONS.items():
+    for name, (function, signature) in (C_FUNCTIONS | C_SIMULATION).items():
         compiled: Any = CFunc(function, (signature.args, signature.return_type), {}, OPTIONS)
         compiled.compile()
         names[compiled._wrapper_name] = name

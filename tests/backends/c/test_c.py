@@ -278,7 +278,8 @@ def test_the_object_calls_the_c_library_alone(exported):
     names = subprocess.run(["nm", "-u", path], capture_output=True, text=True, check=True).stdout.split()[
         1::2
     ]
-    assert set(names) <= {*C_LIBRARY, "_GLOBAL_OFFSET_TABLE_"}
+    # what any compiler may make of a loop is of libc too
+    assert set(names) <= {*C_LIBRARY, "memset", "_GLOBAL_OFFSET_TABLE_"}
 
 
 @pytest.mark.slow
