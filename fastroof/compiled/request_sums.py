@@ -118,16 +118,17 @@ def request_sums(
         chunks += count
         if count > MANY_CHUNKS:
             for r in range(tile, tile + size):
-                new: Any = np.int64(table_load(new_tokens, r))
-                context: Any = np.int64(table_load(context_len, r))
+                # Python's integers with the JIT off: NumPy's do not mix with those beyond 64 bits
+                new: Any = int(np.int64(table_load(new_tokens, r)))
+                context: Any = int(np.int64(table_load(context_len, r)))
                 is_chunk: Any = (new != 1) | (context == 0)
                 sums = _added(sums, new if is_chunk else 0, context if is_chunk else 0, room)
             continue
         while bits != 0:
             at = tile + lowest_bit(bits)
             bits &= bits - 1
-            a_new: Any = np.int64(table_load(new_tokens, at))
-            a_context: Any = np.int64(table_load(context_len, at))
+            a_new: Any = int(np.int64(table_load(new_tokens, at)))
+            a_context: Any = int(np.int64(table_load(context_len, at)))
             sums = _added(sums, a_new, a_context, room)
     decodes = stop - start - chunks
     of_all = StepSums(
