@@ -41,7 +41,7 @@ from fastroof.compiled.simulation.state import (
     EngineState,
     Requests,
     Served,
-    blocks_of,
+    shift_of,
 )
 from fastroof.compiled.steps import MAX_SEQS, MAX_TOKENS
 
@@ -214,7 +214,7 @@ def _simulate(
         if cached < 0 or cached >= prompts[i] or not before_us <= arrivals[i] <= _LONGEST_US:
             return CODE_REQUEST
         tokens = prompts[i] + outputs[i]
-        if blocks_of(tokens, block_size) > words[BLOCKS] or tokens > MAX_KV_LEN:
+        if (tokens + block_size - 1) // block_size > words[BLOCKS] or tokens > MAX_KV_LEN:
             return CODE_TOO_LONG
         if words[IS_CHUNKED] == 0:
             # a preempted request computes its output so far with its prompt
@@ -275,6 +275,7 @@ def _simulate(
         words[BUDGET],
         words[SEQS],
         block_size,
+        shift_of(block_size),
         words[IS_CHUNKED],
         words[ADMITS_WHOLE],
         words[RESERVES_OUTPUT],

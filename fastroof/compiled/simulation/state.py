@@ -33,6 +33,7 @@ __all__ = [
     "push_request",
     "release_next",
     "restart",
+    "shift_of",
 ]
 
 NONE = -1
@@ -199,6 +200,17 @@ def blocks_of(tokens: int, options: EngineOptions) -> int:
     if shift >= 0:
         return int((tokens + block_size - 1) >> shift)
     return int((tokens + block_size - 1) // block_size)
+
+
+@jit_stateful_inline
+def shift_of(block_size: int) -> int:
+    """``block_shift`` of a block size."""
+    if block_size & (block_size - 1) != 0:
+        return NONE
+    shift = 0
+    while 1 << shift < block_size:
+        shift += 1
+    return shift
 
 
 @jit_stateful_inline
