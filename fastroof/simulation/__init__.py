@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-__all__ = ["EngineSettings", "Simulation", "Trace", "Workload", "load_trace", "simulate"]
+__all__ = ["EngineSettings", "Simulation", "Trace", "Workload", "hit_rate", "load_trace", "simulate"]
 
 if TYPE_CHECKING:
+    from fastroof.simulation.prefix_sharing import hit_rate
     from fastroof.simulation.settings import EngineSettings
     from fastroof.simulation.simulate import simulate
     from fastroof.simulation.simulation import Simulation
@@ -23,6 +24,7 @@ else:
         "Simulation": "simulation",
         "Trace": "trace",
         "Workload": "workload",
+        "hit_rate": "prefix_sharing",
         "load_trace": "trace_files",
         "simulate": "simulate",
     }

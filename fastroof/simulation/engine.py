@@ -49,6 +49,8 @@ __all__ = [
     "arrays_of",
     "counters_of",
     "new_arrays",
+    "new_record",
+    "new_served",
     "new_state",
     "options_of",
     "raise_stuck",
@@ -158,7 +160,21 @@ def new_arrays(settings: EngineSettings, requests: Requests, longest: int) -> Ar
         Tokens of the longest output.
     """
     count = len(requests.arrival_us)
-    served = Served(
+    state = new_state(settings, count, longest)
+    return Arrays(state, requests, new_served(settings, count), new_record())
+
+
+def new_served(settings: EngineSettings, count: int) -> Served:
+    """Make room for what becomes of requests.
+
+    Parameters
+    ----------
+    settings : EngineSettings
+        Of the engines that serve them.
+    count : int
+        How many.
+    """
+    return Served(
         first_us=np.full(count, math.nan),
         last_us=np.full(count, math.nan),
         preemptions=np.zeros(count, np.int32),
@@ -167,10 +183,13 @@ def new_arrays(settings: EngineSettings, requests: Requests, longest: int) -> Ar
         next_preempted=np.zeros(count, np.int32),
         place=np.full(count if settings.timeout_s < math.inf else 1, NONE, np.int32),
     )
-    record = Record(
+
+
+def new_record() -> Record:
+    """Make room for what is kept of steps."""
+    return Record(
         np.zeros(GAP_BINS, np.int64), np.zeros((SERIES_BINS, SERIES_FIELDS)), np.array([FIRST_BIN_US])
     )
-    return Arrays(new_state(settings, count, longest), requests, served, record)
 
 
 def arrays_of(trace: Trace, served: Bools | None = None) -> Requests:
@@ -280,7 +299,17 @@ def run_engine(
 
 
 def with_rejected(outcomes: Outcomes, trace: Trace, rejected: Bools) -> Outcomes:
-    """Put requests that never ran back in their places."""
+    """Return outcomes with requests that never ran back in their places.
+
+    Parameters
+    ----------
+    outcomes : Outcomes
+        Of those that could run.
+    trace : Trace
+        All of them.
+    rejected : ndarray of bool, shape (requests,)
+        Which were left out.
+    """
     count = len(rejected)
 
     def spread(values: Any, fill: Any) -> Any:
@@ -297,4 +326,5 @@ def with_rejected(outcomes: Outcomes, trace: Trace, rejected: Bools) -> Outcomes
         preemptions=spread(outcomes.preemptions, 0),
         status=spread(outcomes.status, REJECTED),
         replica=spread(outcomes.replica, NONE),
+        cached_tokens=None if outcomes.cached_tokens is None else spread(outcomes.cached_tokens, NONE),
     )

@@ -1,0 +1,315 @@
+"""A pool of KV blocks with their contents: whole blocks are shared, free ones wait to be found again.
+
+Every block has a number, a count of the requests that hold it and, once all of its tokens are known, the key
+of its contents. Free blocks stay in a queue with what they hold: blocks are taken from its head, where they
+have been free for longest, and a request that finds its tokens in some takes these out of wherever they are.
+
+What follows vLLM V1 (Apache-2.0; vllm/v1/core/block_pool.py@c59cb7941357, kv_cache_manager.py@003df2961dd8,
+sched/scheduler.py@00024d314514, sched/async_scheduler.py@014b23503270, as facts):
+
+* a request gives its blocks back from its last to its first, each to the tail of the queue, so that the head
+  of a prompt lives longest. (The first of these files, a proposal, puts blocks without a key to the head.)
+* a block has its key when its last token is scheduled and known, not when the step ends: a prompt that is
+  admitted in the same step finds it. A token whose step is in flight is not known yet.
+* at most all tokens but the last are found, in whole blocks; found blocks that are free count as needed.
+* a block that was computed again has a twin with the same key. The oldest of them is found.
+* a request that fails to be admitted touches nothing.
+
+Keys are numbers: of a prompt's block, where equal numbers are equal prompts up to its end, from 0 on; of a
+block that nobody else can have, OWN less than any of these, made of its request and its place.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fastroof.arrays import Ints, Longs
+from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
+
+__all__ = [
+    "EVICTIONS",
+    "FOUND_AGAIN_TOKENS",
+    "FOUND_TOKENS",
+    "FREE_BLOCKS",
+    "LOOKED_UP_TOKENS",
+    "NO_KEY",
+    "NUM_COUNTS",
+    "NUM_LINKS",
+    "BlockPool",
+    "Prompts",
+    "find_blocks",
+    "give_back",
+    "held_tokens",
+    "keep_shared",
+    "pool_of",
+    "restart_pool",
+    "take_found",
+    "take_new",
+]
+
+NO_KEY = -1
+OWN = -2
+PLACE_BITS = 28
+"""Of an own key, for the place of a block in its request: the longest sequence is as many tokens."""
+
+# links of a block: in the queue of free blocks, whose ends are those of the block after the last; among those
+# of its key, in a ring; and how many hold it
+NEXT_FREE, PREVIOUS_FREE, NEXT_TWIN, PREVIOUS_TWIN, HOLDERS = range(5)
+NUM_LINKS = 5
+
+# counts of a pool: tokens of prompts when first admitted, and how many were found; found after a preemption
+FREE_BLOCKS, EVICTIONS, LOOKED_UP_TOKENS, FOUND_TOKENS, FOUND_AGAIN_TOKENS = range(5)
+NUM_COUNTS = 8
+
+
+class BlockPool(NamedTuple):
+    """One engine's pool, or those of all replicas along the first axis: see :func:`pool_of`.
+
+    ``counts`` by the names above, ``links`` a column each, a row a block and one more; ``keys`` of blocks;
+    ``oldest`` of each key of prompts the number of its oldest block plus 1, 0 where there is none;
+    ``tables`` a row a slot: the blocks of its request, one after the other. A preempted request keeps its
+    slot and its row, to see whether these blocks still hold its tokens.
+    """
+
+    counts: Longs
+    links: Ints
+    keys: Longs
+    oldest: Ints
+    tables: Ints
+
+
+class Prompts(NamedTuple):
+    """Whose prompts are equal: of request r ``ids`` from ``offsets[r]`` on, numbers from 0.
+
+    An id is that of ``blocks_per_id`` blocks; 0 where no prompt is shared, and of these three nothing else is
+    read. ``found_tokens`` of each request are written: those that it found when it was first admitted, -1
+    until then.
+    """
+
+    ids: Ints
+    offsets: Longs
+    blocks_per_id: int
+    found_tokens: Ints
+
+
+@jit_stateful_inline
+def pool_of(pools: BlockPool, replica: int) -> BlockPool:
+    """One replica's pool of several."""
+    return BlockPool(
+        pools.counts[replica],
+        pools.links[replica],
+        pools.keys[replica],
+        pools.oldest[replica],
+        pools.tables[replica],
+    )
+
+
+@jit_stateful
+def restart_pool(pool: BlockPool) -> None:
+    """Empty a pool whose ``oldest`` is 0 everywhere; its other arrays may hold anything."""
+    links, end = pool.links, len(pool.keys)
+    pool.counts[:] = 0
+    pool.counts[FREE_BLOCKS] = end
+    pool.keys[:] = NO_KEY
+    links[:, HOLDERS] = 0
+    for block in range(end + 1):
+        links[block, NEXT_FREE] = block + 1 if block < end else 0
+        links[block, PREVIOUS_FREE] = block - 1 if block > 0 else end
+
+
+@jit_stateful_inline
+def own_key(request: int, place: int) -> int:
+    """Key of a block that nobody else can have."""
+    return OWN - ((request << PLACE_BITS) | place)
+
+
+@jit_stateful_inline
+def _key_of(prompts: Prompts, request: int, prompt_blocks: int, place: int) -> int:
+    """Key of a request's block; of its prompt there are ``prompt_blocks`` whole ones."""
+    per_id = prompts.blocks_per_id
+    if per_id > 0 and place < prompt_blocks:
+        number = prompts.ids[prompts.offsets[request] + place // per_id]
+        return int(number) * per_id + place % per_id
+    return own_key(request, place)
+
+
+@jit_stateful_inline
+def _held_block(pool: BlockPool, slot: int, place: int, key: int) -> int:
+    """Block with a key, or -1; one of the request's own is only where its slot says, if it has one."""
+    if key >= 0:
+        return int(pool.oldest[key]) - 1
+    if slot < 0:
+        return -1
+    block = int(pool.tables[slot, place])
+    return block if pool.keys[block] == key else -1
+
+
+@jit_stateful_inline
+def _leading(
+    pool: BlockPool,
+    prompts: Prompts,
+    request: int,
+    slot: int,
+    prompt_blocks: int,
+    most: int,
+    in_use: bool,
+) -> int:
+    """How many of a request's first ``most`` blocks are in the pool, or held by others.
+
+    Whoever holds or gives back a block does so with those before it first and last: where one is, those
+    before it are too, so that the first that is not is found by halves.
+    """
+    low, high = 0, most
+    while low < high:
+        place = (low + high) >> 1
+        block = _held_block(pool, slot, place, _key_of(prompts, request, prompt_blocks, place))
+        if block >= 0 and (not in_use or pool.links[block, HOLDERS] > 0):
+            low = place + 1
+        else:
+            high = place
+    return low
+
+
+@jit_stateful
+def find_blocks(
+    pool: BlockPool, prompts: Prompts, request: int, slot: int, prompt_blocks: int, most: int
+) -> tuple[int, int]:
+    """Blocks at a request's head that the pool has, of ``most``, and how many of them others hold.
+
+    ``slot`` is the one that a preempted request has kept, or -1.
+    """
+    found = _leading(pool, prompts, request, slot, prompt_blocks, most, False)
+    return found, _leading(pool, prompts, request, slot, prompt_blocks, found, True)
+
+
+@jit_stateful
+def held_tokens(
+    pools: BlockPool, prompts: Prompts, replica: int, request: int, input_tokens: int, block_size: int
+) -> int:
+    """Leading tokens of a prompt that a replica's pool holds now, for a router; it changes nothing.
+
+    What the replica would find if it admitted the request now: whole blocks, and not the prompt's last token.
+    """
+    if prompts.blocks_per_id == 0:
+        return 0
+    pool = pool_of(pools, replica)
+    most = (input_tokens - 1) // block_size
+    return block_size * _leading(pool, prompts, request, -1, input_tokens // block_size, most, False)
+
+
+@jit_stateful_inline
+def _forget(pool: BlockPool, block: int) -> None:
+    """Take a block's key away."""
+    key, links = pool.keys[block], pool.links
+    pool.keys[block] = NO_KEY
+    if key < 0:
+        return
+    after = links[block, NEXT_TWIN]
+    if after == block:
+        pool.oldest[key] = 0
+        return
+    before = links[block, PREVIOUS_TWIN]
+    links[before, NEXT_TWIN] = after
+    links[after, PREVIOUS_TWIN] = before
+    if pool.oldest[key] == block + 1:
+        pool.oldest[key] = after + 1
+
+
+@jit_stateful_inline
+def _unlink_free(pool: BlockPool, block: int) -> None:
+    links = pool.links
+    before, after = links[block, PREVIOUS_FREE], links[block, NEXT_FREE]
+    links[before, NEXT_FREE] = after
+    links[after, PREVIOUS_FREE] = before
+
+
+@jit_stateful
+def take_new(pool: BlockPool, slot: int, first: int, stop: int) -> None:
+    """Give a slot's places from ``first`` on the blocks that have been free for longest; there are enough."""
+    if stop <= first:
+        return
+    links, end = pool.links, len(pool.keys)
+    block = links[end, NEXT_FREE]
+    evictions = 0
+    for place in range(first, stop):
+        links[block, HOLDERS] = 1
+        if pool.keys[block] != NO_KEY:
+            evictions += 1
+            _forget(pool, block)
+        pool.tables[slot, place] = block
+        block = links[block, NEXT_FREE]
+    links[end, NEXT_FREE] = block
+    links[block, PREVIOUS_FREE] = end
+    pool.counts[EVICTIONS] += evictions
+    pool.counts[FREE_BLOCKS] -= stop - first
+
+
+@jit_stateful
+def take_found(
+    pool: BlockPool, prompts: Prompts, request: int, slot: int, prompt_blocks: int, found: int
+) -> None:
+    """Have a slot hold the first ``found`` blocks of its request, which are in the pool."""
+    links = pool.links
+    for place in range(found):
+        block = _held_block(pool, slot, place, _key_of(prompts, request, prompt_blocks, place))
+        if links[block, HOLDERS] == 0:
+            _unlink_free(pool, block)
+            pool.counts[FREE_BLOCKS] -= 1
+        links[block, HOLDERS] += 1
+        pool.tables[slot, place] = block
+
+
+@jit_stateful
+def keep_shared(
+    pool: BlockPool, prompts: Prompts, request: int, slot: int, prompt_blocks: int, first: int, stop: int
+) -> None:
+    """Let others find the whole blocks of a prompt from ``first`` on; those of its own have time.
+
+    Nobody else looks for a block of a request's own, so these have their keys when they are given back.
+    """
+    per_id = prompts.blocks_per_id
+    if per_id == 0:
+        return
+    links = pool.links
+    at, part = prompts.offsets[request] + first // per_id, first % per_id
+    for place in range(first, min(stop, prompt_blocks)):
+        # a division for each would take as long as all the rest
+        if part == per_id:
+            at, part = at + 1, 0
+        key = prompts.ids[at] * per_id + part
+        part += 1
+        block = pool.tables[slot, place]
+        pool.keys[block] = key
+        oldest = pool.oldest[key] - 1
+        if oldest < 0:
+            pool.oldest[key] = block + 1
+            links[block, NEXT_TWIN] = block
+            links[block, PREVIOUS_TWIN] = block
+        else:
+            newest = links[oldest, PREVIOUS_TWIN]
+            links[newest, NEXT_TWIN] = block
+            links[block, PREVIOUS_TWIN] = newest
+            links[block, NEXT_TWIN] = oldest
+            links[oldest, PREVIOUS_TWIN] = block
+
+
+@jit_stateful
+def give_back(pool: BlockPool, request: int, slot: int, held: int, known: int) -> None:
+    """Give a slot's ``held`` blocks back, the last one first; tokens of the first ``known`` are all known."""
+    links, end = pool.links, len(pool.keys)
+    newest = links[end, PREVIOUS_FREE]
+    freed = 0
+    for place in range(held - 1, -1, -1):
+        block = pool.tables[slot, place]
+        if place < known and pool.keys[block] == NO_KEY:
+            pool.keys[block] = own_key(request, place)
+        holders = links[block, HOLDERS] - 1
+        links[block, HOLDERS] = holders
+        if holders == 0:
+            links[newest, NEXT_FREE] = block
+            links[block, PREVIOUS_FREE] = newest
+            newest = block
+            freed += 1
+    links[newest, NEXT_FREE] = end
+    links[end, PREVIOUS_FREE] = newest
+    pool.counts[FREE_BLOCKS] += freed

@@ -1,0 +1,288 @@
+"""One engine over a pool of blocks, over time: ``engine``, with blocks that requests share and find again."""
+
+from __future__ import annotations
+
+import math
+
+from fastroof.arrays import Floats
+from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
+from fastroof.compiled.simulation.block_pool import FREE_BLOCKS, BlockPool, Prompts, give_back, restart_pool
+from fastroof.compiled.simulation.pooled_scheduling import make_pooled_step
+from fastroof.compiled.simulation.pooled_slots import (
+    EARLIEST,
+    LAST_SLOT,
+    OVER,
+    give_up,
+    is_late,
+    release_slot,
+    unlink_order,
+)
+from fastroof.compiled.simulation.records import Record, add_gaps, add_interval
+from fastroof.compiled.simulation.state import (
+    ARRIVED,
+    BUCKET_NEXT,
+    BUSY_US,
+    CODE_STUCK,
+    DEADLINE,
+    END,
+    ENTERED,
+    FINISH,
+    FIRST_SLOT,
+    FLIGHT_DECODES,
+    FLIGHT_FIRSTS,
+    FLIGHT_STEP,
+    FLIGHT_TOKENS,
+    FLIGHT_US,
+    FREE,
+    GONE,
+    HEAD,
+    HELD,
+    IN_FLIGHT,
+    LAST,
+    LAST_END,
+    NONE,
+    NOW,
+    NUM_BLOCKS,
+    NUM_FINISHED,
+    NUM_TIMED_OUT,
+    OLDEST,
+    ORDER_PREVIOUS,
+    PEAK_WAITING,
+    PREEMPTED,
+    RELEASED,
+    REQUEST,
+    RUNNING,
+    TAIL,
+    TIMED_OUT,
+    WAITING,
+    EngineOptions,
+    EngineState,
+    Requests,
+    Served,
+    push_request,
+    release_next,
+    restart,
+)
+from fastroof.compiled.steps import open_plan
+
+__all__ = ["advance_pooled", "pooled_engine_run", "restart_pooled"]
+
+
+@jit_stateful_inline
+def restart_pooled(state: EngineState, pool: BlockPool) -> None:
+    """Empty an engine and its pool, whose ``oldest`` and ``tables`` are 0; other arrays may hold anything."""
+    restart_pool(pool)
+    restart(state, pool.counts[FREE_BLOCKS])
+    state.calendar[:] = NONE
+    state.due[:] = NONE
+    state.clock[EARLIEST] = math.inf
+
+
+@jit_stateful_inline
+def _see_arrivals(state: EngineState, requests: Requests, now_us: float) -> None:
+    """Count those that have come as waiting."""
+    scalars = state.scalars
+    while scalars[ARRIVED] != NONE and requests.arrival_us[scalars[ARRIVED]] <= now_us:
+        scalars[ARRIVED] = requests.next_arrived[scalars[ARRIVED]]
+        scalars[WAITING] += 1
+    scalars[PEAK_WAITING] = max(scalars[PEAK_WAITING], scalars[WAITING])
+
+
+@jit_stateful_inline
+def _end_request(
+    state: EngineState,
+    pool: BlockPool,
+    prompts: Prompts,
+    options: EngineOptions,
+    requests: Requests,
+    served: Served,
+    slot: int,
+) -> None:
+    """A request has its last token; or it comes too late, where its blocks are gone already."""
+    slots, scalars, now_us = state.slots, state.scalars, state.clock[NOW]
+    request, size = slots[REQUEST, slot], options.block_size
+    if slots[HELD, slot] == GONE and is_late(options, requests, request, now_us):
+        served.status[request] = TIMED_OUT
+        scalars[NUM_TIMED_OUT] += 1
+        served.last_us[request] = math.nan
+    else:
+        served.last_us[request] = now_us
+        scalars[NUM_FINISHED] += 1
+    if slots[HELD, slot] != GONE:
+        prompt = requests.input_tokens[request]
+        known = (prompt + requests.output_tokens[request] - 1) // size
+        give_back(pool, request, slot, slots[HELD, slot], known)
+        scalars[FREE] = pool.counts[FREE_BLOCKS]
+        unlink_order(state, slot, LAST)
+    release_slot(state, slot)
+    scalars[RUNNING] -= 1
+    if options.clients > 0:
+        release_next(state, requests, options, now_us)
+
+
+@jit_stateful
+def _late_decodes(
+    state: EngineState, options: EngineOptions, requests: Requests, step: int, now_us: float
+) -> int:
+    """Tokens of the ending step of decodes whose clients have given up before."""
+    slots = state.slots
+    late = 0
+    for newest in (LAST, PREEMPTED):
+        slot = state.scalars[newest]
+        while slot != NONE:
+            if slots[ENTERED, slot] <= step <= slots[FINISH, slot]:
+                late += is_late(options, requests, slots[REQUEST, slot], now_us)
+            slot = slots[ORDER_PREVIOUS, slot]
+    slot = state.calendar[FIRST_SLOT, step & (state.calendar.shape[1] - 1)]
+    while slot != NONE:
+        if slots[HELD, slot] == GONE:
+            late += is_late(options, requests, slots[REQUEST, slot], now_us)
+        slot = slots[BUCKET_NEXT, slot]
+    return late
+
+
+@jit_stateful_inline
+def _complete_step(
+    state: EngineState,
+    pool: BlockPool,
+    prompts: Prompts,
+    options: EngineOptions,
+    requests: Requests,
+    served: Served,
+    record: Record,
+) -> None:
+    """End the running step now: its tokens are there, and the next in flight begins."""
+    scalars, clock, slots, calendar = state.scalars, state.clock, state.slots, state.calendar
+    flight, now_us = scalars[OLDEST], clock[NOW]
+    step, decodes = scalars[FLIGHT_STEP + flight], scalars[FLIGHT_DECODES + flight]
+    is_strict = clock[EARLIEST] < now_us
+    if step != NONE:
+        if is_strict:
+            decodes -= _late_decodes(state, options, requests, step, now_us)
+        if decodes > 0:
+            # all of them were in the step before it too
+            add_gaps(record, now_us - clock[LAST_END], decodes)
+        place = step & (calendar.shape[1] - 1)
+        slot = calendar[FIRST_SLOT, place]
+        calendar[FIRST_SLOT, place] = NONE
+        calendar[LAST_SLOT, place] = NONE
+        while slot != NONE:
+            after = slots[BUCKET_NEXT, slot]
+            if (
+                is_strict
+                and slots[HELD, slot] != GONE
+                and is_late(options, requests, slots[REQUEST, slot], now_us)
+            ):
+                slots[FINISH, slot] = OVER
+            else:
+                _end_request(state, pool, prompts, options, requests, served, slot)
+            slot = after
+    for i in range(scalars[FLIGHT_FIRSTS + flight]):
+        request, slot = state.firsts[2 * flight, i], state.firsts[2 * flight + 1, i]
+        if served.status[request] == TIMED_OUT:
+            continue
+        if is_late(options, requests, request, now_us):
+            if slot != NONE and slots[HELD, slot] == GONE:
+                _end_request(state, pool, prompts, options, requests, served, slot)
+            continue
+        if math.isnan(served.first_us[request]):
+            served.first_us[request] = now_us
+        else:
+            add_gaps(record, now_us - served.last_us[request], 1)
+        served.last_us[request] = now_us
+        if slot != NONE:
+            _end_request(state, pool, prompts, options, requests, served, slot)
+    clock[BUSY_US] += clock[FLIGHT_US + flight]
+    clock[LAST_END] = now_us
+    scalars[OLDEST] = 1 - flight
+    scalars[IN_FLIGHT] -= 1
+    if scalars[IN_FLIGHT] > 0:
+        clock[END] = now_us + clock[FLIGHT_US + scalars[OLDEST]]
+
+
+@jit_stateful
+def advance_pooled(
+    arena: Floats,
+    options: EngineOptions,
+    state: EngineState,
+    pool: BlockPool,
+    prompts: Prompts,
+    requests: Requests,
+    served: Served,
+    record: Record,
+    until_us: float,
+) -> int:
+    """Run an engine until its next event is not before ``until_us``. Returns a code.
+
+    As ``engine.advance``: an event is the end of a step, or an arrival at an idle engine, and what arrives at
+    ``until_us`` is to be pushed (``state.push_request``) before the engine goes on. ``state`` and ``pool``
+    are one replica's (``engine_of``, ``pool_of``); ``block_pool.held_tokens`` tells a router what each
+    holds.
+    """
+    plan = open_plan(arena)
+    scalars, clock = state.scalars, state.clock
+    while True:
+        if scalars[IN_FLIGHT] > 0:
+            if clock[END] >= until_us:
+                return 0
+            clock[NOW] = clock[END]
+            _complete_step(state, pool, prompts, options, requests, served, record)
+        else:
+            if scalars[WAITING] > 0:
+                return CODE_STUCK
+            if scalars[HEAD] == NONE:
+                return 0
+            arrival_us = max(clock[NOW], requests.arrival_us[scalars[HEAD]])
+            if arrival_us >= until_us:
+                return 0
+            clock[NOW] = arrival_us
+        now_us = clock[NOW]
+        _see_arrivals(state, requests, now_us)
+        if options.timeout_us < math.inf:
+            give_up(state, pool, prompts, options, requests, served)
+            _see_arrivals(state, requests, now_us)
+        while scalars[IN_FLIGHT] < options.depth:
+            is_idle = scalars[IN_FLIGHT] == 0
+            step_us = make_pooled_step(arena, plan, options, state, pool, prompts, requests, served)
+            if step_us == 0.0:
+                break
+            if is_idle:
+                clock[END] = now_us + step_us
+        if scalars[IN_FLIGHT] > 0:
+            flight = scalars[OLDEST]
+            said = scalars[FLIGHT_DECODES + flight] + scalars[FLIGHT_FIRSTS + flight]
+            tokens = scalars[FLIGHT_TOKENS + flight], said
+            blocks = scalars[NUM_BLOCKS] - scalars[FREE]
+            add_interval(record, now_us, clock[END], scalars[RUNNING], scalars[WAITING], blocks, tokens)
+
+
+@jit_stateful
+def pooled_engine_run(
+    arena: Floats,
+    options: EngineOptions,
+    state: EngineState,
+    pool: BlockPool,
+    prompts: Prompts,
+    requests: Requests,
+    served: Served,
+    record: Record,
+) -> int:
+    """Serve all requests of a trace with one engine. Returns a code.
+
+    As ``engine.engine_run``; the pool's ``oldest`` and ``tables`` are 0.
+    """
+    restart_pooled(state, pool)
+    count = len(requests.arrival_us)
+    if options.clients > 0:
+        clients = min(options.clients, count)
+        state.scalars[RELEASED] = clients
+        for request in range(clients):
+            push_request(state, requests, request)
+    else:
+        for request in range(count):
+            requests.next_arrived[request] = request + 1
+        requests.next_arrived[count - 1] = NONE
+        for name in (HEAD, ARRIVED, DEADLINE):
+            state.scalars[name] = 0
+        state.scalars[TAIL] = count - 1
+    return advance_pooled(arena, options, state, pool, prompts, requests, served, record, math.inf)
