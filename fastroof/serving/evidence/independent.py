@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from fastroof.arrays import Bools
 from fastroof.engines import EngineProfile
 from fastroof.engines.versions import holds_for
 from fastroof.errors import FastroofError, TableError
@@ -16,9 +17,11 @@ from fastroof.plan import StepPlan, compile_plan
 from fastroof.serving.estimate import estimate
 from fastroof.serving.evidence.open_loop import OpenLoopRun
 from fastroof.serving.evidence.prediction_errors import PredictedRate, PredictedTime
-from fastroof.serving.evidence.replay import RankStep, ReplayedTimes, replay
 from fastroof.serving.evidence.rows import LARGEST_STEP
 from fastroof.serving.evidence.throughput_rows import ServedModel, ThroughputRow
+from fastroof.simulation.engine import too_long
+from fastroof.simulation.replicas import run_replicas
+from fastroof.simulation.request_times import RequestTimes
 from fastroof.tables import Tables
 from fastroof.units import MS_PER_S
 
@@ -102,7 +105,7 @@ def predict_throughput(row: ThroughputRow, plan: StepPlan) -> float:
 
 
 def predict_open_loop(run: OpenLoopRun, plan: StepPlan) -> dict[tuple[str, str], float]:
-    """Predict what clients of an open-loop run saw, by a replay of its requests.
+    """Predict what clients of an open-loop run saw: its requests, simulated one by one.
 
     Parameters
     ----------
@@ -121,33 +124,25 @@ def predict_open_loop(run: OpenLoopRun, plan: StepPlan) -> dict[tuple[str, str],
     FastroofError
         If the plan cannot time its steps, or a request can never fit.
 
-    Notes
-    -----
-    A step of several ranks takes as long as the largest of theirs would on all of them: engines that run
-    their steps as CUDA graphs fill the others up to as many tokens (vllm/v1/worker/gpu_model_runner.py:
-    ``allow_dp_padding``), and attention is waited for in any case.
     """
-    step_us = plan.step_scalar
-
-    def of_ranks(ranks: Sequence[RankStep]) -> float:
-        return max(step_us(*step) for step in ranks if step[0])
-
-    schedule = run.schedule(plan.memory.max_kv_tokens)
+    settings = run.settings(plan)
     seen = []
-    for weight, from_s, requests in run.loads():
-        counts = np.array([request.arrival_s >= from_s for request in requests])
-        seen.append((weight, counts, replay(requests, of_ranks, schedule)))
+    for weight, from_s, trace in run.loads():
+        if too_long(trace, settings).any():
+            raise TableError(f"{run.row}: {settings.num_gpu_blocks:,} blocks never have room for its longest")
+        times = RequestTimes.of(trace, run_replicas(plan, trace, settings))
+        seen.append((weight, trace.arrival_s >= from_s, times))
     return {key: _statistic(*key, seen) for key in run.measured_ms}
 
 
-def _statistic(quantity: str, statistic: str, seen: Sequence[tuple[float, Any, ReplayedTimes]]) -> float:
+def _statistic(quantity: str, statistic: str, seen: Sequence[tuple[float, Bools, RequestTimes]]) -> float:
     """A statistic of all requests that count: of several loads, weighted by how many each stands for."""
     values = [getattr(times, f"{quantity}_ms")[counts] for _, counts, times in seen]
     if statistic == "mean":
         means = [float(np.nanmean(of_load)) for of_load in values]
         return float(np.average(means, weights=[weight for weight, _, _ in seen]))
     if len(values) > 1:
-        raise TableError("percentiles over several stages are not replayed")
+        raise TableError("percentiles over several stages are not predicted")
     return float(np.nanpercentile(values[0], float(statistic[1:])))
 
 

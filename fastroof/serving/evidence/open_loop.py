@@ -7,23 +7,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fastroof.columns import Column
 from fastroof.config.paths import bench_data_root
-from fastroof.errors import TableError
+from fastroof.errors import TableError, TraceError
 from fastroof.load.own import SERVING_FOLDER
 from fastroof.serving.evidence.record_files import read_records
-from fastroof.serving.evidence.replay import Schedule, TimedRequest
 from fastroof.serving.evidence.served_as import check_served
 from fastroof.serving.evidence.throughput_rows import (
     SERVED_COLUMNS,
     SERVED_DEFAULTS,
     ServedModel,
 )
+from fastroof.simulation import Trace
+
+if TYPE_CHECKING:
+    from fastroof.plan import StepPlan
+    from fastroof.simulation.settings import EngineSettings
 
 __all__ = [
     "OPEN_LOOP_COLUMNS",
@@ -41,7 +46,7 @@ STATISTICS: Final = ("mean", "p50", "p90", "p95", "p99")
 """What is known of each quantity: its mean over requests, or a percentile."""
 
 STAGE_S: Final = 40.0
-"""Seconds that are replayed of a stage of equal arrivals; the requests of its second half are looked at."""
+"""Seconds that are simulated of a stage of equal arrivals; the requests of its second half are looked at."""
 
 BLOCK_SIZE: Final = 16
 
@@ -82,26 +87,37 @@ class OpenLoopRun(ServedModel):
     chose: str
     measured_ms: Mapping[tuple[str, str], float]
 
-    def schedule(self, max_kv_tokens: int) -> Schedule:
-        """Return its engine's schedule.
+    def settings(self, plan: StepPlan) -> EngineSettings:
+        """Return its engine's settings.
 
         Parameters
         ----------
-        max_kv_tokens : int
-            Tokens of KV cache of a rank, for runs whose blocks are not known.
+        plan : StepPlan
+            Its plan, whose memory has the blocks of runs that do not say how many there were.
+
+        Raises
+        ------
+        SimulationError
+            If there is no such engine, or no room for KV cache.
         """
-        # an engine never gives away the first of its blocks
-        blocks = (self.kv_blocks or max_kv_tokens // BLOCK_SIZE) - 1
-        return Schedule(
-            self.max_num_seqs, self.max_num_batched_tokens, blocks, block_size=BLOCK_SIZE, ranks=self.dp
+        from fastroof.simulation.settings import EngineSettings
+
+        return EngineSettings.of_plan(
+            plan,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_seqs=self.max_num_seqs,
+            # an engine never gives away the first of its blocks
+            num_gpu_blocks=self.kv_blocks - 1 if self.kv_blocks else None,
+            block_size=BLOCK_SIZE,
+            async_scheduling=self.engine_profile.scheduling.async_scheduling,
         )
 
-    def loads(self) -> list[tuple[float, float, list[TimedRequest]]]:
-        """Return what is to be replayed: requests, from when they count, and how much.
+    def loads(self) -> list[tuple[float, float, Trace]]:
+        """Return what is to be simulated: requests, from when they count, and how much.
 
         Returns
         -------
-        list of (float, float, list of TimedRequest)
+        list of (float, float, Trace)
             Each load's weight in the mean, the arrival from which its requests count, s, and its requests.
 
         Raises
@@ -113,10 +129,10 @@ class OpenLoopRun(ServedModel):
             return [(1.0, 0.0, read_requests(self.requests))]
         loads = []
         for rate, seconds in self.rates():
-            replayed_s = min(seconds, STAGE_S)
-            arrivals = [number / rate for number in range(round(rate * replayed_s))]
-            same = [TimedRequest(at_s, self.isl, self.osl, self.cached_tokens) for at_s in arrivals]
-            loads.append((rate * seconds, replayed_s / 2, same))
+            simulated_s = min(seconds, STAGE_S)
+            arrival_s = np.arange(round(rate * simulated_s)) / rate
+            same = (np.full(len(arrival_s), size) for size in (self.isl, self.osl, self.cached_tokens))
+            loads.append((rate * seconds, simulated_s / 2, Trace(arrival_s, *same, name=self.row)))
         return loads
 
     def rates(self) -> list[tuple[float, float]]:
@@ -189,7 +205,7 @@ REQUEST_SCHEMA: Final = pa.schema(
 """Columns of a file of requests; others, such as what was measured of each, are not read."""
 
 
-def read_requests(path: str | Path) -> list[TimedRequest]:
+def read_requests(path: str | Path) -> Trace:
     """Read a Parquet file of requests.
 
     Raises
@@ -199,10 +215,10 @@ def read_requests(path: str | Path) -> list[TimedRequest]:
     """
     try:
         table = pq.read_table(path, columns=REQUEST_SCHEMA.names).cast(REQUEST_SCHEMA)
-    except (OSError, pa.ArrowException, KeyError, ValueError) as error:
+        columns = [table[name].to_numpy() for name in REQUEST_SCHEMA.names]
+        return Trace(*columns, name=Path(path).stem)
+    except (OSError, pa.ArrowException, KeyError, ValueError, TraceError) as error:
         raise TableError(f"{path}: cannot be read as requests: {error}") from None
-    columns = [table[name].to_pylist() for name in REQUEST_SCHEMA.names]
-    return [TimedRequest(*values) for values in zip(*columns, strict=True)]
 
 
 def read_open_loop(path: str | Path) -> tuple[OpenLoopRun, ...]:

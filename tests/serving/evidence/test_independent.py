@@ -40,7 +40,6 @@ from fastroof.serving.evidence.open_loop import (
     shipped_open_loop,
 )
 from fastroof.serving.evidence.prediction_errors import PredictedRate, PredictedTime
-from fastroof.serving.evidence.replay import replay
 from fastroof.serving.evidence.throughput_rows import (
     THROUGHPUT_COLUMNS,
     ServedModel,
@@ -49,6 +48,8 @@ from fastroof.serving.evidence.throughput_rows import (
     shipped_throughput,
 )
 from fastroof.serving.evidence.validation import run_validation
+from fastroof.simulation.engine import run_engine
+from fastroof.simulation.request_times import RequestTimes
 
 PUBLISHED = "trtllm-0.17-published"
 NEWER = "trtllm-1.1-published"
@@ -204,19 +205,18 @@ def test_stages_are_replayed_in_part_and_weighted_by_their_requests(h100: fastro
     run = next(run for run in shipped_open_loop("h100") if run.row.endswith("codellama-34b-tp2-codegen"))
     assert run.rates() == [(5.0, 600.0), (10.0, 600.0)]
     loads = run.loads()
-    assert [(weight, from_s, len(requests)) for weight, from_s, requests in loads] == [
+    assert [(weight, from_s, len(trace)) for weight, from_s, trace in loads] == [
         (3000.0, 20.0, 200),
         (6000.0, 20.0, 400),
     ]
-    assert loads[0][2][1] == (0.2, 566, 247, 560)
+    second = loads[0][2]
+    sizes = (second.input_tokens, second.output_tokens, second.cached_tokens)
+    assert (second.arrival_s[1], *(size[1] for size in sizes)) == (0.2, 566, 247, 560)
     plan = plan_of(run, h100)
-    step_us = plan.step_scalar
     means = []
-    for _, from_s, requests in loads:
-        schedule = run.schedule(plan.memory.max_kv_tokens)
-        times = replay(requests, lambda ranks: step_us(*ranks[0]), schedule)
-        late = [request.arrival_s >= from_s for request in requests]
-        means.append(times.tpot_ms[late].mean())
+    for _, from_s, trace in loads:
+        times = RequestTimes.of(trace, run_engine(plan, trace, run.settings(plan)))
+        means.append(times.tpot_ms[trace.arrival_s >= from_s].mean())
     predicted = predict_open_loop(run, plan)
     assert set(predicted) == {(quantity, "mean") for quantity in QUANTITIES}
     assert predicted["tpot", "mean"] == pytest.approx((means[0] + 2 * means[1]) / 3, rel=1e-12)
@@ -225,12 +225,23 @@ def test_stages_are_replayed_in_part_and_weighted_by_their_requests(h100: fastro
         predict_open_loop(percentiles, plan)
 
 
-def test_a_step_of_ranks_takes_its_largest() -> None:
+def test_a_run_is_simulated_as_its_engine_was_started(h100: fastroof.Tables) -> None:
     run = shipped_open_loop("rtx_pro_6000")[1]
-    assert (run.model, run.layout.dp, run.schedule(160_000).ranks) == ("qwen3-30b-a3b", 2, 2)
+    assert (run.model, run.layout.dp) == ("qwen3-30b-a3b", 2)
+    plan = plan_of(shipped_open_loop("h100")[0], h100)
+    settings = run.settings(plan)
+    assert (settings.max_num_batched_tokens, settings.max_num_seqs) == (2048, 128)
+    assert settings.async_scheduling
+    assert not replace(run, engine_version="0.12.0").settings(plan).async_scheduling
+    assert settings.num_gpu_blocks == plan.memory_of(max_seqs=128).max_kv_tokens // 16
     # the engine never gives its first block away
-    assert run.schedule(160_000).num_blocks == 9_999
-    assert replace(run, kv_blocks=500).schedule(160_000).num_blocks == 499
+    assert replace(run, kv_blocks=500).settings(plan).num_gpu_blocks == 499
+
+
+def test_a_run_whose_requests_never_have_room_is_refused(h100: fastroof.Tables) -> None:
+    run = shipped_open_loop("h100")[0]
+    with pytest.raises(TableError, match=r"9 blocks never have room for its longest"):
+        predict_open_loop(replace(run, kv_blocks=10), plan_of(run, h100))
 
 
 def test_a_run_that_chose_a_figure_is_no_judge_of_it(h100: fastroof.Tables) -> None:
@@ -315,7 +326,9 @@ def test_a_log_is_that_of_the_source(shared: Path) -> None:
                 )
                 for r in csv.DictReader(file)
             ]
-        assert [tuple(request) for request in run.loads()[0][2]] == given
+        trace = run.loads()[0][2]
+        columns = (trace.arrival_s, trace.input_tokens, trace.output_tokens, trace.cached_tokens)
+        assert sorted(given) == sorted(zip(*(column.tolist() for column in columns), strict=True))
 
 
 def written(tmp_path: Path, source: Path, **cells: str) -> Path:
@@ -391,7 +404,7 @@ def test_what_cannot_be_judged_is_counted(h100: fastroof.Tables) -> None:
     assert [(entry.source, entry.reason) for entry in report.left_out] == [
         (PUBLISHED, "measured on h200, the tables are of h100"),
         (PUBLISHED, "for a reason"),
-        (RATES, "max_num_seqs must be at least 1, got 0"),
+        (RATES, "max_num_seqs must be a whole number from 1 to 65,536, got 0"),
     ]
 
 
