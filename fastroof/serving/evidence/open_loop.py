@@ -131,8 +131,8 @@ class OpenLoopRun(ServedModel):
         for rate, seconds in self.rates():
             simulated_s = min(seconds, STAGE_S)
             arrival_s = np.arange(round(rate * simulated_s)) / rate
-            same = (np.full(len(arrival_s), size) for size in (self.isl, self.osl, self.cached_tokens))
-            loads.append((rate * seconds, simulated_s / 2, Trace(arrival_s, *same, name=self.row)))
+            isl, osl, cached = (np.full(len(arrival_s), n) for n in (self.isl, self.osl, self.cached_tokens))
+            loads.append((rate * seconds, simulated_s / 2, Trace(arrival_s, isl, osl, cached)))
         return loads
 
     def rates(self) -> list[tuple[float, float]]:
@@ -215,8 +215,8 @@ def read_requests(path: str | Path) -> Trace:
     """
     try:
         table = pq.read_table(path, columns=REQUEST_SCHEMA.names).cast(REQUEST_SCHEMA)
-        columns = [table[name].to_numpy() for name in REQUEST_SCHEMA.names]
-        return Trace(*columns, name=Path(path).stem)
+        arrival_s, prompt, output, cached = (table[name].to_numpy() for name in REQUEST_SCHEMA.names)
+        return Trace(arrival_s, prompt, output, cached, name=Path(path).stem)
     except (OSError, pa.ArrowException, KeyError, ValueError, TraceError) as error:
         raise TableError(f"{path}: cannot be read as requests: {error}") from None
 
