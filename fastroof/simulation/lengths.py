@@ -15,7 +15,7 @@ from fastroof.arrays import Floats
 from fastroof.checks import is_whole_number
 from fastroof.errors import TraceError
 from fastroof.simulation.trace import MOST_TOKENS, Sizes, Trace
-from fastroof.simulation.trace_files import load_trace
+from fastroof.simulation.trace_files import load_lengths
 
 __all__ = ["LENGTH_FORMS", "CachedShare", "FixedLength", "Lengths", "LognormalLength", "RecordedLength",
            "UniformLength", "parse_lengths"]  # fmt: skip
@@ -146,7 +146,7 @@ def parse_lengths(name: str, given: Any, least: int = 1) -> Lengths:
     if isinstance(given, Trace):
         return RecordedLength(given, id(given))
     if isinstance(given, Mapping):
-        return RecordedLength(load_trace(given), id(given))
+        return RecordedLength(load_lengths(given), id(given))
     if isinstance(given, str):
         return _parse_text(name, given.strip(), least)
     if not is_whole_number(given, least, MOST_TOKENS):
@@ -157,7 +157,7 @@ def parse_lengths(name: str, given: Any, least: int = 1) -> Lengths:
 def _parse_text(name: str, text: str, least: int) -> Lengths:
     if text.startswith("file:"):
         path = text.removeprefix("file:")
-        return RecordedLength(load_trace(path), str(Path(path)))
+        return RecordedLength(load_lengths(path), str(Path(path)))
     if match := re.fullmatch(_WHOLE, text):
         length: Lengths = FixedLength(int(match[1]))
         sizes = [int(match[1])]

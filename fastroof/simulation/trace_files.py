@@ -2,77 +2,202 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from fastroof.arrays import Bools, Floats, Longs
 from fastroof.errors import TraceError
-from fastroof.simulation.trace import Trace
+from fastroof.simulation.raw_files import raw_file
+from fastroof.simulation.raw_tables import raw_arrays, raw_table, said_of_table
+from fastroof.simulation.trace import MOST_TOKENS, Trace
+from fastroof.simulation.trace_columns import RawColumns
+from fastroof.simulation.trace_formats import NamedColumns
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["load_trace"]
+__all__ = ["EXAMPLE", "MOONCAKE_BLOCK", "load_lengths", "load_trace"]
+
+EXAMPLE: Final = "example"
+"""The trace that ships: the first 600 requests of Azure's conversations of 2023 (see example/README.md)."""
+
+MOONCAKE_BLOCK: Final = 512
+"""Tokens of a block of ``hash_ids``, where nothing else is said."""
+
+_EXAMPLE_FILE: Final = Path(__file__).parent / "example" / "azure_2023_conv.csv"
 
 
 def load_trace(
-    source: str | Path | Mapping[str, Any] | pa.Table,
+    source: str | os.PathLike[str] | Mapping[str, Any] | pa.Table | Trace,
     *,
     format: str | None = None,
     limit: int | None = None,
     rate_scale: float = 1.0,
+    hash_block_size: int | None = None,
 ) -> Trace:
     """Read the requests of a trace.
 
     Parameters
     ----------
-    source : path, pyarrow.Table or mapping of str to array
-        What holds ``arrival_s``, ``input_tokens``, ``output_tokens`` and, if known, ``cached_tokens``.
+    source : path, table, mapping of str to array, or Trace
+        A file: CSV, JSON lines, Parquet or Arrow, the text ones perhaps compressed (.gz, .zst, .bz2); a table
+        of anything that speaks Arrow (pyarrow, pandas, polars); arrays by name; or ``"example"``, 600
+        requests that ship.
     format : str, optional
-        What a file is; by default its columns tell.
+        What the columns are: ``"azure"`` (TIMESTAMP, ContextTokens, GeneratedTokens; 2023 and 2024),
+        ``"mooncake"`` (timestamp in ms, input_length, output_length, hash_ids), ``"burstgpt"`` (Timestamp in
+        s, Request tokens, Response tokens) or ``"plain"`` (arrival_s, input_tokens, output_tokens and, if
+        known, cached_tokens and hash_ids; or usual other names, see :mod:`fastroof.simulation.trace_formats`).
+        By default the columns tell.
     limit : int, optional
         Only the first so many requests by arrival.
     rate_scale : float, default 1
         How many times as fast the requests arrive.
+    hash_block_size : int, optional
+        Tokens of a block of ``hash_ids``.  Default what the table says of itself, else 512.
 
     Returns
     -------
     Trace
-        Sorted by arrival, the first at 0.
+        Sorted by arrival, the first at 0. Rows of Azure, Mooncake and BurstGPT without a prompt or an answer
+        are requests that failed: left out, and counted in ``left_out``. In a plain trace they are an error.
 
     Raises
     ------
     TraceError
-        If there is no such file, it is no trace, or a row is no request.
+        If there is no such file, it is no trace, or a row is no request; it names the file and the row.
 
     Examples
     --------
     >>> load_trace({"arrival_s": [3.0, 4.5], "input_tokens": [9, 8], "output_tokens": [1, 2]})
     Trace('arrays', 2 requests, 1.5 s)
+    >>> load_trace("example", limit=100, rate_scale=2)
+    Trace('example', 100 requests, 21.34 s)
     """
-    if isinstance(source, Mapping):
-        columns, name = {str(key): np.asarray(value) for key, value in source.items()}, "arrays"
-    elif hasattr(source, "__arrow_c_stream__"):
-        import pyarrow as pa
-
-        table = pa.table(source)
-        columns = {key: table[key].to_numpy() for key in table.column_names}
-        name = (table.schema.metadata or {}).get(b"name", b"table").decode()
+    if isinstance(source, Trace):
+        trace = source
     else:
-        raise TraceError("files are not read yet")
-    missing = [key for key in ("arrival_s", "input_tokens", "output_tokens") if key not in columns]
-    if missing:
-        raise TraceError(f"a trace needs {', '.join(missing)}; got {', '.join(columns)}")
-    arrival_s = columns["arrival_s"]
-    trace = Trace(
-        arrival_s - arrival_s.min() if len(arrival_s) else arrival_s,
-        columns["input_tokens"],
-        columns["output_tokens"],
-        columns.get("cached_tokens"),  # type: ignore[arg-type]
-        name=name,
-    )
+        raw, columns, said = _raw(source, format)
+        if columns.hash_ids:
+            said["hash_block_size"] = hash_block_size or said.get("hash_block_size", MOONCAKE_BLOCK)
+        trace = _checked_trace(raw, columns, said)
     if limit is not None:
         trace = trace.limited(limit)
     return trace if rate_scale == 1.0 else trace.rate_scaled(rate_scale)
+
+
+def load_lengths(source: str | os.PathLike[str] | Mapping[str, Any] | pa.Table) -> Trace:
+    """Read the lengths of requests, from a trace or a table that has no arrivals, which then are all 0.
+
+    Raises
+    ------
+    TraceError
+        As :func:`load_trace`.
+
+    Examples
+    --------
+    >>> load_lengths({"prompt_tokens": [9, 8], "completion_tokens": [1, 2]}).arrival_s.tolist()
+    [0.0, 0.0]
+    """
+    raw, columns, said = _raw(source, None, needs_arrival=False)
+    return _checked_trace(raw, columns._replace(hash_ids=""), {"name": said["name"]})
+
+
+def _raw(
+    source: Any, format: str | None, *, needs_arrival: bool = True
+) -> tuple[RawColumns, NamedColumns, dict[str, Any]]:
+    """Return columns as they are, which role each has, and what the source says of itself."""
+    if isinstance(source, str | os.PathLike):
+        is_example = source == EXAMPLE
+        path = _EXAMPLE_FILE if is_example else Path(source)
+        raw, columns, said = raw_file(path, format, needs_arrival=needs_arrival)
+        if is_example:
+            said["name"] = EXAMPLE
+        return raw, columns, said
+    if isinstance(source, Mapping):
+        return (*raw_arrays(source, format, needs_arrival=needs_arrival), {"name": "arrays"})
+    if hasattr(source, "__arrow_c_stream__"):
+        table = raw_table(source)
+        return (
+            *raw_arrays(table, format, what="the table", needs_arrival=needs_arrival),
+            said_of_table(table),
+        )
+    raise TraceError(
+        f"a trace is a path, a table of Arrow or a mapping of names to arrays, got {type(source).__name__}"
+    )
+
+
+def _checked_trace(raw: RawColumns, columns: NamedColumns, said: dict[str, Any]) -> Trace:
+    """Make the trace, each row checked where its name is known."""
+    sizes = {role: raw.tokens(getattr(columns, role)) for role in ("input_tokens", "output_tokens")}
+    count = len(sizes["input_tokens"])
+    arrival_s: Floats = np.zeros(count)
+    if columns.arrival and count:
+        arrival_s = raw.seconds(columns.arrival, columns.per_s)
+    if columns.cached_tokens:
+        sizes["cached_tokens"] = raw.tokens(columns.cached_tokens)
+    kept, left_out = _kept(columns, sizes)
+    for role, tokens in sizes.items():
+        name, least = getattr(columns, role), 0 if role == "cached_tokens" else 1
+        raw.refuse_where(
+            kept & ((tokens < least) | (tokens > MOST_TOKENS)),
+            lambda row, name=name, least=least, tokens=tokens: (  # type: ignore[misc]
+                f"{name} must be tokens from {least} to {MOST_TOKENS:,}, got {tokens[row]}"
+            ),
+        )
+    if "cached_tokens" in sizes:
+        cached, prompts = sizes["cached_tokens"], sizes["input_tokens"]
+        raw.refuse_where(
+            kept & (cached >= prompts),
+            lambda row: (
+                f"{columns.cached_tokens} {cached[row]} must be less than the prompt's {prompts[row]}, "
+                "of which the last is always computed"
+            ),
+        )
+    rows: dict[str, Any] = {}
+    if columns.hash_ids:
+        ids, offsets = _checked_blocks(raw, columns, sizes["input_tokens"], kept, said["hash_block_size"])
+        rows = {"hash_ids": ids, "hash_offsets": offsets}
+    if not kept.any():
+        why = "".join(f", {rows} left out with {reason}" for reason, rows in left_out.items())
+        raise TraceError(f"{raw.what} has no requests{why}")
+    arrival_s = arrival_s[kept]
+    rows |= {"arrival_s": arrival_s - arrival_s.min()}
+    rows |= {role: tokens[kept] for role, tokens in sizes.items()}
+    return Trace(**rows, **said, left_out=left_out)
+
+
+def _kept(columns: NamedColumns, sizes: dict[str, Longs]) -> tuple[Bools, dict[str, int]]:
+    """Return which rows are requests, and how many others there are by the reason."""
+    kept: Bools = np.ones(len(sizes["input_tokens"]), bool)
+    left_out = {}
+    if columns.format.leaves_out_empty:
+        for role in ("output_tokens", "input_tokens"):
+            empty = kept & (sizes[role] == 0)
+            if empty.any():
+                left_out[f"{getattr(columns, role)} 0"] = int(np.count_nonzero(empty))
+                kept &= ~empty
+    return kept, left_out
+
+
+def _checked_blocks(
+    raw: RawColumns, columns: NamedColumns, prompts: Longs, kept: Bools, block_size: int
+) -> tuple[Longs, Longs]:
+    ids, offsets = raw.blocks(columns.hash_ids)
+    if block_size < 1:
+        raise TraceError(f"hash_block_size must be tokens of at least 1, got {block_size!r:.60}")
+    counts, needed = np.diff(offsets), -(-prompts // block_size)
+    raw.refuse_where(
+        kept & (counts != needed),
+        lambda row: (
+            f"{columns.hash_ids} has {counts[row]} ids, and a prompt of {prompts[row]} tokens has "
+            f"{needed[row]} blocks of {block_size}"
+        ),
+    )
+    if kept.all():
+        return ids, offsets
+    return ids[np.repeat(kept, counts)], np.concatenate([[0], np.cumsum(counts[kept])])

@@ -1,0 +1,212 @@
+"""Columns of a trace, of whatever type, as arrays; what is wrong is said by its row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import numpy as np
+
+from fastroof.arrays import Array, Bools, Floats, Longs
+from fastroof.errors import TraceError
+from fastroof.simulation.trace import MOST_SECONDS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["RawColumns"]
+
+_MOST_INTEGER: Final = 2**62
+
+
+@dataclass(frozen=True)
+class RawColumns:
+    """Columns as a file has them.
+
+    Parameters
+    ----------
+    what : str
+        The file, for messages.
+    columns : dict of str to pyarrow.ChunkedArray
+        The columns that are read, by their names in the file; of one length.
+    row_words : callable
+        How a message calls a row, given its index: ``line 7``.
+    is_text : bool
+        Whether numbers are text, as in a CSV file.
+    """
+
+    what: str
+    columns: dict[str, pa.ChunkedArray]
+    row_words: Callable[[int], str]
+    is_text: bool = False
+
+    def refuse(self, row: int, said: str) -> NoReturn:
+        """Raise what is wrong with a row."""
+        raise TraceError(f"{self.what}, {self.row_words(row)}: {said}")
+
+    def refuse_where(self, wrong: Bools, said: Callable[[int], str]) -> None:
+        """Raise what is wrong with the first row that is, if any is."""
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            self.refuse(row, said(row))
+
+    def seconds(self, name: str, per_s: float | None) -> Floats:
+        """Return arrivals in seconds after the earliest.
+
+        Parameters
+        ----------
+        name : str
+            The column: numbers, dates and times, or text of either.
+        per_s : float or None
+            How many of the unit of numbers are a second; None where numbers will not do.
+        """
+        import pyarrow as pa
+
+        given = column = self._whole(name)
+        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            column = self._read_times(name, column)
+        if pa.types.is_date(column.type):
+            column = column.cast(pa.timestamp("s" if pa.types.is_date32(column.type) else "ms"))
+        if pa.types.is_timestamp(column.type):
+            per_s = {"s": 1, "ms": 1e3, "us": 1e6, "ns": 1e9}[column.type.unit]
+            column = column.cast(pa.int64())
+        else:
+            if per_s is None:
+                self.refuse(
+                    0,
+                    f"{name} must be a date and time, got {_shown(given[0])}; numbers need their "
+                    "unit in the column's name: arrival_s, arrival_ms or arrival_us",
+                )
+            numbers = self._numbers(name, column)
+            self.refuse_where(
+                ~((numbers >= 0) & (numbers < np.inf)),
+                lambda row: f"{name} must be a number of at least 0, got {numbers[row]}",
+            )
+            return self._since_first(name, numbers, per_s)
+        return self._since_first(name, column.to_numpy(), per_s)
+
+    def _since_first(self, name: str, values: Array, per_s: float) -> Floats:
+        earliest, latest = values.min(), values.max()
+        # whole numbers to Python's: their difference may be beyond int64
+        if (latest.item() - earliest.item()) / per_s > MOST_SECONDS:
+            self.refuse(int(np.argmax(values)), f"{name} is over {MOST_SECONDS:g} s after the first arrival")
+        since: Floats = (values - earliest) / per_s
+        return since
+
+    def tokens(self, name: str) -> Longs:
+        """Return whole numbers; as floats they may be written, as long as they are whole."""
+        import pyarrow as pa
+
+        column = self._whole(name)
+        if self.is_text and not pa.types.is_integer(column.type):
+            column = self._cast_text(name, column, pa.float64(), "a whole number")
+        numbers = self._numbers(name, column)
+        if numbers.dtype.kind == "f":
+            self.refuse_where(
+                ~((np.abs(numbers) < _MOST_INTEGER) & (numbers == np.rint(numbers))),
+                lambda row: f"{name} must be a whole number, got {numbers[row]}",
+            )
+        return numbers.astype(np.int64)
+
+    def blocks(self, name: str) -> tuple[Longs, Longs]:
+        """Return ids of blocks, one request's after the other's, and where each request's start."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        column = self._whole(name)
+        types = pa.types
+        is_list = types.is_list(column.type) or types.is_large_list(column.type)
+        if not is_list or not (
+            types.is_integer(column.type.value_type) or types.is_null(column.type.value_type)
+        ):
+            self.refuse(0, f"{name} must be a list of whole numbers, got {column.type} {_shown(column[0])}")
+        counts = pc.list_value_length(column).to_numpy().astype(np.int64)
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        ids = pc.list_flatten(column)
+        if ids.null_count:
+            at = int(np.argmax(ids.is_null().to_numpy()))
+            self.refuse(int(np.searchsorted(offsets, at, "right")) - 1, f"{name} has an id that is missing")
+        return self._integers(name, ids), offsets
+
+    def _whole(self, name: str) -> pa.ChunkedArray:
+        """Return a column of which no row is missing."""
+        import pyarrow as pa
+
+        column = self.columns[name]
+        if pa.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        if column.null_count:
+            self.refuse(int(np.argmax(column.is_null().to_numpy())), f"{name} is missing")
+        return column
+
+    def _numbers(self, name: str, column: pa.ChunkedArray) -> Array:
+        import pyarrow as pa
+
+        if pa.types.is_integer(column.type):
+            return self._integers(name, column)
+        if not pa.types.is_floating(column.type):
+            self.refuse(0, f"{name} must be a number, got {column.type} {_shown(column[0])}")
+        floats: Array = column.cast(pa.float64()).to_numpy()
+        return floats
+
+    def _integers(self, name: str, column: pa.ChunkedArray) -> Longs:
+        import pyarrow as pa
+
+        try:
+            integers: Longs = column.cast(pa.int64()).to_numpy()
+        except pa.ArrowInvalid:
+            raise TraceError(f"{self.what}: {name} has a number beyond int64") from None
+        return integers
+
+    def _read_times(self, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+        """Read text as numbers or as dates and times, whichever its first row is."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        column = pc.utf8_trim_whitespace(column)
+        try:
+            float(column[0].as_py())
+        except ValueError:
+            pass
+        else:
+            return self._cast_text(name, column, pa.float64(), "a number")
+        # with a zone or without, as the first row has it
+        first = column.slice(0, 1)
+        zoned, plain = pa.timestamp("ns", "UTC"), pa.timestamp("ns")
+        try:
+            first.cast(zoned)
+        except pa.ArrowInvalid:
+            return self._cast_text(name, column, plain, "a date and time without a zone")
+        return self._cast_text(name, column, zoned, "a date and time with a zone")
+
+    def _cast_text(self, name: str, column: pa.ChunkedArray, to: pa.DataType, needed: str) -> pa.ChunkedArray:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        try:
+            return pc.utf8_trim_whitespace(column).cast(to)
+        except pa.ArrowInvalid:
+            row = _first_failing(pc.utf8_trim_whitespace(column), to)
+            self.refuse(row, f"{name} must be {needed}, got {_shown(column[row])}")
+
+
+def _first_failing(column: pa.ChunkedArray, to: pa.DataType) -> int:
+    """Return the first row that is no such value, of a column that has one: by halves."""
+    import pyarrow as pa
+
+    good, bad = 0, len(column)  # rows before `good` can be cast, of those before `bad` one cannot
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        try:
+            column.slice(good, middle - good).cast(to)
+            good = middle
+        except pa.ArrowInvalid:
+            bad = middle
+    return good
+
+
+def _shown(scalar: Any) -> str:
+    """What stands in a file, in few characters."""
+    shown = f"{scalar.as_py()!r}"
+    return shown if len(shown) <= 40 else f"{shown[:37]}..."
