@@ -84,8 +84,7 @@ class Trace:
 
     Notes
     -----
-    The arrays are copies, writable for the sake of compiled loops, and meant to be read: a change to one is
-    not checked.
+    The arrays are copies, writable as compiled loops need them; a change to one is not checked.
 
     Examples
     --------

@@ -51,7 +51,7 @@ def load_trace(
         What the columns are: ``"azure"`` (TIMESTAMP, ContextTokens, GeneratedTokens; 2023 and 2024),
         ``"mooncake"`` (timestamp in ms, input_length, output_length, hash_ids), ``"burstgpt"`` (Timestamp in
         s, Request tokens, Response tokens) or ``"plain"`` (arrival_s, input_tokens, output_tokens and, if
-        known, cached_tokens and hash_ids; or usual other names, see :mod:`fastroof.simulation.trace_formats`).
+        known, cached_tokens and hash_ids; or other usual names: :mod:`fastroof.simulation.trace_formats`).
         By default the columns tell.
     limit : int, optional
         Only the first so many requests by arrival.

@@ -1,0 +1,104 @@
+"""What options of requests mean together, as the command line hands them over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from fastroof import Trace, TraceError, Workload
+from fastroof.cli import workload_options as options
+
+
+def asked(*words: str) -> Trace | Workload:
+    """What a command with all of the options is asked for by these words."""
+    app, answers = typer.Typer(), []
+
+    @app.command()
+    def command(
+        trace: options.TraceFile = None,
+        trace_format: options.TraceFormat = None,
+        rate_scale: options.RateScale = None,
+        limit: options.Limit = None,
+        rate: options.Rate = None,
+        arrivals: options.Arrivals = None,
+        burstiness: options.Burstiness = None,
+        ramp: options.Ramp = None,
+        clients: options.Clients = None,
+        think: options.Think = None,
+        num_requests: options.NumRequests = None,
+        input: options.Input = None,
+        output: options.Output = None,
+        cached: options.Cached = None,
+        seed: options.Seed = None,
+    ) -> None:
+        answers.append(options.asked_requests(**locals_of(locals())))
+
+    # options are annotated by name here, and evaluated where they are defined
+    result = CliRunner().invoke(app, list(words))
+    if result.exception is not None:
+        raise result.exception
+    (answer,) = answers
+    return answer
+
+
+def locals_of(given: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if name != "answers"}
+
+
+def drawn(*words: str) -> Workload:
+    answer = asked(*words)
+    assert isinstance(answer, Workload)
+    return answer
+
+
+def replayed(*words: str) -> Trace:
+    answer = asked(*words)
+    assert isinstance(answer, Trace)
+    return answer
+
+
+def test_nothing_asked_is_the_example() -> None:
+    assert replayed().name == "example"
+    few = replayed("--limit", "10", "--rate-scale", "2")
+    assert (few.arrival_s == replayed().arrival_s[:10] / 2).all()
+
+
+def test_every_option_of_drawn_requests_is_heard() -> None:
+    gamma = drawn(
+        "--rate", "5", "--burstiness", "0.5", "--num-requests", "7", "--input", "lognormal:100:0.5",
+        "--output", "uniform:5:9", "--cached", "share:0.5", "--seed", "3",
+    )  # fmt: skip
+    assert gamma == Workload(
+        rate=5.0, burstiness=0.5, requests=7, input_tokens="lognormal:100:0.5", output_tokens="uniform:5:9",
+        cached_tokens="share:0.5", seed=3,
+    )  # fmt: skip
+    assert drawn("--clients", "4", "--think", "0.5") == Workload(clients=4, think_s=0.5)
+    assert drawn("--ramp", "2:20:2") == Workload(ramp=(2, 20, 2))
+    assert drawn("--rate", "5", "--arrivals", "constant") == Workload(rate=5.0, arrivals="constant")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--trace", "example", "--rate", "5"), r"replayed \(--trace\) or drawn \(--rate\)"),
+        (("--limit", "5", "--seed", "1", "--input", "5"), r"\(--limit\) or drawn \(--input, --seed\)"),
+        (("--ramp", "2-20"), "--ramp needs"),
+        (("--ramp", "2"), "ramp must be two or more"),
+        (("--input", "normal:5:1"), "input_tokens must be"),
+        (("--trace", "nowhere.csv"), "cannot be read"),
+        (("--trace-format", "burstgpt"), "no column of"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(TraceError, match=said):
+        asked(*words)
+
+
+def test_drawn_requests_need_a_rate_to_be_a_trace() -> None:
+    with pytest.raises(TraceError, match="need --rate"):
+        options.asked_trace(input="100")
+    assert options.asked_trace(rate=5.0, num_requests=3).requests_per_s > 0
+    assert options.asked_trace(limit=3).name == "example"
