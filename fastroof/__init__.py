@@ -61,6 +61,7 @@ __all__ = [
     "UnsupportedModelError",
     "Workload",
     "__version__",
+    "capacity",
     "compile_plan",
     "compile_plans",
     "gpu_names",
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
     from fastroof.run import StepBatch, StepTimes
     from fastroof.serving import SpeculativeDecoding
     from fastroof.simulation import Simulation, Trace, Workload, load_trace, simulate
+    from fastroof.simulation.capacity import capacity
     from fastroof.sweep import run_sweep
     from fastroof.tables import Lookup, Tables, load_tables
 else:
@@ -99,6 +101,7 @@ else:
         "Tables": "tables",
         "Trace": "simulation",
         "Workload": "simulation",
+        "capacity": "simulation.capacity",
         "compile_plan": "plan",
         "compile_plans": "plan",
         "gpu_names": "config",

@@ -22,6 +22,7 @@ EPILOG: Final = """\b
 Examples:
   fastroof best
   fastroof sweep --example > my.toml; fastroof best my.toml --runners-up 5
+  fastroof best my.toml --percentile 99
 
 A runner-up is the best deployment of another GPU, mode, tp, dtype, KV cache or runtime.
 
@@ -30,7 +31,10 @@ JSON: objective, candidates, skipped (plans that could not be compiled), total_s
 and load [group, candidates, feasible, infeasible (reason: candidates), choices: the best first, one object a
 deployment [objective, relative_error (of a decode step's time), behind (share of the best), is_tie (no
 further behind than errors say), at_edge (at the largest load of the specification), margins [name, value,
-limit, left (share of the limit)], row (the columns of a sweep's results)]].
+limit, left (share of the limit)], row (the columns of a sweep's results), percentile (null without
+--percentile; then behind and is_tie are of what is served within it) [requests_per_s, low, high (with steps
+one standard error longer and shorter), tokens_per_s_per_gpu, limit (what binds), place (in the closed form's
+order), why_not (why it was not simulated)]]].
 """
 
 _EQUAL: Final = 1e-8
@@ -62,6 +66,14 @@ def best(
         ),
     ] = None,
     runners_up: Annotated[int, typer.Option(min=0, help="Runners-up of each at most.")] = 3,
+    percentile: Annotated[
+        float | None,
+        typer.Option(
+            metavar="P", help="Rank the leaders anew by requests/s with this percentile within the limits."
+        ),
+    ] = None,
+    requests: Annotated[int, typer.Option(min=2, help="With --percentile: requests to simulate.")] = 10_000,
+    seed: Annotated[int, typer.Option(min=0, help="With --percentile: seed of their arrivals.")] = 0,
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads to use.  [default: all processors]")
     ] = None,
@@ -70,7 +82,8 @@ def best(
     """Say which deployment to run, and why.
 
     Every deployment that the specification of a sweep asks for is estimated; for each model, and each load
-    where it has several, the best within the limits is named with the next best of other kinds.
+    where it has several, the best within the limits is named with the next best of other kinds. The limits
+    are on means; with --percentile the leaders are simulated, request by request, and ranked by that.
     """
     from importlib import resources
 
@@ -81,6 +94,9 @@ def best(
         answers = best_deployments(
             example if spec is None else spec,
             runners_up=runners_up,
+            percentile=percentile,
+            requests=requests,
+            seed=seed,
             threads=threads or usable_processors(),
             progress=shown,
         )
@@ -88,7 +104,7 @@ def best(
         print_json(_document(answers))
         return
     for answer in answers.answers:
-        _print(answer, answers.objective)
+        _print(answer, answers.objective, percentile)
     out = console()
     for why in answers.skipped:
         out.print(f"left out: {why}", soft_wrap=True)
@@ -101,7 +117,7 @@ def _document(value: Any) -> Any:
     return [_document(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _print(answer: Answer, objective: str) -> None:
+def _print(answer: Answer, objective: str, percentile: float | None) -> None:
     from fastroof.cli.sweep_summary import layout_words
 
     out = console()
@@ -128,9 +144,36 @@ def _print(answer: Answer, objective: str) -> None:
     columns = ["layout", "GPU", "dtype", "KV", "clients", _OBJECTIVES[objective], "behind"]
     columns += [" ".join(_NAMES[name]).strip() for name in sorted(limits)]
     columns += ["KV cache", "bound by"]
+    left = ["layout", "GPU", "dtype", "KV", "bound by"]
     rows = [_cells(choice, sorted(limits)) for choice in answer.choices]
-    print_table(columns, rows, left=("layout", "GPU", "dtype", "KV", "bound by"))
+    if percentile is not None:
+        limited = f"limit at p{percentile:g}"
+        columns += [f"p{percentile:g} requests/s", "one error", "tokens/s a GPU at it", limited, "was"]
+        left.append(limited)
+        rows = [cells + _percentile_cells(choice) for cells, choice in zip(rows, answer.choices, strict=True)]
+    print_table(columns, rows, left=left)
+    for choice in answer.choices:
+        if choice.percentile is not None and choice.percentile.why_not:
+            out.print(
+                f"{layout_words(choice.row)} not simulated: {choice.percentile.why_not}", soft_wrap=True
+            )
     out.print()
+
+
+def _percentile_cells(choice: Choice) -> list[str]:
+    """What a choice serves within the percentile, and where the closed form had it."""
+    from fastroof.cli.capacity_tables import limit_words
+
+    most = choice.percentile
+    if most is None or most.why_not:
+        return ["-", "-", "-", "not simulated", "" if most is None else f"{most.place}."]
+    return [
+        f"{most.requests_per_s:,.4g}",
+        f"{most.low:,.4g} to {most.high:,.4g}",
+        f"{most.tokens_per_s_per_gpu:,.4g}",
+        limit_words(most.limit),
+        f"{most.place}.",
+    ]
 
 
 def _drafts_words(row: dict[str, Any]) -> str:

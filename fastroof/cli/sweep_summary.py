@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from fastroof.cli.capacity_tables import print_capacities
 from fastroof.cli.output import console, duration, percent, print_json, print_table
 from fastroof.sweep.deployments.summary import INFEASIBLE
 from fastroof.units import US_PER_MS
 
 if TYPE_CHECKING:
-    from fastroof.sweep import BestStep, DeploymentSummary, StepSummary
+    from fastroof.sweep import BestStep, CapacitySummary, DeploymentSummary, StepSummary
 
 __all__ = ["layout_words", "print_summary"]
 
@@ -18,7 +19,9 @@ MOST_GROUPS: Final = 40
 """Groups whose best deployment is printed; all are in the file."""
 
 
-def print_summary(summary: StepSummary | DeploymentSummary, *, as_json: bool, quiet: bool) -> None:
+def print_summary(
+    summary: StepSummary | DeploymentSummary | CapacitySummary, *, as_json: bool, quiet: bool
+) -> None:
     """Print what a sweep came to, for a person, as JSON, or not at all."""
     if as_json:
         print_json(summary.document())
@@ -160,5 +163,9 @@ def _deployment_cell(row: dict[str, Any], name: str, varied: dict[str, str]) -> 
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-_PRINTED: Final[dict[str, Callable[[Any], None]]] = {"steps": _print_steps, "deployments": _print_deployments}
+_PRINTED: Final[dict[str, Callable[[Any], None]]] = {
+    "steps": _print_steps,
+    "deployments": _print_deployments,
+    "capacities": print_capacities,
+}
 """What prints a summary, by its kind of sweep."""

@@ -1,8 +1,9 @@
-"""Parameter sweeps: a spec of steps or deployments in, a file of the best out; or plans in, arrays out."""
+"""Parameter sweeps: a spec of steps, deployments or capacities in, a file out; or plans in, arrays out."""
 
 from __future__ import annotations
 
 from fastroof.sweep.best import best_deployments
+from fastroof.sweep.capacities import CapacitySpec, CapacitySummary
 from fastroof.sweep.deployments import Constraints, DeploymentSpec, DeploymentSummary
 from fastroof.sweep.kinds import load_spec, work_units
 from fastroof.sweep.merge import merge_shards
@@ -16,6 +17,8 @@ __all__ = [
     "LIMITS",
     "BestBatches",
     "BestStep",
+    "CapacitySpec",
+    "CapacitySummary",
     "Constraints",
     "DeploymentSpec",
     "DeploymentSummary",

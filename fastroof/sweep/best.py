@@ -7,6 +7,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -14,12 +15,22 @@ from fastroof.checks import whole_number
 from fastroof.errors import SweepError
 from fastroof.sweep.deployments import DeploymentSpec, DeploymentSweep
 from fastroof.sweep.kinds import load_spec
+from fastroof.sweep.percentile_choices import (
+    PercentileCapacity,
+    percentile_capacity,
+    percentile_limits,
+    ranked_anew,
+    weights,
+)
 from fastroof.sweep.units import PlanKey
 
 __all__ = ["CHOICE_COLUMNS", "Answer", "Answers", "Choice", "Margin", "best_deployments"]
 
 CHOICE_COLUMNS: Final = ("gpu", "mode", "tp", "pp", "dp", "ep", "routing", "dtype", "kv_dtype", "runtime")
 """What makes two deployments different choices; replicas, budgets and loads are how one is run."""
+
+LEAST_LEADERS: Final = 8
+"""Leaders that are simulated, at least, where they are ranked by a percentile."""
 
 _DIGITS: Final = 8
 _OBJECTIVE_COLUMNS: Final = {"cost": "cost_per_million_tokens", "goodput": "tokens_per_s"}
@@ -63,6 +74,9 @@ class Choice(NamedTuple):
         How far it is from each limit, the nearest first.
     at_edge : bool
         Whether it runs at the largest load of the spec: a larger one might be better still.
+    percentile : PercentileCapacity, optional
+        What it serves within a percentile, where one was asked for: then ``behind`` and ``is_tie`` are of
+        requests a second within it, over what the objective counts.
     """
 
     row: dict[str, Any]
@@ -72,6 +86,7 @@ class Choice(NamedTuple):
     is_tie: bool
     margins: tuple[Margin, ...]
     at_edge: bool
+    percentile: PercentileCapacity | None = None
 
 
 class Answer(NamedTuple):
@@ -131,6 +146,9 @@ def best_deployments(
     spec: DeploymentSpec | Mapping[str, Any] | str | Path,
     *,
     runners_up: int = 3,
+    percentile: float | None = None,
+    requests: int = 10_000,
+    seed: int = 0,
     threads: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> Answers:
@@ -143,6 +161,13 @@ def best_deployments(
         ``histogram`` do not matter; the columns of ``per`` that are a load are answered one by one.
     runners_up : int
         Deployments after the best at most: each is the best of its GPU, mode, tp, dtypes and runtime.
+    percentile : float, optional
+        Rank the leaders anew by simulations: by the largest rate at which this percentile of each time keeps
+        the limit on its mean, as :func:`fastroof.capacity` finds it. Twice as many as are returned, at least
+        eight, are simulated.
+    requests, seed : int
+        With a percentile: how many requests are simulated, and the seed of their arrivals. These are Poisson,
+        their lengths the load's.
     threads : int
         Threads to share the work over; any number gives the same answers.
     progress : callable, optional
@@ -152,12 +177,14 @@ def best_deployments(
     -------
     Answers
         The best by the spec's objective of those within its constraints; of equals the one on fewer GPUs,
-        then the one with the shorter requests.
+        then the one with the shorter requests. With a percentile the order is that of requests a second
+        within it, over GPUs or what they cost; of a given rate, those that serve it come first.
 
     Raises
     ------
     SweepError
-        If the spec is wrong, or one of steps.
+        If the spec is wrong, or not one of deployments; if a percentile goes without limits on times, or with
+        an objective that no rate says anything of.
     TableError
         If the tables cannot be read.
 
@@ -170,15 +197,20 @@ def best_deployments(
     (1, 32.0, 'tpot_ms', 2)
     """
     started = time.perf_counter()
-    for name, value, least in (("runners_up", runners_up, 0), ("threads", threads, 1)):
+    for name, value, least in (
+        ("runners_up", runners_up, 0),
+        ("threads", threads, 1),
+        ("requests", requests, 2),
+    ):
         whole_number(name, value, least, error=SweepError)
     loaded = load_spec(spec)
     if not isinstance(loaded, DeploymentSpec):
-        raise SweepError("the spec is one of steps: with isl, osl and concurrency it is of deployments")
+        raise SweepError("the spec is not one of deployments, which have isl, osl and concurrency")
     loads = tuple(name for name in loaded.load_axes if name in loaded.per)
     changes = {"keep": "best", "k": 1, "histogram": False, "per": ["model", *CHOICE_COLUMNS, *loads]}
     narrowed = load_spec(loaded, changes)
     assert isinstance(narrowed, DeploymentSpec)
+    capacities_of = None if percentile is None else _simulating(loaded, percentile, requests, seed, threads)
     by_model, skipped = _evaluated(narrowed, threads, progress)
     objective = _OBJECTIVE_COLUMNS.get(loaded.objective, loaded.objective)
     answers = []
@@ -188,7 +220,11 @@ def best_deployments(
         for load in itertools.product(*(loaded.load_axes[name] for name in loads)):
             group = dict(zip(loads, load, strict=True))
             rows = [row for row in evaluated.rows if all(row[name] == value for name, value in group.items())]
-            choices = _ranked(loaded, objective, rows)[: 1 + runners_up]
+            choices = _ranked(loaded, objective, rows)
+            if capacities_of is not None:
+                leaders = choices[: max(LEAST_LEADERS, 2 * (1 + runners_up))]
+                choices = _ranked_anew(loaded, leaders, capacities_of(leaders))
+            choices = choices[: 1 + runners_up]
             feasible = candidates - sum(counts.values())
             answers.append(Answer({"model": model, **group}, choices, candidates, feasible, dict(counts)))
     total = sum(evaluated.counts["evaluated"] for evaluated in by_model.values())
@@ -260,6 +296,48 @@ def _choice(spec: DeploymentSpec, objective: str, row: dict[str, Any], best: dic
     at_edge = len(given) > 1 and row[load] == given[-1] and load not in spec.per
     behind = abs(1.0 - ratio)
     return Choice(row, row[objective], errors[0], behind, is_tie, _margins(spec, row), at_edge)
+
+
+def _simulating(
+    spec: DeploymentSpec, percentile: float, requests: int, seed: int, threads: int
+) -> Callable[[Sequence[Choice]], list[PercentileCapacity]]:
+    """What finds the capacities of leaders within a percentile; what is asked for is checked at once."""
+    limits = percentile_limits(spec, percentile)
+    weights(spec, ())
+
+    def capacities(leaders: Sequence[Choice]) -> list[PercentileCapacity]:
+        from fastroof.sweep.sources import load_tables_by_gpu
+
+        tables_by_gpu = load_tables_by_gpu(DeploymentSweep(spec))
+
+        def capacity_of(place: int) -> PercentileCapacity:
+            row = leaders[place].row
+            return percentile_capacity(spec, row, place + 1, tables_by_gpu, limits, requests, seed)
+
+        with ThreadPoolExecutor(threads) as pool:
+            return list(pool.map(capacity_of, range(len(leaders))))
+
+    return capacities
+
+
+def _ranked_anew(
+    spec: DeploymentSpec, leaders: Sequence[Choice], capacities: Sequence[PercentileCapacity]
+) -> tuple[Choice, ...]:
+    """Rank the leaders by what they serve within a percentile."""
+    rows = [leader.row for leader in leaders]
+    divided_by = weights(spec, rows)
+    order = ranked_anew(capacities, divided_by, [row["request_rate_per_s"] for row in rows])
+    served = [most.requests_per_s / by for most, by in zip(capacities, divided_by, strict=True)]
+    best = order[0] if order else 0
+    ranked = []
+    for place in order:
+        ratio = served[place] / served[best] if served[best] > 0.0 else math.nan
+        error, its = capacities[place].relative_error, capacities[best].relative_error
+        is_close = ratio > 0.0 and error is not None and its is not None
+        is_tie = is_close and place != best and abs(math.log(ratio)) < math.hypot(error or 0.0, its or 0.0)
+        behind = abs(1.0 - ratio) if place != best else 0.0
+        ranked.append(leaders[place]._replace(behind=behind, is_tie=is_tie, percentile=capacities[place]))
+    return tuple(ranked)
 
 
 def _margins(spec: DeploymentSpec, row: Mapping[str, Any]) -> tuple[Margin, ...]:

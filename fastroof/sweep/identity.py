@@ -29,7 +29,7 @@ _MEANT: Final = {
     "fastroof.version": "fastroof's version",
     "fastroof.kind": "kind of sweep",
     "fastroof.tables_hash": "the tables' hash",
-    "fastroof.inputs_hash": "hash of the models, GPUs and runtimes",
+    "fastroof.inputs_hash": "hash of the models, GPUs, runtimes and requests",
 }
 _SHOWN: Final = 60
 
@@ -47,13 +47,13 @@ def file_metadata(sweep: SweepKind, tables_by_gpu: Mapping[str, GpuTables]) -> d
 
 
 def inputs_hash(sweep: SweepKind) -> str:
-    """Hash what the models, GPUs and runtimes of a spec are, which may be files that change."""
+    """Hash what the models, GPUs, runtimes and requests of a spec are, which may be files that change."""
     meant = [
         *map(load_model, sweep.spec.all_models),
         *map(load_gpu, sweep.gpus),
         *map(load_engine, sweep.runtimes),
     ]
-    return hashlib.sha256("\n".join(map(repr, meant)).encode()).hexdigest()
+    return hashlib.sha256("\n".join([*map(repr, meant), *sweep.spec.other_inputs]).encode()).hexdigest()
 
 
 def differences(there: Mapping[str, str], here: Mapping[str, str]) -> list[str]:

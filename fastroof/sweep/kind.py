@@ -62,7 +62,7 @@ class SweepKind(Protocol):
     Attributes
     ----------
     name : str
-        Name of the kind: ``steps`` or ``deployments``.
+        Name of the kind: ``steps``, ``deployments`` or ``capacities``.
     spec : SweepSpec
         What is swept.
     gpus, runtimes : sequence of str

@@ -6,34 +6,46 @@ import tomllib
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from fastroof.sweep.deployments import DeploymentSpec, DeploymentSweep
+from fastroof.sweep.capacities import CapacitySpec, CapacitySummary, CapacitySweep
+from fastroof.sweep.deployments import DeploymentSpec, DeploymentSummary, DeploymentSweep
 from fastroof.sweep.spec_values import read_values, validated
-from fastroof.sweep.steps import StepSpec, StepSweep
+from fastroof.sweep.steps import StepSpec, StepSummary, StepSweep
 from fastroof.sweep.units import WorkUnit
 
-__all__ = ["load_spec", "sweep_of", "work_units"]
+__all__ = ["Spec", "Summary", "load_spec", "sweep_of", "work_units"]
+
+Spec = StepSpec | DeploymentSpec | CapacitySpec
+"""What a sweep is made from, of whichever kind."""
+
+Summary = StepSummary | DeploymentSummary | CapacitySummary
+"""What a sweep hands back."""
+
+_ADDED: Final = ("constraints", "workload", "slo")
+"""Tables of a spec that changes are added to."""
 
 
 def load_spec(
-    spec: StepSpec | DeploymentSpec | Mapping[str, Any] | str | Path | None = None,
+    spec: Spec | Mapping[str, Any] | str | Path | None = None,
     changes: Mapping[str, Any] | None = None,
-) -> StepSpec | DeploymentSpec:
+) -> Spec:
     """Load what to sweep, and check it whole.
 
     Parameters
     ----------
-    spec : StepSpec, DeploymentSpec, mapping, str, Path or None
+    spec : StepSpec, DeploymentSpec, CapacitySpec, mapping, str, Path or None
         A spec, its keys and values, or the path of a TOML file with them. None is the packaged spec.
-        In a file, a gpu, tables, runtime or model that starts with ``./`` or ``../`` lies beside the file.
-        With ``isl`` it is a sweep over deployments, otherwise one over steps.
+        In a file, a gpu, tables, runtime, model or trace that starts with ``./`` or ``../`` lies beside the
+        file. With ``slo`` it is a sweep over capacities, with ``isl`` one over deployments, otherwise one
+        over steps.
     changes : mapping, optional
-        Keys and values that take the place of the spec's; constraints are added to the spec's.
+        Keys and values that take the place of the spec's; constraints, a workload and an slo are added to
+        the spec's.
 
     Returns
     -------
-    StepSpec or DeploymentSpec
+    StepSpec, DeploymentSpec or CapacitySpec
         With ranges expanded.
 
     Raises
@@ -48,7 +60,7 @@ def load_spec(
     >>> load_spec({"models": ["llama-3.1-8b"], "isl": 4000, "osl": 500, "concurrency": [1, 64]}).mode
     ('aggregated',)
     """
-    if isinstance(spec, StepSpec | DeploymentSpec):
+    if isinstance(spec, Spec):
         if not changes:
             return spec
         spec = spec.model_dump()
@@ -59,24 +71,28 @@ def load_spec(
     else:
         values, where = read_values(spec)
     for key, value in (changes or {}).items():
-        both = isinstance(value, Mapping) and isinstance(values.get(key), Mapping) and key == "constraints"
+        both = isinstance(value, Mapping) and isinstance(values.get(key), Mapping) and key in _ADDED
         values[key] = {**values[key], **value} if both else value
+    if "slo" in values or "workload" in values:
+        return validated(CapacitySpec, values, where)
     if "isl" in values:
         return validated(DeploymentSpec, values, where)
     return validated(StepSpec, values, where)
 
 
-def sweep_of(spec: StepSpec | DeploymentSpec) -> StepSweep | DeploymentSweep:
+def sweep_of(spec: Spec) -> StepSweep | DeploymentSweep | CapacitySweep:
     """Take a spec as a sweep of its kind, which keeps :class:`fastroof.sweep.kind.SweepKind`."""
+    if isinstance(spec, CapacitySpec):
+        return CapacitySweep(spec)
     return DeploymentSweep(spec) if isinstance(spec, DeploymentSpec) else StepSweep(spec)
 
 
-def work_units(spec: StepSpec | DeploymentSpec) -> list[WorkUnit]:
+def work_units(spec: Spec) -> list[WorkUnit]:
     """Cut a sweep into units, always the same ones.
 
     Parameters
     ----------
-    spec : StepSpec or DeploymentSpec
+    spec : StepSpec, DeploymentSpec or CapacitySpec
         What to sweep.
 
     Returns

@@ -11,20 +11,18 @@ from typing import TYPE_CHECKING, Final
 
 from fastroof.errors import SweepError
 from fastroof.sweep.identity import differences
-from fastroof.sweep.kinds import load_spec, sweep_of
+from fastroof.sweep.kinds import Summary, load_spec, sweep_of
 from fastroof.sweep.shards import Shard, shard_units
 
 if TYPE_CHECKING:
-    from fastroof.sweep.deployments import DeploymentSummary
     from fastroof.sweep.shard_files import ShardFile
-    from fastroof.sweep.steps import StepSummary
 
 __all__ = ["merge_shards"]
 
 _OF_A_SHARD: Final = ("fastroof.shard", "fastroof.outcomes")
 
 
-def merge_shards(shards: Iterable[str | Path], output: str | Path) -> StepSummary | DeploymentSummary:
+def merge_shards(shards: Iterable[str | Path], output: str | Path) -> Summary:
     """Join the files of all shards of a sweep into the results of the whole.
 
     Parameters
@@ -36,7 +34,7 @@ def merge_shards(shards: Iterable[str | Path], output: str | Path) -> StepSummar
 
     Returns
     -------
-    StepSummary or DeploymentSummary
+    StepSummary, DeploymentSummary or CapacitySummary
         As of the whole sweep; ``evaluate_s`` is the sum of the shards', ``total_s`` the time of joining.
 
     Raises
@@ -77,7 +75,7 @@ def merge_shards(shards: Iterable[str | Path], output: str | Path) -> StepSummar
     metadata = files[0].metadata
     sweep = sweep_of(load_spec(json.loads(metadata["fastroof.spec"])))
     if inputs_hash(sweep) != metadata["fastroof.inputs_hash"]:
-        raise SweepError("a model, GPU or runtime that the spec names is not here what it was for the shards")
+        raise SweepError("a model, GPU, runtime or trace of the spec is not here what it was for the shards")
     units = sweep.units()
     of_file = [file.results(shard_units(units, file.shard)) for file in files]
     merged = heapq.merge(*of_file, key=lambda numbered: numbered[0])

@@ -9,10 +9,8 @@ from typing import Any, Final
 
 from fastroof.checks import whole_number
 from fastroof.errors import SweepError
-from fastroof.sweep.deployments import DeploymentSpec, DeploymentSummary
-from fastroof.sweep.kinds import load_spec, sweep_of
+from fastroof.sweep.kinds import Spec, Summary, load_spec, sweep_of
 from fastroof.sweep.shards import Shard, shard_units
-from fastroof.sweep.steps import StepSpec, StepSummary
 from fastroof.sweep.units import UnitResult, WorkUnit
 
 __all__ = ["run_sweep"]
@@ -23,7 +21,7 @@ Progress = Callable[[int, int], None]
 
 
 def run_sweep(
-    spec: StepSpec | DeploymentSpec | Mapping[str, Any] | str | Path | None,
+    spec: Spec | Mapping[str, Any] | str | Path | None,
     output: str | Path,
     engine: str = "local",
     *,
@@ -33,14 +31,15 @@ def run_sweep(
     resume: bool = False,
     restart: bool = False,
     progress: Progress | None = None,
-) -> StepSummary | DeploymentSummary:
+) -> Summary:
     """Evaluate every candidate of a spec, and write the ones that are kept.
 
     Parameters
     ----------
-    spec : StepSpec, DeploymentSpec, mapping, str, Path or None
-        What to sweep: see :func:`fastroof.sweep.load_spec`. With ``isl`` it is a sweep over deployments
-        under a load, otherwise one over decode steps. None is the packaged sweep over steps.
+    spec : StepSpec, DeploymentSpec, CapacitySpec, mapping, str, Path or None
+        What to sweep: see :func:`fastroof.sweep.load_spec`. With ``slo`` it is a sweep over capacities, with
+        ``isl`` one over deployments under a load, otherwise one over decode steps. None is the packaged sweep
+        over steps.
     output : str or Path
         The results, ending in .parquet, .csv or .jsonl. Replaced as a whole when the sweep is done.
     engine : str
@@ -62,7 +61,7 @@ def run_sweep(
 
     Returns
     -------
-    StepSummary or DeploymentSummary
+    StepSummary, DeploymentSummary or CapacitySummary
         Counts, times, what was left out and why, and the best of it.
 
     Raises

@@ -117,6 +117,11 @@ class SweepSpec(BaseModel):
         """Models that answers depend on."""
         return self.models
 
+    @property
+    def other_inputs(self) -> tuple[str, ...]:
+        """What else answers depend on that the spec only names."""
+        return ()
+
     @field_validator("models", mode="before")
     @classmethod
     def _check_models(cls, value: Any) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ __all__ = [
 Spec = TypeVar("Spec", bound=BaseModel)
 
 _SHOWN: Final = 10
-_PATHS: Final = ("gpu", "gpus", "tables", "runtime", "models", "speculation")
+_PATHS: Final = ("gpu", "gpus", "tables", "runtime", "models", "speculation", "workload")
 
 _RANGE: Final = {
     "type": "object",

@@ -69,7 +69,7 @@ class WorkUnit(NamedTuple):
     plan : PlanKey
         What to evaluate.
     mode : str
-        ``steps``, ``aggregated`` or ``disaggregated``.
+        ``steps``, ``aggregated``, ``disaggregated`` or ``capacity``.
     start, stop : int
         Which of the plan's candidates, or for steps which of the spec's kv_len.
     size : int

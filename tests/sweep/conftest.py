@@ -6,16 +6,17 @@ from collections.abc import Callable
 
 import pytest
 
+from fastroof.sweep.capacities import units as capacity_units
 from fastroof.sweep.deployments import units as deployment_units
 from fastroof.sweep.steps import units as step_units
 
 
 @pytest.fixture
 def cut_units(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Cut sweeps of both kinds into units of at most so many evaluations and rows."""
+    """Cut sweeps of all kinds into units of at most so many evaluations and rows."""
 
     def cut(size: int) -> None:
-        for module in (step_units, deployment_units):
+        for module in (step_units, deployment_units, capacity_units):
             for name in vars(module).copy():
                 if name.endswith("_A_UNIT"):
                     monkeypatch.setattr(module, name, size)

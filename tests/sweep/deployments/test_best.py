@@ -152,7 +152,7 @@ def test_it_shows_progress() -> None:
 
 def test_wrong_questions_say_what_would_do() -> None:
     steps = {"models": "llama-3.1-8b", "batch_size": 1, "kv_len": 9}
-    with pytest.raises(SweepError, match="the spec is one of steps"):
+    with pytest.raises(SweepError, match="the spec is not one of deployments"):
         best_deployments(steps)
     with pytest.raises(SweepError, match="runners_up must be a whole number of at least 0, got -1"):
         best_deployments(SPEC, runners_up=-1)

@@ -1,0 +1,153 @@
+"""How few replicas serve requests as they come within limits on percentiles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from fastroof.checks import whole_number
+from fastroof.errors import SimulationError
+from fastroof.simulation.deployment_runs import check_room, deployment_runner, drawn_traces
+from fastroof.simulation.percentile_limits import Limits, Seen, parsed_limits
+from fastroof.simulation.replicas import MOST_REPLICAS
+from fastroof.simulation.settings import EngineSettings
+
+if TYPE_CHECKING:
+    from fastroof.plan import StepPlan
+    from fastroof.simulation.trace import Trace
+    from fastroof.simulation.workload import Workload
+
+__all__ = ["FewestReplicas", "fewest_replicas"]
+
+GROWTH = 0.01
+"""Queues may grow by as much of the time that passes, or by what is chance: as capacities have it."""
+
+
+@dataclass(frozen=True)
+class FewestReplicas:
+    """The fewest replicas that keep the limits.
+
+    Attributes
+    ----------
+    replicas, gpus : int
+        How many, and GPUs of all of them; 0 where no number does.
+    limit : str
+        What breaks first with one fewer, or at all; ``none`` where one replica will do.
+    requests_per_s : float
+        The rate of the requests.
+    seen : dict of int to tuple
+        By the number of replicas what each simulation had to say to the limits.
+    limits : Limits
+        What was to be kept.
+    """
+
+    replicas: int
+    gpus: int
+    limit: str
+    requests_per_s: float
+    seen: dict[int, Seen] = field(repr=False)
+    limits: Limits = field(repr=False)
+
+    @property
+    def at_replicas(self) -> dict[str, float]:
+        """The limited percentiles with as many replicas, ms; empty where none will do."""
+        seen = self.seen.get(self.replicas)
+        names = [limit.name for limit in self.limits.percentiles]
+        return {} if seen is None else dict(zip(names, seen.values_ms, strict=True))
+
+
+def fewest_replicas(
+    plan: StepPlan,
+    trace_or_workload: Trace | Workload,
+    *,
+    goodput: float | None = None,
+    routing: str = "round_robin",
+    most: int = 64,
+    threads: int = 1,
+    **options: Any,
+) -> FewestReplicas:
+    """Find the fewest replicas that serve requests at the rate they have, within limits on percentiles.
+
+    Parameters
+    ----------
+    plan : StepPlan
+        What times the steps of each replica.
+    trace_or_workload : Trace or Workload
+        The requests, at their own rate; a closed loop too.
+    goodput, routing, threads : optional
+        As :func:`fastroof.capacity` has them.
+    most : int, default 64
+        No more replicas are tried, up to 4096.
+    **options
+        Settings of the engine (``max_num_seqs=128``; left out or None, the engine's own) and limits
+        (``ttft_p99_ms=500``), as :func:`fastroof.capacity` has them.
+
+    Returns
+    -------
+    FewestReplicas
+        By doubling, then bisection: that many keep all limits, and one fewer does not.
+
+    Raises
+    ------
+    SimulationError
+        As :func:`fastroof.capacity`.
+
+    Examples
+    --------
+    >>> import fastroof
+    >>> from fastroof.simulation import Workload
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), runtime="vllm")
+    >>> load = Workload(rate=40, requests=500, input_tokens=1000, output_tokens=100, seed=1)
+    >>> fewest_replicas(plan, load, ttft_p99_ms=500, tpot_p99_ms=30).replicas
+    2
+    """
+    most = whole_number("most", most, 1, MOST_REPLICAS, SimulationError)
+    trace = drawn_traces(trace_or_workload, 1)[0]
+    chosen = {name: options.pop(name) for name in EngineSettings.__dataclass_fields__ if name in options}
+    growth = max(GROWTH, 1.0 / math.sqrt(len(trace)))
+    # the clients of a closed loop send as fast as they are answered: their queue does not grow
+    limits = parsed_limits(options, goodput, math.inf if trace.is_closed else growth)
+    settings = EngineSettings.of_plan(plan, **chosen)
+    check_room(trace, settings)
+    seen: dict[int, Seen] = {}
+
+    def keeps(replicas: int) -> bool:
+        run = deployment_runner(plan, settings, replicas, routing, threads)
+        seen[replicas] = limits.seen(trace, run(trace, 1.0))
+        return limits.holds(seen[replicas])
+
+    fewest = fewest_that_keep(keeps, most)
+    broken = [replicas for replicas, one in seen.items() if not limits.holds(one)]
+    limit = limits.binding(seen[max(broken)]) if broken else "none"
+    return FewestReplicas(
+        fewest,
+        fewest * plan.layout.world_size,
+        limit,
+        trace.requests_per_s,
+        dict(sorted(seen.items())),
+        limits,
+    )
+
+
+def fewest_that_keep(keeps: Callable[[int], bool], most: int) -> int:
+    """Find the least number from 1 on that will do, by doubling and bisection; 0 where ``most`` does not.
+
+    Examples
+    --------
+    >>> fewest_that_keep(lambda number: number >= 11, 64), fewest_that_keep(lambda number: False, 64)
+    (11, 0)
+    """
+    below, number = 0, 1
+    while not keeps(number):
+        if number == most:
+            return 0
+        below, number = number, min(2 * number, most)
+    while number - below > 1:
+        middle = (below + number) // 2
+        if keeps(middle):
+            number = middle
+        else:
+            below = middle
+    return number

@@ -1,0 +1,184 @@
+"""Which deployments to find the capacity of, for which requests and within which percentiles."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from fastroof.config import load_gpu
+from fastroof.engines import engine_names, load_engine
+from fastroof.models import load_model
+from fastroof.models.layout import SIZES_OF_TP, TP_SIZES
+from fastroof.ranges import expand_sizes
+from fastroof.sweep.capacities.requests import requests_hash, requests_of
+from fastroof.sweep.spec import Names, Sizes, SweepSpec
+from fastroof.sweep.spec_values import checked_choices, checked_names, count_problem
+
+if TYPE_CHECKING:
+    from fastroof.simulation.percentile_limits import Limits
+    from fastroof.simulation.trace import Trace
+    from fastroof.simulation.workload import Workload
+
+__all__ = ["GROUP_COLUMNS", "MAX_CANDIDATES", "CapacitySpec", "Deployment"]
+
+MAX_CANDIDATES: Final = 10**6
+"""Most deployments of a sweep: some hours on one core."""
+
+GROUP_COLUMNS: Final = (
+    "model", "gpu", "tp", "pp", "dp", "ep", "routing", "replicas", "total_gpus", "dtype", "kv_dtype",
+    "runtime", "max_batched_tokens", "max_seqs",
+)  # fmt: skip
+"""Columns that rows can be grouped by."""
+
+_LARGEST: Final = {"max_batched_tokens": 2**20, "max_seqs": 2**16, "replicas": 2**10, "total_gpus": 2**16}
+_OF_ENGINE: Final = ("max_batched_tokens", "max_seqs")
+_SIZES: Final = "a number, a list of numbers, or a range like {start = 1, stop = 512, factor = 2}"
+_SLO: Final = "a table of limits, like {ttft_p99_ms = 500, tpot_p99_ms = 50}"
+_WORKLOAD: Final = (
+    "a table of the requests: {trace = 'FILE', limit = 10000}, or {requests = 10000, input_tokens = 1024, "
+    "output_tokens = 'lognormal:200:0.5', arrivals = 'poisson', seed = 0}"
+)
+
+Deployment = tuple[int, int | None, int | None]
+"""Replicas, tokens of a step at most, and requests that run at once at most; None is the engine's own."""
+
+
+class CapacitySpec(SweepSpec):
+    """Which deployments a sweep finds the capacity of, and what they serve.
+
+    Every combination of models, gpus, tp, pp, dp, ep, routing, dtype, kv_dtype, runtime, replicas,
+    max_batched_tokens and max_seqs is one deployment. All of them meet the same requests.
+    :func:`fastroof.sweep.load_spec` makes it and words its errors.
+    """
+
+    gpus: Names = Field(("h100",), description="a list of GPU names, or paths of gpu.toml files")
+    tp: Sizes = Field(TP_SIZES, description=f"a list out of {SIZES_OF_TP}")
+    replicas: Sizes | None = Field(
+        None, description=f"copies of the model, {_SIZES}; or total_gpus; default one"
+    )
+    total_gpus: Sizes | None = Field(None, description=f"GPUs that replicas share: {_SIZES}")
+    runtime: Names = Field(
+        ("vllm",),
+        description=f"a list out of {', '.join(engine_names())}, or paths of profiles' .toml files",
+    )
+    max_batched_tokens: Sizes | None = Field(
+        None, description=f"tokens that a step holds at most, {_SIZES}; default each runtime's own"
+    )
+    max_seqs: Sizes | None = Field(
+        None,
+        description=f"requests that a replica runs at once at most, {_SIZES}; default each runtime's own",
+    )
+    workload: dict[str, Any] = Field(description=_WORKLOAD)
+    slo: dict[str, float] = Field(description=_SLO)
+    tolerance: float = Field(
+        0.01, gt=0, le=0.5, description="how near rates are searched for, relative: a number up to 0.5"
+    )
+    draws: int = Field(
+        1, ge=1, le=1000, description="how often a workload is drawn, a whole number up to 1,000"
+    )
+    keep: Literal["all", "best"] = Field("all", description="'all' or 'best'")
+    k: int = Field(5, ge=1, le=10_000, description="rows of each group to keep, a whole number up to 10,000")
+    per: Names = Field(("model",), description=f"a list of columns out of {', '.join(GROUP_COLUMNS)}")
+
+    @field_validator("gpus", mode="before")
+    @classmethod
+    def _check_gpus(cls, value: Any) -> tuple[str, ...]:
+        return checked_names(value, lambda name: load_gpu(name).name, "GPU names or paths of gpu.toml files")
+
+    @field_validator("runtime", mode="before")
+    @classmethod
+    def _check_runtimes(cls, value: Any) -> tuple[str, ...]:
+        return checked_names(
+            value, lambda name: load_engine(name).name, "names of runtimes or paths of profiles"
+        )
+
+    @field_validator("per", mode="before")
+    @classmethod
+    def _check_columns(cls, value: Any) -> tuple[Any, ...]:
+        return () if value in ([], ()) else checked_choices(value, GROUP_COLUMNS)
+
+    @field_validator(*_LARGEST, mode="before")
+    @classmethod
+    def _check_sizes(cls, value: Any, info: ValidationInfo) -> tuple[int, ...] | None:
+        return None if value is None else expand_sizes(value, _LARGEST[str(info.field_name)])
+
+    @field_validator("workload", mode="after")
+    @classmethod
+    def _check_workload(cls, value: dict[str, Any]) -> dict[str, Any]:
+        requests_of(value)
+        return value
+
+    @field_validator("slo", mode="before")
+    @classmethod
+    def _check_slo(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            _limits(value)
+            return {key: float(most) for key, most in value.items()}
+        return value
+
+    @model_validator(mode="after")
+    def _check_together(self) -> CapacitySpec:
+        problems = []
+        if self.total_gpus is not None and self.replicas is not None:
+            problems.append("total_gpus: goes without replicas, which follow from it")
+        if "trace" in self.workload and self.draws > 1:
+            problems.append("draws: a trace from a file has one draw; only a workload can be drawn again")
+        if problems:
+            raise ValueError("; ".join(problems))
+        names = ("models", "gpus", "dtype", "kv_dtype", "runtime", "replicas", "total_gpus", *_OF_ENGINE)
+        counts = {name: len(getattr(self, name) or (None,)) for name in names} | {"splits": len(self.splits)}
+        count_problem(counts, "deployments", MAX_CANDIDATES, "")
+        return self
+
+    @functools.cached_property
+    def requests(self) -> Trace | Workload:
+        """The requests that all deployments meet; they travel with the spec once they are read."""
+        return requests_of(self.workload)
+
+    @property
+    def other_inputs(self) -> tuple[str, ...]:
+        """What the requests are, as files may change."""
+        return (requests_hash(self.requests),)
+
+    @property
+    def limits(self) -> Limits:
+        """What has to be kept, apart from the throughput."""
+        return _limits(self.slo)
+
+    def deployments(self, gpus_each: int) -> tuple[Deployment, ...]:
+        """Return every deployment of a plan whose replica is of so many GPUs, in the order of the rows."""
+        replicas = self.replicas or (1,)
+        if self.total_gpus is not None:
+            replicas = tuple(total // gpus_each for total in self.total_gpus if total % gpus_each == 0)
+        return tuple(
+            itertools.product(replicas, self.max_batched_tokens or (None,), self.max_seqs or (None,))
+        )
+
+    def num_impossible(self, gpus_each: int) -> int:
+        """Count the deployments on numbers of GPUs that do not divide into replicas."""
+        per_layout = len(self.max_batched_tokens or (None,)) * len(self.max_seqs or (None,))
+        lost = [total for total in self.total_gpus or () if total % gpus_each]
+        return len(lost) * per_layout
+
+    @property
+    def num_candidates(self) -> int:
+        """All deployments, whether or not they are possible."""
+        plans = (
+            len(self.gpus)
+            * len(self.runtime)
+            * sum(len(self.formats(load_model(model))) for model in self.models)
+        )
+        of_splits = (tp * split.pp * split.dp for tp, split in self.splits)
+        return plans * sum(len(self.deployments(gpus)) + self.num_impossible(gpus) for gpus in of_splits)
+
+
+def _limits(slo: dict[str, Any]) -> Limits:
+    """What a table of limits asks for."""
+    from fastroof.simulation.percentile_limits import parsed_limits
+
+    times = {name: most for name, most in slo.items() if name != "goodput"}
+    return parsed_limits(times, slo.get("goodput"), math.inf)

@@ -1,0 +1,222 @@
+"""The closed form's leaders, ranked anew by what they serve within percentiles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from fastroof.errors import FastroofError, SweepError
+
+if TYPE_CHECKING:
+    from fastroof.simulation.workload import Workload
+    from fastroof.sweep.deployments import DeploymentSpec
+    from fastroof.sweep.sources import GpuTables
+
+__all__ = [
+    "PercentileCapacity",
+    "percentile_capacity",
+    "percentile_limits",
+    "ranked_anew",
+    "request_workload",
+    "weights",
+]
+
+_LIMITS: Final = {"ttft_ms": "ttft", "tpot_ms": "tpot", "request_latency_ms": "e2e"}
+"""Constraints on means, and what simulations call their times."""
+
+
+class PercentileCapacity(NamedTuple):
+    """What a deployment serves with a percentile of the times within the limits on their means.
+
+    Attributes
+    ----------
+    requests_per_s, low, high : float
+        Of the whole deployment: see :class:`fastroof.simulation.capacity.Capacity`. nan where it was not
+        simulated.
+    tokens_per_s_per_gpu : float
+        Output tokens a second at that rate, over the GPUs.
+    limit : str
+        What binds.
+    place : int
+        Where the closed form had the deployment, from 1.
+    why_not : str
+        Why it was not simulated; empty where it was.
+    """
+
+    requests_per_s: float
+    low: float
+    high: float
+    tokens_per_s_per_gpu: float
+    limit: str
+    place: int
+    why_not: str = ""
+
+    @property
+    def relative_error(self) -> float | None:
+        """Half of the range by the steps' error, in ln; None where there is none."""
+        return math.log(self.high / self.low) / 2.0 if 0.0 < self.low < self.high else None
+
+
+def percentile_limits(spec: DeploymentSpec, percentile: float) -> dict[str, float]:
+    """Return the spec's limits on means as limits on a percentile, by the names that capacities have.
+
+    Raises
+    ------
+    SweepError
+        If there is none, or the percentile is no number above 0 and up to 100.
+    """
+    if isinstance(percentile, bool) or not isinstance(percentile, int | float) or not 0 < percentile <= 100:
+        raise SweepError(f"percentile must be a number above 0 and up to 100, got {percentile!r:.60}")
+    digits = f"{percentile:.3f}".rstrip("0").rstrip(".").replace(".", "_")
+    constraints = spec.constraints.model_dump()
+    limits = {
+        f"{what}_p{digits}_ms": constraints[name]
+        for name, what in _LIMITS.items()
+        if constraints[name] is not None
+    }
+    if not limits:
+        raise SweepError(
+            f"percentile {percentile:g} needs a limit to hold it to: give the spec's constraints ttft_ms, "
+            "tpot_ms or request_latency_ms"
+        )
+    return limits
+
+
+def request_workload(row: Mapping[str, Any], requests: int, seed: int) -> Workload:
+    """Return requests of a row's lengths that arrive at random: Poisson, each of the same lengths."""
+    from fastroof.simulation.workload import Workload
+
+    isl = int(row["isl"])
+    cached = min(round(isl * row["prefix_hit"]), isl - 1)
+    return Workload(
+        rate=1.0, requests=requests, input_tokens=isl, output_tokens=int(row["osl"]), cached_tokens=cached,
+        seed=seed,
+    )  # fmt: skip
+
+
+def percentile_capacity(
+    spec: DeploymentSpec,
+    row: Mapping[str, Any],
+    place: int,
+    tables_by_gpu: Mapping[str, GpuTables],
+    limits: Mapping[str, float],
+    requests: int,
+    seed: int,
+) -> PercentileCapacity:
+    """Find the capacity of one of the closed form's deployments.
+
+    Parameters
+    ----------
+    spec : DeploymentSpec
+        Whose it is.
+    row : mapping
+        The deployment, a row of a sweep's results.
+    place : int
+        Where the closed form had it.
+    tables_by_gpu : mapping
+        What :func:`fastroof.sweep.sources.load_tables_by_gpu` returns.
+    limits : mapping of str to float
+        What :func:`percentile_limits` returns.
+    requests, seed : int
+        How many requests are simulated, and the seed of their arrivals.
+    """
+    lost = PercentileCapacity(math.nan, math.nan, math.nan, math.nan, "", place)
+    if row["mode"] != "aggregated":
+        return lost._replace(why_not="workers of two kinds are not simulated")
+    if row["num_draft_tokens"]:
+        return lost._replace(why_not="draft tokens are not simulated")
+    try:
+        most = _capacity(spec, row, tables_by_gpu, limits, requests, seed)
+    except FastroofError as error:
+        return lost._replace(why_not=str(error))
+    tokens_per_s = most.requests_per_s * row["osl"]
+    return PercentileCapacity(
+        most.requests_per_s, most.low, most.high, tokens_per_s / row["total_gpus"], most.limit, place
+    )
+
+
+def _capacity(
+    spec: DeploymentSpec,
+    row: Mapping[str, Any],
+    tables_by_gpu: Mapping[str, GpuTables],
+    limits: Mapping[str, float],
+    requests: int,
+    seed: int,
+) -> Any:
+    from fastroof.config import load_gpu
+    from fastroof.engines import load_engine
+    from fastroof.models import load_model
+    from fastroof.models.execution import ROUTING
+    from fastroof.plan import compile_plan
+    from fastroof.simulation.capacity import capacity
+    from fastroof.sweep.columns import NO_ROUTING
+
+    gpu, tables = next(
+        (gpu, tables) for gpu, tables in tables_by_gpu.items() if load_gpu(gpu).name == row["gpu"]
+    )
+    model = next(load_model(name) for name in spec.models if load_model(name).name == row["model"])
+    runtime = next(name for name in spec.runtime if load_engine(name).name == row["runtime"])
+    budget = int(row["max_batched_tokens"])
+    # a step has a token for each running request
+    seqs = min(spec.max_seqs, budget)
+    plan = compile_plan(
+        model, gpu, tables.tables, tp=row["tp"], pp=row["pp"], dp=row["dp"], ep=row["ep"],
+        routing=ROUTING if row["routing"] == NO_ROUTING else row["routing"], dtype=row["dtype"],
+        kv_dtype=row["kv_dtype"], runtime=runtime, method=spec.method, max_tokens=budget, max_seqs=seqs,
+        curves=tables.curves, allow_modelled=spec.allow_modelled,
+    )  # fmt: skip
+    return capacity(
+        plan, request_workload(row, requests, seed), replicas=int(row["replicas"]),
+        max_num_batched_tokens=budget, max_num_seqs=seqs, block_size=None, **dict[str, Any](limits),
+    )  # fmt: skip
+
+
+def weights(spec: DeploymentSpec, rows: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Return what requests a second are to be divided by for the spec's objective to be compared.
+
+    Raises
+    ------
+    SweepError
+        If a rate says nothing of the objective.
+    """
+    if spec.objective == "tokens_per_s_per_user":
+        raise SweepError(
+            "objective 'tokens_per_s_per_user' is no matter of how many requests are served: with a "
+            "percentile take 'tokens_per_s_per_gpu', 'goodput' or 'cost'"
+        )
+    if spec.objective == "goodput":
+        return [1.0] * len(rows)
+    prices = [spec.price(row["gpu"]) if spec.objective == "cost" else 1.0 for row in rows]
+    return [row["total_gpus"] * (price or 1.0) for row, price in zip(rows, prices, strict=True)]
+
+
+def ranked_anew(
+    capacities: Sequence[PercentileCapacity], divided_by: Sequence[float], rates: Sequence[float | None]
+) -> list[int]:
+    """Order deployments by what they serve within the percentile.
+
+    Parameters
+    ----------
+    capacities : sequence of PercentileCapacity
+        Of deployments in the order of the closed form.
+    divided_by : sequence of float
+        What :func:`weights` returns of them.
+    rates : sequence of float or None
+        Requests a second that were asked of each, if they were: those that serve as many come first.
+
+    Returns
+    -------
+    list of int
+        Places of the deployments, the best first; those that were not simulated last, as they were.
+    """
+
+    def order(place: int) -> tuple[bool, bool, float, int]:
+        most = capacities[place]
+        if most.why_not:
+            return True, True, 0.0, place
+        asked = rates[place]
+        misses = asked is not None and most.requests_per_s < asked
+        return False, misses, -most.requests_per_s / divided_by[place], place
+
+    return sorted(range(len(capacities)), key=order)

@@ -1,0 +1,342 @@
+"""Capacities: against simulations one by one, where nothing or everything is kept, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fastroof
+from fastroof import FastroofError, SimulationError, StepPlan, Trace, Workload
+from fastroof.simulation.capacity import Capacity, capacity
+from fastroof.simulation.capacity_search import CapacitySearch
+from fastroof.simulation.engine import run_engine
+from fastroof.simulation.fewest_replicas import fewest_replicas
+from fastroof.simulation.outcomes import Outcomes
+from fastroof.simulation.percentile_limits import Limits, parsed_limits
+from fastroof.simulation.replicas import run_replicas
+from fastroof.simulation.settings import EngineSettings
+from fastroof.simulation.simulation import Simulation
+
+LIMITS = {"ttft_p99_ms": 400.0, "tpot_p99_ms": 30.0}
+
+
+@pytest.fixture(scope="module")
+def plan() -> StepPlan:
+    return fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), runtime="vllm")
+
+
+@pytest.fixture(scope="module")
+def load() -> Workload:
+    return Workload(
+        rate=1.0, requests=400, input_tokens="lognormal:800:0.6", output_tokens="lognormal:80:0.6", seed=3
+    )
+
+
+@pytest.fixture(scope="module")
+def most(plan: StepPlan, load: Workload) -> Capacity:
+    return capacity(plan, load, **LIMITS)
+
+
+def times_ms(plan: StepPlan, trace: Trace, time_scale: float = 1.0) -> dict[str, np.ndarray]:
+    """What each request saw, by the plainest sums."""
+    outcomes = run_engine(plan, trace, EngineSettings.of_plan(
+        plan, max_num_batched_tokens=2048, max_num_seqs=256, block_size=16
+    ), time_scale=time_scale)  # fmt: skip
+    gaps = np.maximum(trace.output_tokens - 1, 1)
+    return {
+        "ttft": (outcomes.first_us - outcomes.arrival_us) / 1e3,
+        "tpot": ((outcomes.last_us - outcomes.first_us) / gaps / 1e3)[trace.output_tokens > 1],
+        "e2e": (outcomes.last_us - outcomes.arrival_us) / 1e3,
+    }
+
+
+def simulated(plan: StepPlan, trace: Trace) -> Simulation:
+    settings = EngineSettings.of_plan(plan, max_num_batched_tokens=2048, max_num_seqs=256, block_size=16)
+    return Simulation(plan, trace, settings, run_engine(plan, trace, settings))
+
+
+def p99(values: np.ndarray) -> float:
+    return float(np.percentile(values, 99))
+
+
+def at_rate(trace: Trace, requests_per_s: float) -> Trace:
+    return trace.rate_scaled(requests_per_s / trace.requests_per_s)
+
+
+def test_simulated_at_its_capacity_a_deployment_keeps_the_limits_and_a_little_above_it_does_not(
+    plan: StepPlan, load: Workload, most: Capacity
+) -> None:
+    trace = load.trace()
+    kept = times_ms(plan, at_rate(trace, most.requests_per_s))
+    assert most.at_capacity == {"ttft_p99_ms": p99(kept["ttft"]), "tpot_p99_ms": p99(kept["tpot"])}
+    assert p99(kept["ttft"]) <= 400.0
+    assert p99(kept["tpot"]) <= 30.0
+    beyond = min(rate for rate, seen in most.seen.items() if not most.limits.holds(seen))
+    assert most.requests_per_s < beyond <= most.requests_per_s * 1.01
+    broken = times_ms(plan, at_rate(trace, beyond))
+    assert p99(broken[most.limit[:4]]) > LIMITS[most.limit]
+
+
+def test_nothing_that_was_tried_below_it_fails_and_all_of_it_is_in_the_table(most: Capacity) -> None:
+    rows = most.simulated.to_pylist()
+    assert len(rows) == len(most.seen) <= most.simulations
+    assert [row["requests_per_s"] for row in rows] == sorted(most.seen)
+    assert all(row["holds"] for row in rows if row["requests_per_s"] <= most.requests_per_s)
+    assert math.isinf(rows[-1]["requests_per_s"])
+    assert rows[-1]["ttft_p99_ms"] > 400.0
+    assert most.document()["simulated"] == rows
+
+
+def test_low_and_high_are_capacities_on_slower_and_faster_steps(
+    plan: StepPlan, load: Workload, most: Capacity
+) -> None:
+    """Found on other clocks: twice as long steps are half the rate and half the limits."""
+    assert most.relative_error == plan.engine.errors.tpot
+    trace = load.trace()
+    assert most.low < most.requests_per_s < most.high
+    for rate, scale in ((most.low, math.exp(0.0901)), (most.high, math.exp(-0.0901))):
+        kept = times_ms(plan, at_rate(trace, rate), scale)
+        assert p99(kept["ttft"]) <= 400.0 * (1 + 1e-9)
+        assert p99(kept["tpot"]) <= 30.0 * (1 + 1e-9)
+        broken = times_ms(plan, at_rate(trace, rate * 1.0101), scale)
+        assert p99(broken["ttft"]) > 400.0 or p99(broken["tpot"]) > 30.0
+    alone = capacity(plan, load, **LIMITS, with_range=False)
+    assert (alone.low, alone.requests_per_s, alone.high) == (most.requests_per_s,) * 3
+
+
+def test_looser_limits_serve_no_less_and_the_tightest_binds(plan: StepPlan, load: Workload) -> None:
+    rates = [
+        capacity(plan, load, tpot_p99_ms=tpot_ms, with_range=False).requests_per_s
+        for tpot_ms in (15, 20, 30, 50)
+    ]
+    assert all(slow <= fast * 1.01 for slow, fast in itertools.pairwise(rates))
+    one = capacity(plan, load, tpot_p99_ms=20, with_range=False)
+    both = capacity(plan, load, tpot_p99_ms=20, ttft_p99_ms=1e6, with_range=False)
+    assert (one.requests_per_s, one.limit) == (both.requests_per_s, both.limit) == (rates[1], "tpot_p99_ms")
+
+
+def test_where_no_rate_keeps_the_limits_it_is_0_and_says_which(plan: StepPlan, load: Workload) -> None:
+    none = capacity(plan, load, ttft_p99_ms=1.0, e2e_p50_ms=1e9)
+    assert (none.requests_per_s, none.low, none.limit, none.at_capacity) == (0.0, 0.0, "ttft_p99_ms", {})
+    assert none.requests_per_s_per_gpu == 0.0
+    assert none.simulations < 10
+
+
+def test_where_all_requests_at_once_keep_the_limits_none_binds(plan: StepPlan, load: Workload) -> None:
+    every = capacity(plan, load, e2e_p99_ms=1e9)
+    assert every.limit == "none"
+    at_once = replace(load.trace(), arrival_s=np.zeros(400))
+    served_s = times_ms(plan, at_once)["e2e"].max() / 1e3
+    assert every.requests_per_s == pytest.approx(400 / served_s, rel=1e-12)
+    assert list(every.seen) == [math.inf]
+    assert every.at_capacity["e2e_p99_ms"] == p99(times_ms(plan, at_once)["e2e"])
+
+
+def test_a_queue_that_grows_until_the_trace_ends_is_not_kept(plan: StepPlan) -> None:
+    """Its percentile is within the limit only because there are no more requests."""
+    load = Workload(rate=1.0, requests=2000, input_tokens=500, output_tokens=50, seed=1)
+    at_once = capacity(plan, load, e2e_p99_ms=1e9)
+    # nearly as long as all at once take: at any rate that is just too fast, the last wait for less
+    limit_ms = at_once.at_capacity["e2e_p99_ms"] * 0.9
+    most = capacity(plan, load, e2e_p99_ms=limit_ms)
+    assert most.limit == "throughput"
+    assert most.requests_per_s < 1.1 * at_once.requests_per_s
+    kept = [seen for rate, seen in most.seen.items() if rate > most.requests_per_s]
+    assert any(most.limits.keeps(seen) and seen.growth > most.limits.growth for seen in kept)
+
+
+def test_a_goodput_is_the_share_of_requests_within_their_limits(plan: StepPlan, load: Workload) -> None:
+    most = capacity(plan, load, goodput=0.95, ttft_ms=300, tpot_ms=25, with_range=False)
+    assert most.limit == "goodput"
+    trace = at_rate(load.trace(), most.requests_per_s)
+    outcomes = run_engine(plan, trace, EngineSettings.of_plan(
+        plan, max_num_batched_tokens=2048, max_num_seqs=256, block_size=16
+    ))  # fmt: skip
+    gaps = np.maximum(trace.output_tokens - 1, 1)
+    tpot_ms = (outcomes.last_us - outcomes.first_us) / gaps / 1e3
+    kept = (outcomes.first_us - outcomes.arrival_us <= 300e3) & (tpot_ms <= 25.0)
+    assert kept.mean() >= 0.95
+    assert most.seen[most.requests_per_s].goodput == kept.mean()
+
+
+def test_clients_that_give_up_count_as_served_in_no_time(plan: StepPlan, load: Workload) -> None:
+    patient = capacity(plan, load, ttft_p99_ms=20_000)
+    hurried = capacity(plan, load, ttft_p99_ms=20_000, timeout_s=3.0)
+    assert hurried.requests_per_s < patient.requests_per_s
+    assert hurried.low <= hurried.requests_per_s <= hurried.high
+    lost = max(seen.growth for rate, seen in hurried.seen.items() if rate < math.inf)
+    assert lost > 0.0
+
+
+def test_it_is_the_same_however_often_and_wherever_it_is_searched(
+    plan: StepPlan, load: Workload, most: Capacity
+) -> None:
+    again = capacity(plan, load.trace(), **LIMITS)
+    assert again.document() == most.document()
+
+
+def test_draws_say_how_much_is_chance(plan: StepPlan, load: Workload, most: Capacity) -> None:
+    drawn = capacity(plan, load, **LIMITS, draws=4)
+    assert (drawn.requests_per_s, drawn.low, drawn.high) == (most.requests_per_s, most.low, most.high)
+    assert drawn.sampling_error is not None
+    assert 0.0 < drawn.sampling_error < 0.5
+    alone = capacity(plan, replace(load, seed=4), **LIMITS, with_range=False).requests_per_s
+    two = capacity(plan, load, **LIMITS, draws=2, with_range=False).sampling_error
+    assert two == pytest.approx(abs(math.log(alone / most.requests_per_s)) / math.sqrt(2.0), abs=0.01)
+    assert most.sampling_error is None
+
+
+def test_percentiles_of_gaps_are_limits_too(plan: StepPlan, load: Workload) -> None:
+    most = capacity(plan, load, itl_p99_ms=25, with_range=False)
+    assert most.limit == "itl_p99_ms"
+    assert most.at_capacity["itl_p99_ms"] <= 25.0
+    sim = simulated(plan, at_rate(load.trace(), most.requests_per_s))
+    assert sim.summary(with_range=False)["itl_ms"]["p99"] == pytest.approx(most.at_capacity["itl_p99_ms"])
+
+
+@pytest.mark.parametrize("percent", [50, 90, 95, 99])
+def test_it_sees_the_percentiles_that_simulate_answers(plan: StepPlan, load: Workload, percent: int) -> None:
+    names = {f"{what}_p{percent}_ms": 1e5 for what in ("ttft", "tpot", "itl", "e2e")}
+    limits = parsed_limits(names, None, 1.0)
+    trace = at_rate(load.trace(), 20.0)
+    sim = simulated(plan, trace)
+    answers = sim.summary(with_range=False)
+    seen = limits.seen(trace, sim.outcomes)
+    assert list(seen.values_ms) == pytest.approx(
+        [answers[limit.of][f"p{percent}"] for limit in limits.percentiles], rel=1e-12
+    )
+
+
+def queue(trace: Trace, service_s: float) -> Outcomes:
+    """One server, first come first served, without an engine."""
+    arrival_s, first_s = trace.arrival_s, np.empty(len(trace))
+    free_s = 0.0
+    for i, at_s in enumerate(arrival_s.tolist()):
+        free_s = max(free_s, at_s) + service_s
+        first_s[i] = free_s
+    count = len(trace)
+    return Outcomes(
+        arrival_s * 1e6, first_s * 1e6, first_s * 1e6, np.zeros(count, np.int32), np.zeros(count, np.uint8),
+        np.zeros(count, np.int32), np.zeros(8, np.int64), np.zeros((1, 1)), 1.0, {"steps": count},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("load", [0.5, 0.8])
+def test_of_one_server_the_capacity_is_what_theory_says(load: float) -> None:
+    """M/D/1: the mean wait is known, and with it the rate at which a limit on it would bind.
+
+    Percentiles of a wait have no short form, but they scale: a server four times as fast serves four times as
+    many within a quarter of the limit, to the last bit, since all times are divided by a power of two.
+    """
+    trace = Workload(rate=1.0, requests=4000, seed=5).trace()
+    limits: Limits = parsed_limits({"ttft_p90_ms": 1e3 * (1.0 + load / (1.0 - load))}, None, 0.05)
+    slow = CapacitySearch(trace, limits, lambda some, _: queue(some, 1.0), 0.01).found()
+    fast = CapacitySearch(trace, limits.scaled(0.25), lambda some, _: queue(some, 0.25), 0.01).found()
+    assert fast == slow._replace(requests_per_s=4.0 * slow.requests_per_s)
+    assert slow.limit == "ttft_p90_ms"
+    other_clock = CapacitySearch(trace, limits, lambda some, _: queue(some, 1.0), 0.01)
+    assert other_clock.found(4.0).requests_per_s < slow.requests_per_s / 4.0
+    assert other_clock.found(0.25).requests_per_s > slow.requests_per_s * 4.0
+    waits_s = [(seen.first_us - seen.arrival_us).mean() / 1e6 - 1.0
+               for rate in (0.4, 0.6) for seen in [queue(at_rate(trace, rate), 1.0)]]  # fmt: skip
+    assert waits_s == pytest.approx([0.4 / 1.2, 0.6 / 0.8], rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "a capacity needs a limit, like ttft_p99_ms"),
+        ({"ttft_p99": 500}, "no limit is called 'ttft_p99'"),
+        ({"ttft_p100_5_ms": 500}, "no limit is called 'ttft_p100_5_ms'"),
+        ({"ttft_p101_ms": 500}, "no limit is called"),
+        ({"tfft_p99_ms": 500}, "no limit is called"),
+        ({"max_num_sequences": 4, "ttft_p99_ms": 5}, "no limit is called 'max_num_sequences'"),
+        ({"ttft_p99_ms": 0}, "ttft_p99_ms must be milliseconds above 0, got 0"),
+        ({"ttft_p99_ms": -1}, "above 0, got -1"),
+        ({"ttft_p99_ms": math.nan}, "above 0, got nan"),
+        ({"ttft_p99_ms": math.inf}, "above 0, got inf"),
+        ({"ttft_p99_ms": "500"}, "above 0, got '500'"),
+        ({"ttft_p99_ms": True}, "above 0, got True"),
+        ({"ttft_ms": 500}, "ttft_ms: a goodput is the share"),
+        ({"goodput": 0.9, "ttft_p99_ms": 500}, "goodput: a goodput is the share"),
+        ({"goodput": 90, "ttft_ms": 500}, "goodput must be a share"),
+        ({"goodput": 0, "ttft_ms": 500}, "goodput must be a share"),
+        ({"ttft_p99_ms": 500, "tolerance": 0}, "tolerance must be a number above 0 and up to 0.5"),
+        ({"ttft_p99_ms": 500, "tolerance": 0.6}, "tolerance must be"),
+        ({"ttft_p99_ms": 500, "replicas": 0}, "replicas must be a whole number"),
+        ({"ttft_p99_ms": 500, "draws": 0}, "draws must be a whole number"),
+        ({"ttft_p99_ms": 500, "max_num_seqs": 0}, "max_num_seqs"),
+        ({"ttft_p99_ms": 500, "num_gpu_blocks": 3}, "never run: there are 3 blocks"),
+        ({"ttft_p99_ms": 500, "timeout_s": -3}, "timeout_s"),
+    ],
+)
+def test_what_cannot_be_is_said(plan: StepPlan, load: Workload, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(FastroofError, match=said):
+        capacity(plan, load, **options)
+
+
+@pytest.mark.parametrize(
+    ("requests", "said"),
+    [
+        (Trace([0.0, 0.0], [8, 8], [4, 4]), "has no rate that could be scaled"),
+        (Trace([1.0], [8], [4]), "has no rate that could be scaled"),
+        (Workload(clients=4, requests=20), "is a closed loop"),
+        ([1, 2], "a Trace or a Workload, got list"),
+    ],
+)
+def test_requests_without_a_rate_are_refused(plan: StepPlan, requests: Any, said: str) -> None:
+    with pytest.raises(FastroofError, match=said):
+        capacity(plan, requests, ttft_p99_ms=500)
+
+
+def test_a_trace_has_one_draw(plan: StepPlan, load: Workload) -> None:
+    with pytest.raises(SimulationError, match="draws goes with a workload"):
+        capacity(plan, load.trace(), ttft_p99_ms=500, draws=2)
+
+
+def test_replicas_serve_as_many_times_as_many_where_requests_are_dealt_out_in_turn(
+    plan: StepPlan, load: Workload, most: Capacity
+) -> None:
+    two = capacity(plan, load, **LIMITS, replicas=2, with_range=False)
+    assert two.gpus == 2
+    assert two.requests_per_s_per_gpu == two.requests_per_s / 2
+    # each has every second arrival, more even than one has: not less
+    assert 1.8 * most.requests_per_s < two.requests_per_s < 2.6 * most.requests_per_s
+    least = capacity(plan, load, **LIMITS, replicas=2, routing="least_load", with_range=False)
+    assert least.requests_per_s > 1.8 * most.requests_per_s
+
+
+def test_the_fewest_replicas_keep_the_limits_and_one_fewer_does_not(plan: StepPlan, load: Workload) -> None:
+    options = {"max_num_batched_tokens": 2048, "max_num_seqs": 256, "block_size": 16}
+    trace = at_rate(load.trace(), 120.0)
+    fewest = fewest_replicas(plan, trace, **LIMITS, **options)
+    assert fewest.replicas == fewest.gpus > 1
+    assert fewest.requests_per_s == pytest.approx(120.0)
+    assert {fewest.replicas - 1, fewest.replicas} <= fewest.seen.keys()
+    assert fewest.limits.holds(fewest.seen[fewest.replicas])
+    assert fewest.limit in LIMITS
+    one_less = fewest.limits.seen(trace, run_replicas(plan, trace, EngineSettings.of_plan(plan, **options),
+                                                      fewest.replicas - 1))  # fmt: skip
+    assert one_less == fewest.seen[fewest.replicas - 1]
+    assert not fewest.limits.holds(one_less)
+    serves = [
+        capacity(plan, load, **LIMITS, replicas=count, with_range=False).requests_per_s
+        for count in (fewest.replicas - 1, fewest.replicas)
+    ]
+    assert serves[0] < 120.0 <= serves[1] * 1.01
+
+
+def test_where_one_replica_will_do_or_none_will_it_says_so(plan: StepPlan, load: Workload) -> None:
+    one = fewest_replicas(plan, load.trace(rate=2.0), **LIMITS)
+    assert (one.replicas, one.limit) == (1, "none")
+    assert one.at_replicas["tpot_p99_ms"] <= 30.0
+    none = fewest_replicas(plan, load.trace(rate=2.0), ttft_p99_ms=1.0, most=3)
+    assert (none.replicas, none.gpus, none.limit, none.at_replicas) == (0, 0, "ttft_p99_ms", {})
+    assert list(none.seen) == [1, 2, 3]
+    clients = fewest_replicas(plan, Workload(clients=200, requests=400), tpot_p99_ms=15)
+    assert clients.replicas > 1

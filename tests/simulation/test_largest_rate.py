@@ -1,0 +1,91 @@
+"""The search for a largest rate, where the answer is known by a formula."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastroof.simulation.largest_rate import LOWEST_SHARE, bracket, largest_rate
+
+
+def waits(service_s: float, rate: float) -> float:
+    """Mean wait of a queue with Poisson arrivals and constant service (Pollaczek and Khinchine), s."""
+    load = rate * service_s
+    return math.inf if load >= 1.0 else load * service_s / (2.0 * (1.0 - load))
+
+
+@given(
+    st.floats(1e-4, 1e3),
+    st.floats(0.01, 100.0),
+    st.floats(0.05, 20.0),
+    st.sampled_from([0.3, 0.1, 0.01, 1e-6]),
+)
+def test_the_largest_rate_of_a_queue_is_what_its_formula_says(
+    service_s: float, services: float, off: float, tolerance: float
+) -> None:
+    """Wherever the search begins: wait <= W at load <= 2 W / (s + 2 W)."""
+    limit_s = services * service_s
+    exact = 2.0 * limit_s / (service_s + 2.0 * limit_s) / service_s
+    found = largest_rate(
+        lambda rate: waits(service_s, rate), lambda wait_s: wait_s <= limit_s, off / service_s,
+        tolerance=tolerance, tried={},
+    )  # fmt: skip
+    assert found.kept <= exact * (1 + 1e-12)
+    assert found.broken >= exact * (1 - 1e-12)
+    assert found.broken <= found.kept * (1.0 + tolerance)
+
+
+def test_what_was_tried_is_not_tried_again_and_serves_other_limits() -> None:
+    calls: list[float] = []
+
+    def wait_s(rate: float) -> float:
+        calls.append(rate)
+        return waits(0.1, rate)
+
+    tried: dict[float, float] = {}
+    found = [
+        largest_rate(wait_s, lambda seen, most=most: seen <= most, 10.0, tolerance=0.01, tried=tried)
+        for most in (0.5, 0.6, 0.5)
+    ]
+    assert len(calls) == len(set(calls)) == len(tried)
+    assert found[0] == found[2]
+    assert found[1].kept > found[0].kept
+    alone: dict[float, float] = {}
+    largest_rate(lambda rate: waits(0.1, rate), lambda seen: seen <= 0.6, 10.0, tolerance=0.01, tried=alone)
+    assert len(tried) < 2 * len(alone)
+
+
+def test_where_nothing_holds_the_answer_is_0_after_few_rates() -> None:
+    calls: list[float] = []
+    found = largest_rate(calls.append, lambda _: False, 8.0, tolerance=0.01, tried={})
+    assert found == (0.0, 8.0 * LOWEST_SHARE)
+    assert len(calls) <= 6
+
+
+def test_where_all_holds_nothing_is_tried_beyond_the_highest() -> None:
+    calls: list[float] = []
+    found = largest_rate(calls.append, lambda _: True, 8.0, tolerance=0.01, tried={}, highest=100.0)
+    assert found == (100.0, math.inf)
+    assert max(calls) == 100.0
+
+
+@given(st.sets(st.floats(0.5, 2.0), max_size=20), st.floats(0.02, 0.5))
+def test_no_rate_that_was_tried_below_the_answer_fails(failing: set[float], width: float) -> None:
+    """Verdicts that come and go: the answer is one that nothing below it contradicts."""
+    tried: dict[float, bool] = {}
+    found = largest_rate(
+        lambda rate: not any(abs(rate - bad) < width * bad for bad in failing), bool, 1.0,
+        tolerance=0.01, tried=tried, highest=64.0,
+    )  # fmt: skip
+    assert all(holds for rate, holds in tried.items() if rate <= found.kept)
+    assert found.broken == math.inf or not tried[found.broken]
+    assert found == bracket(tried, bool)
+
+
+@pytest.mark.parametrize("tolerance", [1e-15, 1e-300])
+def test_a_tolerance_beyond_numbers_ends(tolerance: float) -> None:
+    found = largest_rate(lambda rate: rate, lambda rate: rate <= math.pi, 1.0, tolerance=tolerance, tried={})
+    assert found.kept == pytest.approx(math.pi, rel=1e-15)

@@ -1,0 +1,216 @@
+"""Sweeps over capacities: rows against one search after the other, ranks, pieces that are put together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+import fastroof
+from fastroof import SweepError, Workload, capacity, compile_plan, load_tables, run_sweep
+from fastroof.sweep import CapacitySpec, CapacitySummary, checkpoint, load_spec, merge_shards, work_units
+from fastroof.sweep.checkpoint import parts_folder
+from fastroof.sweep.kinds import sweep_of
+
+WORKLOAD = {"requests": 120, "input_tokens": "lognormal:600:0.5", "output_tokens": 40, "seed": 2}
+SPEC: dict[str, Any] = {
+    "models": ["llama-3.1-8b", "qwen3-32b"],
+    "tp": [1, 2, 4],
+    "max_seqs": [16, 128],
+    "workload": WORKLOAD,
+    "slo": {"ttft_p99_ms": 300, "tpot_p90_ms": 25},
+}
+EVERY_SIZE = {"start": 1, "stop": 1024, "step": 1}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[CapacitySummary, list[dict[str, Any]], Path]:
+    output = tmp_path_factory.mktemp("capacities") / "whole.parquet"
+    summary = run_sweep(SPEC, output)
+    assert isinstance(summary, CapacitySummary)
+    return summary, pq.read_table(output).to_pylist(), output
+
+
+def test_a_row_is_what_capacity_answers(whole: Any) -> None:
+    _, rows, _ = whole
+    tables = load_tables("h100")
+    for row in rows[::3]:
+        plan = compile_plan(
+            row["model"], "h100", tables, tp=row["tp"], runtime="vllm", max_tokens=row["max_batched_tokens"],
+            max_seqs=row["max_seqs"],
+        )  # fmt: skip
+        most = capacity(
+            plan, Workload(rate=1.0, **WORKLOAD), **SPEC["slo"], block_size=None,
+            max_num_batched_tokens=row["max_batched_tokens"], max_num_seqs=row["max_seqs"],
+        )  # fmt: skip
+        for name in ("requests_per_s", "limit", "low", "high", "relative_error", "requests_per_s_per_gpu"):
+            assert row[name] == getattr(most, name)
+        assert most.at_capacity == {
+            name: row[name] for name in ("ttft_p99_ms", "tpot_p90_ms") if row[name] is not None
+        }
+
+
+def test_every_deployment_is_a_row_or_counted_and_ranked_by_what_a_gpu_serves(whole: Any) -> None:
+    summary, rows, _ = whole
+    assert summary.candidates == 12
+    assert summary.rows == len(rows)
+    lost = {name: count for name, count in summary.infeasible.items() if name != "limits"}
+    assert len(rows) == 12 - sum(lost.values())
+    assert summary.feasible == sum(row["requests_per_s"] > 0 for row in rows)
+    for model in SPEC["models"]:
+        served = [row["requests_per_s_per_gpu"] for row in rows if row["model"] == model]
+        assert served == sorted(served, reverse=True)
+    assert [best["model"] for best in summary.best] == SPEC["models"]
+    assert all(best in rows for best in summary.best)
+    assert {row["max_batched_tokens"] for row in rows} == {8192}
+    assert all(row["low"] <= row["requests_per_s"] <= row["high"] for row in rows)
+    json.dumps(summary.document(), default=str)
+
+
+def test_the_best_of_each_group_are_the_first_of_all(whole: Any, tmp_path: Path) -> None:
+    changes = {"keep": "best", "k": 1, "per": ["model", "tp"]}
+    run_sweep(SPEC | changes, tmp_path / "best.parquet")
+    best = pq.read_table(tmp_path / "best.parquet").to_pylist()
+    firsts: dict[Any, Any] = {}
+    for row in whole[1]:
+        firsts.setdefault((row["model"], row["tp"]), row)
+    assert {(row["model"], row["tp"]): row for row in best} == firsts
+
+
+@pytest.fixture
+def small_units(cut_units: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    cut_units(1)
+    monkeypatch.setattr(checkpoint, "PART_EVERY_S", 0.0)
+
+
+@pytest.mark.usefixtures("small_units")
+def test_threads_shards_and_a_run_that_goes_on_give_the_same_rows(whole: Any, tmp_path: Path) -> None:
+    summary, rows, _ = whole
+    assert len(work_units(load_spec(SPEC))) == 12
+    run_sweep(SPEC, tmp_path / "threads.parquet", threads=3)
+    assert pq.read_table(tmp_path / "threads.parquet").to_pylist() == rows
+    files = [tmp_path / f"{number}.parquet" for number in (1, 2)]
+    for number, file in enumerate(files, 1):
+        run_sweep(SPEC, file, shard=(number, 2))
+    merged = merge_shards(files, tmp_path / "merged.parquet")
+    assert pq.read_table(tmp_path / "merged.parquet").to_pylist() == rows
+    assert isinstance(merged, CapacitySummary)
+    assert (merged.best, merged.infeasible) == (summary.best, summary.infeasible)
+    output = tmp_path / "resumed.parquet"
+    interrupted(SPEC, output, 5)
+    assert parts_folder(output).is_dir()
+    with pytest.raises(SweepError, match="resume"):
+        run_sweep(SPEC, output)
+    run_sweep(SPEC, output, resume=True)
+    assert pq.read_table(output).to_pylist() == rows
+
+
+def interrupted(spec: dict[str, Any], output: Path, after: int) -> None:
+    """Run a sweep that is stopped after some units."""
+    kind = type(sweep_of(load_spec(spec)))
+    evaluate, done = kind.evaluate, 0
+
+    def some(*given: Any) -> Any:
+        nonlocal done
+        if done == after:
+            raise KeyboardInterrupt
+        done += 1
+        return evaluate(*given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kind, "evaluate", some)
+        with pytest.raises(KeyboardInterrupt):
+            run_sweep(spec, output)
+
+
+def test_deployments_without_a_plan_or_room_are_counted_with_the_reason(tmp_path: Path) -> None:
+    changes = {
+        "models": ["llama-3.1-70b"],
+        "tp": [1, 2],
+        "total_gpus": [2, 3],
+        "max_seqs": 16,
+        "gpus": ["h100"],
+    }
+    summary = run_sweep(SPEC | changes, tmp_path / "rows.parquet")
+    assert isinstance(summary, CapacitySummary)
+    assert summary.candidates == 4
+    # 3 GPUs are no two; 141 GB do not fit one, whether there are two or three of them
+    assert summary.infeasible["layout"] == 1
+    assert summary.infeasible["engine"] == 2
+    assert "leaves no room" in summary.skipped["engine"][0]
+    assert summary.rows == summary.candidates - 3
+
+
+def test_nothing_to_evaluate_says_why(tmp_path: Path) -> None:
+    with pytest.raises(SweepError, match="no room"):
+        run_sweep(SPEC | {"models": ["llama-3.1-405b"], "tp": 1}, tmp_path / "rows.parquet")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"slo": {}}, "slo: a capacity needs a limit"),
+        ({"slo": {"ttft_p99": 3}}, "slo: no limit is called 'ttft_p99'"),
+        ({"slo": {"ttft_p99_ms": "3"}}, "slo: ttft_p99_ms must be milliseconds above 0, got '3'"),
+        ({"slo": {"goodput": 0.9}}, "slo: goodput"),
+        ({"slo": {"goodput": 2, "ttft_ms": 3}}, "slo: goodput must be a share"),
+        ({"slo": 3}, "slo: got 3, need a table of limits"),
+        ({"slo": None}, "slo: got None, need a table of limits"),
+        ({"workload": {"rate": 3}}, "workload: no such key: rate"),
+        ({"workload": {"trace": "/nowhere/mine.csv"}}, r"workload: (files are not read yet|.*mine.csv)"),
+        ({"workload": {"trace": "x.csv", "seed": 3}}, "workload: no such key: seed; the keys are with"),
+        ({"workload": {"requests": "many"}}, "workload: requests must be a whole number"),
+        ({"workload": {"clients": 4}}, "workload: no such key: clients"),
+        ({"workload": []}, r"workload: got \[\], need a table"),
+        ({"isl": 4000}, "isl: no such key"),
+        ({"keep": "pareto"}, "keep: got 'pareto'"),
+        ({"tp": [3]}, "tp: got 3"),
+        ({"max_seqs": 0}, "max_seqs"),
+        ({"replicas": [1, 2], "total_gpus": 8}, "total_gpus: goes without replicas"),
+        ({"per": ["isl"]}, "per: got 'isl'"),
+        ({"tolerance": 0}, "tolerance"),
+        ({"draws": 0}, "draws"),
+        ({"runtime": ["no-such"]}, "runtime"),
+        ({"replicas": EVERY_SIZE, "max_seqs": EVERY_SIZE}, "deployments are too many"),
+    ],
+)  # fmt: skip
+def test_a_wrong_spec_says_which_key_and_what_would_do(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(SweepError, match=said):
+        load_spec(SPEC | changes)
+
+
+def test_a_missing_half_is_named() -> None:
+    for key in ("slo", "workload"):
+        with pytest.raises(SweepError, match=f"{key}: missing, need a table"):
+            load_spec({name: value for name, value in SPEC.items() if name != key})
+
+
+def test_changes_are_added_to_the_limits_and_the_workload() -> None:
+    changed = load_spec(SPEC, {"slo": {"ttft_p99_ms": 200}, "workload": {"requests": 50}})
+    assert isinstance(changed, CapacitySpec)
+    assert changed.slo == {"ttft_p99_ms": 200.0, "tpot_p90_ms": 25.0}
+    assert changed.workload == {**WORKLOAD, "requests": 50}
+    assert load_spec(changed) is changed
+    assert load_spec(json.loads(changed.model_dump_json())) == changed
+
+
+@pytest.mark.slow
+def test_on_ray_the_rows_are_the_same(whole: Any, tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs Ray")
+    summary = run_sweep(SPEC, tmp_path / "ray.parquet", "ray", threads=2)
+    assert pq.read_table(tmp_path / "ray.parquet").to_pylist() == whole[1]
+    assert isinstance(summary, CapacitySummary)
+    assert summary.best == whole[0].best
+
+
+def test_the_schema_says_units_and_limits(whole: Any) -> None:
+    schema = pq.read_schema(whole[2])
+    assert schema.field("tpot_p90_ms").metadata[b"unit"] == b"ms"
+    assert b"at most 25" in schema.field("tpot_p90_ms").metadata[b"meaning"]
+    assert schema.field("requests_per_s_per_gpu").metadata[b"unit"] == b"1/s"
+    assert schema.metadata[b"fastroof.kind"] == b"capacities"
+    assert fastroof.__version__.encode() == schema.metadata[b"fastroof.version"]
