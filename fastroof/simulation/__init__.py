@@ -7,9 +7,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-__all__ = ["EngineSettings", "Simulation", "Trace", "Workload", "hit_rate", "load_trace", "simulate"]
+__all__ = [
+    "DisaggregatedSimulation",
+    "EngineSettings",
+    "Link",
+    "Simulation",
+    "Trace",
+    "Workload",
+    "hit_rate",
+    "load_trace",
+    "simulate",
+    "simulate_disaggregated",
+]
 
 if TYPE_CHECKING:
+    from fastroof.simulation.disaggregated import Link
+    from fastroof.simulation.disaggregated_simulation import DisaggregatedSimulation, simulate_disaggregated
     from fastroof.simulation.prefix_sharing import hit_rate
     from fastroof.simulation.settings import EngineSettings
     from fastroof.simulation.simulate import simulate
@@ -20,13 +33,16 @@ if TYPE_CHECKING:
 else:
     # Hidden from type checkers, to which a module with __getattr__ has every name there is.
     _MODULE_OF = {
+        "DisaggregatedSimulation": "disaggregated_simulation",
         "EngineSettings": "settings",
+        "Link": "disaggregated",
         "Simulation": "simulation",
         "Trace": "trace",
         "Workload": "workload",
         "hit_rate": "prefix_sharing",
         "load_trace": "trace_files",
         "simulate": "simulate",
+        "simulate_disaggregated": "disaggregated_simulation",
     }
 
     def __getattr__(name):
