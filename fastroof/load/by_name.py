@@ -207,6 +207,7 @@ def _wanted(gpu: str, package: Path | None) -> _Wanted | None:
     from fastroof.load.aiconfigurator import SYSTEMS, data_folder
     from fastroof.load.package_provenance import package_version
     from fastroof.load.package_rows import PACKAGE_FILES
+    from fastroof.load.package_sources import PCIE_LINKED
 
     system = {name: system for system, name in SYSTEMS.items()}.get(gpu)
     package = _installed() if package is None else package
@@ -215,6 +216,8 @@ def _wanted(gpu: str, package: Path | None) -> _Wanted | None:
     digest = hashlib.sha256()
     for operator, file in PACKAGE_FILES:
         digest.update(f"{operator} {file.folder}/{file.file} {file.backend}\n".encode())
+    if gpu in PCIE_LINKED:
+        digest.update(b"links of every version\n")
     for path in sorted((bench_data_root() / gpu).glob(f"*/{PROVENANCE}")):
         digest.update(path.read_bytes())
     key = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,13 @@ from fastroof.load.family_checks import flag_unsound, siblings_of
 from fastroof.load.measured import MeasuredTables
 from fastroof.load.own import PROVENANCE_FILE, Source, list_sources, load_own
 from fastroof.load.package_provenance import package_provenance
-from fastroof.load.package_sources import ENGINES, PackageSource, package_sources
+from fastroof.load.package_sources import (
+    ENGINES,
+    LINK_OPERATORS,
+    PCIE_LINKED,
+    PackageSource,
+    package_sources,
+)
 from fastroof.load.write import write_source
 from fastroof.processors import usable_processors
 
@@ -72,11 +78,13 @@ def import_system(
 
     Notes
     -----
-    Of versions that are not in use an operator is taken where it has a kernel that the newer ones lack.
+    Of versions that are not in use an operator is taken where it has a kernel that the newer ones lack; of
+    GPUs whose link is their host's all-reduces are taken of every version, since campaigns had other hosts.
     """
     have = list_sources(shipped) if any(shipped.glob(f"*/{PROVENANCE_FILE}")) else []
     sources = package_sources(data, system, {pair for source in have for pair in _files(source)})
     spec = load_gpu(gpu)
+    links = LINK_OPERATORS if gpu in PCIE_LINKED else ()
     total, read, lock = sum(len(source.places) for source in sources), 0, threading.Lock()
 
     def count(name: str) -> None:
@@ -95,7 +103,7 @@ def import_system(
     with ThreadPoolExecutor(min(MAX_THREADS, usable_processors())) as threads:
         everything = list(threads.map(tables_of, sources))
         beside = load_own(shipped) if have else None
-        wanted = list(_with_new_kernels(sources, everything, beside))
+        wanted = list(_with_new_kernels(sources, everything, beside, links))
         siblings = [*wanted, beside] if beside is not None else wanted
 
         def write(measured: MeasuredTables) -> str:
@@ -115,9 +123,12 @@ def import_system(
 
 
 def _with_new_kernels(
-    sources: Sequence[PackageSource], everything: Iterable[MeasuredTables], shipped: MeasuredTables | None
+    sources: Sequence[PackageSource],
+    everything: Iterable[MeasuredTables],
+    shipped: MeasuredTables | None,
+    always: Collection[str] = (),
 ) -> Iterator[MeasuredTables]:
-    """Yield tables of the sources in use, and of the others the operators that add a kernel."""
+    """Yield tables of the sources in use, and of the others the operators that add a kernel, or always."""
     known: dict[tuple[str, str], set[tuple[Any, ...]]] = {}
     repeated = {place.operator for source in sources if not source.is_in_use for place in source.places}
     for operator in repeated:
@@ -130,7 +141,7 @@ def _with_new_kernels(
         for operator, table in measured.tables.items():
             kernels = set(table.groups()) if operator in repeated else set()
             before = set().union(*(known.get((engine, operator), ()) for engine in engines))
-            if source.is_in_use or not before.issuperset(kernels):
+            if source.is_in_use or operator in always or not before.issuperset(kernels):
                 new[operator] = table
                 known.setdefault((source.engine, operator), set()).update(kernels)
         if new:

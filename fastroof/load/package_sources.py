@@ -12,13 +12,26 @@ from fastroof.load.package_places import Place, find_place, paired_version, vers
 from fastroof.load.package_rows import PACKAGE_FILES
 from fastroof.operators.foreign_rows import version_order
 
-__all__ = ["ENGINES", "LAST_RANK", "PackageSource", "current_version", "package_sources"]
+__all__ = [
+    "ENGINES",
+    "LAST_RANK",
+    "LINK_OPERATORS",
+    "PCIE_LINKED",
+    "PackageSource",
+    "current_version",
+    "package_sources",
+]
 
 ENGINES: Final = {"vllm": 200, "trtllm": 210, "sglang": 220}
 """Whose kernels were measured, with the rank of the version in use: the order without an engine.
 
 All come after what ships, so that an import changes no answer that there was.
 """
+
+PCIE_LINKED: Final = ("b60", "l40s", "rtx_pro_6000")
+"""GPUs whose link is their host's: each version's all-reduces are of another host, and all are wanted."""
+
+LINK_OPERATORS: Final = ("allreduce",)
 
 LIBRARY_RANK: Final = 230
 

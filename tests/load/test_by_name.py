@@ -15,15 +15,17 @@ from typing import Any
 import pytest
 
 import fastroof
+from fastroof.config.paths import bench_data_root
 from fastroof.errors import TableError
 from fastroof.load import by_name, package_import
 from fastroof.load.aiconfigurator import SYSTEMS, installed_root
 from fastroof.load.by_name import ensure_imported, missing_tables, table_folders
 from fastroof.load.own import list_sources, load_own
+from fastroof.load.package_sources import PCIE_LINKED
 from fastroof.load.write import write_source
-from tests.reference.packages import GEMM, install, package
+from tests.reference.packages import ALLREDUCE, GEMM, install, package
 
-B300 = "b300_sxm"
+B300, L40S = "b300_sxm", "l40s"
 VLLM, SGLANG, NCCL_SOURCE = (
     f"aiconfigurator-{name}" for name in ("vllm-0.24.0", "sglang-0.5.14", "nccl-2.27.3")
 )
@@ -75,6 +77,27 @@ def test_each_engine_has_its_tables_and_other_versions_add_what_it_lacks(root: P
         (SGLANG, 1),
         ("aiconfigurator-sglang-0.5.10", 2),
     ]
+
+
+def test_all_reduces_over_pcie_are_there_of_every_version(root: Path, tmp_path: Path) -> None:
+    rows = [ALLREDUCE, ALLREDUCE | {"latency": 4.0 * ALLREDUCE["latency"]}]
+    for system, gpu, kept in ((L40S, "l40s", True), (B300, "b300", False)):
+        for version, row in zip(("0.24.0", "0.19.0"), rows, strict=True):
+            package(tmp_path / "site", system, **{f"comm/vllm/{version}/custom_allreduce_perf": [row]})
+        ensure_imported(gpu)
+        tables = load_own(root / gpu).candidates("allreduce")
+        of_vllm = [table.source for table in tables if "vllm" in table.source]
+        # the version in use serves
+        assert of_vllm == [VLLM, "aiconfigurator-vllm-0.19.0"][: 2 if kept else 1]
+
+
+def test_gpus_over_pcie_are_those_of_their_files() -> None:
+    over_pcie = {
+        gpu
+        for gpu in SYSTEMS.values()
+        if "pcie_gb_per_s" in (bench_data_root() / gpu / "gpu.toml").read_text()
+    }
+    assert over_pcie == set(PCIE_LINKED)
 
 
 def test_families_that_no_kernel_took_are_flagged_beside_the_other_engines(
