@@ -84,7 +84,7 @@ class RawColumns:
                 lambda row: f"{name} must be a number of at least 0, got {numbers[row]}",
             )
             return self._since_first(name, numbers, per_s)
-        return self._since_first(name, column.to_numpy(), per_s)
+        return self._since_first(name, _flat(column), per_s)
 
     def _since_first(self, name: str, values: Array, per_s: float) -> Floats:
         earliest, latest = values.min(), values.max()
@@ -121,7 +121,7 @@ class RawColumns:
             types.is_integer(column.type.value_type) or types.is_null(column.type.value_type)
         ):
             self.refuse(0, f"{name} must be a list of whole numbers, got {column.type} {_shown(column[0])}")
-        counts = pc.list_value_length(column).to_numpy().astype(np.int64)
+        counts = _flat(pc.list_value_length(column).cast(pa.int64()))
         offsets = np.concatenate([[0], np.cumsum(counts)])
         ids = pc.list_flatten(column)
         if ids.null_count:
@@ -147,14 +147,14 @@ class RawColumns:
             return self._integers(name, column)
         if not pa.types.is_floating(column.type):
             self.refuse(0, f"{name} must be a number, got {column.type} {_shown(column[0])}")
-        floats: Array = column.cast(pa.float64()).to_numpy()
+        floats: Floats = _flat(column.cast(pa.float64()))
         return floats
 
     def _integers(self, name: str, column: pa.ChunkedArray) -> Longs:
         import pyarrow as pa
 
         try:
-            integers: Longs = column.cast(pa.int64()).to_numpy()
+            integers: Longs = _flat(column.cast(pa.int64()))
         except pa.ArrowInvalid:
             raise TraceError(f"{self.what}: {name} has a number beyond int64") from None
         return integers
@@ -189,6 +189,15 @@ class RawColumns:
         except pa.ArrowInvalid:
             row = _first_failing(pc.utf8_trim_whitespace(column), to)
             self.refuse(row, f"{name} must be {needed}, got {_shown(column[row])}")
+
+
+def _flat(column: pa.ChunkedArray) -> Array:
+    """Return numbers without nulls as NumPy's.
+
+    Arrow's own way imports pandas where it is installed, which takes longer than reading.
+    """
+    parts = [np.from_dlpack(chunk) for chunk in column.chunks if len(chunk)]
+    return np.concatenate(parts) if parts else np.zeros(0, column.type.to_pandas_dtype())
 
 
 def _first_failing(column: pa.ChunkedArray, to: pa.DataType) -> int:

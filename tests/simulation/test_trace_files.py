@@ -336,7 +336,7 @@ def test_mutated_files_are_read_or_refused_by_name(tmp_path: Path) -> None:
     binaries = [parquet.read_bytes(), (tmp_path / "a.arrow").read_bytes()]
     words = b', \n - 0 99999999999999999999 nan 1e400 \0 \xff " [ }'.split(b" ")
     path, answered, refused, unnamed = tmp_path / "mutated", 0, 0, 0
-    for content, times in [(text, 150) for text in texts] + [(binary, 60) for binary in binaries]:
+    for content, times in [(text, 70) for text in texts] + [(binary, 30) for binary in binaries]:
         for _ in range(times):
             mutated = bytearray(content)
             for _ in range(random.integers(1, 3)):
@@ -360,5 +360,5 @@ def test_mutated_files_are_read_or_refused_by_name(tmp_path: Path) -> None:
                 assert trace.input_tokens.min() >= 1
                 answered += 1
     assert unnamed == 0
-    assert answered > 30
-    assert refused > 300
+    assert answered > 15
+    assert refused > 150
