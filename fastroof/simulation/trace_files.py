@@ -127,7 +127,8 @@ def _raw(
             said_of_table(table),
         )
     raise TraceError(
-        f"a trace is a path, a table of Arrow or a mapping of names to arrays, got {type(source).__name__}"
+        "a trace is a path, a table of Arrow or a mapping of names to arrays (of a Workload what trace() "
+        f"draws), got {type(source).__name__}"
     )
 
 
