@@ -272,19 +272,19 @@ def _simulate(
         preempted[i] = 0
         statuses[i] = 0
     options = EngineOptions(
-        words[BUDGET],
-        words[SEQS],
-        block_size,
-        shift_of(block_size),
-        words[IS_CHUNKED],
-        words[ADMITS_WHOLE],
-        words[RESERVES_OUTPUT],
-        words[PREFILL_FIRST],
-        1 + words[IS_ASYNCHRONOUS],
-        words[CLIENTS],
-        reals[THINK_US],
-        reals[TIMEOUT_US] if reals[TIMEOUT_US] < _LONGEST_US else math.inf,
-        reals[TIME_SCALE],
+        budget=words[BUDGET],
+        max_seqs=words[SEQS],
+        block_size=block_size,
+        block_shift=shift_of(block_size),
+        is_chunked=words[IS_CHUNKED],
+        admits_whole=words[ADMITS_WHOLE],
+        reserves_output=words[RESERVES_OUTPUT],
+        prefill_first=words[PREFILL_FIRST],
+        depth=1 + words[IS_ASYNCHRONOUS],
+        clients=words[CLIENTS],
+        think_us=reals[THINK_US],
+        timeout_us=reals[TIMEOUT_US] if reals[TIMEOUT_US] < _LONGEST_US else math.inf,
+        time_scale=reals[TIME_SCALE],
     )
     state = EngineState(scalars, clock, slots, calendar, due, firsts, fresh)
     requests = Requests(served_arrivals, prompts, outputs, cached, next_arrived)

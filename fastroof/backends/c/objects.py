@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
+from functools import cache
 from typing import Any, Final
 
 import llvmlite.binding as llvm
@@ -45,6 +46,12 @@ def object_code(cpu: str = DEFAULT_CPU) -> bytes:
     BackendError
         If LLVM does not know the CPU, or loops are not compiled in this process.
     """
+    return _object_code(cpu)
+
+
+@cache
+def _object_code(cpu: str) -> bytes:
+    """Compile once a process: it takes seconds."""
     if PLAIN:
         raise BackendError("NUMBA_DISABLE_JIT or NUMBA_BOUNDSCHECK is set: object code is made without them")
     machine = _target_machine(cpu)

@@ -180,6 +180,7 @@ ENGINES = {
     "asynchronous": ({"async_scheduling": True}, {}),
     "short of blocks": ({"num_gpu_blocks": 700, "max_num_seqs": 64}, {}),
     "short of blocks, asynchronous": ({"num_gpu_blocks": 700, "async_scheduling": True}, {}),
+    "odd blocks": ({"block_size": 24, "num_gpu_blocks": 500}, {}),
     "small steps": ({"max_num_batched_tokens": 100, "max_num_seqs": 40}, {}),
     "prompts first": ({"order": "prefill_first"}, {}),
     "prompts first, short of blocks": ({"order": "prefill_first", "num_gpu_blocks": 700}, {}),
