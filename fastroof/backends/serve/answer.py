@@ -150,6 +150,23 @@ class ServedPlans:
         self.check_requests(len(batch.new_tokens))
         return plan.step_us(batch)
 
+    def simulate(self, which: str | int, asked: Any) -> dict[str, Any]:
+        """Simulate an engine, as :mod:`fastroof.backends.serve.simulations` says.
+
+        Returns
+        -------
+        dict
+            Ready for JSON.
+
+        Raises
+        ------
+        FastroofError
+            If the plan is not served, a limit is exceeded, or what is asked for cannot be.
+        """
+        from fastroof.backends.serve.simulations import simulation_answer
+
+        return simulation_answer(self.plan(which), asked, self.limits)
+
     def check_steps(self, num_steps: int) -> None:
         """Refuse more steps than a call may ask for."""
         if num_steps > self.limits.max_steps:
@@ -181,7 +198,15 @@ class ServedPlans:
         ]
         limits = {
             name: getattr(self.limits, name)
-            for name in ("max_steps", "max_requests", "max_message_bytes", "max_line_bytes")
+            for name in (
+                "max_steps",
+                "max_requests",
+                "max_message_bytes",
+                "max_line_bytes",
+                "max_simulated_requests",
+                "max_answered_requests",
+                "max_simulated_steps",
+            )
         }
         return {"fastroof": __version__, "plans": plans, "limits": limits}
 

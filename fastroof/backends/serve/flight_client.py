@@ -117,6 +117,37 @@ class FlightSteps:
                 served[info.descriptor.path[0].decode()] = {k.decode(): v.decode() for k, v in words.items()}
             return served
 
+    def simulate(self, plan: str, **asked: Any) -> dict[str, Any]:
+        """Simulate an engine on the server.
+
+        Parameters
+        ----------
+        plan : str
+            Which plan, by name.
+        **asked
+            ``workload={...}`` or ``trace={...}``, ``options={...}``, ``requests=True``, as
+            :mod:`fastroof.backends.serve.simulations` says; a trace of more than some thousand requests is
+            too long for this call.
+
+        Returns
+        -------
+        dict
+            ``summary``, and ``requests`` if they were asked for.
+
+        Raises
+        ------
+        FastroofError
+            As :func:`fastroof.simulate`, or a BackendError of the server.
+        """
+        body = json.dumps({"plan": plan, "simulate": asked}).encode()
+        with _as_backend_errors():
+            results = list(self._client.do_action(flight.Action("simulate", body), self._options))
+            answer: dict[str, Any] = json.loads(results[0].body.to_pybytes())
+            if "error" in answer:
+                _raise_told(answer, 0)
+            del answer["id"]
+            return answer
+
     def decode_us(self, plan: str, batch_size: Any, kv_len: Any) -> Any:
         """Time decode steps of ``batch_size`` requests that each attend to ``kv_len`` tokens.
 

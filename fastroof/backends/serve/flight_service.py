@@ -12,6 +12,7 @@ from pyarrow import flight
 from fastroof.backends.serve.answer import ServedPlans
 from fastroof.backends.serve.flight_calls import Calls, Doorman
 from fastroof.backends.serve.flight_steps import TIMES, batch_steps_us, plan_metadata, step_kind, times_batch
+from fastroof.backends.serve.json_lines import answer_line
 from fastroof.errors import BackendError, FastroofError
 
 if TYPE_CHECKING:
@@ -65,12 +66,20 @@ class PlanService(flight.FlightServerBase):  # type: ignore[misc]
 
     def list_actions(self, context: Any) -> list[Any]:
         """List what :meth:`do_action` knows."""
-        return [("health", "what is served, as JSON")]
+        return [
+            ("health", "what is served, as JSON"),
+            ("simulate", "a request of fastroof.backends.serve.json_lines, answered as there"),
+        ]
 
     def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
-        """Say what is served and how many calls are running."""
+        """Say what is served and how many calls are running, or simulate an engine."""
+        if action.type == "simulate":
+            with self._calls:
+                return iter([answer_line(self._served, action.body.to_pybytes())])
         if action.type != "health":
-            raise flight.FlightServerError(f"no action {action.type!r:.80} exists; there is: health")
+            raise flight.FlightServerError(
+                f"no action {action.type!r:.80} exists; there are: health, simulate"
+            )
         state = {**self._served.describe(), "calls": self._calls.running, "draining": self._calls.draining}
         return iter([json.dumps(state).encode()])
 

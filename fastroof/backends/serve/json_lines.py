@@ -8,10 +8,13 @@ which comes back) and a ``plan`` (name or number; it may be left out where one p
                                                              steps will do for either
 ``{"requests": [[[2048, 0], [1, 4095]], [[1, 100]]]}``       one list of [new_tokens, context_len] a step
 ``{"new_tokens": ..., "context_len": ..., "offsets": ...}``  the same as the arrays of a ``StepBatch``
+``{"simulate": {"workload": {"rate": 10}}}``                 an engine over time, see
+                                                             :mod:`fastroof.backends.serve.simulations`
 ``{"describe": true}``                                       fastroof's version, the plans, the limits
 ===========================================================  ============================================
 
 The reply is one line: ``{"id": 1, "latency_us": [...]}``, a number a step, which reads back to the same bits;
+``{"id": 1, "summary": {...}}`` of a simulation;
 ``{"id": 1, "fastroof": ..., "plans": [...], "limits": {...}}`` of a description; or
 ``{"id": 1, "error": "BatchError", "message": "..."}``. ``id`` is null where there was none to be read. Blank
 lines are passed over; a last line without an end is read as well.
@@ -37,6 +40,7 @@ _FORMS: Final = (
     frozenset({"batch_size", "kv_len"}),
     frozenset({"requests"}),
     frozenset({"new_tokens", "context_len", "offsets"}),
+    frozenset({"simulate"}),
     frozenset({"describe"}),
 )
 _FORM_WORDS: Final = " or ".join("{" + ", ".join(sorted(form)) + "}" for form in _FORMS)
@@ -166,6 +170,8 @@ def _answer(served: ServedPlans, request: dict[str, Any]) -> dict[str, Any]:
         plan = 0
     elif type(plan) not in (str, int):
         raise BackendError(f'"plan" must be a name or a number, got {plan!r:.60}')
+    if "simulate" in request:
+        return served.simulate(plan, request["simulate"])
     if "requests" in request:
         times = served.requests_us(plan, request["requests"])
     elif "offsets" in request:

@@ -27,6 +27,10 @@ class ServeLimits:
         ``max_message_bytes``.
     max_calls : int
         Calls at once; further ones are refused, to be tried again. A pipe carries one at a time.
+    max_simulated_requests, max_answered_requests : int
+        Requests of a simulation, and of one whose answer has all of them.
+    max_simulated_steps : int
+        Steps that a simulation may take at most: tokens of all outputs, and chunks of all prompts.
 
     Raises
     ------
@@ -45,6 +49,9 @@ class ServeLimits:
     max_message_bytes: int = 2**28
     max_line_bytes: int = 2**23
     max_calls: int = 32
+    max_simulated_requests: int = 2**20
+    max_answered_requests: int = 2**17
+    max_simulated_steps: int = 2**28
 
     def __post_init__(self) -> None:
         for each in fields(self):

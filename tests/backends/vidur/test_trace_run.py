@@ -5,6 +5,8 @@ Needs an environment with vidur==0.0.26, as test_native.py says; without it thes
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from fastroof.simulation.engine import run_engine
 from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.trace import Trace
 
+CHECKOUT = Path(__file__).resolve().parents[3]
 RTOL = 1e-9
 ENGINE = {"max_num_batched_tokens": 2048, "max_num_seqs": 256, "block_size": 16, "async_scheduling": False}
 """As Vidur is asked for by default; it schedules a step when the one before has ended."""
@@ -109,3 +112,10 @@ def test_what_vidur_cannot_hold_is_refused(trace_run: Any, plan: StepPlan, tmp_p
     for wrong in (cached, closed):
         with pytest.raises(BackendError, match="neither cached tokens nor clients"):
             trace_run.vidur_times(plan, wrong, tmp_path, num_gpu_blocks=20_000)
+
+
+def test_the_example_runs(trace_run: Any) -> None:
+    command = [sys.executable, "-m", "fastroof.backends.vidur.trace_example"]
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "steps: Vidur" in done.stdout
