@@ -190,7 +190,7 @@ def _check_work(trace: Trace, options: dict[str, Any], limits: ServeLimits) -> N
 
 def _size(options: dict[str, Any], name: str, default: int) -> int:
     value = options.get(name)
-    return max(value, 1) if is_whole_number(value) else default
+    return max(int(value), 1) if value is not None and is_whole_number(value) else default
 
 
 def _for_json(value: Any) -> Any:

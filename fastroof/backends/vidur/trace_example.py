@@ -17,8 +17,8 @@ from fastroof.simulation import Workload
 def main() -> None:
     """Print what both say, how far they are apart, and how long each took."""
     plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"), runtime="vllm")
-    lengths = {"input_tokens": "lognormal:1024:0.8", "output_tokens": "lognormal:200:0.8"}
-    trace = Workload(rate=15, requests=300, seed=1, **lengths).trace()
+    prompt, output = "lognormal:1024:0.8", "lognormal:200:0.8"
+    trace = Workload(rate=15, requests=300, input_tokens=prompt, output_tokens=output, seed=1).trace()
     blocks = plan.memory.max_kv_tokens // 16
     with tempfile.TemporaryDirectory() as folder:
         theirs = vidur_times(plan, trace, Path(folder), num_gpu_blocks=blocks)

@@ -113,7 +113,7 @@ WRONG = {
         "more than the 200000",
     ),
     "too many replicas": ({"workload": WORKLOAD, "options": {"replicas": 10**6}}, "bytes, more than"),
-    "batches beyond the plan": ({"workload": WORKLOAD, "options": {**OPTIONS_GIVEN, "max_num_seqs": 65}}, "seqs 65"),
+    "beyond the plan": ({"workload": WORKLOAD, "options": OPTIONS_GIVEN | {"max_num_seqs": 65}}, "seqs 65"),
     "no size": ({"workload": WORKLOAD, "options": {"max_num_seqs": "many"}}, "max_num_seqs"),
     "blocks of nothing": ({"workload": WORKLOAD, "options": {"block_size": 0}}, "block_size"),
     "no room": ({"workload": WORKLOAD, "options": {**OPTIONS_GIVEN, "num_gpu_blocks": 2}}, "block"),
