@@ -20,6 +20,7 @@ from fastroof.cli import (
     report,
     serve,
     serving,
+    simulate,
     size,
     step,
     sweep,
@@ -47,6 +48,7 @@ app = new_app("fastroof", "How long one LLM inference step takes on a GPU, from 
 for command in (
     step,
     serving,
+    simulate,
     size,
     compare,
     lookup,

@@ -21,11 +21,11 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from fastroof.simulation.deployment import simulate
     from fastroof.simulation.disaggregated import Link
     from fastroof.simulation.disaggregated_simulation import DisaggregatedSimulation, simulate_disaggregated
     from fastroof.simulation.prefix_sharing import hit_rate
     from fastroof.simulation.settings import EngineSettings
-    from fastroof.simulation.simulate import simulate
     from fastroof.simulation.simulation import Simulation
     from fastroof.simulation.trace import Trace
     from fastroof.simulation.trace_files import load_trace
@@ -41,7 +41,7 @@ else:
         "Workload": "workload",
         "hit_rate": "prefix_sharing",
         "load_trace": "trace_files",
-        "simulate": "simulate",
+        "simulate": "deployment",
         "simulate_disaggregated": "disaggregated_simulation",
     }
 

@@ -76,7 +76,8 @@ def process(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]
     [
         (), ("step",), ("lookup",), ("lookup", "gemm"), ("lookup", "moe"), ("models",), ("gpus",),
         ("engines",), ("sweep",),
-        ("bench",), ("serving",), ("validate",), ("calibrate",), ("size",), ("merge",), ("report",),
+        ("bench",), ("serving",), ("simulate",), ("validate",), ("calibrate",), ("size",), ("merge",),
+        ("report",),
         ("tables",), ("tables", "list"), ("tables", "show"), ("tables", "validate"), ("tables", "import"),
         ("tables", "import", "aiconfigurator"), ("tables", "import", "vidur"),
         ("tables", "import", "llmservingsim"), ("tables", "holdout"), ("tables", "diff"),

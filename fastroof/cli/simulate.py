@@ -1,0 +1,287 @@
+"""``fastroof simulate``: a trace of requests through a serving engine, request by request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from fastroof.cli.engine_options import (
+    AsyncScheduling,
+    BlockSize,
+    ChunkedPrefill,
+    MaxNumBatchedTokens,
+    MaxNumSeqs,
+    NumGpuBlocks,
+    Order,
+    Replicas,
+    ReserveOutput,
+    Router,
+    Timeout,
+    TooLong,
+    number_or_engine,
+    parse_limits,
+)
+from fastroof.cli.gpu_tables import gpu_and_tables
+from fastroof.cli.options import (
+    AllowModelled,
+    Dp,
+    DpImbalance,
+    Dtype,
+    Ep,
+    Eplb,
+    Exchange,
+    Gpu,
+    Json,
+    KvDtype,
+    MemoryFraction,
+    Method,
+    Model,
+    MoeTp,
+    NumSlots,
+    Pp,
+    Routing,
+    Runtime,
+    Source,
+    TablesPath,
+    Tp,
+    TwoBatchOverlap,
+    WideExperts,
+)
+from fastroof.cli.output import print_json
+from fastroof.cli.simulation_output import print_simulation, simulation_document
+from fastroof.cli.workload_options import (
+    Arrivals,
+    Burstiness,
+    Cached,
+    Clients,
+    Input,
+    Limit,
+    NumRequests,
+    Output,
+    Ramp,
+    Rate,
+    RateScale,
+    Seed,
+    Think,
+    TraceFile,
+    TraceFormat,
+    asked_trace,
+)
+from fastroof.command_group import warn
+
+if TYPE_CHECKING:
+    from fastroof import StepPlan
+
+__all__ = ["register"]
+
+EPILOG: Final = """\b
+Examples:
+  fastroof simulate --model llama-3.1-8b --runtime vllm
+  fastroof simulate --model llama-3.1-70b --tp 4 --trace mine.csv --rate-scale 2 --slo ttft=500,tpot=50
+  fastroof simulate --model llama-3.1-8b --runtime vllm --max-num-batched-tokens engine \\
+      --max-num-seqs engine --requests requests.parquet --report run.html
+  fastroof simulate --model llama-3.1-8b --rate 20 --input lognormal:1024:0.5 --output lognormal:200:0.7
+
+Percentiles are over requests that finished; ITL is over all gaps between two tokens of a request. Where the
+load is near saturation, or the error of a step decides whether an SLO is kept, the same requests are
+simulated on steps one standard error faster and slower too.
+
+\b
+JSON: version, model, gpu, tp, pp, dp, ep, moe_tp, dtype, kv_dtype, runtime, replicas, tables_hash, trace
+[name, requests, clients, input_tokens, output_tokens (means)], settings (fields of EngineSettings),
+ttft_ms, tpot_ms, itl_ms, e2e_ms [mean, p50, p90, p95, p99], requests, finished, timed_out, rejected,
+duration_s, arrivals_per_s, requests_per_s, input_tokens_per_s, output_tokens_per_s,
+output_tokens_per_s_per_gpu, steps, mixed_steps, prefill_steps, decode_steps, preemptions, running, waiting,
+kv_use [mean, peak], busy, warnings; with --slo goodput [limits, requests, share, requests_per_s, p99_within];
+where it is looked at, or with --range, range [relative_error, basis, near_saturation, amplification, flips,
+and pairs: faster, slower].
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("simulate", epilog=EPILOG)(simulate)
+
+
+def simulate(
+    model: Model,
+    trace: TraceFile = None,
+    trace_format: TraceFormat = None,
+    rate_scale: RateScale = None,
+    limit: Limit = None,
+    rate: Rate = None,
+    arrivals: Arrivals = None,
+    burstiness: Burstiness = None,
+    ramp: Ramp = None,
+    clients: Clients = None,
+    think: Think = None,
+    num_requests: NumRequests = None,
+    input: Input = None,
+    output: Output = None,
+    cached: Cached = None,
+    seed: Seed = None,
+    gpu: Gpu = None,
+    tp: Tp = 1,
+    pp: Pp = 1,
+    dp: Dp = 1,
+    ep: Ep = 1,
+    moe_tp: MoeTp = None,
+    routing: Routing = None,
+    exchange: Exchange = None,
+    dp_imbalance: DpImbalance = 1.0,
+    wide_experts: WideExperts = None,
+    eplb: Eplb = False,
+    num_slots: NumSlots = None,
+    two_batch_overlap: TwoBatchOverlap = False,
+    allow_modelled: AllowModelled = False,
+    dtype: Dtype = "auto",
+    kv_dtype: KvDtype = "auto",
+    runtime: Runtime = "kernels",
+    max_num_batched_tokens: MaxNumBatchedTokens = "2048",
+    max_num_seqs: MaxNumSeqs = "256",
+    num_gpu_blocks: NumGpuBlocks = None,
+    block_size: BlockSize = "16",
+    memory_fraction: MemoryFraction = None,
+    async_scheduling: AsyncScheduling = None,
+    order: Order = None,
+    chunked_prefill: ChunkedPrefill = None,
+    reserve_output: ReserveOutput = None,
+    replicas: Replicas = 1,
+    router: Router = "round_robin",
+    timeout: Timeout = None,
+    too_long: TooLong = "error",
+    slo: Annotated[
+        str | None,
+        typer.Option(metavar="LIMITS", help="Limits of a request, ms: ttft=500,tpot=50,e2e=10000."),
+    ] = None,
+    with_range: Annotated[
+        bool | None,
+        typer.Option(
+            "--range/--no-range",
+            help="Simulate on steps one standard error faster and slower too.  [default: near saturation]",
+        ),
+    ] = None,
+    requests: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a row a request: .parquet or .csv.")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write one page with series and distributions: .html.")
+    ] = None,
+    as_json: Json = False,
+    tables: TablesPath = None,
+    source: Source = None,
+    method: Method = "roofline",
+) -> None:
+    """Simulate a serving engine, request by request.
+
+    A trace of requests goes through the engine's scheduler step by step, each step timed by the plan:
+    percentiles of TTFT, TPOT, ITL and E2E, throughput, goodput, queue, preemptions.
+    """
+    import fastroof
+
+    limits = parse_limits(slo)
+    if requests is not None:
+        from fastroof.simulation.request_table import checked_requests_path
+
+        checked_requests_path(requests)
+    if report is not None:
+        from fastroof.report.html.document import checked_page_path, need_plotly
+
+        checked_page_path(report)
+        need_plotly()
+    settings: dict[str, Any] = {
+        "max_num_batched_tokens": number_or_engine("--max-num-batched-tokens", max_num_batched_tokens),
+        "max_num_seqs": number_or_engine("--max-num-seqs", max_num_seqs),
+        "block_size": number_or_engine("--block-size", block_size),
+    }
+    asked = asked_trace(
+        trace=trace,
+        trace_format=trace_format,
+        rate_scale=rate_scale,
+        limit=limit,
+        rate=rate,
+        arrivals=arrivals,
+        burstiness=burstiness,
+        ramp=ramp,
+        clients=clients,
+        think=think,
+        num_requests=num_requests,
+        input=input,
+        output=output,
+        cached=cached,
+        seed=seed,
+    )
+    spec, measured = gpu_and_tables(gpu, tables, source)
+    plan = _plan(
+        (model, spec, measured),
+        settings,
+        {
+            "tp": tp,
+            "pp": pp,
+            "dp": dp,
+            "ep": ep,
+            "moe_tp": moe_tp,
+            "routing": routing,
+            "exchange": exchange,
+            "dp_imbalance": dp_imbalance,
+            "wide_experts": wide_experts,
+            "eplb": eplb,
+            "num_slots": num_slots,
+            "two_batch_overlap": two_batch_overlap,
+            "allow_modelled": allow_modelled,
+            "dtype": dtype,
+            "kv_dtype": kv_dtype,
+            "memory_fraction": memory_fraction,
+            "method": method,
+        },
+        runtime,
+    )
+    sim = fastroof.simulate(
+        plan,
+        asked,
+        **settings,
+        num_gpu_blocks=num_gpu_blocks,
+        async_scheduling=async_scheduling,
+        order=order,
+        chunked_prefill=chunked_prefill,
+        reserve_output=reserve_output,
+        timeout_s=timeout,
+        replicas=replicas,
+        routing=router,
+        seed=0 if seed is None else seed,
+        on_too_long=too_long,
+    )
+    answers = sim.summary(**limits, with_range=with_range)
+    if requests is not None:
+        sim.write_requests(requests)
+    if report is not None:
+        from fastroof.report.html import write_simulation_report
+
+        write_simulation_report(sim, report, limits=limits, answers=answers)
+    if as_json:
+        print_json(simulation_document(sim, answers))
+        return
+    print_simulation(sim, answers)
+    for path, words in ((requests, f"{len(sim):,} requests"), (report, "the page")):
+        if path is not None:
+            typer.echo(f"wrote {path}: {words}")
+    for words in answers["warnings"]:
+        warn(words)
+
+
+def _plan(what: tuple[Any, ...], settings: dict[str, Any], options: dict[str, Any], runtime: str) -> StepPlan:
+    """Compile a plan for the steps that the engine makes."""
+    from fastroof import compile_plan
+    from fastroof.engines import load_engine
+
+    engine = load_engine(runtime)
+    own = engine.scheduling
+    return compile_plan(
+        *what,
+        runtime=engine,
+        max_tokens=settings["max_num_batched_tokens"] or own.max_num_batched_tokens,
+        max_seqs=settings["max_num_seqs"] or own.max_num_seqs,
+        **options,
+    )

@@ -1,0 +1,167 @@
+"""``fastroof simulate``: the library's own numbers, what it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+import fastroof
+from fastroof.cli import app
+from fastroof.cli.engine_options import number_or_engine, parse_limits
+from fastroof.errors import BatchError, SimulationError
+
+VLLM = ("simulate", "--model", "llama-3.1-8b", "--runtime", "vllm")
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, list(arguments), prog_name="fastroof")
+    return done.exit_code, done.stdout, done.stderr
+
+
+def parsed(*arguments: str) -> Any:
+    code, out, err = run(*arguments, "--json")
+    assert (code, err) == (0, ""), err
+    return json.loads(out)
+
+
+def refused(*arguments: str) -> str:
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    return err.removeprefix("fastroof: error: ")
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A trace as people write one down, not in order."""
+    rng = np.random.default_rng(2)
+    arrivals = rng.permutation(np.cumsum(rng.exponential(0.05, 400)))
+    lines = [f"{at:.6f},{rng.integers(1, 2000)},{rng.integers(1, 100)}" for at in arrivals]
+    path = tmp_path_factory.mktemp("trace") / "mine.csv"
+    path.write_text("\n".join(["arrival_s,input_tokens,output_tokens", *lines]) + "\n")
+    return str(path)
+
+
+def test_json_is_what_the_library_answers(trace: str, h100: fastroof.Tables) -> None:
+    found = parsed(*VLLM, "--trace", trace, "--slo", "ttft=200,tpot=20,e2el=3000")
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, runtime="vllm", max_tokens=2048, max_seqs=256)
+    sim = fastroof.simulate(plan, fastroof.load_trace(trace))
+    answers = json.loads(json.dumps(sim.summary(ttft_ms=200, tpot_ms=20, e2e_ms=3000)))
+    assert answers.items() <= found.items()
+    assert found["settings"]["max_num_batched_tokens"] == 2048
+    assert found["settings"]["max_num_seqs"] == 256
+    assert found["settings"]["async_scheduling"]
+    assert found["settings"]["timeout_s"] is None
+    assert found["trace"]["requests"] == found["requests"] == 400
+    explained = run("simulate", "--help")[1]
+    for key in found:
+        assert key in explained
+
+
+def test_the_words_are_those_answers_too(trace: str) -> None:
+    code, out, err = run(*VLLM, "--trace", trace, "--slo", "ttft=200,tpot=20", "--range")
+    assert code == 0
+    answers = parsed(*VLLM, "--trace", trace, "--slo", "ttft=200,tpot=20", "--range")
+    lines = {line.split()[0]: line for line in out.splitlines() if line and line[0] != " "}
+    assert (
+        lines["TTFT"].split()[1]
+        == f"{answers['ttft_ms']['mean']:,.{2 if answers['ttft_ms']['mean'] < 100 else 1}f}"
+    )
+    assert lines["finished"].split()[1] == "400"
+    low, high = answers["range"]["e2e_ms"]["mean"]
+    assert low < answers["e2e_ms"]["mean"] < high
+    assert "one standard error of TPOT" in lines["below"]
+    assert f"{answers['goodput']['requests_per_s']:,.4g} requests/s" in lines["goodput"]
+    said = [line.removeprefix("fastroof: warning: ") for line in err.splitlines()]
+    assert said == answers["warnings"]
+
+
+def test_engine_means_the_runtimes_own(trace: str) -> None:
+    found = parsed(
+        *VLLM, "--trace", trace, "--max-num-batched-tokens", "engine", "--max-num-seqs", "engine",
+        "--no-async-scheduling", "--num-gpu-blocks", "5000", "--timeout", "30", "--no-range",
+    )  # fmt: skip
+    own = fastroof.engines.load_engine("vllm").scheduling
+    assert found["settings"]["max_num_batched_tokens"] == own.max_num_batched_tokens
+    assert found["settings"]["max_num_seqs"] == own.max_num_seqs
+    assert not found["settings"]["async_scheduling"]
+    assert (found["settings"]["num_gpu_blocks"], found["settings"]["timeout_s"]) == (5000, 30.0)
+
+
+def test_requests_and_page_are_written(trace: str, tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    rows, page = tmp_path / "rows.parquet", tmp_path / "page.html"
+    code, out, _ = run(*VLLM, "--trace", trace, "--requests", str(rows), "--report", str(page))
+    assert code == 0
+    assert f"wrote {rows}: 400 requests" in out
+    assert f"wrote {page}" in out
+    table = pq.read_table(rows)
+    assert table["input_tokens"].to_pylist() == fastroof.load_trace(trace).table()["input_tokens"].to_pylist()
+    assert "<h1>llama-3.1-8b on 1 x NVIDIA H100 SXM" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--rate", "5"), "give one of these"),
+        (("--router", "by_name"), "routing must be one of"),
+        (("--slo", "ttft"), "--slo needs milliseconds above 0"),
+        (("--slo", "ttft=0"), "--slo needs milliseconds above 0"),
+        (("--slo", "ttft=1,ttft=2"), "each at most once"),
+        (("--max-num-seqs", "many"), "--max-num-seqs needs a whole number"),
+        (("--block-size", "0"), "--block-size needs a whole number"),
+        (("--max-num-seqs", "4096"), "max_num_seqs 4,096 must not be above max_num_batched_tokens"),
+        (("--requests", "rows.txt"), "must end in .parquet or .csv"),
+        (("--report", "page.pdf"), "must end in .html"),
+        (("--num-gpu-blocks", "3"), "can never run"),
+        (("--timeout", "-1"), "timeout_s must be seconds above 0"),
+        (("--order", "alphabetical"), "order must be one of"),
+    ],
+)
+def test_command_errors(trace: str, arguments: tuple[str, ...], said: str) -> None:
+    assert said in refused(*VLLM, "--trace", trace, *arguments)
+
+
+def test_requests_that_are_too_long_may_be_rejected(trace: str) -> None:
+    found = parsed(*VLLM, "--trace", trace, "--num-gpu-blocks", "100", "--too-long", "reject")
+    assert 0 < found["rejected"] < 400
+    assert "were rejected" in found["warnings"][0]
+
+
+def test_requests_may_be_drawn(h100: fastroof.Tables) -> None:
+    drawn = ("--rate", "5", "--num-requests", "300", "--input", "uniform:100:900", "--seed", "3")
+    found = parsed(*VLLM, *drawn, "--replicas", "2", "--router", "power_of_two")
+    workload = fastroof.Workload(rate=5, requests=300, input_tokens="uniform:100:900", seed=3)
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, runtime="vllm", max_tokens=2048, max_seqs=256)
+    sim = fastroof.simulate(plan, workload.trace(), replicas=2, routing="power_of_two", seed=3)
+    assert found["ttft_ms"] == sim.summary()["ttft_ms"]
+    assert found["output_tokens_per_s_per_gpu"] == pytest.approx(found["output_tokens_per_s"] / 2)
+    closed = parsed(*VLLM, "--clients", "8", "--num-requests", "100")
+    assert closed["trace"]["clients"] == 8
+    assert closed["running"]["peak"] <= 8
+    assert "8 clients" in run(*VLLM, "--clients", "8", "--num-requests", "100")[1]
+
+
+def test_the_example_needs_no_option_but_a_model() -> None:
+    found = parsed("simulate", "--model", "llama-3.1-8b")
+    assert found["finished"] == found["requests"] > 0
+    assert found["runtime"] == "kernels"
+
+
+def test_numbers_and_limits_as_they_are_written() -> None:
+    assert number_or_engine("--x", " 12 ") == 12
+    assert number_or_engine("--x", "engine") is None
+    for wrong in ("", "0", "-1", "1.5", "1e3", "99999999999"):
+        with pytest.raises(SimulationError, match="--x needs a whole number"):
+            number_or_engine("--x", wrong)
+    assert parse_limits(None) == {}
+    assert parse_limits("ttft:500, tpot=2.5,e2el=9") == {"ttft_ms": 500.0, "tpot_ms": 2.5, "e2e_ms": 9.0}
+    for wrong in ("", "ttft=", "itl=3", "ttft=1;tpot=2", "e2e=1,e2el=2", "ttft=-3", "ttft=nan"):
+        with pytest.raises(BatchError, match="--slo needs"):
+            parse_limits(wrong)
