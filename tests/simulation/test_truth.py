@@ -81,8 +81,7 @@ def simulated(path: Path, **changes: bool) -> fastroof.Simulation:
     """The log's requests through its engine, whose arguments meta.json has."""
     model = path.name.removesuffix("_requests.csv")
     plan = fastroof.compile_plan(model, GPU, tables(), runtime="vllm-0.19.0", **LAYOUTS[model])
-    requests = pyarrow.csv.read_csv(path)
-    return fastroof.simulate(plan, requests, max_num_batched_tokens=2048, max_num_seqs=128, **changes)
+    return fastroof.simulate(plan, path, max_num_batched_tokens=2048, max_num_seqs=128, **changes)
 
 
 def simulated_ms(simulation: fastroof.Simulation) -> dict[str, Floats]:
