@@ -28,6 +28,7 @@ from fastroof.compiled.simulation.state import (
     NONE,
     NUM_FINISHED,
     OLDEST,
+    PREEMPTED_FRESH,
     REQUEST,
     TIMED_OUT,
     EngineOptions,
@@ -78,12 +79,19 @@ def _say_decodes(
     scalars = state.scalars
     decodes = scalars[FLIGHT_DECODES + flight]
     for i in range(scalars[FRESH]):
+        # those that have prefilled since the last step of decodes
         slot = state.fresh[i]
-        if slot != NONE:
-            # it has prefilled since the last step of decodes
-            add_gaps(record, now_us - served.last_us[state.slots[REQUEST, slot]], 1)
+        if slot == NONE:
+            continue
+        if slot > NONE:
+            request = state.slots[REQUEST, slot]
             state.slots[FRESH_AT, slot] = NONE
-            decodes -= 1
+        else:
+            request = PREEMPTED_FRESH - slot
+        decodes -= 1
+        if served.status[request] != TIMED_OUT:
+            add_gaps(record, now_us - served.last_us[request], 1)
+            served.last_us[request] = now_us
     scalars[FRESH] = 0
     if decodes > 0:
         add_gaps(record, now_us - state.clock[LAST_DECODE_END], decodes)
@@ -119,8 +127,9 @@ def _say_firsts(
             add_gaps(record, now_us - served.last_us[request], 1)
         if slot >= 0:
             _finish(state, options, requests, served, slot, now_us)
-        elif options.prefill_first and state.slots[REQUEST, GOES_ON - slot] == request:
-            served.last_us[request] = now_us
+            continue
+        served.last_us[request] = now_us
+        if options.prefill_first and state.slots[REQUEST, GOES_ON - slot] == request:
             state.slots[FRESH_AT, GOES_ON - slot] = state.scalars[FRESH]
             state.fresh[state.scalars[FRESH]] = GOES_ON - slot
             state.scalars[FRESH] += 1

@@ -38,6 +38,7 @@ from fastroof.compiled.simulation.state import (
     PARTIAL,
     PARTIAL_COMPUTED,
     PREEMPTED,
+    PREEMPTED_FRESH,
     PREEMPTIONS,
     REQUEST,
     RUNNING,
@@ -131,19 +132,27 @@ def _held_blocks(state: EngineState, options: EngineOptions, requests: Requests,
 
 
 @jit_stateful_inline
-def _last_token_us(state: EngineState, options: EngineOptions, served: Served, slot: int) -> float:
-    """When a decoding request has its latest token."""
-    scalars, clock = state.scalars, state.clock
-    request = state.slots[REQUEST, slot]
-    if state.slots[FRESH_AT, slot] != NONE:
-        return float(served.last_us[request])
+def _is_decode_awaited(state: EngineState) -> bool:
+    """Whether the latest step of decodes is the one that runs."""
+    scalars = state.scalars
     in_flight = scalars[FLIGHT_STEP + scalars[OLDEST]]
-    if scalars[IN_FLIGHT] > 0 and (
-        in_flight == scalars[STEP] - 1
-        or (options.prefill_first and in_flight == NONE and state.slots[ENTERED, slot] == scalars[STEP])
-    ):
-        return float(clock[END])
-    return float(clock[LAST_DECODE_END])
+    return bool(scalars[IN_FLIGHT] > 0 and in_flight == scalars[STEP] - 1)
+
+
+@jit_stateful_inline
+def _keep_last_token(state: EngineState, served: Served, slot: int) -> None:
+    """Keep when a request that loses its slot has, or will have, its latest token."""
+    scalars, clock = state.scalars, state.clock
+    request, fresh_at = state.slots[REQUEST, slot], state.slots[FRESH_AT, slot]
+    is_awaited = state.slots[ENTERED, slot] < scalars[STEP] and _is_decode_awaited(state)
+    if fresh_at != NONE:
+        # its gap is not that of other decodes
+        state.fresh[fresh_at] = PREEMPTED_FRESH - request if is_awaited else NONE
+    elif is_awaited:
+        served.last_us[request] = clock[END]
+    elif state.slots[ENTERED, slot] < scalars[STEP]:
+        served.last_us[request] = clock[LAST_DECODE_END]
+    # else its prompt's own step has it, and keeps it when it ends
 
 
 @jit_stateful
@@ -179,9 +188,7 @@ def preempt_last(
         if in_block(slots[BASE, slot] + step, options) == 0:
             less = 1
         served.sent[request] = requests.output_tokens[request] - (slots[FINISH, slot] - step + 1)
-        served.last_us[request] = _last_token_us(state, options, served, slot)
-        if slots[FRESH_AT, slot] != NONE:
-            state.fresh[slots[FRESH_AT, slot]] = NONE
+        _keep_last_token(state, served, slot)
         leave_decodes(state, slot, options, window)
         _unlink_bucket(state, slot)
     free_slot(state, slot)
@@ -210,11 +217,17 @@ def _forget_tokens(state: EngineState, slot: int) -> None:
 
 @jit_stateful
 def _drop(
-    state: EngineState, options: EngineOptions, requests: Requests, served: Served, window: int, request: int
+    state: EngineState,
+    options: EngineOptions,
+    requests: Requests,
+    served: Served,
+    window: int,
+    request: int,
+    ending_us: float,
 ) -> None:
-    """Forget a request, wherever it is."""
+    """Forget a request, wherever it is; ``ending_us`` is when the running step ends, where that is now."""
     scalars, slots = state.scalars, state.slots
-    slot = served.place[request]
+    slot, last_us = served.place[request], served.last_us[request]
     served.place[request] = DONE_PLACE
     served.status[request] = TIMED_OUT
     scalars[NUM_TIMED_OUT] += 1
@@ -222,6 +235,9 @@ def _drop(
     if slot == WAITING_PLACE:
         # the queue passes over it
         scalars[WAITING] -= 1
+        if last_us == ending_us:
+            # it was preempted while a token was under way, in the step that ends now
+            scalars[FLIGHT_DECODES + scalars[OLDEST]] -= 1
         return
     if slots[HELD, slot] != GONE:
         scalars[FREE] += _held_blocks(state, options, requests, slot)
@@ -251,6 +267,7 @@ def time_out(
 ) -> None:
     """Drop requests whose clients have given up: before now, or at it too."""
     scalars = state.scalars
+    ending_us = now_us if is_strict else math.nan
     while scalars[DEADLINE] != NONE:
         request = scalars[DEADLINE]
         deadline_us = requests.arrival_us[request] + options.timeout_us
@@ -258,6 +275,6 @@ def time_out(
             return
         scalars[DEADLINE] = requests.next_arrived[request]
         if served.place[request] != DONE_PLACE:
-            _drop(state, options, requests, served, window, request)
+            _drop(state, options, requests, served, window, request, ending_us)
             if options.clients > 0:
                 release_next(state, requests, options, now_us)

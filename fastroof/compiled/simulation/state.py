@@ -183,6 +183,9 @@ FIRST_SLOT, FILLED = 0, 1
 GOES_ON = -2
 """A slot in ``firsts`` that goes on after its first token is kept as this less the slot."""
 
+PREEMPTED_FRESH = -2
+"""A request in ``fresh`` that was preempted while its next token was under way is kept as this less it."""
+
 FIRST_SIZE = 4
 """Rows of ``firsts``: requests and slots of two steps."""
 
