@@ -321,22 +321,30 @@ def closed_form(
     max_kv_tokens: float = math.inf,
     rounds: float | None = None,
     wait_steps: float = 0.0,
+    steps_met: float | None = None,
     verified: Verified = ONE_TOKEN,
 ) -> ClosedForm:
-    """The formulas in the notes of ``fastroof.serving.estimate``, one after the other."""
+    """The formulas in the notes of ``fastroof.serving.estimate``, one after the other.
+
+    ``steps_met`` is no part of them. There a request comes at a random time: most likely while a long step
+    runs, of which it waits for the rest. A client that sends its next request as its last answer ends meets
+    steps as they start, long and short ones alike: all of the next one where an asynchronous scheduler has
+    made it by then (1), none otherwise (0).
+    """
+    met = 1.0 if steps_met is None else steps_met
     q = verified.tokens
     says = max((osl - 1) / verified.accepted, min(osl - 1, 1))
     fit = min(concurrency, max_kv_tokens / (isl + osl_reserved * osl))
     fit = min(fit, 1 + (budget - 1) / q if is_chunked else 1 + (budget - isl) / q)
     room_at_first = room = budget - (fit - 1) * q if is_chunked else (budget - (fit - 1) * q) // isl * isl
     prompt_steps = max(1.0, isl / room)
-    arrivals = (fit - 1) / (says + 1 + prompt_steps)
+    arrivals = (fit - 1) / (says + met + prompt_steps)
     held = held_steps = 0.0
     if wait_steps and fit > 1 and osl > 1:
         for _ in range(3):
             held = min(arrivals * wait_steps, max(room / isl - 1, 0))
             held_steps = held / arrivals * (1 + held / 2) / (1 + held)
-            arrivals = (fit - 1) / (says + 1 + prompt_steps + held_steps)
+            arrivals = (fit - 1) / (says + met + prompt_steps + held_steps)
     own_decode = min(says, 1)
     is_bound = arrivals * isl >= room
     if is_bound:
@@ -346,7 +354,7 @@ def closed_form(
         decodes = min(max(arrivals * says, own_decode), fit)
         running, mixed, prefill = min(fit, arrivals * (says + prompt_steps)), 1.0, room
     else:
-        running, decodes = fit, own_decode + (fit - 1) * says / (says + 1 + prompt_steps + held_steps)
+        running, decodes = fit, own_decode + (fit - 1) * says / (says + met + prompt_steps + held_steps)
         busy = arrivals * prompt_steps / (1 + held) if held else 1 - math.exp(-arrivals * prompt_steps)
         mixed = max(busy, arrivals * isl / room)
         mixed = float(arrivals > 0) if osl == 1 else mixed
@@ -371,6 +379,8 @@ def closed_form(
     if fit > 1:
         wait = min(fit - 1, 1.0) * square / (2 * mean)
         others = arrivals * square / mean**2
+        if steps_met is not None:
+            wait, others = met * mean, arrivals
         load = min(arrivals * isl / room, 0.999)
         queue = min(load / (1 - load), 1.0) * mixed * mixed_us / 2
         if held and not is_bound:

@@ -1,0 +1,289 @@
+"""A serving engine, naively: requests through its scheduler, step by step, each step a walk over its batch.
+
+What the compiled loop does in a few sums is written out here, to be read: no calendar, no phases, no lanes.
+Times are us from the trace's start, on one clock that only steps and arrivals move.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+US_PER_S = 1e6
+FINISHED, TIMED_OUT, REJECTED = range(3)
+
+StepUs = Callable[[list[int], list[int]], float]
+"""What a step takes, us, of the new tokens and the context of each of its requests."""
+
+
+@dataclass(eq=False)
+class Request:
+    """A request on its way. What is computed and sent counts from when it is scheduled, what is seen from
+    the end of that step."""
+
+    index: int
+    prompt: int
+    output: int
+    cached: int
+    arrival_us: float = math.nan
+    deadline_us: float = math.inf
+    computed: int = 0
+    sent: int = 0
+    is_cut: bool = False
+    blocks: int = 0
+    preemptions: int = 0
+    seen: int = 0
+    first_us: float = math.nan
+    newest_us: float = math.nan
+    last_us: float = math.nan
+    status: int | None = None
+
+    @property
+    def whole(self) -> int:
+        """Tokens that are to be in the KV cache before the next one can be said."""
+        return self.prompt + self.sent
+
+    @property
+    def to_compute(self) -> int:
+        """Tokens that its next step may compute; none where its last one is under way (it drains)."""
+        return 0 if self.sent == self.output else self.whole - self.computed
+
+
+@dataclass
+class Step:
+    """A step: its requests, which of them compute a prompt (again) and which have a token after it, and when
+    it ran."""
+
+    requests: list[Request] = field(default_factory=list)
+    new_tokens: list[int] = field(default_factory=list)
+    context_len: list[int] = field(default_factory=list)
+    is_prompt: list[bool] = field(default_factory=list)
+    with_token: list[Request] = field(default_factory=list)
+    start_us: float = math.nan
+    end_us: float = math.nan
+
+
+class Served(NamedTuple):
+    """What became of a trace: its requests in its order, the steps, and all gaps between tokens, us."""
+
+    requests: list[Request]
+    steps: list[Step]
+    gaps_us: list[float]
+    free_blocks: int
+
+
+@dataclass
+class Scheduler:
+    """Who waits, who runs, and what is free; ``settings`` are fastroof.simulation's EngineSettings."""
+
+    settings: Any
+    waiting: deque[Request] = field(default_factory=deque)
+    running: list[Request] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.free: int = self.settings.num_gpu_blocks
+
+    def make_step(self) -> Step:
+        """Schedule one step, which is empty where there is nothing to do."""
+        step = Step()
+        budget = self.settings.max_num_batched_tokens
+        if self.settings.order == "mixed":
+            left, preempted = self._run_running(step, budget)
+            if not preempted:
+                self._admit(step, left)
+            return step
+        # prompts alone: the one that was cut, which is the last that runs, then those that wait
+        left, preempted = self._run_running(step, budget, only_cut=True)
+        if not preempted:
+            self._admit(step, left)
+        if not step.requests:
+            self._run_running(step, len(self.running))
+        return step
+
+    def _run_running(self, step: Step, budget: int, *, only_cut: bool = False) -> tuple[int, bool]:
+        """Run those that run, in order of admission; the last ones give their blocks where some lack.
+
+        Returns what is left of the budget, and whether anybody was preempted.
+        """
+        preempted = False
+        place = 0
+        while place < len(self.running):
+            request = self.running[place]
+            place += 1
+            new = min(request.to_compute, budget)
+            if not new or (only_cut and not request.is_cut):
+                continue
+            while not self._take_blocks(request, request.computed + new):
+                victim = self.running[-1]
+                self.preempt(victim)
+                preempted = True
+                if victim is request:
+                    return budget, preempted
+            budget -= new
+            self._run(step, request, new, is_prompt=request.is_cut)
+        return budget, preempted
+
+    def _admit(self, step: Step, budget: int) -> None:
+        """Admit those that wait, first come, first served: nobody is skipped."""
+        settings = self.settings
+        while self.waiting and budget and len(self.running) < settings.max_num_seqs:
+            request = self.waiting[0]
+            new = request.whole - request.cached
+            if new > budget and not settings.chunked_prefill:
+                return
+            new = min(new, budget)
+            tokens = request.cached + new
+            if settings.reserve_output:
+                tokens = request.prompt + request.output
+            in_all = max(tokens, request.whole) if settings.admit_whole_prompt else tokens
+            # an engine may want room for all of a prompt, though it takes blocks chunk by chunk
+            if self.blocks_of(in_all) > self.free or not self._take_blocks(request, tokens):
+                return
+            self.running.append(self.waiting.popleft())
+            request.computed = request.cached
+            budget -= new
+            self._run(step, request, new, is_prompt=True)
+
+    def _run(self, step: Step, request: Request, new: int, *, is_prompt: bool) -> None:
+        step.requests.append(request)
+        step.new_tokens.append(new)
+        step.context_len.append(request.computed)
+        step.is_prompt.append(is_prompt)
+        request.computed += new
+        request.is_cut = request.computed < request.whole
+        if not request.is_cut:
+            request.sent += 1
+            step.with_token.append(request)
+
+    def blocks_of(self, tokens: int) -> int:
+        """Blocks that so many tokens of one request take."""
+        return -(-tokens // self.settings.block_size)
+
+    def _take_blocks(self, request: Request, tokens: int) -> bool:
+        more = max(self.blocks_of(tokens) - request.blocks, 0)
+        if more > self.free:
+            return False
+        request.blocks += more
+        self.free -= more
+        return True
+
+    def preempt(self, victim: Request) -> None:
+        """Take a request's blocks and place: it computes its prompt and all that it has sent again."""
+        self.leave(victim)
+        victim.preemptions += 1
+        victim.computed = victim.cached = 0
+        self.waiting.appendleft(victim)
+
+    def leave(self, request: Request) -> None:
+        """Give a place and blocks back: a request may have lost both while its last token was under way."""
+        self.free += request.blocks
+        request.blocks = 0
+        (self.running if request in self.running else self.waiting).remove(request)
+
+
+def never_fits(request: Request, settings: Any) -> bool:
+    """Whether a request could never run to its end, even alone."""
+    blocks = -(-(request.prompt + request.output) // settings.block_size)
+    most = request.prompt - request.cached
+    if not settings.reserve_output:
+        # preempted with its last token before it, it computes all of this at once
+        most = request.prompt + request.output - 1
+    too_long = not settings.chunked_prefill and most > settings.max_num_batched_tokens
+    return blocks > settings.num_gpu_blocks or too_long
+
+
+def serve(trace: Any, settings: Any, step_us: StepUs, *, time_scale: float = 1.0) -> Served:
+    """Serve a trace, ``trace`` and ``settings`` as fastroof.simulation names them.
+
+    At one instant: the step that ends then ends (its tokens are seen, a client of a closed loop that has its
+    last one sends its next request ``think_s`` later), what has arrived until then waits, clients whose time
+    is up are gone, and steps are made until there is one that runs and, with asynchronous scheduling, one
+    more.
+    """
+    sizes = zip(trace.input_tokens, trace.output_tokens, trace.cached_tokens, strict=True)
+    requests = [Request(index, *map(int, each)) for index, each in enumerate(sizes)]
+    timeout_us = settings.timeout_s * US_PER_S
+    engine = Scheduler(settings)
+    # those to come, with their arrivals known, and those that wait for a client of a closed loop
+    coming: deque[Request] = deque()
+    unsent: deque[Request] = deque()
+    for request in requests:
+        if never_fits(request, settings):
+            request.status = REJECTED
+        elif trace.clients is not None:
+            unsent.append(request)
+        if trace.clients is None:
+            send(request, float(trace.arrival_s[request.index]) * US_PER_S, timeout_us)
+            if request.status is None:
+                coming.append(request)
+
+    def send_next(at_us: float) -> None:
+        if unsent:
+            coming.append(send(unsent.popleft(), at_us, timeout_us))
+
+    for _ in range(trace.clients or 0):
+        send_next(0.0)
+
+    steps: list[Step] = []
+    gaps_us: list[float] = []
+    # the step that runs, and the one that was made while it runs
+    queue: deque[Step] = deque()
+    depth = 2 if settings.async_scheduling else 1
+    now_us = 0.0
+
+    def leave(request: Request, status: int) -> None:
+        engine.leave(request)
+        request.status = status
+        if trace.clients is not None:
+            send_next(now_us + trace.think_s * US_PER_S)
+
+    while coming or engine.waiting or engine.running:
+        while coming and coming[0].arrival_us <= now_us:
+            engine.waiting.append(coming.popleft())
+        for request in (*engine.running, *engine.waiting):
+            if request.deadline_us <= now_us:
+                leave(request, TIMED_OUT)
+        # clients that take no time to think are back at once
+        while coming and coming[0].arrival_us <= now_us:
+            engine.waiting.append(coming.popleft())
+        while len(queue) < depth:
+            made = engine.make_step()
+            if not made.requests:
+                break
+            queue.append(made)
+        if not queue:
+            if engine.waiting:
+                raise RuntimeError(f"{len(engine.waiting)} requests wait for ever")
+            if not coming:
+                break
+            now_us = coming[0].arrival_us
+            continue
+        step = queue.popleft()
+        step.start_us = now_us
+        now_us += step_us(step.new_tokens, step.context_len) * time_scale
+        step.end_us = now_us
+        steps.append(step)
+        for request in step.with_token:
+            if request.status is not None or now_us > request.deadline_us:
+                # nobody is there to see it
+                continue
+            request.seen += 1
+            if request.seen == 1:
+                request.first_us = now_us
+            else:
+                gaps_us.append(now_us - request.newest_us)
+            request.newest_us = now_us
+            if request.seen == request.output:
+                request.last_us = now_us
+                leave(request, FINISHED)
+    return Served(requests, steps, gaps_us, engine.free)
+
+
+def send(request: Request, at_us: float, timeout_us: float) -> Request:
+    """Have a client send its request."""
+    request.arrival_us = at_us
+    request.deadline_us = at_us + timeout_us
+    return request
