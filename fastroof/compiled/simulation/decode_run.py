@@ -6,9 +6,13 @@ an engine remembers is kept in registers. Predicted 15 ns a step instead of 35.
 
 from __future__ import annotations
 
+import math
+
 from fastroof.arrays import Floats
+from fastroof.compiled.grids import FORM_LATENCY, axis_cell, line_at
 from fastroof.compiled.jit import jit_stateful_inline
-from fastroof.compiled.simulation.records import Record, add_gaps, add_interval
+from fastroof.compiled.llvm import table_load
+from fastroof.compiled.simulation.records import BinPart, Record, add_interval, add_part, bin_of, gap_bin
 from fastroof.compiled.simulation.state import (
     BUSY_US,
     DECODE_TOKENS,
@@ -39,7 +43,7 @@ from fastroof.compiled.simulation.state import (
     EngineState,
     in_block,
 )
-from fastroof.compiled.steps import PlanParts, decode_rows_us, decode_step_us
+from fastroof.compiled.steps import PlanParts, decode_rows_us
 
 __all__ = ["run_decodes"]
 
@@ -48,7 +52,9 @@ __all__ = ["run_decodes"]
 def _is_steady(state: EngineState, options: EngineOptions, plan: PlanParts) -> bool:
     """Whether all that runs decodes, nothing that waits can start, and the step in flight is alike."""
     scalars = state.scalars
-    if scalars[DECODES] == 0 or scalars[PARTIAL] != NONE or scalars[FRESH] > 0 or plan.window > 0:
+    if scalars[DECODES] == 0 or scalars[PARTIAL] != NONE or scalars[FRESH] > 0:
+        return False
+    if plan.window > 0 or plan.decode.form != FORM_LATENCY:
         return False
     if scalars[WAITING] > 0 and scalars[RUNNING] < options.max_seqs:
         return False
@@ -88,25 +94,49 @@ def run_decodes(
     end_us, flight_us = clock[END], clock[FLIGHT_US + scalars[OLDEST]]
     first_step = step
     mask = state.calendar.shape[1] - 1
-    block_size = options.block_size
     phase = in_block(step, options)
     takes_blocks = options.reserves_output == 0
-    rows_us = decode_rows_us(arena, plan, decodes)
+    rows_us, batch = decode_rows_us(arena, plan, decodes), float(decodes)
+    row = axis_cell(arena, plan.decode.y, batch)
+    above = batch - table_load(arena, plan.decode.y.nodes_at + row)
     running, waiting, num_blocks = scalars[RUNNING], scalars[WAITING], scalars[NUM_BLOCKS]
+    # the straight line that the mean kv is on, up to the next node; what a bin of gaps and of series will get
+    at_zero_us, slope_us, line_end = 0.0, 0.0, 0.0
+    gap_key, gaps = 0, 0
+    bin_at, bin_end_us = bin_of(record, now_us)
+    part = BinPart(0.0, 0.0, 0)
     while state.calendar[FIRST_SLOT, step & mask] == NONE:
         need = state.due[phase] if takes_blocks else 0
         if need > free:
             break
-        step_us = decode_step_us(arena, plan, rows_us, decodes, float(kv_sum) / float(decodes))
-        step_us *= options.time_scale
+        mean_kv = float(kv_sum) / batch
+        if mean_kv >= line_end:
+            column = axis_cell(arena, plan.decode.x, mean_kv)
+            at_zero_us, slope_us = line_at(arena, plan.decode, row, above, column)
+            line_end = math.inf
+            if column < plan.decode.x.last_cell:
+                line_end = table_load(arena, plan.decode.x.nodes_at + column + 1)
+        step_us = ((rows_us + at_zero_us) + slope_us * mean_kv) * options.time_scale
         if not is_async:
             end_us = now_us + step_us
             flight_us = step_us
         if end_us >= horizon_us:
             break
         free -= need
-        add_interval(record, now_us, end_us, running, waiting, num_blocks - free, (decodes, decodes))
-        add_gaps(record, end_us - last_us, decodes)
+        length_us = end_us - now_us
+        blocks_us = length_us * float(num_blocks - free)
+        if end_us < bin_end_us:
+            part = BinPart(part.length_us + length_us, part.blocks_us + blocks_us, part.steps + 1)
+        else:
+            add_part(record, bin_at, part, running, waiting, decodes)
+            part = BinPart(0.0, 0.0, 0)
+            add_interval(record, now_us, end_us, running, waiting, num_blocks - free, (decodes, decodes))
+            bin_at, bin_end_us = bin_of(record, end_us)
+        key = gap_bin(end_us - last_us)
+        if key != gap_key:
+            record.gaps[gap_key] += gaps
+            gap_key, gaps = key, 0
+        gaps += decodes
         busy_us += flight_us
         last_us = end_us
         now_us = end_us
@@ -115,7 +145,9 @@ def run_decodes(
             flight_us = step_us
         kv_sum += decodes
         step += 1
-        phase = phase + 1 if phase + 1 < block_size else 0
+        phase = phase + 1 if phase + 1 < options.block_size else 0
+    record.gaps[gap_key] += gaps
+    add_part(record, bin_at, part, running, waiting, decodes)
     if step == first_step:
         return
     scalars[KV_SUM], scalars[STEP], scalars[FREE] = kv_sum, step, free

@@ -13,7 +13,18 @@ from fastroof.arrays import Floats, Longs
 from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
 from fastroof.compiled.llvm import float_bits
 
-__all__ = ["GAP_BINS", "SERIES_BINS", "SERIES_FIELDS", "Record", "add_gaps", "add_interval"]
+__all__ = [
+    "GAP_BINS",
+    "SERIES_BINS",
+    "SERIES_FIELDS",
+    "BinPart",
+    "Record",
+    "add_gaps",
+    "add_interval",
+    "add_part",
+    "bin_of",
+    "gap_bin",
+]
 
 MANTISSA_BITS = 7
 GAP_SHIFT = 52 - MANTISSA_BITS
@@ -36,11 +47,45 @@ class Record(NamedTuple):
     width_us: Floats
 
 
+class BinPart(NamedTuple):
+    """Steps within one bin of the series, not yet added to it: their time, blocks over it, how many."""
+
+    length_us: float
+    blocks_us: float
+    steps: int
+
+
+@jit_stateful_inline
+def gap_bin(gap_us: float) -> int:
+    """Bin of a gap."""
+    key = (float_bits(gap_us) >> GAP_SHIFT) - FIRST_KEY
+    return int(min(max(key, 0), GAP_BINS - 1))
+
+
+@jit_stateful_inline
+def bin_of(record: Record, time_us: float) -> tuple[int, float]:
+    """Bin of the series that a time is in, and its end; one that has ended already beyond the last bin."""
+    width = record.width_us[0]
+    i = int(time_us / width)
+    return (i, (i + 1) * width) if i < SERIES_BINS else (0, 0.0)
+
+
+@jit_stateful_inline
+def add_part(record: Record, i: int, part: BinPart, running: int, waiting: int, decodes: int) -> None:
+    """Add steps of decodes to the bin that they are in."""
+    series = record.series
+    series[i, RUNNING_US] += part.length_us * running
+    series[i, WAITING_US] += part.length_us * waiting
+    series[i, BLOCKS_US] += part.blocks_us
+    series[i, BUSY_TIME_US] += part.length_us
+    series[i, NEW_TOKENS] += part.steps * decodes
+    series[i, OUTPUT_TOKENS] += part.steps * decodes
+
+
 @jit_stateful_inline
 def add_gaps(record: Record, gap_us: float, count: int) -> None:
     """Count gaps of one length."""
-    key = (float_bits(gap_us) >> GAP_SHIFT) - FIRST_KEY
-    record.gaps[min(max(key, 0), GAP_BINS - 1)] += count
+    record.gaps[gap_bin(gap_us)] += count
 
 
 @jit_stateful
