@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 from fastroof.cli.output import console, duration, percent, print_table
 
 if TYPE_CHECKING:
+    from fastroof import StepPlan
+    from fastroof.simulation.capacity import Capacity
+    from fastroof.simulation.fewest_replicas import FewestReplicas
+    from fastroof.simulation.percentile_limits import Limits
     from fastroof.sweep import CapacitySummary
 
-__all__ = ["limit_words", "print_capacities", "range_words"]
+__all__ = ["limit_words", "print_capacities", "print_capacity", "print_fewest", "range_words"]
 
 MOST_GROUPS: Final = 40
 """Groups whose best deployment is printed; all are in the file."""
@@ -86,3 +90,84 @@ def _print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
     sampled = [row["sampling_error"] for row in rows if row["sampling_error"] is not None]
     if sampled:
         console().print(f"\nother draws change them by up to {percent(max(sampled))}", soft_wrap=True)
+
+
+def print_capacity(plan: StepPlan, most: Capacity) -> None:
+    """Print the capacity of one deployment, and the rates beside it."""
+    out = console()
+    gpus = f"{most.replicas} x tp {plan.tp} on {most.gpus} x {plan.gpu.name}"
+    out.print(
+        f"{plan.model.name}, {gpus}, {plan.dtype} weights, runtime {plan.runtime}: {_most_words(most)}",
+        soft_wrap=True,
+    )
+    if most.relative_error is not None:
+        out.print(
+            f"  {range_words(vars(most))} with steps one standard error off, {percent(most.relative_error)} "
+            f"({most.basis})",
+            soft_wrap=True,
+        )
+    else:
+        out.print(f"  steps' error is {most.basis}", soft_wrap=True)
+    if most.sampling_error is not None:
+        out.print(
+            f"  other draws of the requests change it by {percent(most.sampling_error)}", soft_wrap=True
+        )
+    out.print()
+    rates = sorted(most.seen)
+    at = rates.index(most.requests_per_s) if most.requests_per_s in most.seen else 0
+    shown = sorted({*rates[max(at - 2, 0) : at + 3], rates[-1]})
+    rows = [
+        [
+            "all at once" if rate == float("inf") else f"{rate:,.4g}",
+            "yes" if most.limits.holds(most.seen[rate]) else "no",
+            f"{most.seen[rate].served_per_s:,.4g}",
+            *(f"{value:,.4g}" for value in most.seen[rate].values_ms),
+            *([percent(most.seen[rate].goodput)] if most.limits.of_request else []),
+        ]
+        for rate in shown
+    ]
+    goodput = ["within limits"] if most.limits.of_request else []
+    print_table(["requests/s", "kept", "served/s", *_limit_columns(most.limits), *goodput], rows)
+    out.print(f"\n{most.simulations} simulations of {most.requests:,} requests", soft_wrap=True)
+
+
+def _most_words(most: Capacity) -> str:
+    """The answer in a sentence."""
+    limit = limit_words(most.limit)
+    if most.requests_per_s == 0.0:
+        return f"no rate keeps {limit}"
+    rate = f"{most.requests_per_s:,.4g} requests/s ({most.requests_per_s_per_gpu:,.4g} a GPU)"
+    if most.limit == "none":
+        return f"{rate}, which is all that it serves: even all requests at once keep the limits"
+    if most.limit == "throughput":
+        return f"{rate}; beyond, requests arrive faster than they are served"
+    return f"{rate}; beyond, {limit} breaks first"
+
+
+def print_fewest(plan: StepPlan, few: FewestReplicas) -> None:
+    """Print the fewest replicas that keep the limits."""
+    out = console()
+    name = f"{plan.model.name}, tp {plan.tp} on {plan.gpu.name}, {few.requests_per_s:,.4g} requests/s"
+    limit = limit_words(few.limit)
+    if not few.replicas:
+        out.print(f"{name}: {max(few.seen)} replicas do not keep {limit}", soft_wrap=True)
+    elif few.limit == "none":
+        out.print(f"{name}: 1 replica will do, {few.gpus} GPUs", soft_wrap=True)
+    else:
+        out.print(
+            f"{name}: {few.replicas} replicas, {few.gpus} GPUs; one fewer breaks {limit}", soft_wrap=True
+        )
+    out.print()
+    rows = [
+        [
+            f"{count:,}",
+            "yes" if few.limits.holds(seen) else "no",
+            *(f"{value:,.4g}" for value in seen.values_ms),
+        ]
+        for count, seen in few.seen.items()
+    ]
+    print_table(["replicas", "kept", *_limit_columns(few.limits)], rows)
+
+
+def _limit_columns(limits: Limits) -> list[str]:
+    return [f"{limit_words(limit.name)} ms" for limit in limits.percentiles]

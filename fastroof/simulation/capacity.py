@@ -25,6 +25,9 @@ __all__ = ["Capacity", "capacity"]
 
 MOST_TOLERANCE: Final = 0.5
 
+ANY_RATE: Final = 1.0
+"""Requests a second of a workload that has no rate: it is what is searched for."""
+
 
 @dataclass(frozen=True)
 class Capacity:
@@ -223,7 +226,7 @@ def capacity(
         raise SimulationError(
             f"tolerance must be a number above 0 and up to {MOST_TOLERANCE}, got {tolerance!r:.60}"
         )
-    traces = drawn_traces(trace_or_workload, draws)
+    traces = drawn_traces(trace_or_workload, draws, ANY_RATE)
     growth = max(tolerance, 1.0 / math.sqrt(len(traces[0])))
     asked = parsed_limits(limits, goodput, growth)
     settings = EngineSettings.of_plan(

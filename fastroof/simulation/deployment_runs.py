@@ -20,8 +20,17 @@ if TYPE_CHECKING:
 __all__ = ["check_room", "deployment_runner", "drawn_traces"]
 
 
-def drawn_traces(given: Trace | Workload, draws: int) -> list[Trace]:
+def drawn_traces(given: Trace | Workload, draws: int, rate: float | None = None) -> list[Trace]:
     """Return requests, drawn so many times: by the seed of a workload and those after it.
+
+    Parameters
+    ----------
+    given : Trace or Workload
+        The requests.
+    draws : int
+        How often they are drawn.
+    rate : float, optional
+        Requests a second of a workload that has no rate.
 
     Raises
     ------
@@ -37,7 +46,8 @@ def drawn_traces(given: Trace | Workload, draws: int) -> list[Trace]:
         return [given]
     if not hasattr(given, "trace"):
         raise SimulationError(f"requests are a Trace or a Workload, got {type(given).__name__}")
-    return [given.trace(seed=given.seed + draw) for draw in range(draws)]
+    has_rate = given.is_closed or given.requests_per_s is not None
+    return [given.trace(None if has_rate else rate, given.seed + draw) for draw in range(draws)]
 
 
 def check_room(trace: Trace, settings: EngineSettings) -> None:

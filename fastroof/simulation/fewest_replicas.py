@@ -57,6 +57,16 @@ class FewestReplicas:
         names = [limit.name for limit in self.limits.percentiles]
         return {} if seen is None else dict(zip(names, seen.values_ms, strict=True))
 
+    def document(self) -> dict[str, Any]:
+        """Return the answer as values that JSON has."""
+        return {
+            "replicas": self.replicas,
+            "gpus": self.gpus,
+            "limit": self.limit,
+            "requests_per_s": self.requests_per_s,
+            "at_replicas": self.at_replicas,
+        }
+
 
 def fewest_replicas(
     plan: StepPlan,
