@@ -104,8 +104,9 @@ def _row(spec: CapacitySpec, plan: StepPlan, replicas: int, budget: int, seqs: i
     }  # fmt: skip
     try:
         most = capacity(
-            plan, spec.requests, replicas=replicas, tolerance=spec.tolerance, draws=spec.draws, **options
-        )
+            plan, spec.requests, replicas=replicas, routing=spec.router, tolerance=spec.tolerance,
+            draws=spec.draws, **options,
+        )  # fmt: skip
     except SimulationError as error:
         return _Lost("engine", f"{plan.model.name} on {plan.gpu.name} tp={plan.tp} {plan.dtype}: {error}")
     return {

@@ -34,6 +34,9 @@ GROUP_COLUMNS: Final = (
 )  # fmt: skip
 """Columns that rows can be grouped by."""
 
+ROUTERS: Final = ("round_robin", "least_outstanding", "least_load", "least_kv", "power_of_two")
+"""As :data:`fastroof.simulation.replicas.ROUTINGS`, which needs numba."""
+
 _LARGEST: Final = {"max_batched_tokens": 2**20, "max_seqs": 2**16, "replicas": 2**10, "total_gpus": 2**16}
 _OF_ENGINE: Final = ("max_batched_tokens", "max_seqs")
 _SIZES: Final = "a number, a list of numbers, or a range like {start = 1, stop = 512, factor = 2}"
@@ -65,6 +68,9 @@ class CapacitySpec(SweepSpec):
         ("vllm",),
         description=f"a list out of {', '.join(engine_names())}, or paths of profiles' .toml files",
     )
+    router: str = Field(
+        "round_robin", description=f"how replicas share the requests, one of {', '.join(ROUTERS)}"
+    )
     max_batched_tokens: Sizes | None = Field(
         None, description=f"tokens that a step holds at most, {_SIZES}; default each runtime's own"
     )
@@ -95,6 +101,13 @@ class CapacitySpec(SweepSpec):
         return checked_names(
             value, lambda name: load_engine(name).name, "names of runtimes or paths of profiles"
         )
+
+    @field_validator("router")
+    @classmethod
+    def _check_router(cls, value: str) -> str:
+        if value not in ROUTERS:
+            raise ValueError(f"got {value!r:.60}, need one of {', '.join(ROUTERS)}")
+        return value
 
     @field_validator("per", mode="before")
     @classmethod

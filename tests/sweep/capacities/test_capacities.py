@@ -12,7 +12,9 @@ import pytest
 
 import fastroof
 from fastroof import SweepError, Workload, capacity, compile_plan, load_tables, run_sweep
+from fastroof.simulation.replicas import ROUTINGS
 from fastroof.sweep import CapacitySpec, CapacitySummary, checkpoint, load_spec, merge_shards, work_units
+from fastroof.sweep.capacities.spec import ROUTERS
 from fastroof.sweep.checkpoint import parts_folder
 from fastroof.sweep.kinds import sweep_of
 
@@ -127,6 +129,31 @@ def interrupted(spec: dict[str, Any], output: Path, after: int) -> None:
             run_sweep(spec, output)
 
 
+@pytest.mark.usefixtures("small_units")
+def test_a_trace_that_changed_is_another_sweep(tmp_path: Path) -> None:
+    def write(arrivals: str) -> None:
+        lines = [f"{at},500,20" for at in arrivals.split()]
+        (tmp_path / "mine.csv").write_text("\n".join(["arrival_s,input_tokens,output_tokens", *lines]))
+
+    spec_file = tmp_path / "spec.toml"
+    spec_file.write_text(
+        'models = ["llama-3.1-8b"]\ntp = [1, 2]\n[workload]\ntrace = "./mine.csv"\n[slo]\nttft_p99_ms = 300\n'
+    )
+    write("0 0.5 0.7 0.75 1.5 2.0")
+    loaded = load_spec(spec_file)
+    assert isinstance(loaded, CapacitySpec)
+    assert len(loaded.requests.trace() if isinstance(loaded.requests, Workload) else loaded.requests) == 6
+    output = tmp_path / "rows.parquet"
+    interrupted(loaded, output, 1)
+    write("0 0.5 0.7 0.75 1.5 2.5")
+    with pytest.raises(SweepError, match="models, GPUs, runtimes and requests"):
+        run_sweep(spec_file, output, resume=True)
+    write("0 0.5 0.7 0.75 1.5 2.0")
+    summary = run_sweep(spec_file, output, resume=True)
+    assert isinstance(summary, CapacitySummary)
+    assert summary.rows == 2
+
+
 def test_deployments_without_a_plan_or_room_are_counted_with_the_reason(tmp_path: Path) -> None:
     changes = {
         "models": ["llama-3.1-70b"],
@@ -161,7 +188,7 @@ def test_nothing_to_evaluate_says_why(tmp_path: Path) -> None:
         ({"slo": 3}, "slo: got 3, need a table of limits"),
         ({"slo": None}, "slo: got None, need a table of limits"),
         ({"workload": {"rate": 3}}, "workload: no such key: rate"),
-        ({"workload": {"trace": "/nowhere/mine.csv"}}, r"workload: (files are not read yet|.*mine.csv)"),
+        ({"workload": {"trace": "/nowhere/mine.csv"}}, "workload: .*mine.csv"),
         ({"workload": {"trace": "x.csv", "seed": 3}}, "workload: no such key: seed; the keys are with"),
         ({"workload": {"requests": "many"}}, "workload: requests must be a whole number"),
         ({"workload": {"clients": 4}}, "workload: no such key: clients"),
@@ -174,6 +201,8 @@ def test_nothing_to_evaluate_says_why(tmp_path: Path) -> None:
         ({"per": ["isl"]}, "per: got 'isl'"),
         ({"tolerance": 0}, "tolerance"),
         ({"draws": 0}, "draws"),
+        ({"router": "mine"}, "router: got 'mine', need one of round_robin"),
+        ({"workload": {"trace": "example"}, "draws": 2}, "draws: a trace from a file has one draw"),
         ({"runtime": ["no-such"]}, "runtime"),
         ({"replicas": EVERY_SIZE, "max_seqs": EVERY_SIZE}, "deployments are too many"),
     ],
@@ -181,6 +210,18 @@ def test_nothing_to_evaluate_says_why(tmp_path: Path) -> None:
 def test_a_wrong_spec_says_which_key_and_what_would_do(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(SweepError, match=said):
         load_spec(SPEC | changes)
+
+
+def test_routers_are_those_of_replicas(tmp_path: Path) -> None:
+    assert ROUTERS == ROUTINGS
+    changes = {"models": ["llama-3.1-8b"], "tp": 1, "max_seqs": 32, "replicas": [1, 2], "workload": WORKLOAD}
+    by_router = []
+    for router in ("round_robin", "least_load"):
+        run_sweep(SPEC | changes | {"router": router}, tmp_path / "rows.parquet")
+        rows = pq.read_table(tmp_path / "rows.parquet").to_pylist()
+        by_router.append({row["replicas"]: row["requests_per_s"] for row in rows})
+    assert by_router[0][1] == by_router[1][1]
+    assert by_router[0][2] != by_router[1][2]
 
 
 def test_a_missing_half_is_named() -> None:
