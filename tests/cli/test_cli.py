@@ -75,7 +75,7 @@ def process(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]
     "arguments",
     [
         (), ("step",), ("lookup",), ("lookup", "gemm"), ("lookup", "moe"), ("models",), ("gpus",),
-        ("engines",), ("sweep",),
+        ("engines",), ("sweep",), ("best",), ("capacity",),
         ("bench",), ("serving",), ("simulate",), ("validate",), ("calibrate",), ("size",), ("merge",),
         ("report",),
         ("tables",), ("tables", "list"), ("tables", "show"), ("tables", "validate"), ("tables", "import"),

@@ -1,0 +1,148 @@
+"""``fastroof capacity`` and ``best --percentile``: what they print is what the library answers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+import fastroof
+from fastroof.cli import app
+from fastroof.simulation.fewest_replicas import fewest_replicas
+from fastroof.sweep import best_deployments
+
+DRAWN = ("--num-requests", "300", "--input", "600", "--output", "40", "--seed", "4")
+MODEL = ("llama-3.1-8b", "--runtime", "vllm")
+SPEC = """
+models = ["llama-3.1-8b"]
+tp = [1, 2]
+max_seqs = 64
+[workload]
+requests = 200
+input_tokens = 500
+output_tokens = 30
+[slo]
+ttft_p99_ms = 300
+"""
+
+
+def good(*arguments: str) -> str:
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def refused(*arguments: str) -> str:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2, result.output
+    return result.stderr
+
+
+def workload() -> fastroof.Workload:
+    return fastroof.Workload(requests=300, input_tokens=600, output_tokens=40, seed=4)
+
+
+def plan() -> fastroof.StepPlan:
+    return fastroof.compile_plan(
+        "llama-3.1-8b", "h100", fastroof.load_tables("h100"), runtime="vllm", max_tokens=8192, max_seqs=1024
+    )
+
+
+ENGINES_OWN: dict[str, Any] = {"max_num_batched_tokens": None, "max_num_seqs": None, "block_size": None}
+
+
+def test_the_capacity_of_a_model_is_what_the_library_answers() -> None:
+    limits = ("--ttft-p99", "300", "--slo", "tpot_p90=25")
+    found = json.loads(good("capacity", *MODEL, *DRAWN, *limits, "--json"))
+    most = fastroof.capacity(plan(), workload(), ttft_p99_ms=300, tpot_p90_ms=25, **ENGINES_OWN)
+    for name in ("requests_per_s", "limit", "low", "high", "simulations", "at_capacity", "basis"):
+        assert found[name] == getattr(most, name)
+    assert found["simulated"][-1]["requests_per_s"] is None
+    explained = good("capacity", "--help")
+    assert all(key in explained for key in found)
+    printed = good("capacity", *MODEL, *DRAWN, *limits)
+    assert f"{most.requests_per_s:,.4g} requests/s" in printed
+    assert "beyond, p9" in printed
+    assert "all at once" in printed
+    assert "one standard error off" in printed
+
+
+def test_what_it_says_where_nothing_or_all_is_kept() -> None:
+    assert "no rate keeps p99 TTFT" in good("capacity", *MODEL, *DRAWN, "--ttft-p99", "1")
+    all_kept = good("capacity", *MODEL, *DRAWN, "--e2e-p99", "1000000")
+    assert "even all requests at once keep the limits" in all_kept
+    drawn = good("capacity", *MODEL, *DRAWN, "--ttft-p99", "300", "--draws", "2")
+    assert "other draws of the requests change it by" in drawn
+
+
+def test_the_fewest_replicas_of_a_rate() -> None:
+    asked = ("capacity", *MODEL, *DRAWN, "--ttft-p99", "300", "--fewest", "--rate", "120")
+    found = json.loads(good(*asked, "--json"))
+    few = fewest_replicas(plan(), workload().trace(rate=120.0), ttft_p99_ms=300)
+    assert found["replicas"] == few.replicas > 1
+    assert found["gpus"] == few.gpus
+    assert f"{few.replicas} replicas, {few.gpus} GPUs; one fewer breaks p99 TTFT" in good(*asked)
+
+
+def test_a_specification_is_swept_and_goes_on(tmp_path: Path) -> None:
+    spec, output = tmp_path / "my.toml", tmp_path / "rows.parquet"
+    spec.write_text(SPEC)
+    said = good("capacity", str(spec), "-o", str(output), "--resume")
+    rows = pq.read_table(output).to_pylist()
+    assert len(rows) == 2
+    assert f"{rows[0]['requests_per_s_per_gpu']:,.4g}" in said
+    tighter = json.loads(good("capacity", str(spec), "-o", str(output), "--ttft-p99", "60", "--json"))
+    assert tighter["best"][0]["requests_per_s"] < rows[0]["requests_per_s"]
+    assert tighter["candidates"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((*MODEL,), "a capacity needs a limit"),
+        ((*MODEL, "--slo", "ttft=500"), "--slo needs limits in ms like ttft_p90=300"),
+        ((*MODEL, "--slo", "ttft_p999=500"), "no limit is called 'ttft_p999_ms'"),
+        ((*MODEL, "--ttft-p99", "-3"), "above 0"),
+        ((*MODEL, "--ttft-p99", "300", "--rate", "3"), "--rate goes with --fewest"),
+        ((*MODEL, "--ttft-p99", "300", "--clients", "3"), "is a closed loop"),
+        ((*MODEL, "--ttft-p99", "300", "--trace", "example", "--seed", "3"), "replayed"),
+        ((*MODEL, "--ttft-p99", "300", "--trace", "absent.csv"), "absent.csv"),
+        ((*MODEL, "--ttft-p99", "300", "--draws", "2"), "draws goes with a workload"),
+        ((*MODEL, "--ttft-p99", "300", "--fewest", "--num-requests", "9"), "requests a second"),
+        (
+            (*MODEL, "--ttft-p99", "300", "--router", "mine", *DRAWN, "--replicas", "2"),
+            "routing must be one of",
+        ),
+        (("no-such-model", "--ttft-p99", "300"), "no-such-model"),
+        (("absent.toml", "--ttft-p99", "300"), "absent.toml"),
+    ],
+)
+def test_what_cannot_be_is_said(arguments: tuple[str, ...], said: str) -> None:
+    assert said in refused("capacity", *arguments)
+
+
+def test_a_specification_of_another_sweep_is_refused(tmp_path: Path) -> None:
+    spec = tmp_path / "my.toml"
+    spec.write_text('models = ["llama-3.1-8b"]\nisl = 500\nosl = 30\nconcurrency = 4\n')
+    assert "has neither [workload] nor [slo]" in refused("capacity", str(spec))
+
+
+def test_best_shows_the_percentile_beside_the_closed_form(tmp_path: Path) -> None:
+    spec = tmp_path / "my.toml"
+    spec.write_text(
+        'models = ["llama-3.1-8b"]\ntp = [1, 2]\nisl = 500\nosl = 30\nconcurrency = [8, 64]\n'
+        "[constraints]\nttft_ms = 300\n"
+    )
+    asked = ("best", str(spec), "--percentile", "99", "--requests", "200", "--threads", "1")
+    (answer,) = best_deployments(spec, percentile=99, requests=200).answers
+    first = answer.choices[0].percentile
+    assert first is not None
+    printed = good(*asked)
+    assert "p99 requests/s" in printed
+    assert f"{first.requests_per_s:,.4g}" in printed
+    found = json.loads(good(*asked, "--json"))
+    assert found["answers"][0]["choices"][0]["percentile"] == first._asdict()
