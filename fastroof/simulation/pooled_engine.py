@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from fastroof.compiled.simulation.state import EngineState, Requests
     from fastroof.plan import StepPlan
 
-__all__ = ["new_pooled_arrays", "pool_counters", "run_pooled_engine"]
+__all__ = ["new_pooled_arrays", "pool_counters", "refuse_none", "run_pooled_engine"]
 
 MOST_POOL_BLOCKS: Final = 2**30
 """Most blocks of a pool: each is simulated."""
@@ -135,6 +135,15 @@ def pool_counters(pool: BlockPool) -> dict[str, Any]:
     }
 
 
+def refuse_none(trace: Trace, settings: EngineSettings, rejected: Bools) -> None:
+    """Raise where no request is left, for there is nothing to simulate."""
+    if rejected.all():
+        raise SimulationError(
+            f"none of the {len(trace):,} requests has room in {settings.num_gpu_blocks:,} blocks of "
+            f"{settings.block_size} tokens and steps of {settings.max_num_batched_tokens:,}: give more"
+        )
+
+
 def run_pooled_engine(
     plan: StepPlan, trace: Trace, settings: EngineSettings, *, time_scale: float = 1.0
 ) -> Outcomes:
@@ -189,11 +198,7 @@ def run_pooled_engine(
     ([0, 1008], 1008)
     """
     rejected = too_long(trace, settings)
-    if rejected.all():
-        raise SimulationError(
-            f"none of the {len(trace):,} requests has room in {settings.num_gpu_blocks:,} blocks of "
-            f"{settings.block_size} tokens: give more"
-        )
+    refuse_none(trace, settings, rejected)
     which = ~rejected if rejected.any() else None
     requests = arrays_of(trace, which)
     state, pool, prompts = new_pooled_arrays(settings, trace, requests, which)

@@ -31,6 +31,7 @@ __all__ = [
     "FOUND_AGAIN_TOKENS",
     "FOUND_TOKENS",
     "FREE_BLOCKS",
+    "GIVEN_UP_TOKENS",
     "LOOKED_UP_TOKENS",
     "NO_KEY",
     "NUM_COUNTS",
@@ -57,8 +58,9 @@ PLACE_BITS = 28
 NEXT_FREE, PREVIOUS_FREE, NEXT_TWIN, PREVIOUS_TWIN, HOLDERS = range(5)
 NUM_LINKS = 5
 
-# counts of a pool: tokens of prompts when first admitted, and how many were found; found after a preemption
-FREE_BLOCKS, EVICTIONS, LOOKED_UP_TOKENS, FOUND_TOKENS, FOUND_AGAIN_TOKENS = range(5)
+# counts of a pool: tokens of prompts when first admitted, and how many were found; found after a preemption;
+# tokens of prompts that never were admitted, for nobody waited for them any more
+FREE_BLOCKS, EVICTIONS, LOOKED_UP_TOKENS, FOUND_TOKENS, FOUND_AGAIN_TOKENS, GIVEN_UP_TOKENS = range(6)
 NUM_COUNTS = 8
 
 

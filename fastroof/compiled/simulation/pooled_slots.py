@@ -10,7 +10,13 @@ from __future__ import annotations
 import math
 
 from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
-from fastroof.compiled.simulation.block_pool import FREE_BLOCKS, BlockPool, Prompts, give_back
+from fastroof.compiled.simulation.block_pool import (
+    FREE_BLOCKS,
+    GIVEN_UP_TOKENS,
+    BlockPool,
+    Prompts,
+    give_back,
+)
 from fastroof.compiled.simulation.state import (
     BASE,
     BUCKET_NEXT,
@@ -325,4 +331,5 @@ def give_up(
         request = scalars[HEAD]
         scalars[HEAD] = requests.next_arrived[request]
         scalars[WAITING] -= 1
+        pool.counts[GIVEN_UP_TOKENS] += requests.input_tokens[request]
         _end_in_vain(state, options, requests, served, request)
