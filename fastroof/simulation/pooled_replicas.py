@@ -94,7 +94,7 @@ def run_pooled_replicas(
     -----
     ``prefix_aware`` weighs what a prompt costs and what decodes do as one block each, as Dynamo's router does
     where its overlap weight is 1 (docs.nvidia.com/dynamo, Routing Concepts, 1.2.0: prompt-side load and the
-    new prompt less what is cached, in blocks, plus active blocks). Whatever a request finds is decided when it
+    new prompt less what is cached, in blocks, plus active blocks). What a request finds is decided when it
     is admitted.
 
     Examples

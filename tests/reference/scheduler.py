@@ -195,8 +195,15 @@ def never_fits(request: Request, settings: Any) -> bool:
     return blocks > settings.num_gpu_blocks or too_long
 
 
-def serve(trace: Any, settings: Any, step_us: StepUs, *, time_scale: float = 1.0) -> Served:
-    """Serve a trace, ``trace`` and ``settings`` as fastroof.simulation names them.
+def serve(
+    trace: Any,
+    settings: Any,
+    step_us: StepUs,
+    *,
+    time_scale: float = 1.0,
+    scheduler: Scheduler | None = None,
+) -> Served:
+    """Serve a trace, ``trace`` and ``settings`` as fastroof.simulation names them, by a scheduler if given.
 
     At one instant: the step that ends then ends (its tokens are seen, a client of a closed loop that has its
     last one sends its next request ``think_s`` later), what has arrived until then waits, clients whose time
@@ -206,7 +213,7 @@ def serve(trace: Any, settings: Any, step_us: StepUs, *, time_scale: float = 1.0
     sizes = zip(trace.input_tokens, trace.output_tokens, trace.cached_tokens, strict=True)
     requests = [Request(index, *map(int, each)) for index, each in enumerate(sizes)]
     timeout_us = settings.timeout_s * US_PER_S
-    engine = Scheduler(settings)
+    engine = Scheduler(settings) if scheduler is None else scheduler
     # those to come, with their arrivals known, and those that wait for a client of a closed loop
     coming: deque[Request] = deque()
     unsent: deque[Request] = deque()

@@ -1,0 +1,296 @@
+"""Engines over a pool of blocks: the naive one to the last bit, what must hold, what vLLM does."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fastroof
+from fastroof import Trace
+from fastroof.compiled.simulation.pooled_engine import pooled_engine_run
+from fastroof.compiled.simulation.pooled_replicas import pooled_replicas_run
+from fastroof.compiled.simulation.replicas import ROUND_ROBIN, Router
+from fastroof.compiled.simulation.state import CODE_STUCK
+from fastroof.errors import SimulationError, TraceError
+from fastroof.simulation.engine import arrays_of, new_record, new_served, options_of, run_engine
+from fastroof.simulation.pooled_engine import new_pooled_arrays, run_pooled_engine
+from fastroof.simulation.settings import EngineSettings
+from tests.reference.block_pool import PooledScheduler
+from tests.reference.made_prefixes import MadePrefixes, made_prefixes
+from tests.reference.scheduler import REJECTED, serve
+
+PLANS = {"whole": "llama-3.1-8b", "windowed": "gpt-oss-20b"}
+
+
+@pytest.fixture(scope="module")
+def plans(h100):
+    return {
+        kind: fastroof.compile_plan(model, "h100", h100, max_tokens=2048, max_seqs=256)
+        for kind, model in PLANS.items()
+    }
+
+
+def assert_as_naive(plan, work):
+    """Every time, count and token found of a workload as the naive engine has them; returns the outcomes."""
+    scheduler = PooledScheduler(work.settings, work.trace)
+    naive = serve(
+        work.trace, work.settings, plan.step_scalar, time_scale=work.time_scale, scheduler=scheduler
+    )
+    got = run_pooled_engine(plan, work.trace, work.settings, time_scale=work.time_scale)
+    status = np.array([request.status for request in naive.requests])
+    np.testing.assert_array_equal(got.status, status)
+    arrived = status != REJECTED
+    arrival_us = np.array([request.arrival_us for request in naive.requests])
+    np.testing.assert_array_equal(got.arrival_us[arrived], arrival_us[arrived])
+    for name in ("first_us", "last_us", "preemptions"):
+        of_naive = [getattr(request, name) for request in naive.requests]
+        np.testing.assert_array_equal(getattr(got, name), of_naive, err_msg=name)
+    found = [scheduler.first_found.get(request.index, -1) for request in naive.requests]
+    assert got.cached_tokens.tolist() == found
+    assert got.gaps.sum() == len(naive.gaps_us)
+    counters = got.counters
+    assert counters["steps"] == len(naive.steps)
+    assert counters["evictions"] == scheduler.pool.evictions
+    assert counters["found_tokens"] == sum(tokens for tokens in found if tokens > 0)
+    assert counters["found_again_tokens"] == scheduler.found_again_tokens
+    # nobody holds a block any more
+    assert naive.free_blocks == work.settings.num_gpu_blocks
+    return got
+
+
+@pytest.mark.loops
+@given(seed=st.integers(0, 2**32), kind=st.sampled_from(sorted(PLANS)))
+def test_the_loop_is_the_naive_engine_to_the_last_bit(plans, seed, kind):
+    work = made_prefixes(Random(seed), most=25)
+    if can_run(work):
+        assert_as_naive(plans[kind], work)
+
+
+def can_run(work):
+    """Whether any of a workload's requests has room."""
+    settings, trace = work.settings, work.trace
+    tokens = trace.input_tokens + trace.output_tokens
+    fits = -(-tokens // settings.block_size) <= settings.num_gpu_blocks
+    if not settings.chunked_prefill:
+        fits &= tokens - 1 <= settings.max_num_batched_tokens
+    return fits.any()
+
+
+@pytest.mark.loops
+def test_every_line_of_the_loops_is_the_naive_engine(plans):
+    """With the JIT off too: requests are given up while they run, wait, or have their last token made."""
+    timed_out = preemptions = 0
+    for seed in range(220):
+        work = made_prefixes(Random(seed), most=25)
+        if can_run(work):
+            got = assert_as_naive(plans["whole"], work)
+            timed_out += int((got.status == 1).sum())
+            preemptions += int(got.preemptions.sum())
+    assert timed_out > 200
+    assert preemptions > 100
+
+
+@pytest.mark.loops
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "num_blocks", "timeout_ms"),
+    [
+        ([2, 4], [3, 1], 6, 2),
+        ([5, 1, 1, 1, 1], [5, 3, 4, 2, 1], 13, 11),
+        ([4, 4, 5, 1], [1, 2, 5, 4], 12, 37),
+    ],
+)
+def test_a_last_token_is_too_late_for_who_has_lost_its_blocks(plans, inputs, outputs, num_blocks, timeout_ms):
+    """Who only awaits its last token is preempted, and gives up before it comes: of a prompt, a decode."""
+    for admits_whole in (False, True):
+        settings = EngineSettings(16, 8, num_blocks, 1, async_scheduling=True, timeout_s=timeout_ms * 1e-3)
+        settings = replace(settings, admit_whole_prompt=admits_whole)
+        trace = Trace([0.0] * len(inputs), inputs, outputs)
+        got = assert_as_naive(plans["whole"], MadePrefixes(trace, settings, 1.0))
+    assert (got.status == 1).any()
+
+
+@pytest.mark.slow
+def test_thousands_of_workloads_are_those_of_the_naive_engine(plans):
+    counts = {"preemptions": 0, "evictions": 0, "found_tokens": 0, "found_again_tokens": 0}
+    timed_out = 0
+    for seed in range(1200):
+        random = Random(seed)
+        work = made_prefixes(random)
+        if can_run(work):
+            got = assert_as_naive(plans[random.choice(sorted(PLANS))], work)
+            counts = {name: count + got.counters[name] for name, count in counts.items()}
+            timed_out += int((got.status == 1).sum())
+    # so that it says something
+    assert counts["preemptions"] > 2500
+    assert counts["evictions"] > 200_000
+    assert counts["found_tokens"] > 30_000
+    assert counts["found_again_tokens"] > 20_000
+    assert timed_out > 3000
+
+
+# -- what vLLM does, by hand: blocks of 4 tokens, 100 us a step and 1 us a new token ---------------
+
+FOUR = EngineSettings(64, 8, 100, block_size=4)
+
+
+def shared(inputs, ids, outputs=None, arrivals=None, **more):
+    """A trace whose prompts have these blocks of four tokens."""
+    offsets = np.concatenate([[0], np.cumsum([len(of_one) for of_one in ids])])
+    return Trace(
+        arrivals or [float(i) for i in range(len(inputs))],
+        inputs,
+        outputs or [1] * len(inputs),
+        hash_ids=np.concatenate(ids),
+        hash_offsets=offsets,
+        hash_block_size=4,
+        **more,
+    )
+
+
+def test_whole_blocks_are_found_and_never_the_last_token(plans):
+    trace = shared([10, 10, 8, 9, 7], [[1, 2, 3], [1, 2, 3], [1, 2], [1, 2, 4], [1, 5]])
+    got = run_pooled_engine(plans["whole"], trace, FOUR)
+    # of 8 tokens the last block is computed again: its last token says what comes next
+    assert got.cached_tokens.tolist() == [0, 8, 4, 8, 4]
+    assert got.counters["looked_up_tokens"] == 44
+    assert got.counters["found_tokens"] == 24
+
+
+def test_a_prompt_of_the_same_step_is_found(plans):
+    trace = shared([10, 10], [[1, 2, 3], [1, 2, 3]], arrivals=[0.0, 0.0])
+    got = run_pooled_engine(plans["whole"], trace, FOUR)
+    assert got.cached_tokens.tolist() == [0, 8]
+    assert got.counters["steps"] == 1
+
+
+def test_the_tail_of_what_was_used_first_goes_first(plans):
+    # of 8 blocks the first two prompts take 4 each and give back 3 2 1 0, then 7 6 5 4; the third takes 3 2 1
+    # and leaves 0 7 6 5 4, then its own
+    first = [1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11]
+    few = replace(FOUR, num_gpu_blocks=8)
+    # so of the first prompt's block 0 is found, and with it 7 6 5 are taken: of the second's 4 is left
+    again = shared([14, 14, 11, 14, 14], [*first, [1, 2, 3, 4], [5, 6, 7, 8]])
+    assert run_pooled_engine(plans["whole"], again, few).cached_tokens.tolist() == [0, 0, 0, 4, 4]
+    # or of the second's 4 5 6 are found, and with them 0 is taken
+    again = shared([14, 14, 11, 14, 14], [*first, [5, 6, 7, 8], [1, 2, 3, 4]])
+    assert run_pooled_engine(plans["whole"], again, few).cached_tokens.tolist() == [0, 0, 0, 12, 0]
+
+
+def test_a_preempted_request_finds_its_own_blocks_and_what_it_has_said(plans):
+    # each has 2 blocks, the 5th goes to the first: the second gives 8 tokens back, one of which it has said.
+    # Before it comes back the first takes another block: the one that was given back first, its second
+    trace = Trace([0.0, 0.0], [7, 7], [9, 9])
+    settings = replace(FOUR, num_gpu_blocks=5)
+    got = run_pooled_engine(plans["whole"], trace, settings)
+    without = run_engine(plans["whole"], trace, settings)
+    assert got.preemptions.tolist() == without.preemptions.tolist() == [0, 1]
+    assert got.counters["found_again_tokens"] == 4
+    assert got.counters["prefill_tokens"] == without.counters["prefill_tokens"] - 4
+    assert got.last_us[0] == without.last_us[0]
+
+
+def test_what_is_given_is_found_first_and_their_own_afterwards(plans):
+    trace = Trace([0.0, 0.0], [7, 7], [9, 9], [5, 6])
+    got = run_pooled_engine(plans["whole"], trace, replace(FOUR, num_gpu_blocks=5))
+    assert got.cached_tokens.tolist() == [5, 6]
+    assert got.preemptions.sum() == 1
+    assert got.counters["found_again_tokens"] > 0
+
+
+# -- agreement ------------------------------------------------------------------------------------
+
+
+@given(seed=st.integers(0, 2**32))
+def test_where_nothing_is_shared_or_preempted_it_is_the_plain_engine(plans, seed):
+    work = made_prefixes(Random(seed))
+    settings = replace(work.settings, num_gpu_blocks=10_000)
+    trace = replace(work.trace, hash_ids=None, hash_offsets=None, hash_block_size=0)
+    plain = run_engine(plans["whole"], trace, settings)
+    if can_run(work._replace(trace=trace, settings=settings)):
+        pooled = run_pooled_engine(plans["whole"], trace, settings)
+        assert not plain.preemptions.any()
+        for name in ("arrival_us", "first_us", "last_us", "preemptions", "status", "gaps"):
+            np.testing.assert_array_equal(getattr(pooled, name), getattr(plain, name), err_msg=name)
+        assert {name: pooled.counters[name] for name in ("steps", "busy_us", "end_us", "prefill_tokens")} == {
+            name: plain.counters[name] for name in ("steps", "busy_us", "end_us", "prefill_tokens")
+        }
+        served = pooled.cached_tokens >= 0
+        assert (pooled.cached_tokens[served] == trace.cached_tokens[served]).all()
+
+
+@given(seed=st.integers(0, 2**32))
+def test_more_blocks_than_all_take_change_nothing(plans, seed):
+    work = made_prefixes(Random(seed))
+    many, most = (replace(work.settings, num_gpu_blocks=blocks) for blocks in (20_000, 2**40))
+    if can_run(work._replace(settings=many)):
+        got, other = (run_pooled_engine(plans["whole"], work.trace, engine) for engine in (many, most))
+        np.testing.assert_array_equal(got.last_us, other.last_us)
+        assert got.counters["evictions"] == other.counters["evictions"] == 0
+        # and it is as good as any cache: nothing goes, and nobody is preempted
+        assert got.counters["found_again_tokens"] == 0
+
+
+def test_requests_without_room_are_left_out(plans):
+    trace = shared([40, 10, 10], [list(range(10)), [11, 12, 13], [11, 12, 13]])
+    got = run_pooled_engine(plans["whole"], trace, replace(FOUR, num_gpu_blocks=8))
+    assert got.status.tolist() == [REJECTED, 0, 0]
+    assert got.cached_tokens.tolist() == [-1, 0, 8]
+    assert math.isnan(got.last_us[0])
+
+
+def test_the_logs_preempted_requests_find_their_blocks_again(plans, shared_logs):
+    """A full engine of requests with prefixes that are given: they end earlier when they find their own."""
+    settings = EngineSettings(2048, 128, 1500, async_scheduling=True)
+    got = run_pooled_engine(plans["whole"], shared_logs, settings)
+    without = run_engine(plans["whole"], shared_logs, settings)
+    assert got.preemptions.sum() > 20
+    assert got.counters["found_again_tokens"] > 5000
+    assert (got.last_us - got.arrival_us).mean() < (without.last_us - without.arrival_us).mean()
+
+
+@pytest.fixture
+def shared_logs():
+    rng = np.random.default_rng(7)
+    arrivals = np.cumsum(rng.exponential(0.02, 300))
+    prompts, outputs = rng.integers(20, 600, 300), rng.integers(20, 500, 300)
+    return Trace(arrivals, prompts, outputs, prompts // 3 // 16 * 16)
+
+
+@pytest.mark.loops
+def test_a_loop_says_that_it_is_stuck(plans):
+    """Requests without room are left out before; here the first has none, and nobody runs who could end."""
+    trace, settings = Trace([0.0], [9], [2]), replace(FOUR, num_gpu_blocks=2)
+    requests, served, record = arrays_of(trace), new_served(settings, 1), new_record()
+    options, arena = options_of(settings, trace), plans["whole"].arena
+    state, pool, prompts = new_pooled_arrays(settings, trace, requests)
+    assert pooled_engine_run(arena, options, state, pool, prompts, requests, served, record) == CODE_STUCK
+    two = new_pooled_arrays(settings, trace, requests, engines=2)
+    router = Router(ROUND_ROBIN, np.zeros((2, 1), np.int32), np.zeros(2, np.int64))
+    rest = requests, served, record, router, np.zeros(2, np.int64), np.zeros(1, np.int32)
+    assert pooled_replicas_run(arena, options, *two, *rest) == CODE_STUCK
+
+
+@pytest.mark.parametrize(
+    ("settings", "more", "said"),
+    [
+        ({"order": "prefill_first"}, {}, "order must be mixed"),
+        ({"reserve_output": True}, {}, "reserve_output off"),
+        ({}, {"cached_tokens": [4, 0]}, "hash_ids, by which blocks are found"),
+        ({"num_gpu_blocks": 1}, {}, "none of the 2 requests has room in 1 blocks of 4"),
+    ],
+)
+def test_what_cannot_be_simulated_says_so(plans, settings, more, said):
+    trace = replace(shared([10, 10], [[1, 2, 3], [1, 2, 3]]), order=None, **more)
+    with pytest.raises(SimulationError, match=said):
+        run_pooled_engine(plans["whole"], trace, replace(FOUR, **settings))
+
+
+def test_blocks_that_do_not_make_those_of_the_trace_are_refused(plans):
+    with pytest.raises(TraceError, match="block_size must divide that, got 3"):
+        run_pooled_engine(plans["whole"], shared([10], [[1, 2, 3]]), replace(FOUR, block_size=3))

@@ -1,0 +1,145 @@
+"""Replicas over pools of blocks: each is an engine by itself, and a router that knows what they hold."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fastroof
+from fastroof import Trace
+from fastroof.errors import SimulationError
+from fastroof.simulation.pooled_engine import run_pooled_engine
+from fastroof.simulation.pooled_replicas import POOLED_ROUTINGS, run_pooled_replicas
+from fastroof.simulation.settings import EngineSettings
+from tests.reference.made_prefixes import made_prefixes
+from tests.reference.pooled_replicas import serve_prefix_aware
+
+
+@pytest.fixture(scope="module")
+def plan(h100):
+    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_tokens=2048, max_seqs=256)
+
+
+def an_open_loop(seed, most=40):
+    """A workload whose requests all have room and arrive at times of their own."""
+    work = made_prefixes(Random(seed), most)
+    size, trace = work.settings.block_size, work.trace
+    needed = -(-(trace.input_tokens + trace.output_tokens) // size)
+    blocks = max(work.settings.num_gpu_blocks, int(needed.max()))
+    settings = replace(work.settings, num_gpu_blocks=blocks, chunked_prefill=True)
+    return replace(trace, clients=None, think_s=0.0), settings
+
+
+def part_of(trace, which):
+    """The requests of a trace that one replica has."""
+    more = {}
+    if trace.hash_ids is not None:
+        of_each = np.split(trace.hash_ids, trace.hash_offsets[1:-1])
+        ids = [of_each[i] for i in np.flatnonzero(which)]
+        offsets = np.concatenate([[0], np.cumsum([len(each) for each in ids])])
+        more = {
+            "hash_ids": np.concatenate(ids),
+            "hash_offsets": offsets,
+            "hash_block_size": trace.hash_block_size,
+        }
+    rows = (trace.arrival_s, trace.input_tokens, trace.output_tokens, trace.cached_tokens)
+    return Trace(*(row[which] for row in rows), **more)
+
+
+@pytest.mark.loops
+@given(seed=st.integers(0, 2**32), routing=st.sampled_from(POOLED_ROUTINGS), replicas=st.integers(2, 4))
+def test_each_replica_is_an_engine_of_its_requests(plan, seed, routing, replicas):
+    trace, settings = an_open_loop(seed, most=20)
+    got = run_pooled_replicas(plan, trace, settings, replicas, routing, seed=seed)
+    evictions = found_again = 0
+    for one in range(replicas):
+        which = got.replica == one
+        if not which.any():
+            continue
+        alone = run_pooled_engine(plan, part_of(trace, which), settings)
+        for name in ("first_us", "last_us", "preemptions", "status", "cached_tokens"):
+            np.testing.assert_array_equal(getattr(got, name)[which], getattr(alone, name), err_msg=name)
+        evictions += alone.counters["evictions"]
+        found_again += alone.counters["found_again_tokens"]
+    assert got.counters["found_again_tokens"] == found_again
+    if settings.num_gpu_blocks < 200:
+        # else a pool of few requests has fewer
+        assert got.counters["evictions"] >= evictions
+    if routing == "round_robin":
+        assert (got.replica == np.arange(len(trace)) % replicas).all()
+
+
+@pytest.mark.loops
+@given(seed=st.integers(0, 2**32), replicas=st.integers(2, 4))
+def test_a_router_that_knows_prefixes_is_the_naive_one(plan, seed, replicas):
+    trace, settings = an_open_loop(seed, most=20)
+    settings = replace(settings, timeout_s=math.inf)
+    got = run_pooled_replicas(plan, trace, settings, replicas, "prefix_aware")
+    requests, chosen, _ = serve_prefix_aware(trace, settings, plan.step_scalar, replicas)
+    assert got.replica.tolist() == chosen
+    for name in ("first_us", "last_us", "preemptions"):
+        of_naive = [getattr(request, name) for request in requests]
+        np.testing.assert_array_equal(getattr(got, name), of_naive, err_msg=name)
+
+
+def test_conversations_find_more_where_their_prefixes_are(plan):
+    """30 conversations of 8 turns over 4 replicas, none of which has room for all."""
+    turns, talks = 8, 30
+    rng = np.random.default_rng(3)
+    arrivals, inputs, ids = [], [], []
+    for talk in range(talks):
+        at_s = rng.uniform(0, 20)
+        for turn in range(turns):
+            arrivals.append(at_s)
+            inputs.append(512 * (turn + 1) + 100)
+            ids.append([100 * talk + i for i in range(turn + 1)] + [-1 - 100 * talk - turn])
+            at_s += rng.uniform(5, 10)
+    offsets = np.concatenate([[0], np.cumsum([len(each) for each in ids])])
+    trace = Trace(
+        arrivals,
+        inputs,
+        [50] * len(inputs),
+        hash_ids=np.concatenate(ids),
+        hash_offsets=offsets,
+        hash_block_size=512,
+    )
+    settings = EngineSettings(2048, 64, 3000)
+    found = {
+        routing: run_pooled_replicas(plan, trace, settings, 4, routing).counters["found_tokens"]
+        for routing in ("round_robin", "least_outstanding", "prefix_aware")
+    }
+    assert found["prefix_aware"] > 2 * max(found["round_robin"], found["least_outstanding"])
+
+
+@pytest.mark.parametrize(
+    ("replicas", "routing", "more", "said"),
+    [
+        (0, "round_robin", {}, "replicas"),
+        (2, "nearest", {}, "routing must be one of round_robin, least_outstanding"),
+        (2, "round_robin", {"clients": 3}, "clients of a closed loop"),
+    ],
+)
+def test_what_is_no_fleet_says_so(plan, replicas, routing, more, said):
+    trace = Trace([0.0, 0.0], [8, 8], [2, 2], **more)
+    with pytest.raises(SimulationError, match=re.escape(said)):
+        run_pooled_replicas(plan, trace, EngineSettings(64, 8, 100), replicas, routing)
+
+
+def test_ranks_have_no_pools(h100):
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, dp=2)
+    with pytest.raises(SimulationError, match="data parallelism"):
+        run_pooled_replicas(plan, Trace([0.0], [8], [2]), EngineSettings(64, 8, 100), 2)
+
+
+def test_requests_without_room_are_sent_nowhere(plan):
+    trace = Trace([0.0, 0.0, 0.0], [8, 800, 8], [2, 2, 2])
+    got = run_pooled_replicas(plan, trace, EngineSettings(64, 8, 10), 2)
+    assert got.replica.tolist() == [0, -1, 1]
+    assert got.cached_tokens.tolist() == [0, -1, 0]
