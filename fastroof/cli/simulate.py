@@ -50,6 +50,15 @@ from fastroof.cli.options import (
     WideExperts,
 )
 from fastroof.cli.output import print_json
+from fastroof.cli.pool_options import (
+    DecodeReplicas,
+    FirstToken,
+    KvBandwidth,
+    KvLatency,
+    PrefillReplicas,
+    PrefillTp,
+    asked_link,
+)
 from fastroof.cli.simulation_output import print_simulation, simulation_document
 from fastroof.cli.workload_options import (
     Arrivals,
@@ -72,7 +81,7 @@ from fastroof.cli.workload_options import (
 from fastroof.command_group import warn
 
 if TYPE_CHECKING:
-    from fastroof import StepPlan
+    from fastroof import Simulation, StepPlan
 
 __all__ = ["register"]
 
@@ -83,6 +92,8 @@ Examples:
   fastroof simulate --model llama-3.1-8b --runtime vllm --max-num-batched-tokens engine \\
       --max-num-seqs engine --requests requests.parquet --report run.html
   fastroof simulate --model llama-3.1-8b --rate 20 --input lognormal:1024:0.5 --output lognormal:200:0.7
+  fastroof simulate --model llama-3.1-8b --rate 60 --replicas 4 --router least_outstanding
+  fastroof simulate --model llama-3.1-8b --rate 20 --prefill-replicas 2 --decode-replicas 1 --kv-bandwidth 50
 
 Percentiles are over requests that finished; ITL is over all gaps between two tokens of a request. Where the
 load is near saturation, or the error of a step decides whether an SLO is kept, the same requests are
@@ -96,7 +107,8 @@ duration_s, arrivals_per_s, requests_per_s, input_tokens_per_s, output_tokens_pe
 output_tokens_per_s_per_gpu, steps, mixed_steps, prefill_steps, decode_steps, preemptions, running, waiting,
 kv_use [mean, peak], busy, warnings; with --slo goodput [limits, requests, share, requests_per_s, p99_within];
 where it is looked at, or with --range, range [relative_error, basis, near_saturation, amplification, flips,
-and pairs: faster, slower].
+and pairs: faster, slower]; of pools transfer_ms [mean, p50, p90, p95, p99], pools [prefill, decode: tp,
+replicas, steps, busy], and settings of a decode engine.
 """
 
 
@@ -150,6 +162,12 @@ def simulate(
     reserve_output: ReserveOutput = None,
     replicas: Replicas = 1,
     router: Router = "round_robin",
+    prefill_replicas: PrefillReplicas = None,
+    decode_replicas: DecodeReplicas = None,
+    prefill_tp: PrefillTp = None,
+    kv_bandwidth: KvBandwidth = None,
+    kv_latency: KvLatency = None,
+    first_token: FirstToken = None,
     timeout: Timeout = None,
     too_long: TooLong = "error",
     slo: Annotated[
@@ -196,6 +214,14 @@ def simulate(
         "max_num_seqs": number_or_engine("--max-num-seqs", max_num_seqs),
         "block_size": number_or_engine("--block-size", block_size),
     }
+    link = asked_link(
+        replicas,
+        (prefill_replicas, decode_replicas),
+        prefill_tp=prefill_tp,
+        kv_bandwidth=kv_bandwidth,
+        kv_latency=kv_latency,
+        first_token=first_token,
+    )
     asked = asked_trace(
         trace=trace,
         trace_format=trace_format,
@@ -214,9 +240,8 @@ def simulate(
         seed=seed,
     )
     spec, measured = gpu_and_tables(gpu, tables, source)
-    plan = _plan(
+    what, options = (
         (model, spec, measured),
-        settings,
         {
             "tp": tp,
             "pp": pp,
@@ -236,23 +261,44 @@ def simulate(
             "memory_fraction": memory_fraction,
             "method": method,
         },
-        runtime,
     )
-    sim = fastroof.simulate(
-        plan,
-        asked,
-        **settings,
-        num_gpu_blocks=num_gpu_blocks,
-        async_scheduling=async_scheduling,
-        order=order,
-        chunked_prefill=chunked_prefill,
-        reserve_output=reserve_output,
-        timeout_s=timeout,
-        replicas=replicas,
-        routing=router,
-        seed=0 if seed is None else seed,
-        on_too_long=too_long,
-    )
+    plan = _plan(what, settings, options, runtime)
+    settings |= {
+        "num_gpu_blocks": num_gpu_blocks,
+        "async_scheduling": async_scheduling,
+        "order": order,
+        "chunked_prefill": chunked_prefill,
+        "reserve_output": reserve_output,
+        "timeout_s": timeout,
+    }
+    sim: Simulation
+    if link is None:
+        sim = fastroof.simulate(
+            plan,
+            asked,
+            **settings,
+            replicas=replicas,
+            routing=router,
+            seed=0 if seed is None else seed,
+            on_too_long=too_long,
+        )
+    else:
+        from fastroof.simulation import simulate_disaggregated
+
+        first = _plan(what, settings, {**options, "tp": prefill_tp}, runtime) if prefill_tp else plan
+        sim = simulate_disaggregated(
+            first,
+            plan,
+            asked,
+            prefill_replicas or 1,
+            decode_replicas or 1,
+            link=link,
+            prefill=settings,
+            decode=settings,
+            prefill_routing=router,
+            decode_routing=router,
+            on_too_long=too_long,
+        )
     answers = sim.summary(**limits, with_range=with_range)
     if requests is not None:
         sim.write_requests(requests)

@@ -47,18 +47,14 @@ def simulation_document(sim: Simulation, answers: dict[str, Any]) -> dict[str, A
         },
         "settings": vars(sim.settings),
         **answers,
-        "output_tokens_per_s_per_gpu": answers["output_tokens_per_s"] / _gpus(sim),
+        "output_tokens_per_s_per_gpu": answers["output_tokens_per_s"] / sim.gpus,
     }
-
-
-def _gpus(sim: Simulation) -> int:
-    return sim.plan.layout.world_size * sim.replicas
 
 
 def print_simulation(sim: Simulation, answers: dict[str, Any]) -> None:
     """Print a run's answers for people."""
     out, plan, trace = console(), sim.plan, sim.trace
-    gpus = _gpus(sim)
+    gpus = sim.gpus
     layout = plan.layout
     split = "" if layout.world_size == plan.tp == layout.moe_tp else f" ({layout})"
     out.print(
@@ -93,7 +89,7 @@ def _ms(value: float) -> str:
 
 
 def _facts(sim: Simulation, answers: dict[str, Any], pairs: dict[str, Any] | None) -> list[tuple[str, str]]:
-    gpus = _gpus(sim)
+    gpus = sim.gpus
     tokens = answers["output_tokens_per_s"]
     per_gpu = f" ({tokens / gpus:,.0f} a GPU)" if gpus > 1 else ""
     others = [f"{answers[name]:,} {words}" for name, words in _ENDS.items() if answers[name]]
@@ -128,6 +124,14 @@ def _facts(sim: Simulation, answers: dict[str, Any], pairs: dict[str, Any] | Non
         ("steps", f"{answers['steps']:,}: {_steps(answers)}; {percent(answers['busy'])} of the time"),
         ("preemptions", f"{answers['preemptions']:,}"),
     ]
+    if "pools" in answers:
+        pools = (
+            f"{pool['replicas']} x tp {pool['tp']} {name} ({percent(pool['busy'])} busy)"
+            for name, pool in answers["pools"].items()
+        )
+        sent = answers["transfer_ms"]
+        facts.append(("pools", ", ".join(pools)))
+        facts.append(("transfers", f"{_ms(sent['mean'])} ms in the mean, {_ms(sent['p99'])} at p99"))
     if pairs is not None:
         error = percent(pairs["relative_error"])
         facts.append(

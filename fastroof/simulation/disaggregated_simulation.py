@@ -83,6 +83,12 @@ class DisaggregatedSimulation(Simulation):
         )
 
     @property
+    def gpus(self) -> int:
+        """GPUs of all engines, of both pools."""
+        pools = (self.prefill, self.decode)
+        return sum(int(pool.plan.layout.world_size) * pool.replicas for pool in pools)
+
+    @property
     def made_from(self) -> dict[str, str]:
         """What the answers were made from: plans and settings of both pools, their link, the trace."""
         said = {f"fastroof.prefill.{name}": str(of) for name, of in vars(self.prefill.settings).items()}
@@ -124,8 +130,8 @@ class DisaggregatedSimulation(Simulation):
         -------
         dict
             As :meth:`Simulation.summary`, and ``transfer_ms``, ``{mean, p50, p90, p95, p99}`` of those that
-            were handed over; ``pools``: of ``prefill`` and of ``decode`` their ``replicas``, ``steps`` and
-            ``busy``, the share of the run in which steps ran.
+            were handed over; ``pools``: of ``prefill`` and of ``decode`` their ``tp``, ``replicas``,
+            ``steps`` and ``busy``, the share of the run in which steps ran.
         """
         from fastroof.simulation.answers import duration_us
         from fastroof.simulation.percentiles import spread
@@ -136,6 +142,7 @@ class DisaggregatedSimulation(Simulation):
         over_us = duration_us(self.outcomes)
         answers["pools"] = {
             name: {
+                "tp": pool.plan.tp,
                 "replicas": pool.replicas,
                 "steps": outcomes.counters["steps"] if outcomes else 0,
                 "busy": _busy(outcomes, pool, over_us) if outcomes else 0.0,

@@ -110,6 +110,11 @@ class Simulation:
         )
 
     @property
+    def gpus(self) -> int:
+        """GPUs of all engines."""
+        return int(self.plan.layout.world_size) * self.replicas
+
+    @property
     def made_from(self) -> dict[str, str]:
         """What the answers were made from: the plan, the trace, and the engine's settings."""
         said = {f"fastroof.{name}": str(value) for name, value in vars(self.settings).items()}

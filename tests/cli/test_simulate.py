@@ -165,3 +165,46 @@ def test_numbers_and_limits_as_they_are_written() -> None:
     for wrong in ("", "ttft=", "itl=3", "ttft=1;tpot=2", "e2e=1,e2el=2", "ttft=-3", "ttft=nan"):
         with pytest.raises(BatchError, match="--slo needs"):
             parse_limits(wrong)
+
+
+def test_pools_are_those_of_the_library(trace: str, h100: fastroof.Tables) -> None:
+    from fastroof.simulation import Link, simulate_disaggregated
+
+    pools = ("--prefill-replicas", "2", "--decode-replicas", "1", "--kv-bandwidth", "50")
+    options = ("--prefill-tp", "2", "--kv-latency", "30", "--first-token", "prefill")
+    found = parsed(*VLLM, "--trace", trace, *pools, *options)
+    plans = [
+        fastroof.compile_plan(
+            "llama-3.1-8b", "h100", h100, tp=tp, runtime="vllm", max_tokens=2048, max_seqs=256
+        )
+        for tp in (2, 1)
+    ]
+    settings = {"max_num_batched_tokens": 2048, "max_num_seqs": 256, "block_size": 16}
+    sim = simulate_disaggregated(
+        *plans,
+        fastroof.load_trace(trace),
+        2,
+        link=Link(50e9, 30.0, first_token="prefill"),
+        prefill=settings,
+        decode=settings,
+    )
+    assert json.loads(json.dumps(sim.summary())).items() <= found.items()
+    assert found["output_tokens_per_s_per_gpu"] == found["output_tokens_per_s"] / 5
+    code, out, _ = run(*VLLM, "--trace", trace, *pools)
+    assert code == 0
+    assert "2 x tp 1 prefill" in out
+    assert "on 3 x NVIDIA H100 SXM" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--prefill-replicas", "2"), "go together"),
+        (("--first-token", "decode"), "--first-token needs --prefill-replicas"),
+        (("--prefill-replicas", "1", "--decode-replicas", "1", "--replicas", "2"), "--replicas 2"),
+        (("--prefill-replicas", "1", "--decode-replicas", "1", "--first-token", "now"), "first_token"),
+        (("--prefill-replicas", "1", "--decode-replicas", "1", "--timeout", "9"), "timeout_s"),
+    ],
+)
+def test_pools_that_cannot_be_are_refused(trace: str, options: tuple[str, ...], words: str) -> None:
+    assert words in refused(*VLLM, "--trace", trace, *options)

@@ -105,8 +105,7 @@ def _given(limits: Mapping[str, float]) -> dict[str, Any]:
 
 
 def _title(sim: Simulation) -> str:
-    gpus = sim.plan.layout.world_size * sim.replicas
-    return f"{sim.plan.model.name} on {gpus} x {sim.plan.gpu.title}: {sim.trace.name}"
+    return f"{sim.plan.model.name} on {sim.gpus} x {sim.plan.gpu.title}: {sim.trace.name}"
 
 
 def _subtitle(sim: Simulation) -> str:
