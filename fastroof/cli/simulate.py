@@ -101,7 +101,8 @@ simulated on steps one standard error faster and slower too.
 
 \b
 JSON: version, model, gpu, tp, pp, dp, ep, moe_tp, dtype, kv_dtype, runtime, replicas, tables_hash, trace
-[name, requests, clients, input_tokens, output_tokens (means)], settings (fields of EngineSettings),
+[name, requests, clients, left_out (rows by reason), input_tokens, output_tokens (means)], settings (fields
+of EngineSettings),
 ttft_ms, tpot_ms, itl_ms, e2e_ms [mean, p50, p90, p95, p99], requests, finished, timed_out, rejected,
 duration_s, arrivals_per_s, requests_per_s, input_tokens_per_s, output_tokens_per_s,
 output_tokens_per_s_per_gpu, steps, mixed_steps, prefill_steps, decode_steps, preemptions, running, waiting,

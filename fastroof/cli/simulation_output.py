@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from fastroof.cli.output import console, percent, print_facts, print_table
+from fastroof.cli.output import console, counted, percent, print_facts, print_table
 
 if TYPE_CHECKING:
     from fastroof import Simulation
@@ -42,6 +42,7 @@ def simulation_document(sim: Simulation, answers: dict[str, Any]) -> dict[str, A
             "name": trace.name,
             "requests": len(trace),
             "clients": trace.clients,
+            "left_out": trace.left_out,
             "input_tokens": float(trace.input_tokens.mean()),
             "output_tokens": float(trace.output_tokens.mean()),
         },
@@ -66,9 +67,12 @@ def print_simulation(sim: Simulation, answers: dict[str, Any]) -> None:
     sent = f"{trace.clients:,} clients" if trace.is_closed else f"{rate:,.4g} requests/s"
     out.print(
         f"{len(trace):,} requests of {trace.name}, {sent}, {trace.input_tokens.mean():,.0f} tokens a prompt "
-        f"and {trace.output_tokens.mean():,.0f} an answer in the mean\n",
+        f"and {trace.output_tokens.mean():,.0f} an answer in the mean",
         soft_wrap=True,
     )
+    for reason, rows_left_out in trace.left_out.items():
+        out.print(f"left out: {counted(rows_left_out, 'row')} ({reason})", soft_wrap=True)
+    out.print()
     found = answers.get("range")
     pairs = None if found is None or found["relative_error"] is None else found
     keys = list(answers["ttft_ms"])

@@ -111,7 +111,10 @@ Cached = Annotated[
         help="Tokens of drawn prompts that the prefix cache has: as --input, or share:0.5.  [default: 0]",
     ),
 ]
-Seed = Annotated[int | None, typer.Option(help="Of the random numbers of drawn requests.  [default: 0]")]
+Seed = Annotated[
+    int | None,
+    typer.Option(help="Of random numbers: of drawn requests, and of a router that draws.  [default: 0]"),
+]
 
 _DRAWN: Final = {
     "rate": "--rate",
@@ -124,7 +127,6 @@ _DRAWN: Final = {
     "input": "--input",
     "output": "--output",
     "cached": "--cached",
-    "seed": "--seed",
 }
 _REPLAYED: Final = {
     "trace": "--trace",
@@ -168,7 +170,7 @@ def asked_requests(**options: Any) -> Trace | Workload:
     >>> asked_requests(ramp="2:20").arrivals
     'ramp'
     """
-    unknown = set(options) - set(_DRAWN) - set(_REPLAYED)
+    unknown = set(options) - set(_DRAWN) - set(_REPLAYED) - {"seed"}
     if unknown:
         raise TypeError(f"no options {', '.join(sorted(unknown))}")
     given = {name: value for name, value in options.items() if value is not None}
@@ -176,7 +178,8 @@ def asked_requests(**options: Any) -> Trace | Workload:
     replayed = [flag for name, flag in _REPLAYED.items() if name in given]
     if drawn and replayed:
         raise TraceError(
-            f"requests are replayed ({', '.join(replayed)}) or drawn ({', '.join(drawn)}): give one of these"
+            f"requests are replayed ({', '.join(replayed)}) or drawn ({', '.join(drawn)}): give one of "
+            "these; a trace comes faster by --rate-scale"
         )
     if not drawn:
         from fastroof import load_trace

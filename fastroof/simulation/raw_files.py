@@ -61,7 +61,8 @@ def raw_file(path: Path, format: str | None, *, needs_arrival: bool = True) -> F
         with pa.input_stream(str(path), compression="detect") as stream:
             content = stream.read()
     except (OSError, pa.ArrowException, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
+        number = getattr(error, "errno", None)
+        reason = os.strerror(number) if number else str(error)
         raise TraceError(f"{what} cannot be read ({reason:.200})") from None
     start = content[:8]
     if not content:
