@@ -1,4 +1,4 @@
-"""The replay of vLLM's scheduler, against cases that were worked out by hand."""
+"""vLLM's scheduler in plain Python against cases that were worked out by hand, and the engine against it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fastroof
 from fastroof.errors import BatchError
-from fastroof.serving.evidence.replay import RankStep, ReplayedTimes, Schedule, TimedRequest, replay
+from fastroof.simulation.replicas import run_replicas
+from fastroof.simulation.settings import EngineSettings
+from tests.reference.replay import RankStep, ReplayedTimes, Schedule, TimedRequest, replay
 
 MS = 1e-3
 
@@ -198,3 +201,33 @@ def test_every_request_gets_its_tokens_once(
     outputs = np.array([request.output_tokens for request in requests])
     assert (seen.first_token_s > arrivals).all()
     assert (seen.last_token_s >= seen.first_token_s + (outputs - 1) * MS * (1 - 1e-9)).all()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize(("ranks", "blocks"), [(1, 60), (1, 1000), (2, 60)])
+def test_the_compiled_engine_serves_as_it_does(
+    h100: fastroof.Tables, ranks: int, blocks: int, asynchronous: bool
+) -> None:
+    model = "llama-3.1-8b" if ranks == 1 else "qwen3-30b-a3b"
+    plan = fastroof.compile_plan(model, "h100", h100, dp=ranks, ep=ranks, runtime="vllm")
+    rng = np.random.default_rng(ranks + blocks)
+    count = 40
+    prompt, output = rng.integers(1, 400, count), rng.integers(1, 120, count)
+    arrival_s, cached = np.sort(rng.uniform(0.0, 0.4, count)), rng.integers(0, prompt)
+    given = [
+        TimedRequest(float(at), int(isl), int(osl), int(hit))
+        for at, isl, osl, hit in zip(arrival_s, prompt, output, cached, strict=True)
+    ]
+
+    def longest_us(steps: Sequence[RankStep]) -> float:
+        return max(plan.step_scalar(*step) for step in steps if step[0])
+
+    schedule = Schedule(16, 256, blocks, ranks=ranks, is_asynchronous=asynchronous)
+    seen = replay(given, longest_us, schedule)
+    settings = EngineSettings(256, 16, blocks, async_scheduling=asynchronous)
+    served = run_replicas(plan, fastroof.Trace(arrival_s, prompt, output, cached), settings)
+    assert served.counters["preemptions"] == seen.preemptions
+    assert bool(seen.preemptions) == (blocks == 60)
+    # one clock counts us, the other s
+    np.testing.assert_allclose(served.first_us, seen.first_token_s * 1e6, rtol=1e-12)
+    np.testing.assert_allclose(served.last_us, seen.last_token_s * 1e6, rtol=1e-12)

@@ -1,7 +1,6 @@
-"""Requests of a log, replayed step by step as vLLM schedules them: what each of its clients should have seen.
+"""vLLM's scheduler in plain Python, step by step, of one engine or of ranks of attention data parallelism.
 
-Written to be read: one Python loop over steps, for logs of some hundred requests that are to be held against
-predictions. Closed loops of equal clients have a closed form, :func:`fastroof.serving.estimate`.
+Written to be read, apart from the compiled engine: what a step takes is any function of its requests.
 """
 
 from __future__ import annotations
