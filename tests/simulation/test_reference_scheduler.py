@@ -8,8 +8,8 @@ from random import Random
 import numpy as np
 import pytest
 
-from fastroof.serving.evidence.replay import Schedule, TimedRequest, replay
 from tests.reference.made_workloads import a_trace, an_engine, made_workload
+from tests.reference.replay import Schedule, TimedRequest, replay
 from tests.reference.scheduler import FINISHED, REJECTED, TIMED_OUT, serve
 
 
