@@ -16,6 +16,7 @@ from fastroof.arrow import arrow_schema
 from fastroof.checks import is_number, whole_number
 from fastroof.columns import Column
 from fastroof.errors import TraceError
+from fastroof.simulation.request_arrays import numbers_in_a_row, refuse_where, sorted_by_arrival
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -108,25 +109,25 @@ class Trace:
 
     def __post_init__(self) -> None:
         where = f"trace {self.name!r:.60}"
-        arrival_s = _one_dimension(where, "arrival_s", self.arrival_s, "fiu").astype(np.float64)
+        arrival_s = numbers_in_a_row(where, "arrival_s", self.arrival_s, "fiu").astype(np.float64)
         count = len(arrival_s)
         if not count:
             raise TraceError(f"{where} has no requests: give at least one")
-        _refuse(where, "arrival_s", arrival_s, ~((arrival_s >= 0) & (arrival_s <= MOST_SECONDS)),
+        refuse_where(where, "arrival_s", arrival_s, ~((arrival_s >= 0) & (arrival_s <= MOST_SECONDS)),
                 f"must be seconds from 0 to {MOST_SECONDS:g}")  # fmt: skip
         arrays: dict[str, Any] = {"arrival_s": arrival_s}
         for name in ("input_tokens", "output_tokens", "cached_tokens"):
             given = getattr(self, name)
             if name == "cached_tokens" and given is None:
                 given = np.zeros(count, np.int32)
-            sizes = _one_dimension(where, name, given, "iu")
+            sizes = numbers_in_a_row(where, name, given, "iu")
             if len(sizes) != count:
                 raise TraceError(f"{where}: arrival_s has {count} requests, {name} {len(sizes)}")
             least = 0 if name == "cached_tokens" else 1
-            _refuse(where, name, sizes, (sizes < least) | (sizes > MOST_TOKENS),
+            refuse_where(where, name, sizes, (sizes < least) | (sizes > MOST_TOKENS),
                     f"must be tokens from {least} to {MOST_TOKENS:,}")  # fmt: skip
             arrays[name] = sizes.astype(np.int32)
-        _refuse(where, "cached_tokens", arrays["cached_tokens"],
+        refuse_where(where, "cached_tokens", arrays["cached_tokens"],
                 arrays["cached_tokens"] >= arrays["input_tokens"],
                 "must be less than the prompt's tokens, of which the last is always computed")  # fmt: skip
         if self.clients is not None:
@@ -135,9 +136,9 @@ class Trace:
             raise TraceError(f"{where}: think_s must be seconds of at least 0, got {self.think_s!r:.60}")
         arrays |= self._checked_hashes(where, arrays["input_tokens"])
         if self.order is None:
-            arrays = _sorted(arrays)
+            arrays = sorted_by_arrival(arrays)
         else:
-            order = _one_dimension(where, "order", self.order, "iu").astype(np.int64)
+            order = numbers_in_a_row(where, "order", self.order, "iu").astype(np.int64)
             if not np.array_equal(np.sort(order), np.arange(count)):
                 raise TraceError(f"{where}: order must hold 0 to {count - 1} once each")
             if (np.diff(arrival_s) < 0).any():
@@ -148,14 +149,15 @@ class Trace:
         object.__setattr__(self, "left_out", dict(self.left_out))
 
     def _checked_hashes(self, where: str, input_tokens: Sizes) -> dict[str, Any]:
-        given = (self.hash_ids is not None, self.hash_offsets is not None, self.hash_block_size != 0)
+        is_sized = not (isinstance(self.hash_block_size, int) and self.hash_block_size == 0)
+        given = (self.hash_ids is not None, self.hash_offsets is not None, is_sized)
         if not any(given):
             return {}
         if not all(given):
             raise TraceError(f"{where}: give hash_ids, hash_offsets and hash_block_size, or none of them")
         size = whole_number("hash_block_size", self.hash_block_size, 1, MOST_TOKENS, TraceError)
-        ids = _one_dimension(where, "hash_ids", self.hash_ids, "iu").astype(np.int64)
-        offsets = _one_dimension(where, "hash_offsets", self.hash_offsets, "iu").astype(np.int64)
+        ids = numbers_in_a_row(where, "hash_ids", self.hash_ids, "iu").astype(np.int64)
+        offsets = numbers_in_a_row(where, "hash_offsets", self.hash_offsets, "iu").astype(np.int64)
         if len(offsets) != len(input_tokens) + 1 or offsets[0] != 0 or offsets[-1] != len(ids):
             raise TraceError(
                 f"{where}: hash_offsets must be {len(input_tokens) + 1} numbers from 0 to the {len(ids)} ids"
@@ -276,8 +278,13 @@ class Trace:
         >>> Trace([0.0, 1.0, 2.5], [8, 9, 7], [1, 1, 1]).sliced(1, 3).arrival_s.tolist()
         [0.0, 1.5]
         """
+        is_end = is_number(stop_s) or (isinstance(stop_s, float) and stop_s == math.inf)
+        if not (is_number(start_s) and start_s >= 0 and is_end):
+            raise TraceError(
+                f"start_s and stop_s must be seconds of at least 0, got {start_s!r:.60}, {stop_s!r:.60}"
+            )
         first, last = np.searchsorted(self.arrival_s, (start_s, stop_s)).tolist()
-        if not (start_s >= 0 and first < last):
+        if first >= last:
             raise TraceError(
                 f"trace {self.name!r:.60} has no requests from {start_s:g} to {stop_s:g} s: it has "
                 f"{len(self)} from {self.arrival_s[0]:g} to {self.arrival_s[-1]:g} s"
@@ -361,40 +368,3 @@ class Trace:
     def __repr__(self) -> str:
         said = f"{self.clients} clients" if self.is_closed else f"{self.duration_s:.4g} s"
         return f"Trace({self.name!r}, {len(self)} requests, {said})"
-
-
-def _one_dimension(where: str, name: str, value: Any, kinds: str) -> Array:
-    """Return an array of numbers of one dimension; anything else is refused by name."""
-    needed = "numbers" if "f" in kinds else "whole numbers"
-    try:
-        array = np.asarray(value)
-    except (ValueError, TypeError, OverflowError):
-        raise TraceError(f"{where}: {name} must hold {needed}, got {value!r:.60}") from None
-    if array.ndim != 1:
-        raise TraceError(f"{where}: {name} must be one-dimensional, got shape {array.shape}")
-    if array.dtype.kind not in kinds and array.size:
-        raise TraceError(f"{where}: {name} must hold {needed}, got {array.dtype} in {value!r:.60}")
-    return array
-
-
-def _refuse(where: str, name: str, values: Array, wrong: npt.NDArray[np.bool_], needed: str) -> None:
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        more = int(np.count_nonzero(wrong)) - 1
-        others = f" ({more} more rows likewise)" if more else ""
-        raise TraceError(f"{where}, row {row}: {name} {needed}, got {values[row]}{others}")
-
-
-def _sorted(arrays: dict[str, Any]) -> dict[str, Any]:
-    """Sort requests by arrival, stable, their blocks with them."""
-    arrival_s = arrays["arrival_s"]
-    if not (np.diff(arrival_s) < 0).any():
-        return arrays | {"order": np.arange(len(arrival_s), dtype=np.int64)}
-    order = np.argsort(arrival_s, kind="stable").astype(np.int64)
-    sorted_rows = {name: values[order] for name, values in arrays.items() if not name.startswith("hash_")}
-    if "hash_ids" in arrays:
-        starts, counts = arrays["hash_offsets"][:-1][order], np.diff(arrays["hash_offsets"])[order]
-        offsets = np.concatenate([[0], np.cumsum(counts)])
-        places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], counts)
-        sorted_rows |= {"hash_ids": arrays["hash_ids"][places], "hash_offsets": offsets}
-    return sorted_rows | {"order": order}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from fastroof.arrays import Bools, Floats, Longs
+from fastroof.checks import is_number, whole_number
 from fastroof.errors import TraceError
 from fastroof.simulation.raw_files import raw_file
 from fastroof.simulation.raw_tables import raw_arrays, raw_table, said_of_table
@@ -83,11 +84,13 @@ def load_trace(
     else:
         raw, columns, said = _raw(source, format)
         if columns.hash_ids:
-            said["hash_block_size"] = hash_block_size or said.get("hash_block_size", MOONCAKE_BLOCK)
+            if hash_block_size is None:
+                hash_block_size = said.get("hash_block_size", MOONCAKE_BLOCK)
+            said["hash_block_size"] = whole_number("hash_block_size", hash_block_size, error=TraceError)
         trace = _checked_trace(raw, columns, said)
     if limit is not None:
         trace = trace.limited(limit)
-    return trace if rate_scale == 1.0 else trace.rate_scaled(rate_scale)
+    return trace if is_number(rate_scale) and rate_scale == 1.0 else trace.rate_scaled(rate_scale)
 
 
 def load_lengths(source: str | os.PathLike[str] | Mapping[str, Any] | pa.Table) -> Trace:
@@ -189,8 +192,6 @@ def _checked_blocks(
     raw: RawColumns, columns: NamedColumns, prompts: Longs, kept: Bools, block_size: int
 ) -> tuple[Longs, Longs]:
     ids, offsets = raw.blocks(columns.hash_ids)
-    if block_size < 1:
-        raise TraceError(f"hash_block_size must be tokens of at least 1, got {block_size!r:.60}")
     counts, needed = np.diff(offsets), -(-prompts // block_size)
     raw.refuse_where(
         kept & (counts != needed),

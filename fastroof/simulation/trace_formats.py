@@ -140,7 +140,7 @@ def trace_format(name: str | None, columns: Iterable[str], what: str) -> TraceFo
     if name is None:
         keys = [column_key(column) for column in columns]
         return next((one for one in FORMATS.values() if one.has(keys)), PLAIN)
-    if name not in FORMATS:
+    if not isinstance(name, str) or name not in FORMATS:
         raise TraceError(f"{what}: format must be one of {', '.join(FORMATS)}, got {name!r:.60}")
     return FORMATS[name]
 

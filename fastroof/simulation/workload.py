@@ -98,10 +98,12 @@ class Workload:
     def __post_init__(self) -> None:
         if not is_number(self.burstiness) or not 1e-3 <= self.burstiness <= 1e6:
             raise TraceError(f"burstiness must be a number from 0.001 to 1e6, got {self.burstiness!r:.60}")
+        if not isinstance(self.arrivals, str) or self.arrivals not in ("", *ARRIVALS):
+            raise TraceError(f"arrivals must be one of {', '.join(ARRIVALS)}, got {self.arrivals!r:.60}")
         arrivals = self.arrivals or self._meant_arrivals()
         object.__setattr__(self, "arrivals", arrivals)
-        if arrivals not in ARRIVALS:
-            raise TraceError(f"arrivals must be one of {', '.join(ARRIVALS)}, got {arrivals!r:.60}")
+        if not is_number(self.think_s) or not 0 <= self.think_s <= MOST_SECONDS:
+            raise TraceError(f"think_s must be seconds from 0 to {MOST_SECONDS:g}, got {self.think_s!r:.60}")
         self._check_together()
         if self.rate is not None:
             _checked_rate(self.rate)
@@ -109,8 +111,6 @@ class Workload:
             object.__setattr__(self, "ramp", _checked_ramp(self.ramp))
         if self.clients is not None:
             whole_number("clients", self.clients, 1, MOST_REQUESTS, TraceError)
-        if not is_number(self.think_s) or not 0 <= self.think_s <= MOST_SECONDS:
-            raise TraceError(f"think_s must be seconds from 0 to {MOST_SECONDS:g}, got {self.think_s!r:.60}")
         whole_number("requests", self.requests, 1, MOST_REQUESTS, TraceError)
         _checked_seed(self.seed)
         for name in ("input_tokens", "output_tokens"):
