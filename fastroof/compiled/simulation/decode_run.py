@@ -14,10 +14,12 @@ from fastroof.compiled.jit import jit_stateful_inline
 from fastroof.compiled.llvm import table_load
 from fastroof.compiled.simulation.records import BinPart, Record, add_interval, add_part, bin_of, gap_bin
 from fastroof.compiled.simulation.state import (
+    BELOW,
     BUSY_US,
     DECODE_TOKENS,
     DECODES,
     END,
+    FILLED,
     FIRST_SLOT,
     FLIGHT_DECODES,
     FLIGHT_FIRSTS,
@@ -39,11 +41,18 @@ from fastroof.compiled.simulation.state import (
     STEP,
     STEPS,
     WAITING,
+    WINDOW_SUM,
     EngineOptions,
     EngineState,
     in_block,
 )
-from fastroof.compiled.steps import PlanParts, decode_rows_us
+from fastroof.compiled.steps import (
+    PlanParts,
+    WindowParts,
+    decode_rows_us,
+    open_window,
+    windowed_decode_step_us,
+)
 
 __all__ = ["run_decodes"]
 
@@ -54,7 +63,7 @@ def _is_steady(state: EngineState, options: EngineOptions, plan: PlanParts) -> b
     scalars = state.scalars
     if scalars[DECODES] == 0 or scalars[PARTIAL] != NONE or scalars[FRESH] > 0:
         return False
-    if plan.window > 0 or plan.decode.form != FORM_LATENCY:
+    if plan.decode.form != FORM_LATENCY:
         return False
     if scalars[WAITING] > 0 and scalars[RUNNING] < options.max_seqs:
         return False
@@ -103,6 +112,10 @@ def run_decodes(
     # the straight line that the mean kv is on, up to the next node; what a bin of gaps and of series will get
     at_zero_us, slope_us, line_end = 0.0, 0.0, 0.0
     gap_key, gaps = 0, 0
+    window, window_sum, below = plan.window, scalars[WINDOW_SUM], scalars[BELOW]
+    within = WindowParts(0, 0.0, 0.0, plan.decode, plan.prefill, 0, False, 0.0)
+    if window > 0:
+        within = open_window(arena, 0)
     bin_at, bin_end_us = bin_of(record, now_us)
     part = BinPart(0.0, 0.0, 0)
     while state.calendar[FIRST_SLOT, step & mask] == NONE:
@@ -110,13 +123,17 @@ def run_decodes(
         if need > free:
             break
         mean_kv = float(kv_sum) / batch
-        if mean_kv >= line_end:
-            column = axis_cell(arena, plan.decode.x, mean_kv)
-            at_zero_us, slope_us = line_at(arena, plan.decode, row, above, column)
-            line_end = math.inf
-            if column < plan.decode.x.last_cell:
-                line_end = table_load(arena, plan.decode.x.nodes_at + column + 1)
-        step_us = ((rows_us + at_zero_us) + slope_us * mean_kv) * options.time_scale
+        if window > 0:
+            step_us = windowed_decode_step_us(arena, plan, within, rows_us, decodes, mean_kv, window_sum)
+        else:
+            if mean_kv >= line_end:
+                column = axis_cell(arena, plan.decode.x, mean_kv)
+                at_zero_us, slope_us = line_at(arena, plan.decode, row, above, column)
+                line_end = math.inf
+                if column < plan.decode.x.last_cell:
+                    line_end = table_load(arena, plan.decode.x.nodes_at + column + 1)
+            step_us = (rows_us + at_zero_us) + slope_us * mean_kv
+        step_us *= options.time_scale
         if not is_async:
             end_us = now_us + step_us
             flight_us = step_us
@@ -145,12 +162,17 @@ def run_decodes(
             flight_us = step_us
         kv_sum += decodes
         step += 1
+        if window > 0:
+            window_sum += below
+            below -= state.calendar[FILLED, step & mask]
+            state.calendar[FILLED, step & mask] = 0
         phase = phase + 1 if phase + 1 < options.block_size else 0
     record.gaps[gap_key] += gaps
     add_part(record, bin_at, part, running, waiting, decodes)
     if step == first_step:
         return
     scalars[KV_SUM], scalars[STEP], scalars[FREE] = kv_sum, step, free
+    scalars[WINDOW_SUM], scalars[BELOW] = window_sum, below
     clock[NOW], clock[LAST_DECODE_END], clock[BUSY_US] = now_us, last_us, busy_us
     scalars[STEPS] += step - first_step
     scalars[DECODE_TOKENS] += (step - first_step) * decodes
