@@ -1,0 +1,322 @@
+"""Replicas, pools and ranks, naively: engines that step by themselves, and who gets the next request.
+
+The scheduler of each engine is that of ``tests.reference.scheduler``; here is what goes on around it. Times
+are us.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from tests.reference.scheduler import FINISHED, TIMED_OUT, US_PER_S, Request, Scheduler, Step, StepUs
+
+WAITING_WEIGHT = 4
+
+
+@dataclass
+class Engine:
+    """One engine, or ranks whose steps start together, with what it has been sent."""
+
+    settings: Any
+    step_us: StepUs
+    ranks: int = 1
+    now_us: float = 0.0
+    end_us: float = 0.0
+    steps: int = 0
+    ended: int = 0
+    """Requests that ended in its last event."""
+    sent: deque[Request] = field(default_factory=deque)
+    queue: deque[list[Step]] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        self.schedulers = [Scheduler(self.settings) for _ in range(self.ranks)]
+
+    @property
+    def waiting(self) -> int:
+        return len(self.sent) + sum(not self._drains(one) for rank in self.schedulers for one in rank.waiting)
+
+    @property
+    def running(self) -> int:
+        drain = sum(self._drains(one) for rank in self.schedulers for one in rank.waiting)
+        return drain + sum(len(rank.running) for rank in self.schedulers)
+
+    @staticmethod
+    def _drains(request: Request) -> bool:
+        """Whether its last token is under way, with which it keeps a place though it lost its blocks."""
+        return request.sent == request.output
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that requests hold."""
+        return sum(self.settings.num_gpu_blocks - rank.free for rank in self.schedulers)
+
+    @property
+    def next_us(self) -> float:
+        """When its next event is."""
+        if self.queue:
+            return self.end_us
+        return max(self.now_us, self.sent[0].arrival_us) if self.sent else math.inf
+
+    def advance(self, until_us: float) -> None:
+        """Do all that happens before a time."""
+        while self.next_us < until_us:
+            self.complete()
+            self.drop()
+            self.schedule()
+
+    def complete(self) -> None:
+        """Go to the next event, which may end a step."""
+        self.now_us = self.next_us
+        self.ended = 0
+        if not self.queue:
+            return
+        self._drop(lambda deadline_us: deadline_us < self.now_us)
+        self.steps += 1
+        for rank, step in zip(self.schedulers, self.queue.popleft(), strict=True):
+            for request in step.with_token:
+                if request.status is not None:
+                    continue
+                request.seen += 1
+                if request.seen == 1:
+                    request.first_us = self.now_us
+                if request.seen == request.output:
+                    request.last_us = self.now_us
+                    self._leave(rank, request, FINISHED)
+
+    def arrive(self) -> None:
+        """Let requests in that have arrived."""
+        while self.sent and self.sent[0].arrival_us <= self.now_us:
+            least = min(
+                self.schedulers, key=lambda rank: WAITING_WEIGHT * len(rank.waiting) + len(rank.running)
+            )
+            least.waiting.append(self.sent.popleft())
+
+    def drop(self) -> None:
+        """Let requests out that have no time left."""
+        self.arrive()
+        self._drop(lambda deadline_us: deadline_us <= self.now_us)
+
+    def _drop(self, is_over: Callable[[float], bool]) -> None:
+        for rank in self.schedulers:
+            for request in (*rank.running, *rank.waiting):
+                if is_over(request.deadline_us):
+                    self._leave(rank, request, TIMED_OUT)
+
+    def schedule(self) -> None:
+        """Make steps until one runs and, with asynchronous scheduling, one more is made."""
+        self.arrive()
+        while len(self.queue) < (2 if self.settings.async_scheduling else 1):
+            made = [rank.make_step() for rank in self.schedulers]
+            if not any(step.requests for step in made):
+                break
+            self.queue.append(made)
+        if self.queue:
+            times_us = (
+                self.step_us(one.new_tokens, one.context_len) for one in self.queue[0] if one.requests
+            )
+            self.end_us = self.now_us + max(times_us)
+
+    def _leave(self, rank: Scheduler, request: Request, status: int) -> None:
+        rank.leave(request)
+        request.status = status
+        self.ended += 1
+
+
+Route = Callable[[int, Request, Sequence[Engine]], int]
+"""Which engine gets the request of this index."""
+
+
+def round_robin(index: int, request: Request, engines: Sequence[Engine]) -> int:
+    return index % len(engines)
+
+
+def least_outstanding(index: int, request: Request, engines: Sequence[Engine]) -> int:
+    return min(range(len(engines)), key=lambda at: engines[at].waiting + engines[at].running)
+
+
+def least_load(index: int, request: Request, engines: Sequence[Engine]) -> int:
+    """Go where waiting requests, four times, and running ones are fewest."""
+    return min(range(len(engines)), key=lambda at: WAITING_WEIGHT * engines[at].waiting + engines[at].running)
+
+
+def least_kv(index: int, request: Request, engines: Sequence[Engine]) -> int:
+    """Go where fewest blocks are held; of equals, where fewest wait, then where fewest run."""
+    return min(
+        range(len(engines)),
+        key=lambda at: (engines[at].blocks, engines[at].waiting, engines[at].running),
+    )
+
+
+def drawn_route(drawn: Sequence[Sequence[int]]) -> Route:
+    """Of two that were drawn, the one with fewer requests."""
+
+    def route(index: int, request: Request, engines: Sequence[Engine]) -> int:
+        return min(drawn[index], key=lambda at: engines[at].waiting + engines[at].running)
+
+    return route
+
+
+ROUTES: dict[str, Route] = {
+    "round_robin": round_robin,
+    "least_outstanding": least_outstanding,
+    "least_load": least_load,
+    "least_kv": least_kv,
+}
+
+
+class Served(NamedTuple):
+    """What became of a trace: its requests in its order, who served each, and the engines."""
+
+    requests: list[Request]
+    replica: list[int]
+    engines: list[Engine]
+
+    @property
+    def first_us(self) -> list[float]:
+        return [request.first_us for request in self.requests]
+
+    @property
+    def last_us(self) -> list[float]:
+        return [request.last_us for request in self.requests]
+
+
+def requests_of(trace: Any, settings: Any) -> list[Request]:
+    """Requests of a trace with given arrivals."""
+    sizes = zip(trace.input_tokens, trace.output_tokens, trace.cached_tokens, strict=True)
+    requests = [Request(index, *map(int, each)) for index, each in enumerate(sizes)]
+    for request, arrival_s in zip(requests, trace.arrival_s, strict=True):
+        request.arrival_us = float(arrival_s) * US_PER_S
+        request.deadline_us = request.arrival_us + settings.timeout_s * US_PER_S
+    return requests
+
+
+def run_engines(
+    requests: list[Request],
+    settings: Any,
+    step_us: StepUs,
+    replicas: int,
+    route: Route,
+    *,
+    ranks: int = 1,
+) -> Served:
+    """Serve requests, sorted by arrival, by so many engines of a kind."""
+    engines = [Engine(settings, step_us, ranks) for _ in range(replicas)]
+    replica = []
+    for index, request in enumerate(requests):
+        for engine in engines:
+            engine.advance(request.arrival_us)
+        at = route(index, request, engines)
+        engines[at].sent.append(request)
+        replica.append(at)
+    for engine in engines:
+        engine.advance(math.inf)
+    return Served(requests, replica, engines)
+
+
+def run_closed_loop(
+    requests: list[Request],
+    settings: Any,
+    step_us: StepUs,
+    replicas: int,
+    route: Route,
+    clients: int,
+    think_us: float,
+    *,
+    ranks: int = 1,
+) -> Served:
+    """Serve clients who send a request ``think_us`` after the end of their last, in one order of events.
+
+    Of engines whose steps end at one time, the first goes first; of an engine's instants, the requests that
+    it ends free its room, their clients' next ones are routed, then its next step is made.
+    """
+    engines = [Engine(settings, step_us, ranks) for _ in range(replicas)]
+    unsent = deque(requests)
+    coming: deque[Request] = deque()
+    replica = [-1] * len(requests)
+
+    def send_next(at_us: float) -> None:
+        if unsent:
+            request = unsent.popleft()
+            request.arrival_us = at_us
+            request.deadline_us = at_us + settings.timeout_s * US_PER_S
+            coming.append(request)
+
+    def route_until(now_us: float) -> None:
+        while coming and coming[0].arrival_us <= now_us:
+            request = coming.popleft()
+            at = route(request.index, request, engines)
+            replica[request.index] = at
+            engines[at].sent.append(request)
+
+    def send_ended(engine: Engine) -> None:
+        for _ in range(engine.ended):
+            send_next(engine.now_us + think_us)
+        engine.ended = 0
+        route_until(engine.now_us)
+
+    for _ in range(clients):
+        send_next(0.0)
+    while True:
+        at = min(range(replicas), key=lambda at: engines[at].next_us)
+        if coming and coming[0].arrival_us <= engines[at].next_us:
+            route_until(coming[0].arrival_us)
+            continue
+        engine = engines[at]
+        if engine.next_us == math.inf:
+            return Served(requests, replica, engines)
+        engine.complete()
+        send_ended(engine)
+        engine.drop()
+        send_ended(engine)
+        engine.schedule()
+
+
+def sent_us(ready_us: Sequence[float], worker: Sequence[int], lasts_us: Sequence[float]) -> list[float]:
+    """When prompts are there over one link a prefill worker, each in the order in which they are ready."""
+    free_us: dict[int, float] = {}
+    there_us = [0.0] * len(ready_us)
+    for index in sorted(range(len(ready_us)), key=lambda at: ready_us[at]):
+        begin_us = max(ready_us[index], free_us.get(worker[index], 0.0))
+        there_us[index] = free_us[worker[index]] = begin_us + lasts_us[index]
+    return there_us
+
+
+class NaivePool(NamedTuple):
+    """Engines of one kind."""
+
+    settings: Any
+    step_us: StepUs
+    replicas: int
+    route: Route
+
+
+def run_naive_pools(
+    requests: list[Request], prefill: NaivePool, decode: NaivePool, lasts_us: Callable[[int], float]
+) -> tuple[Served, list[float], Served, list[int]]:
+    """Prefill, send and decode.
+
+    Returns what the prefill pool did, when decode engines had what, us, what they did, and who it was: the
+    last three by arrival there.
+    """
+    first = [Request(one.index, one.prompt, 1, one.cached, one.arrival_us) for one in requests]
+    prefilled = run_engines(first, *prefill)
+    goes_on = [one.index for one in requests if one.output > 1]
+    there_us = sent_us(
+        [prefilled.last_us[at] for at in goes_on],
+        [prefilled.replica[at] for at in goes_on],
+        [lasts_us(requests[at].prompt) for at in goes_on],
+    )
+    # a trace is in seconds
+    there_us = [at_us / US_PER_S * US_PER_S for at_us in there_us]
+    in_order = sorted(range(len(goes_on)), key=lambda at: there_us[at])
+    decodes = [
+        Request(place, one.prompt + 1, one.output - 1, one.prompt, there_us[at])
+        for place, at in enumerate(in_order)
+        for one in [requests[goes_on[at]]]
+    ]
+    decoded = run_engines(decodes, *decode)
+    return prefilled, [there_us[at] for at in in_order], decoded, [goes_on[at] for at in in_order]

@@ -1,0 +1,232 @@
+"""Pools that prefill and decode apart: equal to naive pools, and near what the closed form says of them."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fastroof
+from fastroof import StepBatch, Trace
+from fastroof.errors import SimulationError
+from fastroof.plan import StepPlan
+from fastroof.serving import estimate_disaggregated
+from fastroof.simulation.disaggregated import Link, Pool, PooledOutcomes, run_pools, takes_us
+from fastroof.simulation.replicas import run_replicas
+from fastroof.simulation.settings import EngineSettings
+from tests.reference.replicas import ROUTES, NaivePool, requests_of, run_naive_pools
+
+US_PER_S = 1e6
+
+
+@functools.cache
+def a_plan(tp: int = 1, model: str = "llama-3.1-8b", **given: Any) -> StepPlan:
+    tables = fastroof.load_tables("h100")
+    return fastroof.compile_plan(model, "h100", tables, tp=tp, **({"max_tokens": 4096} | given))
+
+
+def step_us(plan: StepPlan, new_tokens: Sequence[int], context_len: Sequence[int]) -> float:
+    step = [list(zip(new_tokens, context_len, strict=True))]
+    return float(plan.step_us(StepBatch.from_requests(step))[0])
+
+
+def a_workload(rng: np.random.Generator) -> Trace:
+    count = int(rng.integers(2, 40))
+    input_tokens = rng.integers(1, 60, count)
+    return Trace(
+        rng.integers(0, 200, count) * 1e-4,
+        input_tokens,
+        rng.integers(1, 20, count),
+        rng.integers(0, input_tokens) * (rng.random(count) < 0.3),
+    )
+
+
+@pytest.mark.loops
+@pytest.mark.parametrize("first_token", ["transfer", "prefill"])
+def test_pools_serve_as_naive_ones_do(first_token: str) -> None:
+    rng = np.random.default_rng(len(first_token))
+    link = Link(1e9, latency_us=20.0, first_token=first_token)
+    preempted = 0
+    for _ in range(20):
+        trace = a_workload(rng)
+        prefill = Pool(a_plan(2), EngineSettings(64, 8, 60, 4), int(rng.integers(1, 4)), "least_kv")
+        decode_settings = EngineSettings(64, 6, 30, 4, async_scheduling=bool(rng.random() < 0.5))
+        decode = Pool(a_plan(), decode_settings, int(rng.integers(1, 4)), "least_outstanding")
+        seen = run_pools(prefill, decode, trace, link)
+
+        naive = [
+            NaivePool(
+                pool.settings, functools.partial(step_us, pool.plan), pool.replicas, ROUTES[pool.routing]
+            )
+            for pool in (prefill, decode)
+        ]
+        prefilled, arrived_us, decoded, who = run_naive_pools(
+            requests_of(trace, prefill.settings),
+            *naive,
+            lambda prompt: float(takes_us(a_plan(2), a_plan(), [prompt], link)[0]),
+        )
+        assert seen.prefill_replica.tolist() == prefilled.replica
+        one_token = trace.output_tokens == 1
+        assert seen.outcomes.last_us[one_token].tolist() == np.array(prefilled.last_us)[one_token].tolist()
+        assert seen.outcomes.last_us[who].tolist() == decoded.last_us
+        assert seen.outcomes.replica[who].tolist() == decoded.replica
+        assert (seen.outcomes.replica[one_token] == -1).all()
+        first_us = np.array(prefilled.first_us)
+        if first_token == "transfer":
+            first_us[who] = arrived_us
+        assert seen.outcomes.first_us.tolist() == first_us.tolist()
+        assert seen.outcomes.gaps.sum() == (trace.output_tokens - 1).sum()
+        preempted += seen.outcomes.preemptions.sum()
+    assert preempted > 10
+
+
+def one_pool(plan: StepPlan, replicas: int = 1, **given: Any) -> Pool:
+    return Pool(plan, EngineSettings(**{"max_num_batched_tokens": 4096, "max_num_seqs": 256,
+                                        "num_gpu_blocks": 20_000} | given), replicas)  # fmt: skip
+
+
+def alone(first_token: str = "transfer", **link: Any) -> PooledOutcomes:
+    trace = Trace([0.0], [2000], [11])
+    return run_pools(
+        one_pool(a_plan()), one_pool(a_plan()), trace, Link(50e9, first_token=first_token, **link)
+    )
+
+
+def test_one_request_by_hand() -> None:
+    plan = a_plan()
+    prefill_us = plan.prefill_us(2000)
+    transfer_us = 2000 * plan.memory.kv_bytes_per_token / 50e9 * 1e6
+    # the first decode attends to the prompt, the first token and itself
+    decodes_us = [plan.decode_us(1, 2000 + made) for made in range(1, 11)]
+    seen = alone()
+    assert seen.transfer_us[0] == pytest.approx(transfer_us, rel=1e-12)
+    assert seen.outcomes.first_us[0] == pytest.approx(prefill_us + transfer_us, rel=1e-12)
+    assert seen.outcomes.last_us[0] == pytest.approx(prefill_us + transfer_us + sum(decodes_us), rel=1e-12)
+    early = alone("prefill")
+    assert early.outcomes.first_us[0] == prefill_us
+    assert early.outcomes.last_us[0] == seen.outcomes.last_us[0]
+    # the prompt's last token is computed again, after the 1999 before it
+    late = alone("decode")
+    first_us = prefill_us + transfer_us + plan.decode_us(1, 2000)
+    assert late.outcomes.first_us[0] == pytest.approx(first_us, rel=1e-12)
+    assert late.outcomes.last_us[0] == pytest.approx(first_us + sum(decodes_us), rel=1e-12)
+    slow = alone(latency_us=500.0)
+    assert slow.transfer_us[0] == pytest.approx(transfer_us + 500.0, rel=1e-9)
+
+
+def test_a_link_sends_one_prompt_at_a_time_unless_it_need_not() -> None:
+    trace = Trace([0.0] * 4, [1000] * 4, [5] * 4)
+    plan = a_plan()
+    lasts_us = float(takes_us(plan, plan, [1000], Link(1e9))[0])
+    pools = one_pool(plan, 2), one_pool(plan)
+    shared = run_pools(*pools, trace, Link(1e9)).transfer_us
+    # two prefill engines have a link each, and two prompts that are ready at once
+    assert np.sort(shared) == pytest.approx([lasts_us, lasts_us, 2 * lasts_us, 2 * lasts_us])
+    apart = run_pools(*pools, trace, Link(1e9, is_shared=False)).transfer_us
+    assert apart == pytest.approx([lasts_us] * 4)
+
+
+def test_transfers_send_what_a_sequence_keeps_over_the_gpus_of_the_smaller_engine() -> None:
+    small, large = a_plan(1), a_plan(4)
+    whole_bytes = 1000 * small.memory.kv_bytes_per_token
+    for pair in ((small, large), (large, small), (small, small)):
+        assert takes_us(*pair, [1000], Link(1e9)) == pytest.approx([whole_bytes / 1e9 * 1e6])
+    assert takes_us(large, large, [1000], Link(1e9)) == pytest.approx([whole_bytes / 4e9 * 1e6])
+    # layers within a window keep no more than it
+    windowed = a_plan(1, "gpt-oss-20b")
+    one, two = takes_us(windowed, windowed, [4000, 8000], Link(1e9)).tolist()
+    assert two < 2.0 * one
+    over_nvlink = takes_us(small, small, [1000], Link())
+    assert over_nvlink == pytest.approx([whole_bytes / small.gpu.nvlink_bytes_per_s * 1e6])
+
+
+@pytest.mark.parametrize(("isl", "osl", "tp"), [(1000, 100, 1), (3000, 300, 2)])
+def test_at_light_load_the_closed_form_says_the_same(isl: int, osl: int, tp: int) -> None:
+    plan = a_plan(tp)
+    said = estimate_disaggregated(
+        plan, plan, isl, osl, 1, link_bytes_per_s=50e9, max_batched_tokens=4096, chunked_prefill=True
+    )
+    trace = Trace(np.arange(20) * 100.0, np.full(20, isl), np.full(20, osl))
+    seen = run_pools(one_pool(plan), one_pool(plan), trace, Link(50e9)).outcomes
+    ttft_ms = (seen.first_us - seen.arrival_us) / 1e3
+    tpot_ms = (seen.last_us - seen.first_us) / (osl - 1) / 1e3
+    assert ttft_ms == pytest.approx(said.ttft_ms, rel=1e-6)
+    # the closed form times the mean step at the mean length
+    assert tpot_ms == pytest.approx(said.tpot_ms, rel=2e-3)
+
+
+def test_under_load_the_closed_form_is_near() -> None:
+    """As many clients as the closed form has, at the rate that it says, in an open loop."""
+    plan = a_plan()
+    isl, osl, clients = 1000, 200, 24
+    said = estimate_disaggregated(
+        plan, plan, isl, osl, clients, link_bytes_per_s=50e9, max_batched_tokens=4096, chunked_prefill=True
+    )
+    assert said.prefill_load < 0.7
+    rate = clients / (said.request_latency_ms / 1e3)
+    rng = np.random.default_rng(0)
+    trace = Trace(np.cumsum(rng.exponential(1.0 / rate, 2000)), np.full(2000, isl), np.full(2000, osl))
+    seen = run_pools(one_pool(plan), one_pool(plan), trace, Link(50e9)).outcomes
+    tpot_ms = (seen.last_us - seen.first_us) / (osl - 1) / 1e3
+    assert tpot_ms[200:].mean() == pytest.approx(said.tpot_ms, rel=0.05)
+
+
+def test_a_pool_of_each_leaves_decodes_undisturbed() -> None:
+    """A long prompt beside decodes makes a gap in one pool, and none in two."""
+    plan = a_plan()
+    trace = Trace([0.0, 0.5], [500, 4000], [200, 2])
+    together = run_replicas(plan, trace, one_pool(plan).settings)
+    apart = run_pools(one_pool(plan), one_pool(plan), trace, Link())
+    took_us = [(one.last_us - one.first_us)[0] for one in (together, apart.outcomes)]
+    assert took_us[0] - took_us[1] > 0.5 * plan.prefill_us(4000)
+
+
+def test_requests_that_fit_neither_pool_are_rejected() -> None:
+    trace = Trace([0.0, 0.1, 0.2], [100, 5000, 100], [5, 5, 1])
+    small = one_pool(a_plan(), num_gpu_blocks=50)
+    for pools in ((small, one_pool(a_plan())), (one_pool(a_plan()), small)):
+        seen = run_pools(*pools, trace)
+        assert seen.outcomes.status.tolist() == [0, 2, 0]
+        assert seen.outcomes.replica.tolist() == [0, -1, -1]
+        assert seen.prefill_replica.tolist() == [0, -1, 0]
+        assert np.isnan(seen.transfer_us).tolist() == [False, True, True]
+    with pytest.raises(SimulationError, match="no request"):
+        run_pools(small, small, Trace([0.0], [5000], [5]))
+
+
+def test_only_first_tokens_need_no_decode_engine() -> None:
+    seen = run_pools(one_pool(a_plan()), one_pool(a_plan()), Trace([0.0, 0.1], [100, 50], [1, 1]))
+    assert seen.decode is None
+    assert seen.outcomes.last_us.tolist() == seen.prefill.last_us.tolist()
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"link": Link(0.0)}, "above 0"),
+        ({"link": Link(math.nan)}, "above 0"),
+        ({"link": Link(latency_us=-1.0)}, "latency_us"),
+        ({"link": Link(first_token="never")}, "first_token"),
+        ({"trace": Trace([0.0], [10], [2], clients=1)}, "closed loop"),
+        ({"decode": Pool(a_plan(1, "gpt-oss-20b"), EngineSettings(64, 8, 60))}, "one model"),
+        ({"prefill": Pool(a_plan(), EngineSettings(64, 8, 60, timeout_s=1.0))}, "timeout_s"),
+        ({"decode": Pool(a_plan(), EngineSettings(64, 8, 60), 0)}, "replicas"),
+    ],
+)
+def test_what_does_not_go_together(changed: dict[str, Any], says: str) -> None:
+    pool = Pool(a_plan(), EngineSettings(64, 8, 60))
+    given: dict[str, Any] = {"prefill": pool, "decode": pool, "trace": Trace([0.0], [10], [2])}
+    with pytest.raises(SimulationError, match=says):
+        run_pools(**(given | changed))
+
+
+def test_scaled_steps_leave_transfers_as_they_are() -> None:
+    trace = Trace([0.0], [1000], [20])
+    pool = one_pool(a_plan())
+    one, two = (run_pools(pool, pool, trace, Link(1e9), time_scale=scale) for scale in (1.0, 2.0))
+    assert two.transfer_us == pytest.approx(one.transfer_us)
+    assert two.prefill.last_us == pytest.approx(2.0 * one.prefill.last_us)

@@ -1,0 +1,305 @@
+"""Replicas, routers and ranks: equal to naive engines with a naive router, to the last bit."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fastroof
+from fastroof import StepBatch, Trace
+from fastroof.compiled.simulation import replicas as loops
+from fastroof.compiled.simulation.state import CODE_STUCK
+from fastroof.errors import SimulationError
+from fastroof.plan import StepPlan
+from fastroof.simulation.engine import arrays_of, new_arrays, options_of, run_engine
+from fastroof.simulation.outcomes import Outcomes
+from fastroof.simulation.replicas import ROUTINGS, new_fleet, run_replicas
+from fastroof.simulation.settings import EngineSettings
+from tests.reference.replay import RankStep, Schedule, TimedRequest, replay
+from tests.reference.replicas import (
+    ROUTES,
+    Route,
+    Served,
+    drawn_route,
+    requests_of,
+    run_closed_loop,
+    run_engines,
+)
+
+US_PER_S = 1e6
+
+
+@functools.cache
+def a_plan(dp: int = 1, model: str = "llama-3.1-8b") -> StepPlan:
+    tables = fastroof.load_tables("h100")
+    return fastroof.compile_plan(model, "h100", tables, dp=dp, max_tokens=512, max_seqs=64)
+
+
+def step_us(plan: StepPlan, new_tokens: Sequence[int], context_len: Sequence[int]) -> float:
+    step = [list(zip(new_tokens, context_len, strict=True))]
+    return float(plan.step_us(StepBatch.from_requests(step))[0])
+
+
+def a_workload(rng: np.random.Generator, *, clients: bool = False) -> tuple[Trace, EngineSettings]:
+    """A burst of short requests, and an engine that often lacks blocks."""
+    count = int(rng.integers(1, 50))
+    input_tokens = rng.integers(1, 60, count)
+    trace = Trace(
+        rng.integers(0, 200, count) * rng.choice([1e-4, 1e-3]) * (not clients),
+        input_tokens,
+        rng.integers(1, 30, count),
+        rng.integers(0, input_tokens) * (rng.random(count) < 0.3),
+        clients=int(rng.integers(1, 12)) if clients else None,
+        think_s=float(rng.choice([0.0, 0.0005])) if clients else 0.0,
+    )
+    settings = EngineSettings(
+        max_num_batched_tokens=int(rng.integers(8, 64)),
+        max_num_seqs=8,
+        num_gpu_blocks=int(rng.integers(23, 40)),
+        block_size=4,
+        order=str(rng.choice(["mixed", "prefill_first"])),
+        reserve_output=bool(rng.random() < 0.2),
+        async_scheduling=bool(rng.random() < 0.5),
+        timeout_s=float(rng.choice([math.inf, math.inf, 0.03, 0.3])),
+    )
+    return trace, settings
+
+
+def route_of(routing: str, trace: Trace, replicas: int, seed: int) -> Route:
+    if routing != "power_of_two":
+        return ROUTES[routing]
+    drawn = np.random.default_rng(seed).integers(0, replicas, (2, len(trace)), np.int32)
+    return drawn_route(drawn.T.tolist())
+
+
+def assert_equal(outcomes: Outcomes, served: Served) -> None:
+    assert outcomes.replica.tolist() == served.replica
+    assert np.array_equal(outcomes.arrival_us, [request.arrival_us for request in served.requests])
+    assert np.array_equal(outcomes.first_us, served.first_us, equal_nan=True)
+    assert np.array_equal(outcomes.last_us, served.last_us, equal_nan=True)
+    assert outcomes.status.tolist() == [request.status for request in served.requests]
+    assert outcomes.preemptions.tolist() == [request.preemptions for request in served.requests]
+
+
+@pytest.mark.loops
+@pytest.mark.parametrize("routing", ROUTINGS)
+@pytest.mark.parametrize("clients", [False, True])
+def test_replicas_serve_as_naive_engines_do(routing: str, clients: bool) -> None:
+    rng = np.random.default_rng([len(routing), clients])
+    preemptions = timed_out = 0
+    for seed in range(25):
+        trace, settings = a_workload(rng, clients=clients)
+        replicas, dp = int(rng.integers(1, 5)), int(rng.choice([1, 1, 2, 3]))
+        plan = a_plan(dp)
+        outcomes = run_replicas(plan, trace, settings, replicas, routing, seed=seed, threads=2)
+        timed = functools.partial(step_us, plan)
+        route = route_of(routing, trace, replicas, seed)
+        engines: Any = (requests_of(trace, settings), settings, timed, replicas, route)
+        if trace.clients is None:
+            served = run_engines(*engines, ranks=dp)
+        else:
+            think_us = trace.think_s * US_PER_S
+            served = run_closed_loop(*engines, trace.clients, think_us, ranks=dp)
+        assert_equal(outcomes, served)
+        preemptions += outcomes.preemptions.sum()
+        timed_out += (outcomes.status == 1).sum()
+    assert preemptions > 10
+    assert timed_out > 10
+
+
+@pytest.mark.loops
+@pytest.mark.parametrize("clients", [False, True])
+def test_ranks_of_one_are_the_single_engine(clients: bool) -> None:
+    """A router and ranks around one engine change no bit of it, its gaps or its series."""
+    rng = np.random.default_rng(clients)
+    for _ in range(20):
+        trace, settings = a_workload(rng, clients=clients)
+        alone = run_engine(a_plan(), trace, settings)
+        requests = arrays_of(trace)
+        arrays = new_arrays(settings, requests, 30)
+        fleet = new_fleet("least_kv", settings, len(trace), 30)
+        replica_of = np.zeros(len(trace), np.int32)
+        run: Any = (fleet, requests, arrays.served, arrays.record, replica_of)
+        options = options_of(settings, trace)
+        if trace.clients is None:
+            code = loops.replicas_run(a_plan().arena, options, *run)
+        else:
+            code = loops.closed_loop_run(a_plan().arena, options._replace(clients=0), *run, trace.clients)
+        assert code == 0
+        assert np.array_equal(alone.first_us, arrays.served.first_us, equal_nan=True)
+        assert np.array_equal(alone.last_us, arrays.served.last_us, equal_nan=True)
+        assert np.array_equal(alone.gaps, arrays.record.gaps)
+        assert np.array_equal(alone.series, arrays.record.series)
+
+
+@pytest.mark.loops
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("arrivals_s", [[0.0, 0.0, 0.0], [0.0, 0.0, 9.0]])
+def test_a_request_without_room_stops_the_loops(ranks: int, arrivals_s: list[float]) -> None:
+    """The wrapper rejects it beforehand; the loops say so, and do not hang."""
+    trace = Trace(arrivals_s, [10, 500, 10], [2, 2, 2])
+    settings = EngineSettings(64, 8, 20)
+    for clients in (None, 2):
+        arrays = new_arrays(settings, arrays_of(trace), 2)
+        fleet = new_fleet("round_robin", settings, 3, 2, 2, ranks)
+        run: Any = (fleet, arrays.requests, arrays.served, arrays.record, np.zeros(3, np.int32))
+        options = options_of(settings, trace)
+        if clients is None:
+            code = loops.replicas_run(a_plan().arena, options, *run)
+        else:
+            code = loops.closed_loop_run(a_plan().arena, options, *run, clients)
+        assert code == CODE_STUCK
+
+
+def test_a_fleet_of_one_is_the_engine() -> None:
+    trace, settings = a_workload(np.random.default_rng(5))
+    alone = run_engine(a_plan(), trace, settings)
+    for routing in ROUTINGS:
+        one = run_replicas(a_plan(), trace, settings, 1, routing)
+        assert one.counters == alone.counters
+        assert np.array_equal(one.last_us, alone.last_us, equal_nan=True)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_ranks_are_those_of_the_replay(asynchronous: bool) -> None:
+    """The replay of logs counts in seconds: with times in halves of a us both are exact."""
+    rng = np.random.default_rng(asynchronous)
+    plan = a_plan(3)
+
+    def half_us(new_tokens: Sequence[int], context_len: Sequence[int]) -> float:
+        return round(2.0 * step_us(plan, new_tokens, context_len)) / 2.0
+
+    def of_ranks(ranks: Sequence[RankStep]) -> float:
+        return max(half_us(*step) for step in ranks if step[0]) * US_PER_S
+
+    for _ in range(10):
+        trace, settings = a_workload(rng)
+        settings = replace(
+            settings, order="mixed", reserve_output=False, async_scheduling=asynchronous, timeout_s=math.inf
+        )
+        schedule = Schedule(8, settings.max_num_batched_tokens, settings.num_gpu_blocks, 4, 3, asynchronous)
+        requests = requests_of(trace, settings)
+        timed = [TimedRequest(one.arrival_us, one.prompt, one.output, one.cached) for one in requests]
+        seen = replay(timed, of_ranks, schedule)
+        served = run_engines(requests, settings, half_us, 1, ROUTES["round_robin"], ranks=3)
+        assert seen.first_token_s.tolist() == served.first_us
+        assert seen.last_token_s.tolist() == served.last_us
+        assert seen.preemptions == sum(request.preemptions for request in requests)
+        assert seen.steps == served.engines[0].steps
+
+
+def test_more_replicas_than_requests_leave_some_idle() -> None:
+    trace = Trace([0.0, 0.0, 0.0], [100, 100, 100], [5, 5, 5])
+    settings = EngineSettings(512, 8, 100)
+    for routing in ("round_robin", "least_outstanding", "least_kv", "least_load"):
+        outcomes = run_replicas(a_plan(), trace, settings, 5, routing)
+        # blocks are taken by the first step, which is later than that all arrive
+        assert outcomes.replica.tolist() == [0, 1, 2]
+        assert len(set(outcomes.last_us)) == 1
+
+
+def test_any_number_of_threads_and_any_order_of_equal_requests_gives_the_same_bits() -> None:
+    rng = np.random.default_rng(8)
+    trace, settings = a_workload(rng)
+    one = run_replicas(a_plan(), trace, settings, 7, threads=1)
+    for threads in (2, 5, None):
+        other = run_replicas(a_plan(), trace, settings, 7, threads=threads)
+        assert one.counters == other.counters
+        for name in ("first_us", "last_us", "gaps", "series"):
+            assert np.array_equal(getattr(one, name), getattr(other, name), equal_nan=True), name
+
+
+def test_rows_of_a_file_may_be_in_any_order() -> None:
+    rng = np.random.default_rng(4)
+    count = 60
+    columns = [
+        np.cumsum(rng.exponential(0.002, count)),
+        rng.integers(1, 60, count),
+        rng.integers(1, 30, count),
+    ]
+    settings = EngineSettings(64, 8, 40, 4)
+    order = rng.permutation(count)
+    shuffled = Trace(*(column[order] for column in columns))
+    for routing in ROUTINGS:
+        one = run_replicas(a_plan(), Trace(*columns), settings, 3, routing)
+        other = run_replicas(a_plan(), shuffled, settings, 3, routing)
+        for name in ("first_us", "last_us", "replica"):
+            mixed = shuffled.in_file_order(getattr(other, name))
+            assert np.array_equal(getattr(one, name)[order], mixed), (routing, name)
+
+
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_nothing_is_lost_on_the_way(routing: str) -> None:
+    rng = np.random.default_rng(3)
+    count = 300
+    trace = Trace(
+        np.cumsum(rng.exponential(0.002, count)), rng.integers(1, 400, count), rng.integers(1, 50, count)
+    )
+    settings = EngineSettings(512, 16, 400)
+    outcomes = run_replicas(a_plan(), trace, settings, 3, routing)
+    assert (outcomes.status == 0).all()
+    assert set(outcomes.replica) == {0, 1, 2}
+    counters = outcomes.counters
+    assert (
+        counters["decode_tokens"] + counters["prefill_tokens"]
+        >= (trace.input_tokens + trace.output_tokens - 1).sum()
+    )
+    assert outcomes.gaps.sum() == (trace.output_tokens - 1).sum()
+    assert (outcomes.first_us > outcomes.arrival_us).all()
+    assert (outcomes.last_us >= outcomes.first_us).all()
+    # a request is as fast as one that is alone, or slower
+    alone = run_replicas(a_plan(), trace.rate_scaled(1e-4), settings)
+    assert (outcomes.last_us - outcomes.arrival_us >= (alone.last_us - alone.arrival_us) * (1 - 1e-9)).all()
+    assert outcomes.series[:, -1].sum() == trace.output_tokens.sum()
+
+
+def test_looking_at_the_load_helps_where_requests_differ() -> None:
+    """Every second request is long: turns send all of these to one of two replicas."""
+    count = 400
+    trace = Trace(np.arange(count) * 0.04, np.full(count, 64), np.tile([200, 2], count // 2))
+    settings = EngineSettings(512, 16, 2000)
+    waited = {
+        routing: float(np.max(outcomes.first_us - outcomes.arrival_us))
+        for routing in ROUTINGS
+        for outcomes in [run_replicas(a_plan(), trace, settings, 2, routing)]
+    }
+    for routing in ("least_outstanding", "least_load", "least_kv"):
+        assert waited[routing] < 0.5 * waited["round_robin"]
+
+
+def test_what_can_never_run_is_sent_nowhere() -> None:
+    trace = Trace([0.0, 0.0, 0.0], [100, 10_000, 100], [5, 5, 5])
+    settings = EngineSettings(512, 8, 100)
+    for routing in ROUTINGS:
+        outcomes = run_replicas(a_plan(), trace, settings, 2, routing)
+        assert outcomes.status.tolist() == [0, 2, 0]
+        assert outcomes.replica[1] == -1
+        assert np.isnan(outcomes.first_us[1])
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"replicas": 0}, "replicas"),
+        ({"replicas": 2.5}, "replicas"),
+        ({"replicas": 2, "routing": "random"}, "round_robin"),
+        ({"replicas": 2, "threads": 0}, "threads"),
+    ],
+)
+def test_no_such_replicas(given: dict[str, Any], says: str) -> None:
+    trace = Trace([0.0], [100], [5])
+    with pytest.raises(SimulationError, match=says):
+        run_replicas(a_plan(), trace, EngineSettings(512, 8, 100), **given)
+
+
+def test_pipeline_stages_are_refused() -> None:
+    tables = fastroof.load_tables("h100")
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", tables, pp=2)
+    with pytest.raises(SimulationError, match="pp=1"):
+        run_replicas(plan, Trace([0.0], [100], [5]), EngineSettings(512, 8, 100))
