@@ -18,6 +18,7 @@ __all__ = [
     "MaxNumSeqs",
     "NumGpuBlocks",
     "Order",
+    "PrefixCache",
     "Replicas",
     "ReserveOutput",
     "Router",
@@ -78,8 +79,16 @@ Replicas = Annotated[
 Router = Annotated[
     str,
     typer.Option(
-        help="Which replica a request goes to: round_robin, least_outstanding, least_load, least_kv or "
-        "power_of_two."
+        help="Which replica a request goes to: round_robin, least_outstanding, least_load, least_kv, "
+        "power_of_two, or with --prefix-cache lru prefix_aware."
+    ),
+]
+PrefixCache = Annotated[
+    str,
+    typer.Option(
+        metavar="given|lru",
+        help="What requests find of their prompts: what the trace gives, or what a pool of blocks holds, by "
+        "its hash_ids; preempted ones find their own.",
     ),
 ]
 Timeout = Annotated[

@@ -15,6 +15,7 @@ from fastroof.cli.engine_options import (
     MaxNumSeqs,
     NumGpuBlocks,
     Order,
+    PrefixCache,
     Replicas,
     ReserveOutput,
     Router,
@@ -79,6 +80,7 @@ from fastroof.cli.workload_options import (
     asked_trace,
 )
 from fastroof.command_group import warn
+from fastroof.errors import SimulationError
 
 if TYPE_CHECKING:
     from fastroof import Simulation, StepPlan
@@ -107,9 +109,10 @@ ttft_ms, tpot_ms, itl_ms, e2e_ms [mean, p50, p90, p95, p99], requests, finished,
 duration_s, arrivals_per_s, requests_per_s, input_tokens_per_s, output_tokens_per_s,
 output_tokens_per_s_per_gpu, steps, mixed_steps, prefill_steps, decode_steps, preemptions, running, waiting,
 kv_use [mean, peak], busy, warnings; with --slo goodput [limits, requests, share, requests_per_s, p99_within];
-where it is looked at, or with --range, range [relative_error, basis, near_saturation, amplification, flips,
-and pairs: faster, slower]; of pools transfer_ms [mean, p50, p90, p95, p99], pools [prefill, decode: tp,
-replicas, steps, busy], and settings of a decode engine.
+with --prefix-cache lru prefix_cache [hit_rate, looked_up_tokens, found_tokens, found_again_tokens,
+evictions]; where it is looked at, or with --range, range [relative_error, basis, near_saturation,
+amplification, flips, and pairs: faster, slower]; of pools transfer_ms [mean, p50, p90, p95, p99], pools
+[prefill, decode: tp, replicas, steps, busy], and settings of a decode engine.
 """
 
 
@@ -163,6 +166,7 @@ def simulate(
     reserve_output: ReserveOutput = None,
     replicas: Replicas = 1,
     router: Router = "round_robin",
+    prefix_cache: PrefixCache = "given",
     prefill_replicas: PrefillReplicas = None,
     decode_replicas: DecodeReplicas = None,
     prefill_tp: PrefillTp = None,
@@ -280,11 +284,15 @@ def simulate(
             **settings,
             replicas=replicas,
             routing=router,
+            prefix_cache=prefix_cache,
             seed=0 if seed is None else seed,
             on_too_long=too_long,
         )
     else:
         from fastroof.simulation import simulate_disaggregated
+
+        if prefix_cache != "given":
+            raise SimulationError("pools that prefill and decode apart have no --prefix-cache but given")
 
         first = _plan(what, settings, {**options, "tp": prefill_tp}, runtime) if prefill_tp else plan
         sim = simulate_disaggregated(

@@ -128,6 +128,11 @@ def _facts(sim: Simulation, answers: dict[str, Any], pairs: dict[str, Any] | Non
         ("steps", f"{answers['steps']:,}: {_steps(answers)}; {percent(answers['busy'])} of the time"),
         ("preemptions", f"{answers['preemptions']:,}"),
     ]
+    cache = answers.get("prefix_cache")
+    if cache is not None:
+        again = f", {cache['found_again_tokens']:,} tokens after preemptions"
+        evictions = f"{cache['evictions']:,} evictions"
+        facts.append(("prefix cache", f"{percent(cache['hit_rate'])} of prompts{again}; {evictions}"))
     if "pools" in answers:
         pools = (
             f"{pool['replicas']} x tp {pool['tp']} {name} ({percent(pool['busy'])} busy)"

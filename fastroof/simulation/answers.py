@@ -56,4 +56,15 @@ def run_answers(trace: Trace, outcomes: Outcomes, times: RequestTimes, replicas:
         **{name: int(outcomes.counters[name]) for name in STEPS},
         "preemptions": int(outcomes.counters["preemptions"]),
         **engine_use(outcomes, replicas, over_us),
+        **_prefix_cache(outcomes.counters),
     }
+
+
+def _prefix_cache(counters: dict[str, Any]) -> dict[str, Any]:
+    """What requests found in pools of blocks, where these were simulated."""
+    if "found_tokens" not in counters:
+        return {}
+    looked_up = counters["looked_up_tokens"]
+    names = ("looked_up_tokens", "found_tokens", "found_again_tokens", "evictions")
+    rate = counters["found_tokens"] / looked_up if looked_up else math.nan
+    return {"prefix_cache": {"hit_rate": rate, **{name: counters[name] for name in names}}}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from fastroof.errors import SimulationError
 from fastroof.simulation.engine import too_long
+from fastroof.simulation.outcomes import Outcomes
+from fastroof.simulation.pooled_replicas import run_pooled_replicas
 from fastroof.simulation.replicas import run_replicas
 from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.simulation import Simulation
@@ -16,10 +19,15 @@ from fastroof.simulation.trace_files import load_trace
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
 
-__all__ = ["ON_TOO_LONG", "simulate"]
+__all__ = ["ON_TOO_LONG", "PREFIX_CACHES", "simulate"]
 
 ON_TOO_LONG: Final = ("error", "reject")
 """What becomes of a request that can never run."""
+
+_RUNS: Final[dict[str, Callable[..., Outcomes]]] = {"given": run_replicas, "lru": run_pooled_replicas}
+
+PREFIX_CACHES: Final = tuple(_RUNS)
+"""Where what a request finds of its prompt comes from."""
 
 
 def simulate(
@@ -38,6 +46,7 @@ def simulate(
     reserve_output: bool | None = None,
     timeout_s: float | None = None,
     routing: str = "round_robin",
+    prefix_cache: str = "given",
     seed: int = 0,
     on_too_long: str = "error",
     time_scale: float = 1.0,
@@ -69,7 +78,13 @@ def simulate(
     timeout_s : float, optional
         Seconds after which a client gives up; by default none does.
     routing : str, default "round_robin"
-        Which replica a request goes to: see :func:`fastroof.simulation.replicas.run_replicas`.
+        Which replica a request goes to: see :func:`fastroof.simulation.replicas.run_replicas`; with
+        ``prefix_cache="lru"`` to the one that has the most of its prompt and the least to do, too:
+        ``prefix_aware`` (:func:`fastroof.simulation.pooled_replicas.run_pooled_replicas`).
+    prefix_cache : {"given", "lru"}
+        What a request finds of its prompt: what the trace's ``cached_tokens`` give, or what a pool of blocks
+        holds, from which the least recently used go: by the trace's ``hash_ids``, and of their own what
+        preempted requests left (:func:`fastroof.simulation.pooled_engine.run_pooled_engine`).
     seed : int, default 0
         Of what a routing draws.
     on_too_long : {"error", "reject"}
@@ -96,7 +111,7 @@ def simulate(
     again. An arrival at or before the start of a step is seen by that step, and with asynchronous scheduling
     by the step after, unless the engine was idle. An idle engine starts at an arrival. A cached prefix of c
     tokens makes the first chunk start at context c and takes blocks of its own; after a preemption nothing is
-    cached. Engines of other orders: :mod:`fastroof.simulation`.
+    cached, but with ``prefix_cache="lru"``. Engines of other orders: :mod:`fastroof.simulation`.
 
     Examples
     --------
@@ -109,6 +124,11 @@ def simulate(
     """
     if on_too_long not in ON_TOO_LONG:
         raise SimulationError(f"on_too_long must be one of {', '.join(ON_TOO_LONG)}; got {on_too_long!r:.60}")
+    if prefix_cache not in PREFIX_CACHES:
+        words = ", ".join(PREFIX_CACHES)
+        raise SimulationError(f"prefix_cache must be one of {words}; got {prefix_cache!r:.60}")
+    if prefix_cache == "given" and routing == "prefix_aware":
+        raise SimulationError('prefix_aware asks pools of blocks what they hold: give prefix_cache="lru" too')
     requests = trace if isinstance(trace, Trace) else load_trace(trace)
     settings = EngineSettings.of_plan(
         plan,
@@ -125,7 +145,7 @@ def simulate(
     )
     if on_too_long == "error":
         _refuse_too_long(requests, settings)
-    run = partial(run_replicas, plan, requests, settings, replicas, routing, seed=seed)
+    run = partial(_RUNS[prefix_cache], plan, requests, settings, replicas, routing, seed=seed)
     outcomes = run(time_scale=time_scale)
     return Simulation(
         plan,

@@ -215,7 +215,7 @@ def run_pooled_engine(
         record.gaps,
         record.series,
         float(record.width_us[0]),
-        counters_of(state) | pool_counters(pool),
+        counters_of(state) | pool_counters(pool) | {"num_gpu_blocks": settings.num_gpu_blocks},
         prompts.found_tokens,
     )
     return outcomes if which is None else with_rejected(outcomes, trace, rejected)

@@ -137,6 +137,8 @@ def run_pooled_replicas(
     fleet = (states, pools, prompts, requests, served, record, router, pushed_tokens, replica_of)
     raise_stuck(pooled_replicas_run(plan.arena, options_of(settings, trace, time_scale), *fleet))
     engines = [EngineState(*(array[one] for array in states)) for one in range(replicas)]
+    counters = added_up([counters_of(engine) for engine in engines]) | pool_counters(pools)
+    counters["num_gpu_blocks"] = replicas * settings.num_gpu_blocks
     outcomes = Outcomes(
         requests.arrival_us,
         served.first_us,
@@ -147,7 +149,7 @@ def run_pooled_replicas(
         record.gaps,
         record.series,
         float(record.width_us[0]),
-        added_up([counters_of(engine) for engine in engines]) | pool_counters(pools),
+        counters,
         prompts.found_tokens,
     )
     return outcomes if which is None else with_rejected(outcomes, trace, rejected)

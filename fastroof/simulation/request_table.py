@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fastroof.simulation.outcomes import Outcomes
     from fastroof.simulation.trace import Trace
 
-__all__ = ["REQUEST_COLUMNS", "checked_requests_path", "request_table", "write_table"]
+__all__ = ["CACHED_COLUMN", "REQUEST_COLUMNS", "checked_requests_path", "request_table", "write_table"]
 
 REQUEST_COLUMNS: Final = (
     Column("arrival_s", "float", "s", "when the request was sent", 0),
@@ -35,6 +35,15 @@ REQUEST_COLUMNS: Final = (
     Column("status", "text", "", "finished, timed_out or rejected"),
 )
 """Columns of :attr:`Simulation.requests`."""
+
+CACHED_COLUMN: Final = Column(
+    "cached_tokens",
+    "int",
+    "tokens",
+    "tokens of its prompt that it found in the prefix cache; empty if unknown",
+    0,
+)
+"""One more, where a prefix cache was simulated."""
 
 
 def request_table(
@@ -50,13 +59,18 @@ def request_table(
         "e2e_ms": times.e2e_ms,
         "preemptions": outcomes.preemptions,
     }
-    schema = arrow_schema(REQUEST_COLUMNS, made_from)
+    found = outcomes.cached_tokens
+    shown = REQUEST_COLUMNS if found is None else (*REQUEST_COLUMNS, CACHED_COLUMN)
+    schema = arrow_schema(shown, made_from)
     columns = {
         name: pa.array(trace.in_file_order(value), schema.field(name).type, from_pandas=True)
         for name, value in values.items()
     }
     replica = trace.in_file_order(outcomes.replica)
     columns["replica"] = pa.array(replica, schema.field("replica").type, mask=replica < 0)
+    if found is not None:
+        cached = trace.in_file_order(found)
+        columns["cached_tokens"] = pa.array(cached, schema.field("cached_tokens").type, mask=cached < 0)
     codes = pa.array(trace.in_file_order(np.asarray(outcomes.status)).astype(np.int8))
     columns["status"] = pa.DictionaryArray.from_arrays(codes, list(STATUS_WORDS)).cast(pa.string())
     return pa.table([columns[field.name] for field in schema], schema=schema)

@@ -132,7 +132,8 @@ class Simulation:
         pyarrow.Table
             ``arrival_s``, ``input_tokens``, ``output_tokens``, ``ttft_ms``, ``tpot_ms``, ``e2e_ms`` (null
             where they never came), ``preemptions``, ``replica``, ``status``: finished, timed_out or
-            rejected. Units and meanings are metadata of its fields; the table's metadata say what it was
+            rejected; ``cached_tokens``, found when it was first admitted, where a prefix cache was simulated.
+            Units and meanings are metadata of its fields; the table's metadata say what it was
             made from.
         """
         return request_table(self.trace, self.outcomes, self.times, self.made_from)
@@ -203,7 +204,9 @@ class Simulation:
             ``output_tokens_per_s`` of the requests that finished; ``arrivals_per_s``; ``steps``, of which
             ``mixed_steps``, ``prefill_steps``, ``decode_steps``; ``preemptions``; ``running``, ``waiting``
             and ``kv_use``, each ``{mean, peak}``, means over the duration; ``busy``, the share of it in
-            which steps ran; ``warnings``, sentences.
+            which steps ran; ``warnings``, sentences. Where a prefix cache was simulated, ``prefix_cache``:
+            its ``hit_rate``, ``found_tokens`` over ``looked_up_tokens`` of prompts when they were first
+            admitted; ``found_again_tokens``, by requests after a preemption; ``evictions``, of blocks.
 
         Raises
         ------

@@ -276,6 +276,33 @@ def test_a_loop_says_that_it_is_stuck(plans):
     assert pooled_replicas_run(arena, options, *two, *rest) == CODE_STUCK
 
 
+def test_a_run_answers_what_its_cache_found(plans):
+    trace = shared([10, 9, 40, 10], [[1, 2, 3], [1, 2, 4], list(range(20, 30)), [1, 2, 3]])
+    engine = {"max_num_batched_tokens": 64, "max_num_seqs": 8, "num_gpu_blocks": 8, "block_size": 4}
+    sim = fastroof.simulate(plans["whole"], trace, **engine, prefix_cache="lru", on_too_long="reject")
+    assert sim.requests["cached_tokens"].to_pylist() == [0, 8, None, 8]
+    cache = sim.summary()["prefix_cache"]
+    assert cache["hit_rate"] == 16 / 29
+    assert (cache["looked_up_tokens"], cache["found_tokens"], cache["found_again_tokens"]) == (29, 16, 0)
+    given = fastroof.simulate(plans["whole"], trace, **engine, on_too_long="reject")
+    assert "cached_tokens" not in given.requests.column_names
+    assert "prefix_cache" not in given.summary()
+    same = run_pooled_engine(plans["whole"], trace, sim.settings)
+    np.testing.assert_array_equal(sim.outcomes.last_us, same.last_us)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"prefix_cache": "mru"}, "prefix_cache must be one of given, lru"),
+        ({"routing": "prefix_aware", "replicas": 2}, "prefix_aware asks pools of blocks"),
+    ],
+)
+def test_a_cache_that_is_none_is_refused(plans, more, said):
+    with pytest.raises(SimulationError, match=said):
+        fastroof.simulate(plans["whole"], Trace([0.0], [8], [2]), **more)
+
+
 @pytest.mark.parametrize(
     ("settings", "more", "said"),
     [
