@@ -128,7 +128,7 @@ class CapacitySearch:
         rates = {per_s: seen for per_s, seen in tried.items() if per_s < math.inf}
         span = largest_rate(
             seen_at, limits.holds, start,
-            tolerance=self.tolerance, tried=rates, highest=start * 2.0**MOST_DOUBLINGS,
+            tolerance=self.tolerance, tried=rates, highest=start * 2.0**MOST_DOUBLINGS, excess=limits.excess,
         )  # fmt: skip
         tried |= rates
         limit = NO_LIMIT if span.broken == math.inf else limits.binding(tried[span.broken])

@@ -13,6 +13,12 @@ Seen = TypeVar("Seen")
 LOWEST_SHARE: Final = 2.0**-12
 """The lowest rate that is tried, of the one that the search begins with: there requests hardly meet."""
 
+CUTS: Final = 2
+"""Cuts by a line in which a bracket has to become half as wide."""
+
+STEEPEST: Final = 3.0
+"""Excess, in ln, beyond which no line is drawn: waits grow without end where a queue does."""
+
 HALVINGS: Final = 3
 """Halvings before the lowest rate is tried: what does not hold there holds nowhere."""
 
@@ -56,6 +62,7 @@ def largest_rate(
     tolerance: float,
     tried: MutableMapping[float, Seen],
     highest: float = math.inf,
+    excess: Callable[[Seen], float] | None = None,
 ) -> Bracket:
     """Find the largest rate at which something holds.
 
@@ -73,6 +80,10 @@ def largest_rate(
         What was seen at rates before; what is tried is added. What is there is not tried again.
     highest : float, optional
         No higher rate is tried.
+    excess : callable, optional
+        By how much something misses, below 0 where it holds: where that is known at both ends of a bracket,
+        the next rate is where a line between them says that it is 0. It changes which rates are tried, and
+        not what is said of them.
 
     Returns
     -------
@@ -83,7 +94,9 @@ def largest_rate(
     -----
     A percentile need not rise with the rate: other requests meet. So the answer is not the largest rate of
     all that hold, but the largest tried below which no tried one fails; a rate is halved or doubled until
-    there is a bracket, which is cut at its geometric mean. The lower end is a rate that does hold.
+    there is a bracket, which is cut where the excess is about 0, a little to either side so that both ends
+    come near, or else at its geometric mean: always, where two cuts have not made it half as wide. The lower
+    end is a rate that does hold.
 
     Examples
     --------
@@ -93,22 +106,46 @@ def largest_rate(
     True
     """
     lowest = start * LOWEST_SHARE
+    widths: list[float] = []
     while True:
         found = bracket(tried, holds)
-        rate = _next_rate(found, start, lowest, highest, tolerance)
-        if rate is None:
-            return found
+        kept, broken = found
+        if kept and broken < math.inf:
+            if broken <= kept * (1.0 + tolerance):
+                return found
+            widths.append(math.log(broken / kept))
+            is_slow = len(widths) > CUTS and widths[-1] > widths[-1 - CUTS] / 2.0
+            rate = None
+            if excess is not None and not is_slow:
+                rate = _cut(found, excess(tried[kept]), excess(tried[broken]), tolerance)
+            if rate is None:
+                # where the lowest rate is kept, the answer is rarely in the middle, and low rates take long
+                rate = max(math.sqrt(kept * broken), broken / 4.0)
+            if not kept < rate < broken:
+                return found
+        else:
+            outside = _outside(found, start, lowest, highest)
+            if outside is None:
+                return found
+            rate = outside
         tried[rate] = seen_at(rate)
 
 
-def _next_rate(found: Bracket, start: float, lowest: float, highest: float, tolerance: float) -> float | None:
-    """What to try next; None where the bracket is narrow enough."""
+def _cut(found: Bracket, under: float, over: float, tolerance: float) -> float | None:
+    """Where a line between both ends of a bracket is 0; None where there is none."""
+    if not under < 0.0 < over:
+        return None
+    under, over = max(under, -STEEPEST), min(over, STEEPEST)
+    width, aside = math.log(found.broken / found.kept), 0.45 * math.log1p(tolerance)
+    at = width * under / (under - over)
+    # beyond what the line says, seen from the end that is further away: then that end comes near
+    at += -aside if at > width / 2.0 else aside
+    return found.kept * math.exp(min(max(at, aside), width - aside))
+
+
+def _outside(found: Bracket, start: float, lowest: float, highest: float) -> float | None:
+    """What to try next without a bracket; None where there is nothing left."""
     kept, broken = found
-    if kept and broken < math.inf:
-        # where the lowest rate is what is kept, the answer is rarely in the middle, and low rates take long
-        middle = max(math.sqrt(kept * broken), broken / 4.0)
-        is_narrow = broken <= kept * (1.0 + tolerance) or not kept < middle < broken
-        return None if is_narrow else middle
     if kept:
         return min(max(2.0 * kept, start), highest) if kept < highest else None
     if broken == math.inf:

@@ -143,6 +143,17 @@ class Limits(NamedTuple):
         """Whether all limits are kept, by a queue that does not grow."""
         return seen.growth <= self.growth and self.keeps(seen)
 
+    def excess(self, seen: Seen) -> float:
+        """By how much the worst limit is missed, in ln, below 0 where all are kept; nan where none says."""
+        over = [
+            math.log(value / limit.most_ms)
+            for value, limit in zip(seen.values_ms, self.percentiles, strict=True)
+            if 0.0 < value < math.inf
+        ]
+        is_kept = self.holds(seen)
+        worst = max(over, default=math.nan)
+        return worst if (worst <= 0.0) == is_kept else math.nan
+
     def binding(self, seen: Seen) -> str:
         """Name the limit that was broken, by how far: ``throughput`` where no other was."""
         over = {

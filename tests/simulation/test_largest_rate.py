@@ -58,6 +58,53 @@ def test_what_was_tried_is_not_tried_again_and_serves_other_limits() -> None:
     assert len(tried) < 2 * len(alone)
 
 
+@given(st.floats(1e-3, 1e3), st.floats(0.01, 100.0), st.floats(0.05, 20.0))
+def test_a_line_between_excesses_needs_fewer_rates_for_the_same_answer(
+    service_s: float, services: float, off: float
+) -> None:
+    limit_s = services * service_s
+    exact = 2.0 * limit_s / (service_s + 2.0 * limit_s) / service_s
+
+    def excess(wait_s: float) -> float:
+        return math.log(wait_s / limit_s) if 0.0 < wait_s < math.inf else math.nan
+
+    counts = []
+    for given_excess in (None, excess):
+        tried: dict[float, float] = {}
+        found = largest_rate(
+            lambda rate: waits(service_s, rate), lambda wait_s: wait_s <= limit_s, off / service_s,
+            tolerance=0.01, tried=tried, excess=given_excess,
+        )  # fmt: skip
+        assert found.kept <= exact * (1 + 1e-12)
+        assert found.broken >= exact * (1 - 1e-12)
+        assert found.broken <= found.kept * 1.01
+        counts.append(len(tried))
+    assert counts[1] <= counts[0] + 4
+
+
+def test_a_line_saves_rates_where_waits_are_smooth() -> None:
+    counts = []
+    for given_excess in (None, lambda wait_s: math.log(wait_s / 0.3) if wait_s < math.inf else math.nan):
+        tried: dict[float, float] = {}
+        largest_rate(
+            lambda rate: waits(0.1, rate), lambda wait_s: wait_s <= 0.3, 7.0,
+            tolerance=0.001, tried=tried, excess=given_excess,
+        )  # fmt: skip
+        counts.append(len(tried))
+    assert counts[1] < counts[0]
+
+
+def test_an_excess_that_misleads_does_no_harm() -> None:
+    """Lines that always point to one end: every third cut is in the middle."""
+    tried: dict[float, float] = {}
+    found = largest_rate(
+        lambda rate: rate, lambda rate: rate <= 3.0, 1.0, tolerance=0.01, tried=tried,
+        excess=lambda rate: -1e-12 if rate <= 3.0 else 1e12,
+    )  # fmt: skip
+    assert found.kept <= 3.0 < found.broken <= found.kept * 1.01
+    assert len(tried) < 40
+
+
 def test_where_nothing_holds_the_answer_is_0_after_few_rates() -> None:
     calls: list[float] = []
     found = largest_rate(calls.append, lambda _: False, 8.0, tolerance=0.01, tried={})
