@@ -151,9 +151,11 @@ def range_notes(found: Mapping[str, Any] | None) -> list[str]:
     notes = []
     if found["near_saturation"]:
         low, high = found["ttft_ms"]["p99"]
+        least, most = found["e2e_ms"]["p99"]
         notes.append(
             f"near saturation or beyond: steps {percent:.1f} % faster or slower, one standard error, make "
-            f"the 99th percentile of TTFT {low:,.0f} or {high:,.0f} ms"
+            f"the 99th percentile of TTFT {low:,.0f} or {high:,.0f} ms, that of E2E {least:,.0f} or "
+            f"{most:,.0f} ms"
         )
     notes.extend(
         f"whether the 99th percentile of {_LIMIT_WORDS[name]} is within its limit is open: steps "

@@ -281,7 +281,8 @@ class Simulation:
         -------
         dict
             ``relative_error`` of a step, None where it is not known, and its ``basis``; ``amplification``,
-            how much the 99th percentile of TTFT changes over what steps change, in ln; ``near_saturation``,
+            how much the 99th percentile of TTFT, or of E2E where that is more, changes over what steps
+            change, in ln; ``near_saturation``,
             whether that is above 2, to which queues alone bring it, or the queue grows to the end of the
             arrivals on the slower steps; ``flips``, limits that are kept on one side and not on the
             other; and, where the error is known, ``[fast, slow]`` of each number of

@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 AMPLIFIED: Final = 2.0
-"""Near saturation the 99th percentile of TTFT changes by at least this power of what a step changes by."""
+"""Near saturation the 99th percentile of TTFT or E2E changes by at least this power of what a step does."""
 
 LIMIT_PERCENTILE: Final = 99.0
 """The percentile that a limit is held to."""
@@ -116,18 +116,23 @@ def flipped_limits(fast: RequestTimes, slow: RequestTimes, limits: Mapping[str, 
 
 
 def amplification(fast: RequestTimes, slow: RequestTimes, relative: float) -> float:
-    """How much more the 99th percentile of TTFT changes than the steps do, in ln: 1 without queues.
+    """How much more the 99th percentile of TTFT or E2E changes than the steps do, in ln: 1 without queues.
+
+    The larger of both: where prompts and decodes have engines of their own, decodes queue behind the first
+    token.
 
     Returns
     -------
     float
-        nan where no request finished or none has to wait; ``inf`` where slower steps leave more than one in
-        a hundred unfinished.
+        nan where no request finished; ``inf`` where slower steps leave more than one in a hundred unfinished.
     """
-    low, high = (times.percentile("ttft_ms", LIMIT_PERCENTILE) for times in (fast, slow))
-    if not 0.0 < low < math.inf:
-        return math.nan
-    return math.log(high / low) / (2.0 * relative)
+    found = math.nan
+    for name in ("ttft_ms", "e2e_ms"):
+        low, high = (times.percentile(name, LIMIT_PERCENTILE) for times in (fast, slow))
+        if 0.0 < low < math.inf:
+            changed = math.log(high / low) / (2.0 * relative)
+            found = changed if math.isnan(found) else max(found, changed)
+    return found
 
 
 RANGED: Final = (*LIMITS, "itl_ms", "requests_per_s", "output_tokens_per_s", "preemptions", "timed_out")

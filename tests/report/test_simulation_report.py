@@ -16,6 +16,7 @@ import fastroof
 from fastroof.errors import BatchError, FastroofError
 from fastroof.report.html import write_simulation_report
 from fastroof.report.html.simulation_charts import cumulative, requests_over_time
+from fastroof.simulation.disaggregated_simulation import simulate_disaggregated
 from fastroof.simulation.engine import run_engine
 from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.simulation import Simulation
@@ -83,6 +84,21 @@ def test_a_calm_run_has_no_range(plan: fastroof.StepPlan, tmp_path: Path) -> Non
     assert {tuple(of_run) for of_run in data["distributions"].values()} == {("here",)}
     assert any("one standard error of a step is" in note.lower() for note in data["notes"])
     assert set(data["by_arrival"]["ttft_ms"]) == {"time_s", "ms"}
+
+
+def test_pools_that_prefill_and_decode_apart_have_a_page(plan: fastroof.StepPlan, tmp_path: Path) -> None:
+    trace = made(plan, 600, 20.0).trace
+    apart = simulate_disaggregated(plan, plan, trace, 2, 1, decode={"max_num_seqs": 16})
+    page = write_simulation_report(apart, tmp_path / "r.html", limits=LIMITS)
+    data = embedded(page)
+    rows = {row["name"]: row for row in data["percentiles"]}
+    transfer = rows["Transfer of KV cache"]
+    assert transfer["values"] == pytest.approx(apart.summary()["transfer_ms"], rel=1e-5)
+    # the same on other steps
+    assert transfer["range"] is None
+    assert rows["TTFT"]["range"] is not None
+    assert dict(data["figures"])["prefill engines"].startswith("2 of tp 1, ")
+    assert "3 engines on 3 GPUs" in page.read_text()
 
 
 def test_distributions_are_those_of_the_requests(sim: Simulation) -> None:

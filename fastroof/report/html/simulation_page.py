@@ -19,7 +19,13 @@ __all__ = ["write_simulation_report"]
 
 _SCRIPTS: Final = ("page.js", "look.js", "percentiles.js", "over_time.js", "distributions.js", "run.js")
 
-_TIMES: Final = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "itl_ms": "ITL, all gaps", "e2e_ms": "E2E"}
+_TIMES: Final = {
+    "ttft_ms": "TTFT",
+    "tpot_ms": "TPOT",
+    "itl_ms": "ITL, all gaps",
+    "e2e_ms": "E2E",
+    "transfer_ms": "Transfer of KV cache",
+}
 
 
 def write_simulation_report(
@@ -75,11 +81,12 @@ def write_simulation_report(
                 "values": {key: rounded(value) for key, value in answers[name].items()},
                 "range": (
                     {key: [rounded(value) for value in pair] for key, pair in found[name].items()}
-                    if has_range and found is not None
+                    if has_range and found is not None and name in found
                     else None
                 ),
             }
             for name, words in _TIMES.items()
+            if name in answers
         ],
         "series": series_values(sim),
         "by_arrival": {name: requests_over_time(sim, name) for name in ("ttft_ms", "e2e_ms")},
@@ -113,7 +120,7 @@ def _subtitle(sim: Simulation) -> str:
     words = [
         f"{len(sim):,} requests simulated",
         f"engine {plan.runtime}",
-        f"{sim.replicas} {'replica' if sim.replicas == 1 else 'replicas'} of tp {plan.tp}",
+        f"{sim.replicas} engine{'s' * (sim.replicas > 1)} on {sim.gpus} GPU{'s' * (sim.gpus > 1)}",
         f"{plan.dtype} weights, {plan.kv_dtype} KV cache",
         f"max_num_batched_tokens {settings.max_num_batched_tokens:,}, max_num_seqs {settings.max_num_seqs:,}",
     ]
@@ -143,6 +150,10 @@ def _figures(answers: Mapping[str, Any]) -> dict[str, str]:
         figures["timed out"] = f"{answers['timed_out']:,}"
     if answers["rejected"]:
         figures["rejected"] = f"{answers['rejected']:,}"
+    for name, pool in answers.get("pools", {}).items():
+        figures[f"{name} engines"] = f"{pool['replicas']:,} of tp {pool['tp']}, {pool['busy']:.1%} busy"
+    if "prefix_cache" in answers:
+        figures["prompts in the prefix cache"] = f"{answers['prefix_cache']['hit_rate']:.1%}"
     goodput = answers.get("goodput")
     if goodput is not None:
         figures["goodput"] = f"{goodput['requests_per_s']:,.4g} requests/s ({goodput['share']:.1%})"
