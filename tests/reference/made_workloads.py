@@ -90,7 +90,7 @@ def made_workload(random: Random, kind: str | None = None) -> MadeWorkload:
         order=order,
         chunked_prefill=chunked,
         admit_whole_prompt=order == "prefill_first" or random.random() < 0.75,
-        reserve_output=random.random() < 0.1,
+        reserve_output=kind != "scarce" and random.random() < 0.15,
         async_scheduling=random.random() < 0.5,
         timeout_s=_timeout_s(random, kind),
     )

@@ -81,9 +81,7 @@ def _say_decodes(
     for i in range(scalars[FRESH]):
         # those that have prefilled since the last step of decodes
         slot = state.fresh[i]
-        if slot == NONE:
-            continue
-        if slot > NONE:
+        if slot >= 0:
             request = state.slots[REQUEST, slot]
             state.slots[FRESH_AT, slot] = NONE
         else:

@@ -23,6 +23,7 @@ from fastroof.compiled.simulation.state import (
     FLIGHT_STEP,
     FREE,
     FREE_SLOT,
+    FRESH,
     FRESH_AT,
     GONE,
     HELD,
@@ -140,14 +141,29 @@ def _is_decode_awaited(state: EngineState) -> bool:
 
 
 @jit_stateful_inline
+def _leave_fresh(state: EngineState, slot: int) -> None:
+    """Take a slot out of ``fresh``, where the last then has its place: no more are there than slots."""
+    scalars = state.scalars
+    at, last = state.slots[FRESH_AT, slot], scalars[FRESH] - 1
+    moved = state.fresh[last]
+    state.fresh[at] = moved
+    if moved >= 0:
+        state.slots[FRESH_AT, moved] = at
+    state.slots[FRESH_AT, slot] = NONE
+    scalars[FRESH] = last
+
+
+@jit_stateful_inline
 def _keep_last_token(state: EngineState, served: Served, slot: int) -> None:
     """Keep when a request that loses its slot has, or will have, its latest token."""
     scalars, clock = state.scalars, state.clock
     request, fresh_at = state.slots[REQUEST, slot], state.slots[FRESH_AT, slot]
     is_awaited = state.slots[ENTERED, slot] < scalars[STEP] and _is_decode_awaited(state)
-    if fresh_at != NONE:
+    if fresh_at != NONE and is_awaited:
         # its gap is not that of other decodes
-        state.fresh[fresh_at] = PREEMPTED_FRESH - request if is_awaited else NONE
+        state.fresh[fresh_at] = PREEMPTED_FRESH - request
+    elif fresh_at != NONE:
+        _leave_fresh(state, slot)
     elif is_awaited:
         served.last_us[request] = clock[END]
     elif state.slots[ENTERED, slot] < scalars[STEP]:
@@ -247,7 +263,7 @@ def _drop(
     else:
         _forget_tokens(state, slot)
         if slots[FRESH_AT, slot] != NONE:
-            state.fresh[slots[FRESH_AT, slot]] = NONE
+            _leave_fresh(state, slot)
         if not _is_draining(state, slot):
             leave_decodes(state, slot, options, window)
         if slots[FINISH, slot] != NONE:
