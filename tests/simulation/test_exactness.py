@@ -107,7 +107,7 @@ def prove(plans, works):
 @pytest.mark.loops
 def test_tiny_workloads_are_served_to_the_bit(plans):
     """Every line of the loops, with the JIT off too."""
-    preemptions, statuses = prove(plans, (made_workload(Random(seed), "tiny") for seed in range(160)))
+    preemptions, statuses = prove(plans, (made_workload(Random(seed), "tiny") for seed in range(220)))
     assert preemptions > 100
     assert (statuses > 10).all()
 
