@@ -281,6 +281,7 @@ def _of_specification(
     """Find the capacities of all deployments of a specification."""
     from fastroof import SweepError, run_sweep
     from fastroof.cli.progress import shown_progress
+    from fastroof.cli.sweep import say_how_to_resume
     from fastroof.cli.sweep_summary import print_summary
     from fastroof.sweep import CapacitySpec, load_spec
 
@@ -290,9 +291,13 @@ def _of_specification(
             f"{path} has neither [workload] nor [slo], which say what is served and within which "
             "percentiles: it is one of `fastroof sweep`"
         )
-    with shown_progress("capacity", "deployments", quiet=as_json) as shown:
-        summary = run_sweep(
-            spec, results, engine, threads=threads, address=address, resume=resume, restart=restart,
-            progress=shown,
-        )  # fmt: skip
+    try:
+        with shown_progress("capacity", "deployments", quiet=as_json) as shown:
+            summary = run_sweep(
+                spec, results, engine, threads=threads, address=address, resume=resume, restart=restart,
+                progress=shown,
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        say_how_to_resume(results)
+        raise
     print_summary(summary, as_json=as_json, quiet=False)

@@ -14,7 +14,7 @@ from fastroof.cli.output import print_json
 from fastroof.cli.progress import shown_progress
 from fastroof.processors import usable_processors
 
-__all__ = ["register"]
+__all__ = ["register", "say_how_to_resume"]
 
 EPILOG: Final = """\b
 Examples:
@@ -28,7 +28,8 @@ Examples:
       --concurrency '{start = 1, stop = 512, step = 1}' --ttft-ms 500 --tpot-ms 30
 
 A specification is TOML; keys can be given, or changed, as options. A value is a number, a comma-separated
-list, or anything in TOML. One with isl sweeps deployments, otherwise decode steps: `--example` and the
+list, or anything in TOML. One with isl sweeps deployments, one with [workload] and [slo] capacities (see
+`fastroof capacity --help`), otherwise decode steps: `--example` and the
 packaged fastroof/sweep/steps/default.toml explain every key of them, `--schema` is for editors. COLUMNS of
 fastroof.sweep.deployments and of fastroof.sweep.steps lists the columns of the results with their units.
 
@@ -149,7 +150,7 @@ def sweep(
                 progress=progress,
             )
     except KeyboardInterrupt:
-        _say_how_to_resume(output)
+        say_how_to_resume(output)
         raise
     print_summary(summary, as_json=as_json, quiet=quiet)
 
@@ -189,16 +190,16 @@ def _print_about(is_example: bool) -> None:
         packaged = resources.files("fastroof.sweep.deployments") / "example.toml"
         sys.stdout.write(packaged.read_text(encoding="utf-8"))
         return
-    from fastroof.sweep import DeploymentSpec, StepSpec
+    from fastroof.sweep import CapacitySpec, DeploymentSpec, StepSpec
 
-    kinds = [DeploymentSpec.model_json_schema(), StepSpec.model_json_schema()]
+    kinds = [kind.model_json_schema() for kind in (DeploymentSpec, StepSpec, CapacitySpec)]
     definitions = {name: each for kind in kinds for name, each in kind.pop("$defs", {}).items()}
     print_json(
         {"$schema": "https://json-schema.org/draft/2020-12/schema", "anyOf": kinds, "$defs": definitions}
     )
 
 
-def _say_how_to_resume(output: Path) -> None:
+def say_how_to_resume(output: Path) -> None:
     """Say on standard error how to go on with a sweep that was interrupted, if it can be."""
     from fastroof.sweep.checkpoint import parts_folder
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import time
@@ -9,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fastroof.checks import whole_number
 from fastroof.errors import SweepError
@@ -23,6 +24,9 @@ from fastroof.sweep.percentile_choices import (
     weights,
 )
 from fastroof.sweep.units import PlanKey
+
+if TYPE_CHECKING:
+    from fastroof.sweep.sources import GpuTables
 
 __all__ = ["CHOICE_COLUMNS", "Answer", "Answers", "Choice", "Margin", "best_deployments"]
 
@@ -305,14 +309,17 @@ def _simulating(
     limits = percentile_limits(spec, percentile)
     weights(spec, ())
 
-    def capacities(leaders: Sequence[Choice]) -> list[PercentileCapacity]:
+    @functools.cache
+    def tables_by_gpu() -> Mapping[str, GpuTables]:
         from fastroof.sweep.sources import load_tables_by_gpu
 
-        tables_by_gpu = load_tables_by_gpu(DeploymentSweep(spec))
+        return load_tables_by_gpu(DeploymentSweep(spec))
+
+    def capacities(leaders: Sequence[Choice]) -> list[PercentileCapacity]:
+        tables = tables_by_gpu()
 
         def capacity_of(place: int) -> PercentileCapacity:
-            row = leaders[place].row
-            return percentile_capacity(spec, row, place + 1, tables_by_gpu, limits, requests, seed)
+            return percentile_capacity(spec, leaders[place].row, place + 1, tables, limits, requests, seed)
 
         with ThreadPoolExecutor(threads) as pool:
             return list(pool.map(capacity_of, range(len(leaders))))

@@ -100,7 +100,8 @@ def test_the_example_runs_and_the_schema_describes_it() -> None:
     example = tomllib.loads(run("--example").stdout)
     assert isinstance(load_spec(example), DeploymentSpec)
     schema = json.loads(run("--schema").stdout)
-    deployments, steps = schema["anyOf"]
+    deployments, steps, capacities = schema["anyOf"]
+    assert capacities["required"] == ["models", "workload", "slo"]
     assert set(deployments["properties"]) == set(DeploymentSpec.model_fields)
     assert set(steps["properties"]) == set(StepSpec.model_fields)
     assert set(example) <= set(deployments["properties"])
