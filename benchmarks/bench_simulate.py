@@ -1,0 +1,184 @@
+"""A simulated engine: nanoseconds a step and requests a second, against other simulators on the same trace.
+
+Steps that only decode and steps with a chunk each, at batches of 1 to 1,024 and at ten thousand requests to
+ten million; the plain scheduler in Python, Vidur and Dynamo's mocker where they are installed; a real trace;
+capacities; the command.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fastroof
+from benchmarks import simulated
+from benchmarks.conftest import Timed
+from fastroof.bench import Baseline, Setup, Workload
+
+PER_S = 15.0
+TRACES = Path(__file__).parents[2] / "shared" / "reference" / "traces"
+LARGE = bool(os.environ.get("FASTROOF_BENCH_LARGE"))
+
+
+def engine_work(
+    name: str, title: str, plan: Any, trace: Any, settings: Any, baselines: tuple[Baseline, ...] = ()
+) -> Workload:
+    """An engine's whole run, counted in its steps."""
+    steps = int(simulated.served(plan, trace, settings).counters["steps"])
+
+    def run() -> Any:
+        return simulated.served(plan, trace, settings).last_us
+
+    return Workload(name, f"{title}, {steps:,} steps", "step", steps, run, baselines=baselines)
+
+
+@pytest.fixture(scope="module")
+def plan(setup: Setup) -> fastroof.StepPlan:
+    """With a runtime, as an engine has."""
+    return fastroof.compile_plan(
+        setup.model, setup.gpu, setup.tables, runtime="vllm", max_tokens=8192, max_seqs=1024
+    )
+
+
+@pytest.mark.parametrize("batch_size", [1, 16, 64, 256, 1024])
+def test_decode_steps(timed: Timed, setup: Setup, plan: fastroof.StepPlan, batch_size: int) -> None:
+    """The step alone, as a compiled caller asks for it, is the baseline: the rest is the scheduler."""
+    steps = setup.size(200_000, 500)
+    trace = simulated.decode_trace(batch_size, steps)
+    blocks = batch_size * (steps // simulated.BLOCK_SIZE + 2)
+    settings = simulated.engine(
+        plan, max_num_seqs=batch_size, max_num_batched_tokens=max(batch_size, 16), num_gpu_blocks=blocks
+    )
+    alone = simulated.step_alone(plan, batch_size, steps, "decode")
+    timed(engine_work(f"decodes-{batch_size}", f"{batch_size} decode", plan, trace, settings, (alone,)))
+
+
+@pytest.mark.parametrize("batch_size", [1, 16, 64, 256, 1024])
+def test_mixed_steps(timed: Timed, setup: Setup, plan: fastroof.StepPlan, batch_size: int) -> None:
+    steps = setup.size(200_000, 500)
+    trace, budget = simulated.mixed_trace(batch_size, steps)
+    settings = simulated.engine(
+        plan, max_num_seqs=batch_size, max_num_batched_tokens=budget, num_gpu_blocks=10_000_000
+    )
+    alone = simulated.step_alone(plan, batch_size, steps, "mixed")
+    timed(engine_work(f"mixed-{batch_size}", f"a chunk beside {batch_size}", plan, trace, settings, (alone,)))
+
+
+@pytest.mark.parametrize("requests", [10_000, 100_000, 1_000_000, *([10_000_000] if LARGE else [])])
+def test_requests_at_15_a_second(timed: Timed, setup: Setup, plan: fastroof.StepPlan, requests: int) -> None:
+    """A request's cost at any length of the trace: the baseline is a trace of ten thousand."""
+    count = setup.size(requests, 100)
+    trace, short = (simulated.poisson_trace(n, PER_S) for n in (count, min(count, 10_000)))
+    settings = simulated.engine(plan)
+    few = engine_work("few", "", plan, short, settings)
+    work = engine_work(
+        f"at-15-{requests}",
+        f"{count:,} requests at {PER_S:g}/s",
+        plan,
+        trace,
+        settings,
+        (Baseline("of ten thousand requests", few.run, few.count, None),),
+    )
+    timed(work)
+
+
+def test_requests_a_second(timed: Timed, setup: Setup, plan: fastroof.StepPlan) -> None:
+    """The same, counted in requests."""
+    count = setup.size(10_000, 100)
+    trace, settings = simulated.poisson_trace(count, PER_S), simulated.engine(plan)
+    work = engine_work("requests", f"{count:,} requests at {PER_S:g}/s", plan, trace, settings)
+    timed(replace(work, unit="request", count=count))
+
+
+def test_answers_cost(timed: Timed, setup: Setup, plan: fastroof.StepPlan) -> None:
+    """fastroof.simulate and its summary, against the engine alone."""
+    count = setup.size(10_000, 100)
+    trace, settings = simulated.poisson_trace(count, PER_S), simulated.engine(plan)
+    alone = engine_work("engine", "", plan, trace, settings)
+
+    def run() -> Any:
+        sizes = {"max_num_batched_tokens": simulated.BUDGET, "max_num_seqs": simulated.MAX_SEQS}
+        return fastroof.simulate(plan, trace, async_scheduling=False, **sizes).summary()
+
+    baseline = Baseline("the engine alone", alone.run, count, None)
+    timed(Workload("summary", f"{count:,} requests, summed up", "request", count, run, baselines=(baseline,)))
+
+
+def test_plain_python(timed: Timed, setup: Setup, plan: fastroof.StepPlan) -> None:
+    trace, settings = simulated.poisson_trace(setup.size(1_000, 50), PER_S), simulated.engine(plan)
+    theirs = simulated.plain_python(plan, trace, settings)
+    timed(engine_work("beside-python", "a scheduler in Python", plan, trace, settings, (theirs,)))
+
+
+def test_vidur(timed: Timed, setup: Setup, plan: fastroof.StepPlan) -> None:
+    trace, settings = simulated.poisson_trace(setup.size(2_000, 50), PER_S), simulated.engine(plan)
+    try:
+        theirs = tuple(simulated.vidur(plan, trace, settings, metrics) for metrics in (True, False))
+    except ImportError as error:
+        pytest.skip(str(error))
+    timed(engine_work("beside-vidur", "Vidur", plan, trace, settings, theirs))
+
+
+def test_mocker(timed: Timed, setup: Setup, plan: fastroof.StepPlan) -> None:
+    count = setup.size(10_000, 100)
+    trace, settings = simulated.poisson_trace(count, PER_S), simulated.engine(plan)
+    work = engine_work("beside-mocker", "Dynamo's mocker", plan, trace, settings)
+    try:
+        theirs = simulated.mocker(plan, trace, settings, count)
+    except ImportError:
+        pytest.skip("needs ai-dynamo-runtime==1.6.1")
+    timed(replace(work, unit="request", count=count, baselines=(theirs,)))
+
+
+@pytest.mark.parametrize("file", ["azure_2023_conv.csv", "azure_2023_code.csv"])
+def test_real_traces(timed: Timed, setup: Setup, plan: fastroof.StepPlan, file: str) -> None:
+    """Requests in memory; that they are read is test_reading's."""
+    path = TRACES / file
+    if not path.exists():
+        pytest.skip("no folder `shared` beside the checkout")
+    trace, settings = fastroof.load_trace(path), simulated.engine(plan)
+    if setup.size(1, 0) == 0:
+        trace = trace.limited(100)
+    work = engine_work(path.stem, f"{path.stem}, {len(trace):,} requests", plan, trace, settings)
+    timed(replace(work, unit="trace", count=1))
+
+
+def test_capacities(timed: Timed, setup: Setup, plan: fastroof.StepPlan) -> None:
+    """The largest rate within two percentiles, of ten thousand requests each, on two threads against one."""
+    count, requests = setup.size(40, 2), setup.size(10_000, 100)
+    lengths = {"input_tokens": "lognormal:1024:0.8", "output_tokens": "lognormal:200:0.8"}
+    limits = {"ttft_p99_ms": 500.0, "tpot_p99_ms": 50.0, "with_range": False}
+
+    def one(seed: int) -> float:
+        workload = fastroof.Workload(rate=10.0, requests=requests, seed=seed, **lengths)  # type: ignore[arg-type]
+        return fastroof.capacity(plan, workload, **limits).requests_per_s
+
+    def on(threads: int) -> Any:
+        with ThreadPoolExecutor(threads) as pool:
+            return list(pool.map(one, range(count)))
+
+    alone = Baseline("one thread", lambda: on(1), count, 0.0)
+    title = f"{count} capacities of {requests:,} requests, 2 threads"
+    timed(Workload("capacities", title, "capacity", count, lambda: on(2), baselines=(alone,)))
+
+
+def test_command(timed: Timed, setup: Setup) -> None:
+    """Process start to answer, loops and tables from the cache, against ``fastroof step``."""
+    command = [sys.executable, "-m", "fastroof"]
+
+    def said(*words: str) -> str:
+        return subprocess.run([*command, *words], capture_output=True, text=True, check=True).stdout
+
+    def simulate() -> str:
+        return said("simulate", "llama-3.1-8b", "--rate", "15", "--requests", "10000", "--json")
+
+    step = Baseline("fastroof step", lambda: said("step", "llama-3.1-8b", "64x4096"), 1, None)
+    simulate()
+    timed(Workload("command", "fastroof simulate", "process", 1, simulate, baselines=(step,)))
