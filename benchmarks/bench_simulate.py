@@ -2,15 +2,15 @@
 
 Steps that only decode and steps with a chunk each, at batches of 1 to 1,024 and at ten thousand requests to
 ten million; the plain scheduler in Python, Vidur and Dynamo's mocker where they are installed; a real trace;
-capacities; the command.
+capacities; the command. Seconds are of the processor, for others may run beside it.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,19 +24,31 @@ from fastroof.bench import Baseline, Setup, Workload
 
 PER_S = 15.0
 TRACES = Path(__file__).parents[2] / "shared" / "reference" / "traces"
+FEW_STEPS, MANY_STEPS = 2_000, 200_000
 LARGE = bool(os.environ.get("FASTROOF_BENCH_LARGE"))
 
 
 def engine_work(
     name: str, title: str, plan: Any, trace: Any, settings: Any, baselines: tuple[Baseline, ...] = ()
 ) -> Workload:
-    """An engine's whole run, counted in its steps."""
+    """An engine's whole runs, counted in their steps: as many runs as make some hundred thousand."""
     steps = int(simulated.served(plan, trace, settings).counters["steps"])
+    times = 1 if steps < FEW_STEPS else -(-MANY_STEPS // steps)
 
-    def run() -> Any:
-        return simulated.served(plan, trace, settings).last_us
+    def serve() -> None:
+        for _ in range(times):
+            simulated.served(plan, trace, settings)
 
-    return Workload(name, f"{title}, {steps:,} steps", "step", steps, run, baselines=baselines)
+    title = f"{title}, {steps:,} steps"
+    return Workload(
+        name, title, "step", steps * times, lambda: simulated.cpu_s(serve),
+        baselines=baselines, reports_seconds=True,
+    )  # fmt: skip
+
+
+def by_request(work: Workload, trace: Any, steps: int) -> Workload:
+    """The same work, counted in requests."""
+    return replace(work, unit="request", count=work.count // steps * len(trace))
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +96,7 @@ def test_requests_at_15_a_second(timed: Timed, setup: Setup, plan: fastroof.Step
         plan,
         trace,
         settings,
-        (Baseline("of ten thousand requests", few.run, few.count, None),),
+        (Baseline("of ten thousand requests", few.run, few.count, None, reports_seconds=True),),
     )
     timed(work)
 
@@ -94,7 +106,8 @@ def test_requests_a_second(timed: Timed, setup: Setup, plan: fastroof.StepPlan) 
     count = setup.size(10_000, 100)
     trace, settings = simulated.poisson_trace(count, PER_S), simulated.engine(plan)
     work = engine_work("requests", f"{count:,} requests at {PER_S:g}/s", plan, trace, settings)
-    timed(replace(work, unit="request", count=count))
+    steps = int(simulated.served(plan, trace, settings).counters["steps"])
+    timed(by_request(work, trace, steps))
 
 
 def test_answers_cost(timed: Timed, setup: Setup, plan: fastroof.StepPlan) -> None:
@@ -103,12 +116,15 @@ def test_answers_cost(timed: Timed, setup: Setup, plan: fastroof.StepPlan) -> No
     trace, settings = simulated.poisson_trace(count, PER_S), simulated.engine(plan)
     alone = engine_work("engine", "", plan, trace, settings)
 
-    def run() -> Any:
+    def summed_up() -> Any:
         sizes = {"max_num_batched_tokens": simulated.BUDGET, "max_num_seqs": simulated.MAX_SEQS}
         return fastroof.simulate(plan, trace, async_scheduling=False, **sizes).summary()
 
-    baseline = Baseline("the engine alone", alone.run, count, None)
-    timed(Workload("summary", f"{count:,} requests, summed up", "request", count, run, baselines=(baseline,)))
+    steps = int(simulated.served(plan, trace, settings).counters["steps"])
+    alone = by_request(alone, trace, steps)
+    baseline = Baseline("the engine alone", alone.run, alone.count, None, reports_seconds=True)
+    work = replace(alone, name="summary", count=count, baselines=(baseline,))
+    timed(replace(work, run=lambda: simulated.cpu_s(summed_up)))
 
 
 def test_plain_python(timed: Timed, setup: Setup, plan: fastroof.StepPlan) -> None:
@@ -126,15 +142,16 @@ def test_vidur(timed: Timed, setup: Setup, plan: fastroof.StepPlan) -> None:
     timed(engine_work("beside-vidur", "Vidur", plan, trace, settings, theirs))
 
 
-def test_mocker(timed: Timed, setup: Setup, plan: fastroof.StepPlan) -> None:
+def test_mocker(timed: Timed, setup: Setup, plan: fastroof.StepPlan, tmp_path: Path) -> None:
     count = setup.size(10_000, 100)
     trace, settings = simulated.poisson_trace(count, PER_S), simulated.engine(plan)
     work = engine_work("beside-mocker", "Dynamo's mocker", plan, trace, settings)
     try:
-        theirs = simulated.mocker(plan, trace, settings, count)
+        theirs = simulated.mocker(plan, trace, settings, tmp_path)
     except ImportError:
         pytest.skip("needs ai-dynamo-runtime==1.6.1")
-    timed(replace(work, unit="request", count=count, baselines=(theirs,)))
+    steps = int(simulated.served(plan, trace, settings).counters["steps"])
+    timed(replace(by_request(work, trace, steps), baselines=(theirs,)))
 
 
 @pytest.mark.parametrize("file", ["azure_2023_conv.csv", "azure_2023_code.csv"])
@@ -147,38 +164,51 @@ def test_real_traces(timed: Timed, setup: Setup, plan: fastroof.StepPlan, file: 
     if setup.size(1, 0) == 0:
         trace = trace.limited(100)
     work = engine_work(path.stem, f"{path.stem}, {len(trace):,} requests", plan, trace, settings)
-    timed(replace(work, unit="trace", count=1))
+    steps = int(simulated.served(plan, trace, settings).counters["steps"])
+    timed(replace(work, unit="trace", count=work.count // steps))
 
 
 def test_capacities(timed: Timed, setup: Setup, plan: fastroof.StepPlan) -> None:
-    """The largest rate within two percentiles, of ten thousand requests each, on two threads against one."""
-    count, requests = setup.size(40, 2), setup.size(10_000, 100)
-    lengths = {"input_tokens": "lognormal:1024:0.8", "output_tokens": "lognormal:200:0.8"}
-    limits = {"ttft_p99_ms": 500.0, "tpot_p99_ms": 50.0, "with_range": False}
+    """The largest rate within two percentiles, of ten thousand requests each, against one simulation."""
+    count, requests = setup.size(10, 2), setup.size(10_000, 100)
+    settings = simulated.engine(plan)
+    once = engine_work("once", "", plan, simulated.poisson_trace(requests, 20.0), settings)
+    steps = int(simulated.served(plan, simulated.poisson_trace(requests, 20.0), settings).counters["steps"])
 
-    def one(seed: int) -> float:
-        workload = fastroof.Workload(rate=10.0, requests=requests, seed=seed, **lengths)  # type: ignore[arg-type]
-        return fastroof.capacity(plan, workload, **limits).requests_per_s
+    def search() -> None:
+        for seed in range(count):
+            workload = fastroof.Workload(
+                rate=10.0, requests=requests, seed=seed,
+                input_tokens="lognormal:1024:0.8", output_tokens="lognormal:200:0.8",
+            )  # fmt: skip
+            fastroof.capacity(plan, workload, ttft_p99_ms=500.0, tpot_p99_ms=50.0, with_range=False)
 
-    def on(threads: int) -> Any:
-        with ThreadPoolExecutor(threads) as pool:
-            return list(pool.map(one, range(count)))
-
-    alone = Baseline("one thread", lambda: on(1), count, 0.0)
-    title = f"{count} capacities of {requests:,} requests, 2 threads"
-    timed(Workload("capacities", title, "capacity", count, lambda: on(2), baselines=(alone,)))
+    one = Baseline("one simulation", once.run, once.count // steps, None, reports_seconds=True)
+    title = f"{count} capacities of {requests:,} requests"
+    timed(
+        Workload(
+            "capacities", title, "capacity", count, lambda: simulated.cpu_s(search),
+            baselines=(one,), reports_seconds=True,
+        )
+    )  # fmt: skip
 
 
 def test_command(timed: Timed, setup: Setup) -> None:
-    """Process start to answer, loops and tables from the cache, against ``fastroof step``."""
-    command = [sys.executable, "-m", "fastroof"]
+    """Process start to answer, loops and tables from the cache, against ``fastroof step``: seconds of CPU."""
 
-    def said(*words: str) -> str:
-        return subprocess.run([*command, *words], capture_output=True, text=True, check=True).stdout
+    def cpu_s(*words: str) -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        command = [sys.executable, "-m", "fastroof", *words, "--model", "llama-3.1-8b", "--json"]
+        subprocess.run(command, capture_output=True, text=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
-    def simulate() -> str:
-        return said("simulate", "llama-3.1-8b", "--rate", "15", "--requests", "10000", "--json")
+    def simulate() -> float:
+        return cpu_s("simulate", "--rate", "15", "--num-requests", "10000")
 
-    step = Baseline("fastroof step", lambda: said("step", "llama-3.1-8b", "64x4096"), 1, None)
+    step = Baseline(
+        "fastroof step", lambda: cpu_s("step", "--decode", "64x4096"), 1, None, reports_seconds=True
+    )
     simulate()
-    timed(Workload("command", "fastroof simulate", "process", 1, simulate, baselines=(step,)))
+    work = Workload("command", "fastroof simulate", "process", 1, simulate, baselines=(step,))
+    timed(replace(work, reports_seconds=True))

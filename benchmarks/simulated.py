@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import time
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -25,6 +26,7 @@ __all__ = [
     "BLOCK_SIZE",
     "BUDGET",
     "MAX_SEQS",
+    "cpu_s",
     "decode_trace",
     "engine",
     "mixed_trace",
@@ -44,6 +46,13 @@ def engine(plan: fastroof.StepPlan, **given: Any) -> EngineSettings:
     """vLLM's scheduling, synchronous, with the KV blocks of the plan's GPU."""
     sizes = {"max_num_batched_tokens": BUDGET, "max_num_seqs": MAX_SEQS, "async_scheduling": False} | given
     return EngineSettings.of_plan(plan, **sizes)
+
+
+def cpu_s(work: Callable[[], Any]) -> float:
+    """Seconds of the processor that this process's threads take for something: others may run beside it."""
+    before = time.process_time()
+    work()
+    return time.process_time() - before
 
 
 def served(plan: fastroof.StepPlan, trace: Trace, settings: EngineSettings) -> Outcomes:
@@ -105,7 +114,11 @@ def step_alone(plan: fastroof.StepPlan, batch_size: int, steps: int, kind: str) 
     """The plan's time of such steps in a compiled loop: what a simulated step costs beside its scheduler."""
     loop = {"decode": _decode_steps_us, "mixed": _mixed_steps_us}[kind]
     loop(plan.arena, 2, 2)
-    return Baseline("the steps' times alone", lambda: loop(plan.arena, batch_size, steps), steps, None)
+
+    def run() -> float:
+        return cpu_s(lambda: loop(plan.arena, batch_size, steps))
+
+    return Baseline("the steps' times alone", run, steps, None, reports_seconds=True)
 
 
 def plain_python(plan: fastroof.StepPlan, trace: Trace, settings: EngineSettings) -> Baseline:
@@ -126,7 +139,7 @@ def plain_python(plan: fastroof.StepPlan, trace: Trace, settings: EngineSettings
     seen, mine = run(), served(plan, trace, settings)
     assert seen.steps == mine.counters["steps"]
     np.testing.assert_allclose(seen.last_token_s, mine.last_us / 1e6, rtol=1e-9)
-    return Baseline("a scheduler in Python", run, seen.steps, None)
+    return Baseline("a scheduler in Python", lambda: cpu_s(run), seen.steps, None, reports_seconds=True)
 
 
 def vidur(plan: fastroof.StepPlan, trace: Trace, settings: EngineSettings, metrics: bool) -> Baseline:
@@ -153,14 +166,13 @@ def vidur(plan: fastroof.StepPlan, trace: Trace, settings: EngineSettings, metri
     return Baseline(name, lambda: timed().took_s, seen.steps, None, reports_seconds=True)
 
 
-def mocker(plan: fastroof.StepPlan, trace: Trace, settings: EngineSettings, steps: int) -> Baseline:
+def mocker(plan: fastroof.StepPlan, trace: Trace, settings: EngineSettings, folder: Path) -> Baseline:
     """Offline replay of Dynamo's mocker; ImportError where it is not installed. Its steps are not ours."""
     replayed: Callable[..., Any] = import_module("dynamo._core").run_mocker_trace_replay
     from fastroof.backends.dynamo import write_dynamo_profile
     from fastroof.backends.dynamo_example import engine as mocker_engine
 
-    folder = tempfile.TemporaryDirectory()
-    path = Path(folder.name) / "profile.npz"
+    path = folder / "profile.npz"
     write_dynamo_profile(plan, path, prompt_len=int(trace.input_tokens.mean()))
     arguments = mocker_engine(plan, path)
     arguments["engine"] |= {
@@ -175,13 +187,14 @@ def mocker(plan: fastroof.StepPlan, trace: Trace, settings: EngineSettings, step
         row = {"timestamp": arrival_s * 1e3, "input_length": prompt, "output_length": output}
         lines.append(json.dumps(row | {"hash_ids": list(range(first, first + blocks))}))
         first += blocks
-    requests = Path(folder.name) / "trace.jsonl"
+    requests = folder / "trace.jsonl"
     requests.write_text("\n".join(lines))
 
-    def seconds() -> float:
-        assert folder.name
+    def replay_all() -> None:
         report = replayed([str(requests)], extra_engine_args=arguments, trace_block_size=CHUNK)
         assert report.summary["completed_requests"] == len(trace)
-        return float(report.summary["wall_time_ms"]) / 1e3
 
-    return Baseline("Dynamo's mocker 1.6.1", seconds, steps, None, reports_seconds=True)
+    def seconds() -> float:
+        return cpu_s(replay_all)
+
+    return Baseline("Dynamo's mocker 1.6.1", seconds, len(trace), None, reports_seconds=True)

@@ -83,7 +83,7 @@ def vidur_times(
     Returns
     -------
     VidurTimes
-        Of each request; ``took_s`` is the time of ``Simulator.run`` alone, its files included.
+        Of each request; ``took_s`` is the processor's time of ``Simulator.run`` alone, its files included.
 
     Raises
     ------
@@ -127,9 +127,9 @@ def vidur_times(
     simulator = Simulator(config)
     # the requests themselves: its files leave TPOT out, and divide by one token more
     requests = [event._request for _, event in sorted(simulator._event_queue, key=lambda each: each[1]._id)]
-    first_step, began_s = BatchStage.generate_id(), time.perf_counter()
+    first_step, began_s = BatchStage.generate_id(), time.process_time()
     simulator.run()
-    took_s, steps = time.perf_counter() - began_s, BatchStage.generate_id() - first_step - 1
+    took_s, steps = time.process_time() - began_s, BatchStage.generate_id() - first_step - 1
     if restarted := sum(request.num_restarts > 0 for request in requests):
         raise BackendError(f"{restarted} requests were preempted in Vidur: give it more num_gpu_blocks")
     arrived, first, last = (
