@@ -16,11 +16,11 @@ import numpy as np
 import fastroof
 from fastroof.bench import Baseline
 from fastroof.compiled.callers import sums_step_us
-from fastroof.serving.evidence.replay import Schedule, TimedRequest, replay
 from fastroof.simulation.engine import run_engine
 from fastroof.simulation.outcomes import Outcomes
 from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.trace import Trace
+from tests.reference.replay import Schedule, TimedRequest, replay
 
 __all__ = [
     "BLOCK_SIZE",

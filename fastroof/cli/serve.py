@@ -24,6 +24,7 @@ EPILOG: Final = f"""{PLANS_HELP}
 Examples:
   echo '{{"batch_size": [64, 65], "kv_len": 4096}}' | fastroof serve llama-3.1-8b --stdio
   echo '{{"plan": 0, "requests": [[[2048, 0], [1, 4095]]]}}' | fastroof serve llama-3.1-8b --stdio
+  echo '{{"simulate": {{"workload": {{"rate": 10, "requests": 500}}}}}}' | fastroof serve llama-3.1-8b --stdio
   fastroof serve llama-3.1-8b llama-3.1-70b,tp=4,dtype=fp8 --flight 127.0.0.1:8815
 
 --stdio answers every line of JSON by a line, in order: {{"id": 1, "plan": "llama-3.1-8b", "requests": [[[new,
