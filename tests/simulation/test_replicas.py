@@ -114,6 +114,20 @@ def test_replicas_serve_as_naive_engines_do(routing: str, clients: bool) -> None
 
 
 @pytest.mark.loops
+def test_prompts_that_are_given_up_before_they_decode_leave_room_for_others() -> None:
+    """Prompts go ahead of decodes: more are computed, one after the other, than run at once."""
+    count = 60
+    trace = Trace(np.arange(count) * 0.004, np.full(count, 40), np.full(count, 20))
+    settings = EngineSettings(64, 4, 400, 4, order="prefill_first", async_scheduling=True, timeout_s=0.03)
+    plan = a_plan()
+    outcomes = run_replicas(plan, trace, settings, 2, "least_outstanding")
+    timed = functools.partial(step_us, plan)
+    served = run_engines(requests_of(trace, settings), settings, timed, 2, ROUTES["least_outstanding"])
+    assert_equal(outcomes, served)
+    assert (outcomes.status == 1).sum() > 20
+
+
+@pytest.mark.loops
 @pytest.mark.parametrize("clients", [False, True])
 def test_ranks_of_one_are_the_single_engine(clients: bool) -> None:
     """A router and ranks around one engine change no bit of it, its gaps or its series."""
