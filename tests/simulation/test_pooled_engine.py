@@ -97,6 +97,25 @@ def test_every_line_of_the_loops_is_the_naive_engine(plans):
 
 
 @pytest.mark.loops
+def test_of_many_twins_the_oldest_is_found(plans):
+    """Prompts that end with a block compute it again: many have one key, and some of them are evicted."""
+    found = evictions = 0
+    for seed in range(60):
+        random = Random(seed)
+        blocks = [random.randint(1, 3) for _ in range(40)]
+        ids = [list(range(count)) if random.random() < 0.8 else [9, 8, 7][:count] for count in blocks]
+        outputs = [random.randint(1, 12) for _ in blocks]
+        arrivals = np.cumsum([random.choice([0.0, 0.004, 0.03]) for _ in blocks]).tolist()
+        trace = shared([4 * count for count in blocks], ids, outputs, arrivals)
+        settings = replace(FOUR, num_gpu_blocks=random.randint(7, 14), max_num_seqs=random.randint(1, 4))
+        got = assert_as_naive(plans["whole"], MadePrefixes(trace, settings, 1.0))
+        found += got.counters["found_tokens"]
+        evictions += got.counters["evictions"]
+    assert found > 1000
+    assert evictions > 1000
+
+
+@pytest.mark.loops
 @pytest.mark.parametrize(
     ("inputs", "outputs", "num_blocks", "timeout_ms"),
     [
