@@ -86,7 +86,9 @@ def checked_requests_path(path: str | Path) -> Path:
     """
     path = Path(path)
     if path.suffix.lower() not in (".parquet", ".csv"):
-        raise FastroofError(f"requests {path} must end in .parquet or .csv")
+        # a number is what other programs' option of this name takes
+        drawn = "; num_requests (--num-requests) says how many are drawn" if str(path).isdigit() else ""
+        raise FastroofError(f"requests {path} must end in .parquet or .csv{drawn}")
     check_file_place(path, f"requests {path}")
     return path
 
