@@ -281,8 +281,7 @@ def _of_specification(
     """Find the capacities of all deployments of a specification."""
     from fastroof import SweepError, run_sweep
     from fastroof.cli.progress import shown_progress
-    from fastroof.cli.sweep import say_how_to_resume
-    from fastroof.cli.sweep_summary import print_summary
+    from fastroof.cli.sweep_summary import print_summary, say_how_to_resume
     from fastroof.sweep import CapacitySpec, load_spec
 
     spec = load_spec(path, {"slo": limits} if limits else None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 import tomllib
 from pathlib import Path
@@ -14,7 +13,7 @@ from fastroof.cli.output import print_json
 from fastroof.cli.progress import shown_progress
 from fastroof.processors import usable_processors
 
-__all__ = ["register", "say_how_to_resume"]
+__all__ = ["register"]
 
 EPILOG: Final = """\b
 Examples:
@@ -129,7 +128,7 @@ def sweep(
         _print_about(example)
         return
     from fastroof import run_sweep
-    from fastroof.cli.sweep_summary import print_summary
+    from fastroof.cli.sweep_summary import print_summary, say_how_to_resume
     from fastroof.sweep import Shard, load_spec
 
     changes = _changes(context, settings or [])
@@ -197,19 +196,3 @@ def _print_about(is_example: bool) -> None:
     print_json(
         {"$schema": "https://json-schema.org/draft/2020-12/schema", "anyOf": kinds, "$defs": definitions}
     )
-
-
-def say_how_to_resume(output: Path) -> None:
-    """Say on standard error how to go on with a sweep that was interrupted, if it can be."""
-    from fastroof.sweep.checkpoint import parts_folder
-
-    folder = parts_folder(output)
-    if not folder.is_dir():
-        typer.echo("interrupted before there was anything to keep", err=True)
-        return
-    words = [
-        "fastroof",
-        *(word for word in sys.argv[1:] if word not in ("--resume", "--restart")),
-        "--resume",
-    ]
-    typer.echo(f"interrupted; what is done is kept in {folder}. To continue: {shlex.join(words)}", err=True)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+import typer
 
 from fastroof.cli.capacity_tables import print_capacities
 from fastroof.cli.output import console, duration, percent, print_json, print_table
@@ -13,7 +18,7 @@ from fastroof.units import US_PER_MS
 if TYPE_CHECKING:
     from fastroof.sweep import BestStep, CapacitySummary, DeploymentSummary, StepSummary
 
-__all__ = ["layout_words", "print_summary"]
+__all__ = ["layout_words", "print_summary", "say_how_to_resume"]
 
 MOST_GROUPS: Final = 40
 """Groups whose best deployment is printed; all are in the file."""
@@ -169,3 +174,19 @@ _PRINTED: Final[dict[str, Callable[[Any], None]]] = {
     "capacities": print_capacities,
 }
 """What prints a summary, by its kind of sweep."""
+
+
+def say_how_to_resume(output: Path) -> None:
+    """Say on standard error how to go on with a sweep that was interrupted, if it can be."""
+    from fastroof.sweep.checkpoint import parts_folder
+
+    folder = parts_folder(output)
+    if not folder.is_dir():
+        typer.echo("interrupted before there was anything to keep", err=True)
+        return
+    words = [
+        "fastroof",
+        *(word for word in sys.argv[1:] if word not in ("--resume", "--restart")),
+        "--resume",
+    ]
+    typer.echo(f"interrupted; what is done is kept in {folder}. To continue: {shlex.join(words)}", err=True)

@@ -108,7 +108,7 @@ def test_a_specification_is_swept_and_goes_on(tmp_path: Path) -> None:
         ((*MODEL, "--slo", "ttft_p999=500"), "no limit is called 'ttft_p999_ms'"),
         ((*MODEL, "--ttft-p99", "-3"), "above 0"),
         ((*MODEL, "--ttft-p99", "300", "--rate", "3"), "--rate goes with --fewest"),
-        ((*MODEL, "--ttft-p99", "300", "--trace", "example", "--seed", "3"), "replayed"),
+        ((*MODEL, "--ttft-p99", "300", "--trace", "example", "--input", "30"), "replayed"),
         ((*MODEL, "--ttft-p99", "300", "--trace", "absent.csv"), "absent.csv"),
         ((*MODEL, "--ttft-p99", "300", "--draws", "2"), "draws goes with a workload"),
         ((*MODEL, "--ttft-p99", "300", "--fewest", "--num-requests", "9"), "requests a second"),

@@ -20,7 +20,7 @@ from fastroof.simulation.engine import arrays_of, new_arrays, options_of, raise_
 from tests.reference.made_workloads import PLANS, a_trace, an_engine, made_workload
 from tests.reference.scheduler import FINISHED, REJECTED, TIMED_OUT, serve
 
-WORKLOADS, PREEMPTIONS = 2400, 200_000
+WORKLOADS, PREEMPTIONS = 2700, 200_000
 """How many workloads the whole proof takes, and how often their requests must have lost their blocks."""
 
 MANTISSA_BITS = 7

@@ -32,6 +32,7 @@ def profile_text(profile: EngineProfile) -> str:
     chunked_prefill = true
     max_num_batched_tokens = 8192
     max_num_seqs = 1024
+    async_scheduling = false
     <BLANKLINE>
     [memory]
     kv_reservation = "mean"

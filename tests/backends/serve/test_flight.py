@@ -256,7 +256,7 @@ def test_plans_are_described(steps: FlightSteps, client: Any, plans: Any) -> Non
     assert info.schema.equals(TIMES)
     assert info.schema.metadata[b"tp"] == b"2"
     assert client.get_schema(flight.FlightDescriptor.for_path("two")).schema.metadata == info.schema.metadata
-    assert [action.type for action in client.list_actions()] == ["health"]
+    assert [action.type for action in client.list_actions()] == ["health", "simulate"]
     health = steps.health()
     assert health["fastroof"] == fastroof.__version__
     assert [plan["name"] for plan in health["plans"]] == list(plans)
@@ -271,7 +271,7 @@ def test_calls_that_there_are_not(client: Any) -> None:
         lambda: client.get_schema(flight.FlightDescriptor.for_path("nine")),
         lambda: client.do_put(flight.FlightDescriptor.for_path(SMALL), TIMES)[0].close(),
     ):
-        with pytest.raises(pa.ArrowException, match=r"there is: health|DoExchange|path must|is served"):
+        with pytest.raises(pa.ArrowException, match=r"there are: health|DoExchange|path must|is served"):
             call()
 
 
