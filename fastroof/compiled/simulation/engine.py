@@ -30,7 +30,6 @@ from fastroof.compiled.simulation.state import (
     RELEASED,
     RUNNING,
     TAIL,
-    TIMED_OUT,
     WAITING,
     EngineOptions,
     EngineState,
@@ -55,11 +54,12 @@ def see_arrivals(state: EngineState, requests: Requests, now_us: float) -> None:
 
 
 @jit_stateful_inline
-def begin_us(state: EngineState, requests: Requests, served: Served) -> float:
-    """When an idle engine has something to do: at its next arrival, or never."""
+def begin_us(state: EngineState, requests: Requests) -> float:
+    """When an idle engine has something to do: at its next arrival, or never.
+
+    Nobody gives up a request of an idle engine, and what was given up before the last step has passed over.
+    """
     scalars = state.scalars
-    while scalars[HEAD] != NONE and served.status[scalars[HEAD]] == TIMED_OUT:
-        scalars[HEAD] = requests.next_arrived[scalars[HEAD]]
     if scalars[HEAD] == NONE:
         return math.inf
     return float(max(state.clock[NOW], requests.arrival_us[scalars[HEAD]]))
@@ -143,7 +143,7 @@ def advance(
         else:
             if scalars[WAITING] > 0:
                 return CODE_STUCK
-            now_us = begin_us(state, requests, served)
+            now_us = begin_us(state, requests)
             if now_us >= until_us:
                 return 0
             clock[NOW] = now_us

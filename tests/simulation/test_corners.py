@@ -1,0 +1,61 @@
+"""Corners of the compiled engine that drawn workloads seldom meet, against the naive scheduler."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import fastroof
+from fastroof.compiled.simulation.state import NONE, shift_of
+from fastroof.simulation import EngineSettings, Trace
+from fastroof.simulation.engine import run_engine
+from tests.reference.scheduler import serve
+
+pytestmark = pytest.mark.loops
+
+
+def served(plan, trace, settings):
+    """Hold the engine to the naive scheduler; return what it made."""
+    naive, got = serve(trace, settings, plan.step_scalar), run_engine(plan, trace, settings)
+    for name in ("first_us", "last_us", "preemptions", "status"):
+        of_naive = np.array([getattr(request, name) for request in naive.requests])
+        np.testing.assert_array_equal(getattr(got, name), of_naive, err_msg=name)
+    assert got.gaps.sum() == len(naive.gaps_us)
+    return got
+
+
+@pytest.fixture(scope="module")
+def plan(h100):
+    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_tokens=2048)
+
+
+def test_shifts_are_logarithms():
+    assert [shift_of(size) for size in (1, 2, 7, 16, 48)] == [0, 1, NONE, 4, NONE]
+
+
+def test_plans_of_other_methods_have_no_straight_lines(h100):
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, method="linear_mfu", max_tokens=512)
+    served(plan, Trace([0.0, 0.001], [30, 40], [9, 5]), EngineSettings(64, 4, 100))
+
+
+def test_decodes_go_on_beyond_the_last_node(plan):
+    prompt = 2**24
+    trace = Trace([0.0], [prompt], [6], [prompt - 1])
+    served(plan, trace, EngineSettings(64, 4, 2**21))
+
+
+def test_a_request_may_be_preempted_before_it_fills_a_window(h100):
+    plan = fastroof.compile_plan("gpt-oss-20b", "h100", h100, max_tokens=512)
+    trace = Trace([0.0, 0.0], [20, 20], [180, 180])
+    got = served(plan, trace, EngineSettings(64, 4, 13))
+    assert got.preemptions.sum() > 0
+
+
+def test_clients_give_up_prompts_whose_second_token_is_not_made_yet(plan):
+    trace = Trace([0.0, 0.0], [16, 16], [20, 20])
+    settings = EngineSettings(64, 4, 3, order="prefill_first")
+    free = served(plan, trace, settings)
+    assert free.preemptions.tolist() == [0, 1]
+    soon_s = (free.first_us[0] + 1.0) / 1e6
+    given_up = served(plan, trace, EngineSettings(64, 4, 3, order="prefill_first", timeout_s=soon_s))
+    assert given_up.status.tolist() == [1, 1]
