@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -51,11 +53,11 @@ def test_a_request_may_be_preempted_before_it_fills_a_window(h100):
     assert got.preemptions.sum() > 0
 
 
-def test_clients_give_up_prompts_whose_second_token_is_not_made_yet(plan):
-    trace = Trace([0.0, 0.0], [16, 16], [20, 20])
-    settings = EngineSettings(64, 4, 3, order="prefill_first")
-    free = served(plan, trace, settings)
+def test_clients_give_up_between_first_and_second_token(plan):
+    """One of them while it is preempted, with its second token under way."""
+    trace = Trace([0.0, 0.0], [15, 15], [20, 20])
+    patient = EngineSettings(64, 4, 3, order="prefill_first", async_scheduling=True)
+    free = served(plan, trace, patient)
     assert free.preemptions.tolist() == [0, 1]
-    soon_s = (free.first_us[0] + 1.0) / 1e6
-    given_up = served(plan, trace, EngineSettings(64, 4, 3, order="prefill_first", timeout_s=soon_s))
+    given_up = served(plan, trace, replace(patient, timeout_s=(free.first_us[0] + 1.0) / 1e6))
     assert given_up.status.tolist() == [1, 1]
