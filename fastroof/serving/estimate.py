@@ -300,7 +300,7 @@ def estimate(
 
     Against a simulation of every request, lengths spread by 20 %, TPOT and throughput are within 5 %, TTFT
     within 25 % below a load rho of 0.8; closer to 1, queues grow faster than modelled. Not modelled:
-    preemption with kv_reservation ``mean`` (TPOT up to 20 % too low where long outputs overflow the KV
+    preemption with kv_reservation ``mean`` (TPOT up to 30 % too low where long outputs overflow the KV
     cache), and waves of requests of equal lengths that stay together under a mixed schedule.
 
     Examples
