@@ -27,15 +27,13 @@ from fastroof.compiled.simulation.state import (
     NUM_BLOCKS,
     OLDEST,
     PEAK_WAITING,
-    RELEASED,
     RUNNING,
-    TAIL,
     WAITING,
     EngineOptions,
     EngineState,
     Requests,
     Served,
-    push_request,
+    queue_all,
     restart,
 )
 from fastroof.compiled.steps import PlanParts, open_plan
@@ -165,17 +163,5 @@ def engine_run(
     State may hold anything; ``served`` and ``record`` are as nothing has been served.
     """
     restart(state, num_blocks)
-    count = len(requests.arrival_us)
-    if options.clients > 0:
-        clients = min(options.clients, count)
-        state.scalars[RELEASED] = clients
-        for request in range(clients):
-            push_request(state, requests, request)
-    else:
-        for request in range(count):
-            requests.next_arrived[request] = request + 1
-        requests.next_arrived[count - 1] = NONE
-        for name in (HEAD, ARRIVED, DEADLINE):
-            state.scalars[name] = 0
-        state.scalars[TAIL] = count - 1
+    queue_all(state, requests, options)
     return advance(arena, options, state, requests, served, record, math.inf)

@@ -23,7 +23,6 @@ from fastroof.compiled.simulation.state import (
     BUCKET_NEXT,
     BUSY_US,
     CODE_STUCK,
-    DEADLINE,
     END,
     ENTERED,
     FINISH,
@@ -49,17 +48,15 @@ from fastroof.compiled.simulation.state import (
     ORDER_PREVIOUS,
     PEAK_WAITING,
     PREEMPTED,
-    RELEASED,
     REQUEST,
     RUNNING,
-    TAIL,
     TIMED_OUT,
     WAITING,
     EngineOptions,
     EngineState,
     Requests,
     Served,
-    push_request,
+    queue_all,
     release_next,
     restart,
 )
@@ -272,17 +269,5 @@ def pooled_engine_run(
     As ``engine.engine_run``; the pool's ``oldest`` and ``tables`` are 0.
     """
     restart_pooled(state, pool)
-    count = len(requests.arrival_us)
-    if options.clients > 0:
-        clients = min(options.clients, count)
-        state.scalars[RELEASED] = clients
-        for request in range(clients):
-            push_request(state, requests, request)
-    else:
-        for request in range(count):
-            requests.next_arrived[request] = request + 1
-        requests.next_arrived[count - 1] = NONE
-        for name in (HEAD, ARRIVED, DEADLINE):
-            state.scalars[name] = 0
-        state.scalars[TAIL] = count - 1
+    queue_all(state, requests, options)
     return advance_pooled(arena, options, state, pool, prompts, requests, served, record, math.inf)

@@ -31,6 +31,7 @@ __all__ = [
     "engine_of",
     "in_block",
     "push_request",
+    "queue_all",
     "release_next",
     "restart",
     "shift_of",
@@ -274,6 +275,24 @@ def push_request(state: EngineState, requests: Requests, request: int) -> None:
         scalars[ARRIVED] = request
     if scalars[DEADLINE] == NONE:
         scalars[DEADLINE] = request
+
+
+@jit_stateful_inline
+def queue_all(state: EngineState, requests: Requests, options: EngineOptions) -> None:
+    """Send one engine all requests of a trace, or those that clients send first."""
+    count = len(requests.arrival_us)
+    if options.clients > 0:
+        clients = min(options.clients, count)
+        state.scalars[RELEASED] = clients
+        for request in range(clients):
+            push_request(state, requests, request)
+    else:
+        for request in range(count):
+            requests.next_arrived[request] = request + 1
+        requests.next_arrived[count - 1] = NONE
+        for name in (HEAD, ARRIVED, DEADLINE):
+            state.scalars[name] = 0
+        state.scalars[TAIL] = count - 1
 
 
 @jit_stateful_inline
