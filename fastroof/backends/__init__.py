@@ -8,6 +8,7 @@
 ``dynamo``          profiles for Dynamo's mocker
 ``llmservingsim``   profiles for LLMServingSim
 ``llm_d``           settings for llm-d-inference-sim
+``releases``        which releases of them were run, and the warning where another is installed
 ``serve``           for every other program: a server on a pipe, or over Arrow Flight
 ==================  ==================================================================================
 

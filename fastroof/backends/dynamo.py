@@ -15,6 +15,7 @@ import numpy as np
 
 from fastroof.arrays import Floats, Longs
 from fastroof.backends.dense_plans import check_decodes_alone
+from fastroof.backends.releases import warn_of_release
 from fastroof.checks import whole_number
 from fastroof.errors import BackendError, PlanRangeError
 from fastroof.run import StepBatch
@@ -161,10 +162,16 @@ def write_dynamo_profile(plan: StepPlan, path: str | Path, **limits: Any) -> dic
     ------
     BackendError
         If the name does not end in .npz or its folder does not exist, and as :func:`dynamo_profile`.
+
+    Warns
+    -----
+    ReleaseWarning
+        If Dynamo is installed here in a release that the profile was not tried with.
     """
     path = Path(path)
     if path.suffix != ".npz":
         raise BackendError(f"a profile of Dynamo's mocker is an .npz file, got {path}")
+    warn_of_release("dynamo.py")
     profile = dynamo_profile(plan, **limits)
     content = io.BytesIO()
     np.savez(content, **profile, fastroof_plan=np.array(json.dumps(plan.describe())))  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ Nothing heavy is imported before a command runs, so that ``fastroof --help`` ans
 from __future__ import annotations
 
 from fastroof.cli import (
+    backends,
     bench,
     best,
     calibrate,
@@ -67,6 +68,7 @@ for command in (
     validate,
     bench,
     export,
+    backends,
     serve,
 ):
     command.register(app)

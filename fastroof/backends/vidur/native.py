@@ -32,6 +32,7 @@ from typing import Any, Final
 
 import fastroof
 from fastroof.backends.dense_plans import check_dense
+from fastroof.backends.releases import warn_of_release
 from fastroof.backends.vidur.terms import TERM_OF
 from fastroof.errors import BackendError
 from fastroof.models import DenseModel
@@ -48,6 +49,8 @@ except ImportError as error:
         "fastroof.backends.vidur.native needs the package of PyPI: pip install vidur==0.0.26 (Python 3.11 to "
         "3.13, 1.3 GB with what it needs); for the tree on GitHub use fastroof.backends.vidur.tree"
     ) from error
+
+warn_of_release("vidur/native.py")
 
 __all__ = ["FastroofPredictor", "FastroofPredictorConfig", "main"]
 

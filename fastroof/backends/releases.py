@@ -1,0 +1,150 @@
+"""Which releases of other programs the adapters were run against, read from ``releases.toml`` beside it.
+
+``python -m fastroof.backends.releases`` prints the table of fastroof/backends/README.md.
+"""
+
+from __future__ import annotations
+
+import datetime
+import tomllib
+import warnings
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata, resources
+from typing import Any
+
+from fastroof.errors import BackendError
+
+__all__ = ["Program", "ReleaseWarning", "programs", "releases_markdown", "warn_of_release"]
+
+
+class ReleaseWarning(UserWarning):
+    """An installed program is of a release that its adapter was not run against."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program that an adapter serves.
+
+    Attributes
+    ----------
+    name : str
+        What it is called.
+    adapter : str
+        The adapter's file, below ``fastroof/backends``.
+    repository, licence : str
+        Where its source is, as ``owner/name`` on GitHub, and under which licence, by its SPDX identifier.
+    interface : str
+        What of it defines the interface.
+    checked : date
+        When that was last read or run.
+    distribution : str
+        What it is called on PyPI; empty where it is not there.
+    ran : tuple of str
+        Releases or commits that the adapter was run with.
+    signatures : tuple of str
+        Releases or commits that were not run: stand-ins are held to their recorded signatures.
+    note : str
+        What else a user has to know to choose a release.
+    """
+
+    name: str
+    adapter: str
+    repository: str
+    licence: str
+    interface: str
+    checked: datetime.date
+    distribution: str = ""
+    ran: tuple[str, ...] = ()
+    signatures: tuple[str, ...] = ()
+    note: str = ""
+
+    def installed(self) -> str:
+        """Return the version that is installed here; empty where none is, or none can be."""
+        if not self.distribution:
+            return ""
+        try:
+            return metadata.version(self.distribution)
+        except metadata.PackageNotFoundError:
+            return ""
+
+
+@cache
+def programs() -> tuple[Program, ...]:
+    """Return the programs that adapters serve.
+
+    Examples
+    --------
+    >>> [one.ran for one in programs() if one.adapter == "vidur/native.py"]
+    [('0.0.26',)]
+    """
+    text = resources.files("fastroof.backends").joinpath("releases.toml").read_text("utf-8")
+    listed: list[dict[str, Any]] = tomllib.loads(text)["program"]
+    for one in listed:
+        one.update({name: tuple(one.get(name, ())) for name in ("ran", "signatures")})
+    return tuple(Program(**one) for one in listed)
+
+
+def warn_of_release(adapter: str) -> None:
+    """Warn where the installed program is of a release that the adapter was not run against.
+
+    Parameters
+    ----------
+    adapter : str
+        The adapter's file, as in ``releases.toml``.
+
+    Warns
+    -----
+    ReleaseWarning
+        If it is installed, and of another release.
+
+    Raises
+    ------
+    BackendError
+        If no such adapter is listed.
+
+    Examples
+    --------
+    >>> warn_of_release("c/blis/blis.go")  # a Go program: nothing of it is installed where Python looks
+    """
+    served = [one for one in programs() if one.adapter == adapter]
+    if not served:
+        known = ", ".join(sorted({one.adapter for one in programs()}))
+        raise BackendError(f"no adapter {adapter!r} is listed in releases.toml: {known}")
+    for program in served:
+        version = program.installed()
+        if version and version not in program.ran:
+            warnings.warn(
+                f"{program.distribution} {version} is installed: fastroof/backends/{adapter} was run with "
+                f"{', '.join(program.ran)}, and what it says of another release is unproven",
+                ReleaseWarning,
+                stacklevel=3,
+            )
+
+
+def releases_markdown() -> str:
+    """Return the table of releases as the README shows it.
+
+    Examples
+    --------
+    >>> releases_markdown().splitlines()[0].split(" | ")[0]
+    '| program'
+    """
+    columns = ("program", "adapter", "run for real", "held to recorded signatures", "defined by", "checked")
+    rows = [
+        (
+            one.name,
+            f"`{one.adapter}`",
+            ", ".join(one.ran) or "none",
+            ", ".join(one.signatures),
+            f"{one.repository} ({one.licence}): {one.interface}" + (f". {one.note}" if one.note else ""),
+            one.checked.isoformat(),
+        )
+        for one in programs()
+    ]
+    lines = [columns, ("---",) * len(columns), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+if __name__ == "__main__":
+    print(releases_markdown(), end="")
