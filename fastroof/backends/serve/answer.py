@@ -11,6 +11,7 @@ import numpy as np
 from fastroof._version import __version__
 from fastroof.arrays import Floats, Ints
 from fastroof.backends.serve.limits import ServeLimits
+from fastroof.backends.serve.message_forms import PROTOCOL
 from fastroof.errors import BackendError, BatchError, FastroofError
 from fastroof.run import StepBatch
 from fastroof.run.arrays import int_array
@@ -183,7 +184,7 @@ class ServedPlans:
             )
 
     def describe(self) -> dict[str, Any]:
-        """Return what is served: fastroof's version, the plans in order, the limits.
+        """Return what is served: fastroof's version and the protocol's, the plans in order, the limits.
 
         Examples
         --------
@@ -208,7 +209,7 @@ class ServedPlans:
                 "max_simulated_steps",
             )
         }
-        return {"fastroof": __version__, "plans": plans, "limits": limits}
+        return {"fastroof": __version__, "protocol": PROTOCOL, "plans": plans, "limits": limits}
 
 
 def as_refusal(error: Exception) -> FastroofError:

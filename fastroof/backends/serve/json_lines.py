@@ -1,7 +1,8 @@
 """Requests and replies as lines of JSON.
 
 A line is a request: one object with one kind of steps, and if it likes an ``id`` (a string or an integer,
-which comes back) and a ``plan`` (name or number; it may be left out where one plan is served).
+which comes back), a ``plan`` (name or number; it may be left out where one plan is served) and ``"v": 1``,
+the version of what is spoken here: another is refused, and one that is left out is 1.
 
 ===========================================================  ============================================
 ``{"batch_size": [64, 65], "kv_len": [4096, 4096]}``         steps of equal decodes; one number for all
@@ -10,40 +11,36 @@ which comes back) and a ``plan`` (name or number; it may be left out where one p
 ``{"new_tokens": ..., "context_len": ..., "offsets": ...}``  the same as the arrays of a ``StepBatch``
 ``{"simulate": {"workload": {"rate": 10}}}``                 an engine over time, see
                                                              :mod:`fastroof.backends.serve.simulations`
-``{"describe": true}``                                       fastroof's version, the plans, the limits
+``{"describe": true}``                                       fastroof's version, the protocol's, the plans,
+                                                             the limits
 ===========================================================  ============================================
 
 The reply is one line: ``{"id": 1, "latency_us": [...]}``, a number a step, which reads back to the same bits;
 ``{"id": 1, "summary": {...}}`` of a simulation;
-``{"id": 1, "fastroof": ..., "plans": [...], "limits": {...}}`` of a description; or
+``{"id": 1, "fastroof": ..., "protocol": 1, "plans": [...], "limits": {...}}`` of a description; or
 ``{"id": 1, "error": "BatchError", "message": "..."}``. ``id`` is null where there was none to be read. Blank
 lines are passed over; a last line without an end is read as well.
 """
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
-from fastroof.arrays import Ints
 from fastroof.backends.serve.answer import as_refusal
+from fastroof.backends.serve.messages import (
+    answer_message,
+    error_reply,
+    parse_message,
+    take_id,
+    write_reply,
+)
 from fastroof.backends.serve.pipe import PIPE_BYTES, Inflow
-from fastroof.errors import BackendError, BatchError, FastroofError
-from fastroof.run.arrays import int_array
+from fastroof.errors import BackendError, FastroofError
 
 if TYPE_CHECKING:
     from fastroof.backends.serve.answer import ServedPlans
 
 __all__ = ["LineReader", "answer_line", "error_line"]
-
-_FORMS: Final = (
-    frozenset({"batch_size", "kv_len"}),
-    frozenset({"requests"}),
-    frozenset({"new_tokens", "context_len", "offsets"}),
-    frozenset({"simulate"}),
-    frozenset({"describe"}),
-)
-_FORM_WORDS: Final = " or ".join("{" + ", ".join(sorted(form)) + "}" for form in _FORMS)
 
 
 class LineReader:
@@ -118,71 +115,14 @@ def answer_line(served: ServedPlans, line: bytes) -> bytes:
     """Answer a line that is not blank, whatever it holds, with a line."""
     request_id: str | int | None = None
     try:
-        request = _parsed(line)
-        request_id = _request_id(request)
-        answer = _answer(served, request)
+        message = parse_message(line)
+        request_id = take_id(message)
+        answer = answer_message(served, message)
     except Exception as error:
         return error_line(as_refusal(error), request_id)
-    return _line({"id": request_id, **answer})
+    return write_reply({"id": request_id, **answer}) + b"\n"
 
 
 def error_line(error: FastroofError, request_id: str | int | None = None) -> bytes:
     """Write the line that stands for an error."""
-    return _line({"id": request_id, "error": type(error).__name__, "message": str(error)})
-
-
-def _line(reply: dict[str, Any]) -> bytes:
-    return json.dumps(reply, allow_nan=False, separators=(",", ":")).encode() + b"\n"
-
-
-def _parsed(line: bytes) -> dict[str, Any]:
-    try:
-        request = json.loads(line.decode(), parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise BackendError(f"a line must be JSON: {error}") from None
-    if not isinstance(request, dict):
-        raise BackendError(f"a line must be an object with {_FORM_WORDS}, got {line[:60]!r}")
-    return request
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
-
-
-def _request_id(request: dict[str, Any]) -> str | int | None:
-    request_id: str | int | None = request.pop("id", None)
-    if request_id is not None and type(request_id) not in (str, int):
-        raise BackendError(f"id must be a string or an integer, got {request_id!r:.60}")
-    return request_id
-
-
-def _answer(served: ServedPlans, request: dict[str, Any]) -> dict[str, Any]:
-    plan = request.pop("plan", None)
-    if request.keys() not in _FORMS:
-        raise BackendError(f"an object needs {_FORM_WORDS}, got {sorted(request)!r:.200}")
-    if "describe" in request:
-        if request["describe"] is not True:
-            raise BackendError(f'"describe" must be true, got {request["describe"]!r:.60}')
-        return served.describe()
-    if plan is None:
-        if len(served) > 1:
-            raise BackendError(f'which of {len(served)} plans? "plan" is missing; {served.names_words()}')
-        plan = 0
-    elif type(plan) not in (str, int):
-        raise BackendError(f'"plan" must be a name or a number, got {plan!r:.60}')
-    if "simulate" in request:
-        return served.simulate(plan, request["simulate"])
-    if "requests" in request:
-        times = served.requests_us(plan, request["requests"])
-    elif "offsets" in request:
-        times = served.step_us(plan, **{name: _list(name, value) for name, value in request.items()})
-    else:
-        times = served.decode_us(plan, **request)
-    return {"latency_us": times.tolist()}
-
-
-def _list(name: str, value: Any) -> Ints:
-    array = int_array(name, value)
-    if array.ndim != 1:
-        raise BatchError(f'"{name}" must be one list of integers, got {value!r:.60}')
-    return array
+    return write_reply(error_reply(error, request_id)) + b"\n"

@@ -185,6 +185,7 @@ def test_description_says_what_is_served(plans, served):
     assert [plan["name"] for plan in said["plans"]] == list(plans)
     assert said["fastroof"] == fastroof.__version__
     assert said["limits"]["max_steps"] == LIMITS.max_steps
+    assert said["protocol"] == 1
     (line,) = exchange(served, [b'{"id": 1, "describe": true}']).splitlines()
     assert json.loads(line) == {"id": 1, **said}
 

@@ -1,0 +1,179 @@
+"""Messages as every server answers them: a JSON object in, a JSON object out.
+
+What a message may hold is in :mod:`fastroof.backends.serve.message_forms`; how it comes and goes is its
+server's: :mod:`fastroof.backends.serve.json_lines` reads lines.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from fastroof.arrays import Floats, Ints
+from fastroof.backends.serve.message_forms import FORM_OF, FORM_WORDS, PROTOCOL
+from fastroof.errors import BackendError, BatchError, FastroofError
+from fastroof.run.arrays import int_array
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fastroof.backends.serve.answer import ServedPlans
+
+__all__ = ["answer_message", "error_reply", "parse_message", "take_id", "write_reply"]
+
+
+def answer_message(served: ServedPlans, message: dict[str, Any]) -> dict[str, Any]:
+    """Answer a message.
+
+    Parameters
+    ----------
+    served : ServedPlans
+        What answers.
+    message : dict
+        As it was parsed, without the ``id`` that :func:`take_id` takes.
+
+    Returns
+    -------
+    dict
+        Ready for JSON: no number in it is NaN or infinite, what is undefined is None.
+
+    Raises
+    ------
+    FastroofError
+        If the message has no form, its plan is not served, a limit is exceeded, or a size is none.
+
+    Examples
+    --------
+    >>> import fastroof
+    >>> from fastroof.backends.serve.answer import ServedPlans
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+    >>> reply = answer_message(ServedPlans({"small": plan}), {"v": 1, "batch_size": 64, "kv_len": [4096]})
+    >>> reply == {"latency_us": [plan.decode_us(64, 4096)]}
+    True
+    """
+    form = FORM_OF.get(frozenset(message))
+    if form is None:
+        _check_version(message)
+        raise BackendError(f"an object needs {FORM_WORDS}, got {sorted(message)!r:.200}")
+    if "v" in message:
+        _check_version(message)
+    return _ANSWERS[form.name](served, message)
+
+
+def parse_message(text: bytes) -> dict[str, Any]:
+    """Read the JSON of a message.
+
+    Raises
+    ------
+    BackendError
+        If it is not JSON (NaN and Infinity are none), or no object.
+
+    Examples
+    --------
+    >>> parse_message(b'{"describe": true}')
+    {'describe': True}
+    """
+    try:
+        message = json.loads(text.decode(), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise BackendError(f"a message must be JSON: {error}") from None
+    if not isinstance(message, dict):
+        raise BackendError(f"a message must be an object with {FORM_WORDS}, got {text[:60]!r}")
+    return message
+
+
+def take_id(message: dict[str, Any]) -> str | int | None:
+    """Take the id out of a message; None where it has none.
+
+    Raises
+    ------
+    BackendError
+        If it is neither a string nor an integer.
+    """
+    request_id: str | int | None = message.pop("id", None)
+    if request_id is not None and type(request_id) not in (str, int):
+        raise BackendError(f"id must be a string or an integer, got {request_id!r:.60}")
+    return request_id
+
+
+def error_reply(error: FastroofError, request_id: str | int | None = None) -> dict[str, Any]:
+    """Return the reply that stands for an error.
+
+    Examples
+    --------
+    >>> error_reply(BackendError("no plan 'nine' is served"), 7)
+    {'id': 7, 'error': 'BackendError', 'message': "no plan 'nine' is served"}
+    """
+    return {"id": request_id, "error": type(error).__name__, "message": str(error)}
+
+
+def write_reply(reply: dict[str, Any]) -> bytes:
+    """Write a reply as JSON, whose numbers read back to the same bits."""
+    return json.dumps(reply, allow_nan=False, separators=(",", ":")).encode()
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _check_version(message: dict[str, Any]) -> None:
+    version = message.get("v", PROTOCOL)
+    if type(version) is not int or version != PROTOCOL:
+        raise BackendError(
+            f'"v" must be a version of the protocol that is spoken here, which is {PROTOCOL}; got '
+            f"{version!r:.60}"
+        )
+
+
+def _plan(served: ServedPlans, message: dict[str, Any]) -> str | int:
+    plan = message.get("plan")
+    if plan is None:
+        if len(served) > 1:
+            raise BackendError(f'which of {len(served)} plans? "plan" is missing; {served.names_words()}')
+        return 0
+    if type(plan) is str or type(plan) is int:
+        return plan
+    raise BackendError(f'"plan" must be a name or a number, got {plan!r:.60}')
+
+
+def _list(name: str, value: Any) -> Ints:
+    array = int_array(name, value)
+    if array.ndim != 1:
+        raise BatchError(f'"{name}" must be one list of integers, got {value!r:.60}')
+    return array
+
+
+def _times(times_us: Floats) -> dict[str, Any]:
+    return {"latency_us": times_us.tolist()}
+
+
+def _decode(served: ServedPlans, message: dict[str, Any]) -> dict[str, Any]:
+    return _times(served.decode_us(_plan(served, message), message["batch_size"], message["kv_len"]))
+
+
+def _requests(served: ServedPlans, message: dict[str, Any]) -> dict[str, Any]:
+    return _times(served.requests_us(_plan(served, message), message["requests"]))
+
+
+def _ragged(served: ServedPlans, message: dict[str, Any]) -> dict[str, Any]:
+    arrays = [_list(name, message[name]) for name in ("new_tokens", "context_len", "offsets")]
+    return _times(served.step_us(_plan(served, message), *arrays))
+
+
+def _simulate(served: ServedPlans, message: dict[str, Any]) -> dict[str, Any]:
+    return served.simulate(_plan(served, message), message["simulate"])
+
+
+def _describe(served: ServedPlans, message: dict[str, Any]) -> dict[str, Any]:
+    if message["describe"] is not True:
+        raise BackendError(f'"describe" must be true, got {message["describe"]!r:.60}')
+    return served.describe()
+
+
+_ANSWERS: Final[dict[str, Callable[[ServedPlans, dict[str, Any]], dict[str, Any]]]] = {
+    "decode": _decode,
+    "requests": _requests,
+    "ragged": _ragged,
+    "simulate": _simulate,
+    "describe": _describe,
+}
