@@ -257,7 +257,7 @@ def llm_d_yaml(
     *,
     model: str | None = None,
     link_bytes_per_s: float | None = None,
-    is_flat: bool = False,
+    is_flat: bool = True,
 ) -> str:
     """Write a fit as a configuration that ``llm-d-inference-sim --config`` reads.
 
@@ -272,7 +272,9 @@ def llm_d_yaml(
     link_bytes_per_s : float, optional
         One GPU of a worker that prefilled to one that decodes, bytes/s; by default the GPU's link.
     is_flat : bool
-        Whether latencies are keys of the top level, as v0.11.2 and older releases read them.
+        Whether latencies are keys of the top level, as v0.11.2 and the releases before it read them, or a
+        block, as only the unreleased source does. A release that does not know the block takes it for no
+        latency at all, without a word; the source that does refuses a file that has both.
 
     Returns
     -------
@@ -309,7 +311,9 @@ def llm_d_yaml(
     indent = "" if is_flat else "  "
     lines = [
         *(f"# {line}" for line in fit_words(plan, fit)),
-        f"# for releases {'before v0.13.0' if is_flat else 'after v0.11.2, which read the block'}",
+        "# read by releases up to v0.11.2, and by later ones that still take keys of the top level"
+        if is_flat
+        else "# read by releases after v0.11.2 alone: to those before, every latency of this file is 0",
         "engine: vllm",
         f"model: {json.dumps(model)}",
         f"max-num-seqs: {latencies.max_num_seqs}",
@@ -341,6 +345,13 @@ def fit_words(plan: StepPlan, fit: LatencyFit) -> list[str]:
             f"{name}: MAPE {100.0 * np.abs(errors).mean():.1f} %, at most {100.0 * abs(errors[worst]):.1f} % "
             f"(concurrency {fit.concurrency[worst]:.0f}, isl {fit.isl[worst]:.0f}, osl {fit.osl[worst]:.0f})"
         )
+    running = np.unique(fit.concurrency)
+    if len(running) > 1:
+        lines.append("where it holds, MAPE by concurrency:")
+        for requests in running:
+            here = fit.concurrency == requests
+            first, following = (100.0 * np.abs(errors[here]).mean() for errors in fit.errors)
+            lines.append(f"  {requests:.0f}: first token {first:.1f} %, inter-token {following:.1f} %")
     if fit.left_out:
         lines.append(f"left out, since they do not fit the KV cache or the context: {fit.left_out} points")
     return lines
@@ -360,7 +371,7 @@ def export_llm_d(
     *,
     model: str | None = None,
     link_bytes_per_s: float | None = None,
-    is_flat: bool = False,
+    is_flat: bool = True,
 ) -> LatencyFit:
     """Write a plan's configuration, whole or not at all.
 

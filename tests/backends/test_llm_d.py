@@ -60,6 +60,13 @@ def test_the_errors_stated_are_those_of_the_simulator(plan: fastroof.StepPlan) -
     first = np.array([simulator.first_token_ns(*point) for point in points]) / 1e6 / fit.ttft_ms - 1.0
     following = np.array([simulator.next_token_ns(c) for c, _ in points]) / 1e6 / fit.tpot_ms - 1.0
     stated = [float(value) for value in re.findall(r"(?:MAPE|at most) ([0-9.]+) %", text)]
+    for requests, ttft, itl in re.findall(
+        r"#   (\d+): first token ([0-9.]+) %, inter-token ([0-9.]+) %", text
+    ):
+        here = fit.concurrency == int(requests)
+        of_these = [100.0 * np.abs(errors[here]).mean() for errors in (first, following)]
+        assert [float(ttft), float(itl)] == pytest.approx(of_these, abs=0.05 + 1e-9)
+    assert text.count(": first token") == len(np.unique(fit.concurrency))
     found = [f(100.0 * np.abs(errors)) for errors in (first, following) for f in (np.mean, np.max)]
     assert stated == pytest.approx(found, abs=0.05 + 1e-9)
 
@@ -161,7 +168,7 @@ def test_the_command_writes_what_it_says(tmp_path: Path) -> None:
         app,
         [
             "export", "llm-d", "llama-3.1-70b,tp=4,dtype=fp8", "-o", str(path), "--isl", "512,2048",
-            "--osl", "256", "--concurrency", "1,8,32", "--model-name", "my-70b", "--flat",
+            "--osl", "256", "--concurrency", "1,8,32", "--model-name", "my-70b",
         ],
     )  # fmt: skip
     assert done.exit_code == 0, done.stderr
@@ -171,6 +178,7 @@ def test_the_command_writes_what_it_says(tmp_path: Path) -> None:
     simulator = Simulator(text)
     assert simulator.settings["model"] == "my-70b"
     assert simulator.settings["max-num-seqs"] == 32
+    assert "latencies" not in simulator.settings, "releases read keys of the top level"
     refused = CliRunner().invoke(app, ["export", "llm-d", "llama-3.1-8b", "-o", str(tmp_path / "x.json")])
     assert refused.exit_code == 2
     assert "a .yaml file" in refused.stderr

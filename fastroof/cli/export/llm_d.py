@@ -53,8 +53,13 @@ def llm_d(
         float | None, typer.Option(help="One GPU to a GPU of another worker, GB/s.  [default: NVLink]")
     ] = None,
     flat: Annotated[
-        bool, typer.Option("--flat", help="Latencies at the top level, for v0.11.2 and older.")
-    ] = False,
+        bool,
+        typer.Option(
+            "--flat/--block",
+            help="Latencies at the top level, which releases up to v0.11.2 read; or in a block, which only "
+            "the source after them does: before, they are 0.",
+        ),
+    ] = True,
     gpu: GpuOption = None,
     tables: TablesPath = None,
     source: Source = None,
