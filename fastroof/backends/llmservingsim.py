@@ -18,10 +18,14 @@ A decode's ``kv_decode`` is its context without the new token; prompts of c toke
 Layers within a window are timed in it as the mean of the decodes would be: the files have one length for all,
 and the simulator's KV cache is of whole sequences, more than such layers keep.
 
+Release 1.1.0, and the source up to the summer of 2026, read another column in its place, ``kv_prefill``: the
+contexts of all prompts of the step, summed, so that several prompts are one of all their tokens after all
+their contexts. That is ``release="1.1"``.
+
 What version 1.0.0 reads instead is written by :mod:`fastroof.backends.llmservingsim_v0`.
 
 Sources: casys-kaist/LLMServingSim, serving/core/trace_generator.py and serving/core/utils.py at
-0d3de681adbd9c515fc378e94e3e625b6e250dad, profiler/core/attention_shape.py at
+0d3de681adbd9c515fc378e94e3e625b6e250dad, the first also as it was while it read kv_prefill, profiler/core/attention_shape.py at
 8d7b3d89fc07c4cce9918face131dba7e2f4857e, docs/docs/profiler/output-bundle.md at
 11b96ae1ee5c339d40f8d9ba7b2052d8ef2ace0d, docs/docs/profiler/adding-hardware.md at
 0d21a01cd28182f06ae4925c1fff2854fa142fe1 (bundles that another program makes).
@@ -34,7 +38,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -76,6 +80,8 @@ write is part of ``attention``, what the runtime adds to a step and its sequence
 
 LEAST_NS: Final = 1
 
+Release = Literal["1.1", "unreleased"]
+
 
 class Bundle(NamedTuple):
     """What was written.
@@ -106,6 +112,7 @@ def export_llmservingsim(
     hardware: str | None = None,
     model: str | None = None,
     variant: str | None = None,
+    release: Release = "unreleased",
 ) -> Bundle:
     """Write plans of one model as a profile that LLMServingSim simulates, whole or not at all.
 
@@ -124,6 +131,8 @@ def export_llmservingsim(
     variant : str, optional
         The precision's folder. The simulator asks for the one that the checkpoint's config names, so by
         default it is written that way: ``bf16``, ``fp8``, ``fp8-kvfp8``.
+    release : str
+        Which reader it is for: ``"1.1"`` or ``"unreleased"``.
 
     Returns
     -------
@@ -134,7 +143,7 @@ def export_llmservingsim(
     ------
     BackendError
         If the plans are of several models, or two of one size; of experts, layers of several kinds or ranks,
-        which a profile has no place for; if the folder exists or cannot be written.
+        which a profile has no place for; if the release is neither, or the folder exists or is not writable.
 
     Notes
     -----
@@ -142,13 +151,15 @@ def export_llmservingsim(
     Axes hold the nodes between which the plan is linear, and more for prompts, where it is quadratic.
     What the format has no place for is told by :func:`left_out`.
     """
+    if release not in get_args(Release):
+        raise BackendError(f"release must be one of {', '.join(get_args(Release))}, got {release!r}")
     listed = checked_plans(plans)
     names = folder_names(listed[0], hardware, model)
     names["variant"] = variant if variant is not None else _variant(listed[0])
     output = Path(output)
     with profile_folder(output, names) as building:
         (building / "meta.yaml").write_text(_meta(listed, names), "utf-8")
-        rows = sum(_write_tables(plan, building / f"tp{plan.tp}") for plan in listed)
+        rows = sum(_write_tables(plan, building / f"tp{plan.tp}", release) for plan in listed)
     return Bundle(output.joinpath(*names.values()), rows)
 
 
@@ -231,19 +242,23 @@ def _meta(plans: Sequence[StepPlan], names: dict[str, str]) -> str:
         "engine_effective:",
         f"  max_num_batched_tokens: {plan.max_tokens}",
         f"  max_num_seqs: {plan.max_seqs}",
+        # decodes of several lengths count as their mean: without a fit a reader may take its own constant
         "skew_fit:",
-        "  enabled: false",
+        "  enabled: true",
+        "  alpha_default: 0.0",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _write_tables(plan: StepPlan, folder: Path) -> int:
+def _write_tables(plan: StepPlan, folder: Path, release: Release) -> int:
     folder.mkdir()
     by_attention = "layer,prefill_chunk,prefill_key,n_decode,kv_decode,decode_q_len,time_us"
+    if release == "1.1":
+        by_attention = by_attention.replace("prefill_key", "kv_prefill")
     tables = (
         ("dense.csv", "layer,tokens,time_us", _row_layers(plan, "tokens")),
         ("per_sequence.csv", "layer,sequences,time_us", _row_layers(plan, "sequences")),
-        ("attention.csv", by_attention, _attention_rows(plan)),
+        ("attention.csv", by_attention, _attention_rows(plan, release)),
     )
     return sum(write_rows(folder / name, header, rows) for name, header, rows in tables)
 
@@ -285,7 +300,7 @@ def _nodes(axis: Floats, first: int, last: int) -> list[int]:
     return sorted({first, last, *map(int, np.floor(inside)), *map(int, np.ceil(inside))})
 
 
-def _attention_rows(plan: StepPlan) -> Iterator[str]:
+def _attention_rows(plan: StepPlan, release: Release) -> Iterator[str]:
     """Rows of decodes, of prompts, and of both: attention is the sum of its two kernels."""
     block = open_block(plan.arena, int(plan.arena[steps.DECODE_AT]))
     longest = plan.model.max_position - 1
@@ -298,7 +313,7 @@ def _attention_rows(plan: StepPlan) -> Iterator[str]:
     for count, some_us in zip(decodes, decode_us, strict=True):
         yield from _slice(plan, 0, count, [none], contexts, some_us[np.newaxis])
     for chunk in _chunks(plan):
-        prompts = _prompts(plan, chunk)
+        prompts = _one_prompt(plan, chunk) if release == "1.1" else _prompts(plan, chunk)
         prompts_us = _prefill_attention_us(plan, prompts)[:, np.newaxis]
         yield from _slice(plan, chunk, 0, prompts, [0], prompts_us)
         for count, some_us in zip(decodes, decode_us, strict=True):
@@ -379,6 +394,13 @@ def _prompts(plan: StepPlan, chunk: int) -> list[_Prompts]:
         shapes += [((chunk, context),) for context in contexts if context >= chunk // 4]
     by_key = {sum(c * (k + c / 2) for c, k in shape) / chunk: shape for shape in shapes}
     return [_Prompts(key, by_key[key]) for key in sorted(by_key)]
+
+
+def _one_prompt(plan: StepPlan, chunk: int) -> list[_Prompts]:
+    """A chunk after a growing context, by that context."""
+    longest = plan.model.max_position - chunk
+    contexts = sorted({0, *_doublings(longest), longest}) if longest > 0 else [0]
+    return [_Prompts(float(context), ((chunk, context),)) for context in contexts]
 
 
 def _decode_attention_us(plan: StepPlan, decodes: Sequence[int], contexts: Sequence[int]) -> Floats:

@@ -10,6 +10,7 @@ serving/core/trace_generator.py at 0d3de681adbd9c515fc378e94e3e625b6e250dad:
   (prefill_chunk, n_decode) with an axis of keys of its own and each key with one of contexts; a slice
   that is missing is replaced by the nearest; decodes of several lengths count as their mean, cut to a whole
   number; without a skew fit nothing is corrected;
+* release 1.1.0 has ``kv_prefill`` in the place of prefill_key: all prompts' contexts, summed;
 * a step is a prologue, all layers' blocks, and a head (profiler/models/llama.yaml and qwen3.yaml).
 """
 
@@ -56,7 +57,8 @@ def _between(axis: Sequence[float], values: Sequence[float], x: float) -> float:
 class Bundle:
     """A variant's folder, read for one tensor-parallel size."""
 
-    def __init__(self, folder: Path, tp: int) -> None:
+    def __init__(self, folder: Path, tp: int, *, is_released: bool = False) -> None:
+        self.is_released = is_released
         self.rows: dict[str, dict[str, dict[float, int]]] = {}
         stable = folder / "tp1"
         for place, keep in ((folder / f"tp{tp}", None), (stable, TP_STABLE)):
@@ -80,11 +82,13 @@ class Bundle:
         self.chunks = sorted({chunk for chunk, _ in slices})
         self.counts = sorted({count for _, count in slices})
 
-    @staticmethod
-    def _read(path: Path) -> list[list[str]]:
+    def _read(self, path: Path) -> list[list[str]]:
         with path.open(newline="", encoding="utf-8") as file:
             header, *rows = csv.reader(file)
-        assert header == COLUMNS[path.name]
+        columns = COLUMNS[path.name]
+        if self.is_released:
+            columns = ["kv_prefill" if name == "prefill_key" else name for name in columns]
+        assert header == columns
         return rows
 
     def layer_ns(self, layer: str, rows: int) -> int:
@@ -116,6 +120,8 @@ class Bundle:
         tokens = sum(new for new, _ in requests)
         chunk = sum(new for new, _ in prompts)
         key = sum(new * (context + new / 2) for new, context in prompts) / chunk if chunk else 0.0
+        if self.is_released:
+            key = sum(context for _, context in prompts)
         mean = sum(contexts) // len(contexts) if contexts else 0
         block = self.attention_ns(chunk, key, len(contexts), mean)
         for layer in (*PRE_ATTENTION, *POST_ATTENTION):

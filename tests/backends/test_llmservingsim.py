@@ -166,7 +166,7 @@ def test_a_bundle_of_several_sizes(h100: fastroof.Tables, tmp_path: Path) -> Non
         "meta-llama/Llama-3.1-8B",
         "bf16",
     )
-    assert meta["skew_fit"] == {"enabled": False}
+    assert meta["skew_fit"] == {"enabled": True, "alpha_default": 0.0}
     for plan in plans:
         assert np.abs(errors(plan, bundle.folder, [[(1, 1023)] * 64, [(512, 0)]])).max() < 1e-3
     assert bundle.rows == sum(len(p.read_text().splitlines()) - 1 for p in bundle.folder.glob("tp*/*.csv"))
@@ -273,3 +273,50 @@ def test_the_example_sums_a_step(capsys: pytest.CaptureFixture[str]) -> None:
     assert "layer,prefill_chunk,prefill_key,n_decode,kv_decode,decode_q_len,time_us" in out
     files_us, plan_us = map(float, re.findall(r"([0-9.]+) us", out))
     assert files_us == pytest.approx(plan_us, rel=1e-5)
+
+
+# Release 1.1.0
+
+
+@pytest.fixture(scope="module")
+def released(
+    h100: fastroof.Tables, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[fastroof.StepPlan, Path]:
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, runtime="vllm", max_tokens=2048, max_seqs=256)
+    return plan, export_llmservingsim(plan, tmp_path_factory.mktemp("perf"), release="1.1").folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "mean", "most"),
+    [
+        ("equal decodes", 5e-5, 1e-4),
+        ("decodes", 2e-4, 1e-3),
+        ("prompt", 5e-4, 2e-3),
+        ("chunk", 5e-4, 2e-3),
+        ("mixed", 5e-4, 2e-3),
+        # several prompts are one of all their tokens, which attends to more
+        ("prompts", 0.03, 0.15),
+        # .. after all their contexts
+        ("chunks", 2.0, 10.0),
+    ],
+)
+def test_steps_add_up_in_release_1_1(
+    released: tuple[fastroof.StepPlan, Path], kind: str, mean: float, most: float
+) -> None:
+    plan, folder = released
+    bundle = Bundle(folder, plan.tp, is_released=True)
+    some = steps(plan, kind)
+    found = (
+        np.array([bundle.step_ns(step, plan.model.num_layers) / 1e3 / own_us(plan, step) for step in some])
+        - 1
+    )
+    assert np.abs(found).mean() < mean
+    assert np.abs(found).max() < most
+    if kind in ("prompts", "chunks"):
+        assert found.min() > -5e-3, "as one prompt they never attend to less"
+
+
+def test_a_release_that_is_none_is_refused(released: tuple[fastroof.StepPlan, Path], tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match=r"1.1, unreleased, got '2'"):
+        export_llmservingsim(released[0], tmp_path / "perf", release="2")
+    assert not (tmp_path / "perf").exists()

@@ -24,8 +24,10 @@ A cluster configuration then names the GPU as --hardware does and the model as -
 one model go into one bundle, a folder a tp. The simulator asks for the precision that the model's config
 declares: a plan of fp8 weights needs a config that says so, or --variant.
 
---format bundle is what the simulator reads today; v0, what its version 1.0.0 and its forks read: a row of
-integer nanoseconds for every size of a step, which ends the simulation where it needs another.
+--format v1.1 is what release 1.1.0 reads, and the source until the summer of 2026: several prompts of a step
+are one to it. bundle is what the source reads since, which no release does (a KeyError of prefill_key or
+kv_prefill means the other one); v0, what version 1.0.0 and its forks read: a row of integer nanoseconds for
+every size of a step, which ends the simulation where it needs another.
 """
 
 
@@ -50,8 +52,8 @@ def llmservingsim(
         str | None, typer.Option(help="Folder of the precision.  [default: bf16, fp8, fp8-kvfp8, ...]")
     ] = None,
     profile: Annotated[
-        Literal["bundle", "v0"], typer.Option("--format", help="Which of the simulator's formats.")
-    ] = "bundle",
+        Literal["v1.1", "bundle", "v0"], typer.Option("--format", help="Which of the simulator's formats.")
+    ] = "v1.1",
     longest: Annotated[
         int | None,
         typer.Option(metavar="TOKENS", help="Longest request of a v0 profile.  [default: 16384]"),
@@ -71,15 +73,24 @@ def llmservingsim(
     compiled = list(named_plans(plans, gpu, tables, source).values())
     if profile == "v0":
         if variant is not None:
-            raise typer.BadParameter("--variant is of --format bundle: v0 has no folder of the precision")
+            raise typer.BadParameter(
+                "--variant is of --format v1.1 and bundle: v0 has no folder of the precision"
+            )
         bundle = export_llmservingsim_v0(
             compiled, output, hardware=hardware, model=model_name, longest=longest
         )
         limits = f"--max-num-batched-tokens {compiled[0].max_tokens} --max-batch {compiled[0].max_seqs}"
     else:
         if longest is not None:
-            raise typer.BadParameter("--longest is of --format v0: a bundle takes what the model takes")
-        bundle = export_llmservingsim(compiled, output, hardware=hardware, model=model_name, variant=variant)
+            raise typer.BadParameter("--longest is of --format v0: the others take what the model takes")
+        bundle = export_llmservingsim(
+            compiled,
+            output,
+            hardware=hardware,
+            model=model_name,
+            variant=variant,
+            release="1.1" if profile == "v1.1" else "unreleased",
+        )
         limits = ""
     out = console()
     out.print(f"wrote {bundle.folder}: {counted(bundle.rows, 'row')}", soft_wrap=True)
