@@ -49,6 +49,7 @@ def dynamo_profile(
     max_kv_tokens: int | None = None,
     max_batch_size: int = MAX_BATCH_SIZE,
     points: int = POINTS,
+    beside: tuple[int, int] | None = None,
 ) -> dict[str, Floats]:
     """Tabulate a plan as Dynamo's mocker reads it.
 
@@ -73,6 +74,10 @@ def dynamo_profile(
         Most decodes in a step, the mocker's max_num_seqs.
     points : int
         Grid points for each doubling of tokens, 1 to 128.
+    beside : (int, int), optional
+        How many decodes usually run, and the tokens that each attends to: prefill times become what new
+        tokens add to a step of those, which is what the mocker adds. Then prompts that run alone come out too
+        fast. By default they are what the new tokens take alone: right for those, too slow beside decodes.
 
     Returns
     -------
@@ -83,7 +88,8 @@ def dynamo_profile(
     Raises
     ------
     BackendError
-        If a limit is not an integer of a size that makes a grid, or decodes take longer beside prefill.
+        If a limit is not an integer of a size that makes a grid, or decodes take longer beside prefill while
+        ``beside`` is not given.
     PlanRangeError
         If max_isl or max_batch_size is larger than the plan.
 
@@ -92,6 +98,7 @@ def dynamo_profile(
     The mocker times a step as prefill + decode, each from a table. Prefill: linear in the new tokens of all
     prompts, whatever stands before them; here at every number of tokens, so that nothing is interpolated. The
     parts q of a prompt of P tokens, each after (P - q) / 2, attend to as much as they do one after another.
+    Both read the weights, which a real step reads once: that is what ``beside`` takes off the prefill.
 
     Decode: bilinear in A, the tokens that all decodes attend to (the new one included), and C, their mean,
     rounded down. At (A, C) stands the step of b = A / C requests, held within 1 and max_batch_size, that
@@ -109,7 +116,8 @@ def dynamo_profile(
     >>> bool(profile["decode_itl"][at] == plan.decode_us(64, 4096) / 1e3)
     True
     """
-    check_decodes_alone(plan, "Dynamo's mocker")
+    if beside is None:
+        check_decodes_alone(plan, "Dynamo's mocker")
     most_new = _size("max_isl", plan.max_tokens if max_isl is None else max_isl, 2)
     most_batch = _size("max_batch_size", max_batch_size, 1)
     for name, size, limit in (
@@ -124,6 +132,8 @@ def dynamo_profile(
     longest = _size("max_context", plan.model.max_position if max_context is None else max_context, 2)
     most_kv = _size("max_kv_tokens", most_batch * longest if max_kv_tokens is None else max_kv_tokens, 2)
     points = whole_number("points", points, most=MOST_POINTS, error=BackendError)
+    if beside is not None:
+        most_new = min(most_new, plan.max_tokens - _decodes(plan, beside)[0])
     lengths = np.arange(1, most_new + 1)
     # one set of nodes for both axes: a batch of 1, and of any power of 2, runs through nodes
     doublings = np.arange(0, points * np.log2(max(most_kv, longest)) + 1)
@@ -133,7 +143,7 @@ def dynamo_profile(
     active = active[active <= most_kv]
     return {
         "prefill_isl": lengths.astype(np.float64),
-        "prefill_ttft_ms": _prefill_us(plan, lengths, prompt_len) / US_PER_MS,
+        "prefill_ttft_ms": _prefill_us(plan, lengths, prompt_len, beside) / US_PER_MS,
         "decode_active_kv_tokens": active.astype(np.float64),
         "decode_context_length": contexts.astype(np.float64),
         "decode_itl": _decode_us(plan, active[:, None], contexts[None, :], most_batch) / US_PER_MS,
@@ -183,14 +193,44 @@ def _size(name: str, value: Any, least: int) -> int:
     return whole_number(name, value, least, error=BackendError)
 
 
-def _prefill_us(plan: StepPlan, lengths: Longs, prompt_len: int | None) -> Floats:
+def _prefill_us(
+    plan: StepPlan, lengths: Longs, prompt_len: int | None, beside: tuple[int, int] | None
+) -> Floats:
+    """Time new tokens of each number, as prompts of one length, alone or as what decodes wait for more."""
     if prompt_len is None:
-        return np.asarray(plan.prefill_us(lengths))
-    whole, rest = np.divmod(lengths, _size("prompt_len", prompt_len, 1))
-    offsets = np.r_[0, np.cumsum(whole + (rest > 0))]
-    prompts = np.full(offsets[-1], prompt_len)
-    prompts[offsets[1:][rest > 0] - 1] = rest[rest > 0]
-    return plan.step_us(StepBatch(prompts, (prompt_len - prompts) // 2, offsets))
+        counts, prompts, contexts = np.ones_like(lengths), lengths, np.zeros_like(lengths)
+    else:
+        whole, rest = np.divmod(lengths, _size("prompt_len", prompt_len, 1))
+        counts = whole + (rest > 0)
+        ends = np.cumsum(counts)
+        prompts = np.full(ends[-1], prompt_len)
+        prompts[ends[rest > 0] - 1] = rest[rest > 0]
+        contexts = (prompt_len - prompts) // 2
+    if beside is None:
+        return plan.step_us(StepBatch(prompts, contexts, np.r_[0, np.cumsum(counts)]))
+    decodes, kv_len = _decodes(plan, beside)
+    starts = np.repeat(np.cumsum(counts) - counts, decodes)
+    new, before = np.insert(prompts, starts, 1), np.insert(contexts, starts, kv_len - 1)
+    together_us = plan.step_us(StepBatch(new, before, np.r_[0, np.cumsum(counts + decodes)]))
+    # a jagged kernel may be faster for more rows; the mocker's times do not fall below nothing
+    return np.maximum(together_us - plan.decode_us(decodes, kv_len), 0.0)
+
+
+def _decodes(plan: StepPlan, beside: tuple[int, int]) -> tuple[int, int]:
+    if not isinstance(beside, tuple) or len(beside) != 2:
+        raise BackendError(
+            f"beside must be the decodes that run and their tokens, as (32, 4096), got {beside!r}"
+        )
+    decodes, kv_len = (
+        _size("the decodes of beside", beside[0], 1),
+        _size("the tokens of beside", beside[1], 1),
+    )
+    most = min(plan.max_seqs, plan.max_tokens - 1)
+    if decodes > most:
+        raise PlanRangeError(
+            f"{decodes} decodes beside new tokens are more than the {most} that the plan times"
+        )
+    return decodes, kv_len
 
 
 def _decode_us(plan: StepPlan, active: Longs, context: Longs, max_batch_size: int) -> Floats:

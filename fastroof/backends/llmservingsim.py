@@ -25,9 +25,9 @@ their contexts. That is ``release="1.1"``.
 What version 1.0.0 reads instead is written by :mod:`fastroof.backends.llmservingsim_v0`.
 
 Sources: casys-kaist/LLMServingSim, serving/core/trace_generator.py and serving/core/utils.py at
-0d3de681adbd9c515fc378e94e3e625b6e250dad, the first also as it was while it read kv_prefill, profiler/core/attention_shape.py at
-8d7b3d89fc07c4cce9918face131dba7e2f4857e, docs/docs/profiler/output-bundle.md at
-11b96ae1ee5c339d40f8d9ba7b2052d8ef2ace0d, docs/docs/profiler/adding-hardware.md at
+0d3de681adbd9c515fc378e94e3e625b6e250dad, the first also as it was while it read kv_prefill;
+profiler/core/attention_shape.py at 8d7b3d89fc07c4cce9918face131dba7e2f4857e; docs/docs/profiler,
+output-bundle.md at 11b96ae1ee5c339d40f8d9ba7b2052d8ef2ace0d and adding-hardware.md at
 0d21a01cd28182f06ae4925c1fff2854fa142fe1 (bundles that another program makes).
 """
 

@@ -116,6 +116,37 @@ def test_the_parts_of_a_long_prompt_take_as_long_as_the_plan_says(llama: StepPla
     assert llama.prefill_us(parts).sum() / 1e3 < 0.85 * exact_ms
 
 
+def test_beside_decodes_new_tokens_cost_what_they_add(plan: StepPlan) -> None:
+    """Held to steps whose decodes are others than those that the profile was made beside."""
+    alone, added = (dynamo_profile(plan, points=1, beside=beside) for beside in (None, (32, 2000)))
+    tokens = np.array([1, 100, 2048])
+    together = [plan.step_us(StepBatch([n] + [1] * 32, [0] + [1999] * 32, [0, 33]))[0] for n in tokens]
+    np.testing.assert_array_equal(
+        added["prefill_ttft_ms"][tokens - 1], (np.array(together) - plan.decode_us(32, 2000)) / 1e3
+    )
+    rng, errors = np.random.default_rng(20), []
+    for count, kv_len, new in zip(
+        rng.integers(8, 60, 100), rng.integers(200, 8000, 100), rng.integers(64, 4000, 100), strict=True
+    ):
+        batch = StepBatch([new] + [1] * count, [0] + [kv_len - 1] * count, [0, count + 1])
+        decodes_ms, exact_ms = plan.decode_us(count, kv_len) / 1e3, plan.step_us(batch)[0] / 1e3
+        errors.append(
+            [p["prefill_ttft_ms"][new - 1] + decodes_ms - exact_ms for p in (alone, added)] / exact_ms
+        )
+    by_alone, by_added = np.abs(errors).mean(axis=0)
+    print(
+        f"{plan.model.name}: mixed steps {by_alone:.1%} off by prompts alone, {by_added:.1%} by what they add"
+    )
+    assert by_added < 0.1 * by_alone
+
+
+def test_beside_decodes_prompts_keep_their_length(llama: StepPlan) -> None:
+    added = dynamo_profile(llama, points=1, prompt_len=1000, beside=(4, 500))["prefill_ttft_ms"]
+    batch = StepBatch([1000, 1000, 600, 1, 1, 1, 1], [0, 0, 200, 499, 499, 499, 499], [0, 7])
+    assert added[2599] == pytest.approx((llama.step_us(batch)[0] - llama.decode_us(4, 500)) / 1e3, rel=1e-12)
+    assert len(added) == llama.max_tokens - 4
+
+
 def test_decode_is_the_plan_s_where_the_batch_is_whole(plan: StepPlan) -> None:
     profile = dynamo_profile(plan, points=4)
     active, context = np.meshgrid(
@@ -188,12 +219,18 @@ def test_wrong_grids_are_refused(llama: StepPlan, tmp_path: Path) -> None:
         {"prompt_len": 0},
         {"points": 0},
         {"points": 10_000},
+        {"beside": (0, 100)},
+        {"beside": (1, 0)},
     ):
         [name] = wrong
         with pytest.raises(BackendError, match=f"{name} must be a whole number"):
             dynamo_profile(llama, **wrong)
     with pytest.raises(PlanRangeError, match=r"max_isl is 9000.*max_tokens=9000"):
         dynamo_profile(llama, max_isl=9000)
+    with pytest.raises(BackendError, match=r"beside must be the decodes .*got \[32, 4096\]"):
+        dynamo_profile(llama, beside=[32, 4096])
+    with pytest.raises(PlanRangeError, match="9000 decodes beside new tokens are more than the 1024"):
+        dynamo_profile(llama, beside=(9000, 4096))
     with pytest.raises(PlanRangeError, match="max_seqs=1025"):
         dynamo_profile(llama, max_batch_size=1025)
     with pytest.raises(BackendError, match=r"\.npz file, got .*a\.json"):
@@ -233,6 +270,16 @@ def test_the_command_writes_what_the_library_makes(llama: StepPlan, tmp_path: Pa
     with np.load(path) as stored:
         for name, array in dynamo_profile(llama, **grid).items():
             np.testing.assert_array_equal(stored[name], array)
+
+
+def test_the_command_takes_decodes_beside(llama: StepPlan, tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    assert run("llama-3.1-8b", "-o", str(path), "--points", "1", "--beside", "16x1000")[0] == 0
+    with np.load(path) as stored:
+        expected = dynamo_profile(llama, points=1, beside=(16, 1000))["prefill_ttft_ms"]
+        np.testing.assert_array_equal(stored["prefill_ttft_ms"], expected)
+    code, _, err = run("llama-3.1-8b", "-o", str(path), "--beside", "16")
+    assert (code, "DECODESxKV_LEN" in err) == (2, True)
 
 
 def test_the_command_says_what_the_mocker_cannot_know(tmp_path: Path) -> None:

@@ -42,3 +42,11 @@ def test_rows_of_both_have_it(plan: fastroof.StepPlan, tmp_path: Path) -> None:
         / 1e3
     )
     np.testing.assert_allclose(got_us, plan.step_us(batch), rtol=2e-3)
+
+
+def test_dynamos_profile_beside_decodes_has_what_they_take_longer(plan: fastroof.StepPlan) -> None:
+    with pytest.raises(BackendError, match="mixed_attention"):
+        dynamo_profile(plan, max_batch_size=64)
+    added = dynamo_profile(plan, max_batch_size=64, points=1, beside=(8, 1000))["prefill_ttft_ms"]
+    step = fastroof.StepBatch([100] + [1] * 8, [0] + [999] * 8, [0, 9])
+    assert added[99] == (plan.step_us(step)[0] - plan.decode_us(8, 1000)) / 1e3

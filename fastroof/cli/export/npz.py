@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -11,6 +12,7 @@ from fastroof.cli.named_plans import PLANS_HELP, GpuOption, named_plans
 from fastroof.cli.options import Source, TablesPath
 from fastroof.cli.output import percent
 from fastroof.command_group import warn
+from fastroof.errors import BackendError
 
 __all__ = ["register"]
 
@@ -22,7 +24,8 @@ Examples:
 
 {PLANS_HELP}
 For Dynamo's mocker and AISimulate, which read it as the external timing provider dynamo_profile. The mocker
-knows a step's new tokens, not their prompts: --prompt-len says how long those are.
+knows a step's new tokens, not their prompts: --prompt-len says how long those are. It adds the time of
+prompts to that of decodes, which real steps run together: with --beside it adds what they cost more.
 """
 
 BLOCK_TOKENS: Final = 64
@@ -62,6 +65,13 @@ def npz(
     points: Annotated[
         int | None, typer.Option(min=1, help="Grid points for each doubling of tokens.  [default: 24]")
     ] = None,
+    beside: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DECODESxKV_LEN",
+            help="Prefill as what it adds to a step of such decodes, as 32x2000.  [default: alone]",
+        ),
+    ] = None,
     gpu: GpuOption = None,
     tables: TablesPath = None,
     source: Source = None,
@@ -83,6 +93,7 @@ def npz(
         max_kv_tokens=max_kv_tokens,
         max_batch_size=batch,
         points=dynamo.POINTS if points is None else points,
+        beside=None if beside is None else _decodes(beside),
     )
     tokens, active, context = (
         profile[key] for key in ("prefill_isl", "decode_active_kv_tokens", "decode_context_length")
@@ -102,3 +113,10 @@ def npz(
     short = float((profile["decode_itl"] < dynamo.LEAST_DECODE_MS).mean())
     if short:
         warn(f"{percent(short)} of the decode times are under 1 ms, where the mocker takes 1 ms")
+
+
+def _decodes(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"([0-9]+)x([0-9]+)", text)
+    if match is None:
+        raise BackendError(f"--beside {text} is not DECODESxKV_LEN: 32x2000 is")
+    return int(match[1]), int(match[2])
