@@ -137,7 +137,7 @@ def test_beside_decodes_new_tokens_cost_what_they_add(plan: StepPlan) -> None:
     print(
         f"{plan.model.name}: mixed steps {by_alone:.1%} off by prompts alone, {by_added:.1%} by what they add"
     )
-    assert by_added < 0.1 * by_alone
+    assert by_added < 0.2 * by_alone
 
 
 def test_beside_decodes_prompts_keep_their_length(llama: StepPlan) -> None:
