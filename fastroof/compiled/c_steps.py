@@ -26,7 +26,7 @@ from fastroof.compiled.plan_files import (
 from fastroof.compiled.ragged_steps import ragged_steps_us
 from fastroof.compiled.steps import CODE_SIZES, MAX_SEQS, MAX_TOKENS, general_decode_steps_us
 
-__all__ = ["C_FUNCTIONS", "C_LIBRARY", "plan_arena"]
+__all__ = ["C_FUNCTIONS", "C_LIBRARY", "plan_arena", "plan_word", "sizes_at"]
 
 _t: Any = types  # numba's types have few types
 
@@ -51,18 +51,20 @@ _munmap = _external("munmap", _t.int32, _t.intp, _t.intp)
 
 
 @jit_inline
-def _word(plan: int, word: int) -> Any:
+def plan_word(plan: int, word: int) -> Any:
+    """A word of the header of a plan file at an address."""
     return carray(pointer_at(plan), (FILE_HEADER // 8,), np.int64)[word]
 
 
 @jit_inline
 def plan_arena(plan: int) -> Any:
     """The arena of a plan file at an address."""
-    return carray(pointer_at(plan + FILE_HEADER), (_word(plan, ARENA_FLOATS),), np.float64)
+    return carray(pointer_at(plan + FILE_HEADER), (plan_word(plan, ARENA_FLOATS),), np.float64)
 
 
 @jit_inline
-def _sizes(address: int, count: int) -> Any:
+def sizes_at(address: int, count: int) -> Any:
+    """So many int64 at an address."""
     return carray(pointer_at(address), (count,), np.int64)
 
 
@@ -118,7 +120,7 @@ def _open(path: int, plan: Any) -> int:
 
 def _close(plan: int) -> None:
     if plan != 0:
-        _munmap(plan, _word(plan, FILE_BYTES))
+        _munmap(plan, plan_word(plan, FILE_BYTES))
 
 
 def _max_tokens(plan: int) -> int:
@@ -130,7 +132,7 @@ def _max_seqs(plan: int) -> int:
 
 
 def _describe(plan: int) -> int:
-    return plan + FILE_HEADER + 8 * int(_word(plan, ARENA_FLOATS))
+    return plan + FILE_HEADER + 8 * int(plan_word(plan, ARENA_FLOATS))
 
 
 def _decode_us(plan: int, batch_size: int, kv_len: int, step_us: Any) -> int:
@@ -144,14 +146,14 @@ def _prefill_us(plan: int, new_tokens: int, context_len: int, batch_size: int, s
 def _step_us(plan: int, new_tokens: int, context_len: int, num_requests: int, step_us: Any) -> int:
     if num_requests < 0:
         return CODE_SIZES
-    new, context = _sizes(new_tokens, num_requests), _sizes(context_len, num_requests)
+    new, context = sizes_at(new_tokens, num_requests), sizes_at(context_len, num_requests)
     return _one(requests_step_us(plan_arena(plan), new, context), step_us)
 
 
 def _decode_steps_us(plan: int, batch_size: int, kv_len: int, num_steps: int, step_us: Any) -> int:
     count = max(num_steps, 0)
     return general_decode_steps_us(
-        plan_arena(plan), _sizes(batch_size, count), _sizes(kv_len, count), carray(step_us, (count,))
+        plan_arena(plan), sizes_at(batch_size, count), sizes_at(kv_len, count), carray(step_us, (count,))
     )
 
 
@@ -167,9 +169,9 @@ def _steps_us(
     steps, requests = max(num_steps, 0), max(num_requests, 0)
     return ragged_steps_us(
         plan_arena(plan),
-        _sizes(new_tokens, requests),
-        _sizes(context_len, requests),
-        _sizes(offsets, steps + 1),
+        sizes_at(new_tokens, requests),
+        sizes_at(context_len, requests),
+        sizes_at(offsets, steps + 1),
         carray(step_us, (steps,)),
     )
 

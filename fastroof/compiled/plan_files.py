@@ -3,13 +3,15 @@
 Little-endian, in this order; a file's size is a multiple of 8, so that it can be mapped and used in place.
 
     0   8  magic, "FASTROOF"
-    8   4  version of this format, uint32
+    8   4  version of this format, uint32: 2, or 1 of files that end with the description
     12  4  CRC-32 of every byte from 16 on, uint32
     16  8  size of the file in bytes
     24  8  float64s of the arena
     32  8  bytes of the description, its closing NUL included
-    40 24  0
-    64     the arena (see fastroof.compiled.steps), the description (JSON, UTF-8), NULs up to a multiple of 8
+    40  8  where the facts are, in words of 8 bytes from the arena's start on; 0 in version 1
+    48 16  0
+    64     the arena (see fastroof.compiled.steps), the description (JSON, UTF-8), NULs up to a multiple of 8,
+           and of version 2 the facts and what they point at (see fastroof.compiled.plan_parts)
 
 The CRC tells damage. What a plan's loops take on trust is checked besides, so that no file whatever makes
 them read beyond it.
@@ -35,6 +37,7 @@ from fastroof.compiled.grids import (
     Y,
 )
 from fastroof.compiled.jit import jit
+from fastroof.compiled.plan_parts import STAGES, STAGES_AT, facts_fit, is_whole, verification_fits
 from fastroof.compiled.steps import (
     ARENA_FORMAT,
     ARENA_MAGIC,
@@ -76,12 +79,15 @@ __all__ = [
 ]
 
 FILE_MAGIC: Final = int.from_bytes(b"FASTROOF", "little")
-FILE_VERSION: Final = 1
+FILE_VERSION: Final = 2
+"""What is written; version 1, without facts, is read too."""
 FILE_HEADER: Final = 64
 """Bytes before the arena."""
+BODY: Final = FILE_HEADER // 8
+"""Where the arena starts, in words."""
 CRC_FROM: Final = 16
 # Words of 8 bytes of the header: the second holds the version and the CRC.
-VERSION_AND_CRC, FILE_BYTES, ARENA_FLOATS, TEXT_BYTES = 1, 2, 3, 4
+VERSION_AND_CRC, FILE_BYTES, ARENA_FLOATS, TEXT_BYTES, FACTS_AT = 1, 2, 3, 4, 5
 
 # fastroof_step.h names the same codes.
 CODE_IO, CODE_FOREIGN, CODE_VERSION, CODE_TRUNCATED, CODE_CORRUPT = 10, 11, 12, 13, 14
@@ -113,11 +119,6 @@ def crc32(octets: Octets, start: int) -> int:
 
 
 @jit
-def _is_whole(value: float, least: float, largest: float) -> bool:
-    return least <= value <= largest and float(int(value)) == value
-
-
-@jit
 def _axis_fits(arena: Floats, slots: int, nodes_at: int, guide_at: int) -> bool:
     """Whether an axis rises, and its guide names cells that it has."""
     count = int(arena[slots + NODES])
@@ -125,7 +126,7 @@ def _axis_fits(arena: Floats, slots: int, nodes_at: int, guide_at: int) -> bool:
         if arena[i] <= arena[i - 1]:
             return False
     for i in range(guide_at, guide_at + int(arena[slots + KEYS])):
-        if not _is_whole(arena[i], 0.0, count - 2.0):
+        if not is_whole(arena[i], 0.0, count - 2.0):
             return False
     return True
 
@@ -137,10 +138,10 @@ def _block_fits(arena: Floats, at: int, stop: int) -> bool:
         return False
     for axis in (at + Y, at + X):
         if not (
-            _is_whole(arena[axis + NODES], 2.0, LARGEST_INDEX)
-            and _is_whole(arena[axis + KEYS], 1.0, LARGEST_INDEX)
-            and _is_whole(arena[axis + SHIFT], 0.0, 63.0)
-            and _is_whole(arena[axis + FIRST_KEY], -LARGEST_INDEX, LARGEST_INDEX)
+            is_whole(arena[axis + NODES], 2.0, LARGEST_INDEX)
+            and is_whole(arena[axis + KEYS], 1.0, LARGEST_INDEX)
+            and is_whole(arena[axis + SHIFT], 0.0, 63.0)
+            and is_whole(arena[axis + FIRST_KEY], -LARGEST_INDEX, LARGEST_INDEX)
         ):
             return False
     ny, nx = arena[at + Y + NODES], arena[at + X + NODES]
@@ -151,7 +152,7 @@ def _block_fits(arena: Floats, at: int, stop: int) -> bool:
     x_at = y_at + int(ny)
     y_guide = x_at + int(nx)
     return (
-        _is_whole(arena[at + FORM], 0.0, FORM_PREFILL_RATE)
+        is_whole(arena[at + FORM], 0.0, FORM_PREFILL_RATE)
         and _axis_fits(arena, at + Y, y_at, y_guide)
         and _axis_fits(arena, at + X, x_at, y_guide + int(y_keys))
     )
@@ -179,7 +180,7 @@ def arena_fits(arena: Floats) -> bool:
     if arena[MAGIC] != ARENA_MAGIC or arena[FORMAT] != ARENA_FORMAT or arena[ARENA_SIZE] != size:
         return False
     tokens, seqs = arena[MAX_TOKENS], arena[MAX_SEQS]
-    if not (_is_whole(tokens, 1.0, LARGEST_INDEX) and _is_whole(seqs, 1.0, LARGEST_INDEX)):
+    if not (is_whole(tokens, 1.0, LARGEST_INDEX) and is_whole(seqs, 1.0, LARGEST_INDEX)):
         return False
     at = float(HEADER_SIZE)
     for slot, length in (
@@ -199,9 +200,9 @@ def arena_fits(arena: Floats) -> bool:
     elif arena[DECODE_TOKENS_ORIGIN_AT] != arena[TOKENS_ORIGIN_AT]:
         return False
     prefill_at = arena[PREFILL_AT]
-    if arena[DECODE_AT] != at or not _is_whole(prefill_at, at, size):
+    if arena[DECODE_AT] != at or not is_whole(prefill_at, at, size):
         return False
-    if not _is_whole(arena[WINDOW], 0.0, float(MAX_KV_LEN)):
+    if not is_whole(arena[WINDOW], 0.0, float(MAX_KV_LEN)):
         return False
     if arena[MIXED_KV_US] < 0.0 or arena[MIXED_WINDOW_KV_US] < 0.0:
         return False
@@ -211,7 +212,7 @@ def arena_fits(arena: Floats) -> bool:
     if window_at == at:
         # the blocks of all layers
         return last_at == prefill_at and _block_fits(arena, int(prefill_at), size)
-    if not (_is_whole(window_at, prefill_at, size) and _is_whole(last_at, window_at, size)):
+    if not (is_whole(window_at, prefill_at, size) and is_whole(last_at, window_at, size)):
         return False
     return (
         _block_fits(arena, int(prefill_at), int(window_at))
@@ -223,27 +224,63 @@ def arena_fits(arena: Floats) -> bool:
 
 
 @jit
+def _plan_fits(octets: Octets, words: Words, floats: Floats) -> bool:
+    """Whether a whole file's header, arena and description hold together; of version 1 that is all."""
+    size = len(octets)
+    count, text = words[ARENA_FLOATS], words[TEXT_BYTES]
+    room = size - FILE_HEADER
+    if count < 0 or count > room // 8 or text < 1 or text > room - 8 * count:
+        return False
+    if octets[FILE_HEADER + 8 * count + text - 1] != 0 or not arena_fits(floats[BODY : BODY + count]):
+        return False
+    if words[VERSION_AND_CRC] & 0xFFFFFFFF == 1:
+        return bool(words[FACTS_AT] == 0)
+    facts_at = words[FACTS_AT]
+    body, reals = words[BODY:], floats[BODY:]
+    return facts_fit(body, reals, facts_at) and verification_fits(body, reals, facts_at)
+
+
+@jit
+def _stages_fit(octets: Octets, words: Words, floats: Floats) -> bool:
+    """Whether a file of version 2 has whole files, of version 2 and without stages, where its stages are."""
+    facts_at = BODY + words[FACTS_AT]
+    list_at = BODY + words[facts_at + STAGES_AT]
+    for i in range(list_at, list_at + words[facts_at + STAGES]):
+        if words[i] < 0 or words[i] > len(words) - 2 * BODY:
+            return False
+        at = BODY + words[i]
+        count = words[at + FILE_BYTES] // 8
+        if words[at] != FILE_MAGIC or words[at + VERSION_AND_CRC] & 0xFFFFFFFF != FILE_VERSION:
+            return False
+        if words[at + FILE_BYTES] % 8 != 0 or count < BODY or count > len(words) - at:
+            return False
+        inner = words[at : at + count]
+        if not _plan_fits(octets[8 * at : 8 * (at + count)], inner, floats[at : at + count]):
+            return False
+        if inner[BODY + inner[FACTS_AT] + STAGES] != 0:
+            return False
+    return True
+
+
+@jit
 def plan_bytes_code(octets: Octets, words: Words, floats: Floats) -> int:
     """Check a plan file. Returns 0, or the code of what is wrong.
 
-    ``words`` and ``floats`` are the same bytes, as many as fill them, in eights.
+    ``words`` and ``floats`` are the same bytes, as many as fill them, in eights. A CRC within a file, of a
+    stage's, is not looked at: that of the whole file is over it too.
     """
     size = len(octets)
     if size < 8 or words[0] != FILE_MAGIC:
         return CODE_FOREIGN
     if size < FILE_HEADER:
         return CODE_TRUNCATED
-    if words[VERSION_AND_CRC] & 0xFFFFFFFF != FILE_VERSION:
+    version = words[VERSION_AND_CRC] & 0xFFFFFFFF
+    if version < 1 or version > FILE_VERSION:
         return CODE_VERSION
     if words[FILE_BYTES] != size or size % 8 != 0:
         return CODE_TRUNCATED
     if (words[VERSION_AND_CRC] >> 32) & 0xFFFFFFFF != crc32(octets, CRC_FROM):
         return CODE_CORRUPT
-    count, text = words[ARENA_FLOATS], words[TEXT_BYTES]
-    room = size - FILE_HEADER
-    if count < 0 or count > room // 8 or text < 1 or text > room - 8 * count:
+    if not _plan_fits(octets, words, floats):
         return CODE_CORRUPT
-    start = FILE_HEADER // 8
-    if octets[FILE_HEADER + 8 * count + text - 1] != 0 or not arena_fits(floats[start : start + count]):
-        return CODE_CORRUPT
-    return 0
+    return 0 if version == 1 or _stages_fit(octets, words, floats) else CODE_CORRUPT

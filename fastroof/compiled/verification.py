@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from fastroof.arrays import Floats, Ints
 from fastroof.compiled.grids import grid_value, open_block
 from fastroof.compiled.jit import jit, jit_inline
@@ -41,6 +43,8 @@ __all__ = [
     "open_draft",
     "open_speculation",
     "queries_factor",
+    "speculation_at",
+    "verified_us",
     "verify_steps_us",
 ]
 
@@ -79,8 +83,12 @@ def one_token(plan: PlanParts) -> Speculation:
 def open_speculation(arena: Floats, plan: PlanParts) -> Speculation:
     """Read what follows the plan in its arena; one token a decode where nothing does."""
     at = int(arena[SPECULATION_AT])
-    if at == 0:
-        return one_token(plan)
+    return one_token(plan) if at == 0 else speculation_at(arena, at)
+
+
+@jit_inline
+def speculation_at(arena: Floats, at: int) -> Speculation:
+    """Read how decodes verify, from ``arena[at]`` on."""
     return Speculation(
         arena[at + TOKENS],
         arena[at + ACCEPTED],
@@ -160,6 +168,36 @@ def queries_factor(arena: Floats, speculation: Speculation, batch: float, kv_len
     )
 
 
+@jit_inline
+def verified_us(
+    arena: Floats, plan: PlanParts, any_tokens: Speculation, batch: int, kv: int, queries: int
+) -> float:
+    """Time one step that verifies, us; NaN where the plan cannot time it."""
+    if batch < 1 or batch > plan.max_seqs or queries < 1 or queries > plan.max_tokens:
+        return np.nan
+    rows = batch * queries
+    if rows > plan.max_tokens or kv < queries or kv > MAX_KV_LEN:
+        return np.nan
+    if queries == 1:
+        return decode_step_us(arena, plan, decode_rows_us(arena, plan, batch), batch, float(kv))
+    speculation = Speculation(
+        float(queries),
+        1.0,
+        0.0,
+        any_tokens.head_at,
+        any_tokens.head_last,
+        any_tokens.bounds_at,
+        any_tokens.bounds,
+        0,
+    )
+    tokens_us: float = table_load(arena, plan.decode_tokens_at + rows)
+    head_us: float = table_load(arena, speculation.head_at + rows)
+    attention_us = grid_value(arena, plan.decode, float(batch), float(kv))
+    attention_us *= queries_factor(arena, speculation, float(batch), float(kv))
+    runtime_us = plan.step_us + plan.sequence_us * float(batch)
+    return ((tokens_us + head_us) + runtime_us) + attention_us
+
+
 @jit
 def verify_steps_us(arena: Floats, batch_size: Ints, kv_len: Ints, tokens: Ints, out: Floats) -> int:
     """Time steps of ``batch_size`` requests that verify ``tokens`` each, the last at ``kv_len``.
@@ -173,29 +211,8 @@ def verify_steps_us(arena: Floats, batch_size: Ints, kv_len: Ints, tokens: Ints,
         batch = int(table_load(batch_size, i))
         kv = int(table_load(kv_len, i))
         queries = int(table_load(tokens, i))
-        if batch < 1 or batch > plan.max_seqs or queries < 1 or queries > plan.max_tokens:
+        time_us = verified_us(arena, plan, any_tokens, batch, kv, queries)
+        if time_us != time_us:
             return CODE_SIZES
-        rows = batch * queries
-        if rows > plan.max_tokens or kv < queries or kv > MAX_KV_LEN:
-            return CODE_SIZES
-        if queries == 1:
-            rows_us = decode_rows_us(arena, plan, batch)
-            output_store(out, i, decode_step_us(arena, plan, rows_us, batch, float(kv)))
-            continue
-        speculation = Speculation(
-            float(queries),
-            1.0,
-            0.0,
-            any_tokens.head_at,
-            any_tokens.head_last,
-            any_tokens.bounds_at,
-            any_tokens.bounds,
-            0,
-        )
-        tokens_us = table_load(arena, plan.decode_tokens_at + rows)
-        head_us = table_load(arena, speculation.head_at + rows)
-        attention_us = grid_value(arena, plan.decode, float(batch), float(kv))
-        attention_us *= queries_factor(arena, speculation, float(batch), float(kv))
-        runtime_us = plan.step_us + plan.sequence_us * float(batch)
-        output_store(out, i, ((tokens_us + head_us) + runtime_us) + attention_us)
+        output_store(out, i, time_us)
     return 0

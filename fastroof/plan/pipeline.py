@@ -60,7 +60,8 @@ def cycle_us(plan: StepPlan, batch: StepBatch) -> float:
     times_us = stage_times_us(plan, batch)
     if not times_us.size:
         return 0.0
-    return float(max(times_us.sum(axis=0).max(), times_us.sum(axis=1).max()))
+    # added up in their order, as fastroof_step.h's function does
+    return float(max(times_us.cumsum(axis=0)[-1].max(), times_us.cumsum(axis=1)[:, -1].max()))
 
 
 TYPICAL_BATCH: Final = 64

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastroof.backends.c.plan_file import plan_bytes
-from fastroof.compiled import grids, plan_files, ragged_steps, steps
+from fastroof.compiled import grids, plan_files, plan_parts, ragged_steps, steps, verification
+from fastroof.compiled.plan_files import BODY
+from fastroof.plan.pipeline import makespan_us
+from fastroof.simulation.disaggregated import Link, takes_us, whole_kv_bytes
+from fastroof.units import US_PER_S
 from tests.compiled.test_steps import plan_of
 from tests.compiled.test_windows import PLANS
 
@@ -63,7 +68,7 @@ def test_a_plans_file_is_whole(content):
         (lambda c: b"PAR1" + c[4:], plan_files.CODE_FOREIGN),
         (lambda c: c[:16], plan_files.CODE_TRUNCATED),
         (lambda c: c[:63], plan_files.CODE_TRUNCATED),
-        (lambda c: c[:8] + b"\x02" + c[9:], plan_files.CODE_VERSION),
+        (lambda c: c[:8] + b"\x03" + c[9:], plan_files.CODE_VERSION),
         (lambda c: c[:-8], plan_files.CODE_TRUNCATED),
         (lambda c: c[:-1], plan_files.CODE_TRUNCATED),
         (lambda c: c + bytes(8), plan_files.CODE_TRUNCATED),
@@ -80,6 +85,149 @@ def test_a_plans_file_is_whole(content):
 )
 def test_what_is_wrong_has_a_code(content, content_of, code):
     assert code_of(content_of(content)) == code
+
+
+def older(content):
+    """The file of version 1 of a plan: it ends with the description."""
+    words = np.frombuffer(content, np.int64)
+    arena, text = int(words[plan_files.ARENA_FLOATS]), int(words[plan_files.TEXT_BYTES])
+    size = 64 + 8 * arena + text
+    size += -size % 8
+    header = np.array([words[0], 1, size, arena, text, 0, 0, 0], np.int64)
+    return with_crc(header.tobytes() + content[64:size])
+
+
+def test_files_of_version_1_are_read(content):
+    first = older(content)
+    assert code_of(first) == 0
+    assert code_of(with_word(first, plan_files.FACTS_AT, 8)) == plan_files.CODE_CORRUPT
+    assert code_of(first[:-8]) == plan_files.CODE_TRUNCATED
+
+
+def facts_at(content, start=0):
+    return start + BODY + int(np.frombuffer(content, np.int64)[start + plan_files.FACTS_AT])
+
+
+@pytest.mark.parametrize(
+    ("slot", "values"),
+    [
+        (0, (-1, plan_parts.FACTS_WORDS - 1)),
+        (plan_parts.VERIFICATION_AT, (-1, 2**40, 2**62)),
+        (plan_parts.VERIFICATION_SIZE, (-1, 1, 2**40, 2**62)),
+        (plan_parts.STAGES_AT, (-1, 2**40)),
+        (plan_parts.STAGES, (-1, 10**9)),
+        (plan_parts.OPERATORS_SIZE, (-5, 2**40)),
+        (plan_parts.ERRORS_AT, (-5, 2**40)),
+        (plan_parts.KV_BYTES, (-1, 2**33)),
+        (plan_parts.MODEL_KV_BYTES, (-1, 2**33)),
+        (plan_parts.WEIGHT_BYTES, (-1, 2**50)),
+        (plan_parts.NVLINK_BYTES_PER_S, (-1, 0x7FF0000000000000)),
+    ],
+)
+def test_facts_that_cannot_be(content, slot, values):
+    for value in values:
+        assert code_of(with_word(content, facts_at(content) + slot, value)) == plan_files.CODE_CORRUPT
+
+
+def test_facts_that_lie_beyond_the_file(content):
+    for value in (-1, len(content) // 8 - BODY - 3, 2**40):
+        assert code_of(with_word(content, plan_files.FACTS_AT, value)) == plan_files.CODE_CORRUPT
+
+
+def test_verification_is_read_within_the_file(plan, content):
+    facts = facts_at(content)
+    words = np.frombuffer(content, np.int64)
+    at = BODY + int(words[facts + plan_parts.VERIFICATION_AT])
+    size = int(words[facts + plan_parts.VERIFICATION_SIZE])
+    body = np.frombuffer(content, np.float64)[BODY:]
+    header = steps.open_plan(body)
+    any_tokens = verification.speculation_at(body, at - BODY)
+    for batch, kv, queries in ((1, 9, 3), (3, 500, 2), (8, 8, 8), (2, 700, 1)):
+        us = verification.verified_us(body, header, any_tokens, batch, kv, queries)
+        assert us == plan.verify_us(batch, kv, queries)
+    for slot in (
+        verification.HEAD_AT,
+        verification.HEAD_LAST,
+        verification.BOUNDS_AT,
+        verification.BOUNDS,
+        verification.SPECULATION_HEADER + 3,
+    ):
+        for value in (np.nan, -1.0, 0.5, 1e300):
+            if slot >= verification.SPECULATION_HEADER and np.isfinite(value):
+                continue
+            wrong = with_word(content, at + slot, np.float64(value).view(np.int64))
+            assert code_of(wrong) == plan_files.CODE_CORRUPT, (slot, value)
+    gone = with_word(content, facts + plan_parts.VERIFICATION_SIZE, 0)
+    assert (code_of(gone), size > 0) == (0, True)
+
+
+@pytest.fixture(scope="module")
+def staged():
+    """A plan of three stages, two of which are one, by hand."""
+    whole = plan_of((64, 512, 4096))
+    first, last = replace(whole, stage=0), replace(whole, stage=1)
+    return replace(whole, stage_plans=(first, first, last))
+
+
+def test_a_plan_of_stages_has_their_files_in_its_own(staged):
+    content = plan_bytes(staged, "staged")
+    assert code_of(content) == 0
+    words = np.frombuffer(content, np.int64)
+    facts = facts_at(content)
+    at, count = (int(words[facts + slot]) for slot in (plan_parts.STAGES_AT, plan_parts.STAGES))
+    places = words[BODY + at : BODY + at + count].tolist()
+    assert (count, len(set(places)), places[0]) == (3, 2, places[1])
+    for place, stage in zip(places, staged.stages, strict=True):
+        start = 8 * (BODY + place)
+        size = int(words[BODY + place + plan_files.FILE_BYTES])
+        inner = content[start : start + size]
+        assert inner == plan_bytes(stage, f"staged stage {stage.stage}")
+        assert code_of(inner) == 0
+
+
+def test_stages_that_cannot_be(staged):
+    content = plan_bytes(staged, "staged")
+    words = np.frombuffer(content, np.int64)
+    facts = facts_at(content)
+    list_at = BODY + int(words[facts + plan_parts.STAGES_AT])
+    stage = BODY + int(words[list_at + 2])
+    wrong = [(list_at + 1, value) for value in (-1, 2**40, len(words) - 12, 1)]
+    wrong += [(stage, 5), (stage + plan_files.VERSION_AND_CRC, 1)]
+    wrong += [(stage + plan_files.FILE_BYTES, value) for value in (-8, 8, 2**40, int(words[2]) - 4)]
+    wrong += [(stage + plan_files.FACTS_AT, 2**40), (stage + BODY, -1)]
+    # no stage has stages
+    inner = facts_at(content, stage)
+    wrong += [(inner + plan_parts.STAGES, 1), (facts + plan_parts.STAGES, plan_parts.MAX_STAGES + 1)]
+    for word, value in wrong:
+        assert code_of(with_word(content, word, value)) == plan_files.CODE_CORRUPT, (word, value)
+
+
+def test_kv_cache_and_transfers_are_those_of_python(plan):
+    memory = plan.memory
+    for kv_len in (0, 1, 63, 64, 65, 5000):
+        held = plan_parts.held_bytes(
+            memory.kv_bytes_per_token,
+            memory.window_kv_bytes_per_token,
+            memory.window,
+            memory.state_bytes_per_sequence,
+            kv_len,
+        )
+        assert held == memory.kv_bytes(kv_len)
+    lasts_us = takes_us(plan, plan, [1000], Link(50e9, 5.0))[0]
+    sent = int(whole_kv_bytes(plan).kv_bytes(1000))
+    assert plan_parts.transfer_us(sent, 50e9, plan.tp, 5.0) == lasts_us
+    assert plan_parts.US_PER_S == US_PER_S
+
+
+@settings(max_examples=50)
+@given(st.lists(st.lists(st.floats(0.0, 1e6), min_size=3, max_size=3), max_size=6))
+def test_micro_batches_end_as_in_python(times):
+    ends, last = np.zeros(3), 0.0
+    for of_batch in times:
+        last = 0.0
+        for stage, us in enumerate(of_batch):
+            last = plan_parts.makespan_us(ends, stage, last, us)
+    assert last == makespan_us(np.array(times).reshape(-1, 3))
 
 
 @settings(max_examples=300)

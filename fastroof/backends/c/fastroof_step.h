@@ -27,10 +27,12 @@ enum {
     FASTROOF_VERSION = 12,  /* a plan file of another version of the format */
     FASTROOF_TRUNCATED = 13,/* shorter or longer than it says */
     FASTROOF_CORRUPT = 14,  /* its CRC or its contents are wrong */
+    FASTROOF_ABSENT = 15,   /* a plan file of an older version, or exported without what was asked for */
     FASTROOF_ENGINE = 20,   /* an engine that is none, or larger than the plan */
     FASTROOF_REQUEST = 21,  /* a request that is none, or arrivals that fall */
     FASTROOF_TOO_LONG = 22, /* a request that the engine never has room for */
-    FASTROOF_MEMORY = 23    /* less memory than fastroof_simulate_bytes asks for */
+    FASTROOF_MEMORY = 23,   /* less memory than fastroof_simulate_bytes asks for */
+    FASTROOF_UNLIKE = 24    /* plans of which one cannot take the other's KV cache */
 };
 
 /* Map and check a plan file. */
@@ -47,7 +49,7 @@ int64_t fastroof_max_tokens(const fastroof_plan *plan);
 int64_t fastroof_max_seqs(const fastroof_plan *plan);
 
 /* What the plan is, as JSON: name, model, gpu, tp, dtype, kv_dtype, runtime, method, max_tokens, max_seqs,
- * tables_hash, version. */
+ * tables_hash, version; of files of version 2 also layout, memory and stages. */
 const char *fastroof_describe(const fastroof_plan *plan);
 
 /* One decode step: batch_size requests, each attending to kv_len tokens, its new one included. */
@@ -70,6 +72,51 @@ int32_t fastroof_decode_steps_us(const fastroof_plan *plan, const int64_t *batch
  * in all. step_us must not overlap the sizes. */
 int32_t fastroof_steps_us(const fastroof_plan *plan, const int64_t *new_tokens, const int64_t *context_len,
                           int64_t num_requests, const int64_t *offsets, int64_t num_steps, double *step_us);
+
+/* One step of batch_size requests that each verify draft tokens: tokens new ones a request, kv_len counts them
+ * all. With 1 token it is fastroof_decode_us. */
+int32_t fastroof_verify_us(const fastroof_plan *plan, int64_t batch_size, int64_t kv_len, int64_t tokens,
+                           double *step_us);
+
+/* What a plan holds in one GPU's memory, bytes: of several pipeline stages, in that with the least room. */
+typedef struct fastroof_memory_of {
+    int64_t weight_bytes;
+    int64_t kv_bytes_per_token;   /* of all its layers, as long as a sequence is within the window */
+    int64_t activation_bytes, reserve_bytes, context_bytes; /* a step's; left untouched; CUDA's own */
+    int64_t max_kv_tokens;        /* that fit beside all that, of sequences within the window */
+    int64_t window;               /* tokens that layers with a window keep at most; 0 without such */
+    int64_t window_kv_bytes_per_token; /* their part of kv_bytes_per_token */
+    int64_t state_bytes_per_sequence;  /* whatever its length: linear attention */
+    int64_t model_kv_bytes_per_token;  /* the same of the whole model, on all GPUs together */
+    int64_t model_window_kv_bytes_per_token, model_state_bytes_per_sequence;
+} fastroof_memory_of;
+int32_t fastroof_memory(const fastroof_plan *plan, fastroof_memory_of *memory);
+
+/* KV cache and state of one sequence of kv_len tokens, bytes: on one GPU, and of the whole model. */
+int32_t fastroof_kv_bytes(const fastroof_plan *plan, int64_t kv_len, int64_t *gpu_bytes, int64_t *model_bytes);
+
+/* What it takes to send a sequence's KV cache from an engine of one plan to one of another, us, once it has the
+ * link. bytes_per_s is what a GPU sends to a GPU of the other, 0: NVLink's; latency_us is added. Plans of other
+ * models or KV dtypes are FASTROOF_UNLIKE. */
+int32_t fastroof_kv_transfer_us(const fastroof_plan *prefill, const fastroof_plan *decode, int64_t kv_len,
+                                double bytes_per_s, double latency_us, double *transfer_us);
+
+/* How the model is split over GPUs; moe_tp share each expert, cp the new tokens of a prompt. */
+typedef struct fastroof_layout_of {
+    int64_t tp, pp, dp, ep, moe_tp, cp;
+} fastroof_layout_of;
+int32_t fastroof_layout(const fastroof_plan *plan, fastroof_layout_of *layout);
+
+/* Pipeline stages, 1 at least, each a plan itself that every function takes: one that has no others is its only
+ * stage. It belongs to its plan and is not closed. NULL where there is no such stage. */
+int64_t fastroof_num_stages(const fastroof_plan *plan);
+const fastroof_plan *fastroof_stage(const fastroof_plan *plan, int64_t stage);
+
+/* num_steps micro-batches, as fastroof_steps_us has steps: from the first one's start to the last one's end
+ * through all stages, bubbles included, and one round of micro-batches that keep going round as decodes do. */
+int32_t fastroof_pipeline_us(const fastroof_plan *plan, const int64_t *new_tokens, const int64_t *context_len,
+                             int64_t num_requests, const int64_t *offsets, int64_t num_steps,
+                             double *pipeline_us, double *cycle_us);
 
 /* A serving engine: how it makes steps of requests. fastroof_engine_of sets what is not given. */
 typedef struct fastroof_engine {
@@ -146,10 +193,12 @@ static inline const char *fastroof_message(int32_t code)
     case FASTROOF_VERSION: return "a plan file of another version of the format";
     case FASTROOF_TRUNCATED: return "a plan file that is shorter or longer than it says";
     case FASTROOF_CORRUPT: return "a damaged plan file";
+    case FASTROOF_ABSENT: return "a plan file without that: an older one, or exported without it";
     case FASTROOF_ENGINE: return "an engine that is none, or larger than the plan";
     case FASTROOF_REQUEST: return "a request that is none, or arrivals that fall";
     case FASTROOF_TOO_LONG: return "a request that the engine never has room for";
     case FASTROOF_MEMORY: return "less memory than fastroof_simulate_bytes asks for";
+    case FASTROOF_UNLIKE: return "plans of which one cannot take the other's KV cache";
     default: return "unknown code";
     }
 }

@@ -11,6 +11,7 @@ from typing import Any, Final
 import llvmlite.binding as llvm
 from numba.core.ccallback import CFunc
 
+from fastroof.compiled.c_facts import C_FACTS
 from fastroof.compiled.c_simulation import C_SIMULATION
 from fastroof.compiled.c_steps import C_FUNCTIONS, C_LIBRARY
 from fastroof.compiled.jit import OPTIONS
@@ -57,7 +58,7 @@ def _object_code(cpu: str) -> bytes:
     machine = _target_machine(cpu)
     module: Any = None
     names = {}
-    for name, (function, signature) in (C_FUNCTIONS | C_SIMULATION).items():
+    for name, (function, signature) in (C_FUNCTIONS | C_FACTS | C_SIMULATION).items():
         compiled: Any = CFunc(function, (signature.args, signature.return_type), {}, OPTIONS)
         compiled.compile()
         names[compiled._wrapper_name] = name

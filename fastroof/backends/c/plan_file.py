@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Flags, Floats
+from fastroof.backends.c.plan_parts import Body, facts_of, verification_part
+from fastroof.backends.plan_facts import plan_facts
 from fastroof.compiled import plan_files as loops
+from fastroof.compiled import plan_parts as parts
 from fastroof.errors import BackendError
 from fastroof.whole_files import write_output
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
 
-__all__ = ["PlanFile", "plan_bytes", "read_plan_file", "write_plan_file"]
+__all__ = ["PlanFile", "description", "plan_bytes", "read_plan_file", "write_plan_file"]
 
 _WRONG: Final = {
     loops.CODE_FOREIGN: "is not a plan file",
@@ -43,14 +46,38 @@ class PlanFile(NamedTuple):
     description: dict[str, Any]
 
 
+def description(plan: StepPlan, name: str) -> dict[str, Any]:
+    """What a plan file says of its plan: its name, ``plan.describe()``, layout, memory and stages."""
+    return {"name": name, **plan.describe(), **plan_facts(plan)}
+
+
 def plan_bytes(plan: StepPlan, name: str) -> bytes:
-    """Lay a plan out as a file, see :mod:`fastroof.compiled.plan_files`."""
-    text = json.dumps({"name": name, **plan.describe()}).encode() + b"\0"
+    """Lay a plan out as a file, see :mod:`fastroof.compiled.plan_files` and ``plan_parts`` beside it."""
+    return _file_bytes(plan, name, len(plan.stage_plans) > 1)
+
+
+def _file_bytes(plan: StepPlan, name: str, has_stages: bool) -> bytes:
     arena = np.ascontiguousarray(plan.arena, "<f8").tobytes()
-    size = loops.FILE_HEADER + len(arena) + len(text)
-    padding = -size % 8
-    sizes = struct.pack("<QQQ24x", size + padding, len(arena) // 8, len(text))
-    checked = sizes + arena + text + bytes(padding)
+    text = json.dumps(description(plan, name)).encode() + b"\0"
+    body = Body(arena, text)
+    facts_at = body.add(bytes(8 * parts.FACTS_WORDS))
+    facts = facts_of(plan)
+    size = len(plan.verification_arena) - len(plan.arena)
+    facts[[parts.VERIFICATION_AT, parts.VERIFICATION_SIZE]] = body.words, size
+    body.add(verification_part(plan, body.words).tobytes())
+    if has_stages:
+        # stages that are alike are one plan
+        known = {id(stage): stage for stage in plan.stages}
+        places = {
+            one: body.add(_file_bytes(stage, f"{name} stage {stage.stage}", has_stages=False))
+            for one, stage in known.items()
+        }
+        facts[[parts.STAGES_AT, parts.STAGES]] = body.words, len(plan.stages)
+        body.add(np.array([places[id(stage)] for stage in plan.stages], "<i8").tobytes())
+    body.replace(facts_at, facts.astype("<i8").tobytes())
+    content = body.content
+    size = loops.FILE_HEADER + len(content)
+    checked = struct.pack("<QQQQ16x", size, len(arena) // 8, len(text), facts_at) + content
     return struct.pack("<8sII", b"FASTROOF", loops.FILE_VERSION, zlib.crc32(checked)) + checked
 
 

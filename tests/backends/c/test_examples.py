@@ -15,6 +15,7 @@ import pytest
 
 import fastroof
 from fastroof.backends.c import export_c
+from fastroof.backends.c.plan_file import description
 
 BLIS = Path(__file__).parent / "blis"
 NAMES = ("llama-3.1-8b", "llama-3.1-70b-tp4-fp8")
@@ -104,7 +105,7 @@ def lines_of(name, plan):
     """What an example prints, from Python; a sum of a million steps differs where one of them does."""
     call = np.arange(CALLS)
     return [
-        f"plan: {json.dumps({'name': name, **plan.describe()})}",
+        f"plan: {json.dumps(description(plan, name))}",
         shown("64 decodes at 4096 tokens", plan.decode_us(64, 4096)),
         shown(
             "a prompt of 2048 tokens and 31 decodes",

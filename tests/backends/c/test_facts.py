@@ -1,0 +1,279 @@
+"""What a plan file says beside steps, in C: memory, transfers, stages, verification; Python's answers."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import fastroof
+from fastroof.backends.c import export_c
+from fastroof.backends.plan_facts import plan_facts
+from fastroof.compiled import plan_files
+from fastroof.compiled.c_facts import CODE_ABSENT, CODE_UNLIKE
+from fastroof.compiled.steps import CODE_SIZES
+from fastroof.simulation.disaggregated import Link, takes_us, whole_kv_bytes
+from tests.compiled.test_plan_files import older
+
+I64, F64, PLAN, ARRAY = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p, ctypes.c_void_p
+PLANS = {
+    "dense": ("llama-3.1-8b", {}),
+    "experts": ("qwen3-30b-a3b", {"dp": 4, "ep": 4, "runtime": "vllm"}),
+    "latent": ("deepseek-v3", {"tp": 8, "dtype": "fp8", "max_tokens": 2048}),
+    "windowed": ("gemma-3-12b", {"max_tokens": 2048}),
+    "linear": ("qwen3-next-80b-a3b", {"tp": 4, "max_tokens": 2048}),
+    "stages": ("llama-3.1-70b", {"tp": 2, "pp": 4, "max_tokens": 2048}),
+}
+FUNCTIONS = {
+    "fastroof_open": (ctypes.c_char_p, ARRAY),
+    "fastroof_open_bytes": (ARRAY, I64, ARRAY),
+    "fastroof_close": (PLAN,),
+    "fastroof_memory": (PLAN, ARRAY),
+    "fastroof_layout": (PLAN, ARRAY),
+    "fastroof_kv_bytes": (PLAN, I64, ARRAY, ARRAY),
+    "fastroof_kv_transfer_us": (PLAN, PLAN, I64, F64, F64, ARRAY),
+    "fastroof_num_stages": (PLAN,),
+    "fastroof_stage": (PLAN, I64),
+    "fastroof_pipeline_us": (PLAN, ARRAY, ARRAY, I64, ARRAY, I64, ARRAY, ARRAY),
+    "fastroof_verify_us": (PLAN, I64, I64, I64, ARRAY),
+    "fastroof_step_us": (PLAN, ARRAY, ARRAY, I64, ARRAY),
+    "fastroof_decode_us": (PLAN, I64, I64, ARRAY),
+    "fastroof_describe": (PLAN,),
+}
+
+
+@pytest.fixture(scope="module")
+def plans(h100):
+    return {
+        name: fastroof.compile_plan(model, "h100", h100, **given) for name, (model, given) in PLANS.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def exported(plans, tmp_path_factory):
+    return export_c(plans, tmp_path_factory.mktemp("exported"))
+
+
+@pytest.fixture(scope="module")
+def library(exported):
+    path = next((path for path in exported.files if path.suffix in (".so", ".dylib")), None)
+    if path is None:
+        pytest.skip("no C compiler links the shared library")
+    loaded = ctypes.CDLL(str(path))
+    for name, takes in FUNCTIONS.items():
+        getattr(loaded, name).argtypes = takes
+    loaded.fastroof_num_stages.restype = I64
+    loaded.fastroof_stage.restype = PLAN
+    loaded.fastroof_describe.restype = ctypes.c_char_p
+    return loaded
+
+
+def opened(library, path):
+    plan = PLAN()
+    assert library.fastroof_open(str(path).encode(), ctypes.byref(plan)) == 0
+    return plan.value
+
+
+@pytest.fixture(params=PLANS)
+def both(request, plans, exported, library):
+    there = opened(library, exported.plans[request.param])
+    yield plans[request.param], there
+    library.fastroof_close(there)
+
+
+def asked(function, *sizes, count=1, kind=np.float64):
+    """What a function writes into ``count`` numbers after its sizes; its code where it is not 0."""
+    out = np.zeros(count, kind)
+    code = function(*sizes, *(out[i:].ctypes.data for i in range(count)))
+    return code or out.tolist()
+
+
+def memory_of(library, there):
+    out = np.zeros(12, np.int64)
+    assert library.fastroof_memory(there, out.ctypes.data) == 0
+    return out.tolist()
+
+
+def memory_words(plan):
+    memory, whole = plan.memory, whole_kv_bytes(plan)
+    return [
+        memory.weight_bytes,
+        memory.kv_bytes_per_token,
+        memory.activation_bytes,
+        memory.reserve_bytes,
+        memory.context_bytes,
+        memory.max_kv_tokens,
+        memory.window,
+        memory.window_kv_bytes_per_token,
+        memory.state_bytes_per_sequence,
+        whole.kv_bytes_per_token,
+        whole.window_kv_bytes_per_token,
+        whole.state_bytes_per_sequence,
+    ]
+
+
+def test_memory_and_kv_cache_are_the_plans(both, library):
+    plan, there = both
+    assert memory_of(library, there) == memory_words(plan)
+    for kv_len in (0, 1, 1023, 1024, 1025, 99_999, 2**28):
+        bytes_of = asked(library.fastroof_kv_bytes, there, kv_len, count=2, kind=np.int64)
+        assert bytes_of == [plan.memory.kv_bytes(kv_len), whole_kv_bytes(plan).kv_bytes(kv_len)]
+    for kv_len in (-1, 2**28 + 1):
+        assert asked(library.fastroof_kv_bytes, there, kv_len, count=2, kind=np.int64) == CODE_SIZES
+    layout = np.zeros(6, np.int64)
+    assert library.fastroof_layout(there, layout.ctypes.data) == 0
+    assert layout.tolist() == [getattr(plan.layout, n) for n in ("tp", "pp", "dp", "ep", "moe_tp", "cp")]
+
+
+def test_a_description_has_memory_layout_and_stages(both, library):
+    plan, there = both
+    said = json.loads(library.fastroof_describe(there))
+    assert {key: said[key] for key in ("memory", "layout", "stages")} == plan_facts(plan)
+
+
+def test_a_transfer_takes_what_a_simulation_says(both, plans, library, exported):
+    plan, there = both
+    transfer = library.fastroof_kv_transfer_us
+    for kv_len in (0, 1, 777, 50_000):
+        for rate, latency_us in ((0.0, 0.0), (50e9, 12.5), (12.5e9, 3.0)):
+            us = takes_us(plan, plan, [kv_len], Link(rate or None, latency_us))[0]
+            assert asked(transfer, there, there, kv_len, rate, latency_us) == [us]
+    for sizes in ((-1, 0.0, 0.0), (5, -1.0, 0.0), (5, np.nan, 0.0), (5, 1.0, -1.0), (5, 1.0, np.inf)):
+        assert asked(transfer, there, there, *sizes) == CODE_SIZES
+    other = "latent" if plan is plans["dense"] else "dense"
+    unlike = opened(library, exported.plans[other])
+    assert asked(transfer, there, unlike, 5, 0.0, 0.0) == CODE_UNLIKE
+    library.fastroof_close(unlike)
+
+
+def batch_of(random, plan, steps):
+    """Steps of decodes and of chunks, as arrays."""
+    requests = []
+    for _ in range(steps):
+        decodes = [(1, int(context)) for context in random.integers(1, 6000, random.integers(0, 20))]
+        chunks = [(int(new), int(random.integers(0, 900))) for new in random.integers(1, 300, 2)]
+        requests.append(decodes + chunks[: random.integers(0, 3)])
+    batch = fastroof.StepBatch.from_requests(requests)
+    return batch, [np.array(a, np.int64) for a in (batch.new_tokens, batch.context_len, batch.offsets)]
+
+
+def test_stages_are_plans_and_micro_batches_follow_each_other(both, library):
+    plan, there = both
+    random = np.random.default_rng(5)
+    assert library.fastroof_num_stages(there) == len(plan.stages)
+    for number, stage in enumerate(plan.stages):
+        own = library.fastroof_stage(there, number)
+        assert memory_of(library, own) == memory_words(stage)
+        assert json.loads(library.fastroof_describe(own))["memory"] == stage.memory._asdict()
+        assert library.fastroof_num_stages(own) == 1
+        assert library.fastroof_stage(own, 0) == own
+        for batch_size, kv_len in ((1, 1), (64, 4000), (256, 99)):
+            us = stage.decode_us(batch_size, kv_len)
+            assert asked(library.fastroof_decode_us, own, batch_size, kv_len) == [us]
+            us = stage.verify_us(2, kv_len + 5, 4)
+            assert asked(library.fastroof_verify_us, own, 2, kv_len + 5, 4) == [us]
+    for number in (-1, len(plan.stages), 2**40):
+        assert library.fastroof_stage(there, number) is None
+    for steps in (0, 1, 3, 40):
+        batch, (new, context, offsets) = batch_of(random, plan, steps)
+        words = (new.ctypes.data, context.ctypes.data, len(new), offsets.ctypes.data, steps)
+        us = asked(library.fastroof_pipeline_us, there, *words, count=2)
+        assert us == [plan.pipeline_us(batch), plan.cycle_us(batch)]
+    new[0] = 0
+    assert asked(library.fastroof_pipeline_us, there, *words, count=2) == CODE_SIZES
+
+
+def test_verification_has_the_bits_of_python(both, library):
+    plan, there = both
+    random = np.random.default_rng(6)
+    for _ in range(300):
+        tokens = int(random.integers(1, 9))
+        batch_size = int(random.integers(1, 1 + min(plan.max_seqs, plan.max_tokens // tokens)))
+        kv_len = tokens + int(2 ** random.uniform(0, 18))
+        us = plan.verify_us(batch_size, kv_len, tokens)
+        assert asked(library.fastroof_verify_us, there, batch_size, kv_len, tokens) == [us]
+    for sizes in ((0, 5, 1), (1, 3, 4), (1, 2**29, 2), (plan.max_seqs + 1, 9, 1), (1024, 9000, 2**40)):
+        assert asked(library.fastroof_verify_us, there, *sizes) == CODE_SIZES
+
+
+def test_a_file_of_version_1_times_steps_and_has_nothing_else(plans, exported, library):
+    plan = plans["stages"]
+    content = np.frombuffer(older(exported.plans["stages"].read_bytes()), np.uint8).copy()
+    there = PLAN()
+    assert library.fastroof_open_bytes(content.ctypes.data, len(content), ctypes.byref(there)) == 0
+    assert asked(library.fastroof_decode_us, there, 8, 1000) == [plan.decode_us(8, 1000)]
+    assert asked(library.fastroof_verify_us, there, 1, 9, 2) == CODE_ABSENT
+    assert asked(library.fastroof_memory, there) == CODE_ABSENT
+    assert asked(library.fastroof_layout, there) == CODE_ABSENT
+    assert asked(library.fastroof_kv_bytes, there, 5, count=2, kind=np.int64) == CODE_ABSENT
+    assert asked(library.fastroof_kv_transfer_us, there, there, 5, 0.0, 0.0) == CODE_ABSENT
+    assert library.fastroof_num_stages(there) == 1
+    assert library.fastroof_stage(there, 0) == there.value
+    wrong = content.copy()
+    wrong[8 * plan_files.FACTS_AT] = 9
+    assert library.fastroof_open_bytes(wrong.ctypes.data, len(wrong), ctypes.byref(there)) != 0
+
+
+FUZZED = """
+import ctypes, sys, zlib
+import numpy as np
+P, N, D = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+library = ctypes.CDLL(sys.argv[1])
+library.fastroof_open_bytes.argtypes = (P, N, P)
+library.fastroof_memory.argtypes = (P, P)
+library.fastroof_kv_bytes.argtypes = (P, N, P, P)
+library.fastroof_kv_transfer_us.argtypes = (P, P, N, D, D, P)
+library.fastroof_num_stages.argtypes, library.fastroof_num_stages.restype = (P,), N
+library.fastroof_stage.argtypes, library.fastroof_stage.restype = (P, N), P
+library.fastroof_pipeline_us.argtypes = (P, P, P, N, P, N, P, P)
+library.fastroof_verify_us.argtypes = (P, N, N, N, P)
+whole = np.fromfile(sys.argv[2], np.uint8)
+words = whole.view(np.int64)
+starts = np.flatnonzero(words == words[0])
+facts = [start + 8 + words[start + 5] for start in starts]
+lists = [facts[0] + slot for slot in range(32)] + [8 + words[facts[0] + 3] + i for i in range(4)]
+near = [*(start + i for start in starts for i in range(1, 8)), *lists]
+near += [one + slot for one in facts for slot in range(9)]
+near += [8 + start + words[one + 1] + i for start, one in zip(starts, facts) for i in range(8)]
+random, out, plan, opened = np.random.default_rng(int(sys.argv[3])), np.zeros(16), P(), 0
+new, context, offsets = (np.array(v, np.int64) for v in ([1, 1, 300], [9, 70000, 40], [0, 2, 3]))
+for _ in range(1500):
+    content = whole.copy()
+    inside = content.view(np.int64)
+    for _ in range(random.integers(1, 3)):
+        at = int(random.choice([random.choice(near), random.integers(8, len(words))]))
+        value = random.choice([-1, 0, 1, 2, 31, 33, 2**20, 2**33, 2**62, int(random.integers(0, len(words)))])
+        inside[at] = value if random.random() < 0.6 else np.float64(value).view(np.int64)
+    content.view(np.uint32)[3] = zlib.crc32(content[16:])
+    if library.fastroof_open_bytes(content.ctypes.data, len(content), ctypes.byref(plan)) == 0:
+        opened += 1
+        data = out.ctypes.data
+        library.fastroof_memory(plan, data)
+        library.fastroof_kv_bytes(plan, 2**28, data, data)
+        library.fastroof_kv_transfer_us(plan, plan, 2**28, 0.0, 0.0, data)
+        library.fastroof_pipeline_us(
+            plan, new.ctypes.data, context.ctypes.data, 3, offsets.ctypes.data, 2, data, data
+        )
+        for number in range(library.fastroof_num_stages(plan)):
+            stage = library.fastroof_stage(plan, number)
+            for sizes in ((1, 5, 5), (256, 2**28, 8), (1024, 9000, 2), (1, 99999, 2048)):
+                library.fastroof_verify_us(stage, *sizes, data)
+print(opened)
+"""
+
+
+@pytest.mark.slow
+def test_no_parts_of_a_file_make_a_program_crash(library, exported):
+    """Facts, lists and inner files that are wrong under a right CRC are refused, or stay within the file."""
+    done = subprocess.run(
+        [sys.executable, "-c", FUZZED, library._name, exported.plans["stages"], "3"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert 100 < int(done.stdout) < 1500
