@@ -11,13 +11,18 @@ if TYPE_CHECKING:
 __all__ = ["memory_facts", "plan_facts"]
 
 
-def plan_facts(plan: StepPlan) -> dict[str, Any]:
+def plan_facts(
+    plan: StepPlan, *, max_tokens: int | None = None, max_seqs: int | None = None
+) -> dict[str, Any]:
     """Say how a plan is split and what one of its GPUs holds, as JSON can hold it.
 
     Parameters
     ----------
     plan : StepPlan
         Of any model and layout.
+    max_tokens, max_seqs : int, optional
+        What a step may have at most, where memory is asked for of other limits than the plan's, as of
+        ``plan.memory_of``.
 
     Returns
     -------
@@ -39,16 +44,17 @@ def plan_facts(plan: StepPlan) -> dict[str, Any]:
     [8, 8, 8, 8]
     """
     layout = plan.layout
+
+    def memory(of: StepPlan) -> dict[str, int]:
+        own = max_tokens is None and max_seqs is None
+        return memory_facts(of.memory if own else of.memory_of(max_tokens=max_tokens, max_seqs=max_seqs))
+
     sizes = {name: int(getattr(layout, name)) for name in ("tp", "pp", "dp", "ep", "moe_tp", "cp")}
     return {
         "layout": {**sizes, "gpus": layout.world_size},
-        "memory": memory_facts(plan.memory),
+        "memory": memory(plan),
         "stages": [
-            {
-                "stage": stage.stage or 0,
-                "layers": stage.model.num_layers,
-                "memory": memory_facts(stage.memory),
-            }
+            {"stage": stage.stage or 0, "layers": stage.model.num_layers, "memory": memory(stage)}
             for stage in plan.stages
         ],
     }

@@ -139,9 +139,40 @@ class FlightSteps:
         FastroofError
             As :func:`fastroof.simulate`, or a BackendError of the server.
         """
-        body = json.dumps({"plan": plan, "simulate": asked}).encode()
+        return self.ask({"plan": plan, "simulate": asked})
+
+    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Ask the server anything that a line of JSON may ask.
+
+        Parameters
+        ----------
+        message : dict
+            One of :mod:`fastroof.backends.serve.json_lines`: ``{"plan": name, "explain": [[2048, 0]]}``.
+
+        Returns
+        -------
+        dict
+            The reply, without an id.
+
+        Raises
+        ------
+        FastroofError
+            What was wrong with it, or a BackendError of the server.
+
+        Examples
+        --------
+        >>> import fastroof
+        >>> from fastroof.backends.serve.flight import FlightServer
+        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+        >>> with FlightServer({"small": plan}) as server:
+        ...     with FlightSteps(f"grpc://127.0.0.1:{server.port}") as steps:
+        ...         reply = steps.ask({"plan": "small", "memory": True})
+        >>> reply["memory"]["max_kv_tokens"] == plan.memory.max_kv_tokens
+        True
+        """
+        body = json.dumps(message).encode()
         with _as_backend_errors():
-            results = list(self._client.do_action(flight.Action("simulate", body), self._options))
+            results = list(self._client.do_action(flight.Action("message", body), self._options))
             answer: dict[str, Any] = json.loads(results[0].body.to_pybytes())
             if "error" in answer:
                 _raise_told(answer, 0)

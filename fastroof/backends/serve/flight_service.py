@@ -68,17 +68,18 @@ class PlanService(flight.FlightServerBase):  # type: ignore[misc]
         """List what :meth:`do_action` knows."""
         return [
             ("health", "what is served, as JSON"),
-            ("simulate", "a request of fastroof.backends.serve.json_lines, answered as there"),
+            ("message", "a message of fastroof.backends.serve.json_lines, answered as there"),
+            ("simulate", "the same"),
         ]
 
     def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
-        """Say what is served and how many calls are running, or simulate an engine."""
-        if action.type == "simulate":
+        """Say what is served and how many calls are running, or answer a message of JSON."""
+        if action.type in ("message", "simulate"):
             with self._calls:
                 return iter([answer_line(self._served, action.body.to_pybytes())])
         if action.type != "health":
             raise flight.FlightServerError(
-                f"no action {action.type!r:.80} exists; there are: health, simulate"
+                f"no action {action.type!r:.80} exists; there are: health, message, simulate"
             )
         state = {**self._served.describe(), "calls": self._calls.running, "draining": self._calls.draining}
         return iter([json.dumps(state).encode()])

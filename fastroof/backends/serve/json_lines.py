@@ -9,11 +9,22 @@ the version of what is spoken here: another is refused, and one that is left out
                                                              steps will do for either
 ``{"requests": [[[2048, 0], [1, 4095]], [[1, 100]]]}``       one list of [new_tokens, context_len] a step
 ``{"new_tokens": ..., "context_len": ..., "offsets": ...}``  the same as the arrays of a ``StepBatch``
+``{"new_tokens": [2048], "context_len": 0}``                 steps of equal chunks of prompts, with a
+                                                             ``batch_size`` if they are several
+``{"batch_size": 8, "kv_len": 4096, "tokens": 4}``           steps that verify draft tokens
+``{"explain": [[2048, 0], [1, 4095]]}``                      one step by operator
+``{"memory": true}``                                         layout, memory and stages of a plan
+``{"pipeline": [[[1, 999]], [[1, 999]]]}``                   micro-batches through the pipeline's stages
+``{"kv_transfer": {"prompts": [1000]}}``                     KV caches on their way to another engine
 ``{"simulate": {"workload": {"rate": 10}}}``                 an engine over time, see
                                                              :mod:`fastroof.backends.serve.simulations`
 ``{"describe": true}``                                       fastroof's version, the protocol's, the plans,
                                                              the limits
 ===========================================================  ============================================
+
+Beside steps ``"errors": true`` asks for their ``relative_error``, one standard error over each step's time,
+and ``"stages": true`` for ``stage_us``, a list a step; beside ``explain`` the first does too. What else a
+message may hold, and what replies do, is in :mod:`fastroof.backends.serve.message_forms`.
 
 The reply is one line: ``{"id": 1, "latency_us": [...]}``, a number a step, which reads back to the same bits;
 ``{"id": 1, "summary": {...}}`` of a simulation;

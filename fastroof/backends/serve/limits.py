@@ -20,6 +20,9 @@ class ServeLimits:
         Plans it serves.
     max_steps, max_requests : int
         Steps of a call, and requests of all of them together.
+    max_detailed_steps, max_detailed_requests : int
+        The same of a call that asks for more than times: standard errors, stages (each step counts once a
+        stage), micro-batches of a pipeline, an explanation. A step of them takes up to some microseconds.
     max_message_bytes : int
         Longest message it reads.
     max_line_bytes : int
@@ -46,6 +49,8 @@ class ServeLimits:
     max_plans: int = 64
     max_steps: int = 2**22
     max_requests: int = 2**24
+    max_detailed_steps: int = 2**18
+    max_detailed_requests: int = 2**20
     max_message_bytes: int = 2**28
     max_line_bytes: int = 2**23
     max_calls: int = 32

@@ -57,6 +57,16 @@ def _one_or_list(words: str, least: int = 1) -> Schema:
     return {"anyOf": [integer, {"type": "array", "items": integer}], "description": words}
 
 
+def _schema(words: str, needs: Members, may: Members) -> Schema:
+    return {
+        "type": "object",
+        "description": words,
+        "properties": needs | may,
+        "required": list(needs),
+        "additionalProperties": False,
+    }
+
+
 _REQUEST: Final[Schema] = {
     "type": "array",
     "prefixItems": [{"type": "integer", "minimum": 1}, {"type": "integer", "minimum": 0}],
@@ -77,7 +87,63 @@ _ENVELOPE: Final[Members] = {
     },
 }
 
-_LATENCY: Final[Members] = {"latency_us": _list_of({"type": "number"}, "microseconds a step")}
+_NUMBER: Final[Schema] = {"type": "number"}
+_NUMBER_OR_NULL: Final[Schema] = {"type": ["number", "null"]}
+_FLAG: Final[Schema] = {"type": "boolean"}
+_TOKENS: Final[Schema] = {"type": "integer", "minimum": 1}
+_COUNT: Final[Schema] = {"type": "integer", "minimum": 0}
+
+_ERRORS: Final[Members] = {"errors": {**_FLAG, "description": "standard errors as well"}}
+_STAGES: Final[Members] = {"stages": {**_FLAG, "description": "times in each pipeline stage as well"}}
+_LATENCY: Final[Members] = {"latency_us": _list_of(_NUMBER, "microseconds a step")}
+_RELATIVE: Final[Members] = {
+    "relative_error": _list_of(_NUMBER_OR_NULL, "one standard error over the time of each step")
+}
+_STAGE_US: Final[Members] = {
+    "stage_us": _list_of(
+        {"type": "array", "items": _NUMBER_OR_NULL}, "a list a step: microseconds in each pipeline stage"
+    )
+}
+_DETAILS: Final = _ERRORS | _STAGES, _LATENCY, _RELATIVE | _STAGE_US
+_PER_REQUEST: Final = "of each request, of all steps"
+_CHUNK: Final[Members] = {
+    "context_len": _one_or_list("tokens in the cache before them, 0 if left out", 0),
+    "batch_size": _one_or_list("chunks a step, 1 if left out"),
+}
+
+_OPERATOR: Final[Schema] = _schema(
+    "An operator's part of a step.",
+    {
+        "name": {"type": "string"},
+        "role": {"type": "string"},
+        "calls": {"type": "integer"},
+        "total_us": {**_NUMBER, "description": "time of all calls"},
+        "flops": {**_NUMBER, "description": "of all calls, on one GPU"},
+        "moved_bytes": {**_NUMBER, "description": "compulsory bytes of all calls; on the wire of links"},
+        "mfu": {**_NUMBER_OR_NULL, "description": "null where it computes nothing"},
+        "bound": {"enum": ["compute", "memory", "launch", "communication"]},
+        "origin": {
+            "enum": [0, 1, 2, 3, 4],
+            "description": "measured, interpolated, extrapolated, borrowed, modelled",
+        },
+        "source": {"type": "string", "description": "the measured tables that it comes from"},
+        "dtype": {"type": "string"},
+    },
+    {},
+)
+_MEMORY: Final[Schema] = {
+    "type": "object",
+    "additionalProperties": {"type": "integer"},
+    "description": "bytes, and tokens of KV cache, of one GPU: fastroof.plan.memory.PlanMemory",
+}
+_STAGE: Final[Schema] = _schema(
+    "A pipeline stage.", {"stage": _COUNT, "layers": _COUNT, "memory": _MEMORY}, {}
+)
+_FACTS: Final[Members] = {
+    "layout": {"type": "object", "additionalProperties": _TOKENS, "description": "tp, pp and so on, gpus"},
+    "memory": {**_MEMORY, "description": "of one GPU, of the stage with the least room"},
+    "stages": _list_of(_STAGE, "pipeline stages in their order; one where there are none"),
+}
 
 FORMS: Final = (
     Form(
@@ -87,30 +153,110 @@ FORMS: Final = (
             "batch_size": _one_or_list("requests a step; one number for all steps will do"),
             "kv_len": _one_or_list("tokens that each attends to, the new one among them"),
         },
-        {},
-        _LATENCY,
-        {},
+        *_DETAILS,
     ),
-    Form(
-        "requests",
-        "Times of steps of any requests.",
-        {"requests": _list_of(_STEP, "steps")},
-        {},
-        _LATENCY,
-        {},
-    ),
+    Form("requests", "Times of steps of any requests.", {"requests": _list_of(_STEP, "steps")}, *_DETAILS),
     Form(
         "ragged",
         "Times of steps of any requests, as the arrays of a StepBatch.",
         {
-            "new_tokens": _list_of({"type": "integer", "minimum": 1}, "of each request, of all steps"),
-            "context_len": _list_of({"type": "integer", "minimum": 0}, "of each request, of all steps"),
-            "offsets": _list_of(
-                {"type": "integer", "minimum": 0}, "where steps start among them, and the end"
-            ),
+            "new_tokens": _list_of(_TOKENS, _PER_REQUEST),
+            "context_len": _list_of(_COUNT, _PER_REQUEST),
+            "offsets": _list_of(_COUNT, "where steps start among them, and the end"),
+        },
+        *_DETAILS,
+    ),
+    Form(
+        "prefill",
+        "Times of steps of equal chunks of prompts.",
+        {"new_tokens": _one_or_list("of each chunk")},
+        _CHUNK | _DETAILS[0],
+        *_DETAILS[1:],
+    ),
+    Form(
+        "verify",
+        "Times of steps that verify draft tokens.",
+        {
+            "batch_size": _one_or_list("requests a step"),
+            "kv_len": _one_or_list("tokens that the last query of each attends to"),
+            "tokens": _one_or_list("new tokens of each: 1 and its draft tokens"),
+        },
+        _STAGES,
+        _LATENCY,
+        _STAGE_US,
+    ),
+    Form(
+        "explain",
+        "One step by operator.",
+        {
+            "explain": {
+                "anyOf": [
+                    _STEP,
+                    _schema(
+                        "a step that verifies draft tokens",
+                        {"batch_size": _TOKENS, "kv_len": _TOKENS, "tokens": _TOKENS},
+                        {},
+                    ),
+                ]
+            }
+        },
+        _ERRORS,
+        {
+            "total_us": {**_NUMBER, "description": "the step"},
+            "origin": _integer("the largest of its operators'", 0),
+            "operators": _list_of(_OPERATOR, "in the order of the step"),
+        },
+        {"relative_error": {**_NUMBER_OR_NULL, "description": "one standard error over the step's time"}},
+    ),
+    Form(
+        "memory",
+        "What one GPU holds: weights, room for KV cache, windows, states.",
+        {"memory": _TRUE},
+        {
+            "max_tokens": _integer("of the largest step, instead of the plan's"),
+            "max_seqs": _integer("requests at once at most, instead of the engine's"),
+        },
+        _FACTS,
+        {},
+    ),
+    Form(
+        "pipeline",
+        "Micro-batches that follow each other through the pipeline stages.",
+        {"pipeline": _list_of(_STEP, "micro-batches, in their order")},
+        {},
+        {
+            "pipeline_us": {**_NUMBER, "description": "from the first one's start to the last one's end"},
+            "cycle_us": {**_NUMBER, "description": "in which each makes a step, where they keep going round"},
+            **_STAGE_US,
         },
         {},
-        _LATENCY,
+    ),
+    Form(
+        "kv_transfer",
+        "KV caches of prompts on their way from the plan to another engine's.",
+        {
+            "kv_transfer": _schema(
+                "a link, and what it is to carry",
+                {"prompts": _list_of(_TOKENS, "tokens of each prompt")},
+                {
+                    "bytes_per_s": {
+                        **_NUMBER,
+                        "exclusiveMinimum": 0,
+                        "description": "of one GPU; else NVLink's",
+                    },
+                    "latency_us": {**_NUMBER, "minimum": 0, "description": "added to each transfer; else 0"},
+                    "decode_plan": {
+                        "type": ["string", "integer", "null"],
+                        "description": "name or number of the plan that gets them; else the same",
+                    },
+                },
+            )
+        },
+        {},
+        {
+            "transfer_us": _list_of(_NUMBER_OR_NULL, "microseconds a prompt, once it has the link"),
+            "kv_bytes": _list_of(_COUNT, "bytes a prompt, of all layers and heads"),
+        },
         {},
     ),
     Form(
@@ -151,7 +297,9 @@ def _member_sets(form: Form) -> list[frozenset[str]]:
 FORM_OF: Final = {members: form for form in FORMS for members in _member_sets(form)}
 """The form of a message by its members, the id left out."""
 
-FORM_WORDS: Final = " or ".join("{" + ", ".join(sorted(form.needs)) + "}" for form in FORMS)
+FORM_WORDS: Final = " or ".join(
+    "{" + ", ".join([*sorted(form.needs), *(f"{name}?" for name in form.may)]) + "}" for form in FORMS
+)
 """What an object may hold, in words."""
 
 
@@ -181,13 +329,3 @@ def message_schemas() -> dict[str, Schema]:
         {},
     )
     return schemas
-
-
-def _schema(words: str, needs: Members, may: Members) -> Schema:
-    return {
-        "type": "object",
-        "description": words,
-        "properties": needs | may,
-        "required": list(needs),
-        "additionalProperties": False,
-    }

@@ -10,14 +10,18 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from fastroof.arrays import Floats, Ints
+from fastroof.backends.serve.json_values import floats_for_json
 from fastroof.backends.serve.message_forms import FORM_OF, FORM_WORDS, PROTOCOL
+from fastroof.backends.serve.steps_asked import AnySteps
 from fastroof.errors import BackendError, BatchError, FastroofError
+from fastroof.run import StepBatch
 from fastroof.run.arrays import int_array
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fastroof.backends.serve.answer import ServedPlans
+    from fastroof.backends.serve.steps_asked import AskedSteps
 
 __all__ = ["answer_message", "error_reply", "parse_message", "take_id", "write_reply"]
 
@@ -143,21 +147,79 @@ def _list(name: str, value: Any) -> Ints:
     return array
 
 
+def _flag(message: dict[str, Any], name: str) -> bool:
+    value: bool = message.get(name, False)
+    if type(value) is not bool:
+        raise BackendError(f'"{name}" must be true or false, got {value!r:.60}')
+    return value
+
+
 def _times(times_us: Floats) -> dict[str, Any]:
     return {"latency_us": times_us.tolist()}
 
 
+def _detailed(served: ServedPlans, message: dict[str, Any], steps: AskedSteps) -> dict[str, Any]:
+    """Answer steps with the errors and stages that their message asks for."""
+    errors, stages = _flag(message, "errors"), _flag(message, "stages")
+    detail = served.detailed(_plan(served, message), steps, errors=errors, stages=stages)
+    return {name: floats_for_json(value) for name, value in detail._asdict().items() if value is not None}
+
+
 def _decode(served: ServedPlans, message: dict[str, Any]) -> dict[str, Any]:
-    return _times(served.decode_us(_plan(served, message), message["batch_size"], message["kv_len"]))
+    sizes = message["batch_size"], message["kv_len"]
+    if "errors" in message or "stages" in message:
+        return _detailed(served, message, served.decode_steps(*sizes))
+    return _times(served.decode_us(_plan(served, message), *sizes))
+
+
+def _prefill(served: ServedPlans, message: dict[str, Any]) -> dict[str, Any]:
+    sizes = message["new_tokens"], message.get("context_len", 0), message.get("batch_size", 1)
+    if "errors" in message or "stages" in message:
+        return _detailed(served, message, served.chunk_steps(*sizes))
+    return _times(served.prefill_us(_plan(served, message), *sizes))
+
+
+def _verify(served: ServedPlans, message: dict[str, Any]) -> dict[str, Any]:
+    sizes = message["batch_size"], message["kv_len"], message["tokens"]
+    if "stages" in message:
+        return _detailed(served, message, served.verify_steps(*sizes))
+    return _times(served.verify_us(_plan(served, message), *sizes))
 
 
 def _requests(served: ServedPlans, message: dict[str, Any]) -> dict[str, Any]:
+    if "errors" in message or "stages" in message:
+        return _detailed(served, message, AnySteps(StepBatch.from_requests(message["requests"])))
     return _times(served.requests_us(_plan(served, message), message["requests"]))
 
 
 def _ragged(served: ServedPlans, message: dict[str, Any]) -> dict[str, Any]:
     arrays = [_list(name, message[name]) for name in ("new_tokens", "context_len", "offsets")]
+    if "errors" in message or "stages" in message:
+        return _detailed(served, message, AnySteps(StepBatch(*arrays)))
     return _times(served.step_us(_plan(served, message), *arrays))
+
+
+def _explain(served: ServedPlans, message: dict[str, Any]) -> dict[str, Any]:
+    return served.explain(_plan(served, message), message["explain"], errors=_flag(message, "errors"))
+
+
+def _memory(served: ServedPlans, message: dict[str, Any]) -> dict[str, Any]:
+    _check_true(message, "memory")
+    sizes = message.get("max_tokens"), message.get("max_seqs")
+    return served.memory(_plan(served, message), *sizes)
+
+
+def _pipeline(served: ServedPlans, message: dict[str, Any]) -> dict[str, Any]:
+    return served.pipeline(_plan(served, message), message["pipeline"])
+
+
+def _kv_transfer(served: ServedPlans, message: dict[str, Any]) -> dict[str, Any]:
+    return served.kv_transfer(_plan(served, message), message["kv_transfer"])
+
+
+def _check_true(message: dict[str, Any], name: str) -> None:
+    if message[name] is not True:
+        raise BackendError(f'"{name}" must be true, got {message[name]!r:.60}')
 
 
 def _simulate(served: ServedPlans, message: dict[str, Any]) -> dict[str, Any]:
@@ -165,8 +227,7 @@ def _simulate(served: ServedPlans, message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _describe(served: ServedPlans, message: dict[str, Any]) -> dict[str, Any]:
-    if message["describe"] is not True:
-        raise BackendError(f'"describe" must be true, got {message["describe"]!r:.60}')
+    _check_true(message, "describe")
     return served.describe()
 
 
@@ -174,6 +235,12 @@ _ANSWERS: Final[dict[str, Callable[[ServedPlans, dict[str, Any]], dict[str, Any]
     "decode": _decode,
     "requests": _requests,
     "ragged": _ragged,
+    "prefill": _prefill,
+    "verify": _verify,
+    "explain": _explain,
+    "memory": _memory,
+    "pipeline": _pipeline,
+    "kv_transfer": _kv_transfer,
     "simulate": _simulate,
     "describe": _describe,
 }

@@ -15,11 +15,11 @@ and the columns of ``Simulation.requests``. What is not a number is null. Nothin
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from fastroof.backends.serve.json_values import for_json
 from fastroof.checks import is_whole_number
 from fastroof.errors import BackendError
 
@@ -107,9 +107,9 @@ def simulation_answer(plan: StepPlan, asked: Any, limits: ServeLimits) -> dict[s
     trace = _trace(asked["trace"], most) if "trace" in asked else _drawn(asked["workload"], most)
     _check_work(trace, options, limits)
     simulated = fastroof.simulate(plan, trace, **options)
-    answer = {"summary": _for_json(simulated.summary())}
+    answer = {"summary": for_json(simulated.summary())}
     if wants_requests:
-        answer["requests"] = _for_json(simulated.requests.to_pydict())
+        answer["requests"] = for_json(simulated.requests.to_pydict())
     return answer
 
 
@@ -191,14 +191,3 @@ def _check_work(trace: Trace, options: dict[str, Any], limits: ServeLimits) -> N
 def _size(options: dict[str, Any], name: str, default: int) -> int:
     value = options.get(name)
     return max(int(value), 1) if value is not None and is_whole_number(value) else default
-
-
-def _for_json(value: Any) -> Any:
-    """Return a value as JSON has it: null for what is no number."""
-    if isinstance(value, dict):
-        return {name: _for_json(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_for_json(each) for each in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    return None if isinstance(value, float) and not math.isfinite(value) else value

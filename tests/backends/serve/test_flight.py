@@ -256,7 +256,7 @@ def test_plans_are_described(steps: FlightSteps, client: Any, plans: Any) -> Non
     assert info.schema.equals(TIMES)
     assert info.schema.metadata[b"tp"] == b"2"
     assert client.get_schema(flight.FlightDescriptor.for_path("two")).schema.metadata == info.schema.metadata
-    assert [action.type for action in client.list_actions()] == ["health", "simulate"]
+    assert [action.type for action in client.list_actions()] == ["health", "message", "simulate"]
     health = steps.health()
     assert health["fastroof"] == fastroof.__version__
     assert [plan["name"] for plan in health["plans"]] == list(plans)
