@@ -27,12 +27,20 @@ int main(int argc, char **argv)
 {
     const fastroof_plan *plan;
     int64_t new_tokens[REQUESTS] = {2048}, context_len[REQUESTS] = {0};
+    fastroof_memory_of memory;
     double us, sum_us = 0;
     check(fastroof_open(argc > 1 ? argv[1] : "", &plan));
     printf("plan: %s\n", fastroof_describe(plan));
 
+    check(fastroof_memory(plan, &memory));
+    printf("%" PRId64 " tokens of KV cache fit, %" PRId64 " bytes each\n", memory.max_kv_tokens,
+           memory.kv_bytes_per_token);
+
     check(fastroof_decode_us(plan, 64, 4096, &us));
     show("64 decodes at 4096 tokens", us);
+
+    check(fastroof_verify_us(plan, 64, 4096, 4, &us));
+    show("the same, 4 tokens verified by each", us);
 
     for (int i = 1; i < REQUESTS; i++) new_tokens[i] = 1, context_len[i] = 100 * i;
     check(fastroof_step_us(plan, new_tokens, context_len, REQUESTS, &us));

@@ -5,10 +5,24 @@ use std::{env, process, ptr, time::Instant};
 
 type Raw = *const c_void;
 
+/// fastroof_memory_of of the header.
+#[repr(C)]
+#[derive(Default)]
+#[allow(dead_code)] // fields that this example does not read
+struct Memory {
+    weight_bytes: i64,
+    kv_bytes_per_token: i64,
+    activation_reserve_context_bytes: [i64; 3],
+    max_kv_tokens: i64,
+    of_windows_states_and_the_model: [i64; 6],
+}
+
 extern "C" {
     fn fastroof_open(path: *const c_char, plan: *mut Raw) -> i32;
     fn fastroof_close(plan: Raw);
     fn fastroof_describe(plan: Raw) -> *const c_char;
+    fn fastroof_memory(plan: Raw, memory: *mut Memory) -> i32;
+    fn fastroof_verify_us(plan: Raw, batch_size: i64, kv_len: i64, tokens: i64, us: *mut f64) -> i32;
     fn fastroof_decode_us(plan: Raw, batch_size: i64, kv_len: i64, step_us: *mut f64) -> i32;
     fn fastroof_step_us(plan: Raw, new: *const i64, ctx: *const i64, n: i64, us: *mut f64) -> i32;
 }
@@ -26,6 +40,18 @@ impl Plan {
     fn describe(&self) -> &str {
         let text = unsafe { CStr::from_ptr(fastroof_describe(self.0)) };
         text.to_str().expect("JSON")
+    }
+
+    fn memory(&self) -> Memory {
+        let mut memory = Memory::default();
+        check(unsafe { fastroof_memory(self.0, &mut memory) });
+        memory
+    }
+
+    fn verify_us(&self, batch_size: i64, kv_len: i64, tokens: i64) -> f64 {
+        let mut us = 0.0;
+        check(unsafe { fastroof_verify_us(self.0, batch_size, kv_len, tokens, &mut us) });
+        us
     }
 
     fn decode_us(&self, batch_size: i64, kv_len: i64) -> f64 {
@@ -63,7 +89,11 @@ fn main() {
     let plan = Plan::open(&env::args().nth(1).unwrap_or_default());
     println!("plan: {}", plan.describe());
 
+    let Memory { max_kv_tokens, kv_bytes_per_token, .. } = plan.memory();
+    println!("{} tokens of KV cache fit, {} bytes each", max_kv_tokens, kv_bytes_per_token);
+
     show("64 decodes at 4096 tokens", plan.decode_us(64, 4096));
+    show("the same, 4 tokens verified by each", plan.verify_us(64, 4096, 4));
 
     let mut requests = vec![(2048, 0)];
     requests.extend((1..32).map(|i| (1, 100 * i)));

@@ -106,7 +106,9 @@ def lines_of(name, plan):
     call = np.arange(CALLS)
     return [
         f"plan: {json.dumps(description(plan, name))}",
+        f"{plan.memory.max_kv_tokens} tokens of KV cache fit, {plan.memory.kv_bytes_per_token} bytes each",
         shown("64 decodes at 4096 tokens", plan.decode_us(64, 4096)),
+        shown("the same, 4 tokens verified by each", plan.verify_us(64, 4096, 4)),
         shown(
             "a prompt of 2048 tokens and 31 decodes",
             plan.step_scalar([2048] + [1] * 31, [0, *range(100, 3200, 100)]),

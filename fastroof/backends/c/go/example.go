@@ -36,8 +36,15 @@ func main() {
 
 	// One place for every answer: what C gets the address of, Go allocates.
 	us := new(C.double)
+	memory := new(C.fastroof_memory_of)
+	check(C.fastroof_memory(plan, memory))
+	fmt.Println(memory.max_kv_tokens, "tokens of KV cache fit,", memory.kv_bytes_per_token, "bytes each")
+
 	check(C.fastroof_decode_us(plan, 64, 4096, us))
 	show("64 decodes at 4096 tokens", float64(*us))
+
+	check(C.fastroof_verify_us(plan, 64, 4096, 4, us))
+	show("the same, 4 tokens verified by each", float64(*us))
 
 	newTokens, contextLen := [32]C.int64_t{2048}, [32]C.int64_t{}
 	for i := 1; i < len(newTokens); i++ {
