@@ -116,7 +116,8 @@ def dynamo_profile(
     >>> bool(profile["decode_itl"][at] == plan.decode_us(64, 4096) / 1e3)
     True
     """
-    if beside is None:
+    running = None if beside is None else _decodes(plan, beside)
+    if running is None:
         check_decodes_alone(plan, "Dynamo's mocker")
     most_new = _size("max_isl", plan.max_tokens if max_isl is None else max_isl, 2)
     most_batch = _size("max_batch_size", max_batch_size, 1)
@@ -132,8 +133,8 @@ def dynamo_profile(
     longest = _size("max_context", plan.model.max_position if max_context is None else max_context, 2)
     most_kv = _size("max_kv_tokens", most_batch * longest if max_kv_tokens is None else max_kv_tokens, 2)
     points = whole_number("points", points, most=MOST_POINTS, error=BackendError)
-    if beside is not None:
-        most_new = min(most_new, plan.max_tokens - _decodes(plan, beside)[0])
+    if running is not None:
+        most_new = min(most_new, plan.max_tokens - running[0])
     lengths = np.arange(1, most_new + 1)
     # one set of nodes for both axes: a batch of 1, and of any power of 2, runs through nodes
     doublings = np.arange(0, points * np.log2(max(most_kv, longest)) + 1)
@@ -143,7 +144,7 @@ def dynamo_profile(
     active = active[active <= most_kv]
     return {
         "prefill_isl": lengths.astype(np.float64),
-        "prefill_ttft_ms": _prefill_us(plan, lengths, prompt_len, beside) / US_PER_MS,
+        "prefill_ttft_ms": _prefill_us(plan, lengths, prompt_len, running) / US_PER_MS,
         "decode_active_kv_tokens": active.astype(np.float64),
         "decode_context_length": contexts.astype(np.float64),
         "decode_itl": _decode_us(plan, active[:, None], contexts[None, :], most_batch) / US_PER_MS,
@@ -194,7 +195,7 @@ def _size(name: str, value: Any, least: int) -> int:
 
 
 def _prefill_us(
-    plan: StepPlan, lengths: Longs, prompt_len: int | None, beside: tuple[int, int] | None
+    plan: StepPlan, lengths: Longs, prompt_len: int | None, running: tuple[int, int] | None
 ) -> Floats:
     """Time new tokens of each number, as prompts of one length, alone or as what decodes wait for more."""
     if prompt_len is None:
@@ -206,9 +207,9 @@ def _prefill_us(
         prompts = np.full(ends[-1], prompt_len)
         prompts[ends[rest > 0] - 1] = rest[rest > 0]
         contexts = (prompt_len - prompts) // 2
-    if beside is None:
+    if running is None:
         return plan.step_us(StepBatch(prompts, contexts, np.r_[0, np.cumsum(counts)]))
-    decodes, kv_len = _decodes(plan, beside)
+    decodes, kv_len = running
     starts = np.repeat(np.cumsum(counts) - counts, decodes)
     new, before = np.insert(prompts, starts, 1), np.insert(contexts, starts, kv_len - 1)
     together_us = plan.step_us(StepBatch(new, before, np.r_[0, np.cumsum(counts + decodes)]))

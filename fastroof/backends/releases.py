@@ -43,7 +43,10 @@ class Program:
     ran : tuple of str
         Releases or commits that the adapter was run with.
     signatures : tuple of str
-        Releases or commits that were not run: stand-ins are held to their recorded signatures.
+        Releases or commits that were not run: stand-ins are held to their signatures, which
+        tests/backends/interfaces records.
+    followed : tuple of str
+        Releases or commits that stand-ins were written after, with no record that holds them to it.
     note : str
         What else a user has to know to choose a release.
     """
@@ -57,6 +60,7 @@ class Program:
     distribution: str = ""
     ran: tuple[str, ...] = ()
     signatures: tuple[str, ...] = ()
+    followed: tuple[str, ...] = ()
     note: str = ""
 
     def installed(self) -> str:
@@ -81,7 +85,7 @@ def programs() -> tuple[Program, ...]:
     text = resources.files("fastroof.backends").joinpath("releases.toml").read_text("utf-8")
     listed: list[dict[str, Any]] = tomllib.loads(text)["program"]
     for one in listed:
-        one.update({name: tuple(one.get(name, ())) for name in ("ran", "signatures")})
+        one.update({name: tuple(one.get(name, ())) for name in ("ran", "signatures", "followed")})
     return tuple(Program(**one) for one in listed)
 
 
@@ -130,13 +134,22 @@ def releases_markdown() -> str:
     >>> releases_markdown().splitlines()[0].split(" | ")[0]
     '| program'
     """
-    columns = ("program", "adapter", "run for real", "held to recorded signatures", "defined by", "checked")
+    columns = (
+        "program",
+        "adapter",
+        "run for real",
+        "held to signatures",
+        "written after",
+        "defined by",
+        "checked",
+    )
     rows = [
         (
             one.name,
             f"`{one.adapter}`",
             ", ".join(one.ran) or "none",
             ", ".join(one.signatures),
+            ", ".join(one.followed),
             f"{one.repository} ({one.licence}): {one.interface}" + (f". {one.note}" if one.note else ""),
             one.checked.isoformat(),
         )

@@ -14,7 +14,7 @@ __all__ = ["register"]
 
 EPILOG: Final = """\b
 JSON: a list with one object an adapter: name, adapter, repository, licence, interface, checked (ISO date),
-distribution, ran, signatures, note, installed (empty where it is not).
+distribution, ran, signatures, followed, note, installed (empty where it is not).
 """
 
 
@@ -27,7 +27,8 @@ def backends(as_json: Json = False) -> None:
     """List the programs that fastroof's adapters serve, and in which releases.
 
     A release that was run is one that the adapter answered in a real simulation; others are held to
-    signatures recorded from their source. How each is reached is in fastroof/backends/README.md.
+    signatures recorded from their source, or were written after it alone. How each is reached is in
+    fastroof/backends/README.md.
     """
     from fastroof.backends.releases import programs
 
@@ -40,13 +41,22 @@ def backends(as_json: Json = False) -> None:
             ]
         )
         return
-    columns = ("program", "adapter", "run for real", "held to signatures", "checked", "installed here")
+    columns = (
+        "program",
+        "adapter",
+        "run for real",
+        "held to signatures",
+        "written after",
+        "checked",
+        "installed here",
+    )
     rows = [
         (
             one.name,
             one.adapter,
             ", ".join(one.ran) or "none",
             ", ".join(one.signatures),
+            ", ".join(one.followed),
             one.checked.isoformat(),
             _installed_words(one.installed(), one.ran),
         )

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from fastroof.cli.output import counted
-from fastroof.errors import BatchError, LookupInputError
+from fastroof.errors import BackendError, BatchError, LookupInputError
 
 __all__ = [
     "Requests",
+    "parse_beside",
     "parse_images",
     "parse_rates",
     "parse_requests",
@@ -135,6 +136,25 @@ def parse_requests(decode: Sequence[str], prefill: Sequence[str]) -> list[Reques
     if total > MOST_REQUESTS:
         raise BatchError(f"{total} requests in one step are more than the {MOST_REQUESTS} it can hold")
     return parsed
+
+
+def parse_beside(text: str) -> tuple[int, int]:
+    """Read ``32x2000``: the decodes of a step, and what each attends to.
+
+    Raises
+    ------
+    BackendError
+        If it is not written that way.
+
+    Examples
+    --------
+    >>> parse_beside("32x2000")
+    (32, 2000)
+    """
+    match = _DECODE.fullmatch(text)
+    if match is None:
+        raise BackendError(f"--beside {text} is not DECODESxKV_LEN: 32x2000 is")
+    return int(match[1]), int(match[2])
 
 
 def parse_images(option: str, texts: Sequence[str]) -> list[tuple[int, int]]:

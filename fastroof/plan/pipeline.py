@@ -15,6 +15,7 @@ and is what estimates and rates take (``plan.paced``).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -28,16 +29,21 @@ if TYPE_CHECKING:
     from fastroof.plan.step_plan import StepPlan
     from fastroof.run import StepBatch
 
-__all__ = ["cycle_us", "makespan_us", "paced_plan", "pipeline_us", "stage_times_us"]
+__all__ = ["cycle_us", "in_each_stage", "makespan_us", "paced_plan", "pipeline_us", "stage_times_us"]
+
+
+def in_each_stage(plan: StepPlan, times_us: Callable[[StepPlan], Floats]) -> Floats:
+    """Times of steps in every stage, us, of shape (steps, pp); of stages that are alike one is asked."""
+    alike: dict[int, Floats] = {}
+    for stage in plan.stages:
+        if id(stage) not in alike:
+            alike[id(stage)] = times_us(stage)
+    return np.stack([alike[id(stage)] for stage in plan.stages], axis=1)
 
 
 def stage_times_us(plan: StepPlan, batch: StepBatch) -> Floats:
     """Time of every micro-batch in every stage, us: of shape (steps, pp)."""
-    alike: dict[int, Floats] = {}
-    for stage in plan.stages:
-        if id(stage) not in alike:
-            alike[id(stage)] = stage.step_us(batch)
-    return np.stack([alike[id(stage)] for stage in plan.stages], axis=1)
+    return in_each_stage(plan, lambda stage: stage.step_us(batch))
 
 
 def makespan_us(times_us: Floats) -> float:

@@ -69,8 +69,10 @@ def own_us(plan: fastroof.StepPlan, step: Step) -> float:
     return explained.total_us - sum(o.total_us for o in explained.operators if "all-reduce" in o.name)
 
 
-def errors(plan: fastroof.StepPlan, folder: Path, some: Sequence[Step]) -> np.ndarray:
-    bundle = Bundle(folder, plan.tp)
+def errors(
+    plan: fastroof.StepPlan, folder: Path, some: Sequence[Step], *, is_released: bool = False
+) -> np.ndarray:
+    bundle = Bundle(folder, plan.tp, is_released=is_released)
     return np.array(
         [bundle.step_ns(step, plan.model.num_layers) / 1e3 / own_us(plan, step) - 1 for step in some]
     )
@@ -304,12 +306,7 @@ def test_steps_add_up_in_release_1_1(
     released: tuple[fastroof.StepPlan, Path], kind: str, mean: float, most: float
 ) -> None:
     plan, folder = released
-    bundle = Bundle(folder, plan.tp, is_released=True)
-    some = steps(plan, kind)
-    found = (
-        np.array([bundle.step_ns(step, plan.model.num_layers) / 1e3 / own_us(plan, step) for step in some])
-        - 1
-    )
+    found = errors(plan, folder, steps(plan, kind), is_released=True)
     assert np.abs(found).mean() < mean
     assert np.abs(found).max() < most
     if kind in ("prompts", "chunks"):

@@ -33,9 +33,12 @@ def test_the_readme_shows_the_table() -> None:
 @pytest.mark.parametrize("program", programs(), ids=lambda one: one.adapter)
 def test_a_program_is_listed_with_what_proves_it(program: releases.Program) -> None:
     assert (BACKENDS / program.adapter).is_file()
-    assert program.ran or program.signatures, "neither run nor held to signatures"
+    assert program.ran or program.signatures or program.followed, "neither run nor read"
     assert re.fullmatch(r"[\w.-]+/[\w.-]+", program.repository)
-    assert not set(program.ran) & set(program.signatures)
+    assert not set(program.ran) & {*program.signatures, *program.followed}
+    records = [one for name in every_program() for one in recorded(name)]
+    of_this = {one.of for one in records if one.repository == program.repository}
+    assert of_this >= set(program.signatures), "held to signatures that nobody recorded"
 
 
 @pytest.mark.parametrize("program", every_program())

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import fastroof
 from fastroof.backends.sglang import FEATURES, StepTimePredictor, StepTimeRegressor, write_model
 from fastroof.compiled.callers import sums_step_us
+from tests.backends.interfaces import python_differences, recorded
 from tests.compiled.test_windows import PLANS
 
 CHECKOUT = Path(__file__).parents[2]
@@ -64,6 +65,13 @@ def test_a_batch_takes_the_plans_step(plan, decodes, chunks):
 def test_a_decode_attends_to_its_sequence(plan):
     batch = simulator.decode_batch([4096] * 64)
     assert StepTimePredictor(plan).predict_infer_time(batch) == plan.decode_us(64, 4096) / 1e6
+
+
+def test_the_stand_in_and_the_adapter_have_the_simulators_signatures():
+    [interface] = recorded("sglang_simulator")
+    assert python_differences(interface, vars(simulator)) == []
+    ours = {**vars(simulator), "InferTimePredictor": StepTimePredictor}
+    assert python_differences(interface, ours) == []
 
 
 def test_it_answers_what_the_simulator_asks(plan):

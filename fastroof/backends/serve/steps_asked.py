@@ -8,6 +8,7 @@ import numpy as np
 
 from fastroof.arrays import Floats, Ints
 from fastroof.errors import BackendError
+from fastroof.plan.pipeline import in_each_stage
 from fastroof.run import StepBatch
 
 if TYPE_CHECKING:
@@ -165,7 +166,4 @@ def stage_times_us(plan: StepPlan, steps: AskedSteps) -> Floats:
     >>> bool((stage_times_us(plan, steps) == plan.stage_times_us(listed)).all())
     True
     """
-    # stages that are alike are one plan
-    alike = {id(stage): stage for stage in plan.stages}
-    times = {key: steps.times_us(stage) for key, stage in alike.items()}
-    return np.stack([times[id(stage)] for stage in plan.stages], axis=1)
+    return in_each_stage(plan, steps.times_us)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -11,8 +10,8 @@ import typer
 from fastroof.cli.named_plans import PLANS_HELP, GpuOption, named_plans
 from fastroof.cli.options import Source, TablesPath
 from fastroof.cli.output import percent
+from fastroof.cli.written_sizes import parse_beside
 from fastroof.command_group import warn
-from fastroof.errors import BackendError
 
 __all__ = ["register"]
 
@@ -93,7 +92,7 @@ def npz(
         max_kv_tokens=max_kv_tokens,
         max_batch_size=batch,
         points=dynamo.POINTS if points is None else points,
-        beside=None if beside is None else _decodes(beside),
+        beside=None if beside is None else parse_beside(beside),
     )
     tokens, active, context = (
         profile[key] for key in ("prefill_isl", "decode_active_kv_tokens", "decode_context_length")
@@ -113,10 +112,3 @@ def npz(
     short = float((profile["decode_itl"] < dynamo.LEAST_DECODE_MS).mean())
     if short:
         warn(f"{percent(short)} of the decode times are under 1 ms, where the mocker takes 1 ms")
-
-
-def _decodes(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"([0-9]+)x([0-9]+)", text)
-    if match is None:
-        raise BackendError(f"--beside {text} is not DECODESxKV_LEN: 32x2000 is")
-    return int(match[1]), int(match[2])

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import fastroof
-from fastroof.backends.c import export_c
 from fastroof.compiled import c_simulation
 from fastroof.simulation.engine import run_engine
 from fastroof.simulation.settings import EngineSettings
@@ -81,16 +80,7 @@ def plans(h100):
 
 
 @pytest.fixture(scope="module")
-def exported(plans, tmp_path_factory):
-    return export_c(plans, tmp_path_factory.mktemp("exported"))
-
-
-@pytest.fixture(scope="module")
-def library(exported):
-    path = next((path for path in exported.files if path.suffix in (".so", ".dylib")), None)
-    if path is None:
-        pytest.skip("no C compiler links the shared library")
-    loaded = ctypes.CDLL(str(path))
+def library(loaded):
     loaded.fastroof_open.argtypes = (ctypes.c_char_p, ctypes.POINTER(PTR))
     loaded.fastroof_simulate_bytes.argtypes = (PTR, I64, I64)
     loaded.fastroof_simulate_bytes.restype = I64

@@ -1,0 +1,43 @@
+"""What tests of C share: a module's plans exported, their library loaded, a program that is to survive."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+
+import pytest
+
+from fastroof.backends.c import export_c
+
+
+@pytest.fixture(scope="module")
+def exported(plans, tmp_path_factory):
+    """The module's own plans."""
+    return export_c(plans, tmp_path_factory.mktemp("exported"))
+
+
+@pytest.fixture(scope="module")
+def loaded(exported):
+    """The shared library, without types of its functions."""
+    path = next((path for path in exported.files if path.suffix in (".so", ".dylib")), None)
+    if path is None:
+        pytest.skip("no C compiler links the shared library")
+    return ctypes.CDLL(str(path))
+
+
+@pytest.fixture
+def opened_of_fuzzed(loaded):
+    """Run a program over wrong files in a process of its own: how many of them it could open."""
+
+    def run(program, plan, seed):
+        done = subprocess.run(
+            [sys.executable, "-c", program, loaded._name, plan, str(seed)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        return int(done.stdout)
+
+    return run
