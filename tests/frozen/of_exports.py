@@ -32,7 +32,7 @@ def dynamo() -> Answers:
                     held = {name: arrays[name] for name in arrays.files if arrays[name].dtype.kind in "iuf"}
                     answers.text(case, "arrays", ", ".join(sorted(arrays.files)))
             for name, values in held.items():
-                answers.hashed(case, name, values)
+                answers.many(case, name, values)
                 spread = np.linspace(0, values.size - 1, 5).astype(int)
                 answers.numbers(case, name, spread, values.ravel()[spread])
     return answers

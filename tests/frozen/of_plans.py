@@ -101,13 +101,13 @@ def times(answers: Answers, case: str, plan: product.StepPlan) -> None:
     named = [f"batch {b}, kv {kv}" for b, kv in decodes]
     answers.numbers(case, "decode_us", named, plan.decode_us(batches, lengths))
     many = MANY_BATCHES[plan.max_seqs >= MANY_BATCHES]
-    answers.hashed(case, "decode_us, many", plan.decode_us(many[:, None], MANY_LENGTHS))
+    answers.many(case, "decode_us, many", plan.decode_us(many[:, None], MANY_LENGTHS))
     prefills = [p for p in PREFILLS if p[0] * p[2] <= plan.max_tokens and p[2] <= plan.max_seqs]
     new, context, sequences = np.array(prefills).T
     named = [f"{q} after {c}, {n} of them" for q, c, n in prefills]
     answers.numbers(case, "prefill_us", named, plan.prefill_us(new, context, sequences))
     grid = (MANY_CHUNKS[:, None, None], np.array([0, 1, 100, 4096, 200_000])[:, None], np.array([1, 2, 8]))
-    answers.hashed(case, "prefill_us, many", plan.prefill_us(*grid) if plan.max_tokens >= 8192 else [])
+    answers.many(case, "prefill_us, many", plan.prefill_us(*grid) if plan.max_tokens >= 8192 else [])
     ran = plan.run(NAMED_STEPS)
     for name, values in {
         "latency_us": ran.latency_us,
@@ -116,7 +116,7 @@ def times(answers: Answers, case: str, plan: product.StepPlan) -> None:
     }.items():
         answers.numbers(case, f"run, {name}", [step for step, _ in RAGGED], values)
     ran = plan.run(MANY_STEPS)
-    answers.hashed(case, "run, many", [ran.latency_us, *ran.components, ran.origin])
+    answers.many(case, "run, many", [ran.latency_us, *ran.components, ran.origin])
     answers.number(case, "scalar", plan.scalar(13, 1300))
     answers.number(case, "step_scalar", plan.step_scalar([300, 1, 1], [0, 50, 9000]))
     answers.record(case, plan.memory, without=(*BESIDE_TOKENS, "context_bytes"))
@@ -155,8 +155,8 @@ KINDS: Final[tuple[tuple[str, str, dict[str, Any]], ...]] = (
 
 
 def kinds_plans() -> Answers:
-    """Models of several kinds of layers, experts and attention."""
-    answers = Answers()
+    """Models of several kinds of layers, experts and attention, whose kernels are fitted too."""
+    answers = Answers(is_exact=False)
     tables = {gpu: product.load_tables(gpu) for gpu in {gpu for _, gpu, _ in KINDS}}
     for model, gpu, options in KINDS:
         for case, plan in compiled(answers, tables[gpu], model, gpu, **options):

@@ -133,7 +133,7 @@ def grids_of_steps() -> Answers:
     for kv_len, times_us in zip(
         lengths, product.decode_grid_us(plans, batches, lengths).swapaxes(0, 1), strict=True
     ):
-        answers.hashed("decode_grid_us", f"kv {kv_len}", times_us)
+        answers.many("decode_grid_us", f"kv {kv_len}", times_us)
     best = product.best_batches(plans, batches, lengths, tpot_ms=20.0)
     cells = [f"tp {plan.tp}, kv {kv_len}" for plan in plans for kv_len in lengths]
     for name, values in best._asdict().items():

@@ -3,8 +3,9 @@
 ``tests/frozen/recorded`` holds a file a group, of some 100,000 answers in all: latencies, components,
 origins, memory, errors, lookups, estimates, sweeps' rows and exports. ``test_frozen.py`` asks the same
 questions again and compares to the last bit; only what goes through transcendental functions of NumPy or
-through LAPACK (errors, percentiles, fits by least squares) may differ by 1e-12 of itself, since its last bit
-depends on the processor. Where more numbers are asked for than need to be read, their hash is kept.
+through LAPACK (errors, percentiles, experts, fits by least squares) may differ by 1e-12 of itself, since its
+last bit depends on the processor. Where more numbers are asked for than need to be read, their hash is kept,
+or two sums of them.
 
 To see what differs from the record::
 

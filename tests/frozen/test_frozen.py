@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
+import numpy as np
 import pytest
 
 from tests.frozen import product as shop
@@ -57,3 +58,19 @@ def test_a_last_bit_is_a_difference():
     assert len(differences(recorded[1:], recorded)) == 1
     assert len(differences(changed(0, value=0.0), changed(0, value=-0.0))) == 1
     assert not differences(changed(0, value=float("nan")), changed(0, value=float("nan")))
+
+
+def test_many_numbers_are_held_together():
+    values = np.geomspace(1.0, 1e6, 90).reshape(3, 30)
+    swapped = values[::-1]
+    one_off = np.where(values == values[1, 7], 1.00001 * values, values)
+    for is_exact, nearby in ((True, np.nextafter(values, 0.0)), (False, values * (1.0 + 1e-9))):
+        recorded = Answers(is_exact=is_exact)
+        recorded.many("a case", "times", values)
+        for changed in (swapped, one_off, nearby, values.reshape(30, 3)):
+            current = Answers(is_exact=is_exact)
+            current.many("a case", "times", changed)
+            assert differences(recorded.listed, current.listed)
+    close = Answers(is_exact=False)
+    close.many("a case", "times", np.nextafter(values, 0.0))
+    assert not differences(recorded.listed, close.listed)
