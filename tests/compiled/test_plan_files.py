@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fastroof import compile_plan
 from fastroof.backends.c.plan_file import plan_bytes
 from fastroof.compiled import grids, plan_files, plan_parts, ragged_steps, steps, verification
 from fastroof.compiled.plan_files import BODY
@@ -202,6 +203,15 @@ def test_stages_that_cannot_be(staged):
         assert code_of(with_word(content, word, value)) == plan_files.CODE_CORRUPT, (word, value)
 
 
+def test_more_stages_than_a_program_has_room_for(staged):
+    """A list of that many that lies within the file: refused for its length alone."""
+    content = plan_bytes(staged, "staged")
+    words, facts = np.frombuffer(content, np.int64)[BODY:].copy(), facts_at(content) - BODY
+    for count, fits in ((plan_parts.MAX_STAGES, True), (plan_parts.MAX_STAGES + 1, False)):
+        words[facts + plan_parts.STAGES_AT], words[facts + plan_parts.STAGES] = 0, count
+        assert plan_parts.facts_fit(words, words.view(np.float64), facts) == fits
+
+
 def test_kv_cache_and_transfers_are_those_of_python(plan):
     memory = plan.memory
     for kv_len in (0, 1, 63, 64, 65, 5000):
@@ -309,6 +319,17 @@ def test_an_arena_that_a_loop_would_read_beyond_does_not_fit(plan):
     # no room for a block's header
     short = changed(arena, steps.PREFILL_AT, arena[steps.DECODE_AT] + 2.0)
     assert not plan_files.arena_fits(short)
+
+
+def test_decode_steps_with_tokens_of_their_own_are_where_the_arena_says(h100):
+    """Prompts that several GPUs share: what a token costs in steps of decodes is another section."""
+    plan = compile_plan("llama-3.1-8b", "h100", h100, cp=2, max_tokens=64, max_seqs=8)
+    arena = plan.arena
+    assert arena[steps.DECODE_TOKENS_AT] != arena[steps.TOKENS_AT]
+    assert plan_files.arena_fits(arena)
+    for slot in (steps.DECODE_TOKENS_AT, steps.DECODE_TOKENS_ORIGIN_AT):
+        for by in (-1.0, 1.0):
+            assert not plan_files.arena_fits(changed(arena, slot, arena[slot] + by))
 
 
 @settings(max_examples=300)
