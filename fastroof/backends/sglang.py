@@ -3,15 +3,15 @@
 Two ways in, both in seconds. :class:`StepTimePredictor` answers ``predict_infer_time(batch)`` from the
 requests themselves; whoever runs the simulator's scheduler in a process of their own puts it where the
 scheduler looks for it, ``C_SchedulerHook.INFERENCE_PREDICTOR``, after ``Scheduler.__init__``: that makes a
-predictor of the configuration and puts it there, so the configuration names a valid one all the same, and
-what was there before is lost. :func:`write_model` writes a file for the
+predictor of the configuration and puts it there, so the configuration names a valid one all the same (the
+file of :func:`write_model` will do), and what was there before is lost. :func:`write_model` writes a file for the
 simulator's sklearn-compatible predictor, which its server loads in a process of its own, by configuration
 alone::
 
     "predictor": {"name": "ml", "database_path": "llama-3.1-8b.pkl"}
 
-Interface: sgl-project/sglang, tools/sglang-simulator/src/sglang_simulator/time_predictor, base.py at
-2f070b1 and ml.py at bb346ef.
+Interface: sgl-project/sglang (Apache-2.0), tools/sglang-simulator/src/sglang_simulator/time_predictor,
+base.py at 2f070b1 and ml.py at bb346ef; simulation/sglang/scheduler.py at 0b61083.
 """
 
 from __future__ import annotations

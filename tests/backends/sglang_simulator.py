@@ -3,12 +3,16 @@
 Written for these tests after sgl-project/sglang, tools/sglang-simulator/src/sglang_simulator: batches and
 predictors as in time_predictor/base.py at 2f070b1, the sklearn-compatible predictor with its 18 features as
 in time_predictor/ml.py at bb346ef, how the scheduler makes a batch of SGLang's as in
-test/test_predictor_contract.py at 3ec08c4; with their names, fields, units and formulas, and none of their
-code. Left out: models, accelerators and configuration, the other predictors, everything that needs SGLang
-itself, and joblib, whose `load` reads a pickle as `pickle.load` does.
+test/test_predictor_contract.py at 3ec08c4, what the hooked scheduler does with its predictor as in
+simulation/sglang/scheduler.py at 0b61083 and simulation/manager/config.py at 2f070b1; with their names,
+fields, units and formulas, and none of their code. Left out: models and accelerators, the other predictors
+and options, everything that needs SGLang itself, and joblib, whose `load` reads a pickle as `pickle.load`
+does.
 """
 
+import json
 import math
+import os
 import pickle
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
@@ -103,3 +107,62 @@ def features_of(batch):
         int(max(new) == 1),
         int(max(new) > 1),
     ]
+
+
+class ConfigManager:
+    """The file that SGLANG_SIMULATOR_CONFIG_PATH names, read once."""
+
+    _raw_config = None
+
+    @classmethod
+    def reset_config_cache(cls):
+        cls._raw_config = None
+
+    @classmethod
+    def get_inference_time_predictor(cls, model, hw, sched_config):
+        if cls._raw_config is None:
+            with open(os.environ["SGLANG_SIMULATOR_CONFIG_PATH"]) as file:
+                cls._raw_config = json.load(file)
+        chosen = cls._raw_config.get("predictor", {})
+        if chosen.get("name") != "ml":
+            raise ValueError(f"Unknown predictor name: {chosen.get('name')}")
+        return MLTimePredictor(chosen.get("database_path"), chosen.get("latency_scale", 1.0))
+
+
+class C_SchedulerHook:
+    """What is wrapped around SGLang's Scheduler when that class is made."""
+
+    INFERENCE_PREDICTOR: InferTimePredictor = None
+
+    @classmethod
+    def hook(cls, target):
+        own_init, own_run_batch = target.__init__, target.run_batch
+
+        def wrapped_init(self, *args, **kwargs):
+            own_init(self, *args, **kwargs)
+            made = ConfigManager.get_inference_time_predictor(None, None, None)
+            C_SchedulerHook.INFERENCE_PREDICTOR = made
+
+        def wrapped_run_batch(self, batch):
+            result = own_run_batch(self, batch)
+            if not batch.is_empty():
+                self.step_s = float(C_SchedulerHook.INFERENCE_PREDICTOR.predict_infer_time(batch))
+            return result
+
+        target.__init__ = wrapped_init
+        target.run_batch = wrapped_run_batch
+
+
+class Scheduler:
+    """Of SGLang's, that a hook finds these two methods."""
+
+    step_s = None
+
+    def __init__(self, server_args):
+        self.server_args = server_args
+
+    def run_batch(self, batch):
+        return None
+
+
+C_SchedulerHook.hook(Scheduler)

@@ -6,6 +6,7 @@ Against a stand-in of the simulator, tests/backends/sglang_simulator.py; what it
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -68,10 +69,11 @@ def test_a_decode_attends_to_its_sequence(plan):
 
 
 def test_the_stand_in_and_the_adapter_have_the_simulators_signatures():
-    [interface] = recorded("sglang_simulator")
-    assert python_differences(interface, vars(simulator)) == []
+    predictors, *others = recorded("sglang_simulator")
+    for interface in (predictors, *others):
+        assert python_differences(interface, vars(simulator)) == []
     ours = {**vars(simulator), "InferTimePredictor": StepTimePredictor}
-    assert python_differences(interface, ours) == []
+    assert python_differences(predictors, ours) == []
 
 
 def test_it_answers_what_the_simulator_asks(plan):
@@ -88,6 +90,53 @@ def test_a_batch_beyond_the_plan_is_an_error_not_a_negative_time(plan):
         StepTimePredictor(plan).predict_infer_time(batch_of([(20000, 0)]))
     with pytest.raises(fastroof.BatchError):
         StepTimePredictor(plan).predict_infer_time(batch_of([(0, 10)]))
+
+
+# Where the scheduler looks for it
+
+
+@pytest.fixture
+def configured(tmp_path, monkeypatch):
+    """A function that makes a scheduler, configured with the predictor that it is given."""
+
+    def make_scheduler(**predictor):
+        file = tmp_path / "simulator.json"
+        file.write_text(json.dumps({"predictor": predictor}))
+        monkeypatch.setenv("SGLANG_SIMULATOR_CONFIG_PATH", str(file))
+        simulator.ConfigManager.reset_config_cache()
+        return simulator.Scheduler(server_args=None)
+
+    monkeypatch.setattr(simulator.C_SchedulerHook, "INFERENCE_PREDICTOR", None)
+    yield make_scheduler
+    simulator.ConfigManager.reset_config_cache()
+
+
+def test_the_hook_is_assigned_after_the_scheduler_is_made(plan, configured, tmp_path):
+    hook, predictor = simulator.C_SchedulerHook, StepTimePredictor(plan)
+    file = write_model(plan, tmp_path / "model.pkl")
+    batch = batch_of([(1, 4095)] * 8 + [(512, 1024)])
+
+    hook.INFERENCE_PREDICTOR = predictor
+    scheduler = configured(name="ml", database_path=str(file), latency_scale=3.0)
+    assert isinstance(hook.INFERENCE_PREDICTOR, simulator.MLTimePredictor)  # what was there before is lost
+    scheduler.run_batch(batch)
+    assert scheduler.step_s == 3.0 * predictor.predict_infer_time(batch)
+
+    hook.INFERENCE_PREDICTOR = predictor
+    scheduler.run_batch(batch)
+    assert scheduler.step_s == predictor.predict_infer_time(batch)
+
+
+def test_a_scheduler_with_no_valid_predictor_configured_is_not_made(plan, configured, tmp_path):
+    hook = simulator.C_SchedulerHook
+    hook.INFERENCE_PREDICTOR = StepTimePredictor(plan)
+    with pytest.raises(ValueError, match="Unknown predictor name: fastroof"):
+        configured(name="fastroof")
+    with pytest.raises(ValueError, match="Unknown predictor name: None"):
+        configured()
+    with pytest.raises(FileNotFoundError):
+        configured(name="ml", database_path=str(tmp_path / "none.pkl"))
+    configured(name="ml", database_path=str(write_model(plan, tmp_path / "model.pkl")))
 
 
 # From the features
