@@ -4,9 +4,9 @@ Two ways in, both in seconds. :class:`StepTimePredictor` answers ``predict_infer
 requests themselves; whoever runs the simulator's scheduler in a process of their own puts it where the
 scheduler looks for it, ``C_SchedulerHook.INFERENCE_PREDICTOR``, after ``Scheduler.__init__``: that makes a
 predictor of the configuration and puts it there, so the configuration names a valid one all the same (the
-file of :func:`write_model` will do), and what was there before is lost. :func:`write_model` writes a file for the
-simulator's sklearn-compatible predictor, which its server loads in a process of its own, by configuration
-alone::
+file of :func:`write_model` will do), and what was there before is lost. :func:`write_model` writes a file
+for the simulator's sklearn-compatible predictor, which its server loads in a process of its own, by
+configuration alone::
 
     "predictor": {"name": "ml", "database_path": "llama-3.1-8b.pkl"}
 
