@@ -17,9 +17,10 @@ __all__ = ["numba_decode", "numba_step"]
 def numba_step(plan: StepPlan) -> tuple[Callable[..., float], Floats]:
     """Return a compiled function that times one step of any requests, and its data.
 
-    ``step_us(data, new_tokens, context_len)`` takes two one-dimensional integer arrays, a request each,
-    as :class:`fastroof.StepBatch` does, and returns what ``plan.step_us`` would, to the last bit. A step
-    that the plan cannot time is NaN, since compiled loops raise nothing.
+    ``step_us(data, new_tokens, context_len)`` takes two one-dimensional contiguous integer arrays, a request
+    each, as :class:`fastroof.StepBatch` does, and returns what ``plan.step_us`` would, to the last bit. A
+    step that the plan cannot time is NaN, since compiled loops raise nothing; a caller that hands over
+    something else, a column of a two-dimensional array or a reversed view, does not compile (``TypeError``).
 
     Parameters
     ----------
@@ -60,8 +61,8 @@ def numba_step(plan: StepPlan) -> tuple[Callable[..., float], Floats]:
 def numba_decode(plan: StepPlan) -> tuple[Callable[..., float], Floats]:
     """Return a compiled function that times one step of equal decodes, and its data.
 
-    ``decode_us(data, batch_size, kv_len)`` takes two integers and returns what ``plan.decode_us`` would;
-    all else is as in :func:`numba_step`.
+    ``decode_us(data, batch_size, kv_len)`` takes two integers, and nothing else compiles; it returns what
+    ``plan.decode_us`` would. All else is as in :func:`numba_step`.
 
     Examples
     --------

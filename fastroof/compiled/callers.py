@@ -1,6 +1,6 @@
 """One step for callers that are compiled themselves: a plan's arena and a step's sizes in, microseconds out.
 
-What a plan cannot time is NaN: nothing is raised.
+What a plan cannot time is NaN: nothing is raised. What is of another type does not compile.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from fastroof.arrays import Floats, Ints
+from fastroof.compiled.caller_types import only_a_plan, only_integers, only_requests
 from fastroof.compiled.jit import jit, jit_inline
 from fastroof.compiled.request_sums import MAX_KV_LEN, StepSums, request_sums
 from fastroof.compiled.steps import (
@@ -29,6 +30,8 @@ __all__ = ["equal_chunks_us", "equal_decodes_us", "requests_step_us", "sums_step
 @jit_inline
 def equal_decodes_us(arena: Floats, batch_size: int, kv_len: int) -> float:
     """Time one step of ``batch_size`` decodes at ``kv_len`` each, us."""
+    only_a_plan(arena)
+    only_integers(batch_size, kv_len)
     plan = open_plan(arena)
     if batch_size < 1 or batch_size > min(plan.max_tokens, plan.max_seqs):
         return np.nan
@@ -52,6 +55,8 @@ def equal_chunks_us(arena: Floats, new_tokens: int, context_len: int, batch_size
 @jit
 def requests_step_us(arena: Floats, new_tokens: Ints, context_len: Ints) -> float:
     """Time one step of any requests, us."""
+    only_a_plan(arena)
+    only_requests(new_tokens, context_len)
     plan = open_plan(arena)
     seqs = len(new_tokens)
     if seqs == 0:

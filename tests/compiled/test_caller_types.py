@@ -1,0 +1,113 @@
+"""Compiled callers hand over what loops can read, or do not compile; Python's functions take any layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fastroof
+
+numba = pytest.importorskip("numba")
+compiled_only = pytest.mark.skipif(
+    bool(numba.config.DISABLE_JIT), reason="types are checked where loops are compiled"
+)
+
+
+@pytest.fixture(scope="module")
+def plan(h100):
+    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_tokens=512, max_seqs=64)
+
+
+def unaligned(values: np.ndarray) -> np.ndarray:
+    """The same integers one byte off."""
+    buffer = np.empty(values.nbytes + 1, np.uint8)
+    moved = buffer[1:].view(values.dtype)
+    moved[:] = values
+    assert not moved.flags.aligned or not values.size
+    return moved
+
+
+def read_only(values: np.ndarray) -> np.ndarray:
+    copied = values.copy()
+    copied.flags.writeable = False
+    return copied
+
+
+LAYOUTS: Final[dict[str, Callable[[np.ndarray], np.ndarray]]] = {
+    "contiguous": np.copy,
+    "read-only": read_only,
+    "a slice": lambda values: np.concatenate([[7], values, [7]]).astype(values.dtype)[1:-1],
+    "a column": lambda values: np.stack([values, 9 * values], axis=1)[:, 0],
+    "every other": lambda values: np.repeat(values, 2)[::2],
+    "reversed": lambda values: values[::-1].copy()[::-1],
+    "unaligned": unaligned,
+    "big-endian": lambda values: values.astype(values.dtype.newbyteorder(">")),
+}
+TAKEN: Final = ("contiguous", "read-only", "a slice")
+REQUESTS = st.lists(st.tuples(st.integers(1, 20), st.integers(0, 5000)), max_size=16)
+
+
+@pytest.fixture(scope="module")
+def caller(plan) -> tuple[Callable[..., float], Any]:
+    """A loop of a user's own."""
+    step_us, data = fastroof.numba_step(plan)
+
+    @numba.njit
+    def timed(data, new_tokens, context_len):
+        return step_us(data, new_tokens, context_len)
+
+    return timed, data
+
+
+@given(requests=REQUESTS, layout=st.sampled_from([*LAYOUTS]), kind=st.sampled_from([np.int64, np.int32]))
+def test_every_entry_point_answers_alike_whatever_the_layout(plan, caller, requests, layout, kind):
+    timed, data = caller
+    new, context = np.array(requests, kind).reshape(-1, 2).T.copy()
+    expected = plan.step_us(fastroof.StepBatch.from_requests([requests]))[0]
+    laid_new, laid_context = LAYOUTS[layout](new), LAYOUTS[layout](context)
+    assert laid_new.tolist() == new.tolist()
+    steps = fastroof.StepBatch(laid_new, laid_context, np.array([0, len(requests)]))
+    assert plan.step_us(steps)[0] == expected
+    assert plan.step_scalar(laid_new, laid_context) == expected
+    try:
+        found = timed(data, laid_new, laid_context)
+    except (TypeError, numba.core.errors.NumbaError):
+        assert layout not in TAKEN
+    else:
+        # one element or none is contiguous in any view; numba does not always see that one is unaligned
+        assert layout in (*TAKEN, "unaligned") or laid_new.size < 2
+        assert found == expected
+
+
+@given(pairs=st.lists(st.tuples(st.integers(1, 64), st.integers(1, 5000)), max_size=9))
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_equal_decodes_answer_alike_whatever_the_layout(plan, layout, pairs):
+    batch, kv_len = np.array(pairs, np.int64).reshape(-1, 2).T.copy()
+    expected = [plan.scalar(*pair) for pair in pairs]
+    assert plan.decode_us(LAYOUTS[layout](batch), LAYOUTS[layout](kv_len)).tolist() == expected
+
+
+@compiled_only
+def test_what_loops_cannot_read_does_not_compile(plan, caller):
+    timed, data = caller
+    decode_us, _ = fastroof.numba_decode(plan)
+    sizes = np.array([1, 1, 1])
+    array = "one-dimensional, contiguous, aligned array of integers would do"
+    square = np.ones((3, 2), int)
+    for said, call in (
+        (f"new_tokens of a step is array(int64, 2d, C); a {array}", lambda: timed(data, square, sizes)),
+        (f"context_len of a step is array(float64, 1d, C); a {array}", lambda: timed(data, sizes, sizes / 1)),
+        (f"context_len of a step is array(bool, 1d, C); a {array}", lambda: timed(data, sizes, sizes > 0)),
+        ("the data of a step is array(int64, 1d, C)", lambda: timed(sizes, sizes, sizes)),
+        ("the data of a step is readonly array(float64, 1d, A)", lambda: timed(data[::2], sizes, sizes)),
+        ("a size of a step is bool; an integer would do", lambda: decode_us(data, True, 100)),
+        ("a size of a step is float64; an integer would do", lambda: decode_us(data, 1, 100.0)),
+    ):  # fmt: skip
+        with pytest.raises(TypeError) as error:
+            call()
+        assert said in str(error.value)
