@@ -16,8 +16,10 @@ import pytest
 import fastroof
 from fastroof.backends.c import export_c
 from fastroof.backends.c.plan_file import description
+from tests.backends.interfaces import recorded, text_differences
 
 BLIS = Path(__file__).parent / "blis"
+FORMS = Path(__file__).parent / "blis_forms"
 NAMES = ("llama-3.1-8b", "llama-3.1-70b-tp4-fp8")
 CALLS = 1_000_000
 
@@ -185,3 +187,68 @@ def test_what_a_call_of_blis_costs(blis, exported):
     ]
     ns = {work: float(ns) for model, work, ns, _ in costs if model == "fastroof"}
     assert 0 < ns["1 requests"] < ns["256 requests"]
+
+
+def test_decodes_that_verify_draft_tokens_in_blis(blis, exported, plans, go):
+    plan = plans["llama-3.1-8b"]
+    path = str(exported / "llama-3.1-8b.plan")
+    words = go(blis, "test", "-v", "-run", "Verify", "./sim/fastroof", FASTROOF_PLAN=path)
+    us = {name: int(us) for name, us in re.findall(r"verified (\w+) (\d+)", words)}
+    mixed = plan.step_scalar([256, 1], [100, 500]) + plan.verify_us(1, 504, 4) - plan.decode_us(1, 501)
+    assert us == {
+        "one": round(plan.verify_us(1, 504, 4)),
+        "three": round(plan.verify_us(3, 804, 4)),
+        "mixed": round(mixed),
+        "chunk": round(plan.step_scalar([256], [100])),
+    }
+
+
+@pytest.mark.parametrize("form", ["own_five", "own", "override", "field"])
+def test_blis_takes_the_model_as_its_first_lines_say(form, exported, go, tmp_path):
+    tree = tmp_path / "tree"
+    shutil.copytree(FORMS / form, tree)
+    place = tree / "sim" / "fastroof"
+    place.mkdir()
+    for name in ("blis/blis.go", "fastroof_step.h", "fastroof_step.o"):
+        shutil.copy(exported / name, place)
+    recipe = (place / "blis.go").read_text("utf-8")
+    plans = [str(exported / f"{name}.plan") for name in NAMES]
+    instance = tree / "sim" / "cluster" / "instance.go"
+    if instance.is_file():
+        [line] = re.findall(r"^//\t(latencyModel, err := .*)$", recipe, re.MULTILINE)
+        text = instance.read_text("utf-8").replace("sim/sim/latency", "sim/sim/fastroof")
+        line = line.replace("STEP/llama-3.1-8b.plan", plans[0])
+        text, found = re.subn(r"latencyModel, err := latency\.NewLatencyModel\(.*\)", line, text)
+        assert found == 1
+        instance.write_text(text, "utf-8")
+    else:
+        tested = (tree / "sim" / "cluster" / "plan_test.go").read_text("utf-8")
+        lines = re.findall(r"^//\t(?:config|deployment)\.(\S+) = ", recipe, re.MULTILINE)
+        assert lines == [
+            "LatencyModelOverride",
+            "PrefillOverrides.LatencyModel",
+            "DecodeOverrides.LatencyModel",
+            "LatencyModel",
+        ]
+        field = {"override": lines[0], "field": lines[-1]}[form]
+        assert all(f".{line} = " in tested for line in (field, *lines[1:3]))
+    go(tree, "vet", "./...")
+    assert "ok" in go(tree, "test", "./sim/cluster", FASTROOF_PLAN=plans[0], FASTROOF_OTHER_PLAN=plans[1])
+
+
+@pytest.mark.parametrize(
+    ("form", "release"),
+    [
+        ("own_five", "8f29ee0"),
+        ("own", "2532425"),
+        ("own", "004baea"),
+        ("override", "3f95954"),
+        ("field", "a919bf9"),
+    ],
+)
+def test_stand_ins_of_blis_have_its_recorded_signatures(form, release):
+    source = "\n".join(path.read_text("utf-8") for path in sorted((FORMS / form).rglob("*.go")))
+    interfaces = [one for one in recorded("blis") if one.of == release]
+    assert interfaces
+    for interface in interfaces:
+        assert text_differences(interface, source) == []

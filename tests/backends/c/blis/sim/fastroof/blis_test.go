@@ -65,6 +65,10 @@ func TestAStepBeyondThePlanPanics(t *testing.T) {
 func TestWorkOfTheHostIsTheCallersToSet(t *testing.T) {
 	model := opened(t)
 	model.Queueing, model.OutputToken, model.PostDecode = 3, 5, 7
+	model.Scheduling, model.Preemption = 11, 13
+	if model.SchedulingProcessingTime() != 11 || model.PreemptionProcessingTime() != 13 {
+		t.Error("not what was set, of an older interface")
+	}
 	var asked sim.LatencyModel = model
 	if asked.QueueingTime(&sim.Request{}) != 3 || asked.OutputTokenProcessingTime() != 5 ||
 		asked.PostDecodeFixedOverhead() != 7 {
@@ -108,4 +112,41 @@ func TestAPlanSaysWhatItIs(t *testing.T) {
 	if said := opened(t).Describe(); !strings.Contains(said, `"gpu": "h100"`) {
 		t.Error(said)
 	}
+}
+
+// Logged for test_examples.py, which has the same steps from Python.
+func TestDecodesThatVerifyDraftTokens(t *testing.T) {
+	model := opened(t)
+	prompt := make([]sim.TokenID, 500)
+	decode := func(progress int64, accepted int) *sim.Request {
+		return &sim.Request{InputTokens: prompt, ProgressIndex: progress, NumNewTokens: accepted}
+	}
+	chunk := &sim.Request{InputTokens: prompt, ProgressIndex: 100, NumNewTokens: 256}
+	decodes := []*sim.Request{decode(500, 1), decode(900, 3), decode(1000, 4)}
+	plain, alone := model.StepTime(decodes[:1]), model.StepTime([]*sim.Request{chunk})
+	mixed := model.StepTime([]*sim.Request{chunk, decode(500, 1)})
+	model.DraftTokens = 3
+	for name, batch := range map[string][]*sim.Request{"one": decodes[:1], "three": decodes,
+		"mixed": {chunk, decode(500, 2)}, "chunk": {chunk}} {
+		t.Logf("verified %s %d", name, model.StepTime(batch))
+	}
+	if model.StepTime([]*sim.Request{decode(900, 1)}) != model.StepTime([]*sim.Request{decode(900, 4)}) {
+		t.Error("what was accepted moves the price")
+	}
+	if us := model.StepTime(decodes[:1]); us < plain {
+		t.Errorf("%d us to verify, %d us to decode", us, plain)
+	}
+	if us := model.StepTime([]*sim.Request{chunk}); us != alone {
+		t.Errorf("a prompt takes %d us, %d us without draft tokens", us, alone)
+	}
+	if us := model.StepTime([]*sim.Request{chunk, decode(500, 2)}); us < mixed {
+		t.Errorf("%d us with a request that verifies, %d us with one that decodes", us, mixed)
+	}
+	defer func() {
+		if said, _ := recover().(string); !strings.Contains(said, "draft tokens 9000") {
+			t.Errorf("%q", said)
+		}
+	}()
+	model.DraftTokens = 9000
+	t.Errorf("%d us", model.StepTime(decodes))
 }

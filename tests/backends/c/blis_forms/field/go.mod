@@ -1,0 +1,3 @@
+module github.com/inference-sim/inference-sim
+
+go 1.19
