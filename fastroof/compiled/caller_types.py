@@ -20,8 +20,12 @@ _types: Any = types  # numba's types have few types
 
 
 def _is_array(kind: Any) -> bool:
-    """Whether it is an array whose elements lie one after another, each where its type may."""
-    return isinstance(kind, _types.Array) and kind.ndim == 1 and kind.layout == "C" and bool(kind.aligned)
+    """Whether it is an array whose elements lie one after another.
+
+    Alignment is no matter: processors load what is not aligned, and Numba takes all arrays of a kind for such
+    as the first one that it saw.
+    """
+    return isinstance(kind, _types.Array) and kind.ndim == 1 and kind.layout == "C"
 
 
 def only_a_plan(arena: Floats) -> None:
@@ -50,8 +54,8 @@ def _requests_typed(new_tokens: Any, context_len: Any) -> Any:
     for name, kind in (("new_tokens", new_tokens), ("context_len", context_len)):
         if not _is_array(kind) or not isinstance(kind.dtype, _types.Integer):
             raise TypeError(
-                f"{name} of a step is {kind}; a one-dimensional, contiguous, aligned array of integers would "
-                "do: np.ascontiguousarray(x) makes one of a column or a reversed view"
+                f"{name} of a step is {kind}; a one-dimensional, contiguous array of integers would do: "
+                "np.ascontiguousarray(x) makes one of a column or a reversed view"
             )
     return lambda new_tokens, context_len: None
 
