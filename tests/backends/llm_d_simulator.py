@@ -38,8 +38,9 @@ SETTINGS = frozenset(
         "data-parallel-size", "data-parallel-rank", "ssl-certfile", "ssl-keyfile", "self-signed-certs",
         "dataset-path", "dataset-url", "dataset-in-memory", "dataset-table-name", "render-url",
         "render-timeout", "mm-render-timeout", "force-dummy-tokenizer", "startup-duration",
-        "enable-sleep-mode", "enable-request-id-headers", "log-http", "default-embedding-dimensions",
-        "mm-encoder-only", "omni", "image-emission-rate", "mm-processor-kwargs", "ec-transfer-config",
+        "enable-sleep-mode", "enable-request-id-headers", "log-http", "strict",
+        "default-embedding-dimensions", "mm-encoder-only", "omni", "image-emission-rate",
+        "mm-processor-kwargs", "ec-transfer-config",
         "enforce-eager", "enable-prefix-caching", "tensor-parallel-size", "max-request-body-size-mb",
         "engine",
     }

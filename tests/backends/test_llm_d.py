@@ -20,7 +20,8 @@ from fastroof.serving import estimate
 
 pytest.importorskip("yaml")
 
-from tests.backends.llm_d_simulator import Simulator, duration_ns
+from tests.backends.interfaces import recorded
+from tests.backends.llm_d_simulator import LATENCIES, SETTINGS, Simulator, duration_ns
 
 
 @pytest.fixture(scope="module")
@@ -195,3 +196,9 @@ def test_durations_are_read_exactly() -> None:
     assert [duration_ns(text) for text in ("12.5ms", "0us", "0.291us", "1m1.5s")] == [
         12_500_000, 0, 291, 61_500_000_000,
     ]  # fmt: skip
+
+
+def test_the_stand_in_reads_the_recorded_keys() -> None:
+    [interface] = recorded("llm_d")
+    keys = set(interface.signatures)
+    assert keys == SETTINGS | {f"latencies.{key}" for key in LATENCIES}

@@ -15,6 +15,7 @@ from fastroof.backends import llmservingsim_example
 from fastroof.backends.llmservingsim import LAYERS, export_llmservingsim, left_out
 from fastroof.cli import app
 from fastroof.errors import BackendError
+from tests.backends.interfaces import recorded
 from tests.backends.llmservingsim_reader import COLUMNS, HEAD, POST_ATTENTION, PRE_ATTENTION, PROLOGUE, Bundle
 
 Step = list[tuple[int, int]]
@@ -317,3 +318,9 @@ def test_a_release_that_is_none_is_refused(released: tuple[fastroof.StepPlan, Pa
     with pytest.raises(BackendError, match=r"1.1, unreleased, got '2'"):
         export_llmservingsim(released[0], tmp_path / "perf", release="2")
     assert not (tmp_path / "perf").exists()
+
+
+def test_the_stand_in_reads_the_recorded_columns() -> None:
+    [interface] = [one for one in recorded("llmservingsim") if one.path == "serving/core/trace_generator.py"]
+    ours = {f"{name}: {column}" for name, columns in COLUMNS.items() for column in columns}
+    assert ours == set(interface.signatures)

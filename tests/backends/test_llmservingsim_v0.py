@@ -15,6 +15,7 @@ from fastroof.backends.llmservingsim_v0 import LAYERS, LONGEST, export_llmservin
 from fastroof.cli import app
 from fastroof.errors import BackendError
 from tests.backends import test_llmservingsim
+from tests.backends.interfaces import recorded
 from tests.backends.llmservingsim_v0_reader import (
     BLOCK,
     COLUMNS,
@@ -244,3 +245,9 @@ def test_the_reader_keys_steps_as_the_simulator_does() -> None:
     assert prefill_key(mixed) == (0, 512)  # the root of 250 002 is 500
     assert prefill_key([(1, 10)]) == decode_key([(5, 0)]) == (0, 0)
     assert not is_decode((1, 0))
+
+
+def test_the_stand_in_reads_the_recorded_columns():
+    [interface] = [one for one in recorded("llmservingsim") if one.path.startswith("inference_serving/")]
+    ours = {f"{name}: {column}" for name, columns in COLUMNS.items() for column in columns}
+    assert ours == set(interface.signatures)

@@ -6,6 +6,7 @@ Against a stand-in of the tree, tests/backends/vidur/vidur_tree; what it follows
 from __future__ import annotations
 
 import copy
+import inspect
 import os
 import pickle
 import subprocess
@@ -22,6 +23,7 @@ from fastroof.models import Layout
 from fastroof.models.execution import Execution
 from fastroof.models.step import step_calls
 from fastroof.operators.calls import AttentionCall, MixerCall, Parallel
+from tests.backends.interfaces import python_differences, recorded
 
 TREE = Path(__file__).with_name("vidur_tree")
 CHECKOUT = TREE.parents[3]
@@ -325,3 +327,21 @@ def test_a_simulation_times_every_batch_as_the_plan_does(vidur, monkeypatch, num
     )
     restarts = sum(request.num_restarts for request in requests)
     assert (restarts > 0) == (num_blocks == 600)
+
+
+def test_the_stand_in_has_the_recorded_signatures(vidur):
+    times, batches, base = recorded("vidur_tree")
+    ours = vidur.adapter.FastroofExecutionTimePredictor
+    assert python_differences(times, vars(vidur.entities)) == []
+    assert python_differences(batches, vars(vidur.entities)) == []
+    assert (
+        python_differences(
+            times._replace(signatures=times.signatures[1:]),
+            {"ExecutionTime": vidur.adapter.StepExecutionTime},
+        )
+        == []
+    )
+    asked, made = base.signatures
+    assert python_differences(base._replace(signatures=(asked,)), {"BaseExecutionTimePredictor": ours}) == []
+    given = made[made.index("(") + 1 : -1].split(", ")
+    inspect.signature(ours).bind(**dict.fromkeys(given))
