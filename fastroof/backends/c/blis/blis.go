@@ -13,6 +13,9 @@
 //
 //	latencyModel, err := fastroof.Open("STEP/llama-3.1-8b.plan")
 //
+// What was made for that call alone goes too, for Go refuses what is not used: adapterCost, where there is one (what
+// LoRA adapters add to a step is then left out).
+//
 // A program that makes an instance itself gives the model to sim.NewSimulator, as its third argument. Pools that
 // prefill and decode apart differ in cfg.TP and cfg.GPU there: choose the plan by them.
 //
