@@ -4,6 +4,7 @@
 ``numba_callers``   for callers that Numba compiles: ``fastroof.numba_step``, ``fastroof.numba_decode``
 ``c``               for C, C++, Rust and Go: plan files, a header, an object file, examples; BLIS
 ``vidur``           predictors for Vidur: ``native`` for the package on PyPI, ``tree`` for the source tree
+``frontier``        a predictor for Frontier, co-located or prefill and decode apart
 ``sglang``          a predictor for the SGLang simulator, in its process or as its model file
 ``dynamo``          profiles for Dynamo's mocker
 ``llmservingsim``   profiles for LLMServingSim

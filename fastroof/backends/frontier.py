@@ -1,0 +1,289 @@
+r"""Frontier, the simulator that grew from Vidur's tree: a plan as its execution time predictor.
+
+Import this module before Frontier reads its command line, or run it in place of ``frontier.main``::
+
+    python -m fastroof.backends.frontier ...
+
+The predictor takes the place of ``DUMMY``, for which Frontier registers none: it is chosen where ``dummy`` is
+the type of an ``execution_time_predictor_config``.
+
+Dense models are timed in the clusters MONOLITHIC, PREFILL and DECODE, where Frontier asks once a step.
+What a plan is not asked for as a whole step is refused: experts, which Frontier asks for layer by layer with
+the tokens that it routed to each; DECODE_ATTN and DECODE_FFN, likewise; pipeline stages; steps that verify
+draft tokens. KV transfers stay those of Frontier's own ``kv_cache_transfer_config``.
+
+Interface: NetX-lab/Frontier (MIT), frontier/execution_time_predictor (base at 0b3ccb8, registry at 6897819),
+frontier/scheduler/replica_stage_scheduler at 0fe9b0d, frontier/events at 03ab91f, entities/request.py at
+0a089ba and execution_time.py at 0309d73, config/execution_time_predictor_config.py at 0adf04d.
+"""
+
+# No `from __future__ import annotations`: Frontier makes options of the annotations, which must be types.
+import dataclasses
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, Final, Optional  # noqa: F401  Frontier evaluates inherited annotations in this module
+
+from fastroof.backends.vidur.terms import TERM_OF
+from fastroof.config import load_gpu
+from fastroof.errors import BackendError
+from fastroof.models import load_model
+from fastroof.plan import StepPlan, compile_plan
+from fastroof.tables import load_tables
+from fastroof.units import US_PER_MS, US_PER_S
+
+try:
+    _types: Any = import_module("frontier.types")
+    _config: Any = import_module("frontier.config")
+    _entities: Any = import_module("frontier.entities")
+    _predictors: Any = import_module("frontier.execution_time_predictor")
+    _DUMMY: Final = _types.ExecutionTimePredictorType.DUMMY
+    _Cluster: Final = _types.ClusterType
+    _Registry: Final = _predictors.ExecutionTimePredictorRegistry
+    # asked for here, so that a frontier without them is refused below
+    _config.BaseExecutionTimePredictorConfig, _entities.ExecutionTime  # noqa: B018
+except (ImportError, AttributeError) as error:
+    raise ImportError(
+        f"{error}: fastroof.backends.frontier needs Frontier's source tree on PYTHONPATH"
+    ) from error
+
+__all__ = ["FastroofExecutionTimePredictor", "FastroofExecutionTimePredictorConfig", "StepExecutionTime"]
+
+_ZERO_TERMS: Final = dict.fromkeys(
+    (
+        *TERM_OF.values(),
+        "add_time",  # part of the fused norms
+        "pipeline_parallel_communication_time",
+        "expert_parallel_communication_time",
+        "moe_gating_time",
+        "moe_shuffling_time",
+        "schedule_time",
+        "sampler_e2e_time",
+        "prepare_inputs_e2e_time",
+        "process_model_outputs_time",
+        "ray_comm_time",
+    ),
+    0.0,
+)
+
+
+def _option(default: Any, help_text: str) -> Any:
+    return dataclasses.field(default=default, metadata={"help": help_text})
+
+
+@dataclasses.dataclass
+class FastroofExecutionTimePredictorConfig(_config.BaseExecutionTimePredictorConfig):  # type: ignore[misc]
+    """Options of the predictor: ``--fastroof_execution_time_predictor_config_<name>`` on the command line.
+
+    Attributes
+    ----------
+    enable_dummy_mode : bool
+        Frontier's own: true, so that clusters that are apart train no models beside this predictor.
+    model : str
+        A preset of fastroof or the path of a config.json; empty for the replica's model by its name.
+    gpu : str
+        A GPU of fastroof or the path of a gpu.toml; empty for the replica's device.
+    tables : str
+        Folder of measured tables instead of the shipped, empty for those.
+    dtype, kv_dtype, runtime : str
+        As :func:`fastroof.compile_plan` takes them.
+    max_tokens, max_seqs : int
+        The largest batch to time.
+    """
+
+    enable_dummy_mode: bool = _option(True, "Train no models; left true.")
+    model: str = _option("", "Preset or config.json, instead of the replica's model.")
+    gpu: str = _option("", "GPU of fastroof, instead of the replica's device.")
+    tables: str = _option("", "Folder of measured tables.")
+    dtype: str = _option("auto", "Linear layers: auto (the checkpoint's), bf16, fp8, fp8_block, ...")
+    kv_dtype: str = _option("auto", "KV cache: auto (the checkpoint's), bf16 or fp8.")
+    runtime: str = _option("kernels", "What an engine adds to its kernels.")
+    max_tokens: int = _option(8192, "Most tokens of a batch.")
+    max_seqs: int = _option(1024, "Most requests of a batch.")
+
+    @staticmethod
+    def get_type() -> Any:
+        """Return the member of Frontier's enumeration that this stands for."""
+        return _DUMMY
+
+
+class StepExecutionTime(_entities.ExecutionTime):  # type: ignore[misc]
+    """A step as Frontier's ExecutionTime: the total at once, the terms when one of them is first read.
+
+    ``total_time`` is the plan's step in seconds, rounded once, and ``model_time`` the same: all of it is the
+    GPU's. Terms (ms) are those of one layer, the all-reduces at their mean; embedding, last norm, LM head and
+    what the engine's profile adds are in ``sampler_e2e_time``.
+    """
+
+    def __init__(self, plan: StepPlan, new_tokens: Sequence[int], context_len: Sequence[int]) -> None:
+        self._id = _entities.ExecutionTime.generate_id()
+        self._plan = plan
+        self._new_tokens = new_tokens
+        self._context_len = context_len
+        self._total_us = plan.step_scalar(new_tokens, context_len)
+
+    @property
+    def total_time(self) -> float:
+        """The whole step, s."""
+        return self._total_us / US_PER_S
+
+    @property
+    def model_time(self) -> float:
+        """The whole step, s."""
+        return self._total_us / US_PER_S
+
+    def __getattr__(self, name: str) -> Any:
+        # Reached for what is not there yet: a term, as Frontier's own class keeps it.
+        if name.startswith("__") or "_is_moe" in self.__dict__ or "_total_us" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        of_itself, layers = self._id, self._plan.model.num_layers
+        super().__init__(layers, is_moe=False, **self._terms_ms(layers))
+        self._id = of_itself
+        return getattr(self, name)
+
+    def _terms_ms(self, layers: int) -> dict[str, float]:
+        terms = dict(_ZERO_TERMS)
+        in_layers_us = 0.0
+        requests = zip(self._new_tokens, self._context_len, strict=True)
+        for operator in self._plan.explain(requests).operators:
+            term = TERM_OF.get(operator.role)
+            if term is not None:
+                terms[term] += operator.total_us / (US_PER_MS * layers)
+                in_layers_us += operator.total_us
+        terms["tensor_parallel_communication_time"] /= 2.0  # counted after attention and after the MLP
+        terms["sampler_e2e_time"] = max(0.0, self._total_us - in_layers_us) / US_PER_MS
+        return terms
+
+
+class FastroofExecutionTimePredictor:
+    """What Frontier's stage schedulers ask how long a batch takes.
+
+    Parameters
+    ----------
+    predictor_config : FastroofExecutionTimePredictorConfig
+        Options of the plan.
+    replica_config : frontier.config.ReplicaConfig
+        Its model, device, attn_tensor_parallel_size, attn_dp and num_pipeline_stages.
+    cluster_type : frontier.types.ClusterType, optional
+        MONOLITHIC, PREFILL or DECODE; what else Frontier passes is not read.
+
+    Raises
+    ------
+    BackendError
+        For experts, pipeline stages, attn_dp, the clusters DECODE_ATTN and DECODE_FFN, or where the plan's
+        model has another number of layers than the replica's.
+    FastroofError
+        If there is no such plan: see :func:`fastroof.compile_plan`.
+
+    Attributes
+    ----------
+    plan : StepPlan
+        What times a batch.
+    """
+
+    def __init__(
+        self, predictor_config: Any, replica_config: Any, *_: Any, cluster_type: Any = None, **_others: Any
+    ) -> None:
+        _refuse_cluster(cluster_type)
+        for name in ("num_pipeline_stages", "attn_dp"):
+            if (size := getattr(replica_config, name)) != 1:
+                raise BackendError(
+                    f"{name}={size}: Frontier asks for a part of the step that a plan does not time alone; "
+                    f"use {name}=1 with attn_tensor_parallel_size"
+                )
+        if replica_config.model_config.is_moe:
+            raise BackendError(
+                f"{replica_config.model_name} has experts: Frontier asks for their layers one by one, with "
+                "the tokens that it routed to each expert, and a plan times whole steps; use a dense model"
+            )
+        gpu = load_gpu(predictor_config.gpu or replica_config.device)
+        self.plan = compile_plan(
+            load_model(predictor_config.model or replica_config.model_name),
+            gpu,
+            load_tables(predictor_config.tables or gpu.name, gpu=gpu.name),
+            tp=replica_config.attn_tensor_parallel_size,
+            **{
+                name: getattr(predictor_config, name)
+                for name in ("dtype", "kv_dtype", "runtime", "max_tokens", "max_seqs")
+            },
+        )
+        layers, wanted = self.plan.model.num_layers, replica_config.model_config.num_layers
+        if layers != wanted:
+            raise BackendError(
+                f"{self.plan.model.name} has {layers} layers, and the replica's {replica_config.model_name} "
+                f"{wanted}: Frontier plans memory by the replica's; name the same model in both"
+            )
+        self._num_layers_per_pipeline_stage = layers  # read by Frontier's schedulers
+
+    def predict_stage_execution_time(
+        self, batch: Any, stage_id: int, cluster_type: Any, num_layers: int = 1, layer_id: int = 0
+    ) -> StepExecutionTime:
+        """Time a batch of Frontier's.
+
+        Parameters
+        ----------
+        batch : frontier.entities.Batch
+            Its ``num_tokens`` and ``requests``.
+        stage_id, layer_id : int
+            0, the only stage, and its first layer.
+        cluster_type : frontier.types.ClusterType
+            Which cluster asks.
+        num_layers : int
+            All layers.
+
+        Returns
+        -------
+        StepExecutionTime
+            Its ``total_time`` is ``plan.step_scalar`` of the batch, s.
+
+        Raises
+        ------
+        BackendError
+            If only some layers are asked for, or requests verify draft tokens.
+        PlanRangeError
+            If the batch is larger than max_tokens or max_seqs.
+
+        Notes
+        -----
+        MONOLITHIC counts the first output token as processed when the prefill ends, before it went through
+        the model, so a decode's context is one less; DECODE does not count it. A request that recomputes its
+        tokens after a preemption attends to those that it has recomputed (``num_context_tokens``).
+        """
+        _refuse_cluster(cluster_type)
+        if num_layers != self._num_layers_per_pipeline_stage:
+            raise BackendError(
+                f"num_layers={num_layers} of {self._num_layers_per_pipeline_stage}: a plan times whole steps"
+            )
+        ahead = 1 if cluster_type == _Cluster.MONOLITHIC else 0
+        context_len = []
+        for request in batch.requests:
+            if request.spec_decode_enabled:
+                raise BackendError(
+                    "a request verifies draft tokens: Frontier does not tell them from a chunk of a prompt; "
+                    "disable speculative_decoding_config"
+                )
+            context_len.append(request.num_context_tokens - (ahead if request.is_decoding else 0))
+        return StepExecutionTime(self.plan, batch.num_tokens, context_len)
+
+
+def _refuse_cluster(cluster_type: Any) -> None:
+    if cluster_type in (_Cluster.DECODE_ATTN, _Cluster.DECODE_FFN):
+        raise BackendError(
+            f"cluster {cluster_type.name}: Frontier asks for attention and MLP of one layer apart, and a "
+            "plan times whole steps; use co-location, or prefill-decode disaggregation (PREFILL and DECODE)"
+        )
+
+
+def _register() -> None:
+    _Registry.register(_DUMMY, FastroofExecutionTimePredictor)
+    # A key that is taken keeps its class, and nothing is said.
+    if _Registry.get_class(_DUMMY) is not FastroofExecutionTimePredictor:
+        raise BackendError(
+            f"this Frontier has a predictor of its own for DUMMY, {_Registry.get_class(_DUMMY).__name__}: "
+            "ExecutionTimePredictorRegistry.unregister(ExecutionTimePredictorType.DUMMY) makes room"
+        )
+
+
+_register()
+
+if __name__ == "__main__":
+    import_module("frontier.main").main()
