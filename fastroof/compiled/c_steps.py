@@ -26,9 +26,12 @@ from fastroof.compiled.plan_files import (
 from fastroof.compiled.ragged_steps import ragged_steps_us
 from fastroof.compiled.steps import CODE_SIZES, MAX_SEQS, MAX_TOKENS, general_decode_steps_us
 
-__all__ = ["C_FUNCTIONS", "C_LIBRARY", "plan_arena", "plan_word", "sizes_at"]
+__all__ = ["ABI_VERSION", "C_FUNCTIONS", "C_LIBRARY", "plan_arena", "plan_word", "sizes_at"]
 
 _t: Any = types  # numba's types have few types
+
+ABI_VERSION: Final = 1
+"""FASTROOF_ABI of fastroof_step.h: another where a program built with an older header would go wrong."""
 
 C_LIBRARY: Final = ("fopen", "fclose", "fileno", "fseek", "ftell", "mmap", "munmap")
 """What opening a file needs, of POSIX."""
@@ -84,6 +87,10 @@ def _one(time_us: float, step_us: Any) -> int:
         return CODE_SIZES
     step_us[0] = time_us
     return 0
+
+
+def _abi_version() -> int:
+    return ABI_VERSION
 
 
 def _open_bytes(data: int, size: int, plan: Any) -> int:
@@ -181,6 +188,7 @@ _TIMES: Final = _t.CPointer(_t.float64)
 _NEW_PLAN: Final = _t.CPointer(_t.intp)
 
 C_FUNCTIONS: Final[dict[str, tuple[Callable[..., Any], Any]]] = {
+    "fastroof_abi_version": (_abi_version, _t.int32()),
     "fastroof_open": (_open, _CODE(_t.intp, _NEW_PLAN)),
     "fastroof_close": (_close, _t.void(_PLAN)),
     "fastroof_open_bytes": (_open_bytes, _CODE(_t.intp, _SIZE, _NEW_PLAN)),

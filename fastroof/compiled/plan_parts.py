@@ -44,9 +44,7 @@ Words = npt.NDArray[np.int64]
 # Slots of the facts. Places and sizes of other parts:
 VERIFICATION_AT, VERIFICATION_SIZE = 1, 2
 STAGES_AT, STAGES = 3, 4
-OPERATORS_AT, OPERATORS_SIZE = 5, 6
-ERRORS_AT, ERRORS_SIZE = 7, 8
-# memory of one GPU, bytes and tokens, as fastroof_memory of fastroof_step.h has it
+# 5 to 8 are 0; memory of one GPU, bytes and tokens, as fastroof_memory of fastroof_step.h has it
 WEIGHT_BYTES, KV_BYTES, ACTIVATION_BYTES, RESERVE_BYTES, CONTEXT_BYTES = 9, 10, 11, 12, 13
 MAX_KV_TOKENS, KV_WINDOW, WINDOW_KV_BYTES, STATE_BYTES = 14, 15, 16, 17
 # what the layers of the whole model keep, on all GPUs together
@@ -98,12 +96,7 @@ def facts_fit(words: Words, floats: Floats, facts_at: int) -> bool:
     """
     if facts_at < 0 or facts_at > len(words) - FACTS_WORDS or words[facts_at] < FACTS_WORDS:
         return False
-    for at, size in (
-        (VERIFICATION_AT, VERIFICATION_SIZE),
-        (STAGES_AT, STAGES),
-        (OPERATORS_AT, OPERATORS_SIZE),
-        (ERRORS_AT, ERRORS_SIZE),
-    ):
+    for at, size in ((VERIFICATION_AT, VERIFICATION_SIZE), (STAGES_AT, STAGES)):
         if not _part_fits(words, facts_at, at, size):
             return False
     if words[facts_at + STAGES] > MAX_STAGES:

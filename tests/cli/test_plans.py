@@ -63,7 +63,7 @@ def test_plans_that_are_written_otherwise(texts, message):
 
 @pytest.mark.slow
 def test_export_c_says_what_it_wrote(tmp_path):
-    done = fastroof("export", "c", "llama-3.1-8b", "-o", tmp_path / "step", "--no-library")
+    done = fastroof("export", "c", "llama-3.1-8b", "-o", tmp_path / "step", "--no-shared")
     assert (done.returncode, done.stderr) == (0, "")
     for path in (tmp_path / "step").iterdir():
         assert path.name in done.stdout

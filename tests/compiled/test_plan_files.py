@@ -117,8 +117,6 @@ def facts_at(content, start=0):
         (plan_parts.VERIFICATION_SIZE, (-1, 1, 2**40, 2**62)),
         (plan_parts.STAGES_AT, (-1, 2**40)),
         (plan_parts.STAGES, (-1, 10**9)),
-        (plan_parts.OPERATORS_SIZE, (-5, 2**40)),
-        (plan_parts.ERRORS_AT, (-5, 2**40)),
         (plan_parts.KV_BYTES, (-1, 2**33)),
         (plan_parts.MODEL_KV_BYTES, (-1, 2**33)),
         (plan_parts.WEIGHT_BYTES, (-1, 2**50)),

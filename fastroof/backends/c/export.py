@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from fastroof.backends.c.objects import DEFAULT_CPU, object_code
+from fastroof.backends.c.library import (
+    LIBRARY,
+    LINK,
+    PKG_CONFIG,
+    find_linker,
+    link_library,
+    pkg_config_text,
+)
+from fastroof.backends.c.licence import licence_bytes, with_licence_line
+from fastroof.backends.c.objects import object_code
 from fastroof.backends.c.plan_file import plan_bytes
 from fastroof.errors import BackendError
-from fastroof.whole_files import write_output
+from fastroof.whole_files import unfinished_path, write_errors, write_output
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
@@ -24,7 +29,6 @@ __all__ = ["CExport", "export_c"]
 
 _HEADER: Final = "fastroof_step.h"
 _OBJECT: Final = "fastroof_step.o"
-_LIBRARY: Final = "libfastroof_step.dylib" if sys.platform == "darwin" else "libfastroof_step.so"
 # Go compiles every C file next to its own: its example has a folder to itself
 _EXAMPLES: Final = ("example.c", "simulate.c", "example.rs", "go/example.go", "go/go.mod", "blis/blis.go")
 
@@ -48,7 +52,12 @@ class CExport(NamedTuple):
 
 
 def export_c(
-    plans: Mapping[str, StepPlan], folder: str | Path, *, cpu: str = DEFAULT_CPU, library: bool = True
+    plans: Mapping[str, StepPlan],
+    folder: str | Path,
+    *,
+    cpu: str | None = None,
+    target: str | None = None,
+    shared: bool | None = None,
 ) -> CExport:
     """Write plans and everything that a program without Python needs to time steps with them.
 
@@ -58,10 +67,14 @@ def export_c(
         Plans by name: each becomes ``NAME.plan``.
     folder : str or Path
         Where to; made if it is not there. Each file is written whole or not at all.
-    cpu : str
+    cpu : str, optional
         The oldest CPU that the code is to run on, see :func:`fastroof.backends.c.objects.object_code`.
-    library : bool
-        Whether to link a shared library too, with ``$CC`` or ``cc``.
+    target : str, optional
+        The system that programs run on, one of :data:`fastroof.backends.c.objects.TARGETS`; this one by
+        default.
+    shared : bool, optional
+        Whether to link ``libfastroof_step`` too, with ``$CC``, or ``cc``, or the target's gcc. By default
+        where that is there.
 
     Returns
     -------
@@ -71,16 +84,17 @@ def export_c(
     Raises
     ------
     BackendError
-        If a name is no file's name, LLVM does not know the CPU, or the linker fails.
+        If a name is no file's name, LLVM does not know the CPU or the target, or the library is asked for and
+        there is no linker, or it fails.
 
     Examples
     --------
     >>> import fastroof, tempfile
     >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
     >>> with tempfile.TemporaryDirectory() as folder:  # doctest: +NORMALIZE_WHITESPACE
-    ...     sorted(path.name for path in export_c({"llama-8b": plan}, folder, library=False).files)
-    ['blis.go', 'example.c', 'example.go', 'example.rs', 'fastroof_step.h', 'fastroof_step.o', 'go.mod',
-     'simulate.c']
+    ...     sorted(path.name for path in export_c({"llama-8b": plan}, folder, shared=False).files)
+    ['LICENSE', 'blis.go', 'example.c', 'example.go', 'example.rs', 'fastroof_step.h', 'fastroof_step.o',
+     'go.mod', 'simulate.c']
     """
     folder = Path(folder)
     if not plans:
@@ -92,15 +106,20 @@ def export_c(
             )
     contents = {f"{name}.plan": plan_bytes(plan, name) for name, plan in plans.items()}
     packaged = resources.files("fastroof.backends.c")
-    contents |= {name: (packaged / name).read_bytes() for name in (_HEADER, *_EXAMPLES)}
-    contents[_OBJECT] = object_code(cpu)
+    for name in (_HEADER, *_EXAMPLES):
+        contents[name] = with_licence_line(name, (packaged / name).read_bytes())
+    contents["LICENSE"] = licence_bytes()
+    linker = None if shared is False else find_linker(target)
     without = ""
-    if library:
-        compiler = shutil.which(os.environ.get("CC", "cc"))
-        if compiler is None:
-            without = f"no C compiler links {_LIBRARY}: set CC, or link {_OBJECT} into the program"
-        else:
-            contents[_LIBRARY] = _linked(compiler, contents[_OBJECT])
+    if shared is not False and linker is None:
+        compiler = f"{target}-gcc" if target else "cc"
+        without = f"no C compiler links {LIBRARY}: install {compiler} or set CC, or link {_OBJECT} alone"
+        if shared:
+            raise BackendError(without)
+    contents[_OBJECT] = object_code(cpu, target)
+    if linker is not None:
+        contents[LIBRARY] = link_library(linker, contents[_OBJECT])
+        contents[PKG_CONFIG] = with_licence_line(PKG_CONFIG, pkg_config_text().encode())
     try:
         for name in contents:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -108,19 +127,16 @@ def export_c(
         raise BackendError(f"{folder} is a file: give a folder") from None
     for name, content in contents.items():
         write_output(folder / name, content, error=BackendError)
-    files = tuple(folder / name for name in contents if not name.endswith(".plan"))
-    return CExport({name: folder / f"{name}.plan" for name in plans}, files, without)
+    files = [folder / name for name in contents if not name.endswith(".plan")]
+    if linker is not None and LINK != LIBRARY:
+        _link(folder / LINK, LIBRARY)
+        files.append(folder / LINK)
+    return CExport({name: folder / f"{name}.plan" for name in plans}, tuple(files), without)
 
 
-def _linked(compiler: str, code: bytes) -> bytes:
-    with tempfile.TemporaryDirectory() as place:
-        made = Path(place) / _LIBRARY
-        source = Path(place) / _OBJECT
-        source.write_bytes(code)
-        done = subprocess.run(
-            [compiler, "-shared", "-o", made, source], capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            said = done.stderr.strip() or f"exit status {done.returncode}"
-            raise BackendError(f"{compiler} could not link {_LIBRARY}: {said}")
-        return made.read_bytes()
+def _link(place: Path, to: str) -> None:
+    """Make a symbolic link, or one that replaces what was there, at once."""
+    unfinished = unfinished_path(place)
+    with write_errors(str(place), BackendError):
+        unfinished.symlink_to(to)
+        os.replace(unfinished, place)

@@ -1,6 +1,6 @@
 /* fastroof in C: how long one step of an LLM takes on a GPU, from a plan file that fastroof exported.
  *
- * Link fastroof_step.o or libfastroof_step.so; neither needs Python. Every call is thread-safe, allocates
+ * Link fastroof_step.o, or libfastroof_step (pkg-config fastroof_step); neither needs Python. Every call is thread-safe, allocates
  * nothing, and takes or returns microseconds as double. A plan is read-only: processes that open one file
  * share its pages.
  */
@@ -15,6 +15,13 @@ extern "C" {
 #endif
 
 typedef struct fastroof_plan fastroof_plan;
+
+/* The interface that this header is of: the N of libfastroof_step.so.N and of its symbols' version FASTROOF_N.
+ * It changes where a program that was built with an older header would go wrong, not where functions are added. */
+#define FASTROOF_ABI 1
+
+/* The interface of the object or library that was linked: FASTROOF_ABI, where it is of this header's export. */
+int32_t fastroof_abi_version(void);
 
 /* What every int32_t below returns. Where it is not FASTROOF_OK, nothing was written but the times of
  * steps before the one at fault. */

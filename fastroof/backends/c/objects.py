@@ -18,44 +18,73 @@ from fastroof.compiled.jit import OPTIONS
 from fastroof.compiled.llvm import PLAIN
 from fastroof.errors import BackendError
 
-__all__ = ["DEFAULT_CPU", "object_code"]
+__all__ = ["DEFAULT_CPU", "FUNCTIONS", "TARGETS", "object_code"]
 
 DEFAULT_CPU: Final = "x86-64-v3" if platform.machine() in ("x86_64", "AMD64") else "generic"
 """Haswell, Zen and what came after; elsewhere whatever the architecture has at least."""
+
+TARGETS: Final = ("x86_64-linux-gnu", "aarch64-linux-gnu")
+"""Systems that code can be made for, whatever this one is."""
+
+FUNCTIONS: Final = (*C_FUNCTIONS, *C_FACTS, *C_SIMULATION)
+"""What fastroof_step.h declares and nothing else: all that a program sees of the code."""
 
 _COMPILERS_OWN: Final = ("memcpy", "memset", "memmove")
 """What a compiler may call in any program: of libc."""
 
 
-def object_code(cpu: str = DEFAULT_CPU) -> bytes:
+def object_code(cpu: str | None = None, target: str | None = None) -> bytes:
     """Compile the functions of fastroof_step.h, position-independent.
 
     Parameters
     ----------
-    cpu : str
-        LLVM's name of the oldest CPU that it is to run on: x86-64-v3, x86-64-v2, znver4, ...; ``host`` is
-        this machine's.
+    cpu : str, optional
+        LLVM's name of the oldest CPU that it is to run on: x86-64-v3, x86-64-v2, znver4, neoverse-n1, ...;
+        ``host`` is this machine's. x86-64-v3 by default, on other architectures what all of them have.
+    target : str, optional
+        One of :data:`TARGETS`, where the programs run on another system than this one.
 
     Returns
     -------
     bytes
-        An object file of this system's format. It calls nothing but POSIX, see
+        An object file of the target's format. It calls nothing but POSIX, see
         :data:`fastroof.compiled.c_steps.C_LIBRARY`.
 
     Raises
     ------
     BackendError
-        If LLVM does not know the CPU, or loops are not compiled in this process.
+        If LLVM does not know the CPU, the target is none of those, or loops are not compiled in this process.
     """
-    return _object_code(cpu)
+    if target is not None and target not in TARGETS:
+        raise BackendError(f"there is no object code for {target!r}: {', '.join(TARGETS)} can be targets")
+    return _object_code(_default_cpu(target) if cpu is None else cpu, target)
+
+
+def _default_cpu(target: str | None) -> str:
+    if target is None:
+        return DEFAULT_CPU
+    return "x86-64-v3" if target.startswith("x86_64") else "generic"
 
 
 @cache
-def _object_code(cpu: str) -> bytes:
-    """Compile once a process: it takes seconds."""
+def _object_code(cpu: str, target: str | None) -> bytes:
     if PLAIN:
         raise BackendError("NUMBA_DISABLE_JIT or NUMBA_BOUNDSCHECK is set: object code is made without them")
-    machine = _target_machine(cpu)
+    machine = _target_machine(cpu, target)
+    module = llvm.parse_bitcode(_bitcode())
+    module.triple = machine.triple
+    module.data_layout = str(machine.target_data)
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    builder = llvm.create_pass_builder(machine, options)
+    for _ in range(2):
+        builder.getModulePassManager().run(module, builder)
+    _check(module)
+    return bytes(machine.emit_object(module))
+
+
+@cache
+def _bitcode() -> bytes:
+    """Compile once a process, for no CPU yet: it takes seconds."""
     module: Any = None
     names = {}
     for name, (function, signature) in (C_FUNCTIONS | C_FACTS | C_SIMULATION).items():
@@ -73,40 +102,42 @@ def _object_code(cpu: str) -> bytes:
         elif not value.is_declaration:
             # then its callers' checks of what it never returns fall away, and Python with them
             value.linkage = "internal"
-    options = llvm.create_pipeline_tuning_options(speed_level=3)
-    builder = llvm.create_pass_builder(machine, options)
-    for _ in range(2):
-        builder.getModulePassManager().run(module, builder)
-    _check(module)
-    return bytes(machine.emit_object(module))
+    return bytes(module.as_bitcode())
 
 
 _MAKE_MACHINE: Final = """
 import sys
 import llvmlite.binding as llvm
 try:
-    llvm.initialize_native_target()
+    llvm.initialize_all_targets()
 except RuntimeError:
     pass
-llvm.Target.from_default_triple().create_target_machine(cpu=sys.argv[1])
+llvm.Target.from_triple(sys.argv[2]).create_target_machine(cpu=sys.argv[1])
 """
 
 
-def _target_machine(cpu: str) -> Any:
+def _target_machine(cpu: str, target: str | None) -> Any:
     features = ""
+    triple = target or llvm.get_default_triple()
     if cpu == "host":
+        if target is not None and not triple.startswith(f"{platform.machine()}-"):
+            raise BackendError(f"host is a {platform.machine()}, which is no CPU of the target {target}")
         cpu, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
-    elif cpu != DEFAULT_CPU:
+    elif cpu != _default_cpu(target):
         # LLVM says that it does not know a CPU on standard error alone, and goes on without
         made = subprocess.run(
-            [sys.executable, "-c", _MAKE_MACHINE, cpu], capture_output=True, text=True, check=False
+            [sys.executable, "-c", _MAKE_MACHINE, cpu, triple], capture_output=True, text=True, check=False
         )
         if not cpu or made.returncode or "not a recognized processor" in made.stderr:
             raise BackendError(
-                f"LLVM knows no CPU {cpu!r} here: {DEFAULT_CPU}, host, or a name that clang's -march takes"
+                f"LLVM knows no CPU {cpu!r} of {triple}: {_default_cpu(target)}, host, or a name that "
+                "clang's -march or -mcpu takes"
             )
-    target = llvm.Target.from_default_triple()
-    return target.create_target_machine(cpu=cpu, features=features, opt=3, reloc="pic")
+    if target is not None:
+        llvm.initialize_all_targets()
+        llvm.initialize_all_asmprinters()
+    chosen = llvm.Target.from_triple(triple)
+    return chosen.create_target_machine(cpu=cpu, features=features, opt=3, reloc="pic")
 
 
 def _check(module: Any) -> None:

@@ -18,10 +18,11 @@ EPILOG: Final = f"""\b
 Examples:
   fastroof export c llama-3.1-8b -o step && cd step && cc -O2 example.c fastroof_step.o -o example
   fastroof export c llama-3.1-70b,tp=4,dtype=fp8,name=big qwen2.5-7b -o step --cpu host
+  fastroof export c llama-3.1-8b -o step --target aarch64-linux-gnu --shared
 
 {PLANS_HELP}
-Written: NAME.plan a plan (memory-mappable, with a CRC), fastroof_step.h, fastroof_step.o,
-libfastroof_step.so where a C compiler links it, and examples in C, Go and Rust.
+Written: NAME.plan a plan (memory-mappable, with a CRC), fastroof_step.h, fastroof_step.o, examples in C, Go
+and Rust, LICENSE; with --shared, or where a C compiler is, libfastroof_step.so and fastroof_step.pc.
 """
 
 
@@ -35,11 +36,20 @@ def c(
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Folder to write to.")],
     cpu: Annotated[
         str | None,
-        typer.Option(help="Oldest CPU to run on, as LLVM calls it, or host.  [default: x86-64-v3]"),
+        typer.Option(help="Oldest CPU to run on, as LLVM calls it, or host.  [default: x86-64-v3, generic]"),
     ] = None,
-    library: Annotated[
-        bool, typer.Option("--library/--no-library", help="Link a shared library too, with $CC or cc.")
-    ] = True,
+    target: Annotated[
+        str | None,
+        typer.Option(help="System to run on: x86_64-linux-gnu or aarch64-linux-gnu.  [default: this one]"),
+    ] = None,
+    shared: Annotated[
+        bool | None,
+        typer.Option(
+            "--shared/--no-shared",
+            help="Link libfastroof_step too, with $CC or cc or the target's gcc.  [default: where one is]",
+            show_default=False,
+        ),
+    ] = None,
     gpu: GpuOption = None,
     tables: TablesPath = None,
     source: Source = None,
@@ -49,10 +59,9 @@ def c(
     The code is compiled from the loops that answer in Python, and gives the same bits.
     """
     from fastroof.backends.c import export_c
-    from fastroof.backends.c.objects import DEFAULT_CPU
 
     named = named_plans(plans, gpu, tables, source)
-    done = export_c(named, output, cpu=cpu or DEFAULT_CPU, library=library)
+    done = export_c(named, output, cpu=cpu, target=target, shared=shared)
     out = console()
     for path in (*done.plans.values(), *done.files):
         out.print(f"{path}  {path.stat().st_size:,} bytes", soft_wrap=True, highlight=False)

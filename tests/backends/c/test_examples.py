@@ -37,7 +37,7 @@ def plans(h100):
 @pytest.fixture(scope="module")
 def exported(plans, tmp_path_factory):
     folder = tmp_path_factory.mktemp("exported")
-    export_c(plans, folder, library=False)
+    export_c(plans, folder, shared=False)
     return folder
 
 
