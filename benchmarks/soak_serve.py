@@ -25,11 +25,16 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.soak_flight import FlightRoute
+from benchmarks.soak_http import HttpRoute
 from benchmarks.soak_routes import LIMITS, PLANS, Message, Route
 from benchmarks.soak_stdio import StdioRoute
 from fastroof.errors import FastroofError
 
-ROUTES: Final[dict[str, Callable[[], Route]]] = {"stdio": StdioRoute, "flight": FlightRoute}
+ROUTES: Final[dict[str, Callable[[], Route]]] = {
+    "stdio": StdioRoute,
+    "flight": FlightRoute,
+    "http": HttpRoute,
+}
 
 GOOD_SHARE: Final = 0.6
 MOST_A_BURST: Final = 8

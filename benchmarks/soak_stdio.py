@@ -136,7 +136,7 @@ class LineConnection:
         for number, each in enumerate(sent):
             # one at a time: whoever sends on has to read meanwhile
             to_server.write(
-                (_line(each, number) if isinstance(each, Message) else BAD_LINES[each](rng)) + b"\n"
+                (message_line(each, number) if isinstance(each, Message) else BAD_LINES[each](rng)) + b"\n"
             )
             to_server.flush()
             reply = json.loads(from_server.readline())
@@ -153,7 +153,7 @@ class LineConnection:
         from_server.close()
 
 
-def _line(message: Message, number: int) -> bytes:
+def message_line(message: Message, number: int) -> bytes:
     names = ("batch_size", "kv_len") if len(message.arrays) == 2 else ("new_tokens", "context_len", "offsets")
     arrays = {name: array.tolist() for name, array in zip(names, message.arrays, strict=True)}
     return json.dumps({"id": number, "plan": message.plan, **arrays}).encode()

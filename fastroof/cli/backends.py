@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
 
 
 def backends(as_json: Json = False) -> None:
-    """List the programs that fastroof's adapters serve, and in which releases.
+    """List the programs that adapters serve, by release.
 
     A release that was run is one that the adapter answered in a real simulation; others are held to
     signatures recorded from their source, or were written after it alone. How each is reached is in

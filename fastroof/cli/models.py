@@ -73,7 +73,7 @@ def models(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the models known by name, or what plans of them are made of.
+    """List the models known by name, or what plans are made of.
 
     --model also takes the Hugging Face id of one of them, or the path of any config.json of these families.
     """

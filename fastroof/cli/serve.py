@@ -1,4 +1,4 @@
-"""``fastroof serve``: plans for other processes, on a pipe or over Arrow Flight."""
+"""``fastroof serve``: plans for other processes, on a pipe, over Arrow Flight or over HTTP."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from fastroof.cli.output import counted
 from fastroof.errors import BackendError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fastroof.backends.serve.limits import ServeLimits
 
 __all__ = ["register"]
@@ -26,12 +28,17 @@ Examples:
   echo '{{"plan": 0, "requests": [[[2048, 0], [1, 4095]]]}}' | fastroof serve llama-3.1-8b --stdio
   echo '{{"simulate": {{"workload": {{"rate": 10, "requests": 500}}}}}}' | fastroof serve llama-3.1-8b --stdio
   fastroof serve llama-3.1-8b llama-3.1-70b,tp=4,dtype=fp8 --flight 127.0.0.1:8815
+  fastroof serve llama-3.1-8b --http 127.0.0.1:8080 &
+  curl --json '{{"batch_size": [64, 65], "kv_len": 4096}}' http://127.0.0.1:8080/message
 
 --stdio answers every line of JSON by a line, in order: {{"id": 1, "plan": "llama-3.1-8b", "requests": [[[new,
 context], ...], ...]}} with {{"id": 1, "latency_us": [...]}}, a wrong one with {{"id": 1, "error": ...,
 "message": ...}}; {{"describe": true}} says what is served. Binary frames, which start otherwise than any
 text, are answered by binary frames: help("fastroof.backends.serve.frames") specifies them, and
 fastroof.backends.serve.client asks in Python.
+
+--http answers the same messages, posted to /message, one as application/json or one a line as
+application/jsonl, and GET of /describe, /healthz, /metrics (Prometheus) and /openapi.json.
 
 SIGTERM ends a server after what it has read is answered; --stdio ends as well where its input does.
 """
@@ -51,12 +58,16 @@ def serve(
         str | None,
         typer.Option(metavar="HOST:PORT", help="Listen for Arrow Flight; port 0 is any free one."),
     ] = None,
+    http: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Listen for HTTP: POST /message, GET /openapi.json."),
+    ] = None,
     token_file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Clients of --flight must send the token in this file."),
+        typer.Option(metavar="FILE", help="Clients that connect must send the token in this file."),
     ] = None,
     tls_cert: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Certificate chain of --flight, PEM.")
+        Path | None, typer.Option(metavar="FILE", help="Certificate chain for TLS, PEM.")
     ] = None,
     tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its private key, PEM.")] = None,
     gpu: GpuOption = None,
@@ -72,14 +83,14 @@ def serve(
         int | None, typer.Option(min=1, help="Bytes of a message.  [default: 268435456, a line 8388608]")
     ] = None,
     max_calls: Annotated[
-        int | None, typer.Option(min=1, help="Calls of --flight at once.  [default: 32]")
+        int | None, typer.Option(min=1, help="Calls at once, of all that connect.  [default: 32]")
     ] = None,
 ) -> None:
     """Answer other processes that ask how long steps take.
 
     One or more plans, by name or number, on a pipe to the program that starts the server (--stdio), or for
-    many clients (--flight), which needs a token and TLS to listen elsewhere than on this machine. A wrong
-    message gets an error and ends nothing.
+    many clients (--flight, --http), which needs a token and TLS to listen elsewhere than on this machine. A
+    wrong message gets an error and ends nothing.
     """
     given = {
         "max_steps": max_steps,
@@ -87,30 +98,39 @@ def serve(
         "max_message_bytes": max_message_bytes,
         "max_calls": max_calls,
     }
-    if stdio == (flight is not None):
-        raise BackendError("fastroof serve needs either --stdio or --flight HOST:PORT")
+    if stdio + (flight is not None) + (http is not None) != 1:
+        raise BackendError("fastroof serve needs one of --stdio, --flight HOST:PORT and --http HOST:PORT")
     from fastroof.backends.serve.limits import ServeLimits
 
     limits = ServeLimits(**{name: value for name, value in given.items() if value is not None})
-    if flight is None:
+    if stdio:
         if token_file or tls_cert or tls_key:
-            raise BackendError("--token-file, --tls-cert and --tls-key are of --flight: a pipe needs none")
+            raise BackendError(
+                "--token-file, --tls-cert and --tls-key are of --flight and --http: a pipe needs none"
+            )
         _serve_stdio(plans, gpu, tables, source, limits)
         return
     if (tls_cert is None) != (tls_key is None):
         raise BackendError("--tls-cert and --tls-key need each other")
-    host, port = _address(flight)
-    token = None if token_file is None else _token(token_file)
-    from fastroof.backends.serve.flight import serve_flight
+    serve_there: Callable[..., None]
+    if flight is not None:
+        from fastroof.backends.serve.flight import serve_flight
 
+        serve_there, schemes = serve_flight, ("grpc+tcp", "grpc+tls")
+    else:
+        from fastroof.backends.serve.http_server import serve_http
+
+        serve_there, schemes = serve_http, ("http", "https")
+    host, port = _address("--http" if flight is None else "--flight", flight or http or "")
+    token = None if token_file is None else _token(token_file)
     named = named_plans(plans, gpu, tables, source)
-    scheme = "grpc+tcp" if tls_cert is None else "grpc+tls"
+    scheme = schemes[tls_cert is not None]
 
     def ready(port: int) -> None:
         where = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
         typer.echo(f"serving {counted(len(named), 'plan')} at {where}: {', '.join(named)}")
 
-    serve_flight(
+    serve_there(
         named, host, port, token=token, tls_cert=tls_cert, tls_key=tls_key, limits=limits, ready=ready
     )
 
@@ -128,10 +148,10 @@ def _serve_stdio(
         serve_stdio(named, limits=limits, output_fd=output_fd)
 
 
-def _address(text: str) -> tuple[str, int]:
+def _address(option: str, text: str) -> tuple[str, int]:
     match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:\s]+):([0-9]{1,5})", text)
     if match is None or int(match[2]) > 65535:
-        raise BackendError(f"--flight {text} is not HOST:PORT: 127.0.0.1:8815 is one, [::1]:8815 another")
+        raise BackendError(f"{option} {text} is not HOST:PORT: 127.0.0.1:8815 is one, [::1]:8815 another")
     return match[1].strip("[]"), int(match[2])
 
 

@@ -229,7 +229,7 @@ def test_the_command_writes_a_profile(tmp_path: Path) -> None:
     assert missing == "not in it: all-reduces: the simulator times them by its network model"
     assert max(kv for _, kv in Profile(folder, 2).decode) == 256
     for words, *arguments in (
-        ("--variant is of --format bundle", "--variant", "bf16"),
+        ("--variant is of --format v1.1 and bundle", "--variant", "bf16"),
         ("--longest is of --format v0", "--format", "bundle", "--longest", "256"),
     ):
         code, _, said = run(*arguments)

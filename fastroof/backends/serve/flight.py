@@ -13,31 +13,24 @@ the action ``health`` says what is served. A stream is one call for as long as i
 
 from __future__ import annotations
 
-import ctypes
-import select
-import signal
-import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from threading import Thread, current_thread, main_thread
+from threading import Thread
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
-import numpy as np
 from pyarrow.flight import Location
 
+from fastroof.backends.serve.address import listening_socket, tls_context
 from fastroof.backends.serve.answer import ServedPlans
-from fastroof.backends.serve.flight_address import listening_socket, tls_context
 from fastroof.backends.serve.flight_calls import Calls
 from fastroof.backends.serve.flight_guard import Guard
 from fastroof.backends.serve.flight_service import PlanService
 from fastroof.backends.serve.limits import ServeLimits
-from fastroof.errors import BackendError
-from fastroof.run import StepBatch
+from fastroof.backends.serve.process import compile_loops, stop_signals, use_few_arenas
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
@@ -52,7 +45,6 @@ IDLE_S: Final = 1.0
 
 _CLOSING_S: Final = 5.0
 _LONGEST_FOLDER: Final = 64
-_M_ARENA_MAX, _ARENAS = -8, 2  # of malloc.h
 
 
 class FlightServer:
@@ -99,9 +91,9 @@ class FlightServer:
     ) -> None:
         limits = limits or ServeLimits()
         served = ServedPlans(plans, limits)
-        tls = tls_context(tls_cert, tls_key)
+        tls = tls_context(tls_cert, tls_key, "h2")
         for plan in plans.values():
-            _compile_loops(plan)
+            compile_loops(plan)
         listener = listening_socket(host, port, token, tls is not None)
         self.port: int = listener.getsockname()[1]
         self._calls = Calls(limits.max_calls)
@@ -208,11 +200,9 @@ def serve_flight(
     BackendError
         As :class:`FlightServer`; or outside of a program's main thread, the only one to get signals.
     """
-    if current_thread() is not main_thread():
-        raise BackendError("signals reach the main thread only: call it there, or use FlightServer")
-    _use_few_arenas()
+    use_few_arenas()
     with (
-        _signals() as arrived,
+        stop_signals() as arrived,
         FlightServer(
             plans, host, port, token=token, tls_cert=tls_cert, tls_key=tls_key, limits=limits
         ) as server,
@@ -222,45 +212,3 @@ def serve_flight(
         while not arrived(3600.0):
             pass
         server.drain(drain_timeout_s, arrived)
-
-
-def _use_few_arenas() -> None:
-    """Have threads share glibc's heaps: one for each of dozens would keep growing by what others left."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, _ARENAS)
-
-
-@contextmanager
-def _signals() -> Iterator[Callable[[float], bool]]:
-    """Yield what waits for SIGTERM or SIGINT, some seconds at most, and tells whether one arrived."""
-    here, there = socket.socketpair()
-    here.setblocking(False)
-    there.setblocking(False)
-
-    def told(number: int, frame: Any) -> None:
-        with suppress(BlockingIOError):
-            there.send(b"!")
-
-    def arrived(timeout_s: float) -> bool:
-        if not select.select([here], [], [], timeout_s)[0]:
-            return False
-        here.recv(1)
-        return True
-
-    before = {number: signal.signal(number, told) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield arrived
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        here.close()
-        there.close()
-
-
-def _compile_loops(plan: StepPlan) -> None:
-    """Run the loops once for each width of integers, so that no client waits for a compiler."""
-    one = np.ones(1, np.int64)
-    for width in (np.int32, np.int64):
-        plan.decode_us(one.astype(width), one.astype(width))
-        plan.step_us(StepBatch(one.astype(width), one.astype(width), np.array([0, 1])))
-    plan.decode_us(one.astype(np.int32), one)

@@ -17,7 +17,7 @@ from pyarrow import flight
 
 from fastroof import errors
 from fastroof.arrays import Floats, Ints
-from fastroof.backends.serve.flight_address import is_loopback
+from fastroof.backends.serve.address import is_loopback
 from fastroof.errors import BackendError, BatchError, FastroofError
 from fastroof.run import StepBatch
 from fastroof.run.arrays import int_array

@@ -37,14 +37,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fastroof.backends.serve.answer import as_refusal
-from fastroof.backends.serve.messages import (
-    answer_message,
-    error_reply,
-    parse_message,
-    take_id,
-    write_reply,
-)
+from fastroof.backends.serve.messages import answer_text, error_reply, write_reply
 from fastroof.backends.serve.pipe import PIPE_BYTES, Inflow
 from fastroof.errors import BackendError, FastroofError
 
@@ -124,14 +117,7 @@ class LineReader:
 
 def answer_line(served: ServedPlans, line: bytes) -> bytes:
     """Answer a line that is not blank, whatever it holds, with a line."""
-    request_id: str | int | None = None
-    try:
-        message = parse_message(line)
-        request_id = take_id(message)
-        answer = answer_message(served, message)
-    except Exception as error:
-        return error_line(as_refusal(error), request_id)
-    return write_reply({"id": request_id, **answer}) + b"\n"
+    return write_reply(answer_text(served, line).reply) + b"\n"
 
 
 def error_line(error: FastroofError, request_id: str | int | None = None) -> bytes:

@@ -7,9 +7,10 @@ server's: :mod:`fastroof.backends.serve.json_lines` reads lines.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fastroof.arrays import Floats, Ints
+from fastroof.backends.serve.answer import as_refusal
 from fastroof.backends.serve.json_values import floats_for_json
 from fastroof.backends.serve.message_forms import FORM_OF, FORM_WORDS, PROTOCOL
 from fastroof.backends.serve.steps_asked import AnySteps
@@ -23,7 +24,58 @@ if TYPE_CHECKING:
     from fastroof.backends.serve.answer import ServedPlans
     from fastroof.backends.serve.steps_asked import AskedSteps
 
-__all__ = ["answer_message", "error_reply", "parse_message", "take_id", "write_reply"]
+__all__ = [
+    "Answered",
+    "answer_message",
+    "answer_text",
+    "error_reply",
+    "parse_message",
+    "take_id",
+    "write_reply",
+]
+
+
+class Answered(NamedTuple):
+    """What became of a message.
+
+    Attributes
+    ----------
+    form : str
+        Of :data:`~fastroof.backends.serve.message_forms.FORMS`; ``"none"`` where it has none of them.
+    reply : dict
+        Ready for JSON.
+    error : Exception or None
+        What was raised, by the message (a FastroofError) or by a fault of the server (any other).
+    """
+
+    form: str
+    reply: dict[str, Any]
+    error: Exception | None
+
+
+def answer_text(served: ServedPlans, text: bytes) -> Answered:
+    """Answer a message as it came, whatever it holds.
+
+    Examples
+    --------
+    >>> import fastroof
+    >>> from fastroof.backends.serve.answer import ServedPlans
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+    >>> served = ServedPlans({"small": plan})
+    >>> form, reply, error = answer_text(served, b'{"id": 1, "batch_size": 0, "kv_len": 9}')
+    >>> form, reply["id"], reply["error"], type(error).__name__
+    ('decode', 1, 'BatchError', 'BatchError')
+    """
+    request_id: str | int | None = None
+    form = "none"
+    try:
+        message = parse_message(text)
+        request_id = take_id(message)
+        found = FORM_OF.get(frozenset(message))
+        form = "none" if found is None else found.name
+        return Answered(form, {"id": request_id, **answer_message(served, message)}, None)
+    except Exception as error:
+        return Answered(form, error_reply(as_refusal(error), request_id), error)
 
 
 def answer_message(served: ServedPlans, message: dict[str, Any]) -> dict[str, Any]:

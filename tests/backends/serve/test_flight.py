@@ -19,8 +19,8 @@ import pytest
 
 import fastroof
 from fastroof.backends.serve import flight_example
+from fastroof.backends.serve.address import is_loopback
 from fastroof.backends.serve.flight import FlightServer, serve_flight
-from fastroof.backends.serve.flight_address import is_loopback
 from fastroof.backends.serve.flight_client import FlightSteps
 from fastroof.backends.serve.flight_steps import TIMES, batch_steps_us, step_kind
 from fastroof.backends.serve.limits import ServeLimits

@@ -194,8 +194,8 @@ def test_a_plan_that_cannot_be_compiled_is_said_on_standard_error():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "needs either --stdio or --flight"),
-        (["--stdio", "--flight", "127.0.0.1:0"], "needs either --stdio or --flight"),
+        ([], "needs one of --stdio, --flight"),
+        (["--stdio", "--flight", "127.0.0.1:0"], "needs one of --stdio, --flight"),
         (["--stdio", "--token-file", "token"], "are of --flight"),
         (["--stdio", "--tls-cert", "cert"], "are of --flight"),
         (["--flight", "127.0.0.1:0", "--tls-cert", "cert"], "need each other"),

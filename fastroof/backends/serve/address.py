@@ -1,4 +1,4 @@
-"""Where a Flight server may listen, and what it takes to listen beyond this machine."""
+"""Where a server may listen, and what it takes to listen beyond this machine."""
 
 from __future__ import annotations
 
@@ -79,8 +79,15 @@ def listening_socket(host: str, port: int, token: str | None, tls: bool) -> sock
     return listener
 
 
-def tls_context(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
+def tls_context(cert: Path | None, key: Path | None, protocol: str) -> ssl.SSLContext | None:
     """Read a certificate and its key; None where neither is given.
+
+    Parameters
+    ----------
+    cert, key : Path or None
+        PEM files.
+    protocol : str
+        What is spoken, as ALPN calls it: ``h2``, ``http/1.1``.
 
     Raises
     ------
@@ -93,7 +100,7 @@ def tls_context(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
         raise BackendError("TLS takes both a certificate and its key, as PEM files: one of them is missing")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["h2"])
+    context.set_alpn_protocols([protocol])
     try:
         # no passphrase is asked for: nobody may be there to type it
         context.load_cert_chain(cert, key, password="")

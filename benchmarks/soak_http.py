@@ -1,0 +1,182 @@
+"""What ``soak_serve`` sends to ``fastroof serve --http``, good and bad: one server for all clients."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import numpy as np
+
+from benchmarks.soak_routes import LIMITS, PLANS, REPLY_S, Connection, Got, Message, Sent
+from benchmarks.soak_stdio import BAD_LINES, message_line
+from fastroof.backends.serve.http_server import CONNECTIONS_A_CALL
+from fastroof.errors import BackendError
+
+MAX_CALLS = 64
+STEPS_A_MESSAGE = 2**17
+"""Steps of equal decodes that fit a message of JSON, however large their numbers."""
+
+JSON = {"Content-Type": "application/json"}
+
+
+class Started(NamedTuple):
+    """A server, as its clients know it."""
+
+    port: int
+    pid: int
+
+
+_servers: dict[int, subprocess.Popen[str]] = {}
+
+
+def _raw(said: Callable[[random.Random], bytes]) -> Callable[[int, random.Random], Got]:
+    """Speak what is no request: the server says so, or hangs up."""
+
+    def sent(port: int, rng: random.Random) -> Got:
+        with socket.create_connection(("127.0.0.1", port), REPLY_S) as raw:
+            heard = b""
+            with suppress(ConnectionError):
+                raw.sendall(said(rng))
+                raw.shutdown(socket.SHUT_WR)
+                while part := raw.recv(2**16):
+                    heard += part
+        if heard.startswith(b"HTTP/1.1 2"):
+            return heard
+        return BackendError(f"refused: {heard[:20]!r}")
+
+    return sent
+
+
+def _asked(
+    method: str, path: str, body: bytes, headers: dict[str, str]
+) -> Callable[[int, random.Random], Got]:
+    def sent(port: int, rng: random.Random) -> Got:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=REPLY_S)
+        try:
+            connection.request(method, path, body, headers)
+            reply = connection.getresponse()
+            text = reply.read()
+            return BackendError(text.decode()) if reply.status >= 400 else text
+        except ConnectionError as error:  # refused while the body was on its way
+            return BackendError(str(error))
+        finally:
+            connection.close()
+
+    return sent
+
+
+BAD_REQUESTS: dict[str, Callable[[int, random.Random], Got]] = {
+    "bytes of another protocol": _raw(
+        lambda rng: b"\xff" + rng.randbytes(rng.randrange(9, 5000)) + b"\r\n\r\n"
+    ),
+    "a head cut short": _raw(lambda rng: b"POST /message HTTP/1.1\r\nHost: local"[: rng.randrange(1, 36)]),
+    "a huge head": _raw(lambda rng: b"GET / HTTP/1.1\r\nX: " + b"x" * 2**17),
+    "another path": _asked("GET", "/nothing", b"", {}),
+    "another method": _asked("PUT", "/message", b"{}", JSON),
+    "another content type": _asked("POST", "/message", b"{}", {"Content-Type": "text/plain"}),
+    "another host": _asked("POST", "/message", b"{}", {**JSON, "Host": "fastroof.example"}),
+}
+
+
+class HttpConnection:
+    """A connection that is kept for messages, and one of its own for each request that is none."""
+
+    bad_kinds = (*BAD_LINES, *BAD_REQUESTS)
+
+    def __init__(self, started: Started) -> None:
+        self._port = started.port
+        self._kept = http.client.HTTPConnection("127.0.0.1", started.port, timeout=REPLY_S)
+        self.server_pid = started.pid
+
+    def exchange(self, sent: Sequence[Sent], rng: random.Random) -> list[Got]:
+        return [self._good(one) if isinstance(one, Message) else self._bad(one, rng) for one in sent]
+
+    def _good(self, message: Message) -> Got:
+        arrays = message.arrays
+        if len(arrays) != 2 or arrays[0].size <= STEPS_A_MESSAGE:
+            return self._answered(message_line(message, 0))
+        cuts = range(0, arrays[0].size, STEPS_A_MESSAGE)
+        parts = [
+            Message(message.plan, tuple(a[at : at + STEPS_A_MESSAGE] for a in arrays), None) for at in cuts
+        ]
+        return np.concatenate([self._answered(message_line(part, 0)) for part in parts])
+
+    def _answered(self, body: bytes) -> Got:
+        try:
+            self._kept.request("POST", "/message", body, JSON)
+            reply = self._kept.getresponse()
+            answer = json.loads(reply.read())
+        except (http.client.HTTPException, ConnectionError) as error:
+            self._kept.close()  # refused while the body was on its way
+            return BackendError(f"{type(error).__name__}: {error}")
+        times = answer.get("latency_us")
+        return BackendError(answer["message"]) if times is None else np.array(times, float)
+
+    def _bad(self, kind: str, rng: random.Random) -> Got:
+        return (
+            self._answered(BAD_LINES[kind](rng)) if kind in BAD_LINES else BAD_REQUESTS[kind](self._port, rng)
+        )
+
+    def close(self) -> None:
+        self._kept.close()
+
+
+class HttpRoute:
+    """``fastroof serve --http``: one server on a free port of this machine."""
+
+    shares_a_server = True
+
+    def start(self) -> Started:
+        address = ("--http", "127.0.0.1:0", "--max-calls", str(MAX_CALLS))
+        command = [sys.executable, "-m", "fastroof", "serve", *PLANS, *address, *LIMITS]
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert server.stdout is not None
+        said = server.stdout.readline()
+        found = re.search(r":([0-9]+):", said)
+        if found is None:
+            raise BackendError(f"the server says {said!r}")
+        _servers[server.pid] = server
+        return Started(int(found[1]), server.pid)
+
+    def connect(self, started: Started, client: int, options: Sequence[str] = ()) -> Connection:
+        return HttpConnection(started)
+
+    def leave(self, started: Started, messages: Sequence[Message], rng: random.Random) -> int:
+        """Have one good message answered, then go in the middle of a head, a body or a reply."""
+        kept = HttpConnection(started)
+        (got,) = kept.exchange(messages[:1], rng)
+        kept.close()
+        lost = int(isinstance(got, Exception) or got.tobytes() != messages[0].expected_us.tobytes())
+        body = b"\n".join(message_line(message, 0) for message in messages)
+        head = (
+            "POST /message HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/jsonl\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        ).encode()
+        held = [
+            socket.create_connection(("127.0.0.1", started.port), REPLY_S) for _ in range(CONNECTIONS_A_CALL)
+        ]
+        with suppress(ConnectionError):
+            held[0].sendall((head + body)[: rng.randrange(1, len(head) + len(body))])
+            held[1].sendall(head + body)
+            held[1].recv(rng.randrange(1, 2**12))
+        for each in held:
+            each.close()
+        return lost
+
+    def stop(self, started: Started) -> None:
+        """Drain it; what it leaves with is not 0 where it died before."""
+        server = _servers.pop(started.pid)
+        with suppress(ProcessLookupError):
+            os.kill(started.pid, signal.SIGTERM)
+        if server.wait(REPLY_S) != 0:
+            raise SystemExit(f"the server ended with {server.returncode}")

@@ -1,0 +1,292 @@
+"""Plans as a web application: the messages of :mod:`fastroof.backends.serve.json_lines`, posted.
+
+``POST /message`` takes one message (``application/json``) and answers what its line would be answered with,
+or many, one a line (``application/jsonl``), and answers them line by line. ``GET /describe``,
+``/openapi.json``, ``/metrics`` and ``/healthz`` say what is served, how to ask, what was asked, and whether
+calls are taken.
+
+Whatever is refused gets ``{"id": null, "error": ..., "message": ...}`` and a status: 400 for a wrong
+message, 401 without the token, 404, 405, 408 for a body that is too slow, 413 for one too long, 415 for
+another content type, 421 for another host's name, 500 for a fault of the server, 503 where too many calls run
+or the server is stopping.
+
+No page of another origin can ask: for JSON's content type a browser asks first, which nobody answers, and
+where no token is needed the host must be one of this machine's names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from fastroof.backends.serve.answer import ServedPlans, as_refusal
+from fastroof.backends.serve.http_metrics import METRICS_TYPE, ServeMetrics
+from fastroof.backends.serve.http_openapi import JSON_LINES, JSON_TYPE, LINES_TYPES, openapi_document
+from fastroof.backends.serve.http_workers import Workers
+from fastroof.backends.serve.json_lines import error_line
+from fastroof.backends.serve.messages import Answered, answer_text, error_reply, write_reply
+from fastroof.errors import BackendError, FastroofError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fastroof.plan import StepPlan
+
+__all__ = ["PlanApp"]
+
+CHUNK_S: Final = 10.0
+"""Longest wait for the next part of a body."""
+
+BODY_BYTES_PER_S: Final = 2**14
+"""Slowest body that is waited for, beyond the first :data:`CHUNK_S`."""
+
+REPLY_BYTES: Final = 2**18
+"""Of replies to lines that are made before they are sent."""
+
+
+class _Refused(Exception):
+    """A request that does not become a message."""
+
+    def __init__(self, status: int, words: str, **headers: str) -> None:
+        self.status, self.words, self.headers = status, words, headers
+
+
+class PlanApp:
+    """The application, and what it counts.
+
+    Parameters
+    ----------
+    plans : mapping of str to StepPlan
+        By name.
+    served : ServedPlans
+        The same within limits.
+    token : str or None
+        What requests have to show.
+    hosts : frozenset of str, optional
+        Names that a ``Host`` header may have; None takes any.
+    connections : callable
+        How many there are now.
+    """
+
+    def __init__(
+        self,
+        plans: Mapping[str, StepPlan],
+        served: ServedPlans,
+        token: str | None,
+        hosts: frozenset[str] | None,
+        connections: Callable[[], int],
+    ) -> None:
+        self._served = served
+        self._token = None if token is None else f"Bearer {token}".encode()
+        self._hosts = hosts
+        self._openapi = json.dumps(openapi_document(token is not None)).encode()
+        self._metrics = ServeMetrics(plans, lambda: self.running, connections, lambda: self.is_draining)
+        self._workers = Workers(served.limits.max_calls)
+        self.running = 0
+        self.is_draining = False
+        self.asgi = Starlette(
+            routes=[
+                Route("/message", self._guarded(self._message), methods=["POST"]),
+                Route("/describe", self._guarded(self._describe)),
+                Route("/metrics", self._guarded(self._show_metrics)),
+                Route("/openapi.json", self._guarded(self._show_openapi)),
+                Route("/healthz", self._health),
+            ],
+            exception_handlers={HTTPException: self._not_routed},
+        )
+
+    def _guarded(
+        self, endpoint: Callable[[Request], Awaitable[Response]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        async def answered(request: Request) -> Response:
+            try:
+                self._check_origin(request)
+                return await endpoint(request)
+            except _Refused as refusal:
+                self._metrics.turn_away(refusal.status)
+                return _refusal(refusal.status, refusal.words, refusal.headers)
+            except ClientDisconnect:
+                return Response(status_code=400)  # nobody reads it
+            except Exception as error:
+                return _refusal(500, str(as_refusal(error)))
+
+        return answered
+
+    def _check_origin(self, request: Request) -> None:
+        if self._hosts is not None and _host_name(request.headers.get("host", "")) not in self._hosts:
+            raise _Refused(
+                421, f"the host must be one of {', '.join(sorted(self._hosts))}: other names need a token"
+            )
+        if self._token is None:
+            return
+        given = request.headers.getlist("authorization")
+        if len(given) != 1 or not hmac.compare_digest(given[0].encode("latin-1"), self._token):
+            raise _Refused(
+                401,
+                "the token is missing or wrong: send `Authorization: Bearer TOKEN`",
+                **{"WWW-Authenticate": "Bearer"},
+            )
+
+    async def _not_routed(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        self._metrics.turn_away(error.status_code)
+        what = f"{request.method} {request.url.path!r:.80}"
+        words = f"{what} is not served: POST /message; GET /describe, /healthz, /metrics, /openapi.json"
+        return _refusal(error.status_code, words, dict(error.headers or {}))
+
+    # What is asked
+
+    async def _message(self, request: Request) -> Response:
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != JSON_TYPE and kind not in LINES_TYPES:
+            raise _Refused(415, f"a message is {JSON_TYPE}, one a line {JSON_LINES}; got {kind!r:.60}")
+        limits = self._served.limits
+        with self._call() as end:
+            if kind == JSON_TYPE:
+                text = await _body(request, min(limits.max_line_bytes, limits.max_message_bytes))
+                answered = await self._workers.run(self._answer, text)
+                error = answered.error
+                status = 200 if error is None else 400 if isinstance(error, FastroofError) else 500
+                end()
+                return Response(write_reply(answered.reply), status, media_type=JSON_TYPE)
+            body = await _body(request, limits.max_message_bytes)
+            # the call lasts until its last line is answered
+            return _Lines(self._answered_lines(body), end, media_type=JSON_LINES)
+
+    def _answer(self, text: bytes) -> Answered:
+        began = time.perf_counter()
+        answered = answer_text(self._served, text)
+        self._metrics.count(answered, time.perf_counter() - began)
+        return answered
+
+    async def _answered_lines(self, body: bytes) -> AsyncIterator[bytes]:
+        lines = _lines(body)
+        while replies := await self._workers.run(self._some_replies, lines):
+            yield replies
+
+    def _some_replies(self, lines: Iterator[bytes]) -> bytes:
+        """Answer lines until there is something to send; nothing at their end."""
+        limits = self._served.limits
+        longest = min(limits.max_line_bytes, limits.max_message_bytes)
+        replies = bytearray()
+        for line in lines:
+            if len(line) > longest:
+                replies += error_line(
+                    BackendError(f"a line is longer than the {longest} bytes of a message: send several")
+                )
+            else:
+                replies += write_reply(self._answer(line).reply) + b"\n"
+            if len(replies) >= REPLY_BYTES:
+                break
+        return bytes(replies)
+
+    async def _describe(self, request: Request) -> Response:
+        with self._call() as end:
+            answered = await self._workers.run(self._answer, b'{"describe": true}')
+            end()
+            return Response(write_reply(answered.reply), media_type=JSON_TYPE)
+
+    async def _show_metrics(self, request: Request) -> Response:
+        return Response(self._metrics.text(), media_type=METRICS_TYPE)
+
+    async def _show_openapi(self, request: Request) -> Response:
+        return Response(self._openapi, media_type=JSON_TYPE)
+
+    async def _health(self, request: Request) -> Response:
+        state = {"status": "draining" if self.is_draining else "ok", "calls": self.running}
+        return Response(json.dumps(state), 503 if self.is_draining else 200, media_type=JSON_TYPE)
+
+    @contextmanager
+    def _call(self) -> Iterator[Callable[[], None]]:
+        """Count a call; it lasts until what this yields is called, or something is raised."""
+        again = {"Retry-After": "1", "Connection": "close"}
+        if self.is_draining:
+            raise _Refused(503, "the server is stopping: no new calls are taken", **again)
+        if self.running >= self._served.limits.max_calls:
+            raise _Refused(
+                503, f"{self.running} calls are running, as many as may at once: try again later", **again
+            )
+        self.running += 1
+        has_ended = False
+
+        def end() -> None:
+            nonlocal has_ended
+            if not has_ended:
+                has_ended = True
+                self.running -= 1
+
+        try:
+            yield end
+        except BaseException:
+            end()
+            raise
+
+
+class _Lines(StreamingResponse):
+    """Replies to lines, sent as they are made; whatever becomes of the client, the call ends."""
+
+    def __init__(self, content: AsyncIterator[bytes], end: Callable[[], None], media_type: str) -> None:
+        super().__init__(content, media_type=media_type)
+        self._end = end
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Send them."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._end()
+
+
+def _refusal(status: int, words: str, headers: dict[str, str] | None = None) -> Response:
+    return Response(write_reply(error_reply(BackendError(words))), status, headers, media_type=JSON_TYPE)
+
+
+def _host_name(host: str) -> str:
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+    return name.strip("[]").lower()
+
+
+async def _body(request: Request, most_bytes: int) -> bytes:
+    """Read a body that is neither too long nor too slow."""
+    words = f"a message is longer than {most_bytes} bytes: send several"
+    told = request.headers.get("content-length", "")
+    if told.isdigit() and (len(told) > 18 or int(told) > most_bytes):
+        raise _Refused(413, words, Connection="close")
+    body = bytearray()
+    began = time.monotonic()
+    parts = request.stream()
+    while True:
+        try:
+            part = await asyncio.wait_for(anext(parts), CHUNK_S)
+        except StopAsyncIteration:
+            return bytes(body)
+        except TimeoutError:
+            raise _Refused(408, f"nothing of the body came for {CHUNK_S:g} s", Connection="close") from None
+        body += part
+        if len(body) > most_bytes:
+            raise _Refused(413, words, Connection="close")
+        if time.monotonic() - began > CHUNK_S + len(body) / BODY_BYTES_PER_S:
+            raise _Refused(408, f"the body is slower than {BODY_BYTES_PER_S} bytes/s", Connection="close")
+
+
+def _lines(body: bytes) -> Iterator[bytes]:
+    """Lines that are not blank, one after the other."""
+    start = 0
+    while start < len(body):
+        end = body.find(b"\n", start)
+        end = len(body) if end < 0 else end
+        line = body[start:end]
+        start = end + 1
+        if line.strip():
+            yield line

@@ -1,0 +1,306 @@
+"""Plans served over HTTP: uvicorn's protocol within limits of its own.
+
+uvicorn waits for ever for a client that sends no request, that reads no reply, or that does not close; here a
+connection has :data:`HEAD_S` for its first request, :data:`IDLE_S` for another one, and :data:`STALLED_S` to
+take something of a reply. There are at most :data:`CONNECTIONS_A_CALL` connections for each call that may
+run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from email.utils import formatdate
+from pathlib import Path
+from threading import Event, Thread
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+from fastroof.errors import BackendError
+
+try:
+    import h11
+    import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+    from uvicorn.server import ServerState
+
+    from fastroof.backends.serve.http_app import PlanApp
+except ModuleNotFoundError as error:
+    raise BackendError(
+        f"serving over HTTP needs {error.name}: pip install 'fastroof[http]' would do"
+    ) from None
+
+from fastroof.backends.serve.address import is_loopback, listening_socket, tls_context
+from fastroof.backends.serve.answer import ServedPlans
+from fastroof.backends.serve.http_openapi import JSON_TYPE
+from fastroof.backends.serve.limits import ServeLimits
+from fastroof.backends.serve.messages import error_reply, write_reply
+from fastroof.backends.serve.process import compile_loops, stop_signals, use_few_arenas
+
+if TYPE_CHECKING:
+    from fastroof.plan import StepPlan
+
+__all__ = ["DRAIN_S", "HttpServer", "serve_http"]
+
+DRAIN_S: Final = 30.0
+"""Seconds that calls have to end in, once the server is told to stop."""
+
+HEAD_S: Final = 10.0
+IDLE_S: Final = 60.0
+STALLED_S: Final = 30.0
+HANDSHAKE_S: Final = 10.0
+CONNECTIONS_A_CALL: Final = 4
+
+_HEAD_BYTES: Final = 2**14
+_SWEEP_S: Final = 0.5
+_CLOSING_S: Final = 5.0
+
+
+class _Connection(H11Protocol):
+    """A connection that knows since when nothing has come of it."""
+
+    most: int
+    moved_s: float
+    unsent = 0
+    has_asked = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take it, unless there are too many."""
+        super().connection_made(transport)
+        self.moved_s = time.monotonic()
+        if len(self.connections) > self.most:
+            transport.abort()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        self.has_asked = True
+        self.moved_s = time.monotonic()
+        super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Say that it is no HTTP, in the form of all errors."""
+        body = write_reply(error_reply(BackendError(f"this is no request of HTTP/1.1: {msg}")))
+        headers = [("content-type", JSON_TYPE), ("content-length", str(len(body))), ("connection", "close")]
+        for event in (
+            h11.Response(status_code=400, headers=headers),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+    def sweep(self, now_s: float) -> None:
+        """End it where its client lets it hang."""
+        unsent = self.transport.get_write_buffer_size()
+        is_working = self.cycle is not None and not self.cycle.response_complete
+        if (is_working and not unsent) or unsent != self.unsent:
+            self.moved_s = now_s
+        self.unsent = unsent
+        longest = STALLED_S if unsent or self.transport.is_closing() else IDLE_S if self.has_asked else HEAD_S
+        if now_s - self.moved_s > longest:
+            self.transport.abort()
+
+
+class HttpServer:
+    """An HTTP server of plans, listening from when it is made to when it is drained.
+
+    Parameters
+    ----------
+    plans : mapping of str to StepPlan
+        By the name that clients ask for.
+    host, port : str, int
+        Where to listen; port 0 picks one.
+    token : str, optional
+        What clients have to show; needed beyond this machine.
+    tls_cert, tls_key : Path, optional
+        PEM files of a certificate chain and its key; needed beyond this machine.
+    limits : ServeLimits
+        What is refused.
+
+    Raises
+    ------
+    BackendError
+        If plans are none or too many, or the address, token or certificate will not do.
+
+    Examples
+    --------
+    >>> import fastroof, json, urllib.request
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+    >>> with HttpServer({"small": plan}) as server:
+    ...     asked = urllib.request.Request(
+    ...         f"http://127.0.0.1:{server.port}/message",
+    ...         b'{"batch_size": 64, "kv_len": 4096}',
+    ...         {"Content-Type": "application/json"},
+    ...     )
+    ...     with urllib.request.urlopen(asked) as reply:
+    ...         json.load(reply)["latency_us"] == [plan.decode_us(64, 4096)]
+    True
+    """
+
+    def __init__(
+        self,
+        plans: Mapping[str, StepPlan],
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        token: str | None = None,
+        tls_cert: Path | None = None,
+        tls_key: Path | None = None,
+        limits: ServeLimits | None = None,
+    ) -> None:
+        limits = limits or ServeLimits()
+        served = ServedPlans(plans, limits)
+        self._tls = tls_context(tls_cert, tls_key, "http/1.1")
+        for plan in plans.values():
+            compile_loops(plan)
+        self._listener = listening_socket(host, port, token, self._tls is not None)
+        self.port: int = self._listener.getsockname()[1]
+        is_open = token is None and is_loopback(host, port)
+        hosts = frozenset({"localhost", "127.0.0.1", "::1", host.lower()}) if is_open else None
+        self._state = ServerState()
+        self._app = PlanApp(plans, served, token, hosts, lambda: len(self._state.connections))
+        self._most_connections = CONNECTIONS_A_CALL * limits.max_calls
+        self._drained = False
+        started = Event()
+        self._thread = Thread(
+            target=lambda: asyncio.run(self._serve(started)), name="fastroof-http-loop", daemon=True
+        )
+        self._thread.start()
+        started.wait()
+
+    def __enter__(self) -> HttpServer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.drain(0.0 if kind else DRAIN_S)
+
+    def drain(self, timeout_s: float = DRAIN_S, pause: Callable[[float], bool] | None = None) -> bool:
+        """Refuse new calls, finish those in flight, and stop; ``/healthz`` says so meanwhile.
+
+        Parameters
+        ----------
+        timeout_s : float
+            How long calls may take to end; then they are cut off.
+        pause : callable, optional
+            Waits for so many seconds; True from it means that there is no more time.
+
+        Returns
+        -------
+        bool
+            Whether every call in flight came to its end.
+        """
+        if self._drained:
+            return True
+        self._drained = True
+        self._app.is_draining = True
+        until = time.monotonic() + timeout_s
+        hurried = False
+        while self._app.running and not hurried and time.monotonic() < until:
+            hurried = (pause or _sleep)(0.02)
+        finished = not self._app.running
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(2 * _CLOSING_S)
+        return finished
+
+    async def _serve(self, started: Event) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        config = uvicorn.Config(
+            self._app.asgi,
+            lifespan="off",
+            ws="none",
+            log_config=None,
+            log_level="critical",
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=int(IDLE_S),
+            h11_max_incomplete_event_size=_HEAD_BYTES,
+        )
+        config.load()
+        self._set_date()
+
+        def connection() -> _Connection:
+            made = _Connection(config, self._state, {})
+            made.most = self._most_connections
+            return made
+
+        server = await self._loop.create_server(
+            connection,
+            sock=self._listener,
+            ssl=self._tls,
+            ssl_handshake_timeout=HANDSHAKE_S if self._tls else None,
+        )
+        started.set()
+        while not self._stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), _SWEEP_S)
+            self._set_date()
+            for each in self._connections():
+                each.sweep(time.monotonic())
+        server.close()
+        for each in self._connections():
+            each.shutdown()
+        until = time.monotonic() + (_CLOSING_S if not self._app.running else 0.0)
+        while self._state.connections and time.monotonic() < until:
+            await asyncio.sleep(0.02)
+        for each in self._connections():
+            each.transport.abort()
+        await asyncio.sleep(0)
+
+    def _connections(self) -> list[Any]:
+        return list(self._state.connections)
+
+    def _set_date(self) -> None:
+        self._state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+
+
+def _sleep(pause_s: float) -> bool:
+    time.sleep(pause_s)
+    return False
+
+
+def serve_http(
+    plans: Mapping[str, StepPlan],
+    host: str,
+    port: int,
+    *,
+    token: str | None = None,
+    tls_cert: Path | None = None,
+    tls_key: Path | None = None,
+    limits: ServeLimits = ServeLimits(),  # noqa: B008 - it is frozen
+    ready: Callable[[int], None] | None = None,
+    drain_timeout_s: float = DRAIN_S,
+) -> None:
+    """Serve plans over HTTP until SIGTERM or SIGINT, then finish the calls in flight.
+
+    A second signal cuts them off.
+
+    Parameters
+    ----------
+    plans, host, port, token, tls_cert, tls_key, limits
+        As of :class:`HttpServer`.
+    ready : callable, optional
+        Called with the port once it listens.
+    drain_timeout_s : float
+        Seconds that calls have to end in.
+
+    Raises
+    ------
+    BackendError
+        As :class:`HttpServer`; or outside of a program's main thread, the only one to get signals.
+    """
+    use_few_arenas()
+    with (
+        stop_signals() as arrived,
+        HttpServer(
+            plans, host, port, token=token, tls_cert=tls_cert, tls_key=tls_key, limits=limits
+        ) as server,
+    ):
+        if ready is not None:
+            ready(server.port)
+        while not arrived(3600.0):
+            pass
+        server.drain(drain_timeout_s, arrived)

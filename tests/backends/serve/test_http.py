@@ -1,0 +1,450 @@
+"""Plans served over HTTP: answers, errors, limits, tokens, TLS, metrics, the OpenAPI document, stopping."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import fastroof
+from fastroof.backends.serve.answer import ServedPlans
+from fastroof.backends.serve.json_lines import answer_line
+from fastroof.backends.serve.limits import ServeLimits
+from fastroof.backends.serve.message_forms import FORMS
+from fastroof.errors import BackendError
+from tests.backends.serve.test_messages import MESSAGES
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+prometheus = pytest.importorskip("prometheus_client.parser")
+
+from fastroof.backends.serve import http_app, http_example, http_server  # noqa: E402
+from fastroof.backends.serve.http_openapi import openapi_document  # noqa: E402
+from fastroof.backends.serve.http_server import HttpServer, serve_http  # noqa: E402
+
+JSON = {"Content-Type": "application/json"}
+LINES = {"Content-Type": "application/jsonl"}
+ONE = {"batch_size": 64, "kv_len": 4096}
+
+
+@pytest.fixture(scope="module")
+def plan(h100: fastroof.Tables) -> fastroof.StepPlan:
+    return fastroof.compile_plan("llama-3.1-8b", "h100", h100, max_tokens=2048, max_seqs=64)
+
+
+@pytest.fixture(scope="module")
+def server(plan: fastroof.StepPlan) -> Iterator[HttpServer]:
+    with HttpServer({"eight": plan}) as running:
+        yield running
+
+
+class Reply(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def read(self) -> Any:
+        return json.loads(self.body)
+
+
+def ask(server: HttpServer, method: str, path: str, body: Any = None, headers: Any = None) -> Reply:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    try:
+        connection.request(method, path, body, headers or {})
+        got = connection.getresponse()
+        return Reply(got.status, {name.lower(): value for name, value in got.getheaders()}, got.read())
+    finally:
+        connection.close()
+
+
+def post(server: HttpServer, message: Any, **headers: str) -> Reply:
+    body = message if isinstance(message, bytes) else json.dumps(message).encode()
+    return ask(server, "POST", "/message", body, {**JSON, **headers})
+
+
+def metric(server: HttpServer, name: str, **labels: str) -> float:
+    text = ask(server, "GET", "/metrics").body.decode()
+    for family in prometheus.text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name == name and labels.items() <= sample.labels.items():
+                return float(sample.value)
+    raise AssertionError(f"no {name} {labels}")
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_a_message_is_answered_as_its_line_would_be(server, plan, name):
+    message = {"id": 7, **MESSAGES[name]}
+    reply = post(server, message)
+    assert (reply.status, reply.headers["content-type"]) == (200, "application/json")
+    expected = answer_line(ServedPlans({"eight": plan}), json.dumps(message).encode())
+    assert reply.body + b"\n" == expected
+
+
+def test_lines_are_answered_line_by_line(server, plan):
+    lines = [json.dumps({"id": i, **message}).encode() for i, message in enumerate(MESSAGES.values())]
+    lines += [b"no JSON", b'{"batch_size": 0, "kv_len": 9}']
+    served = ServedPlans({"eight": plan})
+    expected = b"".join(answer_line(served, line) for line in lines)
+    for kind in ("application/jsonl", "application/x-ndjson; charset=utf-8"):
+        reply = ask(server, "POST", "/message", b"\n \n" + b"\n".join(lines), {"Content-Type": kind})
+        assert (reply.status, reply.headers["content-type"]) == (200, "application/jsonl")
+        assert reply.body == expected
+    assert ask(server, "POST", "/message", b"", LINES).body == b""
+
+
+def test_replies_to_many_lines_come_in_parts(server, plan):
+    line = b'{"batch_size": 64, "kv_len": 4096}\n'
+    reply = ask(server, "POST", "/message", line * 20_000, LINES)
+    assert reply.headers["transfer-encoding"] == "chunked"
+    assert reply.body == answer_line(ServedPlans({"eight": plan}), line) * 20_000
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "body"),
+    [
+        (400, "BackendError", b"nothing"),
+        (400, "BackendError", b'{"forecast": 1}'),
+        (400, "BackendError", b'{"v": 2, "batch_size": 64, "kv_len": 9}'),
+        (400, "BackendError", b'{"plan": "nine", "batch_size": 64, "kv_len": 9}'),
+        (400, "BatchError", b'{"id": "x", "batch_size": 0, "kv_len": 9}'),
+        (400, "PlanRangeError", b'{"batch_size": 65, "kv_len": 9}'),
+    ],
+)
+def test_a_wrong_message_gets_an_error(server, status, error, body):
+    reply = post(server, body)
+    assert (reply.status, reply.read["error"]) == (status, error)
+    assert reply.read["id"] == ("x" if b'"x"' in body else None)
+
+
+def test_what_is_not_served_is_said(server):
+    for method, path, status in (
+        ("GET", "/nothing", 404),
+        ("GET", "/message", 405),
+        ("POST", "/metrics", 405),
+        ("OPTIONS", "/message", 405),
+    ):
+        reply = ask(server, method, path)
+        assert (reply.status, reply.read["error"]) == (status, "BackendError")
+        assert "POST /message" in reply.read["message"]
+    # what a page of another origin may send without asking
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
+        reply = ask(server, "POST", "/message", json.dumps(ONE), {"Content-Type": kind})
+        assert (reply.status, kind in reply.read["message"]) == (415, True)
+    assert post(server, ONE, Host="fastroof.example").status == 421
+    assert post(server, ONE, Host="localhost:1").status == 200
+
+
+def test_a_fault_of_the_server_says_so(server, monkeypatch, capfd):
+    def fails(*_: object) -> None:
+        raise RuntimeError("out of order")
+
+    monkeypatch.setattr(ServedPlans, "decode_us", fails)
+    before = metric(server, "fastroof_messages_total", form="decode", outcome="failed")
+    reply = post(server, {"id": 3, **ONE})
+    assert (reply.status, reply.read["id"]) == (500, 3)
+    assert "the server failed on this message: RuntimeError: out of order" in reply.read["message"]
+    assert metric(server, "fastroof_messages_total", form="decode", outcome="failed") == before + 1
+    assert "out of order" in capfd.readouterr().err
+
+
+def test_metrics_count(server, plan):
+    told = "fastroof_messages_total"
+    names = [
+        (told, {"form": "decode", "outcome": "answered"}),
+        (told, {"form": "none", "outcome": "refused"}),
+    ]
+    names += [("fastroof_steps_total", {}), ("fastroof_turned_away_total", {"status": "415"})]
+    ask(server, "POST", "/message", b"", {"Content-Type": "text/plain"})
+    before = [metric(server, name, **labels) for name, labels in names]
+    post(server, {"batch_size": [1, 2, 3], "kv_len": 9})
+    post(server, b"{}")
+    ask(server, "POST", "/message", b"", {"Content-Type": "text/plain"})
+    after = [metric(server, name, **labels) for name, labels in names]
+    assert [now - then for now, then in zip(after, before, strict=True)] == [1, 1, 3, 1]
+    assert metric(server, "fastroof_message_seconds_count", form="decode") >= 1
+    assert metric(server, "fastroof_calls") == 0
+    assert metric(server, "fastroof_connections") >= 1
+    assert metric(server, "fastroof_plan_info", plan="eight", model="llama-3.1-8b", gpu="h100", tp="1") == 1
+    assert metric(server, "fastroof_build_info", version=fastroof.__version__, protocol="1") == 1
+
+
+def test_health_and_description(server, plan):
+    assert ask(server, "GET", "/healthz").read == {"status": "ok", "calls": 0}
+    described = ask(server, "GET", "/describe").read
+    assert described == {"id": None, **ServedPlans({"eight": plan}).describe()}
+
+
+@pytest.mark.parametrize("needs_token", [False, True])
+def test_the_document_is_open_api(needs_token):
+    validator = pytest.importorskip("openapi_spec_validator")
+    document = openapi_document(needs_token)
+    validator.validate(document)
+    kinds = document["paths"]["/message"]["post"]["requestBody"]["content"]["application/json"]["schema"][
+        "oneOf"
+    ]
+    assert [kind["$ref"].rpartition("/")[2] for kind in kinds] == [form.name for form in FORMS]
+    assert ("401" in document["paths"]["/describe"]["get"]["responses"]) == needs_token
+
+
+def test_every_message_and_reply_is_of_the_document(server):
+    jsonschema = pytest.importorskip("jsonschema")
+    document = ask(server, "GET", "/openapi.json").read
+    post_of = document["paths"]["/message"]["post"]
+    asked = post_of["requestBody"]["content"]["application/json"]["schema"]
+    answered = post_of["responses"]["200"]["content"]["application/json"]["schema"]
+    refused = post_of["responses"]["400"]["content"]["application/json"]["schema"]
+    for message in MESSAGES.values():
+        jsonschema.validate(message, {**document, **asked})
+        jsonschema.validate(post(server, message).read, {**document, **answered})
+    jsonschema.validate(post(server, b"{}").read, {**document, **refused})
+    for wrong in ({}, {"batch_size": 0, "kv_len": 9}, {**ONE, "other": 1}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(wrong, {**document, **asked})
+
+
+# Limits
+
+
+class Held:
+    """A call that waits in the server until it is let go."""
+
+    def __init__(self, server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._may_go = threading.Event()
+        self.replies: list[Reply] = []
+        answer = ServedPlans.memory
+
+        def waits(*arguments: Any) -> Any:
+            self._may_go.wait(60)
+            return answer(*arguments)
+
+        monkeypatch.setattr(ServedPlans, "memory", waits)
+        self._thread = threading.Thread(target=lambda: self.replies.append(post(server, {"memory": True})))
+        self._thread.start()
+        while not ask(server, "GET", "/healthz").read["calls"]:
+            time.sleep(0.001)
+
+    def let_go(self) -> Reply:
+        self._may_go.set()
+        self._thread.join()
+        return self.replies[0]
+
+
+def test_too_long_a_body_is_refused_before_it_is_read(plan):
+    limits = ServeLimits(max_message_bytes=1000, max_line_bytes=100)
+    with HttpServer({"eight": plan}, limits=limits) as server:
+        assert post(server, b" " * 64 + json.dumps(ONE).encode()).status == 200
+        assert post(server, b" " * 101).status == 413
+        assert ask(server, "POST", "/message", iter([b" " * 60] * 2), JSON).status == 413  # in parts
+        assert ask(server, "POST", "/message", b" " * 1001, LINES).status == 413
+        lines = ask(server, "POST", "/message", b"[" * 101 + b"\n" + json.dumps(ONE).encode(), LINES)
+        first, second = lines.body.splitlines()
+        assert "a line is longer than the 100 bytes" in json.loads(first)["message"]
+        assert "latency_us" in json.loads(second)
+        with socket.create_connection(("127.0.0.1", server.port), 60) as client:
+            client.sendall(
+                b"POST /message HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                b"Content-Length: 99999999999999999999\r\n\r\n"
+            )
+            assert client.recv(100).startswith(b"HTTP/1.1 413")
+        with socket.create_connection(("127.0.0.1", server.port), 60) as client:
+            client.sendall(b"no HTTP\r\n\r\n")
+            said = client.makefile("rb").read()
+            assert said.startswith(b"HTTP/1.1 400")
+            assert "no request of HTTP" in json.loads(said.partition(b"\r\n\r\n")[2])["message"]
+        assert post(server, ONE).status == 200
+
+
+def test_more_calls_than_may_run_are_refused_and_tried_again(plan, monkeypatch):
+    with HttpServer({"eight": plan}, limits=ServeLimits(max_calls=1)) as server:
+        held = Held(server, monkeypatch)
+        reply = post(server, ONE)
+        assert (reply.status, reply.headers["retry-after"]) == (503, "1")
+        assert held.let_go().status == 200
+        assert post(server, ONE).status == 200
+        assert metric(server, "fastroof_turned_away_total", status="503") == 1
+
+
+def test_a_client_that_stalls_is_let_go(plan, monkeypatch):
+    for where, name in ((http_server, "HEAD_S"), (http_server, "IDLE_S"), (http_app, "CHUNK_S")):
+        monkeypatch.setattr(where, name, 0.3)
+    head = b"POST /message HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += b"Content-Length: 35\r\n"
+    with HttpServer({"eight": plan}, limits=ServeLimits(max_calls=1)) as server:
+        for sent, said in ((b"", b""), (head[:40], b""), (head + b"\r\n{", b"HTTP/1.1 408")):
+            with socket.create_connection(("127.0.0.1", server.port), 60) as client:
+                client.sendall(sent)
+                got = b""
+                while part := _received(client):
+                    got += part
+                assert got.startswith(said)
+                assert bool(got) == bool(said)
+        with socket.create_connection(("127.0.0.1", server.port), 60) as client:  # done, and idle
+            client.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert client.recv(12) == b"HTTP/1.1 200"
+            while _received(client):
+                pass
+        assert post(server, ONE).status == 200
+        assert ask(server, "GET", "/healthz").read["calls"] == 0
+
+
+def _received(client: socket.socket) -> bytes:
+    try:
+        return client.recv(4096)
+    except ConnectionResetError:
+        return b""
+
+
+def test_connections_are_counted(plan):
+    with HttpServer({"eight": plan}, limits=ServeLimits(max_calls=1)) as server:
+        there = ("127.0.0.1", server.port)
+        held = [socket.create_connection(there, 60) for _ in range(http_server.CONNECTIONS_A_CALL)]
+        try:
+            time.sleep(0.2)
+            with socket.create_connection(there, 60) as one_more:
+                assert _received(one_more) == b""
+        finally:
+            for each in held:
+                each.close()
+        until = time.monotonic() + 30
+        while time.monotonic() < until:
+            try:
+                assert post(server, ONE).status == 200
+                break
+            except (http.client.HTTPException, ConnectionError):
+                time.sleep(0.05)
+        else:
+            raise AssertionError("connections that were closed still count")
+
+
+# Tokens, TLS, addresses
+
+
+def test_a_token_is_asked_for(plan):
+    with HttpServer({"eight": plan}, token="sesame") as server:
+        for given in (
+            {},
+            {"Authorization": "Bearer sesam"},
+            {"Authorization": "sesame"},
+            {"Authorization": ""},
+        ):
+            reply = post(server, ONE, **given)
+            assert (reply.status, reply.headers["www-authenticate"]) == (401, "Bearer")
+            for path in ("/describe", "/metrics", "/openapi.json"):
+                assert ask(server, "GET", path, headers=given).status == 401
+        assert ask(server, "GET", "/healthz").status == 200
+        right = {"Authorization": "Bearer sesame"}
+        assert post(server, ONE, Host="fastroof.example", **right).status == 200
+        assert b'turned_away_total{status="401"} 16.0' in ask(server, "GET", "/metrics", headers=right).body
+
+
+def test_beyond_this_machine_a_token_and_tls_are_needed(plan):
+    for given, words in (({}, "a token and a TLS certificate and key"), ({"token": "sesame"}, "needs a TLS")):
+        with pytest.raises(BackendError, match=words):
+            HttpServer({"eight": plan}, "0.0.0.0", **given)
+
+
+def test_tls(plan, tmp_path):
+    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+    command = (
+        f"openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=localhost -days 1 -keyout {key} -out {cert}"
+    )
+    try:
+        subprocess.run(
+            [*command.split(), "-addext", "subjectAltName=DNS:localhost"], check=True, capture_output=True
+        )
+    except FileNotFoundError:
+        pytest.skip("no openssl")
+    with HttpServer({"eight": plan}, tls_cert=cert, tls_key=key) as server:
+        context = ssl.create_default_context(cafile=cert)
+        connection = http.client.HTTPSConnection("localhost", server.port, timeout=60, context=context)
+        connection.request("POST", "/message", json.dumps(ONE), JSON)
+        assert json.load(connection.getresponse())["latency_us"] == [plan.decode_us(64, 4096)]
+        connection.close()
+        with pytest.raises((ConnectionError, http.client.HTTPException)):
+            post(server, ONE)
+
+
+# Stopping
+
+
+def test_calls_in_flight_are_finished(plan, monkeypatch):
+    server = HttpServer({"eight": plan})
+    held = Held(server, monkeypatch)
+    stopping = threading.Thread(target=server.drain)
+    stopping.start()
+    while (health := ask(server, "GET", "/healthz")).status == 200:
+        time.sleep(0.001)
+    assert (health.status, health.read["status"]) == (503, "draining")
+    assert post(server, ONE).read["message"] == "the server is stopping: no new calls are taken"
+    assert held.let_go().status == 200
+    stopping.join()
+    with pytest.raises(ConnectionError):
+        post(server, ONE)
+    assert server.drain()
+
+
+def test_signals_need_the_main_thread(plan):
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            serve_http({"eight": plan}, "127.0.0.1", 0)
+        except BackendError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert "main thread" in str(errors[0])
+
+
+@pytest.mark.slow
+def test_the_command_serves_until_a_signal(plan, tmp_path):
+    token = tmp_path / "token"
+    token.write_text("sesame\n")
+    command = [sys.executable, "-m", "fastroof", "serve", "llama-3.1-8b,max_tokens=512,max_seqs=64"]
+    with subprocess.Popen(
+        [*command, "--http", "127.0.0.1:0", "--token-file", str(token), "--max-steps", "2"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as running:  # fmt: skip
+        said = running.stdout.readline()
+        port = int(said.partition("http://127.0.0.1:")[2].partition(":")[0])
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        for sizes, status in (([64], 200), ([64] * 3, 400)):
+            message = json.dumps({"batch_size": sizes, "kv_len": 4096})
+            connection.request("POST", "/message", message, {**JSON, "Authorization": "Bearer sesame"})
+            reply = connection.getresponse()
+            assert (reply.status, reply.read() != b"") == (status, True)
+        connection.close()
+        running.send_signal(signal.SIGTERM)
+        rest, error = running.communicate(timeout=60)
+        assert (running.returncode, rest, error) == (0, "", "")
+
+
+def test_without_its_packages_the_command_says_what_to_install(tmp_path):
+    script = (
+        "import sys; sys.modules['starlette.applications'] = None; sys.argv[1:] = ['serve', 'llama-3.1-8b', "
+        "'--http', '127.0.0.1:0']; from fastroof.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=Path.cwd())
+    assert done.returncode == 2
+    assert "pip install 'fastroof[http]'" in done.stderr
+
+
+def test_the_example_runs(capsys):
+    http_example.main()
+    said = capsys.readouterr().out
+    assert "served: small (llama-3.1-8b on h100)" in said
+    assert "BatchError: " in said
