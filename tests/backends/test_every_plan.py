@@ -6,7 +6,9 @@ A new kind of layers, layout or engine is a row of KINDS; a new adapter is one o
 from __future__ import annotations
 
 import ctypes
+import http.client
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,10 @@ from fastroof.backends.c import export_c
 from fastroof.backends.dynamo import dynamo_profile
 from fastroof.backends.llm_d import fit_llm_d
 from fastroof.backends.llmservingsim import export_llmservingsim
+from fastroof.backends.serve import frames
 from fastroof.backends.serve.answer import ServedPlans
 from fastroof.backends.serve.json_lines import answer_line
+from fastroof.backends.serve.stdio import serve_pipe
 from fastroof.backends.sglang import StepTimePredictor
 from fastroof.compiled.steps import MIXED_KV_US
 from fastroof.errors import BackendError, PlanRangeError
@@ -135,6 +139,46 @@ def flight(plans: dict[str, StepPlan]) -> Iterator[Any]:
 
     with FlightServer(plans) as server, FlightSteps(f"grpc://127.0.0.1:{server.port}") as steps:
         yield steps
+
+
+@KIND
+def test_binary_frames_have_the_plans_bits(kind: str, plans: dict[str, StepPlan], batch: StepBatch) -> None:
+    arrays = [
+        np.ascontiguousarray(one, np.int64) for one in (batch.new_tokens, batch.context_len, batch.offsets)
+    ]
+    named = [frames.request_frame(5, kind_, kind, arrays) for kind_ in (frames.RAGGED, frames.RAGGED_ERRORS)]
+    asked, answered = os.pipe(), os.pipe()
+    os.write(asked[1], b"".join(part for frame in named for part in frame))
+    os.close(asked[1])
+    serve_pipe(ServedPlans({kind: plans[kind]}), asked[0], answered[1])
+    os.close(answered[1])
+    with open(answered[0], "rb") as replies:
+        said = replies.read()
+    os.close(asked[0])
+    size, steps = frames.REPLY_HEADER.size, 8 * batch.num_steps
+    times, errors = plans[kind].step_us(batch), plans[kind].step_error(batch)
+    assert said[size : size + steps] == times.tobytes()
+    assert said[2 * size + steps :] == times.tobytes() + errors.tobytes()
+
+
+@pytest.fixture(scope="module")
+def http_port(plans: dict[str, StepPlan]) -> Iterator[int]:
+    pytest.importorskip("uvicorn")
+    from fastroof.backends.serve.http_server import HttpServer
+
+    with HttpServer(plans) as server:
+        yield server.port
+
+
+@KIND
+def test_http_has_the_plans_bits(
+    kind: str, http_port: int, plans: dict[str, StepPlan], batch: StepBatch
+) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", http_port, timeout=60)
+    message = json.dumps({"plan": kind, "requests": requests_of(batch)})
+    connection.request("POST", "/message", message, {"Content-Type": "application/json"})
+    assert json.load(connection.getresponse())["latency_us"] == plans[kind].step_us(batch).tolist()
+    connection.close()
 
 
 @KIND

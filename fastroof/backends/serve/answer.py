@@ -25,6 +25,7 @@ from fastroof.backends.serve.steps_asked import (
     AskedSteps,
     ChunkSteps,
     DecodeSteps,
+    TimesAndErrors,
     VerifySteps,
     stage_times_us,
 )
@@ -254,6 +255,12 @@ class ServedPlans:
             steps.relative_errors(plan) if errors else None,
             stage_times_us(plan, steps) if stages else None,
         )
+
+    def with_errors(self, which: str | int, steps: AskedSteps) -> TimesAndErrors:
+        """Time steps with their standard errors; limits and errors as in :meth:`detailed`."""
+        detail = self.detailed(which, steps, errors=True)
+        assert detail.relative_error is not None
+        return TimesAndErrors(detail.latency_us, detail.relative_error)
 
     def explain(self, which: str | int, asked: Any, *, errors: bool = False) -> dict[str, Any]:
         """Break one step down, see :func:`fastroof.backends.serve.plan_questions.explanation_answer`."""

@@ -9,7 +9,7 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -18,6 +18,7 @@ import numpy as np
 from fastroof.arrays import Floats, Ints
 from fastroof.backends.serve import frames
 from fastroof.backends.serve.pipe import widen
+from fastroof.backends.serve.steps_asked import TimesAndErrors
 from fastroof.errors import BackendError, BatchError, FastroofError
 from fastroof.run import StepBatch
 from fastroof.run.arrays import int_array
@@ -34,10 +35,10 @@ _MOST_WORDS_BYTES: Final = 2**16
 
 
 class Reply(NamedTuple):
-    """A reply as it came: times, the JSON of a description, or an error."""
+    """A reply as it came: times, times and standard errors, JSON, or an error."""
 
     request_id: int
-    answer: Floats | str | FastroofError
+    answer: Floats | TimesAndErrors | str | FastroofError
 
 
 class StdioClient:
@@ -212,9 +213,77 @@ class StdioClient:
         answer = self.receive_reply().answer
         if isinstance(answer, FastroofError):
             raise answer
-        if isinstance(answer, str):
-            raise BackendError("the next reply is a description: receive_reply() takes it")
+        if isinstance(answer, str | tuple):
+            raise BackendError("the next reply is not of times alone: receive_reply() takes it")
         return answer
+
+    def decode_with_errors(self, batch_size: Any, kv_len: Any, plan: str | int = 0) -> TimesAndErrors:
+        """Time decode steps, and say how sure that is.
+
+        Parameters
+        ----------
+        batch_size, kv_len : int or array_like of int, shape (steps,)
+            Broadcast.
+        plan : str or int
+            Which plan, by name or number.
+
+        Returns
+        -------
+        TimesAndErrors
+            Microseconds a step, and one standard error over it, as ``plan.decode_error`` says.
+
+        Raises
+        ------
+        FastroofError
+            As ``plan.decode_us``, or a BackendError of the server.
+        """
+        sizes = np.broadcast_arrays(
+            np.atleast_1d(int_array("batch_size", batch_size)), int_array("kv_len", kv_len)
+        )
+        self._send(frames.DECODE_ERRORS, plan, [np.ascontiguousarray(size, np.int64) for size in sizes])
+        return self._receive_errors()
+
+    def step_with_errors(
+        self, steps: StepBatch | Iterable[Iterable[tuple[int, int]]], plan: str | int = 0
+    ) -> TimesAndErrors:
+        """Time ragged steps, and say how sure that is: as :meth:`step_us`, with ``plan.step_error``."""
+        batch = steps if isinstance(steps, StepBatch) else StepBatch.from_requests(steps)
+        self._send(frames.RAGGED_ERRORS, plan, [batch.new_tokens, batch.context_len, batch.offsets])
+        return self._receive_errors()
+
+    def _receive_errors(self) -> TimesAndErrors:
+        answer = self.receive_reply().answer
+        if isinstance(answer, FastroofError):
+            raise answer
+        assert isinstance(answer, TimesAndErrors)
+        return answer
+
+    def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a message of JSON, as of :mod:`fastroof.backends.serve.message_forms`, and wait for its reply.
+
+        Parameters
+        ----------
+        message : mapping
+            Such as ``{"memory": True}`` or ``{"explain": [[2048, 0], [1, 4095]]}``.
+
+        Returns
+        -------
+        dict
+            The reply, without its id.
+
+        Raises
+        ------
+        FastroofError
+            What the server answered.
+        """
+        self.send_bytes(frames.message_frame(self._next_id, json.dumps(dict(message)).encode()))
+        self._next_id += 1
+        answer = self.receive_reply().answer
+        if isinstance(answer, FastroofError):
+            raise answer
+        reply: dict[str, Any] = json.loads(str(answer))
+        reply.pop("id", None)
+        return reply
 
     def send_bytes(self, *parts: bytes | memoryview) -> None:
         """Send bytes as they are, such as the parts of :func:`frames.request_frame`."""
@@ -246,10 +315,15 @@ class StdioClient:
             if count:
                 self._fill(times.data.cast("B"))
             return Reply(request_id, times)
+        if status == frames.TIMES_AND_ERRORS:
+            both = np.empty((2, count))
+            if count:
+                self._fill(both.data.cast("B"))
+            return Reply(request_id, TimesAndErrors(*both))
         body = bytearray(body_bytes)
         self._fill(memoryview(body))
         text = body[:count].decode()
-        if status == frames.DESCRIPTION:
+        if status == frames.JSON_TEXT:
             return Reply(request_id, text)
         return Reply(request_id, frames.ERROR_STATUS.get(status, BackendError)(text))
 

@@ -10,12 +10,14 @@ offset  type     what
 ======  =======  ===============================================================================
 0       8 bytes  ``F5 46 52 73 74 65 70 FA``
 8       uint16   version, 1
-10      uint8    kind: 0 describe the plans, 1 decode steps, 2 ragged steps
+10      uint8    kind: 0 describe the plans, 1 decode steps, 2 ragged steps, 3 decode steps and 4 ragged
+                 steps with standard errors, 5 a message of JSON
 11      uint8    width of a size, bytes: 4 (int32) or 8 (int64); 8 in a kind without sizes
-12      uint32   number of the plan, from 0; ``FFFFFFFF``: it is named at the end of the body
+12      uint32   number of the plan, from 0; ``FFFFFFFF``: it is named at the end of the body; not
+                 read in kinds 0 and 5
 16      uint64   id, which comes back in the reply; any but ``FFFFFFFFFFFFFFFF``
 24      uint64   bytes of the body, a multiple of 8
-32      uint64   steps
+32      uint64   steps, or bytes of a message
 40      uint64   requests of all steps together; 0 unless the steps are ragged
 ======  =======  ===============================================================================
 
@@ -26,6 +28,7 @@ decode steps     ``batch_size[steps]``, ``kv_len[steps]``, as in ``plan.decode_u
 ragged steps     ``new_tokens[requests]``, ``context_len[requests]``, ``offsets[steps + 1]`` (always int64),
                  as in ``StepBatch``
 a named plan     its name in UTF-8, at most 256 bytes
+a message        UTF-8: a line of :mod:`fastroof.backends.serve.json_lines`, and no longer than one may be
 ===============  =========================================================================================
 
 Reply, a header of 40 bytes:
@@ -35,15 +38,18 @@ offset  type     what
 ======  =======  ===============================================================================
 0       8 bytes  ``F5 46 52 74 69 6D 65 FA``
 8       uint16   version, 1
-10      uint16   status: 0 times, 1 a description, from 16 an error (:data:`ERROR_STATUS`)
+10      uint16   status: 0 times, 1 JSON, 2 times and standard errors, from 16 an error
+                 (:data:`ERROR_STATUS`)
 12      uint32   0
 16      uint64   id of the request; ``FFFFFFFFFFFFFFFF`` where what came held none
 24      uint64   bytes of the body, a multiple of 8
-32      uint64   times, or bytes of text
+32      uint64   steps, or bytes of text
 ======  =======  ===============================================================================
 
-Body: the steps' microseconds as float64; or UTF-8 text, filled up with zeros: JSON of a description, or the
-message of an error.
+Body: the steps' microseconds as float64, and behind all of them, if they were asked for, the standard error
+of each over its time, as of ``plan.decode_error`` and ``plan.step_error``; or UTF-8 text, filled up with
+zeros: JSON of a description or of the reply to a message, as its line would have got it, or the message of an
+error, also where a message of JSON is refused.
 
 A request that cannot be used gets one error, and nothing ends:
 
@@ -52,13 +58,15 @@ A request that cannot be used gets one error, and nothing ends:
   more than the server's limits) the length is not believed, however large: bytes are dropped as they come,
   and not held, until the eight first bytes of a request come again.
 * A request cut short takes the bytes that it lacks from the next one, so its error comes when they have come,
-  or the stream ends. No size that can be timed holds the first bytes of a request, so it fails for certain,
-  and the server goes on from the first of them that it finds inside: of whole requests none is lost.
+  or the stream ends. No size that can be timed holds the first bytes of a request, nor does UTF-8, so it
+  fails for certain, and the server goes on from the first of them that it finds inside: of whole requests
+  none is lost.
+
+fastroof 0.1.0 knows kinds 0 to 2 and refuses the others by their number.
 """
 
 from __future__ import annotations
 
-import json
 import struct
 from array import array
 from collections.abc import Sequence
@@ -69,28 +77,35 @@ from fastroof.errors import BackendError, BatchError, FastroofError, PlanRangeEr
 
 if TYPE_CHECKING:
     from fastroof.backends.serve.limits import ServeLimits
+    from fastroof.backends.serve.steps_asked import TimesAndErrors
 
 __all__ = [
     "DECODE",
+    "DECODE_ERRORS",
     "DESCRIBE",
-    "DESCRIPTION",
     "ERROR_STATUS",
+    "JSON_TEXT",
+    "MESSAGE",
     "NO_ID",
     "RAGGED",
+    "RAGGED_ERRORS",
     "REPLY_HEADER",
     "REPLY_MAGIC",
     "REQUEST_HEADER",
     "REQUEST_MAGIC",
     "TIMES",
+    "TIMES_AND_ERRORS",
     "VERSION",
     "FrameError",
     "RequestHeader",
-    "description_reply",
     "error_reply",
+    "json_reply",
+    "message_frame",
     "one_decode_frame",
     "one_step_frame",
     "one_time_reply",
     "request_frame",
+    "times_and_errors_reply",
     "times_reply",
 ]
 
@@ -104,9 +119,8 @@ REPLY_HEADER: Final = struct.Struct("<8sHHIQQQ")
 _ONE_TIME: Final = struct.Struct(REPLY_HEADER.format + "d")
 _ONE_DECODE: Final = struct.Struct(REQUEST_HEADER.format + "qq")
 
-DESCRIBE, DECODE, RAGGED = 0, 1, 2
-TIMES: Final = 0
-DESCRIPTION: Final = 1
+DESCRIBE, DECODE, RAGGED, DECODE_ERRORS, RAGGED_ERRORS, MESSAGE = range(6)
+TIMES, JSON_TEXT, TIMES_AND_ERRORS = range(3)
 NAMED: Final = 2**32 - 1
 NO_ID: Final = 2**64 - 1
 MOST_NAME_BYTES: Final = 256
@@ -119,8 +133,19 @@ ERROR_STATUS: Final[dict[int, type[FastroofError]]] = {
 }
 """The error that the status of a reply stands for; 19 is any other."""
 
-_KINDS: Final = {DESCRIBE: "describe", DECODE: "decode", RAGGED: "ragged"}
-_FORMATS: Final[dict[int, Any]] = {4: "i", 8: "l"}
+_KINDS: Final = {
+    DESCRIBE: "describe",
+    DECODE: "decode",
+    RAGGED: "ragged",
+    DECODE_ERRORS: "decode with errors",
+    RAGGED_ERRORS: "ragged with errors",
+    MESSAGE: "message",
+}
+_DECODE_KINDS: Final = (DECODE, DECODE_ERRORS)
+_RAGGED_KINDS: Final = (RAGGED, RAGGED_ERRORS)
+_PLANLESS_KINDS: Final = (DESCRIBE, MESSAGE)
+_FORMATS: Final[dict[int, Any]] = {1: "B", 4: "i", 8: "l"}
+_WIDTHS: Final = (4, 8)
 _NO_INTS = memoryview(array("l"))
 
 
@@ -133,7 +158,10 @@ class FrameError(BackendError):
 
 
 class RequestHeader(NamedTuple):
-    """The header of a request, checked; the names are those of the specification."""
+    """The header of a request, checked; the names are those of the specification.
+
+    ``num_steps`` is the length of the text, bytes, where the request is a message.
+    """
 
     kind: int
     width: int
@@ -171,9 +199,11 @@ class RequestHeader(NamedTuple):
         if self.kind not in _KINDS:
             known = ", ".join(f"{kind} {name}" for kind, name in _KINDS.items())
             raise BackendError(f"kind {self.kind} of a request: there are {known}")
-        if self.width not in _FORMATS:
+        if self.width not in _WIDTHS:
             raise BackendError(f"sizes of {self.width} bytes: they are 4 (int32) or 8 (int64)")
-        if self.num_steps > limits.max_steps:
+        if self.kind == MESSAGE:
+            limits.check_line(self.num_steps)
+        elif self.num_steps > limits.max_steps:
             raise BackendError(_too_many("steps", self.num_steps, limits.max_steps))
         if self.num_requests > limits.max_requests:
             raise BackendError(_too_many("requests", self.num_requests, limits.max_requests))
@@ -183,10 +213,15 @@ class RequestHeader(NamedTuple):
         for width, count in self._arrays():
             array_bytes += _padded(width * count)
         name_bytes = self.body_bytes - array_bytes
-        is_named = self.plan == NAMED and self.kind != DESCRIBE
+        is_named = self.plan == NAMED and self.kind not in _PLANLESS_KINDS
         fits = 8 <= name_bytes <= MOST_NAME_BYTES and name_bytes % 8 == 0 if is_named else name_bytes == 0
-        has_others = (self.num_requests and self.kind != RAGGED) or (self.num_steps and self.kind == DESCRIBE)
-        if not fits or has_others:
+        has_requests = self.num_requests and self.kind not in _RAGGED_KINDS
+        if not fits or has_requests or (self.num_steps and self.kind == DESCRIBE):
+            if self.kind == MESSAGE:
+                raise BackendError(
+                    f"a message of {self.num_steps} bytes takes {array_bytes} and has 0 requests beside; its "
+                    f"body has {self.body_bytes}, its header {self.num_requests} requests"
+                )
             extra = f", and the name of a plan 8 to {MOST_NAME_BYTES}" if is_named else ""
             raise BackendError(
                 f"{self.num_steps} steps and {self.num_requests} requests of int{8 * self.width} in a "
@@ -196,14 +231,16 @@ class RequestHeader(NamedTuple):
 
     def _arrays(self) -> tuple[tuple[int, int], ...]:
         """Width and length of each array of the body."""
-        if self.kind == DECODE:
+        if self.kind in _DECODE_KINDS:
             return ((self.width, self.num_steps),) * 2
-        if self.kind == RAGGED:
+        if self.kind == MESSAGE:
+            return ((1, self.num_steps),)
+        if self.kind in _RAGGED_KINDS:
             return (self.width, self.num_requests), (self.width, self.num_requests), (8, self.num_steps + 1)
         return ()
 
     def body(self, frame: memoryview) -> tuple[str | int, list[memoryview]]:
-        """Which plan a whole frame asks for, and the integers of its arrays, as they lie in it.
+        """Which plan a whole frame asks for, and its arrays as they lie in it: integers, or bytes of text.
 
         Raises
         ------
@@ -218,7 +255,7 @@ class RequestHeader(NamedTuple):
             at = _padded(end)
             if end != at and any(frame[end:at]):
                 raise FrameError("an array must be filled up with zeros to 8 bytes", self.request_id)
-        if self.plan != NAMED or self.kind == DESCRIBE:
+        if self.plan != NAMED or self.kind in _PLANLESS_KINDS:
             return self.plan, arrays
         try:
             return bytes(frame[at:]).rstrip(b"\0").decode(), arrays
@@ -244,7 +281,7 @@ def request_frame(
     request_id : int
         Comes back in the reply.
     kind : int
-        DESCRIBE, DECODE or RAGGED.
+        DESCRIBE, DECODE, RAGGED, DECODE_ERRORS or RAGGED_ERRORS.
     plan : str or int
         Name or number.
     arrays : sequence of ndarray
@@ -269,7 +306,7 @@ def request_frame(
             parts.append(bytes(-ints.nbytes % 8))
     if isinstance(plan, str) and kind != DESCRIBE:
         parts.append(name.ljust(max(8, _padded(len(name))), b"\0"))
-    ragged = kind == RAGGED
+    ragged = kind in _RAGGED_KINDS
     header = REQUEST_HEADER.pack(
         REQUEST_MAGIC,
         VERSION,
@@ -282,6 +319,19 @@ def request_frame(
         len(arrays[0]) if ragged else 0,
     )
     return [header, *parts]
+
+
+def message_frame(request_id: int, text: bytes) -> bytes:
+    """Write a request that is a message of JSON.
+
+    Examples
+    --------
+    >>> len(message_frame(7, b'{"memory": true}'))
+    64
+    """
+    size = _padded(len(text))
+    sizes = REQUEST_MAGIC, VERSION, MESSAGE, 8, 0, request_id, size, len(text), 0
+    return REQUEST_HEADER.pack(*sizes) + text.ljust(size, b"\0")
 
 
 def one_decode_frame(request_id: int, plan: int, batch_size: int, kv_len: int) -> bytes:
@@ -303,24 +353,31 @@ def times_reply(times: Floats, request_id: int) -> tuple[bytes | memoryview, ...
     return (header, times.data.cast("B")) if times.size else (header,)
 
 
+def times_and_errors_reply(answer: TimesAndErrors, request_id: int) -> tuple[bytes | memoryview, ...]:
+    """Write the reply that holds times and standard errors, as parts; the last are the arrays' own memory."""
+    times, errors = answer
+    num_bytes = times.nbytes + errors.nbytes
+    header = REPLY_HEADER.pack(REPLY_MAGIC, VERSION, TIMES_AND_ERRORS, 0, request_id, num_bytes, times.size)
+    return (header, times.data.cast("B"), errors.data.cast("B")) if times.size else (header,)
+
+
 def one_time_reply(time_us: float, request_id: int) -> bytes:
     """Write the reply that holds the time of one step."""
     return _ONE_TIME.pack(REPLY_MAGIC, VERSION, TIMES, 0, request_id, 8, 1, time_us)
 
 
-def description_reply(description: dict[str, Any], request_id: int) -> bytes:
-    """Write the reply that says what is served."""
-    return _text_reply(json.dumps(description), DESCRIPTION, request_id)
+def json_reply(text: bytes, request_id: int) -> bytes:
+    """Write the reply that holds JSON: a description, or the reply to a message."""
+    return _text_reply(text, JSON_TEXT, request_id)
 
 
 def error_reply(error: FastroofError, request_id: int) -> bytes:
     """Write the reply that stands for an error."""
     status = next(status for status, kind in ERROR_STATUS.items() if isinstance(error, kind))
-    return _text_reply(str(error), status, request_id)
+    return _text_reply(str(error).encode(errors="backslashreplace"), status, request_id)
 
 
-def _text_reply(text: str, status: int, request_id: int) -> bytes:
-    body = text.encode(errors="backslashreplace")
+def _text_reply(body: bytes, status: int, request_id: int) -> bytes:
     size = _padded(len(body))
     header = REPLY_HEADER.pack(REPLY_MAGIC, VERSION, status, 0, request_id, size, len(body))
     return header + body.ljust(size, b"\0")

@@ -34,7 +34,6 @@ from fastroof.backends.serve.answer import ServedPlans, as_refusal
 from fastroof.backends.serve.http_metrics import METRICS_TYPE, ServeMetrics
 from fastroof.backends.serve.http_openapi import JSON_LINES, JSON_TYPE, LINES_TYPES, openapi_document
 from fastroof.backends.serve.http_workers import Workers
-from fastroof.backends.serve.json_lines import error_line
 from fastroof.backends.serve.messages import Answered, answer_text, error_reply, write_reply
 from fastroof.errors import BackendError, FastroofError
 
@@ -154,7 +153,7 @@ class PlanApp:
         limits = self._served.limits
         with self._call() as end:
             if kind == JSON_TYPE:
-                text = await _body(request, min(limits.max_line_bytes, limits.max_message_bytes))
+                text = await _body(request, limits.json_bytes)
                 answered = await self._workers.run(self._answer, text)
                 error = answered.error
                 status = 200 if error is None else 400 if isinstance(error, FastroofError) else 500
@@ -177,16 +176,9 @@ class PlanApp:
 
     def _some_replies(self, lines: Iterator[bytes]) -> bytes:
         """Answer lines until there is something to send; nothing at their end."""
-        limits = self._served.limits
-        longest = min(limits.max_line_bytes, limits.max_message_bytes)
         replies = bytearray()
         for line in lines:
-            if len(line) > longest:
-                replies += error_line(
-                    BackendError(f"a line is longer than the {longest} bytes of a message: send several")
-                )
-            else:
-                replies += write_reply(self._answer(line).reply) + b"\n"
+            replies += write_reply(self._answer(line).reply) + b"\n"
             if len(replies) >= REPLY_BYTES:
                 break
         return bytes(replies)

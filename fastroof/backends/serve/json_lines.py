@@ -43,6 +43,7 @@ from fastroof.errors import BackendError, FastroofError
 
 if TYPE_CHECKING:
     from fastroof.backends.serve.answer import ServedPlans
+    from fastroof.backends.serve.limits import ServeLimits
 
 __all__ = ["LineReader", "answer_line", "error_line"]
 
@@ -54,15 +55,15 @@ class LineReader:
     ----------
     inflow : Inflow
         Where bytes come from.
-    most_bytes : int
+    limits : ServeLimits
         Longer lines are dropped as they come.
     first : bytes
         What was read already.
     """
 
-    def __init__(self, inflow: Inflow, most_bytes: int, first: bytes = b"") -> None:
+    def __init__(self, inflow: Inflow, limits: ServeLimits, first: bytes = b"") -> None:
         self._inflow = inflow
-        self._most_bytes = most_bytes
+        self._limits = limits
         self._held = bytearray(first)
         self._searched = 0
         self._room = memoryview(bytearray(PIPE_BYTES))
@@ -85,24 +86,18 @@ class LineReader:
                 if self._is_dropping:
                     self._is_dropping = False
                     continue
-                self._check(len(line))
+                self._limits.check_line(len(line))
                 return line
             if self._is_dropping:
                 self._held.clear()
-            elif len(self._held) > self._most_bytes:
+            elif len(self._held) > self._limits.json_bytes:
                 self._is_dropping = True
-                self._check(len(self._held))
+                self._limits.check_line(len(self._held))
             self._searched = len(self._held)
             count = self._inflow.read_into(self._room)
             if not count:
                 return self._last_line()
             self._held += self._room[:count]
-
-    def _check(self, count: int) -> None:
-        if count > self._most_bytes:
-            raise BackendError(
-                f"a line is longer than the {self._most_bytes} bytes of a message: send several"
-            )
 
     def _last_line(self) -> bytes | None:
         line = bytes(self._held)

@@ -27,7 +27,7 @@ class ServeLimits:
         Longest message it reads.
     max_line_bytes : int
         Longest line of JSON it reads, which takes some twenty times its length to parse; never more than
-        ``max_message_bytes``.
+        ``max_message_bytes``. JSON that comes otherwise, in a frame or by Flight, is held to it too.
     max_calls : int
         Calls at once; further ones are refused, to be tried again. A pipe carries one at a time.
     max_simulated_requests, max_answered_requests : int
@@ -61,3 +61,21 @@ class ServeLimits:
     def __post_init__(self) -> None:
         for each in fields(self):
             whole_number(each.name, getattr(self, each.name), error=BackendError)
+
+    @property
+    def json_bytes(self) -> int:
+        """The longest message of JSON, whichever way it comes."""
+        return min(self.max_line_bytes, self.max_message_bytes)
+
+    def check_line(self, num_bytes: int) -> None:
+        """Refuse a message of JSON that is longer than a line may be.
+
+        Raises
+        ------
+        BackendError
+            If it is.
+        """
+        if num_bytes > self.json_bytes:
+            raise BackendError(
+                f"a message of JSON is longer than the {self.json_bytes} bytes of a line: send several"
+            )

@@ -69,6 +69,7 @@ def answer_text(served: ServedPlans, text: bytes) -> Answered:
     request_id: str | int | None = None
     form = "none"
     try:
+        served.limits.check_line(len(text))
         message = parse_message(text)
         request_id = take_id(message)
         found = FORM_OF.get(frozenset(message))

@@ -23,8 +23,11 @@ from fastroof.backends.serve import frames
 from fastroof.backends.serve.answer import ServedPlans, as_refusal
 from fastroof.backends.serve.frame_reader import Frame, FrameReader
 from fastroof.backends.serve.json_lines import LineReader, answer_line, error_line
+from fastroof.backends.serve.messages import answer_message, parse_message, take_id, write_reply
 from fastroof.backends.serve.pipe import PIPE_BYTES, Inflow, Outflow, widen
+from fastroof.backends.serve.steps_asked import AnySteps
 from fastroof.errors import BackendError, BatchError
+from fastroof.run import StepBatch
 
 if TYPE_CHECKING:
     from fastroof.backends.serve.limits import ServeLimits
@@ -130,8 +133,7 @@ def serve_pipe(served: ServedPlans, input_fd: int, output_fd: int, stop_fd: int 
         if first[:1] == frames.REQUEST_MAGIC[:1]:
             _serve_frames(served, FrameReader(inflow, served.limits, first), output)
         else:
-            limit = min(served.limits.max_line_bytes, served.limits.max_message_bytes)
-            _serve_lines(served, LineReader(inflow, limit, first), output)
+            _serve_lines(served, LineReader(inflow, served.limits, first), output)
         output.flush()
 
 
@@ -170,12 +172,25 @@ def _reply(served: ServedPlans, frame: Frame) -> tuple[bytes | memoryview, ...]:
     header = frame.header
     which, arrays = header.body(frame.data)
     if header.kind == frames.DESCRIBE:
-        return (frames.description_reply(served.describe(), header.request_id),)
-    if header.num_steps == 1:
+        return (frames.json_reply(write_reply(served.describe()), header.request_id),)
+    if header.kind == frames.MESSAGE:
+        return (frames.json_reply(_reply_text(served, bytes(arrays[0])), header.request_id),)
+    if header.num_steps == 1 and header.kind in (frames.DECODE, frames.RAGGED):
         return (frames.one_time_reply(_one_step_us(served, which, arrays), header.request_id),)
     sizes = [np.asarray(ints) for ints in arrays]
+    if header.kind in (frames.DECODE_ERRORS, frames.RAGGED_ERRORS):
+        decodes = header.kind == frames.DECODE_ERRORS
+        steps = served.decode_steps(*sizes) if decodes else AnySteps(StepBatch(*sizes))
+        return frames.times_and_errors_reply(served.with_errors(which, steps), header.request_id)
     timed = served.decode_us if header.kind == frames.DECODE else served.step_us
     return frames.times_reply(timed(which, *sizes), header.request_id)
+
+
+def _reply_text(served: ServedPlans, text: bytes) -> bytes:
+    """Answer a message of JSON as a line is answered, but for its errors, which are raised."""
+    message = parse_message(text)
+    request_id = take_id(message)
+    return write_reply({"id": request_id, **answer_message(served, message)})
 
 
 def _one_step_us(served: ServedPlans, which: str | int, arrays: list[memoryview]) -> float:

@@ -14,7 +14,30 @@ from fastroof.run import StepBatch
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
 
-__all__ = ["AnySteps", "AskedSteps", "ChunkSteps", "DecodeSteps", "VerifySteps", "stage_times_us"]
+__all__ = [
+    "AnySteps",
+    "AskedSteps",
+    "ChunkSteps",
+    "DecodeSteps",
+    "TimesAndErrors",
+    "VerifySteps",
+    "stage_times_us",
+]
+
+
+class TimesAndErrors(NamedTuple):
+    """Steps as they are answered in bulk where their standard errors are asked for.
+
+    Attributes
+    ----------
+    latency_us : ndarray of float64, shape (steps,)
+        Microseconds a step.
+    relative_error : ndarray of float64, shape (steps,)
+        One standard error over the time of a step.
+    """
+
+    latency_us: Floats
+    relative_error: Floats
 
 
 class AskedSteps(Protocol):

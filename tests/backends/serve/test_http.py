@@ -250,7 +250,7 @@ def test_too_long_a_body_is_refused_before_it_is_read(plan):
         assert ask(server, "POST", "/message", b" " * 1001, LINES).status == 413
         lines = ask(server, "POST", "/message", b"[" * 101 + b"\n" + json.dumps(ONE).encode(), LINES)
         first, second = lines.body.splitlines()
-        assert "a line is longer than the 100 bytes" in json.loads(first)["message"]
+        assert "a message of JSON is longer than the 100 bytes of a line" in json.loads(first)["message"]
         assert "latency_us" in json.loads(second)
         with socket.create_connection(("127.0.0.1", server.port), 60) as client:
             client.sendall(

@@ -69,6 +69,24 @@ def arrived_bytes(stream):
     return struct.unpack("i", fcntl.ioctl(stream, termios.FIONREAD, bytes(4)))[0]
 
 
+def test_a_client_asks_for_more_than_times(client, plan):
+    found = client.decode_with_errors([1, 64], 4096)
+    assert found.latency_us.tolist() == plan.decode_us([1, 64], 4096).tolist()
+    assert found.relative_error.tolist() == plan.decode_error([1, 64], 4096).tolist()
+    steps = StepBatch.from_requests([[(100, 0), (1, 4095)], [], [(1, 9)] * 8])
+    found = client.step_with_errors(steps)
+    assert found.latency_us.tolist() == plan.step_us(steps).tolist()
+    assert np.array_equal(found.relative_error, plan.step_error(steps), equal_nan=True)
+    assert client.step_with_errors([]).latency_us.size == 0
+    told = client.ask({"plan": 0, "memory": True})
+    assert told["memory"]["max_kv_tokens"] == plan.memory.max_kv_tokens
+    with pytest.raises(BatchError, match="must be at least 1"):
+        client.decode_with_errors(0, 9)
+    with pytest.raises(BackendError, match="an object needs"):
+        client.ask({"forecast": 1})
+    assert client.decode_us(64, 4096) == plan.decode_us(64, 4096)
+
+
 @pytest.mark.slow
 def test_the_end_of_its_input_ends_it(plan):
     with serving() as (server, first):
@@ -288,7 +306,7 @@ def test_client_may_send_more_than_the_pipes_hold(client, plan):
 
 def test_client_takes_replies_as_they_are(client):
     client.send_bytes(*frames.request_frame(9, frames.DESCRIBE))
-    with pytest.raises(BackendError, match="is a description"):
+    with pytest.raises(BackendError, match="is not of times alone"):
         client.receive()
     client.send_bytes(b"junk" * 12)
     client.send_bytes(*frames.request_frame(3, frames.DECODE, 0, [np.array([1]), np.array([2])]))

@@ -346,6 +346,70 @@ def test_writing_is_what_the_specification_says(plans):
         frames.request_frame(7, frames.DECODE, "n" * 257, arrays)
 
 
+def times_and_errors(said):
+    *_, status, _, _, size, count = struct.unpack_from("<8sHHIQQQ", said)
+    assert (status, size, len(said)) == (2, 16 * count, 40 + size)
+    return np.frombuffer(said[40:]).reshape(2, count)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("which", [1, "seventy"])
+def test_standard_errors_are_the_plans_to_the_bit(plans, served, which, dtype):
+    plan = plans["seventy"]
+    for count in (0, 1, 7, 1000):
+        sizes = decode_arrays(count, dtype)
+        times, errors = times_and_errors(exchange(served, [frame(1, sizes, which, kind=3)]))
+        assert times.tobytes() == plan.decode_us(*sizes).tobytes()
+        assert errors.tobytes() == plan.decode_error(*sizes).tobytes()
+    for counts in ([], [0], [5], [0, 3, 64, 0, 1]):
+        arrays = ragged_arrays(counts, dtype)
+        times, errors = times_and_errors(exchange(served, [frame(1, arrays, which, kind=4)]))
+        assert times.tobytes() == plan.step_us(StepBatch(*arrays)).tobytes()
+        assert errors.tobytes() == plan.step_error(StepBatch(*arrays)).tobytes()
+
+
+def message(request_id, text):
+    """A message of JSON by the specification."""
+    return (
+        frame(request_id, kind=5, steps=len(text), body=-(-len(text) // 8) * 8) + text + bytes(-len(text) % 8)
+    )
+
+
+def test_messages_in_frames_are_answered_as_lines(served):
+    texts = [
+        b'{"id": "x", "plan": 1, "memory": true}',
+        b'{"plan": 0, "explain": [[100, 0], [1, 7]], "errors": true}',
+        b'{"plan": "eight", "requests": [[[1, 7]]], "stages": true}',
+    ]
+    sent = b"".join(message(number, text) for number, text in enumerate(texts))
+    replies = read_replies(exchange(served, [sent]))
+    assert [(reply.request_id, reply.status) for reply in replies] == [(0, 1), (1, 1), (2, 1)]
+    assert [reply.body for reply in replies] == exchange(served, [b"\n".join(texts)]).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (message(7, b'{"x": 1}'), "an object needs"),
+        (message(7, b""), "must be JSON"),
+        (message(7, b"\xff" * 8), "must be JSON"),
+        (message(7, b'{"plan": 0, "memory": true}')[:-8], "must be JSON|filled up with zeros"),
+        (message(7, b" " * (2**16 + 1)), "longer than the 65536 bytes of a line"),
+        (frame(7, kind=5, steps=9, body=8), "takes 16"),
+        (frame(7, kind=5, requests=1), "its header 1 requests"),
+        (frame(7, ([0], [5]), kind=3), "at least 1, got 0"),
+        (frame(7, ([1, 1], [4, 4], [1, 2]), kind=4), "offsets"),
+        (frame(7, ([1], [5]), "nine", kind=3), "no plan 'nine'"),
+    ],
+)
+def test_wrong_messages_and_errors_cost_no_other(plans, served, wrong, said):
+    error, good = read_replies(exchange(served, [wrong + frame(1, ONE)]))
+    assert (error.request_id, good.request_id) == (7, 1)
+    with pytest.raises(FastroofError, match=said):
+        raise ERRORS[error.status](error.body.decode())
+    assert good.times == plans["eight"].decode_us(64, 4096)
+
+
 # ---------------------------------------------------------------------------------------------- lines
 
 
@@ -496,7 +560,7 @@ def test_readers_take_what_was_read_already(tmp_path):
         assert found is not None
         assert found.header.request_id == 3
         assert reader.next_frame() is None
-        assert json_lines.LineReader(inflow, 100, b"a\nb").next_line() == b"a"
+        assert json_lines.LineReader(inflow, LIMITS, b"a\nb").next_line() == b"a"
 
 
 def test_a_socket_may_be_both_ends(plans, served):
