@@ -9,6 +9,7 @@
 ``dynamo``          profiles for Dynamo's mocker
 ``llmservingsim``   profiles for LLMServingSim
 ``llm_d``           settings for llm-d-inference-sim
+``splitwise_sim``   tables for splitwise-sim
 ``releases``        which releases of them were run, and the warning where another is installed
 ``serve``           for every other program: a server on a pipe, over Arrow Flight or over HTTP
 ==================  ==================================================================================
