@@ -1,6 +1,7 @@
 """Plans served over Arrow Flight: record batches of steps go in, record batches of times come out.
 
-``DoExchange`` is the service. Its descriptor names a plan, by path or as the command. The client's record
+``DoExchange`` is the service. Its descriptor names a plan, by path or as the command; the path ``[plan,
+"errors"]`` asks for standard errors beside times, a column ``relative_error``. The client's record
 batches hold a step a row, of equal decodes (``batch_size``, ``kv_len``) or of any requests (``new_tokens``
 and ``context_len``, a list each), and each is answered, in order, by one record batch of ``latency_us``. A
 batch that cannot be timed is answered by an empty batch whose metadata is JSON, ``{"error": ...,

@@ -18,6 +18,8 @@ from pyarrow import flight
 from fastroof import errors
 from fastroof.arrays import Floats, Ints
 from fastroof.backends.serve.address import is_loopback
+from fastroof.backends.serve.flight_steps import ERRORS
+from fastroof.backends.serve.steps_asked import TimesAndErrors
 from fastroof.errors import BackendError, BatchError, FastroofError
 from fastroof.run import StepBatch
 from fastroof.run.arrays import int_array
@@ -85,6 +87,7 @@ class FlightSteps:
         fits = max(1, (limits["max_message_bytes"] - _HEADERS_BYTES) // 32)
         self._most_steps = min(STEPS_A_MESSAGE, limits["max_steps"], fits)
         self._most_requests = min(_REQUESTS_A_MESSAGE, limits["max_requests"], fits)
+        self._detailed = limits["max_detailed_steps"], limits["max_detailed_requests"]
 
     def __enter__(self) -> FlightSteps:
         return self
@@ -201,20 +204,46 @@ class FlightSteps:
         BatchError, PlanRangeError
             As of :meth:`StepPlan.decode_us`.
         """
-        arrays = [int_array(name, value) for name, value in zip(_DECODES, (batch_size, kv_len), strict=True)]
-        try:
-            batch, kv = np.broadcast_arrays(*arrays)
-        except ValueError:
-            raise BatchError(f"shapes do not broadcast: {arrays[0].shape} and {arrays[1].shape}") from None
+        batch, kv = _broadcast(batch_size, kv_len)
+        [times] = self._decodes((plan,), batch, kv, self._most_steps)
+        return times.reshape(batch.shape) if batch.shape else float(times[0])
+
+    def decode_with_errors(self, plan: str, batch_size: Any, kv_len: Any) -> TimesAndErrors:
+        """Time decode steps, and say how sure that is.
+
+        Parameters
+        ----------
+        plan : str
+            Its name.
+        batch_size, kv_len : int or array_like of int
+            Broadcast.
+
+        Returns
+        -------
+        TimesAndErrors
+            Microseconds a step and one standard error over it, as ``plan.decode_error`` says; of the
+            broadcast shape, and of one dimension at least.
+
+        Raises
+        ------
+        FastroofError
+            As :meth:`decode_us`.
+        """
+        batch, kv = _broadcast(batch_size, kv_len)
+        shape = batch.shape or (1,)
+        found = self._decodes((plan, ERRORS), batch, kv, min(self._most_steps, self._detailed[0]))
+        return TimesAndErrors(*(column.reshape(shape) for column in found))
+
+    def _decodes(self, path: tuple[str, ...], batch: Ints, kv: Ints, most: int) -> Floats:
         flat = [_as_sent(array.reshape(-1)) for array in (batch, kv)]
-        times = np.empty(flat[0].size)
+        found = np.empty((len(path), flat[0].size))
 
         def message(steps: slice) -> Any:
             return pa.record_batch([pa.array(array[steps]) for array in flat], names=_DECODES)
 
-        starts = range(0, len(times), self._most_steps)
-        self._exchange(plan, message, [slice(at, at + self._most_steps) for at in starts], times)
-        return times.reshape(batch.shape) if batch.shape else float(times[0])
+        starts = range(0, flat[0].size, most)
+        self._exchange(path, message, [slice(at, at + most) for at in starts], found)
+        return found
 
     def step_us(self, plan: str, batch: StepBatch) -> Floats:
         """Time ragged steps.
@@ -238,6 +267,16 @@ class FlightSteps:
         BatchError, PlanRangeError
             As of :meth:`StepPlan.step_us`.
         """
+        times: Floats = self._steps((plan,), batch, self._most_steps, self._most_requests)[0]
+        return times
+
+    def step_with_errors(self, plan: str, batch: StepBatch) -> TimesAndErrors:
+        """Time ragged steps, and say how sure that is: as :meth:`step_us`, with ``plan.step_error``."""
+        most_steps, most_requests = self._detailed
+        most = min(self._most_steps, most_steps), min(self._most_requests, most_requests)
+        return TimesAndErrors(*self._steps((plan, ERRORS), batch, *most))
+
+    def _steps(self, path: tuple[str, ...], batch: StepBatch, most_steps: int, most_requests: int) -> Floats:
         offsets = batch.offsets
         columns = [pa.array(values) for values in (batch.new_tokens, batch.context_len)]
 
@@ -249,28 +288,30 @@ class FlightSteps:
 
         parts, at = [], 0
         while at < batch.num_steps:
-            fits = int(np.searchsorted(offsets, offsets[at] + self._most_requests, side="right")) - 1
-            end = min(max(fits, at + 1), at + self._most_steps, batch.num_steps)
+            fits = int(np.searchsorted(offsets, offsets[at] + most_requests, side="right")) - 1
+            end = min(max(fits, at + 1), at + most_steps, batch.num_steps)
             parts.append(slice(at, end))
             at = end
-        times = np.empty(batch.num_steps)
-        self._exchange(plan, message, parts, times)
-        return times
+        found = np.empty((len(path), batch.num_steps))
+        self._exchange(path, message, parts, found)
+        return found
 
     def _exchange(
-        self, plan: str, message: Callable[[slice], Any], parts: list[slice], times: Floats
+        self, path: tuple[str, ...], message: Callable[[slice], Any], parts: list[slice], found: Floats
     ) -> None:
+        """Ask for each part of the steps; times come first, and errors where the path asks for them."""
         with self._lock:
             for part in parts:
-                times[part] = self._ask(plan, message(part), part.start)
+                for row, column in zip(found, self._ask(path, message(part), part.start), strict=True):
+                    row[part] = column
 
-    def _ask(self, plan: str, batch: Any, before: int) -> Any:
-        """Send one record batch on the stream of its plan and columns, and await the answer."""
-        key = (plan, *(str(of) for of in batch.schema.types))
+    def _ask(self, path: tuple[str, ...], batch: Any, before: int) -> list[Any]:
+        """Send one record batch on the stream of its path and columns, and await the answer's columns."""
+        key = (*path, *(str(of) for of in batch.schema.types))
         try:
             with _as_backend_errors():
                 if key not in self._streams:
-                    descriptor = flight.FlightDescriptor.for_path(plan)
+                    descriptor = flight.FlightDescriptor.for_path(*path)
                     writer, reader = self._client.do_exchange(descriptor, self._options)
                     self._streams[key] = writer, reader
                     writer.begin(batch.schema)
@@ -283,7 +324,7 @@ class FlightSteps:
             raise
         if answer.app_metadata is not None:
             _raise_told(json.loads(answer.app_metadata.to_pybytes()), before)
-        return answer.data.column(0).to_numpy()
+        return [column.to_numpy() for column in answer.data.columns]
 
     def _drop(self, key: tuple[str, ...]) -> None:
         """End a stream; what is still on its way is of no interest."""
@@ -294,6 +335,15 @@ class FlightSteps:
             reader.cancel()
             with suppress(pa.ArrowException, OSError):
                 writer.close()
+
+
+def _broadcast(batch_size: Any, kv_len: Any) -> tuple[Ints, Ints]:
+    arrays = [int_array(name, value) for name, value in zip(_DECODES, (batch_size, kv_len), strict=True)]
+    try:
+        batch, kv = np.broadcast_arrays(*arrays)
+    except ValueError:
+        raise BatchError(f"shapes do not broadcast: {arrays[0].shape} and {arrays[1].shape}") from None
+    return batch, kv
 
 
 def _as_sent(array: Ints) -> Ints:

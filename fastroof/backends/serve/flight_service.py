@@ -11,7 +11,15 @@ from pyarrow import flight
 
 from fastroof.backends.serve.answer import ServedPlans
 from fastroof.backends.serve.flight_calls import Calls, Doorman
-from fastroof.backends.serve.flight_steps import TIMES, batch_steps_us, plan_metadata, step_kind, times_batch
+from fastroof.backends.serve.flight_steps import (
+    ERRORS,
+    TIMES,
+    TIMES_AND_ERRORS,
+    answer_batch,
+    batch_steps,
+    plan_metadata,
+    step_kind,
+)
 from fastroof.backends.serve.json_lines import answer_line
 from fastroof.errors import BackendError, FastroofError
 
@@ -94,14 +102,16 @@ class PlanService(flight.FlightServerBase):  # type: ignore[misc]
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Answer each record batch of steps by one of their times."""
-        plan = self._plan(_plan_name(descriptor))
+        name, with_errors = _asked_plan(descriptor)
+        plan = self._plan(name)
+        answers = TIMES_AND_ERRORS if with_errors else TIMES
         try:
             kind = step_kind(reader.schema)
         except FastroofError as error:
             raise flight.FlightServerError(str(error)) from None
         except (pa.ArrowException, OSError) as error:
             raise flight.FlightServerError(f"there is no schema to read: {error!s:.200}") from None
-        writer.begin(TIMES)
+        writer.begin(answers)
         while True:
             try:
                 chunk = reader.read_chunk()
@@ -111,12 +121,15 @@ class PlanService(flight.FlightServerBase):  # type: ignore[misc]
                 try:
                     if chunk.data is None:
                         raise BackendError("a message came without a record batch")
-                    times = batch_steps_us(plan, kind, chunk.data, self._served.limits)
+                    steps = batch_steps(kind, chunk.data, self._served.limits)
+                    columns = (
+                        self._served.with_errors(name, steps) if with_errors else (steps.times_us(plan),)
+                    )
                 except FastroofError as error:
                     told = {"error": type(error).__name__, "message": str(error)}
-                    writer.write_with_metadata(times_batch(), json.dumps(told).encode())
+                    writer.write_with_metadata(answer_batch(answers), json.dumps(told).encode())
                 else:
-                    writer.write_batch(times_batch(times))
+                    writer.write_batch(answer_batch(answers, *columns))
 
     def _plan(self, name: str) -> StepPlan:
         try:
@@ -125,12 +138,22 @@ class PlanService(flight.FlightServerBase):  # type: ignore[misc]
             raise flight.FlightServerError(str(error)) from None
 
 
+def _asked_plan(descriptor: Any) -> tuple[str, bool]:
+    """Which plan an exchange asks, and whether for standard errors too."""
+    path = [] if descriptor is None else descriptor.path or []
+    if len(path) == 2 and path[1] == ERRORS.encode():
+        return str(path[0].decode("utf-8", "replace")), True
+    return _plan_name(descriptor), False
+
+
 def _plan_name(descriptor: Any) -> str:
     if descriptor is not None and descriptor.descriptor_type == flight.DescriptorType.CMD:
         return str(descriptor.command.decode("utf-8", "replace"))
     path = [] if descriptor is None else descriptor.path or []
     if len(path) != 1:
-        raise flight.FlightServerError(f"the descriptor's path must be the name of a plan, got {path!r:.80}")
+        raise flight.FlightServerError(
+            f"the descriptor's path must be the name of a plan, or [name, {ERRORS!r}], got {path!r:.80}"
+        )
     return str(path[0].decode("utf-8", "replace"))
 
 

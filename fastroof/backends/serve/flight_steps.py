@@ -9,20 +9,37 @@ import pyarrow as pa
 
 from fastroof.arrays import Floats, Ints
 from fastroof.backends.serve.limits import ServeLimits
+from fastroof.backends.serve.steps_asked import AnySteps, DecodeSteps
 from fastroof.errors import BackendError, BatchError
 from fastroof.run import StepBatch
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
 
-__all__ = ["TIMES", "StepKind", "batch_steps_us", "plan_metadata", "step_kind", "times_batch"]
+__all__ = [
+    "ERRORS",
+    "TIMES",
+    "TIMES_AND_ERRORS",
+    "StepKind",
+    "answer_batch",
+    "batch_steps",
+    "batch_steps_us",
+    "plan_metadata",
+    "step_kind",
+]
+
+ERRORS: Final = "errors"
+"""Behind a plan's name in a descriptor's path: standard errors are asked for as well."""
 
 
 StepKind = Literal["decode", "ragged"]
 """Steps of equal decodes, a row each of two integers; or of any requests, a row each of two lists."""
 
 TIMES: Final[Any] = pa.schema([pa.field("latency_us", pa.float64(), nullable=False)])
-"""Schema of every answer."""
+"""Schema of answers."""
+
+TIMES_AND_ERRORS: Final[Any] = TIMES.append(pa.field("relative_error", pa.float64(), nullable=False))
+"""Schema of answers with standard errors, one over the time of each step."""
 
 _COLUMNS: Final[dict[frozenset[str], StepKind]] = {
     frozenset({"batch_size", "kv_len"}): "decode",
@@ -72,14 +89,26 @@ def _shown(schema: Any) -> str:
 
 
 def batch_steps_us(plan: StepPlan, kind: StepKind, batch: Any, limits: ServeLimits) -> Floats:
-    """Time the steps of a record batch.
+    """Time the steps of a record batch, us; see :func:`batch_steps`.
+
+    Examples
+    --------
+    >>> import fastroof
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+    >>> batch = pa.record_batch({"batch_size": [1, 64], "kv_len": [4096, 4096]})
+    >>> bool((batch_steps_us(plan, "decode", batch, ServeLimits()) == plan.decode_us([1, 64], 4096)).all())
+    True
+    """
+    return batch_steps(kind, batch, limits).times_us(plan)
+
+
+def batch_steps(kind: StepKind, batch: Any, limits: ServeLimits) -> DecodeSteps | AnySteps:
+    """Read the steps of a record batch.
 
     Columns are read where they lie: the offsets of their lists are the steps, in slices as well.
 
     Parameters
     ----------
-    plan : StepPlan
-        What times them.
     kind : {"decode", "ragged"}
         What :func:`step_kind` says of the batch's schema.
     batch : pyarrow.RecordBatch
@@ -89,23 +118,15 @@ def batch_steps_us(plan: StepPlan, kind: StepKind, batch: Any, limits: ServeLimi
 
     Returns
     -------
-    ndarray of float64, shape (rows,)
-        Microseconds a step.
+    DecodeSteps or AnySteps
+        What a plan times.
 
     Raises
     ------
-    BatchError, PlanRangeError
-        Of the first step that cannot be timed, which it names.
+    BatchError
+        Of the first step that is none, which it names.
     BackendError
         If the batch is larger than the limits, or its arrays are not what they say.
-
-    Examples
-    --------
-    >>> import fastroof
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
-    >>> batch = pa.record_batch({"batch_size": [1, 64], "kv_len": [4096, 4096]})
-    >>> bool((batch_steps_us(plan, "decode", batch, ServeLimits()) == plan.decode_us([1, 64], 4096)).all())
-    True
     """
     if batch.num_rows > limits.max_steps:
         raise BackendError(
@@ -116,9 +137,7 @@ def batch_steps_us(plan: StepPlan, kind: StepKind, batch: Any, limits: ServeLimi
     except pa.ArrowException as error:
         raise BackendError(f"the record batch is malformed: {error!s:.200}") from None
     if kind == "decode":
-        columns = [_integers(name, batch.column(name)) for name in ("batch_size", "kv_len")]
-        times: Floats = plan.decode_us(*columns)
-        return times
+        return DecodeSteps(*(_integers(name, batch.column(name)) for name in ("batch_size", "kv_len")))
     new_tokens, offsets = _lists("new_tokens", batch.column("new_tokens"), limits)
     context_len, others = _lists("context_len", batch.column("context_len"), limits)
     if not np.array_equal(offsets, others):
@@ -127,7 +146,7 @@ def batch_steps_us(plan: StepPlan, kind: StepKind, batch: Any, limits: ServeLimi
             f"step {step} has {offsets[step + 1] - offsets[step]} requests in new_tokens, "
             f"{others[step + 1] - others[step]} in context_len"
         )
-    return plan.step_us(StepBatch(new_tokens, context_len, offsets))
+    return AnySteps(StepBatch(new_tokens, context_len, offsets))
 
 
 def _integers(name: str, column: Any) -> Ints:
@@ -171,9 +190,11 @@ def _first_null(column: Any) -> int:
     return int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
 
 
-def times_batch(times: Floats | None = None) -> Any:
-    """Put times into a record batch of the schema ``TIMES``; without any, an empty one."""
-    return pa.record_batch([pa.array(np.empty(0) if times is None else times)], schema=TIMES)
+def answer_batch(schema: Any, *columns: Floats) -> Any:
+    """Put answers into a record batch; without any, an empty one."""
+    return pa.record_batch(
+        [pa.array(values) for values in columns or [np.empty(0)] * len(schema)], schema=schema
+    )
 
 
 def plan_metadata(plan: StepPlan) -> dict[str, str]:

@@ -22,7 +22,7 @@ from fastroof.backends.serve import flight_example
 from fastroof.backends.serve.address import is_loopback
 from fastroof.backends.serve.flight import FlightServer, serve_flight
 from fastroof.backends.serve.flight_client import FlightSteps
-from fastroof.backends.serve.flight_steps import TIMES, batch_steps_us, step_kind
+from fastroof.backends.serve.flight_steps import TIMES, TIMES_AND_ERRORS, batch_steps_us, step_kind
 from fastroof.backends.serve.limits import ServeLimits
 from fastroof.errors import BackendError, BatchError, PlanRangeError
 
@@ -391,3 +391,44 @@ def test_folders_for_temporary_files(plans: Any, tmp_path: Path, monkeypatch: An
 def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     flight_example.main()
     assert "within 20 ms" in capsys.readouterr().out
+
+
+def test_standard_errors_come_as_a_column_where_they_are_asked_for(plans, steps, client):
+    plan = plans["two"]
+    found = steps.decode_with_errors("two", [[1, 64], [7, 9]], [4096, 99])
+    assert np.array_equal(found.latency_us, plan.decode_us([[1, 64], [7, 9]], [4096, 99]))
+    assert np.array_equal(found.relative_error, plan.decode_error([[1, 64], [7, 9]], [4096, 99]))
+    assert steps.decode_with_errors("two", 3, 50).relative_error == [plan.decode_error(3, 50)]
+    batch = fastroof.StepBatch.from_requests([[(100, 0), (1, 4095)], [], [(1, 9)] * 8])
+    found = steps.step_with_errors("two", batch)
+    assert np.array_equal(found.latency_us, plan.step_us(batch))
+    assert np.array_equal(found.relative_error, plan.step_error(batch), equal_nan=True)
+    with pytest.raises(BatchError, match="must be at least 1, got 0 at position 1"):
+        steps.decode_with_errors("two", [1, 0], 9)
+    assert steps.decode_us("two", 3, 50) == plan.decode_us(3, 50)
+    for path, schema in ((["two"], TIMES), (["two", "errors"], TIMES_AND_ERRORS)):
+        writer, reader = client.do_exchange(flight.FlightDescriptor.for_path(*path))
+        asked = pa.record_batch({"batch_size": [1], "kv_len": [9]})
+        writer.begin(asked.schema)
+        writer.write_batch(asked)
+        assert reader.schema == schema
+        writer.close()
+    writer, reader = client.do_exchange(flight.FlightDescriptor.for_path("two", "origins"))
+    with suppress(pa.ArrowException):
+        writer.begin(asked.schema)
+        writer.done_writing()
+    with pytest.raises(flight.FlightServerError, match="the name of a plan, or"):
+        reader.read_chunk()
+
+
+def test_steps_with_errors_are_sent_in_parts_that_a_server_takes(plans):
+    limits = ServeLimits(max_detailed_steps=5, max_detailed_requests=6)
+    plan, batches = plans[SMALL], np.arange(1, 18)
+    with (
+        FlightServer({SMALL: plan}, limits=limits) as server,
+        FlightSteps(f"grpc://127.0.0.1:{server.port}") as steps,
+    ):
+        found = steps.decode_with_errors(SMALL, batches, 100)
+        assert np.array_equal(found.relative_error, plan.decode_error(batches, 100))
+        batch = fastroof.StepBatch.from_requests([[(1, 50)] * count for count in (1, 5, 6, 2, 2, 2, 2)])
+        assert np.array_equal(steps.step_with_errors(SMALL, batch).latency_us, plan.step_us(batch))
