@@ -448,3 +448,14 @@ def test_the_example_runs(capsys):
     said = capsys.readouterr().out
     assert "served: small (llama-3.1-8b on h100)" in said
     assert "BatchError: " in said
+
+
+def test_replies_are_not_held_back(server):
+    """Nagle's algorithm would hold a reply's body back until its head is acknowledged."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection.request("GET", "/healthz")
+    connection.getresponse().read()
+    held = [each.transport.get_extra_info("socket") for each in server._state.connections]
+    assert held
+    assert all(each.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for each in held)
+    connection.close()
