@@ -290,6 +290,8 @@ def test_an_arena_that_a_loop_would_read_beyond_does_not_fit(plan):
             assert not plan_files.arena_fits(changed(arena, slot, value)), (slot, value)
     for value in (-1.0, 0.5, 2.0**28 + 1.0, 1e300, np.nan):
         assert not plan_files.arena_fits(changed(arena, steps.WINDOW, value))
+    for slot in (steps.MIXED_KV_US, steps.MIXED_WINDOW_KV_US):
+        assert not plan_files.arena_fits(changed(arena, slot, -1.0))
     blocks = (steps.DECODE_AT, steps.PREFILL_AT, steps.WINDOW_DECODE_AT, steps.WINDOW_PREFILL_AT)
     for at in sorted({int(arena[slot]) for slot in blocks}):
         for slot in BLOCK_SLOTS:
