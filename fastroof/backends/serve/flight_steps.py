@@ -23,7 +23,6 @@ __all__ = [
     "StepKind",
     "answer_batch",
     "batch_steps",
-    "batch_steps_us",
     "plan_metadata",
     "step_kind",
 ]
@@ -88,20 +87,6 @@ def _shown(schema: Any) -> str:
     return f"{len(schema.names)} ({names})" if names else "none"
 
 
-def batch_steps_us(plan: StepPlan, kind: StepKind, batch: Any, limits: ServeLimits) -> Floats:
-    """Time the steps of a record batch, us; see :func:`batch_steps`.
-
-    Examples
-    --------
-    >>> import fastroof
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
-    >>> batch = pa.record_batch({"batch_size": [1, 64], "kv_len": [4096, 4096]})
-    >>> bool((batch_steps_us(plan, "decode", batch, ServeLimits()) == plan.decode_us([1, 64], 4096)).all())
-    True
-    """
-    return batch_steps(kind, batch, limits).times_us(plan)
-
-
 def batch_steps(kind: StepKind, batch: Any, limits: ServeLimits) -> DecodeSteps | AnySteps:
     """Read the steps of a record batch.
 
@@ -127,6 +112,14 @@ def batch_steps(kind: StepKind, batch: Any, limits: ServeLimits) -> DecodeSteps 
         Of the first step that is none, which it names.
     BackendError
         If the batch is larger than the limits, or its arrays are not what they say.
+
+    Examples
+    --------
+    >>> import fastroof
+    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", fastroof.load_tables("h100"))
+    >>> steps = batch_steps("decode", pa.record_batch({"batch_size": [64], "kv_len": [4096]}), ServeLimits())
+    >>> bool(steps.times_us(plan)[0] == plan.decode_us(64, 4096))
+    True
     """
     if batch.num_rows > limits.max_steps:
         raise BackendError(

@@ -22,7 +22,7 @@ from fastroof.backends.serve import flight_example
 from fastroof.backends.serve.address import is_loopback
 from fastroof.backends.serve.flight import FlightServer, serve_flight
 from fastroof.backends.serve.flight_client import FlightSteps
-from fastroof.backends.serve.flight_steps import TIMES, TIMES_AND_ERRORS, batch_steps_us, step_kind
+from fastroof.backends.serve.flight_steps import TIMES, TIMES_AND_ERRORS, batch_steps, step_kind
 from fastroof.backends.serve.limits import ServeLimits
 from fastroof.errors import BackendError, BatchError, PlanRangeError
 
@@ -138,7 +138,7 @@ def test_lists_of_any_kind_and_their_slices(client: Any, plans: Any, lists: Any,
     assert empty.data.num_rows == 0
     assert empty.app_metadata is None
     # slices as they lie in memory, which no writer would send
-    assert (batch_steps_us(plans[SMALL], "ragged", batch.slice(2), ServeLimits()) == expected[2:]).all()
+    assert (batch_steps("ragged", batch.slice(2), ServeLimits()).times_us(plans[SMALL]) == expected[2:]).all()
 
 
 def test_columns_are_read_where_they_lie(plans: Any) -> None:
@@ -147,9 +147,9 @@ def test_columns_are_read_where_they_lie(plans: Any) -> None:
     offsets = np.r_[0, np.cumsum(np.tile(np.diff(batch.offsets), 100))]
     columns = [pa.LargeListArray.from_arrays(offsets, pa.array(values)) for values in repeated]
     message = pa.record_batch(columns, names=["new_tokens", "context_len"]).slice(10)
-    batch_steps_us(plans[SMALL], "ragged", message, ServeLimits())
+    batch_steps("ragged", message, ServeLimits()).times_us(plans[SMALL])
     tracemalloc.start()
-    times = batch_steps_us(plans[SMALL], "ragged", message, ServeLimits())
+    times = batch_steps("ragged", message, ServeLimits()).times_us(plans[SMALL])
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak_bytes < 4 * times.nbytes < repeated[0].nbytes
@@ -163,12 +163,14 @@ def test_unaligned_columns(plans: Any) -> None:
     assert not values.to_numpy().flags.aligned
     decode = decodes(values, values)
     assert (
-        batch_steps_us(plans[SMALL], "decode", decode, ServeLimits())
+        batch_steps("decode", decode, ServeLimits()).times_us(plans[SMALL])
         == plans[SMALL].decode_us(np.arange(1, 10), np.arange(1, 10))
     ).all()
     steps = pa.record_batch({"new_tokens": lists, "context_len": lists})
     same = fastroof.StepBatch(np.arange(1, 10), np.arange(1, 10), [0, 4, 9])
-    assert (batch_steps_us(plans[SMALL], "ragged", steps, ServeLimits()) == plans[SMALL].step_us(same)).all()
+    assert (
+        batch_steps("ragged", steps, ServeLimits()).times_us(plans[SMALL]) == plans[SMALL].step_us(same)
+    ).all()
 
 
 WRONG_BATCHES = [
@@ -211,7 +213,7 @@ def test_a_wrong_batch_is_answered_by_an_error_and_the_stream_goes_on(plans: Any
             assert said in told["message"]
             assert wrong.data.num_rows == 0
             assert before.app_metadata is after.app_metadata is None
-            expected = batch_steps_us(plans[SMALL], step_kind(right.schema), right, ServeLimits())
+            expected = batch_steps(step_kind(right.schema), right, ServeLimits()).times_us(plans[SMALL])
             assert after.data.column(0).to_numpy().tolist() == expected.tolist()
 
 
