@@ -31,15 +31,12 @@ from fastroof.backends.serve.flight_calls import Calls
 from fastroof.backends.serve.flight_guard import Guard
 from fastroof.backends.serve.flight_service import PlanService
 from fastroof.backends.serve.limits import ServeLimits
-from fastroof.backends.serve.process import compile_loops, stop_signals, use_few_arenas
+from fastroof.backends.serve.process import DRAIN_S, compile_loops, serve_until_told, wait_while
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
 
 __all__ = ["DRAIN_S", "FlightServer", "serve_flight"]
-
-DRAIN_S: Final = 30.0
-"""Seconds that calls have to end in, once the server is told to stop."""
 
 IDLE_S: Final = 1.0
 """Seconds without work after which an open stream is not waited for."""
@@ -134,10 +131,7 @@ class FlightServer:
         self._drained = True
         self._calls.drain()
         self._guard.refuse_new()
-        until = time.monotonic() + timeout_s
-        hurried = False
-        while self._calls.running and not hurried and time.monotonic() < until and not self._is_quiet():
-            hurried = (pause or _sleep)(0.02)
+        wait_while(lambda: self._calls.running > 0 and not self._is_quiet(), timeout_s, pause)
         finished = not self._calls.running or self._is_quiet()
         stopping = Thread(target=_stop, args=(self._service,), name="fastroof-flight-stop", daemon=True)
         stopping.start()
@@ -159,11 +153,6 @@ def _socket_folder() -> tempfile.TemporaryDirectory[str]:
     usual = tempfile.gettempdir()
     fits = len(usual) <= _LONGEST_FOLDER and quote(usual) == usual
     return tempfile.TemporaryDirectory(prefix="fastroof-flight-", dir=usual if fits else "/tmp")
-
-
-def _sleep(pause_s: float) -> bool:
-    time.sleep(pause_s)
-    return False
 
 
 def _stop(service: PlanService) -> None:
@@ -201,15 +190,10 @@ def serve_flight(
     BackendError
         As :class:`FlightServer`; or outside of a program's main thread, the only one to get signals.
     """
-    use_few_arenas()
-    with (
-        stop_signals() as arrived,
-        FlightServer(
+    serve_until_told(
+        lambda: FlightServer(
             plans, host, port, token=token, tls_cert=tls_cert, tls_key=tls_key, limits=limits
-        ) as server,
-    ):
-        if ready is not None:
-            ready(server.port)
-        while not arrived(3600.0):
-            pass
-        server.drain(drain_timeout_s, arrived)
+        ),
+        ready,
+        drain_timeout_s,
+    )

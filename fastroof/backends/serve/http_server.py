@@ -37,15 +37,12 @@ from fastroof.backends.serve.answer import ServedPlans
 from fastroof.backends.serve.http_openapi import JSON_TYPE
 from fastroof.backends.serve.limits import ServeLimits
 from fastroof.backends.serve.messages import error_reply, write_reply
-from fastroof.backends.serve.process import compile_loops, stop_signals, use_few_arenas
+from fastroof.backends.serve.process import DRAIN_S, compile_loops, serve_until_told, wait_while
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
 
 __all__ = ["DRAIN_S", "HttpServer", "serve_http"]
-
-DRAIN_S: Final = 30.0
-"""Seconds that calls have to end in, once the server is told to stop."""
 
 HEAD_S: Final = 10.0
 IDLE_S: Final = 60.0
@@ -197,10 +194,7 @@ class HttpServer:
             return True
         self._drained = True
         self._app.is_draining = True
-        until = time.monotonic() + timeout_s
-        hurried = False
-        while self._app.running and not hurried and time.monotonic() < until:
-            hurried = (pause or _sleep)(0.02)
+        wait_while(lambda: self._app.running > 0, timeout_s, pause)
         finished = not self._app.running
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(2 * _CLOSING_S)
@@ -257,11 +251,6 @@ class HttpServer:
         self._state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
 
 
-def _sleep(pause_s: float) -> bool:
-    time.sleep(pause_s)
-    return False
-
-
 def serve_http(
     plans: Mapping[str, StepPlan],
     host: str,
@@ -292,15 +281,8 @@ def serve_http(
     BackendError
         As :class:`HttpServer`; or outside of a program's main thread, the only one to get signals.
     """
-    use_few_arenas()
-    with (
-        stop_signals() as arrived,
-        HttpServer(
-            plans, host, port, token=token, tls_cert=tls_cert, tls_key=tls_key, limits=limits
-        ) as server,
-    ):
-        if ready is not None:
-            ready(server.port)
-        while not arrived(3600.0):
-            pass
-        server.drain(drain_timeout_s, arrived)
+    serve_until_told(
+        lambda: HttpServer(plans, host, port, token=token, tls_cert=tls_cert, tls_key=tls_key, limits=limits),
+        ready,
+        drain_timeout_s,
+    )

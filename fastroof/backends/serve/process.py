@@ -6,10 +6,12 @@ import ctypes
 import select
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from threading import current_thread, main_thread
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
@@ -17,21 +19,86 @@ from fastroof.errors import BackendError
 from fastroof.run import StepBatch
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from fastroof.plan import StepPlan
 
-__all__ = ["compile_loops", "stop_signals", "use_few_arenas"]
+__all__ = ["DRAIN_S", "compile_loops", "serve_until_told", "wait_while"]
+
+DRAIN_S: Final = 30.0
+"""Seconds that calls have to end in, once a server is told to stop."""
 
 _M_ARENA_MAX, _ARENAS = -8, 2  # of malloc.h
 
 
-def use_few_arenas() -> None:
+def _use_few_arenas() -> None:
     """Have threads share glibc's heaps: one for each of dozens would keep growing by what others left."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, _ARENAS)
 
 
+class DrainingServer(Protocol):
+    """A server that listens while its block lasts."""
+
+    port: int
+
+    def __enter__(self) -> Self:
+        """It listens already."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop."""
+
+    def drain(self, timeout_s: float, pause: Callable[[float], bool] | None) -> bool:
+        """Refuse new calls, finish those in flight, and stop."""
+
+
+def serve_until_told(
+    make: Callable[[], DrainingServer], ready: Callable[[int], None] | None, drain_timeout_s: float
+) -> None:
+    """Serve until SIGTERM or SIGINT, then finish the calls in flight; a second signal cuts them off.
+
+    Parameters
+    ----------
+    make : callable
+        Makes the server.
+    ready : callable or None
+        Called with the port once it listens.
+    drain_timeout_s : float
+        Seconds that calls have to end in.
+
+    Raises
+    ------
+    BackendError
+        Outside of a program's main thread, the only one to get signals.
+    """
+    _use_few_arenas()
+    with _stop_signals() as arrived, make() as server:
+        if ready is not None:
+            ready(server.port)
+        while not arrived(3600.0):
+            pass
+        server.drain(drain_timeout_s, arrived)
+
+
+def wait_while(
+    is_busy: Callable[[], bool], timeout_s: float, pause: Callable[[float], bool] | None = None
+) -> None:
+    """Wait while something is, so many seconds at most; ``pause`` waits, and ends it by True."""
+    until = time.monotonic() + timeout_s
+    hurried = False
+    while not hurried and time.monotonic() < until and is_busy():
+        hurried = (pause or _sleep)(0.02)
+
+
+def _sleep(pause_s: float) -> bool:
+    time.sleep(pause_s)
+    return False
+
+
 @contextmanager
-def stop_signals() -> Iterator[Callable[[float], bool]]:
+def _stop_signals() -> Iterator[Callable[[float], bool]]:
     """Yield what waits for SIGTERM or SIGINT, some seconds at most, and tells whether one arrived.
 
     Raises
