@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-import re
-import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -20,7 +16,16 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import flight
 
-from benchmarks.soak_routes import LIMITS, MAX_STEPS, PLANS, REPLY_S, Connection, Got, Message, Sent
+from benchmarks.soak_routes import (
+    MAX_STEPS,
+    REPLY_S,
+    Connection,
+    Got,
+    Message,
+    Sent,
+    start_server,
+    stop_server,
+)
 from fastroof import StepBatch
 from fastroof.backends.serve.flight_client import FlightSteps
 from fastroof.errors import BackendError, FastroofError
@@ -35,9 +40,6 @@ class Started(NamedTuple):
 
     location: str
     pid: int
-
-
-_servers: dict[int, subprocess.Popen[str]] = {}
 
 
 def _decodes(*sizes: Any) -> Any:
@@ -156,16 +158,8 @@ class FlightRoute:
     shares_a_server = True
 
     def start(self) -> Started:
-        address = ("--flight", "127.0.0.1:0", "--max-calls", str(MAX_CALLS))
-        command = [sys.executable, "-m", "fastroof", "serve", *PLANS, *address, *LIMITS]
-        server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert server.stdout is not None
-        said = server.stdout.readline()
-        found = re.search(r":([0-9]+):", said)
-        if found is None:
-            raise BackendError(f"the server says {said!r}")
-        _servers[server.pid] = server
-        return Started(f"grpc://127.0.0.1:{found[1]}", server.pid)
+        port, pid = start_server("--flight", MAX_CALLS)
+        return Started(f"grpc://127.0.0.1:{port}", pid)
 
     def connect(self, started: Started, client: int, options: Sequence[str] = ()) -> Connection:
         return FlightConnection(started)
@@ -192,9 +186,4 @@ class FlightRoute:
         return lost
 
     def stop(self, started: Started) -> None:
-        """Drain it; what it leaves with is not 0 where it died before."""
-        server = _servers.pop(started.pid)
-        with suppress(ProcessLookupError):
-            os.kill(started.pid, signal.SIGTERM)
-        if server.wait(REPLY_S) != 0:
-            raise SystemExit(f"the server ended with {server.returncode}")
+        stop_server(started.pid)

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import random
-import re
-import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.soak_routes import LIMITS, PLANS, REPLY_S, Connection, Got, Message, Sent
+from benchmarks.soak_routes import (
+    REPLY_S,
+    Connection,
+    Got,
+    Message,
+    Sent,
+    start_server,
+    stop_server,
+)
 from benchmarks.soak_stdio import BAD_LINES, message_line
 from fastroof.backends.serve.http_server import CONNECTIONS_A_CALL
 from fastroof.errors import BackendError
@@ -34,9 +37,6 @@ class Started(NamedTuple):
 
     port: int
     pid: int
-
-
-_servers: dict[int, subprocess.Popen[str]] = {}
 
 
 def _raw(said: Callable[[random.Random], bytes]) -> Callable[[int, random.Random], Got]:
@@ -137,16 +137,8 @@ class HttpRoute:
     shares_a_server = True
 
     def start(self) -> Started:
-        address = ("--http", "127.0.0.1:0", "--max-calls", str(MAX_CALLS))
-        command = [sys.executable, "-m", "fastroof", "serve", *PLANS, *address, *LIMITS]
-        server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert server.stdout is not None
-        said = server.stdout.readline()
-        found = re.search(r":([0-9]+):", said)
-        if found is None:
-            raise BackendError(f"the server says {said!r}")
-        _servers[server.pid] = server
-        return Started(int(found[1]), server.pid)
+        port, pid = start_server("--http", MAX_CALLS)
+        return Started(port, pid)
 
     def connect(self, started: Started, client: int, options: Sequence[str] = ()) -> Connection:
         return HttpConnection(started)
@@ -174,9 +166,4 @@ class HttpRoute:
         return lost
 
     def stop(self, started: Started) -> None:
-        """Drain it; what it leaves with is not 0 where it died before."""
-        server = _servers.pop(started.pid)
-        with suppress(ProcessLookupError):
-            os.kill(started.pid, signal.SIGTERM)
-        if server.wait(REPLY_S) != 0:
-            raise SystemExit(f"the server ended with {server.returncode}")
+        stop_server(started.pid)

@@ -6,9 +6,17 @@ A route is one class with the methods of :class:`Route`, in a file of its own, a
 
 from __future__ import annotations
 
+import os
 import random
+import re
+import signal
+import subprocess
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
+
+from fastroof.errors import BackendError
 
 PLANS = ("llama-3.1-8b", "llama-3.1-70b,tp=4,dtype=fp8")
 MAX_STEPS = 300_000
@@ -55,3 +63,29 @@ class Route(Protocol):
         """Connect, send and go in the middle of it, in some rude way; how many good replies were lost."""
 
     def stop(self, started: Any) -> None: ...
+
+
+_servers: dict[int, subprocess.Popen[str]] = {}
+
+
+def start_server(option: str, max_calls: int) -> tuple[int, int]:
+    """Start a server of this machine that all clients share; its port and its process."""
+    address = (option, "127.0.0.1:0", "--max-calls", str(max_calls))
+    command = [sys.executable, "-m", "fastroof", "serve", *PLANS, *address, *LIMITS]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    said = server.stdout.readline()
+    found = re.search(r":([0-9]+):", said)
+    if found is None:
+        raise BackendError(f"the server says {said!r}")
+    _servers[server.pid] = server
+    return int(found[1]), server.pid
+
+
+def stop_server(pid: int) -> None:
+    """Drain it; what it leaves with is not 0 where it died before."""
+    server = _servers.pop(pid)
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    if server.wait(REPLY_S) != 0:
+        raise SystemExit(f"the server ended with {server.returncode}")
