@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -14,6 +16,7 @@ import pytest
 import fastroof
 
 CHECKOUT = Path(__file__).resolve().parents[1]
+BASE = {"numba", "numpy", "platformdirs", "pyarrow", "pydantic", "rich", "typer"}
 FIND_BENCH_DATA = """
 from fastroof import load_gpu
 from fastroof.config.paths import bench_data_root
@@ -105,7 +108,56 @@ def test_wheel_metadata(wheel: Path) -> None:
     assert "kernels-bench = kernels_bench.cli:main" in entry_points
 
 
+def test_wheel_carries_a_bill_of_materials(wheel: Path) -> None:
+    info = f"fastroof-{fastroof.__version__}.dist-info"
+    with zipfile.ZipFile(wheel) as archive:
+        bill = json.loads(archive.read(f"{info}/sboms/fastroof.cdx.json"))
+    assert bill["bomFormat"] == "CycloneDX"
+    there = {(part["type"], part["name"], part["version"]) for part in bill["components"]}
+
+    provenances = [
+        tomllib.loads(path.read_text()) for path in (CHECKOUT / "bench_data").glob("*/*/provenance.toml")
+    ]
+    held = {("data", told["package"], told["package_version"]) for told in provenances if "package" in told}
+    tested_with = {("library", name, version) for name, version in pins("runtime")}
+    assert there == held | tested_with
+    assert {name for name, _ in pins("runtime")} >= BASE
+
+
+def test_ci_installs_only_what_is_pinned_by_hash() -> None:
+    script = (CHECKOUT / ".ci/run").read_text().replace("\\\n", " ")
+    installs = re.findall(r"pip\"? install (.*)", script)
+    # torch, whose builds differ, and what lies in the checkout
+    free = [line for line in installs if "--require-hashes" not in line and "--no-deps" not in line]
+    assert free == [
+        '--quiet "$1" || printf \'could not install %s; going on without it\\n\' "$1"',
+        '--quiet "$@"; } &&',
+    ]
+    asked = re.findall(r"^(?:optional \S+|client \S+ \S+) (\S+)$", script, re.MULTILINE)
+    assert set(asked) == {"torch==2.13.0"}
+    for path in (CHECKOUT / ".ci/requirements").glob("*.txt"):
+        pinned = re.findall(
+            r"^[\w.-]+==[^\n]*\n(?: {4}--hash=sha256:[0-9a-f]{64}(?: \\)?\n)+", path.read_text(), re.M
+        )
+        assert len(pinned) == len(re.findall(r"^\w", path.read_text(), re.MULTILINE)) > 0, path.name
+
+
+def test_pins_are_of_every_requirement() -> None:
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    named = {
+        re.match(r"[\w.-]+", line)[0] for line in [*project["dependencies"], *extras["test"], *extras["dev"]]
+    }
+    assert {name.lower().replace("_", "-") for name in named} <= {name for name, _ in pins("ci")}
+
+
+def pins(name: str) -> list[tuple[str, str]]:
+    """Names and versions that a file of pins lists."""
+    text = (CHECKOUT / f".ci/requirements/{name}.txt").read_text()
+    return re.findall(r"^([\w.-]+)==([^\s;]+)", text, re.MULTILINE)
+
+
 def test_base_install_needs_no_extra() -> None:
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
     base = {requirement.partition(">")[0] for requirement in project["dependencies"]}
-    assert base == {"numba", "numpy", "platformdirs", "pyarrow", "pydantic", "rich", "typer"}
+    assert base == BASE
