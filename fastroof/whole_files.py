@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -146,11 +147,18 @@ def is_unfinished(path: Path) -> bool:
 
 
 def remove_unfinished(folder: Path, name: str | None = None) -> None:
-    """Remove files that a killed process was writing in a folder: of one name, or all of them."""
+    """Remove files that a killed process was writing in a folder: of one name, or all of them.
+
+    Plain files alone: nothing here makes a link or a folder of such a name where this is called.
+    """
     of_name = ".+" if name is None else re.escape(name)
     for path in folder.iterdir():
-        if re.fullmatch(rf"\.{of_name}\.[0-9a-f]{{32}}", path.name):
-            path.unlink()
+        if not re.fullmatch(rf"\.{of_name}\.[0-9a-f]{{32}}", path.name):
+            continue
+        # another process may remove it too, and another user's is none of ours
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            if stat.S_ISREG(path.lstat().st_mode):
+                path.unlink()
 
 
 @contextlib.contextmanager

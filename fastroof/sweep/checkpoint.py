@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
-import shutil
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,9 +17,10 @@ import pyarrow.parquet as pq
 from fastroof.errors import SweepError
 from fastroof.sweep.identity import IDENTITY_KEYS, differences
 from fastroof.sweep.kind import SweepKind
+from fastroof.sweep.parts import MANIFEST, PartsFolder, parts_folder
 from fastroof.sweep.unit_rows import joined_rows, outcomes_from_json, outcomes_to_json, rows_by_unit
 from fastroof.sweep.units import UnitResult, WorkUnit
-from fastroof.whole_files import remove_unfinished, whole_file, write_whole
+from fastroof.whole_files import remove_unfinished
 
 __all__ = ["Checkpoint", "parts_folder"]
 
@@ -30,24 +29,17 @@ PART_EVERY_S: Final = 2.0
 ROWS_A_PART: Final = 2**17
 """Rows are written earlier where there are this many, so that they do not pile up."""
 
-MANIFEST: Final = "manifest.json"
-LOCK: Final = "lock"
 OUTCOMES: Final = b"fastroof.outcomes"
 
 Results = Generator[UnitResult, None, None]
-
-
-def parts_folder(output: str | Path) -> Path:
-    """Where the finished part of a sweep is kept until the output is complete."""
-    output = Path(output)
-    return output.parent / f".{output.name}.parts"
 
 
 class Checkpoint:
     """The finished units of a sweep, in a folder beside its output.
 
     A context manager: the folder is removed when the block ends, and completed when it raises. Every part
-    is written to a temporary name and renamed, so that a kill at any moment leaves whole parts.
+    is written to a temporary name and renamed, so that a kill at any moment leaves whole parts. Each begins
+    with a digest of its bytes and of the sweep: what does not match is dropped and evaluated again.
 
     Parameters
     ----------
@@ -66,7 +58,8 @@ class Checkpoint:
     ------
     SweepError
         If something is there and neither ``resume`` nor ``restart`` is set, if it is of another sweep, or
-        another process is at work on it; if the folder cannot be written.
+        another process is at work on it; if the folder is a link, another user's or holds other files, or
+        cannot be written.
     """
 
     def __init__(
@@ -84,26 +77,27 @@ class Checkpoint:
         self.identity = {key: identity.get(key, "") for key in (*IDENTITY_KEYS, "fastroof.shard")}
         self.resume = resume
         self.restart = restart
-        self._stored: dict[int, Path] = {}
-        self._loaded: tuple[Path | None, dict[int, UnitResult]] = (None, {})
+        self._made_for = json.dumps(self.identity, sort_keys=True).encode()
+        self._stored: dict[int, str] = {}
+        self._loaded: tuple[str, dict[int, UnitResult]] = ("", {})
         self._pending: list[tuple[WorkUnit, UnitResult]] = []
         self._pending_rows = 0
         self._written_at = time.monotonic()
         self._has_rows = False
         self._is_complete = False
-        self._lock: Any = None
+        self._opened: PartsFolder | None = None
 
     def __enter__(self) -> Self:
         if self.resume:
             self._check_output()
-        if os.path.isdir(self.folder):
+        if os.path.lexists(self.folder):
             try:
                 self._take_folder()
             except OSError as error:
-                self._unlock()
+                self._close()
                 raise self._failed(error) from None
             except SweepError:
-                self._unlock()
+                self._close()
                 raise
         return self
 
@@ -113,14 +107,14 @@ class Checkpoint:
         try:
             # a sweep of which nothing comes has nothing to continue
             if kind is None or (self._is_complete and not self._has_rows):
-                if self._lock is not None:
-                    shutil.rmtree(self.folder, ignore_errors=True)
+                if self._opened is not None:
+                    self._opened.remove_folder()
             else:
                 # the first error is the one to tell of
                 with contextlib.suppress(SweepError):
                     self._write_pending()
         finally:
-            self._unlock()
+            self._close()
 
     def results(
         self, units: Sequence[WorkUnit], evaluate: Callable[[Sequence[WorkUnit]], Results]
@@ -173,52 +167,49 @@ class Checkpoint:
     def _take_folder(self) -> None:
         """Find out what is in the folder, and whether it may be used."""
         if not (self.resume or self.restart):
-            there = self._manifest()
+            with PartsFolder(self.folder) as folder:
+                there = _manifest(folder)
             differing = [] if there is None else self._differences(there)
             whose = f"another sweep ({_listed(differing)})" if differing else "this sweep"
             ways = "" if differing else "--resume continues it, "
             raise SweepError(f"{self.folder} holds an unfinished run of {whose}: {ways}--restart removes it")
-        self._take_lock()
-        if self.restart:
-            self._remove_contents()
-            return
-        there = self._manifest()
+        folder = self._open(create=False)
+        there = None if self.restart else _manifest(folder)
         if there is None:
-            # killed before the manifest was there: nothing is known of what else is
-            self._remove_contents()
-            return
-        if differing := self._differences(there):
+            # to begin anew, or killed before the manifest was there: nothing is known of what else is
+            folder.clear()
+        elif differing := self._differences(there):
             raise SweepError(
                 f"{self.folder} holds an unfinished run of another sweep ({_listed(differing)}): run that "
                 "one, or --restart removes it"
             )
-        self._remove_leftovers()
-        for path in sorted(self.folder.glob("*.arrow")):
-            for number in self._read(path)[1]:
-                self._stored[number] = path
+        # what a killed run was writing
+        folder.remove_unfinished()
+        remove_unfinished(self.output.parent, self.output.name)
+        for name in folder.parts():
+            for number in self._read(folder, name)[1]:
+                self._stored[number] = name
 
     def _differences(self, there: Mapping[str, str]) -> list[str]:
         differing = differences(there, self.identity)
         old, new = there.get("fastroof.shard") or "none", self.identity["fastroof.shard"] or "none"
         return differing if old == new else [*differing, f"shard: {old} there, {new} here"]
 
-    def _manifest(self) -> dict[str, str] | None:
-        try:
-            manifest = json.loads((self.folder / MANIFEST).read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError):
-            return None
-        return manifest if isinstance(manifest, dict) else None
-
     def _load(self, number: int) -> UnitResult | None:
         """Result of a unit that is there; parts are read one at a time."""
-        path = self._stored.get(number)
-        if path is None:
+        name = self._stored.get(number)
+        if name is None or self._opened is None:
             return None
-        if self._loaded[0] != path:
-            table, outcomes = self._read(path)
+        if self._loaded[0] != name:
+            table, outcomes = self._read(self._opened, name)
+            if number not in outcomes:
+                raise SweepError(
+                    f"{self.folder / name} changed while it was read: run again with --resume, and what it "
+                    "held is evaluated again"
+                )
             rows = rows_by_unit(table, outcomes)
             self._loaded = (
-                path,
+                name,
                 {
                     unit: result._replace(rows=own)
                     for (unit, result), own in zip(outcomes.items(), rows, strict=True)
@@ -226,19 +217,19 @@ class Checkpoint:
             )
         return self._loaded[1][number]
 
-    def _read(self, path: Path) -> tuple[pa.Table, dict[int, UnitResult]]:
+    def _read(self, folder: PartsFolder, name: str) -> tuple[pa.Table, dict[int, UnitResult]]:
         """Rows of a part and what else is known of its units.
 
-        Nothing of a part that is torn, or that another version wrote: its units are evaluated again.
+        Nothing of a part that is torn or damaged, or that another version wrote: its units are evaluated
+        again.
         """
         try:
-            with pa.memory_map(str(path)) as source:
-                table = pa.ipc.open_file(source).read_all()
+            table = pa.ipc.open_file(folder.read_sealed(name, self._made_for)).read_all()
             bare = table.replace_schema_metadata(None)
             nothing = pa.RecordBatch.from_pylist([], schema=bare.schema)
             return bare, outcomes_from_json(table.schema.metadata[OUTCOMES], nothing)
         except (OSError, pa.ArrowException, KeyError, TypeError, ValueError):
-            path.unlink()
+            folder.remove(name)
             return pa.table({}), {}
 
     def _write_pending(self) -> None:
@@ -250,46 +241,31 @@ class Checkpoint:
         table = joined_rows(self.sweep, units, results)
         table = table.replace_schema_metadata({OUTCOMES: outcomes_to_json(units, results)})
         try:
-            self._open_folder()
-            with whole_file(self.folder / f"{units[0].number:09d}.arrow", is_durable=True) as unfinished:
-                _write_table(unfinished, table)
+            folder = self._opened or self._open(create=True)
+            if _manifest(folder) is None:
+                folder.write(MANIFEST, json.dumps(self.identity, indent=1).encode())
+            folder.write_sealed(f"{units[0].number:09d}.arrow", self._made_for, _arrow_bytes(table))
         except OSError as error:
             raise self._failed(error) from None
         self._pending.clear()
         self._pending_rows = 0
 
-    def _open_folder(self) -> None:
-        if self._lock is None:
-            self.folder.mkdir(exist_ok=True)
-            self._take_lock()
-        if not (self.folder / MANIFEST).exists():
-            write_whole(self.folder / MANIFEST, json.dumps(self.identity, indent=1), is_durable=True)
-
-    def _take_lock(self) -> None:
-        """Keep other processes out; a process that is killed lets go."""
-        lock = (self.folder / LOCK).open("wb")
+    def _open(self, *, create: bool) -> PartsFolder:
+        """Open the folder for this process alone, once it is known to hold nothing else."""
+        folder = PartsFolder(self.folder, create=create)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.close()
-            raise SweepError(f"{self.folder} is in use: another sweep writes {self.output}") from None
-        self._lock = lock
+            folder.check_names()
+            folder.lock(f"another sweep writes {self.output}")
+        except (SweepError, OSError):
+            folder.close()
+            raise
+        self._opened = folder
+        return folder
 
-    def _unlock(self) -> None:
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
-
-    def _remove_contents(self) -> None:
-        for path in self.folder.iterdir():
-            if path.name != LOCK:
-                path.unlink()
-        self._remove_leftovers()
-
-    def _remove_leftovers(self) -> None:
-        """Remove files that a killed run was writing."""
-        remove_unfinished(self.output.parent, self.output.name)
-        remove_unfinished(self.folder)
+    def _close(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
 
     def _failed(self, error: OSError) -> SweepError:
         reason = error.strerror or str(error)
@@ -299,10 +275,21 @@ class Checkpoint:
         )
 
 
-def _write_table(path: Path, table: pa.Table) -> None:
+def _manifest(folder: PartsFolder) -> dict[str, str] | None:
+    try:
+        manifest = json.loads(folder.read(MANIFEST))
+    except (FileNotFoundError, ValueError, RecursionError):
+        return None
+    return manifest if isinstance(manifest, dict) else None
+
+
+def _arrow_bytes(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression="lz4")
-    with pa.ipc.new_file(path, table.schema, options=options) as writer:
+    with pa.ipc.new_file(sink, table.schema, options=options) as writer:
         writer.write_table(table)
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
 
 
 def _listed(differing: Sequence[str]) -> str:

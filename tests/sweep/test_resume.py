@@ -23,6 +23,7 @@ from fastroof import SweepError
 from fastroof.sweep import checkpoint, load_spec, merge_shards, run_sweep, work_units
 from fastroof.sweep.checkpoint import Checkpoint, parts_folder
 from fastroof.sweep.kinds import sweep_of
+from fastroof.sweep.parts import PartsFolder
 from fastroof.sweep.unit_rows import outcomes_from_json, outcomes_to_json
 from fastroof.sweep.units import UnitResult
 
@@ -147,7 +148,7 @@ def test_killed_at_random_moments_it_ends_as_if_it_had_not_been(
     # a torn file, as of a machine that lost its power, and one that was being written
     torn = sorted(folder.glob("*.arrow"))[0]
     torn.write_bytes(torn.read_bytes()[:-100])
-    (folder / f"000000099.arrow.{'0' * 32}").write_bytes(b"ARROW1")
+    (folder / f".000000099.arrow.{'0' * 32}").write_bytes(b"ARROW1")
     summary = run_sweep(spec, tmp_path / "r.parquet", resume=True)
     expected, rows = whole(spec)
     assert pq.read_table(tmp_path / "r.parquet").equals(rows)
@@ -189,9 +190,9 @@ def test_a_shorter_sweep_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.Mo
     written: list[str] = []
     replace = os.replace
 
-    def noted(unfinished: Path, place: Path) -> None:
+    def noted(unfinished: Path, place: Path, **folders: int) -> None:
         written.append(os.path.basename(place))
-        replace(unfinished, place)
+        replace(unfinished, place, **folders)
 
     monkeypatch.setattr(os, "replace", noted)
     run_sweep(STEPS, tmp_path / "r.parquet", resume=True)
@@ -300,13 +301,13 @@ def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path, monkeypatch: py
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "_write_table", full)
+    monkeypatch.setattr(PartsFolder, "write_sealed", full)
     with pytest.raises(SweepError, match=r"cannot be written \(No space left.*continue with --resume"):
         run_sweep(STEPS, tmp_path / "r.parquet")
     assert not list(parts_folder(tmp_path / "r.parquet").glob("0*"))
     shutil.rmtree(parts_folder(tmp_path / "r.parquet"))
     parts_folder(tmp_path / "r.parquet").write_text("a file in the way")
-    with pytest.raises(SweepError, match="cannot be written"):
+    with pytest.raises(SweepError, match="is no folder"):
         run_sweep(STEPS, tmp_path / "r.parquet")
 
 

@@ -1,0 +1,243 @@
+"""The folder beside an output: fastroof's own, or left alone; what is damaged in it is computed again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from fastroof import SweepError
+from fastroof.sweep import checkpoint, load_spec, run_sweep
+from fastroof.sweep.checkpoint import Checkpoint, parts_folder
+from fastroof.sweep.kinds import sweep_of
+from fastroof.sweep.local import local_results
+from fastroof.sweep.sources import load_tables_by_gpu
+from fastroof.sweep.steps import StepSweep
+
+SPEC: dict[str, Any] = {
+    "models": ["llama-3.1-8b"],
+    "tp": [1, 2],
+    "batch_size": [1, 8, 64],
+    "kv_len": [1024, 8192, 100_000],
+    "keep": "all",
+}
+
+
+@pytest.fixture(autouse=True)
+def _small_units(monkeypatch: pytest.MonkeyPatch, cut_units: Callable[[int], None]) -> None:
+    cut_units(5)
+    monkeypatch.setattr(checkpoint, "PART_EVERY_S", 0.0)
+
+
+def stop(output: Path, count: int = 3) -> None:
+    """Run a sweep that is interrupted after some units."""
+    evaluate, done = StepSweep.evaluate, 0
+
+    def some(*given: Any) -> Any:
+        nonlocal done
+        if done == count:
+            raise KeyboardInterrupt
+        done += 1
+        return evaluate(*given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StepSweep, "evaluate", some)
+        with pytest.raises(KeyboardInterrupt):
+            run_sweep(SPEC, output)
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    """An output beside which an interrupted sweep has left its parts."""
+    path = tmp_path / "here" / "r.parquet"
+    path.parent.mkdir()
+    stop(path)
+    assert len(list(parts_folder(path).glob("*.arrow"))) == 3
+    return path
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+WAYS = [{"resume": True}, {"restart": True}]
+WAY_NAMES = ["resume", "restart"]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=WAY_NAMES)
+def test_a_link_in_the_folders_place_is_not_followed(tmp_path: Path, output: Path, way: Any) -> None:
+    mine = tmp_path / "mine"
+    parts_folder(output).rename(mine)
+    (mine / "000000007.arrow").write_bytes(b"a file of the user's")
+    parts_folder(output).symlink_to(mine)
+    before = tree(mine)
+    for options in (way, {}):
+        with pytest.raises(SweepError, match=r"r\.parquet\.parts is a link"):
+            run_sweep(SPEC, output, **options)
+    assert tree(mine) == before
+    parts_folder(output).unlink()
+    parts_folder(output).symlink_to(tmp_path / "nowhere")
+    with pytest.raises(SweepError, match=r"r\.parquet\.parts is a link"):
+        run_sweep(SPEC, output, **way)
+    assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize("way", WAYS, ids=WAY_NAMES)
+@pytest.mark.parametrize("name", ["lock", "manifest.json", "000000000.arrow"])
+def test_a_link_within_is_neither_followed_nor_truncated(
+    tmp_path: Path, output: Path, way: Any, name: str
+) -> None:
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"content")
+    (parts_folder(output) / name).unlink()
+    for linked in (Path.symlink_to, Path.hardlink_to):
+        linked(parts_folder(output) / name, precious)
+        before = tree(parts_folder(output))
+        with pytest.raises(SweepError, match=f"holds '{name}', "):
+            run_sweep(SPEC, output, **way)
+        assert tree(parts_folder(output)) == before
+        assert precious.read_bytes() == b"content"
+        (parts_folder(output) / name).unlink()
+    run_sweep(SPEC, output, **way)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=WAY_NAMES)
+@pytest.mark.parametrize("name", ["notes.txt", "12.arrow", "x.arrow", ".hidden", "000000001.arrow.bak"])
+def test_what_no_sweep_made_is_named_and_nothing_is_removed(output: Path, way: Any, name: str) -> None:
+    (parts_folder(output) / name).write_text("the user's")
+    before = tree(parts_folder(output))
+    with pytest.raises(SweepError, match=f"holds '{name}', no file of a sweep; nothing there was removed"):
+        run_sweep(SPEC, output, **way)
+    assert tree(parts_folder(output)) == before
+
+
+@pytest.mark.parametrize("way", WAYS, ids=WAY_NAMES)
+def test_a_folder_or_pipe_within_is_refused_and_not_waited_for(output: Path, way: Any) -> None:
+    inside = parts_folder(output)
+    (inside / "000000000.arrow").unlink()
+    (inside / "000000000.arrow").mkdir()
+    with pytest.raises(SweepError, match=r"holds '000000000\.arrow', no plain file"):
+        run_sweep(SPEC, output, **way)
+    (inside / "000000000.arrow").rmdir()
+    (inside / "manifest.json").unlink()
+    os.mkfifo(inside / "manifest.json")
+    for options in (way, {}):
+        with pytest.raises(SweepError, match="no plain file"):
+            run_sweep(SPEC, output, **options)
+
+
+def test_a_folder_of_others_is_not_used(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside = parts_folder(output)
+    before = tree(inside)
+    inside.chmod(0o775)
+    with pytest.raises(SweepError, match="may be written to by other users"):
+        run_sweep(SPEC, output, resume=True)
+    inside.chmod(0o755)
+    if os.geteuid() != 0:
+        pytest.skip("only root gives folders away")
+    os.chown(inside, 65_534, 65_534)
+    with pytest.raises(SweepError, match=r"belongs to another user \(uid 65534\)"):
+        run_sweep(SPEC, output, restart=True)
+    assert tree(inside) == before
+
+
+def test_nobody_else_may_write_to_the_folder_whatever_the_mask(tmp_path: Path) -> None:
+    mask = os.umask(0)
+    try:
+        stop(tmp_path / "r.parquet")
+    finally:
+        os.umask(mask)
+    inside = parts_folder(tmp_path / "r.parquet")
+    assert [oct(path.stat().st_mode & 0o022) for path in (inside, *inside.iterdir())] == ["0o0"] * 6
+
+
+def test_what_comes_into_the_folder_meanwhile_stays(output: Path) -> None:
+    def put(*_: int) -> None:
+        (parts_folder(output) / "notes.txt").write_text("the user's")
+
+    run_sweep(SPEC, output, resume=True, progress=put)
+    assert tree(parts_folder(output)) == {"notes.txt": b"the user's"}
+
+
+def test_a_part_of_another_sweep_is_dropped(tmp_path: Path, output: Path) -> None:
+    run_sweep(SPEC, tmp_path / "whole.parquet")
+    other = tmp_path / "other.parquet"
+    stop_other = {**SPEC, "batch_size": [2, 9, 65]}
+    evaluate, done = StepSweep.evaluate, []
+
+    def once(*given: Any) -> Any:
+        if done:
+            raise KeyboardInterrupt
+        done.append(1)
+        return evaluate(*given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StepSweep, "evaluate", once)
+        with pytest.raises(KeyboardInterrupt):
+            run_sweep(stop_other, other)
+    (parts_folder(other) / "000000000.arrow").replace(parts_folder(output) / "000000000.arrow")
+    run_sweep(SPEC, output, resume=True)
+    assert pq.read_table(output).equals(pq.read_table(tmp_path / "whole.parquet"))
+
+
+FLIPS, WHOLE_RUNS = 400, 5
+
+
+@pytest.mark.slow
+def test_no_flipped_bit_of_a_part_changes_a_row(
+    tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_sweep(SPEC, tmp_path / "whole.parquet")
+    whole = pq.read_table(tmp_path / "whole.parquet")
+    kept = tree(parts_folder(output))
+    draw = random.Random(21)
+
+    def damage() -> None:
+        for path in parts_folder(output).iterdir():
+            path.unlink()
+        for name, content in kept.items():
+            (parts_folder(output) / name).write_bytes(content)
+        name = draw.choice([name for name in kept if name.endswith(".arrow")])
+        damaged = bytearray(kept[name])
+        bit = draw.randrange(8 * len(damaged))
+        damaged[bit // 8] ^= 1 << bit % 8
+        (parts_folder(output) / name).write_bytes(damaged)
+
+    for _ in range(WHOLE_RUNS):
+        parts_folder(output).mkdir(mode=0o755, exist_ok=True)
+        damage()
+        run_sweep(SPEC, output, resume=True)
+        assert pq.read_table(output).equals(whole)
+
+    # the others without tables, plans and the output's file
+    sweep = sweep_of(load_spec(SPEC))
+    identity = json.loads(kept["manifest.json"])
+    units = sweep.units()
+    right = list(local_results(sweep, units, load_tables_by_gpu(sweep), 1))
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    parts_folder(output).mkdir(mode=0o755)
+    for _ in range(FLIPS - WHOLE_RUNS):
+        damage()
+        evaluated: list[int] = []
+
+        def evaluate(some: Any, into: list[int] = evaluated) -> Any:
+            into.extend(unit.number for unit in some)
+            yield from (right[unit.number] for unit in some)
+
+        with (
+            contextlib.suppress(KeyboardInterrupt),
+            Checkpoint(sweep, output, identity, resume=True) as here,
+        ):
+            results = list(here.results(units, evaluate))
+            raise KeyboardInterrupt
+        assert len(evaluated) == len(units) - 2
+        assert [result._replace(evaluate_s=0.0) for result in results] == [
+            result._replace(evaluate_s=0.0) for result in right
+        ]
