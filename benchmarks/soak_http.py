@@ -22,7 +22,7 @@ from benchmarks.soak_routes import (
     stop_server,
 )
 from benchmarks.soak_stdio import BAD_LINES, message_line
-from fastroof.backends.serve.http_server import CONNECTIONS_A_CALL
+from fastroof.backends.serve.connections import PEER_CONNECTIONS_A_CALL
 from fastroof.errors import BackendError
 
 MAX_CALLS = 64
@@ -155,7 +155,8 @@ class HttpRoute:
             f"Content-Length: {len(body)}\r\n\r\n"
         ).encode()
         held = [
-            socket.create_connection(("127.0.0.1", started.port), REPLY_S) for _ in range(CONNECTIONS_A_CALL)
+            socket.create_connection(("127.0.0.1", started.port), REPLY_S)
+            for _ in range(PEER_CONNECTIONS_A_CALL)
         ]
         with suppress(ConnectionError):
             held[0].sendall((head + body)[: rng.randrange(1, len(head) + len(body))])

@@ -14,6 +14,7 @@ import time
 from threading import Lock
 from typing import Final
 
+from fastroof.backends.serve.connections import Standing
 from fastroof.backends.serve.flight_messages import HEAD_BYTES, MessageRefused, check_flight_message
 
 __all__ = ["PREFACE", "ClientFrames", "Frames", "ServerFrames", "UnderWay", "goaway"]
@@ -22,7 +23,7 @@ PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 """What every HTTP/2 connection starts with."""
 
 _FRAME_HEADER: Final = struct.Struct(">BHBBI")  # length in 24 bits, kind, flags, stream
-_DATA, _RST_STREAM, _GOAWAY = 0, 3, 7
+_DATA, _HEADERS, _RST_STREAM, _GOAWAY = 0, 1, 3, 7
 _END_STREAM, _PADDED = 0x1, 0x8
 _ENHANCE_YOUR_CALM: Final = 11
 
@@ -121,9 +122,13 @@ class ServerFrames(Frames):
         self._client = client
 
     def frame(self, kind: int, flags: int, stream: int) -> None:
-        """Tell of a call that has ended."""
-        if kind == _RST_STREAM:
+        """Tell of a call that has ended, and of the first answer: what is refused has trailers alone."""
+        if kind == _DATA:
+            self._client.is_let_in = True
+        elif kind == _RST_STREAM:
             self._client.ended(stream)
+        if kind == _RST_STREAM or (kind == _HEADERS and flags & _END_STREAM):
+            self._client.answered(stream)
 
 
 class _Message:
@@ -147,10 +152,20 @@ class ClientFrames(Frames):
         Longest message that is let through.
     under_way : UnderWay
         Where messages are counted while they come.
+
+    Attributes
+    ----------
+    is_let_in : bool
+        Whether the server has answered a call: without its token it never does.
+    received_bytes : int
+        What has come in all.
     """
 
     def __init__(self, max_message_bytes: int, under_way: UnderWay) -> None:
         super().__init__()
+        self.is_let_in = False
+        self.received_bytes = 0
+        self._asked: int | None = None
         self._max_message_bytes = max_message_bytes
         self.under_way = under_way
         self._preface = PREFACE
@@ -161,6 +176,7 @@ class ClientFrames(Frames):
 
     def feed(self, data: memoryview) -> None:
         """Look at the next bytes; raises MessageRefused where they must not be passed on."""
+        self.received_bytes += len(data)
         if self._preface:
             take = min(len(self._preface), len(data))
             if data[:take] != self._preface[:take]:
@@ -172,6 +188,8 @@ class ClientFrames(Frames):
     def frame(self, kind: int, flags: int, stream: int) -> None:
         """Take note of the stream that a frame of data belongs to."""
         self._stream = None
+        if kind <= _HEADERS and flags & _END_STREAM:
+            self._asked = stream
         self._last_of_stream = kind == _RST_STREAM
         if self._last_of_stream:
             self._forget(stream)
@@ -210,6 +228,18 @@ class ClientFrames(Frames):
         self._ended[stream] = None
         if len(self._ended) > _MOST_ENDED:
             del self._ended[next(iter(self._ended))]
+
+    @property
+    def standing(self) -> Standing:
+        """What has come of the connection."""
+        if self.is_let_in:
+            return Standing.LET_IN
+        return Standing.SILENT if self._asked is None else Standing.ASKED
+
+    def answered(self, stream: int) -> None:
+        """Expect no more answer to what a stream has asked."""
+        if stream == self._asked:
+            self._asked = None
 
     def close(self) -> None:
         """Forget every message: the connection has ended."""

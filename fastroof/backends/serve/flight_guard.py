@@ -1,4 +1,10 @@
-"""What stands between the network and a Flight server: TLS, connections, and the size of messages."""
+"""What stands between the network and a Flight server: TLS, connections, and the size of messages.
+
+A connection has :data:`FIRST_S` to have something answered, and as much longer as what it sends takes at
+:data:`FIRST_BYTES_PER_S`; what has been asked in full is waited for. Where there are too many, those give way
+that were not let in (:mod:`fastroof.backends.serve.connections`). The server behind hears of a connection
+once something has come of it.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +14,10 @@ import socket
 import ssl
 import time
 from pathlib import Path
-from threading import Lock, Thread, current_thread
+from threading import Lock, Thread
 from typing import Final
 
+from fastroof.backends.serve.connections import FIRST_S, NONE_LEFT, Connections, Standing, peer_of
 from fastroof.backends.serve.flight_frames import ClientFrames, Frames, ServerFrames, UnderWay, goaway
 from fastroof.backends.serve.flight_messages import MessageRefused
 
@@ -22,10 +29,11 @@ TURN: Final = 16
 
 HANDSHAKE_S: Final = 10.0
 LINGER_S: Final = 1.0
-CONNECTIONS_A_CALL: Final = 4
-"""Connections for each call that may run at once: clients keep them between calls."""
+FIRST_BYTES_PER_S: Final = 2**14
+"""Slowest first question that is waited for, beyond :data:`FIRST_S`."""
 
 _POLL_MS: Final = 1000
+_LEAVES_S: Final = 1.0
 _WOULD_BLOCK: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -56,10 +64,10 @@ class Guard:
         self._listener = listener
         self._behind = str(behind)
         self._max_message_bytes = max_message_bytes
-        self._max_connections = CONNECTIONS_A_CALL * max_calls
         self._tls = tls
         self._lock = Lock()
-        self._connections: dict[Thread, socket.socket] = {}
+        self._connections: Connections[_Connection] = Connections(max_calls)
+        self._carried: dict[Thread, _Connection] = {}
         self._open = True
         listener.listen()
         self._accepting = Thread(target=self._accept, name="fastroof-flight-accept", daemon=True)
@@ -76,15 +84,14 @@ class Guard:
     def cut(self) -> None:
         """End every connection, whatever is under way on it."""
         with self._lock:
-            for client in self._connections.values():
-                with contextlib.suppress(OSError):
-                    socket.socket.shutdown(client, socket.SHUT_RDWR)  # of TLS, the socket below it
+            for connection in self._carried.values():
+                connection.cut()
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until every connection has ended; False where some have not in that time."""
         until = time.monotonic() + timeout_s
         with self._lock:
-            threads = list(self._connections)
+            threads = list(self._carried)
         for thread in threads:
             thread.join(max(0.0, until - time.monotonic()))
         return not any(thread.is_alive() for thread in threads)
@@ -92,56 +99,106 @@ class Guard:
     def _accept(self) -> None:
         while True:
             try:
-                client, _ = self._listener.accept()
-            except OSError:
+                client, address = self._listener.accept()
+            except OSError as error:
                 if not self._open:
                     return
-                time.sleep(0.1)  # no file descriptors are left: those who come must wait
+                with self._lock:
+                    goes = self._connections.most_dispensable() if error.errno in NONE_LEFT else None
+                if goes is None:
+                    time.sleep(0.1)  # those who come must wait until somebody has gone
+                else:
+                    self._send_away(goes)
                 continue
-            thread = Thread(target=self._carry, args=(client,), name="fastroof-flight", daemon=True)
+            connection = _Connection(client, peer_of(address))
+            thread = Thread(target=self._carry, args=(connection,), name="fastroof-flight", daemon=True)
+            connection.thread = thread
             with self._lock:
-                if len(self._connections) >= self._max_connections:
-                    client.close()
-                    continue
-                self._connections[thread] = client
+                goes = self._connections.admit(connection)
+                if goes is not connection:
+                    self._carried[thread] = connection
+            if goes is connection:
+                client.close()
+                continue
+            if goes is not None:
+                self._send_away(goes)
             try:
                 thread.start()
             except RuntimeError:  # the system has no thread to spare
-                self._end(thread)
+                self._end(connection)
 
-    def _end(self, thread: Thread) -> None:
+    def _send_away(self, connection: _Connection) -> None:
         with self._lock:
-            client = self._connections.pop(thread)
-        client.close()
+            self._connections.forget(connection)
+            connection.cut()
+        # until it has gone: so there are never more threads than connections may be
+        connection.thread.join(_LEAVES_S)
 
-    def _carry(self, client: socket.socket) -> None:
+    def _end(self, connection: _Connection) -> None:
+        with self._lock:
+            self._connections.forget(connection)
+            del self._carried[connection.thread]
+            connection.client.close()
+
+    def _carry(self, connection: _Connection) -> None:
         try:
+            client = connection.client
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if self._tls is not None:
                 client.settimeout(HANDSHAKE_S)
                 client = self._tls.wrap_socket(client, server_side=True, do_handshake_on_connect=False)
                 with self._lock:
-                    self._connections[current_thread()] = client
+                    connection.client = client
+                    if connection.is_cut:
+                        return
                 client.do_handshake()
+            client.settimeout(FIRST_S)
+            first = client.recv(BUFFER_BYTES)
+            if not first:
+                return
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
                 server.connect(self._behind)
-                frames = ClientFrames(self._max_message_bytes, self.under_way)
+                frames = connection.frames = ClientFrames(self._max_message_bytes, self.under_way)
                 try:
-                    _pump(client, server, frames)
+                    _pump(client, server, frames, first)
                 finally:
                     frames.close()
         except OSError:
-            pass  # the client or the server has gone, or the client does not speak TLS
+            pass  # the client or the server has gone, or the client does not speak TLS, or not at all
         finally:
-            self._end(current_thread())
+            self._end(connection)
+
+
+class _Connection:
+    """A client's connection, and the thread that carries it."""
+
+    def __init__(self, client: socket.socket, peer: str) -> None:
+        self.client = client
+        self.peer = peer
+        self.thread: Thread
+        self.frames: ClientFrames | None = None
+        self.is_cut = False
+
+    @property
+    def standing(self) -> Standing:
+        """What has come of it."""
+        return Standing.SILENT if self.frames is None else self.frames.standing
+
+    def cut(self) -> None:
+        """End it: its thread notices."""
+        self.is_cut = True
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self.client, socket.SHUT_RDWR)  # of TLS, the socket below it
 
 
 class _Way:
     """Bytes from one socket to another."""
 
-    def __init__(self, source: socket.socket, sink: socket.socket, frames: Frames) -> None:
-        self.source, self.sink, self.frames = source, sink, frames
+    def __init__(
+        self, source: socket.socket, sink: socket.socket, frames: Frames, first: bytes = b""
+    ) -> None:
+        self.source, self.sink, self.frames, self._first = source, sink, frames, first
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
         self._start = self._end = 0
         self.has_more = False
@@ -157,7 +214,7 @@ class _Way:
         for _ in range(TURN):
             if self.is_empty:
                 try:
-                    received = self.source.recv_into(self._buffer)
+                    received = self._receive()
                 except _WOULD_BLOCK:
                     return True
                 if not received:
@@ -171,15 +228,28 @@ class _Way:
         self.has_more = True
         return True
 
+    def _receive(self) -> int:
+        if not self._first:
+            return self.source.recv_into(self._buffer)
+        received = len(self._first)
+        self._buffer[:received] = self._first
+        self._first = b""
+        return received
 
-def _pump(client: socket.socket, server: socket.socket, frames: ClientFrames) -> None:
-    """Carry a connection until either end closes it, or a message is refused."""
+
+def _pump(client: socket.socket, server: socket.socket, frames: ClientFrames, first: bytes) -> None:
+    """Carry a connection until either end closes it, or a message is refused, or nothing is asked."""
     client.setblocking(False)
     server.setblocking(False)
-    up, down = _Way(client, server, frames), _Way(server, client, ServerFrames(frames))
+    up, down = _Way(client, server, frames, first), _Way(server, client, ServerFrames(frames))
     poll = select.poll()
+    began_s = time.monotonic()
     while True:
         try:
+            if frames.standing == Standing.SILENT:
+                longest_s = FIRST_S + frames.received_bytes / FIRST_BYTES_PER_S
+                if time.monotonic() - began_s > longest_s:
+                    raise MessageRefused(f"nothing that could be answered was asked in {FIRST_S:g} s")
             if not up.move() or not down.move():
                 return
         except MessageRefused as refusal:

@@ -42,7 +42,10 @@ if TYPE_CHECKING:
 
     from fastroof.plan import StepPlan
 
-__all__ = ["PlanApp"]
+__all__ = ["LET_IN", "PlanApp"]
+
+LET_IN: Final = "let_in"
+"""What the state of a request has for its connection to be told that its client may ask."""
 
 CHUNK_S: Final = 10.0
 """Longest wait for the next part of a body."""
@@ -111,6 +114,7 @@ class PlanApp:
         async def answered(request: Request) -> Response:
             try:
                 self._check_origin(request)
+                request.scope["state"][LET_IN]()
                 return await endpoint(request)
             except _Refused as refusal:
                 self._metrics.turn_away(refusal.status)

@@ -2,14 +2,15 @@
 
 uvicorn waits for ever for a client that sends no request, that reads no reply, or that does not close; here a
 connection has :data:`HEAD_S` for its first request, :data:`IDLE_S` for another one, and :data:`STALLED_S` to
-take something of a reply. There are at most :data:`CONNECTIONS_A_CALL` connections for each call that may
-run.
+take something of a reply. Where there are too many connections, those give way whose clients were not let in
+(:mod:`fastroof.backends.serve.connections`), from before their TLS handshake.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import time
 from collections.abc import Callable, Mapping
 from email.utils import formatdate
@@ -26,7 +27,7 @@ try:
     from uvicorn.protocols.http.h11_impl import H11Protocol
     from uvicorn.server import ServerState
 
-    from fastroof.backends.serve.http_app import PlanApp
+    from fastroof.backends.serve.http_app import LET_IN, PlanApp
 except ModuleNotFoundError as error:
     raise BackendError(
         f"serving over HTTP needs {error.name}: pip install 'fastroof[http]' would do"
@@ -34,6 +35,7 @@ except ModuleNotFoundError as error:
 
 from fastroof.backends.serve.address import is_loopback, listening_socket, tls_context
 from fastroof.backends.serve.answer import ServedPlans
+from fastroof.backends.serve.connections import NONE_LEFT, Connections, Standing, peer_of
 from fastroof.backends.serve.http_openapi import JSON_TYPE
 from fastroof.backends.serve.limits import ServeLimits
 from fastroof.backends.serve.messages import error_reply, write_reply
@@ -48,27 +50,49 @@ HEAD_S: Final = 10.0
 IDLE_S: Final = 60.0
 STALLED_S: Final = 30.0
 HANDSHAKE_S: Final = 10.0
-CONNECTIONS_A_CALL: Final = 4
-
 _HEAD_BYTES: Final = 2**14
 _SWEEP_S: Final = 0.5
 _CLOSING_S: Final = 5.0
+_BACKLOG: Final = 128
+_NO_FILES_S: Final = 0.1
+"""Until the next connection is taken where no file descriptors are left."""
+
+
+class _Arrival:
+    """A connection from when it is taken, whatever is spoken on it."""
+
+    def __init__(self, taken: socket.socket, peer: str) -> None:
+        self.taken = taken
+        self.peer = peer
+        self.standing = Standing.SILENT
+
+    def let_in(self) -> None:
+        """Know that its client may ask."""
+        self.standing = Standing.LET_IN
+
+    def cut(self) -> None:
+        """End it: what serves it notices."""
+        with contextlib.suppress(OSError):
+            self.taken.shutdown(socket.SHUT_RDWR)
 
 
 class _Connection(H11Protocol):
     """A connection that knows since when nothing has come of it."""
 
-    most: int
+    left: Callable[[], None]
     moved_s: float
     unsent = 0
     has_asked = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take it, unless there are too many."""
+        """Wait for the first request."""
         super().connection_made(transport)
         self.moved_s = time.monotonic()
-        if len(self.connections) > self.most:
-            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Count it no longer."""
+        super().connection_lost(exc)
+        self.left()
 
     def on_response_complete(self) -> None:
         """Wait for the next request."""
@@ -158,7 +182,7 @@ class HttpServer:
         hosts = frozenset({"localhost", "127.0.0.1", "::1", host.lower()}) if is_open else None
         self._state = ServerState()
         self._app = PlanApp(plans, served, token, hosts, lambda: len(self._state.connections))
-        self._most_connections = CONNECTIONS_A_CALL * limits.max_calls
+        self._arrivals: Connections[_Arrival] = Connections(limits.max_calls)
         self._drained = False
         started = Event()
         self._thread = Thread(
@@ -216,17 +240,9 @@ class HttpServer:
         config.load()
         self._set_date()
 
-        def connection() -> _Connection:
-            made = _Connection(config, self._state, {})
-            made.most = self._most_connections
-            return made
-
-        server = await self._loop.create_server(
-            connection,
-            sock=self._listener,
-            ssl=self._tls,
-            ssl_handshake_timeout=HANDSHAKE_S if self._tls else None,
-        )
+        self._listener.setblocking(False)
+        self._listener.listen(_BACKLOG)
+        accepting = self._loop.create_task(self._accept(config))
         started.set()
         while not self._stop.is_set():
             with contextlib.suppress(TimeoutError):
@@ -234,7 +250,10 @@ class HttpServer:
             self._set_date()
             for each in self._connections():
                 each.sweep(time.monotonic())
-        server.close()
+        accepting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await accepting
+        self._listener.close()
         for each in self._connections():
             each.shutdown()
         until = time.monotonic() + (_CLOSING_S if not self._app.running else 0.0)
@@ -243,6 +262,50 @@ class HttpServer:
         for each in self._connections():
             each.transport.abort()
         await asyncio.sleep(0)
+
+    async def _accept(self, config: uvicorn.Config) -> None:
+        welcomes: set[asyncio.Task[None]] = set()
+        while True:
+            try:
+                taken, address = await self._loop.sock_accept(self._listener)
+            except OSError as error:
+                goes = self._arrivals.most_dispensable() if error.errno in NONE_LEFT else None
+                if goes is not None:
+                    self._arrivals.forget(goes)
+                    goes.cut()
+                await asyncio.sleep(_NO_FILES_S)
+                continue
+            arrival = _Arrival(taken, peer_of(address))
+            goes = self._arrivals.admit(arrival)
+            if goes is arrival:
+                taken.close()
+                continue
+            if goes is not None:
+                goes.cut()
+            welcome = self._loop.create_task(self._welcome(config, arrival))
+            welcomes.add(welcome)
+            welcome.add_done_callback(welcomes.discard)
+
+    async def _welcome(self, config: uvicorn.Config, arrival: _Arrival) -> None:
+        """Have a connection served, where TLS is spoken if it has to be."""
+
+        def connection() -> _Connection:
+            made = _Connection(config, self._state, {LET_IN: arrival.let_in})
+            made.left = lambda: self._arrivals.forget(arrival)
+            return made
+
+        try:
+            await self._loop.connect_accepted_socket(
+                connection,
+                arrival.taken,
+                ssl=self._tls,
+                ssl_handshake_timeout=HANDSHAKE_S if self._tls else None,
+            )
+        except BaseException as error:
+            self._arrivals.forget(arrival)
+            arrival.taken.close()
+            if not isinstance(error, OSError):  # it has gone, or does not speak TLS
+                raise
 
     def _connections(self) -> list[Any]:
         return list(self._state.connections)

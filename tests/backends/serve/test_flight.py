@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 import tempfile
 import time
 import tracemalloc
@@ -348,20 +346,6 @@ def test_addresses_tokens_and_certificates_that_will_not_do(plans: Any, tmp_path
             FlightSteps(location)
     with pytest.raises(BackendError, match=r"use grpc\+tls"):
         FlightSteps("grpc://192.0.2.1:8815", token="secret")
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Make a self-signed certificate of localhost and 127.0.0.1, and its key."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("no openssl to make a certificate with")
-    folder = tmp_path_factory.mktemp("tls")
-    cert, key = folder / "cert.pem", folder / "key.pem"
-    made = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-days", "2"]
-    command = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", *made]
-    subprocess.run([*command, "-keyout", str(key), "-out", str(cert)], check=True, capture_output=True)
-    return cert, key
 
 
 def test_tls_on_every_address(plans: Any, certificate: tuple[Path, Path]) -> None:

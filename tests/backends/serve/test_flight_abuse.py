@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -23,11 +23,11 @@ import pytest
 
 import fastroof
 from fastroof.backends.serve.answer import ServedPlans
+from fastroof.backends.serve.connections import PEER_CONNECTIONS_A_CALL
 from fastroof.backends.serve.flight import FlightServer, serve_flight
 from fastroof.backends.serve.flight_calls import Calls
 from fastroof.backends.serve.flight_client import FlightSteps
 from fastroof.backends.serve.flight_frames import PREFACE
-from fastroof.backends.serve.flight_guard import CONNECTIONS_A_CALL
 from fastroof.backends.serve.flight_service import PlanService
 from fastroof.backends.serve.limits import ServeLimits
 from fastroof.errors import BackendError
@@ -374,17 +374,20 @@ def test_calls_are_counted() -> None:
 
 
 def test_connections_are_limited(plan: fastroof.StepPlan) -> None:
-    """Those that do nothing keep others out only up to a number, and only while they are there."""
-    with FlightServer({NAME: plan}, limits=ServeLimits(max_calls=2)) as server:
-        address = ("127.0.0.1", server.port)
-        idle = [socket.create_connection(address) for _ in range(CONNECTIONS_A_CALL * 2)]
-        with socket.create_connection(address, 10) as one_more:
+    """Those that were let in keep others out only up to a number, and only while they are there."""
+    with FlightServer({NAME: plan}, limits=ServeLimits(max_calls=2)) as server, ExitStack() as there:
+        location = f"grpc://127.0.0.1:{server.port}"
+        for number in range(PEER_CONNECTIONS_A_CALL * 2):
+            # of different names, so that gRPC makes a connection for each
+            own = [("fastroof.client", number)]
+            client = there.enter_context(flight.connect(location, generic_options=own))
+            list(client.do_action(flight.Action("health", b"")))
+        with socket.create_connection(("127.0.0.1", server.port), 10) as one_more:
             assert one_more.recv(1) == b""
-        for each in idle:
-            each.close()
+        there.close()
         until = time.monotonic() + 10
         while time.monotonic() < until:
-            with suppress(BackendError), FlightSteps(f"grpc://127.0.0.1:{server.port}") as steps:
+            with suppress(BackendError), FlightSteps(location) as steps:
                 assert steps.decode_us(NAME, 1, 1) == plan.decode_us(1, 1)
                 return
     pytest.fail("connections that have ended are still counted")

@@ -19,6 +19,7 @@ import pytest
 
 import fastroof
 from fastroof.backends.serve.answer import ServedPlans
+from fastroof.backends.serve.connections import PEER_CONNECTIONS_A_CALL
 from fastroof.backends.serve.json_lines import answer_line
 from fastroof.backends.serve.limits import ServeLimits
 from fastroof.backends.serve.message_forms import FORMS
@@ -307,12 +308,11 @@ def _received(client: socket.socket) -> bytes:
 
 
 def test_connections_are_counted(plan):
+    """Clients that were let in keep others of their peer out, up to a number, and while they are there."""
     with HttpServer({"eight": plan}, limits=ServeLimits(max_calls=1)) as server:
-        there = ("127.0.0.1", server.port)
-        held = [socket.create_connection(there, 60) for _ in range(http_server.CONNECTIONS_A_CALL)]
+        held = [_kept(server) for _ in range(PEER_CONNECTIONS_A_CALL)]
         try:
-            time.sleep(0.2)
-            with socket.create_connection(there, 60) as one_more:
+            with socket.create_connection(("127.0.0.1", server.port), 60) as one_more:
                 assert _received(one_more) == b""
         finally:
             for each in held:
@@ -326,6 +326,14 @@ def test_connections_are_counted(plan):
                 time.sleep(0.05)
         else:
             raise AssertionError("connections that were closed still count")
+
+
+def _kept(server: HttpServer) -> http.client.HTTPConnection:
+    """Make a connection that has had an answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection.request("GET", "/describe")
+    assert connection.getresponse().read()
+    return connection
 
 
 # Tokens, TLS, addresses
@@ -355,17 +363,8 @@ def test_beyond_this_machine_a_token_and_tls_are_needed(plan):
             HttpServer({"eight": plan}, "0.0.0.0", **given)
 
 
-def test_tls(plan, tmp_path):
-    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
-    command = (
-        f"openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=localhost -days 1 -keyout {key} -out {cert}"
-    )
-    try:
-        subprocess.run(
-            [*command.split(), "-addext", "subjectAltName=DNS:localhost"], check=True, capture_output=True
-        )
-    except FileNotFoundError:
-        pytest.skip("no openssl")
+def test_tls(plan, certificate):
+    cert, key = certificate
     with HttpServer({"eight": plan}, tls_cert=cert, tls_key=key) as server:
         context = ssl.create_default_context(cafile=cert)
         connection = http.client.HTTPSConnection("localhost", server.port, timeout=60, context=context)
