@@ -1,0 +1,92 @@
+"""The command: ``python -m tests.fuzz --minutes 60``, or ``--surface X --case SEED`` for one case."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from pathlib import Path
+
+os.environ["MPLBACKEND"] = "Agg"
+os.environ["FASTROOF_TABLES_IMPORT"] = "never"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("--minutes", type=float, help="how long, shared out over the surfaces")
+    parser.add_argument("--cases", type=int, help="how many cases a surface has, instead of a time")
+    parser.add_argument("--surface", action="append", help="only this one; may be given again; see --list")
+    parser.add_argument(
+        "--case", help="one case by its seed, or a file that holds one: what it is, and what came of it"
+    )
+    parser.add_argument("--first", type=int, default=0, help="the first seed, to go on after an earlier run")
+    parser.add_argument("--keep", type=Path, help="a folder for the cases that fail")
+    parser.add_argument("--json", type=Path, help="a file for the counts, and failures by place")
+    parser.add_argument("--guided", action="store_true", help="follow coverage, with atheris; one surface")
+    parser.add_argument("--list", action="store_true", help="say which surfaces there are")
+    asked = parser.parse_args()
+
+    if asked.guided:
+        from tests.fuzz.guided import run_guided
+
+        return run_guided(asked.surface, asked.minutes or 1.0)
+
+    from tests.fuzz.net import surface_classes
+    from tests.fuzz.running import run_surface, table
+
+    known = surface_classes()
+    names = asked.surface or list(known)
+    if unknown := [name for name in names if name not in known]:
+        parser.error(f"no surface {', '.join(unknown)}: there are {', '.join(known)}")
+    if asked.list:
+        print("\n".join(known))
+        return 0
+    if asked.case is not None:
+        return _one_case(known[names[0]], asked.case)
+    counts = {}
+    left_s = 60.0 * (asked.minutes if asked.minutes is not None else 10.0)
+    for place, name in enumerate(names):
+        began_s = time.monotonic()
+        seconds = None if asked.cases is not None else left_s / (len(names) - place)
+        counts[name] = one = run_surface(known[name], asked.first, asked.cases, seconds, asked.keep)
+        left_s -= time.monotonic() - began_s
+        print(f"{name}: {one.cases:,} cases in {one.seconds:.0f} s, {one.failed} failures", flush=True)
+        for where, (number, seeds, why) in one.failures.items():
+            print(f"    {number} x {where}: seeds {seeds}: {why}", flush=True)
+        if asked.json:
+            import json
+
+            asked.json.write_text(json.dumps({key: vars(value) for key, value in counts.items()}, indent=1))
+    print(table(counts))
+    return int(any(one.failed for one in counts.values()))
+
+
+def _one_case(kind: type, given: str) -> int:
+    """Show one case, and run it without a net, so that its traceback is seen."""
+    from tests.fuzz.corpus_files import read_case
+    from tests.fuzz.judge import FAILED, case_of, judge
+    from tests.fuzz.running import warnings_are_errors
+
+    with tempfile.TemporaryDirectory(prefix="fastroof-fuzz-") as folder:
+        surface = kind()
+        surface.prepare(Path(folder))
+        case = read_case(Path(given)) if Path(given).is_file() else case_of(surface, int(given))
+        print(f"{len(case):,} bytes: {case[:2000]!r}", flush=True)
+        with warnings.catch_warnings():
+            warnings_are_errors()
+            try:
+                surface.check(case)
+            except BaseException:
+                traceback.print_exc(file=sys.stdout)
+            verdict = judge(surface, case)
+        surface.close()
+    print(verdict.kind, verdict.why)
+    return int(verdict.kind == FAILED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Surfaces, a file a room of the product."""

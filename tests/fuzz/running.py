@@ -1,0 +1,204 @@
+"""Many cases: a process a surface, which says what it is at before it begins, so that a crash has a name."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import mmap
+import os
+import resource
+import shutil
+import signal
+import struct
+import tempfile
+import time
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.fuzz.corpus_files import keep_case
+from tests.fuzz.judge import ANSWERED, FAILED, REFUSED, SKIPPED, case_of, judge
+from tests.fuzz.surface import Surface
+
+__all__ = ["Counts", "run_surface", "serve_cases", "table", "warnings_are_errors"]
+
+HUNG_S = 120.0
+"""Wall seconds without another case after which a process hangs where Python cannot interrupt it."""
+
+MOST_MEMORY = 8 * 2**30
+KEPT_OF_ONE_PLACE = 3
+_STATE = struct.Struct("<q4q")
+
+
+@dataclass
+class Counts:
+    """What became of a surface's cases."""
+
+    cases: int = 0
+    answered: int = 0
+    refused: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    failures: dict[str, list[Any]] = field(default_factory=dict)
+    """By the place that raised: how many, and seeds and words of the first."""
+
+    def add(self, kind: str) -> None:
+        if kind == SKIPPED:
+            return
+        self.cases += 1
+        self.answered += kind == ANSWERED
+        self.refused += kind == REFUSED
+        self.failed += kind == FAILED
+
+    def merge(self, other: Counts) -> None:
+        for name in ("cases", "answered", "refused", "failed", "seconds"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for place, (count, seeds, why) in other.failures.items():
+            known = self.failures.setdefault(place, [0, [], why])
+            known[0] += count
+            known[1] = [*known[1], *seeds][:KEPT_OF_ONE_PLACE]
+
+
+def serve_cases(
+    surface: Surface,
+    first: int,
+    cases: int | None,
+    until_s: float | None,
+    state: mmap.mmap | None = None,
+    seen: Path | None = None,
+) -> Counts:
+    """Judge cases of seeds from ``first`` on in this process, until there were so many or it is time."""
+    counts = Counts()
+    began_s = time.monotonic()
+    seed = first
+    with warnings.catch_warnings():
+        warnings_are_errors()
+        while (cases is None or seed - first < cases) and (until_s is None or time.monotonic() < until_s):
+            if state is not None:
+                state[: _STATE.size] = _STATE.pack(
+                    seed, counts.cases, counts.answered, counts.refused, counts.failed
+                )
+            verdict = judge(surface, case_of(surface, seed))
+            counts.add(verdict.kind)
+            if verdict.kind == FAILED:
+                known = counts.failures.setdefault(verdict.place, [0, [], verdict.why])
+                known[0] += 1
+                if len(known[1]) < KEPT_OF_ONE_PLACE:
+                    known[1].append(seed)
+                    if seen is not None:
+                        seen.write_text(json.dumps(vars(counts)))
+            seed += 1
+    counts.seconds = time.monotonic() - began_s
+    return counts
+
+
+def warnings_are_errors() -> None:
+    """Make every warning a failure, but for the one that the datasheet model is meant to give."""
+    warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", "no measured tables of")
+
+
+def run_surface(
+    kind: type[Surface], first: int, cases: int | None, seconds: float | None, kept: Path | None
+) -> Counts:
+    """Judge cases in processes of their own; where one dies or hangs, another goes on after that case."""
+    total = Counts()
+    until_s = None if seconds is None else time.monotonic() + seconds
+    last = None if cases is None else first + cases
+    while (last is None or first < last) and (until_s is None or time.monotonic() < until_s):
+        with tempfile.TemporaryDirectory(prefix="fastroof-fuzz-") as name:
+            left = None if last is None else last - first
+            part, died_at = _in_a_process(kind, first, left, until_s, Path(name))
+        total.merge(part)
+        if died_at is None:
+            break
+        first = died_at + 1
+    if kept is not None and total.failures:
+        surface = kind()
+        folder = Path(tempfile.mkdtemp(prefix="fastroof-fuzz-"))
+        surface.prepare(folder)
+        for _, seeds, _ in total.failures.values():
+            for seed in seeds:
+                keep_case(kind.name, f"seed-{seed}{kind.suffix}", case_of(surface, seed), kept)
+        surface.close()
+        shutil.rmtree(folder, ignore_errors=True)
+    return total
+
+
+def _in_a_process(
+    kind: type[Surface], first: int, cases: int | None, until_s: float | None, folder: Path
+) -> tuple[Counts, int | None]:
+    """Return what one process counted, and the case that it died of."""
+    answer = folder / "counts.json"
+    state_path = folder / "case"
+    state_path.write_bytes(_STATE.pack(first - 1, 0, 0, 0, 0))
+    with state_path.open("r+b") as file:
+        state = mmap.mmap(file.fileno(), _STATE.size)
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            faulthandler.disable()  # a crash is counted, and its traceback shown by --case
+            _set_memory(kind)
+            own = folder / "own"
+            own.mkdir()
+            surface = kind()
+            surface.prepare(own)
+            counts = serve_cases(surface, first, cases, until_s, state, answer)
+            surface.close()
+            answer.write_text(json.dumps(vars(counts)))
+            code = 0
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    began_s = seen_s = time.monotonic()
+    seen, status, hung = None, 0, False
+    while True:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            break
+        at = state[: _STATE.size]
+        if at != seen:
+            seen, seen_s = at, time.monotonic()
+        if time.monotonic() - seen_s > HUNG_S + 3 * kind.limit_s:
+            hung = True
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02 if time.monotonic() - began_s < 2 else 0.2)
+    if status == 0:
+        return Counts(**json.loads(answer.read_text())), None
+    seed, cases, answered, refused, failed = _STATE.unpack(state[: _STATE.size])
+    if seed < first or not os.WIFSIGNALED(status):
+        raise RuntimeError(f"{kind.name}, seed {seed}: a case cannot be made, see above")
+    why = "hangs" if hung else f"ends the process with signal {os.WTERMSIG(status)}"
+    failures = json.loads(answer.read_text())["failures"] if answer.exists() else {}
+    failures[f"crash: {why}"] = [1, [seed], f"the process {why}"]
+    return Counts(cases + 1, answered, refused, failed + 1, time.monotonic() - began_s, failures), seed
+
+
+def _set_memory(kind: type[Surface]) -> None:
+    most = getattr(kind, "most_memory", MOST_MEMORY)
+    if most:
+        resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+def table(counts: dict[str, Counts]) -> str:
+    """Lay counts out: surface, cases, answered, refused, failures."""
+    lines = ["| surface | cases | answered | refused | failures |", "|---|--:|--:|--:|--:|"]
+    rows = [*counts.items(), ("all", _sum(counts))]
+    lines += [
+        f"| {name} | {one.cases:,} | {one.answered:,} | {one.refused:,} | {one.failed:,} |"
+        for name, one in rows
+    ]
+    return "\n".join(lines)
+
+
+def _sum(counts: dict[str, Counts]) -> Counts:
+    total = Counts()
+    for one in counts.values():
+        total.merge(one)
+    return total
