@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,9 @@ OWN_RANK: Final = 50
 """Rank of what kernels-bench measured, unless it says another: one's own comes before what ships."""
 OWN_TOOL: Final = "kernels_bench"
 
+_HASHES: Final = ("sha256", "rows_sha256")
+_SHA256: Final = re.compile("[0-9a-f]{64}")
+
 
 @dataclass(frozen=True)
 class Source:
@@ -50,7 +54,7 @@ class Source:
     provenance : mapping
         The folder's provenance.toml, without the hashes of its files.
     hashes : mapping of str to mapping
-        By file its ``sha256`` and that of its rows, ``rows_sha256``, as they were written.
+        By file its ``sha256``, which it must have when it is read, and that of its rows, ``rows_sha256``.
     ignored : mapping of str to str
         Files of the folder that are no tables, and why.
     """
@@ -243,7 +247,7 @@ def _sources(folder: Path) -> tuple[list[Source], dict[str, str]]:
 
 def _source(folder: Path) -> Source:
     provenance = _provenance(folder / PROVENANCE_FILE)
-    hashes = provenance.pop(FILES, {})
+    hashes = _hashes(folder / PROVENANCE_FILE, provenance.pop(FILES, {}))
     files: dict[str, Path] = {}
     ignored: dict[str, str] = {}
     for path in sorted(folder.iterdir()):
@@ -255,9 +259,7 @@ def _source(folder: Path) -> Source:
             raise TableError(f"{folder} has {files[path.stem].name} and {path.name}; keep one of them")
         else:
             files[path.stem] = path
-    return Source(
-        folder.resolve().name, provenance["gpu"], folder, files, provenance, _hashes(hashes), ignored
-    )
+    return Source(folder.resolve().name, provenance["gpu"], folder, files, provenance, hashes, ignored)
 
 
 def _provenance(path: Path) -> dict[str, Any]:
@@ -284,16 +286,29 @@ def _provenance(path: Path) -> dict[str, Any]:
     return provenance
 
 
-def _hashes(given: Any) -> dict[str, dict[str, str]]:
+def _hashes(path: Path, given: Any) -> dict[str, dict[str, str]]:
     """Hashes of files that were written whole; of others the rows are hashed when it is asked for."""
-    if not isinstance(given, Mapping):
-        return {}
-    known = {"sha256", "rows_sha256"}
-    return {
-        str(name): {key: str(one[key]) for key in known}
-        for name, one in given.items()
-        if isinstance(one, Mapping) and known <= one.keys()
-    }
+    hashes: dict[str, dict[str, str]] = {}
+    for name, one in given.items() if isinstance(given, Mapping) else [("", given)]:
+        known = {key: str(one.get(key)) for key in _HASHES} if isinstance(one, Mapping) else {}
+        if not known or not all(map(_SHA256.fullmatch, known.values())):
+            raise TableError(
+                f'{path}: [{FILES}."{name}"] is {one!r:.120}; need {" and ".join(_HASHES)} of the file, '
+                f"64 hex digits each, as kernels-bench writes them, or no such table"
+            )
+        hashes[name] = known
+    return hashes
+
+
+def _written_again(source: Source, path: Path) -> str:
+    """SHA-256 of a table that was written again since its source was listed, with the same rows; else empty.
+
+    Another process may have imported it again: sources are replaced as a whole.
+    """
+    before = source.hashes.get(path.name, {})
+    now = _source(source.folder).hashes.get(path.name, {})
+    is_same = before.get("rows_sha256") == now.get("rows_sha256") and before != now
+    return now["sha256"] if is_same else ""
 
 
 # -- tables --------------------------------------------------------------------------------------
@@ -314,7 +329,14 @@ def _table(source: Source, operator: str, gpu: GpuSpec, when_needed: bool) -> Me
 def _read_table(source: Source, operator: str, gpu: GpuSpec) -> dict[str, Array]:
     path = source.files[operator]
     schema = OPERATORS[operator]
-    columns = read_columns(path, schema.required, OPTIONAL_COLUMNS)
+    sha256 = source.hashes.get(path.name, {}).get("sha256", "")
+    try:
+        columns = read_columns(path, schema.required, OPTIONAL_COLUMNS, sha256=sha256)
+    except TableError:
+        sha256 = _written_again(source, path)
+        if not sha256:
+            raise
+        columns = read_columns(path, schema.required, OPTIONAL_COLUMNS, sha256=sha256)
     if GPU.name in columns:
         _refuse_other_gpus(path, columns[GPU.name], source.gpu)
     for column in schema.keys:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import hashlib
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -11,11 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
-import pyarrow.parquet as pq
 
 from fastroof.arrays import Array, Bools, Longs
 from fastroof.columns import Column
 from fastroof.errors import TableError
+from fastroof.parquet import PARQUET_ERRORS, open_parquet, whole_table
 
 __all__ = ["ENDINGS", "count_rows", "read_columns", "word_codes"]
 
@@ -33,6 +35,8 @@ def read_columns(
     optional: Sequence[Column] = (),
     names: Sequence[str] | None = None,
     label: str | None = None,
+    *,
+    sha256: str = "",
 ) -> dict[str, Array]:
     """Read and check the named columns of one table.
 
@@ -49,6 +53,8 @@ def read_columns(
         Column names of a CSV without a header line.
     label : str, optional
         What errors call the file; its path if not given.
+    sha256 : str
+        SHA-256 that the file's bytes must have, where one was written down.
 
     Returns
     -------
@@ -59,29 +65,49 @@ def read_columns(
     Raises
     ------
     TableError
-        If the file is missing, empty, cut short or no table, lacks a column or has it twice, or a
-        value is null, no number, not finite or below what it can be. Names file, row (from 1,
-        the header not counted), column, what was found and what would do.
+        If the file is missing, empty, cut short or no table, has other bytes than were written, lacks a
+        column or has it twice, or a value is null, no number, not finite or below what it can be. Names
+        file, row (from 1, the header not counted), column, what was found and what would do.
     """
-    reader = _Reader(Path(path), label or str(path), None if names is None else tuple(names))
+    path = Path(path)
+    label = label or str(path)
+    content = _content(path, label, sha256)
+    reader = _Reader(path, label, None if names is None else tuple(names), content)
     return reader.read(columns, optional)
+
+
+def _content(path: Path, label: str, sha256: str) -> bytes:
+    """All bytes of a file, which are those that were hashed when it was written."""
+    if not path.is_file():
+        raise TableError(f"{label}: no such file")
+    if path.suffix not in ENDINGS:
+        raise TableError(f"{label}: cannot read {path.suffix!r} files, only .csv and .parquet")
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise TableError(f"{label} cannot be read: {error.strerror or error}") from None
+    if not content:
+        raise TableError(f"{label}: the file is empty; need a header and at least one row")
+    found = hashlib.sha256(content).hexdigest() if sha256 else sha256
+    if found != sha256:
+        raise TableError(
+            f"{label}: its SHA-256 is {found:.12}.., but provenance.toml beside it has {sha256:.12}..: "
+            f"the file was damaged or changed after it was written; copy it again, or drop "
+            f'[files."{path.name}"] there if it was changed on purpose'
+        )
+    return content
 
 
 class _Reader:
     """One file: what it is called in errors, and how its cells become arrays."""
 
-    def __init__(self, path: Path, label: str, names: tuple[str, ...] | None) -> None:
+    def __init__(self, path: Path, label: str, names: tuple[str, ...] | None, content: bytes) -> None:
         self.path = path
         self.label = label
         self.names = names
+        self.content = content
 
     def read(self, columns: Sequence[Column], optional: Sequence[Column]) -> dict[str, Array]:
-        if not self.path.is_file():
-            raise TableError(f"{self.label}: no such file")
-        if self.path.suffix not in ENDINGS:
-            raise TableError(f"{self.label}: cannot read {self.path.suffix!r} files, only .csv and .parquet")
-        if self.path.stat().st_size == 0:
-            raise TableError(f"{self.label}: the file is empty; need a header and at least one row")
         table = (self._csv if self.path.suffix == ".csv" else self._parquet)(columns, optional)
         if table.num_rows == 0:
             raise self._no_rows()
@@ -118,7 +144,7 @@ class _Reader:
         picked = [str(i) for i in positions.values()]
         try:
             table = pacsv.read_csv(
-                self.path,
+                pa.BufferReader(self.content),
                 read_options=pacsv.ReadOptions(column_names=labels, skip_rows=skip),
                 convert_options=pacsv.ConvertOptions(
                     include_columns=picked,
@@ -138,43 +164,47 @@ class _Reader:
         if self.names is not None:
             return list(self.names), 0
         try:
-            with self.path.open(newline="", encoding="utf-8-sig") as file:
-                lines = csv.reader(file)
-                for cells in lines:
-                    if cells:
-                        return [cell.strip() for cell in cells], lines.line_num
+            lines = csv.reader(self._lines())
+            for cells in lines:
+                if cells:
+                    return [cell.strip() for cell in cells], lines.line_num
         except (UnicodeDecodeError, csv.Error) as error:
             raise TableError(f"{self.label}: not a CSV file of UTF-8 text: {error}") from error
         raise TableError(f"{self.label}: the file is empty; need a header and at least one row")
 
+    def _lines(self, errors: str = "strict") -> io.TextIOWrapper:
+        return io.TextIOWrapper(io.BytesIO(self.content), "utf-8-sig", errors, newline="")
+
     def _raise_for_ragged_row(self, width: int) -> None:
-        with self.path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
-            lines = csv.reader(file)
-            rows = (cells for cells in lines if cells)
-            if self.names is None:
-                next(rows)
-            for number, cells in enumerate(rows, 1):
-                if len(cells) != width:
-                    raise TableError(
-                        f"{self.label}, row {number} (line {lines.line_num}): "
-                        f"found {len(cells)} cells, need {width}, one a column"
-                    )
+        lines = csv.reader(self._lines("replace"))
+        rows = (cells for cells in lines if cells)
+        if self.names is None:
+            next(rows)
+        for number, cells in enumerate(rows, 1):
+            if len(cells) != width:
+                raise TableError(
+                    f"{self.label}, row {number} (line {lines.line_num}): "
+                    f"found {len(cells)} cells, need {width}, one a column"
+                )
 
     def _parquet(self, columns: Sequence[Column], optional: Sequence[Column]) -> pa.Table:
-        with self.path.open("rb") as raw:
-            starts_right = raw.read(4) == _PARQUET_MAGIC
-            raw.seek(max(0, self.path.stat().st_size - 4))
-            ends_right = raw.read(4) == _PARQUET_MAGIC
-        if not starts_right:
+        if not self.content.startswith(_PARQUET_MAGIC):
             raise TableError(f"{self.label}: not a Parquet file; need one, or a .csv ending for a CSV file")
-        if not ends_right:
+        if not self.content.endswith(_PARQUET_MAGIC):
             raise TableError(f"{self.label}: the Parquet file is cut short; copy or download it again")
         try:
-            file = pq.ParquetFile(self.path)
-            positions = self._positions(file.schema_arrow.names, columns, optional)
-            return file.read(columns=list(positions))
-        except (pa.ArrowException, OSError) as error:
-            raise TableError(f"{self.label}: the Parquet file is damaged: {error}") from error
+            file = open_parquet(self.content)
+            names = file.schema_arrow.names
+        except PARQUET_ERRORS as error:
+            raise self._damaged(error) from error
+        positions = self._positions(names, columns, optional)
+        try:
+            return whole_table(file, list(positions))
+        except PARQUET_ERRORS as error:
+            raise self._damaged(error) from error
+
+    def _damaged(self, error: BaseException) -> TableError:
+        return TableError(f"{self.label}: the Parquet file is damaged: {error!s:.200}")
 
     # -- Arrow to NumPy ------------------------------------------------------------------------
 
@@ -240,14 +270,13 @@ class _Reader:
         """Return where a row lies in a CSV file: empty lines are no rows."""
         if self.path.suffix != ".csv":
             return ""
-        with self.path.open(newline="", encoding="utf-8-sig") as file:
-            lines = csv.reader(file)
-            seen = -1 if self.names is None else 0
-            for cells in lines:
-                seen += bool(cells)
-                if seen == row + 1:
-                    break
-            return f" (line {lines.line_num})"
+        lines = csv.reader(self._lines())
+        seen = -1 if self.names is None else 0
+        for cells in lines:
+            seen += bool(cells)
+            if seen == row + 1:
+                break
+        return f" (line {lines.line_num})"
 
 
 def _is_number(cell: Any) -> bool:
@@ -290,10 +319,11 @@ def count_rows(path: Path) -> int:
     """
     try:
         if path.suffix == ".parquet":
-            return int(pq.read_metadata(path).num_rows)
+            with open_parquet(path) as file:
+                return int(file.metadata.num_rows)
         return int(pacsv.read_csv(path).num_rows)
-    except (pa.ArrowException, OSError) as error:
-        raise TableError(f"{path} cannot be read: {error}") from None
+    except PARQUET_ERRORS as error:
+        raise TableError(f"{path} cannot be read: {error!s:.200}") from None
 
 
 def word_codes(words: Array) -> Longs:

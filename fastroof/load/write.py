@@ -23,6 +23,7 @@ from fastroof.load.own import PROVENANCE_FILE
 from fastroof.load.rows import word_codes
 from fastroof.operators.operator import Operator
 from fastroof.operators.registry import OPERATORS
+from fastroof.parquet import CHECKED_PAGES
 from fastroof.whole_files import whole_folder, write_whole
 
 __all__ = ["sort_rows", "toml_text", "write_source"]
@@ -189,6 +190,7 @@ def _write_table(path: Path, table: pa.Table, schema: Operator, compression_leve
         row_group_size=table.num_rows,
         write_statistics=True,
         store_schema=False,
+        **CHECKED_PAGES,
     )
 
 

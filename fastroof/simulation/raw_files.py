@@ -81,15 +81,14 @@ def _table(what: str, content: bytes, *, is_parquet: bool) -> pa.Table:
     """Read all of a binary table: which columns are needed is told by their names."""
     import pyarrow as pa
 
-    reader = pa.BufferReader(content)
     try:
         if not is_parquet:
-            table = pa.ipc.open_file(reader).read_all()
+            table = pa.ipc.open_file(pa.BufferReader(content)).read_all()
             table.validate(full=True)
             return table
-        import pyarrow.parquet
+        from fastroof.parquet import open_parquet, whole_table
 
-        return pa.parquet.ParquetFile(reader).read()
+        return whole_table(open_parquet(content))
     except (pa.ArrowException, OSError, ValueError, TypeError, MemoryError) as error:
         kind = "Parquet" if is_parquet else "Arrow"
         raise TraceError(f"{what} is no whole {kind} file ({error!s:.200})") from None

@@ -109,4 +109,6 @@ def write_table(table: pa.Table, path: Path) -> None:
         else:
             from pyarrow import parquet
 
-            parquet.write_table(table, unfinished)
+            from fastroof.parquet import CHECKED_PAGES
+
+            parquet.write_table(table, unfinished, **CHECKED_PAGES)

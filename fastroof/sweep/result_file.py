@@ -16,6 +16,7 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from fastroof.errors import SweepError
+from fastroof.parquet import CHECKED_PAGES
 from fastroof.whole_files import unfinished_path
 
 __all__ = ["ResultFile"]
@@ -104,7 +105,7 @@ class ResultFile:
             options = pacsv.WriteOptions(quoting_style="needed")
             writer: _Writer = pacsv.CSVWriter(self._unfinished, self.schema, write_options=options)
         else:
-            writer = pq.ParquetWriter(self._unfinished, self.schema, compression="zstd")
+            writer = pq.ParquetWriter(self._unfinished, self.schema, compression="zstd", **CHECKED_PAGES)
         return writer
 
     def write(self, rows: Iterable[pa.RecordBatch]) -> None:
