@@ -23,11 +23,13 @@ from benchmarks.soak_routes import (
     Got,
     Message,
     Sent,
+    hold_silent,
     start_server,
     stop_server,
 )
 from fastroof import StepBatch
 from fastroof.backends.serve.flight_client import FlightSteps
+from fastroof.backends.serve.flight_frames import PREFACE
 from fastroof.errors import BackendError, FastroofError
 
 NAMES = ("llama-3.1-8b", "llama-3.1-70b-tp4-fp8")
@@ -106,8 +108,7 @@ def _exchanged(client: Any, plan: str, batch: Any, options: Any = None) -> Any:
 def _wrong_bytes(location: str, rng: random.Random) -> Got:
     """Speak no HTTP/2, or break off in the middle of it: the server hangs up."""
     port = int(location.rpartition(":")[2])
-    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-    said = rng.choice([b"", preface]) + b"\xff" + rng.randbytes(rng.randrange(9, 5000))
+    said = rng.choice([b"", PREFACE]) + b"\xff" + rng.randbytes(rng.randrange(9, 5000))
     with socket.create_connection(("127.0.0.1", port), REPLY_S) as raw, suppress(ConnectionError):
         raw.sendall(said)
         raw.shutdown(socket.SHUT_WR)
@@ -166,6 +167,7 @@ class FlightRoute:
 
     def leave(self, started: Started, messages: Sequence[Message], rng: random.Random) -> int:
         """Have one good batch timed, then end the stream, the connection or the process in the middle."""
+        hold_silent(int(started.location.rpartition(":")[2]), rng.choice([b"", PREFACE[:9], PREFACE]))
         with FlightSteps(started.location) as steps:
             decodes = [message for message in messages if len(message.arrays) == 2]
             lost = sum(

@@ -18,6 +18,7 @@ from benchmarks.soak_routes import (
     Got,
     Message,
     Sent,
+    hold_silent,
     start_server,
     stop_server,
 )
@@ -145,6 +146,7 @@ class HttpRoute:
 
     def leave(self, started: Started, messages: Sequence[Message], rng: random.Random) -> int:
         """Have one good message answered, then go in the middle of a head, a body or a reply."""
+        hold_silent(started.port, rng.choice([b"", b"POST /mess", b"POST /message HTTP/1.1\r\n"]))
         kept = HttpConnection(started)
         (got,) = kept.exchange(messages[:1], rng)
         kept.close()

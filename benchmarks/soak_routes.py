@@ -10,6 +10,7 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ PLANS = ("llama-3.1-8b", "llama-3.1-70b,tp=4,dtype=fp8")
 MAX_STEPS = 300_000
 LIMITS = ("--max-steps", str(MAX_STEPS), "--max-message-bytes", str(2**24))
 REPLY_S = 60
+SILENT = 300
+"""Connections that say nothing, beside those of clients of a server that they share."""
 
 
 class Message(NamedTuple):
@@ -80,6 +83,21 @@ def start_server(option: str, max_calls: int) -> tuple[int, int]:
         raise BackendError(f"the server says {said!r}")
     _servers[server.pid] = server
     return int(found[1]), server.pid
+
+
+_silent: dict[int, list[socket.socket]] = {}
+
+
+def hold_silent(port: int, said: bytes) -> None:
+    """Hold connections that say no more than this, in the place of those that were held before."""
+    for each in _silent.pop(port, []):
+        each.close()
+    held = _silent[port] = []
+    for _ in range(SILENT):
+        one = socket.create_connection(("127.0.0.1", port), REPLY_S)
+        held.append(one)
+        with suppress(ConnectionError):
+            one.sendall(said)
 
 
 def stop_server(pid: int) -> None:

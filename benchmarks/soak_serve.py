@@ -3,7 +3,11 @@
 First the load: messages of one step and of a million, by one client and by all, beside the same calls in
 process. Then the soak: every client, a process of its own, sends good and bad messages in bursts until the
 time is up. Every good reply is compared to the bit, every bad message must get an error, nothing may be lost,
-and the memory of the servers is read as they run. One more client keeps leaving rudely.
+and the memory of the servers is read as they run, with their threads and file descriptors. One more client
+keeps leaving rudely.
+
+``--route all --no-load --seconds 3600 --clients 3 --pause-ms 1000 --leave-every-s 20`` soaks every server at
+once, of clients that pause, on a machine that others use as well.
 """
 
 from __future__ import annotations
@@ -18,32 +22,58 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from benchmarks.soak_flight import FlightRoute
 from benchmarks.soak_http import HttpRoute
 from benchmarks.soak_routes import LIMITS, PLANS, Message, Route
-from benchmarks.soak_stdio import StdioRoute
+from benchmarks.soak_stdio import FramesRoute, LinesRoute, StdioRoute
 from fastroof.errors import FastroofError
 
 ROUTES: Final[dict[str, Callable[[], Route]]] = {
     "stdio": StdioRoute,
+    "frames": FramesRoute,
+    "lines": LinesRoute,
     "flight": FlightRoute,
     "http": HttpRoute,
 }
 
+ALL: Final = ("frames", "lines", "flight", "http")
+"""Routes of ``--route all``: stdio is the first two."""
+
 GOOD_SHARE: Final = 0.6
 MOST_A_BURST: Final = 8
-WARM_SHARE: Final = 0.2
-RSS_EVERY_S: Final = 1.0
+PARTS: Final = 6
+"""Equal parts of a soak, at the ends of which is told what servers hold; the first warms them up."""
+
+READ_EVERY_S: Final = 1.0
 LOAD_S: Final = 4.0
 LOAD_STEPS: Final = 1_000_000
 START_S: Final = 180.0
+END_S: Final = 60.0
 MB: Final = 1e6
+
+
+class Held(NamedTuple):
+    """What a server's process holds."""
+
+    at_s: float
+    rss_bytes: int
+    threads: int
+    files: int
+
+
+class Pace(NamedTuple):
+    """How long clients take, and how long they pause."""
+
+    seconds: float
+    pause_s: float = 0.0
+    leave_every_s: float = 1.0
 
 
 @dataclass
@@ -57,7 +87,7 @@ class Account:
     lost: int = 0
     departures: int = 0
     refused: Counter[str] = field(default_factory=Counter)
-    rss_bytes: list[tuple[float, int]] = field(default_factory=list)
+    held: list[Held] = field(default_factory=list)
     failure: str = ""
 
 
@@ -87,23 +117,24 @@ def good_messages(seed: int) -> list[Message]:
     return messages
 
 
-def rss_bytes(pid: int) -> int:
-    """Resident memory of a process."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
+def held_by(pid: int, at_s: float) -> Held:
+    """Resident memory, threads and file descriptors of a process."""
+    process = Path(f"/proc/{pid}")
+    rss_bytes = int((process / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return Held(
+        at_s, rss_bytes, len(list((process / "task").iterdir())), len(list((process / "fd").iterdir()))
+    )
 
 
-def soak_client(
-    route: Route, started: Any, client: int, messages: Sequence[Message], seconds: float
-) -> Account:
+def soak_client(route: Route, started: Any, client: int, messages: Sequence[Message], pace: Pace) -> Account:
     """Send bursts of good and bad messages, and count what comes back."""
     account, rng = Account(), random.Random(client)
     connection = route.connect(started, client, LIMITS)
     connection.exchange([messages[0]], rng)
-    account.rss_bytes.append((0.0, rss_bytes(connection.server_pid)))
+    account.held.append(held_by(connection.server_pid, 0.0))
     begin = last = time.monotonic()
     few = [message for message in messages if len(message.expected_us) <= 5000]
-    while (now := time.monotonic()) < begin + seconds:
+    while (now := time.monotonic()) < begin + pace.seconds:
         pool = messages if rng.random() < 0.1 else few
         burst: list[Message | str] = []
         for _ in range(rng.randrange(1, MOST_A_BURST)):
@@ -123,26 +154,29 @@ def soak_client(
                 account.unrefused += not isinstance(got, FastroofError)
             elif isinstance(got, FastroofError) or got.tobytes() != sent.expected_us.tobytes():
                 account.differing += 1
+                account.failure = f"a good message of {len(sent.expected_us)} steps was answered {got!r:.200}"
             else:
                 account.good += 1
                 account.steps += len(got)
-        if now - last >= RSS_EVERY_S:
+        if now - last >= READ_EVERY_S:
             last = now
-            account.rss_bytes.append((now - begin, rss_bytes(connection.server_pid)))
-    account.rss_bytes.append((time.monotonic() - begin, rss_bytes(connection.server_pid)))
+            account.held.append(held_by(connection.server_pid, now - begin))
+        if pace.pause_s:
+            time.sleep(min(rng.expovariate(1 / pace.pause_s), 10 * pace.pause_s))
+    account.held.append(held_by(connection.server_pid, time.monotonic() - begin))
     connection.close()
     return account
 
 
-def leaving_client(route: Route, started: Any, messages: Sequence[Message], seconds: float) -> Account:
+def leaving_client(route: Route, started: Any, messages: Sequence[Message], pace: Pace) -> Account:
     """Come and go rudely."""
     account, rng = Account(), random.Random(1)
     begin = time.monotonic()
     few = [message for message in messages if len(message.expected_us) <= 33]
-    while time.monotonic() < begin + seconds:
+    while time.monotonic() < begin + pace.seconds:
         account.lost += route.leave(started, rng.choices(few, k=20), rng)
         account.departures += 1
-        time.sleep(1.0)
+        time.sleep(pace.leave_every_s)
     return account
 
 
@@ -182,7 +216,7 @@ def in_processes(
         else:
             accounts.append(answers.get())
     for process in processes:
-        process.join(1.0)
+        process.join(END_S if len(accounts) == len(works) else 1.0)
         if process.is_alive():
             process.kill()
             accounts.append(Account(lost=1, failure="a client waited for a reply that did not come"))
@@ -236,68 +270,83 @@ def median_s(call: Callable[[], Any], times: int) -> float:
     return statistics.median(took)
 
 
-def soak(route: Route, messages: Sequence[Message], clients: int, seconds: float) -> dict[str, Any]:
+def soak(route: Route, messages: Sequence[Message], clients: int, pace: Pace) -> dict[str, Any]:
     """What all clients met together."""
     started = route.start()
-    works: list[Any] = [(soak_client, (route, started, i, messages, seconds)) for i in range(clients)]
-    works.append((leaving_client, (route, started, messages, seconds)))
-    accounts = in_processes(works, seconds)
+    works: list[Any] = [(soak_client, (route, started, i, messages, pace)) for i in range(clients)]
+    works.append((leaving_client, (route, started, messages, pace)))
+    accounts = in_processes(works, pace.seconds)
     route.stop(started)
-    series = [account.rss_bytes for account in accounts if account.rss_bytes]
+    series = [account.held for account in accounts if account.held]
     if route.shares_a_server:
         series = series[:1]
-    shares = [0.0, WARM_SHARE, *np.arange(3, 11) / 10]
-    at_shares = [[_rss_mb(one, share * seconds) for one in series] for share in shares]
-    warm, end = at_shares[1], at_shares[-1]
+    at = [[_at(one, part * pace.seconds / PARTS) for one in series] for part in range(PARTS + 1)]
     refused: Counter[str] = sum((account.refused for account in accounts), Counter())
     totals = {
         name: sum(getattr(account, name) for account in accounts)
         for name in ("good", "steps", "differing", "unrefused", "lost", "departures")
     }
     return {
-        "seconds": seconds,
+        **pace._asdict(),
         "clients": clients,
         **totals,
         "refused": sum(refused.values()),
         "refused_by_kind": dict(sorted(refused.items())),
-        "messages_per_s": (totals["good"] + sum(refused.values())) / seconds,
-        "steps_per_s": totals["steps"] / seconds,
+        "messages_per_s": (totals["good"] + sum(refused.values())) / pace.seconds,
+        "steps_per_s": totals["steps"] / pace.seconds,
         "servers": len(series),
-        "rss_mb_at_start": sum(at_shares[0]),
-        "rss_mb_warm": sum(warm),
-        "rss_mb_at_end": sum(end),
-        "rss_mb_over_time": [round(sum(each)) for each in at_shares],
-        "rss_mb_most_growth": max((b - a for a, b in zip(warm, end, strict=True)), default=0.0),
+        "rss_mb_over_time": [round(sum(each.rss_bytes for each in held) / MB, 1) for held in at],
+        "threads_over_time": [sum(each.threads for each in held) for held in at],
+        "files_over_time": [sum(each.files for each in held) for held in at],
+        "rss_mb_most_growth": max(
+            ((end.rss_bytes - warm.rss_bytes) / MB for warm, end in zip(at[1], at[-1], strict=True)),
+            default=0.0,
+        ),
         "failures": [account.failure for account in accounts if account.failure],
     }
 
 
-def _rss_mb(series: Sequence[tuple[float, int]], at_s: float) -> float:
-    return next((held for at, held in series if at >= at_s), series[-1][1]) / MB
+def _at(series: Sequence[Held], at_s: float) -> Held:
+    return next((held for held in series if held.at_s >= at_s), series[-1])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--route", choices=sorted(ROUTES), default="stdio")
+    parser.add_argument("--route", choices=[*sorted(ROUTES), "all"], default="stdio")
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--pause-ms", type=float, default=0.0, help="of clients between bursts, in the mean")
+    parser.add_argument("--leave-every-s", type=float, default=1.0, help="of the client that leaves rudely")
     parser.add_argument("--no-load", action="store_true", help="the soak alone")
     parser.add_argument("--json", type=Path, help="file to write the figures to")
     given = parser.parse_args(arguments)
-    route, messages = ROUTES[given.route](), good_messages(seed=0)
-    found: dict[str, Any] = {"route": given.route}
+    names = ALL if given.route == "all" else (given.route,)
+    routes, messages = {name: ROUTES[name]() for name in names}, good_messages(seed=0)
+    found: dict[str, Any] = {name: {} for name in names}
     if not given.no_load:
-        found["load"] = load(route, messages, given.clients)
-        for name, figures in found["load"].items():
-            print(
-                f"{name}: " + ", ".join(f"{key} {value:,.4g}" for key, value in figures.items()), flush=True
-            )
-    found["soak"] = met = soak(route, messages, given.clients, given.seconds)
-    for key, value in met.items():
-        print(f"{key}: {value:,.1f}" if isinstance(value, float) else f"{key}: {value}")
+        for name, route in routes.items():
+            found[name]["load"] = load(route, messages, given.clients)
+            for what, figures in found[name]["load"].items():
+                said = ", ".join(f"{key} {value:,.4g}" for key, value in figures.items())
+                print(f"{name}, {what}: {said}", flush=True)
+    pace = Pace(given.seconds, given.pause_ms / 1000, given.leave_every_s)
+    with ThreadPoolExecutor(len(routes)) as side_by_side:
+        works = {
+            name: side_by_side.submit(soak, route, messages, given.clients, pace)
+            for name, route in routes.items()
+        }
+        for name, work in works.items():
+            found[name]["soak"] = work.result()
+    is_bad = False
+    for name in names:
+        met = found[name]["soak"]
+        print(f"{name}:")
+        for key, value in met.items():
+            print(f"  {key}: {value:,.1f}" if isinstance(value, float) else f"  {key}: {value}")
+        is_bad |= bool(met["differing"] or met["unrefused"] or met["lost"] or met["failures"])
     if given.json:
         given.json.write_text(json.dumps(found, indent=2) + "\n")
-    return int(bool(met["differing"] or met["unrefused"] or met["lost"] or met["failures"]))
+    return int(is_bad)
 
 
 if __name__ == "__main__":

@@ -219,3 +219,17 @@ class StdioRoute:
 
     def stop(self, started: None) -> None:
         return None
+
+
+class FramesRoute(StdioRoute):
+    """The same, where every client speaks frames."""
+
+    def connect(self, started: Any, client: int, options: Sequence[str] = ()) -> Connection:
+        return FrameConnection(options)
+
+
+class LinesRoute(StdioRoute):
+    """The same, where every client speaks JSON."""
+
+    def connect(self, started: Any, client: int, options: Sequence[str] = ()) -> Connection:
+        return LineConnection(options)

@@ -350,7 +350,7 @@ def test_soak_loses_nothing(tmp_path, route):
     command = [sys.executable, "-m", "benchmarks.soak_serve", "--route", route, "--no-load"]
     options = ["--clients", "4", "--seconds", "4", "--json", str(figures)]
     subprocess.run([*command, *options], cwd=CHECKOUT, check=True, stdout=subprocess.DEVNULL)
-    met = json.loads(figures.read_text())["soak"]
+    met = json.loads(figures.read_text())[route]["soak"]
     assert (met["lost"], met["differing"], met["unrefused"], met["failures"]) == (0, 0, 0, [])
     assert met["good"] > 100
     assert met["refused"] > 100
