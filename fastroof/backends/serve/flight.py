@@ -4,9 +4,10 @@
 "errors"]`` asks for standard errors beside times, a column ``relative_error``. The client's record
 batches hold a step a row, of equal decodes (``batch_size``, ``kv_len``) or of any requests (``new_tokens``
 and ``context_len``, a list each), and each is answered, in order, by one record batch of ``latency_us``. A
-batch that cannot be timed is answered by an empty batch whose metadata is JSON, ``{"error": ...,
-"message": ...}``, and the stream goes on. What makes a call as a whole impossible (an unknown plan, other
-columns) ends it with an error; a message that is too long or compressed ends the connection it came by.
+batch that cannot be timed ends the call with an error, as what makes all of it impossible does (an unknown
+plan, other columns). Where the call has the header ``fastroof-errors: in-stream``, such a batch is answered
+by an empty one whose metadata is JSON, ``{"error": ..., "message": ...}``, and the stream goes on. A message
+that is too long or compressed ends the connection it came by.
 
 ``ListFlights``, ``GetFlightInfo`` and ``GetSchema`` describe the plans in the metadata of their schema, and
 the action ``health`` says what is served. A stream is one call for as long as it is open.

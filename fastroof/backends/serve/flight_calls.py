@@ -5,11 +5,14 @@ from __future__ import annotations
 import hmac
 import time
 from threading import Lock
-from typing import Any
+from typing import Any, Final
 
 from pyarrow import flight
 
-__all__ = ["Calls", "Doorman"]
+__all__ = ["ERRORS_IN_STREAM", "Calls", "Doorman"]
+
+ERRORS_IN_STREAM: Final = ("fastroof-errors", "in-stream")
+"""The header of a call by which a client says that it reads errors among the answers of a stream."""
 
 
 class Calls:
@@ -72,8 +75,9 @@ class Calls:
 
 
 class _Call(flight.ServerMiddleware):  # type: ignore[misc]
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: Calls, reads_errors: bool) -> None:
         self._calls = calls
+        self.reads_errors = reads_errors
 
     def call_completed(self, exception: Any) -> None:
         """Count it no longer."""
@@ -104,5 +108,6 @@ class Doorman(flight.ServerMiddlewareFactory):  # type: ignore[misc]
                 raise flight.FlightUnauthenticatedError(
                     "the token is missing or wrong: send `authorization: Bearer TOKEN`"
                 )
+        name, value = ERRORS_IN_STREAM
         self._calls.start()
-        return _Call(self._calls)
+        return _Call(self._calls, value in headers.get(name, []))

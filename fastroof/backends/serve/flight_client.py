@@ -18,6 +18,7 @@ from pyarrow import flight
 from fastroof import errors
 from fastroof.arrays import Floats, Ints
 from fastroof.backends.serve.address import is_loopback
+from fastroof.backends.serve.flight_calls import ERRORS_IN_STREAM
 from fastroof.backends.serve.flight_steps import ERRORS
 from fastroof.backends.serve.steps_asked import TimesAndErrors
 from fastroof.errors import BackendError, BatchError, FastroofError
@@ -73,7 +74,9 @@ class FlightSteps:
             raise BackendError(f"a location like grpc://127.0.0.1:8815 is needed, got {location!r:.80}")
         if token is not None and address.scheme != "grpc+tls" and not is_loopback(address.hostname):
             raise BackendError("the token could be read on its way to another machine: use grpc+tls://")
-        headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
+        headers = [tuple(word.encode() for word in ERRORS_IN_STREAM)]
+        if token is not None:
+            headers.append((b"authorization", f"Bearer {token}".encode()))
         self._options = flight.FlightCallOptions(headers=headers)
         with _as_backend_errors():
             root = None if tls_root is None else Path(tls_root).read_bytes()

@@ -126,6 +126,8 @@ class PlanService(flight.FlightServerBase):  # type: ignore[misc]
                         self._served.with_errors(name, steps) if with_errors else (steps.times_us(plan),)
                     )
                 except FastroofError as error:
+                    if not context.get_middleware("calls").reads_errors:
+                        raise flight.FlightServerError(str(error)) from None
                     told = {"error": type(error).__name__, "message": str(error)}
                     writer.write_with_metadata(answer_batch(answers), json.dumps(told).encode())
                 else:

@@ -192,6 +192,44 @@ WRONG_LISTS = [
 ]
 
 
+GOES_ON = flight.FlightCallOptions(headers=[(b"fastroof-errors", b"in-stream")])
+
+
+def test_a_wrong_batch_ends_the_stream_of_a_client_that_asks_for_nothing_else(plans: Any) -> None:
+    """Who only reads columns gets an error, and never an empty batch: after what was answered before."""
+    with (
+        FlightServer(plans, limits=ServeLimits(max_steps=1000, max_requests=2000)) as server,
+        flight.connect(f"grpc://127.0.0.1:{server.port}") as client,
+    ):
+        of = pa.list_(pa.int64())
+        wrong_lists = [
+            (pa.record_batch({"new_tokens": pa.array(new, of), "context_len": pa.array(context, of)}), said)
+            for new, context, _, said in WRONG_LISTS
+        ]
+        for path in ([SMALL], [SMALL, "errors"]):
+            for batch, said in [*((batch, said) for batch, _, said in WRONG_BATCHES), *wrong_lists]:
+                writer, reader = client.do_exchange(flight.FlightDescriptor.for_path(*path))
+                good = batch.slice(0, 0)
+                writer.begin(batch.schema)
+                writer.write_batch(good)
+                assert reader.read_chunk().data.num_rows == 0
+                writer.write_batch(batch)
+                with pytest.raises((pa.ArrowException, OSError), match=said):
+                    reader.read_chunk()
+                with suppress(pa.ArrowException):
+                    writer.close()
+        # all at once, as a client does that writes first and reads then
+        writer, reader = client.do_exchange(flight.FlightDescriptor.for_path(SMALL))
+        writer.begin(decodes([1], [1]).schema)
+        for batch in (decodes([1, 2], [3, 4]), decodes([1, 0], [3, 4]), decodes([5], [6])):
+            with suppress(pa.ArrowException):
+                writer.write_batch(batch)
+        with suppress(pa.ArrowException):
+            writer.done_writing()
+        with pytest.raises((pa.ArrowException, OSError), match="at least 1, got 0 at position 1"):
+            reader.read_all()
+
+
 def test_a_wrong_batch_is_answered_by_an_error_and_the_stream_goes_on(plans: Any) -> None:
     with (
         FlightServer(plans, limits=ServeLimits(max_steps=1000, max_requests=2000)) as server,
@@ -205,7 +243,7 @@ def test_a_wrong_batch_is_answered_by_an_error_and_the_stream_goes_on(plans: Any
             batch = pa.record_batch({"new_tokens": pa.array(new, of), "context_len": pa.array(context, of)})
             asked.append((batch, error, said, fine))
         for batch, error, said, right in asked:
-            before, wrong, after = exchange(client, [right, batch, right])
+            before, wrong, after = exchange(client, [right, batch, right], options=GOES_ON)
             told = json.loads(wrong.app_metadata.to_pybytes())
             assert told["error"] == error
             assert said in told["message"]
