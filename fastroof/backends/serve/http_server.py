@@ -184,12 +184,16 @@ class HttpServer:
         self._app = PlanApp(plans, served, token, hosts, lambda: len(self._state.connections))
         self._arrivals: Connections[_Arrival] = Connections(limits.max_calls)
         self._drained = False
-        started = Event()
-        self._thread = Thread(
-            target=lambda: asyncio.run(self._serve(started)), name="fastroof-http-loop", daemon=True
-        )
+        self._listens = Event()
+        self._died: BaseException | None = None
+        self._thread = Thread(target=self._run, name="fastroof-http-loop", daemon=True)
         self._thread.start()
-        started.wait()
+        self._listens.wait()
+        if self._died is not None:
+            self._thread.join()
+            raise BackendError(
+                f"{host}:{self.port} cannot be served: {type(self._died).__name__}: {self._died}"
+            ) from self._died
 
     def __enter__(self) -> HttpServer:
         return self
@@ -224,7 +228,18 @@ class HttpServer:
         self._thread.join(2 * _CLOSING_S)
         return finished
 
-    async def _serve(self, started: Event) -> None:
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:
+            if self._listens.is_set():
+                raise
+            self._died = error
+            self._listener.close()
+        finally:
+            self._listens.set()
+
+    async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         config = uvicorn.Config(
             self._app.asgi,
@@ -243,7 +258,7 @@ class HttpServer:
         self._listener.setblocking(False)
         self._listener.listen(_BACKLOG)
         accepting = self._loop.create_task(self._accept(config))
-        started.set()
+        self._listens.set()
         while not self._stop.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), _SWEEP_S)

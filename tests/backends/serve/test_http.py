@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import fastroof
+from fastroof.backends.serve.address import listening_socket
 from fastroof.backends.serve.answer import ServedPlans
 from fastroof.backends.serve.connections import PEER_CONNECTIONS_A_CALL
 from fastroof.backends.serve.json_lines import answer_line
@@ -375,7 +376,35 @@ def test_tls(plan, certificate):
             post(server, ONE)
 
 
-# Stopping
+# Starting, stopping
+
+
+def test_a_loop_that_dies_before_it_listens_is_said(plan, monkeypatch):
+    """Whatever keeps it from listening, who made the server hears of it, and the port is free again."""
+
+    def dies(*given: Any, **more: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(http_server.uvicorn.Config, "load", dies)
+    before = threading.active_count()
+    made: list[BaseException] = []
+
+    def make() -> None:
+        try:
+            HttpServer({"eight": plan}, port=port)
+        except BackendError as error:
+            made.append(error)
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    thread = threading.Thread(target=make, daemon=True)  # it may wait for ever
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert "No space left on device" in str(made[0])
+    assert f"127.0.0.1:{port}" in str(made[0])
+    assert threading.active_count() == before
+    listening_socket("127.0.0.1", port, None, False).close()
 
 
 def test_calls_in_flight_are_finished(plan, monkeypatch):
