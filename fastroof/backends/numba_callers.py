@@ -21,6 +21,8 @@ def numba_step(plan: StepPlan) -> tuple[Callable[..., float], Floats]:
     each, as :class:`fastroof.StepBatch` does, and returns what ``plan.step_us`` would, to the last bit. A
     step that the plan cannot time is NaN, since compiled loops raise nothing; a caller that hands over
     something else, a column of a two-dimensional array or a reversed view, does not compile (``TypeError``).
+    Give no compiled function integers of the other byte order: Numba may take them for native ones, which
+    nothing behind it can tell.
 
     Parameters
     ----------

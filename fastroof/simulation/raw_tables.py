@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fastroof.checks import is_number, is_whole_number
 from fastroof.errors import TraceError
 from fastroof.simulation.trace import HASH_IDS
@@ -73,6 +75,9 @@ def arrow_column(what: str, name: str, values: Any) -> pa.ChunkedArray:
 
     try:
         # a sum type of whole numbers and floats is found for lists, and not for anything else
+        if isinstance(values, np.ndarray) and not values.dtype.isnative:
+            # of the other byte order, which Arrow does not read
+            values = values.astype(values.dtype.newbyteorder("="))
         array = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
         return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
