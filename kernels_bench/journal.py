@@ -18,6 +18,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Final
 
+from fastroof.documents import parse_json
 from fastroof.errors import MeasureError
 
 __all__ = ["Journal", "done_keys", "find_journals", "read_journal", "starts"]
@@ -171,7 +172,7 @@ class Journal:
                 f"make room, then `kernels-bench resume {self.path.parent}` goes on"
             ) from None
         self._end += len(line)
-        self.records.append(json.loads(line))
+        self.records.append(parse_json(line, "a record", MeasureError))
 
     def close(self) -> None:
         """Have the disk keep what was written, and let others open the journal."""
@@ -224,8 +225,8 @@ def _whole_lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
     # What follows the last newline is torn, or nothing.
     for number, line in enumerate(data.split(b"\n")[:-1], 1):
         try:
-            record = json.loads(line)
-        except ValueError:
+            record = parse_json(line, "a record", MeasureError)
+        except MeasureError:
             record = None
         if not isinstance(record, dict) or record.get("type") not in _TYPES:
             raise MeasureError(

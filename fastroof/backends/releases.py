@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import datetime
-import tomllib
 import warnings
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata, resources
 from typing import Any
 
+from fastroof.documents import parse_toml
 from fastroof.errors import BackendError
 
 __all__ = ["Program", "ReleaseWarning", "programs", "releases_markdown", "warn_of_release"]
@@ -83,7 +83,7 @@ def programs() -> tuple[Program, ...]:
     [('0.0.26',)]
     """
     text = resources.files("fastroof.backends").joinpath("releases.toml").read_text("utf-8")
-    listed: list[dict[str, Any]] = tomllib.loads(text)["program"]
+    listed: list[dict[str, Any]] = parse_toml(text, "releases.toml", BackendError)["program"]
     for one in listed:
         one.update({name: tuple(one.get(name, ())) for name in ("ran", "signatures", "followed")})
     return tuple(Program(**one) for one in listed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -11,6 +10,8 @@ import typer
 
 from fastroof.cli.output import print_json
 from fastroof.cli.progress import shown_progress
+from fastroof.documents import parse_toml
+from fastroof.errors import FastroofError
 from fastroof.processors import usable_processors
 
 __all__ = ["register"]
@@ -174,9 +175,9 @@ def _changes(context: typer.Context, settings: list[str]) -> dict[str, Any]:
 def _value(given: str) -> Any:
     """Read a value: TOML if it is that, a comma-separated list, or text."""
     try:
-        return tomllib.loads(f"value = {given}")["value"]
-    except tomllib.TOMLDecodeError:
-        pass
+        return parse_toml(f"value = {given}", "value")["value"]
+    except FastroofError:
+        pass  # also what is beyond a limit: as text it is no value of any key
     if "," in given and not given.lstrip().startswith(("[", "{")):
         return [_value(part.strip()) for part in given.split(",")]
     return given.strip()

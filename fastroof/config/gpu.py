@@ -14,7 +14,6 @@ import difflib
 import math
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fastroof.config.paths import bench_data_root
+from fastroof.documents import read_toml
 from fastroof.errors import GpuError
 from fastroof.units import GB, GIB, MIB, PEAK_DTYPE, TB, TFLOP
 
@@ -198,14 +198,7 @@ def _shipped(folder: str) -> GpuSpec:
 
 
 def _read(path: Path) -> GpuSpec:
-    try:
-        with path.open("rb") as file:
-            data = tomllib.load(file)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise GpuError(f"{path} is not TOML: {error}") from error
-    except OSError as error:
-        raise GpuError(f"{path} cannot be read: {error.strerror}") from error
-    return _parse(data, str(path), path.resolve().parent.name)
+    return _parse(read_toml(path, GpuError), str(path), path.resolve().parent.name)
 
 
 _TOP = ("title", "name", "aliases", "source", "num_sms", "l2_mib", "peak_tflops", "memory", "links")

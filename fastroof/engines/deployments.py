@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
@@ -17,6 +16,7 @@ from importlib import resources
 from typing import Any, Final
 
 from fastroof.checks import is_number, is_whole_number
+from fastroof.documents import parse_toml
 from fastroof.engines.versions import check_range, holds_for, is_version
 from fastroof.errors import PlanError
 
@@ -274,7 +274,7 @@ def recipes_of(engine: str) -> tuple[Recipe, ...]:
     file = resources.files("fastroof.engines") / _FOLDER / f"{engine}.toml"
     if not file.is_file():
         return ()
-    content = tomllib.loads(file.read_text("utf-8"))
+    content = parse_toml(file.read_text("utf-8"), f"{engine}.toml", PlanError)
     return tuple(_recipe(engine, keys) for keys in content["recipes"])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import cache
@@ -10,6 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
+from fastroof.documents import parse_toml, read_toml
 from fastroof.engines.layouts import LayoutRules
 from fastroof.engines.mixed_attention import MixedAttention
 from fastroof.engines.profile import (
@@ -50,7 +50,7 @@ def engine_names() -> tuple[str, ...]:
 @cache
 def _packaged(name: str) -> EngineProfile:
     text = (resources.files("fastroof.engines") / "profiles" / f"{name}.toml").read_text("utf-8")
-    return _profile({"name": name, **tomllib.loads(text)}, f"profile {name}")
+    return _profile({"name": name, **parse_toml(text, f"profile {name}", PlanError)}, f"profile {name}")
 
 
 @cache
@@ -158,10 +158,8 @@ def load_engine(given: EngineProfile | str | Path | Mapping[str, Any]) -> Engine
         if version and engine in serving_engines():
             return _of_version(engine, version)
         raise PlanError(f"runtime must be one of {', '.join(names)} or a .toml file, got {given!r}")
-    try:
-        return _profile({"name": path.stem, **tomllib.loads(path.read_text("utf-8"))}, str(path))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise PlanError(f"cannot read the engine profile {path}: {error}") from None
+    content = read_toml(path, PlanError, f"the engine profile {path}")
+    return _profile({"name": path.stem, **content}, str(path))
 
 
 def _profile(content: dict[str, Any], where: str) -> EngineProfile:

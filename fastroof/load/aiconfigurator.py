@@ -7,13 +7,13 @@ family, system, backend and version. Only its data files are read: it is not imp
 from __future__ import annotations
 
 import importlib.util
-import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from fastroof.columns import Column
 from fastroof.config.gpu import GpuSpec, load_gpu
+from fastroof.documents import read_toml
 from fastroof.errors import TableError
 from fastroof.load.family_checks import flag_unsound
 from fastroof.load.measured import MeasuredTable, MeasuredTables
@@ -318,7 +318,7 @@ def _with_flags(provenance: Mapping[str, Any], replaced: Path) -> dict[str, Any]
     """Keep what someone flagged in what is written over."""
     operators = {name: dict(about) for name, about in provenance["operators"].items()}
     if replaced.is_file():
-        before = tomllib.loads(replaced.read_text(encoding="utf-8"))
+        before = read_toml(replaced, TableError)
         for name, about in before.get("operators", {}).items():
             if name in operators:
                 operators[name] |= {

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from fastroof._version import __version__
 from fastroof.config.paths import TABLES_FOLDER, bench_data_root, user_tables_root
+from fastroof.documents import read_json
 from fastroof.errors import TableError
 from fastroof.whole_files import is_unfinished, unfinished_path, write_whole
 
@@ -245,8 +246,8 @@ def _note(root: Path, gpu: str) -> Path:
 
 def _read_note(root: Path, gpu: str) -> dict[str, Any]:
     try:
-        note = json.loads(_note(root, gpu).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        note = read_json(_note(root, gpu), TableError)
+    except TableError:
         return {}
     return note if isinstance(note, dict) and isinstance(note.get("sources"), list) else {}
 

@@ -6,7 +6,6 @@ kernels' rows alone, of one table or of the tables of one GPU beside each other.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -14,6 +13,7 @@ import numpy as np
 
 from fastroof.arrays import Floats, Longs
 from fastroof.columns import LATENCY
+from fastroof.documents import read_toml
 from fastroof.errors import TableError
 from fastroof.load.common_points import paired_points
 from fastroof.load.families import EAGER, Columns, families_of, family_keys, rows_of_family
@@ -179,7 +179,7 @@ def flag_source(
     found = [place for place in places if place.is_file()]
     if len(sources) != 1 or not found:
         raise TableError(f"{measured.root} is not one source with a {PROVENANCE_FILE}: load it by its name")
-    written = tomllib.loads(found[0].read_text(encoding="utf-8"))
+    written = read_toml(found[0], TableError)
     flagged = flag_unsound(written, measured.tables, siblings)
     if not dry_run and flagged != written:
         write_whole(found[0], toml_text(flagged))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 from fastroof.arrays import Array
 from fastroof.columns import GPU, LATENCY, OPTIONAL_COLUMNS
 from fastroof.config.gpu import GPU_FILE, GpuSpec, load_gpu
+from fastroof.documents import read_toml
 from fastroof.errors import TableError
 from fastroof.load.measured import FILES, MeasuredTable, MeasuredTables, SourceChoice, WrittenTable
 from fastroof.load.rows import ENDINGS, read_columns
@@ -263,10 +263,7 @@ def _source(folder: Path) -> Source:
 
 
 def _provenance(path: Path) -> dict[str, Any]:
-    try:
-        provenance = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise TableError(f"{path}: no TOML: {error}") from None
+    provenance = read_toml(path, TableError)
     gpu = provenance.get("gpu")
     if not isinstance(gpu, str) or not gpu:
         raise TableError(f'{path}: gpu is {gpu!r}; need the name of the GPU that was measured, as in "h100"')

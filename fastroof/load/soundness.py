@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import math
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -19,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from fastroof.arrays import Array, Bools, Floats
+from fastroof.documents import parse_toml
 from fastroof.errors import TableError
 from fastroof.operators.registry import OPERATORS
 
@@ -228,7 +228,7 @@ def known_unsound(gpu: str, source: str, operator: str) -> tuple[UnsoundFamily, 
 def _known() -> dict[tuple[str, str, str], tuple[UnsoundFamily, ...]]:
     text = (resources.files("fastroof.load") / KNOWN_FILE).read_text("utf-8")
     known: dict[tuple[str, str, str], tuple[UnsoundFamily, ...]] = {}
-    for number, entry in enumerate(tomllib.loads(text)["families"], 1):
+    for number, entry in enumerate(parse_toml(text, KNOWN_FILE)["families"], 1):
         place = (entry.pop("gpu"), entry.pop("source"), entry.pop("operator"))
         known[place] = (*known.get(place, ()), _family(place[2], number, entry))
     return known

@@ -5,12 +5,12 @@ What a missing field means is what the model class in transformers takes it to m
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from fastroof.checks import is_whole_number, whole_number
+from fastroof.documents import MOST_JSON_BYTES, parse_json, read_text
 from fastroof.errors import ModelError
 
 __all__ = ["CONFIG_FILE", "TEXT_CONFIG", "Fields", "read_config"]
@@ -33,18 +33,10 @@ def read_config(path: Path) -> Mapping[str, Any]:
     ModelError
         If the file cannot be read, is empty or is not a JSON object.
     """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ModelError(f"{path} is not UTF-8 text: {error}") from error
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+    text = read_text(path, ModelError, MOST_JSON_BYTES)
     if not text.strip():
         raise ModelError(f"{path} is empty; it should hold a Hugging Face config.json")
-    try:
-        config = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not JSON: {error}") from error
+    config = parse_json(text, str(path), ModelError)
     if not isinstance(config, dict):
         raise ModelError(f"{path} must hold a JSON object, got {type(config).__name__}")
     return config

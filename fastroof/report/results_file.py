@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from fastroof.arrays import Bools, Floats, Longs
+from fastroof.documents import parse_json
 from fastroof.errors import FastroofError
 from fastroof.units import US_PER_MS, US_PER_S
 
@@ -146,8 +146,8 @@ class Results:
     def metadata_json(self, key: str) -> dict[str, Any]:
         """One entry of the metadata that holds a JSON object; empty where there is none."""
         try:
-            value = json.loads(self.metadata.get(key, ""))
-        except ValueError:
+            value = parse_json(self.metadata.get(key, ""), key)
+        except FastroofError:
             return {}
         return value if isinstance(value, dict) else {}
 

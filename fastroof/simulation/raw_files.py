@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from fastroof.documents import parse_json
 from fastroof.errors import TraceError
 from fastroof.simulation.raw_tables import arrow_column, raw_arrays, said_of_table
 from fastroof.simulation.trace_columns import RawColumns
@@ -196,10 +197,7 @@ def _json_lines(
 
 
 def _json_row(place: str, line: bytes) -> dict[str, Any]:
-    try:
-        row = json.loads(line.decode())  # text: bytes are looked at for their encoding
-    except (ValueError, RecursionError) as error:
-        raise TraceError(f"{place} is no JSON ({error!s:.120})") from None
+    row = parse_json(line, place, TraceError)
     if not isinstance(row, dict):
         raise TraceError(f"{place}: need JSON lines, one object a line, got {type(row).__name__}")
     return row
@@ -207,7 +205,7 @@ def _json_row(place: str, line: bytes) -> dict[str, Any]:
 
 def _refuse_repeated(place: str, line: bytes) -> None:
     """Refuse a line that says one thing twice; a name may well be a value too."""
-    names = json.loads(line, object_pairs_hook=lambda pairs: [name for name, _ in pairs])
+    names = parse_json(line, place, TraceError, pairs=lambda pairs: [name for name, _ in pairs])
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise TraceError(f"{place}: {twice!r:.60} is there twice")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from typing import Any, Final
 
 from fastroof._version import __version__
 from fastroof.config import load_gpu
+from fastroof.documents import parse_json
 from fastroof.engines import load_engine
+from fastroof.errors import SweepError
 from fastroof.models import load_model
 from fastroof.sweep.kind import SweepKind
 from fastroof.sweep.sources import GpuTables, tables_hash
@@ -70,7 +71,7 @@ def differences(there: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
 
 
 def _spec_differences(there: str | None, here: str | None) -> list[str]:
-    old, new = json.loads(there or "{}"), json.loads(here or "{}")
+    old, new = (parse_json(text or "{}", "the spec of a sweep", SweepError) for text in (there, here))
     return [
         f"{key}: {_short(old.get(key))} there, {_short(new.get(key))} here"
         for key in {**new, **old}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
+from fastroof.documents import parse_toml
+from fastroof.errors import SweepError
 from fastroof.sweep.capacities import CapacitySpec, CapacitySummary, CapacitySweep
 from fastroof.sweep.deployments import DeploymentSpec, DeploymentSummary, DeploymentSweep
 from fastroof.sweep.spec_values import read_values, validated
@@ -66,7 +67,7 @@ def load_spec(
         spec = spec.model_dump()
     if spec is None:
         text = (resources.files("fastroof.sweep.steps") / "default.toml").read_text(encoding="utf-8")
-        values: dict[Any, Any] = tomllib.loads(text)
+        values: dict[Any, Any] = parse_toml(text, "packaged spec", SweepError)
         where = "packaged spec"
     else:
         values, where = read_values(spec)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import heapq
-import json
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from fastroof.documents import parse_json
 from fastroof.errors import SweepError
 from fastroof.sweep.identity import differences
 from fastroof.sweep.kinds import Summary, load_spec, sweep_of
@@ -73,7 +73,9 @@ def merge_shards(shards: Iterable[str | Path], output: str | Path) -> Summary:
     if Path(output).exists() and any(Path(output).samefile(file.path) for file in files):
         raise SweepError(f"output {output} is one of the shards, name another")
     metadata = files[0].metadata
-    sweep = sweep_of(load_spec(json.loads(metadata["fastroof.spec"])))
+    sweep = sweep_of(
+        load_spec(parse_json(metadata["fastroof.spec"], f"the spec of {files[0].path}", SweepError))
+    )
     if inputs_hash(sweep) != metadata["fastroof.inputs_hash"]:
         raise SweepError("a model, GPU, runtime or trace of the spec is not here what it was for the shards")
     units = sweep.units()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import difflib
 import math
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from fastroof.documents import read_toml
 from fastroof.errors import FastroofError, SweepError
 from fastroof.models import load_model
 
@@ -180,13 +180,7 @@ def read_values(spec: Any) -> tuple[dict[Any, Any], str]:
     if not isinstance(spec, str | Path):
         raise SweepError(f"a spec is a dict or the path of a TOML file, got {type(spec).__name__}")
     path = Path(spec)
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SweepError(f"{path} cannot be read ({error.strerror}); give a dict or a TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SweepError(f"{path} is not TOML: {error}") from None
-    return _beside_file(values, path.parent), str(path)
+    return _beside_file(read_toml(path, SweepError), path.parent), str(path)
 
 
 def _beside_file(values: dict[str, Any], folder: Path) -> dict[Any, Any]:

@@ -9,6 +9,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from fastroof.documents import parse_json
+from fastroof.errors import SweepError
 from fastroof.sweep.kind import SweepKind
 from fastroof.sweep.units import UnitResult, WorkUnit
 
@@ -114,7 +116,7 @@ def outcomes_from_json(text: str | bytes, rows: pa.RecordBatch) -> dict[int, Uni
                 tuple(outcome["for_summary"]),
                 outcome["evaluate_s"],
             )
-            for outcome in json.loads(text)
+            for outcome in parse_json(text, "outcomes of units", SweepError, most_bytes=len(text))
         }
     except (KeyError, TypeError) as error:
         raise ValueError(f"no outcomes of units as this version writes them ({error})") from None

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import functools
 import math
-import tomllib
 from collections.abc import Iterable, Sequence
 from importlib import resources
 from typing import Final, NamedTuple
@@ -26,6 +25,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Floats, Longs
+from fastroof.documents import parse_toml
 from fastroof.errors import TableError
 from fastroof.uncertainty.leave_one_out import LEVEL, NORMAL_80
 
@@ -210,7 +210,7 @@ def _pool(parts: Iterable[CampaignFigure], kept: tuple[str, ...]) -> list[Campai
 def figures() -> dict[tuple[str, str, str, str, str], CampaignFigure]:
     """What ships, by operator, family, GPU, kind of kernels and length of calls."""
     text = (resources.files("fastroof.uncertainty") / CAMPAIGNS_FILE).read_text("utf-8")
-    rows = tomllib.loads(text)["figures"]
+    rows = parse_toml(text, CAMPAIGNS_FILE)["figures"]
     listed = (CampaignFigure(*(row[name] for name in CampaignFigure._fields)) for row in rows)
     return {(one.operator, one.family, one.gpu, one.kernels, one.length): one for one in listed}
 

@@ -15,12 +15,12 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from fastroof.documents import parse_toml
 from fastroof.errors import MeasureError
 from fastroof.units import DTYPE_BYTES
 from kernels_bench.grid.checked_table import MAX_VALUES, CheckedTable
@@ -162,15 +162,13 @@ def load_grid(path: Path | str | None = None) -> Grid:
     file = GRIDS / f"{given}.toml" if str(given) in grid_names() else Path(given)
     try:
         content = file.read_bytes()
-        data = tomllib.loads(content.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise MeasureError(f"grid {file} is not TOML: {error}") from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         names = ", ".join(grid_names())
         raise MeasureError(
             f"grid {given} cannot be read: {reason}; give a TOML file or one of {names}"
         ) from error
+    data = parse_toml(content, f"grid {file}", MeasureError)
     return _parse(file, data, hashlib.sha256(content).hexdigest())
 
 

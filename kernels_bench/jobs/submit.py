@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import time
@@ -10,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from fastroof.documents import parse_json
 from fastroof.errors import MeasureError
 
 __all__ = ["Ended", "submit_kubernetes", "submit_slurm"]
@@ -228,7 +228,7 @@ def _told(command: Sequence[str], text: str | None = None) -> str:
 
 def _json(text: str) -> dict[str, Any]:
     try:
-        document = json.loads(text)
-    except ValueError as error:
+        document = parse_json(text, "what the cluster answered", MeasureError)
+    except MeasureError as error:
         raise MeasureError(f"the cluster answered no JSON: {text[:80]!r}") from error
     return document if isinstance(document, dict) else {}

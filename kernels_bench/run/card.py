@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from fastroof.config.gpu import GPU_FILE, GpuSpec, load_gpu
 from fastroof.config.paths import bench_data_root
+from fastroof.documents import parse_toml, read_toml
 from fastroof.errors import GpuError, MeasureError
 from fastroof.whole_files import write_whole
 
@@ -68,7 +68,7 @@ def measured_gpu(name: str | None, facts: Mapping[str, Any], on_cpu: bool) -> Gp
             raise MeasureError(
                 f"the cpu provider measures no {name}: leave --gpu out, its tables are named cpu"
             )
-        return load_gpu(tomllib.loads(CPU_GPU_TOML))
+        return load_gpu(parse_toml(CPU_GPU_TOML, "the gpu.toml of CPUs"))
     told = str(facts.get("gpu_name", ""))
     if name is not None and name.endswith(".toml"):
         return load_gpu(Path(name))
@@ -137,7 +137,7 @@ def write_gpu_file(folder: Path, gpu: GpuSpec, given: str | None) -> None:
             own = given is not None and given.endswith(".toml")
             path = Path(str(given)) if own else bench_data_root() / gpu.name / GPU_FILE
             # The file's name may be its folder's, which it leaves.
-            text = toml_text({"name": gpu.name, **tomllib.loads(path.read_text(encoding="utf-8"))})
+            text = toml_text({"name": gpu.name, **read_toml(path, MeasureError)})
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / GPU_FILE, text)
     except OSError as error:

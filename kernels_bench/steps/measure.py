@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from fastroof.documents import read_toml
 from fastroof.errors import MeasureError
 from fastroof.load.steps_file import STEPS_FILE
 from fastroof.load.write import toml_text
@@ -351,10 +351,7 @@ def write_provenance(
     path = folder / PROVENANCE_FILE
     runs: dict[str, Any] = {}
     if path.exists():
-        try:
-            runs = dict(tomllib.loads(path.read_text(encoding="utf-8")).get("runs", {}))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as broken:
-            raise MeasureError(f"{path} is no TOML: {broken}") from None
+        runs = dict(read_toml(path, MeasureError).get("runs", {}))
     run = {
         "model": spec.name,
         "provider": backend.provider,

@@ -15,6 +15,7 @@ from fastroof.backends.c.plan_parts import Body, facts_of, verification_part
 from fastroof.backends.plan_facts import plan_facts
 from fastroof.compiled import plan_files as loops
 from fastroof.compiled import plan_parts as parts
+from fastroof.documents import parse_json
 from fastroof.errors import BackendError
 from fastroof.whole_files import write_output
 
@@ -122,4 +123,6 @@ def read_plan_file(path: str | Path) -> PlanFile:
     start = loops.FILE_HEADER // 8
     count = int(words[loops.ARENA_FLOATS])
     text = octets[loops.FILE_HEADER + 8 * count :][: int(words[loops.TEXT_BYTES]) - 1]
-    return PlanFile(floats[start : start + count], json.loads(text.tobytes()))
+    return PlanFile(
+        floats[start : start + count], parse_json(text.tobytes(), f"the description of {path}", BackendError)
+    )

@@ -19,6 +19,7 @@ from fastroof.arrays import Floats, Ints
 from fastroof.backends.serve import frames
 from fastroof.backends.serve.pipe import widen
 from fastroof.backends.serve.steps_asked import TimesAndErrors
+from fastroof.documents import parse_json
 from fastroof.errors import BackendError, BatchError, FastroofError
 from fastroof.run import StepBatch
 from fastroof.run.arrays import int_array
@@ -91,7 +92,7 @@ class StdioClient:
         self._next_id = 0
         try:
             self._send(frames.DESCRIBE, 0, ())
-            self.description: dict[str, Any] = json.loads(str(self.receive_reply().answer))
+            self.description: dict[str, Any] = _parsed(str(self.receive_reply().answer))
         except BaseException:
             self.close()
             raise
@@ -281,7 +282,7 @@ class StdioClient:
         answer = self.receive_reply().answer
         if isinstance(answer, FastroofError):
             raise answer
-        reply: dict[str, Any] = json.loads(str(answer))
+        reply: dict[str, Any] = _parsed(str(answer))
         reply.pop("id", None)
         return reply
 
@@ -382,3 +383,8 @@ class StdioClient:
         said = os.pread(self._said.fileno(), _MOST_WORDS_BYTES, self._said_bytes)
         self._said_bytes += len(said)
         return said.decode(errors="replace").strip()
+
+
+def _parsed(reply: str) -> dict[str, Any]:
+    parsed: dict[str, Any] = parse_json(reply, "a reply", BackendError, most_bytes=len(reply))
+    return parsed

@@ -21,6 +21,7 @@ from fastroof.backends.serve.address import is_loopback
 from fastroof.backends.serve.flight_calls import ERRORS_IN_STREAM
 from fastroof.backends.serve.flight_steps import ERRORS
 from fastroof.backends.serve.steps_asked import TimesAndErrors
+from fastroof.documents import parse_json
 from fastroof.errors import BackendError, BatchError, FastroofError
 from fastroof.run import StepBatch
 from fastroof.run.arrays import int_array
@@ -111,7 +112,7 @@ class FlightSteps:
         """Ask what the server serves: its version, plans, limits and the calls that are running."""
         with _as_backend_errors():
             results = list(self._client.do_action(flight.Action("health", b""), self._options))
-            health: dict[str, Any] = json.loads(results[0].body.to_pybytes())
+            health: dict[str, Any] = parse_json(results[0].body.to_pybytes(), "a reply", BackendError)
             return health
 
     def plans(self) -> dict[str, dict[str, str]]:
@@ -179,7 +180,7 @@ class FlightSteps:
         body = json.dumps(message).encode()
         with _as_backend_errors():
             results = list(self._client.do_action(flight.Action("message", body), self._options))
-            answer: dict[str, Any] = json.loads(results[0].body.to_pybytes())
+            answer: dict[str, Any] = parse_json(results[0].body.to_pybytes(), "a reply", BackendError)
             if "error" in answer:
                 _raise_told(answer, 0)
             del answer["id"]
@@ -326,7 +327,7 @@ class FlightSteps:
             self._drop(key)
             raise
         if answer.app_metadata is not None:
-            _raise_told(json.loads(answer.app_metadata.to_pybytes()), before)
+            _raise_told(parse_json(answer.app_metadata.to_pybytes(), "a reply", BackendError), before)
         return [column.to_numpy() for column in answer.data.columns]
 
     def _drop(self, key: tuple[str, ...]) -> None:

@@ -14,6 +14,7 @@ from fastroof.backends.serve.answer import as_refusal
 from fastroof.backends.serve.json_values import floats_for_json
 from fastroof.backends.serve.message_forms import FORM_OF, FORM_WORDS, PROTOCOL
 from fastroof.backends.serve.steps_asked import AnySteps
+from fastroof.documents import parse_json
 from fastroof.errors import BackendError, BatchError, FastroofError
 from fastroof.run import StepBatch
 from fastroof.run.arrays import int_array
@@ -130,10 +131,7 @@ def parse_message(text: bytes) -> dict[str, Any]:
     >>> parse_message(b'{"describe": true}')
     {'describe': True}
     """
-    try:
-        message = json.loads(text.decode(), parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise BackendError(f"a message must be JSON: {error}") from None
+    message = parse_json(text, "a message", BackendError, most_bytes=len(text), allow_constants=False)
     if not isinstance(message, dict):
         raise BackendError(f"a message must be an object with {FORM_WORDS}, got {text[:60]!r}")
     return message
@@ -167,10 +165,6 @@ def error_reply(error: FastroofError, request_id: str | int | None = None) -> di
 def write_reply(reply: dict[str, Any]) -> bytes:
     """Write a reply as JSON, whose numbers read back to the same bits."""
     return json.dumps(reply, allow_nan=False, separators=(",", ":")).encode()
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
 
 
 def _check_version(message: dict[str, Any]) -> None:

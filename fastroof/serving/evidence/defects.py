@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from functools import cache
 from importlib import resources
 from typing import Final, NamedTuple
 
+from fastroof.documents import parse_toml
 from fastroof.errors import TableError
 from fastroof.serving.evidence.rows import ServingRow
 
@@ -60,9 +60,9 @@ def known_defects() -> tuple[Defect, ...]:
     """
     text = resources.files("fastroof.serving.evidence").joinpath(_FILE).read_text("utf-8")
     try:
-        entries = tomllib.loads(text)["defects"]
+        entries = parse_toml(text, _FILE, TableError)["defects"]
         return tuple(Defect(**{**entry, "versions": tuple(entry["versions"])}) for entry in entries)
-    except (KeyError, TypeError, tomllib.TOMLDecodeError) as error:
+    except (KeyError, TypeError) as error:
         raise TableError(f"{_FILE}: no list of defects: {error}") from None
 
 

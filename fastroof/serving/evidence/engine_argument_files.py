@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from fastroof.documents import parse_json, parse_toml, read_text
 from fastroof.errors import TableError
 from fastroof.serving.evidence.engine_flags import ENGINE_FLAGS, spelled
 
@@ -37,12 +37,7 @@ def settings_of_file(path: Path) -> tuple[str, Pairs]:
     TableError
         If it cannot be read, or is not what its name says.
     """
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise TableError(f"{path}: larger than {MOST_BYTES} bytes; need the flags of an engine")
-        content = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise TableError(f"{path}: cannot be read as an engine's arguments: {error}") from None
+    content = read_text(path, TableError, MOST_BYTES)
     suffix = path.suffix.lower()
     if suffix in (".json", ".toml", ".yaml", ".yml"):
         return _structured(path, _parsed(path, suffix, content))
@@ -52,10 +47,12 @@ def settings_of_file(path: Path) -> tuple[str, Pairs]:
 def _parsed(path: Path, suffix: str, content: str) -> Any:
     try:
         if suffix == ".json":
-            return json.loads(content)
+            return parse_json(content, str(path), TableError)
         if suffix == ".toml":
-            return tomllib.loads(content)
+            return parse_toml(content, str(path), TableError)
         return _yaml(path, content)
+    except TableError:
+        raise
     except (ValueError, RecursionError) as error:
         raise TableError(f"{path}: not whole {suffix[1:].upper()}: {error}") from None
 

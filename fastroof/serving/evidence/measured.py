@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from fastroof.config.paths import bench_data_root
+from fastroof.documents import read_toml
 from fastroof.errors import TableError
 from fastroof.load.aiconfigurator import PACKAGE
 from fastroof.load.own import SERVING_FOLDER
@@ -109,9 +109,10 @@ def _shipped_left_out(gpu: str, root: Path | None) -> tuple[LeftOut, ...]:
     folder = (bench_data_root() if root is None else root) / gpu / SERVING_FOLDER
     left_out = []
     for path in sorted(folder.glob("*.toml")):
+        content = read_toml(path, TableError)
         try:
-            reasons = tomllib.loads(path.read_text("utf-8")).get("left_out", {})
+            reasons = content.get("left_out", {})
             left_out += [LeftOut(path.stem, str(reason), int(rows)) for reason, rows in reasons.items()]
-        except (OSError, UnicodeDecodeError, AttributeError, TypeError, ValueError) as error:
+        except (AttributeError, TypeError, ValueError) as error:
             raise TableError(f"{path}: cannot be read as the provenance of serving rows: {error}") from None
     return tuple(left_out)

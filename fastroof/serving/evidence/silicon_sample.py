@@ -15,12 +15,12 @@ import csv
 import hashlib
 import math
 import sys
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from fastroof.documents import read_toml
 from fastroof.errors import TableError
 from fastroof.load.aiconfigurator import SYSTEMS, installed_root
 from fastroof.load.own import SERVING_FOLDER
@@ -154,7 +154,7 @@ def _with_estimates(
 ) -> tuple[tuple[ServingRow, ...], dict[str, int]]:
     """Ask the package for what the file that is there does not know of it."""
     told, known = folder / f"{SOURCE}.toml", dict[tuple[object, ...], ServingRow]()
-    if told.is_file() and tomllib.loads(told.read_text("utf-8")).get("package_version") == version:
+    if told.is_file() and read_toml(told, TableError).get("package_version") == version:
         answered = read_rows(folder / f"{SOURCE}.csv")
         known = {_asked(row): row for row in answered if not math.isnan(row.aic_tpot_ms)}
     unknown = [row for row in rows if _asked(row) not in known]

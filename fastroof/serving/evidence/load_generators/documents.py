@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from fastroof.checks import is_number
-from fastroof.errors import TableError
+from fastroof.documents import parse_json, read_text
+from fastroof.errors import FastroofError, TableError
 
 __all__ = [
     "Document",
@@ -28,6 +28,10 @@ Document = Mapping[str, Any]
 MOST_BYTES: Final = 4 * 2**30
 
 
+class _NotJson(TableError):
+    """What is there is no JSON, or not all of it."""
+
+
 def documents_of(path: Path) -> list[Document]:
     """Read the JSON objects of a file: one, or one a line (JSON Lines, results that were appended).
 
@@ -36,35 +40,30 @@ def documents_of(path: Path) -> list[Document]:
     TableError
         If it cannot be read, is cut off, or holds something else.
     """
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise TableError(f"{path}: larger than {MOST_BYTES} bytes; give the file without its details")
-        content = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise TableError(f"{path}: cannot be read as JSON: {error}") from None
+    content = read_text(path, TableError, MOST_BYTES)
     if not content.strip():
         raise TableError(f"{path}: empty; need what a load generator wrote")
     try:
-        return [_object(path, json.loads(content))]
-    except (json.JSONDecodeError, RecursionError) as whole:
+        return [_object(path, parse_json(content, str(path), _NotJson, most_bytes=MOST_BYTES))]
+    except _NotJson as whole:
         lines = [line for line in content.splitlines() if line.strip()]
         if len(lines) < 2 or not _is_object(lines[0]):
-            raise TableError(f"{path}: not whole JSON: {whole}; was the run cut off?") from None
+            raise TableError(f"{whole}; was the run cut off?") from None
     return [_line(path, number_, line) for number_, line in enumerate(lines, start=1)]
 
 
 def _is_object(line: str) -> bool:
     try:
-        return isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
+        return isinstance(parse_json(line, "a line"), dict)
+    except FastroofError:
         return False
 
 
 def _line(path: Path, line: int, content: str) -> Document:
     try:
-        return _object(path, json.loads(content))
-    except (ValueError, RecursionError) as error:
-        raise TableError(f"{path}, line {line}: not whole JSON: {error}; was the run cut off?") from None
+        return _object(path, parse_json(content, f"{path}, line {line}", _NotJson, most_bytes=MOST_BYTES))
+    except _NotJson as error:
+        raise TableError(f"{error}; was the run cut off?") from None
 
 
 def _object(path: Path, value: Any) -> Document:

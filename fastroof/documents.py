@@ -1,0 +1,248 @@
+"""TOML and JSON of others, read within limits: the one place that parses them.
+
+Whoever reads a document gives the error that its caller knows. Whatever a document holds, what comes out is
+that document or that error: the limits keep parsers from what they take hours or all memory for, and what is
+read back from integers that Python does not write as text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from fastroof.errors import FastroofError
+
+__all__ = [
+    "MOST_JSON_BYTES",
+    "MOST_NESTING",
+    "MOST_TOML_BYTES",
+    "parse_json",
+    "parse_toml",
+    "read_json",
+    "read_text",
+    "read_toml",
+]
+
+MOST_TOML_BYTES: Final = 4 * 2**20
+"""Of one TOML document; the largest that ships has a tenth."""
+
+MOST_JSON_BYTES: Final = 64 * 2**20
+"""Of one JSON document, unless its reader knows better."""
+
+MOST_NESTING: Final = 64
+"""Lists and tables within each other, and parts of a dotted key."""
+
+_WORD: Final = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')"""
+_LONG_KEY: Final = re.compile(rf"(?<![A-Za-z0-9_-]){_WORD}(?:[ \t]*+\.[ \t]*+{_WORD}){{{MOST_NESTING}}}")
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+_PYTHON_S: Final = json.JSONDecoder()
+_STRICT: Final = json.JSONDecoder(parse_constant=_refuse_constant)
+_INT64: Final = range(-(2**63), 2**63)
+_NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
+
+
+def parse_toml(content: str | bytes, what: str, error: type[FastroofError] = FastroofError) -> dict[str, Any]:
+    """Parse a TOML document.
+
+    Parameters
+    ----------
+    content : str or bytes
+        All of it; bytes are UTF-8.
+    what : str
+        What it is called in messages.
+    error : type, default FastroofError
+        What is raised.
+
+    Returns
+    -------
+    dict
+        Its keys; integers are of 64 bits, as TOML has them.
+
+    Raises
+    ------
+    FastroofError
+        ``error``, if it is no TOML or beyond a limit.
+
+    Examples
+    --------
+    >>> parse_toml("tp = [1, 2]", "spec")
+    {'tp': [1, 2]}
+    >>> parse_toml("tp = 0x" + "f" * 99, "spec")
+    Traceback (most recent call last):
+        ...
+    fastroof.errors.FastroofError: spec has an integer of more than 64 bits
+    """
+    text = _text(content, what, error, MOST_TOML_BYTES)
+    for line in text.split("\n"):
+        # the parser takes the square of a key's parts, in time and memory
+        if line.count(".") >= MOST_NESTING and _LONG_KEY.search(line):
+            raise error(f"{what} has a key of more than {MOST_NESTING} parts")
+    values = _parsed(tomllib.loads, text, what, "TOML", error)
+    _check_values(values, what, error, has_any_integer=False)
+    return values  # type: ignore[no-any-return]
+
+
+def parse_json(
+    content: str | bytes,
+    what: str,
+    error: type[FastroofError] = FastroofError,
+    *,
+    most_bytes: int = MOST_JSON_BYTES,
+    allow_constants: bool = True,
+    pairs: Callable[[list[tuple[str, Any]]], Any] | None = None,
+) -> Any:
+    """Parse a JSON document.
+
+    Parameters
+    ----------
+    content : str or bytes
+        All of it; bytes are UTF-8.
+    what : str
+        What it is called in messages.
+    error : type, default FastroofError
+        What is raised.
+    most_bytes : int
+        More are refused.
+    allow_constants : bool, default True
+        Whether NaN and Infinity, which Python writes and JSON does not have, are read as such.
+    pairs : callable, optional
+        What makes a value of an object's names and values; a dict by default.
+
+    Returns
+    -------
+    object
+        As :func:`json.loads` returns it.
+
+    Raises
+    ------
+    FastroofError
+        ``error``, if it is no JSON or beyond a limit.
+
+    Examples
+    --------
+    >>> parse_json('{"tp": [1, 2]}', "message")
+    {'tp': [1, 2]}
+    >>> parse_json("[" * 99 + "]" * 99, "message")
+    Traceback (most recent call last):
+        ...
+    fastroof.errors.FastroofError: message has more than 64 lists or tables within each other
+    """
+    text = _text(content, what, error, most_bytes)
+
+    if pairs is not None:
+        decoder = json.JSONDecoder(object_pairs_hook=pairs)
+    else:
+        decoder = _PYTHON_S if allow_constants else _STRICT
+    value = _parsed(decoder.decode, text, what, "JSON", error)
+    if not _is_flat(text):
+        _check_values(value, what, error, has_any_integer=True)
+    return value
+
+
+def read_toml(path: Path, error: type[FastroofError], what: str | None = None) -> dict[str, Any]:
+    """Read a TOML file, as :func:`parse_toml` does; ``what`` is its path by default.
+
+    Raises
+    ------
+    FastroofError
+        ``error``, also if the file cannot be read.
+    """
+    named = str(path) if what is None else what
+    return parse_toml(read_text(path, error, MOST_TOML_BYTES, named), named, error)
+
+
+def read_json(
+    path: Path, error: type[FastroofError], what: str | None = None, *, most_bytes: int = MOST_JSON_BYTES
+) -> Any:
+    """Read a JSON file, as :func:`parse_json` does; ``what`` is its path by default.
+
+    Raises
+    ------
+    FastroofError
+        ``error``, also if the file cannot be read.
+    """
+    named = str(path) if what is None else what
+    return parse_json(read_text(path, error, most_bytes, named), named, error, most_bytes=most_bytes)
+
+
+def read_text(path: Path, error: type[FastroofError], most_bytes: int, what: str | None = None) -> str:
+    """Read a file of UTF-8, with or without a byte order mark, no further than its limit.
+
+    Raises
+    ------
+    FastroofError
+        ``error``, if it cannot be read, is larger, or is no UTF-8.
+    """
+    named = str(path) if what is None else what
+    try:
+        with path.open("rb") as file:
+            content = file.read(most_bytes + 1)
+    except (OSError, ValueError) as failure:
+        reason = getattr(failure, "strerror", None) or failure
+        raise error(f"{named} cannot be read ({reason})") from None
+    return _text(content, named, error, most_bytes).removeprefix("\ufeff")
+
+
+def _text(content: str | bytes, what: str, error: type[FastroofError], most_bytes: int) -> str:
+    if len(content) > most_bytes:
+        raise error(f"{what} is too large: at most {most_bytes:,} bytes are read")
+    if isinstance(content, str):
+        return content
+    try:
+        return content.decode()
+    except UnicodeDecodeError as failure:
+        raise error(f"{what} is no text in UTF-8: {failure}") from None
+
+
+def _parsed(
+    parse: Callable[[str], Any], text: str, what: str, language: str, error: type[FastroofError]
+) -> Any:
+    try:
+        return parse(text)
+    except RecursionError:
+        raise _too_deep(what, error) from None
+    except MemoryError:
+        raise error(f"{what} takes more memory than there is") from None
+    except ValueError as failure:
+        # also of integers with more digits than Python reads
+        raise error(f"{what} is not {language}: {failure}") from None
+
+
+def _too_deep(what: str, error: type[FastroofError]) -> FastroofError:
+    return error(f"{what} has more than {MOST_NESTING} lists or tables within each other")
+
+
+def _is_flat(text: str) -> bool:
+    """Whether brackets alone tell that little is nested: a batch of a million sizes is not looked through."""
+    if text.count("[") + text.count("{") <= MOST_NESTING:
+        return True
+    brackets = text.encode("utf-8", "surrogatepass").translate(None, _NO_BRACKETS)
+    for _ in range(MOST_NESTING):
+        if not brackets:
+            return True
+        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
+    return False
+
+
+def _check_values(value: Any, what: str, error: type[FastroofError], has_any_integer: bool) -> None:
+    """Refuse values too deep within each other, or integers of more than 64 bits."""
+    level = [value]
+    for depth in range(MOST_NESTING + 1):
+        inner: list[Any] = []
+        for one in level:
+            if isinstance(one, dict | list):
+                if depth == MOST_NESTING:
+                    raise _too_deep(what, error)
+                inner += one.values() if isinstance(one, dict) else one
+            elif not has_any_integer and isinstance(one, int) and one not in _INT64:
+                raise error(f"{what} has an integer of more than 64 bits")
+        level = inner

@@ -1,0 +1,160 @@
+"""TOML and JSON of others: read within limits, or refused by the reader's own error, quickly."""
+
+import ast
+import json
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fastroof
+from fastroof import documents
+from fastroof.config.gpu import load_gpu
+from fastroof.engines.load import load_engine
+from fastroof.errors import FastroofError, GpuError, ModelError, PlanError, SweepError, TableError
+from fastroof.sweep import load_spec
+
+ROOT = Path(fastroof.__file__).parent.parent
+
+HOSTILE_TOML = {
+    "lists in lists": "a = " + "[" * 50_000 + "]" * 50_000,
+    "tables in tables": "a = " + "{b = " * 5_000 + "1" + "}" * 5_000,
+    "65 lists in lists": "a = " + "[" * 65 + "]" * 65,
+    "a key of 100,000 parts": "a" + ".a" * 100_000 + " = 1",
+    "a key of 100,000 parts with spaces": "a" + ' . "a"' * 100_000 + " = 1",
+    "a table of 100,000 parts": "[a" + ".a" * 100_000 + "]",
+    "a key of parts in a table": "a = { b" + ".b" * 100_000 + " = 1 }",
+    "a key one part too long": "a" + ".a" * 64 + " = 1",
+    "a table and a key, too long together": "[a" + ".a" * 40 + "]\nb" + ".b" * 40 + " = 1",
+    "an integer of 5,000 digits": "a = " + "9" * 5_000,
+    "a huge hexadecimal": "a = 0x" + "f" * 5_000,
+    "an integer of 65 bits": f"a = {2**63}",
+    "a huge hexadecimal in a list of tables": "[[a]]\nb = [1, {c = 0x" + "f" * 5_000 + "}]",
+    "bytes of no text": b"a = '\xff\xfe'",
+    "a NUL": "a = '\x00'",
+    "no TOML": "a = ",
+    "too many bytes": "# " + "x" * documents.MOST_TOML_BYTES,
+}
+
+HOSTILE_JSON = {
+    "lists in lists": "[" * 100_000 + "]" * 100_000,
+    "objects in objects": '{"a":' * 100_000 + "1" + "}" * 100_000,
+    "65 lists in lists": "[" * 65 + "]" * 65,
+    "65 lists in lists beside brackets in text": '["]]]",' + "[" * 64 + "]" * 64 + "]",
+    "an integer of 5,000 digits": "[" + "9" * 5_000 + "]",
+    "bytes of no text": b'["\xff"]',
+    "no JSON": "[1,",
+    "nothing": "",
+    "too many bytes": '"' + "x" * documents.MOST_JSON_BYTES + '"',
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE_TOML)
+def test_toml_beyond_a_limit_is_refused_quickly_by_the_reader_s_error(what):
+    began = time.process_time()
+    with pytest.raises(GpuError, match=r"^card\.toml "):
+        documents.parse_toml(HOSTILE_TOML[what], "card.toml", GpuError)
+    assert time.process_time() - began < 2
+
+
+@pytest.mark.parametrize("what", HOSTILE_JSON)
+def test_json_beyond_a_limit_is_refused_quickly_by_the_reader_s_error(what):
+    began = time.process_time()
+    with pytest.raises(ModelError, match=r"^config\.json "):
+        documents.parse_json(HOSTILE_JSON[what], "config.json", ModelError)
+    assert time.process_time() - began < 2
+
+
+def test_what_is_at_the_limit_is_read():
+    deep = "[" * 64 + "]" * 64
+    assert documents.parse_json(deep, "x") == json.loads(deep)
+    assert documents.parse_json(f'{{"text": "{"[" * 500}"}}', "x") == {"text": "[" * 500}
+    key = "a" + ".a" * 62 + " = 1"
+    assert documents.parse_toml(key, "x") == tomllib.loads(key)
+    text = f'a = "{"one.two." * 30}"\nb = {2**63 - 1}\nc = {-(2**63)}\n# {"." * 5000}'
+    assert documents.parse_toml(text, "x") == tomllib.loads(text)
+    assert documents.parse_toml("a = '''\n" + "x.\n" * 200 + "'''", "x")["a"].count("x") == 200
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(values)
+def test_json_within_limits_is_what_python_reads(value):
+    text = json.dumps(value)
+    assert documents.parse_json(text, "x") == documents.parse_json(text.encode(), "x") == value
+
+
+def test_constants_of_python_are_refused_where_json_itself_is_needed():
+    assert documents.parse_json("[Infinity]", "x") == [float("inf")]
+    with pytest.raises(FastroofError, match="Infinity is no JSON"):
+        documents.parse_json("[Infinity]", "x", allow_constants=False)
+
+
+def test_a_file_is_read_no_further_than_its_limit(tmp_path):
+    with pytest.raises(TableError, match=r"^/dev/zero .* at most 4,194,304 bytes"):
+        documents.read_toml(Path("/dev/zero"), TableError)
+    with pytest.raises(TableError, match="cannot be read"):
+        documents.read_toml(tmp_path / "none.toml", TableError)
+    with pytest.raises(TableError, match="cannot be read"):
+        documents.read_json(tmp_path, TableError)
+    with pytest.raises(TableError, match="cannot be read"):
+        documents.read_json(tmp_path / "a\0b", TableError)
+    (tmp_path / "bom.json").write_bytes(b'\xef\xbb\xbf{"a": 1}')
+    assert documents.read_json(tmp_path / "bom.json", TableError) == {"a": 1}
+
+
+@pytest.mark.parametrize("what", HOSTILE_TOML)
+@pytest.mark.parametrize(
+    ("reader", "error"), [(load_gpu, GpuError), (load_engine, PlanError), (load_spec, SweepError)]
+)
+def test_files_of_people_are_refused_by_their_own_error(what, reader, error, tmp_path):
+    path = tmp_path / "given.toml"
+    content = HOSTILE_TOML[what]
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(error):
+        reader(path)
+
+
+@pytest.mark.parametrize("what", HOSTILE_TOML)
+def test_hostile_provenance_is_a_table_error(what, tmp_path):
+    content = HOSTILE_TOML[what]
+    (tmp_path / "provenance.toml").write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(TableError):
+        fastroof.load_tables(tmp_path)
+
+
+@pytest.mark.parametrize("what", HOSTILE_JSON)
+def test_a_hostile_config_is_a_model_error(what, tmp_path):
+    content = HOSTILE_JSON[what]
+    path = tmp_path / "config.json"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ModelError):
+        fastroof.load_model(path)
+
+
+OWN_PROGRAMS = {
+    "fastroof/documents.py": "the one place",
+    "fastroof/backends/serve/http_example.py": "an example of a client in Python alone",
+}
+"""Where TOML and JSON are parsed otherwise, and why."""
+
+
+def test_nothing_else_parses_toml_or_json():
+    parsers = {("json", "load"), ("json", "loads"), ("tomllib", "load"), ("tomllib", "loads")}
+    places = set()
+    for package in ("fastroof", "kernels_bench"):
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                if isinstance(node, ast.ImportFrom) and node.module in ("json", "tomllib"):
+                    places.add(str(path.relative_to(ROOT)))
+                is_named = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+                if is_named and (node.value.id, node.attr) in parsers:
+                    places.add(str(path.relative_to(ROOT)))
+    assert places == set(OWN_PROGRAMS)
