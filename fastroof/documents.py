@@ -81,7 +81,7 @@ def parse_toml(content: str | bytes, what: str, error: type[FastroofError] = Fas
         ...
     fastroof.errors.FastroofError: spec has an integer of more than 64 bits
     """
-    text = _text(content, what, error, MOST_TOML_BYTES)
+    text = _text(content, what, error, MOST_TOML_BYTES, "TOML")
     for line in text.split("\n"):
         # the parser takes the square of a key's parts, in time and memory
         if line.count(".") >= MOST_NESTING and _LONG_KEY.search(line):
@@ -136,8 +136,7 @@ def parse_json(
         ...
     fastroof.errors.FastroofError: message has more than 64 lists or tables within each other
     """
-    text = _text(content, what, error, most_bytes)
-
+    text = _text(content, what, error, most_bytes, "JSON")
     if pairs is not None:
         decoder = json.JSONDecoder(object_pairs_hook=pairs)
     else:
@@ -157,7 +156,7 @@ def read_toml(path: Path, error: type[FastroofError], what: str | None = None) -
         ``error``, also if the file cannot be read.
     """
     named = str(path) if what is None else what
-    return parse_toml(read_text(path, error, MOST_TOML_BYTES, named), named, error)
+    return parse_toml(_read(path, named, error, MOST_TOML_BYTES), named, error)
 
 
 def read_json(
@@ -171,10 +170,10 @@ def read_json(
         ``error``, also if the file cannot be read.
     """
     named = str(path) if what is None else what
-    return parse_json(read_text(path, error, most_bytes, named), named, error, most_bytes=most_bytes)
+    return parse_json(_read(path, named, error, most_bytes), named, error, most_bytes=most_bytes)
 
 
-def read_text(path: Path, error: type[FastroofError], most_bytes: int, what: str | None = None) -> str:
+def read_text(path: Path, error: type[FastroofError], most_bytes: int) -> str:
     """Read a file of UTF-8, with or without a byte order mark, no further than its limit.
 
     Raises
@@ -182,25 +181,28 @@ def read_text(path: Path, error: type[FastroofError], most_bytes: int, what: str
     FastroofError
         ``error``, if it cannot be read, is larger, or is no UTF-8.
     """
-    named = str(path) if what is None else what
+    return _text(_read(path, str(path), error, most_bytes), str(path), error, most_bytes, "UTF-8 text")
+
+
+def _read(path: Path, what: str, error: type[FastroofError], most_bytes: int) -> bytes:
     try:
         with path.open("rb") as file:
-            content = file.read(most_bytes + 1)
+            return file.read(most_bytes + 1)
     except (OSError, ValueError) as failure:
+        # a NUL in its name is a ValueError
         reason = getattr(failure, "strerror", None) or failure
-        raise error(f"{named} cannot be read ({reason})") from None
-    return _text(content, named, error, most_bytes).removeprefix("\ufeff")
+        raise error(f"{what} cannot be read ({reason})") from None
 
 
-def _text(content: str | bytes, what: str, error: type[FastroofError], most_bytes: int) -> str:
+def _text(content: str | bytes, what: str, error: type[FastroofError], most_bytes: int, language: str) -> str:
     if len(content) > most_bytes:
         raise error(f"{what} is too large: at most {most_bytes:,} bytes are read")
     if isinstance(content, str):
         return content
     try:
-        return content.decode()
+        return content.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as failure:
-        raise error(f"{what} is no text in UTF-8: {failure}") from None
+        raise error(f"{what} is not {language}: {failure}") from None
 
 
 def _parsed(

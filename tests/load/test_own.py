@@ -379,7 +379,7 @@ def test_refuses_sources_of_two_gpus(tmp_path: Path, gpu_folder: Path) -> None:
     [
         ("", "gpu is None; need the name"),
         ("gpu = 5", "gpu is 5; need the name"),
-        ("gpu = 'h100", "no TOML"),
+        ("gpu = 'h100", "not TOML"),
         ("gpu = 'h100'\nrank = 'first'", "rank is 'first'; need a whole number"),
         ("gpu = 'h100'\n[operators.gemm]\nrank = true", r"\[operators.gemm\] rank is True"),
         ("gpu = 'h100'\noperators = 3", "operators is 3"),
