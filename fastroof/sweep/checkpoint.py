@@ -14,6 +14,7 @@ from typing import Final, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from fastroof.documents import parse_json
 from fastroof.errors import SweepError
 from fastroof.sweep.identity import IDENTITY_KEYS, differences
 from fastroof.sweep.kind import SweepKind
@@ -277,8 +278,8 @@ class Checkpoint:
 
 def _manifest(folder: PartsFolder) -> dict[str, str] | None:
     try:
-        manifest = json.loads(folder.read(MANIFEST))
-    except (FileNotFoundError, ValueError, RecursionError):
+        manifest = parse_json(folder.read(MANIFEST), MANIFEST, SweepError)
+    except (FileNotFoundError, SweepError):
         return None
     return manifest if isinstance(manifest, dict) else None
 

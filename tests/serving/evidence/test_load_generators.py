@@ -147,7 +147,7 @@ def test_results_that_were_appended(tmp_path: Path) -> None:
     lines = "\n".join(json.dumps(vllm(max_concurrency=c, num_prompts=160)) for c in (16, 16))
     runs = read_runs([written(tmp_path, lines)]).runs
     assert [run.name for run in runs] == ["run.json 1", "run.json 2"]
-    with pytest.raises(TableError, match="line 2 is not JSON: .* was the run cut off"):
+    with pytest.raises(TableError, match=r"line 2 is not JSON: .* was the run cut off"):
         read_runs([written(tmp_path, lines[:-20])])
 
 
