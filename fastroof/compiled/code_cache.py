@@ -8,6 +8,7 @@ truncated file raises in every later process; and it loads, with pickle, whateve
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import pickle
 import re
@@ -15,10 +16,10 @@ import secrets
 import stat
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,10 +32,13 @@ from numba.core.compiler import CompileResult
 from numba.core.runtime.nrt import rtsys
 from numba.core.serialize import dumps
 
+from fastroof.compiled.trusted_folders import UntrustedFolder, is_ours, open_trusted
+
 __all__ = ["LoopCache", "cache_folders", "code_version"]
 
 _UNUSED: Final = timedelta(days=30)
 _FOLDER_NAME: Final = re.compile(r"loops-[0-9a-f]{16}")
+_FILE_NAME: Final = re.compile(r".+\.loop(\.[0-9a-f]+)?")
 _DIGEST_BYTES: Final = hashlib.sha256().digest_size
 
 # numba has no types for these
@@ -105,11 +109,12 @@ class LoopCache(NullCache):
         key = self._key(signature, target_context.codegen())
         for folder in self._folders():
             try:
-                stored, parts = pickle.loads(_read(folder / self._file_name(key)))
-                if stored == key:
-                    with suppress(OSError):
-                        os.utime(folder)  # in use: see _remove_unused
-                    return _rebuild(target_context, *parts)
+                with _opened(folder) as at:
+                    stored, parts = pickle.loads(_read(at, self._file_name(key)))
+                    if stored == key:
+                        with suppress(OSError):
+                            os.utime(".", dir_fd=at)  # in use: see _remove_unused
+                        return _rebuild(target_context, *parts)
             except Exception:  # no such file, or whatever a damaged one may lead to
                 continue
         return None
@@ -120,10 +125,20 @@ class LoopCache(NullCache):
             return
         key = self._key(signature, compiled.codegen)
         payload = _pickled((key, compiled._reduce()))
+        distrusted = ""
         for folder in self._folders():
-            with suppress(OSError):
+            try:
                 _write(folder, self._file_name(key), payload)
                 return
+            except UntrustedFolder as error:
+                distrusted = distrusted or str(error)
+            except OSError:
+                continue
+        if distrusted:
+            _say_once(
+                f"compiled loops are not kept, so every start compiles them: {distrusted}; set "
+                "FASTROOF_CACHE_DIR to a folder that is yours alone"
+            )
 
     def _key(self, signature: Any, codegen: Any) -> tuple[Any, ...]:
         function = self._function
@@ -137,55 +152,80 @@ class LoopCache(NullCache):
         return f"{name}-{hashlib.sha256(repr(key).encode()).hexdigest()[:32]}.loop"
 
 
-def _is_ours(status: os.stat_result) -> bool:
-    """Whether nobody but this user and root wrote it: what is unpickled runs."""
-    others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return status.st_uid in (os.geteuid(), 0) and not others_write
+@contextmanager
+def _opened(folder: Path, *, create: bool = False) -> Iterator[int]:
+    """Open a folder that nobody else can have written to: what is unpickled runs."""
+    at = open_trusted(folder, create=create)
+    try:
+        yield at
+    finally:
+        os.close(at)
 
 
-def _open_at_once(path: str, flags: int) -> int:
-    """Open a file, and do not wait for the other end if somebody has put a pipe there."""
-    return os.open(path, flags | os.O_NONBLOCK)
+def _open_at_once(folder: int, name: str, flags: int) -> int:
+    """Open a file without following a link, and without waiting where somebody has put a pipe there."""
+    return os.open(name, flags | os.O_NONBLOCK | os.O_NOFOLLOW, dir_fd=folder)
 
 
-def _read(path: Path) -> bytes:
+def _read(folder: int, name: str) -> bytes:
     """The payload of a file, once it is known to be ours and whole."""
-    with open(path, "rb", opener=_open_at_once) as file:
-        if not _is_ours(os.fstat(file.fileno())):
-            raise PermissionError(f"{path} may be somebody else's")
+    with open(name, "rb", opener=partial(_open_at_once, folder)) as file:
+        status = os.fstat(file.fileno())
+        if not (is_ours(status) and stat.S_ISREG(status.st_mode) and status.st_nlink == 1):
+            raise PermissionError(f"{name} may be somebody else's, or another file of ours")
         data = file.read()
     payload = data[_DIGEST_BYTES:]
     # damaged machine code would not raise, it would run
     if hashlib.sha256(payload).digest() != data[:_DIGEST_BYTES]:
-        raise ValueError(f"{path} is damaged")
+        raise ValueError(f"{name} is damaged")
     return payload
 
 
 def _write(folder: Path, name: str, payload: bytes) -> None:
-    """Write a file that other processes see whole or not at all."""
+    """Write a file that other processes see whole or not at all, where it will be believed."""
     is_new = not folder.is_dir()
-    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-    if is_new:
-        _remove_unused(folder.parent)
-    unfinished = folder / f"{name}.{secrets.token_hex(8)}"
-    try:
+    with _opened(folder, create=True) as at:
+        unfinished = f"{name}.{secrets.token_hex(8)}"
         # writable by nobody else, whatever the umask
-        with open(unfinished, "xb", opener=partial(os.open, mode=0o644)) as file:
-            file.write(hashlib.sha256(payload).digest() + payload)
-        unfinished.replace(folder / name)
-    finally:
-        unfinished.unlink(missing_ok=True)
+        create = partial(os.open, mode=0o644, dir_fd=at)
+        try:
+            with open(unfinished, "xb", opener=create) as file:
+                file.write(hashlib.sha256(payload).digest() + payload)
+            os.replace(unfinished, name, src_dir_fd=at, dst_dir_fd=at)
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(unfinished, dir_fd=at)
+    if is_new:
+        with suppress(OSError), _opened(folder.parent) as above:
+            _remove_unused(above)
 
 
-def _remove_unused(root: Path) -> None:
+def _remove_unused(root: int) -> None:
     """Remove folders of other versions from which nothing was loaded for long, and nothing else.
 
     A process that is still at work there compiles again what it misses, and makes the folder again.
     """
     oldest = time.time() - _UNUSED.total_seconds()
-    for folder in root.glob("loops-*"):
-        with suppress(OSError):
-            if _FOLDER_NAME.fullmatch(folder.name) and folder.lstat().st_mtime < oldest:
-                for path in folder.glob("*.loop*"):
-                    path.unlink(missing_ok=True)
-                folder.rmdir()
+    with suppress(OSError), _listed(".", root) as folders:
+        for folder in filter(_FOLDER_NAME.fullmatch, os.listdir(folders)):
+            with suppress(OSError), _listed(folder, folders) as files:
+                if os.fstat(files).st_mtime < oldest:
+                    for file in filter(_FILE_NAME.fullmatch, os.listdir(files)):
+                        os.unlink(file, dir_fd=files)
+                    os.rmdir(folder, dir_fd=folders)
+
+
+@contextmanager
+def _listed(name: str, above: int) -> Iterator[int]:
+    """Open a folder to be read, and no link to one."""
+    at = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+    try:
+        yield at
+    finally:
+        os.close(at)
+
+
+@cache
+def _say_once(words: str) -> None:
+    """Tell a person what costs seconds at every start; unlike a warning it is never raised."""
+    logging.getLogger("fastroof").warning("fastroof: %s", words)

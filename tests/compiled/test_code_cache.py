@@ -173,9 +173,51 @@ def test_what_others_may_have_written_is_not_loaded(fresh, tmp_path):
     assert hits(fresh(tmp_path)) == 0
     assert hits(fresh(tmp_path)) == 1
     mine = file.stat()
-    assert code_cache._is_ours(mine)
+    assert code_cache.is_ours(mine)
     nobody, owner_at = 65_534, 4
-    assert not code_cache._is_ours(os.stat_result([*mine[:owner_at], nobody, *mine[owner_at + 1 :]]))
+    assert not code_cache.is_ours(os.stat_result([*mine[:owner_at], nobody, *mine[owner_at + 1 :]]))
+
+
+@pytest.mark.loops
+def test_a_folder_swapped_for_links_is_not_loaded_from(fresh, tmp_path):
+    shared, mine = tmp_path / "shared" / "loops", tmp_path / "mine"
+    shared.parent.mkdir()
+    assert hits(fresh(shared)) == 0
+    (file,) = files(shared)
+    mine.mkdir()
+    file.rename(mine / file.name)
+    for link in (Path.symlink_to, Path.hardlink_to):
+        link(file, mine / file.name)
+        assert hits(fresh(shared)) == 0
+        assert not file.is_symlink()
+        assert (mine / file.name).stat().st_nlink == 1
+        file.unlink()
+    shared.rmdir()
+    shared.symlink_to(mine)
+    assert hits(fresh(shared)) == 1
+    # whoever may write above it can have made the link
+    shared.parent.chmod(0o777)
+    assert hits(fresh(shared)) == 0
+    os.mkfifo(tmp_path / file.name)
+    assert hits(fresh(tmp_path)) == 0
+
+
+@pytest.mark.loops
+def test_code_is_kept_where_it_will_be_believed(fresh, tmp_path, caplog):
+    shared, mine = tmp_path / "shared" / "loops", tmp_path / "mine"
+    shared.mkdir(parents=True)
+    shared.chmod(0o777)
+    assert hits(fresh(shared, mine)) == 0
+    assert (len(files(shared)), len(files(mine))) == (0, 1)
+    assert hits(fresh(shared, mine)) == 1
+    assert not caplog.records
+    code_cache._say_once.cache_clear()
+    for _ in range(2):
+        assert hits(fresh(shared)) == 0
+    assert [record.getMessage() for record in caplog.records] == [
+        "fastroof: compiled loops are not kept, so every start compiles them: others may write to "
+        f"{shared}, or to a folder above it; set FASTROOF_CACHE_DIR to a folder that is yours alone"
+    ]
 
 
 @pytest.mark.loops
