@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -31,6 +32,7 @@ from fastroof.backends.serve.flight_frames import PREFACE
 from fastroof.backends.serve.flight_service import PlanService
 from fastroof.backends.serve.limits import ServeLimits
 from fastroof.errors import BackendError
+from tests.backends.serve.test_messages import MESSAGES
 
 flight = pytest.importorskip("pyarrow.flight")
 
@@ -257,8 +259,8 @@ def test_good_calls_beside_bad_ones(plan: fastroof.StepPlan) -> None:
             assert steps.health()["calls"] == 1  # this one
 
 
-def _recorded(location: str, batch: Any) -> bytes:
-    """All that a client sends that has a batch timed."""
+def _recorded(location: str, ask: Callable[[Any], None]) -> bytes:
+    """All that a client sends that asks something."""
     sent: list[bytes] = []
 
     def pass_on(source: socket.socket, sink: socket.socket, kept: list[bytes]) -> None:
@@ -275,7 +277,7 @@ def _recorded(location: str, batch: Any) -> bytes:
     ):
         accepted = pool.submit(lambda: listener.accept()[0])
         with flight.connect(f"grpc://127.0.0.1:{listener.getsockname()[1]}") as client:
-            exchanged = pool.submit(_exchange_once, client, batch)
+            exchanged = pool.submit(ask, client)
             with accepted.result() as near:
                 pool.submit(pass_on, near, server, sent)
                 back = pool.submit(pass_on, server, near, [])
@@ -286,8 +288,8 @@ def _recorded(location: str, batch: Any) -> bytes:
     return b"".join(sent)
 
 
-def _exchange_once(client: Any, batch: Any) -> None:
-    writer, reader = client.do_exchange(flight.FlightDescriptor.for_path(NAME))
+def _exchange_once(client: Any, batch: Any, *more: str) -> None:
+    writer, reader = client.do_exchange(flight.FlightDescriptor.for_path(NAME, *more))
     writer.begin(batch.schema)
     writer.write_batch(batch)
     assert reader.read_chunk().data.num_rows == batch.num_rows
@@ -297,15 +299,29 @@ def _exchange_once(client: Any, batch: Any) -> None:
 
 @pytest.mark.slow
 def test_sessions_with_wrong_bytes(start: Any, plan: fastroof.StepPlan) -> None:
-    """Some bytes of a good session changed, anywhere behind its first frames: the server goes on."""
+    """Some bytes of good sessions changed, of every call and message: the server goes on."""
     process, location = start(30.0)
     lists = pa.array([[1], [2, 3], []], pa.list_(pa.int32()))
     batches = [batch_of(np.arange(1, 9)), pa.record_batch({"new_tokens": lists, "context_len": lists})]
-    sessions = [_recorded(location, batch) for batch in batches]
+    asks: list[Callable[[Any], Any]] = [
+        lambda client, batch=batch, more=more: _exchange_once(client, batch, *more)
+        for batch in batches
+        for more in ((), ("errors",))
+    ]
+    messages = [json.dumps({"id": 7, "plan": NAME, **message}).encode() for message in MESSAGES.values()]
+    asks += [
+        lambda client, body=body: list(client.do_action(flight.Action("message", body))) for body in messages
+    ]
+    asks += [
+        lambda client: list(client.list_flights()),
+        lambda client: client.get_schema(flight.FlightDescriptor.for_path(NAME)),
+        lambda client: list(client.do_action(flight.Action("health", b""))),
+    ]
+    sessions = [_recorded(location, ask) for ask in asks]
     port = int(location.rpartition(":")[2])
     rng = random.Random(7)
-    for _ in range(400):
-        session = bytearray(rng.choice(sessions))
+    for number in range(40 * len(sessions)):
+        session = bytearray(sessions[number % len(sessions)])
         for _ in range(rng.choice([1, 1, 2, 5])):
             session[rng.randrange(len(PREFACE), len(session))] = rng.choice(
                 [0, 1, 127, 255, rng.randrange(256)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import random
 import signal
 import socket
 import ssl
@@ -11,7 +12,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +29,7 @@ from fastroof.backends.serve.limits import ServeLimits
 from fastroof.backends.serve.message_forms import FORMS
 from fastroof.errors import BackendError
 from tests.backends.serve.test_messages import MESSAGES
+from tests.fuzz.mutators import mutated_bytes, mutated_text
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -335,6 +339,64 @@ def _kept(server: HttpServer) -> http.client.HTTPConnection:
     connection.request("GET", "/describe")
     assert connection.getresponse().read()
     return connection
+
+
+FEW = ServeLimits(max_simulated_requests=100, max_simulated_steps=50_000, max_message_bytes=2**16)
+
+
+def raw_answer(server: HttpServer, sent: bytes) -> tuple[int, bytes]:
+    """The status and body of the first reply to some bytes; 0 where the server hangs up or waits for more."""
+    with socket.create_connection(("127.0.0.1", server.port), 60) as client:
+        said = b""
+        with suppress(OSError):  # refused in the middle of it
+            client.sendall(sent)
+        client.settimeout(0.4)
+        with suppress(TimeoutError):
+            while part := _received(client):
+                said += part
+    if not said:
+        return 0, b""
+    head, _, body = said.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 ")
+    return int(head[9:12]), body
+
+
+@pytest.mark.parametrize("form", MESSAGES)
+def test_requests_with_wrong_bytes_are_answered_or_refused(plan, form, capfd):
+    """A good request of every form, spoilt anywhere: its reply has words, and the next is answered."""
+    rng = random.Random(f"http {form}")
+    others = [json.dumps(message).encode() for message in MESSAGES.values()]
+    met: Counter[int] = Counter()
+    with HttpServer({"eight": plan}, limits=FEW) as server:
+        for _ in range(30):
+            body = json.dumps({"id": 7, **MESSAGES[form]}).encode()
+            where = rng.random()
+            if where < 0.5:
+                body = mutated_text(body, rng, others)
+            head = (
+                f"POST /message HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+                f"Content-Type: {rng.choice(('application/json', 'application/jsonl'))}\r\n"
+                "Connection: close\r\n\r\n"
+            ).encode()
+            sent = head + body
+            if where > 0.7:
+                sent = mutated_bytes(sent, rng)
+            elif where > 0.5:
+                sent = mutated_text(head, rng) + body
+            status, said = raw_answer(server, sent)
+            met[status] += 1
+            assert status in {0, 200, 400, 404, 405, 408, 413, 415, 421}, (sent, said)
+            if status >= 400:
+                assert json.loads(said)["message"]
+            assert b"the server failed" not in said, sent
+        assert post(server, {"id": 7, **MESSAGES[form]}).read["id"] == 7
+        until = time.monotonic() + 30
+        while ask(server, "GET", "/healthz").read["calls"] and time.monotonic() < until:
+            time.sleep(0.01)
+        assert ask(server, "GET", "/healthz").read["calls"] == 0
+    assert met[200]
+    assert met[400]
+    assert capfd.readouterr().err == ""
 
 
 # Tokens, TLS, addresses
