@@ -11,6 +11,7 @@ from typing import Final, Literal
 
 __all__ = [
     "MEASURED_STEP_COLUMNS",
+    "MEASURED_US",
     "ORIGINS",
     "ORIGIN_BORROWED",
     "ORIGIN_EXTRAPOLATED",
@@ -34,17 +35,25 @@ class Column:
     meaning: str
     minimum: int = 1
     """Least value of an int column; a float column must be above zero, or at least this if it is 0."""
+    within: tuple[float, float] | None = None
+    """Least and most value of a float column that has such limits."""
 
 
-LATENCY: Final = Column("latency_us", "float", "us", "measured latency of one call")
+MEASURED_US: Final = (1e-3, 1e9)
+"""What a measured time may be, us: from a nanosecond, which no launch takes, to a quarter of an hour.
+
+All tables that ship or are imported are within 1.06e-3 (a difference of two kernels) and 5.2e7.
+"""
+
+LATENCY: Final = Column("latency_us", "float", "us", "measured latency of one call", within=MEASURED_US)
 GPU: Final = Column("gpu", "text", "", "GPU that the row was measured on")
 KERNEL: Final = Column("kernel", "text", "", "kernel or library that was measured")
 PROVIDER: Final = Column("provider", "text", "", "what launched the kernel")
 
 SPREAD_COLUMNS: Final = (
-    Column("p25_us", "float", "us", "first quartile of the replays"),
-    Column("p75_us", "float", "us", "third quartile of the replays"),
-    Column("min_us", "float", "us", "fastest replay"),
+    Column("p25_us", "float", "us", "first quartile of the replays", within=MEASURED_US),
+    Column("p75_us", "float", "us", "third quartile of the replays", within=MEASURED_US),
+    Column("min_us", "float", "us", "fastest replay", within=MEASURED_US),
     Column("num_replays", "int", "", "timed replays behind the latency"),
 )
 RUN_COLUMNS: Final = (
@@ -75,7 +84,9 @@ MEASURED_STEP_COLUMNS: Final = (
     Column("context_len", "text", "tokens", "tokens of each request in the cache before the step, as runs"),
     Column("num_requests", "int", "", "requests of the step"),
     Column("num_tokens", "int", "tokens", "new tokens of all requests"),
-    Column("latency_us", "float", "us", "median time of the step, replayed as one CUDA graph"),
+    Column(
+        "latency_us", "float", "us", "median time of the step, replayed as one CUDA graph", within=MEASURED_US
+    ),
     *SPREAD_COLUMNS,
     Column("provider", "text", "", "attention and small kernels; GEMMs are torch's"),
 )

@@ -5,13 +5,13 @@ The file has ``title``, ``source``, ``num_sms``, optionally ``name`` (else the f
 ``int8``); ``[memory]`` with ``hbm_tb_per_s`` and ``hbm_gib``; ``[links]`` with ``nvlink_gb_per_s`` or
 ``pcie_gb_per_s``, each way, and optionally ``linked_gpus``, how many GPUs that link joins (8), and
 ``inter_node_gb_per_s``, what one GPU has to those beyond, and ``kernels_of``, another card with the same link
-and switches, whose measured exchanges stand in where this one's were not measured.
+and switches, whose measured exchanges stand in where this one's were not measured. Every figure has limits
+(:data:`LIMITS`) far beyond any card: one outside is a slip of its unit.
 """
 
 from __future__ import annotations
 
 import difflib
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -20,17 +20,31 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
+from fastroof.checks import is_number
 from fastroof.config.paths import bench_data_root
 from fastroof.documents import read_toml
 from fastroof.errors import GpuError
 from fastroof.units import GB, GIB, MIB, PEAK_DTYPE, TB, TFLOP
 
-__all__ = ["GPU_FILE", "GpuSpec", "gpu_names", "load_gpu"]
+__all__ = ["GPU_FILE", "LIMITS", "GpuSpec", "gpu_names", "load_gpu"]
 
 GPU_FILE: Final = "gpu.toml"
 
 NODE_GPUS: Final = 8
 """GPUs of a node, unless a card's file says otherwise."""
+
+LIMITS: Final[Mapping[str, tuple[float, float]]] = {
+    "peak_tflops": (1e-3, 1e7),
+    "hbm_tb_per_s": (1e-4, 1e4),
+    "hbm_gib": (1e-2, 1e6),
+    "nvlink_gb_per_s": (1e-3, 1e6),
+    "pcie_gb_per_s": (1e-3, 1e6),
+    "inter_node_gb_per_s": (1e-3, 1e6),
+    "l2_mib": (1e-3, 1e6),
+    "num_sms": (1, 1e6),
+    "linked_gpus": (1, 1e6),
+}
+"""Least and most that a figure of a gpu.toml may be, in its own unit."""
 
 
 @dataclass(frozen=True)
@@ -291,7 +305,10 @@ def _amount(table: Mapping[str, Any], key: str, unit: float, where: str, prefix:
     value = _value(table, key, where, prefix)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise GpuError(f"{where}: {prefix}{key} must be a number, got {value!r}")
-    if not (math.isfinite(value) and value > 0):
-        raise GpuError(f"{where}: {prefix}{key} must be above zero and finite, got {value!r}")
+    if not (is_number(value) and value > 0):
+        raise GpuError(f"{where}: {prefix}{key} must be above zero and finite, got {value!r:.40}")
+    least, most = LIMITS[key if key in LIMITS else prefix.rstrip(".")]
+    if not least <= value <= most:
+        raise GpuError(f"{where}: {prefix}{key} must be from {least:g} to {most:g}, got {value!r:.40}")
     # In decimal, because 2.039 * 1e12 in float is not 2.039e12.
     return float(Decimal(repr(value)) * Decimal(unit))

@@ -152,10 +152,10 @@ def _element_bytes(value: Any) -> tuple[tuple[str, float], ...]:
     except (TypeError, ValueError):
         sizes = ()
     if (value and not sizes) or not all(
-        isinstance(name, str) and is_number(size) and 0.0 < size <= 2.0 for name, size in sizes
+        isinstance(name, str) and is_number(size) and 0.01 <= size <= 2.0 for name, size in sizes
     ):
         raise PlanError(
-            f"gathered_bytes must be a table of formats and bytes an element, up to 2: "
+            f"gathered_bytes must be a table of formats and bytes an element, 0.01 to 2: "
             f"{{nvfp4 = 0.5625}}, got {value!r}"
         )
     return tuple((name, float(size)) for name, size in sizes)

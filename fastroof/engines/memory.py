@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from fastroof.checks import is_number, whole_number
+from fastroof.engines.values import check_number
 from fastroof.errors import PlanError
 from fastroof.units import GB, GIB, MIB
 
@@ -27,6 +28,8 @@ FAST_LINK_BYTES_PER_S: Final = 400 * GB
 """NVLink of Hopper GPUs has 450 GB/s each way, that of A100 300."""
 
 MOST_SEQS: Final = 2**20
+LEAST_FRACTION: Final = 1e-3
+"""Of memory: what is below leaves nothing that a model could be served in."""
 _AMOUNTS: Final = (
     "context_gib",
     "group_gib",
@@ -38,12 +41,6 @@ _AMOUNTS: Final = (
 )
 
 
-def _at_least_0(name: str, value: Any) -> float:
-    if not is_number(value) or value < 0:
-        raise PlanError(f"{name} must be a number of at least 0, got {value!r}")
-    return float(value)
-
-
 def _one_of(name: str, value: Any, allowed: Sequence[str]) -> None:
     if value not in allowed:
         raise PlanError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
@@ -53,6 +50,8 @@ def checked_fraction(name: str, value: Any) -> float:
     """Return a fraction of a GPU's memory, checked: above 0, at most 1."""
     if not is_number(value) or not 0 < value <= 1:
         raise PlanError(f"{name} must be a number above 0 and at most 1, got {value!r}")
+    if value < LEAST_FRACTION:
+        raise PlanError(f"{name} must be at least {LEAST_FRACTION:g}, got {value!r}")
     return float(value)
 
 
@@ -91,7 +90,7 @@ class StaticReserve:
         """Refuse what is no reserve."""
         for key in fields(self):
             if key.name not in ("graphs", "least_tokens"):
-                object.__setattr__(self, key.name, _at_least_0(key.name, getattr(self, key.name)))
+                object.__setattr__(self, key.name, check_number(key.name, getattr(self, key.name)))
         whole_number("least_tokens", self.least_tokens, most=MOST_SEQS, error=PlanError)
         given = self.graphs
         if not isinstance(given, list | tuple) or not all(
@@ -101,7 +100,7 @@ class StaticReserve:
                 f"graphs must be rows of [GiB below, batch, batch from tp 4 on], got {given!r:.80}"
             )
         for below, *batches in given:
-            _at_least_0("the GiB of a row of graphs", below)
+            check_number("the GiB of a row of graphs", below)
             for batch in batches:
                 whole_number("a batch of graphs", batch, most=MOST_SEQS, error=PlanError)
         object.__setattr__(self, "graphs", tuple((float(row[0]), *row[1:]) for row in given))
@@ -175,7 +174,7 @@ class KvMemory:
         _one_of("kv_reservation", self.kv_reservation, tuple(KV_RESERVATIONS))
         _one_of("room", self.room, tuple(ROOMS))
         for name in _AMOUNTS:
-            object.__setattr__(self, name, _at_least_0(name, getattr(self, name)))
+            object.__setattr__(self, name, check_number(name, getattr(self, name)))
         gpus = self.small_gpus
         if not isinstance(gpus, list | tuple) or not all(isinstance(gpu, str) for gpu in gpus):
             raise PlanError(f"small_gpus must be a list of names, got {gpus!r:.80}")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastroof.checks import is_number
+from fastroof.engines.values import check_number
 from fastroof.errors import PlanError
 
 __all__ = ["MixedAttention"]
@@ -45,9 +46,9 @@ class MixedAttention:
 
     def __post_init__(self) -> None:
         """Refuse what is no time or names nothing."""
-        if not is_number(self.ns) or not 0 < self.ns < float("inf"):
+        if not is_number(self.ns) or not self.ns > 0:
             raise PlanError(f"ns of mixed_attention must be a number above 0, got {self.ns!r}")
-        object.__setattr__(self, "ns", float(self.ns))
+        object.__setattr__(self, "ns", check_number("ns of mixed_attention", self.ns))
         object.__setattr__(self, "interval_ns", _interval(self.interval_ns, self.ns))
         for name in ("gpu", "kv_dtype", "reason", "evidence"):
             if not isinstance(getattr(self, name), str):

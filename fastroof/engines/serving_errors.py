@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Final
 
-from fastroof.checks import is_number
-from fastroof.errors import PlanError
+from fastroof.engines.values import check_number
 
 __all__ = ["NO_ERRORS", "ServingErrors"]
 
@@ -34,10 +33,8 @@ class ServingErrors:
     def __post_init__(self) -> None:
         """Refuse what is no error."""
         for error in fields(self):
-            value = getattr(self, error.name)
-            if not is_number(value) or value < 0:
-                raise PlanError(f"{error.name} of [errors] must be a number of at least 0, got {value!r}")
-            object.__setattr__(self, error.name, float(value))
+            value = check_number(f"{error.name} of [errors]", getattr(self, error.name))
+            object.__setattr__(self, error.name, value)
 
 
 NO_ERRORS: Final = ServingErrors()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 
-from fastroof.config.gpu import load_gpu
+from fastroof.config.gpu import GpuSpec, load_gpu
 from fastroof.errors import GpuError, TableError
 from fastroof.load.by_name import ensure_imported, missing_tables, table_folders
 from fastroof.load.measured import MeasuredTable, MeasuredTables, PeakFinding, SourceChoice
@@ -24,7 +26,7 @@ def load_measured(name: str | Path, *, gpu: str | None = None, source: SourceCho
         A GPU of bench_data, or a folder: one GPU's, one source's, several GPUs', or a tree as InferSim
         or roofline V2 lay it out.
     gpu : str, optional
-        Which GPU, where the folder holds several.
+        Which GPU, where the folder holds several; where it holds one, that must be it.
     source : str or mapping of str to str, optional
         Take only this source; or of the operators named their sources, and of the others the
         best-ranked ones, as in ``{"allreduce": "aiconfigurator-trtllm-1.3.0rc20"}``.
@@ -37,20 +39,57 @@ def load_measured(name: str | Path, *, gpu: str | None = None, source: SourceCho
     Raises
     ------
     TableError
-        If a file is malformed or must not be used, or there is no such source; the error lists those
-        that there are.
+        If a file is malformed or must not be used, there is no such source (the error lists those that
+        there are), or the tables are another GPU's than the one that was named.
     GpuError
         If the name is neither a known GPU nor a folder.
     """
+    _check_types(name, gpu, source)
+    measured = _load(name, gpu, source)
+    if gpu is not None and not _is_gpu(gpu, measured.gpu_spec):
+        raise TableError(
+            f"{name} has tables of {measured.gpu}, and gpu is {gpu!r}: leave gpu out, or name the tables of "
+            f"that GPU"
+        )
+    return measured
+
+
+def _check_types(name: object, gpu: object, source: object) -> None:
+    if not isinstance(name, str | Path) or name == "":
+        raise TableError(f"tables are a GPU's name or the path of a folder, got {name!r:.80}")
+    if not isinstance(gpu, str | None):
+        raise TableError(f"gpu must be the name of a GPU, got {gpu!r:.80}")
+    is_choice = isinstance(source, Mapping) and all(
+        isinstance(word, str) for pair in source.items() for word in pair
+    )
+    if not is_choice and not isinstance(source, str | None):
+        raise TableError(
+            f"source must be the name of one, or names by operator as in {{'allreduce': 'mine'}}, "
+            f"got {source!r:.80}"
+        )
+
+
+def _is_gpu(name: str, spec: GpuSpec) -> bool:
+    """Whether a name, or an alias of one, is that of some tables' GPU."""
+    if name in (spec.name, *spec.aliases):
+        return True
+    try:
+        return load_gpu(name).name == spec.name
+    except GpuError as error:
+        raise TableError(f"gpu is {name!r:.80}, and the tables are of {spec.name}: {error}") from None
+
+
+def _load(name: str | Path, gpu: str | None, source: SourceChoice) -> MeasuredTables:
     folder = Path(name)
     if isinstance(name, str) and "/" not in name:
         # a GPU's name means its shipped tables; a folder of that name is ./name
         try:
             return _load_by_name(load_gpu(name).name, source)
         except GpuError as error:
-            if not folder.is_dir():
+            if not os.path.isdir(folder):
                 raise GpuError(f"{error}; a path of a folder of tables would do too") from None
-    if not folder.is_dir():
+    # os.path answers False where Path.is_dir raises: a name longer than a file name may be
+    if not os.path.isdir(folder):
         raise TableError(f"{name} is not a folder: give a GPU's name or a folder of measured tables")
     if is_tree(folder):
         if source is not None:
@@ -58,8 +97,9 @@ def load_measured(name: str | Path, *, gpu: str | None = None, source: SourceCho
         return load_tree(folder, gpu)
     if not (folder / "gpu.toml").is_file() and not (folder / "provenance.toml").is_file():
         names = sorted(p.parent.name for p in folder.glob("*/gpu.toml"))
-        if gpu in names:
-            return load_own(folder / str(gpu), source)
+        wanted = [one for one in names if gpu is not None and _is_gpu(gpu, load_gpu(folder / one))]
+        if wanted:
+            return load_own(folder / wanted[0], source)
         if names:
             raise TableError(f"{folder} holds several GPUs: pass gpu= one of {', '.join(names)}")
     return load_own(folder, source)
@@ -71,7 +111,7 @@ def _load_by_name(gpu: str, source: SourceChoice) -> MeasuredTables:
     except TableError as error:
         if not table_folders(gpu):
             raise
-        warnings.warn(f"{gpu} is served by the tables that are there: {error}", stacklevel=4)
+        warnings.warn(f"{gpu} is served by the tables that are there: {error}", stacklevel=5)
     folders = table_folders(gpu)
     if not folders:
         raise TableError(missing_tables(gpu))

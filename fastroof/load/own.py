@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -194,7 +195,7 @@ def _chosen(sources: list[Source], names: Mapping[str, str], folder: Path) -> di
 
 
 def _is_path(name: str) -> bool:
-    return "/" in name and (Path(name) / PROVENANCE_FILE).is_file()
+    return "/" in name and os.path.isfile(Path(name) / PROVENANCE_FILE)
 
 
 def _gpu_spec(source: Source, folder: Path) -> GpuSpec:

@@ -19,7 +19,7 @@ from fastroof.columns import Column
 from fastroof.errors import TableError
 from fastroof.parquet import PARQUET_ERRORS, open_parquet, whole_table
 
-__all__ = ["ENDINGS", "count_rows", "read_columns", "word_codes"]
+__all__ = ["ENDINGS", "beyond_limits", "count_rows", "need", "read_columns", "word_codes"]
 
 
 ENDINGS = (".parquet", ".csv")
@@ -229,6 +229,8 @@ class _Reader:
             self._refuse(column, cells, np.ones(len(cells), bool))
         values = self._numbers(column, cells)
         low = values < column.minimum if column.kind == "int" or column.minimum == 0 else values <= 0
+        if column.within is not None:
+            low |= beyond_limits(column, values)
         if low.any():
             self._refuse(column, cells, low)
         return values
@@ -263,7 +265,7 @@ class _Reader:
         given = "nothing" if cell is None or cell == "" else repr(cell)
         raise TableError(
             f"{self.label}, row {row + 1}{self._line_of(row)}, column {column.name}: "
-            f"found {given}, need {_need(column)}"
+            f"found {given}, need {need(column)}"
         )
 
     def _line_of(self, row: int) -> str:
@@ -279,6 +281,28 @@ class _Reader:
         return f" (line {lines.line_num})"
 
 
+def beyond_limits(column: Column, values: Array) -> Bools:
+    """Which values of a float column lie outside the limits that it has.
+
+    Parameters
+    ----------
+    column : Column
+        What the values are.
+    values : ndarray of float64, shape (rows,)
+        In the column's unit.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fastroof.columns import LATENCY
+    >>> beyond_limits(LATENCY, np.array([5e-324, 12.5, 1e308])).tolist()
+    [True, False, True]
+    """
+    least, most = column.within or (-np.inf, np.inf)
+    outside: Bools = ~((least <= values) & (values <= most))
+    return outside
+
+
 def _is_number(cell: Any) -> bool:
     try:
         pa.scalar(cell).cast(pa.float64())
@@ -287,12 +311,16 @@ def _is_number(cell: Any) -> bool:
     return True
 
 
-def _need(column: Column) -> str:
+def need(column: Column) -> str:
+    """What a value of a column must be, in words."""
     unit = f" in {column.unit}" if column.unit else ""
     if column.kind == "text":
         return f"text ({column.meaning})"
     if column.kind == "int":
         return f"a whole number of at least {column.minimum}{unit}"
+    if column.within is not None:
+        least, most = column.within
+        return f"a number from {least:g} to {most:g}{unit}"
     return f"a finite number {'of at least' if column.minimum == 0 else 'above'} 0{unit}"
 
 

@@ -21,11 +21,11 @@ from typing import Final
 import numpy as np
 
 from fastroof.arrays import Array, Floats
-from fastroof.columns import DTYPE
+from fastroof.columns import DTYPE, LATENCY, MEASURED_US
 from fastroof.config.gpu import GpuSpec, load_gpu
 from fastroof.errors import GpuError, TableError
 from fastroof.load.measured import MeasuredTable, MeasuredTables, PeakFinding
-from fastroof.load.rows import read_columns
+from fastroof.load.rows import beyond_limits, read_columns
 from fastroof.load.tree_peaks import PeakFit, fit_peak
 from fastroof.operators.operator import RowWork
 from fastroof.operators.registry import OPERATORS
@@ -224,6 +224,13 @@ def _read_file(
         columns |= layout.convert(read, heads)
     except TableError as error:
         raise TableError(f"{file.name}, {error}") from None
+    outside = beyond_limits(LATENCY, columns["latency_us"])
+    if outside.any():  # of a sum of several columns
+        row = int(np.argmax(outside))
+        raise TableError(
+            f"{file.name}, row {row + 1}: its latency is {columns['latency_us'][row]:g} us, "
+            f"need {MEASURED_US[0]:g} to {MEASURED_US[1]:g}"
+        )
     if DTYPE in layout.optional or layout.draws_tokens:
         fit = _fit_dtype(file, operator, columns, gpu)
     else:

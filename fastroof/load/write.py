@@ -16,11 +16,11 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from fastroof.arrays import Array
-from fastroof.columns import OPTIONAL_COLUMNS
+from fastroof.columns import OPTIONAL_COLUMNS, Column
 from fastroof.errors import TableError
 from fastroof.load.measured import FILES, file_sha256, rows_sha256
 from fastroof.load.own import PROVENANCE_FILE
-from fastroof.load.rows import word_codes
+from fastroof.load.rows import beyond_limits, need, word_codes
 from fastroof.operators.operator import Operator
 from fastroof.operators.registry import OPERATORS
 from fastroof.parquet import CHECKED_PAGES
@@ -169,7 +169,19 @@ def _arrow_table(operator: str, columns: Mapping[str, Array]) -> pa.Table:
                 raise TableError(
                     f"table {operator}, column {column.name}: need {column.kind}: {error}"
                 ) from None
+            if column.within is not None:
+                _refuse_beyond_limits(operator, column, columns[column.name])
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def _refuse_beyond_limits(operator: str, column: Column, values: Array) -> None:
+    """Refuse what could not be read again."""
+    outside = beyond_limits(column, values)
+    if outside.any():
+        row = int(np.argmax(outside))
+        raise TableError(
+            f"table {operator}, row {row + 1}, column {column.name}: got {values[row]:g}, need {need(column)}"
+        )
 
 
 def _write_table(path: Path, table: pa.Table, schema: Operator, compression_level: int) -> None:

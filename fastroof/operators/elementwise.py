@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Array, Floats
-from fastroof.columns import ORIGIN_INTERPOLATED, Column
+from fastroof.columns import MEASURED_US, ORIGIN_INTERPOLATED, Column
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import MissingTableError
 from fastroof.operators.calls import Elementwise
@@ -26,7 +26,7 @@ from fastroof.operators.operator import Columns, DatasheetClass, Key
 from fastroof.operators.rows import CurveOptions, PerRowOperator, RowCost, RowNodes
 from fastroof.pack import SIZE_LIMIT
 from fastroof.uncertainty.leave_one_out import LEVEL, NORMAL_80
-from fastroof.units import GB, US_PER_S
+from fastroof.units import GB, US_PER_MS, US_PER_S
 
 if TYPE_CHECKING:
     from fastroof.load import MeasuredTable
@@ -80,7 +80,9 @@ def _compute_scale(raw: Raw) -> ForeignRows:
     # what finding the scales adds to quantising with known ones: a float32 a row
     rows = _quantising(raw, "fp8_scale", 4 * raw["m"], "scales of")
     # one of the two kernels was as fast as the other
-    return ForeignRows(rows.columns, rows.left_out | {"no difference": raw["latency"] == 0.0})
+    return ForeignRows(
+        rows.columns, rows.left_out | {"no difference": raw["latency"] < MEASURED_US[0] / US_PER_MS}
+    )
 
 
 _DIFFERENCE: Final = Column("latency", "float", "ms", "difference of two measured latencies", 0)

@@ -383,7 +383,7 @@ def load_tables(name: str | Path, *, gpu: str | None = None, source: SourceChoic
         A GPU of bench_data (``"h100"``), or the path of a folder: one GPU's folder, one source's
         folder, or a tree as InferSim or roofline V2 lay it out.
     gpu : str, optional
-        Which GPU, where a tree holds several.
+        Which GPU, where a tree holds several; where there is one, that must be it.
     source : str or mapping of str to str, optional
         Take only this source; or of the operators named their sources. All others are served by
         their best-ranked one.
@@ -396,7 +396,8 @@ def load_tables(name: str | Path, *, gpu: str | None = None, source: SourceChoic
     Raises
     ------
     TableError
-        If a file is missing, malformed, or must not be used; the message names file, row and column.
+        If a file is missing, malformed, or must not be used (the message names file, row and column), or the
+        tables are another GPU's than ``gpu``.
     GpuError
         If the name is neither a known GPU nor a folder.
 

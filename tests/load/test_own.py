@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from fastroof import Tables, load_tables
 from fastroof.columns import OPTIONAL_COLUMNS, Column
-from fastroof.errors import GpuError, TableError
+from fastroof.errors import FastroofError, GpuError, TableError
 from fastroof.load import load_measured
 from fastroof.load.own import list_sources, load_own
 from fastroof.load.rows import read_columns
@@ -105,7 +105,7 @@ def test_whole_floats_are_sizes(tmp_path: Path) -> None:
     assert read_columns(path, GEMM.required)["m"].tolist() == [4, 1000]
 
 
-A_TIME = "a finite number above 0 in us"
+A_TIME = "a number from 0.001 to 1e+09 in us"
 A_SIZE = "a whole number of at least 1 in tokens"
 
 
@@ -340,6 +340,86 @@ def test_a_single_source_folder_anywhere(tmp_path: Path) -> None:
     assert load_own(source(tmp_path / "alias", {"gemm": gemm_rows()}, gpu="H100-SXM")).gpu == "h100"
     with pytest.raises(GpuError, match="unknown GPU"):
         load_own(source(tmp_path / "other", {"gemm": gemm_rows()}, gpu="rtx9999"))
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".csv"])
+@pytest.mark.parametrize("column", ["latency_us", "min_us", "p25_us", "p75_us"])
+@pytest.mark.parametrize("value", [5e-324, 9.9e-4, 1.1e9, 1e308])
+def test_a_time_that_no_kernel_takes_is_refused(
+    tmp_path: Path, ending: str, column: str, value: float
+) -> None:
+    times = np.full(3, 1e3)
+    times[1] = value
+    rows = gemm_rows(3) | {"latency_us": np.full(3, 1e3), column: times}
+    words = rf"gemm{ending}, row 2.*, column {column}: found .*, need a number from 0.001 to 1e\+09 in us"
+    with pytest.raises(TableError, match=words):
+        read_columns(write_table(tmp_path / f"gemm{ending}", rows), GEMM.required, OPTIONAL_COLUMNS)
+    with pytest.raises(TableError, match=rf"table gemm, row \d, column {column}: got"):
+        source(tmp_path / "a", {"gemm": rows})
+
+
+def test_times_at_the_limits_load(tmp_path: Path) -> None:
+    times = np.array([1e-3, 1e9])
+    rows = gemm_rows(2, m=np.ones(2, int), n=np.ones(2, int), k=np.ones(2, int), latency_us=times)
+    assert load_own(source(tmp_path / "a", {"gemm": rows})).tables["gemm"].columns["latency_us"].tolist() == [
+        1e-3,
+        1e9,
+    ]
+
+
+def test_a_gpu_that_the_tables_are_not_of_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TableError, match=r"h100 has tables of h100, and gpu is 'b200': leave gpu out, or"):
+        load_tables("h100", gpu="b200")
+    assert load_tables("h100", gpu="H100-SXM").gpu.name == "h100"
+    folder = source(tmp_path / "h100" / "mine", {"gemm": gemm_rows()})
+    for place in (folder, str(folder), folder.parent):
+        assert load_tables(place, gpu="h100").gpu.name == "h100"
+        with pytest.raises(TableError, match="has tables of h100, and gpu is 'h200'"):
+            load_tables(place, gpu="h200")
+    with pytest.raises(TableError, match=r"gpu is 'h1000', and the tables are of h100: unknown GPU 'h1000'"):
+        load_tables(folder, gpu="h1000")
+    with pytest.raises(TableError, match="has tables of h100, and gpu is 'b200'"):
+        load_tables("h100", gpu="b200", source="aiconfigurator-vllm-0.24.0")
+
+
+def test_of_several_gpus_the_one_that_is_meant_by_any_of_its_names(tmp_path: Path) -> None:
+    for gpu in ("h100", "h200"):
+        source(tmp_path / gpu / "mine", {"gemm": gemm_rows()}, gpu=gpu)
+        shutil.copy(SHIPPED_H100.parent / gpu / "gpu.toml", tmp_path / gpu)
+    assert load_tables(tmp_path, gpu="h200").gpu.name == "h200"
+    assert load_tables(tmp_path, gpu="H100-SXM").gpu.name == "h100"
+    for gpu in ("b200", None):
+        with pytest.raises(TableError, match="holds several GPUs: pass gpu= one of h100, h200"):
+            load_tables(tmp_path, gpu=gpu)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "words"),
+    [
+        ((None,), {}, "tables are a GPU's name or the path of a folder, got None"),
+        ((100,), {}, "got 100"),
+        ((b"h100",), {}, "got b'h100'"),
+        (("",), {}, "got ''"),
+        ((["h100"],), {}, r"got \['h100'\]"),
+        (("a\0b",), {}, "unknown GPU"),
+        (("x" * 5000,), {}, "unknown GPU"),
+        (("/" + "x" * 5000,), {}, "is not a folder"),
+        ((Path("x" * 5000),), {}, "is not a folder"),
+        (("h100",), {"gpu": 100}, "gpu must be the name of a GPU, got 100"),
+        (("h100",), {"gpu": ["h100"]}, "gpu must be the name of a GPU"),
+        (("h100",), {"gpu": ""}, "gpu is ''"),
+        (("h100",), {"source": 1}, "source must be the name of one"),
+        (("h100",), {"source": ["a"]}, "source must be the name of one"),
+        (("h100",), {"source": {"gemm": 1}}, "source must be the name of one"),
+        (("h100",), {"source": {1: "a"}}, "source must be the name of one"),
+        (("h100",), {"source": ""}, "no source ''"),
+        (("h100",), {"source": {"gemm": "/" + "x" * 5000}}, "no source"),
+        (("h100",), {"source": {"gemm": "/a\0b"}}, "no source"),
+    ],
+)
+def test_arguments_of_the_wrong_kind_are_refused(arguments: Any, options: Any, words: str) -> None:
+    with pytest.raises(FastroofError, match=words):
+        load_tables(*arguments, **options)
 
 
 def test_what_is_not_read_is_said(gpu_folder: Path) -> None:
