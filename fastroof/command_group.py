@@ -48,6 +48,7 @@ class CommandGroup(TyperGroup):
         run = partial(super().main, args, prog_name, complete_var, False, windows_expand_args, **extra)
         if not standalone_mode:
             return run()
+        _stand_in_for_closed_streams()
         try:
             for stream in (sys.stdout, sys.stderr):
                 if isinstance(stream, io.TextIOWrapper):
@@ -64,11 +65,17 @@ class CommandGroup(TyperGroup):
             sys.exit(EXIT_INTERRUPTED)
         except BrokenPipeError:
             # Whoever read the output has left: nothing more is written, not even at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _drop_output()
             sys.exit(EXIT_BROKEN_PIPE)
         except OSError as error:
+            try:
+                sys.stdout.flush()
+            except OSError:
+                _drop_output()
             named = f": {error.filename}" if error.filename else ""
             sys.exit(self._say_error(f"{error.strerror or error}{named}"))
+        except MemoryError as error:
+            sys.exit(self._say_error(f"not enough memory ({error})" if str(error) else "not enough memory"))
         if code == EXIT_INTERRUPTED:
             typer.echo(err=True)
         sys.exit(code if isinstance(code, int) else 0)
@@ -76,6 +83,25 @@ class CommandGroup(TyperGroup):
     def _say_error(self, message: str) -> int:
         typer.echo(f"{self.program}: error: {_one_line(message)}", err=True)
         return EXIT_ERROR
+
+
+def _drop_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _stand_in_for_closed_streams() -> None:
+    """Put something in the place of streams that were closed when the program began.
+
+    Python has None there, and the next file that is opened gets the stream's number. What is written to
+    standard output ends in an error, as that of other programs does; errors have nobody to go to.
+    """
+    for name, flags, mode in (
+        ("stdin", os.O_RDONLY, "r"),
+        ("stdout", os.O_RDONLY, "w"),
+        ("stderr", os.O_WRONLY, "w"),
+    ):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, flags), mode))
 
 
 def new_app(program: str, purpose: str, epilog: str) -> typer.Typer:

@@ -6,6 +6,7 @@ raises. A plan is the address of its file's bytes. What opens a file calls the C
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -33,22 +34,22 @@ _t: Any = types  # numba's types have few types
 ABI_VERSION: Final = 1
 """FASTROOF_ABI of fastroof_step.h: another where a program built with an older header would go wrong."""
 
-C_LIBRARY: Final = ("fopen", "fclose", "fileno", "fseek", "ftell", "mmap", "munmap")
+C_LIBRARY: Final = ("open", "close", "lseek", "mmap", "munmap")
 """What opening a file needs, of POSIX."""
 
 _SEEK_END, _PROT_READ, _MAP_SHARED, _MAP_FAILED = 2, 1, 1, -1
-_READ_BINARY: Final = np.frombuffer(b"rb\0", np.uint8)
+# a pipe's other end is not waited for: it has no size, and is refused
+_READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def _external(name: str, returns: Any, *takes: Any) -> Any:
     return _t.ExternalFunction(name, returns(*takes))
 
 
-_fopen = _external("fopen", _t.intp, _t.intp, _t.voidptr)
-_fclose = _external("fclose", _t.int32, _t.intp)
-_fileno = _external("fileno", _t.int32, _t.intp)
-_fseek = _external("fseek", _t.int32, _t.intp, _t.intp, _t.int32)
-_ftell = _external("ftell", _t.intp, _t.intp)
+# of its variable arguments only O_CREAT takes one
+_libc_open = _external("open", _t.int32, _t.intp, _t.int32)
+_libc_close = _external("close", _t.int32, _t.int32)
+_lseek = _external("lseek", _t.intp, _t.int32, _t.intp, _t.int32)
 _mmap = _external("mmap", _t.intp, _t.intp, _t.intp, _t.int32, _t.int32, _t.int32, _t.intp)
 _munmap = _external("munmap", _t.int32, _t.intp, _t.intp)
 
@@ -105,16 +106,14 @@ def _open_bytes(data: int, size: int, plan: Any) -> int:
 def _open(path: int, plan: Any) -> int:
     if path == 0:
         return CODE_IO
-    file = _fopen(path, _READ_BINARY.ctypes)
-    if file == 0:
+    file = _libc_open(path, _READ)
+    if file < 0:
         return CODE_IO
-    size = -1
-    if _fseek(file, 0, _SEEK_END) == 0:
-        size = _ftell(file)
+    size = _lseek(file, 0, _SEEK_END)
     data = _MAP_FAILED
     if size > 0:
-        data = _mmap(0, size, _PROT_READ, _MAP_SHARED, _fileno(file), 0)
-    _fclose(file)
+        data = _mmap(0, size, _PROT_READ, _MAP_SHARED, file, 0)
+    _libc_close(file)
     if data == _MAP_FAILED:
         return CODE_FOREIGN if size == 0 else CODE_IO
     code = _bytes_code(data, size)

@@ -6,15 +6,18 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
@@ -788,6 +791,46 @@ def test_broken_pipe_is_quiet() -> None:
             running.stdout.close()
             assert running.stderr.read() == ""
         assert running.returncode == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["fastroof", "kernels_bench"])
+def test_a_closed_stream_is_no_traceback(module: str, tmp_path: Path) -> None:
+    commands = [["gpus"], ["models", "--json"]] if module == "fastroof" else [["--version"], ["--help"]]
+    for command in commands:
+        words = shlex.join([sys.executable, "-m", module, *command])
+        done = subprocess.run(
+            ["sh", "-c", f"{words} >&-"], cwd=CHECKOUT, stderr=subprocess.PIPE, text=True, check=False
+        )
+        assert done.returncode == 2
+        assert done.stderr == f"{module.replace('_', '-')}: error: Bad file descriptor\n"
+        done = subprocess.run(
+            ["sh", "-c", f"{words} <&- 2>&-"], cwd=CHECKOUT, stdout=subprocess.PIPE, text=True, check=False
+        )
+        assert done.returncode == 0
+        assert done.stdout
+    done = subprocess.run(
+        ["sh", "-c", f"{shlex.join([sys.executable, '-m', module, 'nonsense'])} >&- 2>&-"],
+        cwd=CHECKOUT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    if module == "fastroof":
+        # what a command writes to a file does not become what it prints, nor the other way
+        words = "export npz llama-3.1-8b -o out.npz"
+        done = subprocess.run(
+            ["sh", "-c", f"{sys.executable} -m fastroof {words} >&- 2>&-"],
+            cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(CHECKOUT)}, check=False,
+        )  # fmt: skip
+        assert done.returncode == 2
+        assert zipfile.is_zipfile(tmp_path / "out.npz")
+
+
+def test_too_little_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_little() -> None:
+        raise pa.ArrowMemoryError("malloc of size 64 failed")
+
+    monkeypatch.setattr(fastroof, "model_names", too_little)
+    assert refused("models") == "not enough memory (malloc of size 64 failed)"
 
 
 def test_interrupt_is_130(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 import struct
 import zlib
 from pathlib import Path
@@ -113,8 +115,13 @@ def read_plan_file(path: str | Path) -> PlanFile:
         If it cannot be read.
     """
     path = Path(path)
-    octets: Flags
-    octets = np.memmap(path, np.uint8, "r").view(np.ndarray) if path.stat().st_size else np.zeros(0, np.uint8)
+    octets: Flags = np.zeros(0, np.uint8)
+    with open(path, "rb", opener=_open_at_once) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise BackendError(f"{path} is no plain file; fastroof export c writes plan files")
+        if status.st_size:
+            octets = np.memmap(file, np.uint8, "r").view(np.ndarray)
     eights = octets[: len(octets) // 8 * 8]
     words, floats = eights.view("<i8"), eights.view("<f8")
     code = loops.plan_bytes_code(octets, words, floats)
@@ -126,3 +133,8 @@ def read_plan_file(path: str | Path) -> PlanFile:
     return PlanFile(
         floats[start : start + count], parse_json(text.tobytes(), f"the description of {path}", BackendError)
     )
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file, and do not wait for the other end of a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import csv
 import ctypes
 import json
+import os
 import re
 import shutil
+import socket
 import subprocess
+import sys
 import zlib
 from pathlib import Path
 
@@ -223,6 +226,32 @@ def test_bytes_that_somebody_else_mapped(library, exported, plans):
     assert library.fastroof_open_bytes(None, 0, ctypes.byref(plan)) == odd
     short = plan_files.CODE_FOREIGN
     assert library.fastroof_open_bytes(content.ctypes.data, -5, ctypes.byref(plan)) == short
+
+
+OPENED = """
+import ctypes, sys
+plan = ctypes.c_void_p()
+library = ctypes.CDLL(sys.argv[1])
+print(*(library.fastroof_open(path.encode(), ctypes.byref(plan)) for path in sys.argv[2:]))
+"""
+
+
+def test_what_is_no_plain_file_is_refused_and_not_waited_for(loaded, tmp_path):
+    pipe, socket_file = tmp_path / "pipe", tmp_path / "socket"
+    os.mkfifo(pipe)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(socket_file))
+        paths = [*map(str, (pipe, tmp_path, socket_file)), "/dev/zero", "/dev/tty", "/dev/null"]
+        done = subprocess.run(
+            [sys.executable, "-c", OPENED, loaded._name, *paths],
+            capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+        assert {int(code) for code in done.stdout.split()} <= {plan_files.CODE_IO, plan_files.CODE_FOREIGN}
+        for path in paths:
+            with pytest.raises(
+                (BackendError, OSError), match=r"is no plain file|o such device|s a directory"
+            ):
+                read_plan_file(path)
 
 
 FUZZED = """
