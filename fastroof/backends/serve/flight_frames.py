@@ -17,7 +17,7 @@ from typing import Final
 from fastroof.backends.serve.connections import Standing
 from fastroof.backends.serve.flight_messages import HEAD_BYTES, MessageRefused, check_flight_message
 
-__all__ = ["PREFACE", "ClientFrames", "Frames", "ServerFrames", "UnderWay", "goaway"]
+__all__ = ["PREFACE", "SHORT_BYTES", "ClientFrames", "Frames", "ServerFrames", "UnderWay", "goaway"]
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 """What every HTTP/2 connection starts with."""
@@ -27,6 +27,9 @@ _DATA, _HEADERS, _RST_STREAM, _GOAWAY = 0, 1, 3, 7
 _END_STREAM, _PADDED = 0x1, 0x8
 _ENHANCE_YOUR_CALM: Final = 11
 
+SHORT_BYTES: Final = 2**16
+"""Messages of a connection up to so much in all take nobody's room: there is always some for a first call."""
+
 _PREFIX_BYTES: Final = 5
 _MOST_ENDED: Final = 1024
 
@@ -34,37 +37,51 @@ _MOST_ENDED: Final = 1024
 class UnderWay:
     """Messages that have begun and not ended, of all connections: how many bytes they will be at most.
 
+    Those of connections that were not let in have room of their own: who announces messages and never sends
+    them takes none of the others'.
+
+    Parameters
+    ----------
+    most_bytes, most_strangers_bytes : int
+        Of connections that were let in, and of others, which have as much by default.
+
     Attributes
     ----------
-    messages, message_bytes : int
-        How many there are, and their lengths in all.
+    messages : int
+        How many there are.
     moved_s : float
         When bytes last went either way, by the monotonic clock.
     """
 
-    def __init__(self, most_bytes: int) -> None:
+    def __init__(self, most_bytes: int, most_strangers_bytes: int | None = None) -> None:
         self._lock = Lock()
-        self._most_bytes = most_bytes
+        self._most_bytes = {False: most_bytes, True: most_strangers_bytes or most_bytes}
+        self._bytes = {False: 0, True: 0}
         self.messages = 0
-        self.message_bytes = 0
         self.moved_s = time.monotonic()
 
-    def begin(self, message_bytes: int) -> None:
+    @property
+    def message_bytes(self) -> int:
+        """The lengths of those that count, in all."""
+        return sum(self._bytes.values())
+
+    def begin(self, message_bytes: int, is_strangers: bool = False) -> None:
         """Count a message; refuse it where all of them together would be too much."""
         with self._lock:
-            if self.message_bytes + message_bytes > self._most_bytes:
+            held, most = self._bytes[is_strangers], self._most_bytes[is_strangers]
+            if held + message_bytes > most:
                 raise MessageRefused(
-                    f"{self.messages} messages of {self.message_bytes} bytes are under way, and "
-                    f"{message_bytes} more would pass {self._most_bytes}: try again"
+                    f"{self.messages} messages of {held} bytes are under way, and {message_bytes} more would "
+                    f"pass {most}: try again"
                 )
             self.messages += 1
-            self.message_bytes += message_bytes
+            self._bytes[is_strangers] += message_bytes
 
-    def end(self, message_bytes: int) -> None:
+    def end(self, message_bytes: int, is_strangers: bool = False) -> None:
         """Count a message no longer."""
         with self._lock:
             self.messages -= 1
-            self.message_bytes -= message_bytes
+            self._bytes[is_strangers] -= message_bytes
 
 
 class Frames:
@@ -134,12 +151,13 @@ class ServerFrames(Frames):
 class _Message:
     """A gRPC message that is being received."""
 
-    __slots__ = ("begun", "checked", "head", "left", "length", "prefix")
+    __slots__ = ("begun", "checked", "counted", "head", "is_strangers", "left", "length", "prefix", "short")
 
     def __init__(self) -> None:
         self.prefix = bytearray()
         self.head = bytearray()
-        self.length = self.left = 0
+        self.length = self.left = self.counted = self.short = 0
+        self.is_strangers = False
         self.begun = self.checked = False
 
 
@@ -166,6 +184,7 @@ class ClientFrames(Frames):
         self.is_let_in = False
         self.received_bytes = 0
         self._asked: int | None = None
+        self._short_bytes = 0
         self._max_message_bytes = max_message_bytes
         self.under_way = under_way
         self._preface = PREFACE
@@ -249,7 +268,8 @@ class ClientFrames(Frames):
     def _forget(self, stream: int) -> None:
         message = self._messages.pop(stream, None)
         if message is not None and message.begun:
-            self.under_way.end(message.length)
+            self._short_bytes -= message.short
+            self.under_way.end(message.counted, message.is_strangers)
 
     def _prefix(self, message: _Message, data: memoryview) -> memoryview:
         take = min(_PREFIX_BYTES - len(message.prefix), len(data))
@@ -263,7 +283,13 @@ class ClientFrames(Frames):
                     f"a message of {length} bytes is longer than the {self._max_message_bytes} that are "
                     "read: send smaller record batches"
                 )
-            self.under_way.begin(length)
+            message.is_strangers = not self.is_let_in
+            if self._short_bytes + length <= SHORT_BYTES:
+                message.short = length
+            else:
+                message.counted = length
+            self.under_way.begin(message.counted, message.is_strangers)
+            self._short_bytes += message.short
             message.length = message.left = length
             message.begun = True
         return data[take:]

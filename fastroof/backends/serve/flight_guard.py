@@ -60,7 +60,8 @@ class Guard:
         max_calls: int,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self.under_way = UnderWay(max_message_bytes * max_calls)
+        most_bytes = max_message_bytes * max_calls
+        self.under_way = UnderWay(most_bytes, max(max_message_bytes, most_bytes // 2))
         self._listener = listener
         self._behind = str(behind)
         self._max_message_bytes = max_message_bytes

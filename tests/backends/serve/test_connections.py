@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -337,3 +338,45 @@ def test_a_peer_is_an_address_or_a_network_of_one_machine() -> None:
     assert peer_of(("2001:db8:0:1::1", 1, 0, 0)) != peer_of(("2001:db8:0:2::1", 1, 0, 0))
     assert peer_of(("fe80::1%eth0", 1, 0, 2)) == "fe80::"
     assert peer_of("") == peer_of(None) == ""
+
+
+def begun(streams: int, message_bytes: int) -> bytes:
+    """What opens calls, each of which begins a message that never ends."""
+    words = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": "/arrow.flight.protocol.FlightService/DoAction",
+        ":authority": "localhost",
+        "content-type": "application/grpc",
+        "te": "trailers",
+    }
+    head = b"".join(
+        b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
+        for name, value in words.items()
+    )
+    start = struct.pack(">BI", 0, message_bytes) + b"\x0a\x01"
+    return b"".join(
+        struct.pack(">BHBBI", 0, len(head), 1, 4, stream)
+        + head
+        + struct.pack(">BHBBI", 0, len(start), 0, 0, stream)
+        + start
+        for stream in range(1, 2 * streams, 2)
+    )
+
+
+def test_long_messages_that_strangers_begin_keep_no_client_out(plan: fastroof.StepPlan) -> None:
+    """As many bytes as may be under way are announced by who shows no token, and never sent."""
+    limits = ServeLimits(max_calls=4, max_message_bytes=2**17)
+    said = PREFACE + SETTINGS + begun(2, 2**17)
+    with (
+        FlightServer({"eight": plan}, token=TOKEN, limits=limits) as server,
+        FlightSteps(f"grpc://127.0.0.1:{server.port}", token=TOKEN) as steps,
+        sockets(server.port, "127.0.0.1", 2, said),
+    ):
+        until = time.monotonic() + 10
+        while server._guard.under_way.message_bytes < 2**18 and time.monotonic() < until:
+            time.sleep(0.01)
+        assert server._guard.under_way.message_bytes >= 2**18
+        batch = np.arange(1, 5001)
+        assert (steps.decode_us("eight", 1, batch) == plan.decode_us(1, batch)).all()
+        assert answered_within(ask_flight, server.port, BOUND_S) == plan.decode_us(7, 700)

@@ -11,7 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastroof.backends.serve.flight_frames import PREFACE, ClientFrames, ServerFrames, UnderWay, goaway
+from fastroof.backends.serve.flight_frames import (
+    PREFACE,
+    SHORT_BYTES,
+    ClientFrames,
+    ServerFrames,
+    UnderWay,
+    goaway,
+)
 from fastroof.backends.serve.flight_messages import MessageRefused, check_flight_message
 
 
@@ -111,14 +118,23 @@ def test_frames_that_are_refused() -> None:
     ):
         with pytest.raises(MessageRefused, match=said):
             ClientFrames(100, UnderWay(100)).feed(memoryview(wire))
-    under_way = UnderWay(150)
-    first, second = ClientFrames(100, under_way), ClientFrames(100, under_way)
-    begun = memoryview(PREFACE + struct.pack(">BHBBIBI", 0, 9, 0, 0, 1, 0, 100))
+    long = SHORT_BYTES + 1
+    under_way = UnderWay(long + 50)
+    first, second, let_in = (ClientFrames(long, under_way) for _ in range(3))
+    let_in.is_let_in = True
+    begun = memoryview(PREFACE + struct.pack(">BHBBIBI", 0, 9, 0, 0, 1, 0, long))
     first.feed(begun)
-    with pytest.raises(MessageRefused, match="1 messages of 100 bytes are under way"):
+    with pytest.raises(MessageRefused, match=f"1 messages of {long} bytes are under way"):
         second.feed(begun)
+    # there is room for what is short, and for whom the server has let in
+    ClientFrames(long, under_way).feed(
+        memoryview(PREFACE + struct.pack(">BHBBIBI", 0, 9, 0, 0, 1, 0, SHORT_BYTES))
+    )
+    let_in.feed(begun)
+    let_in.close()
+    assert (under_way.messages, under_way.message_bytes) == (2, long)
     # the server resets the stream: what still comes of it is let pass
     ServerFrames(first).feed(memoryview(struct.pack(">BHBBII", 0, 4, 3, 0, 1, 0)))
-    assert under_way.messages == 0
+    assert (under_way.messages, under_way.message_bytes) == (1, 0)
     first.feed(memoryview(bytes(4) + struct.pack(">BHBBIBI", 0, 9, 0, 0, 1, 0, 2**30)))
     assert goaway("why").endswith(b"why")
