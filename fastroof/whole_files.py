@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from fastroof.errors import FastroofError
@@ -24,6 +24,7 @@ __all__ = [
     "whole_file",
     "whole_folder",
     "write_errors",
+    "write_files",
     "write_output",
     "write_whole",
 ]
@@ -105,7 +106,8 @@ def whole_folder(folder: str | Path) -> Iterator[Path]:
         If the disk does not take it; nothing is left of it, not the folders made above it either, and what
         was there before stays.
     """
-    folder = Path(folder)
+    # a link to a folder stays one
+    folder = Path(os.path.realpath(folder))
     made = [above for above in folder.parents if not above.exists()]
     unfinished = unfinished_path(folder)
     is_whole = False
@@ -119,6 +121,83 @@ def whole_folder(folder: str | Path) -> Iterator[Path]:
         for empty in () if is_whole else made:
             with contextlib.suppress(OSError):
                 empty.rmdir()
+
+
+def write_files(folder: str | Path, contents: Mapping[str, bytes], links: Mapping[str, str]) -> None:
+    """Write files into a folder, all of them or none; what else lies there stays.
+
+    Parameters
+    ----------
+    folder : str or Path
+        The folder, made with the folders above it where it is not there.
+    contents : mapping of str to bytes
+        The files by their paths below it. A link in the place of one is replaced.
+    links : mapping of str to str
+        Symbolic links by their paths below it, and where they lead.
+
+    Raises
+    ------
+    OSError
+        If the disk does not take them; what was there before stays, and nothing of them is left.
+    """
+    folder = Path(os.path.realpath(folder))
+    if not folder.exists():
+        with whole_folder(folder) as unfinished:
+            _fill(unfinished, contents, links)
+        return
+    aside = unfinished_path(folder / "files")
+    made: list[Path] = []
+    put: list[tuple[Path, Path | None]] = []
+    try:
+        aside.mkdir()
+        _fill(aside / "new", contents, links)
+        for name in (*contents, *links):
+            place = folder / name
+            made += _make_folders(place.parent)
+            put.append((place, _kept(place, aside / f"old{len(put)}")))
+            os.replace(aside / "new" / name, place)
+    except BaseException:
+        for place, old in reversed(put):
+            with contextlib.suppress(OSError):
+                if old is None:
+                    place.unlink()
+                else:
+                    os.replace(old, place)
+        for empty in reversed(made):
+            with contextlib.suppress(OSError):
+                empty.rmdir()
+        raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _fill(folder: Path, contents: Mapping[str, bytes], links: Mapping[str, str]) -> None:
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    for name, to in links.items():
+        (folder / name).symlink_to(to)
+
+
+def _make_folders(folder: Path) -> list[Path]:
+    """Make folders that are not there, and say which were not."""
+    missing = [above for above in (*reversed(folder.parents), folder) if not above.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    return missing
+
+
+def _kept(place: Path, aside: Path) -> Path | None:
+    """Keep a file under a second name, so that it is there until it is replaced; None where there is none."""
+    if not os.path.lexists(place):
+        return None
+    try:
+        os.link(place, aside, follow_symlinks=False)
+    except OSError:
+        # a folder, which fails here too, or a file system without second names
+        if os.path.isdir(place) and not os.path.islink(place):
+            raise
+        os.replace(place, aside)
+    return aside
 
 
 def _put_in_place(unfinished: Path, folder: Path) -> None:

@@ -13,6 +13,7 @@ from fastroof.whole_files import (
     remove_unfinished,
     whole_file,
     whole_folder,
+    write_files,
     write_output,
     write_whole,
 )
@@ -110,3 +111,70 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
     assert other.exists()
     remove_unfinished(tmp_path)
     assert sorted(os.listdir(tmp_path)) == [".a.txt.parts", "a.txt"]
+
+
+def test_files_go_into_a_folder_together_or_not_at_all(tmp_path, monkeypatch):
+    folder = tmp_path / "deep" / "a"
+    first = {"one": b"1", "sub/two": b"2"}
+    write_files(folder, first, {"link": "one"})
+    (folder / "mine").write_text("the user's")
+    before = content(folder)
+    assert before == {"one": b"1", "sub/two": b"2", "link": "one", "mine": b"the user's"}
+    second = {"one": b"I", "sub/two": b"II", "new/three": b"III"}
+    replace = os.replace
+    for last in range(4):
+        calls = []
+
+        def some(old, new, calls=calls, last=last):
+            calls.append(new)
+            return fails() if len(calls) == last + 1 else replace(old, new)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "replace", some)
+            with pytest.raises(OSError, match="No space left"):
+                write_files(folder, second, {"link": "sub/two"})
+        assert content(folder) == before
+        assert sorted(os.listdir(folder)) == ["link", "mine", "one", "sub"]
+    (folder / "new").mkdir()
+    (folder / "new" / "three").mkdir()
+    with pytest.raises(OSError, match=r"directory|not permitted"):
+        write_files(folder, second, {})
+    (folder / "new" / "three").rmdir()
+    write_files(folder, second, {"link": "sub/two"})
+    assert content(folder) == {**second, "link": "sub/two", "mine": b"the user's"}
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "symlink_to", fails)
+        with pytest.raises(OSError, match="No space left"):
+            write_files(tmp_path / "b" / "c", first, {"link": "one"})
+    assert os.listdir(tmp_path) == ["deep"]
+
+
+def test_a_link_to_a_folder_stays_a_link(tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to("there")
+    with whole_folder(tmp_path / "link") as unfinished:
+        write_whole(unfinished / "one", "1")
+    assert (tmp_path / "link").is_symlink()
+    write_files(tmp_path / "link", {"two": b"2"}, {})
+    assert content(tmp_path / "there") == {"one": b"1", "two": b"2"}
+    assert sorted(os.listdir(tmp_path)) == ["link", "there"]
+
+
+def test_removing_leftovers_touches_plain_files_alone(tmp_path):
+    (tmp_path / "precious").write_text("")
+    for digit, make in (
+        ("1", Path.mkdir),
+        ("2", lambda path: path.symlink_to(tmp_path / "precious")),
+        ("3", Path.touch),
+    ):
+        make(tmp_path / f".a.txt.{digit * 32}")
+    remove_unfinished(tmp_path, "a.txt")
+    assert sorted(os.listdir(tmp_path)) == [f".a.txt.{'1' * 32}", f".a.txt.{'2' * 32}", "precious"]
+
+
+def content(folder):
+    return {
+        str(path.relative_to(folder)): os.readlink(path) if path.is_symlink() else path.read_bytes()
+        for path in folder.rglob("*")
+        if not path.is_dir()
+    }

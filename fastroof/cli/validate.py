@@ -252,7 +252,15 @@ def _write_csv(path: Path, rows: Sequence[PredictedTime]) -> None:
         writer.writerow([*(rows[0]._fields if rows else ()), "error", "aic_error"])
         for row in rows:
             cells = (*row, row.error, row.aic_error)
-            writer.writerow(["" if isinstance(c, float) and math.isnan(c) else c for c in cells])
+            writer.writerow([_cell(value) for value in cells])
+
+
+def _cell(value: Any) -> Any:
+    from fastroof.spreadsheet_cells import guarded
+
+    if isinstance(value, str):
+        return guarded(value)
+    return "" if isinstance(value, float) and math.isnan(value) else value
 
 
 def _print(report: Validation, groups: Sequence[ErrorGroup]) -> None:

@@ -285,7 +285,7 @@ def _only_process(root: Path, gpu: str, progress: Progress | None) -> Iterator[b
     except ImportError:
         yield False
         return
-    with (root / f".{gpu}.lock").open("w") as lock:
+    with open(root / f".{gpu}.lock", "wb", opener=_open_lock) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -295,6 +295,11 @@ def _only_process(root: Path, gpu: str, progress: Progress | None) -> Iterator[b
             yield False
             return
         yield True
+
+
+def _open_lock(path: str, _: int) -> int:
+    """Open a lock without following a link and without emptying what is there."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
 
 
 def _say(progress: Progress | None, words: str) -> None:
@@ -307,6 +312,7 @@ def _say(progress: Progress | None, words: str) -> None:
 
 def _convert(root: Path, wanted: _Wanted, progress: Progress | None, is_alone: bool) -> None:
     from fastroof.load.package_import import import_system
+    from fastroof.load.write import check_replaceable
 
     folder = root / wanted.gpu
     if is_alone:
@@ -326,6 +332,10 @@ def _convert(root: Path, wanted: _Wanted, progress: Progress | None, is_alone: b
             progress=progress,
         )
         before = _read_note(root, wanted.gpu).get("sources", ())
+        # what goes or is replaced below: refused before anything of it is touched
+        for path in (*(folder / name / PROVENANCE for name in names), *folder.glob(f"*/{PROVENANCE}")):
+            if _is_imported(path):
+                check_replaceable(path.parent)
         # until the new note is there, who asks finds that something is missing
         _note(root, wanted.gpu).unlink(missing_ok=True)
         put = [name for name in names if _put_in_place(unfinished / name, folder / name, name in before)]

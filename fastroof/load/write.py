@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +27,7 @@ from fastroof.operators.registry import OPERATORS
 from fastroof.parquet import CHECKED_PAGES
 from fastroof.whole_files import whole_folder, write_whole
 
-__all__ = ["sort_rows", "toml_text", "write_source"]
+__all__ = ["check_replaceable", "sort_rows", "toml_text", "write_source"]
 
 Format = Literal["parquet", "csv"]
 
@@ -75,8 +76,8 @@ def write_source(
     Raises
     ------
     TableError
-        If the folder exists and ``overwrite`` is False, a table does not fit its schema, or the
-        provenance holds what TOML cannot.
+        If the folder exists and ``overwrite`` is False, or holds other files than a source's; if a table
+        does not fit its schema, or the provenance holds what TOML cannot.
 
     Notes
     -----
@@ -89,6 +90,7 @@ def write_source(
         raise TableError(f"{folder} exists; pass overwrite=True to replace it, or another folder")
     if folder.exists() and any(folder.iterdir()) and not (folder / PROVENANCE_FILE).is_file():
         raise TableError(f"{folder} holds no {PROVENANCE_FILE}, so it is no source; it is not replaced")
+    check_replaceable(folder)
     if not provenance.get("gpu"):
         raise TableError("provenance names no gpu; need gpu = the folder name under bench_data")
     if format not in ("parquet", "csv"):
@@ -104,6 +106,25 @@ def write_source(
             files[path.name] = {"sha256": file_sha256(path), "rows_sha256": _rows_sha256(operator, table)}
         write_whole(unfinished / PROVENANCE_FILE, toml_text({**provenance, FILES: files}))
     return folder
+
+
+def check_replaceable(folder: Path) -> None:
+    """Refuse to replace a source in whose folder somebody keeps other files too.
+
+    Raises
+    ------
+    TableError
+        Which file it is; nothing is removed.
+    """
+    own = {
+        PROVENANCE_FILE,
+        *(f"{operator}.{suffix}" for operator in OPERATORS for suffix in get_args(Format)),
+    }
+    for name in sorted(os.listdir(folder)) if folder.is_dir() else ():
+        if name not in own:
+            raise TableError(
+                f"{folder} holds {name!r}, which is no table: the source is not replaced; move it away"
+            )
 
 
 def _rows_sha256(operator: str, table: pa.Table) -> str:

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from fastroof.errors import SweepError
 from fastroof.parquet import CHECKED_PAGES
+from fastroof.spreadsheet_cells import guarded_columns
 from fastroof.whole_files import unfinished_path
 
 __all__ = ["ResultFile"]
@@ -56,6 +57,21 @@ class _JsonLines:
         self._file.close()
 
 
+class _Csv:
+    """Rows of CSV, in which no text is a formula to who opens it."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self._file = pacsv.CSVWriter(path, schema, write_options=pacsv.WriteOptions(quoting_style="needed"))
+
+    def write_table(self, table: pa.Table, row_group_size: int) -> None:
+        """Append rows."""
+        self._file.write_table(guarded_columns(table), row_group_size)
+
+    def close(self) -> None:
+        """Finish the file."""
+        self._file.close()
+
+
 class ResultFile:
     """A results file that is being written.
 
@@ -67,7 +83,8 @@ class ResultFile:
     path : Path
         Ends in .parquet, .csv or .jsonl; a file of that name is replaced at the end.
     schema : pyarrow.Schema
-        Of the rows, with the file's metadata. CSV and JSON lines keep the column names only.
+        Of the rows, with the file's metadata. CSV and JSON lines keep the column names only; text of CSV
+        that would begin a formula begins with an apostrophe.
 
     Raises
     ------
@@ -102,8 +119,7 @@ class ResultFile:
         if self.path.suffix == ".jsonl":
             return _JsonLines(self._unfinished)
         if self.path.suffix == ".csv":
-            options = pacsv.WriteOptions(quoting_style="needed")
-            writer: _Writer = pacsv.CSVWriter(self._unfinished, self.schema, write_options=options)
+            writer: _Writer = _Csv(self._unfinished, self.schema)
         else:
             writer = pq.ParquetWriter(self._unfinished, self.schema, compression="zstd", **CHECKED_PAGES)
         return writer

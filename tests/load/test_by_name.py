@@ -79,6 +79,28 @@ def test_each_engine_has_its_tables_and_other_versions_add_what_it_lacks(root: P
     ]
 
 
+def test_a_folder_with_other_files_is_not_replaced(root: Path, tmp_path: Path) -> None:
+    ensure_imported("b300")
+    (root / "b300" / VLLM / "notes.txt").write_text("the user's")
+    before = files(root)
+    with pytest.raises(TableError, match=r"holds 'notes\.txt', which is no table: .* not replaced; move it"):
+        ensure_imported("b300", always=True)
+    assert files(root) == before
+    (root / "b300" / VLLM / "notes.txt").rename(tmp_path / "notes.txt")
+    ensure_imported("b300", always=True)
+
+
+def test_the_lock_follows_no_link(root: Path, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("content")
+    root.mkdir(parents=True, exist_ok=True)
+    (root / ".b300.lock").symlink_to(precious)
+    with pytest.raises(TableError, match="cannot be written below"):
+        ensure_imported("b300")
+    assert precious.read_text() == "content"
+    assert sorted(path.name for path in root.iterdir()) == [".b300.lock"]
+
+
 def test_all_reduces_over_pcie_are_there_of_every_version(root: Path, tmp_path: Path) -> None:
     rows = [ALLREDUCE, ALLREDUCE | {"latency": 4.0 * ALLREDUCE["latency"]}]
     for system, gpu, kept in ((L40S, "l40s", True), (B300, "b300", False)):

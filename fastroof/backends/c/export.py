@@ -20,7 +20,7 @@ from fastroof.backends.c.licence import licence_bytes, with_licence_line
 from fastroof.backends.c.objects import object_code
 from fastroof.backends.c.plan_file import plan_bytes
 from fastroof.errors import BackendError
-from fastroof.whole_files import unfinished_path, write_errors, write_output
+from fastroof.whole_files import write_errors, write_files
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
@@ -66,7 +66,7 @@ def export_c(
     plans : mapping of str to StepPlan
         Plans by name: each becomes ``NAME.plan``.
     folder : str or Path
-        Where to; made if it is not there. Each file is written whole or not at all.
+        Where to; made if it is not there. All files are written or none; others there stay.
     cpu : str, optional
         The oldest CPU that the code is to run on, see :func:`fastroof.backends.c.objects.object_code`.
     target : str, optional
@@ -120,23 +120,10 @@ def export_c(
     if linker is not None:
         contents[LIBRARY] = link_library(linker, contents[_OBJECT])
         contents[PKG_CONFIG] = with_licence_line(PKG_CONFIG, pkg_config_text().encode())
-    try:
-        for name in contents:
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    except FileExistsError:
-        raise BackendError(f"{folder} is a file: give a folder") from None
-    for name, content in contents.items():
-        write_output(folder / name, content, error=BackendError)
-    files = [folder / name for name in contents if not name.endswith(".plan")]
-    if linker is not None and LINK != LIBRARY:
-        _link(folder / LINK, LIBRARY)
-        files.append(folder / LINK)
+    links = {LINK: LIBRARY} if linker is not None and LINK != LIBRARY else {}
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise BackendError(f"{folder} is a file: give a folder")
+    with write_errors(str(folder), BackendError):
+        write_files(folder, contents, links)
+    files = [folder / name for name in (*contents, *links) if not name.endswith(".plan")]
     return CExport({name: folder / f"{name}.plan" for name in plans}, tuple(files), without)
-
-
-def _link(place: Path, to: str) -> None:
-    """Make a symbolic link, or one that replaces what was there, at once."""
-    unfinished = unfinished_path(place)
-    with write_errors(str(place), BackendError):
-        unfinished.symlink_to(to)
-        os.replace(unfinished, place)

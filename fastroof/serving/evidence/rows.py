@@ -18,6 +18,7 @@ from fastroof.load.own import SERVING_FOLDER
 from fastroof.load.steps_file import STEPS_FILE
 from fastroof.serving.evidence.record_files import read_number, read_records
 from fastroof.serving.evidence.served_as import ServedAs, check_served
+from fastroof.spreadsheet_cells import guarded, unguarded
 from fastroof.whole_files import whole_file
 
 __all__ = [
@@ -330,7 +331,7 @@ def _row(where: str, values: Mapping[str, Any]) -> ServingRow:
 
 def _value(where: str, column: Column, text: str) -> Any:
     if column.kind == "text":
-        return text
+        return unguarded(text)
     value = read_number(where, column, text)
     optional_zero = column.name in ("prefix_tokens", "length_spread")
     good = math.isfinite(value) and value >= column.minimum and (value > 0 or optional_zero)
@@ -367,7 +368,7 @@ def write_rows(path: str | Path, rows: Sequence[ServingRow]) -> Path:
 def _text(value: Any) -> str:
     if isinstance(value, float):
         return "" if math.isnan(value) else repr(int(value) if value.is_integer() else value)
-    return "" if value == 0 else str(value)
+    return "" if value == 0 else guarded(str(value))
 
 
 def shipped_rows(gpu: str, root: Path | None = None) -> tuple[ServingRow, ...]:
