@@ -8,7 +8,36 @@ from typing import Any
 
 from fastroof.errors import FastroofError
 
-__all__ = ["is_number", "is_whole_number", "whole_number"]
+__all__ = ["is_number", "is_whole_number", "shown", "whole_number"]
+
+
+def shown(value: Any, most: int = 60) -> str:
+    """Return how a message shows what was given: the beginning of its ``repr``, whatever it is.
+
+    ``repr`` itself fails for integers of more digits than Python writes, for lists within thousands of lists,
+    and for objects of others whenever it likes; of a list of millions it takes seconds.
+
+    Parameters
+    ----------
+    value : object
+        What was given.
+    most : int, default 60
+        Characters.
+
+    Examples
+    --------
+    >>> shown("fast"), shown(list(range(10**6)), 12), shown(10**5000), shown([-(10**5000)])
+    ("'fast'", '[0, 1, 2, 3,', 'an integer of 16,610 bits', 'a list')
+    """
+    if type(value) in (list, tuple, str, bytes, bytearray) and len(value) > most:
+        value = value[:most]
+    try:
+        return repr(value)[:most]
+    except Exception:
+        # an error of an error says nothing
+        if isinstance(value, int):
+            return f"an integer of {value.bit_length():,} bits"
+        return f"a {type(value).__name__}"
 
 
 def is_whole_number(value: Any, least: int = 1, most: int | None = None) -> bool:
@@ -75,5 +104,5 @@ def whole_number(
         return value  # nearly always: one step a call would take a tenth longer by way of the abstract class
     if not is_whole_number(value, least, most):
         needed = f"of at least {least:,}" if most is None else f"from {least:,} to {most:,}"
-        raise error(f"{name} must be a whole number {needed}, got {value!r:.60}")
+        raise error(f"{name} must be a whole number {needed}, got {shown(value)}")
     return int(value)

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fastroof.checks import is_number, is_whole_number
+from fastroof.checks import is_number, is_whole_number, shown
 
 __all__ = ["MAX_NUMBERS", "RANGE_FORMS", "expand_reals", "expand_sizes"]
 
@@ -131,14 +131,14 @@ def _listed(value: Any, allowed: _Allowed) -> Sequence[Any]:
         value = value.tolist()
     numbers = [value] if isinstance(value, int | float) else value
     if not isinstance(numbers, Sequence) or isinstance(numbers, str):
-        raise ValueError(f"got {value!r:.60}, need {allowed.need} or {RANGE_FORMS}")
+        raise ValueError(f"got {shown(value)}, need {allowed.need} or {RANGE_FORMS}")
     if not numbers:
         raise ValueError(f"the list is empty, need at least one of {allowed.each}")
     if len(numbers) > allowed.most:
         raise ValueError(_too_many(len(numbers), allowed))
     wrong = [(i, number) for i, number in enumerate(numbers) if not allowed.fits(number)]
     if wrong:
-        some = ", ".join(f"{number!r:.30} at position {i}" for i, number in wrong[:_SHOWN])
+        some = ", ".join(f"{shown(number, 30)} at position {i}" for i, number in wrong[:_SHOWN])
         more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
         raise ValueError(f"got {some}{more}, need {allowed.each}")
     return numbers
@@ -150,7 +150,7 @@ def _spaced(given: Mapping[str, Any], allowed: _Allowed) -> tuple[Any, npt.NDArr
     start, stop = given["start"], given["stop"]
     pace, scale = given[way], given.get("scale", "linear")
     problems = [
-        f"{key} must be {allowed.end}, got {given[key]!r:.30}"
+        f"{key} must be {allowed.end}, got {shown(given[key], 30)}"
         for key in ("start", "stop")
         if not allowed.fits(given[key])
     ]
@@ -159,13 +159,13 @@ def _spaced(given: Mapping[str, Any], allowed: _Allowed) -> tuple[Any, npt.NDArr
     if way == "num" or (way == "step" and allowed.are_whole):
         fewest = 2 if way == "num" else 1
         if not is_whole_number(pace, fewest):
-            problems.append(f"{way} must be a whole number of at least {fewest}, got {pace!r:.30}")
+            problems.append(f"{way} must be a whole number of at least {fewest}, got {shown(pace, 30)}")
     else:
         slowest = 1 if way == "factor" else 0
         if not is_number(pace) or pace <= slowest:
-            problems.append(f"{way} must be a number above {slowest}, got {pace!r:.30}")
+            problems.append(f"{way} must be a number above {slowest}, got {shown(pace, 30)}")
     if scale not in _SCALES:
-        problems.append(f"scale must be {' or '.join(_SCALES)}, got {scale!r:.30}")
+        problems.append(f"scale must be {' or '.join(_SCALES)}, got {shown(scale, 30)}")
     if not problems and start == 0 and (way == "factor" or scale == "log2"):
         problems.append(f"{way} cannot start at 0: start above it, or take a linear scale")
     if problems:

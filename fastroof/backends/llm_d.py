@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Floats
+from fastroof.checks import shown
 from fastroof.errors import BackendError
 from fastroof.models.load import PRESETS
 from fastroof.serving import estimate
@@ -176,7 +177,7 @@ def fit_llm_d(
     axes = [np.unique(np.atleast_1d(np.asarray(sizes))) for sizes in (isl, osl, concurrency)]
     for name, sizes, least in zip(("isl", "osl", "concurrency"), axes, (1, 2, 1), strict=True):
         if sizes.dtype.kind not in "iu" or sizes.size == 0 or sizes[0] < least:
-            raise BackendError(f"{name} needs whole numbers of at least {least}, got {sizes.tolist()!r:.60}")
+            raise BackendError(f"{name} needs whole numbers of at least {least}, got {shown(sizes.tolist())}")
     points = [axis.ravel().astype(float) for axis in np.meshgrid(*axes, indexing="ij")]
     lengths, outputs, running = points
     seen = estimate(plan, lengths, outputs, running, plan.max_tokens)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastroof._version import __version__
+from fastroof.checks import shown
 from fastroof.cli.capacity_tables import print_capacity, print_fewest
 from fastroof.cli.engine_options import (
     ENGINE,
@@ -240,7 +241,7 @@ def _limits(given: dict[str, float | None], more: str | None) -> dict[str, Any]:
         match = _SHORT.fullmatch(part.strip())
         if match is None:
             raise SimulationError(
-                f"--slo needs limits in ms like ttft_p90=300,itl_p99=80,e2e_p99_9=10000; got {part!r:.60}"
+                f"--slo needs limits in ms like ttft_p90=300,itl_p99=80,e2e_p99_9=10000; got {shown(part)}"
             )
         limits[f"{match[1]}_ms"] = float(match[2])
     return limits

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from fastroof.checks import shown
 from fastroof.errors import BatchError, SimulationError
 
 __all__ = [
@@ -132,7 +133,7 @@ def number_or_engine(option: str, text: str) -> int | None:
     if word == ENGINE:
         return None
     if _WHOLE.fullmatch(word) is None or int(word) < 1:
-        raise SimulationError(f"{option} needs a whole number of at least 1, or {ENGINE}, got {text!r:.60}")
+        raise SimulationError(f"{option} needs a whole number of at least 1, or {ENGINE}, got {shown(text)}")
     return int(word)
 
 
@@ -156,7 +157,7 @@ def parse_limits(text: str | None) -> dict[str, Any]:
         if match is None or name is None or name in limits or float(match[2]) <= 0.0:
             raise BatchError(
                 "--slo needs milliseconds above 0 as ttft=500,tpot=50,e2e=10000, each at most once; "
-                f"got {part!r:.60}"
+                f"got {shown(part)}"
             )
         limits[name] = float(match[2])
     return limits

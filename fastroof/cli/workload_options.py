@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from fastroof.checks import shown
 from fastroof.errors import TraceError
 
 if TYPE_CHECKING:
@@ -226,4 +227,4 @@ def _parse_ramp(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in text.split(":"))
     except ValueError:
-        raise TraceError(f"--ramp needs requests a second such as 2:20, got {text!r:.60}") from None
+        raise TraceError(f"--ramp needs requests a second such as 2:20, got {shown(text)}") from None

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from fastroof.checks import whole_number
+from fastroof.checks import shown, whole_number
 from fastroof.compat import infersim, roofline_v2
 from fastroof.compat.compare_causes import CAUSES, Cause, differences
 from fastroof.compat.compare_fastroof import datasheet_facts, modelled_components, plan_time
@@ -301,7 +301,7 @@ def _steps(decode: Iterable[tuple[int, int]], prefill: Iterable[int]) -> tuple[S
         try:
             batch_size, kv_len = pair
         except (TypeError, ValueError):
-            raise BatchError(f"decode needs pairs of (batch_size, kv_len), got {pair!r:.60}") from None
+            raise BatchError(f"decode needs pairs of (batch_size, kv_len), got {shown(pair)}") from None
         steps.append(Step("decode", _size("batch_size", batch_size, 1), _size("kv_len", kv_len, 2)))
     steps += [Step("prefill", 1, _size("prefill", tokens, 1)) for tokens in prefill]
     if not steps:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from fastroof.arrays import Floats, Longs
-from fastroof.checks import is_number
+from fastroof.checks import is_number, shown
 from fastroof.compat.roofline_v2.configs import Hardware, ModelSizes, checked_tp
 from fastroof.compat.roofline_v2.steps import StepRequests, Steps, refuse_requests
 from fastroof.compiled.compat_roofline_v2 import MAX_SEQUENCE
@@ -75,7 +75,7 @@ class Calibration:
         for field in fields(self):
             value = getattr(self, field.name)
             if not is_number(value) or value <= 0.0:
-                wrong.append(f"{field.name} must be a finite number above 0, got {value!r:.60}")
+                wrong.append(f"{field.name} must be a finite number above 0, got {shown(value)}")
         if wrong:
             raise PlanError(f"calibration: {'; '.join(wrong)}")
 

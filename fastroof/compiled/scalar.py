@@ -8,6 +8,7 @@ size that no step has - it hands to a Python function, which answers or raises.
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Callable
 from functools import cache
 from typing import Any, Final
@@ -38,7 +39,6 @@ def _external(name: str, returns: Any, *takes: Any) -> Any:
 
 
 _list_size = _external("PyList_Size", _t.intp, _t.intp)
-_list_item = _external("PyList_GetItem", _t.intp, _t.intp, _t.intp)
 _bytes_of = _external("PyBytes_AsString", _t.CPointer(_t.int64), _t.intp)
 _integer = _external("PyLong_AsLongLong", _t.int64, _t.intp)
 _clear_error = _external("PyErr_Clear", _t.void)
@@ -50,13 +50,19 @@ _call = _external("PyObject_Vectorcall", _t.intp, _t.intp, _t.CPointer(_t.intp),
 # Words of a Py_buffer that are read here; of the fifth, ndim is the upper half.
 _BUFFER_WORDS: Final = 10
 _BUF, _LEN, _ITEMSIZE, _READONLY_NDIM, _FORMAT = 0, 2, 3, 4, 5
+# Words of a PyListObject.
+_LIST_WORDS: Final = 4
+_LIST_SIZE, _LIST_ITEMS = 2, 3
 _CONTIGUOUS: Final = 12
 """CPython's PyBUF flags of a buffer without gaps that says what its elements are."""
 _INT64_FORMATS: Final = (ord("l"), ord("q"))
 _INT32_FORMATS: Final = (ord("i"), ord("l"))
 
 # Slots of the state, int64 each.
-_ARENA, _SIZE, _OTHERWISE = 0, 1, 2
+_ARENA, _SIZE, _OTHERWISE, _TRUE, _FALSE = range(5)
+_LENDERS: Final = 5
+"""Where the addresses of types begin whose memory holds numbers and nothing that says otherwise: no masks."""
+_LENDING_TYPES: Final = (np.ndarray, array, memoryview)
 
 
 class _State(bytes):
@@ -73,11 +79,34 @@ def _decode_call(this: int, arguments: Any, count: int) -> Any:
         kv_len = _integer(arguments[1])
         if batch == -1 or kv_len == -1:
             _clear_error()  # no integer; -1 itself is not timed either
+        if batch == 1 and arguments[0] == state[_TRUE]:
+            batch = -1  # a bool is an integer to Python; False is 0, which is not timed
+        if kv_len == 1 and arguments[1] == state[_TRUE]:
+            kv_len = -1
         arena = carray(pointer_at(state[_ARENA]), (state[_SIZE],), np.float64)
         time_us = equal_decodes_us(arena, batch, kv_len)
         if not np.isnan(time_us):
             return _float_object(time_us)
     return _call(state[_OTHERWISE], arguments, count, 0)
+
+
+@jit_inline
+def _list_item(of: int, place: int) -> int:
+    """What PyList_GetItem returns, without a call: 0 beyond its end, which no integer is read from.
+
+    The list is looked at anew for each: reading an integer may run Python code that shortens it.
+    """
+    words = carray(pointer_at(of), (_LIST_WORDS,), np.int64)
+    if place >= words[_LIST_SIZE]:
+        return 0
+    return int(carray(pointer_at(words[_LIST_ITEMS]), (place + 1,), np.int64)[place])
+
+
+@jit_inline
+def _lends_numbers(state: Any, of: int) -> bool:
+    """Whether an object is of a type whose buffer is its numbers: a masked array has a buffer too."""
+    kind = carray(pointer_at(of), (2,), np.int64)[1]
+    return bool(kind == state[_LENDERS] or kind == state[_LENDERS + 1] or kind == state[_LENDERS + 2])
 
 
 @jit_inline
@@ -146,7 +175,9 @@ def _step_call(this: int, arguments: Any, count: int) -> Any:
             _clear_error()  # no lists, or not of one length
             seqs = -1
             arena = carray(pointer_at(state[_ARENA]), (state[_SIZE],), np.float64)
-            time_us = _buffered_step_us(arena, arguments[0], arguments[1])
+            time_us = np.nan
+            if _lends_numbers(state, arguments[0]) and _lends_numbers(state, arguments[1]):
+                time_us = _buffered_step_us(arena, arguments[0], arguments[1])
             if not np.isnan(time_us):
                 return _float_object(time_us)
             _clear_error()  # no buffers
@@ -155,11 +186,19 @@ def _step_call(this: int, arguments: Any, count: int) -> Any:
     if seqs > 0:
         arena = carray(pointer_at(state[_ARENA]), (state[_SIZE],), np.float64)
         plan = open_plan(arena)
+        true, false = state[_TRUE], state[_FALSE]
         decodes = kv_sum = new_sum = causal_pairs = prefix_pairs = prefix_sum = 0
         possible = seqs <= plan.max_seqs
         for request in range(seqs):
-            new = _integer(_list_item(arguments[0], request))
-            context = _integer(_list_item(arguments[1], request))
+            new_object = _list_item(arguments[0], request)
+            new = _integer(new_object)
+            context_object = _list_item(arguments[1], request)
+            context = _integer(context_object)
+            # bools are integers to Python
+            if context <= 1 and (context_object in (true, false)):
+                context = -1
+            if new_object == true:
+                new = -1
             if new < 1 or new > plan.max_tokens or context < 0 or context > MAX_KV_LEN - new:
                 _clear_error()
                 possible = False
@@ -230,7 +269,8 @@ def plan_function(name: str, arena: Floats, otherwise: Callable[..., Any]) -> Ca
     """
     if PLAIN:
         return otherwise
-    state = _State(np.array([arena.ctypes.data, len(arena), id(otherwise)], np.int64).tobytes())
+    words = [arena.ctypes.data, len(arena), *map(id, (otherwise, True, False, *_LENDING_TYPES))]
+    state = _State(np.array(words, np.int64).tobytes())
     # the method too: of two threads' first calls, the cache keeps one
     method = _method(name)
     state.kept = (arena, otherwise, method)

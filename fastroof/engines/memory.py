@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
-from fastroof.checks import is_number, whole_number
+from fastroof.checks import is_number, shown, whole_number
 from fastroof.engines.values import check_number
 from fastroof.errors import PlanError
 from fastroof.units import GB, GIB, MIB
@@ -97,7 +97,7 @@ class StaticReserve:
             isinstance(row, list | tuple) and len(row) == 3 for row in given
         ):
             raise PlanError(
-                f"graphs must be rows of [GiB below, batch, batch from tp 4 on], got {given!r:.80}"
+                f"graphs must be rows of [GiB below, batch, batch from tp 4 on], got {shown(given, 80)}"
             )
         for below, *batches in given:
             check_number("the GiB of a row of graphs", below)
@@ -177,7 +177,7 @@ class KvMemory:
             object.__setattr__(self, name, check_number(name, getattr(self, name)))
         gpus = self.small_gpus
         if not isinstance(gpus, list | tuple) or not all(isinstance(gpu, str) for gpu in gpus):
-            raise PlanError(f"small_gpus must be a list of names, got {gpus!r:.80}")
+            raise PlanError(f"small_gpus must be a list of names, got {shown(gpus, 80)}")
         object.__setattr__(self, "small_gpus", tuple(gpus))
         for name in ("small_seqs", "block_tokens"):
             whole_number(name, getattr(self, name), most=MOST_SEQS, error=PlanError)
@@ -189,7 +189,7 @@ class KvMemory:
                 raise PlanError(f"reserve does not know {', '.join(unknown)}: it has {', '.join(known)}")
             object.__setattr__(self, "reserve", StaticReserve(**given))
         elif given is not None and not isinstance(given, StaticReserve):
-            raise PlanError(f"reserve must be a table, got {given!r:.60}")
+            raise PlanError(f"reserve must be a table, got {shown(given)}")
         if self.room == "static" and self.fraction == 0 and is_number(self.fraction):
             if self.reserve is None:
                 raise PlanError("a fraction of 0 needs a reserve, which it then is")

@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from fastroof.arrays import Array
+from fastroof.checks import shown
 from fastroof.columns import GPU, LATENCY, OPTIONAL_COLUMNS
 from fastroof.config.gpu import GPU_FILE, GpuSpec, load_gpu
 from fastroof.documents import read_toml
@@ -291,7 +292,7 @@ def _hashes(path: Path, given: Any) -> dict[str, dict[str, str]]:
         known = {key: str(one.get(key)) for key in _HASHES} if isinstance(one, Mapping) else {}
         if not known or not all(map(_SHA256.fullmatch, known.values())):
             raise TableError(
-                f'{path}: [{FILES}."{name}"] is {one!r:.120}; need {" and ".join(_HASHES)} of the file, '
+                f'{path}: [{FILES}."{name}"] is {shown(one, 120)}; need {" and ".join(_HASHES)} of the file, '
                 f"64 hex digits each, as kernels-bench writes them, or no such table"
             )
         hashes[name] = known

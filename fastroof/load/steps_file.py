@@ -16,6 +16,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
+from fastroof.checks import shown
 from fastroof.columns import MEASURED_STEP_COLUMNS, Column
 from fastroof.errors import TableError
 
@@ -90,7 +91,7 @@ def parse_runs(text: str) -> list[int]:
         count = int(match[2] or 1) if match else 0
         if match is None or len(values) + count > MAX_REQUESTS:
             raise TableError(
-                f"{run!r:.60} of {text!r:.60} is no run of a batch such as 4095x32, "
+                f"{shown(run)} of {shown(text)} is no run of a batch such as 4095x32, "
                 f"or makes more than {MAX_REQUESTS:,} requests"
             )
         values += [int(match[1])] * count

@@ -10,11 +10,13 @@ import numpy as np
 
 from fastroof.arrays import Ints
 from fastroof.arrow import ORIGIN, ArrowResult
+from fastroof.checks import whole_number
 from fastroof.columns import ORIGIN_MODELLED, Column
 from fastroof.compiled import steps
 from fastroof.compiled import verification as loops
 from fastroof.compiled.search import curve_point
 from fastroof.config import GpuSpec
+from fastroof.errors import BatchError
 from fastroof.operators.attention_work import pairs_within
 from fastroof.operators.calls import Role
 from fastroof.plan import step_error
@@ -255,6 +257,8 @@ def explain_step(plan: StepPlan, requests: Iterable[tuple[int, int]], with_error
 
 def explain_verification(plan: StepPlan, batch_size: int, kv_len: int, tokens: int) -> Explanation:
     """Answer ``plan.explain_verification``."""
+    given = (("batch_size", batch_size), ("kv_len", kv_len), ("tokens", tokens))
+    batch_size, kv_len, tokens = (whole_number(name, size, error=BatchError) for name, size in given)
     total_us = plan.verify_us(batch_size, kv_len, tokens)
     arena, batch = plan.verification_arena, float(batch_size)
     asked = loops.open_speculation(arena, steps.open_plan(arena))._replace(tokens=float(tokens))

@@ -7,13 +7,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fastroof.arrays import Longs
+from fastroof.compiled.request_sums import MAX_KV_LEN
 from fastroof.config import GpuSpec
 from fastroof.engines import KvMemory
 from fastroof.engines.memory import DATASHEET_MEMORY
+from fastroof.errors import BatchError
 from fastroof.models import Layout, ModelSpec
 from fastroof.models.execution import Execution, weight_bytes
 from fastroof.models.stages import stages_of
 from fastroof.plan.memory_room import left_for_kv
+from fastroof.run.arrays import int_array
 from fastroof.units import ACTIVATION_BYTES
 
 __all__ = ["PlanMemory", "plan_memory", "window_kv_bytes"]
@@ -112,12 +116,17 @@ class PlanMemory(NamedTuple):
         kv_len : int or array_like of int
             Its tokens.
 
+        Raises
+        ------
+        BatchError
+            If they are something else.
+
         Examples
         --------
         >>> PlanMemory(0, 3000, 0, 0, 10_000, 128, 1000).kv_bytes([100, 1000]).tolist()
         [300000, 2128000]
         """
-        length = np.asarray(kv_len, np.int64)
+        length = _lengths(kv_len, 0)
         beyond = np.maximum(length - self.window, 0) * self.window_kv_bytes_per_token
         held = length * self.kv_bytes_per_token - beyond + self.state_bytes_per_sequence
         return held if held.ndim else int(held)
@@ -148,6 +157,11 @@ class PlanMemory(NamedTuple):
         kv_len : int or array_like of int
             Tokens of each, at least 1.
 
+        Raises
+        ------
+        BatchError
+            If they are something else.
+
         Examples
         --------
         >>> memory = PlanMemory(0, 3000, 0, 0, 10_000, 128, 1000)
@@ -157,9 +171,18 @@ class PlanMemory(NamedTuple):
         50
         """
         parts, whole, within, window, state = self.kv_room
-        length = np.asarray(kv_len, np.int64)
+        length = _lengths(kv_len, 1)
         fit = parts // (whole * length + within * np.minimum(length, window) + state)
         return fit if fit.ndim else int(fit)
+
+
+def _lengths(kv_len: Any, least: int) -> Longs:
+    """Lengths of sequences as int64, of which no product here is beyond it."""
+    lengths = int_array("kv_len", kv_len)
+    wrong = lengths[(lengths < least) | (lengths > MAX_KV_LEN)]
+    if wrong.size:
+        raise BatchError(f"kv_len must be from {least} to {MAX_KV_LEN:,}, got {wrong[0]}")
+    return lengths.astype(np.int64)
 
 
 def plan_memory(

@@ -32,6 +32,7 @@ from fastroof.plan.datasheet import DatasheetCurves
 from fastroof.plan.rows import Ranks
 from fastroof.plan.step_attention import StepAttention, Variance
 from fastroof.plan.table_curves import TableCurves
+from fastroof.run.arrays import int_array
 from fastroof.tables import Tables
 from fastroof.tables.source_errors import NO_SOURCE, SourceError, source_error
 from fastroof.uncertainty.variance import PREFIX
@@ -327,7 +328,9 @@ def _attention_errors(
 def decode_error(plan: StepPlan, batch_size: Any, kv_len: Any) -> float | Floats:
     """Answer ``plan.decode_error``."""
     step_us = plan.decode_us(batch_size, kv_len)
-    batch, kv = (np.ravel(a) for a in np.broadcast_arrays(batch_size, kv_len))
+    # what was timed fits int64; in the caller's own type a place in the arena may not be counted
+    given = (int_array(name, size) for name, size in (("batch_size", batch_size), ("kv_len", kv_len)))
+    batch, kv = (np.ravel(a).astype(np.int64) for a in np.broadcast_arrays(*given))
     flat_us = np.reshape(step_us, -1)
     arena = plan.arena
     tokens_at, logits_at = int(arena[steps.DECODE_TOKENS_AT]), int(arena[steps.LOGITS_AT])

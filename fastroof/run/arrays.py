@@ -8,7 +8,9 @@ from typing import Any, Final
 import numpy as np
 
 from fastroof.arrays import Ints
+from fastroof.checks import shown
 from fastroof.errors import BatchError
+from fastroof.given_arrays import number_array
 
 __all__ = ["CHUNK", "as_loops_read", "chunks", "int_array", "loop_array"]
 
@@ -19,17 +21,21 @@ CHUNK: Final = 2**16
 
 def int_array(name: str, value: Any) -> Ints:
     """An array of integers as it is; anything else is refused by name."""
-    try:
-        array = np.asarray(value)
-    except ValueError:
-        raise BatchError(f"{name} must hold integers, got {value!r:.60}") from None
-    if array.dtype.kind not in "iu":
+    array = number_array(value)
+    if array is None:
+        raise BatchError(f"{name} must hold integers, got {_kind(value)} in {shown(value)}")
+    if array.dtype.kind == "f":
         if array.size:
-            raise BatchError(f"{name} must hold integers, got {array.dtype} in {value!r:.60}")
+            raise BatchError(f"{name} must hold integers, got {array.dtype} in {shown(value)}")
         return np.zeros(array.shape, np.int64)
     if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
         raise BatchError(f"{name} must fit int64, got {array.max()}")
     return array
+
+
+def _kind(value: Any) -> str:
+    """What an array of no numbers is one of."""
+    return str(value.dtype) if isinstance(value, np.ndarray) else type(value).__name__
 
 
 _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)

@@ -10,8 +10,10 @@ import numpy as np
 
 from fastroof.arrays import Flags, Floats, Ints
 from fastroof.arrow import ORIGIN, RELATIVE_ERROR, ArrowResult
+from fastroof.checks import shown
 from fastroof.columns import Column
 from fastroof.errors import BatchError
+from fastroof.given_arrays import number_array
 from fastroof.run.arrays import int_array, loop_array
 
 __all__ = ["StepBatch", "StepComponents", "StepTimes"]
@@ -92,18 +94,17 @@ class StepBatch:
             listed = [list(step) for step in requests]
         except TypeError:
             raise BatchError(
-                f"a list of (new_tokens, context_len) a step is needed, got {requests!r:.60}"
+                f"a list of (new_tokens, context_len) a step is needed, got {shown(requests)}"
             ) from None
         flat = [request for step in listed for request in step]
-        try:
-            pairs = np.array(flat) if flat else np.zeros((0, 2), np.int64)
-        except ValueError:
-            pairs = np.zeros(0)
-        if pairs.ndim != 2 or pairs.shape[1] != 2:
+        pairs = number_array(flat) if flat else np.zeros((0, 2), np.int64)
+        if pairs is None or pairs.ndim != 2 or pairs.shape[1] != 2:
             wrong = next(
                 (r for r in flat if not isinstance(r, Sequence | np.ndarray) or len(r) != 2), flat[0]
             )
-            raise BatchError(f"a request must be (new_tokens, context_len), got {wrong!r:.60}")
+            raise BatchError(
+                f"a request must be (new_tokens, context_len), whole numbers, got {shown(wrong)}"
+            )
         offsets = np.cumsum([0, *map(len, listed)])
         return cls(pairs[:, 0], pairs[:, 1], offsets)
 

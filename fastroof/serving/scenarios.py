@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 
 from fastroof.arrays import Floats
-from fastroof.checks import is_number
+from fastroof.checks import is_number, shown
 from fastroof.compiled import serving
 from fastroof.compiled.steps import MAX_KV_LEN
 from fastroof.engines import KV_RESERVATIONS, STEP_ORDERS, EngineProfile
 from fastroof.errors import BatchError, PlanRangeError
+from fastroof.given_arrays import number_array
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
@@ -66,12 +67,9 @@ def broadcast(scenarios: Mapping[str, Any]) -> tuple[tuple[int, ...], list[Float
     """
     arrays = []
     for name, value in scenarios.items():
-        try:
-            array = np.asarray(value)
-        except ValueError:
-            raise BatchError(f"{name} must hold numbers, got {value!r:.60}") from None
-        if array.dtype.kind not in "iuf":
-            raise BatchError(f"{name} must hold numbers, got {array.dtype} in {value!r:.60}")
+        array = number_array(value)
+        if array is None:
+            raise BatchError(f"{name} must hold numbers, got {shown(value)}")
         arrays.append(array.astype(np.float64))
     try:
         shape = np.broadcast_shapes(*(array.shape for array in arrays))

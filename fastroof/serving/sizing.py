@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastroof.arrays import Floats, Longs
-from fastroof.checks import whole_number
+from fastroof.checks import shown, whole_number
 from fastroof.compiled import sizing as loops
 from fastroof.compiled.steps import MAX_KV_LEN
 from fastroof.errors import BatchError
+from fastroof.given_arrays import number_array
 from fastroof.run.arrays import int_array
 from fastroof.run.size_errors import raise_sizes
 from fastroof.units import US_PER_MS
@@ -29,12 +30,9 @@ def positive(name: str, value: Any) -> Floats:
     BatchError
         If one is something else.
     """
-    try:
-        array = np.asarray(value)
-    except ValueError:
-        raise BatchError(f"{name} must hold numbers, got {value!r:.60}") from None
-    if array.dtype.kind not in "iuf" or not (array > 0).all():
-        raise BatchError(f"{name} must hold numbers above 0, got {value!r:.60}")
+    array = number_array(value)
+    if array is None or not (array > 0).all():
+        raise BatchError(f"{name} must hold numbers above 0, got {shown(value)}")
     return array.astype(np.float64)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fastroof.acceptance import MTP, acceptance_length
 from fastroof.arrays import Floats
+from fastroof.checks import shown
 from fastroof.errors import BatchError, PlanError, PlanRangeError
 from fastroof.models import Layout
 from fastroof.models.mtp import mtp_model
@@ -72,7 +73,7 @@ class SpeculativeDecoding:
         if not (draft is None or isinstance(draft, StepPlan) or (isinstance(draft, str) and draft == MTP)):
             raise PlanError(
                 f"draft must be a StepPlan, {MTP!r} for the model's own layer, or None, "
-                f"got {self.draft!r:.60}"
+                f"got {shown(self.draft)}"
             )
 
     @property
@@ -236,7 +237,7 @@ def speculated(plan: StepPlan, speculation: SpeculativeDecoding | None) -> Specu
     if speculation is None:
         return SpeculatedPlan(plan, plan.arena)
     if not isinstance(speculation, SpeculativeDecoding):
-        raise BatchError(f"speculation must be a SpeculativeDecoding or None, got {speculation!r:.60}")
+        raise BatchError(f"speculation must be a SpeculativeDecoding or None, got {shown(speculation)}")
     if speculation.num_draft_tokens == 0:
         return SpeculatedPlan(plan, plan.arena)
     if plan.layout.pp > 1:

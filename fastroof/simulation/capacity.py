@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final
 
-from fastroof.checks import is_number, whole_number
+from fastroof.checks import is_number, shown, whole_number
 from fastroof.errors import SimulationError
 from fastroof.simulation.capacity_search import CapacitySearch, FoundRate
 from fastroof.simulation.deployment_runs import check_room, deployment_runner, drawn_traces
@@ -224,7 +224,7 @@ def capacity(
     draws = whole_number("draws", draws, error=SimulationError)
     if not is_number(tolerance) or not 0 < tolerance <= MOST_TOLERANCE:
         raise SimulationError(
-            f"tolerance must be a number above 0 and up to {MOST_TOLERANCE}, got {tolerance!r:.60}"
+            f"tolerance must be a number above 0 and up to {MOST_TOLERANCE}, got {shown(tolerance)}"
         )
     traces = drawn_traces(trace_or_workload, draws, ANY_RATE)
     growth = max(tolerance, 1.0 / math.sqrt(len(traces[0])))

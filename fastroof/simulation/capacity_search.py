@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from fastroof.checks import shown
 from fastroof.errors import SimulationError
 from fastroof.simulation.largest_rate import bracket, largest_rate
 from fastroof.simulation.percentile_limits import Limits, Seen
@@ -72,13 +73,13 @@ class CapacitySearch:
     ) -> None:
         if trace.is_closed:
             raise SimulationError(
-                f"trace {trace.name!r:.60} is a closed loop: its clients send as fast as they are answered. "
+                f"trace {shown(trace.name)} is a closed loop: its clients send as fast as they are answered. "
                 "A capacity is searched among rates: give arrivals"
             )
         if not 0.0 < trace.requests_per_s < math.inf:
             raise SimulationError(
-                f"trace {trace.name!r:.60} has no rate that could be scaled: its {len(trace):,} requests all "
-                "arrive at once. Give at least two, and arrivals that differ"
+                f"trace {shown(trace.name)} has no rate that could be scaled: its {len(trace):,} requests "
+                "all arrive at once. Give at least two, and arrivals that differ"
             )
         self.trace = trace
         self.limits = limits

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from fastroof.checks import shown
 from fastroof.errors import SimulationError
 from fastroof.simulation.engine import too_long
 from fastroof.simulation.outcomes import Outcomes
@@ -123,10 +124,11 @@ def simulate(
     ['finished', 'finished']
     """
     if on_too_long not in ON_TOO_LONG:
-        raise SimulationError(f"on_too_long must be one of {', '.join(ON_TOO_LONG)}; got {on_too_long!r:.60}")
+        words = ", ".join(ON_TOO_LONG)
+        raise SimulationError(f"on_too_long must be one of {words}; got {shown(on_too_long)}")
     if prefix_cache not in PREFIX_CACHES:
         words = ", ".join(PREFIX_CACHES)
-        raise SimulationError(f"prefix_cache must be one of {words}; got {prefix_cache!r:.60}")
+        raise SimulationError(f"prefix_cache must be one of {words}; got {shown(prefix_cache)}")
     if prefix_cache == "given" and routing == "prefix_aware":
         raise SimulationError('prefix_aware asks pools of blocks what they hold: give prefix_cache="lru" too')
     requests = trace if isinstance(trace, Trace) else load_trace(trace)

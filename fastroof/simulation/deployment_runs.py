@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from fastroof.checks import shown
 from fastroof.errors import SimulationError
 from fastroof.simulation.engine import too_long
 from fastroof.simulation.replicas import run_replicas
@@ -40,7 +41,7 @@ def drawn_traces(given: Trace | Workload, draws: int, rate: float | None = None)
     if isinstance(given, Trace):
         if draws > 1:
             raise SimulationError(
-                f"draws goes with a workload, whose requests can be drawn again; trace {given.name!r:.60} "
+                f"draws goes with a workload, whose requests can be drawn again; trace {shown(given.name)} "
                 f"has one, got {draws}"
             )
         return [given]
@@ -64,7 +65,7 @@ def check_room(trace: Trace, settings: EngineSettings) -> None:
     i = int(beyond.argmax())
     others = int(beyond.sum()) - 1
     raise SimulationError(
-        f"request {int(trace.order[i])} of {trace.name!r:.60} ({int(trace.input_tokens[i]):,} + "
+        f"request {int(trace.order[i])} of {shown(trace.name)} ({int(trace.input_tokens[i]):,} + "
         f"{int(trace.output_tokens[i]):,} tokens){f' and {others:,} others' * bool(others)} can never run: "
         f"there are {settings.num_gpu_blocks:,} blocks of {settings.block_size} tokens, and steps of up to "
         f"{settings.max_num_batched_tokens:,}; give more of them or more GPUs, or leave such requests out"

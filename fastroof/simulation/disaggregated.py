@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Bools, Floats
-from fastroof.checks import is_number
+from fastroof.checks import is_number, shown
 from fastroof.compiled.simulation import transfers as loops
 from fastroof.compiled.simulation.records import Record
 from fastroof.errors import SimulationError
@@ -159,12 +159,12 @@ def _check(prefill: Pool, decode: Pool, trace: Trace, link: Link) -> None:
         )
     if link.first_token not in FIRST_TOKENS:
         raise SimulationError(
-            f"first_token must be one of {', '.join(FIRST_TOKENS)}; got {link.first_token!r:.60}"
+            f"first_token must be one of {', '.join(FIRST_TOKENS)}; got {shown(link.first_token)}"
         )
     if link.bytes_per_s is not None and not (is_number(link.bytes_per_s) and link.bytes_per_s > 0):
-        raise SimulationError(f"a link needs bytes a second above 0, got {link.bytes_per_s!r:.60}")
+        raise SimulationError(f"a link needs bytes a second above 0, got {shown(link.bytes_per_s)}")
     if not is_number(link.latency_us) or link.latency_us < 0:
-        raise SimulationError(f"latency_us must be microseconds of at least 0, got {link.latency_us!r:.60}")
+        raise SimulationError(f"latency_us must be microseconds of at least 0, got {shown(link.latency_us)}")
     if trace.is_closed:
         raise SimulationError(
             "clients of a closed loop wait for both pools, which are simulated one after the other: give "

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from fastroof.arrow import arrow_schema
+from fastroof.checks import shown
 from fastroof.columns import Column
 from fastroof.errors import SimulationError
 from fastroof.lazy_property import lazy_property
@@ -228,7 +229,8 @@ def simulate_disaggregated(
     10.486
     """
     if on_too_long not in ON_TOO_LONG:
-        raise SimulationError(f"on_too_long must be one of {', '.join(ON_TOO_LONG)}; got {on_too_long!r:.60}")
+        words = ", ".join(ON_TOO_LONG)
+        raise SimulationError(f"on_too_long must be one of {words}; got {shown(on_too_long)}")
     requests = trace if isinstance(trace, Trace) else load_trace(trace)
     first = EngineSettings.of_plan(prefill_plan, **(prefill or {}))
     then = EngineSettings.of_plan(decode_plan, **(decode or {}))

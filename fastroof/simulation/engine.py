@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Bools
-from fastroof.checks import is_number
+from fastroof.checks import is_number, shown
 from fastroof.compiled.simulation.engine import engine_run
 from fastroof.compiled.simulation.records import GAP_BINS, SERIES_BINS, SERIES_FIELDS, Record
 from fastroof.compiled.simulation.state import (
@@ -82,7 +82,7 @@ def options_of(settings: EngineSettings, trace: Trace, time_scale: float = 1.0) 
         If steps take no time, or less.
     """
     if not is_number(time_scale) or not 0.0 < time_scale < math.inf:
-        raise SimulationError(f"time_scale must be a number above 0, got {time_scale!r:.60}")
+        raise SimulationError(f"time_scale must be a number above 0, got {shown(time_scale)}")
     return EngineOptions(
         budget=settings.max_num_batched_tokens,
         max_seqs=settings.max_num_seqs,

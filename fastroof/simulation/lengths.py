@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from fastroof.arrays import Floats
-from fastroof.checks import is_whole_number
+from fastroof.checks import is_whole_number, shown
 from fastroof.errors import TraceError
 from fastroof.simulation.trace import MOST_TOKENS, Sizes, Trace
 from fastroof.simulation.trace_files import load_lengths
@@ -181,4 +181,4 @@ def _parse_text(name: str, text: str, least: int) -> Lengths:
 
 
 def _wrong(name: str, given: object, least: int) -> str:
-    return f"{name} must be {LENGTH_FORMS}, from {least} to {MOST_TOKENS:,} tokens; got {given!r:.60}"
+    return f"{name} must be {LENGTH_FORMS}, from {least} to {MOST_TOKENS:,} tokens; got {shown(given)}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Floats, Longs
-from fastroof.checks import is_number
+from fastroof.checks import is_number, shown
 from fastroof.errors import SimulationError
 from fastroof.simulation.answers import FIRST_GAP_EXPONENT
 from fastroof.simulation.percentiles import gap_values_us
@@ -197,17 +197,17 @@ def parsed_limits(given: Mapping[str, Any], goodput: float | None, growth: float
         percent = math.nan if match is None else float(f"{match[2]}.{match[3] or 0}")
         if name not in _OF_REQUESTS and not percent <= 100.0:
             raise SimulationError(
-                f"no limit is called {name!r:.60}: one on a percentile is like {_EXAMPLES}; one of each "
+                f"no limit is called {shown(name)}: one on a percentile is like {_EXAMPLES}; one of each "
                 f"request, with a goodput, {', '.join(_OF_REQUESTS)}"
             )
         if not is_number(value) or value <= 0:
-            raise SimulationError(f"{name} must be milliseconds above 0, got {value!r:.60}")
+            raise SimulationError(f"{name} must be milliseconds above 0, got {shown(value)}")
         if match is None:
             of_request[name] = float(value)
         else:
             percentiles.append(PercentileLimit(name, f"{match[1]}_ms", percent, float(value)))
     if goodput is not None and not (is_number(goodput) and 0 < goodput <= 1):
-        raise SimulationError(f"goodput must be a share of requests above 0 and up to 1, got {goodput!r:.60}")
+        raise SimulationError(f"goodput must be a share of requests, above 0 up to 1, got {shown(goodput)}")
     if (goodput is None) != (not of_request):
         said = "goodput" if of_request == {} else ", ".join(of_request)
         raise SimulationError(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from fastroof.arrays import Bools
+from fastroof.checks import shown
 from fastroof.compiled.simulation.block_pool import (
     EVICTIONS,
     FOUND_AGAIN_TOKENS,
@@ -92,7 +93,7 @@ def new_pooled_arrays(
         )
     if trace.hash_ids is not None and trace.cached_tokens.any():
         raise SimulationError(
-            f"trace {trace.name!r:.60} has hash_ids, by which blocks are found where they are, and "
+            f"trace {shown(trace.name)} has hash_ids, by which blocks are found where they are, and "
             "cached_tokens, which say it beforehand: drop one of them"
         )
     size = settings.block_size

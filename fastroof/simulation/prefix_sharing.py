@@ -7,7 +7,7 @@ from typing import Any, overload
 import numpy as np
 
 from fastroof.arrays import Bools, Floats, Ints
-from fastroof.checks import whole_number
+from fastroof.checks import shown, whole_number
 from fastroof.compiled.simulation.block_pool import Prompts
 from fastroof.errors import TraceError
 from fastroof.simulation.trace import MOST_TOKENS, Trace
@@ -45,7 +45,7 @@ def prompt_blocks(trace: Trace, block_size: int, served: Bools | None = None) ->
         return Prompts(np.zeros(0, np.int32), np.zeros(count, np.int64), 0, found), 0
     if trace.hash_block_size % block_size:
         raise TraceError(
-            f"trace {trace.name!r:.60} has an id for every {trace.hash_block_size} tokens of a prompt: "
+            f"trace {shown(trace.name)} has an id for every {trace.hash_block_size} tokens of a prompt: "
             f"block_size must divide that, got {block_size}"
         )
     per_id = trace.hash_block_size // block_size
@@ -104,7 +104,7 @@ def hit_rate(trace: Trace, num_blocks: Any = None, *, block_size: int | None = N
 
     if trace.hash_ids is None:
         raise TraceError(
-            f"trace {trace.name!r:.60} has no hash_ids, so nothing says which of its prompts are equal"
+            f"trace {shown(trace.name)} has no hash_ids, so nothing says which of its prompts are equal"
         )
     size = trace.hash_block_size
     if block_size is not None:
@@ -112,7 +112,7 @@ def hit_rate(trace: Trace, num_blocks: Any = None, *, block_size: int | None = N
     prompts, num_keys = prompt_blocks(trace, size)
     sizes = np.asarray(num_keys if num_blocks is None else num_blocks)
     if sizes.dtype.kind not in "iu" or (sizes < 1).any():
-        raise TraceError(f"num_blocks must be whole numbers of at least 1, got {num_blocks!r:.60}")
+        raise TraceError(f"num_blocks must be whole numbers of at least 1, got {shown(num_blocks)}")
     all_blocks = int((trace.input_tokens.astype(np.int64) // size).sum())
     hits = np.zeros(num_keys, np.int64)
     used = np.zeros(num_keys, np.int64)

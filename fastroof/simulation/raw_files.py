@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from fastroof.checks import shown
 from fastroof.documents import parse_json
 from fastroof.errors import TraceError
 from fastroof.simulation.raw_tables import arrow_column, raw_arrays, said_of_table
@@ -192,7 +193,7 @@ def _json_lines(
             arrays[name] = arrow_column(what, name, column)
         except TraceError:
             row_index, found = _odd_one(what, name, column)
-            raise TraceError(f"{what}, {row_words(row_index)}: {name} cannot be {found!r:.60}") from None
+            raise TraceError(f"{what}, {row_words(row_index)}: {name} cannot be {shown(found)}") from None
     return RawColumns(what, arrays, row_words), columns
 
 
@@ -208,7 +209,7 @@ def _refuse_repeated(place: str, line: bytes) -> None:
     names = parse_json(line, place, TraceError, pairs=lambda pairs: [name for name, _ in pairs])
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise TraceError(f"{place}: {twice!r:.60} is there twice")
+        raise TraceError(f"{place}: {shown(twice)} is there twice")
 
 
 def _odd_one(what: str, name: str, column: list[Any]) -> tuple[int, Any]:

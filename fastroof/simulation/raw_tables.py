@@ -73,6 +73,10 @@ def arrow_column(what: str, name: str, values: Any) -> pa.ChunkedArray:
     """
     import pyarrow as pa
 
+    if isinstance(values, bytes | bytearray | memoryview | np.ma.MaskedArray):
+        raise TraceError(f"{what}: {name} is no column of numbers, it is {type(values).__name__}")
+    if isinstance(values, list | tuple) and np.bool_ in set(map(type, values)):
+        raise TraceError(f"{what}: {name} is no column of numbers, there are bools in it")
     try:
         # a sum type of whole numbers and floats is found for lists, and not for anything else
         if isinstance(values, np.ndarray) and not values.dtype.isnative:

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 
 from fastroof.arrays import Array, Bools
+from fastroof.checks import shown
 from fastroof.errors import TraceError
+from fastroof.given_arrays import number_array
 
 __all__ = ["numbers_in_a_row", "refuse_where", "sorted_by_arrival"]
 
@@ -15,14 +17,13 @@ __all__ = ["numbers_in_a_row", "refuse_where", "sorted_by_arrival"]
 def numbers_in_a_row(where: str, name: str, value: Any, kinds: str) -> Array:
     """Return an array of numbers of one dimension; anything else is refused by name."""
     needed = "numbers" if "f" in kinds else "whole numbers"
-    try:
-        array = np.asarray(value)
-    except (ValueError, TypeError, OverflowError):
-        raise TraceError(f"{where}: {name} must hold {needed}, got {value!r:.60}") from None
+    array = number_array(value)
+    if array is None:
+        raise TraceError(f"{where}: {name} must hold {needed}, got {shown(value)}")
     if array.ndim != 1:
         raise TraceError(f"{where}: {name} must be one-dimensional, got shape {array.shape}")
     if array.dtype.kind not in kinds and array.size:
-        raise TraceError(f"{where}: {name} must hold {needed}, got {array.dtype} in {value!r:.60}")
+        raise TraceError(f"{where}: {name} must hold {needed}, got {array.dtype} in {shown(value)}")
     return array
 
 

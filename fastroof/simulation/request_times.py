@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Bools, Floats
-from fastroof.checks import is_number
+from fastroof.checks import is_number, shown
 from fastroof.errors import BatchError
 from fastroof.simulation.outcomes import FINISHED
 from fastroof.simulation.percentiles import percentile
@@ -129,6 +129,6 @@ def checked_limits(given: Mapping[str, Any]) -> dict[str, float]:
         if value is None:
             continue
         if not is_number(value) or value <= 0:
-            raise BatchError(f"{name} must be milliseconds above 0, got {value!r:.60}")
+            raise BatchError(f"{name} must be milliseconds above 0, got {shown(value)}")
         limits[name] = float(value)
     return limits

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from fastroof.checks import is_number, whole_number
+from fastroof.checks import is_number, shown, whole_number
 from fastroof.engines.profile import STEP_ORDERS
 from fastroof.errors import SimulationError
 
@@ -90,14 +90,14 @@ class EngineSettings:
             whole = whole_number(name, getattr(self, name), most=most, error=SimulationError)
             object.__setattr__(self, name, whole)
         if self.order not in STEP_ORDERS:
-            raise SimulationError(f"order must be one of {', '.join(STEP_ORDERS)}; got {self.order!r:.60}")
+            raise SimulationError(f"order must be one of {', '.join(STEP_ORDERS)}; got {shown(self.order)}")
         for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
-                raise SimulationError(f"{name} must be true or false, got {getattr(self, name)!r:.60}")
+                raise SimulationError(f"{name} must be true or false, got {shown(getattr(self, name))}")
         timeout_s = self.timeout_s
         if timeout_s != math.inf and (not is_number(timeout_s) or timeout_s <= 0.0):
             raise SimulationError(
-                f"timeout_s must be seconds above 0, or inf for none; got {timeout_s!r:.60}"
+                f"timeout_s must be seconds above 0, or inf for none; got {shown(timeout_s)}"
             )
         object.__setattr__(self, "timeout_s", float(timeout_s))
         if self.max_num_seqs > self.max_num_batched_tokens:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from fastroof.arrays import Array, Floats, Longs
 from fastroof.arrow import arrow_schema
-from fastroof.checks import is_number, whole_number
+from fastroof.checks import is_number, shown, whole_number
 from fastroof.columns import Column
 from fastroof.errors import TraceError
 from fastroof.simulation.request_arrays import numbers_in_a_row, refuse_where, sorted_by_arrival
@@ -108,7 +108,7 @@ class Trace:
     order: Longs = None  # type: ignore[assignment]  # made where it is left out
 
     def __post_init__(self) -> None:
-        where = f"trace {self.name!r:.60}"
+        where = f"trace {shown(self.name)}"
         arrival_s = numbers_in_a_row(where, "arrival_s", self.arrival_s, "fiu").astype(np.float64)
         count = len(arrival_s)
         if not count:
@@ -133,7 +133,7 @@ class Trace:
         if self.clients is not None:
             whole_number("clients", self.clients, error=TraceError)
         if not is_number(self.think_s) or self.think_s < 0:
-            raise TraceError(f"{where}: think_s must be seconds of at least 0, got {self.think_s!r:.60}")
+            raise TraceError(f"{where}: think_s must be seconds of at least 0, got {shown(self.think_s)}")
         arrays |= self._checked_hashes(where, arrays["input_tokens"])
         if self.order is None:
             arrays = sorted_by_arrival(arrays)
@@ -215,14 +215,14 @@ class Trace:
         [0.0, 0.25]
         """
         if not is_number(factor) or factor <= 0:
-            raise TraceError(f"rate_scale must be a number above 0, got {factor!r:.60}")
+            raise TraceError(f"rate_scale must be a number above 0, got {shown(factor)}")
         if self.is_closed:
-            raise TraceError(f"trace {self.name!r:.60} is a closed loop: it has clients and no rate to scale")
+            raise TraceError(f"trace {shown(self.name)} is a closed loop: it has clients, no rate to scale")
         with np.errstate(over="ignore"):
             arrival_s = self.arrival_s / factor
         if not arrival_s[-1] <= MOST_SECONDS:
             raise TraceError(
-                f"trace {self.name!r:.60}: at {factor!r} times its rate it lasts over {MOST_SECONDS:g} s"
+                f"trace {shown(self.name)}: at {factor!r} times its rate it lasts over {MOST_SECONDS:g} s"
             )
         # nothing else changes, so nothing is checked again: a search for a rate scales often
         scaled = copy.copy(self)
@@ -281,12 +281,12 @@ class Trace:
         is_end = is_number(stop_s) or (isinstance(stop_s, float) and stop_s == math.inf)
         if not (is_number(start_s) and start_s >= 0 and is_end):
             raise TraceError(
-                f"start_s and stop_s must be seconds of at least 0, got {start_s!r:.60}, {stop_s!r:.60}"
+                f"start_s and stop_s must be seconds of at least 0, got {shown(start_s)}, {shown(stop_s)}"
             )
         first, last = np.searchsorted(self.arrival_s, (start_s, stop_s)).tolist()
         if first >= last:
             raise TraceError(
-                f"trace {self.name!r:.60} has no requests from {start_s:g} to {stop_s:g} s: it has "
+                f"trace {shown(self.name)} has no requests from {start_s:g} to {stop_s:g} s: it has "
                 f"{len(self)} from {self.arrival_s[0]:g} to {self.arrival_s[-1]:g} s"
             )
         part = self._part(slice(first, last))

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from fastroof.checks import shown
 from fastroof.errors import TraceError
 from fastroof.simulation.trace import HASH_IDS
 from fastroof.units import MS_PER_S, US_PER_S
@@ -141,7 +142,7 @@ def trace_format(name: str | None, columns: Iterable[str], what: str) -> TraceFo
         keys = [column_key(column) for column in columns]
         return next((one for one in FORMATS.values() if one.has(keys)), PLAIN)
     if not isinstance(name, str) or name not in FORMATS:
-        raise TraceError(f"{what}: format must be one of {', '.join(FORMATS)}, got {name!r:.60}")
+        raise TraceError(f"{what}: format must be one of {', '.join(FORMATS)}, got {shown(name)}")
     return FORMATS[name]
 
 

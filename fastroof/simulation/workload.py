@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from fastroof.checks import is_number, is_whole_number, whole_number
+from fastroof.checks import is_number, is_whole_number, shown, whole_number
 from fastroof.errors import TraceError
 from fastroof.simulation.arrivals import ARRIVALS, ramped, unit_arrivals
 from fastroof.simulation.lengths import CachedShare, Draws, Lengths, RecordedLength, parse_lengths
@@ -97,13 +97,13 @@ class Workload:
 
     def __post_init__(self) -> None:
         if not is_number(self.burstiness) or not 1e-3 <= self.burstiness <= 1e6:
-            raise TraceError(f"burstiness must be a number from 0.001 to 1e6, got {self.burstiness!r:.60}")
+            raise TraceError(f"burstiness must be a number from 0.001 to 1e6, got {shown(self.burstiness)}")
         if not isinstance(self.arrivals, str) or self.arrivals not in ("", *ARRIVALS):
-            raise TraceError(f"arrivals must be one of {', '.join(ARRIVALS)}, got {self.arrivals!r:.60}")
+            raise TraceError(f"arrivals must be one of {', '.join(ARRIVALS)}, got {shown(self.arrivals)}")
         arrivals = self.arrivals or self._meant_arrivals()
         object.__setattr__(self, "arrivals", arrivals)
         if not is_number(self.think_s) or not 0 <= self.think_s <= MOST_SECONDS:
-            raise TraceError(f"think_s must be seconds from 0 to {MOST_SECONDS:g}, got {self.think_s!r:.60}")
+            raise TraceError(f"think_s must be seconds from 0 to {MOST_SECONDS:g}, got {shown(self.think_s)}")
         self._check_together()
         if self.rate is not None:
             _checked_rate(self.rate)
@@ -127,11 +127,11 @@ class Workload:
     def _check_together(self) -> None:
         arrivals = self.arrivals
         if (self.clients is not None) != (arrivals == "closed"):
-            raise TraceError(f"clients go with arrivals 'closed', got {self.clients!r:.60} and {arrivals!r}")
+            raise TraceError(f"clients go with arrivals 'closed', got {shown(self.clients)} and {arrivals!r}")
         if self.think_s and arrivals != "closed":
             raise TraceError(f"think_s goes with arrivals 'closed', got {arrivals!r}")
         if (self.ramp is not None) != (arrivals == "ramp"):
-            raise TraceError(f"ramp goes with arrivals 'ramp', got {self.ramp!r:.60} and {arrivals!r}")
+            raise TraceError(f"ramp goes with arrivals 'ramp', got {shown(self.ramp)} and {arrivals!r}")
         if arrivals == "closed" and self.rate is not None:
             raise TraceError("a closed loop has clients and no rate: give one of them")
         if self.burstiness != 1.0 and arrivals not in ("gamma", "ramp"):
@@ -229,7 +229,7 @@ def _generator(seed: int, stream: int) -> np.random.Generator:
 
 def _checked_rate(rate: Any) -> float:
     if not is_number(rate) or rate <= 0:
-        raise TraceError(f"rate must be requests a second, a number above 0, got {rate!r:.60}")
+        raise TraceError(f"rate must be requests a second, a number above 0, got {shown(rate)}")
     return float(rate)
 
 
@@ -244,7 +244,7 @@ def _checked_ramp(ramp: Any) -> tuple[float, ...]:
     if not fits or listed[-1] == 0 or any(a == b == 0 for a, b in pairwise(listed)):
         raise TraceError(
             "ramp must be two or more requests a second, such as (2, 20), the last above 0 and no two "
-            f"neighbours 0, got {ramp!r:.60}"
+            f"neighbours 0, got {shown(ramp)}"
         )
     return tuple(float(rate) for rate in listed)
 
@@ -263,8 +263,8 @@ def _parse_cached(given: Any) -> Lengths | CachedShare:
         except ValueError:
             share = -1.0
         if not 0 <= share <= 1:
-            raise TraceError(f"cached_tokens {given!r:.60}: a share of the prompt is from 0 to 1")
+            raise TraceError(f"cached_tokens {shown(given)}: a share of the prompt is from 0 to 1")
         return CachedShare(share)
     if is_whole_number(given, 0, MOST_TOKENS) or not isinstance(given, int | float):
         return parse_lengths("cached_tokens", given, 0)
-    raise TraceError(f"cached_tokens must be whole tokens from 0, got {given!r:.60}")
+    raise TraceError(f"cached_tokens must be whole tokens from 0, got {shown(given)}")

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from fastroof.checks import shown
 from fastroof.errors import FastroofError, SweepError
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def percentile_limits(spec: DeploymentSpec, percentile: float) -> dict[str, floa
         If there is none, or the percentile is no number above 0 and up to 100.
     """
     if isinstance(percentile, bool) or not isinstance(percentile, int | float) or not 0 < percentile <= 100:
-        raise SweepError(f"percentile must be a number above 0 and up to 100, got {percentile!r:.60}")
+        raise SweepError(f"percentile must be a number above 0 and up to 100, got {shown(percentile)}")
     digits = f"{percentile:.3f}".rstrip("0").rstrip(".").replace(".", "_")
     constraints = spec.constraints.model_dump()
     limits = {

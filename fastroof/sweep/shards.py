@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from fastroof.checks import is_whole_number
+from fastroof.checks import is_whole_number, shown
 from fastroof.errors import SweepError
 from fastroof.sweep.units import WorkUnit
 
@@ -38,7 +38,7 @@ class Shard(NamedTuple):
         """
         written = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text.strip())
         if written is None:
-            raise SweepError(f"shard must be i/n, as 1/8 to 8/8 for eight jobs, got {text!r:.60}")
+            raise SweepError(f"shard must be i/n, as 1/8 to 8/8 for eight jobs, got {shown(text)}")
         return cls(*map(int, written.groups())).checked()
 
     def checked(self) -> Shard:

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from fastroof.checks import shown
 from fastroof.documents import read_toml
 from fastroof.errors import FastroofError, SweepError
 from fastroof.models import load_model
@@ -79,7 +80,7 @@ def text(name: Any, what: str = "model names or paths of config.json files") -> 
         If it is neither.
     """
     if not isinstance(name, str | Path):
-        raise ValueError(f"got {name!r:.60}, need {what}")
+        raise ValueError(f"got {shown(name)}, need {what}")
     return str(name)
 
 
@@ -144,7 +145,7 @@ def checked_choices(value: Any, choices: Sequence[Any]) -> tuple[Any, ...]:
     # by type too: True == 1 and 1.0 == 1
     wrong = [v for v in given if not any(type(v) is type(c) and v == c for c in choices)]
     if wrong:
-        some = ", ".join(f"{v!r:.30}" for v in wrong[:_SHOWN])
+        some = ", ".join(f"{shown(v, 30)}" for v in wrong[:_SHOWN])
         raise ValueError(f"got {some}, need some of {', '.join(map(str, choices))}")
     return tuple(choice for choice in choices if choice in given)
 
@@ -230,7 +231,7 @@ def _problem(
         close = difflib.get_close_matches(key, _named(kind), n=1)
         hint = f"did you mean {_named(kind)[close[0]]}? " if close else ""
         return f"{key or 'an empty name'}: no such key; {hint}the keys are {', '.join(fields)}"
-    return f"{key}: got {given!r:.60}, need {fields[key].description}"
+    return f"{key}: got {shown(given)}, need {fields[key].description}"
 
 
 def _table(annotation: Any) -> type[BaseModel] | None:

@@ -17,8 +17,10 @@ from typing import Any, Final
 import numpy as np
 
 from fastroof.arrays import Array, Floats
+from fastroof.checks import shown
 from fastroof.compiled.points import copied_sizes
 from fastroof.errors import LookupInputError
+from fastroof.given_arrays import number_array
 
 __all__ = ["CHUNK", "LARGEST", "Points", "checked_points", "checked_text"]
 
@@ -49,25 +51,22 @@ are 0.3 ns a point."""
 
 def _checked_size(name: str, value: Any) -> int:
     """One size in its range, or an error that names the argument."""
-    if not math.isfinite(value) or value != math.floor(value):
-        raise LookupInputError(f"{name} must be a whole number, got {value}")
+    if type(value) is not int and (not math.isfinite(value) or value != math.floor(value)):
+        raise LookupInputError(f"{name} must be a whole number, got {shown(value)}")
     least = LEAST.get(name, 1)
     if value < least:
-        raise LookupInputError(f"{name} must be at least {least}, got {value}")
+        raise LookupInputError(f"{name} must be at least {least}, got {shown(value)}")
     largest = LARGEST.get(name, LARGEST_OTHER)
     if value > largest:
-        raise LookupInputError(f"{name} must be at most {largest}, got {value}")
+        raise LookupInputError(f"{name} must be at most {largest}, got {shown(value)}")
     return int(value)
 
 
 def _number_array(name: str, value: Any) -> Array:
     """The argument as an array of integers or floats, which need not be copied nor checked for that."""
-    try:
-        array = np.asarray(value)
-    except ValueError:
-        array = np.array(None)
-    if array.dtype.kind not in "iuf":
-        raise LookupInputError(f"{name} must be an integer or an array of integers, got {value!r:.60}")
+    array = number_array(value)
+    if array is None:
+        raise LookupInputError(f"{name} must be an integer or an array of integers, got {shown(value)}")
     return array
 
 
@@ -200,5 +199,5 @@ def checked_points(given: Mapping[str, Any]) -> Points:
 def checked_text(name: str, value: Any) -> str:
     """One name, such as a dtype; arrays of names are not broadcast."""
     if not isinstance(value, str):
-        raise LookupInputError(f"{name} must be one name such as 'bf16', got {value!r:.60}")
+        raise LookupInputError(f"{name} must be one name such as 'bf16', got {shown(value)}")
     return value

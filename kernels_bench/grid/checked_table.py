@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from fastroof.checks import is_number, whole_number
+from fastroof.checks import is_number, shown, whole_number
 from fastroof.errors import MeasureError
 from fastroof.ranges import expand_sizes
 
@@ -40,7 +40,7 @@ class CheckedTable:
 
     def __init__(self, where: str, data: Any) -> None:
         if not isinstance(data, Mapping):
-            raise MeasureError(f"{where}: must be a table, got {data!r:.60}")
+            raise MeasureError(f"{where}: must be a table, got {shown(data)}")
         self.where = where
         self.data = data
 
@@ -62,7 +62,7 @@ class CheckedTable:
         """Return a list of tables, empty where the key is absent."""
         given = self.data.get(key, [])
         if not isinstance(given, list):
-            raise MeasureError(f"{self.where}: {key} must be a list of tables, got {given!r:.60}")
+            raise MeasureError(f"{self.where}: {key} must be a list of tables, got {shown(given)}")
         return given
 
     def text(self, key: str) -> str:
@@ -75,12 +75,12 @@ class CheckedTable:
         words = self._texts(key, given if isinstance(given, list) else [given])
         for text in words:
             if known and text not in known:
-                raise MeasureError(f"{self.where}: {key} {text!r:.60} is none of {', '.join(known)}")
+                raise MeasureError(f"{self.where}: {key} {shown(text)} is none of {', '.join(known)}")
         return words
 
     def _texts(self, key: str, given: list[Any]) -> list[str]:
         if not given or not all(isinstance(text, str) and text.strip() for text in given):
-            raise MeasureError(f"{self.where}: {key} must be text, got {self.data[key]!r:.60}")
+            raise MeasureError(f"{self.where}: {key} must be text, got {shown(self.data[key])}")
         return given
 
     def size(self, key: str, least: int = 1, most: int = MAX_SIZE) -> int:
@@ -94,13 +94,13 @@ class CheckedTable:
         """Return one number above zero."""
         value = self.value(key)
         if not is_number(value) or value <= 0:
-            raise MeasureError(f"{self.where}: {key} must be a number above zero, got {value!r:.60}")
+            raise MeasureError(f"{self.where}: {key} must be a number above zero, got {shown(value)}")
         return float(value)
 
     def sizes_of(self, key: str, value: Any, columns: Sequence[str]) -> tuple[int, ...]:
         """Return a list of whole numbers of at least 1, one a column."""
         if not isinstance(value, list) or len(value) != len(columns):
-            raise MeasureError(f"{self.where}: {key} must be [{', '.join(columns)}], got {value!r:.60}")
+            raise MeasureError(f"{self.where}: {key} must be [{', '.join(columns)}], got {shown(value)}")
         return tuple(
             self._size(f"{column} in {key}", one, 1, MAX_SIZE)
             for column, one in zip(columns, value, strict=True)

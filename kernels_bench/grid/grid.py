@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from fastroof.checks import shown
 from fastroof.documents import parse_toml
 from fastroof.errors import MeasureError
 from fastroof.units import DTYPE_BYTES
@@ -272,7 +273,7 @@ def _shapes(
         return columns, [table.sizes_of("shapes", one, columns) for one in given]
     if not isinstance(given, str) or given not in operator.model_shapes:
         raise MeasureError(
-            f"{table.where}: shapes {given!r:.60} is none of {', '.join(operator.model_shapes)}, "
+            f"{table.where}: shapes {shown(given)} is none of {', '.join(operator.model_shapes)}, "
             f"nor lists of {', '.join(columns)}"
         )
     if "models" in table.data:

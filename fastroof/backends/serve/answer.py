@@ -29,6 +29,7 @@ from fastroof.backends.serve.steps_asked import (
     VerifySteps,
     stage_times_us,
 )
+from fastroof.checks import shown
 from fastroof.errors import BackendError, BatchError, FastroofError
 from fastroof.run import StepBatch
 from fastroof.run.arrays import int_array
@@ -113,7 +114,7 @@ class ServedPlans:
         else:
             served = self._in_order[which] if 0 <= which < len(self._in_order) else None
         if served is None:
-            raise BackendError(f"no plan {which!r:.80} is served; {self.names_words()}")
+            raise BackendError(f"no plan {shown(which, 80)} is served; {self.names_words()}")
         return served
 
     def names_words(self) -> str:
@@ -280,10 +281,10 @@ class ServedPlans:
         ``decode_plan`` is the name or number of the plan at the other end, by default the same.
         """
         if not isinstance(asked, dict):
-            raise BackendError(f'"kv_transfer" must be an object with "prompts", got {asked!r:.100}')
+            raise BackendError(f'"kv_transfer" must be an object with "prompts", got {shown(asked, 100)}')
         prefill, other = self.plan(which), asked.get("decode_plan")
         if other is not None and type(other) not in (str, int):
-            raise BackendError(f'"decode_plan" must be a name or a number, got {other!r:.60}')
+            raise BackendError(f'"decode_plan" must be a name or a number, got {shown(other)}')
         return transfer_answer(prefill, prefill if other is None else self.plan(other), asked, self.limits)
 
     def simulate(self, which: str | int, asked: Any) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from fastroof.arrays import Floats, Ints
 from fastroof.backends.serve import frames
 from fastroof.backends.serve.pipe import widen
 from fastroof.backends.serve.steps_asked import TimesAndErrors
+from fastroof.checks import shown
 from fastroof.documents import parse_json
 from fastroof.errors import BackendError, BatchError, FastroofError
 from fastroof.run import StepBatch
@@ -177,7 +178,7 @@ class StdioClient:
         except (TypeError, OverflowError, struct.error):
             raise BatchError(
                 "two lists of integers of one length are needed, got "
-                f"{new_tokens!r:.60} and {context_len!r:.60} for plan {plan!r:.60}"
+                f"{shown(new_tokens)} and {shown(context_len)} for plan {shown(plan)}"
             ) from None
         self._next_id += 1
         self.send_bytes(frame)

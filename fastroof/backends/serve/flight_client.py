@@ -21,6 +21,7 @@ from fastroof.backends.serve.address import is_loopback
 from fastroof.backends.serve.flight_calls import ERRORS_IN_STREAM
 from fastroof.backends.serve.flight_steps import ERRORS
 from fastroof.backends.serve.steps_asked import TimesAndErrors
+from fastroof.checks import shown
 from fastroof.documents import parse_json
 from fastroof.errors import BackendError, BatchError, FastroofError
 from fastroof.run import StepBatch
@@ -72,7 +73,7 @@ class FlightSteps:
         self._streams: dict[tuple[str, ...], tuple[Any, Any]] = {}
         address = urlsplit(location)
         if address.scheme not in ("grpc", "grpc+tcp", "grpc+tls") or not address.hostname:
-            raise BackendError(f"a location like grpc://127.0.0.1:8815 is needed, got {location!r:.80}")
+            raise BackendError(f"a location like grpc://127.0.0.1:8815 is needed, got {shown(location, 80)}")
         if token is not None and address.scheme != "grpc+tls" and not is_loopback(address.hostname):
             raise BackendError("the token could be read on its way to another machine: use grpc+tls://")
         headers = [tuple(word.encode() for word in ERRORS_IN_STREAM)]

@@ -21,6 +21,7 @@ from fastroof.backends.serve.flight_steps import (
     step_kind,
 )
 from fastroof.backends.serve.json_lines import answer_line
+from fastroof.checks import shown
 from fastroof.errors import BackendError, FastroofError
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class PlanService(flight.FlightServerBase):  # type: ignore[misc]
                 return iter([answer_line(self._served, action.body.to_pybytes())])
         if action.type != "health":
             raise flight.FlightServerError(
-                f"no action {action.type!r:.80} exists; there are: health, message, simulate"
+                f"no action {shown(action.type, 80)} exists; there are: health, message, simulate"
             )
         state = {**self._served.describe(), "calls": self._calls.running, "draining": self._calls.draining}
         return iter([json.dumps(state).encode()])
@@ -154,7 +155,7 @@ def _plan_name(descriptor: Any) -> str:
     path = [] if descriptor is None else descriptor.path or []
     if len(path) != 1:
         raise flight.FlightServerError(
-            f"the descriptor's path must be the name of a plan, or [name, {ERRORS!r}], got {path!r:.80}"
+            f"the descriptor's path must be the name of a plan, or [name, {ERRORS!r}], got {shown(path, 80)}"
         )
     return str(path[0].decode("utf-8", "replace"))
 

@@ -73,6 +73,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fastroof.arrays import Floats, Ints
+from fastroof.checks import shown
 from fastroof.errors import BackendError, BatchError, FastroofError, PlanRangeError
 
 if TYPE_CHECKING:
@@ -296,7 +297,7 @@ def request_frame(
     """
     name = plan.encode() if isinstance(plan, str) else b""
     if len(name) > MOST_NAME_BYTES:
-        raise BackendError(f"the name of a plan is at most {MOST_NAME_BYTES} bytes, got {plan!r:.60}")
+        raise BackendError(f"the name of a plan is at most {MOST_NAME_BYTES} bytes, got {shown(plan)}")
     width = arrays[0].itemsize if arrays else 8
     parts: list[bytes | memoryview] = []
     for ints in arrays:

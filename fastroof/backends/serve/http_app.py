@@ -35,6 +35,7 @@ from fastroof.backends.serve.http_metrics import METRICS_TYPE, ServeMetrics
 from fastroof.backends.serve.http_openapi import JSON_LINES, JSON_TYPE, LINES_TYPES, openapi_document
 from fastroof.backends.serve.http_workers import Workers
 from fastroof.backends.serve.messages import Answered, answer_text, error_reply, write_reply
+from fastroof.checks import shown
 from fastroof.errors import BackendError, FastroofError
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ class PlanApp:
     async def _not_routed(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         self._metrics.turn_away(error.status_code)
-        what = f"{request.method} {request.url.path!r:.80}"
+        what = f"{request.method} {shown(request.url.path, 80)}"
         words = f"{what} is not served: POST /message; GET /describe, /healthz, /metrics, /openapi.json"
         return _refusal(error.status_code, words, dict(error.headers or {}))
 
@@ -153,7 +154,7 @@ class PlanApp:
     async def _message(self, request: Request) -> Response:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != JSON_TYPE and kind not in LINES_TYPES:
-            raise _Refused(415, f"a message is {JSON_TYPE}, one a line {JSON_LINES}; got {kind!r:.60}")
+            raise _Refused(415, f"a message is {JSON_TYPE}, one a line {JSON_LINES}; got {shown(kind)}")
         limits = self._served.limits
         with self._call() as end:
             if kind == JSON_TYPE:

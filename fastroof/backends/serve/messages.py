@@ -14,6 +14,7 @@ from fastroof.backends.serve.answer import as_refusal
 from fastroof.backends.serve.json_values import floats_for_json
 from fastroof.backends.serve.message_forms import FORM_OF, FORM_WORDS, PROTOCOL
 from fastroof.backends.serve.steps_asked import AnySteps
+from fastroof.checks import shown
 from fastroof.documents import parse_json
 from fastroof.errors import BackendError, BatchError, FastroofError
 from fastroof.run import StepBatch
@@ -112,7 +113,7 @@ def answer_message(served: ServedPlans, message: dict[str, Any]) -> dict[str, An
     form = FORM_OF.get(frozenset(message))
     if form is None:
         _check_version(message)
-        raise BackendError(f"an object needs {FORM_WORDS}, got {sorted(message)!r:.200}")
+        raise BackendError(f"an object needs {FORM_WORDS}, got {shown(sorted(message), 200)}")
     if "v" in message:
         _check_version(message)
     return _ANSWERS[form.name](served, message)
@@ -147,7 +148,7 @@ def take_id(message: dict[str, Any]) -> str | int | None:
     """
     request_id: str | int | None = message.pop("id", None)
     if request_id is not None and type(request_id) not in (str, int):
-        raise BackendError(f"id must be a string or an integer, got {request_id!r:.60}")
+        raise BackendError(f"id must be a string or an integer, got {shown(request_id)}")
     return request_id
 
 
@@ -172,7 +173,7 @@ def _check_version(message: dict[str, Any]) -> None:
     if type(version) is not int or version != PROTOCOL:
         raise BackendError(
             f'"v" must be a version of the protocol that is spoken here, which is {PROTOCOL}; got '
-            f"{version!r:.60}"
+            f"{shown(version)}"
         )
 
 
@@ -184,20 +185,20 @@ def _plan(served: ServedPlans, message: dict[str, Any]) -> str | int:
         return 0
     if type(plan) is str or type(plan) is int:
         return plan
-    raise BackendError(f'"plan" must be a name or a number, got {plan!r:.60}')
+    raise BackendError(f'"plan" must be a name or a number, got {shown(plan)}')
 
 
 def _list(name: str, value: Any) -> Ints:
     array = int_array(name, value)
     if array.ndim != 1:
-        raise BatchError(f'"{name}" must be one list of integers, got {value!r:.60}')
+        raise BatchError(f'"{name}" must be one list of integers, got {shown(value)}')
     return array
 
 
 def _flag(message: dict[str, Any], name: str) -> bool:
     value: bool = message.get(name, False)
     if type(value) is not bool:
-        raise BackendError(f'"{name}" must be true or false, got {value!r:.60}')
+        raise BackendError(f'"{name}" must be true or false, got {shown(value)}')
     return value
 
 
@@ -266,7 +267,7 @@ def _kv_transfer(served: ServedPlans, message: dict[str, Any]) -> dict[str, Any]
 
 def _check_true(message: dict[str, Any], name: str) -> None:
     if message[name] is not True:
-        raise BackendError(f'"{name}" must be true, got {message[name]!r:.60}')
+        raise BackendError(f'"{name}" must be true, got {shown(message[name])}')
 
 
 def _simulate(served: ServedPlans, message: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from fastroof.backends.plan_facts import plan_facts
 from fastroof.backends.serve.json_values import floats_for_json, for_json
-from fastroof.checks import is_number, whole_number
+from fastroof.checks import is_number, shown, whole_number
 from fastroof.errors import BackendError, BatchError
 from fastroof.run import StepBatch
 from fastroof.run.arrays import int_array
@@ -64,7 +64,7 @@ def explanation_answer(plan: StepPlan, asked: Any, with_error: bool, limits: Ser
         if asked.keys() != set(_VERIFIED):
             raise BackendError(
                 f'"explain" must be a list of [new_tokens, context_len], or an object of '
-                f"{', '.join(_VERIFIED)}; got {asked!r:.100}"
+                f"{', '.join(_VERIFIED)}; got {shown(asked, 100)}"
             )
         if with_error:
             raise BackendError("standard errors of steps that verify drafts are not known: leave it away")
@@ -190,7 +190,7 @@ def transfer_answer(
     if not asked.keys() <= _TRANSFER or "prompts" not in asked:
         raise BackendError(
             f'"kv_transfer" must be an object with "prompts", and may have bytes_per_s, latency_us and '
-            f"decode_plan; got {sorted(asked)!r:.100}"
+            f"decode_plan; got {shown(sorted(asked), 100)}"
         )
     if (prefill.model, prefill.kv_dtype) != (decode.model, decode.kv_dtype):
         raise BackendError(
@@ -199,12 +199,12 @@ def transfer_answer(
         )
     rate, latency_us = asked.get("bytes_per_s"), asked.get("latency_us", 0.0)
     if rate is not None and not (is_number(rate) and rate > 0):
-        raise BackendError(f'"bytes_per_s" must be a number above 0, got {rate!r:.60}')
+        raise BackendError(f'"bytes_per_s" must be a number above 0, got {shown(rate)}')
     if not is_number(latency_us) or latency_us < 0:
-        raise BackendError(f'"latency_us" must be microseconds of at least 0, got {latency_us!r:.60}')
+        raise BackendError(f'"latency_us" must be microseconds of at least 0, got {shown(latency_us)}')
     prompts = int_array("prompts", asked["prompts"])
     if prompts.ndim != 1:
-        raise BatchError(f'"prompts" must be one list of integers, got {asked["prompts"]!r:.60}')
+        raise BatchError(f'"prompts" must be one list of integers, got {shown(asked["prompts"])}')
     if prompts.size > limits.max_requests:
         raise BackendError(f"{prompts.size} prompts are more than the {limits.max_requests} of a message")
     if prompts.size and not (prompts.min() >= 1 and prompts.max() <= _MOST):

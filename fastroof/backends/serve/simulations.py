@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from fastroof.backends.serve.json_values import for_json
-from fastroof.checks import is_whole_number
+from fastroof.checks import is_whole_number, shown
 from fastroof.errors import BackendError
 
 if TYPE_CHECKING:
@@ -96,12 +96,12 @@ def simulation_answer(plan: StepPlan, asked: Any, limits: ServeLimits) -> dict[s
     import fastroof
 
     if not isinstance(asked, dict) or not asked.keys() <= _MEMBERS:
-        raise BackendError(f"{_WORDS}, got {asked!r:.100}")
+        raise BackendError(f"{_WORDS}, got {shown(asked, 100)}")
     if ("trace" in asked) == ("workload" in asked):
         raise BackendError(f"{_WORDS}: give one of the two, got {sorted(asked)}")
     wants_requests = asked.get("requests", False)
     if type(wants_requests) is not bool:
-        raise BackendError(f'"requests" must be true or false, got {wants_requests!r:.60}')
+        raise BackendError(f'"requests" must be true or false, got {shown(wants_requests)}')
     options = _options(asked.get("options", {}))
     most = limits.max_answered_requests if wants_requests else limits.max_simulated_requests
     trace = _trace(asked["trace"], most) if "trace" in asked else _drawn(asked["workload"], most)
@@ -115,7 +115,7 @@ def simulation_answer(plan: StepPlan, asked: Any, limits: ServeLimits) -> dict[s
 
 def _options(given: Any) -> dict[str, Any]:
     if not isinstance(given, dict) or not given.keys() <= set(OPTIONS):
-        raise BackendError(f'"options" must be an object of {", ".join(OPTIONS)}, got {given!r:.200}')
+        raise BackendError(f'"options" must be an object of {", ".join(OPTIONS)}, got {shown(given, 200)}')
     return given
 
 
@@ -124,12 +124,12 @@ def _trace(columns: Any, most: int) -> Trace:
 
     if not isinstance(columns, dict) or not columns.keys() <= _TRACE_COLUMNS:
         raise BackendError(
-            f'"trace" must be an object of lists {", ".join(sorted(_TRACE_COLUMNS))}, got {columns!r:.100}'
+            f'"trace" must be lists of {", ".join(sorted(_TRACE_COLUMNS))}, got {shown(columns, 100)}'
         )
     arrays = {}
     for name, values in columns.items():
         if not isinstance(values, list) or not all(type(value) in (int, float) for value in values):
-            raise BackendError(f'"{name}" of a trace must be a list of numbers, got {values!r:.60}')
+            raise BackendError(f'"{name}" of a trace must be a list of numbers, got {shown(values)}')
         _check_count(len(values), most)
         arrays[name] = np.array(values)
     return load_trace(arrays)
@@ -139,7 +139,7 @@ def _drawn(given: Any, most: int) -> Trace:
     from fastroof.simulation import Workload
 
     if not isinstance(given, dict):
-        raise BackendError(f'"workload" must be an object of the arguments of Workload, got {given!r:.100}')
+        raise BackendError(f'"workload" must be an object of the arguments of Workload, got {shown(given)}')
     for name in _LENGTHS:
         length = given.get(name, 1)
         if not is_whole_number(length) and not (
@@ -147,7 +147,7 @@ def _drawn(given: Any, most: int) -> Trace:
         ):
             raise BackendError(
                 f'"{name}" of a workload must be a number, or a string that starts with '
-                f"{', '.join(_DISTRIBUTIONS)}; got {length!r:.60}"
+                f"{', '.join(_DISTRIBUTIONS)}; got {shown(length)}"
             )
     if is_whole_number(given.get("requests")):
         _check_count(given["requests"], most)

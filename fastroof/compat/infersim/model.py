@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from fastroof.checks import shown
 from fastroof.errors import ModelError
 from fastroof.models.hf import Fields
 
@@ -109,11 +110,11 @@ def read_model(config: Mapping[str, Any]) -> InfersimModel:
     128
     """
     if not isinstance(config, Mapping):
-        raise ModelError(f"config must be the dict of a Hugging Face config.json, got {config!r:.60}")
+        raise ModelError(f"config must be the dict of a Hugging Face config.json, got {shown(config)}")
     if config.get("model_type") in NESTED_TYPES:
         nested = config.get("text_config")
         if not isinstance(nested, Mapping):
-            raise ModelError(f"config: field text_config must be an object, got {nested!r:.60}")
+            raise ModelError(f"config: field text_config must be an object, got {shown(nested)}")
         config = nested
     fields = Fields(config, "config")
     num_heads = fields.size("num_attention_heads")

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from fastroof.arrays import Array, Longs, Reals
+from fastroof.checks import shown
 from fastroof.compat.infersim.tree import LARGEST, InfersimTables, file_path
 from fastroof.compiled.compat_infersim import NO_KEY
 from fastroof.errors import GpuError, LookupInputError, MissingTableError
@@ -145,14 +146,14 @@ def checked_phase(phase: str) -> str:
 def _sizes(name: str, value: Any) -> Array:
     array = _array(name, value)
     if array.size and (array.dtype.kind not in "iu" or array.min() < 1 or array.max() >= LARGEST):
-        raise LookupInputError(f"{name} must hold integers of 1 to {LARGEST - 1}, got {value!r:.60}")
+        raise LookupInputError(f"{name} must hold integers of 1 to {LARGEST - 1}, got {shown(value)}")
     return array
 
 
 def _flags(name: str, value: Any) -> Array:
     array = _array(name, value)
     if array.size and (array.dtype.kind not in "biu" or array.min() < 0 or array.max() > 1):
-        raise LookupInputError(f"{name} must be True or False, got {value!r:.60}")
+        raise LookupInputError(f"{name} must be True or False, got {shown(value)}")
     return array
 
 
@@ -160,4 +161,4 @@ def _array(name: str, value: Any) -> Array:
     try:
         return np.asarray(value)
     except ValueError:
-        raise LookupInputError(f"{name} must be a scalar or an array, got {value!r:.60}") from None
+        raise LookupInputError(f"{name} must be a scalar or an array, got {shown(value)}") from None

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from fastroof.arrays import Array
+from fastroof.checks import shown
 from fastroof.columns import Column
 from fastroof.compat.infersim.hardware import SM_RATIO
 from fastroof.compat.infersim.tree import LARGEST
@@ -64,7 +65,7 @@ def read_scenarios(scenarios: Mapping[str, Any] | pa.Table) -> tuple[dict[str, A
     if isinstance(scenarios, pa.Table):
         scenarios = {name: scenarios[name].combine_chunks() for name in scenarios.column_names}
     if not isinstance(scenarios, Mapping):
-        raise BatchError(f"scenarios must be a mapping of columns or an Arrow table, got {scenarios!r:.60}")
+        raise BatchError(f"scenarios must be a mapping of columns or an Arrow table, got {shown(scenarios)}")
     names = [column.name for column in SCENARIO_COLUMNS]
     unknown = [name for name in scenarios if name not in (*names, *LABELS)]
     missing = [name for name in names if name not in scenarios and name not in DEFAULTS]
@@ -111,7 +112,7 @@ def _arrow(name: str, value: Any) -> pa.Array | pa.Scalar:
         ValueError,
         OverflowError,
     ) as error:
-        raise BatchError(f"{name} must be a column of one type, got {value!r:.60}: {error}") from None
+        raise BatchError(f"{name} must be a column of one type, got {shown(value)}: {error}") from None
 
 
 def _checked(column: Column, given: pa.Array) -> Array:

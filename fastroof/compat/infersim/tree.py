@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Floats, Longs
+from fastroof.checks import shown
 from fastroof.compat.infersim.hardware import GPUS, InfersimGpu
 from fastroof.errors import TableError
 
@@ -243,16 +244,16 @@ def _lines(name: str, text: str, kind: _Kind) -> Iterator[tuple[Key, Row]]:
         try:
             read = kind.row([cell.strip() for cell in line.split(",")])
         except (ValueError, IndexError) as error:
-            raise TableError(f"{name}, line {number}: {line!r:.80} cannot be read: {error}") from None
+            raise TableError(f"{name}, line {number}: {shown(line, 80)} cannot be read: {error}") from None
         if read is None:
             continue
         rest, (axes, values) = read
         if not all(0 < size < LARGEST for size in axes) or not all(0 <= size < LARGEST for size in rest):
             raise TableError(
-                f"{name}, line {number}: {line!r:.80} has a size that is not in 1 to {LARGEST - 1}"
+                f"{name}, line {number}: {shown(line, 80)} has a size that is not in 1 to {LARGEST - 1}"
             )
         if not all(np.isfinite(values)):
-            raise TableError(f"{name}, line {number}: {line!r:.80} has a value that is not finite")
+            raise TableError(f"{name}, line {number}: {shown(line, 80)} has a value that is not finite")
         yield rest, (axes, values)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from fastroof.checks import is_whole_number, whole_number
+from fastroof.checks import is_whole_number, shown, whole_number
 from fastroof.errors import FastroofError, GpuError, ModelError, PlanError
 from fastroof.units import TB, TFLOP
 
@@ -65,7 +65,7 @@ class ModelSizes:
         keys = _Keys("model_config", config)
         for name in EXPERTS:
             if keys.config.get(name):
-                keys.wrong.append(f"{name} is {keys.config[name]!r:.20}: {NO_EXPERTS}")
+                keys.wrong.append(f"{name} is {shown(keys.config[name], 20)}: {NO_EXPERTS}")
         layers = keys.integer("num_hidden_layers")
         hidden = keys.integer("hidden_size")
         heads = keys.integer("num_attention_heads")
@@ -151,12 +151,12 @@ class _Keys:
             return default
         if value is not None and not isinstance(value, bool) and fits(value):
             return value
-        given = "it is missing" if key not in self.config else f"got {value!r:.60}"
+        given = "it is missing" if key not in self.config else f"got {shown(value)}"
         self.wrong.append(f"{key} must be {need}, {given}")
         return 1
 
     def refuse(self, error: type[FastroofError]) -> None:
         if not isinstance(self.given, Mapping):
-            raise error(f"{self.name} must be a dict, got {self.given!r:.60}")
+            raise error(f"{self.name} must be a dict, got {shown(self.given)}")
         if self.wrong:
             raise error(f"{self.name}: {'; '.join(self.wrong)}")

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from fastroof.arrays import Array, Floats
+from fastroof.checks import shown
 from fastroof.compat.roofline_v2.tables import RooflineV2Tables
 from fastroof.compiled import compat_roofline_v2 as loops
 from fastroof.errors import LookupInputError, MissingTableError
@@ -151,7 +152,7 @@ def nearest_attention(tables: RooflineV2Tables, num_heads: int, num_kv_heads: in
     for name, value in (("num_heads", num_heads), ("num_kv_heads", num_kv_heads), ("head_dim", head_dim)):
         size = size_array(name, value, minimum=1)
         if size.ndim:
-            raise LookupInputError(f"{name} must be one integer, got {value!r:.60}")
+            raise LookupInputError(f"{name} must be one integer, got {shown(value)}")
         wanted.append(int(size))
 
     def distance(shape: str) -> int:
@@ -186,11 +187,11 @@ def size_array(name: str, value: Any, minimum: int = 0) -> Array:
     try:
         array = np.asarray(value)
     except ValueError:
-        raise LookupInputError(f"{name} must hold integers, got {value!r:.60}") from None
+        raise LookupInputError(f"{name} must hold integers, got {shown(value)}") from None
     if not array.size:
         return np.zeros(array.shape, np.int64)
     if array.dtype.kind not in "iu":
-        raise LookupInputError(f"{name} must hold integers, got {array.dtype} in {value!r:.60}")
+        raise LookupInputError(f"{name} must hold integers, got {array.dtype} in {shown(value)}")
     if array.min() < minimum or array.max() > LARGEST_SIZE:
         wrong = array[(array < minimum) | (array > LARGEST_SIZE)].flat[0]
         raise LookupInputError(f"{name} must be at least {minimum} and at most 2**31, got {wrong}")
@@ -200,7 +201,7 @@ def size_array(name: str, value: Any, minimum: int = 0) -> Array:
 def _known(known: dict[str, int], shape: str, phase: str) -> int:
     if shape not in known:
         raise MissingTableError(
-            f"no {phase} table of attn_config {shape!r:.60}; there are {', '.join(known)}: "
+            f"no {phase} table of attn_config {shown(shape)}; there are {', '.join(known)}: "
             "nearest_attention() names the nearest"
         )
     return known[shape]
@@ -212,7 +213,7 @@ def _shapes(attn_config: Any) -> tuple[list[str], Array]:
     if array.dtype.kind == "O" and all(isinstance(name, str) for name in array.flat):
         array = array.astype(np.str_)
     if array.dtype.kind != "U" and array.size:
-        raise LookupInputError(f"attn_config must be a name or names, got {attn_config!r:.60}")
+        raise LookupInputError(f"attn_config must be a name or names, got {shown(attn_config)}")
     names, which = np.unique(array, return_inverse=True)
     return [str(name) for name in names], which.reshape(array.shape)
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from fastroof.arrays import Floats, Longs
+from fastroof.checks import shown
 from fastroof.compat.roofline_v2.configs import Hardware, ModelSizes, checked_tp
 from fastroof.compat.roofline_v2.lookups import decode_at, nearest_attention, prefill_mfu
 from fastroof.compat.roofline_v2.tables import RooflineV2Tables
@@ -95,7 +96,7 @@ class StepRequests:
         try:
             listed = list(steps)
         except TypeError:
-            raise BatchError(f"a list of steps is needed, got {steps!r:.60}") from None
+            raise BatchError(f"a list of steps is needed, got {shown(steps)}") from None
         for at, step in enumerate(listed):
             try:
                 prefill, decode = step
@@ -103,7 +104,7 @@ class StepRequests:
                 decodes.append(list(decode))
             except (TypeError, ValueError):
                 raise BatchError(
-                    f"step {at} must be ([(progress, new_tokens), ...], [progress, ...]), got {step!r:.60}"
+                    f"step {at} must be ([(progress, new_tokens), ...], [progress, ...]), got {shown(step)}"
                 ) from None
         requests = [request for step in prefills for request in step]
         return cls(
@@ -261,13 +262,13 @@ def _integers(name: str, value: Any) -> Longs:
     try:
         array = np.asarray(value)
     except (ValueError, OverflowError):
-        raise BatchError(f"{name} must hold integers, got {value!r:.60}") from None
+        raise BatchError(f"{name} must hold integers, got {shown(value)}") from None
     if array.ndim != 1:
         raise BatchError(f"{name} must be one-dimensional, got shape {array.shape}")
     if not array.size:
         return np.zeros(0, np.int64)
     if array.dtype.kind not in "iu":
-        raise BatchError(f"{name} must hold integers, got {array.dtype} in {value!r:.60}")
+        raise BatchError(f"{name} must hold integers, got {array.dtype} in {shown(value)}")
     if array.dtype == np.uint64 and array.max() > np.iinfo(np.int64).max:
         raise BatchError(f"{name} must fit int64, got {array.max()}")
     return np.ascontiguousarray(array, np.int64)
@@ -277,7 +278,7 @@ def _check_offsets(kind: str, offsets: Longs, num_requests: int) -> None:
     if not len(offsets) or offsets[0] != 0 or offsets[-1] != num_requests:
         raise BatchError(
             f"{kind}_offsets must start at 0 and end at the {num_requests} requests, "
-            f"got {offsets.tolist()!r:.60}"
+            f"got {shown(offsets.tolist())}"
         )
     falls = np.flatnonzero(offsets[1:] < offsets[:-1])
     if len(falls):

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from fastroof.arrays import Floats, Longs
-from fastroof.checks import whole_number
+from fastroof.checks import shown, whole_number
 from fastroof.columns import Column
 from fastroof.compiled.compat_roofline_v2 import LEAST_MFU
 from fastroof.errors import MissingTableError, TableError
@@ -146,9 +146,9 @@ def tables_of(
             raise MissingTableError(f"{kind}: no table was given; need one of a head shape at least")
     for shape in (*prefill, *(shape for shape, _ in decode)):
         if not isinstance(shape, str) or not re.fullmatch(SHAPE, shape):
-            raise TableError(f"{shape!r:.60} is no attn_config; need <num_heads>-<num_kv_heads>-<head_dim>")
+            raise TableError(f"{shown(shape)} is no attn_config; need <num_heads>-<num_kv_heads>-<head_dim>")
     for key in decode:
-        whole_number(f"decode table {key!r:.60}: tp", key[1], error=TableError)
+        whole_number(f"decode table {shown(key)}: tp", key[1], error=TableError)
     return _packed(
         gemm=("gemm", _given_columns("gemm", gemm, GEMM_COLUMNS)),
         prefill=[

@@ -64,7 +64,7 @@ def concurrency_of(row: ThroughputRow, plan: StepPlan) -> int:
     int
         At most those that the engine runs, and that there were.
     """
-    room: int = plan.memory.max_sequences(row.isl + row.osl)
+    room: int = plan.memory.max_sequences(int(row.isl + row.osl))
     return min(min(room, row.max_concurrency) * row.dp, row.requests)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from fastroof.checks import shown
 from fastroof.config import load_gpu
 from fastroof.engines import engine_names, load_engine
 from fastroof.models import load_model
@@ -106,7 +107,7 @@ class CapacitySpec(SweepSpec):
     @classmethod
     def _check_router(cls, value: str) -> str:
         if value not in ROUTERS:
-            raise ValueError(f"got {value!r:.60}, need one of {', '.join(ROUTERS)}")
+            raise ValueError(f"got {shown(value)}, need one of {', '.join(ROUTERS)}")
         return value
 
     @field_validator("per", mode="before")

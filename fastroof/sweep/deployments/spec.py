@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from fastroof.checks import is_number
+from fastroof.checks import is_number, shown
 from fastroof.config import load_gpu
 from fastroof.engines import engine_names, load_engine
 from fastroof.models import load_model
@@ -215,7 +215,7 @@ class DeploymentSpec(SweepSpec):
         prices = list(value.values()) if isinstance(value, dict) else [] if value is None else [value]
         for price in prices:
             if not is_number(price) or price <= 0:
-                raise ValueError(f"got {price!r:.60}, need a number above 0, or a table of them by GPU")
+                raise ValueError(f"got {shown(price)}, need a number above 0, or a table of them by GPU")
         if isinstance(value, dict):
             return {load_gpu(gpu).name: float(price) for gpu, price in value.items()}
         return None if value is None else float(value)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Flags, Floats, Longs
-from fastroof.checks import whole_number
+from fastroof.checks import shown, whole_number
 from fastroof.errors import BatchError, PlanRangeError, SweepError
 from fastroof.units import US_PER_MS
 
@@ -165,7 +165,7 @@ def best_batches(
     chosen = _plan_list(plans)
     batches, lengths = _axis("batch_size", batch_size), _axis("kv_len", kv_len)
     if not len(batches) or (np.diff(batches) <= 0).any():
-        raise BatchError(f"batch_size must hold at least one size and rise, got {batch_size!r:.60}")
+        raise BatchError(f"batch_size must hold at least one size and rise, got {shown(batch_size)}")
     limit_us = math.inf if tpot_ms is None else tpot_ms * US_PER_MS
     if not limit_us > 0:
         raise SweepError(f"tpot_ms must be above 0, got {tpot_ms!r}")

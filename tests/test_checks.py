@@ -1,0 +1,85 @@
+"""How messages show what was given, and that none of them fails over it."""
+
+import ast
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fastroof
+from fastroof.checks import is_number, is_whole_number, shown, whole_number
+
+ROOT = Path(fastroof.__file__).parent.parent
+
+
+class Broken:
+    def __repr__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def nested(depth: int) -> list:
+    value: list = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+UNWRITABLE = {
+    "an integer": 10**5000,
+    "a negative integer": -(10**5000),
+    "an integer in a list": [10**5000],
+    "an integer in a dict": {"a": (10**5000,)},
+    "lists within lists": nested(100_000),
+    "a broken object": Broken(),
+    "a broken object in an array": np.array([Broken()], object),
+}
+
+
+@given(st.recursive(st.none() | st.integers() | st.floats() | st.text() | st.binary(), st.lists))
+def test_what_can_be_written_is_shown_by_its_beginning(value):
+    whole = repr(value)
+    if len(whole) <= 60:
+        assert shown(value) == whole
+    if not isinstance(value, str | bytes):  # whose quotes go by what is in them
+        assert shown(value) == whole[:60]
+    assert len(shown(value)) <= 60
+
+
+@pytest.mark.parametrize("what", UNWRITABLE)
+def test_what_cannot_be_written_has_words(what):
+    assert 3 < len(shown(UNWRITABLE[what])) < 60
+
+
+def test_a_list_of_millions_is_not_written_out():
+    class Element:
+        written = 0
+
+        def __repr__(self) -> str:
+            Element.written += 1
+            return "one"
+
+    shown([Element()] * 10**6)
+    assert Element.written <= 60
+
+
+@pytest.mark.parametrize("what", UNWRITABLE)
+def test_no_check_fails_over_a_value(what):
+    assert not is_number(UNWRITABLE[what])
+    assert not is_whole_number(UNWRITABLE[what], 1, 2**63)
+    with pytest.raises(fastroof.FastroofError, match="threads must be a whole number"):
+        whole_number("threads", UNWRITABLE[what], 1, 64)
+
+
+def test_messages_show_values_in_that_one_way():
+    places = []
+    for package in ("fastroof", "kernels_bench"):
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                cut = (
+                    isinstance(node, ast.FormattedValue) and node.conversion == ord("r") and node.format_spec
+                )
+                if cut and path.name != "checks.py":
+                    places.append(f"{path}:{node.lineno}")
+    assert places == []
