@@ -20,7 +20,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
-from fastroof.checks import is_number
+from fastroof.checks import is_number, shown
 from fastroof.config.paths import bench_data_root
 from fastroof.documents import read_toml
 from fastroof.errors import GpuError
@@ -306,9 +306,9 @@ def _amount(table: Mapping[str, Any], key: str, unit: float, where: str, prefix:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise GpuError(f"{where}: {prefix}{key} must be a number, got {value!r}")
     if not (is_number(value) and value > 0):
-        raise GpuError(f"{where}: {prefix}{key} must be above zero and finite, got {value!r:.40}")
+        raise GpuError(f"{where}: {prefix}{key} must be above zero and finite, got {shown(value, 40)}")
     least, most = LIMITS[key if key in LIMITS else prefix.rstrip(".")]
     if not least <= value <= most:
-        raise GpuError(f"{where}: {prefix}{key} must be from {least:g} to {most:g}, got {value!r:.40}")
+        raise GpuError(f"{where}: {prefix}{key} must be from {least:g} to {most:g}, got {shown(value, 40)}")
     # In decimal, because 2.039 * 1e12 in float is not 2.039e12.
     return float(Decimal(repr(value)) * Decimal(unit))

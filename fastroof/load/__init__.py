@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
+from fastroof.checks import shown
 from fastroof.config.gpu import GpuSpec, load_gpu
 from fastroof.errors import GpuError, TableError
 from fastroof.load.by_name import ensure_imported, missing_tables, table_folders
@@ -56,16 +57,16 @@ def load_measured(name: str | Path, *, gpu: str | None = None, source: SourceCho
 
 def _check_types(name: object, gpu: object, source: object) -> None:
     if not isinstance(name, str | Path) or name == "":
-        raise TableError(f"tables are a GPU's name or the path of a folder, got {name!r:.80}")
+        raise TableError(f"tables are a GPU's name or the path of a folder, got {shown(name, 80)}")
     if not isinstance(gpu, str | None):
-        raise TableError(f"gpu must be the name of a GPU, got {gpu!r:.80}")
+        raise TableError(f"gpu must be the name of a GPU, got {shown(gpu, 80)}")
     is_choice = isinstance(source, Mapping) and all(
         isinstance(word, str) for pair in source.items() for word in pair
     )
     if not is_choice and not isinstance(source, str | None):
         raise TableError(
             f"source must be the name of one, or names by operator as in {{'allreduce': 'mine'}}, "
-            f"got {source!r:.80}"
+            f"got {shown(source, 80)}"
         )
 
 
@@ -76,7 +77,7 @@ def _is_gpu(name: str, spec: GpuSpec) -> bool:
     try:
         return load_gpu(name).name == spec.name
     except GpuError as error:
-        raise TableError(f"gpu is {name!r:.80}, and the tables are of {spec.name}: {error}") from None
+        raise TableError(f"gpu is {shown(name, 80)}, and the tables are of {spec.name}: {error}") from None
 
 
 def _load(name: str | Path, gpu: str | None, source: SourceChoice) -> MeasuredTables:
