@@ -24,7 +24,7 @@ PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 _FRAME_HEADER: Final = struct.Struct(">BHBBI")  # length in 24 bits, kind, flags, stream
 _DATA, _HEADERS, _RST_STREAM, _GOAWAY = 0, 1, 3, 7
-_END_STREAM, _PADDED = 0x1, 0x8
+_END_STREAM, _END_HEADERS, _PADDED = 0x1, 0x4, 0x8
 _ENHANCE_YOUR_CALM: Final = 11
 
 SHORT_BYTES: Final = 2**16
@@ -183,7 +183,8 @@ class ClientFrames(Frames):
         super().__init__()
         self.is_let_in = False
         self.received_bytes = 0
-        self._asked: int | None = None
+        self._questions: dict[int, bool] = {}
+        self._last_call = 0
         self._short_bytes = 0
         self._max_message_bytes = max_message_bytes
         self.under_way = under_way
@@ -207,11 +208,12 @@ class ClientFrames(Frames):
     def frame(self, kind: int, flags: int, stream: int) -> None:
         """Take note of the stream that a frame of data belongs to."""
         self._stream = None
-        if kind <= _HEADERS and flags & _END_STREAM:
-            self._asked = stream
+        if kind <= _HEADERS and not self.is_let_in:
+            self._question(kind, flags, stream)
         self._last_of_stream = kind == _RST_STREAM
         if self._last_of_stream:
             self._forget(stream)
+            self.answered(stream)
         elif kind == _DATA:
             if flags & _PADDED:
                 raise MessageRefused("padded frames are not taken")
@@ -253,12 +255,21 @@ class ClientFrames(Frames):
         """What has come of the connection."""
         if self.is_let_in:
             return Standing.LET_IN
-        return Standing.SILENT if self._asked is None else Standing.ASKED
+        return Standing.ASKED if any(self._questions.values()) else Standing.SILENT
 
     def answered(self, stream: int) -> None:
         """Expect no more answer to what a stream has asked."""
-        if stream == self._asked:
-            self._asked = None
+        self._questions.pop(stream, None)
+
+    def _question(self, kind: int, flags: int, stream: int) -> None:
+        """Take note of a call that opens, and of its end: of others gRPC takes no notice, ever."""
+        if kind == _HEADERS and flags & _END_HEADERS and stream > self._last_call and stream % 2:
+            self._last_call = stream
+            self._questions[stream] = False
+            if len(self._questions) > _MOST_ENDED:
+                del self._questions[next(iter(self._questions))]
+        if flags & _END_STREAM and stream in self._questions:
+            self._questions[stream] = True
 
     def close(self) -> None:
         """Forget every message: the connection has ended."""

@@ -45,6 +45,8 @@ LIMITS = ServeLimits(max_calls=8)
 TOKEN = "sesame"
 BOUND_S = 5.0
 SETTINGS = struct.pack(">BHBBI", 0, 0, 4, 0, 0)
+DATA, HEADERS, CONTINUATION = 0, 1, 9
+END_STREAM, END_HEADERS = 1, 4
 
 
 @pytest.fixture(scope="module")
@@ -340,26 +342,32 @@ def test_a_peer_is_an_address_or_a_network_of_one_machine() -> None:
     assert peer_of("") == peer_of(None) == ""
 
 
-def begun(streams: int, message_bytes: int) -> bytes:
-    """What opens calls, each of which begins a message that never ends."""
+def http2(kind: int, flags: int, stream: int, content: bytes = b"") -> bytes:
+    """One frame."""
+    return struct.pack(">BHBBI", 0, len(content), kind, flags, stream) + content
+
+
+def call_headers(method: str = "DoAction") -> bytes:
+    """What opens a call, as HTTP/2 writes it without tables."""
     words = {
         ":method": "POST",
         ":scheme": "http",
-        ":path": "/arrow.flight.protocol.FlightService/DoAction",
+        ":path": f"/arrow.flight.protocol.FlightService/{method}",
         ":authority": "localhost",
         "content-type": "application/grpc",
         "te": "trailers",
     }
-    head = b"".join(
+    return b"".join(
         b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
         for name, value in words.items()
     )
+
+
+def begun(streams: int, message_bytes: int) -> bytes:
+    """What opens calls, each of which begins a message that never ends."""
     start = struct.pack(">BI", 0, message_bytes) + b"\x0a\x01"
     return b"".join(
-        struct.pack(">BHBBI", 0, len(head), 1, 4, stream)
-        + head
-        + struct.pack(">BHBBI", 0, len(start), 0, 0, stream)
-        + start
+        http2(HEADERS, END_HEADERS, stream, call_headers()) + http2(DATA, 0, stream, start)
         for stream in range(1, 2 * streams, 2)
     )
 
@@ -380,3 +388,38 @@ def test_long_messages_that_strangers_begin_keep_no_client_out(plan: fastroof.St
         batch = np.arange(1, 5001)
         assert (steps.decode_us("eight", 1, batch) == plan.decode_us(1, batch)).all()
         assert answered_within(ask_flight, server.port, BOUND_S) == plan.decode_us(7, 700)
+
+
+PRETENCES = {
+    "no call": lambda: http2(DATA, END_STREAM, 1),
+    "half a head": lambda: http2(HEADERS, END_STREAM, 1, call_headers()[:40]),
+    "half a head, and an end": lambda: http2(HEADERS, 0, 1, call_headers()[:40]) + http2(DATA, END_STREAM, 1),
+    "another's end": lambda: http2(HEADERS, END_HEADERS, 5, call_headers()) + http2(DATA, END_STREAM, 3),
+    "a number that has been": lambda: (
+        http2(HEADERS, END_HEADERS, 5, call_headers())
+        + http2(HEADERS, END_HEADERS | END_STREAM, 3, call_headers())
+    ),
+    "an even number": lambda: http2(HEADERS, END_HEADERS | END_STREAM, 4, call_headers()),
+    "no head": lambda: http2(HEADERS, END_HEADERS | END_STREAM, 1, b"\xff" * 40),
+    "an empty head": lambda: http2(HEADERS, END_HEADERS | END_STREAM, 1),
+    "a head without a path": lambda: http2(HEADERS, END_HEADERS | END_STREAM, 1, call_headers()[:14]),
+    "no message": lambda: http2(HEADERS, END_HEADERS | END_STREAM, 1, call_headers()),
+    "no such call": lambda: http2(HEADERS, END_HEADERS | END_STREAM, 1, call_headers("Stop")),
+    "no message to exchange": lambda: (
+        http2(HEADERS, END_HEADERS, 1, call_headers("DoExchange")) + http2(DATA, END_STREAM, 1)
+    ),
+}
+
+
+def test_who_pretends_to_ask_is_let_go(plan: fastroof.StepPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What looks like a question and gets no answer, as there is none, gains no time."""
+    monkeypatch.setattr(flight_guard, "FIRST_S", 0.3)
+    with FlightServer({"eight": plan}, token=TOKEN) as server, ExitStack() as there:
+        held = {
+            words: there.enter_context(sockets(server.port, "127.0.0.1", 1, PREFACE + SETTINGS + pretence()))[
+                0
+            ]
+            for words, pretence in PRETENCES.items()
+        }
+        assert [words for words, one in held.items() if not is_closed(one, 5.0)] == []
+        assert ask_flight(server.port) == plan.decode_us(7, 700)
