@@ -25,6 +25,7 @@ from fastroof.plan.context_parallel import (
 from fastroof.plan.curves import CurveSource, RowCurve
 from fastroof.plan.exchange import check_engine_layout, check_expert_blocks
 from fastroof.plan.execution import execution_of
+from fastroof.plan.finite_arenas import check_arena
 from fastroof.plan.looked_up import LayerAttention, looked_up
 from fastroof.plan.mixed_attention import mixed_kv_us
 from fastroof.plan.options import PlanOptions
@@ -184,6 +185,7 @@ class PlanRecipe:
             costs.prefill_floor_layer_us * model.num_blocks,
         )  # fmt: skip
         arena = np.concatenate([header, *sections.values()], dtype=np.float64)
+        check_arena(arena, f"the plan of {model.name} on {self.gpu.name}")
         arena.flags.writeable = False
         return arena
 

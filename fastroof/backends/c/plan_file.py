@@ -15,10 +15,13 @@ import numpy as np
 from fastroof.arrays import Flags, Floats
 from fastroof.backends.c.plan_parts import Body, facts_of, verification_part
 from fastroof.backends.plan_facts import plan_facts
+from fastroof.checks import shown, whole_number
 from fastroof.compiled import plan_files as loops
 from fastroof.compiled import plan_parts as parts
+from fastroof.compiled import steps
 from fastroof.documents import parse_json
 from fastroof.errors import BackendError
+from fastroof.plan.finite_arenas import check_arena
 from fastroof.whole_files import write_output
 
 if TYPE_CHECKING:
@@ -110,7 +113,8 @@ def read_plan_file(path: str | Path) -> PlanFile:
     Raises
     ------
     BackendError
-        If it is not a plan file, is one of another version, or is not whole.
+        If it is not a plan file, is one of another version, is not whole, or holds times that are none or
+        another description than plans have.
     OSError
         If it cannot be read.
     """
@@ -130,9 +134,52 @@ def read_plan_file(path: str | Path) -> PlanFile:
     start = loops.FILE_HEADER // 8
     count = int(words[loops.ARENA_FLOATS])
     text = octets[loops.FILE_HEADER + 8 * count :][: int(words[loops.TEXT_BYTES]) - 1]
-    return PlanFile(
-        floats[start : start + count], parse_json(text.tobytes(), f"the description of {path}", BackendError)
-    )
+    arena = floats[start : start + count]
+    check_arena(arena, str(path), BackendError)
+    return PlanFile(arena, _description(text.tobytes(), arena, f"the description of {path}"))
+
+
+_TEXTS: Final = ("name", "model", "gpu", "dtype", "kv_dtype", "runtime", "method", "tables_hash", "version")
+_OTHER_TEXTS: Final = ("kernels", "routing", "exchange", "experts", "two_batch_overlap", "dp_imbalance")
+_LIMITS: Final = {"max_tokens": steps.MAX_TOKENS, "max_seqs": steps.MAX_SEQS}
+_MOST: Final = 2**63 - 1
+
+
+def _description(text: bytes, arena: Floats, what: str) -> dict[str, Any]:
+    """Read a description, and hold it to what :func:`description` writes: the CRC says nothing of that."""
+    said = parse_json(text, what, BackendError, allow_constants=False)
+    if not isinstance(said, dict):
+        raise BackendError(f"{what} must be a JSON object, got {shown(said)}")
+    for name in (*_TEXTS, *(name for name in _OTHER_TEXTS if name in said)):
+        if not isinstance(said.get(name), str):
+            raise BackendError(f"{what}: {name} must be a text, got {shown(said.get(name))}")
+    whole_number(f"{what}: tp", said.get("tp"), error=BackendError)
+    for name, slot in _LIMITS.items():
+        if type(said.get(name)) is not int or said[name] != arena[slot]:
+            raise BackendError(f"{what}: {name} is {shown(said.get(name))}, the plan's is {arena[slot]:.0f}")
+    for name, value in said.items():
+        if name in ("layout", "memory"):
+            _check_sizes(f"{what}: {name}", value)
+        elif name == "stages":
+            _check_stages(f"{what}: stages", value)
+        elif not isinstance(value, str):
+            whole_number(f"{what}: {name}", value, 0, _MOST, error=BackendError)
+    return said
+
+
+def _check_sizes(what: str, sizes: Any) -> None:
+    if not isinstance(sizes, dict):
+        raise BackendError(f"{what} must be an object of whole numbers, got {shown(sizes)}")
+    for name, size in sizes.items():
+        whole_number(f"{what}, {name}", size, 0, _MOST, error=BackendError)
+
+
+def _check_stages(what: str, stages: Any) -> None:
+    if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
+        raise BackendError(f"{what} must be a list of objects, got {shown(stages)}")
+    for stage in stages:
+        _check_sizes(what, {name: value for name, value in stage.items() if name != "memory"})
+        _check_sizes(f"{what}, memory", stage.get("memory"))
 
 
 def _open_at_once(path: str, flags: int) -> int:
