@@ -8,7 +8,7 @@ from typing import Any
 
 from fastroof.errors import FastroofError
 
-__all__ = ["is_number", "is_whole_number", "shown", "whole_number"]
+__all__ = ["check_flag", "is_number", "is_whole_number", "shown", "whole_number"]
 
 
 def shown(value: Any, most: int = 60) -> str:
@@ -63,6 +63,20 @@ def is_number(value: Any) -> bool:
     """
     is_real = isinstance(value, Real) and not isinstance(value, bool)
     return is_real and bool(abs(value) <= sys.float_info.max)
+
+
+def check_flag(name: str, value: Any, error: type[FastroofError] = FastroofError) -> None:
+    """Refuse what is neither True nor False: what an array or a text means, ``if`` would guess.
+
+    Examples
+    --------
+    >>> check_flag("with_error", "no")
+    Traceback (most recent call last):
+        ...
+    fastroof.errors.FastroofError: with_error must be True or False, got 'no'
+    """
+    if value is not True and value is not False and type(value).__name__ not in ("bool", "bool_"):
+        raise error(f"{name} must be True or False, got {shown(value)}")
 
 
 def whole_number(

@@ -9,6 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
+from fastroof.checks import shown
 from fastroof.documents import parse_toml, read_toml
 from fastroof.engines.layouts import LayoutRules
 from fastroof.engines.mixed_attention import MixedAttention
@@ -157,7 +158,7 @@ def load_engine(given: EngineProfile | str | Path | Mapping[str, Any]) -> Engine
         engine, _, version = given.partition("-") if isinstance(given, str) else ("", "", "")
         if version and engine in serving_engines():
             return _of_version(engine, version)
-        raise PlanError(f"runtime must be one of {', '.join(names)} or a .toml file, got {given!r}")
+        raise PlanError(f"runtime must be one of {', '.join(names)} or a .toml file, got {shown(given)}")
     content = read_toml(path, PlanError, f"the engine profile {path}")
     return _profile({"name": path.stem, **content}, str(path))
 
@@ -238,6 +239,6 @@ def _mixed_attention(keys: Any, where: str) -> MixedAttention:
 
 
 def _check_keys(keys: Mapping[str, Any], known: list[str], where: str, what: str) -> None:
-    unknown = sorted(set(keys) - set(known))
+    unknown = sorted(map(str, set(keys) - set(known)))
     if unknown:
         raise PlanError(f"{where} does not know {', '.join(unknown)}: {what} has {', '.join(known)}")

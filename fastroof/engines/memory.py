@@ -43,15 +43,15 @@ _AMOUNTS: Final = (
 
 def _one_of(name: str, value: Any, allowed: Sequence[str]) -> None:
     if value not in allowed:
-        raise PlanError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+        raise PlanError(f"{name} must be one of {', '.join(allowed)}, got {shown(value)}")
 
 
 def checked_fraction(name: str, value: Any) -> float:
     """Return a fraction of a GPU's memory, checked: above 0, at most 1."""
     if not is_number(value) or not 0 < value <= 1:
-        raise PlanError(f"{name} must be a number above 0 and at most 1, got {value!r}")
+        raise PlanError(f"{name} must be a number above 0 and at most 1, got {shown(value)}")
     if value < LEAST_FRACTION:
-        raise PlanError(f"{name} must be at least {LEAST_FRACTION:g}, got {value!r}")
+        raise PlanError(f"{name} must be at least {LEAST_FRACTION:g}, got {shown(value)}")
     return float(value)
 
 

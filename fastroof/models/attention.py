@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from fastroof.errors import ModelError
+from fastroof.models.checked_fields import checked_fields
 from fastroof.models.exchange import after_attention
 from fastroof.models.execution import Execution
 from fastroof.models.layout import Layout
@@ -70,6 +71,7 @@ class AttentionShard(NamedTuple):
 
 
 @dataclass(frozen=True)
+@checked_fields
 class GroupedQueryAttention:
     """Softmax attention whose query heads share KV heads; as many of both is multi-head attention.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fastroof.errors import ModelError
+from fastroof.models.checked_fields import checked_fields
 from fastroof.models.sizes import check_sizes
 from fastroof.operators.calls import Elementwise
 from fastroof.units import ACTIVATION_BYTES
@@ -21,6 +22,7 @@ SITES = 2
 
 
 @dataclass(frozen=True)
+@checked_fields
 class AttentionResiduals:
     """The sums that a layer's sublayers read, and how many are kept.
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from fastroof.errors import ModelError, UnsupportedModelError
+from fastroof.models.checked_fields import checked_fields
 from fastroof.models.exchange import after_attention
 from fastroof.models.execution import Execution
 from fastroof.models.layout import Layout
@@ -107,6 +108,7 @@ def _widths_of(shape: CompressedShape) -> CompressedWidths:
 
 
 @dataclass(frozen=True)
+@checked_fields
 class CompressedAttention:
     """Attention of one layer of DeepSeek-V4: a block that was measured whole, projections and all.
 

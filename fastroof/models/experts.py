@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from fastroof.errors import ModelError
+from fastroof.models.checked_fields import checked_fields
 from fastroof.models.exchange import (
     add_up_experts,
     after_shared,
@@ -36,6 +37,7 @@ NORMS_APART = 6
 
 
 @dataclass(frozen=True)
+@checked_fields
 class RoutedExperts:
     """Experts of which a router picks some for each token, and shared ones that every token takes.
 

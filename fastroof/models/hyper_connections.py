@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fastroof.models.checked_fields import checked_fields
 from fastroof.models.sizes import check_sizes
 from fastroof.operators.calls import HyperConnection
 
@@ -18,6 +19,7 @@ SITES = 2
 
 
 @dataclass(frozen=True)
+@checked_fields
 class HyperConnections:
     """The residual streams of a layer, and how they are mixed.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from fastroof.models.checked_fields import checked_fields
 from fastroof.models.exchange import after_attention
 from fastroof.models.execution import Execution
 from fastroof.models.layout import Layout
@@ -30,6 +31,7 @@ PROJECTIONS: tuple[Role, ...] = ("q_down", "q_up", "kv_up", "o")
 
 
 @dataclass(frozen=True)
+@checked_fields
 class LatentAttention:
     """Softmax attention whose keys and values are kept as one latent vector a token, for all heads.
 

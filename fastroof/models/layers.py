@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from fastroof.models.attention import Attention
 from fastroof.models.attention_residuals import AttentionResiduals
+from fastroof.models.checked_fields import checked_fields
+from fastroof.models.checkpoint import check_formats
 from fastroof.models.exchange import shares_tokens
 from fastroof.models.execution import Execution, Formats, weight_bytes
 from fastroof.models.experts import RoutedExperts
@@ -19,6 +21,7 @@ __all__ = ["LayerGroup", "LayerKind"]
 
 
 @dataclass(frozen=True)
+@checked_fields
 class LayerKind:
     """A kind of layer: an attention and an MLP, and what they answer together for one layer of it.
 
@@ -41,6 +44,10 @@ class LayerKind:
     name: str = "dense"
     formats: Formats = ()
     connections: HyperConnections | AttentionResiduals | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse formats that nothing is known of."""
+        check_formats(name for _, name in self.formats)
 
     @property
     def residual_rows(self) -> int:
@@ -120,6 +127,7 @@ class LayerKind:
 
 
 @dataclass(frozen=True)
+@checked_fields
 class LayerGroup:
     """Layers of one kind; where in the model they stand does not matter to a step's time."""
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from fastroof.checks import is_whole_number
+from fastroof.checks import is_whole_number, shown
 from fastroof.errors import PlanError
 
 __all__ = ["ALL_TP_SIZES", "SIZES_OF_TP", "TP_SIZES", "Layout", "split_words"]
@@ -18,6 +18,10 @@ ALL_TP_SIZES: Final = (*TP_SIZES, 16, 32, 64)
 """Those that a plan can have: beyond a node, or within a rack behind one NVLink switch."""
 
 SIZES_OF_TP: Final = ", ".join(map(str, ALL_TP_SIZES))
+
+
+MOST_GPUS: Final = 2**16
+"""No size of a layout is larger."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +64,16 @@ class Layout:
 
     def __post_init__(self) -> None:
         for name in ("tp", "pp", "dp", "ep", "cp"):
-            if not is_whole_number(getattr(self, name)):
-                wanted = f"one of {SIZES_OF_TP}" if name == "tp" else "a whole number of at least 1"
-                raise PlanError(f"{name} must be {wanted}, got {getattr(self, name)!r}")
+            if not is_whole_number(getattr(self, name), 1, MOST_GPUS):
+                sizes = f"a whole number from 1 to {MOST_GPUS:,}"
+                wanted = f"one of {SIZES_OF_TP}" if name == "tp" else sizes
+                raise PlanError(f"{name} must be {wanted}, got {shown(getattr(self, name))}")
+            object.__setattr__(self, name, int(getattr(self, name)))
         ranks = self.stage_gpus
         if self.moe_tp is None and ranks % self.ep == 0:
             object.__setattr__(self, "moe_tp", ranks // self.ep)
-        elif self.moe_tp is not None and not is_whole_number(self.moe_tp):
-            raise PlanError(f"moe_tp must be a whole number of at least 1, or None, got {self.moe_tp!r}")
+        elif self.moe_tp is not None and not is_whole_number(self.moe_tp, 1, MOST_GPUS**2):
+            raise PlanError(f"moe_tp must be a whole number of at least 1, or None, got {shown(self.moe_tp)}")
         if self.moe_tp is None or self.moe_tp * self.ep != ranks:
             cp = f" x cp {self.cp}" if self.cp > 1 else ""
             raise PlanError(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from fastroof.errors import ModelError
+from fastroof.models.checked_fields import checked_fields
 from fastroof.models.exchange import after_attention
 from fastroof.models.execution import Execution
 from fastroof.models.layout import Layout
@@ -39,6 +40,7 @@ class DeltaShard(NamedTuple):
 
 
 @dataclass(frozen=True)
+@checked_fields
 class DeltaRule(ABC):
     """A short causal convolution and a recurrence that corrects its state, between two projections.
 
@@ -170,6 +172,7 @@ class DeltaRule(ABC):
 
 
 @dataclass(frozen=True)
+@checked_fields
 class GatedDeltaNet(DeltaRule):
     """A gated delta rule with one decay and one step a head of values (arXiv:2412.06464).
 
@@ -193,6 +196,7 @@ class GatedDeltaNet(DeltaRule):
 
 
 @dataclass(frozen=True)
+@checked_fields
 class KimiDeltaAttention(DeltaRule):
     """Kimi delta attention (arXiv:2510.26692): a delta rule with a decay a channel of the keys.
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from fastroof.errors import ModelError
+from fastroof.models.checked_fields import checked_fields
 from fastroof.models.exchange import after_attention
 from fastroof.models.execution import Execution
 from fastroof.models.layout import Layout
@@ -45,6 +46,7 @@ class MambaShard(NamedTuple):
 
 
 @dataclass(frozen=True)
+@checked_fields
 class Mamba2:
     """State space duality (arXiv:2405.21060) between two projections, with a gated norm after it.
 

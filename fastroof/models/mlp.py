@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
+from fastroof.models.checked_fields import checked_fields
 from fastroof.models.execution import Execution
 from fastroof.models.layout import Layout
 from fastroof.models.linear import linear_calls
@@ -39,6 +40,7 @@ class Mlp(Protocol):
 
 
 @dataclass(frozen=True)
+@checked_fields
 class _SplitMlp:
     """Projections up, an activation, and one down, split over GPUs by their width."""
 
@@ -98,6 +100,7 @@ class _SplitMlp:
 
 
 @dataclass(frozen=True)
+@checked_fields
 class GatedMlp(_SplitMlp):
     """Gate and up projections, an activation of their product, and a down projection.
 
@@ -116,6 +119,7 @@ class GatedMlp(_SplitMlp):
 
 
 @dataclass(frozen=True)
+@checked_fields
 class UngatedMlp(_SplitMlp):
     """One projection up, squared ReLU, and one down; attributes as those of :class:`GatedMlp`.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
+from fastroof.models.checked_fields import checked_fields
 from fastroof.models.execution import Execution
 from fastroof.models.layers import LayerGroup, LayerKind
 from fastroof.models.layout import Layout
@@ -16,6 +17,7 @@ __all__ = ["MtpLayer", "mtp_model"]
 
 
 @dataclass(frozen=True)
+@checked_fields
 class MtpLayer(LayerKind):
     """A layer that first joins a token's embedding with the hidden state that came before it.
 

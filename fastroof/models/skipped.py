@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fastroof.models.checked_fields import checked_fields
 from fastroof.models.execution import Execution
 from fastroof.models.layout import Layout
 from fastroof.operators.calls import Call
@@ -12,6 +13,7 @@ __all__ = ["NoAttention", "NoMlp"]
 
 
 @dataclass(frozen=True)
+@checked_fields
 class _Skipped:
     """Nothing runs, weighs or is kept."""
 
@@ -37,6 +39,7 @@ class _Skipped:
 
 
 @dataclass(frozen=True)
+@checked_fields
 class NoAttention(_Skipped):
     """A layer without attention, which keeps nothing of a token."""
 
@@ -53,6 +56,7 @@ class NoAttention(_Skipped):
 
 
 @dataclass(frozen=True)
+@checked_fields
 class NoMlp(_Skipped):
     """A layer without an MLP."""
 

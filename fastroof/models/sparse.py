@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fastroof.errors import ModelError
+from fastroof.models.checked_fields import checked_fields
 from fastroof.models.exchange import after_attention
 from fastroof.models.execution import Execution
 from fastroof.models.layout import Layout
@@ -69,6 +70,7 @@ def _block_dtype(weights: Mapping[str, int], execution: Execution) -> str:
 
 
 @dataclass(frozen=True)
+@checked_fields
 class SparseLatentAttention:
     """Latent attention to the tokens that an indexer picks (DSA), of DeepSeek-V3.2 and GLM-5.
 
@@ -202,6 +204,7 @@ class SparseLatentAttention:
 
 
 @dataclass(frozen=True)
+@checked_fields
 class BlockSparseAttention:
     """Grouped-query attention to the blocks of tokens that an indexer picks (MSA), of MiniMax-M3.
 

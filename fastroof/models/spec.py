@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from fastroof.checks import whole_number
+from fastroof.checks import shown, whole_number
 from fastroof.errors import ModelError, PlanError
 from fastroof.models.attention import Attention
+from fastroof.models.checked_fields import checked_fields
 from fastroof.models.checkpoint import UNQUANTISED, Checkpoint
 from fastroof.models.layers import LayerGroup, LayerKind
 from fastroof.models.layout import ALL_TP_SIZES, SIZES_OF_TP, TP_SIZES, Layout
@@ -23,6 +24,7 @@ VOCAB_PADDING: Final = 64
 
 
 @dataclass(frozen=True)
+@checked_fields
 class ModelSpec:
     """A transformer: layers of one or several kinds, between an embedding and an LM head.
 
@@ -232,7 +234,7 @@ class ModelSpec:
             Naming every obstacle, and the tensor-parallel sizes that would do.
         """
         if layout.tp not in ALL_TP_SIZES:
-            raise PlanError(f"tp must be one of {SIZES_OF_TP}, got {layout.tp}")
+            raise PlanError(f"tp must be one of {SIZES_OF_TP}, got {shown(layout.tp)}")
         if layout.pp > self.num_layers:
             raise PlanError(
                 f"pp {layout.pp}: {self.name} has {self.num_layers} layers, and every stage needs one"

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fastroof.checks import shown
 from fastroof.config import GpuSpec, load_gpu
 from fastroof.engines import EngineProfile
+from fastroof.errors import PlanError
 from fastroof.models import ModelSpec
 from fastroof.models.execution import AUTO
 from fastroof.plan.curves import CurveSource
@@ -156,6 +158,8 @@ def compile_plan(
     ).checked().of(model)  # fmt: skip
     check_tables(tables, gpu)
     check_kernels(tables, gpu, options)
+    if curves is not None and not callable(getattr(curves, "row_values", None)):
+        raise PlanError(f"curves must be a source of latencies or None, got {shown(curves)}")
     if curves is None:
         curves = curves_of(tables, gpu, options)
     recipe = plan_recipe(model, gpu, options, curves, "" if tables is None else tables.content_hash)

@@ -10,7 +10,7 @@ import numpy as np
 
 from fastroof.arrays import Ints
 from fastroof.arrow import ORIGIN, ArrowResult
-from fastroof.checks import whole_number
+from fastroof.checks import check_flag, whole_number
 from fastroof.columns import ORIGIN_MODELLED, Column
 from fastroof.compiled import steps
 from fastroof.compiled import verification as loops
@@ -229,6 +229,7 @@ def _attention_time(
 
 def explain_step(plan: StepPlan, requests: Iterable[tuple[int, int]], with_error: bool) -> Explanation:
     """Answer ``plan.explain(requests)``."""
+    check_flag("with_error", with_error, BatchError)
     batch = StepBatch.from_requests([requests])
     times = run_batch(plan, batch, 1)
     new, context = batch.new_tokens, batch.context_len

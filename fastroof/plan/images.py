@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Floats
-from fastroof.checks import whole_number
+from fastroof.checks import shown, whole_number
 from fastroof.columns import ORIGIN_BORROWED, ORIGIN_MODELLED
 from fastroof.config import GpuSpec
 from fastroof.errors import BatchError, MissingTableError, PlanError
@@ -241,15 +241,22 @@ def _checked(image: Any) -> tuple[Any, Any]:
     try:
         width, height = image
     except (TypeError, ValueError):
-        raise BatchError(f"an image is (width, height) in pixels, got {image!r}") from None
+        raise BatchError(f"an image is (width, height) in pixels, got {shown(image)}") from None
     return width, height
+
+
+def _listed(images: Any) -> list[Any]:
+    try:
+        return list(images)
+    except TypeError:
+        raise BatchError(f"images are lists of (width, height) in pixels, got {shown(images)}") from None
 
 
 def explain_with_images(
     plan: StepPlan, requests: Iterable[tuple[int, int]], images: Iterable[ImageSize], with_error: bool
 ) -> Explanation:
     """Answer ``plan.explain(requests, images=images)``: the encoder's operators, then the step's."""
-    images = list(images)
+    images = _listed(images)
     if not images:
         return explain_step(plan, requests, with_error)
     if with_error:
@@ -270,7 +277,7 @@ def step_us_with_images(
     plan: StepPlan, batch: StepBatch, step_us: Floats, images: Iterable[Iterable[ImageSize]]
 ) -> Floats:
     """Answer ``plan.step_us(batch, images=images)``."""
-    of_steps = [list(of_step) for of_step in images]
+    of_steps = [_listed(of_step) for of_step in _listed(images)]
     if len(of_steps) != len(step_us):
         raise BatchError(f"images are a list a step: {len(step_us)} steps, {len(of_steps)} lists of images")
     requests = np.stack([batch.new_tokens, batch.context_len], axis=1)

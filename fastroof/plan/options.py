@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from fastroof.checks import is_number, whole_number
+from fastroof.checks import is_number, shown, whole_number
 from fastroof.config import GpuSpec
 from fastroof.engines import KernelChoices, OperatorKernel, load_engine
 from fastroof.engines.memory import checked_fraction
@@ -74,14 +74,14 @@ class PlanOptions(NamedTuple):
         if self.routing is not None:
             _chosen("routing", self.routing, ROUTINGS, "; None takes the default")
         if not isinstance(self.allow_modelled, bool):
-            raise PlanError(f"allow_modelled must be True or False, got {self.allow_modelled!r}")
+            raise PlanError(f"allow_modelled must be True or False, got {shown(self.allow_modelled)}")
         for name in ("eplb", "two_batch_overlap"):
             if not isinstance(getattr(self, name), bool):
-                raise PlanError(f"{name} must be True or False, got {getattr(self, name)!r}")
+                raise PlanError(f"{name} must be True or False, got {shown(getattr(self, name))}")
         if self.wide_experts is not None and not isinstance(self.wide_experts, bool):
             raise PlanError(
                 "wide_experts must be True, False or None for the engine's own choice, "
-                f"got {self.wide_experts!r}"
+                f"got {shown(self.wide_experts)}"
             )
         if self.num_slots is not None:
             _limit("num_slots", self.num_slots)
@@ -92,7 +92,7 @@ class PlanOptions(NamedTuple):
         ):
             raise PlanError(
                 f"dp_imbalance is the tokens of the most loaded rank over the mean, 1 to dp ({self.dp}), "
-                f"got {self.dp_imbalance!r}"
+                f"got {shown(self.dp_imbalance)}"
             )
         runtime = load_engine(self.runtime)
         if self.gemm_smoothing is not None:
@@ -136,7 +136,7 @@ def shares_experts_beside(gpu: GpuSpec, options: PlanOptions) -> bool:
 
 def _chosen(name: str, value: Any, allowed: tuple[str, ...], hint: str = "") -> None:
     if not isinstance(value, str) or value not in allowed:
-        raise PlanError(f"{name} must be one of {', '.join(allowed)}, got {value!r}{hint}")
+        raise PlanError(f"{name} must be one of {', '.join(allowed)}, got {shown(value)}{hint}")
 
 
 def _limit(name: str, value: Any) -> int:
@@ -184,7 +184,7 @@ def check_kernels(tables: Tables | None, gpu: GpuSpec, options: PlanOptions) -> 
             raise PlanError(
                 f"{engine.name} runs {operator} on {gpu.name} as source {kernel.source!r} measured it, and "
                 f"the tables serve it from {sources[operator]!r}: "
-                f"load_tables(..., source={{{operator!r}: {kernel.source!r}}})"
+                f"load_tables(..., source={{{shown(operator)}: {kernel.source!r}}})"
             )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fastroof._version import __version__
 from fastroof.arrays import Floats
+from fastroof.checks import is_number, shown, whole_number
 from fastroof.config import GpuSpec
 from fastroof.engines import EngineProfile
 from fastroof.errors import PlanError
@@ -143,7 +145,12 @@ class PlanFacts:
             sample at once, some engines reserve less memory.
         """
         rule, own = self.engine.memory, self.engine.scheduling
-        tokens = self.max_tokens if max_tokens is None else max_tokens
+        is_any = max_seqs is None or (type(max_seqs) is float and max_seqs == math.inf)
+        if not is_any and not is_number(max_seqs):
+            raise PlanError(f"max_seqs must be a number, got {shown(max_seqs)}")
+        tokens = self.max_tokens
+        if max_tokens is not None:
+            tokens = whole_number("max_tokens", max_tokens, most=2**31 - 1, error=PlanError)
         if rule.room != "datasheet":
             # a plan may time larger steps than its engine runs
             tokens = min(tokens, own.max_num_batched_tokens)

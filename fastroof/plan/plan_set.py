@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final, overload
 
+from fastroof.checks import shown
 from fastroof.config import GpuSpec, load_gpu
 from fastroof.engines import load_engine
 from fastroof.errors import PlanError
@@ -104,7 +105,7 @@ def compile_plans(requests: Iterable[Mapping[str, Any]], gpu: Any, tables: Table
     recipes: list[PlanRecipe] = []
     counts: list[list[list[int]]] = []
     members: list[tuple[int, int, ModelSpec]] = []
-    for number, request in enumerate(requests):
+    for number, request in enumerate(_iterated(requests)):
         model, options = _read(number, request, named)
         # by the very kinds of layers first, which ``members`` keeps alive: hashing them takes 2 us; in one
         # loop with their counts: two comprehensions take 0.3 us more
@@ -114,7 +115,12 @@ def compile_plans(requests: Iterable[Mapping[str, Any]], gpu: Any, tables: Table
             kinds.append(id(group.kind))
             layers.append(group.count)
         same = (options, model.architecture, model.hidden, model.vocab, model.checkpoint, *kinds)
-        family = known.get(same)
+        try:
+            family = known.get(same)
+        except TypeError:
+            # one of them has no hash; what it must be its check says
+            options.checked()
+            raise PlanError(f"plan {number} has an option that is none: {shown(request, 200)}") from None
         if family is None:
             checked_model(model)
             key = (options, model.architecture, _architecture(model))
@@ -139,13 +145,24 @@ def compile_plans(requests: Iterable[Mapping[str, Any]], gpu: Any, tables: Table
     return PlanSet(list(zip(recipes, sums, strict=True)), members)
 
 
+def _iterated(requests: Any) -> Iterator[Any]:
+    if isinstance(requests, Mapping | str | bytes):
+        raise PlanError(f"requests must be several mappings of arguments, got one {type(requests).__name__}")
+    try:
+        return iter(requests)
+    except TypeError:
+        raise PlanError(f"requests must be mappings of arguments, got {shown(requests)}") from None
+
+
 def _read(
     number: int, request: Mapping[str, Any], named: dict[str, ModelSpec]
 ) -> tuple[ModelSpec, PlanOptions]:
     """Model and options of one request; presets are loaded once."""
+    if not isinstance(request, Mapping):
+        raise PlanError(f"plan {number} must be a mapping of arguments, got {shown(request)}")
     given = dict(request)
     model = given.pop("model", None)
-    unknown = "" if given.keys() <= _OPTIONS else ", ".join(sorted(given.keys() - _OPTIONS))
+    unknown = "" if given.keys() <= _OPTIONS else ", ".join(sorted(map(str, given.keys() - _OPTIONS)))
     if unknown or model is None:
         wrong = f"does not know {unknown}" if unknown else "needs a model"
         raise PlanError(f"plan {number} {wrong}: it takes model, {', '.join(sorted(_OPTIONS))}")

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, overload
 from numpy.typing import ArrayLike
 
 from fastroof.arrays import Floats, Int
+from fastroof.checks import check_flag
+from fastroof.errors import BatchError
 from fastroof.lazy_property import lazy_property
 from fastroof.plan import pipeline, step_error
 from fastroof.plan.explain import Explanation, explain_verification
@@ -257,6 +259,7 @@ class StepPlan(PlanFacts):
         StepTimes
             latency_us, origin and components, one entry a step; relative_error where it was asked for.
         """
+        check_flag("with_error", with_error, BatchError)
         times = evaluate.run_batch(self, batch, threads)
         if not with_error:
             return times

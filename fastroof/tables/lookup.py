@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastroof.arrays import Floats, Longs
+from fastroof.checks import check_flag, shown
 from fastroof.columns import ORIGIN_BORROWED
 from fastroof.errors import LookupInputError
 from fastroof.operators.operator import METHODS, Answers, Operator
@@ -31,7 +32,7 @@ def lookup_operator(name: Any) -> Operator:
     operator = OPERATORS.get(name) if isinstance(name, str) else None
     if operator is None or not operator.answers_lookups:
         have = ", ".join(o.name for o in OPERATORS.values() if o.answers_lookups)
-        raise LookupInputError(f"unknown operator {name!r}: use one of {have}")
+        raise LookupInputError(f"unknown operator {shown(name)}: use one of {have}")
     return operator
 
 
@@ -50,9 +51,10 @@ def run_lookup(
     """
     operator = lookup_operator(name)
     if not isinstance(method, str) or method not in METHODS:
-        raise LookupInputError(f"unknown method {method!r}: use one of {', '.join(METHODS)}")
+        raise LookupInputError(f"unknown method {shown(method)}: use one of {', '.join(METHODS)}")
+    check_flag("with_error", with_error, LookupInputError)
     if with_error and method != "roofline":
-        raise LookupInputError(f"with_error goes with method='roofline', got {method!r}")
+        raise LookupInputError(f"with_error goes with method='roofline', got {shown(method)}")
     arguments = _arguments(operator, given)
     text = {c.name: checked_text(c.name, arguments.pop(c.name)) for c in operator.keys if c.kind == "text"}
     asked = checked_points(arguments)

@@ -273,7 +273,7 @@ def test_optional_keys(tmp_path: Path) -> None:
         ("bf16 = 100.5", "bf16 = 5e-324", "peak_tflops.bf16 must be from 0.001 to 1e.07, got 5e-324"),
         ("bf16 = 100.5", "bf16 = 1e308", r"peak_tflops.bf16 must be from 0.001 to 1e.07, got 1e\+308"),
         ("bf16 = 100.5", "bf16 = 989500000000000", "peak_tflops.bf16 must be from"),
-        ("bf16 = 100.5", f"bf16 = 1{'0' * 400}", "peak_tflops.bf16 must be above zero and finite"),
+        ("bf16 = 100.5", f"bf16 = 1{'0' * 400}", "has an integer of more than 64 bits"),
         ("num_sms = 100", "num_sms = 10000000", r"num_sms must be from 1 to 1e\+06"),
         ("num_sms = 100", "num_sms = 1e308", r"num_sms must be from 1 to 1e\+06"),
         ("l2_mib = 40", "l2_mib = 1e308", "l2_mib must be from"),

@@ -90,7 +90,7 @@ def test_layouts_count_the_gpus():
     assert Layout(4).of_prompts == Layout(4)
     with pytest.raises(PlanError, match=r"tp 1 x dp 1 x cp 4 is 4 GPUs .* ep 8 .* tp x dp x cp must"):
         Layout(ep=8, cp=4)
-    with pytest.raises(PlanError, match="cp must be a whole number of at least 1, got 0"):
+    with pytest.raises(PlanError, match="cp must be a whole number from 1 to 65,536, got 0"):
         Layout(cp=0)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Flags, Floats, Longs
-from fastroof.checks import shown, whole_number
+from fastroof.checks import is_number, shown, whole_number
 from fastroof.errors import BatchError, PlanRangeError, SweepError
 from fastroof.units import US_PER_MS
 
@@ -166,9 +166,10 @@ def best_batches(
     batches, lengths = _axis("batch_size", batch_size), _axis("kv_len", kv_len)
     if not len(batches) or (np.diff(batches) <= 0).any():
         raise BatchError(f"batch_size must hold at least one size and rise, got {shown(batch_size)}")
-    limit_us = math.inf if tpot_ms is None else tpot_ms * US_PER_MS
+    is_limit = tpot_ms is None or is_number(tpot_ms) or (type(tpot_ms) is float and tpot_ms == math.inf)
+    limit_us = math.inf if tpot_ms is None else tpot_ms * US_PER_MS if is_limit else math.nan
     if not limit_us > 0:
-        raise SweepError(f"tpot_ms must be above 0, got {tpot_ms!r}")
+        raise SweepError(f"tpot_ms must be above 0, got {shown(tpot_ms)}")
     best = best_rows(chosen, [lengths] * len(chosen), batches, float(limit_us), threads)
     return BestBatches._make(answer.reshape(len(chosen), len(lengths)) for answer in best)
 
@@ -270,7 +271,10 @@ def _scratch(num_batches: int) -> Scratch:
 def _plan_list(plans: Any) -> list[StepPlan]:
     from fastroof.plan import StepPlan
 
-    listed = [plans] if isinstance(plans, StepPlan) else list(plans)
+    try:
+        listed = [plans] if isinstance(plans, StepPlan) else list(plans)
+    except TypeError:
+        raise SweepError(f"plans must be StepPlans, as of compile_plan, got {shown(plans)}") from None
     for plan in listed:
         if not isinstance(plan, StepPlan):
             raise SweepError(f"plans must be StepPlans, as of compile_plan, got {type(plan).__name__}")
