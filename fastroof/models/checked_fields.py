@@ -112,7 +112,8 @@ def _answers(value: Any, names: tuple[str, ...]) -> bool:
 
 def _methods(protocol: type) -> tuple[str, ...]:
     own = [base for base in protocol.__mro__ if getattr(base, "_is_protocol", False) and base is not Protocol]
-    return tuple(sorted({name for base in own for name, value in vars(base).items() if inspect.isfunction(value) and name[0] != "_"))
+    methods = {name for base in own for name, value in vars(base).items() if inspect.isfunction(value)}
+    return tuple(sorted(name for name in methods if not name.startswith("_")))
 
 
 def _check_of_tuple(arguments: tuple[Any, ...]) -> tuple[_Check, str]:
