@@ -187,9 +187,15 @@ def test_install_and_test_commands_are_those_of_ci() -> None:
     test = [words for words in commands if words[-1] == "pytest" or words[:3] == ["python", "-m", "pytest"]]
     assert len(install) == 1, "the README names one command that installs a clone"
     assert len(test) == 1, "the README names one command that runs the tests"
-    for words in install + test:
-        # CI shares the tests over its processors: `pytest -n auto`
-        stages = [
-            stage[: len(words)] for stage in ci_commands() if stage[len(words) :] in ([], ["-n", "auto"])
-        ]
-        assert words in stages, f"{shlex.join(words)!r} is no stage of .ci/run"
+    stages = ci_commands()
+    # CI shares the tests over its processors: `pytest -n auto`
+    assert any(
+        words[: len(test[0])] == test[0] and words[len(test[0]) :] in ([], ["-n", "auto"]) for words in stages
+    )
+
+    # and installs the same from pins: those of the command's extras, and the clone without looking further
+    extras = set(re.fullmatch(r"\.\[([\w,]+)\]", install[0][3])[1].split(","))
+    [pinned] = re.findall(r"^pin ci (\S+)$", (CHECKOUT / ".ci" / "pin").read_text(encoding="utf-8"), re.M)
+    assert extras <= set(pinned.split(","))
+    assert ["pip", "install", "--quiet", "--no-deps", "--require-hashes", "-r", "$pins/ci.txt"] in stages
+    assert ["pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "-e", "."] in stages

@@ -76,11 +76,12 @@ class Connections(Generic[Connection]):
 
     Examples
     --------
-    >>> from types import SimpleNamespace
+    >>> from dataclasses import make_dataclass
+    >>> Caller = make_dataclass("Caller", ["i", "standing", ("peer", str, "a")], eq=False)
     >>> held = Connections(1)
     >>> for i in range(4):
-    ...     assert held.admit(SimpleNamespace(peer="a", standing=Standing(i % 2), i=i)) is None
-    >>> held.admit(SimpleNamespace(peer="a", standing=Standing.SILENT, i=4)).i, len(held)
+    ...     assert held.admit(Caller(i, Standing(i % 2))) is None
+    >>> held.admit(Caller(4, Standing.SILENT)).i, len(held)
     (0, 4)
     """
 
