@@ -151,6 +151,26 @@ def test_pins_are_of_every_requirement() -> None:
     assert {name.lower().replace("_", "-") for name in named} <= {name for name, _ in pins("ci")}
 
 
+def test_container_is_made_from_what_it_is_given() -> None:
+    """The image installs pins of servers and pages, from a context that has all that the wheel needs."""
+    recipe = (CHECKOUT / ".github/Containerfile").read_text()
+    assert re.findall(r"-r (\S+)", recipe) == [".ci/requirements/container.txt"]
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
+    extras = project["project"]["optional-dependencies"]
+    needed = [*project["project"]["dependencies"], *extras["http"], *extras["report"], "hatchling"]
+    versions = dict(pins("container"))
+    assert {re.match(r"[\w.-]+", line)[0].lower().replace("_", "-") for line in needed} <= versions.keys()
+    shared = versions.keys() & dict(pins("ci")).keys()
+    assert {name: versions[name] for name in shared} == {name: dict(pins("ci"))[name] for name in shared}
+
+    context = (CHECKOUT / ".dockerignore").read_text().splitlines()
+    taken = {line.removeprefix("!") for line in context if line.startswith("!")}
+    assert all((CHECKOUT / name).exists() for name in taken)
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    readme, licences = project["project"]["readme"], project["project"]["license-files"]
+    assert {*wheel["only-include"], *wheel["sbom-files"], readme, *licences, "pyproject.toml"} <= taken
+
+
 def pins(name: str) -> list[tuple[str, str]]:
     """Names and versions that a file of pins lists."""
     text = (CHECKOUT / f".ci/requirements/{name}.txt").read_text()

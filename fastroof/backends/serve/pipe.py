@@ -21,7 +21,7 @@ _MOST_PARTS: Final = 512  # of one writev; Linux takes 1024
 
 def widen(fd: int) -> None:
     """Let a pipe hold as much as it may: fewer turns between its two ends. Others stay as they are."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, AttributeError):  # Linux's alone
         fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
 
