@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import signal
@@ -188,8 +189,10 @@ class StdioRoute:
         to_server.write(_frame(messages[0], 0) if way == "signal" else b"")
         to_server.flush()
         if way == "stop reading":
-            to_server.write(sent)
             from_server.close()
+            with contextlib.suppress(BrokenPipeError):  # the server may be gone before it has read all
+                to_server.write(sent)
+                to_server.flush()  # few messages fit a buffer: unsent, they would have no answer to end it
             return int(server.wait(REPLY_S) != 0)
         lost = 0
         if way == "signal":
