@@ -2,25 +2,25 @@
 
 What is written lies beside its place, under a hidden name, and is moved there when it is complete: a reader
 never meets half of it, and what was there before stays until then, or for good where writing fails.
+
+What a killed process has left of it, the next one to write to the same place removes (unfinished.py).
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
-import re
 import shutil
-import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from fastroof.errors import FastroofError
+from fastroof.unfinished import held_unfinished, remove_left, unfinished_path
 
 __all__ = [
     "check_file_place",
-    "is_unfinished",
-    "remove_unfinished",
-    "unfinished_path",
+    "put_in_place",
     "whole_file",
     "whole_folder",
     "write_errors",
@@ -59,15 +59,16 @@ def whole_file(path: str | Path, *, is_durable: bool = False) -> Iterator[Path]:
         yield Path(path)
         return
     place = Path(os.path.realpath(path))
-    unfinished = unfinished_path(place)
-    try:
-        yield unfinished
-        if is_durable:
-            _flush_to_disk(unfinished)
-        os.replace(unfinished, place)
-    finally:
-        with contextlib.suppress(OSError):
-            unfinished.unlink()
+    remove_left(place)
+    with held_unfinished(place, is_folder=False) as unfinished:
+        try:
+            yield unfinished
+            if is_durable:
+                _flush_to_disk(unfinished)
+            os.replace(unfinished, place)
+        finally:
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
 
 
 def write_whole(path: str | Path, content: str | bytes, *, is_durable: bool = False) -> None:
@@ -109,15 +110,18 @@ def whole_folder(folder: str | Path) -> Iterator[Path]:
     # a link to a folder stays one
     folder = Path(os.path.realpath(folder))
     made = [above for above in folder.parents if not above.exists()]
-    unfinished = unfinished_path(folder)
     is_whole = False
     try:
-        unfinished.mkdir(parents=True)
-        yield unfinished
-        _put_in_place(unfinished, folder)
-        is_whole = True
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        remove_left(folder)
+        with held_unfinished(folder, is_folder=True) as unfinished:
+            try:
+                yield unfinished
+                put_in_place(unfinished, folder)
+                is_whole = True
+            finally:
+                shutil.rmtree(unfinished, ignore_errors=True)
     finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
         for empty in () if is_whole else made:
             with contextlib.suppress(OSError):
                 empty.rmdir()
@@ -145,11 +149,18 @@ def write_files(folder: str | Path, contents: Mapping[str, bytes], links: Mappin
         with whole_folder(folder) as unfinished:
             _fill(unfinished, contents, links)
         return
-    aside = unfinished_path(folder / "files")
+    remove_left(folder / "files")
+    with held_unfinished(folder / "files", is_folder=True) as aside:
+        _write_beside(folder, aside, contents, links)
+
+
+def _write_beside(
+    folder: Path, aside: Path, contents: Mapping[str, bytes], links: Mapping[str, str]
+) -> None:
+    """Write files into a folder by way of another in it, which is removed."""
     made: list[Path] = []
     put: list[tuple[Path, Path | None]] = []
     try:
-        aside.mkdir()
         _fill(aside / "new", contents, links)
         for name in (*contents, *links):
             place = folder / name
@@ -196,48 +207,56 @@ def _kept(place: Path, aside: Path) -> Path | None:
         # a folder, which fails here too, or a file system without second names
         if os.path.isdir(place) and not os.path.islink(place):
             raise
-        os.replace(place, aside)
+        shutil.copy2(place, aside, follow_symlinks=False)
     return aside
 
 
-def _put_in_place(unfinished: Path, folder: Path) -> None:
-    """Put the finished folder in place; on failure put the old one back."""
+def put_in_place(finished: Path, folder: Path) -> None:
+    """Give a finished folder the name of another, if that is there, which is removed.
+
+    Parameters
+    ----------
+    finished : Path
+        A folder beside the place.
+    folder : Path
+        Its place.
+
+    Raises
+    ------
+    OSError
+        If it cannot be moved; what was in its place is there again.
+    """
     if not folder.exists():
-        unfinished.rename(folder)
+        finished.rename(folder)
+        return
+    # at no moment is there neither, where the system can
+    if _exchange(finished, folder):
+        shutil.rmtree(finished, ignore_errors=True)
         return
     old = unfinished_path(folder)
     folder.rename(old)
     try:
-        unfinished.rename(folder)
-    except OSError:
+        finished.rename(folder)
+    except BaseException:
         old.rename(folder)
         raise
     shutil.rmtree(old, ignore_errors=True)
 
 
-def unfinished_path(path: Path) -> Path:
-    """Return a new hidden name on the same file system, so that renaming moves no bytes."""
-    return path.parent / f".{path.name}.{os.urandom(16).hex()}"
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange the names of two folders at one moment; whether system and disk know how."""
+    import ctypes
 
-
-def is_unfinished(path: Path) -> bool:
-    """Whether a file or folder is one that somebody is writing, or was when the process was killed."""
-    return re.fullmatch(r"\..+\.[0-9a-f]{32}", path.name) is not None
-
-
-def remove_unfinished(folder: Path, name: str | None = None) -> None:
-    """Remove files that a killed process was writing in a folder: of one name, or all of them.
-
-    Plain files alone: nothing here makes a link or a folder of such a name where this is called.
-    """
-    of_name = ".+" if name is None else re.escape(name)
-    for path in folder.iterdir():
-        if not re.fullmatch(rf"\.{of_name}\.[0-9a-f]{{32}}", path.name):
-            continue
-        # another process may remove it too, and another user's is none of ours
-        with contextlib.suppress(FileNotFoundError, PermissionError):
-            if stat.S_ISREG(path.lstat().st_mode):
-                path.unlink()
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError, TypeError):
+        return False
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    if rename(here, os.fsencode(one), here, os.fsencode(other), ctypes.c_uint(exchange)) == 0:
+        return True
+    if (error := ctypes.get_errno()) in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
+        return False
+    raise OSError(error, os.strerror(error), str(one), None, str(other))
 
 
 @contextlib.contextmanager

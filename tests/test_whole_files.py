@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 
 import pytest
 
 from fastroof.errors import BackendError
+from fastroof.unfinished import remove_unfinished
+from fastroof import whole_files
 from fastroof.whole_files import (
     check_file_place,
-    remove_unfinished,
     whole_file,
     whole_folder,
     write_files,
@@ -94,6 +96,8 @@ def test_a_folder_is_replaced_or_stays(tmp_path, monkeypatch):
     def only_away(self, target):
         return fails() if target == folder and "two" not in os.listdir(self) else rename(self, target)
 
+    # a disk that cannot exchange two names at once
+    monkeypatch.setattr(whole_files, "_exchange", lambda *_: False)
     monkeypatch.setattr(Path, "rename", only_away)
     with pytest.raises(OSError, match="No space left"), whole_folder(folder) as unfinished:
         write_whole(unfinished / "three", "three")
@@ -170,6 +174,64 @@ def test_removing_leftovers_touches_plain_files_alone(tmp_path):
         make(tmp_path / f".a.txt.{digit * 32}")
     remove_unfinished(tmp_path, "a.txt")
     assert sorted(os.listdir(tmp_path)) == [f".a.txt.{'1' * 32}", f".a.txt.{'2' * 32}", "precious"]
+
+
+def test_a_folder_in_the_place_of_another_is_there_at_every_moment(tmp_path, monkeypatch):
+    folder = tmp_path / "a"
+    with whole_folder(folder) as unfinished:
+        write_whole(unfinished / "one", "1")
+    # exchanged: nothing is renamed away
+    monkeypatch.setattr(Path, "rename", fails)
+    with whole_folder(folder) as unfinished:
+        write_whole(unfinished / "two", "2")
+    assert content(folder) == {"two": b"2"}
+    assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("write", [whole_file, whole_folder])
+def test_what_a_killed_process_left_goes_with_the_next_of_its_place_and_what_is_written_stays(
+    tmp_path, write
+):
+    tmp_path.chmod(0o755)
+    place = tmp_path / "a"
+    for digit, make in (("1", Path.mkdir), ("2", Path.touch)):
+        make(tmp_path / f".a.{digit * 32}")
+    (tmp_path / f".a.{'1' * 32}" / "half").write_text("")
+    others = [tmp_path / f".b.{'1' * 32}", tmp_path / ".a.parts", tmp_path / f".a.{'3' * 32}"]
+    for path in others[:2]:
+        path.touch()
+    others[2].symlink_to(others[0])
+    with write(place) as unfinished, write(place) as other:
+        assert unfinished.exists()
+        assert other.exists()
+        assert sorted(tmp_path.iterdir()) == sorted([unfinished, other, *others])
+    assert sorted(tmp_path.iterdir()) == sorted([place, *others])
+
+
+def test_where_others_rename_files_no_folder_is_taken_for_something_left(tmp_path):
+    named = tmp_path / f".a.{'1' * 32}"
+    named.mkdir()
+    for mode, stays in ((0o777, True), (0o775, True), (0o1777, False)):
+        tmp_path.chmod(mode)
+        with whole_folder(tmp_path / "a"):
+            pass
+        assert named.exists() == stays
+
+
+def test_who_loses_what_it_began_before_it_was_locked_begins_again(tmp_path, monkeypatch):
+    begun = []
+    flock = fcntl.flock
+
+    def taken(held, how):
+        begun.append(next(tmp_path.glob(".a.*")))
+        if len(begun) == 1:
+            begun[0].unlink()
+        flock(held, how)
+
+    monkeypatch.setattr(fcntl, "flock", taken)
+    write_whole(tmp_path / "a", "whole")
+    assert len(set(begun)) == 2
+    assert content(tmp_path) == {"a": b"whole"}
 
 
 def content(folder):

@@ -23,7 +23,8 @@ from fastroof._version import __version__
 from fastroof.config.paths import TABLES_FOLDER, bench_data_root, user_tables_root
 from fastroof.documents import read_json
 from fastroof.errors import TableError
-from fastroof.whole_files import is_unfinished, unfinished_path, write_whole
+from fastroof.unfinished import is_unfinished, unfinished_path
+from fastroof.whole_files import put_in_place, write_whole
 
 if TYPE_CHECKING:
     from fastroof.load.own import Source
@@ -350,17 +351,12 @@ def _convert(root: Path, wanted: _Wanted, progress: Progress | None, is_alone: b
 
 def _put_in_place(made: Path, place: Path, was_imported: bool) -> bool:
     """Move a source to its place, unless a source that was not imported by name lies there."""
-    old = None
     if place.exists():
         is_source = (place / PROVENANCE).is_file()
         if not (_is_imported(place / PROVENANCE) if is_source else was_imported):
             return False
-        old = unfinished_path(place)
-        place.rename(old)
     place.parent.mkdir(exist_ok=True)
-    made.rename(place)
-    if old is not None:
-        shutil.rmtree(old, ignore_errors=True)
+    put_in_place(made, place)
     return True
 
 

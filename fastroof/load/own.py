@@ -22,8 +22,8 @@ from fastroof.load.rows import ENDINGS, read_columns
 from fastroof.load.soundness import unsound_families
 from fastroof.load.when_needed import RowsWhenNeeded
 from fastroof.operators.registry import OPERATORS
+from fastroof.unfinished import is_unfinished
 from fastroof.units import DTYPE_BYTES, TFLOP, US_PER_S
-from fastroof.whole_files import is_unfinished
 
 __all__ = ["Source", "list_sources", "load_own"]
 

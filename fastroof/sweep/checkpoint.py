@@ -21,7 +21,7 @@ from fastroof.sweep.kind import SweepKind
 from fastroof.sweep.parts import MANIFEST, PartsFolder, parts_folder
 from fastroof.sweep.unit_rows import joined_rows, outcomes_from_json, outcomes_to_json, rows_by_unit
 from fastroof.sweep.units import UnitResult, WorkUnit
-from fastroof.whole_files import remove_unfinished
+from fastroof.unfinished import remove_unfinished
 
 __all__ = ["Checkpoint", "parts_folder"]
 
@@ -86,20 +86,22 @@ class Checkpoint:
         self._written_at = time.monotonic()
         self._has_rows = False
         self._is_complete = False
+        self._continues = False
         self._opened: PartsFolder | None = None
 
     def __enter__(self) -> Self:
-        if self.resume:
-            self._check_output()
-        if os.path.lexists(self.folder):
-            try:
+        try:
+            if os.path.lexists(self.folder):
                 self._take_folder()
-            except OSError as error:
-                self._close()
-                raise self._failed(error) from None
-            except SweepError:
-                self._close()
-                raise
+            # what this sweep has done replaces other results, as it would have without an interruption
+            if self.resume and not self._continues:
+                self._check_output()
+        except OSError as error:
+            self._close()
+            raise self._failed(error) from None
+        except SweepError:
+            self._close()
+            raise
         return self
 
     def __exit__(
@@ -170,6 +172,11 @@ class Checkpoint:
         if not (self.resume or self.restart):
             with PartsFolder(self.folder) as folder:
                 there = _manifest(folder)
+                is_unfinished = folder.has_something()
+            if not is_unfinished:
+                # stopped before anything was done: nobody has to say that it may go
+                self._open(create=False).clear()
+                return
             differing = [] if there is None else self._differences(there)
             whose = f"another sweep ({_listed(differing)})" if differing else "this sweep"
             ways = "" if differing else "--resume continues it, "
@@ -184,6 +191,8 @@ class Checkpoint:
                 f"{self.folder} holds an unfinished run of another sweep ({_listed(differing)}): run that "
                 "one, or --restart removes it"
             )
+        else:
+            self._continues = True
         # what a killed run was writing
         folder.remove_unfinished()
         remove_unfinished(self.output.parent, self.output.name)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from fastroof.errors import SweepError
-from fastroof.whole_files import unfinished_path
+from fastroof.unfinished import unfinished_path
 
 __all__ = ["LOCK", "MANIFEST", "PartsFolder", "parts_folder"]
 
@@ -138,6 +138,11 @@ class PartsFolder:
     def parts(self) -> list[str]:
         """Names of the parts, in order."""
         return sorted(name for name in os.listdir(self._folder) if _PART.fullmatch(name))
+
+    def has_something(self) -> bool:
+        """Whether a sweep is known by what lies here, or has done something; else it was stopped before."""
+        names = os.listdir(self._folder)
+        return not all(name == LOCK or _UNFINISHED.fullmatch(name) for name in names)
 
     def read(self, name: str) -> bytes:
         """Bytes of a file.

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from fastroof.errors import SweepError
 from fastroof.parquet import CHECKED_PAGES
 from fastroof.spreadsheet_cells import guarded_columns
-from fastroof.whole_files import unfinished_path
+from fastroof.whole_files import whole_file
 
 __all__ = ["ResultFile"]
 
@@ -104,15 +104,19 @@ class ResultFile:
         self.schema = schema
         self.num_rows = 0
         self._held: list[pa.Table] = []
-        self._unfinished = unfinished_path(path)
+        self._whole = contextlib.ExitStack()
+        self._unfinished = path
         self._writer: Any = None
 
     def __enter__(self) -> Self:
         try:
+            self._unfinished = self._whole.enter_context(whole_file(self.path))
             self._writer = self._opened()
-        except OSError as error:
-            self._remove()
-            raise self._failed(error) from None
+        except BaseException as error:
+            self._drop(error)
+            if isinstance(error, OSError):
+                raise self._failed(error) from None
+            raise
         return self
 
     def _opened(self) -> _Writer:
@@ -153,22 +157,23 @@ class ResultFile:
                 self._write_held()
             self._writer.close()
             if kind is None:
-                os.replace(self._unfinished, self.path)
+                self._whole.close()
         except OSError as failure:
             if kind is None:
                 raise self._failed(failure) from None
         finally:
-            self._remove()
+            self._drop(error)
 
-    def _remove(self) -> None:
+    def _drop(self, error: BaseException | None) -> None:
+        """Leave nothing of a file that did not get its name."""
         # a writer that failed to close would try again when it is collected
         if isinstance(self._writer, _JsonLines):
             with contextlib.suppress(OSError):
                 self._writer.close()
         elif getattr(self._writer, "is_open", False):
             self._writer.is_open = False
-        with contextlib.suppress(OSError):
-            self._unfinished.unlink()
+        error = error or SweepError("not finished")
+        self._whole.__exit__(type(error), error, error.__traceback__)
 
     def _failed(self, error: OSError) -> SweepError:
         folder = self.path.parent

@@ -339,3 +339,36 @@ def test_outcomes_are_read_back(whole: Any) -> None:
     found = outcomes_from_json(outcomes_to_json(listed, results), None)
     assert list(found) == [unit.number for unit in listed]
     assert list(found.values()) == results
+
+
+def test_a_stopped_sweep_over_other_results_is_continued_and_replaces_them(
+    tmp_path: Path, whole: Any
+) -> None:
+    output = tmp_path / "r.parquet"
+    run_sweep({**STEPS, "tp": 1}, output)
+    stopped_after(STEPS, output, 3, KeyboardInterrupt)
+    run_sweep(STEPS, output, resume=True)
+    assert pq.read_table(output).equals(whole(STEPS)[1])
+
+
+def test_a_sweep_that_was_stopped_before_it_had_done_anything_is_begun_again(
+    tmp_path: Path, whole: Any
+) -> None:
+    output = tmp_path / "r.parquet"
+    run_sweep({**STEPS, "tp": 1}, output)
+    folder = parts_folder(output)
+    folder.mkdir()
+    (folder / "lock").touch()
+    (folder / f".manifest.json.{'0' * 32}").write_bytes(b"{")
+    with pytest.raises(SweepError, match="results of another sweep"):
+        run_sweep(STEPS, output, resume=True)
+    folder.mkdir(exist_ok=True)
+    (folder / "lock").touch()
+    run_sweep(STEPS, output)
+    assert pq.read_table(output).equals(whole(STEPS)[1])
+    assert not folder.exists()
+    # what a sweep is known by is not dropped unasked
+    folder.mkdir()
+    (folder / "manifest.json").write_bytes(b"{")
+    with pytest.raises(SweepError, match="--restart removes it"):
+        run_sweep(STEPS, output)
