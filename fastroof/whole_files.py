@@ -154,9 +154,7 @@ def write_files(folder: str | Path, contents: Mapping[str, bytes], links: Mappin
         _write_beside(folder, aside, contents, links)
 
 
-def _write_beside(
-    folder: Path, aside: Path, contents: Mapping[str, bytes], links: Mapping[str, str]
-) -> None:
+def _write_beside(folder: Path, aside: Path, contents: Mapping[str, bytes], links: Mapping[str, str]) -> None:
     """Write files into a folder by way of another in it, which is removed."""
     made: list[Path] = []
     put: list[tuple[Path, Path | None]] = []

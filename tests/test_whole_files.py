@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from fastroof import whole_files
 from fastroof.errors import BackendError
 from fastroof.unfinished import remove_unfinished
-from fastroof import whole_files
 from fastroof.whole_files import (
     check_file_place,
     whole_file,
