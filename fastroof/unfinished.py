@@ -51,7 +51,9 @@ def held_unfinished(place: Path, *, is_folder: bool) -> Iterator[Path]:
                 yield unfinished
                 return
         finally:
-            os.close(held)
+            # nothing was written by way of it: what its end says is not what became of the file
+            with contextlib.suppress(OSError):
+                os.close(held)
 
 
 def _is_there(path: Path, held: int) -> bool:

@@ -234,6 +234,20 @@ def test_who_loses_what_it_began_before_it_was_locked_begins_again(tmp_path, mon
     assert content(tmp_path) == {"a": b"whole"}
 
 
+def test_the_end_of_a_lock_hides_no_error(tmp_path, monkeypatch):
+    close = os.close
+
+    def ended(held):
+        close(held)
+        fails()
+
+    monkeypatch.setattr(os, "close", ended)
+    with pytest.raises(RuntimeError), whole_file(tmp_path / "a") as unfinished:
+        half(unfinished)
+    write_whole(tmp_path / "a", "whole")
+    assert content(tmp_path) == {"a": b"whole"}
+
+
 def content(folder):
     return {
         str(path.relative_to(folder)): os.readlink(path) if path.is_symlink() else path.read_bytes()

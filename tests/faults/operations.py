@@ -37,6 +37,8 @@ class Operation:
         Whether it replaces what is there; else it refuses to.
     leaves : str
         A pattern of what a run that failed may leave, which the next one makes use of or removes.
+    stays : str
+        A pattern of what a killed run leaves that later ones do not remove.
     needs_old : bool
         Whether it changes what is there, and makes nothing.
     interrupted : bool
@@ -50,6 +52,7 @@ class Operation:
     together: bool = True
     replaces: bool = True
     leaves: str = ""
+    stays: str = ""
     needs_old: bool = False
     interrupted: bool = False
     always_succeeds: bool = False
@@ -163,9 +166,9 @@ def _export(command: str, place: str, *options: str) -> Run:
 
 def _export_c(folder: Path, inputs: Path, version: int, again: bool) -> None:
     """The files of the export without compiling, which takes a second; beside a file of the user's own."""
-    from fastroof.backends.c import objects
+    from fastroof.backends.c import export
 
-    objects.object_code = lambda *_: b"code" * 1000
+    export.object_code = lambda *_: b"code" * 1000  # type: ignore[attr-defined]
     _export("c", "step", "--no-shared")(folder, inputs, version, again)
 
 
@@ -345,6 +348,12 @@ OPERATIONS: Final = (
     Operation("plot, PNG", _picture(".png")),
     Operation("plot, SVG", _picture(".svg")),
     Operation("calibrate", _calibrate),
-    Operation("compiled loops", _loops, always_succeeds=True),
+    Operation(
+        "compiled loops",
+        _loops,
+        together=False,
+        always_succeeds=True,
+        stays=r"loops-0/\w+-[0-9a-f]{32}\.loop\.[0-9a-f]{16}",
+    ),
 )
 """All of them."""
