@@ -69,6 +69,8 @@ def test_what_was_killed_is_continued(tmp_path: Path) -> None:
     kills = """
 import json, sys
 from pathlib import Path
+from tests.faults.kills import count_kills
+
 counts = count_kills(12, 21, Path(sys.argv[1]), sys.argv[2:])
 print(json.dumps({name: vars(of) for name, of in counts.items()}))
 """
