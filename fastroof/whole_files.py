@@ -309,8 +309,10 @@ def check_file_place(path: Path, what: str, error: type[FastroofError] = Fastroo
     if not _is_device(path):
         with write_errors(what, error):
             probe = unfinished_path(path)
-            probe.touch()
-            probe.unlink()
+            try:
+                probe.touch()
+            finally:
+                probe.unlink(missing_ok=True)
 
 
 def write_output(

@@ -248,6 +248,19 @@ def test_the_end_of_a_lock_hides_no_error(tmp_path, monkeypatch):
     assert content(tmp_path) == {"a": b"whole"}
 
 
+def test_looking_whether_there_is_a_place_leaves_nothing(tmp_path, monkeypatch):
+    touch = Path.touch
+
+    def failing(path):
+        touch(path)
+        fails()
+
+    monkeypatch.setattr(Path, "touch", failing)
+    with pytest.raises(BackendError, match="No space left"):
+        check_file_place(tmp_path / "a", "page", BackendError)
+    assert os.listdir(tmp_path) == []
+
+
 def content(folder):
     return {
         str(path.relative_to(folder)): os.readlink(path) if path.is_symlink() else path.read_bytes()
