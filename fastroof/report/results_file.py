@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -10,11 +11,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from fastroof.arrays import Bools, Floats, Longs
 from fastroof.documents import parse_json
 from fastroof.errors import FastroofError
+from fastroof.parquet import PARQUET_ERRORS, open_parquet, read_parquet
 from fastroof.units import US_PER_MS, US_PER_S
 
 __all__ = ["KINDS", "RateColumns", "Results", "ResultsKind", "read_results"]
@@ -233,7 +234,7 @@ class Results:
     def rows(self, indices: Longs) -> dict[str, list[Any]]:
         """Every column of some rows, given in ascending order, without the others in memory."""
         groups, start = [], 0
-        with pq.ParquetFile(self.path) as file:
+        with self._undamaged(), open_parquet(self.path) as file:
             for group in range(file.num_row_groups):
                 stop = start + file.metadata.row_group(group).num_rows
                 first, last = np.searchsorted(indices, (start, stop))
@@ -248,7 +249,16 @@ class Results:
         return {name: columns[name] for name in self.columns}
 
     def _column(self, name: str) -> Any:
-        return pq.read_table(self.path, columns=[name])[name]
+        with self._undamaged():
+            return read_parquet(self.path, [name])[name]
+
+    @contextmanager
+    def _undamaged(self) -> Iterator[None]:
+        """Say of a file that opens and cannot be read what is wrong with it."""
+        try:
+            yield
+        except PARQUET_ERRORS as error:
+            raise FastroofError(f"{self.path} is damaged ({error}): run its sweep again") from None
 
 
 def read_results(path: str | Path) -> Results:
@@ -271,11 +281,11 @@ def read_results(path: str | Path) -> Results:
     """
     path = Path(path)
     try:
-        schema = pq.read_schema(path)
-        num_rows = pq.read_metadata(path).num_rows
+        with open_parquet(path) as file:
+            schema, num_rows = file.schema_arrow, file.metadata.num_rows
     except FileNotFoundError:
         raise FastroofError(f"{path} does not exist; fastroof sweep writes results") from None
-    except (OSError, pa.ArrowException) as error:
+    except PARQUET_ERRORS as error:
         why = "a folder" if path.is_dir() else f"no Parquet file ({str(error).splitlines()[0]:.100})"
         raise FastroofError(
             f"{path} is {why}; need the results of fastroof sweep -o results.parquet"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from hashlib import sha256
 from typing import Any, Final
 
 import pyarrow as pa
@@ -121,4 +122,7 @@ class CollectedShard(Collected):
         if self._held:
             self._write(self._reduced())
         units, results = zip(*self._outcomes, strict=True) if self._outcomes else ((), ())
-        self.results.add_metadata({"fastroof.outcomes": outcomes_to_json(units, results)})
+        outcomes = outcomes_to_json(units, results)
+        # metadata has no checksum of Parquet's
+        digest = sha256(outcomes.encode()).hexdigest()
+        self.results.add_metadata({"fastroof.outcomes": outcomes, "fastroof.outcomes_sha256": digest})

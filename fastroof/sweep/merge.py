@@ -6,7 +6,7 @@ import heapq
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from fastroof.documents import parse_json
 from fastroof.errors import SweepError
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from fastroof.sweep.shard_files import ShardFile
 
 __all__ = ["merge_shards"]
-
-_OF_A_SHARD: Final = ("fastroof.shard", "fastroof.outcomes")
 
 
 def merge_shards(shards: Iterable[str | Path], output: str | Path) -> Summary:
@@ -67,7 +65,7 @@ def merge_shards(shards: Iterable[str | Path], output: str | Path) -> Summary:
     from fastroof.sweep.collect import Collected
     from fastroof.sweep.identity import inputs_hash
     from fastroof.sweep.result_file import ResultFile
-    from fastroof.sweep.shard_files import ShardFile
+    from fastroof.sweep.shard_files import OF_A_SHARD, ShardFile
 
     files = _checked_shards([ShardFile(Path(path)) for path in shards])
     if Path(output).exists() and any(Path(output).samefile(file.path) for file in files):
@@ -79,10 +77,14 @@ def merge_shards(shards: Iterable[str | Path], output: str | Path) -> Summary:
     if inputs_hash(sweep) != metadata["fastroof.inputs_hash"]:
         raise SweepError("a model, GPU, runtime or trace of the spec is not here what it was for the shards")
     units = sweep.units()
+    schema = arrow_schema(
+        sweep.columns, {key: value for key, value in metadata.items() if key not in OF_A_SHARD}
+    )
+    for file in files:
+        file.check_columns(schema)
     of_file = [file.results(shard_units(units, file.shard)) for file in files]
     merged = heapq.merge(*of_file, key=lambda numbered: numbered[0])
-    kept = {key: value for key, value in metadata.items() if key not in _OF_A_SHARD}
-    with ResultFile(Path(output), arrow_schema(sweep.columns, kept)) as results:
+    with ResultFile(Path(output), schema) as results:
         collected = Collected(sweep, results)
         for unit, (_, result) in zip(units, merged, strict=True):
             collected.add(unit, result)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from hashlib import sha256
 from pathlib import Path
+from typing import Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from fastroof.errors import SweepError
+from fastroof.parquet import PARQUET_ERRORS, open_parquet
 from fastroof.sweep.identity import IDENTITY_KEYS
 from fastroof.sweep.shards import Shard
 from fastroof.sweep.unit_rows import UNIT_FIELD, outcomes_from_json, rows_by_unit
 from fastroof.sweep.units import UnitResult, WorkUnit
 
-__all__ = ["ShardFile", "shard_schema"]
+__all__ = ["OF_A_SHARD", "ShardFile", "shard_schema"]
+
+OF_A_SHARD: Final = ("fastroof.shard", "fastroof.outcomes", "fastroof.outcomes_sha256")
+"""Metadata that a shard's file has beside that of results."""
 
 
 def shard_schema(schema: pa.Schema, shard: Shard) -> pa.Schema:
@@ -29,27 +34,41 @@ class ShardFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self.parquet = pq.ParquetFile(path)
+            self.parquet = open_parquet(path)
         except FileNotFoundError:
             raise SweepError(f"{path}: there is no such file") from None
-        except (OSError, pa.ArrowException) as error:
+        except PARQUET_ERRORS as error:
             raise SweepError(f"{path} cannot be read as Parquet ({error})") from None
         # of the file, not of its schema: what is known at the end of writing is in there only
         metadata = self.parquet.metadata.metadata or {}
         self.metadata = {
-            key.decode(): value.decode() for key, value in metadata.items() if key.startswith(b"fastroof.")
+            key.decode(errors="replace"): value.decode(errors="replace")
+            for key, value in metadata.items()
+            if key.startswith(b"fastroof.")
         }
-        if not {"fastroof.shard", "fastroof.outcomes", *IDENTITY_KEYS} <= self.metadata.keys():
+        if (
+            not {"fastroof.shard", "fastroof.outcomes", "fastroof.outcomes_sha256", *IDENTITY_KEYS}
+            <= self.metadata.keys()
+        ):
             raise SweepError(
                 f"{path} is no shard of a sweep: need files that `fastroof sweep --shard i/n` wrote"
             )
         self.shard = Shard.from_text(self.metadata["fastroof.shard"])
 
+    def check_columns(self, schema: pa.Schema) -> None:
+        """Raise SweepError where the columns are not those of the sweep's results, which have this schema."""
+        columns = self.parquet.schema_arrow.remove_metadata()
+        if columns != shard_schema(schema, self.shard).remove_metadata():
+            raise SweepError(f"{self.path} has other columns than its sweep: run shard {self.shard} again")
+
     def results(self, units: Sequence[WorkUnit]) -> Iterator[tuple[int, UnitResult]]:
         """Yield the number and result of each of its units in order, and check that they are its units."""
         nothing = pa.RecordBatch.from_pylist([], schema=_bare_schema(self.parquet.schema_arrow))
+        written = self.metadata["fastroof.outcomes"]
+        if sha256(written.encode()).hexdigest() != self.metadata["fastroof.outcomes_sha256"]:
+            raise SweepError(f"{self.path} is damaged: run shard {self.shard} again")
         try:
-            outcomes = outcomes_from_json(self.metadata["fastroof.outcomes"], nothing)
+            outcomes = outcomes_from_json(written, nothing)
         except ValueError:
             raise SweepError(
                 f"{self.path} was written by another version of fastroof: run shard {self.shard} again"
@@ -57,7 +76,7 @@ class ShardFile:
         expected = [unit.number for unit in units]
         if list(outcomes) != expected:
             raise SweepError(f"{self.path} does not hold the units of shard {self.shard}: run it again")
-        rows = _rows_in_order(self.parquet)
+        rows = self._rows_in_order()
         number, batch = next(rows, (None, nothing))
         for unit, result in outcomes.items():
             batches = []
@@ -69,14 +88,20 @@ class ShardFile:
         if number is not None:
             raise SweepError(f"{self.path} holds rows of unit {number}, which is not of shard {self.shard}")
 
+    def _rows_in_order(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yield rows of one unit after another; those of one unit may come in several batches."""
+        batches = self.parquet.iter_batches()
+        while True:
+            try:
+                batch = next(batches, None)
+            except PARQUET_ERRORS as error:
+                raise SweepError(f"{self.path} is damaged ({error}): run shard {self.shard} again") from None
+            if batch is None:
+                return
+            table = pa.Table.from_batches([batch]).replace_schema_metadata(None)
+            numbers = table[UNIT_FIELD.name].unique().to_pylist()
+            yield from zip(numbers, rows_by_unit(table, numbers), strict=True)
+
 
 def _bare_schema(schema: pa.Schema) -> pa.Schema:
     return schema.remove(schema.get_field_index(UNIT_FIELD.name)).remove_metadata()
-
-
-def _rows_in_order(parquet: pq.ParquetFile) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield rows of one unit after another; those of one unit may come in several batches."""
-    for batch in parquet.iter_batches():
-        table = pa.Table.from_batches([batch]).replace_schema_metadata(None)
-        numbers = table[UNIT_FIELD.name].unique().to_pylist()
-        yield from zip(numbers, rows_by_unit(table, numbers), strict=True)

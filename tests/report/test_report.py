@@ -610,3 +610,22 @@ def test_few_rows_without_any_choice(
     browser.open(write_report(path, tmp_path / "r.html").path)
     assert browser.complaints == []
     assert browser.run("document.querySelectorAll('#rows tbody tr').length") == 1
+
+
+def test_damaged_results_are_refused_by_name(stepped: Path, tmp_path: Path) -> None:
+    """A bit of a page flips after the file was opened: nothing is drawn from it."""
+    content = stepped.read_bytes()
+    with pq.ParquetFile(stepped) as file:
+        names = [file.schema_arrow.names[i] for i in range(file.metadata.num_columns)]
+        chunk = file.metadata.row_group(0).column(names.index("step_us"))
+        start = chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
+        end = start + chunk.total_compressed_size
+    path = tmp_path / "flipped.parquet"
+    flipped = bytearray(content)
+    flipped[end - 8] ^= 1
+    path.write_bytes(flipped)
+    results = read_results(path)
+    with pytest.raises(FastroofError, match=r"flipped\.parquet is damaged .*run its sweep again"):
+        results.numbers("step_us")
+    with pytest.raises(FastroofError, match=r"flipped\.parquet is damaged .*run its sweep again"):
+        results.rows(np.array([0]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -126,6 +127,26 @@ def test_what_is_no_whole_set_of_shards_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SweepError, match="is one of the shards"):
         merge_shards([one, two], one)
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_no_flipped_bit_of_a_shard_changes_a_merged_row(tmp_path: Path) -> None:
+    one, two = sharded({**STEPS, "models": ["llama-3.1-8b"]}, tmp_path, 2)
+    summary = merge_shards([one, two], tmp_path / "whole.parquet")
+    whole = pq.read_table(tmp_path / "whole.parquet")
+    content, random, refused = two.read_bytes(), Random(21), 0
+    for _ in range(60):
+        flipped = bytearray(content)
+        flipped[random.randrange(len(flipped))] ^= 1 << random.randrange(8)
+        two.write_bytes(flipped)
+        try:
+            again = merge_shards([one, two], tmp_path / "merged.parquet")
+        except SweepError:
+            refused += 1
+        else:
+            assert pq.read_table(tmp_path / "merged.parquet").equals(whole)
+            assert (again.evaluations, again.rows) == (summary.evaluations, summary.rows)
+            (tmp_path / "merged.parquet").unlink()
+    assert refused > 20  # the footer, which has no checksum, is most of so short a file
 
 
 def test_a_shard_with_units_of_another_is_refused(tmp_path: Path) -> None:

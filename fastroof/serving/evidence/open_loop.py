@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from fastroof.columns import Column
 from fastroof.config.paths import bench_data_root
 from fastroof.errors import TableError, TraceError
 from fastroof.load.own import SERVING_FOLDER
+from fastroof.parquet import PARQUET_ERRORS, read_parquet
 from fastroof.serving.evidence.record_files import read_records
 from fastroof.serving.evidence.served_as import check_served
 from fastroof.serving.evidence.throughput_rows import (
@@ -214,10 +214,10 @@ def read_requests(path: str | Path) -> Trace:
         If it is no such file.
     """
     try:
-        table = pq.read_table(path, columns=REQUEST_SCHEMA.names).cast(REQUEST_SCHEMA)
+        table = read_parquet(path, REQUEST_SCHEMA.names).cast(REQUEST_SCHEMA)
         arrival_s, prompt, output, cached = (table[name].to_numpy() for name in REQUEST_SCHEMA.names)
         return Trace(arrival_s, prompt, output, cached, name=Path(path).stem)
-    except (OSError, pa.ArrowException, KeyError, ValueError, TraceError) as error:
+    except (*PARQUET_ERRORS, TraceError) as error:
         raise TableError(f"{path}: cannot be read as requests: {error}") from None
 
 
