@@ -81,6 +81,16 @@ def test_no_folder_above_may_be_another_users(chain: Path, depth: int) -> None:
     assert not is_opened(chain)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has folders of root's that all may write to")
+def test_a_user_may_pass_through_roots_folders(chain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chain.parent.chmod(0o1777)
+    os.chown(chain, NOBODY, NOBODY)
+    monkeypatch.setattr(trusted_folders.os, "geteuid", lambda: NOBODY)
+    assert is_opened(chain)
+    chain.parent.chmod(0o777)
+    assert not is_opened(chain)
+
+
 def test_a_users_own_group_may_write(chain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chain.parent.chmod(0o775)
     assert not is_opened(chain)

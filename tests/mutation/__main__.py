@@ -19,7 +19,7 @@ from typing import Any, Final
 from tests.mutation.child import Changed, limit, run_tests, without_jit
 from tests.mutation.mutants import Mutant, count_of, mutant_of
 from tests.mutation.processes import Partner, in_child
-from tests.mutation.selection import CHECKOUT, Recorded, record, stages
+from tests.mutation.selection import CHECKOUT, Recorded, merged, record, stages
 from tests.mutation.warm import Warm
 
 AREAS: Final = {
@@ -62,22 +62,22 @@ _GROUP: Final = {
 }
 """Whose tests an area's mutants meet."""
 
-# Processor seconds of the unchanged tests of each stage.
-_BUDGETS_S: Final = (1.0, 8.0)
+_FIRST_S: Final = 1.0
+"""Processor seconds of the unchanged tests that a mutant meets first."""
 _WORDS: Final = {1: "failed", 2: "collection", 3: "pytest itself", 4: "collection", 5: "no tests"}
 
 
 class _Tried:
     """The tests of a group, collected by a process that waits for mutants."""
 
-    def __init__(self, seen: Recorded, jit: bool) -> None:
-        self._seen, self._jit = seen, jit
+    def __init__(self, seen: Recorded, jit: bool, most_s: float) -> None:
+        self._seen, self._jit, self._budgets_s = seen, jit, (_FIRST_S, most_s)
         self._warm: Partner | None = None
 
     def __call__(self, mutant: Mutant, number: int | None) -> dict[str, Any]:
         """Run a mutant's tests and say what noticed it; of ``number`` None, the module as it is."""
         file = file_of(mutant.module)
-        planned = [tests for tests in stages(mutant, file, self._seen, _BUDGETS_S) if tests]
+        planned = [tests for tests in stages(mutant, file, self._seen, self._budgets_s) if tests]
         if not planned:
             return {"result": "no tests", "tests": 0, "seconds": 0.0}
         started = time.monotonic()
@@ -126,7 +126,7 @@ class _Tried:
         changed = Changed(mutant.module, number)
         sys.meta_path.insert(0, changed)
         for tests in planned:
-            limit(20.0 + 6.0 * sum(self._seen.seconds[test] for test in tests))
+            limit(15.0 + 3.0 * sum(self._seen.seconds[test] for test in tests))
             say({"stage": len(tests)})
             code, session = run_tests((test.partition("::")[0] for test in tests), tests)
             if code:
@@ -157,19 +157,27 @@ def _drawn(area: str, seed: int) -> Iterator[Mutant]:
         yield mutant_of(module, sources[module], number)
 
 
-def _record(group: str, folder: Path, say: Callable[[Any], None]) -> None:
+def _record(group: str, paths: list[str], target: Path, say: Callable[[Any], None]) -> None:
     if group == "compiled":
         without_jit()
-    record(*_TESTS[group], folder / f"{group}.pickle")
+    record(paths, _TESTS[group][1], target)
 
 
-def _record_all(folder: Path, groups: Iterable[str]) -> None:
+def _record_all(folder: Path, groups: Iterable[str], only: list[str] | None) -> None:
+    """Record the tests of groups, or of these files alone, in the place of what was seen of them before."""
     for group in groups:
         started = time.monotonic()
-        said, ended = in_child(partial(_record, group, folder), 3600.0)
-        if ended:
+        name = f"{group}-new" if only else group
+        work = partial(_record, group, only or _TESTS[group][0], folder / f"{name}.pickle")
+        said, ended = in_child(work, 3600.0)
+        if ended or said:
             raise SystemExit(f"recording the tests of {group} ended with {ended}: {said}")
-        seen, failed = _read(folder, group)
+        seen, failed = _read(folder, name)
+        if only:
+            (folder / f"{name}.pickle").unlink()
+            there = (folder / f"{group}.pickle").exists()
+            whole = merged(_read(folder, group)[0], seen, only) if there else seen
+            (folder / f"{group}.pickle").write_bytes(pickle.dumps((whole._asdict(), failed)))
         print(f"{group}: {len(seen.seconds)} tests passed in {time.monotonic() - started:.0f} s", flush=True)
         for name, how in failed.items():
             print(f"  left out, since it fails on the product as it is: {name}: {how}", flush=True)
@@ -199,8 +207,10 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=1e9, help="stop after this time")
     parser.add_argument("--module", help="every mutant of this module, and no others")
     parser.add_argument("--function", help="of the module, what lies in this function alone")
-    parser.add_argument("--again", action="store_true", help="try again those on record as not killed")
+    parser.add_argument("--again", action="store_true", help="those on record as not killed, and no others")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of tests, for what the first let live")
     parser.add_argument("--record", action="append", choices=_TESTS, help="first see what tests run; again")
+    parser.add_argument("--only", action="append", help="of the tests to record, this file's; others stay")
     parser.add_argument("--folder", type=Path, default=CHECKOUT / "build" / "mutation", help="for records")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
@@ -211,7 +221,9 @@ def main() -> None:
     areas = given.area or list(AREAS)
     needed = sorted({_GROUP[area] for area in areas})
     _record_all(
-        given.folder, given.record or [g for g in needed if not (given.folder / f"{g}.pickle").exists()]
+        given.folder,
+        given.record or [g for g in needed if not (given.folder / f"{g}.pickle").exists()],
+        given.only,
     )
 
     results = given.folder / "results.jsonl"
@@ -228,7 +240,7 @@ def main() -> None:
             queues[area] = (one for _, one in zip(range(share), drawn, strict=False))
     checked: set[str] = set()
     seen = {group: _read(given.folder, group)[0] for group in needed}
-    tried = {group: _Tried(seen[group], group != "compiled") for group in needed}
+    tried = {group: _Tried(seen[group], group != "compiled", given.seconds) for group in needed}
     counts: Counter[tuple[str, str]] = Counter()
     # the areas in turn, so that whatever the time allows is even
     while queues and time.monotonic() < until:
@@ -238,7 +250,10 @@ def main() -> None:
                 del queues[area]
                 continue
             before = done.get((mutant.module, mutant.number))
-            if before and not (given.again and before["result"] != "killed"):
+            if given.again:
+                if not before or before["result"] == "killed":
+                    continue
+            elif before:
                 continue
             attempt = tried[_GROUP[area]]
             if area not in checked:

@@ -147,7 +147,7 @@ def _of_statement(statement: ast.stmt, inside: str) -> Iterator[_Change]:
     if isinstance(statement, ast.Return) and statement.value is not None:
         yield from _of_result(statement, inside)
     if isinstance(statement, ast.If | ast.While):
-        yield _condition(statement, statement, inside)
+        yield from _condition(statement, statement, inside)
     for field, value in ast.iter_fields(statement):
         if field in {"annotation", "targets", "target", "type_comment"}:
             continue
@@ -181,7 +181,7 @@ def _of_expression(node: ast.expr, statement: ast.stmt, parent: ast.AST, inside:
         kind = "condition" if isinstance(node.op, ast.Not) else "sign"
         yield _Change(kind, node, statement, inside, _swap(parent, node, node.operand))
     elif isinstance(node, ast.IfExp):
-        yield _condition(node, statement, inside)
+        yield from _condition(node, statement, inside)
     elif isinstance(node, ast.Constant):
         for value in _other_values(node.value):
             yield _Change("constant", node, statement, inside, _setter(node, "value", value))
@@ -202,17 +202,25 @@ def _of_result(statement: ast.Return, inside: str) -> Iterator[_Change]:
     """A returned number or truth, negated; of other results nobody can say."""
     value = statement.value
     assert value is not None
-    if isinstance(value, ast.BoolOp | ast.Compare) or (
-        isinstance(value, ast.UnaryOp) and isinstance(value.op, ast.Not)
-    ):
-        yield _Change("result", value, statement, inside, _swap(statement, value, _negated(value)))
+    if isinstance(value, ast.BoolOp | ast.Compare):
+        if not _is_negated_elsewhere(value):
+            yield _Change("result", value, statement, inside, _swap(statement, value, _negated(value)))
     elif isinstance(value, ast.BinOp) and not _is_text(value):
         minus = ast.copy_location(ast.UnaryOp(ast.USub(), value), value)
         yield _Change("result", value, statement, inside, _swap(statement, value, minus))
 
 
-def _condition(node: ast.If | ast.While | ast.IfExp, statement: ast.stmt, inside: str) -> _Change:
-    return _Change("condition", node.test, statement, inside, _swap(node, node.test, _negated(node.test)))
+def _condition(node: ast.If | ast.While | ast.IfExp, statement: ast.stmt, inside: str) -> Iterator[_Change]:
+    if not _is_negated_elsewhere(node.test):
+        swap = _swap(node, node.test, _negated(node.test))
+        yield _Change("condition", node.test, statement, inside, swap)
+
+
+def _is_negated_elsewhere(node: ast.expr) -> bool:
+    """Whether a change of the expression itself is its negation: ``not x``, and one comparison."""
+    if isinstance(node, ast.Compare):
+        return len(node.ops) == 1
+    return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
 
 
 def _negated(node: ast.expr) -> ast.expr:

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from tests.mutation.child import run_tests
 from tests.mutation.mutants import Mutant
 
-__all__ = ["Recorded", "record", "stages"]
+__all__ = ["Recorded", "merged", "record", "stages"]
 
 CHECKOUT: Final = Path(__file__).resolve().parents[2]
 
@@ -54,6 +54,24 @@ def record(paths: Iterable[str], options: Iterable[str], target: Path) -> None:
         }
     seconds = {name: session.seconds[name] for name in passed}
     target.write_bytes(pickle.dumps((Recorded(seconds, lines)._asdict(), session.failed)))
+
+
+def merged(before: Recorded, new: Recorded, files: Iterable[str]) -> Recorded:
+    """Put what was seen of some files of tests in the place of what was seen of them before."""
+    paths = set(files)
+
+    def stays(test: str) -> bool:
+        return test.partition("::")[0] not in paths
+
+    seconds = {test: s for test, s in before.seconds.items() if stays(test)} | new.seconds
+    lines = {
+        file: {line: {*filter(stays, tests)} for line, tests in of_file.items()}
+        for file, of_file in before.lines.items()
+    }
+    for file, of_file in new.lines.items():
+        for line, tests in of_file.items():
+            lines.setdefault(file, {}).setdefault(line, set()).update(tests)
+    return Recorded(seconds, lines)
 
 
 def stages(mutant: Mutant, file: str, seen: Recorded, budgets_s: tuple[float, ...]) -> list[list[str]]:

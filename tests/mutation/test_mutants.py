@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from tests.mutation.mutants import count_of, mutant_of, mutated
-from tests.mutation.selection import CHECKOUT
+from tests.mutation.selection import CHECKOUT, Recorded, merged
 
 SOURCE = '''
 """Text, 1 + 1."""
@@ -56,7 +56,6 @@ def test_what_is_changed():
         ("", "60", "61"),
         ("area", "2", "4"),
         ("area", "not width", "width"),
-        ("area", "not width", "not not width"),
         ("area", "width * height", "width / height"),
         ("area", "width >= 0", "width > 0"),
         ("area", "-height", "height"),
@@ -64,6 +63,8 @@ def test_what_is_changed():
         ("Shape", "4", "5"),
         ("Shape.corners", "n != 9", "n == 9"),
     } <= changes
+    # a negation is one mutant, whichever way it is written
+    assert not [after for _, _, after in changes if after.startswith(("not not", "not width >="))]
     # nothing of types, text, errors, decorators and what guards Python itself
     assert not {before for _, before, _ in changes} & {"3", "5", "7", "width + 1", "'int < 3'"}
     assert ("Shape.corners", "True", "False") not in changes
@@ -75,6 +76,17 @@ def test_a_mutant_says_where_it_is():
     line = SOURCE.splitlines()[one.line - 1]
     assert one.context == line.strip()
     assert one.statement == (one.line, one.line)
+
+
+def test_a_file_of_tests_recorded_again_takes_the_place_of_what_was_seen_of_it():
+    before = Recorded({"a.py::one": 1.0, "a.py::two": 1.0, "b.py::one": 2.0}, {"m.py": {
+        1: {"a.py::one", "b.py::one"}, 2: {"a.py::two"},
+    }})  # fmt: skip
+    new = Recorded({"a.py::one": 3.0}, {"m.py": {2: {"a.py::one"}}, "n.py": {5: {"a.py::one"}}})
+    assert merged(before, new, ["a.py"]) == Recorded(
+        {"a.py::one": 3.0, "b.py::one": 2.0},
+        {"m.py": {1: {"b.py::one"}, 2: {"a.py::one"}}, "n.py": {5: {"a.py::one"}}},
+    )
 
 
 _CHILD = """

@@ -63,7 +63,7 @@ class Warm:
                 say({"cold": True})
                 return
             for stage in stages:
-                limit(20.0 + 6.0 * sum(self._seconds[item.nodeid] for item in stage))
+                limit(4.0 + 3.0 * sum(self._seconds[item.nodeid] for item in stage))
                 say({"stage": len(stage)})
                 for item, after in zip(stage, [*stage[1:], None], strict=True):
                     item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)

@@ -177,6 +177,8 @@ def test_another_distribution_lends_where_nothing_has_the_one_that_is_asked_for(
     assert MOE.lenders(tables, wanted)[0].shape == SPLITS[0]
     assert nearest_routing("power_law_1.2", ["balanced", "power_law_1.01"]) == "power_law_1.01"
     assert nearest_routing("uniform", ["power_law_1.2", "balanced"]) == "balanced"
+    # even routing has no skew at all: 1.01 is further from it than from 1.9
+    assert nearest_routing("power_law_1.01", ["balanced", "power_law_1.9"]) == "power_law_1.9"
     assert nearest_routing("balanced", []) == ""
 
 

@@ -54,6 +54,11 @@ def assert_as_naive(plan, work):
     found = [scheduler.first_found.get(request.index, -1) for request in naive.requests]
     assert got.cached_tokens.tolist() == found
     assert got.gaps.sum() == len(naive.gaps_us)
+    # a token that somebody got is a request's first one, or comes after a gap; steps made it, and those that
+    # were for requests taken away meanwhile
+    tokens, made = np.isfinite(got.first_us).sum() + len(naive.gaps_us), got.series[:, -1].sum()
+    assert made >= tokens
+    assert made == tokens or got.preemptions.any() or not np.isfinite(got.last_us[arrived]).all()
     counters = got.counters
     assert counters["steps"] == len(naive.steps)
     assert counters["evictions"] == scheduler.pool.evictions

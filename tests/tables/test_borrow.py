@@ -136,6 +136,25 @@ def test_beyond_the_measured_group_sizes_the_distance_to_the_roofline_is_held():
     assert got.origin.tolist() == [3, 3]
 
 
+@pytest.mark.parametrize(("wanted", "batch"), [((16, 1), 4), ((32, 2), 2), ((64, 4), 1)])
+def test_beyond_the_measured_group_sizes_rows_lend_at_equal_batch_times_kv_heads(wanted, batch):
+    points = {(b, x): 5.0 * b + x / 100 for b in (1, 2, 4) for x in (64, 4096)}
+    tables = handmade_tables(attention_decode=attention_rows(points, (8, 2, 128)))
+    own, lent = (
+        naive.Attention(
+            {at: float(us) for at, us in points.items()},
+            naive.decode_work(tables.gpu, ("bf16", *heads, 128)),
+            is_decode=True,
+        )
+        for heads in (wanted, (8, 2))
+    )
+    # four sequences x KV heads each: two sequences of the lender's
+    got = decode(tables, *wanted, batch, np.array([64, 4096]))
+    expected = [points[2, x] * own.bound(batch, x) / lent.bound(2, x) for x in (64, 4096)]
+    np.testing.assert_allclose(got.latency_us, expected, rtol=1e-12)
+    assert got.origin.tolist() == [3, 3]
+
+
 def test_the_nearest_measured_shape_lends():
     shapes = [HeadShape("bf16", 4 * kv, kv, 128) for kv in (1, 2, 8)]
     assert donors(HeadShape("bf16", 16, 4, 128), shapes)[0].num_kv_heads in (2, 8)

@@ -84,9 +84,20 @@ RAGGED = {
 """Scattered (n, k) pairs, each with m values of its own."""
 
 
+SMALL = {
+    (m, n, k): 3.0 + m / 64 + n / 500 + m * n * k / 1e7
+    for m in (1, 16, 256) for n in (64, 1024, 8192) for k in (64, 2048)
+}  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def ragged():
     return handmade_tables(gemm=gemm_rows(RAGGED))
+
+
+@pytest.fixture(scope="module")
+def small():
+    return handmade_tables(gemm=gemm_rows(SMALL))
 
 
 @pytest.mark.loops
@@ -98,6 +109,22 @@ def test_a_ragged_gemm_table_is_looked_up_as_the_naive_one(ragged, m, n, k):
     got = ragged.lookup("gemm", m=m, n=n, k=k)
     assert close(got.latency_us, expected)
     assert int(got.origin) == origin
+
+
+@pytest.mark.loops
+@given(m=sizes(28), n=sizes(24), k=sizes(24))
+def test_methods_of_a_small_gemm_table_are_the_naive_ones(small, m, n, k):
+    points, at = {tuple(map(float, p)): us for p, us in SMALL.items()}, (float(m), float(n), float(k))
+
+    def work(m: float, n: float, k: float) -> float:
+        return m * n * k
+
+    got = {
+        method: float(small.lookup("gemm", method=method, m=m, n=n, k=k).latency_us) for method in MFU_METHODS
+    }
+    assert close(got["floor"], naive.floor(points, work, at, (2, 1, 0)))
+    assert any(close(got["nearest"], us) for us in naive.nearest(points, work, at))
+    assert close(got["linear_mfu"], naive.linear_mfu(points, lambda p: points[p], work, at))
 
 
 @pytest.mark.loops

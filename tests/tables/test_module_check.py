@@ -36,6 +36,38 @@ def test_parts_are_three_projections_two_products_and_attention() -> None:
     np.testing.assert_allclose(found, [55.0 + kv / 256 for kv in KV], rtol=0.05)
 
 
+def test_projections_have_the_widths_of_deepseek_v3() -> None:
+    gemm = [
+        ("bf16", m, n, k, 5.0 + n / 700 + k / 300)
+        for m in (1, 64) for n in (64, 2048, 65536) for k in (64, 2048, 65536)
+    ]  # fmt: skip
+    bmm = [("bf16", p, h, t, 10.0) for p in ("pre", "post") for h in HEADS for t in (1, 64)]
+    attention = [("bf16", h, 512, 64, b, kv, 5.0 + kv / 256) for h in HEADS for b in (1, 64) for kv in KV]
+    tables = handmade_tables(gemm=gemm, mla_bmm=bmm, mla_decode=attention)
+    # down: the query's 1536, the cache's 512 and 64; up: 128 + 64 a head; out: 128 a head
+    sizes = ((1536 + 512 + 64, 7168), (16 * 192, 1536), (7168, 16 * 128))
+    gemms_us = sum(tables.lookup("gemm", m=1, n=n, k=k).latency_us for n, k in sizes)
+    found = parts_us(tables, 16, np.array(KV))
+    np.testing.assert_allclose(found, [gemms_us + 25.0 + kv / 256 for kv in KV], rtol=1e-12)
+
+
+def test_modules_meet_the_parts_of_their_own_heads() -> None:
+    gemm = [("bf16", m, n, k, 1.0) for m in (1, 64) for n in (64, 65536) for k in (64, 65536)]
+    bmm = [("bf16", p, h, t, 1.0) for p in ("pre", "post") for h in HEADS for t in (1, 64)]
+    us = {8: 10.0, 16: 100.0}
+    attention = [("bf16", h, 512, 64, b, kv, us[h]) for h in HEADS for b in (1, 64) for kv in KV]
+    # each takes twice its parts: three rows of 8 heads, and one of 16
+    rows = [(8, kv) for kv in KV] + [(16, KV[0])]
+    module = [
+        ("bf16", "bf16", "bf16", "deepseek-v3", h, b, kv, 2 * b * (us[h] + 5.0))
+        for h, kv in rows for b in (1, 64)
+    ]  # fmt: skip
+    tables = handmade_tables(gemm=gemm, mla_bmm=bmm, mla_decode=attention, mla_module_decode=module)
+    ((family,),) = module_families(tables).values()
+    assert "takes 2 times" in family.reason
+    assert family.excess_us == pytest.approx(15.0, rel=0.05)
+
+
 @pytest.mark.parametrize(("factor", "is_found"), [(0.8, False), (1.2, False), (1.6, True)])
 def test_a_module_far_above_its_parts_is_the_host(factor: float, is_found: bool) -> None:
     found = module_families(tables_of(factor))

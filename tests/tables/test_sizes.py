@@ -9,6 +9,7 @@ import pytest
 
 from fastroof.columns import ORIGIN_BORROWED
 from fastroof.errors import FastroofError, LookupInputError, MissingTableError
+from fastroof.tables.sizes import checked_points
 
 QUERIES: dict[str, dict[str, Any]] = {
     "gemm": {"m": 64, "n": 4096, "k": 4096},
@@ -46,6 +47,24 @@ def test_what_is_not_a_size_is_refused_by_name(h100, operator, name, bad):
     with pytest.raises(LookupInputError, match=rf"\b{name}\b") as error:
         h100.lookup(operator, **{**QUERIES[operator], name: bad})
     assert isinstance(error.value, FastroofError)
+
+
+@pytest.mark.parametrize(
+    ("name", "largest"),
+    [
+        ("n", 16_777_216), ("k", 16_777_216), ("batch_size", 16_777_216), ("num_gpus", 65_536),
+        ("num_q_heads", 65_536), ("num_kv_heads", 65_536), ("head_dim", 65_536),
+        ("message_bytes", 1_099_511_627_775), ("m", 268_435_456), ("kv_len", 268_435_456),
+    ],
+)  # fmt: skip
+def test_the_largest_size_is_taken_and_one_more_is_refused(name, largest):
+    assert checked_points({name: largest}).whole == {name: largest}
+    ((_, _, sizes),) = checked_points({name: [1, largest]}).chunks([])
+    assert sizes[name].tolist() == [1.0, largest]
+    with pytest.raises(LookupInputError, match=f"{name} must be at most {largest}, got {largest + 1}"):
+        checked_points({name: largest + 1})
+    with pytest.raises(LookupInputError, match=f"{name} must be at most {largest}, got {largest + 1}"):
+        list(checked_points({name: [1, largest + 1]}).chunks([]))
 
 
 @pytest.mark.parametrize("operator", QUERIES)
