@@ -13,8 +13,8 @@ from numba import carray, types  # type: ignore[attr-defined]
 
 from fastroof.compiled import plan_parts as parts
 from fastroof.compiled.c_steps import plan_arena, plan_word, sizes_at
+from fastroof.compiled.intrinsics import pointer_at, stack_words
 from fastroof.compiled.jit import jit_inline
-from fastroof.compiled.llvm import pointer_at, stack_words
 from fastroof.compiled.plan_files import BODY, FACTS_AT, FILE_BYTES, FILE_HEADER
 from fastroof.compiled.ragged_steps import ragged_steps_us
 from fastroof.compiled.steps import CODE_SIZES, MAX_KV_LEN, open_plan

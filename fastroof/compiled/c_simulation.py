@@ -14,8 +14,8 @@ import numpy as np
 from numba import carray, types  # type: ignore[attr-defined]
 
 from fastroof.compiled.c_steps import plan_arena
+from fastroof.compiled.intrinsics import pointer_at
 from fastroof.compiled.jit import jit_inline
-from fastroof.compiled.llvm import pointer_at
 from fastroof.compiled.request_sums import MAX_KV_LEN
 from fastroof.compiled.simulation.engine import engine_run
 from fastroof.compiled.simulation.records import GAP_BINS, SERIES_BINS, SERIES_FIELDS, Record

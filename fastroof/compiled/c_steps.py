@@ -14,8 +14,8 @@ import numpy as np
 from numba import carray, types  # type: ignore[attr-defined]
 
 from fastroof.compiled.callers import equal_chunks_us, equal_decodes_us, requests_step_us
+from fastroof.compiled.intrinsics import pointer_at
 from fastroof.compiled.jit import jit_inline
-from fastroof.compiled.llvm import pointer_at
 from fastroof.compiled.plan_files import (
     ARENA_FLOATS,
     CODE_FOREIGN,

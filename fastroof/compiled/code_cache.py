@@ -12,34 +12,31 @@ import logging
 import os
 import pickle
 import re
-import secrets
-import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 import llvmlite
 import numba
-import platformdirs
 from numba.core import config
 from numba.core.caching import NullCache
 from numba.core.compiler import CompileResult
 from numba.core.runtime.nrt import rtsys
 from numba.core.serialize import dumps
 
-from fastroof.compiled.trusted_folders import UntrustedFolder, is_ours, open_trusted
+from fastroof.compiled.kept_files import cache_roots, opened, read_kept, write_kept
+from fastroof.compiled.trusted_folders import UntrustedFolder
 
 __all__ = ["LoopCache", "cache_folders", "code_version"]
 
 _UNUSED: Final = timedelta(days=30)
 _FOLDER_NAME: Final = re.compile(r"loops-[0-9a-f]{16}")
 _FILE_NAME: Final = re.compile(r".+\.loop(\.[0-9a-f]+)?")
-_DIGEST_BYTES: Final = hashlib.sha256().digest_size
 
 # numba has no types for these
 _rebuild: Any = CompileResult._rebuild
@@ -70,11 +67,7 @@ def cache_folders() -> tuple[Path, ...]:
     ``FASTROOF_CACHE_DIR`` if it is set, then the user's cache. Code is read from all of them and written to
     the first that takes it, so that a cache made beforehand may be read-only and lack some of the loops.
     """
-    given = os.environ.get("FASTROOF_CACHE_DIR")
-    # platformdirs answers "~/.cache" where there is no home: no name for a folder of the working directory
-    users = Path(platformdirs.user_cache_dir("fastroof"))
-    roots = [*([Path(given)] if given else []), *([users] if users.is_absolute() else [])]
-    return tuple(root / f"loops-{_VERSION}" for root in roots) if _VERSION else ()
+    return tuple(root / f"loops-{_VERSION}" for root in cache_roots()) if _VERSION else ()
 
 
 class LoopCache(NullCache):
@@ -109,8 +102,8 @@ class LoopCache(NullCache):
         key = self._key(signature, target_context.codegen())
         for folder in self._folders():
             try:
-                with _opened(folder) as at:
-                    stored, parts = pickle.loads(_read(at, self._file_name(key)))
+                with opened(folder) as at:
+                    stored, parts = pickle.loads(read_kept(at, self._file_name(key)))
                     if stored == key:
                         with suppress(OSError):
                             os.utime(".", dir_fd=at)  # in use: see _remove_unused
@@ -128,7 +121,11 @@ class LoopCache(NullCache):
         distrusted = ""
         for folder in self._folders():
             try:
-                _write(folder, self._file_name(key), payload)
+                is_new = not folder.is_dir()
+                write_kept(folder, self._file_name(key), payload)
+                if is_new:
+                    with suppress(OSError), opened(folder.parent) as above:
+                        _remove_unused(above)
                 return
             except UntrustedFolder as error:
                 distrusted = distrusted or str(error)
@@ -150,54 +147,6 @@ class LoopCache(NullCache):
     def _file_name(self, key: tuple[Any, ...]) -> str:
         name = self._function.__qualname__.rpartition(".")[2]
         return f"{name}-{hashlib.sha256(repr(key).encode()).hexdigest()[:32]}.loop"
-
-
-@contextmanager
-def _opened(folder: Path, *, create: bool = False) -> Iterator[int]:
-    """Open a folder that nobody else can have written to: what is unpickled runs."""
-    at = open_trusted(folder, create=create)
-    try:
-        yield at
-    finally:
-        os.close(at)
-
-
-def _open_at_once(folder: int, name: str, flags: int) -> int:
-    """Open a file without following a link, and without waiting where somebody has put a pipe there."""
-    return os.open(name, flags | os.O_NONBLOCK | os.O_NOFOLLOW, dir_fd=folder)
-
-
-def _read(folder: int, name: str) -> bytes:
-    """The payload of a file, once it is known to be ours and whole."""
-    with open(name, "rb", opener=partial(_open_at_once, folder)) as file:
-        status = os.fstat(file.fileno())
-        if not (is_ours(status) and stat.S_ISREG(status.st_mode) and status.st_nlink == 1):
-            raise PermissionError(f"{name} may be somebody else's, or another file of ours")
-        data = file.read()
-    payload = data[_DIGEST_BYTES:]
-    # damaged machine code would not raise, it would run
-    if hashlib.sha256(payload).digest() != data[:_DIGEST_BYTES]:
-        raise ValueError(f"{name} is damaged")
-    return payload
-
-
-def _write(folder: Path, name: str, payload: bytes) -> None:
-    """Write a file that other processes see whole or not at all, where it will be believed."""
-    is_new = not folder.is_dir()
-    with _opened(folder, create=True) as at:
-        unfinished = f"{name}.{secrets.token_hex(8)}"
-        # writable by nobody else, whatever the umask
-        create = partial(os.open, mode=0o644, dir_fd=at)
-        try:
-            with open(unfinished, "xb", opener=create) as file:
-                file.write(hashlib.sha256(payload).digest() + payload)
-            os.replace(unfinished, name, src_dir_fd=at, dst_dir_fd=at)
-        finally:
-            with suppress(FileNotFoundError):
-                os.unlink(unfinished, dir_fd=at)
-    if is_new:
-        with suppress(OSError), _opened(folder.parent) as above:
-            _remove_unused(above)
 
 
 def _remove_unused(root: int) -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Final, TypeVar, cast
 
-import numba
-from numba.core.compiler_lock import global_compiler_lock
-
-from fastroof.compiled.code_cache import LoopCache
+from fastroof.compiled.plain import is_plain
 
 __all__ = ["jit", "jit_inline", "jit_stateful", "jit_stateful_inline"]
 
@@ -21,13 +19,6 @@ OPTIONS: Final[dict[str, Any]] = {
     # a second entry, for callers in C: nobody calls it, and it takes 9 % of compiling
     "no_cfunc_wrapper": True,
 }
-
-# A child forked while another thread compiles would wait for ever for that thread's lock.
-os.register_at_fork(
-    before=global_compiler_lock.acquire,
-    after_in_parent=global_compiler_lock.release,
-    after_in_child=global_compiler_lock.release,
-)
 
 
 def jit(function: F) -> F:
@@ -59,9 +50,29 @@ def jit_stateful_inline(function: F) -> F:
     return _compiled(function, {**OPTIONS, "_nrt": False, "forceinline": True})
 
 
+@cache
+def _compiler() -> tuple[Any, Any]:
+    """Numba's decorator, and what keeps its code: imported where something is compiled."""
+    import numba
+    from numba.core.compiler_lock import global_compiler_lock
+
+    from fastroof.compiled.code_cache import LoopCache
+
+    # A child forked while another thread compiles would wait for ever for that thread's lock.
+    os.register_at_fork(
+        before=global_compiler_lock.acquire,
+        after_in_parent=global_compiler_lock.release,
+        after_in_child=global_compiler_lock.release,
+    )
+    return numba.njit, LoopCache
+
+
 def _compiled(function: F, options: dict[str, Any]) -> F:
-    compiled: Any = numba.njit(**options)(function)
+    if is_plain():
+        return function
+    njit, loop_cache = _compiler()
+    compiled: Any = njit(**options)(function)
     # It is the function itself with NUMBA_DISABLE_JIT. Code from elsewhere is in no version: it could be old.
     if compiled is not function and function.__module__.startswith(f"{__package__}."):
-        compiled._cache = LoopCache(function)
+        compiled._cache = loop_cache(function)
     return cast("F", compiled)

@@ -21,9 +21,10 @@ from numba.core import config
 from fastroof.arrays import Flags, Floats, Longs
 from fastroof.compiled.decode_lines import cell_at, cell_line, line_cell
 from fastroof.compiled.grids import FORM_LATENCY
+from fastroof.compiled.intrinsics import pointer_at
 from fastroof.compiled.jit import jit, jit_inline
 from fastroof.compiled.kv_room import held_parts
-from fastroof.compiled.llvm import float_bits, output_store, pointer_at, table_load
+from fastroof.compiled.llvm import float_bits, output_store, table_load
 from fastroof.compiled.steps import (
     CODE_SIZES,
     MAX_KV_LEN,

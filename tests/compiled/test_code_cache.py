@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from numba.core import config
 
-from fastroof.compiled import code_cache, jit
+from fastroof.compiled import code_cache, jit, trusted_folders
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
@@ -173,9 +173,9 @@ def test_what_others_may_have_written_is_not_loaded(fresh, tmp_path):
     assert hits(fresh(tmp_path)) == 0
     assert hits(fresh(tmp_path)) == 1
     mine = file.stat()
-    assert code_cache.is_ours(mine)
+    assert trusted_folders.is_ours(mine)
     nobody, owner_at = 65_534, 4
-    assert not code_cache.is_ours(os.stat_result([*mine[:owner_at], nobody, *mine[owner_at + 1 :]]))
+    assert not trusted_folders.is_ours(os.stat_result([*mine[:owner_at], nobody, *mine[owner_at + 1 :]]))
 
 
 @pytest.mark.loops
@@ -328,7 +328,7 @@ def test_the_version_follows_sources_compiler_and_settings(monkeypatch, tmp_path
 
 @pytest.mark.loops
 def test_the_folders_are_the_one_given_and_the_users(monkeypatch, tmp_path):
-    monkeypatch.setattr(code_cache.platformdirs, "user_cache_dir", lambda name: str(tmp_path / name))
+    monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: str(tmp_path / name))
     monkeypatch.chdir(tmp_path)
     name = f"loops-{code_cache._VERSION}"
     users = tmp_path / "fastroof" / name
@@ -339,7 +339,7 @@ def test_the_folders_are_the_one_given_and_the_users(monkeypatch, tmp_path):
     monkeypatch.setenv("FASTROOF_CACHE_DIR", "relative")
     assert code_cache.cache_folders() == (Path("relative") / name, users)
     # no home is no folder of the working directory
-    monkeypatch.setattr(code_cache.platformdirs, "user_cache_dir", lambda name: f"~/.cache/{name}")
+    monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: f"~/.cache/{name}")
     assert code_cache.cache_folders() == (Path("relative") / name,)
     monkeypatch.setattr(code_cache, "_VERSION", None)
     assert code_cache.cache_folders() == ()
