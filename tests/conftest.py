@@ -25,6 +25,8 @@ _NO_TABLES = tempfile.TemporaryDirectory(prefix="fastroof-tables-")
 # tables that were imported, for tests of what was made with them
 os.environ["FASTROOF_TABLES"] = os.environ.get("FASTROOF_TEST_TABLES", _NO_TABLES.name)
 os.environ["FASTROOF_TABLES_IMPORT"] = "never"
+# and plans are made: a test may have changed what makes them
+os.environ["FASTROOF_KEEP_PLANS"] = "never"
 
 # A shell starts what runs in the background deaf to Ctrl-C, and so would be every process that a test
 # starts and interrupts.

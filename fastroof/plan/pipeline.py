@@ -24,6 +24,7 @@ import numpy as np
 from fastroof.arrays import Floats
 from fastroof.compiled import steps
 from fastroof.plan.blocks import scaled_block
+from fastroof.run.rounds import round_us
 
 if TYPE_CHECKING:
     from fastroof.plan.step_plan import StepPlan
@@ -63,11 +64,7 @@ def pipeline_us(plan: StepPlan, batch: StepBatch) -> float:
 
 def cycle_us(plan: StepPlan, batch: StepBatch) -> float:
     """Answer ``plan.cycle_us``: no less than any stage needs for all, nor than any batch for all stages."""
-    times_us = stage_times_us(plan, batch)
-    if not times_us.size:
-        return 0.0
-    # added up in their order, as fastroof_step.h's function does
-    return float(max(times_us.cumsum(axis=0)[-1].max(), times_us.cumsum(axis=1)[:, -1].max()))
+    return round_us(stage_times_us(plan, batch))
 
 
 TYPICAL_BATCH: Final = 64

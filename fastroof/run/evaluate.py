@@ -16,6 +16,7 @@ from fastroof.errors import BatchError
 from fastroof.run.arrays import as_loops_read, chunks, int_array
 from fastroof.run.batch import StepBatch, StepComponents, StepTimes
 from fastroof.run.size_errors import raise_requests, raise_sizes
+from fastroof.run.timed_plan import TimedPlan
 
 if TYPE_CHECKING:
     from fastroof.plan.step_plan import StepPlan
@@ -161,7 +162,7 @@ def one_step_us(plan: StepPlan, new_tokens: Any, context_len: Any) -> float:
     return float(step_us(plan, StepBatch(new, context, np.array([0, new.size])), 1)[0])
 
 
-def run_batch(plan: StepPlan, batch: StepBatch, threads: int) -> StepTimes:
+def run_batch(plan: TimedPlan, batch: StepBatch, threads: int) -> StepTimes:
     """Answer ``plan.run``."""
     count = _checked(batch).num_steps
     out = np.empty(count)

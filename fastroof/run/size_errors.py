@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -10,9 +10,7 @@ from fastroof.arrays import Ints
 from fastroof.compiled import steps
 from fastroof.errors import BatchError, PlanRangeError
 from fastroof.run.batch import StepBatch
-
-if TYPE_CHECKING:
-    from fastroof.plan.step_plan import StepPlan
+from fastroof.run.timed_plan import TimedPlan
 
 __all__ = ["raise_requests", "raise_sizes"]
 
@@ -21,21 +19,21 @@ def _first(wrong: Any) -> int:
     return int(np.flatnonzero(wrong)[0])
 
 
-def _refuse_tokens(plan: StepPlan, tokens: int, where: str) -> None:
+def _refuse_tokens(plan: TimedPlan, tokens: int, where: str) -> None:
     raise PlanRangeError(
         f"{where} has {tokens} tokens, the plan times up to {plan.max_tokens}: "
         f"compile_plan(..., max_tokens={tokens}) or more"
     )
 
 
-def _refuse_seqs(plan: StepPlan, seqs: int, where: str) -> None:
+def _refuse_seqs(plan: TimedPlan, seqs: int, where: str) -> None:
     raise PlanRangeError(
         f"{where} has {seqs} sequences, the plan times up to {plan.max_seqs}: "
         f"compile_plan(..., max_seqs={seqs}) or more"
     )
 
 
-def raise_sizes(plan: StepPlan, sizes: dict[str, Ints], before: int) -> None:
+def raise_sizes(plan: TimedPlan, sizes: dict[str, Ints], before: int) -> None:
     """Say what is wrong with the first bad size of equal steps, if any is, and what would do.
 
     ``sizes`` are int64 arrays of one length, whose first elements are at position ``before``.
@@ -70,7 +68,7 @@ def raise_sizes(plan: StepPlan, sizes: dict[str, Ints], before: int) -> None:
         _refuse_tokens(plan, int(tokens[i]), f"the step at position {before + i}")
 
 
-def raise_requests(plan: StepPlan, batch: StepBatch) -> None:
+def raise_requests(plan: TimedPlan, batch: StepBatch) -> None:
     """Find the first bad request or step of a ragged batch, and say what would do."""
     StepBatch(batch.new_tokens, batch.context_len, batch.offsets)  # someone may have written to its arrays
     new, context = batch.new_tokens.astype(np.int64), batch.context_len.astype(np.int64)

@@ -1,0 +1,153 @@
+"""Plans that are kept on disk between processes, found again by all that they were made from.
+
+They lie beside the compiled loops and by the same rules (fastroof.compiled.kept_files): read from folders
+that nobody else can have written to, with a digest, and without unpickling anything. What is missing, damaged
+or not trusted is as if it were not there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from fastroof.compiled.kept_files import cache_roots, opened, read_kept, write_kept
+
+if TYPE_CHECKING:
+    from fastroof.plan.kept_plan import KeptPlan
+    from fastroof.plan.step_plan import StepPlan
+
+__all__ = ["FOLDER", "MOST_BYTES", "find_plan", "keep_plan", "kept_plan"]
+
+FOLDER: Final = "plans"
+"""Folder of the cache."""
+
+MOST_BYTES: Final = 32 * 2**20
+"""Bytes of all plans of a folder: the ones used last stay."""
+
+_KEY_BYTES: Final = hashlib.sha256().digest_size
+_NAME: Final = re.compile(r"[0-9a-f]{32}\.plan(\.[0-9a-f]+)?")
+
+
+def kept_plan(identity: str | None, make: Callable[[], StepPlan]) -> KeptPlan:
+    """Return the plan that was kept, or make it and keep it.
+
+    Parameters
+    ----------
+    identity : str or None
+        As :func:`fastroof.plan.plan_identity.plan_identity` returns it; None makes it anew.
+    make : callable
+        Compiles the plan. One that warns is not kept: the warning is for every time.
+    """
+    from fastroof.plan.kept_plan import kept_bytes, kept_of, read_kept_plan
+
+    data = None if identity is None else find_plan(identity)
+    if data is not None:
+        with suppress(ValueError):
+            return read_kept_plan(data)
+    with _warnings_met() as met:
+        kept = kept_of(make())
+    if identity is not None and not met:
+        keep_plan(identity, kept_bytes(kept))
+    return kept
+
+
+@contextmanager
+def _warnings_met() -> Iterator[list[str]]:
+    """Note warnings, which are shown as they were before."""
+    shown = warnings.showwarning
+    met: list[str] = []
+
+    def show(message: Warning | str, *rest: Any, **more: Any) -> None:
+        met.append(str(message))
+        shown(message, *rest, **more)
+
+    warnings.showwarning = show
+    try:
+        yield met
+    finally:
+        warnings.showwarning = shown
+
+
+def _key(identity: str) -> tuple[bytes, str]:
+    """A digest of what a plan is made from, and the name of its file."""
+    digest = hashlib.sha256(identity.encode())
+    return digest.digest(), f"{digest.hexdigest()[:32]}.plan"
+
+
+def find_plan(identity: str) -> bytes | None:
+    """Return what was kept of a plan, or None.
+
+    Parameters
+    ----------
+    identity : str
+        As :func:`fastroof.plan.plan_identity.plan_identity` returns it.
+
+    Returns
+    -------
+    bytes or None
+        What :func:`keep_plan` was given.
+    """
+    key, name = _key(identity)
+    for root in cache_roots():
+        with suppress(OSError, ValueError), opened(root / FOLDER) as at:
+            data = read_kept(at, name)
+            if data[:_KEY_BYTES] == key:
+                with suppress(OSError):
+                    os.utime(name, dir_fd=at)  # in use: see _make_room
+                return data[_KEY_BYTES:]
+    return None
+
+
+def keep_plan(identity: str, plan: bytes) -> bool:
+    """Keep a plan in the first folder of the cache that takes it.
+
+    Parameters
+    ----------
+    identity : str
+        As :func:`fastroof.plan.plan_identity.plan_identity` returns it.
+    plan : bytes
+        See :func:`fastroof.plan.kept_plan.kept_bytes`.
+
+    Returns
+    -------
+    bool
+        Whether one did. No failure to write is an error.
+    """
+    key, name = _key(identity)
+    if len(plan) > MOST_BYTES // 4:
+        return False
+    for root in cache_roots():
+        with suppress(OSError):
+            write_kept(root / FOLDER, name, key + plan)
+            with suppress(OSError):
+                _make_room(root / FOLDER)
+            return True
+    return False
+
+
+def _make_room(folder: Path) -> None:
+    """Remove plans that were not used for longest, until the rest is not too large; nothing else."""
+    with opened(folder) as at:
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        listed = os.open(".", flags, dir_fd=at)
+        try:
+            found = []
+            for name in filter(_NAME.fullmatch, os.listdir(listed)):
+                with suppress(FileNotFoundError):
+                    status = os.stat(name, dir_fd=listed, follow_symlinks=False)
+                    found.append((status.st_mtime_ns, status.st_size, name))
+            total = sum(size for _, size, _ in found)
+            for _, size, name in sorted(found):
+                if total <= MOST_BYTES:
+                    break
+                with suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=listed)
+                total -= size
+        finally:
+            os.close(listed)
