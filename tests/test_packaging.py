@@ -104,7 +104,7 @@ def test_wheel_metadata(wheel: Path) -> None:
         metadata = archive.read(f"{info}/METADATA").decode()
         entry_points = archive.read(f"{info}/entry_points.txt").decode()
     assert "License-Expression: Apache-2.0\n" in metadata
-    assert "fastroof = fastroof.cli:main\n" in entry_points
+    assert "fastroof = fastroof.__main__:main\n" in entry_points
     assert "kernels-bench = kernels_bench.cli:main" in entry_points
 
 

@@ -1,37 +1,52 @@
 """The command line: parses, shows progress, sets the exit code.
 
-Nothing heavy is imported before a command runs, so that ``fastroof --help`` answers at once.
+Nothing heavy is imported before a command runs, so that ``fastroof --help`` answers at once; and no other
+command, where the first word names one.
 """
 
 from __future__ import annotations
 
-from fastroof.cli import (
-    backends,
-    bench,
-    best,
-    calibrate,
-    capacity,
-    compare,
-    engines,
-    export,
-    gpus,
-    lookup,
-    merge,
-    models,
-    plot,
-    report,
-    serve,
-    serving,
-    simulate,
-    size,
-    step,
-    sweep,
-    tables,
-    validate,
-)
+import sys
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+from fastroof.cli.given_words import take_as_given
+from fastroof.cli.process import begin
 from fastroof.command_group import new_app
 
-__all__ = ["app", "main"]
+if TYPE_CHECKING:
+    import typer
+
+    app: typer.Typer
+
+__all__ = ["COMMANDS", "app", "app_of", "main"]
+
+COMMANDS: Final = (
+    "step",
+    "serving",
+    "simulate",
+    "size",
+    "capacity",
+    "compare",
+    "lookup",
+    "models",
+    "gpus",
+    "engines",
+    "sweep",
+    "best",
+    "merge",
+    "report",
+    "tables",
+    "plot",
+    "calibrate",
+    "validate",
+    "bench",
+    "export",
+    "backends",
+    "serve",
+)
+"""Every command, as it is called and as its module here is, in the order of ``--help``."""
 
 EPILOG = """\b
 Examples:
@@ -45,35 +60,34 @@ standard output; the keys are in each command's --help. Exit codes: 0 done, 1 ta
 (tables validate), 2 an error, said in one line on standard error, 130 interrupted.
 """
 
-app = new_app("fastroof", "How long one LLM inference step takes on a GPU, from measured kernels.", EPILOG)
+PURPOSE: Final = "How long one LLM inference step takes on a GPU, from measured kernels."
 
-for command in (
-    step,
-    serving,
-    simulate,
-    size,
-    capacity,
-    compare,
-    lookup,
-    models,
-    gpus,
-    engines,
-    sweep,
-    best,
-    merge,
-    report,
-    tables,
-    plot,
-    calibrate,
-    validate,
-    bench,
-    export,
-    backends,
-    serve,
-):
-    command.register(app)
+
+def app_of(commands: Iterable[str]) -> typer.Typer:
+    """Return the command line with some of its commands."""
+    made = new_app(
+        "fastroof", "How long one LLM inference step takes on a GPU, from measured kernels.", EPILOG
+    )
+    for command in commands:
+        import_module(f"{__name__}.{command}").register(made)
+    return made
+
+
+def _asked(words: Sequence[str]) -> tuple[str, ...]:
+    """The command that a command line begins with, else all: for help, and for words that name none."""
+    return tuple(words[:1]) if words and words[0] in COMMANDS else COMMANDS
 
 
 def main() -> None:
-    """Run the command line; the console script ``fastroof``."""
-    app()
+    """Run the command line of this process's arguments; it ends with it."""
+    from typer.main import get_command
+
+    begin()
+    take_as_given(get_command(app_of(_asked(sys.argv[1:]))))()
+
+
+def __getattr__(name: str) -> Any:
+    # made when somebody asks for all of it: tests, and programs that take it in
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return globals().setdefault(name, app_of(COMMANDS))

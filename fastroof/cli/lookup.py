@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
+from fastroof.cli.given_words import take_as_given
 from fastroof.cli.gpu_tables import gpu_and_tables
 from fastroof.cli.options import GpuName, Json, OneSource, TablesInstead
 from fastroof.cli.output import percent, print_json, print_table
+from fastroof.cli.process import asks_little
 from fastroof.cli.written_sizes import parse_sizes
 from fastroof.columns import ORIGINS
 from fastroof.command_group import help_if_alone
@@ -32,6 +34,9 @@ JSON: operator, gpu, source, method, rows: one object a kernel with its sizes an
 mfu (null for communication), origin (measured, interpolated, extrapolated, borrowed or modelled), and with
 --with-error relative_error: one standard error over the latency, 80 % of points are within 1.28 of them.
 """
+
+MOST_PLAIN: Final = 1000
+"""Kernels beyond which compiled loops are faster, numba's start included."""
 
 Method = Annotated[str, typer.Option(help="roofline, linear_mfu, nearest or floor.")]
 WithError = Annotated[bool, typer.Option("--with-error", help="Also print a standard error of each.")]
@@ -69,7 +74,7 @@ class OperatorCommands(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return an operator's command, or None."""
-        return self.made.get(cmd_name)
+        return take_as_given(self.made.get(cmd_name))
 
 
 def register(app: typer.Typer) -> None:
@@ -132,6 +137,8 @@ def _look_up(operator: Operator, options: dict[str, Any]) -> None:
         name: value if name in words else parse_sizes(f"--{name.replace('_', '-')}", value)
         for name, value in options.items()
     }
+    if max((len(sizes) for sizes in given.values() if isinstance(sizes, list)), default=1) <= MOST_PLAIN:
+        asks_little()
     spec, tables = gpu_and_tables(gpu, path, source)
     if tables is None:
         from fastroof.load.by_name import missing_tables

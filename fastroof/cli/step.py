@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from fastroof.cli.gpu_tables import gpu_and_tables
+from fastroof.cli.gpu_tables import DEFAULT_GPU, gpu_and_tables
 from fastroof.cli.options import (
     AllowModelled,
     Cp,
@@ -44,6 +44,7 @@ from fastroof.cli.output import (
     scaled,
     time_words,
 )
+from fastroof.cli.process import asks_little
 from fastroof.cli.written_sizes import Requests, parse_images, parse_requests, with_image_tokens
 from fastroof.columns import ORIGINS
 from fastroof.command_group import warn
@@ -52,11 +53,14 @@ from fastroof.units import GIB, MIB, TB, US_PER_S
 if TYPE_CHECKING:
     from fastroof import StepPlan
     from fastroof.plan.explain import Explanation
+    from fastroof.plan.kept_plan import KeptPlan
 
 __all__ = ["register"]
 
 DEFAULT_MAX_TOKENS: Final = 8192
 DEFAULT_MAX_SEQS: Final = 1024
+MOST_PLAIN: Final = 16384
+"""Tokens and sequences of a step, beyond which compiled loops are faster, numba's start included."""
 
 PARTS: Final = {
     "tokens_us": "operators on all tokens",
@@ -144,55 +148,80 @@ def step(
 
     A GPU without measured tables is timed by the datasheet model, with a warning.
     """
-    from fastroof import StepBatch, compile_plan, load_model
-
     requests = parse_requests(decode or (), prefill or ())
     images = parse_images("--image", image or ())
+    num_seqs = sum(r.count for r in requests)
+    if max(num_seqs, sum(r.count * r.new_tokens for r in requests)) <= MOST_PLAIN:
+        asks_little()
     image_tokens = 0
     if images:
+        from fastroof import load_model
+
         encoder = load_model(model).encoder
         image_tokens = sum(encoder.pieces(*size).tokens for size in images)
         requests = with_image_tokens(requests, image_tokens)
-    spec, measured = gpu_and_tables(gpu, tables, source)
     num_tokens = sum(r.count * r.new_tokens for r in requests)
-    num_seqs = sum(r.count for r in requests)
-    plan = compile_plan(
-        model,
-        spec,
-        measured,
-        tp=tp,
-        pp=pp,
-        dp=dp,
-        ep=ep,
-        moe_tp=moe_tp,
-        routing=routing,
-        exchange=exchange,
-        dp_imbalance=dp_imbalance,
-        wide_experts=wide_experts,
-        eplb=eplb,
-        num_slots=num_slots,
-        two_batch_overlap=two_batch_overlap,
-        cp=cp,
-        allow_modelled=allow_modelled,
-        dtype=dtype,
-        kv_dtype=kv_dtype,
-        runtime=runtime,
-        memory_fraction=memory_fraction,
-        method=method,
-        max_tokens=max(DEFAULT_MAX_TOKENS, num_tokens),
-        max_seqs=max(DEFAULT_MAX_SEQS, num_seqs),
-    )
+    options: dict[str, Any] = {
+        "tp": tp,
+        "pp": pp,
+        "dp": dp,
+        "ep": ep,
+        "moe_tp": moe_tp,
+        "routing": routing,
+        "exchange": exchange,
+        "dp_imbalance": dp_imbalance,
+        "wide_experts": wide_experts,
+        "eplb": eplb,
+        "num_slots": num_slots,
+        "two_batch_overlap": two_batch_overlap,
+        "cp": cp,
+        "allow_modelled": allow_modelled,
+        "dtype": dtype,
+        "kv_dtype": kv_dtype,
+        "runtime": runtime,
+        "memory_fraction": memory_fraction,
+        "method": method,
+        "max_tokens": max(DEFAULT_MAX_TOKENS, num_tokens),
+        "max_seqs": max(DEFAULT_MAX_SEQS, num_seqs),
+    }
+
+    def compiled() -> StepPlan:
+        from fastroof import compile_plan
+
+        return compile_plan(model, *gpu_and_tables(gpu, tables, source), **options)
+
     every = [(r.new_tokens, r.context_len) for r in requests for _ in range(r.count)]
-    # 0.1 s: it is made of what the measured points beside those that were looked up say of each other
-    has_error = explain and measured is not None and plan.method == "roofline" and not images
-    times = plan.run(StepBatch.from_requests([every]), with_error=has_error)
     pictures = images * sum(r.count for r in requests if not r.is_decode)
-    encoded = plan.encode(pictures) if images else None
+    operators = encoded = None
+    if explain or images:
+        made = compiled()
+        from fastroof.plan.kept_plan import kept_of
+
+        plan = kept_of(made)
+        operators = made.explain(every, images=pictures) if explain else None
+        encoded = made.encode(pictures) if images else None
+    else:
+        from fastroof.plan.kept_plans import kept_plan
+        from fastroof.plan.plan_identity import plan_identity
+
+        made = None
+        # a GPU that was not named is that of the tables
+        arguments = {**options, "gpu": gpu}
+        plan = kept_plan(plan_identity(model, gpu or DEFAULT_GPU, tables, source, arguments), compiled)
+    from fastroof.run import StepBatch
+
+    batch = StepBatch.from_requests([every])
+    # 0.1 s: it is made of what the measured points beside those that were looked up say of each other
+    if made is not None and explain and made.tables_hash and made.method == "roofline" and not images:
+        times = made.run(batch, with_error=True)
+    else:
+        times = plan.run(batch)
     encoder_us = 0.0 if encoded is None else encoded.latency_us
     latency_us = float(times.latency_us[0]) + encoder_us
     # every stage busy with a batch: as fast as the slowest
-    in_flight = StepBatch.from_requests([every] * plan.layout.pp)
-    paced_us = latency_us if plan.layout.pp == 1 else plan.cycle_us(in_flight) + encoder_us * plan.layout.pp
+    stages = plan.layout["pp"]
+    in_flight = StepBatch.from_requests([every] * stages)
+    paced_us = latency_us if stages == 1 else plan.cycle_us(in_flight) + encoder_us * stages
     components = {name: float(part[0]) for name, part in times.components._asdict().items()}
     if images:
         components["vision_encoder_us"] = encoder_us
@@ -200,10 +229,9 @@ def step(
     held = sum(r.count * plan.memory.kv_bytes(r.new_tokens + r.context_len) for r in requests)
     if held > plan.memory.max_kv_tokens * plan.memory.token_bytes:
         warn(
-            f"the step holds {kv_tokens:,} tokens of KV cache, one {spec.name} has room for "
+            f"the step holds {kv_tokens:,} tokens of KV cache, one {plan.gpu} has room for "
             f"{plan.memory.max_kv_tokens:,} beside the weights: the time is of a step that does not fit"
         )
-    operators = plan.explain(every, images=pictures) if explain else None
     facts: dict[str, Any] = {
         "latency_us": latency_us,
         "relative_error": None if times.relative_error is None else float(times.relative_error[0]),
@@ -222,7 +250,7 @@ def step(
 
 
 def _document(
-    plan: StepPlan,
+    plan: KeptPlan,
     requests: list[Requests],
     facts: dict[str, Any],
     components: dict[str, float],
@@ -230,15 +258,10 @@ def _document(
 ) -> dict[str, Any]:
     document: dict[str, Any] = {
         "version": plan.version,
-        "model": plan.model.name,
-        "gpu": plan.gpu.name,
-        "tp": plan.tp,
-        "pp": plan.layout.pp,
-        "cp": plan.layout.cp,
-        "dp": plan.layout.dp,
-        "ep": plan.layout.ep,
-        "moe_tp": plan.layout.moe_tp,
-        "routing": plan.execution.routing if plan.model.has_experts else None,
+        "model": plan.model,
+        "gpu": plan.gpu,
+        **plan.layout,
+        "routing": plan.routing,
         "dtype": plan.dtype,
         "kv_dtype": plan.kv_dtype,
         "runtime": plan.runtime,
@@ -251,7 +274,7 @@ def _document(
         "latency_us": facts["latency_us"],
         "relative_error": facts["relative_error"],
         "tokens_per_s": facts["tokens_per_s"],
-        "tokens_per_s_per_gpu": facts["tokens_per_s"] / plan.layout.world_size,
+        "tokens_per_s_per_gpu": facts["tokens_per_s"] / plan.world_size,
         "origin": facts["origin"],
         "components_us": {name.removesuffix("_us"): us for name, us in components.items()},
         **{name: facts[name] for name in ("images", "image_tokens") if name in facts},
@@ -280,14 +303,13 @@ def _document(
     return document
 
 
-def _checkpoint_words(plan: StepPlan) -> str:
+def _checkpoint_words(plan: KeptPlan) -> str:
     """How a checkpoint is quantised, and whether that was asked for."""
-    checkpoint = plan.model.checkpoint
-    other = "" if plan.dtype == checkpoint.dtype else f", timed as {plan.dtype}"
-    return f"{checkpoint.method}{other}"
+    other = "" if plan.dtype == plan.checkpoint_dtype else f", timed as {plan.dtype}"
+    return f"{plan.checkpoint_method}{other}"
 
 
-def _memory_words(plan: StepPlan) -> str:
+def _memory_words(plan: KeptPlan) -> str:
     """Where a GPU's memory goes, as the runtime reserves it."""
     parts = plan.memory.explain()
     return ", ".join(
@@ -295,7 +317,7 @@ def _memory_words(plan: StepPlan) -> str:
     )
 
 
-def _kv_words(plan: StepPlan, requests: list[Requests], kv_tokens: int) -> str:
+def _kv_words(plan: KeptPlan, requests: list[Requests], kv_tokens: int) -> str:
     """How much of the room for KV cache a step takes."""
     memory = plan.memory
     state_bytes = memory.state_bytes_per_sequence
@@ -311,20 +333,20 @@ def _kv_words(plan: StepPlan, requests: list[Requests], kv_tokens: int) -> str:
 
 
 def _print(
-    plan: StepPlan,
+    plan: KeptPlan,
     requests: list[Requests],
     facts: dict[str, Any],
     components: dict[str, float],
     explanation: Explanation | None,
 ) -> None:
     total_us = facts["latency_us"]
-    gpus = plan.layout.world_size
+    gpus = plan.world_size
     per_gpu = f" ({facts['tokens_per_s'] / gpus:,.0f} a GPU)" if gpus > 1 else ""
-    split = "" if gpus == plan.tp == plan.layout.moe_tp else f" ({plan.layout})"
+    layout = plan.layout
+    split = "" if gpus == layout["tp"] == layout["moe_tp"] else f" ({plan.layout_words})"
     out = console()
     out.print(
-        f"{plan.model.name} on {gpus} x {plan.gpu.title}{split}, {plan.dtype} weights, "
-        f"{plan.kv_dtype} KV cache",
+        f"{plan.model} on {gpus} x {plan.gpu_title}{split}, {plan.dtype} weights, {plan.kv_dtype} KV cache",
         soft_wrap=True,
     )
     pictures = ""
@@ -340,7 +362,7 @@ def _print(
             ("tokens/s", f"{facts['tokens_per_s']:,.0f}{per_gpu}"),
             ("origin", ORIGIN_WORDS[facts["origin"]]),
             ("kernels", plan.kernels),
-            *([("checkpoint", _checkpoint_words(plan))] if plan.model.checkpoint.method else []),
+            *([("checkpoint", _checkpoint_words(plan))] if plan.checkpoint_method else []),
             ("KV cache", _kv_words(plan, requests, facts["kv_tokens"])),
             *([] if explanation is None else [("memory of a GPU", _memory_words(plan))]),
         ]
