@@ -1,7 +1,7 @@
 """Writes the wheel's bill of materials (CycloneDX): what it holds of others, and what it is tested with.
 
-Made from the sources' provenance.toml and the pinned requirements, so it is made again where one of them
-changes; ``--check`` fails if it is not what they say.
+Made from provenance.toml of the sources and of plotly.js, and from the pinned requirements, so it is made
+again where one of them changes; ``--check`` fails if it is not what they say.
 """
 
 from __future__ import annotations
@@ -14,26 +14,34 @@ import tomllib
 from collections import defaultdict
 from pathlib import Path
 
-from cyclonedx.model import ExternalReference, ExternalReferenceType, Property, XsUri
+from cyclonedx.model import (
+    ExternalReference,
+    ExternalReferenceType,
+    HashAlgorithm,
+    HashType,
+    Property,
+    XsUri,
+)
 from cyclonedx.model.bom import Bom
 from cyclonedx.model.component import Component, ComponentType
-from cyclonedx.model.license import DisjunctiveLicense
+from cyclonedx.model.license import DisjunctiveLicense, LicenseExpression
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 SBOM = CHECKOUT / ".ci/fastroof.cdx.json"
+PLOTLY = CHECKOUT / "fastroof/report/html/plotly"
 RUNTIME = CHECKOUT / ".ci/requirements/runtime.txt"
 
 
 def bill() -> str:
     """Return the bill of materials, as JSON without a time or a random number, to be compared."""
-    bom = Bom(components=[*data_sources(), *requirements()])
+    bom = Bom(components=[*data_sources(), *shipped_programs(), *requirements()])
     bom.metadata.component = Component(
         name="fastroof",
         type=ComponentType.LIBRARY,
         bom_ref="fastroof",
-        licenses=[DisjunctiveLicense(id="Apache-2.0")],
+        licenses=[LicenseExpression("Apache-2.0 AND MIT")],
         purl=PackageURL("pypi", None, "fastroof"),
     )
     bom.register_dependency(bom.metadata.component, bom.components)
@@ -64,6 +72,30 @@ def data_sources() -> list[Component]:
             properties=[Property(name="fastroof:folder", value=f"fastroof/{folder}") for folder in folders],
         )
         for (name, version, licence, owner, url), folders in sorted(places.items())
+    ]
+
+
+def shipped_programs() -> list[Component]:
+    """Programs of others that are in the wheel as they were released."""
+    told = tomllib.loads((PLOTLY / "provenance.toml").read_text("utf-8"))
+    name, version, folder = told["package"], told["package_version"], PLOTLY.relative_to(CHECKOUT).as_posix()
+    return [
+        Component(
+            name=name,
+            version=version,
+            type=ComponentType.LIBRARY,
+            bom_ref=f"shipped:{name}@{version}",
+            licenses=[DisjunctiveLicense(id=told["licence"])],
+            copyright=told["copyright"],
+            description="draws the charts of the HTML pages",
+            purl=PackageURL("npm", None, name, version),
+            external_references=[
+                ExternalReference(type=ExternalReferenceType.VCS, url=XsUri(told["url"])),
+                ExternalReference(type=ExternalReferenceType.DISTRIBUTION, url=XsUri(told["archive"])),
+            ],
+            hashes=[HashType(alg=HashAlgorithm.SHA_256, content=told["files"]["plotly-basic.min.js"])],
+            properties=[Property(name="fastroof:folder", value=folder)],
+        )
     ]
 
 

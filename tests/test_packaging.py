@@ -103,7 +103,9 @@ def test_wheel_metadata(wheel: Path) -> None:
         assert archive.read(f"{info}/licenses/LICENSE") == (CHECKOUT / "LICENSE").read_bytes()
         metadata = archive.read(f"{info}/METADATA").decode()
         entry_points = archive.read(f"{info}/entry_points.txt").decode()
-    assert "License-Expression: Apache-2.0\n" in metadata
+        plotly = "fastroof/report/html/plotly/LICENSE"
+        assert archive.read(f"{info}/licenses/{plotly}") == (CHECKOUT / plotly).read_bytes()
+    assert "License-Expression: Apache-2.0 AND MIT\n" in metadata
     assert "fastroof = fastroof.__main__:main\n" in entry_points
     assert "kernels-bench = kernels_bench.cli:main" in entry_points
 
@@ -119,6 +121,8 @@ def test_wheel_carries_a_bill_of_materials(wheel: Path) -> None:
         tomllib.loads(path.read_text()) for path in (CHECKOUT / "bench_data").glob("*/*/provenance.toml")
     ]
     held = {("data", told["package"], told["package_version"]) for told in provenances if "package" in told}
+    plotly = tomllib.loads((CHECKOUT / "fastroof/report/html/plotly/provenance.toml").read_text())
+    held.add(("library", plotly["package"], plotly["package_version"]))
     tested_with = {("library", name, version) for name, version in pins("runtime")}
     assert there == held | tested_with
     assert {name for name, _ in pins("runtime")} >= BASE

@@ -17,8 +17,8 @@ Examples:
   fastroof sweep my.toml -o results.parquet
   fastroof report results.parquet -o report.html
 
-The page works without a network. It needs plotly: pip install fastroof[report]. PNG and SVG of its charts:
-fastroof plot pareto, curves and leading-steps.
+The page works without a network, and what is filtered and selected is in its address. PNG and SVG of its
+charts: fastroof plot pareto, curves and leading-steps.
 """
 
 

@@ -210,10 +210,9 @@ def simulate(
 
         checked_requests_path(requests)
     if report is not None:
-        from fastroof.report.html.document import checked_page_path, need_plotly
+        from fastroof.report.html.document import checked_page_path
 
         checked_page_path(report)
-        need_plotly()
     settings: dict[str, Any] = {
         "max_num_batched_tokens": number_or_engine("--max-num-batched-tokens", max_num_batched_tokens),
         "max_num_seqs": number_or_engine("--max-num-seqs", max_num_seqs),

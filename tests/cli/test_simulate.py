@@ -95,7 +95,6 @@ def test_engine_means_the_runtimes_own(trace: str) -> None:
 
 
 def test_requests_and_page_are_written(trace: str, tmp_path: Path) -> None:
-    pytest.importorskip("plotly")
     rows, page = tmp_path / "rows.parquet", tmp_path / "page.html"
     code, out, _ = run(*VLLM, "--trace", trace, "--requests", str(rows), "--report", str(page))
     assert code == 0

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,8 +32,6 @@ from fastroof.report.leading_steps import GROUPS, StepSource, steps_of_row
 from fastroof.report.results_file import read_results
 from tests.reference.browser import Browser, installed
 from tests.reference.made_results import CONCURRENCY, LIMITS, deployments, write_deployments
-
-pytest.importorskip("plotly", reason="the report needs plotly: pip install fastroof[report]")
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 HOSTILE = "</script><script>document.title='owned'</script><!-- <b>&amp;\u2028$title"
@@ -285,7 +285,7 @@ def test_page_holds_the_rows(deployed: Path, rows: list[dict[str, Any]], tmp_pat
 
 def test_page_needs_nothing_else(deployed: Path, tmp_path: Path) -> None:
     page = write_report(deployed, tmp_path / "r.html").path.read_text()
-    own = page.partition("<script>/**\n* plotly.js")[0] + page.rpartition("</script>\n<script>")[2]
+    own = page.partition("<script>/*\nMIT License")[0] + page.rpartition("</script>\n<script>")[2]
     assert "http:" not in own
     assert "https:" not in own
     assert re.findall(r'(?:src|href)="([^"]*)"', own) == ["data:,", "#pareto-section"]
@@ -360,16 +360,32 @@ def test_command_errors(arguments: tuple[str, ...], said: str) -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_without_plotly_the_error_says_what_to_install(deployed: Path, tmp_path: Path) -> None:
+def test_the_report_needs_no_extra(deployed: Path, tmp_path: Path) -> None:
     code = (
-        "import sys; sys.modules['plotly'] = None; from fastroof.cli import app; "
+        "import sys; sys.modules['plotly'] = sys.modules['matplotlib'] = None; from fastroof.cli import app; "
         f"app(['report', {str(deployed)!r}, '-o', {str(tmp_path / 'a.html')!r}])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 2
-    assert done.stderr == "fastroof: error: the report needs plotly: pip install fastroof[report]\n"
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_plotly_is_the_file_that_its_provenance_names(deployed: Path, tmp_path: Path) -> None:
+    folder = CHECKOUT / "fastroof/report/html/plotly"
+    told = tomllib.loads((folder / "provenance.toml").read_text())
+    held = {path.name: path for path in folder.iterdir() if path.name != "provenance.toml"}
+    sums = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in held.items()}
+    assert sums == told["files"]
+    program, licence = (held[name].read_text() for name in ("plotly-basic.min.js", "LICENSE"))
+    assert program.startswith(f"/**\n* plotly.js (basic - minified) v{told['package_version']}\n")
+    assert told["copyright"] in licence
+    page = write_report(deployed, tmp_path / "r.html", max_rows=1)
+    text = page.path.read_text()
+    assert licence in text
+    assert "</script" not in program
+    assert program in text
+    assert page.num_bytes < 1_300_000
 
 
 # -- the page in a browser -----------------------------------------------------------------------

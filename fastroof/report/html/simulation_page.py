@@ -59,7 +59,7 @@ def write_simulation_report(
     Raises
     ------
     FastroofError
-        If plotly is not installed, a limit is none, or the page cannot be written.
+        If a limit is none, or the page cannot be written.
 
     Examples
     --------
