@@ -109,9 +109,9 @@ def sweep(
     request_latency_ms: Annotated[Text, _key("Longest mean time of a request, ms.")] = None,
     objective: Annotated[Text, _key("What there should be most of.")] = None,
     gpu_hour_price: Annotated[Text, _key("Price of a GPU for an hour.")] = None,
-    keep: Annotated[Text, _key("best, pareto, all.")] = None,
+    keep: Annotated[Text, _key("pareto, best, all.")] = None,
     k: Annotated[
-        Text, typer.Option("-k", metavar="VALUE", rich_help_panel=_KEYS, help="Rows a group.")
+        Text, typer.Option("-k", metavar="VALUE", rich_help_panel=_KEYS, help="Best rows of a group.")
     ] = None,
     per: Annotated[Text, _key("Columns that make a group.")] = None,
     settings: Annotated[

@@ -64,7 +64,8 @@ def load_spec(
     if isinstance(spec, Spec):
         if not changes:
             return spec
-        spec = spec.model_dump()
+        # what is kept follows from other keys, where it was not asked for
+        spec = spec.model_dump(exclude={"keep", "k"} - spec.model_fields_set)
     if spec is None:
         text = (resources.files("fastroof.sweep.steps") / "default.toml").read_text(encoding="utf-8")
         values: dict[Any, Any] = parse_toml(text, "packaged spec", SweepError)

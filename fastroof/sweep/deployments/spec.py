@@ -36,7 +36,8 @@ MAX_GROUPS: Final = 2**16
 """Most groups of one plan that a sweep keeps the best of."""
 
 MODES: Final = ("aggregated", "disaggregated")
-OBJECTIVES: Final = ("tokens_per_s_per_gpu", "tokens_per_s_per_user", "cost", "goodput")
+_RATES: Final = ("tokens_per_s_per_gpu", "tokens_per_s_per_user")
+OBJECTIVES: Final = (*_RATES, "cost", "goodput")
 GROUP_COLUMNS: Final = (
     "model", "gpu", "mode", "tp", "pp", "dp", "ep", "routing", "dtype", "kv_dtype", "runtime", "replicas",
     "prefill_workers", "decode_workers", "total_gpus", "isl", "osl", "concurrency", "request_rate_per_s",
@@ -156,7 +157,11 @@ class DeploymentSpec(SweepSpec):
     gpu_hour_price: float | dict[str, float] | None = Field(
         None, description="price of a GPU for an hour, a number above 0, or a table of them by GPU"
     )
-    keep: Literal["all", "pareto", "best"] = Field("best", description="'best', 'pareto' or 'all'")
+    keep: Literal["all", "pareto", "best"] = Field(
+        "pareto",
+        description="'best', 'pareto' or 'all'; default pareto, or best if k is given or the objective is "
+        "cost or goodput",
+    )
     k: int = Field(5, ge=1, le=10_000, description="rows of each group to keep, a whole number up to 10,000")
     per: Names = Field(
         ("model", "isl", "osl"), description=f"a list of columns out of {', '.join(GROUP_COLUMNS)}"
@@ -222,6 +227,10 @@ class DeploymentSpec(SweepSpec):
 
     @model_validator(mode="after")
     def _check_together(self) -> DeploymentSpec:
+        if "keep" not in self.model_fields_set:
+            # the front of two rates holds the best of either, not those of another objective
+            is_front = "k" not in self.model_fields_set and self.objective in _RATES
+            object.__setattr__(self, "keep", "pareto" if is_front else "best")
         problems = list(self._contradictions())
         if problems:
             raise ValueError("; ".join(problems))

@@ -487,6 +487,7 @@ def test_a_million_scenarios_take_seconds(tmp_path: Path) -> None:
         "osl": {"start": 100, "stop": 1000, "step": 100},
         "concurrency": {"start": 1, "stop": 512, "step": 1},
         "max_batched_tokens": [2048, 4096, 8192],
+        "keep": "best",
     }
     summary, found = swept(tmp_path, spec, threads=2)
     assert summary.candidates == 983_040

@@ -53,11 +53,28 @@ def test_defaults_and_json() -> None:
         (1, 2, 4, 8),
         ("vllm",),
     )
-    assert (spec.keep, spec.k, spec.objective) == ("best", 5, "tokens_per_s_per_gpu")
+    assert (spec.keep, spec.k, spec.objective) == ("pareto", 5, "tokens_per_s_per_gpu")
     assert load_spec(spec) is spec
     assert load_spec(json.loads(spec.model_dump_json())) == spec
     assert load_spec(spec, {"k": 2}) == loaded(k=2)
     assert load_spec({**SMALL, "k": 3}, {"k": 2, "osl": 7}) == loaded(k=2, osl=7)
+
+
+def test_what_is_kept_follows_from_what_is_asked_for() -> None:
+    priced = {"objective": "cost", "gpu_hour_price": 2.5}
+    for changes, keep in (
+        ({}, "pareto"),
+        ({"k": 5}, "best"),
+        ({"objective": "tokens_per_s_per_user"}, "pareto"),
+        ({"objective": "goodput"}, "best"),
+        (priced, "best"),
+        ({**priced, "keep": "pareto"}, "pareto"),
+        ({"k": 3, "keep": "all"}, "all"),
+    ):
+        assert loaded(**changes).keep == keep
+        # changed afterwards, as options of the command change a file
+        assert load_spec(loaded(), changes) == loaded(**changes)
+    assert load_spec(loaded(k=3), priced) == loaded(k=3, **priced)
 
 
 def test_the_longest_request_is_a_length_of_step_sweeps() -> None:
