@@ -34,6 +34,7 @@ from tests.reference.browser import Browser, installed
 from tests.reference.made_results import CONCURRENCY, LIMITS, deployments, write_deployments
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+NONE = "\u2013"
 HOSTILE = "</script><script>document.title='owned'</script><!-- <b>&amp;\u2028$title"
 STEP_SPEC = {
     "models": ["llama-3.1-8b", "qwen3-8b"],
@@ -288,7 +289,7 @@ def test_page_needs_nothing_else(deployed: Path, tmp_path: Path) -> None:
     own = page.partition("<script>/*\nMIT License")[0] + page.rpartition("</script>\n<script>")[2]
     assert "http:" not in own
     assert "https:" not in own
-    assert re.findall(r'(?:src|href)="([^"]*)"', own) == ["data:,", "#pareto-section"]
+    assert re.findall(r'(?:src|href)="([^"]*)"', own) == ["data:,", "#verdict-section"]
     assert "default-src 'none'" in own
     ids = re.findall(r' id="([^"]+)"', own)
     assert len(ids) == len(set(ids))
@@ -499,29 +500,38 @@ def test_table_sorts_by_any_column(page: Browser) -> None:
         return [float(text.replace(",", "")) for text in cells(page, name)]
 
     assert numbers("tokens_per_s_per_gpu") == sorted(numbers("tokens_per_s_per_gpu"), reverse=True)
+    # what is better comes first: the shortest times
     page.click('#rows th[data-name="ttft_ms"] button')
-    falling = numbers("ttft_ms")
-    assert falling == sorted(falling, reverse=True)
+    rising = numbers("ttft_ms")
+    assert rising == sorted(rising)
     page.click('#rows th[data-name="ttft_ms"] button')
-    assert numbers("ttft_ms") == falling[::-1] == sorted(falling)
+    assert numbers("ttft_ms") == rising[::-1]
     sort = "document.querySelector('#rows th[data-name=\"{}\"]').getAttribute('aria-sort')"
-    assert page.run(sort.format("ttft_ms")) == "ascending"
+    assert page.run(sort.format("ttft_ms")) == "descending"
     assert page.run(sort.format("tp")) == "none"
     page.run("document.querySelector('#rows th[data-name=\"model\"] button').focus()")
     page.press("Enter", "Enter", 13, "\r")
     assert cells(page, "model") == sorted(cells(page, "model"))
+    # the best first: within the limits, whatever the rate of those beyond them
+    page.click('#filters input[name="within"]')
+    page.click("#best-first")
+    beyond = cells(page, "exceeds")
+    assert set(beyond) > {NONE}
+    assert beyond == sorted(beyond, key=lambda words: words != NONE)
+    within = [n for n, words in zip(numbers("tokens_per_s_per_gpu"), beyond, strict=True) if words == NONE]
+    assert within == sorted(within, reverse=True)
     assert page.complaints == []
 
 
 def test_selecting_a_row_shows_its_steps(page: Browser, rows: list[dict[str, Any]]) -> None:
     def selected() -> dict[str, str]:
-        pairs = "[...document.querySelectorAll('#selected > div')]"
-        return dict(page.run(f"{pairs}.map(pair => [...pair.children].map(e => e.textContent))"))
+        pairs = "[...document.querySelectorAll('#selected [data-name]')]"
+        return dict(page.run(f"{pairs}.map(pair => [pair.dataset.name, pair.lastChild.textContent])"))
 
     first = selected()
     assert first["model"] == "llama-3.1-8b"
     total = sum(trace["x"][0] for trace in drawn(page, "step"))
-    assert total == pytest.approx(float(first["decode step (ms)"]), rel=0.06)
+    assert total == pytest.approx(float(first["decode_step_ms"].removesuffix(" ms")), rel=0.06)
     page.click("#rows tbody tr:nth-child(4) button")
     assert page.run("document.querySelector('#rows tr.selected td').textContent") != "1"
     second = selected()
@@ -543,7 +553,8 @@ def test_selecting_a_row_shows_its_steps(page: Browser, rows: list[dict[str, Any
         page.settle()
     assert "qwen3-8b" in page.run("document.querySelector('#pareto .hoverlayer').textContent")
     assert selected()["model"] == "qwen3-8b"
-    assert selected()["concurrency (requests)"] == str(rows[row]["concurrency"])
+    clients = rows[row]["concurrency"]
+    assert selected()["concurrency"] == f"{clients} client{'s' * (clients != 1)}"
     assert page.complaints == []
 
 

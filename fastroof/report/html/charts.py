@@ -26,9 +26,11 @@ def chart_facts(results: Results) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``x`` and ``y`` of the Pareto chart, ``load`` and ``curves``, ``series`` (columns that make a
-        curve), ``settings`` and ``workload`` (columns to filter by), ``chosen`` (values that a workload's
-        filter starts at), ``limits`` by column, and the ``groups`` of operators.
+        ``x`` and ``y`` of the Pareto chart, ``best`` (the column that the sweep wanted most of, or least
+        where it is a price), whether all candidates that are possible are rows (``is_complete``), ``load``
+        and ``curves``, ``series`` (columns that make a curve), ``settings`` and ``workload`` (columns to
+        filter by), ``chosen`` (values that a workload's filter starts at), ``limits`` by column, and the
+        ``groups`` of operators.
     """
     load = results.load()
     spec = results.metadata_json("fastroof.spec")
@@ -36,6 +38,8 @@ def chart_facts(results: Results) -> dict[str, Any]:
     return {
         "x": RateColumns.USER,
         "y": RateColumns.GPU,
+        "best": _wanted_most(results, spec),
+        "is_complete": spec.get("keep") == "all",
         "load": load,
         "curves": results.have(results.kind.curves),
         "series": results.series(load),
@@ -47,12 +51,19 @@ def chart_facts(results: Results) -> dict[str, Any]:
     }
 
 
+def _wanted_most(results: Results, spec: dict[str, Any]) -> str:
+    """Column of the sweep's objective."""
+    objective = str(spec.get("objective", RateColumns.GPU))
+    name = {"cost": "cost_per_million_tokens", "goodput": "tokens_per_s"}.get(objective, objective)
+    return name if name in results else RateColumns.GPU
+
+
 def _limits(spec: dict[str, Any]) -> dict[str, float]:
     """Limits of the sweep by the column that they are on."""
     given = spec.get("constraints") or spec
     limits = {
         name: value
-        for name in ("ttft_ms", "tpot_ms")
+        for name in ("ttft_ms", "tpot_ms", "request_latency_ms", "kv_share", "total_gpus")
         if isinstance(value := given.get(name), int | float) and value > 0
     }
     if "tpot_ms" in limits:

@@ -23,6 +23,7 @@ _MOST_ROWS: Final = 200_000
 _SCRIPTS: Final = (
     "page.js",
     "data.js",
+    "names.js",
     "filters.js",
     "look.js",
     "hover.js",
@@ -30,6 +31,10 @@ _SCRIPTS: Final = (
     "curves.js",
     "step.js",
     "table.js",
+    "selected.js",
+    "verdict.js",
+    "exports.js",
+    "address.js",
     "start.js",
 )
 
@@ -152,6 +157,12 @@ def _notes(results: Results, source: StepSource, num_shown: int, num_leaders: in
         notes.append(
             f"This page holds {num_shown:,} of the {results.num_rows:,} rows: Pareto fronts of each model "
             "and workload, the best row of each setting, points of the curves, an even sample of the rest."
+        )
+    spec = results.metadata_json("fastroof.spec")
+    if results.kind.name == "deployments" and spec.get("keep") == "best":
+        notes.append(
+            f"The sweep kept the best {spec.get('k', 1)} of each group, which are often neighbours: with "
+            "keep = 'pareto' or 'all' there are fronts and curves."
         )
     counts = _counted(results.metadata_json("fastroof.counts"))
     if counts:

@@ -1,6 +1,7 @@
 // Curves over the load: the selected row's and the best of the other settings.
 
 const MOST_CURVES = 8;
+const LEAST_TICK = 1 / 8;
 
 function series() {
   const leave = ["limits", facts.load];
@@ -38,7 +39,7 @@ function drawCurves() {
     !(name in alike) && new Set(firsts.map((row) => value(row, name))).size > 1);
   const names = curves.map(({ line }) => (differ.length ? words(line[0], differ) : words(line[0], ["model"])));
   const loads = [...new Set(curves.flatMap(({ line }) => line.map((row) => number(row, facts.load))))];
-  const ticks = loads.length <= 14 ? { tickvals: loads, ticktext: loads.map((load) => write(load)) } : {};
+  const along = loadAxis(loads);
   const limited = [];
   facts.curves.forEach((name, place) => {
     const traces = curves.map(({ line }, i) => ({
@@ -57,9 +58,9 @@ function drawCurves() {
     const shapes = limitLine(name, "y", high);
     if (shapes.length) limited.push(`${label(name)} ${write(facts.limits[name])}`);
     draw(`curve-${place}`, traces, {
-      xaxis: axis(label(facts.load), { type: "log", ...ticks }),
+      xaxis: axis(label(facts.load), along),
       yaxis: axis(label(name), { type, rangemode: type === "log" ? "normal" : "tozero" }),
-      showlegend: false, margin: { l: 62, r: 40, t: 14, b: 48 }, shapes,
+      showlegend: false, margin: { l: 62, r: isNarrow() ? 8 : 40, t: 14, b: 48 }, shapes,
     });
   });
   byId("curves-legend").replaceChildren(...names.map((name, i) => legendItem(name, colourAt(i))));
@@ -79,4 +80,21 @@ function range(curves, name) {
     if (found > 0) { low = Math.min(low, found); high = Math.max(high, found); }
   }
   return { low, high };
+}
+
+// An axis of loads: logarithmic where they span much, with ticks at loads that leave room for each other.
+function loadAxis(loads) {
+  const found = loads.filter((load) => load > 0).sort((a, b) => a - b);
+  const low = found[0], high = found[found.length - 1];
+  const isLog = high >= 4 * low;
+  const place = (load) => (isLog ? Math.log(load / low) / Math.log(high / low) : (load - low) / (high - low));
+  const doubled = Array.from({ length: 40 }, (_, i) => 2 ** i).filter((load) => load >= low && load <= high);
+  const wanted = found.length <= 14 ? found : isLog ? doubled : [];
+  const tickvals = [];
+  for (const load of wanted) {
+    if (!tickvals.length || place(load) - place(tickvals[tickvals.length - 1]) >= LEAST_TICK) tickvals.push(load);
+  }
+  // of loads that crowd on a linear axis even numbers say more
+  const ticks = isLog || tickvals.length === found.length ? { tickvals, ticktext: tickvals.map((load) => write(load)) } : { nticks: 6 };
+  return { type: isLog ? "log" : "linear", tickangle: 0, ...ticks };
 }

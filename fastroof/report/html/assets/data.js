@@ -9,27 +9,6 @@ for (const column of report.columns) {
   columns.set(column.name, column);
 }
 
-const LABELS = {
-  tokens_per_s_per_user: "tokens/s per user",
-  tokens_per_s_per_gpu: "tokens/s per GPU",
-  tokens_per_s: "tokens/s",
-  requests_per_s: "requests/s",
-  request_rate_per_s: "requests/s asked",
-  ttft_ms: "TTFT (ms)",
-  tpot_ms: "TPOT (ms)",
-  itl_ms: "ITL (ms)",
-  kv_len: "kv_len (tokens)",
-  batch_size: "batch size (sequences)",
-  concurrency: "concurrency (requests)",
-};
-
-function label(name) {
-  if (name in LABELS) return LABELS[name];
-  const column = columns.get(name);
-  const words = name.replace(/_(ms|us|bytes)$/, "").replaceAll("_", " ");
-  return column.unit && column.unit !== "B" ? `${words} (${column.unit})` : words;
-}
-
 function value(row, name) {
   const column = columns.get(name);
   return column === undefined ? null : column.at(row);
@@ -75,5 +54,15 @@ function isRenamed(a, b) {
   });
 }
 
-// What is chosen on the page; shown holds the rows that the filters leave.
-const state = { shown: allRows, selected: null, colour: null, sort: null, page: 0 };
+// What is chosen on the page; shown holds the rows that the filters leave, sort is null where the best are first,
+// and isChosen says that somebody selected the row.
+const state = { shown: allRows, selected: null, isChosen: false, colour: null, sort: null, page: 0 };
+
+// Of two rows the better one first: those within the limits, then by what the sweep wanted most of.
+function byMerit(a, b) {
+  const left = value(a, facts.best), right = value(b, facts.best);
+  const missing = (found) => typeof found !== "number";
+  if (exceeds(a) !== exceeds(b)) return exceeds(a) - exceeds(b);
+  if (missing(left) || missing(right)) return missing(left) - missing(right) || a - b;
+  return (LOWER_IS_BETTER.test(facts.best) ? left - right : right - left) || a - b;
+}

@@ -63,6 +63,14 @@ function buildFilters() {
   }
 }
 
+// On a narrow window the form starts folded: charts come first.
+function foldFilters() {
+  const narrow = window.matchMedia("(max-width: 900px)");
+  const fold = () => { byId("filters-fold").open = !narrow.matches; };
+  narrow.addEventListener("change", fold);
+  fold();
+}
+
 // Tests of a row; leave names filters that are not asked.
 function rowTests(leave) {
   const tests = [];

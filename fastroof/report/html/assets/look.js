@@ -30,7 +30,7 @@ function layout(more) {
   return {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: getComputedStyle(document.body).fontFamily, size: 12.5, color: ink("--ink") },
-    margin: { l: 62, r: 44, t: 44, b: 48 }, hovermode: "closest", hoverdistance: 24,
+    margin: { l: 62, r: isNarrow() ? 8 : 44, t: 44, b: 48 }, hovermode: "closest", hoverdistance: 24,
     hoverlabel: { bgcolor: ink("--card"), bordercolor: ink("--line"), font: { color: ink("--ink") }, align: "left" },
     legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", itemclick: false, itemdoubleclick: false },
     modebar: { orientation: "v", bgcolor: "rgba(0,0,0,0)", color: ink("--quiet"), activecolor: ink("--accent") },
@@ -43,6 +43,9 @@ const CONFIG = {
   modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
 };
 
+// Room that the chart's buttons take at its side; on a phone fingers do what they do.
+const isNarrow = () => window.innerWidth < 600;
+
 const listening = new Set();
 
 function draw(id, traces, shape) {
@@ -51,7 +54,7 @@ function draw(id, traces, shape) {
     text: "nothing to draw", showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5, font: { size: 15 },
   }];
   const annotations = [...(shape.annotations || []), ...words];
-  const config = { ...CONFIG, toImageButtonOptions: { format: "svg", filename: `fastroof-${id}` } };
+  const config = { ...CONFIG, displayModeBar: isNarrow() ? false : "hover", toImageButtonOptions: { format: "svg", filename: `fastroof-${id}` } };
   Plotly.react(chart, traces, layout({ ...shape, annotations }), config);
   if (!listening.has(id)) {
     listening.add(id);

@@ -3,6 +3,7 @@
 const MOST_POINTS = 5000;
 const MOST_COLOURS = 8;
 const MOST_OUTLINED = 30;
+const NEIGHBOURS = 1.25;
 
 function front(rows) {
   const sorted = rows.slice().sort((a, b) =>
@@ -83,10 +84,17 @@ function drawPareto() {
     marker: { symbol: "circle-open", size: 19, color: ink("--ink"), line: { width: 2.5 } },
   });
   const type = byId("log-axes").checked ? "log" : "linear";
-  const rangemode = type === "log" ? "normal" : "tozero";
+  // neighbours, as the best few of a sweep are, would be one dot on axes from zero
+  const rangemode = (name) => {
+    const found = usable.map((row) => number(row, name));
+    const low = found.reduce((least, each) => Math.min(least, each), Infinity);
+    const high = found.reduce((most, each) => Math.max(most, each), 0);
+    return type === "log" || high < NEIGHBOURS * low ? "normal" : "tozero";
+  };
   const shapes = limitLine(facts.x, "x", usable.reduce((most, row) => Math.max(most, number(row, facts.x)), 0));
   draw("pareto", traces, {
-    xaxis: axis(label(facts.x), { type, rangemode }), yaxis: axis(label(facts.y), { type, rangemode }), shapes,
+    xaxis: axis(label(facts.x), { type, rangemode: rangemode(facts.x) }),
+    yaxis: axis(label(facts.y), { type, rangemode: rangemode(facts.y) }), shapes,
   });
   const thin = drawn < usable.length ? ` ${whole.format(drawn)} of ${whole.format(usable.length)} points are drawn, one where several would cover each other.` : "";
   const dashed = shapes.length ? " Dashed: the sweep's TPOT limit, to its right it is kept." : "";

@@ -11,17 +11,18 @@ function drawAll() {
 
 function select(row) {
   state.selected = row;
+  state.isChosen = true;
   drawAll();
+  writeAddress();
 }
 
-// The row that a page starts with: of those within the limits the most tokens/s a GPU, one with a breakdown first.
+// The row that a page starts with: the best within the limits, one with a breakdown first.
 function leader() {
-  const better = (row, than) => than === null || number(row, facts.y) > number(than, facts.y);
   let found = null, explained = null;
   for (const row of state.shown) {
-    if (exceeds(row) || !Number.isFinite(number(row, facts.y))) continue;
-    if (better(row, found)) found = row;
-    if (row in report.steps && better(row, explained)) explained = row;
+    if (exceeds(row) || !Number.isFinite(number(row, facts.best))) continue;
+    if (found === null || byMerit(row, found) < 0) found = row;
+    if (row in report.steps && (explained === null || byMerit(row, explained) < 0)) explained = row;
   }
   return explained ?? found ?? state.shown[0] ?? null;
 }
@@ -29,9 +30,13 @@ function leader() {
 function applyFilters() {
   state.shown = filtered();
   state.page = 0;
-  if (state.selected === null || !state.shown.includes(state.selected)) state.selected = leader();
+  if (!state.isChosen || !state.shown.includes(state.selected)) {
+    state.selected = leader();
+    state.isChosen = false;
+  }
   countBoxes();
   byId("count").textContent = `${whole.format(state.shown.length)} of ${whole.format(report.num_rows)} rows`;
+  drawVerdict();
   drawAll();
 }
 
@@ -44,19 +49,25 @@ function start() {
   }
   const several = (name) => distinct(name, allRows).length;
   state.colour = ["model", "tp", "dtype", "gpu"].find((name) => choices.includes(name) && several(name) > 1) || colour.value;
-  colour.value = state.colour;
-  state.sort = { name: facts.y, descending: true };
+  colour.value = state.firstColour = state.colour;
   for (const note of report.notes.length ? report.notes : ["Every row of the results is on this page."]) {
     byId("notes").append(make("li", note));
   }
   buildTable();
-  colour.addEventListener("change", () => { state.colour = colour.value; drawPareto(); });
-  byId("log-axes").addEventListener("change", drawPareto);
+  colour.addEventListener("change", () => { state.colour = colour.value; drawPareto(); writeAddress(); });
+  byId("log-axes").addEventListener("change", () => { drawPareto(); writeAddress(); });
   listenToTheme();
-  byId("filters").addEventListener("input", applyFilters);
+  const filter = () => { applyFilters(); writeAddress(); };
+  byId("filters").addEventListener("input", filter);
   byId("filters").addEventListener("submit", (event) => event.preventDefault());
-  byId("filters").addEventListener("reset", () => setTimeout(applyFilters));
+  byId("filters").addEventListener("reset", () => setTimeout(filter));
+  foldFilters();
+  listenToExports();
+  readAddress();
   applyFilters();
+  window.addEventListener("hashchange", () => {
+    if (readAddress()) applyFilters();
+  });
 }
 
 start();

@@ -26,7 +26,7 @@ function drawStep() {
   }));
   draw("step", traces, {
     barmode: "stack", xaxis: axis("ms", { rangemode: "tozero" }), yaxis: axis("", { autorange: "reversed", ticks: "" }),
-    showlegend: false, margin: { l: 62, r: 44, t: 10, b: 48 },
+    showlegend: false, margin: { l: 62, r: isNarrow() ? 8 : 44, t: 10, b: 48 },
   });
   byId("step-legend").replaceChildren(...present.map((name) => legendItem(name, groupColour(name))));
   const all = Object.keys(report.steps).length;

@@ -10,6 +10,7 @@ const tableColumns = FIRST.filter((name) => columns.has(name))
   .filter((name) => columns.get(name).varies);
 
 function sorted() {
+  if (state.sort === null) return state.shown.slice().sort(byMerit);
   const { name, descending } = state.sort;
   const missing = (found) => found === null || found === undefined;
   return state.shown.slice().sort((a, b) => {
@@ -17,6 +18,13 @@ function sorted() {
     if (missing(left) || missing(right)) return missing(left) - missing(right) || a - b;
     return (descending ? compare(right, left) : compare(left, right)) || a - b;
   });
+}
+
+function sortBy(sort) {
+  state.sort = sort;
+  state.page = 0;
+  drawTable();
+  writeAddress();
 }
 
 function buildTable() {
@@ -27,10 +35,9 @@ function buildTable() {
     const th = make("th", null, { scope: "col", class: column.kind === "text" ? "text" : "", "data-name": name });
     const button = make("button", label(name), { type: "button", title: column.meaning || name });
     button.addEventListener("click", () => {
-      const again = state.sort.name === name;
-      state.sort = { name, descending: again ? !state.sort.descending : column.kind !== "text" };
-      state.page = 0;
-      drawTable();
+      const again = state.sort !== null && state.sort.name === name;
+      const bestIsHigh = column.kind !== "text" && !LOWER_IS_BETTER.test(name);
+      sortBy({ name, descending: again ? !state.sort.descending : bestIsHigh });
     });
     th.append(button);
     head.append(th);
@@ -39,17 +46,19 @@ function buildTable() {
   const same = report.columns.filter((column) => !column.varies && column.constant !== null && column.constant !== "");
   byId("constants").textContent = same.length
     ? `The same in all rows: ${same.map((column) => `${label(column.name)} ${write(column.constant, column)}`).join("; ")}.` : "";
+  byId("best-first").addEventListener("click", () => sortBy(null));
   byId("previous").addEventListener("click", () => { state.page -= 1; drawTable(); });
   byId("next").addEventListener("click", () => { state.page += 1; drawTable(); });
 }
 
 function drawTable() {
   for (const th of byId("rows").tHead.querySelectorAll("th[data-name]")) {
-    const isSorted = th.dataset.name === state.sort.name;
+    const isSorted = state.sort !== null && th.dataset.name === state.sort.name;
     th.setAttribute("aria-sort", isSorted ? (state.sort.descending ? "descending" : "ascending") : "none");
     const mark = isSorted ? (state.sort.descending ? " ▼" : " ▲") : "";
     th.firstChild.textContent = label(th.dataset.name) + mark;
   }
+  byId("best-first").setAttribute("aria-pressed", String(state.sort === null));
   const rows = sorted();
   const pages = Math.max(1, Math.ceil(rows.length / ROWS_A_PAGE));
   state.page = Math.min(Math.max(state.page, 0), pages - 1);
@@ -75,20 +84,4 @@ function drawTable() {
     ? `${whole.format(start + 1)} to ${whole.format(start + lines.length)} of ${whole.format(rows.length)}` : "no rows";
   byId("previous").disabled = state.page === 0;
   byId("next").disabled = state.page === pages - 1;
-}
-
-function drawSelected() {
-  const row = state.selected;
-  const list = byId("selected");
-  if (row === null) {
-    list.replaceChildren(make("dd", "No row is selected: the filters leave none."));
-    return;
-  }
-  const names = FIRST.filter((name) => columns.has(name)).concat([...columns.keys()].filter((name) => !FIRST.includes(name)));
-  const pairs = names.filter((name) => value(row, name) !== null && value(row, name) !== "").map((name) => {
-    const pair = make("div");
-    pair.append(make("dt", label(name), { title: columns.get(name).meaning }), make("dd", cell(row, name)));
-    return pair;
-  });
-  list.replaceChildren(...pairs);
 }

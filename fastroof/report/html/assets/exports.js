@@ -1,0 +1,67 @@
+// Rows as CSV and on the clipboard.
+
+// Text that a spreadsheet would run as a formula gets an apostrophe in front, as in CSV that fastroof writes.
+const FORMULA = /^'*[=+\-@\t\r\n]/;
+
+function guarded(text) {
+  return FORMULA.test(text) ? `'${text}` : text;
+}
+
+function field(found, separator) {
+  if (found === null || found === undefined) return "";
+  if (typeof found === "number") return String(found);
+  const text = guarded(String(found));
+  return new RegExp(`[${separator}"\\r\\n]`).test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+}
+
+// The rows that the filters leave, as the table sorts them, with every column of the results.
+function rowsAsText(separator) {
+  const names = [...columns.keys()];
+  const lines = sorted().map((row) => names.map((name) => field(value(row, name), separator)).join(separator));
+  return [names.map((name) => field(name, separator)).join(separator), ...lines, ""].join("\r\n");
+}
+
+function selectedAsText() {
+  const groups = toldRow(state.selected).map(([heading, told]) =>
+    [heading, ...told.map(([, words, found]) => `  ${words}: ${found}`)].join("\n"));
+  return [`${document.title}, row ${state.selected + 1}`, ...groups, ""].join("\n");
+}
+
+async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    // pages from a file have no clipboard in some browsers
+    const area = make("textarea", text, { "aria-hidden": "true", class: "offscreen" });
+    const before = document.activeElement;
+    document.body.append(area);
+    area.select();
+    const done = document.execCommand("copy");
+    area.remove();
+    if (before) before.focus();
+    return done;
+  }
+}
+
+function save(text, name) {
+  const address = URL.createObjectURL(new Blob([text], { type: "text/csv;charset=utf-8" }));
+  const link = make("a", null, { href: address, download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(address), 1000);
+}
+
+function listenToExports() {
+  const tell = (id, words) => { byId(id).textContent = words; };
+  byId("copy-rows").addEventListener("click", async () => {
+    const done = await copy(rowsAsText("\t"));
+    tell("exported", done ? `${whole.format(state.shown.length)} rows copied` : "this browser does not let pages copy");
+  });
+  byId("csv").addEventListener("click", () => {
+    save(rowsAsText(","), `${document.title.replace(/[^A-Za-z0-9.-]+/g, "-").slice(0, 80)}.csv`);
+    tell("exported", `${whole.format(state.shown.length)} rows saved`);
+  });
+  byId("copy-selected").addEventListener("click", async () => {
+    tell("copied", (await copy(selectedAsText())) ? "copied" : "this browser does not let pages copy");
+  });
+}
