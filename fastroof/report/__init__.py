@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastroof.report.leading_steps_plot import draw_leading_steps
 from fastroof.report.mfu_plot import draw_mfu
+from fastroof.report.model_roofline_plot import draw_model_roofline
 from fastroof.report.pareto_plot import draw_pareto
 from fastroof.report.plots import check_picture, save_figure
 from fastroof.report.results_file import read_results
@@ -15,6 +16,7 @@ __all__ = [
     "check_picture",
     "draw_leading_steps",
     "draw_mfu",
+    "draw_model_roofline",
     "draw_pareto",
     "draw_roofline",
     "draw_serving_curves",

@@ -10,8 +10,9 @@ from fastroof.errors import FastroofError
 from fastroof.models.layout import split_words
 from fastroof.report.front import in_turns
 from fastroof.report.leading_steps import GROUPS, LeadingStep, StepSource, achieved
-from fastroof.report.pareto_plot import LINE_LOOKS, rows_where, swept_words
-from fastroof.report.plots import COLOURS, INK, QUIET, new_figure, style, write_titles
+from fastroof.report.legends import legends_below
+from fastroof.report.pareto_plot import rows_where, swept_words
+from fastroof.report.plots import COLOURS, INK, LINE_LOOKS, QUIET, new_figure, style, write_titles
 from fastroof.report.results_file import RateColumns, Results
 from fastroof.units import TB, TFLOP, US_PER_MS, US_PER_S
 
@@ -72,9 +73,12 @@ def draw_leading_steps(results: Results, **wanted: Any) -> Figure:
     gpu = source.gpu(str(leading[0][0]["gpu"]))
     with style():
         figure = new_figure(13.0, 5.8)
-        left, right = figure.subplots(1, 2, width_ratios=(1.15, 1.0))
+        halves = figure.subfigures(1, 2, width_ratios=(1.15, 1.0))
+        left, right = (half.subplots() for half in halves)
         _draw_bars(left, leading)
         _draw_roofline(right, leading, gpu)
+        below = zip(halves, (left, right), strict=True)
+        legends_below(figure, [(half, *axes.get_legend_handles_labels()) for half, axes in below], size=9.0)
         what, workload = swept_words(results, rows)
         chosen = "decode step of the row with the most tokens/s per GPU, by setting"
         write_titles(
@@ -116,7 +120,6 @@ def _draw_bars(axes: Axes, leading: list[tuple[dict[str, Any], LeadingStep]]) ->
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     axes.set_xlabel("decode step (ms)")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.45, -0.13), ncols=3, frameon=False, fontsize=9.0)
 
 
 def _draw_roofline(axes: Axes, leading: list[tuple[dict[str, Any], LeadingStep]], gpu: GpuSpec) -> None:
@@ -158,4 +161,3 @@ def _draw_roofline(axes: Axes, leading: list[tuple[dict[str, Any], LeadingStep]]
     axes.set_xlabel("FLOP per compulsory byte")
     axes.set_ylabel("achieved TFLOP/s on one GPU")
     axes.set_title(f"{gpu.title}, HBM {gpu.hbm_bytes_per_s / TB:.2f} TB/s; outlined: whole steps", size=10.0)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, frameon=False, fontsize=8.5)

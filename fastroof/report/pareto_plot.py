@@ -9,23 +9,14 @@ import numpy as np
 from fastroof.arrays import Array, Bools
 from fastroof.errors import FastroofError
 from fastroof.report.front import pareto_front
-from fastroof.report.plots import COLOURS, QUIET, new_figure, style, write_titles
+from fastroof.report.plots import LINE_LOOKS, QUIET, new_figure, style, write_titles
 from fastroof.report.results_file import RateColumns, Results
 from fastroof.units import MS_PER_S
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["LINE_LOOKS", "draw_pareto", "rows_where", "swept_words"]
-
-LINE_LOOKS: Final = tuple(
-    zip(
-        (COLOURS[name] for name in ("blue", "vermilion", "green", "purple", "sky", "orange")),
-        ("o", "s", "D", "^", "P", "*"),
-        strict=True,
-    )
-)
-"""Colour and marker of each line."""
+__all__ = ["draw_pareto", "rows_where", "swept_words"]
 
 _MOST_POINTS: Final = 4000
 

@@ -19,12 +19,15 @@ __all__ = [
     "COLOURS",
     "INK",
     "LINE_COLOURS",
+    "LINE_LOOKS",
     "QUIET",
     "check_picture",
     "label_line_ends",
     "new_figure",
     "save_figure",
+    "set_height",
     "style",
+    "text_renderer",
     "write_titles",
 ]
 
@@ -43,6 +46,8 @@ COLOURS: Final = {
 }
 LINE_COLOURS: Final = tuple(COLOURS[c] for c in ("blue", "vermilion", "green", "purple", "sky", "orange"))
 """Okabe and Ito's colours, which people with any colour vision can tell apart."""
+LINE_LOOKS: Final = tuple(zip(LINE_COLOURS, ("o", "s", "D", "^", "P", "*"), strict=True))
+"""Colour and marker of each line."""
 
 _STYLE: Final[Any] = {
     "axes.axisbelow": True,
@@ -109,19 +114,42 @@ def new_figure(width_in: float, height_in: float) -> Figure:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width_in, height_in), layout="constrained")
+    set_height(figure, height_in)
+    return figure
+
+
+def set_height(figure: Figure, height_in: float) -> None:
+    """Give a figure without titles yet another height, inches; the titles' room stays what it is."""
+    figure.set_figheight(height_in)
     engine: Any = figure.get_layout_engine()
     top = 0.78 / height_in
     room = (0.012, 0.012, 0.976, 1.0 - top - 0.012)
     engine.set(rect=room, w_pad=0.08, h_pad=0.08, wspace=0.03, hspace=0.04)
-    return figure
+
+
+def text_renderer(figure: Figure) -> Any:
+    """Return what measures texts of a figure before it is drawn."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    return FigureCanvasAgg(figure).get_renderer()
 
 
 def write_titles(figure: Figure, title: str, subtitle: str) -> None:
-    """Write what is shown, and below it, quieter, where it comes from."""
+    """Write what is shown, and below it, quieter, where it comes from; smaller or cut where it is long."""
     height_in = figure.get_size_inches()[1]
-    figure.text(0.018, 1.0 - 0.2 / height_in, title, size=14.5, weight="bold", va="top")
     quiet = f"{subtitle}; fastroof {__version__}"
-    figure.text(0.018, 1.0 - 0.5 / height_in, quiet, size=9.5, color=QUIET, va="top")
+    big = figure.text(0.018, 1.0 - 0.2 / height_in, title, size=14.5, weight="bold", va="top")
+    small = figure.text(0.018, 1.0 - 0.5 / height_in, quiet, size=9.5, color=QUIET, va="top")
+    renderer = text_renderer(figure)
+    room = 0.97 * figure.bbox.width
+    for text in (big, small):
+        size = text.get_fontsize()
+        while text.get_window_extent(renderer).width > room and text.get_fontsize() > 0.7 * size:
+            text.set_fontsize(0.97 * text.get_fontsize())
+        words = text.get_text()
+        while text.get_window_extent(renderer).width > room:
+            words = words[:-4]
+            text.set_text(f"{words}...")
 
 
 def label_line_ends(

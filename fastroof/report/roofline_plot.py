@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fastroof.config import GpuSpec
     from fastroof.tables import Tables
 
-__all__ = ["KernelCloud", "draw_roofline", "kernel_clouds"]
+__all__ = ["KernelCloud", "draw_roofline", "draw_roofs", "kernel_clouds"]
 
 
 CELLS_PER_DECADE: Final = 40
@@ -152,7 +152,7 @@ def draw_roofline(gpu: GpuSpec, tables: Tables | None, *, dtypes: Sequence[str] 
         axes.set_xlabel("arithmetic intensity (FLOP per compulsory byte)")
         axes.set_ylabel("achieved TFLOP/s" if clouds else "TFLOP/s")
         _draw_clouds(axes, clouds)
-        _draw_roofs(axes, gpu, peaks, None if tables is None else ELEMENTWISE.streaming(tables))
+        draw_roofs(axes, gpu, peaks, None if tables is None else ELEMENTWISE.streaming(tables))
         shown = sum(len(cloud.intensity) for cloud in clouds)
         if tables is None:
             what = f"{gpu.title}: its roofline"
@@ -194,7 +194,8 @@ def _draw_clouds(axes: Axes, clouds: Sequence[KernelCloud]) -> None:
         )  # fmt: skip
 
 
-def _draw_roofs(axes: Axes, gpu: GpuSpec, peaks: dict[str, float], streaming: Any) -> None:
+def draw_roofs(axes: Axes, gpu: GpuSpec, peaks: dict[str, float], streaming: Any) -> None:
+    """Draw peaks and bandwidths of a GPU into logarithmic axes, with their names."""
     from matplotlib.patheffects import withStroke
 
     lowest, highest = axes.get_xlim()

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from fastroof.report.front import in_turns
-from fastroof.report.pareto_plot import LINE_LOOKS, rows_where, swept_words
-from fastroof.report.plots import QUIET, new_figure, style, write_titles
+from fastroof.report.legends import legends_below
+from fastroof.report.pareto_plot import rows_where, swept_words
+from fastroof.report.plots import LINE_LOOKS, QUIET, new_figure, style, write_titles
 from fastroof.report.results_file import RateColumns, Results
 
 if TYPE_CHECKING:
@@ -28,6 +29,10 @@ _LABELS: Final = {
 }
 _FEW_TICKS: Final = 14
 _FEW_MARKERS: Final = 40
+_WIDE: Final = 4.0
+"""An axis is logarithmic where the largest load is so many times the smallest."""
+_LEAST_TICK: Final = 0.07
+"""Share of the axis between two ticks, at least."""
 
 
 def draw_serving_curves(results: Results, **wanted: Any) -> Figure:
@@ -82,12 +87,7 @@ def draw_serving_curves(results: Results, **wanted: Any) -> Figure:
             if isinstance(limit, int | float) and limit <= axes.get_ylim()[1]:
                 axes.axhline(limit, color=QUIET, linewidth=1.2, linestyle="--", zorder=1)
         if differ:
-            figure.legend(
-                *figure.axes[0].get_legend_handles_labels(),
-                loc="outside lower center",
-                ncols=2,
-                frameon=False,
-            )
+            legends_below(figure, [(figure, *figure.axes[0].get_legend_handles_labels())])
         what, workload = swept_words(results, np.concatenate(shown))
         most = f"{len(shown)} settings with the most tokens/s per GPU of each model, of {len(curves):,}"
         chosen = most if len(curves) > len(shown) else f"{len(shown)} setting{'s' * (len(shown) != 1)}"
@@ -100,18 +100,35 @@ def draw_serving_curves(results: Results, **wanted: Any) -> Figure:
 
 
 def _set_axes(axes: Axes, loads: Any, load: str, name: str) -> None:
-    axes.set_xscale("log", base=2)
-    if len(loads) <= _FEW_TICKS:
-        axes.set_xticks(loads, [f"{at:g}" for at in loads])
+    low, high = float(loads[0]), float(loads[-1])
+    is_log = low > 0.0 and high >= _WIDE * low
+    if is_log:
+        axes.set_xscale("log", base=2)
+    doubled = 2.0 ** np.arange(0.0, 40.0)
+    wanted = loads if len(loads) <= _FEW_TICKS else doubled[(doubled >= low) & (doubled <= high)]
+    ticks = _apart(wanted, np.log(wanted) if is_log else wanted) if len(wanted) else []
+    # of loads that crowd on a linear axis even numbers say more
+    if is_log or len(ticks) == len(loads):
+        axes.set_xticks(ticks, [f"{at:g}" for at in ticks])
         axes.minorticks_off()
     heights = np.concatenate([np.asarray(line.get_ydata(), np.float64) for line in axes.lines])
     low, high = float(np.nanmin(heights)), float(np.nanmax(heights))
     if name.endswith("_ms") and high > 50.0 * low > 0.0:
         axes.set_yscale("log")
     else:
-        axes.set_ylim(bottom=0.0)
+        axes.set_ylim(0.0, high * 1.08 if high > 0.0 else 1.0)
     axes.set_xlabel(_LABELS[load])
     axes.set_ylabel(_LABELS[name])
+
+
+def _apart(ticks: Any, places: Any) -> list[float]:
+    """Ticks whose labels leave room for each other."""
+    least = (places[-1] - places[0]) * _LEAST_TICK
+    kept: list[int] = []
+    for i in range(len(ticks)):
+        if not kept or places[i] - places[kept[-1]] >= least:
+            kept.append(i)
+    return [float(ticks[i]) for i in kept]
 
 
 def _words(columns: dict[str, tuple[Any, list[Any]]], row: int) -> str:

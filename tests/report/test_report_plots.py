@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ def words(figure: Any) -> str:
         found += [label.get_text() for label in (*axes.texts, *axes.get_yticklabels())]
         if axes.get_legend():
             found += [text.get_text() for text in axes.get_legend().get_texts()]
+    for part in (figure, *figure.subfigs):
+        found += [text.get_text() for legend in part.legends for text in legend.get_texts()]
     return "\n".join(found)
 
 
@@ -91,6 +94,60 @@ def test_leading_steps_add_up(results: Results) -> None:
     best = max(results.numbers("decode_step_ms")[rows_where(results, isl=1024)])
     assert 0.0 < max(ends) <= 1.1 * best
     assert len(left.get_yticklabels()) == 6
+
+
+def boxes(figure: Any) -> dict[str, Any]:
+    """Where titles, legends, axes with their labels, and ticks of the first axis are, pixels."""
+    figure.draw_without_rendering()
+    found = {f"text {text.get_text()}": text.get_window_extent() for text in figure.texts}
+    for i, part in enumerate((figure, *figure.subfigs)):
+        found |= {f"legend {i}": legend.get_window_extent() for legend in part.legends}
+    for i, axes in enumerate(figure.axes):
+        found[f"axes {i}"] = axes.get_tightbbox()
+    return found
+
+
+@pytest.mark.parametrize("length", [12, 60, 110])
+def test_nothing_is_cut_and_nothing_collides(
+    rows: list[dict[str, Any]], h100: fastroof.Tables, tmp_path: Path, length: int
+) -> None:
+    long = {name: (f"{name}-" + "instruct-" * 12)[:length] for name in ("llama-3.1-8b", "qwen3-8b")}
+    named = [{**row, "model": long[row["model"]], "max_batched_tokens": 8192 // row["tp"]} for row in rows]
+    path = write_deployments(tmp_path / "r.parquet", named, h100.content_hash)
+    drawn = [draw_serving_curves(read_results(path), isl=4000), draw_pareto(read_results(path))]
+    # a step needs a model that is known
+    path = write_deployments(tmp_path / "k.parquet", rows, h100.content_hash)
+    drawn.append(draw_leading_steps(read_results(path), isl=4000))
+    for figure in drawn:
+        found = boxes(figure)
+        width, height = figure.bbox.width, figure.bbox.height
+        for name, box in found.items():
+            assert box.x0 >= 0, name
+            assert box.y0 >= 0, name
+            assert box.x1 <= width, name
+            assert box.y1 <= height, name
+        for a, b in itertools.combinations(found, 2):
+            assert not found[a].overlaps(found[b]), (a, b)
+        assert all(axes.get_position().height > 0.3 for axes in figure.axes)
+
+
+def test_ticks_of_neighbouring_loads_do_not_overlap(rows: list[dict[str, Any]], tmp_path: Path) -> None:
+    for loads in ((154, 155, 156, 157, 158), (64, 65, 66, 154, 155), (1, 2, 3, 510, 511, 512), (1000, 1001)):
+        near = [{**rows[0], "concurrency": load, "ttft_ms": 100.0 + load} for load in loads]
+        figure = draw_serving_curves(
+            read_results(write_deployments(tmp_path / "r.parquet", near, "", keep="best"))
+        )
+        figure.draw_without_rendering()
+        for axes in figure.axes:
+            low, high = axes.get_xlim()
+            labels = [
+                tick.label1.get_window_extent()
+                for tick in axes.xaxis.get_major_ticks()
+                if low <= tick.get_loc() <= high
+            ]
+            assert len(labels) >= 2
+            for a, b in itertools.combinations(labels, 2):
+                assert not a.overlaps(b)
 
 
 def test_what_cannot_be_drawn_is_said(results: Results, rows: list[dict[str, Any]], tmp_path: Path) -> None:

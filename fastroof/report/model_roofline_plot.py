@@ -1,0 +1,203 @@
+"""A model's steps on a GPU's roofline: decodes of several batches, and a prefill, for several layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from fastroof.errors import FastroofError
+from fastroof.report.legends import legends_below
+from fastroof.report.plots import INK, LINE_LOOKS, new_figure, style, write_titles
+from fastroof.report.roofline_plot import draw_roofs
+from fastroof.units import PEAK_DTYPE, TFLOP, US_PER_S
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from fastroof.plan import StepPlan
+
+__all__ = ["ModelStep", "draw_model_roofline", "model_steps"]
+
+_INTENSITIES: Final = (0.6, 2e4)
+
+
+class ModelStep(NamedTuple):
+    """One step as a point under a roofline.
+
+    Attributes
+    ----------
+    batch_size : int
+        Decodes of the step; 0 of a prefill.
+    total_us : float
+        The step's time, us: what ``plan.step_scalar`` says.
+    flops, moved_bytes : float
+        Work of one GPU, and compulsory bytes of its memory; those on the wire are not among them.
+    has_room : bool
+        Whether the KV cache of these requests fits beside the weights.
+    """
+
+    batch_size: int
+    total_us: float
+    flops: float
+    moved_bytes: float
+    has_room: bool
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs a byte."""
+        return self.flops / self.moved_bytes
+
+    @property
+    def flops_per_s(self) -> float:
+        """FLOPs over the step's time, FLOP/s."""
+        return self.flops / self.total_us * US_PER_S
+
+
+def model_steps(plan: StepPlan, batch_sizes: Sequence[int], kv_len: int, prompt: int) -> list[ModelStep]:
+    """Place decodes of some batches, and the prefill of one prompt, on a roofline's axes.
+
+    Parameters
+    ----------
+    plan : StepPlan
+        What runs where.
+    batch_sizes : sequence of int
+        Decodes of each step.
+    kv_len : int
+        Tokens that each decode attends to, its own included, at least 2.
+    prompt : int
+        New tokens of the prefill.
+
+    Returns
+    -------
+    list of ModelStep
+        The decodes in order, and the prefill.
+
+    Raises
+    ------
+    FastroofError
+        If a step is larger than the plan, or kv_len is below 2.
+    """
+    if kv_len < 2:
+        raise FastroofError(f"a decode needs kv_len >= 2, got {kv_len}")
+    asked = [(batch, [(1, kv_len - 1)] * batch) for batch in batch_sizes]
+    steps = []
+    for batch, requests in [*asked, (0, [(prompt, 0)])]:
+        explained = plan.explain(requests)
+        fit = plan.memory.max_sequences(kv_len if batch else prompt)
+        steps.append(
+            ModelStep(
+                batch,
+                explained.total_us,
+                sum(part.flops for part in explained.operators),
+                sum(part.moved_bytes for part in explained.operators if part.bound != "communication"),
+                int(fit) >= max(batch, 1),
+            )
+        )
+    return steps
+
+
+def draw_model_roofline(
+    plans: Sequence[StepPlan],
+    *,
+    batch_sizes: Sequence[int] = (1, 4, 16, 64, 256),
+    kv_len: int = 4096,
+    prompt: int = 8192,
+    source: str = "",
+) -> Figure:
+    """Draw a model's steps on the roofline of its GPU.
+
+    Parameters
+    ----------
+    plans : sequence of StepPlan
+        Of one model on one GPU in one dtype; each is a line, at most six.
+    batch_sizes : sequence of int
+        Decodes of each point of a line.
+    kv_len : int
+        Tokens that each decode attends to, its own included.
+    prompt : int
+        New tokens of the prefill.
+    source : str
+        Where the tables come from, in words, for the line below the title.
+
+    Returns
+    -------
+    Figure
+        For :func:`fastroof.report.save_figure`.
+
+    Raises
+    ------
+    FastroofError
+        If matplotlib is not installed, the plans are none, too many or of several models, a step is larger
+        than a plan, or the GPU has no peak for the dtype.
+    """
+    if not 1 <= len(plans) <= len(LINE_LOOKS):
+        raise FastroofError(f"a picture has 1 to {len(LINE_LOOKS)} lines, got {len(plans)} plans")
+    first = plans[0]
+    whose = {(plan.model.name, plan.gpu.name, plan.dtype, plan.kv_dtype, plan.runtime) for plan in plans}
+    if len(whose) > 1:
+        raise FastroofError(f"plans of one model on one GPU in one dtype are drawn, got {sorted(whose)}")
+    steps = [model_steps(plan, batch_sizes, kv_len, prompt) for plan in plans]
+    # attention and what is not quantised run against the peak of bf16
+    names = {PEAK_DTYPE.get(dtype, dtype) for dtype in (first.dtype, "bf16")}
+    peaks = {name: first.gpu.peak(name) for name in sorted(names)}
+    with style():
+        figure = new_figure(10.0, 6.2)
+        axes = figure.subplots()
+        axes.set(xscale="log", yscale="log", xlim=_INTENSITIES)
+        lowest = min(step.flops_per_s for of_plan in steps for step in of_plan)
+        axes.set_ylim(0.5 * lowest / TFLOP, max(peaks.values()) / TFLOP * 2.2)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter("{x:g}")
+        axes.set_xlabel("arithmetic intensity of the whole step (FLOP per compulsory byte)")
+        axes.set_ylabel("achieved TFLOP/s on one GPU")
+        draw_roofs(axes, first.gpu, peaks, None)
+        for plan, of_plan, (colour, marker) in zip(plans, steps, LINE_LOOKS, strict=False):
+            _draw_line(axes, of_plan, colour, marker, _layout_words(plan))
+        _label_batches(axes, steps)
+        legends_below(figure, [(figure, *axes.get_legend_handles_labels())], columns=len(plans))
+        all_fit = all(step.has_room for of_plan in steps for step in of_plan)
+        words = [
+            f"decodes at kv_len {kv_len:,}",
+            f"star: prefill of {prompt:,} tokens",
+            *(() if all_fit else ("hollow: no room for the KV cache",)),
+            f"runtime {first.runtime}",
+            source if first.tables_hash else "modelled from the datasheet",
+        ]
+        write_titles(
+            figure,
+            f"{first.model.name} in {first.dtype} on {first.gpu.title}: its steps on the roofline",
+            "; ".join(filter(None, words)),
+        )
+    return figure
+
+
+def _layout_words(plan: StepPlan) -> str:
+    gpus = plan.layout.world_size
+    return f"tp {plan.tp}: one of {gpus} GPUs" if gpus > 1 else f"tp {plan.tp}: one GPU"
+
+
+def _draw_line(axes: Axes, steps: Sequence[ModelStep], colour: str, marker: str, label: str) -> None:
+    decodes = [step for step in steps if step.batch_size]
+    axes.plot(
+        [step.intensity for step in decodes], [step.flops_per_s / TFLOP for step in decodes],
+        color=colour, linewidth=1.6, marker=marker, markersize=7, label=label, zorder=5,
+    )  # fmt: skip
+    for step in steps:
+        is_prefill = not step.batch_size
+        axes.plot(
+            [step.intensity], [step.flops_per_s / TFLOP], color=colour, zorder=6, linestyle="none",
+            marker="*" if is_prefill else marker, markersize=15 if is_prefill else 7,
+            markerfacecolor=colour if step.has_room else "white", markeredgewidth=1.4,
+        )  # fmt: skip
+
+
+def _label_batches(axes: Axes, steps: Sequence[Sequence[ModelStep]]) -> None:
+    """Write each batch once, below the lowest of its points."""
+    for i, same in enumerate(zip(*steps, strict=True)):
+        low = min(same, key=lambda step: step.flops_per_s)
+        words = f"{'batch ' if i == 0 else ''}{low.batch_size:,}" if low.batch_size else "prefill"
+        axes.annotate(
+            words, (low.intensity, low.flops_per_s / TFLOP), xytext=(0, -9), textcoords="offset points",
+            ha="center", va="top", size=9.5, color=INK, zorder=7,
+        )  # fmt: skip
