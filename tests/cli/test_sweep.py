@@ -78,7 +78,7 @@ def test_steps_can_be_swept_by_flags_too(tmp_path: Path) -> None:
 
 
 def test_quiet_says_nothing(tmp_path: Path) -> None:
-    result = run(*FLAGS, "--quiet", "-o", tmp_path / "r.jsonl")
+    result = run(*FLAGS, "-k", "5", "--quiet", "-o", tmp_path / "r.jsonl")
     assert (result.stdout, result.stderr) == ("", "")
     assert len((tmp_path / "r.jsonl").read_text().splitlines()) == 2 * 5
 

@@ -20,7 +20,8 @@ mpl = pytest.importorskip("matplotlib", reason="plots need matplotlib: pip insta
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PICTURE = CHECKOUT / "fastroof/report/roofline.svg"
-COMMAND = "plot roofline --model llama-3.1-70b --dtype fp8 --tp 1,2,4,8 --runtime vllm".split()
+README = (CHECKOUT / "fastroof/report/README.md").read_text()
+COMMAND = re.search(r"^\$ fastroof (plot roofline --model .*) -o roofline.svg$", README, re.M)[1].split()
 BATCHES = (1, 4, 16, 64, 256)
 
 
