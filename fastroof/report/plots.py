@@ -131,7 +131,8 @@ def text_renderer(figure: Figure) -> Any:
     """Return what measures texts of a figure before it is drawn."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    return FigureCanvasAgg(figure).get_renderer()
+    canvas: Any = FigureCanvasAgg(figure)
+    return canvas.get_renderer()
 
 
 def write_titles(figure: Figure, title: str, subtitle: str) -> None:
@@ -143,9 +144,11 @@ def write_titles(figure: Figure, title: str, subtitle: str) -> None:
     renderer = text_renderer(figure)
     room = 0.97 * figure.bbox.width
     for text in (big, small):
-        size = text.get_fontsize()
-        while text.get_window_extent(renderer).width > room and text.get_fontsize() > 0.7 * size:
-            text.set_fontsize(0.97 * text.get_fontsize())
+        size = float(text.get_fontsize())
+        smallest = 0.7 * size
+        while text.get_window_extent(renderer).width > room and size > smallest:
+            size *= 0.97
+            text.set_fontsize(size)
         words = text.get_text()
         while text.get_window_extent(renderer).width > room:
             words = words[:-4]

@@ -155,6 +155,30 @@ def test_threads_and_the_size_of_units_make_no_difference(
         assert summary.histograms == one.histograms
 
 
+@pytest.mark.filterwarnings("ignore:no measured tables")
+@pytest.mark.parametrize(
+    ("objective", "column"),
+    [
+        ("tokens_per_s_per_gpu", "tokens_per_s_per_gpu"),
+        ("tokens_per_s_per_user", "tokens_per_s_per_user"),
+        ("goodput", "tokens_per_s"),
+        ("cost", "cost_per_million_tokens"),
+    ],
+)
+def test_what_is_kept_by_default_holds_the_best(tmp_path: Path, objective: str, column: str) -> None:
+    # the cheaper card is the slower one, and two of it cost less than one of the other
+    spec = {
+        "models": ["llama-3.1-8b"], "gpus": ["h100", "a100"], "tables": "datasheet", "tp": [1, 2],
+        "gpu_hour_price": {"h100": 3.0, "a100": 0.4}, "total_gpus": [2, 4], "isl": 1000, "osl": 100,
+        "concurrency": [1, 4, 16, 64], "objective": objective, "constraints": {"ttft_ms": 500.0},
+    }  # fmt: skip
+    kept, rows = swept(tmp_path, spec)
+    every, _ = swept(tmp_path, {**spec, "keep": "all"})
+    found, truth = ([(row["model"], row[column]) for row in summary.best] for summary in (kept, every))
+    assert found == truth
+    assert len(found) == 1 <= len(rows) < every.rows
+
+
 def test_units_pickle_and_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(units, "CANDIDATES_A_UNIT", 7)
     spec = load_spec({**LIMITED, "k": 2})

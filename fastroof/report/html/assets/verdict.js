@@ -71,7 +71,7 @@ function verdict(rows) {
   const best = rows.slice().sort(byMerit)[0];
   const names = workload.length ? ` (${workload.map((name) => `${label(name).replace(/ \(.*\)/, "")} ${cell(best, name)}`).join(", ")})` : "";
   const line = make("p");
-  line.append(make("b", `${value(best, "model")}${names}`));
+  line.append(make("strong", `${value(best, "model")}${names}`));
   const what = facts.best === "cost_per_million_tokens" ? `${said(best, facts.best)} for a million output tokens`
     : `${said(best, facts.best)}${facts.best === facts.y ? " from each GPU" : facts.best === facts.x ? " for each user" : ""}`;
   const both = facts.best === facts.x ? "" : `, ${said(best, facts.x)} for each user`;
