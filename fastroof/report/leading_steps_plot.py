@@ -73,7 +73,7 @@ def draw_leading_steps(results: Results, **wanted: Any) -> Figure:
     gpu = source.gpu(str(leading[0][0]["gpu"]))
     with style():
         figure = new_figure(13.0, 5.8)
-        halves = figure.subfigures(1, 2, width_ratios=(1.15, 1.0))
+        halves: Any = figure.subfigures(1, 2, width_ratios=(1.15, 1.0))
         left, right = (half.subplots() for half in halves)
         _draw_bars(left, leading)
         _draw_roofline(right, leading, gpu)
