@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastroof import StepBatch, compile_plan
+from fastroof.engines import engine_names
 
 # hypothesis prints the tables that a failing test was given, and warns of their length instead of failing
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
@@ -31,6 +32,31 @@ def test_the_operators_add_up_to_the_step(plan, step):
     (us,) = plan.step_us(StepBatch.from_requests([step]))
     assert explained.total_us == us
     assert math.fsum(o.total_us for o in explained.operators) == pytest.approx(us, rel=1e-12)
+
+
+@pytest.mark.parametrize("runtime", engine_names())
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "gpt-oss-20b"])
+def test_what_the_runtime_adds_is_the_last_row(h100, name, runtime):
+    plan = compile_plan(name, "h100", h100, runtime=runtime, max_tokens=2048, max_seqs=64)
+    for step in ([(1, 4095)] * 64, [(700, 0)], [(300, 5000), (1, 90), (1, 20_000)], [(1, 1)], []):
+        explained = plan.explain(step)
+        times = plan.run(StepBatch.from_requests([step]))
+        added_us = times.components.runtime_us[0]
+        rows = [part for part in explained.operators if part.role == "runtime"]
+        assert math.fsum(part.total_us for part in explained.operators) == pytest.approx(
+            times.latency_us[0], rel=1e-12
+        )
+        assert explained.origin == times.origin[0]
+        if not added_us:
+            assert not rows
+            continue
+        assert rows == [explained.operators[-1]]
+        (row,) = rows
+        assert (row.total_us, row.calls, row.flops, row.moved_bytes) == (added_us, 1, 0.0, 0.0)
+        assert (row.bound, row.origin, row.source) == ("host", 4, f"profile {runtime}")
+    costs = plan.engine.costs
+    adds = any((costs.step_us, costs.sequence_us, costs.layer_us, costs.layers, costs.allreduce_us))
+    assert bool([part for part in plan.explain([(1, 9)]).operators if part.role == "runtime"]) == adds
 
 
 @given(step=st.lists(REQUEST, min_size=1, max_size=8))

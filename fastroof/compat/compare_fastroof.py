@@ -55,7 +55,7 @@ def _by_component(plan: StepPlan, explanation: Explanation) -> dict[str, dict[st
     dtypes = {curve.operator.role: row_cost(curve.operator).dtype for curve in plan.row_curves}
     by_component: dict[str, dict[str, float]] = {}
     for part in explanation.operators:
-        component = of_role.get(part.role, "attention")
+        component = "overhead" if part.role == "runtime" else of_role.get(part.role, "attention")
         sums = by_component.setdefault(component, {"us": 0.0, "roofline_us": 0.0, "calls": 0.0})
         link = component == "communication"
         bytes_per_s = plan.gpu.nvlink_bytes_per_s if link else plan.gpu.hbm_bytes_per_s

@@ -97,8 +97,12 @@ Role = Literal[
     "stage_send",
     "final_norm",
     "lm_head",
+    "runtime",
 ]
-"""What a call does in a step: other programs' operators are found by it, never by a call's name."""
+"""What a call does in a step: other programs' operators are found by it, never by a call's name.
+
+``runtime`` is what an engine adds to its kernels, which is no call of any model.
+"""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""One step, broken down by operator: time, FLOPs, bytes, MFU, what bounds it, origin."""
+"""One step, broken down by operator: time, FLOPs, bytes, MFU, what bounds it, origin.
+
+What the engine adds to its kernels is the last row, so that rows add up to the step.
+"""
 
 from __future__ import annotations
 
@@ -51,11 +54,13 @@ class OperatorTime(NamedTuple):
     mfu : float
         FLOPs / (time x peak of its dtype); NaN where it computes nothing.
     bound : str
-        compute, memory, launch or communication: the largest term of its roofline.
+        compute, memory, launch or communication: the largest term of its roofline; ``host`` of what the
+        engine adds.
     origin : int
         0 measured, 1 interpolated, 2 extrapolated, 3 borrowed, 4 modelled.
     source : str
-        Which measured tables it comes from; ``datasheet`` without any.
+        Which measured tables it comes from; ``datasheet`` without any, ``profile NAME`` of what the engine
+        adds.
     dtype : str
         Format that its kernel computes in, of attention the cache's; empty of kernels that only stream.
     """
@@ -80,12 +85,12 @@ class Explanation(ArrowResult):
     Attributes
     ----------
     operators : tuple of OperatorTime
-        In the order of the step. Their times add up to the total, but for the rounding of the order
-        in which they are added.
+        In the order of the step, then what the engine adds, if it adds anything (role ``runtime``). Their
+        times add up to the total, but for the rounding of the order in which they are added.
     total_us : float
         The step, us.
     origin : int
-        Largest origin of its parts.
+        Largest origin of its kernels. What the engine adds is modelled in every step, and does not count.
     relative_error : float, or None
         One standard error over the step's time, 0 without requests; None where not
         asked for.
@@ -111,9 +116,9 @@ class Explanation(ArrowResult):
         Column("flops", "float", "FLOPs", "work of all calls on one GPU", 0),
         Column("moved_bytes", "float", "B", "compulsory bytes of all calls; all-reduces: on the wire", 0),
         Column("mfu", "float", "", "FLOPs over time and peak; empty where it computes nothing", 0),
-        Column("bound", "text", "", "compute, memory, launch or communication: its roofline's largest term"),
+        Column("bound", "text", "", "its roofline's largest term; host of what the engine adds"),
         ORIGIN,
-        Column("source", "text", "", "the measured tables that it comes from"),
+        Column("source", "text", "", "the measured tables, or the engine's profile, that it comes from"),
         Column("dtype", "text", "", "format of its kernel; attention: of the cache"),
     )
 
@@ -252,8 +257,21 @@ def explain_step(plan: StepPlan, requests: Iterable[tuple[int, int]], with_error
                 operators += times_of_kind
         if curve.operator.steps != left_out:
             operators.append(row_time(plan.gpu, curve, rows[curve.operator.rows]))
+    operators += _engine_parts(plan, float(times.components.runtime_us[0]))
     total_us, origin = float(times.latency_us[0]), int(times.origin[0])
     return Explanation(tuple(operators), total_us, origin, error, plan.made_from)
+
+
+def _engine_parts(plan: StepPlan, runtime_us: float) -> list[OperatorTime]:
+    """What the engine adds to a step's kernels, as the profile has it; nothing where that is nothing."""
+    if not runtime_us:
+        return []
+    source = f"profile {plan.runtime}"
+    return [
+        OperatorTime(
+            "runtime", "runtime", 1, runtime_us, 0.0, 0.0, float("nan"), "host", ORIGIN_MODELLED, source
+        )
+    ]
 
 
 def explain_verification(plan: StepPlan, batch_size: int, kv_len: int, tokens: int) -> Explanation:
@@ -278,4 +296,5 @@ def explain_verification(plan: StepPlan, batch_size: int, kv_len: int, tokens: i
         if curve.operator.steps != "with_prefill":
             operators.append(row_time(plan.gpu, curve, rows[curve.operator.rows]))
     origin = max(operator.origin for operator in operators)
+    operators += _engine_parts(plan, float(arena[steps.STEP_US] + arena[steps.SEQUENCE_US] * batch))
     return Explanation(tuple(operators), total_us, origin, None, plan.made_from)

@@ -36,7 +36,6 @@ GROUPS: Final = (
 )
 """What a step's operators are summed up as, in the order in which they are drawn."""
 
-_ROUNDING: Final = 1e-9
 _NEARLY_WHOLE: Final = 0.03
 """Prompts a step that are so near a whole number are that many."""
 _MAX_TOKENS: Final = 8192
@@ -184,10 +183,10 @@ class StepSource:
         groups = dict.fromkeys(GROUPS, 0.0)
         for part in explanation.operators:
             groups[components.get(part.role, part.role.replace("_", " "))] += part.total_us
-        added = explanation.total_us - sum(groups.values())
-        groups["runtime"] = added if added > _ROUNDING * explanation.total_us else 0.0
+        # the page lists what the engine adds by its group
+        operators = tuple(part for part in explanation.operators if part.role != "runtime")
         kept = {name: us for name, us in groups.items() if us > 0}
-        return LeadingStep(step.name, step.what, explanation.total_us, kept, explanation.operators)
+        return LeadingStep(step.name, step.what, explanation.total_us, kept, operators)
 
 
 def _split(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,8 +26,10 @@ Against = Literal["batch_size", "kv_len"]
 
 _ORDER: Final = (
     "linear layers", "experts", "decode attention", "norms, rope, activation", "communication", "LM head",
+    "runtime",
 )  # fmt: skip
-GROUPS: Final = {name: ROW_COMPONENTS.get(name, COLOURS["vermilion"]) for name in _ORDER}
+_OTHERS: Final = {"decode attention": COLOURS["vermilion"], "runtime": QUIET}
+GROUPS: Final = {name: {**ROW_COMPONENTS, **_OTHERS}[name] for name in _ORDER}
 """Components from the bottom of the stack to its top."""
 
 POINTS_PER_DOUBLING: Final = 8
@@ -76,6 +78,7 @@ def step_stack(plan: StepPlan, batch_size: Longs, kv_len: Longs) -> StepStack:
         If a step is larger than the plan, or kv_len is below 2.
     """
     group_of = {curve.operator.role: component_words(curve.operator) for curve in plan.row_curves}
+    group_of["runtime"] = "runtime"
     parts = {name: np.zeros(len(batch_size)) for name in GROUPS}
     for i, (batch, kv) in enumerate(zip(batch_size.tolist(), kv_len.tolist(), strict=True)):
         for part in plan.explain([(1, kv - 1)] * batch).operators:

@@ -176,7 +176,7 @@ def test_the_pace_is_that_of_the_slowest_stage(h100, name, pp):
         assert us == pytest.approx(pp * slowest.step_us(batch), rel=1e-12)
         explained = paced.explain(requests)
         assert sum(part.total_us for part in explained.operators) == pytest.approx(
-            explained.total_us - paced.run(batch).components.runtime_us[0], rel=1e-9
+            explained.total_us, rel=1e-9
         )
     decodes = StepBatch.from_requests([[(1, 2047)] * 64] * pp)
     assert paced.step_us(decodes)[0] == pytest.approx(plan.cycle_us(decodes), rel=1e-12)

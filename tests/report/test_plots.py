@@ -194,6 +194,19 @@ def test_step_stack_adds_up_to_the_step(plan: fastroof.StepPlan) -> None:
     assert list(stack.parts_us) == ["linear layers", "decode attention", "norms, rope, activation", "LM head"]
 
 
+def test_what_the_runtime_adds_is_a_part_of_the_stack(h100: fastroof.Tables) -> None:
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, runtime="vllm-0.12", max_seqs=512)
+    batch, kv_len = np.array([1, 64]), np.array([4096, 4096])
+    stack = step_stack(plan, batch, kv_len)
+    assert np.allclose(stack.total_us, plan.decode_us(batch, kv_len), rtol=1e-12, atol=0.0)
+    costs = plan.engine.costs
+    assert np.allclose(stack.parts_us["runtime"], costs.step_us + costs.sequence_us * batch)
+    figure = draw_step(plan, kv_len=4096)
+    assert "runtime" in texts(figure)
+    line = figure.axes[0].lines[0].get_xydata()
+    assert np.allclose(line[:, 1] * 1e3, plan.decode_us(line[:, 0].astype(int), 4096), rtol=1e-12, atol=0.0)
+
+
 def test_step_picture(plan: fastroof.StepPlan) -> None:
     figure = draw_step(plan, kv_len=4096, source="somewhere")
     time_axes, share_axes = figure.axes

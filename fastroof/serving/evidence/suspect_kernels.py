@@ -158,6 +158,8 @@ def _of_row(plan: StepPlan, row: ServingRow, seen: ServingEstimate) -> dict[str,
         # the mean step lies between whole numbers of requests: its parts are as large as the whole one's
         scale = share * step_us / explained.total_us
         for operator in explained.operators:
+            if operator.role == "runtime":
+                continue
             kind = _kind(operator)
             times[kind] = times.get(kind, 0.0) + operator.total_us * scale
     return times
