@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from fastroof.cli.gpu_tables import DEFAULT_GPU, gpu_and_tables, table_sets
-from fastroof.cli.options import GPU_NAMES, Model, TablesInstead
-from fastroof.cli.output import console, print_facts, print_table
+from fastroof.cli.options import GPU_NAMES, Json, Model, TablesInstead
+from fastroof.cli.output import console, print_facts, print_json, print_table
 from fastroof.errors import FastroofError, MissingTableError
 from fastroof.units import GB, MS_PER_S
 
@@ -32,7 +31,7 @@ EPILOG: Final = """\b
 Examples:
   fastroof bench
   fastroof bench decode ragged-mixed --threads 4
-  fastroof bench lookup --json lookups.json --plot lookups.png
+  fastroof bench lookup --json --plot lookups.png > lookups.json
 
 \b
 Workloads:
@@ -78,9 +77,7 @@ def bench(
     threads: Annotated[int, typer.Option(help="Threads of fastroof's own calls; baselines have one.")] = 1,
     repeat: Annotated[int, typer.Option(help="Rounds after the first call.")] = 7,
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes: a try, no figures.")] = False,
-    json_path: Annotated[
-        Path | None, typer.Option("--json", metavar="PATH", help="Write the figures as JSON.")
-    ] = None,
+    as_json: Json = False,
     plot_path: Annotated[
         Path | None, typer.Option("--plot", metavar="PATH", help="Draw them: .png or .svg.")
     ] = None,
@@ -92,14 +89,11 @@ def bench(
     names = _chosen(workload or list(NAMES))
     from fastroof.bench import new_setup, report_document, run_workloads
     from fastroof.load.by_name import missing_tables
-    from fastroof.whole_files import check_file_place, write_output
 
     if plot_path is not None:
         from fastroof.report import check_picture
 
         check_picture(plot_path)
-    if json_path is not None:
-        check_file_place(json_path, str(json_path))
     spec, measured = gpu_and_tables(gpu, tables, None)
     if measured is None:
         raise MissingTableError(missing_tables(spec.name))
@@ -107,21 +101,23 @@ def bench(
     where = tables or gpu or DEFAULT_GPU
     report = run_workloads(setup, _workloads(names, setup, where), repeat, progress=_say)
     _say("")
-    _print(report)
-    if json_path is not None:
-        write_output(json_path, json.dumps(report_document(report), indent=2) + "\n")
-        typer.echo(f"wrote {json_path}")
+    if as_json:
+        print_json(report_document(report))
+    else:
+        _print(report)
     if plot_path is not None:
         from fastroof.bench.plot import draw_bench
         from fastroof.report import save_figure
 
-        typer.echo(f"wrote {save_figure(draw_bench(report), plot_path)}")
+        typer.echo(f"wrote {save_figure(draw_bench(report), plot_path)}", err=as_json)
 
 
 def _chosen(names: list[str]) -> list[str]:
     """Names without repetitions, all of them known."""
     unknown = [name for name in names if name not in (*NAMES, LOOKUP)]
     if unknown:
+        if unknown[0].endswith(".json"):
+            raise FastroofError(f"--json prints to standard output and takes no file: --json > {unknown[0]}")
         raise FastroofError(f"unknown workload {unknown[0]!r}: use {', '.join(NAMES)} or {LOOKUP}")
     return list(dict.fromkeys(names))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -15,6 +16,7 @@ from fastroof.cli.output import console, duration
 __all__ = ["Progress", "shown_progress"]
 
 LOG_EVERY_S: Final = 5.0
+_MOST_REPORTS: Final = 256
 _SCALES: Final = ((1e9, "billion"), (1e6, "million"), (1e3, "thousand"))
 
 Progress = Callable[[int, int], None]
@@ -39,22 +41,72 @@ def shown_progress(what: str, noun: str, *, quiet: bool) -> Iterator[Progress]:
     if not sys.stderr.isatty():
         yield _LineLog(what, noun)
         return
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
     columns = (
         TextColumn(what, markup=False), BarColumn(), TaskProgressColumn(),
-        TextColumn("{task.fields[counted]}", markup=False), TimeRemainingColumn(),
-        TextColumn("left", markup=False),
+        TextColumn("{task.fields[counted]}", markup=False),
     )  # fmt: skip
     began = time.monotonic()
+    pace = Pace()
     with Progress(*columns, console=console(stderr=True)) as bar:
         task = bar.add_task(what, total=None, counted="")
 
         def show(done: int, total: int) -> None:
-            counted = f"{done:,} of {total:,} {noun}, {_rate_words(done, time.monotonic() - began)}"
+            now = time.monotonic()
+            counted = f"{done:,} of {total:,} {noun}, {_rate_words(done, now - began)}"
+            counted += _left_words(pace.left_s(done, total, now))
             bar.update(task, completed=done, total=total, counted=counted)
 
         yield show
+
+
+class Pace:
+    """How long is left, by how fast the second half of the time went.
+
+    What comes first is slow, by what is loaded and compiled beside it: it would count for the rest as well.
+    """
+
+    def __init__(self) -> None:
+        self._at: list[float] = []
+        self._done: list[int] = []
+
+    def left_s(self, done: int, total: int, now: float) -> float | None:
+        """Take note of how far it is, and say how long is left.
+
+        Parameters
+        ----------
+        done, total : int
+            How much is done, and how much there is.
+        now : float
+            The time, s.
+
+        Returns
+        -------
+        float or None
+            Seconds; None at the end, and until something was done three times: the first has no beginning.
+
+        Examples
+        --------
+        >>> pace = Pace()
+        >>> [pace.left_s(done, 10, now) for done, now in ((1, 20.0), (2, 21.0), (4, 23.0))]
+        [None, None, 6.0]
+        """
+        if done and (not self._done or done > self._done[-1]):
+            if len(self._at) == _MOST_REPORTS:
+                del self._at[1::2], self._done[1::2]
+            self._at.append(now)
+            self._done.append(done)
+        if len(self._at) < 3 or done >= total:
+            return None
+        half = max(bisect_right(self._at, (self._at[0] + now) / 2.0) - 1, 0)
+        start = min(half, len(self._at) - 2)
+        seconds, more = now - self._at[start], done - self._done[start]
+        return seconds * (total - done) / more if more > 0 else None
+
+
+def _left_words(left_s: float | None) -> str:
+    return "" if left_s is None else f", {duration(left_s)} left"
 
 
 def _rate_words(done: int, seconds: float) -> str:
@@ -74,9 +126,11 @@ class _LineLog:
         self.began = time.monotonic()
         self.said_at = self.began
         self.said = -1
+        self.pace = Pace()
 
     def __call__(self, done: int, total: int) -> None:
         now = time.monotonic()
+        left_s = self.pace.left_s(done, total, now)
         if done == self.said or (done != total and now - self.said_at < LOG_EVERY_S):
             return
         self.said_at, self.said = now, done
@@ -84,6 +138,5 @@ class _LineLog:
         line = f"{self.what}: {done:,} of {total:,} {self.noun}"
         if done:
             line += f", {_rate_words(done, took)}"
-        if 0 < done < total:
-            line += f", {duration(took * (total - done) / done)} left"
+        line += _left_words(left_s)
         typer.echo(line, err=True)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 EXIT_WRONG_TABLES: Final = 1
+_LISTED: Final = 3
+"""Findings of a kind that are listed one by one; of more there is one line."""
 
 EPILOG: Final = """\b
 Exit code 1 if a table must not be used or has an error finding, else 0.
@@ -57,6 +59,9 @@ def validate(
         str | None, typer.Option(*GPU_NAMES, help="Check only this GPU, where a folder holds several.")
     ] = None,
     source: Annotated[str | None, typer.Option(help="Check only this source.")] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="List every finding, instead of one line a kind of warning.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Check tables before they are used.
@@ -76,7 +81,7 @@ def validate(
             }
         )
     else:
-        _print(checked)
+        _print(checked, every)
     if checked.severity == "error":
         raise typer.Exit(EXIT_WRONG_TABLES)
 
@@ -116,7 +121,7 @@ def _check(where: str, gpu: str | None, source: str | None) -> _Checked:
     return checked
 
 
-def _print(checked: _Checked) -> None:
+def _print(checked: _Checked, every: bool) -> None:
     out = console()
     if checked.reports:
         columns = ("gpu", "source", "file", "operator", "rows", "sizes", "MFU", "max TB/s", "of", "worst")
@@ -137,14 +142,11 @@ def _print(checked: _Checked) -> None:
         ]
         print_table(columns, rows, left=("gpu", "source", "file", "operator", "sizes", "worst"))
         out.print()
-    for severity in ("error", "warning", "note"):
-        for gpu, report in checked.reports:
-            for finding in report.findings:
-                if finding.severity == severity:
-                    place = f"{gpu} {report.source} {report.file}"
-                    out.print(f"{severity}: {place}: {finding.kind}: {finding.message}", soft_wrap=True)
-    for entry in checked.ignored:
-        out.print(f"not read: {entry['folder']}: {entry['file']}: {entry['reason']}", soft_wrap=True)
+    lines = _finding_lines(checked, every)
+    # each source of a folder lists what nobody read there
+    lines += dict.fromkeys(f"not read: {e['folder']}: {e['file']}: {e['reason']}" for e in checked.ignored)
+    for line in lines:
+        out.print(line, soft_wrap=True)
     for entry in checked.refused:
         out.print(f"error: refused: {entry['error']}", soft_wrap=True)
     counts = {
@@ -155,6 +157,30 @@ def _print(checked: _Checked) -> None:
     rows_read = sum(report.rows for _, report in checked.reports)
     said = ", ".join(counted(count, name) for name, count in counts.items())
     out.print(f"{counted(len(checked.reports), 'file')}, {rows_read:,} rows: {said}", soft_wrap=True)
+    if not every and sum(counts.values()) > len(lines):
+        out.print("--all lists every finding", soft_wrap=True)
+
+
+def _finding_lines(checked: _Checked, every: bool) -> list[str]:
+    """Findings in words: errors one by one, others of a kind in one line where there are several."""
+    lines = []
+    for severity in ("error", "warning", "note"):
+        kinds: dict[str, list[tuple[int, str, str]]] = {}
+        for gpu, report in checked.reports:
+            for finding in report.findings:
+                if finding.severity == severity:
+                    place = f"{gpu} {report.source} {report.file}"
+                    kinds.setdefault(finding.kind, []).append((finding.count, place, finding.message))
+        for kind, found in kinds.items():
+            if every or severity == "error" or len(found) <= _LISTED:
+                lines += [f"{severity}: {place}: {kind}: {message}" for _, place, message in found]
+                continue
+            _, place, message = max(found, key=lambda one: one[0])
+            total = sum(count for count, *_ in found)
+            lines.append(
+                f"{severity}: {kind}: {total:,} in {len(found):,} findings, most in {place}: {message}"
+            )
+    return lines
 
 
 def _tb_per_s(bytes_per_s: float | None) -> str:
