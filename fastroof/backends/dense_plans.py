@@ -81,6 +81,6 @@ def check_decodes_alone(plan: StepPlan, program: str) -> None:
         raise BackendError(
             f"{program} adds a step of decodes to one of prompts, and {plan.engine.name} on {plan.gpu.name} "
             "has decode attention that takes longer beside prompts than alone (mixed_attention of its "
-            "profile): its mixed steps would come out too fast; a profile without mixed_attention, or export "
+            "profile): its mixed steps would come out too fast; a runtime without it (kernels), or export "
             "c, serve and plan.scalar"
         )

@@ -59,6 +59,7 @@ from fastroof.cli.workload_options import (
     TraceFormat,
     asked_requests,
 )
+from fastroof.default_runtime import DEFAULT_RUNTIME
 from fastroof.errors import SimulationError
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ percentiles]. With --fewest: replicas, gpus (0 where too many would be needed), 
 at_replicas. JSON of a specification: as `fastroof sweep`, best: one object a group.
 """
 
+DEFAULT_RESULTS: Final = Path("capacities.parquet")
 _SHORT: Final = re.compile(r"([a-z0-9]+_p[0-9_]+)(?:_ms)?[=:]([0-9]*\.?[0-9]+)")
 Most = float | None
 
@@ -136,7 +138,7 @@ def capacity(
     allow_modelled: AllowModelled = False,
     dtype: Dtype = "auto",
     kv_dtype: KvDtype = "auto",
-    runtime: Runtime = "kernels",
+    runtime: Runtime = DEFAULT_RUNTIME,
     replicas: Annotated[int, typer.Option(min=1, help="Replicas that share the requests.")] = 1,
     router: Annotated[
         str, typer.Option(help="How they do: round_robin, least_outstanding, least_load, least_kv, ...")
@@ -159,8 +161,13 @@ def capacity(
     timeout: Timeout = None,
     tolerance: Annotated[float, typer.Option(help="How near the rate is searched for, relative.")] = 0.01,
     results: Annotated[
-        Path, typer.Option("--results", "-o", help="Of a specification: .parquet, .csv or .jsonl.")
-    ] = Path("capacities.parquet"),
+        Path | None,
+        typer.Option(
+            "--results",
+            "-o",
+            help="Of a specification: .parquet, .csv or .jsonl.  [default: capacities.parquet]",
+        ),
+    ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads.  [default: all processors]")] = None,
     engine: Annotated[str, typer.Option(help="Of a specification: where it runs, local or ray.")] = "local",
     address: Annotated[
@@ -271,7 +278,7 @@ def _plan(
 def _of_specification(
     path: Path,
     limits: dict[str, Any],
-    results: Path,
+    given: Path | None,
     engine: str,
     address: str | None,
     threads: int,
@@ -282,7 +289,7 @@ def _of_specification(
     """Find the capacities of all deployments of a specification."""
     from fastroof import SweepError, run_sweep
     from fastroof.cli.progress import shown_progress
-    from fastroof.cli.sweep_summary import print_summary, say_how_to_resume
+    from fastroof.cli.sweep_summary import print_summary, say_how_to_resume, say_where
     from fastroof.sweep import CapacitySpec, load_spec
 
     spec = load_spec(path, {"slo": limits} if limits else None)
@@ -291,6 +298,9 @@ def _of_specification(
             f"{path} has neither [workload] nor [slo], which say what is served and within which "
             "percentiles: it is one of `fastroof sweep`"
         )
+    results = DEFAULT_RESULTS if given is None else given
+    if given is None:
+        say_where(results, f"the sweep of {path}")
     try:
         with shown_progress("capacity", "deployments", quiet=as_json) as shown:
             summary = run_sweep(

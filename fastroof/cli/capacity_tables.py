@@ -147,7 +147,8 @@ def _most_words(most: Capacity) -> str:
 def print_fewest(plan: StepPlan, few: FewestReplicas) -> None:
     """Print the fewest replicas that keep the limits."""
     out = console()
-    name = f"{plan.model.name}, tp {plan.tp} on {plan.gpu.name}, {few.requests_per_s:,.4g} requests/s"
+    name = f"{plan.model.name}, tp {plan.tp} on {plan.gpu.name}, runtime {plan.runtime}"
+    name = f"{name}, {few.requests_per_s:,.4g} requests/s"
     limit = limit_words(few.limit)
     if not few.replicas:
         out.print(f"{name}: {max(few.seen)} replicas do not keep {limit}", soft_wrap=True)

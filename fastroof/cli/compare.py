@@ -54,7 +54,8 @@ Examples:
   fastroof compare --model qwen3-30b-a3b --dp 8 --ep 8 --dtype fp8_block --decode 32x4096
 
 \b
-JSON: model, gpu, tp, dp, ep, moe_tp, dtype (of the layers' GEMMs), constants {method: {name: value}},
+JSON: model, gpu, tp, dp, ep, moe_tp, dtype (of the layers' GEMMs), runtime
+(kernels: what methods differ by is told without an engine's cost), constants {method: {name: value}},
 trees {method: where its tables are from}, steps [phase (decode or prefill), batch_size, tokens (kv_len of
 a decode, new tokens of a prefill), methods
 {method: total_us, components_us {linear, experts, attention, communication, lm_head, elementwise,
@@ -141,6 +142,7 @@ def _document(comparison: Comparison) -> dict[str, Any]:
         "ep": comparison.layout.ep,
         "moe_tp": comparison.layout.moe_tp,
         "dtype": comparison.dtype,
+        "runtime": comparison.runtime,
         "constants": comparison.constants,
         "trees": comparison.trees,
         "steps": [
@@ -178,7 +180,9 @@ def _print(comparison: Comparison) -> None:
     gpus = layout.world_size
     split = "" if gpus == layout.tp == layout.moe_tp else f" ({layout})"
     where = f"{gpus} x {comparison.gpu}{split}"
-    out.print(f"{comparison.model} on {where}, {comparison.dtype}", soft_wrap=True)
+    out.print(
+        f"{comparison.model} on {where}, {comparison.dtype}, runtime {comparison.runtime}", soft_wrap=True
+    )
     for method, constants in comparison.constants.items():
         listed = ", ".join(f"{name} {value:g}" for name, value in constants.items())
         out.print(f"{TITLES[method]}: tables: {comparison.trees[method]}; {listed}", soft_wrap=True)

@@ -39,6 +39,7 @@ def asked_speculation(
     accepted: str | None,
     draft: str | None,
     places: tuple[str | None, str | None, str | None],
+    runtime: str,
     **options: Any,
 ) -> SpeculativeDecoding | None:
     """Read the options of speculative decoding.
@@ -49,6 +50,8 @@ def asked_speculation(
         What was given.
     places : tuple of str or None
         What ``--gpu``, ``--tables`` and ``--source`` say.
+    runtime : str
+        The target's, whose engine runs the draft too.
     **options
         What the draft's plan has as its target's has it, where its text says nothing else.
 
@@ -74,7 +77,7 @@ def asked_speculation(
 
         said = {part.partition("=")[0] for part in draft.split(",")[1:]}
         others = [f"{name}={value}" for name, value in options.items() if name not in said]
-        (drafter,) = named_plans([",".join([draft, *others])], *places).values()
+        (drafter,) = named_plans([",".join([draft, *others])], *places, runtime=runtime).values()
     try:
         rates = [float(rate) for rate in accepted.split(",")]
     except ValueError:

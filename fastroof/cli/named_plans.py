@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from fastroof.cli.gpu_tables import gpu_and_tables
 from fastroof.cli.options import GPU_NAMES
+from fastroof.default_runtime import DEFAULT_RUNTIME
 from fastroof.errors import PlanError
 
 if TYPE_CHECKING:
     from fastroof import StepPlan
 
-__all__ = ["PLANS_HELP", "GpuOption", "PlansArgument", "named_plans"]
+__all__ = ["PLANS_HELP", "GpuOption", "PlansArgument", "named_plans", "plans_words"]
 
-PLANS_HELP: Final = """\b
+PLANS_HELP: Final = f"""\b
 A plan is MODEL[,KEY=VALUE...]: a preset or the path of a config.json, then any of name, gpu, tp, dtype,
 kv_dtype, runtime, method, max_tokens, max_seqs. Without a name it is called after its model and what
-differs from the defaults, as llama-3.1-70b-tp4-fp8. pp, cp, dp, ep, moe_tp, routing and exchange split it;
-eplb=yes (with num_slots), wide_experts=yes and two_batch_overlap=yes say how its experts run.
+differs from the defaults, as llama-3.1-70b-tp4-fp8; without runtime it has that of {DEFAULT_RUNTIME}.
+pp, cp, dp, ep, moe_tp, routing and exchange split it; eplb=yes (with num_slots), wide_experts=yes and
+two_batch_overlap=yes say how its experts run.
 """
 
 PlansArgument = Annotated[
@@ -36,11 +38,15 @@ _SPLIT: Final = ("pp", "cp", "dp", "ep", "moe_tp")
 _NUMBERS: Final = ("tp", *_SPLIT, "num_slots", "max_tokens", "max_seqs")
 _FLAGS: Final = ("wide_experts", "eplb", "two_batch_overlap")
 _SAID: Final = (("experts", "wide"), ("num_slots", "slots"), ("two_batch_overlap", "two-batches"))
-_UNNAMED: Final = ("bf16", "kernels", "roofline")
+_UNNAMED: Final = ("bf16", DEFAULT_RUNTIME, "roofline")
 
 
 def named_plans(
-    texts: Sequence[str], gpu: str | None = None, tables: str | None = None, source: str | None = None
+    texts: Sequence[str],
+    gpu: str | None = None,
+    tables: str | None = None,
+    source: str | None = None,
+    runtime: str = DEFAULT_RUNTIME,
 ) -> dict[str, StepPlan]:
     """Compile the plans of a command line, by name, in order.
 
@@ -50,6 +56,8 @@ def named_plans(
         ``MODEL[,KEY=VALUE...]`` each.
     gpu, tables, source : str or None
         What ``--gpu``, ``--tables`` and ``--source`` say.
+    runtime : str
+        Of plans that name none.
 
     Raises
     ------
@@ -73,12 +81,23 @@ def named_plans(
         if of_gpu not in measured:
             measured[of_gpu] = gpu_and_tables(of_gpu, tables, source)
         spec, of_tables = measured[of_gpu]
-        plan = compile_plan(model, spec, of_tables, **options)
+        plan = compile_plan(model, spec, of_tables, **{"runtime": runtime, **options})
         name = name or _name_of(plan)
         if name in plans:
             raise PlanError(f"two plans are called {name!r}: {text},name=... gives one of them another name")
         plans[name] = plan
     return plans
+
+
+def plans_words(plans: Mapping[str, StepPlan]) -> str:
+    """Say what plans are called, and whose runtime they have.
+
+    Examples
+    --------
+    >>> plans_words(named_plans(["llama-3.1-8b", "qwen2.5-7b,name=small,runtime=kernels"]))
+    'llama-3.1-8b (runtime vllm), small (runtime kernels)'
+    """
+    return ", ".join(f"{name} (runtime {plan.runtime})" for name, plan in plans.items())
 
 
 def _read(text: str) -> tuple[str, str | None, str | None, dict[str, Any]]:

@@ -105,7 +105,13 @@ Dtype = Annotated[
     ),
 ]
 KvDtype = Annotated[str, typer.Option(help="KV cache: auto (the checkpoint's, else bf16), bf16 or fp8.")]
-Runtime = Annotated[str, typer.Option(help="What an engine adds to its kernels.")]
+Runtime = Annotated[
+    str,
+    typer.Option(
+        help="Engine: its own cost, schedule and memory (see fastroof engines), or a .toml file; "
+        "kernels adds nothing."
+    ),
+]
 Method = Annotated[str, typer.Option(help="Lookup: roofline, linear_mfu, nearest or floor.")]
 MaxBatchedTokens = Annotated[
     int | None, typer.Option(min=1, help="Tokens a step holds at most.  [default: the runtime's]")

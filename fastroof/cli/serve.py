@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from fastroof.cli.named_plans import PLANS_HELP, GpuOption, PlansArgument, named_plans
+from fastroof.cli.named_plans import PLANS_HELP, GpuOption, PlansArgument, named_plans, plans_words
 from fastroof.cli.options import Source, TablesPath
 from fastroof.cli.output import counted
 from fastroof.errors import BackendError
@@ -128,7 +128,7 @@ def serve(
 
     def ready(port: int) -> None:
         where = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
-        typer.echo(f"serving {counted(len(named), 'plan')} at {where}: {', '.join(named)}")
+        typer.echo(f"serving {counted(len(named), 'plan')} at {where}: {plans_words(named)}")
 
     serve_there(
         named, host, port, token=token, tls_cert=tls_cert, tls_key=tls_key, limits=limits, ready=ready

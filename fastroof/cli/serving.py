@@ -39,6 +39,7 @@ from fastroof.cli.options import (
 )
 from fastroof.cli.output import console, percent, print_json, print_table
 from fastroof.cli.written_sizes import parse_images, parse_sizes
+from fastroof.default_runtime import DEFAULT_RUNTIME
 from fastroof.errors import BatchError
 from fastroof.units import GB, US_PER_MS
 
@@ -97,7 +98,7 @@ def serving(
     allow_modelled: AllowModelled = False,
     dtype: Dtype = "auto",
     kv_dtype: KvDtype = "auto",
-    runtime: Runtime = "kernels",
+    runtime: Runtime = DEFAULT_RUNTIME,
     max_batched_tokens: MaxBatchedTokens = None,
     max_seqs: MaxSeqs = None,
     memory_fraction: MemoryFraction = None,
@@ -214,7 +215,7 @@ def serving(
 
     plan = plan_on(tp)
     drafts = asked_speculation(
-        num_draft_tokens, accepted, draft, (gpu, tables, source), tp=tp, kv_dtype=plan.kv_dtype,
+        num_draft_tokens, accepted, draft, (gpu, tables, source), runtime, tp=tp, kv_dtype=plan.kv_dtype,
         max_tokens=plan.max_tokens, max_seqs=plan.max_seqs,
     )  # fmt: skip
     if disaggregated is not None and prefix_hit is not None:

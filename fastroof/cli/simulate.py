@@ -80,6 +80,7 @@ from fastroof.cli.workload_options import (
     asked_trace,
 )
 from fastroof.command_group import warn
+from fastroof.default_runtime import DEFAULT_RUNTIME
 from fastroof.errors import SimulationError
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ def simulate(
     allow_modelled: AllowModelled = False,
     dtype: Dtype = "auto",
     kv_dtype: KvDtype = "auto",
-    runtime: Runtime = "kernels",
+    runtime: Runtime = DEFAULT_RUNTIME,
     max_num_batched_tokens: MaxNumBatchedTokens = "2048",
     max_num_seqs: MaxNumSeqs = "256",
     num_gpu_blocks: NumGpuBlocks = None,

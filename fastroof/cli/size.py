@@ -31,6 +31,7 @@ from fastroof.cli.options import (
 )
 from fastroof.cli.output import console, percent, print_json, print_table
 from fastroof.cli.written_sizes import parse_rates, parse_sizes
+from fastroof.default_runtime import DEFAULT_RUNTIME
 from fastroof.errors import BatchError
 from fastroof.units import US_PER_MS, US_PER_S
 
@@ -110,7 +111,7 @@ def size(
     allow_modelled: AllowModelled = False,
     dtype: Dtype = "auto",
     kv_dtype: KvDtype = "auto",
-    runtime: Runtime = "kernels",
+    runtime: Runtime = DEFAULT_RUNTIME,
     max_batched_tokens: MaxBatchedTokens = None,
     max_seqs: MaxSeqs = None,
     memory_fraction: MemoryFraction = None,
@@ -167,7 +168,7 @@ def size(
         load = {"isl": isl, "osl": osl} | {name: ms for name, ms in limits.items() if ms is not None}
         schedule: dict[str, Any] = {"max_batched_tokens": budget, "max_seqs": seqs}
         schedule["speculation"] = asked_speculation(
-            num_draft_tokens, accepted, draft, (gpu, tables, source), max_tokens=budget + 1,
+            num_draft_tokens, accepted, draft, (gpu, tables, source), runtime, max_tokens=budget + 1,
             max_seqs=seqs + budget,
         )  # fmt: skip
         schedule["prefix_hit"] = 0.0 if prefix_hit is None else prefix_hit
@@ -200,7 +201,7 @@ def size(
         return
     out = console()
     out.print(
-        f"{loaded.name} on {spec.title}, {dtype} weights, {kv_dtype} KV cache, runtime {runtime}\n",
+        f"{loaded.name} on {spec.title}, {dtype} weights, {kv_dtype} KV cache, runtime {engine.name}\n",
         soft_wrap=True,
     )
     (_print_steps if rate is None else _print_deployments)(rows)

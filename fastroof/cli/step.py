@@ -48,6 +48,7 @@ from fastroof.cli.process import asks_little
 from fastroof.cli.written_sizes import Requests, parse_images, parse_requests, with_image_tokens
 from fastroof.columns import ORIGINS
 from fastroof.command_group import warn
+from fastroof.default_runtime import DEFAULT_RUNTIME
 from fastroof.units import GIB, MIB, TB, US_PER_S
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def step(
     tables: TablesPath = None,
     source: Source = None,
     method: Method = "roofline",
-    runtime: Runtime = "kernels",
+    runtime: Runtime = DEFAULT_RUNTIME,
     memory_fraction: MemoryFraction = None,
 ) -> None:
     """Time one step of a batch.
@@ -346,7 +347,8 @@ def _print(
     split = "" if gpus == layout["tp"] == layout["moe_tp"] else f" ({plan.layout_words})"
     out = console()
     out.print(
-        f"{plan.model} on {gpus} x {plan.gpu_title}{split}, {plan.dtype} weights, {plan.kv_dtype} KV cache",
+        f"{plan.model} on {gpus} x {plan.gpu_title}{split}, {plan.dtype} weights, {plan.kv_dtype} KV cache, "
+        f"runtime {plan.runtime}",
         soft_wrap=True,
     )
     pictures = ""
@@ -394,7 +396,7 @@ def _print(
             scaled(o.flops, "FLOP"),
             scaled(o.moved_bytes, "B"),
             percent(o.mfu),
-            f"{o.moved_bytes / o.total_us * US_PER_S / TB:.2f}",
+            f"{o.moved_bytes / o.total_us * US_PER_S / TB:.2f}" if o.moved_bytes else "",
             o.bound,
             ORIGINS[o.origin],
             o.dtype,

@@ -34,7 +34,7 @@ packaged fastroof/sweep/steps/default.toml explain every key of them, `--schema`
 fastroof.sweep.deployments and of fastroof.sweep.steps lists the columns of the results with their units.
 
 \b
-JSON of steps: output, plans, evaluations, evaluations_per_s, rows, evaluate_s, total_s, infeasible
+JSON of steps: output, runtime, plans, evaluations, evaluations_per_s, rows, evaluate_s, total_s, infeasible
 (evaluations beyond memory, and beyond the TPOT limit), skipped (reason: names), best: one object a plan
 [model, tp, dtype, kv_dtype, kv_len, batch_size, step_us, tokens_per_s, tokens_per_s_per_gpu, limited_by,
 origin, relative_error (of the step's time), standing (best of its model in tokens/s a GPU, or tie: no further
@@ -46,6 +46,7 @@ JSON of deployments: output, candidates, feasible, candidates_per_s, rows, evalu
 histograms (group: counts).
 """
 
+DEFAULT_OUTPUT: Final = Path("results.parquet")
 _KEYS: Final = "Keys of the specification"
 _NESTED: Final = ("ttft_ms", "tpot_ms", "request_latency_ms")
 
@@ -68,8 +69,13 @@ def sweep(
         typer.Argument(metavar="[SPEC.toml]", help="What to sweep; without it the packaged sweep."),
     ] = None,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Where the results go: .parquet, .csv or .jsonl.")
-    ] = Path("results.parquet"),
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Where the results go: .parquet, .csv or .jsonl.  [default: results.parquet]",
+        ),
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="Threads to use.  [default: all processors]")] = None,
     engine: Annotated[str, typer.Option(help="Where the sweep runs: local or ray.")] = "local",
     address: Annotated[
@@ -129,18 +135,22 @@ def sweep(
         _print_about(example)
         return
     from fastroof import run_sweep
-    from fastroof.cli.sweep_summary import print_summary, say_how_to_resume
+    from fastroof.cli.sweep_summary import print_summary, say_how_to_resume, say_where
     from fastroof.sweep import Shard, load_spec
 
     changes = _changes(context, settings or [])
     # keys alone are a specification; a file's keys can be changed
     loaded = load_spec(changes) if spec is None and changes else load_spec(spec, changes)
+    rows = DEFAULT_OUTPUT if output is None else output
+    if output is None and not quiet:
+        what = "the packaged sweep (see --help)" if spec is None and not changes else "this sweep"
+        say_where(rows, what)
     part = None if shard is None else Shard.from_text(shard)
     try:
         with shown_progress("sweep", "evaluations", quiet=as_json or quiet) as progress:
             summary = run_sweep(
                 loaded,
-                output,
+                rows,
                 engine,
                 threads=usable_processors() if threads is None else threads,
                 address=address,
@@ -150,7 +160,7 @@ def sweep(
                 progress=progress,
             )
     except KeyboardInterrupt:
-        say_how_to_resume(output)
+        say_how_to_resume(rows)
         raise
     print_summary(summary, as_json=as_json, quiet=quiet)
 

@@ -18,7 +18,7 @@ from fastroof.units import US_PER_MS
 if TYPE_CHECKING:
     from fastroof.sweep import BestStep, CapacitySummary, DeploymentSummary, StepSummary
 
-__all__ = ["layout_words", "print_summary", "say_how_to_resume"]
+__all__ = ["layout_words", "print_summary", "say_how_to_resume", "say_where"]
 
 MOST_GROUPS: Final = 40
 """Groups whose best deployment is printed; all are in the file."""
@@ -61,7 +61,7 @@ def _print_steps(summary: StepSummary) -> None:
         columns.insert(columns.index("tokens/s"), "error")
         columns.insert(columns.index("limited by"), "standing")
     at = f" at kv_len {min(kv_lens):,}" if len(kv_lens) == 1 else ""
-    out.print(f"Best throughput{at} within the limits:\n", soft_wrap=True)
+    out.print(f"Best throughput{at} within the limits, runtime {summary.runtime}:\n", soft_wrap=True)
     rows = [[_step_cell(best, name) for name in columns] for best in summary.best]
     print_table(columns, rows, left=("model", "dtype", "kv dtype", "standing", "limited by", "origin"))
     out.print()
@@ -130,7 +130,8 @@ def _print_deployments(summary: DeploymentSummary) -> None:
         at = ""
         if "isl" not in names:
             at = f" at isl {best[0]['isl']:,}, osl {best[0]['osl']:,}"
-        out.print(f"Best deployments{at} within the limits:\n", soft_wrap=True)
+        runtime = "" if "runtime" in varied else f", runtime {best[0]['runtime']}"
+        out.print(f"Best deployments{at} within the limits{runtime}:\n", soft_wrap=True)
         rows = [[_deployment_cell(row, name, varied) for name in names] for row in best]
         print_table(names, rows, left=("model", "GPUs", "layout", "dtype", "kv dtype", "runtime", "bound by"))
         if len(summary.best) > len(best):
@@ -174,6 +175,12 @@ _PRINTED: Final[dict[str, Callable[[Any], None]]] = {
     "capacities": print_capacities,
 }
 """What prints a summary, by its kind of sweep."""
+
+
+def say_where(output: Path, what: str) -> None:
+    """Say on standard error, before a sweep begins, which file it will write that nobody named."""
+    there = ", in place of the one there" if output.exists() else ""
+    typer.echo(f"{what}: its rows go to {output}{there}; -o names another file", err=True)
 
 
 def say_how_to_resume(output: Path) -> None:

@@ -170,7 +170,9 @@ def compare(
         "datasheet": "none",
     }
     compared = tuple(_compared(case, step) for step in steps)
-    return Comparison(model.name, spec.name, case.layout, case.dtype, constants, trees, compared)
+    return Comparison(
+        model.name, spec.name, case.layout, case.dtype, case.plan.runtime, constants, trees, compared
+    )
 
 
 def compare_case(

@@ -136,6 +136,8 @@ class Comparison:
         How it is split over GPUs; steps are those of one attention-data-parallel rank.
     dtype : str
         Format of the layers' GEMMs.
+    runtime : str
+        What fastroof's times hold beside kernels: ``kernels``, which is nothing.
     constants : mapping of str to mapping
         By method, the hardware constants it was given.
     trees : mapping of str to str
@@ -148,6 +150,7 @@ class Comparison:
     gpu: str
     layout: Layout
     dtype: str
+    runtime: str
     constants: Mapping[str, Mapping[str, float]]
     trees: Mapping[str, str]
     steps: tuple[ComparedStep, ...]

@@ -15,6 +15,7 @@ from fastroof.checks import is_number, whole_number
 from fastroof.columns import Column
 from fastroof.compiled import sizing as loops
 from fastroof.config import GpuSpec, load_gpu
+from fastroof.default_runtime import DEFAULT_RUNTIME
 from fastroof.engines import EngineProfile, load_engine
 from fastroof.errors import BatchError, MissingTableError, PlanError
 from fastroof.models import Layout, ModelSpec
@@ -167,7 +168,7 @@ def least_gpus(
     allow_modelled: bool = False,
     dtype: str = AUTO,
     kv_dtype: str = AUTO,
-    runtime: EngineProfile | str | Path | Mapping[str, Any] = "kernels",
+    runtime: EngineProfile | str | Path | Mapping[str, Any] = DEFAULT_RUNTIME,
     method: str = "roofline",
     max_batched_tokens: int | None = None,
     max_seqs: int | None = None,
@@ -182,7 +183,8 @@ def least_gpus(
     Parameters
     ----------
     model, gpu, tables, dtype, kv_dtype, runtime, method
-        As in :func:`fastroof.compile_plan`.
+        As in :func:`fastroof.compile_plan`, but that the runtime is
+        :data:`fastroof.default_runtime.DEFAULT_RUNTIME` by default, as in commands and sweeps.
     request_rate_per_s : number or array_like
         Requests a second, all replicas together. Broadcast, as are the next five.
     isl, osl : number or array_like

@@ -221,10 +221,9 @@ def test_the_command_writes_a_profile(tmp_path: Path) -> None:
     assert code == 0
     folder = tmp_path / "roof" / "meta-llama" / "Llama-3.1-8B"
     written, limits, missing = out.splitlines()
-    assert (
-        written
-        == f"wrote {folder}: {sum(len(p.read_text().splitlines()) - 1 for p in folder.rglob('*.csv'))} rows"
-    )
+    rows = sum(len(p.read_text().splitlines()) - 1 for p in folder.rglob("*.csv"))
+    named = "llama-3.1-8b (runtime vllm), llama-3.1-8b-tp2 (runtime vllm)"
+    assert written == f"wrote {folder}: {rows} rows of {named}"
     assert limits == "simulate it with --max-num-batched-tokens 64 --max-batch 8 at most"
     assert missing == "not in it: all-reduces: the simulator times them by its network model"
     assert max(kv for _, kv in Profile(folder, 2).decode) == 256

@@ -24,7 +24,7 @@ def plan(h100: fastroof.Tables) -> fastroof.StepPlan:
 
 
 def test_programs_that_add_up_both_refuse_it(plan: fastroof.StepPlan, tmp_path: Path) -> None:
-    with pytest.raises(BackendError, match=r"Dynamo's mocker adds .* without mixed_attention"):
+    with pytest.raises(BackendError, match=r"Dynamo's mocker adds .* a runtime without it"):
         dynamo_profile(plan)
     with pytest.raises(BackendError, match=r"LLMServingSim v1.0.0 adds .* made up on h100"):
         export_llmservingsim_v0(plan, tmp_path / "perf")

@@ -112,7 +112,7 @@ def test_the_command_writes_a_table_and_says_its_errors(tmp_path):
     done = CliRunner().invoke(app, ["export", "splitwise-sim", *words, "-o", str(path), "--longest", "512"])
     assert done.exit_code == 0
     wrote, *errors, limit = done.stdout.splitlines()
-    assert wrote == f"wrote {path}: llama-2-70b-tp8, 512 rows, batches of 1 to 512 tokens"
+    assert wrote == f"wrote {path}: llama-2-70b-tp8 (runtime vllm), 512 rows, batches of 1 to 512 tokens"
     kinds = ["one prompt", "several prompts", "decodes", "prompts beside decodes"]
     assert [error.partition(":")[0] for error in errors] == kinds
     assert all(

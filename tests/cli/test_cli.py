@@ -28,6 +28,7 @@ from fastroof.cli import app
 from fastroof.cli.output import ORIGIN_WORDS, print_table, scaled, time_words
 from fastroof.cli.written_sizes import Requests, parse_requests, parse_sizes
 from fastroof.columns import ORIGINS
+from fastroof.default_runtime import DEFAULT_RUNTIME
 from fastroof.engines import EngineProfile, KernelChoices, OperatorKernel, engine_names, load_engine
 from fastroof.errors import BatchError, LookupInputError
 from fastroof.load.aiconfigurator import import_aiconfigurator, installed_root
@@ -185,7 +186,8 @@ def test_wrong_requests_are_refused(decode: list[str], prefill: list[str], said:
 
 
 def test_step_gives_what_the_plan_gives(h100: fastroof.Tables) -> None:
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, tp=2, dtype="fp8", kv_dtype="fp8")
+    options = {"tp": 2, "dtype": "fp8", "kv_dtype": "fp8", "runtime": DEFAULT_RUNTIME}
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, **options)
     requests = [(1, 4095)] * 64 + [(2048, 1024)] + [(512, 0)] * 4
     times = plan.run(fastroof.StepBatch.from_requests([requests]))
     found = parsed(
@@ -212,7 +214,7 @@ def test_step_gives_what_the_plan_gives(h100: fastroof.Tables) -> None:
 def test_step_in_words() -> None:
     text = good("step", "--model", "llama-3.1-8b", "--decode", "64x4096")
     document = parsed("step", "--model", "llama-3.1-8b", "--decode", "64x4096")
-    assert "llama-3.1-8b on 1 x NVIDIA H100 SXM, bf16 weights, bf16 KV cache" in text
+    assert "llama-3.1-8b on 1 x NVIDIA H100 SXM, bf16 weights, bf16 KV cache, runtime vllm" in text
     assert "64 decodes at kv_len 4096" in text
     assert time_words(document["latency_us"]) in text
     assert f"{document['tokens_per_s']:,.0f}" in text
@@ -490,7 +492,7 @@ def test_an_operator_may_have_a_source_of_its_own() -> None:
     step = ("step", "--model", "llama-3.1-70b", "--tp", "4", "--decode", "32x2048")
     usual, mixed = parsed(*step), parsed(*step, "--source", f"allreduce={other}")
     tables = fastroof.load_tables("h100", source={"allreduce": other})
-    plan = fastroof.compile_plan("llama-3.1-70b", "h100", tables, tp=4)
+    plan = fastroof.compile_plan("llama-3.1-70b", "h100", tables, tp=4, runtime=DEFAULT_RUNTIME)
     assert mixed["latency_us"] == plan.decode_us(32, 2048) != usual["latency_us"]
     assert mixed["tables_hash"] == tables.content_hash
     for wrong in ("allreduce=", f"allreduce={other},allreduce={other}", f"=x,{other}"):
@@ -551,6 +553,23 @@ def test_validate_passes_the_shipped_tables() -> None:
     assert found["severity"] != "error"
     assert {report["operator"] for report in found["reports"]} >= {"gemm", "attention_decode", "moe"}
     assert found["refused"] == []
+
+
+def test_validate_sums_warnings_up_and_lists_them_when_asked() -> None:
+    source = ("tables", "validate", "h100", "--source", "aiconfigurator-vllm-0.24.0")
+    (_, short, _), (_, every, _) = run(*source), run(*source, "--all")
+    counts = re.search(r": 0 errors, (\d+) warnings, (\d+) notes$", every.splitlines()[-1])
+    assert counts is not None
+    listed = [line for line in every.splitlines() if line.startswith(("warning: ", "note: "))]
+    assert len(listed) == int(counts[1]) + int(counts[2])
+    summed = [line for line in short.splitlines() if line.startswith(("warning: ", "note: "))]
+    assert len(summed) < len(listed) / 3
+    jumps = [line for line in listed if line.startswith("warning: ") and ": jump: " in line]
+    (jump,) = [line for line in summed if line.startswith("warning: jump: ")]
+    assert f" in {len(jumps)} findings, most in h100 aiconfigurator-vllm-0.24.0 " in jump
+    assert any(line.split(": jump: ")[1] in jump for line in jumps)
+    assert short.splitlines()[-1] == "--all lists every finding"
+    assert short.count("not read: ") <= 1
 
 
 def test_validate_fails_on_an_error(tmp_path: Path) -> None:
@@ -860,7 +879,8 @@ def test_amounts_in_words() -> None:
 
 
 def test_a_step_says_how_much_windowed_layers_keep() -> None:
-    plan = fastroof.compile_plan("gemma-3-12b", "h100", fastroof.load_tables("h100"))
+    tables = fastroof.load_tables("h100")
+    plan = fastroof.compile_plan("gemma-3-12b", "h100", tables, runtime=DEFAULT_RUNTIME)
     held = 40 * plan.memory.held_tokens(8192)
     words = " ".join(good("step", "--model", "gemma-3-12b", "--decode", "40x8192").split())
     assert "327,680 tokens, of which windowed layers keep the last 1,024 of a sequence" in words

@@ -150,7 +150,7 @@ def test_requests_may_be_drawn(h100: fastroof.Tables) -> None:
 def test_the_example_needs_no_option_but_a_model() -> None:
     found = parsed("simulate", "--model", "llama-3.1-8b")
     assert found["finished"] == found["requests"] > 0
-    assert found["runtime"] == "kernels"
+    assert found["runtime"] == "vllm"
 
 
 def test_numbers_and_limits_as_they_are_written() -> None:

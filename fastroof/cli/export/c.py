@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from fastroof.cli.named_plans import PLANS_HELP, GpuOption, PlansArgument, named_plans
+from fastroof.cli.named_plans import PLANS_HELP, GpuOption, PlansArgument, named_plans, plans_words
 from fastroof.cli.options import Source, TablesPath
 from fastroof.cli.output import console
 from fastroof.command_group import warn
@@ -63,6 +63,7 @@ def c(
     named = named_plans(plans, gpu, tables, source)
     done = export_c(named, output, cpu=cpu, target=target, shared=shared)
     out = console()
+    out.print(f"wrote {plans_words(named)}", soft_wrap=True, highlight=False)
     for path in (*done.plans.values(), *done.files):
         out.print(f"{path}  {path.stat().st_size:,} bytes", soft_wrap=True, highlight=False)
     if done.without:

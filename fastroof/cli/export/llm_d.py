@@ -18,7 +18,7 @@ __all__ = ["register"]
 EPILOG: Final = f"""{PLANS_HELP}
 \b
 Examples:
-  fastroof export llm-d llama-3.1-8b,runtime=vllm -o 8b.yaml
+  fastroof export llm-d llama-3.1-8b -o 8b.yaml
   fastroof export llm-d llama-3.1-70b,tp=4,dtype=fp8 -o 70b.yaml --isl 2048 --osl 256 --concurrency 1,8,32,128
   llm-d-inference-sim --config 70b.yaml
 

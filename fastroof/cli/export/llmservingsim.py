@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 
 import typer
 
-from fastroof.cli.named_plans import PLANS_HELP, GpuOption, PlansArgument, named_plans
+from fastroof.cli.named_plans import PLANS_HELP, GpuOption, PlansArgument, named_plans, plans_words
 from fastroof.cli.options import Source, TablesPath
 from fastroof.cli.output import console, counted
 
@@ -16,7 +16,7 @@ __all__ = ["register"]
 EPILOG: Final = f"""{PLANS_HELP}
 \b
 Examples:
-  fastroof export llmservingsim llama-3.1-8b,runtime=vllm -o LLMServingSim/profiler/perf
+  fastroof export llmservingsim llama-3.1-8b -o LLMServingSim/profiler/perf
   fastroof export llmservingsim llama-3.1-70b,tp=4 llama-3.1-70b,tp=8 -o perf --hardware H100-SXM
   fastroof export llmservingsim llama-3.1-8b -o llm_profile/perf_models --hardware roof --format v0
 
@@ -70,7 +70,8 @@ def llmservingsim(
     from fastroof.backends.llmservingsim import export_llmservingsim, left_out
     from fastroof.backends.llmservingsim_v0 import export_llmservingsim_v0
 
-    compiled = list(named_plans(plans, gpu, tables, source).values())
+    named = named_plans(plans, gpu, tables, source)
+    compiled = list(named.values())
     if profile == "v0":
         if variant is not None:
             raise typer.BadParameter(
@@ -93,7 +94,7 @@ def llmservingsim(
         )
         limits = ""
     out = console()
-    out.print(f"wrote {bundle.folder}: {counted(bundle.rows, 'row')}", soft_wrap=True)
+    out.print(f"wrote {bundle.folder}: {counted(bundle.rows, 'row')} of {plans_words(named)}", soft_wrap=True)
     if limits:
         out.print(f"simulate it with {limits} at most", soft_wrap=True, highlight=False)
     for words in dict.fromkeys(words for plan in compiled for words in left_out(plan)):

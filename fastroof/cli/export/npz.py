@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from fastroof.cli.named_plans import PLANS_HELP, GpuOption, named_plans
+from fastroof.cli.named_plans import PLANS_HELP, GpuOption, named_plans, plans_words
 from fastroof.cli.options import Source, TablesPath
 from fastroof.cli.output import percent
 from fastroof.cli.written_sizes import parse_beside
@@ -17,7 +17,7 @@ __all__ = ["register"]
 
 EPILOG: Final = f"""\b
 Examples:
-  fastroof export npz llama-3.1-8b,runtime=vllm -o llama.npz
+  fastroof export npz llama-3.1-8b -o llama.npz
   fastroof export npz llama-3.1-70b,tp=4,dtype=fp8 --prompt-len 1024 -o llama.npz
   python -m dynamo.mocker --planner-profile-data llama.npz ...
 
@@ -98,8 +98,9 @@ def npz(
         profile[key] for key in ("prefill_isl", "decode_active_kv_tokens", "decode_context_length")
     )
     typer.echo(
-        f"wrote {output}: {name}, prefill of 1 to {tokens[-1]:,.0f} tokens, decode at {len(active)} x "
-        f"{len(context)} points, up to {context[-1]:,.0f} tokens a request and {batch:,} requests"
+        f"wrote {output}: {plans_words({name: compiled})}, prefill of 1 to {tokens[-1]:,.0f} tokens, "
+        f"decode at {len(active)} x {len(context)} points, up to {context[-1]:,.0f} tokens a request and "
+        f"{batch:,} requests"
     )
     blocks = compiled.memory.tokens_beside_states(batch) // BLOCK_TOKENS
     if blocks:

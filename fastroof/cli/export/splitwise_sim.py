@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from fastroof.cli.named_plans import PLANS_HELP, GpuOption, named_plans
+from fastroof.cli.named_plans import PLANS_HELP, GpuOption, named_plans, plans_words
 from fastroof.cli.options import Source, TablesPath
 from fastroof.cli.output import percent
 
@@ -61,7 +61,10 @@ def splitwise_sim(
         compiled, output, kv_len, longest=longest, model=model_name, hardware=hardware
     )
     tokens = table["tokens"]
-    typer.echo(f"wrote {output}: {name}, {len(tokens):,} rows, batches of 1 to {tokens[-1]:,} tokens")
+    typer.echo(
+        f"wrote {output}: {plans_words({name: compiled})}, {len(tokens):,} rows, "
+        f"batches of 1 to {tokens[-1]:,} tokens"
+    )
     for error in splitwise_errors(compiled, table):
         typer.echo(
             f"{error.kind}: {percent(error.mean)} off in the mean, {percent(error.worst)} at worst, "

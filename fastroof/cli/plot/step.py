@@ -25,6 +25,7 @@ from fastroof.cli.options import (
 )
 from fastroof.cli.plot.drawing import gpu_and_tables_to_draw, save, source_words
 from fastroof.cli.plot.options import DEFAULT_MODEL, Output
+from fastroof.default_runtime import DEFAULT_RUNTIME
 from fastroof.errors import FastroofError
 
 __all__ = ["register"]
@@ -53,7 +54,7 @@ def step(
     kv_len: Annotated[int, typer.Option(help="Tokens each attends to, where the batch varies.")] = 4096,
     max_batch: Annotated[int, typer.Option(help="Largest batch, where it varies.")] = 512,
     method: Method = "roofline",
-    runtime: Runtime = "kernels",
+    runtime: Runtime = DEFAULT_RUNTIME,
     tables: TablesInstead = None,
     source: OneSource = None,
 ) -> None:

@@ -11,6 +11,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from fastroof.checks import shown
 from fastroof.config import load_gpu
+from fastroof.default_runtime import DEFAULT_RUNTIME
 from fastroof.engines import engine_names, load_engine
 from fastroof.models import load_model
 from fastroof.models.layout import SIZES_OF_TP, TP_SIZES
@@ -66,7 +67,7 @@ class CapacitySpec(SweepSpec):
     )
     total_gpus: Sizes | None = Field(None, description=f"GPUs that replicas share: {_SIZES}")
     runtime: Names = Field(
-        ("vllm",),
+        (DEFAULT_RUNTIME,),
         description=f"a list out of {', '.join(engine_names())}, or paths of profiles' .toml files",
     )
     router: str = Field(

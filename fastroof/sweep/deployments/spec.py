@@ -18,6 +18,7 @@ from pydantic import (
 
 from fastroof.checks import is_number, shown
 from fastroof.config import load_gpu
+from fastroof.default_runtime import DEFAULT_RUNTIME
 from fastroof.engines import engine_names, load_engine
 from fastroof.models import load_model
 from fastroof.models.layout import SIZES_OF_TP, TP_SIZES
@@ -66,7 +67,7 @@ Limit = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 def _engines_own(info: ValidationInfo, name: str) -> int:
     """What the schedules of all runtimes of a spec say; wrong runtimes are complained of elsewhere."""
-    runtimes = info.data.get("runtime", ("kernels",))
+    runtimes = info.data.get("runtime", (DEFAULT_RUNTIME,))
     own = {runtime: getattr(load_engine(runtime).scheduling, name) for runtime in runtimes}
     if len(set(own.values())) > 1:
         said = ", ".join(f"{runtime} {size:,}" for runtime, size in own.items())
@@ -114,7 +115,7 @@ class DeploymentSpec(SweepSpec):
         None, description=f"GPUs that replicas of tp GPUs, or workers of both kinds, share: {_SIZES}"
     )
     runtime: Names = Field(
-        ("vllm",),
+        (DEFAULT_RUNTIME,),
         description=f"a list out of {', '.join(engine_names())}, or paths of profiles' .toml files",
     )
     isl: Sizes = Field(description=f"tokens of a prompt, {_SIZES}")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from fastroof.columns import Column
+from fastroof.engines import load_engine
 from fastroof.sweep.kind import SweepTotals
 from fastroof.sweep.steps.columns import step_columns
 from fastroof.sweep.steps.spec import StepSpec
@@ -80,6 +81,7 @@ class StepSweep:
         best = with_standings([BestStep(**step) for step in totals.for_summary])
         return StepSummary(
             best=best,
+            runtime=load_engine(self.spec.runtime).name,
             plans=len(best),
             evaluations=totals.evaluated,
             rows=totals.num_rows,

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from fastroof.config import load_gpu
+from fastroof.default_runtime import DEFAULT_RUNTIME
 from fastroof.engines import engine_names, load_engine
 from fastroof.ranges import expand_sizes
 from fastroof.sweep.spec import MAX_ROWS, Sizes, SweepSpec
@@ -42,7 +43,8 @@ class StepSpec(SweepSpec):
         description="a list of lengths, or a range like {start = 1024, stop = 131072, factor = 2}"
     )
     runtime: str = Field(
-        "kernels", description=f"one of {', '.join(engine_names())}, or the path of a profile's .toml file"
+        DEFAULT_RUNTIME,
+        description=f"one of {', '.join(engine_names())}, or the path of a profile's .toml file",
     )
     tpot_ms: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="a number of ms above 0, or no such key for no limit"

@@ -66,6 +66,8 @@ class StepSummary:
     ----------
     best : tuple of BestStep
         One a plan, at the spec's report_kv_len or the evaluated length nearest to it.
+    runtime : str
+        The engine whose steps they are.
     plans : int
         Plans that were evaluated.
     evaluations : int
@@ -87,6 +89,7 @@ class StepSummary:
     kind: ClassVar[str] = "steps"
 
     best: tuple[BestStep, ...]
+    runtime: str
     plans: int
     evaluations: int
     rows: int

@@ -83,7 +83,7 @@ def test_the_stand_in_and_the_adapter_have_frontiers_signatures(frontier):
     ("replica", "options"),
     [
         ({}, {}),
-        ({}, {"runtime": "vllm"}),
+        ({}, {"runtime": "kernels"}),
         (
             {"model_name": "llama-3.1-70b", "attn_tensor_parallel_size": 4, "num_layers": 80},
             {"dtype": "fp8", "kv_dtype": "fp8"},
