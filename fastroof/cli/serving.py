@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from fastroof.cli.context_warning import warn_beyond_context
 from fastroof.cli.drafts import Accepted, Draft, NumDraftTokens, PrefixHit, asked_speculation
 from fastroof.cli.gpu_tables import gpu_and_tables
 from fastroof.cli.options import (
@@ -250,6 +251,8 @@ def serving(
             **schedule,
             link_bytes_per_s=None if link_gb_per_s is None else link_gb_per_s * GB,
         )
+    tokens = scenarios["isl"] + scenarios["osl"] + asked.get("image_tokens", 0)
+    warn_beyond_context(plan.model.name, plan.model.max_position, tokens.max())
     given = {name: values for name, values in times.columns().items() if values is not None}
     columns = {**scenarios, **given}
     rows = [{name: array[i].item() for name, array in columns.items()} for i in range(mesh[0].size)]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from fastroof.cli.context_warning import warn_beyond_context
 from fastroof.cli.engine_options import (
     AsyncScheduling,
     BlockSize,
@@ -268,6 +269,11 @@ def simulate(
         },
     )
     plan = _plan(what, settings, options, runtime)
+    warn_beyond_context(
+        plan.model.name,
+        plan.model.max_position,
+        int((asked.input_tokens + asked.output_tokens).max(initial=0)),
+    )
     settings |= {
         "num_gpu_blocks": num_gpu_blocks,
         "async_scheduling": async_scheduling,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastroof._version import __version__
+from fastroof.cli.context_warning import warn_beyond_context
 from fastroof.cli.drafts import Accepted, Draft, NumDraftTokens, PrefixHit, asked_speculation
 from fastroof.cli.gpu_tables import gpu_and_tables
 from fastroof.cli.options import (
@@ -180,6 +181,9 @@ def size(
         plans, refused = replica_plans(loaded, spec, measured, splits, plan_options, running=max_seqs)
         if kv_len is not None:
             lengths = parse_sizes("--kv-len", kv_len)
+            warn_beyond_context(
+                loaded.name, loaded.max_position, max(lengths if isinstance(lengths, list) else [lengths])
+            )
             rows = [row for plan in plans for row in _batches(plan, lengths, limit_ms)]
         else:
             batches = parse_sizes("--batch-size", str(batch_size))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from fastroof.cli.context_warning import warn_beyond_context
 from fastroof.cli.gpu_tables import DEFAULT_GPU, gpu_and_tables
 from fastroof.cli.options import (
     AllowModelled,
@@ -233,6 +234,9 @@ def step(
             f"the step holds {kv_tokens:,} tokens of KV cache, one {plan.gpu} has room for "
             f"{plan.memory.max_kv_tokens:,} beside the weights: the time is of a step that does not fit"
         )
+    warn_beyond_context(
+        plan.model, plan.max_position, max((r.new_tokens + r.context_len for r in requests), default=0)
+    )
     facts: dict[str, Any] = {
         "latency_us": latency_us,
         "relative_error": None if times.relative_error is None else float(times.relative_error[0]),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fastroof.errors import ModelError, UnsupportedModelError
+from fastroof.models.context_length import longest_context
 from fastroof.models.families.family import Family
 from fastroof.models.families.registry import family_of
 from fastroof.models.hf import CONFIG_FILE, Fields, read_config
@@ -94,7 +95,7 @@ def _parse(
         hidden=fields.size("hidden_size"),
         vocab=fields.size("vocab_size"),
         tie_embeddings=fields.flag("tie_word_embeddings", default=family.tie_embeddings),
-        max_position=fields.size("max_position_embeddings"),
+        max_position=longest_context(fields, family.name),
         torch_dtype=_torch_dtype(fields),
         layers=tuple(LayerGroup(kind, count) for kind, count in Counter(kinds).items()),
         vision=vision_encoder(wrapper),

@@ -41,7 +41,7 @@ class ModelSpec:
     tie_embeddings : bool
         Whether the LM head is the embedding.
     max_position : int
-        Longest context, tokens.
+        Longest context, tokens, with the rope scaling that the configuration asks for.
     torch_dtype : str or None
         Dtype the weights are published in; what a plan runs in is chosen there.
     layers : tuple of LayerGroup

@@ -48,6 +48,8 @@ class KeptPlan:
         The layout as it is printed.
     world_size : int
         GPUs of a replica.
+    max_position : int
+        Tokens that a sequence of the model may have.
     batches_in_flight : float
         As the plan's.
     max_tokens, max_seqs : int
@@ -78,6 +80,7 @@ class KeptPlan:
     layout: Mapping[str, int]
     layout_words: str
     world_size: int
+    max_position: int
     batches_in_flight: float
     max_tokens: int
     max_seqs: int
@@ -119,6 +122,7 @@ def kept_of(plan: StepPlan) -> KeptPlan:
         layout={name: getattr(plan.layout, name) for name in LAYOUT_SIZES},
         layout_words=str(plan.layout),
         world_size=plan.layout.world_size,
+        max_position=plan.model.max_position,
         batches_in_flight=plan.batches_in_flight,
         max_tokens=plan.max_tokens,
         max_seqs=plan.max_seqs,
