@@ -65,7 +65,8 @@ def _defaults(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             names = [*node.args.posonlyargs, *node.args.args]
-            pairs = [*zip(reversed(names), reversed(node.args.defaults), strict=False)]
+            pairs: list[tuple[ast.arg, ast.expr | None]] = []
+            pairs += zip(reversed(names), reversed(node.args.defaults), strict=False)
             pairs += zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
             yield from ((node.name, value) for name, value in pairs if name.arg == "runtime" and value)
         elif isinstance(node, ast.ClassDef):
@@ -101,7 +102,7 @@ def test_size_serving_and_least_gpus_speak_of_one_engine(h100: fastroof.Tables) 
     limits = ["--rate", "20", "--ttft-ms", "500", "--tpot-ms", "30", "--tp", "1"]
     sized = answer("size", *options, *limits)
     assert sized["runtime"] == DEFAULT_RUNTIME
-    given = {"ttft_ms": 500, "tpot_ms": 30, "tp": 1}
+    given: dict[str, Any] = {"ttft_ms": 500, "tpot_ms": 30, "tp": 1}
     fewest = least_gpus("llama-3.1-8b", "h100", h100, 20, 4000, 500, **given)
     (row,) = sized["rows"]
     assert (row["total_gpus"], row["ttft_ms"]) == (fewest.total_gpus, fewest.ttft_ms)

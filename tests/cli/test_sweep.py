@@ -178,7 +178,10 @@ def test_what_is_left_is_told_by_what_comes_after_the_start() -> None:
     for second in range(11, 31):
         last = slow.left_s(10 + 2 * (second - 10), 100, float(second))
     assert last == pytest.approx((100 - 50) / 2)
-    assert slow.left_s(50, 100, 60.0) > 2 * last
+    paused = slow.left_s(50, 100, 60.0)
+    assert last is not None
+    assert paused is not None
+    assert paused > 2 * last
     # however often it is told
     long = progress.Pace()
     assert [long.left_s(done, 10_000, done / 10) for done in range(1, 5001)][-1] == pytest.approx(
