@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
@@ -21,12 +22,12 @@ from fastroof.config import load_gpu
 from fastroof.default_runtime import DEFAULT_RUNTIME
 from fastroof.engines import engine_names, load_engine
 from fastroof.models import load_model
-from fastroof.models.layout import SIZES_OF_TP, TP_SIZES
+from fastroof.models.layout import ALL_TP_SIZES, SIZES_OF_TP, TP_SIZES
 from fastroof.ranges import expand_reals, expand_sizes
 from fastroof.sweep.deployments.layouts import num_layouts
 from fastroof.sweep.deployments.speculation import Speculation
-from fastroof.sweep.spec import MAX_ROWS, Names, Sizes, SweepSpec
-from fastroof.sweep.spec_values import SIZES_SCHEMA, checked_choices, checked_names, count_problem
+from fastroof.sweep.spec import MAX_GPUS, MAX_ROWS, Names, Sizes, SweepSpec
+from fastroof.sweep.spec_values import SIZES_SCHEMA, checked_choices, checked_names, count_problem, listed
 from fastroof.sweep.units import Split
 
 __all__ = ["GROUP_COLUMNS", "MAX_CANDIDATES", "MAX_GROUPS", "OBJECTIVES", "Constraints", "DeploymentSpec"]
@@ -59,10 +60,12 @@ _LARGEST: Final = {
     "prefill_workers": 2**12,
     "decode_workers": 2**12,
 }
+_SPLIT_KEYS: Final = ("tp", "pp", "dp", "ep")
 _SIZES: Final = "a number, a list of numbers, or a range like {start = 1, stop = 512, factor = 2}"
 
 Reals = Annotated[tuple[float, ...], WithJsonSchema(SIZES_SCHEMA)]
 Limit = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Size = Annotated[int, Field(gt=0, le=MAX_GPUS)]
 
 
 def _engines_own(info: ValidationInfo, name: str) -> int:
@@ -91,17 +94,33 @@ class Constraints(BaseModel):
     total_gpus: int | None = Field(default=None, gt=0, description="a whole number above 0: most GPUs")
 
 
+class SplitChoice(BaseModel):
+    """One way to split a model over the GPUs of a replica or worker; what is not said is 1."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    tp: Size = Field(1, description="a whole number above 0: GPUs that share each layer")
+    pp: Size = Field(1, description="a whole number above 0: pipeline stages")
+    dp: Size = Field(1, description="a whole number above 0: ranks of attention data parallelism")
+    ep: Size = Field(1, description="a whole number above 0: groups of experts on GPUs of their own")
+
+
 class DeploymentSpec(SweepSpec):
     """Which deployments a sweep estimates, under which load, and what it keeps.
 
-    Every combination of models, gpus, mode, tp, pp, dp, ep, routing, dtype, kv_dtype, runtime, layout, isl,
-    osl, load, max_batched_tokens and prefix_hit is one candidate. :func:`fastroof.sweep.load_spec` makes it
-    and words its errors.
+    Every combination of models, gpus, mode, tp, pp, dp, ep (or split), routing, dtype, kv_dtype, runtime,
+    layout, isl, osl, load, max_batched_tokens and prefix_hit is one candidate.
+    :func:`fastroof.sweep.load_spec` makes it and words its errors.
     """
 
     gpus: Names = Field(("h100",), description="a list of GPU names, or paths of gpu.toml files")
     mode: Names = Field(("aggregated",), description=f"a list out of {', '.join(MODES)}")
     tp: Sizes = Field(TP_SIZES, description=f"a list out of {SIZES_OF_TP}")
+    split: tuple[SplitChoice, ...] | None = Field(
+        None,
+        description="a list of splits like {tp = 1, dp = 8, ep = 8}, in place of every tp with every pp, dp "
+        "and ep",
+    )
     replicas: Sizes | None = Field(
         None, description=f"copies of the model, {_SIZES}; or total_gpus; default one"
     )
@@ -181,6 +200,24 @@ class DeploymentSpec(SweepSpec):
             value, lambda name: load_engine(name).name, "names of runtimes or paths of profiles"
         )
 
+    @field_validator("split", mode="before")
+    @classmethod
+    def _check_split(cls, value: Any) -> Any:
+        if value is None:
+            return None
+        tables = [each.model_dump() if isinstance(each, SplitChoice) else each for each in listed(value)]
+        for each in tables:
+            if not isinstance(each, Mapping):
+                raise ValueError(f"got {shown(each)}, need tables like {{tp = 1, dp = 8, ep = 8}}")
+            unknown = [key for key in each if key not in SplitChoice.model_fields]
+            if unknown:
+                raise ValueError(
+                    f"no key of a split is called {shown(unknown[0])}, they are tp, pp, dp and ep"
+                )
+            if "tp" in each:
+                checked_choices(each["tp"], ALL_TP_SIZES)
+        return tuple(tables)
+
     @field_validator("mode", "per", mode="before")
     @classmethod
     def _check_choices(cls, value: Any, info: ValidationInfo) -> tuple[Any, ...]:
@@ -240,6 +277,9 @@ class DeploymentSpec(SweepSpec):
 
     def _contradictions(self) -> list[str]:
         problems = []
+        own = [key for key in _SPLIT_KEYS if getattr(self, key) != type(self).model_fields[key].default]
+        if self.split is not None and own:
+            problems.append(f"split: goes without {' and '.join(own)}, which it says itself")
         if (self.concurrency is None) == (self.request_rate is None):
             given = "neither" if self.concurrency is None else "both"
             problems.append(f"concurrency: need concurrency or request_rate, got {given}")
@@ -279,6 +319,14 @@ class DeploymentSpec(SweepSpec):
             grouped["layouts"] = max(self.num_layouts.values())
         if grouped:
             count_problem(grouped, "groups a plan", MAX_GROUPS, ", or take it out of per")
+
+    @property
+    def splits(self) -> tuple[tuple[int, Split], ...]:
+        """Those of ``split``, or else every tp with every other size; each with every routing."""
+        if self.split is None:
+            return super().splits
+        choices = itertools.product(dict.fromkeys(self.split), self.routing)
+        return tuple((each.tp, Split(each.pp, each.dp, each.ep, routing)) for each, routing in choices)
 
     @property
     def gpu_names(self) -> tuple[str, ...]:

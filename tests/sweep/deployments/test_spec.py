@@ -243,3 +243,37 @@ def test_paths_lie_beside_the_file(tmp_path: Path) -> None:
     assert isinstance(spec, DeploymentSpec)
     assert spec.tables == str(tmp_path / "mine")
     assert spec.constraints.ttft_ms == 5
+
+
+def test_layouts_that_are_meant_take_the_place_of_every_product() -> None:
+    split = [{"tp": 8}, {"tp": 8, "ep": 8}, {"dp": 8, "ep": 8}, {"tp": 8}, {"tp": 8, "pp": 2}]
+    spec = loaded(split=split, routing=["balanced"])
+    said = [(tp, other.pp, other.dp, other.ep) for tp, other in spec.splits]
+    assert said == [(8, 1, 1, 1), (8, 1, 1, 8), (1, 1, 8, 8), (8, 2, 1, 1)]
+    again = load_spec(spec, {"keep": "all"})
+    assert isinstance(again, DeploymentSpec)
+    assert again.splits == spec.splits
+    assert len(spec.num_layouts) == 4
+    # what a product of axes says, a list says too
+    product = loaded(tp=[4, 8], ep=[1, 4])
+    listed = loaded(split=[{"tp": tp, "ep": ep} for tp in (4, 8) for ep in (1, 4)])
+    assert listed.splits == product.splits
+
+
+@pytest.mark.parametrize(
+    ("split", "message"),
+    [
+        ([], "the list is empty"),
+        ([3], "need tables like {tp = 1, dp = 8, ep = 8}"),
+        ([{"tp": 3}], "got 3, need some of 1, 2, 4, 8"),
+        ([{"tp": 8, "gp": 1}], "no key of a split is called 'gp'"),
+        ([{"dp": 0}], "split: got 0"),
+        ([{"dp": 1.5}], "split: got 1.5"),
+    ],
+)
+def test_wrong_layouts_are_named(split: Any, message: str) -> None:
+    assert message in refused(split=split)
+
+
+def test_layouts_are_said_once() -> None:
+    assert "split: goes without dp, which it says itself" in refused(split=[{"tp": 8}], dp=[2])
