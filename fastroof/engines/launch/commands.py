@@ -1,0 +1,81 @@
+"""The engines whose commands are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+from fastroof.engines.launch import sglang, trtllm, vllm
+from fastroof.engines.launch.settings import BenchmarkLoad, Command, LaunchSettings
+from fastroof.engines.versions import holds_for
+
+__all__ = ["EngineCommands", "engine_commands"]
+
+
+@dataclass(frozen=True)
+class EngineCommands:
+    """An engine's own commands in one of its releases.
+
+    Attributes
+    ----------
+    engine, title : str
+        ``vllm``, and as a person reads it.
+    release : str
+        In which its arguments were read.
+    is_of_profile : bool
+        Whether the profile that was asked about holds that release.
+    image : str
+        A public container image of it.
+    health : str
+        Path that answers once it serves.
+    server, benchmark : callable
+        Commands of a copy, and of what measures it.
+    """
+
+    engine: str
+    title: str
+    release: str
+    is_of_profile: bool
+    image: str
+    health: str
+    server: Callable[[LaunchSettings], Command]
+    benchmark: Callable[[BenchmarkLoad], Command]
+
+
+_ENGINES: Final = {"vllm": vllm, "sglang": sglang, "trtllm": trtllm}
+
+
+@cache
+def engine_commands(engine: str, versions: str = "") -> EngineCommands | None:
+    """Return an engine's commands, in the newest release that was read of a range of versions.
+
+    Parameters
+    ----------
+    engine : str
+        One of :func:`fastroof.engines.serving_engines`.
+    versions : str
+        Range of a profile; empty for any.
+
+    Returns
+    -------
+    EngineCommands or None
+        None where it is no serving engine. Where no release within the range was read, the newest that was.
+
+    Examples
+    --------
+    >>> engine_commands("vllm", ">=0.14").release, engine_commands("vllm", "<0.14").release
+    ('0.24.0', '0.13.0')
+    >>> engine_commands("trtllm", "<1.1.0rc0").is_of_profile
+    False
+    """
+    known = _ENGINES.get(engine)
+    if known is None:
+        return None
+    held = [release for release in known.RELEASES if holds_for(versions, release)]
+    release = held[0] if held else known.RELEASES[0]
+    return EngineCommands(
+        engine, known.TITLE, release, bool(held), known.IMAGE.format(release=release), known.HEALTH,
+        known.server, known.benchmark,
+    )  # fmt: skip

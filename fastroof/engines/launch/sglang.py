@@ -1,0 +1,101 @@
+"""SGLang: ``python -m sglang.launch_server`` and ``python -m sglang.bench_serving``.
+
+Arguments as ``sglang/srt/server_args.py`` and ``sglang/bench_serving.py`` of the releases define them
+(tests/engines/arguments/sglang.toml).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fastroof.engines.launch.settings import MTP, BenchmarkLoad, Command, LaunchSettings
+
+__all__ = ["HEALTH", "IMAGE", "RELEASES", "TITLE", "benchmark", "server"]
+
+TITLE: Final = "SGLang"
+RELEASES: Final = ("0.5.14",)
+IMAGE: Final = "lmsysorg/sglang:v{release}"
+HEALTH: Final = "/health"
+
+_ONLINE: Final = {"fp8": "fp8"}
+"""Formats that it quantises 16-bit weights to while it loads them."""
+
+_KV_DTYPES: Final = {"bf16": "bf16", "fp8": "fp8_e4m3"}
+
+
+def server(settings: LaunchSettings) -> Command:
+    """Return the command that serves one copy."""
+    unsaid = []
+    shares_experts = settings.dp > 1 and settings.has_experts
+    # its tp counts all GPUs of a stage where ranks share the experts; of a dense model dp copies it
+    tp = settings.tp * settings.dp if shares_experts else settings.tp
+    arguments: list[tuple[str, ...]] = [
+        ("--model-path", settings.shown_model),
+        ("--tp-size", str(tp)),
+    ]
+    if settings.pp > 1:
+        arguments.append(("--pp-size", str(settings.pp)))
+    if settings.dp > 1:
+        arguments.append(("--dp-size", str(settings.dp)))
+    if shares_experts:
+        arguments.append(("--enable-dp-attention",))
+    if settings.ep > 1:
+        arguments.append(("--ep-size", str(settings.ep)))
+    # with attention by ranks it divides the chunk and the requests by them, and the requests by stages
+    ranks = settings.dp if shares_experts else 1
+    arguments += [
+        ("--max-running-requests", str(settings.max_seqs * ranks * settings.pp)),
+        ("--chunked-prefill-size", str(settings.max_batched_tokens * ranks)),
+        ("--max-prefill-tokens", str(settings.max_batched_tokens)),
+        ("--context-length", str(settings.max_context)),
+        ("--kv-cache-dtype", "auto" if settings.is_own_kv_dtype else _KV_DTYPES[settings.kv_dtype]),
+    ]
+    if settings.memory_fraction:
+        arguments.append(("--mem-fraction-static", f"{settings.memory_fraction:g}"))
+    if not settings.is_own_dtype:
+        if settings.checkpoint_dtype == "bf16" and settings.dtype in _ONLINE:
+            arguments.append(("--quantization", _ONLINE[settings.dtype]))
+        else:
+            unsaid.append(settings.missing_format(TITLE))
+    if settings.num_draft_tokens and settings.draft == MTP:
+        arguments += [
+            ("--speculative-algorithm", "NEXTN"),
+            ("--speculative-num-steps", str(settings.num_draft_tokens)),
+            ("--speculative-eagle-topk", "1"),
+            ("--speculative-num-draft-tokens", str(settings.num_draft_tokens + 1)),
+        ]
+    elif settings.num_draft_tokens:
+        unsaid.append(
+            f"{settings.num_draft_tokens} draft tokens by {settings.draft}: see --speculative-algorithm"
+        )
+    if settings.role:
+        arguments.append(("--disaggregation-mode", settings.role))
+        unsaid.append("the router that sends prompts to one kind and outputs to the other")
+    arguments.append(("--port", str(settings.port)))
+    return Command(("python3", "-m", "sglang.launch_server"), tuple(arguments), unsaid=tuple(unsaid))
+
+
+def benchmark(load: BenchmarkLoad) -> Command:
+    """Return the command that measures one copy."""
+    unsaid: tuple[str, ...] = ()
+    if load.prefix_tokens:
+        unsaid = (
+            f"prompts that begin with the same {load.prefix_tokens:,} tokens: see --dataset-name "
+            "generated-shared-prefix",
+        )
+    return Command(
+        ("python3", "-m", "sglang.bench_serving"),
+        (
+            ("--backend", "sglang"),
+            ("--base-url", f"http://127.0.0.1:{load.port}"),
+            ("--model", load.model),
+            ("--dataset-name", "random-ids"),
+            ("--random-input-len", str(load.isl)),
+            ("--random-output-len", str(load.osl)),
+            # the least length over the most, so that all are equal
+            ("--random-range-ratio", "1"),
+            ("--max-concurrency", str(load.clients)),
+            ("--num-prompts", str(load.prompts)),
+        ),
+        unsaid=unsaid,
+    )
