@@ -72,6 +72,7 @@ __all__ = [
     "model_names",
     "numba_decode",
     "numba_step",
+    "recommend",
     "run_sweep",
     "simulate",
 ]
@@ -85,7 +86,7 @@ if TYPE_CHECKING:
     from fastroof.serving import SpeculativeDecoding
     from fastroof.simulation import Simulation, Trace, Workload, load_trace, simulate
     from fastroof.simulation.capacity import capacity
-    from fastroof.sweep import run_sweep
+    from fastroof.sweep import recommend, run_sweep
     from fastroof.tables import Lookup, Tables, load_tables
 else:
     # Hidden from type checkers, to which a module with __getattr__ has every name there is.
@@ -112,6 +113,7 @@ else:
         "model_names": "models",
         "numba_decode": "backends.numba_callers",
         "numba_step": "backends.numba_callers",
+        "recommend": "sweep",
         "run_sweep": "sweep",
         "simulate": "simulation",
     }

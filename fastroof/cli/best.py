@@ -1,30 +1,39 @@
-"""``fastroof best``: the deployment to run, the runners-up, and why."""
+"""``fastroof best``: the deployment to run, the runners-up, why, and how to start it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from fastroof.cli.options import Json
-from fastroof.cli.output import console, duration, percent, print_json, print_table
+from fastroof.cli.best_answer import print_answer, say
+from fastroof.cli.how_to_run import deployment_document, parse_prices, print_how_to_run, print_saved
+from fastroof.cli.options import GPU_NAMES, Json
+from fastroof.cli.output import duration, print_json
 from fastroof.cli.progress import shown_progress
+from fastroof.errors import SweepError
 from fastroof.processors import usable_processors
 
 if TYPE_CHECKING:
-    from fastroof.sweep.best import Answer, Choice, Margin
+    from fastroof.sweep import Recommendation
 
 __all__ = ["register"]
 
 EPILOG: Final = """\b
 Examples:
-  fastroof best
+  fastroof best --model Qwen/Qwen3-32B-FP8 --gpu h100 --gpus 8 --isl 4000 --osl 500 --ttft 500 --tpot 30
+  fastroof best --model llama-3.1-70b --dtype bf16 --dtype fp8 --gpu h100 --gpu h200 --gpus 8 \\
+      --engine vllm --engine sglang --isl 4000 --osl 500 --tpot 30 --price h100=2.5 --price h200=3.5
+  fastroof best --model deepseek-v3 --gpu h200 --gpus 8 --isl 2000 --osl 1000 --tpot 50 --save deepseek
   fastroof sweep --example > my.toml; fastroof best my.toml --runners-up 5
   fastroof best my.toml --percentile 99
 
-A runner-up is the best deployment of another GPU, mode, tp, dtype, KV cache or runtime.
+With --model every layout of a copy within a node is compared (with experts every data parallelism of
+attention, experts whole or split over all GPUs; beyond a node pipeline stages), copies that fill the GPUs,
+and every number of clients. The limits are on means. A runner-up is the best deployment of another GPU, mode,
+layout, dtype, KV cache or engine. With --save the command that starts a copy, one that measures it, the
+engine's YAML, a Kubernetes manifest and the rows are files.
 
 \b
 JSON: objective, candidates, skipped (plans that could not be compiled), total_s, answers: one object a model
@@ -34,23 +43,15 @@ further behind than errors say), at_edge (at the largest load of the specificati
 limit, left (share of the limit)], row (the columns of a sweep's results), percentile (null without
 --percentile; then behind and is_tie are of what is served within it) [requests_per_s, low, high (with steps
 one standard error longer and shorter), tokens_per_s_per_gpu, limit (what binds), place (in the closed form's
-order), why_not (why it was not simulated)]]].
+order), why_not (why it was not simulated)]], nearest (to limits that nothing keeps: row, exceeds (limit: how
+many times it is))], deployments: one object an answer or null [checkpoint, engine, release (whose arguments
+these are), image, copies, gpus_each, servers (role: command, config), benchmark, benchmark_clients, price
+[an_hour, of_output, of_all (a million tokens)], notes], would_fit (model: a row on more GPUs that hold it),
+saved (paths).
 """
 
-_EQUAL: Final = 1e-8
-_NAMES: Final = {
-    "ttft_ms": ("TTFT", "ms"),
-    "tpot_ms": ("TPOT", "ms"),
-    "request_latency_ms": ("request latency", "ms"),
-    "kv_share": ("share of the KV cache", ""),
-    "total_gpus": ("GPUs", ""),
-}
-_OBJECTIVES: Final = {
-    "tokens_per_s_per_gpu": "tokens/s a GPU",
-    "tokens_per_s_per_user": "tokens/s a user",
-    "tokens_per_s": "tokens/s",
-    "cost_per_million_tokens": "cost of 1M tokens",
-}
+_ASKED: Final = "The question"
+_FEW_SKIPPED: Final = 2
 
 
 def register(app: typer.Typer) -> None:
@@ -58,12 +59,114 @@ def register(app: typer.Typer) -> None:
     app.command("best", epilog=EPILOG)(best)
 
 
+def _option(*names: str, help_text: str, **options: Any) -> Any:
+    return typer.Option(*names, rich_help_panel=_ASKED, help=help_text, **options)
+
+
 def best(
     spec: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[SPEC.toml]", help="Deployments to compare; without it `fastroof sweep --example`."
+            metavar="[SPEC.toml]",
+            help="Deployments to compare in place of --model; without both `fastroof sweep --example`.",
         ),
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        _option(
+            "--model", help_text="Hugging Face id, preset (see fastroof models) or config.json; repeatable."
+        ),
+    ] = None,
+    gpu: Annotated[
+        list[str] | None,
+        _option(
+            *GPU_NAMES,
+            help_text="GPU (see fastroof gpus) or path of a gpu.toml; repeatable.  [default: h100]",
+        ),
+    ] = None,
+    gpus: Annotated[
+        int | None, _option("--gpus", "--total-gpus", min=1, help_text="How many GPUs there are of a kind.")
+    ] = None,
+    isl: Annotated[int | None, _option("--isl", min=1, help_text="Tokens of a prompt.")] = None,
+    osl: Annotated[int | None, _option("--osl", min=1, help_text="Tokens of an output.")] = None,
+    ttft: Annotated[
+        float | None,
+        _option("--ttft", "--ttft-ms", metavar="MS", help_text="Longest mean time to first token."),
+    ] = None,
+    tpot: Annotated[
+        float | None,
+        _option("--tpot", "--tpot-ms", metavar="MS", help_text="Longest mean time per output token."),
+    ] = None,
+    request_latency: Annotated[
+        float | None,
+        _option(
+            "--request-latency",
+            "--request-latency-ms",
+            metavar="MS",
+            help_text="Longest mean time of a request.",
+        ),
+    ] = None,
+    dtype: Annotated[
+        list[str] | None,
+        _option(
+            "--dtype", help_text="Weights, as in fastroof step; repeatable.  [default: the checkpoint's]"
+        ),
+    ] = None,
+    kv_dtype: Annotated[
+        list[str] | None,
+        _option("--kv-dtype", help_text="KV cache: bf16, fp8; repeatable.  [default: the checkpoint's]"),
+    ] = None,
+    engine: Annotated[
+        list[str] | None,
+        _option(
+            "--engine",
+            "--runtime",
+            help_text="Engine (see fastroof engines) or profile; repeatable.  [default: vllm]",
+        ),
+    ] = None,
+    max_batched_tokens: Annotated[
+        list[int] | None,
+        _option(
+            "--max-batched-tokens",
+            min=1,
+            help_text="Tokens a step holds at most; repeatable.  [default: 2048, 8192 and the engines' own]",
+        ),
+    ] = None,
+    max_seqs: Annotated[
+        int | None,
+        _option(
+            "--max-seqs", min=1, help_text="Requests that run at once at most.  [default: the engines' own]"
+        ),
+    ] = None,
+    prefix_hit: Annotated[
+        float, _option("--prefix-hit", help_text="Share of a prompt found in the prefix cache.")
+    ] = 0.0,
+    objective: Annotated[
+        str | None,
+        _option(
+            "--objective",
+            help_text="tokens_per_s_per_gpu, tokens_per_s_per_user, goodput or cost.  "
+            "[default: cost where there are prices, else tokens_per_s_per_gpu]",
+        ),
+    ] = None,
+    tables: Annotated[
+        str | None,
+        _option(
+            "--tables",
+            metavar="PATH",
+            help_text="Folder of measured tables to use instead, or datasheet for none.",
+        ),
+    ] = None,
+    allow_modelled: Annotated[
+        bool,
+        _option("--allow-modelled", help_text="Take what was not measured from the datasheet, and say so."),
+    ] = False,
+    price: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[GPU=]PRICE", help="Price of a GPU for an hour, as h100=2.5; repeatable."),
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write scripts, manifest and rows there.")
     ] = None,
     runners_up: Annotated[int, typer.Option(min=0, help="Runners-up of each at most.")] = 3,
     percentile: Annotated[
@@ -79,36 +182,86 @@ def best(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Say which deployment to run, and why.
+    """Say which deployment to run, why, and how to start it.
 
-    Every deployment that the specification of a sweep asks for is estimated; for each model, and each load
-    where it has several, the best within the limits is named with the next best of other kinds. The limits
-    are on means; with --percentile the leaders are simulated, request by request, and ranked by that.
+    For a model on a number of GPUs, or of what the specification of a sweep asks for: every deployment is
+    estimated, and for each model, and each load where it has several, the best within the limits is named
+    with the next best of other kinds, the engine's own command, and one that checks it. The limits are on
+    means; with --percentile the leaders are simulated, request by request, and ranked by that.
     """
+    from fastroof import recommend
+    from fastroof.sweep import recommend_for_spec
+
+    question: dict[str, Any] = {
+        "gpu": gpu, "total_gpus": gpus, "isl": isl, "osl": osl, "ttft_ms": ttft, "tpot_ms": tpot,
+        "request_latency_ms": request_latency, "dtype": dtype, "kv_dtype": kv_dtype, "runtime": engine,
+        "max_batched_tokens": max_batched_tokens, "max_seqs": max_seqs, "prefix_hit": prefix_hit or None,
+        "objective": objective, "tables": tables, "allow_modelled": allow_modelled or None,
+    }  # fmt: skip
+    given = {name: value for name, value in question.items() if value not in (None, [])}
+    _check_question(spec, model, given)
+    options: dict[str, Any] = {
+        "gpu_hour_price": parse_prices(price or []), "runners_up": runners_up, "percentile": percentile,
+        "requests": requests, "seed": seed, "threads": threads or usable_processors(),
+    }  # fmt: skip
+    with shown_progress("best", "candidates", quiet=as_json) as shown:
+        if model:
+            found = recommend(model, **given, **options, progress=shown)
+        elif spec is not None:
+            found = recommend_for_spec(spec, **options, progress=shown)
+        else:
+            found = _of_example(options | {"progress": shown})
+    written = [] if save is None else found.save(save)
+    if as_json:
+        print_json(
+            {
+                **_document(found.answers),
+                "deployments": [deployment_document(one) for one in found.deployments],
+                "would_fit": found.would_fit,
+                "saved": [str(path) for path in written],
+            }
+        )
+        return
+    _print(found, percentile, is_question=bool(model))
+    if written:
+        print_saved(written)
+
+
+_NEEDED: Final = {"total_gpus": "--gpus", "isl": "--isl", "osl": "--osl"}
+_OPTIONS: Final = {
+    **_NEEDED, "gpu": "--gpu", "ttft_ms": "--ttft", "tpot_ms": "--tpot",
+    "request_latency_ms": "--request-latency", "dtype": "--dtype", "kv_dtype": "--kv-dtype",
+    "runtime": "--engine",
+    "max_batched_tokens": "--max-batched-tokens", "max_seqs": "--max-seqs", "prefix_hit": "--prefix-hit",
+    "objective": "--objective", "tables": "--tables", "allow_modelled": "--allow-modelled",
+}  # fmt: skip
+
+
+def _check_question(spec: Path | None, model: list[str] | None, given: dict[str, Any]) -> None:
+    """Refuse half a question, and one beside a specification."""
+    if model and spec is not None:
+        raise SweepError(f"give --model or a specification, got --model {model[0]} and {spec}")
+    if model:
+        missing = [option for name, option in _NEEDED.items() if name not in given]
+        if missing:
+            raise SweepError(
+                f"--model needs {', '.join(_NEEDED.values())} too, as in --gpus 8 --isl 4000 --osl 500; "
+                f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
+            )
+    elif given:
+        said = ", ".join(_OPTIONS[name] for name in given)
+        what = f"{spec} says that itself: change it there" if spec else "name a model with --model"
+        raise SweepError(f"{said} {'belongs' if len(given) == 1 else 'belong'} to --model; {what}")
+
+
+def _of_example(options: dict[str, Any]) -> Recommendation:
     from importlib import resources
 
-    from fastroof.sweep import best_deployments
+    from fastroof.sweep import recommend_for_spec
 
     packaged = resources.files("fastroof.sweep.deployments") / "example.toml"
-    with resources.as_file(packaged) as example, shown_progress("best", "candidates", quiet=as_json) as shown:
-        answers = best_deployments(
-            example if spec is None else spec,
-            runners_up=runners_up,
-            percentile=percentile,
-            requests=requests,
-            seed=seed,
-            threads=threads or usable_processors(),
-            progress=shown,
-        )
-    if as_json:
-        print_json(_document(answers))
-        return
-    for answer in answers.answers:
-        _print(answer, answers.objective, percentile)
-    out = console()
-    for why in answers.skipped:
-        out.print(f"left out: {why}", soft_wrap=True)
-    out.print(f"{answers.candidates:,} deployments compared in {duration(answers.total_s)}", soft_wrap=True)
+    with resources.as_file(packaged) as example:
+        return recommend_for_spec(example, **options)
 
 
 def _document(value: Any) -> Any:
@@ -117,115 +270,16 @@ def _document(value: Any) -> Any:
     return [_document(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _print(answer: Answer, objective: str, percentile: float | None) -> None:
-    from fastroof.cli.sweep_summary import layout_words
-
-    out = console()
-    group = dict(answer.group)
-    loads = ", ".join(f"{name} {value:,g}" for name, value in group.items() if name != "model")
-    title = f"{group['model']}{' at ' if loads else ''}{loads}"
-    if not answer.choices:
-        lost = sorted(answer.infeasible.items(), key=lambda item: -item[1])
-        out.print(f"{title}: no deployment is within the limits", soft_wrap=True)
-        out.print(f"  {_lost_words(lost, answer.candidates)}\n", soft_wrap=True)
-        return
-    first = answer.choices[0]
-    row = first.row
-    out.print(
-        f"{title}: run {layout_words(row)} on {row['total_gpus']} x {row['gpu']}, {row['dtype']} weights, "
-        f"{row['kv_dtype']} KV cache, runtime {row['runtime']}, steps of up to {row['max_batched_tokens']:,} "
-        f"tokens{_drafts_words(row)}",
-        soft_wrap=True,
-    )
-    for line in _why(first, objective, answer.choices[1:]):
-        out.print(f"  {line}", soft_wrap=True)
-    out.print()
-    limits = [margin.name for margin in first.margins]
-    columns = ["layout", "GPU", "dtype", "KV", "clients", _OBJECTIVES[objective], "behind"]
-    columns += [" ".join(_NAMES[name]).strip() for name in sorted(limits)]
-    columns += ["KV cache", "bound by"]
-    left = ["layout", "GPU", "dtype", "KV", "bound by"]
-    rows = [_cells(choice, sorted(limits)) for choice in answer.choices]
-    if percentile is not None:
-        limited = f"limit at p{percentile:g}"
-        columns += [f"p{percentile:g} requests/s", "one error", "tokens/s a GPU at it", limited, "was"]
-        left.append(limited)
-        rows = [cells + _percentile_cells(choice) for cells, choice in zip(rows, answer.choices, strict=True)]
-    print_table(columns, rows, left=left)
-    for choice in answer.choices:
-        if choice.percentile is not None and choice.percentile.why_not:
-            out.print(
-                f"{layout_words(choice.row)} not simulated: {choice.percentile.why_not}", soft_wrap=True
-            )
-    out.print()
-
-
-def _percentile_cells(choice: Choice) -> list[str]:
-    """What a choice serves within the percentile, and where the closed form had it."""
-    from fastroof.cli.capacity_tables import limit_words
-
-    most = choice.percentile
-    if most is None or most.why_not:
-        return ["-", "-", "-", "not simulated", "" if most is None else f"{most.place}."]
-    return [
-        f"{most.requests_per_s:,.4g}",
-        f"{most.low:,.4g} to {most.high:,.4g}",
-        f"{most.tokens_per_s_per_gpu:,.4g}",
-        limit_words(most.limit),
-        f"{most.place}.",
-    ]
-
-
-def _drafts_words(row: dict[str, Any]) -> str:
-    if not row["num_draft_tokens"]:
-        return ""
-    return f", {row['num_draft_tokens']} draft tokens ({row['draft']}), {row['accepted']:g} tokens a step"
-
-
-def _lost_words(lost: Sequence[tuple[str, int]], candidates: int) -> str:
-    from fastroof.sweep.deployments.summary import INFEASIBLE
-
-    of = "; ".join(f"{INFEASIBLE.get(reason, reason)}: {count:,}" for reason, count in lost)
-    return f"of {candidates:,} candidates of this model {of}. Looser limits, less load or more GPUs may do"
-
-
-def _why(first: Choice, objective: str, others: Sequence[Choice]) -> list[str]:
-    """Why a deployment is recommended, in sentences."""
-    row = first.row
-    clients = f"{row['concurrency']:,.0f} clients" if row["concurrency"] >= 1.0 else "less than one client"
-    lines = [
-        f"{first.objective:,.4g} {_OBJECTIVES[objective]} with {clients}; most of a step is bound by "
-        f"{row['bound']}, {percent(row['kv_share'])} of the KV cache is in use"
-    ]
-    if first.margins:
-        nearest = "nearest limit: " if len(first.margins) > 1 else "limit: "
-        lines.append(nearest + ", ".join(_margin_words(margin) for margin in first.margins))
-    if first.at_edge:
-        lines.append("this is the largest load of the specification: a larger one may be better still")
-    equals = sum(choice.behind < _EQUAL for choice in others)
-    ties = sum(choice.is_tie for choice in others) - equals
-    if equals:
-        what = "runner-up does" if equals == 1 else "runners-up do"
-        lines.append(f"{equals} {what} as well, with longer requests or on more GPUs")
-    if ties:
-        what = "runner-up is" if ties == 1 else "runners-up are"
-        lines.append(f"{ties} {what} no further behind than the estimates' errors: measure both")
-    return lines
-
-
-def _margin_words(margin: Margin) -> str:
-    name, unit = _NAMES[margin.name]
-    unit = f" {unit}" if unit else ""
-    return f"{name} {margin.value:,.4g} of {margin.limit:,g}{unit} ({percent(margin.left)} left)"
-
-
-def _cells(choice: Choice, limits: Sequence[str]) -> list[str]:
-    from fastroof.cli.sweep_summary import layout_words
-
-    row = choice.row
-    margins = {margin.name: margin for margin in choice.margins}
-    behind = "" if choice.behind < _EQUAL else percent(choice.behind) + " (tie)" * choice.is_tie
-    cells = [layout_words(row), row["gpu"], row["dtype"], row["kv_dtype"], f"{row['concurrency']:,.0f}"]
-    cells += [f"{choice.objective:,.4g}", behind]
-    cells += [f"{margins[name].value:,.4g}" if name in margins else "" for name in limits]
-    return [*cells, percent(row["kv_share"]), row["bound"]]
+def _print(found: Recommendation, percentile: float | None, *, is_question: bool) -> None:
+    answers = found.answers
+    for answer, deployment in zip(answers.answers, found.deployments, strict=True):
+        print_answer(answer, answers.objective, percentile, found.would_fit.get(answer.group["model"]))
+        if deployment is not None:
+            print_how_to_run(deployment)
+    skipped = answers.skipped
+    if is_question and len(skipped) > _FEW_SKIPPED:
+        say(f"left out: {len(skipped)} layouts, such as {skipped[0]} (--json names all)")
+        skipped = ()
+    for why in skipped:
+        say(f"left out: {why}")
+    say(f"{answers.candidates:,} deployments compared in {duration(answers.total_s)}")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ORIGIN_WORDS",
+    "UNLIMITED_WIDTH",
     "console",
     "counted",
     "duration",
@@ -27,6 +28,7 @@ __all__ = [
 ]
 
 UNLIMITED_WIDTH: Final = 10_000
+"""Of a pipe, whose lines are whole."""
 
 ORIGIN_WORDS: Final = {
     "measured": "measured",

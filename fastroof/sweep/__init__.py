@@ -7,6 +7,16 @@ from fastroof.sweep.capacities import CapacitySpec, CapacitySummary
 from fastroof.sweep.deployments import Constraints, DeploymentSpec, DeploymentSummary
 from fastroof.sweep.kinds import load_spec, work_units
 from fastroof.sweep.merge import merge_shards
+from fastroof.sweep.recommendations import (
+    Deployment,
+    Recommendation,
+    TokenPrice,
+    deployment_of,
+    deployment_question,
+    recommend,
+    recommend_for_spec,
+    save_recommendation,
+)
 from fastroof.sweep.run import run_sweep
 from fastroof.sweep.shards import Shard
 from fastroof.sweep.steps import BestStep, StepSpec, StepSummary
@@ -20,17 +30,25 @@ __all__ = [
     "CapacitySpec",
     "CapacitySummary",
     "Constraints",
+    "Deployment",
     "DeploymentSpec",
     "DeploymentSummary",
+    "Recommendation",
     "Shard",
     "StepSpec",
     "StepSummary",
+    "TokenPrice",
     "WorkUnit",
     "best_batches",
     "best_deployments",
     "decode_times_us",
+    "deployment_of",
+    "deployment_question",
     "load_spec",
     "merge_shards",
+    "recommend",
+    "recommend_for_spec",
     "run_sweep",
+    "save_recommendation",
     "work_units",
 ]

@@ -16,6 +16,7 @@ from fastroof.checks import whole_number
 from fastroof.errors import SweepError
 from fastroof.sweep.deployments import DeploymentSpec, DeploymentSweep
 from fastroof.sweep.kinds import load_spec
+from fastroof.sweep.nearest import Nearest, nearest_spec, nearest_to_limits
 from fastroof.sweep.percentile_choices import (
     PercentileCapacity,
     percentile_capacity,
@@ -106,6 +107,8 @@ class Answer(NamedTuple):
         Candidates of the model, all its loads together, and those within the limits.
     infeasible : dict of str to int
         The others by reason, a key of :data:`fastroof.sweep.deployments.summary.INFEASIBLE`.
+    nearest : Nearest, optional
+        Where nothing is within the limits, what comes nearest to them; None where nothing runs at all.
     """
 
     group: dict[str, Any]
@@ -113,6 +116,7 @@ class Answer(NamedTuple):
     candidates: int
     feasible: int
     infeasible: dict[str, int]
+    nearest: Nearest | None = None
 
 
 class Answers(NamedTuple):
@@ -144,6 +148,7 @@ class _OfModel(NamedTuple):
 
     rows: list[dict[str, Any]]
     counts: Counter[str]
+    given: str
 
 
 def best_deployments(
@@ -230,7 +235,9 @@ def best_deployments(
                 choices = _ranked_anew(loaded, leaders, capacities_of(leaders))
             choices = choices[: 1 + runners_up]
             feasible = candidates - sum(counts.values())
-            answers.append(Answer({"model": model, **group}, choices, candidates, feasible, dict(counts)))
+            nearest = None if choices else _nearest(loaded, evaluated.given, group, threads)
+            named = {"model": model, **group}
+            answers.append(Answer(named, choices, candidates, feasible, dict(counts), nearest))
     total = sum(evaluated.counts["evaluated"] for evaluated in by_model.values())
     return Answers(tuple(answers), objective, total, skipped, time.perf_counter() - started)
 
@@ -264,11 +271,22 @@ def _evaluated(
             progress(done, total)
     table = pa.Table.from_batches(batches, arrow_schema(sweep.columns, {}))
     rows = sweep.ordered(sweep.reduced(table)).to_pylist()
+    given = {name: model for model, name in names.items()}
     by_model = {
-        name: _OfModel([row for row in rows if row["model"] == name], counted)
+        name: _OfModel([row for row in rows if row["model"] == name], counted, given[name])
         for name, counted in counts.items()
     }
     return by_model, tuple(skipped)
+
+
+def _nearest(spec: DeploymentSpec, model: str, group: Mapping[str, Any], threads: int) -> Nearest | None:
+    """What comes nearest to limits that no deployment of a model keeps under a load."""
+    narrowed = nearest_spec(spec, model, group)
+    if narrowed is None:
+        return None
+    return nearest_to_limits(
+        narrowed, lambda asked: next(iter(_evaluated(asked, threads, None)[0].values())).rows
+    )
 
 
 def _skipped_words(plan: PlanKey, why: str) -> str:

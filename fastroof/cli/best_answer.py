@@ -1,0 +1,198 @@
+"""What ``fastroof best`` says of an answer: what to run, why, what comes next, or what comes nearest."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from fastroof.cli.output import UNLIMITED_WIDTH, console, percent, print_table
+
+if TYPE_CHECKING:
+    from fastroof.sweep.best import Answer, Choice, Margin
+
+__all__ = ["print_answer", "say"]
+
+_EQUAL: Final = 1e-8
+_NAMES: Final = {
+    "ttft_ms": ("TTFT", "ms"),
+    "tpot_ms": ("TPOT", "ms"),
+    "request_latency_ms": ("request latency", "ms"),
+    "kv_share": ("share of the KV cache", ""),
+    "total_gpus": ("GPUs", ""),
+}
+_OBJECTIVES: Final = {
+    "tokens_per_s_per_gpu": "tokens/s a GPU",
+    "tokens_per_s_per_user": "tokens/s a user",
+    "tokens_per_s": "tokens/s",
+    "cost_per_million_tokens": "cost of 1M tokens",
+}
+
+
+def say(text: str, indent: int = 0) -> None:
+    """Print a sentence, broken between words where the terminal is narrower."""
+    out = console()
+    if out.width < UNLIMITED_WIDTH:
+        text = textwrap.fill(
+            text, max(out.width - 1, 40), initial_indent=" " * indent, subsequent_indent=" " * (indent + 2),
+            break_long_words=False, break_on_hyphens=False,
+        )  # fmt: skip
+    else:
+        text = " " * indent + text
+    out.print(text, soft_wrap=True)
+
+
+def print_answer(
+    answer: Answer, objective: str, percentile: float | None, would_fit: dict[str, Any] | None
+) -> None:
+    """Print what to run for one model and load."""
+    from fastroof.cli.sweep_summary import layout_words
+
+    out = console()
+    group = dict(answer.group)
+    loads = ", ".join(f"{name} {value:,g}" for name, value in group.items() if name != "model")
+    title = f"{group['model']}{' at ' if loads else ''}{loads}"
+    if not answer.choices:
+        _print_none(answer, title, would_fit)
+        return
+    first = answer.choices[0]
+    row = first.row
+    say(
+        f"{title}: run {layout_words(row)} on {row['total_gpus']} x {row['gpu']}, {row['dtype']} weights, "
+        f"{row['kv_dtype']} KV cache, runtime {row['runtime']}, steps of up to {row['max_batched_tokens']:,} "
+        f"tokens{_drafts_words(row)}"
+    )
+    for line in _why(first, objective, answer.choices[1:]):
+        say(line, 2)
+    out.print()
+    limits = sorted(margin.name for margin in first.margins)
+    same = {
+        name: len({choice.row[column] for choice in answer.choices}) == 1 for name, column in _SAID.items()
+    }
+    columns = ["layout", *_SAID, "clients", _OBJECTIVES[objective], "behind"]
+    columns += [" ".join(_NAMES[name]).strip() for name in limits]
+    columns += ["KV cache", "bound by"]
+    left = ["layout", *_SAID, "bound by"]
+    rows = [_cells(choice, limits) for choice in answer.choices]
+    if percentile is not None:
+        limited = f"limit at p{percentile:g}"
+        columns += [f"p{percentile:g} requests/s", "one error", "tokens/s a GPU at it", limited, "was"]
+        left.append(limited)
+        rows = [cells + _percentile_cells(choice) for cells, choice in zip(rows, answer.choices, strict=True)]
+    # what all have, the first sentence says
+    kept = [place for place, name in enumerate(columns) if not same.get(name, False)]
+    print_table(
+        [columns[place] for place in kept], [[row[place] for place in kept] for row in rows], left=left
+    )
+    for choice in answer.choices:
+        if choice.percentile is not None and choice.percentile.why_not:
+            say(f"{layout_words(choice.row)} not simulated: {choice.percentile.why_not}")
+    out.print()
+
+
+_SAID: Final = {"GPU": "gpu", "dtype": "dtype", "KV": "kv_dtype", "runtime": "runtime"}
+"""Columns of the table that the first sentence says of the best one."""
+
+
+def _print_none(answer: Answer, title: str, would_fit: dict[str, Any] | None) -> None:
+    from fastroof.cli.sweep_summary import layout_words
+
+    lost = sorted(answer.infeasible.items(), key=lambda item: -item[1])
+    say(f"{title}: no deployment is within the limits")
+    say(_lost_words(lost, answer.candidates), 2)
+    if answer.nearest is not None:
+        row = answer.nearest.row
+        clients = f"{row['concurrency']:,.0f} clients" if round(row["concurrency"]) != 1 else "one client"
+        said = [
+            f"{_NAMES[name][0]} {row[name]:,.4g}{f' {unit}' if (unit := _NAMES[name][1]) else ''} "
+            f"({'within' if times <= 1.0 else f'{times:.3g} times'} the limit)"
+            for name, times in answer.nearest.exceeds.items()
+        ]
+        say(
+            f"nearest: {layout_words(row)} on {row['total_gpus']} x {row['gpu']}, {row['dtype']} weights, "
+            f"runtime {row['runtime']}, with {clients}: {', '.join(said)}",
+            2,
+        )
+    if would_fit is not None:
+        say(
+            f"{would_fit['total_gpus']} x {would_fit['gpu']} would hold it, as {layout_words(would_fit)}: "
+            f"{would_fit['weight_bytes'] / 1e9:,.3g} GB of weights on a GPU",
+            2,
+        )
+    console().print()
+
+
+def _percentile_cells(choice: Choice) -> list[str]:
+    """What a choice serves within the percentile, and where the closed form had it."""
+    from fastroof.cli.capacity_tables import limit_words
+
+    most = choice.percentile
+    if most is None or most.why_not:
+        return ["-", "-", "-", "not simulated", "" if most is None else f"{most.place}."]
+    return [
+        f"{most.requests_per_s:,.4g}",
+        f"{most.low:,.4g} to {most.high:,.4g}",
+        f"{most.tokens_per_s_per_gpu:,.4g}",
+        limit_words(most.limit),
+        f"{most.place}.",
+    ]
+
+
+def _drafts_words(row: dict[str, Any]) -> str:
+    if not row["num_draft_tokens"]:
+        return ""
+    return f", {row['num_draft_tokens']} draft tokens ({row['draft']}), {row['accepted']:g} tokens a step"
+
+
+def _lost_words(lost: Sequence[tuple[str, int]], candidates: int) -> str:
+    from fastroof.sweep.deployments.summary import INFEASIBLE
+
+    of = "; ".join(f"{INFEASIBLE.get(reason, reason)}: {count:,}" for reason, count in lost)
+    return f"of {candidates:,} candidates of this model {of}. Looser limits, less load or more GPUs may do"
+
+
+def _why(first: Choice, objective: str, others: Sequence[Choice]) -> list[str]:
+    """Why a deployment is recommended, in sentences."""
+    row = first.row
+    clients = f"{row['concurrency']:,.0f} clients" if row["concurrency"] >= 1.0 else "less than one client"
+    does = f"{first.objective:,.4g} {_OBJECTIVES[objective]}"
+    if objective == "cost_per_million_tokens":
+        does = (
+            f"1M output tokens for {first.objective:,.4g}, {row['tokens_per_s_per_gpu']:,.4g} tokens/s a GPU"
+        )
+    lines = [
+        f"{does} with {clients}; most of a step is bound by {row['bound']}, {percent(row['kv_share'])} of "
+        "the KV cache is in use"
+    ]
+    if first.margins:
+        nearest = "nearest limit: " if len(first.margins) > 1 else "limit: "
+        lines.append(nearest + ", ".join(_margin_words(margin) for margin in first.margins))
+    if first.at_edge:
+        lines.append("this is the largest load of the specification: a larger one may be better still")
+    equals = sum(choice.behind < _EQUAL for choice in others)
+    ties = sum(choice.is_tie for choice in others) - equals
+    if equals:
+        what = "runner-up does" if equals == 1 else "runners-up do"
+        lines.append(f"{equals} {what} as well, with longer requests or on more GPUs")
+    if ties:
+        what = "runner-up is" if ties == 1 else "runners-up are"
+        lines.append(f"{ties} {what} no further behind than the estimates' errors: measure both")
+    return lines
+
+
+def _margin_words(margin: Margin) -> str:
+    name, unit = _NAMES[margin.name]
+    unit = f" {unit}" if unit else ""
+    return f"{name} {margin.value:,.4g} of {margin.limit:,g}{unit} ({percent(margin.left)} left)"
+
+
+def _cells(choice: Choice, limits: Sequence[str]) -> list[str]:
+    from fastroof.cli.sweep_summary import layout_words
+
+    row = choice.row
+    margins = {margin.name: margin for margin in choice.margins}
+    behind = "" if choice.behind < _EQUAL else percent(choice.behind) + " (tie)" * choice.is_tie
+    cells = [layout_words(row), *(row[column] for column in _SAID.values()), f"{row['concurrency']:,.0f}"]
+    cells += [f"{choice.objective:,.4g}", behind]
+    cells += [f"{margins[name].value:,.4g}" if name in margins else "" for name in limits]
+    return [*cells, percent(row["kv_share"]), row["bound"]]

@@ -1,0 +1,20 @@
+"""What to run for a model on some GPUs within limits: a deployment, its engine's command, its files."""
+
+from __future__ import annotations
+
+from fastroof.sweep.recommendations.answer import Recommendation, recommend, recommend_for_spec
+from fastroof.sweep.recommendations.deployment import Deployment, TokenPrice, deployment_of
+from fastroof.sweep.recommendations.files import save_recommendation
+from fastroof.sweep.recommendations.question import deployment_question, layouts_to_try
+
+__all__ = [
+    "Deployment",
+    "Recommendation",
+    "TokenPrice",
+    "deployment_of",
+    "deployment_question",
+    "layouts_to_try",
+    "recommend",
+    "recommend_for_spec",
+    "save_recommendation",
+]

@@ -1,0 +1,239 @@
+"""What to run for a model on some GPUs within limits: the best deployment, and its commands."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from fastroof.errors import SweepError
+from fastroof.models import load_model
+from fastroof.sweep.best import Answer, Answers, best_deployments
+from fastroof.sweep.deployments import DeploymentSpec
+from fastroof.sweep.kinds import load_spec
+from fastroof.sweep.recommendations.deployment import Deployment, deployment_of
+from fastroof.sweep.recommendations.question import Names, deployment_question
+
+__all__ = ["Recommendation", "recommend", "recommend_for_spec"]
+
+MOST_GPUS_TRIED: Final = 64
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """What to run, and how.
+
+    Attributes
+    ----------
+    answers : Answers
+        For each model the recommended deployment and runners-up, as :func:`fastroof.sweep.best_deployments`
+        has them.
+    deployments : tuple of Deployment or None
+        How to run the recommended ones, in the same order; None where nothing is within the limits.
+    specs : tuple of DeploymentSpec
+        What was compared, a spec a model; one alone where a spec was asked.
+    would_fit : dict of str to dict
+        Models whose weights leave no room on the GPUs: the row of a deployment that has some, on more GPUs.
+    """
+
+    answers: Answers
+    deployments: tuple[Deployment | None, ...]
+    specs: tuple[DeploymentSpec, ...]
+    would_fit: dict[str, dict[str, Any]]
+
+    def save(self, folder: str | Path) -> list[Path]:
+        """Write scripts, manifests and rows to a folder; see :func:`fastroof.sweep.save_recommendation`."""
+        from fastroof.sweep.recommendations.files import save_recommendation
+
+        return save_recommendation(self, folder)
+
+
+def recommend(
+    model: Names,
+    gpu: Names = "h100",
+    *,
+    total_gpus: int,
+    isl: int,
+    osl: int,
+    ttft_ms: float | None = None,
+    tpot_ms: float | None = None,
+    request_latency_ms: float | None = None,
+    dtype: Names = "auto",
+    kv_dtype: Names = "auto",
+    runtime: Names | None = None,
+    max_batched_tokens: int | Sequence[int] | None = None,
+    max_seqs: int | None = None,
+    prefix_hit: float = 0.0,
+    gpu_hour_price: float | Mapping[str, float] | None = None,
+    objective: str | None = None,
+    tables: str | Path | None = None,
+    allow_modelled: bool = False,
+    runners_up: int = 3,
+    percentile: float | None = None,
+    requests: int = 10_000,
+    seed: int = 0,
+    threads: int = 1,
+    progress: Callable[[int, int], None] | None = None,
+) -> Recommendation:
+    """Say what to run for models on a number of GPUs within limits.
+
+    Parameters
+    ----------
+    model : str, Path or sequence of them
+        Presets, Hugging Face ids of them, or paths of config.json files; each is answered by itself.
+    gpu : str, Path or sequence of them
+        GPUs to choose from.
+    total_gpus : int
+        How many there are of one kind.
+    isl, osl : int
+        Tokens of a prompt and of an output.
+    ttft_ms, tpot_ms, request_latency_ms : float, optional
+        Longest means, ms.
+    dtype, kv_dtype : str or sequence of str
+        Formats to choose from; ``auto`` is the checkpoint's.
+    runtime : str, Path or sequence of them, optional
+        Engines to choose from; by default what sweeps of deployments assume.
+    max_batched_tokens, max_seqs, prefix_hit, gpu_hour_price, objective, tables, allow_modelled
+        As :func:`fastroof.sweep.deployment_question` takes them.
+    runners_up, percentile, requests, seed, threads, progress
+        As :func:`fastroof.sweep.best_deployments` takes them.
+
+    Returns
+    -------
+    Recommendation
+        For each model the best deployment, what comes next, and the engine's own command; the number of
+        clients is the one that does best within the limits.
+
+    Raises
+    ------
+    SweepError
+        Saying what is wrong with what was given.
+    ModelError
+        If a model is unknown.
+    TableError
+        If the tables cannot be read.
+
+    Examples
+    --------
+    >>> import fastroof
+    >>> found = fastroof.recommend("meta-llama/Llama-3.1-8B-Instruct", "h100", total_gpus=1, isl=1000,
+    ...                            osl=100, ttft_ms=200, tpot_ms=15)
+    >>> found.deployments[0].servers["server"].words()[:3]
+    ['vllm', 'serve', 'meta-llama/Llama-3.1-8B-Instruct']
+    """
+    models: list[str | Path] = [model] if isinstance(model, str | Path) else list(model)
+    if not models:
+        raise SweepError("model: the list is empty, need at least one")
+    question: dict[str, Any] = {
+        "gpu": gpu, "isl": isl, "osl": osl, "ttft_ms": ttft_ms, "tpot_ms": tpot_ms,
+        "request_latency_ms": request_latency_ms, "dtype": dtype, "kv_dtype": kv_dtype, "runtime": runtime,
+        "max_batched_tokens": max_batched_tokens, "max_seqs": max_seqs, "prefix_hit": prefix_hit,
+        "gpu_hour_price": gpu_hour_price, "objective": objective,
+        "tables": tables, "allow_modelled": allow_modelled,
+    }  # fmt: skip
+    by_name = {load_model(one).name: one for one in models}
+    specs = [deployment_question(one, total_gpus=total_gpus, **question) for one in by_name.values()]
+    options: dict[str, Any] = {
+        "runners_up": runners_up, "percentile": percentile, "requests": requests, "seed": seed,
+        "threads": threads,
+    }  # fmt: skip
+    found = _recommended(specs, options, progress)
+    for answer in found.answers.answers:
+        name = answer.group["model"]
+        if not answer.choices and answer.nearest is None and answer.infeasible.get("memory"):
+            row = _on_more_gpus(by_name[name], total_gpus, question, threads)
+            if row is not None:
+                found.would_fit[name] = row
+    return found
+
+
+def recommend_for_spec(
+    spec: DeploymentSpec | Mapping[str, Any] | str | Path,
+    *,
+    gpu_hour_price: float | Mapping[str, float] | None = None,
+    runners_up: int = 3,
+    percentile: float | None = None,
+    requests: int = 10_000,
+    seed: int = 0,
+    threads: int = 1,
+    progress: Callable[[int, int], None] | None = None,
+) -> Recommendation:
+    """Say what to run of the deployments that a spec asks for, and how.
+
+    Parameters
+    ----------
+    spec : DeploymentSpec, mapping, str or Path
+        As :func:`fastroof.sweep.best_deployments` takes it.
+    gpu_hour_price : float or mapping, optional
+        Price of a GPU for an hour in place of the spec's.
+    runners_up, percentile, requests, seed, threads, progress
+        As :func:`fastroof.sweep.best_deployments` takes them.
+
+    Returns
+    -------
+    Recommendation
+        For each model and load.
+
+    Raises
+    ------
+    SweepError
+        If the spec is wrong, or not one of deployments.
+    """
+    loaded = load_spec(spec, None if gpu_hour_price is None else {"gpu_hour_price": gpu_hour_price})
+    options: dict[str, Any] = {
+        "runners_up": runners_up, "percentile": percentile, "requests": requests, "seed": seed,
+        "threads": threads,
+    }  # fmt: skip
+    if not isinstance(loaded, DeploymentSpec):
+        raise SweepError("the spec is not one of deployments, which have isl, osl and concurrency")
+    return _recommended([loaded], options, progress)
+
+
+def _recommended(
+    specs: Sequence[DeploymentSpec],
+    options: Mapping[str, Any],
+    progress: Callable[[int, int], None] | None,
+) -> Recommendation:
+    began = time.perf_counter()
+    total = sum(spec.num_candidates for spec in specs)
+    done = 0
+    answers: list[Answer] = []
+    deployments: list[Deployment | None] = []
+    skipped: list[str] = []
+    candidates, objective = 0, ""
+    for spec in specs:
+        before = done
+
+        def shown(of_spec: int, _: int, before: int = before) -> None:
+            if progress is not None:
+                progress(before + of_spec, total)
+
+        found = best_deployments(spec, **options, progress=shown)
+        for answer in found.answers:
+            answers.append(answer)
+            deployments.append(deployment_of(spec, answer.choices[0]) if answer.choices else None)
+        skipped += found.skipped
+        candidates += found.candidates
+        objective = found.objective
+        done += spec.num_candidates
+    whole = Answers(tuple(answers), objective, candidates, tuple(skipped), time.perf_counter() - began)
+    return Recommendation(whole, tuple(deployments), tuple(specs), {})
+
+
+def _on_more_gpus(
+    model: str | Path, total_gpus: int, question: Mapping[str, Any], threads: int
+) -> dict[str, Any] | None:
+    """The row of a deployment on more GPUs that holds a model which these do not; None if none is tried."""
+    limits = {"ttft_ms": None, "tpot_ms": None, "request_latency_ms": None}
+    gpus = 2 ** total_gpus.bit_length()
+    while gpus <= MOST_GPUS_TRIED:
+        spec = deployment_question(model, total_gpus=gpus, **{**question, **limits})
+        few = load_spec(spec, {"concurrency": 1, "objective": "tokens_per_s_per_gpu"})
+        assert isinstance(few, DeploymentSpec)
+        choices = best_deployments(few, runners_up=0, threads=threads).answers[0].choices
+        if choices:
+            return choices[0].row
+        gpus *= 2
+    return None

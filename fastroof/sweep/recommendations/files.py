@@ -1,0 +1,157 @@
+"""A recommendation as files: scripts that start and measure it, its manifest, and the rows."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from fastroof.errors import SweepError
+from fastroof.models import TP_SIZES
+from fastroof.sweep.recommendations.deployment import Deployment
+from fastroof.sweep.recommendations.manifest import kubernetes_manifest, label_name
+from fastroof.sweep.recommendations.yaml_text import yaml_documents
+from fastroof.whole_files import whole_file, write_whole
+
+if TYPE_CHECKING:
+    from fastroof.sweep.recommendations.answer import Recommendation
+
+__all__ = ["save_recommendation"]
+
+CONFIG: Final = "engine.yaml"
+
+
+def save_recommendation(recommendation: Recommendation, folder: str | Path) -> list[Path]:
+    """Write how to run what is recommended, and the rows it was chosen from.
+
+    Parameters
+    ----------
+    recommendation : Recommendation
+        What to write; of several models or loads each has a folder of its own.
+    folder : str or Path
+        Where. Files that are there are replaced, others stay.
+
+    Returns
+    -------
+    list of Path
+        What was written: for each deployment a script that starts a copy and one that measures it, the
+        engine's YAML where it reads one, a Kubernetes manifest where a copy fits a node, and the
+        recommended deployments and runners-up as Parquet and CSV.
+
+    Raises
+    ------
+    SweepError
+        If the disk does not take them. Each file is there whole or not at all.
+    """
+    place = Path(folder)
+    written: list[Path] = []
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        rows = [choice.row for answer in recommendation.answers.answers for choice in answer.choices]
+        written += _write_rows(rows, place)
+        named = [one for one in recommendation.deployments if one is not None]
+        for number, deployment in enumerate(named, start=1):
+            own = place if len(named) == 1 else place / f"{number}-{label_name(deployment.checkpoint.name)}"
+            own.mkdir(exist_ok=True)
+            for name, text in _files(deployment).items():
+                path = own / name
+                write_whole(path, text)
+                if name.endswith(".sh"):
+                    path.chmod(0o755)
+                written.append(path)
+    except OSError as error:
+        raise SweepError(f"{place} cannot be written: {error.strerror or error}") from None
+    return written
+
+
+def _write_rows(rows: list[dict[str, Any]], place: Path) -> list[Path]:
+    import pyarrow as pa
+    import pyarrow.csv as pacsv
+    import pyarrow.parquet as pq
+
+    from fastroof._version import __version__
+    from fastroof.arrow import arrow_schema
+    from fastroof.parquet import CHECKED_PAGES
+    from fastroof.spreadsheet_cells import guarded_columns
+    from fastroof.sweep.deployments import COLUMNS
+
+    table = pa.Table.from_pylist(rows, schema=arrow_schema(COLUMNS, {"fastroof_version": __version__}))
+    parquet, text = place / "deployments.parquet", place / "deployments.csv"
+    with whole_file(parquet) as unfinished:
+        pq.write_table(table, unfinished, **CHECKED_PAGES)
+    with whole_file(text) as unfinished:
+        pacsv.write_csv(guarded_columns(table), unfinished)
+    return [parquet, text]
+
+
+def _files(deployment: Deployment) -> dict[str, str]:
+    files: dict[str, str] = {}
+    for name, command in deployment.servers.items():
+        config = CONFIG if name == "server" else f"{name}.yaml"
+        if command.config:
+            files[config] = yaml_documents(command.config)
+        script = "start.sh" if name == "server" else f"start-{name}.sh"
+        files[script] = _start_script(deployment, name, config if command.config else "")
+    if deployment.benchmark is not None:
+        files["benchmark.sh"] = _script(
+            [
+                f"Measures one copy with {deployment.benchmark_clients} of the "
+                f"{deployment.row['concurrency']:,.0f} clients.",
+                *_expected(deployment.row),
+            ],
+            deployment.benchmark.shell(raw={"--base-url": '"${1:-http://127.0.0.1:8000}"'}),
+        )
+        if deployment.gpus_each <= TP_SIZES[-1]:
+            files["kubernetes.yaml"] = _manifest(deployment)
+    return files
+
+
+def _expected(row: Mapping[str, Any]) -> list[str]:
+    said = [f"mean TTFT {row['ttft_ms']:.4g} ms"]
+    if row["tpot_ms"] is not None:
+        said.append(f"mean TPOT {row['tpot_ms']:.4g} ms")
+    rate = row["tokens_per_s"] / max(row["replicas"], 1)
+    return [f"Estimated: {', '.join(said)}, {rate:,.4g} output tokens a second of a copy."]
+
+
+def _script(comments: list[str], command: str) -> str:
+    # what a comment quotes has no line of its own
+    lines = [f"# {' '.join(comment.split())}" for comment in comments]
+    return "\n".join(["#!/bin/sh", *lines, "set -eu", command]) + "\n"
+
+
+def _start_script(deployment: Deployment, name: str, config: str) -> str:
+    comments = list(deployment.notes)
+    before = []
+    raw = {}
+    if name == "server" and deployment.copies > 1 and deployment.gpus_each <= TP_SIZES[-1]:
+        each = deployment.gpus_each
+        comments.append(
+            f"One of {deployment.copies} copies: start.sh N starts the one on this machine's GPUs from "
+            f"N x {each} on, at port 8000 + N; N counts from 0."
+        )
+        before = [
+            'copy="${1:-0}"',
+            f"first=$((copy * {each}))",
+            f'CUDA_VISIBLE_DEVICES="$(seq -s , "$first" "$((first + {each - 1}))")"',
+            "export CUDA_VISIBLE_DEVICES",
+        ]
+        raw = {"--port": '"$((8000 + copy))"'}
+    if config:
+        before.append('here="$(cd "$(dirname "$0")" && pwd)"')
+        raw[deployment.servers[name].config_option] = f'"$here"/{shlex.quote(config)}'
+    command = deployment.servers[name].shell(config, raw=raw)
+    return _script(comments, "\n".join([*before, f"exec {command}"]))
+
+
+def _manifest(deployment: Deployment) -> str:
+    assert deployment.engine is not None
+    # what a comment quotes has no line of its own
+    lines = [
+        f"{deployment.copies} copies of {deployment.gpus_each} GPUs. Assumed: the image "
+        f"{deployment.engine.image}, GPUs by NVIDIA's device plugin, a secret hf-token for models that need "
+        "one.",
+        *deployment.notes,
+    ]
+    return "".join(f"# {' '.join(line.split())}\n" for line in lines) + kubernetes_manifest(deployment)

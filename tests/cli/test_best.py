@@ -1,0 +1,203 @@
+"""``fastroof best --model``: it prints what the library answers; wrong questions say what would do."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import fastroof
+from fastroof.cli import app
+from fastroof.cli.best_answer import say
+from fastroof.cli.how_to_run import parse_prices
+
+ASKED = ("best", "--model", "Qwen/Qwen3-8B", "--gpus", "2", "--isl", "500", "--osl", "50", "--tpot", "20")
+SPEC = """
+models = ["qwen3-8b"]
+tp = [1, 2]
+total_gpus = 2
+isl = 500
+osl = 50
+concurrency = {start = 1, stop = 2048, step = 1}
+max_batched_tokens = [2048, 8192]
+[constraints]
+tpot_ms = 20
+"""
+
+
+def good(*arguments: str) -> str:
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def refused(*arguments: str) -> str:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2, result.output
+    return result.stderr
+
+
+def asked(**changes: Any) -> fastroof.sweep.Recommendation:
+    return fastroof.recommend("Qwen/Qwen3-8B", total_gpus=2, isl=500, osl=50, tpot_ms=20, **changes)
+
+
+def command_in(text: str, program: str) -> list[str]:
+    """The command that a person would copy out of what is printed."""
+    lines = text[text.index(f"  {program}") :].split("\n\n")[0]
+    return shlex.split(lines.replace(" \\\n", " "))
+
+
+def test_one_line_says_what_the_library_says() -> None:
+    truth = asked(gpu_hour_price={"h100": 2.5})
+    found = json.loads(good(*ASKED, "--price", "h100=2.5", "--json"))
+    (answer,), (deployment,) = found["answers"], found["deployments"]
+    (meant,), (how,) = truth.answers.answers, truth.deployments
+    assert how is not None
+    assert [choice["row"] for choice in answer["choices"]] == [choice.row for choice in meant.choices]
+    assert found["objective"] == "cost_per_million_tokens"
+    assert deployment["servers"]["server"]["command"] == how.servers["server"].words()
+    assert how.benchmark is not None
+    assert deployment["benchmark"]["command"] == how.benchmark.words()
+    assert how.price is not None
+    assert deployment["price"] == how.price._asdict()
+    assert (deployment["release"], deployment["notes"]) == ("0.24.0", list(how.notes))
+    explained = good("best", "--help")
+    for key in (*found, *answer, *answer["choices"][0], *deployment, *deployment["price"]):
+        assert key in explained
+
+
+def test_a_specification_and_one_line_print_the_same(tmp_path: Path) -> None:
+    spec = tmp_path / "my.toml"
+    spec.write_text(SPEC)
+    one_line, written = good(*ASKED), good("best", str(spec))
+    # but for the id that was named, and how many were compared
+    assert one_line.rpartition("\n\n")[0] == written.rpartition("\n\n")[0]
+    assert "Qwen/Qwen3-8B" in written
+
+
+def test_what_to_run_can_be_copied() -> None:
+    text = good(*ASKED, "--price", "2")
+    (how,) = asked(gpu_hour_price=2).deployments
+    assert how is not None
+    assert how.benchmark is not None
+    assert command_in(text, "vllm serve") == how.servers["server"].words()
+    assert command_in(text, "vllm bench serve") == how.benchmark.words()
+    assert "for 1M output tokens" in text
+    assert text.count("limit: TPOT") == 1
+    trt = good(*ASKED, "--engine", "trtllm-1.1")
+    (how,) = asked(runtime="trtllm-1.1").deployments
+    assert how is not None
+    assert command_in(trt, "trtllm-serve") == how.servers["server"].words("engine.yaml")
+    assert "free_gpu_memory_fraction: 0.9" in trt
+
+
+def test_options_repeat() -> None:
+    found = json.loads(
+        good(
+            *ASKED,
+            "--model",
+            "llama-3.1-8b",
+            "--gpu",
+            "h100",
+            "--gpu",
+            "h200",
+            "--dtype",
+            "bf16",
+            "--dtype",
+            "fp8",
+            "--engine",
+            "vllm",
+            "--engine",
+            "sglang",
+            "--runners-up",
+            "40",
+            "--json",
+        )
+    )
+    assert [answer["group"]["model"] for answer in found["answers"]] == ["qwen3-8b", "llama-3.1-8b"]
+    for answer in found["answers"]:
+        rows = [choice["row"] for choice in answer["choices"]]
+        for column, values in (
+            ("gpu", {"h100", "h200"}),
+            ("dtype", {"bf16", "fp8"}),
+            ("runtime", {"vllm", "sglang"}),
+        ):
+            assert {row[column] for row in rows} == values
+
+
+def test_files_are_written_and_named(tmp_path: Path) -> None:
+    text = good(*ASKED, "--save", str(tmp_path / "out"))
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"deployments.parquet", "deployments.csv", "start.sh", "benchmark.sh", "kubernetes.yaml"}
+    assert all(name in text for name in names)
+    saved = json.loads(good(*ASKED, "--save", str(tmp_path / "out"), "--json"))["saved"]
+    assert {Path(path).name for path in saved} == names
+
+
+def test_limits_beyond_reach_say_the_nearest_and_memory_more_gpus() -> None:
+    text = good(*ASKED[:-1], "0.1", "--ttft", "1")
+    assert "no deployment is within the limits" in text
+    assert "nearest: " in text
+    assert "with one client: TPOT" in text
+    assert text.count("times the limit") == 2
+    large = good("best", "--model", "llama-3.1-70b", "--gpus", "1", "--isl", "500", "--osl", "50")
+    assert "x h100 would hold it, as " in large
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("best", "--model", "qwen3-8b", "--isl", "5"), "--gpus, --osl are missing"),
+        (("best", "--gpus", "8"), "--gpus belongs to --model; name a model with --model"),
+        (("best", "my.toml", "--isl", "5", "--dtype", "fp8"), "my.toml says that itself"),
+        (("best", "my.toml", "--model", "qwen3-8b"), "give --model or a specification"),
+        ((*ASKED, "--model", "Qwen/Qwen3-9B"), "of its family there are qwen3-0.6b"),
+        ((*ASKED, "--gpu", "h101"), "h100"),
+        ((*ASKED, "--engine", "tgi"), "vllm"),
+        ((*ASKED, "--price", "h100"), "--price takes GPU=PRICE"),
+        ((*ASKED, "--price", "h100=-1"), "--price takes GPU=PRICE"),
+        ((*ASKED, "--price", "h100=nan"), "--price takes GPU=PRICE"),
+        ((*ASKED, "--price", "=3"), "--price takes GPU=PRICE"),
+        ((*ASKED, "--price", "2", "--price", "h100=3"), "got both"),
+        ((*ASKED, "--price", "b200=3"), "none for h100"),
+        ((*ASKED, "--percentile", "0"), "percentile"),
+    ],
+)
+def test_wrong_questions_say_what_would_do(arguments: tuple[str, ...], words: str) -> None:
+    assert words in refused(*arguments)
+
+
+def test_prices_are_for_one_or_for_all() -> None:
+    assert parse_prices(["H100=2.5", "b200=6"]) == {"H100": 2.5, "b200": 6.0}
+    assert parse_prices(["2.5"]) == 2.5
+    assert parse_prices([]) is None
+
+
+class Narrow:
+    width = 40
+
+    def __init__(self) -> None:
+        self.printed: list[str] = []
+
+    def print(self, text: str, **_: Any) -> None:
+        self.printed += text.splitlines()
+
+
+def test_sentences_break_between_words_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    narrow = Narrow()
+    monkeypatch.setattr("fastroof.cli.best_answer.console", lambda: narrow)
+    text = "run 4 x tp 2 on 8 x h100, fp8_block weights, bf16 KV cache, with 158 clients"
+    say(text, 2)
+    assert len(narrow.printed) > 1
+    assert all(len(line) < 40 for line in narrow.printed)
+    assert " ".join(line.strip() for line in narrow.printed) == text
+
+
+def test_the_question_knows_no_default_engine_of_its_own() -> None:
+    (how,) = asked().deployments
+    assert how is not None
+    assert how.row["runtime"] == fastroof.sweep.DeploymentSpec.model_fields["runtime"].default[0]

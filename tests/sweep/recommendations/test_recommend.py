@@ -1,0 +1,264 @@
+"""What to run: the one question asked in two ways, its numbers, and what is said where nothing does."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fastroof
+from fastroof import ModelError, SweepError
+from fastroof.models import load_model
+from fastroof.serving import estimate
+from fastroof.sweep import Recommendation, best_deployments, deployment_question, load_spec, recommend
+from fastroof.sweep.recommendations import layouts_to_try
+
+QUESTION: dict[str, Any] = {"total_gpus": 4, "isl": 1000, "osl": 200, "ttft_ms": 300, "tpot_ms": 15}
+
+
+@pytest.fixture(scope="module")
+def found() -> Recommendation:
+    return recommend(
+        "Qwen/Qwen3-32B-FP8", ["h100", "h200"], gpu_hour_price={"h100": 2, "h200": 3}, **QUESTION
+    )
+
+
+def written_spec(**changes: Any) -> dict[str, Any]:
+    """The same question as a person writes it into a file."""
+    return {
+        "models": ["Qwen/Qwen3-32B-FP8"], "gpus": ["h100", "h200"], "tp": [1, 2, 4], "total_gpus": 4,
+        "isl": 1000, "osl": 200, "concurrency": {"start": 1, "stop": 4 * 1024, "step": 1},
+        "max_batched_tokens": [2048, 8192], "constraints": {"ttft_ms": 300, "tpot_ms": 15},
+        "objective": "cost", "gpu_hour_price": {"h100": 2.0, "h200": 3.0}, **changes,
+    }  # fmt: skip
+
+
+def test_the_one_line_and_a_spec_of_the_same_deployments_agree(found: Recommendation) -> None:
+    (mine,), (theirs,) = found.answers.answers, best_deployments(written_spec()).answers
+    assert mine.choices == theirs.choices
+    assert mine.group == theirs.group
+    assert len(mine.choices) == 4
+
+
+def test_experts_are_asked_the_same_as_a_spec_with_every_size(found: Recommendation) -> None:
+    mine = recommend("qwen3-30b-a3b", **QUESTION, runners_up=99).answers.answers[0]
+    spec = written_spec(
+        models=["qwen3-30b-a3b"], gpus=["h100"], dp=[1, 2, 4], ep=[1, 2, 4],
+        objective="tokens_per_s_per_gpu", gpu_hour_price=None,
+    )  # fmt: skip
+    theirs = best_deployments(spec, runners_up=99).answers[0]
+    assert mine.choices == theirs.choices
+    assert {choice.row["dp"] for choice in mine.choices} == {1, 2, 4}
+
+
+def test_a_leaders_numbers_are_the_estimates(found: Recommendation) -> None:
+    for choice in found.answers.answers[0].choices:
+        row = choice.row
+        plan = fastroof.compile_plan(
+            "qwen3-32b-fp8", row["gpu"], fastroof.load_tables(row["gpu"]), tp=row["tp"], runtime="vllm",
+            max_tokens=row["max_batched_tokens"], max_seqs=1024 + row["max_batched_tokens"] + 8,
+        )  # fmt: skip
+        answer = estimate(
+            plan, row["isl"], row["osl"], row["concurrency"] / row["replicas"],
+            max_batched_tokens=row["max_batched_tokens"], max_seqs=1024,
+        )  # fmt: skip
+        for name in ("ttft_ms", "tpot_ms", "request_latency_ms"):
+            assert getattr(answer, name) == pytest.approx(row[name], rel=1e-12), name
+        assert answer.tokens_per_s_per_gpu == pytest.approx(row["tokens_per_s_per_gpu"], rel=1e-12)
+
+
+def test_tokens_cost_what_the_gpus_cost(found: Recommendation) -> None:
+    deployment = found.deployments[0]
+    assert deployment is not None
+    assert deployment.price is not None
+    row, price = deployment.row, deployment.price
+    an_hour = {"h100": 2.0, "h200": 3.0}[row["gpu"]] * 4
+    assert price.an_hour == an_hour
+    assert price.of_output == pytest.approx(an_hour / (row["tokens_per_s"] * 3600) * 1e6)
+    all_tokens = row["requests_per_s"] * (1000 + 200) * 3600
+    assert price.of_all == pytest.approx(an_hour / all_tokens * 1e6)
+    assert all(
+        other.row["cost_per_million_tokens"] >= price.of_output for other in found.answers.answers[0].choices
+    )
+
+
+def test_without_prices_throughput_counts_and_nothing_costs_anything() -> None:
+    spec = deployment_question("llama-3.1-8b", **QUESTION)
+    assert spec.objective == "tokens_per_s_per_gpu"
+    assert deployment_question("llama-3.1-8b", **QUESTION, gpu_hour_price=2).objective == "cost"
+    assert (
+        deployment_question("llama-3.1-8b", **QUESTION, gpu_hour_price=2, objective="goodput").objective
+        == "goodput"
+    )
+
+
+def test_the_command_is_of_the_deployment(found: Recommendation) -> None:
+    deployment = found.deployments[0]
+    assert deployment is not None
+    assert deployment.benchmark is not None
+    row = deployment.row
+    words = deployment.servers["server"].words()
+    assert words[:3] == ["vllm", "serve", "Qwen/Qwen3-32B-FP8"]
+    values = dict(itertools.pairwise(words))
+    assert values["--tensor-parallel-size"] == str(row["tp"])
+    assert values["--max-num-batched-tokens"] == str(row["max_batched_tokens"])
+    assert values["--max-num-seqs"] == "1024"
+    assert values["--gpu-memory-utilization"] == "0.9"
+    assert 1200 <= int(values["--max-model-len"]) <= load_model("qwen3-32b").max_position
+    asked = dict(itertools.pairwise(deployment.benchmark.words()))
+    assert (asked["--random-input-len"], asked["--random-output-len"]) == ("1000", "200")
+    assert int(asked["--max-concurrency"]) == round(row["concurrency"] / row["replicas"])
+    assert "0.24.0" in deployment.notes[0]
+    assert ">=0.14" in deployment.notes[0]
+
+
+def test_a_context_that_has_no_room_is_cut() -> None:
+    found = recommend("llama-3.1-70b", "h100", total_gpus=4, isl=1000, osl=100, runners_up=99)
+    for choice in found.answers.answers[0].choices:
+        deployment = fastroof.sweep.deployment_of(found.specs[0], choice)
+        values = dict(itertools.pairwise(deployment.servers["server"].words()))
+        most = min(load_model("llama-3.1-70b").max_position, choice.row["max_kv_tokens"])
+        assert 1100 <= int(values["--max-model-len"]) <= most
+
+
+def test_limits_that_nothing_keeps_have_a_nearest() -> None:
+    question = QUESTION | {"ttft_ms": 10, "tpot_ms": 4}
+    answer = recommend("llama-3.1-70b", **question).answers.answers[0]
+    assert answer.choices == ()
+    assert answer.nearest is not None
+    row, exceeds = answer.nearest.row, answer.nearest.exceeds
+    assert exceeds == {"ttft_ms": row["ttft_ms"] / 10, "tpot_ms": row["tpot_ms"] / 4}
+    assert list(exceeds.values()) == sorted(exceeds.values(), reverse=True)
+    # limits a hair above what it has are kept by something, below by nothing
+    worst = max(exceeds.values())
+    kept = {"ttft_ms": 10 * worst * 1.0001, "tpot_ms": 4 * worst * 1.0001}
+    assert recommend("llama-3.1-70b", **QUESTION | kept).answers.answers[0].choices
+    lost = {"ttft_ms": 10 * worst * 0.9999, "tpot_ms": 4 * worst * 0.9999}
+    assert recommend("llama-3.1-70b", **QUESTION | lost).answers.answers[0].choices == ()
+
+
+def test_specs_say_the_nearest_of_each_load() -> None:
+    spec = written_spec(isl=[500, 2000], constraints={"tpot_ms": 1}, gpus=["h100"], gpu_hour_price=2.0)
+    answers = best_deployments(spec).answers
+    assert [answer.group["isl"] for answer in answers] == [500, 2000]
+    for answer in answers:
+        assert answer.nearest is not None
+        assert answer.nearest.row["isl"] == answer.group["isl"]
+        assert answer.nearest.exceeds["tpot_ms"] > 1
+
+
+def test_a_model_that_does_not_fit_says_on_how_many_gpus_it_would() -> None:
+    found = recommend("llama-3.1-70b", "h100", **QUESTION | {"total_gpus": 1})
+    answer = found.answers.answers[0]
+    assert (answer.choices, answer.nearest, found.deployments) == ((), None, (None,))
+    assert (
+        found.would_fit["llama-3.1-70b"]["total_gpus"] == 2
+        or found.would_fit["llama-3.1-70b"]["total_gpus"] == 4
+    )
+    more = found.would_fit["llama-3.1-70b"]["total_gpus"]
+    fewer = recommend(
+        "llama-3.1-70b", "h100", **QUESTION | {"total_gpus": more // 2, "ttft_ms": None, "tpot_ms": None}
+    )
+    assert fewer.answers.answers[0].choices == ()
+
+
+def test_layouts_fill_the_gpus() -> None:
+    dense, sparse = load_model("llama-3.1-70b"), load_model("deepseek-v3")
+    for total, node in itertools.product((1, 2, 3, 6, 8, 12, 16, 32, 64), (1, 4, 8)):
+        for model in (dense, sparse):
+            splits = layouts_to_try(model, total, node)
+            assert splits, (total, node)
+            assert len({json.dumps(split, sort_keys=True) for split in splits}) == len(splits)
+            for split in splits:
+                gpus = split["tp"] * split.get("dp", 1) * split.get("pp", 1)
+                assert total % gpus == 0
+                assert split["tp"] * split.get("dp", 1) <= node
+    assert [split["tp"] for split in layouts_to_try(dense, 8, 8)] == [1, 2, 4, 8]
+    assert {"tp": 1, "dp": 8, "ep": 8} in layouts_to_try(sparse, 8, 8)
+
+
+def test_clients_reach_what_can_run_and_steps_what_is_cut() -> None:
+    spec = deployment_question("llama-3.1-8b", **QUESTION, max_seqs=10)
+    assert spec.concurrency == tuple(range(1, 42))
+    spec = deployment_question("llama-3.1-8b", **QUESTION | {"total_gpus": 32}, max_seqs=10)
+    assert spec.concurrency == (1, *range(4, 325, 4))
+    assert spec.max_batched_tokens == (2048, 8192)
+    whole = deployment_question("llama-3.1-8b", **QUESTION | {"isl": 20_000}, runtime="trtllm-1.1")
+    assert whole.max_batched_tokens == (2048, 8192, 16_384, 32_768)
+    assert deployment_question("llama-3.1-8b", **QUESTION, max_batched_tokens=512).max_batched_tokens == (
+        512,
+    )
+
+
+def test_the_default_engine_is_that_of_sweeps() -> None:
+    spec = load_spec({"models": ["llama-3.1-8b"], "isl": 1, "osl": 2, "concurrency": 1})
+    assert deployment_question("llama-3.1-8b", **QUESTION).runtime == spec.runtime
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"model": "Qwen/Qwen3-33B"}, ModelError, "of its family there are"),
+        ({"model": []}, SweepError, "at least one"),
+        ({"gpu": "h101"}, fastroof.GpuError, "h100"),
+        ({"total_gpus": 0}, SweepError, "total_gpus"),
+        ({"isl": 0}, SweepError, "isl"),
+        ({"ttft_ms": -1}, SweepError, "ttft_ms"),
+        ({"dtype": "fp9"}, SweepError, "fp8"),
+        ({"runtime": "vlllm"}, SweepError, "vllm"),
+        ({"gpu_hour_price": {"b200": 1}}, SweepError, "none for h100"),
+        ({"objective": "speed"}, SweepError, "tokens_per_s_per_gpu"),
+    ],
+)
+def test_wrong_questions_say_what_would_do(
+    changes: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    asked = {"model": "llama-3.1-8b", "gpu": "h100", **QUESTION, **changes}
+    with pytest.raises(error, match=words):
+        recommend(**asked)
+
+
+def test_models_are_answered_one_by_one_in_order() -> None:
+    found = recommend(["qwen3-8b", "llama-3.1-8b", "Qwen/Qwen3-8B"], **QUESTION)
+    assert [answer.group["model"] for answer in found.answers.answers] == ["qwen3-8b", "llama-3.1-8b"]
+    assert len(found.deployments) == len(found.specs) == 2
+    assert found.answers.candidates == sum(spec.num_candidates for spec in found.specs)
+
+
+def test_a_spec_with_workers_apart_has_a_command_of_each(tmp_path: Path) -> None:
+    spec = written_spec(
+        mode=["disaggregated"], runtime=["sglang"], gpus=["h100"], gpu_hour_price=2.0, max_batched_tokens=8192
+    )
+    found = fastroof.sweep.recommend_for_spec(spec)
+    deployment = found.deployments[0]
+    assert deployment is not None
+    assert list(deployment.servers) == ["prefill", "decode"]
+    for role, command in deployment.servers.items():
+        assert command.words()[command.words().index("--disaggregation-mode") + 1] == role
+    assert deployment.benchmark is None
+    assert any("router" in note for note in deployment.notes)
+    names = {path.name for path in found.save(tmp_path)}
+    assert names == {"deployments.parquet", "deployments.csv", "start-prefill.sh", "start-decode.sh"}
+
+
+def test_a_runtime_that_is_no_engine_has_no_command() -> None:
+    found = recommend("llama-3.1-8b", **QUESTION, runtime="kernels")
+    deployment = found.deployments[0]
+    assert deployment is not None
+    assert deployment.servers == {}
+    assert "no serving engine" in deployment.notes[0]
+
+
+def test_a_gpu_without_tables_is_answered_from_its_datasheet_and_says_so() -> None:
+    question = {**QUESTION, "total_gpus": 2}
+    with pytest.raises(fastroof.TableError, match="no measured tables"):
+        recommend("qwen3-8b", "h20", **question)
+    with pytest.warns(UserWarning, match="datasheet model"):
+        found = recommend("qwen3-8b", "h20", **question, tables="datasheet")
+    deployment = found.deployments[0]
+    assert deployment is not None
+    assert deployment.row["origin"] == "modelled"
+    assert any("datasheet" in note for note in deployment.notes)
