@@ -74,13 +74,16 @@ def best(
     model: Annotated[
         list[str] | None,
         _option(
-            "--model", help_text="Hugging Face id, preset (see fastroof models) or config.json; repeatable."
+            "--model",
+            metavar="MODEL",
+            help_text="Hugging Face id, preset (see fastroof models) or config.json; repeatable.",
         ),
     ] = None,
     gpu: Annotated[
         list[str] | None,
         _option(
             *GPU_NAMES,
+            metavar="GPU",
             help_text="GPU (see fastroof gpus) or path of a gpu.toml; repeatable.  [default: h100]",
         ),
     ] = None,
@@ -109,18 +112,25 @@ def best(
     dtype: Annotated[
         list[str] | None,
         _option(
-            "--dtype", help_text="Weights, as in fastroof step; repeatable.  [default: the checkpoint's]"
+            "--dtype",
+            metavar="DTYPE",
+            help_text="Weights, as in fastroof step; repeatable.  [default: the checkpoint's]",
         ),
     ] = None,
     kv_dtype: Annotated[
         list[str] | None,
-        _option("--kv-dtype", help_text="KV cache: bf16, fp8; repeatable.  [default: the checkpoint's]"),
+        _option(
+            "--kv-dtype",
+            metavar="DTYPE",
+            help_text="KV cache: bf16, fp8; repeatable.  [default: the checkpoint's]",
+        ),
     ] = None,
     engine: Annotated[
         list[str] | None,
         _option(
             "--engine",
             "--runtime",
+            metavar="ENGINE",
             help_text="Engine (see fastroof engines) or profile; repeatable.  [default: vllm]",
         ),
     ] = None,
@@ -128,6 +138,7 @@ def best(
         list[int] | None,
         _option(
             "--max-batched-tokens",
+            metavar="TOKENS",
             min=1,
             help_text="Tokens a step holds at most; repeatable.  [default: 2048, 8192 and the engines' own]",
         ),
