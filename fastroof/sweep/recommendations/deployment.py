@@ -115,7 +115,8 @@ def deployment_of(spec: DeploymentSpec, choice: Choice) -> Deployment:
             servers[name] = engine.server(_settings(spec, row, given, checkpoint, profile, role))
         if copies:
             prefix = int(row["isl"] * row["prefix_hit"])
-            load = BenchmarkLoad(checkpoint.name, row["isl"], row["osl"], clients, prefix)
+            # a server calls the model as it was given it
+            load = BenchmarkLoad(_served(checkpoint.name), row["isl"], row["osl"], clients, prefix)
             benchmark = engine.benchmark(load)
     notes = _notes(spec, row, checkpoint, profile, engine, gpus_each)
     unsaid = dict.fromkeys(
@@ -161,8 +162,10 @@ def _settings(
 
 
 def _served(name: str) -> str:
-    """A folder as it is found from anywhere; ids stay as they are."""
-    return str(Path(name).resolve()) if Path(name).is_dir() else name
+    """A folder as it is found from anywhere; ids stay as they are, and are no options."""
+    if Path(name).is_dir():
+        return str(Path(name).resolve())
+    return f"./{name}" if name.startswith("-") else name
 
 
 def _context(row: dict[str, Any], longest: int) -> int:
@@ -195,6 +198,8 @@ def _notes(
         )
     if not checkpoint.is_given:
         notes.append(f"{checkpoint.name} is the published checkpoint in {row['dtype']}")
+    if Path(checkpoint.name).is_dir():
+        notes.append(f"a container has to have the folder {_served(checkpoint.name)} too")
     node = min(load_gpu(row["gpu"]).linked_gpus, TP_SIZES[-1])
     if gpus_each > node:
         notes.append(

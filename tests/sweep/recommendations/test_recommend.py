@@ -262,3 +262,21 @@ def test_a_gpu_without_tables_is_answered_from_its_datasheet_and_says_so() -> No
     assert deployment is not None
     assert deployment.row["origin"] == "modelled"
     assert any("datasheet" in note for note in deployment.notes)
+
+
+def test_a_model_of_ones_own_is_served_and_measured_by_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "my model"
+    folder.mkdir()
+    config = {
+        "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "head_dim": 128,
+        "max_position_embeddings": 131072,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    for given in (folder, folder / "config.json"):
+        deployment = recommend(given, **QUESTION | {"total_gpus": 1}).deployments[0]
+        assert deployment is not None
+        assert deployment.benchmark is not None
+        assert deployment.servers["server"].words()[2] == str(folder)
+        assert dict(itertools.pairwise(deployment.benchmark.words()))["--model"] == str(folder)
+        assert any("container" in note for note in deployment.notes)
