@@ -16,7 +16,6 @@ where no token is needed the host must be one of this machine's names.
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import json
 import time
@@ -32,37 +31,30 @@ from starlette.routing import Route
 
 from fastroof.backends.serve.answer import ServedPlans, as_refusal
 from fastroof.backends.serve.http_metrics import METRICS_TYPE, ServeMetrics
-from fastroof.backends.serve.http_openapi import JSON_LINES, JSON_TYPE, LINES_TYPES, openapi_document
+from fastroof.backends.serve.http_openapi import JSON_LINES, LINES_TYPES, openapi_document
+from fastroof.backends.serve.http_requests import (
+    JSON_TYPE,
+    LET_IN,
+    Refused,
+    check_host,
+    content_type,
+    read_body,
+    refusal,
+)
 from fastroof.backends.serve.http_workers import Workers
-from fastroof.backends.serve.messages import Answered, answer_text, error_reply, write_reply
+from fastroof.backends.serve.messages import Answered, answer_text, write_reply
 from fastroof.checks import shown
-from fastroof.errors import BackendError, FastroofError
+from fastroof.errors import FastroofError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from fastroof.plan import StepPlan
 
-__all__ = ["LET_IN", "PlanApp"]
-
-LET_IN: Final = "let_in"
-"""What the state of a request has for its connection to be told that its client may ask."""
-
-CHUNK_S: Final = 10.0
-"""Longest wait for the next part of a body."""
-
-BODY_BYTES_PER_S: Final = 2**14
-"""Slowest body that is waited for, beyond the first :data:`CHUNK_S`."""
+__all__ = ["PlanApp"]
 
 REPLY_BYTES: Final = 2**18
 """Of replies to lines that are made before they are sent."""
-
-
-class _Refused(Exception):
-    """A request that does not become a message."""
-
-    def __init__(self, status: int, words: str, **headers: str) -> None:
-        self.status, self.words, self.headers = status, words, headers
 
 
 class PlanApp:
@@ -117,26 +109,24 @@ class PlanApp:
                 self._check_origin(request)
                 request.scope["state"][LET_IN]()
                 return await endpoint(request)
-            except _Refused as refusal:
-                self._metrics.turn_away(refusal.status)
-                return _refusal(refusal.status, refusal.words, refusal.headers)
+            except Refused as refused:
+                self._metrics.turn_away(refused.status)
+                return refusal(refused.status, refused.words, refused.headers)
             except ClientDisconnect:
                 return Response(status_code=400)  # nobody reads it
             except Exception as error:
-                return _refusal(500, str(as_refusal(error)))
+                return refusal(500, str(as_refusal(error)))
 
         return answered
 
     def _check_origin(self, request: Request) -> None:
-        if self._hosts is not None and _host_name(request.headers.get("host", "")) not in self._hosts:
-            raise _Refused(
-                421, f"the host must be one of {', '.join(sorted(self._hosts))}: other names need a token"
-            )
+        if self._hosts is not None:
+            check_host(request, self._hosts, "other names need a token")
         if self._token is None:
             return
         given = request.headers.getlist("authorization")
         if len(given) != 1 or not hmac.compare_digest(given[0].encode("latin-1"), self._token):
-            raise _Refused(
+            raise Refused(
                 401,
                 "the token is missing or wrong: send `Authorization: Bearer TOKEN`",
                 **{"WWW-Authenticate": "Bearer"},
@@ -147,24 +137,24 @@ class PlanApp:
         self._metrics.turn_away(error.status_code)
         what = f"{request.method} {shown(request.url.path, 80)}"
         words = f"{what} is not served: POST /message; GET /describe, /healthz, /metrics, /openapi.json"
-        return _refusal(error.status_code, words, dict(error.headers or {}))
+        return refusal(error.status_code, words, dict(error.headers or {}))
 
     # What is asked
 
     async def _message(self, request: Request) -> Response:
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        kind = content_type(request)
         if kind != JSON_TYPE and kind not in LINES_TYPES:
-            raise _Refused(415, f"a message is {JSON_TYPE}, one a line {JSON_LINES}; got {shown(kind)}")
+            raise Refused(415, f"a message is {JSON_TYPE}, one a line {JSON_LINES}; got {shown(kind)}")
         limits = self._served.limits
         with self._call() as end:
             if kind == JSON_TYPE:
-                text = await _body(request, limits.json_bytes)
+                text = await read_body(request, limits.json_bytes)
                 answered = await self._workers.run(self._answer, text)
                 error = answered.error
                 status = 200 if error is None else 400 if isinstance(error, FastroofError) else 500
                 end()
                 return Response(write_reply(answered.reply), status, media_type=JSON_TYPE)
-            body = await _body(request, limits.max_message_bytes)
+            body = await read_body(request, limits.max_message_bytes)
             # the call lasts until its last line is answered
             return _Lines(self._answered_lines(body), end, media_type=JSON_LINES)
 
@@ -209,9 +199,9 @@ class PlanApp:
         """Count a call; it lasts until what this yields is called, or something is raised."""
         again = {"Retry-After": "1", "Connection": "close"}
         if self.is_draining:
-            raise _Refused(503, "the server is stopping: no new calls are taken", **again)
+            raise Refused(503, "the server is stopping: no new calls are taken", **again)
         if self.running >= self._served.limits.max_calls:
-            raise _Refused(
+            raise Refused(
                 503, f"{self.running} calls are running, as many as may at once: try again later", **again
             )
         self.running += 1
@@ -243,38 +233,6 @@ class _Lines(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._end()
-
-
-def _refusal(status: int, words: str, headers: dict[str, str] | None = None) -> Response:
-    return Response(write_reply(error_reply(BackendError(words))), status, headers, media_type=JSON_TYPE)
-
-
-def _host_name(host: str) -> str:
-    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
-    return name.strip("[]").lower()
-
-
-async def _body(request: Request, most_bytes: int) -> bytes:
-    """Read a body that is neither too long nor too slow."""
-    words = f"a message is longer than {most_bytes} bytes: send several"
-    told = request.headers.get("content-length", "")
-    if told.isdigit() and (len(told) > 18 or int(told) > most_bytes):
-        raise _Refused(413, words, Connection="close")
-    body = bytearray()
-    began = time.monotonic()
-    parts = request.stream()
-    while True:
-        try:
-            part = await asyncio.wait_for(anext(parts), CHUNK_S)
-        except StopAsyncIteration:
-            return bytes(body)
-        except TimeoutError:
-            raise _Refused(408, f"nothing of the body came for {CHUNK_S:g} s", Connection="close") from None
-        body += part
-        if len(body) > most_bytes:
-            raise _Refused(413, words, Connection="close")
-        if time.monotonic() - began > CHUNK_S + len(body) / BODY_BYTES_PER_S:
-            raise _Refused(408, f"the body is slower than {BODY_BYTES_PER_S} bytes/s", Connection="close")
 
 
 def _lines(body: bytes) -> Iterator[bytes]:

@@ -1,33 +1,18 @@
-"""Plans served over HTTP: uvicorn's protocol within limits of its own.
-
-uvicorn waits for ever for a client that sends no request, that reads no reply, or that does not close; here a
-connection has :data:`HEAD_S` for its first request, :data:`IDLE_S` for another one, and :data:`STALLED_S` to
-take something of a reply. Where there are too many connections, those give way whose clients were not let in
-(:mod:`fastroof.backends.serve.connections`), from before their TLS handshake.
-"""
+"""Plans served over HTTP: the application of plans on what listens for HTTP."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import socket
-import time
 from collections.abc import Callable, Mapping
-from email.utils import formatdate
 from pathlib import Path
-from threading import Event, Thread
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
 from fastroof.errors import BackendError
 
 try:
-    import h11
-    import uvicorn
-    from uvicorn.protocols.http.h11_impl import H11Protocol
     from uvicorn.server import ServerState
 
-    from fastroof.backends.serve.http_app import LET_IN, PlanApp
+    from fastroof.backends.serve.http_app import PlanApp
+    from fastroof.backends.serve.http_listener import HttpListener
 except ModuleNotFoundError as error:
     raise BackendError(
         f"serving over HTTP needs {error.name}: pip install 'fastroof[http]' would do"
@@ -35,96 +20,17 @@ except ModuleNotFoundError as error:
 
 from fastroof.backends.serve.address import is_loopback, listening_socket, tls_context
 from fastroof.backends.serve.answer import ServedPlans
-from fastroof.backends.serve.connections import NONE_LEFT, Connections, Standing, peer_of
-from fastroof.backends.serve.http_openapi import JSON_TYPE
+from fastroof.backends.serve.http_requests import LOCAL_HOSTS
 from fastroof.backends.serve.limits import ServeLimits
-from fastroof.backends.serve.messages import error_reply, write_reply
-from fastroof.backends.serve.process import DRAIN_S, compile_loops, serve_until_told, wait_while
+from fastroof.backends.serve.process import DRAIN_S, compile_loops, serve_until_told
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
 
 __all__ = ["DRAIN_S", "HttpServer", "serve_http"]
 
-HEAD_S: Final = 10.0
-IDLE_S: Final = 60.0
-STALLED_S: Final = 30.0
-HANDSHAKE_S: Final = 10.0
-_HEAD_BYTES: Final = 2**14
-_SWEEP_S: Final = 0.5
-_CLOSING_S: Final = 5.0
-_BACKLOG: Final = 128
-_NO_FILES_S: Final = 0.1
-"""Until the next connection is taken where no file descriptors are left."""
 
-
-class _Arrival:
-    """A connection from when it is taken, whatever is spoken on it."""
-
-    def __init__(self, taken: socket.socket, peer: str) -> None:
-        self.taken = taken
-        self.peer = peer
-        self.standing = Standing.SILENT
-
-    def let_in(self) -> None:
-        """Know that its client may ask."""
-        self.standing = Standing.LET_IN
-
-    def cut(self) -> None:
-        """End it: what serves it notices."""
-        with contextlib.suppress(OSError):
-            self.taken.shutdown(socket.SHUT_RDWR)
-
-
-class _Connection(H11Protocol):
-    """A connection that knows since when nothing has come of it."""
-
-    left: Callable[[], None]
-    moved_s: float
-    unsent = 0
-    has_asked = False
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for the first request."""
-        super().connection_made(transport)
-        self.moved_s = time.monotonic()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Count it no longer."""
-        super().connection_lost(exc)
-        self.left()
-
-    def on_response_complete(self) -> None:
-        """Wait for the next request."""
-        self.has_asked = True
-        self.moved_s = time.monotonic()
-        super().on_response_complete()
-
-    def send_400_response(self, msg: str) -> None:
-        """Say that it is no HTTP, in the form of all errors."""
-        body = write_reply(error_reply(BackendError(f"this is no request of HTTP/1.1: {msg}")))
-        headers = [("content-type", JSON_TYPE), ("content-length", str(len(body))), ("connection", "close")]
-        for event in (
-            h11.Response(status_code=400, headers=headers),
-            h11.Data(data=body),
-            h11.EndOfMessage(),
-        ):
-            self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
-
-    def sweep(self, now_s: float) -> None:
-        """End it where its client lets it hang."""
-        unsent = self.transport.get_write_buffer_size()
-        is_working = self.cycle is not None and not self.cycle.response_complete
-        if (is_working and not unsent) or unsent != self.unsent:
-            self.moved_s = now_s
-        self.unsent = unsent
-        longest = STALLED_S if unsent or self.transport.is_closing() else IDLE_S if self.has_asked else HEAD_S
-        if now_s - self.moved_s > longest:
-            self.transport.abort()
-
-
-class HttpServer:
+class HttpServer(HttpListener):
     """An HTTP server of plans, listening from when it is made to when it is drained.
 
     Parameters
@@ -173,160 +79,15 @@ class HttpServer:
     ) -> None:
         limits = limits or ServeLimits()
         served = ServedPlans(plans, limits)
-        self._tls = tls_context(tls_cert, tls_key, "http/1.1")
+        tls = tls_context(tls_cert, tls_key, "http/1.1")
         for plan in plans.values():
             compile_loops(plan)
-        self._listener = listening_socket(host, port, token, self._tls is not None)
-        self.port: int = self._listener.getsockname()[1]
+        listener = listening_socket(host, port, token, tls is not None)
         is_open = token is None and is_loopback(host, port)
-        hosts = frozenset({"localhost", "127.0.0.1", "::1", host.lower()}) if is_open else None
-        self._state = ServerState()
-        self._app = PlanApp(plans, served, token, hosts, lambda: len(self._state.connections))
-        self._arrivals: Connections[_Arrival] = Connections(limits.max_calls)
-        self._drained = False
-        self._listens = Event()
-        self._died: BaseException | None = None
-        self._thread = Thread(target=self._run, name="fastroof-http-loop", daemon=True)
-        self._thread.start()
-        self._listens.wait()
-        if self._died is not None:
-            self._thread.join()
-            raise BackendError(
-                f"{host}:{self.port} cannot be served: {type(self._died).__name__}: {self._died}"
-            ) from self._died
-
-    def __enter__(self) -> HttpServer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.drain(0.0 if kind else DRAIN_S)
-
-    def drain(self, timeout_s: float = DRAIN_S, pause: Callable[[float], bool] | None = None) -> bool:
-        """Refuse new calls, finish those in flight, and stop; ``/healthz`` says so meanwhile.
-
-        Parameters
-        ----------
-        timeout_s : float
-            How long calls may take to end; then they are cut off.
-        pause : callable, optional
-            Waits for so many seconds; True from it means that there is no more time.
-
-        Returns
-        -------
-        bool
-            Whether every call in flight came to its end.
-        """
-        if self._drained:
-            return True
-        self._drained = True
-        self._app.is_draining = True
-        wait_while(lambda: self._app.running > 0, timeout_s, pause)
-        finished = not self._app.running
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(2 * _CLOSING_S)
-        return finished
-
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._serve())
-        except BaseException as error:
-            if self._listens.is_set():
-                raise
-            self._died = error
-            self._listener.close()
-        finally:
-            self._listens.set()
-
-    async def _serve(self) -> None:
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        config = uvicorn.Config(
-            self._app.asgi,
-            lifespan="off",
-            ws="none",
-            log_config=None,
-            log_level="critical",
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=int(IDLE_S),
-            h11_max_incomplete_event_size=_HEAD_BYTES,
-        )
-        config.load()
-        self._set_date()
-
-        self._listener.setblocking(False)
-        self._listener.listen(_BACKLOG)
-        accepting = self._loop.create_task(self._accept(config))
-        self._listens.set()
-        while not self._stop.is_set():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), _SWEEP_S)
-            self._set_date()
-            for each in self._connections():
-                each.sweep(time.monotonic())
-        accepting.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await accepting
-        self._listener.close()
-        for each in self._connections():
-            each.shutdown()
-        until = time.monotonic() + (_CLOSING_S if not self._app.running else 0.0)
-        while self._state.connections and time.monotonic() < until:
-            await asyncio.sleep(0.02)
-        for each in self._connections():
-            each.transport.abort()
-        await asyncio.sleep(0)
-
-    async def _accept(self, config: uvicorn.Config) -> None:
-        welcomes: set[asyncio.Task[None]] = set()
-        while True:
-            try:
-                taken, address = await self._loop.sock_accept(self._listener)
-            except OSError as error:
-                goes = self._arrivals.most_dispensable() if error.errno in NONE_LEFT else None
-                if goes is not None:
-                    self._arrivals.forget(goes)
-                    goes.cut()
-                await asyncio.sleep(_NO_FILES_S)
-                continue
-            arrival = _Arrival(taken, peer_of(address))
-            goes = self._arrivals.admit(arrival)
-            if goes is arrival:
-                taken.close()
-                continue
-            if goes is not None:
-                goes.cut()
-            welcome = self._loop.create_task(self._welcome(config, arrival))
-            welcomes.add(welcome)
-            welcome.add_done_callback(welcomes.discard)
-
-    async def _welcome(self, config: uvicorn.Config, arrival: _Arrival) -> None:
-        """Have a connection served, where TLS is spoken if it has to be."""
-
-        def connection() -> _Connection:
-            made = _Connection(config, self._state, {LET_IN: arrival.let_in})
-            made.left = lambda: self._arrivals.forget(arrival)
-            return made
-
-        try:
-            await self._loop.connect_accepted_socket(
-                connection,
-                arrival.taken,
-                ssl=self._tls,
-                ssl_handshake_timeout=HANDSHAKE_S if self._tls else None,
-            )
-        except BaseException as error:
-            self._arrivals.forget(arrival)
-            arrival.taken.close()
-            if not isinstance(error, OSError):  # it has gone, or does not speak TLS
-                raise
-
-    def _connections(self) -> list[Any]:
-        return list(self._state.connections)
-
-    def _set_date(self) -> None:
-        self._state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+        hosts = LOCAL_HOSTS | {host.lower()} if is_open else None
+        state = ServerState()
+        app = PlanApp(plans, served, token, hosts, lambda: len(state.connections))
+        super().__init__(app, listener, limits.max_calls, tls, state)
 
 
 def serve_http(

@@ -35,7 +35,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 prometheus = pytest.importorskip("prometheus_client.parser")
 
-from fastroof.backends.serve import http_app, http_example, http_server  # noqa: E402
+from fastroof.backends.serve import http_example, http_listener, http_requests  # noqa: E402
 from fastroof.backends.serve.http_openapi import openapi_document  # noqa: E402
 from fastroof.backends.serve.http_server import HttpServer, serve_http  # noqa: E402
 
@@ -283,7 +283,7 @@ def test_more_calls_than_may_run_are_refused_and_tried_again(plan, monkeypatch):
 
 
 def test_a_client_that_stalls_is_let_go(plan, monkeypatch):
-    for where, name in ((http_server, "HEAD_S"), (http_server, "IDLE_S"), (http_app, "CHUNK_S")):
+    for where, name in ((http_listener, "HEAD_S"), (http_listener, "IDLE_S"), (http_requests, "CHUNK_S")):
         monkeypatch.setattr(where, name, 0.3)
     head = b"POST /message HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     head += b"Content-Length: 35\r\n"
@@ -447,7 +447,7 @@ def test_a_loop_that_dies_before_it_listens_is_said(plan, monkeypatch):
     def dies(*given: Any, **more: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(http_server.uvicorn.Config, "load", dies)
+    monkeypatch.setattr(http_listener.uvicorn.Config, "load", dies)
     before = threading.active_count()
     made: list[BaseException] = []
 
