@@ -123,8 +123,9 @@ def test_wheel_carries_a_bill_of_materials(wheel: Path) -> None:
     held = {("data", told["package"], told["package_version"]) for told in provenances if "package" in told}
     plotly = tomllib.loads((CHECKOUT / "fastroof/report/html/plotly/provenance.toml").read_text())
     held.add(("library", plotly["package"], plotly["package_version"]))
+    page = tomllib.loads((CHECKOUT / "fastroof/ui/assets/vendored/uplot.toml").read_text())
     tested_with = {("library", name, version) for name, version in pins("runtime")}
-    assert there == held | tested_with
+    assert there == held | {("library", page["name"], page["version"])} | tested_with
     assert {name for name, _ in pins("runtime")} >= BASE
 
 

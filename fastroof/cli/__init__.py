@@ -37,6 +37,7 @@ COMMANDS: Final = (
     "best",
     "merge",
     "report",
+    "ui",
     "tables",
     "plot",
     "calibrate",

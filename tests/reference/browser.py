@@ -102,11 +102,11 @@ class Browser:
                 assert "error" not in answer, answer
                 return answer["result"]
 
-    def open(self, path: Path) -> None:
-        """Load a file, and wait until the page is done."""
+    def open(self, page: Path | str) -> None:
+        """Load a file, or an address, and wait until the page is done."""
         self.complaints.clear()
         self.requests.clear()
-        self.call("Page.navigate", url=path.resolve().as_uri())
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         deadline = time.monotonic() + 60.0
         while self.run("document.readyState") != "complete":
             assert time.monotonic() < deadline, "the page does not load"

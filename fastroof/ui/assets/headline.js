@@ -1,0 +1,60 @@
+// In short: the step, what clients see, memory and capacity, each with its error, its origin and its limit.
+
+import { byId, count, error, gib, make, number, originChip, percent, time } from "./words.js";
+
+const LIMIT = { ttft: "ttft_ms", tpot: "tpot_ms" };
+
+function tile(id, big, unit, quiet, state = "") {
+  const place = byId(`tile-${id}`);
+  const [first] = place.getElementsByClassName("big");
+  first.className = `big ${state}`;
+  first.replaceChildren(big, ...(unit ? [" ", make("small", unit)] : []));
+  place.getElementsByClassName("quiet")[0].replaceChildren(...quiet.map((part) => (typeof part === "string" ? document.createTextNode(part) : part)));
+}
+
+export function sentence({ plan }) {
+  const gpus = plan.gpus > 1 ? `${plan.gpus} × ${plan.gpu_title} (${plan.layout})` : plan.gpu_title;
+  return `${plan.model} on ${gpus}, ${plan.dtype} weights, ${plan.kv_dtype} KV cache, runtime ${plan.runtime}`;
+}
+
+export function showHeadline(answer, view) {
+  const { step, serving, plan } = answer;
+  const [value, unit] = time(step.latency_us).split(" ");
+  const origin = originChip(step.origin);
+  origin.title = "how the least known of its parts was found";
+  tile("step", value, unit, [`${error(step.relative_error)} `, origin]);
+  for (const [name, limit] of Object.entries(LIMIT)) {
+    const ms = serving[limit];
+    const most = view[limit];
+    const state = most === null || ms === undefined || ms === null ? "" : ms <= most ? "good" : "bad";
+    const words = most === null ? "" : state === "good" ? ` within ${number(most)} ms` : state ? ` above ${number(most)} ms` : "";
+    const wait = name === "ttft" && serving.wait_ms > 0 ? ` (waits ${number(serving.wait_ms)} ms)` : "";
+    if (serving.problem) tile(name, "–", "", ["does not fit"]);
+    else tile(name, number(ms), "ms", [`${error(serving[`${name}_relative_error`])}${wait}${words && ","}${words}`], state);
+  }
+  if (serving.problem) tile("rate", "–", "", ["no client can be served"]);
+  else tile("rate", number(serving.tokens_per_s_per_gpu), "tokens/s a GPU", [`${count(serving.clients)} clients, ${number(serving.tpot_ms ? 1000 / serving.tpot_ms : 0)} tokens/s each`]);
+  const { weights = 0, kv_cache: cache = 0 } = plan.memory_bytes;
+  const held = Math.max(0, plan.gpu_bytes - weights - cache);
+  const share = step.kv_share;
+  tile("memory", share === null ? "full" : percent(share), "used", [`${gib(weights)} weights, ${gib(cache)} for ${count(plan.max_kv_tokens)} tokens`], share === null || share > 1 ? "bad" : "");
+  const bar = byId("tile-memory").getElementsByClassName("bar")[0];
+  bar.replaceChildren(...[weights, held, cache].map((bytes, i) => {
+    const part = make("span");
+    part.style.flex = `${bytes} 0 0`;
+    part.title = `${["weights", "working set and reserve", "KV cache"][i]} ${gib(bytes)}`;
+    return part;
+  }));
+  // said aloud where it is another one
+  const told = sentence(answer);
+  if (byId("sentence").textContent !== told) byId("sentence").textContent = told;
+}
+
+export function showCapacityTile(answer) {
+  if (!answer) {
+    tile("capacity", "–", "", ["see below"]);
+    return;
+  }
+  const range = answer.relative_error === null ? "" : `${number(answer.low)} to ${number(answer.high)}, `;
+  tile("capacity", number(answer.requests_per_s), "requests/s", [`${range}p${/p(\d+)/.exec(Object.keys(answer.limits)[0])[1]} within limits`]);
+}

@@ -1,0 +1,125 @@
+// The page: whatever changes in the controls is asked at once, and what takes longer when they rest.
+
+import { byId, copies, make, showCommand } from "./words.js";
+import { address, current, onChange, openState, reset, sizesOf } from "./state.js";
+import { fillControls, showControls, showPlaceholders } from "./controls.js";
+import { questioner } from "./ask.js";
+import { showHeadline } from "./headline.js";
+import { redrawOperators, showOperators } from "./operators.js";
+import { redrawCurve, showCurve } from "./curve.js";
+import { redrawRoofline, showRoofline } from "./roofline.js";
+import { redrawLayouts, showHere, showLayouts } from "./layouts.js";
+import { redrawCapacity, showCapacity, showNoCapacity } from "./capacity.js";
+import { forgetInks } from "./chart.js";
+import { listenToTheme } from "./theme.js";
+
+const RESTS_MS = 120;
+const PLAN = ["model", "gpu", "tp", "pp", "dp", "ep", "dtype", "kv_dtype", "runtime", "allow_modelled", "isl", "osl", "max_batched_tokens", "ttft_ms", "tpot_ms"];
+const OF = { layouts: [...PLAN, "gpus"], capacity: [...PLAN, "percentile", "spread"] };
+const AT_ONCE = ["step-card", "curve", "roofline"];
+
+let groups = [];
+let changedAt = performance.now();
+const asked = {};
+const waits = (id, isWaiting) => byId(id).classList.toggle("waiting", isWaiting);
+
+const askStep = questioner("step", {
+  showsAll: true,
+  show: (answer, view) => {
+    byId("problem").hidden = true;
+    for (const id of AT_ONCE) byId(id).classList.remove("stale");
+    showHeadline(answer, view);
+    showOperators(answer, groups);
+    showCurve(answer);
+    showRoofline(answer, groups);
+    showHere(answer.serving);
+    showPlaceholders(answer);
+    const notes = [...answer.notes, ...(answer.serving.problem ? [`Clients: ${answer.serving.problem}`] : [])];
+    byId("notes").hidden = !notes.length;
+    byId("notes").replaceChildren(...notes.map((note) => make("p", note)));
+    showCommand("serving-command", answer.commands.serving);
+    showCommand("python", answer.commands.python);
+    requestAnimationFrame(() => {
+      const ms = performance.now() - changedAt;
+      document.documentElement.dataset.pictureMs = ms.toFixed(1);
+      document.documentElement.dataset.pictures = 1 + Number(document.documentElement.dataset.pictures || 0);
+      byId("timing").textContent = `fastroof ${answer.version}; from control to picture ${ms.toFixed(0)} ms`;
+    });
+  },
+  fail: (message) => {
+    byId("problem").hidden = false;
+    byId("problem").textContent = message;
+    byId("notes").hidden = true;
+    for (const id of AT_ONCE) byId(id).classList.add("stale");
+    document.documentElement.dataset.pictures = 1 + Number(document.documentElement.dataset.pictures || 0);
+  },
+});
+
+const askLayouts = questioner("layouts", {
+  delayMs: RESTS_MS,
+  waits: () => waits("layouts-card", true),
+  show: (answer) => {
+    waits("layouts-card", false);
+    showLayouts(answer);
+  },
+  fail: (message) => {
+    waits("layouts-card", false);
+    byId("best").textContent = message;
+  },
+});
+
+const askCapacity = questioner("capacity", {
+  delayMs: RESTS_MS,
+  waits: () => waits("capacity-card", true),
+  show: (answer) => {
+    waits("capacity-card", false);
+    showCapacity(answer);
+  },
+  fail: (message) => {
+    waits("capacity-card", false);
+    showNoCapacity(message);
+  },
+});
+
+// What a question depends on decides whether it is asked again.
+function askWhatChanged(view) {
+  changedAt = performance.now();
+  askStep(view);
+  for (const [name, ask] of [["layouts", askLayouts], ["capacity", askCapacity]]) {
+    const depends = sizesOf(OF[name]);
+    if (asked[name] !== depends) {
+      asked[name] = depends;
+      ask(view);
+    }
+  }
+}
+
+async function begin() {
+  const reply = await fetch("choices");
+  const offered = await reply.json();
+  if (!reply.ok) throw new Error(offered.message);
+  groups = offered.groups;
+  openState(offered.start);
+  fillControls(offered);
+  showControls(current());
+  onChange((view) => {
+    showControls(view);
+    askWhatChanged(view);
+  });
+  listenToTheme(() => {
+    forgetInks();
+    for (const redraw of [redrawCurve, redrawRoofline, redrawLayouts, redrawCapacity]) redraw();
+  });
+  byId("order").addEventListener("change", redrawOperators);
+  byId("reset").addEventListener("click", () => {
+    document.activeElement?.blur();
+    reset();
+  });
+  copies(byId("link"), address);
+  askWhatChanged(current());
+}
+
+begin().catch((error) => {
+  byId("problem").hidden = false;
+  byId("problem").textContent = `the page cannot begin: ${error.message}`;
+});

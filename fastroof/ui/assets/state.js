@@ -1,0 +1,57 @@
+// What is chosen: one view, in the page's address, so that it can be kept and shared.
+
+const NUMBERS = ["tp", "pp", "dp", "ep", "isl", "osl", "batch", "percentile", "spread", "gpus"];
+const OPTIONAL = ["kv_len", "chunk", "max_batched_tokens", "ttft_ms", "tpot_ms"];
+const FLAGS = ["allow_modelled"];
+
+const RESTS_MS = 250; // browsers refuse addresses that change with every move of a slider
+let start = {};
+let view = {};
+const listeners = [];
+let timer = 0;
+
+function read(name, text) {
+  if (FLAGS.includes(name)) return text === "1";
+  if (OPTIONAL.includes(name) && text === "") return null;
+  // what is no number goes to the server as it is, which says what would do
+  if (NUMBERS.includes(name) || OPTIONAL.includes(name)) return text !== "" && Number.isFinite(+text) ? +text : text;
+  return text;
+}
+
+function written(name, value) {
+  if (FLAGS.includes(name)) return value ? "1" : "0";
+  return value === null ? "" : String(value);
+}
+
+export function openState(first) {
+  start = first;
+  const given = new URLSearchParams(location.search);
+  view = { ...start };
+  for (const [name, text] of given) if (name in start) view[name] = read(name, text);
+}
+
+export const current = () => view;
+export const sizesOf = (names) => JSON.stringify(names.map((name) => view[name]));
+
+// Where the view is found again.
+export function address() {
+  const query = new URLSearchParams();
+  for (const name of Object.keys(start)) if (view[name] !== start[name]) query.set(name, written(name, view[name]));
+  const text = query.toString();
+  return location.origin + location.pathname + (text && `?${text}`);
+}
+
+export function change(changes) {
+  view = { ...view, ...changes };
+  clearTimeout(timer);
+  timer = setTimeout(() => history.replaceState(null, "", address()), RESTS_MS);
+  for (const listener of listeners) listener(view, Object.keys(changes));
+}
+
+export function reset() {
+  change({ ...start });
+}
+
+export function onChange(listener) {
+  listeners.push(listener);
+}

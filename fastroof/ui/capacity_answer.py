@@ -1,0 +1,69 @@
+"""How many requests a second the view's layout serves within its limits, found by simulations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from fastroof.errors import SimulationError
+from fastroof.simulation import Workload
+from fastroof.simulation.capacity import capacity
+from fastroof.ui.commands import CAPACITY_REQUESTS, capacity_command, capacity_limits, lengths_written
+
+if TYPE_CHECKING:
+    from fastroof.ui.plans import PlanStore
+    from fastroof.ui.view import View
+
+__all__ = ["capacity_answer"]
+
+MOST_STEPS: Final = 2**24
+"""Of a simulation: tokens of all outputs and chunks of all prompts, each of which may be a step."""
+
+
+def capacity_answer(store: PlanStore, view: View) -> dict[str, Any]:
+    """Answer how many requests a second are served.
+
+    Parameters
+    ----------
+    store : PlanStore
+        Of the plans.
+    view : View
+        What is asked.
+
+    Returns
+    -------
+    dict
+        What :meth:`fastroof.simulation.capacity.Capacity.document` has, ``limits`` by the names of that
+        function, and the ``command``.
+
+    Raises
+    ------
+    SimulationError
+        If the view has no limit, or its requests would take too many steps.
+    FastroofError
+        If there is no such plan, or it has no room for a request.
+    """
+    limits = capacity_limits(view)
+    if not limits:
+        raise SimulationError("a capacity keeps limits, and there is none: give one on TTFT or TPOT")
+    prompts, outputs = lengths_written(view)
+    workload = Workload(requests=CAPACITY_REQUESTS, input_tokens=prompts, output_tokens=outputs)
+    _check_work(workload, view)
+    plan = store.plan(view, view.capacity_sizes).plan
+    # sizes that are None are the engine's own
+    options: dict[str, Any] = {"max_num_batched_tokens": view.max_batched_tokens}
+    options |= {"max_num_seqs": None, "block_size": None, **limits}
+    found = capacity(plan, workload, **options)
+    return {**found.document(), "limits": limits, "command": capacity_command(store, view)}
+
+
+def _check_work(workload: Workload, view: View) -> None:
+    drawn = workload.trace(rate=1.0)
+    chunks = int((-(-drawn.input_tokens // view.budget)).sum())
+    steps = int(drawn.output_tokens.sum(dtype=np.int64)) + chunks
+    if steps > MOST_STEPS:
+        raise SimulationError(
+            f"{len(drawn):,} requests may take {steps:,} steps, more than the {MOST_STEPS:,} of a simulation "
+            "for the page: shorter outputs would do, or the command line"
+        )

@@ -1,0 +1,205 @@
+"""The page as a web application: its files, and questions as JSON.
+
+``GET /`` is the page, ``GET /assets/...`` its files, ``GET /choices`` what its controls offer. ``POST
+/ask/step``, ``/ask/layouts`` and ``/ask/capacity`` take a view (:class:`fastroof.ui.view.View`) as
+``application/json``. Whatever is refused gets ``{"id": null, "error": ..., "message": ...}`` and a status, as
+of :mod:`fastroof.backends.serve.http_app`.
+
+It is for pages of its own origin alone: the host must be one of this machine's names, which a page of another
+name that was pointed here has not; a browser asks first before it posts JSON elsewhere, and nobody answers;
+and what the browser says was sent by another site is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from importlib import resources
+from typing import TYPE_CHECKING, Any, Final
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from fastroof.backends.serve.answer import as_refusal
+from fastroof.backends.serve.http_requests import (
+    JSON_TYPE,
+    LET_IN,
+    LOCAL_HOSTS,
+    Refused,
+    check_host,
+    content_type,
+    read_body,
+    refusal,
+)
+from fastroof.backends.serve.http_workers import Workers
+from fastroof.backends.serve.json_values import for_json
+from fastroof.backends.serve.messages import write_reply
+from fastroof.checks import shown
+from fastroof.documents import parse_json
+from fastroof.errors import BatchError, FastroofError
+from fastroof.ui.capacity_answer import capacity_answer
+from fastroof.ui.choices import choices
+from fastroof.ui.layouts_answer import layouts_answer
+from fastroof.ui.step_answer import step_answer
+from fastroof.ui.view import View
+
+if TYPE_CHECKING:
+    from fastroof.ui.plans import PlanStore
+
+__all__ = ["HEADERS", "MOST_CALLS", "PageApp", "page_files"]
+
+MOST_BYTES: Final = 2**12
+"""Of a view; the longest has an eighth."""
+
+MOST_CALLS: Final = 16
+"""Questions at once; a page asks three."""
+
+QUICK, LONG = 2, 2
+"""Threads that answer what is shown at once, and what takes longer."""
+
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS: Final = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+"""Of every answer."""
+
+TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+}
+"""Files that are served, by how their names end."""
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def page_files() -> dict[str, bytes]:
+    """Return the page's files by their path beneath ``assets``."""
+    found: dict[str, bytes] = {}
+
+    def read(folder: Any, path: str) -> None:
+        for each in sorted(folder.iterdir(), key=lambda entry: str(entry.name)):
+            if each.is_dir():
+                read(each, f"{path}{each.name}/")
+            elif _suffix(each.name) in TYPES:
+                found[path + each.name] = each.read_bytes()
+
+    read(resources.files("fastroof.ui") / "assets", "")
+    return found
+
+
+def _suffix(name: str) -> str:
+    return f".{name.rpartition('.')[2]}"
+
+
+class PageApp:
+    """The application.
+
+    Parameters
+    ----------
+    store : PlanStore
+        Models, GPUs and plans.
+    start : View
+        What the page shows first.
+    """
+
+    def __init__(self, store: PlanStore, start: View) -> None:
+        self._store = store
+        self._files = page_files()
+        self._choices = write_reply(choices(store, start))
+        self._quick, self._long = Workers(QUICK), Workers(LONG)
+        self.running = 0
+        self.is_draining = False
+        self.asgi = Starlette(
+            routes=[
+                Route("/", self._guarded(self._page)),
+                Route("/assets/{path:path}", self._guarded(self._file)),
+                Route("/choices", self._guarded(self._show_choices)),
+                Route("/ask/step", self._question(step_answer, self._quick), methods=["POST"]),
+                Route("/ask/layouts", self._question(layouts_answer, self._long), methods=["POST"]),
+                Route("/ask/capacity", self._question(capacity_answer, self._long), methods=["POST"]),
+            ],
+            exception_handlers={HTTPException: self._not_routed},
+        )
+
+    def _guarded(self, endpoint: Endpoint) -> Endpoint:
+        async def answered(request: Request) -> Response:
+            try:
+                check_host(request, LOCAL_HOSTS, "the page is of this machine alone")
+                _check_site(request)
+                request.scope["state"][LET_IN]()
+                response = await endpoint(request)
+            except Refused as refused:
+                response = refusal(refused.status, refused.words, refused.headers)
+            except ClientDisconnect:
+                response = Response(status_code=400)  # nobody reads it
+            except FastroofError as error:
+                response = refusal(400, error)
+            except Exception as error:
+                response = refusal(500, as_refusal(error))
+            response.headers.update(HEADERS)
+            return response
+
+        return answered
+
+    async def _not_routed(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        what = f"{request.method} {shown(request.url.path, 80)}"
+        words = (
+            f"{what} is not served: GET /, /choices and /assets/; POST /ask/step, /ask/layouts, /ask/capacity"
+        )
+        return refusal(error.status_code, words, {**dict(error.headers or {}), **HEADERS})
+
+    async def _page(self, request: Request) -> Response:
+        return Response(self._files["index.html"], media_type=TYPES[".html"])
+
+    async def _file(self, request: Request) -> Response:
+        path = request.path_params["path"]
+        if path not in self._files:
+            raise Refused(404, f"the page has no file {shown(path)}")
+        return Response(self._files[path], headers={"Content-Type": TYPES[_suffix(path)]})
+
+    async def _show_choices(self, request: Request) -> Response:
+        return Response(self._choices, media_type=JSON_TYPE)
+
+    def _question(self, answer: Callable[[PlanStore, View], dict[str, Any]], workers: Workers) -> Endpoint:
+        def answered(body: bytes) -> bytes:
+            view = View.of(parse_json(body, "a view", BatchError))
+            return write_reply(for_json(answer(self._store, view)))
+
+        async def asked(request: Request) -> Response:
+            if content_type(request) != JSON_TYPE:
+                raise Refused(415, f"a view is {JSON_TYPE}; got {shown(content_type(request))}")
+            again = {"Retry-After": "1", "Connection": "close"}
+            if self.is_draining:
+                raise Refused(503, "the page is closing: nothing is answered any more", **again)
+            if self.running >= MOST_CALLS:
+                raise Refused(503, f"{self.running} questions are open, as many as may be at once", **again)
+            self.running += 1
+            try:
+                return Response(
+                    await workers.run(answered, await read_body(request, MOST_BYTES)), media_type=JSON_TYPE
+                )
+            finally:
+                self.running -= 1
+
+        return self._guarded(asked)
+
+
+def _check_site(request: Request) -> None:
+    """Refuse what the browser says another site sent; a person's own navigation is of none."""
+    site = request.headers.get("sec-fetch-site", "none")
+    if site not in ("none", "same-origin") and request.headers.get("sec-fetch-mode") != "navigate":
+        raise Refused(403, f"the page answers itself alone, not what is {shown(site)}")

@@ -1,0 +1,212 @@
+"""Plans behind the page: the models and GPUs that it lists, and what was compiled of them lately."""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
+
+from fastroof.checks import shown
+from fastroof.config import gpu_names, load_gpu
+from fastroof.errors import FastroofError, GpuError, ModelError, TableError
+from fastroof.models import load_model, model_names
+
+if TYPE_CHECKING:
+    from fastroof.config import GpuSpec
+    from fastroof.models import ModelSpec
+    from fastroof.plan import StepPlan
+    from fastroof.tables import Tables
+    from fastroof.ui.view import View
+
+__all__ = ["CompiledPlan", "GpuTables", "PlanStore"]
+
+MOST_PLANS: Final = 192
+"""Plans that are kept, of some 200 kB each: those of two mixtures of experts in all their layouts."""
+
+MOST_GPUS: Final = 4
+"""GPUs whose tables are kept, of up to some 100 MB each."""
+
+T = TypeVar("T")
+
+
+class GpuTables(NamedTuple):
+    """A GPU, what was measured on it, and what :func:`fastroof.load_tables` took; None for nothing."""
+
+    gpu: GpuSpec
+    tables: Tables | None
+    where: str | None
+
+
+class CompiledPlan(NamedTuple):
+    """A plan, and what was said while it was compiled."""
+
+    plan: StepPlan
+    notes: tuple[str, ...]
+
+
+class _Kept(Generic[T]):
+    """What was made last, or the error that came of it, by its key."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._kept: OrderedDict[Hashable, T | FastroofError] = OrderedDict()
+
+    def get(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return what a key has, made where it is not there."""
+        kept: T | FastroofError
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            kept = self._kept[key]
+        else:
+            try:
+                kept = make()
+            except FastroofError as error:
+                # asked for again with every move of a slider: finding out what is missing takes as long
+                kept = error
+            self._kept[key] = kept
+            while len(self._kept) > self._most:
+                self._kept.popitem(last=False)
+        if isinstance(kept, FastroofError):
+            raise kept.with_traceback(None)
+        return kept
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+
+class PlanStore:
+    """Plans by what they are of, compiled when they are first asked for; for any number of threads.
+
+    Parameters
+    ----------
+    models : mapping of str to str, optional
+        Models by the names that the page has for them, to what :func:`fastroof.load_model` takes; beside all
+        that are known by name. No other file is read, whatever a page asks for.
+    gpus : mapping of str to str, optional
+        Likewise, to what :func:`fastroof.load_gpu` takes.
+
+    Examples
+    --------
+    >>> from fastroof.ui.view import View
+    >>> store = PlanStore()
+    >>> view = View(model="llama-3.1-8b", tp=1)
+    >>> store.plan(view, view.step_sizes).plan.max_seqs
+    1024
+    """
+
+    def __init__(
+        self, models: Mapping[str, str] | None = None, gpus: Mapping[str, str] | None = None
+    ) -> None:
+        self.models = {**{name: name for name in model_names()}, **(models or {})}
+        self.gpus = {**{name: name for name in gpu_names()}, **(gpus or {})}
+        self._specs: dict[str, ModelSpec] = {}
+        self._tables: _Kept[GpuTables] = _Kept(MOST_GPUS)
+        self._plans: _Kept[CompiledPlan] = _Kept(MOST_PLANS)
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def written_model(self, name: str) -> str:
+        """Return what stands for a model on a command line.
+
+        Raises
+        ------
+        ModelError
+            If the page does not list it.
+        """
+        if name not in self.models:
+            raise ModelError(
+                f"the page has no model {shown(name)}; `fastroof models` lists those it has, and "
+                "`fastroof ui --model PATH` adds that of a config.json"
+            )
+        return self.models[name]
+
+    def written_gpu(self, name: str) -> str:
+        """Return what stands for a GPU on a command line.
+
+        Raises
+        ------
+        GpuError
+            If the page does not list it.
+        """
+        if name not in self.gpus:
+            raise GpuError(
+                f"the page has no GPU {shown(name)}; it has {', '.join(self.gpus)}, and "
+                "`fastroof ui --gpu PATH` adds that of a gpu.toml"
+            )
+        return self.gpus[name]
+
+    def model(self, name: str) -> ModelSpec:
+        """Return a model that the page lists."""
+        written = self.written_model(name)
+        if name not in self._specs:
+            self._specs[name] = load_model(written)
+        return self._specs[name]
+
+    def gpu(self, name: str) -> GpuSpec:
+        """Return a GPU that the page lists."""
+        return load_gpu(self.written_gpu(name))
+
+    def plan(
+        self, view: View, sizes: Mapping[str, int], split: Mapping[str, int] | None = None
+    ) -> CompiledPlan:
+        """Return a plan of the view's model and GPU.
+
+        Parameters
+        ----------
+        view : View
+            What is compiled.
+        sizes : mapping
+            ``max_tokens`` and ``max_seqs``: the view knows those of each question.
+        split : mapping, optional
+            ``tp``, ``pp``, ``dp`` and ``ep`` instead of the view's.
+
+        Raises
+        ------
+        FastroofError
+            As :func:`fastroof.compile_plan` does.
+        """
+        options = {**view.plan_options, **(split or {}), **sizes}
+        key = (view.model, view.gpu, *options.items())
+
+        def compiled() -> CompiledPlan:
+            from fastroof.plan import compile_plan
+
+            model, measured = self.model(view.model), self._measured(view.gpu)
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always", UserWarning)
+                plan = compile_plan(model, measured.gpu, measured.tables, **options)
+            return CompiledPlan(plan, tuple(str(each.message) for each in said))
+
+        with self._lock:
+            return self._plans.get(key, compiled)
+
+    def measured(self, name: str) -> GpuTables:
+        """Return a GPU with its tables, as a command loads them that names it."""
+        with self._lock:
+            return self._measured(name)
+
+    def _measured(self, name: str) -> GpuTables:
+        def loaded() -> GpuTables:
+            from fastroof.load.by_name import ensure_imported, table_folders
+            from fastroof.tables import load_tables
+
+            written = self.written_gpu(name)
+            gpu = load_gpu(written)
+            where: str | None = written
+            if written in gpu_names():
+                with suppress(TableError):
+                    ensure_imported(written)
+                if not table_folders(written):
+                    where = None
+            else:
+                folder = Path(written) if Path(written).is_dir() else Path(written).parent
+                where = str(folder) if any(folder.glob("*/provenance.toml")) else None
+            return GpuTables(gpu, None if where is None else load_tables(where), where)
+
+        return self._tables.get(name, loaded)

@@ -1,0 +1,223 @@
+"""What the page shows: a model on GPUs, one step of it, a load and limits; read from JSON and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final
+
+from fastroof.checks import check_flag, is_number, shown, whole_number
+from fastroof.engines import EngineProfile, engine_names, load_engine
+from fastroof.errors import BatchError
+from fastroof.models.execution import AUTO, DTYPES, KV_DTYPES
+
+__all__ = ["KINDS", "PERCENTILES", "SIZES", "STEP_SEQS", "STEP_TOKENS", "View"]
+
+KINDS: Final = ("decode", "prefill", "mixed")
+"""Steps of decodes, of a prompt, and of both."""
+
+PERCENTILES: Final = (50, 90, 95, 99)
+"""Of times that have limits, in capacities."""
+
+SIZES: Final[dict[str, tuple[int, int]]] = {
+    "tp": (1, 64),
+    "pp": (1, 64),
+    "dp": (1, 64),
+    "ep": (1, 64),
+    "isl": (1, 2**20),
+    "osl": (2, 2**16),
+    "batch": (1, 4096),
+    "kv_len": (2, 2**21),
+    "chunk": (1, 2**16),
+    "max_batched_tokens": (1, 2**16),
+    "gpus": (1, 64),
+}
+"""Whole numbers, and what they may be: more would take longer than somebody waits for a picture."""
+
+STEP_TOKENS: Final = 8192
+STEP_SEQS: Final = 1024
+"""What a plan is compiled for at least where nothing is said: by `fastroof step`, and in Python."""
+
+_OPTIONAL: Final = ("kv_len", "chunk", "max_batched_tokens")
+_LIMITS: Final = ("ttft_ms", "tpot_ms")
+_LEAST_MS, _MOST_MS = 1e-3, 1e9
+_MOST_SPREAD: Final = 2.0
+
+
+@dataclass(frozen=True)
+class View:
+    """One state of the page.
+
+    Attributes
+    ----------
+    model, gpu : str
+        Names that the page lists.
+    tp, pp, dp, ep : int
+        How the model is split.
+    dtype, kv_dtype, runtime : str
+        As :func:`fastroof.compile_plan` has them.
+    allow_modelled : bool
+        Likewise.
+    isl, osl : int
+        Tokens of a prompt and of an output, its first token included.
+    kind : str
+        What the step consists of, out of :data:`KINDS`.
+    batch : int
+        Requests that decode in it, of one rank.
+    kv_len : int or None
+        Tokens that each of them attends to; None for the mean of the lengths, see :attr:`decode_kv_len`.
+    chunk : int or None
+        Prompt tokens in it; None for what one prompt has, within the engine's budget.
+    max_batched_tokens : int or None
+        Tokens that a step of the engine holds at most; None for the engine's own.
+    ttft_ms, tpot_ms : float or None
+        Longest time to first token and time per output token, ms; None for no limit.
+    percentile : int
+        Of these times, where requests are simulated; estimates have means.
+    spread : float
+        Sigma of the logarithm of both lengths, where requests are simulated; 0 where all are equally long.
+    gpus : int
+        Most GPUs of a layout that is compared with others.
+
+    Raises
+    ------
+    BatchError
+        If a value is none that the page has.
+
+    Examples
+    --------
+    >>> view = View.of({"model": "llama-3.1-8b", "batch": 32})
+    >>> view.decode_kv_len, view.requests
+    (4250, ((32, 1, 4249),))
+    """
+
+    model: str = "qwen3-32b-fp8"
+    gpu: str = "h100"
+    tp: int = 2
+    pp: int = 1
+    dp: int = 1
+    ep: int = 1
+    dtype: str = AUTO
+    kv_dtype: str = AUTO
+    runtime: str = "vllm"
+    allow_modelled: bool = False
+    isl: int = 4000
+    osl: int = 500
+    kind: str = "decode"
+    batch: int = 32
+    kv_len: int | None = None
+    chunk: int | None = None
+    max_batched_tokens: int | None = None
+    ttft_ms: float | None = 1000.0
+    tpot_ms: float | None = 30.0
+    percentile: int = 99
+    spread: float = 0.0
+    gpus: int = 8
+
+    def __post_init__(self) -> None:
+        for name, words in (("model", "fastroof models"), ("gpu", "fastroof gpus")):
+            if not isinstance(getattr(self, name), str):
+                raise BatchError(f"{name} must be a name out of `{words}`, got {shown(getattr(self, name))}")
+        for name, allowed in (
+            ("dtype", (AUTO, *DTYPES)),
+            ("kv_dtype", (AUTO, *KV_DTYPES)),
+            ("runtime", engine_names()),
+            ("kind", KINDS),
+            ("percentile", PERCENTILES),
+        ):
+            value = getattr(self, name)
+            if type(value) is not type(allowed[0]) or value not in allowed:
+                raise BatchError(f"{name} must be one of {', '.join(map(str, allowed))}, got {shown(value)}")
+        check_flag("allow_modelled", self.allow_modelled, BatchError)
+        for name, (least, most) in SIZES.items():
+            value = getattr(self, name)
+            if value is not None or name not in _OPTIONAL:
+                whole_number(name, value, least, most, BatchError)
+        for name in _LIMITS:
+            value = getattr(self, name)
+            if value is not None and not (is_number(value) and _LEAST_MS <= value <= _MOST_MS):
+                raise BatchError(
+                    f"{name} must be a number of ms from {_LEAST_MS:g} to {_MOST_MS:g}, or null for none, "
+                    f"got {shown(value)}"
+                )
+        if not is_number(self.spread) or not 0.0 <= self.spread <= _MOST_SPREAD:
+            raise BatchError(f"spread must be a number from 0 to {_MOST_SPREAD:g}, got {shown(self.spread)}")
+
+    @classmethod
+    def of(cls, document: Any) -> View:
+        """Read a view as JSON has it; what is not there has its default.
+
+        Raises
+        ------
+        BatchError
+            If it is no object, has an unknown key, or a value that cannot be.
+        """
+        if not isinstance(document, Mapping):
+            raise BatchError(f"a view is an object like {{'model': 'llama-3.1-8b'}}, got {shown(document)}")
+        names = [field.name for field in fields(cls)]
+        unknown = [key for key in document if key not in names]
+        if unknown:
+            raise BatchError(f"a view has no {shown(unknown[0])}; it has {', '.join(names)}")
+        return cls(**document)
+
+    def document(self) -> dict[str, Any]:
+        """Return all of it, as JSON has it."""
+        return asdict(self)
+
+    @property
+    def engine(self) -> EngineProfile:
+        """The engine's profile."""
+        return load_engine(self.runtime)
+
+    @property
+    def budget(self) -> int:
+        """Tokens that a step of the engine holds at most."""
+        return self.max_batched_tokens or self.engine.scheduling.max_num_batched_tokens
+
+    @property
+    def decode_kv_len(self) -> int:
+        """Tokens that a decode attends to: by default a prompt and half an output."""
+        return max(2, self.isl + self.osl // 2) if self.kv_len is None else self.kv_len
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Prompt tokens of the step: by default one prompt's, as far as the engine's budget has room."""
+        if self.kind == "decode":
+            return 0
+        room = self.budget - (self.batch if self.kind == "mixed" else 0)
+        return max(1, min(self.isl, room)) if self.chunk is None else self.chunk
+
+    @property
+    def decodes(self) -> int:
+        """Requests that decode in the step."""
+        return 0 if self.kind == "prefill" else self.batch
+
+    @property
+    def requests(self) -> tuple[tuple[int, int, int], ...]:
+        """Equal requests of the step: how many, new tokens and context of each."""
+        decodes = ((self.batch, 1, self.decode_kv_len - 1),) * bool(self.decodes)
+        return (*decodes, *(((1, self.prompt_tokens, 0),) * bool(self.prompt_tokens)))
+
+    @property
+    def step_sizes(self) -> dict[str, int]:
+        """Sizes of the plan that `fastroof step` compiles: its memory depends on them."""
+        tokens = sum(count * new for count, new, _ in self.requests)
+        seqs = sum(count for count, _, _ in self.requests)
+        return {"max_tokens": max(STEP_TOKENS, tokens), "max_seqs": max(STEP_SEQS, seqs)}
+
+    def serving_sizes(self, clients: int) -> dict[str, int]:
+        """Sizes of the plan that `fastroof serving` compiles for so many clients."""
+        seqs = self.engine.scheduling.max_num_seqs
+        return {"max_tokens": self.budget, "max_seqs": max(seqs, min(self.budget, clients))}
+
+    @property
+    def capacity_sizes(self) -> dict[str, int]:
+        """Sizes of the plan that `fastroof capacity` compiles."""
+        seqs = self.engine.scheduling.max_num_seqs
+        return {"max_tokens": max(self.budget, seqs), "max_seqs": seqs}
+
+    @property
+    def plan_options(self) -> dict[str, Any]:
+        """Arguments of :func:`fastroof.compile_plan`, but for sizes."""
+        names = ("tp", "pp", "dp", "ep", "dtype", "kv_dtype", "runtime", "allow_modelled")
+        return {name: getattr(self, name) for name in names}

@@ -1,0 +1,320 @@
+"""What the page is answered: plans' own numbers, to the bit, and those of the commands beside them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import fastroof
+from fastroof.backends.serve.json_values import for_json
+from fastroof.cli import app
+from fastroof.columns import ORIGINS
+from fastroof.errors import (
+    BatchError,
+    FastroofError,
+    GpuError,
+    ModelError,
+    SimulationError,
+)
+from fastroof.serving import estimate
+from fastroof.sweep.best import best_deployments
+from fastroof.ui.capacity_answer import capacity_answer
+from fastroof.ui.commands import CAPACITY_REQUESTS
+from fastroof.ui.layouts_answer import layouts_answer, splits_of
+from fastroof.ui.plans import PlanStore
+from fastroof.ui.step_answer import SERVING, step_answer
+from fastroof.ui.view import View
+
+VIEWS = {
+    "decode": View(),
+    "mixed": View(kind="mixed", batch=20, chunk=700, isl=900),
+    "prefill": View(model="llama-3.1-8b", tp=1, kind="prefill", isl=3000),
+    "prefill_beyond_the_budget": View(model="llama-3.1-8b", kind="prefill", isl=20_000),
+    "fp8": View(model="llama-3.1-70b", tp=4, dtype="fp8", kv_dtype="fp8", batch=48, kv_len=2048),
+    "kernels": View(model="llama-3.1-8b", tp=1, runtime="kernels", isl=512, osl=64, batch=7),
+    "trtllm": View(model="llama-3.1-8b", tp=2, runtime="trtllm-1.1", batch=1200, isl=128, osl=32),
+    "pipeline": View(model="llama-3.1-8b", tp=1, pp=2, batch=8),
+    "experts": View(model="qwen3-30b-a3b", tp=2, dp=2, ep=4, batch=16),
+    "budget": View(model="llama-3.1-8b", tp=1, max_batched_tokens=2048, batch=16, spread=0.5, percentile=90),
+}
+
+
+@pytest.fixture(scope="module")
+def store() -> PlanStore:
+    return PlanStore()
+
+
+@pytest.fixture(params=VIEWS)
+def view(request: pytest.FixtureRequest) -> View:
+    return VIEWS[request.param]
+
+
+def printed(command: str) -> Any:
+    """The JSON of a command."""
+    words = shlex.split(command)
+    assert words.pop(0) == "fastroof"
+    done = CliRunner().invoke(app, [*words, "--json"])
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def as_json(value: Any) -> Any:
+    return json.loads(json.dumps(for_json(value), allow_nan=False))
+
+
+# -- the step ----------------------------------------------------------------------------------------
+
+
+def test_a_step_is_what_plans_explain(store: PlanStore, h100: fastroof.Tables, view: View) -> None:
+    answer = step_answer(store, view)["step"]
+    plan = fastroof.compile_plan(view.model, "h100", h100, **view.plan_options, **view.step_sizes)
+    requests = [(new, context) for count, new, context in view.requests for _ in range(count)]
+    explained = plan.explain(requests, with_error=True)
+    assert (answer["latency_us"], answer["relative_error"]) == (explained.total_us, explained.relative_error)
+    assert answer["origin"] == ORIGINS[explained.origin]
+    assert len(answer["operators"]) == len(explained.operators)
+    for told, part in zip(answer["operators"], explained.operators, strict=True):
+        assert as_json({name: told[name] for name in part._fields}) == as_json(
+            {**part._asdict(), "origin": ORIGINS[part.origin]}
+        )
+        if told["flops_per_s"]:
+            assert told["flops_per_s"] == pytest.approx(part.flops / part.total_us * 1e6)
+            assert told["flops_per_byte"] == part.flops / part.moved_bytes
+    assert sum(answer["groups_us"].values()) == pytest.approx(explained.total_us, rel=1e-9)
+
+
+@pytest.mark.slow
+def test_a_step_is_what_its_command_says(store: PlanStore, view: View) -> None:
+    answer = as_json(step_answer(store, view))
+    told = printed(answer["commands"]["step"])
+    step = answer["step"]
+    for name in ("latency_us", "relative_error", "origin", "tokens", "tokens_per_s_per_gpu"):
+        assert told[name] == step[name], name
+    for one, other in zip(told["operators"], step["operators"], strict=True):
+        assert {name: value for name, value in one.items() if name not in ("share", "bytes_per_s")} == {
+            name: other[name] for name in one if name not in ("share", "bytes_per_s")
+        }
+        assert one["bytes_per_s"] == other["bytes_per_s"]
+    assert told["memory_bytes"] == answer["plan"]["memory_bytes"]
+    assert told["max_kv_tokens"] == answer["plan"]["max_kv_tokens"]
+    assert told["tables_hash"] == answer["plan"]["tables_hash"]
+
+
+def test_the_curve_is_the_steps_own(store: PlanStore, h100: fastroof.Tables, view: View) -> None:
+    curve = step_answer(store, view)["curve"]
+    step = step_answer(store, view)["step"]
+    assert curve["at"] in curve["x"]
+    assert curve["x"] == sorted(set(curve["x"]))
+    # the point of interest is the step beside it
+    here = curve["x"].index(curve["at"])
+    assert curve["latency_us"][here] == step["latency_us"]
+    assert curve["relative_error"][here] == pytest.approx(step["relative_error"], rel=1e-12)
+    assert curve["origin"][here] == step["origin"]
+    plan = fastroof.compile_plan(view.model, "h100", h100, **view.plan_options, **view.step_sizes)
+    if view.kind == "decode":
+        assert curve["latency_us"] == plan.decode_us(np.array(curve["x"]), view.decode_kv_len).tolist()
+    elif view.kind == "prefill":
+        assert curve["latency_us"] == plan.prefill_us(np.array(curve["x"])).tolist()
+    total = np.sum(list(curve["parts_us"].values()), axis=0)
+    assert np.allclose(total, curve["latency_us"], rtol=1e-12)
+
+
+def test_a_curve_ends_soon_after_the_memory(store: PlanStore) -> None:
+    curve = step_answer(store, View())["curve"]
+    assert 1.0 < curve["x"][-1] / curve["fits"] <= 1.5
+    # unless more was asked for
+    assert step_answer(store, View(batch=1000))["curve"]["x"][-1] >= 1000
+
+
+# -- clients ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_clients_see_what_estimates_say(store: PlanStore, h100: fastroof.Tables, view: View) -> None:
+    answer = step_answer(store, view)["serving"]
+    plan = fastroof.compile_plan(
+        view.model, "h100", h100, **view.plan_options, **view.serving_sizes(answer["clients"])
+    )
+    assert answer["clients"] == view.batch * view.dp * view.pp
+    seen = estimate(plan, view.isl, view.osl, answer["clients"], view.budget, max_seqs=1024, with_error=True)
+    assert as_json(answer) == as_json(
+        {"clients": answer["clients"], **{name: getattr(seen, name) for name in SERVING}}
+    )
+    [row] = printed(step_answer(store, view)["commands"]["serving"])["rows"]
+    for name in SERVING:
+        if not name.endswith("error"):
+            assert row[name] == answer[name], name
+
+
+def test_the_python_beside_an_answer_gives_it(
+    store: PlanStore, view: View, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = step_answer(store, view)
+    exec(answer["commands"]["python"], {})
+    first, second = capsys.readouterr().out.strip().splitlines()
+    step, seen = answer["step"], answer["serving"]
+    assert [float(word) for word in first.split()] == [step["latency_us"], step["relative_error"]]
+    assert [float(word) for word in second.split()] == [
+        seen["ttft_ms"], seen["tpot_ms"], seen["tokens_per_s_per_gpu"],
+    ]  # fmt: skip
+
+
+def test_what_does_not_fit_is_said_and_the_step_shown(store: PlanStore) -> None:
+    answer = step_answer(store, View(model="llama-3.1-70b", tp=1))
+    assert "no room" in "".join(answer["notes"]) or "leave no room" in "".join(answer["notes"])
+    assert "KV cache" in answer["serving"]["problem"]
+    assert answer["step"]["latency_us"] > 0
+    assert answer["step"]["kv_share"] is None
+    full = step_answer(store, View(batch=2000))
+    assert "do not fit the KV cache" in full["notes"][0]
+    assert full["step"]["kv_share"] > 1
+    long = step_answer(store, View(kv_len=100_000, batch=1))
+    assert "beyond the 40,960 positions" in long["notes"][0]
+
+
+# -- layouts ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "view", [View(), View(model="qwen3-30b-a3b", tp=2, ep=2, gpus=4)], ids=["dense", "moe"]
+)
+def test_layouts_are_estimates(store: PlanStore, h100: fastroof.Tables, view: View) -> None:
+    answer = layouts_answer(store, view)
+    assert sum(each["is_shown"] for each in answer["layouts"]) == 1
+    assert answer["limits"] == {"ttft_ms": 1000.0, "tpot_ms": 30.0}
+    points = []
+    for each in answer["layouts"]:
+        plan = fastroof.compile_plan(
+            view.model, "h100", h100, **{**view.plan_options, **each["split"]}, **view.serving_sizes(1)
+        )
+        assert each["gpus"] == plan.layout.world_size <= view.gpus
+        if "problem" in each:
+            with pytest.raises(FastroofError):
+                estimate(plan, view.isl, view.osl, 1, view.budget, max_seqs=1024)
+            continue
+        seen = estimate(plan, view.isl, view.osl, each["clients"], max_seqs=1024, with_error=True)
+        for name in ("ttft_ms", "tpot_ms", "tokens_per_s_per_gpu", "tpot_relative_error"):
+            assert each[name] == getattr(seen, name).tolist(), name
+        within = (seen.ttft_ms <= 1000.0) & (seen.tpot_ms <= 30.0)
+        assert each["within"] == within.tolist()
+        points += zip(
+            each["tpot_ms"], each["tokens_per_s_per_gpu"], each["on_front"], each["within"], strict=True
+        )
+    for tpot, rate, is_front, _ in points:
+        beaten = any(t <= tpot and r >= rate and (t < tpot or r > rate) for t, r, _, _ in points)
+        assert is_front == (not beaten) or not is_front  # of equal points one is kept
+    best = answer["best"]
+    chosen = answer["layouts"][best["layout"]]
+    assert chosen["tokens_per_s_per_gpu"][best["point"]] == max(r for _, r, _, within in points if within)
+    [row] = printed(best["command"])["rows"]
+    assert row["tokens_per_s_per_gpu"] == chosen["tokens_per_s_per_gpu"][best["point"]]
+    assert best["margins"]["tpot_ms"] == 1.0 - row["tpot_ms"] / 30.0
+
+
+def test_the_best_layout_is_that_of_best(store: PlanStore) -> None:
+    view = View(model="llama-3.1-8b", tp=1, ttft_ms=500.0, tpot_ms=12.0)
+    answer = layouts_answer(store, view)
+    chosen = answer["layouts"][answer["best"]["layout"]]
+    spec = {
+        "models": [view.model], "gpus": ["h100"], "tp": [1, 2, 4, 8], "dtype": ["auto"], "kv_dtype": ["auto"],
+        "runtime": ["vllm"], "isl": view.isl, "osl": view.osl, "concurrency": chosen["clients"],
+        "constraints": {"ttft_ms": 500.0, "tpot_ms": 12.0},
+    }  # fmt: skip
+    first = best_deployments(spec).answers[0].choices[0].row
+    point = answer["best"]["point"]
+    assert (first["tp"], first["concurrency"]) == (chosen["split"]["tp"], chosen["clients"][point])
+    assert first["tokens_per_s_per_gpu"] == pytest.approx(chosen["tokens_per_s_per_gpu"][point], rel=1e-12)
+
+
+def test_without_limits_the_best_has_the_most_throughput(store: PlanStore) -> None:
+    answer = layouts_answer(store, View(ttft_ms=None, tpot_ms=None))
+    rates = [rate for each in answer["layouts"] for rate in each["tokens_per_s_per_gpu"]]
+    best = answer["layouts"][answer["best"]["layout"]]["tokens_per_s_per_gpu"][answer["best"]["point"]]
+    assert best == max(rates)
+    assert answer["best"]["margins"] == answer["limits"] == {}
+    assert layouts_answer(store, View(tpot_ms=0.5))["best"] is None
+
+
+def test_layouts_are_powers_of_two_up_to_the_gpus(store: PlanStore) -> None:
+    dense = list(splits_of(store, View(pp=2, gpus=4)))
+    assert [(s["tp"], s["pp"], s["dp"], s["ep"]) for s in dense] == [
+        (1, 1, 1, 1), (2, 1, 1, 1), (4, 1, 1, 1), (2, 2, 1, 1),
+    ]  # fmt: skip
+    moe = list(splits_of(store, View(model="qwen3-30b-a3b", gpus=2)))
+    assert [(s["tp"], s["dp"], s["ep"]) for s in moe] == [
+        (1, 1, 1),
+        (1, 2, 1),
+        (1, 2, 2),
+        (2, 1, 1),
+        (2, 1, 2),
+    ]
+
+
+# -- capacities ------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["decode", "budget", "kernels"])
+def test_a_capacity_is_what_its_command_finds(store: PlanStore, name: str) -> None:
+    answer = as_json(capacity_answer(store, VIEWS[name]))
+    told = printed(answer["command"])
+    assert {key: value for key, value in told.items() if key in answer} == {
+        key: answer[key] for key in told if key in answer
+    }
+    assert told["requests_per_s"] > 0
+    assert told["requests"] == CAPACITY_REQUESTS
+
+
+def test_a_capacity_needs_limits_and_ends(store: PlanStore) -> None:
+    with pytest.raises(SimulationError, match="give one on TTFT or TPOT"):
+        capacity_answer(store, View(ttft_ms=None, tpot_ms=None))
+    with pytest.raises(SimulationError, match="shorter outputs would do"):
+        capacity_answer(store, View(osl=2**16))
+
+
+# -- what is asked ---------------------------------------------------------------------------------
+
+
+def test_a_page_reads_no_files(store: PlanStore) -> None:
+    with pytest.raises(ModelError, match="fastroof ui --model PATH"):
+        step_answer(store, View(model=__file__))
+    with pytest.raises(GpuError, match="fastroof ui --gpu PATH"):
+        step_answer(store, View(gpu="bench_data/h100/gpu.toml"))
+    with pytest.raises(BatchError, match="runtime must be one of"):
+        View(runtime="fastroof/engines/profiles/vllm.toml")
+
+
+def test_errors_of_plans_are_the_products(store: PlanStore) -> None:
+    for _ in range(2):  # kept ones too
+        with pytest.raises(FastroofError, match="tp must be one of 1, 2, 4, 8"):
+            step_answer(store, View(tp=3))
+        with pytest.raises(FastroofError, match="nvfp4"):
+            step_answer(store, View(dtype="nvfp4"))
+
+
+def test_a_gpu_without_tables_is_timed_by_its_datasheet(store: PlanStore, capsys: Any) -> None:
+    answer = step_answer(store, View(model="llama-3.1-8b", gpu="l4", tp=1, batch=4, isl=256))
+    assert answer["step"]["origin"] == "modelled"
+    assert answer["step"]["relative_error"] is answer["curve"]["relative_error"] is None
+    assert "datasheet" in answer["notes"][0]
+    with pytest.warns(UserWarning, match="datasheet"):
+        exec(answer["commands"]["python"], {})
+    assert capsys.readouterr().out.startswith(repr(answer["step"]["latency_us"]))
+
+
+def test_plans_are_kept_within_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fastroof.ui import plans
+
+    monkeypatch.setattr(plans, "MOST_PLANS", 3)
+    store = PlanStore()
+    first = store.plan(View(model="llama-3.1-8b", tp=1), View().step_sizes)
+    for tp in (2, 4, 8, 2):
+        kept = store.plan(View(model="llama-3.1-8b", tp=tp), View().step_sizes)
+        assert kept is store.plan(View(model="llama-3.1-8b", tp=tp), View().step_sizes)
+        assert len(store) <= 3
+    assert store.plan(View(model="llama-3.1-8b", tp=1), View().step_sizes) is not first

@@ -1,0 +1,305 @@
+"""The page in a browser: it shows what it was answered, follows its controls, and asks nobody else."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from fastroof.ui.view import View
+from tests.reference.browser import Browser, installed
+
+pytest.importorskip("starlette", reason="the page needs starlette: pip install fastroof[ui]")
+pytest.importorskip("uvicorn", reason="the page needs uvicorn: pip install fastroof[ui]")
+
+from fastroof.ui.server import PageServer
+from fastroof.ui.step_answer import step_answer
+
+SMALL = View(model="llama-3.1-8b", tp=1, isl=512, osl=64, batch=8)
+WAITS = "document.querySelectorAll('section.waiting').length"
+PICTURES = "Number(document.documentElement.dataset.pictures || 0)"
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[PageServer]:
+    with PageServer(start=SMALL) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    program = installed()
+    if program is None:
+        pytest.skip("no Chromium is installed: the page is not looked at")
+    with Browser(program, tmp_path_factory.mktemp("browser")) as running:
+        size(running, 1280)
+        yield running
+
+
+def size(browser: Browser, width: int, height: int = 900) -> None:
+    browser.call(
+        "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
+    )
+
+
+def until(browser: Browser, script: str, seconds: float = 120.0) -> Any:
+    """Wait until an expression of the page is true."""
+    deadline = time.monotonic() + seconds
+    while not (value := browser.run(script)):
+        assert time.monotonic() < deadline, f"{script} does not come true: {browser.complaints}"
+        time.sleep(0.05)
+    return value
+
+
+def settled(browser: Browser) -> None:
+    """Wait until nothing is asked any more."""
+    time.sleep(0.2)
+    until(browser, f"{PICTURES} > 0 && !{WAITS}")
+    browser.settle()
+
+
+@pytest.fixture
+def opened(browser: Browser, page: PageServer) -> Browser:
+    browser.open(page.url)
+    settled(browser)
+    return browser
+
+
+def text(browser: Browser, selector: str) -> str:
+    return str(browser.run(f"document.querySelector({json.dumps(selector)}).textContent"))
+
+
+def put(browser: Browser, name: str, value: str) -> None:
+    """Give a control a value, as somebody's hand does."""
+    before = browser.run(PICTURES)
+    browser.run(
+        f"(() => {{ const c = document.getElementById('controls').elements[{json.dumps(name)}]; "
+        f"c.value = {json.dumps(value)}; for (const kind of ['input', 'change']) "
+        "c.dispatchEvent(new Event(kind, {bubbles: true})); })()"
+    )
+    until(browser, f"{PICTURES} > {before}")
+    settled(browser)
+
+
+def drawn(browser: Browser, chart: str) -> str:
+    """What a chart's canvas shows."""
+    return str(browser.run(f"document.querySelector('#{chart} canvas').toDataURL()"))
+
+
+CHARTS = ("curve", "roofline", "pareto", "capacity")
+
+
+def test_it_shows_what_it_was_answered(opened: Browser, page: PageServer) -> None:
+    assert opened.complaints == []
+    answer = step_answer(page.store, SMALL)
+    step = answer["step"]
+    assert text(opened, "#sentence").startswith("llama-3.1-8b on NVIDIA H100 SXM, bf16 weights")
+    shown = float(text(opened, "#tile-step .big").split()[0])
+    assert shown == pytest.approx(step["latency_us"] / 1000, rel=0.006)
+    assert step["origin"] in text(opened, "#tile-step .quiet")
+    assert text(opened, "#tile-step .quiet").startswith("± ")
+    for name in ("ttft", "tpot"):
+        assert float(text(opened, f"#tile-{name} .big").split()[0]) == pytest.approx(
+            answer["serving"][f"{name}_ms"], rel=0.006
+        )
+    rows = opened.run(
+        "[...document.querySelectorAll('#operators tbody tr')].map(r => r.cells[0].textContent)"
+    )
+    assert rows[: len(step["operators"])] == [part["name"] for part in step["operators"]]
+    assert text(opened, "#step-command code") == answer["commands"]["step"]
+    assert text(opened, "#python code") == answer["commands"]["python"]
+    assert "requests/s" in text(opened, "#capacity-words")
+    assert text(opened, "#best").startswith("Best: tp ")
+    for chart in CHARTS:
+        assert len(drawn(opened, chart)) > 5000
+        assert opened.run(f"document.getElementById('{chart}').getAttribute('aria-label').length") > 20
+
+
+def test_nothing_is_asked_of_others(opened: Browser, page: PageServer) -> None:
+    put(opened, "batch", "20")
+    opened.run("document.getElementById('theme').dispatchEvent(new Event('change'))")
+    asked = set(opened.requests)
+    assert {f"{page.url}ask/step", f"{page.url}ask/layouts", f"{page.url}ask/capacity"} <= asked
+    assert [address for address in asked if not address.startswith(page.url)] == []
+    # what is not the page's own does not run, and is not loaded
+    blocked = opened.run(
+        "new Promise(done => {"
+        "  document.addEventListener('securitypolicyviolation', e => done(e.violatedDirective));"
+        "  const s = document.createElement('script');"
+        "  s.textContent = 'window.ran = 1';"
+        "  document.head.append(s);"
+        "})"
+    )
+    assert blocked.startswith("script-src")
+    assert opened.run("window.ran || 0") == 0
+    assert opened.run("fetch('http://127.0.0.1:9/').then(() => 'let', () => 'kept')") == "kept"
+
+
+def test_pictures_follow_the_controls(opened: Browser) -> None:
+    before = {chart: drawn(opened, chart) for chart in CHARTS}
+    step = text(opened, "#tile-step .big")
+    put(opened, "batch", "64")
+    assert text(opened, "#tile-step .big") != step
+    assert drawn(opened, "curve") != before["curve"]
+    assert drawn(opened, "roofline") != before["roofline"]
+    put(opened, "isl", "3000")
+    assert all(drawn(opened, chart) != before[chart] for chart in CHARTS)
+    assert opened.run("document.querySelector('[data-of=isl]').value > 20")
+    put(opened, "tp", "2")
+    assert "2 \N{MULTIPLICATION SIGN} NVIDIA H100 SXM" in text(opened, "#sentence")
+    put(opened, "model", "qwen3-8b")
+    assert text(opened, "#sentence").startswith("qwen3-8b")
+    put(opened, "gpu", "h200")
+    assert "H200" in text(opened, "#sentence")
+    assert opened.complaints == []
+
+
+def test_what_is_asked_again_is_what_changed(opened: Browser, page: PageServer) -> None:
+    opened.requests.clear()
+    put(opened, "batch", "33")
+    assert {address.rpartition("/")[2] for address in opened.requests} == {"step"}
+    put(opened, "percentile", "90")
+    assert {address.rpartition("/")[2] for address in opened.requests} == {"step", "capacity"}
+
+
+def test_every_kind_of_step_is_drawn(opened: Browser) -> None:
+    assert opened.run("document.getElementById('chunk-row').hidden")
+    for i, kind in enumerate(("decode", "mixed", "prefill")):
+        opened.click("input[name=kind]", at=i)
+        settled(opened)
+        assert not opened.run("document.getElementById('chunk-row').hidden") or kind == "decode"
+        names = opened.run("[...document.querySelectorAll('#operators td.name')].map(c => c.textContent)")
+        assert ("prefill attention" in names) == (kind != "decode")
+        assert ("decode attention" in names) == (kind != "prefill")
+    assert opened.complaints == []
+
+
+def test_an_error_is_a_line_and_goes_away(opened: Browser) -> None:
+    put(opened, "dtype", "nvfp4")
+    assert "nvfp4" in text(opened, "#problem")
+    assert opened.run("document.querySelector('#step-card').classList.contains('stale')")
+    put(opened, "dtype", "auto")
+    assert opened.run("document.getElementById('problem').hidden")
+    assert not opened.run("document.querySelector('#step-card').classList.contains('stale')")
+    put(opened, "model", "llama-3.1-405b")
+    assert not opened.run("document.getElementById('notes').hidden")
+    assert text(opened, "#tile-ttft .big") == "\N{EN DASH}"
+    put(opened, "ttft_ms", "")
+    put(opened, "tpot_ms", "")
+    assert "give one on TTFT or TPOT" in text(opened, "#capacity-words")
+
+
+def test_a_view_is_its_address(opened: Browser, page: PageServer) -> None:
+    put(opened, "batch", "48")
+    put(opened, "tpot_ms", "")
+    put(opened, "runtime", "trtllm")
+    until(opened, "location.search.length > 0")
+    time.sleep(0.4)
+    address = opened.run("location.href")
+    assert address == f"{page.url}?runtime=trtllm&batch=48&tpot_ms="
+    step = text(opened, "#tile-step .big")
+    opened.open(address)
+    settled(opened)
+    assert text(opened, "#tile-step .big") == step
+    assert opened.run("document.getElementById('controls').elements.batch.value") == "48"
+    opened.click("#reset")
+    settled(opened)
+    assert opened.run("document.getElementById('controls').elements.batch.value") == "8"
+    until(opened, "location.search === ''")
+    # what no view has gets a line, not a broken page
+    opened.open(f"{page.url}?batch=many&nothing=1&model=%3Cscript%3Ealert(1)%3C/script%3E")
+    until(opened, "!document.getElementById('problem').hidden")
+    assert "batch" in text(opened, "#problem") or "model" in text(opened, "#problem")
+
+
+def test_layouts_and_points_can_be_taken(opened: Browser) -> None:
+    opened.run("document.getElementById('controls').elements.gpus.value = '4'")
+    put(opened, "gpus", "4")
+    names = opened.run("[...document.querySelectorAll('#layouts td.name')].map(c => c.textContent)")
+    assert sorted(names) == ["tp 1", "tp 2", "tp 4"]
+    opened.click("#layouts button", at=names.index("tp 4"))
+    settled(opened)
+    assert "(tp 4)" in text(opened, "#sentence")
+    assert text(opened, "#layouts tr.shown td.name") == "tp 4"
+    batch = opened.run("document.getElementById('controls').elements.batch.value")
+    opened.click("#curve .u-over")  # its middle
+    settled(opened)
+    assert opened.run("document.getElementById('controls').elements.batch.value") != batch
+    assert not opened.run("document.getElementById('tip').hidden")
+
+
+def test_keys_alone_do_it(opened: Browser) -> None:
+    opened.run("document.querySelector('[data-of=batch]').focus()")
+    step = text(opened, "#tile-step .big")
+    for _ in range(6):
+        opened.press("ArrowRight", "ArrowRight", 39)
+    settled(opened)
+    assert text(opened, "#tile-step .big") != step
+    # every control is reached by Tab, and has a name
+    nameless = opened.run(
+        "[...document.querySelectorAll('input, select, button')].filter(e => !(e.labels && e.labels.length) "
+        "&& !e.getAttribute('aria-label') && !e.textContent.trim()).length"
+    )
+    assert nameless == 0
+
+
+@pytest.mark.parametrize("width", [400, 820, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_and_has_both_looks(opened: Browser, width: int, scheme: str) -> None:
+    try:
+        opened.call(
+            "Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}]
+        )
+        size(opened, width)
+        settled(opened)
+        assert opened.run("document.documentElement.scrollWidth") <= width
+        ground = opened.run("getComputedStyle(document.body).backgroundColor")
+        assert ground == ("rgb(246, 247, 249)" if scheme == "light" else "rgb(20, 23, 28)")
+        for chart in CHARTS:
+            box = opened.run(f"document.querySelector('#{chart} canvas').getBoundingClientRect().toJSON()")
+            assert 200 < box["width"] <= width
+            assert box["right"] <= width
+        look = drawn(opened, "curve")
+        opened.run(
+            "(() => { const t = document.getElementById('theme'); "
+            f"t.value = '{'dark' if scheme == 'light' else 'light'}'; "
+            "t.dispatchEvent(new Event('change')); })()"
+        )
+        opened.settle()
+        assert drawn(opened, "curve") != look
+    finally:
+        opened.run("localStorage.clear()")
+        opened.call("Emulation.setEmulatedMedia", features=[])
+        size(opened, 1280)
+
+
+def test_a_slider_is_followed(opened: Browser) -> None:
+    """From a control to its picture: bounded here against what one empty round trip takes on this machine."""
+    script = """
+    (async () => {
+      const rounds = [], pictures = [];
+      const root = document.documentElement.dataset;
+      const slider = document.querySelector('[data-of=batch]');
+      for (let i = 0; i < 12; i += 1) {
+        const began = performance.now();
+        await (await fetch('choices')).json();
+        await new Promise(requestAnimationFrame);
+        rounds.push(performance.now() - began);
+        const before = root.pictures;
+        slider.value = 20 + i;
+        slider.dispatchEvent(new Event('input', {bubbles: true}));
+        while (root.pictures === before) await new Promise(done => setTimeout(done, 1));
+        pictures.push(Number(root.pictureMs));
+      }
+      const middle = (all) => all.sort((a, b) => a - b)[all.length >> 1];
+      return [middle(rounds), middle(pictures)];
+    })()
+    """
+    opened.run(script)
+    empty, picture = opened.run(script)
+    print(f"an empty round trip {empty:.1f} ms, a picture {picture:.1f} ms")
+    # 12 ms and 25 ms where nothing else runs
+    assert picture < 40 + 8 * empty

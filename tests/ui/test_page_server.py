@@ -1,0 +1,319 @@
+"""The page's server: to whom it answers, what it sends with every answer, its files, and how it ends."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from fastroof.errors import BackendError
+from fastroof.ui.view import View
+from tests.fuzz.mutators import mutated_bytes
+
+pytest.importorskip("starlette", reason="the page needs starlette: pip install fastroof[ui]")
+pytest.importorskip("uvicorn", reason="the page needs uvicorn: pip install fastroof[ui]")
+
+from fastroof.backends.serve.json_values import for_json
+from fastroof.ui import page_app
+from fastroof.ui.server import PageServer, serve_page
+from fastroof.ui.step_answer import step_answer
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+ASSETS = CHECKOUT / "fastroof/ui/assets"
+JSON = {"Content-Type": "application/json"}
+SMALL = View(model="llama-3.1-8b", tp=1, isl=512, osl=64, batch=8)
+UPLOT = {
+    "uPlot.iife.min.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
+    "uPlot.min.css": "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04",
+    "uPlot.LICENSE.txt": "8f989229699b4fe2f1a0432d0e9edc338a8a911e250e2d1b01ecd770a5f5b1bd",
+}
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[PageServer]:
+    with PageServer(start=SMALL) as running:
+        yield running
+
+
+class Reply(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def read(self) -> Any:
+        return json.loads(self.body)
+
+
+def ask(page: PageServer, method: str, path: str, body: Any = None, **headers: str) -> Reply:
+    connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=60)
+    try:
+        connection.request(
+            method, path, body, {name.replace("_", "-"): told for name, told in headers.items()}
+        )
+        got = connection.getresponse()
+        return Reply(got.status, {name.lower(): value for name, value in got.getheaders()}, got.read())
+    finally:
+        connection.close()
+
+
+def post(page: PageServer, question: str, document: Any, **headers: str) -> Reply:
+    body = document if isinstance(document, bytes) else json.dumps(document).encode()
+    return ask(page, "POST", f"/ask/{question}", body, **{**JSON, **headers})
+
+
+# -- answers ---------------------------------------------------------------------------------------
+
+
+def test_a_question_gets_what_python_is_told(page: PageServer) -> None:
+    for question, answer in (
+        ("step", step_answer),
+        ("layouts", page_app.layouts_answer),
+        ("capacity", page_app.capacity_answer),
+    ):
+        reply = post(page, question, SMALL.document())
+        assert (reply.status, reply.headers["content-type"]) == (200, "application/json")
+        assert reply.read == json.loads(json.dumps(for_json(answer(page.store, SMALL))))
+
+
+def test_choices_say_what_there_is(page: PageServer) -> None:
+    choices = ask(page, "GET", "/choices").read
+    assert choices["start"] == SMALL.document()
+    assert {"llama-3.1-8b", "qwen3-32b-fp8"} <= set(choices["models"])
+    known = {gpu["name"]: gpu["known"] for gpu in choices["gpus"]}
+    assert (known["h100"], known["l4"]) == ("measured", "datasheet")
+    assert "vllm" in choices["choices"]["runtime"]
+    for name, allowed in choices["choices"].items():
+        for value in allowed:
+            View.of({name: value})
+
+
+def test_an_error_is_one_line_that_says_what_would_do(page: PageServer) -> None:
+    reply = post(page, "step", {**SMALL.document(), "tp": 3})
+    assert (reply.status, reply.read["error"]) == (400, "PlanError")
+    assert "1, 2, 4, 8" in reply.read["message"]
+    assert "\n" not in reply.read["message"]
+    reply = post(page, "capacity", {**SMALL.document(), "ttft_ms": None, "tpot_ms": None})
+    assert (reply.status, reply.read["error"]) == (400, "SimulationError")
+
+
+def test_a_fault_is_told_and_printed(page, monkeypatch, capsys) -> None:
+    def fails(*_: Any) -> None:
+        raise ZeroDivisionError("of the page")
+
+    monkeypatch.setattr(page.store, "plan", fails)
+    reply = post(page, "step", SMALL.document())
+    assert reply.status == 500
+    assert "ZeroDivisionError: of the page" in reply.read["message"]
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_seeded_bytes_are_refused_or_answered(page: PageServer) -> None:
+    whole = json.dumps(SMALL.document()).encode()
+    dice = random.Random(5)
+    statuses = set()
+    for _ in range(150):
+        reply = post(page, "step", mutated_bytes(whole, dice))
+        assert reply.status in (200, 400, 413), reply
+        statuses.add(reply.status)
+        assert json.loads(reply.body)
+    assert {200, 400} <= statuses
+
+
+# -- who asks --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "[::2]", "0.0.0.0"]
+)
+def test_another_hosts_name_is_refused(page: PageServer, host: str) -> None:
+    for method, path in (
+        ("GET", "/"),
+        ("GET", "/choices"),
+        ("POST", "/ask/step"),
+        ("GET", "/assets/page.js"),
+    ):
+        reply = ask(page, method, path, b"{}" if method == "POST" else None, Host=host, **JSON)
+        assert reply.status == 421
+        assert "127.0.0.1, ::1, localhost" in reply.read["message"]
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8050", "127.0.0.1", "[::1]:9"])
+def test_this_machines_names_are_answered(page: PageServer, host: str) -> None:
+    assert ask(page, "GET", "/", Host=host).status == 200
+
+
+def test_other_sites_are_refused(page: PageServer) -> None:
+    # what a browser says of a script of another page
+    for site in ("cross-site", "same-site"):
+        reply = post(page, "step", SMALL.document(), Sec_Fetch_Site=site, Sec_Fetch_Mode="cors")
+        assert reply.status == 403
+        assert ask(page, "GET", "/choices", Sec_Fetch_Site=site, Sec_Fetch_Mode="no-cors").status == 403
+    # a link on another page may lead here
+    assert ask(page, "GET", "/", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate").status == 200
+    assert post(page, "step", SMALL.document(), Sec_Fetch_Site="same-origin").status == 200
+    # before it posts JSON elsewhere a browser asks first; a form's body is none
+    asked = ask(
+        page, "OPTIONS", "/ask/step", Origin="https://evil.example", Access_Control_Request_Method="POST"
+    )
+    assert asked.status == 405
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
+        assert post(page, "step", SMALL.document(), Content_Type=kind).status == 415
+
+
+def test_every_answer_says_what_browsers_may_do_with_it(page: PageServer) -> None:
+    replies = [
+        ask(page, "GET", "/"), ask(page, "GET", "/choices"), ask(page, "GET", "/assets/page.css"),
+        ask(page, "GET", "/nothing"), ask(page, "PUT", "/"), ask(page, "GET", "/", Host="evil.example"),
+        post(page, "step", SMALL.document()), post(page, "step", b"nothing"),
+        post(page, "step", b" " * 10_000), ask(page, "GET", "/assets/nothing.js"),
+    ]  # fmt: skip
+    assert [reply.status for reply in replies] == [200, 200, 200, 404, 405, 421, 200, 400, 413, 404]
+    for reply in replies:
+        assert not [name for name in reply.headers if name.startswith("access-control-")]
+        assert "server" not in reply.headers
+        for name, value in page_app.HEADERS.items():
+            assert reply.headers[name.lower()] == value
+        policy = dict(
+            part.strip().split(" ", 1) for part in reply.headers["content-security-policy"].split(";")
+        )
+        assert policy["default-src"] == "'none'"
+        assert set(policy.values()) == {"'none'", "'self'"}  # nothing inline, nothing from elsewhere
+
+
+def test_it_listens_to_this_machine_alone(page: PageServer) -> None:
+    assert page.url == f"http://127.0.0.1:{page.port}/"
+    listening = Path("/proc/net/tcp")
+    if listening.exists():
+        places = [line.split()[1] for line in listening.read_text().splitlines()[1:]]
+        assert [
+            place for place in places if place.endswith(f":{page.port:04X}") and place.startswith("0")
+        ] == [f"0100007F:{page.port:04X}"]
+
+
+def test_too_many_questions_are_refused(page, monkeypatch) -> None:
+    monkeypatch.setattr(page_app, "MOST_CALLS", 0)
+    reply = post(page, "step", SMALL.document())
+    assert (reply.status, reply.headers["retry-after"]) == (503, "1")
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def test_all_files_are_served_as_they_are(page: PageServer) -> None:
+    files = {path.relative_to(ASSETS).as_posix(): path for path in ASSETS.rglob("*") if path.is_file()}
+    for name, path in files.items():
+        reply = ask(page, "GET", f"/assets/{name}")
+        assert (reply.status, reply.body) == (200, path.read_bytes()) or path.suffix == ".toml"
+    assert ask(page, "GET", "/").body == files["index.html"].read_bytes()
+    for path in (
+        "../view.py",
+        "..%2fview.py",
+        "/etc/passwd",
+        "%2e%2e/__init__.py",
+        "vendored/uplot.toml",
+        "vendored",
+    ):
+        assert ask(page, "GET", f"/assets/{path}").status == 404, path
+
+
+def test_what_the_page_names_is_there_and_nothing_lies_about() -> None:
+    index = (ASSETS / "index.html").read_text()
+    named = {place.removeprefix("assets/") for place in re.findall(r'(?:src|href)="([^"#]+)"', index)}
+    seen: set[str] = set()
+    waiting = set(named)
+    while waiting:
+        name = waiting.pop()
+        seen.add(name)
+        text = (ASSETS / name).read_text()
+        if name.endswith(".js") and "vendored" not in name:
+            imported = set(re.findall(r'from "\./([\w.]+)"', text))
+            waiting |= imported - seen
+            assert not re.findall(r"https?://|innerHTML|eval\(|setAttribute\(\"style", text), name
+    there = {path.relative_to(ASSETS).as_posix() for path in ASSETS.rglob("*") if path.is_file()}
+    assert there - seen == {"index.html", "vendored/uplot.toml", "vendored/uPlot.LICENSE.txt"}
+    # a strict policy would not run them
+    assert not re.findall(r"\son\w+=|style=|<style|<script(?![^>]*src)", index)
+
+
+def test_ids_that_scripts_ask_for_are_on_the_page() -> None:
+    index = (ASSETS / "index.html").read_text()
+    ids = set(re.findall(r'id="([\w-]+)"', index))
+    for script in ASSETS.glob("*.js"):
+        asked = set(re.findall(r'(?:byId|showCommand|legend|Chart)\("([\w-]+)"', script.read_text()))
+        assert asked <= ids, script.name
+    # every control has a label of its own
+    for control in re.findall(r"<(?:input|select)[^>]*>", index):
+        own = re.search(r'id="([\w-]+)"', control)
+        is_labelled = "aria-label" in control or (own and f'for="{own[1]}"' in index)
+        assert is_labelled or re.search(rf"<label[^>]*>[^<]*{re.escape(control)}", index), control
+
+
+def test_files_of_others_are_as_they_came() -> None:
+    told = tomllib.loads((ASSETS / "vendored/uplot.toml").read_text())
+    assert told["sha256"] == UPLOT
+    for name, digest in UPLOT.items():
+        assert hashlib.sha256((ASSETS / "vendored" / name).read_bytes()).hexdigest() == digest
+    assert f"v{told['version']}" in (ASSETS / "vendored/uPlot.iife.min.js").read_text()[:100]
+    licence = (ASSETS / "vendored/uPlot.LICENSE.txt").read_text()
+    assert "MIT License" in licence
+    assert told["copyright"] in licence
+
+
+# -- beginning and end -------------------------------------------------------------------------------
+
+
+def test_a_port_that_is_taken_is_said(page: PageServer) -> None:
+    with pytest.raises(BackendError, match=f"127.0.0.1:{page.port} cannot be listened on"):
+        PageServer(page.port)
+
+
+def test_signals_need_the_main_thread() -> None:
+    failed: list[BaseException] = []
+
+    def serve() -> None:
+        try:
+            serve_page()
+        except BackendError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    thread.join(60)
+    assert "main thread" in str(failed[0])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_it_cleanly(number: int, tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "fastroof", "ui", "--model", "llama-3.1-8b"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(CHECKOUT)}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        told = process.stdout.readline()
+        found = re.fullmatch(r"(http://127\.0\.0\.1:(\d+)/)  \(Ctrl-C ends it\)\n", told)
+        assert found, told + process.stderr.read()
+        # a browser's connection that stays open, and a question that is being answered
+        with socket.create_connection(("127.0.0.1", int(found[2]))) as kept:
+            kept.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert kept.recv(12) == b"HTTP/1.1 200"
+            process.send_signal(number)
+            began = time.monotonic()
+            rest, said = process.communicate(timeout=60)
+            assert (process.returncode, rest, said) == (0, "", "")
+            assert time.monotonic() - began < 30.0
