@@ -231,6 +231,56 @@ def test_layouts_and_points_can_be_taken(opened: Browser) -> None:
     assert not opened.run("document.getElementById('tip').hidden")
 
 
+def test_an_outdated_answer_is_not_shown(opened: Browser, page: PageServer) -> None:
+    opened.run("""(() => {
+      const real = window.fetch;
+      window.open_now = 0; window.most_open = 0; window.asked = []; window.seen = [];
+      window.fetch = async (address, given) => {
+        if (!String(address).endsWith('layouts')) return real(address, given);
+        window.asked.push(JSON.parse(given.body).isl);
+        window.most_open = Math.max(window.most_open, ++window.open_now);
+        const reply = await real(address, given);
+        await new Promise(done => setTimeout(done, 700));
+        window.open_now -= 1;
+        return reply;
+      };
+      new MutationObserver(() => window.seen.push(document.querySelector('#layouts-command').textContent))
+        .observe(document.getElementById('best'), {childList: true});
+    })()""")
+    for isl in (600, 700, 800, 900):
+        opened.run(
+            "(() => { const c = document.getElementById('controls').elements.isl; "
+            f"c.value = {isl}; c.dispatchEvent(new Event('input', {{bubbles: true}})); }})()"
+        )
+        time.sleep(0.25)
+    settled(opened)
+    asked, seen = opened.run("window.asked"), opened.run("window.seen")
+    assert asked[0] == 600
+    assert asked[-1] == 900
+    assert opened.run("window.most_open") == 1
+    # those on the way there were overtaken; the last one is shown, and nothing else was
+    assert len(seen) == 1
+    assert "--isl 900 " in text(opened, "#layouts-command code")
+
+
+def test_a_pinned_view_stays_beside_the_next(opened: Browser) -> None:
+    opened.click("#pin")
+    assert "llama-3.1-8b on NVIDIA H100 SXM" in text(opened, "#pinned")
+    assert text(opened, "#tile-step .quiet").startswith("as pinned, ")
+    before = float(text(opened, "#tile-step .big").split()[0])
+    put(opened, "dtype", "fp8")
+    now = float(text(opened, "#tile-step .big").split()[0])
+    told = text(opened, "#tile-step .quiet").split()[0]
+    assert float(told.replace("\N{MINUS SIGN}", "-")) == pytest.approx((now / before - 1) * 100, abs=0.6)
+    assert text(opened, "#curve-legend").endswith("pinned")
+    compared = drawn(opened, "curve")
+    opened.click("#pin")
+    assert opened.run("document.getElementById('pinned').hidden")
+    assert drawn(opened, "curve") != compared
+    assert text(opened, "#tile-step .quiet").startswith("\N{PLUS-MINUS SIGN}")
+    assert opened.complaints == []
+
+
 def test_keys_alone_do_it(opened: Browser) -> None:
     opened.run("document.querySelector('[data-of=batch]').focus()")
     step = text(opened, "#tile-step .big")

@@ -30,11 +30,12 @@ const chart = new Chart("capacity", {
   }),
 });
 
-export function showCapacity(answered) {
+export function showCapacity(answered, view) {
   answer = answered;
   const names = Object.keys(answer.limits);
   const rows = answer.simulated.filter((one) => one.requests_per_s !== null);
-  const per = answer.gpus > 1 ? `, ${number(answer.requests_per_s_per_gpu)} a GPU` : "";
+  const tokens = `${number(answer.requests_per_s_per_gpu * view.osl)} output tokens/s a GPU`;
+  const per = answer.requests_per_s ? `, ${answer.gpus > 1 ? `${number(answer.requests_per_s_per_gpu)} a GPU, ` : ""}${tokens}` : "";
   const at = Object.entries(answer.at_capacity).map(([name, ms]) => `${words(name)} ${number(ms)} ms`);
   const range = answer.relative_error === null ? "the error of its steps is unknown" : `${number(answer.low)} to ${number(answer.high)} with steps one standard error (${percent(answer.relative_error)}) longer and shorter`;
   const binds = WORDS[answer.limit] || words(answer.limit);

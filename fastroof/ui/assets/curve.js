@@ -2,6 +2,7 @@
 
 import { Chart, clipped, dot, faint, groupName, ink, legend, line, pixels, text } from "./chart.js";
 import { byId, count, error, number, time } from "./words.js";
+import { pinned } from "./pin.js";
 import { change } from "./state.js";
 
 const PARTS = {
@@ -14,7 +15,7 @@ let names = [];
 
 const chart = new Chart("curve", {
   x: { label: "requests that decode", log: 2, range: (u, least, most) => [least, most] },
-  y: { label: "ms", range: (u, least, most) => [0, most * 1.06 || 1] },
+  y: { label: "ms", range: (u, least, most) => [0, Math.max(most, ...pinnedPoints().map(([, ms]) => ms)) * 1.06 || 1] },
   draw: (u) => clipped(u, (ctx, ratio) => {
     const { top, height, left, width } = u.bbox;
     const full = Math.max(curve.fits, curve.x[0]);
@@ -27,6 +28,8 @@ const chart = new Chart("curve", {
       const words = curve.fits >= 1 ? `KV cache full: ${count(Math.floor(curve.fits))}` : "no room for KV cache";
       text(ctx, words, at + (isLate ? -6 : 6) * ratio, top + 10 * ratio, { colour: ink("--quiet"), align: isLate ? "right" : "left" });
     }
+    const kept = pinnedPoints().map(([size, ms]) => pixels(u, size, ms));
+    line(ctx, kept, { colour: ink("--g5"), width: 2.5 * ratio, dash: [7 * ratio, 5 * ratio] });
     const here = curve.x.indexOf(curve.at);
     if (here < 0) return;
     const [x, y] = pixels(u, curve.at, curve.latency_us[here] / 1000);
@@ -47,6 +50,13 @@ const chart = new Chart("curve", {
     return { words: words.join("\n"), pick: () => change({ [field]: curve.x[i] }) };
   },
 });
+
+// Of the pinned view's curve what lies over the same sizes.
+function pinnedPoints() {
+  const kept = pinned()?.curve;
+  if (!kept || kept.x_name !== curve.x_name) return [];
+  return kept.x.map((size, i) => [size, kept.latency_us[i] / 1000]).filter(([size]) => size <= curve.x.at(-1));
+}
 
 export function showCurve(answer) {
   curve = answer.curve;
@@ -79,7 +89,8 @@ export function showCurve(answer) {
   byId("curve-words").textContent = answer.curve.relative_error ? words : words.replace("band: one standard error; ", "");
   const summary = here < 0 ? "" : `, ${time(curve.latency_us[here])} at ${count(curve.at)}`;
   byId("curve").setAttribute("aria-label", `Step time from ${number(total[0])} ms to ${number(total.at(-1))} ms${summary}`);
-  legend("curve-legend", names.map((name) => [PARTS[name]?.[0] || name, groupName(PARTS[name]?.[1] ?? 5)]));
+  const items = names.map((name) => [PARTS[name]?.[0] || name, groupName(PARTS[name]?.[1] ?? 5)]);
+  legend("curve-legend", pinnedPoints().length ? [...items, ["pinned", "--g5"]] : items);
 }
 
 export const redrawCurve = () => chart.redraw();

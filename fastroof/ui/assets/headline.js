@@ -1,15 +1,18 @@
 // In short: the step, what clients see, memory and capacity, each with its error, its origin and its limit.
 
+import { offPin } from "./pin.js";
 import { byId, count, error, gib, make, number, originChip, percent, time } from "./words.js";
 
 const LIMIT = { ttft: "ttft_ms", tpot: "tpot_ms" };
 
-function tile(id, big, unit, quiet, state = "") {
+function tile(id, big, unit, quiet, state = "", value = null) {
   const place = byId(`tile-${id}`);
   const [first] = place.getElementsByClassName("big");
   first.className = `big ${state}`;
   first.replaceChildren(big, ...(unit ? [" ", make("small", unit)] : []));
-  place.getElementsByClassName("quiet")[0].replaceChildren(...quiet.map((part) => (typeof part === "string" ? document.createTextNode(part) : part)));
+  const off = offPin(id, value);
+  const parts = off ? [make("strong", off), ", ", ...quiet] : quiet;
+  place.getElementsByClassName("quiet")[0].replaceChildren(...parts);
 }
 
 export function sentence({ plan }) {
@@ -22,7 +25,7 @@ export function showHeadline(answer, view) {
   const [value, unit] = time(step.latency_us).split(" ");
   const origin = originChip(step.origin);
   origin.title = "how the least known of its parts was found";
-  tile("step", value, unit, [`${error(step.relative_error)} `, origin]);
+  tile("step", value, unit, [`${error(step.relative_error)} `, origin], "", step.latency_us);
   for (const [name, limit] of Object.entries(LIMIT)) {
     const ms = serving[limit];
     const most = view[limit];
@@ -30,10 +33,10 @@ export function showHeadline(answer, view) {
     const words = most === null ? "" : state === "good" ? ` within ${number(most)} ms` : state ? ` above ${number(most)} ms` : "";
     const wait = name === "ttft" && serving.wait_ms > 0 ? ` (waits ${number(serving.wait_ms)} ms)` : "";
     if (serving.problem) tile(name, "–", "", ["does not fit"]);
-    else tile(name, number(ms), "ms", [`${error(serving[`${name}_relative_error`])}${wait}${words && ","}${words}`], state);
+    else tile(name, number(ms), "ms", [`${error(serving[`${name}_relative_error`])}${wait}${words && ","}${words}`], state, ms);
   }
   if (serving.problem) tile("rate", "–", "", ["no client can be served"]);
-  else tile("rate", number(serving.tokens_per_s_per_gpu), "tokens/s a GPU", [`${count(serving.clients)} clients, ${number(serving.tpot_ms ? 1000 / serving.tpot_ms : 0)} tokens/s each`]);
+  else tile("rate", number(serving.tokens_per_s_per_gpu), "tokens/s a GPU", [`${count(serving.clients)} clients, ${number(serving.tpot_ms ? 1000 / serving.tpot_ms : 0)} tokens/s each`], "", serving.tokens_per_s_per_gpu);
   const { weights = 0, kv_cache: cache = 0 } = plan.memory_bytes;
   const held = Math.max(0, plan.gpu_bytes - weights - cache);
   const share = step.kv_share;

@@ -11,6 +11,7 @@ import { redrawRoofline, showRoofline } from "./roofline.js";
 import { redrawLayouts, showHere, showLayouts } from "./layouts.js";
 import { redrawCapacity, showCapacity, showNoCapacity } from "./capacity.js";
 import { forgetInks } from "./chart.js";
+import { pinAnswer, pinned } from "./pin.js";
 import { listenToTheme } from "./theme.js";
 
 const RESTS_MS = 120;
@@ -19,13 +20,21 @@ const OF = { layouts: [...PLAN, "gpus"], capacity: [...PLAN, "percentile", "spre
 const AT_ONCE = ["step-card", "curve", "roofline"];
 
 let groups = [];
-let changedAt = performance.now();
+let changedAt = null;
+let last = null;
 const asked = {};
 const waits = (id, isWaiting) => byId(id).classList.toggle("waiting", isWaiting);
+
+// How many answers are on the page so far, for whoever measures it.
+function countPicture() {
+  const { dataset } = document.documentElement;
+  dataset.pictures = 1 + Number(dataset.pictures || 0);
+}
 
 const askStep = questioner("step", {
   showsAll: true,
   show: (answer, view) => {
+    last = [answer, view];
     byId("problem").hidden = true;
     for (const id of AT_ONCE) byId(id).classList.remove("stale");
     showHeadline(answer, view);
@@ -40,10 +49,11 @@ const askStep = questioner("step", {
     showCommand("serving-command", answer.commands.serving);
     showCommand("python", answer.commands.python);
     requestAnimationFrame(() => {
-      const ms = performance.now() - changedAt;
-      document.documentElement.dataset.pictureMs = ms.toFixed(1);
-      document.documentElement.dataset.pictures = 1 + Number(document.documentElement.dataset.pictures || 0);
-      byId("timing").textContent = `fastroof ${answer.version}; from control to picture ${ms.toFixed(0)} ms`;
+      const ms = changedAt === null ? null : performance.now() - changedAt;
+      const took = ms === null ? "" : `; from control to picture ${ms.toFixed(0)} ms`;
+      byId("timing").textContent = `fastroof ${answer.version}${took}`;
+      if (ms !== null) document.documentElement.dataset.pictureMs = ms.toFixed(1);
+      countPicture();
     });
   },
   fail: (message) => {
@@ -51,7 +61,7 @@ const askStep = questioner("step", {
     byId("problem").textContent = message;
     byId("notes").hidden = true;
     for (const id of AT_ONCE) byId(id).classList.add("stale");
-    document.documentElement.dataset.pictures = 1 + Number(document.documentElement.dataset.pictures || 0);
+    countPicture();
   },
 });
 
@@ -71,9 +81,9 @@ const askLayouts = questioner("layouts", {
 const askCapacity = questioner("capacity", {
   delayMs: RESTS_MS,
   waits: () => waits("capacity-card", true),
-  show: (answer) => {
+  show: (answer, view) => {
     waits("capacity-card", false);
-    showCapacity(answer);
+    showCapacity(answer, view);
   },
   fail: (message) => {
     waits("capacity-card", false);
@@ -83,7 +93,6 @@ const askCapacity = questioner("capacity", {
 
 // What a question depends on decides whether it is asked again.
 function askWhatChanged(view) {
-  changedAt = performance.now();
   askStep(view);
   for (const [name, ask] of [["layouts", askLayouts], ["capacity", askCapacity]]) {
     const depends = sizesOf(OF[name]);
@@ -103,6 +112,7 @@ async function begin() {
   fillControls(offered);
   showControls(current());
   onChange((view) => {
+    changedAt = performance.now();
     showControls(view);
     askWhatChanged(view);
   });
@@ -114,6 +124,12 @@ async function begin() {
   byId("reset").addEventListener("click", () => {
     document.activeElement?.blur();
     reset();
+  });
+  byId("pin").addEventListener("click", () => {
+    pinAnswer(pinned() || !last ? null : last[0]);
+    if (!last) return;
+    showHeadline(...last);
+    showCurve(last[0]);
   });
   copies(byId("link"), address);
   askWhatChanged(current());

@@ -69,7 +69,7 @@ export function showRoofline(answer, order) {
   const ys = points.map((point) => point.y);
   const peak = Math.max(...roofs.map((roof) => roof.peak), ...ys, 1);
   const x = [powerOf(Math.min(1, ...xs)), 3.5 * Math.max(...xs, (peak * 1e12) / bandwidth)];
-  const y = [powerOf(Math.min(...ys, 10)), peak * 2.5];
+  const y = [powerOf(Math.min(...ys, 10) / 2), peak * 2.5];
   chart.show([x, y], [{ label: "range", stroke: "transparent", width: 0, points: { show: false }, paths: () => null }]);
   const without = {};
   for (const part of step.operators) if (!part.flops_per_s) without[part.group] = (without[part.group] || 0) + part.total_us;
