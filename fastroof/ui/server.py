@@ -14,7 +14,8 @@ try:
     from fastroof.backends.serve.http_listener import HttpListener
     from fastroof.ui.page_app import MOST_CALLS, PageApp
 except ModuleNotFoundError as error:
-    raise BackendError(f"the page needs {error.name}: pip install 'fastroof[ui]' would do") from None
+    missing = str(error.name).partition(".")[0]
+    raise BackendError(f"the page needs {missing}: pip install 'fastroof[ui]' would do") from None
 
 from fastroof.backends.serve.address import listening_socket
 from fastroof.backends.serve.process import serve_until_told

@@ -283,6 +283,22 @@ def test_a_port_that_is_taken_is_said(page: PageServer) -> None:
         PageServer(page.port)
 
 
+def test_what_is_missing_is_named_and_nothing_else_is_needed() -> None:
+    code = (
+        "import sys\n"
+        "sys.modules[sys.argv[1]] = None\n"
+        "try: import fastroof.ui.server\n"
+        "except Exception as error: print(type(error).__name__, error)\n"
+    )
+    for module in ("starlette", "uvicorn", "prometheus_client", "matplotlib", "plotly"):
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", code, module],
+            cwd=CHECKOUT, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        needed = f"BackendError the page needs {module}: pip install 'fastroof[ui]' would do\n"
+        assert (done.stdout, done.stderr) == (needed if module in ("starlette", "uvicorn") else "", "")
+
+
 def test_signals_need_the_main_thread() -> None:
     failed: list[BaseException] = []
 
