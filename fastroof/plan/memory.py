@@ -67,8 +67,8 @@ def _fullest(parts: list[PlanMemory]) -> PlanMemory:
     least = min(parts, key=lambda part: (tokens(part), -part.weight_bytes))
     room = least.max_kv_tokens * least.token_bytes
     rooms = ((part.max_kv_tokens * part.token_bytes, part.state_bytes_per_sequence) for part in parts)
-    state = max(least.state_bytes_per_sequence, *(-(-held * room // other) for other, held in rooms if other))
-    return least._replace(state_bytes_per_sequence=state)
+    shares = [-(-held * room // other) for other, held in rooms if other]
+    return least._replace(state_bytes_per_sequence=max([least.state_bytes_per_sequence, *shares]))
 
 
 def _gpu_memory(

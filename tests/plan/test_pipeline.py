@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fastroof import StepBatch, compile_plan, compile_plans, load_model
 from fastroof.columns import ORIGIN_MODELLED
 from fastroof.compiled.plan_files import arena_fits
-from fastroof.errors import PlanError
+from fastroof.errors import PlanError, PlanRangeError
 from fastroof.models.stages import stages_of
 from fastroof.plan.pipeline import makespan_us
 from fastroof.serving import estimate
@@ -134,6 +134,15 @@ def test_memory_is_that_of_the_stage_with_least_room(h100):
     tied = compile_plan("qwen3-0.6b", "h100", h100, pp=2, **LIMITS)
     first, last = (stage.memory.weight_bytes for stage in tied.stages)
     assert last - first == 2 * tied.model.hidden
+
+
+def test_stages_without_any_room_have_a_memory_too(h100):
+    """Half of 405 B parameters, 405 GB, on each of two GPUs."""
+    plan = compile_plan("llama-3.1-405b", "h100", h100, pp=2, **LIMITS)
+    assert plan.memory.max_kv_tokens == 0
+    assert plan.memory.weight_bytes == pytest.approx(405e9, rel=0.02)
+    with pytest.raises(PlanRangeError, match="KV cache"):
+        estimate(plan, isl=100, osl=10, concurrency=1)
 
 
 def test_stages_travel_with_their_plan(four):
