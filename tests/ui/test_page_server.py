@@ -316,9 +316,14 @@ def test_signals_need_the_main_thread() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_ends_it_cleanly(number: int, tmp_path: Path) -> None:
+    # a browser that keeps what it was to show
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {tmp_path / "shown"}\n')
+    browser.chmod(0o755)
     with subprocess.Popen(
-        [sys.executable, "-m", "fastroof", "ui", "--model", "llama-3.1-8b"],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(CHECKOUT)}, text=True,
+        [sys.executable, "-m", "fastroof", "ui", "--model", "llama-3.1-8b", "--open"],
+        cwd=tmp_path, text=True,
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT), "BROWSER": f"{browser} %s"},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as process:  # fmt: skip
         told = process.stdout.readline()
@@ -328,6 +333,9 @@ def test_ctrl_c_ends_it_cleanly(number: int, tmp_path: Path) -> None:
         with socket.create_connection(("127.0.0.1", int(found[2]))) as kept:
             kept.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert kept.recv(12) == b"HTTP/1.1 200"
+            while not (tmp_path / "shown").exists() or not (tmp_path / "shown").read_text():
+                time.sleep(0.05)
+            assert (tmp_path / "shown").read_text().strip() == found[1]
             process.send_signal(number)
             began = time.monotonic()
             rest, said = process.communicate(timeout=60)

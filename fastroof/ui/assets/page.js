@@ -56,9 +56,10 @@ const askStep = questioner("step", {
       countPicture();
     });
   },
-  fail: (message) => {
+  fail: (message, view) => {
     byId("problem").hidden = false;
     byId("problem").textContent = message;
+    byId("sentence").textContent = `${view.model} on ${view.gpu}: no answer`;
     byId("notes").hidden = true;
     for (const id of AT_ONCE) byId(id).classList.add("stale");
     countPicture();
@@ -70,10 +71,12 @@ const askLayouts = questioner("layouts", {
   waits: () => waits("layouts-card", true),
   show: (answer) => {
     waits("layouts-card", false);
+    for (const id of ["pareto", "layouts"]) byId(id).classList.remove("stale");
     showLayouts(answer);
   },
   fail: (message) => {
     waits("layouts-card", false);
+    for (const id of ["pareto", "layouts"]) byId(id).classList.add("stale");
     byId("best").textContent = message;
   },
 });
