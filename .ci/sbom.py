@@ -1,7 +1,7 @@
 """Writes the wheel's bill of materials (CycloneDX): what it holds of others, and what it is tested with.
 
-Made from provenance.toml of the sources and of plotly.js, the digests of the local page's files, and the
-pinned requirements, so it is made again where one of them changes; ``--check`` fails if it is not what they say.
+Made from provenance.toml of measured sources and of shipped programs, and from the pinned requirements, so it
+is made again where one of them changes; ``--check`` fails if it is not what they say.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from pathlib import Path
 from cyclonedx.model import (
     ExternalReference,
     ExternalReferenceType,
-    HashAlgorithm,
-    HashType,
     Property,
     XsUri,
 )
@@ -30,14 +28,12 @@ from packageurl import PackageURL
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 SBOM = CHECKOUT / ".ci/fastroof.cdx.json"
-PLOTLY = CHECKOUT / "fastroof/report/html/plotly"
-PAGE_FILES = CHECKOUT / "fastroof/ui/assets/vendored/uplot.toml"
 RUNTIME = CHECKOUT / ".ci/requirements/runtime.txt"
 
 
 def bill() -> str:
     """Return the bill of materials, as JSON without a time or a random number, to be compared."""
-    bom = Bom(components=[*data_sources(), *shipped_programs(), *page_files(), *requirements()])
+    bom = Bom(components=[*data_sources(), *shipped_programs(), *requirements()])
     bom.metadata.component = Component(
         name="fastroof",
         type=ComponentType.LIBRARY,
@@ -77,50 +73,32 @@ def data_sources() -> list[Component]:
 
 
 def shipped_programs() -> list[Component]:
-    """Programs of others that are in the wheel as they were released."""
-    told = tomllib.loads((PLOTLY / "provenance.toml").read_text("utf-8"))
-    name, version, folder = told["package"], told["package_version"], PLOTLY.relative_to(CHECKOUT).as_posix()
-    return [
-        Component(
-            name=name,
-            version=version,
-            type=ComponentType.LIBRARY,
-            bom_ref=f"shipped:{name}@{version}",
-            licenses=[DisjunctiveLicense(id=told["licence"])],
-            copyright=told["copyright"],
-            description="draws the charts of the HTML pages",
-            purl=PackageURL("npm", None, name, version),
-            external_references=[
-                ExternalReference(type=ExternalReferenceType.VCS, url=XsUri(told["url"])),
-                ExternalReference(type=ExternalReferenceType.DISTRIBUTION, url=XsUri(told["archive"])),
-            ],
-            hashes=[HashType(alg=HashAlgorithm.SHA_256, content=told["files"]["plotly-basic.min.js"])],
-            properties=[Property(name="fastroof:folder", value=folder)],
+    """Programs of others that are in the wheel as they were released: what its pages draw with."""
+    components = []
+    for path in sorted((CHECKOUT / "fastroof").rglob("provenance.toml")):
+        told = tomllib.loads(path.read_text("utf-8"))
+        name, version = told["package"], told["package_version"]
+        folder = path.parent.relative_to(CHECKOUT).as_posix()
+        components.append(
+            Component(
+                name=name,
+                version=version,
+                type=ComponentType.LIBRARY,
+                bom_ref=f"shipped:{name}@{version}",
+                licenses=[DisjunctiveLicense(id=told["licence"])],
+                copyright=told["copyright"],
+                description="in the wheel as it was released: draws the charts of pages",
+                purl=PackageURL("npm", None, name, version),
+                external_references=[
+                    ExternalReference(type=ExternalReferenceType.VCS, url=XsUri(told["url"]))
+                ],
+                properties=[
+                    Property(name=f"fastroof:sha256 {folder}/{file}", value=digest)
+                    for file, digest in told["files"].items()
+                ],
+            )
         )
-    ]
-
-
-def page_files() -> list[Component]:
-    """Programs of others that are in the wheel as they came: what the local page draws with."""
-    told = tomllib.loads(PAGE_FILES.read_text("utf-8"))
-    folder = PAGE_FILES.parent.relative_to(CHECKOUT).as_posix()
-    return [
-        Component(
-            name=told["name"],
-            version=told["version"],
-            type=ComponentType.LIBRARY,
-            bom_ref=f"npm:{told['name']}@{told['version']}",
-            licenses=[DisjunctiveLicense(id=told["licence"])],
-            copyright=told["copyright"],
-            description="in the wheel as it came: what the page of `fastroof ui` draws with",
-            purl=PackageURL("npm", None, told["name"], told["version"]),
-            external_references=[ExternalReference(type=ExternalReferenceType.VCS, url=XsUri(told["url"]))],
-            properties=[
-                Property(name=f"fastroof:sha256 {folder}/{name}", value=digest)
-                for name, digest in told["sha256"].items()
-            ],
-        )
-    ]
+    return components
 
 
 def requirements() -> list[Component]:
@@ -151,7 +129,7 @@ def main() -> int:
     current = bill()
     if parser.parse_args().check:
         if not SBOM.is_file() or SBOM.read_text("utf-8") != current:
-            print(f"{SBOM.name} is not what provenance.toml, uplot.toml and the pins say: run .ci/sbom.py")
+            print(f"{SBOM.name} is not what provenance.toml and the pins say: run .ci/sbom.py")
             return 1
         print(f"{SBOM.name} is current")
         return 0

@@ -224,7 +224,7 @@ def test_all_files_are_served_as_they_are(page: PageServer) -> None:
         "..%2fview.py",
         "/etc/passwd",
         "%2e%2e/__init__.py",
-        "vendored/uplot.toml",
+        "vendored/provenance.toml",
         "vendored",
     ):
         assert ask(page, "GET", f"/assets/{path}").status == 404, path
@@ -244,7 +244,7 @@ def test_what_the_page_names_is_there_and_nothing_lies_about() -> None:
             waiting |= imported - seen
             assert not re.findall(r"https?://|innerHTML|eval\(|setAttribute\(\"style", text), name
     there = {path.relative_to(ASSETS).as_posix() for path in ASSETS.rglob("*") if path.is_file()}
-    assert there - seen == {"index.html", "vendored/uplot.toml", "vendored/uPlot.LICENSE.txt"}
+    assert there - seen == {"index.html", "vendored/provenance.toml", "vendored/uPlot.LICENSE.txt"}
     # a strict policy would not run them
     assert not re.findall(r"\son\w+=|style=|<style|<script(?![^>]*src)", index)
 
@@ -263,11 +263,11 @@ def test_ids_that_scripts_ask_for_are_on_the_page() -> None:
 
 
 def test_files_of_others_are_as_they_came() -> None:
-    told = tomllib.loads((ASSETS / "vendored/uplot.toml").read_text())
-    assert told["sha256"] == UPLOT
+    told = tomllib.loads((ASSETS / "vendored/provenance.toml").read_text())
+    assert told["files"] == UPLOT
     for name, digest in UPLOT.items():
         assert hashlib.sha256((ASSETS / "vendored" / name).read_bytes()).hexdigest() == digest
-    assert f"v{told['version']}" in (ASSETS / "vendored/uPlot.iife.min.js").read_text()[:100]
+    assert f"v{told['package_version']}" in (ASSETS / "vendored/uPlot.iife.min.js").read_text()[:100]
     licence = (ASSETS / "vendored/uPlot.LICENSE.txt").read_text()
     assert "MIT License" in licence
     assert told["copyright"] in licence
