@@ -16,6 +16,8 @@ import numpy as np
 
 from fastroof.arrays import Floats
 from fastroof.compiled.steps import ARENA_FORMAT, ARENA_MAGIC, ARENA_SIZE, FORMAT, HEADER_SIZE, MAGIC
+from fastroof.documents import parse_json
+from fastroof.errors import FastroofError
 from fastroof.plan.gpu_memory import PlanMemory
 from fastroof.run.evaluate import run_batch
 from fastroof.run.rounds import round_us
@@ -171,7 +173,7 @@ def read_kept_plan(data: bytes) -> KeptPlan:
         text, floats = _SIZES.unpack_from(data)
         if _SIZES.size + text + 8 * floats != len(data):
             raise ValueError("another size")
-        words = json.loads(data[_SIZES.size : _SIZES.size + text])
+        words = parse_json(data[_SIZES.size : _SIZES.size + text], "a kept plan")
         body = np.frombuffer(data, "<f8", floats, _SIZES.size + text).astype(np.float64)
         lengths, stages = words.pop("floats"), words.pop("stages")
         if sum(lengths) != floats:
@@ -182,7 +184,7 @@ def read_kept_plan(data: bytes) -> KeptPlan:
             arena.flags.writeable = False
         words["memory"] = PlanMemory(**words["memory"])
         return KeptPlan(**words, arena=arenas[0], stage_arenas=tuple(arenas[i] for i in stages))
-    except (struct.error, KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
+    except (FastroofError, struct.error, KeyError, IndexError, TypeError, ValueError) as error:
         raise ValueError(f"this is no kept plan: {error}") from None
 
 

@@ -46,7 +46,8 @@ def _together(name: str, sizes: Any, tpot_ms: Any) -> tuple[tuple[int, ...], Lon
             f"shapes do not broadcast: {name} {both[0].shape}, tpot_ms {both[1].shape}"
         ) from None
     flat = integers.astype(np.int64).reshape(-1)
-    return integers.shape, flat, np.ascontiguousarray(limits).reshape(-1)
+    # copied: numba asks whether it may write, which a view that was broadcast answers with a warning
+    return integers.shape, flat, np.array(limits).reshape(-1)
 
 
 def largest_batch(plan: StepPlan, kv_len: Any, tpot_ms: Any = np.inf) -> Any:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
 from fastroof.checks import check_flag, is_number, shown, whole_number
+from fastroof.default_runtime import DEFAULT_RUNTIME
 from fastroof.engines import EngineProfile, engine_names, load_engine
 from fastroof.errors import BatchError
 from fastroof.models.execution import AUTO, DTYPES, KV_DTYPES
@@ -99,7 +100,7 @@ class View:
     ep: int = 1
     dtype: str = AUTO
     kv_dtype: str = AUTO
-    runtime: str = "vllm"
+    runtime: str = DEFAULT_RUNTIME
     allow_modelled: bool = False
     isl: int = 4000
     osl: int = 500

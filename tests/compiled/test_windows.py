@@ -103,9 +103,7 @@ def test_a_batch_of_steps_is_its_steps(requests):
 def test_explained_kinds_add_up_to_the_step(requests):
     for plan in PLANS.values():
         explained = plan.explain(requests)
-        total = sum(o.total_us for o in explained.operators) + float(
-            plan.run(StepBatch.from_requests([requests])).components.runtime_us[0]
-        )
+        total = sum(o.total_us for o in explained.operators)
         assert total == pytest.approx(explained.total_us, rel=1e-12)
 
 

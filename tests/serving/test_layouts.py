@@ -74,7 +74,17 @@ def test_best_is_what_estimate_says(tables, split):
 
 def test_the_least_gpus_of_a_split_are_whole_replicas(tables):
     sized = least_gpus(
-        "qwen3-30b-a3b", "h100", tables, [5.0, 200.0], 1000, 100, tp=[1], dp=4, ep=4, tpot_ms=50
+        "qwen3-30b-a3b",
+        "h100",
+        tables,
+        [5.0, 200.0],
+        1000,
+        100,
+        tp=[1],
+        dp=4,
+        ep=4,
+        tpot_ms=50,
+        runtime="kernels",
     )
     assert (sized.total_gpus % 4 == 0).all()
     assert (sized.total_gpus == 4 * sized.replicas).all()

@@ -318,7 +318,8 @@ def test_the_command_gives_the_same_numbers(h100):
         "num_draft_tokens": 2, "accepted": 2.25, "draft": "llama-3.1-8b", "prefix_hit": 0.5,
     }  # fmt: skip
     plan, draft = (
-        compile_plan(model, "h100", h100, tp=tp) for model, tp in (("llama-3.1-70b", 8), ("llama-3.1-8b", 4))
+        compile_plan(model, "h100", h100, tp=tp, runtime=document["runtime"])
+        for model, tp in (("llama-3.1-70b", 8), ("llama-3.1-8b", 4))
     )
     speculation = SpeculativeDecoding(2, (0.75, 0.5), draft)
     expected = estimate(plan, 2048, 64, [1, 16], speculation=speculation, prefix_hit=0.5)

@@ -489,7 +489,14 @@ def test_rows_of_a_sweep_have_the_errors_of_their_steps_when_asked(tmp_path, h10
             assert row["relative_error"] is None
             continue
         plan = fastroof.compile_plan(
-            row["model"], "h100", h100, tp=row["tp"], dtype=row["dtype"], max_tokens=256, max_seqs=256
+            row["model"],
+            "h100",
+            h100,
+            tp=row["tp"],
+            dtype=row["dtype"],
+            runtime=row["runtime"],
+            max_tokens=256,
+            max_seqs=256,
         )
         assert row["relative_error"] == plan.decode_error(row["batch_size"], row["kv_len"])
 

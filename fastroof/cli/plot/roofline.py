@@ -10,6 +10,7 @@ from fastroof.cli.options import GpuName, KvDtype, Method, OneSource, Runtime, T
 from fastroof.cli.plot.drawing import gpu_and_tables_to_draw, save, source_words
 from fastroof.cli.plot.options import Output
 from fastroof.command_group import warn
+from fastroof.default_runtime import DEFAULT_RUNTIME
 from fastroof.errors import FastroofError
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def roofline(
     kv_len: Annotated[int, typer.Option(help="With --model: tokens that each decode attends to.")] = 4096,
     prompt: Annotated[int, typer.Option(min=1, help="With --model: tokens of the prefill.")] = 8192,
     kv_dtype: KvDtype = "auto",
-    runtime: Runtime = "kernels",
+    runtime: Runtime = DEFAULT_RUNTIME,
     method: Method = "roofline",
     tables: TablesInstead = None,
     source: OneSource = None,
