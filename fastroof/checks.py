@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import sys
+import math
+import operator
 from numbers import Integral, Real
 from typing import Any
 
@@ -49,7 +50,7 @@ def is_whole_number(value: Any, least: int = 1, most: int | None = None) -> bool
     [True, False, False, False]
     """
     # an int, as nearly always, is told without the abstract class
-    is_whole = type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
+    is_whole = type(value) is int or (isinstance(value, Integral) and _is_integer(value))
     return is_whole and bool(least <= value and (most is None or value <= most))
 
 
@@ -61,8 +62,23 @@ def is_number(value: Any) -> bool:
     >>> [is_number(value) for value in (1, 0.5, float("nan"), 10**400, "1", True)]
     [True, True, False, False, False, False]
     """
-    is_real = isinstance(value, Real) and not isinstance(value, bool)
-    return is_real and bool(abs(value) <= sys.float_info.max)
+    if not isinstance(value, Real) or (isinstance(value, Integral) and not _is_integer(value)):
+        return False
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:
+        return False
+
+
+def _is_integer(value: Integral) -> bool:
+    """Whether what says that it is an integer is one: bools do, and NumPy's durations, which have no index."""
+    if isinstance(value, bool):
+        return False
+    try:
+        operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    return True
 
 
 def check_flag(name: str, value: Any, error: type[FastroofError] = FastroofError) -> None:

@@ -72,6 +72,19 @@ def test_no_check_fails_over_a_value(what):
         whole_number("threads", UNWRITABLE[what], 1, 64)
 
 
+def test_a_duration_is_no_number_though_numpy_calls_it_an_integer():
+    for duration in (np.timedelta64(3), np.timedelta64(3, "s"), np.timedelta64("nat")):
+        assert not is_whole_number(duration)
+        assert not is_number(duration)
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64, np.longdouble])
+def test_numbers_of_any_width_are_told_without_a_warning(kind):
+    assert is_number(kind(3))
+    assert not is_number(kind("inf"))
+    assert not is_number(kind("nan"))
+
+
 def test_messages_show_values_in_that_one_way():
     places = []
     for package in ("fastroof", "kernels_bench"):

@@ -60,8 +60,12 @@ _INT64_FORMATS: Final = (ord("l"), ord("q"))
 _INT32_FORMATS: Final = (ord("i"), ord("l"))
 
 # Slots of the state, int64 each.
-_ARENA, _SIZE, _OTHERWISE, _TRUE, _FALSE = range(5)
-_LENDERS: Final = 5
+_ARENA, _SIZE, _OTHERWISE = range(3)
+_INTEGERS: Final = 3
+"""Where the addresses of types begin that are integers and nothing else: no bools, no element of an array with
+a mask, nothing whose ``__index__`` is Python code. What else is an integer is read by the Python function."""
+_INTEGER_TYPES: Final = (int, np.int64, np.int32)
+_LENDERS: Final = _INTEGERS + len(_INTEGER_TYPES)
 """Where the addresses of types begin whose memory holds numbers and nothing that says otherwise: no masks."""
 _LENDING_TYPES: Final = (np.ndarray, array, memoryview)
 
@@ -72,18 +76,26 @@ class _State(bytes):
     kept: tuple[Any, ...]
 
 
+@jit_inline
+def _integer_of(state: Any, of: int) -> int:
+    """An integer that an object is, of the types that are nothing else; -1, which no size is, of any other."""
+    if of == 0:
+        return -1
+    kind = carray(pointer_at(of), (2,), np.int64)[1]
+    if kind != state[_INTEGERS] and kind != state[_INTEGERS + 1] and kind != state[_INTEGERS + 2]:
+        return -1
+    value = int(_integer(of))
+    if value == -1:
+        _clear_error()  # beyond 64 bits; -1 itself is not timed either
+    return value
+
+
 def _decode_call(this: int, arguments: Any, count: int) -> Any:
     """``builtin(batch_size, kv_len)`` by CPython's fast calling convention."""
     state = _bytes_of(this)
     if count == 2:
-        batch = _integer(arguments[0])
-        kv_len = _integer(arguments[1])
-        if batch == -1 or kv_len == -1:
-            _clear_error()  # no integer; -1 itself is not timed either
-        if batch == 1 and arguments[0] == state[_TRUE]:
-            batch = -1  # a bool is an integer to Python; False is 0, which is not timed
-        if kv_len == 1 and arguments[1] == state[_TRUE]:
-            kv_len = -1
+        batch = _integer_of(state, arguments[0])
+        kv_len = _integer_of(state, arguments[1])
         arena = carray(pointer_at(state[_ARENA]), (state[_SIZE],), np.float64)
         time_us = equal_decodes_us(arena, batch, kv_len)
         if not np.isnan(time_us):
@@ -93,10 +105,7 @@ def _decode_call(this: int, arguments: Any, count: int) -> Any:
 
 @jit_inline
 def _list_item(of: int, place: int) -> int:
-    """What PyList_GetItem returns, without a call: 0 beyond its end, which no integer is read from.
-
-    The list is looked at anew for each: reading an integer may run Python code that shortens it.
-    """
+    """What PyList_GetItem returns, without a call: 0 beyond its end, which no integer is read from."""
     words = carray(pointer_at(of), (_LIST_WORDS,), np.int64)
     if place >= words[_LIST_SIZE]:
         return 0
@@ -157,12 +166,15 @@ def _buffered_step_us(arena: Any, new_tokens: int, context_len: int) -> float:
 
 
 @jit_inline
-def _lists_in_window(window: int, new_tokens: int, context_len: int, seqs: int) -> WindowSums:
+def _lists_in_window(
+    state: Any, window: int, new_tokens: int, context_len: int, seqs: int
+) -> WindowSums:
     """Sums of requests that are possible within a window: read again, so that other plans do not wait."""
     in_window = no_window_sums()
     for request in range(seqs):
-        new = _integer(_list_item(new_tokens, request))
-        in_window = with_request(in_window, new, _integer(_list_item(context_len, request)), window)
+        new = _integer_of(state, _list_item(new_tokens, request))
+        context = _integer_of(state, _list_item(context_len, request))
+        in_window = with_request(in_window, new, context, window)
     return in_window
 
 
@@ -187,21 +199,12 @@ def _step_call(this: int, arguments: Any, count: int) -> Any:
     if seqs > 0:
         arena = carray(pointer_at(state[_ARENA]), (state[_SIZE],), np.float64)
         plan = open_plan(arena)
-        true, false = state[_TRUE], state[_FALSE]
         decodes = kv_sum = new_sum = causal_pairs = prefix_pairs = prefix_sum = 0
         possible = seqs <= plan.max_seqs
         for request in range(seqs):
-            new_object = _list_item(arguments[0], request)
-            new = _integer(new_object)
-            context_object = _list_item(arguments[1], request)
-            context = _integer(context_object)
-            # bools are integers to Python
-            if context <= 1 and (context_object in (true, false)):
-                context = -1
-            if new_object == true:
-                new = -1
+            new = _integer_of(state, _list_item(arguments[0], request))
+            context = _integer_of(state, _list_item(arguments[1], request))
             if new < 1 or new > plan.max_tokens or context < 0 or context > MAX_KV_LEN - new:
-                _clear_error()
                 possible = False
                 break
             if new == 1 and context > 0:
@@ -215,7 +218,7 @@ def _step_call(this: int, arguments: Any, count: int) -> Any:
         if possible and decodes + new_sum <= plan.max_tokens:
             sums = StepSums(decodes, kv_sum, new_sum, causal_pairs, prefix_pairs, prefix_sum)
             if plan.window > 0:
-                in_window = _lists_in_window(plan.window, arguments[0], arguments[1], seqs)
+                in_window = _lists_in_window(state, plan.window, arguments[0], arguments[1], seqs)
                 within = open_window(arena, 0)
                 return _float_object(windowed_step_us(arena, plan, within, seqs, sums, in_window))
             return _float_object(summed_step_us(arena, plan, seqs, sums))
@@ -270,7 +273,7 @@ def plan_function(name: str, arena: Floats, otherwise: Callable[..., Any]) -> Ca
     """
     if PLAIN:
         return otherwise
-    words = [arena.ctypes.data, len(arena), *map(id, (otherwise, True, False, *_LENDING_TYPES))]
+    words = [arena.ctypes.data, len(arena), *map(id, (otherwise, *_INTEGER_TYPES, *_LENDING_TYPES))]
     state = _State(np.array(words, np.int64).tobytes())
     # the method too: of two threads' first calls, the cache keeps one
     method = _method(name)

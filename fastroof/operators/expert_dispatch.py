@@ -33,6 +33,7 @@ from fastroof.operators.dispatch_borrowing import (
     row_bytes_of,
     sent_to,
 )
+from fastroof.operators.expert_work import check_routed
 from fastroof.operators.foreign_rows import (
     LATENCY_MS,
     RUN,
@@ -289,8 +290,9 @@ class ExpertDispatch(SizedOperator, PerRowOperator):
         }
 
     def check_key(self, key: Key) -> None:
-        """Refuse a group of one, and nodes without a GPU."""
-        _, _, _, _, _, _, num_gpus, num_nodes, _ = key
+        """Refuse a group of one, nodes without a GPU, and a token of more experts than there are."""
+        _, _, _, _, topk, num_experts, num_gpus, num_nodes, _ = key
+        check_routed(topk, num_experts)
         if num_gpus == 1:
             raise LookupInputError("an exchange of tokens needs num_gpus of at least 2, got 1")
         if num_nodes > num_gpus:

@@ -6,6 +6,7 @@ import math
 from typing import Final
 
 from fastroof.arrays import Floats
+from fastroof.errors import LookupInputError
 from fastroof.operators.work import Real, as_floats
 from fastroof.units import ACTIVATION_BYTES
 
@@ -13,6 +14,7 @@ __all__ = [
     "EVENLY_ROUTED",
     "GATED_GEMMS",
     "NONGATED_GEMMS",
+    "check_routed",
     "moe_bytes",
     "moe_flops",
     "moe_touched_experts",
@@ -24,6 +26,18 @@ NONGATED_GEMMS: Final = 2
 
 EVENLY_ROUTED: Final = ("balanced", "uniform")
 """Distributions of tokens over experts for which the expectation of uniform routing holds."""
+
+
+def check_routed(topk: int, num_experts: int) -> None:
+    """Refuse a token that is routed to more experts than there are, which no kernel can be asked for.
+
+    Raises
+    ------
+    LookupInputError
+        Naming both numbers.
+    """
+    if topk > num_experts:
+        raise LookupInputError(f"topk {topk} is more than num_experts {num_experts}: it can be {num_experts}")
 
 
 def moe_touched_experts(num_tokens: Real, topk: Real, num_experts: Real, moe_ep: Real = 1) -> Floats:

@@ -33,6 +33,7 @@ from fastroof.operators.expert_rows import PACKAGE_COLUMNS, gated_rows
 from fastroof.operators.expert_work import (
     EVENLY_ROUTED,
     GATED_GEMMS,
+    check_routed,
     moe_bytes,
     moe_flops,
     tokens_to_reach_all,
@@ -191,6 +192,11 @@ class MoeOperator(SizedOperator, PerRowOperator):
         return float(moe_flops(1, hidden, intermediate, topk, moe_tp, moe_ep, self.gemms))
 
     # -- shapes that were not measured -------------------------------------------------------------
+
+    def check_key(self, key: Key) -> None:
+        """Refuse a token of more experts than there are."""
+        _, _, _, topk, num_experts, _, _, _ = key
+        check_routed(topk, num_experts)
 
     def lenders(self, tables: Tables, key: Key) -> tuple[Lender, ...]:
         """Measured shapes that stand in for one, the nearest first; none where it was measured itself.

@@ -17,10 +17,16 @@ import numpy as np
 from fastroof.arrays import Array, Floats
 from fastroof.columns import DTYPE, Column
 from fastroof.config.gpu import GpuSpec
-from fastroof.errors import MissingTableError, PlanError
+from fastroof.errors import LookupInputError, MissingTableError, PlanError
 from fastroof.operators.calls import Experts
 from fastroof.operators.expert_borrowing import borrowed_points
-from fastroof.operators.expert_work import EVENLY_ROUTED, moe_bytes, moe_flops, tokens_to_reach_all
+from fastroof.operators.expert_work import (
+    EVENLY_ROUTED,
+    check_routed,
+    moe_bytes,
+    moe_flops,
+    tokens_to_reach_all,
+)
 from fastroof.operators.foreign_rows import (
     MEASURED,
     RUN,
@@ -150,6 +156,14 @@ class GlobalExperts(SizedOperator):
         """Peak of the row's dtype."""
         peak = dtype_peaks(columns["dtype"], gpu)
         return peak, peak
+
+    def check_key(self, key: Key) -> None:
+        """Refuse a token of more experts than there are, and fewer places than experts."""
+        named = {c.name: int(value) for c, value in zip(self.keys, key, strict=True) if c.kind == "int"}
+        check_routed(named["topk"], named["num_experts"])
+        slots = named.get("num_slots", named["num_experts"])
+        if slots < named["num_experts"]:
+            raise LookupInputError(f"num_slots {slots} is less than num_experts {named['num_experts']}")
 
     def _key_columns(self, key: Key, tokens: Any) -> dict[str, Array]:
         named = {c.name: value for c, value in zip(self.keys, key, strict=True)}

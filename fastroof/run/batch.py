@@ -99,9 +99,7 @@ class StepBatch:
         flat = [request for step in listed for request in step]
         pairs = number_array(flat) if flat else np.zeros((0, 2), np.int64)
         if pairs is None or pairs.ndim != 2 or pairs.shape[1] != 2:
-            wrong = next(
-                (r for r in flat if not isinstance(r, Sequence | np.ndarray) or len(r) != 2), flat[0]
-            )
+            wrong = next((request for request in flat if not _is_pair(request)), flat[0])
             raise BatchError(
                 f"a request must be (new_tokens, context_len), whole numbers, got {shown(wrong)}"
             )
@@ -115,6 +113,12 @@ class StepBatch:
 
     def __len__(self) -> int:
         return self.num_steps
+
+
+def _is_pair(request: Any) -> bool:
+    if isinstance(request, np.ndarray):
+        return request.shape == (2,)
+    return isinstance(request, Sequence) and len(request) == 2
 
 
 class StepComponents(NamedTuple):

@@ -34,7 +34,7 @@ STEPS_A_PART: Final = 2**14
 
 def _in_threads(loop: Callable[[slice], int], count: int, threads: int) -> int:
     """Run a loop over ``count`` steps in equal parts, by some threads, and OR their codes."""
-    whole_number("threads", threads, error=BatchError)
+    threads = whole_number("threads", threads, error=BatchError)  # NumPy's own would overflow below
     parts = min(PARTS_A_THREAD * threads, -(-count // STEPS_A_PART))
     if threads == 1 or parts < 2:
         return int(loop(slice(0, count)))

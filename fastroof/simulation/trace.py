@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from fastroof.arrays import Array, Floats, Longs
 from fastroof.arrow import arrow_schema
-from fastroof.checks import is_number, shown, whole_number
+from fastroof.checks import is_number, is_whole_number, shown, whole_number
 from fastroof.columns import Column
 from fastroof.errors import TraceError
 from fastroof.simulation.request_arrays import numbers_in_a_row, refuse_where, sorted_by_arrival
@@ -109,6 +109,9 @@ class Trace:
 
     def __post_init__(self) -> None:
         where = f"trace {shown(self.name)}"
+        if not isinstance(self.name, str):
+            raise TraceError(f"a trace's name must be a text, got {shown(self.name)}")
+        self._check_left_out(where)
         arrival_s = numbers_in_a_row(where, "arrival_s", self.arrival_s, "fiu").astype(np.float64)
         count = len(arrival_s)
         if not count:
@@ -147,6 +150,13 @@ class Trace:
         for name, array in arrays.items():
             object.__setattr__(self, name, array)
         object.__setattr__(self, "left_out", dict(self.left_out))
+
+    def _check_left_out(self, where: str) -> None:
+        given = self.left_out
+        if not isinstance(given, Mapping) or not all(
+            isinstance(reason, str) and is_whole_number(rows, 0) for reason, rows in given.items()
+        ):
+            raise TraceError(f"{where}: left_out must be numbers of rows by reasons, got {shown(given)}")
 
     def _checked_hashes(self, where: str, input_tokens: Sizes) -> dict[str, Any]:
         is_sized = not (isinstance(self.hash_block_size, int) and self.hash_block_size == 0)

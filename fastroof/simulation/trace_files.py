@@ -137,10 +137,12 @@ def _raw(
 
 def _checked_trace(raw: RawColumns, columns: NamedColumns, said: dict[str, Any]) -> Trace:
     """Make the trace, each row checked where its name is known."""
+    if not len(raw.columns[columns.input_tokens]):
+        raise TraceError(f"{raw.what} has no requests")
     sizes = {role: raw.tokens(getattr(columns, role)) for role in ("input_tokens", "output_tokens")}
     count = len(sizes["input_tokens"])
     arrival_s: Floats = np.zeros(count)
-    if columns.arrival and count:
+    if columns.arrival:
         arrival_s = raw.seconds(columns.arrival, columns.per_s)
     if columns.cached_tokens:
         sizes["cached_tokens"] = raw.tokens(columns.cached_tokens)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fastroof import load_gpu
-from fastroof.errors import MissingTableError, TableError
+from fastroof.errors import LookupInputError, MissingTableError, TableError
 from fastroof.load.aiconfigurator import SYSTEMS, installed_root
 from fastroof.load.rows import read_columns
 from fastroof.operators.expert_rows import is_nongated
@@ -17,6 +17,7 @@ from fastroof.operators.expert_work import moe_bytes, moe_touched_experts
 from fastroof.operators.foreign_rows import ForeignRows
 from fastroof.operators.moe import MOE
 from fastroof.operators.moe_nongated import MOE_NONGATED
+from fastroof.operators.registry import OPERATORS
 from tests.reference.handmade import handmade_tables
 
 SHAPE = {"hidden": 2688, "intermediate": 1856, "topk": 6, "num_experts": 128}
@@ -70,6 +71,16 @@ def test_experts_in_fp4_have_an_mfu_of_the_cards_fp4_peak():
     answer = tables.lookup("moe", num_tokens=1024, dtype="nvfp4", **sizes)
     flops = 6 * 1024 * 8 * 7168 * 2048 / 8
     assert float(answer.mfu) == pytest.approx(flops / (100e-6 * tables.gpu.peak("nvfp4")), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["moe", "moe_nongated", "moe_wide", "megamoe", "expert_dispatch"])
+def test_a_token_of_more_experts_than_there_are_is_refused(h100, name):
+    known = OPERATORS[name]
+    sizes = {column.name: 64 for column in (*known.keys, *known.axes) if column.kind == "int"}
+    words = {column.name: "x" for column in known.keys if column.kind == "text"}
+    sizes |= {"topk": 9, "num_experts": 8}
+    with pytest.raises(LookupInputError, match="topk 9 is more than num_experts 8"):
+        h100.lookup(name, **{**words, "dtype": "bf16"} if "dtype" in words else words, **sizes)
 
 
 def test_a_shape_of_one_is_no_shape_of_the_other():

@@ -38,6 +38,8 @@ NO_NUMBERS = {
     "a masked array without a mask": np.ma.array([4, 5]),
     "masked arrays in a list": [np.ma.array([4, 5], mask=[False, True])],
     "what is masked": np.ma.masked,
+    "a masked array without axes": np.ma.array(4, mask=True),
+    "a duration": np.timedelta64(4),
     "nothing": None,
     "nothing among numbers": [4, None],
     "objects": np.array([4, 5], object),

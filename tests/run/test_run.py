@@ -208,12 +208,19 @@ def test_a_malformed_batch_is_refused(case):
     [
         [[5]], [[(5,)]], [[(5, 0, 0)]], [[(5, 0)], [(5,)]], [[(5, 0.5)]], [[(5, float("nan"))]], [[("5", 0)]],
         [[(None, 0)]], [[(2**70, 0)]], [[(5, 0), 7]], [[[(5, 0)]]], ["ab"],
+        [[(5, 0), np.array(3)]], [[(5, 0), np.ones((2, 1), int)]], [[(5, 0), np.ma.array(3, mask=True)]],
     ],
     ids=repr,
 )  # fmt: skip
 def test_what_is_not_a_pair_is_refused(steps):
     with pytest.raises(BatchError):
         StepBatch.from_requests(steps)
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int64])
+def test_threads_of_any_integer_type(plan, kind):
+    batch_size = np.full(40_000, 3)
+    assert plan.decode_us(batch_size, 9, threads=kind(100)).tolist() == [plan.decode_us(3, 9)] * 40_000
 
 
 @pytest.mark.parametrize("steps", [5, [5], None], ids=repr)

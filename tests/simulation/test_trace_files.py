@@ -326,6 +326,13 @@ def test_wrong_arrays_say_which_row(given: dict[str, Any], said: str) -> None:
         load_trace({**good, **given})
 
 
+@pytest.mark.parametrize("kind", [pa.string(), pa.list_(pa.int64()), pa.bool_(), pa.int64(), pa.null()])
+def test_a_table_without_rows_has_no_requests_whatever_its_types(kind: Any) -> None:
+    table = pa.table({name: pa.nulls(0, kind) for name in ("arrival_s", "input_tokens", "output_tokens")})
+    with pytest.raises(TraceError, match="the table has no requests"):
+        load_trace(table)
+
+
 def test_mutated_files_are_read_or_refused_by_name(tmp_path: Path) -> None:
     random = np.random.default_rng(19)
     table = load_trace("example", limit=20).table()
