@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Collection
 from numbers import Integral, Real
 from typing import Any
 
 from fastroof.errors import FastroofError
 
-__all__ = ["check_flag", "is_number", "is_whole_number", "shown", "whole_number"]
+__all__ = ["check_flag", "is_number", "is_whole_number", "one_of", "shown", "whole_number"]
 
 
 def shown(value: Any, most: int = 60) -> str:
@@ -71,7 +72,7 @@ def is_number(value: Any) -> bool:
 
 
 def _is_integer(value: Integral) -> bool:
-    """Whether what says that it is an integer is one: bools do, and NumPy's durations, which have no index."""
+    """Whether what says that it is an integer is one: bools and NumPy's durations say so too."""
     if isinstance(value, bool):
         return False
     try:
@@ -93,6 +94,36 @@ def check_flag(name: str, value: Any, error: type[FastroofError] = FastroofError
     """
     if value is not True and value is not False and type(value).__name__ not in ("bool", "bool_"):
         raise error(f"{name} must be True or False, got {shown(value)}")
+
+
+def one_of(
+    name: str, value: Any, choices: Collection[str], error: type[FastroofError] = FastroofError
+) -> str:
+    """Return one of some words that was given, or say which there are.
+
+    Whether an array or a list is among words cannot be asked: what is no word is none of them.
+
+    Parameters
+    ----------
+    name : str
+        What it is called where it was given.
+    value : str
+        What was given.
+    choices : collection of str
+        What will do.
+    error : type, default FastroofError
+        What is raised.
+
+    Examples
+    --------
+    >>> one_of("engine", ["ray"], ("local", "ray"))
+    Traceback (most recent call last):
+        ...
+    fastroof.errors.FastroofError: engine must be one of local, ray, got ['ray']
+    """
+    if not isinstance(value, str) or value not in choices:
+        raise error(f"{name} must be one of {', '.join(choices)}, got {shown(value)}")
+    return str(value)
 
 
 def whole_number(

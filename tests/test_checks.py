@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fastroof
-from fastroof.checks import is_number, is_whole_number, shown, whole_number
+from fastroof.checks import is_number, is_whole_number, one_of, shown, whole_number
 
 ROOT = Path(fastroof.__file__).parent.parent
 
@@ -83,6 +83,17 @@ def test_numbers_of_any_width_are_told_without_a_warning(kind):
     assert is_number(kind(3))
     assert not is_number(kind("inf"))
     assert not is_number(kind("nan"))
+
+
+WORDS = ("local", "ray")
+NO_WORDS = ([], ["ray"], {"ray": 1}, np.array(["ray", "x"]), np.array("ray"), b"ray", None, 1, "", 10**5000)
+
+
+@pytest.mark.parametrize("value", NO_WORDS, ids=shown)
+def test_what_is_none_of_some_words_is_refused_whatever_it_is(value):
+    assert one_of("engine", "ray", WORDS) == "ray"
+    with pytest.raises(fastroof.FastroofError, match="engine must be one of local, ray, got "):
+        one_of("engine", value, WORDS)
 
 
 def test_messages_show_values_in_that_one_way():

@@ -62,8 +62,8 @@ _INT32_FORMATS: Final = (ord("i"), ord("l"))
 # Slots of the state, int64 each.
 _ARENA, _SIZE, _OTHERWISE = range(3)
 _INTEGERS: Final = 3
-"""Where the addresses of types begin that are integers and nothing else: no bools, no element of an array with
-a mask, nothing whose ``__index__`` is Python code. What else is an integer is read by the Python function."""
+"""Where the addresses of types begin that are integers and nothing else: no bools, no element under a mask,
+nothing whose ``__index__`` is Python code. What else is an integer is read by the Python function."""
 _INTEGER_TYPES: Final = (int, np.int64, np.int32)
 _LENDERS: Final = _INTEGERS + len(_INTEGER_TYPES)
 """Where the addresses of types begin whose memory holds numbers and nothing that says otherwise: no masks."""
@@ -78,7 +78,7 @@ class _State(bytes):
 
 @jit_inline
 def _integer_of(state: Any, of: int) -> int:
-    """An integer that an object is, of the types that are nothing else; -1, which no size is, of any other."""
+    """The integer that an object is, of a type that is nothing else; -1, which no size is, of any other."""
     if of == 0:
         return -1
     kind = carray(pointer_at(of), (2,), np.int64)[1]
@@ -166,9 +166,7 @@ def _buffered_step_us(arena: Any, new_tokens: int, context_len: int) -> float:
 
 
 @jit_inline
-def _lists_in_window(
-    state: Any, window: int, new_tokens: int, context_len: int, seqs: int
-) -> WindowSums:
+def _lists_in_window(state: Any, window: int, new_tokens: int, context_len: int, seqs: int) -> WindowSums:
     """Sums of requests that are possible within a window: read again, so that other plans do not wait."""
     in_window = no_window_sums()
     for request in range(seqs):

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 
 from fastroof.arrays import Array, Bools, Floats
+from fastroof.columns import MEASURED_US
 from fastroof.config.gpu import GpuSpec
 from fastroof.config.paths import user_tables_root
 from fastroof.errors import TableError
@@ -206,7 +207,7 @@ def median_us(path: Path, names: Sequence[str], us: float = US_PER_MS) -> dict[s
     Raises
     ------
     TableError
-        If a cell is no number, not finite or below 0, or the file no table.
+        If a cell is no number, below 0 or more than a table may hold, or the file no table.
     """
     try:
         table = pacsv.read_csv(
@@ -227,12 +228,12 @@ def median_us(path: Path, names: Sequence[str], us: float = US_PER_MS) -> dict[s
             continue
         known = ~np.asarray(cells.is_null())
         values = np.asarray(cells.fill_null(0.0), np.float64)
-        wrong = known & ~(np.isfinite(values) & (values >= 0.0))
+        wrong = known & ~((values >= 0.0) & (values <= MEASURED_US[1] / us))
         if wrong.any():
             row = int(np.argmax(wrong))
             raise TableError(
-                f"{path}, row {row + 1}, column {name}: found {values[row]}, need a finite number of at "
-                "least 0"
+                f"{path}, row {row + 1}, column {name}: found {values[row]}, need a number from 0 to "
+                f"{MEASURED_US[1] / us:g}"
             )
         times[name] = np.where(known, values * us, np.nan)
     return times

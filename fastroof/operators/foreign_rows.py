@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from fastroof.arrays import Array, Bools
-from fastroof.columns import Column
+from fastroof.columns import MEASURED_US, Column
 from fastroof.units import DTYPE_BYTES, US_PER_MS
 
 __all__ = [
@@ -125,7 +125,9 @@ def text_columns(*names: str) -> tuple[Column, ...]:
     return tuple(Column(name, "text", "", "a name") for name in names)
 
 
-LATENCY_MS: Final = Column("latency", "float", "ms", "measured latency")
+LATENCY_MS: Final = Column(
+    "latency", "float", "ms", "measured latency", within=(0.0, MEASURED_US[1] / US_PER_MS)
+)
 MEASURED: Final = (*text_columns("kernel_source"), LATENCY_MS)
 """What every file of the package has."""
 RUN: Final = text_columns("device", "framework", "version")

@@ -13,6 +13,7 @@ from fastroof.columns import Column
 from fastroof.compiled import disaggregated as loops
 from fastroof.compiled import serving
 from fastroof.errors import BatchError, PlanRangeError
+from fastroof.plan.given_plan import check_plan
 from fastroof.serving.scenarios import (
     at_least,
     broadcast,
@@ -214,6 +215,8 @@ def estimate_disaggregated(
     >>> bool(two < one)
     True
     """
+    check_plan("prefill_plan", prefill_plan, BatchError)
+    check_plan("decode_plan", decode_plan, BatchError)
     prefill_engine = engine_limits(
         prefill_plan.engine, max_batched_tokens=max_batched_tokens, chunked_prefill=chunked_prefill
     )

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from fastroof.arrow import RELATIVE_ERROR, ArrowResult
-from fastroof.checks import is_number
+from fastroof.checks import is_number, one_of, shown
 from fastroof.columns import Column
 from fastroof.compiled import serving
 from fastroof.errors import BatchError
+from fastroof.plan.given_plan import check_plan
 from fastroof.serving.scenarios import (
     at_least,
     broadcast,
@@ -154,10 +155,9 @@ class ServingEstimate(ArrowResult):
         >>> bool(low < seen.tpot_ms < high) or seen.tpot_relative_error is None
         True
         """
-        if quantity not in ("tpot", "ttft"):
-            raise BatchError(f"quantity must be tpot or ttft, got {quantity!r}")
+        one_of("quantity", quantity, ("tpot", "ttft"), BatchError)
         if not is_number(share) or not 0.0 < share < 1.0:
-            raise BatchError(f"share must be a number between 0 and 1, got {share!r}")
+            raise BatchError(f"share must be a number between 0 and 1, got {shown(share)}")
         middle = getattr(self, f"{quantity}_ms")
         error = getattr(self, f"{quantity}_relative_error")
         if error is None:
@@ -312,6 +312,7 @@ def estimate(
     >>> bool(one < many)
     True
     """
+    check_plan("plan", plan, BatchError)
     engine = engine_limits(
         plan.engine,
         max_batched_tokens=max_batched_tokens,
@@ -322,7 +323,7 @@ def estimate(
     )
     spread = at_least("length_spread", length_spread, 0)
     if spread >= 1.0:
-        raise BatchError(f"length_spread must be below 1, got {length_spread!r}")
+        raise BatchError(f"length_spread must be below 1, got {shown(length_spread)}")
     given = {
         "isl": isl,
         "osl": osl,

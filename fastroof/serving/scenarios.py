@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 
 from fastroof.arrays import Floats
-from fastroof.checks import is_number, shown
+from fastroof.checks import is_number, one_of, shown
 from fastroof.compiled import serving
 from fastroof.compiled.steps import MAX_KV_LEN
 from fastroof.engines import KV_RESERVATIONS, STEP_ORDERS, EngineProfile
@@ -164,7 +164,7 @@ def at_least(name: str, value: float, least: float) -> float:
         If it is no finite number, or less than ``least``.
     """
     if not is_number(value) or value < least:
-        raise BatchError(f"{name} must be a number of at least {least:g}, got {value!r}")
+        raise BatchError(f"{name} must be a number of at least {least:g}, got {shown(value)}")
     return float(value)
 
 
@@ -189,24 +189,20 @@ def engine_limits(
     if chunked_prefill is None:
         chunked_prefill = scheduling.chunked_prefill
     if not isinstance(chunked_prefill, bool | np.bool_):
-        raise BatchError(f"chunked_prefill must be True or False, got {chunked_prefill!r}")
+        raise BatchError(f"chunked_prefill must be True or False, got {shown(chunked_prefill)}")
     if kv_reservation is None:
         kv_reservation = engine.memory.kv_reservation
-    if kv_reservation not in KV_RESERVATIONS:
-        raise BatchError(
-            f"kv_reservation must be one of {', '.join(KV_RESERVATIONS)}, got {kv_reservation!r}"
-        )
+    one_of("kv_reservation", kv_reservation, KV_RESERVATIONS, BatchError)
     if max_seqs is None:
         max_seqs = scheduling.max_num_seqs
     if order is None:
         order = scheduling.order
-    if order not in STEP_ORDERS:
-        raise BatchError(f"order must be one of {', '.join(STEP_ORDERS)}, got {order!r}")
+    one_of("order", order, STEP_ORDERS, BatchError)
     return EngineLimits(
         scheduling.max_num_batched_tokens if max_batched_tokens is None else max_batched_tokens,
         bool(chunked_prefill),
         KV_RESERVATIONS[kv_reservation],
-        math.inf if max_seqs == math.inf else at_least("max_seqs", max_seqs, 1),
+        math.inf if type(max_seqs) is float and max_seqs == math.inf else at_least("max_seqs", max_seqs, 1),
         order == "prefill_first",
     )
 

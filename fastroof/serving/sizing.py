@@ -12,6 +12,7 @@ from fastroof.compiled import sizing as loops
 from fastroof.compiled.steps import MAX_KV_LEN
 from fastroof.errors import BatchError
 from fastroof.given_arrays import number_array
+from fastroof.plan.given_plan import check_plan
 from fastroof.run.arrays import int_array
 from fastroof.run.size_errors import raise_sizes
 from fastroof.units import US_PER_MS
@@ -84,6 +85,7 @@ def largest_batch(plan: StepPlan, kv_len: Any, tpot_ms: Any = np.inf) -> Any:
     >>> bool(plan.decode_us(batch_size, 4096) <= 10_000 < plan.decode_us(batch_size + 1, 4096))
     True
     """
+    check_plan("plan", plan, BatchError)
     shape, lengths, limits_us = _together("kv_len", kv_len, tpot_ms)
     raise_sizes(plan, {"batch_size": np.ones_like(lengths), "kv_len": lengths}, 0)
     order = np.argsort(lengths, kind="stable")
@@ -142,6 +144,7 @@ def largest_context(
     >>> bool(plan.decode_us(16, kv_len) <= 10_000 < plan.decode_us(16, kv_len + 1))
     True
     """
+    check_plan("plan", plan, BatchError)
     longest = plan.model.max_position if max_kv_len is None else max_kv_len
     longest = whole_number("max_kv_len", longest, most=MAX_KV_LEN, error=BatchError)
     shape, batches, limits_us = _together("batch_size", batch_size, tpot_ms)

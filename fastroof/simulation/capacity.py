@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fastroof.checks import is_number, shown, whole_number
 from fastroof.errors import SimulationError
+from fastroof.plan.given_plan import check_plan
 from fastroof.simulation.capacity_search import CapacitySearch, FoundRate
 from fastroof.simulation.deployment_runs import check_room, deployment_runner, drawn_traces
 from fastroof.simulation.percentile_limits import Limits, Seen, parsed_limits
@@ -220,6 +221,7 @@ def capacity(
     >>> most.low <= most.requests_per_s <= most.high, most.limit
     (True, 'tpot_p99_ms')
     """
+    check_plan("plan", plan, SimulationError)
     replicas = whole_number("replicas", replicas, error=SimulationError)
     draws = whole_number("draws", draws, error=SimulationError)
     if not is_number(tolerance) or not 0 < tolerance <= MOST_TOLERANCE:

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from fastroof.checks import shown
+from fastroof.checks import one_of
 from fastroof.errors import SimulationError
+from fastroof.plan.given_plan import check_plan
 from fastroof.simulation.engine import too_long
 from fastroof.simulation.outcomes import Outcomes
-from fastroof.simulation.pooled_replicas import run_pooled_replicas
+from fastroof.simulation.pooled_replicas import POOLED_ROUTINGS, run_pooled_replicas
 from fastroof.simulation.replicas import run_replicas
 from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.simulation import Simulation
@@ -123,12 +124,10 @@ def simulate(
     >>> sim.requests.column("status").to_pylist()
     ['finished', 'finished']
     """
-    if on_too_long not in ON_TOO_LONG:
-        words = ", ".join(ON_TOO_LONG)
-        raise SimulationError(f"on_too_long must be one of {words}; got {shown(on_too_long)}")
-    if prefix_cache not in PREFIX_CACHES:
-        words = ", ".join(PREFIX_CACHES)
-        raise SimulationError(f"prefix_cache must be one of {words}; got {shown(prefix_cache)}")
+    check_plan("plan", plan, SimulationError)
+    one_of("on_too_long", on_too_long, ON_TOO_LONG, SimulationError)
+    one_of("prefix_cache", prefix_cache, PREFIX_CACHES, SimulationError)
+    one_of("routing", routing, POOLED_ROUTINGS, SimulationError)
     if prefix_cache == "given" and routing == "prefix_aware":
         raise SimulationError('prefix_aware asks pools of blocks what they hold: give prefix_cache="lru" too')
     requests = trace if isinstance(trace, Trace) else load_trace(trace)

@@ -10,13 +10,13 @@ from fastroof.errors import SimulationError
 from fastroof.simulation.engine import too_long
 from fastroof.simulation.replicas import run_replicas
 from fastroof.simulation.trace import Trace
+from fastroof.simulation.workload import Workload
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
     from fastroof.simulation.capacity_search import Run
     from fastroof.simulation.outcomes import Outcomes
     from fastroof.simulation.settings import EngineSettings
-    from fastroof.simulation.workload import Workload
 
 __all__ = ["check_room", "deployment_runner", "drawn_traces"]
 
@@ -45,7 +45,7 @@ def drawn_traces(given: Trace | Workload, draws: int, rate: float | None = None)
                 f"has one, got {draws}"
             )
         return [given]
-    if not hasattr(given, "trace"):
+    if not isinstance(given, Workload):
         raise SimulationError(f"requests are a Trace or a Workload, got {type(given).__name__}")
     has_rate = given.is_closed or given.requests_per_s is not None
     return [given.trace(None if has_rate else rate, given.seed + draw) for draw in range(draws)]

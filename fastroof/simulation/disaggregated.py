@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Bools, Floats
-from fastroof.checks import is_number, shown
+from fastroof.checks import is_number, one_of, shown
 from fastroof.compiled.simulation import transfers as loops
 from fastroof.compiled.simulation.records import Record
 from fastroof.errors import SimulationError
@@ -157,10 +157,7 @@ def _check(prefill: Pool, decode: Pool, trace: Trace, link: Link) -> None:
             f"prefill and decode need one model and kv_dtype, got {one.model.name} with {one.kv_dtype} KV "
             f"and {other.model.name} with {other.kv_dtype} KV"
         )
-    if link.first_token not in FIRST_TOKENS:
-        raise SimulationError(
-            f"first_token must be one of {', '.join(FIRST_TOKENS)}; got {shown(link.first_token)}"
-        )
+    one_of("first_token", link.first_token, FIRST_TOKENS, SimulationError)
     if link.bytes_per_s is not None and not (is_number(link.bytes_per_s) and link.bytes_per_s > 0):
         raise SimulationError(f"a link needs bytes a second above 0, got {shown(link.bytes_per_s)}")
     if not is_number(link.latency_us) or link.latency_us < 0:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from fastroof.arrow import arrow_schema
-from fastroof.checks import shown
+from fastroof.checks import one_of
 from fastroof.columns import Column
 from fastroof.errors import SimulationError
 from fastroof.lazy_property import lazy_property
@@ -228,9 +228,7 @@ def simulate_disaggregated(
     >>> round(sim.requests["transfer_ms"][0].as_py(), 3)
     10.486
     """
-    if on_too_long not in ON_TOO_LONG:
-        words = ", ".join(ON_TOO_LONG)
-        raise SimulationError(f"on_too_long must be one of {words}; got {shown(on_too_long)}")
+    one_of("on_too_long", on_too_long, ON_TOO_LONG, SimulationError)
     requests = trace if isinstance(trace, Trace) else load_trace(trace)
     first = EngineSettings.of_plan(prefill_plan, **(prefill or {}))
     then = EngineSettings.of_plan(decode_plan, **(decode or {}))

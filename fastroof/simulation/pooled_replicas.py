@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from fastroof.checks import shown, whole_number
+from fastroof.checks import one_of, whole_number
 from fastroof.compiled.simulation import replicas as loops
 from fastroof.compiled.simulation.pooled_replicas import PREFIX_AWARE, pooled_replicas_run
 from fastroof.compiled.simulation.state import EngineState
@@ -111,8 +111,7 @@ def run_pooled_replicas(
     ([0, 1, 1, 0], [0, 0, 496, 496])
     """
     replicas = whole_number("replicas", replicas, most=MOST_REPLICAS, error=SimulationError)
-    if routing not in POOLED_ROUTINGS:
-        raise SimulationError(f"routing must be one of {', '.join(POOLED_ROUTINGS)}; got {shown(routing)}")
+    one_of("routing", routing, POOLED_ROUTINGS, SimulationError)
     if ranks_of(plan) > 1:
         raise SimulationError(
             "engines with ranks of attention data parallelism have no simulated pools of blocks: compile the "

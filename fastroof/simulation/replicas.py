@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from fastroof.arrays import Floats, Ints
-from fastroof.checks import shown, whole_number
+from fastroof.checks import one_of, whole_number
 from fastroof.compiled.simulation import ranks as rank_loops
 from fastroof.compiled.simulation import replicas as loops
 from fastroof.compiled.simulation.records import SERIES_BINS, Record
@@ -145,8 +145,7 @@ def run_replicas(
     [0, 1, 0]
     """
     replicas = whole_number("replicas", replicas, most=MOST_REPLICAS, error=SimulationError)
-    if routing not in ROUTINGS:
-        raise SimulationError(f"routing must be one of {', '.join(ROUTINGS)}; got {shown(routing)}")
+    one_of("routing", routing, ROUTINGS, SimulationError)
     workers = usable_processors() if threads is None else threads
     workers = whole_number("threads", workers, error=SimulationError)
     ranks = ranks_of(plan)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from fastroof.checks import is_number, shown, whole_number
+from fastroof.checks import is_number, one_of, shown, whole_number
 from fastroof.engines.profile import STEP_ORDERS
 from fastroof.errors import SimulationError
 
@@ -89,8 +89,7 @@ class EngineSettings:
         ):
             whole = whole_number(name, getattr(self, name), most=most, error=SimulationError)
             object.__setattr__(self, name, whole)
-        if self.order not in STEP_ORDERS:
-            raise SimulationError(f"order must be one of {', '.join(STEP_ORDERS)}; got {shown(self.order)}")
+        one_of("order", self.order, STEP_ORDERS, SimulationError)
         for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise SimulationError(f"{name} must be true or false, got {shown(getattr(self, name))}")
@@ -134,6 +133,9 @@ class EngineSettings:
         >>> settings.max_num_seqs, settings.max_num_batched_tokens, settings.async_scheduling
         (128, 8192, True)
         """
+        from fastroof.plan.given_plan import check_plan
+
+        check_plan("plan", plan, SimulationError)
         unknown = given.keys() - cls.__dataclass_fields__.keys()
         if unknown:
             raise SimulationError(

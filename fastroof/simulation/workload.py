@@ -20,6 +20,10 @@ __all__ = ["MOST_REQUESTS", "Workload"]
 MOST_REQUESTS: Final = 10**8
 """Most requests of a workload."""
 
+LEAST_RATE: Final = 1e-9
+MOST_RATE: Final = 1e9
+"""Requests a second at an end of a ramp, beside 0: sums and halves of them are numbers above 0 too."""
+
 _ARRIVALS: Final = 0
 _STREAMS: Final = {"input_tokens": 1, "output_tokens": 2, "cached_tokens": 3}
 """Streams of random numbers: each has its own, so that a change of one changes no other."""
@@ -96,13 +100,13 @@ class Workload:
     _drawn: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not is_number(self.burstiness) or not 1e-3 <= self.burstiness <= 1e6:
+        if not is_number(self.burstiness) or not 1e-3 <= float(self.burstiness) <= 1e6:
             raise TraceError(f"burstiness must be a number from 0.001 to 1e6, got {shown(self.burstiness)}")
         if not isinstance(self.arrivals, str) or self.arrivals not in ("", *ARRIVALS):
             raise TraceError(f"arrivals must be one of {', '.join(ARRIVALS)}, got {shown(self.arrivals)}")
         arrivals = self.arrivals or self._meant_arrivals()
         object.__setattr__(self, "arrivals", arrivals)
-        if not is_number(self.think_s) or not 0 <= self.think_s <= MOST_SECONDS:
+        if not is_number(self.think_s) or not 0 <= float(self.think_s) <= MOST_SECONDS:
             raise TraceError(f"think_s must be seconds from 0 to {MOST_SECONDS:g}, got {shown(self.think_s)}")
         self._check_together()
         if self.rate is not None:
@@ -239,12 +243,14 @@ def _checked_seed(seed: Any) -> int:
 
 def _checked_ramp(ramp: Any) -> tuple[float, ...]:
     listed = tuple(ramp) if isinstance(ramp, tuple | list) else ()
-    fits = len(listed) > 1 and all(is_number(rate) and rate >= 0 for rate in listed)
+    fits = len(listed) > 1 and all(
+        is_number(rate) and (rate == 0 or LEAST_RATE <= float(rate) <= MOST_RATE) for rate in listed
+    )
     # where two neighbours are 0 no request comes, at the end none ever again
     if not fits or listed[-1] == 0 or any(a == b == 0 for a, b in pairwise(listed)):
         raise TraceError(
             "ramp must be two or more requests a second, such as (2, 20), the last above 0 and no two "
-            f"neighbours 0, got {shown(ramp)}"
+            f"neighbours 0, each 0 or from {LEAST_RATE:g} to {MOST_RATE:g}, got {shown(ramp)}"
         )
     return tuple(float(rate) for rate in listed)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from fastroof.checks import whole_number
+from fastroof.checks import check_flag, one_of, shown, whole_number
 from fastroof.errors import SweepError
 from fastroof.sweep.kinds import Spec, Summary, load_spec, sweep_of
 from fastroof.sweep.shards import Shard, shard_units
@@ -96,13 +96,16 @@ def run_sweep(
     (2, 32.0)
     """
     started = time.perf_counter()
-    if engine not in ENGINES:
-        raise SweepError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
+    one_of("engine", engine, ENGINES, SweepError)
     threads = whole_number("threads", threads, error=SweepError)
     if address is not None and engine != "ray":
         raise SweepError(f"address goes with engine 'ray', got {engine!r}")
+    check_flag("resume", resume, SweepError)
+    check_flag("restart", restart, SweepError)
     if resume and restart:
         raise SweepError("resume continues an unfinished run, restart removes it: choose one")
+    if not isinstance(output, str | Path) or not str(output):
+        raise SweepError(f"output must be a path, got {shown(output)}")
     output = Path(output)
     part = None if shard is None else _checked_shard(shard, output)
     sweep = sweep_of(load_spec(spec))
@@ -154,6 +157,8 @@ def run_sweep(
 
 
 def _checked_shard(given: tuple[int, int], output: Path) -> Shard:
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise SweepError(f"a shard must be (i, n), one of n parts, got {shown(given)}")
     if output.suffix != ".parquet":
         raise SweepError(f"output {output} of a shard must end in .parquet, to be merged")
     return Shard(*given).checked()

@@ -335,6 +335,15 @@ def test_a_wrong_row_names_the_packages_file(tmp_path: Path) -> None:
         import_aiconfigurator("h100_sxm", "vllm", "0.24.0", root)
 
 
+@pytest.mark.parametrize("latency_ms", [1.7e308, 1e200, 1.1e6])
+def test_a_latency_that_no_table_may_hold_is_refused(tmp_path: Path, latency_ms: float) -> None:
+    root = package(tmp_path, gemm=[GEMM, GEMM | {"m": 2, "latency": latency_ms}])
+    with pytest.raises(
+        TableError, match=r"row 2, column latency: found .* need a number from 0 to 1e\+06 in ms"
+    ):
+        import_aiconfigurator("h100_sxm", "vllm", "0.24.0", root)
+
+
 def test_lists_what_can_be_imported(tmp_path: Path) -> None:
     package(tmp_path)
     package(tmp_path, "l40s")

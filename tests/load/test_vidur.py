@@ -116,6 +116,13 @@ def test_gemms_are_a_gpus_share_of_the_whole_models_and_medians_of_milliseconds_
     assert {r["dtype"] for r in rows_of(tables, "gemm")} == {"bf16"}
 
 
+@pytest.mark.parametrize("ms", [1.7e308, 1e200, 1.1e6, -1.0, float("inf"), float("nan")])
+def test_times_that_no_table_may_hold_are_refused_where_they_stand(profiling, tmp_path, ms):
+    write(profiling / MODEL / "mlp.csv", mlp(), mlp(tp=4, mlp_up_proj=ms))
+    with pytest.raises(TableError, match=r"mlp.csv, row 2, column time_stats.mlp_up_proj.median: found"):
+        imported(profiling, tmp_path)
+
+
 def test_a_decode_attends_to_one_more_token_than_its_cache_and_a_chunk_to_itself_too(profiling, tmp_path):
     write(
         profiling / MODEL / "attention.csv",

@@ -51,7 +51,7 @@ def test_an_interval_holds_its_share_of_normal_errors(plan: fastroof.StepPlan, s
 
 def test_what_is_no_interval_is_said(plan: fastroof.StepPlan) -> None:
     seen = estimate(plan, 1024, 128, 16, with_error=True)
-    with pytest.raises(BatchError, match="quantity must be tpot or ttft, got 'itl'"):
+    with pytest.raises(BatchError, match="quantity must be one of tpot, ttft, got 'itl'"):
         seen.interval_ms("itl")
     for share in (0, 1, -0.1, float("nan"), "0.8", True):
         with pytest.raises(BatchError, match="share must be a number between 0 and 1"):

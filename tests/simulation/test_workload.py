@@ -229,3 +229,15 @@ def test_odd_arguments_are_drawn_from_or_refused() -> None:
         drawn += 1
         assert len(trace) == workload.requests
     assert drawn > 50
+
+
+@pytest.mark.parametrize("ramp", [(5e-324, 5e-324), (1e308, 1e308), (0, 1e-320), (1, 1e10)])
+def test_ramps_whose_means_are_no_numbers_are_refused(ramp: tuple[float, ...]) -> None:
+    with pytest.raises(TraceError, match="ramp must be two or more requests a second"):
+        Workload(ramp=ramp)
+
+
+def test_narrow_floats_are_compared_as_they_are() -> None:
+    for kind in (np.float16, np.float32):
+        assert Workload(clients=2, think_s=kind(0.5)).trace().think_s == 0.5
+        assert len(Workload(rate=1, burstiness=kind(2)).trace()) == 1000

@@ -437,11 +437,21 @@ def test_a_failing_write_is_an_error_and_leaves_nothing(
         ({"engine": "dask"}, "engine must be one of local, ray, got 'dask'"),
         ({"threads": 0}, "threads must be a whole number of at least 1, got 0"),
         ({"threads": True}, "got True"),
+        ({"engine": ["local"]}, "engine must be one of local, ray, got"),
+        ({"resume": np.array([1, 2])}, "resume must be True or False"),
+        ({"restart": "no"}, "restart must be True or False"),
+        ({"shard": 3}, r"a shard must be \(i, n\)"),
     ],
 )
 def test_wrong_options_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(SweepError, match=message):
         run_sweep(SPEC, tmp_path / "r.parquet", **options)
+
+
+@pytest.mark.parametrize("output", [None, 3, b"r.parquet", "", ["r.parquet"]])
+def test_what_is_no_path_is_refused(output: Any) -> None:
+    with pytest.raises(SweepError, match="output must be a path"):
+        run_sweep(SPEC, output)
 
 
 def test_the_packaged_sweep_answers_for_every_model(tmp_path: Path) -> None:
