@@ -33,10 +33,10 @@ def main() -> int:
     if asked.guided:
         from tests.fuzz.guided import run_guided
 
-        return run_guided(asked.surface, asked.minutes or 1.0)
+        return run_guided(asked.surface, asked.minutes or 1.0, asked.keep)
 
     from tests.fuzz.net import surface_classes
-    from tests.fuzz.running import run_surface, table
+    from tests.fuzz.running import Counts, run_surface, table
 
     known = surface_classes()
     names = asked.surface or list(known)
@@ -47,12 +47,20 @@ def main() -> int:
         return 0
     if asked.case is not None:
         return _one_case(known[names[0]], asked.case)
+    from tests.fuzz.made_plans import warm
+
+    warm()
     counts = {}
     left_s = 60.0 * (asked.minutes if asked.minutes is not None else 10.0)
     for place, name in enumerate(names):
         began_s = time.monotonic()
         seconds = None if asked.cases is not None else left_s / (len(names) - place)
-        counts[name] = one = run_surface(known[name], asked.first, asked.cases, seconds, asked.keep)
+        try:
+            one = run_surface(known[name], asked.first, asked.cases, seconds, asked.keep)
+        except RuntimeError as error:
+            # the others go on
+            one = Counts(cases=1, failed=1, failures={"no case": [1, [], str(error)]})
+        counts[name] = one
         left_s -= time.monotonic() - began_s
         print(f"{name}: {one.cases:,} cases in {one.seconds:.0f} s, {one.failed} failures", flush=True)
         for where, (number, seeds, why) in one.failures.items():
@@ -73,7 +81,7 @@ def _one_case(kind: type, given: str) -> int:
 
     with tempfile.TemporaryDirectory(prefix="fastroof-fuzz-") as folder:
         surface = kind()
-        surface.prepare(Path(folder))
+        surface.begin(Path(folder))
         case = read_case(Path(given)) if Path(given).is_file() else case_of(surface, int(given))
         print(f"{len(case):,} bytes: {case[:2000]!r}", flush=True)
         with warnings.catch_warnings():

@@ -23,8 +23,11 @@ from tests.fuzz.surface import Surface
 
 __all__ = ["Counts", "run_surface", "serve_cases", "table", "warnings_are_errors"]
 
-HUNG_S = 120.0
+HUNG_S = 600.0
 """Wall seconds without another case after which a process hangs where Python cannot interrupt it."""
+
+BEGINS_S = 1800.0
+"""Wall seconds until the first case: what its examples need may have to be compiled."""
 
 MOST_MEMORY = 8 * 2**30
 KEPT_OF_ONE_PLACE = 3
@@ -33,7 +36,7 @@ _STATE = struct.Struct("<q4q")
 
 @dataclass
 class Counts:
-    """What became of a surface's cases."""
+    """What became of a surface's cases, and how many seconds of a processor they took."""
 
     cases: int = 0
     answered: int = 0
@@ -70,7 +73,7 @@ def serve_cases(
 ) -> Counts:
     """Judge cases of seeds from ``first`` on in this process, until there were so many or it is time."""
     counts = Counts()
-    began_s = time.monotonic()
+    began_s = time.process_time()
     seed = first
     with warnings.catch_warnings():
         warnings_are_errors()
@@ -89,7 +92,7 @@ def serve_cases(
                     if seen is not None:
                         seen.write_text(json.dumps(vars(counts)))
             seed += 1
-    counts.seconds = time.monotonic() - began_s
+    counts.seconds = time.process_time() - began_s
     return counts
 
 
@@ -145,7 +148,7 @@ def _in_a_process(
             own = folder / "own"
             own.mkdir()
             surface = kind()
-            surface.prepare(own)
+            surface.begin(own)
             counts = serve_cases(surface, first, cases, until_s, state, answer)
             surface.close()
             answer.write_text(json.dumps(vars(counts)))
@@ -165,7 +168,8 @@ def _in_a_process(
         at = state[: _STATE.size]
         if at != seen:
             seen, seen_s = at, time.monotonic()
-        if time.monotonic() - seen_s > HUNG_S + 3 * kind.limit_s:
+        has_begun = _STATE.unpack(at)[0] >= first
+        if time.monotonic() - seen_s > (HUNG_S + 3 * kind.limit_s if has_begun else BEGINS_S):
             hung = True
             os.kill(pid, signal.SIGKILL)
         time.sleep(0.02 if time.monotonic() - began_s < 2 else 0.2)
@@ -173,7 +177,8 @@ def _in_a_process(
         return Counts(**json.loads(answer.read_text())), None
     seed, cases, answered, refused, failed = _STATE.unpack(state[: _STATE.size])
     if seed < first or not os.WIFSIGNALED(status):
-        raise RuntimeError(f"{kind.name}, seed {seed}: a case cannot be made, see above")
+        what = "it does not begin" if seed < first else f"the case of seed {seed} cannot be made"
+        raise RuntimeError(f"{kind.name}: {what}, status {os.waitstatus_to_exitcode(status)}, see above")
     why = "hangs" if hung else f"ends the process with signal {os.WTERMSIG(status)}"
     failures = json.loads(answer.read_text())["failures"] if answer.exists() else {}
     failures[f"crash: {why}"] = [1, [seed], f"the process {why}"]
@@ -187,11 +192,15 @@ def _set_memory(kind: type[Surface]) -> None:
 
 
 def table(counts: dict[str, Counts]) -> str:
-    """Lay counts out: surface, cases, answered, refused, failures."""
-    lines = ["| surface | cases | answered | refused | failures |", "|---|--:|--:|--:|--:|"]
+    """Lay counts out: surface, cases, answered, refused, failures, and cases a second of a processor."""
+    lines = [
+        "| surface | cases | answered | refused | failures | cases/s |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
     rows = [*counts.items(), ("all", _sum(counts))]
     lines += [
-        f"| {name} | {one.cases:,} | {one.answered:,} | {one.refused:,} | {one.failed:,} |"
+        f"| {name} | {one.cases:,} | {one.answered:,} | {one.refused:,} | {one.failed:,} "
+        f"| {one.cases / max(one.seconds, 1e-3):,.0f} |"
         for name, one in rows
     ]
     return "\n".join(lines)

@@ -34,12 +34,15 @@ class Surface(ABC):
         Process seconds that one case may take.
     ci_cases : int
         Cases that the tests run.
+    is_bytes : bool
+        Whether any bytes are a case: none is evaluated, and none reaches a network.
     """
 
     name: ClassVar[str]
     suffix: ClassVar[str] = ".txt"
     limit_s: ClassVar[float] = 5.0
     ci_cases: ClassVar[int] = 200
+    is_bytes: ClassVar[bool] = False
 
     def prepare(self, folder: Path) -> None:
         """Make what all cases need; ``folder`` is empty and the surface's own."""
@@ -55,6 +58,16 @@ class Surface(ABC):
 
         Everything else that it raises is a failure, but for SkippedError.
         """
+
+    def examples(self) -> list[bytes]:
+        """Return cases that are answered: what they compile and load, cases of wrong input need not."""
+        return []
+
+    def begin(self, folder: Path) -> None:
+        """Prepare, and be answered the examples."""
+        self.prepare(folder)
+        for case in self.examples():
+            self.check(case)
 
     def close(self) -> None:  # noqa: B027 - most have nothing to let go of
         """Let go of what ``prepare`` made."""

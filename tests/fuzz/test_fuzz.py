@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,26 +12,20 @@ import pytest
 
 from fastroof.errors import FastroofError
 from tests.fuzz.corpus_files import corpus_cases
+from tests.fuzz.guided import run_guided
 from tests.fuzz.judge import ANSWERED, FAILED, REFUSED, SKIPPED, case_of, judge
 from tests.fuzz.mutators import mutated_bytes, mutated_text, mutated_tree
 from tests.fuzz.net import surface_classes
-from tests.fuzz.running import run_surface, serve_cases, warnings_are_errors
+from tests.fuzz.running import Counts, run_surface, serve_cases, table, warnings_are_errors
 from tests.fuzz.surface import SkippedError, Surface, Wrong
 
 KINDS = surface_classes()
-
-NOT_YET = {
-    "compile_plan", "engine.toml", "names", "plan.decode_error", "plan.decode_us", "plan.others",
-    "plan.prefill_us", "plan.scalar", "plan.step_scalar", "plan.step_us", "plan.verify_us", "table.parquet",
-    "tables.lookup", "trace.arrow", "trace.class",
-}  # fmt: skip
-"""Surfaces whose failures are known and being mended."""
 
 
 @pytest.fixture(scope="module", params=sorted(KINDS))
 def surface(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Surface]:
     one = KINDS[request.param]()
-    one.prepare(tmp_path_factory.mktemp(request.param))
+    one.begin(tmp_path_factory.mktemp(request.param))
     yield one
     one.close()
 
@@ -47,8 +42,6 @@ def test_seeded_cases_are_answered_or_refused(
 ) -> None:
     counts = serve_cases(surface, 0, surface.ci_cases, None)
     record_property("fuzz", {**vars(counts), "surface": surface.name})  # type: ignore[operator]
-    if surface.name in NOT_YET:
-        pytest.skip(f"{counts.failed} failures")
     assert counts.failures == {}
     # what answers or refuses everything tries nothing
     assert counts.answered > 0
@@ -127,6 +120,43 @@ def test_a_seed_is_a_case(surface: Surface) -> None:
     some = [case_of(surface, seed) for seed in range(20)]
     assert some == [case_of(surface, seed) for seed in range(20)]
     assert len(set(some)) > 10
+
+
+def test_what_does_not_begin_is_an_error(tmp_path: Path) -> None:
+    class Broken(Planted):
+        name = "broken"
+
+        def examples(self) -> list[bytes]:
+            return [b"3"]
+
+    with pytest.raises(RuntimeError, match="broken: it does not begin, status 1"):
+        run_surface(Broken, 0, 10, None, None)
+
+
+def test_the_table_has_a_row_a_surface_and_their_sum() -> None:
+    counts = Counts(cases=1000, answered=600, refused=300, failed=100, seconds=2.0)
+    rows = table({"one": counts, "other": counts}).splitlines()[2:]
+    assert rows == [
+        "| one | 1,000 | 600 | 300 | 100 | 500 |",
+        "| other | 1,000 | 600 | 300 | 100 | 500 |",
+        "| all | 2,000 | 1,200 | 600 | 200 | 500 |",
+    ]
+
+
+def test_what_may_be_any_bytes_may_be_any_bytes(surface: Surface) -> None:
+    if not surface.is_bytes:
+        pytest.skip("cases are written out")
+    random = Random(7)
+    for size in (0, 1, 10, 1000):
+        assert judge(surface, random.randbytes(size)).kind != FAILED
+
+
+def test_without_atheris_one_line_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "atheris", None)
+    assert run_guided(["gpu.toml"], 1.0, None) == 2
+    assert capsys.readouterr().err == "--guided needs atheris: pip install atheris\n"
 
 
 def test_mutators_change_what_they_are_given() -> None:

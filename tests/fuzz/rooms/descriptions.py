@@ -27,6 +27,7 @@ class TomlFiles(Surface):
 
     suffix = ".toml"
     ci_cases = 500
+    is_bytes = True
     texts: list[bytes]
 
     def case(self, random: Random) -> bytes:

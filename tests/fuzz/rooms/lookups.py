@@ -10,6 +10,7 @@ import numpy as np
 
 import fastroof
 from tests.fuzz.expressions import NAMES, evaluated, integer_array, odd, sizes
+from tests.fuzz.made_plans import h100
 from tests.fuzz.surface import Surface, Wrong, all_finite
 
 __all__ = ["SURFACES"]
@@ -59,7 +60,7 @@ class Lookups(Surface):
 
     def prepare(self, folder: Path) -> None:
         super().prepare(folder)
-        self.tables = fastroof.load_tables("h100")
+        self.tables = h100()
 
     def case(self, random: Random) -> bytes:
         operator, asked = random.choice(ASKED)
@@ -113,7 +114,7 @@ class Plans(Surface):
 
     def prepare(self, folder: Path) -> None:
         super().prepare(folder)
-        self.tables = fastroof.load_tables("h100")
+        self.tables = h100()
 
     def case(self, random: Random) -> bytes:
         words = {"max_tokens": "64", "max_seqs": "8"}

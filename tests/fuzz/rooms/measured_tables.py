@@ -31,6 +31,7 @@ class TableFiles(Surface):
 
     ending = ".parquet"
     ci_cases = 250
+    is_bytes = True
 
     def prepare(self, folder: Path) -> None:
         super().prepare(folder)
@@ -68,7 +69,9 @@ class TableFiles(Surface):
         if not case:
             raise SkippedError
         word, _, content = case.partition(b"\n")
-        name = word.decode()
+        name = word.decode(errors="replace")
+        if name not in self.tables:
+            raise SkippedError
         path = self.source / f"{name}{self.ending}"
         path.write_bytes(content)
         try:

@@ -63,6 +63,7 @@ class ConfigFiles(Configs):
 
     name = "model.file"
     ci_cases = 400
+    is_bytes = True
 
     def prepare(self, folder: Path) -> None:
         super().prepare(folder)

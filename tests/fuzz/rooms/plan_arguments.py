@@ -12,6 +12,7 @@ import numpy as np
 
 import fastroof
 from tests.fuzz.expressions import NAMES, evaluated, integer, integer_array, odd, sizes
+from tests.fuzz.made_plans import plan_of
 from tests.fuzz.surface import Surface, Wrong, all_finite
 
 __all__ = ["SURFACES"]
@@ -49,9 +50,7 @@ class PlanCalls(Surface):
 
     def prepare(self, folder: Path) -> None:
         super().prepare(folder)
-        self.plan = fastroof.compile_plan(
-            "llama-3.1-8b", "h100", fastroof.load_tables("h100"), max_tokens=MAX_TOKENS, max_seqs=MAX_SEQS
-        )
+        self.plan = plan_of(max_tokens=MAX_TOKENS, max_seqs=MAX_SEQS)
         self.names = {**NAMES, "StepBatch": fastroof.StepBatch}
 
     def call(self, case: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -36,6 +36,7 @@ def answers(trace: fastroof.Trace) -> None:
 class TraceFiles(Surface):
     name = "trace.text"
     suffix = ".csv"
+    is_bytes = True
     ci_cases = 700
 
     def prepare(self, folder: Path) -> None:
@@ -68,6 +69,7 @@ class TraceFiles(Surface):
 class TraceTables(Surface):
     name = "trace.arrow"
     suffix = ".parquet"
+    is_bytes = True
     ci_cases = 300
 
     def prepare(self, folder: Path) -> None:
