@@ -105,11 +105,9 @@ def _fuzz(name: str, minutes: float, place: Path, kept: Path | None) -> None:
         if is_new or done % 100 == 0:
             (place / "counts.json").write_text(json.dumps({**counts, "failures": failures}))
 
-    words = [
-        f"-max_total_time={round(60 * minutes)}",
-        f"-max_len={LONGEST_BYTES}",
-        "-timeout=0",
-        "-rss_limit_mb=0",
-    ]
-    atheris.Setup([sys.argv[0], *words, "-verbosity=0", str(place / "seeds")], one)
+    # what takes long is the judge's to say
+    limits = {"max_total_time": round(60 * minutes), "max_len": LONGEST_BYTES, "timeout": 3600}
+    others = {"rss_limit_mb": 0, "verbosity": 0, "artifact_prefix": f"{place}/"}
+    words = [f"-{limit}={value}" for limit, value in {**limits, **others}.items()]
+    atheris.Setup([sys.argv[0], *words, str(place / "seeds")], one)
     atheris.Fuzz()

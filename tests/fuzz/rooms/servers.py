@@ -51,7 +51,7 @@ ALL = (*MESSAGES.values(), *MORE)
 
 
 def small_plan() -> fastroof.StepPlan:
-    return plan_of(max_tokens=2048, max_seqs=64)
+    return plan_of(max_tokens=2048, max_seqs=256)
 
 
 def one_message(random: Random) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class Calls(Surface):
 
     def prepare(self, folder: Path) -> None:
         super().prepare(folder)
-        self.plan = plan_of(max_tokens=2048, max_seqs=64)
+        self.plan = plan_of(max_tokens=2048, max_seqs=256)
         self.other = plan_of(tp=2, max_tokens=512, max_seqs=64)
         self.names = {
             **NAMES, "plan": self.plan, "other": self.other, "Workload": fastroof.Workload,
