@@ -76,7 +76,7 @@ def _is_integer(value: Integral) -> bool:
     if isinstance(value, bool):
         return False
     try:
-        operator.index(value)  # type: ignore[arg-type]
+        operator.index(value)
     except TypeError:
         return False
     return True

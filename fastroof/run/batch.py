@@ -117,7 +117,7 @@ class StepBatch:
 
 def _is_pair(request: Any) -> bool:
     if isinstance(request, np.ndarray):
-        return request.shape == (2,)
+        return bool(request.shape == (2,))
     return isinstance(request, Sequence) and len(request) == 2
 
 
