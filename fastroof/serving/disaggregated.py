@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fastroof.arrow import RELATIVE_ERROR, ArrowResult
+from fastroof.checks import check_flag
 from fastroof.columns import Column
 from fastroof.compiled import disaggregated as loops
 from fastroof.compiled import serving
@@ -222,6 +223,7 @@ def estimate_disaggregated(
     )
     decode_engine = engine_limits(decode_plan.engine, kv_reservation=kv_reservation, max_seqs=max_seqs)
     workers = Workers.of(prefill_plan, decode_plan, speculation)
+    check_flag("with_error", with_error, BatchError)
     if with_error and workers.decode_loops.tokens > 1:
         raise BatchError("with_error goes without speculation: no step of several tokens was measured")
     options = workers.options(link_bytes_per_s, prefill_engine, decode_engine)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from fastroof.arrow import RELATIVE_ERROR, ArrowResult
-from fastroof.checks import is_number, one_of, shown
+from fastroof.checks import check_flag, is_number, one_of, shown
 from fastroof.columns import Column
 from fastroof.compiled import serving
 from fastroof.errors import BatchError
@@ -335,6 +335,7 @@ def estimate(
     scenarios = dict(zip(given, arrays, strict=True))
     new = new_tokens(scenarios)
     target = speculated(plan, speculation)
+    check_flag("with_error", with_error, BatchError)
     if with_error and target.tokens > 1:
         raise BatchError("with_error goes without speculation: no step of several tokens was measured")
     check_budgets(scenarios["max_batched_tokens"], target.tokens)

@@ -39,7 +39,9 @@ def positive(name: str, value: Any) -> Floats:
 
 def _together(name: str, sizes: Any, tpot_ms: Any) -> tuple[tuple[int, ...], Longs, Floats]:
     """Sizes as int64 and limits in us, flat and of one shape."""
-    both: list[Any] = [int_array(name, sizes), positive("tpot_ms", tpot_ms) * US_PER_MS]
+    # a limit that is no longer finite in us is none
+    with np.errstate(over="ignore"):
+        both: list[Any] = [int_array(name, sizes), positive("tpot_ms", tpot_ms) * US_PER_MS]
     try:
         integers, limits = np.broadcast_arrays(*both)
     except ValueError:

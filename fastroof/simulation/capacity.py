@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final
 
-from fastroof.checks import is_number, shown, whole_number
+from fastroof.checks import check_flag, is_number, shown, whole_number
 from fastroof.errors import SimulationError
 from fastroof.plan.given_plan import check_plan
 from fastroof.simulation.capacity_search import CapacitySearch, FoundRate
@@ -224,6 +224,7 @@ def capacity(
     check_plan("plan", plan, SimulationError)
     replicas = whole_number("replicas", replicas, error=SimulationError)
     draws = whole_number("draws", draws, error=SimulationError)
+    check_flag("with_range", with_range, SimulationError)
     if not is_number(tolerance) or not 0 < tolerance <= MOST_TOLERANCE:
         raise SimulationError(
             f"tolerance must be a number above 0 and up to {MOST_TOLERANCE}, got {shown(tolerance)}"

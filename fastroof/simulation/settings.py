@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Final
 
 from fastroof.checks import is_number, one_of, shown, whole_number
@@ -94,7 +95,8 @@ class EngineSettings:
             if not isinstance(getattr(self, name), bool):
                 raise SimulationError(f"{name} must be true or false, got {shown(getattr(self, name))}")
         timeout_s = self.timeout_s
-        if timeout_s != math.inf and (not is_number(timeout_s) or timeout_s <= 0.0):
+        is_time = isinstance(timeout_s, Real) and timeout_s == math.inf
+        if not is_time and (not is_number(timeout_s) or timeout_s <= 0.0):
             raise SimulationError(
                 f"timeout_s must be seconds above 0, or inf for none; got {shown(timeout_s)}"
             )

@@ -70,13 +70,26 @@ def differences(there: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
     return differing
 
 
-def _spec_differences(there: str | None, here: str | None) -> list[str]:
-    old, new = (parse_json(text or "{}", "the spec of a sweep", SweepError) for text in (there, here))
+def _spec_differences(there: Any, here: Any) -> list[str]:
+    old, new = _spec_of(there), _spec_of(here)
+    if old is None or new is None:
+        return [f"spec: {_short(there)} there, {_short(here)} here"]
     return [
         f"{key}: {_short(old.get(key))} there, {_short(new.get(key))} here"
         for key in {**new, **old}
         if old.get(key) != new.get(key)
     ]
+
+
+def _spec_of(text: Any) -> dict[str, Any] | None:
+    """Parse a spec as a file has it; None where it is none, as in a file that was changed."""
+    if not isinstance(text, str):
+        return None
+    try:
+        spec = parse_json(text, "the spec of a sweep", SweepError)
+    except SweepError:
+        return None
+    return spec if isinstance(spec, dict) else None
 
 
 def _short(value: Any) -> str:

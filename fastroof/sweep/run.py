@@ -104,6 +104,11 @@ def run_sweep(
     check_flag("restart", restart, SweepError)
     if resume and restart:
         raise SweepError("resume continues an unfinished run, restart removes it: choose one")
+    if progress is not None and not callable(progress):
+        raise SweepError(
+            "progress must be a function that is called with the evaluations done and all there are, "
+            f"got {shown(progress)}"
+        )
     if not isinstance(output, str | Path) or not str(output):
         raise SweepError(f"output must be a path, got {shown(output)}")
     output = Path(output)

@@ -226,6 +226,9 @@ def test_memory_alone(real: Any) -> None:
     assert largest_context(real, 16) == room // 16
     assert largest_context(real, 1) == real.model.max_position
     assert largest_context(real, 1, max_kv_len=10**8) == room
+    # a limit that is no longer finite in us is none
+    assert largest_batch(real, 4096, 1e308) == room // 4096
+    assert largest_context(real, 16, [1e308, np.inf]).tolist() == [room // 16] * 2
 
 
 def test_wrong_sizes_and_limits_say_what_would_do(real: Any) -> None:

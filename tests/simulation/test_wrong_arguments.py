@@ -51,3 +51,18 @@ def test_what_is_none_of_some_words_is_refused(plan: fastroof.StepPlan, given: A
     for name in ("order", "kv_reservation"):
         with pytest.raises(FastroofError, match=f"{name} must be one of"):
             serving.estimate(plan, 1000, 100, 16, **{name: given})
+
+
+@pytest.mark.parametrize("given", [np.array([1, 2]), "no", 3, None], ids=lambda given: type(given).__name__)
+def test_what_is_no_flag_and_no_number_is_refused(plan: fastroof.StepPlan, given: Any) -> None:
+    with pytest.raises(FastroofError, match="with_range must be True or False, got "):
+        fastroof.capacity(plan, FEW, num_gpu_blocks=2000, ttft_p99_ms=500, with_range=given)
+    with pytest.raises(FastroofError, match="with_error must be True or False, got "):
+        serving.estimate(plan, 1000, 100, 16, with_error=given)
+    with pytest.raises(FastroofError, match="with_error must be True or False, got "):
+        serving.estimate_disaggregated(plan, plan, 100, 100, 16, max_batched_tokens=2048, with_error=given)
+
+
+def test_several_timeouts_are_refused(plan: fastroof.StepPlan) -> None:
+    with pytest.raises(FastroofError, match="timeout_s must be seconds above 0"):
+        fastroof.simulate(plan, FEW.trace(), num_gpu_blocks=2000, timeout_s=np.array([1, 2]))

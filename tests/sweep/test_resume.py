@@ -238,6 +238,18 @@ def test_another_version_or_other_tables_are_refused(tmp_path: Path) -> None:
         manifest.write_text(before)
 
 
+@pytest.mark.parametrize("spec", ['{"models', "[1]", "3", 5, None, "", ["{}"]])
+def test_what_holds_no_spec_is_of_another_sweep(tmp_path: Path, spec: Any) -> None:
+    output = tmp_path / "r.parquet"
+    stopped_after(STEPS, output, 3, KeyboardInterrupt)
+    manifest = parts_folder(output) / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "fastroof.spec": spec}))
+    with pytest.raises(
+        SweepError, match=r"\.r\.parquet\.parts holds an unfinished run of another sweep \(spec: "
+    ):
+        run_sweep(STEPS, output, resume=True)
+
+
 def test_results_of_another_sweep_are_not_resumed_over(tmp_path: Path) -> None:
     output = tmp_path / "r.parquet"
     run_sweep(STEPS, output)

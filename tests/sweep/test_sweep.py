@@ -441,6 +441,7 @@ def test_a_failing_write_is_an_error_and_leaves_nothing(
         ({"resume": np.array([1, 2])}, "resume must be True or False"),
         ({"restart": "no"}, "restart must be True or False"),
         ({"shard": 3}, r"a shard must be \(i, n\)"),
+        ({"progress": np.array([1, 2])}, "progress must be a function that is called with"),
     ],
 )
 def test_wrong_options_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:

@@ -9,6 +9,7 @@ from random import Random
 import fastroof
 from fastroof.engines import engine_names, load_engine
 from fastroof.load.write import write_source
+from tests.fuzz.made_plans import h100
 from tests.fuzz.mutators import mutated_text
 from tests.fuzz.surface import Surface, Wrong, all_finite
 
@@ -75,7 +76,7 @@ class Engines(TomlFiles):
         engine = load_engine(self.path)
         hash(engine)
         plan = fastroof.compile_plan(
-            "llama-3.1-8b", "h100", None, runtime=engine, max_tokens=64, max_seqs=8, allow_modelled=True
+            "llama-3.1-8b", "h100", h100(), runtime=engine, max_tokens=64, max_seqs=8, allow_modelled=True
         )
         all_finite([plan.decode_us(4, 100), plan.prefill_us(50), plan.memory_of(max_seqs=8)._asdict()])
         if plan.decode_us(4, 100) <= 0.0:

@@ -53,6 +53,9 @@ class PlanCalls(Surface):
         self.plan = plan_of(max_tokens=MAX_TOKENS, max_seqs=MAX_SEQS)
         self.names = {**NAMES, "StepBatch": fastroof.StepBatch}
 
+    def examples(self) -> list[bytes]:
+        return [b"f(2, 100)", b"f([2, 3], [100, 7])"]
+
     def call(self, case: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return evaluated(case.decode(), self.names)
 
@@ -126,9 +129,15 @@ class Decode(EqualSteps):
 class Prefill(EqualSteps):
     name, method, most = "plan.prefill_us", "prefill_us", (MAX_TOKENS // 8, 3000, 4)
 
+    def examples(self) -> list[bytes]:
+        return [b"f(200, 30, 2)", b"f([200, 3], 30, 2, threads=2)"]
+
 
 class Verify(EqualSteps):
     name, method, most = "plan.verify_us", "verify_us", (MAX_SEQS // 4, MAX_KV, 4)
+
+    def examples(self) -> list[bytes]:
+        return [b"f(9, 3000, 2)", b"f([9, 3], 3000, 2, threads=2)"]
 
 
 class DecodeError(EqualSteps):
@@ -140,6 +149,9 @@ class DecodeError(EqualSteps):
 class StepScalar(PlanCalls):
     name = "plan.step_scalar"
     ci_cases = 2000
+
+    def examples(self) -> list[bytes]:
+        return [b"f([1, 2], [100, 0])", b"f(np.array([1, 2]), np.array([100, 0]))"]
 
     def case(self, random: Random) -> bytes:
         count = random.choice((0, 1, 2, 5, 30))
@@ -167,6 +179,9 @@ class Batches(PlanCalls):
 
     name = "plan.step_us"
     ci_cases = 600
+
+    def examples(self) -> list[bytes]:
+        return [b"f([[(1, 100), (20, 0)], [(1, 9)]])"]
 
     def case(self, random: Random) -> bytes:
         if random.random() < 0.5:
@@ -233,6 +248,16 @@ class Others(PlanCalls):
 
     name = "plan.others"
     ci_cases = 600
+
+    def examples(self) -> list[bytes]:
+        return [
+            b"plan.explain([(9, 0)], with_error=True)", b"plan.explain_verification(2, 100, 3)",
+            b"plan.step_us(StepBatch([9], [0], [0, 1]), threads=2)",
+            b"plan.memory_of(max_tokens=64, max_seqs=4)",
+            b"plan.pipeline_us(StepBatch([9], [0], [0, 1]))", b"plan.cycle_us(StepBatch([9], [0], [0, 1]))",
+            b"plan.run([[(9, 0)]])", b"plan.memory.max_sequences(100)",
+        ]  # fmt: skip
+
     calls: ClassVar[tuple[str, ...]] = (
         "explain([({a}, {b})])",
         "explain({a})",

@@ -378,12 +378,31 @@ class Http(Surface):
             raise BackendError(f"status {status}: {body!r:.200}")
 
 
+DATA, HEADERS, RST_STREAM, GOAWAY, END_STREAM = 0, 1, 3, 7, 1
+
+
+def http2_frames(said: bytes) -> Iterator[tuple[int, int]]:
+    """Yield the type and the flags of all frames of HTTP/2 that came whole."""
+    while len(said) >= 9 and len(said) >= (size := 9 + int.from_bytes(said[:3])):
+        yield said[3], said[4]
+        said = said[size:]
+
+
+def has_ended(said: bytes) -> bool:
+    """Whether the server has answered or given up, so that nothing more is waited for."""
+    return any(
+        kind in (RST_STREAM, GOAWAY) or (kind == HEADERS and flags & END_STREAM)
+        for kind, flags in http2_frames(said)
+    )
+
+
 class FlightSessions(Surface):
     """All bytes of a session that a client had, spoilt, to a server over Flight."""
 
     name = "serve.flight_session"
     suffix = ".bin"
     ci_cases = 40
+    waits_s = 0.1
 
     def prepare(self, folder: Path) -> None:
         super().prepare(folder)
@@ -406,6 +425,9 @@ class FlightSessions(Surface):
         self.connect = lambda: flight.connect(location)
         self.flight, self.plan_name = flight, NAME
 
+    def examples(self) -> list[bytes]:
+        return self.sessions
+
     def close(self) -> None:
         self.server.__exit__(None, None, None)
 
@@ -416,8 +438,8 @@ class FlightSessions(Surface):
         said = b""
         with socket.create_connection(("127.0.0.1", self.server.port), 60) as raw, suppress(OSError):
             raw.sendall(case)
-            raw.settimeout(0.004)
-            while part := raw.recv(2**16):
+            raw.settimeout(self.waits_s)
+            while not has_ended(said) and (part := raw.recv(2**16)):
                 said += part
         if case[-1] % 8 == 0:
             # the server goes on
@@ -425,8 +447,8 @@ class FlightSessions(Surface):
                 [health] = client.do_action(self.flight.Action("health", b""))
                 if json.loads(health.body.to_pybytes())["plans"][0]["name"] != self.plan_name:
                     raise Wrong("another plan is served")
-        if not said:
-            raise BackendError("hung up")
+        if all(kind != DATA for kind, _ in http2_frames(said)):
+            raise BackendError(f"no data, but {said!r:.200}")
 
 
 SURFACES = [Messages, Streams, FlightCalls, FlightSessions, Http]

@@ -11,6 +11,7 @@ import numpy as np
 
 import fastroof
 from fastroof import serving
+from fastroof.simulation.pooled_replicas import POOLED_ROUTINGS
 from fastroof.sweep import best_batches, decode_times_us
 from tests.fuzz.expressions import NAMES, evaluated, integer, integer_array, odd, sizes
 from tests.fuzz.made_plans import plan_of
@@ -23,7 +24,7 @@ REALS = (
     "-1", "-0.5", "nan", "inf", "-inf", "np.float32(3)", "np.float64(0.1)", "np.int8(3)", "10**30",
 )  # fmt: skip
 WORDS = (
-    "'round_robin'", "'least_loaded'", "'random'", "'prefill_first'", "'mixed'", "'given'", "'error'",
+    "'round_robin'", "'least_load'", "'random'", "'prefill_first'", "'mixed'", "'given'", "'error'",
     "'reject'", "'blocks'", "'x'", "''", "'poisson'", "'gamma'", "'constant'", "'ramp'", "'closed'", "'full'",
     "'vllm'",
 )  # fmt: skip
@@ -34,6 +35,9 @@ LENGTHS = (
 )  # fmt: skip
 MOST_TOKENS = 20_000
 """Of a case's trace, so that it takes milliseconds; lengths that are refused may be any."""
+
+MOST_REPLICAS = 2048
+"""Of a simulation that is answered; 4,096 of them, the most there may be, take a gibibyte."""
 
 
 class Calls(Surface):
@@ -99,7 +103,7 @@ SIMULATE: dict[str, tuple[str, ...]] = {
     "max_num_batched_tokens": (), "max_num_seqs": (), "num_gpu_blocks": (), "block_size": (), "replicas": (),
     "async_scheduling": FLAGS, "order": ("'mixed'", "'prefill_first'"), "chunked_prefill": FLAGS,
     "admit_whole_prompt": FLAGS, "reserve_output": FLAGS, "timeout_s": (),
-    "routing": ("'round_robin'", "'least_loaded'", "'random'"), "prefix_cache": ("'given'", "'blocks'"),
+    "routing": tuple(map(repr, POOLED_ROUTINGS)), "prefix_cache": ("'given'", "'blocks'"),
     "seed": (), "on_too_long": ("'error'", "'reject'"), "time_scale": (),
 }  # fmt: skip
 WORKLOAD: dict[str, tuple[str, ...]] = {
@@ -112,7 +116,7 @@ WORKLOAD: dict[str, tuple[str, ...]] = {
 
 
 FEW = "Workload(rate=50, requests=20, input_tokens=100, output_tokens=9)"
-ENGINES = ("", ", replicas=2", ", replicas=2, routing='least_loaded'", ", order='prefill_first'")
+ENGINES = ("", ", replicas=2", ", replicas=2, routing='least_load'", ", order='prefill_first'")
 """Engines that other loops simulate."""
 
 
@@ -179,6 +183,8 @@ class Simulations(Calls):
             few_tokens(given[1])
         elif len(given) == 2 and isinstance(given[1], dict):
             few_tokens(fastroof.load_trace(given[1]))
+        if isinstance(replicas := options.get("replicas"), int) and replicas > MOST_REPLICAS:
+            raise SkippedError  # each has memory of its own
         simulated = fastroof.simulate(*given, **options)
         summary = simulated.summary()
         requests = simulated.requests
@@ -261,6 +267,11 @@ class Estimates(Calls):
     )
     always: ClassVar[dict[str, str]] = {}
     ci_cases = 800
+
+    def prepare(self, folder: Path) -> None:
+        super().prepare(folder)
+        # for steps as large as they are unless max_batched_tokens says otherwise
+        self.names["plan"] = plan_of(max_tokens=8192, max_seqs=256)
 
     def examples(self) -> list[bytes]:
         return [

@@ -192,7 +192,7 @@ class Parts(Surface):
     name = "sweep.parts"
     suffix = ".bin"
     limit_s = 20.0
-    ci_cases = 60
+    ci_cases = 40
 
     def prepare(self, folder: Path) -> None:
         super().prepare(folder)
