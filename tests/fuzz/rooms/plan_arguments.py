@@ -255,7 +255,7 @@ class Others(PlanCalls):
             b"plan.step_us(StepBatch([9], [0], [0, 1]), threads=2)",
             b"plan.memory_of(max_tokens=64, max_seqs=4)",
             b"plan.pipeline_us(StepBatch([9], [0], [0, 1]))", b"plan.cycle_us(StepBatch([9], [0], [0, 1]))",
-            b"plan.run([[(9, 0)]])", b"plan.memory.max_sequences(100)",
+            b"plan.run(StepBatch([9], [0], [0, 1]))", b"plan.memory.max_sequences(100)",
         ]  # fmt: skip
 
     calls: ClassVar[tuple[str, ...]] = (
