@@ -460,7 +460,8 @@ def test_the_command_gives_the_same_numbers(h100: Tables, real: Any) -> None:
     assert found["tables_hash"] == h100.content_hash
 
     lengths = ("--kv-len", "10,4096,500000", "--tpot-ms", "10")
-    code, out, err = command("--model", "llama-3.1-8b", "--tp", "1", *lengths, "--json")
+    kernels = ("--model", "llama-3.1-8b", "--tp", "1", "--runtime", "kernels")
+    code, out, err = command(*kernels, *lengths, "--json")
     assert code == 0
     assert "500,000 tokens is longer than the context of llama-3.1-8b" in err
     found = json.loads(out)
@@ -470,7 +471,7 @@ def test_the_command_gives_the_same_numbers(h100: Tables, real: Any) -> None:
     assert [row["limited_by"] for row in found["rows"]] == ["tpot", "tpot", "memory"]
     assert found["rows"][2]["step_ms"] is None
 
-    found = document("--model", "llama-3.1-8b", "--tp", "1", "--batch-size", "1,64", "--tpot-ms", "500")
+    found = document(*kernels, "--batch-size", "1,64", "--tpot-ms", "500")
     assert [row["kv_len"] for row in found["rows"]] == largest_context(real, [1, 64], 500).tolist()
     assert [row["limited_by"] for row in found["rows"]] == ["model", "memory"]
 
