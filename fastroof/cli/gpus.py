@@ -71,7 +71,9 @@ def gpus(as_json: Json = False) -> None:
         )
         for spec in specs
     ]
-    print_table(columns, rows, left=("gpu", "name", "tables"))
+    print_table(
+        columns, rows, left=("gpu", "name", "tables"), least=("name", "int8 TFLOP/s", "link GB/s", "tables")
+    )
 
 
 def _tables(sources: list[str], can_import: bool) -> str:

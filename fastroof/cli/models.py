@@ -101,7 +101,8 @@ def models(
         "model", "parameters", "active", "format", "layers", "hidden", "heads", "window",
         "MLP width, experts", "vocabulary", "max context",
     )  # fmt: skip
-    print_table(columns, [_row(spec) for spec in specs], left=("model", "format", "layers"))
+    least = ("vocabulary", "hidden", "window", "MLP width, experts", "heads", "layers", "active")
+    print_table(columns, [_row(spec) for spec in specs], left=("model", "format", "layers"), least=least)
 
 
 def _as_json(spec: ModelSpec) -> dict[str, Any]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from fastroof.units import GB, MS_PER_S, US_PER_MS, US_PER_S
 
@@ -28,7 +29,13 @@ __all__ = [
 ]
 
 UNLIMITED_WIDTH: Final = 10_000
-"""Of a pipe, whose lines are whole."""
+"""Of a pipe or a file, whose lines are whole."""
+
+TERMINAL_WIDTH: Final = 80
+"""Of a terminal that does not say."""
+
+TERMINAL_HEIGHT: Final = 25
+"""Given along with a width: rich would take every terminal that calls itself dumb for one of 80 columns."""
 
 ORIGIN_WORDS: Final = {
     "measured": "measured",
@@ -48,8 +55,30 @@ def console(*, stderr: bool = False) -> Console:
             raise BrokenPipeError
 
     stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() else UNLIMITED_WIDTH
-    return PlainConsole(file=stream, width=width, markup=False, emoji=False, highlight=False)
+    return PlainConsole(
+        file=stream,
+        width=_width_of(stream),
+        height=TERMINAL_HEIGHT,
+        markup=False,
+        emoji=False,
+        highlight=False,
+    )
+
+
+def _width_of(stream: TextIO) -> int:
+    """Characters of a line: whole lines, but on a terminal what ``COLUMNS`` says, else its own width.
+
+    A pipe goes by nothing: readline puts ``COLUMNS`` into the environment of what a Python program starts.
+    """
+    if not stream.isatty():
+        return UNLIMITED_WIDTH
+    asked = os.environ.get("COLUMNS", "")
+    if asked.isascii() and asked.isdigit() and int(asked[:6]) > 0:
+        return min(int(asked[:6]), UNLIMITED_WIDTH)
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or TERMINAL_WIDTH
+    except (OSError, ValueError):
+        return TERMINAL_WIDTH
 
 
 def print_json(document: Any) -> None:
@@ -77,32 +106,42 @@ def print_table(
     *,
     left: Sequence[str] = (),
     width: int | None = None,
+    least: Sequence[str] = (),
 ) -> None:
     """Print a table; numbers to the right, the columns named in ``left`` to the left.
 
-    It breaks between words to fit ``width``, by default the terminal's.
+    It fits ``width``, by default that of the output: :mod:`fastroof.cli.fitted_tables` says how, and that
+    the columns named in ``least`` may be left out, the first of them first.
     """
     from rich import box
-    from rich.measure import Measurement
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    listed = [tuple(row) for row in rows]
-    for name, cells in zip(columns, zip(columns, *listed, strict=True), strict=True):
-        is_left = name in left
-        pieces = [piece for cell in cells for piece in (cell.split() if is_left else [cell])]
-        table.add_column(
-            name, justify="left" if is_left else "right", no_wrap=not is_left, min_width=max(map(len, pieces))
-        )
-    for row in listed:
-        table.add_row(*row)
+    from fastroof.cli.fitted_tables import fit
+
     out = console()
     if width is not None:
         out.width = width
-    if Measurement.get(out, out.options.update_width(UNLIMITED_WIDTH), table).minimum > out.width:
-        # Whole lines that the terminal wraps read better than words cut into columns.
-        out.width = UNLIMITED_WIDTH
-    out.print(table)
+    fitted = fit(columns, [tuple(row) for row in rows], left, out.width, least)
+    for line in fitted.records:
+        out.print(line, soft_wrap=True)
+    if fitted.columns:
+        table = Table(
+            box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, int(fitted.gap > 2))
+        )
+        for name, wide, is_left in zip(fitted.columns, fitted.widths, fitted.left, strict=True):
+            table.add_column(
+                name, justify="left" if is_left else "right", no_wrap=True, min_width=wide, vertical="top"
+            )
+        for row in fitted.rows:
+            table.add_row(*row)
+        out.print(table)
+    said = []
+    if fitted.alike:
+        said.append("in every row: " + ", ".join(f"{name} {cell or '-'}" for name, cell in fitted.alike))
+    if fitted.left_out:
+        said.append(f"left out on {out.width} columns: {', '.join(fitted.left_out)}")
+    for line in said:
+        out.print(line)
 
 
 def print_facts(facts: Sequence[tuple[str, str]]) -> None:

@@ -407,4 +407,9 @@ def _print(
         )
         for o in explanation.operators
     ]
-    print_table(columns, rows_by_operator, left=("operator", "bound", "origin", "dtype"))
+    print_table(
+        columns,
+        rows_by_operator,
+        left=("operator", "bound", "origin", "dtype"),
+        least=("dtype", "bytes", "FLOPs", "TB/s", "calls", "bound"),
+    )

@@ -298,7 +298,12 @@ def _print(report: Validation, groups: Sequence[ErrorGroup]) -> None:
         for group in groups
     ]
     if groups:
-        print_table(columns, text, left=("quantity", "data set", "model", "engine", "kind", "fitted"))
+        print_table(
+            columns,
+            text,
+            left=("quantity", "data set", "model", "engine", "kind", "fitted"),
+            least=("fitted", "its bias", "aic", "p90", "median"),
+        )
     else:
         out.print("nothing could be judged")
     given = {name: front for name, front in report.frontends.items() if any(front)}
