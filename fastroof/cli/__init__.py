@@ -45,6 +45,7 @@ COMMANDS: Final = (
     "bench",
     "export",
     "backends",
+    "doctor",
     "serve",
 )
 """Every command, as it is called and as its module here is, in the order of ``--help``."""

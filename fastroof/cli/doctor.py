@@ -1,0 +1,195 @@
+"""``fastroof doctor``: what is installed here, which tables and caches there are, and what is broken."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+
+from fastroof._version import __version__
+from fastroof.cli.options import Json
+from fastroof.cli.output import console, print_facts, print_json, print_table
+
+__all__ = ["register"]
+
+EPILOG: Final = """\b
+JSON: one object: versions, processor (name, processors, usable), tables ({gpu: [source]}), caches (list of
+folder, bytes, loops, plans, trusted, why_not), extras ({extra: {package: version or null}}), environment,
+problems (list of sentences).
+"""
+
+PACKAGES: Final = ("numba", "llvmlite", "numpy", "pyarrow", "pydantic", "rich", "typer")
+_REQUIREMENT: Final = re.compile(r"([A-Za-z0-9._-]+).*;.*extra\s*==\s*['\"]([^'\"]+)['\"]")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("doctor", epilog=EPILOG)(doctor)
+
+
+def doctor(as_json: Json = False) -> None:
+    """Say what is installed, found and kept here, and what is broken.
+
+    The exit code is 1 where something is broken; an extra that is not installed is none of that.
+    """
+    tables, problems = _tables()
+    caches = [_cache(root) for root in _cache_roots()]
+    problems += [
+        f"what is kept in {cache['folder']} is not used: {cache['why_not']}; take the right to write from "
+        "others there, or let FASTROOF_CACHE_DIR name a folder of your own"
+        for cache in caches
+        if not cache["trusted"]
+    ]
+    versions = {"fastroof": __version__, "Python": platform.python_version()}
+    for package in PACKAGES:
+        version = _installed(package)
+        versions[package] = version or "missing"
+        if version is None:
+            problems.append(f"{package} is not installed: pip install {package}")
+    answer: dict[str, Any] = {
+        "versions": versions,
+        "processor": _processor(),
+        "tables": tables,
+        "caches": caches,
+        "extras": _extras(),
+        "environment": {
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(("FASTROOF_", "NUMBA_")) and "TOKEN" not in name
+        },
+        "problems": problems,
+    }
+    if as_json:
+        print_json(answer)
+    else:
+        _print(answer)
+    if problems:
+        raise typer.Exit(1)
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _processor() -> dict[str, Any]:
+    from fastroof.processors import usable_processors
+
+    return {
+        "name": platform.processor() or platform.machine(),
+        "processors": os.cpu_count(),
+        "usable": usable_processors(),
+    }
+
+
+def _tables() -> tuple[dict[str, list[str]], list[str]]:
+    """Sources by GPU, of which nothing is read, and what is wrong with their folders."""
+    from fastroof import gpu_names
+    from fastroof.load.by_name import table_folders
+
+    found: dict[str, list[str]] = {}
+    problems = []
+    for gpu in gpu_names():
+        for folder in table_folders(gpu):
+            for file in sorted(folder.glob("*/provenance.toml")):
+                sources = found.setdefault(gpu, [])
+                if file.parent.name not in sources:
+                    sources.append(file.parent.name)
+                if not any(file.parent.glob("*.parquet")):
+                    problems.append(f"{file.parent} has no tables: import them again, or remove the folder")
+    return found, problems
+
+
+def _cache_roots() -> tuple[Path, ...]:
+    from fastroof.compiled.kept_files import cache_roots
+
+    return cache_roots()
+
+
+def _cache(root: Path) -> dict[str, Any]:
+    """What a folder of the cache holds, and whether it may be used; one that is not there may be."""
+    from fastroof.compiled.trusted_folders import UntrustedFolder, open_trusted
+
+    why_not = ""
+    try:
+        os.close(open_trusted(root))
+    except UntrustedFolder as reason:
+        why_not = str(reason)
+    except FileNotFoundError:
+        pass
+    except OSError as reason:
+        why_not = reason.strerror or str(reason)
+    sizes = {"loops": 0, "plans": 0}
+    total = 0
+    for folder, _, files in os.walk(root):
+        for name in files:
+            kind = Path(name).suffixes[:1]
+            sizes["loops"] += ".loop" in name
+            sizes["plans"] += kind == [".plan"]
+            try:
+                total += os.lstat(os.path.join(folder, name)).st_size
+            except OSError:
+                continue
+    return {"folder": str(root), "bytes": total, **sizes, "trusted": not why_not, "why_not": why_not}
+
+
+def _extras() -> dict[str, dict[str, str | None]]:
+    """Packages of each extra, and which release of them is here."""
+    try:
+        requirements = importlib.metadata.requires("fastroof") or []
+    except importlib.metadata.PackageNotFoundError:
+        return {}
+    extras: dict[str, dict[str, str | None]] = {}
+    for requirement in requirements:
+        if read := _REQUIREMENT.match(requirement):
+            extras.setdefault(read[2], {})[read[1]] = _installed(read[1])
+    return extras
+
+
+def _print(answer: dict[str, Any]) -> None:
+    out = console()
+    processor = answer["processor"]
+    facts = list(answer["versions"].items())
+    facts.append(
+        ("processor", f"{processor['name']}, {processor['usable']} of {processor['processors']} may be used")
+    )
+    print_facts(facts)
+    out.print()
+    print_table(
+        ("gpu", "sources"),
+        [(gpu, ", ".join(sources)) for gpu, sources in answer["tables"].items()],
+        left=("gpu", "sources"),
+    )
+    out.print()
+    rows = [
+        (
+            cache["folder"], f"{cache['bytes'] / 2**20:,.1f}", str(cache["loops"]), str(cache["plans"]),
+            "yes" if cache["trusted"] else f"no: {cache['why_not']}",
+        )
+        for cache in answer["caches"]
+    ]  # fmt: skip
+    print_table(("cache", "MiB", "loops", "plans", "trusted"), rows, left=("cache", "trusted"))
+    out.print()
+    print_table(
+        ("extra", "missing", "to install it"),
+        [_extra_cells(extra, packages) for extra, packages in answer["extras"].items()],
+        left=("extra", "missing", "to install it"),
+    )
+    if answer["environment"]:
+        out.print()
+        print_facts(list(answer["environment"].items()))
+    out.print()
+    for problem in answer["problems"] or ["nothing is broken"]:
+        out.print(problem, soft_wrap=True)
+
+
+def _extra_cells(extra: str, packages: dict[str, str | None]) -> tuple[str, str, str]:
+    missing = [name for name, version in packages.items() if version is None]
+    return extra, ", ".join(missing) or "-", f"pip install 'fastroof[{extra}]'" if missing else "-"
