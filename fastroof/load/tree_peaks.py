@@ -67,9 +67,11 @@ def rounding_unit(values: Array) -> float:
     Examples
     --------
     >>> import numpy as np
-    >>> rounding_unit(np.array([0.011, 0.2, 0.0]))
-    0.001
+    >>> rounding_unit(np.array([0.011, 0.2, 0.0])), rounding_unit(np.array([1e308, 0.2]))
+    (0.001, 0.1)
     """
+    # larger floats have no decimals, and rounding them overflows
+    values = np.where(np.abs(values) < 2.0**52, values, 0.0)
     for decimals in range(MOST_DECIMALS):
         if np.abs(np.round(values, decimals) - values).max() < 0.1**MOST_DECIMALS:
             return float(10.0**-decimals)
