@@ -7,8 +7,8 @@ from typing import Final
 
 __all__ = ["fold", "pieces", "shown_width"]
 
-# Between the parts of a name, but not within a date or a version: never between two digits.
-_IN_NAMES: Final = re.compile(r"(?<=[A-Za-z)][-_/,])(?=\S)|(?<=\S[-_/,])(?=[A-Za-z(])")
+# Between the parts of a name, but not within a date, a version (never between two digits) or 4.5e-20.
+_IN_NAMES: Final = re.compile(r"(?<=[A-Za-z)][-_/,])(?<!\d[eE]-)(?=\S)|(?<=\S[-_/,])(?=[A-Za-z(])")
 _WORDS: Final = re.compile(r"(?<=\S) +(?=\S)")
 _LISTED: Final = re.compile(r"(?<=[^\d\s]) +(?=[^\d\s])|(?<=,) +(?=\S)")
 
@@ -46,6 +46,8 @@ def pieces(text: str, *, is_list: bool = False, in_names: bool = False) -> list[
     (['18432,', '8 of 256'], ['2.1 GB'])
     >>> pieces("vllm-0.12.0-qwen3-32b-bf16", in_names=True), pieces("2026-11-24", in_names=True)
     (['vllm-', '0.12.0-', 'qwen3-32b-', 'bf16'], ['2026-11-24'])
+    >>> pieces("4.5e-20", in_names=True)
+    ['4.5e-20']
     """
     return [part for part, _ in _parts(text, is_list=is_list, in_names=in_names)]
 
