@@ -27,6 +27,8 @@ ENDINGS = (".parquet", ".csv")
 
 _PARQUET_MAGIC = b"PAR1"
 _EXACT_INT = 2.0**53
+MOST_INT: Final = 2**40
+"""Largest value of an int column: a terabyte of bytes. Products of larger sizes leave 64 bits."""
 
 
 def read_columns(
@@ -46,7 +48,7 @@ def read_columns(
         A ``.csv`` or ``.parquet`` file.
     columns : sequence of Column
         Columns the file must have. A float column must be above 0, or at least 0 where its
-        ``minimum`` is 0; an int column at least its ``minimum``.
+        ``minimum`` is 0; an int column at least its ``minimum`` and at most 2^40.
     optional : sequence of Column
         Columns that are read and checked where the file has them.
     names : sequence of str, optional
@@ -229,6 +231,8 @@ class _Reader:
             self._refuse(column, cells, np.ones(len(cells), bool))
         values = self._numbers(column, cells)
         low = values < column.minimum if column.kind == "int" or column.minimum == 0 else values <= 0
+        if column.kind == "int":
+            low |= values > MOST_INT
         if column.within is not None:
             low |= beyond_limits(column, values)
         if low.any():
@@ -317,7 +321,7 @@ def need(column: Column) -> str:
     if column.kind == "text":
         return f"text ({column.meaning})"
     if column.kind == "int":
-        return f"a whole number of at least {column.minimum}{unit}"
+        return f"a whole number of at least {column.minimum}{unit} and at most 2^40"
     if column.within is not None:
         least, most = column.within
         return f"a number from {least:g} to {most:g}{unit}"

@@ -42,7 +42,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "tables list": ("tables", "list"),
     "tables show": ("tables", "show", "gemm"),
 }
-NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:e[-+]\d+)?")
+# a hyphen behind a letter is no sign
+NUMBER = re.compile(r"(?<![A-Za-z])-?\d[\d,]*(?:\.\d+)?(?:e[-+]\d+)?|\d[\d,]*(?:\.\d+)?(?:e[-+]\d+)?")
 
 
 def tables_of(monkeypatch: pytest.MonkeyPatch, *words: str) -> list[dict[str, Any]]:
