@@ -132,6 +132,12 @@ def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
             yield from places(value[index], (*at, index))
 
 
+def _is_short(value: Any) -> bool:
+    """Whether it is a number that floats and texts can hold: others stay as they are."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and (isinstance(value, float) or value.bit_length() < 1000)
+
+
 def mutated_tree(
     tree: Any, random: Random, others: Sequence[Any] = (), values: Sequence[Any] = VALUES
 ) -> Any:
@@ -162,7 +168,7 @@ def mutated_tree(
                     for part in random.choice(theirs):
                         donor = donor[part]
                     holder[key] = copy.deepcopy(donor)
-            case 5 if isinstance(holder[key], int | float) and not isinstance(holder[key], bool):
+            case 5 if _is_short(holder[key]):
                 number = holder[key]
                 holder[key] = random.choice(
                     (number + 1, -number, number * 1024, str(number), number / 3, number - 1)
