@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
 from fastroof.columns import ORIGINS, Column
+from fastroof.errors import FastroofError
+from fastroof.html_tables import MOST_ROWS, rows_html
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ORIGIN", "RELATIVE_ERROR", "ArrowResult", "arrow_schema"]
+__all__ = [
+    "ORIGIN",
+    "RELATIVE_ERROR",
+    "ArrowResult",
+    "ArrowRows",
+    "arrow_schema",
+    "pandas_frame",
+    "polars_frame",
+    "rows_table",
+]
 
 ORIGIN: Final = Column("origin", "text", "", "how the latency was made: measured to modelled")
 RELATIVE_ERROR: Final = Column(
@@ -32,7 +44,83 @@ def arrow_schema(columns: Iterable[Column], metadata: Mapping[str, str]) -> pa.S
     return pa.schema(fields, metadata=dict(metadata))
 
 
-class ArrowResult:
+def rows_table(
+    columns: Iterable[Column], rows: Sequence[Mapping[str, Any]], metadata: Mapping[str, str]
+) -> pa.Table:
+    """Lay rows that are values by name out as an Arrow table; what is missing, or nan, is null."""
+    import pyarrow as pa
+
+    schema = arrow_schema(columns, metadata)
+    values = [pa.array([row.get(f.name) for row in rows], f.type, from_pandas=True) for f in schema]
+    return pa.table(values, schema=schema)
+
+
+def pandas_frame(table: pa.Table) -> Any:
+    """Return a table as a ``pandas.DataFrame``.
+
+    Raises
+    ------
+    FastroofError
+        If pandas is not installed.
+    """
+    _frames_of("pandas", "to_pandas")
+    return table.to_pandas()
+
+
+def polars_frame(table: pa.Table) -> Any:
+    """Return a table as a ``polars.DataFrame``.
+
+    Raises
+    ------
+    FastroofError
+        If polars is not installed.
+    """
+    return _frames_of("polars", "to_polars").from_arrow(table)
+
+
+def _frames_of(package: str, asked: str) -> Any:
+    try:
+        return import_module(package)
+    except ImportError as error:
+        raise FastroofError(
+            f"{asked} needs {package}, which is not installed: pip install {package}; "
+            "to_arrow needs nothing more"
+        ) from error
+
+
+class ArrowRows:
+    """What has rows: an Arrow table, and so a frame of pandas or polars, in one call."""
+
+    @abstractmethod
+    def to_arrow(self) -> pa.Table:
+        """Lay the rows out as an Arrow table: units and meanings are metadata of its fields."""
+
+    def to_pandas(self) -> Any:
+        """Return the rows of :meth:`to_arrow` as a ``pandas.DataFrame``.
+
+        Raises
+        ------
+        FastroofError
+            If pandas is not installed.
+        """
+        return pandas_frame(self.to_arrow())
+
+    def to_polars(self) -> Any:
+        """Return the rows of :meth:`to_arrow` as a ``polars.DataFrame``.
+
+        Raises
+        ------
+        FastroofError
+            If polars is not installed.
+        """
+        return polars_frame(self.to_arrow())
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """Hand the table over as an Arrow stream: the PyCapsule interface."""
+        return self.to_arrow().__arrow_c_stream__(requested_schema)
+
+
+class ArrowResult(ArrowRows):
     """A result whose answers are columns: numbers, or arrays of one shape.
 
     Whatever speaks the Arrow PyCapsule interface takes one: ``pyarrow.table(result)``,
@@ -55,6 +143,7 @@ class ArrowResult:
     arrow_columns: ClassVar[tuple[Column, ...]]
     arrow_names: ClassVar[Mapping[str, tuple[str, ...]]] = {"origin": ORIGINS}
     made_from: Mapping[str, str]
+    _html_names: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def columns(self) -> dict[str, Any]:
@@ -91,6 +180,24 @@ class ArrowResult:
 
         return pa.table([column(field) for field in schema], schema=schema)
 
-    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """Hand the table over as an Arrow stream: the PyCapsule interface."""
-        return self.to_arrow().__arrow_c_stream__(requested_schema)
+    def _repr_html_(self) -> str:
+        """Return its first rows as a notebook shows them, what is empty left out and origins in words."""
+        values = {name: None if v is None else np.ravel(v) for name, v in self.columns().items()}
+        count = next(len(v) for v in values.values() if v is not None)
+
+        def cell(name: str, row: int) -> Any:
+            value, names = values[name], self.arrow_names.get(name)
+            if value is None:
+                return None
+            return value[row] if names is None else names[int(value[row])]
+
+        shown = [c for c in self.arrow_columns if not self._html_names or c.name in self._html_names]
+        rows = [{c.name: cell(c.name, row) for c in shown} for row in range(min(count, MOST_ROWS))]
+        return rows_html(shown, rows, self._html_caption(count), count)
+
+    def _html_caption(self, count: int) -> str:
+        """Say what its HTML table is of."""
+        made = {name.removeprefix("fastroof."): value for name, value in self.made_from.items()}
+        what = " on ".join(made[name] for name in ("model", "gpu") if name in made)
+        said = f"{type(self).__name__}, {count:,} {'row' if count == 1 else 'rows'}"
+        return f"{said}: {what}" if what else said

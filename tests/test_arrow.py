@@ -6,13 +6,15 @@ import dataclasses
 import pickle
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 import fastroof
-from fastroof import StepBatch, StepPlan, Tables
+import fastroof.sweep
+from fastroof import FastroofError, StepBatch, StepPlan, Tables
 from fastroof.arrow import ArrowResult
 from fastroof.columns import ORIGINS
 from fastroof.serving import estimate, estimate_disaggregated, least_gpus
@@ -103,6 +105,48 @@ def test_pandas_takes_a_result_as_it_is(result: ArrowResult) -> None:
     frame = pandas.DataFrame.from_arrow(result)
     assert pa.Table.from_pandas(frame, preserve_index=False).num_rows == result.to_arrow().num_rows
     assert list(frame) == result.to_arrow().column_names
+
+
+def test_frames_in_one_call_hold_the_tables_values(
+    result: ArrowResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = result.to_arrow()
+    pandas = pytest.importorskip("pandas")
+    pandas.testing.assert_frame_equal(result.to_pandas(), table.to_pandas())
+    assert list(result.to_pandas()) == table.column_names
+    polars = SimpleNamespace(from_arrow=lambda given: ("frame", given))
+    monkeypatch.setitem(sys.modules, "polars", polars)
+    name, given = result.to_polars()
+    assert name == "frame"
+    assert given.equals(table, check_metadata=True)
+
+
+def test_polars_frame_in_one_call(result: ArrowResult) -> None:
+    polars = pytest.importorskip("polars")
+    frame = result.to_polars()
+    assert isinstance(frame, polars.DataFrame)
+    assert frame.to_dicts() == result.to_arrow().to_pylist()
+
+
+def test_requests_of_a_simulation_are_rows_too(plan: StepPlan) -> None:
+    simulation = fastroof.simulate(plan, fastroof.Trace([0.0, 0.1], [1000, 2000], [100, 1]))
+    assert simulation.to_arrow() is simulation.requests
+    assert pa.table(simulation).equals(simulation.requests, check_metadata=True)
+    pandas = pytest.importorskip("pandas")
+    pandas.testing.assert_frame_equal(simulation.to_pandas(), simulation.requests.to_pandas())
+
+
+@pytest.mark.parametrize("package", ["pandas", "polars"])
+def test_a_missing_package_is_named_with_what_installs_it(
+    result: ArrowResult, plan: StepPlan, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    answers = fastroof.sweep.best_deployments(
+        {"models": ["llama-3.1-8b"], "tp": [1], "isl": 1000, "osl": 100, "concurrency": [1]}
+    )
+    for rows in (result, fastroof.simulate(plan, fastroof.Trace([0.0], [1000], [100])), answers):
+        with pytest.raises(FastroofError, match=rf"to_{package} needs {package}.*: pip install {package}; "):
+            getattr(rows, f"to_{package}")()
 
 
 def test_duckdb_takes_a_result_as_it_is(result: ArrowResult) -> None:

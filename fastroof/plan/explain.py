@@ -121,10 +121,16 @@ class Explanation(ArrowResult):
         Column("source", "text", "", "the measured tables, or the engine's profile, that it comes from"),
         Column("dtype", "text", "", "format of its kernel; attention: of the cache"),
     )
+    _html_names = ("name", "calls", "total_us", "mfu", "bound", "origin", "source")
 
     def columns(self) -> dict[str, Any]:
         """Fields of all operators: a list a field, an entry an operator."""
         return {name: [getattr(part, name) for part in self.operators] for name in OperatorTime._fields}
+
+    def _html_caption(self, count: int) -> str:
+        error = self.relative_error
+        within = "" if error is None else f" (one standard error: {error:.1%})"
+        return f"{super()._html_caption(count)}, {self.total_us:,.1f} us in all{within}"
 
 
 def row_time(gpu: GpuSpec, curve: RowCurve, rows: int) -> OperatorTime:

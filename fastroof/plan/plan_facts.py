@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from fastroof.checks import is_number, shown, whole_number
 from fastroof.config import GpuSpec
 from fastroof.engines import EngineProfile
 from fastroof.errors import PlanError
+from fastroof.html_tables import facts_html
 from fastroof.lazy_property import lazy_property
 from fastroof.models import Layout, ModelSpec
 from fastroof.models.execution import Execution
@@ -25,6 +27,7 @@ from fastroof.plan.exchange import EXCHANGES
 from fastroof.plan.images import EncoderTime, images_us
 from fastroof.plan.kernel_sources import source_words
 from fastroof.plan.memory import PlanMemory, plan_memory
+from fastroof.units import GB
 
 if TYPE_CHECKING:
     from fastroof.plan.step_error import ErrorSource
@@ -244,6 +247,21 @@ class PlanFacts:
             f"StepPlan({stage}{self.model.name} on {gpus}, {self.dtype} weights, {self.kv_dtype} KV"
             f"{routing}, runtime {self.runtime!r}, up to {self.max_tokens} tokens)"
         )
+
+    def _repr_html_(self) -> str:
+        """Return what it is a plan of, and its memory, as a notebook shows it."""
+        units = {"tp": "GPU" if self.tp == 1 else "GPUs", "max_tokens": "tokens", "max_seqs": "requests"}
+        said = {k: v for k, v in self.describe().items() if k not in ("tables_hash", "version")}
+        facts: list[tuple[str, Any, str]] = [(k, v, units.get(k, "")) for k, v in said.items()]
+        # a plan that times steps may leave no room for a cache, which its memory refuses to speak of
+        with suppress(PlanError):
+            memory = self.memory
+            kept = "tokens" if memory.kv_bytes_per_token else "bytes"
+            facts += [
+                ("weights", memory.weight_bytes / GB, "GB a GPU"),
+                ("KV cache", int(memory.max_kv_tokens), f"{kept} that fit beside the weights"),
+            ]
+        return facts_html(facts, repr(self))
 
     @lazy_property
     def kernels(self) -> str:

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from fastroof.arrow import ArrowRows
 from fastroof.errors import BatchError, SimulationError
 from fastroof.lazy_property import lazy_property
 from fastroof.simulation import step_range
+from fastroof.simulation.answer_table import answers_html
 from fastroof.simulation.answers import duration_us, run_answers
 from fastroof.simulation.request_table import checked_requests_path, request_table, write_table
 from fastroof.simulation.request_times import RequestTimes, checked_limits
@@ -35,7 +37,7 @@ SHORT_QUEUE: Final = 2
 """Where never so many requests waited, no load is near saturation."""
 
 
-class Simulation:
+class Simulation(ArrowRows):
     """What became of a trace's requests on an engine.
 
     Parameters
@@ -137,6 +139,14 @@ class Simulation:
             made from.
         """
         return request_table(self.trace, self.outcomes, self.times, self.made_from)
+
+    def to_arrow(self) -> pa.Table:
+        """Return :attr:`requests`; :meth:`to_pandas` and :meth:`to_polars` have them as frames."""
+        return self.requests
+
+    def _repr_html_(self) -> str:
+        """Return the summary as a notebook shows it, without simulating again."""
+        return answers_html(self.summary(with_range=False), repr(self))
 
     def write_requests(self, path: str | Path) -> Path:
         """Write :attr:`requests` to a file, whole or not at all.

@@ -12,9 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from fastroof.arrow import pandas_frame, polars_frame
 from fastroof.checks import whole_number
 from fastroof.errors import SweepError
-from fastroof.sweep.deployments import DeploymentSpec, DeploymentSweep
+from fastroof.sweep.deployments import COLUMNS, DeploymentSpec, DeploymentSweep
 from fastroof.sweep.kinds import load_spec
 from fastroof.sweep.nearest import Nearest, nearest_spec, nearest_to_limits
 from fastroof.sweep.percentile_choices import (
@@ -24,9 +25,12 @@ from fastroof.sweep.percentile_choices import (
     ranked_anew,
     weights,
 )
+from fastroof.sweep.result_rows import CHOICE_PLACE, rows_as_html, rows_as_table
 from fastroof.sweep.units import PlanKey
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from fastroof.sweep.sources import GpuTables
 
 __all__ = ["CHOICE_COLUMNS", "Answer", "Answers", "Choice", "Margin", "best_deployments"]
@@ -141,6 +145,35 @@ class Answers(NamedTuple):
     candidates: int
     skipped: tuple[str, ...]
     total_s: float
+
+    def to_arrow(self) -> pa.Table:
+        """Lay the choices of all answers out as an Arrow table: their place, then their rows' columns."""
+        return rows_as_table((*CHOICE_PLACE, *COLUMNS), self._rows(), objective=self.objective)
+
+    def to_pandas(self) -> Any:
+        """Return the rows of :meth:`to_arrow` as a ``pandas.DataFrame``."""
+        return pandas_frame(self.to_arrow())
+
+    def to_polars(self) -> Any:
+        """Return the rows of :meth:`to_arrow` as a ``polars.DataFrame``."""
+        return polars_frame(self.to_arrow())
+
+    def _repr_html_(self) -> str:
+        """Return the choices of all answers as a notebook shows them."""
+        caption = f"best of {self.candidates:,} deployments by {self.objective}"
+        return rows_as_html((*CHOICE_PLACE, *COLUMNS), self._rows(), caption)
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "place": place,
+                "standing": "best" if place == 1 else "tie" if choice.is_tie else "behind",
+                "behind": choice.behind,
+                **choice.row,
+            }
+            for answer in self.answers
+            for place, choice in enumerate(answer.choices, 1)
+        ]
 
 
 class _OfModel(NamedTuple):

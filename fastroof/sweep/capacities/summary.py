@@ -6,6 +6,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
+from fastroof.columns import Column
+from fastroof.sweep.capacities.columns import COLUMNS
+from fastroof.sweep.result_rows import SummaryRows
+
 __all__ = ["LOST", "CapacitySummary"]
 
 LOST: Final = {
@@ -20,7 +24,7 @@ LOST: Final = {
 
 
 @dataclass(frozen=True)
-class CapacitySummary:
+class CapacitySummary(SummaryRows):
     """What a sweep over capacities did, and the best deployment of each group.
 
     Attributes
@@ -57,6 +61,17 @@ class CapacitySummary:
     evaluate_s: float
     total_s: float
     output: Path
+
+    def best_columns(self) -> tuple[Column, ...]:
+        """Columns of every sweep over capacities, then the percentiles that have a limit, ms."""
+        limited = dict.fromkeys(name for row in self.best for name in row)
+        for column in COLUMNS:
+            limited.pop(column.name, None)
+        return (*COLUMNS, *(Column(name, "float", "ms", "at requests_per_s", 0) for name in limited))
+
+    def best_rows(self) -> list[dict[str, Any]]:
+        """Return the best deployments, values by the columns' names."""
+        return list(self.best)
 
     def document(self) -> dict[str, Any]:
         """Return all of it as values that JSON has, but for the path."""

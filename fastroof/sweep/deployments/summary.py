@@ -6,6 +6,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
+from fastroof.columns import Column
+from fastroof.sweep.deployments.columns import COLUMNS
+from fastroof.sweep.result_rows import SummaryRows
+
 __all__ = ["INFEASIBLE", "DeploymentSummary"]
 
 INFEASIBLE: Final = {
@@ -28,7 +32,7 @@ INFEASIBLE: Final = {
 
 
 @dataclass(frozen=True)
-class DeploymentSummary:
+class DeploymentSummary(SummaryRows):
     """What a sweep over deployments did, and the best deployment of each group.
 
     Attributes
@@ -74,6 +78,14 @@ class DeploymentSummary:
     def candidates_per_s(self) -> float:
         """Candidates a second of evaluating, by one thread."""
         return self.candidates / self.evaluate_s if self.evaluate_s else 0.0
+
+    def best_columns(self) -> tuple[Column, ...]:
+        """:data:`fastroof.sweep.deployments.COLUMNS`."""
+        return COLUMNS
+
+    def best_rows(self) -> list[dict[str, Any]]:
+        """Return the best deployments, values by the columns' names."""
+        return list(self.best)
 
     def document(self) -> dict[str, Any]:
         """Return all of it as values that JSON has, but for the path; groups of histograms in words."""

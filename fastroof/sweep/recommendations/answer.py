@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from fastroof.arrow import ArrowRows
 from fastroof.errors import SweepError
 from fastroof.models import load_model
 from fastroof.sweep.best import Answer, Answers, best_deployments
@@ -16,13 +17,16 @@ from fastroof.sweep.kinds import load_spec
 from fastroof.sweep.recommendations.deployment import Deployment, deployment_of
 from fastroof.sweep.recommendations.question import Names, deployment_question
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 __all__ = ["Recommendation", "recommend", "recommend_for_spec"]
 
 MOST_GPUS_TRIED: Final = 64
 
 
 @dataclass(frozen=True)
-class Recommendation:
+class Recommendation(ArrowRows):
     """What to run, and how.
 
     Attributes
@@ -42,6 +46,21 @@ class Recommendation:
     deployments: tuple[Deployment | None, ...]
     specs: tuple[DeploymentSpec, ...]
     would_fit: dict[str, dict[str, Any]]
+
+    def to_arrow(self) -> pa.Table:
+        """Lay the recommended deployments and the runners-up out as an Arrow table, a row each.
+
+        Returns
+        -------
+        pyarrow.Table
+            ``place``, ``standing`` and ``behind`` of the best, then
+            :data:`fastroof.sweep.deployments.COLUMNS`.
+        """
+        return self.answers.to_arrow()
+
+    def _repr_html_(self) -> str:
+        """Return the recommended deployments and the runners-up as a notebook shows them."""
+        return self.answers._repr_html_()
 
     def save(self, folder: str | Path) -> list[Path]:
         """Write scripts, manifests and rows to a folder; see :func:`fastroof.sweep.save_recommendation`."""

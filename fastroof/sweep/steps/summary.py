@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
+
+from fastroof.columns import Column
+from fastroof.sweep.result_rows import SummaryRows
+from fastroof.sweep.steps.columns import COLUMNS
 
 __all__ = ["BestStep", "StepSummary", "with_standings"]
 
@@ -59,7 +63,7 @@ class BestStep:
 
 
 @dataclass(frozen=True)
-class StepSummary:
+class StepSummary(SummaryRows):
     """What a sweep over steps did, and the best step of each plan.
 
     Attributes
@@ -103,6 +107,16 @@ class StepSummary:
     def evaluations_per_s(self) -> float:
         """Steps timed a second of evaluating, by one thread."""
         return self.evaluations / self.evaluate_s if self.evaluate_s else 0.0
+
+    def best_columns(self) -> tuple[Column, ...]:
+        """Columns of the fields of :class:`BestStep`, in their order."""
+        known = {column.name: column for column in COLUMNS}
+        standing = Column("standing", "text", "", "best of its model, or tie; empty for the others")
+        return tuple(known.get(each.name, standing) for each in fields(BestStep))
+
+    def best_rows(self) -> list[dict[str, Any]]:
+        """Return the best steps, values by the columns' names."""
+        return [asdict(step) for step in self.best]
 
     def document(self) -> dict[str, Any]:
         """Return all of it as values that JSON has, but for the path."""

@@ -1,0 +1,66 @@
+"""Rows that sweeps and answers hand back, as tables, frames and in notebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from fastroof._version import __version__
+from fastroof.arrow import ArrowRows, rows_table
+from fastroof.columns import Column
+from fastroof.html_tables import rows_html
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["CHOICE_PLACE", "SummaryRows", "rows_as_html", "rows_as_table"]
+
+CHOICE_PLACE: Final = (
+    Column("place", "int", "", "1 for the recommended deployment of a model and load, then the runners-up"),
+    Column("standing", "text", "", "best, tie (as good within the errors) or behind"),
+    Column("behind", "float", "", "how much less of the objective than the best, as a share of it", 0),
+)
+"""Columns that an answer's choices have before those of their rows."""
+
+_SHOWN: Final = (
+    "place", "standing", "model", "gpu", "mode", "tp", "pp", "dp", "ep", "replicas", "total_gpus", "dtype",
+    "kv_dtype", "runtime", "kv_len", "batch_size", "concurrency", "step_us", "ttft_ms", "tpot_ms",
+    "tokens_per_s_per_gpu", "requests_per_s", "requests_per_s_per_gpu", "limit", "limited_by",
+    "cost_per_million_tokens", "relative_error", "origin",
+)  # fmt: skip
+
+
+def rows_as_table(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]], **metadata: str) -> pa.Table:
+    """Lay rows of a sweep out as an Arrow table whose metadata have fastroof's version."""
+    made_from = {"fastroof.version": __version__, **{f"fastroof.{k}": v for k, v in metadata.items()}}
+    return rows_table(columns, rows, made_from)
+
+
+def rows_as_html(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]], caption: str) -> str:
+    """Show what tells rows of a sweep apart: where they run, how fast, and by what origin."""
+    return rows_html([column for column in columns if column.name in _SHOWN], rows, caption)
+
+
+class SummaryRows(ArrowRows):
+    """What a sweep's summary names as best, a row each."""
+
+    kind: ClassVar[str]
+    rows: int
+
+    def best_columns(self) -> tuple[Column, ...]:
+        """Columns of the best rows."""
+        raise NotImplementedError
+
+    def best_rows(self) -> list[dict[str, Any]]:
+        """Return the best rows, values by the columns' names."""
+        raise NotImplementedError
+
+    def to_arrow(self) -> pa.Table:
+        """Lay the best rows out as an Arrow table: units and meanings are metadata of its fields."""
+        return rows_as_table(self.best_columns(), self.best_rows(), kind=self.kind)
+
+    def _repr_html_(self) -> str:
+        """Return the best rows as a notebook shows them."""
+        rows = self.best_rows()
+        caption = f"sweep over {self.kind}, {self.rows:,} rows written: best {len(rows):,}"
+        return rows_as_html(self.best_columns(), rows, caption)
