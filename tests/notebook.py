@@ -62,6 +62,10 @@ def written(document: dict[str, Any]) -> str:
 if __name__ == "__main__":
     # tables that ship, whoever runs it
     with tempfile.TemporaryDirectory() as folder:
-        os.environ |= {"FASTROOF_TABLES": folder, "FASTROOF_TABLES_IMPORT": "never"}
+        os.environ |= {
+            "FASTROOF_TABLES": folder,
+            "FASTROOF_TABLES_IMPORT": "never",
+            "FASTROOF_KEEP_PLANS": "never",
+        }
         text = written(executed(json.loads(NOTEBOOK.read_text(encoding="utf-8"))))
     NOTEBOOK.write_text(text, encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -17,6 +18,7 @@ from fastroof import StepBatch, StepPlan, Tables
 from fastroof.columns import ORIGINS, Column
 from fastroof.html_tables import MOST_ROWS, cell_text, facts_html, html_table, rows_html
 from fastroof.serving import estimate
+from fastroof.simulation import Link, simulate_disaggregated
 
 HOSTILE = "<script>alert('\"&')</script>"
 TAGS = {"table", "caption", "thead", "tbody", "tr", "th", "td", "br", "small"}
@@ -119,6 +121,22 @@ def test_a_simulation_shows_its_summary(plan: StepPlan) -> None:
     assert texts[place + 1] == cell_text(summary["ttft_ms"]["mean"])
     assert texts[texts.index("requests_per_s") + 1] == f"{summary['requests_per_s']:.4g} requests/s"
     assert all(sentence in texts for sentence in summary["warnings"])
+
+
+def test_pools_show_what_is_sent_between_them(plan: StepPlan) -> None:
+    trace = fastroof.Trace([0.0, 0.1], [4000, 2000], [100, 50])
+    simulation = simulate_disaggregated(plan, plan, trace, link=Link(50e9))
+    texts = page_of(simulation._repr_html_()).texts
+    place = texts.index("time that a KV cache is sent")
+    assert texts[place + 1] == cell_text(simulation.summary()["transfer_ms"]["mean"])
+    assert simulation.to_arrow().column_names[-1] == "transfer_ms"
+
+
+def test_plans_without_room_and_plans_from_elsewhere_show_themselves(h100: Tables) -> None:
+    for layout in ({"tp": 1}, {"tp": 1, "pp": 2}):
+        plan = fastroof.compile_plan("llama-3.1-405b", "h100", h100, runtime="vllm", **layout)
+        assert "0 tokens that fit beside the weights" in page_of(plan._repr_html_()).texts
+        assert pickle.loads(pickle.dumps(plan))._repr_html_() == plan._repr_html_()
 
 
 def test_recommendations_and_sweeps_show_their_best(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ _TIMES: Final = {
     "tpot_ms": "time per output token after the first",
     "itl_ms": "time between two tokens",
     "e2e_ms": "time to the last token",
+    "transfer_ms": "time that a KV cache is sent",
 }
 _FACTS: Final = {
     "requests": "",
@@ -49,7 +50,8 @@ def answers_html(answers: Mapping[str, Any], caption: str) -> str:
         Column("time", "text", "", "of the requests that finished"),
         *(Column(name, "float", "ms", "") for name in _STATISTICS),
     )
-    times = ((meaning, *(answers[name][s] for s in _STATISTICS)) for name, meaning in _TIMES.items())
+    shown = {meaning: answers[name] for name, meaning in _TIMES.items() if name in answers}
+    times = ((meaning, *(spread[name] for name in _STATISTICS)) for meaning, spread in shown.items())
     facts = [(name, answers[name], unit) for name, unit in _FACTS.items()]
     facts += [("warning", sentence, "") for sentence in answers["warnings"]]
     return "\n".join([html_table(heads, times, caption), facts_html(facts, "counts and throughput")])
