@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _COSTS: Final = {
-    "step_us": "us per step",
-    "sequence_us": "us per sequence",
-    "prefill_us": "us per step with prefill",
-    "prefill_floor_layer_us": "us per layer at least with prefill",
-    "allreduce_us": "us per all-reduce",
-    "layer_us": "us per layer",
-    "prefill_layer_us": "us per layer with prefill",
+    "step_us": "step",
+    "sequence_us": "sequence",
+    "prefill_us": "step with prefill",
+    "prefill_floor_layer_us": "layer at least with prefill",
+    "allreduce_us": "all-reduce",
+    "layer_us": "layer",
+    "prefill_layer_us": "layer with prefill",
 }
 
 _ORDERS: Final = {"mixed": "", "prefill_first": ", first"}
@@ -61,7 +61,6 @@ def engines(as_json: Json = False) -> None:
     columns = (
         "runtime",
         "versions",
-        "adds",
         "unexplained",
         "prompts",
         "tokens a step",
@@ -69,7 +68,15 @@ def engines(as_json: Json = False) -> None:
         "KV cache",
         "of memory",
     )
-    print_table(columns, [_cells(profile) for profile in profiles], left=("runtime", "versions", "adds"))
+    print_table(
+        columns,
+        [_cells(profile) for profile in profiles],
+        left=("runtime", "versions"),
+        least=("KV cache", "requests", "of memory"),
+    )
+    console().print()
+    adds = [(profile.name, us, per) for profile in profiles for us, per in _costs(profile)]
+    print_table(("runtime", "adds us", "per"), adds, left=("runtime", "per"))
     known = [(profile.name, kernel) for profile in profiles for kernel in profile.kernels.operators]
     if known:
         console().print()
@@ -82,17 +89,19 @@ def engines(as_json: Json = False) -> None:
         print_table(named, [_mixed_cells(name, one) for name, one in figures], left=named[:2])
 
 
-def _cells(profile: EngineProfile) -> tuple[str, ...]:
+def _costs(profile: EngineProfile) -> list[tuple[str, str]]:
+    """What is added to the kernels, and to what; one line where that is nothing."""
     costs = asdict(profile.costs)
-    adds = ", ".join(
-        [f"{costs[name]:,g} {words}" for name, words in _COSTS.items() if costs[name]]
-        + [f"{one.layer_us:g} us per layer of {one.architecture}" for one in profile.costs.layers]
-    )
+    adds = [(f"{costs[name]:,g}", words) for name, words in _COSTS.items() if costs[name]]
+    adds += [(f"{one.layer_us:g}", f"layer of {one.architecture}") for one in profile.costs.layers]
+    return adds or [("nothing", "")]
+
+
+def _cells(profile: EngineProfile) -> tuple[str, ...]:
     scheduling = profile.scheduling
     return (
         profile.name,
         profile.versions if profile.engine else "",
-        adds or "nothing",
         percent(profile.costs.residual or None),
         ("in chunks" if scheduling.chunked_prefill else "whole") + _ORDERS[scheduling.order],
         f"{scheduling.max_num_batched_tokens:,}",
