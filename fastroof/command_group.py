@@ -1,4 +1,4 @@
-"""A command line: what ``--help`` and ``--version`` do, and how a command ends.
+"""A command line: what ``--help``, ``--version`` and a shell's completion do, and how a command ends.
 
 An error is one clear line on standard error and an exit code, never a traceback.
 """
@@ -12,6 +12,8 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final
 
 import typer
@@ -20,7 +22,10 @@ from typer.core import TyperGroup
 from fastroof._version import __version__
 from fastroof.errors import FastroofError
 
-__all__ = ["help_if_alone", "new_app", "warn"]
+__all__ = ["SHELLS", "completion_variable", "help_if_alone", "new_app", "warn"]
+
+SHELLS: Final = ("bash", "zsh", "fish")
+"""Shells that complete what is typed."""
 
 EXIT_ERROR: Final = 2
 EXIT_BROKEN_PIPE: Final = 1
@@ -45,6 +50,9 @@ class CommandGroup(TyperGroup):
         **extra: Any,
     ) -> Any:
         """Run a command line, and exit."""
+        complete_var = complete_var or completion_variable(self.program)
+        if complete_var in os.environ:
+            _typer_completion().completion_init()
         run = partial(super().main, args, prog_name, complete_var, False, windows_expand_args, **extra)
         if not standalone_mode:
             return run()
@@ -79,6 +87,13 @@ class CommandGroup(TyperGroup):
         if code == EXIT_INTERRUPTED:
             typer.echo(err=True)
         sys.exit(code if isinstance(code, int) else 0)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read a command line; the shell whose completion is asked for may be left out."""
+        if len(args) == 1 and args[0] in ("--install-completion", "--show-completion"):
+            args = [*args, Path(os.environ.get("SHELL", "")).name]
+        rest: list[str] = super().parse_args(ctx, args)
+        return rest
 
     def _say_error(self, message: str) -> int:
         typer.echo(f"{self.program}: error: {_one_line(message)}", err=True)
@@ -140,11 +155,75 @@ def _print_version(context: typer.Context, wanted: bool) -> None:
         raise typer.Exit
 
 
+def completion_variable(program: str) -> str:
+    """Return the variable of the environment by which a shell asks a program what may stand there.
+
+    Examples
+    --------
+    >>> completion_variable("kernels-bench")
+    '_KERNELS_BENCH_COMPLETE'
+    """
+    return f"_{program}_COMPLETE".replace("-", "_").upper()
+
+
+def _typer_completion() -> Any:
+    # takes as long as a small command: for nobody but a shell, and who asks for a script
+    return import_module("typer.completion")
+
+
+def _known_shell(shell: str) -> str:
+    if shell not in SHELLS:
+        raise typer.BadParameter(
+            f"needs one of {', '.join(SHELLS)}, got {shell!r} (without one it is the shell that SHELL names)"
+        )
+    return shell
+
+
+def _install_completion(context: typer.Context, shell: str | None) -> None:
+    if shell is None or context.resilient_parsing:
+        return
+    program = str(getattr(context.command, "program", ""))
+    _, file = _typer_completion().install(_known_shell(shell), program, completion_variable(program))
+    typer.echo(f"{shell} completes {program} from its next start on: {file}")
+    raise typer.Exit
+
+
+def _show_completion(context: typer.Context, shell: str | None) -> None:
+    if shell is None or context.resilient_parsing:
+        return
+    program = str(getattr(context.command, "program", ""))
+    script = _typer_completion().get_completion_script(
+        prog_name=program, complete_var=completion_variable(program), shell=_known_shell(shell)
+    )
+    typer.echo(script)
+    raise typer.Exit
+
+
 def _start(
     context: typer.Context,
     _version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
+    _install: Annotated[
+        str | None,
+        typer.Option(
+            "--install-completion",
+            metavar="[SHELL]",
+            callback=_install_completion,
+            is_eager=True,
+            help="Have bash, zsh or fish complete what is typed.",
+        ),
+    ] = None,
+    _show: Annotated[
+        str | None,
+        typer.Option(
+            "--show-completion",
+            metavar="[SHELL]",
+            callback=_show_completion,
+            is_eager=True,
+            help="Print the script that does.",
+        ),
+    ] = None,
 ) -> None:
     help_if_alone(context)
 

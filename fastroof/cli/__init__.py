@@ -6,6 +6,7 @@ command, where the first word names one.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from importlib import import_module
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fastroof.cli.given_words import take_as_given
 from fastroof.cli.process import begin
-from fastroof.command_group import new_app
+from fastroof.command_group import completion_variable, new_app
 
 if TYPE_CHECKING:
     import typer
@@ -85,6 +86,10 @@ def main() -> None:
     from typer.main import get_command
 
     begin()
+    if completion_variable("fastroof") in os.environ:
+        from fastroof.cli.completion import offer_values, words_before
+
+        offer_values(get_command(app_of(_asked(words_before(os.environ)))))()
     take_as_given(get_command(app_of(_asked(sys.argv[1:]))))()
 
 
