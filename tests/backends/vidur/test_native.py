@@ -287,7 +287,7 @@ def test_vidurs_command_line_simulates_one_request_step_by_step(
     (metrics,) = tmp_path.glob("*/request_metrics.csv")
     with metrics.open(encoding="utf-8") as file:
         (row,) = csv.DictReader(file)
-    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, tp=2, dtype="fp8")
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100", h100, tp=2, dtype="fp8", runtime="vllm")
     chunks_us = plan.prefill_us(512) + plan.prefill_us(488, 512)
     decodes_us = sum(plan.decode_us(1, kv_len) for kv_len in range(1001, 1021))
     assert float(row["prefill_e2e_time"]) == pytest.approx(chunks_us * 1e-6, rel=1e-12)
