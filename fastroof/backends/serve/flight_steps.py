@@ -66,8 +66,12 @@ def step_kind(schema: Any) -> StepKind:
     >>> step_kind(pa.schema([("batch_size", pa.int32()), ("kv_len", pa.int64())]))
     'decode'
     """
-    kind = _COLUMNS.get(frozenset(schema.names))
-    if kind is None or len(schema.names) != 2:
+    try:
+        names = schema.names
+    except UnicodeDecodeError as error:
+        raise BackendError(f"a column's name is no UTF-8 ({error}): the columns must be {_WANTED}") from None
+    kind = _COLUMNS.get(frozenset(names))
+    if kind is None or len(names) != 2:
         raise BackendError(f"the columns must be {_WANTED}, got {_shown(schema)}")
     for field in schema:
         of = field.type
