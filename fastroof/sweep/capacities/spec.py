@@ -132,7 +132,7 @@ class CapacitySpec(SweepSpec):
     def _check_slo(cls, value: Any) -> Any:
         if isinstance(value, dict):
             _limits(value)
-            return {key: float(most) for key, most in value.items()}
+            return {key: float(most) for key, most in value.items() if most is not None}
         return value
 
     @model_validator(mode="after")
