@@ -240,7 +240,7 @@ def test_one_gpu_at_a_time(perf, tmp_path):
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("qkv_proj,64,-3", "at least 0"),
+        ("qkv_proj,64,-3", "a number from 0 to"),
         ("qkv_proj,64,slow", "dense.csv"),
         ("qkv_proj,0,3", "tokens"),
         # ns taken for us would be slow, us taken for ns impossible

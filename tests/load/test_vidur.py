@@ -236,8 +236,8 @@ def test_a_gpu_without_a_datasheet_is_said(profiling, tmp_path):
     ("change", "words"),
     [
         ({"time_stats.attn_pre_proj.median": "fast"}, "mlp.csv"),
-        ({"time_stats.attn_pre_proj.median": "-1"}, "at least 0"),
-        ({"time_stats.attn_pre_proj.median": "inf"}, "finite"),
+        ({"time_stats.attn_pre_proj.median": "-1"}, "a number from 0 to"),
+        ({"time_stats.attn_pre_proj.median": "inf"}, "a number from 0 to"),
         ({"n_head": 0}, "n_head"),
         ({"use_gated_mlp": "perhaps"}, "True or False"),
         # us taken for ms would be a thousandth of what it takes: faster than the card
