@@ -14,12 +14,7 @@ import tomllib
 from collections import defaultdict
 from pathlib import Path
 
-from cyclonedx.model import (
-    ExternalReference,
-    ExternalReferenceType,
-    Property,
-    XsUri,
-)
+from cyclonedx.model import ExternalReference, ExternalReferenceType, Property, XsUri
 from cyclonedx.model.bom import Bom
 from cyclonedx.model.component import Component, ComponentType
 from cyclonedx.model.license import DisjunctiveLicense, LicenseExpression

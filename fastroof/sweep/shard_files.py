@@ -46,10 +46,7 @@ class ShardFile:
             for key, value in metadata.items()
             if key.startswith(b"fastroof.")
         }
-        if (
-            not {"fastroof.shard", "fastroof.outcomes", "fastroof.outcomes_sha256", *IDENTITY_KEYS}
-            <= self.metadata.keys()
-        ):
+        if not {*OF_A_SHARD, *IDENTITY_KEYS} <= self.metadata.keys():
             raise SweepError(
                 f"{path} is no shard of a sweep: need files that `fastroof sweep --shard i/n` wrote"
             )
