@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -88,7 +88,7 @@ def _frames_of(package: str, asked: str) -> Any:
         ) from error
 
 
-class ArrowRows:
+class ArrowRows(ABC):
     """What has rows: an Arrow table, and so a frame of pandas or polars, in one call."""
 
     @abstractmethod

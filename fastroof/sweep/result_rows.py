@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -47,13 +48,13 @@ class SummaryRows(ArrowRows):
     kind: ClassVar[str]
     rows: int
 
+    @abstractmethod
     def best_columns(self) -> tuple[Column, ...]:
         """Columns of the best rows."""
-        raise NotImplementedError
 
+    @abstractmethod
     def best_rows(self) -> list[dict[str, Any]]:
         """Return the best rows, values by the columns' names."""
-        raise NotImplementedError
 
     def to_arrow(self) -> pa.Table:
         """Lay the best rows out as an Arrow table: units and meanings are metadata of its fields."""
