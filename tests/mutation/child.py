@@ -25,6 +25,7 @@ from tests.mutation.mutants import mutated
 
 __all__ = ["Changed", "failure", "limit", "run_tests", "without_jit"]
 
+CHECKOUT: Final = Path(__file__).resolve().parents[2]
 _MEMORY_BYTES: Final = 8 << 30
 _QUIET: Final = (
     *("-q", "--no-header", "--tb=short", "-p", "no:cacheprovider", "-p", "no:cov", "-p", "no:benchmark"),
@@ -51,14 +52,14 @@ class Changed(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: object = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Find the one module, as Python would, and load it here."""
+        """Find the one module, wherever it is looked for (pytest names other folders), and load it here."""
         if fullname != self._module:
             return None
-        found = importlib.machinery.PathFinder.find_spec(fullname, path)
-        if found is None or found.origin is None:
-            return None
+        place = CHECKOUT.joinpath(*fullname.split("."))
+        is_package = place.is_dir()
+        origin = place / "__init__.py" if is_package else place.with_suffix(".py")
         return importlib.util.spec_from_file_location(
-            fullname, found.origin, loader=self, submodule_search_locations=found.submodule_search_locations
+            fullname, origin, loader=self, submodule_search_locations=[str(place)] if is_package else None
         )
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
@@ -92,6 +93,10 @@ class _Session:
             print_blob=False,
         )
         settings.load_profile("mutants")
+
+    def pytest_sessionstart(self) -> None:
+        """Put a changed module before pytest's own importer, which takes files that are named to it."""
+        sys.meta_path.sort(key=lambda finder: not isinstance(finder, Changed))
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:

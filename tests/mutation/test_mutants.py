@@ -104,13 +104,18 @@ mutants = [mutant_of(module, source, i) for i in range(count_of(source))]
 if way == "cold":
     changed = Changed(module, mutant.number)
     sys.meta_path.insert(0, changed)
+if way == "doctests":
+    from tests.mutation.child import run_tests
+    changed = Changed(module, mutant.number)
+    sys.meta_path.insert(0, changed)
+    run_tests(["fastroof/checks.py"])
 import fastroof.checks
-done = changed.was_imported if way == "cold" else replace(path, mutant.number)
+done = changed.was_imported if way != "warm" else replace(path, mutant.number)
 print(json.dumps([done, eval(sys.argv[5], vars(fastroof.checks))]))
 """
 
 
-@pytest.mark.parametrize("way", ["cold", "warm"])
+@pytest.mark.parametrize("way", ["cold", "doctests", "warm"])
 def test_a_changed_module_is_the_one_that_runs(way):
     from fastroof.checks import is_number
 
