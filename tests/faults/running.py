@@ -143,26 +143,29 @@ class Bench:
             sys.stderr.flush()
             # what is here is not copied for being looked at by the child's collector
             gc.freeze()
+            reads, writes = os.pipe()
             child = os.fork()
             if child == 0:
-                self._run_and_exit(Path(apart), fault, version, again)
+                os.close(reads)
+                self._run_and_exit(Path(apart), writes, fault, version, again)
+            os.close(writes)
             if kill_after_s is not None:
                 time.sleep(kill_after_s)
                 os.kill(child, signal.SIGKILL)
+            with open(reads, errors="replace") as errors:
+                said = errors.read()
             _, status = os.waitpid(child, 0)
             code = os.waitstatus_to_exitcode(status)
-            said = ""
-            with contextlib.suppress(FileNotFoundError):
-                said = (Path(apart) / "stderr").read_text(errors="replace")
             with contextlib.suppress(OSError, ValueError):
                 return Ended(code, said, *json.loads((Path(apart) / "met").read_text()))
             return Ended(code, said)
 
-    def _run_and_exit(self, apart: Path, fault: Fault | None, version: int, again: bool) -> None:
+    def _run_and_exit(self, apart: Path, errors: int, fault: Fault | None, version: int, again: bool) -> None:
         code = 70
         try:
-            os.dup2(os.open(apart / "stdout", os.O_WRONLY | os.O_CREAT), 1)
-            os.dup2(os.open(apart / "stderr", os.O_WRONLY | os.O_CREAT), 2)
+            # no files: a limit of files is not one of what is said
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            os.dup2(errors, 2)
             if fault is not None and fault.largest_bytes:
                 # the system's own refusal, as of a disk that is full
                 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -239,7 +242,10 @@ class Bench:
             return outcome, f"says it succeeded and is not new: {_difference(kept, new)}"
         if outcome == "mixed" and ((operation.together and not is_killed) or not _is_either(kept, old, new)):
             return outcome, f"is half: {_difference(kept, old)}; to new: {_difference(kept, new)}"
-        left = [name for name in there if name not in own and not re.fullmatch(operation.leaves or "-", name)]
+        left = [name for name in there.keys() - own if not re.fullmatch(operation.leaves or "-", name)]
+        if operation.interrupted:
+            # of the one that was killed before; the next to get as far as writing removes it
+            left = [name for name in left if name not in self.started[start]]
         if is_killed or fault.kinds in (("alloc",), WRITING) or "unlink" in fault.kinds:
             # who is gone, may remove nothing or has no memory for it cannot tidy: the next one does
             left = [name for name in left if not is_hidden_half(name)]
