@@ -231,6 +231,10 @@ class Bench:
         is_killed = fault.how is How.KILL or ended.code in (-signal.SIGABRT, -signal.SIGSEGV)
         own = old.keys() | new.keys()
         kept = {name: said for name, said in there.items() if name in own}
+        # who is gone, may remove nothing or has no memory for it cannot tidy: the next one does
+        cannot_tidy = is_killed or fault.kinds in (("alloc",), WRITING) or "unlink" in fault.kinds
+        if cannot_tidy:
+            kept = {name: said for name, said in kept.items() if name in old or not _is_empty(name, kept)}
         outcome = "new" if kept == new else "old" if kept == old else "mixed"
         if ended.code not in (0, 2) and not is_killed:
             return outcome, f"ends with {ended.code}: {ended.said.strip()[-600:]}"
@@ -246,8 +250,7 @@ class Bench:
         if operation.interrupted:
             # of the one that was killed before; the next to get as far as writing removes it
             left = [name for name in left if name not in self.started[start]]
-        if is_killed or fault.kinds in (("alloc",), WRITING) or "unlink" in fault.kinds:
-            # who is gone, may remove nothing or has no memory for it cannot tidy: the next one does
+        if cannot_tidy:
             left = [name for name in left if not is_hidden_half(name)]
         if left:
             return outcome, f"leaves {', '.join(sorted(left)[:5])}"
@@ -256,6 +259,13 @@ class Bench:
 
 WRITING = ("open", "write", "fsync", "close", "rename", "link", "unlink", "mkdir")
 """All kinds of calls that change what lies on a disk."""
+
+
+def _is_empty(name: str, kept: Tree) -> bool:
+    """Whether a folder has nothing but folders in it."""
+    return name.endswith("/") and not any(
+        other.startswith(name) and not other.endswith("/") for other in kept
+    )
 
 
 def _is_either(kept: Tree, old: Tree, new: Tree) -> bool:
