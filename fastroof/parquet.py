@@ -13,7 +13,14 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-__all__ = ["CHECKED_PAGES", "PARQUET_ERRORS", "open_parquet", "read_parquet", "whole_table"]
+__all__ = [
+    "CHECKED_PAGES",
+    "PARQUET_ERRORS",
+    "open_parquet",
+    "read_parquet",
+    "whole_table",
+    "write_parquet",
+]
 
 CHECKED_PAGES: Final[dict[str, Any]] = {"write_page_checksum": True}
 """Options of every writer of Parquet."""
@@ -91,3 +98,27 @@ def read_parquet(path: str | Path, columns: Sequence[str] | None = None) -> pa.T
     """
     with open_parquet(path) as file:
         return whole_table(file, columns)
+
+
+def write_parquet(table: pa.Table, path: Path, **options: Any) -> None:
+    """Write a table, its pages with checksums.
+
+    Parameters
+    ----------
+    table : pyarrow.Table
+        What is written.
+    path : Path
+        A new file.
+    **options
+        Others of :func:`pyarrow.parquet.write_table`.
+
+    Raises
+    ------
+    OSError
+        If the disk does not take it.
+    """
+    # a writer whose file fails tries again when it is collected, and prints that: this one writes to memory
+    whole = pa.BufferOutputStream()
+    pq.write_table(table, whole, **CHECKED_PAGES, **options)
+    with open(path, "wb") as file:
+        file.write(whole.getvalue())

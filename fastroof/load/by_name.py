@@ -2,7 +2,7 @@
 
 What ships lies in bench_data, what the user has in :func:`fastroof.config.paths.user_tables_root`. Where
 aiconfigurator-core is installed, its tables of a GPU are converted into the user's folder when they are
-first asked for; a note beside the GPU's folder says of which package and for which fastroof.
+first asked for; a note in the GPU's folder says of which package and for which fastroof.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
@@ -48,6 +48,7 @@ IMPORT_FORMAT: Final = 1
 """Raised where the same files of the package become other rows: what was imported before is made again."""
 
 PROVENANCE: Final = "provenance.toml"
+NOTE: Final = ".imported.json"
 
 
 class _Wanted(NamedTuple):
@@ -185,9 +186,10 @@ def ensure_imported(
 
     Notes
     -----
-    One process converts, others that want the same GPU wait for it. Each source appears whole, and the note
-    that all are there is written last: what a killed process left behind is made again. Operators and files
-    that ship are not converted again.
+    One process converts, others that want the same GPU wait for it. All sources and the note that names them
+    appear at one moment, in the place of what was imported before. Where the user's own sources lie in the
+    same folder, which is then left in its place, each source appears whole and the note last: what a killed
+    process left behind is made again. Operators and files that ship are not converted again.
     """
     setting = os.environ.get(IMPORT, "") or "auto"
     if setting not in ("auto", "never"):
@@ -242,7 +244,7 @@ def _installed() -> Path | None:
 
 
 def _note(root: Path, gpu: str) -> Path:
-    return root / f".{gpu}.imported.json"
+    return root / gpu / NOTE
 
 
 def _read_note(root: Path, gpu: str) -> dict[str, Any]:
@@ -332,32 +334,50 @@ def _convert(root: Path, wanted: _Wanted, progress: Progress | None, is_alone: b
             shipped=bench_data_root() / wanted.gpu,
             progress=progress,
         )
-        before = _read_note(root, wanted.gpu).get("sources", ())
-        # what goes or is replaced below: refused before anything of it is touched
-        for path in (*(folder / name / PROVENANCE for name in names), *folder.glob(f"*/{PROVENANCE}")):
-            if _is_imported(path):
-                check_replaceable(path.parent)
-        # until the new note is there, who asks finds that something is missing
-        _note(root, wanted.gpu).unlink(missing_ok=True)
-        put = [name for name in names if _put_in_place(unfinished / name, folder / name, name in before)]
+        before = set(_read_note(root, wanted.gpu).get("sources", ()))
+        own = set()
+        for place in _places(folder):
+            if _is_replaceable(place, before):
+                # refused before anything of it is touched
+                check_replaceable(place)
+            else:
+                own.add(place.name)
+        put = [name for name in names if name not in own]
+        note = json.dumps({"made_from": wanted.key, "sources": put}, indent=1)
+        if own:
+            _put_beside(unfinished, folder, put)
+            write_whole(folder / NOTE, note)
+        else:
+            (unfinished / NOTE).write_text(note)
+            put_in_place(unfinished, folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    for path in folder.glob(f"*/{PROVENANCE}"):
-        if path.parent.name not in put and _is_imported(path):
-            shutil.rmtree(path.parent)
-    write_whole(_note(root, wanted.gpu), json.dumps({"made_from": wanted.key, "sources": put}, indent=1))
     _say(progress, f"fastroof: {len(put)} sources in {folder}, {time.monotonic() - began:.1f} s")
 
 
-def _put_in_place(made: Path, place: Path, was_imported: bool) -> bool:
-    """Move a source to its place, unless a source that was not imported by name lies there."""
-    if place.exists():
-        is_source = (place / PROVENANCE).is_file()
-        if not (_is_imported(place / PROVENANCE) if is_source else was_imported):
-            return False
-    place.parent.mkdir(exist_ok=True)
-    put_in_place(made, place)
-    return True
+def _places(folder: Path) -> list[Path]:
+    """What lies in a GPU's folder, but for what an import leaves there of itself."""
+    there = sorted(folder.iterdir()) if folder.exists() else []
+    return [path for path in there if path.name != NOTE and not is_unfinished(path)]
+
+
+def _is_replaceable(place: Path, before: Collection[str]) -> bool:
+    """Whether it is a source that was imported by name, be it one whose provenance was lost."""
+    if place.is_symlink() or not place.is_dir():
+        return False
+    is_source = (place / PROVENANCE).is_file()
+    return _is_imported(place / PROVENANCE) if is_source else place.name in before
+
+
+def _put_beside(unfinished: Path, folder: Path, names: Sequence[str]) -> None:
+    """Move sources to their places beside the user's own, and remove others that were imported."""
+    # until the new note is there, who asks finds that something is missing
+    (folder / NOTE).unlink(missing_ok=True)
+    for name in names:
+        put_in_place(unfinished / name, folder / name)
+    for path in folder.glob(f"*/{PROVENANCE}"):
+        if path.parent.name not in names and _is_imported(path):
+            shutil.rmtree(path.parent)
 
 
 def _is_imported(provenance: Path) -> bool:

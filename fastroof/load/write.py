@@ -24,7 +24,7 @@ from fastroof.load.own import PROVENANCE_FILE
 from fastroof.load.rows import beyond_limits, need, word_codes
 from fastroof.operators.operator import Operator
 from fastroof.operators.registry import OPERATORS
-from fastroof.parquet import CHECKED_PAGES
+from fastroof.parquet import write_parquet
 from fastroof.whole_files import whole_folder, write_whole
 
 __all__ = ["check_replaceable", "sort_rows", "toml_text", "write_source"]
@@ -212,7 +212,7 @@ def _write_table(path: Path, table: pa.Table, schema: Operator, compression_leve
     floats = [f.name for f in table.schema if pa.types.is_floating(f.type)]
     ways = {name: _smallest_encoding(table.column(name), compression_level) for name in floats}
     in_bytes = {name: way for name, way in ways.items() if way != _DICTIONARY}
-    pq.write_table(
+    write_parquet(
         table,
         path,
         compression="zstd",
@@ -223,7 +223,6 @@ def _write_table(path: Path, table: pa.Table, schema: Operator, compression_leve
         row_group_size=table.num_rows,
         write_statistics=True,
         store_schema=False,
-        **CHECKED_PAGES,
     )
 
 

@@ -99,7 +99,7 @@ def plan_identity(
 
 
 def _folders(gpu: str, tables: str | None) -> Iterator[Path]:
-    """Where tables of a GPU may lie, and the notes beside them: of a name and of a path of that spelling."""
+    """Where tables of a GPU may lie: of a name and of a path of that spelling."""
     roots = [bench_data_root()]
     with suppress(FastroofError):
         roots.append(user_tables_root())
@@ -116,7 +116,6 @@ def _folders(gpu: str, tables: str | None) -> Iterator[Path]:
                 folder = load_gpu(name).name
         for root in roots:
             yield root / folder
-            yield root / f".{folder}.imported.json"
 
 
 def _files(place: Path, skips: tuple[str, ...] = ()) -> Iterator[tuple[Any, ...]]:

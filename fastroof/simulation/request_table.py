@@ -107,8 +107,6 @@ def write_table(table: pa.Table, path: Path) -> None:
 
             csv.write_csv(table, unfinished)
         else:
-            from pyarrow import parquet
+            from fastroof.parquet import write_parquet
 
-            from fastroof.parquet import CHECKED_PAGES
-
-            parquet.write_table(table, unfinished, **CHECKED_PAGES)
+            write_parquet(table, unfinished)

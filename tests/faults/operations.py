@@ -116,7 +116,7 @@ def _perf(root: Path) -> None:
     folder = root / "RTXPRO6000" / "meta-llama" / "Llama-3.1-8B" / "bf16" / "tp2"
     folder.mkdir(parents=True)
     layers = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "act_fn")
-    rows = [f"{layer},64,{10.5 + number}" for number, layer in enumerate(layers)]
+    rows = [f"{layer},64,{100.5 + number}" for number, layer in enumerate(layers)]
     (folder / "dense.csv").write_text("\n".join(("layer,tokens,time_us", *rows)) + "\n")
 
 
@@ -311,9 +311,9 @@ def _loops(folder: Path, inputs: Path, version: int, again: bool) -> None:
     assert loop(7) == (14, 21)[version]
 
 
-# parts of a sweep that goes on from them; a GPU's lock, and the note that its tables are there
+# parts of a sweep that goes on from them; a GPU's lock
 _PARTS: Final = r"\.(rows\.\w+|shard\.parquet)\.parts/(lock|manifest\.json|\d{9}\.arrow)?"
-_IMPORTED: Final = r"tables/|tables/\.b300\.(lock|imported\.json)"
+_IMPORTED: Final = r"tables/|tables/\.b300\.lock"
 
 OPERATIONS: Final = (
     Operation("sweep, steps to Parquet", _sweep("steps", ".parquet"), leaves=_PARTS),
@@ -336,7 +336,7 @@ OPERATIONS: Final = (
     ),
     Operation("write_plan_file", _plan_file),
     Operation("sglang.write_model", _sglang),
-    Operation("tables import aiconfigurator GPU", _import_by_name, together=False, leaves=_IMPORTED),
+    Operation("tables import aiconfigurator GPU", _import_by_name, leaves=_IMPORTED),
     Operation("tables import aiconfigurator --backend", _import_backend),
     Operation("tables import llmservingsim", _import_profile),
     Operation("write_source", _source),

@@ -233,8 +233,13 @@ class Bench:
         kept = {name: said for name, said in there.items() if name in own}
         # who is gone, may remove nothing or has no memory for it cannot tidy: the next one does
         cannot_tidy = is_killed or fault.kinds in (("alloc",), WRITING) or "unlink" in fault.kinds
-        if cannot_tidy:
-            kept = {name: said for name, said in kept.items() if name in old or not _is_empty(name, kept)}
+
+        def may_stay(name: str) -> bool:
+            return bool(re.fullmatch(operation.leaves or "-", name))
+
+        if kept != new:
+            is_more = [n for n in kept.keys() - old if may_stay(n) or (cannot_tidy and _is_empty(n, kept))]
+            kept = {name: said for name, said in kept.items() if name not in is_more}
         outcome = "new" if kept == new else "old" if kept == old else "mixed"
         if ended.code not in (0, 2) and not is_killed:
             return outcome, f"ends with {ended.code}: {ended.said.strip()[-600:]}"
@@ -246,7 +251,7 @@ class Bench:
             return outcome, f"says it succeeded and is not new: {_difference(kept, new)}"
         if outcome == "mixed" and ((operation.together and not is_killed) or not _is_either(kept, old, new)):
             return outcome, f"is half: {_difference(kept, old)}; to new: {_difference(kept, new)}"
-        left = [name for name in there.keys() - own if not re.fullmatch(operation.leaves or "-", name)]
+        left = [name for name in there.keys() - own if not may_stay(name)]
         if operation.interrupted:
             # of the one that was killed before; the next to get as far as writing removes it
             left = [name for name in left if name not in self.started[start]]

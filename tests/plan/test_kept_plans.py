@@ -338,7 +338,7 @@ CHANGES: dict[str, Callable[[Path, pytest.MonkeyPatch], object]] = {
     "a byte of a description": lambda tables, _: rewrite(tables / "provenance.toml"),
     "a table less": lambda tables, _: (tables / "gemm.parquet").unlink(),
     "a source more": lambda tables, _: shutil.copytree(tables, tables.parent / "another"),
-    "a note beside": lambda tables, _: (tables.parent.parent / ".h100.imported.json").write_text("{}"),
+    "a note": lambda tables, _: (tables.parent / ".imported.json").write_text("{}"),
     "other tables": lambda tables, patch: patch.setenv("FASTROOF_TABLES", str(tables.parent)),
     "an import": lambda tables, patch: patch.setenv("FASTROOF_TABLES_IMPORT", "auto"),
     "a version": lambda tables, patch: patch.setattr(plan_identity, "__version__", "0"),

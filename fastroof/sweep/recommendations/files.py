@@ -68,18 +68,17 @@ def save_recommendation(recommendation: Recommendation, folder: str | Path) -> l
 def _write_rows(rows: list[dict[str, Any]], place: Path) -> list[Path]:
     import pyarrow as pa
     import pyarrow.csv as pacsv
-    import pyarrow.parquet as pq
 
     from fastroof._version import __version__
     from fastroof.arrow import arrow_schema
-    from fastroof.parquet import CHECKED_PAGES
+    from fastroof.parquet import write_parquet
     from fastroof.spreadsheet_cells import guarded_columns
     from fastroof.sweep.deployments import COLUMNS
 
     table = pa.Table.from_pylist(rows, schema=arrow_schema(COLUMNS, {"fastroof_version": __version__}))
     parquet, text = place / "deployments.parquet", place / "deployments.csv"
     with whole_file(parquet) as unfinished:
-        pq.write_table(table, unfinished, **CHECKED_PAGES)
+        write_parquet(table, unfinished)
     with whole_file(text) as unfinished:
         pacsv.write_csv(guarded_columns(table), unfinished)
     return [parquet, text]
