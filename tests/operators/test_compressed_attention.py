@@ -130,7 +130,8 @@ def test_scores_of_a_part_are_products_of_the_indexer_s_heads_with_every_entry(m
     batch, context, q_len = 3, 4000, 8
     scored = batch * sum(context + i + 1 for i in range(q_len)) / ratio
     sizes = {
-        "model": model, "compress_ratio": ratio, "batch_size": batch, "q_len": q_len, "kv_len": context + q_len,
+        "model": model, "compress_ratio": ratio, "batch_size": batch,
+        "q_len": q_len, "kv_len": context + q_len,
     }  # fmt: skip
     logits, picking = (
         rows_of("sparse_part", part=part, scores="none", **sizes) for part in ("mqa_logits", "topk_v1")

@@ -341,7 +341,8 @@ def test_of_equally_near_kernels_the_same_lend_in_any_order_of_rows():
     one = ExpertShape("bf16", 4096, 2048, 8, 128, 2, 2, "balanced")
     changes = [
         {"hidden": 8192}, {"hidden": 2048}, {"intermediate": 4096}, {"intermediate": 1024}, {"topk": 16},
-        {"topk": 4}, {"num_experts": 256, "topk": 16, "moe_ep": 4}, {"num_experts": 64, "topk": 4, "moe_ep": 1},
+        {"topk": 4}, {"num_experts": 256, "topk": 16, "moe_ep": 4},
+        {"num_experts": 64, "topk": 4, "moe_ep": 1},
         {"intermediate": 8192, "moe_tp": 4}, {"intermediate": 512, "moe_tp": 1},
     ]  # fmt: skip
     shapes = [one, *(one._replace(**change) for change in changes)]

@@ -109,13 +109,14 @@ def test_a_point_beside_a_hole_counts_as_outside():
 def test_prompts_lose_every_second_prefix_not_every_second_length():
     # kept: 16 and 128 new tokens without a prefix
     rows = [("bf16", "bf16", 16, 128, 64, 1, q, q + p, 9.0 + q + p) for q in (16, 64, 128) for p in (0, 100)]
-    report = run_holdout(
-        handmade_tables(mla_prefill=rows), methods=("roofline",), operators=("mla_prefill",)
-    )
+    report = run_holdout(handmade_tables(mla_prefill=rows), methods=("roofline",), operators=("mla_prefill",))
     assert sum(row.points for row in report) == 4
 
 
-@pytest.mark.parametrize("grid", [grid for grid in GRIDS if grid.kept], ids=lambda g: f"{g.operator} {g.name}")
+THIN = {f"{grid.operator} {grid.name}": grid for grid in GRIDS if grid.kept}
+
+
+@pytest.mark.parametrize("grid", THIN.values(), ids=THIN)
 def test_what_a_thin_grid_keeps_was_measured(h100, grid):
     table = h100.table(grid.operator)
     rows = taking_part(table, grid.only)
