@@ -307,13 +307,14 @@ def borrowing_errors(
     octaves: list[float] = []
     for i in range(0, len(measured), -(-len(measured) // MOST_LEFT_OUT)):
         shape = measured[i]
-        distance = np.abs(apart - apart[i]).sum(axis=1)
+        distance = np.abs(apart - apart[i]).sum(axis=1).round(9)
         for pool, errors in ((number == number[i], split), (number != number[i], layer)):
             others = np.flatnonzero(pool & (np.arange(len(measured)) != i))
             if not len(others):
                 continue
-            near = others[np.argsort(distance[others], kind="stable")[: 4 * LENDERS]]
-            lenders = nearest(shape, [measured[j] for j in near])
+            # the others cannot lend: more than LENDERS are nearer
+            farthest = np.sort(distance[others])[:LENDERS][-1]
+            lenders = nearest(shape, [measured[j] for j in others[distance[others] <= farthest]])
             errors.append(log_errors(shape, lenders))
             if errors is layer:
                 octaves.append(lenders[0].octaves)

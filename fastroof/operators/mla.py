@@ -94,7 +94,7 @@ class MlaPrefill(RaggedPrefill):
     """Causal MLA of prompts, before absorption."""
 
     name = "mla_prefill"
-    rank = 80
+    rank = 88
     datasheets: ClassVar[Mapping[str, DatasheetClass]] = {"mla_prefill": DatasheetClass(15.0, 0.63)}
     summary = "MLA over prompts: the kernel alone."
     about = "q-len counts the new tokens of a sequence, kv-len the prefix and the new tokens."

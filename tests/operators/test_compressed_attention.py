@@ -123,6 +123,32 @@ def test_csa_attends_to_what_it_picks_and_to_its_window(kv_len: int):
     assert OPERATORS["csa_decode"].flops(rows).tolist() == [flops]
 
 
+@pytest.mark.parametrize(
+    ("model", "ratio", "heads", "topk"), [("glm-5", 1, 32, 2048), ("deepseek-v4-flash", 4, 64, 512)]
+)
+def test_scores_of_a_part_are_products_of_the_indexer_s_heads_with_every_entry(model, ratio, heads, topk):
+    batch, context, q_len = 3, 4000, 8
+    scored = batch * sum(context + i + 1 for i in range(q_len)) / ratio
+    sizes = {
+        "model": model, "compress_ratio": ratio, "batch_size": batch,
+        "q_len": q_len, "kv_len": context + q_len,
+    }  # fmt: skip
+    logits, picking = (
+        rows_of("sparse_part", part=part, scores="none", **sizes) for part in ("mqa_logits", "topk_v1")
+    )
+    operator = OPERATORS["sparse_part"]
+    assert operator.flops(logits).tolist() == [2 * heads * 128 * scored]
+    assert operator.peaks(logits, H100)[0].tolist() == [H100.peak("fp8")]
+    assert operator.moved_bytes(logits).tolist() == [batch * (context + q_len) / ratio * 128 + 4 * scored]
+    # a comparison a score, each read once
+    assert operator.flops(picking).tolist() == [scored]
+    assert operator.moved_bytes(picking).tolist() == [4 * scored]
+    # 4 x 16 heads x 512 a pair: what is picked, and the window of a compressed cache
+    attention = rows_of("sparse_part", part="attention", scores="none", **sizes)
+    pairs = batch * q_len * (topk + (128 if ratio > 1 else 0))
+    assert pairs == pytest.approx(float(operator.flops(attention)[0]) / (4 * 16 * 512), rel=1e-3)
+
+
 def test_hca_attends_to_every_entry_and_has_no_indexer():
     own = csa_weights()[0] - 4096 * 2 * 512
     flops = 2 * 3 * own + 3 * 4 * 16 * 512 * (40_000 / 128 + 128)

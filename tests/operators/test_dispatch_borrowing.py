@@ -54,6 +54,15 @@ def test_a_measured_kernel_comes_back(tables):
     assert table[-1] == 20
 
 
+def test_a_row_that_gpus_share_is_a_token_at_least(tables):
+    """A quarter of a row each: one token of one of them, as no kernel runs without any."""
+    shared = replace(CALL, shared_by=4)
+    for method in ("nearest", "floor", "linear_mfu"):
+        nodes = EXPERT_DISPATCH.row_nodes(shared, tables, CurveOptions(method), 404)
+        found = np.interp([1.0, 2.0, 4.0, 404.0], nodes.axis, nodes.value)
+        assert found.tolist() == [20.0, 20.0, 20.0, 120.0]
+
+
 def test_another_shape_is_borrowed_at_equal_bytes(tables):
     wide = replace(CALL, hidden=8192)
     assert at(tables, wide, 50) == pytest.approx((20.0 + 99.0, ORIGIN_BORROWED), rel=1e-12)

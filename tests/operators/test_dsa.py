@@ -75,6 +75,18 @@ def test_attention_stops_growing_where_the_indexer_does_not(kv_len: int):
     assert OPERATORS["dsa_decode"].flops(rows).tolist() == [flops]
 
 
+@pytest.mark.parametrize("kv_len", [100, 50_000])
+def test_a_decode_reads_its_weights_what_it_picks_and_every_key_of_the_indexer(kv_len: int):
+    rows = columns(batch_size=3, kv_len=kv_len)
+    indexer = 1536 * 64 * 128 + 7168 * 128
+    moved = GEMMS + ABSORBED + indexer + 3 * (min(kv_len, 2048) * 576 + kv_len * 128) + 2 * 2 * 3 * 7168
+    assert OPERATORS["dsa_decode"].moved_bytes(rows).tolist() == [moved]
+    # as a prompt of one token does, in bf16 at twice the weights
+    wide = columns(batch_size=3, q_len=1, kv_len=kv_len, dtype="bf16")
+    twice = moved + GEMMS + ABSORBED + indexer
+    assert OPERATORS["dsa_prefill"].moved_bytes(wide).tolist() == [twice]
+
+
 def test_a_query_of_a_prompt_attends_to_what_it_picks():
     q_len, context = 3000, 500
     rows = columns(batch_size=2, q_len=q_len, kv_len=q_len + context)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +17,9 @@ from fastroof.operators.expert_borrowing import (
     DISTANCE_EDGES,
     BorrowingErrors,
     ExpertShape,
+    Lender,
     borrowed_points,
+    borrowing_errors,
     nearest,
     nearest_routing,
 )
@@ -331,6 +334,33 @@ def test_errors_of_borrowing_are_those_of_leaving_kernels_out(h100):
         float(np.sqrt(MOE.row_variance(call, h100, np.array([64.0]))[0])) for call in map(_call, wanted)
     )
     assert measured < of_split < of_layer
+
+
+def test_of_equally_near_kernels_the_same_lend_in_any_order_of_rows():
+    """Ten layers an octave away from the first, each way along five sizes, and farther from each other."""
+    one = ExpertShape("bf16", 4096, 2048, 8, 128, 2, 2, "balanced")
+    changes = [
+        {"hidden": 8192}, {"hidden": 2048}, {"intermediate": 4096}, {"intermediate": 1024}, {"topk": 16},
+        {"topk": 4}, {"num_experts": 256, "topk": 16, "moe_ep": 4},
+        {"num_experts": 64, "topk": 4, "moe_ep": 1},
+        {"intermediate": 8192, "moe_tp": 4}, {"intermediate": 512, "moe_tp": 1},
+    ]  # fmt: skip
+    shapes = [one, *(one._replace(**change) for change in changes)]
+    assert {lender.octaves for lender in nearest(one, shapes[1:])} == {1.0}
+
+    def chosen(measured: list[ExpertShape]) -> dict[ExpertShape, tuple[Lender, ...]]:
+        found: dict[ExpertShape, tuple[Lender, ...]] = {}
+
+        def log_errors(shape: ExpertShape, lenders: Sequence[Lender]) -> np.ndarray:
+            found[shape] = tuple(lenders)
+            return np.array([0.1])
+
+        borrowing_errors(measured, log_errors)
+        return found
+
+    expected = {shape: nearest(shape, [other for other in shapes if other != shape]) for shape in shapes}
+    for order in (shapes, shapes[::-1], shapes[5:] + shapes[:5]):
+        assert chosen(order) == expected
 
 
 def test_a_table_of_one_layer_says_what_others_say():

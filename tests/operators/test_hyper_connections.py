@@ -40,6 +40,8 @@ def test_two_sites_move_twice_what_one_does():
     assert hyper_connection_bytes("post", 100, 7168, 4, 1) == 100 * 7168 * 2 * 9
     assert hyper_connection_bytes("pre", 100, 7168, 4, 1) == 100 * 7168 * 2 * 5 + 4 * 4 * 7168 * 24
     assert hyper_connection_flops("pre", 1, 7168, 4, 1) == 2 * 4 * 7168 * 25
+    # each of four streams is made of all four and of the sublayer's output
+    assert hyper_connection_flops("post", 3, 7168, 4, 1) == 3 * 4 * 2 * (4 + 1) * 7168
 
 
 def test_a_measured_h100_call_streams_at_most_as_fast_as_the_memory_with_both_sites():
@@ -75,6 +77,12 @@ def test_a_plan_reads_its_rows_as_lookups_do(h100):
             np.testing.assert_allclose(
                 np.interp(tokens, nodes.axis, nodes.value), found.latency_us, rtol=1e-9
             )
+            if method != "roofline":
+                # padded by the first and the last number of rows, which are looked up themselves
+                last = (nodes.value[-2], nodes.flag[-2])
+                assert nodes.axis[[1, -2]].tolist() == [1.0, 8192.0]
+                assert (nodes.value[0], nodes.flag[0]) == (nodes.value[1], nodes.flag[1])
+                assert (nodes.value[-1], nodes.flag[-1]) == last
         variance = HYPER_CONNECTIONS.row_variance(call, h100, tokens.astype(float))
         errors = h100.lookup(
             "hyper_connections", stage=stage, hidden=7168, num_tokens=tokens, with_error=True
@@ -82,14 +90,19 @@ def test_a_plan_reads_its_rows_as_lookups_do(h100):
         assert (np.sqrt(variance) <= errors * (1 + 1e-9)).all()
 
 
-def test_without_tables_streams_cost_their_bytes(h100):
-    nodes = HYPER_CONNECTIONS.datasheet_nodes(CALL, H100)
+@pytest.mark.parametrize("stage", ["pre", "post"])
+def test_without_tables_streams_cost_their_bytes(h100, stage):
+    nodes = HYPER_CONNECTIONS.datasheet_nodes(replace(CALL, stage=stage), H100)
     assert set(nodes.flag) == {4}
-    for tokens in (1024, 16384):
+    # one token tells the launch
+    for tokens in (1, 1024, 16384):
         measured = float(
-            h100.lookup("hyper_connections", stage="pre", hidden=7168, num_tokens=tokens).latency_us
+            h100.lookup("hyper_connections", stage=stage, hidden=7168, num_tokens=tokens).latency_us
         )
         modelled = float(np.interp(tokens, nodes.axis, nodes.value))
         assert 0.6 < modelled / measured < 1.6
+
+
+def test_streams_of_another_width_have_no_table(h100):
     with pytest.raises(MissingTableError):
         HYPER_CONNECTIONS.serving(replace(CALL, hidden=5120), h100)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+import fastroof
 from fastroof import load_gpu
 from fastroof.errors import LookupInputError, MissingTableError
+from fastroof.operators.calls import LatentProduct
+from fastroof.operators.latent_widths import LatentShape, shape_name
 from fastroof.operators.registry import OPERATORS
 from fastroof.units import US_PER_S
 from tests.reference.handmade import handmade_tables
@@ -135,6 +141,43 @@ def test_a_block_of_prompts_expands_keys_and_values():
     flops = 2 * batch * q_len * gemms + 2 * batch * (q_len + 50) * expanded
     flops += 2 * heads * (192 + 128) * batch * pairs
     assert OPERATORS["mla_module_prefill"].flops(rows).tolist() == [flops]
+
+
+@pytest.mark.parametrize(("dtype", "measured", "width"), [("bf16", "bf16", 2), ("fp8_block", "fp8", 1)])
+def test_a_step_s_product_does_the_work_of_the_measured_one(dtype: str, measured: str, width: int):
+    call = LatentProduct("q_absorb", "q_absorb", 1, "pre", 16, 128, 512, dtype)
+    rows = np.array([1.0, 64.0])
+    operator = OPERATORS["mla_bmm"]
+    flops, moved = operator.row_work(call, rows)
+    assert flops.tolist() == (2 * rows * 16 * 128 * 512).tolist()
+    assert moved.tolist() == (width * 16 * 128 * 512 + 2 * rows * 16 * (128 + 512)).tolist()
+    table = {"dtype": np.array([measured] * 2, object), "num_heads": np.array([16, 16]), "num_tokens": rows}
+    assert operator.flops(table).tolist() == flops.tolist()
+    assert operator.moved_bytes(table).tolist() == moved.tolist()
+
+
+PRESETS = Path(fastroof.__file__).parent / "models" / "presets"
+
+
+@pytest.mark.parametrize(
+    ("preset", "name"),
+    [
+        ("deepseek-v3", "deepseek-v3"), ("kimi-k2", "deepseek-v3"), ("deepseek-v3.2", "deepseek-v3.2"),
+        ("glm-5", "glm-5"), ("glm-5.2", "glm-5"),
+    ],
+)  # fmt: skip
+def test_a_model_meets_the_blocks_of_its_published_widths(preset: str, name: str):
+    config = json.loads((PRESETS / f"{preset}.json").read_text())
+    widths = (
+        "hidden_size", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim",
+    )  # fmt: skip
+    index = [config.get(key, 0) for key in ("index_n_heads", "index_head_dim", "index_topk")]
+    shape = LatentShape(*(config[key] for key in widths), *index)
+    assert shape_name(shape) == name
+    assert shape_name(shape._replace(topk=shape.topk + 1)) is None
+    # only GLM-5.2 has layers that reuse what another one's indexer picked
+    shared = {"glm-5": "glm-5-shared-index", "deepseek-v3": "deepseek-v3"}
+    assert shape_name(shape._replace(index_heads=0, index_dim=0)) == shared.get(name)
 
 
 # lookups

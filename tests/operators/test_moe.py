@@ -12,6 +12,7 @@ from fastroof import load_gpu
 from fastroof.errors import LookupInputError, MissingTableError, TableError
 from fastroof.load.aiconfigurator import SYSTEMS, installed_root
 from fastroof.load.rows import read_columns
+from fastroof.operators.calls import Experts
 from fastroof.operators.expert_rows import is_nongated
 from fastroof.operators.expert_work import moe_bytes, moe_touched_experts
 from fastroof.operators.foreign_rows import ForeignRows
@@ -60,6 +61,19 @@ def test_experts_without_a_gate_are_two_gemms_not_three():
     work, other = (operator.work(columns, tables.gpu) for operator in (MOE, MOE_NONGATED))
     tokens = 2 * 2 * 2688 * columns["num_tokens"]
     np.testing.assert_allclose(other.moved_bytes - tokens, (work.moved_bytes - tokens) * 2 / 3, rtol=1e-12)
+
+
+def test_many_tokens_read_every_expert_of_a_gpu():
+    """Experts over four groups of two GPUs: a quarter of them on each, half as wide."""
+    call = Experts("experts", "experts", 1, 2048, 768, 8, 128, 2, 4, "fp8", "balanced")
+    rows = np.array([1e6])
+    for operator, gemms in ((MOE, 3), (MOE_NONGATED, 2)):
+        weights, tokens = 128 / 4 * gemms * 2048 * 768 / 2, 2 * 2 * 2048 * 1e6
+        cost = operator.row_cost(call)
+        assert (cost.fixed_bytes, cost.bytes_per_row * 1e6) == (weights, tokens)
+        flops, moved = operator.row_work(call, rows)
+        assert moved.tolist() == [weights + tokens]
+        assert flops.tolist() == [cost.flops_per_row * 1e6] == [2 * gemms * 1e6 * 8 * 2048 * 768 / 8]
 
 
 def test_experts_in_fp4_have_an_mfu_of_the_cards_fp4_peak():

@@ -35,6 +35,14 @@ def test_names_and_ranks_are_distinct():
     assert ranks == sorted(set(ranks))
 
 
+def test_a_decode_is_listed_right_after_its_prompts():
+    names = list(OPERATORS)
+    prompts = [name for name in names if name.endswith("_prefill")]
+    assert "dsa_prefill" in prompts
+    for name in prompts:
+        assert names[names.index(name) + 1] == name.replace("_prefill", "_decode")
+
+
 def ones(operator: Operator) -> dict[str, np.ndarray]:
     """Two rows of every column: the smallest sizes, bf16 and balanced words."""
     words = {"dtype": "bf16", "kv_dtype": "bf16", "distribution": "balanced", "collective": "all_gather"}

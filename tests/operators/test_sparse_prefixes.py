@@ -9,7 +9,7 @@ import pytest
 
 import fastroof
 from fastroof.arrays import Floats
-from fastroof.operators.prefix_price import PrefixUs
+from fastroof.operators.prefix_price import PrefixUs, measured_price
 from fastroof.operators.registry import OPERATORS
 from fastroof.operators.sparse_prefixes import fitted_price
 from fastroof.pack.ragged import RaggedTable, pack_ragged
@@ -63,6 +63,18 @@ def test_short_prefixes_do_not_tell_what_grows_without_end() -> None:
     assert fitted_price(table((0, 8, WINDOW)), PrefixUs(), WINDOW) is None
     assert fitted_price(table((0,)), PrefixUs(), WINDOW) is None
     assert fitted_price(table(LONG), PrefixUs(), 0) is None
+
+
+def test_prompts_tell_how_many_times_the_roofline_s_price_they_pay() -> None:
+    roofline = PrefixUs(1e-3, 7e-3, 2e-3, 5e-3)
+    paying = table(LONG, roofline.times(3.0, 1.5))
+    assert measured_price(paying, roofline, WINDOW) == pytest.approx((3.0, 1.5), rel=1e-6)
+    # never less than the roofline says, of either part
+    for far, near in ((0.5, 0.25), (3.0, 0.5)):
+        less = table(LONG, roofline.times(far, near))
+        assert measured_price(less, roofline, WINDOW) == pytest.approx((max(far, 1.0), 1.0), rel=1e-6)
+    without = table(LONG, PrefixUs(3e-3, 21e-3))
+    assert measured_price(without, roofline, 0) == pytest.approx((3.0, 1.0), rel=1e-6)
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from fastroof.operators.calls import Experts
 from fastroof.operators.expert_work import moe_bytes, moe_flops
 from fastroof.operators.rows import CurveOptions
 from fastroof.operators.sending_experts import MEGAMOE
+from fastroof.operators.wide_borrowing import ANOTHER_LAYER, ANOTHER_PLACES, ANOTHER_SPLIT
 from fastroof.operators.wide_experts import MLP, MOE_WIDE
 from fastroof.plan.curves import RowCurve, row_values
 from tests.operators.package_columns import converted, lists
@@ -163,6 +164,23 @@ def test_another_split_lends_at_equal_tokens_an_expert():
     ]
     assert errors[0] < errors[1]
     assert MOE_WIDE.table_points(CALL, tables, np.array([1.0]))[0][6] == 16
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "tokens"),
+    [
+        ({"moe_ep": 64}, ANOTHER_SPLIT, 128.0),
+        ({"num_slots": 320}, ANOTHER_PLACES, 128.0 * 256 / 320),
+        ({"hidden": 4096}, ANOTHER_LAYER, 128.0),
+        ({"topk": 4}, ANOTHER_LAYER, 64.0),
+    ],
+)
+def test_what_borrowing_adds_is_that_of_its_kind(change: dict[str, int], error: float, tokens: float):
+    """In squares, on what the lender's curve has at as many tokens an expert."""
+    tables = handmade_tables(moe_wide=rows_of(32))
+    own = MOE_WIDE.row_variance(CALL, tables, np.array([tokens]))
+    lent = MOE_WIDE.row_variance(replace(CALL, **change), tables, np.array([128.0]))
+    np.testing.assert_allclose(lent - own, error**2, rtol=1e-9)
 
 
 def test_what_a_load_balancer_evened_out_lends_to_nothing_else():

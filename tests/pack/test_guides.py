@@ -22,7 +22,7 @@ from fastroof.operators.gemm import GEMM
 from fastroof.pack import SIZE_LIMIT, curves, pack_curve, pack_gemm
 from fastroof.pack.curves import cell_origins
 from fastroof.pack.guides import joined_axes
-from fastroof.pack.keys import key_columns, nearest_key_starts
+from fastroof.pack.keys import MANTISSA_BITS, axis_guide, key_columns, nearest_key_starts
 from fastroof.tables import sizes
 from tests.reference import lookups as naive
 from tests.reference.handmade import HEADS, attention_rows, gemm_rows, handmade_tables
@@ -53,6 +53,15 @@ def test_a_guide_finds_the_cell_that_bisection_finds(own, data):
             assert guided_node(axes, guides, guide, x) - first == node
         assert guided_cell(axes, guides, guide, x) - first == min(node, len(axis) - 2)
         first += len(axis)
+
+
+def test_a_guide_of_steps_has_sixteen_keys_an_octave_at_most():
+    """64 to 67 share the first of them: finer keys would only grow, and a loop takes the last steps."""
+    for nodes in ((64, 66, 68), (64, 65, 66, 67)):
+        guide = axis_guide(np.array([0.0, *nodes, SIZE_LIMIT]))
+        assert MANTISSA_BITS - guide.shift == 4
+        # everything below 1, six octaves of 16 keys, those of 64 to 67 and of 68
+        assert len(guide.cells) == 1 + 6 * 16 + (2 if 68 in nodes else 1)
 
 
 @pytest.mark.loops

@@ -293,6 +293,17 @@ def log_sizes(limit: int) -> st.SearchStrategy[int]:
     return st.floats(0.0, float(limit)).map(lambda e: max(1, int(2**e)))
 
 
+def test_gemms_beyond_the_measured_k_hold_the_distance_of_the_nearest_k():
+    points = {(1, 64, 64): 3.0, (64, 64, 64): 4.0, (1, 64, 512): 10.0, (64, 64, 512): 40.0}
+    tables = handmade_tables(gemm=gemm_rows(points))
+    bound = naive.gemm_bound(tables.gpu, "bf16", 3.0)
+    for near, far in ((64, 1), (64, 16), (512, 4096), (512, 2**24)):
+        got = tables.lookup("gemm", m=[1, 64], n=64, k=far)
+        held = [points[m, 64, near] * bound(m, 64, far) / bound(m, 64, near) for m in (1, 64)]
+        np.testing.assert_allclose(got.latency_us, held, rtol=1e-6)
+        assert got.origin.tolist() == [2, 2]
+
+
 @given(
     m=log_sizes(28),
     n=log_sizes(24),

@@ -105,6 +105,15 @@ def test_beyond_a_row_the_latency_over_the_roofline_is_held():
     assert far == pytest.approx(end)
 
 
+def test_half_way_between_two_nodes_the_smaller_one_is_nearest():
+    """In octaves: 8 is as far from 4 as from 16, and 9 is not."""
+    points = {(1.0, 4.0, 0.0): 10.0, (1.0, 16.0, 0.0): 100.0}
+    table = packed(points)
+    for q_len, node in ((7, 4), (8, 4), (9, 16)):
+        (us,), _ = look_up(table, (1, q_len, 0), "nearest")
+        assert us == pytest.approx(points[1, node, 0] * work(1, q_len, 0) / work(1, node, 0), rel=1e-12)
+
+
 def test_points_of_two_kernels_are_not_interpolated_between():
     points = {(1.0, 16.0, 40.0): 10.0, (1.0, 16.0, 90.0): 100.0, (1.0, 16.0, 200.0): 101.0}
     (us,), (origin,) = look_up(packed(points, is_short), (1, 16, 50))

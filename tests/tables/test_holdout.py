@@ -8,7 +8,7 @@ import pytest
 from fastroof import LookupInputError
 from fastroof.operators.operator import HoldoutGrid
 from fastroof.tables.coverage import run_coverage
-from fastroof.tables.holdout import GRIDS, run_holdout
+from fastroof.tables.holdout import GRIDS, run_holdout, taking_part
 from tests.reference.handmade import attention_rows, gemm_rows, grids_with_rows, handmade_tables
 
 # What roofline interpolation has to keep to on the shipped tables, inside the kept grid.
@@ -104,6 +104,24 @@ def test_a_point_beside_a_hole_counts_as_outside():
     grid = HoldoutGrid("attention_decode", "hand", {"batch_size": (1, 4), "kv_len": (128, 512)}, {})
     (row,) = run_holdout(tables, methods=("roofline",), grids=(grid,))
     assert (row.region, row.points) == ("outside", 1)
+
+
+def test_prompts_lose_every_second_prefix_not_every_second_length():
+    # kept: 16 and 128 new tokens without a prefix
+    rows = [("bf16", "bf16", 16, 128, 64, 1, q, q + p, 9.0 + q + p) for q in (16, 64, 128) for p in (0, 100)]
+    report = run_holdout(handmade_tables(mla_prefill=rows), methods=("roofline",), operators=("mla_prefill",))
+    assert sum(row.points for row in report) == 4
+
+
+THIN = {f"{grid.operator} {grid.name}": grid for grid in GRIDS if grid.kept}
+
+
+@pytest.mark.parametrize("grid", THIN.values(), ids=THIN)
+def test_what_a_thin_grid_keeps_was_measured(h100, grid):
+    table = h100.table(grid.operator)
+    rows = taking_part(table, grid.only)
+    for name, values in grid.kept.items():
+        assert set(values) <= set(table.columns[name][rows].tolist()), name
 
 
 def test_only_what_is_asked_for_is_judged(h100):

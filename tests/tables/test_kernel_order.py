@@ -90,6 +90,13 @@ def test_ones_own_measurements_come_first_for_every_engine(folder):
     assert at_one(in_order(folder, "trtllm"), "fp8") == (10.0, ORIGIN_BORROWED)
 
 
+def test_measurements_of_no_engine_that_rank_last_stay_last_for_the_first_engine(folder):
+    write(folder.parent, "mine", gemms(0.5, "bf16"), rank=9000)
+    assert at_one(in_order(folder, "vllm"), "bf16") == (10.0, ORIGIN_MEASURED)
+    # they come before those of the engines after it
+    assert at_one(in_order(folder, "another", "vllm"), "bf16") == (5.0, ORIGIN_MEASURED)
+
+
 def test_an_operator_may_be_read_from_another_engine_by_choice(folder):
     for named in ("sglang", "b-sglang"):
         assert at_one(in_order(folder, "trtllm", gemm=named), "bf16") == (20.0, ORIGIN_MEASURED)

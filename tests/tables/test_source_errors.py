@@ -48,8 +48,11 @@ def test_a_tables_own_word_on_its_campaign_counts(h100: fastroof.Tables) -> None
 
 @pytest.mark.parametrize(
     "about",
-    [0.1, {"scale": 0.1}, {"scale": -0.1, "common": 0.0}, {"scale": 0.1, "common": 0.2}, {"scale": "a"}],
-)
+    [
+        0.1, {"scale": 0.1}, {"scale": -0.1, "common": 0.0}, {"scale": 0.1, "common": 0.2}, {"scale": "a"},
+        {"scale": float("inf"), "common": 0.0}, {"scale": float("nan"), "common": 0.0},
+    ],
+)  # fmt: skip
 def test_a_wrong_word_on_it_is_refused(h100: fastroof.Tables, about: Any) -> None:
     wrong = with_about(h100, "gemm", campaign=about)
     with pytest.raises(TableError, match="need scale and common"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import time
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from fastroof.operators.elementwise import ELEMENTWISE
 from fastroof.operators.gemm import GEMM
 from fastroof.plan import step_error
 from fastroof.tables.answers import Lookup
-from fastroof.tables.coverage import COVERAGE_GRIDS, run_coverage
+from fastroof.tables.coverage import COVERAGE_GRIDS, LEVELS, run_coverage
 from fastroof.tables.lookup import run_lookup
 from fastroof.tables.source_errors import source_error
 from fastroof.uncertainty.leave_one_out import LocalErrors, measured_grid, neighbour_errors
@@ -295,6 +296,11 @@ def test_intervals_of_borrowed_kernels_cover_80_percent_of_those_that_were_left_
             assert row.level_80 > 0.4
             continue
         assert 0.70 <= row.level_80 <= 0.92, (operator, grid)
+
+
+def test_levels_are_the_shares_that_a_normal_error_leaves_within_their_width():
+    for level, width in LEVELS.items():
+        assert 2.0 * NormalDist().cdf(width) - 1.0 == pytest.approx(level, abs=2e-5)
 
 
 def test_other_levels_rise_and_stay_near_what_they_claim(coverage):
