@@ -228,6 +228,11 @@ def test_what_nothing_stands_for_is_refused_or_modelled(h100: Any) -> None:
     with pytest.warns(UserWarning, match="no measured tables"):
         of_datasheet = fastroof.compile_plan(spec, "h100", None)
     assert of_datasheet.decode_us(4, 100) > 0.0
+    # what is modelled errs as the datasheet model does, however good the rest is
+    (attention,) = (p for p in plan.explain([(1, 99)] * 100).operators if p.role == "decode_attention")
+    share = attention.total_us / plan.decode_us(100, 100)
+    assert 0.3 < share < 0.6
+    assert share < plan.decode_error(100, 100) / of_datasheet.decode_error(100, 100) < share + 0.2
 
 
 def test_plans_of_mixers_are_values(h100: Any) -> None:
