@@ -157,7 +157,7 @@ def test_plans_and_tables_pickle(plan, h100):
 
 @pytest.mark.loops
 def test_a_plan_has_what_is_alike_once(plan, h100):
-    """Blocks of one kind of layers are the arena's, and sums of decodes those of all steps where calls are."""
+    """Blocks of one kind of layers are the arena's, and sums of decodes are all steps' where calls are."""
     travels = pickle.dumps(plan)
     for slot in (steps.DECODE_AT, steps.PREFILL_AT):
         block = plan.arena[int(plan.arena[slot]) :]
