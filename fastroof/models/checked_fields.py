@@ -106,7 +106,7 @@ def _check_of(hint: Any) -> tuple[_Check, str]:
 
 def _methods(protocol: type) -> list[str]:
     # above protocols there are protocols alone, and what Python has there has no public functions
-    return [name for name, value in inspect.getmembers(protocol, inspect.isfunction) if name[0] != "_"]
+    return [name for name, _ in inspect.getmembers(protocol, inspect.isfunction) if not name.startswith("_")]
 
 
 def _check_of_tuple(arguments: tuple[Any, ...]) -> tuple[_Check, str]:
