@@ -8,7 +8,7 @@ import types
 import typing
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, Final, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fastroof.checks import is_number, is_whole_number, shown
 from fastroof.errors import ModelError
@@ -104,16 +104,9 @@ def _check_of(hint: Any) -> tuple[_Check, str]:
     return lambda value: isinstance(value, kind), "a text" if kind is str else f"a {kind.__name__}"
 
 
-def _answers(value: Any, names: tuple[str, ...]) -> bool:
-    of = type(value)
-    own = getattr(of, "__dataclass_fields__", ())
-    return all(name in own or hasattr(of, name) for name in names)
-
-
-def _methods(protocol: type) -> tuple[str, ...]:
-    own = [base for base in protocol.__mro__ if getattr(base, "_is_protocol", False) and base is not Protocol]
-    methods = {name for base in own for name, value in vars(base).items() if inspect.isfunction(value)}
-    return tuple(sorted(name for name in methods if not name.startswith("_")))
+def _methods(protocol: type) -> list[str]:
+    # above protocols there are protocols alone, and what Python has there has no public functions
+    return [name for name, _ in inspect.getmembers(protocol, inspect.isfunction) if not name.startswith("_")]
 
 
 def _check_of_tuple(arguments: tuple[Any, ...]) -> tuple[_Check, str]:

@@ -174,8 +174,8 @@ def vision_encoder(fields: Fields) -> VisionEncoder | None:
     num_heads = vision.optional_size("num_heads", _of_tower(vision, "num_attention_heads"))
     head_dim = vision.optional_size("head_dim")
     if head_dim is None and hidden is not None and num_heads is not None:
-        # Kimi-K3's heads are wider than its rows
-        head_dim = max(1, vision.size_or("qkv_hidden_size", hidden) // num_heads)
+        # Kimi-K3's heads are wider than its rows; of more heads than elements nothing is known
+        head_dim = vision.size_or("qkv_hidden_size", hidden) // num_heads or None
     patch_size = _side(vision, "patch_size")
     # MiniMax-M3 has both in a part of its own
     merging = vision.part("img_token_compression_config") or vision

@@ -114,8 +114,9 @@ def _block(grid: _Grid) -> Floats:
 
 def _on_axes(grid: _Grid, y_axis: Floats, x_axis: Floats) -> tuple[Floats, Floats]:
     """A grid's cells and flags at the nodes of finer axes: each polynomial moved to its new corner."""
-    i = np.clip(np.searchsorted(grid.y_axis, y_axis, side="right") - 1, 0, len(grid.y_axis) - 1)
-    j = np.clip(np.searchsorted(grid.x_axis, x_axis, side="right") - 1, 0, len(grid.x_axis) - 1)
+    # every axis starts at 0
+    i = np.searchsorted(grid.y_axis, y_axis, side="right") - 1
+    j = np.searchsorted(grid.x_axis, x_axis, side="right") - 1
     v = (y_axis - grid.y_axis[i])[:, None]
     u = (x_axis - grid.x_axis[j])[None, :]
     c = np.moveaxis(grid.cells[np.ix_(i, j)], 2, 0)

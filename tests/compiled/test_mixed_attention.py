@@ -124,6 +124,17 @@ def test_the_first_figure_that_applies_counts(h100):
     assert plan.arena[steps.MIXED_KV_US] == pytest.approx(0.5e-3 * 8 * 32, rel=1e-12)
 
 
+def test_heads_of_several_widths_need_a_figure_each(h100):
+    """Gemma 4 attends with heads of 256, and of 512 in every sixth layer."""
+    one, every = (
+        compile_plan("gemma-4-31b", "h100", h100, runtime=engine(figure), allow_modelled=True, **SMALL)
+        for figure in (MixedAttention(NS, head_dim=512), MixedAttention(NS))
+    )
+    prices = [steps.MIXED_KV_US, steps.MIXED_WINDOW_KV_US]
+    assert one.arena[prices].tolist() == [0.0, 0.0]
+    assert min(every.arena[prices]) > 0.0
+
+
 def test_latent_attention_has_no_figure(h100):
     plan = compile_plan("deepseek-v3", "h100", h100, tp=8, runtime=engine(MixedAttention(NS)), **SMALL)
     assert plan.arena[steps.MIXED_KV_US] == 0.0

@@ -85,6 +85,8 @@ def test_tensor_parallelism_shares_heads_and_leaves_what_comes_before_them():
     assert one["o"] == 8 * eight["o"] == 64 * 512 * 1024 + 8 * 1024 * 4096
     assert csa.obstacles(Layout(16)) == ["8 groups of 64 query heads do not divide by 16"]
     assert csa.obstacles(Layout(8)) == []
+    # queries and their outputs, the widest that a kernel reads and writes
+    assert csa.activation_width(4096, Layout(8)) == 64 * 512 // 8 * 2
 
 
 @pytest.mark.parametrize(("ratio", "operator", "model", "window"), [

@@ -75,12 +75,13 @@ def test_vllm_gathers_over_ranks_and_reduces_over_tp():
     ]
 
 
-def test_vllm_splits_a_ranks_tokens_over_its_gpus_with_expert_parallelism():
-    calls = [shape(call) for call in sent(Layout(2, dp=4, ep=8), VLLM)]
+@pytest.mark.parametrize("dp", [2, 4])
+def test_vllm_splits_a_ranks_tokens_over_its_gpus_with_expert_parallelism(dp):
+    calls = [shape(call) for call in sent(Layout(2, dp=dp, ep=2 * dp), VLLM)]
     assert calls == [
         ("all_reduce", 2, 1, ROW, "tokens"),
-        ("all_gather", 8, 1, ROW / 2, "tokens"),
-        ("reduce_scatter", 8, 1, ROW, "expert_tokens"),
+        ("all_gather", 2 * dp, 1, ROW / 2, "tokens"),
+        ("reduce_scatter", 2 * dp, 1, ROW, "expert_tokens"),
         ("all_gather", 2, 1, ROW / 2, "tokens"),
     ]
 
@@ -99,8 +100,9 @@ def test_sglang_scatters_the_sums_of_attention():
     assert dense == [("all_reduce", 2, 1, ROW, "tokens")] * 2
 
 
-def test_all_to_all_has_a_kernel_for_decodes_and_one_for_prefill():
-    calls = sent(Layout(1, dp=8, ep=8), VLLM._replace(alltoall="always"))
+@pytest.mark.parametrize("gpus", [2, 8])
+def test_all_to_all_has_a_kernel_for_decodes_and_one_for_prefill(gpus):
+    calls = sent(Layout(1, dp=gpus, ep=gpus), VLLM._replace(alltoall="always"))
     assert [(c.phase, c.library, c.steps) for c in calls] == [
         ("dispatch", "ll", "decode_only"),
         ("dispatch", "ht", "with_prefill"),
@@ -108,7 +110,7 @@ def test_all_to_all_has_a_kernel_for_decodes_and_one_for_prefill():
         ("combine", "ht", "with_prefill"),
     ]
     assert {(c.hidden, c.topk, c.num_experts, c.num_gpus, c.shared_by) for c in calls} == {
-        (HIDDEN, 8, 128, 8, 1)
+        (HIDDEN, 8, 128, gpus, 1)
     }
 
 

@@ -387,6 +387,16 @@ def test_a_chunk_that_covers_the_longest_context_is_none() -> None:
     assert [(kind.name, kind.attention.is_chunked) for kind in model.kinds] == [("moe", False)] * 2  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(("length", "window"), [(None, None), (16, 16), (4095, 4095), (4096, None)])
+def test_a_searched_window_that_covers_the_longest_context_is_none(
+    length: int | None, window: int | None
+) -> None:
+    attention = {"n_heads_in_group": 4, "window_length": length}
+    blocks = [{"attention": attention, "ffn": {"ffn_mult": 1}}] * 4
+    model = load_model(config("nemotron-nas", block_configs=blocks, max_position_embeddings=4096))
+    assert model.window == window
+
+
 def test_windowed_layers_have_heads_and_a_gate_of_their_own() -> None:
     model = load_model(CASES["step3p5"][0])
     for kind, heads, window in (("dense full", 8, 0), ("moe windowed", 12, 512)):

@@ -82,6 +82,13 @@ def test_patches_have_one_side(given: Any, patch_size: int | None) -> None:
             found.calls(1)
 
 
+def test_more_heads_than_elements_are_no_heads() -> None:
+    assert encoder({"model_type": "llava"}, {"num_attention_heads": 64}).head_dim == 1
+    found = encoder({"model_type": "llava"}, {"num_attention_heads": 65})
+    with pytest.raises(ModelError, match="encoder's head_dim stand in no vision_config"):
+        found.calls(1)
+
+
 def test_pixtral_has_a_gate_and_clip_none() -> None:
     widths = {}
     for model_type in ("pixtral", "clip_vision_model"):

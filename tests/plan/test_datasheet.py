@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -91,6 +92,19 @@ def test_time_grows_with_every_size(plan):
 def test_the_same_step_is_the_same_bits_here_too(plan):
     assert plan.decode_us(7, 100) == plan.step_us(StepBatch.from_requests([[(1, 99)] * 7]))[0]
     assert plan.prefill_us(70, 100, 3) == plan.step_us(StepBatch.from_requests([[(70, 100)] * 3]))[0]
+
+
+@pytest.mark.filterwarnings("ignore:no measured tables")
+def test_four_of_five_decode_steps_are_as_far_off_as_it_says(h100):
+    """Of plans from the tables: within 1.28 of its standard errors, as of a normal distribution."""
+    batch, kv_len = np.array([1, 4, 16, 64])[:, None], 2 ** np.arange(7, 15)
+    inside = []
+    for name, dtype, tp in itertools.product(("llama-3.1-8b", "llama-3.1-70b"), ("bf16", "fp8"), (1, 4)):
+        options = {"dtype": dtype, "tp": tp, "max_tokens": 64, "max_seqs": 64}
+        measured, modelled = (compile_plan(name, "h100", tables, **options) for tables in (h100, None))
+        off = measured.decode_us(batch, kv_len) / modelled.decode_us(batch, kv_len) - 1.0
+        inside.append(np.abs(off) <= 1.2816 * modelled.decode_error(batch, kv_len))
+    assert 0.7 < np.mean(inside) < 0.9
 
 
 def test_measured_and_modelled_agree_to_a_factor(plan, h100):

@@ -72,6 +72,20 @@ def test_corrections_may_be_below_0_and_what_runs_takes_a_time():
         check_arena(arena, "it")
 
 
+def test_the_number_that_is_no_time_is_the_one_that_is_named():
+    """Beside times that may be: a stage without the LM head has nothing for a sequence."""
+    arena = PLANS["llama-3.1-8b"].arena.copy()
+    sequences = arena[int(arena[steps.LOGITS_AT]) :][: PLANS["llama-3.1-8b"].max_seqs + 1]
+    sequences[:] = 0.0
+    check_arena(arena, "it")
+    sequences[7] = np.inf
+    with pytest.raises(PlanError, match="what runs for each sequence takes inf us, need 0 to"):
+        check_arena(arena, "it")
+    sequences[3] = -5.0
+    with pytest.raises(PlanError, match="what runs for each sequence takes -5 us, need 0 to"):
+        check_arena(arena, "it")
+
+
 class Scaled(TableCurves):
     """Measured tables whose latencies are so many times as long, of rows or of attention."""
 

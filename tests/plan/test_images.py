@@ -97,6 +97,10 @@ def test_what_cannot_be_encoded_is_said(h100: Tables) -> None:
     for wrong in ({"patches": 0}, {"patches": 1.5}, {"patches": 64, "images": 0}, {"patches": 2**18}):
         with pytest.raises(PlanError):
             image_us("qwen3-vl-8b", h100, **wrong)  # type: ignore[arg-type]
+    # as many as there may be: 32 images of 4,096
+    assert image_us("qwen3-vl-8b", h100, 2**12, 2**5).tokens == 2**15
+    with pytest.raises(PlanError, match="131,072 at once"):
+        image_us("qwen3-vl-8b", h100, 2**17 + 1)
     model = load_model("qwen3-vl-8b")
     assert model.vision is not None
     unsaid = replace(model, vision=replace(model.vision, patch_size=None))
@@ -202,6 +206,7 @@ def test_heads_that_no_table_has_are_modelled_on_request(h100: Tables) -> None:
     assert part.total_us == pytest.approx(34 * (7.7 + longest_us / 0.47))
     assert (part.origin, part.source, part.calls) == (4, "datasheet", 34)
     assert part.flops == 34 * flops
+    assert part.mfu == pytest.approx(part.flops / (part.total_us / 1e6) / 989.5e12)
 
 
 @pytest.mark.loops

@@ -233,6 +233,12 @@ def test_the_plans_used_last_stay_and_foreign_files_too(cache: Path, monkeypatch
     assert not kept_plans.keep_plan("5", bytes(1001)), "a quarter of the room is the most"
 
 
+def test_a_plan_may_have_a_quarter_of_32_mib(cache: Path) -> None:
+    assert kept_plans.keep_plan("fits", bytes(8 * 2**20))
+    assert not kept_plans.keep_plan("is too large", bytes(8 * 2**20 + 1))
+    assert only_file(cache).stat().st_size > 8 * 2**20
+
+
 def test_without_a_folder_plans_are_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:

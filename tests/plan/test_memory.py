@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from fastroof import compile_plan, load_model
 from fastroof.compiled.kv_room import longest_held
 from fastroof.compiled.steps import MAX_KV_LEN
+from fastroof.errors import BatchError
 from fastroof.models import LayerGroup, LayerKind
 from fastroof.models.attention import GroupedQueryAttention
 from fastroof.models.mlp import GatedMlp
 from fastroof.models.stages import stages_of
+from fastroof.plan.gpu_memory import PlanMemory
 from fastroof.plan.memory import plan_memory
 from fastroof.serving import estimate, estimate_disaggregated
 from fastroof.serving.sizing import largest_batch, largest_context
@@ -37,6 +39,15 @@ def test_llama_8b_worked_out_by_hand(h100):
     assert found.reserve_bytes == pytest.approx(8 * GIB, abs=1)
     left = 72 * GIB - found.weight_bytes - found.activation_bytes
     assert found.max_kv_tokens == pytest.approx(left / found.kv_bytes_per_token, abs=1)
+
+
+def test_memory_made_by_hand_keeps_every_token_unless_it_has_a_window():
+    by_hand = PlanMemory(0, 3000, 0, 0, 10_000)
+    assert by_hand.kv_bytes([1, 1000]).tolist() == [3000, 3_000_000]
+    assert by_hand.max_sequences([1, 1000]).tolist() == [10_000, 10]
+    with pytest.raises(BatchError, match=r"kv_len must be from 1 to 268,435,456, got 0"):
+        by_hand.max_sequences(0)
+    assert by_hand.kv_bytes(0) == 0
 
 
 def test_what_splits_and_what_does_not(h100):

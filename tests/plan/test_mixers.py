@@ -151,6 +151,18 @@ def test_prefixes_cost_their_pairs(h100: Any) -> None:
         assert more == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.parametrize("kernel", [MLA, DSA])
+def test_a_roofline_of_queries_is_that_of_decodes(h100: Any, kernel: Any) -> None:
+    """What a sequence adds is a query, its pairs and the tokens that it reads."""
+    phase = step_attention(MixerCall(1, kernel, None, "bf16"), True)
+    bound = phase.query_bound(h100.gpu)
+    batch, length = np.array([1.0, 6.0]), np.full(2, 100.0)
+    work = phase.work_at(h100.gpu, batch, length)
+    one_us, six_us = 1e6 * (work.flops / work.peak + work.moved_bytes / h100.gpu.hbm_bytes_per_s)
+    a_sequence = bound.query + 100 * (bound.pair + bound.kv)
+    assert six_us - one_us == pytest.approx(5 * a_sequence, rel=1e-9)
+
+
 def test_one_size_caps(h100: Any) -> None:
     calls = [MixerCall(1, DSA, DSA_PROMPT, "bf16", window=window) for window in (2048, 1024)]
     with pytest.raises(FastroofError, match="caps at 1024 and at 2048 tokens"):
@@ -216,6 +228,11 @@ def test_what_nothing_stands_for_is_refused_or_modelled(h100: Any) -> None:
     with pytest.warns(UserWarning, match="no measured tables"):
         of_datasheet = fastroof.compile_plan(spec, "h100", None)
     assert of_datasheet.decode_us(4, 100) > 0.0
+    # what is modelled errs as the datasheet model does, however good the rest is
+    (attention,) = (p for p in plan.explain([(1, 99)] * 100).operators if p.role == "decode_attention")
+    share = attention.total_us / plan.decode_us(100, 100)
+    assert 0.3 < share < 0.6
+    assert share < plan.decode_error(100, 100) / of_datasheet.decode_error(100, 100) < share + 0.2
 
 
 def test_plans_of_mixers_are_values(h100: Any) -> None:

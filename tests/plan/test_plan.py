@@ -11,6 +11,8 @@ import pytest
 from fastroof import StepBatch, compile_plan, compile_plans, load_gpu, load_tables
 from fastroof.columns import ORIGINS
 from fastroof.compiled import steps
+from fastroof.compiled.grids import cells_of
+from fastroof.engines import EngineProfile, KernelChoices
 from fastroof.errors import (
     FastroofError,
     GpuError,
@@ -151,6 +153,19 @@ def test_plans_and_tables_pickle(plan, h100):
     one, other = (of.lookup("gemm", **query, with_error=True).columns() for of in (tables, h100))
     for name in one:
         np.testing.assert_array_equal(one[name], other[name])
+
+
+@pytest.mark.loops
+def test_a_plan_has_what_is_alike_once(plan, h100):
+    """Blocks of one kind of layers are the arena's, and sums of decodes are all steps' where calls are."""
+    travels = pickle.dumps(plan)
+    for slot in (steps.DECODE_AT, steps.PREFILL_AT):
+        block = plan.arena[int(plan.arena[slot]) :]
+        assert travels.count(block[cells_of(block)].tobytes()) == 1
+    assert plan.arena[steps.DECODE_TOKENS_AT] == plan.arena[steps.TOKENS_AT]
+    beside = EngineProfile("shares beside", kernels=KernelChoices(shared_experts="beside"))
+    apart = compile_plan("qwen3-next-80b-a3b", "h100", h100, max_tokens=64, max_seqs=8, runtime=beside)
+    assert apart.arena[steps.DECODE_TOKENS_AT] != apart.arena[steps.TOKENS_AT]
 
 
 def test_a_pickled_plan_cannot_be_written_either(plan):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from fastroof import StepBatch, compile_plan, compile_plans, load_model
@@ -71,6 +72,20 @@ def test_its_parts_add_up_and_say_that_they_are_modelled(h100):
     assert 0.0 < split.decode_error(64, 100) < 0.5
     assert split.describe()["two_batch_overlap"] == "yes"
     assert "two_batch_overlap" not in plain.describe()
+
+
+@pytest.mark.parametrize(("larger", "smaller"), [(4, 3), (32, 31), (5, 4), (16, 16)])
+def test_a_kernel_is_as_measured_as_both_its_halves(h100, larger, smaller):
+    """Powers of two were measured, and their neighbours are between."""
+    plain, split = pair(h100)
+
+    def origins(plan, size):
+        explained = plan.explain([(1, 99)] * size)
+        return np.array([p.origin for p in explained.operators if p.role in ("o", "router", "experts")])
+
+    one, other = origins(plain, larger), origins(plain, smaller)
+    assert (one == other).all() == (larger == smaller)
+    assert origins(split, larger + smaller).tolist() == np.maximum(one, other).tolist()
 
 
 def test_one_token_is_no_two_batches_and_few_are_slower(h100):

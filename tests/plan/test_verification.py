@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fastroof import compile_plan
 from fastroof.compiled.steps import LOGITS_AT
-from fastroof.compiled.verification import SPECULATION_HEADER
+from fastroof.compiled.verification import HEAD_LAST, SPECULATION_HEADER
 from fastroof.errors import BatchError, PlanRangeError
 from fastroof.plan.verification import verification_arena
 from tests.reference.verification import verify_us
@@ -71,7 +71,10 @@ def test_the_head_has_a_row_a_token(h100, plan):
         assert few.verify_us(batch, 4096, tokens) == wide.verify_us(batch, 4096, tokens)
     at, most = len(few.arena) + SPECULATION_HEADER, few.max_tokens
     logits = wide.arena[int(wide.arena[LOGITS_AT]) :][: most + 1]
-    np.testing.assert_array_equal(verification_arena(few)[at : at + most + 1], logits)
+    arena = verification_arena(few)
+    np.testing.assert_array_equal(arena[at : at + most + 1], logits)
+    # and none that no step has: mean steps are held at the last
+    assert arena[len(few.arena) + HEAD_LAST] == most
 
 
 def test_more_tokens_cost_less_than_steps_of_their_own(plan):

@@ -72,6 +72,16 @@ def test_attention_is_the_naive_sum_of_kinds(h100, plan, requests):
     assert 0.0 < explained.relative_error < 0.5
 
 
+@pytest.mark.parametrize(
+    "requests", [[(300, 0), (50, 0)], [(129, 0), (2, 0), (700, 40)], [(1500, 0), (1, 77), (200, 1000)]]
+)
+def test_kinds_add_up_for_chunks_longer_than_the_window(h100, plan, requests):
+    explained = plan.explain(requests)
+    found = [part.total_us for part in explained.operators if part.role.endswith("attention")]
+    assert sum(found) == pytest.approx(naive.attention_of_step_us(plan, h100, requests), rel=1e-9)
+    assert sum(part.total_us for part in explained.operators) == pytest.approx(explained.total_us, rel=1e-9)
+
+
 @pytest.mark.parametrize("name", LIKE_PRESETS)
 def test_plans_like_the_presets_keep_the_fast_decode_lines(h100, name):
     for model in (load_model("llama-3.1-8b"), alternating(*LIKE_PRESETS[name])):
