@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any, Final
 
-from fastroof.checks import is_number, whole_number
+from fastroof.checks import is_number, shown, whole_number
 from fastroof.errors import BatchError
 
 __all__ = ["MTP", "acceptance_length"]
@@ -40,19 +40,20 @@ def acceptance_length(num_draft_tokens: int, accepted: Any) -> float:
     if isinstance(accepted, tuple | list):
         wrong = [rate for rate in accepted if not is_number(rate) or not 0.0 <= rate <= 1.0]
         if len(accepted) != num_draft_tokens or wrong:
-            given = f"{wrong[0]!r} among them" if wrong else f"{len(accepted)} of them"
+            given = f"{shown(wrong[0])} among them" if wrong else f"{len(accepted)} of them"
             raise BatchError(
                 f"accepted must be {num_draft_tokens} rates from 0 to 1, one a draft token, got {given}"
             )
         if any(later > rate for rate, later in pairwise(accepted)):
             raise BatchError(
-                f"accepted must not rise from one position to the next, got {tuple(accepted)}: a token "
-                "counts as accepted where all before it are; rates on that condition are multiplied up first"
+                f"accepted must not rise from one position to the next, got {shown(tuple(accepted))}: "
+                "a token counts as accepted where all before it are; rates on that condition are multiplied "
+                "up first"
             )
         return 1.0 + float(sum(accepted))
     if not is_number(accepted) or not 1.0 <= accepted <= num_draft_tokens + 1:
         raise BatchError(
             f"accepted must be a number from 1 to {num_draft_tokens + 1}, the mean tokens of a step, or a "
-            f"tuple of {num_draft_tokens} rates by position, got {accepted!r}"
+            f"tuple of {num_draft_tokens} rates by position, got {shown(accepted)}"
         )
     return float(accepted)

@@ -10,7 +10,7 @@ from typing import Any
 
 from fastroof.errors import FastroofError
 
-__all__ = ["check_flag", "is_number", "is_whole_number", "one_of", "shown", "whole_number"]
+__all__ = ["check_flag", "check_progress", "is_number", "is_whole_number", "one_of", "shown", "whole_number"]
 
 
 def shown(value: Any, most: int = 60) -> str:
@@ -94,6 +94,20 @@ def check_flag(name: str, value: Any, error: type[FastroofError] = FastroofError
     """
     if value is not True and value is not False and type(value).__name__ not in ("bool", "bool_"):
         raise error(f"{name} must be True or False, got {shown(value)}")
+
+
+def check_progress(value: Any, counted: str, error: type[FastroofError] = FastroofError) -> None:
+    """Refuse what is neither None nor a function that can be told how far something is.
+
+    Examples
+    --------
+    >>> check_progress("yes", "a line of text")
+    Traceback (most recent call last):
+        ...
+    fastroof.errors.FastroofError: progress must be a function that is called with a line of text, got 'yes'
+    """
+    if value is not None and not callable(value):
+        raise error(f"progress must be a function that is called with {counted}, got {shown(value)}")
 
 
 def one_of(

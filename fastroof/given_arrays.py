@@ -15,8 +15,9 @@ from typing import Any, Final
 import numpy as np
 
 from fastroof.arrays import Array
+from fastroof.checks import shown
 
-__all__ = ["number_array"]
+__all__ = ["number_array", "refused"]
 
 _NO_NUMBERS: Final = (bool, np.bool_, str, bytes, bytearray, np.ma.MaskedArray)
 _MOST_DIMENSIONS: Final = 64
@@ -45,6 +46,19 @@ def number_array(value: Any) -> Array | None:
         return array
     # an empty list has a type that says nothing
     return np.zeros(array.shape, np.int64) if not array.size and array.dtype.kind != "V" else None
+
+
+def refused(value: Any) -> str:
+    """Say what was given that :func:`number_array` refuses, after what would have done.
+
+    Examples
+    --------
+    >>> refused("8"), refused(np.ma.masked)
+    ("got '8'", 'and masked entries are none, got masked')
+    """
+    if isinstance(value, np.ma.MaskedArray):
+        return f"and masked entries are none, got {shown(value)}"
+    return f"got {shown(value)}"
 
 
 def _holds_numbers(value: Any) -> bool:

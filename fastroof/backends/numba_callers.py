@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from fastroof.arrays import Floats
 from fastroof.compiled.callers import equal_decodes_us, requests_step_us
+from fastroof.errors import PlanError
+from fastroof.plan.given_plan import check_plan
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
@@ -37,6 +39,11 @@ def numba_step(plan: StepPlan) -> tuple[Callable[..., float], Floats]:
     data : ndarray of float64
         The plan, to be passed on.
 
+    Raises
+    ------
+    PlanError
+        If it is no plan.
+
     Notes
     -----
     A caller that Numba keeps on disk (``cache=True``) keeps these loops with it: remove that cache when
@@ -57,6 +64,7 @@ def numba_step(plan: StepPlan) -> tuple[Callable[..., float], Floats]:
     >>> generated_us(data, np.array([100, 2000]), 1) == plan.step_scalar([1, 1], [100, 2000])
     True
     """
+    check_plan("plan", plan, PlanError)
     return requests_step_us, plan.arena
 
 
@@ -74,4 +82,5 @@ def numba_decode(plan: StepPlan) -> tuple[Callable[..., float], Floats]:
     >>> decode_us(data, 64, 4096) == plan.decode_us(64, 4096)
     True
     """
+    check_plan("plan", plan, PlanError)
     return equal_decodes_us, plan.arena

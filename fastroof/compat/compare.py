@@ -35,7 +35,7 @@ from fastroof.compat.compare_steps import (
 )
 from fastroof.compat.compare_trees import infersim_tree, roofline_v2_tree
 from fastroof.config import GpuSpec, load_gpu
-from fastroof.errors import BatchError, FastroofError, MissingTableError, ModelError
+from fastroof.errors import BatchError, FastroofError, MissingTableError, ModelError, TableError
 from fastroof.load.trees import load_tree
 from fastroof.models import ModelSpec, load_model
 from fastroof.plan import compile_plan
@@ -133,6 +133,9 @@ def compare(
     100.0
     """
     steps = _steps(decode, prefill)
+    for name, root in (("roofline_v2_root", roofline_v2_root), ("infersim_root", infersim_root)):
+        if not isinstance(root, str | Path | None):
+            raise TableError(f"{name} must be the path of a tree, got {shown(root)}")
     model = model if isinstance(model, ModelSpec) else load_model(model)
     spec = gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu)
     if tables is None:
@@ -299,16 +302,23 @@ def _compared(case: Case, step: Step) -> ComparedStep:
 
 def _steps(decode: Iterable[tuple[int, int]], prefill: Iterable[int]) -> tuple[Step, ...]:
     steps = []
-    for pair in decode:
+    for pair in _listed("decode", decode):
         try:
             batch_size, kv_len = pair
         except (TypeError, ValueError):
             raise BatchError(f"decode needs pairs of (batch_size, kv_len), got {shown(pair)}") from None
         steps.append(Step("decode", _size("batch_size", batch_size, 1), _size("kv_len", kv_len, 2)))
-    steps += [Step("prefill", 1, _size("prefill", tokens, 1)) for tokens in prefill]
+    steps += [Step("prefill", 1, _size("prefill", tokens, 1)) for tokens in _listed("prefill", prefill)]
     if not steps:
         raise BatchError("nothing to compare: give decode=[(32, 4096)], prefill=[2048], or both")
     return tuple(steps)
+
+
+def _listed(name: str, value: Any) -> list[Any]:
+    try:
+        return list(value)
+    except TypeError:
+        raise BatchError(f"{name} must be a list of steps, got {shown(value)}") from None
 
 
 def _size(name: str, value: Any, least: int) -> int:

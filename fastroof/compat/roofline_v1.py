@@ -23,7 +23,7 @@ import numpy as np
 
 from fastroof.arrays import Floats, Longs
 from fastroof.checks import is_number, shown
-from fastroof.compat.roofline_v2.configs import Hardware, ModelSizes, checked_tp
+from fastroof.compat.roofline_v2.configs import Hardware, ModelSizes, checked_tp, refuse_infinite
 from fastroof.compat.roofline_v2.steps import StepRequests, Steps, refuse_requests
 from fastroof.compiled.compat_roofline_v2 import MAX_SEQUENCE
 from fastroof.errors import PlanError
@@ -95,6 +95,7 @@ class _Phase:
         return longer
 
 
+@np.errstate(all="ignore")  # what is not finite is refused
 def step_us(
     model_config: Mapping[str, Any],
     hardware: Mapping[str, Any],
@@ -142,7 +143,7 @@ def step_us(
     """
     sizes = ModelSizes.from_config(model_config)
     gpu = Hardware.from_config(hardware)
-    tp = checked_tp(tp)
+    gpus = np.float64(checked_tp(tp))
     if not isinstance(calibration, Calibration):
         raise PlanError(f"calibration must be a Calibration, got {type(calibration).__name__}")
     batch = steps if isinstance(steps, StepRequests) else StepRequests.from_steps(steps)
@@ -158,13 +159,13 @@ def step_us(
         gpu.peak_flops_per_s * calibration.mfu_prefill * calibration.mfu_prefill_multiplier,
         vector_flops_per_s,
         gpu.peak_bytes_per_s * calibration.bw_prefill_factor,
-        tp**calibration.tp_exponent_prefill,
+        gpus**calibration.tp_exponent_prefill,
     )
     decode = _Phase(
         gpu.peak_flops_per_s * calibration.mfu_decode * calibration.mfu_decode_multiplier,
         vector_flops_per_s,
         gpu.peak_bytes_per_s * calibration.bw_decode_factor,
-        tp**calibration.tp_exponent_decode,
+        gpus**calibration.tp_exponent_decode,
     )
     progress, new = batch.prefill_progress, batch.prefill_new_tokens
     one = np.ones_like(batch.decode_progress)
@@ -174,6 +175,7 @@ def step_us(
     )
     tokens = prefill_tokens + decode_tokens
     mean_s: Floats = (prefill_tokens * prefill_s + decode_tokens * decode_s) / np.maximum(tokens, 1.0)
+    refuse_infinite(prefill_s, decode_s, mean_s)
     return mean_s * US_PER_S
 
 

@@ -20,7 +20,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
-from fastroof.checks import is_number, shown
+from fastroof.checks import is_number, is_whole_number, shown
 from fastroof.config.paths import bench_data_root
 from fastroof.documents import read_toml
 from fastroof.errors import GpuError
@@ -29,6 +29,8 @@ from fastroof.units import GB, GIB, MIB, PEAK_DTYPE, TB, TFLOP
 __all__ = ["GPU_FILE", "LIMITS", "GpuSpec", "gpu_names", "load_gpu"]
 
 GPU_FILE: Final = "gpu.toml"
+
+LONGEST_NAME: Final = 200
 
 NODE_GPUS: Final = 8
 """GPUs of a node, unless a card's file says otherwise."""
@@ -78,6 +80,11 @@ class GpuSpec:
     links_of : str
         A GPU with the same link and switches, whose exchanges stand in for what was not measured; empty
         without one.
+
+    Raises
+    ------
+    GpuError
+        If a field cannot be a card's, in specs that are made by hand too.
     """
 
     name: str
@@ -94,6 +101,42 @@ class GpuSpec:
     inter_node_bytes_per_s: float = 0.0
     links_of: str = ""
 
+    def __post_init__(self) -> None:
+        """Refuse what no card has; numbers become Python's."""
+        for name, may_be_empty in _TEXTS.items():
+            value = getattr(self, name)
+            if not isinstance(value, str) or not (value.strip() or may_be_empty) or not value.isprintable():
+                raise GpuError(f"GpuSpec: {name} must be text of one line, got {shown(value)}")
+        if (
+            os.path.basename(self.name) != self.name
+            or self.name in (".", "..")
+            or len(self.name) > LONGEST_NAME
+        ):
+            raise GpuError(f"GpuSpec: name must be that of a folder, got {shown(self.name)}")
+        if not isinstance(self.aliases, tuple) or not all(isinstance(alias, str) for alias in self.aliases):
+            raise GpuError(f"GpuSpec: aliases must be a tuple of names, got {shown(self.aliases)}")
+        peaks = self.peak_flops_per_s
+        if (
+            not isinstance(peaks, Mapping)
+            or "bf16" not in peaks
+            or not set(PEAK_DTYPE.values()).issuperset(peaks)
+        ):
+            known = ", ".join(sorted(set(PEAK_DTYPE.values())))
+            raise GpuError(
+                f"GpuSpec: peak_flops_per_s must have bf16, and may of {known}, got {shown(peaks)}"
+            )
+        in_floats = {
+            dtype: _figure(f"peak of {dtype}", peak, "peak_tflops", TFLOP) for dtype, peak in peaks.items()
+        }
+        object.__setattr__(self, "peak_flops_per_s", in_floats)
+        for name, (key, unit, is_whole, may_be_zero) in _FIGURES.items():
+            value = getattr(self, name)
+            if not (may_be_zero and is_number(value) and value == 0):
+                value = _figure(name, value, key, unit)
+            if is_whole and value != int(value):
+                raise GpuError(f"GpuSpec: {name} must be a whole number, got {shown(value)}")
+            object.__setattr__(self, name, int(value) if is_whole else float(value))
+
     def peak(self, dtype: str) -> float:
         """Peak FLOP/s of the units that a kernel of ``dtype`` computes on.
 
@@ -107,6 +150,32 @@ class GpuSpec:
             have = ", ".join(sorted(self.peak_flops_per_s))
             raise GpuError(f"{self.title} has no peak for dtype {dtype!r}; it has {have}")
         return self.peak_flops_per_s[units]
+
+
+_TEXTS: Final = {"name": False, "title": False, "source": True, "links_of": True}
+"""Fields of text, and whether they may be empty."""
+
+_FIGURES: Final = {
+    "hbm_bytes_per_s": ("hbm_tb_per_s", TB, False, False),
+    "hbm_bytes": ("hbm_gib", GIB, True, False),
+    "nvlink_bytes_per_s": ("nvlink_gb_per_s", GB, False, False),
+    "num_sms": ("num_sms", 1, True, False),
+    "l2_bytes": ("l2_mib", MIB, True, True),
+    "linked_gpus": ("linked_gpus", 1, True, False),
+    "inter_node_bytes_per_s": ("inter_node_gb_per_s", GB, False, True),
+}
+"""Fields that are numbers: whose limits they have, in which unit, whether they are whole and may be 0."""
+
+_ROUNDED: Final = 1e-6
+"""By how much of itself a figure in bytes may lie beyond a limit, of which it was rounded."""
+
+
+def _figure(name: str, value: Any, key: str, unit: float) -> Any:
+    """A number within the limits of a key, in base units, or an error that names the field."""
+    least, most = (limit * unit for limit in LIMITS[key])
+    if not is_number(value) or not least * (1.0 - _ROUNDED) <= float(value) <= most * (1.0 + _ROUNDED):
+        raise GpuError(f"GpuSpec: {name} must be a number from {least:g} to {most:g}, got {shown(value)}")
+    return float(value) if not is_whole_number(value) else int(value)
 
 
 def gpu_names() -> list[str]:

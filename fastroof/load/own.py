@@ -18,9 +18,11 @@ from fastroof.config.gpu import GPU_FILE, GpuSpec, load_gpu
 from fastroof.documents import read_toml
 from fastroof.errors import TableError
 from fastroof.load.measured import FILES, MeasuredTable, MeasuredTables, SourceChoice, WrittenTable
+from fastroof.load.possible_sizes import impossible_sizes
 from fastroof.load.rows import ENDINGS, read_columns
 from fastroof.load.soundness import unsound_families
 from fastroof.load.when_needed import RowsWhenNeeded
+from fastroof.operators.operator import Operator, dtype_peaks
 from fastroof.operators.registry import OPERATORS
 from fastroof.unfinished import is_unfinished
 from fastroof.units import DTYPE_BYTES, TFLOP, US_PER_S
@@ -34,6 +36,9 @@ DEFAULT_RANK: Final = 100
 OWN_RANK: Final = 50
 """Rank of what kernels-bench measured, unless it says another: one's own comes before what ships."""
 OWN_TOOL: Final = "kernels_bench"
+
+_DTYPES: Final = ("dtype", "attn_dtype", "kv_dtype")
+"""Columns of formats that something computes in, or may."""
 
 _HASHES: Final = ("sha256", "rows_sha256")
 _SHA256: Final = re.compile("[0-9a-f]{64}")
@@ -339,8 +344,9 @@ def _read_table(source: Source, operator: str, gpu: GpuSpec) -> dict[str, Array]
     if GPU.name in columns:
         _refuse_other_gpus(path, columns[GPU.name], source.gpu)
     for column in schema.keys:
-        if column.name in ("dtype", "kv_dtype"):
+        if column.name in _DTYPES:
             _refuse_unknown_dtypes(path, column.name, columns[column.name])
+    _refuse_impossible_sizes(path, schema, columns)
     _refuse_mfu_above_one(path, operator, columns, gpu)
     return columns
 
@@ -363,16 +369,28 @@ def _refuse_unknown_dtypes(path: Path, name: str, dtypes: Array) -> None:
         raise TableError(f"{path}, row {row + 1}, column {name}: found {dtypes[row]!r}, known are {known}")
 
 
+def _refuse_impossible_sizes(path: Path, schema: Operator, columns: Mapping[str, Array]) -> None:
+    for one in impossible_sizes(schema, columns):
+        row = int(np.argmax(one.rows))
+        raise TableError(
+            f"{path}, row {row + 1}: {one.size} is {columns[one.size][row]}, more than {one.largest} "
+            f"{columns[one.largest][row]}: {one.why}"
+        )
+
+
 def _refuse_mfu_above_one(path: Path, operator: str, columns: Mapping[str, Array], gpu: GpuSpec) -> None:
     work = OPERATORS[operator].flops(columns)
-    _, limit_flops_per_s = OPERATORS[operator].peaks(columns, gpu)
+    own_flops_per_s, limit_flops_per_s = OPERATORS[operator].peaks(columns, gpu)
     # Attention computes in bf16, or over an fp8 KV cache at most at the fp8 peak.
     dtypes = columns.get("dtype", columns.get("kv_dtype", np.full(len(work), "bf16", object)))
-    no_units = np.isnan(limit_flops_per_s) & ~np.isnan(work)
+    no_units = (np.isnan(own_flops_per_s) | np.isnan(limit_flops_per_s)) & ~np.isnan(work)
     if no_units.any():
         row = int(np.argmax(no_units))
+        words = {name: columns[name][row : row + 1] for name in _DTYPES if name in columns}
+        without = [name for name, word in words.items() if np.isnan(dtype_peaks(word, gpu)[0])]
+        name = without[0] if without else "dtype"
         raise TableError(
-            f"{path}, row {row + 1}: {gpu.title} has no units for dtype {dtypes[row]!r}; "
+            f"{path}, row {row + 1}: {gpu.title} has no units for {name} {columns.get(name, dtypes)[row]!r}; "
             f"drop such rows, or name the dtype that they ran in"
         )
     mfu = work / (columns[LATENCY.name] / US_PER_S * limit_flops_per_s)

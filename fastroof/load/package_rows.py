@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -12,6 +13,7 @@ from fastroof.arrays import Array, Bools, Longs
 from fastroof.config.gpu import GpuSpec
 from fastroof.load.common_points import codes_of
 from fastroof.load.package_places import Place
+from fastroof.load.possible_sizes import impossible_sizes
 from fastroof.load.rows import word_codes
 from fastroof.load.write import sort_rows
 from fastroof.operators.foreign_rows import ForeignRows, Raw
@@ -58,12 +60,26 @@ def select(operator: str, rows: ForeignRows, gpu: GpuSpec) -> tuple[dict[str, Ar
     if slower.any():
         left_out["slower of two kernels for the same sizes"] = int(slower.sum())
         columns = {name: values[~slower] for name, values in columns.items()}
-    impossible = _impossible(operator, columns, gpu)
-    if impossible:
-        left_out |= {reason: int(mask.sum()) for reason, mask in impossible.items()}
-        possible = ~np.any(list(impossible.values()), axis=0)
-        columns = {name: values[possible] for name, values in columns.items()}
+    # the work of sizes that no call has says nothing
+    for find in (_no_sizes, partial(_impossible, gpu=gpu)):
+        impossible = find(operator, columns)
+        if impossible:
+            left_out |= {reason: int(mask.sum()) for reason, mask in impossible.items()}
+            possible = ~np.any(list(impossible.values()), axis=0)
+            columns = {name: values[possible] for name, values in columns.items()}
     return columns, left_out
+
+
+def _no_sizes(operator: str, columns: Mapping[str, Array]) -> dict[str, Bools]:
+    """Mark, by reason, rows of sizes that no call can have."""
+    schema = OPERATORS[operator]
+    found = {f"more {one.size} than {one.largest}": one.rows for one in impossible_sizes(schema, columns)}
+    for column in (*schema.keys, *schema.axes):
+        if column.kind == "int":
+            below: Bools = columns[column.name] < column.minimum
+            if below.any():
+                found[f"{column.name} below {column.minimum}"] = below
+    return found
 
 
 def _impossible(operator: str, columns: Mapping[str, Array], gpu: GpuSpec) -> dict[str, Bools]:

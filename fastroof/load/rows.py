@@ -27,8 +27,8 @@ ENDINGS = (".parquet", ".csv")
 
 _PARQUET_MAGIC = b"PAR1"
 _EXACT_INT = 2.0**53
-MOST_INT: Final = 2**40
-"""Largest value of an int column: a terabyte of bytes. Products of larger sizes leave 64 bits."""
+MOST_INT: Final = 2**40 - 1
+"""Largest value of an int column, a terabyte of bytes: at 2^40 tables that are packed end."""
 
 
 def read_columns(
@@ -48,7 +48,7 @@ def read_columns(
         A ``.csv`` or ``.parquet`` file.
     columns : sequence of Column
         Columns the file must have. A float column must be above 0, or at least 0 where its
-        ``minimum`` is 0; an int column at least its ``minimum`` and at most 2^40.
+        ``minimum`` is 0; an int column at least its ``minimum`` and below 2^40.
     optional : sequence of Column
         Columns that are read and checked where the file has them.
     names : sequence of str, optional
@@ -321,7 +321,7 @@ def need(column: Column) -> str:
     if column.kind == "text":
         return f"text ({column.meaning})"
     if column.kind == "int":
-        return f"a whole number of at least {column.minimum}{unit} and at most 2^40"
+        return f"a whole number of at least {column.minimum}{unit} and below 2^40"
     if column.within is not None:
         least, most = column.within
         return f"a number from {least:g} to {most:g}{unit}"

@@ -115,6 +115,8 @@ def _factor(operator: AttentionOperator, tables: Tables, lender: HeadShape) -> f
 
     def factor() -> float:
         alike = [s for s in operator.shapes(tables) if (s.kv_dtype, s.window > 0) == kind] or [lender]
+        # one that was measured after prefixes alone has no grid, so nothing to tell of one
+        alike = [s for s in alike if operator.plain_rows(tables.rows(operator, s)).any()]
         return calibration_factor(_measured_grid(operator, tables, shape) for shape in alike)
 
     return tables.kept(("calibration", operator.name, *kind), factor)

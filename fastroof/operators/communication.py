@@ -39,7 +39,7 @@ __all__ = [
     "collective_wire_bytes",
 ]
 
-_NUM_GPUS: Final = Column("num_gpus", "int", "", "GPUs in the group")
+_NUM_GPUS: Final = Column("num_gpus", "int", "", "GPUs in the group", 2)
 _MESSAGE: Final = Column("message_bytes", "int", "B", "bytes each GPU contributes")
 _PACKAGE_COLUMNS: Final = (*size_columns("num_gpus", "message_size"), *MEASURED)
 

@@ -29,6 +29,7 @@ from fastroof.operators.foreign_rows import (
     text_columns,
 )
 from fastroof.operators.operator import Answers, Columns, DatasheetClass, HoldoutGrid, Key
+from fastroof.operators.work import as_floats
 from fastroof.roofline import BatchBound
 from fastroof.units import DTYPE_BYTES, US_PER_S
 
@@ -88,7 +89,7 @@ class EncoderAttention(AttentionOperator):
 
     def flops(self, columns: Columns) -> Floats:
         """``4 nh dh S^2`` a sequence: no triangle is left out."""
-        tokens, batch = columns["kv_len"], columns["batch_size"]
+        tokens, batch = as_floats(columns["kv_len"]), columns["batch_size"]
         return decode_attention_flops(columns["num_q_heads"], columns["head_dim"], tokens, tokens * batch)
 
     def moved_bytes(self, columns: Columns) -> Floats:

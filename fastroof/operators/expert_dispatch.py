@@ -197,7 +197,7 @@ class ExpertDispatch(SizedOperator, PerRowOperator):
         Column("hidden", "int", "", "model width"),
         Column("topk", "int", "", "experts a token is routed to"),
         Column("num_experts", "int", "", "experts of the layer"),
-        Column("num_gpus", "int", "", "GPUs that share the experts"),
+        Column("num_gpus", "int", "", "GPUs that share the experts", 2),
         Column("num_nodes", "int", "", "nodes that they are in"),
         Column("sms", "int", "", "SMs that the kernel may take, 0 for the library's choice", 0),
     )

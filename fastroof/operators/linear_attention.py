@@ -33,6 +33,7 @@ from fastroof.operators.mixer_blocks import LENGTHS
 from fastroof.operators.mixer_borrowing import Lent, lent
 from fastroof.operators.operator import Answers, Columns, DatasheetClass, HoldoutGrid, Key
 from fastroof.operators.ragged import RaggedOperator, WorkPart
+from fastroof.operators.work import sizes_as_floats
 from fastroof.units import ACTIVATION_BYTES
 
 if TYPE_CHECKING:
@@ -144,8 +145,8 @@ class StateOperator(RaggedOperator):
 
     def parts(self, columns: Columns) -> Sequence[WorkPart]:
         """Taps of the convolution, and the recurrence as written: chunked kernels do more."""
-        c = columns
-        tokens = np.asarray(c["batch_size"], np.float64) * c["q_len"]
+        c = sizes_as_floats(columns)
+        tokens = c["batch_size"] * c["q_len"]
         convolution = 2.0 * tokens * c["conv_width"] * self.channels(c)
         recurrence = self.flops_of_state() * tokens * self.state(c)
         both = np.where(c["part"] == CONVOLUTION, 0.0, recurrence) + np.where(
@@ -155,8 +156,8 @@ class StateOperator(RaggedOperator):
 
     def moved_bytes(self, columns: Columns) -> Floats:
         """Tokens in and out, and states: read once, and written once, or after every draft token."""
-        c = columns
-        batch, q_len = np.asarray(c["batch_size"], np.float64), np.asarray(c["q_len"], np.float64)
+        c = sizes_as_floats(columns)
+        batch, q_len = c["batch_size"], c["q_len"]
         is_context = c["phase"] == "context"
         writes = np.where(c["phase"] == "verify", q_len, 1.0)
         # a fresh prompt has no state to read

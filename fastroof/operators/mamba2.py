@@ -20,6 +20,7 @@ from fastroof.operators.linear_attention import (
     parts_of_rows,
 )
 from fastroof.operators.operator import Columns, DatasheetClass, HoldoutGrid, Key
+from fastroof.operators.work import sizes_as_floats
 from fastroof.units import ACTIVATION_BYTES
 
 if TYPE_CHECKING:
@@ -140,7 +141,8 @@ class Mamba2(StateOperator):
         if wanted[0] != "context" or wanted[1] != CONVOLUTION:
             return super().lent_share(tables, wanted, lender, sizes)
         own, theirs = (
-            self.channels(self.columns_at(key, self.coordinates(sizes), None)) for key in (wanted, lender)
+            self.channels(sizes_as_floats(self.columns_at(key, self.coordinates(sizes), None)))
+            for key in (wanted, lender)
         )
         return np.asarray(own / theirs, np.float64)
 

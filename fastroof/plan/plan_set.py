@@ -117,8 +117,8 @@ def compile_plans(requests: Iterable[Mapping[str, Any]], gpu: Any, tables: Table
         same = (options, model.architecture, model.hidden, model.vocab, model.checkpoint, *kinds)
         try:
             family = known.get(same)
-        except TypeError:
-            # one of them has no hash; what it must be its check says
+        except (TypeError, ValueError):
+            # one of them has no hash, or NumPy none for it; what it must be its check says
             options.checked()
             raise PlanError(f"plan {number} has an option that is none: {shown(request, 200)}") from None
         if family is None:

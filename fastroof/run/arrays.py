@@ -9,8 +9,8 @@ import numpy as np
 
 from fastroof.arrays import Ints
 from fastroof.checks import shown
-from fastroof.errors import BatchError
-from fastroof.given_arrays import number_array
+from fastroof.errors import BatchError, FastroofError
+from fastroof.given_arrays import number_array, refused
 
 __all__ = ["CHUNK", "as_loops_read", "chunks", "int_array", "loop_array"]
 
@@ -19,23 +19,26 @@ CHUNK: Final = 2**16
 """Elements that are converted at once: they stay in the cache."""
 
 
-def int_array(name: str, value: Any) -> Ints:
+def int_array(name: str, value: Any, error: type[FastroofError] = BatchError) -> Ints:
     """An array of integers as it is; anything else is refused by name."""
     array = number_array(value)
     if array is None:
-        raise BatchError(f"{name} must hold integers, got {_kind(value)} in {shown(value)}")
+        raise error(f"{name} must hold integers, {_found(value)}")
     if array.dtype.kind == "f":
         if array.size:
-            raise BatchError(f"{name} must hold integers, got {array.dtype} in {shown(value)}")
+            raise error(f"{name} must hold integers, got {array.dtype} in {shown(value)}")
         return np.zeros(array.shape, np.int64)
     if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
-        raise BatchError(f"{name} must fit int64, got {array.max()}")
+        raise error(f"{name} must fit int64, got {array.max()}")
     return array
 
 
-def _kind(value: Any) -> str:
-    """What an array of no numbers is one of."""
-    return str(value.dtype) if isinstance(value, np.ndarray) else type(value).__name__
+def _found(value: Any) -> str:
+    """What was given instead of numbers, and what kind of thing it is."""
+    if isinstance(value, np.ma.MaskedArray):
+        return refused(value)
+    kind = value.dtype if isinstance(value, np.ndarray) else type(value).__name__
+    return f"got {kind} in {shown(value)}"
 
 
 _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)

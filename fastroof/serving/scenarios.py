@@ -14,7 +14,7 @@ from fastroof.compiled import serving
 from fastroof.compiled.steps import MAX_KV_LEN
 from fastroof.engines import KV_RESERVATIONS, STEP_ORDERS, EngineProfile
 from fastroof.errors import BatchError, PlanRangeError
-from fastroof.given_arrays import number_array
+from fastroof.given_arrays import number_array, refused
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
@@ -69,7 +69,7 @@ def broadcast(scenarios: Mapping[str, Any]) -> tuple[tuple[int, ...], list[Float
     for name, value in scenarios.items():
         array = number_array(value)
         if array is None:
-            raise BatchError(f"{name} must hold numbers, got {shown(value)}")
+            raise BatchError(f"{name} must hold numbers, {refused(value)}")
         arrays.append(array.astype(np.float64))
     try:
         shape = np.broadcast_shapes(*(array.shape for array in arrays))

@@ -9,7 +9,7 @@ import numpy as np
 from fastroof.arrays import Array, Bools
 from fastroof.checks import shown
 from fastroof.errors import TraceError
-from fastroof.given_arrays import number_array
+from fastroof.given_arrays import number_array, refused
 
 __all__ = ["numbers_in_a_row", "refuse_where", "sorted_by_arrival"]
 
@@ -19,7 +19,7 @@ def numbers_in_a_row(where: str, name: str, value: Any, kinds: str) -> Array:
     needed = "numbers" if "f" in kinds else "whole numbers"
     array = number_array(value)
     if array is None:
-        raise TraceError(f"{where}: {name} must hold {needed}, got {shown(value)}")
+        raise TraceError(f"{where}: {name} must hold {needed}, {refused(value)}")
     if array.ndim != 1:
         raise TraceError(f"{where}: {name} must be one-dimensional, got shape {array.shape}")
     if array.dtype.kind not in kinds and array.size:

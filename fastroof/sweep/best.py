@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fastroof.arrow import pandas_frame, polars_frame
-from fastroof.checks import whole_number
+from fastroof.checks import check_progress, whole_number
 from fastroof.errors import SweepError
 from fastroof.sweep.deployments import COLUMNS, DeploymentSpec, DeploymentSweep
 from fastroof.sweep.kinds import load_spec
@@ -245,6 +245,7 @@ def best_deployments(
         ("requests", requests, 2),
     ):
         whole_number(name, value, least, error=SweepError)
+    check_progress(progress, "the candidates done and all there are", SweepError)
     loaded = load_spec(spec)
     if not isinstance(loaded, DeploymentSpec):
         raise SweepError("the spec is not one of deployments, which have isl, osl and concurrency")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from fastroof.checks import check_flag, one_of, shown, whole_number
+from fastroof.checks import check_flag, check_progress, one_of, shown, whole_number
 from fastroof.errors import SweepError
 from fastroof.sweep.kinds import Spec, Summary, load_spec, sweep_of
 from fastroof.sweep.shards import Shard, shard_units
@@ -104,11 +104,7 @@ def run_sweep(
     check_flag("restart", restart, SweepError)
     if resume and restart:
         raise SweepError("resume continues an unfinished run, restart removes it: choose one")
-    if progress is not None and not callable(progress):
-        raise SweepError(
-            "progress must be a function that is called with the evaluations done and all there are, "
-            f"got {shown(progress)}"
-        )
+    check_progress(progress, "the evaluations done and all there are", SweepError)
     if not isinstance(output, str | Path) or not str(output):
         raise SweepError(f"output must be a path, got {shown(output)}")
     output = Path(output)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Bools, Floats, Longs
+from fastroof.checks import check_progress
 from fastroof.columns import ORIGIN_INTERPOLATED
 from fastroof.errors import LookupInputError, MissingTableError
 from fastroof.operators.operator import METHODS, HoldoutGrid
@@ -167,6 +168,7 @@ def run_holdout(
     LookupInputError
         For an unknown operator or method.
     """
+    check_progress(progress, "a line of text", LookupInputError)
     methods = tuple(methods)
     with_grids = {grid.operator for grid in GRIDS}
     wanted = with_grids if operators is None else set(operators)

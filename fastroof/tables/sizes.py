@@ -20,7 +20,7 @@ from fastroof.arrays import Array, Floats
 from fastroof.checks import shown
 from fastroof.compiled.points import copied_sizes
 from fastroof.errors import LookupInputError
-from fastroof.given_arrays import number_array
+from fastroof.given_arrays import number_array, refused
 
 __all__ = ["CHUNK", "LARGEST", "Points", "checked_points", "checked_text"]
 
@@ -66,7 +66,7 @@ def _number_array(name: str, value: Any) -> Array:
     """The argument as an array of integers or floats, which need not be copied nor checked for that."""
     array = number_array(value)
     if array is None:
-        raise LookupInputError(f"{name} must be an integer or an array of integers, got {shown(value)}")
+        raise LookupInputError(f"{name} must be an integer or an array of integers, {refused(value)}")
     return array
 
 

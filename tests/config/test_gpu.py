@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import pickle
 import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fastroof.config import GpuSpec, gpu_names, load_gpu
@@ -343,3 +346,37 @@ def test_a_rack_names_the_one_with_its_link():
     assert rack.links_of == "gb200"
     assert (rack.nvlink_bytes_per_s, rack.linked_gpus) == (load_gpu("gb200").nvlink_bytes_per_s, 72)
     assert load_gpu("h100").links_of == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": ""}, "name must be text of one line, got ''"),
+        ({"name": "../h100"}, "name must be that of a folder, got '../h100'"),
+        ({"title": 5}, "title must be text of one line, got 5"),
+        ({"aliases": ["h100"]}, r"aliases must be a tuple of names, got \['h100'\]"),
+        ({"peak_flops_per_s": {"fp8": 1e15}}, "peak_flops_per_s must have bf16, and may of .*fp8"),
+        (
+            {"peak_flops_per_s": {"bf16": math.nan}},
+            "peak of bf16 must be a number from 1e.09 to 1e.19, got nan",
+        ),
+        ({"hbm_bytes_per_s": True}, "hbm_bytes_per_s must be a number from 1e.08 to 1e.16, got True"),
+        ({"hbm_bytes": 80.5 * 2**30 + 0.5}, "hbm_bytes must be a whole number, got 8643"),
+        ({"num_sms": 0}, r"num_sms must be a number from 1 to 1e\+06, got 0"),
+        ({"l2_bytes": [1]}, r"l2_bytes must be a number from .* got \[1\]"),
+        ({"inter_node_bytes_per_s": -1.0}, "inter_node_bytes_per_s must be a number from .* got -1.0"),
+    ],
+)
+def test_a_spec_made_by_hand_is_held_to_what_a_card_may_have(changes, message):
+    with pytest.raises(GpuError, match=message):
+        dataclasses.replace(load_gpu("h100"), **changes)
+
+
+def test_numbers_of_a_spec_made_by_hand_are_pythons():
+    made = dataclasses.replace(
+        load_gpu("h100"), hbm_bytes=np.int64(80 * 2**30), num_sms=np.float32(132), inter_node_bytes_per_s=0
+    )
+    assert [type(value) for value in (made.hbm_bytes, made.num_sms, made.inter_node_bytes_per_s)] == [
+        int, int, float,
+    ]  # fmt: skip
+    assert load_gpu("h100") == dataclasses.replace(made, inter_node_bytes_per_s=50e9)

@@ -11,11 +11,13 @@ from random import Random
 import pytest
 
 from fastroof.errors import FastroofError
+from fastroof.operators.registry import OPERATORS
 from tests.fuzz.corpus_files import corpus_cases
 from tests.fuzz.guided import run_guided
 from tests.fuzz.judge import ANSWERED, FAILED, REFUSED, SKIPPED, case_of, judge
 from tests.fuzz.mutators import mutated_bytes, mutated_text, mutated_tree
 from tests.fuzz.net import surface_classes
+from tests.fuzz.rooms import kernel_lookups, lookups
 from tests.fuzz.running import Counts, run_surface, serve_cases, table, warnings_are_errors
 from tests.fuzz.surface import SkippedError, Surface, Wrong
 
@@ -168,3 +170,8 @@ def test_mutators_change_what_they_are_given() -> None:
         found = [mutated(given, Random(seed)) for seed in range(200)]  # type: ignore[operator]
         assert sum(repr(one) != repr(given) for one in found) > 150
         assert tree == {"a": 1, "b": {"c": [1, 2.5, "x"]}}
+
+
+def test_every_operator_that_answers_lookups_is_asked() -> None:
+    asked = {name for name, _ in lookups.ASKED} | kernel_lookups.ASKED.keys()
+    assert asked == {name for name, operator in OPERATORS.items() if operator.answers_lookups}

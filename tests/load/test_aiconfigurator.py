@@ -264,6 +264,16 @@ def test_a_few_rows_faster_than_the_peak_are_left_out(tmp_path: Path) -> None:
     assert left_out(found) == {"faster than the peak of h100": 1}
 
 
+def test_sizes_that_no_call_can_have_are_left_out(tmp_path: Path) -> None:
+    columns, found = imported(tmp_path / "a", "moe", moe=[MOE, MOE | {"topk": 9, "latency": 50.0}])
+    assert columns["topk"] == [2]
+    assert left_out(found) == {"more topk than num_experts": 1}
+    alone = ALLREDUCE | {"num_gpus": 1, "latency": 5.0}
+    columns, found = imported(tmp_path / "b", "allreduce", allreduce=[ALLREDUCE, alone])
+    assert columns["num_gpus"] == [2]
+    assert left_out(found) == {"num_gpus below 2": 1}
+
+
 def test_a_dtype_that_computes_in_another_is_left_out_whole(tmp_path: Path) -> None:
     # as SGLang 0.5.6's int8_wo on H100, which runs int8 against int8: up to 1.19 of the bf16 peak
     shape = {"gemm_dtype": "int8_wo", "m": 4096, "n": 4096, "k": 4096}

@@ -506,6 +506,37 @@ def test_refuses_a_dtype_that_the_gpu_has_no_units_for(tmp_path: Path) -> None:
         load_own(source(tmp_path / "a", {"gemm": rows}, gpu="a100"))
 
 
+def module_rows(**changes: Any) -> dict[str, Any]:
+    words = {"dtype": "bf16", "kv_dtype": "fp8", "attn_dtype": "bf16", "model": "deepseek-v3"}
+    sizes = {"num_heads": [16] * 2, "batch_size": [8] * 2, "q_len": [64, 128], "kv_len": [64, 192]}
+    columns = {name: np.full(2, word, object) for name, word in words.items()}
+    return columns | {n: np.array(v) for n, v in sizes.items()} | {"latency_us": np.full(2, 5e5)} | changes
+
+
+def test_refuses_what_attention_cannot_compute_in(tmp_path: Path) -> None:
+    rows = module_rows()
+    assert load_own(source(tmp_path / "a", {"mla_module_prefill": rows})).gpu == "h100"
+    # an fp8 cache has a peak of its own, which is none of what attention computes in
+    for name, word, message in (
+        ("b", "combine", "row 1, column attn_dtype: found 'combine', known are bf16"),
+        ("c", "nvfp4", "row 1: NVIDIA H100 SXM has no units for attn_dtype 'nvfp4'"),
+    ):
+        rows = module_rows(attn_dtype=np.full(2, word, object))
+        with pytest.raises(TableError, match=message):
+            load_own(source(tmp_path / name, {"mla_module_prefill": rows}))
+
+
+@pytest.mark.parametrize("operator", ["mla_module_prefill", "attention_prefill"])
+def test_refuses_fewer_tokens_attended_to_than_there_are_new_ones(tmp_path: Path, operator: str) -> None:
+    rows = module_rows(q_len=np.array([64, 193]))
+    heads = {"num_q_heads": 8, "num_kv_heads": 8, "head_dim": 128, "window": 0}
+    rows |= {name: np.full(2, value) for name, value in heads.items()}
+    rows = {column.name: rows[column.name] for column in OPERATORS[operator].required}
+    message = "row 2: q_len is 193, more than kv_len 192: kv_len counts the prefix and the new tokens"
+    with pytest.raises(TableError, match=message):
+        load_own(source(tmp_path / "a", {operator: rows}))
+
+
 def one_gemm(dtype: str, us: float) -> dict[str, Any]:
     return {
         "dtype": np.array([dtype], object),

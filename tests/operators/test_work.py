@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastroof.config import load_gpu
+from fastroof.load.rows import MOST_INT
 from fastroof.operators.attention_work import (
     attention_bytes,
     attention_flops,
@@ -16,6 +20,7 @@ from fastroof.operators.attention_work import (
 from fastroof.operators.communication import allreduce_wire_bytes
 from fastroof.operators.expert_work import moe_bytes, moe_flops, moe_touched_experts
 from fastroof.operators.gemm import gemm_bytes, gemm_flops
+from fastroof.operators.registry import OPERATORS
 
 SIZES = st.integers(1, 2**20)
 
@@ -78,3 +83,37 @@ def test_touched_experts_are_between_topk_and_all(tokens, ep):
 def test_products_beyond_int64_do_not_wrap():
     huge = np.int64(2**24)
     assert gemm_flops(np.int64(2**28), huge, huge) == 2.0 * 2**76
+
+
+WORDS = {
+    "part": ("fused", "convolution", "recurrence", "attention", "topk_v1", "mqa_logits", "pre", "post"),
+    "stage": ("pre", "post"),
+    "phase": ("context", "generation", "verify"),
+    "kind": ("fp8_quantise",),
+    "collective": ("all_gather",),
+    "distribution": ("balanced", "power_law_1.2"),
+}
+"""Of columns of text, where what a row does depends on them."""
+
+MODELS = {"model": "deepseek-v4-flash", "scores": "none", "spread": "pair", "mode": "graph"}
+
+
+@pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS)
+def test_products_of_the_largest_sizes_of_a_table_do_not_overflow(operator):
+    given = {name: words for name, words in WORDS.items() if name in [c.name for c in operator.keys]}
+    for words in itertools.product(*given.values()):
+        named = dict(zip(given, words, strict=True))
+        rows = {}
+        for column in operator.required:
+            word = named.get(column.name) or operator.defaults.get(column.name)
+            if column.kind == "text":
+                word = word if isinstance(word, str) else MODELS.get(column.name, "bf16")
+                rows[column.name] = np.array([word], object)
+            else:
+                rows[column.name] = np.array([MOST_INT])
+        floats = {name: one if one.dtype == object else one.astype(float) for name, one in rows.items()}
+        ours, theirs = (operator.work(columns, load_gpu("h100")) for columns in (rows, floats))
+        for ours_of, theirs_of in zip(vars(ours).values(), vars(theirs).values(), strict=True):
+            np.testing.assert_allclose(ours_of, theirs_of, rtol=1e-12)
+        assert ours.moved_bytes > 0.0
+        assert not ours.flops <= 0.0

@@ -226,3 +226,10 @@ def test_a_list_that_shrinks_while_it_is_read_is_no_harm():
     sizes += [Shrinking(), *range(1, 600)]
     with pytest.raises(fastroof.FastroofError):
         PLAN.step_scalar(sizes, list(range(600)))
+
+
+@pytest.mark.parametrize("entry", ["decode_us batch_size", "StepBatch new_tokens", "lookup", "kv_bytes"])
+@pytest.mark.parametrize("what", ["a masked array", "a masked array without a mask"])
+def test_a_masked_array_is_refused_for_its_mask(entry, what):
+    with pytest.raises(fastroof.FastroofError, match="and masked entries are none, got masked_array"):
+        ENTRIES[entry](NO_NUMBERS[what])

@@ -101,8 +101,7 @@ def attn_decode_mfu(
         raise MissingTableError(
             f"{query.path(kind, heads, i)} has no rows of kv_dtype {KV_DTYPES[q['fp8_kv'][i]]}"
         )
-    if strict:
-        query.refuse_fallbacks(row, kind, heads, ())
+    query.refuse_fallbacks(strict, row, kind, heads, ())
     return query.shaped(rows.mfu_of(tables.blocks[kind], row, query.default_mfu))
 
 
@@ -156,8 +155,7 @@ def attn_prefill_mfu(
     middle, last = (q[name] for name in pair)
     heads = rows.shared_heads(mla, q["num_heads"], middle, last, q["tp_size"])
     row = rows.attn_prefill_rows(tables, kind, query.device, heads, q["seq_len"])
-    if strict:
-        query.refuse_fallbacks(row, kind, heads, ("seq_len",))
+    query.refuse_fallbacks(strict, row, kind, heads, ("seq_len",))
     return query.shaped(rows.prefill_mfu_of(tables.blocks[kind], row, query.default_mfu))
 
 
@@ -203,8 +201,7 @@ def gemm_mfu(
     query = Query(tables, device, m=m, k=k, n=n)
     q = query.sizes
     row = rows.gemm_rows(tables, query.device, q["m"], q["k"], q["n"])
-    if strict:
-        query.refuse_fallbacks(row, "gemm", (), ("k", "n", "m"))
+    query.refuse_fallbacks(strict, row, "gemm", (), ("k", "n", "m"))
     return query.shaped(rows.mfu_of(tables.blocks["gemm"], row, query.default_mfu))
 
 
@@ -281,8 +278,7 @@ def grouped_gemm_mfu(
         q["intermediate"] // q["tp_size"],
     )  # fmt: skip
     row = rows.grouped_gemm_rows(tables, kind, query.device, layer, q["tokens_per_gpu"])
-    if strict:
-        query.refuse_fallbacks(row, kind, (), tuple(q))
+    query.refuse_fallbacks(strict, row, kind, (), tuple(q))
     blocks = tables.blocks[kind]
     up, down = (rows.mfu_of(blocks, row, query.default_mfu, projection) for projection in (0, 1))
     return query.shaped(up), query.shaped(down)
@@ -342,5 +338,5 @@ def gdn_latency_us(
     )
     *layer, of_each = query.sizes.values()
     row = rows.gdn_rows(tables, kind, query.device, tuple(layer), of_each)
-    query.refuse_fallbacks(row, kind, tuple(layer), (), has_default=False)
+    query.refuse_fallbacks(True, row, kind, tuple(layer), (), has_default=False)
     return query.shaped(rows.gdn_us_of(tables.blocks[kind], row, of_each))

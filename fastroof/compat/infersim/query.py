@@ -10,10 +10,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from fastroof.arrays import Array, Longs, Reals
-from fastroof.checks import shown
+from fastroof.checks import check_flag, shown
 from fastroof.compat.infersim.tree import LARGEST, InfersimTables, file_path
 from fastroof.compiled.compat_infersim import NO_KEY
 from fastroof.errors import GpuError, LookupInputError, MissingTableError
+from fastroof.given_arrays import number_array, refused
 
 __all__ = ["Query", "Result", "Sizes", "attention_kind", "checked_phase", "device_numbers"]
 
@@ -68,9 +69,18 @@ class Query:
         return f"{self._tables.root}/{file_path(kind, self._tables.devices[self.device[i]], sizes)}"
 
     def refuse_fallbacks(
-        self, row: Longs, kind: str, in_name: Sequence[Longs], axes: Sequence[str], has_default: bool = True
+        self,
+        strict: bool,
+        row: Longs,
+        kind: str,
+        in_name: Sequence[Longs],
+        axes: Sequence[str],
+        has_default: bool = True,
     ) -> None:
-        """Raise for the first query without a row, naming the file and the arguments in ``axes``."""
+        """Raise, if strict, for the first query without a row, naming the file and what ``axes`` are."""
+        check_flag("strict", strict, LookupInputError)
+        if not strict:
+            return
         without = row < 0
         if not without.any():
             return
@@ -97,9 +107,15 @@ def device_numbers(tables: InfersimTables, device: str | npt.ArrayLike) -> Longs
     GpuError
         If a device has no constants.
     """
-    names = _array("device", device).astype(str)
-    # Arrow's encoding takes a tenth of the time of np.unique, which sorts
-    encoded = pa.array(names.reshape(-1)).dictionary_encode()
+    names = _array("device", device)
+    if names.dtype.kind != "U":
+        words = [one if isinstance(one, str) else shown(one) for one in names.reshape(-1).tolist()]
+        names = np.array(words, str).reshape(names.shape)
+    try:
+        # Arrow's encoding takes a tenth of the time of np.unique, which sorts
+        encoded = pa.array(names.reshape(-1)).dictionary_encode()
+    except UnicodeError:
+        raise GpuError(f"device must be one of {', '.join(tables.gpus)}, got {shown(device)}") from None
     numbers = np.empty(len(encoded.dictionary), np.int64)
     for i, name in enumerate(encoded.dictionary.to_pylist()):
         if name.lower() not in tables.gpus:
@@ -138,13 +154,16 @@ def checked_phase(phase: str) -> str:
     LookupInputError
         If it is neither prefill nor decode.
     """
-    if phase not in PHASES:
-        raise LookupInputError(f"phase must be prefill or decode, got {phase!r}")
+    if not isinstance(phase, str) or phase not in PHASES:
+        raise LookupInputError(f"phase must be prefill or decode, got {shown(phase)}")
     return phase
 
 
 def _sizes(name: str, value: Any) -> Array:
-    array = _array(name, value)
+    array = number_array(value)
+    if array is None:
+        _array(name, value)
+        raise LookupInputError(f"{name} must hold integers of 1 to {LARGEST - 1}, {refused(value)}")
     if array.size and (array.dtype.kind not in "iu" or array.min() < 1 or array.max() >= LARGEST):
         raise LookupInputError(f"{name} must hold integers of 1 to {LARGEST - 1}, got {shown(value)}")
     return array
@@ -159,6 +178,9 @@ def _flags(name: str, value: Any) -> Array:
 
 def _array(name: str, value: Any) -> Array:
     try:
-        return np.asarray(value)
-    except ValueError:
+        array = np.asarray(value)
+    except (TypeError, ValueError, OverflowError):
         raise LookupInputError(f"{name} must be a scalar or an array, got {shown(value)}") from None
+    if isinstance(value, np.ma.MaskedArray):
+        raise LookupInputError(f"{name} must be a scalar or an array, {refused(value)}")
+    return array

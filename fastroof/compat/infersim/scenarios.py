@@ -14,6 +14,7 @@ from fastroof.columns import Column
 from fastroof.compat.infersim.hardware import SM_RATIO
 from fastroof.compat.infersim.tree import LARGEST
 from fastroof.errors import BatchError
+from fastroof.units import MS_PER_S
 
 __all__ = ["LABELS", "SCENARIO_COLUMNS", "read_scenarios"]
 
@@ -38,6 +39,7 @@ SCENARIO_COLUMNS: Final = (
     Column("tbo", "int", "", "1: two batches overlap", 0),
     Column("sm_ratio", "float", "", "share of the SMs left to compute while two batches overlap"),
 )
+LEAST_FLOAT, LARGEST_FLOAT = 1e-9, 1e9
 FLAGS: Final = ("fp8_gemm", "fp8_kv", "deepep", "tbo")
 DEFAULTS: Final[dict[str, Any]] = {"decode_bs": None, "sm_ratio": SM_RATIO}
 
@@ -89,11 +91,24 @@ def read_scenarios(scenarios: Mapping[str, Any] | pa.Table) -> tuple[dict[str, A
         for name, column in arrow.items()
     }
     columns = {column.name: _checked(column, given[column.name]) for column in SCENARIO_COLUMNS}
+    _check_batches(columns)
     for column in SCENARIO_COLUMNS:
         values = columns[column.name]
         mask = values == 0 if column.name == "decode_bs" else None
         given[column.name] = pa.array(values, mask=mask)
     return columns, given
+
+
+def _check_batches(columns: Mapping[str, Array]) -> None:
+    """Refuse targets that need a decode batch of more than a batch may have."""
+    needed = columns["target_tgs"] * columns["target_tpot"] / MS_PER_S
+    wrong = (columns["decode_bs"] == 0) & (needed >= LARGEST - 1)
+    if wrong.any():
+        i = int(wrong.argmax())
+        raise BatchError(
+            f"target_tgs and target_tpot need a decode batch of {needed[i]:g} in row {i}, and it can be "
+            f"{LARGEST - 1}; decode_bs says another one"
+        )
 
 
 def _arrow(name: str, value: Any) -> pa.Array | pa.Scalar:
@@ -135,8 +150,8 @@ def _checked(column: Column, given: pa.Array) -> Array:
     if given.null_count:
         values = np.nan_to_num(values, nan=0.0)
     if column.kind == "float":
-        wrong = ~((values > 0) & np.isfinite(values))
-        wanted = "finite and above 0"
+        wrong = ~((values >= LEAST_FLOAT) & (values <= LARGEST_FLOAT))
+        wanted = f"finite and above 0, from {LEAST_FLOAT:g} to {LARGEST_FLOAT:g}"
     else:
         most = 1 if name in FLAGS else LARGEST - 1
         wrong = ~((values >= column.minimum) & (values <= most) & (values == np.floor(values)))

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from fastroof.checks import is_whole_number, shown, whole_number
+import numpy as np
+
+from fastroof.arrays import Floats
+from fastroof.checks import is_number, is_whole_number, shown, whole_number
 from fastroof.errors import FastroofError, GpuError, ModelError, PlanError
 from fastroof.units import TB, TFLOP
 
-__all__ = ["NO_EXPERTS", "Hardware", "ModelSizes", "checked_tp"]
+__all__ = ["NO_EXPERTS", "Hardware", "ModelSizes", "checked_tp", "refuse_infinite"]
 
+
+LARGEST: Final = 2**31
+"""Of sizes."""
 
 EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "num_routed_experts")
 NO_EXPERTS: Final = (
@@ -121,7 +126,24 @@ def checked_tp(tp: Any) -> int:
     PlanError
         If it is no whole number of at least 1.
     """
-    return whole_number("tp", tp, error=PlanError)
+    checked = whole_number("tp", tp, error=PlanError)
+    if checked > LARGEST:
+        raise PlanError(f"tp must be at most 2**31, got {shown(checked)}")
+    return checked
+
+
+def refuse_infinite(*times: Floats) -> None:
+    """Refuse constants with which steps take no finite time.
+
+    Raises
+    ------
+    PlanError
+        If a time is infinite or none.
+    """
+    if not all(np.isfinite(one).all() for one in times):
+        raise PlanError(
+            "model_config, hardware or what is fitted leaves steps no finite time: check their units"
+        )
 
 
 class _Keys:
@@ -134,22 +156,23 @@ class _Keys:
         self.wrong: list[str] = []
 
     def integer(self, key: str, default: int | None = None) -> int:
-        return int(self._value(key, default, is_whole_number, "a whole number of at least 1"))
+        def fits(value: Any) -> bool:
+            return is_whole_number(value, most=LARGEST)
+
+        return int(self._value(key, default, fits, "a whole number of at least 1 and at most 2**31"))
 
     def number(self, key: str, above: float | None = None, default: float | None = None) -> float:
         def read(value: Any) -> bool:
-            if not isinstance(value, int | float) or not math.isfinite(value):
-                return False
-            return value >= 0.0 if above is None else value > above
+            return is_number(value) and bool(value >= 0.0 if above is None else value > above)
 
         need = "a finite number of at least 0" if above is None else f"a finite number above {above:g}"
         return float(self._value(key, default, read, need))
 
     def _value(self, key: str, default: Any, fits: Callable[[Any], bool], need: str) -> Any:
         value = self.config.get(key)
-        if default is not None and (value is None or (value == 0 and not isinstance(value, bool))):
+        if default is not None and (value is None or (is_number(value) and value == 0)):
             return default
-        if value is not None and not isinstance(value, bool) and fits(value):
+        if value is not None and fits(value):
             return value
         given = "it is missing" if key not in self.config else f"got {shown(value)}"
         self.wrong.append(f"{key} must be {need}, {given}")

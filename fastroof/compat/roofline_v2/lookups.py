@@ -11,6 +11,7 @@ from fastroof.checks import shown
 from fastroof.compat.roofline_v2.tables import RooflineV2Tables
 from fastroof.compiled import compat_roofline_v2 as loops
 from fastroof.errors import LookupInputError, MissingTableError
+from fastroof.run.arrays import int_array
 
 __all__ = ["decode_at", "decode_mfu", "gemm_mfu", "nearest_attention", "prefill_mfu", "size_array"]
 
@@ -184,14 +185,9 @@ def size_array(name: str, value: Any, minimum: int = 0) -> Array:
     LookupInputError
         Naming the argument and the first value that is no integer from ``minimum`` to 2**31.
     """
-    try:
-        array = np.asarray(value)
-    except ValueError:
-        raise LookupInputError(f"{name} must hold integers, got {shown(value)}") from None
+    array = int_array(name, value, LookupInputError)
     if not array.size:
         return np.zeros(array.shape, np.int64)
-    if array.dtype.kind not in "iu":
-        raise LookupInputError(f"{name} must hold integers, got {array.dtype} in {shown(value)}")
     if array.min() < minimum or array.max() > LARGEST_SIZE:
         wrong = array[(array < minimum) | (array > LARGEST_SIZE)].flat[0]
         raise LookupInputError(f"{name} must be at least {minimum} and at most 2**31, got {wrong}")
@@ -209,7 +205,10 @@ def _known(known: dict[str, int], shape: str, phase: str) -> int:
 
 def _shapes(attn_config: Any) -> tuple[list[str], Array]:
     """Distinct head shapes of an argument, and which one each of its elements is."""
-    array = np.asarray(attn_config)
+    try:
+        array = np.asarray(attn_config)
+    except (TypeError, ValueError):
+        raise LookupInputError(f"attn_config must be a name or names, got {shown(attn_config)}") from None
     if array.dtype.kind == "O" and all(isinstance(name, str) for name in array.flat):
         array = array.astype(np.str_)
     if array.dtype.kind != "U" and array.size:

@@ -10,11 +10,12 @@ import numpy as np
 
 from fastroof.arrays import Floats, Longs
 from fastroof.checks import shown
-from fastroof.compat.roofline_v2.configs import Hardware, ModelSizes, checked_tp
+from fastroof.compat.roofline_v2.configs import Hardware, ModelSizes, checked_tp, refuse_infinite
 from fastroof.compat.roofline_v2.lookups import decode_at, nearest_attention, prefill_mfu
 from fastroof.compat.roofline_v2.tables import RooflineV2Tables
 from fastroof.compiled import compat_roofline_v2 as loops
 from fastroof.errors import BatchError
+from fastroof.run.arrays import int_array
 from fastroof.units import US_PER_S
 
 __all__ = ["COMPONENTS", "StepRequests", "Steps", "refuse_requests", "step_us"]
@@ -201,7 +202,8 @@ def step_us(
     A step is the longest of its four components plus the overhead, ``perLayerOverhead * layers / tp``.
     """
     sizes, gpu = ModelSizes.from_config(model_config), Hardware.from_config(hardware)
-    constants = _constants(tables, sizes, gpu, checked_tp(tp))
+    with np.errstate(over="ignore", invalid="ignore"):
+        constants = _constants(tables, sizes, gpu, checked_tp(tp))
     batch = steps if isinstance(steps, StepRequests) else StepRequests.from_steps(steps)
     count = batch.num_steps
     seconds = (np.empty(count), np.empty(count), np.empty(count), np.empty(count))
@@ -217,6 +219,7 @@ def step_us(
     )
     if code:
         refuse_requests(batch)
+    refuse_infinite(*seconds, out)
     out *= US_PER_S
     np.maximum(out, FLOOR_US, out=out)
     return (out, dict(zip(COMPONENTS, seconds, strict=True))) if components else out
@@ -259,18 +262,9 @@ def _constants(tables: RooflineV2Tables, model: ModelSizes, hardware: Hardware, 
 
 def _integers(name: str, value: Any) -> Longs:
     """A one-dimensional int64 array, or an error that names it."""
-    try:
-        array = np.asarray(value)
-    except (ValueError, OverflowError):
-        raise BatchError(f"{name} must hold integers, got {shown(value)}") from None
+    array = int_array(name, value)
     if array.ndim != 1:
         raise BatchError(f"{name} must be one-dimensional, got shape {array.shape}")
-    if not array.size:
-        return np.zeros(0, np.int64)
-    if array.dtype.kind not in "iu":
-        raise BatchError(f"{name} must hold integers, got {array.dtype} in {shown(value)}")
-    if array.dtype == np.uint64 and array.max() > np.iinfo(np.int64).max:
-        raise BatchError(f"{name} must fit int64, got {array.max()}")
     return np.ascontiguousarray(array, np.int64)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from fastroof.arrow import ArrowRows
+from fastroof.checks import check_progress, shown
 from fastroof.errors import SweepError
 from fastroof.models import load_model
 from fastroof.sweep.best import Answer, Answers, best_deployments
@@ -142,7 +143,10 @@ def recommend(
     >>> found.deployments[0].servers["server"].words()[:3]
     ['vllm', 'serve', 'meta-llama/Llama-3.1-8B-Instruct']
     """
-    models: list[str | Path] = [model] if isinstance(model, str | Path) else list(model)
+    try:
+        models: list[str | Path] = [model] if isinstance(model, str | Path) else list(model)
+    except TypeError:
+        raise SweepError(f"model must be a name or path, or several, got {shown(model)}") from None
     if not models:
         raise SweepError("model: the list is empty, need at least one")
     question: dict[str, Any] = {
@@ -215,6 +219,7 @@ def _recommended(
     options: Mapping[str, Any],
     progress: Callable[[int, int], None] | None,
 ) -> Recommendation:
+    check_progress(progress, "the candidates done and all there are", SweepError)
     began = time.perf_counter()
     total = sum(spec.num_candidates for spec in specs)
     done = 0
@@ -225,11 +230,11 @@ def _recommended(
     for spec in specs:
         before = done
 
-        def shown(of_spec: int, _: int, before: int = before) -> None:
+        def told(of_spec: int, _: int, before: int = before) -> None:
             if progress is not None:
                 progress(before + of_spec, total)
 
-        found = best_deployments(spec, **options, progress=shown)
+        found = best_deployments(spec, **options, progress=told)
         for answer in found.answers:
             answers.append(answer)
             deployments.append(deployment_of(spec, answer.choices[0]) if answer.choices else None)

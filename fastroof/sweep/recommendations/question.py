@@ -105,6 +105,7 @@ def deployment_question(
     loaded = load_model(model)
     gpus = [load_gpu(name) for name in _listed(gpu)]
     node = min([*(each.linked_gpus for each in gpus), TP_SIZES[-1]])
+    default = "tokens_per_s_per_gpu" if gpu_hour_price is None else "cost"
     limits = {"ttft_ms": ttft_ms, "tpot_ms": tpot_ms, "request_latency_ms": request_latency_ms}
     values: dict[str, Any] = {
         "models": [str(model)],
@@ -117,7 +118,7 @@ def deployment_question(
         "kv_dtype": _listed(kv_dtype),
         "prefix_hit": prefix_hit,
         "constraints": {name: limit for name, limit in limits.items() if limit is not None},
-        "objective": objective or ("tokens_per_s_per_gpu" if gpu_hour_price is None else "cost"),
+        "objective": default if objective is None else objective,
         "concurrency": 1,
         "allow_modelled": allow_modelled,
     }
