@@ -121,6 +121,9 @@ class Bench:
             sys.stderr.flush()
             os.dup2(said, 1)
             os.dup2(errors, 2)
+            # those of the parent may be files, which can be sought in
+            sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+            sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
             for file in (said, errors, nowhere):
                 os.close(file)
 
@@ -166,6 +169,9 @@ class Bench:
             # no files: a limit of files is not one of what is said
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             os.dup2(errors, 2)
+            # those of the parent may be files, which can be sought in
+            sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+            sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
             if fault is not None and fault.largest_bytes:
                 # the system's own refusal, as of a disk that is full
                 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
