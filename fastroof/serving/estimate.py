@@ -67,9 +67,10 @@ class ServingEstimate(ArrowResult):
         mixed step is one of prompts alone, after which nobody has a token: TPOT is the mean step over one
         less this share.
     decodes : float or ndarray of float64
-        Requests that decode in a step, of one rank and one micro-batch.
+        Requests that decode in a step, of one rank and one micro-batch; 0 where outputs are one token.
     prefill_tokens, prompts : float or ndarray of float64
-        Prompt tokens that a step computes if it holds any, and how many prompts that is.
+        Prompt tokens that a step computes if it holds any, and how many prompts that is; 0 where
+        ``mixed_share`` is.
     kv_len : float or ndarray of float64
         Mean tokens that a decode attends to.
     relative_error : float or ndarray of float64, or None
@@ -112,9 +113,11 @@ class ServingEstimate(ArrowResult):
         Column("decode_step_us", "float", "us", "mean step of decodes alone; 0 where there is none", 0),
         Column("mixed_step_us", "float", "us", "mean step of decodes and prompts; 0 where there is none", 0),
         Column("mixed_share", "float", "", "share of the steps that hold prompts", 0),
-        Column("decodes", "float", "", "requests that decode in a step"),
-        Column("prefill_tokens", "float", "tokens", "prompt tokens in a step that holds any"),
-        Column("prompts", "float", "", "prompts in a step that holds any"),
+        Column("decodes", "float", "", "requests that decode in a step; 0 where osl is 1", 0),
+        Column(
+            "prefill_tokens", "float", "tokens", "prompt tokens in a step that holds any; 0: none does", 0
+        ),
+        Column("prompts", "float", "", "prompts in a step that holds any; 0: none does", 0),
         Column("kv_len", "float", "tokens", "mean tokens that a decode attends to"),
         RELATIVE_ERROR,
         Column("tpot_relative_error", "float", "", "standard error of tpot_ms over it, on unseen runs", 0),

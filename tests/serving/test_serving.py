@@ -195,6 +195,24 @@ def test_shapes_and_kinds(plan):
     assert (shape, isl.tolist(), osl.tolist()) == ((2, 2), [1, 1, 2, 2], [3, 4, 3, 4])
 
 
+def test_columns_say_which_values_may_be_0(plan):
+    """A number is above 0 unless its column says that it may be 0; where it says so, it is 0 for somebody."""
+    scenarios = ((1024, 2, 1), (1024, 128, [1, 64]), (8192, 2, 1000))
+    by_kind = {
+        ServingEstimate: [estimate(plan, *one) for one in (*scenarios, (8192, 1, 4))],
+        DisaggregatedEstimate: [estimate_disaggregated(plan, plan, *one) for one in scenarios],
+    }
+    for kind, found in by_kind.items():
+        for column in kind.arrow_columns:
+            if column.name.endswith("relative_error"):
+                continue
+            values = np.concatenate([np.ravel(getattr(one, column.name)) for one in found])
+            # the mean time of tokens after the first, where there is but the first, is empty
+            least = np.nanmin(values)
+            assert (least == 0.0) == (column.minimum == 0), column.name
+            assert least >= 0.0
+
+
 # -- what an estimate must keep to ---------------------------------------------------------------
 
 

@@ -439,8 +439,10 @@ def test_what_steps_cannot_hold_is_refused(plan):
         lambda **more: estimate(plan, 90, 5, 5, **more),
         lambda **more: estimate_disaggregated(plan, plan, 90, 5, 5, **more),
     ):
-        with pytest.raises(BatchError, match="with_error goes without speculation"):
-            estimated(speculation=speculation, with_error=True)
+        for drafting in (speculation, SpeculativeDecoding(1, 1.5)):
+            with pytest.raises(BatchError, match="with_error goes without speculation"):
+                estimated(speculation=drafting, with_error=True)
+        assert estimated(speculation=SpeculativeDecoding(0, 1.0), with_error=True).relative_error >= 0.0
     with pytest.raises(FastroofError, match="does not fit"):
         estimate(plan, 90, 5, 5, prefix_hit=0.9, max_kv_tokens=94)
     assert fastroof.SpeculativeDecoding is SpeculativeDecoding

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,10 @@ from fastroof.engines import CostForm, EngineProfile, StepCosts, engine_names, l
 from fastroof.errors import TableError
 from fastroof.serving import estimate
 from fastroof.serving.evidence.calibration import (
+    FP8_SCALES,
+    GEMM_SMOOTHINGS,
     Calibration,
+    _timed,
     calibrate,
     kernel_times,
     profile_text,
@@ -165,6 +169,18 @@ def test_no_other_costs_fit_better(form, seed):
         assert loss(times, weights, form, dict(zip(form.costs, tried, strict=True))) >= least * (1 - 1e-6)
 
 
+@pytest.mark.parametrize("seed", [9, 11, 16])
+@pytest.mark.parametrize("thorough", [False, True])
+def test_a_floor_fits_no_worse_than_none(seed, thorough):
+    """It may be 0, which is none: no start from another may come to more."""
+    times = made_times(8, seed)
+    noise = np.exp(np.random.default_rng(seed).normal(0.0, 0.3, 8))
+    times, weights = times._replace(measured_us=times.measured_us * noise), np.ones(8)
+    form = CostForm(("prefill_floor_layer_us",))
+    fitted = fit_costs(times, weights, form, thorough=thorough)
+    assert loss(times, weights, form, fitted) <= loss(times, weights, form, {}) * (1 + 1e-9)
+
+
 def test_the_fit_agrees_with_scipy():
     optimize = pytest.importorskip("scipy.optimize")
     truth = {"step_us": 600.0, "sequence_us": 40.0}
@@ -270,6 +286,20 @@ def test_kernels_are_chosen_and_the_first_where_rows_do_not_tell():
     assert (chosen.kernels, chosen.form.costs) == (("median3", "static"), ("step_us",))
     alike = {("none", "static"): true, ("none", "dynamic"): true}
     assert FittedRows(alike, labels).choose().kernels == ("none", "static")
+
+
+@pytest.mark.parametrize(
+    "chosen", [(), ("gemm_smoothing",), ("fp8_scales",), ("gemm_smoothing", "fp8_scales")]
+)
+def test_kernels_are_summed_in_the_ways_that_may_be_chosen(rows, h100, chosen):
+    profile = load_engine("vllm-0.12")
+    profile = replace(profile, fit=replace(profile.fit, chosen=("form", *chosen)))
+    few = [row for row in rows if row.engine_profile.name == "vllm-0.12" and row.model == "qwen3-32b"][:2]
+    kept, times = _timed(few, {"h100": h100}, profile, Counter())
+    smoothings = GEMM_SMOOTHINGS if "gemm_smoothing" in chosen else (profile.kernels.gemm_smoothing,)
+    scales = FP8_SCALES if "fp8_scales" in chosen else (profile.kernels.fp8_scales,)
+    assert set(times) == {(smoothing, scale) for smoothing in smoothings for scale in scales}
+    assert kept == tuple(few)
 
 
 def test_few_rows_choose_no_more_costs_than_they_can_tell():

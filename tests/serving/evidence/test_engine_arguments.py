@@ -89,6 +89,45 @@ def test_files_agree_with_the_command(tmp_path: Path) -> None:
     assert started(tmp_path, listed, "a.json") == own
 
 
+@pytest.mark.parametrize(
+    ("words", "chunks", "seqs"),
+    [
+        ("--enable-chunked-prefill", True, 64),
+        ("--enable-chunked-prefill True", True, 64),
+        ("--enable-chunked-prefill False", False, 64),
+        ("--no-enable-chunked-prefill", False, 64),
+        ("--no-enable-chunked-prefill false", True, 64),
+    ],
+)
+def test_a_switch_may_be_told_whether_it_is_on(tmp_path: Path, words: str, chunks: bool, seqs: int) -> None:
+    engine = started(tmp_path, f"vllm serve {LLAMA} {words} --max-num-seqs {seqs}")
+    schedule = engine.profile.scheduling
+    assert (schedule.chunked_prefill, schedule.max_num_seqs) == (chunks, seqs)
+    assert engine.warnings == ()
+
+
+def test_a_word_after_a_switch_is_not_its_value(tmp_path: Path) -> None:
+    """Any other word after a switch is overlooked: only a truth value belongs to it."""
+    engine = started(tmp_path, f"vllm serve {LLAMA} --enable-chunked-prefill 0.5 --max-num-seqs 64")
+    assert engine.profile.scheduling.chunked_prefill
+
+
+def test_a_dtype_of_ones_own(tmp_path: Path) -> None:
+    command = f"vllm serve {LLAMA}"
+    assert started(tmp_path, command, dtype="auto").dtype == "bf16"
+    assert started(tmp_path, command, dtype="fp8").dtype == "fp8"
+    with pytest.raises(TableError, match=r"dtype must be auto or one of bf16, .*, got 'int3'"):
+        started(tmp_path, command, dtype="int3")
+
+
+def test_a_refusal_of_a_long_value_is_short(tmp_path: Path) -> None:
+    options = {"engine": "vllm", "model": LLAMA, "tp": 2, "kv_dtype": list(range(5000))}
+    with pytest.raises(TableError) as error:
+        started(tmp_path, json.dumps(options), "a.json")
+    assert "'[0, 1, 2, 3, " in str(error.value)
+    assert len(str(error.value).replace(str(tmp_path), "")) < 400
+
+
 def test_flags_that_are_not_represented_are_named(tmp_path: Path) -> None:
     engine = started(tmp_path, f"vllm serve {LLAMA} --frobnicate 3 --enforce-eager --dtype float16")
     unknown, overlooked, half = engine.warnings

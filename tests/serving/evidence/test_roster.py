@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from fastroof import FastroofError, compile_plan, load_model, load_tables
 from fastroof.errors import TableError
-from fastroof.serving.evidence import support_matrix
+from fastroof.serving.evidence import roster, support_matrix
 from fastroof.serving.evidence.roster import SIZES, RosterRow, in_short, roster_rows, summarise
 from fastroof.serving.evidence.support_matrix import Combination, published_models, read_support_matrix
 
@@ -153,6 +154,35 @@ def test_a_summary_counts_each_row_once(rows: list[RosterRow]) -> None:
     assert sum(map(len, summary.uncovered.values())) == 5
     assert len(next(iter(summary.uncovered.values()))) == 2
     assert summary.modelled["decode attention"] == 2
+
+
+@pytest.mark.loops
+def test_it_prints_what_is_covered_and_what_is_not(
+    rows: list[RosterRow], root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def known_rows(combinations: Iterable[Combination], models: object) -> list[RosterRow]:
+        asked = {(one.model, one.gpu, one.engine) for one in combinations}
+        return [row for row in rows if (row.model, row.gpu, row.engine) in asked]
+
+    monkeypatch.setattr(roster, "read_support_matrix", lambda: read_support_matrix(root))
+    monkeypatch.setattr(roster, "published_models", lambda: published_models(root))
+    monkeypatch.setattr(roster, "aiconfigurator_version", lambda: "0.9")
+    monkeypatch.setattr(roster, "roster_rows", known_rows)
+    roster.main()
+    said = capsys.readouterr().out
+    assert said.startswith("2 of 3 config.json files of aiconfigurator-core 0.9 load.\n")
+    passes, wants = (part.splitlines() for part in said.split("| no data, by GPU"))
+    assert [line for line in passes if line.startswith(("| h100", "| moon", "| together"))] == [
+        "| h100 | 1 of 3 | 1 | 0 | 0 | 0 | 1 |",
+        "| moon | 0 of 1 | 0 | 0 | 0 | 0 | 0 |",
+        "| together | 1 of 4 | 1 | 0 | 0 | 0 | 1 |",
+    ]
+    assert "| together | 0 of 1 | 0 | 0 | 0 | 0 | 1 |" in wants
+    for part, names in ((passes, {"Odd-Heads", "Strange", "Llama-3.1-8B"}), (wants, {"Odd-Heads"})):
+        assert "Operators modelled, in so many combinations: decode attention 1, prefill attention 1." in part
+        # models by their own names, their publishers left out
+        reasons = [line for line in part if line.startswith("* 1 not covered: ")]
+        assert {line[line.rindex("(") + 1 : -1] for line in reasons} == names
 
 
 def test_norms_alone_are_counted_apart() -> None:

@@ -203,6 +203,25 @@ def test_wrong_rows_are_refused(lines: tuple[str, ...], words: str, tmp_path: Pa
     assert words in str(refusal.value)
 
 
+COUNTS = (
+    "tp", "pp", "dp", "ep", "decode_workers", "prefill_workers", "prefill_tp", "prefill_dp", "prefill_ep",
+    "max_num_batched_tokens", "max_num_seqs",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*COUNTS, "isl", "osl", "concurrency", "requests_per_client"])
+def test_there_is_no_less_than_one_of_what_is_counted(name: str, tmp_path: Path) -> None:
+    values = dict(zip(MINIMAL.split(","), ONE.split(","), strict=True))
+    for text in ("0", "-1", "1" if name in COUNTS else "1.5"):
+        given = values | {name: text}
+        path = written(tmp_path, ",".join(given), ",".join(given.values()))
+        if float(text) >= 1.0:
+            assert getattr(read_rows(path)[0], name) == float(text)
+            continue
+        with pytest.raises(TableError, match=f"column {name}: found {text}, need a number of at least 1"):
+            read_rows(path)
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(TableError, match=r"none\.csv: cannot be read"):
         read_rows(tmp_path / "none.csv")

@@ -93,6 +93,7 @@ def test_ranks_and_replicas_of_runs_behind_dynamo() -> None:
     ranks = EXPERTS | {"id": "x_c32_1", "tp_size": "2", "moe_ep_size": "2"}
     row = only(ranks)
     assert (row.tp, row.dp, row.ep, row.concurrency) == (1, 2, 2, 32.0)
+    assert cleaned(ranks, EXPERTS).changed["concurrency"] == 1
     # the experts lie on more GPUs than tp says
     found = cleaned(EXPERTS | {"moe_ep_size": "4"})
     assert [(row.tp, row.dp, row.ep) for row in found.rows] == [(2, 2, 4)]
@@ -100,6 +101,7 @@ def test_ranks_and_replicas_of_runs_behind_dynamo() -> None:
     # two replicas of a dense model
     row = only({"id": "x_c32_1"})
     assert (row.tp, row.dp, row.ep, row.concurrency) == (2, 2, 1, 32.0)
+    assert cleaned({"id": "x_c32_1"}, {"id": "y_c32_1", "isl": "2048"}, {}).changed["concurrency"] == 2
     # the source's word goes before the id's
     assert only({"silicon_data_source": "a; silicon_concurrency=16; b", "id": "x_c99_"}).concurrency == 16.0
 
@@ -200,6 +202,18 @@ def test_labels_of_one_run_are_one_row() -> None:
     # the database's row has the most columns; later files are cut at fewer digits
     assert [row.row for row in found.rows] == ["first", "third_c16_"]
     assert [row.also_as for row in found.rows] == ["deepseek-ai/DeepSeek-R1", ""]
+
+
+def test_a_later_file_says_more_of_a_run() -> None:
+    """A run of a file of March, which has fewer versions, is taken from another file that has it too."""
+    march = DATED | {"id": "march", "silicon_data_source": DATED["silicon_data_source"]}
+    april = DATED | {
+        "id": "april",
+        "silicon_data_source": march["silicon_data_source"].replace("03", "04", 1),
+    }
+    assert "2026-04-01" in april["silicon_data_source"]
+    assert [row.row for row in cleaned(march, april).rows] == ["april"]
+    assert [row.row for row in cleaned(april, march).rows] == ["april"]
 
 
 @pytest.mark.parametrize("change", [{"isl": "2048"}, {"system": "h200_sxm"}, {"backend": "sglang"}])
