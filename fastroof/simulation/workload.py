@@ -109,8 +109,11 @@ class Workload:
         if not is_number(self.think_s) or not 0 <= float(self.think_s) <= MOST_SECONDS:
             raise TraceError(f"think_s must be seconds from 0 to {MOST_SECONDS:g}, got {shown(self.think_s)}")
         self._check_together()
+        # fractions are numbers too, of which numpy makes arrays of objects
+        object.__setattr__(self, "burstiness", float(self.burstiness))
+        object.__setattr__(self, "think_s", float(self.think_s))
         if self.rate is not None:
-            _checked_rate(self.rate)
+            object.__setattr__(self, "rate", _checked_rate(self.rate))
         if self.ramp is not None:
             object.__setattr__(self, "ramp", _checked_ramp(self.ramp))
         if self.clients is not None:
