@@ -21,7 +21,7 @@ from tests.reference.layouts import LAYOUTS
 __all__ = ["SURFACES"]
 
 DTYPES = ("int64", "int64", "int64", "int32", "int32", "uint64")
-OTHER_DTYPES = ("bool", "float64", "float32", "complex128", "object", "M8[s]", "m8[s]", "U3", "S2", "float16")
+OTHER_DTYPES = ("bool", "float64", "float32", "complex128", "object", "M8[s]", "m8[s]", "U3", "S2")
 INTEGERS = (np.int64, np.int32, np.uint64)
 """Each pair of types is a caller to compile, which takes a second: these and no more are ever compiled."""
 PAGE = mmap.PAGESIZE
