@@ -18,6 +18,8 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Final
 
+from fastroof.checks import is_number, is_whole_number, shown
+from fastroof.columns import MEASURED_US
 from fastroof.documents import parse_json
 from fastroof.errors import MeasureError
 
@@ -30,6 +32,41 @@ MAX_ERRORS: Final = 2
 
 _TYPES: Final = ("start", "row", "sentinel", "skip", "end")
 _STATE: Final = ("sm_clock_mhz", "power_w", "temperature_c")
+
+_MOST_BITS: Final = 2**63 - 1
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_time_us(value: Any) -> bool:
+    """Whether it is a time of a kernel, or what a sentinel has that could not be timed."""
+    return value is None or (is_number(value) and MEASURED_US[0] <= value <= MEASURED_US[1])
+
+
+def _is_state(value: Any) -> bool:
+    return value is None or is_number(value)
+
+
+def _is_count(value: Any) -> bool:
+    return is_whole_number(value, 0, _MOST_BITS)
+
+
+_FIELDS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
+    **dict.fromkeys(("run_id", "key", "operator", "kind", "reason", "kernel"), (_is_text, "a text")),
+    **dict.fromkeys(("facts", "versions", "values", "request"), (_is_object, "an object")),
+    **dict.fromkeys(_STATE, (_is_state, "a finite number or null")),
+    "round": (_is_count, "a whole number"),
+    "throttle_reasons": (_is_count, "a whole number"),
+}
+"""What fields that are there hold; :mod:`kernels_bench.output.recorded` looks at the rows' own."""
+
+_NEEDED: Final = {"start": ("gpu",), "sentinel": ("key", "round", "latency_us"), "skip": ("key", "kind")}
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
@@ -233,9 +270,29 @@ def _whole_lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
                 f"{path}, line {number}: no record of a run, starts with {line[:40]!r}; "
                 f"need a JSON object of type {', '.join(_TYPES)}: delete the line to go on without it"
             )
+        if wrong := _wrong(record, line):
+            raise MeasureError(f"{path}, line {number}: a {record['type']} line {wrong}: delete it to go on")
         if record["type"] in ("row", "sentinel"):
             record |= {name: math.nan for name in _STATE if record.get(name) is None}
         yield record, len(line) + 1
+
+
+def _wrong(record: Mapping[str, Any], line: bytes) -> str | None:
+    """Say what a record holds that no run writes."""
+    if missing := [name for name in _NEEDED.get(record["type"], ()) if name not in record]:
+        return f"has no {', '.join(missing)}"
+    for name, (is_right, what) in _FIELDS.items():
+        if name in record and not is_right(record[name]):
+            return f"whose {name} is {shown(record[name])}, need {what}"
+    if record["type"] == "sentinel" and not _is_time_us(record["latency_us"]):
+        least, most = MEASURED_US
+        return f"whose latency_us is {shown(record['latency_us'])}, need {least:g} to {most:g} us or null"
+    if b"\\u" in line:
+        try:
+            json.dumps(record, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            return "has text that is no Unicode"
+    return None
 
 
 def _finite(value: Any) -> Any:

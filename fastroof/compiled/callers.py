@@ -59,10 +59,10 @@ def requests_step_us(arena: Floats, new_tokens: Ints, context_len: Ints) -> floa
     only_requests(new_tokens, context_len)
     plan = open_plan(arena)
     seqs = len(new_tokens)
-    if seqs == 0:
-        return 0.0
     if seqs > plan.max_seqs or len(context_len) != seqs:
         return np.nan
+    if seqs == 0:
+        return 0.0
     sums, in_window, possible = request_sums(new_tokens, context_len, 0, seqs, plan.window)
     if not possible or sums.decodes + sums.new_sum > plan.max_tokens:
         return np.nan

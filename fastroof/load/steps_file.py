@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fastroof.checks import shown
-from fastroof.columns import MEASURED_STEP_COLUMNS, Column
+from fastroof.columns import MEASURED_STEP_COLUMNS, MEASURED_US, Column
 from fastroof.errors import TableError
 
 __all__ = ["PHASES", "STEPS_FILE", "format_runs", "parse_runs", "read_step_rows", "whole_lines"]
@@ -146,7 +146,12 @@ def read_step_rows(path: Path, columns: Sequence[Column] = MEASURED_STEP_COLUMNS
         if empty:
             raise TableError(f"{where}: column {', '.join(empty)} is empty")
         try:
-            rows.append({c.name: _FROM_TEXT[c.kind](cell_of[c.name]) for c in columns})
+            row = {c.name: _FROM_TEXT[c.kind](cell_of[c.name]) for c in columns}
         except ValueError as error:
             raise TableError(f"{where}: {error}") from None
+        least, most = MEASURED_US
+        for name, value in row.items():
+            if isinstance(value, float) and not least <= value <= most:
+                raise TableError(f"{where}: {name} is {value:g}, need {least:g} to {most:g} us")
+        rows.append(row)
     return rows

@@ -12,12 +12,19 @@ import numpy as np
 
 from fastroof._version import __version__
 from fastroof.arrays import Array
+from fastroof.checks import is_number, is_whole_number, shown
 from fastroof.config.gpu import load_gpu
 from fastroof.errors import GpuError, MeasureError
 from kernels_bench.output.recorded import Recorded, Run
 from kernels_bench.output.repeatability import repeatability
 
-__all__ = ["HARMLESS_THROTTLES", "THROTTLE_REASONS", "provenance_of", "recorded_gpu"]
+__all__ = [
+    "HARMLESS_THROTTLES",
+    "THROTTLE_REASONS",
+    "provenance_of",
+    "recorded_gpu",
+    "refuse_odd_provenance",
+]
 
 Columns = Mapping[str, Array]
 
@@ -112,6 +119,58 @@ def provenance_of(
     provenance["runs"] = {run.name: _run(run) for run in recorded.runs}
     plain: dict[str, Any] = _plain(provenance)
     return plain
+
+
+def refuse_odd_provenance(said: Any) -> None:
+    """Refuse a provenance.toml whose own parts are not what :func:`provenance_of` writes.
+
+    Parameters
+    ----------
+    said : mapping
+        Content of the file, or of one of those it was merged from.
+
+    Raises
+    ------
+    MeasureError
+        Naming the part.
+    """
+    if not isinstance(said, Mapping):
+        raise MeasureError(f"provenance.toml: merged_from has {shown(said)}, need tables")
+    device = said.get("device", {})
+    throttled = device.get("throttled_rows", {}) if isinstance(device, Mapping) else None
+    skips, sentinels = said.get("skips", {}), said.get("sentinels", [])
+    for name, is_right, what in (
+        ("device", isinstance(device, str) or _are_counts(throttled), "throttled_rows of counts"),
+        ("left_out", _are_texts(said.get("left_out", {})), "texts by key"),
+        ("skips", isinstance(skips, Mapping) and all(map(_are_counts, skips.values())), "counts by reason"),
+        ("skips", not isinstance(skips, Mapping) or all(skips.values()), "a reason of each kind"),
+        ("sentinels", _are_repeats(sentinels), "a list of key, run, spread and drift"),
+        ("merged_from", isinstance(said.get("merged_from", []), list), "tables"),
+    ):
+        if not is_right:
+            raise MeasureError(
+                f"provenance.toml: {name} is {shown(said.get(name))}, need {what}; "
+                "kernels-bench tables and merge write it"
+            )
+    for part in said.get("merged_from", []):
+        refuse_odd_provenance(part)
+
+
+def _are_counts(given: Any) -> bool:
+    return isinstance(given, Mapping) and all(is_whole_number(count, 0) for count in given.values())
+
+
+def _are_texts(given: Any) -> bool:
+    return isinstance(given, Mapping) and all(isinstance(text, str) for text in given.values())
+
+
+def _are_repeats(given: Any) -> bool:
+    return isinstance(given, list) and all(
+        isinstance(one, Mapping)
+        and all(isinstance(one.get(name), str) for name in ("key", "run"))
+        and all(is_number(one.get(name)) for name in ("spread", "drift"))
+        for one in given
+    )
 
 
 def _run(run: Run) -> dict[str, Any]:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from fastroof.checks import is_number, is_whole_number
+from fastroof.checks import is_number, is_whole_number, shown
 from fastroof.columns import LATENCY, PROVIDER, SPREAD_COLUMNS
 from fastroof.errors import MeasureError
+from fastroof.load.rows import MOST_INT
 from fastroof.operators.registry import OPERATORS
 from kernels_bench.journal import read_journal
 from kernels_bench.points import Point
@@ -173,18 +174,18 @@ def _checked_key(path: Path, line: Record) -> str:
     for column in columns:
         cell = values[column.name]
         is_text = isinstance(cell, str) and cell
-        if not (is_text if column.kind == "text" else is_whole_number(cell, column.minimum)):
-            raise MeasureError(f"{path}: {key}: {column.name} is {cell!r}, need {column.kind}")
+        if not (is_text if column.kind == "text" else is_whole_number(cell, column.minimum, MOST_INT)):
+            raise MeasureError(f"{path}: {key}: {column.name} is {shown(cell)}, need {column.kind}")
     for name in _TIMES:
         if not _is_time(line.get(name)):
-            raise MeasureError(f"{path}: {key}: {name} is {line.get(name)!r}, need a number above 0")
+            raise MeasureError(f"{path}: {key}: {name} is {shown(line.get(name))}, need a number above 0")
     if not isinstance(line.get(PROVIDER.name), str) or not line[PROVIDER.name]:
         raise MeasureError(f"{path}: {key} names no provider")
     return key
 
 
 def _is_time(cell: Any) -> bool:
-    return is_number(cell) and cell > 0
+    return is_number(cell) and 0 < cell <= MOST_INT
 
 
 def _why_none(skips: Mapping[str, Record]) -> str:

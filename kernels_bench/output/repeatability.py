@@ -64,7 +64,7 @@ def repeatability(run: str, sentinels: Sequence[Mapping[str, Any]]) -> list[Sent
     """
     by_key: dict[str, list[Mapping[str, Any]]] = {}
     for line in sentinels:
-        if math.isfinite(line["latency_us"]):
+        if line["latency_us"] is not None and math.isfinite(line["latency_us"]):
             by_key.setdefault(str(line["key"]), []).append(line)
     return [_repeat(run, key, lines) for key, lines in by_key.items()]
 

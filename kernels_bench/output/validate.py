@@ -17,7 +17,7 @@ from fastroof.load.validate import validate
 from fastroof.operators.registry import OPERATORS
 from fastroof.units import US_PER_S
 from kernels_bench.output.coverage import Coverage, coverage, coverage_findings
-from kernels_bench.output.provenance import HARMLESS_THROTTLES
+from kernels_bench.output.provenance import HARMLESS_THROTTLES, refuse_odd_provenance
 from kernels_bench.points import Point
 
 __all__ = ["Ceiling", "Validation", "ceilings", "validate_tables"]
@@ -319,6 +319,7 @@ def _set_findings(provenance: Mapping[str, Any] | None) -> Iterator[Finding]:
     """Yield findings out of what kernels_bench wrote beside its own tables."""
     if provenance is None:
         return
+    refuse_odd_provenance(provenance)
     sentinels = provenance.get("sentinels", [])
     if not sentinels:
         yield Finding("no_sentinels", "warning", 0, "no sentinel was measured: drift would not show")
@@ -337,11 +338,9 @@ def _set_findings(provenance: Mapping[str, Any] | None) -> Iterator[Finding]:
 
 
 def _device_findings(provenance: Mapping[str, Any]) -> Iterator[Finding]:
-    throttled = {
-        name: count
-        for name, count in provenance.get("device", {}).get("throttled_rows", {}).items()
-        if name not in HARMLESS_THROTTLES
-    }
+    device = provenance.get("device", {})
+    told = {} if isinstance(device, str) else device.get("throttled_rows", {})  # others name the card
+    throttled = {name: count for name, count in told.items() if name not in HARMLESS_THROTTLES}
     if throttled:
         words = ", ".join(f"{name} in {count} rows" for name, count in throttled.items())
         # Large GEMMs draw the full power budget of a healthy card; heat is another matter.

@@ -43,7 +43,7 @@ class JournaledRun:
     def refuse_other_device(self, facts: Mapping[str, Any]) -> None:
         """Refuse to go on with the journal of another GPU."""
         for start in starts(self.book.records):
-            told = start["facts"].get("gpu_name"), facts.get("gpu_name")
+            told = start.get("facts", {}).get("gpu_name"), facts.get("gpu_name")
             if start["gpu"] != self.options.gpu or (all(told) and told[0] != told[1]):
                 raise MeasureError(
                     f"{self.book.path} was measured on {start['gpu']} ({told[0]}), this is "

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from fastroof.checks import is_number, is_whole_number, shown
 from fastroof.errors import MeasureError
 from kernels_bench.journal import read_journal, starts
 from kernels_bench.operators.communication import ALLREDUCE, COLLECTIVE
@@ -73,7 +74,24 @@ def request_of(journal: Path) -> Request:
     asked: Mapping[str, Any] = first[0].get("request", {})
     if set(asked) != set(asdict(Request())):
         raise MeasureError(f"{journal} does not say what was asked: it is of another version")
+    _refuse_odd(journal, asked)
     return Request(**{**asked, "providers": tuple(asked["providers"]), "only": tuple(asked["only"])})
+
+
+def _refuse_odd(journal: Path, asked: Mapping[str, Any]) -> None:
+    """Refuse what nobody can have asked."""
+    for name, value in asked.items():
+        if name in ("providers", "only"):
+            is_right = isinstance(value, list) and all(isinstance(one, str) for one in value)
+            what = "a list of names"
+        elif name == "seed":
+            is_right, what = is_whole_number(value, 0), "a whole number"
+        elif name == "budget_s":
+            is_right, what = value is None or (is_number(value) and value > 0), "seconds above 0, or null"
+        else:
+            is_right, what = value is None or isinstance(value, str), "a text or null"
+        if not is_right:
+            raise MeasureError(f"{journal}: what was asked has {name} {shown(value)}, need {what}")
 
 
 def choose_providers(names: Sequence[str]) -> list[tuple[Provider, Availability]]:
