@@ -114,14 +114,15 @@ def ray_results(
 
         def next_results() -> list[UnitResult]:
             some, reference = waiting.popleft()
-            for _ in range(ROUNDS):
+            for again in range(ROUNDS + 1):
                 try:
                     return unpacked_results(some, ray.get(reference))
                 except ray.exceptions.RayTaskError as error:
                     # what went wrong in the work itself would again
                     raise error.cause from None
                 except lost:
-                    reference = submitted(some)
+                    if again < ROUNDS:
+                        reference = submitted(some)
             raise SweepError(
                 f"Ray lost the units {some[0].number} to {some[-1].number} again and again: its workers are "
                 "killed, or their nodes run out of memory"

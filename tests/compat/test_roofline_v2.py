@@ -274,15 +274,24 @@ def test_a_zero_in_a_curve_takes_the_nearest_row_too() -> None:
         assert v2.gemm_mfu(tables, [100, 101, 75], 64, 64).tolist() == [expected, 0.2, 0.15]
 
 
-@pytest.mark.slow
-@pytest.mark.loops
-def test_an_mfu_of_1e_4_is_no_hole() -> None:
+def half_of_2e_4() -> v2.RooflineV2Tables:
+    """Tables whose MFU is 0 at 100, 2e-4 at 102, and 1e-4 between them."""
     half = {"m": [100, 102], "k": [64] * 2, "n": [64] * 2, "mfu": [0.0, 0.0002]}
     grid = {"batch_size": [1, 1], "kv_len": [100, 102], "mfu": [0.0, 0.0002]}
-    tables = v2.tables_of(half, {SHAPE: {"seq_len": [8], "mfu": [0.1]}}, {(SHAPE, 1): grid})
+    return v2.tables_of(half, {SHAPE: {"seq_len": [8], "mfu": [0.1]}}, {(SHAPE, 1): grid})
+
+
+@pytest.mark.loops
+def test_an_mfu_of_1e_4_is_no_hole() -> None:
+    tables = half_of_2e_4()
     assert v2.gemm_mfu(tables, 101, 64, 64) == v2.decode_mfu(tables, SHAPE, 1, 101, 1) == 1e-4
     assert v2.gemm_mfu(tables, 100, 64, 64) == v2.decode_mfu(tables, SHAPE, 1, 100, 1) == 2e-4
-    # a step's own lookup agrees
+
+
+@pytest.mark.slow
+@pytest.mark.loops
+def test_an_mfu_of_1e_4_is_no_hole_in_a_step() -> None:
+    tables = half_of_2e_4()
     mfu = {progress: _attention_mfu(tables, progress) for progress in (100, 101)}
     assert mfu == pytest.approx({100: 2e-4, 101: 1e-4}, rel=1e-9)
 

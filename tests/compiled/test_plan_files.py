@@ -51,6 +51,11 @@ def with_word(content, word, value):
     return with_crc(bytes(changed))
 
 
+def text_room(content):
+    """Bytes that a file has after its header and arena."""
+    return len(content) - 64 - 8 * int(np.frombuffer(content, np.int64)[plan_files.ARENA_FLOATS])
+
+
 @given(octets=st.binary(max_size=200), start=st.integers(0, 16))
 def test_crc32_is_zlibs(octets, start):
     assert plan_files.crc32(np.frombuffer(octets, np.uint8), start) == zlib.crc32(octets[start:])
@@ -81,6 +86,7 @@ def test_a_plans_file_is_whole(content):
         (lambda c: with_word(c, plan_files.TEXT_BYTES, 0), plan_files.CODE_CORRUPT),
         (lambda c: with_word(c, plan_files.TEXT_BYTES, 2**40), plan_files.CODE_CORRUPT),
         (lambda c: with_word(c, plan_files.TEXT_BYTES, 5), plan_files.CODE_CORRUPT),
+        (lambda c: with_word(c, plan_files.TEXT_BYTES, text_room(c) + 1), plan_files.CODE_CORRUPT),
         (lambda c: with_word(c, plan_files.ARENA_FLOATS, 3), plan_files.CODE_CORRUPT),
     ],
 )

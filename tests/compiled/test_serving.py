@@ -115,6 +115,45 @@ def test_prompts_held_back_are_the_closed_form(plan, wait_steps, is_chunked, rou
         assert got[serving.MIXED_SHARE] == pytest.approx(expected.mixed_share, rel=1e-9)
 
 
+def test_a_budget_beyond_the_plan_is_no_matter_where_no_step_fills_it(plan):
+    assert plan.max_tokens < 4096
+    for isl, clients in ((100, 1), (100, 4), (1000, 1)):
+        code, needed, got = one(plan, (isl, 20, clients, 4096))
+        assert (code, needed) == (0, 0.0)
+        if clients == 1:
+            np.testing.assert_array_equal(got, one(plan, (isl, 20, 1, plan.max_tokens))[2])
+
+
+@pytest.mark.parametrize(("new", "budget"), [(100.0, 512.0), (900.0, 512.0), (900.0, 100.0)])
+def test_each_chunk_after_a_cached_prefix_is_beside_the_longer_decodes(plan, new, budget):
+    cached, clients = 2000.0, 6.0
+
+    def estimated(isl):
+        out = np.full((serving.ESTIMATE_ROWS, 1), np.nan)
+        sizes = [np.array([x]) for x in (isl, new, 60.0, clients, budget)]
+        assert serving.serving_estimates(plan.arena, *sizes, options(), out)[0] == 0
+        return out[:, 0]
+
+    without, got = estimated(new), estimated(cached + new)
+    assert got[serving.WAIT_US] == without[serving.WAIT_US] == 0.0
+    parts = steps.open_plan(plan.arena)
+    chunks = math.ceil(new / (budget - got[serving.DECODES]))
+    # what a mixed step takes more beside the prompts' own reading
+    mixed_us = got[serving.MIXED_STEP_US] - without[serving.MIXED_STEP_US]
+    mixed_us -= parts.prefix_pair_us * got[serving.PREFILL_TOKENS] * cached
+    mixed_us -= parts.prefix_token_us * cached * max(got[serving.PROMPTS], 1.0)
+    assert mixed_us > 0
+
+    def mean_us(row):
+        share = row[serving.MIXED_SHARE]
+        return (1.0 - share) * row[serving.DECODE_STEP_US] + share * row[serving.MIXED_STEP_US]
+
+    own_us = parts.prefix_pair_us * new * cached + parts.prefix_token_us * cached * chunks
+    # and half a step of others before it
+    more_us = own_us + chunks * mixed_us + 0.5 * (mean_us(got) - mean_us(without))
+    assert got[serving.TTFT_US] - without[serving.TTFT_US] == pytest.approx(more_us, rel=1e-9)
+
+
 def test_mean_steps_of_whole_numbers_are_steps(plan):
     parts = steps.open_plan(plan.arena)
     for batch, kv in ((1, 70), (8, 512), (30, 1000)):

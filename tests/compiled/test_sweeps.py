@@ -161,6 +161,9 @@ def test_all_ways_to_be_limited_are_met(plans: list[Any]) -> None:
     best = best_batches(plan, [1, 2, 3, 4], [1], tpot_ms=8e-3)
     assert (best.batch_size[0, 0], LIMITS[best.limited_by[0, 0]]) == (2, "tpot")
     assert best.over_tpot.tolist() == [[1]]
+    # however short the limit
+    best = best_batches(plan, [1, 2], [1], tpot_ms=5e-4)
+    assert (best.batch_size[0, 0], LIMITS[best.limited_by[0, 0]]) == (0, "tpot")
     best = best_batches(plan, [1, 2, 4, 5], [1])
     assert (best.batch_size[0, 0], LIMITS[best.limited_by[0, 0]]) == (2, "throughput")
     best = best_batches(plan, [1, 2], [1])

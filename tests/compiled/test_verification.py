@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastroof import compile_plan
-from fastroof.compiled import disaggregated, serving, steps, verification
+from fastroof.compiled import disaggregated, drafts, serving, steps, verification
 from fastroof.plan.step_attention import NO_WINDOW
 from fastroof.plan.verification import verification_arena
 from tests.compiled.test_serving import PROFILE, one, options
 from tests.reference.handmade import attention_rows, gemm_rows, handmade_tables
-from tests.reference.serving import Verified, closed_form, mean_step_us
+from tests.reference.serving import Verified, closed_form, draft_us, mean_step_us
 from tests.reference.verification import verify_us
 
 pytestmark = pytest.mark.loops
@@ -153,6 +153,26 @@ def test_a_draft_attends_to_what_is_cached(plan, draft, osl):
         for parts in (steps.open_plan(plan.arena), steps.open_plan(draft.arena))
     )
     assert ttft_us(300.0, 100.0) == pytest.approx(ttft_us(100.0, 100.0) + prefix_us, rel=1e-9)
+
+
+@pytest.mark.parametrize(("tokens", "accepted"), [(2, 1.5), (5, 1.0), (5, 5.0), (9, 3.0)])
+def test_a_draft_attends_to_what_lies_half_way_through_its_steps(plan, tokens, accepted):
+    # attention that grows by a microsecond a token and layer
+    grid = {(b, x): 9.0 + b * x for b in (1, 8, 64) for x in (64, 4096)}
+    steep = compile_plan(
+        "qwen3-8b", "h100", max_tokens=1024, max_seqs=256, runtime=PROFILE,
+        tables=handmade_tables(
+            gemm=gemm_rows({(1, 64, 64): 3.0, (16, 64, 64): 4.0, (8, 256, 64): 5.0, (16, 128, 512): 6.0}),
+            attention_decode=attention_rows(grid), attention_prefill=attention_rows(grid, is_decode=False),
+            elementwise=[("copy", 1, 2**28, 2**30, 400.0)],
+        ),
+    )  # fmt: skip
+    arena = verification_arena(plan, tokens, accepted, tokens - 1, steep)
+    speculation = verification.open_speculation(arena, steps.open_plan(arena))
+    for decodes in (1.0, 3.5):
+        expected = draft_us(Verified(tokens, accepted, steep), decodes, 300, 40, [], 0.0)
+        got = drafts.draft_decode_us(arena, speculation, decodes, 300.0, 40.0)
+        assert got == pytest.approx(expected, rel=1e-9)
 
 
 ANY = st.floats(allow_nan=True, allow_infinity=True) | st.floats(1.0, 4000.0)

@@ -188,8 +188,13 @@ def test_buffers_of_one_step_are_let_go(plan):
     new, context = array.array("q", [1, 1]), array.array("q", [5, 9])
     for _ in range(3):
         plan.step_scalar(new, context)
+        for real in "df":
+            with pytest.raises(FastroofError):
+                plan.step_scalar(new, array.array(real, [1.0, 2.0]))
+    # as wide as integers, and its zeros have the bits of theirs
+    for whole, real in ("if", "qd"):
         with pytest.raises(FastroofError):
-            plan.step_scalar(new, array.array("d", [1.0, 2.0]))
+            plan.step_scalar(array.array(whole, [5, 7]), array.array(real, [0.0, 0.0]))
     new.append(1)  # an array whose buffer is held cannot grow
     context.append(7)
     assert plan.step_scalar(new, context) == plan.step_scalar([1] * 3, [5, 9, 7])

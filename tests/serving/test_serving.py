@@ -97,6 +97,7 @@ def test_estimates_are_near_a_simulation_with_every_runtime(plans, runtime):
     np.testing.assert_allclose(errors[:, 1:], 1.0, atol=0.05)
 
 
+@pytest.mark.loops
 @pytest.mark.parametrize(("one", "more", "most"), [(100, 100, 1), (100, 60, 4), (100, 95, 8), (100, 20, 16)])
 def test_prompts_wait_as_long_as_in_a_simulated_prefill_worker(one, more, most):
     full = one + (most - 1) * more

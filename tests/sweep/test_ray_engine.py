@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -59,6 +60,72 @@ def test_what_travels_to_workers_pickles() -> None:
     plan = compile_plan("llama-3.1-8b", "h100", tables_by_gpu["h100"].tables)
     assert pickle.loads(pickle.dumps(plan)).decode_us(64, 4096) == plan.decode_us(64, 4096)
     assert len(pickle.dumps(listed[0])) < 1000
+
+
+class _Lost(Exception):
+    """What Ray raises where it gave a task up."""
+
+
+class _Ray(ModuleType):
+    """A connected Ray of one processor, which gives the first tasks up as often as it is told to."""
+
+    def __init__(self, losses: int) -> None:
+        super().__init__("ray")
+        self.exceptions = ModuleType("ray.exceptions")
+        for name in ("WorkerCrashedError", "NodeDiedError", "ObjectLostError", "OutOfMemoryError"):
+            setattr(self.exceptions, name, _Lost)
+        self.exceptions.RayTaskError = type("RayTaskError", (Exception,), {})  # type: ignore[attr-defined]
+        self.losses, self.submitted = losses, 0
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 1.0}
+
+    def put(self, value: Any) -> Any:
+        return value
+
+    def remote(self, **options: Any) -> Any:
+        def wrapped(work: Callable[..., Any]) -> Any:
+            def submit(*arguments: Any) -> Callable[[], Any]:
+                self.submitted += 1
+                return lambda: work(*arguments)
+
+            return SimpleNamespace(remote=submit)
+
+        return wrapped
+
+    def get(self, reference: Callable[[], Any]) -> Any:
+        if self.losses:
+            self.losses -= 1
+            raise _Lost
+        return reference()
+
+    def cancel(self, reference: Any) -> None:
+        pass
+
+
+def test_a_task_that_ray_gives_up_is_handed_in_three_times_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = sweep_of(load_spec({"models": ["llama-3.1-8b"], "tp": [1, 2], "batch_size": 1, "kv_len": 64}))
+    tables, listed = load_tables_by_gpu(sweep), sweep.units()
+    assert len(listed) == 2
+
+    def results(ray: _Ray) -> list[Any]:
+        monkeypatch.setitem(sys.modules, "ray", ray)
+        monkeypatch.setitem(sys.modules, "ray.exceptions", ray.exceptions)
+        return list(ray_results(sweep, listed, tables, task_evaluations=1))
+
+    expected = [sweep.evaluate(unit, tables).rows for unit in listed]
+    for losses in range(4):
+        ray = _Ray(losses)
+        assert [result.rows for result in results(ray)] == expected
+        assert ray.submitted == len(listed) + losses
+    ray = _Ray(4)
+    with pytest.raises(SweepError, match="Ray lost the units 0 to 0 again and again"):
+        results(ray)
+    # and nothing more is handed in that nobody waits for
+    assert ray.submitted == len(listed) + 3
 
 
 def test_without_ray_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from fastroof.sweep import checkpoint, load_spec, merge_shards, run_sweep, work_
 from fastroof.sweep.checkpoint import Checkpoint, parts_folder
 from fastroof.sweep.kinds import sweep_of
 from fastroof.sweep.parts import PartsFolder
+from fastroof.sweep.steps import units as step_units
 from fastroof.sweep.unit_rows import outcomes_from_json, outcomes_to_json
 from fastroof.sweep.units import UnitResult
 
@@ -384,3 +385,22 @@ def test_a_sweep_that_was_stopped_before_it_had_done_anything_is_begun_again(
     (folder / "manifest.json").write_bytes(b"{")
     with pytest.raises(SweepError, match="--restart removes it"):
         run_sweep(STEPS, output)
+
+
+def test_rows_do_not_pile_up_before_the_next_part_is_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "PART_EVERY_S", float("inf"))
+    for name in ("ROWS_A_UNIT", "EVALUATIONS_A_UNIT"):
+        monkeypatch.setattr(step_units, name, 2**16)
+    spec = {"models": ["llama-3.1-8b"], "tp": 1, "batch_size": list(range(1, 257)), "keep": "all",
+            "kv_len": list(range(1, 1025))}  # fmt: skip
+    folder = parts_folder(tmp_path / "rows.parquet")
+    written = []
+
+    def progress(done: int, total: int) -> None:
+        written.append((done, len(list(folder.glob("*.arrow")))))
+
+    run_sweep(spec, tmp_path / "rows.parquet", progress=progress)
+    # a part of 2**17 rows is two units
+    assert written == [(2**16, 0), (2 * 2**16, 1), (3 * 2**16, 1), (4 * 2**16, 2)]

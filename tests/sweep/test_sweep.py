@@ -20,12 +20,13 @@ from fastroof import StepBatch, SweepError, Tables, compile_plan
 from fastroof.arrow import arrow_schema
 from fastroof.columns import ORIGINS
 from fastroof.errors import PlanRangeError
-from fastroof.sweep import LIMITS, best_batches, load_spec, result_file, run_sweep
+from fastroof.sweep import LIMITS, best_batches, load_spec, result_file, run_sweep, work_units
 from fastroof.sweep.kinds import sweep_of
 from fastroof.sweep.result_file import ResultFile
 from fastroof.sweep.sources import load_tables_by_gpu
 from fastroof.sweep.steps import COLUMNS, units
 from fastroof.sweep.steps.columns import step_columns
+from fastroof.sweep.steps.summary import BestStep, with_standings
 from tests.reference.sweep import best_steps, violated
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -319,6 +320,30 @@ def test_units_are_pieces_of_the_sweep(tmp_path: Path, monkeypatch: pytest.Monke
     rows = sweep.ordered(pa.Table.from_batches([results[number].rows for number in range(6)]))
     assert rows.to_pylist() == rows_of(tmp_path / "r.parquet")
     assert [len(results[number].for_summary) for number in range(6)] == [0, 0, 1, 0, 0, 1]
+
+
+def test_no_unit_holds_more_than_a_quarter_of_a_million_rows() -> None:
+    spec = {"models": ["llama-3.1-8b"], "tp": 1, "batch_size": list(range(1, 1001)), "keep": "all"}
+    listed = work_units(load_spec({**spec, "kv_len": {"start": 1, "stop": 2000, "step": 1}}))
+    assert sum(unit.size for unit in listed) == 2_000_000
+    assert max(unit.size for unit in listed) <= 2**18
+
+
+def test_steps_as_good_as_the_best_but_for_its_error_are_ties() -> None:
+    def step(tokens_per_s: float, error: float | None, kv_len: int = 1, model: str = "a") -> BestStep:
+        split = (1, 1, 1, 1, "bf16", "bf16", kv_len, 1, 1.0, tokens_per_s, tokens_per_s)
+        return BestStep(model, *split, "memory", "measured", error)
+
+    # as far behind as 5 % and just less, which is the error of both together: 3 and 4 %
+    steps = [
+        step(100.0, 0.03),
+        step(95.2, 0.04),
+        step(95.1, 0.04),
+        step(200.0, None),
+        step(9.0, 0.9, model="b"),
+    ]
+    assert [each.standing for each in with_standings(steps)] == ["best", "tie", None, None, "best"]
+    assert [each.standing for each in with_standings([step(1.0, None), step(1.0, None, 2)])] == [None, None]
 
 
 def test_the_file_has_the_counts(tmp_path: Path) -> None:

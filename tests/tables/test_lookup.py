@@ -145,6 +145,19 @@ def test_the_nearest_of_scattered_gemms_is_the_nearest_in_log2_of_all_axes(ragge
         assert any(close(got, us) for us in expected), at
 
 
+@pytest.mark.loops
+def test_the_nearest_of_two_gemms_changes_half_way_between_them():
+    points = {(16.0, 64.0, 64.0): 4.0, (16.0, 64.0, 256.0): 6.0}
+    two = handmade_tables(gemm=gemm_rows({(16, 64, 64): 4.0, (16, 64, 256): 6.0}))
+    k = np.array([65, 100, 127, 129, 140, 180, 255])
+    got = two.lookup("gemm", method="nearest", m=16, n=64, k=k).latency_us
+    # of two points alike in m and n, the one whose k is less than twice apart
+    expected = [
+        points[16.0, 64.0, 64.0 if x < 128 else 256.0] * x / (64 if x < 128 else 256) for x in k.tolist()
+    ]
+    assert got.tolist() == pytest.approx(expected, rel=1e-12)
+
+
 # Attention
 
 

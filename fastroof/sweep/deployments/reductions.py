@@ -41,11 +41,9 @@ def _column(rows: pa.Table, name: str) -> Floats:
 
 
 def _objective(spec: DeploymentSpec, rows: pa.Table) -> Floats:
-    """What there should be most of; -inf where a row is not within the limits, or has none of it."""
+    """What there should be most of, of rows within the limits; NaN where a row has none of it."""
     name = {"cost": "cost_per_million_tokens", "goodput": "tokens_per_s"}.get(spec.objective, spec.objective)
-    values = _column(rows, name) * (-1.0 if spec.objective == "cost" else 1.0)
-    exceeds = rows["exceeds"].is_valid().to_numpy()
-    return np.where(exceeds | np.isnan(values), -np.inf, values)
+    return _column(rows, name) * (-1.0 if spec.objective == "cost" else 1.0)
 
 
 def reduced_rows(

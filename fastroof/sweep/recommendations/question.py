@@ -149,7 +149,7 @@ def layouts_to_try(model: ModelSpec, total_gpus: int, node_gpus: int) -> list[di
 
     Copies fill the GPUs, and one stays within a node (up to eight GPUs of a link): every tp there; with
     experts every tp with the data parallelism of attention that is left, experts whole on their GPUs or split
-    over all of them. Beyond a node it is cut into stages, each a node.
+    over all of them. Beyond a node it is cut into stages, each a node and eight of them at most.
 
     Examples
     --------
@@ -186,7 +186,7 @@ def _clients(total_gpus: int, max_seqs: int) -> list[int]:
     """Numbers of clients, up to one more than can run on single GPUs."""
     apart = max(total_gpus // CLIENTS_A_GPU_APART, 1)
     most = min(total_gpus * max_seqs + apart, MOST_CLIENTS)
-    return [*([1] if apart > 1 else []), *range(apart, most + 1, apart)]
+    return sorted({1, *range(apart, most + 1, apart)})
 
 
 def _budgets(engines: Sequence[EngineProfile], isl: int) -> list[int]:

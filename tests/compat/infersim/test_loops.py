@@ -175,3 +175,12 @@ def test_equal_neighbours_share_their_search():
     m, k = [2, 1, 2, 2], [4, 4, 4, 5]
     singles = [infersim.gemm_mfu(tables, "h20", *query, 4) for query in zip(m, k, strict=True)]
     assert infersim.gemm_mfu(tables, "h20", m, k, 4).tolist() == singles == [0.08, 0.04, 0.08, 0.16]
+
+
+def test_a_key_is_looked_for_anew_where_its_first_number_alone_differs():
+    """Even where that number, of the query before, is what the others are."""
+    keys = np.array([[4, 4, 4], [7, 4, 4]])
+    row = np.full(3, 99)
+    query = np.array([[4, 7, 4], [4, 4, 4], [4, 4, 4]])
+    loops.ceiling_shape_row(keys, np.array([0, 1, 2]), np.array([[1, 1]]), query, np.array([[1, 1, 1]]), row)
+    assert row.tolist() == [0, 1, 0]

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import fastroof
-from fastroof import SweepError, Tables, compile_plan
+from fastroof import SpeculativeDecoding, SweepError, Tables, compile_plan
 from fastroof.columns import ORIGINS
 from fastroof.compiled import closed_loops
 from fastroof.compiled import deployments as loops
@@ -23,7 +23,7 @@ from fastroof.serving import estimate
 from fastroof.serving.speculation import speculated
 from fastroof.sweep import DeploymentSummary, load_spec, run_sweep, work_units
 from fastroof.sweep.deployments import COLUMNS, evaluate, plans, rows, units
-from fastroof.sweep.deployments.step_bounds import BOUNDS
+from fastroof.sweep.deployments.step_bounds import BOUNDS, _of_draft
 from fastroof.sweep.deployments.summary import INFEASIBLE
 from fastroof.sweep.kinds import sweep_of
 from fastroof.sweep.sources import load_tables_by_gpu
@@ -368,6 +368,17 @@ def test_price_makes_cost(tmp_path: Path) -> None:
         assert costs == sorted(costs)
 
 
+def test_a_single_token_is_not_the_best_by_tokens_after_the_first(tmp_path: Path) -> None:
+    spec = {**SMALL, "osl": 1, "objective": "tokens_per_s_per_user"}
+    for keep in ("best", "all"):
+        assert swept(tmp_path, {**spec, "keep": keep})[0].best == ()
+    several = {
+        keep: swept(tmp_path, {**spec, "osl": [1, 20], "keep": keep})[0].best for keep in ("best", "all")
+    }
+    assert {row["osl"] for row in several["all"]} == {20}
+    assert several["all"] == several["best"][: len(several["all"])]
+
+
 def test_a_row_depends_on_no_other_value_of_the_spec(tmp_path: Path) -> None:
     alone = {"models": "llama-3.1-8b", "tp": 1, "isl": 500, "osl": 100, "concurrency": 64, "keep": "all",
              "max_batched_tokens": 512}  # fmt: skip
@@ -400,6 +411,33 @@ def test_the_bound_is_that_of_the_operators(tmp_path: Path, h100: Tables) -> Non
     hosted = swept(tmp_path, {**spec, "runtime": str(slow)})[1]
     assert {row["bound"] for row in hosted} == {"host"}
     assert {row["runtime"] for row in hosted} == {"slow"}
+
+
+def test_many_decodes_are_bound_by_the_cache_that_they_read(tmp_path: Path, h100: Tables) -> None:
+    spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 100, "osl": 1000, "keep": "all", "concurrency": 500,
+            "runtime": "kernels"}  # fmt: skip
+    (row,) = swept(tmp_path, spec)[1]
+    plan = compile_plan("llama-3.1-8b", "h100", h100, max_seqs=512)
+    kinds = {"attention": Counter[str](), "others": Counter[str]()}
+    for operator in plan.explain([(1, 600)] * 500).operators:
+        kind = "attention" if "attention" in operator.name else "others"
+        kinds[kind][operator.bound] += operator.total_us
+    # what is not attention computes in such steps, and takes less time
+    assert kinds["others"].most_common(1)[0][0] == "compute"
+    assert kinds["attention"].total() > kinds["others"].total()
+    assert row["bound"] == "memory"
+
+
+def test_drafting_takes_a_step_of_the_draft_for_each_token(h100: Tables) -> None:
+    sizes = {"tp": 4, "runtime": "kernels", "max_tokens": 128, "max_seqs": 16}
+    target, draft = (
+        compile_plan(model, "h100", h100, **sizes) for model in ("llama-3.1-70b", "llama-3.1-8b")
+    )
+    speculation = speculated(target, SpeculativeDecoding(3, 2.0, draft))
+    batch = np.array([0.5, 1.0, 2.0, 8.0])
+    took_us = _of_draft(speculation, batch, np.full(4, 500.0)).sum(axis=0)
+    # a step is of one request at least
+    assert took_us == pytest.approx([3 * draft.decode_us(max(int(b), 1), 500) for b in batch], rel=1e-9)
 
 
 @pytest.mark.loops

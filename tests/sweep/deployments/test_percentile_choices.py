@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fastroof import SweepError, Workload, capacity, compile_plan, load_tables
+from fastroof.sweep import best
 from fastroof.sweep.best import Answers, best_deployments
 from fastroof.sweep.percentile_choices import PercentileCapacity, percentile_limits, ranked_anew
 
@@ -98,6 +99,24 @@ def test_equals_keep_their_order_and_misses_come_after() -> None:
     assert ranked_anew(capacities, [1.0, 1.0, 4.0, 1.0], [None] * 4) == [0, 3, 2, 1]
     assert ranked_anew(capacities, [1.0] * 4, [20.0] * 4) == [2, 0, 3, 1]
     assert ranked_anew(capacities, [1.0, 1.0, 9.0, 1.0], [20.0] * 4) == [2, 0, 3, 1]
+
+
+@pytest.mark.parametrize(("runners_up", "simulated"), [(0, 8), (4, 10)])
+def test_twice_as_many_as_are_returned_are_simulated_and_eight_at_least(
+    runners_up: int, simulated: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def served(spec: Any, row: Any, place: int, tables: Any, limits: Any, requests: int, seed: int) -> Any:
+        seen.append((place, requests))
+        # the last of them turns out the best
+        return PercentileCapacity(place, place, place, place / row["total_gpus"], "", place)
+
+    monkeypatch.setattr(best, "percentile_capacity", served)
+    spec = SPEC | {"dtype": ["bf16", "fp8"], "kv_dtype": ["bf16", "fp8"], "concurrency": 8}
+    (answer,) = best_deployments(spec, percentile=95, runners_up=runners_up).answers
+    assert seen == [(place, 10_000) for place in range(1, simulated + 1)]
+    assert len(answer.choices) == 1 + runners_up
 
 
 @pytest.mark.parametrize("percentile", [0, -1, 100.5, math.nan, True, "99"])

@@ -16,6 +16,7 @@ from fastroof.ranges import expand_reals
 from fastroof.sweep import Constraints, DeploymentSpec, load_spec
 from fastroof.sweep.deployments import spec as spec_module
 from fastroof.sweep.deployments.layouts import Layout, layouts, num_layouts
+from fastroof.sweep.nearest import nearest_spec
 from fastroof.sweep.spec_values import count_problem
 from fastroof.sweep.steps import spec as step_spec
 
@@ -92,6 +93,10 @@ def test_the_longest_request_is_a_length_of_step_sweeps() -> None:
         ({"concurrency": None}, "need concurrency or request_rate, got neither"),
         ({"request_rate": 3}, "need concurrency or request_rate, got both"),
         ({"request_rate": [0]}, "request_rate: got 0 at position 0, need numbers above 0"),
+        (
+            {"speculation": {"num_draft_tokens": 0, "accepted": 1}},
+            "speculation.num_draft_tokens: got 0, need tokens that are drafted a step, a whole number",
+        ),
         ({"speculation": {"accepted": 2.0}}, "speculation.num_draft_tokens: missing, need tokens that"),
         (
             {"speculation": {"num_draft_tokens": 2, "accepted": 2, "draft_tb": 1}},
@@ -115,6 +120,8 @@ def test_the_longest_request_is_a_length_of_step_sweeps() -> None:
         ({"objective": "cost"}, "objective: 'cost' needs a gpu_hour_price"),
         ({"objective": "speed"}, "objective: got 'speed', need one of tokens_per_s_per_gpu"),
         ({"gpu_hour_price": -1}, "gpu_hour_price: got -1, need a number above 0"),
+        ({"gpu_hour_price": 0}, "gpu_hour_price: got 0, need a number above 0"),
+        ({"mode": []}, "mode: the list is empty"),
         ({"gpu_hour_price": {"h200": 3}}, "gpu_hour_price: none for h100"),
         ({"gpu_hour_price": {"h100": True}}, "gpu_hour_price: got True"),
         ({"per": ["model", "colour"]}, "per: got 'colour', need some of model"),
@@ -135,6 +142,20 @@ def test_wrong_values_are_named(changes: dict[str, Any], message: str) -> None:
     assert message in answer
     assert answer.startswith("sweep spec: ")
     assert "\n" not in answer
+
+
+def test_all_rows_may_be_one_group() -> None:
+    assert loaded(per=[]).per == ()
+
+
+def test_what_nobody_keeps_is_looked_for_under_loads_that_double() -> None:
+    spec = loaded(concurrency={"start": 3, "stop": 100, "step": 1}, constraints={"tpot_ms": 1})
+    few = nearest_spec(spec, "llama-3.1-8b", {})
+    assert few is not None
+    assert few.concurrency == (3, 6, 12, 24, 48, 96)
+    many = nearest_spec(loaded(concurrency={"start": 1, "stop": 2**20, "factor": 2}), "llama-3.1-8b", {})
+    assert many is not None
+    assert many.concurrency == tuple(2**power for power in range(8))
 
 
 def test_everything_wrong_is_said_at_once() -> None:

@@ -13,7 +13,14 @@ import fastroof
 from fastroof import ModelError, SweepError
 from fastroof.models import load_model
 from fastroof.serving import estimate
-from fastroof.sweep import Recommendation, best_deployments, deployment_question, load_spec, recommend
+from fastroof.sweep import (
+    Recommendation,
+    best_deployments,
+    deployment_question,
+    load_spec,
+    local,
+    recommend,
+)
 from fastroof.sweep.recommendations import layouts_to_try
 
 QUESTION: dict[str, Any] = {"total_gpus": 4, "isl": 1000, "osl": 200, "ttft_ms": 300, "tpot_ms": 15}
@@ -178,6 +185,7 @@ def test_layouts_fill_the_gpus() -> None:
                 assert split["tp"] * split.get("dp", 1) <= node
     assert [split["tp"] for split in layouts_to_try(dense, 8, 8)] == [1, 2, 4, 8]
     assert {"tp": 1, "dp": 8, "ep": 8} in layouts_to_try(sparse, 8, 8)
+    assert [split["pp"] for split in layouts_to_try(dense, 256, 8) if "pp" in split] == [2, 4, 8]
 
 
 def test_clients_reach_what_can_run_and_steps_what_is_cut() -> None:
@@ -186,11 +194,29 @@ def test_clients_reach_what_can_run_and_steps_what_is_cut() -> None:
     spec = deployment_question("llama-3.1-8b", **QUESTION | {"total_gpus": 32}, max_seqs=10)
     assert spec.concurrency == (1, *range(4, 325, 4))
     assert spec.max_batched_tokens == (2048, 8192)
+    # as many as a spec may ask for, however many GPUs there are
+    most = deployment_question("llama-3.1-8b", **QUESTION | {"total_gpus": 2**16}).concurrency
+    assert most == (1, *range(2**13, 2**20 + 1, 2**13))
     whole = deployment_question("llama-3.1-8b", **QUESTION | {"isl": 20_000}, runtime="trtllm-1.1")
     assert whole.max_batched_tokens == (2048, 8192, 16_384, 32_768)
     assert deployment_question("llama-3.1-8b", **QUESTION, max_batched_tokens=512).max_batched_tokens == (
         512,
     )
+
+
+def test_nothing_starts_threads_that_nobody_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise AssertionError("a thread")
+
+    monkeypatch.setattr(local, "ThreadPoolExecutor", refuse)
+    small = {"models": ["llama-3.1-8b"], "tp": 1, "isl": 100, "osl": 10, "concurrency": 1}
+    found = fastroof.sweep.recommend_for_spec(small).answers
+    assert found.answers == best_deployments(small).answers
+    assert fastroof.run_sweep(small, tmp_path / "rows.parquet").candidates == found.candidates
+    with pytest.raises(AssertionError, match="a thread"):
+        fastroof.run_sweep(small, tmp_path / "rows.parquet", threads=2)
 
 
 def test_the_default_engine_is_that_of_sweeps() -> None:
