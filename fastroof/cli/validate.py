@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -245,14 +246,16 @@ def _document(report: Validation, groups: Sequence[ErrorGroup]) -> dict[str, Any
 
 
 def _write_csv(path: Path, rows: Sequence[PredictedTime]) -> None:
-    from fastroof.whole_files import whole_file
+    from fastroof.whole_files import write_errors, write_whole
 
-    with whole_file(path) as unfinished, unfinished.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*(rows[0]._fields if rows else ()), "error", "aic_error"])
-        for row in rows:
-            cells = (*row, row.error, row.aic_error)
-            writer.writerow([_cell(value) for value in cells])
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*(rows[0]._fields if rows else ()), "error", "aic_error"])
+    for row in rows:
+        cells = (*row, row.error, row.aic_error)
+        writer.writerow([_cell(value) for value in cells])
+    with write_errors(f"--csv {path}"):
+        write_whole(path, text.getvalue())
 
 
 def _cell(value: Any) -> Any:

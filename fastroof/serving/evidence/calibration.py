@@ -33,7 +33,7 @@ from fastroof.serving.evidence.fit_errors import (
     unseen_errors,
 )
 from fastroof.serving.evidence.fitted_rows import chosen_rows, is_of
-from fastroof.serving.evidence.kernel_times import KernelTimes, kernel_times, time_rows
+from fastroof.serving.evidence.kernel_times import KernelTimes, TimedRows, kernel_times, time_rows
 from fastroof.serving.evidence.profile_file import check_profile_path, profile_text, write_profile
 from fastroof.serving.evidence.rows import ServingRow
 from fastroof.serving.evidence.speculative_runs import speculative_runs
@@ -265,16 +265,20 @@ def _timed(
     smoothings = GEMM_SMOOTHINGS if "gemm_smoothing" in bare.fit.chosen else own[:1]
     # where rows do not tell: as fp8 checkpoints of most publishers are, with scales of their inputs
     scales = tuple(reversed(FP8_SCALES)) if "fp8_scales" in bare.fit.chosen else own[1:]
-    times: dict[tuple[str, str], KernelTimes] = {}
-    kept: tuple[ServingRow, ...] = ()
+    timed: dict[tuple[str, str], TimedRows] = {}
+    kept = tuple(rows)
     for scale in scales:
         for smoothing in smoothings:
             kernels = replace(bare.kernels, gemm_smoothing=smoothing, fp8_scales=scale)
-            timed = time_rows(rows, tables, replace(bare, kernels=kernels))
-            if not times:
-                not_fitted.update(timed.refused)
-                kept = timed.rows
-            times[smoothing, scale] = timed.times
+            one = timed[smoothing, scale] = time_rows(kept, tables, replace(bare, kernels=kernels))
+            not_fitted.update(one.refused)
+            kept = one.rows
+    # what one kind of kernels does not time is compared with no other either
+    left = {id(row) for row in kept}
+    times = {
+        key: one.times.pick(np.array([id(row) in left for row in one.rows], bool))
+        for key, one in timed.items()
+    }
     kernels_ms = (next(iter(times.values())).kernels_us / US_PER_MS).tolist()
     speculating = speculative_runs(kept, kernels_ms)
     not_fitted.update(reason for reason in speculating if reason)

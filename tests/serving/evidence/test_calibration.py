@@ -18,6 +18,7 @@ from fastroof.cli import app
 from fastroof.engines import CostForm, EngineProfile, StepCosts, engine_names, load_engine
 from fastroof.errors import TableError
 from fastroof.serving import estimate
+from fastroof.serving.evidence import calibration
 from fastroof.serving.evidence.calibration import (
     FP8_SCALES,
     GEMM_SMOOTHINGS,
@@ -40,7 +41,7 @@ from fastroof.serving.evidence.fit_errors import (
     unseen_errors,
 )
 from fastroof.serving.evidence.fitted_rows import is_limited_by_admission
-from fastroof.serving.evidence.kernel_times import KernelTimes, plan_of_row
+from fastroof.serving.evidence.kernel_times import KernelTimes, plan_of_row, time_rows
 from fastroof.serving.evidence.refit import with_fit
 from fastroof.serving.evidence.rows import LARGEST_STEP, shipped_rows, write_rows
 from fastroof.serving.evidence.whole_sample import measured_gpus
@@ -300,6 +301,27 @@ def test_kernels_are_summed_in_the_ways_that_may_be_chosen(rows, h100, chosen):
     scales = FP8_SCALES if "fp8_scales" in chosen else (profile.kernels.fp8_scales,)
     assert set(times) == {(smoothing, scale) for smoothing in smoothings for scale in scales}
     assert kept == tuple(few)
+
+
+def test_a_row_that_one_kind_of_kernels_does_not_time_is_in_none(rows, h100, monkeypatch):
+    profile = load_engine("vllm-0.12")
+    profile = replace(profile, fit=replace(profile.fit, chosen=("form", "fp8_scales")))
+    few = [row for row in rows if row.engine_profile.name == "vllm-0.12" and row.model == "qwen3-32b"][:3]
+    first = _timed(few[:1], {"h100": h100}, profile, Counter())[1]
+
+    def without_the_second(rows, tables, profile):
+        if profile.kernels.fp8_scales != FP8_SCALES[0]:
+            return time_rows(rows, tables, profile)
+        timed = time_rows([row for row in rows if row is not few[1]], tables, profile)
+        return timed._replace(refused={"no table": len(rows) - len(timed.rows)})
+
+    monkeypatch.setattr(calibration, "time_rows", without_the_second)
+    not_fitted = Counter()
+    kept, times = _timed(few, {"h100": h100}, profile, not_fitted)
+    assert kept == (few[0], few[2])
+    assert not_fitted == {"no table": 1}
+    assert [one.decode_us[0] for one in times.values()] == [one.decode_us[0] for one in first.values()]
+    assert {len(one.decode_us) for one in times.values()} == {2}
 
 
 def test_few_rows_choose_no_more_costs_than_they_can_tell():
