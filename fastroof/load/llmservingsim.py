@@ -301,6 +301,10 @@ def _add_dense(
     _by_layer(profile, path, raw["layer"], add, others)
 
 
+_BEYOND: Final = 2.0**40
+"""More tokens than any context has."""
+
+
 def _add_attention(profile: Profile, path: Path, shard: DenseShard, head_dim: int, kv_dtype: str) -> None:
     raw = read_columns(path, _ATTENTION, (_PREFILL_KEY, _KV_PREFILL, *_DECODE_Q))
     us = _times(path, _TIME, 1.0)
@@ -308,7 +312,7 @@ def _add_attention(profile: Profile, path: Path, shard: DenseShard, head_dim: in
     if "prefill_key" not in raw and "kv_prefill" not in raw:
         raise TableError(f"{path} has neither a column prefill_key nor kv_prefill")
     context = raw["prefill_key"] - chunk / 2.0 if "prefill_key" in raw else raw["kv_prefill"] * 1.0
-    whole = (context >= 0.0) & (context == np.floor(context))
+    whole = (context >= 0.0) & (context == np.floor(context)) & (context < _BEYOND)
     shared = {
         "another layer than attention": raw["layer"] != "attention",
         "prompts and decodes in one call": (chunk > 0) & (batch > 0),

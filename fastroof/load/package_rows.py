@@ -91,7 +91,9 @@ def _impossible(operator: str, columns: Mapping[str, Array], gpu: GpuSpec) -> di
     work = OPERATORS[operator].work(columns, gpu)
     dtypes = columns.get("dtype", columns.get("kv_dtype", np.full(len(work.flops), "bf16", object)))
     no_units = np.isnan(work.peak_flops_per_s) & ~np.isnan(work.flops)
-    rate = work.flops / (columns["latency_us"] / US_PER_S)
+    # sizes as large as any may be beat every peak
+    with np.errstate(over="ignore"):
+        rate = work.flops / (columns["latency_us"] / US_PER_S)
     too_fast, refused = rate > work.peak_flops_per_s, rate > work.limit_flops_per_s
     found = {
         f"{gpu.name} has no units for {d}": no_units & (dtypes == d) for d in sorted(set(dtypes[no_units]))

@@ -63,6 +63,10 @@ __all__ = [
 FIRST_BIN_US: Final = 1000.0
 """Width of the series' bins at the beginning, us."""
 
+LEAST_SCALE: Final = 1e-9
+MOST_SCALE: Final = 1e9
+"""What steps may be multiplied by: a clock of infinite times stands still."""
+
 
 class Arrays(NamedTuple):
     """All that the loops of one or several engines read and write."""
@@ -79,10 +83,13 @@ def options_of(settings: EngineSettings, trace: Trace, time_scale: float = 1.0) 
     Raises
     ------
     SimulationError
-        If steps take no time, or less.
+        If steps take no time, or less, or so much that clocks overflow.
     """
-    if not is_number(time_scale) or not 0.0 < time_scale < math.inf:
-        raise SimulationError(f"time_scale must be a number above 0, got {shown(time_scale)}")
+    if not is_number(time_scale) or not LEAST_SCALE <= time_scale <= MOST_SCALE:
+        raise SimulationError(
+            f"time_scale must be a number above 0, from {LEAST_SCALE:g} to {MOST_SCALE:g}, "
+            f"got {shown(time_scale)}"
+        )
     return EngineOptions(
         budget=settings.max_num_batched_tokens,
         max_seqs=settings.max_num_seqs,

@@ -28,6 +28,10 @@ MOST_BLOCK_TOKENS: Final = 2**16
 _FLAGS: Final = ("chunked_prefill", "admit_whole_prompt", "reserve_output", "async_scheduling")
 
 
+MOST_STEP_TOKENS: Final = 2**40
+"""More than any plan has."""
+
+
 @dataclass(frozen=True)
 class EngineSettings:
     """How one engine schedules.
@@ -83,7 +87,7 @@ class EngineSettings:
     def __post_init__(self) -> None:
         """Refuse what no engine does."""
         for name, most in (
-            ("max_num_batched_tokens", None),
+            ("max_num_batched_tokens", MOST_STEP_TOKENS),
             ("max_num_seqs", MOST_SLOTS),
             ("num_gpu_blocks", MOST_BLOCKS),
             ("block_size", MOST_BLOCK_TOKENS),

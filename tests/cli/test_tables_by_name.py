@@ -43,7 +43,7 @@ def refused(*arguments: str) -> str:
 
 
 def made(root: Path) -> set[str]:
-    return {path.name for path in (root / "b300").iterdir()}
+    return {path.name for path in (root / "b300").iterdir() if path.name != ".imported.json"}
 
 
 def test_the_first_command_converts_with_progress_and_the_next_does_not(root: Path) -> None:
@@ -75,7 +75,7 @@ def test_import_by_name_and_by_the_old_options(root: Path, tmp_path: Path) -> No
     assert len(made(root)) == 4
     other = ("tables", "import", "aiconfigurator", "--gpu", "b300", "-o", str(tmp_path / "mine"))
     done(*other)
-    assert {path.name for path in (tmp_path / "mine" / "b300").iterdir()} == made(root)
+    assert made(tmp_path / "mine") == made(root)
     one = tmp_path / "one"
     done(
         "tables", "import", "aiconfigurator", "--system", "b300_sxm", "--backend", "sglang", "--version",

@@ -399,7 +399,7 @@ def test_steps_are_read_as_kernels_bench_writes_them(tmp_path: Path) -> None:
         ({"phase": "idle"}, "phase is one of decode, prefill"),
         ({"tp": "two"}, "line 2: invalid literal"),
         ({"tp": "0"}, "must be above 0"),
-        ({"latency_us": "inf"}, "must be above 0"),
+        ({"latency_us": "inf"}, "latency_us is inf, need 0.001 to 1e+09 us"),
         ({"dtype": ""}, "column dtype is empty"),
     ],
 )
