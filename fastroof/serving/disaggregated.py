@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from fastroof.plan import StepPlan
 
 __all__ = ["DisaggregatedEstimate", "WorkerMatch", "estimate_disaggregated", "match_workers"]
+
+MOST_WORKERS: Final = 2**20
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,6 +239,11 @@ def estimate_disaggregated(
     }
     shape, arrays = broadcast(given)
     scenarios = np.array(arrays)
+    if len(arrays[0]) and scenarios[3:5].max() > MOST_WORKERS:
+        raise BatchError(
+            f"prefill_workers and decode_workers must be numbers up to {MOST_WORKERS:,}, "
+            f"got {scenarios[3:5].max():g}"
+        )
     gpus = scenarios[3] * prefill_plan.layout.world_size + scenarios[4] * decode_plan.layout.world_size
     # each batch in flight is served like a worker of its own
     scenarios[3] *= prefill_plan.batches_in_flight

@@ -38,6 +38,10 @@ LENGTH_SPREAD: Final = 0.2
 """Spread of output lengths that estimates assume: that of the public benchmarks that draw lengths."""
 
 
+MOST_FRONTEND_US: Final = 1e9
+"""Of a token: as much as a table's slowest kernel takes."""
+
+
 @dataclass(frozen=True, eq=False)
 class ServingEstimate(ArrowResult):
     """Estimates of closed loops: floats, or arrays of the scenarios' shape.
@@ -357,7 +361,7 @@ def estimate(
         requests_per_client=(
             0.0 if requests_per_client is None else at_least("requests_per_client", requests_per_client, 1)
         ),
-        frontend_us_per_token=at_least("frontend_us_per_token", frontend_us_per_token, 0),
+        frontend_us_per_token=at_least("frontend_us_per_token", frontend_us_per_token, 0, MOST_FRONTEND_US),
         window=float(memory.window),
         window_share=memory.window_share,
         state_tokens=memory.state_tokens,

@@ -155,16 +155,17 @@ def decode_errors(plan: StepPlan, decodes: Floats, kv_len: Floats, step_us: Floa
     return errors
 
 
-def at_least(name: str, value: float, least: float) -> float:
+def at_least(name: str, value: float, least: float, most: float = math.inf) -> float:
     """Check one number that all scenarios share.
 
     Raises
     ------
     BatchError
-        If it is no finite number, or less than ``least``.
+        If it is no finite number, less than ``least``, or more than ``most``.
     """
-    if not is_number(value) or value < least:
-        raise BatchError(f"{name} must be a number of at least {least:g}, got {shown(value)}")
+    if not is_number(value) or not least <= float(value) <= most:
+        up_to = f" and up to {most:g}" if most < math.inf else ""
+        raise BatchError(f"{name} must be a number of at least {least:g}{up_to}, got {shown(value)}")
     return float(value)
 
 

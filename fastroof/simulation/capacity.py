@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Capacity", "capacity"]
 
 MOST_TOLERANCE: Final = 0.5
+MOST_DRAWS: Final = 1000
 
 ANY_RATE: Final = 1.0
 """Requests a second of a workload that has no rate: it is what is searched for."""
@@ -223,7 +224,7 @@ def capacity(
     """
     check_plan("plan", plan, SimulationError)
     replicas = whole_number("replicas", replicas, error=SimulationError)
-    draws = whole_number("draws", draws, error=SimulationError)
+    draws = whole_number("draws", draws, 1, MOST_DRAWS, SimulationError)
     check_flag("with_range", with_range, SimulationError)
     if not is_number(tolerance) or not 0 < tolerance <= MOST_TOLERANCE:
         raise SimulationError(

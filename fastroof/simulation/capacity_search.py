@@ -125,7 +125,8 @@ class CapacitySearch:
         if near is not None:
             for per_s in (near / (1.0 + 3.0 * self.tolerance), near * (1.0 + 3.0 * self.tolerance)):
                 tried[per_s] = seen_at(per_s)
-        start = at_once.served_per_s
+        # nothing is served at once where each waits too long
+        start = at_once.served_per_s or self._base_per_s
         rates = {per_s: seen for per_s, seen in tried.items() if per_s < math.inf}
         span = largest_rate(
             seen_at, limits.holds, start,

@@ -85,7 +85,7 @@ def options_of(settings: EngineSettings, trace: Trace, time_scale: float = 1.0) 
     SimulationError
         If steps take no time, or less, or so much that clocks overflow.
     """
-    if not is_number(time_scale) or not LEAST_SCALE <= time_scale <= MOST_SCALE:
+    if not is_number(time_scale) or not LEAST_SCALE <= float(time_scale) <= MOST_SCALE:
         raise SimulationError(
             f"time_scale must be a number above 0, from {LEAST_SCALE:g} to {MOST_SCALE:g}, "
             f"got {shown(time_scale)}"

@@ -26,6 +26,7 @@ __all__ = ["HASH_IDS", "MOST_SECONDS", "MOST_TOKENS", "TRACE_COLUMNS", "Sizes", 
 Sizes = npt.NDArray[np.int32]
 """Tokens, one number a request."""
 
+MOST_CLIENTS: Final = 2**31
 MOST_TOKENS: Final = 2**24
 """Most tokens of a prompt or an answer: above what any model attends to, so that sums stay within int32."""
 
@@ -134,7 +135,7 @@ class Trace:
                 arrays["cached_tokens"] >= arrays["input_tokens"],
                 "must be less than the prompt's tokens, of which the last is always computed")  # fmt: skip
         if self.clients is not None:
-            whole_number("clients", self.clients, error=TraceError)
+            whole_number("clients", self.clients, 1, MOST_CLIENTS, TraceError)
         if not is_number(self.think_s) or self.think_s < 0:
             raise TraceError(f"{where}: think_s must be seconds of at least 0, got {shown(self.think_s)}")
         arrays |= self._checked_hashes(where, arrays["input_tokens"])
@@ -226,6 +227,7 @@ class Trace:
         """
         if not is_number(factor) or factor <= 0:
             raise TraceError(f"rate_scale must be a number above 0, got {shown(factor)}")
+        factor = float(factor)
         if self.is_closed:
             raise TraceError(f"trace {shown(self.name)} is a closed loop: it has clients, no rate to scale")
         with np.errstate(over="ignore"):
@@ -293,6 +295,7 @@ class Trace:
             raise TraceError(
                 f"start_s and stop_s must be seconds of at least 0, got {shown(start_s)}, {shown(stop_s)}"
             )
+        start_s, stop_s = float(start_s), float(stop_s)
         first, last = np.searchsorted(self.arrival_s, (start_s, stop_s)).tolist()
         if first >= last:
             raise TraceError(

@@ -254,6 +254,7 @@ class Estimates(Calls):
     """``estimate``, by one plan or by two."""
 
     name = "estimate"
+    limit_s = 20.0  # a million estimates may take ten
     known: ClassVar[dict[str, tuple[str, ...]]] = {
         "max_batched_tokens": (), "chunked_prefill": FLAGS, "kv_reservation": ("'full'", "'grow'"),
         "max_kv_tokens": (), "max_seqs": (), "order": ("'mixed'", "'prefill_first'"), "length_spread": (),
