@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import fastroof
@@ -179,6 +179,7 @@ def test_a_schedule_of_nothing_is_refused() -> None:
     st.integers(1, 2),
     st.booleans(),
 )
+@example([(0, 23, 9), (0, 15, 7), (0, 7, 5)], 3, 7, 8, 1, True)
 def test_every_request_gets_its_tokens_once(
     made: list[tuple[int, int, int]], seqs: int, tokens: int, blocks: int, ranks: int, asynchronous: bool
 ) -> None:
@@ -196,7 +197,9 @@ def test_every_request_gets_its_tokens_once(
     computed = sum(new for step in steps for rank in step for new, _ in rank)
     least = sum(prompt + output - 1 for _, prompt, output in made)
     assert computed >= least
-    assert (computed == least) == (seen.preemptions == 0)
+    # an asynchronous one that is preempted with its last token on the way computes nothing again
+    assert computed == least or seen.preemptions > 0
+    assert computed > least or seen.preemptions == 0 or asynchronous
     arrivals = np.array([request.arrival_s for request in requests])
     outputs = np.array([request.output_tokens for request in requests])
     assert (seen.first_token_s > arrivals).all()
