@@ -66,7 +66,11 @@ _FIELDS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
 }
 """What fields that are there hold; :mod:`kernels_bench.output.recorded` looks at the rows' own."""
 
-_NEEDED: Final = {"start": ("gpu",), "sentinel": ("key", "round", "latency_us"), "skip": ("key", "kind")}
+_NEEDED: Final = {
+    "start": ("gpu",),
+    "sentinel": ("key", "round", "latency_us"),
+    "skip": ("key", "kind", "operator", "values"),
+}
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:

@@ -243,13 +243,9 @@ def _installed() -> Path | None:
 # -- the note ------------------------------------------------------------------------------------
 
 
-def _note(root: Path, gpu: str) -> Path:
-    return root / gpu / NOTE
-
-
 def _read_note(root: Path, gpu: str) -> dict[str, Any]:
     try:
-        note = read_json(_note(root, gpu), TableError)
+        note = read_json(root / gpu / NOTE, TableError)
     except TableError:
         return {}
     return note if isinstance(note, dict) and isinstance(note.get("sources"), list) else {}

@@ -50,6 +50,7 @@ from fastroof.load.write import Format
 from fastroof.models.dense import DenseModel, DenseShard, split
 from fastroof.models.load import load_model
 from fastroof.operators.foreign_rows import ForeignRows, size_columns, text_columns
+from fastroof.pack import SIZE_LIMIT
 from fastroof.units import NS_PER_US
 
 __all__ = ["convert_llmservingsim"]
@@ -301,10 +302,6 @@ def _add_dense(
     _by_layer(profile, path, raw["layer"], add, others)
 
 
-_BEYOND: Final = 2.0**40
-"""More tokens than any context has."""
-
-
 def _add_attention(profile: Profile, path: Path, shard: DenseShard, head_dim: int, kv_dtype: str) -> None:
     raw = read_columns(path, _ATTENTION, (_PREFILL_KEY, _KV_PREFILL, *_DECODE_Q))
     us = _times(path, _TIME, 1.0)
@@ -312,7 +309,7 @@ def _add_attention(profile: Profile, path: Path, shard: DenseShard, head_dim: in
     if "prefill_key" not in raw and "kv_prefill" not in raw:
         raise TableError(f"{path} has neither a column prefill_key nor kv_prefill")
     context = raw["prefill_key"] - chunk / 2.0 if "prefill_key" in raw else raw["kv_prefill"] * 1.0
-    whole = (context >= 0.0) & (context == np.floor(context)) & (context < _BEYOND)
+    whole = (context >= 0.0) & (context == np.floor(context)) & (context < SIZE_LIMIT)
     shared = {
         "another layer than attention": raw["layer"] != "attention",
         "prompts and decodes in one call": (chunk > 0) & (batch > 0),

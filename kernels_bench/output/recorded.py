@@ -101,7 +101,7 @@ def read_journals(journals: Sequence[Path]) -> Recorded:
                 if line["type"] == "row":
                     mine[_checked_key(path, line)] = line
                 elif line["type"] == "skip":
-                    skips[_skipped_key(path, line)] = line
+                    skips[_key(line)] = line
             runs.append(_run(start, lines, runs))
         twice = [key for key in mine if key in measured_in]
         if twice:
@@ -153,13 +153,6 @@ def _run(start: Record, lines: Sequence[Record], before: Sequence[Run]) -> Run:
 
 def _key(line: Record) -> str:
     return Point(str(line["operator"]), line["values"]).key
-
-
-def _skipped_key(path: Path, line: Record) -> str:
-    """Return the key of a point that was skipped, if it names one."""
-    if not isinstance(line.get("operator"), str) or not isinstance(line.get("values"), Mapping):
-        raise MeasureError(f"{path}: a skipped point without its operator or values; give the whole journal")
-    return _key(line)
 
 
 def _checked_key(path: Path, line: Record) -> str:

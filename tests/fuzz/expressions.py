@@ -6,6 +6,7 @@ import array
 import datetime
 import decimal
 import fractions
+import math
 import re
 from random import Random
 from typing import Any
@@ -15,7 +16,18 @@ import pyarrow as pa
 
 from tests.fuzz.surface import SkippedError
 
-__all__ = ["NAMES", "OddInt", "captured", "evaluated", "integer", "integer_array", "odd", "sizes"]
+__all__ = [
+    "NAMES",
+    "OddInt",
+    "call_text",
+    "captured",
+    "evaluated",
+    "integer",
+    "integer_array",
+    "odd",
+    "sizes",
+    "skip_many_points",
+]
 
 
 class OddInt(int):
@@ -138,7 +150,7 @@ def sizes(random: Random, most: int) -> str:
 def evaluated(text: str, names: dict[str, Any]) -> Any:
     """Evaluate a case; ``names`` holds NAMES.
 
-    NoSequence
+    Raises
     ------
     SkippedError
         If Python or NumPy cannot make these arguments, which says nothing of the product.
@@ -147,3 +159,22 @@ def evaluated(text: str, names: dict[str, Any]) -> Any:
         return eval(text, names)
     except (SyntaxError, TypeError, ValueError, IndexError, OverflowError, AttributeError):
         raise SkippedError(text) from None
+
+
+def call_text(name: str, words: dict[str, str]) -> bytes:
+    """Write a case that is a call of something by its name."""
+    return f"f({name!r}, {', '.join(f'{key}={value}' for key, value in words.items())})".encode()
+
+
+MOST_POINTS = 2_000_000
+
+
+def skip_many_points(options: dict[str, Any]) -> None:
+    """Raise SkippedError where arrays broadcast to so many points that they are fine, and take long."""
+    several = [np.shape(value) for value in options.values() if isinstance(value, np.ndarray)]
+    try:
+        count = math.prod(np.broadcast_shapes(*several))
+    except ValueError:
+        return  # the product's to refuse
+    if count > MOST_POINTS:
+        raise SkippedError

@@ -13,7 +13,7 @@ import numpy as np
 
 import fastroof
 from fastroof.errors import BatchError, FastroofError
-from tests.fuzz.expressions import EDGES, NAMES, evaluated, odd
+from tests.fuzz.expressions import EDGES, NAMES, evaluated, integer, odd
 from tests.fuzz.made_plans import plan_of
 from tests.fuzz.surface import SkippedError, Surface, Wrong
 from tests.reference.layouts import LAYOUTS
@@ -92,6 +92,16 @@ class Callers(Surface):
         return found
 
 
+def caller_of(function: Any) -> Any:
+    """Return a compiled caller of a compiled function of a plan and two arguments."""
+
+    @numba.njit
+    def timed(data: Any, one: Any, other: Any) -> Any:
+        return function(data, one, other)
+
+    return timed
+
+
 def same(found: float, plan: fastroof.StepPlan, method: str, *sizes: Any) -> None:
     """Raise Wrong if a plan says another time, or one where it was NaN, or none where it was not."""
     try:
@@ -110,13 +120,7 @@ class Steps(Callers):
 
     def prepare(self, folder: Any) -> None:
         super().prepare(folder)
-        step_us, _ = fastroof.numba_step(self.plans["dense"])
-
-        @numba.njit
-        def timed(data: Any, new_tokens: Any, context_len: Any) -> Any:
-            return step_us(data, new_tokens, context_len)
-
-        self.timed = timed
+        self.timed = caller_of(fastroof.numba_step(self.plans["dense"])[0])
 
     def examples(self) -> list[bytes]:
         return [
@@ -197,13 +201,7 @@ class Decodes(Callers):
 
     def prepare(self, folder: Any) -> None:
         super().prepare(folder)
-        decode_us, _ = fastroof.numba_decode(self.plans["dense"])
-
-        @numba.njit
-        def timed(data: Any, batch_size: Any, kv_len: Any) -> Any:
-            return decode_us(data, batch_size, kv_len)
-
-        self.timed = timed
+        self.timed = caller_of(fastroof.numba_decode(self.plans["dense"])[0])
 
     def examples(self) -> list[bytes]:
         kinds = dict.fromkeys(DTYPES)
@@ -249,4 +247,49 @@ class Decodes(Callers):
         same(found, plan, "decode_us", *map(int, given))
 
 
-SURFACES = [Steps, Decodes]
+class CompiledCallers(Surface):
+    """What ``numba_decode`` and ``numba_step`` return, called with integers of a kind that compiles."""
+
+    name = "numba.callers"
+    ci_cases = 300
+
+    def prepare(self, folder: Any) -> None:
+        super().prepare(folder)
+        self.plan = plan_of(max_tokens=2048, max_seqs=64)
+        self.names = {**NAMES, "plan": self.plan}
+
+    def examples(self) -> list[bytes]:
+        return [b"f('decode', plan, 2, 100)", b"f('step', plan, [1, 20], [100, 0])"]
+
+    def case(self, random: Random) -> bytes:
+        plan = "plan" if random.random() < 0.93 else odd(random)
+        if random.random() < 0.5:
+            return f"f('decode', {plan}, {integer(random, 70)}, {integer(random, 9000)})".encode()
+        count = random.choice((0, 1, 2, 5, 70))
+        new, context = ([int(integer(random, most)) for _ in range(count)] for most in (40, 5000))
+        if random.random() < 0.1:
+            context = context[1:]
+        return f"f('step', {plan}, {new}, {context})".encode()
+
+    def check(self, case: bytes) -> None:
+        given, _ = evaluated(case.decode(), self.names)
+        if len(given) != 4 or given[0] not in ("decode", "step"):
+            raise SkippedError
+        if given[0] == "decode":
+            decode_us, data = fastroof.numba_decode(given[1])
+            answer, asked = decode_us(data, *given[2:]), lambda: self.plan.decode_us(*given[2:])
+        else:
+            step_us, data = fastroof.numba_step(given[1])
+            arrays = [np.array(one, np.int64) for one in given[2:]]
+            answer, asked = step_us(data, *arrays), lambda: self.plan.step_scalar(*arrays)
+        try:
+            known = asked()
+        except FastroofError:
+            if not np.isnan(answer):
+                raise Wrong(f"{answer} us of what a plan refuses") from None
+            raise
+        if answer != known:
+            raise Wrong(f"{answer} us of what takes {known}")
+
+
+SURFACES = [Steps, Decodes, CompiledCallers]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -13,7 +12,16 @@ import numpy as np
 import fastroof
 from fastroof.load.write import write_source
 from fastroof.operators.registry import OPERATORS
-from tests.fuzz.expressions import NAMES, evaluated, integer, integer_array, odd, sizes
+from tests.fuzz.expressions import (
+    NAMES,
+    call_text,
+    evaluated,
+    integer,
+    integer_array,
+    odd,
+    sizes,
+    skip_many_points,
+)
 from tests.fuzz.surface import SkippedError, Surface, Wrong, all_finite
 
 __all__ = ["ASKED", "MADE", "SURFACES", "shipped"]
@@ -102,7 +110,6 @@ MADE = {
 }  # fmt: skip
 """Tables that the shipped ones of the H100 do not have: no H100 measured these times."""
 
-MOST_POINTS = 2_000_000
 METHODS = ("'roofline'", "'roofline'", "'linear_mfu'", "'nearest'", "'floor'", "'x'")
 WORDS = (
     "bf16", "fp8", "fp8_block", "nvfp4", "int8", "fp16", "default", "eager", "graph", "nccl", "auto",
@@ -131,7 +138,7 @@ class KernelLookups(Surface):
         self.calls = [(operator, asked) for operator, several in ASKED.items() for asked in several]
 
     def examples(self) -> list[bytes]:
-        return [_call(operator, _words(asked)) for operator, asked in self.calls]
+        return [call_text(operator, _words(asked)) for operator, asked in self.calls]
 
     def case(self, random: Random) -> bytes:
         operator, asked = random.choice(self.calls)
@@ -161,18 +168,13 @@ class KernelLookups(Surface):
             )
         if random.random() < 0.05:
             del words[random.choice(list(words))]
-        return _call(operator, words)
+        return call_text(operator, words)
 
     def check(self, case: bytes) -> None:
         given, options = evaluated(case.decode(), NAMES)
         if len(given) != 1 or not isinstance(given[0], str):
             raise SkippedError
-        several = [np.shape(value) for value in options.values() if isinstance(value, np.ndarray)]
-        try:
-            if math.prod(np.broadcast_shapes(*several)) > MOST_POINTS:
-                raise SkippedError  # fine, and takes long
-        except ValueError:
-            pass  # the product's to refuse
+        skip_many_points(options)
         tables = self.made if given[0] in MADE else shipped()
         found = tables.lookup(*given, **options)
         mfus = found.mfu[~np.isnan(found.mfu)]  # links have none
@@ -210,10 +212,6 @@ def _column(values: list[Any]) -> Any:
 
 def _words(asked: dict[str, Any]) -> dict[str, str]:
     return {key: repr(value) for key, value in asked.items()}
-
-
-def _call(operator: str, words: dict[str, str]) -> bytes:
-    return f"f({operator!r}, {', '.join(f'{key}={value}' for key, value in words.items())})".encode()
 
 
 SURFACES = [KernelLookups]

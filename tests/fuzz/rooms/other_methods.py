@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
@@ -12,7 +11,16 @@ import numpy as np
 
 from fastroof.compat import infersim, roofline_v1, roofline_v2
 from fastroof.compat.compare import compare
-from tests.fuzz.expressions import NAMES, evaluated, integer, integer_array, odd, sizes
+from tests.fuzz.expressions import (
+    NAMES,
+    call_text,
+    evaluated,
+    integer,
+    integer_array,
+    odd,
+    sizes,
+    skip_many_points,
+)
 from tests.fuzz.made_plans import h100
 from tests.fuzz.mutators import mutated_tree
 from tests.fuzz.rooms.plan_arguments import whole_numbers
@@ -43,7 +51,6 @@ LOOKUPS: dict[str, dict[str, Any]] = {
     "infersim.grouped_gemm_mfu": {"device": "h800", "phase": "decode", "num_experts": 8, "topk": 2,
                                   "hidden": 4096, "intermediate": 2048, "tokens_per_gpu": 64, "num_gpus": 1},
 }  # fmt: skip
-MOST_POINTS = 2_000_000
 MODULES = {"v2": roofline_v2, "infersim": infersim}
 
 
@@ -62,7 +69,8 @@ class OtherLookups(Surface):
 
     def examples(self) -> list[bytes]:
         return [
-            _call(name, {key: repr(value) for key, value in asked.items()}) for name, asked in LOOKUPS.items()
+            call_text(name, {key: repr(value) for key, value in asked.items()})
+            for name, asked in LOOKUPS.items()
         ]
 
     def case(self, random: Random) -> bytes:
@@ -77,18 +85,13 @@ class OtherLookups(Surface):
                 words[key] = sizes(random, 3 * asked[key]) if random.random() < 0.9 else odd(random)
         if random.random() < 0.03:
             del words[random.choice(list(words))]
-        return _call(name, words)
+        return call_text(name, words)
 
     def check(self, case: bytes) -> None:
         (name,), options = evaluated(case.decode(), NAMES)
         if name not in LOOKUPS or not options.keys() == LOOKUPS[name].keys():
             raise SkippedError
-        several = [np.shape(value) for value in options.values() if isinstance(value, np.ndarray)]
-        try:
-            if math.prod(np.broadcast_shapes(*several)) > MOST_POINTS:
-                raise SkippedError  # fine, and takes long
-        except ValueError:
-            pass  # the product's to refuse
+        skip_many_points(options)
         module, _, function = name.partition(".")
         found = getattr(MODULES[module], function)(self.tables[module], **options)
         for key, value in options.items():
@@ -272,10 +275,6 @@ class Comparisons(Calls):
             for time in step.times[1:]:
                 if not time.why_not and not 0.0 < time.total_us < 1e15:
                     raise Wrong(f"{time.method} says {time.total_us} us")
-
-
-def _call(name: str, words: dict[str, str]) -> bytes:
-    return f"f({name!r}, {', '.join(f'{key}={value}' for key, value in words.items())})".encode()
 
 
 def _spoilt(given: dict[str, Any], random: Random, share: float = 1.0) -> str:

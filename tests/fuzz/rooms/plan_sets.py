@@ -1,4 +1,4 @@
-"""Plans that are compiled together, plans of callers that Numba compiles, and what steps of drafts are."""
+"""Plans that are compiled together, and what steps of drafts are."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import numpy as np
 
 import fastroof
 from fastroof import serving
-from fastroof.errors import FastroofError
-from tests.fuzz.expressions import NAMES, evaluated, integer, odd, sizes
+from tests.fuzz.expressions import NAMES, evaluated, odd, sizes
 from tests.fuzz.made_plans import h100, plan_of
 from tests.fuzz.rooms.lookups import PLAN_OPTIONS
 from tests.fuzz.rooms.plan_arguments import whole_numbers
@@ -88,51 +87,6 @@ class PlanSets(Surface):
                 raise Wrong(f"{plan} is another plan than {alone}")
 
 
-class CompiledCallers(Surface):
-    """What ``numba_decode`` and ``numba_step`` return, called with integers of a kind that compiles."""
-
-    name = "numba.callers"
-    ci_cases = 300
-
-    def prepare(self, folder: Path) -> None:
-        super().prepare(folder)
-        self.plan = plan_of(max_tokens=2048, max_seqs=64)
-        self.names = {**NAMES, "plan": self.plan}
-
-    def examples(self) -> list[bytes]:
-        return [b"f('decode', plan, 2, 100)", b"f('step', plan, [1, 20], [100, 0])"]
-
-    def case(self, random: Random) -> bytes:
-        plan = "plan" if random.random() < 0.93 else odd(random)
-        if random.random() < 0.5:
-            return f"f('decode', {plan}, {integer(random, 70)}, {integer(random, 9000)})".encode()
-        count = random.choice((0, 1, 2, 5, 70))
-        new, context = ([int(integer(random, most)) for _ in range(count)] for most in (40, 5000))
-        if random.random() < 0.1:
-            context = context[1:]
-        return f"f('step', {plan}, {new}, {context})".encode()
-
-    def check(self, case: bytes) -> None:
-        given, _ = evaluated(case.decode(), self.names)
-        if len(given) != 4 or given[0] not in ("decode", "step"):
-            raise SkippedError
-        if given[0] == "decode":
-            decode_us, data = fastroof.numba_decode(given[1])
-            answer, asked = decode_us(data, *given[2:]), lambda: self.plan.decode_us(*given[2:])
-        else:
-            step_us, data = fastroof.numba_step(given[1])
-            arrays = [np.array(one, np.int64) for one in given[2:]]
-            answer, asked = step_us(data, *arrays), lambda: self.plan.step_scalar(*arrays)
-        try:
-            known = asked()
-        except FastroofError:
-            if not np.isnan(answer):
-                raise Wrong(f"{answer} us of what a plan refuses") from None
-            raise
-        if answer != known:
-            raise Wrong(f"{answer} us of what takes {known}")
-
-
 class Speculation(Surface):
     """``SpeculativeDecoding``, and an estimate with it."""
 
@@ -178,4 +132,4 @@ class Speculation(Surface):
         all_finite([np.asarray(found.columns()[name]) for name in ("ttft_ms", "tpot_ms")])
 
 
-SURFACES = [PlanSets, CompiledCallers, Speculation]
+SURFACES = [PlanSets, Speculation]
