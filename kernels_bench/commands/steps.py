@@ -82,7 +82,7 @@ def _measure(
     from kernels_bench.steps.step_points import default_steps
 
     clock = MonotonicClock()
-    began_s, started = clock.seconds(), now_iso()
+    began_s, started, commit = clock.seconds(), now_iso(), checkout_commit()
     if reason := refuses_model(spec):
         raise MeasureError(reason)
     names = [name.strip() for name in providers.split(",") if name.strip()]
@@ -117,7 +117,7 @@ def _measure(
         "seed": seed,
         "started": started,
         "finished": now_iso(),
-        "commit": checkout_commit(),
+        "commit": commit,
     }
     if report.measured == 0 and not report.skips:
         return report

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
+import re
 import subprocess
 import sys
 import uuid
@@ -14,9 +16,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from fastroof._version import __version__
+from fastroof.checks import shown
+from fastroof.errors import MeasureError
 from kernels_bench.protocol import Availability, Provider
 
-__all__ = ["checkout_commit", "new_run_id", "now_iso", "software_versions", "working"]
+__all__ = ["COMMIT_VARIABLE", "checkout_commit", "new_run_id", "now_iso", "software_versions", "working"]
+
+COMMIT_VARIABLE: Final = "KERNELS_BENCH_COMMIT"
+"""Environment variable: the commit that runs, for a copy of the checkout that travels without its .git."""
+
+_COMMIT: Final = re.compile(r"[0-9a-f]{7,64}(-dirty)?")
 
 _DISTRIBUTIONS: Final = {
     "numpy": "numpy",
@@ -86,21 +95,31 @@ def software_versions(answers: Iterable[tuple[Provider, Availability]] = ()) -> 
 
 
 def checkout_commit() -> str:
-    """Return the commit of the checkout this runs from, ``-dirty`` behind it where files differ.
+    """Return the commit that this runs from, with ``-dirty`` appended if files differ from it.
 
     Returns
     -------
     str
-        Empty where this is no git checkout.
+        What git reports of the checkout. Without a .git folder or without git, the value of
+        ``KERNELS_BENCH_COMMIT``, and an empty string if that is not set.
+
+    Raises
+    ------
+    MeasureError
+        If ``KERNELS_BENCH_COMMIT`` is needed and is not a commit.
     """
     root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():
-        return ""
-    try:
-        commit, changed = _git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain")
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return f"{commit}-dirty" if changed else commit
+    if (root / ".git").exists():
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            commit, changed = _git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain")
+            return f"{commit}-dirty" if changed else commit
+    given = os.environ.get(COMMIT_VARIABLE, "").strip()
+    if given and not _COMMIT.fullmatch(given):
+        raise MeasureError(
+            f"{COMMIT_VARIABLE} is {shown(given)}, which is not a commit: give 7 to 64 hexadecimal digits, "
+            "with -dirty appended if files differ"
+        )
+    return given
 
 
 def _git(root: Path, *arguments: str) -> str:
