@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,6 +36,9 @@ def smoke(
 ) -> None:
     """Check and time one point an operator with every provider that works here; keep nothing.
 
+    Each result is printed as soon as it is measured, one line each; the line ends with ok if the point
+    agrees with its reference.
+
     Exit codes: 0 all agree with their references, 1 a check failed or a kernel did, 2 an error.
     """
     from kernels_bench.grid.grid import load_grid
@@ -62,9 +64,13 @@ def smoke(
             typer.echo(f"{provider.name}: not reached within {deadline:g} s", err=True)
             continue
         records += _smoke_one(provider, points, timer, monitor, left_s)
-    _print_table(records)
+    rows = [r for r in records if r["type"] == "row"]
     bad = [r for r in records if r["type"] == "skip" and r["kind"] in ("reference", "error")]
-    if bad or not any(r["type"] == "row" for r in records):
+    typer.echo(
+        f"{len(rows)} points agree, {len(bad)} failed, {len(records) - len(rows) - len(bad)} skipped "
+        f"in {clock.seconds() - started_s:.1f} s"
+    )
+    if bad or not rows:
         raise typer.Exit(EXIT_FAILED)
 
 
@@ -80,7 +86,7 @@ def _one_each(points: list[Point]) -> list[Point]:
 def _smoke_one(
     provider: Provider, points: list[Point], timer: Timer, monitor: Monitor, left_s: float
 ) -> list[Record]:
-    """Measure with one provider alone, and return the rows and skips."""
+    """Measure with one provider alone, print each row and skip, and return them."""
     from kernels_bench.journal import read_journal
     from kernels_bench.run.run_options import RunOptions
     from kernels_bench.run.runner import measure
@@ -89,43 +95,37 @@ def _smoke_one(
     mine = [point for point in points if provider.refuses(point) is None]
     if not mine:
         return []
-    options = RunOptions(
-        gpu="smoke",
-        run_id=provider.name,
-        deadline_s=left_s,
-        max_bytes=usable_bytes(on_cpu=provider.name == "cpu"),
-        say=lambda sentence: typer.echo(sentence, err=True),
-    )
+    printed: list[Record] = []
     with tempfile.TemporaryDirectory() as folder:
         journal = Path(folder) / "journal-smoke.jsonl"
+
+        def print_new(_: object) -> None:
+            records = [r for r in read_journal(journal) if r["type"] in ("row", "skip")]
+            for record in records[len(printed) :]:
+                typer.echo(f"{provider.name:<10}  {_line(record)}")
+                printed.append(record)
+
+        options = RunOptions(
+            gpu="smoke",
+            run_id=provider.name,
+            deadline_s=left_s,
+            max_bytes=usable_bytes(on_cpu=provider.name == "cpu"),
+            on_progress=print_new,
+            say=lambda sentence: typer.echo(sentence, err=True),
+        )
         report = measure(mine, [provider], timer, monitor, MonotonicClock(), journal, options)
-        if report.left:
-            typer.echo(f"{provider.name}: {report.left} points left: {report.reason}", err=True)
-        return [
-            {**r, "provider": provider.name} for r in read_journal(journal) if r["type"] in ("row", "skip")
-        ]
+    if report.left:
+        typer.echo(f"{provider.name}: {report.left} points left: {report.reason}", err=True)
+    return printed
 
 
-def _print_table(records: list[Record]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for name in ("provider", "operator", "sizes", "kernel"):
-        table.add_column(name, overflow="fold")
-    for name in ("us", "p25", "p75", "replays"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("check", overflow="fold")
-    for record in sorted(records, key=lambda r: (r["operator"], str(r["values"]), r["provider"])):
-        sizes = " ".join(f"{name}={value}" for name, value in record["values"].items() if value)
-        start = (record["provider"], record["operator"], sizes)
-        if record["type"] == "row":
-            times = [f"{record[name]:.2f}" for name in ("latency_us", "p25_us", "p75_us")]
-            table.add_row(*start, record["kernel"], *times, str(record["num_replays"]), "ok")
-        else:
-            table.add_row(*start, "", "", "", "", "", f"{record['kind']}: {record['reason']}")
-    on_terminal = sys.stdout.isatty()
-    # Into a pipe a table is as wide as it needs to be.
-    console = Console(markup=False, emoji=False, highlight=False, width=None if on_terminal else 220)
-    console.print(table)
+def _line(record: Record) -> str:
+    sizes = " ".join(f"{name}={value}" for name, value in record["values"].items() if value)
+    point = f"{record['operator']:<24}"
+    if record["type"] == "skip":
+        return f"{point}  {sizes}  {record['kind']}: {record['reason']}"
+    times = (
+        f"{record['latency_us']:10.2f} us ({record['p25_us']:.2f} to {record['p75_us']:.2f}, "
+        f"{record['num_replays']} replays)"
+    )
+    return f"{point}  {times}  {record['kernel']}  {sizes}  ok"

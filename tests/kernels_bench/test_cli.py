@@ -24,8 +24,10 @@ import fastroof
 from fastroof.config.gpu import load_gpu
 from fastroof.errors import GpuError, MeasureError
 from kernels_bench.cli import app
+from kernels_bench.commands.smoke import smoke
 from kernels_bench.grid.grid import load_grid
 from kernels_bench.journal import find_journals, read_journal
+from kernels_bench.points import Point
 from kernels_bench.run import request, session
 from kernels_bench.run.card import measured_gpu, refuse_other_gpu, write_gpu_file
 from kernels_bench.run.facts import checkout_commit, software_versions, working
@@ -155,6 +157,28 @@ def test_a_failed_smoke_check_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) ->
     result = command("smoke", "--providers", "cpu")
     assert result.exit_code == 1
     assert "reference: cpu (fake moe) is wrong" in " ".join(result.stdout.split())
+    assert re.search(r"^\d+ points agree, [1-9]\d* failed, 0 skipped in", result.stdout, re.MULTILINE)
+
+
+def test_a_killed_smoke_test_has_shown_what_it_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def kill_third(point: Point, call: int) -> tuple[float, float]:
+        if len(timer.keys) == 3:
+            raise Killed
+        return 12.5, 0.0
+
+    timer = FakeTimer(latency_us=kill_third)
+    monkeypatch.setattr(request, "known_providers", lambda: [FakeProvider("cpu")])
+    monkeypatch.setattr("kernels_bench.run.timing.CpuTimer", lambda: timer)
+    with pytest.raises(Killed):
+        smoke(providers="cpu")
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert all(re.fullmatch(r"cpu .* 12\.50 us .*  fake \w+  .* ok", line) for line in lines)
 
 
 def test_providers_says_which_work_and_why_the_others_do_not() -> None:
