@@ -29,7 +29,11 @@ __all__ = [
 ]
 
 LIBRARIES_VARIABLE: Final = "KERNELS_BENCH_VLLM_LIBS"
-"""Environment variable: a folder that holds the libraries, at any depth."""
+"""Environment variable: a folder that holds the libraries, at any depth.
+
+A library that an importable vllm has is taken from there instead: importing vllm loads it in any case, and a
+process can register an op only once.
+"""
 
 LIBRARY_FILES: Final = {
     "fa3": "_vllm_fa3_C.abi3.so",
@@ -86,7 +90,7 @@ GRAPH_MAX_TOKENS: Final = 512
 
 
 def find_library(name: str) -> Path | None:
-    """Look for a library: in the folder that the environment names, else in an installed vllm.
+    """Look for a library: in an importable vllm, else in the folder that the environment names.
 
     Parameters
     ----------
@@ -98,12 +102,10 @@ def find_library(name: str) -> Path | None:
     Path or None
         None where it is in neither.
     """
-    folders = []
+    spec = importlib.util.find_spec("vllm")
+    folders = [Path(folder) for folder in (spec and spec.submodule_search_locations) or ()]
     if named := os.environ.get(LIBRARIES_VARIABLE):
         folders.append(Path(named))
-    spec = importlib.util.find_spec("vllm")
-    if spec is not None and spec.submodule_search_locations:
-        folders += [Path(folder) for folder in spec.submodule_search_locations]
     for folder in folders:
         libraries = sorted(folder.rglob(LIBRARY_FILES[name])) if folder.is_dir() else []
         if libraries:
@@ -136,11 +138,18 @@ def load_libraries() -> dict[str, str]:
             ops: Any = torch.ops
             ops.load_library(str(path))
         except (OSError, RuntimeError) as error:
-            reasons[name] = f"{path} does not load: {str(error).splitlines()[0]}"
+            reasons[name] = f"{path} does not load: {_root_cause(error)}"
             continue
         missing = _missing_ops(torch, name)
         reasons[name] = f"{path} lacks {', '.join(missing)}: need that of vLLM 0.26" if missing else ""
     return reasons
+
+
+def _root_cause(error: BaseException) -> str:
+    """Return the first line of what an error was raised from: torch's own names only the file."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _ops_of(name: str) -> list[str]:

@@ -1,8 +1,11 @@
 """Providers without a GPU: order of choice, reasons, rotation, page tables."""
 
+import importlib
 import os
+import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -178,7 +181,69 @@ class TestLibraries:
         monkeypatch.setattr(vllm_ops, "_is_registered", lambda torch, name: False)
         reasons = vllm_ops.load_libraries()
         assert vllm_ops.LIBRARIES_VARIABLE in reasons["fa3"]
-        assert "does not load" in reasons["ops"]
+        # dlopen's words: torch's own say only that the file could not be loaded
+        assert re.search(r"does not load: .*(file too short|invalid ELF header)", reasons["ops"])
+
+    @pytest.mark.parametrize(
+        ("error", "words"),
+        [
+            (OSError("Could not load this library: x.so"), "Could not load this library: x.so"),
+            (RuntimeError(""), "RuntimeError"),
+        ],
+    )
+    @pytest.mark.parametrize("cause", [None, "libcudart.so.13: cannot open shared object file\nmore"])
+    def test_why_a_library_does_not_load_is_shown(self, tmp_path, monkeypatch, error, words, cause):
+        def load_library(path):
+            raise error from (cause and OSError(cause))
+
+        empty = SimpleNamespace()
+        ops = {"load_library": load_library} | dict.fromkeys(("_vllm_fa3_C", "_C", "_C_cache_ops"), empty)
+        monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(ops=SimpleNamespace(**ops)))
+        for file in vllm_ops.LIBRARY_FILES.values():
+            (tmp_path / file).write_bytes(b"")
+        monkeypatch.setenv(vllm_ops.LIBRARIES_VARIABLE, str(tmp_path))
+        shown = cause.splitlines()[0] if cause else words
+        for name, reason in vllm_ops.load_libraries().items():
+            assert reason == f"{tmp_path / vllm_ops.LIBRARY_FILES[name]} does not load: {shown}"
+
+    def test_ops_are_registered_once_where_vllm_can_be_imported(self, tmp_path, monkeypatch):
+        """`import vllm` loads the libraries that lie in it, whatever the variable names."""
+        registered = SimpleNamespace(
+            **{space: SimpleNamespace() for space in ("_vllm_fa3_C", "_C", "_C_cache_ops")}
+        )
+        loaded = set()
+
+        def load_library(path):
+            if path in loaded:
+                return  # as dlopen of one and the same file
+            loaded.add(path)
+            for op in vllm_ops._ops_of(names[os.path.basename(path)]):
+                space, name = op.split("::")
+                assert not hasattr(getattr(registered, space), name), f"{path} registers {op} again"
+                setattr(getattr(registered, space), name, object())
+
+        names = {file: name for name, file in vllm_ops.LIBRARY_FILES.items()}
+        registered.load_library = load_library
+        monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(ops=registered))
+        monkeypatch.delitem(sys.modules, "vllm", raising=False)
+        package = tmp_path / "site" / "vllm"
+        for folder in (package, tmp_path / "named"):
+            folder.mkdir(parents=True)
+            for file in names:
+                (folder / file).write_bytes(b"")
+        (package / "__init__.py").write_text(
+            "import pathlib, torch\n"
+            "for file in pathlib.Path(__file__).parent.glob('*.so'):\n    torch.ops.load_library(str(file))\n"
+        )
+        monkeypatch.syspath_prepend(tmp_path / "site")
+        monkeypatch.setenv(vllm_ops.LIBRARIES_VARIABLE, str(tmp_path / "named"))
+        assert vllm_ops.load_libraries() == {"fa3": "", "ops": ""}
+        importlib.import_module("vllm")
+        monkeypatch.delitem(sys.modules, "vllm")
+        assert loaded == {str(package / file) for file in names}
+        # one that vllm lacks is still taken from the folder
+        (package / vllm_ops.LIBRARY_FILES["fa3"]).unlink()
+        assert vllm_ops.find_library("fa3") == tmp_path / "named" / vllm_ops.LIBRARY_FILES["fa3"]
 
 
 class TestRotation:
