@@ -222,12 +222,13 @@ def measure_steps(
         model = StepModel(spec, backend, options.seed)
     except MemoryError as error:
         raise MeasureError(f"the weights of {spec.name} do not fit this device: {error}") from None
+    late = 0
     for place in np.random.default_rng(options.seed).permutation(len(todo)):
         point = todo[place]
         spent_s = clock.seconds() - began_s
         if options.deadline_s is not None and spent_s + expected_seconds(point, spec) > options.deadline_s:
-            report.stopped = f"deadline: {len(todo) - report.measured} steps at most are left"
-            break
+            late += 1  # a shorter one may still fit
+            continue
         outcome = _measure_one(model, point, timer, monitor, options.seed)
         if isinstance(outcome, StepSkip):
             report.skips.append(outcome)
@@ -238,7 +239,9 @@ def measure_steps(
             report.measured += 1
         options.on_step(point, outcome)
         if report.stopped:
-            break
+            return report
+    if late:
+        report.stopped = f"deadline: {late} of {len(todo)} steps are left"
     return report
 
 

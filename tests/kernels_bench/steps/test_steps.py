@@ -286,6 +286,23 @@ class TestMeasuring:
         assert "deadline" in report.stopped
         assert run(tmp_path, backend).present == report.measured
 
+    @pytest.mark.parametrize("late", range(len(POINTS)))
+    def test_a_step_too_long_for_the_deadline_leaves_the_shorter_ones(
+        self, tmp_path, backend, monkeypatch, late
+    ):
+        from kernels_bench.steps import measure
+
+        seconds = dict.fromkeys(POINTS, 0.1) | {POINTS[late]: 100.0}
+        monkeypatch.setattr(measure, "expected_seconds", lambda point, *_: seconds[point])
+        report = run(tmp_path, backend, deadline_s=50.0)
+        assert report.measured == len(POINTS) - 1
+        assert report.stopped == f"deadline: 1 of {len(POINTS)} steps are left"
+        done = {
+            StepPoint.parse(r["phase"], r["new_tokens"], r["context_len"])
+            for r in read_steps(tmp_path / "steps.csv")
+        }
+        assert done == {*POINTS} - {POINTS[late]}
+
     def test_memory_errors_and_others_are_skipped(self, tmp_path, backend):
         fails = {3: MemoryError("too much"), 9: RuntimeError("no kernel")}
         report = run(tmp_path, backend, FakeTimer(fails))
