@@ -11,6 +11,7 @@ import typer
 
 from fastroof.config.gpu import GpuSpec, load_gpu
 from fastroof.units import GB
+from kernels_bench.command_options import print_table
 from kernels_bench.grid.estimate import Estimate, estimate_all, fit_budget, run_seconds, unfit
 from kernels_bench.grid.grid import DEFAULT_GRID, Grid, grid_names, load_grid
 from kernels_bench.points import Point
@@ -184,26 +185,17 @@ def _points(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _print_groups(plan: Plan, budget_s: float | None) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("group", no_wrap=True)
-    for name in ("priority", "points", "est. s", "largest GB"):
-        table.add_column(name, justify="right", no_wrap=True)
-    if budget_s is not None:
-        table.add_column("dropped", justify="right", no_wrap=True)
-    for row in _groups(plan):
-        cells = [
+    heads = ["group", "priority", "points", "est. s", "largest GB"]
+    rows = [
+        [
             row["group"], str(row["priority"]), f"{row['points']:,}", f"{row['seconds']:.1f}",
-            f"{row['device_bytes'] / GB:.2f}",
-        ]  # fmt: skip
-        table.add_row(*cells, *([] if budget_s is None else [f"{row['dropped']:,}"]))
-    console = Console(markup=False, emoji=False, highlight=False)
-    # Into a pipe a table is as wide as it needs to be.
-    wide = console.width if console.is_terminal else 200
-    console.print(table, width=wide)
+            f"{row['device_bytes'] / GB:.2f}", f"{row['dropped']:,}",
+        ]
+        for row in _groups(plan)
+    ]  # fmt: skip
+    if budget_s is not None:
+        heads.append("dropped")
+    print_table(heads, [row[: len(heads)] for row in rows])
 
 
 def _print_totals(plan: Plan, budget_s: float | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -192,9 +193,9 @@ def _print_grid(spec: DenseModel, gpu: str | None) -> None:
             fitting.append(point)
         seconds = f"{expected_seconds(point, spec):.2f}" if fits else "no room"
         table.add_row(point.phase, point.new_text, point.context_text, f"{needed_bytes / GIB:.1f}", seconds)
-    console = Console()
     # Into a pipe a table is as wide as it needs to be.
-    console.print(table, width=None if console.is_terminal else 120)
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    console.print(table)
     total_s = sum(expected_seconds(point, spec) for point in fitting)
     console.print(
         f"{len(fitting)} steps fit, about {total_s:.0f} s; weights {2 * spec.num_parameters / GIB:.1f} GiB"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -313,6 +314,16 @@ def test_plan_as_json(app: typer.Typer) -> None:
     for group in document["groups"]:
         assert group["points"] == group["kept"] + group["dropped"] + group["unfit"]
     assert "points" not in document
+
+
+def test_heads_are_whole_in_a_pipe() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "kernels_bench", "plan", "smoke", "--budget", "60"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    heads = re.split(r"\s{2,}", done.stdout.splitlines()[0])
+    assert heads == ["group", "priority", "points", "est. s", "largest GB", "dropped"]
+    assert "…" not in done.stdout
 
 
 def test_plan_lists_points(app: typer.Typer) -> None:
