@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -43,16 +44,31 @@ def user_tables_root() -> Path:
     Raises
     ------
     TableError
-        If there is no such folder: the user has no home.
+        If there is no such folder: the user has no home, or only platformdirs knows where it is.
     """
     given = os.environ.get(TABLES_FOLDER)
     if given:
         return Path(given).absolute()
-    # here, so that what knows cards alone needs the standard library alone
-    import platformdirs
-
-    root = Path(platformdirs.user_data_dir("fastroof"))
-    # where there is no home platformdirs answers "~/.local/share", which would be below the working directory
+    root = _user_data_root()
+    # without a home some releases of platformdirs return "~/.local/share": below the working directory
     if not root.is_absolute():
         raise TableError(f"there is no home folder for tables; set {TABLES_FOLDER} to a folder")
     return root / "tables"
+
+
+def _user_data_root() -> Path:
+    """Return the user's data folder of fastroof as platformdirs defines it, on Linux also without it."""
+    try:
+        # here, so that what knows cards alone needs the standard library alone
+        import platformdirs
+    except ImportError:
+        if sys.platform != "linux":
+            raise TableError(
+                f"platformdirs is not installed: pip install platformdirs, or set {TABLES_FOLDER} to a folder"
+            ) from None
+        given = Path(os.environ.get("XDG_DATA_HOME", ""))
+        return (given if given.is_absolute() else Path(os.path.expanduser("~/.local/share"))) / "fastroof"
+    try:
+        return Path(platformdirs.user_data_dir("fastroof"))
+    except RuntimeError:  # other releases raise it without a home
+        return Path()
