@@ -12,7 +12,14 @@ import typer
 from fastroof.config.gpu import GpuSpec, load_gpu
 from fastroof.units import GB
 from kernels_bench.command_options import print_table
-from kernels_bench.grid.estimate import Estimate, estimate_all, fit_budget, run_seconds, unfit
+from kernels_bench.grid.estimate import (
+    Estimate,
+    estimate_all,
+    first_call_seconds,
+    fit_budget,
+    run_seconds,
+    unfit,
+)
 from kernels_bench.grid.grid import DEFAULT_GRID, Grid, grid_names, load_grid
 from kernels_bench.points import Point
 
@@ -32,7 +39,7 @@ class Plan:
     points : list of Point
         Every point of the grid.
     estimates : dict of str to Estimate
-        By the point's key.
+        By the point's key; ``seconds`` of the first point of a shape, by priority, include its first call.
     unfit : list of (Point, str)
         Points the card cannot measure, and why.
     kept, dropped : list of Point
@@ -79,7 +86,13 @@ def make_plan(grid: Grid, gpu: GpuSpec, budget_s: float | None = None) -> Plan:
         If the budget does not hold the sentinels.
     """
     points = grid.points()
-    estimates = {p.key: one for p, one in zip(points, estimate_all(points, gpu), strict=True)}
+    ordered = sorted(points, key=lambda point: point.priority)
+    estimates = {
+        point.key: one._replace(seconds=one.seconds + first_s)
+        for point, one, first_s in zip(
+            ordered, estimate_all(ordered, gpu), first_call_seconds(ordered), strict=True
+        )
+    }
     refused = unfit(points, gpu)
     refused_keys = {point.key for point, _ in refused}
     fitting = [point for point in points if point.key not in refused_keys]
@@ -129,6 +142,7 @@ def _document(plan: Plan, budget_s: float | None, list_points: bool) -> dict[str
         "total": {
             "points": len(plan.kept),
             "seconds": run_seconds(plan.kept, plan.gpu),
+            "first_call_seconds": sum(first_call_seconds(plan.kept)),
             "device_bytes": plan.device_bytes(plan.kept),
             "dropped": len(plan.dropped),
             "unfit": len(plan.unfit),
@@ -205,6 +219,8 @@ def _print_totals(plan: Plan, budget_s: float | None) -> None:
         f"about {total_s:.0f} s with the sentinels' repeats, "
         f"at most {plan.device_bytes(plan.kept) / GB:.1f} GB of device memory"
     )
+    if first_s := sum(first_call_seconds(plan.kept)):
+        typer.echo(f"of these, {first_s:.0f} s are a guess of what compiling and importing kernels takes")
     typer.echo("start-up, reference checks and points measured again come on top")
     if budget_s is not None:
         typer.echo(f"the budget of {budget_s:g} s drops {_dropped_words(plan)}")

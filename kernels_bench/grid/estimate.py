@@ -29,6 +29,7 @@ __all__ = [
     "Estimate",
     "estimate",
     "estimate_all",
+    "first_call_seconds",
     "fit_budget",
     "run_seconds",
     "unfit",
@@ -154,8 +155,42 @@ def _seconds(call_us: float, num_sets: int) -> float:
     return SETUP_S + SET_S * (num_sets - 1) + CAPTURE_S * captured + replays_us / US_PER_S
 
 
+def first_call_seconds(points: Sequence[Point]) -> list[float]:
+    """Estimate what first calls take beyond their points: imports, and kernels that are compiled.
+
+    Parameters
+    ----------
+    points : sequence of Point
+        The points, in the order of measuring.
+
+    Returns
+    -------
+    list of float
+        Seconds of each point: those of an operator's import at its first point, those of compiling at the
+        first of each shape, 0 for all others. The constants are guesses until a GPU host has measured them.
+
+    Examples
+    --------
+    >>> first_call_seconds([Point("gemm", {"dtype": "bf16", "m": 1, "n": 64, "k": 64})])
+    [0.0]
+    """
+    seen: set[tuple[Any, ...]] = set()
+    seconds = []
+    for point in points:
+        operator = MEASURED[point.operator]
+        first_s = 0.0
+        shape = operator.compiled_shape(point.values)
+        parts = [(("import",), operator.import_s), *([] if shape is None else [(shape, operator.compile_s)])]
+        for part, part_s in parts:
+            if (point.operator, *part) not in seen:
+                seen.add((point.operator, *part))
+                first_s += part_s
+        seconds.append(first_s)
+    return seconds
+
+
 def run_seconds(points: Sequence[Point], gpu: GpuSpec) -> float:
-    """Seconds of measuring all points, with the sentinels again every 200 points.
+    """Seconds of measuring all points, with first calls, and the sentinels again every 200 points.
 
     Parameters
     ----------
@@ -169,12 +204,9 @@ def run_seconds(points: Sequence[Point], gpu: GpuSpec) -> float:
     float
         Without start-up, reference checks and points that are measured again.
     """
-    return _run_seconds(points, [one.seconds for one in estimate_all(points, gpu)])
-
-
-def _run_seconds(points: Sequence[Point], seconds: Sequence[float]) -> float:
+    seconds = [one.seconds for one in estimate_all(points, gpu)]
     sentinel_s = sum(s for p, s in zip(points, seconds, strict=True) if p.priority == SENTINEL_PRIORITY)
-    return sum(seconds) + _sentinel_rounds(len(points)) * sentinel_s
+    return sum(seconds) + sum(first_call_seconds(points)) + _sentinel_rounds(len(points)) * sentinel_s
 
 
 def _sentinel_rounds(num_points: int) -> int:
@@ -250,8 +282,8 @@ def fit_budget(points: Sequence[Point], gpu: GpuSpec, budget_s: float) -> tuple[
     sentinel_s = sum(s for p, s in zip(points, seconds, strict=True) if p.priority == SENTINEL_PRIORITY)
     chosen: set[int] = set()
     total_s = 0.0
-    for i in order:
-        total_s += seconds[i]
+    for i, first_s in zip(order, first_call_seconds([points[i] for i in order]), strict=True):
+        total_s += seconds[i] + first_s
         if total_s + _sentinel_rounds(len(chosen) + 1) * sentinel_s > budget_s:
             if points[i].priority == SENTINEL_PRIORITY:
                 need_s = 2 * sentinel_s

@@ -23,6 +23,21 @@ DRAWN_BYTES_PER_S: Final = 4e11
 QUANTISED_BYTES_PER_S: Final = 1e11
 """Not measured: from 3 and 20 bytes that are moved a byte of weight, and random numbers besides."""
 
+VLLM_IMPORT_S: Final = 8.0
+"""A guess until a GPU host has measured it: the import took 8 s on a host of 2 cores without a GPU."""
+KERNEL_COMPILE_S: Final = 0.6
+"""A guess until a GPU host has measured it.
+
+The source of vLLM 0.26.0's fused_moe_kernel, compiled for sm_90 by Triton 3.9 on a host of 2 cores without a
+GPU, took 0.38 to 2.5 s in 30 variants of dtype and block sizes, 0.6 s in the median.
+"""
+KERNELS_A_SHAPE: Final = 4
+"""Kernels that Triton compiles for a dtype, topk and number of tokens; not observed on a GPU.
+
+Each of its two GEMMs has one, and layers that vLLM's package has tuned block sizes for have their own. Its
+configurations for the H100 make 118 kernels of 30 such shapes of the grid h100, and 365 of 105 of moe.
+"""
+
 
 def _experts_of(model: ModelShape, gpus: int) -> Iterable[Shape]:
     """Every expert's width over all GPUs."""
@@ -43,6 +58,8 @@ class MoeOperator(MeasuredOperator):
     title = "MoE layer"
     flops_share = 0.404  # of 989.5 TFLOP/s: 400
     launch_us = 25.0
+    import_s = VLLM_IMPORT_S
+    compile_s = KERNELS_A_SHAPE * KERNEL_COMPILE_S
     computes_in_dtype = True
     shape_columns = ("hidden", "intermediate", "topk", "num_experts", "moe_tp", "moe_ep")
     model_shapes: ClassVar[ModelShapes] = {"experts": _experts_of, "spread_experts": _spread_experts_of}
@@ -78,6 +95,10 @@ class MoeOperator(MeasuredOperator):
         """Of weights: drawn and scaled; fp8 ones divided, clamped and rounded too, from twice the bytes."""
         is_bf16 = np.array([str(dtype) == "bf16" for dtype in columns["dtype"]], np.bool_)
         return np.where(is_bf16, DRAWN_BYTES_PER_S, QUANTISED_BYTES_PER_S)
+
+    def compiled_shape(self, values: Values) -> tuple[Any, ...] | None:
+        """What chooses the block sizes of vLLM's Triton kernels, and is compiled in."""
+        return values["dtype"], values["topk"], values["num_tokens"]
 
     def checked_dtype(self, values: Values) -> str:
         """Experts in fp8 round twice, one after the other."""

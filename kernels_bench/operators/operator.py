@@ -47,6 +47,9 @@ class MeasuredOperator:
         Shares of a card's peak FLOP/s and bandwidth that its kernels were seen to reach on an H100.
     launch_us : float
         What a call takes at least, us.
+    import_s, compile_s : float
+        Seconds beyond those of a point: of the first point of a run, and of the first of each
+        :meth:`compiled_shape`.
     computes_in_dtype : bool
         Whether a card that has no units for its ``dtype`` cannot run it.
     shape_columns : tuple of str
@@ -68,6 +71,8 @@ class MeasuredOperator:
     flops_share: ClassVar[float] = 1.0
     bandwidth_share: ClassVar[float] = STREAMING
     launch_us: ClassVar[float]
+    import_s: ClassVar[float] = 0.0
+    compile_s: ClassVar[float] = 0.0
     computes_in_dtype: ClassVar[bool] = False
     shape_columns: ClassVar[tuple[str, ...]] = ()
     model_shapes: ClassVar[ModelShapes] = {}
@@ -134,6 +139,10 @@ class MeasuredOperator:
     def fill_bytes_per_s(self, columns: Columns) -> Floats:
         """Rate at which each point's inputs are made, where that takes longer than setting a point up."""
         return np.full(_count(columns), np.inf)
+
+    def compiled_shape(self, values: Values) -> tuple[Any, ...] | None:
+        """Name what kernels are compiled for at their first launch; None if nothing is compiled."""
+        return None
 
     def line(self, values: Values) -> tuple[Any, ...]:
         """Axes of a point that name its kernel's shape, rather than how much of it is asked for."""
