@@ -20,7 +20,7 @@ from kernels_bench.run.check import check_points, check_result
 from kernels_bench.run.journaled_run import JournaledRun
 from kernels_bench.run.run_options import RunOptions, RunReport, measuring_order
 
-__all__ = ["measure"]
+__all__ = ["measure", "refusal"]
 
 MAX_FAILURES: Final = 10
 """Failures in a row after which a provider is not asked any more."""
@@ -225,18 +225,12 @@ class _Run(JournaledRun):
         refusals: list[str] = []
         was_stopped = False
         for provider in self.providers:
-            reason = self._refusal(provider, point)
+            reason = refusal(provider, point)
             if reason is None and provider.name not in self.stopped:
                 return provider, refusals, was_stopped
             was_stopped |= reason is None
             refusals.append(f"{provider.name}: {reason or 'stopped after failing'}")
         return None, refusals, was_stopped
-
-    def _refusal(self, provider: Provider, point: Point) -> str | None:
-        try:
-            return provider.refuses(point)
-        except Exception as error:
-            return f"{type(error).__name__}: {_words(error)}"
 
     def _failed_check(self, provider: Provider, point: Point) -> str | None:
         """Return why a family's check failed, None where it passed; run it where it was not run yet."""
@@ -361,6 +355,14 @@ class _Run(JournaledRun):
     def _pace(self) -> float:
         """Seconds that points took over what was expected of them."""
         return self.spent_s / self.expected_s if self.expected_s else 1.0
+
+
+def refusal(provider: Provider, point: Point) -> str | None:
+    """Say why a provider does not take a point, be it that it fails to answer; None if it takes it."""
+    try:
+        return provider.refuses(point)
+    except Exception as error:
+        return f"{type(error).__name__}: {_words(error)}"
 
 
 @contextlib.contextmanager

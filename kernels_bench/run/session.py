@@ -21,7 +21,7 @@ from kernels_bench.protocol import Availability, Clock, Monitor, Provider, Timer
 from kernels_bench.run.card import CPU, measured_gpu, refuse_other_gpu, write_gpu_file
 from kernels_bench.run.facts import checkout_commit, new_run_id, now_iso, software_versions
 from kernels_bench.run.request import Request, choose_providers
-from kernels_bench.run.run_options import Progress, RunOptions, RunReport
+from kernels_bench.run.run_options import Progress, RunOptions, RunReport, measuring_order
 from kernels_bench.sentinels import sentinel_points
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def run_request(
         given = str(folder / GPU_FILE)  # the copy: the path may have been relative
     gpu = measured_gpu(given, monitor.facts(), on_cpu)
     journal, run_id = _journal(folder, gpu, grid, resume)
-    points = _points(grid, request, gpu, on_cpu, say)
+    points, taken = _points(grid, request, gpu, [provider for provider, _ in answers], on_cpu, say)
     points, collectives = _collectives(points, request, on_cpu, say)
     timer = _timer(on_cpu)  # before anything is written: without CUDA there is nothing to write
     write_gpu_file(folder, gpu, given)
@@ -116,7 +116,7 @@ def run_request(
         reserve_s=TABLES_RESERVE_S + for_collectives_s if deadline_s is not None else 0.0,
         max_bytes=usable_bytes(on_cpu),
         sentinels=tuple(grid.sentinels()) or sentinel_points(tiny=on_cpu),
-        estimate_s=_estimates(points, gpu, on_cpu),
+        estimate_s=_estimates([p for p in points if p.key in taken], request.seed, gpu, on_cpu),
         start=_start_facts(request, grid, answers, on_cpu),
         on_progress=on_progress,
         say=say,
@@ -239,8 +239,17 @@ def _timer(on_cpu: bool) -> Timer:
 
 
 def _points(
-    grid: Grid, request: Request, gpu: GpuSpec, on_cpu: bool, say: Callable[[str], None]
-) -> list[Point]:
+    grid: Grid,
+    request: Request,
+    gpu: GpuSpec,
+    providers: Sequence[Provider],
+    on_cpu: bool,
+    say: Callable[[str], None],
+) -> tuple[list[Point], set[str]]:
+    """Return what is asked for within the budget, and the keys of those points that somebody here takes.
+
+    What nobody takes stays: it costs no time, and the journal states why it has no row.
+    """
     from kernels_bench.grid.estimate import fit_budget, unfit
 
     points = grid.points()
@@ -251,27 +260,48 @@ def _points(
         if unknown:
             raise MeasureError(f"--only {', '.join(unknown)}: grid {grid.name} has {', '.join(have)}")
         points = [p for p in points if p.operator in request.only]
+    taken = {point.key for point in points if _is_taken(point, providers)}
     if request.budget_s is not None:
         if on_cpu:
             raise MeasureError("a budget is reckoned with a GPU's rates; pass --deadline on a CPU")
         beyond = {point.key for point, _ in unfit(points, gpu)}
         fitting = [point for point in points if point.key not in beyond]
-        points, dropped = fit_budget(fitting, gpu, request.budget_s)
+        costing = [point for point in fitting if point.key in taken]
+        _, dropped = fit_budget(costing, gpu, request.budget_s)
         say(
             f"the budget of {request.budget_s:g} s drops {len(dropped):,} points, {len(beyond):,} "
-            f"cannot be measured on {gpu.title}; kernels-bench plan lists them"
+            f"cannot be measured on {gpu.title}, {len(fitting) - len(costing):,} are taken by no provider "
+            "here and cost nothing; kernels-bench plan lists the first two"
         )
-    return points
+        left_out = {point.key for point in dropped}
+        points = [point for point in fitting if point.key not in left_out]
+    return points, taken
 
 
-def _estimates(points: Sequence[Point], gpu: GpuSpec, on_cpu: bool) -> Callable[[Point], float]:
-    """Return seconds by point; on a CPU all alike, which the run's own pace then corrects."""
-    from kernels_bench.grid.estimate import estimate_all
+def _is_taken(point: Point, providers: Sequence[Provider]) -> bool:
+    """Whether a provider here takes a point; of collectives, whether there are as many GPUs."""
+    from kernels_bench.run.allreduce_points import visible_gpus
+    from kernels_bench.run.runner import refusal
+
+    if point.operator in BY_RANKS:
+        return visible_gpus() >= max(2, int(point.values["num_gpus"]))
+    return any(refusal(provider, point) is None for provider in providers)
+
+
+def _estimates(points: Sequence[Point], seed: int, gpu: GpuSpec, on_cpu: bool) -> Callable[[Point], float]:
+    """Return seconds by point, 0 for others; on a CPU all alike, which the run's own pace then corrects."""
+    from kernels_bench.grid.estimate import estimate_all, first_call_seconds
 
     if on_cpu:
         return lambda _: 0.02
-    seconds = {p.key: one.seconds for p, one in zip(points, estimate_all(points, gpu), strict=True)}
-    return lambda point: seconds[point.key]
+    ordered = measuring_order(points, seed)
+    seconds = {
+        point.key: one.seconds + first_s
+        for point, one, first_s in zip(
+            ordered, estimate_all(ordered, gpu), first_call_seconds(ordered), strict=True
+        )
+    }
+    return lambda point: seconds.get(point.key, 0.0)
 
 
 def _journal(folder: Path, gpu: GpuSpec, grid: Grid, resume: Path | None) -> tuple[Path, str]:

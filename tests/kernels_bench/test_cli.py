@@ -25,6 +25,7 @@ from fastroof.config.gpu import load_gpu
 from fastroof.errors import GpuError, MeasureError
 from kernels_bench.cli import app
 from kernels_bench.commands.smoke import smoke
+from kernels_bench.grid.estimate import run_seconds
 from kernels_bench.grid.grid import load_grid
 from kernels_bench.journal import find_journals, read_journal
 from kernels_bench.points import Point
@@ -388,6 +389,32 @@ def test_a_gpu_run_with_fakes_is_laid_out_as_bench_data(
     assert {s["key"] for s in sentinels} == {p.key for p in load_grid("smoke").sentinels()}
     monkeypatch.setattr("kernels_bench.run.monitor.open_monitor", lambda: FakeMonitor(name="NVIDIA H200"))
     assert "holds measurements of h100, this is h200" in refused("resume", folder)
+
+
+def test_a_budget_counts_no_point_that_no_provider_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """200 points are estimated at 40 s on an H100; the half that is taken fits 25 s."""
+    provider = FakeProvider("torch", takes=lambda point: point.values["m"] % 2 == 0)
+    monkeypatch.setattr(request, "known_providers", lambda: [provider, FakeProvider("cpu")])
+    monkeypatch.setattr(session, "usable_bytes", lambda on_cpu: 123)
+    monkeypatch.setattr(session, "sentinel_points", lambda tiny: ())
+    monkeypatch.setattr("kernels_bench.run.monitor.open_monitor", FakeMonitor)
+    monkeypatch.setattr("kernels_bench.run.timing.GraphTimer", FakeTimer)
+    grid, folder = tmp_path / "g.toml", tmp_path / "out"
+    grid.write_text(GRID.replace("stop = 40", "stop = 100"))
+    points = load_grid(grid).points()
+    gpu = load_gpu("h100")
+    assert run_seconds(points, gpu) > 35 > 25 > run_seconds(points[::2], gpu)
+    result = command("run", grid, "-o", folder, "--budget", "25")
+    assert result.exit_code == 0, result.output
+    assert "drops 0 points, 0 cannot be measured on NVIDIA H100 SXM, 100 are taken by no" in result.stderr
+    (journal,) = find_journals(folder)
+    records = read_journal(journal)
+    rows, skips = of_type(records, "row"), of_type(records, "skip")
+    assert {r["key"] for r in rows} == {p.key for p in points if p.values["m"] % 2 == 0}
+    assert {s["key"] for s in skips} == {p.key for p in points if p.values["m"] % 2}
+    assert {s["kind"] for s in skips} == {"unsupported"}
 
 
 def test_a_lost_device_is_exit_code_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
