@@ -38,6 +38,10 @@ def steps(
         bool, typer.Option("--grid", help="Print the steps, their memory and seconds; measure nothing.")
     ] = False,
     gpu: HostGpu = None,
+    dtype: Annotated[
+        str,
+        typer.Option(help="Format of linear layers: bf16, fp8, fp8_block, or auto: that of the model."),
+    ] = "auto",
     providers: Annotated[
         str, typer.Option(help="Attention in order of choice, with commas; cpu only when asked for.")
     ] = "",
@@ -46,21 +50,26 @@ def steps(
 ) -> None:
     """Measure whole forward steps with random weights, each as one CUDA graph.
 
-    Decode, prefill, mixed and unequal batches. Steps that OUTPUT/steps.csv has already are not measured
-    again, so the same command goes on with what a deadline or a kill left. Exit codes: 0 done, 1 stopped at
-    the deadline, 2 an error.
+    Decode, prefill, mixed and unequal batches; the embedding, LM head and KV cache are in bf16. Steps that
+    OUTPUT/steps.csv has already are not measured again, so the same command goes on with what a deadline or a
+    kill left. Exit codes: 0 done, 1 stopped at the deadline, 2 an error.
     """
     from fastroof.models import DenseModel, load_model
+    from kernels_bench.steps.step_model import refuses_model
 
-    spec = DenseModel.of(load_model(model))
+    loaded = load_model(model)
+    spec = DenseModel.of(loaded)
+    weights = loaded.checkpoint.dtype if dtype == "auto" else dtype
+    if reason := refuses_model(spec, weights):
+        raise MeasureError(reason)
     if grid:
-        _print_grid(spec, gpu)
+        _print_grid(spec, weights, gpu)
         return
     if output is None:
         raise MeasureError("give -o FOLDER, where steps.csv goes, or --grid to see the steps")
     if deadline is not None and not deadline > 0:
         raise MeasureError(f"a deadline is a number of seconds above zero, got {deadline:g}")
-    report = _measure(spec, output, gpu, providers, deadline, seed)
+    report = _measure(spec, weights, output, gpu, providers, deadline, seed)
     typer.echo(
         f"{report.measured} steps measured, {report.present} were there, {len(report.skips)} skipped: "
         f"{output / 'steps.csv'}"
@@ -71,7 +80,13 @@ def steps(
 
 
 def _measure(
-    spec: DenseModel, output: Path, gpu: str | None, providers: str, deadline_s: float | None, seed: int
+    spec: DenseModel,
+    weights: str,
+    output: Path,
+    gpu: str | None,
+    providers: str,
+    deadline_s: float | None,
+    seed: int,
 ) -> StepsReport:
     from kernels_bench.providers.attention import Heads
     from kernels_bench.run.card import measured_gpu
@@ -79,16 +94,13 @@ def _measure(
     from kernels_bench.run.session import MonotonicClock, usable_bytes
     from kernels_bench.steps.measure import StepOptions, check_step, measure_steps, write_provenance
     from kernels_bench.steps.step_attention import choose_backend
-    from kernels_bench.steps.step_model import refuses_model
     from kernels_bench.steps.step_points import default_steps
 
     clock = MonotonicClock()
     began_s, started, commit = clock.seconds(), now_iso(), checkout_commit()
-    if reason := refuses_model(spec):
-        raise MeasureError(reason)
     names = [name.strip() for name in providers.split(",") if name.strip()]
     heads = Heads(spec.num_q_heads, spec.num_kv_heads, spec.head_dim)
-    backend = choose_backend(names, heads)
+    backend = choose_backend(names, heads, weights)
     on_cpu = backend.device.name == "cpu"
     monitor, timer = _monitor(on_cpu), _timer(on_cpu)
     card = measured_gpu(gpu, monitor.facts(), on_cpu)
@@ -170,33 +182,32 @@ def _say(point: StepPoint, outcome: Timing | StepSkip) -> None:
         typer.echo(f"{what}: {outcome.latency_us:,.1f} us ({outcome.num_replays} replays)")
 
 
-def _print_grid(spec: DenseModel, gpu: str | None) -> None:
+def _print_grid(spec: DenseModel, weights: str, gpu: str | None) -> None:
     from rich.console import Console
     from rich.table import Table
 
     from fastroof.config import load_gpu
     from fastroof.units import GIB
-    from kernels_bench.steps.step_points import default_steps, expected_seconds, step_bytes
+    from kernels_bench.steps.step_points import default_steps, expected_seconds, step_bytes, weight_bytes
 
     card = load_gpu(gpu or "h100")
     usable_bytes = 0.97 * card.hbm_bytes
-    table = Table(title=f"{spec.name}, whole steps on {card.title}")
+    table = Table(title=f"{spec.name} in {weights}, whole steps on {card.title}")
     for name, justify in (("phase", "left"), ("new tokens", "left"), ("context", "left")):
         table.add_column(name, justify=justify, max_width=22, overflow="ellipsis", no_wrap=True)  # type: ignore[arg-type]
     for name in ("GiB", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     fitting: list[Any] = []
     for point in default_steps():
-        needed_bytes = step_bytes(point, spec)
+        needed_bytes = step_bytes(point, spec, weights=weights)
         fits = needed_bytes <= usable_bytes
         if fits:
             fitting.append(point)
-        seconds = f"{expected_seconds(point, spec):.2f}" if fits else "no room"
+        seconds = f"{expected_seconds(point, spec, weights):.2f}" if fits else "no room"
         table.add_row(point.phase, point.new_text, point.context_text, f"{needed_bytes / GIB:.1f}", seconds)
     # Into a pipe a table is as wide as it needs to be.
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(table)
-    total_s = sum(expected_seconds(point, spec) for point in fitting)
-    console.print(
-        f"{len(fitting)} steps fit, about {total_s:.0f} s; weights {2 * spec.num_parameters / GIB:.1f} GiB"
-    )
+    total_s = sum(expected_seconds(point, spec, weights) for point in fitting)
+    weights_gib = weight_bytes(spec, weights) / GIB
+    console.print(f"{len(fitting)} steps fit, about {total_s:.0f} s; weights {weights_gib:.1f} GiB")

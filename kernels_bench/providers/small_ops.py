@@ -28,7 +28,10 @@ class SmallOps(Protocol):
     cos_sin_dtype: str
 
     def rmsnorm(self, out: Any, x: Any, weight: Any) -> None:
-        """Normalise each row of ``x``, shape (tokens, width), into ``out``."""
+        """Normalise each row of ``x`` into ``out``, which is contiguous.
+
+        Both are of shape (tokens, width), or (tokens, heads, width), where tokens of ``x`` may be strided.
+        """
 
     def rmsnorm_residual(self, x: Any, residual: Any, weight: Any) -> None:
         """Add ``x`` to ``residual`` and normalise the sum into ``x``, both in place."""

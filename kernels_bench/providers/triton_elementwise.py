@@ -25,13 +25,15 @@ def _empty_kernel() -> None:
 
 
 def _rmsnorm_kernel(
-    out: Any, x: Any, residual: Any, weight: Any, width: Any, epsilon: Any,
+    out: Any, x: Any, residual: Any, weight: Any, width: Any, heads: Any, stride: Any, epsilon: Any,
     HAS_RESIDUAL: tl.constexpr, SIZE: tl.constexpr,
 ) -> None:  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * width
+    place = tl.program_id(0).to(tl.int64)
+    row = place * width
+    source = x + place // heads * stride + place % heads * width
     column = tl.arange(0, SIZE)
     inside = column < width
-    total = tl.load(x + row + column, mask=inside, other=0.0).to(tl.float32)
+    total = tl.load(source + column, mask=inside, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         total += tl.load(residual + row + column, mask=inside, other=0.0).to(tl.float32)
         tl.store(residual + row + column, total.to(residual.dtype.element_ty), mask=inside)
@@ -135,10 +137,11 @@ class TritonSmallOps:
         self._norm(x, x, residual, weight, has_residual=True)
 
     def _norm(self, out: Any, x: Any, residual: Any, weight: Any, *, has_residual: bool) -> None:
-        rows, width = x.shape
+        tokens, *heads, width = x.shape
+        heads_a_token = heads[0] if heads else 1
         size = triton.next_power_of_2(width)
-        _rmsnorm[(rows,)](
-            out, x, residual, weight, width, RMS_EPSILON,
+        _rmsnorm[(tokens * heads_a_token,)](
+            out, x, residual, weight, width, heads_a_token, x.stride(0), RMS_EPSILON,
             HAS_RESIDUAL=has_residual, SIZE=size, num_warps=min(16, max(4, size // 512)),
         )  # fmt: skip
 

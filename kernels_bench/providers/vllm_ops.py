@@ -72,6 +72,11 @@ SCHEMAS: Final = {
         "static_scaled_fp8_quant(Tensor(a!) result, Tensor input, Tensor scale, int[]? group_shape=None)"
         " -> ()"
     ),
+    "_C::per_token_group_fp8_quant": (
+        "per_token_group_fp8_quant(Tensor input, Tensor(a!) output_q, Tensor(b!) output_s, int group_size, "
+        "float eps, float fp8_min, float fp8_max, bool scale_ue8m0, bool dummy_is_scale_transposed, "
+        "bool dummy_is_tma_aligned) -> ()"
+    ),
     "_C::cutlass_scaled_mm": (
         "cutlass_scaled_mm(Tensor(a!) out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, "
         "Tensor? bias) -> ()"

@@ -38,11 +38,17 @@ __all__ = [
 
 PROVENANCE_FILE: Final = "steps.toml"
 
-STEP_BOUNDS: Final = {"bf16": 2e-2, "fp32": 1e-5}
+STEP_BOUNDS: Final = {"bf16": 2e-2, "fp32": 1e-5, "fp8": 8e-2, "fp8_block": 8e-2}
 """Largest relative Frobenius error of the logits of a two-layer step.
 
 bf16 rounds about 20 times one after the other (at most 2**-9 each, 6e-3 in all where it was measured);
 a wrong head, page, position or weight begins near 1e-1. fp32 accumulates 2**-24, 4e-7 where measured.
+
+In fp8 an input that bf16 rounds otherwise may be quantised to the next of e4m3's numbers, 6 to 12 % apart, so
+that a step and its reference differ by up to what quantising adds, 2.6e-2 an operand, one layer after the
+other. The bound is that of experts in fp8, whose GEMMs follow each other too (run.check.BOUNDS).
+Measured on a CPU: 3.6e-2 to 4.5e-2 over four seeds; scales that are 10 % off give 0.17. What is not a linear
+layer is checked in bf16 first, by the tighter bound.
 """
 
 CHECK_POINT: Final = StepPoint("mixed", (1, 1, 1, 40, 7), (127, 20, 0, 0, 33))
@@ -113,6 +119,8 @@ class StepsReport:
 def check_step(spec: DenseModel, backend: StepBackend, seed: int) -> float:
     """Compare a small model's step with a naive float64 one, on the kernels that will be timed.
 
+    With weights in fp8, first with weights in bf16.
+
     Parameters
     ----------
     spec : DenseModel
@@ -125,13 +133,15 @@ def check_step(spec: DenseModel, backend: StepBackend, seed: int) -> float:
     Returns
     -------
     float
-        Relative Frobenius error of the logits.
+        Relative Frobenius error of the logits; of the step in fp8 if its weights are.
 
     Raises
     ------
     MeasureError
         If it is above :data:`STEP_BOUNDS`.
     """
+    if backend.fp8 is not None:
+        check_step(spec, replace(backend, fp8=None), seed)
     small = replace(
         spec,
         num_layers=CHECK_LAYERS,
@@ -146,9 +156,12 @@ def check_step(spec: DenseModel, backend: StepBackend, seed: int) -> float:
     try:
         step.run(0)
         error = relative_error(step.result(0), step.reference(0))
+    except RuntimeError as wrong:
+        words = next(iter(str(wrong).splitlines()), type(wrong).__name__)
+        raise MeasureError(f"a two-layer step on {backend.provider} fails: {words}") from None
     finally:
         step.close()
-    bound = STEP_BOUNDS[backend.dtype]
+    bound = STEP_BOUNDS[backend.row_dtype]
     if not error <= bound:
         raise MeasureError(
             f"a two-layer step on {backend.provider} is {error:.2g} off its float64 reference, the bound is "
@@ -209,7 +222,7 @@ def measure_steps(
         if step_key(row) in present:
             report.present += 1
             continue
-        needed = step_bytes(point, spec, element_bytes)
+        needed = step_bytes(point, spec, element_bytes, backend.weights)
         if options.usable_bytes is not None and needed > options.usable_bytes:
             reason = f"needs about {needed:,} B with the weights, of {options.usable_bytes:,} B"
             _skip(report, point, "oom", reason, options.on_step)
@@ -225,8 +238,8 @@ def measure_steps(
     late = 0
     for place in np.random.default_rng(options.seed).permutation(len(todo)):
         point = todo[place]
-        spent_s = clock.seconds() - began_s
-        if options.deadline_s is not None and spent_s + expected_seconds(point, spec) > options.deadline_s:
+        ends_s = clock.seconds() - began_s + expected_seconds(point, spec, backend.weights)
+        if options.deadline_s is not None and ends_s > options.deadline_s:
             late += 1  # a shorter one may still fit
             continue
         outcome = _measure_one(model, point, timer, monitor, options.seed)
@@ -291,7 +304,7 @@ def _row(spec: DenseModel, backend: StepBackend, gpu: str, point: StepPoint) -> 
         "model": spec.name,
         "gpu": gpu,
         "tp": 1,
-        "dtype": backend.dtype,
+        "dtype": backend.row_dtype,
         "kv_dtype": backend.dtype,
         "phase": point.phase,
         "new_tokens": point.new_text,
@@ -358,7 +371,7 @@ def write_provenance(
     run = {
         "model": spec.name,
         "provider": backend.provider,
-        "dtype": backend.dtype,
+        "dtype": backend.row_dtype,
         "weights": "random",
         "command": shlex.join(["kernels-bench", *sys.argv[1:]]),
         "check_relative_error": error,

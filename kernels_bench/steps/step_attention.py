@@ -17,6 +17,7 @@ from kernels_bench.providers.small_ops import SmallOps, TorchSmallOps, VllmSmall
 from kernels_bench.providers.torch_attention import causal_attention, equal_runs
 from kernels_bench.providers.vllm_ops import plan_fa3
 from kernels_bench.providers.vllm_provider import VllmProvider
+from kernels_bench.steps.step_linear import Fp8Kernels, PlainFp8, choose_fp8
 
 __all__ = [
     "STEP_PROVIDERS",
@@ -138,6 +139,8 @@ class StepBackend:
         dtype of weights, activations and KV: bf16, or fp32 on a CPU.
     versions : dict of str to str
         For the provenance.
+    fp8 : Fp8Kernels or None
+        How linear layers in fp8 are multiplied; None for weights in ``dtype``.
     """
 
     provider: str
@@ -146,9 +149,20 @@ class StepBackend:
     device: Device
     dtype: str
     versions: dict[str, str]
+    fp8: Fp8Kernels | None = None
+
+    @property
+    def weights(self) -> str:
+        """Format of linear layers, out of :data:`~kernels_bench.steps.step_linear.WEIGHT_DTYPES`."""
+        return "bf16" if self.fp8 is None else self.fp8.dtype
+
+    @property
+    def row_dtype(self) -> str:
+        """What the dtype column says: the format of linear layers, fp32 on a CPU."""
+        return self.dtype if self.fp8 is None else self.fp8.dtype
 
 
-def choose_backend(names: Sequence[str], heads: Heads) -> StepBackend:
+def choose_backend(names: Sequence[str], heads: Heads, weights: str = "bf16") -> StepBackend:
     """Choose attention and small kernels of a step.
 
     Parameters
@@ -157,12 +171,14 @@ def choose_backend(names: Sequence[str], heads: Heads) -> StepBackend:
         Out of :data:`STEP_PROVIDERS`, in order of choice; all but cpu where empty.
     heads : Heads
         Head shape of the model on one GPU.
+    weights : str
+        Format of its linear layers.
 
     Returns
     -------
     StepBackend
-        Attention of the first provider that has it; the small kernels of vLLM where they load and vllm is
-        among the names, else Triton's.
+        Attention of the first provider that has it; the small kernels and fp8 GEMMs of vLLM where they load
+        and vllm is among the names, else Triton's and torch's.
 
     Raises
     ------
@@ -175,7 +191,7 @@ def choose_backend(names: Sequence[str], heads: Heads) -> StepBackend:
     if "cpu" in names:
         if len(names) > 1:
             raise MeasureError("cpu runs on the host and the others on a GPU: pass --providers cpu alone")
-        return _cpu_backend()
+        return _cpu_backend(weights)
     cuda = cuda_availability()
     if not cuda.works:
         raise MeasureError(f"steps need a GPU ({cuda.reason}); --providers cpu proves the step without one")
@@ -193,7 +209,9 @@ def choose_backend(names: Sequence[str], heads: Heads) -> StepBackend:
             versions |= dict(vllm.availability().versions or {})
         if name == "flashinfer":
             versions |= dict(FlashinferProvider(device).availability().versions or {})
-        return StepBackend(f"{attention.kernel}; {ops_name}", attention, ops, device, "bf16", versions)
+        fp8 = choose_fp8(weights, isinstance(ops, VllmSmallOps), ops, device)
+        kernels = "; ".join((attention.kernel, ops_name, *([fp8.kernel] if fp8 is not None else [])))
+        return StepBackend(kernels, attention, ops, device, "bf16", versions, fp8)
     raise MeasureError("no attention works here: " + "; ".join(f"{n}: {why}" for n, why in reasons.items()))
 
 
@@ -226,10 +244,12 @@ def _small_ops(vllm: VllmProvider | None) -> tuple[SmallOps, str]:
     return TritonSmallOps(), "triton ops"
 
 
-def _cpu_backend() -> StepBackend:
+def _cpu_backend(weights: str) -> StepBackend:
     try:
         import torch
     except ImportError as error:
         raise MeasureError(f"a step needs torch, on a CPU too: {error}") from None
     versions = {"torch": str(torch.__version__)}
-    return StepBackend("torch on a CPU", SdpaAttention(), TorchSmallOps(), CPU_DEVICE, "fp32", versions)
+    fp8 = None if weights == "bf16" else PlainFp8(weights)
+    name = "torch on a CPU"
+    return StepBackend(name, SdpaAttention(), TorchSmallOps(), CPU_DEVICE, "fp32", versions, fp8)

@@ -14,12 +14,14 @@ from fastroof.arrays import Floats
 from fastroof.errors import MeasureError
 from fastroof.models import DenseModel
 from kernels_bench.providers.attention import Heads
+from kernels_bench.providers.block_scales import SCALE_BLOCK
 from kernels_bench.providers.device import oom_as_memory_error
 from kernels_bench.providers.elementwise import rope_table
 from kernels_bench.providers.paging import PAGE_SIZE
 from kernels_bench.providers.random_inputs import InputMaker
 from kernels_bench.providers.small_ops import ROPE_THETA
 from kernels_bench.steps.step_attention import Attend, StepBackend
+from kernels_bench.steps.step_linear import LinearLayer, refuses_weights
 from kernels_bench.steps.step_points import StepPoint
 from kernels_bench.steps.step_reference import reference_logits
 from kernels_bench.steps.step_weights import random_weights
@@ -27,24 +29,24 @@ from kernels_bench.steps.step_weights import random_weights
 __all__ = ["PreparedStep", "StepModel", "refuses_model"]
 
 
-def refuses_model(model: DenseModel) -> str | None:
+def refuses_model(model: DenseModel, weights: str = "bf16") -> str | None:
     """Say why a model's step is not written here; None where it is.
 
     Parameters
     ----------
     model : DenseModel
         The model.
+    weights : str
+        Format of its linear layers.
 
     Returns
     -------
     str or None
         The first part that is missing.
     """
-    if model.qk_norm:
-        return f"{model.name} normalises queries and keys, which this step does not"
     if model.head_dim % 2:
         return f"{model.name} has heads of {model.head_dim}, which rope cannot halve"
-    return None
+    return refuses_weights(model, weights)
 
 
 class StepModel:
@@ -68,11 +70,11 @@ class StepModel:
     """
 
     def __init__(self, spec: DenseModel, backend: StepBackend, seed: int) -> None:
-        if reason := refuses_model(spec):
+        if reason := refuses_model(spec, backend.weights):
             raise MeasureError(reason)
         self.backend = backend
         self.heads = Heads(spec.num_q_heads, spec.num_kv_heads, spec.head_dim)
-        self.weights = random_weights(spec, backend.device, backend.dtype, seed)
+        self.weights = random_weights(spec, backend.device, backend.dtype, seed, backend.weights)
 
     def prepare(self, point: StepPoint, seed: int) -> PreparedStep:
         """Make a step's inputs and buffers, and fill its cache with random keys and values.
@@ -163,11 +165,20 @@ class PreparedStep:
         self._middle = buffer(rows, spec.intermediate)
         self._last_x = buffer(batch.num_sequences, spec.hidden)
         self.logits = buffer(batch.num_sequences, spec.padded_vocab(1))
-        # Views of one row each: queries, keys and values stay where the QKV projection writes them.
+        # Views of one row each: queries, keys and values stay where the QKV projection writes them, unless
+        # their heads are normalised, which engines do into new rows.
         self._q, self._k, self._v = self._qkv.split((width, kv_width, kv_width), dim=1)
         heads = (-1, spec.head_dim)
+        self._q_written, self._k_written = (x.unflatten(1, heads) for x in (self._q, self._k))
+        if spec.qk_norm:
+            self._q, self._k = buffer(rows, width), buffer(rows, kv_width)
         self._k_heads, self._v_heads = self._k.unflatten(1, heads), self._v.unflatten(1, heads)
         self._q_heads, self._out_heads = self._q.unflatten(1, heads), self._attended.unflatten(1, heads)
+        self._quantised = {
+            width: self._inputs(make, rows, width)
+            for width in (spec.hidden, spec.num_q_heads * spec.head_dim, spec.intermediate)
+            if backend.fp8 is not None
+        }
         self._attend: Attend = backend.attention.plan(batch, model.heads, self._q.dtype, backend.device)
 
     def run(self, index: int) -> None:
@@ -179,19 +190,22 @@ class PreparedStep:
         for number, layer in enumerate(weights.layers):
             if number:
                 ops.rmsnorm_residual(x, residual, layer.attention_norm)
-            self._linear(self._qkv, x, layer.qkv, layer.qkv_bias)
+            self._linear(self._qkv, x, layer.qkv)
+            if layer.q_norm is not None:
+                ops.rmsnorm(self._q_heads, self._q_written, layer.q_norm)
+                ops.rmsnorm(self._k_heads, self._k_written, layer.k_norm)
             ops.rope(self._positions, self._q, self._k, weights.spec.head_dim, self._cos_sin)
             k_pages, v_pages = self.k_pages[number], self.v_pages[number]
             ops.kv_write(self._k_heads, self._v_heads, k_pages, v_pages, self._slots)
             self._attend(self._q_heads, k_pages, v_pages, self._out_heads)
-            self._linear(x, self._attended, layer.o, layer.o_bias)
+            self._linear(x, self._attended, layer.o)
             ops.rmsnorm_residual(x, residual, layer.mlp_norm)
-            self._linear(self._gate_up, x, layer.gate_up, layer.gate_up_bias)
+            self._linear(self._gate_up, x, layer.gate_up)
             ops.silu_and_mul(self._middle, self._gate_up)
-            self._linear(x, self._middle, layer.down, layer.down_bias)
+            self._linear(x, self._middle, layer.down)
         ops.rmsnorm_residual(x, residual, weights.final_norm)
         self._torch.index_select(x, 0, self._last, out=self._last_x)
-        self._linear(self.logits, self._last_x, weights.lm_head, None)
+        self._linear(self.logits, self._last_x, weights.lm_head)
 
     def result(self, index: int) -> Floats:
         """Return the logits of the last run, without the padded vocabulary."""
@@ -210,12 +224,23 @@ class PreparedStep:
             # Caches of other sizes follow: what is left of this one would lie between them.
             self._torch.cuda.empty_cache()
 
-    def _linear(self, out: Any, x: Any, weight: Any, bias: Any) -> None:
-        """F.linear with the output given: cuBLASLt, with the bias in the GEMM's epilogue."""
-        if bias is None:
-            self._torch.mm(x, weight.t(), out=out)
+    def _linear(self, out: Any, x: Any, layer: LinearLayer) -> None:
+        """F.linear with the output given (cuBLASLt, bias in its epilogue), or quantised and in fp8."""
+        fp8 = self._model.backend.fp8
+        if layer.scale is not None and fp8 is not None:
+            quantised, scales = self._quantised[x.shape[1]]
+            x_scale = scales if layer.x_scale is None else layer.x_scale
+            fp8.quantise(quantised, x, x_scale)
+            fp8.multiply(out, quantised, x_scale, layer)
+        elif layer.bias is None:
+            self._torch.mm(x, layer.weight.t(), out=out)
         else:
-            self._torch.addmm(bias, x, weight.t(), out=out)
+            self._torch.addmm(layer.bias, x, layer.weight.t(), out=out)
+
+    def _inputs(self, make: InputMaker, rows: int, width: int) -> tuple[Any, Any]:
+        """Room for quantised inputs, and for their scales by blocks, those of a column together."""
+        scales = make.poisoned(-(-width // SCALE_BLOCK), rows, dtype="fp32").t()
+        return make.poisoned(rows, width, dtype="fp8"), scales
 
     def _cache(self, make: InputMaker) -> tuple[list[Any], list[Any]]:
         spec, backend = self._model.weights.spec, self._model.backend

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -13,11 +14,11 @@ from fastroof.load.steps_file import format_runs, parse_runs
 from fastroof.models import DenseModel
 from fastroof.models.dense import split
 from fastroof.operators.attention_work import attention_flops
-from fastroof.units import GIB
+from fastroof.units import DTYPE_BYTES, GIB
 from kernels_bench.operators.attention import SPREADS
 from kernels_bench.providers.paging import PAGE_SIZE, PagedBatch, spread_kv_lens
 
-__all__ = ["StepPoint", "default_steps", "expected_seconds", "step_bytes"]
+__all__ = ["StepPoint", "default_steps", "expected_seconds", "step_bytes", "weight_bytes"]
 
 DECODE_BATCHES: Final = (1, 4, 16, 64, 256)
 DECODE_KV_LENS: Final = (128, 1024, 4096, 16384)
@@ -35,6 +36,8 @@ WORKSPACE_BYTES: Final = 2 * GIB
 """CUDA context, cuBLAS and attention workspaces, graphs."""
 BYTES_PER_S: Final = 2.4e12
 FLOPS_PER_S: Final = 450e12
+FP8_FLOPS_PER_S: Final = 800e12
+"""A guess until measured: GEMMs reach 1100e12 of an H100, and what quantises inputs comes on top."""
 FILL_BYTES_PER_S: Final = 0.5e12
 SETUP_S: Final = 0.5
 CALLS: Final = 12
@@ -131,7 +134,37 @@ def default_steps() -> list[StepPoint]:
     return points
 
 
-def step_bytes(point: StepPoint, model: DenseModel, element_bytes: int = 2) -> int:
+def weight_bytes(model: DenseModel, weights: str = "bf16", element_bytes: int = 2) -> int:
+    """Device memory of a model's weights on one GPU.
+
+    Parameters
+    ----------
+    model : DenseModel
+        The model.
+    weights : str
+        Format of its linear layers; bf16 stands for ``element_bytes``.
+    element_bytes : int
+        Bytes of an element of the other weights.
+
+    Examples
+    --------
+    >>> from fastroof.models import load_model
+    >>> model = DenseModel.of(load_model("qwen3-8b"))
+    >>> weight_bytes(model) / 2**30, weight_bytes(model, "fp8") / 2**30  # doctest: +ELLIPSIS
+    (15.2..., 8.7...)
+    """
+    if weights == "bf16":
+        return element_bytes * model.num_parameters
+    linear = _linear_parameters(model)
+    return element_bytes * (model.num_parameters - linear) + math.ceil(linear * DTYPE_BYTES[weights])
+
+
+def _linear_parameters(model: DenseModel) -> int:
+    share = split(model, 1)
+    return model.num_layers * model.hidden * (share.qkv_out + share.o_in + 3 * share.intermediate)
+
+
+def step_bytes(point: StepPoint, model: DenseModel, element_bytes: int = 2, weights: str = "bf16") -> int:
     """Device memory that a step takes, weights included.
 
     Parameters
@@ -142,6 +175,8 @@ def step_bytes(point: StepPoint, model: DenseModel, element_bytes: int = 2) -> i
         The model.
     element_bytes : int
         Bytes of a weight, activation and KV element.
+    weights : str
+        Format of linear layers; bf16 stands for ``element_bytes``.
 
     Returns
     -------
@@ -153,11 +188,15 @@ def step_bytes(point: StepPoint, model: DenseModel, element_bytes: int = 2) -> i
     share = split(model, 1)
     row = 3 * model.hidden + share.qkv_out + share.o_in + 3 * share.intermediate
     logits = len(point.new_tokens) * share.vocab_rows
-    elements = model.num_parameters + kv + point.num_tokens * row + logits
-    return element_bytes * elements + WORKSPACE_BYTES
+    quantised = (
+        0 if weights == "bf16" else point.num_tokens * (model.hidden + share.o_in + share.intermediate)
+    )
+    elements = kv + point.num_tokens * row + logits
+    weights_bytes = weight_bytes(model, weights, element_bytes)
+    return weights_bytes + element_bytes * elements + quantised + WORKSPACE_BYTES
 
 
-def expected_seconds(point: StepPoint, model: DenseModel) -> float:
+def expected_seconds(point: StepPoint, model: DenseModel, weights: str = "bf16") -> float:
     """Seconds that measuring a step is expected to take: filling the cache and about a dozen replays.
 
     Parameters
@@ -166,17 +205,18 @@ def expected_seconds(point: StepPoint, model: DenseModel) -> float:
         The step.
     model : DenseModel
         The model.
+    weights : str
+        Format of its linear layers.
 
     Returns
     -------
     float
         From the rates an H100 reaches.
     """
-    moved = step_bytes(point, model) - WORKSPACE_BYTES
+    moved = step_bytes(point, model, weights=weights) - WORKSPACE_BYTES
     new_tokens, kv_lens = np.array(point.new_tokens), np.array(point.kv_lens)
     attention = attention_flops(model.num_q_heads, model.head_dim, new_tokens, kv_lens).sum()
-    flops = 2.0 * model.num_parameters * point.num_tokens + model.num_layers * float(attention)
-    weights = 2 * model.num_parameters
-    return (
-        SETUP_S + (moved - weights) / FILL_BYTES_PER_S + CALLS * (moved / BYTES_PER_S + flops / FLOPS_PER_S)
-    )
+    linear_flops = 2.0 * model.num_parameters * point.num_tokens
+    linear_s = linear_flops / (FLOPS_PER_S if weights == "bf16" else FP8_FLOPS_PER_S)
+    step_s = moved / BYTES_PER_S + linear_s + model.num_layers * float(attention) / FLOPS_PER_S
+    return SETUP_S + (moved - weight_bytes(model, weights)) / FILL_BYTES_PER_S + CALLS * step_s

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from fastroof.arrays import Floats, Longs
 from kernels_bench.providers.paging import PagedBatch
 from kernels_bench.providers.small_ops import RMS_EPSILON, ROPE_THETA
+from kernels_bench.steps.step_linear import LinearLayer
 from kernels_bench.steps.step_weights import StepWeights
 
 __all__ = ["reference_logits"]
+
+_BLOCK: Final = 128
+_E4M3_MAX: Final = 448.0
 
 
 def reference_logits(
@@ -61,9 +65,11 @@ def _last_logits(weights: StepWeights, tokens: Longs, context: int, past: list[t
     positions = context + np.arange(len(tokens))
     for layer, (k_past, v_past) in zip(weights.layers, past, strict=True):
         normed = _rmsnorm(x, layer.attention_norm)
-        qkv = _linear(normed, layer.qkv, layer.qkv_bias)
+        qkv = _linear(normed, layer.qkv)
         heads = qkv.reshape(len(tokens), -1, spec.head_dim)
         q, k, v = np.split(heads, [spec.num_q_heads, spec.num_q_heads + spec.num_kv_heads], axis=1)
+        if spec.qk_norm:
+            q, k = _rmsnorm(q, layer.q_norm), _rmsnorm(k, layer.k_norm)
         q, k = _rope(q, positions), _rope(k, positions)
         k, v = np.concatenate((k_past, k)), np.concatenate((v_past, v))
         attended = np.empty_like(q)
@@ -73,22 +79,40 @@ def _last_logits(weights: StepWeights, tokens: Longs, context: int, past: list[t
                 scores = k[: position + 1, kv_head] @ q[row, head] / np.sqrt(spec.head_dim)
                 shares = np.exp(scores - scores.max())
                 attended[row, head] = shares / shares.sum() @ v[: position + 1, kv_head]
-        x = x + _linear(attended.reshape(len(tokens), -1), layer.o, layer.o_bias)
-        gate_up = _linear(_rmsnorm(x, layer.mlp_norm), layer.gate_up, layer.gate_up_bias)
+        x = x + _linear(attended.reshape(len(tokens), -1), layer.o)
+        gate_up = _linear(_rmsnorm(x, layer.mlp_norm), layer.gate_up)
         gate, up = np.split(gate_up, 2, axis=1)
-        x = x + _linear(gate / (1.0 + np.exp(-gate)) * up, layer.down, layer.down_bias)
-    last: Floats = _linear(_rmsnorm(x[-1:], weights.final_norm), weights.lm_head, None)[0, : spec.vocab]
+        x = x + _linear(gate / (1.0 + np.exp(-gate)) * up, layer.down)
+    last: Floats = _linear(_rmsnorm(x[-1:], weights.final_norm), weights.lm_head)[0, : spec.vocab]
     return last
 
 
 def _rmsnorm(x: Floats, weight: Any) -> Floats:
-    normed: Floats = x / np.sqrt((x**2).mean(axis=1, keepdims=True) + RMS_EPSILON) * _host(weight)
+    normed: Floats = x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + RMS_EPSILON) * _host(weight)
     return normed
 
 
-def _linear(x: Floats, weight: Any, bias: Any) -> Floats:
-    product: Floats = x @ _host(weight).T
-    return product if bias is None else product + _host(bias)
+def _linear(x: Floats, layer: LinearLayer) -> Floats:
+    weight = _host(layer.weight)
+    if layer.scale is not None:
+        scale = _host(layer.scale)
+        if scale.ndim == 1:  # of the whole tensor
+            x, weight = _rounded(x, _host(layer.x_scale)), weight * scale
+        else:
+            groups = x.reshape(len(x), -1, _BLOCK)
+            x = _rounded(groups, np.abs(groups).max(axis=-1, keepdims=True) / _E4M3_MAX).reshape(x.shape)
+            weight = weight * np.kron(scale, np.ones((_BLOCK, _BLOCK)))[: len(weight), : weight.shape[1]]
+    product: Floats = x @ weight.T
+    return product if layer.bias is None else product + _host(layer.bias)
+
+
+def _rounded(x: Floats, scale: Floats) -> Floats:
+    """Round to the nearest multiple of the scale that e4m3 has: 3 bits of mantissa, exponents from -6."""
+    scaled = np.clip(x / scale, -_E4M3_MAX, _E4M3_MAX)
+    exponent = np.floor(np.log2(np.maximum(np.abs(scaled), 2.0**-6)))
+    step = 2.0 ** (exponent - 3)
+    rounded: Floats = np.rint(scaled / step) * step * scale
+    return rounded
 
 
 def _rope(x: Floats, positions: Longs) -> Floats:

@@ -9,24 +9,23 @@ from fastroof.models import DenseModel
 from fastroof.models.dense import split
 from kernels_bench.providers.device import Device, oom_as_memory_error
 from kernels_bench.providers.random_inputs import InputMaker
+from kernels_bench.steps.step_linear import LinearLayer, random_linear
 
 __all__ = ["LayerWeights", "StepWeights", "random_weights"]
 
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One layer: projections of shape (outputs, inputs), their biases or None, norms of shape (hidden,)."""
+    """One layer: linear layers, norms of shape (hidden,), and norms of heads, shape (head_dim,), or None."""
 
     attention_norm: Any
-    qkv: Any
-    qkv_bias: Any
-    o: Any
-    o_bias: Any
+    qkv: LinearLayer
+    q_norm: Any
+    k_norm: Any
+    o: LinearLayer
     mlp_norm: Any
-    gate_up: Any
-    gate_up_bias: Any
-    down: Any
-    down_bias: Any
+    gate_up: LinearLayer
+    down: LinearLayer
 
 
 @dataclass(frozen=True)
@@ -43,19 +42,21 @@ class StepWeights:
         In order.
     final_norm : tensor
         Shape (hidden,).
-    lm_head : tensor
-        Shape (padded vocab, hidden). Padded rows are computed, as in a serving engine, and hold random
-        numbers like the others.
+    lm_head : LinearLayer
+        Weight of shape (padded vocab, hidden), never in fp8. Padded rows are computed, as in a serving
+        engine, and hold random numbers like the others.
     """
 
     spec: DenseModel
     embedding: Any
     layers: tuple[LayerWeights, ...]
     final_norm: Any
-    lm_head: Any
+    lm_head: LinearLayer
 
 
-def random_weights(spec: DenseModel, device: Device, dtype: str, seed: int) -> StepWeights:
+def random_weights(
+    spec: DenseModel, device: Device, dtype: str, seed: int, weights: str = "bf16"
+) -> StepWeights:
     """Make a model's weights.
 
     Parameters
@@ -68,6 +69,8 @@ def random_weights(spec: DenseModel, device: Device, dtype: str, seed: int) -> S
         Their dtype.
     seed : int
         Seed of the numbers.
+    weights : str
+        Format of the layers' linear layers: ``dtype`` for bf16, else fp8 or fp8_block.
 
     Returns
     -------
@@ -81,16 +84,12 @@ def random_weights(spec: DenseModel, device: Device, dtype: str, seed: int) -> S
     """
     make = InputMaker(device, seed)
 
-    def linear(outputs: int, inputs: int) -> Any:
-        weight = make.normal(outputs, inputs, dtype=dtype)
-        weight *= inputs**-0.5
-        return weight
+    def linear(outputs: int, inputs: int, has_bias: bool, *, gated: bool = False) -> LinearLayer:
+        bias = make.normal(outputs, dtype=dtype) if has_bias else None
+        return random_linear(make, outputs, inputs, dtype, weights, bias, gated=gated)
 
-    def norm() -> Any:
-        return 1.0 + 0.1 * make.normal(spec.hidden, dtype=dtype)
-
-    def bias(width: int, has_bias: bool) -> Any:
-        return make.normal(width, dtype=dtype) if has_bias else None
+    def norm(width: int) -> Any:
+        return 1.0 + 0.1 * make.normal(width, dtype=dtype)
 
     share = split(spec, 1)
     with oom_as_memory_error():
@@ -99,19 +98,17 @@ def random_weights(spec: DenseModel, device: Device, dtype: str, seed: int) -> S
             embedding=make.normal(spec.vocab, spec.hidden, dtype=dtype),
             layers=tuple(
                 LayerWeights(
-                    attention_norm=norm(),
-                    qkv=linear(share.qkv_out, spec.hidden),
-                    qkv_bias=bias(share.qkv_out, spec.qkv_bias),
-                    o=linear(spec.hidden, share.o_in),
-                    o_bias=bias(spec.hidden, spec.o_bias),
-                    mlp_norm=norm(),
-                    gate_up=linear(2 * share.intermediate, spec.hidden),
-                    gate_up_bias=bias(2 * share.intermediate, spec.mlp_bias),
-                    down=linear(spec.hidden, share.intermediate),
-                    down_bias=bias(spec.hidden, spec.mlp_bias),
+                    attention_norm=norm(spec.hidden),
+                    qkv=linear(share.qkv_out, spec.hidden, spec.qkv_bias),
+                    q_norm=norm(spec.head_dim) if spec.qk_norm else None,
+                    k_norm=norm(spec.head_dim) if spec.qk_norm else None,
+                    o=linear(spec.hidden, share.o_in, spec.o_bias),
+                    mlp_norm=norm(spec.hidden),
+                    gate_up=linear(2 * share.intermediate, spec.hidden, spec.mlp_bias),
+                    down=linear(spec.hidden, share.intermediate, spec.mlp_bias, gated=True),
                 )
                 for _ in range(spec.num_layers)
             ),
-            final_norm=norm(),
-            lm_head=linear(share.vocab_rows, spec.hidden),
+            final_norm=norm(spec.hidden),
+            lm_head=random_linear(make, share.vocab_rows, spec.hidden, dtype, "bf16", None),
         )

@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is optional: pip install torch")
 
+from fastroof.errors import MeasureError  # noqa: E402
 from kernels_bench.points import Point  # noqa: E402
 from kernels_bench.providers import references, torch_gemm  # noqa: E402
 from kernels_bench.providers.attention import Heads, contiguous_sets, paged_sets, prepare_attention  # noqa: E402
@@ -336,6 +337,11 @@ for tensor, which in ((mine, ops), (theirs, TorchSmallOps())):
     k, v = (x.unflatten(1, (-1, 64)) for x in (k, v))
     which.kv_write(k, v, *pages.split(64, -1), torch.tensor([5, 0, 3, 2]))
     tensor.pages = pages
+heads = qkv.split((4 * 64, 2 * 64, 2 * 64), dim=1)[1].unflatten(1, (-1, 64))
+got, want, w = torch.empty(4, 2, 64), torch.empty(4, 2, 64), torch.randn(64)
+ops.rmsnorm(got, heads, w)
+TorchSmallOps().rmsnorm(want, heads, w)
+print("heads", torch.allclose(got, want, atol=1e-5))
 print("strided", torch.allclose(mine, theirs, atol=1e-5), torch.allclose(mine.pages, theirs.pages, atol=1e-5))
 """
 
@@ -346,4 +352,38 @@ def test_triton_kernels_in_the_interpreter():
     found = subprocess.run([sys.executable, "-c", TRITON], capture_output=True, text=True, env=environment)
     assert found.returncode == 0, found.stderr[-3000:]
     assert "False" not in found.stdout, found.stdout
-    assert found.stdout.count("True") == 12 + 4
+    assert found.stdout.count("True") == 12 + 5
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-7b", "qwen3-8b"])
+def test_a_whole_step_on_torchs_fp8_gemm(name):
+    """As on a GPU host without vLLM's libraries: bf16 activations, torch._scaled_mm."""
+    from dataclasses import replace
+
+    from fastroof.models import DenseModel, load_model
+    from kernels_bench.steps.measure import STEP_BOUNDS, check_step
+    from kernels_bench.steps.step_attention import SdpaAttention, StepBackend
+    from kernels_bench.steps.step_linear import TorchFp8, choose_fp8
+
+    class Ops(TorchSmallOps):
+        def __init__(self):
+            super().__init__()
+            self.cos_sin_dtype = "bf16"
+
+    fp8 = choose_fp8("fp8", False, Ops(), Device("cpu", 0, (9, 0)))
+    assert isinstance(fp8, TorchFp8)
+    backend = StepBackend("torch", SdpaAttention(), Ops(), CPU_DEVICE, "bf16", {}, fp8)
+    model = replace(DenseModel.of(load_model(name)), head_dim=32)
+    assert check_step(model, backend, 0) < STEP_BOUNDS["fp8"]
+
+
+def test_which_gpus_multiply_steps_in_fp8():
+    from kernels_bench.steps.step_linear import VllmFp8, choose_fp8
+
+    hopper, ampere = Device("cuda", 0, (9, 0)), Device("cuda", 0, (8, 0))
+    assert choose_fp8("bf16", False, TorchSmallOps(), ampere) is None
+    assert isinstance(choose_fp8("fp8_block", True, TorchSmallOps(), hopper), VllmFp8)
+    with pytest.raises(MeasureError, match="fp8_block need vLLM's ops library"):
+        choose_fp8("fp8_block", False, TorchSmallOps(), hopper)
+    with pytest.raises(MeasureError, match=r"need compute capability 8\.9, this GPU has 8\.0"):
+        choose_fp8("fp8", True, TorchSmallOps(), ampere)

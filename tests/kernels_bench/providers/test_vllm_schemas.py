@@ -5,6 +5,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is optional: pip install torch")
 import torch.nn.functional as functional  # noqa: E402
 
+from fastroof.errors import MeasureError  # noqa: E402
 from kernels_bench.points import Point  # noqa: E402
 from kernels_bench.providers import vllm_ops  # noqa: E402
 from kernels_bench.providers.device import Device  # noqa: E402
@@ -88,6 +89,9 @@ def fwd(
 
 def rms_norm(result, input, weight, epsilon):
     assert epsilon == RMS_EPSILON
+    # heads of strided rows, as vLLM's models hand them over
+    assert result.is_contiguous()
+    assert input.stride(-1) == 1
     TorchSmallOps().rmsnorm(result, input, weight)
 
 
@@ -113,6 +117,23 @@ def reshape_and_cache_flash(
     TorchSmallOps().kv_write(key, value, key_cache, value_cache, slot_mapping)
 
 
+def per_token_group_fp8_quant(
+    input, output_q, output_s, group_size, eps, fp8_min, fp8_max, scale_ue8m0, dummy_is_scale_transposed,
+    dummy_is_tma_aligned,
+):  # fmt: skip
+    assert input.is_contiguous()
+    assert (group_size, fp8_min, fp8_max, scale_ue8m0) == (128, -448.0, 448.0, False)
+    assert output_s.stride() == (1, len(input))
+    assert dummy_is_scale_transposed
+    assert not dummy_is_tma_aligned
+    for group in range(input.shape[1] // group_size):
+        columns = slice(group * group_size, (group + 1) * group_size)
+        values = input[:, columns].float()
+        output_s[:, group] = values.abs().amax(dim=1).clamp(min=eps) / fp8_max
+        scaled = (values / output_s[:, group, None]).clamp(fp8_min, fp8_max)
+        output_q[:, columns] = scaled.to(output_q.dtype)
+
+
 def cutlass_scaled_mm(out, a, b, a_scales, b_scales, bias):
     assert a.is_contiguous()
     assert b.stride(0) == 1
@@ -122,13 +143,15 @@ def cutlass_scaled_mm(out, a, b, a_scales, b_scales, bias):
         assert (a_scales.shape, a_scales.stride()) == ((m, k // 128), (1, m))
         assert (b_scales.shape, b_scales.stride()) == ((k // 128, n // 128), (1, k // 128))
         a_all, b_all = a_scales.repeat_interleave(128, 1), b_scales.repeat_interleave(128, 0)
+        assert bias is None
         out.copy_((a.float() * a_all) @ (b.float() * b_all.repeat_interleave(128, 1)))
         return
     assert a_scales.is_contiguous()
     assert b_scales.is_contiguous()
     assert a_scales.numel() in (1, a.shape[0])
     assert b_scales.numel() in (1, b.shape[1])
-    out.copy_((a.float() * a_scales.reshape(-1, 1)) @ (b.float() * b_scales.reshape(1, -1)))
+    product = (a.float() * a_scales.reshape(-1, 1)) @ (b.float() * b_scales.reshape(1, -1))
+    out.copy_(product if bias is None else product + bias)
 
 
 IMPLEMENTATIONS = {
@@ -141,6 +164,7 @@ IMPLEMENTATIONS = {
     "_C::static_scaled_fp8_quant": lambda result, input, scale, group_shape=None: (
         TorchSmallOps().fp8_quantise(result, input, scale)
     ),
+    "_C::per_token_group_fp8_quant": per_token_group_fp8_quant,
     "_C::cutlass_scaled_mm": cutlass_scaled_mm,
     "_C_cache_ops::reshape_and_cache_flash": reshape_and_cache_flash,
 }
@@ -198,17 +222,30 @@ def test_every_schema_is_called():
     assert set(IMPLEMENTATIONS) == set(vllm_ops.SCHEMAS)
 
 
-def test_a_whole_step_on_these_ops(provider):
+@pytest.mark.parametrize("weights", ["bf16", "fp8", "fp8_block"])
+@pytest.mark.parametrize("name", ["qwen2.5-7b", "qwen3-8b"])
+def test_a_whole_step_on_these_ops(provider, name, weights):
     from dataclasses import replace
 
     from fastroof.models import DenseModel, load_model
     from kernels_bench.providers.small_ops import VllmSmallOps
-    from kernels_bench.steps.measure import check_step
+    from kernels_bench.steps.measure import STEP_BOUNDS, check_step
     from kernels_bench.steps.step_attention import Fa3Attention, StepBackend
+    from kernels_bench.steps.step_linear import VllmFp8, choose_fp8
 
-    backend = StepBackend("vllm", Fa3Attention(), VllmSmallOps(), HOST, "bf16", {})
-    model = replace(DenseModel.of(load_model("qwen2.5-7b")), head_dim=32)
-    assert check_step(model, backend, 0) < 2e-2
+    class Unscaled(VllmFp8):
+        def multiply(self, out, x, x_scale, layer):
+            super().multiply(out, x, x_scale, layer._replace(scale=layer.scale * 1.25))
+
+    fp8 = choose_fp8(weights, True, VllmSmallOps(), HOST)
+    backend = StepBackend("vllm", Fa3Attention(), VllmSmallOps(), HOST, "bf16", {}, fp8)
+    # blocks of 128 divide 7 query heads of 64 by two KV heads, and not of 32
+    model = replace(DenseModel.of(load_model(name)), head_dim=64 if weights == "fp8_block" else 32)
+    assert check_step(model, backend, 0) < STEP_BOUNDS[weights]
+    if fp8 is not None:
+        assert fp8.kernel == f"vllm cutlass_scaled_mm, {weights}"
+        with pytest.raises(MeasureError, match="off its float64 reference"):
+            check_step(model, replace(backend, fp8=Unscaled(weights)), 0)
 
 
 def test_refusals(provider):

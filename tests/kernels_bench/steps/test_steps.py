@@ -14,7 +14,13 @@ from fastroof.errors import MeasureError
 from fastroof.models import DenseModel, load_model
 from kernels_bench.cli import main
 from kernels_bench.protocol import DeviceState, Timing
-from kernels_bench.steps.step_points import StepPoint, default_steps, expected_seconds, step_bytes
+from kernels_bench.steps.step_points import (
+    StepPoint,
+    default_steps,
+    expected_seconds,
+    step_bytes,
+    weight_bytes,
+)
 from kernels_bench.steps.step_rows import append_step, read_steps, step_key
 
 ROW = {
@@ -87,6 +93,18 @@ class TestGrid:
         assert step_bytes(two, model) - step_bytes(one, model) == pytest.approx(4096 * 131_072, rel=1e-3)
         assert step_bytes(one, model) > 2 * model.num_parameters + 64 * 4096 * 131_072
 
+    def test_fp8_halves_the_layers_and_nothing_else(self):
+        model = DenseModel.of(load_model("qwen3-14b-fp8"))
+        point = StepPoint("decode", (1,) * 4, (4095,) * 4)
+        saved = weight_bytes(model) - weight_bytes(model, "fp8")
+        # of 14.8 billion parameters 1.56 are the embedding's and the LM head's
+        assert saved == pytest.approx(13.2e9, rel=0.01)
+        in_step = step_bytes(point, model) - step_bytes(point, model, weights="fp8")
+        assert in_step == pytest.approx(saved, rel=1e-3)
+        assert weight_bytes(model, "bf16", 4) == 4 * model.num_parameters
+        for phase in (point, StepPoint("prefill", (8192,), (0,))):
+            assert expected_seconds(phase, model, "fp8_block") < expected_seconds(phase, model)
+
     @pytest.mark.parametrize(("new", "context"), [((), ()), ((1,), ()), ((0,), (4,)), ((1,), (-1,))])
     def test_no_step(self, new, context):
         with pytest.raises(MeasureError):
@@ -122,6 +140,9 @@ def backend():
     return choose_backend(["cpu"], Heads(6, 2, 16))
 
 
+FP8_SIZES = {"hidden": 128, "intermediate": 256, "num_q_heads": 4, "num_kv_heads": 2, "head_dim": 32}
+"""Widths of blocks: 256, 128, 128 and 256."""
+
 POINTS = [
     StepPoint("decode", (1,) * 3, (30,) * 3),
     StepPoint("prefill", (9,), (0,)),
@@ -134,7 +155,9 @@ POINTS = [
 
 class TestStep:
     @pytest.mark.parametrize("point", POINTS, ids=lambda p: f"{p.phase} {p.new_text} {p.context_text}")
-    @pytest.mark.parametrize("changes", [{}, {"qkv_bias": False}, {"o_bias": True, "mlp_bias": True}])
+    @pytest.mark.parametrize(
+        "changes", [{}, {"qkv_bias": False}, {"o_bias": True, "mlp_bias": True}, {"qk_norm": True}]
+    )
     def test_a_naive_step_gives_the_same(self, backend, point, changes):
         from kernels_bench.run.check import relative_error
         from kernels_bench.steps.step_model import StepModel
@@ -147,6 +170,48 @@ class TestStep:
         first = step.result(0)
         step.run(0)
         assert (step.result(0) == first).all()
+
+    @pytest.mark.parametrize("weights", ["fp8", "fp8_block"])
+    @pytest.mark.parametrize("changes", [{}, {"qk_norm": True, "qkv_bias": False}, {"mlp_bias": True}])
+    def test_a_naive_step_in_fp8_gives_the_same(self, backend, weights, changes):
+        from kernels_bench.run.check import relative_error
+        from kernels_bench.steps.step_linear import PlainFp8
+        from kernels_bench.steps.step_model import StepModel
+
+        model = tiny(**FP8_SIZES, **changes)
+        step = StepModel(model, replace(backend, fp8=PlainFp8(weights)), 1).prepare(POINTS[3], 2)
+        step.run(0)
+        reference = step.reference(0)
+        # an input that float32 rounds otherwise is now and then quantised to the next number
+        assert relative_error(step.result(0), reference) < 2e-3
+        first = step.result(0)
+        step.run(0)
+        assert (step.result(0) == first).all()
+        # and it is another model than in bf16: the quantisation is there
+        other = StepModel(model, backend, 1).prepare(POINTS[3], 2)
+        other.run(0)
+        assert 1e-2 < relative_error(other.result(0), reference) < 0.3
+
+    @pytest.mark.parametrize(
+        ("weights", "part"),
+        [("bf16", "q_norm"), ("bf16", "k_norm"), ("fp8", "k_norm"), ("fp8", "scale"), ("fp8_block", "scale")],
+    )
+    def test_what_is_not_applied_shows(self, backend, weights, part):
+        from kernels_bench.run.check import relative_error
+        from kernels_bench.steps.measure import STEP_BOUNDS
+        from kernels_bench.steps.step_linear import PlainFp8
+        from kernels_bench.steps.step_model import StepModel
+
+        fp8 = None if weights == "bf16" else PlainFp8(weights)
+        step = StepModel(tiny(qk_norm=True, **FP8_SIZES), replace(backend, fp8=fp8), 1).prepare(POINTS[3], 2)
+        reference = step.reference(0)
+        for layer in step._model.weights.layers:
+            if part == "scale":
+                layer.o.scale.mul_(2.0)
+            else:
+                getattr(layer, part)[: layer.q_norm.shape[0] // 2] *= 3.0
+        step.run(0)
+        assert relative_error(step.result(0), reference) > STEP_BOUNDS["fp8"]
 
     def test_a_chunk_and_its_rest_are_the_whole_prompt(self, backend):
         """What was written to the cache is what a later step reads: no reference is involved."""
@@ -179,10 +244,16 @@ class TestStep:
         assert torch.equal(step.logits[1], before[1])
 
     def test_models_with_parts_it_lacks(self, backend):
+        from kernels_bench.steps.step_linear import PlainFp8
         from kernels_bench.steps.step_model import StepModel
 
-        with pytest.raises(MeasureError, match="normalises queries"):
-            StepModel(tiny(qk_norm=True), backend, 0)
+        for weights, message in (
+            ("fp8", r"needs widths in multiples of 16, not MLP 90$"),
+            ("fp8_block", r"multiples of 128, not hidden 48, QKV 160, attention output 96, MLP 90$"),
+            ("nvfp4", r"no weights in nvfp4; valid are bf16, fp8, fp8_block$"),
+        ):
+            with pytest.raises(MeasureError, match=message):
+                StepModel(tiny(intermediate=90), replace(backend, fp8=PlainFp8(weights)), 0)
         with pytest.raises(MeasureError, match="sliding window"):
             StepModel(tiny(sliding_window=16), backend, 0).prepare(POINTS[0], 0)
 
@@ -198,6 +269,37 @@ class TestStep:
         assert check_step(DenseModel.of(load_model("llama-3.1-8b")), backend, 0) < 1e-5
         with pytest.raises(MeasureError, match="off its float64 reference"):
             check_step(DenseModel.of(load_model("llama-3.1-8b")), replace(backend, ops=Wrong()), 0)
+
+    def test_the_check_in_fp8_holds_other_kernels_to_their_own_bound(self, backend):
+        """Queries and keys are near unit length without a norm too: 4 % of the logits, fp8's noise."""
+        from kernels_bench.providers.small_ops import TorchSmallOps
+        from kernels_bench.steps.measure import check_step
+        from kernels_bench.steps.step_linear import PlainFp8
+
+        class NoNormOfHeads(TorchSmallOps):
+            def rmsnorm(self, out, x, weight):
+                if x.ndim == 3:
+                    out.copy_(x * weight)
+                else:
+                    super().rmsnorm(out, x, weight)
+
+        model = replace(DenseModel.of(load_model("qwen3-8b")), head_dim=32)
+        for weights in ("fp8", "fp8_block"):
+            right = replace(backend, fp8=PlainFp8(weights))
+            assert check_step(model, right, 0) < 5e-3
+            with pytest.raises(MeasureError, match="off its float64 reference"):
+                check_step(model, replace(right, ops=NoNormOfHeads()), 0)
+
+    def test_a_kernel_that_raises_in_the_check_is_one_line(self, backend):
+        from kernels_bench.providers.small_ops import TorchSmallOps
+        from kernels_bench.steps.measure import check_step
+
+        class Missing(TorchSmallOps):
+            def rope(self, *_):
+                raise RuntimeError("no kernel image is available\nmore advice")
+
+        with pytest.raises(MeasureError, match=r"a CPU fails: no kernel image is available$"):
+            check_step(DenseModel.of(load_model("qwen3-8b")), replace(backend, ops=Missing()), 0)
 
 
 class FakeTimer:
@@ -351,6 +453,39 @@ class TestCommand:
         assert not done.value.code
         assert "44 steps fit" in capsys.readouterr().out
 
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            (["qwen3-14b"], "qwen3-14b in bf16"),
+            (["qwen3-14b-fp8"], "qwen3-14b-fp8 in fp8_block"),
+            (["llama-3.1-8b-fp8"], "llama-3.1-8b-fp8 in fp8,"),
+            (["qwen3-8b", "--dtype", "fp8"], "qwen3-8b in fp8,"),
+        ],
+    )
+    def test_the_format_is_the_models_or_the_one_that_is_given(self, arguments, words, capsys):
+        with pytest.raises(SystemExit) as done:
+            main(["steps", "--grid", "--model", *arguments])
+        assert not done.value.code
+        assert words in capsys.readouterr().out
+
+    @pytest.mark.slow
+    def test_qwen3_in_fp8_end_to_end_on_a_cpu(self, tmp_path):
+        torch_or_skip()
+        config = tmp_path / "tiny.json"
+        sizes = {"hidden_size": 128, "intermediate_size": 128, "num_attention_heads": 4, "head_dim": 32}
+        qwen3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", **sizes}
+        config.write_text(json.dumps({**TINY_CONFIG, **qwen3}))
+        out = tmp_path / "out"
+        for given in ("fp8_block", "bf16"):
+            arguments = ["--model", str(config), "-o", str(out), "--providers", "cpu", "--dtype", given]
+            with pytest.raises(SystemExit) as done:
+                main(["steps", *arguments])
+            assert not done.value.code
+        dtypes = Counter((row["dtype"], row["kv_dtype"]) for row in read_steps(out / "steps.csv"))
+        assert dtypes == {("fp8_block", "fp32"): 4, ("fp32", "fp32"): 4}
+        runs = tomllib.loads((out / "steps.toml").read_text())["runs"]
+        assert [run["dtype"] for run in runs.values()] == ["fp8_block", "fp32"]
+
     @pytest.mark.slow
     def test_end_to_end_on_a_cpu(self, tmp_path, capsys):
         torch_or_skip()
@@ -378,7 +513,11 @@ class TestCommand:
         [
             (["--model", "llama-3.1-8b"], "give -o FOLDER"),
             (["--model", "gpt-5", "--grid"], "unknown model"),
-            (["--model", "qwen3-8b", "-o", "x"], "normalises queries"),
+            (
+                ["--model", "qwen3-8b", "-o", "x", "--dtype", "int8"],
+                "no weights in int8; valid are bf16, fp8",
+            ),
+            (["--model", "qwen3-8b", "--dtype", "nvfp4", "--grid"], "no weights in nvfp4"),
             (["--model", "llama-3.1-8b", "-o", "x", "--providers", "trt"], "unknown provider trt"),
             (["--model", "llama-3.1-8b", "-o", "x", "--providers", "cpu,vllm"], "cpu alone"),
             (["--model", "llama-3.1-8b", "-o", "x", "--deadline", "0"], "above zero"),
