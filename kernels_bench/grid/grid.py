@@ -129,7 +129,7 @@ def grid_names() -> list[str]:
     Examples
     --------
     >>> grid_names()
-    ['cpu', 'h100', 'moe', 'smoke']
+    ['cpu', 'first_run', 'h100', 'moe', 'smoke']
     """
     return sorted(path.stem for path in GRIDS.glob("*.toml"))
 

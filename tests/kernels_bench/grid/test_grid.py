@@ -55,7 +55,14 @@ MODELS = 'models = [{ name = "a", heads = [32, 8, 128], hidden = 4096, intermedi
 
 
 def test_the_packaged_grids() -> None:
-    assert grid_names() == ["cpu", "h100", "moe", "smoke"]
+    assert grid_names() == ["cpu", "first_run", "h100", "moe", "smoke"]
+
+
+def test_the_first_run_has_the_models_of_the_other_grids(default: Grid) -> None:
+    """Those of h100 are held to the presets, so that these are too."""
+    others = {model.name: model for grid in (load_grid("moe"), default) for model in grid.models}
+    for model in load_grid("first_run").models:
+        assert vars(model) == vars(others[model.name]) | {"tp": (1, 2, 4)}
 
 
 @pytest.mark.parametrize("name", grid_names())
