@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fastroof.config.gpu import GPU_FILE, GpuSpec
 from fastroof.errors import MeasureError
 from fastroof.units import GIB
-from kernels_bench.journal import find_journals, read_journal, starts
+from kernels_bench.journal import done_keys, find_journals, read_journal, starts
 from kernels_bench.operators.communication import BY_RANKS
 from kernels_bench.output.table_sets import TABLES_FOLDER
 from kernels_bench.points import Point
@@ -101,6 +101,8 @@ def run_request(
     journal, run_id = _journal(folder, gpu, grid, resume)
     points, taken = _points(grid, request, gpu, [provider for provider, _ in answers], on_cpu, say)
     points, collectives = _collectives(points, request, on_cpu, say)
+    # what is done does not pay for the first calls of this process
+    done = set() if resume is None else done_keys(read_journal(resume))
     timer = _timer(on_cpu)  # before anything is written: without CUDA there is nothing to write
     write_gpu_file(folder, gpu, given)
     if on_start is not None:
@@ -116,7 +118,7 @@ def run_request(
         reserve_s=TABLES_RESERVE_S + for_collectives_s if deadline_s is not None else 0.0,
         max_bytes=usable_bytes(on_cpu),
         sentinels=tuple(grid.sentinels()) or sentinel_points(tiny=on_cpu),
-        estimate_s=_estimates([p for p in points if p.key in taken], request.seed, gpu, on_cpu),
+        estimate_s=_estimates([p for p in points if p.key in taken - done], request.seed, gpu, on_cpu),
         start=_start_facts(request, grid, answers, on_cpu),
         on_progress=on_progress,
         say=say,

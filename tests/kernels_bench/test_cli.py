@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from importlib.metadata import requires
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from kernels_bench.commands.smoke import smoke
 from kernels_bench.grid.estimate import run_seconds
 from kernels_bench.grid.grid import load_grid
 from kernels_bench.journal import find_journals, read_journal
+from kernels_bench.operators.registry import MEASURED
 from kernels_bench.points import Point
 from kernels_bench.run import request, session
 from kernels_bench.run.card import measured_gpu, refuse_other_gpu, write_gpu_file
@@ -415,6 +417,44 @@ def test_a_budget_counts_no_point_that_no_provider_takes(
     assert {r["key"] for r in rows} == {p.key for p in points if p.values["m"] % 2 == 0}
     assert {s["key"] for s in skips} == {p.key for p in points if p.values["m"] % 2}
     assert {s["kind"] for s in skips} == {"unsupported"}
+
+
+def test_a_resumed_run_expects_first_calls_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new process imports and compiles again, at the first point that it measures."""
+    monkeypatch.setattr(request, "known_providers", lambda: [FakeProvider("torch"), FakeProvider("cpu")])
+    monkeypatch.setattr(session, "usable_bytes", lambda on_cpu: 123)
+    monkeypatch.setattr("kernels_bench.run.monitor.open_monitor", FakeMonitor)
+    calls = 0
+
+    def interrupt_fourth(point: Point, call: int) -> tuple[float, float]:
+        nonlocal calls
+        if point.operator == "moe":
+            calls += 1
+            if calls == 4:
+                raise KeyboardInterrupt
+        return 10.0, 0.0
+
+    monkeypatch.setattr("kernels_bench.run.timing.GraphTimer", lambda: FakeTimer(latency_us=interrupt_fourth))
+    expected: list[list[float]] = []
+    measure = session._measure
+
+    def seen(points: Sequence[Point], *rest: Any) -> Any:
+        estimate_s = rest[-1].estimate_s
+        expected.append(sorted((estimate_s(point) for point in points), reverse=True))
+        return measure(points, *rest)
+
+    monkeypatch.setattr(session, "_measure", seen)
+    grid, folder = tmp_path / "g.toml", tmp_path / "out"
+    experts = 'name = "experts"\noperator = "moe"\npriority = 1\ndtype = "bf16"\nnum_tokens = 16\n'
+    shapes = f"shapes = {[[2048, 256 * n, 8, 64, 1, 1] for n in range(1, 7)]}\n"
+    grid.write_text(f'title = "t"\n[[group]]\n{experts}{shapes}')
+    assert command("run", grid, "-o", folder).exit_code == 130
+    assert command("resume", folder).exit_code == 0
+    first_s = MEASURED["moe"].import_s + MEASURED["moe"].compile_s
+    for seconds, num_left in zip(expected, (6, 3), strict=True):
+        assert first_s < seconds[0] < first_s + 0.2
+        assert all(0 < one < 0.2 for one in seconds[1:num_left])
+        assert not any(seconds[num_left:])
 
 
 def test_a_lost_device_is_exit_code_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
