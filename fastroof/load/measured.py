@@ -12,6 +12,7 @@ import numpy as np
 
 from fastroof.arrays import Array, Longs
 from fastroof.config.gpu import GpuSpec, load_gpu
+from fastroof.file_access import file_sha256
 from fastroof.lazy_property import lazy_property
 from fastroof.operators.operator import Operator
 from fastroof.operators.registry import OPERATORS
@@ -23,7 +24,6 @@ __all__ = [
     "PeakFinding",
     "SourceChoice",
     "WrittenTable",
-    "file_sha256",
     "rows_sha256",
 ]
 
@@ -226,12 +226,3 @@ def rows_sha256(operator: str, columns: Mapping[str, Array]) -> str:
         values = columns[column.name]
         digest.update("\0".join(values).encode() if column.kind == "text" else values.tobytes())
     return digest.hexdigest()
-
-
-def file_sha256(path: Path) -> str:
-    """SHA-256 of a file's bytes; empty where it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
-        return ""
