@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -215,6 +216,22 @@ class MeasuredTables:
         digest = hashlib.sha256(self.gpu.encode())
         for name in sorted(self.tables):
             digest.update(f"{name} {self.tables[name].rows_sha256}".encode())
+        return digest.hexdigest()
+
+    @lazy_property
+    def sources_hash(self) -> str:
+        """SHA-256 of everything that answers come from: rows and provenance of every source, and the GPU.
+
+        ``content_hash`` is that of the rows of the sources that come first; which engine is asked for, and
+        which kernels they lack, decides whether others serve.
+        """
+        digest = hashlib.sha256(repr(self.gpu_spec).encode())
+        for name in sorted(self.tables):
+            for table in self.candidates(name):
+                about = json.dumps(table.provenance, sort_keys=True, default=str)
+                digest.update(f"{name} {table.source} {table.rows_sha256} {about}\n".encode())
+                for column in table.schema.packed_words:
+                    digest.update("\0".join(table.columns.get(column, ())).encode())
         return digest.hexdigest()
 
 
