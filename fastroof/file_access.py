@@ -95,9 +95,9 @@ def _holds(question: list[str], answer: Any, stamp: list[int] | None) -> bool:
 
 
 @contextmanager
-def recorded() -> Iterator[FilesRead]:
-    """Record what all of this process reads through this module, in whichever thread."""
-    record = FilesRead()
+def recorded(record: FilesRead | None = None) -> Iterator[FilesRead]:
+    """Record what all of this process reads through this module, in whichever thread; add it to a record."""
+    record = FilesRead() if record is None else record
     _recording.append(record)
     try:
         yield record

@@ -137,6 +137,14 @@ class MeasuredTable:
             return self.written.rows_sha256
         return rows_sha256(self.operator, self.columns)
 
+    @property
+    def words_sha256(self) -> str:
+        """SHA-256 of the optional columns that packing reads; of a written file, that of the file."""
+        if self.written is not None:
+            return self.written.sha256
+        words = (column for name in self.schema.packed_words for column in self.columns.get(name, ()))
+        return hashlib.sha256("\0".join(words).encode()).hexdigest()
+
     def groups(self) -> dict[tuple[Any, ...], Longs]:
         """Row indices by key: the values of ``schema.keys``, in the schema's order."""
         if not self.num_rows:
@@ -230,8 +238,8 @@ class MeasuredTables:
             for table in self.candidates(name):
                 about = json.dumps(table.provenance, sort_keys=True, default=str)
                 digest.update(f"{name} {table.source} {table.rows_sha256} {about}\n".encode())
-                for column in table.schema.packed_words:
-                    digest.update("\0".join(table.columns.get(column, ())).encode())
+                if table.schema.packed_words:
+                    digest.update(table.words_sha256.encode())
         return digest.hexdigest()
 
 
