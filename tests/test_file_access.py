@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from fastroof import file_access
+from fastroof.documents import parse_json
 from fastroof.file_access import (
     FilesRead,
     exists,
@@ -120,6 +122,21 @@ def test_what_was_not_there_and_now_is(
     assert FilesRead.holds(record.entries)
     make(place)
     assert not FilesRead.holds(record.entries)
+
+
+@pytest.mark.parametrize("name", ["a b", "\n", "Schlüssel", os.fsdecode(b"\xff"), '"', "\\"], ids=ascii)
+def test_a_record_is_json_whatever_files_are_called(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text(name, errors="replace")
+    with recorded() as record:
+        read_bytes(tmp_path / name)
+        names_in(tmp_path)
+        matches(tmp_path, "*")
+        resolved(tmp_path / name)
+    entries = parse_json(json.dumps(record.entries).encode(), "entries")
+    assert entries == record.entries
+    assert FilesRead.holds(entries)
+    (tmp_path / name).unlink()
+    assert not FilesRead.holds(entries)
 
 
 def test_what_cannot_be_listed_or_read(tmp_path: Path) -> None:
