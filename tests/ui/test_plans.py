@@ -141,7 +141,7 @@ def test_tables_that_appear_are_served(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_files_are_looked_at_once_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr(plans.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr("fastroof.ui.plans.time.monotonic", lambda: clock[0])
     config = own_config(tmp_path / "mine")
     store, view = PlanStore({"mine": str(config)}), View(model="mine", tp=1)
     first = store.plan(view, SIZES).plan
