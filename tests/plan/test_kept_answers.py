@@ -109,6 +109,7 @@ def test_a_hf_quant_config_next_to_a_named_config_is_seen(shell: Shell) -> None:
     config = fp8_config(shell.folder, "mine-config.json")
     words = ("--model", str(config))
     before = shell.run(*words)
+    assert shell.num_kept() == 1
     (shell.folder / "mine-hf_quant_config.json").write_text(HF_QUANT)
     cached, fresh = shell.answers(*words)
     assert cached == fresh
@@ -125,6 +126,7 @@ def test_a_linked_config_is_seen_where_it_is_linked(shell: Shell) -> None:
     link.symlink_to("../../blobs/1111")
     words = ("--model", str(link))
     before = shell.run(*words)
+    assert shell.num_kept() == 1
     (blobs / "3333").write_text(HF_QUANT)
     (snapshot / "hf_quant_config.json").symlink_to("../../blobs/3333")
     cached, fresh = shell.answers(*words)
@@ -143,6 +145,7 @@ def test_a_source_given_by_its_path_is_seen(shell: Shell) -> None:
     own_source(shell.folder / "two" / "mine", 2.0)
     words = ("--model", "llama-3.1-8b", "--source", "gemm=./mine")
     one, two = (shell.run(*words, at=at) for at in ("one", "two"))
+    assert shell.num_kept() == 1
     assert two == shell.run(*words, keep="never", at="two")
     assert step_us(one) < step_us(two)
     own_source(shell.folder / "one" / "mine", 3.0)
@@ -155,6 +158,7 @@ def test_the_users_tables_of_a_gpu_given_by_its_path_are_seen(shell: Shell) -> N
     gpu = str(bench_data_root() / "h100")
     words = ("--model", "llama-3.1-8b", "--gpu", gpu)
     before = shell.run(*words)
+    assert shell.num_kept() == 1
     own_source(shell.tables / "h100" / "mine", 3.0)
     cached, fresh = shell.answers(*words)
     assert cached == fresh
@@ -175,6 +179,7 @@ def test_tables_next_to_a_linked_gpu_toml_are_seen(shell: Shell) -> None:
     link.symlink_to("../cards/one.toml")
     words = ("--model", "llama-3.1-8b", "--gpu", str(link))
     before = shell.run(*words)
+    assert shell.num_kept() == 1
     own_source(link.parent / "measured", 2.0, whole=True)
     cached, fresh = shell.answers(*words)
     assert cached == fresh
