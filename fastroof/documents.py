@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fastroof.errors import FastroofError
+from fastroof.file_access import read_bytes
 
 __all__ = [
     "MOST_JSON_BYTES",
@@ -186,8 +187,7 @@ def read_text(path: Path, error: type[FastroofError], most_bytes: int) -> str:
 
 def _read(path: Path, what: str, error: type[FastroofError], most_bytes: int) -> bytes:
     try:
-        with path.open("rb") as file:
-            return file.read(most_bytes + 1)
+        return read_bytes(path, most_bytes + 1)
     except (OSError, ValueError) as failure:
         # a NUL in its name is a ValueError
         reason = getattr(failure, "strerror", None) or failure

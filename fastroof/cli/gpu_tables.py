@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fastroof.cli.progress import Progress, shown_progress
 from fastroof.errors import GpuError, TableError
+from fastroof.file_access import exists, is_folder, matches
 
 if TYPE_CHECKING:
     from fastroof import GpuSpec, Tables
@@ -50,7 +51,7 @@ def gpu_and_tables(gpu: str | None, tables: str | None, source: str | None) -> t
     own = _own_folder(gpu or DEFAULT_GPU)
     if own is None:
         fetch_tables(spec.name)
-    folders = table_folders(spec.name) if own is None else [*own.glob("*/provenance.toml")]
+    folders = table_folders(spec.name) if own is None else matches(own, "*/provenance.toml")
     if folders:
         return spec, load_tables(spec.name if own is None else own, source=parse_source(source))
     if source is not None:
@@ -123,7 +124,7 @@ def parse_source(text: str | None) -> str | dict[str, str] | None:
 
 def _is_path(name: str) -> bool:
     path = Path(name)
-    return path.is_dir() or path.name != name
+    return is_folder(path) or path.name != name
 
 
 def _own_folder(gpu: str) -> Path | None:
@@ -134,12 +135,12 @@ def _own_folder(gpu: str) -> Path | None:
     from fastroof import gpu_names, load_gpu
 
     path = Path(gpu)
-    if not path.exists():
+    if not exists(path):
         return None
     spec = load_gpu(gpu)
     if spec.name in gpu_names() and load_gpu(spec.name) == spec:
         return None
-    return path if path.is_dir() else path.parent
+    return path if is_folder(path) else path.parent
 
 
 def _folders(name: str, fetch: bool = True) -> tuple[Path, ...]:

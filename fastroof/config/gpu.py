@@ -24,6 +24,7 @@ from fastroof.checks import is_number, is_whole_number, shown
 from fastroof.config.paths import bench_data_root
 from fastroof.documents import read_toml
 from fastroof.errors import GpuError
+from fastroof.file_access import is_file, is_folder, matches, resolved
 from fastroof.units import GB, GIB, MIB, PEAK_DTYPE, TB, TFLOP
 
 __all__ = ["GPU_FILE", "LIMITS", "GpuSpec", "gpu_names", "load_gpu"]
@@ -191,7 +192,7 @@ def gpu_names() -> list[str]:
     >>> "h100" in gpu_names()
     True
     """
-    return sorted(path.parent.name for path in bench_data_root().glob(f"*/{GPU_FILE}"))
+    return [path.parent.name for path in matches(bench_data_root(), f"*/{GPU_FILE}")]
 
 
 def load_gpu(name_or_path: str | Path | Mapping[str, Any]) -> GpuSpec:
@@ -227,10 +228,9 @@ def load_gpu(name_or_path: str | Path | Mapping[str, Any]) -> GpuSpec:
     if isinstance(name_or_path, str) and (spec := _by_name(name_or_path)) is not None:
         return spec
     path = Path(name_or_path)
-    # os.path answers False where Path.is_dir raises: a name longer than a file name may be.
-    if name_or_path != "" and os.path.isdir(path):
+    if name_or_path != "" and is_folder(path):
         path = path / GPU_FILE
-    if os.path.isfile(path):
+    if is_file(path):
         return _read(path)
     if isinstance(name_or_path, Path) or len(path.parts) > 1 or path.suffix == ".toml":
         raise GpuError(f"{path} does not exist; give a {GPU_FILE}, its folder, or one of {_listed()}")
@@ -281,7 +281,7 @@ def _shipped(folder: str) -> GpuSpec:
 
 
 def _read(path: Path) -> GpuSpec:
-    return _parse(read_toml(path, GpuError), str(path), path.resolve().parent.name)
+    return _parse(read_toml(path, GpuError), str(path), resolved(path).parent.name)
 
 
 _TOP = ("title", "name", "aliases", "source", "num_sms", "l2_mib", "peak_tflops", "memory", "links")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from fastroof.checks import shown
 from fastroof.config.gpu import GpuSpec, load_gpu
 from fastroof.errors import GpuError, TableError
+from fastroof.file_access import is_file, is_folder, matches
 from fastroof.load.by_name import ensure_imported, missing_tables, table_folders
 from fastroof.load.measured import MeasuredTable, MeasuredTables, PeakFinding, SourceChoice
 from fastroof.load.own import load_own
@@ -87,17 +87,16 @@ def _load(name: str | Path, gpu: str | None, source: SourceChoice) -> MeasuredTa
         try:
             return _load_by_name(load_gpu(name).name, source)
         except GpuError as error:
-            if not os.path.isdir(folder):
+            if not is_folder(folder):
                 raise GpuError(f"{error}; a path of a folder of tables would do too") from None
-    # os.path answers False where Path.is_dir raises: a name longer than a file name may be
-    if not os.path.isdir(folder):
+    if not is_folder(folder):
         raise TableError(f"{name} is not a folder: give a GPU's name or a folder of measured tables")
     if is_tree(folder):
         if source is not None:
             raise TableError(f"{folder} is one source; source={source!r} cannot be picked from it")
         return load_tree(folder, gpu)
-    if not (folder / "gpu.toml").is_file() and not (folder / "provenance.toml").is_file():
-        names = sorted(p.parent.name for p in folder.glob("*/gpu.toml"))
+    if not is_file(folder / "gpu.toml") and not is_file(folder / "provenance.toml"):
+        names = [path.parent.name for path in matches(folder, "*/gpu.toml")]
         wanted = [one for one in names if gpu is not None and _is_gpu(gpu, load_gpu(folder / one))]
         if wanted:
             return load_own(folder / wanted[0], source)

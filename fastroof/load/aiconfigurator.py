@@ -15,6 +15,7 @@ from fastroof.columns import Column
 from fastroof.config.gpu import GpuSpec, load_gpu
 from fastroof.documents import read_toml
 from fastroof.errors import TableError
+from fastroof.file_access import is_folder
 from fastroof.load.family_checks import flag_unsound
 from fastroof.load.measured import MeasuredTable, MeasuredTables
 from fastroof.load.package_places import Place, find_place
@@ -340,7 +341,7 @@ def data_folder(root: Path | None = None) -> Path:
     """
     package = installed_root() if root is None else Path(root)
     data = package / "systems" / "data"
-    if not data.is_dir():
+    if not is_folder(data):
         raise TableError(f"{package} has no systems/data; need the folder {PACKAGE} that {INSTALL} brings")
     return data
 

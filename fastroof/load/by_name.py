@@ -23,6 +23,7 @@ from fastroof._version import __version__
 from fastroof.config.paths import TABLES_FOLDER, bench_data_root, user_tables_root
 from fastroof.documents import read_json
 from fastroof.errors import TableError
+from fastroof.file_access import is_file, matches, read_bytes
 from fastroof.unfinished import is_unfinished, unfinished_path
 from fastroof.whole_files import put_in_place, write_whole
 
@@ -77,7 +78,7 @@ def table_folders(gpu: str) -> tuple[Path, ...]:
     # without a home there is no such folder, and what ships still serves
     with contextlib.suppress(TableError):
         folders.append(user_tables_root() / gpu)
-    return tuple(folder for folder in folders if any(folder.glob(f"*/{PROVENANCE}")))
+    return tuple(folder for folder in folders if matches(folder, f"*/{PROVENANCE}"))
 
 
 def can_import(gpu: str) -> bool:
@@ -222,8 +223,8 @@ def _wanted(gpu: str, package: Path | None) -> _Wanted | None:
         digest.update(f"{operator} {file.folder}/{file.file} {file.backend}\n".encode())
     if gpu in PCIE_LINKED:
         digest.update(b"links of every version\n")
-    for path in sorted((bench_data_root() / gpu).glob(f"*/{PROVENANCE}")):
-        digest.update(path.read_bytes())
+    for path in matches(bench_data_root() / gpu, f"*/{PROVENANCE}"):
+        digest.update(read_bytes(path))
     key = (
         f"aiconfigurator-core {package_version(package)}, fastroof {__version__}, format {IMPORT_FORMAT}, "
         f"{digest.hexdigest()[:16]}"
@@ -254,7 +255,7 @@ def _read_note(root: Path, gpu: str) -> dict[str, Any]:
 def _is_made(root: Path, wanted: _Wanted) -> bool:
     note = _read_note(root, wanted.gpu)
     places = (root / wanted.gpu / str(name) / PROVENANCE for name in note.get("sources", ()))
-    return note.get("made_from") == wanted.key and all(place.is_file() for place in places)
+    return note.get("made_from") == wanted.key and all(is_file(place) for place in places)
 
 
 # -- one process at a time -----------------------------------------------------------------------

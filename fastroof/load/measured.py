@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 
 from fastroof.arrays import Array, Longs
 from fastroof.config.gpu import GpuSpec, load_gpu
+from fastroof.file_access import file_sha256
 from fastroof.lazy_property import lazy_property
 from fastroof.operators.operator import Operator
 from fastroof.operators.registry import OPERATORS
@@ -23,7 +25,6 @@ __all__ = [
     "PeakFinding",
     "SourceChoice",
     "WrittenTable",
-    "file_sha256",
     "rows_sha256",
 ]
 
@@ -136,6 +137,14 @@ class MeasuredTable:
             return self.written.rows_sha256
         return rows_sha256(self.operator, self.columns)
 
+    @property
+    def words_sha256(self) -> str:
+        """SHA-256 of the optional columns that packing reads; of a written file, that of the file."""
+        if self.written is not None:
+            return self.written.sha256
+        words = (column for name in self.schema.packed_words for column in self.columns.get(name, ()))
+        return hashlib.sha256("\0".join(words).encode()).hexdigest()
+
     def groups(self) -> dict[tuple[Any, ...], Longs]:
         """Row indices by key: the values of ``schema.keys``, in the schema's order."""
         if not self.num_rows:
@@ -217,6 +226,22 @@ class MeasuredTables:
             digest.update(f"{name} {self.tables[name].rows_sha256}".encode())
         return digest.hexdigest()
 
+    @lazy_property
+    def sources_hash(self) -> str:
+        """SHA-256 of everything that answers come from: rows and provenance of every source, and the GPU.
+
+        ``content_hash`` is that of the rows of the sources that come first; which engine is asked for, and
+        which kernels they lack, decides whether others serve.
+        """
+        digest = hashlib.sha256(repr(self.gpu_spec).encode())
+        for name in sorted(self.tables):
+            for table in self.candidates(name):
+                about = json.dumps(table.provenance, sort_keys=True, default=str)
+                digest.update(f"{name} {table.source} {table.rows_sha256} {about}\n".encode())
+                if table.schema.packed_words:
+                    digest.update(table.words_sha256.encode())
+        return digest.hexdigest()
+
 
 def rows_sha256(operator: str, columns: Mapping[str, Array]) -> str:
     """SHA-256 over every required column of an operator's rows."""
@@ -226,12 +251,3 @@ def rows_sha256(operator: str, columns: Mapping[str, Array]) -> str:
         values = columns[column.name]
         digest.update("\0".join(values).encode() if column.kind == "text" else values.tobytes())
     return digest.hexdigest()
-
-
-def file_sha256(path: Path) -> str:
-    """SHA-256 of a file's bytes; empty where it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
-        return ""

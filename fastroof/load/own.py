@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from fastroof.columns import GPU, LATENCY, OPTIONAL_COLUMNS
 from fastroof.config.gpu import GPU_FILE, GpuSpec, load_gpu
 from fastroof.documents import read_toml
 from fastroof.errors import TableError
+from fastroof.file_access import is_file, is_folder, names_in, resolved
 from fastroof.load.measured import FILES, MeasuredTable, MeasuredTables, SourceChoice, WrittenTable
 from fastroof.load.possible_sizes import impossible_sizes
 from fastroof.load.rows import ENDINGS, read_columns
@@ -201,13 +201,13 @@ def _chosen(sources: list[Source], names: Mapping[str, str], folder: Path) -> di
 
 
 def _is_path(name: str) -> bool:
-    return "/" in name and os.path.isfile(Path(name) / PROVENANCE_FILE)
+    return "/" in name and is_file(Path(name) / PROVENANCE_FILE)
 
 
 def _gpu_spec(source: Source, folder: Path) -> GpuSpec:
     """Return the GPU of the gpu.toml beside the sources, else the one that fastroof knows by name."""
-    for place in (folder / GPU_FILE, source.folder.resolve().parent / GPU_FILE):
-        if place.is_file():
+    for place in (folder / GPU_FILE, resolved(source.folder).parent / GPU_FILE):
+        if is_file(place):
             gpu = load_gpu(place)
             if source.gpu not in (gpu.name, *gpu.aliases):
                 raise TableError(
@@ -233,13 +233,13 @@ def _all_sources(folders: Sequence[Path]) -> tuple[list[Source], dict[str, str]]
 
 def _sources(folder: Path) -> tuple[list[Source], dict[str, str]]:
     """Return the sources and what else the folder holds, with the reason it is not read."""
-    if not folder.is_dir():
+    if not is_folder(folder):
         raise TableError(f"{folder}: no such folder")
-    if (folder / PROVENANCE_FILE).is_file():
+    if is_file(folder / PROVENANCE_FILE):
         return [_source(folder)], {}
     sources, ignored = [], {}
-    for entry in sorted(folder.iterdir()):
-        if (entry / PROVENANCE_FILE).is_file():
+    for entry in (folder / name for name in names_in(folder)):
+        if is_file(entry / PROVENANCE_FILE):
             sources.append(_source(entry))
         elif entry.name == SERVING_FOLDER:
             ignored[entry.name] = "measured end to end, holds no kernels"
@@ -257,7 +257,7 @@ def _source(folder: Path) -> Source:
     hashes = _hashes(folder / PROVENANCE_FILE, provenance.pop(FILES, {}))
     files: dict[str, Path] = {}
     ignored: dict[str, str] = {}
-    for path in sorted(folder.iterdir()):
+    for path in (folder / name for name in names_in(folder)):
         if path.name == PROVENANCE_FILE:
             continue
         if path.stem not in OPERATORS or path.suffix not in ENDINGS:
@@ -266,7 +266,7 @@ def _source(folder: Path) -> Source:
             raise TableError(f"{folder} has {files[path.stem].name} and {path.name}; keep one of them")
         else:
             files[path.stem] = path
-    return Source(folder.resolve().name, provenance["gpu"], folder, files, provenance, hashes, ignored)
+    return Source(resolved(folder).name, provenance["gpu"], folder, files, provenance, hashes, ignored)
 
 
 def _provenance(path: Path) -> dict[str, Any]:

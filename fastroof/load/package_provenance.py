@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from fastroof.arrays import Array, Longs
+from fastroof.file_access import matches
 from fastroof.load.package_rows import Part, point_codes
 
 __all__ = ["DISTRIBUTION", "operator_provenance", "package_provenance", "package_version", "words_of"]
@@ -23,7 +24,7 @@ ENGINES: Final = ("vllm", "trtllm", "sglang")
 
 def package_version(package: Path) -> str:
     """Version of the package that lies in a folder, by the metadata beside it; "unknown" without any."""
-    infos = sorted(package.parent.glob(f"{DISTRIBUTION}-*.dist-info"))
+    infos = matches(package.parent, f"{DISTRIBUTION}-*.dist-info")
     return infos[-1].name.split("-")[1].removesuffix(".dist") if infos else "unknown"
 
 

@@ -17,6 +17,7 @@ import pyarrow.csv as pacsv
 from fastroof.arrays import Array, Bools, Longs
 from fastroof.columns import Column
 from fastroof.errors import TableError
+from fastroof.file_access import is_file, read_bytes
 from fastroof.parquet import PARQUET_ERRORS, open_parquet, whole_table
 
 __all__ = ["ENDINGS", "beyond_limits", "count_rows", "need", "read_columns", "word_codes"]
@@ -80,12 +81,12 @@ def read_columns(
 
 def _content(path: Path, label: str, sha256: str) -> bytes:
     """All bytes of a file, which are those that were hashed when it was written."""
-    if not path.is_file():
+    if not is_file(path):
         raise TableError(f"{label}: no such file")
     if path.suffix not in ENDINGS:
         raise TableError(f"{label}: cannot read {path.suffix!r} files, only .csv and .parquet")
     try:
-        content = path.read_bytes()
+        content = read_bytes(path)
     except OSError as error:
         raise TableError(f"{label} cannot be read: {error.strerror or error}") from None
     if not content:

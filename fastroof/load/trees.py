@@ -24,6 +24,7 @@ from fastroof.arrays import Array, Floats
 from fastroof.columns import DTYPE, LATENCY, MEASURED_US
 from fastroof.config.gpu import GpuSpec, load_gpu
 from fastroof.errors import GpuError, TableError
+from fastroof.file_access import is_folder, matches, resolved
 from fastroof.load.measured import MeasuredTable, MeasuredTables, PeakFinding
 from fastroof.load.rows import beyond_limits, read_columns
 from fastroof.load.tree_peaks import PeakFit, fit_peak
@@ -150,7 +151,7 @@ def load_tree(root: Path, gpu: str | None = None) -> MeasuredTables:
 
 def _tree_root(root: Path) -> Path:
     inner = root / "bench_data"
-    return inner if inner.is_dir() and not _tree_files(root) else root
+    return inner if is_folder(inner) and not _tree_files(root) else root
 
 
 def _tree_files(root: Path) -> list[_TreeFile]:
@@ -162,7 +163,7 @@ def _tree_files(root: Path) -> list[_TreeFile]:
         file = "*.csv" if layout is None or layout[1].named_by_heads else "data.csv"
         kind_first, gpu_first = f"{kind}/{phase}/*/{file}", f"*/{kind}/{phase}/{file}"
         for pattern, place in ((kind_first, -2), (gpu_first, 0)):
-            for path in root.glob(pattern.replace("//", "/")):
+            for path in matches(root, pattern.replace("//", "/")):
                 inside = path.relative_to(root)
                 files.append(_TreeFile(path, inside.as_posix(), inside.parts[place], kind, phase))
     return sorted(files, key=lambda f: f.name)
@@ -190,7 +191,7 @@ def _canonical(name: str) -> str:
 
 def _source_name(root: Path, gpu: GpuSpec) -> str:
     """Name the source after the root folder, less what every root folder is called."""
-    root = root.resolve()
+    root = resolved(root)
     folder = root.parent.name if root.name == "bench_data" else root.name
     name = folder.lower().removesuffix("_bench_data").removeprefix(f"{gpu.name}_")
     return name or "tree"

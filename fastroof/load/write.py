@@ -19,7 +19,8 @@ import pyarrow.parquet as pq
 from fastroof.arrays import Array
 from fastroof.columns import OPTIONAL_COLUMNS, Column
 from fastroof.errors import TableError
-from fastroof.load.measured import FILES, file_sha256, rows_sha256
+from fastroof.file_access import file_sha256
+from fastroof.load.measured import FILES, rows_sha256
 from fastroof.load.own import PROVENANCE_FILE
 from fastroof.load.rows import beyond_limits, need, word_codes
 from fastroof.operators.operator import Operator

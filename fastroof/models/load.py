@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fastroof.errors import ModelError, UnsupportedModelError
+from fastroof.file_access import is_file, is_folder, resolved
 from fastroof.models.context_length import longest_context
 from fastroof.models.families.family import Family
 from fastroof.models.families.registry import family_of
@@ -61,11 +61,10 @@ def load_model(name_or_path: str | Path | Mapping[str, Any], *, name: str | None
     if isinstance(name_or_path, str) and (preset := preset_named(name_or_path)) is not None:
         return _parse(preset_config(preset), f"preset {preset}", name or preset)
     path = Path(name_or_path)
-    # os.path answers False where Path.is_dir raises: a name longer than a file name may be.
-    if name_or_path != "" and os.path.isdir(path):
+    if name_or_path != "" and is_folder(path):
         path = path / CONFIG_FILE
-    if os.path.isfile(path):
-        own = path.resolve()
+    if is_file(path):
+        own = resolved(path)
         called = own.parent.name if own.name == CONFIG_FILE else own.stem
         return _parse(read_config(path), str(path), name or called, read_hf_quant(path))
     if isinstance(name_or_path, Path) or path.suffix == ".json":

@@ -137,6 +137,7 @@ class DsaPrefill(LatentModule, RaggedPrefill):
         Column("kv_len", "int", "tokens", "tokens scored: prefix plus q_len"),
     )
     defaults: ClassVar[Mapping[str, Any]] = {"batch_size": 1, **_DEFAULTS}
+    packed_words = ("kernel",)
     holdouts = (HoldoutGrid("dsa_prefill", "every second", {}, {}),)
     coverages = (HoldoutGrid("dsa_prefill", "all", {}, {}),)
     package_files = (

@@ -154,6 +154,8 @@ class Operator(ABC):
         Whether switches that add may make it faster than the bytes of a ring.
     paired_axes : tuple of str
         Axes that are measured as pairs, not as a product.
+    packed_words : tuple of str
+        Optional columns that packing reads, beside keys, axes and latency.
     holdouts, coverages : tuple of HoldoutGrid
         What its lookups, and the errors that they claim, are judged on.
     datasheets : mapping of str to DatasheetClass
@@ -177,6 +179,7 @@ class Operator(ABC):
     bandwidth_slack: ClassVar[float] = MEMORY_BANDWIDTH_SLACK
     faster_than_ring: ClassVar[bool] = False
     paired_axes: ClassVar[tuple[str, ...]] = ()
+    packed_words: ClassVar[tuple[str, ...]] = ()
     holdouts: ClassVar[tuple[HoldoutGrid, ...]] = ()
     coverages: ClassVar[tuple[HoldoutGrid, ...]] = ()
     datasheets: ClassVar[Mapping[str, DatasheetClass]] = {}

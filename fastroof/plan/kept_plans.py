@@ -1,4 +1,4 @@
-"""Plans that are kept on disk between processes, found again by all that they were made from.
+"""Plans cached on disk between processes: found by what was asked, used while the files read are the same.
 
 They lie beside the compiled loops and by the same rules (fastroof.compiled.kept_files): read from folders
 that nobody else can have written to, with a digest, and without unpickling anything. What is missing, damaged
@@ -8,8 +8,10 @@ or not trusted is as if it were not there.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
+import struct
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -17,6 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from fastroof.compiled.kept_files import cache_roots, opened, read_kept, write_kept
+from fastroof.documents import parse_json
+from fastroof.errors import FastroofError
+from fastroof.file_access import FilesRead, recorded
 
 if TYPE_CHECKING:
     from fastroof.plan.kept_plan import KeptPlan
@@ -30,6 +35,9 @@ FOLDER: Final = "plans"
 MOST_BYTES: Final = 32 * 2**20
 """Bytes of all plans of a folder: the ones used last stay."""
 
+_SIZE: Final = struct.Struct("<Q")
+"""Bytes of the record of files, which comes first."""
+
 _KEY_BYTES: Final = hashlib.sha256().digest_size
 _NAME: Final = re.compile(r"[0-9a-f]{32}\.plan(\.[0-9a-f]+)?")
 
@@ -42,19 +50,38 @@ def kept_plan(identity: str | None, make: Callable[[], StepPlan]) -> KeptPlan:
     identity : str or None
         As :func:`fastroof.plan.plan_identity.plan_identity` returns it; None makes it anew.
     make : callable
-        Compiles the plan. One that warns is not kept: the warning is for every time.
+        Compiles the plan, and reads what the answer depends on through fastroof.file_access. A plan that
+        warns is not cached: the warning is for every time.
     """
     from fastroof.plan.kept_plan import kept_bytes, kept_of, read_kept_plan
 
-    data = None if identity is None else find_plan(identity)
-    if data is not None:
+    found = None if identity is None else find_plan(identity)
+    if found is not None:
         with suppress(ValueError):
-            return read_kept_plan(data)
-    with _warnings_met() as met:
+            files, data = _without_files(found)
+            if FilesRead.holds(files):
+                return read_kept_plan(data)
+    with _warnings_met() as met, recorded() as read:
         kept = kept_of(make())
-    if identity is not None and not met:
-        keep_plan(identity, kept_bytes(kept))
+    if identity is not None and not met and read.is_repeatable:
+        keep_plan(identity, _with_files(read, kept_bytes(kept)))
     return kept
+
+
+def _with_files(read: FilesRead, plan: bytes) -> bytes:
+    """A plan behind the record of what was read for it, in whole words of 8 bytes."""
+    text = json.dumps(read.entries).encode()
+    text += b" " * (-len(text) % 8)
+    return _SIZE.pack(len(text)) + text + plan
+
+
+def _without_files(found: bytes) -> tuple[Any, bytes]:
+    try:
+        (size,) = _SIZE.unpack_from(found)
+        text, plan = found[_SIZE.size : _SIZE.size + size], found[_SIZE.size + size :]
+        return parse_json(text, "the files of a cached plan"), plan
+    except (FastroofError, struct.error) as error:
+        raise ValueError(f"not a cached plan: {error}") from None
 
 
 @contextmanager

@@ -111,9 +111,13 @@ class StepSource:
     @property
     def stale(self) -> bool:
         """Whether the measured tables are others than those the sweep was made from."""
+        loaded = [tables for tables in self._tables.values() if tables is not None]
+        # results of earlier versions know those sources alone that come first
+        then = self.results.metadata.get("fastroof.sources_hash", "")
+        if then:
+            return any(tables.sources_hash not in then for tables in loaded)
         then = self.results.metadata.get("fastroof.tables_hash", "")
-        now = [tables.content_hash for tables in self._tables.values() if tables is not None]
-        return bool(then) and any(content not in then for content in now)
+        return bool(then) and any(tables.content_hash not in then for tables in loaded)
 
     @property
     def _spec(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from fastroof.engines import load_engine
 from fastroof.errors import SweepError
 from fastroof.models import load_model
 from fastroof.sweep.kind import SweepKind
-from fastroof.sweep.sources import GpuTables, tables_hash
+from fastroof.sweep.sources import GpuTables, sources_hash, tables_hash
 
 __all__ = ["IDENTITY_KEYS", "differences", "file_metadata", "inputs_hash"]
 
@@ -22,6 +22,7 @@ IDENTITY_KEYS: Final = (
     "fastroof.kind",
     "fastroof.spec",
     "fastroof.tables_hash",
+    "fastroof.sources_hash",
     "fastroof.inputs_hash",
 )
 """Metadata that are the same for all pieces of one sweep."""
@@ -30,6 +31,7 @@ _MEANT: Final = {
     "fastroof.version": "fastroof's version",
     "fastroof.kind": "kind of sweep",
     "fastroof.tables_hash": "the tables' hash",
+    "fastroof.sources_hash": "hash of all sources of tables",
     "fastroof.inputs_hash": "hash of the models, GPUs, runtimes and requests",
 }
 _SHOWN: Final = 60
@@ -40,6 +42,7 @@ def file_metadata(sweep: SweepKind, tables_by_gpu: Mapping[str, GpuTables]) -> d
     return {
         "fastroof.version": __version__,
         "fastroof.tables_hash": tables_hash(tables_by_gpu),
+        "fastroof.sources_hash": sources_hash(tables_by_gpu),
         "fastroof.inputs_hash": inputs_hash(sweep),
         "fastroof.gpu": " ".join(load_gpu(gpu).name for gpu in tables_by_gpu),
         "fastroof.kind": sweep.name,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fastroof.plan.datasheet import DatasheetCurves
     from fastroof.tables import Tables
 
-__all__ = ["GpuTables", "load_tables_by_gpu", "tables_hash"]
+__all__ = ["GpuTables", "load_tables_by_gpu", "sources_hash", "tables_hash"]
 
 
 class GpuTables(NamedTuple):
@@ -51,4 +51,11 @@ def tables_hash(tables_by_gpu: Mapping[str, GpuTables]) -> str:
     """Hash of the tables; of several GPUs, one after another."""
     return " ".join(
         "" if each.tables is None else each.tables.content_hash for each in tables_by_gpu.values()
+    )
+
+
+def sources_hash(tables_by_gpu: Mapping[str, GpuTables]) -> str:
+    """Hash of all that latencies come from, sources that serve only some kernels or engines included."""
+    return " ".join(
+        "" if each.tables is None else each.tables.sources_hash for each in tables_by_gpu.values()
     )

@@ -77,6 +77,12 @@ class Tables:
         """SHA-256 of the measured rows: results carry it."""
         return self.measured.content_hash
 
+    @property
+    def sources_hash(self) -> str:
+        """SHA-256 of every source, and of those of the GPU whose links stand for this one's."""
+        like = self.of_like_links()
+        return f"{self.measured.sources_hash}{'' if like is None else f' {like.measured.sources_hash}'}"
+
     @lazy_property
     def made_from(self) -> dict[str, str]:
         """What lookups carry as metadata of their Arrow tables."""

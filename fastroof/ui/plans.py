@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 from fastroof.checks import shown
 from fastroof.config import gpu_names, load_gpu
 from fastroof.errors import FastroofError, GpuError, ModelError, TableError
+from fastroof.file_access import FilesRead, is_folder, matches, recorded
 from fastroof.models import load_model, model_names
 
 if TYPE_CHECKING:
@@ -29,6 +31,9 @@ MOST_PLANS: Final = 192
 
 MOST_GPUS: Final = 4
 """GPUs whose tables are kept, of up to some 100 MB each."""
+
+CHECK_EVERY_S: Final = 1.0
+"""Seconds after which files are looked at again, which takes some 3 ms."""
 
 T = TypeVar("T")
 
@@ -74,12 +79,18 @@ class _Kept(Generic[T]):
             raise kept.with_traceback(None)
         return kept
 
+    def clear(self) -> None:
+        """Forget everything."""
+        self._kept.clear()
+
     def __len__(self) -> int:
         return len(self._kept)
 
 
 class PlanStore:
     """Plans by what they are of, compiled when they are first asked for; for any number of threads.
+
+    Where a file has changed that one of them was made from, all are made again.
 
     Parameters
     ----------
@@ -107,6 +118,8 @@ class PlanStore:
         self._tables: _Kept[GpuTables] = _Kept(MOST_GPUS)
         self._plans: _Kept[CompiledPlan] = _Kept(MOST_PLANS)
         self._lock = Lock()
+        self._read = FilesRead()
+        self._checked_s = time.monotonic()
 
     def __len__(self) -> int:
         return len(self._plans)
@@ -143,6 +156,24 @@ class PlanStore:
 
     def model(self, name: str) -> ModelSpec:
         """Return a model that the page lists."""
+        with self._reading():
+            return self._model(name)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Hold the lock; forget what was made from files that have changed, and record what is read."""
+        with self._lock:
+            now = time.monotonic()
+            if now - self._checked_s >= CHECK_EVERY_S:
+                if not (self._read.is_repeatable and FilesRead.holds(self._read.entries)):
+                    for made in (self._specs, self._tables, self._plans):
+                        made.clear()
+                    self._read = FilesRead()
+                self._checked_s = now
+            with recorded(self._read):
+                yield
+
+    def _model(self, name: str) -> ModelSpec:
         written = self.written_model(name)
         if name not in self._specs:
             self._specs[name] = load_model(written)
@@ -172,23 +203,23 @@ class PlanStore:
             As :func:`fastroof.compile_plan` does.
         """
         options = {**view.plan_options, **(split or {}), **sizes}
-        key = (view.model, view.gpu, *options.items())
+        key = (view.model, view.gpu, frozenset(options.items()))
 
         def compiled() -> CompiledPlan:
             from fastroof.plan import compile_plan
 
-            model, measured = self.model(view.model), self._measured(view.gpu)
+            model, measured = self._model(view.model), self._measured(view.gpu)
             with warnings.catch_warnings(record=True) as said:
                 warnings.simplefilter("always", UserWarning)
                 plan = compile_plan(model, measured.gpu, measured.tables, **options)
             return CompiledPlan(plan, tuple(str(each.message) for each in said))
 
-        with self._lock:
+        with self._reading():
             return self._plans.get(key, compiled)
 
     def measured(self, name: str) -> GpuTables:
         """Return a GPU with its tables, as a command loads them that names it."""
-        with self._lock:
+        with self._reading():
             return self._measured(name)
 
     def _measured(self, name: str) -> GpuTables:
@@ -198,15 +229,16 @@ class PlanStore:
 
             written = self.written_gpu(name)
             gpu = load_gpu(written)
-            where: str | None = written
-            if written in gpu_names():
+            where: str | None = gpu.name
+            # the path of a GPU that is known by name means that GPU, as in commands
+            if gpu.name in gpu_names() and load_gpu(gpu.name) == gpu:
                 with suppress(TableError):
-                    ensure_imported(written)
-                if not table_folders(written):
+                    ensure_imported(gpu.name)
+                if not table_folders(gpu.name):
                     where = None
             else:
-                folder = Path(written) if Path(written).is_dir() else Path(written).parent
-                where = str(folder) if any(folder.glob("*/provenance.toml")) else None
+                folder = Path(written) if is_folder(written) else Path(written).parent
+                where = str(folder) if matches(folder, "*/provenance.toml") else None
             return GpuTables(gpu, None if where is None else load_tables(where), where)
 
         return self._tables.get(name, loaded)

@@ -14,7 +14,7 @@ import pytest
 from fastroof.arrays import Array
 from fastroof.config.paths import bench_data_root
 from fastroof.errors import TableError
-from fastroof.load.measured import file_sha256
+from fastroof.file_access import file_sha256
 from fastroof.load.own import list_sources, load_own
 from fastroof.load.write import Format, write_source
 

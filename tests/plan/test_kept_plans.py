@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 import os
-import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import fastroof
 from fastroof.errors import PlanError
+from fastroof.file_access import read_bytes
 from fastroof.plan import kept_plans, plan_identity
 from fastroof.plan.kept_plan import KeptPlan, kept_bytes, kept_of, read_kept_plan
 
@@ -272,6 +273,37 @@ def test_a_plan_is_made_once(cache: Path, dense: fastroof.StepPlan) -> None:
     assert len(made) == 3
 
 
+def test_a_plan_is_made_again_once_a_file_of_it_has_changed(
+    cache: Path, tmp_path: Path, dense: fastroof.StepPlan
+) -> None:
+    made, file = [], tmp_path / "file"
+    file.write_text("one")
+
+    def make() -> fastroof.StepPlan:
+        made.append(read_bytes(file))
+        return dense
+
+    for content in ("one", "one", "two", "two", "one"):
+        file.write_text(content)
+        kept_plans.kept_plan("one", make)
+    assert made == [b"one", b"two", b"one"]
+
+
+def test_a_plan_whose_files_change_while_it_is_made_is_not_kept(
+    cache: Path, tmp_path: Path, dense: fastroof.StepPlan
+) -> None:
+    file = tmp_path / "file"
+
+    def make() -> fastroof.StepPlan:
+        for content in ("one", "two"):
+            file.write_text(content)
+            read_bytes(file)
+        return dense
+
+    kept_plans.kept_plan("one", make)
+    assert not cache.exists()
+
+
 def test_a_plan_that_warns_is_made_and_warns_every_time(cache: Path, dense: fastroof.StepPlan) -> None:
     def make() -> fastroof.StepPlan:
         warnings.warn("modelled", stacklevel=1)
@@ -283,21 +315,17 @@ def test_a_plan_that_warns_is_made_and_warns_every_time(cache: Path, dense: fast
     assert not cache.exists()
 
 
-# -- what a plan is made from --------------------------------------------------------------------
+# -- what a plan is asked for --------------------------------------------------------------------
 
 
 OPTIONS = {"tp": 1, "runtime": "kernels", "dtype": "auto"}
 
 
-@pytest.fixture
-def tables(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's tables of a GPU, as a copy of what ships."""
-    monkeypatch.setenv("FASTROOF_TABLES", str(tmp_path / "tables"))
-    folder = tmp_path / "tables" / "h100"
-    shipped = fastroof.config.paths.bench_data_root() / "h100"
-    source = next(path.parent for path in sorted(shipped.glob("*/provenance.toml")))
-    shutil.copytree(source, folder / source.name)
-    return folder / source.name
+@pytest.fixture(autouse=True)
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests run just after their code was written, too."""
+    monkeypatch.setattr(plan_identity, "SETTLED_NS", 0)
+    monkeypatch.setenv("FASTROOF_KEEP_PLANS", "auto")
 
 
 def identity(model: str = "llama-3.1-8b", gpu: str = "h100", **changed: Any) -> str | None:
@@ -307,9 +335,15 @@ def identity(model: str = "llama-3.1-8b", gpu: str = "h100", **changed: Any) -> 
     )
 
 
-def test_the_same_plan_has_the_same_identity(tables: Path) -> None:
+def test_the_same_plan_has_the_same_identity() -> None:
     assert identity() is not None
     assert identity() == identity()
+
+
+def option_names() -> list[str]:
+    """All that `fastroof step` may ask of a plan."""
+    known = inspect.signature(fastroof.compile_plan).parameters
+    return [name for name in known if name not in ("model", "gpu", "tables", "curves")]
 
 
 @pytest.mark.parametrize(
@@ -317,108 +351,76 @@ def test_the_same_plan_has_the_same_identity(tables: Path) -> None:
     [
         {"model": "llama-3.1-70b"},
         {"gpu": "h200"},
-        {"tp": 2},
-        {"dtype": "fp8"},
-        {"runtime": "vllm"},
         {"source": "aiconfigurator-sglang-0.5.14"},
         {"tables": "h200"},
+        *({name: "other"} for name in option_names()),
     ],
     ids=str,
 )
-def test_another_plan_has_another_identity(tables: Path, other: dict[str, Any]) -> None:
+def test_another_plan_has_another_identity(other: dict[str, Any]) -> None:
     assert identity(**other) not in (None, identity())
 
 
-def rewrite(file: Path) -> None:
-    """Change a byte, and give the file the size and time that it had."""
-    status = file.stat()
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
-    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert file.stat().st_mtime_ns == status.st_mtime_ns
-
-
 CHANGES: dict[str, Callable[[Path, pytest.MonkeyPatch], object]] = {
-    "a byte of a table": lambda tables, _: rewrite(tables / "gemm.parquet"),
-    "a byte of a description": lambda tables, _: rewrite(tables / "provenance.toml"),
-    "a table less": lambda tables, _: (tables / "gemm.parquet").unlink(),
-    "a source more": lambda tables, _: shutil.copytree(tables, tables.parent / "another"),
-    "a note": lambda tables, _: (tables.parent / ".imported.json").write_text("{}"),
-    "other tables": lambda tables, patch: patch.setenv("FASTROOF_TABLES", str(tables.parent)),
-    "an import": lambda tables, patch: patch.setenv("FASTROOF_TABLES_IMPORT", "auto"),
-    "a version": lambda tables, patch: patch.setattr(plan_identity, "__version__", "0"),
-    "a processor": lambda tables, patch: patch.setattr(plan_identity, "_processor", lambda: ["flags: none"]),
-    "a package": lambda tables, patch: patch.setattr(plan_identity, "_package", lambda: ["elsewhere"]),
+    "other tables": lambda folder, patch: patch.setenv("FASTROOF_TABLES", str(folder)),
+    "another home": lambda folder, patch: patch.setattr(
+        "platformdirs.user_data_dir", lambda name: str(folder)
+    ),
+    "no home": lambda folder, patch: patch.setattr("platformdirs.user_data_dir", lambda name: f"~/{name}"),
+    "shipped tables": lambda folder, patch: patch.setattr(plan_identity, "bench_data_root", lambda: folder),
+    "an import": lambda folder, patch: patch.setenv("FASTROOF_TABLES_IMPORT", "auto"),
+    "a version": lambda folder, patch: patch.setattr(plan_identity, "__version__", "0"),
+    "a processor": lambda folder, patch: patch.setattr(plan_identity, "_processor", lambda: ["flags: none"]),
+    "a package": lambda folder, patch: patch.setattr(plan_identity, "_package", lambda: ["elsewhere"]),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_whatever_changes_is_seen(
-    tables: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path, pytest.MonkeyPatch], Any]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path, pytest.MonkeyPatch], Any]
 ) -> None:
+    monkeypatch.delenv("FASTROOF_TABLES", raising=False)
+    monkeypatch.setenv("FASTROOF_TABLES_IMPORT", "never")
     before = identity()
-    change(tables, monkeypatch)
+    change(tmp_path, monkeypatch)
     assert identity() not in (None, before)
 
 
-def test_a_change_of_the_code_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tables: Path) -> None:
-    package = tmp_path / "fastroof"
-    (package / "plan").mkdir(parents=True)
-    source = package / "plan" / "plan_identity.py"
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The code, as if it were this file alone."""
+    source = tmp_path / "fastroof" / "plan" / "plan_identity.py"
+    source.parent.mkdir(parents=True)
     source.write_text("x = 1\n")
-    (package / "plan" / "__pycache__").mkdir()
+    (source.parent / "__pycache__").mkdir()
     monkeypatch.setattr(plan_identity, "__file__", str(source))
+    return source
+
+
+def test_a_change_of_the_code_is_seen(package: Path) -> None:
     before = identity()
-    (package / "plan" / "__pycache__" / "x.pyc").write_text("compiled")
+    (package.parent / "__pycache__" / "x.pyc").write_text("compiled")
     assert identity() == before
-    source.write_text("x = 2\n")
+    status = package.stat()
+    package.write_text("x = 2\n")
+    os.utime(package, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert identity() not in (None, before)
 
 
-def test_files_that_are_named_are_read(tmp_path: Path, tables: Path) -> None:
-    config = tmp_path / "own" / "config.json"
-    config.parent.mkdir()
-    config.write_text('{"hidden_size": 1}')
-    seen = {identity(str(config)), identity(str(config.parent))}
-    rewrite(config)
-    seen |= {identity(str(config)), identity(str(config.parent))}
-    (config.parent / "hf_quant_config.json").write_text("{}")
-    seen |= {identity(str(config)), identity(str(config.parent))}
-    profile = tmp_path / "mine.toml"
-    profile.write_text("a = 1")
-    seen.add(identity(runtime=str(profile)))
-    rewrite(profile)
-    seen.add(identity(runtime=str(profile)))
-    gpu = tmp_path / "gpu" / "gpu.toml"
-    gpu.parent.mkdir()
-    gpu.write_text("a = 1")
-    seen.add(identity(gpu=str(gpu)))
-    rewrite(gpu)
-    seen |= {identity(gpu=str(gpu)), identity(gpu=str(gpu.parent))}
-    assert None not in seen
-    assert len(seen) == 11
-
-
-def test_a_pipe_is_not_waited_for(tables: Path) -> None:
-    before = identity()
-    (tables / "provenance.toml").unlink()
-    os.mkfifo(tables / "provenance.toml")
-    assert identity() not in (None, before)
-    os.mkfifo(tables.parent / "config.json")
-    assert identity(str(tables.parent / "config.json")) is not None
-
-
-def test_what_cannot_be_said_cheaply_is_not_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tables: Path
+def test_code_that_has_just_changed_may_not_be_what_runs(
+    package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as few:
-        few.setattr(plan_identity, "MOST_FILES", 10)
-        assert identity() is None
     assert identity() is not None
-    assert identity("x" * 5000) is None
-    monkeypatch.setattr(plan_identity, "LARGEST_DOCUMENT", 3)
+    monkeypatch.setattr(plan_identity, "SETTLED_NS", 2 * 10**9)
     assert identity() is None
+
+
+def test_what_cannot_be_said_cheaply_is_not_kept(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert identity() is not None
+    assert identity(routing=b"bytes") is None
+    with monkeypatch.context() as few:
+        few.setattr(plan_identity, "MOST_FILES", 2)
+        assert identity() is None
     monkeypatch.setenv("FASTROOF_KEEP_PLANS", "never")
     assert identity() is None
     monkeypatch.setenv("FASTROOF_KEEP_PLANS", "no")

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import pickle
+import random
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastroof import compile_plan, compile_plans, load_model
+from fastroof import compile_plan, compile_plans, load_model, load_tables
 from fastroof.compiled.rows import curve_rows, sum_rows
 from fastroof.compiled.search import curve_point
-from fastroof.errors import PlanError
+from fastroof.errors import FastroofError, PlanError
 from fastroof.plan import PlanSet
 from fastroof.plan.options import PlanOptions
 from fastroof.plan.table_curves import TableCurves
@@ -94,3 +96,47 @@ def test_sums_of_rows_add_the_operators_in_their_order():
         for operator in range(3):
             expected += times[plan, operator] * values[operator, :15]
         assert sums[plan].tolist() == expected.tolist()
+
+
+def test_a_plan_of_too_few_layers_is_refused_in_a_set_too(h100):
+    model = load_model("llama-3.1-8b")
+    short = changed(model, num_layers=2)
+    for requests in ([short], [model, short]):
+        with pytest.raises(PlanError, match=r"pp 4: llama-3.1-8b has 2 layers, and every stage needs one"):
+            compile_plans([{"model": one, "pp": 4} for one in requests], "h100", h100)
+    assert len(compile_plans([{"model": one, "pp": 2} for one in (model, short)], "h100", h100)) == 2
+
+
+def drawn_options(dice: random.Random) -> dict[str, Any]:
+    tp, dp = dice.choice((1, 2, 4)), dice.choice((1, 1, 2))
+    return {
+        "model": dice.choice(("llama-3.1-8b", "qwen3-30b-a3b", "deepseek-v3", "gemma-3-12b")),
+        "tp": tp,
+        "dp": dp,
+        "ep": dice.choice((1, 1, tp * dp)),
+        "dtype": dice.choice(("auto", "bf16", "fp8")),
+        "kv_dtype": dice.choice(("auto", "bf16", "fp8")),
+        "runtime": dice.choice(("kernels", "vllm", "sglang", "trtllm")),
+        "method": dice.choice(("roofline", "roofline", "nearest", "floor")),
+        "max_tokens": dice.choice((64, 1000, 8192)),
+        "max_seqs": dice.choice((8, 64)),
+        "allow_modelled": dice.choice((True, False)),
+        "gemm_smoothing": dice.choice((None, "none", "median3")),
+        "routing": dice.choice((None, "balanced")),
+    }
+
+
+def test_a_plan_does_not_depend_on_those_compiled_before():
+    """What tables keep of one plan for the next is found by all that decides it."""
+    dice, shared, compiled = random.Random(33), load_tables("h100"), 0
+    while compiled < 6:
+        options = drawn_options(dice)
+        model = options.pop("model")
+        try:
+            plan = compile_plan(model, "h100", shared, **options)
+        except FastroofError:
+            continue
+        compiled += 1
+        fresh = compile_plan(model, "h100", load_tables("h100"), **options)
+        assert plan.arena.tobytes() == fresh.arena.tobytes(), (model, options)
+        assert (plan.kernels, plan.memory) == (fresh.kernels, fresh.memory)

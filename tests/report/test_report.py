@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,22 @@ def test_steps_of_deployments_are_the_estimates_mean_steps(
     assert max(off["step with prompts"]) < 0.25
     assert not source.problems
     assert not source.stale
+
+
+def test_tables_that_have_changed_since_a_sweep_are_told(stepped: Path) -> None:
+    results = read_results(stepped)
+    row = pq.read_table(stepped).to_pylist()[0]
+    there = results.metadata["fastroof.sources_hash"]
+    for changed, is_stale in (
+        ({}, False),
+        ({"fastroof.sources_hash": "other"}, True),
+        ({"fastroof.sources_hash": f"other {there}"}, False),
+        ({"fastroof.sources_hash": "", "fastroof.tables_hash": "other"}, True),
+        ({"fastroof.sources_hash": "", "fastroof.tables_hash": ""}, False),
+    ):
+        source = StepSource(replace(results, metadata={**results.metadata, **changed}))
+        assert source.steps(row)
+        assert source.stale == is_stale, changed
 
 
 def test_steps_of_a_row(rows: list[dict[str, Any]]) -> None:

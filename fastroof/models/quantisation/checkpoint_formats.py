@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fastroof.errors import ModelError
+from fastroof.file_access import is_file
 from fastroof.models.checkpoint import Checkpoint
 from fastroof.models.execution import Formats
 from fastroof.models.hf import CONFIG_FILE, Fields, read_config
@@ -91,7 +92,7 @@ def read_hf_quant(config_path: Path) -> Mapping[str, Any] | None:
     if not config_path.name.endswith(CONFIG_FILE):
         return None
     beside = config_path.with_name(config_path.name.removesuffix(CONFIG_FILE) + _HF_QUANT_FILE)
-    return read_config(beside) if beside.is_file() else None
+    return read_config(beside) if is_file(beside) else None
 
 
 def quantised(

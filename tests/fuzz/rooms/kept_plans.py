@@ -12,6 +12,7 @@ from typing import Any
 
 import fastroof
 from fastroof.errors import FastroofError
+from fastroof.file_access import is_file, matches, read_bytes, recorded
 from fastroof.plan import kept_plans
 from fastroof.plan.kept_plan import KeptPlan, kept_bytes, kept_of
 from tests.fuzz.made_plans import plan_of
@@ -21,6 +22,7 @@ from tests.fuzz.surface import SkippedError, Surface, Wrong, all_finite
 __all__ = ["SURFACES"]
 
 DIGEST = hashlib.sha256().digest_size
+SIZE = struct.Struct("<Q")
 SIZES = struct.Struct("<QQ")
 PLACES = (
     "link",
@@ -58,8 +60,12 @@ class KeptPlans(Surface):
         self.cache = folder / "cache"
         kept_plans.cache_roots = lambda: (self.cache,)
         self.files = {}
+        with recorded() as self.read:
+            read_bytes(__file__)
+            matches(Path(__file__).parent, "kept_*.py")
+            is_file(folder / "nothing")
         for name, plan in self.plans.items():
-            kept_plans.keep_plan(name, kept_bytes(kept_of(plan)))
+            kept_plans.keep_plan(name, kept_plans._with_files(self.read, kept_bytes(kept_of(plan))))
             self.files[name] = self._file(name).read_bytes()
         self.times = {name: self._timed(plan) for name, plan in self.plans.items()}
 
@@ -83,6 +89,13 @@ class KeptPlans(Surface):
     def _other_payload(self, payload: bytes, random: Random) -> bytes:
         """What another version may have kept: other words, other sizes, fewer times; no other times."""
         key, plan = payload[:DIGEST], payload[DIGEST:]
+        (size,) = SIZE.unpack_from(plan)
+        files, plan = plan[SIZE.size : SIZE.size + size], plan[SIZE.size + size :]
+        if random.random() < 0.3:
+            files = mutated_text(files.rstrip(), random).replace(b"**", b"")
+            size = random.choice((len(files), len(files), size, 0, 2**63))
+            return key + SIZE.pack(size) + files + plan
+        key += SIZE.pack(size) + files
         size, floats = SIZES.unpack_from(plan)
         text, times = plan[SIZES.size : SIZES.size + size], plan[SIZES.size + size :]
         what = random.random()
@@ -129,7 +142,7 @@ class KeptPlans(Surface):
             return
         if times != self.times[name]:
             raise Wrong(f"{name} is timed as another plan")
-        if kept_bytes(kept) != self.files[name][2 * DIGEST :]:
+        if kept_bytes(kept) != kept_plans._without_files(self.files[name][2 * DIGEST :])[1]:
             raise Wrong(f"{name} says what it did not say")
         if made:
             raise FastroofError("made anew: nothing was believed that is not what was kept")
