@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import numpy as np
 
 from fastroof.arrays import Array, Floats
-from fastroof.columns import DTYPE, LATENCY, Column
+from fastroof.columns import DTYPE, LATENCY, ORIGIN, ORIGIN_MEASURED, Column
 from fastroof.config.gpu import GpuSpec
 from fastroof.operators.calls import Gemm
 from fastroof.operators.elementwise import ELEMENTWISE
@@ -245,7 +245,8 @@ class GemmOperator(PerRowOperator):
         if variant == "median3":
             rates = (gpu.peak(dtype) / US_PER_S, gpu.hbm_bytes_per_s / US_PER_S, DTYPE_BYTES[dtype])
             latency_us = median_of_three(m, n, k, latency_us, *rates)
-        return pack_gemm(m, n, k, latency_us, lambda launch_us: self.roofline(dtype, gpu, launch_us))
+        origin = rows.get(ORIGIN)
+        return pack_gemm(m, n, k, latency_us, lambda launch_us: self.roofline(dtype, gpu, launch_us), origin)
 
     def packed(self, tables: Tables, dtype: str, smoothing: str = "none") -> PackedGemm:
         """Packed GEMMs of one dtype; small bf16 ones smoothed along m with ``median3``.
@@ -294,7 +295,8 @@ class GemmOperator(PerRowOperator):
             latency_us = rows["latency_us"]
             sizes = tuple(rows[name].astype(np.float64) for name in self.axis_names)
             bound_us = self.roofline(dtype, tables.gpu, float(latency_us.min()))
-            return calibrated_errors(measured_grid(sizes, latency_us, bound_us))
+            is_spike = rows[ORIGIN] != ORIGIN_MEASURED
+            return calibrated_errors(measured_grid(sizes, latency_us, bound_us, is_spike=is_spike))
 
         return tables.kept(("local errors", self.name, dtype), errors)
 

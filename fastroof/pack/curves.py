@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fastroof.arrays import Flags, Floats
-from fastroof.columns import ORIGIN_EXTRAPOLATED, ORIGIN_INTERPOLATED, ORIGIN_MEASURED
+from fastroof.columns import ORIGIN_EXTRAPOLATED, ORIGIN_INTERPOLATED
 from fastroof.compiled.packed import PackedCurve, PackedGemm
 from fastroof.pack.guides import joined_axes
-from fastroof.pack.points import SIZE_LIMIT, sorted_points
+from fastroof.pack.points import SIZE_LIMIT, sorted_origins, sorted_points
 
 __all__ = ["PackedCurve", "PackedGemm", "cell_origins", "pack_curve", "pack_gemm"]
 
@@ -24,7 +24,9 @@ Curve = tuple[float, Floats, Floats, Flags]
 """n, its m nodes, latencies in us, and what each is."""
 
 
-def pack_curve(x: Floats, latency_us: Floats, roofline_us: Callable[[Floats], Floats]) -> PackedCurve:
+def pack_curve(
+    x: Floats, latency_us: Floats, roofline_us: Callable[[Floats], Floats], origin: Flags | None = None
+) -> PackedCurve:
     """Pack one curve; beyond its ends latency / B is held.
 
     Parameters
@@ -35,6 +37,8 @@ def pack_curve(x: Floats, latency_us: Floats, roofline_us: Callable[[Floats], Fl
         Measured latencies, us.
     roofline_us : callable
         B at an array of sizes, us.
+    origin : ndarray of uint8, shape (rows,), optional
+        What each row is; measured by default.
 
     Returns
     -------
@@ -45,8 +49,8 @@ def pack_curve(x: Floats, latency_us: Floats, roofline_us: Callable[[Floats], Fl
     ends = np.array([0.0, SIZE_LIMIT])
     edge = np.array([axis[0], axis[-1]])
     padded = np.array([value[0], value[-1]]) * roofline_us(ends) / roofline_us(edge)
-    flag = np.full(len(axis) + 2, ORIGIN_MEASURED, np.uint8)
-    flag[[0, -1]] = ORIGIN_EXTRAPOLATED
+    flag = np.full(len(axis) + 2, ORIGIN_EXTRAPOLATED, np.uint8)
+    flag[1:-1] = sorted_origins((x,), origin, len(axis))
     axis, guides = joined_axes([np.r_[0.0, axis, SIZE_LIMIT]])
     return PackedCurve(axis, np.r_[padded[0], value, padded[1]], flag, guides)
 
@@ -113,6 +117,7 @@ def pack_gemm(
     k: Floats,
     latency_us: Floats,
     roofline_of: Callable[[float], Callable[[Any, Any, Any], Any]],
+    origin: Flags | None = None,
 ) -> PackedGemm:
     """Pack the GEMMs of one dtype; beyond the measured m, n or k latency / B is held.
 
@@ -124,13 +129,17 @@ def pack_gemm(
         Measured latencies, us.
     roofline_of : callable
         From the smallest latency, us, to B at (m, n, k), which broadcast, us.
+    origin : ndarray of uint8, shape (rows,), optional
+        What each row is; measured by default.
 
     Returns
     -------
     PackedGemm
         Two more rows than measured k, two more n a row, two more m a curve.
     """
-    (k, n, m), latency_us = sorted_points((k, n, m), latency_us)
+    coordinates = (k, n, m)
+    (k, n, m), latency_us = sorted_points(coordinates, latency_us)
+    made = sorted_origins(coordinates, origin, len(m))
     roofline_us = roofline_of(float(latency_us.min()))
     new_curve = np.r_[True, (k[1:] != k[:-1]) | (n[1:] != n[:-1])]
     starts = np.flatnonzero(new_curve)
@@ -145,8 +154,8 @@ def pack_gemm(
         mm = m[start:stop]
         ends = np.array([0.0, SIZE_LIMIT])
         held = latency_us[[start, stop - 1]] / roofline_us(mm[[0, -1]], nn, kk) * roofline_us(ends, nn, kk)
-        flag = np.full(len(mm) + 2, ORIGIN_MEASURED, np.uint8)
-        flag[[0, -1]] = ORIGIN_EXTRAPOLATED
+        flag = np.full(len(mm) + 2, ORIGIN_EXTRAPOLATED, np.uint8)
+        flag[1:-1] = made[start:stop]
         axis = np.r_[0.0, mm, SIZE_LIMIT]
         rows[-1].append((nn, axis, np.r_[held[0], latency_us[start:stop], held[1]], flag))
 

@@ -32,10 +32,11 @@ def median_points(sizes: Iterable[Sequence[float]], latency_us: Iterable[float])
 
 
 def points_of(tables: Any, operator: str, key: tuple[Any, ...]) -> Table:
-    """Points of one key of measured tables, their axes in the schema's order."""
+    """Points of one key of measured tables as they are served, their axes in the schema's order."""
     measured, rows = tables.table(operator), tables.groups(operator)[key]
     axes = [measured.columns[a.name][rows].tolist() for a in measured.schema.axes]
-    return median_points(zip(*axes, strict=True), measured.columns["latency_us"][rows].tolist())
+    latency_us = tables.served_rows(measured).latency_us[rows]
+    return median_points(zip(*axes, strict=True), latency_us.tolist())
 
 
 def around(nodes: Sequence[float], x: float) -> tuple[float, ...]:
