@@ -178,7 +178,7 @@ def _spike_words(operator: str, point: Mapping[str, Any]) -> str:
     )
     return (
         f"row {point['row']}, {place}: {point['latency_us']:.4g} us, {point['ratio']:.3g} times its "
-        f"neighbours ({beside}), and no sibling row shares it"
+        f"neighbour{'s' * (len(point['neighbours']) > 1)} ({beside}), and no sibling row shares it"
     )
 
 

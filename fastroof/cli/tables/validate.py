@@ -137,6 +137,7 @@ def _with_served(report: FileReport, measured: MeasuredTables) -> FileReport:
     def with_served(finding: Finding) -> Finding:
         sizes = {name: finding.worst[name] for name in operator.arguments}
         served = tables.lookup(report.operator, with_error=True, **sizes)
+        assert served.relative_error is not None
         us, error = float(served.latency_us), float(served.relative_error)
         message = f"{finding.message}; lookups answer {us:.4g} us ±{percent(error)}"
         worst = {**finding.worst, "served_us": us, "served_relative_error": error}
