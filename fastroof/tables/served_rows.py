@@ -53,7 +53,7 @@ def served_rows(table: MeasuredTable, gpu: GpuSpec) -> ServedRows:
     is_first = spikes.before < 0
     before = np.where(is_first, spikes.row, spikes.before)
     here_us, before_us, after_us = (_work_us(table, rows, gpu) for rows in (spikes.row, before, spikes.after))
-    launch_us = _launch_us(table)[spikes.row]
+    launch_us = _launch_us(table)[spikes.row] if is_first.any() else np.ones(len(spikes.row))
     held_us = spikes.after_us * (launch_us + here_us) / (launch_us + after_us)
     rise = after_us - before_us
     sizes = np.stack(list(table.schema.independent_axes(table.columns).values()))

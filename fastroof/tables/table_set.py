@@ -105,8 +105,8 @@ class Tables:
         method : str
             ``roofline`` interpolates latency in roofline coordinates; ``linear_mfu`` interpolates
             MFU; ``nearest`` (in log2 of the axes) and ``floor`` take the MFU of one measured point.
-            A measured point comes back exactly, whatever the method; a prefix is priced the same way
-            in all of them.
+            A measured point comes back exactly, whatever the method, unless it is an isolated spike
+            (:mod:`fastroof.load.spikes`); a prefix is priced the same way in all of them.
         with_error : bool
             Also say how good each answer is, see :mod:`fastroof.uncertainty`; roofline only.
 
