@@ -46,8 +46,8 @@ UNKNOWN: Final = PREFIX
 
 SPIKE: Final = 0.075
 """Of an isolated spike, which is served from its neighbours: 80 % of the 81 of H100 and H200 are within
-9.6 % of the same row of the other GPU, scaled by the neighbours. Of the 238 of B200, GB200, B300 and GB300, by
-which this was not chosen, 80 % are within 3.1 % (7.6 % without vLLM's GEMMs of B200)."""
+9.6 % of the same row of the other GPU, scaled by the neighbours. Of the 238 of B200, GB200, B300 and GB300,
+by which this was not chosen, 80 % are within 3.1 % (7.6 % without vLLM's GEMMs of B200)."""
 
 
 def relative_variance(errors: LocalErrors, sizes: Iterable[Floats]) -> Floats:
