@@ -12,6 +12,7 @@ import numpy.typing as npt
 from fastroof.arrays import Flags, Floats
 from fastroof.columns import ORIGIN_EXTRAPOLATED, ORIGIN_INTERPOLATED, ORIGIN_MEASURED
 from fastroof.compiled.packed import PackedCurve, PackedGemm
+from fastroof.pack.bands import banded_points, bands_of
 from fastroof.pack.guides import joined_axes
 from fastroof.pack.points import SIZE_LIMIT, sorted_points
 
@@ -113,8 +114,12 @@ def pack_gemm(
     k: Floats,
     latency_us: Floats,
     roofline_of: Callable[[float], Callable[[Any, Any, Any], Any]],
+    *,
+    has_bands: bool = True,
 ) -> PackedGemm:
     """Pack the GEMMs of one dtype; beyond the measured m, n or k latency / B is held.
+
+    Where the steps along m show bands, their nodes are added: see :mod:`fastroof.pack.bands`.
 
     Parameters
     ----------
@@ -124,6 +129,8 @@ def pack_gemm(
         Measured latencies, us.
     roofline_of : callable
         From the smallest latency, us, to B at (m, n, k), which broadcast, us.
+    has_bands : bool
+        Look for bands; without, the nodes are the measured ones.
 
     Returns
     -------
@@ -132,6 +139,10 @@ def pack_gemm(
     """
     (k, n, m), latency_us = sorted_points((k, n, m), latency_us)
     roofline_us = roofline_of(float(latency_us.min()))
+    flags = np.full(len(m), ORIGIN_MEASURED, np.uint8)
+    bands = bands_of(m, n, k, latency_us) if has_bands else None
+    if bands is not None:
+        m, n, k, latency_us, flags = banded_points(bands, m, n, k, latency_us)
     new_curve = np.r_[True, (k[1:] != k[:-1]) | (n[1:] != n[:-1])]
     starts = np.flatnonzero(new_curve)
     stops = np.r_[starts[1:], len(m)]
@@ -145,8 +156,8 @@ def pack_gemm(
         mm = m[start:stop]
         ends = np.array([0.0, SIZE_LIMIT])
         held = latency_us[[start, stop - 1]] / roofline_us(mm[[0, -1]], nn, kk) * roofline_us(ends, nn, kk)
-        flag = np.full(len(mm) + 2, ORIGIN_MEASURED, np.uint8)
-        flag[[0, -1]] = ORIGIN_EXTRAPOLATED
+        flag = np.full(len(mm) + 2, ORIGIN_EXTRAPOLATED, np.uint8)
+        flag[1:-1] = flags[start:stop]
         axis = np.r_[0.0, mm, SIZE_LIMIT]
         rows[-1].append((nn, axis, np.r_[held[0], latency_us[start:stop], held[1]], flag))
 
