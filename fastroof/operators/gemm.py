@@ -266,7 +266,7 @@ class GemmOperator(PerRowOperator):
             rates = (gpu.peak(dtype) / US_PER_S, gpu.hbm_bytes_per_s / US_PER_S, DTYPE_BYTES[dtype])
             latency_us = median_of_three(m, n, k, latency_us, *rates)
         if variant in RESIDUES:
-            above = _of_all_rows(residue_start, m, n, k, latency_us)
+            above = _of_all_rows(residue_start, m, n, k, latency_us) or 0.0
             own = (m <= above) | ((m % ALIGNED == 0) == (variant == "aligned"))
             m, n, k, latency_us = m[own], n[own], k[own], latency_us[own]
         roofline_of = functools.partial(self.roofline, dtype, gpu)
