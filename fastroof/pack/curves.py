@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fastroof.arrays import Flags, Floats
-from fastroof.columns import ORIGIN_EXTRAPOLATED, ORIGIN_INTERPOLATED
+from fastroof.columns import ORIGIN_EXTRAPOLATED, ORIGIN_INTERPOLATED, ORIGIN_MEASURED
 from fastroof.compiled.packed import PackedCurve, PackedGemm
+from fastroof.pack.bands import banded_points, bands_of
 from fastroof.pack.guides import joined_axes
 from fastroof.pack.points import SIZE_LIMIT, sorted_origins, sorted_points
 
@@ -118,8 +119,12 @@ def pack_gemm(
     latency_us: Floats,
     roofline_of: Callable[[float], Callable[[Any, Any, Any], Any]],
     origin: Flags | None = None,
+    *,
+    has_bands: bool = True,
 ) -> PackedGemm:
     """Pack the GEMMs of one dtype; beyond the measured m, n or k latency / B is held.
+
+    Where the steps along m show bands, their nodes are added: see :mod:`fastroof.pack.bands`.
 
     Parameters
     ----------
@@ -131,6 +136,8 @@ def pack_gemm(
         From the smallest latency, us, to B at (m, n, k), which broadcast, us.
     origin : ndarray of uint8, shape (rows,), optional
         What each row is; measured by default.
+    has_bands : bool
+        Look for bands; without, the nodes are the measured ones.
 
     Returns
     -------
@@ -139,8 +146,12 @@ def pack_gemm(
     """
     coordinates = (k, n, m)
     (k, n, m), latency_us = sorted_points(coordinates, latency_us)
-    made = sorted_origins(coordinates, origin, len(m))
+    flags = made = sorted_origins(coordinates, origin, len(m))
     roofline_us = roofline_of(float(latency_us.min()))
+    bands = bands_of(m, n, k, latency_us) if has_bands else None
+    if bands is not None:
+        m, n, k, latency_us, flags = banded_points(bands, m, n, k, latency_us)
+        flags[flags == ORIGIN_MEASURED] = made
     new_curve = np.r_[True, (k[1:] != k[:-1]) | (n[1:] != n[:-1])]
     starts = np.flatnonzero(new_curve)
     stops = np.r_[starts[1:], len(m)]
@@ -155,7 +166,7 @@ def pack_gemm(
         ends = np.array([0.0, SIZE_LIMIT])
         held = latency_us[[start, stop - 1]] / roofline_us(mm[[0, -1]], nn, kk) * roofline_us(ends, nn, kk)
         flag = np.full(len(mm) + 2, ORIGIN_EXTRAPOLATED, np.uint8)
-        flag[1:-1] = made[start:stop]
+        flag[1:-1] = flags[start:stop]
         axis = np.r_[0.0, mm, SIZE_LIMIT]
         rows[-1].append((nn, axis, np.r_[held[0], latency_us[start:stop], held[1]], flag))
 

@@ -122,7 +122,9 @@ def _factor(tables_errors: Iterable[list[Floats]]) -> float:
     return calibration(ratios)
 
 
-def calibrated_errors(grid: MeasuredGrid, factor: float | None = None) -> LocalErrors:
+def calibrated_errors(
+    grid: MeasuredGrid, factor: float | None = None, first: Floats | None = None
+) -> LocalErrors:
     """Local errors of one table.
 
     Parameters
@@ -131,6 +133,10 @@ def calibrated_errors(grid: MeasuredGrid, factor: float | None = None) -> LocalE
         The table.
     factor : float, optional
         The :func:`calibration_factor` of the tables that it is one of; its own if not given.
+    first : ndarray of float64, optional
+        Errors of its nodes left out along the first axis, where they are not interpolated as everywhere.
     """
     errors = _axes_errors(grid)
+    if first is not None:
+        errors[0] = first
     return local_errors(grid, errors, _factor([errors]) if factor is None else factor, UNKNOWN, SPIKE)

@@ -15,6 +15,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from tests.reference import bands
+
 Point = tuple[float, ...]
 Table = dict[Point, float]
 Answer = tuple[float, int]
@@ -112,15 +114,35 @@ def curve(points: Table, x: float, bound: Callable[[float], float]) -> Answer:
 # GEMM: n, then k, at each measured m, then m. Pairs (n, k) may be scattered.
 
 
-def gemm(points: Table, bound: Callable[..., float], m: float, n: float, k: float) -> Answer:
-    """Latency of an m x n x k GEMM out of points (m, n, k)."""
+def gemm_with_bands(points: Table) -> tuple[Table, frozenset[Point]]:
+    """Points (m, n, k) with those that bands along m add, and which these are."""
+    found = bands.bands_of(points)
+    if found is None:
+        return points, frozenset()
+    curves: dict[Point, dict[float, float]] = {}
+    for (m, n, k), us in points.items():
+        curves.setdefault((n, k), {})[m] = us
+    added = {(m, n, k): us for (n, k), curve in curves.items() for m, us in bands.bends(curve, found).items()}
+    return points | added, frozenset(added)
+
+
+def gemm(
+    points: Table,
+    bound: Callable[..., float],
+    m: float,
+    n: float,
+    k: float,
+    added: frozenset[Point] = frozenset(),
+) -> Answer:
+    """Latency of an m x n x k GEMM out of points (m, n, k), of which some were added and not measured."""
     curves: dict[Point, list[float]] = {}
     for pm, pn, pk in sorted(points):
         curves.setdefault((pn, pk), []).append(pm)
 
     def carried(point: Point, to: Point) -> Answer:
         held = points[point] if point == to else points[point] * bound(*to) / bound(*point)
-        return held, MEASURED if point == to else EXTRAPOLATED
+        here = INTERPOLATED if point in added else MEASURED
+        return held, here if point == to else EXTRAPOLATED
 
     def along_m(pn: float, pk: float, to_n: float, to_k: float) -> Answer:
         near = around(curves[pn, pk], m)
