@@ -142,7 +142,7 @@ def test_a_measured_gemm_comes_back_to_the_last_bit(h100, dtype):
     rows = h100.rows(GEMM, (dtype,))
     found = h100.lookup("gemm", dtype=dtype, **{name: rows[name] for name in ("m", "n", "k")})
     np.testing.assert_array_equal(found.latency_us, rows["latency_us"])
-    assert not found.origin.any()
+    np.testing.assert_array_equal(found.origin, rows["origin"])
 
 
 def test_without_bands_no_node_is_added(h100):
@@ -224,7 +224,7 @@ def test_where_multiples_of_four_are_faster_both_curves_have_their_measured_poin
     rows = b200.rows(GEMM, ("fp8_block",))
     found = b200.lookup("gemm", dtype="fp8_block", **{name: rows[name] for name in ("m", "n", "k")})
     np.testing.assert_array_equal(found.latency_us, rows["latency_us"])
-    assert not found.origin.any()
+    np.testing.assert_array_equal(found.origin, rows["origin"])
 
 
 def test_a_multiple_of_four_is_between_multiples_of_four(b200):
