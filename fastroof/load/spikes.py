@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Array, Bools, Floats, Longs
+from fastroof.lazy_property import lazy_property
 from fastroof.operators.operator import Operator
 
 __all__ = ["LEAST_RATIO", "Spikes", "find_spikes"]
@@ -113,24 +114,20 @@ def find_spikes(
         _lines([kernel, *sizes[:axis], *sizes[axis + 1 :]], sizes[axis], latency_us)
         for axis in range(len(sizes))
     ]
-    largest = np.zeros(len(row))
-    along = np.zeros(len(row), np.int64)
+    largest, along = np.zeros(len(row)), np.zeros(len(row), np.int64)
+    kernels = _Kernels(list(groups), cell[row], places)
     for axis, line in enumerate(lines):
         # NaN compares false
         points = np.flatnonzero(line.ratio >= LEAST_RATIO)
         if not len(points):
             continue
-        others = [one for number, one in enumerate(lines) if number != axis]
-        siblings = [side[points] for one in others for side in (one.before, one.after)]
-        cells = _KernelCells(list(groups), cell[row], places)
-        siblings += cells.siblings(kernel[points], place[row[points]])
-        ratios = np.stack(
-            [np.where(of >= 0, line.ratio[of], np.nan) for of in siblings or [points - len(row)]]
-        )
-        is_known = ~np.isnan(ratios)
-        is_shared = (is_known & (ratios >= SHARED_RATIO)).any(axis=0)
-        points = points[(is_known.sum(axis=0) >= FEWEST_SIBLINGS) & ~is_shared]
-        points = points[line.ratio[points] > largest[points]]
+        siblings = kernels.siblings(kernel[points], place[row[points]])
+        for other in (*lines[:axis], *lines[axis + 1 :]):
+            siblings += [other.before[points], other.after[points]]
+        ratios = np.stack([np.where(of >= 0, line.ratio[of], np.nan) for of in siblings])
+        is_shared = (ratios >= SHARED_RATIO).any(axis=0)
+        is_known = (~np.isnan(ratios)).sum(axis=0) >= FEWEST_SIBLINGS
+        points = points[is_known & ~is_shared & (line.ratio[points] > largest[points])]
         largest[points], along[points] = line.ratio[points], axis
     found = np.flatnonzero(largest)
     found = found[np.argsort(row[found])]
@@ -210,22 +207,30 @@ def _lines(others: Sequence[Longs], sizes: Longs, latency_us: Floats) -> _Lines:
     return _Lines(before, after, ratio)
 
 
-class _KernelCells:
+class _Kernels:
     """Where the points of neighbouring kernels lie: those that differ in one key by one value."""
 
     def __init__(self, keys: Sequence[tuple[Any, ...]], cells: Longs, places: int) -> None:
+        self.keys = keys
         self.cells = cells
         self.places = places
-        self.columns = [_ranks(np.array(column)) for column in zip(*keys, strict=True)]
+
+    @lazy_property
+    def neighbours(self) -> list[Longs]:
+        """For each kernel the one before and the one after along each key; -1 for none."""
+        columns = [_ranks(np.array(column)) for column in zip(*self.keys, strict=True)]
+        ones = np.ones(len(self.keys))
+        found = []
+        for number, column in enumerate(columns):
+            line = _lines([*columns[:number], *columns[number + 1 :]], column, ones)
+            found += [line.before, line.after]
+        return found
 
     def siblings(self, kernel: Longs, place: Longs) -> list[Longs]:
-        """Points at the same sizes of the kernels before and after along each key; -1 for none."""
+        """Points at the same sizes of neighbouring kernels; -1 for none."""
         found = []
-        for number, column in enumerate(self.columns):
-            others = [*self.columns[:number], *self.columns[number + 1 :]]
-            line = _lines(others, column, np.ones(len(column)))
-            for neighbour in (line.before[kernel], line.after[kernel]):
-                wanted = neighbour * self.places + place
-                at = np.minimum(np.searchsorted(self.cells, wanted), len(self.cells) - 1)
-                found.append(np.where((neighbour >= 0) & (self.cells[at] == wanted), at, -1))
+        for neighbours in self.neighbours:
+            wanted = neighbours[kernel] * self.places + place
+            at = np.minimum(np.searchsorted(self.cells, wanted), len(self.cells) - 1)
+            found.append(np.where((wanted >= 0) & (self.cells[at] == wanted), at, -1))
         return found
