@@ -12,6 +12,7 @@ from typing import Final, Literal
 __all__ = [
     "MEASURED_STEP_COLUMNS",
     "MEASURED_US",
+    "ORIGIN",
     "ORIGINS",
     "ORIGIN_BORROWED",
     "ORIGIN_EXTRAPOLATED",
@@ -70,6 +71,8 @@ ORIGIN_INTERPOLATED: Final = 1
 ORIGIN_EXTRAPOLATED: Final = 2
 ORIGIN_BORROWED: Final = 3
 ORIGIN_MODELLED: Final = 4
+ORIGIN: Final = "origin"
+"""Of rows as they are served: what each is, by these codes; all but isolated spikes are measured."""
 ORIGINS: Final = ("measured", "interpolated", "extrapolated", "borrowed", "modelled")
 """Meaning of the origin codes 0 to 4; of several parts a result carries the largest."""
 

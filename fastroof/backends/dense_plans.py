@@ -60,6 +60,8 @@ def check_dense(plan: StepPlan, program: str) -> None:
     }
     if others and not lacks:
         lacks.append(", ".join(role.replace("_", " ") for role in others))
+    if any(curve.operator.steps != "all" for curve in plan.row_curves) and not lacks:
+        lacks.append(f"steps with prompts that {plan.runtime} pads to captured numbers of tokens")
     if layout.world_size != layout.tp:
         lacks.append(f"ranks and stages ({layout})")
     if lacks:

@@ -93,6 +93,8 @@ class NumpySteps:
         """
         if len(plan.attention) > 1 or plan.heads.window:
             return False
+        if any(curve.operator.steps != "all" for curve in plan.row_curves):
+            return False
         shape = tuple(plan.heads)
         return all(shape in tables.groups(name) for name in ATTENTION)
 

@@ -205,7 +205,7 @@ def _scaled_us(
     """Latency at (m, n, k) with the MFU of one measured point."""
     node_k, node_n, node_m = gemm.k_axis[row], gemm.n_axis[curve], gemm.m_axis[node]
     if k == node_k and n == node_n and m == node_m:
-        return gemm.value[node], 0
+        return gemm.value[node], int(gemm.flag[node])
     return gemm.value[node] * (m * n * k / (node_m * node_n * node_k)), EXTRAPOLATED
 
 

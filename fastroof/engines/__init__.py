@@ -9,6 +9,7 @@ from __future__ import annotations
 from fastroof.engines.deployments import Recipe, recipe_for, recipes_of
 from fastroof.engines.load import engine_names, engine_of_version, load_engine, serving_engines
 from fastroof.engines.mixed_attention import MixedAttention
+from fastroof.engines.prefill_graphs import PrefillGraphs
 from fastroof.engines.profile import (
     KV_RESERVATIONS,
     STEP_ORDERS,
@@ -35,6 +36,7 @@ __all__ = [
     "MixedAttention",
     "NotFitted",
     "OperatorKernel",
+    "PrefillGraphs",
     "Recipe",
     "Scheduling",
     "ServingErrors",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Final
 
 from fastroof.engines.mixed_attention import MixedAttention
+from fastroof.engines.prefill_graphs import PrefillGraphs
 from fastroof.engines.values import check_one_of, check_size, check_text
 from fastroof.engines.versions import check_range, holds_for
 from fastroof.errors import PlanError
@@ -137,6 +138,8 @@ class KernelChoices:
     cold_decode : tuple of str
         GPUs on which decode attention reads its KV cache from memory in every step, though tables have calls
         that found it in the L2; elsewhere decodes take as long as those calls.
+    prefill_graphs : tuple of PrefillGraphs
+        To how many tokens steps with prompts are padded, by version; of several that apply the first counts.
     """
 
     gemm_smoothing: str = "none"
@@ -147,6 +150,7 @@ class KernelChoices:
     operators: tuple[OperatorKernel, ...] = ()
     mixed_attention: tuple[MixedAttention, ...] = ()
     cold_decode: tuple[str, ...] = ()
+    prefill_graphs: tuple[PrefillGraphs, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse what cannot be chosen."""
@@ -159,6 +163,7 @@ class KernelChoices:
         check_one_of("latent_attention", self.latent_attention, LATENT_ATTENTION)
         object.__setattr__(self, "operators", tuple(self.operators))
         object.__setattr__(self, "mixed_attention", tuple(self.mixed_attention))
+        object.__setattr__(self, "prefill_graphs", tuple(self.prefill_graphs))
         if not isinstance(self.cold_decode, list | tuple):
             raise PlanError(f"cold_decode must be a list of GPUs, got {self.cold_decode!r}")
         for gpu in self.cold_decode:
@@ -180,9 +185,10 @@ class KernelChoices:
         """Return the choices of one version of the engine: those of its range come before those of any."""
         ranged = [(k.versions != "", k.of_version(version)) for k in self.operators]
         kept = [k for is_ranged, k in sorted(ranged, key=lambda one: not one[0]) if k is not None]
-        if not any(is_ranged and k is not None for is_ranged, k in ranged):
-            return self
-        return replace(self, operators=tuple(kept))
+        graphs = [one for one in (g.of_version(version) for g in self.prefill_graphs) if one is not None]
+        if any(is_ranged and k is not None for is_ranged, k in ranged):
+            return replace(self, operators=tuple(kept), prefill_graphs=tuple(graphs))
+        return replace(self, prefill_graphs=tuple(graphs)) if graphs else self
 
 
 ANY_KERNELS: Final = KernelChoices()

@@ -13,6 +13,7 @@ from fastroof.checks import shown
 from fastroof.documents import parse_toml, read_toml
 from fastroof.engines.layouts import LayoutRules
 from fastroof.engines.mixed_attention import MixedAttention
+from fastroof.engines.prefill_graphs import PrefillGraphs
 from fastroof.engines.profile import (
     CostForm,
     EngineProfile,
@@ -201,6 +202,10 @@ def _part(name: str, made: type, keys: Any, where: str) -> Any:
         if not isinstance(values["mixed_attention"], list | tuple):
             raise PlanError("mixed_attention must be a list of tables, each of a GPU")
         values["mixed_attention"] = [_mixed_attention(one, where) for one in values["mixed_attention"]]
+    if made is KernelChoices and "prefill_graphs" in values:
+        if not isinstance(values["prefill_graphs"], list | tuple):
+            raise PlanError("prefill_graphs must be a list of tables, each of some versions")
+        values["prefill_graphs"] = [_prefill_graphs(one, where) for one in values["prefill_graphs"]]
     if made is CostForm and not isinstance(values.get("costs"), list | tuple):
         raise PlanError("[fit] needs costs, a list of names")
     if made is CostForm and "left_out" in values:
@@ -236,6 +241,13 @@ def _mixed_attention(keys: Any, where: str) -> MixedAttention:
         raise PlanError("each of [[kernels.mixed_attention]] needs ns")
     _check_keys(keys, [key.name for key in fields(MixedAttention)], where, "[[kernels.mixed_attention]]")
     return MixedAttention(**keys)
+
+
+def _prefill_graphs(keys: Any, where: str) -> PrefillGraphs:
+    if not isinstance(keys, Mapping) or "multiples" not in keys:
+        raise PlanError("each of [[kernels.prefill_graphs]] needs multiples")
+    _check_keys(keys, [key.name for key in fields(PrefillGraphs)], where, "[[kernels.prefill_graphs]]")
+    return PrefillGraphs(**keys)
 
 
 def _check_keys(keys: Mapping[str, Any], known: list[str], where: str, what: str) -> None:

@@ -15,6 +15,7 @@ from fastroof.arrays import Array, Longs
 from fastroof.config.gpu import GpuSpec, load_gpu
 from fastroof.file_access import file_sha256
 from fastroof.lazy_property import lazy_property
+from fastroof.load.spikes import Spikes, find_spikes
 from fastroof.operators.operator import Operator
 from fastroof.operators.registry import OPERATORS
 
@@ -145,8 +146,17 @@ class MeasuredTable:
         words = (column for name in self.schema.packed_words for column in self.columns.get(name, ()))
         return hashlib.sha256("\0".join(words).encode()).hexdigest()
 
+    @lazy_property
+    def spikes(self) -> Spikes:
+        """Rows that no lookup serves as measured, see :mod:`fastroof.load.spikes`."""
+        return find_spikes(self.schema, self.columns, self.groups())
+
     def groups(self) -> dict[tuple[Any, ...], Longs]:
         """Row indices by key: the values of ``schema.keys``, in the schema's order."""
+        return self._groups
+
+    @lazy_property
+    def _groups(self) -> dict[tuple[Any, ...], Longs]:
         if not self.num_rows:
             return {}
         names = [c.name for c in self.schema.keys]

@@ -5,11 +5,12 @@ Nothing is changed or dropped here: a report says what was found, and how grave 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from fastroof.arrays import Array, Bools, Floats
+from fastroof.arrays import Array, Bools, Floats, Longs
 from fastroof.config.gpu import GpuSpec
 from fastroof.load.family_checks import find_unsound
 from fastroof.load.file_report import SEVERITIES, AxisRange, FileReport, Finding, Severity, worst
@@ -54,7 +55,8 @@ def validate(
     ``cached`` (above memory bandwidth, but small enough for the L2), ``few_experts`` (above it with the
     experts that even routing reaches: the tokens shared some), ``in_switch`` (all-reduce above its ring
     figure), ``mfu_column_peak``, ``mfu_column_flops``, ``mfu_column_rows``, ``duplicate``,
-    ``warm_up``, ``jump``, ``holes``, ``missing_pairs``, ``unsound`` (a family of rows that a test of
+    ``warm_up``, ``jump``, ``holes``, ``missing_pairs``, ``spike`` (one row that lookups serve from its
+    neighbours, see :mod:`fastroof.load.spikes`), ``unsound`` (a family of rows that a test of
     :mod:`fastroof.load.family_checks` finds wrong; a note where the provenance says so).
     """
     beside = siblings or {}
@@ -80,6 +82,8 @@ def _reports(table: MeasuredTable, gpu: GpuSpec, siblings: Sequence[MeasuredTabl
     }
     # families run over all files of a table
     of_file.setdefault(int(in_order[0]), []).extend(_unsound(table, siblings))
+    for number, finding in _spikes(table, file):
+        of_file.setdefault(number, []).append(finding)
     return [
         _report(
             table,
@@ -139,6 +143,43 @@ def _unsound(table: MeasuredTable, siblings: Sequence[MeasuredTable]) -> list[Fi
         severity: Severity = "note" if is_flagged else "warning"
         findings.append(Finding("unsound", severity, family.rows, message, family.as_dict()))
     return findings
+
+
+def _spikes(table: MeasuredTable, file: Longs) -> Iterator[tuple[int, Finding]]:
+    """One finding a spike, with the number of its file."""
+    spikes, operator, columns = table.spikes, table.operator, table.columns
+    axes = table.schema.independent_axes(columns)
+    names = list(axes)
+    for number, row in enumerate(spikes.row.tolist()):
+        axis = names[spikes.axis[number]]
+        of = int(file[row])
+        point = example(operator, columns, row) | {
+            "latency_us": float(spikes.latency_us[number]),
+            "row": int(np.count_nonzero(file[: row + 1] == of)),
+            "axis": axis,
+            "ratio": float(spikes.ratio[number]),
+            "neighbours": [
+                {axis: int(axes[axis][at]), "latency_us": float(us)}
+                for at, us in (
+                    (spikes.before[number], spikes.before_us[number]),
+                    (spikes.after[number], spikes.after_us[number]),
+                )
+                if at >= 0
+            ],
+        }
+        yield of, Finding("spike", "warning", 1, _spike_words(operator, point), point)
+
+
+def _spike_words(operator: str, point: Mapping[str, Any]) -> str:
+    named = (*OPERATORS[operator].keys, *OPERATORS[operator].axes)
+    place = " ".join(f"{column.name} {point[column.name]}" for column in named)
+    beside = " and ".join(
+        f"{one['latency_us']:.4g} at {point['axis']} {one[point['axis']]}" for one in point["neighbours"]
+    )
+    return (
+        f"row {point['row']}, {place}: {point['latency_us']:.4g} us, {point['ratio']:.3g} times its "
+        f"neighbour{'s' * (len(point['neighbours']) > 1)} ({beside}), and no sibling row shares it"
+    )
 
 
 def _or_none(value: float) -> float | None:

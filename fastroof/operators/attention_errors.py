@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Floats
+from fastroof.columns import ORIGIN, ORIGIN_MEASURED
 from fastroof.operators.attention_work import HeadShape
 from fastroof.uncertainty.leave_one_out import LocalErrors, MeasuredGrid, measured_grid
 from fastroof.uncertainty.variance import (
@@ -106,7 +107,10 @@ def _measured_grid(operator: AttentionOperator, tables: Tables, shape: HeadShape
     latency_us = rows["latency_us"][keep]
     bound = operator.bound(shape, tables.gpu, float(latency_us.min()))
     points = tuple(rows[name][keep].astype(np.float64) for name in ("batch_size", "kv_len"))
-    return measured_grid(points, latency_us, bound.__call__, is_additive=operator.is_additive)
+    is_spike = rows[ORIGIN][keep] != ORIGIN_MEASURED
+    return measured_grid(
+        points, latency_us, bound.__call__, is_spike=is_spike, is_additive=operator.is_additive
+    )
 
 
 def _factor(operator: AttentionOperator, tables: Tables, lender: HeadShape) -> float:

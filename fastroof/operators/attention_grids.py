@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Array, Floats
-from fastroof.columns import KV_DTYPE, ORIGIN_BORROWED, ORIGIN_MEASURED, Column
+from fastroof.columns import KV_DTYPE, ORIGIN, ORIGIN_BORROWED, ORIGIN_MEASURED, Column
 from fastroof.compiled.packed import GridNodes, GuidedGrid
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import LookupInputError, MissingTableError
@@ -139,7 +139,8 @@ class AttentionOperator(AttentionRows):
         batch, length = (rows[name][keep].astype(np.float64) for name in ("batch_size", "kv_len"))
         latency_us = rows["latency_us"][keep]
         bound = self.bound(HeadShape(*key), gpu, float(latency_us.min()))
-        return pack_grid(batch, length, latency_us, bound, is_additive=self.is_additive)
+        origin = rows[ORIGIN][keep] if ORIGIN in rows else None
+        return pack_grid(batch, length, latency_us, bound, is_additive=self.is_additive, origin=origin)
 
     def grid(self, tables: Tables, shape: HeadShape) -> AttentionGrid:
         """Packed grid of a head shape, borrowed where it was not measured.

@@ -206,14 +206,15 @@ class ElementwiseOperator(PerRowOperator):
                 f"{tables.gpu.name} has no fp8_scale rows, which fp8 GEMMs with static scales need: "
                 "compile with an engine profile whose fp8_scales are dynamic"
             )
-        columns = next((table for table in having if table.source == source), having[0]).columns
+        table = next((table for table in having if table.source == source), having[0])
+        columns = table.columns
         rows = columns["kind"] == "fp8_scale"
         m_axis, at_m = np.unique(columns["m"][rows], return_inverse=True)
         k_axis, at_k = np.unique(columns["width"][rows], return_inverse=True)
-        table = np.full((len(m_axis), len(k_axis)), np.nan)
-        table[at_m, at_k] = columns["latency_us"][rows]
-        known = ~np.isnan(table)
-        along_k = [np.interp(k, k_axis[has], row[has]) for row, has in zip(table, known, strict=True)]
+        grid_us = np.full((len(m_axis), len(k_axis)), np.nan)
+        grid_us[at_m, at_k] = tables.served_rows(table).latency_us[rows]
+        known = ~np.isnan(grid_us)
+        along_k = [np.interp(k, k_axis[has], row[has]) for row, has in zip(grid_us, known, strict=True)]
         return np.asarray(np.interp(m, m_axis, along_k))
 
     # -- in plans ----------------------------------------------------------------------------------

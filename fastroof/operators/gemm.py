@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 import numpy as np
 
 from fastroof.arrays import Array, Floats
-from fastroof.columns import DTYPE, LATENCY, Column
+from fastroof.columns import DTYPE, LATENCY, ORIGIN, ORIGIN_MEASURED, Column
 from fastroof.config.gpu import GpuSpec
 from fastroof.operators.calls import Gemm
 from fastroof.operators.elementwise import ELEMENTWISE
@@ -41,6 +42,9 @@ from fastroof.operators.operator import (
 from fastroof.operators.rows import CurveOptions, PerRowOperator, RowCost, RowNodes
 from fastroof.operators.work import Real, as_floats
 from fastroof.pack import PackedGemm, pack_gemm
+from fastroof.pack.bands import ALIGNED, bands_of, residue_start
+from fastroof.pack.points import sorted_points
+from fastroof.uncertainty.band_errors import band_errors, residue_errors, with_unmeasured_bands
 from fastroof.uncertainty.leave_one_out import LocalErrors, measured_grid
 from fastroof.uncertainty.variance import calibrated_errors, relative_variance
 from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES, INPUT_BYTES, PEAK_DTYPE, US_PER_S
@@ -51,7 +55,12 @@ if TYPE_CHECKING:
 
 __all__ = ["GEMM", "OPERATORS", "GemmOperator", "gemm_bytes", "gemm_flops"]
 
+T = TypeVar("T")
+
 LARGEST_SMOOTHED_M: Final = 256
+
+RESIDUES: Final = ("aligned", "padded")
+"""Packed forms of m that are multiples of 4 and of others, where each has a curve of its own."""
 
 
 def gemm_flops(m: Real, n: Real, k: Real) -> Floats:
@@ -122,6 +131,13 @@ def median_of_three(
         ratio = np.r_[ratio[:2].mean(), middle, ratio[-2:].mean()]
         smoothed[rows] = ratio * moved[rows]
     return smoothed
+
+
+def _of_all_rows(find: Callable[[Floats, Floats, Floats, Floats], T], *columns: Array) -> T:
+    """What a function of points sorted by k, n and m finds in rows of m, n, k and latency in any order."""
+    m, n, k, latency_us = columns
+    (k, n, m), latency_us = sorted_points((k, n, m), latency_us)
+    return find(m, n, k, latency_us)
 
 
 def _package_rows(raw: Raw) -> ForeignRows:
@@ -238,14 +254,26 @@ class GemmOperator(PerRowOperator):
         return bound_us
 
     def pack(self, key: Key, rows: Columns, gpu: GpuSpec, variant: str = "") -> PackedGemm:
-        """All GEMMs of one dtype; the variant ``median3`` smooths the small ones along m."""
+        """All GEMMs of one dtype.
+
+        The variant ``median3`` smooths the small ones along m, ``measured`` has no nodes of bands, and
+        ``aligned`` and ``padded`` are the two curves of :func:`~fastroof.pack.bands.residue_start`.
+        """
         (dtype,) = key
         m, n, k = (rows[c].astype(np.float64) for c in ("m", "n", "k"))
         latency_us = rows["latency_us"]
         if variant == "median3":
             rates = (gpu.peak(dtype) / US_PER_S, gpu.hbm_bytes_per_s / US_PER_S, DTYPE_BYTES[dtype])
             latency_us = median_of_three(m, n, k, latency_us, *rates)
-        return pack_gemm(m, n, k, latency_us, lambda launch_us: self.roofline(dtype, gpu, launch_us))
+        origin = rows.get(ORIGIN)
+        if variant in RESIDUES:
+            above = _of_all_rows(residue_start, m, n, k, latency_us) or 0.0
+            own = (m <= above) | ((m % ALIGNED == 0) == (variant == "aligned"))
+            m, n, k, latency_us = m[own], n[own], k[own], latency_us[own]
+            origin = None if origin is None else origin[own]
+        roofline_of = functools.partial(self.roofline, dtype, gpu)
+        has_bands = variant in ("", "median3")
+        return pack_gemm(m, n, k, latency_us, roofline_of, origin, has_bands=has_bands)
 
     def packed(self, tables: Tables, dtype: str, smoothing: str = "none") -> PackedGemm:
         """Packed GEMMs of one dtype; small bf16 ones smoothed along m with ``median3``.
@@ -264,8 +292,15 @@ class GemmOperator(PerRowOperator):
 
         m, n, k = sizes
         out, mfu, origin = answers
-        packed = self.packed(tables, *key)
-        if method == "roofline":
+        # methods that keep MFU take a measured point's
+        packed = self.packed(tables, *key) if method == "roofline" else tables.packed(self, key, "measured")
+        if method == "roofline" and self._residue_start(tables, key) is not None:
+            for variant, part in zip(RESIDUES, (m % ALIGNED == 0, m % ALIGNED != 0), strict=True):
+                us, flag = np.empty(int(part.sum())), np.empty(int(part.sum()), np.uint8)
+                own = tables.packed(self, key, variant)
+                gemms.gemm_latency_us(own, m[part], n[part], k[part], us, flag)
+                out[part], origin[part] = us, flag
+        elif method == "roofline":
             gemms.gemm_latency_us(packed, m, n, k, out, origin)
         elif method == "linear_mfu":
             gemms.gemm_linear_mfu_us(packed, m, n, k, out, origin)
@@ -276,11 +311,20 @@ class GemmOperator(PerRowOperator):
             gemms.gemm_nearest_us(packed, self._log2_axes(tables, key), (m, n, k), log2_sizes, out, origin)
         points.gemm_mfu(m, n, k, unit_us(tables.gpu, key[0], FLOPS_OF_ONE), out, mfu)
 
+    def _residue_start(self, tables: Tables, key: Key) -> float | None:
+        """Above which m multiples of 4 have a curve of their own."""
+
+        def start() -> float | None:
+            rows = tables.rows(self, key)
+            return _of_all_rows(residue_start, *(rows[c] for c in ("m", "n", "k", "latency_us")))
+
+        return tables.kept(("residue start", self.name, key), start)
+
     def _log2_axes(self, tables: Tables, key: Key) -> tuple[Floats, Floats, Floats]:
         """Axes m, n and k of a table in log2: made once and kept with the tables."""
 
         def log2_axes() -> tuple[Floats, Floats, Floats]:
-            packed = self.packed(tables, *key)
+            packed = tables.packed(self, key, "measured")
             with np.errstate(divide="ignore"):
                 return np.log2(packed.m_axis), np.log2(packed.n_axis), np.log2(packed.k_axis)
 
@@ -294,7 +338,14 @@ class GemmOperator(PerRowOperator):
             latency_us = rows["latency_us"]
             sizes = tuple(rows[name].astype(np.float64) for name in self.axis_names)
             bound_us = self.roofline(dtype, tables.gpu, float(latency_us.min()))
-            return calibrated_errors(measured_grid(sizes, latency_us, bound_us))
+            is_spike = rows[ORIGIN] != ORIGIN_MEASURED
+            grid = measured_grid(sizes, latency_us, bound_us, is_spike=is_spike)
+            bands = _of_all_rows(bands_of, *sizes, latency_us)
+            if bands is not None:
+                plain = calibrated_errors(grid, first=band_errors(grid, bands))
+                return with_unmeasured_bands(plain, grid, bands)
+            above = self._residue_start(tables, (dtype,))
+            return calibrated_errors(grid, first=None if above is None else residue_errors(grid, above))
 
         return tables.kept(("local errors", self.name, dtype), errors)
 
@@ -326,6 +377,12 @@ class GemmOperator(PerRowOperator):
         """All GEMMs of its dtype."""
         return tables.serving(self.name, (call.dtype,))
 
+    def has_every_row(self, call: Gemm, tables: Tables, options: CurveOptions) -> bool:
+        """Also where multiples of 4 have a curve of their own."""
+        key = (call.dtype,)
+        is_plain = not tables.serves(self.name, key) or self._residue_start(tables, key) is None
+        return super().has_every_row(call, tables, options) or not is_plain
+
     def row_nodes(self, call: Gemm, tables: Tables, options: CurveOptions, max_rows: int) -> RowNodes:
         """Latency at every m that one of the measured neighbours of (n, k) has."""
         from fastroof.compiled.gemms import gemm_latency_us
@@ -333,7 +390,7 @@ class GemmOperator(PerRowOperator):
 
         packed = self.packed(tables, call.dtype, options.gemm_smoothing)
         launch_us = float(packed.value[packed.flag == 0].min())
-        if options.method != "roofline":
+        if self.has_every_row(call, tables, options):
             rows = np.arange(1, max_rows + 1)
             sizes: dict[str, Any] = {"m": rows, "n": call.n, "k": call.k, "dtype": call.dtype}
             return self.looked_up_nodes(tables, options.method, max_rows, sizes, launch_us)

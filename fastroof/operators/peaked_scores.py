@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, cast
 import numpy as np
 
 from fastroof.arrays import Floats
+from fastroof.columns import ORIGIN
 from fastroof.pack.ragged import RaggedTable, pack_ragged
 
 if TYPE_CHECKING:
@@ -65,7 +66,8 @@ def peaked_table(
         picks = kv_len // ratio > topk
         less_us = np.where(picks, _latency_us(flat, at) - _latency_us(peaked, at), 0.0)
         points = tuple(np.asarray(c, np.float64) for c in block.coordinates(rows))
-        return pack_ragged(points, rows["latency_us"] - less_us, packed.work_us, packed.segment)
+        latency_us = rows["latency_us"] - less_us
+        return pack_ragged(points, latency_us, packed.work_us, packed.segment, rows[ORIGIN])
 
     return tables.kept(("peaked scores", block.name, key), made)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Array, Flags, Floats
-from fastroof.columns import ORIGIN_BORROWED
+from fastroof.columns import ORIGIN, ORIGIN_BORROWED, ORIGIN_MEASURED
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import LookupInputError
 from fastroof.operators.mixer_borrowing import Lent, lent
@@ -119,7 +119,8 @@ class RaggedOperator(Operator):
         """One kernel's rows within rows."""
         points = tuple(np.asarray(c, np.float64) for c in self.coordinates(rows))
         segment = self.segment(key, rows)
-        return pack_ragged(points, rows["latency_us"], self.work_us(key, gpu, segment), segment)
+        work_us = self.work_us(key, gpu, segment)
+        return pack_ragged(points, rows["latency_us"], work_us, segment, rows.get(ORIGIN))
 
     def look_up(self, tables: Tables, method: str, key: Key, sizes: list[Floats], answers: Answers) -> None:
         """Look points of one kernel up."""
@@ -238,7 +239,6 @@ class RaggedOperator(Operator):
 
     def _measured_grid(self, tables: Tables, key: Key) -> MeasuredGrid:
         rows = tables.rows(self, key)
-        latency_us = rows["latency_us"]
         packed: RaggedTable = tables.packed(self, key)
         # a prefix of 0 has no octave
         points = tuple(np.asarray(c, np.float64) + 1.0 for c in self.coordinates(rows))
@@ -246,7 +246,7 @@ class RaggedOperator(Operator):
         def bound_us(*nodes: Any) -> Floats:
             return np.asarray(packed.launch_us + packed.work_us(*(n - 1.0 for n in nodes)))
 
-        return measured_grid(points, latency_us, bound_us)
+        return measured_grid(points, rows["latency_us"], bound_us, is_spike=rows[ORIGIN] != ORIGIN_MEASURED)
 
     def alike(self, key: Key) -> Key:
         """What kernels have in common whose errors are calibrated together: their words."""

@@ -105,6 +105,10 @@ class PerRowOperator(Operator):
             If no table serves it.
         """
 
+    def has_every_row(self, call: Any, tables: Tables, options: CurveOptions) -> bool:
+        """Whether :meth:`row_nodes` are all rows up to the last: no few of them are piecewise linear."""
+        return options.method != "roofline"
+
     @abstractmethod
     def row_nodes(self, call: Any, tables: Tables, options: CurveOptions, max_rows: int) -> RowNodes:
         """Latency of a call against its rows, from measured tables.
@@ -152,14 +156,14 @@ class PerRowOperator(Operator):
     def looked_up_nodes(
         self, tables: Tables, method: str, max_rows: int, sizes: dict[str, Any], launch_us: float
     ) -> RowNodes:
-        """Nodes at every number of rows: methods that keep MFU are not piecewise linear in the rows.
+        """Nodes at every number of rows, where few would not be piecewise linear in the rows.
 
         Parameters
         ----------
         tables : Tables
             Where to look.
         method : str
-            Another than roofline.
+            How they are looked up.
         max_rows : int
             The last number of rows.
         sizes : dict

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Flags, Floats
-from fastroof.columns import ORIGIN_EXTRAPOLATED, ORIGIN_MEASURED
+from fastroof.columns import ORIGIN, ORIGIN_EXTRAPOLATED, ORIGIN_MEASURED
 from fastroof.config.gpu import GpuSpec
 from fastroof.operators.operator import Answers, Columns, Key, Operator, unit_us
 from fastroof.pack import PackedCurve, pack_curve
@@ -69,9 +69,9 @@ class SizedOperator(Operator):
         latency_us = rows["latency_us"]
         bound_us = self.roofline(key, gpu, float(latency_us.min()))
         if self.is_linear:
-            curve = pack_curve(sizes, latency_us, bound_us)
+            curve = pack_curve(sizes, latency_us, bound_us, rows.get(ORIGIN))
             return PackedSizes(curve, curve.axis[1:-1], _itself)
-        curve = pack_curve(bound_us(sizes), latency_us, _itself)
+        curve = pack_curve(bound_us(sizes), latency_us, _itself, rows.get(ORIGIN))
         return PackedSizes(curve, np.unique(sizes), bound_us)
 
     def packed(self, tables: Tables, key: Key) -> PackedSizes:
@@ -105,7 +105,8 @@ class SizedOperator(Operator):
         rows = tables.rows(self, key)
         latency_us = rows["latency_us"]
         bound_us = self.roofline(key, tables.gpu, float(latency_us.min()))
-        return measured_grid((rows[self.axes[0].name].astype(np.float64),), latency_us, bound_us)
+        sizes = (rows[self.axes[0].name].astype(np.float64),)
+        return measured_grid(sizes, latency_us, bound_us, is_spike=rows[ORIGIN] != ORIGIN_MEASURED)
 
     def local_errors(self, tables: Tables, key: Key) -> LocalErrors:
         """Local errors of one kernel, calibrated over those with the first and the last key in common."""

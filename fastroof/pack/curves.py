@@ -12,8 +12,9 @@ import numpy.typing as npt
 from fastroof.arrays import Flags, Floats
 from fastroof.columns import ORIGIN_EXTRAPOLATED, ORIGIN_INTERPOLATED, ORIGIN_MEASURED
 from fastroof.compiled.packed import PackedCurve, PackedGemm
+from fastroof.pack.bands import banded_points, bands_of
 from fastroof.pack.guides import joined_axes
-from fastroof.pack.points import SIZE_LIMIT, sorted_points
+from fastroof.pack.points import SIZE_LIMIT, sorted_origins, sorted_points
 
 __all__ = ["PackedCurve", "PackedGemm", "cell_origins", "pack_curve", "pack_gemm"]
 
@@ -24,7 +25,9 @@ Curve = tuple[float, Floats, Floats, Flags]
 """n, its m nodes, latencies in us, and what each is."""
 
 
-def pack_curve(x: Floats, latency_us: Floats, roofline_us: Callable[[Floats], Floats]) -> PackedCurve:
+def pack_curve(
+    x: Floats, latency_us: Floats, roofline_us: Callable[[Floats], Floats], origin: Flags | None = None
+) -> PackedCurve:
     """Pack one curve; beyond its ends latency / B is held.
 
     Parameters
@@ -35,6 +38,8 @@ def pack_curve(x: Floats, latency_us: Floats, roofline_us: Callable[[Floats], Fl
         Measured latencies, us.
     roofline_us : callable
         B at an array of sizes, us.
+    origin : ndarray of uint8, shape (rows,), optional
+        What each row is; measured by default.
 
     Returns
     -------
@@ -45,8 +50,8 @@ def pack_curve(x: Floats, latency_us: Floats, roofline_us: Callable[[Floats], Fl
     ends = np.array([0.0, SIZE_LIMIT])
     edge = np.array([axis[0], axis[-1]])
     padded = np.array([value[0], value[-1]]) * roofline_us(ends) / roofline_us(edge)
-    flag = np.full(len(axis) + 2, ORIGIN_MEASURED, np.uint8)
-    flag[[0, -1]] = ORIGIN_EXTRAPOLATED
+    flag = np.full(len(axis) + 2, ORIGIN_EXTRAPOLATED, np.uint8)
+    flag[1:-1] = sorted_origins((x,), origin, len(axis))
     axis, guides = joined_axes([np.r_[0.0, axis, SIZE_LIMIT]])
     return PackedCurve(axis, np.r_[padded[0], value, padded[1]], flag, guides)
 
@@ -113,8 +118,13 @@ def pack_gemm(
     k: Floats,
     latency_us: Floats,
     roofline_of: Callable[[float], Callable[[Any, Any, Any], Any]],
+    origin: Flags | None = None,
+    *,
+    has_bands: bool = True,
 ) -> PackedGemm:
     """Pack the GEMMs of one dtype; beyond the measured m, n or k latency / B is held.
+
+    Where the steps along m show bands, their nodes are added: see :mod:`fastroof.pack.bands`.
 
     Parameters
     ----------
@@ -124,14 +134,24 @@ def pack_gemm(
         Measured latencies, us.
     roofline_of : callable
         From the smallest latency, us, to B at (m, n, k), which broadcast, us.
+    origin : ndarray of uint8, shape (rows,), optional
+        What each row is; measured by default.
+    has_bands : bool
+        Look for bands; without, the nodes are the measured ones.
 
     Returns
     -------
     PackedGemm
         Two more rows than measured k, two more n a row, two more m a curve.
     """
-    (k, n, m), latency_us = sorted_points((k, n, m), latency_us)
+    coordinates = (k, n, m)
+    (k, n, m), latency_us = sorted_points(coordinates, latency_us)
+    flags = made = sorted_origins(coordinates, origin, len(m))
     roofline_us = roofline_of(float(latency_us.min()))
+    bands = bands_of(m, n, k, latency_us) if has_bands else None
+    if bands is not None:
+        m, n, k, latency_us, flags = banded_points(bands, m, n, k, latency_us)
+        flags[flags == ORIGIN_MEASURED] = made
     new_curve = np.r_[True, (k[1:] != k[:-1]) | (n[1:] != n[:-1])]
     starts = np.flatnonzero(new_curve)
     stops = np.r_[starts[1:], len(m)]
@@ -145,8 +165,8 @@ def pack_gemm(
         mm = m[start:stop]
         ends = np.array([0.0, SIZE_LIMIT])
         held = latency_us[[start, stop - 1]] / roofline_us(mm[[0, -1]], nn, kk) * roofline_us(ends, nn, kk)
-        flag = np.full(len(mm) + 2, ORIGIN_MEASURED, np.uint8)
-        flag[[0, -1]] = ORIGIN_EXTRAPOLATED
+        flag = np.full(len(mm) + 2, ORIGIN_EXTRAPOLATED, np.uint8)
+        flag[1:-1] = flags[start:stop]
         axis = np.r_[0.0, mm, SIZE_LIMIT]
         rows[-1].append((nn, axis, np.r_[held[0], latency_us[start:stop], held[1]], flag))
 

@@ -12,7 +12,7 @@ from fastroof.columns import ORIGIN_EXTRAPOLATED, ORIGIN_INTERPOLATED, ORIGIN_ME
 from fastroof.lazy_property import lazy_property
 from fastroof.pack.continuation import slopes_above
 from fastroof.pack.keys import axis_guide
-from fastroof.pack.points import SIZE_LIMIT, sorted_points
+from fastroof.pack.points import SIZE_LIMIT, sorted_origins, sorted_points
 from fastroof.roofline import BatchBound
 
 __all__ = ["PackedGrid", "grid_cells", "pack_grid"]
@@ -31,8 +31,8 @@ class PackedGrid:
     cells : ndarray of float64, shape (ny, nx, 6)
         Coefficients of the cell above each node; ``cells[..., 0]`` is the node.
     flags : ndarray of uint8, shape (ny, nx)
-        What each node is: 0 measured, 1 the end of a window between measured ones, 2 filled, 3 borrowed,
-        4 modelled.
+        What each node is: 0 measured, 1 the end of a window between measured ones or an isolated spike,
+        2 filled, 3 borrowed, 4 modelled.
     roofline : BatchBound
         B of the table, us.
     form : int
@@ -146,7 +146,13 @@ def grid_cells(y_axis: Floats, x_axis: Floats, table: Floats, roofline: BatchBou
 
 
 def pack_grid(
-    batch: Floats, x: Floats, latency_us: Floats, roofline: BatchBound, *, is_additive: bool
+    batch: Floats,
+    x: Floats,
+    latency_us: Floats,
+    roofline: BatchBound,
+    *,
+    is_additive: bool,
+    origin: Flags | None = None,
 ) -> PackedGrid:
     """Pack an attention table of one head shape: holes filled, edges padded, cells computed.
 
@@ -160,13 +166,16 @@ def pack_grid(
         B of the operator at this head shape.
     is_additive : bool
         Extrapolate by the *line* rule instead of the *hold* rule.
+    origin : ndarray of uint8, shape (rows,), optional
+        What each row is; measured by default.
 
     Returns
     -------
     PackedGrid
         Two more nodes an axis than were measured.
     """
-    (batch, x), latency_us = sorted_points((batch, x), latency_us)
+    coordinates = (batch, x)
+    (batch, x), latency_us = sorted_points(coordinates, latency_us)
     batch_nodes, rows = np.unique(batch, return_inverse=True)
     # the end of a window is a node, so that no cell has a kink, nor reaches from there to SIZE_LIMIT
     ends = [roofline.window] if roofline.window < np.inf else []
@@ -179,6 +188,7 @@ def pack_grid(
     for end in np.searchsorted(x_nodes, ends):
         between = ~known[:, end] & known[:, :end].any(axis=1) & known[:, end:].any(axis=1)
         flags[between, end] = ORIGIN_INTERPOLATED
+    flags[rows, columns] = sorted_origins(coordinates, origin, len(rows))
     y_axis = np.r_[0.0, batch_nodes, SIZE_LIMIT]
     x_axis = np.r_[0.0, x_nodes, SIZE_LIMIT]
     table = _pad((y_axis, x_axis), table, roofline, is_additive)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from fastroof.arrays import Floats
+from fastroof.arrays import Flags, Floats
+from fastroof.columns import ORIGIN_MEASURED
 
-__all__ = ["SIZE_LIMIT", "sorted_points"]
+__all__ = ["SIZE_LIMIT", "sorted_origins", "sorted_points"]
 
 
 SIZE_LIMIT = float(2**40)
@@ -27,3 +28,10 @@ def sorted_points(coordinates: tuple[Floats, ...], latency_us: Floats) -> tuple[
     starts = np.flatnonzero(new)
     medians = np.array([np.median(part) for part in np.split(latency_us, starts[1:])])
     return tuple(a[starts] for a in sorted_axes), medians
+
+
+def sorted_origins(coordinates: tuple[Floats, ...], origin: Flags | None, count: int) -> Flags:
+    """Origins of ``count`` points in the order of :func:`sorted_points`; measured where none are given."""
+    if origin is None or not origin.any():
+        return np.full(count, ORIGIN_MEASURED, np.uint8)
+    return sorted_points(coordinates, origin.astype(np.float64))[1].astype(np.uint8)

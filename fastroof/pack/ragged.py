@@ -19,8 +19,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fastroof.arrays import Array, Flags, Floats, Longs
-from fastroof.columns import ORIGIN_EXTRAPOLATED, ORIGIN_INTERPOLATED, ORIGIN_MEASURED
-from fastroof.pack.points import sorted_points
+from fastroof.columns import ORIGIN_EXTRAPOLATED, ORIGIN_INTERPOLATED
+from fastroof.pack.points import sorted_origins, sorted_points
 
 __all__ = ["RaggedLevel", "RaggedTable", "pack_ragged"]
 
@@ -62,6 +62,8 @@ class RaggedTable:
         An axis each, the innermost one last: its nodes are the points.
     latency_us : ndarray of float64, shape (points,)
         Measured latencies, us.
+    origin : ndarray of uint8, shape (points,)
+        What each point is.
     launch_us : float
         The smallest of them.
     work_us : callable
@@ -72,6 +74,7 @@ class RaggedTable:
 
     levels: tuple[RaggedLevel, ...]
     latency_us: Floats
+    origin: Flags
     launch_us: float
     work_us: WorkUs
     segment: Segment | None = None
@@ -104,7 +107,7 @@ class RaggedTable:
     def _below(self, depth: int, parent: Longs, at: list[Floats], method: str) -> tuple[Floats, Flags]:
         """Latency at ``at`` from the nodes below ``parent``; the axes before ``depth`` are already nodes'."""
         if depth == len(self.levels):
-            return self.latency_us[parent], np.full(len(parent), ORIGIN_MEASURED, np.uint8)
+            return self.latency_us[parent], self.origin[parent]
         level = self.levels[depth]
         size = at[depth]
         low, high = self._neighbours(depth, parent, at)
@@ -176,6 +179,7 @@ def pack_ragged(
     latency_us: Floats,
     work_us: WorkUs,
     segment: Segment | None = None,
+    origin: Flags | None = None,
 ) -> RaggedTable:
     """Pack measured points, in any order, as rows within rows.
 
@@ -187,6 +191,8 @@ def pack_ragged(
         Measured latencies, us; of duplicates the median counts.
     work_us, segment
         As in :class:`RaggedTable`.
+    origin : ndarray of uint8, shape (rows,), optional
+        What each row is; measured by default.
 
     Returns
     -------
@@ -206,4 +212,5 @@ def pack_ragged(
         levels.append(RaggedLevel(sizes, rank[first], code[first], starts))
         parent = np.cumsum(np.r_[True, code[1:] != code[:-1]]) - 1
         parents = len(first)
-    return RaggedTable(tuple(levels), latency_us, float(latency_us.min()), work_us, segment)
+    made = sorted_origins(points, origin, count)
+    return RaggedTable(tuple(levels), latency_us, made, float(latency_us.min()), work_us, segment)

@@ -29,7 +29,8 @@ from fastroof.plan.finite_arenas import check_arena
 from fastroof.plan.looked_up import LayerAttention, looked_up
 from fastroof.plan.mixed_attention import mixed_kv_us
 from fastroof.plan.options import PlanOptions
-from fastroof.plan.rows import ONCE, RowCall, RowSums, origins_of, sums_of
+from fastroof.plan.prefill_graphs import padded_steps
+from fastroof.plan.rows import ONCE, Ranks, RowCall, RowSums, origins_of, sums_of
 from fastroof.plan.step_error import ErrorSource
 from fastroof.plan.step_plan import StepPlan
 
@@ -137,7 +138,8 @@ class PlanRecipe:
     ) -> Floats:
         """Lay a plan out as the step loops read it."""
         options, costs = self.options, self.options.runtime.costs
-        allreduces = sum(c.operator.times for c in row_curves if c.operator.operator == "allreduce")
+        calls = [c.operator for c in row_curves if c.operator.steps != "with_prefill"]
+        allreduces = sum(call.times for call in calls if call.operator == "allreduce")
         sections: dict[int, Array] = {
             steps.TOKENS_AT: sums.tokens_us,
             steps.LOGITS_AT: sums.logits_us,
@@ -233,7 +235,12 @@ def plan_recipe(
     execution = execution_of(model, options, curves)
     check_expert_blocks(model, layout, execution)
     row_limit = max(options.max_tokens, options.max_seqs)
-    rows, attention = looked_up(model, layout, execution, curves, row_limit)
+    padded = padded_steps(model, layout, execution, options.runtime, row_limit)
+    rows, attention = looked_up(
+        model, layout, execution, curves, row_limit if padded is None else padded.limit
+    )
+    if padded is not None:
+        rows, attention = padded.calls(rows, attention, Ranks.of(layout, execution))
     _check_windows(model, attention)
     if any(part.call.window and part.decode_block[FORM] != FORM_LATENCY for part in attention):
         raise PlanError(

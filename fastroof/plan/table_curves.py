@@ -82,8 +82,9 @@ class TableCurves:
 
     def _key(self, call: RowOperator, max_rows: int) -> tuple[Any, ...]:
         """What a curve depends on: not the call's role, nor how often it runs."""
-        key = (self.options, self.allow_modelled, call.operator, *per_row(call).row_key(call))
-        return key if self.method == "roofline" else (*key, max_rows)
+        operator = per_row(call)
+        key = (self.options, self.allow_modelled, call.operator, *operator.row_key(call))
+        return (*key, max_rows) if operator.has_every_row(call, self.tables, self.options) else key
 
     def attention_block(self, attention: StepAttention) -> Floats:
         """Grid block of one layer's attention; borrowed nodes say so."""

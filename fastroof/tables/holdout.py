@@ -68,8 +68,8 @@ class HoldoutRow(NamedTuple):
 
 
 def taking_part(table: MeasuredTable, only: Mapping[str, Any]) -> Bools:
-    """Rows of a grid: those with the values of ``only``, and of prefill those without a prefix."""
-    rows = table.schema.plain_rows(table.columns)
+    """Rows of a grid: those with the values of ``only``, of prefill without a prefix; no spikes."""
+    rows = table.schema.plain_rows(table.columns) & ~table.spikes.every_row
     for name, value in only.items():
         rows &= table.columns[name] == value
     return rows

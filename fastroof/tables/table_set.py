@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from fastroof._version import __version__
 from fastroof.arrays import Array, Bools, Longs
-from fastroof.columns import Column
+from fastroof.columns import LATENCY, ORIGIN, Column
 from fastroof.config import GpuSpec
 from fastroof.errors import MissingTableError, TableError
 from fastroof.lazy_property import lazy_property
@@ -20,6 +20,7 @@ from fastroof.operators.operator import Columns
 from fastroof.operators.registry import OPERATORS
 from fastroof.tables.answers import Lookup
 from fastroof.tables.kernel_order import BY_RANK, KernelOrder
+from fastroof.tables.served_rows import ServedRows, served_rows
 
 __all__ = ["Tables", "load_tables"]
 
@@ -110,8 +111,8 @@ class Tables:
         method : str
             ``roofline`` interpolates latency in roofline coordinates; ``linear_mfu`` interpolates
             MFU; ``nearest`` (in log2 of the axes) and ``floor`` take the MFU of one measured point.
-            A measured point comes back exactly, whatever the method; a prefix is priced the same way
-            in all of them.
+            A measured point comes back exactly, whatever the method, unless it is an isolated spike
+            (:mod:`fastroof.load.spikes`); a prefix is priced the same way in all of them.
         with_error : bool
             Also say how good each answer is, see :mod:`fastroof.uncertainty`; roofline only.
 
@@ -224,7 +225,7 @@ class Tables:
     def _serving(self, operator: str, key: Key) -> MeasuredTable:
         doubtful = None
         for table in self.candidates(operator):
-            if key not in self._groups(table):
+            if key not in table.groups():
                 continue
             if self.is_sound(table, key):
                 return table
@@ -235,7 +236,7 @@ class Tables:
 
     def serves(self, operator: str, key: Key) -> bool:
         """Whether some row has that key; without reading other sources where the first has it."""
-        return any(key in self._groups(table) for table in self.candidates(operator))
+        return any(key in table.groups() for table in self.candidates(operator))
 
     def source_of(self, operator: str, key: Key | None = None) -> str:
         """Name of the source that serves a kernel, or without a key an operator."""
@@ -290,27 +291,40 @@ class Tables:
 
         def pack() -> T:
             (table,) = (one for one in self.candidates(operator.name) if one.source == source)
-            rows = self._groups(table)[key]
-            columns = {name: values[rows] for name, values in table.columns.items()}
-            return operator.pack(key, columns, self.gpu, "")
+            return operator.pack(key, self._rows(table, key), self.gpu, "")
 
         return (self._of_all or self).kept(("packed", operator.name, source, key, ""), pack)
 
     def has(self, table: MeasuredTable, key: Key) -> bool:
         """Whether one source has measured a kernel."""
-        return key in self._groups(table)
+        return key in table.groups()
 
     def rows(self, operator: _Packs[Any], key: Key) -> dict[str, Array]:
-        """Columns of the measured rows of one kernel.
+        """Columns of the rows of one kernel as they are served, and their ``origin``.
+
+        Isolated spikes have the latency that their neighbours make and are interpolated, see
+        :mod:`fastroof.tables.served_rows`; all other rows are as measured.
 
         Raises
         ------
         MissingTableError
             As :meth:`packed`.
         """
-        table = self.serving(operator.name, key)
-        rows = self._groups(table)[key]
-        return {name: values[rows] for name, values in table.columns.items()}
+        return self._rows(self.serving(operator.name, key), key)
+
+    def _rows(self, table: MeasuredTable, key: Key) -> dict[str, Array]:
+        served = self.served_rows(table)
+        rows = table.groups()[key]
+        columns = {name: values[rows] for name, values in table.columns.items()}
+        return columns | {LATENCY.name: served.latency_us[rows], ORIGIN: served.origin[rows]}
+
+    def served_rows(self, table: MeasuredTable) -> ServedRows:
+        """Latency and origin of every row of one source as lookups serve it."""
+
+        def made() -> ServedRows:
+            return served_rows(table, self.gpu)
+
+        return (self._of_all or self).kept(("served rows", table.operator, table.source), made)
 
     def kept(self, key: tuple[Hashable, ...], make: Callable[[], T]) -> T:
         """Return what was made from these tables under a key, made now if it was not yet.
@@ -330,16 +344,16 @@ class Tables:
 
     def groups(self, operator: str) -> dict[Key, Longs]:
         """Row indices by key of the table that serves an operator first."""
-        return self._groups(self.table(operator))
+        return self.table(operator).groups()
 
     def every_key(self, operator: str) -> list[Key]:
         """Keys that some source has measured; the first source's before the next one's."""
-        keys = (key for table in self.candidates(operator) for key in self._groups(table))
+        keys = (key for table in self.candidates(operator) for key in table.groups())
         return list(dict.fromkeys(keys))
 
     def keys_of(self, table: MeasuredTable) -> Iterable[Key]:
         """Kernels that one source has measured."""
-        return self._groups(table).keys()
+        return table.groups().keys()
 
     def is_sound(self, table: MeasuredTable, key: Key) -> bool:
         """Whether nothing is known against one source's rows of a kernel."""
@@ -353,9 +367,6 @@ class Tables:
         names = [c.name for c in OPERATORS[table.operator].keys]
         words = {key: dict(zip(names, key, strict=True)) for key in keys}
         return [key for key, one in words.items() if not any(family.holds_key(one) for family in families)]
-
-    def _groups(self, table: MeasuredTable) -> dict[Key, Longs]:
-        return (self._of_all or self).kept(("groups", table.operator, table.source), table.groups)
 
     def _missing(self, operator: str, key: Key) -> str:
         """Say which key was asked for, and the measured keys that share most with it."""

@@ -70,12 +70,15 @@ class MeasuredGrid:
         The operator's roofline B at every node, us.
     is_additive : bool
         Whether a table of (batch, length) goes on by its lines, not by holding latency / B.
+    is_spike : ndarray of bool or None
+        Nodes that were measured but are served from their neighbours; None where there are none.
     """
 
     axes: tuple[Floats, ...]
     log_us: Floats
     bound_us: Floats
     is_additive: bool
+    is_spike: Bools | None = None
 
 
 class EdgeVariances(NamedTuple):
@@ -100,7 +103,7 @@ class LocalErrors:
     beyond : tuple of EdgeVariances
         For each axis those beyond its ends.
     holes : ndarray of float64 or None
-        Those of nodes that were not measured, 0 at the others; None where all were.
+        Those of nodes that were not measured or are spikes, 0 at the others; None where there are none.
     """
 
     axes: tuple[Floats, ...]
@@ -115,6 +118,7 @@ def measured_grid(
     latency_us: Floats,
     roofline_us: Callable[..., Any],
     *,
+    is_spike: Bools | None = None,
     is_additive: bool = False,
 ) -> MeasuredGrid:
     """Place measured points, in any order, on the full grid of their sizes.
@@ -127,6 +131,8 @@ def measured_grid(
         Measured latencies, us; of duplicates the median counts.
     roofline_us : callable
         B at sizes, which broadcast, us.
+    is_spike : ndarray of bool, shape (rows,), optional
+        Rows that are served from their neighbours: they say nothing of any error.
     is_additive : bool
         See :class:`MeasuredGrid`.
 
@@ -139,9 +145,15 @@ def measured_grid(
     nodes_and_places = [np.unique(axis, return_inverse=True) for axis in sorted_axes]
     axes = tuple(axis for axis, _ in nodes_and_places)
     log_us = np.full([len(axis) for axis in axes], np.nan)
-    log_us[tuple(place for _, place in nodes_and_places)] = np.log(latency_us)
+    at = tuple(place for _, place in nodes_and_places)
+    log_us[at] = np.log(latency_us)
     bound_us = np.broadcast_to(roofline_us(*np.ix_(*axes)), log_us.shape)
-    return MeasuredGrid(axes, log_us, bound_us, is_additive)
+    if is_spike is None or not is_spike.any():
+        return MeasuredGrid(axes, log_us, bound_us, is_additive)
+    spikes = np.zeros(log_us.shape, np.bool_)
+    spikes[at] = sorted_points(points, is_spike.astype(np.float64))[1] > 0.0
+    log_us[spikes] = np.nan
+    return MeasuredGrid(axes, log_us, bound_us, is_additive, spikes)
 
 
 def _nearest_measured(known: Bools) -> tuple[Longs, Longs]:
@@ -322,12 +334,13 @@ def _node_variances(errors: list[Floats]) -> Floats:
     return np.where(np.isinf(least), 0.0, least**2 / 1.5)
 
 
-def _hole_variances(grid: MeasuredGrid, beyond: list[EdgeVariances]) -> Floats | None:
+def _hole_variances(grid: MeasuredGrid, beyond: list[EdgeVariances], spike: float) -> Floats | None:
     """Of nodes that were not measured: along the line of the grid that leaves least."""
     known = ~np.isnan(grid.log_us)
     if known.all():
         return None
     variance = np.full(known.shape, np.inf)
+    is_between = np.zeros(known.shape, np.bool_)
     for axis, nodes in enumerate(grid.axes):
         octaves = np.log2(nodes)
         before, after = _nearest_measured(np.moveaxis(known, axis, -1))
@@ -336,16 +349,22 @@ def _hole_variances(grid: MeasuredGrid, beyond: list[EdgeVariances]) -> Floats |
             np.where(before >= 0, octaves - octaves[np.maximum(before, 0)], np.inf),
             np.where(after <= last, octaves[np.minimum(after, last)] - octaves, np.inf),
         )
+        is_between |= np.moveaxis((before >= 0) & (after <= last), -1, axis)
         for distance, edge in zip(away, (beyond[axis].above, beyond[axis].below), strict=True):
             along = np.moveaxis(distance, -1, axis)
             reached = np.isfinite(along)
             along_line = np.expand_dims(edge, axis) * reach(np.where(reached, along, 0.0))
             np.minimum(variance, np.where(reached, along_line, np.inf), out=variance)
     # a node on no measured line is as bad as the worst that is on one
-    return np.where(np.isinf(variance), variance[np.isfinite(variance)].max(), variance)
+    variance = np.where(np.isinf(variance), variance[np.isfinite(variance)].max(), variance)
+    if grid.is_spike is None:
+        return variance
+    return np.where(grid.is_spike, np.where(is_between, 0.0, variance) + spike**2, variance)
 
 
-def local_errors(grid: MeasuredGrid, errors: list[Floats], factor: float, unknown: float) -> LocalErrors:
+def local_errors(
+    grid: MeasuredGrid, errors: list[Floats], factor: float, unknown: float, spike: float
+) -> LocalErrors:
     """Make the local errors of one table.
 
     Parameters
@@ -358,6 +377,8 @@ def local_errors(grid: MeasuredGrid, errors: list[Floats], factor: float, unknow
         The operator's :func:`calibration`.
     unknown : float
         Relative standard error along an axis whose nodes cannot be left out.
+    spike : float
+        Relative standard error of a node that is served from both its neighbours.
 
     Returns
     -------
@@ -370,4 +391,4 @@ def local_errors(grid: MeasuredGrid, errors: list[Floats], factor: float, unknow
         inside.append(square if square.any() else np.full_like(square, unknown**2))
     beyond = [edge_variances(grid, axis, unknown) for axis in range(len(grid.axes))]
     nodes = _node_variances(errors)
-    return LocalErrors(grid.axes, nodes, tuple(inside), tuple(beyond), _hole_variances(grid, beyond))
+    return LocalErrors(grid.axes, nodes, tuple(inside), tuple(beyond), _hole_variances(grid, beyond, spike))

@@ -572,6 +572,20 @@ def test_validate_sums_warnings_up_and_lists_them_when_asked() -> None:
     assert short.count("not read: ") <= 1
 
 
+def test_validate_names_isolated_spikes_and_what_lookups_answer_instead() -> None:
+    source = ("tables", "validate", "h100", "--source", "aiconfigurator-trtllm-1.3.0rc20")
+    (report,) = (r for r in parsed(*source)["reports"] if r["operator"] == "mla_decode")
+    found = [finding["worst"] for finding in report["findings"] if finding["kind"] == "spike"]
+    (one,) = (row for row in found if (row["batch_size"], row["kv_len"]) == (16, 16384))
+    assert one["latency_us"] == pytest.approx(1425.0, abs=0.1)
+    assert one["served_us"] == pytest.approx(74.5, abs=0.1)
+    assert [round(beside["latency_us"], 1) for beside in one["neighbours"]] == [48.1, 127.3]
+    assert 0.075 < one["served_relative_error"] < 0.15
+    lines = [line for line in good(*source, "--all").splitlines() if "mla_decode.parquet: spike: " in line]
+    assert len(lines) == len(found)
+    assert any(f"row {one['row']}, " in line and "; lookups answer 74.51 us ±" in line for line in lines)
+
+
 def test_validate_fails_on_an_error(tmp_path: Path) -> None:
     root = own_source(tmp_path, "mine", [0.01, 20.0])  # 1 MiB in 10 ns is 100 TB/s
     code, out, err = run("tables", "validate", str(root))

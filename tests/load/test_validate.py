@@ -123,6 +123,52 @@ def test_an_empty_table_has_no_report() -> None:
     assert reports("gemm", rows) == []
 
 
+# -- isolated spikes ---------------------------------------------------------------------------
+
+
+def smooth_decodes() -> Columns:
+    """Three kernels of 4 x 4 points, in rows of two files by turns."""
+    heads, batch, kv = (
+        a.ravel() for a in np.meshgrid([16, 32, 64], [1, 2, 4, 8], [1024, 2048, 4096, 8192], indexing="ij")
+    )
+    latency = 10.0 + batch * kv / 4096
+    return decode(batch, kv, latency, num_q_heads=heads, file=["a.csv", "b.csv"] * 24)
+
+
+def slow_row(rows: Columns, heads: int, batch: int, kv: int) -> Columns:
+    """Make one row take 30 times as long."""
+    at = (rows["num_q_heads"] == heads) & (rows["batch_size"] == batch) & (rows["kv_len"] == kv)
+    rows["latency_us"][at] *= 30.0
+    return rows
+
+
+def test_a_spike_is_named_with_its_row_and_its_neighbours() -> None:
+    first, second = reports("attention_decode", slow_row(smooth_decodes(), 32, 2, 4096))
+    assert "spike" not in kinds(second)
+    found = finding(first, "spike")
+    assert (found.severity, found.count) == ("warning", 1)
+    # 8 rows of a.csv are of 16 heads, then 2 of batch 1
+    assert found.message == (
+        "row 12, kv_dtype bf16 num_q_heads 32 num_kv_heads 8 head_dim 128 window 0 batch_size 2 kv_len 4096: "
+        "360 us, 25.7 times its neighbours (11 at batch_size 1 and 14 at batch_size 4), and no sibling row "
+        "shares it"
+    )
+    assert (found.worst["row"], found.worst["axis"]) == (12, "batch_size")
+    assert found.worst["ratio"] == pytest.approx(360 / 14)
+    assert found.worst["neighbours"] == [
+        {"batch_size": 1, "latency_us": 11.0},
+        {"batch_size": 4, "latency_us": 14.0},
+    ]
+    json.dumps(first.as_dict())
+
+
+def test_the_start_of_a_line_has_one_neighbour() -> None:
+    first, _ = reports("attention_decode", slow_row(smooth_decodes(), 32, 1, 4096))
+    found = finding(first, "spike")
+    assert found.worst["neighbours"] == [{"batch_size": 2, "latency_us": 12.0}]
+    assert "27.5 times its neighbour (12 at batch_size 2), and no sibling row shares it" in found.message
+
+
 # -- against the GPU's peak --------------------------------------------------------------------
 
 

@@ -15,6 +15,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from tests.reference import bands
+
 Point = tuple[float, ...]
 Table = dict[Point, float]
 Answer = tuple[float, int]
@@ -32,10 +34,11 @@ def median_points(sizes: Iterable[Sequence[float]], latency_us: Iterable[float])
 
 
 def points_of(tables: Any, operator: str, key: tuple[Any, ...]) -> Table:
-    """Points of one key of measured tables, their axes in the schema's order."""
+    """Points of one key of measured tables as they are served, their axes in the schema's order."""
     measured, rows = tables.table(operator), tables.groups(operator)[key]
     axes = [measured.columns[a.name][rows].tolist() for a in measured.schema.axes]
-    return median_points(zip(*axes, strict=True), measured.columns["latency_us"][rows].tolist())
+    latency_us = tables.served_rows(measured).latency_us[rows]
+    return median_points(zip(*axes, strict=True), latency_us.tolist())
 
 
 def around(nodes: Sequence[float], x: float) -> tuple[float, ...]:
@@ -111,15 +114,35 @@ def curve(points: Table, x: float, bound: Callable[[float], float]) -> Answer:
 # GEMM: n, then k, at each measured m, then m. Pairs (n, k) may be scattered.
 
 
-def gemm(points: Table, bound: Callable[..., float], m: float, n: float, k: float) -> Answer:
-    """Latency of an m x n x k GEMM out of points (m, n, k)."""
+def gemm_with_bands(points: Table) -> tuple[Table, frozenset[Point]]:
+    """Points (m, n, k) with those that bands along m add, and which these are."""
+    found = bands.bands_of(points)
+    if found is None:
+        return points, frozenset()
+    curves: dict[Point, dict[float, float]] = {}
+    for (m, n, k), us in points.items():
+        curves.setdefault((n, k), {})[m] = us
+    added = {(m, n, k): us for (n, k), curve in curves.items() for m, us in bands.bends(curve, found).items()}
+    return points | added, frozenset(added)
+
+
+def gemm(
+    points: Table,
+    bound: Callable[..., float],
+    m: float,
+    n: float,
+    k: float,
+    added: frozenset[Point] = frozenset(),
+) -> Answer:
+    """Latency of an m x n x k GEMM out of points (m, n, k), of which some were added and not measured."""
     curves: dict[Point, list[float]] = {}
     for pm, pn, pk in sorted(points):
         curves.setdefault((pn, pk), []).append(pm)
 
     def carried(point: Point, to: Point) -> Answer:
         held = points[point] if point == to else points[point] * bound(*to) / bound(*point)
-        return held, MEASURED if point == to else EXTRAPOLATED
+        here = INTERPOLATED if point in added else MEASURED
+        return held, here if point == to else EXTRAPOLATED
 
     def along_m(pn: float, pk: float, to_n: float, to_k: float) -> Answer:
         near = around(curves[pn, pk], m)

@@ -45,16 +45,23 @@ def gemm_points(h100):
     return found.__getitem__
 
 
+@pytest.fixture(scope="module")
+def banded_points(h100, gemm_points):
+    """The same with the points that bands along m add, and which these are."""
+    found = {dtype: naive.gemm_with_bands(gemm_points(dtype)) for dtype in ("bf16", "fp8", "fp8_block")}
+    return found.__getitem__
+
+
 @given(dtype=st.sampled_from(["bf16", "fp8", "fp8_block"]), m=sizes(28), n=sizes(24), k=sizes(24))
-def test_gemm_is_the_naive_lookup(h100, gemm_points, dtype, m, n, k):
-    points = gemm_points(dtype)
-    bound = naive.gemm_bound(h100.gpu, dtype, min(points.values()))
-    expected, origin = naive.gemm(points, bound, float(m), float(n), float(k))
+def test_gemm_is_the_naive_lookup(h100, gemm_points, banded_points, dtype, m, n, k):
+    bound = naive.gemm_bound(h100.gpu, dtype, min(gemm_points(dtype).values()))
+    points, added = banded_points(dtype)
+    expected, origin = naive.gemm(points, bound, float(m), float(n), float(k), added)
     got = h100.lookup("gemm", m=m, n=n, k=k, dtype=dtype)
     assert int(got.origin) == origin
     # between measured points both take the same steps in the same order; but three (n, k) of fp8_block lack
-    # some m that others have, and are restated there, which moves a last bit
-    is_exact = origin < 2 and dtype != "fp8_block"
+    # some m that others have, and are restated there, which moves a last bit, and fp8 has nodes of bands
+    is_exact = origin == 0 or (origin == 1 and dtype == "bf16")
     assert float(got.latency_us) == expected if is_exact else close(got.latency_us, expected)
     assert close(got.mfu, 2.0 * m * n * k / (expected * 1e-6 * h100.gpu.peak(dtype)))
 
@@ -320,7 +327,8 @@ def test_every_measured_row_comes_back_exactly(h100, operator, method):
         points = zip(*(columns[a].tolist() for a in axes), strict=True)
         expected = [medians[tuple(map(float, point))] for point in points]
         assert got.latency_us.tolist() == expected
-        assert not got.origin.any()
+        # isolated spikes have the latency that their neighbours make
+        assert (got.origin > 0).tolist() == measured.spikes.every_row[rows].tolist()
 
 
 # Between the nodes

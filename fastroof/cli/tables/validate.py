@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
@@ -17,7 +18,7 @@ from fastroof.units import TB
 
 if TYPE_CHECKING:
     from fastroof.load import MeasuredTables
-    from fastroof.load.validate import FileReport
+    from fastroof.load.validate import FileReport, Finding
 
 __all__ = ["register"]
 
@@ -33,6 +34,8 @@ JSON: severity (note, warning or error: the gravest), reports: one object a file
 source, rows, axes, mfu_min, mfu_max, bandwidth_max_bytes_per_s, bandwidth_limit_bytes_per_s, severity,
 findings [kind, severity, count, message, worst]], refused: one object a set of tables that cannot be
 used [folder, gpu, source, error], ignored: one object a file that was not read [folder, file, reason].
+worst of a spike: the row's columns, row (from 1), axis, ratio, neighbours [size, latency_us], served_us,
+served_relative_error.
 """
 
 
@@ -67,8 +70,8 @@ def validate(
     """Check tables before they are used.
 
     Looks in every source at the MFU and the bandwidth that latencies mean, duplicate keys, holes in grids,
-    latencies that fall as work grows, and slow first rows; and at families of rows that no kernel took, also
-    beside the GPU's other sources.
+    latencies that fall as work grows, slow first rows, and isolated spikes, which lookups serve from their
+    neighbours; and at families of rows that no kernel took, also beside the GPU's other sources.
     """
     checked = _check(gpu or DEFAULT_GPU, None, source) if where is None else _check(where, gpu, source)
     if as_json:
@@ -113,12 +116,35 @@ def _check(where: str, gpu: str | None, source: str | None) -> _Checked:
             place = {"folder": str(table_set.folder), "gpu": table_set.gpu, "source": table_set.source}
             checked.refused.append({**place, "error": str(error)})
             continue
-        checked.reports.extend((measured.gpu, report) for report in reports)
+        checked.reports.extend((measured.gpu, _with_served(report, measured)) for report in reports)
         checked.ignored.extend(
             {"folder": str(table_set.folder), "file": file, "reason": reason}
             for file, reason in measured.ignored.items()
         )
     return checked
+
+
+def _with_served(report: FileReport, measured: MeasuredTables) -> FileReport:
+    """Say in findings of spikes what lookups answer instead."""
+    from fastroof.operators.registry import OPERATORS
+    from fastroof.tables import Tables
+
+    operator = OPERATORS[report.operator]
+    if not operator.answers_lookups or all(finding.kind != "spike" for finding in report.findings):
+        return report
+    tables = Tables(measured, measured.gpu_spec)
+
+    def with_served(finding: Finding) -> Finding:
+        sizes = {name: finding.worst[name] for name in operator.arguments}
+        served = tables.lookup(report.operator, with_error=True, **sizes)
+        assert served.relative_error is not None
+        us, error = float(served.latency_us), float(served.relative_error)
+        message = f"{finding.message}; lookups answer {us:.4g} us ±{percent(error)}"
+        worst = {**finding.worst, "served_us": us, "served_relative_error": error}
+        return replace(finding, message=message, worst=worst)
+
+    findings = (with_served(one) if one.kind == "spike" else one for one in report.findings)
+    return replace(report, findings=tuple(findings))
 
 
 def _print(checked: _Checked, every: bool) -> None:

@@ -205,7 +205,8 @@ def _times(rows: Sequence[ServingRow], tables: Tables, profile: EngineProfile) -
     decode_steps, mixed_steps = (
         (np.ones(len(rows)), share / (1.0 - share)) if is_apart else (1.0 - share, share)
     )
-    allreduces = sum(c.operator.times for c in plan.row_curves if c.operator.operator == "allreduce")
+    calls = [c.operator for c in plan.row_curves if c.operator.steps != "with_prefill"]
+    allreduces = sum(call.times for call in calls if call.operator == "allreduce")
     return KernelTimes(
         measured_us=np.array([row.tpot_ms for row in rows]) * US_PER_MS,
         decode_us=predicted.decode_step_us,

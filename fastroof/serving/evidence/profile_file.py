@@ -53,6 +53,13 @@ def profile_text(profile: EngineProfile) -> str:
         for key, value in content["memory"].items()
         if key == "kv_reservation" or value != unsaid_memory[key]
     }
+    graphs = content["kernels"].pop("prefill_graphs")
+    if graphs:
+        content["kernels"]["prefill_graphs"] = [
+            {key: value for key, value in one.items() if value}
+            | {"multiples": [list(pair) for pair in one["multiples"]]}
+            for one in graphs
+        ]
     figures = content["kernels"].pop("mixed_attention")
     if figures:
         content["kernels"]["mixed_attention"] = [
