@@ -126,7 +126,7 @@ def bends(curve: Mapping[float, float], bands: Bands) -> dict[float, float]:
     """Latency wherever a curve bends between measured rows: three quarters, ends and first rows of bands."""
     rows = sorted(curve)
     ends = bands.up_to(bands.end(rows[-1]))
-    knees = [end - (end - before) / 4 for before, end in itertools.pairwise(ends)]
+    knees = [end - (end - before) / 4 for before, end in itertools.pairwise(ends) if end > before + 1]
     found = {}
     for below, above in itertools.pairwise(rows):
         at = [x for x in (*ends, *(end + 1 for end in ends), *knees) if below < x < above]
