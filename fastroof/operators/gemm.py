@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
@@ -266,14 +265,15 @@ class GemmOperator(PerRowOperator):
             rates = (gpu.peak(dtype) / US_PER_S, gpu.hbm_bytes_per_s / US_PER_S, DTYPE_BYTES[dtype])
             latency_us = median_of_three(m, n, k, latency_us, *rates)
         origin = rows.get(ORIGIN)
+        launch_us = float(latency_us.min())
         if variant in RESIDUES:
             above = _of_all_rows(residue_start, m, n, k, latency_us) or 0.0
             own = (m <= above) | ((m % ALIGNED == 0) == (variant == "aligned"))
             m, n, k, latency_us = m[own], n[own], k[own], latency_us[own]
             origin = None if origin is None else origin[own]
-        roofline_of = functools.partial(self.roofline, dtype, gpu)
+        bound_us = self.roofline(dtype, gpu, launch_us)
         has_bands = variant in ("", "median3")
-        return pack_gemm(m, n, k, latency_us, roofline_of, origin, has_bands=has_bands)
+        return pack_gemm(m, n, k, latency_us, lambda _: bound_us, origin, has_bands=has_bands)
 
     def packed(self, tables: Tables, dtype: str, smoothing: str = "none") -> PackedGemm:
         """Packed GEMMs of one dtype; small bf16 ones smoothed along m with ``median3``.

@@ -267,11 +267,12 @@ def _gap_nodes(bands: Bands, m: Floats, us: Floats, i: int) -> Iterator[tuple[fl
             yield at, at_us
         end = bands.end(at)
         end_us = us[i + 1] if end == last else crossing.end_us(end)
-        if bands.starts_at(at):
+        if bands.starts_at(at) and end > at:
             knee, knee_us = _knee(bands, at, at_us, end_us)
             if at < knee < last:
                 yield knee, knee_us
         if end >= last:
             return
-        yield end, end_us
+        if end > at:
+            yield end, end_us
         at = end

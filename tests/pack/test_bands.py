@@ -17,7 +17,7 @@ from fastroof.plan.table_curves import TableCurves
 from tests.reference import bands as naive
 from tests.reference.handmade import gemm_rows, handmade_tables
 
-TILES = [(16, 64, 128, 256), (64, 128, 192, 256), (256,), (32, 64)]
+TILES = [(16, 64, 128, 256), (64, 128, 192, 256), (256,), (32, 64), (16, 17, 64)]
 MEASURED = [1, 8, 16, 17, 32, 48, 64, 65, 80, 96, 128, 129, 160, 192, 193, 256, 257, 300, 512, 513, 768, 769,
             900, 1024, 1025, 2048, 4352, 4353, 8192, 16384, 16385]  # fmt: skip
 IN_PAIRS = (16, 17, 32, 33, 48, 49, 64, 65, 96, 97, 128, 129, 160, 161, 192, 193, 224, 225, 256, 257, 512,

@@ -41,13 +41,31 @@ class Bands:
         return [*self.smaller, *range(self.width, int(m) + 1, self.width)]
 
 
-def bands_of(points: Mapping[Gemm, float]) -> Bands | None:
-    """The bands that a table of (m, n, k) shows."""
+def row_steps(points: Mapping[Gemm, float]) -> dict[int, float]:
+    """Median of t(m + 1) / t(m) of large GEMMs."""
     steps: dict[int, list[float]] = {}
     for (m, n, k), us in points.items():
         if m >= 16 and n * k >= 2**22 and (m + 1, n, k) in points:
             steps.setdefault(int(m), []).append(points[m + 1, n, k] / us)
-    step = {m: statistics.median(ratios) for m, ratios in steps.items()}
+    return {m: statistics.median(ratios) for m, ratios in sorted(steps.items())}
+
+
+def curve_of(points: Mapping[Gemm, float], m: float) -> Mapping[Gemm, float]:
+    """The points that tell the latency at m: its own residue's, where multiples of 4 are faster."""
+    step = row_steps(points)
+    inner = [row for row in step if row % 64]
+    if len(inner) < 3 or statistics.median(step[row] for row in inner) < 1.05:
+        return points
+    beyond = [row for row in step if row > max(inner)][:3]
+    above = 0
+    if statistics.median(step[row] for row in beyond) > 1.03 * statistics.median(step[row] for row in inner):
+        above = beyond[0]
+    return {at: us for at, us in points.items() if at[0] <= above or (at[0] % 4 == 0) == (m % 4 == 0)}
+
+
+def bands_of(points: Mapping[Gemm, float]) -> Bands | None:
+    """The bands that a table of (m, n, k) shows."""
+    step = row_steps(points)
     for width in sorted(step, reverse=True):
         smaller = sorted(m for m in step if m < width and step[m] >= 1.1)
         ends = [step[m] for m in step if m % width == 0]
@@ -126,7 +144,7 @@ def bends(curve: Mapping[float, float], bands: Bands) -> dict[float, float]:
     """Latency wherever a curve bends between measured rows: three quarters, ends and first rows of bands."""
     rows = sorted(curve)
     ends = bands.up_to(bands.end(rows[-1]))
-    knees = [end - (end - before) / 4 for before, end in itertools.pairwise(ends)]
+    knees = [end - (end - before) / 4 for before, end in itertools.pairwise(ends) if end > before + 1]
     found = {}
     for below, above in itertools.pairwise(rows):
         at = [x for x in (*ends, *(end + 1 for end in ends), *knees) if below < x < above]
