@@ -33,8 +33,8 @@ def load_tables_by_gpu(sweep: SweepKind) -> dict[str, GpuTables]:
     TableError
         If there are none, or they cannot be read.
     """
-    from fastroof.plan.datasheet import DatasheetCurves
     from fastroof.load.by_name import missing_tables
+    from fastroof.plan.datasheet import DatasheetCurves
     from fastroof.tables import load_tables
 
     tables_by_gpu, spec = {}, sweep.spec
