@@ -17,7 +17,7 @@ import pyarrow.csv as pacsv
 from fastroof.arrays import Array, Bools, Longs
 from fastroof.columns import Column
 from fastroof.errors import TableError
-from fastroof.parquet import PARQUET_ERRORS, open_parquet, whole_table
+from fastroof.parquet import PARQUET_ERRORS, fault_of, open_parquet, whole_table
 
 __all__ = ["ENDINGS", "beyond_limits", "count_rows", "need", "read_columns", "word_codes"]
 
@@ -206,6 +206,8 @@ class _Reader:
             raise self._damaged(error) from error
 
     def _damaged(self, error: BaseException) -> TableError:
+        if isinstance(error, MemoryError):
+            return TableError(f"{self.label}: the Parquet file {fault_of(error)}")
         return TableError(f"{self.label}: the Parquet file is damaged: {error!s:.200}")
 
     # -- Arrow to NumPy ------------------------------------------------------------------------
