@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 import fastroof
 from fastroof import Trace, TraceError, load_trace
 from fastroof.simulation.trace_files import load_lengths
+from fastroof.simulation.trace_formats import PLAIN as PLAIN_FORMAT
 
 ROWS = ("arrival_s", "input_tokens", "output_tokens", "cached_tokens", "order")
 
@@ -108,6 +109,13 @@ def test_other_names_of_a_plain_trace(write: Callable[..., Path], names: str) ->
     trace = load_trace(write(f"{names}\n1000,10,1\n2000,20,2\n"))
     assert trace.arrival_s.tolist() == [0, 1e-3 if "_us" in names else 1]
     assert trace.output_tokens.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("name", [name for name, per_s in PLAIN_FORMAT.arrivals.items() if per_s is not None])
+def test_the_unit_of_arrivals_is_that_of_their_name(write: Callable[..., Path], name: str) -> None:
+    unit_s = {"ms": 1e-3, "us": 1e-6}.get(name.rpartition("_")[2], 1.0)
+    trace = load_trace(write(f"{name},isl,osl\n4000000,10,1\n10000000,20,2\n"))
+    assert trace.arrival_s.tolist() == pytest.approx([0.0, 6e6 * unit_s])
 
 
 def test_what_fastroof_calls_it_goes_before_what_others_do(write: Callable[..., Path]) -> None:
