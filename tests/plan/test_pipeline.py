@@ -199,7 +199,7 @@ def test_the_pace_is_that_of_the_slowest_stage(h100, name, pp):
 @pytest.mark.loops
 @pytest.mark.parametrize(("name", "pp"), [("gemma-3-27b", 4), ("gpt-oss-20b", 5), ("qwen3-8b", 4)])
 def test_the_pace_holds_for_windows_prefixes_and_mixed_steps(h100, name, pp):
-    """Chunks after a prefix within and beyond the window, decodes beyond it, and both in one step."""
+    """Of equal and unequal lengths, within and beyond the window, decodes and chunks alone and together."""
     mixed = {"kernels": {"mixed_attention": [{"gpu": "h100", "ns": 5.0}]}}
     plan = compile_plan(
         name, "h100", h100, pp=pp, dtype="bf16", allow_modelled=True, runtime={**KERNELS, **mixed}, **LIMITS
@@ -207,6 +207,8 @@ def test_the_pace_holds_for_windows_prefixes_and_mixed_steps(h100, name, pp):
     slowest = max(plan.stages, key=lambda stage: stage.decode_us(64, 2048))
     steps = (
         [(1, 5000)] * 3,
+        [(1, 20), (1, 300), (1, 9000)],
+        [(20, 0), (400, 0)],
         [(100, 60)],
         [(100, 4000)],
         [(7, 1500), (100, 4000)],
