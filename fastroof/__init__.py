@@ -12,8 +12,6 @@ True
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fastroof._version import __version__
 from fastroof.errors import (
     BackendError,
@@ -32,6 +30,9 @@ from fastroof.errors import (
     TraceError,
     UnsupportedModelError,
 )
+
+# typing takes ten times as long to be imported as all that is here
+TYPE_CHECKING = False
 
 __all__ = [
     "BackendError",

@@ -6,13 +6,14 @@ is collected while modules are imported, and nothing is taken down that the syst
 
 from __future__ import annotations
 
-import atexit
-import gc
 import os
 import sys
-import threading
-from contextlib import suppress
-from typing import Final, NoReturn
+
+from fastroof.interrupts import EXIT_INTERRUPTED, end_at_once, end_soon
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final, NoReturn
 
 __all__ = ["main"]
 
@@ -22,12 +23,17 @@ YOUNG_OBJECTS: Final = 100_000
 
 def main() -> NoReturn:
     """Run the command line and end the process, as ``sys.exit`` would."""
+    end_at_once()
+    end_soon()
+    import gc
+
     gc.set_threshold(YOUNG_OBJECTS, 20, 100)
     from fastroof.cli import main as run
 
     try:
         run()
     except SystemExit as ending:
+        end_at_once()
         _leave(ending)
         raise
     raise SystemExit(0)
@@ -37,11 +43,16 @@ def _leave(ending: SystemExit) -> None:
     """End the process now, after what was registered to be done at its end; return where it is not that easy.
 
     Threads that Python would wait for, a debugger's or profiler's report, a prompt that follows, output that
-    cannot be written: all of that is left to Python.
+    cannot be written: all of that is left to Python. Nobody waits for threads of what was interrupted.
     """
+    import atexit
+    import threading
+    from contextlib import suppress
+
     code = 0 if ending.code is None else ending.code
     is_watched = sys.gettrace() is not None or sys.getprofile() is not None or bool(sys.flags.inspect)
-    if not isinstance(code, int) or is_watched or threading.active_count() > 1:
+    is_waited_for = threading.active_count() > 1 and code != EXIT_INTERRUPTED
+    if not isinstance(code, int) or is_watched or is_waited_for:
         return
     try:
         for stream in (sys.stdout, sys.stderr):

@@ -21,6 +21,7 @@ from typer.core import TyperGroup
 
 from fastroof._version import __version__
 from fastroof.errors import FastroofError
+from fastroof.interrupts import EXIT_INTERRUPTED, raise_again
 
 __all__ = ["SHELLS", "completion_variable", "help_if_alone", "new_app", "warn"]
 
@@ -29,7 +30,6 @@ SHELLS: Final = ("bash", "zsh", "fish")
 
 EXIT_ERROR: Final = 2
 EXIT_BROKEN_PIPE: Final = 1
-EXIT_INTERRUPTED: Final = 130
 
 # Typer does not export the base of its usage errors, only one of them.
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -63,6 +63,7 @@ class CommandGroup(TyperGroup):
                     # A file name that the terminal cannot show is no reason to fail.
                     stream.reconfigure(errors="backslashreplace")
             with _warnings_as_lines(self.program):
+                raise_again()
                 code = run()
             sys.stdout.flush()
         except FastroofError as error:

@@ -13,9 +13,13 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from fastroof.processors import usable_memory_bytes
+from fastroof.units import GIB
+
 __all__ = [
     "CHECKED_PAGES",
     "PARQUET_ERRORS",
+    "fault_of",
     "open_parquet",
     "read_parquet",
     "whole_table",
@@ -75,6 +79,35 @@ def _check_row_counts(metadata: pq.FileMetaData) -> None:
         raise pa.ArrowInvalid(f"it has {metadata.num_rows} rows by its footer, and {rows} by its row groups")
 
 
+def fault_of(error: BaseException) -> str:
+    """Return what is wrong with a file that raised an error: damage, or that memory does not hold it."""
+    if isinstance(error, MemoryError):
+        return f"needs more memory than there is ({error!s:.200})"
+    return f"is damaged ({error!s:.200})"
+
+
+def _least_bytes(file: pq.ParquetFile, columns: Sequence[str] | None) -> int:
+    """Bytes that columns take in memory at least, by what the file says of itself."""
+    bits = 0
+    for field in file.schema_arrow:
+        if columns is None or field.name in columns:
+            try:
+                bits += field.type.bit_width
+            except ValueError:  # text and lists, of any length
+                bits += 32
+    return int(file.metadata.num_rows) * bits // 8
+
+
+def _memory_needed(file: pq.ParquetFile, columns: Sequence[str] | None) -> str:
+    """Say what columns take, and refuse what memory does not hold before the system ends the process."""
+    needed, usable = _least_bytes(file, columns), usable_memory_bytes()
+    rows = file.metadata.num_rows
+    words = f"{rows:,} rows take at least {needed / GIB:,.3g} GiB, {usable / GIB:,.3g} GiB are usable"
+    if needed > usable:
+        raise MemoryError(words)
+    return words
+
+
 def whole_table(file: pq.ParquetFile, columns: Sequence[str] | None = None) -> pa.Table:
     """Read columns of an open file, and look at each value: text is UTF-8, codes have words.
 
@@ -83,8 +116,12 @@ def whole_table(file: pq.ParquetFile, columns: Sequence[str] | None = None) -> p
     Exception
         One of :data:`PARQUET_ERRORS`.
     """
-    table = file.read(columns=None if columns is None else list(columns))
-    table.validate(full=True)
+    needed = _memory_needed(file, columns)
+    try:
+        table = file.read(columns=None if columns is None else list(columns))
+        table.validate(full=True)
+    except MemoryError as error:
+        raise MemoryError(f"{needed}; {error}") from None
     return table
 
 

@@ -12,7 +12,10 @@ import re
 import shutil
 import stat
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+
+from fastroof.interrupts import BeforeTheEnd
 
 __all__ = ["held_unfinished", "is_unfinished", "remove_left", "remove_unfinished", "unfinished_path"]
 
@@ -48,12 +51,20 @@ def held_unfinished(place: Path, *, is_folder: bool) -> Iterator[Path]:
         try:
             _lock(held, is_waiting=True)
             if _is_there(unfinished, held):
-                yield unfinished
+                with BeforeTheEnd(partial(_remove, unfinished)):
+                    yield unfinished
                 return
         finally:
             # nothing was written by way of it: what its end says is not what became of the file
             with contextlib.suppress(OSError):
                 os.close(held)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink()
 
 
 def _is_there(path: Path, held: int) -> bool:

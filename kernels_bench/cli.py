@@ -50,7 +50,7 @@ for _name in COMMANDS:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command line; the console script ``kernels-bench``.
+    """Run the command line.
 
     Parameters
     ----------

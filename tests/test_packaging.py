@@ -107,7 +107,7 @@ def test_wheel_metadata(wheel: Path) -> None:
         assert archive.read(f"{info}/licenses/{plotly}") == (CHECKOUT / plotly).read_bytes()
     assert "License-Expression: Apache-2.0 AND MIT\n" in metadata
     assert "fastroof = fastroof.__main__:main\n" in entry_points
-    assert "kernels-bench = kernels_bench.cli:main" in entry_points
+    assert "kernels-bench = kernels_bench.__main__:main" in entry_points
 
 
 def test_wheel_carries_a_bill_of_materials(wheel: Path) -> None:

@@ -289,7 +289,7 @@ def _of_specification(
     """Find the capacities of all deployments of a specification."""
     from fastroof import SweepError, run_sweep
     from fastroof.cli.progress import shown_progress
-    from fastroof.cli.sweep_summary import print_summary, say_how_to_resume, say_where
+    from fastroof.cli.sweep_summary import print_summary, resumable, say_where
     from fastroof.sweep import CapacitySpec, load_spec
 
     spec = load_spec(path, {"slo": limits} if limits else None)
@@ -301,13 +301,9 @@ def _of_specification(
     results = DEFAULT_RESULTS if given is None else given
     if given is None:
         say_where(results, f"the sweep of {path}")
-    try:
-        with shown_progress("capacity", "deployments", quiet=as_json) as shown:
-            summary = run_sweep(
-                spec, results, engine, threads=threads, address=address, resume=resume, restart=restart,
-                progress=shown,
-            )  # fmt: skip
-    except KeyboardInterrupt:
-        say_how_to_resume(results)
-        raise
+    with resumable(results), shown_progress("capacity", "deployments", quiet=as_json) as shown:
+        summary = run_sweep(
+            spec, results, engine, threads=threads, address=address, resume=resume, restart=restart,
+            progress=shown,
+        )  # fmt: skip
     print_summary(summary, as_json=as_json, quiet=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -148,7 +149,8 @@ def print_fewest(plan: StepPlan, few: FewestReplicas) -> None:
     """Print the fewest replicas that keep the limits."""
     out = console()
     name = f"{plan.model.name}, tp {plan.tp} on {plan.gpu.name}, runtime {plan.runtime}"
-    name = f"{name}, {few.requests_per_s:,.4g} requests/s"
+    rate = "all at once" if math.isinf(few.requests_per_s) else f"{few.requests_per_s:,.4g} requests/s"
+    name = f"{name}, {rate}"
     limit = limit_words(few.limit)
     if not few.replicas:
         out.print(f"{name}: {max(few.seen)} replicas do not keep {limit}", soft_wrap=True)

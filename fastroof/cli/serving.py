@@ -272,7 +272,7 @@ def serving(
                 "kv_dtype": plan.kv_dtype,
                 "runtime": plan.runtime,
                 "max_batched_tokens": budget,
-                "max_kv_tokens": plan.memory.max_kv_tokens,
+                "max_kv_tokens": plan.memory_of(max_seqs=max_seqs).max_kv_tokens,
                 "tables_hash": plan.tables_hash,
                 **asked,
                 "rows": rows,

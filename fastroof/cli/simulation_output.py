@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Final
 
 from fastroof.cli.output import console, counted, percent, print_facts, print_table
@@ -64,7 +65,8 @@ def print_simulation(sim: Simulation, answers: dict[str, Any]) -> None:
         soft_wrap=True,
     )
     rate = answers["arrivals_per_s"]
-    sent = f"{trace.clients:,} clients" if trace.is_closed else f"{rate:,.4g} requests/s"
+    arrivals = "all at once" if math.isnan(rate) else f"{rate:,.4g} requests/s"
+    sent = f"{trace.clients:,} clients" if trace.is_closed else arrivals
     out.print(
         f"{len(trace):,} requests of {trace.name}, {sent}, {trace.input_tokens.mean():,.0f} tokens a prompt "
         f"and {trace.output_tokens.mean():,.0f} an answer in the mean",
@@ -99,6 +101,11 @@ def _facts(sim: Simulation, answers: dict[str, Any], pairs: dict[str, Any] | Non
     others = [f"{answers[name]:,} {words}" for name, words in _ENDS.items() if answers[name]]
     facts = [
         ("finished", ", ".join([f"{answers['finished']:,} in {answers['duration_s']:,.4g} s", *others])),
+    ]
+    if not answers["steps"]:
+        # there are no rates, shares or means of a run without time
+        return [*facts, ("steps", "none: no request ran")]
+    facts += [
         (
             "throughput",
             f"{answers['requests_per_s']:,.4g} requests/s, {tokens:,.0f} output tokens/s{per_gpu}",

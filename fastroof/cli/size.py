@@ -38,6 +38,7 @@ from fastroof.units import US_PER_MS, US_PER_S
 
 if TYPE_CHECKING:
     from fastroof import GpuSpec, ModelSpec, StepPlan, Tables
+    from fastroof.plan.gpu_memory import PlanMemory
 
 __all__ = ["register"]
 
@@ -184,10 +185,10 @@ def size(
             warn_beyond_context(
                 loaded.name, loaded.max_position, max(lengths if isinstance(lengths, list) else [lengths])
             )
-            rows = [row for plan in plans for row in _batches(plan, lengths, limit_ms)]
+            rows = [row for plan in plans for row in _batches(plan, max_seqs, lengths, limit_ms)]
         else:
             batches = parse_sizes("--batch-size", str(batch_size))
-            rows = [row for plan in plans for row in _contexts(plan, batches, limit_ms)]
+            rows = [row for plan in plans for row in _contexts(plan, max_seqs, batches, limit_ms)]
     if as_json:
         print_json(
             {
@@ -225,7 +226,7 @@ def _check_together(asked: str, serving: dict[str, float | None]) -> None:
             raise BatchError(f"{', '.join(spare)} goes with --rate, {asked} asks about decode steps alone")
 
 
-def _step_row(plan: StepPlan, batch: int, kv_len: int, limited_by: str) -> dict[str, Any]:
+def _step_row(plan: StepPlan, memory: PlanMemory, batch: int, kv_len: int, limited_by: str) -> dict[str, Any]:
     is_any = bool(batch and kv_len)
     step_us = plan.decode_us(batch, kv_len) if is_any else math.nan
     # with a batch in each stage, as fast as the slowest
@@ -237,46 +238,48 @@ def _step_row(plan: StepPlan, batch: int, kv_len: int, limited_by: str) -> dict[
         "kv_len": kv_len,
         "step_ms": step_us / US_PER_MS,
         "tokens_per_s_per_gpu": tokens / paced_us * US_PER_S / plan.layout.world_size,
-        "kv_share": batch * plan.memory.held_tokens(kv_len) / plan.memory.max_kv_tokens,
+        "kv_share": batch * memory.held_tokens(kv_len) / memory.max_kv_tokens,
         "limited_by": limited_by,
     }
 
 
-def _batches(plan: StepPlan, lengths: Any, limit_ms: float) -> list[dict[str, Any]]:
+def _batches(plan: StepPlan, max_seqs: int | None, lengths: Any, limit_ms: float) -> list[dict[str, Any]]:
     """Largest batches of a plan, and what stops the next larger."""
     import numpy as np
 
     from fastroof.serving.sizing import largest_batch
 
     kv = np.atleast_1d(lengths)
+    memory = plan.memory_of(max_seqs=max_seqs)
+    largest = largest_batch(plan, kv, limit_ms, max_seqs=max_seqs)
     rows = []
-    for batch, kv_len in zip(largest_batch(plan, kv, limit_ms).tolist(), kv.tolist(), strict=True):
+    for batch, kv_len in zip(largest.tolist(), kv.tolist(), strict=True):
         limited_by = "tpot"
-        if batch + 1 > plan.memory.max_sequences(kv_len):
+        if batch + 1 > memory.max_sequences(kv_len):
             limited_by = "memory"
         elif batch == min(plan.max_seqs, plan.max_tokens):
             limited_by = "max_seqs"
-        rows.append(_step_row(plan, batch, kv_len, limited_by))
+        rows.append(_step_row(plan, memory, batch, kv_len, limited_by))
     return rows
 
 
-def _contexts(plan: StepPlan, sizes: Any, limit_ms: float) -> list[dict[str, Any]]:
+def _contexts(plan: StepPlan, max_seqs: int | None, sizes: Any, limit_ms: float) -> list[dict[str, Any]]:
     """Largest contexts of a plan, and what stops the next longer."""
     import numpy as np
 
     from fastroof.serving.sizing import largest_context
 
     batches = np.atleast_1d(sizes)
+    memory = plan.memory_of(max_seqs=max_seqs)
+    largest = largest_context(plan, batches, limit_ms, max_seqs=max_seqs)
     rows = []
-    for kv_len, batch in zip(
-        largest_context(plan, batches, limit_ms).tolist(), batches.tolist(), strict=True
-    ):
+    for kv_len, batch in zip(largest.tolist(), batches.tolist(), strict=True):
         limited_by = "tpot"
-        if batch > plan.memory.max_sequences(kv_len + 1):
+        if batch > memory.max_sequences(kv_len + 1):
             limited_by = "memory"
         elif kv_len == plan.model.max_position:
             limited_by = "model"
-        rows.append(_step_row(plan, batch, kv_len, limited_by))
+        rows.append(_step_row(plan, memory, batch, kv_len, limited_by))
     return rows
 
 

@@ -135,7 +135,7 @@ def sweep(
         _print_about(example)
         return
     from fastroof import run_sweep
-    from fastroof.cli.sweep_summary import print_summary, say_how_to_resume, say_where
+    from fastroof.cli.sweep_summary import print_summary, resumable, say_where
     from fastroof.sweep import Shard, load_spec
 
     changes = _changes(context, settings or [])
@@ -146,22 +146,18 @@ def sweep(
         what = "the packaged sweep (see --help)" if spec is None and not changes else "this sweep"
         say_where(rows, what)
     part = None if shard is None else Shard.from_text(shard)
-    try:
-        with shown_progress("sweep", "evaluations", quiet=as_json or quiet) as progress:
-            summary = run_sweep(
-                loaded,
-                rows,
-                engine,
-                threads=usable_processors() if threads is None else threads,
-                address=address,
-                shard=part,
-                resume=resume,
-                restart=restart,
-                progress=progress,
-            )
-    except KeyboardInterrupt:
-        say_how_to_resume(rows)
-        raise
+    with resumable(rows), shown_progress("sweep", "evaluations", quiet=as_json or quiet) as progress:
+        summary = run_sweep(
+            loaded,
+            rows,
+            engine,
+            threads=usable_processors() if threads is None else threads,
+            address=address,
+            shard=part,
+            resume=resume,
+            restart=restart,
+            progress=progress,
+        )
     print_summary(summary, as_json=as_json, quiet=quiet)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,13 +14,14 @@ import typer
 
 from fastroof.cli.capacity_tables import print_capacities
 from fastroof.cli.output import console, duration, percent, print_json, print_table
+from fastroof.interrupts import BeforeTheEnd
 from fastroof.sweep.deployments.summary import INFEASIBLE
 from fastroof.units import US_PER_MS
 
 if TYPE_CHECKING:
     from fastroof.sweep import BestStep, CapacitySummary, DeploymentSummary, StepSummary
 
-__all__ = ["layout_words", "print_summary", "say_how_to_resume", "say_where"]
+__all__ = ["layout_words", "print_summary", "resumable", "say_where"]
 
 MOST_GROUPS: Final = 40
 """Groups whose best deployment is printed; all are in the file."""
@@ -183,11 +186,22 @@ def say_where(output: Path, what: str) -> None:
     typer.echo(f"{what}: its rows go to {output}{there}; -o names another file", err=True)
 
 
-def say_how_to_resume(output: Path) -> None:
-    """Say on standard error how to go on with a sweep that was interrupted, if it can be."""
+@contextmanager
+def resumable(output: Path) -> Iterator[None]:
+    """Print how to go on with a sweep where Ctrl-C ends it."""
+    # now, and not while the process is about to end
     from fastroof.sweep.checkpoint import parts_folder
 
-    folder = parts_folder(output)
+    said = cache(partial(_say_how_to_resume, parts_folder(output)))
+    with BeforeTheEnd(said):
+        try:
+            yield
+        except KeyboardInterrupt:
+            said()
+            raise
+
+
+def _say_how_to_resume(folder: Path) -> None:
     if not folder.is_dir():
         typer.echo("interrupted before there was anything to keep", err=True)
         return

@@ -27,7 +27,7 @@ from fastroof.errors import GpuError
 from fastroof.file_access import is_file, is_folder, matches, resolved
 from fastroof.units import GB, GIB, MIB, PEAK_DTYPE, TB, TFLOP
 
-__all__ = ["GPU_FILE", "LIMITS", "GpuSpec", "gpu_names", "load_gpu"]
+__all__ = ["GPU_FILE", "LIMITS", "GpuSpec", "gpu_named", "gpu_names", "load_gpu"]
 
 GPU_FILE: Final = "gpu.toml"
 
@@ -203,7 +203,8 @@ def load_gpu(name_or_path: str | Path | Mapping[str, Any]) -> GpuSpec:
     name_or_path : str, Path or mapping
         A name out of :func:`gpu_names` or an alias of one, where case, spaces, hyphens and
         underscores do not matter; the path of a gpu.toml or of the folder that holds it; or the
-        contents of a gpu.toml with the key ``name``. A name wins over a path of the same spelling.
+        contents of a gpu.toml with the key ``name``. A name wins over a path of the same spelling, whatever
+        the file is called.
 
     Returns
     -------
@@ -225,7 +226,7 @@ def load_gpu(name_or_path: str | Path | Mapping[str, Any]) -> GpuSpec:
         return _parse(name_or_path, "GPU description", None)
     if not isinstance(name_or_path, str | Path):
         raise GpuError(f"a GPU is a name, a path or a mapping, got {type(name_or_path).__name__}")
-    if isinstance(name_or_path, str) and (spec := _by_name(name_or_path)) is not None:
+    if isinstance(name_or_path, str) and (spec := gpu_named(name_or_path)) is not None:
         return spec
     path = Path(name_or_path)
     if name_or_path != "" and is_folder(path):
@@ -246,7 +247,8 @@ def _listed() -> str:
     return ", ".join(gpu_names())
 
 
-def _by_name(name: str) -> GpuSpec | None:
+def gpu_named(name: str) -> GpuSpec | None:
+    """Return the GPU of a name or an alias, never of a file; None if no GPU has that name."""
     key = _key(name)
     for folder in gpu_names():
         if _key(folder) == key:
@@ -255,21 +257,19 @@ def _by_name(name: str) -> GpuSpec | None:
     for spec in specs:
         if key in {_key(alias) for alias in (spec.title, *spec.aliases)}:
             return spec
-    for spec in specs:
-        rest = key.removeprefix(_key(spec.name))
-        # "l40pcie" begins as l4 does, and is another card
-        is_variant = rest != key and not re.match(r"\d+(?!\d|gb)", rest)
-        if is_variant and re.search("pcie|nvl", rest):
-            variants = [s for s in specs if re.match(rf"{spec.name}(?!\d)", s.name)]
-            cards = ", ".join(f"{s.name} is the {s.title}" for s in variants)
-            raise GpuError(
-                f"unknown GPU {name!r}: {cards}; for another card, give the path of its own {GPU_FILE}"
-            )
     return None
 
 
 def _unknown(name: str) -> str:
     specs = [_shipped(folder) for folder in gpu_names()]
+    for spec in specs:
+        rest = _key(name).removeprefix(_key(spec.name))
+        # "l40pcie" begins as l4 does, and is another card
+        is_variant = rest != _key(name) and not re.match(r"\d+(?!\d|gb)", rest)
+        if is_variant and re.search("pcie|nvl", rest):
+            variants = [s for s in specs if re.match(rf"{spec.name}(?!\d)", s.name)]
+            cards = ", ".join(f"{s.name} is the {s.title}" for s in variants)
+            return f"unknown GPU {name!r}: {cards}; for another card, give the path of its own {GPU_FILE}"
     spellings = {_key(alias): spec.name for spec in specs for alias in (spec.name, *spec.aliases)}
     close = difflib.get_close_matches(_key(name), spellings, n=1, cutoff=0.5)
     hint = f"; the closest is {spellings[close[0]]}" if close else ""

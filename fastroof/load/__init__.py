@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fastroof.checks import shown
-from fastroof.config.gpu import GpuSpec, load_gpu
+from fastroof.config.gpu import GpuSpec, gpu_named, load_gpu
 from fastroof.errors import GpuError, TableError
-from fastroof.file_access import is_file, is_folder, matches
+from fastroof.file_access import exists, is_file, is_folder, matches
 from fastroof.load.by_name import ensure_imported, missing_tables, table_folders
 from fastroof.load.measured import MeasuredTable, MeasuredTables, PeakFinding, SourceChoice
 from fastroof.load.own import load_own
@@ -84,10 +84,12 @@ def _load(name: str | Path, gpu: str | None, source: SourceChoice) -> MeasuredTa
     folder = Path(name)
     if isinstance(name, str) and "/" not in name:
         # a GPU's name means its shipped tables; a folder of that name is ./name
-        try:
-            return _load_by_name(load_gpu(name).name, source)
-        except GpuError as error:
-            if not is_folder(folder):
+        if (named := gpu_named(name)) is not None:
+            return _load_by_name(named.name, source)
+        if not exists(folder):
+            try:
+                load_gpu(name)
+            except GpuError as error:
                 raise GpuError(f"{error}; a path of a folder of tables would do too") from None
     if not is_folder(folder):
         raise TableError(f"{name} is not a folder: give a GPU's name or a folder of measured tables")

@@ -18,7 +18,7 @@ from fastroof.arrays import Array, Bools, Longs
 from fastroof.columns import Column
 from fastroof.errors import TableError
 from fastroof.file_access import is_file, read_bytes
-from fastroof.parquet import PARQUET_ERRORS, open_parquet, whole_table
+from fastroof.parquet import PARQUET_ERRORS, fault_of, open_parquet, whole_table
 
 __all__ = ["ENDINGS", "beyond_limits", "count_rows", "need", "read_columns", "word_codes"]
 
@@ -207,6 +207,8 @@ class _Reader:
             raise self._damaged(error) from error
 
     def _damaged(self, error: BaseException) -> TableError:
+        if isinstance(error, MemoryError):
+            return TableError(f"{self.label}: the Parquet file {fault_of(error)}")
         return TableError(f"{self.label}: the Parquet file is damaged: {error!s:.200}")
 
     # -- Arrow to NumPy ------------------------------------------------------------------------

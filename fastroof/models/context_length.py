@@ -61,4 +61,5 @@ def longest_context(fields: Fields, family: str) -> int:
     if not is_number(factor) or not math.isfinite(factor) or factor <= 0.0:
         raise scaling.error(f"field factor must be a number above 0, got {shown(factor)}")
     own = scaling.size(_ORIGINAL) if kind == "yarn" and scaling.has(_ORIGINAL) else positions
-    return min(max(positions, int(own * factor)), MOST)
+    # bounded before it becomes an integer: a product beyond floats is inf
+    return max(positions, int(min(own * factor, MOST)))

@@ -82,16 +82,27 @@ EXPERT_KEYS: Final = (
 )
 
 
+DENSE_ROWS: Final = 2**16
+"""Tokens up to which a curve has a node at every number: far more than reach all experts of any model."""
+
+NODES_AN_OCTAVE: Final = 256
+"""Beyond: lines between nodes so near are within 1e-6 of the expectation of reached experts."""
+
+
 def nodes_of_experts(packed: PackedSizes, all_reached: int) -> RowNodes:
     """A curve's latency against tokens: at every number until they reach all experts.
 
-    From there on B is linear in the tokens, and the curve's own nodes are enough.
+    From there on B is linear in the tokens, and the curve's own nodes are enough. Where that takes more than
+    ``DENSE_ROWS`` tokens, further nodes are close, and not all of them.
     """
     from fastroof.compiled.search import curve_latency_us
 
     launch_us = float(packed.curve.value[1:-1].min())
-    beyond = packed.sizes[packed.sizes > all_reached]
-    rows = np.r_[np.arange(1.0, all_reached + 1.0), beyond]
+    dense = min(all_reached, DENSE_ROWS)
+    octaves = np.log2(min(all_reached, SIZE_LIMIT / 2.0) / dense)
+    close = np.rint(dense * 2.0 ** (np.arange(1.0, octaves * NODES_AN_OCTAVE + 1.0) / NODES_AN_OCTAVE))
+    beyond = np.union1d(close, packed.sizes[packed.sizes > dense])
+    rows = np.r_[np.arange(1.0, dense + 1.0), beyond]
     value, flag = np.empty(len(rows)), np.empty(len(rows), np.uint8)
     curve_latency_us(packed.curve, packed.coordinate(rows), value, flag)
     ends = packed.coordinate(np.array([rows[-1], SIZE_LIMIT]))

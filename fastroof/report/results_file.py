@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from fastroof.arrays import Bools, Floats, Longs
 from fastroof.documents import parse_json
 from fastroof.errors import FastroofError
-from fastroof.parquet import PARQUET_ERRORS, open_parquet, read_parquet
+from fastroof.parquet import PARQUET_ERRORS, fault_of, open_parquet, read_parquet
 from fastroof.units import US_PER_MS, US_PER_S
 
 __all__ = ["KINDS", "RateColumns", "Results", "ResultsKind", "read_results"]
@@ -258,7 +258,8 @@ class Results:
         try:
             yield
         except PARQUET_ERRORS as error:
-            raise FastroofError(f"{self.path} is damaged ({error}): run its sweep again") from None
+            advice = "" if isinstance(error, MemoryError) else ": run its sweep again"
+            raise FastroofError(f"{self.path} {fault_of(error)}{advice}") from None
 
 
 def read_results(path: str | Path) -> Results:

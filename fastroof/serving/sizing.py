@@ -19,6 +19,7 @@ from fastroof.units import US_PER_MS
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
+    from fastroof.plan.gpu_memory import PlanMemory
 
 __all__ = ["largest_batch", "largest_context", "positive"]
 
@@ -53,7 +54,14 @@ def _together(name: str, sizes: Any, tpot_ms: Any) -> tuple[tuple[int, ...], Lon
     return integers.shape, flat, np.array(limits).reshape(-1)
 
 
-def largest_batch(plan: StepPlan, kv_len: Any, tpot_ms: Any = np.inf) -> Any:
+def _memory(plan: StepPlan, max_seqs: int | None) -> PlanMemory:
+    """One GPU's memory where so many requests run at once at most."""
+    if max_seqs is None:
+        return plan.memory
+    return plan.memory_of(max_seqs=whole_number("max_seqs", max_seqs, most=2**31 - 1, error=BatchError))
+
+
+def largest_batch(plan: StepPlan, kv_len: Any, tpot_ms: Any = np.inf, *, max_seqs: int | None = None) -> Any:
     """Largest number of requests that decode together within memory and a time per output token.
 
     Parameters
@@ -64,11 +72,14 @@ def largest_batch(plan: StepPlan, kv_len: Any, tpot_ms: Any = np.inf) -> Any:
         Tokens that each request attends to, the new one included. Broadcast, as is the next.
     tpot_ms : number or array_like
         Longest step, ms; inf for memory alone.
+    max_seqs : int, optional
+        Requests that the engine is started for; by default, and where they are more, the engine's own. For
+        fewer, some engines reserve less memory, see ``plan.memory_of``.
 
     Returns
     -------
     int or ndarray of int64
-        The largest ``b`` up to ``plan.max_seqs`` and ``plan.max_tokens`` whose KV cache fits,
+        The largest ``b`` up to ``max_seqs``, ``plan.max_seqs`` and ``plan.max_tokens`` whose KV cache fits,
         ``b <= plan.memory.max_sequences(kv_len)``, and whose step keeps the limit,
         ``plan.decode_us(b, kv_len) <= tpot_ms * 1000``; 0 where there is none. Smaller batches may
         be slower: measured kernels are jagged.
@@ -91,11 +102,12 @@ def largest_batch(plan: StepPlan, kv_len: Any, tpot_ms: Any = np.inf) -> Any:
     shape, lengths, limits_us = _together("kv_len", kv_len, tpot_ms)
     raise_sizes(plan, {"batch_size": np.ones_like(lengths), "kv_len": lengths}, 0)
     order = np.argsort(lengths, kind="stable")
-    batches = np.arange(1, min(plan.max_tokens, plan.max_seqs) + 1)
+    memory = _memory(plan, max_seqs)
+    batches = np.arange(1, min(plan.max_tokens, plan.max_seqs, max_seqs or plan.max_seqs) + 1)
     largest = np.empty_like(lengths)
     loops.largest_batches(
         plan.arena,
-        plan.memory.kv_room,
+        memory.kv_room,
         batches,
         lengths[order],
         limits_us[order],
@@ -108,7 +120,12 @@ def largest_batch(plan: StepPlan, kv_len: Any, tpot_ms: Any = np.inf) -> Any:
 
 
 def largest_context(
-    plan: StepPlan, batch_size: Any, tpot_ms: Any = np.inf, *, max_kv_len: int | None = None
+    plan: StepPlan,
+    batch_size: Any,
+    tpot_ms: Any = np.inf,
+    *,
+    max_kv_len: int | None = None,
+    max_seqs: int | None = None,
 ) -> Any:
     """Largest context that a number of requests can have within memory and a time per output token.
 
@@ -122,6 +139,9 @@ def largest_context(
         Longest step, ms; inf for memory alone.
     max_kv_len : int, optional
         Longest sequence to look at; by default ``plan.model.max_position``.
+    max_seqs : int, optional
+        Requests that the engine is started for; by default, and where they are more, the engine's own. For
+        fewer, some engines reserve less memory, see ``plan.memory_of``.
 
     Returns
     -------
@@ -152,5 +172,6 @@ def largest_context(
     shape, batches, limits_us = _together("batch_size", batch_size, tpot_ms)
     raise_sizes(plan, {"batch_size": batches, "kv_len": np.ones_like(batches)}, 0)
     answer = np.empty_like(batches)
-    loops.largest_contexts(plan.arena, plan.memory.kv_room, longest, batches, limits_us, answer)
+    memory = _memory(plan, max_seqs)
+    loops.largest_contexts(plan.arena, memory.kv_room, longest, batches, limits_us, answer)
     return answer.reshape(shape) if shape else int(answer[0])

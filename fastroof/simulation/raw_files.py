@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 from fastroof.checks import shown
 from fastroof.documents import parse_json
 from fastroof.errors import TraceError
+from fastroof.processors import usable_memory_bytes
 from fastroof.simulation.raw_tables import arrow_column, raw_arrays, said_of_table
 from fastroof.simulation.trace_columns import RawColumns
 from fastroof.simulation.trace_formats import NamedColumns, named_columns
+from fastroof.units import GIB
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,6 +31,7 @@ _PARQUET: Final = b"PAR1"
 _ARROW: Final = b"ARROW1"
 _BOM: Final = b"\xef\xbb\xbf"
 _LONGEST_HEADER: Final = 2**20
+_PART: Final = 2**26
 
 
 def raw_file(path: Path, format: str | None, *, needs_arrival: bool = True) -> Found:
@@ -61,7 +64,9 @@ def raw_file(path: Path, format: str | None, *, needs_arrival: bool = True) -> F
         raise TraceError(f"{what} is a folder, need a file")
     try:
         with pa.input_stream(str(path), compression="detect") as stream:
-            content = stream.read()
+            content = _whole(stream)
+    except MemoryError:
+        raise
     except (OSError, pa.ArrowException, ValueError) as error:
         number = getattr(error, "errno", None)
         reason = os.strerror(number) if number else str(error)
@@ -79,6 +84,16 @@ def raw_file(path: Path, format: str | None, *, needs_arrival: bool = True) -> F
     return raw, columns, {"name": name}
 
 
+def _whole(stream: Any) -> bytes:
+    """All of a file; one that is compressed may be larger than it looks."""
+    whole, usable = io.BytesIO(), usable_memory_bytes()
+    while part := stream.read(_PART):
+        if whole.tell() + len(part) > usable:
+            raise MemoryError(f"over {usable / GIB:,.3g} GiB of it, which are usable")
+        whole.write(part)
+    return whole.getvalue()
+
+
 def _table(what: str, content: bytes, *, is_parquet: bool) -> pa.Table:
     """Read all of a binary table: which columns are needed is told by their names."""
     import pyarrow as pa
@@ -91,7 +106,9 @@ def _table(what: str, content: bytes, *, is_parquet: bool) -> pa.Table:
         from fastroof.parquet import open_parquet, whole_table
 
         return whole_table(open_parquet(content))
-    except (pa.ArrowException, OSError, ValueError, TypeError, MemoryError) as error:
+    except MemoryError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, TypeError) as error:
         kind = "Parquet" if is_parquet else "Arrow"
         raise TraceError(f"{what} is no whole {kind} file ({error!s:.200})") from None
 
@@ -115,10 +132,14 @@ def _csv(
     try:
         table = _parse_csv(content, columns, dict.fromkeys(filter(None, sizes), pa.int64()))
         is_text = False
+    except MemoryError:
+        raise
     except pa.ArrowException:
         # again, slowly: text can be told row by row where it is wrong
         try:
             table, is_text = _parse_csv(content, columns, {}, use_threads=False), True
+        except MemoryError:
+            raise
         except pa.ArrowException as error:
             if row := re.search(r"Row #([0-9]+): (.*)", str(error), re.DOTALL):
                 words = row_words(int(row[1]) - 2)

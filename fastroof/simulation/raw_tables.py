@@ -31,6 +31,8 @@ def raw_table(source: Any) -> pa.Table:
 
     try:
         return pa.table(source)
+    except MemoryError:
+        raise
     except (pa.ArrowException, TypeError, ValueError, OSError) as error:
         raise TraceError(f"the table cannot be read ({error!s:.200})") from None
 
@@ -84,6 +86,8 @@ def arrow_column(what: str, name: str, values: Any) -> pa.ChunkedArray:
             values = values.astype(values.dtype.newbyteorder("="))
         array = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
         return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
+    except MemoryError:
+        raise
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise TraceError(f"{what}: {name} is no column of numbers ({error!s:.200})") from None
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -82,12 +83,13 @@ def load_trace(
     if isinstance(source, Trace):
         trace = source
     else:
-        raw, columns, said = _raw(source, format)
-        if columns.hash_ids:
-            if hash_block_size is None:
-                hash_block_size = said.get("hash_block_size", MOONCAKE_BLOCK)
-            said["hash_block_size"] = whole_number("hash_block_size", hash_block_size, error=TraceError)
-        trace = _checked_trace(raw, columns, said)
+        with _within_memory(source):
+            raw, columns, said = _raw(source, format)
+            if columns.hash_ids:
+                if hash_block_size is None:
+                    hash_block_size = said.get("hash_block_size", MOONCAKE_BLOCK)
+                said["hash_block_size"] = whole_number("hash_block_size", hash_block_size, error=TraceError)
+            trace = _checked_trace(raw, columns, said)
     if limit is not None:
         trace = trace.limited(limit)
     return trace if is_number(rate_scale) and rate_scale == 1.0 else trace.rate_scaled(rate_scale)
@@ -106,8 +108,22 @@ def load_lengths(source: str | os.PathLike[str] | Mapping[str, Any] | pa.Table) 
     >>> load_lengths({"prompt_tokens": [9, 8], "completion_tokens": [1, 2]}).arrival_s.tolist()
     [0.0, 0.0]
     """
-    raw, columns, said = _raw(source, None, needs_arrival=False)
-    return _checked_trace(raw, columns._replace(hash_ids=""), {"name": said["name"]})
+    with _within_memory(source):
+        raw, columns, said = _raw(source, None, needs_arrival=False)
+        return _checked_trace(raw, columns._replace(hash_ids=""), {"name": said["name"]})
+
+
+@contextmanager
+def _within_memory(source: Any) -> Iterator[None]:
+    """Say of a trace that is too large for memory that it is, and nothing else."""
+    try:
+        yield
+    except MemoryError as error:
+        what = f"trace {os.fspath(source)}" if isinstance(source, str | os.PathLike) else "the trace"
+        reason = f" ({error!s:.200})" if str(error) else ""
+        raise TraceError(
+            f"{what} needs more memory than there is{reason}: give fewer rows, or a machine with more"
+        ) from None
 
 
 def _raw(

@@ -10,7 +10,7 @@ from typing import Final
 import pyarrow as pa
 
 from fastroof.errors import SweepError
-from fastroof.parquet import PARQUET_ERRORS, open_parquet
+from fastroof.parquet import PARQUET_ERRORS, fault_of, open_parquet
 from fastroof.sweep.identity import IDENTITY_KEYS
 from fastroof.sweep.shards import Shard
 from fastroof.sweep.unit_rows import UNIT_FIELD, outcomes_from_json, rows_by_unit
@@ -92,7 +92,8 @@ class ShardFile:
             try:
                 batch = next(batches, None)
             except PARQUET_ERRORS as error:
-                raise SweepError(f"{self.path} is damaged ({error}): run shard {self.shard} again") from None
+                advice = "" if isinstance(error, MemoryError) else f": run shard {self.shard} again"
+                raise SweepError(f"{self.path} {fault_of(error)}{advice}") from None
             if batch is None:
                 return
             table = pa.Table.from_batches([batch]).replace_schema_metadata(None)

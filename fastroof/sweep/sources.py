@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from fastroof.config import load_gpu
+from fastroof.config import gpu_names, load_gpu
+from fastroof.errors import TableError
 from fastroof.sweep.kind import SweepKind
 from fastroof.sweep.spec import DATASHEET
 
@@ -32,6 +33,7 @@ def load_tables_by_gpu(sweep: SweepKind) -> dict[str, GpuTables]:
     TableError
         If there are none, or they cannot be read.
     """
+    from fastroof.load.by_name import missing_tables
     from fastroof.plan.datasheet import DatasheetCurves
     from fastroof.tables import load_tables
 
@@ -40,6 +42,8 @@ def load_tables_by_gpu(sweep: SweepKind) -> dict[str, GpuTables]:
         gpu = load_gpu(given)
         if spec.tables == DATASHEET:
             tables_by_gpu[given] = GpuTables(None, DatasheetCurves(gpu))
+        elif not spec.tables and gpu.name not in gpu_names():
+            raise TableError(f"{missing_tables(gpu.name)} (tables = {DATASHEET!r} in a sweep)")
         else:
             tables_by_gpu[given] = GpuTables(
                 load_tables(spec.tables or gpu.name, gpu=gpu.name, source=spec.source)

@@ -88,6 +88,15 @@ def test_the_fewest_replicas_of_a_rate() -> None:
     assert f"{few.replicas} replicas, {few.gpus} GPUs; one fewer breaks p99 TTFT" in good(*asked)
 
 
+def test_the_fewest_replicas_of_a_burst(tmp_path: Path) -> None:
+    trace = tmp_path / "burst.csv"
+    trace.write_text("arrival_s,input_tokens,output_tokens\n0,100,10\n0,200,5\n")
+    asked = ("capacity", *MODEL, "--trace", str(trace), "--ttft-p99", "300", "--fewest")
+    assert "runtime vllm, all at once: 1 replica will do" in good(*asked)
+    assert json.loads(good(*asked, "--json"))["requests_per_s"] is None
+    assert "all arrive at once" in refused(*asked[:-1])
+
+
 def test_a_specification_is_swept_and_goes_on(tmp_path: Path) -> None:
     spec, output = tmp_path / "my.toml", tmp_path / "rows.parquet"
     spec.write_text(SPEC)

@@ -614,6 +614,15 @@ def test_validate_reports_refused_tables(tmp_path: Path, break_it: Callable[[Pat
     assert len(json.loads(out)["refused"]) == 1
 
 
+def test_validate_knows_a_card_by_its_own_file(tmp_path: Path) -> None:
+    root = own_source(tmp_path, "mine", [10.0, 20.0])
+    for path in (root / "gpu.toml", root / "mine/provenance.toml"):
+        path.write_text(path.read_text().replace('"h100"', '"my_card"'))
+    code, out, err = run("tables", "validate", str(root), "--json")
+    assert (code, err) == (0, "")
+    assert [report["gpu"] for report in json.loads(out)["reports"]] == ["my_card"]
+
+
 def test_validate_goes_on_after_a_refused_source(tmp_path: Path) -> None:
     root = own_source(tmp_path, "a_broken", [10.0, -1.0])
     own_source(root, "b_good", [10.0, 20.0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from fastroof.cli import app
 from fastroof.cli.engine_options import number_or_engine, parse_limits
 from fastroof.errors import BatchError, SimulationError
 
+NO_NUMBER = re.compile(r"\b(nan|inf)\b")
 VLLM = ("simulate", "--model", "llama-3.1-8b", "--runtime", "vllm")
 
 
@@ -131,6 +133,42 @@ def test_requests_that_are_too_long_may_be_rejected(trace: str) -> None:
     found = parsed(*VLLM, "--trace", trace, "--num-gpu-blocks", "100", "--too-long", "reject")
     assert 0 < found["rejected"] < 400
     assert "were rejected" in found["warnings"][0]
+
+
+def written(path: Path, *rows: str) -> str:
+    path.write_text("\n".join(["arrival_s,input_tokens,output_tokens", *rows, ""]))
+    return str(path)
+
+
+def page_data(page: Path) -> str:
+    found = re.search(r'id="results">(.*?)</script>', page.read_text(), re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def test_arrivals_that_span_no_time_have_no_rate(tmp_path: Path) -> None:
+    for name, rows in {"burst": ("3,100,10", "3,200,5"), "one": ("0,100,10",)}.items():
+        trace = written(tmp_path / f"{name}.csv", *rows)
+        page = tmp_path / f"{name}.html"
+        code, out, _ = run(*VLLM, "--trace", trace, "--slo", "ttft=500", "--report", str(page))
+        assert code == 0
+        assert f"{len(rows)} requests of {name}, all at once, " in out
+        assert not NO_NUMBER.search(out)
+        assert not NO_NUMBER.search(page_data(page))
+        assert parsed(*VLLM, "--trace", trace)["arrivals_per_s"] is None
+    assert "20 requests/s" in run(*VLLM, "--trace", written(tmp_path / "two.csv", "0,9,9", "0.05,9,9"))[1]
+
+
+def test_a_run_of_which_nothing_runs_has_no_rates(tmp_path: Path) -> None:
+    trace, page = written(tmp_path / "long.csv", "0,9999999,10", "1,9999999,10"), tmp_path / "long.html"
+    options = ("--trace", trace, "--too-long", "reject", "--slo", "ttft=500,tpot=50")
+    code, out, _ = run(*VLLM, *options, "--report", str(page))
+    assert code == 0
+    assert "0 in 0 s, 2 rejected" in out
+    assert "none: no request ran" in out
+    assert not NO_NUMBER.search(out)
+    assert not NO_NUMBER.search(page_data(page))
+    assert json.loads(run(*VLLM, *options, "--json")[1])["requests_per_s"] is None
 
 
 def test_requests_may_be_drawn(h100: fastroof.Tables) -> None:

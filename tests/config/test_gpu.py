@@ -380,3 +380,27 @@ def test_numbers_of_a_spec_made_by_hand_are_pythons():
         int, int, float,
     ]  # fmt: skip
     assert load_gpu("h100") == dataclasses.replace(made, inter_node_bytes_per_s=50e9)
+
+
+@pytest.mark.parametrize(
+    "name", ["h100_nvl.toml", "H100 NVL.toml", "h100-pcie-96.toml", "a100_pcie_40gb.toml", "h100.toml"]
+)
+def test_a_file_that_is_called_like_a_card_is_read(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / name).write_text(f'name = "mine"\n{VALID}')
+    monkeypatch.chdir(tmp_path)
+    assert load_gpu(name) == load_gpu(tmp_path / name)
+    assert load_gpu(name).name == "mine"
+    with pytest.raises(GpuError, match="does not exist"):
+        load_gpu(f"not_{name}")
+
+
+def test_a_folder_that_is_called_like_another_card_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "h100_nvl", VALID)
+    monkeypatch.chdir(tmp_path)
+    assert load_gpu("h100_nvl").title == "Test card"
+    write(tmp_path / "h100", VALID)
+    assert load_gpu("h100").title == "NVIDIA H100 SXM"

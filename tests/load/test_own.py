@@ -382,6 +382,30 @@ def test_a_gpu_that_the_tables_are_not_of_is_refused(tmp_path: Path) -> None:
         load_tables("h100", gpu="b200", source="aiconfigurator-vllm-0.24.0")
 
 
+def test_a_table_beyond_memory_is_not_called_damaged(
+    gpu_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source(gpu_folder / "mine", {"gemm": gemm_rows()})
+    monkeypatch.setattr("fastroof.parquet.usable_memory_bytes", lambda: 10)
+    with pytest.raises(TableError, match=r"needs more memory than there is \([0-9,]+ rows take") as error:
+        load_own(gpu_folder)
+    assert "damaged" not in str(error.value)
+
+
+def test_a_folder_without_a_slash_is_loaded_unless_a_gpu_has_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("mine", "h100"):
+        source(tmp_path / name / "own", {"gemm": gemm_rows()})
+        shutil.copy(SHIPPED_H100 / "gpu.toml", tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    assert load_tables("mine").sources == {"gemm": "own"}
+    assert load_tables("h100").sources["gemm"] != "own"
+    (tmp_path / "card.toml").write_text((tmp_path / "mine/gpu.toml").read_text())
+    with pytest.raises(TableError, match=r"card.toml is not a folder"):
+        load_tables("card.toml")
+
+
 def test_of_several_gpus_the_one_that_is_meant_by_any_of_its_names(tmp_path: Path) -> None:
     for gpu in ("h100", "h200"):
         source(tmp_path / gpu / "mine", {"gemm": gemm_rows()}, gpu=gpu)

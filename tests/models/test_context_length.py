@@ -46,6 +46,8 @@ QWEN = {**preset_config("qwen3-8b"), "max_position_embeddings": 40960}
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, 40960),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e6}}, 81920),
         ({"rope_scaling": {"rope_type": "linear", "factor": 1e30}}, 2**31 - 1),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 1e308}}, 2**31 - 1),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 5e-324}}, 40960),
     ],
 )
 def test_scaling_stretches_the_positions(scaling: dict[str, Any], tokens: int) -> None:

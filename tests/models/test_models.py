@@ -15,6 +15,7 @@ import pytest
 from fastroof.errors import ModelError, PlanError, UnsupportedModelError
 from fastroof.models import DenseModel, Layout, ModelSpec, load_model
 from fastroof.models.dense import DenseShard
+from fastroof.models.experts import RoutedExperts
 from tests.reference.shards import changed, shard
 
 SHARED = Path(__file__).resolve().parents[2] / ".." / "shared"
@@ -545,3 +546,28 @@ def test_padded_vocab() -> None:
 )
 def test_heads_of_every_kind_of_attention_are_listed(model: str, heads: list[str]) -> None:
     assert [kind.attention.heads_text for kind in load_model(model).kinds] == heads
+
+
+@pytest.mark.parametrize(
+    ("layout", "elements"),
+    [
+        # a token of 8 experts: each reads and writes the width once, and three times its own
+        (Layout(), 8 * (7168 + 3 * 2048)),
+        (Layout(tp=8), 8 * (7168 + 3 * 2048 // 8)),
+        # tokens of all ranks arrive, and a group of experts has its share of their rows
+        (Layout(dp=8, ep=8), 8 * (7168 + 3 * 2048)),
+        (Layout(dp=8, ep=4), 2 * 8 * (7168 + 3 * 2048 // 2)),
+        (Layout(dp=8), 8 * 8 * (7168 + 3 * 2048 // 8)),
+        (Layout(dp=32, ep=32), 32 * 7168),
+    ],
+)
+def test_the_workspace_of_experts_is_that_of_the_tokens_of_all_ranks(layout: Layout, elements: int) -> None:
+    experts = RoutedExperts(num_experts=256, topk=8, intermediate=2048, shared_intermediate=2048)
+    assert experts.activation_width(7168, layout) == elements
+
+
+def test_wide_shared_experts_are_the_widest_kernel() -> None:
+    experts = RoutedExperts(num_experts=8, topk=1, intermediate=16, shared_intermediate=4096, latent=64)
+    assert experts.activation_width(512, Layout(tp=2)) == 3 * 4096 // 2
+    assert experts.activation_width(512, Layout(dp=128, ep=128)) == 3 * 4096
+    assert experts.activation_width(512, Layout(dp=256, ep=256)) == 256 * 64

@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 
 from fastroof.errors import LookupInputError, MissingTableError
-from fastroof.operators.communication import COLLECTIVE, allreduce_wire_bytes, collective_wire_bytes
+from fastroof.operators.communication import (
+    COLLECTIVE,
+    _library_collective,
+    allreduce_wire_bytes,
+    collective_wire_bytes,
+)
 from tests.reference.handmade import handmade_tables
 
 ROWS = [
@@ -57,3 +62,18 @@ def test_the_error_of_a_collective_is_small_at_shipped_points(h100):
         answer = h100.lookup("collective", with_error=True, **sizes, **keys)
         assert int(answer.origin) == 0
         assert 0.0 < float(answer.relative_error) < 1.0
+
+
+def test_what_each_gpu_contributes_is_its_share_of_what_is_gathered():
+    """The package counts elements: what all GPUs hold after an all-gather, what one has before the others."""
+    names = ["all_gather", "reduce_scatter", "alltoall"]
+    raw = {
+        "nccl_dtype": np.array(["half"] * 3, object),
+        "op_name": np.array(names, object),
+        "num_gpus": np.array([8, 8, 8]),
+        "message_size": np.array([4096, 4096, 4096]),
+        "latency": np.array([0.01, 0.02, 0.03]),
+        "kernel_source": np.array(["NCCL"] * 3, object),
+    }
+    rows = _library_collective(raw).columns
+    assert rows["message_bytes"].tolist() == [2 * 4096 // 8, 2 * 4096, 2 * 4096]

@@ -26,6 +26,7 @@ from fastroof.operators.expert_borrowing import (
 from fastroof.operators.moe import MOE
 from fastroof.operators.moe_nongated import GATED, MOE_NONGATED
 from fastroof.tables.kernel_order import KernelOrder
+from fastroof.uncertainty.variance import relative_variance
 from tests.reference import experts as naive
 from tests.reference.handmade import handmade_tables
 from tests.reference.kinds import step_us
@@ -471,3 +472,18 @@ def test_modelled_experts_claim_an_error_of_their_own(h100):
     assert (experts.origin, experts.source) == (4, "datasheet")
     share = experts.total_us / step.total_us
     assert MOE.datasheet_error * share <= step.relative_error < MOE.datasheet_error
+
+
+def test_the_error_of_a_lender_is_that_of_as_many_rows_an_expert(h100: Tables) -> None:
+    """A token of 3 of 128 experts loads each as 3 / 8 of a token of 8 of 128 do."""
+    wanted = kernel(4096, 1536, 3, 128, dtype="bf16", routing="power_law_1.2")
+    lenders = MOE.lenders(h100, wanted)
+    near = lenders[0].shape
+    tokens = np.array([1.0, 3.0, 40.0, 700.0])
+    theirs = tokens * (3 / 128) / (near.topk / near.num_experts)
+    assert (theirs != tokens).all()
+    own = relative_variance(MOE.local_errors(h100, near), [theirs])
+    borrowed = MOE.borrowing_errors(h100, near).of(ExpertShape(*wanted), lenders) ** 2
+    found = MOE.relative_error(h100, wanted, [tokens], tokens)
+    assert found.tolist() == pytest.approx(np.sqrt(own + borrowed).tolist(), rel=1e-12)
+    assert (own != relative_variance(MOE.local_errors(h100, near), [tokens])).any()

@@ -12,13 +12,16 @@ from fastroof import load_gpu
 from fastroof.errors import LookupInputError, MissingTableError, TableError
 from fastroof.load.aiconfigurator import SYSTEMS, installed_root
 from fastroof.load.rows import read_columns
+from fastroof.models import load_model, model_names
+from fastroof.models.experts import RoutedExperts
 from fastroof.operators.calls import Experts
 from fastroof.operators.expert_rows import is_nongated
-from fastroof.operators.expert_work import moe_bytes, moe_touched_experts
+from fastroof.operators.expert_work import moe_bytes, moe_touched_experts, tokens_to_reach_all
 from fastroof.operators.foreign_rows import ForeignRows
-from fastroof.operators.moe import MOE
+from fastroof.operators.moe import DENSE_ROWS, MOE
 from fastroof.operators.moe_nongated import MOE_NONGATED
 from fastroof.operators.registry import OPERATORS
+from fastroof.operators.rows import CurveOptions
 from tests.reference.handmade import handmade_tables
 
 SHAPE = {"hidden": 2688, "intermediate": 1856, "topk": 6, "num_experts": 128}
@@ -212,3 +215,28 @@ def test_the_memory_tells_which_shapes_of_the_package_have_no_gate(gpu_name: str
     for hidden, intermediate in shapes:
         of = large & (c["hidden"] == hidden) & (c["intermediate"] == intermediate)
         assert share[of].max(initial=9.0 if not of.any() else 0.0) > 1.0
+
+
+def test_the_experts_of_every_model_have_a_node_at_every_number_of_tokens():
+    for name in model_names():
+        for kind in load_model(name).kinds:
+            if isinstance(kind.mlp, RoutedExperts):
+                assert tokens_to_reach_all(kind.mlp.topk, kind.mlp.num_experts) < DENSE_ROWS
+
+
+@pytest.mark.parametrize("num_experts", [100_000, 10**6, 2**28])
+def test_a_million_experts_have_few_nodes_and_the_same_latencies(num_experts: int):
+    measured = ((1, 40.0), (64, 900.0), (10**6, 1e8))
+    shape = ("bf16", 2688, 1856, 6, num_experts, 1, 1, "balanced")
+    tables = handmade_tables(moe=[(*shape, tokens, us) for tokens, us in measured])
+    call = Experts("experts", "experts", 1, 2688, 1856, 6, num_experts, 1, 1, "bf16", "balanced")
+    nodes = MOE.row_nodes(call, tables, CurveOptions(), 8192)
+    assert len(nodes.axis) < 80_000
+    assert (np.diff(nodes.axis) > 0).all()
+    rows = np.unique(np.rint(2.0 ** np.random.default_rng(1).uniform(0.0, 27.9, 2000)).astype(np.int64))
+    sizes = SHAPE | {"num_experts": num_experts}
+    exact = tables.lookup("moe", num_tokens=rows, **sizes).latency_us
+    got = np.interp(rows, nodes.axis, nodes.value)
+    np.testing.assert_allclose(got, exact, rtol=1e-6)
+    dense = np.arange(1, 5000)
+    assert (nodes.value[1:5000] == tables.lookup("moe", num_tokens=dense, **sizes).latency_us).all()

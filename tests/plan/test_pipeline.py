@@ -196,6 +196,29 @@ def test_the_pace_is_that_of_the_slowest_stage(h100, name, pp):
     assert alone.paced is alone
 
 
+@pytest.mark.loops
+@pytest.mark.parametrize(("name", "pp"), [("gemma-3-27b", 4), ("gpt-oss-20b", 5), ("qwen3-8b", 4)])
+def test_the_pace_holds_for_windows_prefixes_and_mixed_steps(h100, name, pp):
+    """Of equal and unequal lengths, within and beyond the window, decodes and chunks alone and together."""
+    mixed = {"kernels": {"mixed_attention": [{"gpu": "h100", "ns": 5.0}]}}
+    plan = compile_plan(
+        name, "h100", h100, pp=pp, dtype="bf16", allow_modelled=True, runtime={**KERNELS, **mixed}, **LIMITS
+    )
+    slowest = max(plan.stages, key=lambda stage: stage.decode_us(64, 2048))
+    steps = (
+        [(1, 5000)] * 3,
+        [(1, 20), (1, 300), (1, 9000)],
+        [(20, 0), (400, 0)],
+        [(100, 60)],
+        [(100, 4000)],
+        [(7, 1500), (100, 4000)],
+        [(1, 9000), (1, 20), (100, 4000)],
+    )
+    for requests in steps:
+        batch = StepBatch.from_requests([requests])
+        assert plan.paced.step_us(batch) == pytest.approx(pp * slowest.step_us(batch), rel=1e-12), requests
+
+
 def test_estimates_keep_the_pace_of_the_slowest_stage(h100):
     """As many clients as stages, one each: a token every round of the stages."""
     plan = compile_plan("llama-3.1-8b", "h100", h100, pp=4, max_tokens=4096, max_seqs=256)

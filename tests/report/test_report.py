@@ -673,3 +673,10 @@ def test_damaged_results_are_refused_by_name(stepped: Path, tmp_path: Path) -> N
         results.numbers("step_us")
     with pytest.raises(FastroofError, match=r"flipped\.parquet is damaged .*run its sweep again"):
         results.rows(np.array([0]))
+
+
+def test_results_beyond_memory_are_not_called_damaged(stepped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastroof.parquet.usable_memory_bytes", lambda: 10)
+    with pytest.raises(FastroofError, match=r"needs more memory than there is \([0-9,]+ rows take") as error:
+        read_results(stepped).numbers("step_us")
+    assert "again" not in str(error.value)

@@ -92,3 +92,15 @@ def test_the_least_gpus_of_a_split_are_whole_replicas(tables):
     clients = sized.concurrency / sized.replicas
     again = estimate(plan, 1000, 100, np.maximum(clients, 4))
     np.testing.assert_allclose(again.tpot_ms, sized.tpot_ms, rtol=1e-9)
+
+
+@pytest.mark.parametrize(("prefill_tp", "decode_tp"), [(2, 1), (1, 2)])
+def test_rates_are_shared_over_the_gpus_of_workers_of_both_kinds(tables, prefill_tp, decode_tp):
+    prefill, decode = (compile_plan("llama-3.1-8b", "h100", tables, tp=tp) for tp in (prefill_tp, decode_tp))
+    found = estimate_disaggregated(
+        prefill, decode, **LOAD, concurrency=16, prefill_workers=2, decode_workers=3
+    )
+    gpus = 2 * prefill_tp + 3 * decode_tp
+    # clients are as many as requests a second times what one takes
+    tokens_per_s = 16 / (found.request_latency_ms / 1e3) * LOAD["osl"]
+    assert found.tokens_per_s_per_gpu == pytest.approx(tokens_per_s / gpus, rel=1e-9)

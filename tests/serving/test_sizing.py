@@ -476,6 +476,24 @@ def test_the_command_gives_the_same_numbers(h100: Tables, real: Any) -> None:
     assert [row["limited_by"] for row in found["rows"]] == ["model", "memory"]
 
 
+def test_an_engine_that_is_started_for_few_requests_has_the_memory_of_few(h100: Tables) -> None:
+    # with room to sample for 1,024 requests vLLM has none for KV cache
+    split = ("--model", "llama-3.1-70b", "--tp", "2", "--max-seqs", "4")
+    plan = compile_plan("llama-3.1-70b", "h100", h100, tp=2, max_seqs=4, runtime="vllm")
+    few = plan.memory_of(max_seqs=4)
+    assert plan.memory.max_kv_tokens == 0 < few.max_kv_tokens
+    row = document(*split, "--kv-len", "1000")["rows"][0]
+    assert (row["batch_size"], row["limited_by"]) == (4, "max_seqs")
+    assert row["kv_share"] == pytest.approx(4000 / few.max_kv_tokens)
+    row = document(*split, "--batch-size", "2")["rows"][0]
+    assert (row["kv_len"], row["limited_by"]) == (few.max_kv_tokens // 2, "memory")
+    assert (largest_batch(plan, 1000), largest_batch(plan, 1000, max_seqs=3)) == (0, 3)
+    assert largest_context(plan, 2, max_seqs=4) == few.max_kv_tokens // 2
+    assert largest_context(plan, 2) == 0
+    with pytest.raises(BatchError, match="max_seqs must be a whole number from 1"):
+        largest_batch(plan, 1000, max_seqs=0)
+
+
 def test_every_key_is_explained() -> None:
     explained = command("--help")[1]
     for question in (("--batch-size", "8", "--model", "llama-3.1-8b"), (*DEPLOYMENT, "--rate", "9")):

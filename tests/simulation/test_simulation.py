@@ -207,6 +207,15 @@ def test_a_real_engine_that_times_out_and_rejects(plan: fastroof.StepPlan) -> No
 # -- limits --------------------------------------------------------------------------------------
 
 
+def test_rates_are_of_the_requests_that_finished(plan: fastroof.StepPlan) -> None:
+    trace = Trace([0.0, 0.1, 0.2], [100, 10**7, 300], [5, 6, 7])
+    sim = fastroof.simulate(plan, trace, on_too_long="reject")
+    answers = sim.summary()
+    assert (answers["finished"], answers["rejected"]) == (2, 1)
+    for name, count in (("requests", 2), ("input_tokens", 400), ("output_tokens", 12)):
+        assert answers[f"{name}_per_s"] == pytest.approx(count / answers["duration_s"])
+
+
 def test_goodput_counts_requests_one_by_one(crowded: Simulation) -> None:
     rows = crowded.requests.to_pylist()
     limits = {"ttft_ms": 5000.0, "tpot_ms": 40.0, "e2e_ms": 12_000.0}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from hypothesis import strategies as st
 import fastroof
 from fastroof import Trace, TraceError, load_trace
 from fastroof.simulation.trace_files import load_lengths
+from fastroof.simulation.trace_formats import PLAIN as PLAIN_FORMAT
 
 ROWS = ("arrival_s", "input_tokens", "output_tokens", "cached_tokens", "order")
 
@@ -106,6 +109,13 @@ def test_other_names_of_a_plain_trace(write: Callable[..., Path], names: str) ->
     trace = load_trace(write(f"{names}\n1000,10,1\n2000,20,2\n"))
     assert trace.arrival_s.tolist() == [0, 1e-3 if "_us" in names else 1]
     assert trace.output_tokens.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("name", [name for name, per_s in PLAIN_FORMAT.arrivals.items() if per_s is not None])
+def test_the_unit_of_arrivals_is_that_of_their_name(write: Callable[..., Path], name: str) -> None:
+    unit_s = {"ms": 1e-3, "us": 1e-6}.get(name.rpartition("_")[2], 1.0)
+    trace = load_trace(write(f"{name},isl,osl\n4000000,10,1\n10000000,20,2\n"))
+    assert trace.arrival_s.tolist() == pytest.approx([0.0, 6e6 * unit_s])
 
 
 def test_what_fastroof_calls_it_goes_before_what_others_do(write: Callable[..., Path]) -> None:
@@ -289,6 +299,61 @@ def test_a_wrong_file_says_where(write: Callable[..., Path], content: str, said:
         load_trace(path)
     assert str(path) in str(raised.value)
     assert len(str(raised.value)) < 600
+
+
+LIMITED = """
+import resource, sys
+import fastroof, fastroof.parquet, fastroof.simulation.trace_files
+from fastroof.processors import usable_memory_bytes
+room = int(sys.argv[2]) * 2**20
+taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (taken + room, taken + room))
+assert usable_memory_bytes() <= room
+try:
+    print(fastroof.load_trace(sys.argv[1]))
+except fastroof.TraceError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "room_mib", "words"),
+    [
+        ("parquet", 80, r"\(4,000,000 rows take at least 0.0894 GiB, 0.0\d+ GiB are usable\)"),
+        ("parquet", 120, r"\((4,000,000 rows take at least 0.0894 GiB, .*; .*|Unable to allocate .*)\)"),
+        ("arrow", 80, r"(\(.*\))?"),
+        ("csv.gz", 80, r"(\(.*\))?"),
+        ("jsonl.gz", 80, r"(\(.*\))?"),
+    ],
+)
+def test_a_trace_beyond_memory_is_said_to_be_that(
+    tmp_path: Path, kind: str, room_mib: int, words: str
+) -> None:
+    path = tmp_path / f"a.{kind}"
+    large = pa.table({name: np.ones(4 * 10**6, int) for name in ROWS[:3]})
+    if kind == "parquet":
+        pa.parquet.write_table(large, path)
+    elif kind == "arrow":
+        pa.feather.write_feather(large, path, compression="zstd")
+    else:
+        head, line = ("arrival_s,input_tokens,output_tokens", "0,1,1") if kind == "csv.gz" else ("", MOONCAKE)
+        path.write_bytes(gzip.compress(f"{head}\n{line * (2 * 10**8 // len(line))}".encode(), 1))
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(path), str(room_mib)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    advice = ": give fewer rows, or a machine with more"
+    expected = rf"trace {re.escape(str(path))} needs more memory than there is ?{words}{advice}\n"
+    assert re.fullmatch(expected, done.stdout), done.stdout
+
+
+def test_a_compressed_file_is_not_unpacked_beyond_memory(
+    write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(gzip.compress(PLAIN.encode()), "a.csv.gz")
+    monkeypatch.setattr("fastroof.simulation.raw_files.usable_memory_bytes", lambda: 20)
+    with pytest.raises(TraceError, match=r"needs more memory than there is \(over 1.86e-08 GiB of it"):
+        load_trace(path)
 
 
 def test_what_is_no_file(tmp_path: Path) -> None:

@@ -90,7 +90,6 @@ def validate(
 
 
 def _check(where: str, gpu: str | None, source: str | None) -> _Checked:
-    from fastroof import load_gpu
     from fastroof.load.family_checks import siblings_of
     from fastroof.load.validate import validate
 
@@ -111,7 +110,7 @@ def _check(where: str, gpu: str | None, source: str | None) -> _Checked:
     for table_set in sets:
         try:
             measured = table_set.load()
-            reports = validate(measured, load_gpu(measured.gpu), siblings_of(measured, beside[measured.gpu]))
+            reports = validate(measured, measured.gpu_spec, siblings_of(measured, beside[measured.gpu]))
         except TableError as error:
             place = {"folder": str(table_set.folder), "gpu": table_set.gpu, "source": table_set.source}
             checked.refused.append({**place, "error": str(error)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -133,16 +134,24 @@ def _subtitle(sim: Simulation) -> str:
 
 def _figures(answers: Mapping[str, Any]) -> dict[str, str]:
     """What stands above the charts, in words."""
+    mean_and_peak = {
+        name: f"{_number(answers[name]['mean'], form)} ({answers[name]['peak']:{peak}})"
+        for name, form, peak in (
+            ("running", ",.1f", ",.0f"),
+            ("waiting", ",.1f", ",.0f"),
+            ("kv_use", ".1%", ".1%"),
+        )
+    }
     figures = {
         "requests finished": f"{answers['finished']:,} of {answers['requests']:,}",
         "duration": f"{answers['duration_s']:,.4g} s",
-        "requests/s": f"{answers['requests_per_s']:,.4g}",
-        "output tokens/s": f"{answers['output_tokens_per_s']:,.0f}",
-        "input tokens/s": f"{answers['input_tokens_per_s']:,.0f}",
-        "running, mean (peak)": f"{answers['running']['mean']:,.1f} ({answers['running']['peak']:,.0f})",
-        "waiting, mean (peak)": f"{answers['waiting']['mean']:,.1f} ({answers['waiting']['peak']:,.0f})",
-        "KV cache, mean (peak)": f"{answers['kv_use']['mean']:.1%} ({answers['kv_use']['peak']:.1%})",
-        "busy": f"{answers['busy']:.1%}",
+        "requests/s": _number(answers["requests_per_s"], ",.4g"),
+        "output tokens/s": _number(answers["output_tokens_per_s"], ",.0f"),
+        "input tokens/s": _number(answers["input_tokens_per_s"], ",.0f"),
+        "running, mean (peak)": mean_and_peak["running"],
+        "waiting, mean (peak)": mean_and_peak["waiting"],
+        "KV cache, mean (peak)": mean_and_peak["kv_use"],
+        "busy": _number(answers["busy"], ".1%"),
         "steps": f"{answers['steps']:,}",
         "preemptions": f"{answers['preemptions']:,}",
     }
@@ -151,13 +160,20 @@ def _figures(answers: Mapping[str, Any]) -> dict[str, str]:
     if answers["rejected"]:
         figures["rejected"] = f"{answers['rejected']:,}"
     for name, pool in answers.get("pools", {}).items():
-        figures[f"{name} engines"] = f"{pool['replicas']:,} of tp {pool['tp']}, {pool['busy']:.1%} busy"
+        busy = _number(pool["busy"], ".1%")
+        figures[f"{name} engines"] = f"{pool['replicas']:,} of tp {pool['tp']}, {busy} busy"
     if "prefix_cache" in answers:
-        figures["prompts in the prefix cache"] = f"{answers['prefix_cache']['hit_rate']:.1%}"
+        figures["prompts in the prefix cache"] = _number(answers["prefix_cache"]["hit_rate"], ".1%")
     goodput = answers.get("goodput")
     if goodput is not None:
-        figures["goodput"] = f"{goodput['requests_per_s']:,.4g} requests/s ({goodput['share']:.1%})"
+        rate = _number(goodput["requests_per_s"], ",.4g")
+        figures["goodput"] = f"{rate} requests/s ({goodput['share']:.1%})"
     return figures
+
+
+def _number(value: float, form: str) -> str:
+    """Format a number; a dash where nothing ran that it could be of."""
+    return "-" if math.isnan(value) else format(value, form)
 
 
 def _notes(sim: Simulation, answers: Mapping[str, Any]) -> list[str]:

@@ -254,13 +254,16 @@ class DeploymentSpec(SweepSpec):
 
     @field_validator("gpu_hour_price", mode="before")
     @classmethod
-    def _check_price(cls, value: Any) -> Any:
+    def _check_price(cls, value: Any, info: ValidationInfo) -> Any:
         prices = list(value.values()) if isinstance(value, dict) else [] if value is None else [value]
         for price in prices:
             if not is_number(price) or price <= 0:
                 raise ValueError(f"got {shown(price)}, need a number above 0, or a table of them by GPU")
         if isinstance(value, dict):
-            return {load_gpu(gpu).name: float(price) for gpu, price in value.items()}
+            # a GPU that is given by its file is known to the spec by its name
+            own = {load_gpu(gpu).name for gpu in info.data.get("gpus", ())}
+            names = {gpu: gpu if gpu in own else load_gpu(gpu).name for gpu in value}
+            return {names[gpu]: float(price) for gpu, price in value.items()}
         return None if value is None else float(value)
 
     @model_validator(mode="after")

@@ -200,7 +200,9 @@ def _notes(
         notes.append(f"{checkpoint.name} is the published checkpoint in {row['dtype']}")
     if Path(checkpoint.name).is_dir():
         notes.append(f"a container has to have the folder {_served(checkpoint.name)} too")
-    node = min(load_gpu(row["gpu"]).linked_gpus, TP_SIZES[-1])
+    # by what the spec has for it, which may be a path
+    gpu = next(gpu for gpu in map(load_gpu, spec.gpus) if gpu.name == row["gpu"])
+    node = min(gpu.linked_gpus, TP_SIZES[-1])
     if gpus_each > node:
         notes.append(
             f"a copy spans {-(-gpus_each // node)} nodes of {node} GPUs: start {engine.title} on each of "

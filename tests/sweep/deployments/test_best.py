@@ -15,7 +15,9 @@ from typer.testing import CliRunner
 
 from fastroof import SweepError, run_sweep
 from fastroof.cli import app
+from fastroof.sweep import DeploymentSpec, load_spec
 from fastroof.sweep.best import CHOICE_COLUMNS, Choice, best_deployments
+from fastroof.sweep.nearest import nearest_to_limits
 
 SPEC: dict[str, Any] = {
     "models": ["llama-3.1-8b", "qwen3-32b"],
@@ -255,3 +257,18 @@ def test_the_best_is_in_the_formats_of_its_checkpoint_and_names_them(
     assert (row["dtype"], row["kv_dtype"]) == (dtype, kv_dtype)
     named = best_deployments(spec | {"dtype": [dtype], "kv_dtype": [kv_dtype]}).answers[0].choices[0].row
     assert named == row
+
+
+def test_nearest_is_what_is_least_over_its_worst_limit() -> None:
+    """Not what is least over its limits in the mean: one limit far beyond reach is no near miss."""
+    spec = load_spec(
+        {"models": ["llama-3.1-8b"], "isl": 9, "osl": 9, "concurrency": 1,
+         "constraints": {"ttft_ms": 100.0, "tpot_ms": 10.0}}
+    )  # fmt: skip
+    assert isinstance(spec, DeploymentSpec)
+    rows: list[dict[str, Any]] = [{"ttft_ms": 400.0, "tpot_ms": 1.0}, {"ttft_ms": 210.0, "tpot_ms": 25.0}]
+    for given in (rows, rows[::-1]):
+        nearest = nearest_to_limits(spec, lambda _, given=given: given)  # type: ignore[misc]
+        assert nearest is not None
+        assert nearest.row == rows[1]
+        assert list(nearest.exceeds.items()) == [("tpot_ms", 2.5), ("ttft_ms", 2.1)]

@@ -413,6 +413,15 @@ def test_the_bound_is_that_of_the_operators(tmp_path: Path, h100: Tables) -> Non
     assert {row["runtime"] for row in hosted} == {"slow"}
 
 
+def test_what_is_found_in_the_prefix_cache_is_no_part_of_the_bound(tmp_path: Path, h100: Tables) -> None:
+    spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 8000, "osl": 1, "keep": "all", "concurrency": 1,
+            "runtime": "kernels", "prefix_hit": [0.0, 0.5, 0.995]}  # fmt: skip
+    found = swept(tmp_path, spec)[1]
+    # 8,000 tokens and 4,000 compute, 40 read the weights
+    bound = {row["prefix_hit"]: row["bound"] for row in found}
+    assert bound == {0.0: "compute", 0.5: "compute", 0.995: "memory"}
+
+
 def test_many_decodes_are_bound_by_the_cache_that_they_read(tmp_path: Path, h100: Tables) -> None:
     spec = {"models": "llama-3.1-8b", "tp": 1, "isl": 100, "osl": 1000, "keep": "all", "concurrency": 500,
             "runtime": "kernels"}  # fmt: skip

@@ -306,3 +306,24 @@ def test_a_model_of_ones_own_is_served_and_measured_by_its_folder(tmp_path: Path
         assert deployment.servers["server"].words()[2] == str(folder)
         assert dict(itertools.pairwise(deployment.benchmark.words()))["--model"] == str(folder)
         assert any("container" in note for note in deployment.notes)
+
+
+@pytest.mark.filterwarnings("ignore:no measured tables:UserWarning")
+def test_a_gpu_given_by_its_file_is_recommended_with_its_price(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "h100_nvl.toml").write_text(
+        'title = "H100 NVL"\nname = "h100_nvl"\nnum_sms = 132\nsource = "datasheet"\n'
+        "[peak_tflops]\nbf16 = 835\nfp8 = 1671\n[memory]\nhbm_tb_per_s = 3.9\nhbm_gib = 93\n"
+        "[links]\nnvlink_gb_per_s = 300\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    question: dict[str, Any] = {"total_gpus": 1, "isl": 1000, "osl": 200, "tpot_ms": 15}
+    found = recommend(
+        "llama-3.1-8b", "h100_nvl.toml", tables="datasheet", gpu_hour_price={"h100_nvl.toml": 2.5}, **question
+    )
+    assert found.deployments[0].row["gpu"] == "h100_nvl"
+    assert found.deployments[0].price is not None
+    assert found.deployments[0].price.an_hour == 2.5
+    with pytest.raises(fastroof.TableError, match=r"h100_nvl has no measured tables.*tables = 'datasheet'"):
+        recommend("llama-3.1-8b", "h100_nvl.toml", **question)
