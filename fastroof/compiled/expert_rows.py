@@ -20,6 +20,7 @@ from fastroof.compiled.steps import DECODE_EXPERT_AT, EXPERT_AT, RANKS, PlanPart
 __all__ = [
     "FEWEST_TOKENS",
     "LEAST_LOADED",
+    "ONE_RANK",
     "PADDED_BY_HALF",
     "PADDED_IN_GRAPHS",
     "PADDED_NEVER",
