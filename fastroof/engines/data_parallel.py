@@ -42,8 +42,6 @@ class DataParallel:
     assignment : str
         How a request gets its rank: ``least_load``, ``round_robin`` or ``fewest_tokens``
         (:data:`ASSIGNMENTS`).
-    splits_budget : bool
-        Whether a rank's step holds 1 / dp of the engine's ``max_num_batched_tokens``.
     balance_steps : int
         Prompts wait until every rank has one, until a rank has no decodes, or so many steps; 0: they do not
         wait.
@@ -57,7 +55,6 @@ class DataParallel:
     graph_tokens: int = 0
     idle_tokens: int = 1
     assignment: str = "least_load"
-    splits_budget: bool = False
     balance_steps: int = 0
     source: str = ""
 
@@ -69,19 +66,7 @@ class DataParallel:
         check_one_of("assignment", self.assignment, ASSIGNMENTS)
         for name, most in (("graph_tokens", MOST), ("idle_tokens", 1), ("balance_steps", MOST)):
             whole_number(name, getattr(self, name), least=0, most=most, error=PlanError)
-        if not isinstance(self.splits_budget, bool):
-            raise PlanError(f"splits_budget must be true or false, got {self.splits_budget!r}")
         check_text("source", self.source)
-
-    def rank_budget(self, max_num_batched_tokens: int, dp: int) -> int:
-        """Tokens that a step of one rank holds, of an engine's own limit.
-
-        Examples
-        --------
-        >>> DataParallel(splits_budget=True).rank_budget(8192, 8), DataParallel().rank_budget(8192, 8)
-        (1024, 8192)
-        """
-        return max(max_num_batched_tokens // dp, 1) if self.splits_budget else max_num_batched_tokens
 
 
 ONE_SUM: Final = DataParallel()

@@ -150,7 +150,7 @@ class EngineSettings:
             )
         own, memory = plan.engine.scheduling, plan.engine.memory
         settings: dict[str, Any] = {
-            "max_num_batched_tokens": _rank_budget(plan),
+            "max_num_batched_tokens": own.max_num_batched_tokens,
             "max_num_seqs": own.max_num_seqs,
             "block_size": memory.block_tokens,
             "order": own.order,
@@ -171,16 +171,6 @@ class EngineSettings:
         if "num_gpu_blocks" in settings:
             return known
         return replace(known, num_gpu_blocks=_blocks_of(plan, known))
-
-
-def _rank_budget(plan: StepPlan) -> int:
-    """Tokens of a step of one rank, by the engine's defaults; ranks that step by themselves split nothing."""
-    from fastroof.plan.rank_rules import rank_rules
-
-    tokens: int = plan.engine.scheduling.max_num_batched_tokens
-    if not rank_rules(plan).in_lockstep:
-        return tokens
-    return plan.engine.data_parallel.rank_budget(tokens, plan.layout.dp)
 
 
 def _blocks_of(plan: StepPlan, settings: EngineSettings) -> int:

@@ -211,7 +211,6 @@ def test_every_serving_engine_says_where_its_rules_are_from() -> None:
         ("graph_tokens", -1),
         ("idle_tokens", 2),
         ("assignment", "random"),
-        ("splits_budget", 1),
         ("balance_steps", 1.5),
         ("source", None),
     ],

@@ -42,7 +42,7 @@ US_PER_S = 1e6
 
 @functools.cache
 def a_plan(dp: int = 1, rules: str = "", model: str = "llama-3.1-8b") -> StepPlan:
-    """A plan whose engine has these rules of ranks (``key=value key=value``), by default those of a profile."""
+    """A plan whose engine has these rules of ranks, ``key=value key=value``."""
     tables = fastroof.load_tables("h100")
     said: dict[str, Any] = dict(pair.split("=") for pair in rules.split())
     said |= {key: int(value) for key, value in said.items() if value.isdigit()}
@@ -226,7 +226,7 @@ def test_prompts_wait_for_those_of_other_ranks() -> None:
 
 
 def test_ranks_of_a_dense_model_wait_for_nobody() -> None:
-    """Each is an engine by itself: as replicas behind a router that looks at the load when a request comes."""
+    """Each is an engine by itself: replicas behind a router that looks at the load when a request comes."""
     rng = np.random.default_rng(6)
     for _ in range(5):
         trace, settings = a_workload(rng)
@@ -235,36 +235,6 @@ def test_ranks_of_a_dense_model_wait_for_nobody() -> None:
         assert np.array_equal(apart.last_us, alone.last_us, equal_nan=True)
         assert set(apart.replica.tolist()) <= {0, -1}
         assert apart.counters == alone.counters
-
-
-@pytest.mark.parametrize("runtime", ["vllm", "vllm-0.12", "sglang", "trtllm-1.1"])
-def test_the_budget_of_a_rank_is_its_engines(runtime: str) -> None:
-    """SGLang divides the tokens of its chunks by the ranks that it has."""
-    tables = fastroof.load_tables("h100")
-    options: dict[str, Any] = {"max_tokens": 16384, "max_seqs": 1024, "runtime": runtime}
-    one = fastroof.compile_plan(MOE[0], "h100", tables, tp=4, **options)
-    four = fastroof.compile_plan(MOE[0], "h100", tables, dp=4, ep=4, **options)
-    dense = fastroof.compile_plan("llama-3.1-8b", "h100", tables, dp=4, **options)
-    whole, shared, apart = (
-        EngineSettings.of_plan(plan, num_gpu_blocks=9, max_num_seqs=64).max_num_batched_tokens
-        for plan in (one, four, dense)
-    )
-    assert shared == (whole // 4 if runtime == "sglang" else whole)
-    assert apart == whole
-
-
-@pytest.mark.loops
-def test_prompts_that_are_given_up_before_they_decode_leave_room_for_others() -> None:
-    """Prompts go ahead of decodes: more are computed, one after the other, than run at once."""
-    count = 60
-    trace = Trace(np.arange(count) * 0.004, np.full(count, 40), np.full(count, 20))
-    settings = EngineSettings(64, 4, 400, 4, order="prefill_first", async_scheduling=True, timeout_s=0.03)
-    plan = a_plan()
-    outcomes = run_replicas(plan, trace, settings, 2, "least_outstanding")
-    timed = functools.partial(step_us, plan)
-    served = run_engines(requests_of(trace, settings), settings, timed, 2, ROUTES["least_outstanding"])
-    assert_equal(outcomes, served)
-    assert (outcomes.status == 1).sum() > 20
 
 
 @pytest.mark.loops
