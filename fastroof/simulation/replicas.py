@@ -38,7 +38,7 @@ from fastroof.simulation.trace import Trace
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
 
-__all__ = ["MOST_REPLICAS", "ROUTINGS", "merged", "new_fleet", "ranks_of", "run_replicas"]
+__all__ = ["MOST_REPLICAS", "ROUTINGS", "engines_of", "merged", "new_fleet", "ranks_of", "run_replicas"]
 
 _RULES: Final = {
     "round_robin": loops.ROUND_ROBIN,
@@ -80,6 +80,22 @@ def ranks_of(plan: StepPlan) -> int:
             "no scheduler here holds apart; compile the plan with pp=1"
         )
     return int(plan.layout.dp)
+
+
+def engines_of(plan: StepPlan) -> int:
+    """Return how many engines of one replica step by themselves: one, or ranks that wait for nobody.
+
+    Examples
+    --------
+    >>> import fastroof
+    >>> tables = fastroof.load_tables("h100")
+    >>> dense = fastroof.compile_plan("llama-3.1-8b", "h100", tables, dp=2)
+    >>> experts = fastroof.compile_plan("qwen3-30b-a3b", "h100", tables, dp=2, ep=2)
+    >>> engines_of(dense), engines_of(experts)
+    (2, 1)
+    """
+    rules = rank_rules(plan)
+    return 1 if rules.in_lockstep else rules.ranks
 
 
 def run_replicas(

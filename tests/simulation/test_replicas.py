@@ -23,6 +23,7 @@ from fastroof.plan.rank_rules import rank_rules
 from fastroof.simulation.engine import arrays_of, new_arrays, options_of, run_engine
 from fastroof.simulation.outcomes import Outcomes
 from fastroof.simulation.replicas import ROUTINGS, new_fleet, run_replicas
+from fastroof.simulation.series import mean_step
 from fastroof.simulation.settings import EngineSettings
 from tests.reference.replay import RankStep, Schedule, TimedRequest, replay
 from tests.reference.replicas import (
@@ -223,6 +224,21 @@ def test_prompts_wait_for_those_of_other_ranks() -> None:
     assert waits_us[0] < 2.5 * step
     for wait in (10, 40):
         assert 0.25 * wait * step < waits_us[wait] - waits_us[0] < 0.75 * wait * step
+
+
+@pytest.mark.parametrize(("model", "engines"), [("llama-3.1-8b", 3), (MOE[0], 1)])
+def test_the_share_in_which_steps_run_is_no_more_than_all(model: str, engines: int) -> None:
+    """Ranks by themselves have clocks of their own; those in lockstep one."""
+    ranks = 3 if engines == 3 else 4
+    plan = a_plan(ranks, model=model)
+    trace = Trace([0.0] * 24, [60] * 24, [50] * 24)
+    sim = fastroof.simulate(plan, trace, max_num_batched_tokens=64, max_num_seqs=8, num_gpu_blocks=400)
+    assert sim.engines == engines
+    assert 0.9 < sim.summary(with_range=False)["busy"] < 1.0 + 1e-9
+    assert 0.0 < max(sim.series()["busy"].to_pylist()) < 1.0 + 1e-9
+    # a step of one rank: eight requests, or fewer
+    running, _ = mean_step(sim.outcomes, sim.settings, ranks // engines)
+    assert running < 8.0 + 1e-9
 
 
 def test_ranks_of_a_dense_model_wait_for_nobody() -> None:
