@@ -68,7 +68,9 @@ def expert_rows_us(arena: Floats, plan: PlanParts, total_tokens: float, is_decod
     tokens = min(max(total_tokens / arena[header_at + RANKS], 1.0), float(plan.max_tokens))
     below = min(int(tokens), plan.max_tokens - 1)
     below_us: float = arena[header_at + at + below]
-    return below_us + (arena[header_at + at + below + 1] - below_us) * (tokens - float(below))
+    above_us: float = arena[header_at + at + below + 1]
+    us: float = below_us + (above_us - below_us) * (tokens - float(below))
+    return us
 
 
 @jit_inline

@@ -253,10 +253,9 @@ def new_fleet(
     )
     if drawn is None:
         drawn = np.zeros((2, count), np.int32)
-    pushed, waits = np.zeros(engines, np.int64), np.zeros(apart, np.int64)
-    router = loops.Router(_RULES[routing], drawn, pushed, waits)
+    router = loops.Router(_RULES[routing], drawn, np.zeros(engines, np.int64))
     states = new_state(settings, count, longest, engines * ranks)
-    return loops.Fleet(states, groups, router, settings.num_gpu_blocks)
+    return loops.Fleet(states, groups, router, settings.num_gpu_blocks, np.zeros(apart, np.int64))
 
 
 def _share(

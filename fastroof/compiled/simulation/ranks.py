@@ -150,7 +150,7 @@ def choose_rank(scalars: Longs, waits: Longs, given: int, rule: int) -> int:
     """
     ranks = scalars.shape[0]
     if rule == TAKES_TURNS:
-        return given % ranks
+        return int(given % ranks)
     active, most = 0, 0
     for rank in range(ranks):
         has = waits[rank] + scalars[rank, RUNNING]

@@ -70,26 +70,25 @@ class Router(NamedTuple):
         Two replicas a request, which may be one and the same, where the rule draws them.
     pushed
         How many requests each engine was sent, to be counted; 0.
-    waits
-        Room for how many wait at each engine of a replica.
     """
 
     rule: int
     drawn: Ints
     pushed: Longs
-    waits: Longs
 
 
 class Fleet(NamedTuple):
     """Engines, and who sends them requests; each of ``num_blocks`` blocks a rank.
 
-    An engine is a replica, or one of its ranks that step by themselves: as many in a row as there are.
+    An engine is a replica, or one of its ranks that step by themselves: as many in a row as ``waits`` has
+    room for (the requests that wait at each).
     """
 
     states: EngineState
     groups: RankGroup
     router: Router
     num_blocks: int
+    waits: Longs
 
 
 @jit_stateful_inline
@@ -111,7 +110,7 @@ def _ranks_of(fleet: Fleet, engine: int) -> EngineState:
 @jit_stateful_inline
 def _apart(fleet: Fleet) -> int:
     """Engines of a replica: ranks that step by themselves."""
-    return len(fleet.router.waits)
+    return len(fleet.waits)
 
 
 @jit_stateful_inline
@@ -184,7 +183,7 @@ def _engine_in(fleet: Fleet, replica: int) -> int:
     if apart == 1:
         return replica
     first = replica * apart
-    pushed, waits = fleet.router.pushed[first : first + apart], fleet.router.waits
+    pushed, waits = fleet.router.pushed[first : first + apart], fleet.waits
     scalars = fleet.states.scalars[first : first + apart]
     given = 0
     for one in range(apart):
