@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from fastroof.compiled import steps
+from fastroof.plan.rank_rules import rank_rules
 from tests.reference.scheduler import FINISHED, TIMED_OUT, US_PER_S, Request, Scheduler, Step, StepUs
 
 WAITING_WEIGHT = 4
@@ -31,6 +33,25 @@ class Ranks:
     step_us: StepUs
     experts_us: Callable[[float, bool], float]
     floor_us: float = 0.0
+
+    @classmethod
+    def of_plan(cls, plan: Any) -> Ranks | None:
+        """Those of a plan; None where its ranks are engines by themselves."""
+        if not rank_rules(plan).in_lockstep:
+            return None
+        header = [int(plan.arena[slot]) for slot in (steps.EXPERT_AT, steps.DECODE_EXPERT_AT)]
+        rows = [plan.arena[at : at + plan.max_tokens + 1] for at in header]
+
+        def experts_us(total: float, is_decode: bool) -> float:
+            if not header[0]:
+                return 0.0
+            tokens = min(max(total / plan.layout.dp, 1.0), float(plan.max_tokens))
+            at = min(int(tokens), plan.max_tokens - 1)
+            low, high = rows[is_decode][at : at + 2]
+            return float(low + (high - low) * (tokens - at))
+
+        floor_us = float(plan.arena[steps.PREFILL_FLOOR_US])
+        return cls(plan.engine.data_parallel, plan.step_scalar, experts_us, floor_us)
 
     def together_us(self, made: Sequence[Step]) -> list[float]:
         """Time of each rank's own step, us, where experts compute what all ranks have."""

@@ -13,13 +13,11 @@ import pytest
 
 import fastroof
 from fastroof import StepBatch, Trace
-from fastroof.compiled import steps
 from fastroof.compiled.expert_rows import ONE_RANK
 from fastroof.compiled.simulation import replicas as loops
 from fastroof.compiled.simulation.state import CODE_STUCK
 from fastroof.errors import SimulationError
 from fastroof.plan import StepPlan
-from fastroof.plan.rank_rules import rank_rules
 from fastroof.simulation.engine import arrays_of, new_arrays, options_of, run_engine
 from fastroof.simulation.outcomes import Outcomes
 from fastroof.simulation.replicas import ROUTINGS, new_fleet, run_replicas
@@ -70,26 +68,6 @@ RULES = [
     "assignment=fewest_tokens balance_steps=40 floor=1",
 ]
 """Of ranks that share experts; the last two let prompts wait for each other."""
-
-
-def rank_rules_of(plan: StepPlan) -> Ranks | None:
-    """Rules as the naive engines take them; None where ranks are engines by themselves."""
-    if not rank_rules(plan).in_lockstep:
-        return None
-    header = [int(plan.arena[slot]) for slot in (steps.EXPERT_AT, steps.DECODE_EXPERT_AT)]
-    rows = [plan.arena[at : at + plan.max_tokens + 1] for at in header]
-
-    def experts_us(total: float, is_decode: bool) -> float:
-        if not header[0]:
-            return 0.0
-        tokens = min(max(total / plan.layout.dp, 1.0), float(plan.max_tokens))
-        at = min(int(tokens), plan.max_tokens - 1)
-        low, high = rows[is_decode][at : at + 2]
-        return float(low + (high - low) * (tokens - at))
-
-    floor_us = float(plan.arena[steps.PREFILL_FLOOR_US])
-    timed = functools.partial(step_us, plan)
-    return Ranks(plan.engine.data_parallel, timed, experts_us, floor_us)
 
 
 def step_us(plan: StepPlan, new_tokens: Sequence[int], context_len: Sequence[int]) -> float:
@@ -160,7 +138,7 @@ def naively(
     plan: StepPlan, trace: Trace, settings: EngineSettings, replicas: int, routing: str, seed: int = 0
 ) -> Served:
     """Serve with naive engines, whose ranks step together or are engines by themselves."""
-    dp, rules = plan.layout.dp, rank_rules_of(plan)
+    dp, rules = plan.layout.dp, Ranks.of_plan(plan)
     route, engines, ranks = route_of(routing, trace, replicas, seed), replicas, dp
     if rules is None:
         engines, ranks = replicas * dp, 1
