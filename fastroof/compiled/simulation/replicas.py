@@ -26,6 +26,7 @@ from fastroof.compiled.simulation.ranks import (
 )
 from fastroof.compiled.simulation.records import Record
 from fastroof.compiled.simulation.state import (
+    CODE_STOPPED,
     END,
     FREE,
     IN_FLIGHT,
@@ -240,6 +241,9 @@ def replicas_run(
     _restart(fleet)
     replicas = len(fleet.router.pushed)
     for request in range(len(requests.arrival_us)):
+        # replicas that need not advance do not look
+        if options.stop[0] != 0:
+            return CODE_STOPPED
         now_us = requests.arrival_us[request]
         for replica in range(replicas):
             code = _advance(arena, options, fleet, requests, served, record, replica, now_us)
@@ -300,6 +304,8 @@ def closed_loop_run(
     released = _release(requests, 0, clients, 0.0)
     next_sent = 0
     while True:
+        if options.stop[0] != 0:
+            return CODE_STOPPED
         first = 0
         now_us = math.inf
         for replica in range(len(fleet.router.pushed)):
