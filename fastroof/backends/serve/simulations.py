@@ -202,8 +202,8 @@ def _check_drawing(workload: Any, options: dict[str, Any], limits: ServeLimits) 
     """Refuse at once what would take too many steps though each request had one: drawing takes time too."""
     from fastroof.simulation.work import routed_steps
 
-    requests = workload.get("requests") if isinstance(workload, dict) else None
-    replicas = options.get("replicas", 1)
+    requests: Any = workload.get("requests") if isinstance(workload, dict) else None
+    replicas: Any = options.get("replicas", 1)
     if is_whole_number(requests) and is_whole_number(replicas):
         is_closed, routing = workload.get("clients") is not None, options.get("routing", "round_robin")
         steps = routed_steps(requests, requests, is_closed, replicas, routing)
