@@ -131,5 +131,7 @@ def test_tables_hold_no_more_than_they_may(monkeypatch: pytest.MonkeyPatch) -> N
         for max_tokens in range(2000, 9000, 700):
             fastroof.compile_plan("llama-3.1-8b", "h100", tables, max_tokens=max_tokens, runtime=runtime)
             assert 0 < tables._lately.num_bytes <= 2**20
+        fastroof.compile_plan("llama-3.1-8b", "h100", tables, max_tokens=900, method="linear_mfu")
     kinds = {key[0] for key in tables._kept}
+    assert not [key for key in tables._kept if "linear_mfu" in str(key) and key[0] == "row nodes"]
     assert "row values" not in kinds

@@ -69,7 +69,11 @@ class TableCurves:
         except MissingTableError as error:
             self._check_modelled(error)
             return RowCurve(call, *operator.datasheet_nodes(call, self.tables.gpu))
-        made = self.tables.kept(("row nodes", *self._key(call, max_rows)), nodes)
+        key = ("row nodes", *self._key(call, max_rows))
+        if self.method == "roofline":
+            made = self.tables.kept(key, nodes)
+        else:  # a node at every row
+            made = self.tables.kept_lately(key, nodes, lambda made: 3 * made.axis.nbytes)
         return RowCurve(call, *made, DATASHEET_SOURCE if table is None else table.source)
 
     def row_values(self, call: RowOperator, max_rows: int) -> tuple[Floats, Flags]:
